@@ -142,10 +142,10 @@ fn compressed_rounds_report_their_bytes() {
     let _watchdog = Watchdog::start();
     for transport in ["tcp", "shm"] {
         let plain = report(&["--transport", transport]);
-        assert_eq!(
-            (&plain["compression"], plain["sent_bytes"].as_f64()),
-            (&serde_json::Value::Null, Some(465_612.0))
-        );
+        assert_eq!(plain["compression"], serde_json::Value::Null);
+        // Small keys that cross in one post carry the padding between them.
+        let sent = plain["sent_bytes"].as_f64().unwrap();
+        assert!((465_612.0..1.001 * 465_612.0).contains(&sent), "{sent}");
         for codec in ["bf16", "qsgd:8:512", "topk:0.01", "slim:0.2:0.1:20000:none:seeded"] {
             let report = report(&["--transport", transport, "--compress", codec]);
             assert_eq!(report["compression"], codec);

@@ -15,6 +15,7 @@ use super::exchange::{Awaited, Exchange, KeyState};
 use super::windows::Windows;
 
 /// Bytes of gradients and weights that have crossed. In a compressed job these are the bytes of frames.
+/// Padding between small keys that crossed in one post is counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// To the hub.
