@@ -7,6 +7,8 @@
 //!   by slices    key 0 -> hub 1    key 1: [ hub 0 | hub 1 ]    from one chunk a hub
 //! ```
 //!
+//! By slices the keys of a [group](Layout::group) go to one hub.
+//!
 //! By layer is the parameter server that the papers compare with (P3, section 2: tensors of more than 10^6
 //! parameters, by default, are split evenly over the servers, others go to one server; here by LPT and not at
 //! random). By slices spreads every layer over all hubs, so that all their NICs carry the layer that is needed first.
@@ -89,11 +91,19 @@ pub fn pieces(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Range<u3
         true => key.elements().is_some_and(|elements| elements > split_above),
         false => chunks.len() >= hubs as usize,
     };
+    // By slices, the keys of a group are dealt as one, so that they can leave as one.
+    let mut groups = if schedule.by_layer() { [].iter() } else { layout.groups().iter() }.peekable();
     let mut items: Vec<(u64, Vec<Range<u32>>)> = keys
         .zip(layout.keys())
-        .map(|(chunks, key)| match splits(&chunks, key) {
-            true => (0..hubs).map(|index| part(chunks.clone(), index, hubs)).collect(),
-            false => vec![chunks],
+        .filter_map(|(chunks, key)| {
+            while groups.next_if(|group| group.end <= chunks.start).is_some() {}
+            match groups.peek().filter(|group| group.contains(&chunks.start)) {
+                Some(&group) => (group.start == chunks.start).then(|| vec![group.clone()]),
+                None if splits(&chunks, key) => {
+                    Some((0..hubs).map(|index| part(chunks.clone(), index, hubs)).collect())
+                }
+                None => Some(vec![chunks]),
+            }
         })
         .map(|item: Vec<Range<u32>>| (weights(layout, &item).iter().sum(), item))
         .collect();
@@ -104,9 +114,16 @@ pub fn pieces(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Range<u3
             deal(layout, item, &mut loads).filter(|(to, _)| *to == hub as usize).map(|(_, piece)| piece),
         );
     }
-    ours.retain(|piece: &Range<u32>| !piece.is_empty());
+    let mut ours: Vec<Range<u32>> = ours.into_iter().flat_map(|range| by_key(layout, range)).collect();
     ours.sort_unstable_by_key(|piece| piece.start);
     ours
+}
+
+/// A range of chunks, which is a part of a key or a group, as ranges of one key each.
+fn by_key(layout: &Layout, range: Range<u32>) -> impl Iterator<Item = Range<u32>> {
+    let key = |id: u32| layout.chunk(ChunkId(id)).key;
+    let longest = if range.is_empty() || key(range.start) == key(range.end - 1) { range.len() } else { 1 };
+    range.clone().step_by(longest.max(1)).map(move |start| start..start + longest as u32)
 }
 
 /// Chooses hubs for the parts of one key, all different: a layer with two parts on one hub would wait for that hub's
@@ -159,6 +176,27 @@ mod tests {
                 let mean = loads.iter().sum::<u64>() as f64 / f64::from(hubs);
                 let ratio = *loads.iter().max().unwrap() as f64 / mean;
                 assert!(ratio < 1.06, "{name}, {schedule}, {hubs} hubs: max/mean {ratio}");
+            }
+        }
+    }
+
+    #[test]
+    fn groups_are_dealt_as_one_and_small_models_are_balanced() {
+        let keys = (0..1000).map(|key| Key::f32(format!("k{key}"), [200 + key % 100])).collect();
+        let layout = Layout::new(keys, 32 * 1024).unwrap();
+        let bytes = |share| weights(&layout, &pieces(&layout, Schedule::P3, share)).iter().sum::<u64>();
+        let (most, least) =
+            (shares(4).map(bytes).max().unwrap() as f64, shares(4).map(bytes).min().unwrap() as f64);
+        assert!(most < 1.15 * least, "{most} and {least}: at most a group apart");
+        for share in shares(4) {
+            let ours: Vec<u32> = pieces(&layout, Schedule::P3, share)
+                .into_iter()
+                .inspect(|piece| assert_eq!(piece.len(), 1))
+                .flatten()
+                .collect();
+            for group in layout.groups() {
+                let here = group.clone().filter(|id| ours.contains(id)).count();
+                assert!(here == 0 || here == group.len(), "{here} of group {group:?} at {share}");
             }
         }
     }

@@ -91,7 +91,7 @@ impl Slices {
         let keys = || chunks().map(|chunk| layout.chunk(chunk).key);
         let (first, core) =
             (keys().next().expect("a group has chunks"), placement.owner(chunks().next().expect("as above")));
-        // With several hubs its keys may be apart.
+        // Where hubs above go by layer its keys may be apart.
         if chunks().all(|chunk| placement.owner(chunk) == core) {
             let slice = self.slices.len() as u32;
             keys().for_each(|key| self.groups[key.index()] = slice);

@@ -242,8 +242,14 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
     ) -> Result<Option<Done>, Violation> {
         let mut finished = std::mem::take(&mut self.replies.finished);
         let first = self.shard.chunk(places.start);
+        let turn = self.shard.turn_of_all(places.clone(), rank, immediate.round_bits);
         for (chunk, place) in (first.0..).map(ChunkId).zip(places.clone()) {
-            match self.shard.arrive_at(self.kernels, place, rank, Immediate { chunk, ..immediate }) {
+            let arrived = match turn {
+                Some(round) => self.shard.take(self.kernels, place, rank, round),
+                // It breaks the protocol in some chunk, or its pushes are of several rounds.
+                None => self.shard.arrive_at(self.kernels, place, rank, Immediate { chunk, ..immediate }),
+            };
+            match arrived {
                 Ok(Arrived::Noted) => {}
                 Ok(Arrived::Finished(chunk)) => finished.push(chunk),
                 Ok(Arrived::Unread(round)) => self.replies.post_control(&mut self.port, rank, chunk, round),

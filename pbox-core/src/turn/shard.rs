@@ -19,6 +19,7 @@ use crate::layout::{ChunkId, Immediate, KeyId, Layout, Round};
 use crate::snapshot::{Capture, Occasion, Restored, SnapshotPart, Taken};
 use crate::weights::{Discarded, Mode, Reply, Staged, To};
 use crate::wire::Wire;
+use crate::wire::frame::FrameError;
 
 /// A round that no job comes to.
 const NEVER: Round = Round(u32::MAX);
@@ -425,17 +426,47 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         rank: u32,
         immediate: Immediate,
     ) -> Result<Arrived, Violation> {
-        let chunk = immediate.chunk;
         let wrong = |wrong| Violation::new(immediate, wrong);
         let round = self.pace.check(place, rank, immediate.round_bits).map_err(wrong)?;
-        let lies = |why| Violation::Frame { chunk, round, why };
+        self.take(kernels, place, rank, round)
+    }
+
+    /// The round of worker `rank`'s posts of all the chunks at these places; `None` unless it is its turn for each, and for
+    /// the same round. Looks at nothing else, so that the reads of many chunks overlap.
+    #[inline]
+    pub fn turn_of_all(&self, places: Range<usize>, rank: u32, round_bits: u8) -> Option<Round> {
+        let mut rounds = places.map(|place| self.pace.check(place, rank, round_bits));
+        let first = rounds.next()?.ok()?;
+        rounds.all(|round| round == Ok(first)).then_some(first)
+    }
+
+    /// Takes worker `rank`'s post of the chunk at a place, whose turn it is.
+    #[inline(always)]
+    pub fn take(
+        &mut self,
+        kernels: &Kernels,
+        place: usize,
+        rank: u32,
+        round: Round,
+    ) -> Result<Arrived, Violation> {
         if !self.pace.is_push(rank) {
             let first = self.pace.first_round(rank);
-            self.stages.take_answer(kernels, place, rank, (round, first)).map_err(lies)?;
-        } else if !self.stages.check_push(place, rank, round).map_err(lies)? {
-            return Ok(Arrived::Unread(round));
+            if let Err(why) = self.stages.take_answer(kernels, place, rank, (round, first)) {
+                return Err(self.lies(place, round, why));
+            }
+        } else {
+            match self.stages.check_push(place, rank, round) {
+                Ok(true) => {}
+                Ok(false) => return Ok(Arrived::Unread(round)),
+                Err(why) => return Err(self.lies(place, round, why)),
+            }
         }
         Ok(P::take_push(self, kernels, place, rank, round).map_or(Arrived::Noted, Arrived::Finished))
+    }
+
+    #[cold]
+    fn lies(&self, place: usize, round: Round, why: FrameError) -> Violation {
+        Violation::Frame { chunk: self.chunk(place), round, why }
     }
 
     /// Prepares the weights of the other workers for workers that have none.

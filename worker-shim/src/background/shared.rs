@@ -196,7 +196,7 @@ impl Shared {
         state.notes.pushed(key);
         state.waiting.values_mut().for_each(|waiting| waiting.in_vain = None);
         self.wake(state);
-        if timed.is_some() {
+        if let Some(timed) = timed {
             self.lock().stopwatch.push_ends(timed);
         }
         Ok(())

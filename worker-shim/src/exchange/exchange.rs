@@ -145,18 +145,25 @@ impl<P: Port> Exchange<P> {
     /// As [`push`](Self::push), but small keys may stay here until the [`flush`](Self::flush), which must follow soon: each
     /// flush looks whether the hub's cores sleep, and that costs more than to push a small key.
     pub fn put(&mut self, key: KeyId) -> Result<(), ExchangeError> {
+        if self.put_beside(key) {
+            return if self.groups.has_members() { Ok(()) } else { self.post_put() };
+        }
         self.check_idle(key, "pushing it again")?;
         if self.windows.coder().is_some() {
             self.check_all_pushed_before(key)?;
         }
         self.await_answers(key);
         match self.slices.group(key) {
-            Some(group) => self.put_in_group(key, group),
+            Some(slice) => self.begin_group(key, slice),
             None => {
                 self.queue_members();
                 self.queue_key(key);
             }
         }
+        self.post_put()
+    }
+
+    fn post_put(&mut self) -> Result<(), ExchangeError> {
         self.post()?;
         if self.unflushed < self.layout.chunk_bytes() { Ok(()) } else { self.flush() }
     }

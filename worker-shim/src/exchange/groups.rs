@@ -6,24 +6,39 @@
 use std::ops::Range;
 
 use fabric::{LinkId, Port};
-use pbox_core::{ChunkId, Immediate, KeyId, Slices};
+use pbox_core::{ChunkId, Immediate, KeyId, Round, Slices};
 
 use super::error::ExchangeError;
 use super::exchange::{Awaited, Exchange, KeyState};
 
 /// The groups that are under way.
 pub(super) struct Groups {
-    /// The group, by its slice, of which some keys are put.
-    put: u32,
-    /// These keys. Empty if there is none.
+    /// The group of which some keys are put.
+    begun: Begun,
+    /// These keys. Empty if there is no such group.
     members: Vec<KeyId>,
     /// By slice: keys of the group that have no answer.
     open: Vec<u32>,
 }
 
+/// What the keys of a group have in common that are put one after another.
+#[derive(Default)]
+struct Begun {
+    slice: u32,
+    /// All keys of the group, and the first one's chunk. Empty if no key is put.
+    keys: Range<u32>,
+    first_chunk: u32,
+    round: Round,
+}
+
 impl Groups {
     pub fn new(slices: &Slices) -> Self {
-        Groups { put: 0, members: Vec::new(), open: vec![0; slices.count()] }
+        Groups { begun: Begun::default(), members: Vec::new(), open: vec![0; slices.count()] }
+    }
+
+    /// Whether keys wait for others of their group.
+    pub fn has_members(&self) -> bool {
+        !self.members.is_empty()
     }
 
     /// A key is under way. Whether it is the first of its group, or in none.
@@ -48,19 +63,39 @@ impl Groups {
 }
 
 impl<P: Port> Exchange<P> {
-    /// A key of a group that leaves as one when all its keys are put, one after another and for the same round.
-    pub(super) fn put_in_group(&mut self, key: KeyId, group: u32) {
-        let is_next = |&first: &KeyId| self.groups.put == group && self.round(first) == self.round(key);
-        if !self.groups.members.first().is_some_and(is_next) {
-            self.queue_members();
-        }
-        self.groups.put = group;
+    /// A key of a group that leaves as one when all its keys are put, one after another and for the same round: the first
+    /// of them.
+    pub(super) fn begin_group(&mut self, key: KeyId, slice: u32) {
+        self.queue_members();
+        let chunks = self.layout.group(self.slices.chunks(slice)[0]).expect("its slice is a group's");
+        let KeyId(first) = self.slices.slice(slice).key;
+        let (keys, round) = (first..first + chunks.len() as u32, self.round(key));
+        self.groups.begun = Begun { slice, keys, first_chunk: chunks.start, round };
         self.groups.members.push(key);
-        let id = self.slices.chunks(group)[0];
-        if self.layout.group(id).is_some_and(|chunks| chunks.len() == self.groups.members.len()) {
-            self.groups.members.clear();
-            self.queue(group);
+    }
+
+    /// Puts a key that is to leave with those that are put before it, if it is of their group and round. With many small
+    /// keys the tables by key are more than a cache has, so only those are used that change.
+    #[inline]
+    pub(super) fn put_beside(&mut self, key: KeyId) -> bool {
+        let Groups { begun, members, open } = &mut self.groups;
+        if !begun.keys.contains(&key.0) {
+            return false;
         }
+        let state = &mut self.keys[key.index()];
+        if state.outstanding > 0 || state.round != begun.round {
+            return false;
+        }
+        state.outstanding = 1 + self.hand_outs;
+        self.awaited[(begun.first_chunk + key.0 - begun.keys.start) as usize] = self.first_awaited;
+        open[begun.slice as usize] += 1;
+        members.push(key);
+        if members.len() == begun.keys.len() {
+            members.clear();
+            let Begun { slice, .. } = std::mem::take(begun);
+            self.queue(slice);
+        }
+        true
     }
 
     /// The answer of a group is that of each of its keys. With many small keys the tables by key are more than a cache has,
@@ -99,6 +134,7 @@ impl<P: Port> Exchange<P> {
 
     /// The keys of a group that is not whole leave one by one. Whether there were any.
     pub(super) fn queue_members(&mut self) -> bool {
+        self.groups.begun = Begun::default();
         let mut members = std::mem::take(&mut self.groups.members);
         let any = !members.is_empty();
         members.drain(..).for_each(|key| self.queue_key(key));

@@ -170,9 +170,11 @@ impl Session {
             self.credit = Some(bytes);
             self.exchange.set_credit(self.credit);
         }
-        let sent = self.send(key);
-        self.stopwatch.push_ends(timed);
-        sent
+        self.send(key)?;
+        if let Some(timed) = timed {
+            self.stopwatch.push_ends(timed);
+        }
+        Ok(())
     }
 
     fn send(&mut self, key: KeyId) -> Result<(), SessionError> {
@@ -182,22 +184,24 @@ impl Session {
         if let Some(pulling) = &mut self.pulling {
             pulling.before_push(&self.exchange);
         }
-        let put = self.exchange.put(key);
-        self.survive_post(put)
+        match self.exchange.put(key) {
+            Ok(()) => Ok(()),
+            Err(error) => self.survive_post(error),
+        }
     }
 
     /// What was [put](Self::put) leaves.
     pub(crate) fn flush(&mut self) -> Result<(), SessionError> {
-        let flushed = self.exchange.flush();
-        self.survive_post(flushed)
+        match self.exchange.flush() {
+            Ok(()) => Ok(()),
+            Err(error) => self.survive_post(error),
+        }
     }
 
-    fn survive_post(&mut self, posted: Result<(), ExchangeError>) -> Result<(), SessionError> {
-        match posted {
-            Ok(()) => Ok(()),
-            // After a hold the pushes are made again.
-            Err(error) => self.survive(self.explain(error)),
-        }
+    /// After a hold the pushes are made again.
+    #[cold]
+    fn survive_post(&mut self, error: ExchangeError) -> Result<(), SessionError> {
+        self.survive(self.explain(error))
     }
 
     /// Why there is no push before the broadcast.

@@ -4,11 +4,11 @@
 //!
 //! ```text
 //!   computing | push | computing | push | wait: spins, sleeps | computing
-//!             one round of 8 is timed    begin and end of each wait that finds an answer missing
+//!               one of 61 is timed       begin and end of each wait that finds an answer missing
 //! ```
 //!
-//! A clock's reading takes some 25 ns, which a push of a small key would feel. So pushes are timed in one round of
-//! [`EVERY`], and the time of all is their sum times the number of pushes by the number of timed pushes.
+//! A clock's reading takes some 25 ns, which a push of a small key would feel. So one push of [`EVERY`] is timed, and the
+//! time of all is their sum times the number of pushes by the number of timed pushes.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -18,8 +18,8 @@ use pbox_core::{KeyId, Round};
 use super::timeline::{Timeline, Who};
 use crate::exchange::Traffic;
 
-/// Pushes are timed in one round of so many.
-const EVERY: u32 = 8;
+/// One push of so many is timed, the first one of all too. It is a prime, so that these are other keys in each round.
+const EVERY: u32 = 61;
 
 /// Where a session's time went, from its weights on: after the broadcast, or after a join to a job that has weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub struct Times {
     pub rounds: u32,
     /// The time since the start.
     pub total: Duration,
-    /// In calls of push. Pushes of one round of eight are timed, and the others are taken to be as long.
+    /// In calls of push. One push of 61 is timed, and the others are taken to be as long.
     pub pushing: Duration,
     /// In calls that waited for the hub, and while a lost hub was waited for. A wait whose answer is there at the first
     /// look is not timed, and is computing.
@@ -70,6 +70,8 @@ pub(crate) struct Stopwatch {
     traffic: Traffic,
     pushes: u64,
     timed: u64,
+    /// Pushes until the next one that is timed.
+    untimed: u32,
     /// In timed pushes.
     pushing: Duration,
     waiting: Duration,
@@ -101,6 +103,7 @@ impl Stopwatch {
             traffic,
             pushes: 0,
             timed: 0,
+            untimed: 0,
             pushing: zero,
             waiting: zero,
             asleep: zero,
@@ -136,20 +139,21 @@ impl Stopwatch {
     #[inline]
     pub fn push_begins(&mut self, key: KeyId, round: Round) -> Option<TimedPush> {
         self.pushes += 1;
-        let is_timed = round.0 % self.every == 1 % self.every;
-        is_timed.then(|| TimedPush { of: (key, round), begun: Instant::now(), waited: self.waiting })
+        if self.untimed > 0 {
+            self.untimed -= 1;
+            return None;
+        }
+        self.untimed = self.every - 1;
+        Some(TimedPush { of: (key, round), begun: Instant::now(), waited: self.waiting })
     }
 
     /// The push has ended. A lost hub that was waited for in it is a wait.
-    #[inline]
-    pub fn push_ends(&mut self, push: Option<TimedPush>) {
-        if let Some(TimedPush { of, begun, waited }) = push {
-            let now = Instant::now();
-            self.timed += 1;
-            self.pushing += (now - begun).saturating_sub(self.waiting - waited);
-            if let Some((timeline, who)) = &self.timeline {
-                timeline.pushed(*who, of, (begun, now));
-            }
+    pub fn push_ends(&mut self, TimedPush { of, begun, waited }: TimedPush) {
+        let now = Instant::now();
+        self.timed += 1;
+        self.pushing += (now - begun).saturating_sub(self.waiting - waited);
+        if let Some((timeline, who)) = &self.timeline {
+            timeline.pushed(*who, of, (begun, now));
         }
     }
 
@@ -218,11 +222,12 @@ mod tests {
     fn waits_within_waits_count_once_and_pushes_are_taken_to_be_alike() {
         let mut stopwatch = Stopwatch::begin(Round(1), Traffic { sent: 10, received: 20 });
         let long = Duration::from_secs(3600);
-        for round in 1..=16 {
-            let push = stopwatch.push_begins(KeyId(0), Round(round));
-            assert_eq!(push.is_some(), round == 1 || round == 9);
-            let earlier = |push: TimedPush| TimedPush { begun: push.begun - long, ..push };
-            stopwatch.push_ends(push.map(earlier));
+        for number in 0..122 {
+            let push = stopwatch.push_begins(KeyId(0), Round(1 + number / 10));
+            assert_eq!(push.is_some(), number == 0 || number == 61);
+            if let Some(push) = push {
+                stopwatch.push_ends(TimedPush { begun: push.begun - long, ..push });
+            }
         }
         stopwatch.wait_begins();
         stopwatch.since -= long;
@@ -233,13 +238,11 @@ mod tests {
         stopwatch.wait_ends();
         let times = stopwatch.times(Round(17), Traffic { sent: 15, received: 29 });
         assert_eq!((times.rounds, times.traffic), (16, Traffic { sent: 5, received: 9 }));
-        assert_eq!((times.pushing.as_secs() / 3600, times.waiting.as_secs() / 3600), (16, 1));
+        assert_eq!((times.pushing.as_secs() / 3600, times.waiting.as_secs() / 3600), (122, 1));
         // A hub that was waited for within a push.
-        let push = stopwatch
-            .push_begins(KeyId(0), Round(25))
-            .map(|push| TimedPush { begun: push.begun - long, ..push });
+        let push = stopwatch.push_begins(KeyId(0), Round(25)).expect("60 were not timed");
         stopwatch.waiting += long;
-        stopwatch.push_ends(push);
+        stopwatch.push_ends(TimedPush { begun: push.begun - long, ..push });
         assert_eq!(
             stopwatch.times(Round(25), Traffic { sent: 15, received: 29 }).waiting.as_secs() / 3600,
             2

@@ -13,9 +13,10 @@ use crate::weights::{Mode, Reply, Staged};
 #[derive(Debug)]
 pub(crate) struct Arrivals {
     roster: Roster,
+    /// Chunk by chunk: its [`State`], and behind it a bit for each worker whose slot is in. With many small chunks this
+    /// table is more than a cache has, so what a push needs of a chunk is side by side.
+    words: Vec<u64>,
     words_per_chunk: usize,
-    bits: Vec<u64>,
-    chunks: Vec<State>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -26,46 +27,60 @@ struct State {
     count: u32,
 }
 
+impl State {
+    #[inline(always)]
+    fn of(word: u64) -> Self {
+        State { round: Round((word >> 32) as u32), count: word as u32 }
+    }
+
+    #[inline(always)]
+    fn word(self) -> u64 {
+        u64::from(self.round.0) << 32 | u64::from(self.count)
+    }
+}
+
 impl Arrivals {
     /// All chunks begin with round 0, and nobody takes part.
     pub fn new(chunks: usize, workers: u32) -> Self {
-        let words_per_chunk = workers.div_ceil(64) as usize;
-        Arrivals {
-            roster: Roster::new(workers),
-            words_per_chunk,
-            bits: vec![0; chunks * words_per_chunk],
-            chunks: vec![State { round: Round(0), count: 0 }; chunks],
-        }
+        let words_per_chunk = 1 + workers.div_ceil(64) as usize;
+        Arrivals { roster: Roster::new(workers), words: vec![0; chunks * words_per_chunk], words_per_chunk }
     }
 
     /// Notes that `rank`'s slot of chunk `index` is in; it [must be](Self::check) the rank's turn. Returns true when
     /// the slot was the last of its round.
     #[inline]
     pub fn note(&mut self, index: usize, rank: u32) -> bool {
-        let (word, bit) = self.bit(index, rank);
-        self.bits[word] |= bit;
-        let state = &mut self.chunks[index];
-        state.count += 1;
-        state.count == self.roster.size(state.round)
+        let (word, bit) = bit(rank);
+        let words = &mut self.words[index * self.words_per_chunk..][..self.words_per_chunk];
+        words[word] |= bit;
+        words[0] += 1; // the count
+        let State { round, count } = State::of(words[0]);
+        count == self.roster.size(round)
     }
 
     #[inline(always)]
-    fn bit(&self, index: usize, rank: u32) -> (usize, u64) {
-        (index * self.words_per_chunk + rank as usize / 64, 1 << (rank % 64))
+    fn state(&self, index: usize) -> State {
+        State::of(self.words[index * self.words_per_chunk])
+    }
+
+    #[inline(always)]
+    fn is_in(&self, index: usize, rank: u32) -> bool {
+        let (word, bit) = bit(rank);
+        self.words[index * self.words_per_chunk + word] & bit != 0
     }
 
     /// Whether the slots of all workers that take part are in.
     pub fn is_whole(&self, index: usize) -> bool {
-        let State { round, count } = self.chunks[index];
+        let State { round, count } = self.state(index);
         count > 0 && count == self.roster.size(round)
     }
 
     /// Moves chunk `index` past rounds without workers, to the first round with a worker. Returns the number of
     /// rounds. The workers of that round wait for the weights before it.
     fn skip_deserted(&mut self, index: usize) -> u32 {
-        let State { round, .. } = self.chunks[index];
+        let State { round, .. } = self.state(index);
         let Some(next) = self.roster.first_after(round) else { return 0 };
-        self.chunks[index].round = next; // nobody's slot is in
+        self.begin(index, next); // nobody's slot is in
         next.0 - round.0
     }
 
@@ -85,26 +100,34 @@ impl Arrivals {
 
     /// The ranks whose slots of a chunk are in, ascending.
     fn pushed(&self, index: usize) -> impl Iterator<Item = u32> + Clone {
-        (0..self.roster.from.len() as u32).filter(move |&rank| {
-            let (word, bit) = self.bit(index, rank);
-            self.bits[word] & bit != 0
-        })
+        (0..self.roster.from.len() as u32).filter(move |&rank| self.is_in(index, rank))
     }
 
     /// Moves a whole chunk on to its next round.
     #[inline]
     pub fn advance(&mut self, index: usize) {
-        self.bits[index * self.words_per_chunk..][..self.words_per_chunk].fill(0);
-        let state = &mut self.chunks[index];
-        *state = State { round: state.round.next(), count: 0 };
+        self.begin(index, self.state(index).round.next());
     }
+
+    /// Nobody's slot of a round is in.
+    #[inline]
+    fn begin(&mut self, index: usize, round: Round) {
+        let words = &mut self.words[index * self.words_per_chunk..][..self.words_per_chunk];
+        words.fill(0);
+        words[0] = State { round, count: 0 }.word();
+    }
+}
+
+/// The word of a chunk that has the bit of a rank, and the bit.
+#[inline(always)]
+fn bit(rank: u32) -> (usize, u64) {
+    (1 + rank as usize / 64, 1 << (rank % 64))
 }
 
 impl Pace for Arrivals {
     fn begin_at(&mut self, first: Round) {
         self.roster = Roster::new(self.roster.from.len() as u32);
-        self.bits.fill(0);
-        self.chunks.fill(State { round: first, count: 0 });
+        (0..self.words.len() / self.words_per_chunk).for_each(|index| self.begin(index, first));
     }
 
     fn admit(&mut self, rank: u32, from: Round) {
@@ -115,18 +138,18 @@ impl Pace for Arrivals {
         if !self.roster.remove(rank) {
             return;
         }
-        let (word, bit) = (rank as usize / 64, 1u64 << (rank % 64));
-        for (words, state) in self.bits.chunks_exact_mut(self.words_per_chunk).zip(&mut self.chunks) {
+        let (word, bit) = bit(rank);
+        for words in self.words.chunks_exact_mut(self.words_per_chunk) {
             if words[word] & bit != 0 {
                 words[word] &= !bit;
-                state.count -= 1;
+                words[0] -= 1; // the count
             }
         }
     }
 
     #[inline]
     fn round(&self, index: usize) -> Round {
-        self.chunks[index].round
+        self.state(index).round
     }
 
     #[inline]
@@ -141,15 +164,14 @@ impl Pace for Arrivals {
 
     #[inline]
     fn check(&self, index: usize, rank: u32, round_bits: u8) -> Result<Round, OutOfTurn> {
-        let round = self.chunks[index].round;
+        let round = self.state(index).round;
         if round.low_bits() != round_bits {
             return Err(OutOfTurn::OtherRound { expected: round });
         }
         if !self.roster.has(rank, round) {
             return Err(OutOfTurn::NotYet(round));
         }
-        let (word, bit) = self.bit(index, rank);
-        if self.bits[word] & bit != 0 {
+        if self.is_in(index, rank) {
             return Err(OutOfTurn::Again(round));
         }
         Ok(round)
@@ -162,12 +184,9 @@ impl Pace for Arrivals {
     }
 
     fn each_waiting(&self, index: usize, each: &mut dyn FnMut(u32, bool)) -> u64 {
-        let State { round, count } = self.chunks[index];
+        let State { round, count } = self.state(index);
         if count > 0 && count < self.roster.size(round) {
-            for rank in self.roster.ranks(round) {
-                let (word, bit) = self.bit(index, rank);
-                each(rank, self.bits[word] & bit == 0);
-            }
+            self.roster.ranks(round).for_each(|rank| each(rank, !self.is_in(index, rank)));
         }
         count.into()
     }
