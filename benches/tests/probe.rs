@@ -136,6 +136,13 @@ fn a_search_for_credit_is_reported_with_its_trials() {
     assert_eq!(all["credit_bytes"], best["bytes"], "{all}");
 }
 
+#[test]
+fn a_run_without_the_limit_says_so() {
+    let _watchdog = Watchdog::start();
+    let report = report(&["--limit", "off"]);
+    assert_eq!((&report["checked"], &report["limit_gb_per_s"]), (&true.into(), &serde_json::Value::Null));
+}
+
 /// Fewer bytes cross, and all workers have the same bits.
 #[test]
 fn compressed_rounds_report_their_bytes() {

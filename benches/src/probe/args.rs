@@ -137,6 +137,11 @@ pub struct Args {
     #[arg(long, default_value = "auto", value_enum, help_heading = MACHINE)]
     pub idle: IdleChoice,
 
+    /// Whether the machine's limit is measured beside the rounds. That takes as much memory as hub and workers together:
+    /// leave it out for a model that fills the memory.
+    #[arg(long, default_value = "on", value_enum, help_heading = MACHINE)]
+    pub limit: LimitChoice,
+
     /// Spread the job over this many hubs, which the probe starts.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = MACHINE)]
     pub hubs: u32,
@@ -202,6 +207,15 @@ pub enum WeightsChoice {
     Private,
 }
 
+/// Whether the machine's limit is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LimitChoice {
+    /// Beside the rounds, where it can be compared with them.
+    On,
+    /// Never.
+    Off,
+}
+
 /// What the hub leaves out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum AblateChoice {
@@ -252,10 +266,11 @@ impl Args {
         }
     }
 
-    /// Whether the machine's limit can be compared with the rounds. A hub that leaves work out, decodes, or steps once a push
-    /// does other work than the limit, and a hub that waits for compute does less.
+    /// Whether the machine's limit is asked for, and can be compared with the rounds. A hub that leaves work out, decodes, or
+    /// steps once a push does other work than the limit, and a hub that waits for compute does less.
     pub fn has_limit(&self) -> bool {
-        self.compute.compute.is_none()
+        self.limit == LimitChoice::On
+            && self.compute.compute.is_none()
             && self.compress.is_none()
             && self.ablate.is_empty()
             && self.machines.is_none()

@@ -156,11 +156,12 @@ fn check_memory(args: &Args, wire: &Wire) -> Result<()> {
     let available = fabric::available_bytes().unwrap_or(u64::MAX);
     if needed > available {
         bail!(
-            "{} workers of a {:.1} MB model need {:.1} GB of memory, this machine has {:.1} GB available; use fewer --workers or a smaller --model",
+            "{} workers of a {:.1} MB model need {:.1} GB of memory, this machine has {:.1} GB available; use fewer --workers{} or a smaller --model",
             args.workers,
             layout.model_bytes() as f64 / 1e6,
             needed as f64 / 1e9,
             available as f64 / 1e9,
+            if args.has_limit() { ", --limit off" } else { "" },
         );
     }
     Ok(())
