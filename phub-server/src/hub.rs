@@ -71,7 +71,7 @@ impl Hub {
         let store = store.map(|store| store.keeping(settings.checkpoint_keep));
         let trace = settings.trace.as_ref().map(TraceFile::create).transpose()?;
         let host = Host::live()?;
-        let Lanes { lanes, rdma } = lanes::choose(&host, settings)?;
+        let Lanes { lanes, rdma, picture } = lanes::choose(&host, settings)?;
         let kernels = Kernels::detect();
         let (idle, idle_reason) = settings.idle.policy(lanes.len(), host.cpus.len());
         tracing::info!(kernels = kernels.name(), idle = idle_reason, "core threads");
@@ -125,7 +125,7 @@ impl Hub {
         let rendezvous = listeners.iter().map(rendezvous).collect::<std::io::Result<_>>()?;
         let (stop_control, stopped) = oneshot::channel();
         let control = {
-            let router = control::router(Arc::clone(&registry), Arc::clone(&guard), limits);
+            let router = control::router(Arc::clone(&registry), Arc::clone(&guard), limits, picture);
             let (registry, encryption) = (Arc::clone(&registry), Arc::clone(&encryption));
             std::thread::Builder::new().name("phub-control".into()).spawn(move || {
                 run_control(control, socket, registry, (router, limits), encryption, inbox, stopped)

@@ -63,6 +63,7 @@ def check(page, address, token, pictures):
     page.type(token)
     page.press("Enter", "\r")
     page.until("it is live", STATE, "live")
+    page.until("the machine has its cores' work", "document.querySelectorAll('#machine [data-cpu] .work').length", "2")
     print("   ", page.until("the slow worker is named", VERDICT, "a second", f"waiting for rank {SLOW}: last in"))
     round_of = "Number(document.querySelector('.verdict').textContent.match(/round (\\d+)/)[1])"
     before = page.value(round_of)

@@ -47,6 +47,7 @@ GET  /v1/hub                        version, cores with their work and waiting, 
 GET  /                              a page for browsers; this list for all others
 GET  /v1/events                     what GET /v1/hub says, each second, as server-sent events
 GET  /v1/trace                      a timeline of the last rounds, if the hub has --trace
+GET  /v1/topology                   the hub's machine with its cores and NICs, as SVG
 GET  /metrics                       the same figures for Prometheus
 POST /v1/jobs/{job}/join            a worker asks to take part
 POST /v1/jobs/{job}/heartbeat       a worker lives, and gets the news
@@ -93,16 +94,24 @@ impl Desk {
     }
 }
 
-pub(crate) fn router(registry: Arc<Registry>, guard: Arc<Guard>, limits: ControlLimits) -> Router {
+/// `picture` is the hub's machine as SVG.
+pub(crate) fn router(
+    registry: Arc<Registry>,
+    guard: Arc<Guard>,
+    limits: ControlLimits,
+    picture: String,
+) -> Router {
     let room = Arc::new(Semaphore::new(limits.bodies_bytes));
     let listeners = Arc::new(Semaphore::new(page::LISTENERS));
     let traces = Arc::new(Semaphore::new(TRACES));
+    let picture = Bytes::from(picture);
     Router::new()
         .route("/", get(async |headers: HeaderMap| page::page(&headers)))
         .route("/v1/health", get(async || "ok\n"))
         .route("/v1/hub", get(hub))
         .route("/v1/events", get(events))
         .route("/v1/trace", get(trace))
+        .route("/v1/topology", get(async || ([(CONTENT_TYPE, "image/svg+xml")], picture)))
         .route("/metrics", get(figures))
         .route("/v1/jobs/{job}/join", post(join))
         .route("/v1/jobs/{job}/heartbeat", post(heartbeat))

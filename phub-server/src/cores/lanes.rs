@@ -27,6 +27,8 @@ pub(crate) struct Lane {
 pub(crate) struct Lanes {
     pub lanes: Vec<Lane>,
     pub rdma: Option<any::Rdma>,
+    /// The machine with these cores and NICs, as SVG.
+    pub picture: String,
 }
 
 /// Chooses cores and NICs. Missing RDMA is an error only if the settings ask for RDMA.
@@ -42,14 +44,14 @@ pub(crate) fn choose(host: &Host, settings: &HubSettings) -> Result<Lanes, HubEr
     }
     let plan = place(host, settings, NicChoice::default())?;
     let lanes = plan.cores().iter().map(|core| Lane { cpu: core.cpu.0, nic: None }).collect();
-    Ok(Lanes { lanes, rdma: None })
+    Ok(Lanes { lanes, rdma: None, picture: topology::render::machine_svg(host, &plan) })
 }
 
 fn with_rdma(host: &Host, settings: &HubSettings) -> Result<Lanes, HubError> {
     let list = nic_list(settings)?;
     // This comes first: its error says whether the library or a device is missing.
     let devices = verbs::devices()?;
-    let mut lanes = on_nics(host, settings, &list, &devices)?.lanes;
+    let OnNics { mut lanes, plan } = on_nics(host, settings, &list, &devices)?;
     let nics: Vec<NicOptions> = lanes.iter().filter_map(|lane| lane.nic.clone()).collect();
     let (group, ports) = verbs::group(&nics)?;
     for (port, lane) in lanes.iter_mut().enumerate() {
@@ -58,7 +60,7 @@ fn with_rdma(host: &Host, settings: &HubSettings) -> Result<Lanes, HubError> {
             tracing::info!(cpu = lane.cpu, device = %nic.address().device, gbps = nic.gbps(), "RDMA: {}", nic.reason());
         }
     }
-    Ok(Lanes { lanes, rdma: Some((group, ports)) })
+    Ok(Lanes { lanes, rdma: Some((group, ports)), picture: topology::render::machine_svg(host, &plan) })
 }
 
 /// The lanes of a hub with RDMA, and their plan.

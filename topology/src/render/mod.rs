@@ -6,5 +6,5 @@
 mod svg;
 mod text;
 
-pub use svg::{NetworkBox, NetworkPicture, svg};
+pub use svg::{NetworkBox, NetworkPicture, machine_svg, svg};
 pub use text::text;

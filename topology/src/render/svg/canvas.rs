@@ -104,6 +104,14 @@ impl Canvas {
         self.element(format_args!("<g><title>{}</title>", escape(hint)));
     }
 
+    /// The same for a core: a page finds it by its attribute `data-cpu`, and its tile is the group's first rectangle.
+    pub fn open_core(&mut self, cpu: Option<u32>, hint: &str) {
+        match cpu {
+            Some(cpu) => self.element(format_args!("<g data-cpu=\"{cpu}\"><title>{}</title>", escape(hint))),
+            None => self.open_group(hint),
+        }
+    }
+
     /// Closes the group that [`Canvas::open_group`] opened.
     pub fn close_group(&mut self) {
         self.element(format_args!("</g>"));

@@ -18,6 +18,7 @@ pub fn figure(host: &Host, plan: Option<&Plan>, noun: &str, width: f64) -> Flow 
     let mut keys: Vec<Box<dyn Figure>> = vec![key(
         CoreTile {
             label: "cpu".into(),
+            cpu: None,
             load: Some(("bytes".into(), 0.5)),
             tint: palette::nic_tint(0),
             hint: "an owning core".into(),

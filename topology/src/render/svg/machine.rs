@@ -95,7 +95,8 @@ impl Scene<'_> {
                 false => (palette::BARRED, ", not allowed to this process"),
             };
             let hint = format!("{core}{aside}");
-            Box::new(CoreTile { label: self.core_label(core), load: None, tint, hint }) as Box<dyn Figure>
+            Box::new(CoreTile { label: self.core_label(core), cpu: None, load: None, tint, hint })
+                as Box<dyn Figure>
         };
         let cores = self.cores_of(node).into_iter().map(tile).collect();
         let cores = Flow::new(Rows::Standing, 6.0, NODE_WIDTH, cores);
@@ -178,7 +179,9 @@ impl Scene<'_> {
         let fullest = plan.cores().iter().map(|core| core.load_bytes).max().unwrap_or(0).max(1);
         CoreTile {
             label: format!("cpu {}", core.cpu.0),
-            load: Some((amount::bytes(core.load_bytes), core.load_bytes as f64 / fullest as f64)),
+            cpu: Some(core.cpu.0),
+            load: has_items(plan)
+                .then(|| (amount::bytes(core.load_bytes), core.load_bytes as f64 / fullest as f64)),
             tint,
             hint: format!(
                 "{}: {}, {}, {}, owns {}, {}",
@@ -198,10 +201,10 @@ impl Scene<'_> {
         let second = match (role, placed, nic.node) {
             (NicRole::Elsewhere, _, Some(node)) => format!("on {node}"),
             (NicRole::Elsewhere, _, None) => "place unknown".to_owned(),
-            (_, Some(placed), _) => amount::bytes(placed.load_bytes),
+            (_, Some(placed), _) if self.plan.is_some_and(has_items) => amount::bytes(placed.load_bytes),
             (NicRole::Unused, ..) if nic.link_up == Some(false) => "no link".to_owned(),
             (NicRole::Unused, ..) => "not used".to_owned(),
-            (NicRole::Here, None, _) => nic.kind.to_string(),
+            (NicRole::Here, ..) => nic.kind.to_string(),
         };
         NicTile {
             name: nic.name.clone(),
@@ -230,6 +233,11 @@ impl Scene<'_> {
         }
         hint
     }
+}
+
+/// A hub's plan has none before a job comes.
+fn has_items(plan: &Plan) -> bool {
+    !plan.owners().is_empty()
 }
 
 fn tint_of(plan: &Plan, nic: NicId) -> Tint {

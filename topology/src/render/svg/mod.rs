@@ -51,6 +51,16 @@ pub fn svg(host: &Host, plan: Option<&Plan>, noun: &str) -> String {
     canvas.finish(width + 2.0 * MARGIN, size.height + 2.0 * MARGIN, &host.summary())
 }
 
+/// The machine alone, with the cores and NICs of a plan that may have no items yet: for a page that shows the cores' work.
+/// A core's tile is the first rectangle of the group with the core's number in `data-cpu`.
+pub fn machine_svg(host: &Host, plan: &Plan) -> String {
+    let machine = machine::figure(host, Some(plan), "item", PAGE_WIDTH - 2.0 * MARGIN);
+    let size = machine.size();
+    let mut canvas = Canvas::default();
+    machine.draw(&mut canvas, Point { x: MARGIN, y: MARGIN });
+    canvas.finish(size.width + 2.0 * MARGIN, size.height + 2.0 * MARGIN, &host.summary())
+}
+
 fn heading(host: &Host, plan: Option<&Plan>, noun: &str, width: f64) -> Stack {
     let line = |size: f64, weight: Weight, colour: &'static str, text: String| {
         Box::new(figure::Paragraph::new(text, size, weight, colour, width)) as Box<dyn Figure>

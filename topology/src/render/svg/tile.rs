@@ -9,6 +9,8 @@ use super::palette::{self, Tint};
 /// A core that owns items; in a picture without a plan, any core.
 pub struct CoreTile {
     pub label: String,
+    /// Its number, for a page that shows more of it; `None` for a core of several cpus.
+    pub cpu: Option<u32>,
     /// The text of the load, and its part of the largest load, 0 to 1.
     pub load: Option<(String, f64)>,
     pub tint: Tint,
@@ -27,7 +29,7 @@ impl Figure for CoreTile {
     fn draw(&self, canvas: &mut Canvas, at: Point) {
         let Size { width, height } = Self::SIZE;
         let middle = at.x + width / 2.0;
-        canvas.open_group(&self.hint);
+        canvas.open_core(self.cpu, &self.hint);
         let ground =
             Rect { fill: self.tint.ground, edge: self.tint.edge, radius: 4.0, stroke: Stroke::Solid };
         canvas.rect(at.x, at.y, width, height, ground);
