@@ -18,7 +18,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use fabric::{SendWindow, Span, Spans, WindowError};
+use fabric::{Carries, PlannedLink, PortId, SendWindow, Span, Spans, WindowError};
 
 use super::share::{Share, pieces};
 use crate::job::Schedule;
@@ -145,6 +145,28 @@ impl Placement {
     pub fn spans_by_core(&self, place: impl Fn(ChunkId) -> Span) -> Vec<Vec<Span>> {
         let spans = |ids: Vec<ChunkId>| ids.into_iter().map(&place).collect();
         self.chunks_by_core().into_iter().map(spans).collect()
+    }
+
+    /// The links to this hub, which has so many `ports`: to the port of each core one, which carries the core's chunks. They
+    /// end in turn at the ports `joiner` of the other end.
+    pub fn links(
+        &self,
+        wire: &Wire,
+        ports: usize,
+        of_cores: impl Iterator<Item = usize>,
+        joiner: &[PortId],
+    ) -> Vec<PlannedLink> {
+        let (up, down) = (|id| wire.gradient_span(id), |id| wire.weights_span(id));
+        let spans = self.spans_by_core(up).into_iter().zip(self.spans_by_core(down));
+        let mut capacities = vec![0; ports];
+        let mut carries = vec![Carries::default(); ports];
+        for (port, (up, down)) in of_cores.zip(spans) {
+            capacities[port] = up.len().max(1) as u32;
+            carries[port] = Carries { up: up.into_iter().collect(), down: down.into_iter().collect() };
+        }
+        let mut links = PlannedLink::dealt(&capacities, joiner);
+        links.iter_mut().for_each(|link| link.carries = std::mem::take(&mut carries[link.ports.hub.index()]));
+        links
     }
 
     /// How many chunks each core owns: the link to the core must hold as many.
