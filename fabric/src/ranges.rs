@@ -52,7 +52,7 @@ impl Ranges {
 
     /// The place among the ranges of the one that holds the whole span.
     #[inline]
-    pub(crate) fn holding(&self, span: Span) -> Option<usize> {
+    pub fn holding(&self, span: Span) -> Option<usize> {
         let place = self.0.partition_point(|range| range.offset <= span.offset).checked_sub(1)?;
         (span.end()? <= end(self.0[place])).then_some(place)
     }

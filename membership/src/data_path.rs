@@ -182,12 +182,7 @@ struct Route<'a> {
 }
 
 impl<'a> Route<'a> {
-    fn new(
-        hub: &'a LetIn,
-        wire: &Wire,
-        schedule: Schedule,
-        ports: &'a Ports,
-    ) -> Result<Self, MemberError> {
+    fn new(hub: &'a LetIn, wire: &Wire, schedule: Schedule, ports: &'a Ports) -> Result<Self, MemberError> {
         let LetIn { control, reply, .. } = hub;
         let nonsense = |saw: String| MemberError::Nonsense { hub: control.hub.clone(), what: "join", saw };
         let token =

@@ -14,8 +14,8 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use fabric::any::{Accepted, Gathered, Group, Hello, Listener};
 use fabric::FrameRule;
+use fabric::any::{Accepted, Gathered, Group, Hello, Listener};
 use pbox_core::Expected;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;

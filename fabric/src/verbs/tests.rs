@@ -65,16 +65,8 @@ fn meet_by(nic: &NicOptions, workers: usize, plan: &[PlannedLink]) -> (End, Vec<
             let worker = scope.spawn(|| {
                 let (group, port) = worker_group(std::slice::from_ref(nic)).unwrap();
                 let (window, spans) = window();
-                let joined = connect(
-                    address,
-                    [0; 16],
-                    &group,
-                    &window,
-                    Receive::New(BYTES),
-                    plan,
-                    LONG,
-                )
-                .unwrap();
+                let joined =
+                    connect(address, [0; 16], &group, &window, Receive::New(BYTES), plan, LONG).unwrap();
                 End { port, recv: joined.recv, spans, endpoints: joined.endpoints }
             });
             let hello = listener.accept().unwrap().unwrap().hello(LONG).unwrap();
@@ -188,7 +180,10 @@ fn a_link_opens_what_it_carries_and_nothing_else() {
     let not_carried = std::panic::AssertUnwindSafe(|| worker.post(1));
     let said = std::panic::catch_unwind(not_carried).unwrap_err();
     let said = said.downcast_ref::<String>().unwrap();
-    assert!(said.contains("Span { offset: 4096, bytes: 4096 }") && said.contains("32 other ranges"), "{said}");
+    assert!(
+        said.contains("Span { offset: 4096, bytes: 4096 }") && said.contains("32 other ranges"),
+        "{said}"
+    );
 
     // A key of its own opens no neighbour: the place of chunk 1, with the key of chunk 0.
     let (mut hub, mut workers) = meet_by(&nic, 1, &plan);

@@ -229,6 +229,9 @@ fn bytes(layout: &Layout, range: &Range<u32>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::codec::Codec;
+    use crate::job::{JobTerms, Members};
+    use crate::kernels::Optimizer;
     use crate::layout::Key;
     use crate::models::model;
     use proptest::prelude::*;
@@ -255,6 +258,28 @@ mod tests {
     }
 
     #[test]
+    fn nics_register_few_ranges_and_each_byte_once() {
+        for (name, lanes, expected) in [
+            ("resnet50", 1, 0),
+            ("resnet50", 2, 0),
+            ("resnet50", 10, 0),
+            ("vgg19", 1, 0),
+            ("vgg19", 2, 0),
+            ("vgg19", 10, 0),
+        ] {
+            let layout = Arc::new(Layout::new(model(name).unwrap().keys, 32 * 1024).unwrap());
+            let placement = Placement::new(&layout, lanes);
+            let links = placement.links(&Wire::plain(Arc::clone(&layout)), lanes, 0..lanes, &[PortId(0)]);
+            let ranges: usize = links.iter().map(|link| link.carries.up.iter().len()).sum();
+            let pinned: u64 = links.iter().map(|link| link.carries.up.pinned_bytes()).sum();
+            let more = pinned as f64 / layout.window_bytes() as f64 - 1.0;
+            println!("{name} over {lanes}: {ranges} ranges, {more:.4} more than the window");
+            assert!((0.0..0.03).contains(&more), "{name} over {lanes} NICs: {more} more");
+            assert_eq!(ranges, expected, "{name} over {lanes} NICs");
+        }
+    }
+
+    #[test]
     fn small_keys_share_runs_and_groups_are_whole() {
         let keys = (0..1000).map(|key| Key::f32(format!("k{key}"), [256])).collect();
         let layout = Layout::new(keys, 32 * 1024).unwrap();
@@ -275,6 +300,40 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_link_carries_all_that_is_posted_on_it(
+            sizes in proptest::collection::vec(1u64..9000, 1..60),
+            chunk_lines in 1usize..600,
+            cores in 1usize..8,
+            hub in 0u32..3,
+            hubs_meet in any::<bool>(),
+            coded in any::<bool>(),
+        ) {
+            let keys = sizes.iter().enumerate().map(|(i, &n)| Key::f32(format!("k{i}"), [n])).collect();
+            let mut terms = JobTerms::new(2, keys, Optimizer::Average);
+            terms.chunk_bytes = chunk_lines * 64;
+            terms.level.members = if hubs_meet { Members::Hubs } else { Members::Workers };
+            terms.level.compression = coded.then(|| Codec::F16.into());
+            let wire = Wire::of_terms(&terms).unwrap();
+            let share = Share { hub, hubs: 3, split_above: 4096 };
+            let placement = Placement::of_share(wire.layout(), terms.level.schedule, share, cores);
+            // Ports in another order than cores, and one without a core.
+            let links = placement.links(&wire, cores + 1, (1..=cores).rev(), &[PortId(0)]);
+            prop_assert_eq!(links.len(), cores);
+            let link_of = |core: usize| links.iter().find(|link| link.ports.hub.index() == cores - core).unwrap();
+            let groups = (0..wire.layout().groups().len()).map(|number| wire.layout().group_id(number));
+            let chunks = (0..wire.layout().chunks().len() as u32).map(ChunkId);
+            for id in chunks.chain(groups) {
+                let first = wire.group(id).map_or(id, |group| ChunkId(group.start));
+                if first.index() >= placement.owners.len() || placement.owners[first.index()] == ELSEWHERE {
+                    continue;
+                }
+                let carries = &link_of(placement.owner(first)).carries;
+                prop_assert!(carries.up.holding(wire.gradient_span(id)).is_some(), "{id:?}");
+                prop_assert!(carries.down.holding(wire.weights_span(id)).is_some(), "{id:?}");
+            }
+        }
+
         #[test]
         fn every_chunk_has_one_owner(
             sizes in proptest::collection::vec(1u64..50_000, 1..30),

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use fabric::{PlannedLink, SendWindow};
 use fabric::any::Transport;
+use fabric::{PlannedLink, SendWindow};
 use pbox_core::control::{
     HeartbeatReply, JobReply, JobState, JoinRequest, Late, Left, Member as Taking, MemberReply, Mesh,
 };

@@ -9,7 +9,7 @@ use crate::memory::{RecvWindow, SendWindow};
 use crate::ranges::Ranges;
 use crate::verbs::error::VerbsError;
 use crate::verbs::handles::domain::Domain;
-use crate::verbs::handles::region::{RegisterError, Region};
+use crate::verbs::handles::region::{Region, RegisterError};
 use crate::verbs::nic::Nic;
 
 /// What a link carries of the windows, as one end sees it.
