@@ -42,7 +42,9 @@ serve --listen 127.0.0.1:7077
 train 127.0.0.1:7077
 expect hub 2
 expect worker 2
+end_hub
 
+serve --listen 127.0.0.1:7077
 phub-server serve --listen 127.0.0.1:7078 &>/tmp/worker.hub &
 other=$!
 within 60 listens 127.0.0.1 7078
