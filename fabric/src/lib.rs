@@ -25,6 +25,7 @@ mod links;
 mod memory;
 mod port_state;
 mod proof;
+mod ranges;
 pub mod shm;
 pub mod sim;
 pub mod tcp;
@@ -33,9 +34,10 @@ mod watch;
 
 pub use handshake::{Joined, Receive};
 pub use ids::{Imm, LinkId, Span};
-pub use plan::{LinkPorts, PlannedLink, PortId};
+pub use plan::{Carries, LinkPorts, PlannedLink, PortId};
 pub use port::{Arrival, CloseReason, Closed, FrameRule, Port, Posted, Until};
 pub use proof::name_of;
+pub use ranges::Ranges;
 
 pub use idle::{Idle, IdlePolicy};
 pub use memory::{

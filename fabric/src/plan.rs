@@ -6,6 +6,8 @@
 //!            +--> port 1         port 1 -----> port 1
 //! ```
 
+use crate::ranges::Ranges;
+
 /// A port of a group, by its place in the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortId(pub u16);
@@ -27,17 +29,28 @@ pub struct LinkPorts {
 }
 
 /// A link that a connection is to have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedLink {
     /// What it joins.
     pub ports: LinkPorts,
     /// How many posts it has room for each way, at least 1.
     pub capacity: u32,
+    /// What it carries. The others' bytes need not be registered with its NICs.
+    pub carries: Carries,
+}
+
+/// What a link carries: all that is ever posted on it lies in these ranges.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Carries {
+    /// Of the window that the joiner writes.
+    pub up: Ranges,
+    /// Of the window that the hub writes.
+    pub down: Ranges,
 }
 
 impl PlannedLink {
     /// Port `i` of the hub has a link of `capacities[i]`, or none if that is 0. The links end in turn at the ports
-    /// `joiner` of the end that connects.
+    /// `joiner` of the end that connects. Each may carry all of both windows.
     ///
     /// # Panics
     /// When `joiner` is empty and there is a link.
@@ -45,7 +58,7 @@ impl PlannedLink {
         let hub_ports = (0..).map(PortId).zip(capacities).filter(|&(_, &capacity)| capacity > 0);
         let link = |((hub, &capacity), turn): (_, usize)| {
             let joiner = joiner[turn % joiner.len()];
-            PlannedLink { ports: LinkPorts { joiner, hub }, capacity }
+            PlannedLink { ports: LinkPorts { joiner, hub }, capacity, carries: Carries::default() }
         };
         hub_ports.zip(0..).map(link).collect()
     }

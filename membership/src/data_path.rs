@@ -12,7 +12,7 @@ use fabric::tcp::Frames;
 use fabric::verbs::{self, Device, Fitness, NicList, NicOptions};
 use fabric::{FrameRule, Joined, PlannedLink, PortId, Receive, RecvWindow, SendWindow};
 use pbox_core::control::TransportAddress;
-use pbox_core::{Expected, Layout, Placement, Schedule, Wire};
+use pbox_core::{Expected, Placement, Schedule, Wire};
 
 use crate::error::MemberError;
 use crate::join::LetIn;
@@ -91,7 +91,7 @@ pub fn open(
     ports: &Ports,
     deadline: Instant,
 ) -> Result<DataPath, MemberError> {
-    let routes = hubs.iter().map(|hub| Route::new(hub, wire.layout(), schedule, ports));
+    let routes = hubs.iter().map(|hub| Route::new(hub, wire, schedule, ports));
     let routes: Vec<Route> = routes.collect::<Result<_, _>>()?;
     let parts: Vec<Placement> = routes.iter().map(|route| route.placement.clone()).collect();
     let mut path = DataPath {
@@ -182,22 +182,14 @@ struct Route<'a> {
 }
 
 impl<'a> Route<'a> {
-    fn new(
-        hub: &'a LetIn,
-        layout: &Layout,
-        schedule: Schedule,
-        ports: &'a Ports,
-    ) -> Result<Self, MemberError> {
+    fn new(hub: &'a LetIn, wire: &Wire, schedule: Schedule, ports: &'a Ports) -> Result<Self, MemberError> {
         let LetIn { control, reply, .. } = hub;
         let nonsense = |saw: String| MemberError::Nonsense { hub: control.hub.clone(), what: "join", saw };
         let token =
             token_bytes(&reply.token).ok_or_else(|| nonsense(format!("the token {:?}", reply.token)))?;
-        let placement = hub.placement(schedule, layout)?;
-        let mut capacities = vec![0; reply.ports as usize];
-        for (&core, capacity) in reply.cores.iter().zip(placement.capacities()) {
-            capacities[core as usize] = capacity.max(1);
-        }
-        let plan = PlannedLink::dealt(&capacities, &ports.dealt_to);
+        let placement = hub.placement(schedule, wire.layout())?;
+        let cores = reply.cores.iter().map(|&core| core as usize);
+        let plan = placement.links(wire, reply.ports as usize, cores, &ports.dealt_to);
         Ok(Route { hub, ports, token, placement, plan })
     }
 

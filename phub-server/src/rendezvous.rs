@@ -14,8 +14,8 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use fabric::FrameRule;
 use fabric::any::{Accepted, Gathered, Group, Hello, Listener};
-use fabric::{FrameRule, PlannedLink};
 use pbox_core::Expected;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -124,10 +124,9 @@ impl Rendezvous {
             Ok(admission) => admission,
             Err(why) => return self.refuse(hello, &why),
         };
-        let plan = PlannedLink::of_one_port(&admission.cores.capacities);
         let (weights, window_bytes) = (&admission.weights, admission.wire.gradient_window_bytes());
         let placed = |window: &_| registry.populate(&admission, window);
-        match hello.welcome(&self.group, weights, window_bytes, &plan, placed) {
+        match hello.welcome(&self.group, weights, window_bytes, &admission.cores.links, placed) {
             Ok(mut joined) => {
                 let rule = || -> Box<dyn FrameRule> {
                     Box::new(Expected::of_member(&admission.wire, admission.rank))

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Watchdog;
 use super::hub_and_workers::{Role, Transport};
-use crate::plan::{LinkPorts, PlannedLink, PortId};
+use crate::plan::{Carries, LinkPorts, PlannedLink, PortId};
 use crate::{Arrival, Imm, LinkId, Port, Posted, SendWindow, Span, Until};
 
 /// Two ports at either end, and not all pairs of them.
@@ -21,21 +21,22 @@ pub fn links_end_at_the_ports_of_the_plan<T: Transport>(transport: &T) {
     let plan = JOINED.map(|(joiner, hub)| PlannedLink {
         ports: LinkPorts { joiner: PortId(joiner), hub: PortId(hub) },
         capacity: 4,
+        carries: Carries::default(),
     });
     let window = || Arc::new(SendWindow::new(BYTES).expect("a test's window is small"));
     let (listener, address) = T::listen();
     let joiner = {
-        let transport = transport.clone();
+        let (transport, plan) = (transport.clone(), plan.clone());
         std::thread::spawn(move || {
             let (group, ports) = transport.ports(Role::Worker, PORTS);
             let (_recv, endpoints) = T::connect(&address, [7; 16], &group, &window(), BYTES, &plan);
-            post_and_see::<T::Port>(ports, endpoints, plan.map(|link| link.ports.joiner));
+            post_and_see::<T::Port>(ports, endpoints, plan.each_ref().map(|link| link.ports.joiner));
         })
     };
     let (group, ports) = transport.ports(Role::Hub, PORTS);
     let (token, (_recv, endpoints)) = T::welcome(&listener, &group, &window(), BYTES, &plan);
     assert_eq!(token, [7; 16]);
-    post_and_see::<T::Port>(ports, endpoints, plan.map(|link| link.ports.hub));
+    post_and_see::<T::Port>(ports, endpoints, plan.each_ref().map(|link| link.ports.hub));
     joiner.join().expect("the joiner sees as much");
 }
 

@@ -14,7 +14,7 @@ use super::*;
 use crate::conformance::Watchdog;
 use crate::memory::{RecvWindow, SendWindow, Spans};
 use crate::port::{Arrival, CloseReason, Posted, Until};
-use crate::{Imm, LinkId, PlannedLink, Port as _, Receive, Span};
+use crate::{Carries, Imm, LinkId, PlannedLink, Port as _, Receive, Span};
 
 const LONG: Duration = Duration::from_secs(30);
 const CHUNK: usize = 4096;
@@ -47,9 +47,14 @@ fn window() -> (Arc<SendWindow>, Spans) {
     (window, spans.remove(0))
 }
 
-/// A hub with one port, and workers, each joined to it by a link of `capacity`. The hub's end has all links,
-/// and the receive window of the last.
+/// A hub with one port, and workers, each joined to it by a link of `capacity`.
 fn meet(nic: &NicOptions, workers: usize, capacity: u32) -> (End, Vec<End>) {
+    meet_by(nic, workers, &PlannedLink::of_one_port(&[capacity]))
+}
+
+/// A hub with one port, and workers, each joined to it by this plan. The hub's end has all links, and the receive window of
+/// the last.
+fn meet_by(nic: &NicOptions, workers: usize, plan: &[PlannedLink]) -> (End, Vec<End>) {
     let listener = Listener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
     let address = listener.address();
     let (hub_group, mut ports) = group(std::slice::from_ref(nic)).unwrap();
@@ -60,22 +65,12 @@ fn meet(nic: &NicOptions, workers: usize, capacity: u32) -> (End, Vec<End>) {
             let worker = scope.spawn(|| {
                 let (group, port) = worker_group(std::slice::from_ref(nic)).unwrap();
                 let (window, spans) = window();
-                let joined = connect(
-                    address,
-                    [0; 16],
-                    &group,
-                    &window,
-                    Receive::New(BYTES),
-                    &PlannedLink::of_one_port(&[capacity]),
-                    LONG,
-                )
-                .unwrap();
+                let joined =
+                    connect(address, [0; 16], &group, &window, Receive::New(BYTES), plan, LONG).unwrap();
                 End { port, recv: joined.recv, spans, endpoints: joined.endpoints }
             });
             let hello = listener.accept().unwrap().unwrap().hello(LONG).unwrap();
-            let joined = hello
-                .welcome(&hub_group, &hub_window, BYTES, &PlannedLink::of_one_port(&[capacity]), |_| ())
-                .unwrap();
+            let joined = hello.welcome(&hub_group, &hub_window, BYTES, plan, |_| ()).unwrap();
             endpoints.extend(joined.endpoints);
             last = Some(joined.recv);
             worker.join().unwrap()
@@ -156,6 +151,53 @@ fn keys_open_nothing_that_is_another_workers() {
         let untouched = unsafe { hub.recv.elements::<f32>(hub.spans.span(3)) }.unwrap();
         assert!(untouched.iter().all(|&value| value == 0.0), "a refused write left bytes");
     }
+}
+
+#[test]
+fn a_link_opens_what_it_carries_and_nothing_else() {
+    let _watchdog = Watchdog::start();
+    let Some(nic) = device() else { return };
+    // Up every other chunk, down the others: as many ranges as chunks.
+    let every_other = |first: usize| {
+        let chunks = (first..CHUNKS).step_by(2);
+        chunks.map(|chunk| Span { offset: chunk * CHUNK, bytes: CHUNK }).collect()
+    };
+    let mut plan = PlannedLink::of_one_port(&[CHUNKS as u32]);
+    plan[0].carries = Carries { up: every_other(0), down: every_other(1) };
+    let (mut hub, mut workers) = meet_by(&nic, 1, &plan);
+    let worker = &mut workers[0];
+    hub.attach_all();
+    worker.attach_all();
+    for chunk in 0..CHUNKS {
+        let (from, to) = if chunk % 2 == 0 { (&mut *worker, &mut hub) } else { (&mut hub, &mut *worker) };
+        from.spans.elements_mut::<f32>(chunk).fill(chunk as f32 + 1.0);
+        assert_eq!(from.post(chunk), Posted::Accepted);
+        assert_eq!(to.next().imm, Imm(chunk as u32));
+        // SAFETY: the chunk is posted once, and has arrived.
+        let seen = unsafe { to.recv.elements::<f32>(to.spans.span(chunk)) }.unwrap();
+        assert!(seen.iter().all(|&value| value == chunk as f32 + 1.0), "chunk {chunk}");
+    }
+    let not_carried = std::panic::AssertUnwindSafe(|| worker.post(1));
+    let said = std::panic::catch_unwind(not_carried).unwrap_err();
+    let said = said.downcast_ref::<String>().unwrap();
+    assert!(
+        said.contains("Span { offset: 4096, bytes: 4096 }") && said.contains("32 other ranges"),
+        "{said}"
+    );
+
+    // A key of its own opens no neighbour: the place of chunk 1, with the key of chunk 0.
+    let (mut hub, mut workers) = meet_by(&nic, 1, &plan);
+    let (key, address) = workers[0].endpoints[0].link.target();
+    workers[0].endpoints[0].link.aim_at((key, address + CHUNK as u64));
+    hub.attach_all();
+    workers[0].attach_all();
+    workers[0].spans.elements_mut::<f32>(0).fill(9.0);
+    assert_eq!(workers[0].post(0), Posted::Accepted);
+    let (_, reason) = workers[0].closing();
+    assert!(reason.to_string().contains("remote access error (10)"), "{reason}");
+    // SAFETY: nobody wrote chunk 1 of this window: the write is refused.
+    let untouched = unsafe { hub.recv.elements::<f32>(hub.spans.span(1)) }.unwrap();
+    assert!(untouched.iter().all(|&value| value == 0.0), "a refused write left bytes");
 }
 
 #[test]

@@ -18,7 +18,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use fabric::{SendWindow, Span, Spans, WindowError};
+use fabric::{Carries, PlannedLink, PortId, SendWindow, Span, Spans, WindowError};
 
 use super::share::{Share, pieces};
 use crate::job::Schedule;
@@ -147,6 +147,28 @@ impl Placement {
         self.chunks_by_core().into_iter().map(spans).collect()
     }
 
+    /// The links to this hub, which has so many `ports`: to the port of each core one, which carries the core's chunks. They
+    /// end in turn at the ports `joiner` of the other end.
+    pub fn links(
+        &self,
+        wire: &Wire,
+        ports: usize,
+        of_cores: impl Iterator<Item = usize>,
+        joiner: &[PortId],
+    ) -> Vec<PlannedLink> {
+        let (up, down) = (|id| wire.gradient_span(id), |id| wire.weights_span(id));
+        let spans = self.spans_by_core(up).into_iter().zip(self.spans_by_core(down));
+        let mut capacities = vec![0; ports];
+        let mut carries = vec![Carries::default(); ports];
+        for (port, (up, down)) in of_cores.zip(spans) {
+            capacities[port] = up.len().max(1) as u32;
+            carries[port] = Carries { up: up.into_iter().collect(), down: down.into_iter().collect() };
+        }
+        let mut links = PlannedLink::dealt(&capacities, joiner);
+        links.iter_mut().for_each(|link| link.carries = std::mem::take(&mut carries[link.ports.hub.index()]));
+        links
+    }
+
     /// How many chunks each core owns: the link to the core must hold as many.
     pub fn capacities(&self) -> Vec<u32> {
         self.chunks_by_core().iter().map(|chunks| chunks.len() as u32).collect()
@@ -207,6 +229,9 @@ fn bytes(layout: &Layout, range: &Range<u32>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::codec::Codec;
+    use crate::job::{JobTerms, Members};
+    use crate::kernels::Optimizer;
     use crate::layout::Key;
     use crate::models::model;
     use proptest::prelude::*;
@@ -233,6 +258,22 @@ mod tests {
     }
 
     #[test]
+    fn nics_register_few_ranges_and_each_byte_once() {
+        let over = |name: &str, lanes: usize| {
+            let layout = Arc::new(Layout::new(model(name).unwrap().keys, 32 * 1024).unwrap());
+            let placement = Placement::new(&layout, lanes);
+            let links = placement.links(&Wire::plain(Arc::clone(&layout)), lanes, 0..lanes, &[PortId(0)]);
+            let pinned: u64 = links.iter().map(|link| link.carries.up.pinned_bytes()).sum();
+            let more = pinned as f64 / layout.window_bytes() as f64 - 1.0;
+            assert!((0.0..0.04).contains(&more), "{name} over {lanes} NICs: {more} more");
+            println!("{name} over {lanes} NICs: {:.2}% more", 100.0 * more);
+            links.iter().map(|link| link.carries.up.iter().len()).sum::<usize>()
+        };
+        let ranges = ["resnet50", "vgg19"].map(|name| [1, 2, 10].map(|lanes| over(name, lanes)));
+        assert_eq!(ranges, [[1, 161, 768], [1, 1081, 1094]]);
+    }
+
+    #[test]
     fn small_keys_share_runs_and_groups_are_whole() {
         let keys = (0..1000).map(|key| Key::f32(format!("k{key}"), [256])).collect();
         let layout = Layout::new(keys, 32 * 1024).unwrap();
@@ -253,6 +294,45 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_link_carries_all_that_is_posted_on_it(
+            sizes in proptest::collection::vec(1u64..9000, 1..60),
+            chunk_lines in 1usize..600,
+            cores in 1usize..8,
+            hub in 0u32..3,
+            hubs_meet in any::<bool>(),
+            coded in any::<bool>(),
+        ) {
+            let keys = sizes.iter().enumerate().map(|(i, &n)| Key::f32(format!("k{i}"), [n])).collect();
+            let mut terms = JobTerms::new(2, keys, Optimizer::Average);
+            terms.chunk_bytes = chunk_lines * 64;
+            terms.level.members = if hubs_meet { Members::Hubs } else { Members::Workers };
+            terms.level.compression = coded.then(|| Codec::F16.into());
+            let wire = Wire::of_terms(&terms).unwrap();
+            let share = Share { hub, hubs: 3, split_above: 4096 };
+            let placement = Placement::of_share(wire.layout(), terms.level.schedule, share, cores);
+            // Ports in another order than cores, and one without a core.
+            let links = placement.links(&wire, cores + 1, (1..=cores).rev(), &[PortId(0)]);
+            prop_assert_eq!(links.len(), cores);
+            let link_of = |core: usize| links.iter().find(|link| link.ports.hub.index() == cores - core).unwrap();
+            let groups = (0..wire.layout().groups().len()).map(|number| wire.layout().group_id(number));
+            let chunks = (0..wire.layout().chunks().len() as u32).map(ChunkId);
+            for id in chunks.chain(groups) {
+                let chunks = wire.layout().group(id).unwrap_or(id.0..id.0 + 1);
+                let owner = placement.owners[chunks.start as usize];
+                // A group leaves as one where all of it goes to one core.
+                let is_posted = chunks.len() == 1
+                    || wire.group(id).is_some()
+                        && chunks.clone().all(|chunk| placement.owners[chunk as usize] == owner);
+                if owner == ELSEWHERE || !is_posted {
+                    continue;
+                }
+                let carries = &link_of(owner as usize).carries;
+                prop_assert!(carries.up.holding(wire.gradient_span(id)).is_some(), "{id:?}");
+                prop_assert!(carries.down.holding(wire.weights_span(id)).is_some(), "{id:?}");
+            }
+        }
+
         #[test]
         fn every_chunk_has_one_owner(
             sizes in proptest::collection::vec(1u64..50_000, 1..30),

@@ -1,29 +1,43 @@
-//! The doctor's job: the size of its windows, and the memory that a hub registers for them. Pure.
+//! The doctor's job: its model, and the memory that a hub registers for it. Pure.
 
-use pbox_core::{DEFAULT_CHUNK_BYTES, Key, Layout, LayoutError};
+use fabric::Ranges;
+use pbox_core::{DEFAULT_CHUNK_BYTES, Key, Layout, LayoutError, Placement};
 
 /// The job that memory, cpus and descriptors must suffice for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Job {
     pub name: String,
     pub workers: u32,
-    /// Bytes of one copy of the gradients, and of the weights. Whole pages, as the kernel pins them.
-    pub window_bytes: u64,
+    layout: Layout,
 }
 
 impl Job {
     pub fn new(name: String, keys: Vec<Key>, workers: u32) -> Result<Self, LayoutError> {
-        let layout = Layout::new(keys, DEFAULT_CHUNK_BYTES)?;
-        let window_bytes = layout.window_bytes().next_multiple_of(rustix::param::page_size());
-        Ok(Job { name, workers, window_bytes: window_bytes as u64 })
+        Ok(Job { name, workers, layout: Layout::new(keys, DEFAULT_CHUNK_BYTES)? })
     }
 
-    /// The bytes that the hub registers, as the kernel counts them. A connection has its own protection domain on each NIC,
-    /// in which the worker's gradients and the weights are registered once (decision 12).
-    pub fn registered_bytes(&self, nics: usize) -> u64 {
+    /// The bytes that the hub registers of one window of a worker, as the kernel counts them: each NIC the chunks of its lanes
+    /// (decision 49). `nics` has the NIC of each lane.
+    pub fn window_bytes<N: PartialEq>(&self, nics: &[N]) -> u64 {
+        if nics.is_empty() {
+            return 0;
+        }
+        let placement = Placement::new(&self.layout, nics.len());
+        let lanes = placement.spans_by_core(|chunk| self.layout.chunk(chunk).span);
+        let of_nic = |(lane, nic): (usize, &N)| {
+            let all = nics.iter().zip(&lanes).filter(|(other, _)| *other == nic);
+            let ranges: Ranges = all.flat_map(|(_, spans)| spans.iter().copied()).collect();
+            // Once for each NIC.
+            if nics[..lane].contains(nic) { 0 } else { ranges.pinned_bytes() }
+        };
+        nics.iter().enumerate().map(of_nic).sum()
+    }
+
+    /// The bytes that the hub registers: gradients and weights of each worker, in a protection domain of their own (decision
+    /// 12).
+    pub fn registered_bytes(&self, window_bytes: u64) -> u64 {
         const WINDOWS: u64 = 2;
-        let connections = u64::from(self.workers).saturating_mul(nics as u64);
-        connections.saturating_mul(WINDOWS).saturating_mul(self.window_bytes)
+        u64::from(self.workers).saturating_mul(WINDOWS).saturating_mul(window_bytes)
     }
 }
 
@@ -32,11 +46,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_worker_and_nic_registers_both_windows() {
-        let job = Job::new("two".into(), vec![Key::f32("a", [1024]), Key::f32("b", [1])], 3).unwrap();
-        let page = rustix::param::page_size() as u64;
-        assert_eq!(job.window_bytes, (4096 + 4_u64).next_multiple_of(page));
-        assert_eq!(job.registered_bytes(4), 3 * 4 * 2 * job.window_bytes);
-        assert_eq!(job.registered_bytes(0), 0);
+    fn all_nics_together_register_each_window_once() {
+        // Chunks begin on a page, and b has half of one.
+        let job = Job::new("two".into(), vec![Key::f32("a", [1 << 20]), Key::f32("b", [512])], 3).unwrap();
+        let (page, whole) = (rustix::param::page_size() as u64, (4 << 20) + 2048_u64);
+        for nics in [vec!["a"], vec!["a", "a"], vec!["a", "b"], vec!["a", "b", "a", "b"]] {
+            let pinned = job.window_bytes(&nics);
+            assert_eq!(pinned, whole.next_multiple_of(page), "{nics:?}");
+        }
+        assert_eq!(job.registered_bytes(1000), 3 * 2 * 1000);
+        assert_eq!(job.window_bytes::<&str>(&[]), 0);
     }
 }

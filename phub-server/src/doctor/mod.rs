@@ -171,8 +171,10 @@ fn check_nics(
 }
 
 fn check_memory(report: &mut Report, job: &Job, plan: Option<&OnNics>) {
+    let lanes: Vec<&NicOptions> =
+        plan.iter().flat_map(|plan| &plan.lanes).filter_map(|lane| lane.nic.as_ref()).collect();
     let nics = plan.map(OnNics::nics).unwrap_or_default().len();
-    report.add(memory::memlock(job, nics, &Memlock::read()));
+    report.add(memory::memlock(job, nics, job.window_bytes(&lanes), &Memlock::read()));
     let pages = HugePages::read();
     report.add(memory::window_pages(&pages));
     report.add(memory::private_pages(&pages));

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use fabric::SendWindow;
 use fabric::any::Transport;
+use fabric::{PlannedLink, SendWindow};
 use pbox_core::control::{
     HeartbeatReply, JobReply, JobState, JoinRequest, Late, Left, Member as Taking, MemberReply, Mesh,
 };
@@ -86,8 +86,8 @@ pub(crate) struct Cores {
     pub numbers: Vec<usize>,
     /// The placement of the hub's chunks on these cores.
     pub placement: Placement,
-    /// For each of all the hub's cores, the posts that a link to it must hold; 0 for a core without chunks of the job.
-    pub capacities: Vec<u32>,
+    /// The links of each worker to them.
+    pub links: Vec<PlannedLink>,
     /// How many of the cores own chunks: all, unless the job has fewer chunks than cores.
     pub owners: usize,
 }

@@ -9,7 +9,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use fabric::SendWindow;
+use fabric::{PortId, SendWindow};
 use pbox_core::control::JoinRequest;
 use pbox_core::{JobId, JobTerms, Layout, LevelTerms, MadeShard, Members, Placement, ShardSpec, Wire};
 
@@ -108,10 +108,8 @@ impl Registry {
             Some(below) => below.placement.clone(),
         };
         let owners = placement.chunks_by_core().iter().filter(|chunks| !chunks.is_empty()).count();
-        let mut capacities = vec![0; self.cores.len()];
-        for (&core, capacity) in numbers.iter().zip(placement.capacities()) {
-            capacities[core] = capacity.max(1);
-        }
+        // The joiner names its own ports.
+        let links = placement.links(&wire, self.cores.len(), numbers.iter().copied(), &[PortId(0)]);
         tracing::info!(
             job = name, keys = layout.keys().len(), chunks = layout.chunks().len(),
             model_mb = layout.model_bytes() as f64 / 1e6, share = %hubs.share, cores = ?numbers,
@@ -149,7 +147,7 @@ impl Registry {
         let shards = self
             .make_shards(&numbers, shards)
             .map_err(|error| Refusal::Exhausted(format!("job {name:?}: {error}")))?;
-        let cores = Arc::new(Cores { numbers, placement, capacities, owners });
+        let cores = Arc::new(Cores { numbers, placement, links, owners });
         let mut job = Job::new(making.id, Arc::clone(terms), wire, cores, weights, hubs, restored.as_deref());
         (job.above, job.mesh, job.promised) = (joined, request.mesh.clone(), promised);
         job.owner = making.owner;

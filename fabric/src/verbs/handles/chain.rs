@@ -11,7 +11,6 @@
 
 use super::ffi::*;
 use super::queue_pair::QueuePair;
-use super::region::Region;
 
 /// Sends that are handed over at once. A call of `ibv_post_send` costs a doorbell: 32 of them make it small
 /// beside the sends, and are 4.6 KB of a link.
@@ -25,7 +24,14 @@ struct Send {
     piece: ibv_sge,
 }
 
-/// A chain of RDMA writes with immediate.
+/// An address, and the key that opens the memory there.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::verbs) struct Place {
+    pub address: u64,
+    pub key: u32,
+}
+
+/// A chain of RDMA writes with immediate, from memory of this end to memory of the peer's.
 pub(in crate::verbs) struct SendChain {
     sends: Box<[Send; SENDS]>,
     held: usize,
@@ -35,20 +41,17 @@ pub(in crate::verbs) struct SendChain {
 unsafe impl std::marker::Send for SendChain {}
 
 impl SendChain {
-    /// Writes from memory of `local` to memory of the peer's that `remote_key` opens.
-    pub fn new(local: &Region, remote_key: u32) -> Self {
+    pub fn new() -> Self {
         let empty = || Send { request: ibv_send_wr::default(), piece: ibv_sge::default() };
         let mut sends = Box::new(std::array::from_fn(|_| empty()));
         let start: *mut Send = sends.as_mut_ptr();
         for (index, send) in sends.iter_mut().enumerate() {
             let this = start.wrapping_add(index);
-            send.piece.lkey = local.local_key();
             // SAFETY: `this` is this element of the box, which no other reference is used for; only the
             // address of its field is taken.
             send.request.sg_list = unsafe { &raw mut (*this).piece };
             send.request.next = start.wrapping_add(index + 1).cast();
             send.request.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-            send.request.rkey = remote_key;
         }
         SendChain { sends, held: 0 }
     }
@@ -70,20 +73,20 @@ impl SendChain {
     ///
     /// # Panics
     /// When the chain is full.
-    pub fn push(&mut self, id: u64, signalled: bool, from: u64, to: u64, bytes: u32, imm: u32) {
+    pub fn push(&mut self, id: u64, signalled: bool, from: Place, to: Place, bytes: u32, imm: u32) {
         let Send { request, piece } = &mut self.sends[self.held];
-        piece.addr = from;
+        (piece.addr, piece.lkey) = (from.address, from.key);
         piece.length = bytes;
         request.wr_id = id;
         request.num_sge = i32::from(bytes > 0);
         request.send_flags = if signalled { IBV_SEND_SIGNALED } else { 0 };
         request.imm_data = imm.to_be();
-        request.remote_addr = to;
+        (request.remote_addr, request.rkey) = (to.address, to.key);
         self.held += 1;
     }
 
-    /// Hands the held sends to the NIC. The NIC reads only memory that is registered under the local key, and writes
-    /// only memory that the peer registered under the remote key: it checks both itself.
+    /// Hands the held sends to the NIC. The NIC reads only memory that is registered under the local keys, and
+    /// writes only memory that the peer registered under the remote keys: it checks both itself.
     pub fn post(&mut self, qp: &QueuePair) -> Result<(), i32> {
         let Some(last) = self.held.checked_sub(1) else { return Ok(()) };
         let next = std::mem::replace(&mut self.sends[last].request.next, std::ptr::null_mut());

@@ -1,4 +1,4 @@
-//! A memory region: a window, registered in one protection domain.
+//! A memory region: a range of a window, registered in one protection domain.
 //!
 //! On the `unsafe` list. Any thread. A region keeps its window mapped.
 
@@ -14,7 +14,7 @@ use crate::ids::Span;
 use crate::memory::Mapping;
 use crate::memory::{RecvWindow, SendWindow};
 
-/// A window could not be registered.
+/// A range of a window could not be registered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "cannot register {bytes} bytes of {window} with {device} (ibv_reg_mr: {error}); locked memory is limited to {limit}: {}",
@@ -23,7 +23,7 @@ use crate::memory::{RecvWindow, SendWindow};
 pub struct RegisterError {
     /// Which window.
     pub window: &'static str,
-    /// Its size.
+    /// The size of the range.
     pub bytes: usize,
     /// The NIC.
     pub device: String,
@@ -53,8 +53,6 @@ enum Memory {
 pub(in crate::verbs) struct Region {
     raw: NonNull<ibv_mr>,
     domain: Arc<Domain>,
-    pub address: u64,
-    pub bytes: usize,
     _memory: Memory,
 }
 
@@ -64,23 +62,27 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// A window that the NIC reads for posts of this end. The peer cannot reach it.
-    pub fn send(domain: &Arc<Domain>, window: &Arc<SendWindow>) -> Result<Arc<Self>, RegisterError> {
-        let whole = Span { offset: 0, bytes: window.bytes() };
-        let start = window.bytes_of(whole).expect("a window holds itself").cast_mut();
-        Self::new(domain, "the window that this end writes", start, window.bytes(), 0, || {
-            Memory::Send(Arc::clone(window))
-        })
+    /// A range of a window that the NIC reads for posts of this end. The peer cannot reach it.
+    ///
+    /// # Panics
+    /// When it sticks out of the window.
+    pub fn send(domain: &Arc<Domain>, window: &Arc<SendWindow>, range: Span) -> Result<Self, RegisterError> {
+        let start = window.bytes_of(range).expect("a range inside the window").cast_mut();
+        let memory = Memory::Send(Arc::clone(window));
+        Self::new(domain, "the window that this end writes", start, range.bytes, 0, memory)
     }
 
-    /// A window that the peer's posts are written to.
-    pub fn receive(domain: &Arc<Domain>, window: &RecvWindow) -> Result<Arc<Self>, RegisterError> {
+    /// A range of a window that the peer's posts are written to.
+    ///
+    /// # Panics
+    /// When it sticks out of the window.
+    pub fn receive(domain: &Arc<Domain>, window: &RecvWindow, range: Span) -> Result<Self, RegisterError> {
         assert!(window.is_local(), "a NIC writes memory of this end's own");
+        assert!(range.end().is_some_and(|end| end <= window.bytes()), "a range inside the window");
         let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
-        let start = window.mapping().as_ptr();
-        Self::new(domain, "the window that the peer writes", start, window.bytes(), access, || {
-            Memory::Receive(Arc::clone(window.mapping()))
-        })
+        let start = window.mapping().as_ptr().wrapping_add(range.offset);
+        let memory = Memory::Receive(Arc::clone(window.mapping()));
+        Self::new(domain, "the window that the peer writes", start, range.bytes, access, memory)
     }
 
     fn new(
@@ -89,14 +91,12 @@ impl Region {
         start: *mut u8,
         bytes: usize,
         access: u32,
-        memory: impl FnOnce() -> Memory,
-    ) -> Result<Arc<Self>, RegisterError> {
+        memory: Memory,
+    ) -> Result<Self, RegisterError> {
         let verbs = domain.context.verbs;
-        // Zero bytes cannot be registered. A mapping has at least a page.
-        let length = bytes.max(1);
         // SAFETY: the domain is alive; the memory is mapped, and stays so: `memory` holds it as long as the
         // region. A NIC writes it only where `access` says so, and such memory is read by address alone.
-        let raw = unsafe { verbs.ibv_reg_mr(domain.raw(), start.cast(), length, access as i32) };
+        let raw = unsafe { verbs.ibv_reg_mr(domain.raw(), start.cast(), bytes, access as i32) };
         let raw = NonNull::new(raw).ok_or_else(|| {
             let error = io::Error::last_os_error();
             RegisterError {
@@ -108,13 +108,7 @@ impl Region {
                 error: error.to_string(),
             }
         })?;
-        Ok(Arc::new(Region {
-            raw,
-            domain: Arc::clone(domain),
-            address: start as u64,
-            bytes,
-            _memory: memory(),
-        }))
+        Ok(Region { raw, domain: Arc::clone(domain), _memory: memory })
     }
 
     /// The key with which a NIC of this end finds the memory.
@@ -132,7 +126,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, deregistered once; queue pairs that post from it hold an `Arc` of it.
+        // SAFETY: made by `new`, deregistered once; a link holds the regions of its queue pair.
         unsafe { self.domain.context.verbs.ibv_dereg_mr(self.raw.as_ptr()) };
     }
 }

@@ -1,29 +1,31 @@
 //! What both ends of a handshake do between the hello and the links.
 //!
-//! Runs on the handshake's thread. Every window is registered once for the connection on each NIC that it uses, in a
-//! domain of its own, so that a worker's keys open no memory of another worker (decision 12).
+//! Runs on the handshake's thread. Each NIC of the connection registers what its links carry of the windows (decision 49), in
+//! a domain of its own, so that a worker's keys open no memory of another worker (decision 12).
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::connect::ConnectError;
-use super::message::{LinkEnd, Links, Message};
+use super::message::{LinkEnd, Links, MAX_RANGES, Message};
 use super::pairing::{Candidates, Pairing, pair};
 use super::stream::MessageStream;
 use crate::connection::{Alarm, Connection};
 use crate::handshake::{Joined, Receive};
+use crate::ids::Span;
 use crate::memory::{RecvWindow, SendWindow, WindowError};
-use crate::plan::{PlannedLink, ports_with_links};
+use crate::plan::{Carries, PlannedLink, ports_with_links};
+use crate::ranges::Ranges;
 use crate::verbs::address::Address;
 use crate::verbs::error::VerbsError;
 use crate::verbs::group::Group;
 use crate::verbs::handles::queue_pair::Peer;
 use crate::verbs::nic::Nic;
 use crate::verbs::port::Endpoint;
-use crate::verbs::port::link::{Link, PeerWindow, Unconnected};
+use crate::verbs::port::link::{Link, Unconnected};
 use crate::verbs::port::rails::PortState;
-use crate::verbs::port::registered::Registered;
+use crate::verbs::port::registered::{Carried, Registered};
 
 /// A connection without its socket.
 pub(in crate::verbs) struct Parts {
@@ -74,11 +76,9 @@ pub(in crate::verbs) fn welcome(
     stream.send(&ports).map_err(talking)?;
     let recv = Arc::new(RecvWindow::local(recv_bytes)?);
     place(&recv);
-    let mut windows = Windows::new(ours, &recv);
-    let mut opened = Vec::new();
-    for link in plan {
-        opened.push(windows.open(&group.ports[link.ports.hub.index()], 0, link.capacity)?);
-    }
+    let rails = plan.iter().map(|link| (&group.ports[link.ports.hub.index()], 0)).collect();
+    let carried = carried(plan, |link| [&link.down, &link.up], ours, &recv);
+    let opened = open(rails, carried, plan, ours, &recv)?;
     let theirs = expect_links(stream, plan)?;
     let (mut ends, mut links, mut pairings) = (Vec::new(), Vec::new(), Vec::new());
     for ((index, link), (planned, end)) in opened.into_iter().enumerate().zip(plan.iter().zip(&theirs.ends)) {
@@ -93,7 +93,7 @@ pub(in crate::verbs) fn welcome(
         let (hub, worker) = (addresses[hub_port.index()].clone(), worker.clone());
         pairings.push(Pairing { port: hub_port.index(), nic: usize::from(end.nic), hub, worker, reason });
     }
-    stream.send(&Message::Links(windows.links(Vec::new(), ends))).map_err(talking)?;
+    stream.send(&Message::Links(links_of(&recv, Vec::new(), ends))).map_err(talking)?;
     match stream.receive().map_err(talking)? {
         Message::Ready => Ok(Parts { recv, links, pairings, peer: format!("worker at {}", stream.peer()) }),
         Message::Refused(why) => Err(ConnectError::Refused(why)),
@@ -122,17 +122,16 @@ pub(in crate::verbs) fn connect(
     });
     let pairings = pair(&hub, candidates, &own.addresses).map_err(ConnectError::NoPath)?;
     let recv = receive.local()?;
-    let mut windows = Windows::new(ours, &recv);
-    let (mut opened, mut ends) = (Vec::new(), Vec::new());
-    for (link, &Pairing { nic, .. }) in plan.iter().zip(&pairings) {
+    let rail = |(link, &Pairing { nic, .. }): (&PlannedLink, &Pairing)| {
         let port = link.ports.joiner.index();
         let rail = own.by_port[port].iter().position(|&other| other == nic);
-        let rail = rail.expect("a link is paired with a NIC of its port");
-        let link = windows.open(&group.ports[port], rail, link.capacity)?;
-        ends.push(end_of(&link, nic as u16));
-        opened.push(link);
-    }
-    stream.send(&Message::Links(windows.links(own.addresses, ends))).map_err(talking)?;
+        (&group.ports[port], rail.expect("a link is paired with a NIC of its port"))
+    };
+    let rails = plan.iter().zip(&pairings).map(rail).collect();
+    let carried = carried(plan, |link| [&link.up, &link.down], ours, &recv);
+    let opened = open(rails, carried, plan, ours, &recv)?;
+    let ends = opened.iter().zip(&pairings).map(|(link, pairing)| end_of(link, pairing.nic as u16)).collect();
+    stream.send(&Message::Links(links_of(&recv, own.addresses, ends))).map_err(talking)?;
     let theirs = expect_links(stream, plan)?;
     let mut links = Vec::new();
     for (link, (PlannedLink { ports, .. }, end)) in opened.into_iter().zip(plan.iter().zip(&theirs.ends)) {
@@ -166,42 +165,54 @@ impl OwnNics {
     }
 }
 
-/// A connection's windows, registered with the NICs that its links use, each once.
-struct Windows<'a> {
-    ours: &'a Arc<SendWindow>,
-    recv: &'a RecvWindow,
-    registered: Vec<Arc<Registered>>,
+/// What each link of a plan carries, as an end with these windows sees it: what it sends, and what it receives. If the plan has
+/// too many ranges for a handshake, each link carries all; so at both ends.
+fn carried(
+    plan: &[PlannedLink],
+    ends: fn(&Carries) -> [&Ranges; 2],
+    ours: &SendWindow,
+    recv: &RecvWindow,
+) -> Vec<Carried> {
+    let ranges = |end: usize| plan.iter().map(|link| ends(&link.carries)[end].iter().len()).sum::<usize>();
+    let fits = ranges(0).max(ranges(1)) <= MAX_RANGES;
+    let all = Carries::default();
+    let of_link = |link: &PlannedLink| {
+        let [sent, received] = ends(if fits { &link.carries } else { &all });
+        Carried { sent: sent.within(ours.bytes()), received: received.within(recv.bytes()) }
+    };
+    plan.iter().map(of_link).collect()
 }
 
-impl<'a> Windows<'a> {
-    fn new(ours: &'a Arc<SendWindow>, recv: &'a RecvWindow) -> Self {
-        Windows { ours, recv, registered: Vec::new() }
+/// One end of each link of a plan, on a NIC of a port. The windows are registered with each NIC once.
+fn open(
+    rails: Vec<(&Arc<PortState>, usize)>,
+    carried: Vec<Carried>,
+    plan: &[PlannedLink],
+    ours: &Arc<SendWindow>,
+    recv: &RecvWindow,
+) -> Result<Vec<Unconnected>, VerbsError> {
+    let nics: Vec<&Arc<Nic>> = rails.iter().map(|&(port, rail)| &port.own.rails[rail].nic).collect();
+    let mut registered: Vec<Arc<Registered>> = Vec::new();
+    for nic in &nics {
+        if !registered.iter().any(|known| Arc::ptr_eq(&known.nic, nic)) {
+            let here = nics.iter().zip(&carried).filter(|(other, _)| Arc::ptr_eq(other, nic));
+            registered.push(Arc::new(Registered::new(nic, ours, recv, here.map(|(_, link)| link))?));
+        }
     }
+    let links = rails.into_iter().zip(nics).zip(carried).zip(plan);
+    let open = |((((port, rail), nic), carried), link): ((((&_, _), &Arc<Nic>), _), &PlannedLink)| {
+        let here = registered.iter().find(|known| Arc::ptr_eq(&known.nic, nic));
+        Unconnected::new(port, rail, here.expect("each NIC's"), carried, link.capacity)
+    };
+    links.map(open).collect()
+}
 
-    /// One end of a link, on a NIC of a port.
-    fn open(&mut self, port: &Arc<PortState>, rail: usize, capacity: u32) -> Result<Unconnected, VerbsError> {
-        let nic: &Arc<Nic> = &port.own.rails[rail].nic;
-        // Ports on one NIC share its registration.
-        let here = |known: &&Arc<Registered>| Arc::ptr_eq(&known.nic, nic);
-        let registered = match self.registered.iter().find(here) {
-            Some(registered) => Arc::clone(registered),
-            None => {
-                let registered = Arc::new(Registered::new(nic, self.ours, self.recv)?);
-                self.registered.push(Arc::clone(&registered));
-                registered
-            }
-        };
-        Unconnected::new(port, rail, &registered, capacity)
-    }
-
-    fn links(&self, nics: Vec<Address>, ends: Vec<LinkEnd>) -> Links {
-        let address = self.registered.first().map_or(0, |registered| registered.receive.address);
-        Links { address, bytes: self.recv.bytes() as u64, nics, ends }
-    }
+fn links_of(recv: &RecvWindow, nics: Vec<Address>, ends: Vec<LinkEnd>) -> Links {
+    Links { address: recv.mapping().as_ptr() as u64, bytes: recv.bytes() as u64, nics, ends }
 }
 
 fn end_of(link: &Unconnected, nic: u16) -> LinkEnd {
-    LinkEnd { nic, number: link.number(), first_packet: link.first_packet, key: link.receive_key() }
+    LinkEnd { nic, number: link.number(), first_packet: link.first_packet, keys: link.receive_keys() }
 }
 
 fn connected(
@@ -214,9 +225,15 @@ fn connected(
     if theirs.bytes < ours.bytes() as u64 {
         return Err(WindowError::TooSmall { expected: ours.bytes(), seen: theirs.bytes }.into());
     }
+    let (seen, expected) = (end.keys.len(), link.sent_ranges());
+    if seen != expected {
+        return Err(ConnectError::Nonsense(format!(
+            "the other end has {seen} keys for a link that carries {expected} ranges of its window: do both ends place chunks alike?"
+        )));
+    }
     let peer = Peer { address: address.clone(), number: end.number, first_packet: end.first_packet };
-    let window = PeerWindow { address: theirs.address, bytes: theirs.bytes, key: end.key };
-    Ok(link.connect(&peer, window)?)
+    let from = ours.bytes_of(Span { offset: 0, bytes: 0 }).expect("a window has a beginning") as u64;
+    Ok(link.connect(&peer, from, theirs.address, &end.keys)?)
 }
 
 fn expect_ports(

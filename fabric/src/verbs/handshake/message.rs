@@ -11,9 +11,11 @@ use crate::proof::{PROOF, name_of, proof};
 use crate::verbs::address::{Address, Gid, LinkLayer, Mtu};
 
 /// First bytes of every message; the digit is the version of this handshake.
-const MAGIC: [u8; 8] = *b"phubrdm3";
+const MAGIC: [u8; 8] = *b"phubrdm4";
 /// NICs of a joiner.
 const MAX_NICS: usize = 64;
+/// Ranges of a window, in all links of a connection together: 32 GiB in runs of 512 KiB.
+pub(in crate::verbs) const MAX_RANGES: usize = 1 << 16;
 /// The kernel's limit on a device's name.
 const MAX_NAME: usize = 64;
 /// The longest refusal.
@@ -55,7 +57,7 @@ pub(in crate::verbs) struct Links {
 }
 
 /// One side's end of a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::verbs) struct LinkEnd {
     /// Index of its NIC.
     pub nic: u16,
@@ -63,8 +65,8 @@ pub(in crate::verbs) struct LinkEnd {
     pub number: u32,
     /// The number of the first packet that it sends.
     pub first_packet: u32,
-    /// The key of the window on that NIC.
-    pub key: u32,
+    /// The keys on that NIC of the ranges that the other side writes, ascending.
+    pub keys: Vec<u32>,
 }
 
 /// What the proof of a hello is about: all that comes before it.
@@ -154,11 +156,12 @@ impl Links {
         bytes.extend(self.bytes.to_le_bytes());
         encode_addresses(bytes, &self.nics);
         bytes.extend((self.ends.len() as u32).to_le_bytes());
-        for LinkEnd { nic, number, first_packet, key } in &self.ends {
+        for LinkEnd { nic, number, first_packet, keys } in &self.ends {
             bytes.extend(nic.to_le_bytes());
             bytes.extend(number.to_le_bytes());
             bytes.extend(first_packet.to_le_bytes());
-            bytes.extend(key.to_le_bytes());
+            bytes.extend((keys.len() as u32).to_le_bytes());
+            bytes.extend(keys.iter().flat_map(|key| key.to_le_bytes()));
         }
     }
 
@@ -170,24 +173,31 @@ impl Links {
         }
         let nics = decode_addresses(body, 0..=MAX_NICS)?;
         let count = count(body, "links", 1..=MAX_PORTS)?;
-        let mut ends = Vec::new();
+        let (mut ends, mut left) = (Vec::new(), MAX_RANGES);
         for _ in 0..count {
-            ends.push(LinkEnd::decode(body)?);
+            let end = LinkEnd::decode(body, left)?;
+            left -= end.keys.len();
+            ends.push(end);
         }
         Ok(Links { address, bytes, nics, ends })
     }
 }
 
 impl LinkEnd {
-    fn decode(body: &mut &[u8]) -> Result<Self, String> {
+    /// An end of at most so many keys.
+    fn decode(body: &mut &[u8], most: usize) -> Result<Self, String> {
         let nic = u16::from_le_bytes(take(body)?);
         let number = u32::from_le_bytes(take(body)?);
         let first_packet = u32::from_le_bytes(take(body)?);
-        let key = u32::from_le_bytes(take(body)?);
+        let count = count(body, "keys", 0..=most)?;
         if !BITS_24.contains(&number) || !BITS_24.contains(&first_packet) {
             return Err(format!("queue pair {number} and packet {first_packet} must be of 24 bits"));
         }
-        Ok(LinkEnd { nic, number, first_packet, key })
+        let mut keys = Vec::new();
+        for _ in 0..count {
+            keys.push(u32::from_le_bytes(take(body)?));
+        }
+        Ok(LinkEnd { nic, number, first_packet, keys })
     }
 }
 
@@ -268,12 +278,12 @@ mod tests {
     }
 
     fn links() -> Links {
-        let end = LinkEnd { nic: 1, number: 0xff_ffff, first_packet: 17, key: u32::MAX };
+        let end = LinkEnd { nic: 1, number: 0xff_ffff, first_packet: 17, keys: vec![u32::MAX, 0] };
         Links {
             address: 0x7f00_0000_0000,
             bytes: 1 << 30,
             nics: vec![address("mlx5_0"), Address { prefix: None, ..address("mlx5_1") }],
-            ends: vec![end, LinkEnd { nic: 0, ..end }],
+            ends: vec![end.clone(), LinkEnd { nic: 0, keys: Vec::new(), ..end }],
         }
     }
 
@@ -304,10 +314,11 @@ mod tests {
         let name = "x".repeat(MAX_NAME);
         let ports = Message::Ports { send_bytes: 0, ports: vec![address(&name); MAX_PORTS] };
         assert!(ports.encode().len() <= MAX_BYTES);
-        let end = LinkEnd { nic: 0, number: 0, first_packet: 0, key: 0 };
+        let end = LinkEnd { nic: 0, number: 0, first_packet: 0, keys: vec![7; MAX_RANGES / MAX_PORTS] };
         let ends = vec![end; MAX_PORTS];
         let links = Message::Links(Links { nics: vec![address(&name); MAX_NICS], ends, ..links() });
         assert!(links.encode().len() <= MAX_BYTES);
+        assert_eq!(Message::decode(&links.encode()), Ok(links));
     }
 
     #[test]
@@ -338,7 +349,7 @@ mod tests {
     #[test]
     fn another_version_is_named() {
         let error = Message::decode(b"phubrdm9........").unwrap_err();
-        assert!(error.contains("phubrdm3") && error.contains("phubrdm9"), "{error}");
+        assert!(error.contains("phubrdm4") && error.contains("phubrdm9"), "{error}");
     }
 
     #[test]
@@ -350,6 +361,8 @@ mod tests {
         };
         assert!(wrong(&|links| links.ends[0].number = 1 << 24).contains("24 bits"));
         assert!(wrong(&|links| links.address = u64::MAX).contains("does not fit into memory"));
+        let too_many = wrong(&|links| links.ends[1].keys = vec![7; MAX_RANGES - 1]);
+        assert!(too_many.contains("65535 keys are not between 0 and 65534"), "{too_many}");
         assert!(wrong(&|links| links.ends.clear()).contains("0 links are not between 1 and 4096"));
         assert!(wrong(&|links| links.nics[0].prefix = Some(129)).contains("129 bits"));
         assert!(wrong(&|links| links.nics[0].device = "a\nb".into()).contains("printable"));

@@ -9,12 +9,13 @@ use std::sync::Arc;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::rails::{PortState, Route};
-use super::registered::Registered;
+use super::registered::{Carried, Registered};
 use crate::credit::Credit;
 use crate::ids::{Imm, Span};
 use crate::port::Posted;
+use crate::ranges::Ranges;
 use crate::verbs::error::VerbsError;
-use crate::verbs::handles::chain::{RECEIVES, ReceiveChain, SendChain};
+use crate::verbs::handles::chain::{Place, RECEIVES, ReceiveChain, SendChain};
 use crate::verbs::handles::queue_pair::{Peer, QueuePair};
 use crate::verbs::handles::work::{Tally, Work};
 
@@ -63,12 +64,11 @@ impl Depths {
     }
 }
 
-/// Where the peer's window lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::verbs) struct PeerWindow {
-    pub address: u64,
-    pub bytes: u64,
-    pub key: u32,
+/// The keys of a range that a link sends.
+#[derive(Clone, Copy, Debug, Default)]
+struct Keys {
+    local: u32,
+    remote: u32,
 }
 
 /// A queue pair that takes in what arrives, and has no peer yet.
@@ -77,6 +77,7 @@ pub(in crate::verbs) struct Unconnected {
     qp: QueuePair,
     receives: ReceiveChain,
     registered: Arc<Registered>,
+    carried: Carried,
     depths: Depths,
     pub first_packet: u32,
     route: Route,
@@ -88,6 +89,7 @@ impl Unconnected {
         port: &Arc<PortState>,
         rail: usize,
         registered: &Arc<Registered>,
+        carried: Carried,
         capacity: u32,
     ) -> Result<Self, VerbsError> {
         let depths = Depths::for_capacity(capacity, registered.nic.context.limits.work_requests);
@@ -107,7 +109,8 @@ impl Unconnected {
             left -= count;
         }
         let first_packet = random_packet().map_err(VerbsError::system("drawing a packet number"))?;
-        Ok(Unconnected { qp, receives, registered: Arc::clone(registered), depths, first_packet, route })
+        let registered = Arc::clone(registered);
+        Ok(Unconnected { qp, receives, registered, carried, depths, first_packet, route })
     }
 
     /// The queue pair's number.
@@ -115,22 +118,30 @@ impl Unconnected {
         self.qp.number()
     }
 
-    /// The key of the window that the peer writes.
-    pub fn receive_key(&self) -> u32 {
-        self.registered.receive.remote_key()
+    /// The keys of the ranges that the peer writes.
+    pub fn receive_keys(&self) -> Vec<u32> {
+        self.registered.remote_keys(&self.carried)
     }
 
-    /// Joins it with the peer's.
-    pub fn connect(self, peer: &Peer, window: PeerWindow) -> Result<Link, VerbsError> {
+    /// How many ranges it sends.
+    pub fn sent_ranges(&self) -> usize {
+        self.carried.sent.iter().len()
+    }
+
+    /// Joins it with the peer's. The windows are at `from` here and at `to` there, where each range that is sent has its key.
+    pub fn connect(self, peer: &Peer, from: u64, to: u64, remote: &[u32]) -> Result<Link, VerbsError> {
         self.qp.connect(&self.registered.nic, self.first_packet, peer)?;
-        let Unconnected { qp, receives, registered, depths, route, .. } = self;
-        let bytes = usize::try_from(window.bytes).unwrap_or(usize::MAX).min(registered.send.bytes);
+        let Unconnected { qp, receives, registered, carried, depths, route, .. } = self;
+        let local = registered.local_keys(&carried);
+        assert_eq!(local.len(), remote.len(), "a key for each range");
+        let keys = local.into_iter().zip(remote).map(|(local, &remote)| Keys { local, remote });
         Ok(Link {
-            sends: SendChain::new(&registered.send, window.key),
+            sends: SendChain::new(),
             receives,
-            from: registered.send.address,
-            peer: window,
-            bytes,
+            from,
+            to,
+            keys: keys.collect(),
+            ranges: carried.sent,
             depths,
             in_flight: 0,
             unsignalled: 0,
@@ -156,9 +167,11 @@ pub(in crate::verbs) struct Link {
     receives: ReceiveChain,
     /// First byte of this end's window.
     from: u64,
-    peer: PeerWindow,
-    /// Size of the smaller of the two.
-    bytes: usize,
+    /// First byte of the peer's.
+    to: u64,
+    /// What it may post, and the keys of each range.
+    ranges: Ranges,
+    keys: Vec<Keys>,
     depths: Depths,
     /// Sends that are not known to be done, held back or handed over.
     in_flight: u32,
@@ -166,8 +179,8 @@ pub(in crate::verbs) struct Link {
     unsignalled: u32,
     /// Sends that the next completions stand for, and their bytes of the link's credit.
     signalled: VecDeque<(u32, usize)>,
-    /// Posts that wait for room in the send queue, in their order, with their bytes of the link's credit.
-    waiting: VecDeque<(Span, Imm, usize)>,
+    /// Posts that wait for room in the send queue, in their order, with their keys and their bytes of the link's credit.
+    waiting: VecDeque<(Span, Keys, Imm, usize)>,
     credit: Credit,
     fences: u32,
     /// A fence is due when nothing waits any more.
@@ -189,10 +202,9 @@ impl Link {
     /// Holds a send back, or answers that there is no room. The error is the errno of a full chain that was refused.
     ///
     /// # Panics
-    /// When the span sticks out of a window: the two ends' layouts differ, or the caller's is wrong.
+    /// When the link does not carry the span: the caller's layout is another than that of the plan.
     pub fn post(&mut self, span: Span, imm: Imm, tally: &mut Tally) -> Result<Posted, i32> {
-        let end = span.end().unwrap_or(usize::MAX);
-        assert!(end <= self.bytes, "{span:?} of windows that have {} bytes in common", self.bytes);
+        let keys = self.keys_of(span);
         let has_room = self.in_flight < self.depths.sends;
         if !has_room && self.waiting.len() >= self.depths.waiting as usize {
             return Ok(Posted::Full);
@@ -200,16 +212,35 @@ impl Link {
         let Some(counted) = self.credit.take(span.bytes) else { return Ok(Posted::Full) };
         // What waits went first: it leaves as soon as there is room.
         if has_room {
-            self.hold(span, imm, counted, tally)?;
+            self.hold(span, keys, imm, counted, tally)?;
         } else {
-            self.waiting.push_back((span, imm, counted));
+            self.waiting.push_back((span, keys, imm, counted));
         }
         Ok(Posted::Accepted)
     }
 
+    /// The keys of a span. One without bytes needs none.
+    #[inline]
+    fn keys_of(&self, span: Span) -> Keys {
+        if span.bytes == 0 {
+            return Keys::default();
+        }
+        let place = self.ranges.holding(span).unwrap_or_else(|| {
+            panic!("{span:?} was posted on a link that carries {} other ranges", self.keys.len())
+        });
+        self.keys[place]
+    }
+
     /// Puts a send into the chain, which is handed over when it is full.
     #[inline]
-    fn hold(&mut self, span: Span, imm: Imm, counted: usize, tally: &mut Tally) -> Result<(), i32> {
+    fn hold(
+        &mut self,
+        span: Span,
+        keys: Keys,
+        imm: Imm,
+        counted: usize,
+        tally: &mut Tally,
+    ) -> Result<(), i32> {
         self.in_flight += 1;
         self.unsignalled += 1;
         // The completion of counted bytes must be seen.
@@ -219,7 +250,8 @@ impl Link {
         }
         let offset = span.offset as u64;
         let bytes = u32::try_from(span.bytes).expect("a span of less than 4 GiB");
-        let (from, to) = (self.from + offset, self.peer.address + offset);
+        let from = Place { address: self.from + offset, key: keys.local };
+        let to = Place { address: self.to + offset, key: keys.remote };
         self.sends.push(self.send_id, signalled, from, to, bytes, imm.0);
         if self.sends.is_full() {
             self.flush(tally)?;
@@ -231,9 +263,9 @@ impl Link {
     #[cold]
     fn hand_over_waiting(&mut self, tally: &mut Tally) -> Result<(), i32> {
         while self.in_flight < self.depths.sends
-            && let Some((span, imm, counted)) = self.waiting.pop_front()
+            && let Some((span, keys, imm, counted)) = self.waiting.pop_front()
         {
-            self.hold(span, imm, counted, tally)?;
+            self.hold(span, keys, imm, counted, tally)?;
         }
         self.flush(tally)?;
         if self.waiting.is_empty() && std::mem::take(&mut self.fence_due) {
@@ -325,15 +357,15 @@ impl Link {
         self.qp.vanish(&self.registered.nic);
     }
 
-    /// Where posts go, and the key for it.
+    /// Where posts go, and the key of the first range.
     pub fn target(&self) -> (u32, u64) {
-        (self.peer.key, self.peer.address)
+        (self.keys[0].remote, self.to)
     }
 
     /// Has posts go elsewhere.
     pub fn aim_at(&mut self, (key, address): (u32, u64)) {
-        self.peer = PeerWindow { key, address, ..self.peer };
-        self.sends = SendChain::new(&self.registered.send, key);
+        self.to = address;
+        self.keys.iter_mut().for_each(|keys| keys.remote = key);
     }
 
     /// Sends a message of nothing that is no write.

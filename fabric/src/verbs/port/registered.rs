@@ -1,28 +1,79 @@
-//! A connection's two windows on one NIC, in a protection domain of their own.
+//! What a connection's links on one NIC carry of its two windows, registered in a protection domain of their own.
 //!
 //! Made by a handshake's thread, then held by the links that use it.
 
 use std::sync::Arc;
 
+use crate::ids::Span;
 use crate::memory::{RecvWindow, SendWindow};
+use crate::ranges::Ranges;
 use crate::verbs::error::VerbsError;
 use crate::verbs::handles::domain::Domain;
-use crate::verbs::handles::region::Region;
+use crate::verbs::handles::region::{Region, RegisterError};
 use crate::verbs::nic::Nic;
 
-/// A connection's windows on one NIC: registered in a domain of its own.
+/// What a link carries of the windows, as one end sees it.
+pub(in crate::verbs) struct Carried {
+    /// Of the window that this end writes.
+    pub sent: Ranges,
+    /// Of the window that the peer writes.
+    pub received: Ranges,
+}
+
+/// What the links on one NIC carry, registered in a domain of its own.
 pub(in crate::verbs) struct Registered {
     pub nic: Arc<Nic>,
     pub domain: Arc<Domain>,
-    pub send: Arc<Region>,
-    pub receive: Arc<Region>,
+    sent: Regions,
+    received: Regions,
+}
+
+/// Ranges of a window, and the region of each.
+struct Regions {
+    ranges: Ranges,
+    regions: Vec<Region>,
+}
+
+impl Regions {
+    fn new<'a>(
+        carried: impl Iterator<Item = &'a Ranges>,
+        register: impl Fn(Span) -> Result<Region, RegisterError>,
+    ) -> Result<Self, RegisterError> {
+        let ranges: Ranges = carried.flat_map(Ranges::iter).collect();
+        let regions = ranges.iter().map(register).collect::<Result<_, _>>()?;
+        Ok(Regions { ranges, regions })
+    }
+
+    /// The regions of a link's ranges. Each lies in one, because they are those of all its links.
+    fn of<'a>(&'a self, carried: &'a Ranges) -> impl Iterator<Item = &'a Region> {
+        let region = |range| &self.regions[self.ranges.holding(range).expect("the range of a link")];
+        carried.iter().map(region)
+    }
 }
 
 impl Registered {
-    pub fn new(nic: &Arc<Nic>, ours: &Arc<SendWindow>, theirs: &RecvWindow) -> Result<Self, VerbsError> {
+    /// For links that carry this. Ports on one NIC share it.
+    pub fn new<'a>(
+        nic: &Arc<Nic>,
+        ours: &Arc<SendWindow>,
+        theirs: &RecvWindow,
+        links: impl Iterator<Item = &'a Carried> + Clone,
+    ) -> Result<Self, VerbsError> {
         let domain = Domain::new(&nic.context)?;
-        let send = Region::send(&domain, ours)?;
-        let receive = Region::receive(&domain, theirs)?;
-        Ok(Registered { nic: Arc::clone(nic), domain, send, receive })
+        let sent = links.clone().map(|link| &link.sent);
+        let sent = Regions::new(sent, |range| Region::send(&domain, ours, range))?;
+        let received = links.map(|link| &link.received);
+        let received = Regions::new(received, |range| Region::receive(&domain, theirs, range))?;
+        Ok(Registered { nic: Arc::clone(nic), domain, sent, received })
+    }
+
+    /// The keys with which this NIC finds what a link sends, for each of its ranges.
+    pub fn local_keys(&self, link: &Carried) -> Vec<u32> {
+        self.sent.of(&link.sent).map(Region::local_key).collect()
+    }
+
+    /// The keys with which the peer's NIC finds what a link receives, for each of its ranges.
+    pub fn remote_keys(&self, link: &Carried) -> Vec<u32> {
+        self.received.of(&link.received).map(Region::remote_key).collect()
     }
 }

@@ -55,7 +55,7 @@ fn links(change: impl FnOnce(&mut Links)) -> Option<Message> {
         lid: 0,
         mtu: Mtu::from_code(3).unwrap(),
     };
-    let end = LinkEnd { nic: 0, number: 17, first_packet: 0, key: 1 };
+    let end = LinkEnd { nic: 0, number: 17, first_packet: 0, keys: vec![1] };
     let mut links = Links { address: 4096, bytes: BYTES as u64, nics: vec![nic], ends: vec![end] };
     change(&mut links);
     Some(Message::Links(links))
@@ -67,11 +67,13 @@ fn a_worker_that_keeps_to_no_plan_is_refused_with_the_reason() {
     let Some(nic) = device() else { return };
     let hub = Hub::new(&nic);
     let whole = BYTES as u64;
-    let too_many = links(|links| links.ends.push(links.ends[0]));
+    let too_many = links(|links| links.ends.push(links.ends[0].clone()));
+    let other_ranges = links(|links| links.ends[0].keys.push(2));
     let cases = [
         (whole - 1, None, "has 262143 bytes where the layout needs 262144"),
         (whole, Some(Message::Ready), "expected ends of links, got ready"),
         (whole, too_many, "has 2 links, the plan says 1"),
+        (whole, other_ranges, "has 2 keys for a link that carries 1 ranges of its window"),
         (whole, links(|links| links.nics.clear()), "link 0 is on NIC 0 of 0"),
         (whole, links(|links| links.bytes -= 1), "has 262143 bytes where the layout needs 262144"),
     ];

@@ -4,17 +4,17 @@ use crate::doctor::check::Check;
 use crate::doctor::facts::{HugePages, Memlock};
 use crate::doctor::job::Job;
 
-/// Whether the kernel lets the hub register the job's windows on this many NICs.
-pub(crate) fn memlock(job: &Job, nics: usize, facts: &Memlock) -> Check {
+/// Whether the kernel lets the hub register the job's windows, of so many bytes on all its NICs together.
+pub(crate) fn memlock(job: &Job, nics: usize, window_bytes: u64, facts: &Memlock) -> Check {
     const NAME: &str = "memlock";
     let Memlock { limit, hard, capable, first_namespace } = facts;
     if nics == 0 {
         return Check::note(NAME, "nothing is locked without RDMA");
     }
-    let needed = job.registered_bytes(nics);
+    let needed = job.registered_bytes(window_bytes);
     let sum = format!(
-        "{} with {} workers registers {needed} bytes (each worker on each of {nics} NICs: {} of gradients and as many of weights)",
-        job.name, job.workers, job.window_bytes
+        "{} with {} workers registers {needed} bytes (each worker, on {nics} NICs together: {window_bytes} of gradients and as many of weights)",
+        job.name, job.workers
     );
     let Some(limit) = *limit else {
         return Check::pass(NAME, format!("{sum}; RLIMIT_MEMLOCK is unlimited"));
@@ -85,12 +85,16 @@ pub(crate) fn private_pages(facts: &HugePages) -> Check {
 mod tests {
     use super::*;
     use crate::doctor::check::Verdict;
+    use pbox_core::Key;
 
-    const JOB_BYTES: u64 = 2 * 4 * 2 * 1000;
+    const JOB_BYTES: u64 = 4 * 2 * 1000;
+
+    fn job() -> Job {
+        Job::new("small".into(), vec![Key::f32("a", [1])], 4).unwrap()
+    }
 
     fn judge(limit: Option<u64>, capable: bool, first_namespace: bool) -> Check {
-        let job = Job { name: "small".into(), workers: 4, window_bytes: 1000 };
-        memlock(&job, 2, &Memlock { limit, hard: limit, capable, first_namespace })
+        memlock(&job(), 2, 1000, &Memlock { limit, hard: limit, capable, first_namespace })
     }
 
     #[test]
@@ -99,7 +103,7 @@ mod tests {
         assert_eq!(judge(None, false, true).verdict, Verdict::Pass);
         let short = judge(Some(JOB_BYTES - 1), false, true);
         assert_eq!(short.verdict, Verdict::Fail);
-        for word in ["registers 16000 bytes", "RLIMIT_MEMLOCK is 15999 bytes", "no CAP_IPC_LOCK"] {
+        for word in ["registers 8000 bytes", "RLIMIT_MEMLOCK is 7999 bytes", "no CAP_IPC_LOCK"] {
             assert!(short.seen.contains(word), "{short:?} lacks {word:?}");
         }
         for word in ["ulimit -l unlimited", "LimitMEMLOCK=infinity", "--ulimit memlock=-1", "IPC_LOCK"] {
@@ -117,9 +121,8 @@ mod tests {
 
     #[test]
     fn without_rdma_nothing_is_locked() {
-        let job = Job { name: "small".into(), workers: 4, window_bytes: 1000 };
         let none = Memlock { limit: Some(0), hard: Some(0), capable: false, first_namespace: true };
-        assert_eq!(memlock(&job, 0, &none).verdict, Verdict::Note);
+        assert_eq!(memlock(&job(), 0, 0, &none).verdict, Verdict::Note);
     }
 
     #[test]

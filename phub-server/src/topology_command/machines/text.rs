@@ -131,14 +131,14 @@ impl MachinesJob {
             "  together at most {}: the own share of sums and weights is the same memory in both jobs",
             mb(below.needed() + own.needed())
         )?;
-        // As a member of each other hub's job, and as the hub of each other member: both windows, whole.
+        // As a member of each other hub's job, and as the hub of each other member: of both windows what crosses.
         let connections = 2 * u64::from(self.machines - 1);
         let wire = &self.mesh.wire;
         let windows = (wire.gradient_window_bytes() + wire.weights_window_bytes()) as u64;
         writeln!(
             out,
-            "  pinned with RDMA: {} on each NIC, as memlock counts: both windows of {connections} connections",
-            mb(connections * windows)
+            "  pinned with RDMA: {} on all NICs together, as memlock counts: a hub's share of both windows, for {connections} connections",
+            mb(connections * own.share(windows))
         )?;
         let Some(above) = self.above.as_ref().map(level) else { return Ok(()) };
         writeln!(

@@ -1,0 +1,133 @@
+//! The ranges of a window that links carry. Pure, and the same at both ends of a link.
+//!
+//! ```text
+//!   spans   [0 ][1 ]  [2 ]            [3 ]      the padding between 1 and 2 is smaller than a page
+//!   ranges  [              ]          [  ]
+//! ```
+
+use crate::ids::Span;
+
+/// Spans with smaller gaps are one range: a page is the least that is pinned, and a post over several small spans has their
+/// padding in it. The same on all machines, so that both ends of a link count the same ranges.
+const GAP: usize = 4096;
+
+/// Parts of a window, ascending, with gaps between them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ranges(Vec<Span>);
+
+impl Default for Ranges {
+    /// The whole of every window.
+    fn default() -> Self {
+        Ranges(vec![Span { offset: 0, bytes: usize::MAX }])
+    }
+}
+
+impl FromIterator<Span> for Ranges {
+    /// What these spans cover.
+    fn from_iter<I: IntoIterator<Item = Span>>(spans: I) -> Self {
+        let mut spans: Vec<Span> = spans.into_iter().filter(|span| span.bytes > 0).collect();
+        spans.sort_unstable();
+        spans.dedup_by(|next, last| {
+            let joins = next.offset < end(*last).saturating_add(GAP);
+            if joins {
+                last.bytes = end(*last).max(end(*next)) - last.offset;
+            }
+            joins
+        });
+        Ranges(spans)
+    }
+}
+
+impl Ranges {
+    /// Those of a window of so many bytes.
+    pub(crate) fn within(&self, bytes: usize) -> Self {
+        let cut = |span: &Span| Span { bytes: span.bytes.min(bytes.saturating_sub(span.offset)), ..*span };
+        self.0.iter().map(cut).collect()
+    }
+
+    /// Each range, ascending.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Span> {
+        self.0.iter().copied()
+    }
+
+    /// The place among the ranges of the one that holds the whole span.
+    #[inline]
+    pub fn holding(&self, span: Span) -> Option<usize> {
+        let place = self.0.partition_point(|range| range.offset <= span.offset).checked_sub(1)?;
+        (span.end()? <= end(self.0[place])).then_some(place)
+    }
+
+    /// The bytes that the kernel pins when these are registered: whole pages, for each range its own. Windows begin on a page.
+    pub fn pinned_bytes(&self) -> u64 {
+        let page = rustix::param::page_size();
+        let pages = |range: Span| end(range).div_ceil(page) - range.offset / page;
+        self.iter().map(|range| (pages(range) * page) as u64).sum()
+    }
+}
+
+/// One past the last byte; of a range that goes on to the end of memory, the last.
+fn end(range: Span) -> usize {
+    range.end().unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn span(offset: usize, bytes: usize) -> Span {
+        Span { offset, bytes }
+    }
+
+    fn ranges(spans: &[(usize, usize)]) -> Ranges {
+        spans.iter().map(|&(offset, bytes)| span(offset, bytes)).collect()
+    }
+
+    #[test]
+    fn neighbours_are_one_range_and_so_are_spans_with_less_than_a_page_between() {
+        let all = ranges(&[(8192, 100), (0, 64), (64, 60), (128, 4096), (12388, 1)]);
+        assert_eq!(all.0, [span(0, 8292), span(12388, 1)]);
+        assert_eq!(ranges(&[(10, 0)]).0, []);
+    }
+
+    #[test]
+    fn a_span_is_in_the_range_that_holds_all_of_it() {
+        let two = ranges(&[(4096, 100), (65536, 200)]);
+        let places = [(4096, 100), (4195, 1), (4195, 2), (65536, 200), (0, 1), (70000, 1), (usize::MAX, 2)];
+        let found = places.map(|(offset, bytes)| two.holding(span(offset, bytes)));
+        assert_eq!(found, [Some(0), Some(0), None, Some(1), None, None, None]);
+        assert_eq!(Ranges::default().holding(span(usize::MAX - 9, 9)), Some(0));
+    }
+
+    #[test]
+    fn a_window_ends_ranges() {
+        assert_eq!(Ranges::default().within(100).0, [span(0, 100)]);
+        assert_eq!(ranges(&[(0, 10), (8000, 10)]).within(8005).0, [span(0, 10), span(8000, 5)]);
+        assert_eq!(ranges(&[(0, 10), (8000, 10)]).within(8000).0, [span(0, 10)]);
+    }
+
+    #[test]
+    fn pages_are_pinned_whole_by_each_range() {
+        let page = rustix::param::page_size();
+        let two = ranges(&[(page - 1, 2), (4 * page, 3 * page)]);
+        assert_eq!(two.pinned_bytes(), 5 * page as u64);
+    }
+
+    proptest! {
+        #[test]
+        fn every_span_lies_in_a_range_and_no_range_is_larger_than_it_must_be(
+            spans in proptest::collection::vec((0usize..1 << 20, 1usize..20_000), 1..60),
+        ) {
+            let all = ranges(&spans);
+            for &(offset, bytes) in &spans {
+                prop_assert!(all.holding(span(offset, bytes)).is_some());
+            }
+            for pair in all.0.windows(2) {
+                prop_assert!(end(pair[0]) + GAP <= pair[1].offset, "{pair:?}");
+            }
+            let begins = |range: Span| spans.iter().any(|&(offset, _)| offset == range.offset);
+            let ends = |range: Span| spans.iter().any(|&(offset, bytes)| offset + bytes == end(range));
+            prop_assert!(all.iter().all(|range| begins(range) && ends(range)));
+        }
+    }
+}

@@ -1,0 +1,54 @@
+#!/bin/bash
+# What the kernel has pinned for a hub and a worker with two NICs, by RDMA: two copies of the model, whatever the NICs. With two
+# hubs each has pinned its half, and the worker still two copies.
+# guest: one --nics 2
+# build: bin phub-server
+# build: bin phub-probe
+# seconds: 120
+model 900000 60000 30000 10000 17
+bytes=4000068
+
+declare -A pinned
+# look NAME PID: keeps the most bytes that the kernel has pinned for a process.
+look() {
+    local now
+    now=$(awk '$1 == "VmPin:" { print $2 * 1024 }' "/proc/$2/status" 2>/dev/null || true)
+    if [ "${now:-0}" -gt "${pinned[$1]:-0}" ]; then pinned[$1]=$now; fi
+}
+# expect NAME MODELS: so many models, and not a sixth more: each range that is registered may begin and end within a page.
+expect() {
+    echo "$1: ${pinned[$1]} bytes, $2 models expected"
+    awk -v seen="${pinned[$1]}" -v least="$((bytes * $2))" \
+        'BEGIN { exit !(seen >= 0.97 * least && seen <= 1.17 * least) }'
+}
+# train HUBS: a job of one worker.
+train() {
+    local worker
+    pinned=()
+    phub-probe --hub "$1" --transport verbs --workers 1 --rank 0 --rounds 20 --manifest /tmp/model --json >/tmp/report 2>/tmp/worker.0 &
+    worker=$!
+    while kill -0 $worker 2>/dev/null; do
+        look worker $worker
+        look hub "${hub:?}"
+        look other "${other:-0}"
+    done
+    wait $worker
+    jq -c '{transport, checked}' /tmp/report
+    jq -e '.transport == "verbs" and .checked' /tmp/report
+    jq -e '[.per_core[].nic] | unique | length == 2' /tmp/report
+}
+
+serve --listen 127.0.0.1:7077
+train 127.0.0.1:7077
+expect hub 2
+expect worker 2
+end_hub
+
+serve --listen 127.0.0.1:7077
+phub-server serve --listen 127.0.0.1:7078 &>/tmp/worker.hub &
+other=$!
+within 60 listens 127.0.0.1 7078
+train 127.0.0.1:7077,127.0.0.1:7078
+expect worker 2
+expect hub 1
+expect other 1
