@@ -198,9 +198,8 @@ async fn join(
 }
 
 async fn heartbeat(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let HeartbeatRequest { token, seen } = desk.small("heartbeat", request).await?;
-    let mut news = desk.registry.heartbeat(&job, &token)?;
-    let hold = desk.registry.heartbeat_hold();
+    let HeartbeatRequest { token, seen, latest } = desk.small("heartbeat", request).await?;
+    let (mut news, hold) = desk.registry.heartbeat(&job, &token, latest)?;
     // Ends early when there are news, and when the job's last worker leaves.
     let _ = tokio::time::timeout(hold, news.wait_for(|news| news.version > seen)).await.is_ok();
     let reply = news.borrow().clone();
