@@ -9,6 +9,7 @@ mod metrics;
 mod page;
 mod peers;
 mod serve;
+mod speed;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -47,6 +48,7 @@ GET  /v1/hub                        version, cores with their work and waiting, 
 GET  /                              a page for browsers; this list for all others
 GET  /v1/events                     what GET /v1/hub says, each second, as server-sent events
 GET  /v1/trace                      a timeline of the last rounds, if the hub has --trace
+GET  /v1/speed                      zeros for 100 ms at most, for a hub that measures its link
 GET  /metrics                       the same figures for Prometheus
 POST /v1/jobs/{job}/join            a worker asks to take part
 POST /v1/jobs/{job}/heartbeat       a worker lives, and gets the news
@@ -80,6 +82,8 @@ struct Desk {
     listeners: Arc<Semaphore>,
     /// A permit for each timeline that may be made and sent now.
     traces: Arc<Semaphore>,
+    /// A permit for each link that may be measured now.
+    transfers: Arc<Semaphore>,
 }
 
 impl Desk {
@@ -97,12 +101,14 @@ pub(crate) fn router(registry: Arc<Registry>, guard: Arc<Guard>, limits: Control
     let room = Arc::new(Semaphore::new(limits.bodies_bytes));
     let listeners = Arc::new(Semaphore::new(page::LISTENERS));
     let traces = Arc::new(Semaphore::new(TRACES));
+    let transfers = Arc::new(Semaphore::new(speed::TRANSFERS));
     Router::new()
         .route("/", get(async |headers: HeaderMap| page::page(&headers)))
         .route("/v1/health", get(async || "ok\n"))
         .route("/v1/hub", get(hub))
         .route("/v1/events", get(events))
         .route("/v1/trace", get(trace))
+        .route("/v1/speed", get(async |State(desk): State<Desk>| speed::zeros(desk.transfers)))
         .route("/metrics", get(figures))
         .route("/v1/jobs/{job}/join", post(join))
         .route("/v1/jobs/{job}/heartbeat", post(heartbeat))
@@ -119,7 +125,7 @@ pub(crate) fn router(registry: Arc<Registry>, guard: Arc<Guard>, limits: Control
         .merge(peers::routes())
         .route_layer(from_fn_with_state(guard, guard::admit))
         .fallback(async || no_such_page())
-        .with_state(Desk { registry, limits, room, listeners, traces })
+        .with_state(Desk { registry, limits, room, listeners, traces, transfers })
 }
 
 type Answer = Result<Response, Refusal>;
