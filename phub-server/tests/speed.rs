@@ -44,7 +44,8 @@ fn one_link_at_a_time_is_measured_and_topology_does_it_too() {
     let refused = loop {
         // Its bytes are not read: the transfer lasts for 100 ms, in which another is refused.
         let mut stuck = TcpStream::connect(&hub.address).unwrap();
-        write!(stuck, "GET /v1/speed HTTP/1.1\r\nHost: hub\r\nAuthorization: Bearer {shown}\r\n\r\n").unwrap();
+        write!(stuck, "GET /v1/speed HTTP/1.1\r\nHost: hub\r\nAuthorization: Bearer {shown}\r\n\r\n")
+            .unwrap();
         stuck.read_exact(&mut [0; 15]).unwrap();
         match measure(&hub.address, MEASURED_IN, Some(&credential)) {
             Err(MemberError::Refused { why, .. }) => break why,
@@ -53,7 +54,7 @@ fn one_link_at_a_time_is_measured_and_topology_does_it_too() {
     };
     says(refused, &["another hub measures the link to this one", "one may at a time"]);
 
-    let job = ["topology", "--machines", "2", "--workers-per-machine", "4", "--model", "alexnet"];
+    let job = ["topology", "--machines", "2", "--workers-per-machine", "4", "--model", "googlenet"];
     let measured = [&job[..], &["--measure", &hub.address]].concat();
     let said = loop {
         let output = phub_server(&measured).output().unwrap();

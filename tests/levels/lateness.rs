@@ -32,15 +32,16 @@ fn train(machines: &Machines) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             on_machines(2, 3, |machine, rank, begin| {
-                let mut session = Session::join(&machines.config(machine, "job", rank, 3)).unwrap();
+                let mut session = Session::join(machines.config(machine, "job", rank, 3)).unwrap();
+                session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
                 begin.wait();
                 while !is_over.load(Relaxed) {
                     if (machine, rank) == (1, 2) {
                         std::thread::sleep(Duration::from_millis(15));
                     }
                     // An error: another worker has left, because the test is over.
-                    if push_all(&mut session).and_then(|()| session.wait_all()).is_err() {
-                        assert!(is_over.load(Relaxed));
+                    if let Err(error) = push_all(&mut session).and_then(|()| session.wait_all()) {
+                        assert!(is_over.load(Relaxed), "{error}");
                     }
                 }
             })

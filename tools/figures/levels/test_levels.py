@@ -85,7 +85,7 @@ def speed(binaries):
 
     machines = Machines(2)
     address = f"{machines.address(0)}:{PORT}"
-    ask = [f"{binaries}/phub-server", "topology", "--machines", "2", "--workers-per-machine", "1", "--model", "alexnet"]
+    ask = [f"{binaries}/phub-server", "topology", "--machines", "2", "--workers-per-machine", "1", "--model", "googlenet"]
     with processes() as start:
         hub = start(machines, 0, [ask[0], "serve", "--listen", address, "--idle", "sleep"], stderr=subprocess.DEVNULL)
         assert b"control port" in hub.stdout.readline()
