@@ -161,15 +161,20 @@ impl Control {
 
     /// `GET /v1/hub`.
     pub fn describe(&self) -> Result<HubReply, MemberError> {
-        let get = self.agent.get(self.url("hub"));
-        let get = match self.shown(Right::Read, ALL_JOBS) {
-            Some(shown) => get.header(AUTHORIZATION, shown),
-            None => get,
-        };
-        let reply = get.call().map_err(|error| self.unreachable(error));
+        let reply = self.get("hub", Right::Read);
         reply
             .and_then(|response| self.read_reply("describe itself", response))
             .map_err(|failure| failure.error)
+    }
+
+    /// `GET` of a page that needs this right, of any status.
+    pub fn get(&self, page: &str, right: Right) -> Result<Response<Body>, Failure> {
+        let get = self.agent.get(self.url(page));
+        let get = match self.shown(right, ALL_JOBS) {
+            Some(shown) => get.header(AUTHORIZATION, shown),
+            None => get,
+        };
+        get.call().map_err(|error| self.unreachable(error))
     }
 
     /// The header that shows a right to a job.
@@ -254,7 +259,7 @@ impl Control {
         Failure { cause, error }
     }
 
-    fn read_reply<R: DeserializeOwned>(
+    pub fn read_reply<R: DeserializeOwned>(
         &self,
         what: &'static str,
         mut response: Response<Body>,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use pbox_core::control::{HeartbeatReply, HeartbeatRequest, JobState};
+use pbox_core::control::{HeartbeatReply, HeartbeatRequest, JobState, Latest};
 
 use crate::control::{Cause, Control, Failure, RETRY};
 use crate::error::MemberError;
@@ -27,6 +27,8 @@ pub(crate) struct News {
 struct Shared {
     news: Mutex<News>,
     changed: Condvar,
+    /// What the next requests say of this member's own workers.
+    latest: Mutex<Option<Latest>>,
     /// Woken by news, once the member has a port that may sleep through them.
     waker: OnceLock<Waker>,
 }
@@ -67,7 +69,8 @@ impl Heartbeat {
             reached: None,
         };
         let news = Mutex::new(News { reply, lost: None });
-        let shared = Arc::new(Shared { news, changed: Condvar::new(), waker: OnceLock::new() });
+        let (changed, latest, waker) = (Condvar::new(), Mutex::default(), OnceLock::new());
+        let shared = Arc::new(Shared { news, changed, latest, waker });
         let (stop, stopped) = channel();
         let mut beat = Beat {
             // The hub holds a heartbeat for a third of the limit. Two thirds without a reply are silence, and leave time to
@@ -97,6 +100,11 @@ impl Heartbeat {
         let _ = self.shared.waker.set(waker);
     }
 
+    /// From the next request on, the hub is told which of this member's own workers is late.
+    pub fn say_latest(&self, latest: Option<Latest>) {
+        *self.shared.latest.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = latest;
+    }
+
     /// What is known now.
     pub fn news(&self) -> MutexGuard<'_, News> {
         self.shared.lock()
@@ -119,8 +127,9 @@ impl Heartbeat {
 impl Beat {
     /// Makes one request. Returns the pause before the next one; `None` when there will be no other news.
     fn ask(&mut self) -> Option<Duration> {
+        let latest = self.shared.latest.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
         let (asked, request) =
-            (Instant::now(), HeartbeatRequest { token: self.token.clone(), seen: self.seen });
+            (Instant::now(), HeartbeatRequest { token: self.token.clone(), seen: self.seen, latest });
         self.tries = self.tries.saturating_add(1);
         match self.control.post("heartbeat", "hear a heartbeat", &request) {
             Ok(reply) => {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use pbox_core::Round;
-use pbox_core::control::{JobState, Late, Left, StateReply};
+use pbox_core::control::{JobState, Late, Latest, Left, StateReply};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -88,6 +88,11 @@ impl Hub {
     /// The workers that others have waited for too long.
     pub fn held_up_by(&self) -> Vec<Late> {
         self.heartbeat.news().reply.held_up_by.clone()
+    }
+
+    /// The next heartbeats say which of this member's own workers is late.
+    pub fn say_latest(&self, latest: Option<Latest>) {
+        self.heartbeat.say_latest(latest);
     }
 
     /// The error that ends the membership, if its news hold one.

@@ -19,6 +19,7 @@ mod error;
 mod heartbeat;
 mod hub;
 mod join;
+mod speed;
 mod state;
 
 pub use authority::Credential;
@@ -26,4 +27,5 @@ pub use data_path::{DataPath, Ports, Way, open};
 pub use error::MemberError;
 pub use hub::{Hub, Missing, reached, takes_part};
 pub use join::{LetIn, describe, hub_addresses, join_all, meet, placements, wait_for};
+pub use speed::{MEASURED_IN, measure};
 pub use state::{all_of, bring};

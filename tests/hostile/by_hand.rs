@@ -108,7 +108,7 @@ impl ByHand {
     pub fn until_running(&self, hub: &Hub) {
         let mut seen = 0;
         loop {
-            let request = HeartbeatRequest { token: self.reply.token.clone(), seen };
+            let request = HeartbeatRequest { token: self.reply.token.clone(), seen, latest: None };
             let (status, news) = post_json(hub, &format!("/v1/jobs/{JOB}/heartbeat"), &request);
             assert_eq!(status, 200, "{news}");
             let news: HeartbeatReply = serde_json::from_str(&news).unwrap();

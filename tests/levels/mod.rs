@@ -3,6 +3,7 @@
 mod checkpoints;
 mod codecs;
 mod ends;
+mod lateness;
 mod staleness;
 mod state;
 mod weights;

@@ -53,7 +53,7 @@ fn processes_that_wait_use_no_processor_time() {
     let joined = post("join", serde_json::to_value(join_request(0, 2)).unwrap());
     let token = joined["token"].as_str().unwrap().to_owned();
     let beat = || {
-        let request = HeartbeatRequest { token: token.clone(), seen: 1 };
+        let request = HeartbeatRequest { token: token.clone(), seen: 1, latest: None };
         assert_eq!(post("heartbeat", serde_json::to_value(request).unwrap())["version"], 1);
     };
     beat(); // the processes finish what they have to do

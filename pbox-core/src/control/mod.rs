@@ -18,7 +18,7 @@ pub use peers::{
     WholeRounds, WrittenReply, WrittenRequest,
 };
 
-pub use rounds::{RankReply, RoundsReply};
+pub use rounds::{Latest, MAX_PATH, RankReply, RoundsReply};
 pub use versions::{PROTOCOL, PROTOCOL_LOWEST, Versions};
 
 use std::fmt;
@@ -198,6 +198,9 @@ pub struct HeartbeatRequest {
     pub token: String,
     /// `version` of the last reply, 0 at first.
     pub seen: u64,
+    /// Of a hub below: which of its own workers is late, if one is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latest: Option<Latest>,
 }
 
 /// News of a job.
@@ -455,6 +458,9 @@ pub struct MemberReply {
     /// The transport of its links, once it has some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<String>,
+    /// Of a hub below: which of its own workers it last said is late.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latest: Option<Latest>,
 }
 
 /// `POST /v1/jobs/{job}/stop`: the job has been stopped.

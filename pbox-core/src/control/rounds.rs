@@ -2,7 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::job::MAX_WORKERS;
 use crate::layout::Round;
+
+/// The most machines, one within the other, and the worker there, of which a [`Latest`] speaks.
+pub const MAX_PATH: usize = 16;
 
 /// The last rounds of a job, as this hub saw them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,4 +45,54 @@ pub struct RankReply {
     pub median_us: u64,
     /// The greatest.
     pub greatest_us: u64,
+}
+
+/// What a hub below says of its own workers: which of them is late, over the window of its own [`RoundsReply`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Latest {
+    /// Its rank at its own hub, behind the numbers of the machines between that hub and the one that says it.
+    pub path: Vec<u32>,
+    /// How many of the last rounds this is about.
+    pub window: u32,
+    /// Rounds of these in which it was waited for longest.
+    pub last: u32,
+    /// The median of its lateness in these, in microseconds.
+    pub late_us: u64,
+    /// For how long the round in flight has waited for it, in microseconds; 0 unless that is what makes it late.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub waited_us: u64,
+}
+
+impl Latest {
+    /// Whether such a thing can be.
+    ///
+    /// # Errors
+    /// With what was expected and what was seen.
+    pub fn check(&self) -> Result<(), String> {
+        let Latest { path, window, last, .. } = self;
+        match () {
+            () if path.is_empty() || path.len() > MAX_PATH => {
+                Err(format!("a path of {} ranks: expected 1 to {MAX_PATH}", path.len()))
+            }
+            () if path.iter().any(|&rank| rank >= MAX_WORKERS) => {
+                Err(format!("the path {path:?}: expected ranks below {MAX_WORKERS}"))
+            }
+            () if *window == 0 || last > window => {
+                Err(format!("last in {last} of {window} rounds: expected at most all of at least one"))
+            }
+            () => Ok(()),
+        }
+    }
+
+    /// Who it is, from the machine of this number on.
+    pub fn of_machine(&self, number: u32) -> String {
+        let (worker, machines) = self.path.split_last().unwrap_or((&0, &[]));
+        let between: String = machines.iter().map(|machine| format!("machine {machine}: ")).collect();
+        format!("machine {number}: {between}worker {worker}")
+    }
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }

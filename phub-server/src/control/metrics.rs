@@ -258,7 +258,7 @@ mod tests {
             name: "job".into(),
             state: JobState::Running,
             workers: 2,
-            members: vec![MemberReply { rank: 0, silent_ms: 1500, transport: None }],
+            members: vec![MemberReply { rank: 0, silent_ms: 1500, transport: None, latest: None }],
             round: Round(4),
             equal_before: None,
             promised_bytes: 7,

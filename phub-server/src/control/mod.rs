@@ -9,6 +9,7 @@ mod metrics;
 mod page;
 mod peers;
 mod serve;
+mod speed;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -48,6 +49,7 @@ GET  /                              a page for browsers; this list for all other
 GET  /v1/events                     what GET /v1/hub says, each second, as server-sent events
 GET  /v1/trace                      a timeline of the last rounds, if the hub has --trace
 GET  /v1/topology                   the hub's machine with its cores and NICs, as SVG
+GET  /v1/speed                      zeros for 100 ms at most, for a hub that measures its link
 GET  /metrics                       the same figures for Prometheus
 POST /v1/jobs/{job}/join            a worker asks to take part
 POST /v1/jobs/{job}/heartbeat       a worker lives, and gets the news
@@ -81,6 +83,8 @@ struct Desk {
     listeners: Arc<Semaphore>,
     /// A permit for each timeline that may be made and sent now.
     traces: Arc<Semaphore>,
+    /// A permit for each link that may be measured now.
+    transfers: Arc<Semaphore>,
 }
 
 impl Desk {
@@ -105,6 +109,7 @@ pub(crate) fn router(
     let listeners = Arc::new(Semaphore::new(page::LISTENERS));
     let traces = Arc::new(Semaphore::new(TRACES));
     let picture = Bytes::from(picture);
+    let transfers = Arc::new(Semaphore::new(speed::TRANSFERS));
     Router::new()
         .route("/", get(async |headers: HeaderMap| page::page(&headers)))
         .route("/v1/health", get(async || "ok\n"))
@@ -112,6 +117,7 @@ pub(crate) fn router(
         .route("/v1/events", get(events))
         .route("/v1/trace", get(trace))
         .route("/v1/topology", get(async || ([(CONTENT_TYPE, "image/svg+xml")], picture)))
+        .route("/v1/speed", get(async |State(desk): State<Desk>| speed::zeros(desk.transfers)))
         .route("/metrics", get(figures))
         .route("/v1/jobs/{job}/join", post(join))
         .route("/v1/jobs/{job}/heartbeat", post(heartbeat))
@@ -128,7 +134,7 @@ pub(crate) fn router(
         .merge(peers::routes())
         .route_layer(from_fn_with_state(guard, guard::admit))
         .fallback(async || no_such_page())
-        .with_state(Desk { registry, limits, room, listeners, traces })
+        .with_state(Desk { registry, limits, room, listeners, traces, transfers })
 }
 
 type Answer = Result<Response, Refusal>;
@@ -207,9 +213,8 @@ async fn join(
 }
 
 async fn heartbeat(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let HeartbeatRequest { token, seen } = desk.small("heartbeat", request).await?;
-    let mut news = desk.registry.heartbeat(&job, &token)?;
-    let hold = desk.registry.heartbeat_hold();
+    let HeartbeatRequest { token, seen, latest } = desk.small("heartbeat", request).await?;
+    let (mut news, hold) = desk.registry.heartbeat(&job, &token, latest)?;
     // Ends early when there are news, and when the job's last worker leaves.
     let _ = tokio::time::timeout(hold, news.wait_for(|news| news.version > seen)).await.is_ok();
     let reply = news.borrow().clone();

@@ -9,7 +9,7 @@ use std::time::Instant;
 use fabric::any::Transport;
 use fabric::{PlannedLink, SendWindow};
 use pbox_core::control::{
-    HeartbeatReply, JobReply, JobState, JoinRequest, Late, Left, Member as Taking, MemberReply, Mesh,
+    HeartbeatReply, JobReply, JobState, JoinRequest, Late, Latest, Left, Member as Taking, MemberReply, Mesh,
 };
 use pbox_core::job::Difference;
 use pbox_core::{
@@ -31,6 +31,8 @@ pub(crate) struct Member {
     cores: usize,
     /// When its last heartbeat came.
     pub heard: Instant,
+    /// Of a hub below: which of its own workers is late, as it said last.
+    pub latest: Option<Latest>,
     /// The transport of its links, once it has some.
     pub transport: Option<Transport>,
     /// Names it at all hubs of the job.
@@ -232,8 +234,9 @@ impl Job {
     /// A worker has joined.
     pub fn add_member(&mut self, rank: u32, worker: u64) {
         let (heard, ready) = (Instant::now(), self.terms.level.members == Members::Workers);
+        let (latest, standing) = (None, Standing::Joined);
         self.members[rank as usize] =
-            Some(Member { cores: 0, heard, transport: None, worker, ready, standing: Standing::Joined });
+            Some(Member { cores: 0, heard, latest, transport: None, worker, ready, standing });
     }
 
     /// A worker had reached this round when it lost the hub.
@@ -506,6 +509,7 @@ impl Job {
             rank,
             silent_ms: member.heard.elapsed().as_millis() as u64,
             transport: member.transport.map(|transport| transport.to_string()),
+            latest: member.latest.clone(),
         };
         let ranks = (0u32..).zip(&self.members).filter(|&(rank, _)| self.has(rank));
         ranks.filter_map(|(rank, member)| Some(describe((rank, member.as_ref()?)))).collect()
@@ -514,11 +518,13 @@ impl Job {
     pub fn describe(&self) -> JobReply {
         let (news, rounds) = (self.news.borrow(), self.last_rounds.reply());
         let round = rounds.as_ref().map_or(Round(0), |rounds| rounds.round).max(self.progress.round());
+        let members = self.describe_members();
+        let verdict = verdict(&news.state, round, &news.held_up_by, rounds.as_ref(), &members);
         JobReply {
             name: self.name.clone(),
             state: news.state.clone(),
             workers: self.terms.workers,
-            members: self.describe_members(),
+            members,
             round,
             equal_before: self.digests.equal,
             promised_bytes: self.promised,
@@ -529,7 +535,7 @@ impl Job {
             checkpoint_error: self.checkpoints.error.clone(),
             held_up_by: news.held_up_by.clone(),
             checkpoint_warning: self.checkpoints.warning.clone(),
-            verdict: verdict(&news.state, round, &news.held_up_by, rounds.as_ref()),
+            verdict,
             rounds,
         }
     }

@@ -62,11 +62,20 @@ impl Progress {
 }
 
 impl Job {
+    /// Who is waited for, in words: on another machine the worker that its hub waits for, if it says so.
+    fn awaited(&self, rank: u32) -> String {
+        let latest = self.members[rank as usize].as_ref().and_then(|member| member.latest.as_ref());
+        match latest.filter(|latest| latest.waited_us > 0) {
+            Some(latest) => latest.of_machine(rank),
+            None => self.spoken(rank),
+        }
+    }
+
     /// The workers that have been late for so long.
     fn late(&self, look: &Look, time: Duration) -> Vec<Late> {
         let late = look.late().map(|(rank, waits)| Late {
             rank,
-            who: self.spoken(rank),
+            who: self.awaited(rank),
             round: waits.round.unwrap_or(look.round),
             chunks: waits.owes,
             seconds: time.as_secs(),

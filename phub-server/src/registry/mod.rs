@@ -51,7 +51,7 @@ use std::time::{Duration, Instant};
 
 use membership::{MemberError, Missing};
 use pbox_core::control::{
-    CoreReply, HeartbeatReply, HubReply, JobState, LearningRateRequest, LeaveReply, PROTOCOL,
+    CoreReply, HeartbeatReply, HubReply, JobState, Latest, LearningRateRequest, LeaveReply, PROTOCOL,
     PROTOCOL_LOWEST, TransportAddress,
 };
 use pbox_core::kernels::Kernels;
@@ -234,12 +234,6 @@ impl Registry {
         self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// How long the hub holds a heartbeat when there are no news. A living worker's next heartbeat then comes well within the
-    /// limit.
-    pub fn heartbeat_hold(&self) -> Duration {
-        self.heartbeat_limit / 3
-    }
-
     /// Takes a report of a core thread.
     pub fn report(self: &Arc<Self>, report: Report) {
         let mut inner = self.lock();
@@ -310,14 +304,27 @@ impl Registry {
         job.cores.numbers.iter().for_each(|&core| self.cores[core].tell(command.clone()));
     }
 
-    /// A worker lives. Returns its job's news from now on.
-    pub fn heartbeat(&self, job: &str, token: &str) -> Result<watch::Receiver<HeartbeatReply>, Refusal> {
+    /// How long the hub holds a request when there are no news. A living worker's next heartbeat then comes well within the
+    /// limit.
+    pub fn heartbeat_hold(&self) -> Duration {
+        self.heartbeat_limit / 3
+    }
+
+    /// A member lives; a hub below says which of its own workers is late. Returns its job's news from now on, and how long the
+    /// hub holds the heartbeat when there are none.
+    pub fn heartbeat(
+        &self,
+        job: &str,
+        token: &str,
+        latest: Option<Latest>,
+    ) -> Result<(watch::Receiver<HeartbeatReply>, Duration), Refusal> {
         let mut inner = self.lock();
         let (job, rank) = inner.member(job, token)?;
-        if let Some(member) = &mut job.members[rank as usize] {
-            member.heard = Instant::now();
-        }
-        Ok(job.news.subscribe())
+        let hold = job.heard_of(rank, latest).map_err(|why| {
+            let (name, who) = (&job.name, job.spoken(rank));
+            Refusal::Bad(format!("job {name:?}: the heartbeat of {who} has a `latest` that cannot be: {why}"))
+        })?;
+        Ok((job.news.subscribe(), hold.unwrap_or(Duration::MAX).min(self.heartbeat_hold())))
     }
 
     /// A worker leaves. When the last worker has left, the job's state is in its checkpoint, or the reply says why not. A second

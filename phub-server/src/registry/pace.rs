@@ -7,7 +7,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pbox_core::control::{JobState, Late, RankReply, RoundsReply};
+use pbox_core::Members;
+use pbox_core::control::{JobState, Late, Latest, MAX_PATH, MemberReply, RankReply, RoundsReply};
 use pbox_core::{JobId, Round, Watched};
 
 use super::Registry;
@@ -23,8 +24,12 @@ const RATE_OVER: Duration = Duration::from_secs(10);
 const WORTH_A_WORD: f64 = 0.05;
 /// And if it was last at least in one of so many rounds.
 const OFTEN: u32 = 10;
+/// Of many ranks a verdict names so many.
+const NAMED: usize = 8;
 /// A wait so long is the verdict.
 const STANDS: Duration = Duration::from_secs(1);
+/// How often a hub tells those above it which of its workers is late, and how long they hold its heartbeats.
+pub(super) const TOLD_EVERY: Duration = Duration::from_secs(1);
 
 /// A job's last rounds, as they were when the cores were asked last.
 #[derive(Debug, Default)]
@@ -100,6 +105,7 @@ pub(super) fn verdict(
     round: Round,
     held_up_by: &[Late],
     rounds: Option<&RoundsReply>,
+    members: &[MemberReply],
 ) -> String {
     match state {
         JobState::Gathering { missing, machines } if missing.is_empty() => {
@@ -109,19 +115,37 @@ pub(super) fn verdict(
         JobState::Failed { reason, .. } => format!("failed: {reason}"),
         JobState::Running => match (held_up_by, rounds) {
             ([], None) => format!("round {}: nobody was waited for yet", round.0),
-            ([], Some(rounds)) => verdict_of(rounds),
+            ([], Some(rounds)) => verdict_of(rounds, members),
             (late, _) => late.iter().map(Late::to_string).collect::<Vec<_>>().join("; "),
         },
     }
 }
 
-fn verdict_of(rounds: &RoundsReply) -> String {
-    let waited = Duration::from_micros(rounds.waited_us);
-    if waited >= STANDS {
+fn verdict_of(rounds: &RoundsReply, members: &[MemberReply]) -> String {
+    if let Some(waited) = stands(rounds) {
         let who = names("rank", &rounds.waits_for);
-        return format!("round {} has waited {} for {who}", rounds.round.0, spoken(waited));
+        let below = within(&rounds.waits_for, members);
+        return format!("round {} has waited {} for {who}{below}", rounds.round.0, spoken(waited));
     }
     let head = format!("round {}, {} a second", rounds.round.0, rate(rounds.per_second));
+    match latest(rounds) {
+        Some(rank) => format!(
+            "{head}, waiting for rank {}: {}{}",
+            rank.rank,
+            habit(rank.last, rounds.window, rank.late_us),
+            within(&[rank.rank], members)
+        ),
+        None => format!("{head}, nobody is late"),
+    }
+}
+
+/// For how long the round in flight has waited, if that is the verdict.
+fn stands(rounds: &RoundsReply) -> Option<Duration> {
+    Some(Duration::from_micros(rounds.waited_us)).filter(|&waited| waited >= STANDS)
+}
+
+/// The rank that makes rounds slow, if one does.
+fn latest(rounds: &RoundsReply) -> Option<&RankReply> {
     // One long wait is no habit.
     let often = rounds.ranks.iter().filter(|rank| rank.last.saturating_mul(OFTEN) >= rounds.window);
     let latest = often.max_by_key(|rank| u64::from(rank.last) * rank.late_us);
@@ -129,21 +153,32 @@ fn verdict_of(rounds: &RoundsReply) -> String {
     let share = |rank: &RankReply| {
         f64::from(rank.last) * rank.late_us as f64 / 1e6 / (f64::from(rounds.window) * round_s)
     };
-    match latest.filter(|rank| share(rank) >= WORTH_A_WORD) {
-        Some(rank) => format!(
-            "{head}, waiting for rank {}: last in {}% of rounds, by {}",
-            rank.rank,
-            100 * rank.last / rounds.window.max(1),
-            spoken(Duration::from_micros(rank.late_us))
-        ),
-        None => format!("{head}, nobody is late"),
-    }
+    latest.filter(|rank| share(rank) >= WORTH_A_WORD)
+}
+
+/// Which workers are late on the machines of these ranks, as their hubs say it; of many the first ones.
+fn within(ranks: &[u32], members: &[MemberReply]) -> String {
+    let said = members.iter().filter(|member| ranks.contains(&member.rank)).filter_map(|member| {
+        let latest = member.latest.as_ref()?;
+        let who = latest.of_machine(member.rank);
+        Some(match latest.waited_us {
+            0 => format!("{who}, {}", habit(latest.last, latest.window, latest.late_us)),
+            waited => format!("{who}, for {}", spoken(Duration::from_micros(waited))),
+        })
+    });
+    let said: Vec<String> = said.take(NAMED).collect();
+    if said.is_empty() { String::new() } else { format!(" ({})", said.join("; ")) }
+}
+
+fn habit(last: u32, window: u32, late_us: u64) -> String {
+    let percent = 100 * u64::from(last) / u64::from(window.max(1));
+    format!("last in {percent}% of rounds, by {}", spoken(Duration::from_micros(late_us)))
 }
 
 /// `rank 3`, or `ranks 3, 5`; of many the first ones.
 fn names(what: &str, numbers: &[u32]) -> String {
-    let first: Vec<String> = numbers.iter().take(8).map(u32::to_string).collect();
-    let (plural, more) = (if numbers.len() == 1 { "" } else { "s" }, numbers.len().saturating_sub(8));
+    let first: Vec<String> = numbers.iter().take(NAMED).map(u32::to_string).collect();
+    let (plural, more) = (if numbers.len() == 1 { "" } else { "s" }, numbers.len().saturating_sub(NAMED));
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };
     format!("{what}{plural} {}{more}", first.join(", "))
 }
@@ -158,6 +193,39 @@ fn spoken(time: Duration) -> String {
         s if s >= 1.0 => format!("{s:.1} s"),
         s if s >= 0.01 => format!("{:.0} ms", s * 1e3),
         s => format!("{:.2} ms", s * 1e3),
+    }
+}
+
+impl Job {
+    /// A member lives, and says this of its own workers. Returns how long the hub may hold a heartbeat that brings news.
+    pub fn heard_of(&mut self, rank: u32, latest: Option<Latest>) -> Result<Option<Duration>, String> {
+        let is_hub = self.terms.level.members != Members::Workers;
+        match &latest {
+            Some(_) if !is_hub => {
+                return Err("it is a worker, and only a hub has workers; leave it out".to_owned());
+            }
+            Some(latest) => latest.check()?,
+            None => {}
+        }
+        if let Some(member) = &mut self.members[rank as usize] {
+            (member.heard, member.latest) = (Instant::now(), latest);
+        }
+        Ok(is_hub.then_some(TOLD_EVERY))
+    }
+
+    /// Which of all workers below this hub is late here, if one is.
+    pub(super) fn latest(&self) -> Option<Latest> {
+        let rounds = self.last_rounds.reply()?;
+        let (rank, waited_us) = match stands(&rounds) {
+            Some(_) => (*rounds.waits_for.first()?, rounds.waited_us),
+            None => (latest(&rounds)?.rank, 0),
+        };
+        let RankReply { last, late_us, .. } = *rounds.ranks.get(rank as usize)?;
+        let below = self.members[rank as usize].as_ref().and_then(|member| member.latest.clone());
+        let below = below.filter(|below| below.path.len() < MAX_PATH);
+        let said = below.unwrap_or(Latest { path: vec![], window: rounds.window, last, late_us, waited_us });
+        let path = [&[rank], &said.path[..]].concat();
+        Some(Latest { path, ..said })
     }
 }
 
@@ -200,7 +268,7 @@ mod tests {
 
     fn said(rounds: &LastRounds) -> String {
         let reply = rounds.reply();
-        verdict(&JobState::Running, Round(0), &[], reply.as_ref())
+        verdict(&JobState::Running, Round(0), &[], reply.as_ref(), &[])
     }
 
     #[test]
@@ -235,12 +303,33 @@ mod tests {
     }
 
     #[test]
+    fn the_verdict_names_the_worker_that_its_own_hub_names() {
+        let rounds = rows((0..101).map(|_| [0, 7_000, 0])).reply().unwrap();
+        let member = |rank, path, waited_us| {
+            let latest = Some(Latest { path, window: 100, last: 98, late_us: 6_500, waited_us });
+            MemberReply { rank, silent_ms: 0, transport: None, latest }
+        };
+        let members = [member(0, vec![3], 0), member(1, vec![4, 2], 0)];
+        assert_eq!(
+            verdict_of(&rounds, &members),
+            "round 100, 50 a second, waiting for rank 1: last in 100% of rounds, by 7.00 ms (machine 1: machine 4: worker 2, \
+             last in 98% of rounds, by 6.50 ms)"
+        );
+        let stands = RoundsReply { waited_us: 12_000_000, waits_for: vec![0, 1], ..rounds };
+        let members = [member(0, vec![3], 11_000_000)];
+        assert_eq!(
+            verdict_of(&stands, &members),
+            "round 100 has waited 12 s for ranks 0, 1 (machine 0: worker 3, for 11 s)"
+        );
+    }
+
+    #[test]
     fn the_verdict_on_a_job_that_does_not_run() {
         let gathering = JobState::Gathering { missing: (1..12).collect(), machines: vec![] };
-        let said = verdict(&gathering, Round(0), &[], None);
+        let said = verdict(&gathering, Round(0), &[], None, &[]);
         assert_eq!(said, "waits for ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 more to join");
         let failed = JobState::Failed { reason: "worker 1 is gone".into(), hub_stops: false };
-        assert_eq!(verdict(&failed, Round(0), &[], None), "failed: worker 1 is gone");
-        assert!(verdict(&JobState::Running, Round(4), &[], None).starts_with("round 4"));
+        assert_eq!(verdict(&failed, Round(0), &[], None, &[]), "failed: worker 1 is gone");
+        assert!(verdict(&JobState::Running, Round(4), &[], None, &[]).starts_with("round 4"));
     }
 }

@@ -3,6 +3,7 @@ DistributedDataParallel over gloo; with the hub's optimizer and with DDP's hook.
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -204,6 +205,85 @@ def test_torchrun_starts_workers_again_after_one_is_lost(tmp_path):
     script.write_text(RESTARTED_SCRIPT)
     lines = torchrun(2, script, "--max_restarts=1")
     assert lines == [f"rank {rank}: [-2.0, -2.0, -2.0]" for rank in range(2)]
+
+
+LOST_ON_A_MACHINE_SCRIPT = """
+import hashlib
+import os
+import pathlib
+import signal
+import sys
+import numpy
+import phub
+
+me, told = phub.worker(), pathlib.Path(sys.argv[1])
+assert (me.machine.of, me.machine.world_size) == (2, 2), me
+keys = {"a": (40, 50), "b": (7,)}
+with phub.Session(keys=keys, optimizer=phub.Nesterov(0.1, 0.9), chunk_bytes=1024) as session:
+    session.broadcast({key: numpy.ones(shape) for key, shape in keys.items()})
+    began = session.next_round
+    while session.next_round <= 12:
+        if sys.argv[2] == "lost" and me.rank == 3 and session.next_round == 9 and not told.exists():
+            told.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        for key in keys:
+            of_round = numpy.random.default_rng([session.next_round, me.rank])
+            session.gradient(key)[...] = of_round.normal(size=keys[key])
+        session.push()
+        session.wait()
+    digest = hashlib.sha256(b"".join(session.weights(key).tobytes() for key in keys)).hexdigest()
+    print(f"rank {me.rank}: from round {began}: {digest}", flush=True)
+"""
+
+
+def on_two_machines(directory, script, *arguments):
+    """What the workers of a script say, in rank order: two agents of torchrun on this host, as on two machines."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        meet = free.getsockname()[1]
+    # The hubs have two ports in a row, where the kernel opens no connection: other runs have others.
+    port = 16384 + meet % 8192 * 2
+    options = ["--nnodes=2", "--nproc_per_node=2", "--max_restarts=3", "--monitor_interval=0.1", *OUTPUT]
+    options += ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{meet}", f"--rdzv_id={directory.name}"]
+    agents = []
+    for machine in range(2):
+        own = directory / str(machine)
+        own.mkdir(parents=True)
+        settings = {
+            "OMP_NUM_THREADS": "1",
+            "PHUB_CHECKPOINTS": str(own),
+            "PHUB_CHECKPOINT_EVERY": "2",
+            "PHUB_CORES": "1",
+            "PHUB_HUB_LOG": str(own / "hub.log"),
+            "PHUB_JOB": "train",
+            "PHUB_PORT": str(port),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+        command = [sys.executable, "-m", "torch.distributed.run", *options, str(script), *arguments]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        agents.append(subprocess.Popen(command, env={**os.environ, **settings}, **pipes))
+    try:
+        said = [agent.communicate(timeout=200) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert all(agent.returncode == 0 for agent in agents), "\n".join(errors for _, errors in said)
+    lines = "".join(out for out, _ in said).splitlines()
+    return sorted(line[line.index("rank ") :] for line in lines if "rank " in line)
+
+
+def test_torchrun_starts_workers_on_two_machines_again_after_one_is_lost(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(LOST_ON_A_MACHINE_SCRIPT)
+    whole = on_two_machines(tmp_path / "whole", script, str(tmp_path / "told"), "none")
+    restarted = on_two_machines(tmp_path / "restarted", script, str(tmp_path / "told"), "lost")
+    assert (tmp_path / "told").exists()
+    began, bits = zip(*(line.rsplit(": ", 1) for line in whole))
+    assert began == tuple(f"rank {rank}: from round 1" for rank in range(4)) and len(set(bits)) == 1, whole
+    began_again, bits_again = zip(*(line.rsplit(": ", 1) for line in restarted))
+    # The hubs write every second round, and the last one before the loss: how far that was, no worker knows.
+    rounds = {int(each.rpartition(" ")[2]) for each in began_again}
+    assert len(began_again) == 4 and len(rounds) == 1 and rounds.pop() in range(3, 10), restarted
+    assert bits_again == bits
 
 
 TWO_HOSTS_SCRIPT = """

@@ -23,14 +23,16 @@ use fabric::any;
 use fabric::{PortId, Receive, RecvWindow, SendWindow, WindowError};
 use membership::{Hub, LetIn, MemberError, Missing, Ports};
 use pbox_core::control::{
-    CompareRequest, JoinRequest, Late, LearningRateRequest, Machine, Mesh, PROTOCOL, ReadyRequest, Versions,
-    check_job_name,
+    CompareRequest, JoinRequest, Late, Latest, LearningRateRequest, Machine, Mesh, PROTOCOL, ReadyRequest,
+    Versions, check_job_name,
 };
 use pbox_core::{
     Above, Below, JobId, JobTerms, Layout, LevelTerms, Members, Round, ShardSpec, WindowsBelow, Wire,
 };
 use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
 
+use super::pace::TOLD_EVERY;
 use super::{Refusal, Registry, on_thread};
 
 pub(crate) use meeting::Meetings;
@@ -348,6 +350,11 @@ impl JoinedAbove {
         self.hubs.iter().flat_map(Hub::held_up_by).collect()
     }
 
+    /// Tells the hubs above with the next heartbeats which worker is late here.
+    pub fn say_latest(&self, latest: Option<Latest>) {
+        self.hubs.iter().for_each(|hub| hub.say_latest(latest.clone()));
+    }
+
     /// Leaves the job above, from a round on. May wait for the hubs.
     pub fn leave(&self, round: Round) -> Result<(), MemberError> {
         self.hubs.iter().map(|hub| hub.leave(round)).fold(Ok(()), Result::and)
@@ -390,13 +397,23 @@ pub(super) fn not_joined(error: MemberError) -> Refusal {
 }
 
 impl Registry {
-    /// Looks at the news from above whenever there are some, until the job ends.
+    /// Looks at the news from above whenever there are some, and says there who is late here, until the job ends.
     pub(super) fn listen_above(&self, id: JobId, mut news: watch::Receiver<()>) {
         let registry = self.me.clone();
         self.runtime.spawn(async move {
+            let mut ticks = tokio::time::interval(TOLD_EVERY);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             while registry.upgrade().is_some_and(|registry| registry.lives_above(id)) {
-                if news.changed().await.is_err() {
-                    return;
+                tokio::select! {
+                    changed = news.changed() => if changed.is_err() { return },
+                    _ = ticks.tick() => {
+                        let Some(registry) = registry.upgrade() else { return };
+                        registry.look_at_waits().await;
+                        let said = registry.of_job(id, |job| Some((job.above.clone()?, job.latest())));
+                        if let Ok(Some((above, latest))) = said {
+                            above.say_latest(latest);
+                        }
+                    }
                 }
             }
         });

@@ -1,0 +1,105 @@
+//! The hubs at the top name the worker of another machine that is late: its own hub tells them.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use fabric::conformance::Watchdog;
+use hub_tests::program::until;
+use hub_tests::{describe, hub, join_by_hand, join_request, post_json, push_all, says};
+use pbox_core::Members;
+use pbox_core::control::{HeartbeatRequest, JobReply, JoinReply, Latest};
+use phub_server::Hub;
+use worker_shim::Session;
+
+use super::{Machines, on_machines};
+
+/// The job at a hub at the top.
+fn job_above(hub: &Hub) -> JobReply {
+    let jobs = describe(&hub.address().to_string()).jobs;
+    jobs.into_iter().find(|job| job.name == "job.above").expect("the job at the top")
+}
+
+/// Trains with three workers on each of two machines until a hub at the top names worker 2 of machine 1, which does
+/// something else in each round.
+fn train(machines: &Machines) {
+    let top = if machines.is_mesh { &machines.below } else { &machines.top };
+    let is_over = AtomicBool::new(false);
+    let named = |hub: &Hub| {
+        let job = job_above(hub);
+        let seen = job.verdict.contains("waiting for rank 1: last in ");
+        seen && job.verdict.contains("(machine 1: worker 2, last in ")
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            on_machines(2, 3, |machine, rank, begin| {
+                let mut session = Session::join(machines.config(machine, "job", rank, 3)).unwrap();
+                session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap();
+                begin.wait();
+                while !is_over.load(Relaxed) {
+                    if (machine, rank) == (1, 2) {
+                        std::thread::sleep(Duration::from_millis(15));
+                    }
+                    // An error: another worker has left, because the test is over.
+                    if let Err(error) = push_all(&mut session).and_then(|()| session.wait_all()) {
+                        assert!(is_over.load(Relaxed), "{error}");
+                    }
+                }
+            })
+        });
+        until("the job is at the top", || !describe(&top[0].address().to_string()).jobs.is_empty());
+        until("the job runs", || top.iter().all(|hub| job_above(hub).round.0 > 0));
+        // Both hubs of a mesh hear it.
+        until("the hubs at the top name the worker", || top.iter().all(named));
+        let job = job_above(&top[0]);
+        let latest = |rank: usize| job.members[rank].latest.clone();
+        let late = latest(1).unwrap_or_else(|| panic!("{job:?}"));
+        assert_eq!((late.path, latest(0)), (vec![2], None));
+        assert!(2 * late.last > late.window && late.late_us > 2000, "{job:?}");
+        is_over.store(true, Relaxed);
+    });
+}
+
+#[test]
+fn hubs_above_name_the_worker_that_is_late_on_another_machine() {
+    let _watchdog = Watchdog::start();
+    train(&Machines::start(1, 2));
+}
+
+#[test]
+fn all_hubs_of_a_mesh_name_the_worker_that_is_late_on_another_machine() {
+    let _watchdog = Watchdog::start();
+    train(&Machines::mesh(2));
+}
+
+#[test]
+fn what_cannot_be_late_is_refused_by_name() {
+    let hub = hub(1);
+    let join = |job: &str, members| {
+        let mut request = join_request(0, 2);
+        request.terms.level.members = members;
+        join_by_hand(&hub, job, &request)
+    };
+    let latest = Latest { path: vec![2], window: 100, last: 98, late_us: 6_500, waited_us: 0 };
+    let say = |job: &str, joined: &JoinReply, latest: &Latest| {
+        let request = HeartbeatRequest { token: joined.token.clone(), seen: 0, latest: Some(latest.clone()) };
+        post_json(&hub, &format!("/v1/jobs/{job}/heartbeat"), &request)
+    };
+    let (worker, machine) = (join("job", Members::Workers), join("above", Members::Hubs));
+    let (status, why) = say("job", &worker, &latest);
+    says(&format!("{status} {why}"), &["400", "heartbeat of worker 0", "only a hub has workers"]);
+    for (wrong, expected) in [
+        (Latest { path: vec![], ..latest.clone() }, "expected 1 to 16"),
+        (Latest { path: vec![0; 17], ..latest.clone() }, "expected 1 to 16"),
+        (Latest { path: vec![1024], ..latest.clone() }, "expected ranks below 1024"),
+        (Latest { last: 101, ..latest.clone() }, "last in 101 of 100 rounds"),
+        (Latest { window: 0, last: 0, ..latest.clone() }, "last in 0 of 0 rounds"),
+    ] {
+        let (status, why) = say("above", &machine, &wrong);
+        says(&format!("{status} {why}"), &["400", "the heartbeat of the hub of machine 0", expected]);
+    }
+    let (status, news) = say("above", &machine, &latest);
+    assert_eq!(status, 200, "{news}");
+    let jobs = describe(&hub.address().to_string()).jobs;
+    let above = jobs.iter().find(|job| job.name == "above").unwrap();
+    assert_eq!(above.members[0].latest, Some(latest));
+}
