@@ -77,6 +77,10 @@ impl Levels {
             })
         };
         let above_gone = || self.notices.iter().any(|(_, notice)| matches!(notice, Notice::AboveGone { .. }));
+        if !matches!(trouble, Trouble::Posts) {
+            // A machine that is refused is lost, and others would go on without it.
+            assert!(!said("pushed chunk"), "{trouble:?}: a hub blames another: {:?}", self.notices);
+        }
         match (trouble, ended) {
             (Trouble::None | Trouble::ComingAndGoing, Ok(())) => "whole",
             (Trouble::None | Trouble::ComingAndGoing, Err(error)) => {

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measures hubs above hubs on machines made of namespaces, beside the all-reduces of gloo and Open MPI over the same ranks on the same
-links. `tools/figures/run.sh levels` starts it. What gloo and Open MPI need is said where it is missing; then their rows are, too."""
+"""Measures hubs above hubs on machines made of namespaces, beside the all-reduces of gloo and Open MPI over the same
+ranks on the same links. `tools/figures/run.sh levels` starts it. What is not installed is named; then its rows are missing."""
 
 import contextlib
 import os

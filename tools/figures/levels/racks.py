@@ -94,11 +94,12 @@ def main():
     parser.add_argument("--oversubscribed", default="1,2,4", help="a rack's workers together over its uplink (%(default)s)")
     parser.add_argument("--mbit", type=float, default=200, metavar="N", help="rate of each worker's link, Mb/s (200)")
     parser.add_argument("--rounds", type=int, default=6, metavar="N", help="rounds of a run (6)")
-    parser.add_argument("--model", default="googlenet", help="the probe's model (googlenet)")
+    parser.add_argument("--model", default="googlenet", help="the probe's model, or the tensors of a safetensors file (googlenet)")
     parser.add_argument("--shapes", default=",".join(SHAPES), help="some of %(default)s, a hub's first")
     args = parser.parse_args()
     racks = [tuple(map(int, each.split("x"))) for each in args.racks.split(",")]
     points = [Racks(*shape, args.mbit, int(over)) for shape in racks for over in args.oversubscribed.split(",")]
+    model = ["--manifest" if args.model.endswith(".safetensors") else "--model", args.model]
     shapes = installed(args.shapes.split(","))
     results = {}
     for _ in range(args.repeats):
@@ -109,7 +110,7 @@ def main():
                     places = [(machine, 1) for machine in point.workers_at()]
                     seconds = all_reduce(shape, machines, places, args.rounds, model_bytes // 4)
                 else:
-                    seconds, model_bytes = run(point, machines, args.binaries, shape, args.rounds, ["--model", args.model])
+                    seconds, model_bytes = run(point, machines, args.binaries, shape, args.rounds, model)
                 bound = point.bound_s(shape, model_bytes)
                 results.setdefault((point, shape), []).append((seconds, bound))
                 print(f"{point.racks} x {point.workers}, 1:{point.oversubscribed}, {shape}: {seconds:.3f} s, "
