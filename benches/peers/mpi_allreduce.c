@@ -86,8 +86,10 @@ static Settings parse(int argc, char **argv) {
             settings.piece = number("--piece", argv[++i], 1, MOST_ELEMENTS);
         } else if (strcmp(argv[i], "--rounds") == 0) {
             settings.rounds = (int)number("--rounds", argv[++i], 1, 1000000);
+        } else if (strcmp(argv[i], "--warmup") == 0) {
+            settings.warmup = (int)number("--warmup", argv[++i], 1, 1000000);
         } else {
-            fail("argument", argv[i], "--elements N | --piece N | --rounds N");
+            fail("argument", argv[i], "--elements N | --piece N | --rounds N | --warmup N");
         }
     }
     return settings;

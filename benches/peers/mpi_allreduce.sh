@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Builds and runs the Open MPI peer on this machine: workers are ranks, and one JSON object is
-# printed. Installs nothing.
+# Builds and runs the Open MPI peer on this machine, or on several: workers are ranks, and one JSON object
+# is printed. Installs nothing.
 set -euo pipefail
 
 usage() {
     cat <<'END'
-usage: mpi_allreduce.sh [--ready] [--workers N] [--elements N] [--piece N] [--rounds N] [--tuned]
+usage: mpi_allreduce.sh [--ready] [OPTION...]
 
   --ready        say whether it can run here, and what is missing
   --workers N    ranks                                               (4)
@@ -13,14 +13,21 @@ usage: mpi_allreduce.sh [--ready] [--workers N] [--elements N] [--piece N] [--ro
   --piece N      elements in one MPI_Allreduce; 262144 is the strongest rival that we know
                                                                      (all: one flat call)
   --rounds N     measured rounds; the median counts                  (20)
+  --warmup N     rounds before them                                  (3)
   --tuned        the shared-memory collective with 512 KiB fragments; without it, Open MPI as shipped
+  --ring         the ring, which sends the fewest bytes; without it, Open MPI chooses
+
+For ranks on several machines, by TCP, on the first of them:
+  --hosts LIST      address:ranks of each machine, with commas between them, in the order of the ranks
+  --agent PROGRAM   what starts a command on a machine, as ssh does  (Open MPI's: ssh)
+  --interface NAME  the wire                                         (Open MPI's: all)
 END
 }
 
-workers=4 elements=25557032 piece=2147483647 rounds=20 mca=() ready=
+workers=4 elements=25557032 piece=2147483647 rounds=20 warmup=3 mca=() ready=
 while (($# > 0)); do
     case $1 in
-    --workers | --elements | --piece | --rounds)
+    --workers | --elements | --piece | --rounds | --warmup)
         if [[ ! ${2:-} =~ ^[1-9][0-9]*$ ]]; then
             echo "mpi_allreduce.sh: $1: '${2:-}'; expected a whole number above 0" >&2
             exit 2
@@ -31,8 +38,26 @@ while (($# > 0)); do
     --tuned)
         # coll/sm is off by default (priority 0), and its default fragments are 8 KiB: one
         # synchronization of all ranks each. Larger ones are what makes it worth having.
-        mca=(--mca coll_sm_priority 100 --mca coll_sm_fragment_size 524288)
+        mca+=(--mca coll_sm_priority 100 --mca coll_sm_fragment_size 524288)
         shift
+        ;;
+    --ring)
+        mca+=(--mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_allreduce_algorithm 4)
+        shift
+        ;;
+    --hosts)
+        # Machines made of namespaces share cores, and Open MPI does not see it: a rank that waits must not spin.
+        mca+=(--host "${2:?expected address:ranks,...}" --mca pml ob1 --mca mpi_yield_when_idle 1)
+        shift 2
+        ;;
+    --agent)
+        # A daemon that leaves its session outlives whoever ends the program.
+        mca+=(--mca plm_rsh_agent "${2:?expected a program}" --leave-session-attached)
+        shift 2
+        ;;
+    --interface)
+        mca+=(--mca btl_tcp_if_include "${2:?expected a name}" --mca oob_tcp_if_include "$2")
+        shift 2
         ;;
     --ready)
         ready=yes
@@ -59,7 +84,7 @@ if ((${#missing[@]} > 0)); then
     echo "mpi_allreduce.sh: missing: ${missing[*]}; install these packages (named as in Debian)" >&2
     exit 3
 fi
-if ! mpirun --version | grep -q 'Open MPI'; then
+if ! mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
     echo "mpi_allreduce.sh: mpirun is '$(mpirun --version | head -n 1)'; expected Open MPI, first in PATH" >&2
     exit 3
 fi
@@ -80,4 +105,4 @@ fi
 root=()
 if ((EUID == 0)); then root=(--allow-run-as-root); fi
 exec mpirun "${root[@]}" --oversubscribe --bind-to none "${mca[@]}" -n "$workers" \
-    "$program" --elements "$elements" --piece "$piece" --rounds "$rounds"
+    "$program" --elements "$elements" --piece "$piece" --rounds "$rounds" --warmup "$warmup"

@@ -1,19 +1,21 @@
 //! Thousands of small trees of hubs with random faults: every weight that a worker may read is the oracle's, which sums on
 //! each machine first, and every run ends with all its rounds or with an error that names what went wrong.
 //!
-//! A seed decides everything: the tree of two or three levels, or the mesh, model, cores, optimizer, schedules, credit, the network's
-//! faults, and when workers and hubs die and come back. A failure prints its seed.
+//! A seed decides everything: the tree of two or three levels, or the mesh, model, cores, optimizer, schedules, credit, what codec
+//! crosses between the hubs of two levels, the network's faults, and when workers and hubs die and come back. A failure prints
+//! its seed. For machines that step alone see `staleness::sim_levels`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fabric::sim::{Net, seeds};
-use hub_tests::levels::{Levels, Shape, Terms};
+use hub_tests::levels::{ENDS, Levels, Shape, Strike, Terms};
+use hub_tests::model::{CODECS, Model};
 use hub_tests::trouble::{Dice, Trouble, optimizer};
 use hub_tests::values::{mix, rounded, same_bits};
 use pbox_core::oracle::{self, Step};
 use pbox_core::{
-    Credit, Dtype, JobTerms, Key, KeyId, Layout, LevelTerms, Notice, OnLoss, Optimizer, Round, Schedule,
+    Compression, Credit, Dtype, JobTerms, Key, KeyId, Layout, LevelTerms, OnLoss, Optimizer, Round, Schedule,
 };
 
 const TREES: u64 = 10_000;
@@ -24,16 +26,10 @@ const PATIENCE: u32 = 200;
 /// More steps than any run needs.
 const MANY: u32 = 20_000;
 
-/// The number of ends that `name_end` tells apart.
-const ENDS: usize = 8;
-
 struct Tree {
-    /// A machine of a mesh cannot be lost.
-    mesh: bool,
     dice: Dice,
     trouble: Trouble,
     layout: Arc<Layout>,
-    shape: Vec<Shape>,
     rounds: u32,
     /// The weights by round, key and element.
     expected: Vec<Vec<Vec<f32>>>,
@@ -77,7 +73,7 @@ impl Tree {
         let mesh = depth(&shape) == 2 && dice.below(3) == 0;
         let depth = depth(&shape);
         let mut job = JobTerms::new(1, Vec::new(), optimizer);
-        (job.on_loss, job.hubs) = (trouble.on_loss(), dice.from(1..=2) as u32);
+        (job.on_loss, job.hubs, job.seed) = (trouble.on_loss(), dice.from(1..=2) as u32, seed);
         let mut level = |level: usize| {
             // Between hubs nobody pulls.
             let schedules = if level + 1 < depth { 3 } else { 4 };
@@ -93,15 +89,20 @@ impl Tree {
                 ..LevelTerms::default()
             }
         };
-        let levels = (0..depth).map(&mut level).collect();
+        let mut levels: Vec<LevelTerms> = (0..depth).map(&mut level).collect();
+        let coded = depth == 2 && dice.below(2) == 0;
+        levels[0].compression = coded.then(|| codec(&mut dice, trouble));
         let cores = (0..dice.from(1..=6)).map(|_| dice.from(1..=3) as usize).collect();
         let worker_credit = (dice.below(3) > 0).then(|| dice.from(1..=600) as usize);
         let faults = trouble.faults(&mut dice);
         let rounds = dice.from(1..=4) as u32;
         let terms = Terms { job, levels, cores, worker_credit, mesh };
-        let expected = expected(&layout, optimizer, trouble, &shape, rounds);
+        let expected = match terms.levels[0].compression {
+            None => expected(&layout, optimizer, trouble, &shape, rounds),
+            Some(compression) => expected_coded(&layout, &terms.job, compression, trouble, &shape, rounds),
+        };
         let job = Levels::new(Net::new(seed, faults), &layout, terms, &shape).unwrap();
-        Tree { mesh, dice, trouble, layout, shape, rounds, expected, job }
+        Tree { dice, trouble, layout, rounds, expected, job }
     }
 
     fn keys(&self) -> impl Iterator<Item = KeyId> + use<> {
@@ -122,7 +123,17 @@ impl Tree {
             assert!(step < MANY, "steps without end: {}", self.waiting_keys());
             // From here on nothing is broken, so that the living workers can finish.
             if step < MANY / 10 {
-                self.strike();
+                let begun =
+                    |key| self.living().all(|worker| self.job.workers[worker].exchange.round(key).0 > 0);
+                let begun = self.keys().all(begun);
+                match self.job.strike(self.trouble, &mut self.dice, begun) {
+                    Some(Strike::Kill(worker)) => self.job.kill(worker),
+                    Some(Strike::KillHub(hub)) => self.job.kill_hub(hub),
+                    Some(Strike::KillMachine(hub)) => self.job.kill_machine(hub),
+                    Some(Strike::Rejoin(worker)) => self.job.rejoin(worker).unwrap(),
+                    Some(Strike::RejoinHub(hub)) => self.job.rejoin_hub(hub).unwrap(),
+                    None => {}
+                }
             }
             for worker in 0..self.job.workers.len() {
                 if self.job.is_alive(worker) && self.dice.below(3) > 0 {
@@ -132,54 +143,6 @@ impl Tree {
             idle = if self.job.step().map_err(|error| error.to_string())? { 0 } else { idle + 1 };
         }
         if self.is_done() { Ok(()) } else { Err(self.waiting_keys()) }
-    }
-
-    /// Kills a worker or a hub, or has one come back. Worker 0 and the hubs above it stay where the job goes on without
-    /// others.
-    fn strike(&mut self) {
-        let begun = |key| self.living().all(|worker| self.job.workers[worker].exchange.round(key).0 > 0);
-        let begun = self.keys().all(begun);
-        let worker = self.dice.below(self.job.workers.len() as u64) as usize;
-        let hub = self.dice.below(self.job.nodes.len() as u64) as usize;
-        match self.trouble {
-            Trouble::None | Trouble::Posts => {}
-            Trouble::Death if self.dice.below(60) > 0 || !self.is_whole() => {}
-            Trouble::Death if self.dice.below(2) == 0 => self.job.kill(worker),
-            Trouble::Death => self.job.kill_hub(hub),
-            Trouble::ComingAndGoing if !begun || self.dice.below(15) > 0 => {}
-            Trouble::ComingAndGoing if self.dice.below(2) == 0 => {
-                let hub_lives = self.job.is_hub_alive(self.job.workers[worker].node);
-                match self.job.is_alive(worker) {
-                    // A machine of a mesh that has no worker left ends the job.
-                    true if self.mesh && self.job.workers[worker].rank == 0 => {}
-                    true if worker > 0 => self.job.kill(worker),
-                    false if hub_lives => self.job.rejoin(worker).unwrap(),
-                    _ => {}
-                }
-            }
-            Trouble::ComingAndGoing if self.mesh => {}
-            Trouble::ComingAndGoing => {
-                let mut stays = Some(self.job.workers[0].node);
-                while let Some(node) = stays {
-                    if node == hub {
-                        return;
-                    }
-                    stays = self.job.above(node);
-                }
-                let above_lives = self.job.above(hub).is_some_and(|above| self.job.is_hub_alive(above));
-                match self.job.is_hub_alive(hub) {
-                    true => self.job.kill_machine(hub),
-                    false if above_lives && self.job.has_workers(hub) => self.job.rejoin_hub(hub).unwrap(),
-                    false => {}
-                }
-            }
-        }
-    }
-
-    /// Whether nobody has died.
-    fn is_whole(&self) -> bool {
-        let hubs = (0..self.job.nodes.len()).all(|hub| self.job.is_hub_alive(hub));
-        hubs && self.living().count() == self.job.workers.len()
     }
 
     /// A worker that waits for nothing checks all weights and pushes its next round. Other workers check the weights that
@@ -225,37 +188,6 @@ impl Tree {
         };
         self.living().find_map(waits).unwrap_or_else(|| "nobody waits, and not all is done".into())
     }
-
-    /// Names the end of a run.
-    ///
-    /// # Panics
-    /// When the run may not end like this.
-    fn name_end(&self, ended: &Result<(), String>) -> &'static str {
-        let said = |words: &str| {
-            self.job.notices.iter().any(|(_, notice)| match notice {
-                Notice::WorkerGone { reason, .. }
-                | Notice::AboveGone { reason, .. }
-                | Notice::JobFailed { reason, .. } => reason.contains(words),
-                Notice::Snapshot { .. } | Notice::Skipped { .. } => false,
-            })
-        };
-        let above_gone =
-            || self.job.notices.iter().any(|(_, notice)| matches!(notice, Notice::AboveGone { .. }));
-        match (self.trouble, ended) {
-            (Trouble::None | Trouble::ComingAndGoing, Ok(())) => "whole",
-            (Trouble::None | Trouble::ComingAndGoing, Err(error)) => {
-                panic!("{:?}: {error}, {:?}, {:?}", self.trouble, self.shape, self.job.notices)
-            }
-            (Trouble::Posts | Trouble::Death, Ok(())) => "whole in spite of trouble",
-            (Trouble::Posts, Err(_)) if said("pushed chunk") => "a hub saw a repeat",
-            (Trouble::Posts, Err(error)) if error.contains("broke the protocol") => "a worker saw a repeat",
-            (Trouble::Posts, Err(error)) if error.contains("waits for") => "a post is missing",
-            (Trouble::Death, Err(_)) if above_gone() => "a hub above is gone",
-            (Trouble::Death, Err(_)) if said("link") => "a worker or a hub below is gone",
-            (Trouble::Death, Err(error)) if error.contains("closed") => "a worker's hub is gone",
-            (trouble, Err(error)) => panic!("{trouble:?}: {error}, {:?}", self.job.notices),
-        }
-    }
 }
 
 fn read(exchange: &worker_shim::Exchange<fabric::sim::Port>, key: KeyId, dtype: Dtype) -> Vec<f32> {
@@ -287,6 +219,9 @@ fn write(
 
 /// Whole numbers that are the mean of themselves in f32, and whose sums are exact in bf16, for up to 18 of them.
 const EXACT: [f32; 5] = [1.0, 2.0, 4.0, 8.0, 9.0];
+
+/// Codecs that keep every number of [`EXACT`].
+const LOSSLESS: [&str; 3] = ["f16", "bf16", "topk:1"];
 
 /// What a worker pushes. If workers come and go, all push the same number, whose mean does not depend on who takes part.
 fn value(trouble: Trouble, worker: u32, round: Round, key: KeyId, element: usize) -> f32 {
@@ -330,6 +265,43 @@ fn expected(
     by_round
 }
 
+/// What crosses between the hubs. If workers come and go, a codec that leaves nothing out of [`EXACT`] and its sums: what others
+/// leave out depends on who takes part.
+fn codec(dice: &mut Dice, trouble: Trouble) -> Compression {
+    let codecs = if trouble.on_loss() == OnLoss::Continue { &LOSSLESS[..] } else { &CODECS };
+    codecs[dice.below(codecs.len() as u64) as usize].parse().unwrap()
+}
+
+/// As [`expected`], when what the machines sum is coded as the gradients of so many workers are.
+fn expected_coded(
+    layout: &Layout,
+    job: &JobTerms,
+    compression: Compression,
+    trouble: Trouble,
+    shape: &[Shape],
+    rounds: u32,
+) -> Vec<Vec<Vec<f32>>> {
+    let (machines, optimizer) = (shape.len() as u32, job.optimizer);
+    let mut model =
+        Model::new(layout.keys(), layout.chunk_bytes(), compression, job.seed, machines, optimizer);
+    model.gradients = workers(shape);
+    let by_round = (0..=rounds).map(Round).map(|round| {
+        if round == Round(0) && optimizer.keeps_weights() {
+            model.broadcast(|key, i| value(trouble, 0, round, key, i));
+        } else {
+            model.advance(optimizer.learning_rate(), |machine, key, i| {
+                let (before, here) = shape.split_at(machine as usize);
+                let Shape::Hub(here) = &here[0] else { panic!("a machine") };
+                let dtype = layout.keys()[key.index()].dtype;
+                let pushed = |worker| rounded(dtype, value(trouble, worker, round, key, i));
+                sum(here, &mut workers(before), dtype, &pushed)
+            });
+        }
+        model.all_weights()
+    });
+    by_round.collect()
+}
+
 /// The sum of what is below a hub. `next` is the number of its first worker.
 fn sum(below: &[Shape], next: &mut u32, dtype: Dtype, pushed: &impl Fn(u32) -> f32) -> f32 {
     oracle::sum(below.iter().map(|shape| match shape {
@@ -347,7 +319,7 @@ fn weights_are_the_oracles_or_the_run_ends_with_a_named_error() {
     for seed in seeds(TREES) {
         let mut tree = Tree::new(seed);
         let ended = tree.run();
-        *ends.entry(tree.name_end(&ended)).or_default() += 1;
+        *ends.entry(tree.job.name_end(tree.trouble, &ended)).or_default() += 1;
     }
     eprintln!("{ends:?}");
     if std::env::var_os("PHUB_SIM_SEED").is_none() {

@@ -2,4 +2,5 @@
 
 mod sessions;
 mod sim_bound;
+mod sim_levels;
 mod sim_seeds;

@@ -15,6 +15,8 @@ pub struct Model {
     answer: Codec,
     seed: u64,
     workers: u32,
+    /// The gradients of a round: one of each worker, or so many in the sums that workers push.
+    pub gradients: u32,
     optimizer: Optimizer,
     /// The hub's next round.
     pub round: Round,
@@ -53,7 +55,7 @@ impl Model {
         };
         let chunks = layout.chunks().iter().map(chunk).collect();
         let answer = codec.answer_codec(workers);
-        Model { layout, codec, answer, seed, workers, optimizer, round: Round(0), chunks }
+        Model { layout, codec, answer, seed, workers, gradients: workers, optimizer, round: Round(0), chunks }
     }
 
     /// Begins with the weights that `value` gives.
@@ -99,7 +101,7 @@ impl Model {
             let (key, first, dtype) = self.place(id);
             let Key { lr_mult, wd_mult, .. } = self.layout.keys()[key.index()];
             let number = if self.optimizer.keeps_weights() { self.round } else { Round(1) };
-            let step = Step::new(&self.optimizer, self.workers, number, learning_rate, lr_mult, wd_mult);
+            let step = Step::new(&self.optimizer, self.gradients, number, learning_rate, lr_mult, wd_mult);
             let elements = self.chunks[id].weights.len();
             let mut sum = vec![0.0; elements];
             for rank in 0..self.workers {

@@ -3,29 +3,90 @@
 //! Weights tell which pushes they contain. Element `e` belongs to rank `e mod W`: this rank pushes the number of its round
 //! there, and the others push zero. At a learning rate of 1 the weight after the pushes of rounds 1 to `k` is
 //! `-(1 + 2 + ... + k)`. It is exact in f32, and no other set of rounds gives it.
+//!
+//! Below other hubs the machines step, each by the mean of its workers. Then "rank" above is the number of a machine, whose
+//! workers all push the same: the mean does not depend on who takes part.
 
 use std::sync::Arc;
 
+use crate::levels::Levels;
 use crate::simulated::{Simulated, Terms};
-use fabric::sim::Net;
+use fabric::sim::{self, Net};
 use pbox_core::{Consistency, KeyId, Layout, Optimizer};
-use worker_shim::ExchangeError;
+use worker_shim::{Exchange, ExchangeError};
 
 pub const SGD: Optimizer = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 };
 /// A job is stuck after this many steps without work.
 const PATIENCE: u32 = 2000;
 
+/// A simulated job in which members of its hub step alone.
+pub trait Job {
+    fn exchange(&mut self, worker: usize) -> &mut Exchange<sim::Port>;
+    fn weights(&self, worker: usize, key: KeyId) -> &[f32];
+    fn is_alive(&self, worker: usize) -> bool;
+    /// Every core and every living worker works once. True if anything happened.
+    fn step(&mut self) -> Result<bool, ExchangeError>;
+    /// By worker: the member of the hub that steps, which is the worker or its machine.
+    fn members(&self) -> Vec<usize>;
+}
+
+impl Job for Simulated {
+    fn exchange(&mut self, worker: usize) -> &mut Exchange<sim::Port> {
+        &mut self.workers[worker]
+    }
+
+    fn weights(&self, worker: usize, key: KeyId) -> &[f32] {
+        self.workers[worker].weights(key).unwrap()
+    }
+
+    fn is_alive(&self, worker: usize) -> bool {
+        Simulated::is_alive(self, worker as u32)
+    }
+
+    fn step(&mut self) -> Result<bool, ExchangeError> {
+        Simulated::step(self)
+    }
+
+    fn members(&self) -> Vec<usize> {
+        (0..self.workers.len()).collect()
+    }
+}
+
+impl Job for Levels {
+    fn exchange(&mut self, worker: usize) -> &mut Exchange<sim::Port> {
+        &mut self.workers[worker].exchange
+    }
+
+    fn weights(&self, worker: usize, key: KeyId) -> &[f32] {
+        self.workers[worker].exchange.weights(key).unwrap()
+    }
+
+    fn is_alive(&self, worker: usize) -> bool {
+        Levels::is_alive(self, worker)
+    }
+
+    fn step(&mut self) -> Result<bool, ExchangeError> {
+        Levels::step(self)
+    }
+
+    fn members(&self) -> Vec<usize> {
+        self.workers.iter().map(|worker| self.rank_above(worker.node)).collect()
+    }
+}
+
 /// A job whose workers push at random times.
-pub struct Race {
+pub struct Race<J = Simulated> {
     layout: Arc<Layout>,
     /// Rounds with gradients. Workers push zeros in later rounds, whose answers show the final weights.
     rounds: u32,
-    pub job: Simulated,
+    pub job: J,
     consistency: Consistency,
     dice: u64,
-    /// By rank: whether its pushes carry the number of their round. A worker that came back pushes zeros.
+    /// By worker: its member.
+    member: Vec<usize>,
+    /// By member: whether its pushes carry the number of their round. A member that came back pushes zeros.
     pub telling: Vec<bool>,
-    /// By rank and key: rounds pushed, and rounds answered, with round 0.
+    /// By worker and key: rounds pushed, and rounds answered, with round 0.
     pub pushed: Vec<Vec<u32>>,
     pub answered: Vec<Vec<u32>>,
 }
@@ -33,77 +94,14 @@ pub struct Race {
 impl Race {
     /// After `rounds` rounds with gradients, workers push zeros.
     pub fn new(seed: u64, net: Net, layout: &Arc<Layout>, terms: Terms, rounds: u32) -> Self {
-        let workers = terms.job.workers as usize;
-        let zeros = || vec![vec![0; layout.keys().len()]; workers];
-        Race {
-            consistency: terms.job.level.consistency,
-            job: Simulated::new(net, layout, terms).unwrap(),
-            layout: Arc::clone(layout),
-            rounds,
-            dice: seed,
-            telling: vec![true; workers],
-            pushed: zeros(),
-            answered: zeros(),
-        }
-    }
-
-    pub fn keys(&self) -> impl Iterator<Item = KeyId> + use<> {
-        (0..self.layout.keys().len() as u32).map(KeyId)
-    }
-
-    fn workers(&self) -> usize {
-        self.telling.len()
-    }
-
-    /// The elements of a chunk.
-    fn chunk(&self) -> usize {
-        self.layout.chunk_bytes() / size_of::<f32>()
-    }
-
-    /// How many rounds of each rank a chunk's weights contain; `None` if the chunk has no element of the rank.
-    pub fn contained(&self, weights: &[f32], first: usize) -> Vec<Option<u32>> {
-        let of_rank = |rank: usize| {
-            let of_rank = (first..).zip(weights).filter(|(e, _)| e % self.workers() == rank);
-            let mut rounds = of_rank.map(|(e, &weight)| {
-                (0..=self.rounds).find(|&k| weight == -((k * (k + 1) / 2) as f32)).unwrap_or_else(|| {
-                    panic!("element {e}: {weight} is no sum of rank {rank}'s first rounds")
-                })
-            });
-            let first = rounds.next()?;
-            assert!(rounds.all(|rounds| rounds == first), "a chunk is stepped as a whole");
-            Some(first)
-        };
-        (0..self.workers()).map(of_rank).collect()
-    }
-
-    /// Draws a number below `n`.
-    pub fn draw(&mut self, n: u64) -> u64 {
-        self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.dice >> 33) % n
+        let consistency = terms.job.level.consistency;
+        Self::of(seed, Simulated::new(net, layout, terms).unwrap(), consistency, layout, rounds)
     }
 
     /// Pushes a key in the worker's next round, unless a push of the key is under way. It leaves in the worker's next turn, with
     /// the other keys of its group, if they were pushed.
     pub fn push(&mut self, rank: usize, key: KeyId) -> bool {
         self.try_push(rank, key).unwrap()
-    }
-
-    /// As [`push`](Self::push), on links that may have ended.
-    pub fn try_push(&mut self, rank: usize, key: KeyId) -> Result<bool, ExchangeError> {
-        let (alive, workers) = (self.job.is_alive(rank as u32), self.workers());
-        let worker = &mut self.job.workers[rank];
-        if !alive || !worker.is_ready(key) {
-            return Ok(false);
-        }
-        let round = worker.round(key).0;
-        assert_eq!(round, self.pushed[rank][key.index()]);
-        let value = if round > self.rounds || !self.telling[rank] { 0.0 } else { round as f32 };
-        for (e, gradient) in worker.gradient_mut::<f32>(key).unwrap().iter_mut().enumerate() {
-            *gradient = if e % workers == rank { value } else { 0.0 };
-        }
-        worker.put(key)?;
-        self.pushed[rank][key.index()] += 1;
-        Ok(true)
     }
 
     /// Pushes every key of these workers that is not under way.
@@ -117,7 +115,7 @@ impl Race {
     pub fn step(&mut self) {
         let core = self.draw(self.job.cores.len() as u64) as usize;
         self.job.cores[core].turn(&mut self.job.notices);
-        let rank = self.draw(self.workers() as u64) as usize;
+        let rank = self.draw(self.telling.len() as u64) as usize;
         if self.job.is_alive(rank as u32) {
             self.job.workers[rank].flush().unwrap();
             self.job.workers[rank].progress().unwrap();
@@ -125,66 +123,9 @@ impl Race {
         }
     }
 
-    /// Lets all cores and all living workers work once, and checks what was answered. True if anything happened.
-    pub fn step_all(&mut self) -> Result<bool, ExchangeError> {
-        let living: Vec<usize> = (0..self.workers()).filter(|&rank| self.job.is_alive(rank as u32)).collect();
-        for &rank in &living {
-            self.job.workers[rank].flush()?;
-        }
-        let worked = self.job.step()?;
-        for rank in living.into_iter().filter(|&rank| self.job.is_alive(rank as u32)).collect::<Vec<_>>() {
-            self.keys().for_each(|key| self.check(rank, key));
-        }
-        Ok(worked)
-    }
-
-    /// If a push of the key was just answered: checks its weights.
-    fn check(&mut self, rank: usize, key: KeyId) {
-        let (worker, k) = (&self.job.workers[rank], key.index());
-        if !worker.is_ready(key) || self.answered[rank][k] == self.pushed[rank][k] {
-            return;
-        }
-        self.answered[rank][k] = self.pushed[rank][k];
-        let next = self.pushed[rank][k];
-        let weights = worker.weights::<f32>(key).unwrap();
-        for (c, chunk) in weights.chunks(self.chunk()).enumerate() {
-            let seen = self.contained(chunk, c * self.chunk());
-            for (other, seen) in seen.into_iter().enumerate() {
-                let Some(seen) = seen else { continue };
-                let what =
-                    format!("{}: rank {rank} before its round {next}, of rank {other}", self.consistency);
-                if !self.telling[other] {
-                    continue;
-                }
-                assert!(seen < self.pushed[other][k], "{what}: {seen} rounds, not yet pushed");
-                if other == rank {
-                    assert_eq!(seen, (next - 1).min(self.rounds), "{what}");
-                } else if self.job.is_alive(other as u32) {
-                    let least = match self.consistency {
-                        Consistency::Ssp { staleness } => {
-                            (next - 1).saturating_sub(staleness).min(self.rounds)
-                        }
-                        _ => 0,
-                    };
-                    assert!(seen >= least, "{what}: {seen} rounds, expected {least} or more");
-                }
-            }
-        }
-        for (other, pushed) in self.pushed.iter().enumerate() {
-            if !self.job.is_alive(other as u32) {
-                continue;
-            }
-            assert!(pushed[k] >= 1, "rank {other} has no weights yet, and rank {rank} has");
-            if let Consistency::Ssp { staleness } = self.consistency {
-                let ahead = next.saturating_sub(pushed[k]);
-                assert!(ahead <= staleness, "rank {rank} is {ahead} rounds ahead of rank {other}");
-            }
-        }
-    }
-
     /// All workers push until each has made `rounds` rounds, at random speeds, and get their answers.
     pub fn run(&mut self, rounds: u32) {
-        let speeds: Vec<u64> = (0..self.workers()).map(|_| 1 + self.draw(40)).collect();
+        let speeds: Vec<u64> = (0..self.telling.len()).map(|_| 1 + self.draw(40)).collect();
         let mut idle = 0;
         while self.lacks_answers(rounds) {
             for (rank, &speed) in speeds.iter().enumerate() {
@@ -199,40 +140,206 @@ impl Race {
         }
     }
 
-    /// Whether a living worker lacks answers of the first `rounds` rounds.
-    pub fn lacks_answers(&self, rounds: u32) -> bool {
-        let behind = |rank: usize| self.answered[rank].iter().any(|&answered| answered < rounds);
-        (0..self.workers()).any(|rank| self.job.is_alive(rank as u32) && behind(rank))
-    }
-
     /// Steps until nothing can happen any more.
     pub fn settle(&mut self) {
         (0..PATIENCE / 4).for_each(|_| self.step());
     }
 
-    /// Asserts that every living worker's weights contain every push of the living workers once.
+    /// A worker that was killed comes back. Its pushes are zeros from now on.
+    pub fn rejoin(&mut self, rank: u32) {
+        self.job.rejoin(rank).unwrap();
+        self.telling[rank as usize] = false;
+        self.goes_on(rank as usize);
+    }
+}
+
+impl<J: Job> Race<J> {
+    /// As [`new`](Race::new), of any job.
+    pub fn of(seed: u64, job: J, consistency: Consistency, layout: &Arc<Layout>, rounds: u32) -> Self {
+        let member = job.members();
+        let zeros = || vec![vec![0; layout.keys().len()]; member.len()];
+        Race {
+            consistency,
+            job,
+            layout: Arc::clone(layout),
+            rounds,
+            dice: seed,
+            telling: vec![true; member.iter().max().map_or(0, |last| last + 1)],
+            pushed: zeros(),
+            answered: zeros(),
+            member,
+        }
+    }
+
+    pub fn keys(&self) -> impl Iterator<Item = KeyId> + use<J> {
+        (0..self.layout.keys().len() as u32).map(KeyId)
+    }
+
+    fn living(&self) -> Vec<usize> {
+        (0..self.member.len()).filter(|&worker| self.job.is_alive(worker)).collect()
+    }
+
+    /// The rounds that a member may have made of a key; `None` if it has no living worker.
+    fn pushed_by(&self, member: usize, key: usize) -> Option<u32> {
+        let of_member = self.living().into_iter().filter(|&worker| self.member[worker] == member);
+        of_member.map(|worker| self.pushed[worker][key]).min()
+    }
+
+    /// The elements of a chunk.
+    fn chunk(&self) -> usize {
+        self.layout.chunk_bytes() / size_of::<f32>()
+    }
+
+    /// How many rounds of each rank a chunk's weights contain; `None` if the chunk has no element of the rank.
+    pub fn contained(&self, weights: &[f32], first: usize) -> Vec<Option<u32>> {
+        let of_rank = |rank: usize| {
+            let of_rank = (first..).zip(weights).filter(|(e, _)| e % self.telling.len() == rank);
+            let mut rounds = of_rank.map(|(e, &weight)| {
+                (0..=self.rounds).find(|&k| weight == -((k * (k + 1) / 2) as f32)).unwrap_or_else(|| {
+                    panic!("element {e}: {weight} is no sum of rank {rank}'s first rounds")
+                })
+            });
+            let first = rounds.next()?;
+            assert!(rounds.all(|rounds| rounds == first), "a chunk is stepped as a whole");
+            Some(first)
+        };
+        (0..self.telling.len()).map(of_rank).collect()
+    }
+
+    /// Draws a number below `n`.
+    pub fn draw(&mut self, n: u64) -> u64 {
+        self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.dice >> 33) % n
+    }
+
+    /// Pushes a key in the worker's next round, unless a push of the key is under way. It leaves in the worker's next turn, with
+    /// the other keys of its group, if they were pushed. Links may have ended.
+    pub fn try_push(&mut self, worker: usize, key: KeyId) -> Result<bool, ExchangeError> {
+        let (member, members) = (self.member[worker], self.telling.len());
+        if !self.job.is_alive(worker) || !self.job.exchange(worker).is_ready(key) {
+            return Ok(false);
+        }
+        let round = self.job.exchange(worker).round(key).0;
+        assert_eq!(round, self.pushed[worker][key.index()]);
+        let value = if round > self.rounds || !self.telling[member] { 0.0 } else { round as f32 };
+        let exchange = self.job.exchange(worker);
+        for (e, gradient) in exchange.gradient_mut::<f32>(key).unwrap().iter_mut().enumerate() {
+            *gradient = if e % members == member { value } else { 0.0 };
+        }
+        exchange.put(key)?;
+        self.pushed[worker][key.index()] += 1;
+        Ok(true)
+    }
+
+    /// Lets all cores and all living workers work once, and checks what was answered. True if anything happened.
+    pub fn step_all(&mut self) -> Result<bool, ExchangeError> {
+        for worker in self.living() {
+            self.job.exchange(worker).flush()?;
+        }
+        let worked = self.job.step()?;
+        for worker in self.living() {
+            self.keys().for_each(|key| self.check(worker, key));
+        }
+        Ok(worked)
+    }
+
+    /// If a push of the key was just answered: checks its weights.
+    fn check(&mut self, worker: usize, key: KeyId) {
+        let k = key.index();
+        if !self.job.exchange(worker).is_ready(key) || self.answered[worker][k] == self.pushed[worker][k] {
+            return;
+        }
+        self.answered[worker][k] = self.pushed[worker][k];
+        let (rank, next) = (self.member[worker], self.pushed[worker][k]);
+        let weights = self.job.weights(worker, key);
+        for (c, chunk) in weights.chunks(self.chunk()).enumerate() {
+            let seen = self.contained(chunk, c * self.chunk());
+            for (other, seen) in seen.into_iter().enumerate() {
+                let Some(seen) = seen else { continue };
+                let what =
+                    format!("{}: rank {rank} before its round {next}, of rank {other}", self.consistency);
+                if !self.telling[other] {
+                    continue;
+                }
+                let living = self.pushed_by(other, k);
+                let of_the_dead = || {
+                    let of_member =
+                        self.pushed.iter().zip(&self.member).filter(|(_, member)| **member == other);
+                    of_member.map(|(pushed, _)| pushed[k]).max().expect("a member has workers")
+                };
+                assert!(seen < living.unwrap_or_else(of_the_dead), "{what}: {seen} rounds, not yet pushed");
+                if other == rank {
+                    assert_eq!(seen, (next - 1).min(self.rounds), "{what}");
+                } else if living.is_some() {
+                    let least = match self.consistency {
+                        Consistency::Ssp { staleness } => {
+                            (next - 1).saturating_sub(staleness).min(self.rounds)
+                        }
+                        _ => 0,
+                    };
+                    assert!(seen >= least, "{what}: {seen} rounds, expected {least} or more");
+                }
+            }
+        }
+        for other in 0..self.telling.len() {
+            let Some(pushed) = self.pushed_by(other, k) else { continue };
+            assert!(pushed >= 1, "rank {other} has no weights yet, and rank {rank} has");
+            if let Consistency::Ssp { staleness } = self.consistency {
+                let ahead = next.saturating_sub(pushed);
+                assert!(ahead <= staleness, "rank {rank} is {ahead} rounds ahead of rank {other}");
+            }
+        }
+    }
+
+    /// Whether a living worker lacks answers of the first `rounds` rounds.
+    pub fn lacks_answers(&self, rounds: u32) -> bool {
+        let behind = |worker: usize| self.answered[worker].iter().any(|&answered| answered < rounds);
+        self.living().into_iter().any(behind)
+    }
+
+    /// Asserts that every living worker's weights contain every push of the living members once.
     pub fn check_all_pushes(&self) {
-        let living: Vec<usize> = (0..self.workers()).filter(|&rank| self.job.is_alive(rank as u32)).collect();
-        for (&rank, key) in living.iter().flat_map(|rank| self.keys().map(move |key| (rank, key))) {
-            let weights = self.job.workers[rank].weights::<f32>(key).unwrap();
+        for (worker, key) in
+            self.living().iter().flat_map(|&worker| self.keys().map(move |key| (worker, key)))
+        {
+            let weights = self.job.weights(worker, key);
             for (c, chunk) in weights.chunks(self.chunk()).enumerate() {
                 let seen = self.contained(chunk, c * self.chunk());
-                for &other in living.iter().filter(|&&other| self.telling[other]) {
+                let telling = |other: &usize| self.telling[*other] && self.pushed_by(*other, 0).is_some();
+                for other in (0..self.telling.len()).filter(telling) {
                     let rounds = seen[other];
                     let all = rounds.is_none_or(|rounds| rounds == self.rounds);
-                    assert!(all, "rank {rank} has {rounds:?} rounds of rank {other}");
+                    assert!(all, "worker {worker} has {rounds:?} rounds of rank {other}");
                 }
             }
         }
     }
 
-    /// A worker that was killed comes back. Its pushes are zeros from now on.
-    pub fn rejoin(&mut self, rank: u32) {
-        self.job.rejoin(rank).unwrap();
-        let worker = &self.job.workers[rank as usize];
-        let from = self.keys().map(|key| worker.round(key).0 + 1).max().unwrap();
-        self.telling[rank as usize] = false;
-        self.pushed[rank as usize].fill(from);
-        self.answered[rank as usize].fill(from - 1);
+    /// A worker that came back goes on with the round from which it takes part.
+    fn goes_on(&mut self, worker: usize) {
+        let keys = self.keys();
+        let exchange = self.job.exchange(worker);
+        let from = keys.map(|key| exchange.round(key).0 + 1).max().unwrap();
+        self.pushed[worker].fill(from);
+        self.answered[worker].fill(from - 1);
+    }
+}
+
+impl Race<Levels> {
+    /// A worker of a machine that goes on comes back.
+    pub fn rejoin_worker(&mut self, worker: usize) {
+        self.job.rejoin(worker).unwrap();
+        self.goes_on(worker);
+    }
+
+    /// A machine comes back with all its workers. Its pushes are zeros from now on.
+    pub fn rejoin_machine(&mut self, node: usize) {
+        self.job.rejoin_hub(node).unwrap();
+        self.telling[self.job.rank_above(node)] = false;
+        for worker in 0..self.member.len() {
+            if self.job.workers[worker].node == node {
+                self.goes_on(worker);
+            }
+        }
     }
 }

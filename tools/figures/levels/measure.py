@@ -1,20 +1,19 @@
 #!/usr/bin/env python3
-"""Measures hubs above hubs on machines made of namespaces, beside gloo's all-reduce over the same ranks on the same
-links. `tools/figures/run.sh levels` starts it. Needs PyTorch for gloo; without it that row is missing."""
+"""Measures hubs above hubs on machines made of namespaces, beside the all-reduces of gloo and Open MPI over the same
+ranks on the same links. `tools/figures/run.sh levels` starts it. What is not installed is named; then its rows are missing."""
 
 import contextlib
-import json
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(HERE, ".."), os.path.join(HERE, "..", "..", "rig")]
 
 from figures import common_options, run_main  # noqa: E402
 from machines import MTU, Machines  # noqa: E402
+from peers import OPTIONS, all_reduce, installed, is_peer  # noqa: E402
 from run import Failed, attend  # noqa: E402
 from table import spread  # noqa: E402
 
@@ -23,12 +22,9 @@ PORT = 7077
 SOCKET_BYTES = 256 << 10
 # The share of a frame that is not header, with TCP's time stamps.
 GOODPUT = (MTU - 52) / (MTU + 14)
-GLOO = os.path.join(HERE, "..", "..", "..", "benches", "peers", "gloo_allreduce.sh")
-SHAPES = ["mesh", "mesh-qsgd", "flat", "gloo", "gloo-buckets"]
+SHAPES = ["mesh", "mesh-qsgd", "flat", *OPTIONS]
 # What crosses between the hubs of a mesh in 8 bits a value.
 CODED = {"mesh-qsgd": ["--compress", "qsgd:8:512"]}
-# Elements of an all-reduce: all in one call, or as DistributedDataParallel has them in its buckets of 25 MiB.
-PIECES = {"gloo": None, "gloo-buckets": 6553600}
 
 
 class Result:
@@ -112,28 +108,13 @@ def run_hubs(machines, binaries, workers, shape, rounds, options):
     return Result(round_s, reports[0]["model_bytes"], sent, received)
 
 
-def run_gloo(machines, workers, rounds, elements, piece):
-    """gloo's all-reduce over as many ranks, in pieces of so many elements that are all in flight at once."""
-    count, pieces = machines.count, ["--piece", piece] if piece else []
-    with processes() as start, tempfile.TemporaryDirectory() as directory:
-        before = wire(machines)
-        ranks = [
-            start(machines, machine, [GLOO, "--workers", count * workers, "--here", workers, "--first", machine * workers,
-                                      "--store", os.path.join(directory, "store"), "--interface", "eth0", "--threads", 1,
-                                      "--elements", elements, "--rounds", rounds, "--warmup", 1, *pieces], stderr=subprocess.PIPE)
-            for machine in range(count)
-        ]
-        said = [process.communicate()[0] for process in ranks]
-        if any(process.returncode for process in ranks):
-            raise Failed("gloo: a rank failed")
-        after = wire(machines)
-    sent, received = ([end - begin for begin, end in zip(*both)] for both in zip(before, after))
-    return Result(json.loads(said[0])["median_round_seconds"], 4 * elements, sent, received)
-
-
-def has_gloo():
-    """Whether gloo's all-reduce can run here."""
-    return subprocess.run([GLOO, "--ready"], capture_output=True, check=False).returncode == 0
+def run_peer(shape, machines, workers, rounds, model_bytes):
+    """Another system's all-reduce over as many ranks."""
+    before = wire(machines)
+    places = [(machine, workers) for machine in range(machines.count)]
+    round_s = all_reduce(shape, machines, places, rounds, model_bytes // 4)
+    sent, received = ([end - begin for begin, end in zip(*both)] for both in zip(before, wire(machines)))
+    return Result(round_s, model_bytes, sent, received)
 
 
 def main():
@@ -147,16 +128,16 @@ def main():
     parser.add_argument("--model", default="resnet50", help="the probe's model (resnet50)")
     parser.add_argument("--schedule", default="sliced", help="of the workers and their hubs (sliced)")
     args = parser.parse_args()
-    shapes = [shape for shape in args.shapes.split(",") if shape not in PIECES or has_gloo()]
+    shapes = installed(args.shapes.split(","))
     results = {shape: [] for shape in shapes}
     machines = Machines(args.machines)
     machines.limit([args.mbit] * args.machines, SOCKET_BYTES)
     options = ["--model", args.model, "--schedule", args.schedule]
     for _ in range(args.repeats):
         for shape in shapes:
-            if shape in PIECES:
+            if is_peer(shape):
                 known = next(result for of in results.values() for result in of)
-                result = run_gloo(machines, args.workers, args.rounds, known.model_bytes // 4, PIECES[shape])
+                result = run_peer(shape, machines, args.workers, args.rounds, known.model_bytes)
             else:
                 result = run_hubs(machines, args.binaries, args.workers, shape, args.rounds, options)
             results[shape].append(result)

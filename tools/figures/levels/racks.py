@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Measures racks whose uplinks are slower than their workers' links together (PHub, figure 5): all workers at one hub, or a
-hub in each rack, which form a mesh; beside the times that the links allow. `tools/figures/run.sh racks` starts it."""
+hub in each rack, which form a mesh; beside the times that the links allow, and beside the all-reduces of gloo and Open MPI over
+the same ranks. `tools/figures/run.sh racks` starts it. What gloo and Open MPI need is said where it is missing."""
 
 import os
 import statistics
@@ -13,10 +14,13 @@ sys.path[:0] = [HERE, os.path.join(HERE, ".."), os.path.join(HERE, "..", "..", "
 from figures import common_options, run_main  # noqa: E402
 from machines import Machines  # noqa: E402
 from measure import GOODPUT, PORT, SOCKET_BYTES, processes  # noqa: E402
+from peers import all_reduce, installed, is_peer  # noqa: E402
 from run import Failed, attend  # noqa: E402
 from table import spread  # noqa: E402
 
-SHAPES = ["flat", "mesh"]
+SHAPES = ["flat", "mesh", "gloo", "openmpi", "openmpi-ring"]
+NAMES = {"flat": "one hub", "mesh": "a hub in each rack", "gloo": "gloo", "openmpi": "Open MPI",
+         "openmpi-ring": "Open MPI's ring"}
 
 
 class Racks:
@@ -39,6 +43,10 @@ class Racks:
     def models(self, shape):
         """How many models cross each link in a round, the busier way: of a worker, of a hub, of a rack's uplink."""
         all_workers, across = self.racks * self.workers, 2 * (self.racks - 1) / self.racks
+        if is_peer(shape):
+            # A ring in the order of the ranks: each sends to the next, so once into and once out of each rack.
+            ring = 2 * (all_workers - 1) / all_workers
+            return ring, 0, ring
         if shape == "flat":
             return 1, all_workers, all_workers - self.workers
         return 1, self.workers + across, across
@@ -47,6 +55,11 @@ class Racks:
         """Seconds of a round that the links allow."""
         rates = self.mbit, self.hub, self.uplink
         return max(models / rate for models, rate in zip(self.models(shape), rates)) * model_bytes * 8 / (1e6 * GOODPUT)
+
+
+    def workers_at(self):
+        """The machines of the workers, by rank."""
+        return [rack * (self.workers + 1) + 1 + rank for rack in range(self.racks) for rank in range(self.workers)]
 
 
 def run(racks, machines, binaries, shape, rounds, options):
@@ -81,30 +94,42 @@ def main():
     parser.add_argument("--oversubscribed", default="1,2,4", help="a rack's workers together over its uplink (%(default)s)")
     parser.add_argument("--mbit", type=float, default=200, metavar="N", help="rate of each worker's link, Mb/s (200)")
     parser.add_argument("--rounds", type=int, default=6, metavar="N", help="rounds of a run (6)")
-    parser.add_argument("--model", default="googlenet", help="the probe's model (googlenet)")
+    parser.add_argument("--model", default="googlenet", help="the probe's model, or the tensors of a safetensors file (googlenet)")
+    parser.add_argument("--shapes", default=",".join(SHAPES), help="some of %(default)s, a hub's first")
     args = parser.parse_args()
-    shapes = [tuple(map(int, each.split("x"))) for each in args.racks.split(",")]
-    points = [Racks(*shape, args.mbit, int(over)) for shape in shapes for over in args.oversubscribed.split(",")]
+    racks = [tuple(map(int, each.split("x"))) for each in args.racks.split(",")]
+    points = [Racks(*shape, args.mbit, int(over)) for shape in racks for over in args.oversubscribed.split(",")]
+    model = ["--manifest" if args.model.endswith(".safetensors") else "--model", args.model]
+    shapes = installed(args.shapes.split(","))
     results = {}
     for _ in range(args.repeats):
         for point in points:
             machines = point.machines()
-            for shape in SHAPES:
-                seconds, model_bytes = run(point, machines, args.binaries, shape, args.rounds, ["--model", args.model])
+            for shape in shapes:
+                if is_peer(shape):
+                    places = [(machine, 1) for machine in point.workers_at()]
+                    seconds = all_reduce(shape, machines, places, args.rounds, model_bytes // 4)
+                else:
+                    seconds, model_bytes = run(point, machines, args.binaries, shape, args.rounds, model)
                 bound = point.bound_s(shape, model_bytes)
                 results.setdefault((point, shape), []).append((seconds, bound))
                 print(f"{point.racks} x {point.workers}, 1:{point.oversubscribed}, {shape}: {seconds:.3f} s, "
                       f"{bound:.3f} s by the links", flush=True)
             machines.remove()
     print(f"\n{args.model}, workers' links of {args.mbit:g} Mb/s")
-    print("\n| racks x workers | uplink | one hub: seconds, of the links' | a hub in each rack | how much faster, by the links |")
-    print("| --- | --- | --- | --- | --- |")
+    print(f"\nSeconds, and of the links': {', '.join(NAMES[shape] for shape in shapes)}")
+    print("\n| racks x workers | uplink | " + " | ".join(NAMES[shape] for shape in shapes) + " |")
+    print("| --- " * (len(shapes) + 2) + "|")
     for point in points:
-        flat, mesh = (results[point, shape] for shape in SHAPES)
-        cells = [f"{spread((s for s, _ in runs), '.2f')}, {spread((s / b for s, b in runs), '.2f')}" for runs in (flat, mesh)]
-        gain = spread((f / m for (f, _), (m, _) in zip(flat, mesh)), ".2f")
-        print(f"| {point.racks} x {point.workers} | 1:{point.oversubscribed} | {' | '.join(cells)} | {gain}, "
-              f"{flat[0][1] / mesh[0][1]:.2f} |")
+        runs = [results[point, shape] for shape in shapes]
+        cells = [f"{spread((s for s, _ in of), '.2f')}, {spread((s / b for s, b in of), '.2f')}" for of in runs]
+        print(f"| {point.racks} x {point.workers} | 1:{point.oversubscribed} | {' | '.join(cells)} |")
+    for point in points if "mesh" in shapes else []:
+        print(f"\n{point.racks} x {point.workers}, 1:{point.oversubscribed}: how many times as fast {NAMES['mesh']} is")
+        for shape in [shape for shape in shapes if shape != "mesh"]:
+            pairs = list(zip(results[point, shape], results[point, "mesh"]))
+            gain = spread((other / mesh for (other, _), (mesh, _) in pairs), ".2f")
+            print(f"as {NAMES[shape]}: {gain}, by the links {pairs[0][0][1] / pairs[0][1][1]:.2f}")
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ class RackFormulas(unittest.TestCase):
         self.assertEqual((racks.uplink, racks.hub), (2000, 10000))
         self.assertEqual(racks.models("flat"), (1, 32, 24))
         self.assertEqual(racks.models("mesh"), (1, 9.5, 1.5))
+        self.assertEqual(racks.models("openmpi"), (1.9375, 0, 1.9375))
+        self.assertEqual(racks.workers_at()[7:10], [8, 10, 11])
         # 24 models through 2 Gb/s, and one through 1 Gb/s.
         self.assertAlmostEqual(racks.bound_s("flat", 125e6) * GOODPUT, 12)
         self.assertAlmostEqual(racks.bound_s("mesh", 125e6) * GOODPUT, 1)
@@ -43,11 +45,16 @@ class RackFormulas(unittest.TestCase):
 @unittest.skipIf(BINARIES is None or subprocess.run(["sh", RIG], capture_output=True, check=False).returncode != 0,
                  "the rig is not there")
 class Wire(unittest.TestCase):
+<<<<<<< HEAD
     def rows(self, what):
         """The numbers that a function below prints in namespaces of its own."""
         command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--pid", "--fork", "--kill-child",
                    "--mount-proc", "sh", "-c", IN_NAMESPACES, "levels", os.path.abspath(__file__), what, BINARIES]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
+=======
+    def test_a_machine_sends_and_receives_one_stream_whatever_its_workers(self):
+        done = in_namespaces("count", BINARIES)
+>>>>>>> trees
         self.assertEqual(done.returncode, 0, done.stderr)
         return [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
 
@@ -63,6 +70,36 @@ class Wire(unittest.TestCase):
         for workers, least, most in shares:
             self.assertLess(most, 1.02, f"{workers} workers: of 2(n-1)/n of the model, each way and round")
             self.assertGreater(least, 0.99, f"{workers} workers: too few bytes to be true")
+
+
+@unittest.skipIf(subprocess.run(["sh", RIG], capture_output=True, check=False).returncode != 0, "the rig is not there")
+class Peers(unittest.TestCase):
+    def test_ranks_on_machines_sum_what_they_should(self):
+        done = in_namespaces("reduce")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        seconds = dict(line.split() for line in done.stdout.splitlines())
+        for shape in seconds:
+            self.assertGreater(float(seconds[shape]), 0, shape)
+        if len(seconds) < 4:
+            print(f"SKIPPED: only {sorted(seconds)} can run here: {done.stderr}", file=sys.stderr)
+
+
+def in_namespaces(*words):
+    """This program in namespaces of its own."""
+    command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--mount", "--pid", "--fork", "--kill-child",
+               "--mount-proc", "sh", "-c", IN_NAMESPACES, "levels", os.path.abspath(__file__), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
+
+
+def reduce():
+    """Prints the seconds of a small all-reduce over three ranks on two machines, whose programs check every sum."""
+    from measure import SOCKET_BYTES, Machines
+    from peers import OPTIONS, all_reduce, installed
+
+    machines = Machines(2)
+    machines.limit([4000, 4000], SOCKET_BYTES)
+    for shape in installed(OPTIONS):
+        print(shape, all_reduce(shape, machines, [(0, 1), (1, 2)], 2, 10007), flush=True)
 
 
 def count(binaries):
@@ -103,7 +140,14 @@ def speed(binaries):
 
 if __name__ == "__main__":
     sys.dont_write_bytecode = True
+<<<<<<< HEAD
     if sys.argv[1:2] in (["count"], ["speed"]):
         {"count": count, "speed": speed}[sys.argv[1]](sys.argv[2])
+=======
+    if sys.argv[1:2] == ["count"]:
+        count(sys.argv[2])
+    elif sys.argv[1:2] == ["reduce"]:
+        reduce()
+>>>>>>> trees
     else:
         unittest.main()

@@ -1,17 +1,19 @@
 //! Hubs below hubs over the simulated transport, in one thread: a tree whose root steps and whose leaves are workers. The
 //! caller makes every step, and a seed decides the rest.
 
+mod link;
+mod strike;
+
 use std::sync::Arc;
 
 use anyhow::Result;
+use fabric::SendWindow;
 use fabric::sim::{self, EndId, Net};
-use fabric::{RecvWindow, SendWindow};
 use pbox_core::kernels::Kernels;
-use pbox_core::{
-    Below, Core, JobId, JobTerms, Layout, LevelTerms, Members, Notice, OnLoss, Placement, Round, ShardSpec,
-    Share, Slices, WindowsBelow, Wire,
-};
-use worker_shim::{Exchange, ExchangeError, WeightsMode, Windows};
+use pbox_core::{Core, JobId, JobTerms, Layout, LevelTerms, Members, Notice, OnLoss, Placement, Round, Wire};
+use worker_shim::{Exchange, ExchangeError};
+
+pub use strike::{ENDS, Strike};
 
 /// The job at every hub, and in a mesh its name at the top, where both are on the same cores.
 const JOB: JobId = JobId(0);
@@ -30,7 +32,7 @@ pub struct Terms {
     /// The job's terms at the root, whose number of hubs is that of the root. Its model, its members and its level are not
     /// used.
     pub job: JobTerms,
-    /// The terms of each level, that of the root first.
+    /// The terms of each level, that of the root first. Below the root, levels step together and have no codec.
     pub levels: Vec<LevelTerms>,
     /// The number of cores of each hub, in the order in which hubs are made; the last is that of all others. In a mesh all
     /// have the first.
@@ -109,7 +111,11 @@ impl Levels {
         let of_number = if self.terms.mesh { 0 } else { number };
         let cores = *self.terms.cores.get(of_number).or(self.terms.cores.last()).expect("cores of hubs");
         let has_hubs = below.iter().any(|shape| *shape != Shape::Worker);
-        let members = if has_hubs { Members::Hubs } else { Members::Workers };
+        let members = match (has_hubs, self.terms.mesh) {
+            (false, _) => Members::Workers,
+            (true, false) => Members::Hubs,
+            (true, true) => Members::Mesh,
+        };
         let level = LevelTerms { members, ..self.terms.levels[depth] };
         let hubs = match above {
             None if self.terms.mesh => below.len() as u32,
@@ -140,80 +146,6 @@ impl Levels {
         Ok(number)
     }
 
-    /// A hub without members. Below another, it is connected to it.
-    fn make(
-        &mut self,
-        terms: Arc<JobTerms>,
-        above: Option<(usize, u32)>,
-        cores_of_a_hub: usize,
-        depth: usize,
-    ) -> Result<Node> {
-        let wire = Wire::new(Arc::clone(&self.layout), &terms);
-        let node = |shares, placement, weights, job, cores| Node {
-            terms: Arc::clone(&terms),
-            wire: wire.clone(),
-            shares,
-            placement,
-            weights,
-            job,
-            cores,
-            above,
-            members: Vec::new(),
-            cores_of_a_hub,
-            depth,
-            alive: true,
-        };
-        let Some((parent, rank)) = above else {
-            let share = |hub| {
-                let share = Share::of_hub(&terms, hub);
-                Placement::of_share(&self.layout, terms.level.schedule, share, cores_of_a_hub)
-            };
-            let shares: Vec<Placement> = (0..terms.hubs).map(share).collect();
-            let placement = Placement::over_hubs(&shares);
-            let job = if self.terms.mesh { ABOVE } else { JOB };
-            let (mut weights, mut cores) = (Vec::new(), Vec::new());
-            for share in &shares {
-                let (window, spans) = share.shown_window(&wire)?;
-                let specs = ShardSpec::of_cores(&terms, &wire, share.chunks_by_core().into_iter().zip(spans));
-                weights.push(window);
-                for spec in specs {
-                    cores.push(self.new_core());
-                    self.core(*cores.last().expect("just pushed")).add_job(job, spec)?;
-                }
-            }
-            return Ok(node(shares, placement, weights, job, cores));
-        };
-        let below = Below::new(&self.nodes[parent].shares, cores_of_a_hub);
-        let (level, wire_above) = (self.nodes[parent].terms.level, self.nodes[parent].wire.clone());
-        let (WindowsBelow { sums, .. }, specs) =
-            ShardSpec::of_cores_below((&terms, &wire), (level, &wire_above), &below, rank)?;
-        // In a mesh, a machine's hub is the hub above of the same number.
-        let own = self.terms.mesh.then_some(rank as usize);
-        let cores: Vec<usize> = match own {
-            Some(own) => self.nodes[parent].cores[own * cores_of_a_hub..][..cores_of_a_hub].to_vec(),
-            None => (0..cores_of_a_hub).map(|_| self.new_core()).collect(),
-        };
-        for (&core, spec) in cores.iter().zip(specs) {
-            self.core(core).add_job(JOB, spec)?;
-        }
-        let weights = match own {
-            Some(own) => Arc::clone(&self.nodes[parent].weights[own]),
-            None => Arc::new(SendWindow::new(wire.weights_window_bytes())?),
-        };
-        let shown = Arc::new(RecvWindow::shown(&weights));
-        let received = |hub| match own == Some(hub) {
-            true => Ok(Arc::new(RecvWindow::local(wire.weights_window_bytes())?)),
-            false => Ok(Arc::clone(&shown)),
-        };
-        let endpoints = self.link(parent, rank, &sums, received)?;
-        let mut endpoints: Vec<Option<sim::Endpoint>> = endpoints.into_iter().map(Some).collect();
-        for (&core, ways) in cores.iter().zip(&below.ways) {
-            let endpoints = ways.iter().map(|&way| (endpoints[way].take().expect("each has one way"), None));
-            self.core(core).add_above(JOB, &level, endpoints.collect::<Vec<_>>())?;
-        }
-        Ok(node(vec![below.placement.clone()], below.placement, vec![weights], JOB, cores))
-    }
-
     fn new_core(&mut self) -> usize {
         self.cores.push(Some(Core::new(self.net.port(), Kernels::detect())));
         self.cores.len() - 1
@@ -228,49 +160,6 @@ impl Levels {
         let of_node = &self.nodes[node].cores;
         let cores = self.cores.iter_mut().enumerate().filter(|(number, _)| of_node.contains(number));
         cores.filter_map(|(_, core)| core.as_mut())
-    }
-
-    /// Links a member's windows to all cores of a node; `recv` says by hub what the member receives into. Returns the
-    /// member's endpoints.
-    fn link(
-        &mut self,
-        node: usize,
-        rank: u32,
-        send: &Arc<SendWindow>,
-        recv: impl Fn(usize) -> Result<Arc<RecvWindow>>,
-    ) -> Result<Vec<sim::Endpoint>> {
-        let Node { wire, placement, weights, job, cores, .. } = &self.nodes[node];
-        let cores_of_a_hub = cores.len() / weights.len();
-        let at_hub = Arc::new(RecvWindow::local(wire.gradient_window_bytes())?);
-        let mut endpoints = Vec::new();
-        for (place, (&core, capacity)) in cores.iter().zip(placement.capacities()).enumerate() {
-            let hub = place / cores_of_a_hub;
-            let member = sim::Windows { send: Arc::clone(send), recv: recv(hub)? };
-            let of_hub = sim::Windows { send: Arc::clone(&weights[hub]), recv: Arc::clone(&at_hub) };
-            let (to_hub, to_member) = self.net.link(member, of_hub, capacity.max(1));
-            endpoints.push(to_hub);
-            if let Some(core) = &mut self.cores[core] {
-                core.add_worker(*job, rank, Arc::clone(&at_hub), None, to_member)?;
-            }
-        }
-        Ok(endpoints)
-    }
-
-    /// Connects a worker. Returns its exchange and its ends of the links.
-    fn connect(&mut self, node: usize, rank: u32) -> Result<(Exchange<sim::Port>, Vec<EndId>)> {
-        let Node { wire, placement, terms, .. } = &self.nodes[node];
-        let (wire, placement, level) = (wire.clone(), placement.clone(), terms.level);
-        let (gradients, spans) = Windows::gradients(&wire)?;
-        let recv = Arc::new(RecvWindow::local(wire.weights_window_bytes())?);
-        let endpoints = self.link(node, rank, &gradients, |_| Ok(Arc::clone(&recv)))?;
-        let ends = endpoints.iter().map(sim::Endpoint::id).collect();
-        let windows = Windows::new(&wire, rank, spans, vec![recv; placement.cores()], WeightsMode::Shared)?;
-        let slice_bytes = level.slice_bytes.unwrap_or(self.layout.chunk_bytes());
-        let slices = Slices::new(&self.layout, &placement, level.schedule, slice_bytes);
-        let mut exchange =
-            Exchange::new(self.net.port(), endpoints, Arc::clone(&self.layout), windows, slices);
-        exchange.set_credit(self.terms.worker_credit);
-        Ok((exchange, ends))
     }
 
     /// Lets all members of a node and below take part from a round on, as the registries of its hubs do.
@@ -374,6 +263,11 @@ impl Levels {
     /// Whether a node's members are workers.
     pub fn has_workers(&self, node: usize) -> bool {
         matches!(self.nodes[node].members[..], [Member::Worker(_), ..])
+    }
+
+    /// A node's rank at the hub above.
+    pub fn rank_above(&self, node: usize) -> usize {
+        self.nodes[node].above.map_or(0, |(_, rank)| rank as usize)
     }
 
     /// The number of the hub above a node.

@@ -1,0 +1,145 @@
+//! Makes the hubs of a tree, and the windows and links between them, as the registries of hubs do.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use fabric::sim::{self, EndId};
+use fabric::{RecvWindow, SendWindow};
+use pbox_core::{Below, JobTerms, Placement, ShardSpec, Share, Slices, WindowsBelow, Wire};
+use worker_shim::{Exchange, WeightsMode, Windows};
+
+use super::{ABOVE, JOB, Levels, Node};
+
+impl Levels {
+    /// A hub without members. Below another, it is connected to it.
+    pub(super) fn make(
+        &mut self,
+        terms: Arc<JobTerms>,
+        above: Option<(usize, u32)>,
+        cores_of_a_hub: usize,
+        depth: usize,
+    ) -> Result<Node> {
+        let wire = Wire::new(Arc::clone(&self.layout), &terms);
+        let node = |shares, placement, weights, job, cores| Node {
+            terms: Arc::clone(&terms),
+            wire: wire.clone(),
+            shares,
+            placement,
+            weights,
+            job,
+            cores,
+            above,
+            members: Vec::new(),
+            cores_of_a_hub,
+            depth,
+            alive: true,
+        };
+        let Some((parent, rank)) = above else {
+            let share = |hub| {
+                let share = Share::of_hub(&terms, hub);
+                Placement::of_share(&self.layout, terms.level.schedule, share, cores_of_a_hub)
+            };
+            let shares: Vec<Placement> = (0..terms.hubs).map(share).collect();
+            let placement = Placement::over_hubs(&shares);
+            let job = if self.terms.mesh { ABOVE } else { JOB };
+            let (mut weights, mut cores) = (Vec::new(), Vec::new());
+            for share in &shares {
+                let (window, spans) = share.shown_window(&wire)?;
+                let specs = ShardSpec::of_cores(&terms, &wire, share.chunks_by_core().into_iter().zip(spans));
+                weights.push(window);
+                for spec in specs {
+                    cores.push(self.new_core());
+                    self.core(*cores.last().expect("just pushed")).add_job(job, spec)?;
+                }
+            }
+            return Ok(node(shares, placement, weights, job, cores));
+        };
+        let below = Below::new(&self.nodes[parent].shares, cores_of_a_hub);
+        let (level, wire_above) = (self.nodes[parent].terms.level, self.nodes[parent].wire.clone());
+        let (WindowsBelow { sums, shown }, specs) =
+            ShardSpec::of_cores_below((&terms, &wire), (level, &wire_above), &below, rank)?;
+        // In a mesh, a machine's hub is the hub above of the same number.
+        let own = self.terms.mesh.then_some(rank as usize);
+        let cores: Vec<usize> = match own {
+            Some(own) => self.nodes[parent].cores[own * cores_of_a_hub..][..cores_of_a_hub].to_vec(),
+            None => (0..cores_of_a_hub).map(|_| self.new_core()).collect(),
+        };
+        for (&core, spec) in cores.iter().zip(specs) {
+            self.core(core).add_job(JOB, spec)?;
+        }
+        // Else the hubs above write where the workers read.
+        let takes_answers = shown.is_some();
+        let weights = match (shown, own) {
+            (Some(shown), _) => shown,
+            (None, Some(own)) => Arc::clone(&self.nodes[parent].weights[own]),
+            (None, None) => Arc::new(SendWindow::new(wire.weights_window_bytes())?),
+        };
+        let shown = Arc::new(RecvWindow::shown(&weights));
+        let received = |hub| match takes_answers || own == Some(hub) {
+            true => Ok(Arc::new(RecvWindow::local(wire_above.weights_window_bytes())?)),
+            false => Ok(Arc::clone(&shown)),
+        };
+        let mut ends = Vec::new();
+        for (end, window) in self.link(parent, rank, &sums, received)? {
+            ends.push(Some((end, takes_answers.then_some(window))));
+        }
+        for (&core, ways) in cores.iter().zip(&below.ways) {
+            let ends = ways.iter().map(|&way| ends[way].take().expect("each has one way"));
+            self.core(core).add_above(JOB, &level, ends.collect::<Vec<_>>())?;
+        }
+        Ok(node(vec![below.placement.clone()], below.placement, vec![weights], JOB, cores))
+    }
+
+    /// Links a member's windows to all cores of a node; `recv` says by hub what the member receives into. Returns the
+    /// member's endpoints, each with that window.
+    fn link(
+        &mut self,
+        node: usize,
+        rank: u32,
+        send: &Arc<SendWindow>,
+        recv: impl Fn(usize) -> Result<Arc<RecvWindow>>,
+    ) -> Result<Vec<(sim::Endpoint, Arc<RecvWindow>)>> {
+        let Node { wire, placement, shares, weights, job, cores, .. } = &self.nodes[node];
+        let cores_of_a_hub = cores.len() / weights.len();
+        let at_hub = Arc::new(RecvWindow::local(wire.gradient_window_bytes())?);
+        let windows = match wire.has_own_weights() {
+            true => shares.iter().map(|share| share.weights_window(wire)).collect::<Result<Vec<_>, _>>()?,
+            false => weights.iter().map(|window| (Arc::clone(window), Vec::new())).collect(),
+        };
+        let received = (0..windows.len()).map(recv).collect::<Result<Vec<_>>>()?;
+        let mut windows: Vec<_> =
+            windows.into_iter().map(|(window, own)| (window, own.into_iter())).collect();
+        let mut endpoints = Vec::new();
+        for (place, (&core, capacity)) in cores.iter().zip(placement.capacities()).enumerate() {
+            let hub = place / cores_of_a_hub;
+            let (window, own) = &mut windows[hub];
+            let member = sim::Windows { send: Arc::clone(send), recv: Arc::clone(&received[hub]) };
+            let of_hub = sim::Windows { send: Arc::clone(window), recv: Arc::clone(&at_hub) };
+            let (to_hub, to_member) = self.net.link(member, of_hub, capacity.max(1));
+            endpoints.push((to_hub, Arc::clone(&received[hub])));
+            let own = own.next();
+            if let Some(core) = &mut self.cores[core] {
+                core.add_worker(*job, rank, Arc::clone(&at_hub), own, to_member)?;
+            }
+        }
+        Ok(endpoints)
+    }
+
+    /// Connects a worker. Returns its exchange and its ends of the links.
+    pub(super) fn connect(&mut self, node: usize, rank: u32) -> Result<(Exchange<sim::Port>, Vec<EndId>)> {
+        let Node { wire, placement, terms, .. } = &self.nodes[node];
+        let (wire, placement, level) = (wire.clone(), placement.clone(), terms.level);
+        let (gradients, spans) = Windows::gradients(&wire)?;
+        let recv = Arc::new(RecvWindow::local(wire.weights_window_bytes())?);
+        let endpoints = self.link(node, rank, &gradients, |_| Ok(Arc::clone(&recv)))?;
+        let endpoints: Vec<_> = endpoints.into_iter().map(|(end, _)| end).collect();
+        let ends = endpoints.iter().map(sim::Endpoint::id).collect();
+        let windows = Windows::new(&wire, rank, spans, vec![recv; placement.cores()], WeightsMode::Shared)?;
+        let slice_bytes = level.slice_bytes.unwrap_or(self.layout.chunk_bytes());
+        let slices = Slices::new(&self.layout, &placement, level.schedule, slice_bytes);
+        let mut exchange =
+            Exchange::new(self.net.port(), endpoints, Arc::clone(&self.layout), windows, slices);
+        exchange.set_credit(self.terms.worker_credit);
+        Ok((exchange, ends))
+    }
+}

@@ -1,0 +1,99 @@
+//! What a seed breaks in a simulated tree, and how such a tree may end.
+
+use pbox_core::Notice;
+
+use super::Levels;
+use crate::trouble::{Dice, Trouble};
+
+/// The number of ends that [`Levels::name_end`] tells apart.
+pub const ENDS: usize = 8;
+
+/// What happens to a worker or a hub now.
+pub enum Strike {
+    Kill(usize),
+    KillHub(usize),
+    /// The hub of a machine, and all its workers.
+    KillMachine(usize),
+    Rejoin(usize),
+    RejoinHub(usize),
+}
+
+impl Levels {
+    /// What the dice break in this step. Worker 0 and the hubs above it stay where the job goes on without others. `begun`:
+    /// all living workers have the first weights.
+    pub fn strike(&self, trouble: Trouble, dice: &mut Dice, begun: bool) -> Option<Strike> {
+        let worker = dice.below(self.workers.len() as u64) as usize;
+        let hub = dice.below(self.nodes.len() as u64) as usize;
+        match trouble {
+            Trouble::None | Trouble::Posts => None,
+            Trouble::Death if dice.below(60) > 0 || !self.is_whole() => None,
+            Trouble::Death if dice.below(2) == 0 => Some(Strike::Kill(worker)),
+            Trouble::Death => Some(Strike::KillHub(hub)),
+            Trouble::ComingAndGoing if !begun || dice.below(15) > 0 => None,
+            Trouble::ComingAndGoing if dice.below(2) == 0 => {
+                let hub_lives = self.is_hub_alive(self.workers[worker].node);
+                match self.is_alive(worker) {
+                    // A machine of a mesh that has no worker left ends the job.
+                    true if self.terms.mesh && self.workers[worker].rank == 0 => None,
+                    true => (worker > 0).then_some(Strike::Kill(worker)),
+                    false => hub_lives.then_some(Strike::Rejoin(worker)),
+                }
+            }
+            Trouble::ComingAndGoing if self.terms.mesh => None,
+            Trouble::ComingAndGoing => {
+                let mut stays = Some(self.workers[0].node);
+                while let Some(node) = stays {
+                    if node == hub {
+                        return None;
+                    }
+                    stays = self.above(node);
+                }
+                let above_lives = self.above(hub).is_some_and(|above| self.is_hub_alive(above));
+                match self.is_hub_alive(hub) {
+                    true => Some(Strike::KillMachine(hub)),
+                    false => (above_lives && self.has_workers(hub)).then_some(Strike::RejoinHub(hub)),
+                }
+            }
+        }
+    }
+
+    /// Whether nobody has died.
+    fn is_whole(&self) -> bool {
+        let hubs = (0..self.nodes.len()).all(|hub| self.is_hub_alive(hub));
+        hubs && (0..self.workers.len()).all(|worker| self.is_alive(worker))
+    }
+
+    /// Names the end of a run.
+    ///
+    /// # Panics
+    /// When the run may not end like this.
+    pub fn name_end(&self, trouble: Trouble, ended: &Result<(), String>) -> &'static str {
+        let said = |words: &str| {
+            self.notices.iter().any(|(_, notice)| match notice {
+                Notice::WorkerGone { reason, .. }
+                | Notice::AboveGone { reason, .. }
+                | Notice::JobFailed { reason, .. } => reason.contains(words),
+                Notice::Snapshot { .. } | Notice::Skipped { .. } => false,
+            })
+        };
+        let above_gone = || self.notices.iter().any(|(_, notice)| matches!(notice, Notice::AboveGone { .. }));
+        if !matches!(trouble, Trouble::Posts) {
+            // A machine that is refused is lost, and others would go on without it.
+            assert!(!said("pushed chunk"), "{trouble:?}: a hub blames another: {:?}", self.notices);
+        }
+        match (trouble, ended) {
+            (Trouble::None | Trouble::ComingAndGoing, Ok(())) => "whole",
+            (Trouble::None | Trouble::ComingAndGoing, Err(error)) => {
+                panic!("{trouble:?}: {error}, {:?}, {:?}", self.terms, self.notices)
+            }
+            (Trouble::Posts | Trouble::Death, Ok(())) => "whole in spite of trouble",
+            (Trouble::Posts, Err(_)) if said("pushed chunk") => "a hub saw a repeat",
+            (Trouble::Posts, Err(error)) if error.contains("broke the protocol") => "a worker saw a repeat",
+            (Trouble::Posts, Err(error)) if error.contains("waits for") => "a post is missing",
+            (Trouble::Death, Err(_)) if above_gone() => "a hub above is gone",
+            (Trouble::Death, Err(_)) if said("link") => "a worker or a hub below is gone",
+            (Trouble::Death, Err(error)) if error.contains("closed") => "a worker's hub is gone",
+            (trouble, Err(error)) => panic!("{trouble:?}: {error}, {:?}", self.notices),
+        }
+    }
+}

@@ -1,0 +1,8 @@
+#!/bin/sh
+# What Open MPI starts instead of ssh: enter.sh ADDRESS COMMAND. Runs the command in the network namespace of the machine that
+# has the address (tools/rig/machines.py), under a host name of its own, by which Open MPI tells machines apart.
+set -eu
+machine=m$((${1##*.} - 1))
+shift
+# ssh also joins its arguments to one command line.
+exec ip netns exec "$machine" setpriv --pdeathsig KILL unshare --uts sh -c "hostname $machine && exec $*"

@@ -1,0 +1,85 @@
+"""All-reduces of other systems over ranks on machines made of namespaces: gloo's and Open MPI's."""
+
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+
+from run import LIMIT_S, Failed
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PEERS = os.path.join(HERE, "..", "..", "..", "benches", "peers")
+GLOO, MPI = os.path.join(PEERS, "gloo_allreduce.sh"), os.path.join(PEERS, "mpi_allreduce.sh")
+# Starts a process in the namespace that has an address: Open MPI asks for it as for ssh.
+ENTER = os.path.join(HERE, "enter.sh")
+# All in one call as the system is shipped; in pieces of so many elements, as DistributedDataParallel has them in its buckets of
+# 25 MiB; with the algorithm that sends the fewest bytes.
+OPTIONS = {
+    "gloo": [],
+    "gloo-buckets": ["--piece", 6553600],
+    "openmpi": [],
+    "openmpi-ring": ["--ring"],
+}
+
+
+def is_peer(shape):
+    """Whether a shape is another system's all-reduce."""
+    return shape in OPTIONS
+
+
+def script(shape):
+    """What runs an all-reduce."""
+    return GLOO if shape.startswith("gloo") else MPI
+
+
+def installed(shapes):
+    """The shapes that can run here. Those that cannot say why, and what to install."""
+    def is_there(shape):
+        return not is_peer(shape) or subprocess.run([script(shape), "--ready"], check=False).returncode == 0
+
+    return [shape for shape in shapes if is_there(shape)]
+
+
+def all_reduce(shape, machines, places, rounds, elements):
+    """Seconds of the median round of a shape over so many ranks on each of these machines, in their order."""
+    options = ["--workers", sum(ranks for _, ranks in places), "--elements", elements, "--rounds", rounds, "--warmup", 1,
+               "--interface", "eth0", *OPTIONS[shape]]
+    with tempfile.TemporaryDirectory() as directory:
+        if script(shape) == MPI:
+            hosts = ",".join(f"{machines.address(machine)}:{ranks}" for machine, ranks in places)
+            commands = [(places[0][0], ["--hosts", hosts, "--agent", ENTER])]
+        else:
+            first, commands = 0, []
+            for machine, ranks in places:
+                at = ["--here", ranks, "--first", first, "--threads", 1, "--store", os.path.join(directory, "store")]
+                commands.append((machine, at))
+                first += ranks
+        return run(script(shape), machines, [(machine, options + more) for machine, more in commands])
+
+
+def run(program, machines, commands):
+    """Runs a program on machines, until all have ended. Returns what the first has measured."""
+    def start(machine, options):
+        command = machines.inside(machine, [program, *map(str, options)])
+        return stack.enter_context(ended(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)))
+
+    with contextlib.ExitStack() as stack:
+        processes = [start(*command) for command in commands]
+        try:
+            said = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
+        except subprocess.TimeoutExpired:
+            raise Failed(f"{os.path.basename(program)}: no result after {LIMIT_S} s") from None
+    if any(process.returncode for process in processes):
+        raise Failed(f"{os.path.basename(program)}: a rank failed; its words are above")
+    return json.loads(said[0])["median_round_seconds"]
+
+
+@contextlib.contextmanager
+def ended(process):
+    """Kills a process at the end, if it is still there."""
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
