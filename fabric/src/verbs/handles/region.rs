@@ -23,7 +23,7 @@ use crate::memory::{RecvWindow, SendWindow};
 pub struct RegisterError {
     /// Which window.
     pub window: &'static str,
-    /// The size of the range.
+    /// What the NIC carries of it.
     pub bytes: usize,
     /// The NIC.
     pub device: String,

@@ -40,6 +40,9 @@ impl Regions {
         register: impl Fn(Span) -> Result<Region, RegisterError>,
     ) -> Result<Self, RegisterError> {
         let ranges: Ranges = carried.flat_map(Ranges::iter).collect();
+        // A limit that is too low for one range is too low for all, and these are what it must allow.
+        let bytes = ranges.iter().map(|range| range.bytes).sum();
+        let register = |range| register(range).map_err(|error| RegisterError { bytes, ..error });
         let regions = ranges.iter().map(register).collect::<Result<_, _>>()?;
         Ok(Regions { ranges, regions })
     }

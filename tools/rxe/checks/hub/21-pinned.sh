@@ -9,16 +9,19 @@ model 900000 60000 30000 10000 17
 bytes=4000068
 
 declare -A pinned
-# look NAME PID: keeps the most bytes that the kernel has pinned for a process.
+# look NAME PID: keeps the most bytes that the kernel has pinned for a process, or for its only child.
 look() {
     local now
-    now=$(awk '$1 == "VmPin:" { print $2 * 1024 }' "/proc/$2/status" 2>/dev/null || true)
+    now=$(awk -v pid="$2" '
+        $1 == "Pid:" { of = $2 }
+        $1 == "PPid:" { from = $2 }
+        $1 == "VmPin:" && $2 > 0 && (of == pid || from == pid) { print $2 * 1024 }' /proc/[0-9]*/status 2>/dev/null || true)
     if [ "${now:-0}" -gt "${pinned[$1]:-0}" ]; then pinned[$1]=$now; fi
 }
 # expect NAME MODELS: so many models, and not a sixth more: each range that is registered may begin and end within a page.
 expect() {
-    echo "$1: ${pinned[$1]} bytes, $2 models expected"
-    awk -v seen="${pinned[$1]}" -v least="$((bytes * $2))" \
+    echo "$1: ${pinned[$1]:-0} bytes, $2 models expected"
+    awk -v seen="${pinned[$1]:-0}" -v least="$((bytes * $2))" \
         'BEGIN { exit !(seen >= 0.97 * least && seen <= 1.17 * least) }'
 }
 # train HUBS: a job of one worker.
