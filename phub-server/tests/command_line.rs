@@ -159,7 +159,7 @@ fn topology_of_several_machines_says_which_shape_to_use() {
         "PHUB_LEVELS=machine PHUB_MESH=N/2@FIRST-HOST:7077, N from 0",
         "4 workers: 408.9 MB of gradients, 102.2 MB of sums, 102.2 MB of weights",
         "the job above: 102.4 MB of the hubs' sums, 51.1 MB of weights, 51.1 MB of the optimizer's state",
-        "both windows of 2 connections",
+        "pinned with RDMA: 204.7 MB on all NICs together",
     ];
     says(&text, &words);
     // The machines' hubs own all chunks.
@@ -242,7 +242,7 @@ fn topology_draws_several_machines() {
         &[&TWO_BY_FOUR[..], &["--svg", path.to_str().unwrap()]].concat(),
     );
     let svg = std::fs::read_to_string(&path).unwrap();
-    for text in ["machine 0", "machine 1", "w3", "1612 chunks, 51.1 MB", "102.4 MB"] {
+    for text in ["machine 0", "machine 1", "w3", "1615 chunks, 51.1 MB", "102.4 MB"] {
         assert!(svg.contains(&format!(">{text}<")), "{text}");
     }
     assert!(svg.contains("use mesh: it is 4.00 times as fast as flat"));
