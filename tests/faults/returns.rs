@@ -16,7 +16,7 @@ use hub_tests::{
     FIRST, config_at, copying_transports, free_address, on_threads, ready_all, refused, says, settings,
     small_model,
 };
-use pbox_core::{Optimizer, Round};
+use pbox_core::{KeyId, Optimizer, Round};
 use phub_server::{Hub, HubSettings};
 use rustix::process::Signal;
 use worker_shim::{Background, Returns, Session, SessionConfig, SessionError};
@@ -78,16 +78,25 @@ fn a_hub_that_is_started_again_costs_nothing() {
     let _watchdog = Watchdog::start();
     for transport in copying_transports().into_iter().chain([Transport::Shm]) {
         let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
-        let between = Barrier::new(WORKERS as usize + 1);
+        // Workers, and who starts the hub again, meet three times. A worker looks at its session meanwhile: the other may have
+        // lost its last answers with the hub, and then waits for this one to join again.
+        let here = AtomicU32::new(0);
+        let meet = |meeting: u32, look: &mut dyn FnMut()| {
+            here.fetch_add(1, Ordering::Relaxed);
+            until("all are here", || {
+                look();
+                here.load(Ordering::Relaxed) >= meeting * (WORKERS + 1)
+            });
+        };
         let mut hub = start(address, dir.path());
         let seen = std::thread::scope(|scope| {
             let again = scope.spawn(|| {
-                for _ in 0..2 {
-                    between.wait();
+                for meeting in 1..=2 {
+                    meet(meeting, &mut || {});
                     hub.stop("a test");
                     hub = start(address, dir.path());
                 }
-                between.wait();
+                meet(3, &mut || {});
                 hub
             });
             let seen = on_threads(WORKERS, |rank| {
@@ -104,8 +113,8 @@ fn a_hub_that_is_started_again_costs_nothing() {
                 let before = places(&mut session);
                 for number in 0..6 {
                     // The hub ends while they make steps 2 and 4, or just before or after; it is back for step 5.
-                    if [2, 4, 5].contains(&number) {
-                        between.wait();
+                    if let Some(before) = [2, 4, 5].iter().position(|&step| step == number) {
+                        meet(1 + before as u32, &mut || _ = session.is_ready(KeyId(0)).unwrap());
                     }
                     step(&mut session, rank, number).unwrap();
                 }
