@@ -29,3 +29,6 @@ grep -hE "by rxe1 completed with [a-z ]+(error|exceeded)" /tmp/hub /tmp/worker.*
 jq -e '.checked and .transport == "verbs"' /tmp/worker.next
 jq -e '[.per_core[] | select(.bytes > 0) | .nic] == ["rxe0"]' /tmp/worker.next
 end_hub
+# The checks after this one have both NICs.
+ip link set nic1 up
+within 60 grep -q ACTIVE /sys/class/infiniband/rxe1/ports/1/state
