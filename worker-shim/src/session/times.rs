@@ -28,7 +28,7 @@ pub struct Times {
     pub rounds: u32,
     /// The time since the start.
     pub total: Duration,
-    /// In calls of push. One push of 61 is timed, and the others are taken to be as long.
+    /// In calls of push. One push of 61 is timed, and the others are taken to be as long, as far as the total has room.
     pub pushing: Duration,
     /// In calls that waited for the hub, and while a lost hub was waited for. A wait whose answer is there at the first
     /// look is not timed, and is computing.
@@ -187,11 +187,12 @@ impl Stopwatch {
         let goes_on = if self.waits > 0 { self.since.elapsed() } else { Duration::ZERO };
         let all_by_timed = self.pushes as f64 / self.timed.max(1) as f64;
         let Traffic { sent, received } = self.traffic;
+        let (total, waiting) = (self.begun.elapsed(), self.waiting + goes_on);
         Times {
             rounds: round.0.saturating_sub(self.round.0),
-            total: self.begun.elapsed(),
-            pushing: self.pushing.mul_f64(all_by_timed),
-            waiting: self.waiting + goes_on,
+            total,
+            pushing: self.pushing.mul_f64(all_by_timed).min(total.saturating_sub(waiting)),
+            waiting,
             asleep: self.asleep,
             traffic: Traffic { sent: traffic.sent - sent, received: traffic.received - received },
         }
