@@ -45,6 +45,8 @@ pub struct Layout {
     chunks: Vec<Chunk>,
     /// The chunks of each group, ascending.
     groups: Vec<Range<u32>>,
+    /// By group: from its first chunk to the end of its last one.
+    group_spans: Vec<Span>,
     chunk_bytes: usize,
     window_bytes: usize,
 }
@@ -98,6 +100,7 @@ impl Layout {
             keys: Vec::new(),
             chunks: Vec::new(),
             groups: Vec::new(),
+            group_spans: Vec::new(),
             chunk_bytes,
             window_bytes: 0,
         };
@@ -106,6 +109,7 @@ impl Layout {
         }
         layout.keys = keys;
         layout.groups = layout.find_groups();
+        layout.group_spans = layout.groups.iter().map(|chunks| layout.hull(chunks.clone())).collect();
         Ok(layout)
     }
 
@@ -117,6 +121,7 @@ impl Layout {
             keys: Vec::new(),
             chunks: Vec::new(),
             groups: Vec::new(),
+            group_spans: Vec::new(),
             chunk_bytes: KEY_ALIGN,
             window_bytes: 0,
         }
@@ -209,7 +214,7 @@ impl Layout {
     pub fn span(&self, id: ChunkId) -> Span {
         match self.chunks.get(id.index()) {
             Some(chunk) => chunk.span,
-            None => self.hull(self.group(id).expect("a chunk's or a group's id")),
+            None => self.group_spans[id.index() - self.chunks.len()],
         }
     }
 

@@ -37,8 +37,10 @@ pub struct Slices {
     slices: Vec<Slice>,
     of_key: Vec<Range<u32>>,
     of_chunk: Vec<u32>,
-    /// By key: the slice of its group, or [`NO_GROUP`].
+    /// By key: the number of its group, or [`NO_GROUP`].
     groups: Vec<u32>,
+    /// By number of the group: its slice, if it goes to one core.
+    of_group: Vec<Option<u32>>,
 }
 
 /// The key is in no group that goes to one core.
@@ -55,6 +57,7 @@ impl Slices {
             of_key: Vec::new(),
             of_chunk: vec![0; layout.chunks().len()],
             groups: vec![NO_GROUP; layout.keys().len()],
+            of_group: vec![None; layout.groups().len()],
         };
         for key in (0..layout.keys().len() as u32).map(KeyId) {
             let first = slices.slices.len() as u32;
@@ -94,7 +97,8 @@ impl Slices {
         // Where hubs above go by layer its keys may be apart.
         if chunks().all(|chunk| placement.owner(chunk) == core) {
             let slice = self.slices.len() as u32;
-            keys().for_each(|key| self.groups[key.index()] = slice);
+            self.of_group[number] = Some(slice);
+            keys().for_each(|key| self.groups[key.index()] = number as u32);
             let at = self.chunks.len() as u32;
             self.chunks.push(layout.group_id(number));
             self.slices.push(Slice {
@@ -110,13 +114,19 @@ impl Slices {
     #[must_use]
     pub fn without_groups(mut self) -> Self {
         self.groups.fill(NO_GROUP);
+        self.of_group.fill(None);
         self
     }
 
-    /// The slice of a key's group, if it is in one.
+    /// The number of a key's group, if it is in one that goes to one core.
     #[inline]
     pub fn group(&self, key: KeyId) -> Option<u32> {
-        Some(self.groups[key.index()]).filter(|&slice| slice != NO_GROUP)
+        Some(self.groups[key.index()]).filter(|&number| number != NO_GROUP)
+    }
+
+    /// By number of the group: its slice, if it goes to one core.
+    pub fn of_group(&self) -> &[Option<u32>] {
+        &self.of_group
     }
 
     fn add(&mut self, key: KeyId, core: usize, chunks: impl Iterator<Item = ChunkId>) {

@@ -70,8 +70,7 @@ pub(super) struct Replies {
     parts: Option<LayerParts>,
     /// Workers whose violation of the protocol shows when they get an answer. Empty while all workers keep to it.
     broken: Vec<(u32, Violation)>,
-    /// The chunks of a group that are finished, and the answers of one worker among them. Empty between arrivals.
-    finished: Vec<Finished>,
+    /// The answers of one worker for the chunks of a group. Empty between arrivals.
     answers: Vec<Answer>,
 }
 
@@ -92,7 +91,6 @@ impl Replies {
             waiting: 0,
             parts: schedule.by_layer().then(|| LayerParts::new(keys, workers, schedule.pulls())),
             broken: Vec::new(),
-            finished: Vec::with_capacity(longest_group),
             answers: Vec::with_capacity(longest_group),
         }
     }
@@ -240,9 +238,11 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         immediate: Immediate,
         places: Range<usize>,
     ) -> Result<Option<Done>, Violation> {
-        let mut finished = std::mem::take(&mut self.replies.finished);
         let first = self.shard.chunk(places.start);
         let turn = self.shard.turn_of_all(places.clone(), rank, immediate.round_bits);
+        let mut done = Done::POSTED;
+        // The chunks from the first one up to `next` are finished as it is.
+        let (mut alike, mut next) = (None, places.start);
         for (chunk, place) in (first.0..).map(ChunkId).zip(places.clone()) {
             let arrived = match turn {
                 Some(round) => self.shard.take(self.kernels, place, rank, round),
@@ -251,7 +251,18 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
             };
             match arrived {
                 Ok(Arrived::Noted) => {}
-                Ok(Arrived::Finished(chunk)) => finished.push(chunk),
+                Ok(Arrived::Finished(finished)) => {
+                    done.steps += finished.steps;
+                    done.round = finished.round;
+                    done.bytes += finished.steps as usize * finished.bytes;
+                    let as_first = alike.as_ref().is_none_or(|first| finished.is_beside(first));
+                    if place == next && as_first {
+                        alike.get_or_insert(finished);
+                        next += 1;
+                    } else {
+                        self.answer_all(&finished);
+                    }
+                }
                 Ok(Arrived::Unread(round)) => self.replies.post_control(&mut self.port, rank, chunk, round),
                 // Nothing of it was taken.
                 Err(violation) if chunk == first => return Err(violation),
@@ -261,46 +272,38 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
                 }
             }
         }
-        let mut done = Done { has_task: self.shard.has_task(), ..Done::POSTED };
-        for chunk in &finished {
-            done.steps += chunk.steps;
-            done.round = chunk.round;
-            done.bytes += chunk.steps as usize * chunk.bytes;
-        }
-        match finished.first().cloned() {
-            Some(first)
-                if finished.len() == places.len() && finished.iter().all(|chunk| chunk.is_beside(&first)) =>
-            {
-                first.ranks.for_each(|rank| self.answer_group(immediate.chunk, &finished, rank));
+        done.has_task = self.shard.has_task();
+        if let Some(Finished { round, ranks, .. }) = alike {
+            for rank in ranks {
+                self.answer_beside(immediate.chunk, places.start..next, round, rank, next == places.end);
             }
-            _ => finished.iter().for_each(|chunk| self.answer_all(chunk)),
         }
-        finished.clear();
-        self.replies.finished = finished;
         Ok(Some(done))
     }
 
-    /// Sends all chunks of a group to one worker if their answers are due: in one post, if all are of one round.
-    fn answer_group(&mut self, group: ChunkId, finished: &[Finished], rank: u32) {
+    /// Sends chunks of a group to one worker, those whose answers are due: in one post, if they are the whole group and of
+    /// one round.
+    fn answer_beside(&mut self, group: ChunkId, places: Range<usize>, round: Round, rank: u32, whole: bool) {
         let Some(link) = self.replies.links[rank as usize] else { return };
+        let first = places.start;
         let mut answers = std::mem::take(&mut self.replies.answers);
-        for chunk in finished {
-            if let Some(round) = self.shard.pace.answer_due(chunk, rank) {
-                let span = self.shard.answer(self.kernels, chunk.place, rank, round);
-                answers.push(Answer { chunk: self.shard.chunk(chunk.place), span, round });
+        for place in places.clone() {
+            if let Some(round) = self.shard.pace.answer_due(place, round, rank) {
+                let span = self.shard.answer(self.kernels, place, rank, round);
+                answers.push(Answer { chunk: self.shard.chunk(place), span, round });
             }
         }
-        let key = self.shard.keys()[finished[0].place];
         match answers[..] {
-            [first, .., last]
-                if answers.len() == finished.len()
+            [begins, .., ends]
+                if whole
+                    && answers.len() == places.len()
                     && (self.replies.groups_above || !self.replies.leads_up(rank))
-                    && answers.iter().all(|answer| answer.round == first.round && answer.span.bytes > 0) =>
+                    && answers.iter().all(|answer| answer.round == begins.round && answer.span.bytes > 0) =>
             {
-                let span = first.span.to(last.span);
-                self.post_answer(link, key, rank, Answer { chunk: group, span, round: first.round });
+                let span = begins.span.to(ends.span);
+                self.post_answer(link, first, rank, Answer { chunk: group, span, round: begins.round });
             }
-            _ => answers.iter().for_each(|&answer| self.post_answer(link, key, rank, answer)),
+            _ => answers.iter().for_each(|&answer| self.post_answer(link, first, rank, answer)),
         }
         answers.clear();
         self.replies.answers = answers;
@@ -317,7 +320,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
     #[inline]
     fn answer_all(&mut self, finished: &Finished) {
         for rank in finished.ranks.clone() {
-            if let Some(round) = self.shard.pace.answer_due(finished, rank) {
+            if let Some(round) = self.shard.pace.answer_due(finished.place, finished.round, rank) {
                 self.reply(finished.place, rank, round);
             }
         }
@@ -373,11 +376,12 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
     fn answer(&mut self, place: usize, rank: u32, round: Round) {
         let Some(link) = self.replies.links[rank as usize] else { return };
         let (chunk, span) = (self.shard.chunk(place), self.shard.answer(self.kernels, place, rank, round));
-        self.post_answer(link, self.shard.keys()[place], rank, Answer { chunk, span, round });
+        self.post_answer(link, place, rank, Answer { chunk, span, round });
     }
 
+    /// Posts an answer, of which the first chunk is at `place`.
     #[inline]
-    fn post_answer(&mut self, link: LinkId, key: KeyId, rank: u32, answer: Answer) {
+    fn post_answer(&mut self, link: LinkId, place: usize, rank: u32, answer: Answer) {
         let Answer { chunk, span, round } = answer;
         if self.replies.queues[rank as usize].is_empty() {
             match self.port.post(link, span, Immediate::new(chunk, round).encode()) {
@@ -386,6 +390,6 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
                 Posted::Full => {}
             }
         }
-        self.replies.keep(key, rank, answer);
+        self.replies.keep(self.shard.keys()[place], rank, answer);
     }
 }

@@ -77,8 +77,8 @@ pub(crate) trait Pace: Sized {
     /// Whether it is worker `rank`'s turn to push a chunk, and for which round.
     fn check(&self, place: usize, rank: u32, round_bits: u8) -> Result<Round, OutOfTurn>;
 
-    /// Whether worker `rank` may be answered after what has finished; the round that the answer is of.
-    fn answer_due(&mut self, finished: &Finished, rank: u32) -> Option<Round>;
+    /// Whether worker `rank` may be answered after a round of a chunk has finished; the round that the answer is of.
+    fn answer_due(&mut self, place: usize, finished: Round, rank: u32) -> Option<Round>;
 
     /// Worker `rank` is answered for a chunk: it may push the chunk again.
     fn note_answer(&mut self, _place: usize, _rank: u32) {}

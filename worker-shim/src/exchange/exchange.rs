@@ -84,7 +84,7 @@ impl<P: Port> Exchange<P> {
         let outboxes = outboxes(&mut port, endpoints, &slices);
         Exchange {
             port,
-            groups: Groups::new(&slices),
+            groups: Groups::new(&layout, &slices),
             outstanding: vec![0; outboxes.len()],
             outboxes,
             sent_before: 0,
@@ -125,7 +125,7 @@ impl<P: Port> Exchange<P> {
         let slices = if self.windows.coder().is_some() { slices.without_groups() } else { slices };
         self.outboxes = outboxes(&mut port, endpoints, &slices);
         self.outstanding = vec![0; self.outboxes.len()];
-        self.groups = Groups::new(&slices);
+        self.groups = Groups::new(&self.layout, &slices);
         (self.port, self.slices) = (port, slices);
         self.windows.receive(received);
     }
@@ -144,17 +144,25 @@ impl<P: Port> Exchange<P> {
 
     /// As [`push`](Self::push), but small keys may stay here until the [`flush`](Self::flush), which must follow soon: each
     /// flush looks whether the hub's cores sleep, and that costs more than to push a small key.
+    #[inline]
     pub fn put(&mut self, key: KeyId) -> Result<(), ExchangeError> {
-        if self.put_beside(key) {
-            return if self.groups.has_members() { Ok(()) } else { self.post_put() };
+        if !self.put_beside(key) {
+            return self.put_apart(key);
         }
+        let Some(slice) = self.groups.whole() else { return Ok(()) };
+        self.queue_group(slice);
+        self.post_put()
+    }
+
+    /// Puts a key that does not leave with those before it.
+    fn put_apart(&mut self, key: KeyId) -> Result<(), ExchangeError> {
         self.check_idle(key, "pushing it again")?;
         if self.windows.coder().is_some() {
             self.check_all_pushed_before(key)?;
         }
         self.await_answers(key);
         match self.slices.group(key) {
-            Some(slice) => self.begin_group(key, slice),
+            Some(group) => self.begin_group(key, group),
             None => {
                 self.queue_members();
                 self.queue_key(key);
@@ -194,11 +202,10 @@ impl<P: Port> Exchange<P> {
     pub(super) fn await_answers(&mut self, key: KeyId) {
         let chunks = self.layout.key_chunks(key);
         self.keys[key.index()].outstanding = chunks.len() as u32 + self.hand_outs;
-        for chunk in chunks {
-            self.awaited[chunk as usize] = self.first_awaited;
-            if self.groups.opens(self.slices.group(key)) {
-                self.outstanding[self.slices.core_of(ChunkId(chunk))] += 1;
-            }
+        self.awaited[chunks.start as usize..chunks.end as usize].fill(self.first_awaited);
+        match self.slices.group(key) {
+            Some(group) => self.groups.open(group).into_iter().for_each(|core| self.outstanding[core] += 1),
+            None => chunks.map(ChunkId).for_each(|chunk| self.outstanding[self.slices.core_of(chunk)] += 1),
         }
     }
 
@@ -286,7 +293,7 @@ impl<P: Port> Exchange<P> {
         let lies = |why| ExchangeError::Frame { chunk: chunk.0, round: round.0, why };
         self.received += bytes.map_err(lies)? as u64;
         self.awaited[chunk.index()] = Awaited::Nothing;
-        if self.groups.closes(self.slices.group(key)) {
+        if self.slices.group(key).is_none_or(|group| self.groups.close(group)) {
             self.outstanding[core] -= 1;
         }
         let key_state = &mut self.keys[key.index()];

@@ -6,25 +6,37 @@
 use std::ops::Range;
 
 use fabric::{LinkId, Port};
-use pbox_core::{ChunkId, Immediate, KeyId, Round, Slices};
+use pbox_core::{ChunkId, Immediate, KeyId, Layout, Round, Slice, Slices};
 
 use super::error::ExchangeError;
 use super::exchange::{Awaited, Exchange, KeyState};
 
-/// The groups that are under way.
+/// The groups, and those that are under way.
 pub(super) struct Groups {
+    /// By number. With many small keys the tables by key are more than a cache has: this one is not.
+    of: Vec<Group>,
     /// The group of which some keys are put.
     begun: Begun,
     /// These keys. Empty if there is no such group.
     members: Vec<KeyId>,
-    /// By slice: keys of the group that have no answer.
-    open: Vec<u32>,
+}
+
+/// A group whose keys go to one core.
+#[derive(Clone, Default)]
+struct Group {
+    slice: u32,
+    core: u32,
+    /// Its keys, and the first one's chunk. Empty if its keys go to several cores.
+    keys: Range<u32>,
+    first_chunk: u32,
+    /// Its keys that have no answer.
+    open: u32,
 }
 
 /// What the keys of a group have in common that are put one after another.
 #[derive(Default)]
 struct Begun {
-    slice: u32,
+    number: u32,
     /// All keys of the group, and the first one's chunk. Empty if no key is put.
     keys: Range<u32>,
     first_chunk: u32,
@@ -32,53 +44,62 @@ struct Begun {
 }
 
 impl Groups {
-    pub fn new(slices: &Slices) -> Self {
-        Groups { begun: Begun::default(), members: Vec::new(), open: vec![0; slices.count()] }
+    pub fn new(layout: &Layout, slices: &Slices) -> Self {
+        let group = |(number, slice): (usize, &Option<u32>)| {
+            let Some(slice) = *slice else { return Group::default() };
+            let (chunks, Slice { key: KeyId(key), core, .. }) =
+                (&layout.groups()[number], slices.slice(slice));
+            Group {
+                slice,
+                core: *core as u32,
+                keys: *key..key + chunks.len() as u32,
+                first_chunk: chunks.start,
+                open: 0,
+            }
+        };
+        let of = slices.of_group().iter().enumerate().map(group).collect();
+        Groups { of, begun: Begun::default(), members: Vec::new() }
     }
 
-    /// Whether keys wait for others of their group.
-    pub fn has_members(&self) -> bool {
-        !self.members.is_empty()
+    /// The slice of the group that is begun, if all its keys are put.
+    #[inline]
+    pub fn whole(&self) -> Option<u32> {
+        let Begun { number, keys, .. } = &self.begun;
+        (self.members.len() == keys.len()).then(|| self.of[*number as usize].slice)
     }
 
-    /// A key is under way. Whether it is the first of its group, or in none.
-    pub fn opens(&mut self, group: Option<u32>) -> bool {
-        let Some(group) = group else { return true };
-        let open = &mut self.open[group as usize];
+    /// A key of a group is under way. The group's core, if the key is the first.
+    pub fn open(&mut self, group: u32) -> Option<usize> {
+        let Group { open, core, .. } = &mut self.of[group as usize];
         *open += 1;
-        *open == 1
+        (*open == 1).then_some(*core as usize)
     }
 
-    /// So many keys of a group have their answers. Whether they are the last.
-    fn close(&mut self, group: u32, keys: usize) -> bool {
-        let open = &mut self.open[group as usize];
-        *open -= keys as u32;
+    /// A key of a group has its answer. Whether it is the last.
+    pub fn close(&mut self, group: u32) -> bool {
+        let open = &mut self.of[group as usize].open;
+        *open -= 1;
         *open == 0
-    }
-
-    /// A key has its answer. Whether it is the last of its group, or in none.
-    pub fn closes(&mut self, group: Option<u32>) -> bool {
-        group.is_none_or(|group| self.close(group, 1))
     }
 }
 
 impl<P: Port> Exchange<P> {
     /// A key of a group that leaves as one when all its keys are put, one after another and for the same round: the first
     /// of them.
-    pub(super) fn begin_group(&mut self, key: KeyId, slice: u32) {
+    pub(super) fn begin_group(&mut self, key: KeyId, number: u32) {
         self.queue_members();
-        let chunks = self.layout.group(self.slices.chunks(slice)[0]).expect("its slice is a group's");
-        let KeyId(first) = self.slices.slice(slice).key;
-        let (keys, round) = (first..first + chunks.len() as u32, self.round(key));
-        self.groups.begun = Begun { slice, keys, first_chunk: chunks.start, round };
-        self.groups.members.push(key);
+        let round = self.round(key);
+        let Groups { of, begun, members } = &mut self.groups;
+        let Group { keys, first_chunk, .. } = &of[number as usize];
+        *begun = Begun { number, keys: keys.clone(), first_chunk: *first_chunk, round };
+        members.push(key);
     }
 
-    /// Puts a key that is to leave with those that are put before it, if it is of their group and round. With many small
-    /// keys the tables by key are more than a cache has, so only those are used that change.
+    /// Puts a key that is to leave with those that are put before it, if it is of their group and round. Only those tables
+    /// are used that change. If the group is then [whole](Groups::whole), [queue](Self::queue_group) it.
     #[inline]
     pub(super) fn put_beside(&mut self, key: KeyId) -> bool {
-        let Groups { begun, members, open } = &mut self.groups;
+        let Groups { of, begun, members } = &mut self.groups;
         if !begun.keys.contains(&key.0) {
             return false;
         }
@@ -88,46 +109,46 @@ impl<P: Port> Exchange<P> {
         }
         state.outstanding = 1 + self.hand_outs;
         self.awaited[(begun.first_chunk + key.0 - begun.keys.start) as usize] = self.first_awaited;
-        open[begun.slice as usize] += 1;
         members.push(key);
-        if members.len() == begun.keys.len() {
-            members.clear();
-            let Begun { slice, .. } = std::mem::take(begun);
-            self.queue(slice);
-        }
+        of[begun.number as usize].open += 1;
         true
     }
 
-    /// The answer of a group is that of each of its keys. With many small keys the tables by key are more than a cache has,
-    /// so only those are used that change.
+    /// All keys of a group are put: it leaves as one, by its slice.
+    pub(super) fn queue_group(&mut self, slice: u32) {
+        self.groups.begun = Begun::default();
+        self.groups.members.clear();
+        self.queue(slice);
+    }
+
+    /// The answer of a group is that of each of its keys. Only those tables are used that change.
     pub(super) fn take_group(
         &mut self,
         link: LinkId,
         arrival: Immediate,
         chunks: Range<u32>,
     ) -> Result<(), ExchangeError> {
-        let first = ChunkId(chunks.start);
-        let (KeyId(first_key), core) = (self.layout.chunk(first).key, self.slices.core_of(first));
-        let keys = first_key as usize..first_key as usize + chunks.len();
+        let group = &mut self.groups.of[arrival.chunk.index() - self.layout.chunks().len()];
+        let (core, keys) = (group.core as usize, group.keys.start as usize..group.keys.end as usize);
         let awaited = &mut self.awaited[chunks.start as usize..chunks.end as usize];
         let answers = |key: &KeyState| key.round.low_bits() == arrival.round_bits && key.outstanding == 1;
-        let group = self.slices.group(KeyId(first_key)).filter(|_| {
-            !self.windows.has_copy()
-                && link == self.outboxes[core].link
-                && awaited.iter().all(|&awaited| awaited == Awaited::Answer)
-                && self.keys[keys.clone()].iter().all(answers)
-        });
-        let Some(group) = group else {
+        let is_whole = !keys.is_empty()
+            && !self.windows.has_copy()
+            && link == self.outboxes[core].link
+            && awaited.iter().all(|&awaited| awaited == Awaited::Answer)
+            && self.keys[keys.clone()].iter().all(answers);
+        if !is_whole {
             let mut chunks = chunks.map(ChunkId);
             return chunks.try_for_each(|chunk| self.take_arrival(link, Immediate { chunk, ..arrival }));
-        };
+        }
         awaited.fill(Awaited::Nothing);
-        for key in &mut self.keys[keys] {
-            *key = KeyState { round: key.round.next(), outstanding: 0 };
+        group.open -= keys.len() as u32;
+        if group.open == 0 {
+            self.outstanding[core] -= 1;
         }
         self.received += self.layout.span(arrival.chunk).bytes as u64;
-        if self.groups.close(group, chunks.len()) {
-            self.outstanding[core] -= 1;
+        for key in &mut self.keys[keys] {
+            *key = KeyState { round: key.round.next(), outstanding: 0 };
         }
         Ok(())
     }

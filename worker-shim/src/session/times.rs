@@ -223,6 +223,7 @@ mod tests {
     fn waits_within_waits_count_once_and_pushes_are_taken_to_be_alike() {
         let mut stopwatch = Stopwatch::begin(Round(1), Traffic { sent: 10, received: 20 });
         let long = Duration::from_secs(3600);
+        stopwatch.begun -= 123 * long;
         for number in 0..122 {
             let push = stopwatch.push_begins(KeyId(0), Round(1 + number / 10));
             assert_eq!(push.is_some(), number == 0 || number == 61);
@@ -240,6 +241,9 @@ mod tests {
         let times = stopwatch.times(Round(17), Traffic { sent: 15, received: 29 });
         assert_eq!((times.rounds, times.traffic), (16, Traffic { sent: 5, received: 9 }));
         assert_eq!((times.pushing.as_secs() / 3600, times.waiting.as_secs() / 3600), (122, 1));
+        stopwatch.begun += 122 * long;
+        let times = stopwatch.times(Round(17), Traffic { sent: 15, received: 29 });
+        assert_eq!(times.pushing + times.waiting, times.total, "no more than there is room for");
         // A hub that was waited for within a push.
         let push = stopwatch.push_begins(KeyId(0), Round(25)).expect("60 were not timed");
         stopwatch.waiting += long;

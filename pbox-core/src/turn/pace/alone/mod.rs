@@ -222,8 +222,8 @@ impl Pace for Clocks {
     }
 
     #[inline]
-    fn answer_due(&mut self, finished: &Finished, rank: u32) -> Option<Round> {
-        self.allow(finished.place, rank)
+    fn answer_due(&mut self, place: usize, _: Round, rank: u32) -> Option<Round> {
+        self.allow(place, rank)
     }
 
     #[inline]

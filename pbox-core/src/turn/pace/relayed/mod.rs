@@ -127,8 +127,8 @@ impl Pace for Relayed {
     }
 
     #[inline]
-    fn answer_due(&mut self, finished: &Finished, link: u32) -> Option<Round> {
-        if self.is_push(link) { self.below.answer_due(finished, link) } else { Some(finished.round) }
+    fn answer_due(&mut self, place: usize, finished: Round, link: u32) -> Option<Round> {
+        if self.is_push(link) { self.below.answer_due(place, finished, link) } else { Some(finished) }
     }
 
     fn has_finished_before(&self, place: usize, from: Round) -> bool {

@@ -179,8 +179,8 @@ impl Pace for Arrivals {
 
     /// A worker that takes part in the next round gets the weights of this one.
     #[inline]
-    fn answer_due(&mut self, finished: &Finished, rank: u32) -> Option<Round> {
-        self.roster.has(rank, finished.round.next()).then_some(finished.round)
+    fn answer_due(&mut self, _: usize, finished: Round, rank: u32) -> Option<Round> {
+        self.roster.has(rank, finished.next()).then_some(finished)
     }
 
     fn each_waiting(&self, index: usize, each: &mut dyn FnMut(u32, bool)) -> u64 {
