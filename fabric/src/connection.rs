@@ -4,11 +4,12 @@
 //! end of the socket is the end of all links.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use rustix::net::Shutdown;
 
+use crate::port::CloseReason;
 use crate::watch::{Register, Watch, Watched};
 
 /// What a port shares with the watch.
@@ -25,6 +26,8 @@ pub(crate) struct Connection {
     ports: Vec<Arc<dyn Alarm>>,
     register: Arc<Register>,
     dead: AtomicBool,
+    /// What failed at this end, if that ended it.
+    failure: OnceLock<CloseReason>,
 }
 
 impl Connection {
@@ -32,7 +35,14 @@ impl Connection {
     pub fn watched(watch: &Watch, socket: OwnedFd, ports: Vec<Arc<dyn Alarm>>) -> std::io::Result<Arc<Self>> {
         let register = Arc::clone(watch.register());
         let number = register.number();
-        let connection = Arc::new(Connection { number, socket, ports, register, dead: false.into() });
+        let connection = Arc::new(Connection {
+            number,
+            socket,
+            ports,
+            register,
+            dead: false.into(),
+            failure: OnceLock::new(),
+        });
         let watched: Arc<dyn Watched> = connection.clone();
         watch.add_socket(number, &connection.socket, &watched)?;
         Ok(connection)
@@ -41,6 +51,20 @@ impl Connection {
     /// Whether the socket ended. A port asks after its alarm went.
     pub fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire) // [death]
+    }
+
+    /// A link of it failed at this end: ends the connection for both sides. The other ports of this end may see that before
+    /// the port of that link has said why, so they have the [reason](Self::end) from here.
+    pub fn fail(&self, why: &CloseReason) {
+        if *why != CloseReason::PeerGone {
+            let _ = self.failure.set(why.clone()); // the first failure is the cause of others
+        }
+        self.shut();
+    }
+
+    /// Why its links close, if it is dead.
+    pub fn end(&self) -> Option<CloseReason> {
+        self.is_dead().then(|| self.failure.get().cloned().unwrap_or(CloseReason::PeerGone))
     }
 
     /// Ends the connection for both sides; the peer sees its links close.
@@ -60,5 +84,41 @@ impl Watched for Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         self.register.leave(self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::Mutex;
+    use std::sync::mpsc::{Sender, channel};
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Port(Mutex<Sender<()>>);
+
+    impl Alarm for Port {
+        fn ended(&self) {
+            self.0.lock().unwrap().send(()).unwrap();
+        }
+    }
+
+    #[test]
+    fn all_ports_of_the_end_that_failed_have_the_cause_and_the_other_end_has_not() {
+        let watch = Watch::start().unwrap();
+        let (ended, ends) = channel();
+        let port = || -> Arc<dyn Alarm> { Arc::new(Port(Mutex::new(ended.clone()))) };
+        let (here, there) = UnixStream::pair().unwrap();
+        let [here, there] = [here, there]
+            .map(|socket| Connection::watched(&watch, socket.into(), vec![port(), port()]).unwrap());
+        assert_eq!((here.end(), there.end()), (None, None));
+        let failed = |what: &str| CloseReason::Failed(what.to_owned());
+        here.fail(&failed("the NIC is down"));
+        here.fail(&failed("and so is all else"));
+        (0..4).for_each(|_| ends.recv().unwrap());
+        there.fail(&CloseReason::PeerGone);
+        assert_eq!(here.end(), Some(failed("the NIC is down")));
+        assert_eq!(there.end(), Some(CloseReason::PeerGone));
     }
 }

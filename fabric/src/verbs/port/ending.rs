@@ -60,8 +60,8 @@ impl Port {
             });
             if let Some((context, event)) = event {
                 self.end(id, CloseReason::Failed(event.words(context)));
-            } else if connection.is_dead() {
-                self.end(id, CloseReason::PeerGone);
+            } else if let Some(reason) = connection.end() {
+                self.end(id, reason);
             }
         }
         self.clear(&abandoned);
@@ -73,8 +73,8 @@ impl Port {
         let Some(attached) = self.links.get_mut(id) else { return };
         match &mut attached.state {
             LinkState::Open => {
+                attached.link.connection.fail(&reason);
                 attached.state = LinkState::Ending(reason);
-                attached.link.connection.shut();
                 self.ends += 1;
             }
             // When a NIC fails both ends, the peer's socket may end before this end's NIC reports it.
