@@ -239,14 +239,19 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         places: Range<usize>,
     ) -> Result<Option<Done>, Violation> {
         let first = self.shard.chunk(places.start);
-        let turn = self.shard.turn_of_all(places.clone(), rank, immediate.round_bits);
+        let noted = self.shard.note_all(places.clone(), rank, immediate.round_bits);
+        if noted == Some(false) {
+            return Ok(None);
+        }
         let mut done = Done::POSTED;
         // The chunks from the first one up to `next` are finished as it is.
         let (mut alike, mut next) = (None, places.start);
         for (chunk, place) in (first.0..).map(ChunkId).zip(places.clone()) {
-            let arrived = match turn {
-                Some(round) => self.shard.take(self.kernels, place, rank, round),
-                // It breaks the protocol in some chunk, or its pushes are of several rounds.
+            let arrived = match noted {
+                Some(_) => {
+                    Ok(self.shard.settle_at(self.kernels, place).map_or(Arrived::Noted, Arrived::Finished))
+                }
+                // It breaks the protocol in some chunk, its pushes are of several rounds, or each is a step of its own.
                 None => self.shard.arrive_at(self.kernels, place, rank, Immediate { chunk, ..immediate }),
             };
             match arrived {

@@ -80,6 +80,20 @@ pub(crate) trait Pace: Sized {
     /// Whether worker `rank` may be answered after a round of a chunk has finished; the round that the answer is of.
     fn answer_due(&mut self, place: usize, finished: Round, rank: u32) -> Option<Round>;
 
+    /// The round of worker `rank`'s pushes of all the chunks at these places; `None` unless it is its turn for each, and for
+    /// the same round, and where a push may be a step of its own. Looks at nothing else, so that the reads of many chunks
+    /// overlap.
+    #[inline]
+    fn turn_of_all(&self, _places: Range<usize>, _rank: u32, _round_bits: u8) -> Option<Round> {
+        None
+    }
+
+    /// Notes these pushes of a worker whose [turn](Self::turn_of_all) it is. Whether a chunk has all its pushes now.
+    #[inline]
+    fn note_all(&mut self, _places: Range<usize>, _rank: u32) -> bool {
+        false
+    }
+
     /// Worker `rank` is answered for a chunk: it may push the chunk again.
     fn note_answer(&mut self, _place: usize, _rank: u32) {}
 
@@ -428,27 +442,6 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     ) -> Result<Arrived, Violation> {
         let wrong = |wrong| Violation::new(immediate, wrong);
         let round = self.pace.check(place, rank, immediate.round_bits).map_err(wrong)?;
-        self.take(kernels, place, rank, round)
-    }
-
-    /// The round of worker `rank`'s posts of all the chunks at these places; `None` unless it is its turn for each, and for
-    /// the same round. Looks at nothing else, so that the reads of many chunks overlap.
-    #[inline]
-    pub fn turn_of_all(&self, places: Range<usize>, rank: u32, round_bits: u8) -> Option<Round> {
-        let mut rounds = places.map(|place| self.pace.check(place, rank, round_bits));
-        let first = rounds.next()?.ok()?;
-        rounds.all(|round| round == Ok(first)).then_some(first)
-    }
-
-    /// Takes worker `rank`'s post of the chunk at a place, whose turn it is.
-    #[inline(always)]
-    pub fn take(
-        &mut self,
-        kernels: &Kernels,
-        place: usize,
-        rank: u32,
-        round: Round,
-    ) -> Result<Arrived, Violation> {
         if !self.pace.is_push(rank) {
             let first = self.pace.first_round(rank);
             if let Err(why) = self.stages.take_answer(kernels, place, rank, (round, first)) {
@@ -462,6 +455,21 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
             }
         }
         Ok(P::take_push(self, kernels, place, rank, round).map_or(Arrived::Noted, Arrived::Finished))
+    }
+
+    /// Notes worker `rank`'s pushes of all the chunks at these places, if it is its turn for each and for the same round, and
+    /// each can be read. Whether some chunk is [due](Self::settle_at) with it. `None` where pushes are to come one by one.
+    #[inline]
+    pub fn note_all(&mut self, places: Range<usize>, rank: u32, round_bits: u8) -> Option<bool> {
+        let round = self.pace.turn_of_all(places.clone(), rank, round_bits)?;
+        let mut reads = places.clone().map(|place| self.stages.check_push(place, rank, round));
+        reads.all(|read| read == Ok(true)).then(|| self.pace.note_all(places, rank))
+    }
+
+    /// The work for the chunk at a place, if all its pushes are noted.
+    #[inline]
+    pub fn settle_at(&mut self, kernels: &Kernels, place: usize) -> Option<Finished> {
+        if self.is_held() { None } else { P::settle(self, kernels, place) }
     }
 
     #[cold]

@@ -9,6 +9,8 @@
 //! held, no sum goes up, and an answer that came waits. Owned by the core.
 
 use super::Arrivals;
+use std::ops::Range;
+
 use crate::kernels::Kernels;
 use crate::layout::Round;
 use crate::turn::shard::{Finished, OutOfTurn, Pace, ShardOf};
@@ -111,6 +113,16 @@ impl Pace for Relayed {
             Above::Answered(round) => Err(OutOfTurn::Again(round)),
             Above::Gathering | Above::Joining(_) => Err(OutOfTurn::NotYet(self.below.round(place))),
         }
+    }
+
+    #[inline]
+    fn turn_of_all(&self, places: Range<usize>, link: u32, round_bits: u8) -> Option<Round> {
+        if self.is_push(link) { self.below.turn_of_all(places, link, round_bits) } else { None }
+    }
+
+    #[inline]
+    fn note_all(&mut self, places: Range<usize>, link: u32) -> bool {
+        self.below.note_all(places, link)
     }
 
     fn each_waiting(&self, place: usize, each: &mut dyn FnMut(u32, bool)) -> u64 {

@@ -4,6 +4,8 @@
 //!
 //! On the `unsafe` list: the call of the step.
 
+use std::ops::Range;
+
 use crate::kernels::Kernels;
 use crate::layout::Round;
 use crate::turn::shard::{Finished, OutOfTurn, Pace, ShardOf};
@@ -175,6 +177,32 @@ impl Pace for Arrivals {
             return Err(OutOfTurn::Again(round));
         }
         Ok(round)
+    }
+
+    #[inline]
+    fn turn_of_all(&self, places: Range<usize>, rank: u32, round_bits: u8) -> Option<Round> {
+        let (word, bit) = bit(rank);
+        let State { round, .. } = self.state(places.start);
+        let in_turn = |words: &[u64]| State::of(words[0]).round == round && words[word] & bit == 0;
+        let words = &self.words[places.start * self.words_per_chunk..places.end * self.words_per_chunk];
+        let is_turn = round.low_bits() == round_bits
+            && self.roster.has(rank, round)
+            && words.chunks_exact(self.words_per_chunk).all(in_turn);
+        is_turn.then_some(round)
+    }
+
+    #[inline]
+    fn note_all(&mut self, places: Range<usize>, rank: u32) -> bool {
+        let (word, bit) = bit(rank);
+        let size = self.roster.size(self.round(places.start));
+        let words = &mut self.words[places.start * self.words_per_chunk..places.end * self.words_per_chunk];
+        let mut any_is_whole = false;
+        for words in words.chunks_exact_mut(self.words_per_chunk) {
+            words[word] |= bit;
+            words[0] += 1; // the count
+            any_is_whole |= State::of(words[0]).count == size;
+        }
+        any_is_whole
     }
 
     /// A worker that takes part in the next round gets the weights of this one.
