@@ -26,6 +26,7 @@ mod hub;
 mod job_memory;
 pub mod model_source;
 mod open_files;
+mod pieces;
 mod registry;
 mod rendezvous;
 mod seldom;

@@ -18,13 +18,14 @@ use axum::http::header::{
     X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
 use axum::response::{IntoResponse, Response};
-use http_body_util::channel::{Channel, Sender};
 use serde::Serialize;
+use tokio::sync::mpsc::Sender;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::INDEX;
 use super::guard::Sees;
+use crate::pieces::Pieces;
 use crate::registry::{Refusal, Registry, random_name};
 
 const PAGE: &str = include_str!("page.html");
@@ -73,29 +74,24 @@ pub(super) fn events(
             "{LISTENERS} listen to the events of this hub already; close a page, and try again"
         ))
     })?;
-    let (listener, pieces) = Channel::new(1);
+    let (listener, pieces) = Pieces::new(1);
     tokio::spawn(tell(Arc::downgrade(registry), listener, sees, place));
     let about = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
     Ok((StatusCode::OK, about, Body::new(pieces)).into_response())
 }
 
-async fn tell(
-    registry: Weak<Registry>,
-    mut listener: Sender<Bytes>,
-    sees: Sees,
-    _place: OwnedSemaphorePermit,
-) {
+async fn tell(registry: Weak<Registry>, listener: Sender<Bytes>, sees: Sees, _place: OwnedSemaphorePermit) {
     let Some(mut stops) = registry.upgrade().map(|registry| registry.stops.subscribe()) else { return };
     let stopped = async move { stops.wait_for(Option::is_some).await.ok().and_then(|why| why.clone()) };
     tokio::select! {
-        () = tell_hub(&registry, &mut listener, &sees) => {}
+        () = tell_hub(&registry, &listener, &sees) => {}
         // A listener that does not read does not hold the hub's stop up.
-        why = stopped => drop(timeout(PAUSE, listener.send_data(event("end", &why))).await),
+        why = stopped => drop(timeout(PAUSE, listener.send(event("end", &why))).await),
     }
 }
 
 /// Ends when the listener is gone, or has had all the events of one answer.
-async fn tell_hub(registry: &Weak<Registry>, listener: &mut Sender<Bytes>, sees: &Sees) {
+async fn tell_hub(registry: &Weak<Registry>, listener: &Sender<Bytes>, sees: &Sees) {
     let mut ticks = interval(PAUSE);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for _ in 0..EVENTS {
@@ -109,7 +105,7 @@ async fn tell_hub(registry: &Weak<Registry>, listener: &mut Sender<Bytes>, sees:
             hub.jobs.sort_by(|a, b| a.name.cmp(&b.name));
             hub
         };
-        if !matches!(timeout(UNREAD, listener.send_data(event("hub", &hub))).await, Ok(Ok(()))) {
+        if !matches!(timeout(UNREAD, listener.send(event("hub", &hub))).await, Ok(Ok(()))) {
             return;
         }
     }

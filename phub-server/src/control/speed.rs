@@ -6,9 +6,10 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
-use http_body_util::channel::{Channel, Sender};
+use tokio::sync::mpsc::Sender;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::pieces::Pieces;
 use crate::registry::Refusal;
 
 /// The most transfers at a time: two would share the link, and each would see half of it.
@@ -25,16 +26,16 @@ pub(super) fn zeros(transfers: Arc<Semaphore>) -> Result<Response, Refusal> {
             "another hub measures the link to this one, and one may at a time; try again in 100 ms".into(),
         )
     })?;
-    let (pieces, body) = Channel::new(1);
+    let (pieces, body) = Pieces::new(1);
     tokio::spawn(pour(pieces, place));
     let about = [(CONTENT_TYPE, "application/octet-stream"), (CACHE_CONTROL, "no-store")];
     Ok((about, Body::new(body)).into_response())
 }
 
-async fn pour(mut pieces: Sender<Bytes>, _place: OwnedSemaphorePermit) {
+async fn pour(pieces: Sender<Bytes>, _place: OwnedSemaphorePermit) {
     let pouring = async {
         for _ in 0..PIECES {
-            if pieces.send_data(Bytes::from_static(&ZEROS)).await.is_err() {
+            if pieces.send(Bytes::from_static(&ZEROS)).await.is_err() {
                 return;
             }
         }

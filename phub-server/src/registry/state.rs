@@ -13,14 +13,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::Bytes;
-use http_body_util::channel::{Channel, Sender};
 use tokio::runtime::Handle;
+use tokio::sync::mpsc::Sender;
 
 use super::above::name_above;
 use super::checkpoint::ROUND_LIMIT;
 use super::cut::CutAt;
 use super::{Refusal, Registry, on_thread};
 use crate::checkpoint::{Image, check_keys};
+use crate::pieces::Pieces;
 
 /// Pieces of a state on their way to a client, beside the piece that is being made.
 const PIECES: usize = 1;
@@ -34,7 +35,7 @@ const GRACE_S: u64 = 30;
 pub(crate) struct Sent {
     pub bytes: u64,
     /// Ends before its time if the file cannot be sent.
-    pub pieces: Channel<Bytes>,
+    pub pieces: Pieces,
 }
 
 impl Registry {
@@ -77,7 +78,7 @@ impl Registry {
             |why: String| Refusal::Exhausted(format!("job {name:?}: its state cannot be sent: {why}"));
         let mut collected = copies.flatten().map_err(exhausted)?;
         let (name, snapshot) = self.snapshot(&mut collected).map_err(conflict)?;
-        let (sink, pieces) = Channel::new(PIECES);
+        let (sink, pieces) = Pieces::new(PIECES);
         let mut sink = Sink {
             pieces: sink,
             runtime: self.runtime.clone(),
@@ -119,7 +120,7 @@ struct Sink {
 impl Sink {
     fn send_last(&mut self) -> io::Result<()> {
         let gone = |_| io::Error::new(io::ErrorKind::BrokenPipe, "the client is gone");
-        self.runtime.block_on(self.pieces.send_data(std::mem::take(&mut self.last))).map_err(gone)
+        self.runtime.block_on(self.pieces.send(std::mem::take(&mut self.last))).map_err(gone)
     }
 }
 
