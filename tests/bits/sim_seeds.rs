@@ -42,9 +42,11 @@ impl Cluster {
     fn new(seed: u64) -> Self {
         let mut dice = Dice::new(seed);
         let trouble = Trouble::from_seed(seed);
-        // Small keys may be groups.
+        // Small keys may be groups, and step as one where they fill whole lines.
         let longest = [16, 80][dice.below(2) as usize];
-        let keys = (0..dice.from(1..=6)).map(|key| Key::f32(format!("key {key}"), [dice.from(1..=longest)]));
+        let line = [1, 16][dice.below(2) as usize];
+        let keys = (0..dice.from(1..=6))
+            .map(|key| Key::f32(format!("key {key}"), [line * dice.from(1..=longest / line)]));
         let layout = Arc::new(Layout::new(keys.collect(), 64 * dice.from(1..=3) as usize).unwrap());
         let mut terms = Terms::new(dice.from(1..=4) as u32, dice.from(1..=4) as usize, optimizer(&mut dice));
         terms.job.on_loss = trouble.on_loss();

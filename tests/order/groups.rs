@@ -4,18 +4,21 @@ use std::sync::Arc;
 
 use fabric::sim::{Faults, Net};
 use hub_tests::simulated::{Simulated, Terms};
+use hub_tests::trouble::{Dice, optimizer};
 use pbox_core::codec::Codec;
-use pbox_core::{Compression, Key, KeyId, Layout, Optimizer, Schedule};
+use pbox_core::{Compression, JobId, Key, KeyId, Layout, Notice, Occasion, Optimizer, Round, Schedule};
 
 const WORKERS: u32 = 3;
 /// Of each small key. A chunk has room for four.
 const ELEMENTS: u64 = 16;
 
-/// Nine small keys, a long one between them: groups of four, one and four.
+/// Nine small keys, a long one between them: groups of four, one and four. The last group has two learning rates.
 fn layout() -> Arc<Layout> {
     let small = |key: usize| Key::f32(format!("k{key}"), [ELEMENTS]);
     let keys = (0..4).map(small).chain([Key::f32("long", [100])]).chain((5..10).map(small));
-    let layout = Layout::new(keys.collect(), 4 * ELEMENTS as usize * 4).unwrap();
+    let mut keys = Vec::from_iter(keys);
+    keys[8].lr_mult = 0.5;
+    let layout = Layout::new(keys, 4 * ELEMENTS as usize * 4).unwrap();
     assert_eq!(layout.groups(), [0..4, 6..10]);
     Arc::new(layout)
 }
@@ -100,4 +103,52 @@ fn keys_of_different_rounds_and_of_modes_without_groups_leave_one_by_one() {
     assert_eq!(round(&mut self::job(coded), 0, [How::Together; 3]), (33, 33));
     let by_layer = |terms: &mut pbox_core::JobTerms| terms.level.schedule = Schedule::Layerwise;
     assert_eq!(round(&mut self::job(by_layer), 0, [How::Together; 3]), (33, 33));
+}
+
+/// The bits of all weights after six rounds of pushes as `how` says for a round and a rank, and of a snapshot before round 4.
+fn bits(optimizer: Optimizer, how: impl Fn(u32, u32) -> How) -> Vec<u32> {
+    let mut job = job(|terms| terms.optimizer = optimizer);
+    let keys = || (0..10).map(KeyId);
+    job.cores[0].take_snapshot(JobId(0), Occasion::Asked(1), Round(4), &mut job.notices);
+    for round in 0..6 {
+        for rank in 0..WORKERS {
+            let worker = &mut job.workers[rank as usize];
+            for key in keys() {
+                let value =
+                    |element: usize| (1 + key.0 * 31 + rank * 7 + round) as f32 / (element + 3) as f32;
+                let gradient = worker.gradient_mut::<f32>(key).unwrap();
+                gradient.iter_mut().enumerate().for_each(|(element, of)| *of = value(element));
+            }
+            match how(round, rank) {
+                How::Apart => keys().for_each(|key| worker.push(key).unwrap()),
+                How::Together => keys().for_each(|key| worker.put(key).unwrap()),
+                How::Backwards => keys().rev().for_each(|key| worker.put(key).unwrap()),
+            }
+            worker.flush().unwrap();
+        }
+        job.settle(1000).unwrap();
+    }
+    let [Notice::Snapshot { taken, .. }] = &job.notices[..] else { panic!("{:?}", job.notices) };
+    let (worker, part) = (&job.workers[0], taken.part.as_ref().unwrap());
+    let weights = keys().flat_map(|key| worker.weights::<f32>(key).unwrap());
+    weights.chain(part.values.as_slice()).map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn a_group_that_steps_as_one_makes_the_bits_of_its_keys() {
+    use How::{Apart, Backwards, Together};
+    let mut dice = Dice::new(1);
+    for _ in 0..20 {
+        let optimizer = optimizer(&mut dice);
+        let apart = bits(optimizer, |_, _| Apart);
+        assert_eq!(bits(optimizer, |_, _| Together), apart, "{optimizer:?}");
+        let turns = [Together, Apart, Backwards, Together, Together];
+        assert_eq!(
+            bits(optimizer, |round, rank| turns[(round * 3 + rank) as usize % 5]),
+            apart,
+            "{optimizer:?}"
+        );
+        let rounds = [Together, Apart];
+        assert_eq!(bits(optimizer, |round, _| rounds[round as usize % 2]), apart, "{optimizer:?}");
+    }
 }

@@ -4,6 +4,7 @@
 //! On the `unsafe` list. The peer's window is, on shared memory, a read-only view of its pages. On other transports it is
 //! memory of this end, which the transport writes.
 
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -47,14 +48,23 @@ impl Spans {
         self.spans[index]
     }
 
+    /// Adds a span that is all of these spans, if each begins where the one before it ends. Returns its index.
+    pub fn join(&mut self, spans: Range<usize>) -> Option<usize> {
+        let joined = self.spans.get(spans).filter(|spans| !spans.is_empty())?;
+        let follows = |pair: &[Span]| pair[0].end() == Some(pair[1].offset);
+        let whole = joined.windows(2).all(follows).then(|| joined[0].to(joined[joined.len() - 1]))?;
+        self.spans.push(whole);
+        Some(self.spans.len() - 1)
+    }
+
     /// The span's elements.
     ///
     /// # Panics
     /// When it does not hold whole ones.
     pub fn elements<T: Plain>(&self, index: usize) -> &[T] {
         let (start, elements) = self.start(index);
-        // SAFETY: `split` checked bounds, alignment and disjointness of the span; `&self` excludes
-        // the one writer, `elements_mut`; the kernel initialised the pages, and any bits are a `T`.
+        // SAFETY: `split` checked bounds, alignment and disjointness of the span, or `join` put it together from such spans;
+        // `&self` excludes the one writer, `elements_mut`; the kernel initialised the pages, and any bits are a `T`.
         unsafe { std::slice::from_raw_parts(start, elements) }
     }
 
@@ -66,7 +76,7 @@ impl Spans {
     pub fn elements_mut<T: Plain>(&mut self, index: usize) -> &mut [T] {
         let (start, elements) = self.start(index);
         // SAFETY: as in `elements`; `&mut self` makes this the only reference into the span, because
-        // `split` gave the span to this value alone.
+        // `split` gave its bytes to this value alone.
         unsafe { std::slice::from_raw_parts_mut(start, elements) }
     }
 
@@ -311,6 +321,20 @@ mod tests {
         owned[0].elements_mut::<f32>(0).fill(3.0);
         // SAFETY: one thread, no writer while the slice lives.
         assert_eq!(unsafe { view.elements::<f32>(span(64, 128)) }.unwrap(), [3.0; 32]);
+    }
+
+    #[test]
+    fn spans_that_follow_each_other_are_joined_and_no_others() {
+        let spans = vec![span(64, 64), span(128, 64), span(256, 64)];
+        let (_, mut owned) = SendWindow::new(4096).unwrap().split(vec![spans]).unwrap();
+        let spans = &mut owned[0];
+        spans.elements_mut::<f32>(1).fill(2.0);
+        assert_eq!(spans.join(0..2), Some(3));
+        assert_eq!((spans.span(3), spans.elements::<f32>(3)[16]), (span(64, 128), 2.0));
+        assert_eq!(
+            (spans.join(1..3), spans.join(2..9), spans.join(1..1), spans.len()),
+            (None, None, None, 4)
+        );
     }
 
     #[test]

@@ -123,7 +123,8 @@ impl Shard {
                 } else {
                     let stages = Staged::new(terms, of_chunks, read, weights, RawForAll)?;
                     let pace = together();
-                    Shard::Bare(ShardOf::new(pace, stages, terms, wire, chunks, restored, snapshot_every))
+                    let shard = ShardOf::new(pace, stages, terms, wire, chunks, restored, snapshot_every);
+                    Shard::Bare(shard.joining())
                 }
             }
             Some((framing, Some(codecs), _)) => {

@@ -16,7 +16,7 @@ use fabric::{LinkId, Port, Posted, Span};
 use super::layer_parts::{LayerParts, Ready};
 use super::onlooker::{Onlooker, Seen};
 use super::send_queue::SendQueue;
-use super::shard::{Arrived, Finished, Pace, ShardOf};
+use super::shard::{Arrived, Finished, Pace, ShardOf, Whole};
 use super::violation::Violation;
 use crate::job::{JobTerms, LevelTerms, Schedule};
 use crate::kernels::Kernels;
@@ -240,8 +240,14 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
     ) -> Result<Option<Done>, Violation> {
         let first = self.shard.chunk(places.start);
         let noted = self.shard.note_all(places.clone(), rank, immediate.round_bits);
-        if noted == Some(false) {
+        if noted == Some(Whole::None) {
             return Ok(None);
+        }
+        if noted == Some(Whole::All)
+            && let Some(finished) = self.shard.settle_group(self.kernels, immediate.chunk, places.clone())
+        {
+            let steps = places.len() as u32;
+            return Ok(Some(Done { steps, bytes: finished.bytes, ..self.send(&finished) }));
         }
         let mut done = Done::POSTED;
         // The chunks from the first one up to `next` are finished as it is.
@@ -395,6 +401,6 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
                 Posted::Full => {}
             }
         }
-        self.replies.keep(self.shard.keys()[place], rank, answer);
+        self.replies.keep(self.shard.key(place), rank, answer);
     }
 }

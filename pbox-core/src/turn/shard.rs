@@ -12,12 +12,13 @@ use std::sync::Arc;
 
 use fabric::{RecvWindow, Slab, Span, SpanError, Spans};
 
+use super::pace::Arrivals;
 use super::violation::Violation;
 use crate::job::{JobTerms, OnLoss};
 use crate::kernels::Kernels;
 use crate::layout::{ChunkId, Immediate, KeyId, Layout, Round};
 use crate::snapshot::{Capture, Occasion, Restored, SnapshotPart, Taken};
-use crate::weights::{Discarded, Mode, Reply, Staged, To};
+use crate::weights::{Bare, Discarded, Mode, Reply, Staged, To};
 use crate::wire::Wire;
 use crate::wire::frame::FrameError;
 
@@ -88,10 +89,10 @@ pub(crate) trait Pace: Sized {
         None
     }
 
-    /// Notes these pushes of a worker whose [turn](Self::turn_of_all) it is. Whether a chunk has all its pushes now.
+    /// Notes these pushes of a worker whose [turn](Self::turn_of_all) it is. Which of the chunks have all their pushes now.
     #[inline]
-    fn note_all(&mut self, _places: Range<usize>, _rank: u32) -> bool {
-        false
+    fn note_all(&mut self, _places: Range<usize>, _rank: u32) -> Whole {
+        Whole::None
     }
 
     /// Worker `rank` is answered for a chunk: it may push the chunk again.
@@ -138,8 +139,28 @@ pub(crate) trait Pace: Sized {
         false
     }
 
+    /// Steps a group as one, at the place `joined` of its own, when the chunks at its `places` have all their pushes. `None`
+    /// where they are to be [settled](Self::settle) one by one.
+    #[inline]
+    fn settle_joined<M: Mode>(
+        _shard: &mut ShardOf<Self, M>,
+        _kernels: &Kernels,
+        _places: Range<usize>,
+        _joined: usize,
+    ) -> Option<Finished> {
+        None
+    }
+
     /// Does the work for a chunk that a hold delayed or that a changed roster calls for.
     fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished>;
+}
+
+/// Which of some chunks have all the pushes of their round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whole {
+    None,
+    Some,
+    All,
 }
 
 /// One core's part of one job.
@@ -156,7 +177,9 @@ pub(crate) struct ShardOf<P, M: Mode> {
     places: Vec<Option<u32>>,
     /// By place.
     keys: Vec<KeyId>,
-    snapshots: Capture,
+    /// By number of the group: its place, if it is here and steps as one.
+    joined: Vec<Option<u32>>,
+    pub(super) snapshots: Capture,
 }
 
 /// A chunk with new weights for workers.
@@ -193,6 +216,20 @@ pub(crate) enum Arrived {
     Unread(Round),
 }
 
+impl ShardOf<Arrivals, Bare> {
+    /// Groups that [can](Staged::join) step as one.
+    pub fn joining(mut self) -> Self {
+        let layout = self.wire.layout();
+        let groups = Vec::from_iter((0..layout.groups().len()).map(|number| layout.group_id(number)));
+        self.joined = vec![None; groups.len()];
+        for (number, id) in groups.into_iter().enumerate() {
+            let places = self.group(id);
+            self.joined[number] = places.and_then(|places| Some(self.stages.join(id, places)? as u32));
+        }
+        self
+    }
+}
+
 impl<P: Pace, M: Mode> ShardOf<P, M> {
     pub fn new(
         pace: P,
@@ -215,6 +252,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
             wire: wire.clone(),
             places,
             keys: chunks.iter().map(|&id| layout.chunk(id).key).collect(),
+            joined: Vec::new(),
             snapshots: Capture::new(chunks, values, snapshot_every, Round(0)),
             terms: Arc::clone(terms),
         };
@@ -258,7 +296,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
 
     #[cold]
     fn copy_to_snapshot(&mut self, place: usize, round: Round) {
-        let range = self.stages.chunks()[place].in_snapshot.clone();
+        let range = self.stages.chunk(place).in_snapshot.clone();
         if let Some(values) = self.snapshots.place(round, range) {
             self.stages.copy_to_snapshot(place, values);
             self.snapshots.copied();
@@ -274,7 +312,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         let ShardOf { stages, snapshots, keys, .. } = self;
         snapshots.apart(|values| {
             for place in 0..keys.len() {
-                let range = stages.chunks()[place].in_snapshot.clone();
+                let range = stages.chunk(place).in_snapshot.clone();
                 stages.copy_to_snapshot(place, &mut values[range]);
             }
         })
@@ -314,10 +352,23 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         (last - first == chunks.len() - 1).then_some(first..last + 1)
     }
 
-    /// The chunk at a place.
+    /// The place of a group that steps as one.
+    fn joined(&self, id: ChunkId) -> Option<usize> {
+        let number = id.index().checked_sub(self.places.len())?;
+        Some(self.joined.get(number).copied().flatten()? as usize)
+    }
+
+    /// The chunk or group at a place.
     #[inline]
     pub fn chunk(&self, place: usize) -> ChunkId {
-        self.stages.chunks()[place].id
+        self.stages.chunk(place).id
+    }
+
+    /// The key of the chunk at a place; of a group the first.
+    pub fn key(&self, place: usize) -> KeyId {
+        let id = self.chunk(place);
+        let first = self.wire.group(id).map_or(id, |chunks| ChunkId(chunks.start));
+        self.wire.layout().chunk(first).key
     }
 
     /// Adds worker `rank`'s gradients and, in modes with own weights windows, the spans of this core's chunks in its
@@ -458,12 +509,19 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     }
 
     /// Notes worker `rank`'s pushes of all the chunks at these places, if it is its turn for each and for the same round, and
-    /// each can be read. Whether some chunk is [due](Self::settle_at) with it. `None` where pushes are to come one by one.
+    /// each can be read. Which chunks have all their pushes with it. `None` where pushes are to come one by one.
     #[inline]
-    pub fn note_all(&mut self, places: Range<usize>, rank: u32, round_bits: u8) -> Option<bool> {
+    pub fn note_all(&mut self, places: Range<usize>, rank: u32, round_bits: u8) -> Option<Whole> {
         let round = self.pace.turn_of_all(places.clone(), rank, round_bits)?;
         let mut reads = places.clone().map(|place| self.stages.check_push(place, rank, round));
         reads.all(|read| read == Ok(true)).then(|| self.pace.note_all(places, rank))
+    }
+
+    /// The work for a group whose chunks, at these places, have all their pushes: all in one, or `None`.
+    #[inline]
+    pub fn settle_group(&mut self, kernels: &Kernels, id: ChunkId, places: Range<usize>) -> Option<Finished> {
+        let joined = self.joined(id)?;
+        P::settle_joined(self, kernels, places, joined)
     }
 
     /// The work for the chunk at a place, if all its pushes are noted.
@@ -498,7 +556,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     /// A chunk has new weights of a round for all workers whose answer is due.
     #[inline]
     pub fn finished(&self, place: usize, round: Round, steps: u32) -> Finished {
-        let bytes = self.stages.chunks()[place].bytes;
+        let bytes = self.stages.chunk(place).bytes;
         Finished { place, round, bytes, steps, skipped: 0, ranks: 0..self.terms.workers }
     }
 

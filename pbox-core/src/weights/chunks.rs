@@ -59,4 +59,28 @@ impl Chunk {
         };
         ids.iter().map(chunk).collect()
     }
+
+    /// Neighbours as one chunk of this id, if a step of it is the steps of all: their values lie side by side in every window
+    /// and in what is kept, and have one type and one learning rate. More than one kept value an element lies chunk by
+    /// chunk.
+    pub fn joined(optimizer: &Optimizer, id: ChunkId, chunks: &[Chunk]) -> Option<Chunk> {
+        let (first, last) = (chunks.first()?, chunks.last()?);
+        let follows = |pair: &[Chunk]| {
+            let (one, next) = (&pair[0], &pair[1]);
+            one.push.end() == Some(next.push.offset)
+                && one.span.end() == Some(next.span.offset)
+                && one.in_snapshot.end == next.in_snapshot.start
+                && (one.dtype, one.lr_mult, one.wd_mult) == (next.dtype, next.lr_mult, next.wd_mult)
+        };
+        let joins = optimizer.kept_per_element(first.dtype) <= 1 && chunks.windows(2).all(follows);
+        joins.then(|| Chunk {
+            id,
+            push: first.push.to(last.push),
+            span: first.span.to(last.span),
+            bytes: chunks.iter().map(|chunk| chunk.bytes).sum(),
+            elements: chunks.iter().map(|chunk| chunk.elements).sum(),
+            in_snapshot: first.in_snapshot.start..last.in_snapshot.end,
+            ..*first
+        })
+    }
 }

@@ -5,27 +5,42 @@
 //!
 //! On the `unsafe` list: the calls that read the workers' pushes.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use fabric::{MapError, RecvWindow, Slab, Span, SpanError, Spans};
 
 use super::bare::Gradients;
 use super::chunks::Chunk;
-use super::{Discarded, Mode, Read, Reply, Stepped, To, Weights};
+use super::{BareSlots, Discarded, Mode, RawForAll, Read, Reply, Stepped, To, Weights};
 use crate::job::JobTerms;
 use crate::kernels::{Ablate, Element, Kernels, LearningRates, Optimizer, Slots, Step, typed};
-use crate::layout::{KeyId, Layout, Round};
+use crate::layout::{ChunkId, KeyId, Layout, Round};
 use crate::snapshot::Restored;
 use crate::wire::frame::FrameError;
 
 /// A shard's chunks, their memory and their three stages.
 pub(crate) struct Staged<M: Mode> {
+    /// By place. Behind the shard's chunks come the groups that step as one.
     chunks: Vec<Chunk>,
+    /// The number of the shard's chunks.
+    single: usize,
     gradients: Gradients,
     steps: Steps,
     read: M::Read,
     weights: M::Weights,
     pub reply: M::Reply,
+}
+
+impl<M: Mode<Read = BareSlots, Weights = Spans, Reply = RawForAll>> Staged<M> {
+    /// Gives a place of its own to the group of the chunks at these places, if it can [step](Chunk::joined) as one.
+    pub fn join(&mut self, id: ChunkId, places: Range<usize>) -> Option<usize> {
+        let joined = Chunk::joined(&self.steps.optimizer, id, &self.chunks[places.clone()])?;
+        let place = self.weights.join(places)?;
+        assert_eq!(place, self.chunks.len(), "one span a place");
+        self.chunks.push(joined);
+        Some(place)
+    }
 }
 
 impl<M: Mode> Staged<M> {
@@ -37,8 +52,8 @@ impl<M: Mode> Staged<M> {
         weights: M::Weights,
         reply: M::Reply,
     ) -> Result<Self, MapError> {
-        let steps = Steps::new(terms, &chunks)?;
-        Ok(Staged { chunks, gradients: Gradients::new(terms.workers), steps, read, weights, reply })
+        let (steps, single) = (Steps::new(terms, &chunks)?, chunks.len());
+        Ok(Staged { chunks, single, gradients: Gradients::new(terms.workers), steps, read, weights, reply })
     }
 
     /// The same without an optimizer: a step writes the sum. So many links lead up.
@@ -50,14 +65,28 @@ impl<M: Mode> Staged<M> {
         reply: M::Reply,
         ways: u32,
     ) -> Result<Self, MapError> {
-        let steps = Steps::sums(terms)?;
-        Ok(Staged { chunks, gradients: Gradients::new(terms.workers + ways), steps, read, weights, reply })
+        let (steps, single) = (Steps::sums(terms)?, chunks.len());
+        Ok(Staged {
+            chunks,
+            single,
+            gradients: Gradients::new(terms.workers + ways),
+            steps,
+            read,
+            weights,
+            reply,
+        })
     }
 
-    /// The chunks, by place.
+    /// The shard's chunks, by place.
     #[inline]
     pub fn chunks(&self) -> &[Chunk] {
-        &self.chunks
+        &self.chunks[..self.single]
+    }
+
+    /// The chunk at a place, or the group that has a place of its own.
+    #[inline]
+    pub fn chunk(&self, place: usize) -> &Chunk {
+        &self.chunks[place]
     }
 
     /// Checks a worker's push before it counts, as [`Read::check`].
@@ -183,9 +212,10 @@ impl<M: Mode> Staged<M> {
 
     /// Takes weights, state and learning rates from a checkpoint.
     pub fn restore(&mut self, layout: &Layout, restored: &Restored) {
-        let Staged { chunks, steps, weights, reply, .. } = self;
+        let Staged { chunks, single, steps, weights, reply, .. } = self;
+        let chunks = &chunks[..*single];
         steps.rates = restored.learning_rates();
-        let kept = if steps.keeps_weights() { &chunks[..] } else { &[] };
+        let kept = if steps.keeps_weights() { chunks } else { &[] };
         for (place, chunk) in kept.iter().enumerate() {
             let of_layout = layout.chunk(chunk.id);
             let key = of_layout.key;

@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use crate::kernels::Kernels;
 use crate::layout::Round;
-use crate::turn::shard::{Finished, OutOfTurn, Pace, ShardOf};
+use crate::turn::shard::{Finished, OutOfTurn, Pace, ShardOf, Whole};
 use crate::weights::Mode;
 
 /// Arrivals of pushes from below and of answers from above.
@@ -121,7 +121,7 @@ impl Pace for Relayed {
     }
 
     #[inline]
-    fn note_all(&mut self, places: Range<usize>, link: u32) -> bool {
+    fn note_all(&mut self, places: Range<usize>, link: u32) -> Whole {
         self.below.note_all(places, link)
     }
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use crate::kernels::Kernels;
 use crate::layout::Round;
-use crate::turn::shard::{Finished, OutOfTurn, Pace, ShardOf};
+use crate::turn::shard::{Finished, OutOfTurn, Pace, ShardOf, Whole};
 use crate::weights::{Mode, Reply, Staged};
 
 /// Arrival state of a shard's chunks.
@@ -192,17 +192,21 @@ impl Pace for Arrivals {
     }
 
     #[inline]
-    fn note_all(&mut self, places: Range<usize>, rank: u32) -> bool {
+    fn note_all(&mut self, places: Range<usize>, rank: u32) -> Whole {
         let (word, bit) = bit(rank);
         let size = self.roster.size(self.round(places.start));
         let words = &mut self.words[places.start * self.words_per_chunk..places.end * self.words_per_chunk];
-        let mut any_is_whole = false;
+        let (mut whole, chunks) = (0, places.len());
         for words in words.chunks_exact_mut(self.words_per_chunk) {
             words[word] |= bit;
             words[0] += 1; // the count
-            any_is_whole |= State::of(words[0]).count == size;
+            whole += usize::from(State::of(words[0]).count == size);
         }
-        any_is_whole
+        match whole {
+            0 => Whole::None,
+            _ if whole == chunks => Whole::All,
+            _ => Whole::Some,
+        }
     }
 
     /// A worker that takes part in the next round gets the weights of this one.
@@ -253,6 +257,27 @@ impl Pace for Arrivals {
             pace.advance(place);
         }
         true
+    }
+
+    /// Newcomers and snapshots are served chunk by chunk.
+    #[inline]
+    fn settle_joined<M: Mode>(
+        shard: &mut ShardOf<Self, M>,
+        kernels: &Kernels,
+        places: Range<usize>,
+        joined: usize,
+    ) -> Option<Finished> {
+        let ShardOf { pace, stages, .. } = shard;
+        let round = pace.round(places.start);
+        let next = round.next();
+        let apart = round >= shard.until || pace.roster.has_newcomers(next) || shard.snapshots.concerns(next);
+        if apart || stages.reply.awaits_task(round) {
+            return None;
+        }
+        // SAFETY: all who take part have pushed each chunk of the group, and are answered after this function.
+        unsafe { stages.step(kernels, joined, pace.roster.ranks(round), round, round) };
+        places.for_each(|place| pace.begin(place, next));
+        Some(shard.finished(joined, round, 1))
     }
 
     fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished> {
