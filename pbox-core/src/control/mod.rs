@@ -375,10 +375,26 @@ pub struct HubReply {
     pub draining: bool,
     /// The address of its data path, for each transport that it offers.
     pub transports: Vec<TransportAddress>,
+    /// What has happened since its start. Hubs that do not count say zeros.
+    #[serde(default)]
+    pub counts: CountsReply,
     /// Its cores, in the order of the plan.
     pub cores: Vec<CoreReply>,
     /// Its jobs.
     pub jobs: Vec<JobReply>,
+}
+
+/// What has happened at the hub since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CountsReply {
+    /// Workers, and hubs below, that joined.
+    pub joins: u64,
+    /// Joins that were refused. A join without the right to it is not counted.
+    pub refused_joins: u64,
+    /// Members that were lost, whether their job went on or failed.
+    pub lost_workers: u64,
+    /// Jobs that failed.
+    pub failed_jobs: u64,
 }
 
 /// One core of the hub.

@@ -93,6 +93,15 @@ impl Page {
             (vec![("state", state.to_owned())], count as f64)
         });
         self.gauge("jobs", None, "Jobs that the hub has, by state", jobs.into_iter());
+        let counts = &hub.counts;
+        for (name, help, count) in [
+            ("joins", "Workers, and hubs below, that joined", counts.joins),
+            ("joins_refused", "Joins that were refused", counts.refused_joins),
+            ("workers_lost", "Members that were lost", counts.lost_workers),
+            ("jobs_failed", "Jobs that failed", counts.failed_jobs),
+        ] {
+            self.counter(name, None, help, only(count as f64));
+        }
     }
 
     fn of_cores(&mut self, cores: &[CoreReply]) {
@@ -235,7 +244,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use pbox_core::Round;
-    use pbox_core::control::{CheckpointReply, Late, MemberReply};
+    use pbox_core::control::{CheckpointReply, CountsReply, Late, MemberReply};
 
     use super::*;
 
@@ -283,6 +292,7 @@ mod tests {
             rss_bytes: 9,
             draining: false,
             transports: Vec::new(),
+            counts: CountsReply { joins: 5, refused_joins: 6, lost_workers: 7, failed_jobs: 8 },
             cores: vec![core],
             jobs: vec![job, failed],
         };
@@ -298,6 +308,7 @@ mod tests {
         assert_eq!(figures, table);
         for line in [
             "phub_jobs{state=\"failed\"} 1.0",
+            "phub_joins_refused_total{} 6.0",
             "phub_worker_silent_seconds{job=\"job\",rank=\"0\"} 1.5",
             "phub_worker_late_seconds{job=\"job\",rank=\"1\"} 31.0",
             "phub_worker_last_ratio{job=\"job\",rank=\"1\"} 0.25",

@@ -38,6 +38,18 @@ impl Registry {
         request: JoinRequest,
         from: Option<IpAddr>,
     ) -> Result<JoinReply, Refusal> {
+        let joined = self.wait_to_join(name, request, from).await;
+        let counts = &mut self.lock().counts;
+        *(if joined.is_ok() { &mut counts.joins } else { &mut counts.refused_joins }) += 1;
+        joined
+    }
+
+    async fn wait_to_join(
+        self: &Arc<Self>,
+        name: String,
+        request: JoinRequest,
+        from: Option<IpAddr>,
+    ) -> Result<JoinReply, Refusal> {
         check_request(&name, &request).map_err(Refusal::Bad)?;
         let relays = self.up.relays(&request);
         if relays && request.through.contains(&self.id) {

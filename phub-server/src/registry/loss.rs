@@ -18,7 +18,8 @@ impl Registry {
     /// A worker is lost: its job fails, or goes on without it, if the job's terms say so and another worker is left.
     pub(super) fn lose(&self, inner: &mut Inner, id: JobId, rank: u32, reason: &str) {
         // A worker that has left closes its links.
-        let Some(job) = inner.jobs.get_mut(&id).filter(|job| job.has(rank)) else { return };
+        let Some(job) = inner.jobs.get_mut(&id).filter(|job| !job.failed() && job.has(rank)) else { return };
+        inner.counts.lost_workers += 1;
         if !job.goes_on() || job.state() != JobState::Running {
             return self.fail(inner, id, reason);
         }
@@ -40,6 +41,7 @@ impl Registry {
     pub(super) fn fail(&self, inner: &mut Inner, id: JobId, reason: &str) {
         let Some(job) = inner.jobs.get_mut(&id).filter(|job| !job.failed()) else { return };
         tracing::warn!(job = job.name, reason, "job failed");
+        inner.counts.failed_jobs += 1;
         // A hub that stops cannot ask the others of a job: they have written a checkpoint together before.
         let is_asked = !inner.stopping || job.hubs.share.is_whole();
         let last = if is_asked { self.hold_last(job, reason) } else { None };

@@ -51,8 +51,8 @@ use std::time::{Duration, Instant};
 
 use membership::{MemberError, Missing};
 use pbox_core::control::{
-    CoreReply, HeartbeatReply, HubReply, JobState, Latest, LearningRateRequest, LeaveReply, PROTOCOL,
-    PROTOCOL_LOWEST, TransportAddress,
+    CoreReply, CountsReply, HeartbeatReply, HubReply, JobState, Latest, LearningRateRequest, LeaveReply,
+    PROTOCOL, PROTOCOL_LOWEST, TransportAddress,
 };
 use pbox_core::kernels::Kernels;
 use pbox_core::{Discarded, JobId, Round};
@@ -102,6 +102,7 @@ type Token = [u8; 16];
 
 #[derive(Debug, Default)]
 struct Inner {
+    counts: CountsReply,
     jobs: HashMap<JobId, Job>,
     /// Jobs that have not failed, by name.
     names: HashMap<String, JobId>,
@@ -481,6 +482,7 @@ impl Registry {
             busy_ns: core.meters.busy_ns.load(Relaxed),
             waiting_ns: core.meters.waiting_ns.load(Relaxed),
         };
+        let inner = self.lock();
         HubReply {
             protocol: PROTOCOL,
             protocol_lowest: Some(PROTOCOL_LOWEST),
@@ -490,8 +492,9 @@ impl Registry {
             rss_bytes: fabric::resident_bytes().unwrap_or(0),
             draining: *self.draining.borrow(),
             transports: self.transports.clone(),
+            counts: inner.counts,
             cores: self.cores.iter().map(core).collect(),
-            jobs: self.lock().jobs.values().map(Job::describe).collect(),
+            jobs: inner.jobs.values().map(Job::describe).collect(),
         }
     }
 }

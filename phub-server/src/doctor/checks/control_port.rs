@@ -131,6 +131,7 @@ mod tests {
             kernels,
             rss_bytes: 0,
             transports,
+            counts: Default::default(),
             cores,
             jobs,
         }))
