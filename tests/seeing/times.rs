@@ -30,6 +30,7 @@ fn check(times: &Times, rounds: u32) {
 fn who_waits_for_another_worker_waits_and_the_other_computes() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
+    // Sessions outlive the threads: who is done must not look lost to the other.
     let train = |rank: u32, mut session: Session| {
         check_start(&session.times());
         for _round in 0..9 {
@@ -39,15 +40,16 @@ fn who_waits_for_another_worker_waits_and_the_other_computes() {
             push_all(&mut session).unwrap();
             session.wait_all().unwrap();
         }
-        session.times()
+        (session.times(), session)
     };
     let sessions = ready_all(2, |rank| config(&hub, "job", rank, 2));
-    let times: Vec<Times> = std::thread::scope(|scope| {
+    let trained: Vec<(Times, Session)> = std::thread::scope(|scope| {
         let train = &train;
         let of = |(rank, session)| scope.spawn(move || train(rank, session));
         let threads: Vec<_> = (0..).zip(sessions).map(of).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
+    let times: Vec<&Times> = trained.iter().map(|(times, _session)| times).collect();
     times.iter().for_each(|times| check(times, 9));
     assert!(times[0].waiting > times[1].waiting && times[0].asleep > Duration::ZERO, "{times:?}");
     assert!(times[1].computing() > times[0].computing(), "{times:?}");
