@@ -26,7 +26,7 @@ pub use job::{
     MAX_WORKERS, Members, NotACompression, NotAConsistency, NotACredit, NotASchedule, OnLoss, SPLIT_ABOVE,
     Schedule,
 };
-pub use kernels::{Ablate, Element, InvalidOptimizer, LearningRates, Optimizer, oracle};
+pub use kernels::{Ablate, Element, InvalidOptimizer, LearningRates, Magnitude, Optimizer, oracle};
 pub use layout::{
     Chunk, ChunkId, DEFAULT_CHUNK_BYTES, Dtype, Immediate, Key, KeyId, Layout, LayoutError, MAX_CHUNKS,
     Round, manifest,
@@ -39,5 +39,5 @@ pub use turn::{
     Core, Front, JobId, Look, MadeShard, Nobody, Notice, Onlooker, SendQueue, ShardSpec, Tally, Violation,
     Waits, Watched, WindowsBelow,
 };
-pub use weights::Discarded;
+pub use weights::{Discarded, Gauged, GaugedRound};
 pub use wire::{Answer, Codecs, Expected, Frames, Framing, Wire, frame, merge};

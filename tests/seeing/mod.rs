@@ -1,7 +1,8 @@
 //! What people see of a hub: who holds it up, the page, its events; and of a session: where its time
-//! went; and what both did when.
+//! went; and what both did when; how large gradients are.
 
 mod counts;
+mod gradients;
 mod lateness;
 mod page;
 mod timeline;

@@ -18,7 +18,7 @@ pub use peers::{
     WholeRounds, WrittenReply, WrittenRequest,
 };
 
-pub use rounds::{Latest, MAX_PATH, RankReply, RoundsReply};
+pub use rounds::{GradientNorm, GradientsReply, Latest, MAX_PATH, RankReply, RoundsReply};
 pub use versions::{PROTOCOL, PROTOCOL_LOWEST, Versions};
 
 use std::fmt;
@@ -462,6 +462,9 @@ pub struct JobReply {
     /// Its last rounds, once somebody was waited for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounds: Option<RoundsReply>,
+    /// How large its gradients are, once a round was looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gradients: Option<GradientsReply>,
 }
 
 /// A worker that has joined.

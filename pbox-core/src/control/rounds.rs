@@ -31,6 +31,32 @@ pub struct RoundsReply {
     pub recent: Vec<(Round, Vec<u32>)>,
 }
 
+/// How large the gradients of a job are: the mean over the workers, of this hub's share of the model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GradientsReply {
+    /// One round of so many is looked at.
+    pub every: u32,
+    /// Values that were infinite or NaN, in all rounds that were looked at since the job began.
+    pub not_finite: u64,
+    /// The last round that was looked at.
+    pub last: GradientNorm,
+    /// The last ones, the oldest first. Only in `GET /v1/events`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub recent: Vec<GradientNorm>,
+}
+
+/// The gradients of one round.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GradientNorm {
+    /// Which round.
+    pub round: Round,
+    /// The Euclidean norm of its values that are finite.
+    pub norm: f64,
+    /// How many are not.
+    #[serde(default)]
+    pub not_finite: u64,
+}
+
 /// How late a worker was. Its lateness in a round is the time for which a core of the hub had nothing to do but to wait for
 /// the worker's push, while others had pushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

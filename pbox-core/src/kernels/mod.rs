@@ -15,6 +15,7 @@ mod compiled;
 mod element;
 #[allow(unsafe_code)]
 mod isa;
+mod magnitude;
 mod optimizer;
 pub mod oracle;
 mod rule;
@@ -26,4 +27,5 @@ pub use compiled::{Kernels, Slots};
 pub use element::Element;
 pub(crate) use element::typed;
 pub(crate) use isa::{Converter, Vector, Work};
+pub use magnitude::Magnitude;
 pub use optimizer::{Ablate, InvalidOptimizer, LearningRates, Optimizer, Step};

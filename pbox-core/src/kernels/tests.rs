@@ -106,8 +106,13 @@ impl Case {
         let (window, kept) = (self.window::<E>(), self.kept::<E>());
 
         let (mut expected, mut expected_kept) = (window.clone(), kept.clone());
+        let (mut squares, mut not_finite) = (0.0, 0);
         for i in 0..*elements {
             let sum = oracle::sum(slots.iter().map(|slot| slot[i].to_f32()));
+            match sum.is_finite() {
+                true => squares += (f64::from(sum) / *workers as f64).powi(2),
+                false => not_finite += 1,
+            }
             let places = || (i..kept.len()).step_by(*elements);
             let mut own: Vec<f32> = places().map(|place| kept[place]).collect();
             oracle::step_rounded(optimizer, &step, sum, &mut expected[i], &mut own);
@@ -118,6 +123,10 @@ impl Case {
             kernels.run(optimizer, &step, &view, &mut window, &mut kept);
             prop_assert_eq!(bits(&window), bits(&expected), "{:?} {:?} window", kernels, E::DTYPE);
             prop_assert_eq!(bits(&kept), bits(&expected_kept), "{:?} {:?} kept", kernels, E::DTYPE);
+            let seen = kernels.magnitude(&view, *workers as u32);
+            prop_assert_eq!(seen.not_finite, not_finite, "{:?} {:?}", kernels, E::DTYPE);
+            let near = (seen.squares - squares).abs() <= 1e-9 * squares;
+            prop_assert!(near, "{:?} {:?}: {:?}, and not {}", kernels, E::DTYPE, seen, squares);
         }
         Ok(())
     }

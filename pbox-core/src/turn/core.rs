@@ -26,7 +26,7 @@ use crate::job::LevelTerms;
 use crate::kernels::Kernels;
 use crate::layout::{DEFAULT_CHUNK_BYTES, Immediate, Layout, Round};
 use crate::snapshot::{Occasion, Restored, SnapshotPart};
-use crate::weights::Discarded;
+use crate::weights::{Discarded, Gauged};
 
 /// How many arrivals one turn looks at: enough to spread the cost of a poll, and few enough for the other duties.
 const ARRIVALS_PER_TURN: usize = 64;
@@ -267,6 +267,13 @@ impl<P: Port> Core<P> {
     /// For how long the core waited for whom, in a job's last rounds.
     pub fn watched(&mut self, id: JobId) -> Watched {
         self.shards_of(id).fold(Watched::default(), |watched, entry| watched.with(entry.watch.watched()))
+    }
+
+    /// What was seen of a job's gradients.
+    pub fn gauged(&mut self, id: JobId) -> Gauged {
+        self.shards_of(id).fold(Gauged::default(), |gauged, entry| {
+            gauged.with(of_mode!(&entry.shard, shard => shard.stages.gauged()))
+        })
     }
 
     /// Lets a job's rounds go on. The workers in `admitted` take part from round `from` on, which no chunk may be past.

@@ -12,6 +12,7 @@ use fabric::{MapError, RecvWindow, Slab, Span, SpanError, Spans};
 
 use super::bare::Gradients;
 use super::chunks::Chunk;
+use super::gauge::{Gauge, Gauged};
 use super::{BareSlots, Discarded, Mode, RawForAll, Read, Reply, Stepped, To, Weights};
 use crate::job::JobTerms;
 use crate::kernels::{Ablate, Element, Kernels, LearningRates, Optimizer, Slots, Step, typed};
@@ -26,6 +27,7 @@ pub(crate) struct Staged<M: Mode> {
     /// The number of the shard's chunks.
     single: usize,
     gradients: Gradients,
+    gauge: Gauge,
     steps: Steps,
     read: M::Read,
     weights: M::Weights,
@@ -53,7 +55,8 @@ impl<M: Mode> Staged<M> {
         reply: M::Reply,
     ) -> Result<Self, MapError> {
         let (steps, single) = (Steps::new(terms, &chunks)?, chunks.len());
-        Ok(Staged { chunks, single, gradients: Gradients::new(terms.workers), steps, read, weights, reply })
+        let (gradients, gauge) = (Gradients::new(terms.workers), Gauge::new(terms, &chunks));
+        Ok(Staged { chunks, single, gradients, gauge, steps, read, weights, reply })
     }
 
     /// The same without an optimizer: a step writes the sum. So many links lead up.
@@ -70,6 +73,7 @@ impl<M: Mode> Staged<M> {
             chunks,
             single,
             gradients: Gradients::new(terms.workers + ways),
+            gauge: Gauge::off(),
             steps,
             read,
             weights,
@@ -162,7 +166,7 @@ impl<M: Mode> Staged<M> {
         round: Round,
         number: Round,
     ) -> u32 {
-        let Staged { chunks, gradients, steps, read, weights, .. } = self;
+        let Staged { chunks, gradients, gauge, steps, read, weights, .. } = self;
         let chunk = &chunks[place];
         let mut workers = 0;
         typed!(chunk.dtype, E => {
@@ -175,6 +179,9 @@ impl<M: Mode> Staged<M> {
             } else {
                 let step = |slots: &Slots<E>, count| {
                     workers = count;
+                    if gauge.concerns(round) {
+                        gauge.look(kernels, slots, count, round);
+                    }
                     steps.run(kernels, chunk, slots, count, weights, round, number);
                 };
                 // SAFETY: the caller guarantees it.
@@ -244,6 +251,11 @@ impl<M: Mode> Staged<M> {
     /// As [`Reply::greet`].
     pub fn greet(&mut self, place: usize) {
         self.reply.greet(&self.chunks[place], place);
+    }
+
+    /// What was seen of the gradients.
+    pub fn gauged(&self) -> Gauged {
+        self.gauge.gauged()
     }
 
     /// Learning rates by round.

@@ -192,6 +192,18 @@ impl Page {
             "1 if the last attempt at a checkpoint failed or was skipped",
             of(|job| Some(f64::from(u8::from(job.checkpoint_error.is_some())))),
         );
+        self.gauge(
+            "job_gradient_norm",
+            None,
+            "Norm of the workers' mean gradient, in the last round that was looked at",
+            of(|job| Some(job.gradients.as_ref()?.last.norm)),
+        );
+        self.counter(
+            "job_gradients_not_finite",
+            None,
+            "Values of gradients that were infinite or NaN, in the rounds that were looked at",
+            of(|job| Some(job.gradients.as_ref()?.not_finite as f64)),
+        );
         let of_rank = |job: &JobReply, rank: u32| vec![("job", job.name.clone()), ("rank", rank.to_string())];
         let silent = alive.iter().flat_map(|job| {
             job.members.iter().map(|member| (of_rank(job, member.rank), member.silent_ms as f64 / 1e3))
@@ -244,7 +256,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use pbox_core::Round;
-    use pbox_core::control::{CheckpointReply, CountsReply, Late, MemberReply};
+    use pbox_core::control::{CheckpointReply, CountsReply, GradientNorm, GradientsReply, Late, MemberReply};
 
     use super::*;
 
@@ -263,6 +275,8 @@ mod tests {
             ranks: vec![rank],
             recent: Vec::new(),
         };
+        let last = GradientNorm { round: Round(65), norm: 0.5, not_finite: 0 };
+        let gradients = GradientsReply { every: 64, not_finite: 3, last, recent: Vec::new() };
         let job = JobReply {
             name: "job".into(),
             state: JobState::Running,
@@ -280,6 +294,7 @@ mod tests {
             checkpoint_warning: None,
             verdict: String::new(),
             rounds: Some(rounds),
+            gradients: Some(gradients),
         };
         let reason = "a test".to_owned();
         let failed = JobReply { state: JobState::Failed { reason, hub_stops: false }, ..job.clone() };
@@ -309,6 +324,7 @@ mod tests {
         for line in [
             "phub_jobs{state=\"failed\"} 1.0",
             "phub_joins_refused_total{} 6.0",
+            "phub_job_gradients_not_finite_total{job=\"job\"} 3.0",
             "phub_worker_silent_seconds{job=\"job\",rank=\"0\"} 1.5",
             "phub_worker_late_seconds{job=\"job\",rank=\"1\"} 31.0",
             "phub_worker_last_ratio{job=\"job\",rank=\"1\"} 0.25",

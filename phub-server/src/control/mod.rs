@@ -166,7 +166,10 @@ async fn hub(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answ
     let mut hub = desk.registry.describe();
     hub.jobs.retain(|job| sees.job(&job.name));
     // By far the most of it, and of use to a picture alone.
-    hub.jobs.iter_mut().filter_map(|job| job.rounds.as_mut()).for_each(|rounds| rounds.recent.clear());
+    for job in &mut hub.jobs {
+        job.rounds.iter_mut().for_each(|rounds| rounds.recent.clear());
+        job.gradients.iter_mut().for_each(|gradients| gradients.recent.clear());
+    }
     done(&hub)
 }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use fabric::{Idle, IdlePolicy, Port as _, RecvWindow, Spans, Until, any};
 use pbox_core::kernels::Kernels;
-use pbox_core::{Core, Discarded, JobId, LevelTerms, Notice, Taken, Watched};
+use pbox_core::{Core, Discarded, Gauged, JobId, LevelTerms, Notice, Taken, Watched};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::Lane;
@@ -324,6 +324,11 @@ impl CoreThread {
             self.core.begin_wait(self.clock.at(Instant::now()));
         }
         self.core.watched(job)
+    }
+
+    /// What this core saw of a job's gradients.
+    pub fn gauged(&mut self, job: JobId) -> Gauged {
+        self.core.gauged(job)
     }
 
     /// The last events, and how many were before them. None without a timeline.

@@ -22,7 +22,7 @@ use super::checkpoint::Checkpoints;
 use super::compare::Digests;
 use super::hubs::Hubs;
 use super::late::Progress;
-use super::pace::{LastRounds, verdict};
+use super::pace::{LastRounds, not_finite, verdict};
 
 /// A worker that joined.
 #[derive(Debug)]
@@ -519,7 +519,9 @@ impl Job {
         let (news, rounds) = (self.news.borrow(), self.last_rounds.reply());
         let round = rounds.as_ref().map_or(Round(0), |rounds| rounds.round).max(self.progress.round());
         let members = self.describe_members();
-        let verdict = verdict(&news.state, round, &news.held_up_by, rounds.as_ref(), &members);
+        let gradients = self.last_rounds.gradients();
+        let mut verdict = verdict(&news.state, round, &news.held_up_by, rounds.as_ref(), &members);
+        verdict += &gradients.as_ref().map_or_else(String::new, not_finite);
         JobReply {
             name: self.name.clone(),
             state: news.state.clone(),
@@ -537,6 +539,7 @@ impl Job {
             checkpoint_warning: self.checkpoints.warning.clone(),
             verdict,
             rounds,
+            gradients,
         }
     }
 }

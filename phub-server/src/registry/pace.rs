@@ -8,8 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pbox_core::Members;
-use pbox_core::control::{JobState, Late, Latest, MAX_PATH, MemberReply, RankReply, RoundsReply};
-use pbox_core::{JobId, Round, Watched};
+use pbox_core::control::{
+    GradientNorm, GradientsReply, JobState, Late, Latest, MAX_PATH, MemberReply, RankReply, RoundsReply,
+};
+use pbox_core::{Gauged, GaugedRound, JobId, Round, Watched};
 
 use super::Registry;
 use super::job::Job;
@@ -35,13 +37,14 @@ pub(super) const TOLD_EVERY: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(crate) struct LastRounds {
     watched: Watched,
+    gauged: Gauged,
     asked: Option<Instant>,
     /// When which round was seen first.
     seen: VecDeque<(Instant, Round)>,
 }
 
 impl LastRounds {
-    fn note(&mut self, watched: Watched) {
+    fn note(&mut self, watched: Watched, gauged: Gauged) {
         let now = Instant::now();
         if self.seen.back().is_none_or(|&(_, round)| round != watched.last) {
             self.seen.push_back((now, watched.last));
@@ -49,13 +52,25 @@ impl LastRounds {
         while self.seen.len() > 2 && now - self.seen[0].0 > RATE_OVER {
             self.seen.pop_front();
         }
-        self.watched = watched;
+        (self.watched, self.gauged) = (watched, gauged);
     }
 
     fn per_second(&self) -> f64 {
         let (Some(first), Some(last)) = (self.seen.front(), self.seen.back()) else { return 0.0 };
         let seconds = (last.0 - first.0).as_secs_f64();
         if seconds > 0.0 { f64::from(last.1.0.saturating_sub(first.1.0)) / seconds } else { 0.0 }
+    }
+
+    /// Nothing until a round was looked at.
+    pub fn gradients(&self) -> Option<GradientsReply> {
+        let norm = |GaugedRound { round, mean, .. }| GradientNorm {
+            round,
+            norm: mean.squares.sqrt(),
+            not_finite: mean.not_finite,
+        };
+        let recent: Vec<GradientNorm> = self.gauged.whole().map(norm).collect();
+        let last = *recent.last()?;
+        Some(GradientsReply { every: self.gauged.every(), not_finite: self.gauged.not_finite, last, recent })
     }
 
     /// Nothing while nobody was waited for.
@@ -175,6 +190,16 @@ fn habit(last: u32, window: u32, late_us: u64) -> String {
     format!("last in {percent}% of rounds, by {}", spoken(Duration::from_micros(late_us)))
 }
 
+/// What the verdict says of gradients that are not finite.
+pub(super) fn not_finite(gradients: &GradientsReply) -> String {
+    match gradients.last {
+        GradientNorm { not_finite: 0, .. } => String::new(),
+        GradientNorm { round, not_finite, .. } => {
+            format!("; {not_finite} values of the gradients of round {} were not finite", round.0)
+        }
+    }
+}
+
 /// `rank 3`, or `ranks 3, 5`; of many the first ones.
 fn names(what: &str, numbers: &[u32]) -> String {
     let first: Vec<String> = numbers.iter().take(NAMED).map(u32::to_string).collect();
@@ -243,10 +268,12 @@ impl Registry {
             self.lock().jobs.values_mut().filter_map(|mut job| stale(&mut job).then_some(job.id)).collect();
         let deadline = tokio::time::Instant::now() + LIMIT;
         for id in jobs {
-            let asked = self.ask(id, move |thread| thread.watched(id));
+            let asked = self.ask(id, move |thread| (thread.watched(id), thread.gauged(id)));
             let Ok(Ok(cores)) = tokio::time::timeout_at(deadline, asked).await else { continue };
-            let watched = cores.into_iter().fold(Watched::default(), Watched::with);
-            let _ = self.of_job(id, |job| job.last_rounds.note(watched));
+            let (watched, gauged): (Vec<Watched>, Vec<Gauged>) = cores.into_iter().unzip();
+            let watched = watched.into_iter().fold(Watched::default(), Watched::with);
+            let gauged = gauged.into_iter().fold(Gauged::default(), Gauged::with);
+            let _ = self.of_job(id, |job| job.last_rounds.note(watched, gauged));
         }
     }
 }
@@ -261,6 +288,7 @@ mod tests {
         let at = Instant::now();
         LastRounds {
             watched: Watched { first: Round(0), last, rows, waits_for: vec![] },
+            gauged: Gauged::default(),
             asked: None,
             seen: [(at, Round(0)), (at + Duration::from_secs(2), last)].into(),
         }

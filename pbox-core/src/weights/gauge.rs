@@ -1,0 +1,130 @@
+//! How large a shard's gradients are: the mean over the workers, looked at in one round of 64, as its sum is stepped.
+//!
+//! Owned by the core, as a part of its shard. Allocates nothing after it is made. Chunks may be a round apart, so a round
+//! is whole when all elements of the shard were looked at.
+
+use super::chunks::Chunk;
+use crate::job::JobTerms;
+use crate::kernels::{Element, Kernels, Magnitude, Slots};
+use crate::layout::Round;
+
+/// One round of so many is looked at, first round 1: round 0 has weights, and no gradients.
+///
+/// A look reads the slots a second time, right before the step, which then finds them in the cache.
+const EVERY: u32 = 64;
+const FIRST: u32 = 1;
+/// Rounds that are kept.
+const KEPT: usize = 32;
+
+/// What was seen of a job's gradients, on one core or several.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Gauged {
+    /// Values of a round.
+    pub elements: u64,
+    /// Values that were not finite, in all rounds that were looked at.
+    pub not_finite: u64,
+    /// The last rounds that were looked at, in any order.
+    pub rounds: Vec<GaugedRound>,
+}
+
+/// What was seen of one round's gradients.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GaugedRound {
+    /// Which round.
+    pub round: Round,
+    /// Values that were looked at.
+    pub elements: u64,
+    /// The mean over the workers.
+    pub mean: Magnitude,
+}
+
+/// The gauge of one shard.
+#[derive(Debug)]
+pub(super) struct Gauge {
+    /// The rounds that are looked at have this remainder; no round has that of a gauge that is off.
+    remainder: u32,
+    elements: u64,
+    not_finite: u64,
+    /// By number of the look modulo its length; empty when it is off.
+    rounds: Vec<Option<GaugedRound>>,
+}
+
+impl Gauge {
+    /// A gauge of a shard that steps. It is off where workers step alone, because then no round has the pushes of all,
+    /// and where the job leaves out the sum.
+    pub fn new(terms: &JobTerms, chunks: &[Chunk]) -> Self {
+        if terms.level.consistency.steps_alone() || terms.ablate.aggregate {
+            return Self::off();
+        }
+        let elements = chunks.iter().map(|chunk| chunk.elements as u64).sum();
+        Gauge { remainder: FIRST, elements, not_finite: 0, rounds: vec![None; KEPT] }
+    }
+
+    /// A gauge that looks at nothing.
+    pub fn off() -> Self {
+        Gauge { remainder: EVERY, elements: 0, not_finite: 0, rounds: Vec::new() }
+    }
+
+    /// Whether the gradients of a round are to be looked at.
+    #[inline(always)]
+    pub fn concerns(&self, round: Round) -> bool {
+        round.0 % EVERY == self.remainder
+    }
+
+    /// Looks at a chunk's gradients of so many workers, in a round that it [concerns](Self::concerns).
+    #[cold]
+    #[inline(never)]
+    pub fn look<E: Element>(&mut self, kernels: &Kernels, slots: &Slots<E>, workers: u32, round: Round) {
+        let seen = kernels.magnitude(slots, workers);
+        self.not_finite += seen.not_finite;
+        let kept = &mut self.rounds[(round.0 / EVERY) as usize % KEPT];
+        let of_round = GaugedRound { round, elements: 0, mean: Magnitude::default() };
+        let row = kept.get_or_insert(of_round);
+        if row.round != round {
+            *row = of_round;
+        }
+        row.add(slots.elements() as u64, seen);
+    }
+
+    /// What it has seen.
+    pub fn gauged(&self) -> Gauged {
+        let Gauge { elements, not_finite, .. } = *self;
+        Gauged { elements, not_finite, rounds: self.rounds.iter().flatten().copied().collect() }
+    }
+}
+
+impl GaugedRound {
+    fn add(&mut self, elements: u64, mean: Magnitude) {
+        self.elements += elements;
+        self.mean.squares += mean.squares;
+        self.mean.not_finite += mean.not_finite;
+    }
+}
+
+impl Gauged {
+    /// What two shards saw together.
+    pub fn with(mut self, other: Gauged) -> Self {
+        self.elements += other.elements;
+        self.not_finite += other.not_finite;
+        for theirs in other.rounds {
+            match self.rounds.iter_mut().find(|ours| ours.round == theirs.round) {
+                Some(ours) => ours.add(theirs.elements, theirs.mean),
+                None => self.rounds.push(theirs),
+            }
+        }
+        self
+    }
+
+    /// The rounds that were looked at as a whole, the oldest first.
+    pub fn whole(&self) -> impl Iterator<Item = GaugedRound> {
+        let mut whole = self.rounds.clone();
+        whole.retain(|round| round.elements == self.elements);
+        whole.sort_unstable_by_key(|round| round.round);
+        whole.into_iter()
+    }
+
+    /// One round of so many is looked at.
+    pub fn every(&self) -> u32 {
+        EVERY
+    }
+}

@@ -1,0 +1,95 @@
+//! The hub notes how large gradients are in some rounds, and how many of their values are no numbers.
+
+use fabric::conformance::Watchdog;
+use hub_tests::program::until;
+use hub_tests::{config, describe, hub, push_all, ready_all};
+use pbox_core::control::GradientNorm;
+use pbox_core::{Consistency, KeyId, Optimizer};
+use phub_server::Hub;
+use worker_shim::{Session, SessionConfig};
+
+/// Values of the model: keys of 120, 1 and 50.
+const VALUES: f64 = 171.0;
+
+/// Pushes the same value everywhere, but for one key's first value.
+fn round(session: &mut Session, value: f32, first: f32) {
+    for key in (0..3).map(KeyId) {
+        let gradient = session.gradient_mut::<f32>(key).unwrap();
+        gradient.fill(value);
+        gradient[0] = if key == KeyId(2) { first } else { value };
+    }
+    push_all(session).unwrap();
+    session.wait_all().unwrap();
+}
+
+fn norms(hub: &Hub) -> Option<(u64, GradientNorm)> {
+    let job = describe(&hub.address().to_string()).jobs.remove(0);
+    let gradients = job.gradients?;
+    assert_eq!((gradients.every, gradients.recent.len()), (64, 0), "the history is for those who listen");
+    let says = job.verdict.contains("values of the gradients of round 65 were not finite");
+    assert_eq!(says, gradients.last.not_finite > 0, "{}", job.verdict);
+    Some((gradients.not_finite, gradients.last))
+}
+
+/// Trains two workers on two cores, whose means are 2 in round 1, and 0.5 with two values that are no numbers in round 65.
+fn train(hub: &Hub, change: impl Fn(&mut SessionConfig) + Sync) {
+    let mut sessions = ready_all(2, |rank| {
+        let mut config = config(hub, "job", rank, 2);
+        change(&mut config);
+        config
+    });
+    for number in 1..=66 {
+        std::thread::scope(|scope| {
+            for (rank, session) in (0..2).zip(&mut sessions) {
+                scope.spawn(move || match number {
+                    1 => round(session, [1.0, 3.0][rank], [1.0, 3.0][rank]),
+                    65 => round(session, [0.0, 1.0][rank], [f32::INFINITY, f32::NAN][rank]),
+                    _ => round(session, 9.0, 9.0),
+                });
+            }
+        });
+        match number {
+            1 => {
+                until("round 1 is seen", || norms(hub).is_some());
+                let (not_finite, last) = norms(hub).unwrap();
+                assert_eq!((not_finite, last.round.0, last.not_finite), (0, 1, 0));
+                assert!((last.norm - (4.0 * VALUES).sqrt()).abs() < 1e-9, "{last:?}");
+            }
+            66 => {
+                until("round 65 is seen", || norms(hub).is_some_and(|(_, last)| last.round.0 == 65));
+                let (not_finite, last) = norms(hub).unwrap();
+                assert_eq!((not_finite, last.not_finite), (1, 1));
+                assert!((last.norm - (0.25 * (VALUES - 1.0)).sqrt()).abs() < 1e-9, "{last:?}");
+            }
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn the_norm_of_the_mean_and_values_that_are_no_numbers() {
+    let _watchdog = Watchdog::start();
+    train(&hub(2), |_| {});
+    train(&hub(1), |config| config.terms.optimizer = Optimizer::Average);
+    // Frames that are decoded before they are summed; f16 has all these values.
+    train(&hub(2), |config| config.terms.level.compression = Some("f16".parse().unwrap()));
+}
+
+#[test]
+fn workers_that_step_alone_have_no_mean() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let mut sessions = ready_all(1, |rank| {
+        let mut config = config(&hub, "job", rank, 1);
+        config.terms.level.consistency = Consistency::Asp;
+        config
+    });
+    for _ in 0..4 {
+        round(&mut sessions[0], 1.0, f32::NAN);
+    }
+    until("the hub has looked", || {
+        let job = describe(&hub.address().to_string()).jobs.remove(0);
+        assert_eq!(job.gradients, None);
+        job.round.0 >= 4
+    });
+}
