@@ -3,7 +3,7 @@
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
 use hub_tests::{config, describe, hub, join_all, refused, says};
-use pbox_core::control::CountsReply;
+use pbox_core::control::{CountsReply, LostReply};
 
 #[test]
 fn joins_refusals_losses_and_failures_are_counted() {
@@ -20,5 +20,6 @@ fn joins_refusals_losses_and_failures_are_counted() {
     drop(sessions.pop()); // without a leave
     until("the job has failed", || counts().failed_jobs == 1);
     drop(sessions);
-    assert_eq!(counts(), CountsReply { refused_joins: 1, lost_workers: 1, failed_jobs: 1, ..joined });
+    let lost = LostReply { link: 1, ..LostReply::default() };
+    assert_eq!(counts(), CountsReply { refused_joins: 1, lost, failed_jobs: 1, ..joined });
 }

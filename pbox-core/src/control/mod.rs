@@ -18,7 +18,9 @@ pub use peers::{
     WholeRounds, WrittenReply, WrittenRequest,
 };
 
-pub use rounds::{GradientNorm, GradientsReply, Latest, MAX_PATH, RankReply, RoundsReply};
+pub use rounds::{
+    GradientNorm, GradientsReply, LATENESS_BOUNDS_US, LatenessReply, Latest, MAX_PATH, RankReply, RoundsReply,
+};
 pub use versions::{PROTOCOL, PROTOCOL_LOWEST, Versions};
 
 use std::fmt;
@@ -391,10 +393,23 @@ pub struct CountsReply {
     pub joins: u64,
     /// Joins that were refused. A join without the right to it is not counted.
     pub refused_joins: u64,
-    /// Members that were lost, whether their job went on or failed.
-    pub lost_workers: u64,
+    /// Members that were lost, whether their job went on or failed, by cause.
+    pub lost: LostReply,
     /// Jobs that failed.
     pub failed_jobs: u64,
+}
+
+/// Members that were lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LostReply {
+    /// Their link ended: they exited, were killed, broke the protocol, or the network cut them off.
+    pub link: u64,
+    /// Their heartbeats stopped.
+    pub silent: u64,
+    /// They held a round up for longer than the hub's limit.
+    pub late: u64,
+    /// Another hub of the job lost them, or they could not be let in.
+    pub other: u64,
 }
 
 /// One core of the hub.
@@ -413,6 +428,12 @@ pub struct CoreReply {
     pub busy_ns: u64,
     /// Time spent waiting for work.
     pub waiting_ns: u64,
+    /// The part of it in which its thread slept.
+    #[serde(default)]
+    pub asleep_ns: u64,
+    /// Answers and sums that waited before they were posted, because their link had no room or no credit.
+    #[serde(default)]
+    pub held_back: u64,
 }
 
 /// One job of the hub.

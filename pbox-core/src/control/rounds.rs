@@ -71,6 +71,29 @@ pub struct RankReply {
     pub median_us: u64,
     /// The greatest.
     pub greatest_us: u64,
+    /// Its lateness since the job began.
+    #[serde(default)]
+    pub all: LatenessReply,
+}
+
+/// The upper bounds of the lateness that a [`LatenessReply`] counts apart, in microseconds.
+pub const LATENESS_BOUNDS_US: [u32; 6] = [100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000];
+
+/// A worker's lateness in all rounds that the hub looked at: with more than some 60 rounds a second it does not see each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LatenessReply {
+    /// The sum over the rounds, in microseconds.
+    pub sum_us: u64,
+    /// The number of rounds up to each of the [bounds](LATENESS_BOUNDS_US), and above the last; each round is counted once.
+    pub rounds: [u64; LATENESS_BOUNDS_US.len() + 1],
+}
+
+impl LatenessReply {
+    /// Adds as many rounds of this lateness.
+    pub fn add(&mut self, late_us: u32, rounds: u64) {
+        self.sum_us += u64::from(late_us) * rounds;
+        self.rounds[LATENESS_BOUNDS_US.partition_point(|&bound| bound < late_us)] += rounds;
+    }
 }
 
 /// What a hub below says of its own workers: which of them is late, over the window of its own [`RoundsReply`].

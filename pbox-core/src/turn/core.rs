@@ -494,7 +494,9 @@ impl<P: Port> Core<P> {
             let Some(entry) = entry else { continue };
             entry.report_snapshots(notices);
             let JobShard { id, shard, replies, .. } = entry;
-            if replies.post_waiting(Seen { port: &mut self.port, onlooker: &mut *onlooker }) > 0 {
+            let posted = replies.post_waiting(Seen { port: &mut self.port, onlooker: &mut *onlooker });
+            if posted > 0 {
+                self.tally.held_back += posted as u64;
                 onlooker.caught_up(*id);
                 worked = true;
             }

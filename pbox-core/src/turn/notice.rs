@@ -18,6 +18,8 @@ pub struct Tally {
     pub chunks: u64,
     /// Bytes of these chunks.
     pub chunk_bytes: u64,
+    /// Posts that waited first, because their link had no room or no credit.
+    pub held_back: u64,
 }
 
 /// Something that the core's owner must hear about.

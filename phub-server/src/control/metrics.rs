@@ -5,8 +5,14 @@
 
 use std::sync::atomic::AtomicU64;
 
-use pbox_core::control::{CoreReply, HubReply, JobReply, JobState, RankReply, RoundsReply};
+use pbox_core::control::{
+    CoreReply, HubReply, JobReply, JobState, LATENESS_BOUNDS_US, LatenessReply, LostReply, RankReply,
+    RoundsReply,
+};
+use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -97,11 +103,14 @@ impl Page {
         for (name, help, count) in [
             ("joins", "Workers, and hubs below, that joined", counts.joins),
             ("joins_refused", "Joins that were refused", counts.refused_joins),
-            ("workers_lost", "Members that were lost", counts.lost_workers),
             ("jobs_failed", "Jobs that failed", counts.failed_jobs),
         ] {
             self.counter(name, None, help, only(count as f64));
         }
+        let LostReply { link, silent, late, other } = counts.lost;
+        let lost = [("link", link), ("silent", silent), ("late", late), ("other", other)];
+        let lost = lost.map(|(cause, count)| (vec![("cause", cause.to_owned())], count as f64));
+        self.counter("workers_lost", None, "Members that were lost, by cause", lost.into_iter());
     }
 
     fn of_cores(&mut self, cores: &[CoreReply]) {
@@ -139,6 +148,18 @@ impl Page {
             Some(Unit::Seconds),
             "Time of waiting for work, asleep or not",
             of(|core| seconds(core.waiting_ns)),
+        );
+        self.counter(
+            "core_asleep",
+            Some(Unit::Seconds),
+            "The part of waiting in which the core's thread slept",
+            of(|core| seconds(core.asleep_ns)),
+        );
+        self.counter(
+            "core_held_back",
+            None,
+            "Answers and sums that waited before they were posted: their link had no room or no credit",
+            of(|core| core.held_back as f64),
         );
     }
 
@@ -236,6 +257,34 @@ impl Page {
             "Median over the last rounds of the time for which the hub waited for the worker",
             of_rounds(|_, rank| rank.median_us as f64 / 1e6),
         );
+        let ranks = alive.iter().flat_map(|job| job.rounds.iter().map(move |rounds| (job, rounds)));
+        let all = ranks.flat_map(|(job, rounds)| {
+            rounds.ranks.iter().map(move |rank| (of_rank(job, rank.rank), rank.all))
+        });
+        self.0.register_collector(Box::new(Lateness(all.collect())));
+    }
+}
+
+/// The lateness of each rank, as a histogram over rounds. The library's own histograms want each value, one by one.
+#[derive(Debug)]
+struct Lateness(Vec<(Labels, LatenessReply)>);
+
+impl Collector for Lateness {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> std::fmt::Result {
+        let mut family = encoder.encode_descriptor(
+            "worker_round_lateness",
+            "Rounds by how long the hub waited for the worker in them",
+            Some(&Unit::Seconds),
+            MetricType::Histogram,
+        )?;
+        for (labels, all) in &self.0 {
+            let bounds = LATENESS_BOUNDS_US.iter().map(|&us| f64::from(us) / 1e6).chain([f64::MAX]);
+            let buckets: Vec<(f64, u64)> = bounds.zip(all.rounds).collect();
+            let count = all.rounds.iter().sum();
+            let sum = all.sum_us as f64 / 1e6;
+            family.encode_family(labels)?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+        }
+        Ok(())
     }
 }
 
@@ -260,12 +309,26 @@ mod tests {
 
     use super::*;
 
+    /// Ends of the names of a histogram's lines.
+    const OF_HISTOGRAMS: [&str; 3] = ["_bucket", "_count", "_sum"];
+
     #[test]
     fn every_figure_is_in_the_table_of_the_page_and_no_other() {
         let checkpoint = CheckpointReply { round: Round(3), bytes: 4, milliseconds: 5, error_before: None };
         let late = Late { rank: 1, who: "worker 1".into(), round: Round(4), chunks: 2, seconds: 31 };
-        let core = CoreReply { cpu: 0, nic: None, chunks: 1, chunk_bytes: 2, busy_ns: 3, waiting_ns: 4 };
-        let rank = RankReply { rank: 1, last: 50, late_us: 900, median_us: 250, greatest_us: 1000 };
+        let core = CoreReply {
+            cpu: 0,
+            nic: None,
+            chunks: 1,
+            chunk_bytes: 2,
+            busy_ns: 3,
+            waiting_ns: 4,
+            asleep_ns: 3,
+            held_back: 5,
+        };
+        let mut all = LatenessReply::default();
+        all.add(250, 3);
+        let rank = RankReply { rank: 1, last: 50, late_us: 900, median_us: 250, greatest_us: 1000, all };
         let rounds = RoundsReply {
             round: Round(4),
             per_second: 1.0,
@@ -298,6 +361,7 @@ mod tests {
         };
         let reason = "a test".to_owned();
         let failed = JobReply { state: JobState::Failed { reason, hub_stops: false }, ..job.clone() };
+        let lost = LostReply::default();
         let hub = HubReply {
             protocol: 1,
             protocol_lowest: None,
@@ -307,7 +371,12 @@ mod tests {
             rss_bytes: 9,
             draining: false,
             transports: Vec::new(),
-            counts: CountsReply { joins: 5, refused_joins: 6, lost_workers: 7, failed_jobs: 8 },
+            counts: CountsReply {
+                joins: 5,
+                refused_joins: 6,
+                lost: LostReply { link: 7, ..lost },
+                failed_jobs: 8,
+            },
             cores: vec![core],
             jobs: vec![job, failed],
         };
@@ -316,6 +385,7 @@ mod tests {
             .lines()
             .filter(|line| !line.starts_with('#'))
             .filter_map(|line| line.split(['{', ' ']).next())
+            .map(|name| OF_HISTOGRAMS.iter().find_map(|part| name.strip_suffix(part)).unwrap_or(name))
             .collect();
         let table = include_str!("../../../docs/metrics.md").lines();
         let named = table.filter_map(|line| line.strip_prefix("| `")?.split('`').next());
@@ -324,11 +394,15 @@ mod tests {
         for line in [
             "phub_jobs{state=\"failed\"} 1.0",
             "phub_joins_refused_total{} 6.0",
+            "phub_workers_lost_total{cause=\"link\"} 7.0",
             "phub_job_gradients_not_finite_total{job=\"job\"} 3.0",
             "phub_worker_silent_seconds{job=\"job\",rank=\"0\"} 1.5",
             "phub_worker_late_seconds{job=\"job\",rank=\"1\"} 31.0",
             "phub_worker_last_ratio{job=\"job\",rank=\"1\"} 0.25",
             "phub_worker_lateness_seconds{job=\"job\",rank=\"1\"} 0.00025",
+            "phub_worker_round_lateness_seconds_bucket{le=\"0.0001\",job=\"job\",rank=\"1\"} 0",
+            "phub_worker_round_lateness_seconds_bucket{le=\"0.001\",job=\"job\",rank=\"1\"} 3",
+            "phub_worker_round_lateness_seconds_bucket{le=\"+Inf\",job=\"job\",rank=\"1\"} 3",
         ] {
             assert!(page.lines().any(|seen| seen == line), "{line} is not in\n{page}");
         }

@@ -53,6 +53,8 @@ pub(crate) struct Meters {
     pub chunk_bytes: AtomicU64,
     pub busy_ns: AtomicU64,
     pub waiting_ns: AtomicU64,
+    pub asleep_ns: AtomicU64,
+    pub held_back: AtomicU64,
 }
 
 /// The hub's end of a core thread.
@@ -217,8 +219,9 @@ impl CoreThread {
             if worked {
                 idle.reset();
             } else {
+                let asleep = idle.sleeps_next().then(Instant::now);
                 idle.step(self.core.port(), Until::Any);
-                self.clock.note_wake();
+                self.clock.note_wake(asleep);
             }
         }
     }
@@ -342,6 +345,8 @@ impl CoreThread {
         self.meters.chunk_bytes.store(tally.chunk_bytes, Ordering::Relaxed);
         self.meters.busy_ns.store(clock.busy.as_nanos() as u64, Ordering::Relaxed);
         self.meters.waiting_ns.store(clock.waiting.as_nanos() as u64, Ordering::Relaxed);
+        self.meters.asleep_ns.store(clock.asleep.as_nanos() as u64, Ordering::Relaxed);
+        self.meters.held_back.store(tally.held_back, Ordering::Relaxed);
     }
 }
 
@@ -351,6 +356,7 @@ struct Clock {
     begun: Instant,
     busy: Duration,
     waiting: Duration,
+    asleep: Duration,
     /// Everything before is booked.
     since: Instant,
     /// When the last wait ended.
@@ -362,7 +368,16 @@ struct Clock {
 impl Clock {
     fn new() -> Self {
         let (zero, now) = (Duration::ZERO, Instant::now());
-        Clock { begun: now, busy: zero, waiting: zero, since: now, woke: now, working: false, turns: 0 }
+        Clock {
+            begun: now,
+            busy: zero,
+            waiting: zero,
+            asleep: zero,
+            since: now,
+            woke: now,
+            working: false,
+            turns: 0,
+        }
     }
 
     /// A time, in microseconds since the start.
@@ -380,9 +395,10 @@ impl Clock {
         true
     }
 
-    /// A wait is over. It is not known yet whether there is work.
-    fn note_wake(&mut self) {
+    /// A wait is over, which the thread may have slept through from some time on. It is not known yet whether there is work.
+    fn note_wake(&mut self, asleep: Option<Instant>) {
         self.woke = Instant::now();
+        self.asleep += asleep.map_or(Duration::ZERO, |asleep| self.woke - asleep);
     }
 
     /// Books the time until the end of a turn. A turn that found work after a wait is work itself.

@@ -19,6 +19,7 @@ use tokio::sync::{OwnedMutexGuard, oneshot};
 
 use super::hubs::Peers;
 use super::job::Job;
+use super::loss::Cause;
 use super::{Refusal, Registry};
 use crate::cores::CoreThread;
 
@@ -89,7 +90,7 @@ impl Registry {
                 let mut inner = registry.lock();
                 for &rank in ranks.iter() {
                     let reason = format!("worker {rank} could not be let in: {why}");
-                    registry.lose(&mut inner, id, rank, &reason);
+                    registry.lose(&mut inner, id, rank, Cause::Other, &reason);
                 }
             }
         });

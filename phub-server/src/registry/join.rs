@@ -10,6 +10,7 @@ use pbox_core::{JobId, Share, Wire};
 use super::above::MAX_DEPTH;
 use super::hubs::Secret;
 use super::job::{Cores, Job};
+use super::loss::Cause;
 use super::{Inner, Refusal, Registry, Token, on_thread};
 use crate::cores::near::Near;
 
@@ -186,7 +187,7 @@ impl Registry {
             let own = admission.cores.placement.weights_window(&admission.wire).map_err(|error| {
                 let reason = format!("worker {} has no weights window: {error}", admission.rank);
                 // The token was good for one connection.
-                self.lose(&mut self.lock(), admission.job, admission.rank, &reason);
+                self.lose(&mut self.lock(), admission.job, admission.rank, Cause::Other, &reason);
                 reason
             })?;
             (admission.weights, admission.own) = own;

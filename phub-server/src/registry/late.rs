@@ -15,6 +15,7 @@ use pbox_core::control::{JobState, Late};
 use pbox_core::{JobId, Look, Round};
 
 use super::job::Job;
+use super::loss::Cause;
 use super::{Inner, Registry};
 
 /// When workers are late.
@@ -118,7 +119,7 @@ impl Registry {
         if let Some(limit) = self.late.limit.filter(|&limit| time >= limit && job.hubs.share.is_whole()) {
             for late in &late {
                 let reason = format!("{late}; the limit is {} s (--late-limit-s)", limit.as_secs());
-                self.lose(inner, id, late.rank, &reason);
+                self.lose(inner, id, late.rank, Cause::Late, &reason);
             }
             return;
         }

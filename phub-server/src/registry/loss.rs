@@ -14,12 +14,31 @@ use super::late::Progress;
 use super::make::Load;
 use super::{Inner, KEEP_FAILED, Registry};
 
+/// Why a member is lost.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Cause {
+    /// Its link ended.
+    Link,
+    /// Its heartbeats stopped.
+    Silent,
+    /// It held a round up.
+    Late,
+    /// Another hub lost it, or it could not be let in.
+    Other,
+}
+
 impl Registry {
     /// A worker is lost: its job fails, or goes on without it, if the job's terms say so and another worker is left.
-    pub(super) fn lose(&self, inner: &mut Inner, id: JobId, rank: u32, reason: &str) {
+    pub(super) fn lose(&self, inner: &mut Inner, id: JobId, rank: u32, cause: Cause, reason: &str) {
         // A worker that has left closes its links.
         let Some(job) = inner.jobs.get_mut(&id).filter(|job| !job.failed() && job.has(rank)) else { return };
-        inner.counts.lost_workers += 1;
+        let lost = &mut inner.counts.lost;
+        *match cause {
+            Cause::Link => &mut lost.link,
+            Cause::Silent => &mut lost.silent,
+            Cause::Late => &mut lost.late,
+            Cause::Other => &mut lost.other,
+        } += 1;
         if !job.goes_on() || job.state() != JobState::Running {
             return self.fail(inner, id, reason);
         }
@@ -106,7 +125,7 @@ impl Registry {
             }
         }
         for (id, rank, reason) in silent {
-            self.lose(&mut inner, id, rank, &reason);
+            self.lose(&mut inner, id, rank, Cause::Silent, &reason);
         }
         let Inner { jobs, tokens, shown, lost, left, .. } = &mut *inner;
         lost.retain(|_, (until, _)| now < *until);

@@ -64,6 +64,7 @@ use crate::cores::{CoreHandle, CoreThread, Report};
 use above::{JoinedAbove, Meetings};
 use cut::answers;
 use job::{Arrival, Job};
+use loss::Cause;
 use snapshot::NO_WEIGHTS;
 
 pub(crate) use above::{HubsAbove, Up};
@@ -251,7 +252,7 @@ impl Registry {
             }
             Report::WorkerGone { job, rank, reason } => {
                 let Some(member) = inner.jobs.get(&job).map(|job| job.spoken(rank)) else { return };
-                self.lose(&mut inner, job, rank, &format!("{member} is gone: {reason}"));
+                self.lose(&mut inner, job, rank, Cause::Link, &format!("{member} is gone: {reason}"));
             }
             Report::Snapshot { job, core, taken } => {
                 if let Some(job) = inner.jobs.get_mut(&job) {
@@ -355,7 +356,7 @@ impl Registry {
         if let Some(why) = failed {
             let mut inner = self.lock();
             let (id, rank) = inner.member(job, token).map(|(job, rank)| (job.id, rank))?;
-            self.lose(&mut inner, id, rank, &format!("machine {rank}: {why}"));
+            self.lose(&mut inner, id, rank, Cause::Other, &format!("machine {rank}: {why}"));
             return Ok(LeaveReply::default());
         }
         let last = self.lock().member(job, token).map(|(job, rank)| {
@@ -481,6 +482,8 @@ impl Registry {
             chunk_bytes: core.meters.chunk_bytes.load(Relaxed),
             busy_ns: core.meters.busy_ns.load(Relaxed),
             waiting_ns: core.meters.waiting_ns.load(Relaxed),
+            asleep_ns: core.meters.asleep_ns.load(Relaxed),
+            held_back: core.meters.held_back.load(Relaxed),
         };
         let inner = self.lock();
         HubReply {

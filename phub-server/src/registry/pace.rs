@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use pbox_core::Members;
 use pbox_core::control::{
-    GradientNorm, GradientsReply, JobState, Late, Latest, MAX_PATH, MemberReply, RankReply, RoundsReply,
+    GradientNorm, GradientsReply, JobState, Late, LatenessReply, Latest, MAX_PATH, MemberReply, RankReply,
+    RoundsReply,
 };
 use pbox_core::{Gauged, GaugedRound, JobId, Round, Watched};
 
@@ -39,6 +40,9 @@ pub(crate) struct LastRounds {
     watched: Watched,
     gauged: Gauged,
     asked: Option<Instant>,
+    /// By rank, of the rounds before `counted`.
+    all: Vec<LatenessReply>,
+    counted: Round,
     /// When which round was seen first.
     seen: VecDeque<(Instant, Round)>,
 }
@@ -52,7 +56,27 @@ impl LastRounds {
         while self.seen.len() > 2 && now - self.seen[0].0 > RATE_OVER {
             self.seen.pop_front();
         }
+        self.count(&watched);
         (self.watched, self.gauged) = (watched, gauged);
+    }
+
+    /// Counts the rounds that are new and over: chunks are at most a round apart.
+    fn count(&mut self, Watched { first, last, rows, .. }: &Watched) {
+        let Some((_, ranks)) = rows.first() else { return };
+        let (from, until) = (self.counted.max(*first), Round(last.0.saturating_sub(1)));
+        if from >= until {
+            return;
+        }
+        self.all.resize_with(ranks.len(), LatenessReply::default);
+        let new = rows.iter().filter(|(round, _)| (from..until).contains(round));
+        let waited = new.clone().count() as u64;
+        new.for_each(|(_, waits)| {
+            self.all.iter_mut().zip(waits).for_each(|(all, &wait)| all.add(wait, 1));
+        });
+        // In the others nobody was waited for.
+        let rest = u64::from(until.0 - from.0) - waited;
+        self.all.iter_mut().for_each(|all| all.add(0, rest));
+        self.counted = until;
     }
 
     fn per_second(&self) -> f64 {
@@ -93,6 +117,7 @@ impl LastRounds {
                 late_us: median(&mut late),
                 median_us: median(&mut all),
                 greatest_us: all.last().copied().unwrap_or(0).into(),
+                all: self.all.get(rank).copied().unwrap_or_default(),
             }
         };
         let now = rows.last().filter(|(round, _)| round == last).and_then(|(_, waits)| waits.iter().max());
@@ -290,6 +315,8 @@ mod tests {
             watched: Watched { first: Round(0), last, rows, waits_for: vec![] },
             gauged: Gauged::default(),
             asked: None,
+            all: Vec::new(),
+            counted: Round(0),
             seen: [(at, Round(0)), (at + Duration::from_secs(2), last)].into(),
         }
     }
@@ -309,9 +336,37 @@ mod tests {
         let reply = rounds.reply().unwrap();
         assert_eq!(
             reply.ranks[1],
-            RankReply { rank: 1, last: 0, late_us: 0, median_us: 300, greatest_us: 300 }
+            RankReply {
+                rank: 1,
+                last: 0,
+                late_us: 0,
+                median_us: 300,
+                greatest_us: 300,
+                all: Default::default()
+            }
         );
         assert_eq!((reply.ranks[0].last, reply.ranks[0].median_us, reply.ranks[0].late_us), (21, 0, 900));
+    }
+
+    #[test]
+    fn each_round_that_is_over_is_counted_once() {
+        let mut rounds = LastRounds::default();
+        let watched = |first: u32, last: u32, waits: &[(u32, [u32; 2])]| Watched {
+            first: Round(first),
+            last: Round(last),
+            rows: waits.iter().map(|&(round, waits)| (Round(round), waits.to_vec())).collect(),
+            waits_for: vec![],
+        };
+        rounds.count(&watched(0, 4, &[(1, [0, 100]), (2, [0, 101]), (3, [0, 1])]));
+        let [none, late] = rounds.all[..] else { panic!("{:?}", rounds.all) };
+        assert_eq!((none.sum_us, none.rounds), (0, [3, 0, 0, 0, 0, 0, 0]));
+        assert_eq!((late.sum_us, late.rounds), (201, [2, 1, 0, 0, 0, 0, 0]), "round 3 may not be over");
+        // Rounds 3 to 9 are out of the window by now.
+        rounds.count(&watched(10, 14, &[(11, [20_000_000, 0])]));
+        rounds.count(&watched(10, 14, &[(11, [20_000_000, 0])]));
+        let [first, second] = rounds.all[..] else { unreachable!() };
+        assert_eq!((first.sum_us, first.rounds), (20_000_000, [5, 0, 0, 0, 0, 0, 1]));
+        assert_eq!((second.sum_us, second.rounds), (201, [5, 1, 0, 0, 0, 0, 0]));
     }
 
     #[test]

@@ -28,6 +28,7 @@ use super::last::unknown;
 use crate::checkpoint::CheckpointError;
 use crate::registry::checkpoint::ROUND_LIMIT;
 use crate::registry::job::Job;
+use crate::registry::loss::Cause;
 use crate::registry::{Refusal, Registry, on_thread};
 
 fn stale(error: StaleCut) -> Refusal {
@@ -191,7 +192,7 @@ impl Registry {
     fn lose_worker(&self, id: JobId, worker: u64, reason: impl FnOnce(u32) -> String) {
         let mut inner = self.lock();
         if let Some(rank) = inner.jobs.get(&id).and_then(|job| job.rank(worker)) {
-            self.lose(&mut inner, id, rank, &reason(rank));
+            self.lose(&mut inner, id, rank, Cause::Other, &reason(rank));
         }
     }
 
