@@ -81,6 +81,17 @@ impl Kernels {
         window: &mut [E],
         kept: &mut [f32],
     ) {
+        E::run(self, optimizer, step, slots, window, kept);
+    }
+
+    pub(super) fn run_as<E: Element>(
+        &self,
+        optimizer: &Optimizer,
+        step: &Step,
+        slots: &Slots<E>,
+        window: &mut [E],
+        kept: &mut [f32],
+    ) {
         let elements = slots.elements();
         assert_eq!(window.len(), elements, "the window and the slots have the same length");
         assert_eq!(
@@ -103,6 +114,10 @@ impl Kernels {
     /// # Panics
     /// When lengths differ.
     pub fn widen<E: Element>(&self, elements: &[E], wide: &mut [f32]) {
+        E::widen_all(self, elements, wide);
+    }
+
+    pub(super) fn widen_as<E: Element>(&self, elements: &[E], wide: &mut [f32]) {
         assert_eq!(elements.len(), wide.len(), "a place for each element");
         self.work(Widen { elements, wide });
     }
@@ -112,6 +127,10 @@ impl Kernels {
     /// # Panics
     /// When lengths differ.
     pub fn narrow<E: Element>(&self, values: &[f32], elements: &mut [E]) {
+        E::narrow_all(self, values, elements);
+    }
+
+    pub(super) fn narrow_as<E: Element>(&self, values: &[f32], elements: &mut [E]) {
         assert_eq!(values.len(), elements.len(), "a place for each value");
         self.work(Narrow { values, elements });
     }

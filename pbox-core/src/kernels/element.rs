@@ -7,7 +7,10 @@ use std::fmt::Debug;
 use fabric::Plain;
 use half::{bf16, f16};
 
+use super::compiled::{Kernels, Slots};
 use super::isa::{Convert, Converter};
+use super::magnitude::Magnitude;
+use super::optimizer::{Optimizer, Step};
 use crate::layout::Dtype;
 
 /// An element type of keys: f32, `half::f16` or `half::bf16`.
@@ -24,9 +27,31 @@ pub trait Element: Converted + Plain + Debug + Default + PartialEq + Send + Sync
 }
 
 /// A type that all instruction sets convert. It is not named outside of the crate, so no other type is an [`Element`].
+///
+/// What kernels do with it stands here, because these functions have no type parameters: their loops, for each optimizer
+/// and instruction set, are compiled in this crate alone, and not in each crate that has a core of another port.
 pub trait Converted: Sized {
     /// The same instruction set, as a converter of this type.
     fn converter<I: Converter>(isa: I) -> impl Convert<Self> + Convert<f32>;
+
+    /// As [`Kernels::run`].
+    fn run(
+        kernels: &Kernels,
+        optimizer: &Optimizer,
+        step: &Step,
+        slots: &Slots<Self>,
+        window: &mut [Self],
+        kept: &mut [f32],
+    );
+
+    /// As [`Kernels::widen`].
+    fn widen_all(kernels: &Kernels, elements: &[Self], wide: &mut [f32]);
+
+    /// As [`Kernels::narrow`].
+    fn narrow_all(kernels: &Kernels, values: &[f32], elements: &mut [Self]);
+
+    /// As [`Kernels::magnitude`].
+    fn magnitude(kernels: &Kernels, slots: &Slots<Self>, workers: u32) -> Magnitude;
 }
 
 macro_rules! converted {
@@ -35,6 +60,33 @@ macro_rules! converted {
             #[inline(always)]
             fn converter<I: Converter>(isa: I) -> impl Convert<Self> + Convert<f32> {
                 isa
+            }
+
+            #[inline(never)]
+            fn run(
+                kernels: &Kernels,
+                optimizer: &Optimizer,
+                step: &Step,
+                slots: &Slots<Self>,
+                window: &mut [Self],
+                kept: &mut [f32],
+            ) {
+                kernels.run_as(optimizer, step, slots, window, kept);
+            }
+
+            #[inline(never)]
+            fn widen_all(kernels: &Kernels, elements: &[Self], wide: &mut [f32]) {
+                kernels.widen_as(elements, wide);
+            }
+
+            #[inline(never)]
+            fn narrow_all(kernels: &Kernels, values: &[f32], elements: &mut [Self]) {
+                kernels.narrow_as(values, elements);
+            }
+
+            #[inline(never)]
+            fn magnitude(kernels: &Kernels, slots: &Slots<Self>, workers: u32) -> Magnitude {
+                kernels.magnitude_as(slots, workers)
             }
         }
     )*};

@@ -21,6 +21,10 @@ pub struct Magnitude {
 impl Kernels {
     /// The magnitude of the slots' sum, divided by `workers`.
     pub fn magnitude<E: Element>(&self, slots: &Slots<E>, workers: u32) -> Magnitude {
+        E::magnitude(self, slots, workers)
+    }
+
+    pub(super) fn magnitude_as<E: Element>(&self, slots: &Slots<E>, workers: u32) -> Magnitude {
         let Magnitude { squares, not_finite } = self.work(OfSum { slots });
         Magnitude { squares: squares / f64::from(workers).powi(2), not_finite }
     }
