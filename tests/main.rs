@@ -1,5 +1,4 @@
-//! Tests of hubs and workers together, by property, in one program. Modules named `sim_...` run over the simulated
-//! network. A test that counts threads or descriptors of its process runs in its own process (`fabric::conformance::alone`).
+//! Tests of hubs and workers together, by property, in one program. A test that counts threads or descriptors of its process runs in its own process (`fabric::conformance::alone`).
 
 mod attacks;
 mod bits;

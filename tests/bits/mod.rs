@@ -3,9 +3,5 @@
 mod compressed;
 mod hubs;
 mod optimizers;
-mod sim_compressed;
-mod sim_levels;
-mod sim_seeds;
-mod sim_slim;
 mod slim;
 mod transports;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use hub_tests::model;
-use hub_tests::state::Fetched;
 use hub_tests::training::Training;
+use hub_tests::values::Saved;
 use hub_tests::values::{self, Reference};
 use pbox_core::oracle::{self, Step};
 use pbox_core::{KeyId, Layout, Optimizer, Round};
@@ -88,7 +88,7 @@ pub struct Model {
 }
 
 impl Model {
-    pub fn new(training: Training, went_on_with: Option<&Fetched>) -> Self {
+    pub fn new(training: Training, went_on_with: Option<&Saved>) -> Self {
         let mut model = training.model(training.compression.expect("a codec"));
         went_on_with.into_iter().for_each(|state| model.restart_with(state));
         Model { training, model }

@@ -12,9 +12,9 @@
 
 use std::time::{Duration, Instant};
 
-use hub_tests::state::Fetched;
+use hub_tests::state::fetch_all;
 use hub_tests::training::Training;
-use hub_tests::values::{self, Reference, mix};
+use hub_tests::values::{self, Reference, Saved, mix};
 use pbox_core::{Consistency, Key, KeyId, OnLoss, Optimizer};
 use serde::{Deserialize, Serialize};
 use worker_shim::{Returns, Session, SessionConfig, SessionError};
@@ -103,7 +103,7 @@ impl Task {
         &self,
         training: &Training,
         session: &Session,
-        went_on_with: Option<&Fetched>,
+        went_on_with: Option<&Saved>,
     ) -> Box<dyn Expect> {
         let first = read(training, session);
         let next = session.next_round().0;
@@ -126,7 +126,7 @@ impl Task {
 
     /// The state with which a job goes on. If its last life failed in the middle of a round, nobody can compute it: it has
     /// steps with the gradients of some workers. What was before is known: the driver compares digests.
-    fn state(&self, training: &Training, next: u32) -> Result<Fetched, Ended> {
+    fn state(&self, training: &Training, next: u32) -> Result<Saved, Ended> {
         // The hubs at the top have it.
         let (hubs, job) = match self.above.is_empty() {
             true => (self.hub.split(',').collect(), self.job.clone()),
@@ -137,7 +137,7 @@ impl Task {
         let begun = Instant::now();
         loop {
             let limit = Duration::from_secs(5);
-            match Fetched::from(&hubs, &job, &training.keys, &training.optimizer, limit) {
+            match fetch_all(&hubs, &job, &training.keys, &training.optimizer, limit) {
                 Ok(state) if state.before.0 == next => return Ok(state),
                 Ok(state) => {
                     let wrong = format!("round {next} began with the state before {:?}", state.before);

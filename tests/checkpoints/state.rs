@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use super::checkpoint::rounds;
 use fabric::conformance::Watchdog;
-use hub_tests::state::{Fetched, fetch};
+use hub_tests::state::{fetch, fetch_all};
 use hub_tests::training::Training;
+use hub_tests::values::Saved;
 use hub_tests::values::{self, same_bits};
 use hub_tests::{
     PATIENT_S, SGD, addresses, authorization, config, config_at, describe, hub, join_by_hand, join_request,
@@ -27,8 +28,8 @@ const ADAM: Optimizer =
 const PATIENT: Duration = Duration::from_secs(PATIENT_S);
 
 /// What each of these hubs has of a job's state, put together.
-pub(crate) fn gather<S: AsRef<str>>(hubs: &[S], job: &str, keys: &[Key], optimizer: &Optimizer) -> Fetched {
-    Fetched::from(hubs, job, keys, optimizer, PATIENT).unwrap()
+pub(crate) fn gather<S: AsRef<str>>(hubs: &[S], job: &str, keys: &[Key], optimizer: &Optimizer) -> Saved {
+    fetch_all(hubs, job, keys, optimizer, PATIENT).unwrap()
 }
 
 pub(crate) fn ones(before: u32, values: usize) -> State {

@@ -7,4 +7,3 @@ mod killed;
 mod late;
 mod passing;
 mod returns;
-mod sim_network;

@@ -7,6 +7,5 @@ mod data_socket;
 mod frames;
 mod peers;
 mod posts;
-mod sim_full_rings;
 mod spans;
 mod strangers;

@@ -1,21 +1,17 @@
-//! What tests of hubs and workers share: a simulated cluster, a hub in this process, sessions on threads of their own, raw
+//! What tests of hubs and workers share: a hub in this process, sessions on threads of their own, raw
 //! requests to the control port, values whose result is known, and programs as child processes.
 
 #![forbid(unsafe_code)]
 #![allow(missing_docs)] // no user reads this crate
 
-pub mod levels;
-pub mod model;
 pub mod program;
 pub mod proxy;
-pub mod race;
 pub mod relay;
-pub mod simulated;
 pub mod state;
 pub mod training;
-pub mod trouble;
 pub mod usage;
-pub mod values;
+
+pub use sim_tests::{SGD, model, race, says, simulated, trouble, values};
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -25,7 +21,7 @@ use authority::{ALL_JOBS, Credential, Right};
 use fabric::IdlePolicy;
 use fabric::any::Transport;
 use pbox_core::control::{ErrorReply, HubReply, JoinReply, JoinRequest, PROTOCOL, TransportAddress};
-use pbox_core::{JobTerms, Key, KeyId, Optimizer};
+use pbox_core::{JobTerms, Key, KeyId};
 use phub_server::{ControlLimits, CoreSelection, Hub, HubSettings, IdleChoice, Machine};
 use serde::Serialize;
 use worker_shim::{Session, SessionConfig, SessionError};
@@ -114,8 +110,6 @@ pub fn small_model() -> Vec<Key> {
     vec![Key::f32("first.weight", [3, 40]), Key::f32("second.bias", [1]), Key::f32("third.weight", [50])]
 }
 
-pub const SGD: Optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
-
 /// A worker of a job with the small model, in chunks of 64 bytes.
 pub fn config(hub: &Hub, job: &str, rank: u32, workers: u32) -> SessionConfig {
     config_at(&hub.address().to_string(), job, rank, workers)
@@ -163,15 +157,6 @@ pub fn refused(config: SessionConfig) -> String {
     match Session::join(config) {
         Ok(_) => panic!("the join was expected to fail"),
         Err(error) => error.to_string(),
-    }
-}
-
-/// Asserts that an error contains all of `words`.
-#[track_caller]
-pub fn says(error: impl std::fmt::Display, words: &[&str]) {
-    let error = error.to_string();
-    for word in words {
-        assert!(error.contains(word), "expected {word:?} in the error:\n  {error}");
     }
 }
 

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::time::Duration;
 
 use pbox_core::{Key, Optimizer, Round, state_names};
-use worker_shim::State;
+use sim_tests::values::Saved;
 
 use super::authorization;
 
@@ -18,70 +18,45 @@ pub fn fetch(hub: &str, job: &str, limit: Duration) -> Result<Vec<u8>, ureq::Err
     Ok(file)
 }
 
-/// The state of a job from all its hubs.
-pub struct Fetched {
-    pub before: Round,
-    /// As a session brings them.
-    pub values: Vec<u8>,
-}
-
-impl Fetched {
-    /// What each of these hubs has, put together. `limit` is for each of them.
-    pub fn from<S: AsRef<str>>(
-        hubs: &[S],
-        job: &str,
-        keys: &[Key],
-        optimizer: &Optimizer,
-        limit: Duration,
-    ) -> Result<Self, ureq::Error> {
-        let of_state = |name: &'static &'static str| {
-            keys.iter().map(move |key| format!("optimizer/{name}/{}", key.name))
-        };
-        let names = keys.iter().map(|key| key.name.clone());
-        let names = names.chain(state_names(optimizer).iter().flat_map(of_state));
-        let (mut begins, mut all) = (HashMap::new(), 0);
-        for (name, key) in names.zip(keys.iter().cycle()) {
-            begins.insert(name, (all, &key.name));
-            all += 4 * key.elements().unwrap() as usize;
+/// What each of these hubs has, put together. `limit` is for each of them.
+pub fn fetch_all<S: AsRef<str>>(
+    hubs: &[S],
+    job: &str,
+    keys: &[Key],
+    optimizer: &Optimizer,
+    limit: Duration,
+) -> Result<Saved, ureq::Error> {
+    let of_state =
+        |name: &'static &'static str| keys.iter().map(move |key| format!("optimizer/{name}/{}", key.name));
+    let names = keys.iter().map(|key| key.name.clone());
+    let names = names.chain(state_names(optimizer).iter().flat_map(of_state));
+    let (mut begins, mut all) = (HashMap::new(), 0);
+    for (name, key) in names.zip(keys.iter().cycle()) {
+        begins.insert(name, (all, &key.name));
+        all += 4 * key.elements().unwrap() as usize;
+    }
+    let (mut values, mut seen, mut rounds) = (vec![0; all], 0, BTreeSet::new());
+    for hub in hubs {
+        let file = fetch(hub.as_ref(), job, limit)?;
+        if file.is_empty() {
+            continue;
         }
-        let (mut values, mut seen, mut rounds) = (vec![0; all], 0, BTreeSet::new());
-        for hub in hubs {
-            let file = fetch(hub.as_ref(), job, limit)?;
-            if file.is_empty() {
-                continue;
-            }
-            let data = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
-            let mut said: serde_json::Map<_, _> = serde_json::from_slice(&file[8..data]).unwrap();
-            let about = said.remove("__metadata__").unwrap();
-            rounds.insert(about["round"].as_str().unwrap().parse().unwrap());
-            let share = about.get("share").map_or("{}", |share| share.as_str().unwrap());
-            let share: serde_json::Value = serde_json::from_str(share).unwrap();
-            for (name, entry) in said {
-                let (begin, key) = begins[&name];
-                let first = share["pieces"][key][0].as_u64().unwrap_or(0) as usize;
-                let offset = |end: usize| data + entry["data_offsets"][end].as_u64().unwrap() as usize;
-                let part = &file[offset(0)..offset(1)];
-                values[begin + 4 * first..][..part.len()].copy_from_slice(part);
-                seen += part.len();
-            }
+        let data = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+        let mut said: serde_json::Map<_, _> = serde_json::from_slice(&file[8..data]).unwrap();
+        let about = said.remove("__metadata__").unwrap();
+        rounds.insert(about["round"].as_str().unwrap().parse().unwrap());
+        let share = about.get("share").map_or("{}", |share| share.as_str().unwrap());
+        let share: serde_json::Value = serde_json::from_str(share).unwrap();
+        for (name, entry) in said {
+            let (begin, key) = begins[&name];
+            let first = share["pieces"][key][0].as_u64().unwrap_or(0) as usize;
+            let offset = |end: usize| data + entry["data_offsets"][end].as_u64().unwrap() as usize;
+            let part = &file[offset(0)..offset(1)];
+            values[begin + 4 * first..][..part.len()].copy_from_slice(part);
+            seen += part.len();
         }
-        assert_eq!(seen, all, "every element is at one hub");
-        assert_eq!(rounds.len(), 1, "all hubs stand before the same round: {rounds:?}");
-        Ok(Fetched { before: Round(rounds.pop_first().unwrap()), values })
     }
-
-    /// As a session brings it.
-    pub fn state(&self) -> State {
-        State { before: self.before, values: Box::new(std::io::Cursor::new(self.values.clone())) }
-    }
-
-    /// The weights of each key, then each key's first and second optimizer state. State that there is not is 0.
-    pub fn tensors(&self, keys: &[Key]) -> [Vec<Vec<f32>>; 3] {
-        let mut values =
-            self.values.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));
-        [(); 3].map(|()| {
-            let of = |key: &Key| (0..key.elements().unwrap()).map(|_| values.next().unwrap_or(0.0)).collect();
-            keys.iter().map(of).collect()
-        })
-    }
+    assert_eq!(seen, all, "every element is at one hub");
+    assert_eq!(rounds.len(), 1, "all hubs stand before the same round: {rounds:?}");
+    Ok(Saved { before: Round(rounds.pop_first().unwrap()), values })
 }

@@ -7,12 +7,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use fabric::sim::{Faults, Net, seeds};
-use hub_tests::simulated::{SEED, Simulated, Terms};
-use hub_tests::trouble::Dice;
-use hub_tests::values::{mix, same_bits};
 use pbox_core::oracle::{self, Step};
 use pbox_core::slim::{Drawer, Explorer, SlimDp, set};
 use pbox_core::{ChunkId, Compression, Credit, Key, KeyId, Layout, Optimizer, Round, Schedule};
+use sim_tests::simulated::{SEED, Simulated, Terms};
+use sim_tests::trouble::Dice;
+use sim_tests::values::{mix, same_bits};
 
 const CLUSTERS: u64 = 1_000;
 /// The learning rate of a worker's own step.

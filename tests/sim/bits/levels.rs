@@ -9,14 +9,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fabric::sim::{Net, seeds};
-use hub_tests::levels::{ENDS, Levels, Shape, Strike, Terms};
-use hub_tests::model::{CODECS, Model};
-use hub_tests::trouble::{Dice, Trouble, optimizer};
-use hub_tests::values::{mix, rounded, same_bits};
 use pbox_core::oracle::{self, Step};
 use pbox_core::{
     Compression, Credit, Dtype, JobTerms, Key, KeyId, Layout, LevelTerms, OnLoss, Optimizer, Round, Schedule,
 };
+use sim_tests::levels::{ENDS, Levels, Shape, Strike, Terms};
+use sim_tests::model::{CODECS, Model};
+use sim_tests::trouble::{Dice, Trouble, optimizer};
+use sim_tests::values::{mix, rounded, same_bits};
 
 const TREES: u64 = 10_000;
 

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fabric::sim::{Net, seeds};
-use hub_tests::levels::{ENDS, Levels, Shape, Strike, Terms};
-use hub_tests::race::{Race, SGD};
-use hub_tests::trouble::{Dice, Trouble};
 use pbox_core::{Consistency, Credit, JobTerms, Key, KeyId, Layout, LevelTerms, Schedule};
+use sim_tests::levels::{ENDS, Levels, Shape, Strike, Terms};
+use sim_tests::race::{Race, SGD};
+use sim_tests::trouble::{Dice, Trouble};
 
 const TREES: u64 = 10_000;
 

@@ -9,13 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use fabric::sim::{Net, seeds};
-use hub_tests::simulated::{Simulated, Terms};
-use hub_tests::trouble::{Dice, ENDS, Strike, Trouble, optimizer};
-use hub_tests::values::{mix, rounded, same_bits};
 use pbox_core::OnLoss;
 use pbox_core::codec::Codec;
 use pbox_core::oracle::{self, Step};
 use pbox_core::{ChunkId, Compression, Credit, Dtype, Key, KeyId, Layout, Notice, Round, Schedule};
+use sim_tests::simulated::{Simulated, Terms};
+use sim_tests::trouble::{Dice, ENDS, Strike, Trouble, optimizer};
+use sim_tests::values::{mix, rounded, same_bits};
 
 const CLUSTERS: u64 = 5_000;
 /// A run is over after this many steps without work: more than the longest delay.

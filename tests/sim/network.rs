@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use fabric::sim::{Faults, Net, Rate, seeds};
-use hub_tests::simulated::{Simulated, Terms};
 use pbox_core::OnLoss;
 use pbox_core::{Consistency, Key, KeyId, Layout, Notice, Optimizer, Round, oracle};
+use sim_tests::simulated::{Simulated, Terms};
 
 const WORKERS: u32 = 3;
 const ROUNDS: u32 = 4;

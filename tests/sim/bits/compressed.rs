@@ -6,16 +6,16 @@ use std::sync::Arc;
 use fabric::sim::{self, Faults, Net, seeds};
 use fabric::{Arrival, Port, Posted, RecvWindow};
 use half::{bf16, f16};
-use hub_tests::model::{CODECS, Model};
-use hub_tests::simulated::{SEED, Simulated, Terms};
-use hub_tests::trouble::Dice;
-use hub_tests::values::{mix, same_bits};
-use hub_tests::{SGD, says};
 use pbox_core::frame::{HEADER_BYTES, Kind, write_header};
 use pbox_core::{
     ChunkId, Credit, Dtype, Element, Immediate, JobTerms, Key, KeyId, Layout, LevelTerms, Optimizer,
     Placement, Round, Schedule, Slices, Wire,
 };
+use sim_tests::model::{CODECS, Model};
+use sim_tests::simulated::{SEED, Simulated, Terms};
+use sim_tests::trouble::Dice;
+use sim_tests::values::{mix, same_bits};
+use sim_tests::{SGD, says};
 use worker_shim::{Exchange, WeightsMode, Windows};
 
 const CLUSTERS: u64 = 400;

@@ -6,8 +6,7 @@ use std::os::unix::fs::FileExt;
 use half::{bf16, f16};
 use pbox_core::oracle::{self, Step};
 use pbox_core::{Dtype, Key, KeyId, Optimizer, Round};
-
-use super::state::Fetched;
+use worker_shim::State;
 
 /// The "rank" whose values are the first weights.
 const BROADCAST: u32 = u32::MAX;
@@ -106,7 +105,7 @@ impl Reference {
     }
 
     /// The server with a state that it had.
-    pub fn with(mut self, state: &Fetched) -> Self {
+    pub fn with(mut self, state: &Saved) -> Self {
         let [master, first, second] = state.tensors(&self.keys);
         (self.master, self.round) = (master, state.before.0 - 1);
         for (key, state) in self.state.iter_mut().enumerate() {
@@ -188,4 +187,28 @@ pub fn flip_a_bit<E>(values: &[E]) {
     let (mut byte, at) = ([0], values.as_ptr().addr() as u64);
     memory.read_exact_at(&mut byte, at).unwrap();
     memory.write_all_at(&[byte[0] ^ 1], at).unwrap();
+}
+
+/// The state of a job, with all its keys.
+pub struct Saved {
+    pub before: Round,
+    /// As a session brings them.
+    pub values: Vec<u8>,
+}
+
+impl Saved {
+    /// As a session brings it.
+    pub fn state(&self) -> State {
+        State { before: self.before, values: Box::new(std::io::Cursor::new(self.values.clone())) }
+    }
+
+    /// The weights of each key, then each key's first and second optimizer state. State that there is not is 0.
+    pub fn tensors(&self, keys: &[Key]) -> [Vec<Vec<f32>>; 3] {
+        let mut values =
+            self.values.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));
+        [(); 3].map(|()| {
+            let of = |key: &Key| (0..key.elements().unwrap()).map(|_| values.next().unwrap_or(0.0)).collect();
+            keys.iter().map(of).collect()
+        })
+    }
 }

@@ -5,8 +5,7 @@ use pbox_core::kernels::Kernels;
 use pbox_core::oracle::{self, Step};
 use pbox_core::{ChunkId, Compression, Dtype, Key, KeyId, Layout, Optimizer, Round};
 
-use super::state::Fetched;
-use super::values::rounded;
+use super::values::{Saved, rounded};
 
 /// A job in BSP whose workers all take part.
 pub struct Model {
@@ -81,7 +80,7 @@ impl Model {
     }
 
     /// Goes on from a state that it had, with new workers.
-    pub fn restart_with(&mut self, state: &Fetched) {
+    pub fn restart_with(&mut self, state: &Saved) {
         let [weights, first, second] = state.tensors(self.layout.keys());
         for id in 0..self.chunks.len() {
             let (key, begin, _) = self.place(id);

@@ -5,11 +5,11 @@
 use std::sync::Arc;
 
 use fabric::sim::{Net, seeds};
-use hub_tests::race::{Race, SGD};
-use hub_tests::simulated::Terms;
-use hub_tests::trouble::{Dice, ENDS, Strike, Trouble};
 use pbox_core::codec::Codec;
 use pbox_core::{Compression, Consistency, Credit, Key, KeyId, Layout, Schedule};
+use sim_tests::race::{Race, SGD};
+use sim_tests::simulated::Terms;
+use sim_tests::trouble::{Dice, ENDS, Strike, Trouble};
 
 const CLUSTERS: u64 = 5_000;
 /// A run is over after this many steps without work: more than the longest delay.

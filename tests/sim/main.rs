@@ -1,0 +1,6 @@
+//! Tests over the simulated network, by property, in one program. A failure prints its seed.
+
+mod bits;
+mod full_rings;
+mod network;
+mod staleness;

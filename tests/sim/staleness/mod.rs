@@ -1,0 +1,5 @@
+//! SSP and ASP: no worker is too far ahead, and every push counts once.
+
+mod bound;
+mod levels;
+mod seeds;

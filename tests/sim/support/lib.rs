@@ -1,0 +1,24 @@
+//! A simulated cluster of one thread, what may break in it, and plain models of what its weights must be.
+
+#![forbid(unsafe_code)]
+#![allow(missing_docs)] // no user reads this crate
+
+pub mod levels;
+pub mod model;
+pub mod race;
+pub mod simulated;
+pub mod trouble;
+pub mod values;
+
+use pbox_core::Optimizer;
+
+pub const SGD: Optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
+
+/// Asserts that an error contains all of `words`.
+#[track_caller]
+pub fn says(error: impl std::fmt::Display, words: &[&str]) {
+    let error = error.to_string();
+    for word in words {
+        assert!(error.contains(word), "expected {word:?} in the error:\n  {error}");
+    }
+}
