@@ -60,8 +60,8 @@ fn of_sum<E: Element, I: Convert<E> + Convert<f32>>(isa: I, slots: &Slots<E>) ->
         let slot = |rank: usize| isa.widen(&slots.slot(rank)[at..at + length]);
         let sum = (1..slots.workers()).fold(slot(0), |sum, rank| sum + slot(rank));
         isa.narrow(sum, &mut sums[..length]);
-        for place in 0..length {
-            add(place, sums[place]);
+        for (place, &sum) in sums[..length].iter().enumerate() {
+            add(place, sum);
         }
     }
     for at in whole..elements {
