@@ -89,20 +89,16 @@ impl PeerBells {
 /// The bell of a port that a link leads to.
 #[derive(Debug)]
 pub(super) struct PeerBell {
-    word: Bell,
+    pub word: Bell,
     waker: Box<datagram::Waker>,
 }
 
 impl PeerBell {
-    #[inline]
-    pub fn asleep(&self) -> &AtomicU32 {
-        self.word.asleep()
-    }
-
     /// Wakes the port where it sleeps, if nobody else does.
     pub fn ring(&self) {
-        match bell::claim_wake(self.asleep()) {
-            Some(Place::Futex) => futex::wake(self.asleep()),
+        let asleep = self.word.asleep();
+        match bell::claim_wake(asleep) {
+            Some(Place::Futex) => futex::wake(asleep),
             Some(Place::Descriptors) => self.waker.wake(),
             None => {}
         }

@@ -135,3 +135,65 @@ impl Waker {
         let _ = sendto(&self.sender, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL, &self.address);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::net::{Shutdown, shutdown};
+
+    use super::*;
+    use crate::conformance::Watchdog;
+
+    const MANY: usize = 10_000;
+
+    /// Of a peer with so many ports: what it keeps, and what it hands over.
+    fn peer(ports: usize) -> (Vec<OwnedFd>, Vec<Receiver>, Senders) {
+        let (name, sockets, receivers) = sockets(ports).unwrap();
+        let handed = sockets.iter().map(|socket| socket.try_clone().unwrap()).collect();
+        (sockets, receivers, Senders::open("a peer's bells", name, ports, handed).unwrap())
+    }
+
+    fn rang(receiver: &Receiver) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(receiver, PollFlags::IN)], Some(&now)).unwrap() > 0
+    }
+
+    #[test]
+    fn all_ports_of_a_peer_can_be_woken_before_one_of_them_looks() {
+        let (_sockets, receivers, senders) = peer(2 * PORTS_PER_SENDER + 1);
+        for port in 0..receivers.len() {
+            assert!(!rang(&receivers[port]), "port {port} is woken for another one");
+            senders.waker(port).wake();
+            assert!(rang(&receivers[port]), "port {port} sleeps on");
+        }
+        for receiver in &receivers {
+            receiver.quieten();
+            assert!(!rang(receiver));
+            receiver.quieten(); // does not wait for a datagram
+        }
+    }
+
+    #[test]
+    fn waking_never_blocks_whatever_a_peer_does_with_its_sockets() {
+        let _watchdog = Watchdog::start();
+        let (sockets, receivers, senders) = peer(1);
+        let waker = senders.waker(0);
+        // These sockets block by themselves, and the peer takes nothing.
+        (0..MANY).for_each(|_| waker.wake());
+        assert!(rang(&receivers[0]));
+        shutdown(&sockets[0], Shutdown::Both).unwrap();
+        waker.wake();
+        drop(receivers);
+        waker.wake();
+    }
+
+    #[test]
+    fn the_kernel_takes_no_datagram_of_a_stranger() {
+        let (_sockets, receivers, senders) = peer(1);
+        let address = senders.waker(0).address;
+        let stranger = sockets(1).unwrap().1.remove(0);
+        assert_eq!(sendto(&stranger, &[0], SendFlags::DONTWAIT, &address), Err(Errno::PERM));
+        assert_eq!(connect(&stranger, &address), Err(Errno::PERM));
+        assert!(!rang(&receivers[0]));
+    }
+}

@@ -220,7 +220,7 @@ impl crate::Port for Port {
         }
         bell::published();
         self.links.flush(|_, Attached { link: endpoint, .. }| {
-            let asleep = endpoint.peer_bell.asleep();
+            let asleep = endpoint.peer_bell.word.asleep();
             // The cheapest question first: the word of an awake peer stays in this core's cache.
             if asleep.load(Ordering::Relaxed) != 0 && endpoint.producer.due() {
                 endpoint.peer_bell.ring();
