@@ -36,11 +36,13 @@ impl Endpoint {
         }
     }
 
-    /// The link closes when a frame comes that the rule refuses. Over TCP: on shared memory nothing moves, and over RDMA the
-    /// NIC writes where the peer says.
+    /// The link closes when a frame comes that the rule refuses. Over RDMA the NIC writes where the peer says, and only the
+    /// length is known; on shared memory nothing moves.
     pub fn obey(&mut self, rule: impl FnOnce() -> Box<dyn FrameRule>) {
-        if let Endpoint::Tcp(endpoint) = self {
-            endpoint.obey(rule());
+        match self {
+            Endpoint::Shm(_) => {}
+            Endpoint::Tcp(endpoint) => endpoint.obey(rule()),
+            Endpoint::Verbs(endpoint) => endpoint.obey(rule()),
         }
     }
 }
