@@ -161,10 +161,10 @@ mod tests {
     #[test]
     fn all_ports_of_a_peer_can_be_woken_before_one_of_them_looks() {
         let (_sockets, receivers, senders) = peer(2 * PORTS_PER_SENDER + 1);
-        for port in 0..receivers.len() {
-            assert!(!rang(&receivers[port]), "port {port} is woken for another one");
+        for (port, receiver) in receivers.iter().enumerate() {
+            assert!(!rang(receiver), "port {port} is woken for another one");
             senders.waker(port).wake();
-            assert!(rang(&receivers[port]), "port {port} sleeps on");
+            assert!(rang(receiver), "port {port} sleeps on");
         }
         for receiver in &receivers {
             receiver.quieten();
