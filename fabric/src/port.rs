@@ -76,8 +76,8 @@ pub trait Port: Send {
     fn waker(&self) -> Waker;
 }
 
-/// What one end of a link takes from the other, over a transport whose frames say where they go. The layer above has one
-/// for each link; it is asked on the port's thread, before a frame's bytes are written.
+/// What one end of a link takes from the other, over a transport that moves bytes. The layer above has one for each link; it
+/// is asked on the port's thread, before a frame's bytes are written, or before an immediate is shown whose bytes a NIC wrote.
 pub trait FrameRule: Send + fmt::Debug {
     /// This end posted this immediate without bytes.
     fn posted_empty(&mut self, imm: Imm);
@@ -87,6 +87,12 @@ pub trait FrameRule: Send + fmt::Debug {
     /// # Errors
     /// Why not, in words: the link closes as [`Corrupt`](CloseReason::Corrupt).
     fn check(&mut self, span: Span, imm: Imm) -> Result<(), String>;
+
+    /// Whether so many bytes may come with this immediate, over a transport that does not say where they went.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    fn check_length(&mut self, bytes: usize, imm: Imm) -> Result<(), String>;
 
     /// What an immediate means, for errors.
     fn named(&self, imm: Imm) -> String {

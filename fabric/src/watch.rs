@@ -86,18 +86,6 @@ impl Watch {
         self.add(number, fd, owner, EventFlags::IN)
     }
 
-    /// Watches a descriptor for one event. [`once_more`](Self::once_more) asks for the next one.
-    pub fn add_once(&self, number: u64, fd: impl AsFd, owner: &Arc<dyn Watched>) -> std::io::Result<()> {
-        self.add(number, fd, owner, EventFlags::IN | EventFlags::ONESHOT)
-    }
-
-    /// Watches a descriptor of [`add_once`](Self::add_once) for another event.
-    pub fn once_more(&self, number: u64, fd: impl AsFd) -> std::io::Result<()> {
-        let flags = EventFlags::IN | EventFlags::ONESHOT;
-        epoll::modify(&*self.epoll, fd, epoll::EventData::new_u64(number), flags)?;
-        Ok(())
-    }
-
     fn add(
         &self,
         number: u64,

@@ -5,5 +5,6 @@ mod churn;
 mod control_group;
 mod crowd;
 mod scarcity;
+mod sleeping;
 mod system_calls;
 mod traffic;

@@ -6,11 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::port::{Endpoint, Port};
-use super::sleeping::{Alarm, fds};
+use super::sleeping::sleep_together;
 use crate::handshake::{Joined, Receive};
 use crate::memory::{RecvWindow, SendWindow};
 use crate::plan::PlannedLink;
-use crate::port::Port as _;
 use crate::{shm, tcp, verbs};
 
 /// The ports of one end, as its handshakes see them.
@@ -40,8 +39,8 @@ pub fn group(ports: usize, rdma: Option<Rdma>) -> std::io::Result<(Group, Vec<Po
     let rdma = rdma.into_iter().map(Some).chain(std::iter::repeat_with(|| None));
     let ports = ports.into_iter().zip(rdma).map(|(port, rdma)| {
         let tcp = tcp::Port::new()?;
-        let alarm = Alarm::new(&shm, port.waker(), fds(&tcp, rdma.as_ref()))?;
-        Ok(Port::new(port, tcp, rdma, alarm))
+        sleep_together(&port, &tcp, rdma.as_ref())?;
+        Ok(Port::new(port, tcp, rdma))
     });
     let ports = ports.collect::<std::io::Result<_>>()?;
     Ok((Group { shm, verbs, frames: tcp::Frames::default() }, ports))

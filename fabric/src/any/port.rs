@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
-use super::sleeping::Alarm;
 use super::transport::Transport;
 use crate::ids::{Imm, LinkId, Span};
 use crate::port::{Arrival, Closed, FrameRule, Posted, Until};
@@ -37,11 +36,13 @@ impl Endpoint {
         }
     }
 
-    /// The link closes when a frame comes that the rule refuses. Over TCP: on shared memory nothing moves, and over RDMA the
-    /// NIC writes where the peer says.
+    /// The link closes when a frame comes that the rule refuses. Over RDMA the NIC writes where the peer says, and only the
+    /// length is known; on shared memory nothing moves.
     pub fn obey(&mut self, rule: impl FnOnce() -> Box<dyn FrameRule>) {
-        if let Endpoint::Tcp(endpoint) = self {
-            endpoint.obey(rule());
+        match self {
+            Endpoint::Shm(_) => {}
+            Endpoint::Tcp(endpoint) => endpoint.obey(rule()),
+            Endpoint::Verbs(endpoint) => endpoint.obey(rule()),
         }
     }
 }
@@ -52,14 +53,13 @@ pub struct Port {
     pub(super) tcp: tcp::Port,
     /// If there is RDMA.
     pub(super) verbs: Option<verbs::Port>,
-    pub(super) alarm: Alarm,
     /// The transport that the next poll asks first.
     first: u32,
 }
 
 impl Port {
-    pub(super) fn new(shm: shm::Port, tcp: tcp::Port, verbs: Option<verbs::Port>, alarm: Alarm) -> Self {
-        Port { shm, tcp, verbs, alarm, first: SHM }
+    pub(super) fn new(shm: shm::Port, tcp: tcp::Port, verbs: Option<verbs::Port>) -> Self {
+        Port { shm, tcp, verbs, first: SHM }
     }
 }
 
@@ -158,7 +158,6 @@ impl crate::Port for Port {
         let (no_shm, no_tcp) = (self.shm.is_bare(), self.tcp.is_bare());
         match self.verbs.as_mut().filter(|port| !port.is_bare()) {
             None if no_tcp => self.shm.wait(within(SHM), timeout),
-            None if no_shm => self.tcp.wait(within(TCP), timeout),
             Some(verbs) if no_shm && no_tcp => verbs.wait(within(VERBS), timeout),
             _ => self.wait_for_all(within(SHM), within(VERBS), timeout),
         }
@@ -166,12 +165,12 @@ impl crate::Port for Port {
 
     fn waker(&self) -> Waker {
         let verbs = self.verbs.as_ref().map(crate::Port::waker);
-        Waker::from(Arc::new(Wakers([Some(self.shm.waker()), Some(self.tcp.waker()), verbs])))
+        Waker::from(Arc::new(Wakers([Some(self.shm.waker()), verbs])))
     }
 }
 
-/// Wakes a port whichever transport it sleeps on.
-struct Wakers([Option<Waker>; TRANSPORTS as usize]);
+/// Wakes a port whichever transport it sleeps on. The waker of shared memory also wakes TCP, where a port sleeps for all.
+struct Wakers([Option<Waker>; 2]);
 
 impl Wake for Wakers {
     fn wake(self: Arc<Self>) {

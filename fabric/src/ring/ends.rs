@@ -172,27 +172,36 @@ pub mod bell {
     //! The bell: how a producer wakes a consumer that sleeps, without a system call when it does not.
     //!
     //! One word per port, shared by all its producers. Before the consumer sleeps, it writes the ring
-    //! positions to be woken for (`wake_at`), sets the word, and looks once more. A producer publishes
-    //! first and looks at the word afterwards. The two fences make it impossible that both look too
-    //! early.
+    //! positions to be woken for (`wake_at`), sets the word to the place where it sleeps, and looks once
+    //! more. A producer publishes first and looks at the word afterwards. The two fences make it impossible
+    //! that both look too early. Who clears the word wakes the sleeper, at the place that the word had then.
     //!
     //! ```text
     //!   consumer                         producer
     //!   wake_at = ...                    tail = ...          (publish)
-    //!   asleep = 1                       fence
+    //!   asleep = place                   fence
     //!   fence            [bell]          if asleep && tail reached wake_at:
-    //!   nothing unread? sleep while 1       asleep = 0, wake
+    //!   nothing unread? sleep there         place = swap(asleep, 0), wake there
     //! ```
     //!
-    //! A hostile producer can wake the consumer for nothing or clear the word. The consumer's sleep has
+    //! A hostile producer can wake the consumer for nothing, or write another word. The consumer's sleep has
     //! a time-out, so it can cause delay and nothing worse.
 
     use super::super::sync::{AtomicU32, Ordering, fence};
 
-    /// Consumer: announces that it is about to sleep. The caller has set its rings' `wake_at` before,
+    /// Where a consumer sleeps: the value of its word, which is 0 as long as it is awake.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Place {
+        /// At the word itself, a futex.
+        Futex = 1,
+        /// At descriptors, one of which takes datagrams of producers.
+        Descriptors = 2,
+    }
+
+    /// Consumer: announces that it is about to sleep at a place. The caller has set its rings' `wake_at` before,
     /// and looks at them once more after.
-    pub fn announce(asleep: &AtomicU32) {
-        asleep.store(1, Ordering::Relaxed);
+    pub fn announce(asleep: &AtomicU32, place: Place) {
+        asleep.store(place as u32, Ordering::Relaxed);
         fence(Ordering::SeqCst); // [bell]
     }
 
@@ -206,9 +215,18 @@ pub mod bell {
         fence(Ordering::SeqCst); // [bell]
     }
 
-    /// Producer: whether this call is the one that must wake the consumer. The read-modify-write is
+    /// Producer: where this call must wake the consumer, if it is the one that must. The read-modify-write is
     /// reached only when the consumer sleeps.
-    pub fn claim_wake(asleep: &AtomicU32) -> bool {
-        asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::Relaxed) != 0
+    pub fn claim_wake(asleep: &AtomicU32) -> Option<Place> {
+        const DESCRIPTORS: u32 = Place::Descriptors as u32;
+        if asleep.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        match asleep.swap(0, Ordering::Relaxed) {
+            0 => None,
+            DESCRIPTORS => Some(Place::Descriptors),
+            // Also what no correct peer writes: a futex at which nobody sleeps wakes nobody.
+            _ => Some(Place::Futex),
+        }
     }
 }

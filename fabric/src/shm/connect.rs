@@ -18,14 +18,16 @@ use rustix::net::{
     listen, shutdown, socket_with, sockopt,
 };
 
-use super::cells::{Bell, Words, rings, rings_bytes};
+use super::bells::PeerBells;
+use super::cells::{Words, rings, rings_bytes};
+use super::datagram::senders;
 use super::group::Group;
 use super::message::{HelloMessage, ReplyMessage, receive, send};
 use super::port::Endpoint;
 use crate::connection::{Alarm, Connection};
 use crate::handshake::{Joined, Receive};
 use crate::memory::{RecvWindow, SendWindow, WindowError};
-use crate::plan::{LinkPorts, MAX_PORTS, PlannedLink, PortId, check_ports, ports_of, ports_with_links};
+use crate::plan::{LinkPorts, PlannedLink, PortId, check_ports, ports_of, ports_with_links};
 
 /// Connections that wait to be accepted: one for each worker, of which there are at most 1024.
 const BACKLOG: i32 = 1024;
@@ -108,13 +110,8 @@ impl Accepted {
             let _ = send(self.socket.as_fd(), &ReplyMessage::Refused(error.to_string()).encode(), &[]);
             nonsense(error)
         })?;
-        let decoded = HelloMessage::decode(&bytes).and_then(|message| {
-            let fds: [OwnedFd; 2] =
-                fds.try_into().map_err(|fds: Vec<_>| format!("expected 2 descriptors, got {}", fds.len()))?;
-            Ok((message, fds))
-        });
-        match decoded {
-            Ok((message, [window, bells])) => Ok(Hello { socket: self.socket, message, window, bells }),
+        match Offer::new(&bytes, fds) {
+            Ok(offer) => Ok(Hello { socket: self.socket, offer }),
             Err(why) => {
                 let _ = send(self.socket.as_fd(), &ReplyMessage::Refused(why.clone()).encode(), &[]);
                 Err(ConnectError::Nonsense(why))
@@ -133,15 +130,13 @@ impl AsFd for Accepted {
 #[derive(Debug)]
 pub struct Hello {
     socket: OwnedFd,
-    message: HelloMessage,
-    window: OwnedFd,
-    bells: OwnedFd,
+    offer: Offer,
 }
 
 impl Hello {
     /// The token that says who it is.
     pub fn token(&self) -> [u8; 16] {
-        self.message.token
+        self.offer.message.token
     }
 
     /// Says no, and why.
@@ -158,45 +153,62 @@ impl Hello {
         recv_bytes: usize,
         plan: &[PlannedLink],
     ) -> Result<Joined<Endpoint>, ConnectError> {
-        let Hello { socket, message, window, bells } = self;
-        let opened = open(group, &socket, &message, window, bells, recv_bytes, plan);
+        let Hello { socket, offer } = self;
+        let opened = offer.open(&socket, group, recv_bytes, plan);
         let (joined, words) = opened.inspect_err(|error| {
             let _ = send(socket.as_fd(), &ReplyMessage::Refused(error.to_string()).encode(), &[]);
         })?;
-        let reply =
-            ReplyMessage::Welcome { send_bytes: ours.bytes() as u64, ports: group.ports.len() as u32 };
-        send(socket.as_fd(), &reply.encode(), &[ours.fd(), group.bells.fd(), words.fd()])
+        let (send_bytes, ports) = (ours.bytes() as u64, group.ports.len() as u32);
+        let reply = ReplyMessage::Welcome { send_bytes, ports, name: group.name };
+        let fds = group.offer([ours.fd(), group.bells.fd(), words.fd()]);
+        send(socket.as_fd(), &reply.encode(), &fds)
             .map_err(|error| ConnectError::Nonsense(format!("sending the welcome: {error}")))?;
         Ok(joined)
     }
 }
 
-/// The hub's half of a connection, from what the hello brought; and the words of its rings.
-fn open(
-    group: &Arc<Group>,
-    socket: &OwnedFd,
-    message: &HelloMessage,
+/// What a hello brought.
+#[derive(Debug)]
+struct Offer {
+    message: HelloMessage,
     window: OwnedFd,
     bells: OwnedFd,
-    recv_bytes: usize,
-    plan: &[PlannedLink],
-) -> Result<(Joined<Endpoint>, Arc<Words>), ConnectError> {
-    check_ports(&message.links, plan).map_err(ConnectError::Nonsense)?;
-    if message.send_bytes < recv_bytes as u64 {
-        return Err(WindowError::TooSmall { expected: recv_bytes, seen: message.send_bytes }.into());
+    senders: Vec<OwnedFd>,
+}
+
+impl Offer {
+    fn new(bytes: &[u8], fds: Vec<OwnedFd>) -> Result<Self, String> {
+        let message = HelloMessage::decode(bytes)?;
+        let ([window, bells], senders) = offered(fds, message.ports as usize)?;
+        Ok(Offer { message, window, bells, senders })
     }
-    let recv = RecvWindow::open(window.as_fd(), recv_bytes)?;
-    let bells = Words::open("the worker's bells", bells, Bell::bytes(message.ports as usize))
-        .map_err(ConnectError::Nonsense)?;
-    let words = Words::new("rings", rings_bytes(plan)).map_err(WindowError::Map)?;
-    let connection = watched(group, socket, &ports_with_links(plan, |ports| ports.hub))?;
-    let endpoint = |((up, down), ports): (_, &LinkPorts)| {
-        let port = Arc::clone(&group.ports[ports.hub.index()]);
-        let peer_bell = Bell::new(&bells, ports.joiner.index());
-        Endpoint::new(Arc::clone(&connection), port, down, up, peer_bell)
-    };
-    let endpoints = rings(&words, plan).into_iter().zip(&message.links).map(endpoint).collect();
-    Ok((Joined::new(Arc::new(recv), endpoints), words))
+
+    /// The hub's half of the connection; and the words of its rings.
+    fn open(
+        self,
+        socket: &OwnedFd,
+        group: &Arc<Group>,
+        recv_bytes: usize,
+        plan: &[PlannedLink],
+    ) -> Result<(Joined<Endpoint>, Arc<Words>), ConnectError> {
+        let Offer { message: HelloMessage { send_bytes, ports, name, links, .. }, window, bells, senders } =
+            self;
+        check_ports(&links, plan).map_err(ConnectError::Nonsense)?;
+        if send_bytes < recv_bytes as u64 {
+            return Err(WindowError::TooSmall { expected: recv_bytes, seen: send_bytes }.into());
+        }
+        let recv = RecvWindow::open(window.as_fd(), recv_bytes)?;
+        let bells = PeerBells::open("the worker's bells", name, ports as usize, bells, senders)
+            .map_err(ConnectError::Nonsense)?;
+        let words = Words::new("rings", rings_bytes(plan)).map_err(WindowError::Map)?;
+        let connection = watched(group, socket, &ports_with_links(plan, |ports| ports.hub))?;
+        let endpoint = |((up, down), ports): (_, &LinkPorts)| {
+            let port = Arc::clone(&group.ports[ports.hub.index()]);
+            Endpoint::new(Arc::clone(&connection), port, down, up, bells.of(ports.joiner))
+        };
+        let endpoints = rings(&words, plan).into_iter().zip(&links).map(endpoint).collect();
+        Ok((Joined::new(Arc::new(recv), endpoints), words))
+    }
 }
 
 /// Connects to a hub's [`Listener`]: `ours` goes to it read-only, and the links are those of `plan`. Its
@@ -212,9 +224,9 @@ pub fn connect(
 ) -> Result<Joined<Endpoint>, ConnectError> {
     let socket = dial(address, timeout)?;
     let (send_bytes, ports) = (ours.bytes() as u64, group.ports.len() as u32);
-    let hello = HelloMessage { token, send_bytes, ports, links: ports_of(plan) };
+    let hello = HelloMessage { token, send_bytes, ports, name: group.name, links: ports_of(plan) };
     let talk = |doing| move |error| ConnectError::Socket { doing, address: address.into(), error };
-    send(socket.as_fd(), &hello.encode(), &[ours.fd(), group.bells.fd()])
+    send(socket.as_fd(), &hello.encode(), &group.offer([ours.fd(), group.bells.fd()]))
         .map_err(talk("sending the hello"))?;
     let answer = receive(socket.as_fd(), timeout).map_err(talk("waiting for the welcome"))?;
     welcomed(answer, &socket, group, receive_into, plan)
@@ -246,28 +258,39 @@ pub(super) fn welcomed(
     receive_into: impl Into<Receive>,
     plan: &[PlannedLink],
 ) -> Result<Joined<Endpoint>, ConnectError> {
-    let ports = match ReplyMessage::decode(&bytes).map_err(ConnectError::Nonsense)? {
+    let (ports, name) = match ReplyMessage::decode(&bytes).map_err(ConnectError::Nonsense)? {
         ReplyMessage::Refused(why) => return Err(ConnectError::Refused(why)),
-        ReplyMessage::Welcome { ports, .. } => ports as usize,
+        ReplyMessage::Welcome { ports, name, .. } => (ports as usize, name),
     };
     let planned = ports_with_links(plan, |ports| ports.hub);
-    if ports > MAX_PORTS || planned.last().is_some_and(|last| last.index() >= ports) {
+    if planned.last().is_some_and(|last| last.index() >= ports) {
         return Err(ConnectError::Nonsense(format!("the hub has {ports} ports, the plan names {planned:?}")));
     }
-    let [window, bells, words]: [OwnedFd; 3] = fds.try_into().map_err(|fds: Vec<_>| {
-        ConnectError::Nonsense(format!("expected 3 descriptors, got {}", fds.len()))
-    })?;
+    let ([window, bells, words], senders) = offered(fds, ports).map_err(ConnectError::Nonsense)?;
     let recv = receive_into.into().view(window.as_fd())?;
-    let bells = Words::open("the hub's bells", bells, Bell::bytes(ports)).map_err(ConnectError::Nonsense)?;
+    let bells =
+        PeerBells::open("the hub's bells", name, ports, bells, senders).map_err(ConnectError::Nonsense)?;
     let words = Words::open("rings", words, rings_bytes(plan)).map_err(ConnectError::Nonsense)?;
     let connection = watched(group, socket, &ports_with_links(plan, |ports| ports.joiner))?;
     let endpoint = |((up, down), link): (_, &PlannedLink)| {
         let port = Arc::clone(&group.ports[link.ports.joiner.index()]);
-        let peer_bell = Bell::new(&bells, link.ports.hub.index());
-        Endpoint::new(Arc::clone(&connection), port, up, down, peer_bell)
+        Endpoint::new(Arc::clone(&connection), port, up, down, bells.of(link.ports.hub))
     };
     let endpoints = rings(&words, plan).into_iter().zip(plan).map(endpoint).collect();
     Ok(Joined::new(recv, endpoints))
+}
+
+/// The first `N` descriptors that a peer with so many ports handed over, and its senders.
+fn offered<const N: usize>(
+    mut fds: Vec<OwnedFd>,
+    ports: usize,
+) -> Result<([OwnedFd; N], Vec<OwnedFd>), String> {
+    let expected = N + senders(ports);
+    if fds.len() != expected {
+        return Err(format!("expected {expected} descriptors, got {}", fds.len()));
+    }
+    let senders = fds.split_off(N);
+    Ok((fds.try_into().expect("their number was checked"), senders))
 }
 
 /// The connection of these ports of the group.

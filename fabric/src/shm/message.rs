@@ -14,33 +14,36 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
 };
 
+use super::datagram::{Name, senders};
 use crate::handshake::{body, count, encode_links, links, nothing_left, take};
 use crate::plan::{LinkPorts, MAX_PORTS};
 
 /// First bytes of every message; the digit is the version of this handshake.
-const MAGIC: [u8; 8] = *b"phubshm2";
+const MAGIC: [u8; 8] = *b"phubshm3";
 /// The most descriptors that a message carries.
-const MAX_FDS: usize = 3;
+const MAX_FDS: usize = 3 + senders(MAX_PORTS);
 /// The longest message: a hello with all its links.
-const MAX_BYTES: usize = 40 + 4 * MAX_PORTS;
+const MAX_BYTES: usize = 56 + 4 * MAX_PORTS;
 /// The longest refusal, with what comes before its text.
 const MAX_REFUSAL: usize = 1024;
 
-/// Worker to hub, with [gradient window, bells].
+/// Worker to hub, with [gradient window, bells, senders].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct HelloMessage {
     pub token: [u8; 16],
     pub send_bytes: u64,
     /// How many ports the worker has, each with a bell.
     pub ports: u32,
+    /// Of the sockets that wake them.
+    pub name: Name,
     /// What the links join, in the order of their rings.
     pub links: Vec<LinkPorts>,
 }
 
-/// Hub to worker: come in, with [weights window, bells, rings]; or not, and why.
+/// Hub to worker: come in, with [weights window, bells, rings, senders]; or not, and why.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ReplyMessage {
-    Welcome { send_bytes: u64, ports: u32 },
+    Welcome { send_bytes: u64, ports: u32, name: Name },
     Refused(String),
 }
 
@@ -50,6 +53,7 @@ impl HelloMessage {
         bytes.extend(self.token);
         bytes.extend(self.send_bytes.to_le_bytes());
         bytes.extend(self.ports.to_le_bytes());
+        bytes.extend(self.name.0);
         encode_links(&mut bytes, &self.links);
         bytes
     }
@@ -59,12 +63,13 @@ impl HelloMessage {
         let token = take(&mut body)?;
         let send_bytes = u64::from_le_bytes(take(&mut body)?);
         let ports = count(&mut body, "ports", 1..=MAX_PORTS)? as u32;
+        let name = Name(take(&mut body)?);
         let links = links(&mut body)?;
         nothing_left(body)?;
         if let Some(link) = links.iter().find(|link| link.joiner.index() >= ports as usize) {
             return Err(format!("a link at port {} of {ports}", link.joiner.0));
         }
-        Ok(HelloMessage { token, send_bytes, ports, links })
+        Ok(HelloMessage { token, send_bytes, ports, name, links })
     }
 }
 
@@ -72,10 +77,11 @@ impl ReplyMessage {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         match self {
-            ReplyMessage::Welcome { send_bytes, ports } => {
+            ReplyMessage::Welcome { send_bytes, ports, name } => {
                 bytes.push(0);
                 bytes.extend(send_bytes.to_le_bytes());
                 bytes.extend(ports.to_le_bytes());
+                bytes.extend(name.0);
             }
             ReplyMessage::Refused(why) => {
                 bytes.push(1);
@@ -90,9 +96,10 @@ impl ReplyMessage {
         match take::<1>(&mut body)? {
             [0] => {
                 let send_bytes = u64::from_le_bytes(take(&mut body)?);
-                let ports = u32::from_le_bytes(take(&mut body)?);
+                let ports = count(&mut body, "ports", 1..=MAX_PORTS)? as u32;
+                let name = Name(take(&mut body)?);
                 nothing_left(body)?;
-                Ok(ReplyMessage::Welcome { send_bytes, ports })
+                Ok(ReplyMessage::Welcome { send_bytes, ports, name })
             }
             [1] => Ok(ReplyMessage::Refused(String::from_utf8_lossy(body).into_owned())),
             [kind] => Err(format!("unknown reply kind {kind}")),
@@ -162,14 +169,14 @@ mod tests {
         let hello = hello(2, vec![LinkPorts { joiner: PortId(1), hub: PortId(300) }; MAX_PORTS]);
         assert!(hello.encode().len() <= MAX_BYTES);
         assert_eq!(HelloMessage::decode(&hello.encode()), Ok(hello));
-        let welcome = ReplyMessage::Welcome { send_bytes: 12, ports: 16 };
+        let welcome = ReplyMessage::Welcome { send_bytes: 12, ports: 16, name: Name([9; 16]) };
         assert_eq!(ReplyMessage::decode(&welcome.encode()), Ok(welcome));
         let refused = ReplyMessage::Refused("no such token".into());
         assert_eq!(ReplyMessage::decode(&refused.encode()), Ok(refused));
     }
 
     fn hello(ports: u32, links: Vec<LinkPorts>) -> HelloMessage {
-        HelloMessage { token: [7; 16], send_bytes: 1 << 40, ports, links }
+        HelloMessage { token: [7; 16], send_bytes: 1 << 40, ports, name: Name([8; 16]), links }
     }
 
     #[test]
@@ -184,7 +191,7 @@ mod tests {
     #[test]
     fn another_version_is_named() {
         let error = HelloMessage::decode(b"phubshm9........").unwrap_err();
-        assert!(error.contains("phubshm2") && error.contains("phubshm9"), "{error}");
+        assert!(error.contains("phubshm3") && error.contains("phubshm9"), "{error}");
     }
 
     proptest! {

@@ -18,9 +18,11 @@
 //! One handshake makes one connection with one link to each of the hub's ports. The links of a
 //! connection close together.
 
+mod bells;
 #[allow(unsafe_code)]
 mod cells;
 mod connect;
+mod datagram;
 mod futex;
 #[doc(hidden)]
 pub mod fuzzing;

@@ -1,19 +1,21 @@
 //! The port over shared memory: rings in, rings out, one bell.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
 use std::time::Duration;
 
-use super::cells::{Bell, MappedCells};
+use super::bells::PeerBell;
+use super::cells::MappedCells;
 use super::futex;
 use super::group::{Group, PortState};
 use crate::connection::Connection;
 use crate::ids::{Imm, LinkId, Span};
 use crate::links::{Attached, LinkState, Links};
 use crate::port::{Arrival, CloseReason, Closed, Posted, Until};
-use crate::ring::bell;
-use crate::ring::{Consumer, Corrupt, Producer};
+use crate::ring::bell::{self, Place};
+use crate::ring::{AtomicU32, Consumer, Corrupt, Producer};
 
 /// A `wake_at` that no ring reaches while its consumer sleeps: beyond any ring's capacity.
 const NEVER: u32 = 1 << 30;
@@ -25,7 +27,7 @@ pub struct Endpoint {
     port: Arc<PortState>,
     pub(super) producer: Producer<MappedCells>,
     pub(super) consumer: Consumer<MappedCells>,
-    peer_bell: Bell,
+    peer_bell: PeerBell,
 }
 
 impl std::fmt::Debug for Endpoint {
@@ -40,7 +42,7 @@ impl Endpoint {
         port: Arc<PortState>,
         outgoing: MappedCells,
         incoming: MappedCells,
-        peer_bell: Bell,
+        peer_bell: PeerBell,
     ) -> Self {
         Endpoint {
             connection,
@@ -117,19 +119,37 @@ impl Port {
         }
     }
 
-    /// As `wait`, but sleeps only if `others` see nothing. They are asked after the marks for the sleep are set.
-    /// From then on the waker ends the sleep.
-    pub(crate) fn wait_beside(&mut self, until: Until, timeout: Duration, others: impl FnOnce() -> bool) {
+    /// As `wait`, at descriptors: `sleep` waits for [`fd`](Self::fd) among others, if there is nothing to see. Once for
+    /// all, [`sleep_beside`](Self::sleep_beside) has said what else ends such a sleep.
+    pub(crate) fn wait_beside(&mut self, until: Until, sleep: impl FnOnce()) {
+        self.wait_at(Place::Descriptors, until, |_| sleep());
+    }
+
+    fn wait_at(&mut self, place: Place, until: Until, sleep: impl FnOnce(&AtomicU32)) {
         for (id, attached) in self.links.iter() {
             attached.link.consumer.wake_when(wanted(until, id));
         }
         let state = Arc::clone(&self.state);
         let asleep = state.own.asleep();
-        bell::announce(asleep);
-        if !self.ready(until) && !others() {
-            futex::sleep(asleep, timeout);
+        bell::announce(asleep, place);
+        if !self.ready(until) {
+            sleep(asleep);
         }
         bell::awake(asleep);
+    }
+
+    /// This port will sleep at descriptors, beside another port that `waker` wakes.
+    pub(crate) fn sleep_beside(&self, waker: Waker) {
+        self.state.own.set_beside(waker);
+    }
+
+    /// Readable when a peer ended a sleep at descriptors, until [`quieten`](Self::quieten).
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.state.own.fd()
+    }
+
+    pub(crate) fn quieten(&self) {
+        self.state.own.quieten();
     }
 
     /// Whether it has no link.
@@ -200,10 +220,10 @@ impl crate::Port for Port {
         }
         bell::published();
         self.links.flush(|_, Attached { link: endpoint, .. }| {
-            let asleep = endpoint.peer_bell.asleep();
+            let asleep = endpoint.peer_bell.word.asleep();
             // The cheapest question first: the word of an awake peer stays in this core's cache.
-            if asleep.load(Ordering::Relaxed) != 0 && endpoint.producer.due() && bell::claim_wake(asleep) {
-                futex::wake(asleep);
+            if asleep.load(Ordering::Relaxed) != 0 && endpoint.producer.due() {
+                endpoint.peer_bell.ring();
             }
         });
     }
@@ -227,7 +247,7 @@ impl crate::Port for Port {
     }
 
     fn wait(&mut self, until: Until, timeout: Duration) {
-        self.wait_beside(until, timeout, || false);
+        self.wait_at(Place::Futex, until, |asleep| futex::sleep(asleep, timeout));
     }
 
     fn waker(&self) -> Waker {

@@ -1,5 +1,6 @@
 //! A peer that is hostile, or was killed at the worst moment: what it can do to the words it shares.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -63,10 +64,10 @@ fn death_and_waker_end_a_sleep_whose_bell_word_was_cleared() {
     hub.attach(hubs.endpoints.remove(0));
     assert_eq!(hub.poll(&mut [Arrival::default()]), 0); // the first look after attach
     let woken = AtomicBool::new(false);
-    let (bell, waker) = (hub.state.own.clone(), hub.waker());
+    let (state, waker) = (Arc::clone(&hub.state), hub.waker());
     // As a worker does that is killed after it cleared the word and before it woke the sleeper.
     let clear = || {
-        while bell.asleep().swap(0, Ordering::Relaxed) == 0 {
+        while state.own.asleep().swap(0, Ordering::Relaxed) == 0 {
             std::thread::yield_now();
         }
         std::thread::sleep(Duration::from_millis(5)); // most likely asleep by now

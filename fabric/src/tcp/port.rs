@@ -5,7 +5,7 @@
 
 use std::convert::Infallible;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -20,6 +20,8 @@ use crate::port_state::{EventBell, PortState};
 
 /// Key of the waker's event; no link has so high a number.
 const WAKER: u64 = u64::MAX;
+/// Key of the events of descriptors beside the port's own.
+const BESIDE: u64 = u64::MAX - 1;
 /// A port that always has something to read asks the kernel for events of other links after this many polls.
 const POLLS_PER_LOOK: u32 = 8;
 /// How often an idle port looks at its detached links.
@@ -67,17 +69,22 @@ impl Port {
         })
     }
 
-    /// Asks the kernel which links have something, for at most `timeout`.
-    fn take_events(&mut self, timeout: Duration) {
+    /// Asks the kernel which links have something, for at most `timeout`. Returns whether a descriptor beside has.
+    fn take_events(&mut self, timeout: Duration) -> bool {
+        let mut beside = false;
         let mut events = [const { MaybeUninit::uninit() }; EVENTS_PER_LOOK];
         let timeout =
             Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: i64::from(timeout.subsec_nanos()) };
         // Interrupted: the next look sees the events.
-        let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&timeout)) else { return };
+        let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, Some(&timeout)) else { return false };
         for event in events {
             let key = event.data.u64();
             if key == WAKER {
                 self.state.own.quieten();
+                continue;
+            }
+            if key == BESIDE {
+                beside = true;
                 continue;
             }
             let Some(Attached { link, .. }) = self.links.get_mut(LinkId(key as u32)) else { continue };
@@ -90,6 +97,7 @@ impl Port {
             link.incoming.readable |= flags.intersects(ends | epoll::EventFlags::IN);
             link.outgoing.writable |= flags.intersects(ends | epoll::EventFlags::OUT);
         }
+        beside
     }
 
     /// Sends frames that were left over, if there is room now.
@@ -107,16 +115,29 @@ impl Port {
         self.lingering.retain_mut(|lingering| !lingering.advance());
     }
 
-    /// Prepares a sleep on [`fd`](Self::fd). Returns whether there is something to see already.
-    pub(crate) fn arm(&mut self) -> bool {
-        self.take_events(Duration::ZERO);
-        self.pump();
-        self.is_promising() || std::mem::take(&mut self.relieved)
+    /// From now on [`sleep`](Self::sleep) ends when `fd` is readable, too.
+    pub(crate) fn sleep_beside(&self, fd: BorrowedFd) -> std::io::Result<()> {
+        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(BESIDE), epoll::EventFlags::IN)?;
+        Ok(())
     }
 
-    /// Readable when a look finds something.
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+    /// As `wait`, and until a descriptor [beside](Self::sleep_beside) is readable. Returns whether one is.
+    pub(crate) fn sleep(&mut self, timeout: Duration) -> bool {
+        let begun = Instant::now();
+        loop {
+            if self.state.take_woken() || self.is_promising() || std::mem::take(&mut self.relieved) {
+                return false;
+            }
+            let mut left = timeout.saturating_sub(begun.elapsed());
+            if !self.lingering.is_empty() {
+                left = left.min(LINGER_NAP);
+            }
+            let beside = self.take_events(left);
+            self.pump();
+            if beside || begun.elapsed() >= timeout {
+                return beside;
+            }
+        }
     }
 
     /// Whether it has no link, and no detached link that still sends.
@@ -207,21 +228,7 @@ impl crate::Port for Port {
     }
 
     fn wait(&mut self, _until: Until, timeout: Duration) {
-        let begun = Instant::now();
-        loop {
-            if self.state.take_woken() || self.is_promising() || std::mem::take(&mut self.relieved) {
-                return;
-            }
-            let mut left = timeout.saturating_sub(begun.elapsed());
-            if !self.lingering.is_empty() {
-                left = left.min(LINGER_NAP);
-            }
-            self.take_events(left);
-            self.pump();
-            if begun.elapsed() >= timeout {
-                return;
-            }
-        }
+        self.sleep(timeout);
     }
 
     fn waker(&self) -> Waker {

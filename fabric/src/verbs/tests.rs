@@ -13,7 +13,7 @@ use super::port::rails::Route;
 use super::*;
 use crate::conformance::Watchdog;
 use crate::memory::{RecvWindow, SendWindow, Spans};
-use crate::port::{Arrival, CloseReason, Posted, Until};
+use crate::port::{Arrival, CloseReason, FrameRule, Posted, Until};
 use crate::{Carries, Imm, LinkId, PlannedLink, Port as _, Receive, Span};
 
 const LONG: Duration = Duration::from_secs(30);
@@ -211,6 +211,44 @@ fn a_message_that_is_no_write_costs_its_sender_the_link() {
     let (_, reason) = hub.closing();
     assert!(matches!(&reason, CloseReason::Corrupt(what) if what.contains("no write")), "{reason}");
     assert_eq!(workers[0].closing().1, CloseReason::PeerGone);
+}
+
+/// What a hub takes: whole chunks.
+#[derive(Debug)]
+struct WholeChunks;
+
+impl FrameRule for WholeChunks {
+    fn posted_empty(&mut self, _imm: Imm) {}
+
+    fn check(&mut self, _span: Span, _imm: Imm) -> Result<(), String> {
+        unreachable!("a NIC does not say where it wrote")
+    }
+
+    fn check_length(&mut self, bytes: usize, imm: Imm) -> Result<(), String> {
+        if bytes == CHUNK { Ok(()) } else { Err(format!("chunk {} of {bytes} bytes", imm.0)) }
+    }
+}
+
+#[test]
+fn a_write_that_is_not_as_long_as_its_chunk_costs_its_sender_the_link() {
+    let _watchdog = Watchdog::start();
+    let Some(nic) = device() else { return };
+    for bytes in [0, CHUNK - 64, CHUNK + 64] {
+        let (mut hub, mut workers) = meet(&nic, 2, 8);
+        hub.endpoints.iter_mut().for_each(|endpoint| endpoint.obey(Box::new(WholeChunks)));
+        hub.attach_all();
+        workers.iter_mut().for_each(End::attach_all);
+        assert_eq!(workers[0].post(3), Posted::Accepted);
+        assert_eq!(hub.next(), Arrival { link: LinkId(0), imm: Imm(3) });
+        let wrong = Span { offset: CHUNK, bytes };
+        assert_eq!(workers[0].port.post(LinkId(0), wrong, Imm(1)), Posted::Accepted);
+        workers[0].port.flush();
+        let what = CloseReason::Corrupt(format!("chunk 1 of {bytes} bytes"));
+        assert_eq!(hub.closing(), (LinkId(0), what));
+        assert_eq!(workers[0].closing(), (LinkId(0), CloseReason::PeerGone));
+        assert_eq!(workers[1].post(5), Posted::Accepted, "the other link goes on");
+        assert_eq!(hub.next(), Arrival { link: LinkId(1), imm: Imm(5) });
+    }
 }
 
 #[test]

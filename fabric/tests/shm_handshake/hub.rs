@@ -2,14 +2,16 @@
 //! each a clear error at both ends, in bounded time, and the listener lives on.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use super::raw_peer::{
-    BELL_BYTES, GOOD, LONG, RawPeer, SHORT, TOKEN, WINDOW, hello_bytes, join, memfd, new_address,
+    BELL_BYTES, GOOD, LONG, RawPeer, SHORT, TOKEN, WINDOW, hello_bytes, join, memfd, new_address, sender,
 };
 use fabric::conformance::Watchdog;
 use fabric::shm::{ConnectError, Group, Listener, connect, group};
 use fabric::{Arrival, Imm, PlannedLink, Port, Posted, SendWindow, Span};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::SealFlags;
 
 #[test]
@@ -35,19 +37,19 @@ fn a_hello_that_no_worker_of_this_version_sends_is_refused() {
     let other_version = [b"phubshm9".as_slice(), &hello_bytes(WINDOW as u64, 1)[8..]].concat();
     let long = vec![b'x'; 5000];
     let cases: [(&[u8], &str); 8] = [
-        (&other_version, "expected the handshake \"phubshm2\", saw \"phubshm9\""),
+        (&other_version, "expected the handshake \"phubshm3\", saw \"phubshm9\""),
         (b"GET / HTTP/1.1\r\n\r\n", "saw \"GET / HT\""),
         (b"\0", "expected the handshake"),
         (&[0xff; 36], "expected the handshake"),
         (&long, "saw \"xxxxxxxx\""),
-        (&hello_bytes(WINDOW as u64, 1)[..43], "too short"),
+        (&hello_bytes(WINDOW as u64, 1)[..59], "too short"),
         (&[hello_bytes(WINDOW as u64, 1), vec![0]].concat(), "1 bytes too many"),
         (&hello_bytes(WINDOW as u64, 0), "0 ports are not between 1 and 4096"),
     ];
     for (bytes, expected) in cases {
-        let (window, bells) = (memfd(WINDOW as u64, GOOD), memfd(BELL_BYTES, GOOD));
+        let (window, bells, sender) = (memfd(WINDOW as u64, GOOD), memfd(BELL_BYTES, GOOD), sender());
         let peer = RawPeer::connect(&hub.address());
-        peer.send(bytes, &[window.as_fd(), bells.as_fd()]);
+        peer.send(bytes, &[window.as_fd(), bells.as_fd(), sender.as_fd()]);
         let error = hub.listener.accept().unwrap().unwrap().hello(LONG).unwrap_err().to_string();
         assert!(error.contains(expected), "{error:?} lacks {expected:?}");
         let told = String::from_utf8(peer.receive()).unwrap();
@@ -60,16 +62,20 @@ fn a_hello_that_no_worker_of_this_version_sends_is_refused() {
 fn a_hello_with_the_wrong_number_of_descriptors_is_refused() {
     let hub = Hub::new();
     let fd = memfd(WINDOW as u64, GOOD);
-    for count in [0, 1, 3] {
+    for count in [0, 1, 2, 4, 35] {
         let peer = RawPeer::connect(&hub.address());
         peer.send(&hello_bytes(WINDOW as u64, 1), &vec![fd.as_fd(); count]);
         let error = hub.listener.accept().unwrap().unwrap().hello(LONG).unwrap_err().to_string();
-        assert!(error.contains(&format!("expected 2 descriptors, got {count}")), "{error}");
+        assert!(error.contains(&format!("expected 3 descriptors, got {count}")), "{error}");
     }
     let peer = RawPeer::connect(&hub.address());
-    peer.send(&hello_bytes(WINDOW as u64, 1), &[fd.as_fd(); 16]); // more than the hub has room for
+    peer.send(&hello_bytes(WINDOW as u64, 1), &[fd.as_fd(); 64]); // more than the hub has room for
     let error = hub.listener.accept().unwrap().unwrap().hello(LONG).unwrap_err().to_string();
-    assert!(error.contains("expected 2 descriptors"), "{error}");
+    assert!(error.contains("expected 3 descriptors"), "{error}");
+    let peer = RawPeer::connect(&hub.address());
+    peer.send(&hello_bytes(WINDOW as u64, 129), &[fd.as_fd(); 3]); // too few for its ports
+    let error = hub.listener.accept().unwrap().unwrap().hello(LONG).unwrap_err().to_string();
+    assert!(error.contains("expected 4 descriptors, got 3"), "{error}");
     hub.lives();
 }
 
@@ -87,8 +93,8 @@ fn a_worker_that_is_silent_or_hangs_up_costs_a_time_out() {
 
     // Gone between its hello and the welcome.
     let peer = RawPeer::connect(&hub.address());
-    let (window, bells) = (memfd(WINDOW as u64, GOOD), memfd(BELL_BYTES, GOOD));
-    peer.send(&hello_bytes(WINDOW as u64, 1), &[window.as_fd(), bells.as_fd()]);
+    let (window, bells, sender) = (memfd(WINDOW as u64, GOOD), memfd(BELL_BYTES, GOOD), sender());
+    peer.send(&hello_bytes(WINDOW as u64, 1), &[window.as_fd(), bells.as_fd(), sender.as_fd()]);
     let hello = hub.listener.accept().unwrap().unwrap().hello(LONG).unwrap();
     drop(peer);
     let error = hello
@@ -100,29 +106,52 @@ fn a_worker_that_is_silent_or_hangs_up_costs_a_time_out() {
 }
 
 #[test]
-fn memory_that_a_worker_must_not_offer_is_refused() {
+fn descriptors_that_a_worker_must_not_offer_are_refused() {
     let hub = Hub::new();
     let claim = WINDOW as u64;
     let no_memfd = || OwnedFd::from(std::fs::File::open("/dev/zero").unwrap());
     let window = || memfd(claim, GOOD);
     let bells = || memfd(BELL_BYTES, GOOD);
     let cases = [
-        ("claims too little", claim - 1, window(), bells(), "has 4095 bytes where the layout needs 4096"),
+        (
+            "claims too little",
+            claim - 1,
+            window(),
+            bells(),
+            sender(),
+            "has 4095 bytes where the layout needs 4096",
+        ),
         (
             "holds less than it claims",
             claim,
             memfd(claim - 1, GOOD),
             bells(),
+            sender(),
             "has 4095 bytes where the layout",
         ),
-        ("claims the world", u64::MAX, memfd(1, GOOD), bells(), "has 1 bytes where the layout needs 4096"),
-        ("could shrink", claim, memfd(claim, SealFlags::GROW), bells(), "lacks the seal against shrinking"),
-        ("is no memfd", claim, no_memfd(), bells(), "reading seals"),
+        (
+            "claims the world",
+            u64::MAX,
+            memfd(1, GOOD),
+            bells(),
+            sender(),
+            "has 1 bytes where the layout needs 4096",
+        ),
+        (
+            "could shrink",
+            claim,
+            memfd(claim, SealFlags::GROW),
+            bells(),
+            sender(),
+            "lacks the seal against shrinking",
+        ),
+        ("is no memfd", claim, no_memfd(), bells(), sender(), "reading seals"),
         (
             "bells too small",
             claim,
             window(),
             memfd(BELL_BYTES - 1, GOOD),
+            sender(),
             "the worker's bells: expected a memfd of 128 bytes",
         ),
         (
@@ -130,6 +159,7 @@ fn memory_that_a_worker_must_not_offer_is_refused() {
             claim,
             window(),
             memfd(BELL_BYTES + 1, GOOD),
+            sender(),
             "the worker's bells: expected a memfd of 128 bytes",
         ),
         (
@@ -137,20 +167,62 @@ fn memory_that_a_worker_must_not_offer_is_refused() {
             claim,
             window(),
             memfd(BELL_BYTES, SealFlags::GROW),
+            sender(),
             "the worker's bells: expected",
         ),
-        ("bells are no memfd", claim, window(), no_memfd(), "the worker's bells: reading seals"),
+        ("bells are no memfd", claim, window(), no_memfd(), sender(), "the worker's bells: reading seals"),
         (
             "bells read-only",
             claim,
             window(),
             memfd(BELL_BYTES, GOOD | SealFlags::WRITE),
+            sender(),
             "sealed or protected",
         ),
+        (
+            "the sender is a file",
+            claim,
+            window(),
+            bells(),
+            no_memfd(),
+            "the worker's bells: expected a Unix socket for datagrams: Socket operation on non-socket",
+        ),
+        (
+            "the sender is a pipe",
+            claim,
+            window(),
+            bells(),
+            std::io::pipe().unwrap().1.into(),
+            "expected a Unix socket for datagrams: Socket operation on non-socket",
+        ),
+        (
+            "the sender is an eventfd",
+            claim,
+            window(),
+            bells(),
+            eventfd(u32::MAX - 1, EventfdFlags::empty()).unwrap(),
+            "expected a Unix socket for datagrams: Socket operation on non-socket",
+        ),
+        (
+            "the sender sends to the network",
+            claim,
+            window(),
+            bells(),
+            std::net::UdpSocket::bind("127.0.0.1:0").unwrap().into(),
+            "expected a Unix socket for datagrams, got family 2 of type 2",
+        ),
+        (
+            "the sender is a stream",
+            claim,
+            window(),
+            bells(),
+            UnixStream::pair().unwrap().0.into(),
+            "expected a Unix socket for datagrams, got family 1 of type 1",
+        ),
     ];
-    for (what, claimed, window, bells, expected) in cases {
+    for (what, claimed, window, bells, sender, expected) in cases {
         let peer = RawPeer::connect(&hub.address());
-        peer.send(&hello_bytes(claimed, 1), &[window.as_fd(), bells.as_fd()]);
+        peer.send(&hello_bytes(claimed, 1), &[window.as_fd(), bells.as_fd(), sender.as_fd()]);
         let hello = hub.listener.accept().unwrap().unwrap().hello(LONG).unwrap();
         let error = hello
             .welcome(&hub.group, &hub.window, WINDOW, &PlannedLink::of_one_port(&[8]))

@@ -14,6 +14,8 @@ use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 pub const WINDOW: usize = 4096;
 pub const TOKEN: [u8; 16] = *b"a worker's token";
+/// Of the sockets that wake the ports of a raw peer.
+pub const NAME: [u8; 16] = *b"the name of ours";
 /// For what must not happen; the watchdog is more patient.
 pub const LONG: Duration = Duration::from_secs(30);
 /// For what must time out.
@@ -51,14 +53,20 @@ pub fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
     fd
 }
 
+/// A sender, as that of a peer with at most 128 ports.
+pub fn sender() -> OwnedFd {
+    net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).unwrap()
+}
+
 /// A hello with one link, of ports 0.
 pub fn hello_bytes(send_bytes: u64, ports: u32) -> Vec<u8> {
     let one_link = [1, 0, 0, 0, 0, 0, 0, 0];
-    [b"phubshm2".as_slice(), &TOKEN, &send_bytes.to_le_bytes(), &ports.to_le_bytes(), &one_link].concat()
+    [b"phubshm3".as_slice(), &TOKEN, &send_bytes.to_le_bytes(), &ports.to_le_bytes(), &NAME, &one_link]
+        .concat()
 }
 
 pub fn welcome_bytes(ports: u32) -> Vec<u8> {
-    [b"phubshm2\0".as_slice(), &(WINDOW as u64).to_le_bytes(), &ports.to_le_bytes()].concat()
+    [b"phubshm3\0".as_slice(), &(WINDOW as u64).to_le_bytes(), &ports.to_le_bytes(), &NAME].concat()
 }
 
 /// A socket of the handshake's kind, for saying anything.
@@ -89,7 +97,7 @@ impl RawPeer {
     }
 
     pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd]) {
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
         let mut control = net::SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() {
             assert!(control.push(net::SendAncillaryMessage::ScmRights(fds)));

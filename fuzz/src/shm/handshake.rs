@@ -11,7 +11,7 @@ use fabric::shm::{Group, fuzzing, group};
 use fabric::{PlannedLink, SendWindow, Span};
 use rustix::fs::SealFlags;
 
-use super::raw_peer::{CAPACITY, RawPeer, WINDOW, hello, memfd, socket_pair, welcome};
+use super::raw_peer::{CAPACITY, RawPeer, WINDOW, hello, memfd, sender, socket_pair, welcome};
 
 /// Never reached, because the peer has always sent a message.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -34,6 +34,7 @@ enum Offer {
     Bells,
     Rings,
     NoMemfd,
+    Sender,
 }
 
 #[derive(Arbitrary, Debug)]
@@ -106,7 +107,7 @@ fn shake_hands(ours: &Ours, peer: &Peer) {
     if let Ok(joined) = joined {
         assert_eq!(joined.endpoints.len(), 1);
         assert!(
-            offers.len() == if peer.is_hub { 3 } else { 2 },
+            offers.len() == if peer.is_hub { 4 } else { 3 },
             "admitted with {} descriptors",
             offers.len()
         );
@@ -125,7 +126,7 @@ fn admit(
         hello.welcome(&ours.group, &ours.window, WINDOW, &PlannedLink::of_one_port(&[CAPACITY]))
     });
     let (reply, descriptors) = raw.receive();
-    assert_eq!(descriptors.len(), if joined.is_ok() { 3 } else { 0 });
+    assert_eq!(descriptors.len(), if joined.is_ok() { 4 } else { 0 });
     assert_eq!(reply[8], u8::from(joined.is_err()));
     joined
 }
@@ -149,5 +150,6 @@ fn open_offer(offer: &Offer) -> OwnedFd {
         Offer::Bells => memfd(128, SealFlags::SHRINK),
         Offer::Rings => memfd(1024, SealFlags::SHRINK),
         Offer::NoMemfd => std::fs::File::open("/dev/zero").expect("/dev/zero").into(),
+        Offer::Sender => sender(),
     }
 }

@@ -11,6 +11,8 @@ use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 pub const WINDOW: usize = 4096;
 /// The capacity of both rings.
 pub const CAPACITY: u32 = 8;
+/// Of the sockets that wake the peer's ports.
+const NAME: [u8; 16] = [9; 16];
 
 /// The socket of the end under test, and the peer.
 pub fn socket_pair() -> (OwnedFd, RawPeer) {
@@ -26,6 +28,11 @@ pub fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
     ftruncate(&fd, bytes).expect("its size");
     fcntl_add_seals(&fd, seals).expect("its seals");
     fd
+}
+
+/// A sender that the peer can offer.
+pub fn sender() -> OwnedFd {
+    net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).expect("a socket")
 }
 
 /// The peer's end of the socket.
@@ -72,10 +79,11 @@ impl RawPeer {
 /// A worker's hello, with one link of ports 0.
 pub fn hello(send_bytes: u64, ports: u32) -> Vec<u8> {
     let one_link = [1, 0, 0, 0, 0, 0, 0, 0];
-    [b"phubshm2".as_slice(), &[7; 16], &send_bytes.to_le_bytes(), &ports.to_le_bytes(), &one_link].concat()
+    let (send_bytes, ports) = (send_bytes.to_le_bytes(), ports.to_le_bytes());
+    [b"phubshm3".as_slice(), &[7; 16], &send_bytes, &ports, &NAME, &one_link].concat()
 }
 
 /// A hub's welcome.
 pub fn welcome(send_bytes: u64, ports: u32) -> Vec<u8> {
-    [b"phubshm2\0".as_slice(), &send_bytes.to_le_bytes(), &ports.to_le_bytes()].concat()
+    [b"phubshm3\0".as_slice(), &send_bytes.to_le_bytes(), &ports.to_le_bytes(), &NAME].concat()
 }

@@ -1,5 +1,5 @@
-//! What may come over a link whose frames say where they go: for each chunk the span that its layout gives it, and nothing
-//! else. A transport asks before it writes a byte ([`FrameRule`]).
+//! What may come over a link that moves bytes: for each chunk the span that its layout gives it, and nothing else. TCP asks
+//! before it writes a byte ([`FrameRule`]). RDMA asks when the NIC has written, and knows the length alone.
 //!
 //! | bytes of | must be |
 //! | --- | --- |
@@ -72,15 +72,33 @@ impl Expected {
         }
     }
 
+    /// Whether so many bytes may come with this immediate: to this offset, if that is known.
+    fn takes(&mut self, offset: Option<usize>, bytes: usize, imm: Imm) -> Result<(), String> {
+        let immediate = Immediate::decode(imm);
+        let (chunk, chunks) = (immediate.chunk, self.wire.layout().chunks().len());
+        if chunk.index() >= chunks && self.wire.group(chunk).is_none() {
+            return Err(format!("a frame for chunk {}, where the job has {chunks} chunks", chunk.0));
+        }
+        if bytes == 0 && self.takes_empty(immediate) {
+            return Ok(());
+        }
+        self.is_place(chunk, offset, bytes).map_err(|expected| {
+            let goes = offset.map_or_else(String::new, |offset| format!(" for offset {offset}"));
+            format!("a frame of {bytes} bytes{goes} with chunk {}: expected {expected}", chunk.0)
+        })
+    }
+
     /// Whether these are a chunk's bytes, else what was expected.
-    fn is_place(&self, chunk: ChunkId, span: Span) -> Result<(), String> {
+    fn is_place(&self, chunk: ChunkId, offset: Option<usize>, bytes: usize) -> Result<(), String> {
+        let is_at = |place: usize| offset.is_none_or(|offset| offset == place);
+        let is = |place: Span| is_at(place.offset) && bytes == place.bytes;
         if let Some(framing) = self.wire.framing() {
             let frames = framing.frames(chunk);
             let (coded, raw) = (frames.span.offset, frames.frame(Kind::Raw, frames.value_bytes()));
             let header = frames.frame(Kind::Raw, 0);
             let may_keep_first = matches!(self.end, End::Hub { may_keep_first: true, .. });
-            let is_coded = span.offset == coded && (HEADER_BYTES..=frames.coded_bytes).contains(&span.bytes);
-            if is_coded || span == raw || (may_keep_first && span == header) {
+            let is_coded = is_at(coded) && (HEADER_BYTES..=frames.coded_bytes).contains(&bytes);
+            if is_coded || is(raw) || (may_keep_first && is(header)) {
                 return Ok(());
             }
             return Err(format!(
@@ -92,7 +110,7 @@ impl Expected {
             End::Hub { .. } => self.wire.gradient_span(chunk),
             End::Member { .. } => self.wire.weights_span(chunk),
         };
-        match span == place {
+        match is(place) {
             true => Ok(()),
             false => Err(format!("{} bytes for offset {}", place.bytes, place.offset)),
         }
@@ -108,20 +126,11 @@ impl FrameRule for Expected {
     }
 
     fn check(&mut self, span: Span, imm: Imm) -> Result<(), String> {
-        let (immediate, Span { offset, bytes }) = (Immediate::decode(imm), span);
-        let (chunk, chunks) = (immediate.chunk, self.wire.layout().chunks().len());
-        if chunk.index() >= chunks && self.wire.group(chunk).is_none() {
-            return Err(format!("a frame for chunk {}, where the job has {chunks} chunks", chunk.0));
-        }
-        if bytes == 0 && self.takes_empty(immediate) {
-            return Ok(());
-        }
-        self.is_place(chunk, span).map_err(|expected| {
-            format!(
-                "a frame of {bytes} bytes for offset {offset} with chunk {}: expected {expected}",
-                chunk.0
-            )
-        })
+        self.takes(Some(span.offset), span.bytes, imm)
+    }
+
+    fn check_length(&mut self, bytes: usize, imm: Imm) -> Result<(), String> {
+        self.takes(None, bytes, imm)
     }
 
     fn named(&self, imm: Imm) -> String {
@@ -166,6 +175,13 @@ mod tests {
             for round in [0, 1, 300] {
                 assert_eq!(end.check(span(128, 12), imm(2, round)), Ok(()));
                 assert_eq!(end.check(span(192, 8), imm(3, round)), Ok(()));
+                assert_eq!(end.check_length(12, imm(2, round)), Ok(()));
+            }
+            for bytes in [0, 8, 11, 13, 64] {
+                let error = end.check_length(bytes, imm(2, 1)).unwrap_err();
+                let expected =
+                    format!("a frame of {bytes} bytes with chunk 2: expected 12 bytes for offset 128");
+                assert_eq!(error, expected);
             }
             for (offset, bytes) in
                 [(128, 11), (128, 13), (128, 0), (0, 0), (132, 8), (0, 12), (192, 8), (64, 64)]
@@ -193,6 +209,9 @@ mod tests {
         assert!(hub.check(empty, control(1, 7)).is_err(), "another chunk's");
         assert_eq!(hub.check(empty, control(0, 7)), Ok(()));
         assert!(hub.check(empty, control(0, 7)).is_err(), "a second time");
+        hub.posted_empty(control(1, 7));
+        assert_eq!(hub.check_length(0, control(1, 7)), Ok(()));
+        assert!(hub.check_length(0, control(1, 7)).is_err(), "a second time");
         let mut member = Expected::of_hub(&wire, Schedule::KvStore);
         assert_eq!(member.check(empty, control(0, 7)), Ok(()), "a notice");
     }
@@ -206,7 +225,10 @@ mod tests {
         for mut end in [Expected::of_member(&wire, 0), Expected::of_hub(&wire, Schedule::Sliced)] {
             for good in [span(coded, HEADER_BYTES), span(coded, frames.coded_bytes), raw] {
                 assert_eq!(end.check(good, imm(2, 1)), Ok(()));
+                assert_eq!(end.check_length(good.bytes, imm(2, 1)), Ok(()));
             }
+            assert!(end.check_length(frames.coded_bytes.max(raw.bytes) + 1, imm(2, 1)).is_err());
+            assert!(end.check_length(HEADER_BYTES - 1, imm(2, 1)).is_err());
             let header = frames.frame(Kind::Raw, 0);
             let long = span(coded, frames.coded_bytes + 1);
             for bad in [span(coded, HEADER_BYTES - 1), long, frames.span, header, span(0, 16), span(coded, 0)]

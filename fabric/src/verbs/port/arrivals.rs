@@ -123,8 +123,18 @@ impl Port {
                     self.end(id, CloseReason::Corrupt(what));
                     return None;
                 }
-                matches!(attached.state, LinkState::Open | LinkState::Ending(_))
-                    .then(|| Arrival { link: id, imm: Imm(immediate(completion)) })
+                if !matches!(attached.state, LinkState::Open | LinkState::Ending(_)) {
+                    return None;
+                }
+                let imm = Imm(immediate(completion));
+                let bytes = completion.byte_len as usize;
+                if let Some(rule) = &mut attached.link.rule
+                    && let Err(what) = rule.check_length(bytes, imm)
+                {
+                    self.end(id, CloseReason::Corrupt(what));
+                    return None;
+                }
+                Some(Arrival { link: id, imm })
             }
             Work::Send => {
                 self.tally.send_completions += 1;

@@ -23,7 +23,7 @@ use super::nic::NicOptions;
 use crate::connection::Connection;
 use crate::ids::{Imm, LinkId, Span};
 use crate::links::Links;
-use crate::port::{Arrival, Closed, Posted, Until};
+use crate::port::{Arrival, Closed, FrameRule, Posted, Until};
 use arrivals::{BATCH, Early};
 use ending::{GRACE, Linger};
 use link::Link;
@@ -41,11 +41,17 @@ pub struct Endpoint {
     refused: bool,
     /// Its arrivals in the port's stash.
     stashed: u32,
+    rule: Option<Box<dyn FrameRule>>,
 }
 
 impl Endpoint {
     pub(super) fn new(connection: Arc<Connection>, port: Arc<PortState>, link: Link, peer: String) -> Self {
-        Endpoint { connection, port, link, peer, refused: false, stashed: 0 }
+        Endpoint { connection, port, link, peer, refused: false, stashed: 0, rule: None }
+    }
+
+    /// From now on the link closes when a write comes whose length the rule refuses.
+    pub fn obey(&mut self, rule: Box<dyn FrameRule>) {
+        self.rule = Some(rule);
     }
 }
 
@@ -148,7 +154,15 @@ impl Port {
         let tally = &mut self.tally;
         let posted = self.links.post(id, |endpoint| match endpoint.connection.is_dead() {
             true => Ok(Posted::Closed),
-            false => endpoint.link.post(span, imm, tally),
+            false => {
+                let posted = endpoint.link.post(span, imm, tally)?;
+                if let Some(rule) =
+                    endpoint.rule.as_mut().filter(|_| span.bytes == 0 && posted == Posted::Accepted)
+                {
+                    rule.posted_empty(imm);
+                }
+                Ok(posted)
+            }
         });
         posted.unwrap_or_else(|errno| {
             self.fail_call(id, "ibv_post_send", errno);
