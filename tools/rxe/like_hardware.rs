@@ -185,8 +185,10 @@ fn dereg_mr(go_on: impl Fn() -> c_int, _: (*mut ibv_mr,)) -> c_int {
 
 fn create_cq(
     go_on: impl Fn() -> *mut ibv_cq,
-    (_, entries, ..): (*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int),
+    (context, entries, _, _, vector): (*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int),
 ) -> *mut ibv_cq {
+    // SAFETY: the caller's open context.
+    log(format!("queue vector={vector} of {}", unsafe { (*context).num_comp_vectors }));
     if exceeds(entries, &["LIKE_MAX_CQE"]) { fail(EINVAL) } else { go_on() }
 }
 

@@ -9,7 +9,7 @@
 //! before any thread starts. Later this file says which of them a new job can use. It knows a transport only by its NICs.
 
 use fabric::any::{self, Transport};
-use fabric::verbs::{self, Device, Fitness, NicList, NicOptions, VerbsError};
+use fabric::verbs::{self, Device, Fitness, GroupOptions, NicList, NicOptions, VerbsError};
 use topology::{Host, NicChoice, Plan, Request};
 
 use crate::error::HubError;
@@ -53,7 +53,8 @@ fn with_rdma(host: &Host, settings: &HubSettings) -> Result<Lanes, HubError> {
     let devices = verbs::devices()?;
     let OnNics { mut lanes, plan } = on_nics(host, settings, &list, &devices)?;
     let nics: Vec<NicOptions> = lanes.iter().filter_map(|lane| lane.nic.clone()).collect();
-    let (group, ports) = verbs::group(&nics)?;
+    let rails = settings.rails.clone().unwrap_or_default();
+    let (group, ports) = verbs::group(&nics, GroupOptions { rails, first_vector: 0 })?;
     for (port, lane) in lanes.iter_mut().enumerate() {
         for nic in group.nics(port) {
             lane.nic.iter_mut().for_each(|options| options.port = Some(nic.port()));
