@@ -177,14 +177,19 @@ fn usable_nics(named: Option<&NicList>, local_rank: u32) -> Result<Vec<NicOption
     let devices = verbs::devices().map_err(|error| error.to_string())?;
     let fitness = Fitness::of(&devices, &list);
     fitness.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-    let is_up = |device: &Device| device.ports.iter().any(|port| port.active);
-    let usable = |device: &Device| list.names_devices() || (fitness.allows(&device.name) && is_up(device));
-    let usable = devices.iter().filter(|device| usable(device)).collect();
+    let is_up = |device: &Device, nic: &NicOptions| device.port(nic.port).is_some_and(|port| port.active);
+    let usable = |device: &Device, nic: &NicOptions| {
+        list.names_devices() || (fitness.allows(nic) && is_up(device, nic))
+    };
+    let nics_of = |device| list.nics(device).into_iter().map(move |nic| (device, nic));
+    let nics: Vec<(&Device, NicOptions)> =
+        devices.iter().flat_map(nics_of).filter(|(device, nic)| usable(device, nic)).collect();
     let here = nearest::own_node(Path::new("/"));
-    let is_near = |device: &&Device| here.is_some() && nearest::node_of(Path::new("/"), device) == here;
-    let usable = nearest::order(usable, is_near, local_rank);
+    let is_near = |(device, _): &(&Device, NicOptions)| {
+        here.is_some() && nearest::node_of(Path::new("/"), device) == here
+    };
     let nics: Vec<NicOptions> =
-        usable.into_iter().filter_map(|device| list.choose(&device.name)).collect();
+        nearest::order(nics, is_near, local_rank).into_iter().map(|(_, nic)| nic).collect();
     if nics.is_empty() {
         let names: Vec<&str> = devices.iter().map(|device| &*device.name).collect();
         return Err(format!("none of this machine's RDMA devices can be used, of {names:?}"));

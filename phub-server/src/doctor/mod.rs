@@ -147,8 +147,13 @@ fn check_nics(
 ) -> Vec<NicOptions> {
     let used = plan.map(OnNics::nics).unwrap_or_default();
     let mut ready = Vec::new();
-    for device in devices {
-        let options = list.choose(&device.name);
+    // A device that the list leaves out gets its line, too.
+    let nics_of = |device: &Device| match list.nics(device) {
+        nics if nics.is_empty() => vec![None],
+        nics => nics.into_iter().map(Some).collect(),
+    };
+    let nics = devices.iter().flat_map(|device| nics_of(device).into_iter().map(move |nic| (device, nic)));
+    for (device, options) in nics {
         let nic = host.nic_named(&device.name).and_then(|id| host.nic(id));
         let candidate = Candidate {
             device,
