@@ -106,10 +106,7 @@ pub struct Port {
 ///
 /// # Errors
 /// When libibverbs, a device, an active port or a GID is missing, or something runs out.
-pub fn group(
-    nics: &[NicOptions],
-    options: GroupOptions,
-) -> Result<(Arc<Group>, Vec<Port>), VerbsError> {
+pub fn group(nics: &[NicOptions], options: GroupOptions) -> Result<(Arc<Group>, Vec<Port>), VerbsError> {
     let ports: Vec<&[NicOptions]> = nics.chunks(1).collect();
     let group = Group::new(&ports, options)?;
     let ports = group.ports.iter().map(|state| Port::new(Arc::clone(&group), Arc::clone(state))).collect();
@@ -244,6 +241,9 @@ impl crate::Port for Port {
             self.fail_call(id, "ibv_post_send", errno);
         }
     }
+
+    /// Posts wait for the flush, or until their chain is full: then there is one doorbell a link and turn, and not one a post.
+    fn flush_early(&mut self) {}
 
     fn poll(&mut self, into: &mut [Arrival]) -> usize {
         self.look();
