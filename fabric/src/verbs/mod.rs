@@ -16,6 +16,7 @@
 //! connection close together.
 
 mod address;
+mod counters;
 mod device;
 mod error;
 mod events;
@@ -37,6 +38,7 @@ mod subnet;
 mod tests;
 
 pub use address::{Address, Gid, LinkLayer, Mtu};
+pub use counters::counters;
 pub use device::{Device, DevicePort, devices};
 pub use error::VerbsError;
 pub use fitness::Fitness;

@@ -21,6 +21,7 @@ pub use peers::{
 pub use rounds::{Latest, MAX_PATH, RankReply, RoundsReply};
 pub use versions::{PROTOCOL, PROTOCOL_LOWEST, Versions};
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -380,6 +381,9 @@ pub struct HubReply {
     pub counts: CountsReply,
     /// Its cores, in the order of the plan.
     pub cores: Vec<CoreReply>,
+    /// The ports of NICs that its cores use, with RDMA.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nics: Vec<NicReply>,
     /// Its jobs.
     pub jobs: Vec<JobReply>,
 }
@@ -395,6 +399,17 @@ pub struct CountsReply {
     pub lost_workers: u64,
     /// Jobs that failed.
     pub failed_jobs: u64,
+}
+
+/// A port of a NIC that the hub uses.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NicReply {
+    /// The RDMA device.
+    pub device: String,
+    /// Its port.
+    pub port: u8,
+    /// What it has counted since its driver was loaded, for everybody who uses it, by the kernel's names.
+    pub counters: BTreeMap<String, u64>,
 }
 
 /// One core of the hub.
