@@ -123,7 +123,8 @@ pub(in crate::verbs) fn connect(
     let pairings = {
         let mut loads = group.loads();
         loads.resize(own.addresses.len(), 0);
-        pair(&hub, candidates, &own.addresses, &group.options.rails, &mut loads).map_err(ConnectError::NoPath)?
+        pair(&hub, candidates, &own.addresses, &group.options.rails, &mut loads)
+            .map_err(ConnectError::NoPath)?
     };
     let recv = receive.local()?;
     let rail = |(link, &Pairing { nic, .. }): (&PlannedLink, &Pairing)| {

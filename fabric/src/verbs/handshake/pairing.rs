@@ -134,7 +134,8 @@ mod tests {
     fn lanes_inherit_the_rails_of_their_nics() {
         // 14 lanes on 8 NICs, and on 5: the NICs have two lanes or one, three or two.
         for nics in [8, 5] {
-            let hub: Vec<_> = (0..14).map(|lane| infiniband(&format!("mlx5_{}", lane * nics / 14), 7)).collect();
+            let hub: Vec<_> =
+                (0..14).map(|lane| infiniband(&format!("mlx5_{}", lane * nics / 14), 7)).collect();
             let worker: Vec<_> = (0..nics).map(|nic| infiniband(&format!("mlx5_{nic}"), 8)).collect();
             let pairs = pair_all(&hub, &worker).unwrap();
             assert!(pairs.iter().all(|pair| pair.hub.device == pair.worker.device), "{nics} NICs: {pairs:?}");
@@ -144,7 +145,8 @@ mod tests {
     #[test]
     fn a_rail_without_lanes_moves_no_other() {
         let hub: Vec<_> = (0..4).map(|rail| roce(&format!("a{rail}"), [10, 0, rail, 0], Some(31))).collect();
-        let worker: Vec<_> = (0..4).map(|rail| roce(&format!("x{rail}"), [10, 1, rail, 0], Some(31))).collect();
+        let worker: Vec<_> =
+            (0..4).map(|rail| roce(&format!("x{rail}"), [10, 1, rail, 0], Some(31))).collect();
         let pairs = pair_worker(&hub, &[0, 2, 3], &worker).unwrap();
         assert_eq!(pairs.iter().map(|pair| pair.nic).collect::<Vec<_>>(), [0, 2, 3]);
     }

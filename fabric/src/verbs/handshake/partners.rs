@@ -40,13 +40,15 @@ pub(super) fn partners(hub: &[&Address], joiner: &[Address], map: &RailMap) -> V
     }
     for (address, partners) in hub.iter().zip(&mut found) {
         let mapped = map.with_hub_nic(&address.device);
-        let is_mapped =
-            |own: &Address| own.link_layer == address.link_layer && mapped.clone().any(|name| name == own.device);
+        let is_mapped = |own: &Address| {
+            own.link_layer == address.link_layer && mapped.clone().any(|name| name == own.device)
+        };
         let nics: Vec<usize> = (0..joiner.len()).filter(|&nic| is_mapped(&joiner[nic])).collect();
         if !nics.is_empty() {
             *partners = Partners { nics, reason: "the map of rails says so".into() };
         } else if let Some(name) = mapped.clone().next() {
-            partners.reason = format!("the map of rails says {name}, which is not in use here; {}", partners.reason);
+            partners.reason =
+                format!("the map of rails says {name}, which is not in use here; {}", partners.reason);
         }
         partners.nics.sort_unstable();
     }
@@ -58,9 +60,7 @@ fn fit(address: &Address, joiner: &[Address]) -> (Vec<usize>, String) {
     let shared = |nic: usize| Some((nic, address.shared_subnet(&joiner[nic])?));
     let near: Vec<(usize, String)> = (0..joiner.len()).filter_map(shared).collect();
     match near.first() {
-        Some((_, subnet)) => {
-            (near.iter().map(|&(nic, _)| nic).collect(), format!("both are in {subnet}"))
-        }
+        Some((_, subnet)) => (near.iter().map(|&(nic, _)| nic).collect(), format!("both are in {subnet}")),
         None => {
             let same = |&nic: &usize| joiner[nic].link_layer == address.link_layer;
             ((0..joiner.len()).filter(same).collect(), "no common subnet".into())
@@ -109,7 +109,8 @@ fn by_name(a: &str, b: &str) -> Ordering {
         let mut key = Vec::new();
         while !name.is_empty() {
             let (word, rest) = name.split_at(name.find(|c: char| c.is_ascii_digit()).unwrap_or(name.len()));
-            let (digits, rest) = rest.split_at(rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len()));
+            let (digits, rest) =
+                rest.split_at(rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len()));
             key.push((word, digits.len(), digits));
             name = rest;
         }
@@ -155,7 +156,8 @@ mod tests {
     #[test]
     fn infiniband_of_one_subnet_keeps_its_rails() {
         // The order in which a library lists devices is not that of their numbers.
-        let (hub, worker) = (numbered("mlx5_", 0..12, 100), numbered("mlx5_", [10, 11, 3, 2, 1, 0, 4, 5, 6, 7, 8, 9], 200));
+        let (hub, worker) =
+            (numbered("mlx5_", 0..12, 100), numbered("mlx5_", [10, 11, 3, 2, 1, 0, 4, 5, 6, 7, 8, 9], 200));
         let rails = nics(&hub, &worker);
         for (hub, rail) in hub.iter().zip(rails) {
             assert_eq!(rail.iter().map(|&nic| &worker[nic].device).collect::<Vec<_>>(), [&hub.device]);
