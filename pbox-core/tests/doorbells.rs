@@ -59,7 +59,7 @@ impl Port for Counting {
 #[test]
 fn the_answers_of_a_turn_leave_together() {
     const CHUNKS: u32 = 8;
-    let keys = vec![Key::f32("a", [CHUNKS as usize * DEFAULT_CHUNK_BYTES / 4])];
+    let keys = vec![Key::f32("a", [u64::from(CHUNKS) * DEFAULT_CHUNK_BYTES as u64 / 4])];
     let terms = Arc::new(JobTerms::new(1, keys, Optimizer::Average));
     let wire = Wire::of_terms(&terms).unwrap();
     let placement = Placement::new(wire.layout(), 1);
@@ -91,5 +91,5 @@ fn the_answers_of_a_turn_leave_together() {
     }
     assert_eq!(core.tally().arrivals, u64::from(CHUNKS), "all in one turn");
     let port = core.port();
-    assert_eq!((port.flushes - before.0, port.early - before.1), (1, CHUNKS));
+    assert_eq!((port.flushes - before.0, port.early - before.1), (1, CHUNKS), "one at the end, and an early one a chunk");
 }

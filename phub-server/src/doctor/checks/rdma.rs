@@ -108,7 +108,7 @@ pub(crate) struct Candidate<'a> {
 
 impl Candidate<'_> {
     /// The device, and its port if it has several.
-    fn name(&self) -> String {
+    pub fn name(&self) -> String {
         let port =
             self.options.as_ref().and_then(|options| options.port).filter(|_| self.device.ports.len() > 1);
         let device = &self.device.name;
