@@ -150,6 +150,9 @@ fn make_rdma(
     }
     let local_rank = nearest::local_rank(rank, |name| std::env::var(name).ok());
     let rails = nics.rails.clone().map_or_else(RailMap::of_environment, Ok).map_err(|e| e.to_string())?;
+    if !rails.is_empty() {
+        tracing::info!(%rails, "NICs of this machine and of the hub's are paired by a map");
+    }
     let options = GroupOptions { rails, first_vector: local_rank };
     let nics = usable_nics(nics.list.as_ref(), local_rank)?;
     let (group, port) = verbs::worker_group(&nics, options).map_err(|error| error.to_string())?;

@@ -91,5 +91,9 @@ fn the_answers_of_a_turn_leave_together() {
     }
     assert_eq!(core.tally().arrivals, u64::from(CHUNKS), "all in one turn");
     let port = core.port();
-    assert_eq!((port.flushes - before.0, port.early - before.1), (1, CHUNKS), "one at the end, and an early one a chunk");
+    assert_eq!(
+        (port.flushes - before.0, port.early - before.1),
+        (1, CHUNKS),
+        "one at the end, and an early one a chunk"
+    );
 }

@@ -1,5 +1,6 @@
 //! Which NIC of this end goes with which NIC of a hub, as people write it: `mlx5_0=mlx5_2,mlx5_1=mlx5_3`.
 
+use std::fmt;
 use std::str::FromStr;
 
 /// Pairs of NICs by name: first this end's, then the hub's.
@@ -26,9 +27,21 @@ impl RailMap {
         std::env::var("PHUB_RAILS").unwrap_or_default().parse()
     }
 
+    /// Whether it names no NIC.
+    pub fn is_empty(&self) -> bool {
+        self.pairs.is_empty()
+    }
+
     /// The NICs of this end that go with a hub's.
     pub(super) fn with_hub_nic<'a>(&'a self, hub: &'a str) -> impl Iterator<Item = &'a str> + Clone {
         self.pairs.iter().filter(move |(_, of_hub)| of_hub == hub).map(|(own, _)| own.as_str())
+    }
+}
+
+impl fmt::Display for RailMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pairs: Vec<String> = self.pairs.iter().map(|(own, hub)| format!("{own}={hub}")).collect();
+        f.write_str(&pairs.join(","))
     }
 }
 
@@ -56,6 +69,7 @@ mod tests {
         let map: RailMap = "mlx5_0=mlx5_2, mlx5_1=mlx5_3,mlx5_4=mlx5_2".parse().unwrap();
         assert_eq!(map.with_hub_nic("mlx5_2").collect::<Vec<_>>(), ["mlx5_0", "mlx5_4"]);
         assert_eq!(map.with_hub_nic("mlx5_0").count(), 0);
+        assert_eq!(map.to_string(), "mlx5_0=mlx5_2,mlx5_1=mlx5_3,mlx5_4=mlx5_2");
         assert_eq!("".parse(), Ok(RailMap::default()));
     }
 

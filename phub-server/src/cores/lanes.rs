@@ -57,6 +57,9 @@ fn with_rdma(host: &Host, settings: &HubSettings) -> Result<Lanes, HubError> {
     let OnNics { mut lanes, plan } = on_nics(host, settings, &list, &devices)?;
     let nics: Vec<NicOptions> = lanes.iter().filter_map(|lane| lane.nic.clone()).collect();
     let rails = settings.rails.clone().unwrap_or_default();
+    if !rails.is_empty() {
+        tracing::info!(%rails, "NICs are paired by a map where this hub joins others");
+    }
     let (group, ports) = verbs::group(&nics, GroupOptions { rails, first_vector: 0 })?;
     for (port, lane) in lanes.iter_mut().enumerate() {
         for nic in group.nics(port) {

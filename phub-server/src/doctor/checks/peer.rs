@@ -257,7 +257,9 @@ fn pairs(
                 port.wait(Until::Any, Duration::from_millis(100));
             }
         }
-        let of = rates.entry(way.clone()).or_default();
+        // The path names the port of the hub first, of which a NIC may have several.
+        let pair = way.split_once(", ").map_or(way.as_str(), |(_, pair)| pair);
+        let of = rates.entry(pair.to_owned()).or_default();
         *of = (of.0 + 1, of.1 + bytes, of.2 + begun.elapsed());
     }
     hub.leave(round.next()).map_err(|error| in_words(&error))?;

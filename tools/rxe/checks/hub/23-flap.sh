@@ -38,5 +38,5 @@ grep -q "^event 10" "$LIKE_LOG"
 grep -q "^event 9" "$LIKE_LOG"
 rounds_flow 127.0.0.1 7077
 printf '\010' >$LIKE_EVENTS # 8, DEVICE_FATAL
-within 20 grep -E "rxe0 says .*fatal" /tmp/hub
+within 20 grep -F "rxe0 says IBV_EVENT_DEVICE_FATAL" /tmp/hub
 end_hub
