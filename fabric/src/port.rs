@@ -62,6 +62,12 @@ pub trait Port: Send {
     /// caller polls or waits until the peer has answered.
     fn flush(&mut self);
 
+    /// Hands over what `post` held back, unless it costs less to do so in the [`flush`](Port::flush) that follows soon. A
+    /// hand-over to a NIC costs as much for one post as for many.
+    fn flush_early(&mut self) {
+        self.flush();
+    }
+
     /// Writes what arrived to the front of `into`, fairly over the links; returns how many.
     fn poll(&mut self, into: &mut [Arrival]) -> usize;
 

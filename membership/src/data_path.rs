@@ -4,18 +4,20 @@
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use fabric::any::{self, Address, Transport};
 use fabric::tcp::Frames;
-use fabric::verbs::{self, Device, Fitness, NicList, NicOptions};
+use fabric::verbs::{self, Device, Fitness, GroupOptions, NicList, NicOptions, RailMap};
 use fabric::{FrameRule, Joined, PlannedLink, PortId, Receive, RecvWindow, SendWindow};
 use pbox_core::control::TransportAddress;
 use pbox_core::{Expected, Placement, Schedule, Wire};
 
 use crate::error::MemberError;
 use crate::join::LetIn;
+use crate::nearest;
 
 /// By which transport a member reaches a hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,19 +59,29 @@ pub struct DataPath {
     pub cores: Vec<Range<usize>>,
 }
 
+/// What a member says of its RDMA NICs.
+#[derive(Clone, Debug, Default)]
+pub struct NicSettings {
+    /// Which to use. Default: what `NCCL_IB_HCA` says, else every NIC that has a link.
+    pub list: Option<NicList>,
+    /// Which go with which of a hub's. Default: what `PHUB_RAILS` says, else by subnet, name and place.
+    pub rails: Option<RailMap>,
+}
+
 impl Ports {
-    /// The only port of a member, such as a worker, with RDMA if some hub is to be reached by it. `nics` are its RDMA NICs.
-    /// Default: what `NCCL_IB_HCA` says, else every NIC that has a link. Over TCP it asks for `frames`.
+    /// The only port of a member, such as the worker of this rank, with RDMA on these NICs if some hub is to be reached by
+    /// it. Over TCP it asks for `frames`.
     ///
     /// # Errors
     /// When memory, descriptors or threads run out.
     pub fn one(
         hubs: &[LetIn],
         transport: Option<Transport>,
-        nics: Option<&NicList>,
+        nics: &NicSettings,
+        rank: u32,
         frames: Frames,
     ) -> Result<(Self, any::Port), MemberError> {
-        let made = make_rdma(hubs, transport, nics);
+        let made = make_rdma(hubs, transport, nics, rank);
         let rdma = made.as_ref().map(|_| ()).map_err(String::clone);
         let (group, mut ports) = any::group(1, made.ok())?;
         let group = group.with_frames(frames);
@@ -120,7 +132,8 @@ pub fn open(
 fn make_rdma(
     hubs: &[LetIn],
     transport: Option<Transport>,
-    nics: Option<&NicList>,
+    nics: &NicSettings,
+    rank: u32,
 ) -> Result<any::Rdma, String> {
     let near = |offer: &TransportAddress| match offer {
         TransportAddress::Shm { machine, address } => is_near(machine, address).is_ok(),
@@ -135,7 +148,14 @@ fn make_rdma(
     if !hubs.iter().any(|hub| wanted(hub) && offered(hub)) {
         return Err("no hub is to be reached by it".into());
     }
-    let (group, port) = verbs::worker_group(&usable_nics(nics)?).map_err(|error| error.to_string())?;
+    let local_rank = nearest::local_rank(rank, |name| std::env::var(name).ok());
+    let rails = nics.rails.clone().map_or_else(RailMap::of_environment, Ok).map_err(|e| e.to_string())?;
+    if !rails.is_empty() {
+        tracing::info!(%rails, "NICs of this machine and of the hub's are paired by a map");
+    }
+    let options = GroupOptions { rails, first_vector: local_rank };
+    let nics = usable_nics(nics.list.as_ref(), local_rank)?;
+    let (group, port) = verbs::worker_group(&nics, options).map_err(|error| error.to_string())?;
     Ok((group, vec![port]))
 }
 
@@ -154,16 +174,25 @@ fn is_near(machine: &str, address: &str) -> Result<(), String> {
     }
 }
 
-/// The RDMA NICs of this machine that may be used: the named NICs, or all that can be used.
-fn usable_nics(named: Option<&NicList>) -> Result<Vec<NicOptions>, String> {
+/// The RDMA NICs of this machine that may be used: the named NICs, or all that can be used. The nearest come first.
+fn usable_nics(named: Option<&NicList>, local_rank: u32) -> Result<Vec<NicOptions>, String> {
     let list = named.cloned().map_or_else(NicList::of_nccl, Ok).map_err(|e| e.to_string())?;
     let devices = verbs::devices().map_err(|error| error.to_string())?;
     let fitness = Fitness::of(&devices, &list);
     fitness.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-    let is_up = |device: &Device| device.ports.iter().any(|port| port.active);
-    let usable = |device: &Device| list.names_devices() || (fitness.allows(&device.name) && is_up(device));
-    let usable = devices.iter().filter(|device| usable(device));
-    let nics: Vec<NicOptions> = usable.filter_map(|device| list.choose(&device.name)).collect();
+    let is_up = |device: &Device, nic: &NicOptions| device.port(nic.port).is_some_and(|port| port.active);
+    let usable = |device: &Device, nic: &NicOptions| {
+        list.names_devices() || (fitness.allows(nic) && is_up(device, nic))
+    };
+    let nics_of = |device| list.nics(device).into_iter().map(move |nic| (device, nic));
+    let nics: Vec<(&Device, NicOptions)> =
+        devices.iter().flat_map(nics_of).filter(|(device, nic)| usable(device, nic)).collect();
+    let here = nearest::own_node(Path::new("/"));
+    let is_near = |(device, _): &(&Device, NicOptions)| {
+        here.is_some() && nearest::node_of(Path::new("/"), device) == here
+    };
+    let nics: Vec<NicOptions> =
+        nearest::order(nics, is_near, local_rank).into_iter().map(|(_, nic)| nic).collect();
     if nics.is_empty() {
         let names: Vec<&str> = devices.iter().map(|device| &*device.name).collect();
         return Err(format!("none of this machine's RDMA devices can be used, of {names:?}"));

@@ -19,11 +19,12 @@ mod error;
 mod heartbeat;
 mod hub;
 mod join;
+mod nearest;
 mod speed;
 mod state;
 
 pub use authority::Credential;
-pub use data_path::{DataPath, Ports, Way, open};
+pub use data_path::{DataPath, NicSettings, Ports, Way, open};
 pub use error::MemberError;
 pub use hub::{Hub, Missing, reached, takes_part};
 pub use join::{LetIn, describe, hub_addresses, join_all, meet, placements, wait_for};

@@ -129,6 +129,28 @@ fn a_hub_that_runs_is_asked_how_it_is() {
 }
 
 #[test]
+fn the_way_to_a_hub_is_measured() {
+    let _watchdog = Watchdog::start();
+    let serve = ["serve", "--listen", "127.0.0.1:0", "--transports", "shm,tcp", "--cores", "1"];
+    let hub = Serve::start(phub_server(&serve).env("RUST_LOG", "warn"));
+    let here = ["--listen", "127.0.0.1:0", "--transports", "shm"];
+    let (status, text) = doctor(&[&here[..], &["--peer", &hub.address]].concat());
+    assert_eq!(status, Some(0), "{text}");
+    for (name, words) in [
+        ("way to", ["pass", "with 1 cores"]),
+        ("path MTU to", ["pass", "bytes: a packet of that size came there"]),
+        ("TCP from", ["pass", "Gb/s by one connection"]),
+        ("RDMA to", ["note", "the hub there offers none"]),
+    ] {
+        says(check(&text, &format!("{name} {}", hub.address)), &words);
+    }
+    drop(hub);
+    let (status, text) = doctor(&[&here[..], &["--peer", "127.0.0.1:1"]].concat());
+    assert_eq!(status, Some(1), "{text}");
+    says(check(&text, "way to 127.0.0.1:1"), &["FAIL", "start phub-server serve there"]);
+}
+
+#[test]
 fn scripts_read_one_object() {
     let _watchdog = Watchdog::start();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::any::{self, Address, Transport};
-use fabric::verbs::{self, NicOptions};
+use fabric::verbs::{self, GroupOptions, NicOptions};
 use fabric::{
     Arrival, LinkId, PlannedLink, Port as _, Posted, Receive, RecvWindow, SendWindow, Span, Spans, Until,
 };
@@ -135,7 +135,7 @@ impl ByHand {
 /// A group and a port of RDMA on all NICs.
 fn all_nics() -> any::Rdma {
     let nics: Vec<_> = verbs::devices().unwrap().iter().map(|nic| NicOptions::new(&nic.name)).collect();
-    let (group, port) = verbs::worker_group(&nics).unwrap();
+    let (group, port) = verbs::worker_group(&nics, GroupOptions::default()).unwrap();
     (group, vec![port])
 }
 

@@ -12,6 +12,7 @@
 //! | `LIKE_REG_MR_MS` | each `ibv_reg_mr` takes so many milliseconds longer |
 //! | `LIKE_CLOSED` | the device of this name does not open: EACCES |
 //! | `LIKE_GRH` | ports say that a GRH is required |
+//! | `LIKE_EVENTS` | a named pipe: each byte that is written into it is an event of port 1, by its number in ibv_event_type; there are no others |
 //! | `LIKE_LOG` | a file that gets a line for each queue pair made, and each change of one |
 
 #![allow(non_camel_case_types, non_snake_case, dead_code, clippy::missing_safety_doc)]
@@ -21,8 +22,10 @@ mod ffi;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::fmt::Write as _;
-use std::io::Write as _;
-use std::sync::OnceLock;
+use std::io::{Read as _, Write as _};
+use std::mem::ManuallyDrop;
+use std::os::fd::{FromRawFd as _, IntoRawFd as _};
+use std::sync::{Mutex, OnceLock};
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -115,11 +118,11 @@ functions! {
     ibv_free_device_list(list: *mut *mut ibv_device);
     ibv_get_device_name(device: *mut ibv_device) -> *const c_char;
     ibv_open_device(device: *mut ibv_device) -> *mut ibv_context, open_device;
-    ibv_close_device(context: *mut ibv_context) -> c_int;
+    ibv_close_device(context: *mut ibv_context) -> c_int, close_device;
     ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int, query_device;
     ibv_query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int, query_port;
-    ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int;
-    ibv_ack_async_event(event: *mut ibv_async_event);
+    ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int, get_async_event;
+    ibv_ack_async_event(event: *mut ibv_async_event), ack_async_event;
     ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
     ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int;
     ibv_reg_mr(pd: *mut ibv_pd, start: *mut c_void, bytes: usize, access: c_int) -> *mut ibv_mr, reg_mr;
@@ -142,7 +145,69 @@ fn open_device(go_on: impl Fn() -> *mut ibv_context, (device,): (*mut ibv_device
     if std::env::var("LIKE_CLOSED").is_ok_and(|closed| closed.as_bytes() == name.to_bytes()) {
         return fail(EACCES);
     }
+    let context = go_on();
+    if let (false, Some(pipe)) = (context.is_null(), std::env::var_os("LIKE_EVENTS")) {
+        // Both directions, so that it has no end.
+        let pipe = std::fs::OpenOptions::new().read(true).write(true).open(pipe);
+        let pipe = pipe.expect("LIKE_EVENTS is a named pipe").into_raw_fd();
+        // SAFETY: a context that nobody else has yet.
+        let real = unsafe { std::mem::replace(&mut (*context).async_fd, pipe) };
+        EVENTS.lock().unwrap().push((context as usize, real, pipe));
+    }
+    context
+}
+
+/// Contexts whose events come from a pipe: the descriptors of the real events, and of the pipe.
+static EVENTS: Mutex<Vec<(usize, c_int, c_int)>> = Mutex::new(Vec::new());
+
+fn events_of(context: *mut ibv_context) -> Option<(c_int, c_int)> {
+    let events = EVENTS.lock().unwrap();
+    events.iter().find(|(of, ..)| *of == context as usize).map(|&(_, real, pipe)| (real, pipe))
+}
+
+/// Queues are made with the descriptor of the real events.
+fn with_real_events<T>(context: *mut ibv_context, make: impl Fn() -> T) -> T {
+    let Some((real, pipe)) = events_of(context) else { return make() };
+    // SAFETY: the caller's open context, whose events others read by `get_async_event`.
+    unsafe { (*context).async_fd = real };
+    let made = make();
+    // SAFETY: as above.
+    unsafe { (*context).async_fd = pipe };
+    made
+}
+
+fn close_device(go_on: impl Fn() -> c_int, (context,): (*mut ibv_context,)) -> c_int {
+    if let Some((real, _)) = events_of(context) {
+        EVENTS.lock().unwrap().retain(|(of, ..)| *of != context as usize);
+        // SAFETY: the caller's open context.
+        unsafe { (*context).async_fd = real };
+    }
     go_on()
+}
+
+/// Of several who wait for the events of a pipe, one has each.
+fn get_async_event(
+    go_on: impl Fn() -> c_int,
+    (context, event): (*mut ibv_context, *mut ibv_async_event),
+) -> c_int {
+    let Some((_, pipe)) = events_of(context) else { return go_on() };
+    let mut kind = [0];
+    // SAFETY: the pipe is never closed.
+    let mut pipe = ManuallyDrop::new(unsafe { std::fs::File::from_raw_fd(pipe) });
+    if pipe.read_exact(&mut kind).is_err() {
+        return -1;
+    }
+    log(format!("event {}", kind[0]));
+    let element = ibv_event_element { port_num: 1 };
+    // SAFETY: the caller's structure.
+    unsafe { *event = ibv_async_event { element, event_type: kind[0].into() } };
+    0
+}
+
+fn ack_async_event(go_on: impl Fn(), _: (*mut ibv_async_event,)) {
+    if EVENTS.lock().unwrap().is_empty() {
+        go_on();
+    }
 }
 
 fn query_device(go_on: impl Fn() -> c_int, (_, attr): (*mut ibv_context, *mut ibv_device_attr)) -> c_int {
@@ -185,9 +250,11 @@ fn dereg_mr(go_on: impl Fn() -> c_int, _: (*mut ibv_mr,)) -> c_int {
 
 fn create_cq(
     go_on: impl Fn() -> *mut ibv_cq,
-    (_, entries, ..): (*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int),
+    (context, entries, _, _, vector): (*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int),
 ) -> *mut ibv_cq {
-    if exceeds(entries, &["LIKE_MAX_CQE"]) { fail(EINVAL) } else { go_on() }
+    // SAFETY: the caller's open context.
+    log(format!("queue vector={vector} of {}", unsafe { (*context).num_comp_vectors }));
+    if exceeds(entries, &["LIKE_MAX_CQE"]) { fail(EINVAL) } else { with_real_events(context, go_on) }
 }
 
 fn resize_cq(go_on: impl Fn() -> c_int, (_, entries): (*mut ibv_cq, c_int)) -> c_int {
@@ -199,7 +266,7 @@ fn resize_cq(go_on: impl Fn() -> c_int, (_, entries): (*mut ibv_cq, c_int)) -> c
 
 fn create_qp(
     go_on: impl Fn() -> *mut ibv_qp,
-    (_, init): (*mut ibv_pd, *mut ibv_qp_init_attr),
+    (pd, init): (*mut ibv_pd, *mut ibv_qp_init_attr),
 ) -> *mut ibv_qp {
     // SAFETY: the caller's structure.
     let ibv_qp_cap { max_send_wr, max_recv_wr, .. } = unsafe { &(*init).cap };
@@ -209,7 +276,9 @@ fn create_qp(
         "make max_send_wr={max_send_wr} max_recv_wr={max_recv_wr}{}",
         if too_many { " refused" } else { "" }
     ));
-    if too_many { fail(EINVAL) } else { go_on() }
+    // SAFETY: the caller's domain, which begins with its context.
+    let context = unsafe { *pd.cast::<*mut ibv_context>() };
+    if too_many { fail(EINVAL) } else { with_real_events(context, go_on) }
 }
 
 fn modify_qp(go_on: impl Fn() -> c_int, (qp, attr, mask): (*mut ibv_qp, *mut ibv_qp_attr, c_int)) -> c_int {

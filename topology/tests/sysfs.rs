@@ -154,6 +154,21 @@ fn nics_are_found_where_their_hardware_is() {
 }
 
 #[test]
+fn a_device_is_as_fast_as_its_active_ports_together() {
+    let tree = Tree::two_nodes();
+    let card = tree.pci("0000:81:00.0", "0\n");
+    tree.net("ens1", Some(&card), "56000\n");
+    tree.rdma("mlx4_0", Some(&card), "56 Gb/sec (4X FDR)\n", "ens1");
+    let second = |text: &str| {
+        let home = format!("{}/infiniband/mlx4_0/ports/2", card.display());
+        tree.write(&format!("{home}/rate"), "40 Gb/sec (4X QDR)\n");
+        tree.write(&format!("{home}/state"), text);
+        tree.host().unwrap().nics[0].bits_per_s().unwrap() / 1_000_000_000
+    };
+    assert_eq!([second("1: DOWN\n"), second("4: ACTIVE\n")], [56, 96]);
+}
+
+#[test]
 fn soft_roce_on_a_virtual_device_is_a_nic_of_unknown_node() {
     let tree = Tree::two_nodes();
     tree.net("veth0", None, "10000\n");

@@ -34,7 +34,7 @@ mod session;
 
 pub use background::{Background, BackgroundError, KeyMemory, Memory};
 pub use exchange::{Exchange, ExchangeError, Traffic, WeightsMode, Windows};
-pub use membership::{Credential, MemberError, Way};
+pub use membership::{Credential, MemberError, NicSettings, Way};
 pub use pull::{Batches, Counts, DRIFT, DRIFT_ROUNDS, PROFILE_ROUNDS, Pull, PullError, PullPlan, batch};
 pub use session::{
     InvalidSetting, LAPS, Returns, Session, SessionConfig, SessionError, State, TRIALS, Times, Trial,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use compute::ComputeArgs;
 use fabric::IdlePolicy;
 use fabric::any::Transport;
-use fabric::verbs::NicList;
+use fabric::verbs::{NicList, RailMap};
 use pbox_core::Credit;
 use pbox_core::control::Mesh;
 use pbox_core::{
@@ -19,7 +19,7 @@ use pbox_core::{
 use phub_server::model_source::ModelSource;
 use phub_server::{CoreSelection, HubSettings, IdleChoice};
 use pull::PullArgs;
-use worker_shim::{SessionConfig, WeightsMode};
+use worker_shim::{NicSettings, SessionConfig, WeightsMode};
 
 use super::trace::part;
 use crate::child::ChildRole;
@@ -132,6 +132,10 @@ pub struct Args {
     /// with a link.
     #[arg(long, env = "PHUB_NICS", value_name = "LIST", help_heading = MACHINE)]
     pub nics: Option<NicList>,
+
+    /// Which NIC of a worker goes with which of a hub's: mlx5_0=mlx5_2,mlx5_1=mlx5_3. Default: by subnet, name and place.
+    #[arg(long, env = "PHUB_RAILS", value_name = "OWN=HUB", help_heading = MACHINE)]
+    pub rails: Option<RailMap>,
 
     /// How the hub's cores wait.
     #[arg(long, default_value = "auto", value_enum, help_heading = MACHINE)]
@@ -325,7 +329,7 @@ impl Args {
         config.pull = self.pull.pull(plan);
         config.mesh = self.mesh.clone();
         config.transport = self.transport;
-        config.nics = self.nics.clone();
+        config.nics = NicSettings { list: self.nics.clone(), rails: self.rails.clone() };
         config.join_limit = Duration::from_secs(self.join_limit_s);
         config.hub_wait = Duration::ZERO; // a rate with a pause in it is none
         config.trace = self.trace_part();

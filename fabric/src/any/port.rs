@@ -121,6 +121,13 @@ impl crate::Port for Port {
         }
     }
 
+    #[inline]
+    fn flush_early(&mut self) {
+        self.shm.flush_early();
+        self.tcp.flush_early();
+        // Not the NICs: see there.
+    }
+
     fn poll(&mut self, into: &mut [Arrival]) -> usize {
         self.first = (self.first + 1) % TRANSPORTS;
         let mut filled = 0;

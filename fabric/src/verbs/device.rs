@@ -131,6 +131,32 @@ fn gbps(attr: &ibv_port_attr) -> Option<f64> {
 }
 
 #[cfg(test)]
+impl Device {
+    /// With RoCE ports, active or not, each with an address of its own.
+    pub(super) fn made_up(name: &str, active: &[bool]) -> Self {
+        let port = |(number, &active): (u8, &bool)| {
+            let gid = std::net::Ipv4Addr::new(10, 0, number, 1).to_ipv6_mapped().octets();
+            let netdev = Some(format!("net-{name}-{number}"));
+            let gids =
+                vec![GidEntry { index: 0, gid: super::Gid(gid), roce_v2: true, netdev: netdev.clone() }];
+            DevicePort {
+                number,
+                active,
+                state: if active { "ACTIVE" } else { "DOWN" },
+                link_layer: LinkLayer::Ethernet,
+                mtu: Mtu::from_code(5),
+                gbps: None,
+                lid: 0,
+                netdev,
+                gid: gid::choose(name, number, LinkLayer::Ethernet, &gids, None),
+                gids,
+            }
+        };
+        Device { name: name.into(), ports: (1..).zip(active).map(port).collect(), fault: None }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

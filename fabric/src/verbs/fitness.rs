@@ -1,16 +1,17 @@
-//! Which devices can carry RDMA, of those that a list leaves. Hub and worker ask the same, so that one NIC that is not fit
-//! takes RDMA from nobody. Pure.
+//! Which NICs can carry RDMA, of those that a list leaves. Hub and worker ask the same, so that one NIC that is not fit takes
+//! RDMA from nobody. Pure.
 
 use super::address::LinkLayer;
 use super::device::Device;
+use super::nic::NicOptions;
 use super::nic_list::NicList;
 
 /// What was found of a machine's devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fitness {
-    /// Devices that are left out although a port may be active.
-    pub unfit: Vec<String>,
-    /// A line for each of them, and for others that had better be mended: the device, and why.
+    /// NICs that are left out although the port may be active.
+    pub unfit: Vec<NicOptions>,
+    /// A line for each of them, and for others that had better be mended: the NIC, and why.
     pub warnings: Vec<String>,
 }
 
@@ -23,48 +24,47 @@ impl Fitness {
             return found;
         }
         let (mut local, mut has_others) = (Vec::new(), false);
-        for device in devices {
-            let Some(options) = list.choose(&device.name) else { continue };
+        let each = |device| list.nics(device).into_iter().map(move |nic| (device, nic));
+        for (device, nic) in devices.iter().flat_map(each) {
             if let Some(fault) = &device.fault {
-                found.leave_out(device, &fault.to_string());
+                found.leave_out(nic, &fault.to_string());
                 continue;
             }
-            let Some(port) = device.port(options.port).filter(|port| port.active) else { continue };
-            match device.gid(port, options.gid_index) {
-                Err(error) => found.leave_out(device, &error.to_string()),
+            let Some(port) = device.port(nic.port).filter(|port| port.active) else { continue };
+            match device.gid(port, nic.gid_index) {
+                Err(error) => found.leave_out(nic, &error.to_string()),
                 Ok(chosen) => {
                     let ethernet = port.link_layer == LinkLayer::Ethernet;
-                    if ethernet && chosen.entry.gid.is_link_local() && options.gid_index.is_none() {
-                        local.push(device);
+                    if ethernet && chosen.entry.gid.is_link_local() && nic.gid_index.is_none() {
+                        local.push(nic);
                     } else {
                         has_others = true;
                     }
                 }
             }
         }
-        for device in local {
+        for nic in local {
             let why = "its only RoCE v2 address is link-local, which no router passes on and which may be of another wire: give \
                        its network interface an IP address";
             if has_others {
-                found.leave_out(device, why);
+                found.leave_out(nic, why);
             } else {
-                found.warnings.push(format!(
-                    "{} is used for RDMA, for want of a better one, although {why}",
-                    device.name
-                ));
+                found
+                    .warnings
+                    .push(format!("{nic} is used for RDMA, for want of a better one, although {why}"));
             }
         }
         found
     }
 
-    /// Whether a device is not left out.
-    pub fn allows(&self, device: &str) -> bool {
-        !self.unfit.iter().any(|unfit| unfit == device)
+    /// Whether a NIC is not left out.
+    pub fn allows(&self, nic: &NicOptions) -> bool {
+        !self.unfit.contains(nic)
     }
 
-    fn leave_out(&mut self, device: &Device, why: &str) {
-        self.unfit.push(device.name.clone());
-        self.warnings.push(format!("RDMA goes without {}: {why}", device.name));
+    fn leave_out(&mut self, nic: NicOptions, why: &str) {
+        self.warnings.push(format!("RDMA goes without {nic}: {why}"));
+        self.unfit.push(nic);
     }
 }
 
@@ -113,7 +113,7 @@ mod tests {
             device("lonely", &["fe80::1:2"]),
         ];
         let found = Fitness::of(&devices, &NicList::default());
-        assert_eq!(found.unfit, ["shut", "bare", "lonely"]);
+        assert_eq!(found.unfit, ["shut", "bare", "lonely"].map(NicOptions::new));
         for (line, words) in found.warnings.iter().zip([
             "shut: cannot open",
             "bare: bare port 1: there is no GID",
@@ -121,7 +121,7 @@ mod tests {
         ]) {
             assert!(line.contains(words), "{line:?} lacks {words:?}");
         }
-        assert!(found.allows("good") && !found.allows("bare"));
+        assert!(found.allows(&NicOptions::new("good")) && !found.allows(&NicOptions::new("bare")));
         let named = "good,shut".parse().unwrap();
         assert_eq!(
             Fitness::of(&devices, &named),
@@ -131,10 +131,18 @@ mod tests {
     }
 
     #[test]
+    fn a_port_that_is_not_fit_costs_its_device_no_other_port() {
+        let mut device = Device::made_up("mlx4_0", &[true, true]);
+        device.ports[0].gids.clear();
+        let found = Fitness::of(&[device], &NicList::default());
+        assert_eq!(found.unfit.iter().map(NicOptions::to_string).collect::<Vec<_>>(), ["mlx4_0:1"]);
+    }
+
+    #[test]
     fn a_link_local_address_is_used_where_there_is_nothing_else() {
         let devices = [device("lonely", &["fe80::1:2"]), closed("shut")];
         let found = Fitness::of(&devices, &NicList::default());
-        assert_eq!(found.unfit, ["shut"]);
+        assert_eq!(found.unfit, [NicOptions::new("shut")]);
         assert!(found.warnings[1].contains("lonely is used for RDMA"), "{:?}", found.warnings);
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::error::VerbsError;
+use super::group::GroupOptions;
 use super::handshake::connect::{ConnectError, Listener, connect};
 use super::nic::NicOptions;
 use super::port::{Endpoint, Port, group, worker_group};
@@ -88,8 +89,8 @@ pub fn loopback(nic: &NicOptions, bytes: usize) -> Result<Loopback, LoopbackErro
         .map(|index| Span { offset: index * CHUNK, bytes: CHUNK.min((bytes - index * CHUNK) / 4 * 4) })
         .collect();
     let links = PlannedLink::of_one_port(&[spans.len().clamp(1, 64) as u32]);
-    let (hub_group, mut hub_ports) = group(std::slice::from_ref(nic))?;
-    let (worker_group, worker_port) = worker_group(std::slice::from_ref(nic))?;
+    let (hub_group, mut hub_ports) = group(std::slice::from_ref(nic), GroupOptions::default())?;
+    let (worker_group, worker_port) = worker_group(std::slice::from_ref(nic), GroupOptions::default())?;
     let reason = hub_group.nics(0).map(|nic| format!("{}: {}", nic.address().device, nic.reason())).collect();
     let (hub_window, hub_spans) = window(bytes, &spans)?;
     let (worker_window, worker_spans) = window(bytes, &spans)?;

@@ -16,6 +16,7 @@
 //! connection close together.
 
 mod address;
+mod counters;
 mod device;
 mod error;
 mod events;
@@ -30,17 +31,19 @@ mod nic;
 mod nic_list;
 mod path_settings;
 mod port;
+mod rail_map;
 mod subnet;
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod tests;
 
 pub use address::{Address, Gid, LinkLayer, Mtu};
+pub use counters::counters;
 pub use device::{Device, DevicePort, devices};
 pub use error::VerbsError;
 pub use fitness::Fitness;
 pub use gid::{Chosen, GidEntry, GidError, table};
-pub use group::Group;
+pub use group::{Group, GroupOptions};
 pub use handles::error::{CreateError, DeviceError, ModifyError};
 pub use handles::library::LibraryError;
 pub use handles::region::RegisterError;
@@ -53,3 +56,4 @@ pub use nic::{Nic, NicOptions};
 pub use nic_list::{NicList, ParseNicListError};
 pub use path_settings::SettingError;
 pub use port::{Endpoint, Port, group, worker_group};
+pub use rail_map::{ParseRailMapError, RailMap};

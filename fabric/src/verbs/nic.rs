@@ -2,6 +2,7 @@
 //!
 //! Made before any port of a group; then only read.
 
+use std::fmt;
 use std::sync::Arc;
 
 use super::address::Address;
@@ -19,7 +20,7 @@ use super::subnet;
 pub struct NicOptions {
     /// The device's name, e.g. `mlx5_0`.
     pub device: String,
-    /// Its port; none for the first that is active.
+    /// Its port; none for the first that is active. A device with several active ports is several NICs.
     pub port: Option<u8>,
     /// The index of its GID; none for the best by rule.
     pub gid_index: Option<u8>,
@@ -29,6 +30,15 @@ impl NicOptions {
     /// The device; port and GID are chosen by rule.
     pub fn new(device: impl Into<String>) -> Self {
         NicOptions { device: device.into(), port: None, gid_index: None }
+    }
+}
+
+/// As a list of NICs has it: `mlx5_0:1@3`.
+impl fmt::Display for NicOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.device)?;
+        self.port.map_or(Ok(()), |port| write!(f, ":{port}"))?;
+        self.gid_index.map_or(Ok(()), |index| write!(f, "@{index}"))
     }
 }
 

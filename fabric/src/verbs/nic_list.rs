@@ -8,6 +8,7 @@
 
 use std::str::FromStr;
 
+use super::device::Device;
 use super::nic::NicOptions;
 
 /// A choice of NICs by name.
@@ -45,20 +46,39 @@ impl NicList {
         Ok(list)
     }
 
-    /// How this device is to be used; `None` if it is not.
+    /// How the device of this name is to be used; `None` if it is not.
     pub fn choose(&self, device: &str) -> Option<NicOptions> {
+        self.entries_of(device).into_iter().next()
+    }
+
+    /// The NICs of this device that are to be used. Where the list names no port, each active port is a NIC; a device without
+    /// one is a NIC all the same, so that somebody can say what is wrong with it.
+    pub fn nics(&self, device: &Device) -> Vec<NicOptions> {
+        let active: Vec<u8> =
+            device.ports.iter().filter(|port| port.active).map(|port| port.number).collect();
+        let each_port = |options: NicOptions| match (options.port, active.len()) {
+            (None, 2..) => {
+                active.iter().map(|&port| NicOptions { port: Some(port), ..options.clone() }).collect()
+            }
+            _ => vec![options],
+        };
+        self.entries_of(&device.name).into_iter().flat_map(each_port).collect()
+    }
+
+    /// What the list says of a device: several times where it names several ports.
+    fn entries_of(&self, device: &str) -> Vec<NicOptions> {
         let is = |entry: &&NicOptions| {
             if self.exact { entry.device == device } else { device.starts_with(&entry.device) }
         };
-        let found = self.entries.iter().find(is);
-        let mut options = match found {
-            Some(entry) if !self.except => entry.clone(),
-            None if self.except || self.entries.is_empty() => NicOptions::new(device),
-            _ => return None,
-        };
-        options.device = device.to_owned();
-        options.gid_index = options.gid_index.or(self.gid_index);
-        Some(options)
+        let mut found: Vec<NicOptions> = self.entries.iter().filter(is).cloned().collect();
+        if self.except || self.entries.is_empty() {
+            found = if found.is_empty() { vec![NicOptions::new(device)] } else { Vec::new() };
+        }
+        for options in &mut found {
+            options.device = device.to_owned();
+            options.gid_index = options.gid_index.or(self.gid_index);
+        }
+        found
     }
 
     /// Whether it names the devices to be used, rather than those not to be.
@@ -129,6 +149,22 @@ mod tests {
         assert_eq!(list.choose("mlx5_0"), Some(expected));
         assert_eq!(list.choose("mlx5_1"), Some(NicOptions::new("mlx5_1")));
         assert!(list.names_devices());
+    }
+
+    #[test]
+    fn each_active_port_is_a_nic_unless_one_is_named() {
+        let device = |active: &[bool]| Device::made_up("mlx4_0", active);
+        let nics = |list: &str, active: &[bool]| -> Vec<String> {
+            let list: NicList = list.parse().unwrap();
+            list.nics(&device(active)).iter().map(NicOptions::to_string).collect()
+        };
+        assert_eq!(nics("", &[true, true]), ["mlx4_0:1", "mlx4_0:2"]);
+        assert_eq!(nics("mlx4@3", &[true, false, true]), ["mlx4_0:1@3", "mlx4_0:3@3"]);
+        assert_eq!(nics("=mlx4_0:2", &[true, true]), ["mlx4_0:2"]);
+        assert_eq!(nics("mlx4_0:2@1,mlx4_0:1", &[true, true]), ["mlx4_0:2@1", "mlx4_0:1"]);
+        assert_eq!(nics("", &[false, true]), ["mlx4_0"]);
+        assert_eq!(nics("", &[false, false]), ["mlx4_0"]);
+        assert_eq!(nics("^mlx4_0", &[true, true]), [""; 0]);
     }
 
     #[test]

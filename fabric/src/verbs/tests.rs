@@ -57,13 +57,13 @@ fn meet(nic: &NicOptions, workers: usize, capacity: u32) -> (End, Vec<End>) {
 fn meet_by(nic: &NicOptions, workers: usize, plan: &[PlannedLink]) -> (End, Vec<End>) {
     let listener = Listener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
     let address = listener.address();
-    let (hub_group, mut ports) = group(std::slice::from_ref(nic)).unwrap();
+    let (hub_group, mut ports) = group(std::slice::from_ref(nic), GroupOptions::default()).unwrap();
     let (hub_window, hub_spans) = window();
     let (mut endpoints, mut last) = (Vec::new(), None);
     let workers = (0..workers).map(|_| {
         std::thread::scope(|scope| {
             let worker = scope.spawn(|| {
-                let (group, port) = worker_group(std::slice::from_ref(nic)).unwrap();
+                let (group, port) = worker_group(std::slice::from_ref(nic), GroupOptions::default()).unwrap();
                 let (window, spans) = window();
                 let joined =
                     connect(address, [0; 16], &group, &window, Receive::New(BYTES), plan, LONG).unwrap();

@@ -6,7 +6,7 @@ use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use fabric::conformance::{Joined, Role, Transport};
-use fabric::verbs::{Group, Listener, NicOptions, Port, connect, group, worker_group};
+use fabric::verbs::{Group, GroupOptions, Listener, NicOptions, Port, connect, group, worker_group};
 use fabric::{PlannedLink, Receive, SendWindow};
 
 /// Names devices, with commas between them.
@@ -61,10 +61,10 @@ impl Transport for Verbs {
         let nics = self.0.iter().map(NicOptions::new);
         match role {
             Role::Worker if count == 1 => {
-                let (group, port) = worker_group(&nics.collect::<Vec<_>>()).unwrap();
+                let (group, port) = worker_group(&nics.collect::<Vec<_>>(), GroupOptions::default()).unwrap();
                 (group, vec![port])
             }
-            _ => group(&nics.cycle().take(count).collect::<Vec<_>>()).unwrap(),
+            _ => group(&nics.cycle().take(count).collect::<Vec<_>>(), GroupOptions::default()).unwrap(),
         }
     }
 

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use super::bed::{self, TIMEOUT, Verbs};
 use fabric::conformance::{Bed, Far, HubAndWorkers, Meeting, Role, Shape, Watchdog};
-use fabric::verbs::{NicOptions, devices, group, loopback};
+use fabric::verbs::{GroupOptions, NicOptions, devices, group, loopback};
 use fabric::{CloseReason, Port, Posted, Until};
 
 const LIMITED: &str = "PHUB_TEST_LIMITED";
@@ -52,7 +52,7 @@ fn a_device_that_is_not_there_is_named_with_those_that_are() {
     if present.is_empty() {
         return;
     }
-    let error = group(&[NicOptions::new("mlx5_77")]).err().unwrap().to_string();
+    let error = group(&[NicOptions::new("mlx5_77")], GroupOptions::default()).err().unwrap().to_string();
     assert!(error.contains("mlx5_77"), "{error}");
     for device in &present {
         assert!(error.contains(device.as_str()), "{error}");
@@ -78,7 +78,7 @@ fn devices_are_listed_with_what_their_ports_are() {
 fn a_gid_that_is_not_there_is_refused_with_the_table() {
     let Some(device) = bed::devices().into_iter().next() else { return };
     let nic = NicOptions { gid_index: Some(254), ..NicOptions::new(&device) };
-    let error = group(&[nic]).err().unwrap().to_string();
+    let error = group(&[nic], GroupOptions::default()).err().unwrap().to_string();
     assert!(error.contains("254") && error.contains("RoCE v2") | error.contains("IB/RoCE"), "{error}");
 }
 

@@ -23,6 +23,7 @@ pub use rounds::{
 };
 pub use versions::{PROTOCOL, PROTOCOL_LOWEST, Versions};
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -382,6 +383,9 @@ pub struct HubReply {
     pub counts: CountsReply,
     /// Its cores, in the order of the plan.
     pub cores: Vec<CoreReply>,
+    /// The ports of NICs that its cores use, with RDMA.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nics: Vec<NicReply>,
     /// Its jobs.
     pub jobs: Vec<JobReply>,
 }
@@ -410,6 +414,17 @@ pub struct LostReply {
     pub late: u64,
     /// Another hub of the job lost them, or they could not be let in.
     pub other: u64,
+}
+
+/// A port of a NIC that the hub uses.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NicReply {
+    /// The RDMA device.
+    pub device: String,
+    /// Its port.
+    pub port: u8,
+    /// What it has counted since its driver was loaded, for everybody who uses it, by the kernel's names.
+    pub counters: BTreeMap<String, u64>,
 }
 
 /// One core of the hub.

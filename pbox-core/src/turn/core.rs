@@ -31,8 +31,9 @@ use crate::weights::{Discarded, Gauged};
 /// How many arrivals one turn looks at: enough to spread the cost of a poll, and few enough for the other duties.
 const ARRIVALS_PER_TURN: usize = 64;
 
-/// After the steps of so many bytes the answers leave, before the rest of the turn: a chunk of the default size. A worker's
-/// next layer need not wait for the turn, and small chunks share the fence of a flush, which costs as much as their sum.
+/// After the steps of so many bytes the answers leave, before the rest of the turn, unless the transport would rather send more
+/// at a time: a chunk of the default size. A worker's next layer need not wait for the turn, and small chunks share the fence
+/// of a flush, which costs as much as their sum.
 const FLUSH_BYTES: usize = DEFAULT_CHUNK_BYTES;
 
 /// The other end of a link.
@@ -442,7 +443,8 @@ impl<P: Port> Core<P> {
             self.has_duties |= has_task;
             self.unflushed += bytes;
             if self.unflushed >= FLUSH_BYTES {
-                self.flush();
+                self.port.flush_early();
+                self.unflushed = 0;
             }
         }
         let entry = self.shards[place].as_mut().expect("its answers were posted");

@@ -6,8 +6,8 @@
 use std::sync::atomic::AtomicU64;
 
 use pbox_core::control::{
-    CoreReply, HubReply, JobReply, JobState, LATENESS_BOUNDS_US, LatenessReply, LostReply, RankReply,
-    RoundsReply,
+    CoreReply, HubReply, JobReply, JobState, LATENESS_BOUNDS_US, LatenessReply, LostReply, NicReply,
+    RankReply, RoundsReply,
 };
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -21,6 +21,10 @@ use prometheus_client::registry::{Registry, Unit};
 /// The content type of a page.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
+/// The kernel's names of what crossed, in words of 4 bytes.
+const SENT: &str = "port_xmit_data";
+const RECEIVED: &str = "port_rcv_data";
+
 /// The names and values of a figure's labels.
 type Labels = Vec<(&'static str, String)>;
 
@@ -29,6 +33,7 @@ pub fn page(hub: &HubReply) -> String {
     let mut page = Page(Registry::with_prefix("phub"));
     page.of_the_hub(hub);
     page.of_cores(&hub.cores);
+    page.of_nics(&hub.nics);
     page.of_jobs(&hub.jobs);
     let mut text = String::new();
     encode(&mut text, &page.0).expect("a String takes all text");
@@ -161,6 +166,27 @@ impl Page {
             "Answers and sums that waited before they were posted: their link had no room or no credit",
             of(|core| core.held_back as f64),
         );
+    }
+
+    fn of_nics(&mut self, nics: &[NicReply]) {
+        let labels = |nic: &NicReply| vec![("nic", nic.device.clone()), ("port", nic.port.to_string())];
+        for (name, help, counter) in [
+            ("nic_sent", "Bytes that the port of a NIC sent, for whomever", SENT),
+            ("nic_received", "Bytes that it received", RECEIVED),
+        ] {
+            let words = nics.iter().filter_map(|nic| Some((labels(nic), *nic.counters.get(counter)?)));
+            let bytes = words.map(|(labels, words)| (labels, 4.0 * words as f64));
+            self.counter(name, Some(Unit::Bytes), help, bytes);
+        }
+        let events = nics.iter().flat_map(|nic| {
+            let events = nic.counters.iter().filter(|(name, _)| ![SENT, RECEIVED].contains(&name.as_str()));
+            events.map(move |(name, &count)| {
+                let mut labels = labels(nic);
+                labels.push(("event", name.clone()));
+                (labels, count as f64)
+            })
+        });
+        self.counter("nic_events", None, "What it counted, by the kernel's names", events);
     }
 
     fn of_jobs(&mut self, jobs: &[JobReply]) {
@@ -329,6 +355,9 @@ mod tests {
         let mut all = LatenessReply::default();
         all.add(250, 3);
         let rank = RankReply { rank: 1, last: 50, late_us: 900, median_us: 250, greatest_us: 1000, all };
+        let counters = [("port_xmit_data", 250), ("port_rcv_data", 1), ("out_of_sequence", 3)];
+        let counters = counters.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
+        let nic = NicReply { device: "mlx5_0".into(), port: 1, counters };
         let rounds = RoundsReply {
             round: Round(4),
             per_second: 1.0,
@@ -378,6 +407,7 @@ mod tests {
                 failed_jobs: 8,
             },
             cores: vec![core],
+            nics: vec![nic],
             jobs: vec![job, failed],
         };
         let page = page(&hub);
@@ -396,6 +426,8 @@ mod tests {
             "phub_joins_refused_total{} 6.0",
             "phub_workers_lost_total{cause=\"link\"} 7.0",
             "phub_job_gradients_not_finite_total{job=\"job\"} 3.0",
+            "phub_nic_sent_bytes_total{nic=\"mlx5_0\",port=\"1\"} 1000.0",
+            "phub_nic_events_total{nic=\"mlx5_0\",port=\"1\",event=\"out_of_sequence\"} 3.0",
             "phub_worker_silent_seconds{job=\"job\",rank=\"0\"} 1.5",
             "phub_worker_late_seconds{job=\"job\",rank=\"1\"} 31.0",
             "phub_worker_last_ratio{job=\"job\",rank=\"1\"} 0.25",

@@ -24,8 +24,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use http_body_util::{BodyExt, Full};
 use pbox_core::control::{
-    ErrorReply, HeartbeatRequest, JobState, LeaveRequest, ParseError, ReadyRequest, parse, parse_join,
-    parse_versioned,
+    ErrorReply, HeartbeatRequest, JobState, LeaveRequest, NicReply, ParseError, ReadyRequest, parse,
+    parse_join, parse_versioned,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -170,7 +170,14 @@ async fn hub(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answ
         job.rounds.iter_mut().for_each(|rounds| rounds.recent.clear());
         job.gradients.iter_mut().for_each(|gradients| gradients.recent.clear());
     }
+    hub.nics = nics(&desk).await;
     done(&hub)
+}
+
+/// What NICs have counted: not on the control thread, as a driver may take its time.
+async fn nics(desk: &Desk) -> Vec<NicReply> {
+    let registry = Arc::clone(&desk.registry);
+    tokio::task::spawn_blocking(move || registry.nics()).await.unwrap_or_default()
 }
 
 async fn events(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answer {
@@ -180,6 +187,7 @@ async fn events(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> A
 async fn figures(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Response {
     let mut hub = desk.registry.describe();
     hub.jobs.retain(|job| sees.job(&job.name));
+    hub.nics = nics(&desk).await;
     ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics::page(&hub)).into_response()
 }
 

@@ -5,12 +5,15 @@
 //!   lanes:  cpu 0, nic 0         cpu 1, nic 1    cpu 1, nic 2
 //! ```
 //!
-//! A core with several NICs in the plan becomes several lanes, so that every NIC carries its share. Lanes are chosen once,
+//! A core with several NICs in the plan becomes several lanes, so that every NIC carries its share. To the plan a NIC is a
+//! device; its cores share its ports. Lanes are chosen once,
 //! before any thread starts. Later this file says which of them a new job can use. It knows a transport only by its NICs.
 
+use std::collections::HashMap;
+
 use fabric::any::{self, Transport};
-use fabric::verbs::{self, Device, Fitness, NicList, NicOptions, VerbsError};
-use topology::{Host, NicChoice, Plan, Request};
+use fabric::verbs::{self, Device, Fitness, GroupOptions, NicList, NicOptions, VerbsError};
+use topology::{Host, NicChoice, NicId, Plan, Request};
 
 use crate::error::HubError;
 use crate::settings::{CoreSelection, HubSettings};
@@ -53,7 +56,11 @@ fn with_rdma(host: &Host, settings: &HubSettings) -> Result<Lanes, HubError> {
     let devices = verbs::devices()?;
     let OnNics { mut lanes, plan } = on_nics(host, settings, &list, &devices)?;
     let nics: Vec<NicOptions> = lanes.iter().filter_map(|lane| lane.nic.clone()).collect();
-    let (group, ports) = verbs::group(&nics)?;
+    let rails = settings.rails.clone().unwrap_or_default();
+    if !rails.is_empty() {
+        tracing::info!(%rails, "NICs are paired by a map where this hub joins others");
+    }
+    let (group, ports) = verbs::group(&nics, GroupOptions { rails, first_vector: 0 })?;
     for (port, lane) in lanes.iter_mut().enumerate() {
         for nic in group.nics(port) {
             lane.nic.iter_mut().for_each(|options| options.port = Some(nic.port()));
@@ -98,11 +105,14 @@ pub(crate) fn on_nics(
 ) -> Result<OnNics, HubError> {
     let fitness = Fitness::of(devices, list);
     fitness.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-    let is_there = |name: &str| devices.iter().any(|device| device.name == name);
-    let chosen = |name: &str| is_there(name) && fitness.allows(name) && list.choose(name).is_some();
+    let nics_of = |name: &str| -> Vec<NicOptions> {
+        let device = devices.iter().find(|device| device.name == name);
+        let nics = device.map(|device| list.nics(device)).unwrap_or_default();
+        nics.into_iter().filter(|nic| fitness.allows(nic)).collect()
+    };
     let (mut only, mut except) = (Vec::new(), Vec::new());
     for nic in &host.nics {
-        match nic.ibdev.as_deref().filter(|name| chosen(name)) {
+        match nic.ibdev.as_deref().filter(|name| !nics_of(name).is_empty()) {
             Some(device) => only.push(device.to_owned()),
             None => except.push(nic.name.clone()),
         }
@@ -115,12 +125,26 @@ pub(crate) fn on_nics(
     let only = list.names_devices().then_some(only);
     let plan = place(host, settings, NicChoice { only, except })?;
     let mut lanes = Vec::new();
+    let mut cores_before: HashMap<NicId, usize> = HashMap::new();
     for core in plan.cores() {
-        for nic in core.nics.iter().filter_map(|&nic| host.nic(nic)?.ibdev.as_deref()) {
-            lanes.push(Lane { cpu: core.cpu.0, nic: list.choose(nic) });
+        for &id in &core.nics {
+            let ports = host.nic(id).and_then(|nic| nic.ibdev.as_deref()).map(nics_of).unwrap_or_default();
+            let cores = plan.nics().iter().find(|nic| nic.nic == id).map_or(1, |nic| nic.cores.len());
+            let before = cores_before.entry(id).or_default();
+            let dealt = ports_of_core(&ports, *before, cores);
+            lanes.extend(dealt.map(|nic| Lane { cpu: core.cpu.0, nic: Some(nic) }));
+            *before += 1;
         }
     }
     if lanes.is_empty() { Err(none()) } else { Ok(OnNics { plan, lanes }) }
+}
+
+/// The ports of a device that the core of this number has, of the cores that share the device: each core the next one, and
+/// several if there are more ports than cores.
+fn ports_of_core(ports: &[NicOptions], core: usize, cores: usize) -> impl Iterator<Item = NicOptions> {
+    let turns = ports.len().max(cores);
+    let numbers = (core..turns).step_by(cores.max(1));
+    numbers.filter_map(|turn| ports.get(turn % ports.len().max(1)).cloned())
 }
 
 /// Whether a new job can use each lane: the lane has no NIC, or its NIC has a link. If no NIC has a link, the job can use
@@ -159,6 +183,20 @@ pub(crate) fn place(host: &Host, settings: &HubSettings, nics: NicChoice) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_port_of_a_device_has_lanes() {
+        let ports: Vec<NicOptions> = ["mlx4_0:1", "mlx4_0:2"]
+            .map(|nic| format!("={nic}").parse::<NicList>().unwrap().choose("mlx4_0").unwrap())
+            .to_vec();
+        let dealt = |ports: &[NicOptions], cores: usize| -> Vec<Vec<u8>> {
+            let of = |core| ports_of_core(ports, core, cores).map(|nic| nic.port.unwrap_or(0)).collect();
+            (0..cores).map(of).collect()
+        };
+        assert_eq!(dealt(&ports, 4), [[1], [2], [1], [2]]);
+        assert_eq!(dealt(&ports, 1), [[1, 2]]);
+        assert_eq!(dealt(&[NicOptions::new("mlx5_0")], 2), [[0], [0]]);
+    }
 
     #[test]
     fn a_lane_without_a_link_is_of_use_only_where_all_are_without() {

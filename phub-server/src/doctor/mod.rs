@@ -11,10 +11,14 @@ mod check;
 mod checks;
 mod facts;
 mod job;
+mod nic_facts;
 mod report;
+
+use std::path::Path;
 
 use fabric::any::Transport;
 use fabric::verbs::{self, Device, NicList, NicOptions};
+use membership::NicSettings;
 use rustix::process::{Resource, getrlimit};
 use topology::{Host, NicChoice, NicKind};
 
@@ -23,9 +27,10 @@ use crate::model_source::ModelSource;
 use crate::settings::HubSettings;
 use check::{Check, Verdict};
 use checks::rdma::{Candidate, Found, Need};
-use checks::{checkpoints, control_port, cores, data_path, files, locality, memory, moving, rdma};
+use checks::{checkpoints, control_port, cores, data_path, files, locality, memory, moving, nic, peer, rdma};
 use facts::{Cpus, HugePages, KernelRdma, Memlock};
 use job::Job;
+use nic_facts::NicFacts;
 use report::{Form, Report};
 
 /// Settings of `phub-server doctor`.
@@ -38,6 +43,7 @@ container, because limits belong to a process):
   phub-server doctor --transports verbs --nics mlx5              insist on RDMA, and on these NICs
   phub-server doctor --workers 8 --model vgg19                   limits for a larger job
   phub-server doctor --listen 10.0.0.1:7077                      also at a worker: does the hub answer?
+  phub-server doctor --peer 10.0.0.1                             also at a worker: how good is the way to that hub?
   phub-server doctor --json | jq '.checks[] | select(.verdict == \"fail\")'
 
 A line each: pass, note (worth knowing), warn (the hub works, but not as well as it could), FAIL, with the fix.
@@ -55,6 +61,11 @@ pub struct DoctorArgs {
     /// Workers of the job that the limits must allow.
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     workers: u32,
+
+    /// Also measure the way from here to a hub that runs there: the path MTU, the speed by TCP, and each pair of RDMA NICs. The
+    /// port is 7077 unless it is given.
+    #[arg(long, value_name = "HOST[:PORT]")]
+    peer: Option<String>,
 
     /// One JSON object instead of lines: verdict, and name, verdict, seen and fix of each check.
     #[arg(long)]
@@ -88,6 +99,11 @@ impl DoctorArgs {
         }
         for nic in &rdma.ready {
             report.add(moving::over(nic));
+        }
+        if let Some(peer) = &self.peer {
+            let nics = NicSettings { list: settings.nics.clone(), rails: settings.rails.clone() };
+            let credential = settings.credential().ok();
+            peer::check(peer, credential.as_ref(), &nics, &rdma.ready, &mut |check| report.add(check));
         }
         Ok(report.end() < Verdict::Fail)
     }
@@ -146,9 +162,14 @@ fn check_nics(
     plan: Option<&OnNics>,
 ) -> Vec<NicOptions> {
     let used = plan.map(OnNics::nics).unwrap_or_default();
-    let mut ready = Vec::new();
-    for device in devices {
-        let options = list.choose(&device.name);
+    let (mut ready, mut facts) = (Vec::new(), Vec::new());
+    // A device that the list leaves out gets its line, too.
+    let nics_of = |device: &Device| match list.nics(device) {
+        nics if nics.is_empty() => vec![None],
+        nics => nics.into_iter().map(Some).collect(),
+    };
+    let nics = devices.iter().flat_map(|device| nics_of(device).into_iter().map(move |nic| (device, nic)));
+    for (device, options) in nics {
         let nic = host.nic_named(&device.name).and_then(|id| host.nic(id));
         let candidate = Candidate {
             device,
@@ -160,12 +181,24 @@ fn check_nics(
         };
         report.add(rdma::port(&candidate));
         if let (Some(port), Some(options)) = (candidate.port(), &candidate.options) {
+            let netdev = port.netdev.clone().or_else(|| candidate.netdev.clone());
+            let fact = NicFacts::read(Path::new("/"), &device.name, candidate.name(), netdev);
+            nic::slot(&fact, port.gbps).into_iter().for_each(|check| report.add(check));
+            let traffic_class =
+                ["PHUB_RDMA_TC", "NCCL_IB_TC"].iter().find_map(|name| std::env::var(name).ok());
+            nic::flow_control(&fact, traffic_class.as_deref())
+                .into_iter()
+                .for_each(|check| report.add(check));
+            facts.push(fact);
             let gid = rdma::gid(&candidate, port);
             if gid.verdict < Verdict::Fail {
                 ready.push(options.clone());
             }
             report.add(gid);
         }
+    }
+    for check in [nic::iommu(&facts), nic::arp(&facts)].into_iter().flatten() {
+        report.add(check);
     }
     ready
 }

@@ -43,7 +43,7 @@ mod state;
 mod test_bed;
 mod timeline;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::num::NonZeroU32;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
@@ -52,7 +52,7 @@ use std::time::{Duration, Instant};
 use membership::{MemberError, Missing};
 use pbox_core::control::{
     CoreReply, CountsReply, HeartbeatReply, HubReply, JobState, Latest, LearningRateRequest, LeaveReply,
-    PROTOCOL, PROTOCOL_LOWEST, TransportAddress,
+    NicReply, PROTOCOL, PROTOCOL_LOWEST, TransportAddress,
 };
 use pbox_core::kernels::Kernels;
 use pbox_core::{Discarded, JobId, Round};
@@ -472,7 +472,21 @@ impl Registry {
         self.cores.iter_mut().for_each(CoreHandle::join);
     }
 
-    /// What the hub is, and what it has done so far.
+    /// What the NICs of the cores have counted. Reads files of the kernel, which may ask the NICs.
+    pub fn nics(&self) -> Vec<NicReply> {
+        let ports = self.cores.iter().filter_map(|core| {
+            let nic = core.lane.nic.as_ref()?;
+            Some((nic.device.clone(), nic.port.unwrap_or(1)))
+        });
+        let counted = |(device, port): (String, u8)| {
+            let counters = fabric::verbs::counters(&device, port);
+            let counters = counters.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
+            NicReply { device, port, counters }
+        };
+        ports.collect::<BTreeSet<_>>().into_iter().map(counted).collect()
+    }
+
+    /// What the hub is, and what it has done so far, except for what NICs count.
     pub fn describe(&self) -> HubReply {
         use std::sync::atomic::Ordering::Relaxed;
         let core = |core: &CoreHandle| CoreReply {
@@ -497,6 +511,7 @@ impl Registry {
             transports: self.transports.clone(),
             counts: inner.counts,
             cores: self.cores.iter().map(core).collect(),
+            nics: Vec::new(),
             jobs: inner.jobs.values().map(Job::describe).collect(),
         }
     }

@@ -13,7 +13,7 @@ use authority::{Credential, CredentialError};
 use clap::Parser;
 use clap::builder::BoolishValueParser;
 use fabric::any::Transport;
-use fabric::verbs::NicList;
+use fabric::verbs::{NicList, RailMap};
 use pbox_core::control::Machine;
 use topology::{CoreChoice, CpuId};
 
@@ -78,6 +78,11 @@ pub struct HubSettings {
     /// speed of the fastest.
     #[arg(long, env = "PHUB_NICS", value_name = "LIST")]
     pub nics: Option<NicList>,
+
+    /// Where this hub joins hubs above or of a mesh: which of its NICs goes with which of theirs, like
+    /// mlx5_0=mlx5_2,mlx5_1=mlx5_3. Workers read PHUB_RAILS, too. Default: by subnet, name and place.
+    #[arg(long, env = "PHUB_RAILS", value_name = "OWN=HUB")]
+    pub rails: Option<RailMap>,
 
     /// Cores that sum and step: a number, cpus like 0,2,4-7, or `half` of the physical cores, which leaves the others to
     /// workers on this machine. Default: one cpu of every physical core that this process may use.

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use fabric::IdlePolicy;
 use fabric::any::Transport;
-use fabric::verbs::NicList;
-use membership::Credential;
+use membership::{Credential, NicSettings};
 use pbox_core::control::Mesh;
 use pbox_core::{JobTerms, Key, OnLoss, Optimizer};
 
@@ -40,8 +39,8 @@ pub struct SessionConfig {
     pub token: Option<Credential>,
     /// The transport to the hub. Default: the best transport that the hub offers and that leads there.
     pub transport: Option<Transport>,
-    /// RDMA NICs of this worker. Default: what `NCCL_IB_HCA` says, else every NIC that has a link.
-    pub nics: Option<NicList>,
+    /// RDMA NICs of this worker, and which of a hub's each goes with.
+    pub nics: NicSettings,
     /// Puts checksums on gradients and weights over TCP, whose own has 16 bits, in both directions. They are also there if
     /// the hub wants them. Default: whether `PHUB_CHECKSUM` is set, to neither nothing nor 0.
     pub checksum: bool,
@@ -137,13 +136,14 @@ impl SessionConfig {
             "pull" => self.pull = unless_none(value)?.map(Pull::new),
             "transport" => self.transport = Some(read(value)?),
             "checksum" => self.checksum = read(value)?,
-            "nics" => self.nics = Some(read(value)?),
+            "nics" => self.nics.list = Some(read(value)?),
+            "rails" => self.nics.rails = Some(read(value)?),
             "trace" => self.trace = Some(value.into()),
             "join_limit" => self.join_limit = seconds()?,
             "hub_wait" => self.hub_wait = seconds()?,
             "wait_limit" => self.wait_limit = seconds()?,
             _ => {
-                return Err("there are chunk_bytes, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, compare_every, pull, transport, checksum, nics, trace, join_limit, hub_wait, wait_limit".into());
+                return Err("there are chunk_bytes, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, compare_every, pull, transport, checksum, nics, rails, trace, join_limit, hub_wait, wait_limit".into());
             }
         }
         Ok(())
@@ -184,7 +184,7 @@ impl SessionConfig {
             terms: JobTerms::new(workers, keys, optimizer),
             pull: None,
             transport: None,
-            nics: None,
+            nics: NicSettings::default(),
             checksum: std::env::var("PHUB_CHECKSUM").is_ok_and(|set| !["", "0", "false"].contains(&&*set)),
             weights: WeightsMode::Shared,
             compare_every: 0,

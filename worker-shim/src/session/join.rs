@@ -200,8 +200,8 @@ pub(super) fn attach(
     deadline: Instant,
 ) -> Result<Attached, SessionError> {
     let level = &config.terms.level;
-    let (ports, port) =
-        Ports::one(&let_in, config.transport, config.nics.as_ref(), Frames::summed_if(config.checksum))?;
+    let frames = Frames::summed_if(config.checksum);
+    let (ports, port) = Ports::one(&let_in, config.transport, &config.nics, config.rank, frames)?;
     let DataPath { endpoints, received, placement, ways, cores, .. } =
         membership::open(&let_in, level.schedule, wire, window, |_| receive.clone(), &ports, deadline)?;
     let kept = let_in.into_iter().zip(cores).map(|(hub, cores)| hub.keep(cores, port.waker()));

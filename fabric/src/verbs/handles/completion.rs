@@ -44,16 +44,18 @@ unsafe impl Send for CompletionQueue {}
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    pub fn new(context: &Arc<Context>) -> Result<Arc<Self>, CreateError> {
+    /// Its interrupts go to the completion vector of this number; the device's vectors are taken in turn.
+    pub fn new(context: &Arc<Context>, vector: u32) -> Result<Arc<Self>, CreateError> {
         let entries = FIRST_ENTRIES.min(context.limits.completions);
         let fail = |what| CreateError::new(what, &context.device, String::new(), io::Error::last_os_error());
         // SAFETY: the context is open, and stays so: the value below holds it.
         let channel = unsafe { context.verbs.ibv_create_comp_channel(context.raw()) };
         let channel = NonNull::new(channel).ok_or_else(|| fail("completion channel"))?;
         let no_context = std::ptr::null_mut();
+        let vector = (vector % context.completion_vectors()) as i32;
         // SAFETY: as above; the channel was made just now.
         let queue = unsafe {
-            context.verbs.ibv_create_cq(context.raw(), entries as i32, no_context, channel.as_ptr(), 0)
+            context.verbs.ibv_create_cq(context.raw(), entries as i32, no_context, channel.as_ptr(), vector)
         };
         let Some(queue) = NonNull::new(queue) else {
             let error = fail("completion queue");

@@ -128,6 +128,12 @@ impl Context {
         unsafe { &self.raw.as_ref().ops }
     }
 
+    /// How many interrupts of the device may tell of completions; at least 1.
+    pub fn completion_vectors(&self) -> u32 {
+        // SAFETY: the context is open as long as `self`; the field is set once, by ibv_open_device.
+        u32::try_from(unsafe { self.raw.as_ref().num_comp_vectors }).unwrap_or(0).max(1)
+    }
+
     /// Readable when there is an event; reading does not block.
     pub fn events_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the context is open as long as `self`, and its descriptor with it.

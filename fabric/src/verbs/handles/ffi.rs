@@ -102,6 +102,7 @@ pub struct ibv_context {
     pub ops: ibv_context_ops,
     pub _cmd_fd: c_int,
     pub async_fd: c_int,
+    pub num_comp_vectors: c_int,
 }
 
 /// The functions of the data path, which the device's driver fills in.

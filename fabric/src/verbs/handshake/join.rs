@@ -120,7 +120,12 @@ pub(in crate::verbs) fn connect(
         hub_port: link.ports.hub.index(),
         nics: &own.by_port[link.ports.joiner.index()],
     });
-    let pairings = pair(&hub, candidates, &own.addresses).map_err(ConnectError::NoPath)?;
+    let pairings = {
+        let mut loads = group.loads();
+        loads.resize(own.addresses.len(), 0);
+        pair(&hub, candidates, &own.addresses, &group.options.rails, &mut loads)
+            .map_err(ConnectError::NoPath)?
+    };
     let recv = receive.local()?;
     let rail = |(link, &Pairing { nic, .. }): (&PlannedLink, &Pairing)| {
         let port = link.ports.joiner.index();

@@ -6,4 +6,5 @@ pub mod fuzzing;
 pub(super) mod join;
 pub(super) mod message;
 pub(super) mod pairing;
+mod partners;
 pub(super) mod stream;

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
+use super::partners::{Partners, partners};
 use crate::verbs::address::Address;
+use crate::verbs::rail_map::RailMap;
 
 /// One hub port's partner.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,29 +34,35 @@ pub(in crate::verbs) struct Candidates<'a> {
     pub nics: &'a [usize],
 }
 
-/// Pairs each link's hub port with one of the NICs of its joiner's port. A NIC of the same subnet comes first, else
-/// any of the same link layer; of several the least loaded, so that they are dealt in turn.
+/// Pairs each link's hub port with one of the NICs of its joiner's port: a partner of the hub port's NIC, so that lanes keep to
+/// the rails of their NICs. A port without a partner has its other NICs of the same link layer. Of several the least loaded,
+/// and of those the first. `loads` are the links of each NIC of the joiner, of former connections too.
 pub(in crate::verbs) fn pair<'a>(
     hub: &[Address],
     links: impl IntoIterator<Item = Candidates<'a>>,
     joiner: &[Address],
+    map: &RailMap,
+    loads: &mut [u32],
 ) -> Result<Vec<Pairing>, String> {
-    let mut loads = vec![0u32; joiner.len()];
+    let mut hub_nics: Vec<&Address> = Vec::new();
+    for address in hub {
+        if !hub_nics.contains(&address) {
+            hub_nics.push(address);
+        }
+    }
+    let partners = partners(&hub_nics, joiner, map);
     let mut pairs = Vec::new();
     for Candidates { hub_port: port, nics } in links {
         let address = &hub[port];
-        let near: Vec<(usize, Option<String>)> = (nics.iter())
-            .map(|&nic| (nic, address.shared_subnet(&joiner[nic])))
-            .filter(|(_, subnet)| subnet.is_some())
-            .collect();
-        let fit: Vec<(usize, Option<String>)> = if near.is_empty() {
-            let same = nics.iter().filter(|&&nic| joiner[nic].link_layer == address.link_layer);
-            same.map(|&nic| (nic, None)).collect()
-        } else {
-            near
-        };
-        // The first of those that are equally loaded.
-        let Some((nic, subnet)) = fit.iter().min_by_key(|(nic, _)| loads[*nic]) else {
+        let of_nic = hub_nics.iter().position(|&nic| nic == address).expect("each address is there");
+        let Partners { nics: wanted, reason } = &partners[of_nic];
+        let (mut fit, mut reason): (Vec<usize>, _) = // in the order of preference
+            (wanted.iter().copied().filter(|nic| nics.contains(nic)).collect(), reason.clone());
+        if fit.is_empty() {
+            fit = nics.iter().copied().filter(|&nic| joiner[nic].link_layer == address.link_layer).collect();
+            reason = "its port has no NIC of the same rail".into();
+        }
+        let Some(&nic) = fit.iter().min_by_key(|&&nic| loads[nic]) else {
             let have = |&nic: &usize| format!("{} on {}", joiner[nic], joiner[nic].link_layer);
             return Err(format!(
                 "the hub's {address} is on {}, and no NIC of the worker is: {}",
@@ -62,13 +70,8 @@ pub(in crate::verbs) fn pair<'a>(
                 nics.iter().map(have).collect::<Vec<_>>().join(", ")
             ));
         };
-        loads[*nic] += 1;
-        let reason = match subnet {
-            Some(subnet) => format!("both are in {subnet}"),
-            None => "no NIC of the worker is in its subnet: dealt in turn".into(),
-        };
-        let (hub, worker) = (address.clone(), joiner[*nic].clone());
-        pairs.push(Pairing { port, nic: *nic, hub, worker, reason });
+        loads[nic] += 1;
+        pairs.push(Pairing { port, nic, hub: address.clone(), worker: joiner[nic].clone(), reason });
     }
     Ok(pairs)
 }
@@ -99,7 +102,8 @@ mod tests {
     /// Links of these hub ports with a worker of one port.
     fn pair_worker(hub: &[Address], ports: &[usize], worker: &[Address]) -> Result<Vec<Pairing>, String> {
         let nics: Vec<usize> = (0..worker.len()).collect();
-        pair(hub, ports.iter().map(|&hub_port| Candidates { hub_port, nics: &nics }), worker)
+        let links = ports.iter().map(|&hub_port| Candidates { hub_port, nics: &nics });
+        pair(hub, links, worker, &RailMap::default(), &mut vec![0; worker.len()])
     }
 
     fn pair_all(hub: &[Address], worker: &[Address]) -> Result<Vec<Pairing>, String> {
@@ -120,22 +124,45 @@ mod tests {
     }
 
     #[test]
-    fn several_of_one_subnet_are_dealt_in_turn() {
+    fn several_of_one_subnet_are_dealt_by_place() {
         let hub: Vec<_> = (1..5).map(|last| roce("a", [10, 0, 0, last], Some(16))).collect();
         let worker = [roce("x", [10, 0, 9, 1], Some(16)), roce("y", [10, 0, 9, 2], Some(16))];
         assert_eq!(nics(&hub, &worker), [0, 1, 0, 1]);
     }
 
     #[test]
-    fn without_a_common_subnet_all_nics_are_dealt_in_turn() {
-        let hub: Vec<_> = (1..5).map(|net| roce("a", [10, 0, net, 1], Some(24))).collect();
-        let worker = [roce("x", [10, 1, 0, 1], Some(24)), roce("y", [10, 1, 0, 2], Some(24))];
+    fn lanes_inherit_the_rails_of_their_nics() {
+        // 14 lanes on 8 NICs, and on 5: the NICs have two lanes or one, three or two.
+        for nics in [8, 5] {
+            let hub: Vec<_> =
+                (0..14).map(|lane| infiniband(&format!("mlx5_{}", lane * nics / 14), 7)).collect();
+            let worker: Vec<_> = (0..nics).map(|nic| infiniband(&format!("mlx5_{nic}"), 8)).collect();
+            let pairs = pair_all(&hub, &worker).unwrap();
+            assert!(pairs.iter().all(|pair| pair.hub.device == pair.worker.device), "{nics} NICs: {pairs:?}");
+        }
+    }
+
+    #[test]
+    fn a_rail_without_lanes_moves_no_other() {
+        let hub: Vec<_> = (0..4).map(|rail| roce(&format!("a{rail}"), [10, 0, rail, 0], Some(31))).collect();
+        let worker: Vec<_> =
+            (0..4).map(|rail| roce(&format!("x{rail}"), [10, 1, rail, 0], Some(31))).collect();
         let pairs = pair_worker(&hub, &[0, 2, 3], &worker).unwrap();
-        assert_eq!(
-            pairs.iter().map(|pair| (pair.port, pair.nic)).collect::<Vec<_>>(),
-            [(0, 0), (2, 1), (3, 0)]
-        );
-        assert!(pairs[0].reason.contains("dealt in turn"));
+        assert_eq!(pairs.iter().map(|pair| pair.nic).collect::<Vec<_>>(), [0, 2, 3]);
+    }
+
+    #[test]
+    fn of_several_partners_the_first_has_the_first_link_of_each_hub_in_turn() {
+        // A worker prefers the order of its list; hubs with one NIC and two lanes follow each other.
+        let worker: Vec<_> = [2, 3, 0, 1].map(|nic| infiniband(&format!("mlx5_{nic}"), 8)).to_vec();
+        let (hub, all) = (vec![infiniband("mlx5_0", 7); 2], [0, 1, 2, 3]);
+        let mut loads = [0; 4];
+        let mut next_hub = || -> Vec<usize> {
+            let links = (0..2).map(|hub_port| Candidates { hub_port, nics: &all });
+            let pairs = pair(&hub, links, &worker, &RailMap::default(), &mut loads).unwrap();
+            pairs.iter().map(|pair| pair.nic).collect()
+        };
+        assert_eq!([next_hub(), next_hub(), next_hub()], [[0, 1], [2, 3], [0, 1]]);
     }
 
     #[test]
@@ -144,7 +171,7 @@ mod tests {
         let joiner = [roce("x", [10, 0, 0, 8], Some(24)), roce("y", [10, 1, 0, 9], Some(24))];
         let links = [(0, [1]), (1, [1]), (1, [0])];
         let links = links.iter().map(|(hub_port, nics)| Candidates { hub_port: *hub_port, nics });
-        let pairs = pair(&hub, links, &joiner).unwrap();
+        let pairs = pair(&hub, links, &joiner, &RailMap::default(), &mut [0; 2]).unwrap();
         assert_eq!(
             pairs.iter().map(|pair| (pair.port, pair.nic)).collect::<Vec<_>>(),
             [(0, 1), (1, 1), (1, 0)]

@@ -16,7 +16,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::error::VerbsError;
-use super::group::Group;
+use super::group::{Group, GroupOptions};
 use super::handles::ffi::ibv_wc;
 use super::handles::work::Tally;
 use super::nic::NicOptions;
@@ -112,19 +112,19 @@ pub struct Port {
 ///
 /// # Errors
 /// When libibverbs, a device, an active port or a GID is missing, or something runs out.
-pub fn group(nics: &[NicOptions]) -> Result<(Arc<Group>, Vec<Port>), VerbsError> {
+pub fn group(nics: &[NicOptions], options: GroupOptions) -> Result<(Arc<Group>, Vec<Port>), VerbsError> {
     let ports: Vec<&[NicOptions]> = nics.chunks(1).collect();
-    let group = Group::new(&ports)?;
+    let group = Group::new(&ports, options)?;
     let ports = group.ports.iter().map(|state| Port::new(Arc::clone(&group), Arc::clone(state))).collect();
     Ok((group, ports))
 }
 
-/// Makes a worker's one port, over all of its NICs.
+/// Makes a worker's one port, over all of its NICs. Of several NICs that are as good for a link, the first is taken first.
 ///
 /// # Errors
 /// As [`group`].
-pub fn worker_group(nics: &[NicOptions]) -> Result<(Arc<Group>, Port), VerbsError> {
-    let group = Group::new(&[nics])?;
+pub fn worker_group(nics: &[NicOptions], options: GroupOptions) -> Result<(Arc<Group>, Port), VerbsError> {
+    let group = Group::new(&[nics], options)?;
     let port = Port::new(Arc::clone(&group), Arc::clone(&group.ports[0]));
     Ok((group, port))
 }
@@ -255,6 +255,9 @@ impl crate::Port for Port {
             self.fail_call(id, "ibv_post_send", errno);
         }
     }
+
+    /// Posts wait for the flush, or until their chain is full: then there is one doorbell a link and turn, and not one a post.
+    fn flush_early(&mut self) {}
 
     fn poll(&mut self, into: &mut [Arrival]) -> usize {
         self.look();

@@ -51,10 +51,11 @@ pub(in crate::verbs) struct Abandoned {
 }
 
 impl Rails {
-    pub fn new(nics: &[Arc<Nic>]) -> Result<Self, VerbsError> {
+    /// `vector` is that of the completions.
+    pub fn new(nics: &[Arc<Nic>], vector: u32) -> Result<Self, VerbsError> {
         let rails: Result<Vec<Rail>, VerbsError> = nics
             .iter()
-            .map(|nic| Ok(Rail { nic: Arc::clone(nic), queue: CompletionQueue::new(&nic.context)? }))
+            .map(|nic| Ok(Rail { nic: Arc::clone(nic), queue: CompletionQueue::new(&nic.context, vector)? }))
             .collect();
         let bell = EventBell::new().map_err(|errno| VerbsError::system("making an eventfd")(errno.into()))?;
         Ok(Rails { rails: rails?, bell, shared: Mutex::default() })

@@ -17,7 +17,7 @@ struct Hub {
 impl Hub {
     fn new(nic: &NicOptions) -> Self {
         let listener = Listener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
-        let (group, ports) = group(&[nic.clone(), nic.clone()]).unwrap();
+        let (group, ports) = group(&[nic.clone(), nic.clone()], GroupOptions::default()).unwrap();
         Hub { listener, group, window: window().0, _ports: ports }
     }
 
@@ -142,11 +142,11 @@ fn queues_grow_with_the_links_up_to_what_the_nic_has() {
     let address = listener.address();
     let error = std::thread::scope(|scope| {
         scope.spawn(|| {
-            let (group, _ports) = group(std::slice::from_ref(&nic)).unwrap();
+            let (group, _ports) = group(std::slice::from_ref(&nic), GroupOptions::default()).unwrap();
             let hello = listener.accept().unwrap().unwrap().hello(LONG).unwrap();
             let _ = hello.welcome(&group, &window().0, BYTES, &PlannedLink::of_one_port(&[1 << 30]), |_| ());
         });
-        let (group, _port) = worker_group(std::slice::from_ref(&nic)).unwrap();
+        let (group, _port) = worker_group(std::slice::from_ref(&nic), GroupOptions::default()).unwrap();
         connect(
             address,
             [0; 16],

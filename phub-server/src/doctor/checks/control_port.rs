@@ -133,6 +133,7 @@ mod tests {
             transports,
             counts: Default::default(),
             cores,
+            nics: Vec::new(),
             jobs,
         }))
     }

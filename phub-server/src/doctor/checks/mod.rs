@@ -8,4 +8,6 @@ pub(super) mod files;
 pub(super) mod locality;
 pub(super) mod memory;
 pub(super) mod moving;
+pub(super) mod nic;
+pub(super) mod peer;
 pub(super) mod rdma;

@@ -9,7 +9,7 @@ const BYTES: usize = 8 << 20;
 
 /// Moves the bytes over a NIC.
 pub(crate) fn over(nic: &NicOptions) -> Check {
-    let name = format!("bytes over {}", nic.device);
+    let name = format!("bytes over {nic}");
     match loopback(nic, BYTES) {
         Ok(moved) => {
             let gb_per_s = 2.0 * moved.bytes as f64 / moved.elapsed.as_secs_f64() / 1e9;

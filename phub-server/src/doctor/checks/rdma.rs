@@ -107,6 +107,14 @@ pub(crate) struct Candidate<'a> {
 }
 
 impl Candidate<'_> {
+    /// The device, and its port if it has several.
+    pub fn name(&self) -> String {
+        let port =
+            self.options.as_ref().and_then(|options| options.port).filter(|_| self.device.ports.len() > 1);
+        let device = &self.device.name;
+        port.map_or(device.clone(), |port| format!("{device}:{port}"))
+    }
+
     /// The port that carries data, if the hub would use this NIC.
     pub fn port(&self) -> Option<&DevicePort> {
         let options = self.options.as_ref().filter(|_| self.planned)?;
@@ -129,7 +137,7 @@ impl Candidate<'_> {
 
 /// The port of a NIC: state, link layer, MTU, speed.
 pub(crate) fn port(candidate: &Candidate) -> Check {
-    let name = format!("NIC {}", candidate.device.name);
+    let name = format!("NIC {}", candidate.name());
     let all: Vec<String> = candidate.device.ports.iter().map(describe).collect();
     let Some(options) = &candidate.options else {
         return Check::note(name, format!("{}; the list of NICs leaves it out", all.join(", ")));
@@ -183,7 +191,7 @@ fn not_active(candidate: &Candidate, name: String, ports: &str, wanted: Option<u
 /// The GID of a used port, with the reason. If no GID is good, the table of all.
 pub(crate) fn gid(candidate: &Candidate, port: &DevicePort) -> Check {
     let device = &candidate.device.name;
-    let name = format!("GID {device}");
+    let name = format!("GID {}", candidate.name());
     let wanted = candidate.options.as_ref().and_then(|options| options.gid_index);
     let netdev = candidate.netdev(port);
     let give = format!("ip address add IP/BITS dev {netdev}");

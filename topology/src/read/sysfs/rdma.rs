@@ -90,20 +90,29 @@ fn kind(home: &Path, ports: &[PathBuf], in_hardware: bool) -> NicKind {
     }
 }
 
-/// The rate of the fastest port. One [`Nic`] is one device, and all ports of a card share its PCI slot.
+/// The rates of the active ports together, as all of them carry data; if none is active, that of the fastest. The slot of a
+/// card may be slower.
 fn port_speed(name: &str, ports: &[PathBuf], notes: &mut Vec<String>) -> Option<Speed> {
-    let mut fastest = None;
-    for path in ports.iter().map(|port| port.join("rate")) {
+    let (mut together, mut fastest) = (0u64, 0);
+    for port in ports {
+        let path = port.join("rate");
         let Some(text) = attribute::text_if_readable(&path) else { continue };
         match rate_bits_per_s(&text) {
-            Some(bits_per_s) => fastest = fastest.max(Some(bits_per_s)),
+            Some(bits_per_s) => {
+                fastest = fastest.max(bits_per_s);
+                together = together.saturating_add(if is_active(port) { bits_per_s } else { 0 });
+            }
             None => {
                 let error = attribute::garbage(&path, "a rate, such as 100 Gb/sec (4X EDR)", &text);
                 notes.push(format!("The speed of a port of {name} is unknown: {error}."));
             }
         }
     }
-    fastest.and_then(|bits_per_s| Speed::new(bits_per_s, SpeedSource::Port))
+    Speed::new(if together > 0 { together } else { fastest }, SpeedSource::Port)
+}
+
+fn is_active(port: &Path) -> bool {
+    attribute::text_if_readable(&port.join("state")).is_some_and(|state| state.starts_with('4'))
 }
 
 /// `2.5 Gb/sec (1X SDR)`, in bits per second.

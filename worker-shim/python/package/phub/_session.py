@@ -111,6 +111,7 @@ class Session:
         transport: Optional[str] = None,
         cores: Optional[int] = None,
         nics: Optional[str] = None,
+        rails: Optional[str] = None,
         checksum: Optional[bool] = None,
         mesh: Optional[str] = None,
         token: Optional[str] = None,
@@ -151,6 +152,8 @@ class Session:
             transport: "shm", "verbs" or "tcp". Default: the best transport that leads to the hub.
             cores: how many of the hub's cores the job gets. Default: all.
             nics: RDMA NICs of this worker, as NCCL_IB_HCA names them.
+            rails: which of them goes with which of a hub's, such as "mlx5_0=mlx5_2,mlx5_1=mlx5_3". Default: `PHUB_RAILS`,
+                else by subnet, name and place.
             checksum: puts checksums on gradients and weights over TCP, in both directions. They are also there if the hub wants
                 them. Default: whether `PHUB_CHECKSUM` is set, to neither nothing nor 0.
             mesh: with a hub on each machine for its own workers: this machine's number, how many machines there are, and
@@ -203,6 +206,7 @@ class Session:
             "transport": transport,
             "cores": cores,
             "nics": nics,
+            "rails": rails,
             "checksum": None if checksum is None else str(bool(checksum)).lower(),
             "chunk_bytes": chunk_bytes,
             "wait_limit": wait_limit,

@@ -1,0 +1,74 @@
+//! What the port of a NIC has counted since its driver was loaded, as the kernel shows it. Read when somebody asks.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::gid::SYSFS;
+
+/// What is read, of what a driver has: how much moved, and what makes a fabric slow or breaks it. Drivers of Mellanox and
+/// soft-RoCE have different names for the same.
+const READ: [&str; 22] = [
+    "port_xmit_data",             // in words of 4 bytes
+    "port_rcv_data",              // as well
+    "port_xmit_wait",             // ticks without credit of the switch
+    "port_xmit_discards",         // packets that were dropped before they left
+    "port_rcv_errors",            // packets that came with errors
+    "symbol_error",               // of the cable
+    "link_downed",                // how often the link was lost
+    "out_of_sequence",            // packets that came in another order: some were lost
+    "out_of_seq_request",         // the same, by soft-RoCE
+    "packet_seq_err",             // the peer said that packets were lost
+    "rcvd_seq_err",               // the same, by soft-RoCE
+    "local_ack_timeout_err",      // the peer said nothing in time
+    "completer_retry_err",        // retries, by soft-RoCE
+    "duplicate_request",          // the peer sent again what had come
+    "out_of_buffer",              // no receive request was there
+    "rnr_nak_retry_err",          // the peer had no receive request
+    "rcvd_rnr_err",               // the same, by soft-RoCE
+    "np_cnp_sent",                // this end asked for less, because of congestion
+    "np_ecn_marked_roce_packets", // packets that a congested switch has marked
+    "rp_cnp_handled",             // the peer asked for less
+    "rp_cnp_ignored",             // and this end did not listen
+    "roce_adp_retrans",           // adaptive retransmissions
+];
+
+/// The counters of a device's port, by the kernel's names; those that the driver does not have are absent.
+pub fn counters(device: &str, port: u8) -> BTreeMap<&'static str, u64> {
+    read(Path::new(SYSFS), device, port)
+}
+
+fn read(sysfs: &Path, device: &str, port: u8) -> BTreeMap<&'static str, u64> {
+    let home = sysfs.join(device).join("ports").join(port.to_string());
+    let number = |folder: &str, name: &str| -> Option<u64> {
+        std::fs::read_to_string(home.join(folder).join(name)).ok()?.trim().parse().ok()
+    };
+    let counter = |name| Some((name, number("counters", name).or_else(|| number("hw_counters", name))?));
+    READ.into_iter().filter_map(counter).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_of_both_folders_are_read_and_others_are_absent() {
+        let root = std::env::temp_dir().join(format!("phub-counters-{}", std::process::id()));
+        let port = root.join("mlx5_0/ports/1");
+        for (path, text) in [
+            ("counters/port_xmit_data", "18446744073709551615\n"),
+            ("counters/link_downed", "3\n"),
+            ("hw_counters/link_downed", "9\n"),
+            ("hw_counters/np_cnp_sent", "7\n"),
+            ("hw_counters/lifespan", "10\n"),
+            ("hw_counters/out_of_sequence", "N/A (no PMA)\n"),
+        ] {
+            let path = port.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        let seen: Vec<_> = read(&root, "mlx5_0", 1).into_iter().collect();
+        assert_eq!(seen, [("link_downed", 3), ("np_cnp_sent", 7), ("port_xmit_data", u64::MAX)]);
+        assert!(read(&root, "mlx5_0", 2).is_empty());
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+}

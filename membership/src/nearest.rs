@@ -1,0 +1,102 @@
+//! In which order a member takes the NICs of its machine: those of its own NUMA node first, and each member of a machine begins
+//! at another one.
+//!
+//! Once, at the join. Knows the machine by /proc and /sys; nothing of hubs.
+
+use std::ops::RangeInclusive;
+use std::path::Path;
+
+use fabric::verbs::Device;
+
+/// A member's number on its machine, as launchers say it. The first that is set counts.
+const LOCAL_RANK: [&str; 4] =
+    ["PHUB_LOCAL_RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"];
+
+/// A member's number on its machine, or else its rank: this spreads members as well where ranks are dealt in blocks.
+pub(crate) fn local_rank(rank: u32, environment: impl Fn(&str) -> Option<String>) -> u32 {
+    LOCAL_RANK.iter().find_map(|name| environment(name)?.parse().ok()).unwrap_or(rank)
+}
+
+/// Near NICs first. Among the near ones, and among the others, the member of this number begins at another one.
+pub(crate) fn order<T>(nics: Vec<T>, is_near: impl Fn(&T) -> bool, local_rank: u32) -> Vec<T> {
+    let (mut near, mut far): (Vec<T>, Vec<T>) = nics.into_iter().partition(is_near);
+    for nics in [&mut near, &mut far] {
+        let turn = local_rank as usize % nics.len().max(1);
+        nics.rotate_left(turn);
+    }
+    near.into_iter().chain(far).collect()
+}
+
+/// The NUMA node on which this process stays, below this root; none if it may run on several.
+pub(crate) fn own_node(root: &Path) -> Option<u32> {
+    let status = std::fs::read_to_string(root.join("proc/self/status")).ok()?;
+    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    let nodes = std::fs::read_dir(root.join("sys/devices/system/node")).ok()?;
+    nodes.flatten().find_map(|node| {
+        let number = node.file_name().to_str()?.strip_prefix("node")?.parse().ok()?;
+        let here: Vec<_> = cpus(&std::fs::read_to_string(node.path().join("cpulist")).ok()?).collect();
+        let is_here = |allowed: RangeInclusive<u32>| {
+            here.iter().any(|here| here.contains(allowed.start()) && here.contains(allowed.end()))
+        };
+        cpus(allowed).all(is_here).then_some(number)
+    })
+}
+
+/// The NUMA node of a device, or of its network interface if it is one in software.
+pub(crate) fn node_of(root: &Path, device: &Device) -> Option<u32> {
+    let netdevs = device.ports.iter().filter_map(|port| port.netdev.as_deref());
+    let netdevs = netdevs.map(|netdev| root.join("sys/class/net").join(netdev));
+    let homes = std::iter::once(root.join("sys/class/infiniband").join(&device.name)).chain(netdevs);
+    let read = |home: std::path::PathBuf| std::fs::read_to_string(home.join("device/numa_node")).ok();
+    homes.filter_map(read).find_map(|text| text.trim().parse().ok()) // -1 where nobody knows
+}
+
+/// The kernel's list of cpus, like 0-3,8.
+fn cpus(list: &str) -> impl Iterator<Item = RangeInclusive<u32>> {
+    list.trim().split(',').filter_map(|part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.parse().ok()?..=last.parse().ok()?)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_member_begins_at_another_near_nic() {
+        let order = |rank| order(vec![0, 1, 2, 3], |&nic| nic >= 2, rank);
+        assert_eq!([order(0), order(1), order(2)], [[2, 3, 0, 1], [3, 2, 1, 0], [2, 3, 0, 1]]);
+        let nowhere = |rank| super::order(vec![0, 1, 2], |_| false, rank);
+        assert_eq!([nowhere(0), nowhere(1), nowhere(5)], [[0, 1, 2], [1, 2, 0], [2, 0, 1]]);
+        assert_eq!(super::order(Vec::<u8>::new(), |_| true, 3), [0u8; 0]);
+    }
+
+    #[test]
+    fn a_launcher_says_the_number_on_the_machine() {
+        let slurm = |name: &str| (name == "SLURM_LOCALID").then(|| "3".to_owned());
+        assert_eq!((local_rank(11, slurm), local_rank(11, |_| None)), (3, 11));
+    }
+
+    #[test]
+    fn nodes_are_read_from_the_kernels_trees() {
+        let root = std::env::temp_dir().join(format!("phub-nearest-{}", std::process::id()));
+        let write = |path: &str, text: &str| {
+            let path = root.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("sys/devices/system/node/node0/cpulist", "0-3,8-11\n");
+        write("sys/devices/system/node/node1/cpulist", "4-7,12-15\n");
+        write("sys/class/infiniband/mlx5_0/device/numa_node", "1\n");
+        write("sys/class/infiniband/rxe0/ports", "");
+        let device = |name: &str| Device { name: name.into(), ports: Vec::new(), fault: None };
+        assert_eq!(node_of(&root, &device("mlx5_0")), Some(1));
+        assert_eq!(node_of(&root, &device("rxe0")), None);
+        for (allowed, node) in [("4-7,12-15", Some(1)), ("9", Some(0)), ("0-15", None), ("3-4", None)] {
+            write("proc/self/status", &format!("Name:\tx\nCpus_allowed_list:\t{allowed}\n"));
+            assert_eq!(own_node(&root), node, "{allowed}");
+        }
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+}

@@ -1,0 +1,231 @@
+//! The slot of a NIC, its IOMMU, its neighbours in a subnet, and flow control. Judges facts; pure.
+
+use crate::doctor::check::{Check, Verdict};
+use crate::doctor::nic_facts::NicFacts;
+
+/// Whether the machine can feed a NIC whose port has this speed.
+pub(crate) fn slot(nic: &NicFacts, port_gbps: Option<f64>) -> Option<Check> {
+    let (now, best) = nic.slot?;
+    let name = format!("slot of {}", nic.name);
+    let seen = format!(
+        "{} GT/s x{}, {:.0} Gb/s each way; the NIC could have {} GT/s x{}",
+        now.gigatransfers,
+        now.lanes,
+        now.gbps(),
+        best.gigatransfers,
+        best.lanes
+    );
+    let port = port_gbps.unwrap_or(0.0);
+    // Headers of packets of 256 bytes take about a tenth.
+    if port > 0.9 * now.gbps() {
+        let fix = "another slot with as many lanes as the NIC has, and their speed in the firmware's settings (lspci -vv: LnkSta); the port carries no more than the slot";
+        return Some(Check::warn(name, format!("{seen}; its ports have {port} Gb/s"), fix));
+    }
+    if now.gbps() < 0.99 * best.gbps() {
+        return Some(Check::note(name, format!("{seen}, and the port needs less")));
+    }
+    Some(Check::pass(name, seen))
+}
+
+/// Whether the IOMMU translates each address of these NICs.
+pub(crate) fn iommu(nics: &[NicFacts]) -> Option<Check> {
+    const NAME: &str = "IOMMU";
+    let known: Vec<_> = nics.iter().filter_map(|nic| Some((nic, nic.iommu.as_deref()?))).collect();
+    if known.is_empty() {
+        return None;
+    }
+    let translated: Vec<String> = known
+        .iter()
+        .filter(|(_, kind)| *kind != "identity")
+        .map(|(nic, kind)| format!("{} ({kind})", nic.name))
+        .collect();
+    if translated.is_empty() {
+        return Some(Check::pass(NAME, "addresses of NICs are those of memory"));
+    }
+    let seen = format!("every address is translated for {}", translated.join(", "));
+    let fix = "iommu=pt on the kernel's command line: a NIC with many regions may miss in the IOMMU's cache, and GPUs and NICs cannot reach each other directly";
+    Some(Check { verdict: Verdict::Note, ..Check::warn(NAME, seen, fix) })
+}
+
+/// Whether NICs of one subnet answer for each other. RoCE then sends to the wrong one.
+pub(crate) fn arp(nics: &[NicFacts]) -> Option<Check> {
+    const NAME: &str = "ARP";
+    let shares = |nic: &NicFacts| {
+        nics.iter().any(|other| {
+            other.netdev != nic.netdev && other.subnets.iter().any(|subnet| nic.subnets.contains(subnet))
+        })
+    };
+    let sharing: Vec<&NicFacts> = nics.iter().filter(|nic| shares(nic)).collect();
+    if sharing.is_empty() {
+        return None;
+    }
+    let names = |nics: &[&NicFacts]| -> String {
+        nics.iter().map(|nic| nic.netdev.as_deref().unwrap_or(&nic.name)).collect::<Vec<_>>().join(", ")
+    };
+    let all = format!("{} share a subnet", names(&sharing));
+    let of = |is: fn(&NicFacts) -> bool| -> Vec<&NicFacts> {
+        sharing.iter().copied().filter(|nic| is(nic)).collect()
+    };
+    let (flux, strict) = (of(|nic| nic.arp_ignore == Some(0)), of(|nic| nic.rp_filter == Some(1)));
+    let (mut seen, mut fix) = (all, Vec::new());
+    if !flux.is_empty() {
+        seen.push_str(&format!("; each of {} answers ARP for the others' addresses", names(&flux)));
+        fix.push("sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2".to_owned());
+    }
+    if !strict.is_empty() {
+        seen.push_str(&format!("; {} drop packets whose answer would go by another one", names(&strict)));
+        let each = strict.iter().map(|nic| format!(" net.ipv4.conf.{}.rp_filter=2", names(&[nic])));
+        fix.push(format!("sysctl -w net.ipv4.conf.all.rp_filter=2{}", each.collect::<String>()));
+    }
+    if fix.is_empty() {
+        return Some(Check::pass(NAME, format!("{seen}, and each answers for itself")));
+    }
+    fix.push("or give each NIC a subnet of its own, and a source-address rule".to_owned());
+    Some(Check::warn(NAME, seen, fix.join("\n")))
+}
+
+/// Whether a NIC's traffic has flow control, where the driver shows it.
+pub(crate) fn flow_control(nic: &NicFacts, traffic_class: Option<&str>) -> Option<Check> {
+    let name = format!("flow control {}", nic.name);
+    let (pfc, trust) = (nic.pfc.as_deref()?, nic.trust.as_deref().unwrap_or("pcp"));
+    let has: Vec<String> = (0..)
+        .zip(pfc.split(|c: char| c == ',' || c.is_whitespace()).filter(|each| !each.is_empty()))
+        .filter(|(_, each)| *each == "1")
+        .map(|(priority, _): (u32, _)| priority.to_string())
+        .collect();
+    let netdev = nic.netdev.as_deref().unwrap_or("ITS-INTERFACE");
+    if has.is_empty() {
+        let fix = format!(
+            "mlnx_qos -i {netdev} --trust dscp --pfc 0,0,0,1,0,0,0,0, the same on the switch, and PHUB_RDMA_TC=106 at both ends; a fabric with ECN alone works, too"
+        );
+        return Some(Check {
+            verdict: Verdict::Note,
+            ..Check::warn(name, "no priority has PFC: a full switch drops packets", fix)
+        });
+    }
+    let seen = format!("PFC on priority {}, by {trust}", has.join(", "));
+    match (trust, traffic_class) {
+        ("dscp", None) => {
+            let fix = "PHUB_RDMA_TC at both ends; a DSCP is its upper six bits (NCCL_IB_TC counts, too)";
+            let seen = format!("{seen}; this hub's packets have DSCP 0");
+            Some(Check { verdict: Verdict::Note, ..Check::warn(name, seen, fix) })
+        }
+        _ => Some(Check::pass(name, seen)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    /// A tree of files, removed at the end.
+    struct Tree(PathBuf);
+
+    impl Tree {
+        fn new(name: &str) -> Self {
+            Tree(std::env::temp_dir().join(format!("phub-doctor-{name}-{}", std::process::id())))
+        }
+
+        fn write(&self, path: &str, text: &str) {
+            let path = self.0.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, format!("{text}\n")).unwrap();
+        }
+
+        fn slot(&self, device: &str, now: (&str, &str), best: (&str, &str)) {
+            for (which, (speed, width)) in [("current", now), ("max", best)] {
+                let home = format!("sys/class/infiniband/{device}/device");
+                self.write(&format!("{home}/{which}_link_speed"), &format!("{speed} GT/s PCIe"));
+                self.write(&format!("{home}/{which}_link_width"), width);
+            }
+        }
+
+        fn nic(&self, device: &str, netdev: &str) -> NicFacts {
+            NicFacts::read(&self.0, device, device.into(), Some(netdev.into()))
+        }
+    }
+
+    impl Drop for Tree {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_slot_that_is_slower_than_its_port_is_a_warning() {
+        let tree = Tree::new("slot");
+        tree.slot("mlx5_0", ("8.0", "8"), ("16.0", "16"));
+        tree.slot("mlx5_1", ("16.0", "16"), ("16.0", "16"));
+        let judge = |device, gbps| slot(&tree.nic(device, "eth0"), Some(gbps)).unwrap();
+        let slow = judge("mlx5_0", 100.0);
+        assert_eq!(slow.verdict, Verdict::Warn);
+        assert!(
+            slow.seen.contains("8 GT/s x8, 63 Gb/s each way; the NIC could have 16 GT/s x16"),
+            "{}",
+            slow.seen
+        );
+        assert_eq!(judge("mlx5_0", 25.0).verdict, Verdict::Note);
+        assert_eq!(judge("mlx5_1", 200.0).verdict, Verdict::Pass);
+        assert_eq!(slot(&tree.nic("rxe0", "eth0"), Some(100.0)), None);
+    }
+
+    #[test]
+    fn an_iommu_that_translates_is_noted() {
+        let tree = Tree::new("iommu");
+        let judge = || iommu(&[tree.nic("mlx5_0", "eth0"), tree.nic("mlx5_1", "eth1")]);
+        assert_eq!(judge(), None);
+        tree.write("sys/class/infiniband/mlx5_0/device/iommu_group/type", "identity");
+        assert_eq!(judge().unwrap().verdict, Verdict::Pass);
+        tree.write("sys/class/infiniband/mlx5_1/device/iommu_group/type", "DMA-FQ");
+        let check = judge().unwrap();
+        assert_eq!(check.verdict, Verdict::Note);
+        assert!(check.seen.ends_with("for mlx5_1 (DMA-FQ)") && check.fix.unwrap().contains("iommu=pt"));
+    }
+
+    #[test]
+    fn nics_of_one_subnet_that_answer_for_each_other_are_a_warning() {
+        let tree = Tree::new("arp");
+        let route =
+            |netdev: &str, net: &str| format!("{netdev}\t{net}\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0");
+        let routes = [route("eth0", "0000000A"), route("eth1", "0000000A"), route("eth2", "0001000A")];
+        tree.write("proc/net/route", &routes.join("\n"));
+        let nics = || [tree.nic("mlx5_0", "eth0"), tree.nic("mlx5_1", "eth1"), tree.nic("mlx5_2", "eth2")];
+        let conf = |who: &str, name: &str, value: &str| {
+            tree.write(&format!("proc/sys/net/ipv4/conf/{who}/{name}"), value);
+        };
+        for who in ["all", "eth0", "eth1", "eth2"] {
+            conf(who, "arp_ignore", "0");
+            conf(who, "rp_filter", "0");
+        }
+        conf("eth1", "rp_filter", "1");
+        let check = arp(&nics()).unwrap();
+        assert_eq!(check.verdict, Verdict::Warn);
+        assert!(
+            check.seen.starts_with("eth0, eth1 share a subnet; each of eth0, eth1 answers ARP"),
+            "{}",
+            check.seen
+        );
+        let fix = check.fix.unwrap();
+        assert!(fix.contains("arp_ignore=1") && fix.contains("conf.eth1.rp_filter=2"), "{fix}");
+        conf("all", "arp_ignore", "1");
+        conf("all", "rp_filter", "2");
+        assert_eq!(arp(&nics()).unwrap().verdict, Verdict::Pass);
+        assert_eq!(arp(&nics()[1..]), None, "eth1 and eth2 share nothing");
+    }
+
+    #[test]
+    fn flow_control_is_shown_where_the_driver_shows_it() {
+        let tree = Tree::new("pfc");
+        let judge = |class| flow_control(&tree.nic("mlx5_0", "eth0"), class);
+        assert_eq!(judge(None), None);
+        tree.write("sys/class/net/eth0/qos/pfc", "0,0,0,0,0,0,0,0");
+        assert!(judge(None).unwrap().seen.contains("no priority has PFC"));
+        tree.write("sys/class/net/eth0/qos/pfc", "0,0,0,1,0,0,0,0");
+        tree.write("sys/class/net/eth0/qos/trust", "dscp");
+        assert!(judge(None).unwrap().fix.unwrap().contains("PHUB_RDMA_TC"));
+        let set = judge(Some("106")).unwrap();
+        assert_eq!((set.verdict, &*set.seen), (Verdict::Pass, "PFC on priority 3, by dscp"));
+    }
+}

@@ -1,0 +1,303 @@
+//! The way from this machine to a hub that runs elsewhere: packets of full size, bytes by TCP, and each pair of RDMA NICs, by a
+//! job of one round that has this process as its only worker.
+
+use std::collections::BTreeMap;
+use std::io::{Error, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::time::{Duration, Instant};
+
+use authority::Credential;
+use fabric::any::Transport;
+use fabric::tcp::Frames;
+use fabric::verbs::NicOptions;
+use fabric::{Arrival, Port as _, Posted, Receive, SendWindow, Until};
+use membership::{MEASURED_IN, NicSettings, Ports};
+use pbox_core::control::{HubReply, JoinRequest, PROTOCOL, Versions};
+use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, Immediate, JobTerms, Key, Optimizer, Wire};
+use rustix::net::sockopt::{Ipv4PathMtuDiscovery, ip_mtu, set_ip_mtu_discover};
+
+use crate::doctor::check::{Check, Verdict};
+
+/// For each answer of the hub, and for the bytes of a link.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// For an answer to a packet.
+const ECHO: Duration = Duration::from_secs(1);
+/// Chunks of each link: 1 MiB, which takes 20 us at 400 Gb/s and 40 ms on soft-RoCE.
+const CHUNKS: usize = 32;
+/// The most chunks in all.
+const MOST_CHUNKS: usize = 4096;
+/// Bytes of the headers of IPv4 and UDP.
+const HEADERS: u32 = 28;
+const DEFAULT_PORT: u16 = 7077;
+
+/// Checks the way to `peer`, host:port or a host.
+pub(crate) fn check(
+    peer: &str,
+    credential: Option<&Credential>,
+    nics: &NicSettings,
+    ready: &[NicOptions],
+    report: &mut dyn FnMut(Check),
+) {
+    let name = format!("way to {peer}");
+    let address = if peer.contains(':') { peer.to_owned() } else { format!("{peer}:{DEFAULT_PORT}") };
+    let hub = match membership::describe(&address, PATIENCE, credential) {
+        Ok(hub) => hub,
+        Err(error) => {
+            let fix = "start phub-server serve there, with --listen at an address of the network, and show its secret (PHUB_TOKEN)";
+            return report(Check::fail(name, error.to_string(), fix));
+        }
+    };
+    report(Check::pass(&name, format!("a hub of version {} with {} cores", hub.version, hub.cores.len())));
+    report(packets(peer, &address));
+    report(match membership::measure(&address, MEASURED_IN, credential) {
+        Ok(gbps) => {
+            Check::pass(format!("TCP from {peer}"), format!("{gbps:.3} Gb/s by one connection, for 100 ms"))
+        }
+        Err(error) => Check::warn(
+            format!("TCP from {peer}"),
+            error.to_string(),
+            "ask again: one measurement may run at a time",
+        ),
+    });
+    report(rdma(peer, &address, &hub, credential, nics, ready));
+}
+
+/// What became of a packet that must not be cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Echo {
+    /// The peer says that nobody listens: it came.
+    Came,
+    /// Something on the way says that it is too large.
+    TooLarge,
+    /// Nothing.
+    Silence,
+}
+
+/// The largest packets that reach the peer.
+fn packets(peer: &str, address: &str) -> Check {
+    let name = format!("path MTU to {peer}");
+    let found = address.to_socket_addrs().ok().and_then(|mut all| all.find(SocketAddr::is_ipv4));
+    let Some(to) = found else {
+        return Check::note(name, "the peer has no IPv4 address, and only that is tried");
+    };
+    match send_packets(to) {
+        Ok((mtu, large, small)) => judge_packets(name, mtu, large, small),
+        Err(error) => Check::note(name, format!("cannot try it: {error}")),
+    }
+}
+
+/// The MTU of the way, and what became of a packet of that size, and of a small one.
+fn send_packets(to: SocketAddr) -> Result<(u32, Echo, Echo), Error> {
+    let socket = UdpSocket::bind((IpAddr::from(Ipv4Addr::UNSPECIFIED), 0))?;
+    set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO)?;
+    socket.connect(to)?; // the hub's port, which is one of TCP
+    socket.set_read_timeout(Some(ECHO))?;
+    let echo = |bytes: u32| -> Result<Echo, Error> {
+        // Errors of former packets may come first.
+        for result in [socket.send(&vec![0; bytes as usize]).map(|_| 0), socket.recv(&mut [0])] {
+            match result {
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(Echo::Came),
+                Err(error) if error.raw_os_error() == Some(rustix::io::Errno::MSGSIZE.raw_os_error()) => {
+                    return Ok(Echo::TooLarge);
+                }
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                Err(error) => return Err(error),
+                Ok(_) => {}
+            }
+        }
+        Ok(Echo::Silence)
+    };
+    // Each router on the way may have a smaller one.
+    for _ in 0..8 {
+        let mtu = ip_mtu(&socket)?;
+        let large = echo(mtu.min(65_535).saturating_sub(HEADERS))?;
+        if large != Echo::TooLarge {
+            let small = if large == Echo::Silence { echo(1)? } else { large };
+            return Ok((mtu, large, small));
+        }
+    }
+    Err(Error::other("the way says again and again that packets are too large"))
+}
+
+fn judge_packets(name: String, mtu: u32, large: Echo, small: Echo) -> Check {
+    match (large, small) {
+        (Echo::Came, _) => Check::pass(name, format!("{mtu} bytes: a packet of that size came there")),
+        (_, Echo::Came) => Check::warn(
+            name,
+            format!(
+                "small packets come there, and those of {mtu} bytes, as the interface would send, are lost on the way without a word"
+            ),
+            "one MTU on all interfaces and switches of the way, or a smaller one here (ip link set DEV mtu N)",
+        ),
+        _ => Check::note(name, format!("{mtu} bytes as far as is known: the peer answers no UDP packets")),
+    }
+}
+
+fn rdma(
+    peer: &str,
+    address: &str,
+    hub: &HubReply,
+    credential: Option<&Credential>,
+    nics: &NicSettings,
+    ready: &[NicOptions],
+) -> Check {
+    let name = format!("RDMA to {peer}");
+    if !hub.transports.iter().any(|offer| offer.transport() == Transport::Verbs) {
+        return Check::note(name, "the hub there offers none");
+    }
+    if ready.is_empty() {
+        return Check::note(name, "the hub there offers it; no NIC of this machine is ready");
+    }
+    match pairs(address, hub, credential, nics) {
+        Ok(rates) => judge_pairs(name, &rates),
+        Err(error) => {
+            let fix = "the hub's log may say more; PHUB_RAILS pairs NICs otherwise; ib_write_bw between the two NICs tries them without a hub";
+            Check::fail(name, error, fix)
+        }
+    }
+}
+
+/// Of each pair of NICs, in words: its links, its bytes each way, and the time.
+type Rates = BTreeMap<String, (u32, usize, Duration)>;
+
+/// The pairs that are much slower than the fastest.
+fn judge_pairs(name: String, rates: &Rates) -> Check {
+    let rate = |&(_, bytes, time): &(u32, usize, Duration)| 2.0 * bytes as f64 / time.as_secs_f64() / 1e9;
+    let fastest = rates.values().map(rate).fold(0.0, f64::max);
+    let line = |(pair, of): (&String, &(u32, usize, Duration))| {
+        format!("{pair}: {} links, {:.3} GB/s both ways together, summed there", of.0, rate(of))
+    };
+    let seen = rates.iter().map(line).collect::<Vec<_>>().join("\n");
+    let slow: Vec<&str> =
+        rates.iter().filter(|(_, of)| rate(of) < 0.5 * fastest).map(|(pair, _)| pair.as_str()).collect();
+    if slow.is_empty() {
+        return Check::pass(name, seen);
+    }
+    let fix = format!(
+        "less than half of the fastest: {}; look at its rail, its cable and the slots of both NICs",
+        slow.join("; ")
+    );
+    Check { verdict: Verdict::Warn, ..Check::warn(name, seen, fix) }
+}
+
+/// Has each core of the hub sum what this process pushes over its link, one core after another.
+fn pairs(
+    address: &str,
+    hub: &HubReply,
+    credential: Option<&Credential>,
+    nics: &NicSettings,
+) -> Result<Rates, String> {
+    let in_words = |error: &dyn std::fmt::Display| error.to_string();
+    let chunks = (hub.cores.len() * CHUNKS).min(MOST_CHUNKS);
+    let keys = vec![Key::f32("bytes", [(chunks * DEFAULT_CHUNK_BYTES / 4) as u64])];
+    let terms = JobTerms::new(1, keys, Optimizer::Average);
+    let wire = Wire::of_terms(&terms).map_err(|error| in_words(&error))?;
+    let schedule = terms.level.schedule;
+    let request = JoinRequest {
+        protocol: PROTOCOL,
+        protocol_lowest: Versions::OURS.lowest_of_several(),
+        rank: 0,
+        hub: 0,
+        through: Vec::new(),
+        mesh: None,
+        peers: None,
+        reached: None,
+        terms,
+    };
+    // If the hub keeps checkpoints, the next doctor goes on from this one's.
+    let job = format!("phub-doctor-{}", hub.cores.len());
+    let mut let_in = membership::join_all(&[address], &job, PATIENCE, &request, credential)
+        .map_err(|error| in_words(&error))?;
+    let window = SendWindow::new(wire.gradient_window_bytes()).map_err(|error| in_words(&error))?;
+    let (window, _) = window.split(vec![Vec::new()]).map_err(|error| in_words(&error))?;
+    let (ports, mut port) = Ports::one(&let_in, Some(Transport::Verbs), nics, 0, Frames::default())
+        .map_err(|error| in_words(&error))?;
+    let receive = |_| Receive::New(wire.weights_window_bytes());
+    let path =
+        membership::open(&let_in, schedule, &wire, &window, receive, &ports, Instant::now() + PATIENCE)
+            .map_err(|error| in_words(&error))?;
+    let links: Vec<_> = path.endpoints.into_iter().map(|endpoint| port.attach(endpoint)).collect();
+    let hub = let_in.remove(0).keep(0..links.len(), port.waker());
+    let mut until = Instant::now() + PATIENCE;
+    let round = loop {
+        match membership::takes_part(std::slice::from_ref(&hub), 0) {
+            Ok(round) => break round,
+            Err(_) if Instant::now() > until => {
+                return Err(format!("job {job:?} did not begin within {PATIENCE:?}"));
+            }
+            Err(_) => port.wait(Until::Any, Duration::from_millis(100)),
+        }
+    };
+    let mut rates = Rates::new();
+    for ((chunks, link), way) in
+        path.placement.chunks_by_core().into_iter().zip(links).zip(&path.ways[0].paths)
+    {
+        let (begun, mut bytes, mut answers) = (Instant::now(), 0, 0);
+        let mut left = chunks.iter().copied().peekable();
+        until = begun + PATIENCE;
+        while answers < chunks.len() {
+            while let Some(&chunk) = left.peek() {
+                let (span, imm) =
+                    (wire.gradient_span(ChunkId(chunk.0)), Immediate::new(chunk, round).encode());
+                if port.post(link, span, imm) != Posted::Accepted {
+                    break;
+                }
+                bytes += span.bytes;
+                left.next();
+            }
+            port.flush();
+            answers += port.poll(&mut [Arrival::default(); 64]);
+            if let Some(closed) = port.closed() {
+                return Err(format!("{way}: {}", closed.reason));
+            }
+            if Instant::now() > until {
+                return Err(format!("{way}: {answers} of {} answers came within {PATIENCE:?}", chunks.len()));
+            }
+            if answers < chunks.len() {
+                port.wait(Until::Any, Duration::from_millis(100));
+            }
+        }
+        // The path names the port of the hub first, of which a NIC may have several.
+        let pair = way.split_once(", ").map_or(way.as_str(), |(_, pair)| pair);
+        let of = rates.entry(pair.to_owned()).or_default();
+        *of = (of.0 + 1, of.1 + bytes, of.2 + begun.elapsed());
+    }
+    hub.leave(round.next()).map_err(|error| in_words(&error))?;
+    Ok(rates)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packet_to_this_machine_comes_with_the_loopbacks_size() {
+        let free = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (mtu, large, _) = send_packets(free).unwrap();
+        assert_eq!(large, Echo::Came);
+        assert!(mtu >= 1280, "{mtu}");
+    }
+
+    #[test]
+    fn large_packets_that_vanish_are_a_warning_and_silence_is_none() {
+        let judge = |large, small| judge_packets("path".into(), 9000, large, small);
+        assert_eq!(judge(Echo::Came, Echo::Came).verdict, Verdict::Pass);
+        let lost = judge(Echo::Silence, Echo::Came);
+        assert_eq!(lost.verdict, Verdict::Warn);
+        assert!(lost.seen.contains("those of 9000 bytes"), "{}", lost.seen);
+        assert_eq!(judge(Echo::Silence, Echo::Silence).verdict, Verdict::Note);
+    }
+
+    #[test]
+    fn a_pair_that_is_slower_than_half_of_the_fastest_is_named() {
+        let of = |pair: &str, ms| (pair.to_owned(), (2, 1 << 20, Duration::from_millis(ms)));
+        let fine = Rates::from([of("a with x", 10), of("b with y", 12)]);
+        let check = judge_pairs("RDMA".into(), &fine);
+        assert_eq!(check.verdict, Verdict::Pass);
+        assert!(check.seen.contains("a with x: 2 links, 0.210 GB/s"), "{}", check.seen);
+        let slow = Rates::from([of("a with x", 10), of("b with y", 30)]);
+        let check = judge_pairs("RDMA".into(), &slow);
+        assert_eq!(check.verdict, Verdict::Warn);
+        assert!(check.fix.unwrap().contains("fastest: b with y;"));
+    }
+}

@@ -1,0 +1,83 @@
+//! Facts about the slot and the network of a NIC, below a root, so that tests have trees of their own.
+
+use std::fs::read_to_string;
+use std::path::Path;
+
+/// What the kernel says of a NIC. Each fact is absent where it does not say it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct NicFacts {
+    /// The RDMA device, with its port if it has several.
+    pub name: String,
+    /// Its network interface.
+    pub netdev: Option<String>,
+    /// Its link to the machine now, and the best that it could have.
+    pub slot: Option<(PciLink, PciLink)>,
+    /// How the IOMMU treats it: `identity`, or a kind of translation.
+    pub iommu: Option<String>,
+    /// The subnets of its interface: destination and mask, as /proc/net/route has them.
+    pub subnets: Vec<(String, String)>,
+    /// The greater of the interface's setting and that of all: ARP, and the filter of return paths.
+    pub arp_ignore: Option<u32>,
+    pub rp_filter: Option<u32>,
+    /// By priority, whether it has flow control.
+    pub pfc: Option<String>,
+    /// What makes a packet's priority: `pcp` or `dscp`.
+    pub trust: Option<String>,
+}
+
+/// Speed and width of a PCI Express link.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct PciLink {
+    pub gigatransfers: f64,
+    pub lanes: u32,
+}
+
+impl PciLink {
+    /// What it carries each way, before the headers of its packets.
+    pub fn gbps(self) -> f64 {
+        let coded = if self.gigatransfers > 5.0 { 128.0 / 130.0 } else { 0.8 };
+        self.gigatransfers * coded * f64::from(self.lanes)
+    }
+}
+
+impl NicFacts {
+    pub fn read(root: &Path, device: &str, name: String, netdev: Option<String>) -> Self {
+        let text = |path: &Path| Some(read_to_string(path).ok()?.trim().to_owned());
+        let slot = root.join("sys/class/infiniband").join(device).join("device");
+        let link = |which: &str| {
+            let speed = text(&slot.join(format!("{which}_link_speed")))?;
+            let lanes = text(&slot.join(format!("{which}_link_width")))?.parse().ok()?;
+            let gigatransfers = speed.split_whitespace().next()?.parse().ok()?;
+            Some(PciLink { gigatransfers, lanes }).filter(|link| link.lanes > 0)
+        };
+        let setting = |name: &str| {
+            let conf = root.join("proc/sys/net/ipv4/conf");
+            let of = |who: &str| text(&conf.join(who).join(name))?.parse().ok();
+            of(netdev.as_deref()?).max(of("all"))
+        };
+        let qos =
+            |name: &str| text(&root.join("sys/class/net").join(netdev.as_deref()?).join("qos").join(name));
+        NicFacts {
+            slot: link("current").zip(link("max")),
+            iommu: text(&slot.join("iommu_group/type")),
+            subnets: subnets(&text(&root.join("proc/net/route")).unwrap_or_default(), netdev.as_deref()),
+            arp_ignore: setting("arp_ignore"),
+            rp_filter: setting("rp_filter"),
+            pfc: qos("pfc"),
+            trust: qos("trust"),
+            name,
+            netdev,
+        }
+    }
+}
+
+/// The routes of an interface that need no gateway.
+fn subnets(routes: &str, netdev: Option<&str>) -> Vec<(String, String)> {
+    let subnet = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let [interface, destination, gateway, _, _, _, _, mask, ..] = fields[..] else { return None };
+        let is_own = Some(interface) == netdev && gateway == "00000000" && mask != "00000000";
+        is_own.then(|| (destination.to_owned(), mask.to_owned()))
+    };
+    routes.lines().filter_map(subnet).collect()
+}
