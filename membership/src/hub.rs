@@ -183,7 +183,15 @@ impl Hub {
     /// # Errors
     /// As for [`post`](Self::post).
     pub fn fail(&self, reason: &str, limit: Duration) -> Result<(), MemberError> {
-        self.control.within(limit).leave(&self.token, Round(0), Some(reason.to_owned())).map_err(|f| f.error)
+        self.control.within(limit).fail(&self.token, reason, false).map_err(|failure| failure.error)
+    }
+
+    /// Says within `limit` that another hub of the job is lost or stops, and how: the job ends here, until that hub is back.
+    ///
+    /// # Errors
+    /// As for [`post`](Self::post).
+    pub fn fail_without_hub(&self, lost: &str, limit: Duration) -> Result<(), MemberError> {
+        self.control.within(limit).fail(&self.token, lost, true).map_err(|failure| failure.error)
     }
 
     /// Leaves the job there, from this round on.
@@ -193,8 +201,7 @@ impl Hub {
     /// not saved.
     pub fn leave(&self, round: Round) -> Result<(), MemberError> {
         // Whatever the news say: after a leave whose answer was lost, the hub does not know the heartbeat any more.
-        let left =
-            insist(self.limit, Failure::passes_for_member, || self.control.leave(&self.token, round, None));
+        let left = insist(self.limit, Failure::passes_for_member, || self.control.leave(&self.token, round));
         left.map_err(|failure| self.lost_if_unreachable(failure.error))
     }
 }

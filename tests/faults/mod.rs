@@ -7,4 +7,5 @@ mod killed;
 mod late;
 mod passing;
 mod returns;
+mod returns_of_several;
 mod sim_network;

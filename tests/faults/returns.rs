@@ -21,12 +21,13 @@ use phub_server::{Hub, HubSettings};
 use rustix::process::Signal;
 use worker_shim::{Background, Returns, Session, SessionConfig, SessionError};
 
-const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
-const WORKERS: u32 = 2;
-const SEED: u64 = 7;
+pub(super) const NESTEROV: Optimizer =
+    Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
+pub(super) const WORKERS: u32 = 2;
+pub(super) const SEED: u64 = 7;
 
 /// A worker that holds out for its hub.
-fn waiting(address: SocketAddr, rank: u32) -> SessionConfig {
+pub(super) fn waiting(address: SocketAddr, rank: u32) -> SessionConfig {
     let mut config = config_at(&address.to_string(), "job", rank, WORKERS);
     config.terms.optimizer = NESTEROV;
     config.hub_wait = Duration::from_secs(60);
@@ -41,7 +42,7 @@ fn start(address: SocketAddr, directory: &Path) -> Hub {
 }
 
 /// A hub at this address that can be killed. It writes a checkpoint every so many rounds.
-fn start_process(address: SocketAddr, directory: &Path, every: u32) -> Program {
+pub(super) fn start_process(address: SocketAddr, directory: &Path, every: u32) -> Program {
     let directory = directory.to_str().unwrap();
     begin_hub(&[
         ("PHUB_LISTEN", &address.to_string()),
@@ -50,26 +51,26 @@ fn start_process(address: SocketAddr, directory: &Path, every: u32) -> Program {
     ])
 }
 
-fn write(session: &mut Session, rank: u32, step: u32) {
+pub(super) fn write(session: &mut Session, rank: u32, step: u32) {
     for key in session.keys() {
         fill_gradient(SEED, rank, step, key, session.gradient_mut(key).unwrap());
     }
 }
 
 /// One step of a script: gradients of its own step's number, whatever the hub's round is.
-fn step(session: &mut Session, rank: u32, step: u32) -> Result<(), SessionError> {
+pub(super) fn step(session: &mut Session, rank: u32, step: u32) -> Result<(), SessionError> {
     write(session, rank, step);
     session.keys().try_for_each(|key| session.push(key))?;
     session.wait_all()
 }
 
-fn begun(config: SessionConfig) -> Session {
+pub(super) fn begun(config: SessionConfig) -> Session {
     let mut session = Session::join(config).unwrap();
     session.broadcast_weights(|key, weights| fill_weights(SEED, key, weights)).unwrap();
     session
 }
 
-fn weights(session: &Session) -> Vec<Vec<u32>> {
+pub(super) fn weights(session: &Session) -> Vec<Vec<u32>> {
     session.keys().map(|key| bits(session.weights::<f32>(key).unwrap())).collect()
 }
 

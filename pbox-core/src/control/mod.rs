@@ -285,7 +285,8 @@ pub enum JobState {
     Failed {
         /// The reason, which names the rank.
         reason: String,
-        /// Whether the hub itself stops, and not the job: it may come back.
+        /// Whether it failed because a hub stops or is lost, this one or another of the job: it may go on when that hub is
+        /// back.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         hub_stops: bool,
     },
@@ -307,9 +308,13 @@ pub struct LeaveRequest {
     pub token: String,
     /// The first round without the worker.
     pub round: Round,
-    /// Of a hub below whose job has failed: why. The job fails here, too, or goes on without that machine.
+    /// Of a hub below whose job has failed, and of a worker that lost another hub of the job: why. The job fails here, too,
+    /// or goes on without that member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
+    /// Whether `failed` is about a hub that stops or is lost: the job may go on when that hub is back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub hub_lost: bool,
 }
 
 /// The answer to a leave.

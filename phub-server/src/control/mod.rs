@@ -272,8 +272,8 @@ async fn ready(State(desk): State<Desk>, Path(job): Path<String>, request: Reque
 }
 
 async fn leave(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let LeaveRequest { token, round, failed } = desk.small("leave", request).await?;
-    done(&to_its_end(async move { desk.registry.leave(&job, &token, round, failed).await }).await?)
+    let request: LeaveRequest = desk.small("leave", request).await?;
+    done(&to_its_end(async move { desk.registry.leave(&job, request).await }).await?)
 }
 
 async fn stop(State(desk): State<Desk>, Path(job): Path<String>) -> Answer {

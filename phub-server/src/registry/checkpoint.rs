@@ -98,12 +98,9 @@ impl Registry {
         saves.join_all().await;
     }
 
-    /// Writes the checkpoint of a job that is then ended. A job on this hub alone makes no round after it, so that nothing is
-    /// lost.
+    /// Writes the checkpoint of a job that is then ended. The job makes no round after it, so that nothing is lost.
     pub(super) async fn checkpoint_at_stop(self: &Arc<Self>, id: JobId) -> Result<CheckpointReply, String> {
-        let is_alone = self.of_job(id, |job| job.hubs.share.is_whole())?;
-        let at = if is_alone { CutAt::LastRound } else { CutAt::AllHubs };
-        self.checkpoint_at(id, at, ROUND_LIMIT_AT_STOP).await
+        self.checkpoint_at(id, CutAt::LastRound, ROUND_LIMIT_AT_STOP).await
     }
 
     /// As [`checkpoint`](Self::checkpoint). `limit` is the time limit for the round in flight.
@@ -115,7 +112,7 @@ impl Registry {
         self.checkpoint_at(id, CutAt::AllHubs, limit).await
     }
 
-    async fn checkpoint_at(
+    pub(super) async fn checkpoint_at(
         self: &Arc<Self>,
         id: JobId,
         at: CutAt,
@@ -125,7 +122,7 @@ impl Registry {
         if !leads {
             let lead = Peers { limit: limit + DISK_LIMIT, ..(*peers).clone() };
             let (secret, round_limit_ms) = (lead.secret.show(), limit.as_millis() as u64);
-            let request = CheckpointRequest { secret, round_limit_ms };
+            let request = CheckpointRequest { secret, round_limit_ms, ends: at == CutAt::LastRound };
             return lead.ask(0, "checkpoint", "write a checkpoint", &request).await;
         }
         let deadline = tokio::time::Instant::now() + limit;

@@ -14,17 +14,31 @@ use super::late::Progress;
 use super::make::Load;
 use super::{Inner, KEEP_FAILED, Registry};
 
+/// Whose end a failure is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Blame {
+    /// The job's own, or that of one of its workers.
+    Job,
+    /// A hub stops or is lost, this one or another of the job. Workers may hold out for it.
+    Hub,
+}
+
 impl Registry {
     /// A worker is lost: its job fails, or goes on without it, if the job's terms say so and another worker is left.
     pub(super) fn lose(&self, inner: &mut Inner, id: JobId, rank: u32, reason: &str) {
+        self.lose_by(inner, id, rank, reason, Blame::Job);
+    }
+
+    /// As [`lose`](Self::lose); `blame` is of the job's failure.
+    pub(super) fn lose_by(&self, inner: &mut Inner, id: JobId, rank: u32, reason: &str, blame: Blame) {
         // A worker that has left closes its links.
         let Some(job) = inner.jobs.get_mut(&id).filter(|job| !job.failed() && job.has(rank)) else { return };
         inner.counts.lost_workers += 1;
         if !job.goes_on() || job.state() != JobState::Running {
-            return self.fail(inner, id, reason);
+            return self.fail_by(inner, id, reason, blame);
         }
         if !job.has_others(rank) {
-            return self.fail(inner, id, &format!("{reason}; no worker is left"));
+            return self.fail_by(inner, id, &format!("{reason}; no worker is left"), blame);
         }
         tracing::warn!(job = job.name, rank, reason, "worker lost; the job goes on");
         job.lost(rank);
@@ -39,13 +53,17 @@ impl Registry {
     }
 
     pub(super) fn fail(&self, inner: &mut Inner, id: JobId, reason: &str) {
+        self.fail_by(inner, id, reason, Blame::Job);
+    }
+
+    /// As [`fail`](Self::fail), and the workers are told whose end it is. Whatever ends while this hub stops, its stop ends.
+    pub(super) fn fail_by(&self, inner: &mut Inner, id: JobId, reason: &str, blame: Blame) {
         let Some(job) = inner.jobs.get_mut(&id).filter(|job| !job.failed()) else { return };
         tracing::warn!(job = job.name, reason, "job failed");
         inner.counts.failed_jobs += 1;
-        // A hub that stops cannot ask the others of a job: they have written a checkpoint together before.
-        let is_asked = !inner.stopping || job.hubs.share.is_whole();
-        let last = if is_asked { self.hold_last(job, reason) } else { None };
-        job.fail(reason, inner.stopping);
+        let blame = if inner.stopping { Blame::Hub } else { blame };
+        let last = self.hold_last(job, reason, blame);
+        job.fail(reason, blame == Blame::Hub);
         inner.names.remove(&job.name);
         match job.above.take() {
             Some(above) if above.lives_at_some() => self.fail_above(inner, id, above, reason),

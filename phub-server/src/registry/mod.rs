@@ -52,10 +52,10 @@ use std::time::{Duration, Instant};
 use membership::{MemberError, Missing};
 use pbox_core::control::{
     CoreReply, CountsReply, HeartbeatReply, HubReply, JobState, Latest, LearningRateRequest, LeaveReply,
-    PROTOCOL, PROTOCOL_LOWEST, TransportAddress,
+    LeaveRequest, PROTOCOL, PROTOCOL_LOWEST, TransportAddress,
 };
 use pbox_core::kernels::Kernels;
-use pbox_core::{Discarded, JobId, Round};
+use pbox_core::{Discarded, JobId, Members, Round};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
 
@@ -64,6 +64,7 @@ use crate::cores::{CoreHandle, CoreThread, Report};
 use above::{JoinedAbove, Meetings};
 use cut::answers;
 use job::{Arrival, Job};
+use loss::Blame;
 use snapshot::NO_WEIGHTS;
 
 pub(crate) use above::{HubsAbove, Up};
@@ -330,35 +331,27 @@ impl Registry {
 
     /// A worker leaves. When the last worker has left, the job's state is in its checkpoint, or the reply says why not. A second
     /// leave changes nothing.
-    pub async fn leave(
-        self: &Arc<Self>,
-        job: &str,
-        token: &str,
-        round: Round,
-        failed: Option<String>,
-    ) -> Result<LeaveReply, Refusal> {
-        let left = self.leave_once(job, token, round, failed).await;
-        if left.is_err() && self.lock().left.contains_key(&token_of(token)) {
-            Ok(LeaveReply::default())
-        } else {
-            left
-        }
+    pub async fn leave(self: &Arc<Self>, job: &str, request: LeaveRequest) -> Result<LeaveReply, Refusal> {
+        let token = token_of(&request.token);
+        let left = self.leave_once(job, request).await;
+        if left.is_err() && self.lock().left.contains_key(&token) { Ok(LeaveReply::default()) } else { left }
     }
 
     async fn leave_once(
         self: &Arc<Self>,
         job: &str,
-        token: &str,
-        round: Round,
-        failed: Option<String>,
+        LeaveRequest { token, round, failed, hub_lost }: LeaveRequest,
     ) -> Result<LeaveReply, Refusal> {
         if let Some(why) = failed {
             let mut inner = self.lock();
-            let (id, rank) = inner.member(job, token).map(|(job, rank)| (job.id, rank))?;
-            self.lose(&mut inner, id, rank, &format!("machine {rank}: {why}"));
+            let (job, rank) = inner.member(job, &token)?;
+            let (id, is_worker) = (job.id, job.terms.level.members == Members::Workers);
+            let who = if is_worker { "worker" } else { "machine" };
+            let blame = if hub_lost { Blame::Hub } else { Blame::Job };
+            self.lose_by(&mut inner, id, rank, &format!("{who} {rank}: {why}"), blame);
             return Ok(LeaveReply::default());
         }
-        let last = self.lock().member(job, token).map(|(job, rank)| {
+        let last = self.lock().member(job, &token).map(|(job, rank)| {
             // Hub 0 has all hubs write a checkpoint, so a worker leaves hub 0 first.
             let is_last = job.state() == JobState::Running && !job.has_others(rank);
             (is_last && job.hubs.leads() && job.above.is_none()).then_some(job.id)
@@ -371,7 +364,7 @@ impl Registry {
             // A job without weights has nothing to lose.
             checkpoint_error = Some(why).filter(|why| why != NO_WEIGHTS);
         }
-        if let Some((id, above)) = self.leave_now(job, token, round)? {
+        if let Some((id, above)) = self.leave_now(job, &token, round)? {
             // Before the links close: a closed link alone is a loss.
             let left = on_thread("phub-above", move || above.leave(round)).await;
             match left.map_err(|why| std::io::Error::other(why).into()).flatten() {

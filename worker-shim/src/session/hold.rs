@@ -3,8 +3,8 @@
 //! On the caller's thread, inside a push or a wait, which goes on afterwards.
 //!
 //! ```text
-//!   lost --> join again, until the hub is there --> links to the same memory --> weights of the checkpoint's round
-//!        --> what other workers got of a round, this worker does not push again
+//!   lost --> the job's other hubs are told --> join again, until all hubs are there --> links to the same memory
+//!        --> weights of the checkpoint's round --> what other workers got of a round, this worker does not push again
 //! ```
 //!
 //! Rounds are the hub's: they go back to its checkpoint. `reached` is the first round of which no worker has an answer. It
@@ -14,7 +14,7 @@
 use std::time::{Duration, Instant};
 
 use fabric::{Receive, any};
-use membership::MemberError;
+use membership::{Hub, MemberError};
 use pbox_core::{Compression, Consistency, KeyId, Round, Wire};
 
 use super::compare::Digests;
@@ -25,6 +25,8 @@ use super::session::Session;
 
 /// The pause between two attempts to join: nothing tells when a program begins to listen.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Time limit for telling another hub of the job that one is lost.
+const TELL_LIMIT: Duration = Duration::from_secs(2);
 
 /// How often lost hubs came back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,9 +51,9 @@ impl Hold {
     /// Of a session that has joined.
     pub fn of(config: &SessionConfig, is_below_others: bool) -> Self {
         let level = &config.terms.level;
-        // With several hubs the others would end their part of the job. A hub below others has no checkpoint. Workers that
-        // do not step together have no common round. A batch of pulls may wait for a key that is not pushed again.
-        let is_simple = config.terms.hubs == 1 && !is_below_others && level.consistency == Consistency::Bsp;
+        // A hub below others has no checkpoint. Workers that do not step together have no common round. A batch of pulls may
+        // wait for a key that is not pushed again.
+        let is_simple = !is_below_others && level.consistency == Consistency::Bsp;
         let is_slim = matches!(level.compression, Some(Compression::Slim(_)));
         match is_simple && !is_slim && config.pull.is_none() && !config.hub_wait.is_zero() {
             true => Hold::Waits,
@@ -108,6 +110,7 @@ impl Session {
             skips: self.skips.get(key.index()).copied().unwrap_or(0),
         });
         let stood: Vec<Stood> = keys.collect();
+        self.tell_other_hubs(&lost);
         while let Err(error) = self.go_on(&stood, since + wait) {
             if Instant::now() >= since + wait || (self.given_up)() {
                 let waited = since.elapsed().as_secs_f64();
@@ -120,6 +123,24 @@ impl Session {
         Ok(())
     }
 
+    /// The job's other hubs end their part of it, and tell the other workers why: before this worker's links end, which alone
+    /// would look like its own end.
+    fn tell_other_hubs(&self, lost: &MemberError) {
+        if self.hubs.len() == 1 {
+            return;
+        }
+        let stops = self.hubs.iter().filter(|hub| hub.end().is_some()).map(Hub::address).collect::<Vec<_>>();
+        let why = match lost {
+            MemberError::JobFailed { reason, .. } => format!("the hub at {}: {reason}", stops.join(", ")),
+            lost => lost.to_string(),
+        };
+        for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
+            if let Err(error) = hub.fail_without_hub(&why, TELL_LIMIT) {
+                tracing::debug!(%error, "a hub was not told that another one is lost: perhaps it is that one");
+            }
+        }
+    }
+
     /// Joins again, and goes on.
     fn go_on(&mut self, stood: &[Stood], until: Instant) -> Result<(), SessionError> {
         // Before the join: nothing that a hub sends which only stood still may come into the new one's window.
@@ -128,12 +149,11 @@ impl Session {
         let own = stood.iter().map(|stood| stood.round).max().unwrap_or_default();
         let let_in = let_in(&self.config, Some(own), until, &self.given_up)?;
         let deadline = Instant::now() + self.config.join_limit;
-        let config = SessionConfig { transport: Some(self.ways[0].transport), ..self.config.clone() };
-        let wire = Wire::of_terms(&config.terms)?;
-        let windows = self.exchange.windows();
-        let (window, receive) = (windows.sent().clone(), Receive::Into(windows.received()[0].clone()));
+        let wire = Wire::of_terms(&self.config.terms)?;
+        let (windows, former) = (self.exchange.windows(), &self.hubs);
+        let receive = |hub: usize| Receive::Into(windows.received()[former[hub].cores.start].clone());
         let Attached { port, endpoints, received, slices, hubs, ways } =
-            attach(let_in, &config, &wire, &window, receive, deadline)?;
+            attach(let_in, &self.config, &wire, windows.sent(), receive, deadline)?;
         self.exchange.reconnect(port, endpoints, received, slices);
         self.exchange.set_credit(self.credit);
         (self.hubs, self.ways) = (hubs, ways);
@@ -172,8 +192,8 @@ impl Session {
         let keeps_weights = self.config.terms.optimizer.keeps_weights();
         if keeps_weights && self.first == Round(0) && reached > Round(0) {
             return lost(
-                "it came back without the job's weights; start it with --checkpoints DIRECTORY and --checkpoint-every N, \
-                 and where it was started before",
+                "it came back without the job's weights; start each hub of the job with --checkpoints DIRECTORY and \
+                 --checkpoint-every N, and where it was started before",
             );
         }
         if !keeps_weights && stood.iter().any(|stood| stood.under_way && stood.round < reached) {

@@ -64,7 +64,7 @@ impl Session {
             None => false,
         };
         let (window, gradients) = Windows::gradients(&wire)?;
-        let receive = Receive::New(wire.weights_window_bytes());
+        let receive = |_| Receive::New(wire.weights_window_bytes());
         let Attached { port, endpoints, received, slices, hubs, ways } =
             attach(let_in, &config, &wire, &window, receive, deadline)?;
         let windows = Windows::new(&wire, config.rank, gradients, received, config.weights)?;
@@ -190,20 +190,20 @@ pub(super) struct Attached {
     pub ways: Vec<Way>,
 }
 
-/// Makes the links to hubs that have let this worker in.
+/// Makes the links to hubs that have let this worker in. What each posts goes to `receive` of its number.
 pub(super) fn attach(
     let_in: Vec<LetIn>,
     config: &SessionConfig,
     wire: &Wire,
     window: &Arc<SendWindow>,
-    receive: Receive,
+    receive: impl Fn(usize) -> Receive,
     deadline: Instant,
 ) -> Result<Attached, SessionError> {
     let level = &config.terms.level;
     let (ports, port) =
         Ports::one(&let_in, config.transport, config.nics.as_ref(), Frames::summed_if(config.checksum))?;
     let DataPath { endpoints, received, placement, ways, cores, .. } =
-        membership::open(&let_in, level.schedule, wire, window, |_| receive.clone(), &ports, deadline)?;
+        membership::open(&let_in, level.schedule, wire, window, receive, &ports, deadline)?;
     let kept = let_in.into_iter().zip(cores).map(|(hub, cores)| hub.keep(cores, port.waker()));
     let hubs = kept.collect();
     let slice_bytes = level.slice_bytes.unwrap_or(config.terms.chunk_bytes);
