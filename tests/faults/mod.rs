@@ -7,5 +7,6 @@ mod killed;
 mod late;
 mod passing;
 mod returns;
+mod returns_in_batches;
 mod returns_of_several;
 mod sim_network;

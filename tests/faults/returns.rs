@@ -70,6 +70,64 @@ pub(super) fn begun(config: SessionConfig) -> Session {
     session
 }
 
+/// Waits for the last answers of all workers: who ends before, or is not there when a hub comes back, ends the others.
+pub(super) fn end_together(session: &mut Session, ended: &AtomicU32, workers: u32) {
+    session.wait_all().unwrap();
+    ended.fetch_add(1, Ordering::Relaxed);
+    until("all workers have their last answers", || {
+        session.is_ready(FIRST).unwrap();
+        ended.load(Ordering::Relaxed) >= workers
+    });
+    // Nobody ends while another one still looks.
+    ended.fetch_add(1, Ordering::Relaxed);
+    until("no worker looks any more", || ended.load(Ordering::Relaxed) >= 2 * workers);
+}
+
+/// Stops of hubs while workers train, one every `span` steps.
+#[derive(Default)]
+pub(super) struct Stops {
+    span: u32,
+    made: AtomicU32,
+    over: AtomicU32,
+}
+
+impl Stops {
+    pub fn every(span: u32) -> Self {
+        Stops { span, ..Stops::default() }
+    }
+
+    /// Stops a hub and starts it again, so many times.
+    pub fn make(&self, stops: u32, mut stop: impl FnMut(u32)) {
+        for number in 1..=stops {
+            until("some more rounds", || self.made.load(Ordering::Relaxed) >= number * self.span);
+            stop(number);
+            self.over.store(number, Ordering::Relaxed);
+        }
+    }
+
+    /// A worker is about to make this step: not before the stop that belongs to the steps before is over.
+    pub fn before(&self, session: &mut Session, step: u32) {
+        self.made.fetch_max(step, Ordering::Relaxed);
+        until("the stop is over", || {
+            session.is_ready(FIRST).unwrap();
+            self.over.load(Ordering::Relaxed) + 1 >= (step + 1) / self.span
+        });
+    }
+}
+
+/// Whether the hubs with these directories have a checkpoint: of several, each a part of the same round.
+pub(super) fn has_a_checkpoint(dirs: &[tempfile::TempDir]) -> bool {
+    let files = |dir: &Path| {
+        let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string());
+        names.map(Result::unwrap).filter(|name| name.ends_with(".safetensors")).collect::<Vec<_>>()
+    };
+    let [first, others @ ..] = dirs else { return false };
+    let round = |name: &str| name.split_once(".hub").map_or(name.to_owned(), |(round, _)| round.to_owned());
+    let has =
+        |dir: &tempfile::TempDir, of: &str| files(dir.path()).iter().any(|name| round(name) == round(of));
+    files(first.path()).iter().any(|name| others.iter().all(|dir| has(dir, name)))
+}
+
 pub(super) fn weights(session: &Session) -> Vec<Vec<u32>> {
     session.keys().map(|key| bits(session.weights::<f32>(key).unwrap())).collect()
 }
@@ -233,10 +291,11 @@ fn a_hub_may_be_killed_at_any_moment() {
     let _watchdog = Watchdog::start();
     const STEPS: u32 = 400;
     let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
-    let done = AtomicBool::new(false);
+    let (done, ended) = (AtomicBool::new(false), AtomicU32::new(0));
     let mut hub = start_process(address, dir.path(), 10);
     let seen = std::thread::scope(|scope| {
         let killer = scope.spawn(|| {
+            until("a checkpoint is there", || dir.path().join("job.safetensors").exists());
             let mut kills = 0;
             while !done.load(Ordering::Relaxed) {
                 std::thread::sleep(Duration::from_millis(120 + 37 * kills % 200));
@@ -262,7 +321,7 @@ fn a_hub_may_be_killed_at_any_moment() {
                 }
                 std::thread::sleep(Duration::from_millis(u64::from(rank + number) % 3));
             }
-            session.wait_all().unwrap();
+            end_together(&mut session, &ended, WORKERS);
             (weights(&session), session.returns(), session.next_round())
         });
         done.store(true, Ordering::Relaxed);

@@ -1,12 +1,14 @@
 //! One hub of several ends and comes back: the others end their part of the job, and the sessions hold out for all of them.
 
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::returns::{NESTEROV, SEED, WORKERS, begun, start_process, step, waiting, weights, write};
+use super::returns::{
+    NESTEROV, SEED, Stops, WORKERS, begun, end_together, has_a_checkpoint, start_process, step, waiting,
+    weights, write,
+};
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::program::{Program, until};
@@ -51,19 +53,6 @@ impl Hubs {
         self.programs[hub] = start_process(self.addresses[hub], self.dirs[hub].path(), self.every);
         self.programs[hub].read_reply();
     }
-
-    /// Whether each has a file of the same round.
-    fn have_a_checkpoint(&self) -> bool {
-        let rounds = |dir: &Path| {
-            let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
-            let names = names.map(|name| name.into_string().unwrap());
-            let rounds =
-                names.filter_map(|name| Some(name.split_once('@')?.1.split_once(".hub")?.0.to_owned()));
-            rounds.collect::<Vec<_>>()
-        };
-        let first = rounds(self.dirs[0].path());
-        first.iter().any(|round| self.dirs.iter().all(|dir| rounds(dir.path()).contains(round)))
-    }
 }
 
 /// A worker of these hubs that holds out for them.
@@ -98,10 +87,10 @@ fn killed(count: usize, on_loss: OnLoss) {
     const KILLS: usize = 5;
     let mut hubs = Hubs::start(count, 10);
     let list = hubs.list();
-    let done = AtomicBool::new(false);
+    let (done, ended) = (AtomicBool::new(false), AtomicU32::new(0));
     let seen = std::thread::scope(|scope| {
         let killer = scope.spawn(|| {
-            until("a checkpoint is whole", || hubs.have_a_checkpoint());
+            until("a checkpoint is whole", || has_a_checkpoint(&hubs.dirs));
             let mut kills = 0;
             while kills < KILLS && !done.load(Ordering::Relaxed) {
                 hubs.kill(kills % count);
@@ -123,7 +112,7 @@ fn killed(count: usize, on_loss: OnLoss) {
                 }
                 std::thread::sleep(Duration::from_millis(u64::from(rank + number) % 3));
             }
-            session.wait_all().unwrap();
+            end_together(&mut session, &ended, WORKERS);
             (weights(&session), session.returns(), session.next_round())
         });
         done.store(true, Ordering::Relaxed);
@@ -143,28 +132,27 @@ fn a_hub_of_several_that_stops_in_the_middle_of_a_round_loses_nothing() {
     let _watchdog = Watchdog::start();
     let mut hubs = Hubs::start(2, 1000);
     let list = hubs.list();
-    let made = AtomicU32::new(0);
+    let (stops, ended) = (Stops::every(STEPS / (STOPS + 1)), AtomicU32::new(0));
     let seen = std::thread::scope(|scope| {
         scope.spawn(|| {
-            for stop in 1..=STOPS {
-                until("some more rounds", || made.load(Ordering::Relaxed) >= stop * STEPS / (STOPS + 1));
+            stops.make(STOPS, |stop| {
                 let hub = stop as usize % 2;
                 hubs.programs[hub].finish();
                 hubs.again(hub);
-            }
+            });
         });
         on_threads(WORKERS, |rank| {
             let mut session = begun(config(&list, rank));
             for number in 0..STEPS {
+                stops.before(&mut session, number);
                 write(&mut session, rank, number);
                 for key in session.keys() {
                     std::thread::sleep(Duration::from_millis(2)); // computes
                     session.push(key).unwrap();
                 }
                 session.wait_all().unwrap();
-                made.fetch_max(number, Ordering::Relaxed);
             }
-            // Another worker may notice so late that a hub is back and gone again.
+            end_together(&mut session, &ended, WORKERS);
             assert_eq!(session.returns(), Returns { times: STOPS, lost_rounds: 0 });
             weights(&session)
         })
@@ -225,7 +213,7 @@ fn the_arrays_stay_when_one_hub_of_several_comes_back() {
         };
         round(0);
         for (number, hub) in [(1, 0), (2, 1)] {
-            until("the round is saved", || hubs.have_a_checkpoint());
+            until("the round is saved", || has_a_checkpoint(&hubs.dirs));
             hubs.kill(hub);
             hubs.again(hub);
             round(number);

@@ -22,6 +22,7 @@ use super::config::SessionConfig;
 use super::error::SessionError;
 use super::join::{Attached, attach, let_in};
 use super::session::Session;
+use crate::pull::Pulling;
 
 /// The pause between two attempts to join: nothing tells when a program begins to listen.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -51,11 +52,10 @@ impl Hold {
     /// Of a session that has joined.
     pub fn of(config: &SessionConfig, is_below_others: bool) -> Self {
         let level = &config.terms.level;
-        // A hub below others has no checkpoint. Workers that do not step together have no common round. A batch of pulls may
-        // wait for a key that is not pushed again.
+        // A hub below others has no checkpoint. Workers that do not step together have no common round.
         let is_simple = !is_below_others && level.consistency == Consistency::Bsp;
         let is_slim = matches!(level.compression, Some(Compression::Slim(_)));
-        match is_simple && !is_slim && config.pull.is_none() && !config.hub_wait.is_zero() {
+        match is_simple && !is_slim && !config.hub_wait.is_zero() {
             true => Hold::Waits,
             false => Hold::Never,
         }
@@ -70,6 +70,20 @@ struct Stood {
     under_way: bool,
     /// Pushes that are not sent, because of a former loss.
     skips: u32,
+}
+
+/// Why a session does not go on yet.
+enum Again {
+    /// Another attempt may succeed.
+    Later(SessionError),
+    /// None will.
+    Never(MemberError),
+}
+
+impl<E: Into<SessionError>> From<E> for Again {
+    fn from(error: E) -> Self {
+        Again::Later(error.into())
+    }
 }
 
 impl Session {
@@ -112,6 +126,10 @@ impl Session {
         let stood: Vec<Stood> = keys.collect();
         self.tell_other_hubs(&lost);
         while let Err(error) = self.go_on(&stood, since + wait) {
+            let error = match error {
+                Again::Never(error) => return Err(error.into()),
+                Again::Later(error) => error,
+            };
             if Instant::now() >= since + wait || (self.given_up)() {
                 let waited = since.elapsed().as_secs_f64();
                 let more = format!("; the hub did not come back within {waited:.1} s: {error}");
@@ -142,7 +160,7 @@ impl Session {
     }
 
     /// Joins again, and goes on.
-    fn go_on(&mut self, stood: &[Stood], until: Instant) -> Result<(), SessionError> {
+    fn go_on(&mut self, stood: &[Stood], until: Instant) -> Result<(), Again> {
         // Before the join: nothing that a hub sends which only stood still may come into the new one's window.
         let (_group, mut ports) = any::group(1, None)?;
         self.exchange.disconnect(ports.remove(0));
@@ -157,17 +175,21 @@ impl Session {
         self.exchange.reconnect(port, endpoints, received, slices);
         self.exchange.set_credit(self.credit);
         (self.hubs, self.ways) = (hubs, ways);
+        if let Some(pull) = &self.config.pull {
+            // With a profile of its own: the hub may be on another machine.
+            self.pulling = Some(Pulling::begin(pull, &mut self.exchange)?);
+        }
         self.begin(deadline)?;
         self.wait_all()?;
         // A checkpoint may hold a round whose answers no worker has seen.
         let reached = membership::reached(&self.hubs).unwrap_or_default().max(own).max(self.first);
-        self.check_can_go_on(stood, reached)?;
+        self.check_can_go_on(stood, reached).map_err(Again::Never)?;
         self.skips = vec![0; stood.len()];
         for (key, stood) in self.keys().zip(stood) {
             // Rounds of this key's pushes that some worker has an answer of, for this or another key.
             let behind = reached.0 - stood.round.0;
             match (stood.under_way, behind) {
-                (true, 0) => self.exchange.push(key)?,
+                (true, 0) => self.push_again(key)?,
                 (true, behind) => self.skips[key.index()] = behind - 1, // answered by the weights that came
                 (false, behind) => self.skips[key.index()] = stood.skips + behind,
             }
@@ -186,9 +208,16 @@ impl Session {
         Ok(())
     }
 
+    fn push_again(&mut self, key: KeyId) -> Result<(), SessionError> {
+        if let Some(pulling) = &mut self.pulling {
+            pulling.before_push(&self.exchange);
+        }
+        Ok(self.exchange.push(key)?)
+    }
+
     /// Whether the hub's state and what this worker has are enough to go on.
-    fn check_can_go_on(&self, stood: &[Stood], reached: Round) -> Result<(), SessionError> {
-        let lost = |what: &str| Err(self.hubs[0].lost(what.to_owned()).into());
+    fn check_can_go_on(&self, stood: &[Stood], reached: Round) -> Result<(), MemberError> {
+        let lost = |what: &str| Err(self.hubs[0].lost(what.to_owned()));
         let keeps_weights = self.config.terms.optimizer.keeps_weights();
         if keeps_weights && self.first == Round(0) && reached > Round(0) {
             return lost(

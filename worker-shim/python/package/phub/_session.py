@@ -165,7 +165,7 @@ class Session:
             join_limit: seconds to wait for the other workers at the start.
             hub_wait: seconds to wait for a hub that is not there at the start, and for one that was lost to come back. The
                 session then goes on from the hub's checkpoint with the same arrays; `returns` says what was lost. For
-                "bsp" without hubs above, `pull` and `SlimDP`; elsewhere, and for a hub that workers start, a lost hub ends
+                "bsp" without hubs above and `SlimDP`; elsewhere, and for a hub that workers start, a lost hub ends
                 the session.
             wait_limit: seconds to wait for a key while all workers live.
             state: weights and optimizer state for a new job, instead of a broadcast, such as another session's
