@@ -202,16 +202,11 @@ impl Control {
     /// Says that the member with this token leaves from a round on. The error may be that it has left, and that the last
     /// checkpoint was not written.
     pub fn leave(&self, token: &str, round: Round) -> Result<(), Failure> {
-        self.leave_with(&LeaveRequest { token: token.to_owned(), round, failed: None, hub_lost: false })
+        self.leave_with(&LeaveRequest { token: token.to_owned(), round, ..LeaveRequest::default() })
     }
 
-    /// Says that the member with this token leaves because of a failure, and whether that is about a hub that is lost.
-    pub fn fail(&self, token: &str, why: &str, hub_lost: bool) -> Result<(), Failure> {
-        let (token, failed) = (token.to_owned(), Some(why.to_owned()));
-        self.leave_with(&LeaveRequest { token, round: Round(0), failed, hub_lost })
-    }
-
-    fn leave_with(&self, request: &LeaveRequest) -> Result<(), Failure> {
+    /// As [`leave`](Self::leave), with all that a member can say then.
+    pub fn leave_with(&self, request: &LeaveRequest) -> Result<(), Failure> {
         match self.post("leave", "leave", request)? {
             LeaveReply { checkpoint_error: None } => Ok(()),
             LeaveReply { checkpoint_error: Some(why) } => {

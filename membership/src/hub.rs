@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use pbox_core::Round;
-use pbox_core::control::{JobState, Late, Latest, Left, StateReply};
+use pbox_core::control::{JobState, Late, Latest, LeaveRequest, Left, StateReply};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -183,7 +183,7 @@ impl Hub {
     /// # Errors
     /// As for [`post`](Self::post).
     pub fn fail(&self, reason: &str, limit: Duration) -> Result<(), MemberError> {
-        self.control.within(limit).fail(&self.token, reason, false).map_err(|failure| failure.error)
+        self.leave_because(reason, LeaveRequest::default(), limit)
     }
 
     /// Says within `limit` that another hub of the job is lost or stops, and how: the job ends here, until that hub is back.
@@ -191,7 +191,25 @@ impl Hub {
     /// # Errors
     /// As for [`post`](Self::post).
     pub fn fail_without_hub(&self, lost: &str, limit: Duration) -> Result<(), MemberError> {
-        self.control.within(limit).fail(&self.token, lost, true).map_err(|failure| failure.error)
+        self.leave_because(lost, LeaveRequest { hub_lost: true, ..LeaveRequest::default() }, limit)
+    }
+
+    /// Says that this member is a hub that stops. The job ends there between two rounds, until the hub is back; waits for that
+    /// at most for `limit`.
+    ///
+    /// # Errors
+    /// As for [`post`](Self::post).
+    pub fn stop(&self, why: &str, limit: Duration) -> Result<(), MemberError> {
+        self.leave_because(
+            why,
+            LeaveRequest { hub_lost: true, stops: true, ..LeaveRequest::default() },
+            limit,
+        )
+    }
+
+    fn leave_because(&self, why: &str, request: LeaveRequest, limit: Duration) -> Result<(), MemberError> {
+        let request = LeaveRequest { token: self.token.clone(), failed: Some(why.to_owned()), ..request };
+        self.control.within(limit).leave_with(&request).map_err(|failure| failure.error)
     }
 
     /// Leaves the job there, from this round on.

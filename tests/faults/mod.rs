@@ -8,5 +8,6 @@ mod late;
 mod passing;
 mod returns;
 mod returns_in_batches;
+mod returns_of_levels;
 mod returns_of_several;
 mod sim_network;

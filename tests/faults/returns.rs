@@ -105,6 +105,18 @@ impl Stops {
         }
     }
 
+    /// Kills of hubs in turn, at any moment of a round, and every second time of the beginning after it.
+    pub fn kill(&self, kills: u32, mut kill: impl FnMut(usize)) {
+        let mut number = 0;
+        self.make(kills, |stop| {
+            for _ in 0..1 + stop % 2 {
+                std::thread::sleep(Duration::from_millis(u64::from(53 * stop + 31 * number) % 120));
+                kill(number as usize);
+                number += 1;
+            }
+        });
+    }
+
     /// A worker is about to make this step: not before the stop that belongs to the steps before is over.
     pub fn before(&self, session: &mut Session, step: u32) {
         self.made.fetch_max(step, Ordering::Relaxed);

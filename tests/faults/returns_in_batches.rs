@@ -2,7 +2,7 @@
 //! that is not pushed again.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use super::returns::{
@@ -76,38 +76,33 @@ fn a_hub_that_stops_loses_nothing_of_batches() {
 
 #[test]
 fn a_hub_may_be_killed_at_any_moment_of_a_batch() {
-    const STEPS: u32 = 300;
+    const STEPS: u32 = 240;
+    const KILLS: u32 = 5;
     let _watchdog = Watchdog::start();
     let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
-    let (done, ended) = (AtomicBool::new(false), AtomicU32::new(0));
     let mut hub = start_process(address, dir.path(), 10);
     hub.read_reply();
+    let (stops, ended) = (Stops::every(STEPS / (KILLS + 1)), AtomicU32::new(0));
     let seen = std::thread::scope(|scope| {
-        let killer = scope.spawn(|| {
+        scope.spawn(|| {
             until("a checkpoint is there", || dir.path().join("job.safetensors").exists());
-            let mut kills = 0;
-            while kills < 5 && !done.load(Ordering::Relaxed) {
+            stops.kill(KILLS, |_| {
                 hub.signal(Signal::KILL);
                 hub.end();
                 hub = start_process(address, dir.path(), 10);
                 hub.read_reply();
-                kills += 1;
-                std::thread::sleep(Duration::from_millis(300 + 197 * kills % 300)); // at any moment
-            }
-            kills
+            });
         });
-        let seen = on_threads(WORKERS, |rank| {
+        on_threads(WORKERS, |rank| {
             let mut session = begun(pulling(address, rank, Batching::Optimum));
             for number in 0..STEPS {
+                stops.before(&mut session, number);
                 step(&mut session, rank, number);
                 std::thread::sleep(Duration::from_millis(u64::from(rank + number) % 3));
             }
             end_together(&mut session, &ended, WORKERS);
             (weights(&session), session.returns(), session.next_round())
-        });
-        done.store(true, Ordering::Relaxed);
-        assert!(killer.join().unwrap() > 1);
-        seen
+        })
     });
     assert_eq!(seen[0], seen[1]);
     let (_, returns, round) = seen[0];

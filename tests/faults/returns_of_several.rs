@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use super::returns::{
@@ -83,27 +83,23 @@ fn one_hub_of_three_may_be_killed_in_a_job_that_goes_on_without_lost_workers() {
 
 /// All workers make all their steps, and have the same weights at the end.
 fn killed(count: usize, on_loss: OnLoss) {
-    const STEPS: u32 = 400;
-    const KILLS: usize = 5;
+    const STEPS: u32 = 300;
+    const KILLS: u32 = 5;
     let mut hubs = Hubs::start(count, 10);
     let list = hubs.list();
-    let (done, ended) = (AtomicBool::new(false), AtomicU32::new(0));
+    let (stops, ended) = (Stops::every(STEPS / (KILLS + 1)), AtomicU32::new(0));
     let seen = std::thread::scope(|scope| {
-        let killer = scope.spawn(|| {
+        scope.spawn(|| {
             until("a checkpoint is whole", || has_a_checkpoint(&hubs.dirs));
-            let mut kills = 0;
-            while kills < KILLS && !done.load(Ordering::Relaxed) {
-                hubs.kill(kills % count);
-                hubs.again(kills % count);
-                kills += 1;
-                // At any moment, also while the job begins again.
-                std::thread::sleep(Duration::from_millis(400 + 197 * kills as u64 % 300));
-            }
-            kills
+            stops.kill(KILLS, |number| {
+                hubs.kill(number % count);
+                hubs.again(number % count);
+            });
         });
-        let seen = on_threads(WORKERS, |rank| {
+        on_threads(WORKERS, |rank| {
             let mut session = begun(config(&list, rank).with_terms(|terms| terms.on_loss = on_loss));
             for number in 0..STEPS {
+                stops.before(&mut session, number);
                 // Each key is waited for on its own: keys are in different rounds when the hub goes.
                 for key in session.keys() {
                     session.wait(key).unwrap();
@@ -114,10 +110,7 @@ fn killed(count: usize, on_loss: OnLoss) {
             }
             end_together(&mut session, &ended, WORKERS);
             (weights(&session), session.returns(), session.next_round())
-        });
-        done.store(true, Ordering::Relaxed);
-        assert!(killer.join().unwrap() > 1);
-        seen
+        })
     });
     assert_eq!(seen[0], seen[1]);
     let (_, returns, round) = seen[0];

@@ -298,10 +298,13 @@ pub enum JobState {
 pub struct ReadyRequest {
     /// From the join.
     pub token: String,
+    /// If its members had lost a hub: the highest round that one of them had reached, as in their joins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reached: Option<Round>,
 }
 
 /// `POST /v1/jobs/{job}/leave`: the worker is done.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LeaveRequest {
     /// From the join.
@@ -315,6 +318,9 @@ pub struct LeaveRequest {
     /// Whether `failed` is about a hub that stops or is lost: the job may go on when that hub is back.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hub_lost: bool,
+    /// Of a hub below that stops: the job ends between two rounds, before this request is answered. Nothing is lost.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stops: bool,
 }
 
 /// The answer to a leave.

@@ -267,8 +267,8 @@ async fn meet(State(desk): State<Desk>, Path(job): Path<String>, request: Reques
 }
 
 async fn ready(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let ReadyRequest { token } = desk.small("ready", request).await?;
-    nothing(desk.registry.ready(&job, &token))
+    let ReadyRequest { token, reached } = desk.small("ready", request).await?;
+    nothing(desk.registry.ready(&job, &token, reached))
 }
 
 async fn leave(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {

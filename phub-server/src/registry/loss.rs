@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pbox_core::JobId;
 use pbox_core::control::JobState;
+use pbox_core::{JobId, Members};
 
 use super::above::JoinedAbove;
 use super::job::Job;
@@ -16,7 +16,7 @@ use super::{Inner, KEEP_FAILED, Registry};
 
 /// Whose end a failure is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Blame {
+pub(crate) enum Blame {
     /// The job's own, or that of one of its workers.
     Job,
     /// A hub stops or is lost, this one or another of the job. Workers may hold out for it.
@@ -27,6 +27,13 @@ impl Registry {
     /// A worker is lost: its job fails, or goes on without it, if the job's terms say so and another worker is left.
     pub(super) fn lose(&self, inner: &mut Inner, id: JobId, rank: u32, reason: &str) {
         self.lose_by(inner, id, rank, reason, Blame::Job);
+    }
+
+    /// A member is gone without a word: a worker, or a hub below, which may come back.
+    pub(super) fn lose_gone(&self, inner: &mut Inner, id: JobId, rank: u32, reason: &str) {
+        let is_worker = |job: &Job| job.terms.level.members == Members::Workers;
+        let blame = if inner.jobs.get(&id).is_none_or(is_worker) { Blame::Job } else { Blame::Hub };
+        self.lose_by(inner, id, rank, reason, blame);
     }
 
     /// As [`lose`](Self::lose); `blame` is of the job's failure.
@@ -66,7 +73,7 @@ impl Registry {
         job.fail(reason, blame == Blame::Hub);
         inner.names.remove(&job.name);
         match job.above.take() {
-            Some(above) if above.lives_at_some() => self.fail_above(inner, id, above, reason),
+            Some(above) if above.lives_at_some() => self.fail_above(inner, id, above, reason, blame),
             _ => match last {
                 // Nobody goes on from the checkpoint before it meanwhile.
                 Some(last) => {
@@ -81,11 +88,11 @@ impl Registry {
     }
 
     /// Tells the hubs above why a job failed here, and then closes its links: a closed link alone does not say why.
-    fn fail_above(&self, inner: &mut Inner, id: JobId, above: Arc<JoinedAbove>, reason: &str) {
+    fn fail_above(&self, inner: &mut Inner, id: JobId, above: Arc<JoinedAbove>, reason: &str, blame: Blame) {
         inner.untold_above.insert(id);
         let (registry, reason) = (self.me.clone(), reason.to_owned());
         let tell = move || {
-            above.fail(&reason);
+            above.fail(&reason, blame);
             drop(above);
             if let Some(registry) = registry.upgrade() {
                 registry.told_above(&mut registry.lock(), id);
@@ -124,7 +131,7 @@ impl Registry {
             }
         }
         for (id, rank, reason) in silent {
-            self.lose(&mut inner, id, rank, &reason);
+            self.lose_gone(&mut inner, id, rank, &reason);
         }
         let Inner { jobs, tokens, shown, lost, left, .. } = &mut *inner;
         lost.retain(|_, (until, _)| now < *until);

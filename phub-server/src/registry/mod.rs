@@ -252,7 +252,7 @@ impl Registry {
             }
             Report::WorkerGone { job, rank, reason } => {
                 let Some(member) = inner.jobs.get(&job).map(|job| job.spoken(rank)) else { return };
-                self.lose(&mut inner, job, rank, &format!("{member} is gone: {reason}"));
+                self.lose_gone(&mut inner, job, rank, &format!("{member} is gone: {reason}"));
             }
             Report::Snapshot { job, core, taken } => {
                 if let Some(job) = inner.jobs.get_mut(&job) {
@@ -293,9 +293,10 @@ impl Registry {
     }
 
     /// All members of a hub below are there.
-    pub fn ready(self: &Arc<Self>, job: &str, token: &str) -> Result<(), Refusal> {
+    pub fn ready(self: &Arc<Self>, job: &str, token: &str, reached: Option<Round>) -> Result<(), Refusal> {
         let mut inner = self.lock();
         let (job, rank) = inner.member(job, token)?;
+        reached.into_iter().for_each(|round| job.has_reached(round));
         let (id, arrival) = (job.id, job.ready(rank));
         self.follow_arrival(&inner, id, arrival);
         Ok(())
@@ -340,15 +341,21 @@ impl Registry {
     async fn leave_once(
         self: &Arc<Self>,
         job: &str,
-        LeaveRequest { token, round, failed, hub_lost }: LeaveRequest,
+        LeaveRequest { token, round, failed, hub_lost, stops }: LeaveRequest,
     ) -> Result<LeaveReply, Refusal> {
         if let Some(why) = failed {
-            let mut inner = self.lock();
-            let (job, rank) = inner.member(job, &token)?;
-            let (id, is_worker) = (job.id, job.terms.level.members == Members::Workers);
-            let who = if is_worker { "worker" } else { "machine" };
+            let (id, rank, why, ends) = {
+                let mut inner = self.lock();
+                let (job, rank) = inner.member(job, &token)?;
+                let is_worker = job.terms.level.members == Members::Workers;
+                let who = if is_worker { "worker" } else { "machine" };
+                (job.id, rank, format!("{who} {rank}: {why}"), stops && !is_worker && !job.goes_on())
+            };
+            if ends && let Err(why) = self.end_at_cut(id, &why).await {
+                tracing::warn!(job, why, "the job does not end between two rounds");
+            }
             let blame = if hub_lost { Blame::Hub } else { Blame::Job };
-            self.lose_by(&mut inner, id, rank, &format!("{who} {rank}: {why}"), blame);
+            self.lose_by(&mut self.lock(), id, rank, &why, blame);
             return Ok(LeaveReply::default());
         }
         let last = self.lock().member(job, &token).map(|(job, rank)| {
@@ -434,17 +441,15 @@ impl Registry {
     /// Changes a job's learning rate. Returns when every core has the new rate.
     pub async fn set_learning_rate(&self, job: &str, request: LearningRateRequest) -> Result<(), Refusal> {
         let LearningRateRequest { token, learning_rate: rate, from_round: from } = request;
-        let above = {
+        let (id, above) = {
             let mut inner = self.lock();
             let (job, _) = inner.member(job, &token)?;
             job.terms.check_learning_rate(rate).map_err(|error| Refusal::Bad(error.to_string()))?;
-            job.above.clone()
+            (job.id, job.above.clone())
         };
         if let Some(above) = above {
             let changed = on_thread("phub-above", move || above.set_learning_rate(rate, from)).await;
-            return changed
-                .map_err(Refusal::Exhausted)?
-                .map_err(|error| Refusal::Conflict(error.to_string()));
+            return self.passed_on(id, changed);
         }
         let asked = {
             let mut inner = self.lock();

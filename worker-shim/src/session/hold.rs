@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use fabric::{Receive, any};
 use membership::{Hub, MemberError};
-use pbox_core::{Compression, Consistency, KeyId, Round, Wire};
+use pbox_core::{Compression, Consistency, JobTerms, KeyId, LevelTerms, Round, Wire};
 
 use super::compare::Digests;
 use super::config::SessionConfig;
@@ -49,13 +49,12 @@ pub(super) enum Hold {
 }
 
 impl Hold {
-    /// Of a session that has joined.
-    pub fn of(config: &SessionConfig, is_below_others: bool) -> Self {
-        let level = &config.terms.level;
-        // A hub below others has no checkpoint. Workers that do not step together have no common round.
-        let is_simple = !is_below_others && level.consistency == Consistency::Bsp;
-        let is_slim = matches!(level.compression, Some(Compression::Slim(_)));
-        match is_simple && !is_slim && !config.hub_wait.is_zero() {
+    /// Of a session whose job has these terms.
+    pub fn of(asked: &LevelTerms, hub_wait: Duration) -> Self {
+        // Workers that do not step together have no common round.
+        let steps_together = asked.consistency == Consistency::Bsp;
+        let is_slim = matches!(asked.compression, Some(Compression::Slim(_)));
+        match steps_together && !is_slim && !hub_wait.is_zero() {
             true => Hold::Waits,
             false => Hold::Never,
         }
@@ -165,7 +164,17 @@ impl Session {
         let (_group, mut ports) = any::group(1, None)?;
         self.exchange.disconnect(ports.remove(0));
         let own = stood.iter().map(|stood| stood.round).max().unwrap_or_default();
-        let let_in = let_in(&self.config, Some(own), until, &self.given_up)?;
+        let terms = JobTerms { level: self.asked, ..self.config.terms.clone() };
+        let asked = SessionConfig { terms, ..self.config.clone() };
+        let let_in = let_in(&asked, Some(own), until, &self.given_up)?;
+        if let_in[0].above().is_some() != self.is_below_others {
+            let is = if self.is_below_others {
+                "it is not below other hubs any more"
+            } else {
+                "it is below other hubs now"
+            };
+            return Err(Again::Never(self.hubs[0].lost(format!("it came back, and {is}"))));
+        }
         let deadline = Instant::now() + self.config.join_limit;
         let wire = Wire::of_terms(&self.config.terms)?;
         let (windows, former) = (self.exchange.windows(), &self.hubs);

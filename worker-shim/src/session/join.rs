@@ -53,7 +53,7 @@ impl Session {
         let timeline = timeline.transpose()?;
         let mut let_in = let_in(&config, None, Instant::now() + config.hub_wait, &given_up)?;
         let deadline = Instant::now() + config.join_limit;
-        let is_below_others = let_in[0].above().is_some();
+        let (asked, is_below_others) = (config.terms.level, let_in[0].above().is_some());
         if is_below_others {
             config.terms = config.terms.beside();
             wire = Wire::of_terms(&config.terms)?;
@@ -79,6 +79,8 @@ impl Session {
             hold: Hold::Never,
             skips: Vec::new(),
             returns: Returns::default(),
+            asked,
+            is_below_others,
             digests,
             given_up,
             stopwatch: Stopwatch::begin(Round(0), Traffic::default()),
@@ -101,7 +103,7 @@ impl Session {
         if session.pulling.is_none() {
             session.wait_all()?;
         }
-        session.hold = Hold::of(&session.config, is_below_others);
+        session.hold = Hold::of(&asked, session.config.hub_wait);
         session.stopwatch.restart(session.next_round(), session.traffic());
         Ok(session)
     }
