@@ -69,6 +69,11 @@ pub fn reached(hubs: &[Hub]) -> Option<Round> {
     hubs.iter().filter_map(|hub| hub.heartbeat.news().reply.reached).max()
 }
 
+/// How many rounds of the job were lost with hubs before it began at these hubs.
+pub fn lost(hubs: &[Hub]) -> u32 {
+    hubs.iter().map(|hub| hub.heartbeat.news().reply.lost).max().unwrap_or(0)
+}
+
 impl Hub {
     /// The address of its control port.
     pub fn address(&self) -> &str {

@@ -40,6 +40,8 @@ impl Cluster {
             (0..if is_mesh { MACHINES } else { 1 }).map(|_| tempfile::tempdir().unwrap()).collect();
         let variables = (0..count).map(|hub| {
             let mut all = vec![("PHUB_LISTEN", addresses[hub as usize].to_string())];
+            // A hub that is killed between its join above and its links is missed only after this.
+            all.push(("PHUB_HEARTBEAT_LIMIT_S", "8".to_owned()));
             if is_mesh || hub == MACHINES {
                 let dir = if is_mesh { &dirs[hub as usize] } else { &dirs[0] };
                 all.push(("PHUB_CHECKPOINTS", dir.path().to_str().unwrap().to_owned()));
@@ -118,12 +120,12 @@ fn killed(is_mesh: bool, turn: &[usize]) {
                 std::thread::sleep(Duration::from_millis(u64::from(worker + number) % 3));
             }
             end_together(&mut session, &ended, MACHINES * WORKERS);
-            (weights(&session), session.returns(), session.next_round())
+            (weights(&session), session.returns().lost_rounds, session.next_round())
         })
     });
-    assert!(seen.iter().all(|(weights, _, _)| *weights == seen[0].0));
-    let (_, returns, round) = seen[0];
-    assert_eq!(u64::from(round.0) + returns.lost_rounds, u64::from(STEPS) + 1, "{returns:?}");
+    assert!(seen.iter().all(|of| *of == seen[0]), "the workers differ");
+    let (_, lost, round) = seen[0]; // a worker may see two ends of a hub as one
+    assert_eq!(u64::from(round.0) + lost, u64::from(STEPS) + 1, "{lost} are lost");
 }
 
 #[test]

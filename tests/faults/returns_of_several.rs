@@ -109,12 +109,12 @@ fn killed(count: usize, on_loss: OnLoss) {
                 std::thread::sleep(Duration::from_millis(u64::from(rank + number) % 3));
             }
             end_together(&mut session, &ended, WORKERS);
-            (weights(&session), session.returns(), session.next_round())
+            (weights(&session), session.returns().lost_rounds, session.next_round())
         })
     });
     assert_eq!(seen[0], seen[1]);
-    let (_, returns, round) = seen[0];
-    assert_eq!(u64::from(round.0) + returns.lost_rounds, u64::from(STEPS) + 1, "{returns:?}");
+    let (_, lost, round) = seen[0]; // a worker may see two ends of a hub as one
+    assert_eq!(u64::from(round.0) + lost, u64::from(STEPS) + 1, "{lost} are lost");
 }
 
 /// While gradients of a round come one after the other, as from a backward pass. Each hub stops, hub 0 and another.

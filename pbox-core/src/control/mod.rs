@@ -77,7 +77,9 @@ pub struct JoinRequest {
     /// The job's other hubs, if it has any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peers: Option<Peers>,
-    /// Of a worker that lost this job's hub, and joins again: the first round of which nothing was answered to it.
+    /// Of a worker that lost this job's hub, and joins again: the first round of which nothing was answered to it, and the
+    /// rounds that were lost with hubs before. So it is the same number for all workers, whichever of them have heard of the last
+    /// return of a hub.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reached: Option<Round>,
     /// The terms on which all ends of the job agree.
@@ -91,8 +93,8 @@ impl JoinRequest {
     }
 }
 
-fn is_zero(hub: &u32) -> bool {
-    *hub == 0
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// The hub accepts a join.
@@ -218,9 +220,12 @@ pub struct HeartbeatReply {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held_up_by: Vec<Late>,
     /// Of workers that joined again after they lost the hub: the highest round that one of them had
-    /// [reached](JoinRequest::reached). What lies between the job's first round and this is lost.
+    /// [reached](JoinRequest::reached). What lies between the job's first round and this is lost, with what was lost before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reached: Option<Round>,
+    /// How many rounds that is, for workers that join without having lost a hub.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub lost: u32,
 }
 
 /// A worker that lives and has not pushed what others have pushed.

@@ -263,7 +263,7 @@ async fn bring_state(State(desk): State<Desk>, Path(job): Path<String>, request:
 
 async fn meet(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
     let received = desk.read(desk.limits.small_bytes, request).await?;
-    done(&desk.registry.meetings.meet(&job, parse_versioned("meet", &received.bytes)?).await?)
+    done(&desk.registry.meet(&job, parse_versioned("meet", &received.bytes)?).await?)
 }
 
 async fn ready(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {

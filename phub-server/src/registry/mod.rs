@@ -152,7 +152,7 @@ pub(crate) struct Registry {
     /// How this hub reaches other hubs.
     up: Up,
     /// The hubs of meshes that learn each other's addresses here.
-    pub meetings: Meetings,
+    meetings: Meetings,
     inner: Mutex<Inner>,
     /// A worker left `untold`, or a job `untold_above`.
     told: Condvar,

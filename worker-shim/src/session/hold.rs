@@ -7,8 +7,8 @@
 //!        --> weights of the checkpoint's round --> what other workers got of a round, this worker does not push again
 //! ```
 //!
-//! Rounds are the hub's: they go back to its checkpoint. `reached` is the first round of which no worker has an answer. It
-//! goes on as the checkpoint's round: a push of it that is under way is made again, and pushes of rounds before it are
+//! Rounds are the hub's: they go back to its checkpoint. `reached` is the first round of which no worker has an answer, counted
+//! with the rounds that were lost before. It goes on as the checkpoint's round: a push of it that is under way is made again, and pushes of rounds before it are
 //! not, because some worker has gone on from there. So all workers have pushed each key equally often at the end.
 
 use std::time::{Duration, Instant};
@@ -163,7 +163,7 @@ impl Session {
         // Before the join: nothing that a hub sends which only stood still may come into the new one's window.
         let (_group, mut ports) = any::group(1, None)?;
         self.exchange.disconnect(ports.remove(0));
-        let own = stood.iter().map(|stood| stood.round).max().unwrap_or_default();
+        let own = stood.iter().map(|stood| self.counted(stood.round)).max().unwrap_or_default();
         let terms = JobTerms { level: self.asked, ..self.config.terms.clone() };
         let asked = SessionConfig { terms, ..self.config.clone() };
         let let_in = let_in(&asked, Some(own), until, &self.given_up)?;
@@ -191,12 +191,13 @@ impl Session {
         self.begin(deadline)?;
         self.wait_all()?;
         // A checkpoint may hold a round whose answers no worker has seen.
-        let reached = membership::reached(&self.hubs).unwrap_or_default().max(own).max(self.first);
+        let reached =
+            membership::reached(&self.hubs).unwrap_or_default().max(own).max(self.counted(self.first));
         self.check_can_go_on(stood, reached).map_err(Again::Never)?;
         self.skips = vec![0; stood.len()];
         for (key, stood) in self.keys().zip(stood) {
             // Rounds of this key's pushes that some worker has an answer of, for this or another key.
-            let behind = reached.0 - stood.round.0;
+            let behind = reached.0 - self.counted(stood.round).0;
             match (stood.under_way, behind) {
                 (true, 0) => self.push_again(key)?,
                 (true, behind) => self.skips[key.index()] = behind - 1, // answered by the weights that came
@@ -204,7 +205,7 @@ impl Session {
             }
         }
         self.digests.iter_mut().for_each(Digests::forget);
-        let lost = reached.0 - self.first.0;
+        let lost = reached.0 - self.first.0 - std::mem::replace(&mut self.lost, reached.0 - self.first.0);
         self.returns.times += 1;
         self.returns.lost_rounds += u64::from(lost);
         let (job, round) = (&self.config.job, self.first.0);
@@ -215,6 +216,12 @@ impl Session {
             "the hub is back; the job goes on from its round, and {lost} round(s) are lost"
         );
         Ok(())
+    }
+
+    /// A round of the hub, counted with those that were lost before: another worker may have heard of a return of the hub of
+    /// which this one has not, as the hub was lost again meanwhile.
+    fn counted(&self, round: Round) -> Round {
+        Round(round.0 + self.lost)
     }
 
     fn push_again(&mut self, key: KeyId) -> Result<(), SessionError> {
@@ -234,7 +241,8 @@ impl Session {
                  --checkpoint-every N, and where it was started before",
             );
         }
-        if !keeps_weights && stood.iter().any(|stood| stood.under_way && stood.round < reached) {
+        let is_lost = |stood: &Stood| stood.under_way && self.counted(stood.round) < reached;
+        if !keeps_weights && stood.iter().any(is_lost) {
             return lost("it came back, and the mean of a round that other workers have is nowhere any more");
         }
         Ok(())

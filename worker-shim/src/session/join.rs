@@ -79,6 +79,7 @@ impl Session {
             hold: Hold::Never,
             skips: Vec::new(),
             returns: Returns::default(),
+            lost: 0,
             asked,
             is_below_others,
             digests,
@@ -100,6 +101,7 @@ impl Session {
             membership::bring(&session.hubs, state.values, session.exchange.layout(), placed, tensors)?;
         }
         session.begin(deadline)?;
+        session.lost = membership::lost(&session.hubs);
         if session.pulling.is_none() {
             session.wait_all()?;
         }

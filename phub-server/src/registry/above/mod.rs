@@ -14,6 +14,7 @@ mod shape;
 
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
@@ -23,8 +24,8 @@ use fabric::any;
 use fabric::{PortId, Receive, RecvWindow, SendWindow, WindowError};
 use membership::{Hub, LetIn, MemberError, Missing, Ports};
 use pbox_core::control::{
-    CompareRequest, JoinRequest, Late, Latest, LearningRateRequest, Machine, Mesh, PROTOCOL, ReadyRequest,
-    Versions, check_job_name,
+    CompareRequest, JobState, JoinRequest, Late, Latest, LearningRateRequest, Machine, MeetReply,
+    MeetRequest, Mesh, PROTOCOL, ReadyRequest, Versions, check_job_name,
 };
 use pbox_core::{
     Above, Below, JobId, JobTerms, Layout, LevelTerms, Members, Round, ShardSpec, WindowsBelow, Wire,
@@ -431,6 +432,35 @@ impl Registry {
             self.fail_by(&mut self.lock(), id, &reason, blame);
             Refusal::Gone(reason)
         })
+    }
+
+    /// A hub of a mesh wants to know the hubs of all machines, and waits for them.
+    pub async fn meet(&self, name: &str, request: MeetRequest) -> Result<MeetReply, Refusal> {
+        let mut meeting = pin!(self.meetings.meet(name, request.clone()));
+        loop {
+            let made = self.freed.notified();
+            tokio::pin!(made);
+            made.as_mut().enable(); // before the look, so that no job is missed
+            if let Some(hubs) = self.met(name, &request) {
+                return Ok(MeetReply { hubs });
+            }
+            tokio::select! {
+                met = &mut meeting => return met,
+                () = made => {}
+            }
+        }
+    }
+
+    /// The hubs of a mesh that waits for this machine: they have met before, and this one could not join them then.
+    fn met(&self, name: &str, request: &MeetRequest) -> Option<Vec<String>> {
+        let inner = self.lock();
+        let job = &inner.jobs[inner.names.get(&name_above(name))?];
+        let number = request.machine.number as usize;
+        let names: Vec<String> = job.hubs.peers.addresses.iter().map(|hub| hub.name.clone()).collect();
+        let waits = matches!(job.state(), JobState::Gathering { .. }) && !job.has(request.machine.number);
+        let is_same =
+            names.len() == request.machine.of as usize && names.get(number) == Some(&request.address);
+        (waits && is_same).then_some(names)
     }
 
     /// Looks at the news from above whenever there are some, and says there who is late here, until the job ends.
