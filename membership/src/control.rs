@@ -199,11 +199,15 @@ impl Control {
         response.map(|_| ()).map_err(|error| self.unreachable(error).error)
     }
 
-    /// Says that the member with this token leaves from a round on: in good order, or because of a failure. The error may be
-    /// that it has left, and that the last checkpoint was not written.
-    pub fn leave(&self, token: &str, round: Round, failed: Option<String>) -> Result<(), Failure> {
-        let request = LeaveRequest { token: token.to_owned(), round, failed };
-        match self.post("leave", "leave", &request)? {
+    /// Says that the member with this token leaves from a round on. The error may be that it has left, and that the last
+    /// checkpoint was not written.
+    pub fn leave(&self, token: &str, round: Round) -> Result<(), Failure> {
+        self.leave_with(&LeaveRequest { token: token.to_owned(), round, ..LeaveRequest::default() })
+    }
+
+    /// As [`leave`](Self::leave), with all that a member can say then.
+    pub fn leave_with(&self, request: &LeaveRequest) -> Result<(), Failure> {
+        match self.post("leave", "leave", request)? {
             LeaveReply { checkpoint_error: None } => Ok(()),
             LeaveReply { checkpoint_error: Some(why) } => {
                 let (job, hub) = (self.job.clone(), self.hub.clone());

@@ -267,9 +267,16 @@ impl<'a> Route<'a> {
         if self.ports.transport.is_some_and(|wanted| wanted != offer.transport()) {
             return Err("not the one that was asked for".into());
         }
+        let is_local = match receive {
+            Receive::New(_) => None,
+            Receive::Into(window) => Some(window.is_local()),
+        };
         match offer {
-            TransportAddress::Shm { .. } if matches!(receive, Receive::Into(window) if window.is_local()) => {
-                Err("a hub shows its workers memory of its own, and not that of a hub above".into())
+            TransportAddress::Shm { .. } if is_local == Some(true) => {
+                Err("what comes is received into memory of this end".into())
+            }
+            TransportAddress::Verbs { .. } | TransportAddress::Tcp { .. } if is_local == Some(false) => {
+                Err("what comes is received where the hub's own memory was".into())
             }
             TransportAddress::Shm { machine, address } => {
                 is_near(machine, address)?;

@@ -118,7 +118,7 @@ pub enum MemberError {
         job: String,
         /// The hub's words.
         reason: String,
-        /// Whether it failed because the hub stops.
+        /// Whether it failed because a hub of the job stops or is lost.
         hub_stops: bool,
     },
     /// The hub died or was cut off.
@@ -162,7 +162,7 @@ pub enum MemberError {
 }
 
 impl MemberError {
-    /// Whether the hub is lost, or stops: the job may go on when it comes back.
+    /// Whether a hub of the job is lost, or stops: the job may go on when it comes back.
     pub fn is_loss_of_hub(&self) -> bool {
         matches!(self, MemberError::HubLost { .. } | MemberError::JobFailed { hub_stops: true, .. })
     }

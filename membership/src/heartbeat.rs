@@ -67,6 +67,7 @@ impl Heartbeat {
             left: Vec::new(),
             held_up_by: Vec::new(),
             reached: None,
+            lost: 0,
         };
         let news = Mutex::new(News { reply, lost: None });
         let (changed, latest, waker) = (Condvar::new(), Mutex::default(), OnceLock::new());

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use pbox_core::Round;
-use pbox_core::control::{JobState, Late, Latest, Left, StateReply};
+use pbox_core::control::{JobState, Late, Latest, LeaveRequest, Left, StateReply};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -67,6 +67,11 @@ pub fn takes_part(hubs: &[Hub], rank: u32) -> Result<Round, Missing> {
 /// The highest round that a worker had reached when it lost its hub, if workers joined these hubs again.
 pub fn reached(hubs: &[Hub]) -> Option<Round> {
     hubs.iter().filter_map(|hub| hub.heartbeat.news().reply.reached).max()
+}
+
+/// How many rounds of the job were lost with hubs before it began at these hubs.
+pub fn lost(hubs: &[Hub]) -> u32 {
+    hubs.iter().map(|hub| hub.heartbeat.news().reply.lost).max().unwrap_or(0)
 }
 
 impl Hub {
@@ -183,7 +188,33 @@ impl Hub {
     /// # Errors
     /// As for [`post`](Self::post).
     pub fn fail(&self, reason: &str, limit: Duration) -> Result<(), MemberError> {
-        self.control.within(limit).leave(&self.token, Round(0), Some(reason.to_owned())).map_err(|f| f.error)
+        self.leave_because(reason, LeaveRequest::default(), limit)
+    }
+
+    /// Says within `limit` that another hub of the job is lost or stops, and how: the job ends here, until that hub is back.
+    ///
+    /// # Errors
+    /// As for [`post`](Self::post).
+    pub fn fail_without_hub(&self, lost: &str, limit: Duration) -> Result<(), MemberError> {
+        self.leave_because(lost, LeaveRequest { hub_lost: true, ..LeaveRequest::default() }, limit)
+    }
+
+    /// Says that this member is a hub that stops. The job ends there between two rounds, until the hub is back; waits for that
+    /// at most for `limit`.
+    ///
+    /// # Errors
+    /// As for [`post`](Self::post).
+    pub fn stop(&self, why: &str, limit: Duration) -> Result<(), MemberError> {
+        self.leave_because(
+            why,
+            LeaveRequest { hub_lost: true, stops: true, ..LeaveRequest::default() },
+            limit,
+        )
+    }
+
+    fn leave_because(&self, why: &str, request: LeaveRequest, limit: Duration) -> Result<(), MemberError> {
+        let request = LeaveRequest { token: self.token.clone(), failed: Some(why.to_owned()), ..request };
+        self.control.within(limit).leave_with(&request).map_err(|failure| failure.error)
     }
 
     /// Leaves the job there, from this round on.
@@ -193,8 +224,7 @@ impl Hub {
     /// not saved.
     pub fn leave(&self, round: Round) -> Result<(), MemberError> {
         // Whatever the news say: after a leave whose answer was lost, the hub does not know the heartbeat any more.
-        let left =
-            insist(self.limit, Failure::passes_for_member, || self.control.leave(&self.token, round, None));
+        let left = insist(self.limit, Failure::passes_for_member, || self.control.leave(&self.token, round));
         left.map_err(|failure| self.lost_if_unreachable(failure.error))
     }
 }

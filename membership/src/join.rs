@@ -259,7 +259,7 @@ pub fn placements(
 impl Drop for LetIn {
     fn drop(&mut self) {
         if let Some(control) = &self.farewell {
-            let _ = control.leave(&self.reply.token, Round(0), None);
+            let _ = control.leave(&self.reply.token, Round(0));
         }
     }
 }

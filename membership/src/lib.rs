@@ -26,7 +26,7 @@ mod state;
 pub use authority::Credential;
 pub use data_path::{DataPath, NicSettings, Ports, Way, open};
 pub use error::MemberError;
-pub use hub::{Hub, Missing, reached, takes_part};
+pub use hub::{Hub, Missing, lost, reached, takes_part};
 pub use join::{LetIn, describe, hub_addresses, join_all, meet, placements, wait_for};
 pub use speed::{MEASURED_IN, measure};
 pub use state::{all_of, bring};

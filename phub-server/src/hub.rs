@@ -236,7 +236,7 @@ impl Hub {
     fn shut_down(&mut self, reason: &str) {
         let Some(registry) = self.registry.take() else { return };
         tracing::info!(reason, "hub stops");
-        registry.save_all();
+        registry.save_all(reason);
         registry.stop(reason);
         registry.wait_until_saved();
         self.listeners.iter().for_each(|listener| listener.stop());

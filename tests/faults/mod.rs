@@ -7,3 +7,7 @@ mod killed;
 mod late;
 mod passing;
 mod returns;
+mod returns_again;
+mod returns_in_batches;
+mod returns_of_levels;
+mod returns_of_several;

@@ -66,6 +66,12 @@ impl Program {
         kill(self.pid(), signal);
     }
 
+    /// Ends its standard input, at which it stops in good order, and waits until it ends.
+    pub fn finish(&mut self) -> ExitStatus {
+        drop(self.child.stdin.take());
+        self.end()
+    }
+
     /// Waits until it ends.
     pub fn end(&mut self) -> ExitStatus {
         self.child.wait().expect("our own child")

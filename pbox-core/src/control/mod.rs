@@ -80,7 +80,9 @@ pub struct JoinRequest {
     /// The job's other hubs, if it has any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peers: Option<Peers>,
-    /// Of a worker that lost this job's hub, and joins again: the first round of which nothing was answered to it.
+    /// Of a worker that lost this job's hub, and joins again: the first round of which nothing was answered to it, and the
+    /// rounds that were lost with hubs before. So it is the same number for all workers, whichever of them have heard of the last
+    /// return of a hub.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reached: Option<Round>,
     /// The terms on which all ends of the job agree.
@@ -94,8 +96,8 @@ impl JoinRequest {
     }
 }
 
-fn is_zero(hub: &u32) -> bool {
-    *hub == 0
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// The hub accepts a join.
@@ -221,9 +223,12 @@ pub struct HeartbeatReply {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held_up_by: Vec<Late>,
     /// Of workers that joined again after they lost the hub: the highest round that one of them had
-    /// [reached](JoinRequest::reached). What lies between the job's first round and this is lost.
+    /// [reached](JoinRequest::reached). What lies between the job's first round and this is lost, with what was lost before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reached: Option<Round>,
+    /// How many rounds that is, for workers that join without having lost a hub.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub lost: u32,
 }
 
 /// A worker that lives and has not pushed what others have pushed.
@@ -288,7 +293,8 @@ pub enum JobState {
     Failed {
         /// The reason, which names the rank.
         reason: String,
-        /// Whether the hub itself stops, and not the job: it may come back.
+        /// Whether it failed because a hub stops or is lost, this one or another of the job: it may go on when that hub is
+        /// back.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         hub_stops: bool,
     },
@@ -300,19 +306,29 @@ pub enum JobState {
 pub struct ReadyRequest {
     /// From the join.
     pub token: String,
+    /// If its members had lost a hub: the highest round that one of them had reached, as in their joins.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reached: Option<Round>,
 }
 
 /// `POST /v1/jobs/{job}/leave`: the worker is done.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LeaveRequest {
     /// From the join.
     pub token: String,
     /// The first round without the worker.
     pub round: Round,
-    /// Of a hub below whose job has failed: why. The job fails here, too, or goes on without that machine.
+    /// Of a hub below whose job has failed, and of a worker that lost another hub of the job: why. The job fails here, too,
+    /// or goes on without that member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
+    /// Whether `failed` is about a hub that stops or is lost: the job may go on when that hub is back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub hub_lost: bool,
+    /// Of a hub below that stops: the job ends between two rounds, before this request is answered. Nothing is lost.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stops: bool,
 }
 
 /// The answer to a leave.

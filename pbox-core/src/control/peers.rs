@@ -91,6 +91,9 @@ pub struct ReleaseRequest {
     /// Whether to write a checkpoint of the state before that round.
     #[serde(default)]
     pub snapshot: bool,
+    /// Whether the job ends there: chunks come to that round, and go no further.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ends: bool,
 }
 
 /// `POST /v1/jobs/{job}/peers/written`: the hub replies when it has written its part of a checkpoint, or cannot write
@@ -173,6 +176,9 @@ pub struct CheckpointRequest {
     pub secret: String,
     /// How long to wait for the round in flight.
     pub round_limit_ms: u64,
+    /// Whether the job ends there, because a hub stops.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ends: bool,
 }
 
 /// `POST /v1/jobs/{job}/peers/failed`: the job has failed at a hub, so that it fails at this one, too. To hub 0 from any other
@@ -184,6 +190,9 @@ pub struct FailedRequest {
     pub secret: String,
     /// The reason, for the workers.
     pub reason: String,
+    /// Whether it failed because a hub stops or is lost.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub hub_stops: bool,
 }
 
 /// The reply to [`FailedRequest`].

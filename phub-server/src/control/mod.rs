@@ -274,17 +274,17 @@ async fn bring_state(State(desk): State<Desk>, Path(job): Path<String>, request:
 
 async fn meet(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
     let received = desk.read(desk.limits.small_bytes, request).await?;
-    done(&desk.registry.meetings.meet(&job, parse_versioned("meet", &received.bytes)?).await?)
+    done(&desk.registry.meet(&job, parse_versioned("meet", &received.bytes)?).await?)
 }
 
 async fn ready(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let ReadyRequest { token } = desk.small("ready", request).await?;
-    nothing(desk.registry.ready(&job, &token))
+    let ReadyRequest { token, reached } = desk.small("ready", request).await?;
+    nothing(desk.registry.ready(&job, &token, reached))
 }
 
 async fn leave(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let LeaveRequest { token, round, failed } = desk.small("leave", request).await?;
-    done(&to_its_end(async move { desk.registry.leave(&job, &token, round, failed).await }).await?)
+    let request: LeaveRequest = desk.small("leave", request).await?;
+    done(&to_its_end(async move { desk.registry.leave(&job, request).await }).await?)
 }
 
 async fn stop(State(desk): State<Desk>, Path(job): Path<String>) -> Answer {

@@ -53,12 +53,10 @@ impl Registry {
     /// Writes a checkpoint of a job now: its state before the round that is furthest ahead.
     pub async fn checkpoint(self: &Arc<Self>, name: &str) -> Result<CheckpointReply, Refusal> {
         let id = self.lock().named(name);
-        let above = id.as_ref().ok().and_then(|&id| self.of_job(id, |job| job.above.clone()).ok()).flatten();
-        if let Some(above) = above {
+        let above = |id| Some((id, self.of_job(id, |job| job.above.clone()).ok()??));
+        if let Some((id, above)) = id.as_ref().ok().and_then(|&id| above(id)) {
             let written = on_thread("phub-above", move || above.checkpoint()).await;
-            return written
-                .map_err(Refusal::Exhausted)?
-                .map_err(|error| Refusal::Conflict(error.to_string()));
+            return self.passed_on(id, written);
         }
         if self.store.is_none() {
             return Err(Refusal::Conflict(
@@ -70,27 +68,30 @@ impl Registry {
     }
 
     /// Writes the checkpoints that can be written before the hub stops. Not on the control thread.
-    pub fn save_all(self: &Arc<Self>) {
-        let save = async { tokio::time::timeout(DISK_LIMIT, self.checkpoint_all()).await };
+    pub fn save_all(self: &Arc<Self>, reason: &str) {
+        let why = format!("its hub stops: {reason}");
+        let save = async { tokio::time::timeout(DISK_LIMIT, self.checkpoint_all(&why)).await };
         if self.runtime.block_on(save).is_err() {
             tracing::warn!("checkpoints were not written within {DISK_LIMIT:?}");
         }
     }
 
-    async fn checkpoint_all(self: &Arc<Self>) {
-        if self.store.is_none() {
-            return;
-        }
-        let running = |job: &&Job| job.state() == JobState::Running && job.above.is_none();
+    async fn checkpoint_all(self: &Arc<Self>, why: &str) {
+        // Of a mesh, the job above is here, too.
+        let is_saved = |job: &Job| match &job.above {
+            Some(_) => job.mesh.is_none() && !job.goes_on(),
+            None => self.store.is_some(),
+        };
+        let running = |job: &&Job| job.state() == JobState::Running && is_saved(job);
         let named = |job: &Job| (job.id, job.name.clone());
         let jobs: Vec<(JobId, String)> = self.lock().jobs.values().filter(running).map(named).collect();
         self.unsaved.send_replace(jobs.iter().map(|(_, name)| name.clone()).collect());
         let mut saves = JoinSet::new();
         for (id, job) in jobs {
-            let registry = Arc::clone(self);
+            let (registry, why) = (Arc::clone(self), why.to_owned());
             saves.spawn(async move {
-                match registry.checkpoint_at_stop(id).await {
-                    Ok(_) => registry.unsaved.send_modify(|names| names.retain(|name| *name != job)),
+                match registry.end_at_cut(id, &why).await {
+                    Ok(()) => registry.unsaved.send_modify(|names| names.retain(|name| *name != job)),
                     Err(why) => tracing::warn!(job, why, "no checkpoint at the stop"),
                 }
             });
@@ -98,12 +99,20 @@ impl Registry {
         saves.join_all().await;
     }
 
-    /// Writes the checkpoint of a job that is then ended. A job on this hub alone makes no round after it, so that nothing is
-    /// lost.
+    /// Ends a job between two rounds, before it fails because a hub stops. The hubs above save it, where there are some.
+    pub(super) async fn end_at_cut(self: &Arc<Self>, id: JobId, why: &str) -> Result<(), String> {
+        let Some(above) = self.of_job(id, |job| job.above.clone())? else {
+            return if self.store.is_some() { self.checkpoint_at_stop(id).await.map(drop) } else { Ok(()) };
+        };
+        // If the disk takes longer, the state is at the cut all the same.
+        let (why, limit) = (why.to_owned(), ROUND_LIMIT_AT_STOP + self.up.limit);
+        let ended = on_thread("phub-above", move || above.stop(&why, limit)).await?;
+        ended.map_err(|error| error.to_string())
+    }
+
+    /// Writes the checkpoint of a job that is then ended. The job makes no round after it, so that nothing is lost.
     pub(super) async fn checkpoint_at_stop(self: &Arc<Self>, id: JobId) -> Result<CheckpointReply, String> {
-        let is_alone = self.of_job(id, |job| job.hubs.share.is_whole())?;
-        let at = if is_alone { CutAt::LastRound } else { CutAt::AllHubs };
-        self.checkpoint_at(id, at, ROUND_LIMIT_AT_STOP).await
+        self.checkpoint_at(id, CutAt::LastRound, ROUND_LIMIT_AT_STOP).await
     }
 
     /// As [`checkpoint`](Self::checkpoint). `limit` is the time limit for the round in flight.
@@ -115,7 +124,7 @@ impl Registry {
         self.checkpoint_at(id, CutAt::AllHubs, limit).await
     }
 
-    async fn checkpoint_at(
+    pub(super) async fn checkpoint_at(
         self: &Arc<Self>,
         id: JobId,
         at: CutAt,
@@ -125,7 +134,7 @@ impl Registry {
         if !leads {
             let lead = Peers { limit: limit + DISK_LIMIT, ..(*peers).clone() };
             let (secret, round_limit_ms) = (lead.secret.show(), limit.as_millis() as u64);
-            let request = CheckpointRequest { secret, round_limit_ms };
+            let request = CheckpointRequest { secret, round_limit_ms, ends: at == CutAt::LastRound };
             return lead.ask(0, "checkpoint", "write a checkpoint", &request).await;
         }
         let deadline = tokio::time::Instant::now() + limit;

@@ -70,24 +70,25 @@ impl Registry {
     /// Compares a member's weights with those of the others. The job fails if they differ.
     pub async fn compare(&self, job: &str, request: CompareRequest) -> Result<(), Refusal> {
         let CompareRequest { token, round, digest } = request;
-        let above = {
+        let (id, above) = {
             let mut inner = self.lock();
             let (job, rank) = inner.member(job, &token)?;
             if job.state() != JobState::Running {
                 return Ok(()); // its news say why
             }
             let (id, compared) = (job.id, job.compare(rank, round, digest));
-            match compared {
+            let above = match compared {
                 Ok(true) => job.above.clone(),
                 Ok(false) => None,
                 Err(reason) => {
                     self.fail(&mut inner, id, &reason);
                     None
                 }
-            }
+            };
+            (id, above)
         };
         let Some(above) = above else { return Ok(()) };
         let told = on_thread("phub-above", move || above.compare(round, digest)).await;
-        told.map_err(Refusal::Exhausted)?.map_err(|error| Refusal::Conflict(error.to_string()))
+        self.passed_on(id, told)
     }
 }

@@ -19,7 +19,7 @@ use tokio::sync::{OwnedMutexGuard, oneshot};
 
 use super::hubs::Peers;
 use super::job::Job;
-use super::loss::Cause;
+use super::loss::{Blame, Cause};
 use super::{Refusal, Registry};
 use crate::cores::CoreThread;
 
@@ -48,6 +48,8 @@ pub(super) enum Purpose {
     Admit(Arc<[u32]>),
     /// The other hubs write their part of a checkpoint of the state at the cut.
     Snapshot,
+    /// The same, and the job ends there: no chunk goes further at any hub.
+    LastSnapshot,
 }
 
 /// Where a job is cut.
@@ -57,7 +59,7 @@ pub(super) enum CutAt {
     AllHubs,
     /// At this hub, before its own round. The others do not hear of it.
     ThisHub,
-    /// At the only hub of a job that is about to end: its workers make no round beyond, which would be lost with the job.
+    /// At all its hubs, as the job is about to end: its workers make no round beyond, which would be lost with the job.
     LastRound,
 }
 
@@ -65,7 +67,7 @@ impl Purpose {
     fn admitted(&self) -> Arc<[u32]> {
         match self {
             Purpose::Admit(ranks) => Arc::clone(ranks),
-            Purpose::Nothing | Purpose::Snapshot => Arc::new([]),
+            Purpose::Nothing | Purpose::Snapshot | Purpose::LastSnapshot => Arc::new([]),
         }
     }
 }
@@ -163,7 +165,7 @@ impl Registry {
         self.release(id, from, purpose.admitted()).await?;
         let refused = released.into_iter().find_map(Result::err);
         let Some(why) = refused else { return Ok(()) };
-        self.fail(&mut self.lock(), id, &format!("a cut did not end: {why}"));
+        self.fail_by(&mut self.lock(), id, &format!("a cut did not end: {why}"), Blame::Hub);
         Err(why)
     }
 
@@ -178,8 +180,10 @@ impl Registry {
         let ranks = purpose.admitted();
         let workers = |job: &mut Job| ranks.iter().filter_map(|&rank| job.worker(rank)).collect();
         let admitted = self.of_job(id, workers).unwrap_or_default();
-        let snapshot = matches!(purpose, Purpose::Snapshot);
-        let request = ReleaseRequest { secret: peers.secret.show(), cut: *cut, from, admitted, snapshot };
+        let snapshot = matches!(purpose, Purpose::Snapshot | Purpose::LastSnapshot);
+        let ends = matches!(purpose, Purpose::LastSnapshot);
+        let request =
+            ReleaseRequest { secret: peers.secret.show(), cut: *cut, from, admitted, snapshot, ends };
         peers.ask_all("release", "let the job's rounds go on", request).await
     }
 

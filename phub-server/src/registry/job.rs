@@ -153,6 +153,7 @@ impl Job {
             left: Vec::new(),
             held_up_by: Vec::new(),
             reached: None,
+            lost: 0,
         };
         Job {
             id,
@@ -389,7 +390,11 @@ impl Job {
                 here.push(Taking { rank, from });
             }
         }
+        let begins = self.state() != JobState::Running;
         self.publish(|news| {
+            if begins {
+                news.lost = news.reached.map_or(0, |reached| reached.0.saturating_sub(self.first_round.0));
+            }
             news.state = JobState::Running;
             news.members.extend(here);
             news.members.sort_by_key(|member| member.rank);

@@ -26,6 +26,7 @@ use super::cut::answers;
 use super::hubs::agreement::is_needed;
 use super::hubs::{Ending, Order, Peers};
 use super::job::Job;
+use super::loss::Blame;
 use super::{Registry, on_thread};
 
 /// A job that has failed, and whose cores hold it.
@@ -33,6 +34,7 @@ pub(super) struct Last {
     id: JobId,
     name: String,
     reason: String,
+    blame: Blame,
     cores: Vec<usize>,
     fronts: Vec<oneshot::Receiver<Option<Front>>>,
     layout: Arc<Layout>,
@@ -41,7 +43,7 @@ pub(super) struct Last {
     optimizer: Optimizer,
     rates: LearningRates,
     peers: Arc<Peers>,
-    /// The round of its last checkpoint.
+    /// The round of its last checkpoint. Of another hub than hub 0, that of its own part.
     saved: Round,
     /// Which rounds all hubs have.
     whole: WholeRounds,
@@ -52,7 +54,7 @@ pub(super) struct Last {
 
 impl Registry {
     /// Holds a job that is about to fail, if its state is saved here. Under the lock.
-    pub(super) fn hold_last(&self, job: &mut Job, reason: &str) -> Option<Last> {
+    pub(super) fn hold_last(&self, job: &mut Job, reason: &str, blame: Blame) -> Option<Last> {
         let id = job.id;
         if self.store.is_none() || job.state() != JobState::Running || job.above.is_some() {
             return None;
@@ -61,11 +63,16 @@ impl Registry {
         job.hubs.ending = Some(if job.hubs.leads() { Ending::Leads } else { Ending::Follows(order) });
         let checkpoint = job.checkpoints.last.as_ref().map(|last| last.round);
         let hubs = &job.hubs;
-        let newest = if hubs.share.is_whole() { checkpoint } else { hubs.whole.rounds.last().copied() };
+        let newest = match (hubs.share.is_whole(), hubs.leads()) {
+            (true, _) => checkpoint,
+            (false, true) => hubs.whole.rounds.last().copied(),
+            (false, false) => hubs.rounds.last().copied(),
+        };
         Some(Last {
             id,
             name: job.name.clone(),
             reason: reason.to_owned(),
+            blame,
             cores: job.cores.numbers.clone(),
             fronts: self.ask_cores(job, move |thread| thread.core.hold(id)),
             layout: Arc::clone(job.wire.layout()),
@@ -86,10 +93,13 @@ impl Registry {
         let Some(registry) = self.me.upgrade() else { return };
         self.runtime.spawn(async move {
             let (id, name, cores) = (last.id, last.name.clone(), last.cores.clone());
+            let writing = Arc::clone(&last.writing);
             let saved = match last.share.hub {
                 0 => registry.lead_last(last).await,
                 _ => registry.follow_last(last).await,
             };
+            // No file of this job comes later, beside those of a job that goes on from here.
+            let _ = on_thread("phub-checkpoint", move || drop(writing.lock())).await;
             for core in cores {
                 registry.cores[core].tell(move |thread| thread.remove_job(id));
             }
@@ -139,10 +149,17 @@ impl Registry {
     /// where there is nothing new.
     async fn lead_last(self: &Arc<Self>, mut last: Last) -> Result<Option<CheckpointReply>, String> {
         let own = last.rounds().await?;
-        let (own_highest, saved) = (own.map(|rounds| rounds.highest), last.saved);
+        let is_saved = last.is_saved(own);
         let secret = last.peers.secret.show();
-        let failed = FailedRequest { secret: secret.clone(), reason: last.reason.clone() };
-        let replies = last.peers.ask_all::<FailedReply>("failed", "end the job", failed).await;
+        let replies = last.peers.ask_all::<FailedReply>("failed", "end the job", self.failed(&last)).await;
+        // A hub that is gone is not waited for once more.
+        let there: Vec<u32> = last
+            .peers
+            .others()
+            .zip(&replies)
+            .filter(|(_, reply)| reply.is_ok())
+            .map(|(hub, _)| hub)
+            .collect();
         let rounds = last.of_all(own, replies);
         let before = match &rounds {
             Ok(Some(RoundsInFlight { lowest, highest })) if *lowest > Round(0) && *highest > last.saved => {
@@ -159,11 +176,14 @@ impl Registry {
         }
         let request = LastRequest { secret, before, ended, whole: last.whole.clone() };
         let others = Arc::new(Peers { limit: DISK_LIMIT, ..(*last.peers).clone() });
-        let of_others =
-            others.ask_all::<LastReply>("last", "save its part of the last state", request.clone()).await;
+        let ask = |peers: Arc<Peers>, hub| {
+            let request = request.clone();
+            async move { peers.ask(hub, "last", "save its part of the last state", &request).await }
+        };
+        let of_others = others.at_once(there.into_iter(), ask).await;
         match rounds {
-            // A hub that stops has forgotten its part, and has had all hubs write a checkpoint before.
-            Err(_) if own_highest.is_some_and(|highest| highest <= saved) => return Ok(None),
+            // A hub that stops has had all hubs write a checkpoint before, and may be gone.
+            Err(_) if is_saved => return Ok(None),
             rounds => rounds?,
         };
         let of_others: Vec<LastReply> = of_others.into_iter().collect::<Result<_, _>>()?;
@@ -176,11 +196,16 @@ impl Registry {
     /// Another hub than hub 0 tells hub 0 that the job has failed, and does what hub 0 then asks.
     async fn follow_last(self: &Arc<Self>, mut last: Last) -> Result<Option<CheckpointReply>, String> {
         let own = last.rounds().await?;
-        let failed = FailedRequest { secret: last.peers.secret.show(), reason: last.reason.clone() };
-        let told: FailedReply = last.peers.ask(0, "failed", "save the job's last state", &failed).await?;
+        let is_saved = last.is_saved(own);
+        let failed = self.failed(&last);
+        let told: Result<FailedReply, String> =
+            last.peers.ask(0, "failed", "save the job's last state", &failed).await;
         let lead = format!("hub 0 of the job, at {},", last.peers.name(0));
-        if !told.saves {
-            return Err(format!("{lead} saves no last state (its log says why)"));
+        match told {
+            Ok(FailedReply { saves: true, .. }) => {}
+            _ if is_saved => return Ok(None),
+            Ok(_) => return Err(format!("{lead} saves no last state (its log says why)")),
+            Err(why) => return Err(why),
         }
         // Hub 0 asks all hubs for their rounds, and waits for each at most for the limit.
         let limit = 3 * last.peers.limit;
@@ -193,6 +218,7 @@ impl Registry {
                     let _ = done.send(bytes.map_err(Clone::clone));
                     return saved;
                 }
+                Ok(None) | Err(_) if is_saved => return Ok(None),
                 Ok(None) | Err(_) => {
                     let seconds = limit.as_secs_f64();
                     return Err(format!(
@@ -201,6 +227,18 @@ impl Registry {
                 }
             }
         }
+    }
+
+    /// What the other hubs hear of the failure.
+    fn failed(&self, last: &Last) -> FailedRequest {
+        let reason = match &*self.stops.borrow() {
+            Some(_) if !last.share.is_whole() => {
+                let own = last.peers.own;
+                format!("hub {own} of the job, at {}, stops: {}", last.peers.name(own), last.reason)
+            }
+            _ => last.reason.clone(),
+        };
+        FailedRequest { secret: last.peers.secret.show(), reason, hub_stops: last.blame == Blame::Hub }
     }
 
     /// Writes this hub's part, or the whole, where there is one.
@@ -245,6 +283,11 @@ impl Last {
         let fronts = answers(std::mem::take(&mut self.fronts)).await?;
         let rounds = fronts.into_iter().flatten();
         Ok(rounds.map(|Front { lowest, highest }| RoundsInFlight { lowest, highest }).reduce(both))
+    }
+
+    /// Whether the state of this hub's chunks, which are in these rounds, is in its last checkpoint.
+    fn is_saved(&self, own: Option<RoundsInFlight>) -> bool {
+        own.is_none_or(|own| own.highest <= self.saved)
     }
 
     /// The rounds of the chunks of all hubs.

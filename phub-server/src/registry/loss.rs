@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pbox_core::JobId;
 use pbox_core::control::JobState;
+use pbox_core::{JobId, Members};
 
 use super::above::JoinedAbove;
 use super::job::Job;
@@ -27,9 +27,37 @@ pub(super) enum Cause {
     Other,
 }
 
+/// Whose end a failure is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Blame {
+    /// The job's own, or that of one of its workers.
+    Job,
+    /// A hub stops or is lost, this one or another of the job. Workers may hold out for it.
+    Hub,
+}
+
 impl Registry {
     /// A worker is lost: its job fails, or goes on without it, if the job's terms say so and another worker is left.
     pub(super) fn lose(&self, inner: &mut Inner, id: JobId, rank: u32, cause: Cause, reason: &str) {
+        // A hub below that is gone without a word may come back.
+        let is_hub = |job: &Job| job.terms.level.members != Members::Workers;
+        let blame = match cause {
+            Cause::Link | Cause::Silent if inner.jobs.get(&id).is_some_and(is_hub) => Blame::Hub,
+            _ => Blame::Job,
+        };
+        self.lose_by(inner, id, rank, cause, reason, blame);
+    }
+
+    /// As [`lose`](Self::lose); `blame` is of the job's failure.
+    pub(super) fn lose_by(
+        &self,
+        inner: &mut Inner,
+        id: JobId,
+        rank: u32,
+        cause: Cause,
+        reason: &str,
+        blame: Blame,
+    ) {
         // A worker that has left closes its links.
         let Some(job) = inner.jobs.get_mut(&id).filter(|job| !job.failed() && job.has(rank)) else { return };
         let lost = &mut inner.counts.lost;
@@ -40,10 +68,10 @@ impl Registry {
             Cause::Other => &mut lost.other,
         } += 1;
         if !job.goes_on() || job.state() != JobState::Running {
-            return self.fail(inner, id, reason);
+            return self.fail_by(inner, id, reason, blame);
         }
         if !job.has_others(rank) {
-            return self.fail(inner, id, &format!("{reason}; no worker is left"));
+            return self.fail_by(inner, id, &format!("{reason}; no worker is left"), blame);
         }
         tracing::warn!(job = job.name, rank, reason, "worker lost; the job goes on");
         job.lost(rank);
@@ -58,16 +86,20 @@ impl Registry {
     }
 
     pub(super) fn fail(&self, inner: &mut Inner, id: JobId, reason: &str) {
+        self.fail_by(inner, id, reason, Blame::Job);
+    }
+
+    /// As [`fail`](Self::fail), and the workers are told whose end it is. Whatever ends while this hub stops, its stop ends.
+    pub(super) fn fail_by(&self, inner: &mut Inner, id: JobId, reason: &str, blame: Blame) {
         let Some(job) = inner.jobs.get_mut(&id).filter(|job| !job.failed()) else { return };
         tracing::warn!(job = job.name, reason, "job failed");
         inner.counts.failed_jobs += 1;
-        // A hub that stops cannot ask the others of a job: they have written a checkpoint together before.
-        let is_asked = !inner.stopping || job.hubs.share.is_whole();
-        let last = if is_asked { self.hold_last(job, reason) } else { None };
-        job.fail(reason, inner.stopping);
+        let blame = if inner.stopping { Blame::Hub } else { blame };
+        let last = self.hold_last(job, reason, blame);
+        job.fail(reason, blame == Blame::Hub);
         inner.names.remove(&job.name);
         match job.above.take() {
-            Some(above) if above.lives_at_some() => self.fail_above(inner, id, above, reason),
+            Some(above) if above.lives_at_some() => self.fail_above(inner, id, above, reason, blame),
             _ => match last {
                 // Nobody goes on from the checkpoint before it meanwhile.
                 Some(last) => {
@@ -82,11 +114,11 @@ impl Registry {
     }
 
     /// Tells the hubs above why a job failed here, and then closes its links: a closed link alone does not say why.
-    fn fail_above(&self, inner: &mut Inner, id: JobId, above: Arc<JoinedAbove>, reason: &str) {
+    fn fail_above(&self, inner: &mut Inner, id: JobId, above: Arc<JoinedAbove>, reason: &str, blame: Blame) {
         inner.untold_above.insert(id);
         let (registry, reason) = (self.me.clone(), reason.to_owned());
         let tell = move || {
-            above.fail(&reason);
+            above.fail(&reason, blame);
             drop(above);
             if let Some(registry) = registry.upgrade() {
                 registry.told_above(&mut registry.lock(), id);

@@ -52,10 +52,10 @@ use std::time::{Duration, Instant};
 use membership::{MemberError, Missing};
 use pbox_core::control::{
     CoreReply, CountsReply, HeartbeatReply, HubReply, JobState, Latest, LearningRateRequest, LeaveReply,
-    NicReply, PROTOCOL, PROTOCOL_LOWEST, TransportAddress,
+    LeaveRequest, NicReply, PROTOCOL, PROTOCOL_LOWEST, TransportAddress,
 };
 use pbox_core::kernels::Kernels;
-use pbox_core::{Discarded, JobId, Round};
+use pbox_core::{Discarded, JobId, Members, Round};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
 
@@ -64,7 +64,7 @@ use crate::cores::{CoreHandle, CoreThread, Report};
 use above::{JoinedAbove, Meetings};
 use cut::answers;
 use job::{Arrival, Job};
-use loss::Cause;
+use loss::{Blame, Cause};
 use snapshot::NO_WEIGHTS;
 
 pub(crate) use above::{HubsAbove, Up};
@@ -152,7 +152,7 @@ pub(crate) struct Registry {
     /// How this hub reaches other hubs.
     up: Up,
     /// The hubs of meshes that learn each other's addresses here.
-    pub meetings: Meetings,
+    meetings: Meetings,
     inner: Mutex<Inner>,
     /// A worker left `untold`, or a job `untold_above`.
     told: Condvar,
@@ -293,9 +293,10 @@ impl Registry {
     }
 
     /// All members of a hub below are there.
-    pub fn ready(self: &Arc<Self>, job: &str, token: &str) -> Result<(), Refusal> {
+    pub fn ready(self: &Arc<Self>, job: &str, token: &str, reached: Option<Round>) -> Result<(), Refusal> {
         let mut inner = self.lock();
         let (job, rank) = inner.member(job, token)?;
+        reached.into_iter().for_each(|round| job.has_reached(round));
         let (id, arrival) = (job.id, job.ready(rank));
         self.follow_arrival(&inner, id, arrival);
         Ok(())
@@ -331,35 +332,33 @@ impl Registry {
 
     /// A worker leaves. When the last worker has left, the job's state is in its checkpoint, or the reply says why not. A second
     /// leave changes nothing.
-    pub async fn leave(
-        self: &Arc<Self>,
-        job: &str,
-        token: &str,
-        round: Round,
-        failed: Option<String>,
-    ) -> Result<LeaveReply, Refusal> {
-        let left = self.leave_once(job, token, round, failed).await;
-        if left.is_err() && self.lock().left.contains_key(&token_of(token)) {
-            Ok(LeaveReply::default())
-        } else {
-            left
-        }
+    pub async fn leave(self: &Arc<Self>, job: &str, request: LeaveRequest) -> Result<LeaveReply, Refusal> {
+        let token = token_of(&request.token);
+        let left = self.leave_once(job, request).await;
+        if left.is_err() && self.lock().left.contains_key(&token) { Ok(LeaveReply::default()) } else { left }
     }
 
     async fn leave_once(
         self: &Arc<Self>,
         job: &str,
-        token: &str,
-        round: Round,
-        failed: Option<String>,
+        LeaveRequest { token, round, failed, hub_lost, stops }: LeaveRequest,
     ) -> Result<LeaveReply, Refusal> {
         if let Some(why) = failed {
-            let mut inner = self.lock();
-            let (id, rank) = inner.member(job, token).map(|(job, rank)| (job.id, rank))?;
-            self.lose(&mut inner, id, rank, Cause::Other, &format!("machine {rank}: {why}"));
+            let (id, rank, why, ends) = {
+                let mut inner = self.lock();
+                let (job, rank) = inner.member(job, &token)?;
+                let is_worker = job.terms.level.members == Members::Workers;
+                let who = if is_worker { "worker" } else { "machine" };
+                (job.id, rank, format!("{who} {rank}: {why}"), stops && !is_worker && !job.goes_on())
+            };
+            if ends && let Err(why) = self.end_at_cut(id, &why).await {
+                tracing::warn!(job, why, "the job does not end between two rounds");
+            }
+            let blame = if hub_lost { Blame::Hub } else { Blame::Job };
+            self.lose_by(&mut self.lock(), id, rank, Cause::Other, &why, blame);
             return Ok(LeaveReply::default());
         }
-        let last = self.lock().member(job, token).map(|(job, rank)| {
+        let last = self.lock().member(job, &token).map(|(job, rank)| {
             // Hub 0 has all hubs write a checkpoint, so a worker leaves hub 0 first.
             let is_last = job.state() == JobState::Running && !job.has_others(rank);
             (is_last && job.hubs.leads() && job.above.is_none()).then_some(job.id)
@@ -372,7 +371,7 @@ impl Registry {
             // A job without weights has nothing to lose.
             checkpoint_error = Some(why).filter(|why| why != NO_WEIGHTS);
         }
-        if let Some((id, above)) = self.leave_now(job, token, round)? {
+        if let Some((id, above)) = self.leave_now(job, &token, round)? {
             // Before the links close: a closed link alone is a loss.
             let left = on_thread("phub-above", move || above.leave(round)).await;
             match left.map_err(|why| std::io::Error::other(why).into()).flatten() {
@@ -442,17 +441,15 @@ impl Registry {
     /// Changes a job's learning rate. Returns when every core has the new rate.
     pub async fn set_learning_rate(&self, job: &str, request: LearningRateRequest) -> Result<(), Refusal> {
         let LearningRateRequest { token, learning_rate: rate, from_round: from } = request;
-        let above = {
+        let (id, above) = {
             let mut inner = self.lock();
             let (job, _) = inner.member(job, &token)?;
             job.terms.check_learning_rate(rate).map_err(|error| Refusal::Bad(error.to_string()))?;
-            job.above.clone()
+            (job.id, job.above.clone())
         };
         if let Some(above) = above {
             let changed = on_thread("phub-above", move || above.set_learning_rate(rate, from)).await;
-            return changed
-                .map_err(Refusal::Exhausted)?
-                .map_err(|error| Refusal::Conflict(error.to_string()));
+            return self.passed_on(id, changed);
         }
         let asked = {
             let mut inner = self.lock();

@@ -172,7 +172,7 @@ impl Registry {
             let saved = self.freed.notified();
             tokio::pin!(saved);
             saved.as_mut().enable(); // before the request, so that no wake-up is missed
-            if at == CutAt::AllHubs {
+            if at != CutAt::ThisHub {
                 // A hub skips a checkpoint while it writes the one before. What is wrong with a hub shows at the cut.
                 let _ = self.follow_parts(id, Round(0), Some(deadline)).await;
             }
@@ -192,9 +192,10 @@ impl Registry {
         id: JobId,
         at: CutAt,
     ) -> Result<(Round, oneshot::Receiver<Result<Collected, String>>), String> {
-        let held = match at {
-            CutAt::AllHubs => self.hold_everywhere(id).await?,
-            CutAt::ThisHub | CutAt::LastRound => self.hold_here(id).await?,
+        let (held, purpose) = match at {
+            CutAt::AllHubs => (self.hold_everywhere(id).await?, Purpose::Snapshot),
+            CutAt::ThisHub => (self.hold_here(id).await?, Purpose::Snapshot),
+            CutAt::LastRound => (self.hold_everywhere(id).await?, Purpose::LastSnapshot),
         };
         let before = held.front.unwrap_or_default();
         if before == Round(0) {
@@ -208,7 +209,7 @@ impl Registry {
         let (done, parts) = oneshot::channel();
         // A job that ended meanwhile says so at its release.
         let _ = self.of_job(id, |job| self.take_snapshot(job, before, Some(done)));
-        self.release_everywhere(id, held, before, &Purpose::Snapshot).await?;
+        self.release_everywhere(id, held, before, &purpose).await?;
         Ok((before, parts))
     }
 

@@ -7,6 +7,7 @@ import pytest
 import phub
 from phub import _hub, _phub
 from phub._compression import to_text
+from phub._launch import wait_for_hub
 
 
 @pytest.mark.parametrize(
@@ -174,3 +175,14 @@ def test_a_process_alone_starts_its_own_hub(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with phub.Session(keys={"only": (3,)}, optimizer=phub.Average()) as session:
         assert session.average({"only": [1, 2, 3]})["only"].tolist() == [1, 2, 3]
+
+
+def test_how_long_sessions_wait_for_a_hub_is_said_by_the_environment(monkeypatch):
+    monkeypatch.delenv("PHUB_HUB_WAIT", raising=False)
+    assert wait_for_hub() == 60.0
+    monkeypatch.setenv("PHUB_HUB_WAIT", "0")
+    assert wait_for_hub() == 0.0
+    for wrong in ("soon", "-1", "inf", "nan"):
+        monkeypatch.setenv("PHUB_HUB_WAIT", wrong)
+        with pytest.raises(phub.SettingsError, match=f"PHUB_HUB_WAIT is '{wrong}'"):
+            wait_for_hub()

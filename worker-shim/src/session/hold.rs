@@ -3,28 +3,31 @@
 //! On the caller's thread, inside a push or a wait, which goes on afterwards.
 //!
 //! ```text
-//!   lost --> join again, until the hub is there --> links to the same memory --> weights of the checkpoint's round
-//!        --> what other workers got of a round, this worker does not push again
+//!   lost --> the job's other hubs are told --> join again, until all hubs are there --> links to the same memory
+//!        --> weights of the checkpoint's round --> what other workers got of a round, this worker does not push again
 //! ```
 //!
-//! Rounds are the hub's: they go back to its checkpoint. `reached` is the first round of which no worker has an answer. It
-//! goes on as the checkpoint's round: a push of it that is under way is made again, and pushes of rounds before it are
+//! Rounds are the hub's: they go back to its checkpoint. `reached` is the first round of which no worker has an answer, counted
+//! with the rounds that were lost before. It goes on as the checkpoint's round: a push of it that is under way is made again, and pushes of rounds before it are
 //! not, because some worker has gone on from there. So all workers have pushed each key equally often at the end.
 
 use std::time::{Duration, Instant};
 
 use fabric::{Receive, any};
-use membership::MemberError;
-use pbox_core::{Compression, Consistency, KeyId, Round, Wire};
+use membership::{Hub, MemberError};
+use pbox_core::{Compression, Consistency, JobTerms, KeyId, LevelTerms, Round, Wire};
 
 use super::compare::Digests;
 use super::config::SessionConfig;
 use super::error::SessionError;
 use super::join::{Attached, attach, let_in};
 use super::session::Session;
+use crate::pull::Pulling;
 
 /// The pause between two attempts to join: nothing tells when a program begins to listen.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Time limit for telling another hub of the job that one is lost.
+const TELL_LIMIT: Duration = Duration::from_secs(2);
 
 /// How often lost hubs came back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,14 +49,12 @@ pub(super) enum Hold {
 }
 
 impl Hold {
-    /// Of a session that has joined.
-    pub fn of(config: &SessionConfig, is_below_others: bool) -> Self {
-        let level = &config.terms.level;
-        // With several hubs the others would end their part of the job. A hub below others has no checkpoint. Workers that
-        // do not step together have no common round. A batch of pulls may wait for a key that is not pushed again.
-        let is_simple = config.terms.hubs == 1 && !is_below_others && level.consistency == Consistency::Bsp;
-        let is_slim = matches!(level.compression, Some(Compression::Slim(_)));
-        match is_simple && !is_slim && config.pull.is_none() && !config.hub_wait.is_zero() {
+    /// Of a session whose job has these terms.
+    pub fn of(asked: &LevelTerms, hub_wait: Duration) -> Self {
+        // Workers that do not step together have no common round.
+        let steps_together = asked.consistency == Consistency::Bsp;
+        let is_slim = matches!(asked.compression, Some(Compression::Slim(_)));
+        match steps_together && !is_slim && !hub_wait.is_zero() {
             true => Hold::Waits,
             false => Hold::Never,
         }
@@ -68,6 +69,20 @@ struct Stood {
     under_way: bool,
     /// Pushes that are not sent, because of a former loss.
     skips: u32,
+}
+
+/// Why a session does not go on yet.
+enum Again {
+    /// Another attempt may succeed.
+    Later(SessionError),
+    /// None will.
+    Never(MemberError),
+}
+
+impl<E: Into<SessionError>> From<E> for Again {
+    fn from(error: E) -> Self {
+        Again::Later(error.into())
+    }
 }
 
 impl Session {
@@ -108,7 +123,12 @@ impl Session {
             skips: self.skips.get(key.index()).copied().unwrap_or(0),
         });
         let stood: Vec<Stood> = keys.collect();
+        self.tell_other_hubs(&lost);
         while let Err(error) = self.go_on(&stood, since + wait) {
+            let error = match error {
+                Again::Never(error) => return Err(error.into()),
+                Again::Later(error) => error,
+            };
             if Instant::now() >= since + wait || (self.given_up)() {
                 let waited = since.elapsed().as_secs_f64();
                 let more = format!("; the hub did not come back within {waited:.1} s: {error}");
@@ -120,40 +140,72 @@ impl Session {
         Ok(())
     }
 
+    /// The job's other hubs end their part of it, and tell the other workers why: before this worker's links end, which alone
+    /// would look like its own end.
+    fn tell_other_hubs(&self, lost: &MemberError) {
+        if self.hubs.len() == 1 {
+            return;
+        }
+        let stops = self.hubs.iter().filter(|hub| hub.end().is_some()).map(Hub::address).collect::<Vec<_>>();
+        let why = match lost {
+            MemberError::JobFailed { reason, .. } => format!("the hub at {}: {reason}", stops.join(", ")),
+            lost => lost.to_string(),
+        };
+        for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
+            if let Err(error) = hub.fail_without_hub(&why, TELL_LIMIT) {
+                tracing::debug!(%error, "a hub was not told that another one is lost: perhaps it is that one");
+            }
+        }
+    }
+
     /// Joins again, and goes on.
-    fn go_on(&mut self, stood: &[Stood], until: Instant) -> Result<(), SessionError> {
+    fn go_on(&mut self, stood: &[Stood], until: Instant) -> Result<(), Again> {
         // Before the join: nothing that a hub sends which only stood still may come into the new one's window.
         let (_group, mut ports) = any::group(1, None)?;
         self.exchange.disconnect(ports.remove(0));
-        let own = stood.iter().map(|stood| stood.round).max().unwrap_or_default();
-        let let_in = let_in(&self.config, Some(own), until, &self.given_up)?;
+        let own = stood.iter().map(|stood| self.counted(stood.round)).max().unwrap_or_default();
+        let terms = JobTerms { level: self.asked, ..self.config.terms.clone() };
+        let asked = SessionConfig { terms, ..self.config.clone() };
+        let let_in = let_in(&asked, Some(own), until, &self.given_up)?;
+        if let_in[0].above().is_some() != self.is_below_others {
+            let is = if self.is_below_others {
+                "it is not below other hubs any more"
+            } else {
+                "it is below other hubs now"
+            };
+            return Err(Again::Never(self.hubs[0].lost(format!("it came back, and {is}"))));
+        }
         let deadline = Instant::now() + self.config.join_limit;
-        let config = SessionConfig { transport: Some(self.ways[0].transport), ..self.config.clone() };
-        let wire = Wire::of_terms(&config.terms)?;
-        let windows = self.exchange.windows();
-        let (window, receive) = (windows.sent().clone(), Receive::Into(windows.received()[0].clone()));
+        let wire = Wire::of_terms(&self.config.terms)?;
+        let (windows, former) = (self.exchange.windows(), &self.hubs);
+        let receive = |hub: usize| Receive::Into(windows.received()[former[hub].cores.start].clone());
         let Attached { port, endpoints, received, slices, hubs, ways } =
-            attach(let_in, &config, &wire, &window, receive, deadline)?;
+            attach(let_in, &self.config, &wire, windows.sent(), receive, deadline)?;
         self.exchange.reconnect(port, endpoints, received, slices);
         self.exchange.set_credit(self.credit);
         (self.hubs, self.ways) = (hubs, ways);
+        if let Some(pull) = &self.config.pull {
+            // With a profile of its own: the hub may be on another machine.
+            self.pulling = Some(Pulling::begin(pull, &mut self.exchange)?);
+        }
         self.begin(deadline)?;
         self.wait_all()?;
         // A checkpoint may hold a round whose answers no worker has seen.
-        let reached = membership::reached(&self.hubs).unwrap_or_default().max(own).max(self.first);
-        self.check_can_go_on(stood, reached)?;
+        let reached =
+            membership::reached(&self.hubs).unwrap_or_default().max(own).max(self.counted(self.first));
+        self.check_can_go_on(stood, reached).map_err(Again::Never)?;
         self.skips = vec![0; stood.len()];
         for (key, stood) in self.keys().zip(stood) {
             // Rounds of this key's pushes that some worker has an answer of, for this or another key.
-            let behind = reached.0 - stood.round.0;
+            let behind = reached.0 - self.counted(stood.round).0;
             match (stood.under_way, behind) {
-                (true, 0) => self.exchange.push(key)?,
+                (true, 0) => self.push_again(key)?,
                 (true, behind) => self.skips[key.index()] = behind - 1, // answered by the weights that came
                 (false, behind) => self.skips[key.index()] = stood.skips + behind,
             }
         }
         self.digests.iter_mut().for_each(Digests::forget);
-        let lost = reached.0 - self.first.0;
+        let lost = reached.0 - self.first.0 - std::mem::replace(&mut self.lost, reached.0 - self.first.0);
         self.returns.times += 1;
         self.returns.lost_rounds += u64::from(lost);
         let (job, round) = (&self.config.job, self.first.0);
@@ -166,17 +218,31 @@ impl Session {
         Ok(())
     }
 
+    /// A round of the hub, counted with those that were lost before: another worker may have heard of a return of the hub of
+    /// which this one has not, as the hub was lost again meanwhile.
+    fn counted(&self, round: Round) -> Round {
+        Round(round.0 + self.lost)
+    }
+
+    fn push_again(&mut self, key: KeyId) -> Result<(), SessionError> {
+        if let Some(pulling) = &mut self.pulling {
+            pulling.before_push(&self.exchange);
+        }
+        Ok(self.exchange.push(key)?)
+    }
+
     /// Whether the hub's state and what this worker has are enough to go on.
-    fn check_can_go_on(&self, stood: &[Stood], reached: Round) -> Result<(), SessionError> {
-        let lost = |what: &str| Err(self.hubs[0].lost(what.to_owned()).into());
+    fn check_can_go_on(&self, stood: &[Stood], reached: Round) -> Result<(), MemberError> {
+        let lost = |what: &str| Err(self.hubs[0].lost(what.to_owned()));
         let keeps_weights = self.config.terms.optimizer.keeps_weights();
         if keeps_weights && self.first == Round(0) && reached > Round(0) {
             return lost(
-                "it came back without the job's weights; start it with --checkpoints DIRECTORY and --checkpoint-every N, \
-                 and where it was started before",
+                "it came back without the job's weights; start each hub of the job with --checkpoints DIRECTORY and \
+                 --checkpoint-every N, and where it was started before",
             );
         }
-        if !keeps_weights && stood.iter().any(|stood| stood.under_way && stood.round < reached) {
+        let is_lost = |stood: &Stood| stood.under_way && self.counted(stood.round) < reached;
+        if !keeps_weights && stood.iter().any(is_lost) {
             return lost("it came back, and the mean of a round that other workers have is nowhere any more");
         }
         Ok(())

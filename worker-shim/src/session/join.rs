@@ -53,7 +53,7 @@ impl Session {
         let timeline = timeline.transpose()?;
         let mut let_in = let_in(&config, None, Instant::now() + config.hub_wait, &given_up)?;
         let deadline = Instant::now() + config.join_limit;
-        let is_below_others = let_in[0].above().is_some();
+        let (asked, is_below_others) = (config.terms.level, let_in[0].above().is_some());
         if is_below_others {
             config.terms = config.terms.beside();
             wire = Wire::of_terms(&config.terms)?;
@@ -64,7 +64,7 @@ impl Session {
             None => false,
         };
         let (window, gradients) = Windows::gradients(&wire)?;
-        let receive = Receive::New(wire.weights_window_bytes());
+        let receive = |_| Receive::New(wire.weights_window_bytes());
         let Attached { port, endpoints, received, slices, hubs, ways } =
             attach(let_in, &config, &wire, &window, receive, deadline)?;
         let windows = Windows::new(&wire, config.rank, gradients, received, config.weights)?;
@@ -79,6 +79,9 @@ impl Session {
             hold: Hold::Never,
             skips: Vec::new(),
             returns: Returns::default(),
+            lost: 0,
+            asked,
+            is_below_others,
             digests,
             given_up,
             stopwatch: Stopwatch::begin(Round(0), Traffic::default()),
@@ -98,10 +101,11 @@ impl Session {
             membership::bring(&session.hubs, state.values, session.exchange.layout(), placed, tensors)?;
         }
         session.begin(deadline)?;
+        session.lost = membership::lost(&session.hubs);
         if session.pulling.is_none() {
             session.wait_all()?;
         }
-        session.hold = Hold::of(&session.config, is_below_others);
+        session.hold = Hold::of(&asked, session.config.hub_wait);
         session.stopwatch.restart(session.next_round(), session.traffic());
         Ok(session)
     }
@@ -190,20 +194,20 @@ pub(super) struct Attached {
     pub ways: Vec<Way>,
 }
 
-/// Makes the links to hubs that have let this worker in.
+/// Makes the links to hubs that have let this worker in. What each posts goes to `receive` of its number.
 pub(super) fn attach(
     let_in: Vec<LetIn>,
     config: &SessionConfig,
     wire: &Wire,
     window: &Arc<SendWindow>,
-    receive: Receive,
+    receive: impl Fn(usize) -> Receive,
     deadline: Instant,
 ) -> Result<Attached, SessionError> {
     let level = &config.terms.level;
     let frames = Frames::summed_if(config.checksum);
     let (ports, port) = Ports::one(&let_in, config.transport, &config.nics, config.rank, frames)?;
     let DataPath { endpoints, received, placement, ways, cores, .. } =
-        membership::open(&let_in, level.schedule, wire, window, |_| receive.clone(), &ports, deadline)?;
+        membership::open(&let_in, level.schedule, wire, window, receive, &ports, deadline)?;
     let kept = let_in.into_iter().zip(cores).map(|(hub, cores)| hub.keep(cores, port.waker()));
     let hubs = kept.collect();
     let slice_bytes = level.slice_bytes.unwrap_or(config.terms.chunk_bytes);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use fabric::{Idle, Port, Until, any};
 use membership::{Hub, MemberError, Way};
-use pbox_core::{Element, KeyId, Layout, Round};
+use pbox_core::{Element, KeyId, Layout, LevelTerms, Round};
 
 use super::compare::Digests;
 use super::config::SessionConfig;
@@ -52,6 +52,12 @@ pub struct Session {
     /// hub was lost.
     pub(super) skips: Vec<u32>,
     pub(super) returns: Returns,
+    /// Rounds that the job has lost so far, also before this session: a round of the hub and this together are the same number
+    /// for all workers.
+    pub(super) lost: u32,
+    /// What its joins ask for. With hubs above its hub, [`config`](Self::config) has what is between it and its hub.
+    pub(super) asked: LevelTerms,
+    pub(super) is_below_others: bool,
     /// If the hub compares weights.
     pub(super) digests: Option<Digests>,
     pub(super) given_up: GivenUp,

@@ -14,6 +14,7 @@ mod shape;
 
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
@@ -23,8 +24,8 @@ use fabric::any;
 use fabric::{PortId, Receive, RecvWindow, SendWindow, WindowError};
 use membership::{Hub, LetIn, MemberError, Missing, Ports};
 use pbox_core::control::{
-    CompareRequest, JoinRequest, Late, Latest, LearningRateRequest, Machine, Mesh, PROTOCOL, ReadyRequest,
-    Versions, check_job_name,
+    CompareRequest, JobState, JoinRequest, Late, Latest, LearningRateRequest, Machine, MeetReply,
+    MeetRequest, Mesh, PROTOCOL, ReadyRequest, Versions, check_job_name,
 };
 use pbox_core::{
     Above, Below, JobId, JobTerms, Layout, LevelTerms, Members, Round, ShardSpec, WindowsBelow, Wire,
@@ -32,6 +33,7 @@ use pbox_core::{
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
+use super::loss::Blame;
 use super::pace::TOLD_EVERY;
 use super::{Refusal, Registry, on_thread};
 
@@ -306,28 +308,36 @@ impl JoinedAbove {
         membership::bring(&self.hubs, values, layout, (schedule, split_above), tensors)
     }
 
+    /// The highest round that a worker of any machine had reached when it lost a hub, if some did.
+    pub fn reached(&self) -> Option<Round> {
+        membership::reached(&self.hubs)
+    }
+
     /// All workers of this hub are there. May wait for the hubs above.
-    pub fn say_ready(&self) -> Result<(), MemberError> {
+    pub fn say_ready(&self, reached: Option<Round>) -> Result<(), MemberError> {
         self.hubs.iter().try_for_each(|hub| {
-            let request = ReadyRequest { token: hub.token.clone() };
+            let request = ReadyRequest { token: hub.token.clone(), reached };
             hub.post("ready", "take part", &request).map(|_: serde_json::Value| ())
         })
     }
 
     /// Why the job cannot go on, if news from above say so.
-    pub fn end(&self) -> Option<String> {
+    pub fn end(&self) -> Option<(String, Blame)> {
         self.hubs.iter().find_map(Hub::end).map(reason_of)
     }
 
     /// Why a link that leads up ended, of which this hub saw only `symptom`. A hub above that lives says it soon. May wait
     /// for the hubs.
-    pub fn explain(&self, symptom: &str) -> String {
+    pub fn explain(&self, symptom: &str) -> (String, Blame) {
         let deadline = Instant::now() + FAREWELL_LIMIT;
         let told = || self.hubs.iter().find_map(|hub| hub.wait_for_end(deadline));
         let lost = || self.hubs.iter().find_map(|hub| hub.check_health(FAREWELL_LIMIT).err());
         match told().or_else(lost) {
             Some(end) => reason_of(end),
-            None => format!("a link to the hubs above at {} is gone: {symptom}", self.addresses().join(", ")),
+            None => {
+                let hubs = self.addresses().join(", ");
+                (format!("a link to the hubs above at {hubs} is gone: {symptom}"), Blame::Hub)
+            }
         }
     }
 
@@ -337,12 +347,21 @@ impl JoinedAbove {
     }
 
     /// Tells the hubs above that do not know it that the job failed here. May wait for them.
-    pub fn fail(&self, reason: &str) {
+    pub fn fail(&self, reason: &str, blame: Blame) {
         for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
-            if let Err(error) = hub.fail(reason, FAREWELL_LIMIT) {
+            let told = match blame {
+                Blame::Job => hub.fail(reason, FAREWELL_LIMIT),
+                Blame::Hub => hub.fail_without_hub(reason, FAREWELL_LIMIT),
+            };
+            if let Err(error) = told {
                 tracing::warn!(%error, "a hub above was not told that the job failed here");
             }
         }
+    }
+
+    /// Tells the hubs above that this one stops. The job ends there between two rounds. May wait for them.
+    pub fn stop(&self, why: &str, limit: Duration) -> Result<(), MemberError> {
+        self.hubs[0].stop(why, limit) // which leads the others
     }
 
     /// Whom the hubs above wait for.
@@ -380,11 +399,12 @@ impl JoinedAbove {
     }
 }
 
-/// Why a membership above ended, in words for the workers here.
-fn reason_of(end: MemberError) -> String {
+/// Why a membership above ended, in words for the workers here, and whose end it is.
+fn reason_of(end: MemberError) -> (String, Blame) {
+    let blame = if end.is_loss_of_hub() { Blame::Hub } else { Blame::Job };
     match end {
-        MemberError::JobFailed { reason, .. } => reason,
-        other => other.to_string(),
+        MemberError::JobFailed { reason, .. } => (reason, blame),
+        other => (other.to_string(), blame),
     }
 }
 
@@ -397,6 +417,52 @@ pub(super) fn not_joined(error: MemberError) -> Refusal {
 }
 
 impl Registry {
+    /// What a request comes to that was passed on to the hubs above. If one of them is lost, the job fails here first: its
+    /// workers join again, and nobody takes the first of them for the cause.
+    pub(super) fn passed_on<T>(
+        &self,
+        id: JobId,
+        answer: Result<Result<T, MemberError>, String>,
+    ) -> Result<T, Refusal> {
+        answer.map_err(Refusal::Exhausted)?.map_err(|error| {
+            if !error.is_loss_of_hub() {
+                return Refusal::Conflict(error.to_string());
+            }
+            let (reason, blame) = reason_of(error);
+            self.fail_by(&mut self.lock(), id, &reason, blame);
+            Refusal::Gone(reason)
+        })
+    }
+
+    /// A hub of a mesh wants to know the hubs of all machines, and waits for them.
+    pub async fn meet(&self, name: &str, request: MeetRequest) -> Result<MeetReply, Refusal> {
+        let mut meeting = pin!(self.meetings.meet(name, request.clone()));
+        loop {
+            let made = self.freed.notified();
+            tokio::pin!(made);
+            made.as_mut().enable(); // before the look, so that no job is missed
+            if let Some(hubs) = self.met(name, &request) {
+                return Ok(MeetReply { hubs });
+            }
+            tokio::select! {
+                met = &mut meeting => return met,
+                () = made => {}
+            }
+        }
+    }
+
+    /// The hubs of a mesh that waits for this machine: they have met before, and this one could not join them then.
+    fn met(&self, name: &str, request: &MeetRequest) -> Option<Vec<String>> {
+        let inner = self.lock();
+        let job = &inner.jobs[inner.names.get(&name_above(name))?];
+        let number = request.machine.number as usize;
+        let names: Vec<String> = job.hubs.peers.addresses.iter().map(|hub| hub.name.clone()).collect();
+        let waits = matches!(job.state(), JobState::Gathering { .. }) && !job.has(request.machine.number);
+        let is_same =
+            names.len() == request.machine.of as usize && names.get(number) == Some(&request.address);
+        (waits && is_same).then_some(names)
+    }
+
     /// Looks at the news from above whenever there are some, and says there who is late here, until the job ends.
     pub(super) fn listen_above(&self, id: JobId, mut news: watch::Receiver<()>) {
         let registry = self.me.clone();
@@ -424,8 +490,8 @@ impl Registry {
         let mut inner = self.lock();
         let Some(above) = inner.jobs.get(&id).and_then(|job| job.above.clone()) else { return false };
         let end = above.end();
-        if let Some(reason) = &end {
-            self.fail(&mut inner, id, reason);
+        if let Some((reason, blame)) = &end {
+            self.fail_by(&mut inner, id, reason, *blame);
         }
         end.is_none()
     }
@@ -435,10 +501,10 @@ impl Registry {
         let Ok(Some(above)) = self.of_job(id, |job| job.above.clone()) else { return };
         let registry = self.me.clone();
         let look = move || {
-            let why = above.explain(&reason);
+            let (why, blame) = above.explain(&reason);
             drop(above);
             if let Some(registry) = registry.upgrade() {
-                registry.fail(&mut registry.lock(), id, &why);
+                registry.fail_by(&mut registry.lock(), id, &why, blame);
             }
         };
         if let Err(error) = std::thread::Builder::new().name("phub-above".into()).spawn(look) {
@@ -453,16 +519,22 @@ impl Registry {
     /// All workers are here: waits until this hub takes part above. Returns its first round there; `None` when no hubs are
     /// above.
     pub(super) async fn takes_part_above(&self, id: JobId) -> Result<Option<Round>, String> {
-        let Some(above) = self.of_job(id, |job| job.above.clone())? else { return Ok(None) };
+        let of_job =
+            self.of_job(id, |job| job.above.clone().map(|above| (above, job.news.borrow().reached)))?;
+        let Some((above, reached)) = of_job else { return Ok(None) };
         let mut news = above.news.clone();
-        let said = on_thread("phub-above", move || above.say_ready()).await?;
+        let said = on_thread("phub-above", move || above.say_ready(reached)).await?;
         said.map_err(|error| error.to_string())?;
         loop {
             // News that come from here on end the wait below.
             news.borrow_and_update();
             let Some(above) = self.of_job(id, |job| job.above.clone())? else { return Ok(None) };
             match above.takes_part() {
-                Ok(round) => return Ok(Some(round)),
+                Ok(round) => {
+                    let reached = above.reached();
+                    self.of_job(id, |job| reached.into_iter().for_each(|round| job.has_reached(round)))?;
+                    return Ok(Some(round));
+                }
                 Err(Missing { ranks, .. }) => self.of_job(id, |job| job.wait_for_machines(ranks))?,
             }
             drop(above);

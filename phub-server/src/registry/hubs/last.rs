@@ -12,6 +12,7 @@ use pbox_core::JobId;
 use pbox_core::control::{FailedReply, FailedRequest, LastReply, LastRequest, RoundsInFlight};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::registry::loss::Blame;
 use crate::registry::{Refusal, Registry};
 
 /// How the hub of a failed job takes part in saving its last state.
@@ -43,7 +44,8 @@ impl Registry {
 
     /// The job has failed at another hub.
     pub async fn failed_elsewhere(&self, id: JobId, request: FailedRequest) -> Result<FailedReply, Refusal> {
-        self.fail(&mut self.lock(), id, &request.reason);
+        let blame = if request.hub_stops { Blame::Hub } else { Blame::Job };
+        self.fail_by(&mut self.lock(), id, &request.reason, blame);
         let ending = self.ending(id);
         let (done, rounds) = oneshot::channel();
         let rounds = match &ending {

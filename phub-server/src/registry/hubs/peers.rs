@@ -27,8 +27,9 @@ use super::agreement::StaleCut;
 use super::last::unknown;
 use crate::checkpoint::CheckpointError;
 use crate::registry::checkpoint::ROUND_LIMIT;
+use crate::registry::cut::CutAt;
 use crate::registry::job::Job;
-use crate::registry::loss::Cause;
+use crate::registry::loss::{Blame, Cause};
 use crate::registry::{Refusal, Registry, on_thread};
 
 fn stale(error: StaleCut) -> Refusal {
@@ -98,7 +99,7 @@ impl Registry {
                  stopped, or was cut off",
                 limit.as_secs_f64()
             );
-            self.fail(&mut self.lock(), id, &reason);
+            self.fail_by(&mut self.lock(), id, &reason, Blame::Hub);
         }
     }
 
@@ -108,10 +109,13 @@ impl Registry {
         id: JobId,
         request: ReleaseRequest,
     ) -> Result<(), Refusal> {
-        let ReleaseRequest { cut, from, admitted, snapshot, .. } = request;
+        let ReleaseRequest { cut, from, admitted, snapshot, ends, .. } = request;
         let _lease = self.of_job(id, |job| job.hubs.release(cut))?.map_err(stale)?;
         let ranks: Arc<[u32]> =
             self.of_job(id, |job| admitted.iter().filter_map(|&worker| job.rank(worker)).collect())?;
+        if ends {
+            self.ask(id, move |thread| thread.core.end_before(id, from)).await?;
+        }
         if snapshot {
             self.of_job(id, |job| {
                 job.checkpoints.part.send_replace((from, PartState::Collecting));
@@ -220,6 +224,7 @@ impl Registry {
         request: CheckpointRequest,
     ) -> Result<CheckpointReply, Refusal> {
         let limit = Duration::from_millis(request.round_limit_ms).min(ROUND_LIMIT);
-        self.checkpoint_job(id, limit).await.map_err(Refusal::Exhausted)
+        let at = if request.ends { CutAt::LastRound } else { CutAt::AllHubs };
+        self.checkpoint_at(id, at, limit).await.map_err(Refusal::Exhausted)
     }
 }

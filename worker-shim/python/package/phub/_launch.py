@@ -114,6 +114,22 @@ def worker(environment: Optional[Mapping[str, str]] = None) -> Worker:
     return Worker(rank, world_size, job, hub, serve_at, machine, store)
 
 
+def wait_for_hub() -> float:
+    """How many seconds sessions wait for a hub: 0 from whoever places hubs that nobody starts again.
+
+    Raises:
+        SettingsError: it is no number of seconds.
+    """
+    text = os.environ.get("PHUB_HUB_WAIT", "60")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds < float("inf"):
+        raise SettingsError(f"environment: PHUB_HUB_WAIT is {text!r}; expected a number of seconds from 0 on")
+    return seconds
+
+
 def _store(env: Mapping[str, str]) -> Optional[Tuple[str, int]]:
     """Torch's store, if workers of several machines need it to share a secret."""
     has_secret = "PHUB_TOKEN" in env or "PHUB_TOKEN_FILE" in env

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from . import _compression, _optimizers, _phub, _pull, _secret, _state
 from ._hub import RETRY_S, Hub, serve_beside, serve_for, stop_own_hubs
 from ._keys import Array, Key, key_of
-from ._launch import Machine, Worker, worker
+from ._launch import Machine, Worker, wait_for_hub, worker
 
 _LOG = logging.getLogger("phub")
 
@@ -118,7 +118,7 @@ class Session:
         chunk_bytes: Optional[int] = None,
         compare_every: int = 0,
         join_limit: float = 60.0,
-        hub_wait: float = 60.0,
+        hub_wait: Optional[float] = None,
         wait_limit: float = 1800.0,
         state: Optional[_state.State] = None,
     ) -> None:
@@ -168,8 +168,8 @@ class Session:
             join_limit: seconds to wait for the other workers at the start.
             hub_wait: seconds to wait for a hub that is not there at the start, and for one that was lost to come back. The
                 session then goes on from the hub's checkpoint with the same arrays; `returns` says what was lost. For
-                "bsp" at one hub, without `pull` and `SlimDP`; elsewhere, and for a hub that workers start, a lost hub
-                ends the session.
+                "bsp" without `SlimDP`; elsewhere, and for a hub that workers start, a lost hub ends the session. Default:
+                `PHUB_HUB_WAIT`, or 60.
             wait_limit: seconds to wait for a key while all workers live.
             state: weights and optimizer state for a new job, instead of a broadcast, such as another session's
                 `state()`. Only rank 0's counts. A job that has weights already, or a checkpoint at its hub, ignores it:
@@ -219,7 +219,7 @@ class Session:
         machine = self._machine(me, hub, mesh, settings)
         # Nobody starts a hub again that a worker, or this script, has started.
         is_own = isinstance(hub, Hub) or (hub is None and me.hub is None)
-        settings["hub_wait"] = 0.0 if is_own else hub_wait
+        settings["hub_wait"] = 0.0 if is_own else wait_for_hub() if hub_wait is None else hub_wait
         local = (self.rank, self.world_size)
         if machine is not None:
             local, settings["mesh"] = (machine.rank, machine.world_size), machine.mesh

@@ -143,6 +143,8 @@ def _environments(places: List[Tuple[str, str]], hubs: List[_Placed], config: Hu
         env.update(PHUB_RANK=str(rank), PHUB_WORLD_SIZE=str(len(places)))
         env.update(PHUB_LOCAL_RANK=str(seen[node]), PHUB_LOCAL_WORLD_SIZE=str(sizes[node]))
         env["PHUB_HUB"] = ",".join(hub.address for hub in hubs)
+        # A hub that is lost ends the attempt, and the next one has others.
+        env["PHUB_HUB_WAIT"] = "0"
         if config.resource is None and len(hubs) > 1:
             [mine] = [hub for hub in hubs if hub.node == node]
             env.update(PHUB_LEVELS="machine", PHUB_MESH=f"{mine.number}/{mine.of}@{hubs[0].address}", PHUB_HUB=mine.address)

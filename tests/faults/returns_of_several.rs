@@ -1,0 +1,255 @@
+//! One hub of several ends and comes back: the others end their part of the job, and the sessions hold out for all of them.
+
+use std::net::SocketAddr;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+use super::returns::{
+    NESTEROV, SEED, Stops, WORKERS, begun, end_together, has_a_checkpoint, start_process, step, waiting,
+    weights, write,
+};
+use fabric::any::Transport;
+use fabric::conformance::Watchdog;
+use hub_tests::program::{Program, until};
+use hub_tests::values::{Reference, bits, fill_gradient};
+use hub_tests::{copying_transports, free_address, on_threads, ready_all, says, settings, small_model};
+use pbox_core::{OnLoss, Round};
+use phub_server::{Hub, HubSettings};
+use rustix::process::Signal;
+use worker_shim::{Returns, Session, SessionConfig};
+
+/// Hubs of one job as processes, each with an address and a directory of its own.
+struct Hubs {
+    programs: Vec<Program>,
+    addresses: Vec<SocketAddr>,
+    dirs: Vec<tempfile::TempDir>,
+    every: u32,
+}
+
+impl Hubs {
+    fn start(count: usize, every: u32) -> Self {
+        let addresses: Vec<_> = (0..count).map(|_| free_address()).collect();
+        let dirs: Vec<_> = (0..count).map(|_| tempfile::tempdir().unwrap()).collect();
+        let begin = |(address, dir): (&SocketAddr, &tempfile::TempDir)| {
+            let mut program = start_process(*address, dir.path(), every);
+            program.read_reply();
+            program
+        };
+        let programs = addresses.iter().zip(&dirs).map(begin).collect();
+        Hubs { programs, addresses, dirs, every }
+    }
+
+    fn list(&self) -> String {
+        self.addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(",")
+    }
+
+    fn kill(&mut self, hub: usize) {
+        self.programs[hub].signal(Signal::KILL);
+        self.programs[hub].end();
+    }
+
+    fn again(&mut self, hub: usize) {
+        self.programs[hub] = start_process(self.addresses[hub], self.dirs[hub].path(), self.every);
+        self.programs[hub].read_reply();
+    }
+}
+
+/// A worker of these hubs that holds out for them.
+fn config(list: &str, rank: u32) -> SessionConfig {
+    let transport = [Transport::Shm, Transport::Tcp][rank as usize % 2];
+    SessionConfig { hub: list.to_owned(), transport: Some(transport), ..waiting(NOT_ASKED, rank) }
+}
+
+const NOT_ASKED: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
+
+/// The weights after so many steps without a loss.
+fn after(steps: u32) -> Vec<Vec<u32>> {
+    let reference = Reference::new(SEED, WORKERS, NESTEROV, &small_model()).after(steps);
+    reference.weights.iter().map(|weights| bits(weights)).collect()
+}
+
+#[test]
+fn one_hub_of_several_may_be_killed_at_any_moment() {
+    let _watchdog = Watchdog::start();
+    killed(2, OnLoss::Stop);
+}
+
+#[test]
+fn one_hub_of_three_may_be_killed_in_a_job_that_goes_on_without_lost_workers() {
+    let _watchdog = Watchdog::start();
+    killed(3, OnLoss::Continue);
+}
+
+/// All workers make all their steps, and have the same weights at the end.
+fn killed(count: usize, on_loss: OnLoss) {
+    const STEPS: u32 = 300;
+    const KILLS: u32 = 5;
+    let mut hubs = Hubs::start(count, 10);
+    let list = hubs.list();
+    let (stops, ended) = (Stops::every(STEPS / (KILLS + 1)), AtomicU32::new(0));
+    let seen = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            until("a checkpoint is whole", || has_a_checkpoint(&hubs.dirs));
+            stops.kill(KILLS, |number| {
+                hubs.kill(number % count);
+                hubs.again(number % count);
+            });
+        });
+        on_threads(WORKERS, |rank| {
+            let mut session = begun(config(&list, rank).with_terms(|terms| terms.on_loss = on_loss));
+            for number in 0..STEPS {
+                stops.before(&mut session, number);
+                // Each key is waited for on its own: keys are in different rounds when the hub goes.
+                for key in session.keys() {
+                    session.wait(key).unwrap();
+                    fill_gradient(SEED, rank, number, key, session.gradient_mut(key).unwrap());
+                    session.push(key).unwrap();
+                }
+                std::thread::sleep(Duration::from_millis(u64::from(rank + number) % 3));
+            }
+            end_together(&mut session, &ended, WORKERS);
+            (weights(&session), session.returns().lost_rounds, session.next_round())
+        })
+    });
+    assert_eq!(seen[0], seen[1]);
+    let (_, lost, round) = seen[0]; // a worker may see two ends of a hub as one
+    assert_eq!(u64::from(round.0) + lost, u64::from(STEPS) + 1, "{lost} are lost");
+}
+
+/// While gradients of a round come one after the other, as from a backward pass. Each hub stops, hub 0 and another.
+#[test]
+fn a_hub_of_several_that_stops_in_the_middle_of_a_round_loses_nothing() {
+    const STEPS: u32 = 60;
+    const STOPS: u32 = 4;
+    let _watchdog = Watchdog::start();
+    let mut hubs = Hubs::start(2, 1000);
+    let list = hubs.list();
+    let (stops, ended) = (Stops::every(STEPS / (STOPS + 1)), AtomicU32::new(0));
+    let seen = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            stops.make(STOPS, |stop| {
+                let hub = stop as usize % 2;
+                hubs.programs[hub].finish();
+                hubs.again(hub);
+            });
+        });
+        on_threads(WORKERS, |rank| {
+            let mut session = begun(config(&list, rank));
+            for number in 0..STEPS {
+                stops.before(&mut session, number);
+                write(&mut session, rank, number);
+                for key in session.keys() {
+                    std::thread::sleep(Duration::from_millis(2)); // computes
+                    session.push(key).unwrap();
+                }
+                session.wait_all().unwrap();
+            }
+            end_together(&mut session, &ended, WORKERS);
+            assert_eq!(session.returns(), Returns { times: STOPS, lost_rounds: 0 });
+            weights(&session)
+        })
+    });
+    assert!(seen[0] == after(STEPS) && seen[1] == after(STEPS), "a step with the gradients of some workers");
+}
+
+/// Both stop at once, as when a whole cluster is restarted.
+#[test]
+fn all_hubs_of_a_job_may_stop_at_once() {
+    let _watchdog = Watchdog::start();
+    let mut hubs = Hubs::start(2, 1000);
+    let list = hubs.list();
+    let mut sessions = ready_all(WORKERS, |rank| config(&list, rank));
+    let round = |sessions: &mut [Session], number| {
+        std::thread::scope(|scope| {
+            for (session, rank) in sessions.iter_mut().zip(0..) {
+                scope.spawn(move || step(session, rank, number).unwrap());
+            }
+        });
+    };
+    sessions.iter_mut().for_each(|session| assert_eq!(session.next_round(), Round(1)));
+    round(&mut sessions, 0);
+    let [first, second] = &mut hubs.programs[..] else { unreachable!("there are two") };
+    std::thread::scope(|scope| {
+        scope.spawn(|| first.finish());
+        second.finish();
+    });
+    (0..2).for_each(|hub| hubs.again(hub));
+    round(&mut sessions, 1);
+    assert!(sessions.iter().all(|session| session.returns() == Returns { times: 1, lost_rounds: 0 }));
+}
+
+/// By each transport, and by two at once: the arrays stay, whichever hub ends.
+#[test]
+fn the_arrays_stay_when_one_hub_of_several_comes_back() {
+    let _watchdog = Watchdog::start();
+    for transport in copying_transports().into_iter().chain([Transport::Shm]) {
+        let mut hubs = Hubs::start(2, 1);
+        let list = hubs.list();
+        let sessions = on_threads(WORKERS, |rank| {
+            begun(SessionConfig { transport: Some(transport), ..config(&list, rank) })
+        });
+        let places = |session: &mut Session| {
+            let keys: Vec<_> = session.keys().collect();
+            let place = |key| {
+                let (weights, gradient) = session.tensors::<f32>(key).unwrap();
+                (weights.as_ptr() as usize, gradient.as_mut_ptr() as usize)
+            };
+            keys.into_iter().map(place).collect::<Vec<_>>()
+        };
+        let sessions: Vec<_> = sessions.into_iter().map(Mutex::new).collect();
+        let before: Vec<_> = sessions.iter().map(|session| places(&mut session.lock().unwrap())).collect();
+        let round = |number| {
+            on_threads(WORKERS, |rank| {
+                step(&mut sessions[rank as usize].lock().unwrap(), rank, number).unwrap()
+            });
+        };
+        round(0);
+        for (number, hub) in [(1, 0), (2, 1)] {
+            until("the round is saved", || has_a_checkpoint(&hubs.dirs));
+            hubs.kill(hub);
+            hubs.again(hub);
+            round(number);
+        }
+        let after: Vec<_> = sessions.iter().map(|session| places(&mut session.lock().unwrap())).collect();
+        assert_eq!(before, after, "{transport}: the memory stays where it is");
+        let last: Vec<_> = sessions.iter().map(|session| weights(&session.lock().unwrap())).collect();
+        assert_eq!(last[0], last[1], "{transport}");
+        let times = sessions[0].lock().unwrap().returns().times;
+        assert_eq!(times, 2, "{transport}");
+    }
+}
+
+#[test]
+fn a_hub_of_several_that_does_not_come_back_is_named_to_all_workers_in_time() {
+    let _watchdog = Watchdog::start();
+    let mut hubs = Hubs::start(2, 1);
+    let list = hubs.list();
+    let config = |rank| SessionConfig { hub_wait: Duration::from_millis(700), ..config(&list, rank) };
+    let sessions: Vec<_> = ready_all(WORKERS, config).into_iter().map(Mutex::new).collect();
+    hubs.kill(1);
+    let lost = hubs.addresses[1].to_string();
+    for error in on_threads(WORKERS, |rank| {
+        step(&mut sessions[rank as usize].lock().unwrap(), rank, 0).unwrap_err().to_string()
+    }) {
+        says(error, &["job \"job\"", "lost the hub at", &lost, "did not come back within", "cannot reach"]);
+    }
+}
+
+#[test]
+fn hubs_that_come_back_without_the_job_are_an_error() {
+    let _watchdog = Watchdog::start();
+    let start = |address| Hub::start(&HubSettings { listen: address, ..settings(1, 30) }).unwrap();
+    let addresses = [free_address(), free_address()];
+    let _first = start(addresses[0]);
+    let second = start(addresses[1]);
+    let list = format!("{},{}", addresses[0], addresses[1]);
+    let config = |rank| SessionConfig { hub_wait: Duration::from_secs(3), ..config(&list, rank) };
+    let sessions: Vec<_> = ready_all(WORKERS, config).into_iter().map(Mutex::new).collect();
+    second.stop("a test");
+    let _second = start(addresses[1]);
+    let ends = on_threads(WORKERS, |rank| {
+        step(&mut sessions[rank as usize].lock().unwrap(), rank, 0).unwrap_err().to_string()
+    });
+    assert!(ends.iter().any(|end| end.contains("without the job's weights")), "{ends:?}");
+}
