@@ -27,7 +27,7 @@ use crate::pull::Pulling;
 /// The pause between two attempts to join: nothing tells when a program begins to listen.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Time limit for telling another hub of the job that one is lost.
-const TELL_LIMIT: Duration = Duration::from_secs(2);
+pub(super) const TELL_LIMIT: Duration = Duration::from_secs(2);
 
 /// How often lost hubs came back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use pbox_core::{Credit, Round, Slices, Wire};
 use super::compare::Digests;
 use super::config::SessionConfig;
 use super::error::SessionError;
-use super::hold::{Hold, Returns};
+use super::hold::{Hold, Returns, TELL_LIMIT};
 use super::session::{GivenUp, LOOK, Session};
 use super::state::State;
 use super::timeline::{Timeline, Who};
@@ -122,9 +122,15 @@ impl Session {
     /// hear that it does not come, before it can join again.
     fn gather(&mut self, deadline: Instant) -> Result<Round, SessionError> {
         let gathered = self.gather_until(deadline);
-        if gathered.is_err() {
+        if let Err(error) = &gathered {
             for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
-                let _ = hub.leave(self.next_round());
+                let _ = match error {
+                    // No leave in good order: where the job has begun, it would wait for others that are as late as this worker.
+                    SessionError::Member(lost) if lost.is_loss_of_hub() => {
+                        hub.fail_without_hub(&lost.to_string(), TELL_LIMIT)
+                    }
+                    _ => hub.leave(self.next_round()),
+                };
             }
         }
         gathered
