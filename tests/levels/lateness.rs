@@ -24,10 +24,15 @@ fn job_above(hub: &Hub) -> JobReply {
 fn train(machines: &Machines) {
     let top = if machines.is_mesh { &machines.below } else { &machines.top };
     let is_over = AtomicBool::new(false);
+    // Of machine 0 nothing is asked: on a busy machine one of its workers may be late now and then.
+    let says_so = |job: &JobReply| {
+        let latest = job.members[1].latest.as_ref();
+        latest.is_some_and(|late| late.path == [2] && 2 * late.last > late.window && late.late_us > 2000)
+    };
     let named = |hub: &Hub| {
         let job = job_above(hub);
         let seen = job.verdict.contains("waiting for rank 1: last in ");
-        seen && job.verdict.contains("(machine 1: worker 2, last in ")
+        seen && job.verdict.contains("(machine 1: worker 2, last in ") && says_so(&job)
     };
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -50,11 +55,6 @@ fn train(machines: &Machines) {
         until("the job runs", || top.iter().all(|hub| job_above(hub).round.0 > 0));
         // Both hubs of a mesh hear it.
         until("the hubs at the top name the worker", || top.iter().all(named));
-        let job = job_above(&top[0]);
-        let latest = |rank: usize| job.members[rank].latest.clone();
-        let late = latest(1).unwrap_or_else(|| panic!("{job:?}"));
-        assert_eq!((late.path, latest(0)), (vec![2], None));
-        assert!(2 * late.last > late.window && late.late_us > 2000, "{job:?}");
         is_over.store(true, Relaxed);
     });
 }
