@@ -286,8 +286,9 @@ const COLD: [&str; 14] = [
 const LIBRARIES: [&str; 7] = ["_Unwind_Resume", "free", "malloc", "memcpy", "memmove", "memset", "realloc"];
 
 /// Of all that a turn can reach, kernels included, one instruction reads, modifies and writes a
-/// shared word, and one enters the kernel: both wake a worker that has said that it sleeps, once a
-/// sleep (`bell::claim_wake` behind a plain load of its word, and `futex::wake` behind that).
+/// shared word, and two enter the kernel: they wake a worker that has said that it sleeps, once a
+/// sleep (`bell::claim_wake` behind a plain load of its word, and behind that `futex::wake`, or
+/// `datagram::Waker::wake` for a worker that sleeps at descriptors).
 ///
 /// The fence of `bell::published`, once a chunk, is no read-modify-write; but compilers spell it
 /// `lock or $0` on the thread's own stack, where it contends with nobody.
@@ -330,10 +331,11 @@ fn turns_hold_no_locked_instruction_and_no_system_call() {
         entering.extend(function.system_calls.iter().map(shown));
     }
     let waking = |shown: &str| {
-        ["Port>::flush: ", "bell::claim_wake: ", "futex::wake: "].iter().any(|name| shown.contains(name))
+        let names = ["Port>::flush: ", "bell::claim_wake: ", "futex::wake: ", "Waker::wake: "];
+        names.iter().any(|name| shown.contains(name))
     };
     assert!(modifying.len() == 1 && modifying[0].contains("xchg") && waking(&modifying[0]), "{modifying:#?}");
-    assert!(entering.len() == 1 && waking(&entering[0]), "{entering:#?}");
+    assert!(entering.len() == 2 && entering.iter().all(|shown| waking(shown)), "{entering:#?}");
     let foreign: Vec<_> = reached.libraries.iter().filter(|name| !LIBRARIES.contains(name)).collect();
     assert!(foreign.is_empty(), "functions of libraries in the round path: {foreign:?}");
     eprintln!("{} functions; {modifying:?}; {entering:?}; {:?}", reached.functions.len(), reached.libraries);
