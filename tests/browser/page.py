@@ -69,6 +69,9 @@ def check(page, address, token, pictures):
     before = page.value(round_of)
     page.until("it goes on by itself", f"{round_of} > {before}", "True")
     page.until("the window is full", "cards.get('resnet').job.rounds.window", "200")
+    points = "document.querySelector('#jobs polyline')?.getAttribute('points').split(' ').length"
+    page.until("the norms of the gradients are drawn", f"{points} >= 3", "True")
+    page.until("no value is not finite", "cards.get('resnet').norms.textContent", "since the job began: 0")
     picture("page")
     picture("page-dark", scheme="dark")
     picture("page-phone", width=390, height=844, scheme="dark")
