@@ -319,9 +319,13 @@ fn a_server_that_is_no_hub_is_named() {
                 let _ = client.write_all(format!("HTTP/1.1 {answer}").as_bytes());
             }
         });
-        let mut worker = config_at(&address, "job", 0, 1);
-        worker.join_limit = Duration::from_secs(1);
-        let error = refused(worker);
+        let join = |_| {
+            let mut worker = config_at(&address, "job", 0, 1);
+            worker.join_limit = Duration::from_secs(1);
+            refused(worker)
+        };
+        // On a busy machine the limit may cut the last try short, and the error says that of it.
+        let error = (0..5).map(join).find(|error| !error.contains("timeout")).expect("an answer is heard");
         says(error, &[&address, &answer[..3], &format!("protocol {PROTOCOL}"), "is it a phub-server"]);
     }
 }
