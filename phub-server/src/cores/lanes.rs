@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A core with several NICs in the plan becomes several lanes, so that every NIC carries its share. To the plan a NIC is a
-//! device; its cores share its ports. Lanes are chosen once,
-//! before any thread starts. Later this file says which of them a new job can use. It knows a transport only by its NICs.
+//! device; its cores share its ports. Lanes are chosen once, before any thread starts. Later this file says which of them a new
+//! job can use. It knows a transport only by its NICs.
 
 use std::collections::HashMap;
 

@@ -8,8 +8,9 @@
 //! ```
 //!
 //! Rounds are the hub's: they go back to its checkpoint. `reached` is the first round of which no worker has an answer, counted
-//! with the rounds that were lost before. It goes on as the checkpoint's round: a push of it that is under way is made again, and pushes of rounds before it are
-//! not, because some worker has gone on from there. So all workers have pushed each key equally often at the end.
+//! with the rounds that were lost before. It goes on as the checkpoint's round: a push of it that is under way is made again,
+//! and pushes of rounds before it are not, because some worker has gone on from there. So all workers have pushed each key
+//! equally often at the end.
 
 use std::time::{Duration, Instant};
 
