@@ -63,21 +63,29 @@ impl Failure {
 /// Makes a request again while its failure may pass, until `limit` is over.
 ///
 /// # Errors
-/// The last failure. It says how often and for how long the request was made.
+/// The last failure, with the error of the hub's last answer if the limit cut the last try short. It says how often and for how
+/// long the request was made.
 pub(crate) fn insist<R>(
     limit: Duration,
     passes: impl Fn(&Failure) -> bool,
     mut ask: impl FnMut() -> Result<R, Failure>,
 ) -> Result<R, Failure> {
     let begun = Instant::now();
+    let mut answer = None;
     for tries in 1.. {
-        match ask() {
+        let failure = match ask() {
             Ok(reply) => return Ok(reply),
-            Err(failure) if begun.elapsed() < limit && passes(&failure) => {}
-            Err(Failure { cause, error }) => {
-                return Err(Failure { cause, error: error.after(tries, begun.elapsed()) });
-            }
+            Err(failure) => failure,
+        };
+        let over = begun.elapsed() >= limit;
+        if over || !passes(&failure) {
+            let Failure { cause, error } = failure;
+            // The limit cut the last try short: what the hub said before is why the tries did not succeed.
+            let cut_short = over && cause == Cause::Unreachable;
+            let error = answer.filter(|_| cut_short).unwrap_or(error);
+            return Err(Failure { cause, error: error.after(tries, begun.elapsed()) });
         }
+        answer = (failure.cause != Cause::Cut).then_some(failure.error);
         // Nothing tells when a hub or a proxy can answer again.
         std::thread::sleep(RETRY);
     }

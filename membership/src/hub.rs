@@ -151,10 +151,14 @@ impl Hub {
         let passes = |failure: &Failure| failure.passes_for_member() && self.end().is_none();
         insist(self.limit, passes, ask).map_err(|failure| match failure {
             // The heartbeat hears the same, perhaps a moment later.
-            Failure { cause: Cause::Gone, error } => {
-                self.end().unwrap_or_else(|| self.lost(error.to_string()))
+            Failure { cause: Cause::Gone | Cause::Unreachable, error } => {
+                let why = match error {
+                    MemberError::Unreachable { cause, .. } => cause,
+                    answer => answer.to_string(),
+                };
+                self.end().unwrap_or_else(|| self.lost(why))
             }
-            Failure { error, .. } => self.lost_if_unreachable(error),
+            Failure { error, .. } => error,
         })
     }
 

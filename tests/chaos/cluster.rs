@@ -39,6 +39,7 @@ pub struct HubProcess {
     above: Option<(String, String)>,
     log: PathBuf,
     child: Mutex<Option<Running>>,
+    restarting: Mutex<()>,
     lives: AtomicU32,
 }
 
@@ -49,12 +50,19 @@ impl HubProcess {
         let checkpoints = above.is_none().then(|| dir.join(&name));
         checkpoints.as_ref().map_or(Ok(()), std::fs::create_dir)?;
         let log = dir.join(format!("{name}.log"));
-        let (relay, child, lives) = (Relay::start(address, data), Mutex::new(None), AtomicU32::new(0));
-        Ok(HubProcess { name, address, data, relay, checkpoints, above, log, child, lives })
+        let (relay, child, restarting) = (Relay::start(address, data), Mutex::default(), Mutex::default());
+        let lives = AtomicU32::new(0);
+        Ok(HubProcess { name, address, data, relay, checkpoints, above, log, child, restarting, lives })
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Running>> {
         self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Held from its end to its next start: a hub that is told to stop takes up to ten seconds to end its rounds, and has its
+    /// ports and its directory until then.
+    pub fn restarts(&self) -> MutexGuard<'_, ()> {
+        self.restarting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts its process.

@@ -184,6 +184,7 @@ impl Strike {
 
 /// The restart of a hub: what comes back is another process on the same ports.
 fn restart(hub: &HubProcess, signal: Signal, after: Duration, tally: &Tally) {
+    let _alone = hub.restarts();
     // A hub that is stopped now hears no signal but this one.
     hub.signal(Signal::CONT);
     if let Err(error) = hub.end(signal) {

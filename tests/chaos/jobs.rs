@@ -43,7 +43,7 @@ pub struct Job {
 
 const TCP: Option<&str> = Some("tcp");
 
-pub const JOBS: [Job; 7] = [
+pub const JOBS: [Job; 9] = [
     Job {
         name: "exact",
         kind: Kind::Exact,
@@ -102,6 +102,24 @@ pub const JOBS: [Job; 7] = [
         name: "two-levels",
         kind: Kind::Exact,
         shape: &[2, 1],
+        hubs: &[&[BELOW[0]], &[BELOW[1]]],
+        above: &[KILLED],
+        transports: &[None, TCP, TCP],
+        touched_by: &[KILLED, BELOW[0], BELOW[1]],
+    },
+    Job {
+        name: "two-return",
+        kind: Kind::Returns,
+        shape: &[2],
+        hubs: &[&[KILLED, SECOND]],
+        above: &[],
+        transports: &[None, TCP],
+        touched_by: &[KILLED, SECOND],
+    },
+    Job {
+        name: "levels-return",
+        kind: Kind::Returns,
+        shape: &[1, 2],
         hubs: &[&[BELOW[0]], &[BELOW[1]]],
         above: &[KILLED],
         transports: &[None, TCP, TCP],
