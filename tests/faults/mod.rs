@@ -5,6 +5,7 @@ mod chaos;
 mod compare;
 mod killed;
 mod late;
+mod late_stops;
 mod passing;
 mod returns;
 mod returns_again;

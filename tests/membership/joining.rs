@@ -326,6 +326,9 @@ fn a_server_that_is_no_hub_is_named() {
         });
         let mut worker = config_at(&address, "job", 0, 1);
         worker.join_limit = Duration::from_secs(3);
-        says(refused(worker), &[&address, &answer[..3], &format!("protocol {PROTOCOL}"), "is it a phub-server"]);
+        says(
+            refused(worker),
+            &[&address, &answer[..3], &format!("protocol {PROTOCOL}"), "is it a phub-server"],
+        );
     }
 }

@@ -1,0 +1,96 @@
+//! A hub that is told to stop while a worker does not push its part of a round: the stop waits ten seconds for it, and what has
+//! come until then is what counts.
+
+use std::net::SocketAddr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::returns::{WORKERS, begun, end_together, start_process, waiting};
+use fabric::conformance::Watchdog;
+use hub_tests::program::until;
+use hub_tests::{FIRST, free_address, on_threads};
+use pbox_core::{KeyId, Optimizer};
+use worker_shim::{Returns, Session};
+
+/// Steps before the one in which the hub stops, and after it.
+const BEFORE: u32 = 3;
+const AFTER: u32 = 2;
+
+/// Every worker pushes its rank and 1, and weights count: a step with both takes 1.5, with worker 0 alone 1.
+fn push(session: &mut Session, rank: u32, keys: &[KeyId]) {
+    for &key in keys {
+        session.gradient_mut::<f32>(key).unwrap().fill(rank as f32 + 1.0);
+        session.push(key).unwrap();
+    }
+}
+
+/// By how much the steps of a training have changed each key's weights, in which hub `stopped` of `count` stops.
+fn taken(count: usize, stopped: usize) -> Vec<f32> {
+    let _watchdog = Watchdog::start();
+    let addresses: Vec<SocketAddr> = (0..count).map(|_| free_address()).collect();
+    let dirs: Vec<_> = (0..count).map(|_| tempfile::tempdir().unwrap()).collect();
+    let start = |hub: usize| {
+        let mut program = start_process(addresses[hub], dirs[hub].path(), 1000);
+        program.read_reply();
+        program
+    };
+    let hubs = Mutex::new((0..count).map(start).collect::<Vec<_>>());
+    let list = addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(",");
+    let (pushed, over, ended) = (AtomicU32::new(0), AtomicU32::new(0), AtomicU32::new(0));
+    let seen = on_threads(WORKERS, |rank| {
+        let mut config = waiting(addresses[0], rank);
+        config.hub = list.clone();
+        config.terms.optimizer = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 };
+        let mut session = begun(config);
+        let first: Vec<f32> = session.keys().map(|key| session.weights::<f32>(key).unwrap()[0]).collect();
+        for number in 0..BEFORE + 1 + AFTER {
+            let keys: Vec<_> = session.keys().collect();
+            let early = if number == BEFORE && rank == 1 { 1 } else { keys.len() };
+            push(&mut session, rank, &keys[..early]);
+            if number == BEFORE {
+                pushed.fetch_add(1, Ordering::Relaxed);
+                if rank == 0 {
+                    until("both have pushed", || pushed.load(Ordering::Relaxed) == WORKERS);
+                    let program = &mut hubs.lock().unwrap()[stopped];
+                    program.finish();
+                    *program = start(stopped);
+                    over.store(1, Ordering::Relaxed);
+                }
+                until("the stop is over", || {
+                    session.is_ready(FIRST).unwrap();
+                    over.load(Ordering::Relaxed) == 1
+                });
+            }
+            push(&mut session, rank, &keys[early..]);
+            session.wait_all().unwrap();
+        }
+        end_together(&mut session, &ended, WORKERS);
+        assert_eq!(session.returns(), Returns { times: 1, lost_rounds: 0 });
+        let last = session.keys().map(|key| session.weights::<f32>(key).unwrap()[0]);
+        last.zip(first).map(|(last, first)| first - last).collect::<Vec<_>>()
+    });
+    assert_eq!(seen[0], seen[1]);
+    seen[0].clone()
+}
+
+/// Worker 1 has pushed the first key, and it steps with both. The others step with worker 0 alone, and worker 1's push of them,
+/// which comes later, counts no more.
+fn lost_is_what_had_not_come(taken: &[f32]) {
+    let all = 1.5 * (BEFORE + 1 + AFTER) as f32;
+    assert_eq!(taken, [all, all - 0.5, all - 0.5]);
+}
+
+#[test]
+fn a_stop_that_waits_in_vain_loses_only_what_has_not_come() {
+    lost_is_what_had_not_come(&taken(1, 0));
+}
+
+#[test]
+fn the_first_hub_of_two_does_the_same() {
+    lost_is_what_had_not_come(&taken(2, 0));
+}
+
+#[test]
+fn the_second_hub_of_two_does_the_same() {
+    lost_is_what_had_not_come(&taken(2, 1));
+}
