@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use authority::{ALL_JOBS, Credential, Right, Trust, explain};
 use pbox_core::Round;
-use pbox_core::control::{ErrorReply, HubReply, LeaveReply, LeaveRequest, OfferReply, OfferRequest};
+use pbox_core::control::{
+    ClockReply, ErrorReply, HubReply, LeaveReply, LeaveRequest, OfferReply, OfferRequest,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use ureq::http::header::{AUTHORIZATION, RETRY_AFTER};
@@ -92,6 +94,17 @@ pub(crate) fn insist<R>(
     unreachable!("the limit ends the tries")
 }
 
+/// What the clock of a hub shows, and when.
+#[derive(Clone, Debug)]
+pub struct HubClock {
+    /// The hub's clock.
+    pub reply: ClockReply,
+    /// When it showed that.
+    pub at: Instant,
+    /// The most by which that can be wrong.
+    pub within: Duration,
+}
+
 /// Speaks to one job's part of a hub's control port.
 #[derive(Clone, Debug)]
 pub(crate) struct Control {
@@ -173,6 +186,17 @@ impl Control {
         reply
             .and_then(|response| self.read_reply("describe itself", response))
             .map_err(|failure| failure.error)
+    }
+
+    /// `GET /v1/clock`, with the time at which the hub has read its clock, as exactly as one request tells.
+    pub fn clock(&self) -> Result<HubClock, MemberError> {
+        let asked = Instant::now();
+        let reply = self.get("clock", Right::Read);
+        let reply: ClockReply = reply
+            .and_then(|response| self.read_reply("tell the time", response))
+            .map_err(|failure| failure.error)?;
+        let within = asked.elapsed() / 2;
+        Ok(HubClock { reply, at: asked + within, within })
     }
 
     /// `GET` of a page that needs this right, of any status.

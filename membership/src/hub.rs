@@ -10,9 +10,12 @@ use pbox_core::control::{JobState, Late, Latest, LeaveRequest, Left, StateReply}
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::control::{Cause, Control, Failure, insist};
+use crate::control::{Cause, Control, Failure, HubClock, insist};
 use crate::error::MemberError;
 use crate::heartbeat::{Heartbeat, News};
+
+/// Requests of a hub's clock, of which the quickest counts.
+const CLOCK_TRIES: usize = 8;
 
 /// A hub of the job.
 #[derive(Debug)]
@@ -124,6 +127,13 @@ impl Hub {
     /// When the hub is lost.
     pub fn check_health(&self, limit: Duration) -> Result<(), MemberError> {
         self.control.within(limit).check_health().map_err(|error| self.lost_if_unreachable(error))
+    }
+
+    /// What its clock shows: the quickest of some requests, each within `limit`. `None` where it does not say.
+    pub fn clock(&self, limit: Duration) -> Option<HubClock> {
+        let control = self.control.within(limit);
+        let tries = std::iter::repeat_with(|| control.clock().ok()).map_while(|clock| clock);
+        tries.take(CLOCK_TRIES).min_by_key(|clock| clock.within)
     }
 
     /// The error that says that the hub is lost.

@@ -24,6 +24,7 @@ mod speed;
 mod state;
 
 pub use authority::Credential;
+pub use control::HubClock;
 pub use data_path::{DataPath, NicSettings, Ports, Way, open};
 pub use error::MemberError;
 pub use hub::{Hub, Missing, lost, reached, takes_part};

@@ -42,7 +42,7 @@ fn messages_of_protocol_10_are_read() {
         messages; JoinRequest, JoinReply, HeartbeatRequest, HeartbeatReply, ReadyRequest, LeaveRequest, LeaveReply,
         LearningRateRequest, OfferRequest, OfferReply, StateReply, MeetRequest, MeetReply, ErrorReply, CheckpointReply,
         StopReply, DrainReply, HubReply, PartsReply, HoldRequest, HoldReply, ReleaseRequest, WrittenRequest,
-        WrittenReply, ArrivedRequest, LostRequest, CheckpointRequest, FailedRequest, FailedReply, LastRequest, LastReply,
+        WrittenReply, ArrivedRequest, LostRequest, CheckpointRequest, FailedRequest, FailedReply, LastRequest, LastReply, ClockReply,
     );
 }
 

@@ -35,6 +35,7 @@ pub mod shapes;
 mod token_command;
 mod top_command;
 pub mod topology_command;
+mod trace_command;
 mod waiting_room;
 
 pub use command::exit_code;

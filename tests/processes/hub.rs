@@ -2,6 +2,7 @@
 //! variables of `phub-server`.
 
 use std::io;
+use std::process::Command;
 
 use fabric::conformance::rerun;
 use hub_tests::PATIENT_S;
@@ -18,16 +19,29 @@ pub fn start_hub(variables: &[(&str, &str)]) -> (Program, String) {
     (program, address)
 }
 
+/// As [`start_hub`], by a program that starts another.
+pub fn start_hub_under(starter: &[&str], variables: &[(&str, &str)]) -> (Program, String) {
+    let hub = rerun(hub_process);
+    let mut command = Command::new(starter[0]);
+    command.args(&starter[1..]).arg(hub.get_program()).args(hub.get_args());
+    let mut program = begin(&mut command, variables);
+    let address = program.read_reply();
+    (program, address)
+}
+
 /// As [`start_hub`], without waiting until it listens.
 pub fn begin_hub(variables: &[(&str, &str)]) -> Program {
-    let mut command = rerun(hub_process);
+    begin(&mut rerun(hub_process), variables)
+}
+
+fn begin(command: &mut Command, variables: &[(&str, &str)]) -> Program {
     command
         .env(VARIABLE, "1")
         .env("PHUB_LISTEN", "127.0.0.1:0")
         .env("PHUB_CORES", "1")
         .env("PHUB_IDLE", "sleep");
     command.env("PHUB_HEARTBEAT_LIMIT_S", PATIENT_S.to_string()).envs(variables.iter().copied());
-    Program::start(&mut command)
+    Program::start(command)
 }
 
 /// Not a test: the main function of a hub's process. Without its variable it does nothing.

@@ -2,10 +2,14 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
+use crate::processes::hub::start_hub_under;
+use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::{
-    PATIENT_S, authorization, config, hub, on_threads, push_all, ready_all, refused, says, settings,
+    PATIENT_S, authorization, config, config_at, hub, on_threads, push_all, ready_all, refused, says,
+    settings,
 };
 use phub_server::{Hub, HubSettings};
 use serde_json::Value;
@@ -17,6 +21,8 @@ const ROUNDS: u64 = 6;
 const WORKERS: u32 = 2;
 /// Chunks of the small model's three keys, 64 bytes each.
 const CHUNKS: [usize; 3] = [8, 1, 4];
+/// Microseconds that are rounded away.
+const SAME: f64 = 0.01;
 
 /// An event of a trace.
 #[derive(Clone, Debug)]
@@ -36,12 +42,17 @@ fn events(trace: &str) -> Vec<Event> {
     let whole: Value = serde_json::from_str(trace).unwrap_or_else(|error| panic!("{error} in {trace:.300}"));
     let processes = whole["metadata"]["processes"].as_array().unwrap();
     assert_eq!(processes.len(), 1, "{processes:?}");
-    assert_eq!(
-        (&processes[0]["clock"]["clock"], &processes[0]["lost_events"]),
-        (&"CLOCK_MONOTONIC".into(), &0.into())
-    );
     let all = whole["traceEvents"].as_array().unwrap();
     assert!(all.iter().all(|event| event["pid"] == processes[0]["pid"]), "one process, one number");
+    of_process(&whole, 0)
+}
+
+/// The events of a process of a trace.
+fn of_process(whole: &Value, number: usize) -> Vec<Event> {
+    let process = &whole["metadata"]["processes"][number];
+    assert_eq!((&process["clock"]["clock"], &process["lost_events"]), (&"CLOCK_MONOTONIC".into(), &0.into()));
+    let all = whole["traceEvents"].as_array().unwrap().iter();
+    let all: Vec<&Value> = all.filter(|event| event["pid"] == process["pid"]).collect();
     assert!(all.iter().any(|event| event["name"] == "thread_name"), "tracks have names");
     let event = |event: &Value| {
         let (args, begin) = (&event["args"], event["ts"].as_f64().unwrap());
@@ -56,7 +67,7 @@ fn events(trace: &str) -> Vec<Event> {
             end: begin + event["dur"].as_f64().unwrap_or(0.0),
         }
     };
-    all.iter().filter(|event| event["ph"] != "M").map(event).collect()
+    all.into_iter().filter(|event| event["ph"] != "M").map(event).collect()
 }
 
 fn read(path: &Path) -> Vec<Event> {
@@ -75,9 +86,8 @@ fn of<'a>(all: &'a [Event], what: &str, key: &str, round: u64, rank: Option<u64>
 }
 
 /// Every push of a key arrives, chunk for chunk, before the chunk's step; then its answers leave, and then the worker has
-/// its answer. A nanosecond is rounded away in a microsecond with three digits.
-fn check_order(at_hub: &[Event], by_worker: &[Vec<Event>]) {
-    const SAME: f64 = 0.01;
+/// its answer. Times of two processes may differ by so many microseconds: at least by those that are rounded away.
+fn check_order(at_hub: &[Event], by_worker: &[Vec<Event>], same: f64) {
     for (key, chunks) in ["first.weight", "second.bias", "third.weight"].into_iter().zip(CHUNKS) {
         for round in 1..=ROUNDS {
             let steps = of(at_hub, "sum+step", key, round, None);
@@ -96,12 +106,12 @@ fn check_order(at_hub: &[Event], by_worker: &[Vec<Event>]) {
                 assert_eq!(arrivals.len(), chunks, "{key}, round {round}, rank {rank}");
                 for arrival in &arrivals {
                     let step = step_of[&arrival.chunk];
-                    assert!(pushes[0].begin <= arrival.begin + SAME, "{pushes:?} {arrival:?}");
+                    assert!(pushes[0].begin <= arrival.begin + same, "{pushes:?} {arrival:?}");
                     assert!(arrival.begin <= step.end + SAME, "{arrival:?} {step:?}");
                 }
                 for answer in &answers {
                     assert!(step_of[&answer.chunk].end <= answer.begin + SAME, "{answer:?}");
-                    assert!(answer.begin <= got[0].begin + SAME, "{answer:?} {got:?}");
+                    assert!(answer.begin <= got[0].begin + same, "{answer:?} {got:?}");
                 }
             }
         }
@@ -142,8 +152,8 @@ fn a_push_arrives_is_stepped_and_is_answered_in_this_order() {
 
     let at_hub = read(&file("hub.json"));
     let by_worker: Vec<_> = (0..WORKERS).map(|rank| read(&file(&format!("run.rank{rank}.json")))).collect();
-    check_order(&at_hub, &by_worker);
-    check_order(&while_it_runs, &by_worker);
+    check_order(&at_hub, &by_worker, SAME);
+    check_order(&while_it_runs, &by_worker, SAME);
     check_tracks(&at_hub);
     by_worker.iter().for_each(|events| check_tracks(events));
     assert!(
@@ -174,12 +184,64 @@ fn a_background_session_has_a_track_for_its_callers() {
     let by_worker: Vec<_> =
         (0..WORKERS).map(|rank| read(&directory.path().join(format!("run.rank{rank}")))).collect();
     hub.stop("the test is over");
-    check_order(&read(&directory.path().join("hub.json")), &by_worker);
+    check_order(&read(&directory.path().join("hub.json")), &by_worker, SAME);
     for events in &by_worker {
         let of_callers = |what| events.iter().filter(|event| event.what == what && event.track == 2).count();
         assert_eq!(of_callers("push") as u64, 3 * ROUNDS);
         assert!(of_callers("wait") > 0);
     }
+}
+
+/// The hub is in a namespace whose clock shows another time, as on another machine.
+#[test]
+fn machines_with_other_clocks_are_laid_on_one() {
+    const AHEAD_S: f64 = 1e6;
+    let _watchdog = Watchdog::start();
+    let apart = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--time",
+        "--monotonic",
+        "1000000",
+        "--fork",
+        "--kill-child",
+    ];
+    let apart_works = Command::new(apart[0]).args(&apart[1..]).arg("true").stderr(Stdio::null()).status();
+    if !apart_works.is_ok_and(|status| status.success()) {
+        return eprintln!("NOT RUN: this machine permits no namespace with a clock of its own");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| directory.path().join(name);
+    let (mut program, address) =
+        start_hub_under(&apart, &[("PHUB_TRACE", file("hub.json").to_str().unwrap())]);
+    let mut sessions = ready_all(WORKERS, |rank| {
+        let mut config = config_at(&address, "job", rank, WORKERS);
+        config.transport = Some(Transport::Tcp);
+        config.trace = Some(file("run.json"));
+        config
+    });
+    for _round in 0..ROUNDS {
+        sessions.iter_mut().for_each(|session| push_all(session).unwrap());
+        sessions.iter_mut().for_each(|session| session.wait_all().unwrap());
+    }
+    sessions.into_iter().for_each(|session| session.leave().unwrap());
+    assert!(program.finish().success());
+
+    let parts = ["hub.json", "run.rank0.json", "run.rank1.json"].map(file);
+    let first = |at: usize| read(&parts[at])[0].begin;
+    assert!((first(0) - first(1)) / 1e6 > AHEAD_S / 2.0, "two clocks");
+    let to = file("all.json");
+    let arguments = ["phub-server".into(), "trace".into()].into_iter().chain(parts.map(Into::into));
+    assert!(phub_server::command::run(arguments.chain(["--to".into(), to.clone().into()])));
+    let whole: Value = serde_json::from_str(&std::fs::read_to_string(to).unwrap()).unwrap();
+    let within = |worker: usize| {
+        let clock = &whole["metadata"]["processes"][worker]["clock"];
+        assert!(clock["shifted_ns"].as_f64().unwrap() / 1e9 > AHEAD_S / 2.0, "{clock}");
+        clock["within_ns"].as_f64().unwrap() / 1e3
+    };
+    let same = within(1).max(within(2));
+    check_order(&of_process(&whole, 0), &[of_process(&whole, 1), of_process(&whole, 2)], same + SAME);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Attempts to read two clocks at once; the quickest counts.
 const ATTEMPTS: usize = 8;
@@ -20,21 +20,46 @@ pub struct Clock {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Source {
     clock: &'static str,
-    /// Machines, and starts of one machine, have different ones: times with the same id can be compared.
-    boot_id: String,
+    /// Times with the same id can be compared.
+    id: String,
     /// The same moment on this clock and in the time of day.
     monotonic_ns: u64,
     realtime_ns: u64,
 }
 
+/// How far the clock of another machine is ahead of this one, as far as it is known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ahead {
+    /// The other [clock](Clock::id).
+    pub id: String,
+    /// What its time is more than this one's.
+    pub ns: i64,
+    /// The most by which that can be wrong.
+    pub within_ns: u64,
+}
+
+fn nanoseconds(Timespec { tv_sec, tv_nsec }: Timespec) -> u64 {
+    tv_sec as u64 * 1_000_000_000 + tv_nsec as u64
+}
+
 impl Clock {
+    /// Which clock this process has. Machines, starts of a machine, and containers with a time of their own have different ones.
+    pub fn id() -> String {
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let time = std::fs::read_link("/proc/self/ns/time").unwrap_or_default();
+        format!("{} {}", boot.trim(), time.display())
+    }
+
+    /// The time now, in nanoseconds.
+    pub fn now_ns() -> u64 {
+        nanoseconds(clock_gettime(ClockId::Monotonic))
+    }
+
     /// Reads the clocks.
     pub fn start() -> Self {
-        let nanoseconds =
-            |Timespec { tv_sec, tv_nsec }: Timespec| tv_sec as u64 * 1_000_000_000 + tv_nsec as u64;
         let read = || {
             let before = Instant::now();
-            let monotonic_ns = nanoseconds(clock_gettime(ClockId::Monotonic));
+            let monotonic_ns = Self::now_ns();
             let took = before.elapsed();
             let realtime_ns = nanoseconds(clock_gettime(ClockId::Realtime));
             (took, Clock { start: before, monotonic_ns, realtime_ns })
@@ -49,9 +74,8 @@ impl Clock {
     }
 
     pub(crate) fn source(&self) -> Source {
-        let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let Clock { monotonic_ns, realtime_ns, .. } = *self;
-        Source { clock: "CLOCK_MONOTONIC", boot_id: boot_id.trim().to_owned(), monotonic_ns, realtime_ns }
+        Source { clock: "CLOCK_MONOTONIC", id: Self::id(), monotonic_ns, realtime_ns }
     }
 
     pub(crate) fn started_ns(&self) -> u64 {

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use crate::process::Process;
+use crate::shift;
 
 /// The last line.
 const END: &str = "]}";
@@ -112,17 +113,20 @@ fn end(mut text: String) -> String {
     text + END + "\n"
 }
 
-/// Writes the traces of these files into one.
+/// Writes the traces of these files into one, with the times of the first one's clock. Returns the names of processes whose
+/// clock is not known from the others: their times stay as they are.
 ///
 /// # Errors
 /// When one of them is none, or a file cannot be read or written.
-pub fn merge(parts: &[PathBuf], into: &mut TraceFile) -> Result<(), TraceError> {
+pub fn merge(parts: &[PathBuf], into: &mut TraceFile) -> Result<Vec<String>, TraceError> {
     let mut processes = Vec::new();
     for path in parts {
         processes.push(read(path)?);
     }
-    let processes: Vec<Process> = processes.into_iter().flatten().collect();
-    into.write(&processes)
+    let mut processes: Vec<Process> = processes.into_iter().flatten().collect();
+    let apart = shift::to_one_clock(&mut processes);
+    into.write(&processes)?;
+    Ok(apart)
 }
 
 /// The processes of a file. All lines are those of the first one.
@@ -180,12 +184,12 @@ mod tests {
         let mut all = TraceFile::create(directory.path().join("all.json")).unwrap();
         let empty: Value = serde_json::from_str(&std::fs::read_to_string(all.path()).unwrap()).unwrap();
         assert_eq!(empty["traceEvents"], json!([]));
-        merge(&parts, &mut all).unwrap();
+        assert_eq!(merge(&parts, &mut all).unwrap(), Vec::<String>::new());
         let whole: Value = serde_json::from_str(&std::fs::read_to_string(all.path()).unwrap()).unwrap();
         let processes = whole["metadata"]["processes"].as_array().unwrap();
         assert_eq!((processes.len(), &processes[1]["name"]), (2, &json!("worker \"0\"")));
         assert_ne!(processes[0]["pid"], processes[1]["pid"]);
-        assert_eq!(processes[0]["clock"]["boot_id"], processes[1]["clock"]["boot_id"]);
+        assert_eq!(processes[0]["clock"]["id"], processes[1]["clock"]["id"]);
         let events = whole["traceEvents"].as_array().unwrap();
         assert_eq!(events.len(), 2 * 6);
         let push = &events[10];

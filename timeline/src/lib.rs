@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   event --> ring (bounded) --at the end, or on request--> lines of JSON --> file
-//!                                                              files of several processes --merge--> one file
+//!                                                              files of several processes --merge--> one file, on one clock
 //! ```
 //!
 //! The file has Chrome's trace event format, an event a line. Must never know gradients, links and jobs: whoever notes
@@ -14,8 +14,9 @@ mod clock;
 mod file;
 mod process;
 mod ring;
+mod shift;
 
-pub use clock::Clock;
+pub use clock::{Ahead, Clock};
 pub use file::{TraceError, TraceFile, merge};
 pub use process::{Event, Process, Span};
 pub use ring::Ring;

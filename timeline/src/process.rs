@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::clock::Clock;
+use crate::clock::{Ahead, Clock};
 
 /// What an event is about: what a viewer shows beside it.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
@@ -75,6 +75,11 @@ impl Process {
         process.describe("process_name", 0, json!({ "name": name }));
         process.describe("process_sort_index", 0, json!({ "sort_index": order }));
         process
+    }
+
+    /// What this process knows of other clocks.
+    pub fn knows(&mut self, clocks: &[Ahead]) {
+        self.about["clock"]["others"] = json!(clocks);
     }
 
     fn describe(&mut self, what: &str, track: u32, args: Value) {

@@ -36,7 +36,8 @@ impl Trace {
 
     /// All children have ended well.
     pub fn finish(mut self) -> Result<()> {
-        Ok(merge(&self.parts, &mut self.file)?)
+        merge(&self.parts, &mut self.file)?;
+        Ok(())
     }
 }
 

@@ -552,6 +552,15 @@ pub struct DrainReply {
     pub jobs: Vec<String>,
 }
 
+/// `GET /v1/clock`: the hub's clock, for timelines of several machines.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClockReply {
+    /// Which clock it is: times of clocks with one id can be compared.
+    pub id: String,
+    /// Its time, in nanoseconds.
+    pub ns: u64,
+}
+
 /// `POST /v1/jobs/{job}/checkpoint`: the reply describes a checkpoint that is on the disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointReply {

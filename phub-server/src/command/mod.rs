@@ -21,6 +21,7 @@ use crate::doctor::DoctorArgs;
 use crate::token_command::TokenArgs;
 use crate::top_command::TopArgs;
 use crate::topology_command::TopologyArgs;
+use crate::trace_command::TraceArgs;
 use crate::{Hub, HubSettings, raise_open_files};
 use exit::succeeds;
 
@@ -54,6 +55,8 @@ enum Command {
     Doctor(DoctorArgs),
     /// List, verify and export checkpoints.
     Checkpoint(CheckpointArgs),
+    /// Make one timeline of those of hubs and workers, on one clock.
+    Trace(TraceArgs),
     /// Make a certificate for the control port, and its key.
     Certificate(CertificateArgs),
     /// Make a secret for hubs and workers, or a token that allows one thing.
@@ -68,6 +71,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> bool {
         Command::Topology(args) => args.run(),
         Command::Top(args) => args.run(),
         Command::Token(args) => args.run(),
+        Command::Trace(args) => args.run(),
         Command::Certificate(args) => args.run(),
         // It has printed what is wrong.
         Command::Checkpoint(args) => match args.run() {

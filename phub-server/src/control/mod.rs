@@ -24,11 +24,12 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use http_body_util::{BodyExt, Full};
 use pbox_core::control::{
-    ErrorReply, HeartbeatRequest, JobState, LeaveRequest, NicReply, ParseError, ReadyRequest, parse,
-    parse_join, parse_versioned,
+    ClockReply, ErrorReply, HeartbeatRequest, JobState, LeaveRequest, NicReply, ParseError, ReadyRequest,
+    parse, parse_join, parse_versioned,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use timeline::Clock;
 use tokio::sync::Semaphore;
 
 use crate::registry::{Refusal, Registry, Sent};
@@ -48,6 +49,7 @@ GET  /v1/hub                        version, cores with their work and waiting, 
 GET  /                              a page for browsers; this list for all others
 GET  /v1/events                     what GET /v1/hub says, each second, as server-sent events
 GET  /v1/trace                      a timeline of the last rounds, if the hub has --trace
+GET  /v1/clock                      the hub's clock, for timelines of several machines
 GET  /v1/topology                   the hub's machine with its cores and NICs, as SVG
 GET  /v1/speed                      zeros for 100 ms at most, for a hub that measures its link
 GET  /metrics                       the same figures for Prometheus
@@ -116,6 +118,7 @@ pub(crate) fn router(
         .route("/v1/hub", get(hub))
         .route("/v1/events", get(events))
         .route("/v1/trace", get(trace))
+        .route("/v1/clock", get(async || done(&ClockReply { id: Clock::id(), ns: Clock::now_ns() })))
         .route("/v1/topology", get(async || ([(CONTENT_TYPE, "image/svg+xml")], picture)))
         .route("/v1/speed", get(async |State(desk): State<Desk>| speed::zeros(desk.transfers)))
         .route("/metrics", get(figures))

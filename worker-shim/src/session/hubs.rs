@@ -79,6 +79,9 @@ impl Session {
     /// Leaves without waiting.
     pub(crate) fn send_leave(&self) -> Result<(), SessionError> {
         let round = self.next_round();
+        if let Some(timeline) = self.stopwatch.timeline() {
+            timeline.compare(&self.hubs);
+        }
         // Every hub is told, even if one of them fails.
         Ok(self.hubs.iter().map(|hub| hub.leave(round)).fold(Ok(()), Result::and)?)
     }

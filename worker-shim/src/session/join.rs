@@ -89,7 +89,10 @@ impl Session {
             hubs,
             ways,
         };
-        timeline.into_iter().for_each(|timeline| session.stopwatch.show(timeline, Who::Session));
+        if let Some(timeline) = timeline {
+            timeline.compare(&session.hubs);
+            session.stopwatch.show(timeline, Who::Session);
+        }
         if let Some(pull) = &session.config.pull {
             session.pulling = Some(Pulling::begin(pull, &mut session.exchange)?);
         }

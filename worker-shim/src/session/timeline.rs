@@ -4,13 +4,16 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use membership::{Hub, HubClock};
 use pbox_core::{KeyId, Layout, Round};
-use timeline::{Clock, Process, Ring, Span, TraceError, TraceFile};
+use timeline::{Ahead, Clock, Process, Ring, Span, TraceError, TraceFile};
 
 /// The last events of a session: pushes, answers and waits of 60 rounds of 160 keys, in 2 MB.
 const EVENTS: usize = 1 << 15;
+/// For a request of a hub's clock.
+const CLOCK_LIMIT: Duration = Duration::from_secs(1);
 
 /// Who did something, each on a track of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +47,8 @@ struct Notes {
     /// Keys that are under way.
     open: Vec<(KeyId, Round)>,
     has_callers: bool,
+    /// The clocks of hubs on other machines.
+    clocks: Vec<Ahead>,
 }
 
 impl Timeline {
@@ -63,12 +68,26 @@ impl Timeline {
             ring: Ring::new(EVENTS, Event::Waited { who: Who::Session, begin: now, end: now }),
             open: Vec::with_capacity(layout.keys().len()),
             has_callers: false,
+            clocks: Vec::new(),
         };
         Ok(Timeline(Arc::new(Mutex::new(notes))))
     }
 
     fn notes(&self) -> MutexGuard<'_, Notes> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Compares the clock with those of the hubs. The last comparison counts: clocks of two machines drift apart.
+    pub fn compare(&self, hubs: &[Hub]) {
+        let own = Clock::id();
+        for HubClock { reply, at, within } in hubs.iter().filter_map(|hub| hub.clock(CLOCK_LIMIT)) {
+            let mut notes = self.notes();
+            notes.clocks.retain(|clock| clock.id != reply.id);
+            if reply.id != own {
+                let ns = reply.ns as i64 - notes.clock.ns(at) as i64;
+                notes.clocks.push(Ahead { id: reply.id, ns, within_ns: within.as_nanos() as u64 });
+            }
+        }
     }
 
     /// A key was pushed between these times.
@@ -104,6 +123,7 @@ impl Drop for Notes {
     fn drop(&mut self) {
         let mut process = Process::new(&self.name, self.rank + 1, &self.clock, self.ring.lost());
         process.track(Who::Session as u32, if self.has_callers { "session's thread" } else { "session" });
+        process.knows(&self.clocks);
         if self.has_callers {
             process.track(Who::Callers as u32, "callers");
         }

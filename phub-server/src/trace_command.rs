@@ -1,0 +1,45 @@
+//! `phub-server trace`: the timelines of several processes as one.
+
+use std::path::PathBuf;
+
+use clap::Parser;
+use timeline::{TraceFile, merge};
+
+/// Make one timeline of those of hubs and workers, on one clock: that of the first file.
+///
+/// Processes of one machine share a clock. A worker compares its clock with those of its hubs when it joins and when it leaves,
+/// and its file says how far they are apart: so give the hub's file, and those of workers from each machine.
+///
+///   phub-server trace hub.json run.rank0.json run.rank1.json --to all.json
+///
+/// https://ui.perfetto.dev opens it.
+#[derive(Clone, Debug, Parser)]
+pub struct TraceArgs {
+    /// Files that `--trace`, PHUB_TRACE or GET /v1/trace made.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// The new file.
+    #[arg(long, value_name = "FILE")]
+    to: PathBuf,
+}
+
+impl TraceArgs {
+    /// Writes the file.
+    ///
+    /// # Errors
+    /// When a file cannot be read or written, or is no timeline.
+    pub fn run(&self) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            !self.files.contains(&self.to),
+            "{} is to be read and written; name another file after --to",
+            self.to.display()
+        );
+        for name in merge(&self.files, &mut TraceFile::create(&self.to)?)? {
+            eprintln!(
+                "phub-server: the clock of {name} is not known from the other files: its times stay as they are. Add the \
+                 file of a worker that was on its machine, or of a worker of that hub"
+            );
+        }
+        Ok(())
+    }
+}
