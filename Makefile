@@ -1,5 +1,5 @@
 # On a fresh Debian or Ubuntu machine with Rust, `make run` and `make test` are enough.
-.PHONY: help run test check house bench setup assertions loom python frameworks fuzz miri asan other-compiler neon rxe slurm kubernetes chaos page figures compression dist clean
+.PHONY: help run test check house bench setup assertions loom python frameworks fuzz miri asan other-compiler neon rxe slurm kubernetes chaos page perfetto figures compression dist clean
 
 CARGO ?= cargo
 # Without a recent hwloc the programs use the sysfs reader alone.
@@ -46,6 +46,9 @@ slurm:  ## train under a real Slurm of two machines, in network namespaces (root
 PICTURES =
 page: setup  ## test the hub's page in a headless Chromium (PICTURES=DIR keeps pictures of it)
 	sh tools/page.sh $(PICTURES)
+
+perfetto: setup  ## read timelines with Perfetto's own trace processor, in a headless Chromium
+	sh tools/perfetto.sh
 
 MINUTES ?= 5
 SEED ?= $$(date +%s)

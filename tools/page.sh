@@ -13,11 +13,7 @@ not_had() {
     exit 3
 }
 
-browser=
-for name in chromium-headless-shell chromium chromium-browser google-chrome; do
-    [ -n "$browser" ] || browser=$(command -v "$name" || true)
-done
-[ -n "$browser" ] || not_had "there is no Chromium (apt-get install chromium-headless-shell)"
+browser=$(sh tools/chromium.sh) || not_had "there is no Chromium (apt-get install chromium-headless-shell)"
 if ! "$dir/bin/python" -c "import websocket" 2>/dev/null; then
     { python3 -m venv "$dir" && "$dir/bin/pip" -q install websocket-client; } ||
         not_had "python3 lacks venv, or websocket-client could not be installed"

@@ -2,6 +2,8 @@
 
 import base64
 import json
+import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -20,7 +22,11 @@ class Browser:
         # Without its sandbox, which root and most containers cannot have: it opens our own page alone.
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-port=0"]
         self.process = subprocess.Popen(
-            [program, *flags, f"--user-data-dir={self.home.name}", "about:blank"], stderr=subprocess.PIPE, text=True
+            [program, *flags, f"--user-data-dir={self.home.name}", "about:blank"],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
         )
         for line in self.process.stderr:
             if line.startswith("DevTools listening on "):
@@ -50,8 +56,8 @@ class Browser:
                 return answer["result"]
 
     def value(self, script):
-        """The value of an expression in the page."""
-        result = self.ask("Runtime.evaluate", expression=script, returnByValue=True)
+        """The value of an expression in the page; of a promise, what it gives."""
+        result = self.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in result:
             raise RuntimeError(f"{script}: {result['exceptionDetails']}")
         return result["result"].get("value")
@@ -96,6 +102,7 @@ class Browser:
 
     def close(self):
         self.socket.close()
-        self.process.terminate()
+        # Its processes do not all end with the first one.
+        os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.home.cleanup()

@@ -157,6 +157,8 @@ impl Strike {
                     && !(number == KILLED && cluster.small_disk)
                 {
                     of_hub();
+                    // A hub that starts meanwhile would make the directory.
+                    let _alone = hub.restarts();
                     let aside = dir.with_extension("aside");
                     if std::fs::rename(dir, &aside).is_ok() {
                         std::thread::sleep(lasts);
