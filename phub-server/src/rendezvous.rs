@@ -20,7 +20,7 @@ use pbox_core::Expected;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
-use crate::cores::Report;
+use crate::cores::{Report, lanes};
 use crate::registry::Registry;
 use crate::seldom::Seldom;
 use crate::waiting_room::{Place, WaitingRoom};
@@ -124,6 +124,7 @@ impl Rendezvous {
             Ok(admission) => admission,
             Err(why) => return self.refuse(hello, &why),
         };
+        self.group.rdma().into_iter().for_each(lanes::mend);
         let (weights, window_bytes) = (&admission.weights, admission.wire.gradient_window_bytes());
         let placed = |window: &_| registry.populate(&admission, window);
         match hello.welcome(&self.group, weights, window_bytes, &admission.cores.links, placed) {

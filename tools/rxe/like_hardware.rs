@@ -11,8 +11,10 @@
 //! | `LIKE_MAX_MR` | ENOMEM for more memory regions at a time |
 //! | `LIKE_REG_MR_MS` | each `ibv_reg_mr` takes so many milliseconds longer |
 //! | `LIKE_CLOSED` | the device of this name does not open: EACCES |
+//! | `LIKE_ILL` | a file: devices whose names are in it do not open now: EIO |
 //! | `LIKE_GRH` | ports say that a GRH is required |
-//! | `LIKE_EVENTS` | a named pipe: each byte that is written into it is an event of port 1, by its number in ibv_event_type; there are no others |
+//! | `LIKE_EVENTS` | a named pipe: each byte that is written into it is an event of port 1, by its number in ibv_event_type; there are no others. After DEVICE_FATAL nothing can be made on the context that read it: EIO |
+//! | `LIKE_EVENTS_OF` | the pipe is for the device of this name alone; the others have their own events |
 //! | `LIKE_LOG` | a file that gets a line for each queue pair made, and each change of one |
 
 #![allow(non_camel_case_types, non_snake_case, dead_code, clippy::missing_safety_doc)]
@@ -31,6 +33,7 @@ use std::time::Duration;
 
 use ffi::*;
 
+const EIO: c_int = 5;
 const EACCES: c_int = 13;
 const ENOMEM: c_int = 12;
 const EINVAL: c_int = 22;
@@ -123,7 +126,7 @@ functions! {
     ibv_query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int, query_port;
     ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int, get_async_event;
     ibv_ack_async_event(event: *mut ibv_async_event), ack_async_event;
-    ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
+    ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd, alloc_pd;
     ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int;
     ibv_reg_mr(pd: *mut ibv_pd, start: *mut c_void, bytes: usize, access: c_int) -> *mut ibv_mr, reg_mr;
     ibv_dereg_mr(mr: *mut ibv_mr) -> c_int, dereg_mr;
@@ -145,8 +148,14 @@ fn open_device(go_on: impl Fn() -> *mut ibv_context, (device,): (*mut ibv_device
     if std::env::var("LIKE_CLOSED").is_ok_and(|closed| closed.as_bytes() == name.to_bytes()) {
         return fail(EACCES);
     }
+    let name = name.to_string_lossy();
+    let ill = std::env::var_os("LIKE_ILL").map(|file| std::fs::read_to_string(file).expect("LIKE_ILL is a file"));
+    if ill.is_some_and(|ill| ill.split_whitespace().any(|ill| ill == name)) {
+        return fail(EIO);
+    }
     let context = go_on();
-    if let (false, Some(pipe)) = (context.is_null(), std::env::var_os("LIKE_EVENTS")) {
+    let has_pipe = std::env::var("LIKE_EVENTS_OF").map_or(true, |of| of == name);
+    if let (false, Some(pipe)) = (context.is_null(), std::env::var_os("LIKE_EVENTS").filter(|_| has_pipe)) {
         // Both directions, so that it has no end.
         let pipe = std::fs::OpenOptions::new().read(true).write(true).open(pipe);
         let pipe = pipe.expect("LIKE_EVENTS is a named pipe").into_raw_fd();
@@ -159,6 +168,17 @@ fn open_device(go_on: impl Fn() -> *mut ibv_context, (device,): (*mut ibv_device
 
 /// Contexts whose events come from a pipe: the descriptors of the real events, and of the pipe.
 static EVENTS: Mutex<Vec<(usize, c_int, c_int)>> = Mutex::new(Vec::new());
+
+/// Contexts whose device failed.
+static FAILED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+fn has_failed(context: *mut ibv_context) -> bool {
+    FAILED.lock().unwrap().contains(&(context as usize))
+}
+
+fn alloc_pd(go_on: impl Fn() -> *mut ibv_pd, (context,): (*mut ibv_context,)) -> *mut ibv_pd {
+    if has_failed(context) { fail(EIO) } else { go_on() }
+}
 
 fn events_of(context: *mut ibv_context) -> Option<(c_int, c_int)> {
     let events = EVENTS.lock().unwrap();
@@ -177,6 +197,7 @@ fn with_real_events<T>(context: *mut ibv_context, make: impl Fn() -> T) -> T {
 }
 
 fn close_device(go_on: impl Fn() -> c_int, (context,): (*mut ibv_context,)) -> c_int {
+    FAILED.lock().unwrap().retain(|&failed| failed != context as usize);
     if let Some((real, _)) = events_of(context) {
         EVENTS.lock().unwrap().retain(|(of, ..)| *of != context as usize);
         // SAFETY: the caller's open context.
@@ -198,14 +219,19 @@ fn get_async_event(
         return -1;
     }
     log(format!("event {}", kind[0]));
+    if c_uint::from(kind[0]) == IBV_EVENT_DEVICE_FATAL {
+        FAILED.lock().unwrap().push(context as usize);
+    }
     let element = ibv_event_element { port_num: 1 };
     // SAFETY: the caller's structure.
     unsafe { *event = ibv_async_event { element, event_type: kind[0].into() } };
     0
 }
 
-fn ack_async_event(go_on: impl Fn(), _: (*mut ibv_async_event,)) {
-    if EVENTS.lock().unwrap().is_empty() {
+/// Events of a pipe are about a port or a device, which need no acknowledgement.
+fn ack_async_event(go_on: impl Fn(), (event,): (*mut ibv_async_event,)) {
+    // SAFETY: the caller's structure.
+    if unsafe { (*event).event_type } < IBV_EVENT_DEVICE_FATAL {
         go_on();
     }
 }
@@ -254,6 +280,9 @@ fn create_cq(
 ) -> *mut ibv_cq {
     // SAFETY: the caller's open context.
     log(format!("queue vector={vector} of {}", unsafe { (*context).num_comp_vectors }));
+    if has_failed(context) {
+        return fail(EIO);
+    }
     if exceeds(entries, &["LIKE_MAX_CQE"]) { fail(EINVAL) } else { with_real_events(context, go_on) }
 }
 

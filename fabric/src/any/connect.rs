@@ -25,6 +25,11 @@ impl Group {
     pub fn with_frames(self, frames: tcp::Frames) -> Self {
         Group { frames, ..self }
     }
+
+    /// Its RDMA, if there is any.
+    pub fn rdma(&self) -> Option<&verbs::Group> {
+        self.verbs.as_deref()
+    }
 }
 
 /// Makes `ports` ports that connect together: one for each core of a hub, one for a worker. With `rdma`, a group of

@@ -15,7 +15,7 @@ pub(super) fn sleep_together(
 ) -> std::io::Result<()> {
     shm.sleep_beside(tcp.waker());
     tcp.sleep_beside(shm.fd())?;
-    verbs.into_iter().flat_map(verbs::Port::fds).try_for_each(|fd| tcp.sleep_beside(fd))
+    verbs.map_or(Ok(()), |port| tcp.sleep_beside(port.fd()))
 }
 
 impl Port {

@@ -47,6 +47,8 @@ impl fmt::Display for LinkLayer {
 pub struct Mtu(u8);
 
 impl Mtu {
+    pub(super) const SMALLEST: Mtu = Mtu(1);
+
     /// From the code that verbs use; none for another number.
     pub fn from_code(code: u32) -> Option<Self> {
         u8::try_from(code).ok().filter(|code| (1..=5).contains(code)).map(Mtu)

@@ -99,7 +99,7 @@ impl DevicePort {
     }
 }
 
-fn link_layer(sysfs: &Path, device: &str, port: u8) -> LinkLayer {
+pub(super) fn link_layer(sysfs: &Path, device: &str, port: u8) -> LinkLayer {
     let path = sysfs.join(device).join("ports").join(port.to_string()).join("link_layer");
     match std::fs::read_to_string(path) {
         Ok(text) if text.trim() == "InfiniBand" => LinkLayer::InfiniBand,

@@ -6,7 +6,7 @@ use super::error::VerbsError;
 use super::handles::context::{About, Context, NicEvent};
 use super::handles::ffi::*;
 use super::handles::words;
-use super::port::rails::PortState;
+use super::port::rails::{PortState, Rail};
 use crate::watch::{Register, Watch, Watched};
 
 /// The watch over one device.
@@ -19,19 +19,16 @@ pub(super) struct NicWatch {
 }
 
 impl NicWatch {
-    /// Watches a device for those of `ports` that use it.
+    /// Watches a device for these ports.
     pub fn start(
         watch: &Watch,
         context: &Arc<Context>,
         ports: &[Arc<PortState>],
     ) -> Result<Arc<Self>, VerbsError> {
-        let uses = |port: &&Arc<PortState>| {
-            port.own.rails.iter().any(|rail| Arc::ptr_eq(&rail.nic.context, context))
-        };
         let register = Arc::clone(watch.register());
         let nic_watch = Arc::new(NicWatch {
             context: Arc::clone(context),
-            ports: ports.iter().filter(uses).map(Arc::downgrade).collect(),
+            ports: ports.iter().map(Arc::downgrade).collect(),
             number: register.number(),
             register,
         });
@@ -41,15 +38,23 @@ impl NicWatch {
             .map_err(VerbsError::system("watching a NIC's events"))?;
         Ok(nic_watch)
     }
+
+    /// Whether its device failed, and nobody has anything of it any more.
+    pub fn is_over(&self) -> bool {
+        self.context.is_lost() && Arc::strong_count(&self.context) == 1
+    }
 }
 
 impl Watched for NicWatch {
     fn ready(&self) {
         while let Some(event) = self.context.next_event() {
+            if event.kind == IBV_EVENT_DEVICE_FATAL {
+                self.context.lose();
+            }
             if ends_links(event.kind) {
-                self.ports
-                    .iter()
-                    .filter_map(Weak::upgrade)
+                let ports = self.ports.iter().filter_map(Weak::upgrade);
+                ports
+                    .filter(|port| port.own.uses(&self.context))
                     .for_each(|port| port.take_event(&self.context, event));
             }
         }
@@ -76,9 +81,8 @@ fn ends_links(kind: ibv_event_type) -> bool {
 }
 
 impl NicEvent {
-    /// Whether it is about a link with a queue pair of this number, on this rail of a port.
-    pub fn concerns(&self, context: &Arc<Context>, port: &PortState, rail: usize, number: u32) -> bool {
-        let rail = &port.own.rails[rail];
+    /// Whether it is about a link with a queue pair of this number, on this rail.
+    pub fn concerns(&self, context: &Arc<Context>, rail: &Rail, number: u32) -> bool {
         if !Arc::ptr_eq(&rail.nic.context, context) {
             return false;
         }

@@ -3,6 +3,7 @@
 
 use super::address::LinkLayer;
 use super::device::Device;
+use super::handles::error::LINK_LOCAL;
 use super::nic::NicOptions;
 use super::nic_list::NicList;
 
@@ -26,9 +27,16 @@ impl Fitness {
         let (mut local, mut has_others) = (Vec::new(), false);
         let each = |device| list.nics(device).into_iter().map(move |nic| (device, nic));
         for (device, nic) in devices.iter().flat_map(each) {
-            if let Some(fault) = &device.fault {
-                found.leave_out(nic, &fault.to_string());
-                continue;
+            match &device.fault {
+                None => {}
+                Some(fault) if fault.may_pass() => {
+                    found.warnings.push(format!("RDMA goes without {nic} for now: {fault}"));
+                    continue;
+                }
+                Some(fault) => {
+                    found.leave_out(nic, &fault.to_string());
+                    continue;
+                }
             }
             let Some(port) = device.port(nic.port).filter(|port| port.active) else { continue };
             match device.gid(port, nic.gid_index) {
@@ -44,14 +52,12 @@ impl Fitness {
             }
         }
         for nic in local {
-            let why = "its only RoCE v2 address is link-local, which no router passes on and which may be of another wire: give \
-                       its network interface an IP address";
             if has_others {
-                found.leave_out(nic, why);
+                found.leave_out(nic, LINK_LOCAL);
             } else {
                 found
                     .warnings
-                    .push(format!("{nic} is used for RDMA, for want of a better one, although {why}"));
+                    .push(format!("{nic} is used for RDMA, for want of a better one, although {LINK_LOCAL}"));
             }
         }
         found
@@ -128,6 +134,15 @@ mod tests {
             Fitness::default(),
             "what is named must work, or say why not"
         );
+    }
+
+    #[test]
+    fn a_device_that_may_open_later_is_warned_of_and_not_left_out() {
+        let fault = DeviceError::Call { device: "ill".into(), call: "ibv_open_device", error: "EIO".into() };
+        let ill = Device { name: "ill".into(), ports: Vec::new(), fault: Some(fault) };
+        let found = Fitness::of(&[device("good", &["::ffff:10.0.0.1"]), ill], &NicList::default());
+        assert!(found.allows(&NicOptions::new("ill")));
+        assert_eq!(found.warnings, ["RDMA goes without ill for now: ibv_open_device on ill: EIO"]);
     }
 
     #[test]

@@ -1,14 +1,26 @@
 //! A group: the ports of one process or one hub, the NICs they use, and the watch over connections and NICs.
+//!
+//! A NIC that does not open, or whose device fails, is lost: its ports go without it, and the others are as before. It is opened
+//! again when the owner of the group says so, for links that are made later.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
+use super::address::{Address, Gid, Mtu};
+use super::device::link_layer;
 use super::error::VerbsError;
 use super::events::NicWatch;
+use super::gid::SYSFS;
 use super::handles::context::Context;
+use super::handles::error::DeviceError;
 use super::nic::{Nic, NicOptions};
-use super::port::rails::{MAX_RAILS, PortState, Rails};
+use super::port::rails::{MAX_RAILS, PortState, Rail, Rails};
 use super::rail_map::RailMap;
 use crate::watch::Watch;
+
+/// How long a NIC that did not open is left alone. A reset of a NIC takes seconds, and a try may make its driver talk to it.
+const REOPEN_PAUSE: Duration = Duration::from_secs(10);
 
 /// What a group is told beside its NICs.
 #[derive(Clone, Debug, Default)]
@@ -24,60 +36,194 @@ pub struct GroupOptions {
 #[derive(Debug)]
 pub struct Group {
     pub(super) ports: Vec<Arc<PortState>>,
+    /// By port: its NICs, open or not.
+    wanted: Vec<Vec<NicOptions>>,
     pub(super) watch: Watch,
     pub(super) options: GroupOptions,
     /// Links of each NIC, in the order of the ports' rails, that this group has asked hubs for.
     loads: Mutex<Vec<u32>>,
-    _nics: Vec<Arc<NicWatch>>,
+    nics: Mutex<Nics>,
+}
+
+#[derive(Debug, Default)]
+struct Nics {
+    /// Each once.
+    wanted: Vec<Wanted>,
+    watches: Vec<Arc<NicWatch>>,
+}
+
+/// A NIC that ports want.
+#[derive(Debug)]
+struct Wanted {
+    options: NicOptions,
+    /// The NIC, or why the last try to open it failed.
+    nic: Result<Arc<Nic>, VerbsError>,
+    /// When that was.
+    tried: Instant,
+    /// Where it was last reached.
+    address: Option<Address>,
+}
+
+impl Wanted {
+    fn open(&self) -> Option<&Arc<Nic>> {
+        self.nic.as_ref().ok().filter(|nic| !nic.context.is_lost())
+    }
+
+    fn lost(&self) -> Option<VerbsError> {
+        match &self.nic {
+            Ok(nic) if nic.context.is_lost() => {
+                Some(VerbsError::Device(DeviceError::Fatal { device: self.options.device.clone() }))
+            }
+            Ok(_) => None,
+            Err(error) => Some(error.clone()),
+        }
+    }
 }
 
 impl Group {
-    /// A group with one port for each entry of `ports`, on the NICs of that entry.
+    /// A group with one port for each entry of `ports`, on the NICs of that entry. At least one of them must open.
     pub(super) fn new(ports: &[&[NicOptions]], options: GroupOptions) -> Result<Arc<Self>, VerbsError> {
         assert!(!ports.is_empty(), "a group has at least one port");
-        let mut contexts: Vec<Arc<Context>> = Vec::new();
-        let mut opened: Vec<(NicOptions, Arc<Nic>)> = Vec::new();
-        let mut states = Vec::new();
-        for (nics, vector) in ports.iter().zip(options.first_vector..) {
+        let port = |(nics, vector): (&&[NicOptions], u32)| {
             assert!((1..=MAX_RAILS).contains(&nics.len()), "a port has 1 to {MAX_RAILS} NICs");
-            let nics: Result<Vec<Arc<Nic>>, VerbsError> =
-                nics.iter().map(|options| nic(options, &mut contexts, &mut opened)).collect();
-            states.push(PortState::new(Rails::new(&nics?, vector)?));
-        }
+            Ok(PortState::new(Rails::new(vector)?))
+        };
+        let states = ports.iter().zip(options.first_vector..).map(port);
+        let states = states.collect::<Result<Vec<_>, VerbsError>>()?;
         let watch = Watch::start().map_err(VerbsError::system("starting the watch over connections"))?;
-        let watches: Result<Vec<Arc<NicWatch>>, VerbsError> =
-            contexts.iter().map(|context| NicWatch::start(&watch, context, &states)).collect();
-        Ok(Arc::new(Group { ports: states, watch, options, loads: Mutex::default(), _nics: watches? }))
+        let group = Group {
+            ports: states,
+            wanted: ports.iter().map(|nics| nics.to_vec()).collect(),
+            watch,
+            options,
+            loads: Mutex::default(),
+            nics: Mutex::default(),
+        };
+        let mut nics = group.nics_in_use();
+        for options in group.wanted.iter().flatten() {
+            if nics.wanted.iter().any(|known| known.options == *options) {
+                continue;
+            }
+            let nic = group.open(options, &mut nics);
+            // What is set wrongly is wrong for all.
+            if let Err(error @ VerbsError::Setting(_)) = nic {
+                return Err(error);
+            }
+            let address = nic.as_ref().ok().map(|nic| nic.address().clone());
+            nics.wanted.push(Wanted { options: options.clone(), nic, tried: Instant::now(), address });
+        }
+        let none_is_open = nics.wanted.iter().all(|nic| nic.nic.is_err());
+        if let (true, Some(error)) = (none_is_open, nics.wanted.first().and_then(Wanted::lost)) {
+            return Err(error);
+        }
+        drop(nics);
+        Ok(Arc::new(group))
     }
 
     pub(super) fn loads(&self) -> MutexGuard<'_, Vec<u32>> {
         self.loads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The NICs of a port: one of a hub's, several of a worker's.
-    pub fn nics(&self, port: usize) -> impl Iterator<Item = &Nic> {
-        self.ports[port].own.rails.iter().map(|rail| &*rail.nic)
+    fn nics_in_use(&self) -> MutexGuard<'_, Nics> {
+        self.nics.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens a NIC, and gives it to the ports that want it. NICs of one device share its context.
+    fn open(&self, options: &NicOptions, nics: &mut Nics) -> Result<Arc<Nic>, VerbsError> {
+        let open = |options: &NicOptions| nics.wanted.iter().find(|nic| nic.options == *options)?.open();
+        let contexts = nics.wanted.iter().filter_map(Wanted::open).map(|nic| &nic.context);
+        let shared = contexts.into_iter().find(|context| context.device == options.device).cloned();
+        let context = shared.clone().map_or_else(|| Context::open(&options.device), Ok)?;
+        let nic = Arc::new(Nic::open(&context, options)?);
+        // As `Fitness` has it of NICs that open at the start.
+        let is_new = nics.wanted.iter().any(|nic| nic.options == *options && nic.address.is_none());
+        let has_better = || nics.wanted.iter().filter_map(Wanted::open).any(|nic| !nic.is_link_local());
+        if is_new && options.gid_index.is_none() && nic.is_link_local() && has_better() {
+            return Err(VerbsError::Device(DeviceError::LinkLocal { device: options.device.clone() }));
+        }
+        let watch = match shared {
+            None => Some(NicWatch::start(&self.watch, &context, &self.ports)?),
+            Some(_) => None,
+        };
+        for (port, wanted) in self.ports.iter().zip(&self.wanted).filter(|(_, nics)| nics.contains(options)) {
+            let now = |other: &NicOptions| if other == options { Some(&nic) } else { open(other) };
+            let now: Vec<Arc<Nic>> = wanted.iter().filter_map(now).cloned().collect();
+            port.use_nics(&now)?;
+        }
+        nics.watches.retain(|watch| !watch.is_over());
+        nics.watches.extend(watch);
+        Ok(nic)
+    }
+
+    /// Tries to open the NICs that are lost, each at most once in 10 s, for links that are made from now on. Returns what was
+    /// tried: the NIC's port and GID, or why it is still lost. Costs a lock when none is lost.
+    pub fn mend(&self) -> Vec<(NicOptions, Result<String, VerbsError>)> {
+        let mut nics = self.nics_in_use();
+        let mut tried = Vec::new();
+        for index in 0..nics.wanted.len() {
+            let Wanted { options, tried: last, .. } = &nics.wanted[index];
+            if nics.wanted[index].open().is_some() || last.elapsed() < REOPEN_PAUSE {
+                continue;
+            }
+            let options = options.clone();
+            let nic = self.open(&options, &mut nics);
+            tried.push((options, nic.as_ref().map(|nic| nic.reason().to_owned()).map_err(Clone::clone)));
+            let wanted = &mut nics.wanted[index];
+            wanted.address = nic.as_ref().ok().map(|nic| nic.address().clone()).or(wanted.address.take());
+            (wanted.nic, wanted.tried) = (nic, Instant::now());
+        }
+        tried
+    }
+
+    /// The NICs that are lost, and why.
+    pub fn lost(&self) -> Vec<(NicOptions, VerbsError)> {
+        let nics = self.nics_in_use();
+        nics.wanted.iter().filter_map(|nic| Some((nic.options.clone(), nic.lost()?))).collect()
+    }
+
+    /// The NICs of a port that are open: one of a hub's, several of a worker's.
+    pub fn nics(&self, port: usize) -> Vec<Arc<Nic>> {
+        self.rails(port).into_iter().map(|rail| Arc::clone(&rail.nic)).collect()
+    }
+
+    /// Those of its rails on which links can be made.
+    pub(super) fn rails(&self, port: usize) -> Vec<Arc<Rail>> {
+        let open = self.ports[port].own.open();
+        open.into_iter().filter(|rail| !rail.nic.context.is_lost()).collect()
+    }
+
+    /// The rail of a hub's port, or why its NIC is lost.
+    pub(super) fn rail(&self, port: usize) -> Result<Arc<Rail>, VerbsError> {
+        let lost = || {
+            let nics = self.nics_in_use();
+            let lost = nics.wanted.iter().find(|nic| nic.options == self.wanted[port][0]);
+            lost.and_then(Wanted::lost)
+        };
+        self.rails(port).into_iter().next().ok_or_else(|| {
+            let device = self.wanted[port][0].device.clone();
+            lost().unwrap_or(VerbsError::Device(DeviceError::Fatal { device }))
+        })
+    }
+
+    /// Where each port of a hub is reached, or was, or will be: a joiner pairs its NICs with all.
+    pub(super) fn addresses(&self) -> Vec<Address> {
+        let nics = self.nics_in_use();
+        let address = |wanted: &Vec<NicOptions>| {
+            let known = nics.wanted.iter().find(|nic| nic.options == wanted[0]);
+            known.and_then(|nic| nic.address.clone()).unwrap_or_else(|| never_open(&wanted[0]))
+        };
+        self.wanted.iter().map(address).collect()
     }
 }
 
-/// The NIC of these options, opened if it is not: ports share what they have in common.
-fn nic(
-    options: &NicOptions,
-    contexts: &mut Vec<Arc<Context>>,
-    opened: &mut Vec<(NicOptions, Arc<Nic>)>,
-) -> Result<Arc<Nic>, VerbsError> {
-    if let Some((_, nic)) = opened.iter().find(|(other, _)| other == options) {
-        return Ok(Arc::clone(nic));
+/// What is known of a NIC that was never open.
+fn never_open(options: &NicOptions) -> Address {
+    Address {
+        device: options.device.clone(),
+        link_layer: link_layer(Path::new(SYSFS), &options.device, options.port.unwrap_or(1)),
+        gid: Gid::default(),
+        prefix: None,
+        lid: 0,
+        mtu: Mtu::SMALLEST,
     }
-    let context = match contexts.iter().find(|context| context.device == options.device) {
-        Some(context) => Arc::clone(context),
-        None => {
-            let context = Context::open(&options.device)?;
-            contexts.push(Arc::clone(&context));
-            context
-        }
-    };
-    let nic = Arc::new(Nic::open(&context, options)?);
-    opened.push((options.clone(), Arc::clone(&nic)));
-    Ok(nic)
 }

@@ -91,7 +91,8 @@ pub fn loopback(nic: &NicOptions, bytes: usize) -> Result<Loopback, LoopbackErro
     let links = PlannedLink::of_one_port(&[spans.len().clamp(1, 64) as u32]);
     let (hub_group, mut hub_ports) = group(std::slice::from_ref(nic), GroupOptions::default())?;
     let (worker_group, worker_port) = worker_group(std::slice::from_ref(nic), GroupOptions::default())?;
-    let reason = hub_group.nics(0).map(|nic| format!("{}: {}", nic.address().device, nic.reason())).collect();
+    let reason =
+        hub_group.nics(0).iter().map(|nic| format!("{}: {}", nic.address().device, nic.reason())).collect();
     let (hub_window, hub_spans) = window(bytes, &spans)?;
     let (worker_window, worker_spans) = window(bytes, &spans)?;
     let listener = Listener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;

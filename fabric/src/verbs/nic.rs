@@ -5,7 +5,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::address::Address;
+use super::address::{Address, LinkLayer};
 use super::device::DevicePort;
 use super::error::VerbsError;
 use super::gid::{self, GidEntry};
@@ -102,6 +102,11 @@ impl Nic {
             gbps: port.gbps,
             reason,
         })
+    }
+
+    /// Whether it is used for want of a better one only.
+    pub(super) fn is_link_local(&self) -> bool {
+        self.address.link_layer == LinkLayer::Ethernet && self.address.gid.is_link_local()
     }
 
     /// Where it is reached.

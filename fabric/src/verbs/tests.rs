@@ -350,7 +350,7 @@ fn a_route_is_used_again_when_nothing_of_its_link_is_left() {
     assert_eq!(hub.port.poll(&mut [Arrival::default(); 8]), 0);
     // Cleared at the latest by the look after that.
     assert_eq!(hub.port.poll(&mut [Arrival::default(); 8]), 0);
-    let again = [0, 1, 2].map(|_| Route::new(&hub.port.state, 0, 0));
+    let again = [0, 1, 2].map(|_| Route::new(&hub.port.state, &hub.port.rails[0], 0));
     let mut numbers = again.each_ref().map(|route| route.number);
     numbers.sort_unstable();
     assert_eq!(numbers, [0, 1, 3], "the two that are free, then a new one");

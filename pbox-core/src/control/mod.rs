@@ -439,6 +439,9 @@ pub struct NicReply {
     pub device: String,
     /// Its port.
     pub port: u8,
+    /// Why jobs that begin now do without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost: Option<String>,
     /// What it has counted since its driver was loaded, for everybody who uses it, by the kernel's names.
     pub counters: BTreeMap<String, u64>,
 }

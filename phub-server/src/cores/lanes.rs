@@ -61,6 +61,13 @@ fn with_rdma(host: &Host, settings: &HubSettings) -> Result<Lanes, HubError> {
         tracing::info!(%rails, "NICs are paired by a map where this hub joins others");
     }
     let (group, ports) = verbs::group(&nics, GroupOptions { rails, first_vector: 0 })?;
+    for (nic, error) in group.lost() {
+        // A list is a request, and an error is its answer.
+        if list.names_devices() {
+            return Err(error.into());
+        }
+        tracing::warn!(%nic, "its cores take part in jobs once it opens, which is tried when a job begins: {error}");
+    }
     for (port, lane) in lanes.iter_mut().enumerate() {
         for nic in group.nics(port) {
             lane.nic.iter_mut().for_each(|options| options.port = Some(nic.port()));
@@ -147,15 +154,37 @@ fn ports_of_core(ports: &[NicOptions], core: usize, cores: usize) -> impl Iterat
     numbers.filter_map(|turn| ports.get(turn % ports.len().max(1)).cloned())
 }
 
-/// Whether a new job can use each lane: the lane has no NIC, or its NIC has a link. If no NIC has a link, the job can use
-/// all lanes, because its workers use other transports. Called once a job, because reading the devices takes system calls.
-pub(crate) fn of_use(lanes: &[&Lane]) -> Vec<bool> {
-    if lanes.iter().all(|lane| lane.nic.is_none()) {
-        return vec![true; lanes.len()];
+/// Opens NICs that are lost again, for links that are made from now on.
+pub(crate) fn mend(rdma: &verbs::Group) {
+    for (nic, opened) in rdma.mend() {
+        match opened {
+            Ok(reason) => tracing::info!(%nic, "RDMA: it was opened again: {reason}"),
+            Err(error) => {
+                tracing::warn!(%nic, "RDMA goes without it; it is tried again for a job that begins 10 s from now or later: {error}");
+            }
+        }
     }
+}
+
+/// Whether a NIC is among those that are lost, and why.
+pub(crate) fn why_lost<'a>(nic: &NicOptions, lost: &'a [(NicOptions, VerbsError)]) -> Option<&'a VerbsError> {
+    let is_it =
+        |lost: &NicOptions| lost.device == nic.device && (lost.port.is_none() || lost.port == nic.port);
+    lost.iter().find(|(options, _)| is_it(options)).map(|(_, error)| error)
+}
+
+/// Whether a new job can use each lane: the lane has no NIC, or its NIC is open and has a link. If no NIC has one, the job can
+/// use all lanes, because its workers use other transports. Called once a job, because reading the devices takes system calls.
+pub(crate) fn of_use(lanes: &[&Lane], rdma: Option<&verbs::Group>) -> Vec<bool> {
+    let Some(rdma) = rdma else { return vec![true; lanes.len()] };
+    mend(rdma);
+    let lost = rdma.lost();
     // If the devices cannot be read, no lane is known to be bad.
     let Ok(devices) = verbs::devices() else { return vec![true; lanes.len()] };
     has_link(lanes, |nic| {
+        if why_lost(nic, &lost).is_some() {
+            return false;
+        }
         let ports =
             devices.iter().filter(|device| device.name == nic.device).flat_map(|device| &device.ports);
         ports.clone().any(|port| port.active && nic.port.is_none_or(|number| number == port.number))
@@ -196,6 +225,17 @@ mod tests {
         assert_eq!(dealt(&ports, 4), [[1], [2], [1], [2]]);
         assert_eq!(dealt(&ports, 1), [[1, 2]]);
         assert_eq!(dealt(&[NicOptions::new("mlx5_0")], 2), [[0], [0]]);
+    }
+
+    #[test]
+    fn a_device_that_failed_costs_no_other() {
+        let nic = |text: &str| format!("={text}").parse::<NicList>().unwrap().choose("mlx5_0").unwrap();
+        let error = VerbsError::System { doing: "opening", error: "EIO".into() };
+        let lost = |nic: NicOptions| [(nic, error.clone())];
+        assert_eq!(why_lost(&nic("mlx5_0:1"), &lost(NicOptions::new("mlx5_0"))), Some(&error));
+        assert_eq!(why_lost(&nic("mlx5_0:1"), &lost(nic("mlx5_0:1"))), Some(&error));
+        assert_eq!(why_lost(&nic("mlx5_0:2"), &lost(nic("mlx5_0:1"))), None);
+        assert_eq!(why_lost(&NicOptions::new("mlx5_1"), &lost(NicOptions::new("mlx5_0"))), None);
     }
 
     #[test]

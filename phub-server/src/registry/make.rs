@@ -224,17 +224,17 @@ impl Registry {
     }
 
     /// The cores of a job that is being made: all, or as many as it asks for of those that have the fewest bytes of others; but none
-    /// whose NIC has lost its link.
+    /// whose NIC is lost or has no link.
     fn choose_cores(&self, name: &str, layout: &Layout, terms: &JobTerms) -> Vec<usize> {
         let lanes: Vec<&Lane> = self.cores.iter().map(|core| &core.lane).collect();
-        let of_use = lanes::of_use(&lanes);
+        let of_use = lanes::of_use(&lanes, self.up.group.rdma());
         for lane in lanes.iter().zip(&of_use).filter(|(_, of_use)| !**of_use).map(|(lane, _)| lane) {
             let device = lane.nic.as_ref().map(|nic| &nic.device);
             tracing::warn!(
                 job = name,
                 cpu = lane.cpu,
                 ?device,
-                "the job does without a core whose NIC has no link"
+                "the job does without a core whose NIC is lost or has no link"
             );
         }
         let mut inner = self.lock();

@@ -49,6 +49,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
+use fabric::verbs::NicOptions;
 use membership::{MemberError, Missing};
 use pbox_core::control::{
     CoreReply, CountsReply, HeartbeatReply, HubReply, JobState, Latest, LearningRateRequest, LeaveReply,
@@ -60,7 +61,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
 
 use crate::checkpoint::CheckpointStore;
-use crate::cores::{CoreHandle, CoreThread, Report};
+use crate::cores::{CoreHandle, CoreThread, Report, lanes};
 use above::{JoinedAbove, Meetings};
 use cut::answers;
 use job::{Arrival, Job};
@@ -475,10 +476,13 @@ impl Registry {
             let nic = core.lane.nic.as_ref()?;
             Some((nic.device.clone(), nic.port.unwrap_or(1)))
         });
+        let lost = self.up.group.rdma().map(|rdma| rdma.lost()).unwrap_or_default();
         let counted = |(device, port): (String, u8)| {
+            let nic = NicOptions { port: Some(port), ..NicOptions::new(&device) };
+            let lost = lanes::why_lost(&nic, &lost).map(ToString::to_string);
             let counters = fabric::verbs::counters(&device, port);
             let counters = counters.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
-            NicReply { device, port, counters }
+            NicReply { device, port, lost, counters }
         };
         ports.collect::<BTreeSet<_>>().into_iter().map(counted).collect()
     }

@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
@@ -20,6 +21,8 @@ pub(in crate::verbs) struct Context {
     pub verbs: &'static Ibverbs,
     pub device: String,
     pub limits: Limits,
+    /// The device failed: nothing more can be made on this context.
+    lost: AtomicBool,
 }
 
 /// The limits of the device that are used.
@@ -82,7 +85,8 @@ impl Context {
         let raw = NonNull::new(unsafe { list.verbs.ibv_open_device(found) })
             .ok_or_else(|| DeviceError::open(device))?;
         let limits = Limits { ports: 0, work_requests: 0, completions: 0 };
-        let mut context = Context { raw, verbs: list.verbs, device: device.into(), limits };
+        let mut context =
+            Context { raw, verbs: list.verbs, device: device.into(), limits, lost: false.into() };
         context.limits = context.query()?;
         let events = context.events_fd();
         let flags = fcntl_getfl(events).map_err(|errno| context.failed("fcntl", errno.into()))?;
@@ -116,6 +120,16 @@ impl Context {
             return Err(self.failed("ibv_query_port", io::Error::from_raw_os_error(errno)));
         }
         Ok(attr)
+    }
+
+    /// Whether the device said that it failed.
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// The device said that it failed.
+    pub fn lose(&self) {
+        self.lost.store(true, Ordering::Relaxed);
     }
 
     pub fn raw(&self) -> *mut ibv_context {

@@ -5,6 +5,10 @@ use std::io;
 use super::library::LibraryError;
 use super::words;
 
+/// Why a NIC is used for want of a better one only, and what to do.
+pub(in crate::verbs) const LINK_LOCAL: &str = "its only RoCE v2 address is link-local, which no router passes on and which may be of another wire: \
+     give its network interface an IP address";
+
 /// A device, or a port of one, cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
@@ -36,6 +40,18 @@ pub enum DeviceError {
         device: String,
         /// The kernel's answer.
         error: String,
+    },
+    /// It said that it failed.
+    #[error("{device} said IBV_EVENT_DEVICE_FATAL: the NIC failed, and dmesg may have its driver's words")]
+    Fatal {
+        /// The device.
+        device: String,
+    },
+    /// It has no address that a router passes on, and others have.
+    #[error("{device}: {LINK_LOCAL}")]
+    LinkLocal {
+        /// The device.
+        device: String,
     },
     /// A call that asks a device failed.
     #[error("{call} on {device}: {error}")]
@@ -77,9 +93,22 @@ impl DeviceError {
         DeviceError::List(error.to_string())
     }
 
+    /// Why `ibv_open_device` failed just now. Who is not allowed to open a device is told how to be.
     pub(in crate::verbs) fn open(device: &str) -> Self {
-        let error = io::Error::last_os_error().to_string();
-        DeviceError::Open { device: device.into(), error }
+        let seen = io::Error::last_os_error();
+        let (device, error) = (device.into(), seen.to_string());
+        match seen.raw_os_error() {
+            Some(libc::EACCES | libc::EPERM | libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
+                DeviceError::Open { device, error }
+            }
+            _ => DeviceError::Call { device, call: "ibv_open_device", error },
+        }
+    }
+
+    /// Whether the device may open later without anybody's help: it is being reset, for example. One that this process is not
+    /// allowed to open, or that is not in its container, stays as it is.
+    pub fn may_pass(&self) -> bool {
+        matches!(self, DeviceError::Call { .. } | DeviceError::Fatal { .. } | DeviceError::NotActive { .. })
     }
 }
 

@@ -24,7 +24,7 @@ use crate::verbs::handles::queue_pair::Peer;
 use crate::verbs::nic::Nic;
 use crate::verbs::port::Endpoint;
 use crate::verbs::port::link::{Link, Unconnected};
-use crate::verbs::port::rails::PortState;
+use crate::verbs::port::rails::{PortState, Rail};
 use crate::verbs::port::registered::{Carried, Registered};
 
 /// A connection without its socket.
@@ -70,13 +70,16 @@ pub(in crate::verbs) fn welcome(
     plan: &[PlannedLink],
     place: impl FnOnce(&RecvWindow),
 ) -> Result<Parts, ConnectError> {
-    let addresses: Vec<Address> =
-        group.ports.iter().map(|port| port.own.rails[0].nic.address.clone()).collect();
+    let rails = plan.iter().map(|link| {
+        let port = link.ports.hub.index();
+        Ok((&group.ports[port], group.rail(port)?))
+    });
+    let rails = rails.collect::<Result<Vec<_>, VerbsError>>()?;
+    let addresses = group.addresses();
     let ports = Message::Ports { send_bytes: ours.bytes() as u64, ports: addresses.clone() };
     stream.send(&ports).map_err(talking)?;
     let recv = Arc::new(RecvWindow::local(recv_bytes)?);
     place(&recv);
-    let rails = plan.iter().map(|link| (&group.ports[link.ports.hub.index()], 0)).collect();
     let carried = carried(plan, |link| [&link.down, &link.up], ours, &recv);
     let opened = open(rails, carried, plan, ours, &recv)?;
     let theirs = expect_links(stream, plan)?;
@@ -130,7 +133,7 @@ pub(in crate::verbs) fn connect(
     let rail = |(link, &Pairing { nic, .. }): (&PlannedLink, &Pairing)| {
         let port = link.ports.joiner.index();
         let rail = own.by_port[port].iter().position(|&other| other == nic);
-        (&group.ports[port], rail.expect("a link is paired with a NIC of its port"))
+        (&group.ports[port], own.rails[port][rail.expect("a link is paired with a NIC of its port")].clone())
     };
     let rails = plan.iter().zip(&pairings).map(rail).collect();
     let carried = carried(plan, |link| [&link.up, &link.down], ours, &recv);
@@ -151,10 +154,12 @@ pub(in crate::verbs) fn connect(
 struct OwnNics {
     addresses: Vec<Address>,
     by_port: Vec<Vec<usize>>,
+    rails: Vec<Vec<Arc<Rail>>>,
 }
 
 impl OwnNics {
     fn of_group(group: &Group) -> Self {
+        let rails: Vec<Vec<Arc<Rail>>> = (0..group.ports.len()).map(|port| group.rails(port)).collect();
         let mut nics: Vec<&Arc<Nic>> = Vec::new();
         let mut index_of = |nic| match nics.iter().position(|known| Arc::ptr_eq(known, nic)) {
             Some(index) => index,
@@ -163,10 +168,9 @@ impl OwnNics {
                 nics.len() - 1
             }
         };
-        let by_port =
-            group.ports.iter().map(|port| port.own.rails.iter().map(|rail| index_of(&rail.nic)).collect());
+        let by_port = rails.iter().map(|rails| rails.iter().map(|rail| index_of(&rail.nic)).collect());
         let by_port = by_port.collect();
-        OwnNics { addresses: nics.iter().map(|nic| nic.address.clone()).collect(), by_port }
+        OwnNics { addresses: nics.iter().map(|nic| nic.address.clone()).collect(), by_port, rails }
     }
 }
 
@@ -190,13 +194,13 @@ fn carried(
 
 /// One end of each link of a plan, on a NIC of a port. The windows are registered with each NIC once.
 fn open(
-    rails: Vec<(&Arc<PortState>, usize)>,
+    rails: Vec<(&Arc<PortState>, Arc<Rail>)>,
     carried: Vec<Carried>,
     plan: &[PlannedLink],
     ours: &Arc<SendWindow>,
     recv: &RecvWindow,
 ) -> Result<Vec<Unconnected>, VerbsError> {
-    let nics: Vec<&Arc<Nic>> = rails.iter().map(|&(port, rail)| &port.own.rails[rail].nic).collect();
+    let nics: Vec<&Arc<Nic>> = rails.iter().map(|(_, rail)| &rail.nic).collect();
     let mut registered: Vec<Arc<Registered>> = Vec::new();
     for nic in &nics {
         if !registered.iter().any(|known| Arc::ptr_eq(&known.nic, nic)) {
@@ -204,9 +208,9 @@ fn open(
             registered.push(Arc::new(Registered::new(nic, ours, recv, here.map(|(_, link)| link))?));
         }
     }
-    let links = rails.into_iter().zip(nics).zip(carried).zip(plan);
-    let open = |((((port, rail), nic), carried), link): ((((&_, _), &Arc<Nic>), _), &PlannedLink)| {
-        let here = registered.iter().find(|known| Arc::ptr_eq(&known.nic, nic));
+    let links = rails.iter().zip(carried).zip(plan);
+    let open = |(((port, rail), carried), link): ((&(&_, Arc<Rail>), _), &PlannedLink)| {
+        let here = registered.iter().find(|known| Arc::ptr_eq(&known.nic, &rail.nic));
         Unconnected::new(port, rail, here.expect("each NIC's"), carried, link.capacity)
     };
     links.map(open).collect()

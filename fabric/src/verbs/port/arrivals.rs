@@ -23,13 +23,13 @@ pub(in crate::verbs) struct Early {
 impl Port {
     /// Fills `into` from `filled` on. Takes from a queue only as many arrivals as there is room to show.
     pub(in crate::verbs) fn poll_queues(&mut self, into: &mut [Arrival], mut filled: usize) -> usize {
-        let rails = self.state.own.rails.len();
-        self.first = (self.first + 1) % rails;
+        let rails = self.rails.len();
+        self.first = (self.first + 1) % rails.max(1);
         for turn in 0..rails {
             let rail = (self.first + turn) % rails;
             while filled < into.len() {
                 let wanted = (into.len() - filled).min(BATCH);
-                let count = self.state.own.rails[rail].queue.poll(&mut self.batch[..wanted]);
+                let count = self.rails[rail].queue.poll(&mut self.batch[..wanted]);
                 for index in 0..count {
                     let completion = self.batch[index];
                     if let Some(arrival) = self.complete(&completion) {
@@ -49,11 +49,11 @@ impl Port {
     /// Takes everything that was in the queues when this began into the stash.
     #[cold]
     pub(in crate::verbs) fn take_all(&mut self) {
-        for rail in 0..self.state.own.rails.len() {
+        for rail in 0..self.rails.len() {
             // Other links may go on completing; older completions come first.
-            let mut left = self.state.own.rails[rail].queue.entries() as usize;
+            let mut left = self.rails[rail].queue.entries() as usize;
             loop {
-                let count = self.state.own.rails[rail].queue.poll(&mut self.batch[..]);
+                let count = self.rails[rail].queue.poll(&mut self.batch[..]);
                 for index in 0..count {
                     let completion = self.batch[index];
                     if let Some(arrival) = self.complete(&completion) {
@@ -178,7 +178,7 @@ impl Port {
             Work::Receive => "a receive request",
             Work::Send | Work::Fence => "an RDMA write",
         };
-        let nic = &self.state.own.rails[attached.link.link.route.rail].nic;
+        let nic = &attached.link.link.route.rail.nic;
         let words = format!(
             "{what} with {} by {} completed with {} (vendor error {:#x})",
             attached.link.peer,

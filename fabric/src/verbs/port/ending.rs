@@ -7,9 +7,10 @@
 //!                    and its route cleared: nothing of it is left in the completion queue
 //! ```
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::rails::Abandoned;
+use super::rails::{Abandoned, MAX_RAILS, Rail};
 use super::{Endpoint, Owner, Port};
 use crate::ids::LinkId;
 use crate::links::{Attached, LinkState};
@@ -51,13 +52,14 @@ impl Port {
 
     #[cold]
     fn look_at_changes(&mut self) {
+        self.take_up_rails();
         let (events, abandoned) = self.state.own.take_changes();
         for id in self.links.ids() {
             let Some(attached) = self.links.get(id) else { continue };
             let Endpoint { connection, link, .. } = &attached.link;
-            let event = events.iter().find(|(context, event)| {
-                event.concerns(context, &self.state, link.route.rail, link.number())
-            });
+            let event = events
+                .iter()
+                .find(|(context, event)| event.concerns(context, &link.route.rail, link.number()));
             if let Some((context, event)) = event {
                 self.end(id, CloseReason::Failed(event.words(context)));
             } else if let Some(reason) = connection.end() {
@@ -65,6 +67,16 @@ impl Port {
             }
         }
         self.clear(&abandoned);
+    }
+
+    /// Polls the rails of the NICs that are open now. The links of others have ended or will.
+    fn take_up_rails(&mut self) {
+        let open = self.state.own.open();
+        let is_same = |(ours, open): (&Arc<Rail>, &Arc<Rail>)| Arc::ptr_eq(ours, open);
+        if self.rails.len() != open.len() || !self.rails.iter().zip(&open).all(is_same) {
+            self.take_all();
+            (self.rails, self.armed) = (open, [false; MAX_RAILS]);
+        }
     }
 
     /// Ends an open link once its arrivals are shown, and ends the connection for the peer.
@@ -173,13 +185,13 @@ impl Port {
             return;
         }
         self.take_all();
-        for &route in abandoned {
+        for route in abandoned {
             let number = route.route as usize;
             if let Some((_, owner)) = self.routes.get_mut(number) {
                 *owner = Owner::Nobody;
             }
             self.forget_early(number);
-            self.state.own.clear(route);
+            self.state.own.clear(route.clone());
         }
     }
 

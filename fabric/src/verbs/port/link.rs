@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::rails::{PortState, Route};
+use super::rails::{PortState, Rail, Route};
 use super::registered::{Carried, Registered};
 use crate::credit::Credit;
 use crate::ids::{Imm, Span};
@@ -84,16 +84,16 @@ pub(in crate::verbs) struct Unconnected {
 }
 
 impl Unconnected {
-    /// For a port's NIC `rail`.
+    /// On a rail of a port.
     pub fn new(
         port: &Arc<PortState>,
-        rail: usize,
+        rail: &Arc<Rail>,
         registered: &Arc<Registered>,
         carried: Carried,
         capacity: u32,
     ) -> Result<Self, VerbsError> {
         let depths = Depths::for_capacity(capacity, registered.nic.context.limits.work_requests);
-        let queue = &port.own.rails[rail].queue;
+        let queue = &rail.queue;
         queue.reserve(depths.completions())?;
         let route = Route::new(port, rail, depths.completions());
         let qp = QueuePair::new(&registered.domain, queue, depths.sends + FENCES, depths.receives)?;

@@ -27,7 +27,7 @@ use crate::port::{Arrival, Closed, FrameRule, Posted, Until};
 use arrivals::{BATCH, Early};
 use ending::{GRACE, Linger};
 use link::Link;
-use rails::{MAX_RAILS, PortState};
+use rails::{MAX_RAILS, PortState, Rail};
 
 /// A connected link that no port polls yet.
 pub struct Endpoint {
@@ -96,6 +96,8 @@ pub struct Port {
     /// Detached links whose last sends are under way.
     pub(super) lingering: Vec<Linger>,
     pub(super) batch: Box<[ibv_wc; BATCH]>,
+    /// As its state had them when it last looked.
+    pub(super) rails: Vec<Arc<Rail>>,
     /// The NIC that the next poll looks at first.
     pub(super) first: usize,
     /// Links that are ending or closing.
@@ -108,10 +110,11 @@ pub struct Port {
     pub(super) tally: Tally,
 }
 
-/// Makes the ports of a hub: one for each entry, each on its NIC. Several may be on one NIC.
+/// Makes the ports of a hub: one for each entry, each on its NIC. Several may be on one NIC. A port whose NIC does not open has
+/// none until [`Group::mend`] opens it.
 ///
 /// # Errors
-/// When libibverbs, a device, an active port or a GID is missing, or something runs out.
+/// When libibverbs is missing, no NIC can be opened, or something runs out.
 pub fn group(nics: &[NicOptions], options: GroupOptions) -> Result<(Arc<Group>, Vec<Port>), VerbsError> {
     let ports: Vec<&[NicOptions]> = nics.chunks(1).collect();
     let group = Group::new(&ports, options)?;
@@ -133,6 +136,7 @@ impl Port {
     fn new(group: Arc<Group>, state: Arc<PortState>) -> Self {
         Port {
             _group: group,
+            rails: state.own.open(),
             state,
             links: Links::default(),
             routes: Vec::new(),

@@ -1,7 +1,10 @@
 //! What a port shares with the other threads of its process: its NICs with their completion queues, and the
 //! routes that completions find their links by.
 
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::epoll;
 
 use crate::connection::Alarm;
 use crate::port_state::{self, EventBell, Ring};
@@ -14,7 +17,7 @@ use crate::verbs::nic::Nic;
 /// NICs of one port.
 pub(in crate::verbs) const MAX_RAILS: usize = 32;
 
-/// One NIC of a port, with the completions of the port's links on it.
+/// One NIC of a port, with the completions of the port's links on it. A NIC that is opened again is another rail.
 #[derive(Debug)]
 pub(in crate::verbs) struct Rail {
     pub nic: Arc<Nic>,
@@ -28,8 +31,13 @@ pub(in crate::verbs) type PortState = port_state::PortState<Rails>;
 /// The NICs of a port, and what other threads tell the port about them.
 #[derive(Debug)]
 pub(in crate::verbs) struct Rails {
-    pub rails: Vec<Rail>,
+    /// Those that are open, in the order in which the port was given its NICs. The port has a copy.
+    open: Mutex<Vec<Arc<Rail>>>,
+    /// Of their completions.
+    vector: u32,
     pub bell: EventBell,
+    /// Readable when the bell or a completion channel is.
+    sleeper: OwnedFd,
     shared: Mutex<Shared>,
 }
 
@@ -43,22 +51,57 @@ struct Shared {
 }
 
 /// A route, the rail of its completions, and how many there is room for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(in crate::verbs) struct Abandoned {
     pub route: u32,
-    pub rail: usize,
+    pub rail: Arc<Rail>,
     pub completions: u32,
 }
 
 impl Rails {
-    /// `vector` is that of the completions.
-    pub fn new(nics: &[Arc<Nic>], vector: u32) -> Result<Self, VerbsError> {
-        let rails: Result<Vec<Rail>, VerbsError> = nics
-            .iter()
-            .map(|nic| Ok(Rail { nic: Arc::clone(nic), queue: CompletionQueue::new(&nic.context, vector)? }))
-            .collect();
-        let bell = EventBell::new().map_err(|errno| VerbsError::system("making an eventfd")(errno.into()))?;
-        Ok(Rails { rails: rails?, bell, shared: Mutex::default() })
+    /// None yet. `vector` is that of the completions.
+    pub fn new(vector: u32) -> Result<Self, VerbsError> {
+        let make = || -> rustix::io::Result<(EventBell, OwnedFd)> {
+            let (bell, sleeper) = (EventBell::new()?, epoll::create(epoll::CreateFlags::CLOEXEC)?);
+            epoll::add(&sleeper, &bell, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+            Ok((bell, sleeper))
+        };
+        let fail =
+            |errno: rustix::io::Errno| VerbsError::system("making an eventfd in an epoll")(errno.into());
+        let (bell, sleeper) = make().map_err(fail)?;
+        Ok(Rails { open: Mutex::default(), vector, bell, sleeper, shared: Mutex::default() })
+    }
+
+    /// The rails as they are now.
+    pub fn open(&self) -> Vec<Arc<Rail>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether a rail is on this device.
+    pub fn uses(&self, context: &Arc<Context>) -> bool {
+        self.open().iter().any(|rail| Arc::ptr_eq(&rail.nic.context, context))
+    }
+
+    /// What a port sleeps at.
+    pub fn sleeper(&self) -> BorrowedFd<'_> {
+        self.sleeper.as_fd()
+    }
+
+    /// From now on the rails are on these NICs. A NIC that has one keeps it.
+    fn replace(&self, nics: &[Arc<Nic>]) -> Result<(), VerbsError> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let rail = |nic: &Arc<Nic>| -> Result<Arc<Rail>, VerbsError> {
+            if let Some(rail) = open.iter().find(|rail| Arc::ptr_eq(&rail.nic, nic)) {
+                return Ok(Arc::clone(rail));
+            }
+            let queue = CompletionQueue::new(&nic.context, self.vector)?;
+            epoll::add(&self.sleeper, queue.events_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+                .map_err(|errno| VerbsError::system("watching a completion channel")(errno.into()))?;
+            Ok(Arc::new(Rail { nic: Arc::clone(nic), queue }))
+        };
+        let rails = nics.iter().map(rail).collect::<Result<_, _>>()?;
+        *open = rails;
+        Ok(())
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
@@ -74,7 +117,7 @@ impl Rails {
 
     /// Nothing of the route is in the completion queue any more: another link may have the route.
     pub fn clear(&self, route: Abandoned) {
-        self.rails[route.rail].queue.release(route.completions);
+        route.rail.queue.release(route.completions);
         self.lock().free.push(route.route);
     }
 }
@@ -86,6 +129,13 @@ impl Ring for Rails {
 }
 
 impl PortState {
+    /// Gives the port these NICs. It takes them up when it next looks.
+    pub fn use_nics(&self, nics: &[Arc<Nic>]) -> Result<(), VerbsError> {
+        self.own.replace(nics)?;
+        self.ended();
+        Ok(())
+    }
+
     /// Takes an event of a NIC of the port.
     pub fn take_event(&self, context: &Arc<Context>, event: NicEvent) {
         self.own.lock().events.push((Arc::clone(context), event));
@@ -100,13 +150,13 @@ pub(in crate::verbs) struct Route {
     port: Arc<PortState>,
     pub number: u32,
     pub generation: u32,
-    pub rail: usize,
+    pub rail: Arc<Rail>,
     completions: u32,
 }
 
 impl Route {
     /// A route with room for `completions`, which the caller has reserved in the rail's queue.
-    pub fn new(port: &Arc<PortState>, rail: usize, completions: u32) -> Self {
+    pub fn new(port: &Arc<PortState>, rail: &Arc<Rail>, completions: u32) -> Self {
         let mut shared = port.own.lock();
         let number = shared.free.pop().unwrap_or_else(|| {
             assert!(shared.routes < MAX_ROUTES, "more links than a port has routes");
@@ -116,7 +166,7 @@ impl Route {
         shared.generations = shared.generations.wrapping_add(1);
         let generation = shared.generations;
         drop(shared);
-        Route { port: Arc::clone(port), number, generation, rail, completions }
+        Route { port: Arc::clone(port), number, generation, rail: Arc::clone(rail), completions }
     }
 
     /// The name of a request of this link.
@@ -127,7 +177,8 @@ impl Route {
 
 impl Drop for Route {
     fn drop(&mut self) {
-        let Route { number: route, rail, completions, .. } = *self;
+        let Route { number: route, ref rail, completions, .. } = *self;
+        let rail = Arc::clone(rail);
         self.port.own.lock().abandoned.push(Abandoned { route, rail, completions });
         self.port.count_change();
     }

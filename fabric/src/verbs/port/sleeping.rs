@@ -3,14 +3,13 @@
 //! No wake-up is lost: a queue is armed first and polled once more after that. A later completion makes the channel
 //! readable. Completions that are taken on the way go into the stash.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 
 use super::Port;
-use super::rails::MAX_RAILS;
 use crate::port::Until;
 
 impl Port {
@@ -26,14 +25,12 @@ impl Port {
     fn nap(&mut self, deadline: Option<Instant>) {
         let left = |at: Instant| timespec(at.saturating_duration_since(Instant::now()));
         let timeout = deadline.into_iter().chain(self.linger_deadline()).min().map(left);
-        let mut fds: [PollFd; MAX_RAILS + 1] =
-            std::array::from_fn(|index| PollFd::from_borrowed_fd(self.fd(index), PollFlags::IN));
         // Every outcome (readable, time-out, signal) means the same: look again.
-        let _ = poll(&mut fds[..=self.state.own.rails.len()], timeout.as_ref());
+        let _ = poll(&mut [PollFd::from_borrowed_fd(self.fd(), PollFlags::IN)], timeout.as_ref());
         self.slept();
     }
 
-    /// Prepares a sleep. Returns whether there is something to see already. If not, the [`fd`](Self::fd)s become
+    /// Prepares a sleep. Returns whether there is something to see already. If not, the [`fd`](Self::fd) becomes
     /// readable when there is, and [`slept`](Self::slept) must be called after the sleep.
     pub(crate) fn arm(&mut self, until: Until) -> bool {
         if self.is_due(until) {
@@ -50,7 +47,7 @@ impl Port {
     /// The next completion of each queue makes its channel readable; takes what came before that.
     fn arm_queues(&mut self) {
         let mut armed = false;
-        for (rail, is_armed) in self.state.own.rails.iter().zip(&mut self.armed) {
+        for (rail, is_armed) in self.rails.iter().zip(&mut self.armed) {
             if !*is_armed {
                 // If it cannot be armed, the NIC is gone, and an event reports it.
                 *is_armed = rail.queue.arm().is_ok();
@@ -62,17 +59,9 @@ impl Port {
         }
     }
 
-    /// What a sleeper has to poll: the bell, then the channel of each NIC. Beyond them the bell again.
-    pub(crate) fn fd(&self, index: usize) -> BorrowedFd<'_> {
-        match index.checked_sub(1).and_then(|rail| self.state.own.rails.get(rail)) {
-            Some(rail) => rail.queue.events_fd(),
-            None => self.state.own.bell.as_fd(),
-        }
-    }
-
-    /// All of them.
-    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        (0..=self.state.own.rails.len()).map(|index| self.fd(index))
+    /// What a sleeper has to poll. It stands for the bell and the channel of each NIC, also of one that is opened later.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.state.own.sleeper()
     }
 
     /// Whether it has no link, and no detached link with posts under way.
@@ -84,7 +73,7 @@ impl Port {
     pub(crate) fn slept(&mut self) {
         self.relieved = false;
         self.state.own.bell.quieten();
-        for (rail, armed) in self.state.own.rails.iter().zip(&mut self.armed) {
+        for (rail, armed) in self.rails.iter().zip(&mut self.armed) {
             if *armed && rail.queue.take_event() {
                 *armed = false;
             }

@@ -90,6 +90,9 @@ pub(crate) fn devices(need: Need, found: &Found) -> Option<Check> {
 /// What lets a program open a device.
 const OPEN: &str = "chmod or chown /dev/infiniband/uverbs* for this user (the group rdma, by udev); in a container: docker run --device /dev/infiniband";
 
+/// What is to be done about a device that may open later.
+const PASSES: &str = "dmesg may have its driver's words; a hub opens it again when a job begins, and says so in its log and in GET /v1/hub";
+
 /// A device, and what the hub would do with it.
 #[derive(Clone, Debug)]
 pub(crate) struct Candidate<'a> {
@@ -143,7 +146,8 @@ pub(crate) fn port(candidate: &Candidate) -> Check {
         return Check::note(name, format!("{}; the list of NICs leaves it out", all.join(", ")));
     };
     if let Some(fault) = &candidate.device.fault {
-        return candidate.is_missing(name, &fault.to_string(), OPEN.to_owned());
+        let fix = if fault.may_pass() { PASSES } else { OPEN };
+        return candidate.is_missing(name, &fault.to_string(), fix.to_owned());
     }
     let Some(port) = candidate.device.port(options.port).filter(|port| port.active) else {
         return not_active(candidate, name, &all.join(", "), options.port);
