@@ -87,6 +87,7 @@ check: setup  ## check formatting, lints with warnings denied, docs, the build w
 	sh tools/check-unsafe.sh
 	! command -v python3 >/dev/null || python3 tools/check-docs.py
 	! command -v python3 >/dev/null || python3 tools/miscompiled.py $(FEATURES)
+	! command -v python3 >/dev/null || python3 tools/built-twice.py $(FEATURES)
 	! command -v shellcheck >/dev/null || shellcheck tools/figures/*.sh tools/rig/*.sh
 	! command -v ruff >/dev/null || ruff check --line-length 120 tools/figures tools/rig
 	$(CARGO) fmt --all --check

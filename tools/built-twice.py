@@ -1,0 +1,32 @@
+#!/usr/bin/env python3
+"""Looks for packages that cargo would build twice in `make test`, because a program, the Python package or a test wants other
+features of them: `tools/built-twice.py [FLAGS OF CARGO]`. Everything above such a package is built twice, too."""
+
+import subprocess
+import sys
+
+
+def packages(*flags):
+    """Each package with its features, as cargo resolves them for a build with these flags."""
+    command = ["cargo", "tree", "--locked", "--prefix", "none", "--no-dedupe", "--format", "{p} [{f}]", *flags]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    if said.returncode != 0:
+        sys.exit(f"built-twice: `{' '.join(command)}` failed:\n{said.stderr}")
+    return set(said.stdout.splitlines())
+
+
+flags = sys.argv[1:]
+tests = packages(*flags)
+of_python = packages("-p", "phub-python", "--edges", "no-dev", *([] if flags else ["--features", "hwloc"]))
+programs = packages("--edges", "no-dev", *flags)
+tested = {line.split(" [")[0] for line in tests}
+found = False
+for name, wanted in (("programs", programs), ("the Python package", of_python)):
+    for line in sorted(wanted - tests):
+        package, features = line.split(" [")
+        if package in tested:
+            found = True
+            beside = " and ".join(sorted(line.split(" [")[1].rstrip("]") for line in tests if line.split(" [")[0] == package))
+            print(f"built-twice: {package} has the features `{features.rstrip(']')}` in {name}, and `{beside}` beside tests; "
+                  "name those that it lacks in Cargo.toml, as for getrandom", file=sys.stderr)
+sys.exit(found)
