@@ -37,7 +37,7 @@ pub use snapshot::{
 };
 pub use turn::{
     Core, Front, JobId, Look, MadeShard, Nobody, Notice, Onlooker, SendQueue, ShardSpec, Tally, Violation,
-    Waits, Watched, WindowsBelow,
+    Waits, Watched, WindowsBelow, further,
 };
 pub use weights::{Discarded, Gauged, GaugedRound};
 pub use wire::{Answer, Codecs, Expected, Frames, Framing, Wire, frame, merge};

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::returns::{WORKERS, begun, end_together, start_process, waiting};
+use super::returning::{WORKERS, begun, end_together, start_process, waiting};
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
 use hub_tests::{FIRST, free_address, on_threads};

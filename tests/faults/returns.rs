@@ -6,142 +6,26 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use crate::processes::hub::begin_hub;
+use super::returning::{
+    NESTEROV, SEED, WORKERS, after, begun, end_together, places, start_process, step, waiting, weights, write,
+};
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
-use hub_tests::program::{Program, until};
+use hub_tests::program::until;
 use hub_tests::training::Training;
-use hub_tests::values::{Reference, bits, fill_gradient, fill_weights, same_bits};
+use hub_tests::values::{Reference, bits, fill_gradient, same_bits};
 use hub_tests::{
-    FIRST, config_at, copying_transports, free_address, on_threads, ready_all, refused, says, settings,
-    small_model,
+    FIRST, copying_transports, free_address, on_threads, ready_all, refused, says, settings, small_model,
 };
 use pbox_core::{KeyId, Optimizer, Round};
 use phub_server::{Hub, HubSettings};
 use rustix::process::Signal;
-use worker_shim::{Background, Returns, Session, SessionConfig, SessionError};
-
-pub(super) const NESTEROV: Optimizer =
-    Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
-pub(super) const WORKERS: u32 = 2;
-pub(super) const SEED: u64 = 7;
-
-/// A worker that holds out for its hub.
-pub(super) fn waiting(address: SocketAddr, rank: u32) -> SessionConfig {
-    let mut config = config_at(&address.to_string(), "job", rank, WORKERS);
-    config.terms.optimizer = NESTEROV;
-    config.hub_wait = Duration::from_secs(60);
-    config.compare_every = 1; // no return makes weights differ
-    config
-}
+use worker_shim::{Background, Returns, Session, SessionConfig};
 
 /// A hub at this address in this process.
 fn start(address: SocketAddr, directory: &Path) -> Hub {
     let checkpoints = Some(directory.to_owned());
     Hub::start(&HubSettings { listen: address, checkpoints, ..settings(1, 30) }).unwrap()
-}
-
-/// A hub at this address that can be killed. It writes a checkpoint every so many rounds.
-pub(super) fn start_process(address: SocketAddr, directory: &Path, every: u32) -> Program {
-    let directory = directory.to_str().unwrap();
-    begin_hub(&[
-        ("PHUB_LISTEN", &address.to_string()),
-        ("PHUB_CHECKPOINTS", directory),
-        ("PHUB_CHECKPOINT_EVERY", &every.to_string()),
-    ])
-}
-
-pub(super) fn write(session: &mut Session, rank: u32, step: u32) {
-    for key in session.keys() {
-        fill_gradient(SEED, rank, step, key, session.gradient_mut(key).unwrap());
-    }
-}
-
-/// One step of a script: gradients of its own step's number, whatever the hub's round is.
-pub(super) fn step(session: &mut Session, rank: u32, step: u32) -> Result<(), SessionError> {
-    write(session, rank, step);
-    session.keys().try_for_each(|key| session.push(key))?;
-    session.wait_all()
-}
-
-pub(super) fn begun(config: SessionConfig) -> Session {
-    let mut session = Session::join(config).unwrap();
-    session.broadcast_weights(|key, weights| fill_weights(SEED, key, weights)).unwrap();
-    session
-}
-
-/// Waits for the last answers of all workers: who ends before, or is not there when a hub comes back, ends the others.
-pub(super) fn end_together(session: &mut Session, ended: &AtomicU32, workers: u32) {
-    session.wait_all().unwrap();
-    ended.fetch_add(1, Ordering::Relaxed);
-    until("all workers have their last answers", || {
-        session.is_ready(FIRST).unwrap();
-        ended.load(Ordering::Relaxed) >= workers
-    });
-    // Nobody ends while another one still looks.
-    ended.fetch_add(1, Ordering::Relaxed);
-    until("no worker looks any more", || ended.load(Ordering::Relaxed) >= 2 * workers);
-}
-
-/// Stops of hubs while workers train, one every `span` steps.
-#[derive(Default)]
-pub(super) struct Stops {
-    span: u32,
-    made: AtomicU32,
-    over: AtomicU32,
-}
-
-impl Stops {
-    pub fn every(span: u32) -> Self {
-        Stops { span, ..Stops::default() }
-    }
-
-    /// Stops a hub and starts it again, so many times.
-    pub fn make(&self, stops: u32, mut stop: impl FnMut(u32)) {
-        for number in 1..=stops {
-            until("some more rounds", || self.made.load(Ordering::Relaxed) >= number * self.span);
-            stop(number);
-            self.over.store(number, Ordering::Relaxed);
-        }
-    }
-
-    /// Kills of hubs in turn, at any moment of a round, and every second time of the beginning after it.
-    pub fn kill(&self, kills: u32, mut kill: impl FnMut(usize)) {
-        let mut number = 0;
-        self.make(kills, |stop| {
-            for _ in 0..1 + stop % 2 {
-                std::thread::sleep(Duration::from_millis(u64::from(53 * stop + 31 * number) % 120));
-                kill(number as usize);
-                number += 1;
-            }
-        });
-    }
-
-    /// A worker is about to make this step: not before the stop that belongs to the steps before is over.
-    pub fn before(&self, session: &mut Session, step: u32) {
-        self.made.fetch_max(step, Ordering::Relaxed);
-        until("the stop is over", || {
-            session.is_ready(FIRST).unwrap();
-            self.over.load(Ordering::Relaxed) + 1 >= (step + 1) / self.span
-        });
-    }
-}
-
-/// Whether the hubs with these directories have a checkpoint: of several, each a part of the same round.
-pub(super) fn has_a_checkpoint(dirs: &[tempfile::TempDir]) -> bool {
-    let files = |dir: &Path| {
-        let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string());
-        names.map(Result::unwrap).filter(|name| name.ends_with(".safetensors")).collect::<Vec<_>>()
-    };
-    let [first, others @ ..] = dirs else { return false };
-    let round = |name: &str| name.split_once(".hub").map_or(name.to_owned(), |(round, _)| round.to_owned());
-    let has =
-        |dir: &tempfile::TempDir, of: &str| files(dir.path()).iter().any(|name| round(name) == round(of));
-    files(first.path()).iter().any(|name| others.iter().all(|dir| has(dir, name)))
-}
-
-pub(super) fn weights(session: &Session) -> Vec<Vec<u32>> {
-    session.keys().map(|key| bits(session.weights::<f32>(key).unwrap())).collect()
 }
 
 #[test]
@@ -173,14 +57,6 @@ fn a_hub_that_is_started_again_costs_nothing() {
             let seen = on_threads(WORKERS, |rank| {
                 let mut session =
                     begun(SessionConfig { transport: Some(transport), ..waiting(address, rank) });
-                let places = |session: &mut Session| {
-                    let tensors: Vec<_> = session.keys().collect();
-                    let place = |key| {
-                        let (weights, gradient) = session.tensors::<f32>(key).unwrap();
-                        (weights.as_ptr() as usize, gradient.as_mut_ptr() as usize)
-                    };
-                    tensors.into_iter().map(place).collect::<Vec<_>>()
-                };
                 let before = places(&mut session);
                 for number in 0..6 {
                     // The hub ends while they make steps 2 and 4, or just before or after; it is back for step 5.
@@ -248,8 +124,7 @@ fn a_hub_that_stops_in_the_middle_of_a_round_loses_nothing() {
         drop(again.join().unwrap());
         seen
     });
-    let reference = Reference::new(SEED, WORKERS, NESTEROV, &small_model()).after(STEPS);
-    let expected: Vec<Vec<u32>> = reference.weights.iter().map(|weights| bits(weights)).collect();
+    let expected = after(STEPS);
     assert!(seen[0] == expected && seen[1] == expected, "a step with the gradients of some workers");
 }
 

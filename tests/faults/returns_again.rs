@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::returns::{NESTEROV, SEED, WORKERS, begun, step, waiting, weights, write};
+use super::returning::{NESTEROV, SEED, WORKERS, begun, step, waiting, weights, write};
 use crate::processes::hub::begin_hub;
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;

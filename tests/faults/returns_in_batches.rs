@@ -5,13 +5,10 @@ use std::net::SocketAddr;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-use super::returns::{
-    NESTEROV, SEED, Stops, WORKERS, begun, end_together, start_process, waiting, weights, write,
-};
+use super::returning::{Stops, WORKERS, after, begun, end_together, start_process, waiting, weights, write};
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
-use hub_tests::values::{Reference, bits};
 use hub_tests::{free_address, on_threads, small_model};
 use pbox_core::{KeyId, Schedule};
 use rustix::process::Signal;
@@ -44,8 +41,7 @@ fn a_hub_that_stops_loses_nothing_of_batches() {
     const STEPS: u32 = 60;
     const STOPS: u32 = 3;
     let _watchdog = Watchdog::start();
-    let reference = Reference::new(SEED, WORKERS, NESTEROV, &small_model()).after(STEPS);
-    let expected: Vec<Vec<u32>> = reference.weights.iter().map(|weights| bits(weights)).collect();
+    let expected = after(STEPS);
     for batching in [Batching::Layer, Batching::Optimum, Batching::All] {
         let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
         let mut hub = start_process(address, dir.path(), 1000);

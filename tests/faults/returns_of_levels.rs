@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-use super::returns::{
+use super::returning::{
     NESTEROV, SEED, Stops, WORKERS, begun, end_together, has_a_checkpoint, waiting, weights,
 };
 use crate::processes::hub::begin_hub;

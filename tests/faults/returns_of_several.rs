@@ -5,55 +5,18 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-use super::returns::{
-    NESTEROV, SEED, Stops, WORKERS, begun, end_together, has_a_checkpoint, start_process, step, waiting,
-    weights, write,
+use super::returning::{
+    Hubs, SEED, Stops, WORKERS, after, begun, end_together, has_a_checkpoint, places, step, waiting, weights,
+    write,
 };
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
-use hub_tests::program::{Program, until};
-use hub_tests::values::{Reference, bits, fill_gradient};
-use hub_tests::{copying_transports, free_address, on_threads, ready_all, says, settings, small_model};
+use hub_tests::program::until;
+use hub_tests::values::fill_gradient;
+use hub_tests::{copying_transports, free_address, on_threads, ready_all, says, settings};
 use pbox_core::{OnLoss, Round};
 use phub_server::{Hub, HubSettings};
-use rustix::process::Signal;
 use worker_shim::{Returns, Session, SessionConfig};
-
-/// Hubs of one job as processes, each with an address and a directory of its own.
-struct Hubs {
-    programs: Vec<Program>,
-    addresses: Vec<SocketAddr>,
-    dirs: Vec<tempfile::TempDir>,
-    every: u32,
-}
-
-impl Hubs {
-    fn start(count: usize, every: u32) -> Self {
-        let addresses: Vec<_> = (0..count).map(|_| free_address()).collect();
-        let dirs: Vec<_> = (0..count).map(|_| tempfile::tempdir().unwrap()).collect();
-        let begin = |(address, dir): (&SocketAddr, &tempfile::TempDir)| {
-            let mut program = start_process(*address, dir.path(), every);
-            program.read_reply();
-            program
-        };
-        let programs = addresses.iter().zip(&dirs).map(begin).collect();
-        Hubs { programs, addresses, dirs, every }
-    }
-
-    fn list(&self) -> String {
-        self.addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(",")
-    }
-
-    fn kill(&mut self, hub: usize) {
-        self.programs[hub].signal(Signal::KILL);
-        self.programs[hub].end();
-    }
-
-    fn again(&mut self, hub: usize) {
-        self.programs[hub] = start_process(self.addresses[hub], self.dirs[hub].path(), self.every);
-        self.programs[hub].read_reply();
-    }
-}
 
 /// A worker of these hubs that holds out for them.
 fn config(list: &str, rank: u32) -> SessionConfig {
@@ -62,12 +25,6 @@ fn config(list: &str, rank: u32) -> SessionConfig {
 }
 
 const NOT_ASKED: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
-
-/// The weights after so many steps without a loss.
-fn after(steps: u32) -> Vec<Vec<u32>> {
-    let reference = Reference::new(SEED, WORKERS, NESTEROV, &small_model()).after(steps);
-    reference.weights.iter().map(|weights| bits(weights)).collect()
-}
 
 #[test]
 fn one_hub_of_several_may_be_killed_at_any_moment() {
@@ -189,14 +146,6 @@ fn the_arrays_stay_when_one_hub_of_several_comes_back() {
         let sessions = on_threads(WORKERS, |rank| {
             begun(SessionConfig { transport: Some(transport), ..config(&list, rank) })
         });
-        let places = |session: &mut Session| {
-            let keys: Vec<_> = session.keys().collect();
-            let place = |key| {
-                let (weights, gradient) = session.tensors::<f32>(key).unwrap();
-                (weights.as_ptr() as usize, gradient.as_mut_ptr() as usize)
-            };
-            keys.into_iter().map(place).collect::<Vec<_>>()
-        };
         let sessions: Vec<_> = sessions.into_iter().map(Mutex::new).collect();
         let before: Vec<_> = sessions.iter().map(|session| places(&mut session.lock().unwrap())).collect();
         let round = |number| {

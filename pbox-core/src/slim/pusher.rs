@@ -35,6 +35,8 @@ struct Chunk {
     is_selected: bool,
     /// The last push was of the whole chunk.
     whole: bool,
+    /// The last push has no answer.
+    is_open: bool,
 }
 
 impl Pusher {
@@ -44,15 +46,16 @@ impl Pusher {
         let chunk = |elements| {
             let start = end;
             end += set::words(elements);
-            Chunk { words: start..end, is_selected: false, whole: false }
+            Chunk { words: start..end, is_selected: false, whole: false, is_open: false }
         };
         let chunks: Vec<Chunk> = elements.map(chunk).collect();
         Pusher { slim, seed, rank, first: Round(1), chunks, significant: vec![0; end], sets: vec![0; end] }
     }
 
-    /// The job trains from round `first` on.
+    /// The job trains from round `first` on. No set is in force until the first selection.
     pub fn begin(&mut self, first: Round) {
         self.first = first;
+        self.chunks.iter_mut().for_each(|chunk| chunk.is_selected = false);
     }
 
     /// Whether a significant set is selected after a round. Then the worker pushes all keys for this round before any
@@ -73,6 +76,7 @@ impl Pusher {
         let Pusher { slim, seed, rank, chunks, significant, sets, .. } = self;
         let of_chunk = &mut chunks[chunk.index()];
         of_chunk.whole = whole || !of_chunk.is_selected;
+        of_chunk.is_open = true;
         if of_chunk.whole {
             return push_whole(values, payload);
         }
@@ -98,11 +102,17 @@ impl Pusher {
         payload: &[u8],
         weights: &mut [E],
     ) -> Result<(), SlimPayloadError> {
-        let Chunk { words, is_selected, whole } = &mut self.chunks[chunk.index()];
+        let Chunk { words, is_selected, whole, is_open } = &mut self.chunks[chunk.index()];
         let set = (!*whole).then_some(&self.sets[words.clone()]);
         let significant = &mut self.significant[words.clone()];
         *is_selected = merge(payload, set, significant, weights)?;
+        *is_open = false;
         Ok(())
+    }
+
+    /// Whether the last push of a chunk has no answer.
+    pub fn is_open(&self, chunk: ChunkId) -> bool {
+        self.chunks[chunk.index()].is_open
     }
 
     /// Makes the values of a chunk zero that were pushed last. The values that were left out remain for a later push.

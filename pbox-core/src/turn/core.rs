@@ -18,7 +18,7 @@ use super::mode::{Shard, of_mode};
 use super::notice::{JobId, Notice, Tally};
 use super::onlooker::{Nobody, Onlooker, Seen};
 use super::replies::{AtWork, Done, Replies};
-use super::shard::Front;
+use super::shard::{Front, Pace};
 use super::spec::ShardSpec;
 use super::violation::Violation;
 use super::watch::{Watch, Watched};
@@ -302,11 +302,26 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// A job that is [held](Self::hold) ends before a round that no chunk is past, if its workers step together: after the
-    /// release chunks come to this round, and go no further.
-    pub fn end_before(&mut self, id: JobId, round: Round) {
+    /// Of a job that is [held](Self::hold) and whose workers step alone, by rank: the first round of which no push of a worker
+    /// that takes part is stepped, for any chunk here. Nothing where workers step together.
+    pub fn lines(&mut self, id: JobId) -> Vec<Option<Round>> {
+        let lines = self.shards_of(id).map(|entry| of_mode!(&entry.shard, shard => shard.pace.lines()));
+        lines.reduce(further).unwrap_or_default()
+    }
+
+    /// In a job that begins and whose workers step alone, each takes part so many rounds, by rank, after the round from which the
+    /// others do.
+    pub fn begin_ahead(&mut self, id: JobId, ahead: &[u32]) {
         for entry in self.shards_of(id) {
-            of_mode!(&mut entry.shard, shard => shard.end_before(round));
+            of_mode!(&mut entry.shard, shard => shard.pace.begin_ahead(ahead));
+        }
+    }
+
+    /// A job that is [held](Self::hold) ends before a round that no chunk is past, or, where workers step alone, at the
+    /// [lines](Self::lines) of all cores: after the release chunks come to it, and go no further.
+    pub fn end_before(&mut self, id: JobId, round: Round, lines: &[Option<Round>]) {
+        for entry in self.shards_of(id) {
+            of_mode!(&mut entry.shard, shard => shard.end_before(round, lines));
         }
     }
 
@@ -549,6 +564,17 @@ impl<P: Port> Core<P> {
                 false => Notice::WorkerGone { job, rank, reason },
             });
         }
+    }
+}
+
+/// Of two parts of a job's chunks, the [lines](Core::lines) of both.
+pub fn further(a: Vec<Option<Round>>, b: Vec<Option<Round>>) -> Vec<Option<Round>> {
+    if b.is_empty() {
+        a
+    } else if a.is_empty() {
+        b
+    } else {
+        a.into_iter().zip(b).map(|(a, b)| a.max(b)).collect()
     }
 }
 

@@ -15,7 +15,7 @@ mod spec;
 mod violation;
 mod watch;
 
-pub use core::Core;
+pub use core::{Core, further};
 pub use look::{Look, Waits};
 pub use made::MadeShard;
 pub use notice::{JobId, Notice, Tally};

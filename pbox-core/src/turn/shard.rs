@@ -69,6 +69,25 @@ pub(crate) trait Pace: Sized {
     /// The round in flight of the chunk at a place.
     fn round(&self, place: usize) -> Round;
 
+    /// Whether the chunk at a place is as it belongs in a snapshot before a round.
+    fn has_come_to(&self, place: usize, round: Round) -> bool {
+        self.round(place) == round
+    }
+
+    /// Where workers step alone, by rank: the first round of which no push of a worker that takes part is stepped, for any chunk.
+    /// Else nothing.
+    fn lines(&self) -> Vec<Option<Round>> {
+        Vec::new()
+    }
+
+    /// Where workers step alone, each takes part so many rounds, by rank, after the round of its next [admission](Self::admit):
+    /// as far ahead of the others as it was before the job began again.
+    fn begin_ahead(&mut self, _ahead: &[u32]) {}
+
+    /// The job ends where workers step alone: each worker's chunks come to this [line](Self::lines), and go no further. Settle
+    /// every chunk afterwards.
+    fn end_at(&mut self, _lines: &[Option<Round>]) {}
+
     /// The round that worker `rank` pushes next of a chunk whose last push may be answered.
     fn next_round(&self, place: usize, rank: u32) -> Round;
 
@@ -280,7 +299,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     pub fn take_snapshot(&mut self, occasion: Occasion, before: Round) {
         self.snapshots.begin(occasion, before);
         for place in 0..self.keys.len() {
-            if self.pace.round(place) == before {
+            if self.pace.has_come_to(place, before) {
                 self.copy_to_snapshot(place, before);
             }
         }
@@ -432,10 +451,11 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.until = self.end;
     }
 
-    /// The job ends before this round, which no chunk is past, if its workers step together: chunks come to it and go no
-    /// further. For a shard that is [held](Self::hold).
-    pub fn end_before(&mut self, round: Round) {
+    /// The job ends before this round, which no chunk is past, if its workers step together, else at these
+    /// [lines](Pace::lines): chunks come to it and go no further. For a shard that is [held](Self::hold).
+    pub fn end_before(&mut self, round: Round, lines: &[Option<Round>]) {
         self.end = self.end.min(round);
+        self.pace.end_at(lines);
     }
 
     /// The rounds in flight; `None` when the core owns no chunk of the job.

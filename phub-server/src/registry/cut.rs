@@ -195,8 +195,13 @@ impl Registry {
 
     /// Releases a job on this hub's cores.
     pub(super) async fn release(&self, id: JobId, from: Round, admitted: Arc<[u32]>) -> Result<(), JobEnded> {
-        let release =
-            move |thread: &mut CoreThread| thread.core.release(id, from, &admitted, &mut thread.notices);
+        let ahead: Arc<[u32]> = self.of_job(id, |job| job.ahead().into())?;
+        let release = move |thread: &mut CoreThread| {
+            if !ahead.is_empty() {
+                thread.core.begin_ahead(id, &ahead);
+            }
+            thread.core.release(id, from, &admitted, &mut thread.notices);
+        };
         self.ask(id, release).await.map(|_| ())
     }
 

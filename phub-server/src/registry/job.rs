@@ -13,7 +13,8 @@ use pbox_core::control::{
 };
 use pbox_core::job::Difference;
 use pbox_core::{
-    Discarded, JobId, JobTerms, Layout, LearningRates, Members, OnLoss, Placement, Restored, Round, Wire,
+    Consistency, Discarded, JobId, JobTerms, Layout, LearningRates, Members, OnLoss, Placement, Restored,
+    Round, Wire,
 };
 use tokio::sync::watch;
 
@@ -115,6 +116,8 @@ pub(crate) struct Job {
     pub failed_at: Option<Instant>,
     /// The round that it began with.
     pub first_round: Round,
+    /// By rank, until the job begins: the round that a worker of this hub had reached when it lost a hub.
+    reached: Vec<Option<Round>>,
     /// Held during a cut: there is one cut at a time.
     pub cutting: Arc<tokio::sync::Mutex<()>>,
     /// The rates that the workers have set.
@@ -168,6 +171,7 @@ impl Job {
             members: (0..workers).map(|_| None).collect(),
             failed_at: None,
             first_round: restored.map_or(Round(0), Restored::round),
+            reached: vec![None; workers as usize],
             cutting: Arc::default(),
             learning_rates,
             checkpoints: Checkpoints::default(),
@@ -243,6 +247,25 @@ impl Job {
     /// A worker had reached this round when it lost the hub.
     pub fn has_reached(&mut self, round: Round) {
         self.publish(|news| news.reached = news.reached.max(Some(round)));
+    }
+
+    /// As [`has_reached`](Self::has_reached), of a worker of this hub.
+    pub fn worker_has_reached(&mut self, rank: u32, round: Round) {
+        if self.state() != JobState::Running {
+            self.reached[rank as usize] = Some(round);
+        }
+        self.has_reached(round);
+    }
+
+    /// How far each worker begins ahead of the slowest, by rank, in a job that begins again and whose workers step alone: as far
+    /// as it was, so that all have made equally many steps at the end. Else nothing.
+    pub fn ahead(&self) -> Vec<u32> {
+        let steps_together = self.terms.level.consistency == Consistency::Bsp;
+        let slowest = self.reached.iter().flatten().min();
+        let Some(slowest) = slowest.filter(|_| !steps_together && self.first_round > Round(0)) else {
+            return Vec::new();
+        };
+        self.reached.iter().map(|reached| reached.map_or(0, |reached| reached.0 - slowest.0)).collect()
     }
 
     /// A member, in words.
@@ -381,8 +404,9 @@ impl Job {
 
     /// These workers take part from round `from` on, unless they were lost meanwhile.
     pub fn take_part(&mut self, ranks: &[u32], from: Round) {
-        let mut here = Vec::new();
+        let (mut here, ahead) = (Vec::new(), self.ahead());
         for &rank in ranks {
+            let from = Round(from.0.saturating_add(ahead.get(rank as usize).copied().unwrap_or(0)));
             if let Some(member) = &mut self.members[rank as usize]
                 && member.standing == Standing::Coming
             {
@@ -391,9 +415,14 @@ impl Job {
             }
         }
         let begins = self.state() != JobState::Running;
+        // Where workers step alone, each is as far ahead as it was.
+        let slowest = self.reached.iter().flatten().min().copied().filter(|_| !ahead.is_empty());
+        self.reached.fill(None);
+        let first = self.first_round;
         self.publish(|news| {
             if begins {
-                news.lost = news.reached.map_or(0, |reached| reached.0.saturating_sub(self.first_round.0));
+                let reached = slowest.or(news.reached);
+                news.lost = reached.map_or(0, |reached| reached.0.saturating_sub(first.0));
             }
             news.state = JobState::Running;
             news.members.extend(here);

@@ -154,7 +154,7 @@ impl Registry {
         let given = request.peers.as_ref().and_then(|peers| peers.pass.clone());
         let pass = given.unwrap_or_else(|| job.hubs.next_pass(self.store.is_some()));
         job.add_member(rank, pass.worker);
-        request.reached.into_iter().for_each(|round| job.has_reached(round));
+        request.reached.into_iter().for_each(|round| job.worker_has_reached(rank, round));
         tracing::info!(job = name, rank, workers = job.terms.workers, "worker joined");
         Ok(JoinReply {
             protocol: request.versions().common(Versions::OURS).unwrap_or(PROTOCOL),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use fabric::Slab;
 use pbox_core::control::PartState;
-use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart, Taken};
+use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart, Taken, further};
 use tokio::sync::oneshot;
 
 use super::Registry;
@@ -197,14 +197,22 @@ impl Registry {
             CutAt::ThisHub => (self.hold_here(id).await?, Purpose::Snapshot),
             CutAt::LastRound => (self.hold_everywhere(id).await?, Purpose::LastSnapshot),
         };
-        let before = held.front.unwrap_or_default();
+        // Of several hubs each would need the lines of all: their workers step on, as if the hub were killed after the cut.
+        let is_alone = self.of_job(id, |job| job.hubs.share.is_whole())?;
+        let lines = match at {
+            CutAt::LastRound if is_alone => self.ask(id, move |thread| thread.core.lines(id)).await?,
+            _ => Vec::new(),
+        };
+        let lines = lines.into_iter().reduce(further).unwrap_or_default();
+        let slowest = lines.iter().flatten().min().copied();
+        let before = slowest.or(held.front).unwrap_or_default();
         if before == Round(0) {
             self.release_everywhere(id, held, before, &Purpose::Nothing).await?;
             return Err(NO_WEIGHTS.to_owned());
         }
         if at == CutAt::LastRound {
             // Whoever has pushed the next round makes this push again when the job goes on.
-            self.ask(id, move |thread| thread.core.end_before(id, before)).await?;
+            self.ask(id, move |thread| thread.core.end_before(id, before, &lines)).await?;
         }
         let (done, parts) = oneshot::channel();
         // A job that ended meanwhile says so at its release.

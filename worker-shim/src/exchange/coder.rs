@@ -210,8 +210,9 @@ impl Coder {
             Kind::Raw => {
                 let values = frames.raw(bytes)?;
                 weights.copy_from_slice(values);
-                if self.keeps_own_weights() {
-                    part_mut(&mut self.gradients, span).fill(0); // all of it was sent, if any was
+                // To whom joins, or comes back, come weights that answer no push.
+                if self.keeps_own_weights() && round >= self.first {
+                    part_mut(&mut self.gradients, span).fill(0); // all of it was sent
                 }
                 values
             }
@@ -222,6 +223,20 @@ impl Coder {
             }
         };
         Ok(HEADER_BYTES + payload.len())
+    }
+
+    /// The hub has stepped a chunk's push of a round, and the answer never came: with Slim-DP the gradients that were sent become
+    /// zero.
+    pub fn answered_without(&mut self, chunk: ChunkId, round: Round, span: Span) {
+        let raw = self.framing.push_kind(round) == Kind::Raw;
+        let (gradients, dtype) = (part_mut(&mut self.gradients, span), self.framing.frames(chunk).dtype);
+        match &self.method {
+            Method::Slim(_) if raw => gradients.fill(0),
+            Method::Slim(pusher) if pusher.is_open(chunk) => {
+                typed!(dtype, E => pusher.clear_sent::<E>(chunk, elements_mut(gradients)))
+            }
+            Method::Slim(_) | Method::Codec { .. } => {}
+        }
     }
 
     fn merge<E: Element>(

@@ -11,8 +11,9 @@
 //! has the arrivals that are no plain answer. On the `unsafe` list: taking in what arrived.
 
 use std::sync::Arc;
+use std::time::Instant;
 
-use fabric::{Arrival, CloseReason, LinkId, Port, RecvWindow};
+use fabric::{Arrival, CloseReason, LinkId, Port, RecvWindow, Until};
 use pbox_core::{ChunkId, Immediate, KeyId, Layout, Round, Slice, Slices};
 
 use super::error::ExchangeError;
@@ -100,6 +101,22 @@ impl<P: Port> Exchange<P> {
             received: 0,
             unflushed: 0,
             arrivals: Box::new([Arrival::default(); BATCH]),
+        }
+    }
+
+    /// Takes in what still comes over links that are about to close, until one has closed. What it has posted must not be taken
+    /// for unanswered.
+    ///
+    /// # Errors
+    /// The end of a link.
+    pub(crate) fn take_last(&mut self, until: Instant) -> Result<(), ExchangeError> {
+        loop {
+            self.progress()?;
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            self.port.wait(Until::Any, left);
         }
     }
 

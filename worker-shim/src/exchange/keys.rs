@@ -78,6 +78,15 @@ impl<P: Port> Exchange<P> {
         self.windows.coder_mut().into_iter().for_each(Coder::discard_changes);
     }
 
+    /// The hub has stepped a key's push of a round, and its answer never came: weights from after it came instead.
+    pub fn answered_without(&mut self, key: KeyId, round: Round) {
+        let Exchange { windows, layout, .. } = self;
+        let Some(coder) = windows.coder_mut() else { return };
+        for chunk in layout.key_chunks(key).map(ChunkId) {
+            coder.answered_without(chunk, round, layout.chunk(chunk).span);
+        }
+    }
+
     /// Checks that the key is idle, and that its type is `E`.
     fn check_idle_as<E: Element>(&self, key: KeyId, doing: &'static str) -> Result<(), ExchangeError> {
         self.check_idle(key, doing)?;

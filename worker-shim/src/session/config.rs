@@ -54,8 +54,8 @@ pub struct SessionConfig {
     pub join_limit: Duration,
     /// How long a join waits for a hub that is not there, and how long a session holds out for a hub that it lost. The
     /// session then goes on from the hub's checkpoint, in the same memory; [`Session::returns`](crate::Session::returns)
-    /// says what was lost. Only where all workers step together, without Slim-DP; elsewhere a lost hub ends the session. 0: a
-    /// lost hub ends the session, too. Default 60 s.
+    /// says what was lost. With SSP and ASP below other hubs a lost hub ends the session. 0: a lost hub ends the session.
+    /// Default 60 s.
     pub hub_wait: Duration,
     /// Time limit of a wait for a key, for workers that are alive but do not push. Default 30 min.
     pub wait_limit: Duration,

@@ -10,13 +10,14 @@
 //! Rounds are the hub's: they go back to its checkpoint. `reached` is the first round of which no worker has an answer, counted
 //! with the rounds that were lost before. It goes on as the checkpoint's round: a push of it that is under way is made again,
 //! and pushes of rounds before it are not, because some worker has gone on from there. So all workers have pushed each key
-//! equally often at the end.
+//! equally often at the end. Workers that step alone have no common round: each has a `reached` of its own, and
+//! begins as far ahead of the slowest as it was. So each loses the same number of rounds.
 
 use std::time::{Duration, Instant};
 
 use fabric::{Receive, any};
 use membership::{Hub, MemberError};
-use pbox_core::{Compression, Consistency, JobTerms, KeyId, LevelTerms, Round, Wire};
+use pbox_core::{Consistency, JobTerms, KeyId, LevelTerms, Round, Wire};
 
 use super::compare::Digests;
 use super::config::SessionConfig;
@@ -36,7 +37,7 @@ pub struct Returns {
     /// So many times.
     pub times: u32,
     /// So many rounds were lost in all: between the checkpoint of a hub that came back and the first round of which no
-    /// worker had an answer.
+    /// worker had an answer. Where workers step alone, it is that of the slowest worker.
     pub lost_rounds: u64,
 }
 
@@ -51,11 +52,10 @@ pub(super) enum Hold {
 
 impl Hold {
     /// Of a session whose job has these terms.
-    pub fn of(asked: &LevelTerms, hub_wait: Duration) -> Self {
-        // Workers that do not step together have no common round.
-        let steps_together = asked.consistency == Consistency::Bsp;
-        let is_slim = matches!(asked.compression, Some(Compression::Slim(_)));
-        match steps_together && !is_slim && !hub_wait.is_zero() {
+    pub fn of(asked: &LevelTerms, is_below_others: bool, hub_wait: Duration) -> Self {
+        // Workers of a machine step together, and its hub steps alone: they have neither a common round nor one each.
+        let has_rounds = asked.consistency == Consistency::Bsp || !is_below_others;
+        match has_rounds && !hub_wait.is_zero() {
             true => Hold::Waits,
             false => Hold::Never,
         }
@@ -90,6 +90,15 @@ impl Session {
     /// How often the session has lost its hub, and gone on when it came back.
     pub fn returns(&self) -> Returns {
         self.returns
+    }
+
+    fn steps_alone(&self) -> bool {
+        self.asked.consistency != Consistency::Bsp
+    }
+
+    /// Whether it holds out in a job whose workers have no common round.
+    pub(super) fn holds_out_alone(&self) -> bool {
+        self.hold == Hold::Waits && self.steps_alone()
     }
 
     /// Whether a push is one of those that are not sent.
@@ -192,13 +201,18 @@ impl Session {
         self.begin(deadline)?;
         self.wait_all()?;
         // A checkpoint may hold a round whose answers no worker has seen.
-        let reached =
-            membership::reached(&self.hubs).unwrap_or_default().max(own).max(self.counted(self.first));
-        self.check_can_go_on(stood, reached).map_err(Again::Never)?;
+        let begins = self.counted(self.first);
+        let highest = membership::reached(&self.hubs).unwrap_or_default().max(own).max(begins);
+        self.check_can_go_on(stood, highest).map_err(Again::Never)?;
+        let reached = if self.steps_alone() { own.max(begins) } else { highest };
         self.skips = vec![0; stood.len()];
         for (key, stood) in self.keys().zip(stood) {
             // Rounds of this key's pushes that some worker has an answer of, for this or another key.
-            let behind = reached.0 - self.counted(stood.round).0;
+            let round = self.counted(stood.round);
+            let behind = reached.0 - round.0;
+            if stood.under_way && round < begins {
+                self.exchange.answered_without(key, stood.round); // the weights that came have it
+            }
             match (stood.under_way, behind) {
                 (true, 0) => self.push_again(key)?,
                 (true, behind) => self.skips[key.index()] = behind - 1, // answered by the weights that came

@@ -114,7 +114,7 @@ impl Registry {
         let ranks: Arc<[u32]> =
             self.of_job(id, |job| admitted.iter().filter_map(|&worker| job.rank(worker)).collect())?;
         if ends {
-            self.ask(id, move |thread| thread.core.end_before(id, from)).await?;
+            self.ask(id, move |thread| thread.core.end_before(id, from, &[])).await?;
         }
         if snapshot {
             self.of_job(id, |job| {

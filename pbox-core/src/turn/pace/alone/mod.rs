@@ -5,6 +5,9 @@
 //!   Idle --push--> Pushed --step: clock + 1--> Waiting --slowest is near enough--> Allowed --answer--> Idle
 //! ```
 //!
+//! A job that ends at a cut ends for each worker at a line of its own: the first round of which none of its pushes is stepped.
+//! All its chunks come to this line and go no further. Each push before it is stepped and answered, and none behind it is.
+//!
 //! Owned by the core. Eight bytes per (chunk, worker) and twelve per chunk.
 //!
 //! On the `unsafe` list: the call of the step.
@@ -25,6 +28,10 @@ pub(crate) struct Clocks {
     /// By chunk, then by rank.
     clocks: Vec<Clock>,
     chunks: Vec<State>,
+    /// By rank, in a job that begins again: so many rounds further than the others. Empty elsewhere.
+    ahead: Vec<u32>,
+    /// By rank, in a job that ends: the round of which no push is stepped any more. Empty before.
+    ends: Vec<Round>,
 }
 
 /// One worker's clock of one chunk.
@@ -71,6 +78,8 @@ impl Clocks {
             first: vec![Round(0); ranks],
             clocks: vec![absent; chunks * ranks],
             chunks: vec![state; chunks],
+            ahead: Vec::new(),
+            ends: Vec::new(),
         }
     }
 
@@ -84,11 +93,25 @@ impl Clocks {
         self.clocks[index * self.ranks + rank as usize].standing = Standing::Pushed;
     }
 
-    /// The round that `rank` has pushed of chunk `index`, if the push is not stepped yet.
+    /// The round that `rank` has pushed of chunk `index`, if the push is to be stepped and is not yet.
     #[inline]
     fn pushed(&self, index: usize, rank: u32) -> Option<Round> {
         let clock = self.clocks[index * self.ranks + rank as usize];
-        (clock.standing == Standing::Pushed).then_some(clock.next)
+        let ends = self.ends.get(rank as usize).is_some_and(|&end| clock.next >= end);
+        (clock.standing == Standing::Pushed && !ends).then_some(clock.next)
+    }
+
+    /// The round before which a job that ends has its last state.
+    #[inline]
+    fn last(&self) -> Option<Round> {
+        self.ends.iter().min().copied()
+    }
+
+    /// Whether the job ends, and chunk `index` has come to the line of each worker that takes part.
+    fn is_over(&self, index: usize) -> bool {
+        let row = self.clocks[index * self.ranks..][..self.ranks].iter().zip(&self.ends);
+        let mut present = row.filter(|(clock, _)| clock.standing != Standing::Absent);
+        !self.ends.is_empty() && present.all(|(clock, end)| clock.next >= *end)
     }
 
     /// The number of the chunk's next step, from 1.
@@ -130,12 +153,14 @@ impl Clocks {
         state.slowest
     }
 
-    /// Whether `rank` waits for an answer of chunk `index` that it may have now.
+    /// Whether `rank` waits for an answer of chunk `index` that it may have now. Where the job ends, nobody is ahead of anybody:
+    /// all begin it again with the same round.
     #[inline]
     fn may_answer(&self, index: usize, rank: u32) -> bool {
         let clock = self.clocks[index * self.ranks + rank as usize];
         let slowest = self.chunks[index].slowest;
-        clock.standing == Standing::Waiting && self.consistency.allows(clock.next, slowest)
+        let is_near = self.consistency.allows(clock.next, slowest);
+        clock.standing == Standing::Waiting && (is_near || (!self.ends.is_empty() && slowest > Round(0)))
     }
 
     /// Allows `rank`'s answer, if it [may get one](Self::may_answer). Returns the round that it had pushed. Once per
@@ -163,6 +188,8 @@ impl Pace for Clocks {
 
     /// The worker counts as having pushed every round before.
     fn admit(&mut self, rank: u32, from: Round) {
+        let ahead = self.ahead.get_mut(rank as usize).map_or(0, std::mem::take);
+        let from = Round(from.0.saturating_add(ahead));
         self.first[rank as usize] = from;
         let standing = if from > Round(0) { Standing::Waiting } else { Standing::Idle };
         self.of_rank(rank).for_each(|clock| *clock = Clock { next: from, standing });
@@ -175,6 +202,29 @@ impl Pace for Clocks {
 
     fn round(&self, index: usize) -> Round {
         self.chunks[index].slowest
+    }
+
+    /// In a job that ends, the chunk belongs in the last snapshot when it has come to the line of each worker.
+    fn has_come_to(&self, index: usize, round: Round) -> bool {
+        match self.last() {
+            Some(last) => last == round && self.is_over(index),
+            None => self.round(index) == round,
+        }
+    }
+
+    fn lines(&self) -> Vec<Option<Round>> {
+        let of_rank = |rank| self.clocks.iter().skip(rank).step_by(self.ranks);
+        let present = |rank| of_rank(rank).filter(|clock| clock.standing != Standing::Absent);
+        (0..self.ranks).map(|rank| present(rank).map(|clock| clock.next).max()).collect()
+    }
+
+    fn begin_ahead(&mut self, ahead: &[u32]) {
+        self.ahead = ahead.to_vec();
+    }
+
+    fn end_at(&mut self, lines: &[Option<Round>]) {
+        // A rank that does not take part pushes nothing.
+        self.ends = lines.iter().map(|line| line.unwrap_or(Round(u32::MAX))).collect();
     }
 
     #[inline]
@@ -275,7 +325,7 @@ impl Pace for Clocks {
     fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished> {
         let (former, now) = (shard.pace.round(place), shard.pace.find_slowest(place));
         // Without its slowest worker a chunk may pass several rounds at once.
-        (former.0 + 1..=now.0).for_each(|round| shard.capture(place, Round(round)));
+        (former.0 + 1..=now.0).for_each(|round| come_to(shard, place, Round(round)));
         let ranks = 0..shard.terms.workers;
         let steps = ranks.clone().filter(|&rank| step(shard, kernels, place, rank).is_some()).count() as u32;
         let is_due = steps > 0 || ranks.into_iter().any(|rank| shard.pace.may_answer(place, rank));
@@ -294,11 +344,23 @@ fn step<M: Mode>(shard: &mut ShardOf<Clocks, M>, kernels: &Kernels, place: usize
         unsafe { stages.step(kernels, place, std::iter::once(rank), round, number) };
     }
     let moved = pace.advance(place, rank);
+    let (round, last) = (pace.round(place), pace.last());
     if moved {
-        let round = pace.round(place);
-        shard.capture(place, round);
+        come_to(shard, place, round);
+    }
+    if let Some(last) = last
+        && shard.pace.is_over(place)
+    {
+        shard.capture(place, last);
     }
     Some(moved)
+}
+
+/// A chunk has come to a round. In the last one of a job that ends, faster workers may still come to their lines.
+fn come_to<M: Mode>(shard: &mut ShardOf<Clocks, M>, place: usize, round: Round) {
+    if shard.pace.last().is_none_or(|last| round < last) {
+        shard.capture(place, round);
+    }
 }
 
 #[cfg(test)]

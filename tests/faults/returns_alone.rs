@@ -1,0 +1,192 @@
+//! A hub of workers that step alone, or with Slim-DP, ends and comes back: no push is lost that is not told, and none counts twice
+//! but one that was under way when the hub was killed.
+//!
+//! Weights count pushes: each worker adds a digit of its own to all of them.
+
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+use super::returning::{
+    Hubs, Stops, WORKERS, end_together, has_a_checkpoint, places, start_process, waiting,
+};
+use fabric::any::Transport;
+use fabric::conformance::Watchdog;
+use hub_tests::program::until;
+use hub_tests::{copying_transports, free_address, on_threads};
+use pbox_core::{Consistency, Optimizer, Round};
+use worker_shim::{Returns, Session, SessionConfig};
+
+const COUNTING: Optimizer = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 };
+/// What a push of rank 1 adds; one of rank 0 adds 1. No rank pushes so often.
+const DIGIT: f32 = 2048.0;
+const ALL: [Consistency; 3] =
+    [Consistency::Ssp { staleness: 0 }, Consistency::Ssp { staleness: 3 }, Consistency::Asp];
+
+/// A worker of one hub or of several, over a transport of its own.
+fn begun(list: &str, rank: u32, consistency: Consistency, transport: Transport) -> Session {
+    let config = SessionConfig {
+        hub: list.to_owned(),
+        transport: Some(transport),
+        compare_every: 0, // they have different weights
+        ..waiting("127.0.0.1:1".parse().unwrap(), rank)
+    };
+    let config = config.with_terms(|terms| {
+        (terms.level.consistency, terms.optimizer) = (consistency, COUNTING);
+    });
+    let mut session = Session::join(config).unwrap();
+    session.broadcast_weights(|_, weights: &mut [f32]| weights.fill(0.0)).unwrap();
+    session
+}
+
+/// Pushes all keys, each as soon as it may be: keys are in different rounds when the hub goes.
+fn step(session: &mut Session, gradient: f32) {
+    for key in session.keys() {
+        session.wait(key).unwrap();
+        session.gradient_mut::<f32>(key).unwrap().fill(gradient);
+        session.push(key).unwrap();
+    }
+}
+
+fn digit(rank: u32) -> f32 {
+    [-1.0, -DIGIT][rank as usize]
+}
+
+/// What a worker has when all have ended.
+struct Ended {
+    returns: Returns,
+    next_round: Round,
+    /// The fewest and the most pushes of each rank that a weight has.
+    pushes: Vec<(u32, u32)>,
+}
+
+/// Waits for all, and gets the weights with all that came: no hub ends any more.
+fn ended(session: &mut Session, [here, last]: &[AtomicU32; 2]) -> Ended {
+    end_together(session, here, WORKERS);
+    let (returns, next_round) = (session.returns(), session.next_round());
+    step(session, 0.0);
+    end_together(session, last, WORKERS);
+    let weights = session.keys().flat_map(|key| session.weights::<f32>(key).unwrap().to_vec());
+    let counts: Vec<[u32; 2]> =
+        weights.map(|weight| [(weight % DIGIT) as u32, (weight / DIGIT) as u32]).collect();
+    let of_rank = |rank: usize| {
+        let of_rank = || counts.iter().map(|counts| counts[rank]);
+        (of_rank().min().unwrap(), of_rank().max().unwrap())
+    };
+    Ended { returns, next_round, pushes: (0..2).map(of_rank).collect() }
+}
+
+/// Rounds add up, for each worker.
+fn assert_adds_up(ended: &[Ended], steps: u32) {
+    for Ended { returns, next_round, .. } in ended {
+        assert_eq!(u64::from(next_round.0) + returns.lost_rounds, u64::from(steps) + 1, "{returns:?}");
+    }
+}
+
+/// While gradients of a round come one after the other, and faster workers are ahead.
+#[test]
+fn a_hub_that_stops_loses_no_push_of_workers_that_step_alone() {
+    const STEPS: u32 = 60;
+    const STOPS: u32 = 3;
+    let _watchdog = Watchdog::start();
+    let transports: Vec<Transport> = copying_transports().into_iter().chain([Transport::Shm]).collect();
+    for (consistency, transport) in
+        ALL.into_iter().flat_map(|each| transports.iter().map(move |way| (each, *way)))
+    {
+        let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
+        let mut hub = start_process(address, dir.path(), 7);
+        hub.read_reply();
+        let (stops, here): (_, [AtomicU32; 2]) = (Stops::every(STEPS / (STOPS + 1)), Default::default());
+        let seen = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                stops.make(STOPS, |_| {
+                    hub.finish();
+                    hub = start_process(address, dir.path(), 7);
+                    hub.read_reply();
+                });
+            });
+            on_threads(WORKERS, |rank| {
+                let mut session = begun(&address.to_string(), rank, consistency, transport);
+                let before = places(&mut session);
+                for number in 0..STEPS {
+                    stops.before(&mut session, number);
+                    for key in session.keys() {
+                        session.wait(key).unwrap();
+                        session.gradient_mut::<f32>(key).unwrap().fill(digit(rank));
+                        std::thread::sleep(Duration::from_millis(u64::from(1 + 2 * rank))); // computes
+                        session.push(key).unwrap();
+                    }
+                }
+                let ended = ended(&mut session, &here);
+                assert_eq!(places(&mut session), before, "{transport}: the memory stays where it is");
+                ended
+            })
+        });
+        assert_adds_up(&seen, STEPS);
+        for Ended { returns, pushes, .. } in &seen {
+            assert_eq!(*returns, Returns { times: STOPS, lost_rounds: 0 }, "{consistency}, {transport}");
+            assert_eq!(pushes[..], [(STEPS, STEPS); 2], "{consistency}, {transport}");
+        }
+    }
+}
+
+/// Kills at any moment, also of the beginning after a kill.
+fn killed(consistency: Consistency, count: usize) {
+    const STEPS: u32 = 240;
+    const KILLS: u32 = 4;
+    let mut hubs = Hubs::start(count, 10);
+    let list = hubs.list();
+    let (stops, here): (_, [AtomicU32; 2]) = (Stops::every(STEPS / (KILLS + 1)), Default::default());
+    let seen = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            until("a checkpoint is there", || has_a_checkpoint(&hubs.dirs));
+            stops.kill(KILLS, |number| {
+                hubs.kill(number % count);
+                hubs.again(number % count);
+            });
+        });
+        on_threads(WORKERS, |rank| {
+            let transport = [Transport::Shm, Transport::Tcp][rank as usize];
+            let mut session = begun(&list, rank, consistency, transport);
+            let before = places(&mut session);
+            for number in 0..STEPS {
+                stops.before(&mut session, number);
+                step(&mut session, digit(rank));
+                std::thread::sleep(Duration::from_millis(u64::from(2 * rank + number) % 4));
+            }
+            let ended = ended(&mut session, &here);
+            assert_eq!(places(&mut session), before, "the memory stays where it is");
+            ended
+        })
+    });
+    assert_adds_up(&seen, STEPS);
+    assert!(seen.iter().all(|ended| ended.returns.times > 2), "{consistency}");
+    // A worker that was ahead loses what it was ahead, too: with ASP as much as it was. One push may have been in the checkpoint,
+    // and unanswered.
+    let ahead = match consistency {
+        Consistency::Ssp { staleness } => u64::from(staleness + 1),
+        Consistency::Asp | Consistency::Bsp => u64::from(STEPS),
+    };
+    for (rank, Ended { returns: Returns { times, lost_rounds }, .. }) in seen.iter().enumerate() {
+        let fewest = u64::from(STEPS).saturating_sub(lost_rounds + u64::from(*times) * ahead);
+        let most = u64::from(STEPS + times);
+        let (least, highest) = seen[0].pushes[rank];
+        assert!(
+            (fewest..=most).contains(&least.into()) && (fewest..=most).contains(&highest.into()),
+            "{consistency}: {least} to {highest} pushes of rank {rank}, expected {fewest} to {most}"
+        );
+    }
+    assert!(seen[0].pushes.iter().any(|&(least, _)| least < STEPS), "{consistency}: kills lose something");
+    assert_eq!(seen[0].pushes, seen[1].pushes, "{consistency}: there is one state");
+}
+
+#[test]
+fn a_hub_of_workers_that_step_alone_may_be_killed_at_any_moment() {
+    let _watchdog = Watchdog::start();
+    ALL.into_iter().for_each(|consistency| killed(consistency, 1));
+}
+
+#[test]
+fn one_hub_of_two_may_be_killed_while_workers_step_alone() {
+    let _watchdog = Watchdog::start();
+    killed(Consistency::Ssp { staleness: 3 }, 2);
+}

@@ -1,0 +1,100 @@
+//! A hub of a job with Slim-DP ends and comes back: what a worker has not sent stays in its gradients, and goes with later pushes.
+
+use std::sync::atomic::AtomicU32;
+
+use super::returning::{Stops, WORKERS, end_together, places, start_process, waiting};
+use fabric::any::Transport;
+use fabric::conformance::Watchdog;
+use hub_tests::program::until;
+use hub_tests::{free_address, on_threads};
+use pbox_core::Optimizer;
+use rustix::process::Signal;
+use worker_shim::{Returns, Session, SessionConfig};
+
+const STEPS: u32 = 60;
+const ENDS: u32 = 3;
+/// The mean of the workers' changes is the step.
+const ADDING: Optimizer = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 };
+
+/// Each worker adds -1 to every gradient in every step: the weights count the steps that came. Returns what each has at its end.
+fn train(transport: Transport, every: u32, kill: bool) -> Vec<(Returns, Vec<f32>)> {
+    let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
+    let mut hub = start_process(address, dir.path(), every);
+    hub.read_reply();
+    let (stops, here, last) = (Stops::every(STEPS / (ENDS + 1)), AtomicU32::new(0), AtomicU32::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            until("a checkpoint is there", || !kill || dir.path().join("job.safetensors").exists());
+            stops.make(ENDS, |_| {
+                if kill {
+                    hub.signal(Signal::KILL);
+                    hub.end();
+                } else {
+                    hub.finish();
+                }
+                hub = start_process(address, dir.path(), every);
+                hub.read_reply();
+            });
+        });
+        on_threads(WORKERS, |rank| {
+            let config = waiting(address, rank);
+            let config = SessionConfig { transport: Some(transport), compare_every: 0, ..config };
+            let config = config.with_terms(|terms| {
+                terms.optimizer = ADDING;
+                terms.level.compression = Some("slim:0.4:0.2:5".parse().unwrap());
+            });
+            let mut session = Session::join(config).unwrap();
+            session.broadcast_weights(|_, weights: &mut [f32]| weights.fill(0.0)).unwrap();
+            let before = places(&mut session);
+            for number in 0..STEPS {
+                stops.before(&mut session, number);
+                session.wait_all().unwrap();
+                for key in session.keys() {
+                    session.gradient_mut::<f32>(key).unwrap().iter_mut().for_each(|change| *change -= 1.0);
+                    session.push(key).unwrap();
+                }
+            }
+            end_together(&mut session, &here, WORKERS);
+            assert_eq!(places(&mut session), before, "{transport}: the memory stays where it is");
+            let returns = session.returns();
+            // Nothing is added any more. Every fifth round is pushed whole, so that nothing is left.
+            for _ in 0..6 {
+                session.keys().try_for_each(|key| session.push(key)).unwrap();
+                session.wait_all().unwrap();
+            }
+            end_together(&mut session, &last, WORKERS);
+            let weights = session.keys().flat_map(|key| session.weights::<f32>(key).unwrap().to_vec());
+            (returns, weights.collect())
+        })
+    })
+}
+
+#[test]
+fn a_hub_that_stops_loses_nothing_of_slim_dp() {
+    let _watchdog = Watchdog::start();
+    for transport in [Transport::Shm, Transport::Tcp] {
+        for (returns, weights) in train(transport, 1000, false) {
+            assert_eq!(returns, Returns { times: ENDS, lost_rounds: 0 }, "{transport}");
+            assert!(weights.iter().all(|&weight| weight == STEPS as f32), "{transport}: {weights:?}");
+        }
+    }
+}
+
+/// A push of a lost round had what was left out of the rounds since the last whole push: at most five.
+#[test]
+fn a_hub_of_slim_dp_that_is_killed_loses_the_rounds_since_its_checkpoint() {
+    let _watchdog = Watchdog::start();
+    for transport in [Transport::Shm, Transport::Tcp] {
+        let seen = train(transport, 4, true);
+        for (Returns { times, lost_rounds }, weights) in &seen {
+            assert!((1..=ENDS).contains(times), "{transport}"); // two ends may look like one
+            let fewest = STEPS as f32 - *lost_rounds as f32 - 5.0 * ENDS as f32;
+            let expected = fewest..=STEPS as f32;
+            assert!(
+                weights.iter().all(|weight| expected.contains(weight)),
+                "{transport}: {expected:?}, {weights:?}"
+            );
+        }
+        assert_eq!(seen[0].1, seen[1].1, "{transport}: nothing is left");
+    }
+}
