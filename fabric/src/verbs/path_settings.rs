@@ -30,6 +30,15 @@ const SERVICE_LEVEL: Setting =
 const PKEY: Setting =
     Setting { names: ["PHUB_RDMA_PKEY", "NCCL_IB_PKEY"], least: 0, most: u16::MAX, default: 0 };
 
+/// 1 has a post's bytes written first, and its immediate by a second write of nothing: a fabric with adaptive routing spreads
+/// the packets of plain writes over its ways, and keeps those of a write with immediate in order.
+const ADAPTIVE_ROUTING: Setting = Setting {
+    names: ["PHUB_RDMA_ADAPTIVE_ROUTING", "NCCL_IB_ADAPTIVE_ROUTING"],
+    least: 0,
+    most: 1,
+    default: 0,
+};
+
 /// A variable that is out of its range, or no number.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -62,6 +71,8 @@ pub(super) struct PathSettings {
     pub traffic_class: u8,
     pub service_level: u8,
     pub pkey_index: u16,
+    /// The immediate of a post comes by a write of its own.
+    pub writes_apart: bool,
 }
 
 impl PathSettings {
@@ -78,6 +89,7 @@ impl PathSettings {
             traffic_class: byte(&TRAFFIC_CLASS)?,
             service_level: byte(&SERVICE_LEVEL)?,
             pkey_index: PKEY.read(&environment)?,
+            writes_apart: ADAPTIVE_ROUTING.read(&environment)? == 1,
         })
     }
 
@@ -100,12 +112,13 @@ impl PathSettings {
 
 impl fmt::Display for PathSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PathSettings { timeout, retries, traffic_class, service_level, pkey_index } = self;
+        let PathSettings { timeout, retries, traffic_class, service_level, pkey_index, writes_apart } = self;
         write!(
             f,
             "timeout {timeout} and {retries} retries ({:.1} s), traffic class {traffic_class}, service level {service_level}, \
-             pkey index {pkey_index}",
-            self.patience_s()
+             pkey index {pkey_index}, adaptive routing {}",
+            self.patience_s(),
+            u8::from(*writes_apart)
         )
     }
 }
@@ -124,14 +137,19 @@ mod tests {
     fn nccls_names_count_where_our_own_are_not_set() {
         let none = read(&[]).unwrap();
         assert_eq!((none.timeout, none.retries, none.traffic_class), (17, 6, 0));
-        let nccl =
-            [("NCCL_IB_TIMEOUT", "22"), ("NCCL_IB_TC", "106"), ("NCCL_IB_SL", "3"), ("NCCL_IB_PKEY", "1")];
+        let nccl = [
+            ("NCCL_IB_TIMEOUT", "22"),
+            ("NCCL_IB_TC", "106"),
+            ("NCCL_IB_SL", "3"),
+            ("NCCL_IB_PKEY", "1"),
+            ("NCCL_IB_ADAPTIVE_ROUTING", "1"),
+        ];
         let seen = read(&nccl).unwrap();
-        assert_eq!((seen.timeout, seen.retries), (22, 6));
+        assert_eq!((seen.timeout, seen.retries, seen.writes_apart), (22, 6, true));
         assert_eq!((seen.traffic_class, seen.service_level, seen.pkey_index), (106, 3, 1));
         let both = read(&[("NCCL_IB_TIMEOUT", "22"), ("PHUB_RDMA_TIMEOUT", "19")]).unwrap();
         assert_eq!(both.timeout, 19);
-        let said = "timeout 17 and 6 retries (3.8 s), traffic class 0, service level 0, pkey index 0";
+        let said = "timeout 17 and 6 retries (3.8 s), traffic class 0, service level 0, pkey index 0, adaptive routing 0";
         assert_eq!(none.to_string(), said);
     }
 
@@ -145,6 +163,7 @@ mod tests {
             ("NCCL_IB_TC", "256", "from 0 to 255"),
             ("PHUB_RDMA_SL", "16", "from 0 to 15"),
             ("NCCL_IB_PKEY", "-1", "from 0 to 65535"),
+            ("NCCL_IB_ADAPTIVE_ROUTING", "2", "from 0 to 1"),
         ] {
             let error = read(&[(name, value)]).unwrap_err();
             assert!(error.contains(name) && error.contains(value) && error.contains(range), "{error}");

@@ -31,7 +31,7 @@ pub(in crate::verbs) struct Place {
     pub key: u32,
 }
 
-/// A chain of RDMA writes with immediate, from memory of this end to memory of the peer's.
+/// A chain of RDMA writes, from memory of this end to memory of the peer's.
 pub(in crate::verbs) struct SendChain {
     sends: Box<[Send; SENDS]>,
     held: usize,
@@ -39,6 +39,11 @@ pub(in crate::verbs) struct SendChain {
 
 // SAFETY: the pointers in the requests lead to this value's own box and to nothing else.
 unsafe impl std::marker::Send for SendChain {}
+
+impl Place {
+    /// Of nothing.
+    pub const NONE: Place = Place { address: 0, key: 0 };
+}
 
 impl SendChain {
     pub fn new() -> Self {
@@ -51,7 +56,6 @@ impl SendChain {
             // address of its field is taken.
             send.request.sg_list = unsafe { &raw mut (*this).piece };
             send.request.next = start.wrapping_add(index + 1).cast();
-            send.request.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
         }
         SendChain { sends, held: 0 }
     }
@@ -69,18 +73,19 @@ impl SendChain {
         self.held
     }
 
-    /// Fills in one more send of `bytes` from `from` to `to`; `id` is shown when it completes.
+    /// Fills in one more send of `bytes` from `from` to `to`, with an immediate or without; `id` is shown when it completes.
     ///
     /// # Panics
     /// When the chain is full.
-    pub fn push(&mut self, id: u64, signalled: bool, from: Place, to: Place, bytes: u32, imm: u32) {
+    pub fn push(&mut self, id: u64, signalled: bool, from: Place, to: Place, bytes: u32, imm: Option<u32>) {
         let Send { request, piece } = &mut self.sends[self.held];
         (piece.addr, piece.lkey) = (from.address, from.key);
         piece.length = bytes;
         request.wr_id = id;
         request.num_sge = i32::from(bytes > 0);
         request.send_flags = if signalled { IBV_SEND_SIGNALED } else { 0 };
-        request.imm_data = imm.to_be();
+        request.opcode = if imm.is_some() { IBV_WR_RDMA_WRITE_WITH_IMM } else { IBV_WR_RDMA_WRITE };
+        request.imm_data = imm.unwrap_or_default().to_be();
         (request.remote_addr, request.rkey) = (to.address, to.key);
         self.held += 1;
     }

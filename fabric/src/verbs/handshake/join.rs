@@ -82,6 +82,7 @@ pub(in crate::verbs) fn welcome(
     place(&recv);
     let carried = carried(plan, |link| [&link.down, &link.up], ours, &recv);
     let opened = open(rails, carried, plan, ours, &recv)?;
+    let apart = opened.iter().any(Unconnected::writes_apart);
     let theirs = expect_links(stream, plan)?;
     let (mut ends, mut links, mut pairings) = (Vec::new(), Vec::new(), Vec::new());
     for ((index, link), (planned, end)) in opened.into_iter().enumerate().zip(plan.iter().zip(&theirs.ends)) {
@@ -96,7 +97,7 @@ pub(in crate::verbs) fn welcome(
         let (hub, worker) = (addresses[hub_port.index()].clone(), worker.clone());
         pairings.push(Pairing { port: hub_port.index(), nic: usize::from(end.nic), hub, worker, reason });
     }
-    stream.send(&Message::Links(links_of(&recv, Vec::new(), ends))).map_err(talking)?;
+    stream.send(&Message::Links(links_of(&recv, Vec::new(), apart, ends))).map_err(talking)?;
     match stream.receive().map_err(talking)? {
         Message::Ready => Ok(Parts { recv, links, pairings, peer: format!("worker at {}", stream.peer()) }),
         Message::Refused(why) => Err(ConnectError::Refused(why)),
@@ -138,8 +139,9 @@ pub(in crate::verbs) fn connect(
     let rails = plan.iter().zip(&pairings).map(rail).collect();
     let carried = carried(plan, |link| [&link.up, &link.down], ours, &recv);
     let opened = open(rails, carried, plan, ours, &recv)?;
+    let apart = opened.iter().any(Unconnected::writes_apart);
     let ends = opened.iter().zip(&pairings).map(|(link, pairing)| end_of(link, pairing.nic as u16)).collect();
-    stream.send(&Message::Links(links_of(&recv, own.addresses, ends))).map_err(talking)?;
+    stream.send(&Message::Links(links_of(&recv, own.addresses, apart, ends))).map_err(talking)?;
     let theirs = expect_links(stream, plan)?;
     let mut links = Vec::new();
     for (link, (PlannedLink { ports, .. }, end)) in opened.into_iter().zip(plan.iter().zip(&theirs.ends)) {
@@ -216,8 +218,8 @@ fn open(
     links.map(open).collect()
 }
 
-fn links_of(recv: &RecvWindow, nics: Vec<Address>, ends: Vec<LinkEnd>) -> Links {
-    Links { address: recv.mapping().as_ptr() as u64, bytes: recv.bytes() as u64, nics, ends }
+fn links_of(recv: &RecvWindow, nics: Vec<Address>, apart: bool, ends: Vec<LinkEnd>) -> Links {
+    Links { address: recv.mapping().as_ptr() as u64, bytes: recv.bytes() as u64, nics, apart, ends }
 }
 
 fn end_of(link: &Unconnected, nic: u16) -> LinkEnd {
@@ -242,7 +244,7 @@ fn connected(
     }
     let peer = Peer { address: address.clone(), number: end.number, first_packet: end.first_packet };
     let from = ours.bytes_of(Span { offset: 0, bytes: 0 }).expect("a window has a beginning") as u64;
-    Ok(link.connect(&peer, from, theirs.address, &end.keys)?)
+    Ok(link.connect(&peer, from, theirs.address, &end.keys, theirs.apart)?)
 }
 
 fn expect_ports(

@@ -52,6 +52,8 @@ pub(in crate::verbs) struct Links {
     pub bytes: u64,
     /// The NICs that the ends are on. Empty from a hub: its NICs are those of its ports, which the worker knows.
     pub nics: Vec<Address>,
+    /// The immediates of what this side sends come by writes of their own.
+    pub apart: bool,
     /// In the order of the hello.
     pub ends: Vec<LinkEnd>,
 }
@@ -100,7 +102,7 @@ impl Message {
                 encode_addresses(&mut bytes, ports);
             }
             Message::Links(links) => {
-                bytes.push(2);
+                bytes.push(if links.apart { 5 } else { 2 });
                 links.encode(&mut bytes);
             }
             Message::Ready => bytes.push(3),
@@ -124,7 +126,7 @@ impl Message {
                 let send_bytes = u64::from_le_bytes(take(&mut body)?);
                 Message::Ports { send_bytes, ports: decode_addresses(&mut body, 1..=MAX_PORTS)? }
             }
-            2 => Message::Links(Links::decode(&mut body)?),
+            2 | 5 => Message::Links(Links::decode(&mut body, kind == 5)?),
             3 => Message::Ready,
             4 => {
                 let words = &body[..body.len().min(MAX_WORDS)];
@@ -165,7 +167,7 @@ impl Links {
         }
     }
 
-    fn decode(body: &mut &[u8]) -> Result<Self, String> {
+    fn decode(body: &mut &[u8], apart: bool) -> Result<Self, String> {
         let address = u64::from_le_bytes(take(body)?);
         let bytes = u64::from_le_bytes(take(body)?);
         if address.checked_add(bytes).is_none() {
@@ -179,7 +181,7 @@ impl Links {
             left -= end.keys.len();
             ends.push(end);
         }
-        Ok(Links { address, bytes, nics, ends })
+        Ok(Links { address, bytes, nics, apart, ends })
     }
 }
 
@@ -283,6 +285,7 @@ mod tests {
             address: 0x7f00_0000_0000,
             bytes: 1 << 30,
             nics: vec![address("mlx5_0"), Address { prefix: None, ..address("mlx5_1") }],
+            apart: false,
             ends: vec![end.clone(), LinkEnd { nic: 0, keys: Vec::new(), ..end }],
         }
     }
@@ -297,6 +300,7 @@ mod tests {
             Message::hello([7; 16], 1 << 40, vec![joined(0), joined(300)]),
             Message::Ports { send_bytes: 12, ports: vec![address("rxe0"), infiniband] },
             Message::Links(links()),
+            Message::Links(Links { apart: true, ..links() }),
             Message::Ready,
             Message::Refused("no such token".into()),
         ]

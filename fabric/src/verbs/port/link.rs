@@ -15,7 +15,7 @@ use crate::ids::{Imm, Span};
 use crate::port::Posted;
 use crate::ranges::Ranges;
 use crate::verbs::error::VerbsError;
-use crate::verbs::handles::chain::{Place, RECEIVES, ReceiveChain, SendChain};
+use crate::verbs::handles::chain::{Place, RECEIVES, ReceiveChain, SENDS, SendChain};
 use crate::verbs::handles::queue_pair::{Peer, QueuePair};
 use crate::verbs::handles::work::{Tally, Work};
 
@@ -40,6 +40,8 @@ struct Depths {
     /// Every so many is signalled.
     interval: u32,
     receives: u32,
+    /// Requests of a send: 2 if its immediate comes by a write of its own.
+    each: u32,
 }
 
 impl Depths {
@@ -50,17 +52,21 @@ impl Depths {
     ///
     /// A queue has at most `most` requests, the device's word. Sends beyond it, and beyond [`MOST_SENDS`], wait in the link.
     /// A device that has too few receive requests is named in an error.
-    fn for_capacity(capacity: u32, most: u32) -> Self {
+    fn for_capacity(capacity: u32, most: u32, each: u32) -> Self {
         let interval = (capacity / 2).clamp(1, MAX_INTERVAL);
         let posts = capacity.saturating_add(interval).saturating_add(capacity.min(LATE));
-        let sends = posts.min(MOST_SENDS).min(most.saturating_sub(FENCES)).max(1);
+        let sends = posts.min(MOST_SENDS).min(most.saturating_sub(FENCES) / each).max(1);
         let receives = posts.saturating_add(RECEIVES);
-        Depths { sends, waiting: posts - sends, interval: interval.min(sends), receives }
+        Depths { sends, waiting: posts - sends, interval: interval.min(sends), receives, each }
+    }
+
+    fn send_requests(self) -> u32 {
+        self.sends * self.each + FENCES
     }
 
     /// When a queue pair fails, everything in its queues completes.
     fn completions(self) -> u32 {
-        self.sends.saturating_add(FENCES).saturating_add(self.receives)
+        self.send_requests().saturating_add(self.receives)
     }
 }
 
@@ -92,11 +98,12 @@ impl Unconnected {
         carried: Carried,
         capacity: u32,
     ) -> Result<Self, VerbsError> {
-        let depths = Depths::for_capacity(capacity, registered.nic.context.limits.work_requests);
+        let each = 1 + u32::from(registered.nic.settings.writes_apart);
+        let depths = Depths::for_capacity(capacity, registered.nic.context.limits.work_requests, each);
         let queue = &rail.queue;
         queue.reserve(depths.completions())?;
         let route = Route::new(port, rail, depths.completions());
-        let qp = QueuePair::new(&registered.domain, queue, depths.sends + FENCES, depths.receives)?;
+        let qp = QueuePair::new(&registered.domain, queue, depths.send_requests(), depths.receives)?;
         qp.initialise(&registered.nic)?;
         let mut receives = ReceiveChain::new(route.id(Work::Receive).encode());
         let mut left = depths.receives;
@@ -123,13 +130,26 @@ impl Unconnected {
         self.registered.remote_keys(&self.carried)
     }
 
+    /// Whether the immediates of what it sends come by writes of their own.
+    pub fn writes_apart(&self) -> bool {
+        self.depths.each == 2
+    }
+
     /// How many ranges it sends.
     pub fn sent_ranges(&self) -> usize {
         self.carried.sent.iter().len()
     }
 
     /// Joins it with the peer's. The windows are at `from` here and at `to` there, where each range that is sent has its key.
-    pub fn connect(self, peer: &Peer, from: u64, to: u64, remote: &[u32]) -> Result<Link, VerbsError> {
+    /// `apart` says that the peer's immediates come by writes of their own.
+    pub fn connect(
+        self,
+        peer: &Peer,
+        from: u64,
+        to: u64,
+        remote: &[u32],
+        apart: bool,
+    ) -> Result<Link, VerbsError> {
         self.qp.connect(&self.registered.nic, self.first_packet, peer)?;
         let Unconnected { qp, receives, registered, carried, depths, route, .. } = self;
         let local = registered.local_keys(&carried);
@@ -150,6 +170,7 @@ impl Unconnected {
             credit: Credit::default(),
             fences: 0,
             fence_due: false,
+            peer_writes_apart: apart,
             consumed: 0,
             send_id: route.id(Work::Send).encode(),
             qp,
@@ -185,6 +206,8 @@ pub(in crate::verbs) struct Link {
     fences: u32,
     /// A fence is due when nothing waits any more.
     fence_due: bool,
+    /// A completion of the peer's immediate does not say how many bytes came before it.
+    pub peer_writes_apart: bool,
     /// Receive requests that were used and not posted again.
     consumed: u32,
     send_id: u64,
@@ -252,7 +275,15 @@ impl Link {
         let bytes = u32::try_from(span.bytes).expect("a span of less than 4 GiB");
         let from = Place { address: self.from + offset, key: keys.local };
         let to = Place { address: self.to + offset, key: keys.remote };
-        self.sends.push(self.send_id, signalled, from, to, bytes, imm.0);
+        if self.depths.each == 2 && bytes > 0 {
+            if self.sends.held() + 2 > SENDS {
+                self.flush(tally)?;
+            }
+            self.sends.push(self.send_id, false, from, to, bytes, None);
+            self.sends.push(self.send_id, signalled, Place::NONE, Place::NONE, 0, Some(imm.0));
+        } else {
+            self.sends.push(self.send_id, signalled, from, to, bytes, Some(imm.0));
+        }
         if self.sends.is_full() {
             self.flush(tally)?;
         }
@@ -388,16 +419,16 @@ mod tests {
     #[test]
     fn queues_hold_the_capacity_whatever_is_late() {
         for capacity in [1, 2, 3, 5, 8, 64, 100, 1750, 8094, 1 << 20] {
-            for most in [2 * RECEIVES, 600, 8192, 32768] {
-                let depths = Depths::for_capacity(capacity, most);
+            for (most, each) in [(2 * RECEIVES, 1), (600, 1), (8192, 2), (32768, 1), (32768, 2)] {
+                let depths = Depths::for_capacity(capacity, most, each);
                 assert!(depths.sends + depths.waiting >= capacity + depths.interval, "{depths:?}");
                 assert!(depths.interval <= depths.sends, "a full queue has a signalled send: {depths:?}");
-                assert!(depths.sends <= MOST_SENDS && depths.sends + FENCES <= most, "{depths:?}");
+                assert!(depths.sends <= MOST_SENDS && depths.send_requests() <= most, "{depths:?}");
                 assert!(depths.receives >= capacity + RECEIVES, "{depths:?}");
             }
         }
-        let small = Depths::for_capacity(100, 32768);
+        let small = Depths::for_capacity(100, 32768, 1);
         assert_eq!((small.sends, small.waiting), (196, 0), "nothing waits where the queue takes all");
-        let _ = Depths::for_capacity(u32::MAX, 32768).completions();
+        let _ = Depths::for_capacity(u32::MAX, 32768, 2).completions();
     }
 }

@@ -56,7 +56,8 @@ fn links(change: impl FnOnce(&mut Links)) -> Option<Message> {
         mtu: Mtu::from_code(3).unwrap(),
     };
     let end = LinkEnd { nic: 0, number: 17, first_packet: 0, keys: vec![1] };
-    let mut links = Links { address: 4096, bytes: BYTES as u64, nics: vec![nic], ends: vec![end] };
+    let mut links =
+        Links { address: 4096, bytes: BYTES as u64, nics: vec![nic], apart: false, ends: vec![end] };
     change(&mut links);
     Some(Message::Links(links))
 }

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Of three NICs one does not open when the hub starts, and another fails in a round later (IBV_EVENT_DEVICE_FATAL), which ends that
-# job. Other jobs run over the NICs that
-# are left, and GET /v1/hub says of each of the others why it is lost. Once they open again, a job that begins then has all three,
+# job. Other jobs run over the NICs that are left, and GET /v1/hub says of each of the others why it is lost. Once they
+# open again, a job that begins then has all three,
 # and the hub's log says so. The doctor says of a NIC that does not open that a hub tries it again.
 # guest: one --nics 3
 # build: bin phub-server
