@@ -13,6 +13,7 @@ not_had() {
 }
 
 [ "$(id -u)" = 0 ] || not_had "this needs root"
+[ -z "${TARGET:-}" ] || [ "${TARGET%%-*}" = "$(uname -m)" ] || not_had "this machine does not run programs for $TARGET"
 command -v debootstrap >/dev/null || sh tools/install.sh dist debootstrap || not_had "no debootstrap"
 # shellcheck disable=SC2016
 read -r mirror release < <(apt-get indextargets --format '$(REPO_URI) $(ORIGIN) $(CODENAME)' 2>/dev/null |
@@ -30,7 +31,7 @@ mount -t proc proc "$root/proc"
 mount --rbind /sys "$root/sys"
 mount --rbind /dev "$root/dev"
 inside() { chroot "$root" "$@"; }
-cp "$dir"/phub_*.deb "$root/tmp/phub.deb"
+cp "$dir"/phub_*_"$(dpkg --print-architecture)".deb "$root/tmp/phub.deb"
 inside dpkg -i /tmp/phub.deb
 inside dpkg --verify phub
 [ "$(inside stat -c '%U %a' /etc/phub/secret)" = "phub 600" ]

@@ -12,6 +12,7 @@ not_had() {
 }
 
 [ "$(id -u)" = 0 ] || not_had "this needs root"
+[ -z "${TARGET:-}" ] || [ "${TARGET%%-*}" = "$(uname -m)" ] || not_had "this machine does not run programs for $TARGET"
 for program in debootstrap buildah; do
     command -v "$program" >/dev/null || sh tools/install.sh dist "$program" || not_had "no $program"
 done

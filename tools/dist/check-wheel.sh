@@ -1,13 +1,17 @@
 #!/bin/sh
 # Installs the wheel of `tools/dist/wheel.sh` as a user without Rust does, in a new virtual environment of each Python from 3.9 on
-# that this machine has (PHUB_PYTHONS names others), and uses it: the commands, a session of two workers, and its probe.
+# that this machine has (PHUB_PYTHONS names others), and uses it: the commands, a session of two workers, and its probe. A wheel
+# for another machine (TARGET) is used in an emulator by tools/dist/check-emulated.sh.
 set -eu
 cd "$(dirname "$0")/../.."
 dir=$PWD/target/dist
-wheel=$(echo "$dir"/*.whl)
+host=$(rustc -vV | sed -n 's/host: //p')
+target=${TARGET:-$host}
+wheel=$(echo "$dir"/phub-*_"${target%%-*}".whl)
 [ -f "$wheel" ] || { echo "dist: no wheel in $dir; run: make dist" >&2; exit 1; }
 "$dir/venv/bin/auditwheel" show "$wheel"
 "$dir/venv/bin/abi3audit" --strict "$wheel"
+[ "$target" = "$host" ] || exec sh tools/dist/check-emulated.sh "$wheel"
 
 # Nothing of a compiler is on the path.
 PATH=/usr/bin:/bin

@@ -12,7 +12,7 @@ aarch64-*) architecture=arm64 ;;
 *) echo "dist: no name for Debian's packages of $target" >&2 && exit 1 ;;
 esac
 tree=$dir/deb
-rm -rf "$tree" "$dir"/*.deb
+rm -rf "$tree" "$dir"/phub_*_$architecture.deb
 mkdir -p "$tree/DEBIAN" "$tree/usr/share/doc/phub"
 for program in phub-server phub-probe; do
     install -D -m 755 "$dir/$target/$program" "$tree/usr/bin/$program"
@@ -40,4 +40,4 @@ Description: parameter server for training on many machines
 END
 dpkg-deb --root-owner-group --build "$tree" "$dir" >/dev/null
 rm -rf "$tree"
-du -h --apparent-size "$dir"/*.deb | sed 's/^/dist: /'
+du -h --apparent-size "$dir"/phub_*_$architecture.deb | sed 's/^/dist: /'

@@ -1,16 +1,13 @@
-"""Uses an installed wheel: a hub by its command, two workers that train, and the figures of the hub."""
+"""Uses an installed wheel: a hub by its command, which is on the path, two workers that train, and the figures of the hub."""
 
-import os
 import subprocess
-import sys
 import threading
 
 import numpy as np
 
 import phub
 
-program = os.path.join(os.path.dirname(sys.executable), "phub-server")
-hub = subprocess.Popen([program, "serve", "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True)
+hub = subprocess.Popen(["phub-server", "serve", "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True)
 address = hub.stdout.readline().split()[-1]
 
 

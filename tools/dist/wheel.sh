@@ -4,18 +4,23 @@
 # commands is beside them in a folder of the target's name.
 #
 # Zig's linker knows the symbols of old C libraries, so that the machine that builds may be new. Zig, maturin and what looks the
-# wheel over come from PyPI, into an environment in target/dist. TARGET=aarch64-unknown-linux-gnu builds for 64-bit Arm, if
-# that target's standard library is installed (rustup target add).
+# wheel over come from PyPI, into an environment in target/dist. TARGET=aarch64-unknown-linux-gnu builds for 64-bit Arm, with the
+# rustc of Debian unstable if this machine's has no standard library for it (rustup target add).
 set -eu
 cd "$(dirname "$0")/../.."
-target=${TARGET:-$(rustc -vV | sed -n 's/host: //p')}
+host=$(rustc -vV | sed -n 's/host: //p')
+target=${TARGET:-$host}
+sysroot=$(rustc --print sysroot)
 glibc=2.28
 dir=$PWD/target/dist
 python=${PHUB_PYTHON:-python3}
 
-if ! [ -d "$(rustc --print sysroot)/lib/rustlib/$target" ]; then
-    echo "dist: no standard library for $target; run: rustup target add $target" >&2
-    exit 1
+if ! [ -d "$sysroot/lib/rustlib/$target" ]; then
+    RUSTC=$(sh tools/debian/rustc.sh "$target") || {
+        echo "dist: no standard library for $target; run: rustup target add $target" >&2
+        exit 1
+    }
+    export RUSTC
 fi
 mkdir -p "$dir"
 [ -x "$dir/venv/bin/python" ] || "$python" -m venv "$dir/venv"
@@ -23,7 +28,9 @@ mkdir -p "$dir"
     'wheel>=0.43' 'auditwheel>=6' 'abi3audit>=0.0.20'
 PATH=$dir/venv/bin:$PATH
 # maturin does not strip: that would be another profile, and cargo would build all twice. The topology comes from sysfs: hwloc would be a package of the system.
-rm -f "$dir"/*.whl
+wheels=$dir/phub-*_${target%%-*}.whl
+# shellcheck disable=SC2086
+rm -f $wheels
 maturin build -q --release --zig --target "$target" --compatibility "manylinux_$(echo $glibc | tr . _)" --auditwheel check \
     --locked --manifest-path worker-shim/python/Cargo.toml --out "$dir"
 cargo zigbuild --release --locked --target "$target.$glibc" --no-default-features -p phub-server -p benches \
@@ -31,11 +38,20 @@ cargo zigbuild --release --locked --target "$target.$glibc" --no-default-feature
 
 # The commands go into the wheel as they are: pip puts what is in `scripts` on the user's path.
 rm -rf "$dir/unpacked"
-wheel unpack -d "$dir/unpacked" "$dir"/*.whl
+# shellcheck disable=SC2086
+wheel unpack -d "$dir/unpacked" $wheels
 package=$(echo "$dir"/unpacked/*)
 scripts=$package/$(basename "$package").data/scripts
 mkdir -p "$scripts"
 mkdir -p "$dir/$target"
+# The machine's knows only programs for it. LLVM's, which comes with Rust, knows all.
+objcopy() {
+    if [ "$target" = "$host" ]; then
+        command objcopy "$@"
+    else
+        LD_LIBRARY_PATH=$sysroot/lib "$sysroot/lib/rustlib/$host/bin/rust-objcopy" "$@"
+    fi
+}
 strip_to() {
     objcopy --only-keep-debug --compress-debug-sections=zlib "$1" "$2.debug"
     objcopy --strip-unneeded --add-gnu-debuglink="$2.debug" "$1" "$2"

@@ -1,0 +1,41 @@
+#!/bin/sh
+# Gets the rustc of Debian unstable and prints its path: `tools/debian/rustc.sh [TARGET]`. It compiles for this machine, and for
+# the other target if one is named.
+#
+# The compiler (100 MB of packages) is in target/other-compiler, and runs there with its own C library. The C compiler is the
+# machine's. If it cannot be had, this says so and exits with status 3.
+set -eu
+cd "$(dirname "$0")/../.."
+target=${1:-}
+dir=$PWD/target/other-compiler
+root=$dir/root
+
+not_had() {
+    echo "rustc of Debian unstable: NOT HAD: $1" >&2
+    exit 3
+}
+
+command -v python3 >/dev/null || not_had "this machine has no python3"
+command -v dpkg >/dev/null || not_had "this machine has no dpkg"
+case $target in
+"") architecture= ;;
+aarch64-unknown-linux-gnu) architecture=arm64 ;;
+*) not_had "no Debian architecture is known for $target" ;;
+esac
+if ! [ -x "$dir/rustc" ] || ! [ -d "$root/usr/lib/rustlib/$target" ]; then
+    # Both anew: a standard library fits the compiler of its own version only.
+    rm -rf "$dir/rustc" "$root"
+    sh tools/debian/unpack.sh "$root" "$(dpkg --print-architecture)" libstd-rust-dev -- rustc
+    [ -z "$architecture" ] || sh tools/debian/unpack.sh "$root" "$architecture" -- libstd-rust-dev
+    loader=$(find "$root" -name 'ld-linux-*.so.*' | head -n 1)
+    # Not a shell script: sh drops variables with a hyphen in their names, and cargo gives such variables to the compiler.
+    cat >"$dir/rustc" <<PYTHON
+#!$(python3 -c 'import sys; print(sys.executable)')
+import os, sys
+os.execv("$loader", ["$loader", "--library-path", "$(dirname "$loader")", "$root/usr/bin/rustc",
+                     "--sysroot", "$root/usr", *sys.argv[1:]])
+PYTHON
+    chmod +x "$dir/rustc"
+fi
+"$dir/rustc" --version >&2 || not_had "it does not start on this machine"
+echo "$dir/rustc"
