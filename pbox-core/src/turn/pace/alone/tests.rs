@@ -68,6 +68,41 @@ fn the_fast_one_is_held_exactly_at_the_staleness() {
 }
 
 #[test]
+fn a_job_that_ends_steps_what_is_before_the_line_of_each_worker() {
+    let mut clocks = clocks(ssp(1), 2);
+    push(&mut clocks, 0, 0);
+    push(&mut clocks, 1, 0);
+    assert_eq!(push(&mut clocks, 0, 1), [(0, 1)]);
+    assert_eq!(push(&mut clocks, 0, 2), [], "held back");
+    let lines = clocks.lines();
+    assert_eq!(lines, [Some(Round(3)), Some(Round(1))]);
+    // Another core has stepped a push of worker 1 that this one has not.
+    clocks.end_at(&[Some(Round(3)), Some(Round(2))]);
+    assert_eq!(answers(&mut clocks), [(0, 2)], "what was held back is answered");
+    assert!(!clocks.has_come_to(0, Round(2)));
+    assert_eq!(push(&mut clocks, 1, 1), [(1, 1)]);
+    assert!(clocks.has_come_to(0, Round(2)), "each has come to its line");
+    clocks.arrive(0, 1, 2).unwrap();
+    assert_eq!(clocks.pushed(0, 1), None, "behind the line nothing is stepped");
+}
+
+#[test]
+fn workers_begin_as_far_ahead_as_they_were() {
+    let mut clocks = Clocks::new(ssp(2), 1, 2);
+    clocks.begin_ahead(&[2, 0]);
+    (0..2).for_each(|rank| clocks.admit(rank, Round(5)));
+    clocks.find_slowest(0);
+    assert_eq!(clocks.round(0), Round(5));
+    assert_eq!(answers(&mut clocks), [(0, 6), (1, 4)], "their weights");
+    assert_eq!(push(&mut clocks, 0, 7), [], "two rounds ahead, and one more is too far");
+    assert_eq!(push(&mut clocks, 1, 5), [(0, 7), (1, 5)]);
+    clocks.remove(0);
+    clocks.admit(0, Round(6));
+    clocks.find_slowest(0);
+    assert_eq!(answers(&mut clocks), [(0, 5)], "only when the job begins");
+}
+
+#[test]
 fn pushes_out_of_turn_are_seen() {
     let mut clocks = clocks(ssp(0), 2);
     assert_eq!(clocks.arrive(0, 0, 1), Err(OutOfTurn::OtherRound { expected: Round(0) }));
