@@ -34,7 +34,10 @@ impl TraceArgs {
             "{} is to be read and written; name another file after --to",
             self.to.display()
         );
-        for name in merge(&self.files, &mut TraceFile::create(&self.to)?)? {
+        // Before the new file is made: one that is there already stays if a part is bad.
+        let (processes, apart) = merge(&self.files)?;
+        TraceFile::create(&self.to)?.write(&processes)?;
+        for name in apart {
             eprintln!(
                 "phub-server: the clock of {name} is not known from the other files: its times stay as they are. Add the \
                  file of a worker that was on its machine, or of a worker of that hub"

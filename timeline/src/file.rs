@@ -22,6 +22,14 @@ const END: &str = "]}";
 /// A trace cannot be written, or read.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
+    /// A file cannot be read.
+    #[error("trace {}: reading it failed: {error}; name a file that is there and that this user may read", .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's answer.
+        error: std::io::Error,
+    },
     /// The file system says no.
     #[error("trace {}: {doing} failed: {error}; name a file that can be written", .path.display())]
     File {
@@ -113,25 +121,24 @@ fn end(mut text: String) -> String {
     text + END + "\n"
 }
 
-/// Writes the traces of these files into one, with the times of the first one's clock. Returns the names of processes whose
-/// clock is not known from the others: their times stay as they are.
+/// The processes of all these files, with the times of the first one's clock, and the names of those whose clock is not known from
+/// the others: their times stay as they are.
 ///
 /// # Errors
-/// When one of them is none, or a file cannot be read or written.
-pub fn merge(parts: &[PathBuf], into: &mut TraceFile) -> Result<Vec<String>, TraceError> {
+/// When one of them is no trace, or cannot be read.
+pub fn merge(parts: &[PathBuf]) -> Result<(Vec<Process>, Vec<String>), TraceError> {
     let mut processes = Vec::new();
     for path in parts {
         processes.push(read(path)?);
     }
     let mut processes: Vec<Process> = processes.into_iter().flatten().collect();
     let apart = shift::to_one_clock(&mut processes);
-    into.write(&processes)?;
-    Ok(apart)
+    Ok((processes, apart))
 }
 
 /// The processes of a file. All lines are those of the first one.
 fn read(path: &Path) -> Result<Vec<Process>, TraceError> {
-    let failed = |error| TraceError::File { path: path.to_owned(), doing: "reading it", error };
+    let failed = |error| TraceError::Read { path: path.to_owned(), error };
     let other =
         |line: &str| TraceError::Other { path: path.to_owned(), read: line.chars().take(60).collect() };
     let mut from = BufReader::new(File::open(path).map_err(failed)?).lines();
@@ -184,7 +191,9 @@ mod tests {
         let mut all = TraceFile::create(directory.path().join("all.json")).unwrap();
         let empty: Value = serde_json::from_str(&std::fs::read_to_string(all.path()).unwrap()).unwrap();
         assert_eq!(empty["traceEvents"], json!([]));
-        assert_eq!(merge(&parts, &mut all).unwrap(), Vec::<String>::new());
+        let (processes, apart) = merge(&parts).unwrap();
+        assert_eq!(apart, Vec::<String>::new());
+        all.write(&processes).unwrap();
         let whole: Value = serde_json::from_str(&std::fs::read_to_string(all.path()).unwrap()).unwrap();
         let processes = whole["metadata"]["processes"].as_array().unwrap();
         assert_eq!((processes.len(), &processes[1]["name"]), (2, &json!("worker \"0\"")));
@@ -205,8 +214,9 @@ mod tests {
         assert!(error.contains("opening it for writing failed") && error.contains("name a file"), "{error}");
         let other = directory.path().join("other.json");
         std::fs::write(&other, "[1, 2]\n").unwrap();
-        let mut all = TraceFile::create(directory.path().join("all.json")).unwrap();
-        let error = merge(&[other], &mut all).unwrap_err().to_string();
+        let error = merge(&[other]).unwrap_err().to_string();
         assert!(error.contains("expected a trace") && error.contains("[1, 2]"), "{error}");
+        let error = merge(&[directory.path().join("missing.json")]).unwrap_err().to_string();
+        assert!(error.contains("missing.json: reading it failed") && error.contains("is there"), "{error}");
     }
 }

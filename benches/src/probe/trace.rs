@@ -36,8 +36,8 @@ impl Trace {
 
     /// All children have ended well.
     pub fn finish(mut self) -> Result<()> {
-        merge(&self.parts, &mut self.file)?;
-        Ok(())
+        let (processes, _) = merge(&self.parts)?;
+        Ok(self.file.write(&processes)?)
     }
 }
 

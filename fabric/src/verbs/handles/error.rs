@@ -6,8 +6,8 @@ use super::library::LibraryError;
 use super::words;
 
 /// Why a NIC is used for want of a better one only, and what to do.
-pub(in crate::verbs) const LINK_LOCAL: &str = "its only RoCE v2 address is link-local, which no router passes on and which may be of another wire: \
-     give its network interface an IP address";
+pub(in crate::verbs) const LINK_LOCAL: &str = "its only RoCE v2 address is link-local, which no router passes on and which may \
+     be of another wire: give its network interface an IP address";
 
 /// A device, or a port of one, cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
