@@ -159,16 +159,13 @@ impl Hub {
     /// Makes a request again while its failure may pass and the job goes on, at most for the heartbeat's limit.
     fn insist<R>(&self, ask: impl FnMut() -> Result<R, Failure>) -> Result<R, MemberError> {
         let passes = |failure: &Failure| failure.passes_for_member() && self.end().is_none();
-        insist(self.limit, passes, ask).map_err(|failure| match failure {
-            // The heartbeat hears the same, perhaps a moment later.
-            Failure { cause: Cause::Gone | Cause::Unreachable, error } => {
-                let why = match error {
-                    MemberError::Unreachable { cause, .. } => cause,
-                    answer => answer.to_string(),
-                };
-                self.end().unwrap_or_else(|| self.lost(why))
-            }
-            Failure { error, .. } => error,
+        insist(self.limit, passes, ask).map_err(|Failure { cause, error }| match (cause, error) {
+            (Cause::Refused, error) => error,
+            // A job that has ended says more than a request that was lost with it. The heartbeat hears of a hub that is gone,
+            // perhaps a moment later.
+            (_, MemberError::Unreachable { cause, .. }) => self.end().unwrap_or_else(|| self.lost(cause)),
+            (Cause::Gone, answer) => self.end().unwrap_or_else(|| self.lost(answer.to_string())),
+            (_, answer) => self.end().unwrap_or(answer),
         })
     }
 

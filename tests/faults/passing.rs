@@ -10,7 +10,7 @@ use hub_tests::program::until;
 use hub_tests::proxy::{Break, Proxy};
 use hub_tests::{config_at, hub_with_limit, ready_all, says};
 use rustix::process::Signal;
-use worker_shim::Session;
+use worker_shim::{Session, SessionError};
 
 const BREAKS: [Break; 5] =
     [Break::Page(200), Break::Page(502), Break::Page(503), Break::Lose, Break::LoseAnswer];
@@ -72,6 +72,23 @@ fn a_request_that_never_comes_through_says_how_often_it_was_made() {
     proxy.breaks("learning-rate", Break::Page(502), u32::MAX);
     says(session.set_learning_rate(0.25).unwrap_err(), &["502", "no hub here", "(tried ", " times in "]);
     session.leave().unwrap();
+}
+
+#[test]
+fn a_request_that_is_lost_while_its_hub_stops_says_that_the_hub_stops() {
+    let _watchdog = Watchdog::start();
+    let hub = hub_with_limit(1, 30);
+    let proxy = Proxy::start(hub.address());
+    let mut session = alone(&proxy);
+    proxy.breaks("learning-rate", Break::Lose, u32::MAX);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            until("a request is lost", || proxy.left() < u32::MAX);
+            drop(hub);
+        });
+        let error = session.set_learning_rate(0.25).unwrap_err();
+        assert!(matches!(&error, SessionError::Member(lost) if lost.is_loss_of_hub()), "{error}");
+    });
 }
 
 #[test]
