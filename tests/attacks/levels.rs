@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use fabric::conformance::Watchdog;
+use hub_tests::program::until;
 use hub_tests::relay::{Stall, Way};
-use hub_tests::{config_at, on_threads, push_all, says};
-use pbox_core::control::Mesh;
+use hub_tests::{config_at, describe, on_threads, push_all, says};
+use pbox_core::control::{JobState, Mesh};
 use phub_server::Machine;
 use rustix::process::Signal;
 use worker_shim::{Session, SessionConfig, SessionError};
@@ -86,7 +87,10 @@ fn a_hub_below_that_stands_still_is_named_on_the_other_machine() {
         let mut sessions = ready(|machine| config_at(&below[machine as usize].address(), "job", 0, 1));
         let ended = rounds_while(&mut sessions, u32::MAX, || {
             below[1].process.stop();
-            std::thread::sleep(Duration::from_secs(LIMIT_S + 3));
+            until("the hub above has given the job up", || {
+                let mut jobs = describe(&top.address()).jobs.into_iter();
+                jobs.any(|job| job.name == "job.above" && matches!(job.state, JobState::Failed { .. }))
+            });
             below[1].process.signal(Signal::CONT);
         });
         let told: Vec<_> = ended.into_iter().map(Result::unwrap_err).collect();
