@@ -20,3 +20,5 @@ cd ibatch
 python3 -B -m unittest -v test_ibatch
 cd ../levels
 python3 -B -m unittest -v test_levels
+cd ../traffic
+python3 -B -m unittest -v test_traffic

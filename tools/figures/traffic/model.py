@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+"""Memory traffic of a hub on paper: how many bytes cross the memory bus for a byte that workers push, where NICs deliver into a
+simulated last-level cache, and what three machines could carry at most. Writes traffic.csv. Some minutes, no root."""
+
+import argparse
+import collections
+import csv
+import itertools
+import os
+import random
+
+CHUNK_BYTES = 32 << 10
+# What a step reads and writes beside the slots: weights and momentum (Nesterov).
+STATE = ["weights", "momentum"]
+# When slots are summed: at a chunk's last arrival; as they come, in the order of the workers; as they come, in any order.
+WAYS = ["last", "in order", "any order"]
+# How far the last worker is behind the first one, in chunks.
+LAGS = [0, 16, 64, 256, 512, 1024, 2048, 4096]
+SEEDS = 2
+
+Machine = collections.namedtuple("Machine", "name nics wire_gb_s memory_gb_s cache_mb cache_ways io_ways")
+# Of both sockets. The wire is what NICs carry each way beside headers and coding; the memory is 0.8 of what its channels are
+# rated at. `io_ways` is the part of the cache into which NICs deliver.
+MACHINES = [
+    Machine("10 x 56 Gb/s", 10, 68, 125, 70, 20, 2),  # PBox: 2 x E5-2690 v4, 8 x DDR4-2400
+    Machine("8 x 100 Gb/s", 8, 98, 330, 108, 12, 2),  # 2 x Ice Lake SP, 16 x DDR4-3200
+    Machine("8 x 400 Gb/s", 8, 392, 490, 210, 15, 2),  # 2 x Sapphire Rapids, 16 x DDR5-4800
+]
+# The same machine whose NICs write past the cache.
+NO_IO = 0
+
+
+class Cache:
+    """A cache of blocks of a chunk's size, with a part of its own for what NICs bring. In each part the block goes that was not
+    used for the longest time. Counts what crosses the memory bus, in blocks."""
+
+    def __init__(self, blocks, io_blocks):
+        self.room = {"core": blocks - io_blocks, "io": io_blocks}
+        # Block to whether memory has another value.
+        self.parts = {"core": collections.OrderedDict(), "io": collections.OrderedDict()}
+        self.reads = self.writes = 0
+
+    def read(self, block):
+        """A core or a NIC reads a block; a core keeps it."""
+        if not self._use(block, False):
+            self.reads += 1
+            self._put("core", block, False)
+
+    def write(self, block):
+        """A core writes a block, which it reads first."""
+        self.read(block)
+        self._use(block, True)
+
+    def deliver(self, block):
+        """A NIC writes a whole block."""
+        if self.room["io"] == 0:
+            for part in self.parts.values():
+                part.pop(block, None)
+            self.writes += 1
+        elif not self._use(block, True):
+            self._put("io", block, True)
+
+    def _use(self, block, changes):
+        for part in self.parts.values():
+            if block in part:
+                part[block] |= changes
+                part.move_to_end(block)
+                return True
+        return False
+
+    def _put(self, name, block, changed):
+        part = self.parts[name]
+        part[block] = changed
+        if len(part) > self.room[name]:
+            self.writes += part.popitem(last=False)[1]
+
+
+class Hub:
+    """What a hub does with arrivals, by way."""
+
+    def __init__(self, cache, workers, way):
+        self.cache, self.workers, self.way = cache, workers, way
+        self.come = collections.defaultdict(set)  # chunk to the workers whose slots are in
+        self.summed = {}  # chunk to the number of slots in its accumulator, and the accumulator
+        self.free = []  # the one that was used last is taken first
+        self.made = itertools.count()
+
+    def arrives(self, chunk, worker):
+        """A worker's slot of a chunk is in."""
+        self.cache.deliver(("slot", worker, chunk))
+        come = self.come[chunk]
+        come.add(worker)
+        if len(come) == self.workers:
+            self._step(chunk)
+            del self.come[chunk]
+        elif self.way == "any order":
+            self._add(chunk, [worker])
+        elif self.way == "in order":
+            first = self.summed.get(chunk, (0, None))[0]
+            self._add(chunk, list(itertools.takewhile(come.__contains__, range(first, self.workers))))
+
+    def _add(self, chunk, workers):
+        if not workers:
+            return
+        count, accumulator = self.summed.get(chunk) or (0, self.free.pop() if self.free else next(self.made))
+        for worker in workers:
+            self.cache.read(("slot", worker, chunk))
+        self.cache.write(("sum", accumulator))
+        self.summed[chunk] = (count + len(workers), accumulator)
+
+    def _step(self, chunk):
+        count, accumulator = self.summed.pop(chunk, (0, None))
+        if accumulator is not None:
+            self.cache.read(("sum", accumulator))
+            self.free.append(accumulator)
+        # In any order: the one that came last is left, and which one it is makes no difference here.
+        for worker in range(count, self.workers):
+            self.cache.read(("slot", worker, chunk))
+        for kind in STATE:
+            self.cache.write((kind, chunk))
+        for _ in range(self.workers):
+            self.cache.read(("weights", chunk))  # its answer
+
+
+def arrivals(chunks, workers, lag, seed):
+    """A round's arrivals: each worker pushes all chunks in the same order at the same pace; the workers begin within `lag`
+    chunks, and whose rank is lower says nothing of when it begins."""
+    dice = random.Random(seed)
+    begins = [lag * place / max(workers - 1, 1) for place in range(workers)]
+    dice.shuffle(begins)
+    times = ((chunk + begins[worker] + dice.random(), chunk, worker)
+             for chunk in range(chunks) for worker in range(workers))
+    return [(chunk, worker) for _, chunk, worker in sorted(times)]
+
+
+def traffic(cache_blocks, io_blocks, chunks, workers, lag, way, seed=0):
+    """Bytes across the memory bus for a pushed byte, reads and writes, in the second of two rounds."""
+    cache = Cache(cache_blocks, io_blocks)
+    hub = Hub(cache, workers, way)
+    for number in range(2):
+        before = (cache.reads, cache.writes)
+        for chunk, worker in arrivals(chunks, workers, lag, seed + number):
+            hub.arrives(chunk, worker)
+    return tuple((end - begin) / (chunks * workers) for begin, end in zip(before, (cache.reads, cache.writes)))
+
+
+def streamed(workers):
+    """The same without any reuse: each slot is written by a NIC and read, state is read and written once a chunk."""
+    return 1 + len(STATE) / workers, 1 + len(STATE) / workers
+
+
+def carried(machine, bytes_each):
+    """GB/s that workers can push, and what is the limit."""
+    by_memory = machine.memory_gb_s / bytes_each
+    return (by_memory, "memory") if by_memory < machine.wire_gb_s else (machine.wire_gb_s, "NICs")
+
+
+def rows(machines, chunks, workers, lags, seeds):
+    """A row for each machine, with and without a cache into which NICs deliver, lag and way."""
+    for machine in machines:
+        blocks = machine.cache_mb * 10**6 // CHUNK_BYTES
+        for io_ways in [machine.io_ways, NO_IO]:
+            io_blocks = blocks * io_ways // machine.cache_ways
+            for lag, way in itertools.product(lags, WAYS):
+                each = [traffic(blocks, io_blocks, chunks, workers, lag, way, seed) for seed in range(seeds)]
+                reads, writes = (sum(of) / seeds for of in zip(*each))
+                gb_s, limit = carried(machine, reads + writes)
+                yield {"machine": machine.name, "io_ways": io_ways, "workers": workers, "lag_chunks": lag, "way": way,
+                       "reads": f"{reads:.3f}", "writes": f"{writes:.3f}", "gb_s": f"{gb_s:.1f}", "limit": limit}
+
+
+def main():
+    """All rows."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", default="target/figures", metavar="DIRECTORY")
+    parser.add_argument("--model-mb", type=int, default=574, metavar="N", help="bytes of the model (574: VGG-19)")
+    parser.add_argument("--workers", type=int, default=8, metavar="N", help="workers (8)")
+    parser.add_argument("--seeds", type=int, default=SEEDS, metavar="N", help=f"orders of the workers, averaged ({SEEDS})")
+    args = parser.parse_args()
+    os.makedirs(args.out, exist_ok=True)
+    chunks = args.model_mb * 10**6 // CHUNK_BYTES
+    with open(f"{args.out}/traffic.csv", "w", newline="") as file:
+        writer = None
+        for row in rows(MACHINES, chunks, args.workers, LAGS, args.seeds):
+            writer = writer or csv.DictWriter(file, list(row), lineterminator="\n")
+            if file.tell() == 0:
+                writer.writeheader()
+            writer.writerow(row)
+            print(*row.values(), sep="\t", flush=True)
+
+
+if __name__ == "__main__":
+    main()
