@@ -55,7 +55,7 @@ pub struct TopologyArgs {
     #[arg(long, default_value_t = DEFAULT_CHUNK_BYTES, value_name = "BYTES")]
     chunk_bytes: usize,
 
-    /// Cores that sum and step: a number, or cpus like 0,2,4-7. Default: every physical core.
+    /// Cores that sum and step: a number, or cpus like 0,2,4-7. Default: as `serve` has it.
     #[arg(long, value_name = "N|LIST")]
     cores: Option<CoreSelection>,
 

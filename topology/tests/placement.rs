@@ -155,6 +155,30 @@ fn a_given_number_of_cores_is_spread_by_nic_speed() {
 }
 
 #[test]
+fn nics_with_rdma_get_so_many_cores_that_they_are_even() {
+    let plan = |description: &str| {
+        let request = Request { cores: CoreChoice::EvenOverNics, ..Request::new(&[1; 840]) };
+        place(&host(description), &request).unwrap()
+    };
+    let of_nics = |plan: &Plan| plan.nics().iter().map(|nic| nic.cores.len()).collect::<Vec<_>>();
+    let pbox = plan("sockets:2 cores:14 nics:5 nic_gbps:56 nic_kind:infiniband");
+    assert_eq!(of_nics(&pbox), [2; 10], "three for some would carry half as much more than the others");
+    assert!(pbox.nics().iter().all(|nic| nic.items == 84));
+    assert!(has_reason(&pbox, "10 of 14 cores on node 0 serve NICs."));
+    let rails = plan("sockets:2 cores:56 threads:2 nics:4 nic_gbps:400 nic_kind:infiniband");
+    assert_eq!(of_nics(&rails), [4; 8]);
+    let unlike = plan("sockets:2 cores:16 nics:1,2 nic_gbps:200,100 nic_kind:infiniband");
+    assert_eq!(of_nics(&unlike), [4, 2, 2]);
+    // A core of another node is far from the NIC.
+    let one = plan("sockets:2 cores:16 nics:1,0 nic_gbps:100 nic_kind:infiniband");
+    assert_eq!(cpus(&one), [0, 1, 2, 3]);
+    // Too few cores: all of them work.
+    assert_eq!(cpus(&plan("sockets:2 cores:9 nics:5 nic_gbps:56 nic_kind:infiniband")).len(), 18);
+    // The kernel's TCP wants every core.
+    assert_eq!(cpus(&plan("sockets:2 cores:14 nics:5 nic_gbps:56")).len(), 28);
+}
+
+#[test]
 fn cores_near_no_nic_are_the_last_choice() {
     let host = host("sockets:2 nodes:2 cores:2 nics:1,0,0,0 nic_gbps:100");
     let choose =

@@ -85,7 +85,8 @@ pub struct HubSettings {
     pub rails: Option<RailMap>,
 
     /// Cores that sum and step: a number, cpus like 0,2,4-7, or `half` of the physical cores, which leaves the others to
-    /// workers on this machine. Default: one cpu of every physical core that this process may use.
+    /// workers on this machine. Default: one cpu of every physical core that this process may use; where there are NICs
+    /// with RDMA, two to four of them for each NIC, so many that all NICs carry alike.
     #[arg(long, env = "PHUB_CORES", value_name = "N|LIST|half")]
     pub cores: Option<CoreSelection>,
 
@@ -255,10 +256,10 @@ pub enum CoreSelection {
 }
 
 impl CoreSelection {
-    /// The request to the placement; `None` means every core.
+    /// The request to the placement; `None` means as many as NICs with RDMA need, and every core without.
     pub fn choice(selection: Option<&Self>) -> CoreChoice {
         match selection {
-            None => CoreChoice::EveryCore,
+            None => CoreChoice::EvenOverNics,
             Some(CoreSelection::Half) => CoreChoice::HalfOfTheCores,
             Some(CoreSelection::Count(count)) => CoreChoice::Count(*count),
             Some(CoreSelection::Cpus(cpus)) => CoreChoice::Cpus(cpus.clone()),

@@ -3,11 +3,18 @@
 //! Must not know items, nor which NIC a core will get: only the speed of the NICs near each node.
 
 use super::nic_choice::UsedNic;
-use super::wiring::{NodeCores, home_groups};
+use super::wiring::{NodeCores, groups, home_groups};
 use super::{CoreChoice, PlaceError, apportion};
+use crate::amount::count;
 use crate::cpulist;
 use crate::host::{CoreId, Cpu, CpuId, Host, NodeId, SocketId};
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::RangeInclusive;
+
+/// The fastest NIC has so many cores. One that steps leaves the other to post; with more than four, queue pairs of many workers
+/// crowd the NIC's cache.
+const CORES_OF_A_NIC: RangeInclusive<u64> = 2..=4;
 
 /// The owners' cpus, in slot order.
 pub fn choose(
@@ -23,10 +30,8 @@ pub fn choose(
     allowed.sort_by_key(|cpu| (cpu.node, cpu.core, cpu.id));
     let mut chosen: Vec<Cpu> = match choice {
         CoreChoice::Cpus(ids) => explicit(host, ids)?,
-        CoreChoice::EveryCore => {
-            let mut seen = BTreeSet::new();
-            allowed.iter().filter(|cpu| seen.insert(cpu.core)).map(|&cpu| cpu.clone()).collect()
-        }
+        CoreChoice::EveryCore => every_core(&allowed),
+        CoreChoice::EvenOverNics => even_over_nics(every_core(&allowed), nics, reasons),
         CoreChoice::HalfOfTheCores => {
             let cores = allowed.iter().map(|cpu| cpu.core).collect::<BTreeSet<_>>().len();
             spread(&allowed, (cores / 2).max(1), nics, reasons)
@@ -45,6 +50,59 @@ pub fn choose(
         reasons.push(format!("{shared} of the {} owners share a physical core with another.", chosen.len()));
     }
     Ok(chosen)
+}
+
+fn every_core(allowed: &[&Cpu]) -> Vec<Cpu> {
+    let mut seen = BTreeSet::new();
+    allowed.iter().filter(|cpu| seen.insert(cpu.core)).map(|&cpu| cpu.clone()).collect()
+}
+
+/// Of these cpus as many as keep NICs with RDMA even: all cores have equal bytes, so a NIC's share is that of its cores.
+fn even_over_nics(mut cpus: Vec<Cpu>, nics: &[UsedNic], reasons: &mut Vec<String>) -> Vec<Cpu> {
+    if !nics.iter().any(|nic| nic.has_rdma) {
+        return cpus;
+    }
+    let (groups, _) = groups(&cpus);
+    let homes = home_groups(nics, &groups);
+    let needed = |seats: &[u64]| {
+        let mut needed = vec![0; groups.len()];
+        homes.iter().zip(seats).for_each(|(&home, &seats)| needed[home] += seats as usize);
+        needed
+    };
+    let fits = |seats: &Vec<u64>| needed(seats).iter().zip(&groups).all(|(&needed, of)| needed <= of.cores);
+    let seats = CORES_OF_A_NIC.map(|each| seats(nics, each)).filter(fits);
+    let Some(seats) = seats.max_by(|a, b| compare_carried(nics, a, b)) else {
+        return cpus; // too few: each counts
+    };
+    for (group, needed) in groups.iter().zip(needed(&seats)) {
+        if needed < group.cores {
+            reasons.push(format!("{needed} of {} on {} serve NICs.", count(group.cores, "core"), group.node));
+        }
+        let mut taken = 0;
+        cpus.retain(|cpu| {
+            taken += usize::from(cpu.node == group.node);
+            cpu.node != group.node || taken <= needed
+        });
+    }
+    cpus
+}
+
+/// How many cores each NIC has if the fastest has so many.
+fn seats(nics: &[UsedNic], fastest: u64) -> Vec<u64> {
+    let most = nics.iter().map(|nic| u128::from(nic.weight)).max().unwrap_or(1);
+    let of = |nic: &UsedNic| (2 * u128::from(nic.weight) * u128::from(fastest) + most) / (2 * most);
+    nics.iter().map(|nic| of(nic).max(1) as u64).collect()
+}
+
+/// Compares what NICs with so many cores each carry when the slowest for its cores is busy.
+fn compare_carried(nics: &[UsedNic], a: &[u64], b: &[u64]) -> Ordering {
+    let carried = |seats: &[u64]| {
+        let of = nics.iter().zip(seats).map(|(nic, &seats)| (u128::from(nic.weight), u128::from(seats)));
+        let (weight, held) = of.min_by(|a, b| (a.0 * b.1).cmp(&(b.0 * a.1))).unwrap_or((0, 1));
+        (weight * seats.iter().map(|&seats| u128::from(seats)).sum::<u128>(), held)
+    };
+    let (a, b) = (carried(a), carried(b));
+    (a.0 * b.1).cmp(&(b.0 * a.1))
 }
 
 fn explicit(host: &Host, ids: &[CpuId]) -> Result<Vec<Cpu>, PlaceError> {

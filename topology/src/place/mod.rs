@@ -45,6 +45,9 @@ pub enum CoreChoice {
     /// One cpu of every physical core that this process may run on.
     #[default]
     EveryCore,
+    /// As [`EveryCore`](Self::EveryCore); but where NICs have RDMA, only so many cores of their nodes that the fastest NIC has two
+    /// to four, and each its share by speed as nearly as can be. Every core where there are too few for that.
+    EvenOverNics,
     /// One cpu of half of these cores, at least one: the others are for workers on the same host. Spread as a
     /// [`Count`](Self::Count) is.
     HalfOfTheCores,

@@ -17,6 +17,7 @@ pub struct UsedNic {
     pub socket: Option<SocketId>,
     /// Its speed in bits per second, or a stand-in if that is unknown; never 0.
     pub weight: u64,
+    pub has_rdma: bool,
 }
 
 /// The NICs in use, in the host's order.
@@ -61,6 +62,7 @@ pub fn choose(
         node: nic.node,
         socket: nic.socket,
         weight: nic.bits_per_s().or(stand_in).unwrap_or(1).max(1),
+        has_rdma: nic.kind.has_verbs(),
     };
     Ok(candidates.into_iter().map(used).collect())
 }

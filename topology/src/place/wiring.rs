@@ -160,7 +160,7 @@ fn explain_home(nic: &UsedNic, own: Option<NodeId>, home: &NodeCores, reasons: &
 }
 
 /// The groups of owners by node, ascending, and the slots of each group.
-fn groups(cpus: &[Cpu]) -> (Vec<NodeCores>, Vec<Vec<usize>>) {
+pub fn groups(cpus: &[Cpu]) -> (Vec<NodeCores>, Vec<Vec<usize>>) {
     let mut nodes: Vec<NodeId> = cpus.iter().map(|cpu| cpu.node).collect();
     nodes.sort_unstable();
     nodes.dedup();
