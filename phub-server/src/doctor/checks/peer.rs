@@ -7,13 +7,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::time::{Duration, Instant};
 
 use authority::Credential;
-use fabric::any::Transport;
+use fabric::any::{self, Transport};
 use fabric::tcp::Frames;
 use fabric::verbs::NicOptions;
-use fabric::{Arrival, Port as _, Posted, Receive, SendWindow, Until};
+use fabric::{Arrival, LinkId, Port as _, Posted, Receive, SendWindow, Until};
 use membership::{MEASURED_IN, NicSettings, Ports};
 use pbox_core::control::{HubReply, JoinRequest, PROTOCOL, Versions};
-use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, Immediate, JobTerms, Key, Optimizer, Wire};
+use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, Immediate, JobTerms, Key, Optimizer, Round, Wire};
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, ip_mtu, set_ip_mtu_discover};
 
 use crate::doctor::check::{Check, Verdict};
@@ -218,7 +218,7 @@ fn pairs(
             .map_err(|error| in_words(&error))?;
     let links: Vec<_> = path.endpoints.into_iter().map(|endpoint| port.attach(endpoint)).collect();
     let hub = let_in.remove(0).keep(0..links.len(), port.waker());
-    let mut until = Instant::now() + PATIENCE;
+    let until = Instant::now() + PATIENCE;
     let round = loop {
         match membership::takes_part(std::slice::from_ref(&hub), 0) {
             Ok(round) => break round,
@@ -229,41 +229,51 @@ fn pairs(
         }
     };
     let mut rates = Rates::new();
-    for ((chunks, link), way) in
-        path.placement.chunks_by_core().into_iter().zip(links).zip(&path.ways[0].paths)
-    {
-        let (begun, mut bytes, mut answers) = (Instant::now(), 0, 0);
-        let mut left = chunks.iter().copied().peekable();
-        until = begun + PATIENCE;
-        while answers < chunks.len() {
-            while let Some(&chunk) = left.peek() {
-                let (span, imm) =
-                    (wire.gradient_span(ChunkId(chunk.0)), Immediate::new(chunk, round).encode());
-                if port.post(link, span, imm) != Posted::Accepted {
-                    break;
-                }
-                bytes += span.bytes;
-                left.next();
-            }
-            port.flush();
-            answers += port.poll(&mut [Arrival::default(); 64]);
-            if let Some(closed) = port.closed() {
-                return Err(format!("{way}: {}", closed.reason));
-            }
-            if Instant::now() > until {
-                return Err(format!("{way}: {answers} of {} answers came within {PATIENCE:?}", chunks.len()));
-            }
-            if answers < chunks.len() {
-                port.wait(Until::Any, Duration::from_millis(100));
-            }
-        }
+    let of_cores = path.placement.chunks_by_core().into_iter().zip(links);
+    for ((chunks, link), way) in of_cores.zip(&path.ways[0].paths) {
+        let bytes = chunks.iter().map(|&chunk| wire.gradient_span(chunk).bytes).sum::<usize>();
+        let time =
+            cross(&mut port, link, &wire, &chunks, round).map_err(|error| format!("{way}: {error}"))?;
         // The path names the port of the hub first, of which a NIC may have several.
         let pair = way.split_once(", ").map_or(way.as_str(), |(_, pair)| pair);
         let of = rates.entry(pair.to_owned()).or_default();
-        *of = (of.0 + 1, of.1 + bytes, of.2 + begun.elapsed());
+        *of = (of.0 + 1, of.1 + bytes, of.2 + time);
     }
     hub.leave(round.next()).map_err(|error| in_words(&error))?;
     Ok(rates)
+}
+
+/// Pushes these chunks over a link, and waits for their answers. Returns the time.
+fn cross(
+    port: &mut any::Port,
+    link: LinkId,
+    wire: &Wire,
+    chunks: &[ChunkId],
+    round: Round,
+) -> Result<Duration, String> {
+    let (begun, mut answers) = (Instant::now(), 0);
+    let mut left = chunks.iter().copied().peekable();
+    while answers < chunks.len() {
+        while let Some(&chunk) = left.peek() {
+            let imm = Immediate::new(chunk, round).encode();
+            if port.post(link, wire.gradient_span(chunk), imm) != Posted::Accepted {
+                break;
+            }
+            left.next();
+        }
+        port.flush();
+        answers += port.poll(&mut [Arrival::default(); 64]);
+        if let Some(closed) = port.closed() {
+            return Err(closed.reason.to_string());
+        }
+        if begun.elapsed() > PATIENCE {
+            return Err(format!("{answers} of {} answers came within {PATIENCE:?}", chunks.len()));
+        }
+        if answers < chunks.len() {
+            port.wait(Until::Any, Duration::from_millis(100));
+        }
+    }
+    Ok(begun.elapsed())
 }
 
 #[cfg(test)]
