@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use pbox_core::Round;
-use pbox_core::control::{JobState, Late, Latest, LeaveRequest, Left, StateReply};
+use pbox_core::control::{JobState, Late, Latest, LeaveRequest, Left, PresentReply, StateReply};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -86,6 +86,11 @@ impl Hub {
     /// The ranks that take part now, ascending.
     pub fn members(&self) -> Vec<u32> {
         self.heartbeat.news().reply.members.iter().map(|member| member.rank).collect()
+    }
+
+    /// With what each key will begin, while the hub waits for weights of this member, or to hear that it brings none.
+    pub fn present(&self) -> Option<PresentReply> {
+        self.heartbeat.news().reply.present.clone()
     }
 
     /// The first of the ranks that left of which `test` is true.
@@ -189,7 +194,7 @@ impl Hub {
     ///
     /// # Errors
     /// As for [`post`](Self::post), and when the state is not so long.
-    pub(crate) fn send_state(&self, values: Box<dyn Read + Send>, bytes: u64) -> Result<(), MemberError> {
+    pub fn send_state(&self, values: Box<dyn Read + Send>, bytes: u64) -> Result<(), MemberError> {
         let reply = self.control.send_state("bring a state", &self.token, values, bytes);
         reply.map(|_: StateReply| ()).map_err(|error| self.lost_if_unreachable(error))
     }

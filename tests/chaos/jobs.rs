@@ -43,7 +43,7 @@ pub struct Job {
 
 const TCP: Option<&str> = Some("tcp");
 
-pub const JOBS: [Job; 9] = [
+pub const JOBS: [Job; 10] = [
     Job {
         name: "exact",
         kind: Kind::Exact,
@@ -83,6 +83,15 @@ pub const JOBS: [Job; 9] = [
     Job {
         name: "returns",
         kind: Kind::Returns,
+        shape: &[2],
+        hubs: &[&[KILLED]],
+        above: &[],
+        transports: &[None, TCP],
+        touched_by: &[KILLED],
+    },
+    Job {
+        name: "present",
+        kind: Kind::Present,
         shape: &[2],
         hubs: &[&[KILLED]],
         above: &[],
@@ -271,7 +280,7 @@ impl Driver<'_> {
                         } else if !status.success() {
                             life.wrong.get_or_insert(format!("worker {number} ended with {status}"));
                         }
-                        if self.job().kind == Kind::Returns && !life.finished.contains_key(&number) {
+                        if self.job().kind.returns() && !life.finished.contains_key(&number) {
                             // As a launcher does: the others would hold out for a worker that does not come again.
                             let others = (0..workers).filter(|other| !life.finished.contains_key(other));
                             others.for_each(|n| self.cluster.signal_worker(self.number, n, Signal::KILL));
@@ -339,7 +348,7 @@ impl Driver<'_> {
     /// All workers of a job in BSP have the same weights after a round, in each of its lives.
     fn compare(&self, round: u32, digest: &str, number: u32, life: &mut Life, past: &mut Past) {
         // Where the hub comes back, a round may be made twice, and the hub compares itself.
-        if matches!(self.job().kind, Kind::Ssp | Kind::Returns) || round == 0 {
+        if self.job().kind == Kind::Ssp || self.job().kind.returns() || round == 0 {
             return;
         }
         let known = past.entry(round).or_insert_with(|| digest.to_owned());

@@ -14,4 +14,5 @@ mod returns_alone;
 mod returns_in_batches;
 mod returns_of_levels;
 mod returns_of_several;
+mod returns_present;
 mod returns_slim;

@@ -7,6 +7,7 @@ mod known;
 mod mesh;
 mod parse;
 mod peers;
+mod present;
 mod rounds;
 mod versions;
 
@@ -18,6 +19,7 @@ pub use peers::{
     WholeRounds, WrittenReply, WrittenRequest,
 };
 
+pub use present::{Begins, Holds, Present, PresentReply, Stand};
 pub use rounds::{
     GradientNorm, GradientsReply, LATENESS_BOUNDS_US, LatenessReply, Latest, MAX_PATH, RankReply, RoundsReply,
 };
@@ -85,6 +87,9 @@ pub struct JoinRequest {
     /// return of a hub.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reached: Option<Round>,
+    /// Of a worker that asks for the present, if a hub is lost: what it has. Either all workers of a job ask for it, or none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub present: Option<Present>,
     /// The terms on which all ends of the job agree.
     pub terms: JobTerms,
 }
@@ -229,6 +234,10 @@ pub struct HeartbeatReply {
     /// How many rounds that is, for workers that join without having lost a hub.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub lost: u32,
+    /// While the job waits for the weights of workers that have the present: with what each key will begin. Every worker then
+    /// [brings](Begins::from) its keys, or that it has none to bring.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub present: Option<PresentReply>,
 }
 
 /// A worker that lives and has not pushed what others have pushed.

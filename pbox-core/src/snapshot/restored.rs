@@ -15,6 +15,8 @@ pub struct Restored {
     learning_rates: Vec<(Round, f32)>,
     values: Slab,
     keys: Vec<RestoredKey>,
+    /// By key, where not all begin with one round.
+    begins: Vec<Round>,
 }
 
 /// Where one key's tensors are among the values.
@@ -22,7 +24,8 @@ pub struct Restored {
 pub struct RestoredKey {
     /// The key's elements that are present: all, unless the job is spread over several hubs.
     pub elements: Range<usize>,
-    /// Where each of its tensors begins, by [`Tensor::place`]; empty when no element of the key is present.
+    /// Where each of its tensors begins, by [`Tensor::place`]; empty when no element of the key is present. Tensors that are
+    /// missing stay as they are.
     pub starts: Vec<usize>,
 }
 
@@ -44,12 +47,32 @@ impl Restored {
         };
         assert!(keys.iter().all(inside), "every tensor is inside the checkpoint's values");
         assert!(!learning_rates.is_empty(), "a checkpoint has a learning rate");
-        Restored { round, learning_rates, values, keys }
+        Restored { round, learning_rates, values, keys, begins: Vec::new() }
     }
 
-    /// The round to go on with.
+    /// The same, but each key begins with a round of its own, none before [`round`](Self::round).
+    pub fn with_rounds(self, begins: Vec<Round>) -> Self {
+        Restored { begins, ..self }
+    }
+
+    /// The round to go on with: the first one of any key.
     pub fn round(&self) -> Round {
         self.round
+    }
+
+    /// The round that a key begins with.
+    pub fn begins(&self, key: KeyId) -> Round {
+        self.begins.get(key.index()).copied().unwrap_or(self.round).max(self.round)
+    }
+
+    /// The last round that a key begins with.
+    pub fn last_begin(&self) -> Round {
+        self.begins.iter().copied().fold(self.round, Round::max)
+    }
+
+    /// How many tensors of a key are there: first its weights, then its optimizer state.
+    pub fn tensors(&self, key: KeyId) -> usize {
+        self.keys[key.index()].starts.len()
     }
 
     /// The learning rates from that round on.

@@ -55,7 +55,11 @@ pub(crate) trait Pace: Sized {
     /// All chunks begin with round `first`, and nobody takes part.
     fn begin_at(&mut self, first: Round);
 
-    /// Worker `rank` takes part from round `from` on, which no chunk is past. Settle every chunk afterwards.
+    /// The chunk at a place begins with this later round. Only for workers that step together at the hub that steps.
+    fn pass_to(&mut self, _place: usize, _round: Round) {}
+
+    /// Worker `rank` takes part from round `from` on, which no chunk is past, but where a job begins. Settle every chunk
+    /// afterwards.
     fn admit(&mut self, rank: u32, from: Round);
 
     /// Worker `rank` no longer takes part. Its pushes that are not stepped do not count. Settle every chunk afterwards.
@@ -117,10 +121,10 @@ pub(crate) trait Pace: Sized {
     /// Worker `rank` is answered for a chunk: it may push the chunk again.
     fn note_answer(&mut self, _place: usize, _rank: u32) {}
 
-    /// Whether newcomers who take part from `from` on are answered at once: the chunk has finished the round before for
-    /// all. Newcomers who step alone are answered when the chunk settles.
-    fn has_finished_before(&self, _place: usize, _from: Round) -> bool {
-        false
+    /// The round that a chunk has finished for all, of which newcomers who take part from `from` on are answered at once.
+    /// Newcomers who step alone are answered when the chunk settles.
+    fn finished_before(&self, _place: usize, _from: Round) -> Option<Round> {
+        None
     }
 
     /// Calls `each` for the workers of a chunk that waits for pushes: with true for a worker that owes its push, with false for
@@ -283,9 +287,13 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
 
     /// Begins with a state from a checkpoint or from a worker. No worker takes part yet.
     pub fn restore(&mut self, layout: &Layout, restored: &Restored) {
-        let first = restored.round();
         self.stages.restore(layout, restored);
-        self.begin_at(first);
+        self.begin_at(restored.round());
+        for place in 0..self.keys.len() {
+            self.pace.pass_to(place, restored.begins(self.keys[place]));
+        }
+        // Every chunk comes to the next one by a step.
+        self.snapshots.begin_at(restored.last_begin());
     }
 
     /// The job begins with this round, and not with round 0. No worker takes part yet.
@@ -464,9 +472,10 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         Some(Front { lowest: rounds().min()?, highest: rounds().max()? })
     }
 
-    /// Places of the chunks for which workers that take part from `from` on get an answer at once.
-    pub fn finished_before(&self, from: Round) -> Vec<usize> {
-        (0..self.keys.len()).filter(|&place| self.pace.has_finished_before(place, from)).collect()
+    /// Places of the chunks for which workers that take part from `from` on get an answer at once, and of which round.
+    pub fn finished_before(&self, from: Round) -> Vec<(usize, Round)> {
+        let finished = |place| Some((place, self.pace.finished_before(place, from)?));
+        (0..self.keys.len()).filter_map(finished).collect()
     }
 
     /// For the next chunk, from `place` on: does the work that a hold delayed or that a changed roster calls for.

@@ -217,7 +217,7 @@ impl<M: Mode> Staged<M> {
         discarded.add(self.reply.remove_worker(rank));
     }
 
-    /// Takes weights, state and learning rates from a checkpoint.
+    /// Takes weights, state and learning rates from a checkpoint, or from workers. What is not there stays as it is.
     pub fn restore(&mut self, layout: &Layout, restored: &Restored) {
         let Staged { chunks, single, steps, weights, reply, .. } = self;
         let chunks = &chunks[..*single];
@@ -226,6 +226,9 @@ impl<M: Mode> Staged<M> {
         for (place, chunk) in kept.iter().enumerate() {
             let of_layout = layout.chunk(chunk.id);
             let key = of_layout.key;
+            if restored.tensors(key) == 0 {
+                continue;
+            }
             let before = of_layout.span.offset - layout.key_span(key).offset;
             let start = before / layout.keys()[key.index()].dtype.bytes();
             typed!(chunk.dtype, E => {
@@ -379,7 +382,7 @@ impl Steps {
         let weights = restored.weights(key, range.clone());
         let (master, state) = self.kept_of::<E>(chunk);
         master.copy_from_slice(&weights[..master.len()]);
-        for which in 0..states {
+        for which in 0..states.min(restored.tensors(key) - 1) {
             let state = &mut state[which * elements..][..elements];
             state.copy_from_slice(restored.state(key, which, range.clone()));
         }

@@ -10,6 +10,7 @@ use fabric::any::Transport;
 use fabric::{PlannedLink, SendWindow};
 use pbox_core::control::{
     HeartbeatReply, JobReply, JobState, JoinRequest, Late, Latest, Left, Member as Taking, MemberReply, Mesh,
+    Present,
 };
 use pbox_core::job::Difference;
 use pbox_core::{
@@ -24,6 +25,7 @@ use super::compare::Digests;
 use super::hubs::Hubs;
 use super::late::Progress;
 use super::pace::{LastRounds, not_finite, verdict};
+use super::present::Bringing;
 
 /// A worker that joined.
 #[derive(Debug)]
@@ -129,6 +131,8 @@ pub(crate) struct Job {
     /// The mesh that its workers ask for.
     pub mesh: Option<Mesh>,
     brought: Brought,
+    /// If its workers ask for the present.
+    pub bringing: Option<Bringing>,
     pub progress: Progress,
     pub last_rounds: LastRounds,
     pub digests: Digests,
@@ -157,6 +161,7 @@ impl Job {
             held_up_by: Vec::new(),
             reached: None,
             lost: 0,
+            present: None,
         };
         Job {
             id,
@@ -179,6 +184,7 @@ impl Job {
             above: None,
             mesh: None,
             brought: Brought::Nothing,
+            bringing: None,
             progress: Progress::new(),
             last_rounds: LastRounds::default(),
             digests: Digests::default(),
@@ -221,6 +227,14 @@ impl Job {
                 spoken(&request.mesh)
             ));
         }
+        if request.present.is_some() != self.bringing.is_some() {
+            let spoken = |asks: bool| if asks { "true" } else { "false" };
+            return Err(format!(
+                "job {name:?} has hub_present {}, worker {rank} asks for {}; all workers of a job must ask for the same",
+                spoken(self.bringing.is_some()),
+                spoken(request.present.is_some())
+            ));
+        }
         match self.members[rank as usize] {
             Some(_) => Err(format!(
                 "rank {rank} of job {name:?} is taken (after a crash, until the hub notices that the former worker is gone: try again); give each worker its own rank from 0 to {}, or use another job name",
@@ -242,6 +256,15 @@ impl Job {
         let (latest, standing) = (None, Standing::Joined);
         self.members[rank as usize] =
             Some(Member { cores: 0, heard, latest, transport: None, worker, ready, standing });
+    }
+
+    /// What a worker that asks for the present has.
+    pub fn has_present(&mut self, rank: u32, present: Present) {
+        if self.state() != JobState::Running
+            && let Some(bringing) = &mut self.bringing
+        {
+            bringing.joined(rank, present);
+        }
     }
 
     /// A worker had reached this round when it lost the hub.
@@ -343,8 +366,12 @@ impl Job {
         };
         let ranks = (0u32..).zip(&self.members);
         let missing: Vec<u32> = ranks.filter(|&(rank, m)| !there(rank, m)).map(|(rank, _)| rank).collect();
-        let complete = missing.is_empty();
-        self.publish(|news| news.state = JobState::Gathering { missing, machines: Vec::new() });
+        let present = if missing.is_empty() { self.waits_for_present() } else { None };
+        let complete = missing.is_empty() && present.is_none();
+        self.publish(|news| {
+            news.state = JobState::Gathering { missing, machines: Vec::new() };
+            news.present = present;
+        });
         if complete { Arrival::Complete((0..self.terms.workers).collect()) } else { Arrival::Waiting }
     }
 
@@ -402,6 +429,14 @@ impl Job {
         self.gathered()
     }
 
+    /// The weights of all workers that have the present are here.
+    pub fn begin_with_present(&mut self, parts: &[Arc<Restored>]) -> Arrival {
+        if let Some(restored) = parts.first() {
+            (self.first_round, self.learning_rates) = (restored.round(), restored.learning_rates());
+        }
+        self.gathered()
+    }
+
     /// These workers take part from round `from` on, unless they were lost meanwhile.
     pub fn take_part(&mut self, ranks: &[u32], from: Round) {
         let (mut here, ahead) = (Vec::new(), self.ahead());
@@ -419,8 +454,13 @@ impl Job {
         let slowest = self.reached.iter().flatten().min().copied().filter(|_| !ahead.is_empty());
         self.reached.fill(None);
         let first = self.first_round;
+        let lost = self.bringing.as_ref().and_then(Bringing::lost).filter(|_| begins);
+        self.bringing.iter_mut().for_each(Bringing::begins);
         self.publish(|news| {
-            if begins {
+            news.present = None;
+            if let Some(lost) = lost {
+                news.lost = lost;
+            } else if begins {
                 let reached = slowest.or(news.reached);
                 news.lost = reached.map_or(0, |reached| reached.0.saturating_sub(first.0));
             }

@@ -15,6 +15,7 @@ use pbox_core::{JobId, JobTerms, Layout, LevelTerms, MadeShard, Members, Placeme
 
 use super::above::{MadeAbove, WaysUp, name_above};
 use super::job::{Cores, Job};
+use super::present::Bringing;
 use super::{Inner, Refusal, Registry};
 use crate::cores::CoreHandle;
 use crate::cores::lanes::{self, Lane};
@@ -151,6 +152,7 @@ impl Registry {
         let mut job = Job::new(making.id, Arc::clone(terms), wire, cores, weights, hubs, restored.as_deref());
         (job.above, job.mesh, job.promised) = (joined, request.mesh.clone(), promised);
         job.owner = making.owner;
+        job.bringing = request.present.as_ref().map(|_| Bringing::new(terms.workers));
         job.checkpoints.warning = warning.flatten();
         Ok(Made { job, shards, above: ways })
     }

@@ -16,6 +16,7 @@
 //! | `snapshot`, `checkpoint` | bring a job's state together, and to its file |
 //! | `last` | saves the last state of a job that failed |
 //! | `bring` | takes the state that rank 0 brings |
+//! | `present` | a job whose hub was lost: which worker has the furthest weights of each key |
 //! | `state` | sends the state to clients |
 //! | `above` | a job whose sums go up to other hubs |
 //! | `hubs` | a job over several hubs: what this one asks, what it answers, what they agree on |
@@ -34,6 +35,7 @@ mod loss;
 mod make;
 mod operate;
 mod pace;
+mod present;
 mod promises;
 mod quotas;
 mod restore;

@@ -12,6 +12,8 @@
 //! and pushes of rounds before it are not, because some worker has gone on from there. So all workers have pushed each key
 //! equally often at the end. Workers that step alone have no common round: each has a `reached` of its own, and
 //! begins as far ahead of the slowest as it was. So each loses the same number of rounds.
+//!
+//! With the [present](super::present) rounds go on, and each key has a line of its own.
 
 use std::time::{Duration, Instant};
 
@@ -39,6 +41,10 @@ pub struct Returns {
     /// So many rounds were lost in all: between the checkpoint of a hub that came back and the first round of which no
     /// worker had an answer. Where workers step alone, it is that of the slowest worker.
     pub lost_rounds: u64,
+    /// With [`hub_present`](SessionConfig::hub_present): so often a key lost the round that was under way, wholly or in part.
+    pub lost_in_part: u64,
+    /// With it: for so many rounds in all, the optimizer's state lacks what the weights have. 0 where it keeps none.
+    pub lost_state_rounds: u64,
 }
 
 /// Whether a session holds out for a hub that it lost.
@@ -64,10 +70,10 @@ impl Hold {
 
 /// Where a key stood when the hub was lost.
 #[derive(Clone, Copy, Debug)]
-struct Stood {
+pub(super) struct Stood {
     /// Of the push under way, else of the next one.
-    round: Round,
-    under_way: bool,
+    pub round: Round,
+    pub under_way: bool,
     /// Pushes that are not sent, because of a former loss.
     skips: u32,
 }
@@ -77,12 +83,15 @@ enum Again {
     /// Another attempt may succeed.
     Later(SessionError),
     /// None will.
-    Never(MemberError),
+    Never(SessionError),
 }
 
 impl<E: Into<SessionError>> From<E> for Again {
     fn from(error: E) -> Self {
-        Again::Later(error.into())
+        match error.into() {
+            error @ SessionError::PresentDiffers { .. } => Again::Never(error),
+            error => Again::Later(error),
+        }
     }
 }
 
@@ -133,10 +142,11 @@ impl Session {
             skips: self.skips.get(key.index()).copied().unwrap_or(0),
         });
         let stood: Vec<Stood> = keys.collect();
+        self.kept = self.config.hub_present.then(|| self.keep(&stood));
         self.tell_other_hubs(&lost);
         while let Err(error) = self.go_on(&stood, since + wait) {
             let error = match error {
-                Again::Never(error) => return Err(error.into()),
+                Again::Never(error) => return Err(error),
                 Again::Later(error) => error,
             };
             if Instant::now() >= since + wait || (self.given_up)() {
@@ -147,6 +157,7 @@ impl Session {
             std::thread::sleep(PAUSE);
         }
         self.hold = Hold::Waits;
+        self.kept = None;
         Ok(())
     }
 
@@ -176,14 +187,15 @@ impl Session {
         let own = stood.iter().map(|stood| self.counted(stood.round)).max().unwrap_or_default();
         let terms = JobTerms { level: self.asked, ..self.config.terms.clone() };
         let asked = SessionConfig { terms, ..self.config.clone() };
-        let let_in = let_in(&asked, Some(own), until, &self.given_up)?;
+        let present = self.kept.as_ref().map(|kept| kept.present(self.lost, self.rate));
+        let let_in = let_in(&asked, (Some(own), present), until, &self.given_up)?;
         if let_in[0].above().is_some() != self.is_below_others {
             let is = if self.is_below_others {
                 "it is not below other hubs any more"
             } else {
                 "it is below other hubs now"
             };
-            return Err(Again::Never(self.hubs[0].lost(format!("it came back, and {is}"))));
+            return Err(Again::Never(self.hubs[0].lost(format!("it came back, and {is}")).into()));
         }
         let deadline = Instant::now() + self.config.join_limit;
         let wire = Wire::of_terms(&self.config.terms)?;
@@ -198,18 +210,21 @@ impl Session {
             // With a profile of its own: the hub may be on another machine.
             self.pulling = Some(Pulling::begin(pull, &mut self.exchange)?);
         }
-        self.begin(deadline)?;
+        let present = self.begin(deadline)?;
         self.wait_all()?;
         // A checkpoint may hold a round whose answers no worker has seen.
         let begins = self.counted(self.first);
         let highest = membership::reached(&self.hubs).unwrap_or_default().max(own).max(begins);
-        self.check_can_go_on(stood, highest).map_err(Again::Never)?;
+        if present.is_none() {
+            self.check_can_go_on(stood, highest).map_err(|error| Again::Never(error.into()))?;
+        }
         let reached = if self.steps_alone() { own.max(begins) } else { highest };
         self.skips = vec![0; stood.len()];
         for (key, stood) in self.keys().zip(stood) {
             // Rounds of this key's pushes that some worker has an answer of, for this or another key.
             let round = self.counted(stood.round);
-            let behind = reached.0 - round.0;
+            let reached = present.as_ref().map_or(reached, |present| present.line(key));
+            let behind = reached.0.saturating_sub(round.0);
             if stood.under_way && round < begins {
                 self.exchange.answered_without(key, stood.round); // the weights that came have it
             }
@@ -220,9 +235,13 @@ impl Session {
             }
         }
         self.digests.iter_mut().for_each(Digests::forget);
-        let lost = reached.0 - self.first.0 - std::mem::replace(&mut self.lost, reached.0 - self.first.0);
+        let lost_in_all = present.as_ref().map_or(reached.0 - self.first.0, |present| present.lost);
+        let lost = lost_in_all.saturating_sub(std::mem::replace(&mut self.lost, lost_in_all));
         self.returns.times += 1;
         self.returns.lost_rounds += u64::from(lost);
+        if let Some(present) = present {
+            self.came_to_the_present(&present);
+        }
         let (job, round) = (&self.config.job, self.first.0);
         tracing::warn!(
             job,
@@ -235,7 +254,7 @@ impl Session {
 
     /// A round of the hub, counted with those that were lost before: another worker may have heard of a return of the hub of
     /// which this one has not, as the hub was lost again meanwhile.
-    fn counted(&self, round: Round) -> Round {
+    pub(super) fn counted(&self, round: Round) -> Round {
         Round(round.0 + self.lost)
     }
 

@@ -29,7 +29,9 @@ impl Session {
                 let request = LearningRateRequest { token: hub.token.clone(), learning_rate, from_round };
                 hub.post("learning-rate", "change the learning rate", &request).map(|_: serde_json::Value| ())
             })
-        })
+        })?;
+        self.rate = Some((self.counted(self.next_round()), learning_rate));
+        Ok(())
     }
 
     /// Makes the hub write a checkpoint now: the job's weights and optimizer state before the round that is furthest

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use fabric::{Idle, Port, Until, any};
 use membership::{Hub, MemberError, Way};
+use pbox_core::control::PresentReply;
 use pbox_core::{Element, KeyId, Layout, LevelTerms, Round};
 
 use super::compare::Digests;
@@ -17,6 +18,7 @@ use super::config::SessionConfig;
 use super::credit::{Trial, Tuner};
 use super::error::SessionError;
 use super::hold::{Hold, Returns};
+use super::present::Kept;
 use super::timeline::Timeline;
 use super::times::{Stopwatch, Times};
 use crate::exchange::{Exchange, ExchangeError, Traffic, Windows};
@@ -55,6 +57,12 @@ pub struct Session {
     /// Rounds that the job has lost so far, also before this session: a round of the hub and this together are the same number
     /// for all workers.
     pub(super) lost: u32,
+    /// The learning rate that it has set last, and the first round, counted like these.
+    pub(super) rate: Option<(Round, f32)>,
+    /// While its hub is lost, and it asks for the present: its weights.
+    pub(super) kept: Option<Arc<Kept>>,
+    /// By hub: the present, to which it has brought its part.
+    pub(super) brought: Vec<Option<PresentReply>>,
     /// What its joins ask for. With hubs above its hub, [`config`](Self::config) has what is between it and its hub.
     pub(super) asked: LevelTerms,
     pub(super) is_below_others: bool,
@@ -168,6 +176,10 @@ impl Session {
             return Err(Self::no_weights(&self.config.hub));
         }
         self.exchange.check_exists(key)?;
+        if self.config.hub_present {
+            // What is pushed to a hub that is gone may have been stepped, for all that anybody knows.
+            self.take_in(None)?;
+        }
         let timed = self.stopwatch.push_begins(key, self.exchange.round(key));
         self.compare(key)?;
         if let Some(tuner) = &mut self.tuner
@@ -378,7 +390,10 @@ impl Session {
     /// The first round of which no key has its answer. Round 0 is the broadcast, if there is one. After the join it is
     /// the first round of this worker: not 0 if the job had begun.
     pub fn next_round(&self) -> Round {
-        self.keys().map(|key| self.exchange.round(key)).fold(self.first, Round::max)
+        // What a newcomer skips of a round that is under way is no round that it has.
+        let skips = |key: KeyId| self.skips.get(key.index()).copied().unwrap_or(0);
+        let next = |key: KeyId| Round(self.exchange.round(key).0.saturating_sub(skips(key)));
+        self.keys().map(next).fold(self.first, Round::max)
     }
 
     /// Its pulls, if weights are pulled in batches; and its exchange.

@@ -143,11 +143,11 @@ impl Pace for Relayed {
         if self.is_push(link) { self.below.answer_due(place, finished, link) } else { Some(finished) }
     }
 
-    fn has_finished_before(&self, place: usize, from: Round) -> bool {
+    fn finished_before(&self, place: usize, from: Round) -> Option<Round> {
         // A chunk that waits for the weights of the round before is answered when they come.
         let begins =
             matches!(self.above[place], Above::Asked(round) | Above::Answered(round) if round < from);
-        self.below.has_finished_before(place, from) && !begins
+        self.below.finished_before(place, from).filter(|_| !begins)
     }
 
     #[inline]

@@ -132,6 +132,10 @@ impl Pace for Arrivals {
         (0..self.words.len() / self.words_per_chunk).for_each(|index| self.begin(index, first));
     }
 
+    fn pass_to(&mut self, index: usize, round: Round) {
+        self.begin(index, round);
+    }
+
     fn admit(&mut self, rank: u32, from: Round) {
         self.roster.admit(rank, from);
     }
@@ -223,8 +227,9 @@ impl Pace for Arrivals {
         count.into()
     }
 
-    fn has_finished_before(&self, place: usize, from: Round) -> bool {
-        from > Round(0) && self.round(place) == from
+    fn finished_before(&self, place: usize, from: Round) -> Option<Round> {
+        let round = self.round(place);
+        (from > Round(0) && round >= from).then(|| Round(round.0 - 1))
     }
 
     #[inline]
