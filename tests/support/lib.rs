@@ -172,6 +172,7 @@ pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
         mesh: None,
         peers: None,
         reached: None,
+        relinks: false,
         terms,
     }
 }

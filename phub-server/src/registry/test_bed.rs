@@ -69,6 +69,7 @@ pub fn request() -> JoinRequest {
         mesh: None,
         peers: None,
         reached: None,
+        relinks: false,
         terms,
     }
 }

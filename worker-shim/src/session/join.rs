@@ -15,6 +15,7 @@ use super::compare::Digests;
 use super::config::SessionConfig;
 use super::error::SessionError;
 use super::hold::{Hold, Returns, TELL_LIMIT};
+use super::relink::{self, Relinks};
 use super::session::{GivenUp, LOOK, Session};
 use super::state::State;
 use super::timeline::{Timeline, Who};
@@ -79,6 +80,7 @@ impl Session {
             hold: Hold::Never,
             skips: Vec::new(),
             returns: Returns::default(),
+            relinks: Relinks::default(),
             lost: 0,
             asked,
             is_below_others,
@@ -183,6 +185,7 @@ pub(super) fn let_in(
         mesh: config.mesh.clone(),
         peers: None,
         reached,
+        relinks: relink::asks(config),
         terms: config.terms.clone(),
     };
     let credential = match &config.token {

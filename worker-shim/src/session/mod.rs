@@ -8,6 +8,7 @@ mod error;
 mod hold;
 mod hubs;
 mod join;
+mod relink;
 mod session;
 mod state;
 mod timeline;

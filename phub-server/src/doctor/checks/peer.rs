@@ -202,6 +202,7 @@ fn pairs(
         mesh: None,
         peers: None,
         reached: None,
+        relinks: false,
         terms,
     };
     // If the hub keeps checkpoints, the next doctor goes on from this one's.

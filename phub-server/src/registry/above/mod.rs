@@ -189,6 +189,7 @@ impl Up {
         let through = request.through.iter().cloned().chain([id.to_owned()]).collect();
         let request = JoinRequest {
             reached: None,
+            relinks: false,
             protocol: PROTOCOL,
             protocol_lowest: Versions::OURS.lowest_of_several(),
             rank: number,
