@@ -185,7 +185,7 @@ impl Bed {
             self.cores[core].turn(&mut notices);
         }
         let mut drops = notices.into_iter().map(|notice| match notice {
-            Notice::WorkerGone { job: JOB, rank, reason } => (rank as usize, reason),
+            Notice::WorkerGone { job: JOB, rank, reason, .. } => (rank as usize, reason),
             other => panic!("{other:?}"),
         });
         for (gone, words) in expected {

@@ -2,7 +2,7 @@
 //!
 //! Once, at the join. Knows the hubs' offers and this member's settings; nothing of rounds.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -200,6 +200,22 @@ fn usable_nics(named: Option<&NicList>, local_rank: u32) -> Result<Vec<NicOption
     Ok(nics)
 }
 
+/// Where the NICs are that this member of this rank would use for RDMA now; nothing without RDMA.
+pub fn nic_addresses(transport: Option<Transport>, nics: &NicSettings, rank: u32) -> Vec<IpAddr> {
+    if transport.is_some_and(|wanted| wanted != Transport::Verbs) {
+        return Vec::new();
+    }
+    let local_rank = nearest::local_rank(rank, |name| std::env::var(name).ok());
+    let usable = usable_nics(nics.list.as_ref(), local_rank).unwrap_or_default();
+    let devices = verbs::devices().unwrap_or_default();
+    let address = |nic: &NicOptions| {
+        let device = devices.iter().find(|device| device.name == nic.device)?;
+        let ip = device.gid(device.port(nic.port)?, nic.gid_index).ok()?.entry.gid.ip();
+        Some(ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4))
+    };
+    usable.iter().filter_map(address).collect()
+}
+
 /// The way to a hub, by what its reply says.
 struct Route<'a> {
     hub: &'a LetIn,
@@ -214,8 +230,7 @@ impl<'a> Route<'a> {
     fn new(hub: &'a LetIn, wire: &Wire, schedule: Schedule, ports: &'a Ports) -> Result<Self, MemberError> {
         let LetIn { control, reply, .. } = hub;
         let nonsense = |saw: String| MemberError::Nonsense { hub: control.hub.clone(), what: "join", saw };
-        let token =
-            token_bytes(&reply.token).ok_or_else(|| nonsense(format!("the token {:?}", reply.token)))?;
+        let token = token_bytes(&hub.token).ok_or_else(|| nonsense(format!("the token {:?}", hub.token)))?;
         let placement = hub.placement(schedule, wire.layout())?;
         let cores = reply.cores.iter().map(|&core| core as usize);
         let plan = placement.links(wire, reply.ports as usize, cores, &ports.dealt_to);

@@ -2,7 +2,7 @@
 //! member lives. Its reply brings news, and wakes the member's port, so that nobody sleeps through them.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ struct Shared {
     /// What the next requests say of this member's own workers.
     latest: Mutex<Option<Latest>>,
     /// Woken by news, once the member has a port that may sleep through them.
-    waker: OnceLock<Waker>,
+    waker: Mutex<Option<Waker>>,
 }
 
 /// The member's end of the heartbeat thread. When the last clone is dropped, the thread ends.
@@ -71,7 +71,7 @@ impl Heartbeat {
             present: None,
         };
         let news = Mutex::new(News { reply, lost: None });
-        let (changed, latest, waker) = (Condvar::new(), Mutex::default(), OnceLock::new());
+        let (changed, latest, waker) = (Condvar::new(), Mutex::default(), Mutex::default());
         let shared = Arc::new(Shared { news, changed, latest, waker });
         let (stop, stopped) = channel();
         let mut beat = Beat {
@@ -96,10 +96,10 @@ impl Heartbeat {
         Ok(Heartbeat { shared, _stop: stop })
     }
 
-    /// Each piece of news wakes this, from now on.
+    /// Each piece of news wakes this, from now on, and nothing else.
     pub fn wake(&self, waker: Waker) {
         waker.wake_by_ref(); // there may be news
-        let _ = self.shared.waker.set(waker);
+        *self.shared.waker.lock().unwrap_or_else(PoisonError::into_inner) = Some(waker);
     }
 
     /// From the next request on, the hub is told which of this member's own workers is late.
@@ -183,7 +183,7 @@ impl Shared {
     fn publish(&self, change: impl FnOnce(&mut News)) {
         change(&mut self.lock());
         self.changed.notify_all();
-        if let Some(waker) = self.waker.get() {
+        if let Some(waker) = &*self.waker.lock().unwrap_or_else(PoisonError::into_inner) {
             waker.wake_by_ref();
         }
     }

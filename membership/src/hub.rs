@@ -2,17 +2,21 @@
 //! one hub, or is spread over several.
 
 use std::io::Read;
+use std::net::IpAddr;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use pbox_core::Round;
-use pbox_core::control::{JobState, Late, Latest, LeaveRequest, Left, PresentReply, StateReply};
+use pbox_core::control::{
+    JobState, JoinReply, Late, Latest, LeaveRequest, Left, PresentReply, RelinkRequest, StateReply,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::control::{Cause, Control, Failure, HubClock, insist};
 use crate::error::MemberError;
 use crate::heartbeat::{Heartbeat, News};
+use crate::join::LetIn;
 
 /// Requests of a hub's clock, of which the quickest counts.
 const CLOCK_TRIES: usize = 8;
@@ -26,6 +30,8 @@ pub struct Hub {
     pub token: String,
     /// How long a request is made again when its failure may pass.
     pub(crate) limit: Duration,
+    /// Whether the hub waits for this member when it loses its links, and [makes others](Self::relink).
+    pub relinks: bool,
     /// Its cores, by their number in the placement.
     pub cores: Range<usize>,
 }
@@ -179,6 +185,20 @@ impl Hub {
             MemberError::Unreachable { cause, .. } => self.end().unwrap_or_else(|| self.lost(cause)),
             other => other,
         }
+    }
+
+    /// Says that this member has lost its links to the hub of a job that has no other, and makes new ones, over
+    /// NICs at these `addresses` if it has any. When the hub answers, it has let go of the former links.
+    ///
+    /// # Errors
+    /// As for [`post`](Self::post).
+    pub fn relink(&self, why: String, addresses: Vec<IpAddr>) -> Result<LetIn, MemberError> {
+        let request = RelinkRequest { token: self.token.clone(), why, addresses };
+        let control = self.control.within(self.limit);
+        let reply: JoinReply = self.insist(|| control.post("relink", "make links again", &request))?;
+        let token = reply.token.clone();
+        let reply = JoinReply { relinks: self.relinks, token: self.token.clone(), ..reply };
+        Ok(LetIn::again(self.control.clone(), self.heartbeat.clone(), reply, token))
     }
 
     /// Offers the state before a round, which a new job then begins with. Returns how many bytes of it the hub wants, if it

@@ -166,6 +166,8 @@ pub struct LetIn {
     pub(crate) control: Control,
     pub(crate) share: Share,
     pub(crate) reply: JoinReply,
+    /// What the connection of the data path proves.
+    pub(crate) token: String,
     heartbeat: Heartbeat,
     /// Says that the member does not come. A hub that is alone sees that by its links.
     farewell: Option<Control>,
@@ -182,7 +184,8 @@ impl LetIn {
         let farewell = (!share.is_whole()).then(|| control.within(FAREWELL_LIMIT));
         // From now on: windows and links may take longer to make than the hub bears silence.
         let heartbeat = Heartbeat::start(&control, &reply.token, reply.limit())?;
-        Ok(LetIn { control, share, reply, heartbeat, farewell })
+        let token = reply.token.clone();
+        Ok(LetIn { control, share, reply, token, heartbeat, farewell })
     }
 
     /// Offers the state before a round, which a new job then begins with. Returns how many bytes of it the hub wants, if it
@@ -229,6 +232,11 @@ impl LetIn {
         Ok(placement)
     }
 
+    /// A hub that waits for other links of this member, as it says in `reply`, by a connection with this token.
+    pub(crate) fn again(control: Control, heartbeat: Heartbeat, reply: JoinReply, token: String) -> Self {
+        LetIn { control, share: Share::WHOLE, reply, token, heartbeat, farewell: None }
+    }
+
     /// The links are made, and the member keeps them. `cores` are the hub's in the placement. Each piece of news wakes
     /// `waker`.
     pub fn keep(mut self, cores: Range<usize>, waker: Waker) -> Hub {
@@ -239,6 +247,7 @@ impl LetIn {
             heartbeat: self.heartbeat.clone(),
             token: self.reply.token.clone(),
             limit: self.reply.limit(),
+            relinks: self.reply.relinks,
             cores,
         }
     }

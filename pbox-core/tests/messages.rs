@@ -39,7 +39,7 @@ fn messages_of_protocol_10_are_read() {
     let mut messages: BTreeMap<String, Vec<Value>> =
         serde_json::from_str(include_str!("data/protocol-10.json")).unwrap();
     all!(
-        messages; JoinRequest, JoinReply, HeartbeatRequest, HeartbeatReply, ReadyRequest, LeaveRequest, LeaveReply,
+        messages; JoinRequest, JoinReply, HeartbeatRequest, HeartbeatReply, RelinkRequest, ReadyRequest, LeaveRequest, LeaveReply,
         LearningRateRequest, OfferRequest, OfferReply, StateReply, MeetRequest, MeetReply, ErrorReply, CheckpointReply,
         StopReply, DrainReply, HubReply, PartsReply, HoldRequest, HoldReply, ReleaseRequest, WrittenRequest,
         WrittenReply, ArrivedRequest, LostRequest, CheckpointRequest, FailedRequest, FailedReply, LastRequest, LastReply, ClockReply,

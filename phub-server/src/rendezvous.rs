@@ -110,7 +110,7 @@ impl Rendezvous {
                     && let Ok((job, rank)) = registry.expects(token)
                 {
                     let reason = format!("its data path could not be made: {error}");
-                    registry.report(Report::WorkerGone { job, rank, reason });
+                    registry.report(Report::WorkerGone { job, rank, reason, by_itself: true });
                 }
             }
             Err(error) => self.say_failed(&error),
@@ -127,6 +127,7 @@ impl Rendezvous {
         self.group.rdma().into_iter().for_each(lanes::mend);
         let (weights, window_bytes) = (&admission.weights, admission.wire.gradient_window_bytes());
         let placed = |window: &_| registry.populate(&admission, window);
+        let hello = hello.with_nics_at(&admission.addresses);
         match hello.welcome(&self.group, weights, window_bytes, &admission.cores.links, placed) {
             Ok(mut joined) => {
                 let rule = || -> Box<dyn FrameRule> {
@@ -139,7 +140,8 @@ impl Rendezvous {
             Err(error) => {
                 // The token was good for one connection, so the worker cannot connect again.
                 let reason = format!("its data path could not be made: {error}");
-                registry.report(Report::WorkerGone { job: admission.job, rank: admission.rank, reason });
+                let (job, rank) = (admission.job, admission.rank);
+                registry.report(Report::WorkerGone { job, rank, reason, by_itself: true });
             }
         }
     }

@@ -7,6 +7,7 @@ mod killed;
 mod late;
 mod late_stops;
 mod passing;
+mod relinks;
 mod returning;
 mod returns;
 mod returns_again;

@@ -13,7 +13,7 @@ use hub_tests::program::Program;
 use hub_tests::values::{Reference, fill_gradient, fill_weights, same_bits};
 use hub_tests::{FIRST, SGD, config_at, small_model};
 use pbox_core::KeyId;
-use worker_shim::{Session, SessionError};
+use worker_shim::{Session, SessionConfig, SessionError};
 
 const VARIABLE: &str = "PHUB_TEST_WORKER";
 /// The seed of all gradients of these jobs.
@@ -29,7 +29,7 @@ pub struct Worker {
 
 impl Worker {
     /// Joins and gets its weights. `what` is `hub job rank workers`, with a transport if the worker must take
-    /// it, and `checksum`.
+    /// it, `checksum`, and `waits` if it holds out for what it loses.
     pub fn join(what: &str) -> Result<Self, SessionError> {
         let words: Vec<&str> = what.split(' ').collect();
         let [hub, job, rank, workers, settings @ ..] = &words[..] else { panic!("{what:?}") };
@@ -37,6 +37,9 @@ impl Worker {
         let mut config = config_at(hub, job, rank, workers);
         config.transport = settings.first().map(|name| name.parse().unwrap());
         config.checksum |= settings.contains(&"checksum");
+        if settings.contains(&"waits") {
+            config.hub_wait = SessionConfig::new(*hub, *job, rank, workers, Vec::new(), SGD).hub_wait;
+        }
         let mut session = Session::join(config)?;
         session.broadcast_weights(|key, weights| fill_weights(SEED, key, weights))?;
         let reference = Reference::new(SEED, workers, SGD, &small_model());

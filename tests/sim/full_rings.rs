@@ -53,7 +53,9 @@ fn all_workers_whose_rings_are_full_are_named() {
     let gone: Vec<u32> = notices
         .iter()
         .map(|notice| match notice {
-            Notice::WorkerGone { job: JOB, rank, reason } if reason.contains("ring of answers is full") => {
+            Notice::WorkerGone { job: JOB, rank, reason, .. }
+                if reason.contains("ring of answers is full") =>
+            {
                 *rank
             }
             other => panic!("{other:?}"),

@@ -4,4 +4,5 @@ mod bits;
 mod doorbells;
 mod full_rings;
 mod network;
+mod relinks;
 mod staleness;

@@ -173,6 +173,7 @@ pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
         peers: None,
         reached: None,
         present: None,
+        relinks: false,
         terms,
     }
 }

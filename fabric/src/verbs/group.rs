@@ -3,6 +3,7 @@
 //! A NIC that does not open, or whose device fails, is lost: its ports go without it, and the others are as before. It is opened
 //! again when the owner of the group says so, for links that are made later.
 
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -147,7 +148,16 @@ impl Group {
         };
         for (port, wanted) in self.ports.iter().zip(&self.wanted).filter(|(_, nics)| nics.contains(options)) {
             let now = |other: &NicOptions| if other == options { Some(&nic) } else { open(other) };
-            let now: Vec<Arc<Nic>> = wanted.iter().filter_map(now).cloned().collect();
+            // Those that it was lent stay: links may be on them.
+            let is_own = |nic: &Arc<Nic>| {
+                let is_it = |own: &NicOptions| {
+                    own.device == nic.context.device && own.port.is_none_or(|port| port == nic.port)
+                };
+                wanted.iter().any(is_it)
+            };
+            let lent = port.own.open().into_iter().map(|rail| Arc::clone(&rail.nic));
+            let lent = lent.filter(|nic| !is_own(nic) && !nic.context.is_lost());
+            let now: Vec<Arc<Nic>> = wanted.iter().filter_map(now).cloned().chain(lent).collect();
             port.use_nics(&now)?;
         }
         nics.watches.retain(|watch| !watch.is_over());
@@ -181,6 +191,11 @@ impl Group {
         nics.wanted.iter().filter_map(|nic| Some((nic.options.clone(), nic.lost()?))).collect()
     }
 
+    /// Whether a NIC is open and its port is up.
+    pub fn has_link(&self) -> bool {
+        self.nics_in_use().wanted.iter().filter_map(Wanted::open).any(|nic| nic.has_link())
+    }
+
     /// The NICs of a port that are open: one of a hub's, several of a worker's.
     pub fn nics(&self, port: usize) -> Vec<Arc<Nic>> {
         self.rails(port).into_iter().map(|rail| Arc::clone(&rail.nic)).collect()
@@ -192,17 +207,37 @@ impl Group {
         open.into_iter().filter(|rail| !rail.nic.context.is_lost()).collect()
     }
 
-    /// The rail of a hub's port, or why its NIC is lost.
-    pub(super) fn rail(&self, port: usize) -> Result<Arc<Rail>, VerbsError> {
-        let lost = || {
-            let nics = self.nics_in_use();
-            let lost = nics.wanted.iter().find(|nic| nic.options == self.wanted[port][0]);
-            lost.and_then(Wanted::lost)
+    /// The rail of a hub's port for links to a peer whose NICs are at these addresses, or why its NIC is lost. Another NIC
+    /// of the group serves where the port's own is lost, has no link, or shares no subnet with the peer, and the other does not.
+    pub(super) fn rail(&self, port: usize, peer: &[IpAddr]) -> Result<Arc<Rail>, VerbsError> {
+        let nics = self.nics_in_use();
+        let own = nics.wanted.iter().find(|nic| nic.options == self.wanted[port][0]);
+        let open: Vec<&Arc<Nic>> = nics.wanted.iter().filter_map(Wanted::open).collect();
+        let up = |nic: &&Arc<Nic>| nic.has_link();
+        let near = |nic: &&Arc<Nic>| up(nic) && peer.iter().any(|&ip| nic.address.is_in_subnet(ip));
+        // The best first; its own before the others, which ports take in turn.
+        let turn = port % open.len().max(1);
+        let in_turn = || {
+            own.and_then(Wanted::open)
+                .into_iter()
+                .chain(open.iter().copied().cycle().skip(turn).take(open.len()))
         };
-        self.rails(port).into_iter().next().ok_or_else(|| {
+        let best = in_turn().find(near).or_else(|| in_turn().find(up)).or_else(|| in_turn().next());
+        let Some(best) = best.cloned() else {
             let device = self.wanted[port][0].device.clone();
-            lost().unwrap_or(VerbsError::Device(DeviceError::Fatal { device }))
-        })
+            let fatal = VerbsError::Device(DeviceError::Fatal { device });
+            return Err(own.and_then(Wanted::lost).unwrap_or(fatal));
+        };
+        let state = &self.ports[port];
+        let rails = state.own.open();
+        if let Some(rail) = rails.iter().find(|rail| Arc::ptr_eq(&rail.nic, &best)) {
+            return Ok(Arc::clone(rail));
+        }
+        let all: Vec<Arc<Nic>> =
+            rails.iter().map(|rail| Arc::clone(&rail.nic)).chain([Arc::clone(&best)]).collect();
+        state.use_nics(&all)?;
+        let rail = state.own.open().into_iter().find(|rail| Arc::ptr_eq(&rail.nic, &best));
+        Ok(rail.expect("the port was just given it"))
     }
 
     /// Where each port of a hub is reached, or was, or will be: a joiner pairs its NICs with all.

@@ -11,7 +11,7 @@ use super::error::VerbsError;
 use super::gid::{self, GidEntry};
 use super::handles::context::Context;
 use super::handles::error::DeviceError;
-use super::handles::ffi::IBV_QPF_GRH_REQUIRED;
+use super::handles::ffi::{IBV_PORT_ACTIVE, IBV_QPF_GRH_REQUIRED};
 use super::path_settings::PathSettings;
 use super::subnet;
 
@@ -107,6 +107,11 @@ impl Nic {
     /// Whether it is used for want of a better one only.
     pub(super) fn is_link_local(&self) -> bool {
         self.address.link_layer == LinkLayer::Ethernet && self.address.gid.is_link_local()
+    }
+
+    /// Whether its port is ACTIVE now.
+    pub(super) fn has_link(&self) -> bool {
+        self.context.port(self.port).is_ok_and(|attr| attr.state == IBV_PORT_ACTIVE)
     }
 
     /// Where it is reached.

@@ -27,7 +27,7 @@ pub use versions::{PROTOCOL, PROTOCOL_LOWEST, Versions};
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use fabric::any::Transport;
@@ -90,6 +90,9 @@ pub struct JoinRequest {
     /// Of a worker that asks for the present, if a hub is lost: what it has. Either all workers of a job ask for it, or none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub present: Option<Present>,
+    /// Whether the worker makes its links again when it loses them while the hub lives, by a [`RelinkRequest`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub relinks: bool,
     /// The terms on which all ends of the job agree.
     pub terms: JobTerms,
 }
@@ -129,6 +132,9 @@ pub struct JoinReply {
     /// From hub 0 of several: the worker shows this pass at the other hubs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pass: Option<Pass>,
+    /// Whether the hub waits for a worker that makes its links again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub relinks: bool,
 }
 
 impl JoinReply {
@@ -136,6 +142,21 @@ impl JoinReply {
     pub fn limit(&self) -> Duration {
         Duration::from_millis(self.heartbeat_limit_ms)
     }
+}
+
+/// `POST /v1/jobs/{job}/relink`: a worker has lost its links, as with a NIC, and makes others. The answer is that of a join, with
+/// the same token: when it comes, the hub has let go of the former links and waits for the new ones. The worker then pushes again
+/// what has no answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RelinkRequest {
+    /// From the join.
+    pub token: String,
+    /// Why the former links ended, in words.
+    pub why: String,
+    /// Where the worker's NICs with RDMA are that can be used, if it has any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<IpAddr>,
 }
 
 /// `POST /v1/jobs/{job}/offer`: rank 0 has weights and optimizer state of the moment before a round, for a new job to

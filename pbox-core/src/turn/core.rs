@@ -10,7 +10,7 @@
 use std::fmt::Display;
 use std::sync::Arc;
 
-use fabric::{Arrival, LinkId, MapError, Port, RecvWindow, Slab, SpanError, Spans};
+use fabric::{Arrival, CloseReason, LinkId, MapError, Port, RecvWindow, Slab, SpanError, Spans};
 
 use super::look::Look;
 use super::made::MadeShard;
@@ -233,6 +233,23 @@ impl<P: Port> Core<P> {
         discarded
     }
 
+    /// Lets go of the link of a worker that lives and makes [another](Self::add_worker), in a job whose terms
+    /// [allow](crate::JobTerms::may_relink) it: it pushes again what has no answer. Its job's rounds wait for it. Returns the worker's
+    /// windows.
+    pub fn unlink_worker(&mut self, id: JobId, rank: u32) -> Discarded {
+        let mut discarded = Discarded::default();
+        if let Some(link) = self.unlink(id, rank) {
+            self.port.detach(link);
+        }
+        for JobShard { shard, replies, .. } in self.shards_of(id) {
+            of_mode!(shard, shard => {
+                shard.unlink(rank, &mut discarded);
+                replies.may_repeat(rank, shard.keys().len());
+            });
+        }
+        discarded
+    }
+
     /// Holds a job's rounds until [`release`](Self::release). Returns the rounds in flight; `None` without chunks.
     pub fn hold(&mut self, id: JobId) -> Option<Front> {
         let fronts = self.shards_of(id).filter_map(|entry| {
@@ -420,7 +437,7 @@ impl<P: Port> Core<P> {
                         place = next;
                         continue;
                     }
-                    (Err(violation), _) => self.drop_worker(place, rank, &violation, notices),
+                    (Err(violation), _) => self.drop_worker(place, rank, &violation, false, notices),
                 }
                 break;
             }
@@ -431,7 +448,10 @@ impl<P: Port> Core<P> {
         self.tally.arrivals += count as u64;
         while let Some(closed) = self.port.closed() {
             match self.members.get(closed.link.index()).copied().flatten() {
-                Some(Member { shard, rank }) => self.drop_worker(shard, rank, &closed.reason, notices),
+                Some(Member { shard, rank }) => {
+                    let by_itself = !matches!(closed.reason, CloseReason::Corrupt(_));
+                    self.drop_worker(shard, rank, &closed.reason, by_itself, notices);
+                }
                 None if self.dropped.contains(&closed.link) => {}
                 None => self.port.detach(closed.link),
             }
@@ -548,12 +568,20 @@ impl<P: Port> Core<P> {
     fn drop_broken(&mut self, place: usize, notices: &mut Vec<Notice>) {
         let entry = self.shards[place].as_mut().expect("its answers were posted");
         for (rank, violation) in entry.replies.take_broken() {
-            self.drop_worker(place, rank, &violation, notices);
+            self.drop_worker(place, rank, &violation, false, notices);
         }
     }
 
+    /// `by_itself`: the link ended, and the worker kept the protocol.
     #[cold]
-    fn drop_worker(&mut self, place: usize, rank: u32, reason: &dyn Display, notices: &mut Vec<Notice>) {
+    fn drop_worker(
+        &mut self,
+        place: usize,
+        rank: u32,
+        reason: &dyn Display,
+        by_itself: bool,
+        notices: &mut Vec<Notice>,
+    ) {
         let entry = self.shards[place].as_ref().expect("a member's job is there");
         let (job, leads_up) = (entry.id, entry.replies.leads_up(rank));
         if let Some(link) = self.unlink(job, rank) {
@@ -561,7 +589,7 @@ impl<P: Port> Core<P> {
             let reason = reason.to_string();
             notices.push(match leads_up {
                 true => Notice::AboveGone { job, reason },
-                false => Notice::WorkerGone { job, rank, reason },
+                false => Notice::WorkerGone { job, rank, reason, by_itself },
             });
         }
     }

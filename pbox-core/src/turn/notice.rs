@@ -33,6 +33,8 @@ pub enum Notice {
         rank: u32,
         /// Why, in words.
         reason: String,
+        /// The link ended, and the worker kept the protocol.
+        by_itself: bool,
     },
     /// A link to a hub above ended; it is detached in the next turn.
     AboveGone {

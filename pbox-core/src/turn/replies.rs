@@ -72,6 +72,8 @@ pub(super) struct Replies {
     broken: Vec<(u32, Violation)>,
     /// The answers of one worker for the chunks of a group. Empty between arrivals.
     answers: Vec<Answer>,
+    /// By rank: how many pushes a worker may repeat whose chunks are stepped, because it has lost the answers with its links.
+    repeats: Vec<usize>,
 }
 
 impl Replies {
@@ -92,6 +94,7 @@ impl Replies {
             parts: schedule.by_layer().then(|| LayerParts::new(keys, workers, schedule.pulls())),
             broken: Vec::new(),
             answers: Vec::with_capacity(longest_group),
+            repeats: vec![0; workers as usize],
         }
     }
 
@@ -121,6 +124,11 @@ impl Replies {
             parts.forget(rank);
         }
         self.links[rank as usize].take()
+    }
+
+    /// A worker has lost its links, and the answers of at most so many chunks with them.
+    pub fn may_repeat(&mut self, rank: u32, chunks: usize) {
+        self.repeats[rank as usize] = chunks;
     }
 
     /// A worker's link.
@@ -223,8 +231,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
             }
             Err(violation) => match self.shard.group(immediate.chunk) {
                 Some(places) => self.take_group(rank, immediate, places),
-                // Not a push of this round: it may be a pull.
-                None if self.pull(rank, immediate) => Ok(Some(Done::POSTED)),
+                // Not a push of this round: it may be a pull, or a push whose answer was lost.
+                None if self.pull(rank, immediate) || self.repeats(rank, immediate) => Ok(Some(Done::POSTED)),
                 None => Err(violation),
             },
         }
@@ -379,6 +387,21 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         }
         let Some(places) = parts.pull(place, rank) else { return false };
         places.for_each(|place| self.answer(place, rank, round));
+        true
+    }
+
+    /// Whether a worker's post is a push that is stepped, and whose answer it has lost with its links. If it is, the chunk is
+    /// answered again: nobody has stepped it since, because this worker has not pushed the next round.
+    #[cold]
+    fn repeats(&mut self, rank: u32, immediate: Immediate) -> bool {
+        let Some(place) = self.shard.place(immediate.chunk) else { return false };
+        let round = Round(self.shard.pace.next_round(place, rank).0.wrapping_sub(1));
+        let Some(left @ 1..) = self.replies.repeats.get_mut(rank as usize) else { return false };
+        if immediate != Immediate::new(immediate.chunk, round) {
+            return false;
+        }
+        *left -= 1;
+        self.answer(place, rank, round);
         true
     }
 

@@ -65,6 +65,10 @@ pub(crate) trait Pace: Sized {
     /// Worker `rank` no longer takes part. Its pushes that are not stepped do not count. Settle every chunk afterwards.
     fn remove(&mut self, rank: u32);
 
+    /// Worker `rank` pushes again what is not stepped: its pushes so far do not count, and its rounds wait for it. For terms
+    /// that [allow](JobTerms::may_relink) it.
+    fn forget(&mut self, _rank: u32) {}
+
     /// A round in flight that nobody is left to push, if the job cannot go on without it.
     fn abandoned(&self) -> Option<Round> {
         None
@@ -441,6 +445,13 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
                 None => Ok(()),
             },
         }
+    }
+
+    /// The links of worker `rank` are lost, and it makes others: its pushes that are not stepped do not count until it makes
+    /// them again. It still takes part.
+    pub fn unlink(&mut self, rank: u32, discarded: &mut Discarded) {
+        self.pace.forget(rank);
+        self.stages.remove_worker(rank, discarded);
     }
 
     /// Steps no chunk and answers no worker until [`release`](Self::release), so that the front stands still.

@@ -22,6 +22,7 @@ fn needed(method: &Method, page: &str) -> Option<Right> {
         (
             "POST",
             "/v1/jobs/{job}/heartbeat"
+            | "/v1/jobs/{job}/relink"
             | "/v1/jobs/{job}/learning-rate"
             | "/v1/jobs/{job}/compare"
             | "/v1/jobs/{job}/offer"

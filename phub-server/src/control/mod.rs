@@ -55,6 +55,7 @@ GET  /v1/speed                      zeros for 100 ms at most, for a hub that mea
 GET  /metrics                       the same figures for Prometheus
 POST /v1/jobs/{job}/join            a worker asks to take part
 POST /v1/jobs/{job}/heartbeat       a worker lives, and gets the news
+POST /v1/jobs/{job}/relink          a worker has lost its links, and makes others
 POST /v1/jobs/{job}/learning-rate   a new step size from a round on
 POST /v1/jobs/{job}/compare         a worker's weights, by a digest, against those of the others
 POST /v1/jobs/{job}/checkpoint      write the job's state to its file now (no body)
@@ -124,6 +125,7 @@ pub(crate) fn router(
         .route("/metrics", get(figures))
         .route("/v1/jobs/{job}/join", post(join))
         .route("/v1/jobs/{job}/heartbeat", post(heartbeat))
+        .route("/v1/jobs/{job}/relink", post(relink))
         .route("/v1/jobs/{job}/learning-rate", post(learning_rate))
         .route("/v1/jobs/{job}/compare", post(compare))
         .route("/v1/jobs/{job}/checkpoint", post(checkpoint))
@@ -229,13 +231,36 @@ async fn join(
 async fn heartbeat(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
     let HeartbeatRequest { token, seen, latest } = desk.small("heartbeat", request).await?;
     let (mut news, hold) = desk.registry.heartbeat(&job, &token, latest)?;
+    let mut held = Held { registry: &desk.registry, job: &job, token: &token, is_answered: false };
     // Ends early when there are news, and when the job's last worker leaves.
     let _ = tokio::time::timeout(hold, news.wait_for(|news| news.version > seen)).await.is_ok();
+    held.is_answered = true;
     let reply = news.borrow().clone();
     if matches!(reply.state, JobState::Failed { .. }) {
         desk.registry.told(&job, &token);
     }
     done(&reply)
+}
+
+/// A heartbeat that waits for news. Its connection ends with the worker's process, and drops it before its answer.
+struct Held<'a> {
+    registry: &'a Registry,
+    job: &'a str,
+    token: &'a str,
+    is_answered: bool,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.registry.hung_up(self.job, self.token);
+        }
+    }
+}
+
+async fn relink(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
+    let request = desk.small("relink", request).await?;
+    done(&desk.registry.relink(&job, request).await?)
 }
 
 async fn learning_rate(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {

@@ -32,8 +32,10 @@ pub(crate) enum Report {
     Attached { job: JobId, rank: u32 },
     /// This core has let go of the worker, and reports nothing more about it.
     Removed { job: JobId, rank: u32 },
-    /// The worker's link ended.
-    WorkerGone { job: JobId, rank: u32, reason: String },
+    /// This core has let go of the links that a worker has lost, and reports nothing more about them.
+    Unlinked { job: JobId, rank: u32 },
+    /// The worker's link ended or could not be made: by itself, or because the worker broke the protocol.
+    WorkerGone { job: JobId, rank: u32, reason: String, by_itself: bool },
     /// A link to a hub above ended.
     AboveGone { job: JobId, reason: String },
     /// This core's part of a snapshot is taken, or cannot be taken.
@@ -245,7 +247,7 @@ impl CoreThread {
     ) {
         let report = match self.core.add_worker(job, rank, gradients, weights, endpoint) {
             Ok(()) => Report::Attached { job, rank },
-            Err(error) => Report::WorkerGone { job, rank, reason: error.to_string() },
+            Err(error) => Report::WorkerGone { job, rank, reason: error.to_string(), by_itself: false },
         };
         self.report(report);
     }
@@ -268,6 +270,13 @@ impl CoreThread {
         self.free(windows);
         self.report_notices();
         self.report(Report::Removed { job, rank });
+    }
+
+    /// Lets go of the link of a worker that makes another.
+    pub fn unlink_worker(&mut self, job: JobId, rank: u32) {
+        let windows = self.core.unlink_worker(job, rank);
+        self.free(windows);
+        self.report(Report::Unlinked { job, rank });
     }
 
     /// Ends a job.
@@ -297,7 +306,9 @@ impl CoreThread {
                     skipped = Some((job, skipped.map_or(1, |(_, chunks)| chunks + 1)));
                     continue;
                 }
-                Notice::WorkerGone { job, rank, reason } => Report::WorkerGone { job, rank, reason },
+                Notice::WorkerGone { job, rank, reason, by_itself } => {
+                    Report::WorkerGone { job, rank, reason, by_itself }
+                }
                 Notice::AboveGone { job, reason } => Report::AboveGone { job, reason },
                 Notice::Snapshot { job, taken } => Report::Snapshot { job, core: self.number, taken },
                 Notice::JobFailed { job, reason } => Report::JobFailed { job, reason },

@@ -26,6 +26,7 @@ use super::hubs::Hubs;
 use super::late::Progress;
 use super::pace::{LastRounds, not_finite, verdict};
 use super::present::Bringing;
+use super::relink::Unlinked;
 
 /// A worker that joined.
 #[derive(Debug)]
@@ -43,6 +44,16 @@ pub(crate) struct Member {
     /// Of a hub below: whether all its own members are there. A worker is always ready.
     ready: bool,
     standing: Standing,
+    /// Whether it makes its links again when they are lost.
+    relinks: bool,
+    /// Its last heartbeat ended without an answer.
+    pub hung_up: bool,
+    /// Its links are lost, and it may make others.
+    unlinked: Option<Unlinked>,
+    /// Of the connection by which it made its links again, or makes them.
+    token: Option<[u8; 16]>,
+    /// Where its NICs are, if it has said so.
+    addresses: Vec<IpAddr>,
 }
 
 /// How a member stands.
@@ -251,11 +262,92 @@ impl Job {
     }
 
     /// A worker has joined.
-    pub fn add_member(&mut self, rank: u32, worker: u64) {
-        let (heard, ready) = (Instant::now(), self.terms.level.members == Members::Workers);
-        let (latest, standing) = (None, Standing::Joined);
-        self.members[rank as usize] =
-            Some(Member { cores: 0, heard, latest, transport: None, worker, ready, standing });
+    pub fn add_member(&mut self, rank: u32, worker: u64, relinks: bool) {
+        self.members[rank as usize] = Some(Member {
+            cores: 0,
+            heard: Instant::now(),
+            latest: None,
+            transport: None,
+            worker,
+            ready: self.terms.level.members == Members::Workers,
+            standing: Standing::Joined,
+            relinks: relinks && self.terms.may_relink() && self.above.is_none() && self.mesh.is_none(),
+            hung_up: false,
+            unlinked: None,
+            token: None,
+            addresses: Vec::new(),
+        });
+    }
+
+    fn member(&self, rank: u32) -> Option<&Member> {
+        self.members.get(rank as usize)?.as_ref()
+    }
+
+    /// Whether a worker makes its links again when they are lost.
+    pub fn relinks(&self, rank: u32) -> bool {
+        self.member(rank).is_some_and(|member| member.relinks)
+    }
+
+    /// Whether it may do so now. Nothing but a death ends a link on shared memory.
+    pub fn may_relink(&self, rank: u32) -> bool {
+        let may = |member: &Member| {
+            let has_links = member.transport.is_some_and(|transport| transport != Transport::Shm);
+            member.relinks && has_links && !member.hung_up
+        };
+        self.state() == JobState::Running
+            && self.stands(rank, &[Standing::Here])
+            && self.member(rank).is_some_and(may)
+    }
+
+    /// What is known of the lost links of a worker that has no others.
+    pub fn unlinked(&self, rank: u32) -> Option<&Unlinked> {
+        self.member(rank)?.unlinked.as_ref()
+    }
+
+    /// As [`unlinked`](Self::unlinked).
+    pub fn unlinked_mut(&mut self, rank: u32) -> Option<&mut Unlinked> {
+        self.members.get_mut(rank as usize)?.as_mut()?.unlinked.as_mut()
+    }
+
+    /// A worker's links are lost. This is news: who lives takes them at once.
+    pub fn unlink(&mut self, rank: u32, unlinked: impl FnOnce(Option<Unlinked>) -> Unlinked) {
+        if let Some(member) = &mut self.members[rank as usize] {
+            member.unlinked = Some(unlinked(member.unlinked.take()));
+            member.cores = 0;
+        }
+        self.publish(|_| {});
+    }
+
+    /// A core has let go of a worker's lost links.
+    pub fn core_unlinked(&mut self, rank: u32) {
+        if let Some(unlinked) = self.unlinked_mut(rank) {
+            unlinked.cores -= 1;
+        }
+    }
+
+    /// From now on a worker makes its links by a connection with this token. Returns the former one.
+    pub fn relinks_by(&mut self, rank: u32, token: Option<[u8; 16]>) -> Option<[u8; 16]> {
+        let member = self.members.get_mut(rank as usize)?.as_mut()?;
+        std::mem::replace(&mut member.token, token)
+    }
+
+    /// A worker says where its NICs are.
+    pub fn has_nics_at(&mut self, rank: u32, addresses: Vec<IpAddr>) {
+        if let Some(member) = &mut self.members[rank as usize] {
+            member.addresses = addresses;
+        }
+    }
+
+    /// Where a worker's NICs are, if it has said so.
+    pub fn nics_at(&self, rank: u32) -> Vec<IpAddr> {
+        self.member(rank).map_or_else(Vec::new, |member| member.addresses.clone())
+    }
+
+    /// A member's heartbeat ended without an answer. Why the member is lost, if its links are.
+    pub fn hangs_up(&mut self, rank: u32) -> Option<String> {
+        let member = self.members.get_mut(rank as usize)?.as_mut()?;
+        member.hung_up = true;
+        member.unlinked.as_ref().map(|unlinked| unlinked.why().to_owned())
     }
 
     /// What a worker that asks for the present has.
@@ -310,10 +402,14 @@ impl Job {
     }
 
     /// A worker connects to the data path. Only once, because a rank has one link to each core.
-    pub fn connect(&mut self, rank: u32) -> Result<(), String> {
+    pub fn connect(&mut self, rank: u32, token: [u8; 16]) -> Result<(), String> {
         match &mut self.members[rank as usize] {
             Some(member) if member.standing == Standing::Joined => {
                 member.standing = Standing::Coming;
+                Ok(())
+            }
+            Some(Member { unlinked: Some(unlinked), .. }) if unlinked.token == Some(token) => {
+                unlinked.token = None;
                 Ok(())
             }
             _ => Err(format!(
@@ -325,8 +421,16 @@ impl Job {
 
     /// A core has a worker's link.
     pub fn attached(&mut self, rank: u32) -> Arrival {
+        let cores = self.cores.numbers.len();
         if let Some(member) = &mut self.members[rank as usize] {
-            member.cores += 1;
+            match &member.unlinked {
+                // A link that is lost again already.
+                Some(unlinked) if unlinked.cores > 0 => {}
+                _ => member.cores += 1,
+            }
+            if member.cores >= cores && member.unlinked.take().is_some() {
+                tracing::info!(job = self.name, rank, "a worker has made its links again");
+            }
         }
         self.arrived(rank)
     }

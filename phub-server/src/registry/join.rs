@@ -22,6 +22,8 @@ pub(crate) struct Admission {
     token: Token,
     pub job: JobId,
     pub rank: u32,
+    /// Where its NICs are, if it has said so.
+    pub addresses: Vec<IpAddr>,
     pub weights: Arc<SendWindow>,
     /// Each core's part of the weights; empty unless the worker has its own weights window.
     own: Vec<Spans>,
@@ -159,12 +161,20 @@ impl Registry {
         let job = inner.jobs.get_mut(&id).expect("named jobs exist");
         let given = request.peers.as_ref().and_then(|peers| peers.pass.clone());
         let pass = given.unwrap_or_else(|| job.hubs.next_pass(self.store.is_some()));
-        job.add_member(rank, pass.worker);
+        job.add_member(rank, pass.worker, request.relinks);
         request.present.iter().for_each(|present| job.has_present(rank, present.clone()));
         request.reached.into_iter().for_each(|round| job.worker_has_reached(rank, round));
         tracing::info!(job = name, rank, workers = job.terms.workers, "worker joined");
-        Ok(JoinReply {
-            protocol: request.versions().common(Versions::OURS).unwrap_or(PROTOCOL),
+        let protocol = request.versions().common(Versions::OURS).unwrap_or(PROTOCOL);
+        let pass = Some(pass).filter(|_| job.hubs.leads() && !job.hubs.share.is_whole());
+        let relinks = job.relinks(rank);
+        Ok(JoinReply { pass, relinks, ..self.answer_of_join(job, token, protocol) })
+    }
+
+    /// Where a worker with this token finds the job's data path.
+    pub(super) fn answer_of_join(&self, job: &Job, token: Token, protocol: u32) -> JoinReply {
+        JoinReply {
+            protocol,
             token: format!("{:032x}", u128::from_be_bytes(token)),
             cores: job.cores.numbers.iter().map(|&core| core as u32).collect(),
             placement: job.cores.placement.digest(),
@@ -172,8 +182,9 @@ impl Registry {
             ports: self.cores.len() as u32,
             transports: self.transports.clone(),
             heartbeat_limit_ms: self.heartbeat_limit.as_millis() as u64,
-            pass: Some(pass).filter(|_| job.hubs.leads() && !job.hubs.share.is_whole()),
-        })
+            pass: None,
+            relinks: false,
+        }
     }
 
     /// The token that a hello calls by this name.
@@ -242,9 +253,10 @@ impl Registry {
             JobState::Failed { reason, .. } => format!("job {:?} has failed: {reason}", job.name),
             _ => format!("job {:?} has ended", job.name),
         })?;
-        job.connect(rank)?;
+        job.connect(rank, token)?;
         let (wire, cores) = (job.wire.clone(), Arc::clone(&job.cores));
-        Ok(Admission { token, job: id, rank, weights, own: Vec::new(), wire, cores })
+        let addresses = job.nics_at(rank);
+        Ok(Admission { token, job: id, rank, addresses, weights, own: Vec::new(), wire, cores })
     }
 
     /// Gives a connected worker's links to the cores, unless its job went on without it meanwhile.

@@ -143,10 +143,14 @@ impl Registry {
         let mut inner = self.lock();
         let now = Instant::now();
         let limit = self.heartbeat_limit;
-        let mut silent = Vec::new();
+        let (mut silent, mut dead) = (Vec::new(), Vec::new());
         for job in inner.jobs.values().filter(|job| !job.failed()) {
             for (member, rank) in job.members.iter().zip(0u32..) {
                 let Some(member) = member.as_ref().filter(|_| job.has(rank)) else { continue };
+                if let Some(unlinked) = job.unlinked(rank).filter(|it| it.is_dead(member.heard, now)) {
+                    dead.push((job.id, rank, unlinked.why().to_owned()));
+                    continue;
+                }
                 let silence = now - member.heard;
                 if silence > limit {
                     silent.push((job.id, rank, format!(
@@ -158,6 +162,9 @@ impl Registry {
         }
         for (id, rank, reason) in silent {
             self.lose(&mut inner, id, rank, Cause::Silent, &reason);
+        }
+        for (id, rank, why) in dead {
+            self.lose(&mut inner, id, rank, Cause::Link, &why);
         }
         let Inner { jobs, tokens, shown, lost, left, .. } = &mut *inner;
         lost.retain(|_, (until, _)| now < *until);

@@ -12,6 +12,7 @@
 //! | `promises` | the memory that jobs were promised |
 //! | `quotas` | what one address, and one job, may have |
 //! | `loss` | loses workers, fails jobs |
+//! | `relink` | waits for workers that make their links again |
 //! | `cut` | stops a running job between two rounds |
 //! | `snapshot`, `checkpoint` | bring a job's state together, and to its file |
 //! | `last` | saves the last state of a job that failed |
@@ -38,6 +39,7 @@ mod pace;
 mod present;
 mod promises;
 mod quotas;
+mod relink;
 mod restore;
 mod snapshot;
 mod state;
@@ -253,9 +255,18 @@ impl Registry {
                     self.freed.notify_waiters();
                 }
             }
-            Report::WorkerGone { job, rank, reason } => {
+            Report::Unlinked { job, rank } => {
+                if let Some(job) = inner.jobs.get_mut(&job) {
+                    job.core_unlinked(rank);
+                    self.freed.notify_waiters();
+                }
+            }
+            Report::WorkerGone { job, rank, reason, by_itself } => {
                 let Some(member) = inner.jobs.get(&job).map(|job| job.spoken(rank)) else { return };
-                self.lose(&mut inner, job, rank, Cause::Link, &format!("{member} is gone: {reason}"));
+                let why = format!("{member} is gone: {reason}");
+                if !(by_itself && self.waits_for_links(&mut inner, job, rank, &why)) {
+                    self.lose(&mut inner, job, rank, Cause::Link, &why);
+                }
             }
             Report::Snapshot { job, core, taken } => {
                 if let Some(job) = inner.jobs.get_mut(&job) {
@@ -543,12 +554,19 @@ impl Inner {
         id.ok_or_else(|| Refusal::Gone(format!("no job {name:?} is here; GET /v1/hub lists them")))
     }
 
-    /// Forgets a worker's token; `told` is the answer to a later request with it.
+    /// Forgets a worker's tokens; `told` is the answer to a later request with them.
     fn forget(&mut self, id: JobId, rank: u32, told: Option<String>) {
-        let Some((&token, _)) = self.tokens.iter().find(|&(_, &member)| member == (id, rank)) else { return };
-        self.tokens.remove(&token);
-        if let Some(told) = told {
-            self.lost.insert(token, (Instant::now() + KEEP_FAILED, told));
+        let its: Vec<Token> = self
+            .tokens
+            .iter()
+            .filter(|&(_, &member)| member == (id, rank))
+            .map(|(&token, _)| token)
+            .collect();
+        for token in its {
+            self.tokens.remove(&token);
+            if let Some(told) = &told {
+                self.lost.insert(token, (Instant::now() + KEEP_FAILED, told.clone()));
+            }
         }
     }
 }

@@ -258,7 +258,7 @@ impl Job {
             None => {}
         }
         if let Some(member) = &mut self.members[rank as usize] {
-            (member.heard, member.latest) = (Instant::now(), latest);
+            (member.heard, member.hung_up, member.latest) = (Instant::now(), false, latest);
         }
         Ok(is_hub.then_some(TOLD_EVERY))
     }

@@ -70,6 +70,7 @@ pub fn request() -> JoinRequest {
         peers: None,
         reached: None,
         present: None,
+        relinks: false,
         terms,
     }
 }

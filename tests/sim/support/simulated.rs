@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use fabric::sim::{self, EndId, Net};
-use fabric::{RecvWindow, SendWindow};
+use fabric::{RecvWindow, SendWindow, Spans};
 use pbox_core::frame::HEADER_BYTES;
 use pbox_core::kernels::Kernels;
 use pbox_core::{
@@ -64,6 +64,8 @@ pub struct Simulated {
     pub batches: Vec<Option<Batches>>,
     /// The worker's end of each link, by rank and core, for faults on purpose.
     pub ends: Vec<Vec<EndId>>,
+    /// By rank: the worker's own windows.
+    windows: Vec<sim::Windows>,
     /// By rank: whether the worker lives.
     alive: Vec<bool>,
     /// How many arrivals each worker has taken in so far.
@@ -123,27 +125,27 @@ impl Simulated {
             workers: Vec::new(),
             batches: (0..workers).map(|_| None).collect(),
             ends: Vec::new(),
+            windows: Vec::new(),
             alive: vec![true; workers as usize],
             arrivals: vec![0; workers as usize],
             notices: Vec::new(),
         };
         for rank in 0..workers {
-            let (exchange, ends) = simulated.connect(rank)?;
+            let (exchange, ends, windows) = simulated.connect(rank)?;
             simulated.workers.push(exchange);
             simulated.ends.push(ends);
+            simulated.windows.push(windows);
         }
         let ranks: Vec<u32> = (0..workers).collect();
         simulated.admit(&ranks)?;
         Ok(simulated)
     }
 
-    /// Connects a worker. Returns its exchange and its ends of the links.
-    fn connect(&mut self, rank: u32) -> Result<(Exchange<sim::Port>, Vec<EndId>)> {
-        let Simulated { net, wire, placement, .. } = self;
+    /// Connects a worker. Returns its exchange, its ends of the links and its windows.
+    fn connect(&mut self, rank: u32) -> Result<(Exchange<sim::Port>, Vec<EndId>, sim::Windows)> {
+        let Simulated { wire, placement, .. } = &*self;
         let LevelTerms { schedule, slice_bytes, .. } = self.terms.job.level;
-        let layout = wire.layout();
         let (gradients, spans) = Windows::gradients(wire)?;
-        let at_hub = Arc::new(RecvWindow::local(wire.weights_window_bytes())?);
         let at_worker = Arc::new(RecvWindow::local(wire.weights_window_bytes())?);
         let (weights, own) = if wire.has_own_weights() {
             let (weights, own) = placement.weights_window(wire)?;
@@ -151,17 +153,12 @@ impl Simulated {
         } else {
             (Arc::clone(&self.weights), self.cores.iter().map(|_| None).collect::<Vec<_>>())
         };
-        let (mut endpoints, mut ends) = (Vec::new(), Vec::new());
-        for ((core, capacity), own) in self.cores.iter_mut().zip(placement.capacities()).zip(own) {
-            let worker = sim::Windows { send: Arc::clone(&gradients), recv: Arc::clone(&at_worker) };
-            let hub = sim::Windows { send: Arc::clone(&weights), recv: Arc::clone(&at_hub) };
-            let (to_hub, to_worker) = net.link(worker, hub, capacity.max(1));
-            ends.push(to_hub.id());
-            endpoints.push(to_hub);
-            core.add_worker(JOB, rank, Arc::clone(&at_hub), own, to_worker)?;
-        }
+        let own_windows = sim::Windows { send: gradients, recv: Arc::clone(&at_worker) };
+        let (endpoints, ends) = self.link(rank, &own_windows, weights, own)?;
+        let Simulated { net, wire, placement, .. } = self;
         let windows =
             Windows::new(wire, rank, spans, vec![at_worker; placement.cores()], WeightsMode::Shared)?;
+        let layout = wire.layout();
         let slices = Slices::new(layout, placement, schedule, slice_bytes.unwrap_or(layout.chunk_bytes()));
         let (port, layout) = (net.port(), Arc::clone(layout));
         let mut exchange = Exchange::new(port, endpoints, layout, windows, slices);
@@ -175,7 +172,46 @@ impl Simulated {
             batches.set(&ranges.collect::<Vec<_>>());
             self.batches[rank as usize] = Some(batches);
         }
-        Ok((exchange, ends))
+        Ok((exchange, ends, own_windows))
+    }
+
+    /// Links a worker's windows to all cores. Returns the worker's ends.
+    fn link(
+        &mut self,
+        rank: u32,
+        windows: &sim::Windows,
+        weights: Arc<SendWindow>,
+        own: Vec<Option<Spans>>,
+    ) -> Result<(Vec<sim::Endpoint>, Vec<EndId>)> {
+        let at_hub = Arc::new(RecvWindow::local(self.wire.weights_window_bytes())?);
+        let (mut endpoints, mut ends) = (Vec::new(), Vec::new());
+        for ((core, capacity), own) in self.cores.iter_mut().zip(self.placement.capacities()).zip(own) {
+            let hub = sim::Windows { send: Arc::clone(&weights), recv: Arc::clone(&at_hub) };
+            let (to_hub, to_worker) = self.net.link(windows.clone(), hub, capacity.max(1));
+            ends.push(to_hub.id());
+            endpoints.push(to_hub);
+            core.add_worker(JOB, rank, Arc::clone(&at_hub), own, to_worker)?;
+        }
+        Ok((endpoints, ends))
+    }
+
+    /// A worker that lives makes its links again, as the registry and a session do it. Some steps may lie between the two halves.
+    pub fn unlink(&mut self, rank: u32) {
+        self.cores.iter_mut().for_each(|core| drop(core.unlink_worker(JOB, rank)));
+        self.workers[rank as usize].cut(self.net.port());
+        self.alive[rank as usize] = false;
+    }
+
+    /// The other half.
+    pub fn relink(&mut self, rank: u32) -> Result<()> {
+        let (windows, weights) = (self.windows[rank as usize].clone(), Arc::clone(&self.weights));
+        let none = self.cores.iter().map(|_| None).collect();
+        let (endpoints, ends) = self.link(rank, &windows, weights, none)?;
+        let (worker, port) = (&mut self.workers[rank as usize], self.net.port());
+        worker.relink(port, endpoints, vec![windows.recv; self.placement.cores()]);
+        worker.set_credit(self.terms.worker_credit);
+        (self.ends[rank as usize], self.alive[rank as usize]) = (ends, true);
+        Ok(worker.push_again()?)
     }
 
     /// Lets every worker pull these layers in these batches from now on.
@@ -218,8 +254,9 @@ impl Simulated {
     /// A worker that was killed comes back without weights.
     pub fn rejoin(&mut self, rank: u32) -> Result<()> {
         self.remove_worker(rank);
-        let (exchange, ends) = self.connect(rank)?;
+        let (exchange, ends, windows) = self.connect(rank)?;
         (self.workers[rank as usize], self.ends[rank as usize]) = (exchange, ends);
+        self.windows[rank as usize] = windows;
         self.alive[rank as usize] = true;
         self.admit(&[rank])
     }

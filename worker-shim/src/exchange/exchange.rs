@@ -19,7 +19,7 @@ use pbox_core::{ChunkId, Immediate, KeyId, Layout, Round, Slice, Slices};
 use super::error::ExchangeError;
 use super::groups::Groups;
 use super::notices::Pulls;
-use super::outbox::Outbox;
+use super::outbox::{Outbox, Urgent};
 use super::windows::Windows;
 
 /// Arrivals that one poll takes.
@@ -118,6 +118,35 @@ impl<P: Port> Exchange<P> {
             }
             self.port.wait(Until::Any, left);
         }
+    }
+
+    /// Drops the links, which are lost, for others at `port` that [come](Self::relink) later. What was under way still is.
+    pub fn cut(&mut self, port: P) {
+        self.sent_before = self.traffic().sent;
+        self.outboxes.clear();
+        self.port = port;
+    }
+
+    /// Takes other links to the same cores and memory in the place of those that were [cut](Self::cut). Then
+    /// [`push_again`](Self::push_again).
+    pub fn relink(&mut self, mut port: P, endpoints: Vec<P::Endpoint>, received: Vec<Arc<RecvWindow>>) {
+        self.outboxes = outboxes(&mut port, endpoints, &self.slices);
+        self.port = port;
+        self.windows.receive(received);
+    }
+
+    /// Posts all chunks that have no answer, after a [`relink`](Self::relink): chunk by chunk, as some of a group may have theirs.
+    ///
+    /// # Errors
+    /// When a link is closed.
+    pub fn push_again(&mut self) -> Result<(), ExchangeError> {
+        self.groups.leave_apart();
+        let awaited = |chunk: &ChunkId| self.awaited[chunk.index()] == Awaited::Answer;
+        for chunk in (0..self.awaited.len() as u32).map(ChunkId).filter(awaited) {
+            let key = self.layout.chunk(chunk).key;
+            self.outboxes[self.slices.core_of(chunk)].urgent.push_back(Urgent::Again(key, chunk));
+        }
+        self.post_queued()
     }
 
     /// Drops the links, which are lost, and waits for others at `port`. Nothing of what was under way comes any more.

@@ -68,6 +68,12 @@ impl Groups {
         (self.members.len() == keys.len()).then(|| self.of[*number as usize].slice)
     }
 
+    /// The keys that are put and not sent leave by themselves.
+    pub fn leave_apart(&mut self) {
+        self.begun = Begun::default();
+        self.members.clear();
+    }
+
     /// A key of a group is under way. The group's core, if the key is the first.
     pub fn open(&mut self, group: u32) -> Option<usize> {
         let Group { open, core, .. } = &mut self.of[group as usize];

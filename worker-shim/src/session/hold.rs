@@ -79,7 +79,7 @@ pub(super) struct Stood {
 }
 
 /// Why a session does not go on yet.
-enum Again {
+pub(super) enum Again {
     /// Another attempt may succeed.
     Later(SessionError),
     /// None will.

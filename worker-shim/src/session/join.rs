@@ -15,6 +15,7 @@ use super::compare::Digests;
 use super::config::SessionConfig;
 use super::error::SessionError;
 use super::hold::{Hold, Returns, TELL_LIMIT};
+use super::relink::{self, Relinks};
 use super::session::{GivenUp, LOOK, Session};
 use super::state::State;
 use super::timeline::{Timeline, Who};
@@ -80,6 +81,7 @@ impl Session {
             hold: Hold::Never,
             skips: Vec::new(),
             returns: Returns::default(),
+            relinks: Relinks::default(),
             lost: 0,
             rate: None,
             kept: None,
@@ -200,6 +202,7 @@ pub(super) fn let_in(
         peers: None,
         reached,
         present: config.hub_present.then(|| present.unwrap_or_default()),
+        relinks: relink::asks(config),
         terms: config.terms.clone(),
     };
     let credential = match &config.token {

@@ -9,6 +9,7 @@ mod hold;
 mod hubs;
 mod join;
 mod present;
+mod relink;
 mod session;
 mod state;
 mod timeline;

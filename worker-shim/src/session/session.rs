@@ -19,9 +19,10 @@ use super::credit::{Trial, Tuner};
 use super::error::SessionError;
 use super::hold::{Hold, Returns};
 use super::present::Kept;
+use super::relink::Relinks;
 use super::timeline::Timeline;
 use super::times::{Stopwatch, Times};
-use crate::exchange::{Exchange, ExchangeError, Traffic, Windows};
+use crate::exchange::{Exchange, Traffic, Windows};
 use crate::pull::{Pull, PullError, PullPlan, Pulling};
 
 /// The longest sleep between two looks at whether the caller gave up.
@@ -54,6 +55,7 @@ pub struct Session {
     /// hub was lost.
     pub(super) skips: Vec<u32>,
     pub(super) returns: Returns,
+    pub(super) relinks: Relinks,
     /// Rounds that the job has lost so far, also before this session: a round of the hub and this together are the same number
     /// for all workers.
     pub(super) lost: u32,
@@ -204,7 +206,7 @@ impl Session {
         }
         match self.exchange.put(key) {
             Ok(()) => Ok(()),
-            Err(error) => self.survive_post(error),
+            Err(error) => self.survive_loss(error),
         }
     }
 
@@ -212,14 +214,8 @@ impl Session {
     pub(crate) fn flush(&mut self) -> Result<(), SessionError> {
         match self.exchange.flush() {
             Ok(()) => Ok(()),
-            Err(error) => self.survive_post(error),
+            Err(error) => self.survive_loss(error),
         }
-    }
-
-    /// After a hold the pushes are made again.
-    #[cold]
-    fn survive_post(&mut self, error: ExchangeError) -> Result<(), SessionError> {
-        self.survive(self.explain(error))
     }
 
     /// Why there is no push before the broadcast.
@@ -308,7 +304,7 @@ impl Session {
                 }
                 Ok(arrivals)
             }
-            Err(error) => self.survive(self.explain(error)).map(|()| 0),
+            Err(error) => self.survive_loss(error).map(|()| 0),
         }
     }
 

@@ -14,7 +14,7 @@
 //! ```
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -111,7 +111,7 @@ impl Accepted {
         let mut stream = MessageStream::new(self.stream, timeout).map_err(nonsense)?;
         match stream.receive() {
             Ok(Message::Hello { name, send_bytes, links, proof }) => {
-                Ok(Hello { stream, token: name, send_bytes, links, proof })
+                Ok(Hello { stream, token: name, send_bytes, links, proof, addresses: Vec::new() })
             }
             Ok(Message::Refused(why)) => Err(ConnectError::Refused(why)),
             Ok(other) => Err(refuse(&mut stream, join::unexpected("a hello", &other))),
@@ -144,6 +144,8 @@ pub struct Hello {
     send_bytes: u64,
     links: Vec<LinkPorts>,
     proof: [u8; PROOF],
+    /// Of the worker's NICs, if they are known.
+    addresses: Vec<IpAddr>,
 }
 
 impl Hello {
@@ -171,6 +173,11 @@ impl Hello {
         let _ = self.stream.send(&Message::Refused(why.to_owned()));
     }
 
+    /// The peer's NICs are at these addresses: each link goes over a NIC of this end that leads there.
+    pub fn with_nics_at(self, addresses: &[IpAddr]) -> Self {
+        Hello { addresses: addresses.to_vec(), ..self }
+    }
+
     /// Lets the peer in. Posts of this end come from `ours`, and a window of `recv_bytes` is made for the peer's posts.
     /// The links are those of `plan`, which the hello must name too. `place` is called when the window is mapped and
     /// not yet registered. Registration allocates its pages: a core that touches a page before has it on its node.
@@ -182,7 +189,7 @@ impl Hello {
         plan: &[PlannedLink],
         place: impl FnOnce(&RecvWindow),
     ) -> Result<Joined<Endpoint>, ConnectError> {
-        let Hello { mut stream, send_bytes, links, .. } = self;
+        let Hello { mut stream, send_bytes, links, addresses, .. } = self;
         if let Err(why) = check_ports(&links, plan) {
             return Err(refuse(&mut stream, ConnectError::Nonsense(why)));
         }
@@ -190,7 +197,7 @@ impl Hello {
             let error = WindowError::TooSmall { expected: recv_bytes, seen: send_bytes };
             return Err(refuse(&mut stream, error.into()));
         }
-        match join::welcome(&mut stream, group, ours, recv_bytes, plan, place) {
+        match join::welcome(&mut stream, group, &addresses, ours, recv_bytes, plan, place) {
             Ok(parts) => parts.watched(group, stream),
             Err(error) => Err(refuse(&mut stream, error)),
         }

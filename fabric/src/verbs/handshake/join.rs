@@ -4,7 +4,7 @@
 //! a domain of its own, so that a worker's keys open no memory of another worker (decision 12).
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::connect::ConnectError;
@@ -61,21 +61,24 @@ impl Parts {
     }
 }
 
-/// The hub's half. The hello has named the links of the plan.
+/// The hub's half. The hello has named the links of the plan; `peer` are the addresses of the joiner's NICs, if they are known.
 pub(in crate::verbs) fn welcome(
     stream: &mut MessageStream,
     group: &Arc<Group>,
+    peer: &[IpAddr],
     ours: &Arc<SendWindow>,
     recv_bytes: usize,
     plan: &[PlannedLink],
     place: impl FnOnce(&RecvWindow),
 ) -> Result<Parts, ConnectError> {
+    let mut addresses = group.addresses();
     let rails = plan.iter().map(|link| {
         let port = link.ports.hub.index();
-        Ok((&group.ports[port], group.rail(port)?))
+        let rail = group.rail(port, peer)?;
+        addresses[port].clone_from(&rail.nic.address);
+        Ok((&group.ports[port], rail))
     });
     let rails = rails.collect::<Result<Vec<_>, VerbsError>>()?;
-    let addresses = group.addresses();
     let ports = Message::Ports { send_bytes: ours.bytes() as u64, ports: addresses.clone() };
     stream.send(&ports).map_err(talking)?;
     let recv = Arc::new(RecvWindow::local(recv_bytes)?);

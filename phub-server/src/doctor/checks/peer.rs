@@ -203,6 +203,7 @@ fn pairs(
         peers: None,
         reached: None,
         present: None,
+        relinks: false,
         terms,
     };
     // If the hub keeps checkpoints, the next doctor goes on from this one's.

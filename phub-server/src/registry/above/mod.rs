@@ -190,6 +190,7 @@ impl Up {
         let request = JoinRequest {
             reached: None,
             present: None,
+            relinks: false,
             protocol: PROTOCOL,
             protocol_lowest: Versions::OURS.lowest_of_several(),
             rank: number,

@@ -141,9 +141,12 @@ impl Pace for Arrivals {
     }
 
     fn remove(&mut self, rank: u32) {
-        if !self.roster.remove(rank) {
-            return;
+        if self.roster.remove(rank) {
+            self.forget(rank);
         }
+    }
+
+    fn forget(&mut self, rank: u32) {
         let (word, bit) = bit(rank);
         for words in self.words.chunks_exact_mut(self.words_per_chunk) {
             if words[word] & bit != 0 {

@@ -1,0 +1,165 @@
+//! Workers that lose their links and live: they make others, and the job goes on. Under the registry's lock, except for the
+//! wait for the cores.
+//!
+//! ```text
+//!   a link ended by itself, or its worker says so
+//!     -> every core lets go of the worker's links; its pushes that are not stepped do not count
+//!     -> the worker asks; when all cores have let go, it has the answer of a join, with a token for a connection
+//!     -> a connection -> every core has a link -> the worker pushes again what has no answer
+//! ```
+//!
+//! A worker that died asks nothing. Its heartbeat, which is a request that the hub holds, ends with it. And there are news when a
+//! link has ended, which the heartbeat of a living worker takes at once: no heartbeat within [`LIVES_WITHIN`] is a death, too.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fabric::any::Transport;
+use pbox_core::JobId;
+use pbox_core::control::{JobState, JoinReply, PROTOCOL, RelinkRequest};
+
+use super::join::new_token;
+use super::loss::Cause;
+use super::{Inner, Refusal, Registry, Token};
+
+/// A worker whose link has ended and which lives takes the news of it within this time.
+const LIVES_WITHIN: Duration = Duration::from_secs(2);
+
+/// Of a worker's NICs.
+const MOST_ADDRESSES: usize = 256;
+
+/// The links of a worker that takes part are lost.
+#[derive(Debug)]
+pub(crate) struct Unlinked {
+    /// Why the worker is lost if it makes no others.
+    why: String,
+    since: Instant,
+    /// How many cores have not let go of the former links yet.
+    pub cores: usize,
+    /// By which the worker was told that it may connect, until it does.
+    pub token: Option<Token>,
+}
+
+impl Registry {
+    /// A link of a worker ended by itself. Whether the worker may make its links again: then it is not lost yet.
+    pub(super) fn waits_for_links(&self, inner: &mut Inner, id: JobId, rank: u32, why: &str) -> bool {
+        let may = !inner.stopping;
+        let Some(job) = inner.jobs.get(&id).filter(|job| may && job.may_relink(rank)) else { return false };
+        // The ends of its links at the other cores are no news, and what becomes of new ones is the worker's to see.
+        if job.unlinked(rank).is_none() {
+            self.unlink(inner, id, rank, why);
+        }
+        true
+    }
+
+    /// Has all cores let go of a worker's links.
+    fn unlink(&self, inner: &mut Inner, id: JobId, rank: u32, why: &str) {
+        let Inner { jobs, tokens, shown, .. } = inner;
+        let Some(job) = jobs.get_mut(&id) else { return };
+        tracing::warn!(
+            job = job.name,
+            rank,
+            why,
+            "a worker has lost its links; its job waits until it makes others"
+        );
+        // A connection that is on its way here is one of the lost.
+        if let Some(token) = job.relinks_by(rank, None) {
+            tokens.remove(&token);
+            shown.remove(&fabric::name_of(token));
+        }
+        let cores = job.cores.numbers.len();
+        job.unlink(rank, |former| Unlinked {
+            why: why.to_owned(),
+            since: Instant::now(),
+            cores: cores + former.map_or(0, |former| former.cores),
+            token: None,
+        });
+        self.command(job, move |thread| thread.unlink_worker(id, rank));
+    }
+
+    /// A worker that has lost its links makes others. Answers when all cores have let go of the former ones.
+    pub async fn relink(self: &Arc<Self>, name: &str, request: RelinkRequest) -> Result<JoinReply, Refusal> {
+        let RelinkRequest { token, why, addresses } = request;
+        if addresses.len() > MOST_ADDRESSES {
+            let seen = addresses.len();
+            return Err(Refusal::Bad(format!(
+                "relink: {seen} addresses, at most {MOST_ADDRESSES} are allowed"
+            )));
+        }
+        {
+            let mut inner = self.lock();
+            let (job, rank) = inner.member(name, &token)?;
+            if let JobState::Failed { reason, .. } = job.state() {
+                return Err(Refusal::Conflict(format!("job {name:?} has failed: {reason}")));
+            }
+            if !job.may_relink(rank) {
+                return Err(Refusal::Conflict(format!(
+                    "{} of job {name:?} cannot make its links again: it said in its join that it would not, it takes no part, \
+                     its links are on shared memory, or the job's terms do not allow it",
+                    job.spoken(rank)
+                )));
+            }
+            job.has_nics_at(rank, addresses);
+            // Unless they are about to let go, and the worker was not told yet that they have.
+            if job.unlinked(rank).is_none() || job.relinks_by(rank, None).is_some() {
+                let (id, why) = (job.id, format!("{} is gone: {why}", job.spoken(rank)));
+                self.unlink(&mut inner, id, rank, &why);
+            }
+        }
+        let limit = tokio::time::Instant::now() + self.heartbeat_limit;
+        loop {
+            let freed = self.freed.notified();
+            tokio::pin!(freed);
+            freed.as_mut().enable(); // before the look, so that no wake-up is missed
+            {
+                let mut inner = self.lock();
+                let (job, rank) = inner.member(name, &token)?;
+                let id = job.id;
+                let Some(unlinked) = job.unlinked_mut(rank) else {
+                    return Err(Refusal::Conflict(format!(
+                        "job {name:?} ended while the links were let go of"
+                    )));
+                };
+                if unlinked.cores == 0 {
+                    let own = new_token()?;
+                    unlinked.token = Some(own);
+                    job.relinks_by(rank, Some(own));
+                    let mut answer = self.answer_of_join(job, own, PROTOCOL);
+                    let by_rdma = self.up.group.rdma().is_some_and(fabric::verbs::Group::has_link);
+                    answer.transports.retain(|offer| by_rdma || offer.transport() != Transport::Verbs);
+                    inner.tokens.insert(own, (id, rank));
+                    inner.shown.insert(fabric::name_of(own), own);
+                    return Ok(answer);
+                }
+            }
+            if tokio::time::timeout_at(limit, freed).await.is_err() {
+                return Err(Refusal::Exhausted(format!(
+                    "job {name:?}: a core of the hub did not let go of the former links in {} s",
+                    self.heartbeat_limit.as_secs_f64()
+                )));
+            }
+        }
+    }
+
+    /// A member's heartbeat ended without its answer.
+    pub fn hung_up(&self, name: &str, token: &str) {
+        let mut inner = self.lock();
+        let Ok((job, rank)) = inner.member(name, token) else { return };
+        let (id, why) = (job.id, job.hangs_up(rank));
+        if let Some(why) = why {
+            self.lose(&mut inner, id, rank, Cause::Link, &why);
+        }
+    }
+}
+
+impl Unlinked {
+    /// Why the worker is lost, if it makes no links.
+    pub fn why(&self) -> &str {
+        &self.why
+    }
+
+    /// Whether a worker that was last heard of then does not live.
+    pub fn is_dead(&self, heard: Instant, now: Instant) -> bool {
+        heard < self.since && now - self.since > LIVES_WITHIN
+    }
+}

@@ -1,0 +1,204 @@
+//! Workers that lose their links while their hub lives, as with a NIC, make others and go on: every weight has the bits of a run
+//! that lost nothing.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use super::returning::{WORKERS, after, begun, step, waiting, weights, write};
+use crate::processes::hub::start_hub;
+use crate::processes::worker::Remote;
+use fabric::any::Transport;
+use fabric::conformance::Watchdog;
+use hub_tests::program::{Program, until};
+use hub_tests::relay::{Relay, Stall, Way};
+use hub_tests::{describe, free_address, on_threads, says};
+use pbox_core::OnLoss;
+use pbox_core::control::JobState;
+use rustix::process::Signal;
+use worker_shim::{Returns, Session, SessionConfig};
+
+/// A hub with two cores, if there are as many, and a network before it.
+struct Behind {
+    _process: Program,
+    address: String,
+    relay: Relay,
+}
+
+impl Behind {
+    fn start() -> Self {
+        let (control, data) = (free_address(), free_address());
+        let cores = hub_tests::cpus().min(2).to_string();
+        let (process, address) = start_hub(&[
+            ("PHUB_LISTEN", &control.to_string()),
+            ("PHUB_DATA_LISTEN", &data.to_string()),
+            ("PHUB_CORES", &cores),
+        ]);
+        Behind { _process: process, address, relay: Relay::start(control, data) }
+    }
+
+    /// A worker that reaches it through the network.
+    fn far(&self, rank: u32) -> SessionConfig {
+        let (hub, transport) = (self.relay.address(), Some(Transport::Tcp));
+        SessionConfig { hub, transport, ..waiting(free_address(), rank) }
+    }
+}
+
+/// All workers lose all links again and again, at any moment of a round.
+#[test]
+fn links_that_are_cut_at_any_moment_are_made_again_and_change_no_bit() {
+    const STEPS: u32 = 120;
+    let _watchdog = Watchdog::start();
+    let hub = Behind::start();
+    let (made, over) = (AtomicU32::new(0), AtomicBool::new(false));
+    let relinks = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut cuts = 0u32;
+            while !over.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(u64::from(7 * cuts % 23)));
+                hub.relay.cut(Way::Data);
+                cuts += 1;
+                let seen = made.load(Ordering::Relaxed);
+                until("a round is made", || {
+                    over.load(Ordering::Relaxed) || made.load(Ordering::Relaxed) > seen
+                });
+            }
+        });
+        let relinks = on_threads(WORKERS, |rank| {
+            let mut session = begun(hub.far(rank));
+            for number in 0..STEPS {
+                step(&mut session, rank, number).unwrap();
+                made.fetch_add(1, Ordering::Relaxed);
+            }
+            assert_eq!(weights(&session), after(STEPS));
+            assert_eq!(session.returns(), Returns::default(), "no round is lost");
+            let relinks = session.relinks();
+            // The cuts end before a worker leaves: then it waits for nobody any more.
+            until("all are done", || {
+                session.is_ready(hub_tests::FIRST).unwrap();
+                made.load(Ordering::Relaxed) >= WORKERS * STEPS
+            });
+            over.store(true, Ordering::Relaxed);
+            session.leave().unwrap();
+            relinks
+        });
+        relinks
+    });
+    assert!(relinks.iter().all(|&relinks| relinks > 5), "{relinks:?}");
+}
+
+/// A worker that computes does not look at its links. The others wait for it.
+#[test]
+fn a_worker_that_computes_while_its_links_end_is_waited_for() {
+    let _watchdog = Watchdog::start();
+    let hub = Behind::start();
+    let [mut near, mut far]: [Session; 2] = on_threads(WORKERS, |rank| {
+        let mut session = begun(if rank == 0 {
+            SessionConfig { hub: hub.address.clone(), ..waiting(free_address(), rank) }
+        } else {
+            hub.far(rank)
+        });
+        step(&mut session, rank, 0).unwrap();
+        session
+    })
+    .try_into()
+    .ok()
+    .unwrap();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| step(&mut near, 0, 1));
+        hub.relay.cut(Way::Data);
+        until("the hub has let go of the links", || hub.relay.open(Way::Data) == 0);
+        // Longer than a worker may take that is not heard of.
+        std::thread::sleep(Duration::from_secs(4));
+        assert_eq!(describe(&hub.address).jobs[0].state, JobState::Running);
+        step(&mut far, 1, 1).unwrap();
+        waits.join().unwrap().unwrap();
+    });
+    assert_eq!([weights(&near), weights(&far)], [after(2), after(2)]);
+    assert_eq!((near.relinks(), far.relinks()), (0, 1));
+    [near, far].into_iter().for_each(|session| session.leave().unwrap());
+}
+
+/// Answers on their way are lost with the links: their chunks are stepped, and are answered again.
+#[test]
+fn answers_that_are_lost_with_the_links_come_again() {
+    let _watchdog = Watchdog::start();
+    let hub = Behind::start();
+    let mut sessions = on_threads(WORKERS, |rank| {
+        let mut session = begun(hub.far(rank));
+        step(&mut session, rank, 0).unwrap();
+        session
+    });
+    hub.relay.stall(Way::Data, Stall::DOWN);
+    for (rank, session) in (0..).zip(&mut sessions) {
+        write(session, rank, 1);
+        session.keys().try_for_each(|key| session.push(key)).unwrap();
+    }
+    let round = || describe(&hub.address).jobs[0].round;
+    until("the hub has stepped the round", || round().0 >= 3);
+    hub.relay.cut(Way::Data);
+    hub.relay.stall(Way::Data, Stall::NONE);
+    std::thread::scope(|scope| {
+        for (rank, mut session) in (0..).zip(sessions) {
+            scope.spawn(move || {
+                session.wait_all().unwrap();
+                assert_eq!(session.relinks(), 1);
+                step(&mut session, rank, 2).unwrap();
+                assert_eq!(weights(&session), after(3));
+                session.leave().unwrap();
+            });
+        }
+    });
+}
+
+/// A killed worker makes no links, and is named as before; whether the hub sees the end of its links first or that of its
+/// heartbeat.
+#[test]
+fn a_worker_that_is_killed_is_named_though_it_would_have_made_its_links_again() {
+    let _watchdog = Watchdog::start();
+    let hub = Behind::start();
+    let far = hub.relay.address();
+    let mut remote = Remote::start(&format!("{far} job 1 2 tcp waits"));
+    let mut here = begun_beside_a_remote(&hub.address);
+    remote.says("joined");
+    let waits = std::thread::spawn(move || {
+        here.keys().try_for_each(|key| here.push(key)).and_then(|()| here.wait_all())
+    });
+    remote.process().signal(Signal::KILL);
+    says(waits.join().unwrap().unwrap_err(), &["\"job\" failed", "worker 1 is gone", "exited or was killed"]);
+}
+
+fn begun_beside_a_remote(hub: &str) -> Session {
+    let mut config = hub_tests::config_at(hub, "job", 0, 2);
+    config.terms.on_loss = OnLoss::Stop;
+    let mut session = Session::join(config).unwrap();
+    session.broadcast_weights(|_, weights: &mut [f32]| weights.fill(0.0)).unwrap();
+    session
+}
+
+/// Whoever does not wait for hubs is lost with its links, at once and in the words of before.
+#[test]
+fn a_worker_that_waits_for_nothing_is_lost_with_its_links() {
+    let _watchdog = Watchdog::start();
+    let hub = Behind::start();
+    let (ready, hub) = (&AtomicU32::new(0), &hub);
+    let results = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..WORKERS)
+            .map(|rank| {
+                scope.spawn(move || {
+                    let mut session = begun(SessionConfig { hub_wait: Duration::ZERO, ..hub.far(rank) });
+                    step(&mut session, rank, 0).unwrap();
+                    ready.fetch_add(1, Ordering::Relaxed);
+                    until("all are ready", || ready.load(Ordering::Relaxed) > WORKERS);
+                    step(&mut session, rank, 1)
+                })
+            })
+            .collect();
+        until("both are ready", || ready.load(Ordering::Relaxed) == WORKERS);
+        hub.relay.cut(Way::Data);
+        ready.fetch_add(1, Ordering::Relaxed);
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    for result in results {
+        says(result.unwrap_err(), &["\"job\" failed", "is gone", "closed the link, exited or was killed"]);
+    }
+}
