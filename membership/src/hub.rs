@@ -173,6 +173,8 @@ impl Hub {
                 };
                 self.end().unwrap_or_else(|| self.lost(why))
             }
+            // The hub ended while it had the request.
+            Failure { cause: Cause::Cut, error } => self.end().unwrap_or(error),
             Failure { error, .. } => error,
         })
     }
