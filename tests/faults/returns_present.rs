@@ -209,7 +209,7 @@ fn killed_at_any_moment(
             })
         });
         until("the job has begun", has_begun);
-        stops.kill(KILLS, |number| kill_and_start(number));
+        stops.kill(KILLS, kill_and_start);
         workers.join().unwrap()
     });
     assert!(seen[0].0 == seen[1].0);
