@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::returning::{
     Hubs, NESTEROV, SEED, Stops, WORKERS, begun, end_together, start_process, step, waiting, weights, write,
 };
-use crate::processes::hub::begin_hub;
+use crate::processes::hub::{begin_hub, start_hub};
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::program::{Program, until};
@@ -404,6 +404,11 @@ fn what_the_present_does_not_go_with_is_refused_in_words() {
         let config = SessionConfig { compare_every: 0, ..config };
         says(refused(config), &["hub_present", "does not go with", why, "leave"]);
     }
+    let above = free_address().to_string();
+    let (mut below, address) = start_hub(&[("PHUB_ABOVE", &above), ("PHUB_MACHINE", "0/2")]);
+    let config = SessionConfig { hub: address, ..config() };
+    says(refused(config), &["hub_present", "does not go with a hub below others", "leave it out"]);
+    kill(&mut below);
     let address = free_address();
     let _hub = start(address);
     let of = |rank, hub_present| {
