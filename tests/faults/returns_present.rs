@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::returning::{
     Hubs, NESTEROV, SEED, Stops, WORKERS, begun, end_together, start_process, step, waiting, weights, write,
 };
-use crate::processes::hub::begin_hub;
+use crate::processes::hub::{begin_hub, start_hub};
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::program::{Program, until};
@@ -209,7 +209,7 @@ fn killed_at_any_moment(
             })
         });
         until("the job has begun", has_begun);
-        stops.kill(KILLS, |number| kill_and_start(number));
+        stops.kill(KILLS, kill_and_start);
         workers.join().unwrap()
     });
     assert!(seen[0].0 == seen[1].0);
@@ -344,16 +344,16 @@ fn a_worker_that_has_nothing_gets_the_present_of_the_others() {
             let mut session = first.lock().unwrap();
             comes_back(&mut session).unwrap();
             step(&mut session, rank, 3).unwrap();
-            weights(&session)
+            (weights(&session), None)
         }
         _ => {
             let mut session = begun(present(address, rank, way));
             assert_eq!(session.next_round(), Round(4));
             step(&mut session, rank, 3).unwrap();
-            weights(&session)
+            (weights(&session), Some(session)) // the other one may wait yet
         }
     });
-    assert!(seen[0] == seen[1] && seen[0] == after(&[Some(0.5); 4]));
+    assert!(seen[0].0 == seen[1].0 && seen[0].0 == after(&[Some(0.5); 4]));
 }
 
 #[test]
@@ -404,6 +404,11 @@ fn what_the_present_does_not_go_with_is_refused_in_words() {
         let config = SessionConfig { compare_every: 0, ..config };
         says(refused(config), &["hub_present", "does not go with", why, "leave"]);
     }
+    let above = free_address().to_string();
+    let (mut below, address) = start_hub(&[("PHUB_ABOVE", &above), ("PHUB_MACHINE", "0/2")]);
+    let config = SessionConfig { hub: address, ..config() };
+    says(refused(config), &["hub_present", "does not go with a hub below others", "leave it out"]);
+    kill(&mut below);
     let address = free_address();
     let _hub = start(address);
     let of = |rank, hub_present| {

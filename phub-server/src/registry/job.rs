@@ -10,7 +10,6 @@ use fabric::any::Transport;
 use fabric::{PlannedLink, SendWindow};
 use pbox_core::control::{
     HeartbeatReply, JobReply, JobState, JoinRequest, Late, Latest, Left, Member as Taking, MemberReply, Mesh,
-    Present,
 };
 use pbox_core::job::Difference;
 use pbox_core::{
@@ -350,15 +349,6 @@ impl Job {
         member.unlinked.as_ref().map(|unlinked| unlinked.why().to_owned())
     }
 
-    /// What a worker that asks for the present has.
-    pub fn has_present(&mut self, rank: u32, present: Present) {
-        if self.state() != JobState::Running
-            && let Some(bringing) = &mut self.bringing
-        {
-            bringing.joined(rank, present);
-        }
-    }
-
     /// A worker had reached this round when it lost the hub.
     pub fn has_reached(&mut self, round: Round) {
         self.publish(|news| news.reached = news.reached.max(Some(round)));
@@ -462,7 +452,7 @@ impl Job {
     }
 
     /// Publishes which ranks are missing in a job that has not begun.
-    fn gathered(&mut self) -> Arrival {
+    pub(super) fn gathered(&mut self) -> Arrival {
         let cores = self.cores.numbers.len();
         let there = |rank: u32, member: &Option<Member>| {
             let with_state = rank > 0 || self.brought == Brought::Nothing;
@@ -529,14 +519,6 @@ impl Job {
         if let Some(restored) = restored {
             self.first_round = restored.round();
             self.learning_rates = restored.learning_rates();
-        }
-        self.gathered()
-    }
-
-    /// The weights of all workers that have the present are here.
-    pub fn begin_with_present(&mut self, parts: &[Arc<Restored>]) -> Arrival {
-        if let Some(restored) = parts.first() {
-            (self.first_round, self.learning_rates) = (restored.round(), restored.learning_rates());
         }
         self.gathered()
     }

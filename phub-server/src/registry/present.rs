@@ -13,10 +13,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fabric::Slab;
-use pbox_core::control::{Begins, Holds, Present, PresentReply, Stand};
+use pbox_core::control::{Begins, Holds, JobState, Present, PresentReply, Stand};
 use pbox_core::{OnLoss, Piece, Restored, RestoredKey, Round};
 
-use super::job::Job;
+use super::job::{Arrival, Job};
 
 /// A job whose workers ask for the present.
 #[derive(Debug)]
@@ -54,6 +54,15 @@ impl Bringing {
 }
 
 impl Job {
+    /// What a worker that asks for the present has.
+    pub fn has_present(&mut self, rank: u32, present: Present) {
+        if self.state() != JobState::Running
+            && let Some(bringing) = &mut self.bringing
+        {
+            bringing.joined(rank, present);
+        }
+    }
+
     /// All workers are here. Returns what they bring before the job can begin, unless they have brought it.
     pub fn waits_for_present(&mut self) -> Option<PresentReply> {
         let state_before = self.first_round;
@@ -104,6 +113,14 @@ impl Job {
         let bringing = self.bringing.as_mut()?;
         bringing.came[rank as usize] = Some(Arc::new(restored));
         bringing.came.iter().cloned().collect()
+    }
+
+    /// The weights of all workers that have the present are here.
+    pub fn begin_with_present(&mut self, parts: &[Arc<Restored>]) -> Arrival {
+        if let Some(restored) = parts.first() {
+            (self.first_round, self.learning_rates) = (restored.round(), restored.learning_rates());
+        }
+        self.gathered()
     }
 }
 

@@ -88,6 +88,7 @@ impl Session {
             brought: Vec::new(),
             asked,
             is_below_others,
+            looks: digests.is_some() || config.hub_present,
             digests,
             given_up,
             stopwatch: Stopwatch::begin(Round(0), Traffic::default()),

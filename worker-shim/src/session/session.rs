@@ -68,6 +68,8 @@ pub struct Session {
     /// What its joins ask for. With hubs above its hub, [`config`](Self::config) has what is between it and its hub.
     pub(super) asked: LevelTerms,
     pub(super) is_below_others: bool,
+    /// Whether something is done before each push: weights are compared, or the present is asked for.
+    pub(super) looks: bool,
     /// If the hub compares weights.
     pub(super) digests: Option<Digests>,
     pub(super) given_up: GivenUp,
@@ -178,12 +180,10 @@ impl Session {
             return Err(Self::no_weights(&self.config.hub));
         }
         self.exchange.check_exists(key)?;
-        if self.config.hub_present {
-            // What is pushed to a hub that is gone may have been stepped, for all that anybody knows.
-            self.take_in(None)?;
-        }
         let timed = self.stopwatch.push_begins(key, self.exchange.round(key));
-        self.compare(key)?;
+        if self.looks {
+            self.look_before_push(key)?;
+        }
         if let Some(tuner) = &mut self.tuner
             && let Some(bytes) = tuner.push(self.exchange.round(key))
         {
@@ -195,6 +195,15 @@ impl Session {
             self.stopwatch.push_ends(timed);
         }
         Ok(())
+    }
+
+    #[cold]
+    fn look_before_push(&mut self, key: KeyId) -> Result<(), SessionError> {
+        if self.config.hub_present {
+            // What is pushed to a hub that is gone may have been stepped, for all that anybody knows.
+            self.take_in(None)?;
+        }
+        self.compare(key)
     }
 
     fn send(&mut self, key: KeyId) -> Result<(), SessionError> {
