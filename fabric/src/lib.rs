@@ -35,7 +35,7 @@ mod watch;
 pub use handshake::{Joined, Receive};
 pub use ids::{Imm, LinkId, Span};
 pub use plan::{Carries, LinkPorts, PlannedLink, PortId};
-pub use port::{Arrival, CloseReason, Closed, FrameRule, Port, Posted, Until};
+pub use port::{Arrival, CloseReason, Closed, Crossed, FrameRule, Port, Posted, Until};
 pub use proof::name_of;
 pub use ranges::Ranges;
 

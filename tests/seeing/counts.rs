@@ -1,9 +1,10 @@
-//! The hub counts what has happened to its members and jobs.
+//! The hub counts what has happened to its members and jobs, and what crossed their links.
 
+use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
-use hub_tests::{config, describe, hub, join_all, refused, says};
-use pbox_core::control::{CountsReply, LostReply};
+use hub_tests::{config, describe, has_rdma, hub, join_all, push_all, ready_all, refused, says};
+use pbox_core::control::{CountsReply, LinkReply, LostReply};
 
 #[test]
 fn joins_refusals_losses_and_failures_are_counted() {
@@ -22,4 +23,54 @@ fn joins_refusals_losses_and_failures_are_counted() {
     drop(sessions);
     let lost = LostReply { link: 1, ..LostReply::default() };
     assert_eq!(counts(), CountsReply { refused_joins: 1, lost, failed_jobs: 1, ..joined });
+}
+
+/// In rounds of bare gradients the hub counts on its links what the workers count, and the headers of frames.
+#[test]
+fn bytes_of_links_are_those_of_the_workers() {
+    let _watchdog = Watchdog::start();
+    let (rounds, hub) = (3, hub(2));
+    for transport in Transport::ALL.into_iter().filter(|&each| each != Transport::Verbs || has_rdma()) {
+        let job = format!("by-{transport}");
+        let links = |rank: u32| -> Vec<LinkReply> {
+            let reply = describe(&hub.address().to_string());
+            let job = reply.jobs.into_iter().find(|each| each.name == job).expect("it runs");
+            let member = job.members.into_iter().find(|each| each.rank == rank).expect("it has joined");
+            assert_eq!(member.transport, Some(transport.to_string()));
+            member.links
+        };
+        let mut sessions = ready_all(2, |rank| {
+            let mut config = config(&hub, &job, rank, 2);
+            config.transport = Some(transport);
+            config
+        });
+        for _ in 0..rounds {
+            sessions.iter_mut().for_each(|session| push_all(session).unwrap());
+            sessions.iter_mut().for_each(|session| session.wait_all().unwrap());
+        }
+        if transport == Transport::Shm {
+            assert!(links(0).is_empty() && links(1).is_empty(), "nothing crosses");
+            continue;
+        }
+        let header = if transport == Transport::Tcp { 16 } else { 0 };
+        for (rank, session) in (0..).zip(&sessions) {
+            let worker = session.traffic();
+            // Each chunk of each round, and of the broadcast, has a frame each way.
+            let headers = (rounds + 1) * session.layout().chunks().len() as u64 * header;
+            let expected = [worker.received + headers, worker.sent + headers];
+            until("the hub has looked after the last round", || {
+                let links = links(rank);
+                let known = links.iter().all(|link| !link.nic.is_empty());
+                let sent: u64 = links.iter().map(|link| link.sent_bytes).sum();
+                let received: u64 = links.iter().map(|link| link.received_bytes).sum();
+                assert!(sent <= expected[0] && received <= expected[1], "{links:?}, expected {expected:?}");
+                assert!(links.is_empty() || known, "{links:?}");
+                [sent, received] == expected
+            });
+        }
+        if transport == Transport::Tcp {
+            let nics: Vec<String> = links(0).into_iter().map(|link| link.nic).collect();
+            assert_eq!(nics, ["lo"], "both cores' links are one line");
+        }
+    }
 }

@@ -27,6 +27,20 @@ mkdir -p "$dir"
 "$dir/venv/bin/pip" install -q --disable-pip-version-check 'maturin>=1.9,<2' 'ziglang>=0.13' 'cargo-zigbuild>=0.20' \
     'wheel>=0.43' 'auditwheel>=6' 'abi3audit>=0.0.20'
 PATH=$dir/venv/bin:$PATH
+
+# Each of maturin and cargo-zigbuild has a C compiler of its own path, and cargo builds all that has C in it, and all above it,
+# once for each path. So both get this one. Under the name of the C compiler it compiles and links, as ar it makes archives.
+mkdir -p "$dir/zig"
+zig() {
+    printf '#!/bin/sh\nexec cargo-zigbuild zig %s -- %s "$@"\n' "$1" "$3" > "$dir/zig/$2"
+    chmod +x "$dir/zig/$2"
+    echo "$dir/zig/$2"
+}
+of_target=$(echo "$target" | tr - _)
+compiler=$(zig cc "cc-$target" "-g -fno-sanitize=all -target ${target%%-*}-linux-gnu.$glibc")
+archiver=$(zig ar "ar-$target" "")
+export "CC_$of_target=$compiler" "AR_$of_target=$archiver"
+export "CARGO_TARGET_$(echo "$of_target" | tr a-z A-Z)_LINKER=$compiler"
 # maturin does not strip: that would be another profile, and cargo would build all twice. The topology comes from sysfs: hwloc would be a package of the system.
 wheels=$dir/phub-*_${target%%-*}.whl
 # shellcheck disable=SC2086

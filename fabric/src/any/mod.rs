@@ -18,5 +18,5 @@ mod transport;
 
 pub use connect::{Accepted, Address, ConnectError, Gathered, Group, Hello, Listener, Rdma, connect, group};
 pub use machine::machine;
-pub use port::{Endpoint, Port};
+pub use port::{Device, Endpoint, Port};
 pub use transport::{ParseTransportError, Transport};

@@ -1,12 +1,13 @@
 //! The port over all transports. It asks the transports that have links, in turn.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
 use super::transport::Transport;
 use crate::ids::{Imm, LinkId, Span};
-use crate::port::{Arrival, Closed, FrameRule, Posted, Until};
+use crate::port::{Arrival, Closed, Crossed, FrameRule, Posted, Until};
 use crate::{shm, tcp, verbs};
 
 /// A link's transport: its id modulo [`TRANSPORTS`].
@@ -36,6 +37,15 @@ impl Endpoint {
         }
     }
 
+    /// What its bytes cross at this end. Shared memory moves none.
+    pub fn device(&self) -> Option<Device> {
+        match self {
+            Endpoint::Shm(_) => None,
+            Endpoint::Tcp(endpoint) => endpoint.local_address().map(Device::At),
+            Endpoint::Verbs(endpoint) => Some(Device::Nic(endpoint.device())),
+        }
+    }
+
     /// The link closes when a frame comes that the rule refuses. Over RDMA the NIC writes where the peer says, and only the
     /// length is known; on shared memory nothing moves.
     pub fn obey(&mut self, rule: impl FnOnce() -> Box<dyn FrameRule>) {
@@ -45,6 +55,15 @@ impl Endpoint {
             Endpoint::Verbs(endpoint) => endpoint.obey(rule()),
         }
     }
+}
+
+/// What the bytes of a link cross at one end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// The interface that has this address.
+    At(IpAddr),
+    /// The RDMA device of this name.
+    Nic(String),
 }
 
 /// A port over all transports.
@@ -60,6 +79,15 @@ pub struct Port {
 impl Port {
     pub(super) fn new(shm: shm::Port, tcp: tcp::Port, verbs: Option<verbs::Port>) -> Self {
         Port { shm, tcp, verbs, first: SHM }
+    }
+
+    /// The bytes that crossed a link that is attached. Nothing on shared memory, which moves none.
+    pub fn crossed(&self, link: LinkId) -> Option<Crossed> {
+        match inner(link) {
+            (SHM, _) => None,
+            (TCP, link) => self.tcp.crossed(link),
+            (_, link) => self.verbs.as_ref()?.crossed(link),
+        }
     }
 }
 

@@ -70,6 +70,8 @@ pub(super) struct Incoming {
     end: usize,
     /// How much is read beyond a span.
     beyond: usize,
+    /// Bytes that came, with the frames' headers.
+    pub total: u64,
     /// There may be something to read.
     pub readable: bool,
     /// The kernel reported the end of the stream. It reports it once.
@@ -88,6 +90,7 @@ impl Incoming {
             start: 0,
             end: 0,
             beyond: shape.header_bytes(),
+            total: 0,
             readable: true,
             ended: false,
         }
@@ -179,6 +182,7 @@ impl Incoming {
         };
         // The socket gave all that it had. Another edge will come, unless this was the end of the stream.
         self.readable = bytes == asked || self.ended;
+        self.total += bytes as u64;
         let direct = bytes.min(rest.bytes);
         self.came(direct);
         self.end += bytes - direct;

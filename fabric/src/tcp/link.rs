@@ -2,12 +2,13 @@
 //!
 //! Owned by the port. Knows neither the other links nor who waits.
 
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
+use rustix::net::{RecvFlags, Shutdown, getsockname, recv, shutdown};
 
 use super::frames::Frames;
 use super::incoming::{Broken, Incoming, Received};
@@ -16,7 +17,7 @@ use super::outgoing::Outgoing;
 use crate::ids::{Imm, Span};
 use crate::links::{Attached, LinkState};
 use crate::memory::{RecvWindow, SendWindow};
-use crate::port::{CloseReason, FrameRule};
+use crate::port::{CloseReason, Crossed, FrameRule};
 
 /// How long posts that came before a detach may take to be sent.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
@@ -43,6 +44,12 @@ impl Endpoint {
     ) -> Self {
         let (outgoing, incoming) = (Outgoing::new(send, capacity, frames), Incoming::new(recv, frames));
         Endpoint { socket, outgoing, incoming }
+    }
+
+    /// The address of this end.
+    pub fn local_address(&self) -> Option<IpAddr> {
+        let address = SocketAddr::try_from(getsockname(&self.socket).ok()?).ok()?;
+        Some(address.ip().to_canonical())
     }
 
     /// The link closes when a frame comes that the rule refuses.
@@ -75,6 +82,11 @@ impl Link {
         let unsent = bytes.clamp(LEAST_UNSENT, UNSENT_BYTES);
         // If the kernel refuses, its bound stays wider. No byte is wrong.
         let _ = limit_unsent(self.socket.as_fd(), unsent);
+    }
+
+    /// The bytes that crossed it, with the frames' headers.
+    pub fn crossed(&self) -> Crossed {
+        Crossed { sent: self.outgoing.total, received: self.incoming.total }
     }
 
     /// Queues a post; false when there is no room.

@@ -33,6 +33,8 @@ pub(super) struct Outgoing {
     /// How many of the first frames have their checksums.
     summed: usize,
     pub credit: Credit,
+    /// Bytes that the socket took, with the frames' headers.
+    pub total: u64,
     /// Bytes of the first frame that the socket has.
     sent: usize,
     /// A post found no room.
@@ -54,6 +56,7 @@ impl Outgoing {
             shape,
             summed: 0,
             credit: Credit::default(),
+            total: 0,
             sent: 0,
             refused: false,
             relieved: false,
@@ -132,6 +135,7 @@ impl Outgoing {
     fn advance(&mut self, bytes: usize) {
         let header_bytes = self.shape.header_bytes();
         self.sent += bytes;
+        self.total += bytes as u64;
         while let Some(first) = self.frames.front()
             && self.sent >= header_bytes + first.span.bytes
         {

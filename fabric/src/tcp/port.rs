@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 use super::link::{Endpoint, LINGER, Lingering, Link};
 use crate::ids::{Imm, LinkId, Span};
 use crate::links::{Attached, LinkState, Links};
-use crate::port::{Arrival, CloseReason, Closed, Posted, Until};
+use crate::port::{Arrival, CloseReason, Closed, Crossed, Posted, Until};
 use crate::port_state::{EventBell, PortState};
 
 /// Key of the waker's event; no link has so high a number.
@@ -138,6 +138,11 @@ impl Port {
                 return beside;
             }
         }
+    }
+
+    /// The bytes that crossed a link.
+    pub(crate) fn crossed(&self, id: LinkId) -> Option<Crossed> {
+        Some(self.links.get(id)?.link.crossed())
     }
 
     /// Whether it has no link, and no detached link that still sends.

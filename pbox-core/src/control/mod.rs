@@ -562,9 +562,23 @@ pub struct MemberReply {
     /// The transport of its links, once it has some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<String>,
+    /// What has crossed its links at the last look, by NIC. Nothing on shared memory.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<LinkReply>,
     /// Of a hub below: which of its own workers it last said is late.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latest: Option<Latest>,
+}
+
+/// The bytes that have crossed a worker's links by one NIC of the hub, since the worker joined.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkReply {
+    /// The interface, or with RDMA the device; empty if nobody knows which.
+    pub nic: String,
+    /// To the worker.
+    pub sent_bytes: u64,
+    /// From the worker.
+    pub received_bytes: u64,
 }
 
 /// `POST /v1/jobs/{job}/stop`: the job has been stopped.

@@ -287,6 +287,16 @@ impl<P: Port> Core<P> {
         self.shards_of(id).fold(Watched::default(), |watched, entry| watched.with(entry.watch.watched()))
     }
 
+    /// The links of a job's workers, with their ranks.
+    pub fn links(&self, id: JobId) -> impl Iterator<Item = (u32, LinkId)> {
+        let of_job = move |(link, member): (u32, &Option<Member>)| {
+            let Member { shard, rank } = (*member)?;
+            let entry = self.shards[shard].as_ref().filter(|entry| entry.id == id)?;
+            (!entry.replies.leads_up(rank)).then_some((rank, LinkId(link)))
+        };
+        (0..).zip(&self.members).filter_map(of_job)
+    }
+
     /// What was seen of a job's gradients.
     pub fn gauged(&mut self, id: JobId) -> Gauged {
         self.shards_of(id).fold(Gauged::default(), |gauged, entry| {

@@ -6,8 +6,8 @@
 use std::sync::atomic::AtomicU64;
 
 use pbox_core::control::{
-    CoreReply, HubReply, JobReply, JobState, LATENESS_BOUNDS_US, LatenessReply, LostReply, NicReply,
-    RankReply, RoundsReply,
+    CoreReply, HubReply, JobReply, JobState, LATENESS_BOUNDS_US, LatenessReply, LinkReply, LostReply,
+    NicReply, RankReply, RoundsReply,
 };
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -189,6 +189,29 @@ impl Page {
         self.counter("nic_events", None, "What it counted, by the kernel's names", events);
     }
 
+    fn of_links(&mut self, jobs: &[&JobReply]) {
+        type Bytes = fn(&LinkReply) -> u64;
+        let figures: [(&str, &str, Bytes); 2] = [
+            ("link_sent", "Bytes to a worker over a NIC of the hub", |link| link.sent_bytes),
+            ("link_received", "Bytes from it", |link| link.received_bytes),
+        ];
+        for (name, help, bytes) in figures {
+            let members = jobs.iter().flat_map(|job| job.members.iter().map(|member| (&job.name, member)));
+            let links = members.flat_map(|(job, member)| {
+                member.links.iter().map(move |link| {
+                    let labels = vec![
+                        ("job", job.clone()),
+                        ("rank", member.rank.to_string()),
+                        ("transport", member.transport.clone().unwrap_or_default()),
+                        ("nic", link.nic.clone()),
+                    ];
+                    (labels, bytes(link) as f64)
+                })
+            });
+            self.counter(name, Some(Unit::Bytes), help, links);
+        }
+    }
+
     fn of_jobs(&mut self, jobs: &[JobReply]) {
         let alive: Vec<&JobReply> =
             jobs.iter().filter(|job| !matches!(job.state, JobState::Failed { .. })).collect();
@@ -256,6 +279,7 @@ impl Page {
             job.members.iter().map(|member| (of_rank(job, member.rank), member.silent_ms as f64 / 1e3))
         });
         self.gauge("worker_silent", Some(Unit::Seconds), "Time since the worker's last heartbeat", silent);
+        self.of_links(&alive);
         let late = alive
             .iter()
             .flat_map(|job| job.held_up_by.iter().map(|late| (of_rank(job, late.rank), late.seconds as f64)));
@@ -373,7 +397,13 @@ mod tests {
             name: "job".into(),
             state: JobState::Running,
             workers: 2,
-            members: vec![MemberReply { rank: 0, silent_ms: 1500, transport: None, latest: None }],
+            members: vec![MemberReply {
+                rank: 0,
+                silent_ms: 1500,
+                transport: Some("tcp".into()),
+                links: vec![LinkReply { nic: "eth0".into(), sent_bytes: 10, received_bytes: 11 }],
+                latest: None,
+            }],
             round: Round(4),
             equal_before: None,
             promised_bytes: 7,
@@ -428,6 +458,8 @@ mod tests {
             "phub_job_gradients_not_finite_total{job=\"job\"} 3.0",
             "phub_nic_sent_bytes_total{nic=\"mlx5_0\",port=\"1\"} 1000.0",
             "phub_nic_events_total{nic=\"mlx5_0\",port=\"1\",event=\"out_of_sequence\"} 3.0",
+            "phub_link_sent_bytes_total{job=\"job\",rank=\"0\",transport=\"tcp\",nic=\"eth0\"} 10.0",
+            "phub_link_received_bytes_total{job=\"job\",rank=\"0\",transport=\"tcp\",nic=\"eth0\"} 11.0",
             "phub_worker_silent_seconds{job=\"job\",rank=\"0\"} 1.5",
             "phub_worker_late_seconds{job=\"job\",rank=\"1\"} 31.0",
             "phub_worker_last_ratio{job=\"job\",rank=\"1\"} 0.25",

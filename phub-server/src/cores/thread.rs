@@ -10,7 +10,7 @@ use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use fabric::{Idle, IdlePolicy, Port as _, RecvWindow, Spans, Until, any};
+use fabric::{Crossed, Idle, IdlePolicy, Port as _, RecvWindow, Spans, Until, any};
 use pbox_core::kernels::Kernels;
 use pbox_core::{Core, Discarded, Gauged, JobId, LevelTerms, Notice, Taken, Watched};
 use tokio::sync::mpsc::UnboundedSender;
@@ -338,6 +338,13 @@ impl CoreThread {
             self.core.begin_wait(self.clock.at(Instant::now()));
         }
         self.core.watched(job)
+    }
+
+    /// The bytes that crossed the links of a job's workers to this core, by rank; none on shared memory.
+    pub fn crossed(&mut self, job: JobId) -> Vec<(u32, Crossed)> {
+        let links: Vec<_> = self.core.links(job).collect();
+        let port = self.core.port();
+        links.into_iter().filter_map(|(rank, link)| Some((rank, port.crossed(link)?))).collect()
     }
 
     /// What this core saw of a job's gradients.

@@ -2,14 +2,16 @@
 //!
 //! Owned by the registry, under its lock. Decides nothing about cores and connections.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use fabric::any::Transport;
-use fabric::{PlannedLink, SendWindow};
+use fabric::{Crossed, PlannedLink, SendWindow};
 use pbox_core::control::{
-    HeartbeatReply, JobReply, JobState, JoinRequest, Late, Latest, Left, Member as Taking, MemberReply, Mesh,
+    HeartbeatReply, JobReply, JobState, JoinRequest, Late, Latest, Left, LinkReply, Member as Taking,
+    MemberReply, Mesh,
 };
 use pbox_core::job::Difference;
 use pbox_core::{
@@ -38,6 +40,8 @@ pub(crate) struct Member {
     pub latest: Option<Latest>,
     /// The transport of its links, once it has some.
     pub transport: Option<Transport>,
+    /// Its links, one for each core of the job.
+    pub links: Vec<MemberLink>,
     /// Names it at all hubs of the job.
     worker: u64,
     /// Of a hub below: whether all its own members are there. A worker is always ready.
@@ -53,6 +57,15 @@ pub(crate) struct Member {
     token: Option<[u8; 16]>,
     /// Where its NICs are, if it has said so.
     addresses: Vec<IpAddr>,
+}
+
+/// A link of a member.
+#[derive(Debug, Default)]
+pub(crate) struct MemberLink {
+    /// The interface or RDMA device that its bytes cross here. Empty if nobody knows, and on shared memory.
+    pub nic: String,
+    /// The bytes that have crossed it, when the core was asked last; none on shared memory.
+    pub crossed: Option<Crossed>,
 }
 
 /// How a member stands.
@@ -105,6 +118,24 @@ pub(crate) struct Cores {
     pub links: Vec<PlannedLink>,
     /// How many of the cores own chunks: all, unless the job has fewer chunks than cores.
     pub owners: usize,
+}
+
+impl Member {
+    /// The bytes that crossed its links, by NIC.
+    fn by_nic(&self) -> Vec<LinkReply> {
+        let mut nics = BTreeMap::<&str, (u64, u64)>::new();
+        for MemberLink { nic, crossed } in &self.links {
+            let Some(crossed) = crossed else { continue };
+            let (sent, received) = nics.entry(nic).or_default();
+            (*sent, *received) = (*sent + crossed.sent, *received + crossed.received);
+        }
+        let reply = |(nic, (sent_bytes, received_bytes)): (&str, _)| LinkReply {
+            nic: nic.to_owned(),
+            sent_bytes,
+            received_bytes,
+        };
+        nics.into_iter().map(reply).collect()
+    }
 }
 
 /// One job.
@@ -267,6 +298,7 @@ impl Job {
             heard: Instant::now(),
             latest: None,
             transport: None,
+            links: Vec::new(),
             worker,
             ready: self.terms.level.members == Members::Workers,
             standing: Standing::Joined,
@@ -347,6 +379,14 @@ impl Job {
         let member = self.members.get_mut(rank as usize)?.as_mut()?;
         member.hung_up = true;
         member.unlinked.as_ref().map(|unlinked| unlinked.why().to_owned())
+    }
+
+    /// So many bytes have crossed a member's link to one of the job's cores.
+    pub fn note_crossed(&mut self, rank: u32, core: usize, crossed: Crossed) {
+        let member = self.members.get_mut(rank as usize).and_then(Option::as_mut);
+        if let Some(link) = member.and_then(|member| member.links.get_mut(core)) {
+            link.crossed = Some(crossed);
+        }
     }
 
     /// A worker had reached this round when it lost the hub.
@@ -669,6 +709,7 @@ impl Job {
             rank,
             silent_ms: member.heard.elapsed().as_millis() as u64,
             transport: member.transport.map(|transport| transport.to_string()),
+            links: member.by_nic(),
             latest: member.latest.clone(),
         };
         let ranks = (0u32..).zip(&self.members).filter(|&(rank, _)| self.has(rank));

@@ -293,12 +293,17 @@ impl Registry {
             self.lock().jobs.values_mut().filter_map(|mut job| stale(&mut job).then_some(job.id)).collect();
         let deadline = tokio::time::Instant::now() + LIMIT;
         for id in jobs {
-            let asked = self.ask(id, move |thread| (thread.watched(id), thread.gauged(id)));
+            let asked =
+                self.ask(id, move |thread| (thread.watched(id), thread.gauged(id), thread.crossed(id)));
             let Ok(Ok(cores)) = tokio::time::timeout_at(deadline, asked).await else { continue };
-            let (watched, gauged): (Vec<Watched>, Vec<Gauged>) = cores.into_iter().unzip();
-            let watched = watched.into_iter().fold(Watched::default(), Watched::with);
-            let gauged = gauged.into_iter().fold(Gauged::default(), Gauged::with);
-            let _ = self.of_job(id, |job| job.last_rounds.note(watched, gauged));
+            let _ = self.of_job(id, |job| {
+                let (mut all, mut gauges) = (Watched::default(), Gauged::default());
+                for (core, (watched, gauged, crossed)) in cores.into_iter().enumerate() {
+                    (all, gauges) = (all.with(watched), gauges.with(gauged));
+                    crossed.into_iter().for_each(|(rank, crossed)| job.note_crossed(rank, core, crossed));
+                }
+                job.last_rounds.note(all, gauges);
+            });
         }
     }
 }
@@ -390,7 +395,7 @@ mod tests {
         let rounds = rows((0..101).map(|_| [0, 7_000, 0])).reply().unwrap();
         let member = |rank, path, waited_us| {
             let latest = Some(Latest { path, window: 100, last: 98, late_us: 6_500, waited_us });
-            MemberReply { rank, silent_ms: 0, transport: None, latest }
+            MemberReply { rank, silent_ms: 0, transport: None, links: Vec::new(), latest }
         };
         let members = [member(0, vec![3], 0), member(1, vec![4, 2], 0)];
         assert_eq!(

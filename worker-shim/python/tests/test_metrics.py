@@ -25,7 +25,7 @@ def samples(text):
 
 def test_prometheus_reads_the_page(tmp_path):
     with phub.serve(cores=1, token=SECRET, checkpoints=tmp_path, late_warning_s=1) as hub:
-        settings = {"keys": {"weight": (100, 100)}, "optimizer": phub.Sgd(learning_rate=0.5), "job": 'a.b-c'}
+        settings = {"keys": {"weight": (100, 100)}, "optimizer": phub.Sgd(learning_rate=0.5), "job": 'a.b-c', "transport": "tcp"}
         with phub.Session(hub, 0, 1, **settings) as session:
             session.broadcast()
             for _ in range(3):
@@ -47,5 +47,8 @@ def test_prometheus_reads_the_page(tmp_path):
             assert not any(job in name for name in other), "a token of another job shows none of this one"
             with pytest.raises(urllib.error.HTTPError, match="401"):
                 page(hub, "nonsense")
-            while samples(page(hub, read))[("phub_job_round", job)] != 4:
-                pass  # the hub looks several times a second here
+            link = (job, ("nic", "lo"), ("rank", "0"), ("transport", "tcp"))
+            ways = [(f"phub_link_{way}_bytes_total", *link) for way in ("sent", "received")]
+            crossed = 4 * (40_000 + 2 * 16)  # a broadcast and three rounds of two chunks with their headers
+            while seen[("phub_job_round", job)] != 4 or [seen.get(way) for way in ways] != [crossed] * 2:
+                seen = samples(page(hub, read))  # the hub looks several times a second here

@@ -128,6 +128,7 @@ impl Port {
                 }
                 let imm = Imm(immediate(completion));
                 let bytes = completion.byte_len as usize;
+                attached.link.link.crossed.received += bytes as u64;
                 let is_unknown = bytes == 0 && attached.link.link.peer_writes_apart;
                 if let Some(rule) = attached.link.rule.as_mut().filter(|_| !is_unknown)
                     && let Err(what) = rule.check_length(bytes, imm)

@@ -12,7 +12,7 @@ use super::rails::{PortState, Rail, Route};
 use super::registered::{Carried, Registered};
 use crate::credit::Credit;
 use crate::ids::{Imm, Span};
-use crate::port::Posted;
+use crate::port::{Crossed, Posted};
 use crate::ranges::Ranges;
 use crate::verbs::error::VerbsError;
 use crate::verbs::handles::chain::{Place, RECEIVES, ReceiveChain, SENDS, SendChain};
@@ -168,6 +168,7 @@ impl Unconnected {
             signalled: VecDeque::with_capacity(depths.sends as usize),
             waiting: VecDeque::with_capacity(depths.waiting as usize),
             credit: Credit::default(),
+            crossed: Crossed::default(),
             fences: 0,
             fence_due: false,
             peer_writes_apart: apart,
@@ -203,6 +204,7 @@ pub(in crate::verbs) struct Link {
     /// Posts that wait for room in the send queue, in their order, with their keys and their bytes of the link's credit.
     waiting: VecDeque<(Span, Keys, Imm, usize)>,
     credit: Credit,
+    pub crossed: Crossed,
     fences: u32,
     /// A fence is due when nothing waits any more.
     fence_due: bool,
@@ -273,6 +275,7 @@ impl Link {
         }
         let offset = span.offset as u64;
         let bytes = u32::try_from(span.bytes).expect("a span of less than 4 GiB");
+        self.crossed.sent += u64::from(bytes);
         let from = Place { address: self.from + offset, key: keys.local };
         let to = Place { address: self.to + offset, key: keys.remote };
         if self.depths.each == 2 && bytes > 0 {

@@ -23,7 +23,7 @@ use super::nic::NicOptions;
 use crate::connection::Connection;
 use crate::ids::{Imm, LinkId, Span};
 use crate::links::Links;
-use crate::port::{Arrival, Closed, FrameRule, Posted, Until};
+use crate::port::{Arrival, Closed, Crossed, FrameRule, Posted, Until};
 use arrivals::{BATCH, Early};
 use ending::{GRACE, Linger};
 use link::Link;
@@ -47,6 +47,11 @@ pub struct Endpoint {
 impl Endpoint {
     pub(super) fn new(connection: Arc<Connection>, port: Arc<PortState>, link: Link, peer: String) -> Self {
         Endpoint { connection, port, link, peer, refused: false, stashed: 0, rule: None }
+    }
+
+    /// The name of its NIC.
+    pub fn device(&self) -> String {
+        self.link.route.rail.nic.address.device.clone()
     }
 
     /// From now on the link closes when a write comes whose length the rule refuses.
@@ -151,6 +156,11 @@ impl Port {
             changes_seen: 0,
             tally: Tally::default(),
         }
+    }
+
+    /// The bytes that crossed a link.
+    pub(crate) fn crossed(&self, id: LinkId) -> Option<Crossed> {
+        Some(self.links.get(id)?.link.link.crossed)
     }
 
     #[inline]
