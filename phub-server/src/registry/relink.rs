@@ -8,8 +8,8 @@
 //!     -> a connection -> every core has a link -> the worker pushes again what has no answer
 //! ```
 //!
-//! A worker that died asks nothing. Its heartbeat, which is a request that the hub holds, ends with it. And there are news when a
-//! link has ended, which the heartbeat of a living worker takes at once: no heartbeat within [`LIVES_WITHIN`] is a death, too.
+//! A worker that died asks nothing. Its heartbeat, which is a request that the hub holds, ends with it. If it does not, there are
+//! news, which the heartbeat of a living worker takes at once: no heartbeat within [`LIVES_WITHIN`] is a death, too.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,6 +24,8 @@ use super::{Inner, Refusal, Registry, Token};
 
 /// A worker whose link has ended and which lives takes the news of it within this time.
 const LIVES_WITHIN: Duration = Duration::from_secs(2);
+/// The heartbeat of a worker that died ends within this time after its links. News would answer it.
+const DIES_WITHIN: Duration = Duration::from_millis(100);
 
 /// Of a worker's NICs.
 const MOST_ADDRESSES: usize = 256;
@@ -34,6 +36,8 @@ pub(crate) struct Unlinked {
     /// Why the worker is lost if it makes no others.
     why: String,
     since: Instant,
+    /// Since when there are news of it.
+    told: Option<Instant>,
     /// How many cores have not let go of the former links yet.
     pub cores: usize,
     /// By which the worker was told that it may connect, until it does.
@@ -71,6 +75,7 @@ impl Registry {
         job.unlink(rank, |former| Unlinked {
             why: why.to_owned(),
             since: Instant::now(),
+            told: None,
             cores: cores + former.map_or(0, |former| former.cores),
             token: None,
         });
@@ -127,6 +132,7 @@ impl Registry {
                     let mut answer = self.answer_of_join(job, own, PROTOCOL);
                     let by_rdma = self.up.group.rdma().is_some_and(fabric::verbs::Group::has_link);
                     answer.transports.retain(|offer| by_rdma || offer.transport() != Transport::Verbs);
+                    inner.counts.relinks += 1;
                     inner.tokens.insert(own, (id, rank));
                     inner.shown.insert(fabric::name_of(own), own);
                     return Ok(answer);
@@ -139,6 +145,12 @@ impl Registry {
                 )));
             }
         }
+    }
+
+    /// Looks for workers that have no links and do not live: each with why it is lost.
+    pub(super) fn unlinked_dead(inner: &mut Inner, now: Instant) -> Vec<(JobId, u32, String)> {
+        let jobs = inner.jobs.values_mut().filter(|job| !job.failed());
+        jobs.flat_map(|job| job.unlinked_dead(now)).collect()
     }
 
     /// A member's heartbeat ended without its answer.
@@ -158,8 +170,15 @@ impl Unlinked {
         &self.why
     }
 
+    /// Whether it is time for news, which a living worker takes.
+    pub fn is_to_be_told(&mut self, now: Instant) -> bool {
+        let is_time = self.told.is_none() && now - self.since > DIES_WITHIN;
+        self.told = self.told.or(is_time.then_some(now));
+        is_time
+    }
+
     /// Whether a worker that was last heard of then does not live.
     pub fn is_dead(&self, heard: Instant, now: Instant) -> bool {
-        heard < self.since && now - self.since > LIVES_WITHIN
+        self.told.is_some_and(|told| heard < told && now - told > LIVES_WITHIN)
     }
 }
