@@ -336,10 +336,15 @@ impl Job {
         std::mem::replace(&mut member.token, token)
     }
 
-    /// A worker says where its NICs are.
-    pub fn has_nics_at(&mut self, rank: u32, addresses: Vec<IpAddr>) {
+    /// Whether there is a token by which it does so, or has done.
+    pub fn has_token(&self, rank: u32) -> bool {
+        self.member(rank).is_some_and(|member| member.token.is_some())
+    }
+
+    /// A worker lives, and says where its NICs are.
+    pub fn lives_with_nics_at(&mut self, rank: u32, addresses: Vec<IpAddr>) {
         if let Some(member) = &mut self.members[rank as usize] {
-            member.addresses = addresses;
+            (member.hung_up, member.addresses) = (false, addresses);
         }
     }
 

@@ -97,6 +97,7 @@ impl Registry {
             if let JobState::Failed { reason, .. } = job.state() {
                 return Err(Refusal::Conflict(format!("job {name:?} has failed: {reason}")));
             }
+            job.lives_with_nics_at(rank, addresses);
             if !job.may_relink(rank) {
                 return Err(Refusal::Conflict(format!(
                     "{} of job {name:?} cannot make its links again: it said in its join that it would not, it takes no part, \
@@ -104,9 +105,8 @@ impl Registry {
                     job.spoken(rank)
                 )));
             }
-            job.has_nics_at(rank, addresses);
             // Unless they are about to let go, and the worker was not told yet that they have.
-            if job.unlinked(rank).is_none() || job.relinks_by(rank, None).is_some() {
+            if job.unlinked(rank).is_none() || job.has_token(rank) {
                 let (id, why) = (job.id, format!("{} is gone: {why}", job.spoken(rank)));
                 self.unlink(&mut inner, id, rank, &why);
             }
@@ -128,11 +128,16 @@ impl Registry {
                 if unlinked.cores == 0 {
                     let own = new_token()?;
                     unlinked.token = Some(own);
-                    job.relinks_by(rank, Some(own));
+                    let former = job.relinks_by(rank, Some(own));
                     let mut answer = self.answer_of_join(job, own, PROTOCOL);
                     let by_rdma = self.up.group.rdma().is_some_and(fabric::verbs::Group::has_link);
                     answer.transports.retain(|offer| by_rdma || offer.transport() != Transport::Verbs);
                     inner.counts.relinks += 1;
+                    // Of a request that was made again, because its answer was lost.
+                    if let Some(former) = former {
+                        inner.tokens.remove(&former);
+                        inner.shown.remove(&fabric::name_of(former));
+                    }
                     inner.tokens.insert(own, (id, rank));
                     inner.shown.insert(fabric::name_of(own), own);
                     return Ok(answer);

@@ -8,16 +8,12 @@
 # seconds: 420
 # relinked HOST N: whether workers of the hub there have made their links again so often.
 relinked() { [ "$(ask "$1" 7077 | jq .counts.relinks)" -ge "$2" ]; }
-# lose HOST N: takes nic1 down until workers of the hub there have made their links again so often. A queue pair of soft-RoCE (Linux
-# 6.1) that has nothing under way when its interface goes down hands it the next packet for ever, and never fails: then again.
+# lose HOST N: takes nic1 down, and waits until workers of the hub there have made their links again so often. A queue pair of soft-RoCE
+# (Linux 6.1) hands packets to an interface that is down for ever, by the route that it remembers: the kernel forgets it.
 lose() {
-    for _ in 1 2 3 4 5; do
-        ip link set nic1 down
-        if within 15 relinked "$1" "$2"; then return; fi
-        ip link set nic1 up
-        rounds_flow "$1" 7077
-    done
-    return 1
+    ip link set nic1 down
+    ip route flush cache
+    within 60 relinked "$1" "$2"
 }
 if [ "$PHUB_RXE_SIDE" = 1 ]; then
     serve --listen 0.0.0.0:7077 --cores 2 --transports verbs
