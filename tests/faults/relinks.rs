@@ -11,10 +11,11 @@ use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::program::{Program, until};
 use hub_tests::relay::{Relay, Stall, Way};
-use hub_tests::{describe, free_address, on_threads, says};
-use pbox_core::OnLoss;
-use pbox_core::control::JobState;
+use hub_tests::{describe, free_address, hub, join_by_hand, join_request, on_threads, refusal, says};
+use pbox_core::control::{JobState, JoinRequest};
+use pbox_core::{Consistency, OnLoss, Schedule};
 use rustix::process::Signal;
+use serde_json::json;
 use worker_shim::{Returns, Session, SessionConfig};
 
 /// A hub with two cores, if there are as many, and a network before it.
@@ -63,7 +64,7 @@ fn links_that_are_cut_at_any_moment_are_made_again_and_change_no_bit() {
                 });
             }
         });
-        let relinks = on_threads(WORKERS, |rank| {
+        on_threads(WORKERS, |rank| {
             let mut session = begun(hub.far(rank));
             for number in 0..STEPS {
                 step(&mut session, rank, number).unwrap();
@@ -80,8 +81,7 @@ fn links_that_are_cut_at_any_moment_are_made_again_and_change_no_bit() {
             over.store(true, Ordering::Relaxed);
             session.leave().unwrap();
             relinks
-        });
-        relinks
+        })
     });
     assert!(relinks.iter().all(|&relinks| relinks > 5), "{relinks:?}");
 }
@@ -115,6 +115,7 @@ fn a_worker_that_computes_while_its_links_end_is_waited_for() {
     });
     assert_eq!([weights(&near), weights(&far)], [after(2), after(2)]);
     assert_eq!((near.relinks(), far.relinks()), (0, 1));
+    assert_eq!(describe(&hub.address).counts.relinks, 1);
     [near, far].into_iter().for_each(|session| session.leave().unwrap());
 }
 
@@ -200,5 +201,38 @@ fn a_worker_that_waits_for_nothing_is_lost_with_its_links() {
     });
     for result in results {
         says(result.unwrap_err(), &["\"job\" failed", "is gone", "closed the link, exited or was killed"]);
+    }
+}
+
+#[test]
+fn who_may_make_links_again_is_said_in_the_join_and_others_are_refused() {
+    let hub = hub(1);
+    type Change = fn(&mut JoinRequest);
+    let changes: [(&str, Change, bool); 7] = [
+        ("plain", |_| (), true),
+        ("goes-on", |request| request.terms.on_loss = OnLoss::Continue, true),
+        ("p3", |request| request.terms.level.schedule = Schedule::P3, true),
+        ("does-not-ask", |request| request.relinks = false, false),
+        ("kvstore", |request| request.terms.level.schedule = Schedule::KvStore, false),
+        ("alone", |request| request.terms.level.consistency = Consistency::Asp, false),
+        ("codec", |request| request.terms.level.compression = Some("topk:0.25".parse().unwrap()), false),
+    ];
+    for (job, change, relinks) in changes {
+        let mut request = JoinRequest { relinks: true, ..join_request(0, 2) };
+        change(&mut request);
+        let reply = join_by_hand(&hub, job, &request);
+        assert_eq!(reply.relinks, relinks, "{job}");
+        let path = format!("/v1/jobs/{job}/relink");
+        let ask = |token: &str, addresses: usize| {
+            let addresses = vec!["10.0.0.1"; addresses];
+            let body = json!({"token": token, "why": "a test", "addresses": addresses});
+            refusal(&hub, &path, body.to_string())
+        };
+        // It takes no part yet.
+        let (status, why) = ask(&reply.token, 1);
+        assert_eq!(status, 409);
+        says(why, &["worker 0", job, "cannot make its links again"]);
+        assert_eq!(ask("0f3c", 1).0, 404);
+        assert_eq!(ask(&reply.token, 1000).0, 400);
     }
 }

@@ -187,7 +187,7 @@ fn a_push_that_is_answered_is_repeated_only_after_a_loss_of_links_and_once() {
     for seed in seeds(20) {
         assert!(dropped_after_repeats(seed, false)[0], "seed {seed}: no links were lost");
     }
-    let after_a_loss: Vec<_> = seeds(20).into_iter().map(|seed| dropped_after_repeats(seed, true)).collect();
+    let after_a_loss: Vec<_> = seeds(20).map(|seed| dropped_after_repeats(seed, true)).collect();
     // Where both copies come at once, the second answer has no room.
     assert!(after_a_loss.iter().any(|&[first, _]| !first), "{after_a_loss:?}");
     assert!(after_a_loss.iter().all(|&[_, second]| second), "{after_a_loss:?}");

@@ -176,6 +176,10 @@ pub struct Args {
     #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), help_heading = ELSEWHERE)]
     pub join_limit_s: u64,
 
+    /// How long workers hold out for a hub, or for links, that they lose: a rate with a pause in it is none.
+    #[arg(long, default_value_t = 0, value_name = "SECONDS", help_heading = ELSEWHERE)]
+    pub hub_wait_s: u64,
+
     /// The role of this process in a run; set by the probe itself.
     #[arg(long, value_enum, hide = true)]
     pub role: Option<ChildRole>,
@@ -331,7 +335,7 @@ impl Args {
         config.transport = self.transport;
         config.nics = NicSettings { list: self.nics.clone(), rails: self.rails.clone() };
         config.join_limit = Duration::from_secs(self.join_limit_s);
-        config.hub_wait = Duration::ZERO; // a rate with a pause in it is none
+        config.hub_wait = Duration::from_secs(self.hub_wait_s);
         config.trace = self.trace_part();
         config.weights = match self.weights {
             WeightsChoice::Shared => WeightsMode::Shared,

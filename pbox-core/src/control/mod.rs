@@ -447,6 +447,9 @@ pub struct CountsReply {
     pub lost: LostReply,
     /// Jobs that failed.
     pub failed_jobs: u64,
+    /// So often a worker has lost its links, and asked to make others.
+    #[serde(default)]
+    pub relinks: u64,
 }
 
 /// Members that were lost.

@@ -108,6 +108,7 @@ impl Page {
         for (name, help, count) in [
             ("joins", "Workers, and hubs below, that joined", counts.joins),
             ("joins_refused", "Joins that were refused", counts.refused_joins),
+            ("relinks", "Times that a worker lost its links and asked to make others", counts.relinks),
             ("jobs_failed", "Jobs that failed", counts.failed_jobs),
         ] {
             self.counter(name, None, help, only(count as f64));
@@ -435,6 +436,7 @@ mod tests {
                 refused_joins: 6,
                 lost: LostReply { link: 7, ..lost },
                 failed_jobs: 8,
+                relinks: 2,
             },
             cores: vec![core],
             nics: vec![nic],
@@ -454,6 +456,7 @@ mod tests {
         for line in [
             "phub_jobs{state=\"failed\"} 1.0",
             "phub_joins_refused_total{} 6.0",
+            "phub_relinks_total{} 2.0",
             "phub_workers_lost_total{cause=\"link\"} 7.0",
             "phub_job_gradients_not_finite_total{job=\"job\"} 3.0",
             "phub_nic_sent_bytes_total{nic=\"mlx5_0\",port=\"1\"} 1000.0",

@@ -305,7 +305,7 @@ mod tests {
             let token = registry.join("job".into(), test_bed::request()).await.unwrap().token;
             core.obey();
             let offer = |before| OfferRequest { token: token.clone(), state_before: Round(before) };
-            registry.of_job(JobId(0), |job| job.connect(0)).unwrap().unwrap();
+            registry.of_job(JobId(0), |job| job.connect(0, [0; 16])).unwrap().unwrap();
             let refused = registry.offer("job", offer(3)).await.unwrap_err();
             assert!(matches!(refused, Refusal::Conflict(why) if why.contains("too late")));
             registry.fail(&mut registry.lock(), JobId(0), "a test");

@@ -340,13 +340,32 @@ impl Job {
         self.members.get_mut(rank as usize)?.as_mut()?.unlinked.as_mut()
     }
 
-    /// A worker's links are lost. This is news: who lives takes them at once.
+    /// A worker's links are lost.
     pub fn unlink(&mut self, rank: u32, unlinked: impl FnOnce(Option<Unlinked>) -> Unlinked) {
         if let Some(member) = &mut self.members[rank as usize] {
             member.unlinked = Some(unlinked(member.unlinked.take()));
             member.cores = 0;
         }
-        self.publish(|_| {});
+    }
+
+    /// The workers that have no links and do not live: each with why it is lost. There are news of those that may live.
+    pub fn unlinked_dead(&mut self, now: Instant) -> Vec<(JobId, u32, String)> {
+        let (mut dead, mut is_news) = (Vec::new(), false);
+        for (rank, member) in (0..).zip(&mut self.members) {
+            let Some(member) = member.as_mut().filter(|member| member.standing == Standing::Here) else {
+                continue;
+            };
+            if let Some(unlinked) = &mut member.unlinked {
+                is_news |= unlinked.is_to_be_told(now);
+                if unlinked.is_dead(member.heard, now) {
+                    dead.push((self.id, rank, unlinked.why().to_owned()));
+                }
+            }
+        }
+        if is_news {
+            self.publish(|_| {});
+        }
+        dead
     }
 
     /// A core has let go of a worker's lost links.
@@ -362,10 +381,15 @@ impl Job {
         std::mem::replace(&mut member.token, token)
     }
 
-    /// A worker says where its NICs are.
-    pub fn has_nics_at(&mut self, rank: u32, addresses: Vec<IpAddr>) {
+    /// Whether there is a token by which it does so, or has done.
+    pub fn has_token(&self, rank: u32) -> bool {
+        self.member(rank).is_some_and(|member| member.token.is_some())
+    }
+
+    /// A worker lives, and says where its NICs are.
+    pub fn lives_with_nics_at(&mut self, rank: u32, addresses: Vec<IpAddr>) {
         if let Some(member) = &mut self.members[rank as usize] {
-            member.addresses = addresses;
+            (member.hung_up, member.addresses) = (false, addresses);
         }
     }
 

@@ -143,14 +143,10 @@ impl Registry {
         let mut inner = self.lock();
         let now = Instant::now();
         let limit = self.heartbeat_limit;
-        let (mut silent, mut dead) = (Vec::new(), Vec::new());
+        let (mut silent, dead) = (Vec::new(), Self::unlinked_dead(&mut inner, now));
         for job in inner.jobs.values().filter(|job| !job.failed()) {
             for (member, rank) in job.members.iter().zip(0u32..) {
                 let Some(member) = member.as_ref().filter(|_| job.has(rank)) else { continue };
-                if let Some(unlinked) = job.unlinked(rank).filter(|it| it.is_dead(member.heard, now)) {
-                    dead.push((job.id, rank, unlinked.why().to_owned()));
-                    continue;
-                }
                 let silence = now - member.heard;
                 if silence > limit {
                     silent.push((job.id, rank, format!(

@@ -8,8 +8,8 @@
 //!     -> a connection -> every core has a link -> the worker pushes again what has no answer
 //! ```
 //!
-//! A worker that died asks nothing. Its heartbeat, which is a request that the hub holds, ends with it. And there are news when a
-//! link has ended, which the heartbeat of a living worker takes at once: no heartbeat within [`LIVES_WITHIN`] is a death, too.
+//! A worker that died asks nothing. Its heartbeat, which is a request that the hub holds, ends with it. If it does not, there are
+//! news, which the heartbeat of a living worker takes at once: no heartbeat within [`LIVES_WITHIN`] is a death, too.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,6 +24,8 @@ use super::{Inner, Refusal, Registry, Token};
 
 /// A worker whose link has ended and which lives takes the news of it within this time.
 const LIVES_WITHIN: Duration = Duration::from_secs(2);
+/// The heartbeat of a worker that died ends within this time after its links. News would answer it.
+const DIES_WITHIN: Duration = Duration::from_millis(100);
 
 /// Of a worker's NICs.
 const MOST_ADDRESSES: usize = 256;
@@ -34,6 +36,8 @@ pub(crate) struct Unlinked {
     /// Why the worker is lost if it makes no others.
     why: String,
     since: Instant,
+    /// Since when there are news of it.
+    told: Option<Instant>,
     /// How many cores have not let go of the former links yet.
     pub cores: usize,
     /// By which the worker was told that it may connect, until it does.
@@ -71,6 +75,7 @@ impl Registry {
         job.unlink(rank, |former| Unlinked {
             why: why.to_owned(),
             since: Instant::now(),
+            told: None,
             cores: cores + former.map_or(0, |former| former.cores),
             token: None,
         });
@@ -92,6 +97,7 @@ impl Registry {
             if let JobState::Failed { reason, .. } = job.state() {
                 return Err(Refusal::Conflict(format!("job {name:?} has failed: {reason}")));
             }
+            job.lives_with_nics_at(rank, addresses);
             if !job.may_relink(rank) {
                 return Err(Refusal::Conflict(format!(
                     "{} of job {name:?} cannot make its links again: it said in its join that it would not, it takes no part, \
@@ -99,9 +105,8 @@ impl Registry {
                     job.spoken(rank)
                 )));
             }
-            job.has_nics_at(rank, addresses);
             // Unless they are about to let go, and the worker was not told yet that they have.
-            if job.unlinked(rank).is_none() || job.relinks_by(rank, None).is_some() {
+            if job.unlinked(rank).is_none() || job.has_token(rank) {
                 let (id, why) = (job.id, format!("{} is gone: {why}", job.spoken(rank)));
                 self.unlink(&mut inner, id, rank, &why);
             }
@@ -123,10 +128,16 @@ impl Registry {
                 if unlinked.cores == 0 {
                     let own = new_token()?;
                     unlinked.token = Some(own);
-                    job.relinks_by(rank, Some(own));
+                    let former = job.relinks_by(rank, Some(own));
                     let mut answer = self.answer_of_join(job, own, PROTOCOL);
                     let by_rdma = self.up.group.rdma().is_some_and(fabric::verbs::Group::has_link);
                     answer.transports.retain(|offer| by_rdma || offer.transport() != Transport::Verbs);
+                    inner.counts.relinks += 1;
+                    // Of a request that was made again, because its answer was lost.
+                    if let Some(former) = former {
+                        inner.tokens.remove(&former);
+                        inner.shown.remove(&fabric::name_of(former));
+                    }
                     inner.tokens.insert(own, (id, rank));
                     inner.shown.insert(fabric::name_of(own), own);
                     return Ok(answer);
@@ -139,6 +150,12 @@ impl Registry {
                 )));
             }
         }
+    }
+
+    /// Looks for workers that have no links and do not live: each with why it is lost.
+    pub(super) fn unlinked_dead(inner: &mut Inner, now: Instant) -> Vec<(JobId, u32, String)> {
+        let jobs = inner.jobs.values_mut().filter(|job| !job.failed());
+        jobs.flat_map(|job| job.unlinked_dead(now)).collect()
     }
 
     /// A member's heartbeat ended without its answer.
@@ -158,8 +175,15 @@ impl Unlinked {
         &self.why
     }
 
+    /// Whether it is time for news, which a living worker takes.
+    pub fn is_to_be_told(&mut self, now: Instant) -> bool {
+        let is_time = self.told.is_none() && now - self.since > DIES_WITHIN;
+        self.told = self.told.or(is_time.then_some(now));
+        is_time
+    }
+
     /// Whether a worker that was last heard of then does not live.
     pub fn is_dead(&self, heard: Instant, now: Instant) -> bool {
-        heard < self.since && now - self.since > LIVES_WITHIN
+        self.told.is_some_and(|told| heard < told && now - told > LIVES_WITHIN)
     }
 }

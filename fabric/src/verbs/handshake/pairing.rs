@@ -115,6 +115,15 @@ mod tests {
     }
 
     #[test]
+    fn a_nic_is_near_to_the_addresses_of_its_subnet() {
+        let near = |nic: &Address, ip: &str| nic.is_in_subnet(ip.parse().unwrap());
+        let nic = roce("a", [10, 77, 1, 1], Some(24));
+        assert!(near(&nic, "10.77.1.2") && !near(&nic, "10.77.0.2") && !near(&nic, "fd00::2"));
+        assert!(!near(&roce("a", [10, 77, 1, 1], None), "10.77.1.2"), "its subnet is not known");
+        assert!(near(&infiniband("a", 1), "fe80::2:1"), "all of it is one subnet");
+    }
+
+    #[test]
     fn ports_go_to_the_nic_of_their_subnet() {
         let hub = [roce("a", [10, 0, 0, 1], Some(24)), roce("b", [10, 0, 1, 1], Some(24))];
         let worker = [roce("x", [10, 0, 1, 2], None), roce("y", [10, 0, 0, 2], Some(24))];
