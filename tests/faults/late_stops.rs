@@ -48,6 +48,7 @@ fn taken(count: usize, stopped: usize) -> Vec<f32> {
             let early = if number == BEFORE && rank == 1 { 1 } else { keys.len() };
             push(&mut session, rank, &keys[..early]);
             if number == BEFORE {
+                session.wait(FIRST).unwrap(); // so the hub has begun this round
                 pushed.fetch_add(1, Ordering::Relaxed);
                 if rank == 0 {
                     until("both have pushed", || pushed.load(Ordering::Relaxed) == WORKERS);
