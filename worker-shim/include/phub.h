@@ -139,9 +139,10 @@ PhubStatus phub_config_add_layer(PhubConfig *config,
 // private), "compression" (none, or a codec and its settings, as qsgd:8:512), "seed" of its randomness, "transport" (shm,
 // verbs, tcp), "checksum" (true, false: of what crosses by TCP), "nics", "rails" (OWN-NIC=HUB-NIC, with commas),
 // "cores", "compare_every" (rounds between comparisons of all workers' weights), "join_limit", "hub_wait" and
-// "wait_limit" (in seconds), "hub_present" (true, false: whether a hub that was lost is brought to the present), and with the schedule kvstore "pull": none, or the batches of layers in which weights are
-// pulled. These are ibatch (they overlap the forward pass best; the session measures it from the calls of phub_wait),
-// greedy, layer, or all. With batches all keys of a round are pushed before the first phub_wait.
+// "wait_limit" (in seconds), "hub_present" (true, false: whether a hub that was lost is brought to the present), and with the
+// schedule kvstore "pull": none, or the batches of layers in which weights are pulled. These are ibatch (they overlap the
+// forward pass best; the session measures it from the calls of phub_wait), greedy, layer, or all. With batches all keys of
+// a round are pushed before the first phub_wait.
 //
 // What must hold:
 // `config` is from phub_config_new and not yet freed, and texts end with a zero byte.

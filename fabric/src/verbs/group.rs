@@ -207,8 +207,9 @@ impl Group {
         open.into_iter().filter(|rail| !rail.nic.context.is_lost()).collect()
     }
 
-    /// The rail of a hub's port for links to a peer whose NICs are at these addresses, or why its NIC is lost. Another NIC
-    /// of the group serves where the port's own is lost, has no link, or shares no subnet with the peer, and the other does not.
+    /// The rail of a hub's port for links to a peer whose NICs are at these addresses, or why its NIC is lost. NICs that are up
+    /// and in a subnet of the peer are the best, then come those that are up, then any that is open. Of equals the port's own
+    /// serves, else another one of the group.
     pub(super) fn rail(&self, port: usize, peer: &[IpAddr]) -> Result<Arc<Rail>, VerbsError> {
         let nics = self.nics_in_use();
         let own = nics.wanted.iter().find(|nic| nic.options == self.wanted[port][0]);

@@ -3,6 +3,7 @@
 //! Plain data, spoken by both roles and by people with `curl`; `docs/protocol.md` shows examples.
 //! Unknown fields are refused, so that a misspelt setting is not ignored in silence.
 
+mod hub;
 mod known;
 mod mesh;
 mod parse;
@@ -11,6 +12,7 @@ mod present;
 mod rounds;
 mod versions;
 
+pub use hub::{CoreReply, CountsReply, HubReply, JobReply, LinkReply, LostReply, MemberReply, NicReply};
 pub use mesh::{Machine, MeetReply, MeetRequest, Mesh, NotAMachine};
 pub use parse::{ParseError, parse, parse_from_hub, parse_join, parse_versioned};
 pub use peers::{
@@ -18,14 +20,12 @@ pub use peers::{
     LastRequest, LostRequest, PartState, PartsReply, Pass, Peers, ReleaseRequest, RoundsInFlight,
     WholeRounds, WrittenReply, WrittenRequest,
 };
-
 pub use present::{Begins, Holds, Present, PresentReply, Stand};
 pub use rounds::{
     GradientNorm, GradientsReply, LATENESS_BOUNDS_US, LatenessReply, Latest, MAX_PATH, RankReply, RoundsReply,
 };
 pub use versions::{PROTOCOL, PROTOCOL_LOWEST, Versions};
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -145,8 +145,8 @@ impl JoinReply {
 }
 
 /// `POST /v1/jobs/{job}/relink`: a worker has lost its links, as with a NIC, and makes others. The answer is that of a join, with
-/// the same token: when it comes, the hub has let go of the former links and waits for the new ones. The worker then pushes again
-/// what has no answer.
+/// a token that is good for one connection: when it comes, the hub has let go of the former links and waits for the new ones. The
+/// worker then pushes again what has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RelinkRequest {
@@ -400,188 +400,6 @@ pub struct CompareRequest {
 pub struct ErrorReply {
     /// What was wrong, what was expected, and what to do next.
     pub error: String,
-}
-
-/// `GET /v1/hub`: the state of the hub.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct HubReply {
-    /// The newest version of the protocol that the hub speaks.
-    pub protocol: u32,
-    /// The oldest; hubs that do not say it speak one version.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub protocol_lowest: Option<u32>,
-    /// Version of the program.
-    pub version: String,
-    /// Names this start of the hub: 32 hexadecimal digits.
-    #[serde(default)]
-    pub id: String,
-    /// Instruction set of its kernels.
-    pub kernels: String,
-    /// Resident memory of the hub's process, in bytes.
-    pub rss_bytes: u64,
-    /// Whether it takes no more jobs.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub draining: bool,
-    /// The address of its data path, for each transport that it offers.
-    pub transports: Vec<TransportAddress>,
-    /// What has happened since its start. Hubs that do not count say zeros.
-    #[serde(default)]
-    pub counts: CountsReply,
-    /// Its cores, in the order of the plan.
-    pub cores: Vec<CoreReply>,
-    /// The ports of NICs that its cores use, with RDMA.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub nics: Vec<NicReply>,
-    /// Its jobs.
-    pub jobs: Vec<JobReply>,
-}
-
-/// What has happened at the hub since its start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CountsReply {
-    /// Workers, and hubs below, that joined.
-    pub joins: u64,
-    /// Joins that were refused. A join without the right to it is not counted.
-    pub refused_joins: u64,
-    /// Members that were lost, whether their job went on or failed, by cause.
-    pub lost: LostReply,
-    /// Jobs that failed.
-    pub failed_jobs: u64,
-    /// So often a worker has lost its links, and asked to make others.
-    #[serde(default)]
-    pub relinks: u64,
-}
-
-/// Members that were lost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LostReply {
-    /// Their link ended: they exited, were killed, broke the protocol, or the network cut them off.
-    pub link: u64,
-    /// Their heartbeats stopped.
-    pub silent: u64,
-    /// They held a round up for longer than the hub's limit.
-    pub late: u64,
-    /// Another hub of the job lost them, or they could not be let in.
-    pub other: u64,
-}
-
-/// A port of a NIC that the hub uses.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NicReply {
-    /// The RDMA device.
-    pub device: String,
-    /// Its port.
-    pub port: u8,
-    /// Why jobs that begin now do without it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lost: Option<String>,
-    /// What it has counted since its driver was loaded, for everybody who uses it, by the kernel's names.
-    pub counters: BTreeMap<String, u64>,
-}
-
-/// One core of the hub.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CoreReply {
-    /// The processor that its thread is pinned to.
-    pub cpu: u32,
-    /// The NIC that carries its chunks, with RDMA.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub nic: Option<String>,
-    /// Chunks summed and sent back since the start.
-    pub chunks: u64,
-    /// Their bytes.
-    pub chunk_bytes: u64,
-    /// Time spent on turns with work.
-    pub busy_ns: u64,
-    /// Time spent waiting for work.
-    pub waiting_ns: u64,
-    /// The part of it in which its thread slept.
-    #[serde(default)]
-    pub asleep_ns: u64,
-    /// Answers and sums that waited before they were posted, because their link had no room or no credit.
-    #[serde(default)]
-    pub held_back: u64,
-}
-
-/// One job of the hub.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct JobReply {
-    /// Its name.
-    pub name: String,
-    /// Its state.
-    #[serde(flatten)]
-    pub state: JobState,
-    /// Its workers.
-    pub workers: u32,
-    /// Workers that have joined, by rank.
-    #[serde(default)]
-    pub members: Vec<MemberReply>,
-    /// The round that it was in at the hub's last look, which comes every few seconds.
-    #[serde(default)]
-    pub round: Round,
-    /// The last round before which all its workers had the same weights, if they compare them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub equal_before: Option<Round>,
-    /// Memory that is reserved for it.
-    #[serde(default)]
-    pub promised_bytes: u64,
-    /// The control ports of the hubs above, where the sums go.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub above: Vec<String>,
-    /// Its keys.
-    pub keys: usize,
-    /// Bytes of its model.
-    pub model_bytes: u64,
-    /// Its last checkpoint, since it began.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub checkpoint: Option<CheckpointReply>,
-    /// Why the last attempt at a checkpoint failed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub checkpoint_error: Option<String>,
-    /// Workers that others have waited for too long.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub held_up_by: Vec<Late>,
-    /// Why it did not go on from its newest checkpoint.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub checkpoint_warning: Option<String>,
-    /// How it goes, in one line.
-    #[serde(default)]
-    pub verdict: String,
-    /// Its last rounds, once somebody was waited for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rounds: Option<RoundsReply>,
-    /// How large its gradients are, once a round was looked at.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gradients: Option<GradientsReply>,
-}
-
-/// A worker that has joined.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MemberReply {
-    /// Its rank.
-    pub rank: u32,
-    /// Time since its last heartbeat.
-    pub silent_ms: u64,
-    /// The transport of its links, once it has some.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub transport: Option<String>,
-    /// What has crossed its links at the last look, by NIC. Nothing on shared memory.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub links: Vec<LinkReply>,
-    /// Of a hub below: which of its own workers it last said is late.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub latest: Option<Latest>,
-}
-
-/// The bytes that have crossed a worker's links by one NIC of the hub, since the worker joined.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LinkReply {
-    /// The interface, or with RDMA the device; empty if nobody knows which.
-    pub nic: String,
-    /// To the worker.
-    pub sent_bytes: u64,
-    /// From the worker.
-    pub received_bytes: u64,
 }
 
 /// `POST /v1/jobs/{job}/stop`: the job has been stopped.

@@ -231,10 +231,10 @@ async fn join(
 async fn heartbeat(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
     let HeartbeatRequest { token, seen, latest } = desk.small("heartbeat", request).await?;
     let (mut news, hold) = desk.registry.heartbeat(&job, &token, latest)?;
-    let mut held = Held { registry: &desk.registry, job: &job, token: &token, is_answered: false };
+    let mut waiting = Waiting { registry: &desk.registry, job: &job, token: &token, is_answered: false };
     // Ends early when there are news, and when the job's last worker leaves.
     let _ = tokio::time::timeout(hold, news.wait_for(|news| news.version > seen)).await.is_ok();
-    held.is_answered = true;
+    waiting.is_answered = true;
     let reply = news.borrow().clone();
     if matches!(reply.state, JobState::Failed { .. }) {
         desk.registry.told(&job, &token);
@@ -242,15 +242,15 @@ async fn heartbeat(State(desk): State<Desk>, Path(job): Path<String>, request: R
     done(&reply)
 }
 
-/// A heartbeat that waits for news. Its connection ends with the worker's process, and drops it before its answer.
-struct Held<'a> {
+/// A heartbeat that waits for news. When the worker's process ends, its connection ends, and this is dropped before the answer.
+struct Waiting<'a> {
     registry: &'a Registry,
     job: &'a str,
     token: &'a str,
     is_answered: bool,
 }
 
-impl Drop for Held<'_> {
+impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         if !self.is_answered {
             self.registry.hung_up(self.job, self.token);

@@ -2,16 +2,14 @@
 //!
 //! Owned by the registry, under its lock. Decides nothing about cores and connections.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use fabric::any::Transport;
-use fabric::{Crossed, PlannedLink, SendWindow};
+use fabric::{PlannedLink, SendWindow};
 use pbox_core::control::{
-    HeartbeatReply, JobReply, JobState, JoinRequest, Late, Latest, Left, LinkReply, Member as Taking,
-    MemberReply, Mesh,
+    HeartbeatReply, JobReply, JobState, JoinRequest, Late, Latest, Left, Member as Taking, MemberReply, Mesh,
 };
 use pbox_core::job::Difference;
 use pbox_core::{
@@ -21,19 +19,20 @@ use pbox_core::{
 use tokio::sync::watch;
 
 use super::above::JoinedAbove;
-use super::checkpoint::Checkpoints;
 use super::compare::Digests;
 use super::hubs::Hubs;
 use super::late::Progress;
+use super::links::{MemberLink, by_nic};
 use super::pace::{LastRounds, not_finite, verdict};
-use super::present::Bringing;
 use super::relink::Unlinked;
+use super::saved::checkpoint::Checkpoints;
+use super::saved::present::Bringing;
 
 /// A worker that joined.
 #[derive(Debug)]
 pub(crate) struct Member {
     /// The number of cores that have its link. For a member that is going: of cores that have not let go of it yet.
-    cores: usize,
+    pub(super) cores: usize,
     /// When its last heartbeat came.
     pub heard: Instant,
     /// Of a hub below: which of its own workers is late, as it said last.
@@ -46,31 +45,22 @@ pub(crate) struct Member {
     worker: u64,
     /// Of a hub below: whether all its own members are there. A worker is always ready.
     ready: bool,
-    standing: Standing,
+    pub(super) standing: Standing,
     /// Whether it makes its links again when they are lost.
-    relinks: bool,
+    pub(super) relinks: bool,
     /// Its last heartbeat ended without an answer.
     pub hung_up: bool,
     /// Its links are lost, and it may make others.
-    unlinked: Option<Unlinked>,
+    pub(super) unlinked: Option<Unlinked>,
     /// Of the connection by which it made its links again, or makes them.
-    token: Option<[u8; 16]>,
+    pub(super) token: Option<[u8; 16]>,
     /// Where its NICs are, if it has said so.
-    addresses: Vec<IpAddr>,
-}
-
-/// A link of a member.
-#[derive(Debug, Default)]
-pub(crate) struct MemberLink {
-    /// The interface or RDMA device that its bytes cross here. Empty if nobody knows, and on shared memory.
-    pub nic: String,
-    /// The bytes that have crossed it, when the core was asked last; none on shared memory.
-    pub crossed: Option<Crossed>,
+    pub(super) addresses: Vec<IpAddr>,
 }
 
 /// How a member stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
+pub(super) enum Standing {
     /// Joined.
     Joined,
     /// Has connected to the data path, and does not take part yet.
@@ -118,24 +108,6 @@ pub(crate) struct Cores {
     pub links: Vec<PlannedLink>,
     /// How many of the cores own chunks: all, unless the job has fewer chunks than cores.
     pub owners: usize,
-}
-
-impl Member {
-    /// The bytes that crossed its links, by NIC.
-    fn by_nic(&self) -> Vec<LinkReply> {
-        let mut nics = BTreeMap::<&str, (u64, u64)>::new();
-        for MemberLink { nic, crossed } in &self.links {
-            let Some(crossed) = crossed else { continue };
-            let (sent, received) = nics.entry(nic).or_default();
-            (*sent, *received) = (*sent + crossed.sent, *received + crossed.received);
-        }
-        let reply = |(nic, (sent_bytes, received_bytes)): (&str, _)| LinkReply {
-            nic: nic.to_owned(),
-            sent_bytes,
-            received_bytes,
-        };
-        nics.into_iter().map(reply).collect()
-    }
 }
 
 /// One job.
@@ -310,107 +282,8 @@ impl Job {
         });
     }
 
-    fn member(&self, rank: u32) -> Option<&Member> {
+    pub(super) fn member(&self, rank: u32) -> Option<&Member> {
         self.members.get(rank as usize)?.as_ref()
-    }
-
-    /// Whether a worker makes its links again when they are lost.
-    pub fn relinks(&self, rank: u32) -> bool {
-        self.member(rank).is_some_and(|member| member.relinks)
-    }
-
-    /// Whether it may do so now. Nothing but a death ends a link on shared memory.
-    pub fn may_relink(&self, rank: u32) -> bool {
-        let may = |member: &Member| {
-            let has_links = member.transport.is_some_and(|transport| transport != Transport::Shm);
-            member.relinks && has_links && !member.hung_up
-        };
-        self.state() == JobState::Running
-            && self.stands(rank, &[Standing::Here])
-            && self.member(rank).is_some_and(may)
-    }
-
-    /// What is known of the lost links of a worker that has no others.
-    pub fn unlinked(&self, rank: u32) -> Option<&Unlinked> {
-        self.member(rank)?.unlinked.as_ref()
-    }
-
-    /// As [`unlinked`](Self::unlinked).
-    pub fn unlinked_mut(&mut self, rank: u32) -> Option<&mut Unlinked> {
-        self.members.get_mut(rank as usize)?.as_mut()?.unlinked.as_mut()
-    }
-
-    /// A worker's links are lost.
-    pub fn unlink(&mut self, rank: u32, unlinked: impl FnOnce(Option<Unlinked>) -> Unlinked) {
-        if let Some(member) = &mut self.members[rank as usize] {
-            member.unlinked = Some(unlinked(member.unlinked.take()));
-            member.cores = 0;
-        }
-    }
-
-    /// The workers that have no links and do not live: each with why it is lost. There are news of those that may live.
-    pub fn unlinked_dead(&mut self, now: Instant) -> Vec<(JobId, u32, String)> {
-        let (mut dead, mut is_news) = (Vec::new(), false);
-        for (rank, member) in (0..).zip(&mut self.members) {
-            let Some(member) = member.as_mut().filter(|member| member.standing == Standing::Here) else {
-                continue;
-            };
-            if let Some(unlinked) = &mut member.unlinked {
-                is_news |= unlinked.is_to_be_told(now);
-                if unlinked.is_dead(member.heard, now) {
-                    dead.push((self.id, rank, unlinked.why().to_owned()));
-                }
-            }
-        }
-        if is_news {
-            self.publish(|_| {});
-        }
-        dead
-    }
-
-    /// A core has let go of a worker's lost links.
-    pub fn core_unlinked(&mut self, rank: u32) {
-        if let Some(unlinked) = self.unlinked_mut(rank) {
-            unlinked.cores -= 1;
-        }
-    }
-
-    /// From now on a worker makes its links by a connection with this token. Returns the former one.
-    pub fn relinks_by(&mut self, rank: u32, token: Option<[u8; 16]>) -> Option<[u8; 16]> {
-        let member = self.members.get_mut(rank as usize)?.as_mut()?;
-        std::mem::replace(&mut member.token, token)
-    }
-
-    /// Whether there is a token by which it does so, or has done.
-    pub fn has_token(&self, rank: u32) -> bool {
-        self.member(rank).is_some_and(|member| member.token.is_some())
-    }
-
-    /// A worker lives, and says where its NICs are.
-    pub fn lives_with_nics_at(&mut self, rank: u32, addresses: Vec<IpAddr>) {
-        if let Some(member) = &mut self.members[rank as usize] {
-            (member.hung_up, member.addresses) = (false, addresses);
-        }
-    }
-
-    /// Where a worker's NICs are, if it has said so.
-    pub fn nics_at(&self, rank: u32) -> Vec<IpAddr> {
-        self.member(rank).map_or_else(Vec::new, |member| member.addresses.clone())
-    }
-
-    /// A member's heartbeat ended without an answer. Why the member is lost, if its links are.
-    pub fn hangs_up(&mut self, rank: u32) -> Option<String> {
-        let member = self.members.get_mut(rank as usize)?.as_mut()?;
-        member.hung_up = true;
-        member.unlinked.as_ref().map(|unlinked| unlinked.why().to_owned())
-    }
-
-    /// So many bytes have crossed a member's link to one of the job's cores.
-    pub fn note_crossed(&mut self, rank: u32, core: usize, crossed: Crossed) {
-        let member = self.members.get_mut(rank as usize).and_then(Option::as_mut);
-        if let Some(link) = member.and_then(|member| member.links.get_mut(core)) {
-            link.crossed = Some(crossed);
-        }
     }
 
     /// A worker had reached this round when it lost the hub.
@@ -678,7 +551,7 @@ impl Job {
         (0..self.terms.workers).any(|other| other != rank && self.stands(other, &[Standing::Here]))
     }
 
-    fn stands(&self, rank: u32, standings: &[Standing]) -> bool {
+    pub(super) fn stands(&self, rank: u32, standings: &[Standing]) -> bool {
         self.members[rank as usize].as_ref().is_some_and(|member| standings.contains(&member.standing))
     }
 
@@ -721,7 +594,7 @@ impl Job {
         self.news.borrow().state.clone()
     }
 
-    fn publish(&self, change: impl FnOnce(&mut HeartbeatReply)) {
+    pub(super) fn publish(&self, change: impl FnOnce(&mut HeartbeatReply)) {
         self.news.send_modify(|news| {
             change(news);
             news.version += 1;
@@ -733,7 +606,7 @@ impl Job {
             rank,
             silent_ms: member.heard.elapsed().as_millis() as u64,
             transport: member.transport.map(|transport| transport.to_string()),
-            links: member.by_nic(),
+            links: by_nic(&member.links),
             latest: member.latest.clone(),
         };
         let ranks = (0u32..).zip(&self.members).filter(|&(rank, _)| self.has(rank));

@@ -3,15 +3,14 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use fabric::any::Device;
 use fabric::{RecvWindow, SendWindow, Span, Spans, any};
-use if_addrs::get_if_addrs;
 use pbox_core::control::{JobState, JoinReply, JoinRequest, PROTOCOL, Present, Versions, check_job_name};
 use pbox_core::{JobId, Round, Share, Wire};
 
 use super::above::MAX_DEPTH;
 use super::hubs::Secret;
-use super::job::{Cores, Job, MemberLink};
+use super::job::{Cores, Job};
+use super::links::links_by;
 use super::loss::Cause;
 use super::{Inner, Refusal, Registry, Token, on_thread};
 use crate::cores::near::Near;
@@ -279,23 +278,6 @@ impl Registry {
             self.cores[core].tell(move |thread| thread.add_worker(id, rank, gradients, weights, endpoint));
         }
     }
-}
-
-/// What is known of links before their bytes cross: the interface or RDMA device of each.
-fn links_by(endpoints: &[any::Endpoint]) -> Vec<MemberLink> {
-    let devices: Vec<Option<Device>> = endpoints.iter().map(any::Endpoint::device).collect();
-    let needs_names = devices.iter().flatten().any(|device| matches!(device, Device::At(_)));
-    let interfaces = if needs_names { get_if_addrs().unwrap_or_default() } else { Vec::new() };
-    let named = |device| match device {
-        Device::Nic(name) => name,
-        Device::At(address) => interfaces
-            .iter()
-            .find(|interface| interface.ip() == address)
-            .map_or_else(String::new, |interface| interface.name.clone()),
-    };
-    let link =
-        |device: Option<Device>| MemberLink { nic: device.map_or_else(String::new, named), crossed: None };
-    devices.into_iter().map(link).collect()
 }
 
 fn check_request(name: &str, request: &JoinRequest) -> Result<(), String> {

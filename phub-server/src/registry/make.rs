@@ -15,7 +15,7 @@ use pbox_core::{JobId, JobTerms, Layout, LevelTerms, MadeShard, Members, Placeme
 
 use super::above::{MadeAbove, WaysUp, name_above};
 use super::job::{Cores, Job};
-use super::present::Bringing;
+use super::saved::present::Bringing;
 use super::{Inner, Refusal, Registry};
 use crate::cores::CoreHandle;
 use crate::cores::lanes::{self, Lane};

@@ -6,43 +6,35 @@
 //! | here | reports of cores, requests of workers |
 //! | `job` | one job's members and news |
 //! | `join` | lets workers in |
-//! | `make`, `restore` | make a job for its first worker, with its checkpoint |
+//! | `make` | makes a job for its first worker |
 //! | `late` | names workers that hold rounds up |
 //! | `pace` | how fast rounds go, who is late in them, the verdict |
 //! | `promises` | the memory that jobs were promised |
 //! | `quotas` | what one address, and one job, may have |
 //! | `loss` | loses workers, fails jobs |
+//! | `links` | what crosses the members' links, by NIC |
 //! | `relink` | waits for workers that make their links again |
 //! | `cut` | stops a running job between two rounds |
-//! | `snapshot`, `checkpoint` | bring a job's state together, and to its file |
-//! | `last` | saves the last state of a job that failed |
-//! | `bring` | takes the state that rank 0 brings |
-//! | `present` | a job whose hub was lost: which worker has the furthest weights of each key |
-//! | `state` | sends the state to clients |
+//! | `saved` | a job's state: brought, taken, saved, sent |
 //! | `above` | a job whose sums go up to other hubs |
 //! | `hubs` | a job over several hubs: what this one asks, what it answers, what they agree on |
 
 mod above;
-mod bring;
-mod checkpoint;
 mod compare;
 mod cut;
 mod hubs;
 mod job;
 mod join;
-mod last;
 mod late;
+mod links;
 mod loss;
 mod make;
 mod operate;
 mod pace;
-mod present;
 mod promises;
 mod quotas;
 mod relink;
-mod restore;
-mod snapshot;
-mod state;
+mod saved;
 #[cfg(test)]
 mod test_bed;
 mod timeline;
@@ -70,12 +62,12 @@ use above::{JoinedAbove, Meetings};
 use cut::answers;
 use job::{Arrival, Job};
 use loss::{Blame, Cause};
-use snapshot::NO_WEIGHTS;
+use saved::snapshot::NO_WEIGHTS;
 
 pub(crate) use above::{HubsAbove, Up};
 pub(crate) use late::LateLimits;
 pub(crate) use quotas::Quotas;
-pub(crate) use state::Sent;
+pub(crate) use saved::Sent;
 pub(crate) use timeline::Timeline;
 
 /// How long the registry keeps a failed job, and the reason why a worker was removed, for workers that have not asked yet.

@@ -11,6 +11,7 @@
 //! A worker that died asks nothing. Its heartbeat, which is a request that the hub holds, ends with it. If it does not, there are
 //! news, which the heartbeat of a living worker takes at once: no heartbeat within [`LIVES_WITHIN`] is a death, too.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,7 @@ use fabric::any::Transport;
 use pbox_core::JobId;
 use pbox_core::control::{JobState, JoinReply, PROTOCOL, RelinkRequest};
 
+use super::job::{Job, Member, Standing};
 use super::join::new_token;
 use super::loss::Cause;
 use super::{Inner, Refusal, Registry, Token};
@@ -166,6 +168,99 @@ impl Registry {
         if let Some(why) = why {
             self.lose(&mut inner, id, rank, Cause::Link, &why);
         }
+    }
+}
+
+impl Job {
+    /// Whether a worker makes its links again when they are lost.
+    pub fn relinks(&self, rank: u32) -> bool {
+        self.member(rank).is_some_and(|member| member.relinks)
+    }
+
+    /// Whether it may do so now. Nothing but a death ends a link on shared memory.
+    pub fn may_relink(&self, rank: u32) -> bool {
+        let may = |member: &Member| {
+            let has_links = member.transport.is_some_and(|transport| transport != Transport::Shm);
+            member.relinks && has_links && !member.hung_up
+        };
+        self.state() == JobState::Running
+            && self.stands(rank, &[Standing::Here])
+            && self.member(rank).is_some_and(may)
+    }
+
+    /// What is known of the lost links of a worker that has no others.
+    pub fn unlinked(&self, rank: u32) -> Option<&Unlinked> {
+        self.member(rank)?.unlinked.as_ref()
+    }
+
+    /// As [`unlinked`](Self::unlinked).
+    pub fn unlinked_mut(&mut self, rank: u32) -> Option<&mut Unlinked> {
+        self.members.get_mut(rank as usize)?.as_mut()?.unlinked.as_mut()
+    }
+
+    /// A worker's links are lost.
+    pub fn unlink(&mut self, rank: u32, unlinked: impl FnOnce(Option<Unlinked>) -> Unlinked) {
+        if let Some(member) = &mut self.members[rank as usize] {
+            member.unlinked = Some(unlinked(member.unlinked.take()));
+            member.cores = 0;
+        }
+    }
+
+    /// The workers that have no links and do not live: each with why it is lost. There are news of those that may live.
+    pub fn unlinked_dead(&mut self, now: Instant) -> Vec<(JobId, u32, String)> {
+        let (mut dead, mut is_news) = (Vec::new(), false);
+        for (rank, member) in (0..).zip(&mut self.members) {
+            let Some(member) = member.as_mut().filter(|member| member.standing == Standing::Here) else {
+                continue;
+            };
+            if let Some(unlinked) = &mut member.unlinked {
+                is_news |= unlinked.is_to_be_told(now);
+                if unlinked.is_dead(member.heard, now) {
+                    dead.push((self.id, rank, unlinked.why().to_owned()));
+                }
+            }
+        }
+        if is_news {
+            self.publish(|_| {});
+        }
+        dead
+    }
+
+    /// A core has let go of a worker's lost links.
+    pub fn core_unlinked(&mut self, rank: u32) {
+        if let Some(unlinked) = self.unlinked_mut(rank) {
+            unlinked.cores -= 1;
+        }
+    }
+
+    /// From now on a worker makes its links by a connection with this token. Returns the former one.
+    pub fn relinks_by(&mut self, rank: u32, token: Option<[u8; 16]>) -> Option<[u8; 16]> {
+        let member = self.members.get_mut(rank as usize)?.as_mut()?;
+        std::mem::replace(&mut member.token, token)
+    }
+
+    /// Whether there is a token by which it does so, or has done.
+    pub fn has_token(&self, rank: u32) -> bool {
+        self.member(rank).is_some_and(|member| member.token.is_some())
+    }
+
+    /// A worker lives, and says where its NICs are.
+    pub fn lives_with_nics_at(&mut self, rank: u32, addresses: Vec<IpAddr>) {
+        if let Some(member) = &mut self.members[rank as usize] {
+            (member.hung_up, member.addresses) = (false, addresses);
+        }
+    }
+
+    /// Where a worker's NICs are, if it has said so.
+    pub fn nics_at(&self, rank: u32) -> Vec<IpAddr> {
+        self.member(rank).map_or_else(Vec::new, |member| member.addresses.clone())
+    }
+
+    /// A member's heartbeat ended without an answer. Why the member is lost, if its links are.
+    pub fn hangs_up(&mut self, rank: u32) -> Option<String> {
+        let member = self.members.get_mut(rank as usize)?.as_mut()?;
+        member.hung_up = true;
+        member.unlinked.as_ref().map(|unlinked| unlinked.why().to_owned())
     }
 }
 

@@ -114,7 +114,8 @@ impl Session {
         session.lost = membership::lost(&session.hubs);
         if let Some(present) = present {
             // Of the round that the others are in, they have pushed what this worker skips.
-            session.skips = present.keys.iter().map(|key| key.round.0 - session.first.0).collect();
+            session.skips =
+                present.keys.iter().map(|key| key.round.0.saturating_sub(session.first.0)).collect();
         }
         if session.pulling.is_none() {
             session.wait_all()?;

@@ -49,7 +49,7 @@ impl Session {
     /// The same error, in the hub's words if it has some, if it is another, and if it does not pass.
     #[cold]
     pub(super) fn survive_loss(&mut self, error: ExchangeError) -> Result<(), SessionError> {
-        let mut lost = error;
+        let (since, mut lost) = (Instant::now(), error);
         while matches!(lost, ExchangeError::Closed { .. }) && self.may_relink() {
             self.note_loss();
             self.stopwatch.wait_begins();
@@ -70,7 +70,7 @@ impl Session {
                 }
                 Err(Again::Later(why)) => why.to_string(),
             };
-            if self.is_in_vain() {
+            if since.elapsed() >= self.config.hub_wait || self.is_in_vain() {
                 // It waits for this worker, which does not come.
                 let why = format!("{lost}; its links could not be made again: {why}");
                 let _ = self.hubs[0].fail(&why, TELL_LIMIT);

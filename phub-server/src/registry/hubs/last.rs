@@ -6,7 +6,7 @@
 //!   hub 0 --last: the highest round--> hub 1, hub 2, ...   each ends its rounds before it, and writes its part
 //! ```
 //!
-//! Here is what a hub answers; `registry/last.rs` asks.
+//! Here is what a hub answers; `registry/saved/last.rs` asks.
 
 use pbox_core::JobId;
 use pbox_core::control::{FailedReply, FailedRequest, LastReply, LastRequest, RoundsInFlight};

@@ -27,7 +27,7 @@ use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinSet;
 
 use crate::client::Address;
-use crate::registry::checkpoint::DISK_LIMIT;
+use crate::registry::saved::checkpoint::DISK_LIMIT;
 use agreement::{Arrivals, Files, Follower, StaleCut};
 pub(crate) use last::{Ending, Order};
 

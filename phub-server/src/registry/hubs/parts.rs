@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::Peers;
 use crate::registry::Registry;
-use crate::registry::snapshot::overdue;
+use crate::registry::saved::snapshot::overdue;
 
 impl Registry {
     /// Hub 0 waits until the other hubs have written their parts, or cannot. Returns the bytes of these parts. Their chunks

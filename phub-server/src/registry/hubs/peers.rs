@@ -26,10 +26,10 @@ use serde_json::Value;
 use super::agreement::StaleCut;
 use super::last::unknown;
 use crate::checkpoint::CheckpointError;
-use crate::registry::checkpoint::ROUND_LIMIT;
 use crate::registry::cut::CutAt;
 use crate::registry::job::Job;
 use crate::registry::loss::{Blame, Cause};
+use crate::registry::saved::checkpoint::ROUND_LIMIT;
 use crate::registry::{Refusal, Registry, on_thread};
 
 fn stale(error: StaleCut) -> Refusal {

@@ -177,7 +177,8 @@ class Session:
             hub_present: whether the workers bring a hub that was lost to the present, with their weights, instead of its
                 checkpoint's; all workers ask for it, or none. Exact for SGD without momentum and float32 keys, where `returns`
                 says that nothing was lost in part. Elsewhere the optimizer's state is the checkpoint's, or zero. For "bsp"
-                without compression, pull and hubs above. Default: whether `PHUB_HUB_PRESENT` is set, to neither nothing nor 0.
+                without compression, pull and hubs above. Not used where a worker starts the hub, which nobody starts again.
+                Default: yes if `PHUB_HUB_PRESENT` is 1, no if it is unset, empty, 0 or false.
             wait_limit: seconds to wait for a key while all workers live.
             state: weights and optimizer state for a new job, instead of a broadcast, such as another session's
                 `state()`. Only rank 0's counts. A job that has weights already, or a checkpoint at its hub, ignores it:

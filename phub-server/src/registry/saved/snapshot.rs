@@ -11,17 +11,17 @@ use pbox_core::control::PartState;
 use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart, Taken, further};
 use tokio::sync::oneshot;
 
-use super::Registry;
-use super::cut::{CutAt, JobEnded, Purpose};
-use super::job::Job;
+use crate::registry::Registry;
+use crate::registry::cut::{CutAt, JobEnded, Purpose};
+use crate::registry::job::Job;
 
 /// Why a job before its first round has no state.
-pub(super) const NO_WEIGHTS: &str =
+pub(in crate::registry) const NO_WEIGHTS: &str =
     "its state cannot be had: it has no weights yet, because no round is over";
 
 /// A snapshot whose parts are still coming in.
 #[derive(Debug)]
-pub(super) struct Collecting {
+pub(in crate::registry) struct Collecting {
     occasion: Occasion,
     collected: Collected,
     /// Cores that have answered.
@@ -34,7 +34,7 @@ pub(super) struct Collecting {
 /// The parts of a snapshot, each with its core. When this is dropped, nobody will write the snapshot any more, and the cores
 /// get the memory of their parts back.
 #[derive(Debug)]
-pub(super) struct Collected {
+pub(in crate::registry) struct Collected {
     registry: Weak<Registry>,
     pub job: JobId,
     pub before: Round,
@@ -44,7 +44,7 @@ pub(super) struct Collected {
 
 impl Collected {
     /// Copies the parts, so that the cores have their memory back at once.
-    pub(super) fn copy(&mut self) -> Result<(), String> {
+    pub(in crate::registry) fn copy(&mut self) -> Result<(), String> {
         let bytes: usize = self.parts.iter().map(|part| size_of_val(part.values.as_slice())).sum();
         let available = fabric::available_bytes().unwrap_or(u64::MAX);
         if available < bytes as u64 {
@@ -65,7 +65,7 @@ impl Collected {
     }
 
     /// The snapshot that was made of the parts is not needed any more.
-    pub(super) fn give_back(mut self, snapshot: Snapshot) {
+    pub(in crate::registry) fn give_back(mut self, snapshot: Snapshot) {
         self.parts = snapshot.into_parts();
     }
 
@@ -90,7 +90,7 @@ impl Drop for Collected {
 
 impl Registry {
     /// A core has taken its part of a snapshot, or cannot take it.
-    pub(super) fn taken(self: &Arc<Self>, job: &mut Job, core: usize, taken: Taken) {
+    pub(in crate::registry) fn taken(self: &Arc<Self>, job: &mut Job, core: usize, taken: Taken) {
         let Taken { occasion, before, part } = taken;
         let (id, collecting) = (job.id, &mut job.checkpoints.collecting);
         let place = collecting.iter().position(|one| one.occasion == occasion).unwrap_or_else(|| {
@@ -145,7 +145,7 @@ impl Registry {
     }
 
     /// Asks the cores of a held job for its state.
-    pub(super) fn take_snapshot(
+    pub(in crate::registry) fn take_snapshot(
         self: &Arc<Self>,
         job: &mut Job,
         before: Round,
@@ -161,7 +161,7 @@ impl Registry {
     }
 
     /// A job's state before the round that is furthest ahead.
-    pub(super) async fn collect(
+    pub(in crate::registry) async fn collect(
         self: &Arc<Self>,
         id: JobId,
         at: CutAt,
@@ -222,7 +222,10 @@ impl Registry {
     }
 
     /// Puts the parts together. Returns the job's name, too. The caller gives the parts back.
-    pub(super) fn snapshot(&self, collected: &mut Collected) -> Result<(String, Snapshot), String> {
+    pub(in crate::registry) fn snapshot(
+        &self,
+        collected: &mut Collected,
+    ) -> Result<(String, Snapshot), String> {
         let (before, parts) = (collected.before, std::mem::take(&mut collected.parts));
         let (name, layout, pieces, optimizer, rates) = self.of_job(collected.job, |job| {
             let rates = job.learning_rates.changes_from(before);
@@ -234,7 +237,7 @@ impl Registry {
     }
 }
 
-pub(super) fn overdue(before: Round) -> String {
+pub(in crate::registry) fn overdue(before: Round) -> String {
     let round = before.0.saturating_sub(1);
     format!(
         "its state cannot be had: round {round} did not end in time, because not all workers have pushed all of it"

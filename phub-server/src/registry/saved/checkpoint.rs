@@ -14,31 +14,31 @@ use pbox_core::{JobId, Round, Snapshot};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::cut::CutAt;
-use super::hubs::Peers;
-use super::hubs::agreement::{is_needed, may_write};
-use super::job::Job;
 use super::snapshot::{Collected, Collecting};
-use super::{Refusal, Registry, on_thread};
+use crate::registry::cut::CutAt;
+use crate::registry::hubs::Peers;
+use crate::registry::hubs::agreement::{is_needed, may_write};
+use crate::registry::job::Job;
+use crate::registry::{Refusal, Registry, on_thread};
 
 /// How long a request waits for the round in flight, while workers compute.
-pub(super) const ROUND_LIMIT: Duration = Duration::from_secs(30);
+pub(in crate::registry) const ROUND_LIMIT: Duration = Duration::from_secs(30);
 /// The same at the end of a job: perhaps nobody pushes any more.
 const ROUND_LIMIT_AT_STOP: Duration = Duration::from_secs(10);
 
 /// How long a stop waits for checkpoints, and another hub for hub 0 to have one written: a terabyte takes this long on a
 /// slow disk.
-pub(super) const DISK_LIMIT: Duration = Duration::from_secs(3600);
+pub(in crate::registry) const DISK_LIMIT: Duration = Duration::from_secs(3600);
 
 /// The checkpoints of one job.
 #[derive(Debug, Default)]
 pub(crate) struct Checkpoints {
-    pub(super) collecting: Vec<Collecting>,
-    pub(super) asked: u64,
+    pub(in crate::registry) collecting: Vec<Collecting>,
+    pub(in crate::registry) asked: u64,
     /// Held while a file is written: the last state of a failed job is written last.
-    pub(super) writing: Arc<Mutex<()>>,
+    pub(in crate::registry) writing: Arc<Mutex<()>>,
     /// Held while a client reads the state: one at a time, because each has a copy of it.
-    pub(super) reading: Arc<tokio::sync::Mutex<()>>,
+    pub(in crate::registry) reading: Arc<tokio::sync::Mutex<()>>,
     /// The last checkpoint that was written.
     pub last: Option<CheckpointReply>,
     /// Why the last attempt failed.
@@ -100,7 +100,11 @@ impl Registry {
     }
 
     /// Ends a job between two rounds, before it fails because a hub stops. The hubs above save it, where there are some.
-    pub(super) async fn end_at_cut(self: &Arc<Self>, id: JobId, why: &str) -> Result<(), String> {
+    pub(in crate::registry) async fn end_at_cut(
+        self: &Arc<Self>,
+        id: JobId,
+        why: &str,
+    ) -> Result<(), String> {
         let Some(above) = self.of_job(id, |job| job.above.clone())? else {
             return if self.store.is_some() { self.checkpoint_at_stop(id).await.map(drop) } else { Ok(()) };
         };
@@ -111,12 +115,15 @@ impl Registry {
     }
 
     /// Writes the checkpoint of a job that is then ended. The job makes no round after it, so that nothing is lost.
-    pub(super) async fn checkpoint_at_stop(self: &Arc<Self>, id: JobId) -> Result<CheckpointReply, String> {
+    pub(in crate::registry) async fn checkpoint_at_stop(
+        self: &Arc<Self>,
+        id: JobId,
+    ) -> Result<CheckpointReply, String> {
         self.checkpoint_at(id, CutAt::LastRound, ROUND_LIMIT_AT_STOP).await
     }
 
     /// As [`checkpoint`](Self::checkpoint). `limit` is the time limit for the round in flight.
-    pub(super) async fn checkpoint_job(
+    pub(in crate::registry) async fn checkpoint_job(
         self: &Arc<Self>,
         id: JobId,
         limit: Duration,
@@ -124,7 +131,7 @@ impl Registry {
         self.checkpoint_at(id, CutAt::AllHubs, limit).await
     }
 
-    pub(super) async fn checkpoint_at(
+    pub(in crate::registry) async fn checkpoint_at(
         self: &Arc<Self>,
         id: JobId,
         at: CutAt,
@@ -144,7 +151,7 @@ impl Registry {
 
     /// Writes a snapshot to the job's file. Where this hub leads several, the others have written their parts, too, whose
     /// chunks must have come to the round until the deadline.
-    pub(super) async fn save_everywhere(
+    pub(in crate::registry) async fn save_everywhere(
         self: &Arc<Self>,
         collected: Collected,
         deadline: Option<tokio::time::Instant>,
@@ -162,7 +169,10 @@ impl Registry {
     }
 
     /// Writes a snapshot to the job's file, even if nobody waits for it any more.
-    pub(super) async fn save(self: &Arc<Self>, mut collected: Collected) -> Result<CheckpointReply, String> {
+    pub(in crate::registry) async fn save(
+        self: &Arc<Self>,
+        mut collected: Collected,
+    ) -> Result<CheckpointReply, String> {
         let (id, before) = (collected.job, collected.before);
         let (name, snapshot) = self.snapshot(&mut collected)?;
         self.of_job(id, |job| job.checkpoints.part.send_replace((before, PartState::Writing)))?;

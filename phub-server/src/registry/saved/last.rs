@@ -6,7 +6,7 @@
 //!                              that are in --> parts --> file --> the job's memory goes, its name is free again
 //! ```
 //!
-//! Of a job over several hubs, hub 0 decides on the round ([`hubs::last`](super::hubs)). A hub below other hubs has no state:
+//! Of a job over several hubs, hub 0 decides on the round ([`hubs::last`](crate::registry::hubs)). A hub below other hubs has no state:
 //! the hubs above save it.
 
 use std::sync::{Arc, Mutex};
@@ -22,15 +22,15 @@ use pbox_core::{
 use tokio::sync::{mpsc, oneshot};
 
 use super::checkpoint::DISK_LIMIT;
-use super::cut::answers;
-use super::hubs::agreement::is_needed;
-use super::hubs::{Ending, Order, Peers};
-use super::job::Job;
-use super::loss::Blame;
-use super::{Registry, on_thread};
+use crate::registry::cut::answers;
+use crate::registry::hubs::agreement::is_needed;
+use crate::registry::hubs::{Ending, Order, Peers};
+use crate::registry::job::Job;
+use crate::registry::loss::Blame;
+use crate::registry::{Registry, on_thread};
 
 /// A job that has failed, and whose cores hold it.
-pub(super) struct Last {
+pub(in crate::registry) struct Last {
     id: JobId,
     name: String,
     reason: String,
@@ -54,7 +54,7 @@ pub(super) struct Last {
 
 impl Registry {
     /// Holds a job that is about to fail, if its state is saved here. Under the lock.
-    pub(super) fn hold_last(&self, job: &mut Job, reason: &str, blame: Blame) -> Option<Last> {
+    pub(in crate::registry) fn hold_last(&self, job: &mut Job, reason: &str, blame: Blame) -> Option<Last> {
         let id = job.id;
         if self.store.is_none() || job.state() != JobState::Running || job.above.is_some() {
             return None;
@@ -89,7 +89,7 @@ impl Registry {
     }
 
     /// Saves the state, and then ends the job on its cores. Returns at once.
-    pub(super) fn save_last(&self, last: Last) {
+    pub(in crate::registry) fn save_last(&self, last: Last) {
         let Some(registry) = self.me.upgrade() else { return };
         self.runtime.spawn(async move {
             let (id, name, cores) = (last.id, last.name.clone(), last.cores.clone());

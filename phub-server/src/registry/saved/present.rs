@@ -16,7 +16,7 @@ use fabric::Slab;
 use pbox_core::control::{Begins, Holds, JobState, Present, PresentReply, Stand};
 use pbox_core::{OnLoss, Piece, Restored, RestoredKey, Round};
 
-use super::job::{Arrival, Job};
+use crate::registry::job::{Arrival, Job};
 
 /// A job whose workers ask for the present.
 #[derive(Debug)]

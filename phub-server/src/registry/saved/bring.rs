@@ -23,9 +23,9 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use zerocopy::IntoBytes;
 
-use super::above::{JoinedAbove, not_joined};
-use super::job::{Arrival, Job};
-use super::{Refusal, Registry, on_thread};
+use crate::registry::above::{JoinedAbove, not_joined};
+use crate::registry::job::{Arrival, Job};
+use crate::registry::{Refusal, Registry, on_thread};
 
 /// Parts of a request's body on their way to the hubs above.
 const PARTS: usize = 8;
@@ -202,12 +202,11 @@ impl Registry {
                  of their first optimizer state, then of their second; join again to bring it"
             )));
         }
-        let values = match (present_of, goes) {
-            (Some(rank), Goes::Here(values)) => return self.begin_with_present(id, rank, round, values),
-            (_, goes) => goes,
-        };
-        let values = match values {
-            Goes::Here(values) => Some(values),
+        let values = match goes {
+            Goes::Here(values) => match present_of {
+                Some(rank) => return self.begin_with_present(id, rank, round, values),
+                None => Some(values),
+            },
             Goes::Up(Upwards { parts, mut brought }) => {
                 drop(parts); // this was all
                 end_of(&mut brought).await?;
@@ -228,9 +227,7 @@ impl Registry {
         }
         Ok(StateReply { round })
     }
-}
 
-impl Registry {
     /// A rank has brought what it has of the present. With the last rank's the job begins.
     fn begin_with_present(
         self: &Arc<Self>,

@@ -16,12 +16,12 @@ use axum::body::Bytes;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
-use super::above::name_above;
 use super::checkpoint::ROUND_LIMIT;
-use super::cut::CutAt;
-use super::{Refusal, Registry, on_thread};
 use crate::checkpoint::{Image, check_keys};
 use crate::pieces::Pieces;
+use crate::registry::above::name_above;
+use crate::registry::cut::CutAt;
+use crate::registry::{Refusal, Registry, on_thread};
 
 /// Pieces of a state on their way to a client, beside the piece that is being made.
 const PIECES: usize = 1;

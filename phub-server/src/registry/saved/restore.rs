@@ -15,12 +15,12 @@ use fabric::Slab;
 use pbox_core::control::{JoinRequest, PartsReply, Pass};
 use pbox_core::{JobTerms, Layout, Restored, RestoredKey, Round, Share};
 
-use super::hubs::agreement::Files;
-use super::hubs::{Hubs, Peers, Secret};
-use super::join::new_token;
-use super::{Refusal, Registry};
 use crate::checkpoint::{CheckpointError, CheckpointStore, Loaded, PartOf};
 use crate::client::Address;
+use crate::registry::hubs::agreement::Files;
+use crate::registry::hubs::{Hubs, Peers, Secret};
+use crate::registry::join::new_token;
+use crate::registry::{Refusal, Registry};
 
 /// How a job over several hubs begins.
 #[derive(Default)]
@@ -34,7 +34,7 @@ struct Beginning {
 
 impl Registry {
     /// The state that a new job goes on with, if it has a checkpoint; and its hubs.
-    pub(super) fn restore(
+    pub(in crate::registry) fn restore(
         &self,
         name: &str,
         request: &JoinRequest,
