@@ -1,5 +1,6 @@
 //! A job goes on from what was saved: a checkpoint file, or a state that a client fetched.
 
+mod at_once;
 pub(crate) mod checkpoint;
 mod compressed;
 mod failed;

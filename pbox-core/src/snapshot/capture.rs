@@ -115,15 +115,18 @@ impl Capture {
         }
     }
 
-    /// Begins a snapshot. If another snapshot is not done, [`taken`](Self::taken) says so.
-    pub fn begin(&mut self, occasion: Occasion, before: Round) {
+    /// Begins a snapshot. Whether it has begun: if another snapshot is not done, [`taken`](Self::taken) says so.
+    pub fn begin(&mut self, occasion: Occasion, before: Round) -> bool {
         if self.chunks.is_empty() {
-            return; // no part, and nobody expects one
+            return false; // no part, and nobody expects one
         }
-        match self.memory() {
+        let memory = self.memory();
+        let begins = memory.is_ok();
+        match memory {
             Ok(values) => self.current = Some(Current { occasion, before, values, left: self.chunks.len() }),
             Err(why) => self.taken.push(Taken { occasion, before, part: Err(why) }),
         }
+        begins
     }
 
     fn memory(&mut self) -> Result<Slab, String> {
