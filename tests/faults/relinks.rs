@@ -119,6 +119,27 @@ fn a_worker_that_computes_while_its_links_end_is_waited_for() {
     [near, far].into_iter().for_each(|session| session.leave().unwrap());
 }
 
+/// It waits for no answer, and the hub lives.
+#[test]
+fn links_that_cannot_be_made_again_end_a_session_that_has_pushed_nothing() {
+    let _watchdog = Watchdog::start();
+    let hub = Behind::start();
+    let mut config = hub.far(0);
+    config.terms.workers = 1;
+    (config.hub_wait, config.join_limit) = (Duration::from_secs(1), Duration::from_secs(1));
+    let mut session = begun(config);
+    step(&mut session, 0, 0).unwrap();
+    hub.relay.stall(Way::Data, Stall::BOTH);
+    hub.relay.cut(Way::Data);
+    let error = loop {
+        match session.is_ready(hub_tests::FIRST) {
+            Ok(_) => std::thread::sleep(Duration::from_millis(5)),
+            Err(error) => break error,
+        }
+    };
+    says(error, &["job \"job\"", "its links could not be made again"]);
+}
+
 /// Answers on their way are lost with the links: their chunks are stepped, and are answered again.
 #[test]
 fn answers_that_are_lost_with_the_links_come_again() {
