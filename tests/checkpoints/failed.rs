@@ -6,15 +6,22 @@ use super::checkpoint::{hub_every, rounds};
 use crate::processes::hub::start_hub;
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
-use hub_tests::{addresses, config_at, describe, hub_below, ready_all, says};
+use hub_tests::{PATIENT_S, addresses, config_at, describe, hub_below, ready_all, says, settings};
 use pbox_core::{Consistency, Optimizer, Round};
 use phub_server::Hub;
 use rustix::process::Signal;
 use worker_shim::{Session, SessionConfig};
 
+/// A hub with checkpoints that soon says who is late.
+fn impatient(dir: &Path) -> Hub {
+    let mut settings = settings(2, PATIENT_S);
+    (settings.checkpoints, settings.late_warning_s) = (Some(dir.to_owned()), 1);
+    Hub::start(&settings).unwrap()
+}
+
 /// Two workers end three rounds and the first key of the fourth, with gradients of one. Worker 0 pushes threes of the other
-/// keys, and then worker 1 is lost.
-fn lose_one(mut sessions: Vec<Session>) {
+/// keys, and when they have come to these hubs, worker 1 is lost.
+fn lose_one(hubs: &[Hub], mut sessions: Vec<Session>) {
     std::thread::scope(|scope| {
         sessions.iter_mut().for_each(|session| drop(scope.spawn(|| rounds(session, 3).unwrap())));
     });
@@ -32,6 +39,11 @@ fn lose_one(mut sessions: Vec<Session>) {
         left.gradient_mut(key).unwrap().fill(3.0);
         left.push(key).unwrap();
     }
+    let chunks: u32 = keys[1..].iter().map(|&key| left.layout().key_chunks(key).len() as u32).sum();
+    until("the pushes are there, and wait for worker 1", || {
+        let jobs = hubs.iter().flat_map(|hub| describe(&hub.address().to_string()).jobs);
+        jobs.flat_map(|job| job.held_up_by).map(|late| late.chunks).sum::<u32>() == chunks
+    });
     drop(lost);
     // With ASP it waits for nobody, and learns of the loss when it goes on.
     let error = loop {
@@ -69,13 +81,13 @@ fn a_compressed_job_is_saved_when_it_fails() {
     let rate = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 };
     for codec in ["bf16", "slim:1:1:100"] {
         let dir = tempfile::tempdir().unwrap();
-        let hub = hub_every(dir.path(), None);
+        let hub = [impatient(dir.path())];
         let config = |rank| {
-            let mut config = config_at(&hub.address().to_string(), "job", rank, 2);
+            let mut config = config_at(&addresses(&hub), "job", rank, 2);
             (config.terms.level.compression, config.terms.optimizer) = (Some(codec.parse().unwrap()), rate);
             config
         };
-        lose_one(ready_all(2, config));
+        lose_one(&hub, ready_all(2, config));
         until("the failed job is saved", || file_of(dir.path(), "job.safetensors").is_some());
         goes_on(config, (1.0 - 4.0, 1.0 - 3.0 - 3.0));
     }
@@ -121,10 +133,10 @@ fn hubs_of_a_job_that_fails_save_the_same_round() {
     let _watchdog = Watchdog::start();
     for count in [2, 3] {
         let dirs: Vec<_> = (0..count).map(|_| tempfile::tempdir().unwrap()).collect();
-        let hubs: Vec<Hub> = dirs.iter().map(|dir| hub_every(dir.path(), None)).collect();
+        let hubs: Vec<Hub> = dirs.iter().map(|dir| impatient(dir.path())).collect();
         let list = addresses(&hubs);
         let config = |rank| config_at(&list, "job", rank, 2);
-        lose_one(ready_all(2, config));
+        lose_one(&hubs, ready_all(2, config));
         for (hub, dir) in dirs.iter().enumerate() {
             let part = format!("job@5.hub{hub}of{count}.safetensors");
             until("each hub saves its part", || file_of(dir.path(), &part).is_some());
