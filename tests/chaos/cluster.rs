@@ -202,5 +202,9 @@ impl Drop for Cluster {
         for hub in &self.hubs {
             let _ = hub.end(Signal::KILL);
         }
+        // Else the run's directory cannot be removed.
+        if let Some(disk) = self.hubs[KILLED].checkpoints.as_ref().filter(|_| self.small_disk) {
+            let _ = Command::new("umount").arg("--lazy").arg(disk).status();
+        }
     }
 }

@@ -130,7 +130,8 @@ fn run(args: &Args) -> Result<()> {
     println!("hubs were started {lives:?} times");
     let wrongs = tally.wrongs();
     if wrongs.is_empty() {
-        return Ok(());
+        drop(tally);
+        return dir.close().context("the run's directory cannot be removed");
     }
     let kept = dir.keep();
     println!("time line and logs: {}", kept.display());
