@@ -225,10 +225,13 @@ impl Control {
         .map_err(|failure| failure.error)
     }
 
-    /// `GET /v1/health`.
-    pub fn check_health(&self) -> Result<(), MemberError> {
-        let response = self.agent.get(self.url("health")).call();
-        response.map(|_| ()).map_err(|error| self.unreachable(error).error)
+    /// `GET /v1/health`. Says no, too, while the hub stops.
+    pub fn check_health(&self) -> Result<(), Failure> {
+        let response = self.agent.get(self.url("health")).call().map_err(|error| self.unreachable(error))?;
+        match response.status() {
+            StatusCode::SERVICE_UNAVAILABLE => self.read_reply("ask whether workers can join", response),
+            _ => Ok(()),
+        }
     }
 
     /// Says that the member with this token leaves from a round on. The error may be that it has left, and that the last

@@ -132,12 +132,12 @@ impl Hub {
         self.heartbeat.wait_for(deadline, |news| self.end_by(news))
     }
 
-    /// Whether its control port answers within `limit`.
+    /// Whether its control port answers within `limit`, and workers can join.
     ///
     /// # Errors
-    /// When the hub is lost.
+    /// When the hub is lost, or stops.
     pub fn check_health(&self, limit: Duration) -> Result<(), MemberError> {
-        self.control.within(limit).check_health().map_err(|error| self.lost_if_unreachable(error))
+        self.control.within(limit).check_health().map_err(|failure| self.lost_if_unreachable(failure.error))
     }
 
     /// What its clock shows: the quickest of some requests, each within `limit`. `None` where it does not say.

@@ -12,7 +12,7 @@ use pbox_core::control::{
 };
 use pbox_core::{Above, Below, Layout, MAX_HUBS, Placement, Round, Schedule, Share};
 
-use crate::control::Control;
+use crate::control::{Cause, Control, Failure};
 use crate::error::MemberError;
 use crate::heartbeat::Heartbeat;
 use crate::hub::Hub;
@@ -59,10 +59,10 @@ pub fn hub_addresses(list: &str) -> Result<Vec<&str>, MemberError> {
     Ok(hubs)
 }
 
-/// Waits until each of these hubs answers. Says so if it has to wait.
+/// Waits until workers can join at each of these hubs. Says so if it has to wait.
 ///
 /// # Errors
-/// When one does not until the deadline, when the caller gives up, and when one is there and no TLS is possible with it.
+/// When they cannot until the deadline, when the caller gives up, and when one is there and no TLS is possible with it.
 pub fn wait_for(
     addresses: &[&str],
     deadline: Instant,
@@ -71,11 +71,10 @@ pub fn wait_for(
     let (begun, mut tries) = (Instant::now(), 0);
     for address in addresses {
         let control = Control::new(address, "", HEALTH_LIMIT, None)?;
-        while let Err(error) = control.check_health() {
+        while let Err(Failure { cause, error }) = control.check_health() {
             tries += 1;
             let left = deadline.saturating_duration_since(Instant::now());
-            let passes = matches!(error, MemberError::Unreachable { .. });
-            if left.is_zero() || given_up() || !passes {
+            if left.is_zero() || given_up() || cause == Cause::Refused {
                 return Err(error.after(tries, begun.elapsed()));
             }
             if tries == 1 {

@@ -236,6 +236,8 @@ impl Hub {
     fn shut_down(&mut self, reason: &str) {
         let Some(registry) = self.registry.take() else { return };
         tracing::info!(reason, "hub stops");
+        // A worker that came now would begin with a state that is no longer the hub's last.
+        registry.close();
         registry.save_all(reason);
         registry.stop(reason);
         registry.wait_until_saved();

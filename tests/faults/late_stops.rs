@@ -4,13 +4,14 @@
 use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use super::returning::{WORKERS, begun, end_together, start_process, waiting};
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
 use hub_tests::{FIRST, free_address, on_threads};
 use pbox_core::{KeyId, Optimizer};
-use worker_shim::{Returns, Session};
+use worker_shim::{Returns, Session, SessionConfig};
 
 /// Steps before the one in which the hub stops, and after it.
 const BEFORE: u32 = 3;
@@ -94,4 +95,42 @@ fn the_first_hub_of_two_does_the_same() {
 #[test]
 fn the_second_hub_of_two_does_the_same() {
     lost_is_what_had_not_come(&taken(2, 1));
+}
+
+/// A job that has a round under way when its hub is told to stop, and a worker of another job that comes meanwhile.
+#[test]
+fn a_worker_that_comes_while_the_hub_stops_begins_at_the_next_hub() {
+    let _watchdog = Watchdog::start();
+    let (address, directory) = (free_address(), tempfile::tempdir().unwrap());
+    let mut hub = start_process(address, directory.path(), 1000);
+    hub.read_reply();
+    let mut session = begun(SessionConfig { job: "first".into(), ..alone(address) });
+    let keys: Vec<_> = session.keys().collect();
+    push(&mut session, 0, &keys[..1]);
+    session.wait(FIRST).unwrap();
+    let stops = std::thread::spawn(move || hub.finish());
+    let name = address.to_string();
+    let health = || membership::wait_for(&[name.as_str()], Instant::now(), &|| false);
+    until("the hub says that it stops", || {
+        health().is_err_and(|error| error.to_string().contains("the hub is stopping"))
+    });
+    let refused = Session::join(SessionConfig { hub_wait: Duration::ZERO, ..alone(address) });
+    let refused = refused.err().expect("the hub refuses");
+    assert!(refused.to_string().contains("the hub is stopping"), "{refused}");
+
+    let comes = std::thread::spawn(move || begun(alone(address)).returns());
+    push(&mut session, 0, &keys[1..]);
+    assert!(stops.join().unwrap().success());
+    let mut hub = start_process(address, directory.path(), 1000);
+    hub.read_reply();
+    assert_eq!(comes.join().unwrap(), Returns::default(), "it was never in the former hub");
+    session.wait_all().unwrap();
+    assert_eq!(session.returns().lost_rounds, 0);
+    hub.finish();
+}
+
+fn alone(address: SocketAddr) -> SessionConfig {
+    let mut config = waiting(address, 0);
+    config.terms.workers = 1;
+    config
 }

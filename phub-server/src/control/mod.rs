@@ -44,7 +44,7 @@ pub(crate) use serve::serve;
 
 const INDEX: &str = "phub-server control port, JSON over HTTP (docs/protocol.md)
 
-GET  /v1/health                     ok while the hub lives
+GET  /v1/health                     ok while workers can join
 GET  /v1/hub                        version, cores with their work and waiting, jobs
 GET  /                              a page for browsers; this list for all others
 GET  /v1/events                     what GET /v1/hub says, each second, as server-sent events
@@ -115,7 +115,7 @@ pub(crate) fn router(
     let transfers = Arc::new(Semaphore::new(speed::TRANSFERS));
     Router::new()
         .route("/", get(async |headers: HeaderMap| page::page(&headers)))
-        .route("/v1/health", get(async || "ok\n"))
+        .route("/v1/health", get(health))
         .route("/v1/hub", get(hub))
         .route("/v1/events", get(events))
         .route("/v1/trace", get(trace))
@@ -308,6 +308,11 @@ async fn meet(State(desk): State<Desk>, Path(job): Path<String>, request: Reques
 async fn ready(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
     let ReadyRequest { token, reached } = desk.small("ready", request).await?;
     nothing(desk.registry.ready(&job, &token, reached))
+}
+
+async fn health(State(desk): State<Desk>) -> Answer {
+    desk.registry.check_open()?;
+    Ok("ok\n".into_response())
 }
 
 async fn leave(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {

@@ -12,6 +12,7 @@ use super::hubs::Secret;
 use super::job::{Cores, Job};
 use super::links::links_by;
 use super::loss::Cause;
+use super::operate::STOPS;
 use super::{Inner, Refusal, Registry, Token, on_thread};
 use crate::cores::near::Near;
 
@@ -114,7 +115,7 @@ impl Registry {
         if inner.making.contains_key(name) {
             return Ok(None);
         }
-        if !inner.stopping && !inner.names.contains_key(name) {
+        if !inner.closed && !inner.names.contains_key(name) {
             self.check_takes_jobs(name)?;
             self.check_number_of_jobs(&inner, name)?;
             self.check_jobs_of(&inner, name, from)?;
@@ -124,12 +125,12 @@ impl Registry {
             inner = self.lock();
             making.end(&mut inner);
             let made = made?;
-            if !inner.stopping {
+            if !inner.closed {
                 self.begin(&mut inner, made);
             }
         }
-        if inner.stopping {
-            return Err(Refusal::Gone("the hub is stopping".into()));
+        if inner.closed {
+            return Err(Refusal::Gone(STOPS.into()));
         }
         self.add_worker(&mut inner, name, request).map(Some)
     }

@@ -116,6 +116,8 @@ struct Inner {
     /// Tokens of workers that jobs continued without: until when the hub remembers them, and why they were removed.
     lost: HashMap<Token, (Instant, String)>,
     next_job: u64,
+    /// Nobody may join any more: the hub writes its checkpoints, and then stops.
+    closed: bool,
     stopping: bool,
     /// Workers that have not been told yet that the hub stops.
     untold: HashSet<(JobId, u32)>,

@@ -1,10 +1,12 @@
-//! What operators ask for: the end of a job, and no more jobs.
+//! What operators ask for: the end of a job, no more jobs, and the end of the hub.
 
 use std::sync::Arc;
 
 use pbox_core::control::{DrainReply, StopReply};
 
 use super::{Refusal, Registry};
+
+pub(super) const STOPS: &str = "the hub is stopping";
 
 impl Registry {
     /// Stops a job, after a checkpoint where this hub writes them. Its workers are told.
@@ -36,6 +38,16 @@ impl Registry {
         jobs.sort();
         jobs.dedup();
         DrainReply { jobs }
+    }
+
+    /// Admits nobody any more, because the hub stops.
+    pub fn close(&self) {
+        self.lock().closed = true;
+    }
+
+    /// Says whether workers can join.
+    pub fn check_open(&self) -> Result<(), Refusal> {
+        if self.lock().closed { Err(Refusal::Busy(STOPS.into())) } else { Ok(()) }
     }
 
     /// Refuses to make a job if there are to be no more.
