@@ -12,6 +12,7 @@ mod returning;
 mod returns;
 mod returns_again;
 mod returns_alone;
+mod returns_alone_of_levels;
 mod returns_in_batches;
 mod returns_of_levels;
 mod returns_of_several;

@@ -16,10 +16,10 @@ use hub_tests::{copying_transports, free_address, on_threads};
 use pbox_core::{Consistency, Optimizer, Round};
 use worker_shim::{Returns, Session, SessionConfig};
 
-const COUNTING: Optimizer = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 };
+pub(super) const COUNTING: Optimizer = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 };
 /// What a push of rank 1 adds; one of rank 0 adds 1. No rank pushes so often.
-const DIGIT: f32 = 2048.0;
-const ALL: [Consistency; 3] =
+pub(super) const DIGIT: f32 = 2048.0;
+pub(super) const ALL: [Consistency; 3] =
     [Consistency::Ssp { staleness: 0 }, Consistency::Ssp { staleness: 3 }, Consistency::Asp];
 
 /// A worker of one hub or of several, over a transport of its own.
@@ -39,7 +39,7 @@ fn begun(list: &str, rank: u32, consistency: Consistency, transport: Transport) 
 }
 
 /// Pushes all keys, each as soon as it may be: keys are in different rounds when the hub goes.
-fn step(session: &mut Session, gradient: f32) {
+pub(super) fn step(session: &mut Session, gradient: f32) {
     for key in session.keys() {
         session.wait(key).unwrap();
         session.gradient_mut::<f32>(key).unwrap().fill(gradient);
@@ -47,24 +47,24 @@ fn step(session: &mut Session, gradient: f32) {
     }
 }
 
-fn digit(rank: u32) -> f32 {
+pub(super) fn digit(rank: u32) -> f32 {
     [-1.0, -DIGIT][rank as usize]
 }
 
 /// What a worker has when all have ended.
-struct Ended {
-    returns: Returns,
-    next_round: Round,
+pub(super) struct Ended {
+    pub returns: Returns,
+    pub next_round: Round,
     /// The fewest and the most pushes of each rank that a weight has.
-    pushes: Vec<(u32, u32)>,
+    pub pushes: Vec<(u32, u32)>,
 }
 
 /// Waits for all, and gets the weights with all that came: no hub ends any more.
-fn ended(session: &mut Session, [here, last]: &[AtomicU32; 2]) -> Ended {
-    end_together(session, here, WORKERS);
+pub(super) fn ended(session: &mut Session, [here, last]: &[AtomicU32; 2], workers: u32) -> Ended {
+    end_together(session, here, workers);
     let (returns, next_round) = (session.returns(), session.next_round());
     step(session, 0.0);
-    end_together(session, last, WORKERS);
+    end_together(session, last, workers);
     let weights = session.keys().flat_map(|key| session.weights::<f32>(key).unwrap().to_vec());
     let counts: Vec<[u32; 2]> =
         weights.map(|weight| [(weight % DIGIT) as u32, (weight / DIGIT) as u32]).collect();
@@ -76,7 +76,7 @@ fn ended(session: &mut Session, [here, last]: &[AtomicU32; 2]) -> Ended {
 }
 
 /// Rounds add up, for each worker.
-fn assert_adds_up(ended: &[Ended], steps: u32) {
+pub(super) fn assert_adds_up(ended: &[Ended], steps: u32) {
     for Ended { returns, next_round, .. } in ended {
         assert_eq!(u64::from(next_round.0) + returns.lost_rounds, u64::from(steps) + 1, "{returns:?}");
     }
@@ -116,7 +116,7 @@ fn a_hub_that_stops_loses_no_push_of_workers_that_step_alone() {
                         session.push(key).unwrap();
                     }
                 }
-                let ended = ended(&mut session, &here);
+                let ended = ended(&mut session, &here, WORKERS);
                 assert_eq!(places(&mut session), before, "{transport}: the memory stays where it is");
                 ended
             })
@@ -157,29 +157,34 @@ fn killed(consistency: Consistency, count: usize) {
                 step(&mut session, digit(rank));
                 std::thread::sleep(Duration::from_millis(u64::from(2 * rank + number) % 4));
             }
-            let ended = ended(&mut session, &here);
+            let ended = ended(&mut session, &here, WORKERS);
             assert_eq!(places(&mut session), before, "the memory stays where it is");
             ended
         })
     });
     assert_adds_up(&seen, STEPS);
+    assert_counts_add_up(&seen, consistency, STEPS);
+    assert!(seen[0].pushes.iter().any(|&(least, _)| least < STEPS), "{consistency}: kills lose something");
+}
+
+/// After kills, the pushes of each rank are those that were made, less what is said to be lost.
+pub(super) fn assert_counts_add_up(seen: &[Ended], consistency: Consistency, steps: u32) {
     assert!(seen.iter().all(|ended| ended.returns.times > 2), "{consistency}");
     // A worker that was ahead loses what it was ahead, too: with ASP as much as it was. One push may have been in the checkpoint,
     // and unanswered.
     let ahead = match consistency {
         Consistency::Ssp { staleness } => u64::from(staleness + 1),
-        Consistency::Asp | Consistency::Bsp => u64::from(STEPS),
+        Consistency::Asp | Consistency::Bsp => u64::from(steps),
     };
     for (rank, Ended { returns: Returns { times, lost_rounds, .. }, .. }) in seen.iter().enumerate() {
-        let fewest = u64::from(STEPS).saturating_sub(lost_rounds + u64::from(*times) * ahead);
-        let most = u64::from(STEPS + times);
+        let fewest = u64::from(steps).saturating_sub(lost_rounds + u64::from(*times) * ahead);
+        let most = u64::from(steps + times);
         let (least, highest) = seen[0].pushes[rank];
         assert!(
             (fewest..=most).contains(&least.into()) && (fewest..=most).contains(&highest.into()),
             "{consistency}: {least} to {highest} pushes of rank {rank}, expected {fewest} to {most}"
         );
     }
-    assert!(seen[0].pushes.iter().any(|&(least, _)| least < STEPS), "{consistency}: kills lose something");
     assert_eq!(seen[0].pushes, seen[1].pushes, "{consistency}: there is one state");
 }
 

@@ -18,22 +18,22 @@ use rustix::process::Signal;
 use worker_shim::{Returns, Session, SessionConfig};
 
 /// With so many workers each.
-const MACHINES: u32 = 2;
+pub(super) const MACHINES: u32 = 2;
 
 /// Hubs as processes: of each machine, and of those above them.
-struct Cluster {
+pub(super) struct Cluster {
     /// The hub of machine 0, of machine 1, and the one above if this is no mesh.
-    programs: Vec<Program>,
+    pub programs: Vec<Program>,
     addresses: Vec<SocketAddr>,
     variables: Vec<Vec<(&'static str, String)>>,
     /// Of the hubs that have the weights.
-    dirs: Vec<tempfile::TempDir>,
+    pub dirs: Vec<tempfile::TempDir>,
     is_mesh: bool,
 }
 
 impl Cluster {
     /// Checkpoints are written every so many rounds.
-    fn start(is_mesh: bool, every: u32, above_limit_s: u32) -> Self {
+    pub fn start(is_mesh: bool, every: u32, above_limit_s: u32) -> Self {
         let count = if is_mesh { MACHINES } else { MACHINES + 1 };
         let addresses: Vec<SocketAddr> = (0..count).map(|_| free_address()).collect();
         let dirs: Vec<_> =
@@ -58,19 +58,19 @@ impl Cluster {
         Cluster { programs, addresses, variables, dirs, is_mesh }
     }
 
-    fn config(&self, machine: u32, rank: u32) -> SessionConfig {
+    pub fn config(&self, machine: u32, rank: u32) -> SessionConfig {
         let mesh =
             Mesh { machine: Machine { number: machine, of: MACHINES }, meet: self.addresses[0].to_string() };
         let mesh = self.is_mesh.then_some(mesh);
         SessionConfig { mesh, ..waiting(self.addresses[machine as usize], rank) }
     }
 
-    fn kill(&mut self, hub: usize) {
+    pub fn kill(&mut self, hub: usize) {
         self.programs[hub].signal(Signal::KILL);
         self.programs[hub].end();
     }
 
-    fn again(&mut self, hub: usize) {
+    pub fn again(&mut self, hub: usize) {
         self.programs[hub] = begin(&self.variables[hub]);
     }
 }
@@ -83,7 +83,7 @@ fn begin(variables: &[(&str, String)]) -> Program {
 }
 
 /// What each worker of all machines does, by its number among all.
-fn on_machines<T: Send>(worker: impl Fn(u32) -> T + Sync) -> Vec<T> {
+pub(super) fn on_machines<T: Send>(worker: impl Fn(u32) -> T + Sync) -> Vec<T> {
     on_threads(MACHINES * WORKERS, worker)
 }
 

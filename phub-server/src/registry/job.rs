@@ -286,12 +286,18 @@ impl Job {
         self.members.get(rank as usize)?.as_ref()
     }
 
-    /// A worker had reached this round when it lost the hub.
-    pub fn has_reached(&mut self, round: Round) {
+    fn has_reached(&mut self, round: Round) {
         self.publish(|news| news.reached = news.reached.max(Some(round)));
     }
 
-    /// As [`has_reached`](Self::has_reached), of a worker of this hub.
+    /// A worker of any machine had reached this round when it lost a hub. Machines that step alone have no common round.
+    pub fn machines_have_reached(&mut self, round: Round) {
+        if self.terms.level.consistency == Consistency::Bsp {
+            self.has_reached(round);
+        }
+    }
+
+    /// A member of this hub had reached this round when it lost the hub.
     pub fn worker_has_reached(&mut self, rank: u32, round: Round) {
         if self.state() != JobState::Running {
             self.reached[rank as usize] = Some(round);
@@ -299,12 +305,16 @@ impl Job {
         self.has_reached(round);
     }
 
+    /// Whether its members have a common round here: those of a machine have, whatever the machines have among them.
+    fn steps_together(&self) -> bool {
+        self.terms.level.consistency == Consistency::Bsp || self.above.is_some()
+    }
+
     /// How far each worker begins ahead of the slowest, by rank, in a job that begins again and whose workers step alone: as far
     /// as it was, so that all have made equally many steps at the end. Else nothing.
     pub fn ahead(&self) -> Vec<u32> {
-        let steps_together = self.terms.level.consistency == Consistency::Bsp;
         let slowest = self.reached.iter().flatten().min();
-        let Some(slowest) = slowest.filter(|_| !steps_together && self.first_round > Round(0)) else {
+        let Some(slowest) = slowest.filter(|_| !self.steps_together() && self.first_round > Round(0)) else {
             return Vec::new();
         };
         self.reached.iter().map(|reached| reached.map_or(0, |reached| reached.0 - slowest.0)).collect()

@@ -304,7 +304,7 @@ impl Registry {
     pub fn ready(self: &Arc<Self>, job: &str, token: &str, reached: Option<Round>) -> Result<(), Refusal> {
         let mut inner = self.lock();
         let (job, rank) = inner.member(job, token)?;
-        reached.into_iter().for_each(|round| job.has_reached(round));
+        reached.into_iter().for_each(|round| job.worker_has_reached(rank, round));
         let (id, arrival) = (job.id, job.ready(rank));
         self.follow_arrival(&inner, id, arrival);
         Ok(())

@@ -11,7 +11,8 @@
 //! with the rounds that were lost before. It goes on as the checkpoint's round: a push of it that is under way is made again,
 //! and pushes of rounds before it are not, because some worker has gone on from there. So all workers have pushed each key
 //! equally often at the end. Workers that step alone have no common round: each has a `reached` of its own, and
-//! begins as far ahead of the slowest as it was. So each loses the same number of rounds.
+//! begins as far ahead of the slowest as it was. So each loses the same number of rounds. Machines that step alone are like such
+//! workers, and the workers of a machine step together.
 //!
 //! With the [present](super::present) rounds go on, and each key has a line of its own.
 
@@ -19,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use fabric::{Receive, any};
 use membership::{Hub, MemberError};
-use pbox_core::{Consistency, JobTerms, KeyId, LevelTerms, Round, Wire};
+use pbox_core::{Consistency, JobTerms, KeyId, Round, Wire};
 
 use super::compare::Digests;
 use super::config::SessionConfig;
@@ -57,14 +58,8 @@ pub(super) enum Hold {
 }
 
 impl Hold {
-    /// Of a session whose job has these terms.
-    pub fn of(asked: &LevelTerms, is_below_others: bool, hub_wait: Duration) -> Self {
-        // Workers of a machine step together, and its hub steps alone: they have neither a common round nor one each.
-        let has_rounds = asked.consistency == Consistency::Bsp || !is_below_others;
-        match has_rounds && !hub_wait.is_zero() {
-            true => Hold::Waits,
-            false => Hold::Never,
-        }
+    pub fn of(hub_wait: Duration) -> Self {
+        if hub_wait.is_zero() { Hold::Never } else { Hold::Waits }
     }
 }
 
@@ -101,13 +96,9 @@ impl Session {
         self.returns
     }
 
-    fn steps_alone(&self) -> bool {
-        self.asked.consistency != Consistency::Bsp
-    }
-
-    /// Whether it holds out in a job whose workers have no common round.
+    /// Whether it holds out in a job whose workers, or machines, have no common round.
     pub(super) fn holds_out_alone(&self) -> bool {
-        self.hold == Hold::Waits && self.steps_alone()
+        self.hold == Hold::Waits && self.asked.consistency != Consistency::Bsp
     }
 
     /// Whether a push is one of those that are not sent.
@@ -218,7 +209,9 @@ impl Session {
         if present.is_none() {
             self.check_can_go_on(stood, highest).map_err(|error| Again::Never(error.into()))?;
         }
-        let reached = if self.steps_alone() { own.max(begins) } else { highest };
+        // Workers of a machine step together, whatever the machines do.
+        let steps_alone = self.config.terms.level.consistency != Consistency::Bsp;
+        let reached = if steps_alone { own.max(begins) } else { highest };
         self.skips = vec![0; stood.len()];
         for (key, stood) in self.keys().zip(stood) {
             // Rounds of this key's pushes that some worker has an answer of, for this or another key.

@@ -120,7 +120,7 @@ impl Session {
         if session.pulling.is_none() {
             session.wait_all()?;
         }
-        session.hold = Hold::of(&asked, is_below_others, session.config.hub_wait);
+        session.hold = Hold::of(session.config.hub_wait);
         session.stopwatch.restart(session.next_round(), session.traffic());
         Ok(session)
     }

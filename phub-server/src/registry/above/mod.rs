@@ -534,7 +534,9 @@ impl Registry {
             match above.takes_part() {
                 Ok(round) => {
                     let reached = above.reached();
-                    self.of_job(id, |job| reached.into_iter().for_each(|round| job.has_reached(round)))?;
+                    self.of_job(id, |job| {
+                        reached.into_iter().for_each(|round| job.machines_have_reached(round))
+                    })?;
                     return Ok(Some(round));
                 }
                 Err(Missing { ranks, .. }) => self.of_job(id, |job| job.wait_for_machines(ranks))?,

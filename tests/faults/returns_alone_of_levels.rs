@@ -1,0 +1,113 @@
+//! Machines that step alone: a hub above them, of one of them, or of a mesh ends and comes back. Workers of a machine step
+//! together, and each machine has its own rounds.
+//!
+//! Weights count pushes, as in [`returns_alone`](super::returns_alone): each machine adds a digit of its own.
+
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+use super::returning::{Stops, WORKERS, has_a_checkpoint};
+use super::returns_alone::{ALL, COUNTING, Ended, assert_adds_up, assert_counts_add_up, digit, ended, step};
+use super::returns_of_levels::{Cluster, MACHINES, on_machines};
+use fabric::conformance::Watchdog;
+use hub_tests::program::until;
+use pbox_core::Consistency;
+use worker_shim::{Returns, Session};
+
+/// Trains on all machines, while `faults` ends hubs and starts them again. Each worker sleeps for `pause` ms after a step, by its
+/// number and the step's.
+fn trained(
+    cluster: &mut Cluster,
+    consistency: Consistency,
+    steps: u32,
+    stops: &Stops,
+    pause: impl Fn(u32, u32) -> u64 + Sync,
+    faults: impl FnOnce(&mut Cluster) + Send,
+) -> Vec<Ended> {
+    let configs: Vec<_> = (0..MACHINES * WORKERS)
+        .map(|number| {
+            let mut config = cluster.config(number / WORKERS, number % WORKERS);
+            config.compare_every = 0; // machines have different weights
+            config.with_terms(|terms| {
+                (terms.level.consistency, terms.optimizer) = (consistency, COUNTING);
+            })
+        })
+        .collect();
+    let here: [AtomicU32; 2] = Default::default();
+    std::thread::scope(|scope| {
+        scope.spawn(|| faults(cluster));
+        on_machines(|worker| {
+            let mut session = Session::join(configs[worker as usize].clone()).unwrap();
+            session.broadcast_weights(|_, weights: &mut [f32]| weights.fill(0.0)).unwrap();
+            for number in 0..steps {
+                stops.before(&mut session, number);
+                step(&mut session, digit(worker / WORKERS));
+                std::thread::sleep(Duration::from_millis(pause(worker, number)));
+            }
+            ended(&mut session, &here, MACHINES * WORKERS)
+        })
+    })
+}
+
+/// These hubs are killed in turn, at any moment.
+fn killed(is_mesh: bool, turn: &[usize], consistency: Consistency) {
+    const STEPS: u32 = 200;
+    const KILLS: u32 = 4;
+    let mut cluster = Cluster::start(is_mesh, 10, 30);
+    let stops = Stops::every(STEPS / (KILLS + 1));
+    let pause = |worker: u32, number: u32| u64::from(2 * worker + number) % 4;
+    let seen = trained(&mut cluster, consistency, STEPS, &stops, pause, |cluster| {
+        until("a checkpoint is there", || has_a_checkpoint(&cluster.dirs));
+        stops.kill(KILLS, |number| {
+            cluster.kill(turn[number % turn.len()]);
+            cluster.again(turn[number % turn.len()]);
+        });
+    });
+    assert_adds_up(&seen, STEPS);
+    let first_of_machines: Vec<Ended> = seen.into_iter().step_by(WORKERS as usize).collect();
+    assert_counts_add_up(&first_of_machines, consistency, STEPS);
+}
+
+#[test]
+fn a_hub_above_machines_that_step_alone_may_be_killed_at_any_moment() {
+    let _watchdog = Watchdog::start();
+    ALL.into_iter().for_each(|consistency| killed(false, &[MACHINES as usize], consistency));
+}
+
+#[test]
+fn a_hub_below_of_machines_that_step_alone_may_be_killed_at_any_moment() {
+    let _watchdog = Watchdog::start();
+    killed(false, &[1, 0], Consistency::Ssp { staleness: 3 });
+}
+
+#[test]
+fn a_hub_of_a_mesh_of_machines_that_step_alone_may_be_killed_at_any_moment() {
+    let _watchdog = Watchdog::start();
+    killed(true, &[0, 1], Consistency::Ssp { staleness: 3 });
+}
+
+/// The hub above, and that of a machine, stop while machines are ahead of each other.
+#[test]
+fn a_hub_that_stops_loses_no_push_of_machines_that_step_alone() {
+    const STEPS: u32 = 60;
+    const TURN: [usize; 3] = [MACHINES as usize, 1, 0];
+    let _watchdog = Watchdog::start();
+    for consistency in ALL {
+        let mut cluster = Cluster::start(false, 1000, 30);
+        let stops = Stops::every(STEPS / (TURN.len() as u32 + 1));
+        let pause = |worker: u32, _| u64::from(2 + 3 * (worker / WORKERS));
+        let seen = trained(&mut cluster, consistency, STEPS, &stops, pause, |cluster| {
+            stops.make(TURN.len() as u32, |stop| {
+                let hub = TURN[stop as usize - 1];
+                cluster.programs[hub].finish();
+                cluster.again(hub);
+            });
+        });
+        assert_adds_up(&seen, STEPS);
+        for Ended { returns, pushes, .. } in &seen {
+            let times = TURN.len() as u32;
+            assert_eq!(*returns, Returns { times, lost_rounds: 0, ..Returns::default() }, "{consistency}");
+            assert_eq!(pushes[..], [(STEPS, STEPS); 2], "{consistency}");
+        }
+    }
+}
