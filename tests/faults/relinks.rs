@@ -13,10 +13,10 @@ use hub_tests::program::{Program, until};
 use hub_tests::relay::{Relay, Stall, Way};
 use hub_tests::{describe, free_address, hub, join_by_hand, join_request, on_threads, refusal, says};
 use pbox_core::control::{JobState, JoinRequest};
-use pbox_core::{Consistency, OnLoss, Schedule};
+use pbox_core::{Consistency, KeyId, OnLoss, Schedule};
 use rustix::process::Signal;
 use serde_json::json;
-use worker_shim::{Returns, Session, SessionConfig};
+use worker_shim::{Background, Returns, Session, SessionConfig};
 
 /// A hub with two cores, if there are as many, and a network before it.
 struct Behind {
@@ -117,6 +117,36 @@ fn a_worker_that_computes_while_its_links_end_is_waited_for() {
     assert_eq!((near.relinks(), far.relinks()), (0, 1));
     assert_eq!(describe(&hub.address).counts.relinks, 1);
     [near, far].into_iter().for_each(|session| session.leave().unwrap());
+}
+
+/// On its own thread, it makes links while its caller computes.
+#[test]
+fn a_session_on_its_own_thread_makes_links_too() {
+    let _watchdog = Watchdog::start();
+    let hub = Behind::start();
+    let sessions = on_threads(WORKERS, |rank| {
+        let session = Background::join(hub.far(rank), &mut || false).unwrap();
+        session.broadcast_written(&mut || false).unwrap();
+        session
+    });
+    let relinks = || {
+        let of = |session: &Background| session.with(|session| session.relinks(), &mut || false).unwrap();
+        sessions.iter().map(of).collect::<Vec<_>>()
+    };
+    for round in 1..=3 {
+        on_threads(WORKERS, |rank| {
+            let session = &sessions[rank as usize];
+            let keys = 0..session.keys().len() as u32;
+            keys.into_iter().try_for_each(|key| session.push(KeyId(key))).unwrap();
+            session.wait_all(&mut || false).unwrap();
+        });
+        hub.relay.cut(Way::Data);
+        until("the links are made again", || relinks() == [round; WORKERS as usize]);
+    }
+    let rounds: Vec<u32> = sessions.iter().map(|session| session.next_round().0).collect();
+    assert_eq!(rounds[0], rounds[1]);
+    let leave = |rank: u32| sessions[rank as usize].leave(&mut || false);
+    on_threads(WORKERS, leave).into_iter().for_each(Result::unwrap);
 }
 
 /// It waits for no answer, and the hub lives.

@@ -195,6 +195,11 @@ impl Session {
         Ok((returns.times, returns.lost_rounds, returns.lost_in_part, returns.lost_state_rounds))
     }
 
+    /// How often links were lost while the hub lived, and made again.
+    fn relinks(&self, py: Python<'_>) -> PyResult<u32> {
+        self.call(py, |session| Ok(session.relinks()))
+    }
+
     #[getter]
     fn next_round(&self) -> u32 {
         self.background.next_round().0

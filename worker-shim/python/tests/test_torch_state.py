@@ -67,6 +67,7 @@ def test_a_training_goes_on_with_a_hub_that_is_started_again(saved, tmp_path, na
         assert models.digest(model) == saved[name][2]
         assert [parameter.data_ptr() for parameter in model.parameters()] == places
         assert optimizer.session.returns == phub.Returns(times=1, lost_rounds=0)
+        assert optimizer.session.relinks == 0
         optimizer.leave()
 
 

@@ -455,6 +455,11 @@ class Session:
         return Returns(*self._native.returns())
 
     @property
+    def relinks(self) -> int:
+        """How often the session has lost its links while its hub lived, and made others, such as over another NIC."""
+        return self._native.relinks()
+
+    @property
     def traffic(self) -> Traffic:
         """Bytes of gradients and weights that have crossed so far."""
         return Traffic(*self._native.traffic())
