@@ -1,7 +1,7 @@
 //! A set of elements of one chunk, with a bit for each element; and the bytes that are sent for a set: the values of
 //! its elements, in the order of their places.
 
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes, Unalign};
 
 use crate::kernels::Element;
 
@@ -35,18 +35,19 @@ pub fn insert(set: &mut [u64], place: usize) {
 /// The places of the set's elements, ascending.
 #[inline]
 pub fn places(set: &[u64]) -> impl Iterator<Item = usize> {
-    places_of(set.iter().copied())
+    set.iter().enumerate().flat_map(|(index, &word)| places_in(word, index))
 }
 
 /// The places of the set's elements that are not in `others`, ascending.
 #[inline]
 pub fn places_outside(set: &[u64], others: &[u64]) -> impl Iterator<Item = usize> {
-    places_of(set.iter().zip(others).map(|(word, others)| word & !others))
+    let words = set.iter().zip(others).enumerate();
+    words.flat_map(|(index, (word, others))| places_in(word & !others, index))
 }
 
 #[inline]
-fn places_of(words: impl Iterator<Item = u64>) -> impl Iterator<Item = usize> {
-    words.enumerate().flat_map(|(index, word)| Ones(word).map(move |bit| index * 64 + bit))
+fn places_in(word: u64, index: usize) -> impl Iterator<Item = usize> {
+    Ones(word).map(move |bit| index * 64 + bit)
 }
 
 struct Ones(u64);
@@ -69,20 +70,24 @@ pub fn signature(set: &[u64]) -> u64 {
 
 /// Writes the values of the set's elements, one after the other. Returns the number of bytes that they take.
 pub fn gather<E: Element>(set: &[u64], values: &[E], out: &mut [u8]) -> usize {
-    let mut bytes = 0;
-    for (place, out) in places(set).zip(out.chunks_exact_mut(size_of::<E>())) {
-        values[place].write_to(out).expect("as long as an element");
-        bytes += size_of::<E>();
+    let whole = out.len() / size_of::<E>() * size_of::<E>();
+    let out = <[Unalign<E>]>::mut_from_bytes(&mut out[..whole]).expect("as long as elements");
+    let mut written = 0;
+    for (place, out) in places(set).zip(out) {
+        out.set(values[place]);
+        written += 1;
     }
-    bytes
+    written * size_of::<E>()
 }
 
 /// The reverse of [`gather`]: calls `with` for each element of the set and its value. It skips elements for which there
 /// are no bytes, and places beyond the end of `to`.
 pub fn scatter<E: Element, T>(set: &[u64], bytes: &[u8], to: &mut [T], mut with: impl FnMut(&mut T, E)) {
-    for (place, value) in places(set).zip(bytes.chunks_exact(size_of::<E>())) {
+    let whole = bytes.len() / size_of::<E>() * size_of::<E>();
+    let values = <[Unalign<E>]>::ref_from_bytes(&bytes[..whole]).expect("as long as elements");
+    for (place, value) in places(set).zip(values) {
         if let Some(to) = to.get_mut(place) {
-            with(to, E::read_from_bytes(value).expect("as long as an element"));
+            with(to, value.get());
         }
     }
 }
