@@ -225,11 +225,11 @@ impl Control {
         .map_err(|failure| failure.error)
     }
 
-    /// `GET /v1/health`. Says no, too, while the hub stops.
+    /// `GET /v1/health`. An error, too, while the hub stops.
     pub fn check_health(&self) -> Result<(), Failure> {
         let response = self.agent.get(self.url("health")).call().map_err(|error| self.unreachable(error))?;
         match response.status() {
-            StatusCode::SERVICE_UNAVAILABLE => self.read_reply("ask whether workers can join", response),
+            StatusCode::SERVICE_UNAVAILABLE => self.read_reply("let workers join", response),
             _ => Ok(()),
         }
     }

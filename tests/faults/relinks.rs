@@ -119,7 +119,7 @@ fn a_worker_that_computes_while_its_links_end_is_waited_for() {
     [near, far].into_iter().for_each(|session| session.leave().unwrap());
 }
 
-/// On its own thread, it makes links while its caller computes.
+/// While its caller computes, such a session makes links on its own thread.
 #[test]
 fn a_session_on_its_own_thread_makes_links_too() {
     let _watchdog = Watchdog::start();

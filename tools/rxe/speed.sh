@@ -26,17 +26,17 @@ perftest() {
 }
 probed() {
     "${probe[@]}" "$@" >/tmp/report
-    jq -r '[.goodput_gb_per_s, .limit_gb_per_s // 0] | map(2 * .) | join(" ")' /tmp/report
+    jq -r '[.goodput_gb_per_s, .limit_gb_per_s // empty] | map(2 * .) | join(" ")' /tmp/report
 }
-# Median, lowest and highest of what awk computes of a row: perftest, ablated and its limit, whole and the kernels.
+# Median, lowest and highest of what awk computes of a row: perftest, ablated, whole, the kernels.
 ratio() { awk "{ print $1 }" /tmp/rows | sort -n | awk '{ r[NR] = $1 }
     END { printf "%.2f (%.2f to %.2f)", r[int((NR + 1) / 2)], r[1], r[NR] }'; }
 
 model 1000000
 : >/tmp/rows
-echo "GB/s, both ways: perftest, the probe ablated and its limit, the probe whole and the kernels"
+echo "GB/s, both ways: perftest, the probe ablated, the probe whole, the kernels"
 for ((repetition = 0; repetition < ${1:-3}; repetition++)); do
     echo "$(perftest) $(probed --idle busy-poll --ablate aggregate,optimize) $(probed --idle sleep)" | tee -a /tmp/rows
 done
-echo "of perftest: ablated $(ratio '$2 / $1'), whole $(ratio '$4 / $1')"
-echo "of perftest and then the kernels: whole $(ratio '$4 * (1 / $1 + 1 / $5)')"
+echo "of perftest: ablated $(ratio '$2 / $1'), whole $(ratio '$3 / $1')"
+echo "of perftest and then the kernels: whole $(ratio '$3 * (1 / $1 + 1 / $4)')"

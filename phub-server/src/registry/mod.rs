@@ -118,6 +118,7 @@ struct Inner {
     next_job: u64,
     /// Nobody may join any more: the hub writes its checkpoints, and then stops.
     closed: bool,
+    /// All jobs end, or have ended, because the hub stops.
     stopping: bool,
     /// Workers that have not been told yet that the hub stops.
     untold: HashSet<(JobId, u32)>,

@@ -45,7 +45,7 @@ impl Registry {
         self.lock().closed = true;
     }
 
-    /// Says whether workers can join.
+    /// Refuses once the hub admits nobody any more.
     pub fn check_open(&self) -> Result<(), Refusal> {
         if self.lock().closed { Err(Refusal::Busy(STOPS.into())) } else { Ok(()) }
     }

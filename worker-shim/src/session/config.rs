@@ -54,8 +54,7 @@ pub struct SessionConfig {
     pub join_limit: Duration,
     /// How long a join waits for a hub that is not there, and how long a session holds out for a hub that it lost. The
     /// session then goes on from the hub's checkpoint, in the same memory; [`Session::returns`](crate::Session::returns)
-    /// says what was lost. 0: a lost hub ends the session.
-    /// Default 60 s.
+    /// says what was lost. 0: a lost hub ends the session. Default 60 s.
     pub hub_wait: Duration,
     /// Whether the workers bring a hub that was lost to the present, each key with the weights of a worker that has the furthest,
     /// instead of its checkpoint's. Exact for SGD with f32 keys, where [`Session::returns`](crate::Session::returns) says that

@@ -58,6 +58,7 @@ pub(super) enum Hold {
 }
 
 impl Hold {
+    /// Of a session that has joined.
     pub fn of(hub_wait: Duration) -> Self {
         if hub_wait.is_zero() { Hold::Never } else { Hold::Waits }
     }
