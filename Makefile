@@ -93,7 +93,7 @@ check: setup  ## check formatting, lints with warnings denied, docs, the build w
 	! command -v ruff >/dev/null || ruff check --line-length 120 tools/figures tools/rig
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --all-targets $(FEATURES) -- -D warnings
-	$(CARGO) clippy --all-targets -p topology -p phub-server -p phub-python --no-default-features -- -D warnings
+	$(CARGO) clippy --all-targets -p topology -p phub-server -p phub-cli -p phub-python --no-default-features -- -D warnings
 	$(CARGO) clippy -p fabric-loom --test ring_and_bell -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps $(FEATURES)
 

@@ -23,5 +23,5 @@ done
 [ -x "$dir/bin/python" ] || python3 -m venv "$dir" || not_had "python3 lacks venv"
 # shellcheck disable=SC2086
 "$dir/bin/pip" -q install --disable-pip-version-check $packages || not_had "PyPI's packages could not be installed: $packages"
-cargo build --release -p phub-server -p benches --bin phub-server --bin phub-probe
+cargo build --release -p phub-cli -p benches --bin phub-server --bin phub-probe
 exec "$dir/bin/python" "tests/browser/$test.py" --browser "$browser" "$@"

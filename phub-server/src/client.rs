@@ -27,7 +27,7 @@ const ANSWER_BYTES: usize = 4 << 20;
 
 /// A hub's control port.
 #[derive(Clone, Debug)]
-pub(crate) struct Address {
+pub struct Address {
     /// As the job's workers name it.
     pub name: String,
     /// Where that is, or why nobody knows.

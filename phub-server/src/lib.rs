@@ -13,33 +13,25 @@
 
 #![forbid(unsafe_code)]
 
-mod certificate_command;
 pub mod checkpoint;
-mod checkpoint_command;
-mod client;
-pub mod command;
+pub mod client;
 mod control;
 mod cores;
-pub mod doctor;
 mod error;
 mod hub;
-mod job_memory;
-pub mod model_source;
-mod open_files;
+pub mod job_memory;
+pub mod open_files;
 mod pieces;
+pub mod program;
 mod registry;
 mod rendezvous;
 mod seldom;
 mod settings;
 pub mod shapes;
-mod token_command;
-mod top_command;
-pub mod topology_command;
-mod trace_command;
 mod waiting_room;
 
-pub use command::exit_code;
 pub use control::ControlLimits;
+pub use cores::lanes;
 pub use error::HubError;
 pub use hub::Hub;
 pub use open_files::raise_open_files;

@@ -65,15 +65,17 @@ fn main() -> ExitCode {
                 let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
                 std::process::abort();
             });
-            phub_server::command::run(arguments.into_iter().skip(1))
+            phub_cli::run(arguments.into_iter().skip(1))
         }
         "worker" => {
             let _ = set_parent_process_death_signal(Some(Signal::KILL));
             let text = arguments.get(2).and_then(|task| task.to_str()).unwrap_or_default();
             serde_json::from_str(text).is_ok_and(|task| worker::run(&task))
         }
-        _ if std::env::var_os(INNER).is_none() => return phub_server::exit_code("phub-chaos", again()),
-        _ => return phub_server::exit_code("phub-chaos", run(&Args::parse())),
+        _ if std::env::var_os(INNER).is_none() => {
+            return phub_server::program::exit_code("phub-chaos", again());
+        }
+        _ => return phub_server::program::exit_code("phub-chaos", run(&Args::parse())),
     };
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -233,7 +233,7 @@ fn machines_with_other_clocks_are_laid_on_one() {
     assert!((first(0) - first(1)) / 1e6 > AHEAD_S / 2.0, "two clocks");
     let to = file("all.json");
     let arguments = ["phub-server".into(), "trace".into()].into_iter().chain(parts.map(Into::into));
-    assert!(phub_server::command::run(arguments.chain(["--to".into(), to.clone().into()])));
+    assert!(phub_cli::run(arguments.chain(["--to".into(), to.clone().into()])));
     let whole: Value = serde_json::from_str(&std::fs::read_to_string(to).unwrap()).unwrap();
     let within = |worker: usize| {
         let clock = &whole["metadata"]["processes"][worker]["clock"];

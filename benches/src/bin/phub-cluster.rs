@@ -6,5 +6,5 @@ use benches::cluster::{Args, run};
 use clap::Parser;
 
 fn main() -> ExitCode {
-    phub_server::exit_code("phub-cluster", run(&Args::parse()))
+    phub_server::program::exit_code("phub-cluster", run(&Args::parse()))
 }

@@ -8,5 +8,5 @@ use clap::Parser;
 fn main() -> ExitCode {
     let args = Args::parse();
     let program = args.program();
-    phub_server::exit_code(&program, run(args))
+    phub_server::program::exit_code(&program, run(args))
 }

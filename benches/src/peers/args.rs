@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use clap::ValueEnum;
-use phub_server::model_source::ModelSource;
+use phub_server::program::ModelSource;
 
 use super::system::System;
 

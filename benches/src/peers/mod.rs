@@ -33,7 +33,7 @@ struct Said {
 pub fn run(args: &Args) -> ExitCode {
     match &args.guard {
         Some(command) => guard::run(command, Duration::from_secs(args.limit_s)),
-        None => phub_server::exit_code("phub-peers", compare(args)),
+        None => phub_server::program::exit_code("phub-peers", compare(args)),
     }
 }
 

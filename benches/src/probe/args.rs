@@ -16,7 +16,7 @@ use pbox_core::{
     Ablate, Compression, Consistency, DEFAULT_CHUNK_BYTES, Dtype, JobTerms, Key, LevelTerms, Members,
     Optimizer, Schedule,
 };
-use phub_server::model_source::ModelSource;
+use phub_server::program::ModelSource;
 use phub_server::{CoreSelection, HubSettings, IdleChoice};
 use pull::PullArgs;
 use worker_shim::{NicSettings, SessionConfig, WeightsMode};

@@ -28,7 +28,7 @@ use anyhow::ensure;
 
 /// Runs the probe in the role that the arguments name.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    phub_server::command::log("warn", None)?; // RUST_LOG=info shows what hub and workers say
+    phub_server::program::log("warn", None)?; // RUST_LOG=info shows what hub and workers say
     args.terms(args.keys()?.1).check()?;
     match args.role {
         Some(ChildRole::Hub) => return child::run_hub(args.hub_settings()),

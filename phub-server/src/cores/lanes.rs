@@ -20,7 +20,8 @@ use crate::settings::{CoreSelection, HubSettings};
 
 /// What a core thread is pinned to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Lane {
+pub struct Lane {
+    /// Its number in the operating system.
     pub cpu: u32,
     /// The NIC, with RDMA.
     pub nic: Option<NicOptions>,
@@ -79,7 +80,8 @@ fn with_rdma(host: &Host, settings: &HubSettings) -> Result<Lanes, HubError> {
 
 /// The lanes of a hub with RDMA, and their plan.
 #[derive(Debug)]
-pub(crate) struct OnNics {
+pub struct OnNics {
+    /// Cores and NICs, and what goes where.
     pub plan: Plan,
     /// Every lane has a NIC.
     pub lanes: Vec<Lane>,
@@ -99,12 +101,12 @@ impl OnNics {
 }
 
 /// The NICs that the settings or the environment name.
-pub(crate) fn nic_list(settings: &HubSettings) -> Result<NicList, HubError> {
+pub fn nic_list(settings: &HubSettings) -> Result<NicList, HubError> {
     Ok(settings.nics.clone().map_or_else(NicList::of_nccl, Ok)?)
 }
 
 /// Deals these devices to cores. Opens no device.
-pub(crate) fn on_nics(
+pub fn on_nics(
     host: &Host,
     settings: &HubSettings,
     list: &NicList,
@@ -197,7 +199,7 @@ fn has_link(lanes: &[&Lane], is_up: impl Fn(&NicOptions) -> bool) -> Vec<bool> {
 }
 
 /// The plan for these NICs.
-pub(crate) fn place(host: &Host, settings: &HubSettings, nics: NicChoice) -> Result<Plan, HubError> {
+pub fn place(host: &Host, settings: &HubSettings, nics: NicChoice) -> Result<Plan, HubError> {
     let cores = CoreSelection::choice(settings.cores.as_ref());
     let plan = topology::place(host, &Request { cores, nics, ..Request::new(&[]) })?;
     for core in plan.cores() {

@@ -1,7 +1,7 @@
 //! The hub's cores: `lanes` chooses their cpus and NICs, `thread` runs one and takes its commands, `timeline` notes what it
 //! does if somebody wants to see it, `near` is for threads that work for a core.
 
-pub(crate) mod lanes;
+pub mod lanes;
 pub(crate) mod near;
 mod thread;
 mod timeline;

@@ -221,7 +221,7 @@ impl HubSettings {
     }
 
     /// The secret, or a token, of this hub.
-    pub(crate) fn credential(&self) -> Result<Credential, CredentialError> {
+    pub fn credential(&self) -> Result<Credential, CredentialError> {
         match (&self.token, &self.token_file) {
             (Some(given), _) => Ok(given.clone()),
             (None, Some(path)) => Credential::read(path),
@@ -230,12 +230,12 @@ impl HubSettings {
     }
 
     /// Where gradients and weights come over TCP. `control` is the address of the control port.
-    pub(crate) fn data_path(&self, control: IpAddr) -> SocketAddr {
+    pub fn data_path(&self, control: IpAddr) -> SocketAddr {
         self.data_listen.unwrap_or(SocketAddr::new(control, 0))
     }
 
     /// Where RDMA's handshake comes: the port after that of TCP.
-    pub(crate) fn handshake(&self, control: IpAddr) -> SocketAddr {
+    pub fn handshake(&self, control: IpAddr) -> SocketAddr {
         let mut address = self.data_path(control);
         if address.port() > 0 {
             address.set_port(address.port().saturating_add(1));

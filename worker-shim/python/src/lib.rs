@@ -19,7 +19,7 @@ use pyo3::prelude::*;
 /// `phub-server` with these arguments, of which the first is its name. Returns whether all went well.
 #[pyfunction]
 fn run_server(py: Python<'_>, arguments: Vec<std::ffi::OsString>) -> bool {
-    py.detach(|| phub_server::command::run(arguments))
+    py.detach(|| phub_cli::run(arguments))
 }
 
 /// The native part of `phub`.

@@ -88,7 +88,7 @@ impl Session {
         state: Option<(u32, Bound<'_, PyAny>)>,
     ) -> PyResult<Self> {
         // Other libraries read RUST_LOG, too: what is wrong with it is not this session's business.
-        let _ = phub_server::command::log("warn", None);
+        let _ = phub_server::program::log("warn", None);
         let keys = keys.into_iter().map(key).collect::<PyResult<_>>()?;
         let optimizer: Optimizer = serde_json::from_str(optimizer)
             .map_err(|error| SettingsError::new_err(format!("optimizer {optimizer}: {error}")))?;

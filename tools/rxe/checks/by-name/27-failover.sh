@@ -27,6 +27,7 @@ if [ "$PHUB_RXE_SIDE" = 1 ]; then
     end_hub
     exit
 fi
+trap 'cat /tmp/worker.*' EXIT
 within 60 listens "$PHUB_RXE_PEER" 7077
 model 60000 60000
 run=(phub-probe --hub "$PHUB_RXE_PEER:7077" --transport verbs --hub-wait-s 60 --workers 1 --rank 0 --manifest /tmp/model --json)

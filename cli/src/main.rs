@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match phub_server::command::run(std::env::args_os()) {
+    match phub_cli::run(std::env::args_os()) {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     }

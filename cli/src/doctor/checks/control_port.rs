@@ -8,8 +8,8 @@ use std::time::Duration;
 use pbox_core::control::{HubReply, Versions};
 use tokio::runtime::Builder;
 
-use crate::client::Address;
 use crate::doctor::check::Check;
+use phub_server::client::Address;
 
 /// The time limit of an answer.
 const PATIENCE: Duration = Duration::from_secs(1);

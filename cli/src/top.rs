@@ -12,7 +12,7 @@ use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::client::Address;
+use phub_server::client::Address;
 
 /// The time limit of an answer.
 const PATIENCE: Duration = Duration::from_secs(3);

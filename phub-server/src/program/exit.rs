@@ -9,7 +9,7 @@ pub fn exit_code(program: &str, result: anyhow::Result<()>) -> ExitCode {
 
 /// Prints an error with its causes to stderr. It ignores `RUST_BACKTRACE`: the message is for users, not for programmers.
 /// Returns whether there was none.
-pub(crate) fn succeeds(program: &str, result: anyhow::Result<()>) -> bool {
+pub fn succeeds(program: &str, result: anyhow::Result<()>) -> bool {
     let Err(error) = result else { return true };
     eprintln!("{program}: {error}");
     let mut said = error.to_string();

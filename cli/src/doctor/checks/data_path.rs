@@ -8,7 +8,7 @@ use fabric::{Arrival, Imm, PlannedLink, Port as _, Posted, SendWindow, Span, Unt
 
 use super::control_port::Seen;
 use crate::doctor::check::Check;
-use crate::settings::HubSettings;
+use phub_server::HubSettings;
 
 /// The time limit of each step of the handshake, and of each arrival.
 const PATIENCE: Duration = Duration::from_secs(1);

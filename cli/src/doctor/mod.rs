@@ -22,15 +22,15 @@ use membership::NicSettings;
 use rustix::process::{Resource, getrlimit};
 use topology::{Host, NicChoice, NicKind};
 
-use crate::cores::lanes::{self, OnNics};
-use crate::model_source::ModelSource;
-use crate::settings::HubSettings;
 use check::{Check, Verdict};
 use checks::rdma::{Candidate, Found, Need};
 use checks::{checkpoints, control_port, cores, data_path, files, locality, memory, moving, nic, peer, rdma};
 use facts::{Cpus, HugePages, KernelRdma, Memlock};
 use job::Job;
 use nic_facts::NicFacts;
+use phub_server::HubSettings;
+use phub_server::lanes::{self, OnNics};
+use phub_server::program::ModelSource;
 use report::{Form, Report};
 
 /// Settings of `phub-server doctor`.

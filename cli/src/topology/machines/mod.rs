@@ -12,7 +12,7 @@ use membership::MEASURED_IN;
 use pbox_core::{ChunkId, JobTerms, Key, Layout, MAX_HUBS, MAX_WORKERS, Optimizer, Wire};
 use topology::{Host, Plan};
 
-use crate::shapes::{Level, Shape, Shapes, fastest};
+use phub_server::shapes::{Level, Shape, Shapes, fastest};
 
 /// The optimizer whose state is counted.
 pub(super) const NESTEROV: Optimizer =

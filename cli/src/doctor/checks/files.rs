@@ -3,7 +3,7 @@
 use rustix::process::Rlimit;
 
 use crate::doctor::check::Check;
-use crate::open_files;
+use phub_server::open_files;
 
 /// Whether the hub has descriptors for this many workers. `cores` is the hub's number of core threads.
 pub(crate) fn open_files(workers: u32, cores: usize, limit: &Rlimit) -> Check {

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use pbox_core::{JobTerms, Key, MAX_WORKERS, Wire};
 
 use super::machines::{NESTEROV, gbps, mb, racks, workers, write_rounds};
-use crate::shapes::{Level, RackSpeeds, Shape};
+use phub_server::shapes::{Level, RackSpeeds, Shape};
 
 /// Settings of `topology` for a job in several racks.
 #[derive(Debug, clap::Args)]

@@ -4,7 +4,7 @@ use topology::cpulist;
 
 use crate::doctor::check::Check;
 use crate::doctor::facts::Cpus;
-use crate::settings::IdleChoice;
+use phub_server::IdleChoice;
 
 /// Whether the hub has its cores to itself, as far as `--idle` needs that.
 pub(crate) fn isolation(hub: &[u32], idle: IdleChoice, facts: &Cpus) -> Check {

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use pbox_core::{Below, Layout, MAX_WORKERS};
 
 use super::{MachinesJob, bytes_of, mb};
-use crate::job_memory::JobMemory;
-use crate::shapes::{Kind, Level, Link, Shape, choose};
+use phub_server::job_memory::JobMemory;
+use phub_server::shapes::{Kind, Level, Link, Shape, choose};
 
 /// The most lines of a level.
 const LINES: usize = 16;

@@ -4,7 +4,7 @@ use pbox_core::ChunkId;
 use topology::render::{NetworkBox, NetworkPicture};
 
 use super::{MachinesJob, bytes_of, mb};
-use crate::shapes::{Kind, Level, Link, Load, choose};
+use phub_server::shapes::{Kind, Level, Link, Load, choose};
 
 impl MachinesJob {
     /// The picture: with hubs apart where these are to be used, else a mesh.

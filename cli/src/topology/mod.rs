@@ -13,9 +13,9 @@ use anyhow::Context as _;
 use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, Key, Layout};
 use topology::{Host, NicChoice, PlaceError, Plan, Request, render};
 
-use crate::model_source::ModelSource;
-use crate::settings::CoreSelection;
 use machines::MachinesArgs;
+use phub_server::CoreSelection;
+use phub_server::program::ModelSource;
 use racks::RacksArgs;
 
 /// Settings of `phub-server topology`.

@@ -1,0 +1,91 @@
+//! `phub-server serve`: the hub, until a signal.
+
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use phub_server::{Hub, HubSettings, raise_open_files};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+
+/// Runs a hub until a signal, a drain or the end of its use.
+///
+/// # Errors
+/// When it cannot start, or is ended before its checkpoints are written.
+pub fn serve(settings: &HubSettings) -> anyhow::Result<()> {
+    raise_open_files();
+    fabric::few_heaps();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    // Signals are caught before the hub is up, so that none is lost.
+    let _in_runtime = runtime.enter();
+    let mut interrupt = signal(SignalKind::interrupt()).context("catching SIGINT")?;
+    let mut hangup = signal(SignalKind::hangup()).context("catching SIGHUP")?;
+    let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
+    let hub = Hub::start(settings)?;
+    println!("phub-server: control port {}://{}", hub.scheme(), hub.address());
+    let mut drain = signal(SignalKind::user_defined1()).context("catching SIGUSR1")?;
+    let (reload_secret, reload_certificate) = (hub.reload_secret(), hub.reload_certificate());
+    let reload = || {
+        let certificate = reload_certificate.as_ref().map(|reload| ("certificate", reload()));
+        for (what, reloaded) in [("secret", reload_secret())].into_iter().chain(certificate) {
+            match reloaded {
+                Ok(()) => tracing::info!("SIGHUP: the {what} was read again"),
+                Err(error) => tracing::error!(%error, "SIGHUP: the hub keeps the {what} that it has"),
+            }
+        }
+    };
+    let mut next_signal = async || {
+        loop {
+            tokio::select! {
+                _ = interrupt.recv() => return "SIGINT",
+                _ = terminate.recv() => return "SIGTERM",
+                _ = hangup.recv() => reload(),
+            }
+        }
+    };
+    let unused = async || match settings.unused_limit_s {
+        None => std::future::pending().await,
+        Some(limit) => {
+            hub.unused_for(Duration::from_secs(limit)).await;
+            format!("no job for {limit} s")
+        }
+    };
+    let mut drained = async || {
+        loop {
+            tokio::select! {
+                _ = drain.recv() => hub.drain(),
+                () = hub.drained() => return,
+            }
+        }
+    };
+    let end = runtime.block_on(async {
+        tokio::select! {
+            signal = next_signal() => signal.to_owned(),
+            why = unused() => why,
+            () = drained() => "it takes no more jobs, and the last one has ended".to_owned(),
+        }
+    });
+    tracing::info!("{end}: the hub stops once checkpoints are written; another signal ends it at once");
+    let unsaved = hub.unsaved();
+    let (done, stopped) = oneshot::channel();
+    let stop = move || {
+        hub.stop(&format!("the hub was stopped by {end}"));
+        let _ = done.send(());
+    };
+    std::thread::Builder::new().name("phub-stop".into()).spawn(stop).context("stopping the hub")?;
+    runtime.block_on(async {
+        tokio::select! {
+            stopped = stopped => stopped.context("stopping the hub failed; see the log"),
+            signal = next_signal() => Err(cut_short(signal, &unsaved.borrow())),
+        }
+    })
+}
+
+/// The error after a second signal: which checkpoints are lost.
+fn cut_short(signal: &str, unsaved: &[String]) -> anyhow::Error {
+    if unsaved.is_empty() {
+        return anyhow!("ended at once by {signal}; no checkpoint was left to write");
+    }
+    anyhow!(
+        "ended at once by {signal}; not written: the last checkpoints of jobs {unsaved:?}, which go on from the ones before"
+    )
+}
