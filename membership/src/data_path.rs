@@ -114,10 +114,15 @@ pub fn open(
         ways: Vec::new(),
         cores: Vec::new(),
     };
-    for (hub, route) in routes.iter().enumerate() {
-        let (mut joined, way) = route.connect_by_the_best_way(window, &receive(hub), deadline)?;
+    for (number, (hub, route)) in hubs.iter().zip(&routes).enumerate() {
+        let (mut joined, way) = route.connect_by_the_best_way(window, &receive(number), deadline)?;
         let rule = || -> Box<dyn FrameRule> { Box::new(Expected::of_hub(wire, schedule)) };
-        joined.endpoints.iter_mut().for_each(|endpoint| endpoint.obey(rule));
+        for endpoint in &mut joined.endpoints {
+            endpoint.obey(rule);
+            if hub.reply.relinks {
+                endpoint.end_with_port();
+            }
+        }
         let begin = path.endpoints.len();
         path.cores.push(begin..begin + route.plan.len());
         path.ports.extend(route.plan.iter().map(|link| link.ports.joiner));

@@ -133,7 +133,12 @@ impl Rendezvous {
                 let rule = || -> Box<dyn FrameRule> {
                     Box::new(Expected::of_member(&admission.wire, admission.rank))
                 };
-                joined.endpoints.iter_mut().for_each(|endpoint| endpoint.obey(rule));
+                for endpoint in &mut joined.endpoints {
+                    endpoint.obey(rule);
+                    if admission.relinks {
+                        endpoint.end_with_port();
+                    }
+                }
                 registry.touch(&mut admission, &joined.recv);
                 registry.attach(admission, joined.recv, joined.endpoints);
             }

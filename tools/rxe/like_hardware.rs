@@ -13,7 +13,7 @@
 //! | `LIKE_CLOSED` | the device of this name does not open: EACCES |
 //! | `LIKE_ILL` | a file: devices whose names are in it do not open now: EIO |
 //! | `LIKE_GRH` | ports say that a GRH is required |
-//! | `LIKE_EVENTS` | a named pipe: each byte that is written into it is an event of port 1, by its number in ibv_event_type; there are no others. After DEVICE_FATAL nothing can be made on the context that read it: EIO |
+//! | `LIKE_EVENTS` | a named pipe: each byte that is written into it is an event of port 1, by its number in ibv_event_type; there are no others. After DEVICE_FATAL nothing can be made on the context that read it: EIO. From PORT_ERR to PORT_ACTIVE the port says that it is down |
 //! | `LIKE_EVENTS_OF` | the pipe is for the device of this name alone; the others have their own events |
 //! | `LIKE_LOG` | a file that gets a line for each queue pair made, and each change of one |
 
@@ -172,6 +172,14 @@ static EVENTS: Mutex<Vec<(usize, c_int, c_int)>> = Mutex::new(Vec::new());
 /// Contexts whose device failed.
 static FAILED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
+/// Devices whose port is down.
+static DOWN: Mutex<Vec<CString>> = Mutex::new(Vec::new());
+
+fn name_of(context: *mut ibv_context) -> CString {
+    // SAFETY: the caller's open context, whose device has a name.
+    unsafe { CStr::from_ptr(ibv_get_device_name((*context)._device)) }.to_owned()
+}
+
 fn has_failed(context: *mut ibv_context) -> bool {
     FAILED.lock().unwrap().contains(&(context as usize))
 }
@@ -219,8 +227,12 @@ fn get_async_event(
         return -1;
     }
     log(format!("event {}", kind[0]));
-    if c_uint::from(kind[0]) == IBV_EVENT_DEVICE_FATAL {
-        FAILED.lock().unwrap().push(context as usize);
+    let name = name_of(context);
+    match c_uint::from(kind[0]) {
+        IBV_EVENT_DEVICE_FATAL => FAILED.lock().unwrap().push(context as usize),
+        IBV_EVENT_PORT_ERR => DOWN.lock().unwrap().push(name),
+        IBV_EVENT_PORT_ACTIVE => DOWN.lock().unwrap().retain(|down| *down != name),
+        _ => {}
     }
     let element = ibv_event_element { port_num: 1 };
     // SAFETY: the caller's structure.
@@ -247,8 +259,15 @@ fn query_device(go_on: impl Fn() -> c_int, (_, attr): (*mut ibv_context, *mut ib
 }
 
 /// The exported function fills an older, shorter structure, which ends with the flags' byte.
-fn query_port(go_on: impl Fn() -> c_int, (_, _, attr): (*mut ibv_context, u8, *mut ibv_port_attr)) -> c_int {
+fn query_port(
+    go_on: impl Fn() -> c_int,
+    (context, _, attr): (*mut ibv_context, u8, *mut ibv_port_attr),
+) -> c_int {
     let answer = go_on();
+    if DOWN.lock().unwrap().contains(&name_of(context)) {
+        // SAFETY: the caller's structure, which has this field.
+        unsafe { (*attr).state = IBV_PORT_DOWN };
+    }
     if setting("LIKE_GRH").is_some() {
         // SAFETY: the caller's structure, which has this field.
         unsafe { (*attr).flags |= IBV_QPF_GRH_REQUIRED };

@@ -55,6 +55,14 @@ impl Endpoint {
             Endpoint::Verbs(endpoint) => endpoint.obey(rule()),
         }
     }
+
+    /// For a link that is made again when it is lost. Over RDMA it ends, too, when its NIC's port is down for as long as packets
+    /// are sent again, also if nothing is to be sent.
+    pub fn end_with_port(&mut self) {
+        if let Endpoint::Verbs(endpoint) = self {
+            endpoint.end_with_port();
+        }
+    }
 }
 
 /// What the bytes of a link cross at one end.

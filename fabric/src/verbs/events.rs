@@ -1,6 +1,14 @@
-//! Asynchronous events of a NIC. The watch's thread reads them and tells the ports that use the NIC.
+//! Asynchronous events of a NIC. The watch's thread reads them and tells the ports that use the NIC. A port of a NIC that is down
+//! has the time of its packets' retries; then it is told, too.
 
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
 
 use super::error::VerbsError;
 use super::handles::context::{About, Context, NicEvent};
@@ -16,27 +24,73 @@ pub(super) struct NicWatch {
     ports: Vec<Weak<PortState>>,
     number: u64,
     register: Arc<Register>,
+    /// Readable when one of the next two is.
+    wakes: OwnedFd,
+    /// Runs when a port went down.
+    timer: OwnedFd,
+    patience: Duration,
 }
 
 impl NicWatch {
-    /// Watches a device for these ports.
+    /// Watches a device for these ports. A port of the device may be down for as long as `patience`.
     pub fn start(
         watch: &Watch,
         context: &Arc<Context>,
+        patience: Duration,
         ports: &[Arc<PortState>],
     ) -> Result<Arc<Self>, VerbsError> {
+        let failed = VerbsError::system("watching a NIC's events");
+        let make = || -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+            let wakes = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+            let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+            let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+            epoll::add(&wakes, context.events_fd(), EventData::new_u64(0), EventFlags::IN)?;
+            epoll::add(&wakes, &timer, EventData::new_u64(1), EventFlags::IN)?;
+            Ok((wakes, timer))
+        };
+        let (wakes, timer) = match make() {
+            Ok(made) => made,
+            Err(errno) => return Err(failed(errno.into())),
+        };
         let register = Arc::clone(watch.register());
         let nic_watch = Arc::new(NicWatch {
             context: Arc::clone(context),
             ports: ports.iter().map(Arc::downgrade).collect(),
             number: register.number(),
             register,
+            wakes,
+            timer,
+            patience,
         });
         let watched: Arc<dyn Watched> = nic_watch.clone();
-        watch
-            .add_events(nic_watch.number, context.events_fd(), &watched)
-            .map_err(VerbsError::system("watching a NIC's events"))?;
+        watch.add_events(nic_watch.number, &nic_watch.wakes, &watched).map_err(failed)?;
         Ok(nic_watch)
+    }
+
+    fn users(&self) -> impl Iterator<Item = Arc<PortState>> {
+        self.ports.iter().filter_map(Weak::upgrade).filter(|port| port.own.uses(&self.context))
+    }
+
+    /// A port of the device went down. If another went down shortly before, that one has as long as this.
+    fn begin_to_wait(&self) {
+        let (tv_sec, tv_nsec) = (self.patience.as_secs() as i64, self.patience.subsec_nanos().into());
+        let once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let spec = Itimerspec { it_interval: once, it_value: Timespec { tv_sec, tv_nsec } };
+        // It cannot fail: the timer is one, and the time is valid.
+        let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec);
+    }
+
+    /// The time is over. Tells of the ports that are down still.
+    fn end_wait(&self) {
+        let is_down = |number: u8| self.context.port(number).is_ok_and(|port| port.state != IBV_PORT_ACTIVE);
+        for user in self.users() {
+            let rails = user.own.open();
+            let ours = rails.iter().filter(|rail| Arc::ptr_eq(&rail.nic.context, &self.context));
+            for number in ours.map(|rail| rail.nic.port).filter(|&number| is_down(number)) {
+                let event = NicEvent { kind: IBV_EVENT_PORT_ERR, about: About::Port(number) };
+                user.take_event(&self.context, event);
+            }
+        }
     }
 
     /// Whether its device failed, and nobody has anything of it any more.
@@ -48,15 +102,17 @@ impl NicWatch {
 impl Watched for NicWatch {
     fn ready(&self) {
         while let Some(event) = self.context.next_event() {
-            if event.kind == IBV_EVENT_DEVICE_FATAL {
-                self.context.lose();
+            match event.kind {
+                IBV_EVENT_DEVICE_FATAL => self.context.lose(),
+                IBV_EVENT_PORT_ERR => self.begin_to_wait(),
+                _ => {}
             }
             if ends_links(event.kind) {
-                let ports = self.ports.iter().filter_map(Weak::upgrade);
-                ports
-                    .filter(|port| port.own.uses(&self.context))
-                    .for_each(|port| port.take_event(&self.context, event));
+                self.users().for_each(|port| port.take_event(&self.context, event));
             }
+        }
+        if rustix::io::read(&self.timer, &mut [0; 8]).is_ok() {
+            self.end_wait();
         }
     }
 }
@@ -67,8 +123,8 @@ impl Drop for NicWatch {
     }
 }
 
-/// Other events change nothing. A port that is down comes back, or its queue pairs give up after their retries: that is its
-/// period of grace. A link that sends nothing meanwhile loses nothing.
+/// Other events change nothing at once. A port that is down comes back, or its queue pairs give up after their retries: that is
+/// its period of grace. A link that sends nothing meanwhile loses nothing.
 fn ends_links(kind: ibv_event_type) -> bool {
     matches!(
         kind,
@@ -81,6 +137,12 @@ fn ends_links(kind: ibv_event_type) -> bool {
 }
 
 impl NicEvent {
+    /// Whether a port has been down for longer than its grace. This ends the links that are made again; others end when they have
+    /// something to send.
+    pub fn is_of_a_port(&self) -> bool {
+        self.kind == IBV_EVENT_PORT_ERR
+    }
+
     /// Whether it is about a link with a queue pair of this number, on this rail.
     pub fn concerns(&self, context: &Arc<Context>, rail: &Rail, number: u32) -> bool {
         if !Arc::ptr_eq(&rail.nic.context, context) {

@@ -143,7 +143,7 @@ impl Group {
             return Err(VerbsError::Device(DeviceError::LinkLocal { device: options.device.clone() }));
         }
         let watch = match shared {
-            None => Some(NicWatch::start(&self.watch, &context, &self.ports)?),
+            None => Some(NicWatch::start(&self.watch, &context, nic.settings.patience(), &self.ports)?),
             Some(_) => None,
         };
         for (port, wanted) in self.ports.iter().zip(&self.wanted).filter(|(_, nics)| nics.contains(options)) {

@@ -2,6 +2,7 @@
 //! opened; under NCCL's names too, as many fabrics have these set already.
 
 use std::fmt;
+use std::time::Duration;
 
 /// One of them, with its two names. The first that is set counts.
 struct Setting {
@@ -105,8 +106,8 @@ impl PathSettings {
     }
 
     /// How long a packet is sent again before the link fails.
-    fn patience_s(&self) -> f64 {
-        4.096e-6 * f64::from(1u32 << self.timeout) * f64::from(self.retries + 1)
+    pub fn patience(&self) -> Duration {
+        Duration::from_nanos(4096 << self.timeout) * u32::from(self.retries + 1)
     }
 }
 
@@ -117,7 +118,7 @@ impl fmt::Display for PathSettings {
             f,
             "timeout {timeout} and {retries} retries ({:.1} s), traffic class {traffic_class}, service level {service_level}, \
              pkey index {pkey_index}, adaptive routing {}",
-            self.patience_s(),
+            self.patience().as_secs_f64(),
             u8::from(*writes_apart)
         )
     }

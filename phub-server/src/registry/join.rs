@@ -26,6 +26,8 @@ pub(crate) struct Admission {
     pub rank: u32,
     /// Where its NICs are, if it has said so.
     pub addresses: Vec<IpAddr>,
+    /// Whether it makes its links again.
+    pub relinks: bool,
     pub weights: Arc<SendWindow>,
     /// Each core's part of the weights; empty unless the worker has its own weights window.
     own: Vec<Spans>,
@@ -257,8 +259,8 @@ impl Registry {
         })?;
         job.connect(rank, token)?;
         let (wire, cores) = (job.wire.clone(), Arc::clone(&job.cores));
-        let addresses = job.nics_at(rank);
-        Ok(Admission { token, job: id, rank, addresses, weights, own: Vec::new(), wire, cores })
+        let (addresses, relinks) = (job.nics_at(rank), job.relinks(rank));
+        Ok(Admission { token, job: id, rank, addresses, relinks, weights, own: Vec::new(), wire, cores })
     }
 
     /// Gives a connected worker's links to the cores, unless its job went on without it meanwhile.

@@ -49,7 +49,7 @@ pub(in crate::verbs) fn event(event: ibv_event_type) -> String {
         IBV_EVENT_QP_REQ_ERR => "IBV_EVENT_QP_REQ_ERR: the peer sent an invalid request",
         IBV_EVENT_QP_ACCESS_ERR => "IBV_EVENT_QP_ACCESS_ERR: the peer wrote where it may not",
         IBV_EVENT_DEVICE_FATAL => "IBV_EVENT_DEVICE_FATAL: the NIC failed",
-        IBV_EVENT_PORT_ERR => "IBV_EVENT_PORT_ERR: the NIC's port went down",
+        IBV_EVENT_PORT_ERR => "IBV_EVENT_PORT_ERR: the NIC's port went down, and did not come back in time",
         other => return format!("asynchronous event {other}"),
     };
     words.to_owned()

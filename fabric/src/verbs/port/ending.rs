@@ -15,6 +15,7 @@ use super::{Endpoint, Owner, Port};
 use crate::ids::LinkId;
 use crate::links::{Attached, LinkState};
 use crate::port::CloseReason;
+use crate::verbs::handles::context::{Context, NicEvent};
 use crate::verbs::handles::work::Work;
 
 /// Posts that are not out after this long never will be: a live peer's NIC takes microseconds for each.
@@ -56,10 +57,12 @@ impl Port {
         let (events, abandoned) = self.state.own.take_changes();
         for id in self.links.ids() {
             let Some(attached) = self.links.get(id) else { continue };
-            let Endpoint { connection, link, .. } = &attached.link;
-            let event = events
-                .iter()
-                .find(|(context, event)| event.concerns(context, &link.route.rail, link.number()));
+            let Endpoint { connection, link, ends_with_port, .. } = &attached.link;
+            let ends = |context: &Arc<Context>, event: &NicEvent| {
+                event.concerns(context, &link.route.rail, link.number())
+                    && (*ends_with_port || !event.is_of_a_port())
+            };
+            let event = events.iter().find(|(context, event)| ends(context, event));
             if let Some((context, event)) = event {
                 self.end(id, CloseReason::Failed(event.words(context)));
             } else if let Some(reason) = connection.end() {

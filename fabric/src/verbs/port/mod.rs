@@ -41,17 +41,32 @@ pub struct Endpoint {
     refused: bool,
     /// Its arrivals in the port's stash.
     stashed: u32,
+    ends_with_port: bool,
     rule: Option<Box<dyn FrameRule>>,
 }
 
 impl Endpoint {
     pub(super) fn new(connection: Arc<Connection>, port: Arc<PortState>, link: Link, peer: String) -> Self {
-        Endpoint { connection, port, link, peer, refused: false, stashed: 0, rule: None }
+        Endpoint {
+            connection,
+            port,
+            link,
+            peer,
+            refused: false,
+            stashed: 0,
+            ends_with_port: false,
+            rule: None,
+        }
     }
 
     /// The name of its NIC.
     pub fn device(&self) -> String {
         self.link.route.rail.nic.address.device.clone()
+    }
+
+    /// From now on the link ends, too, when its NIC's port is down for as long as packets are sent again.
+    pub fn end_with_port(&mut self) {
+        self.ends_with_port = true;
     }
 
     /// From now on the link closes when a write comes whose length the rule refuses.

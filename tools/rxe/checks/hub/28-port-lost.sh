@@ -1,0 +1,63 @@
+#!/bin/bash
+# A port says in the middle of rounds that it is down, and stays so for longer than its grace, while its queue pairs never fail: one
+# of the hub's, then one of the worker's, then the only one of a worker that may come by TCP, too. The lane's links move to the
+# other NIC, or to TCP, and the results are exact. Rounds go on without the port; when it is back, the next job uses it. Check
+# 27 takes the links themselves down.
+# guest: pair --nics 2 --cpus 3
+# build: bin phub-server
+# build: bin phub-probe
+# build: interposer libibverbs.so.1
+# seconds: 180
+like_hardware
+export LIKE_EVENTS=/tmp/events LIKE_EVENTS_OF=rxe1
+rm -f $LIKE_EVENTS
+mkfifo $LIKE_EVENTS
+# relinked HOST N: whether workers of the hub there have made their links again so often.
+relinked() { [ "$(ask "$1" 7077 | jq .counts.relinks)" -ge "$2" ]; }
+# lose HOST N: rxe1 is down, and workers of the hub there make their links again, for the Nth time; then rounds flow.
+lose() {
+    printf '\012' >$LIKE_EVENTS # 10, PORT_ERR
+    within 40 relinked "$1" "$2"
+    rounds_flow "$1" 7077
+}
+back() { printf '\011' >$LIKE_EVENTS; } # 9, PORT_ACTIVE
+jobs_ended() { [ "$(grep -cF "all workers left" /tmp/hub)" -ge "$1" ]; }
+if [ "$PHUB_RXE_SIDE" = 1 ]; then
+    serve --listen 0.0.0.0:7077 --cores 2 --transports verbs,tcp
+    rounds_flow 127.0.0.1 7077
+    lose 127.0.0.1 1
+    back
+    within 150 jobs_ended 4
+    grep -F "rxe1 says IBV_EVENT_PORT_ERR" /tmp/hub
+    end_hub
+    exit
+fi
+trap 'cat /tmp/worker.*' EXIT
+within 60 listens "$PHUB_RXE_PEER" 7077
+model 60000 60000
+run=(phub-probe --hub "$PHUB_RXE_PEER:7077" --hub-wait-s 60 --workers 1 --rank 0 --manifest /tmp/model --json)
+by_rdma=("${run[@]}" --transport verbs)
+
+"${by_rdma[@]}" --job hub --rounds 300 >/tmp/report.0 2>/tmp/worker.0
+jq -e '.checked and .transport == "verbs"' /tmp/report.0
+
+# lost_here N COMMAND...: rxe1 is down while the command's rounds flow, and the Nth links are made again.
+lost_here() {
+    local times=$1
+    shift
+    "$@" &
+    rounds_flow "$PHUB_RXE_PEER" 7077
+    lose "$PHUB_RXE_PEER" "$times"
+    wait $!
+}
+lost_here 2 "${by_rdma[@]}" --job worker --rounds 300 >/tmp/report.1 2>/tmp/worker.1
+jq -e '.checked and .transport == "verbs"' /tmp/report.1
+grep -F "rxe1 says IBV_EVENT_PORT_ERR" /tmp/worker.1
+
+"${by_rdma[@]}" --job after --rounds 3 >/tmp/report.2 2>/tmp/worker.2
+jq -e '.checked and [.per_core[].nic] == ["rxe0", "rxe1"]' /tmp/report.2
+
+# The way from its NIC to the hub's rxe0 leads nowhere here: it makes its links again before, when the hub hears where its NIC is.
+lost_here 4 "${run[@]}" --job tcp --nics =rxe1 --rounds 600 >/tmp/report.3 2>/tmp/worker.3
+jq -e .checked /tmp/report.3
+grep "the links are made again" /tmp/worker.3 | grep "transport=tcp"
