@@ -21,7 +21,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use crate::cores::{Report, lanes};
-use crate::registry::Registry;
+use crate::registry::{Registry, STOPS};
 use crate::seldom::Seldom;
 use crate::waiting_room::{Place, WaitingRoom};
 
@@ -95,7 +95,7 @@ impl Rendezvous {
             Err(error) => return self.say_failed(&error),
         };
         drop(place);
-        let Some(registry) = self.registry.upgrade() else { return hello.refuse("the hub is stopping") };
+        let Some(registry) = self.registry.upgrade() else { return hello.refuse(STOPS) };
         hello.identify(|name| registry.token_named(name));
         // Before anything is kept of a connection.
         if let Err(why) = registry.expects(hello.token()) {

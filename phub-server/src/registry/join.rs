@@ -7,12 +7,12 @@ use fabric::{RecvWindow, SendWindow, Span, Spans, any};
 use pbox_core::control::{JobState, JoinReply, JoinRequest, PROTOCOL, Present, Versions, check_job_name};
 use pbox_core::{JobId, Round, Share, Wire};
 
+use super::STOPS;
 use super::above::MAX_DEPTH;
 use super::hubs::Secret;
 use super::job::{Cores, Job};
 use super::links::links_by;
 use super::loss::Cause;
-use super::operate::STOPS;
 use super::{Inner, Refusal, Registry, Token, on_thread};
 use crate::cores::near::Near;
 

@@ -66,6 +66,7 @@ use saved::snapshot::NO_WEIGHTS;
 
 pub(crate) use above::{HubsAbove, Up};
 pub(crate) use late::LateLimits;
+pub(crate) use operate::STOPS;
 pub(crate) use quotas::Quotas;
 pub(crate) use saved::Sent;
 pub(crate) use timeline::Timeline;

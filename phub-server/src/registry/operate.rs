@@ -6,7 +6,7 @@ use pbox_core::control::{DrainReply, StopReply};
 
 use super::{Refusal, Registry};
 
-pub(super) const STOPS: &str = "the hub is stopping";
+pub(crate) const STOPS: &str = "the hub is stopping";
 
 impl Registry {
     /// Stops a job, after a checkpoint where this hub writes them. Its workers are told.

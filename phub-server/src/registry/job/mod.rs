@@ -1,6 +1,12 @@
 //! A job: its terms, its members, and the news that its workers wait for.
 //!
-//! Owned by the registry, under its lock. Decides nothing about cores and connections.
+//! Owned by the registry, under its lock. Decides nothing about cores and connections. `arriving` has how members come to take part,
+//! `leaving` how they and the job end, `offered` the state that rank 0 brings, `reached` how far members were before they lost their hub.
+
+mod arriving;
+mod leaving;
+mod offered;
+mod reached;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -9,14 +15,13 @@ use std::time::Instant;
 use fabric::any::Transport;
 use fabric::{PlannedLink, SendWindow};
 use pbox_core::control::{
-    HeartbeatReply, JobReply, JobState, JoinRequest, Late, Latest, Left, Member as Taking, MemberReply, Mesh,
+    HeartbeatReply, JobReply, JobState, JoinRequest, Late, Latest, Member as Taking, MemberReply, Mesh,
 };
 use pbox_core::job::Difference;
-use pbox_core::{
-    Consistency, Discarded, JobId, JobTerms, Layout, LearningRates, Members, OnLoss, Placement, Restored,
-    Round, Wire,
-};
+use pbox_core::{JobId, JobTerms, LearningRates, Members, OnLoss, Placement, Restored, Round, Wire};
 use tokio::sync::watch;
+
+pub(crate) use arriving::Arrival;
 
 use super::above::JoinedAbove;
 use super::compare::Digests;
@@ -73,30 +78,6 @@ pub(super) enum Standing {
     Going,
 }
 
-/// Whether a job waits for the state of rank 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Brought {
-    /// It does not wait.
-    Nothing,
-    /// The hubs above are asked whether they want it.
-    Offered,
-    /// It waits for the state before this round, of so many bytes.
-    Awaited(Round, u64),
-    /// The state is on its way.
-    Coming,
-}
-
-/// What follows when all cores have a worker's link.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Arrival {
-    /// Nothing: others are missing.
-    Waiting,
-    /// All workers are here, and the job can begin.
-    Complete(Arc<[u32]>),
-    /// The job runs, and this worker wants to take part.
-    Newcomer(u32),
-}
-
 /// The hub's cores that own a job's chunks.
 #[derive(Debug)]
 pub(crate) struct Cores {
@@ -143,7 +124,7 @@ pub(crate) struct Job {
     pub above: Option<Arc<JoinedAbove>>,
     /// The mesh that its workers ask for.
     pub mesh: Option<Mesh>,
-    brought: Brought,
+    brought: offered::Brought,
     /// If its workers ask for the present.
     pub bringing: Option<Bringing>,
     pub progress: Progress,
@@ -196,7 +177,7 @@ impl Job {
             hubs,
             above: None,
             mesh: None,
-            brought: Brought::Nothing,
+            brought: offered::Brought::Nothing,
             bringing: None,
             progress: Progress::new(),
             last_rounds: LastRounds::default(),
@@ -286,40 +267,6 @@ impl Job {
         self.members.get(rank as usize)?.as_ref()
     }
 
-    fn has_reached(&mut self, round: Round) {
-        self.publish(|news| news.reached = news.reached.max(Some(round)));
-    }
-
-    /// A worker of any machine had reached this round when it lost a hub. Machines that step alone have no common round.
-    pub fn machines_have_reached(&mut self, round: Round) {
-        if self.terms.level.consistency == Consistency::Bsp {
-            self.has_reached(round);
-        }
-    }
-
-    /// A member of this hub had reached this round when it lost the hub.
-    pub fn worker_has_reached(&mut self, rank: u32, round: Round) {
-        if self.state() != JobState::Running {
-            self.reached[rank as usize] = Some(round);
-        }
-        self.has_reached(round);
-    }
-
-    /// Whether its members have a common round here: those of a machine have, whatever the machines have among them.
-    fn steps_together(&self) -> bool {
-        self.terms.level.consistency == Consistency::Bsp || self.above.is_some()
-    }
-
-    /// How far each worker begins ahead of the slowest, by rank, in a job that begins again and whose workers step alone: as far
-    /// as it was, so that all have made equally many steps at the end. Else nothing.
-    pub fn ahead(&self) -> Vec<u32> {
-        let slowest = self.reached.iter().flatten().min();
-        let Some(slowest) = slowest.filter(|_| !self.steps_together() && self.first_round > Round(0)) else {
-            return Vec::new();
-        };
-        self.reached.iter().map(|reached| reached.map_or(0, |reached| reached.0 - slowest.0)).collect()
-    }
-
     /// A member, in words.
     pub fn spoken(&self, rank: u32) -> String {
         match self.terms.level.members {
@@ -336,138 +283,6 @@ impl Job {
     /// The rank of a worker that is named so, as long as it is a member.
     pub fn rank(&self, worker: u64) -> Option<u32> {
         (0..self.terms.workers).find(|&rank| self.worker(rank) == Some(worker) && self.has(rank))
-    }
-
-    /// A worker connects to the data path. Only once, because a rank has one link to each core.
-    pub fn connect(&mut self, rank: u32, token: [u8; 16]) -> Result<(), String> {
-        match &mut self.members[rank as usize] {
-            Some(member) if member.standing == Standing::Joined => {
-                member.standing = Standing::Coming;
-                Ok(())
-            }
-            Some(Member { unlinked: Some(unlinked), .. }) if unlinked.token == Some(token) => {
-                unlinked.token = None;
-                Ok(())
-            }
-            _ => Err(format!(
-                "worker {rank} of job {:?} is connected already, and a token is good for one connection; join again under another rank or job name",
-                self.name
-            )),
-        }
-    }
-
-    /// A core has a worker's link.
-    pub fn attached(&mut self, rank: u32) -> Arrival {
-        let cores = self.cores.numbers.len();
-        if let Some(member) = &mut self.members[rank as usize] {
-            match &member.unlinked {
-                // A link that is lost again already.
-                Some(unlinked) if unlinked.cores > 0 => {}
-                _ => member.cores += 1,
-            }
-            if member.cores >= cores && member.unlinked.take().is_some() {
-                tracing::info!(job = self.name, rank, "a worker has made its links again");
-            }
-        }
-        self.arrived(rank)
-    }
-
-    /// All members of a hub below are there.
-    pub fn ready(&mut self, rank: u32) -> Arrival {
-        match &mut self.members[rank as usize] {
-            // A request that was made again, because its answer was lost.
-            Some(member) if member.ready => return Arrival::Waiting,
-            Some(member) => member.ready = true,
-            None => {}
-        }
-        self.arrived(rank)
-    }
-
-    /// What follows when a member may have all that it needs.
-    fn arrived(&mut self, rank: u32) -> Arrival {
-        let cores = self.cores.numbers.len();
-        let is_there =
-            |member: &Member| member.ready && member.standing == Standing::Coming && member.cores >= cores;
-        if !self.members[rank as usize].as_ref().is_some_and(is_there) {
-            return Arrival::Waiting;
-        }
-        match self.state() {
-            JobState::Running => Arrival::Newcomer(rank),
-            JobState::Failed { .. } => Arrival::Waiting,
-            JobState::Gathering { .. } => self.gathered(),
-        }
-    }
-
-    /// Publishes which ranks are missing in a job that has not begun.
-    pub(super) fn gathered(&mut self) -> Arrival {
-        let cores = self.cores.numbers.len();
-        let there = |rank: u32, member: &Option<Member>| {
-            let with_state = rank > 0 || self.brought == Brought::Nothing;
-            with_state && member.as_ref().is_some_and(|m| m.ready && m.cores >= cores)
-        };
-        let ranks = (0u32..).zip(&self.members);
-        let missing: Vec<u32> = ranks.filter(|&(rank, m)| !there(rank, m)).map(|(rank, _)| rank).collect();
-        let present = if missing.is_empty() { self.waits_for_present() } else { None };
-        let complete = missing.is_empty() && present.is_none();
-        self.publish(|news| {
-            news.state = JobState::Gathering { missing, machines: Vec::new() };
-            news.present = present;
-        });
-        if complete { Arrival::Complete((0..self.terms.workers).collect()) } else { Arrival::Waiting }
-    }
-
-    /// All workers are here, and at the hubs above these machines are missing.
-    pub fn wait_for_machines(&self, machines: Vec<u32>) {
-        let state = JobState::Gathering { missing: Vec::new(), machines };
-        if self.state() != state {
-            self.publish(|news| news.state = state);
-        }
-    }
-
-    /// Rank 0 offers a state. Returns whether the job has none of its own; it then waits.
-    pub fn state_offered(&mut self) -> Result<bool, String> {
-        if self.first_round > Round(0) || !matches!(self.state(), JobState::Gathering { .. }) {
-            return Ok(false);
-        }
-        let may_begin = |member: &Member| member.ready && member.standing != Standing::Joined;
-        if self.brought != Brought::Nothing || self.members[0].as_ref().is_some_and(may_begin) {
-            return Err(format!(
-                "{} offers a state too late: it may once, after its join and before it connects to the data path; a hub \
-                 below others, before it is ready",
-                self.spoken(0)
-            ));
-        }
-        self.brought = Brought::Offered;
-        Ok(true)
-    }
-
-    /// Whether the state before this round is wanted, and how long it must be.
-    pub fn state_wanted(&mut self, before: Round, bytes: Option<u64>) -> Arrival {
-        self.brought = bytes.map_or(Brought::Nothing, |bytes| Brought::Awaited(before, bytes));
-        self.arrived(0)
-    }
-
-    /// Length of this hub's state: f32 of weights and of what the optimizer keeps beside them.
-    pub fn state_bytes(&self) -> u64 {
-        let elements: u64 = self.hubs.pieces.iter().map(|piece| piece.elements.len() as u64).sum();
-        4 * elements * self.terms.optimizer.saved_per_element() as u64
-    }
-
-    /// The state begins to come, once. Returns the round that it is before, and its length in bytes.
-    pub fn state_comes(&mut self) -> Option<(Round, u64)> {
-        let Brought::Awaited(before, bytes) = self.brought else { return None };
-        self.brought = Brought::Coming;
-        Some((before, bytes))
-    }
-
-    /// The state is complete: here, or at the hubs above, which say with which round the job begins.
-    pub fn begin_with(&mut self, restored: Option<&Restored>) -> Arrival {
-        self.brought = Brought::Nothing;
-        if let Some(restored) = restored {
-            self.first_round = restored.round();
-            self.learning_rates = restored.learning_rates();
-        }
-        self.gathered()
     }
 
     /// These workers take part from round `from` on, unless they were lost meanwhile.
@@ -503,49 +318,6 @@ impl Job {
         });
     }
 
-    /// A worker left in good order. True if it was the last.
-    pub fn left(&mut self, rank: u32, round: Round) -> bool {
-        if self.goes_on() {
-            self.lost(rank);
-        } else {
-            if let Some(member) = &mut self.members[rank as usize] {
-                member.standing = Standing::Left;
-            }
-            self.publish(|news| {
-                news.members.retain(|member| member.rank != rank);
-                news.left.push(Left { rank, round });
-            });
-        }
-        !(0..self.terms.workers).any(|rank| self.has(rank))
-    }
-
-    /// A worker was lost, and the job goes on.
-    pub fn lost(&mut self, rank: u32) {
-        if let Some(member) = &mut self.members[rank as usize] {
-            member.standing = Standing::Going;
-            member.cores = self.cores.numbers.len();
-        }
-    }
-
-    /// No hub expects this worker any more.
-    pub fn forget_arrival(&mut self, rank: u32) {
-        if let Some(worker) = self.worker(rank) {
-            self.hubs.arrivals.forget(worker);
-        }
-    }
-
-    /// A core has let go of a worker. After the last core the rank is free, and the news say that no round waits for it.
-    pub fn removed(&mut self, rank: u32) {
-        let slot = &mut self.members[rank as usize];
-        if let Some(member) = slot.as_mut().filter(|member| member.standing == Standing::Going) {
-            member.cores -= 1;
-            if member.cores == 0 {
-                *slot = None;
-                self.publish(|news| news.members.retain(|member| member.rank != rank));
-            }
-        }
-    }
-
     /// Whether the running job goes on without lost workers.
     pub fn goes_on(&self) -> bool {
         self.terms.on_loss == OnLoss::Continue
@@ -575,25 +347,6 @@ impl Job {
             is_news
         });
         is_news
-    }
-
-    /// Ends the job for all its workers: on its own account, or because the hub stops.
-    pub fn fail(&mut self, reason: &str, hub_stops: bool) {
-        (self.weights, self.failed_at) = (None, Some(Instant::now()));
-        self.brought = Brought::Nothing;
-        self.hubs.end_hold();
-        self.publish(|news| news.state = JobState::Failed { reason: reason.to_owned(), hub_stops });
-    }
-
-    /// Gives back what a failed job knows of its keys and chunks: it is there for its news alone.
-    pub fn forget_model(&mut self) -> Option<Discarded> {
-        if self.terms.keys.is_empty() {
-            return None;
-        }
-        let terms = Arc::new(JobTerms { keys: Vec::new(), ..*self.terms });
-        let terms = std::mem::replace(&mut self.terms, terms);
-        let wire = std::mem::replace(&mut self.wire, Wire::plain(Arc::new(Layout::none())));
-        Some(Discarded::of((terms, wire, std::mem::take(&mut self.hubs.pieces))))
     }
 
     pub fn failed(&self) -> bool {
