@@ -3,15 +3,20 @@
 //!
 //! | file | what it does |
 //! | --- | --- |
-//! | here | reports of cores, requests of workers |
+//! | here | reports of cores, heartbeats, the learning rate |
 //! | `job` | one job's members and news |
 //! | `join` | lets workers in |
+//! | `leave` | lets workers go, ends jobs |
 //! | `make` | makes a job for its first worker |
 //! | `late` | names workers that hold rounds up |
 //! | `pace` | how fast rounds go, who is late in them, the verdict |
 //! | `promises` | the memory that jobs were promised |
 //! | `quotas` | what one address, and one job, may have |
 //! | `loss` | loses workers, fails jobs |
+//! | `compare` | compares the workers' weights |
+//! | `describe` | says what the hub is and has done |
+//! | `timeline` | a timeline of the last rounds |
+//! | `operate` | stops jobs and the hub for its operator |
 //! | `links` | what crosses the members' links, by NIC |
 //! | `relink` | waits for workers that make their links again |
 //! | `cut` | stops a running job between two rounds |
@@ -22,10 +27,12 @@
 mod above;
 mod compare;
 mod cut;
+mod describe;
 mod hubs;
 mod job;
 mod join;
 mod late;
+mod leave;
 mod links;
 mod loss;
 mod make;
@@ -39,30 +46,24 @@ mod saved;
 mod test_bed;
 mod timeline;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use fabric::verbs::NicOptions;
-use membership::{MemberError, Missing};
-use pbox_core::control::{
-    CoreReply, CountsReply, HeartbeatReply, HubReply, JobState, Latest, LearningRateRequest, LeaveReply,
-    LeaveRequest, NicReply, PROTOCOL, PROTOCOL_LOWEST, TransportAddress,
-};
+use pbox_core::control::{CountsReply, HeartbeatReply, Latest, LearningRateRequest, TransportAddress};
 use pbox_core::kernels::Kernels;
-use pbox_core::{Discarded, JobId, Members, Round};
+use pbox_core::{Discarded, JobId, Round};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
 
 use crate::checkpoint::CheckpointStore;
-use crate::cores::{CoreHandle, CoreThread, Report, lanes};
-use above::{JoinedAbove, Meetings};
+use crate::cores::{CoreHandle, CoreThread, Report};
+use above::Meetings;
 use cut::answers;
 use job::{Arrival, Job};
-use loss::{Blame, Cause};
-use saved::snapshot::NO_WEIGHTS;
+use loss::Cause;
 
 pub(crate) use above::{HubsAbove, Up};
 pub(crate) use late::LateLimits;
@@ -92,10 +93,6 @@ pub(crate) enum Refusal {
     /// The hub lacks memory, disk or threads.
     Exhausted(String),
 }
-
-/// How long the end of a job waits for the round in flight. All workers have left, so there is none, unless a worker left in
-/// the middle of a round.
-const CHECKPOINT_AT_END: Duration = Duration::from_secs(2);
 
 type Token = [u8; 16];
 
@@ -340,114 +337,6 @@ impl Registry {
         Ok((job.news.subscribe(), hold.unwrap_or(Duration::MAX).min(self.heartbeat_hold())))
     }
 
-    /// A worker leaves. When the last worker has left, the job's state is in its checkpoint, or the reply says why not. A second
-    /// leave changes nothing.
-    pub async fn leave(self: &Arc<Self>, job: &str, request: LeaveRequest) -> Result<LeaveReply, Refusal> {
-        let token = token_of(&request.token);
-        let left = self.leave_once(job, request).await;
-        if left.is_err() && self.lock().left.contains_key(&token) { Ok(LeaveReply::default()) } else { left }
-    }
-
-    async fn leave_once(
-        self: &Arc<Self>,
-        job: &str,
-        LeaveRequest { token, round, failed, hub_lost, stops }: LeaveRequest,
-    ) -> Result<LeaveReply, Refusal> {
-        if let Some(why) = failed {
-            let (id, rank, why, ends) = {
-                let mut inner = self.lock();
-                let (job, rank) = inner.member(job, &token)?;
-                let is_worker = job.terms.level.members == Members::Workers;
-                let who = if is_worker { "worker" } else { "machine" };
-                (job.id, rank, format!("{who} {rank}: {why}"), stops && !is_worker && !job.goes_on())
-            };
-            if ends && let Err(why) = self.end_at_cut(id, &why).await {
-                tracing::warn!(job, why, "the job does not end between two rounds");
-            }
-            let blame = if hub_lost { Blame::Hub } else { Blame::Job };
-            self.lose_by(&mut self.lock(), id, rank, Cause::Other, &why, blame);
-            return Ok(LeaveReply::default());
-        }
-        let last = self.lock().member(job, &token).map(|(job, rank)| {
-            // Hub 0 has all hubs write a checkpoint, so a worker leaves hub 0 first.
-            let is_last = job.state() == JobState::Running && !job.has_others(rank);
-            (is_last && job.hubs.leads() && job.above.is_none()).then_some(job.id)
-        })?;
-        let mut checkpoint_error = None;
-        if let Some(id) = last.filter(|_| self.store.is_some())
-            && let Err(why) = self.checkpoint_job(id, CHECKPOINT_AT_END).await
-        {
-            tracing::warn!(job, why, "no checkpoint at the job's end");
-            // A job without weights has nothing to lose.
-            checkpoint_error = Some(why).filter(|why| why != NO_WEIGHTS);
-        }
-        if let Some((id, above)) = self.leave_now(job, &token, round)? {
-            // Before the links close: a closed link alone is a loss.
-            let left = on_thread("phub-above", move || above.leave(round)).await;
-            match left.map_err(|why| std::io::Error::other(why).into()).flatten() {
-                Ok(()) => {}
-                Err(MemberError::CheckpointLost { why, .. }) => checkpoint_error = Some(why),
-                Err(why) => {
-                    tracing::warn!(job, %why, "the hubs above were not told that the job ended here");
-                }
-            }
-            self.end(&mut self.lock(), id);
-        }
-        Ok(LeaveReply { checkpoint_error })
-    }
-
-    /// If others still gather, the job fails: it cannot begin without this worker. Returns a job that ends when this hub
-    /// has left it above.
-    fn leave_now(
-        &self,
-        job: &str,
-        token: &str,
-        round: Round,
-    ) -> Result<Option<(JobId, Arc<JoinedAbove>)>, Refusal> {
-        let mut inner = self.lock();
-        let (job, rank) = inner.member(job, token)?;
-        let id = job.id;
-        if let JobState::Gathering { missing, machines } = job.state() {
-            let missing = Missing { ranks: missing, machines }.spoken(job.terms.workers);
-            let reason = format!("worker {rank} gave up waiting for {missing}");
-            self.fail(&mut inner, id, &reason);
-            return Ok(None);
-        }
-        if job.failed() {
-            // There is nothing to leave. Another job may have the name by now.
-            return Ok(None);
-        }
-        tracing::info!(job = job.name, rank, round = round.0, "worker left");
-        job.forget_arrival(rank);
-        let is_last = job.left(rank, round);
-        let above = job.above.take_if(|_| is_last);
-        if !is_last {
-            self.command(job, move |thread| thread.remove_worker(id, rank));
-        } else if above.is_none() {
-            self.end(&mut inner, id);
-        }
-        inner.forget(id, rank, None);
-        inner.left.insert(token_of(token), Instant::now() + KEEP_FAILED);
-        Ok(above.map(|above| (id, above)))
-    }
-
-    /// Ends a job that all workers have left.
-    fn end(&self, inner: &mut Inner, id: JobId) {
-        let Some(job) = inner.jobs.remove(&id) else { return };
-        tracing::info!(job = job.name, "job ended: all workers left");
-        self.command(&job, move |thread| thread.remove_job(id));
-        if inner.names.get(&job.name) == Some(&id) {
-            inner.names.remove(&job.name);
-        }
-        self.free(Discarded::of(job));
-        self.freed.notify_waiters();
-    }
-
-    /// Has memory freed by another thread: this one answers all heartbeats.
-    fn free(&self, memory: Discarded) {
-        let _ = self.discard.send(memory);
-    }
-
     /// Changes a job's learning rate. Returns when every core has the new rate.
     pub async fn set_learning_rate(&self, job: &str, request: LearningRateRequest) -> Result<(), Refusal> {
         let LearningRateRequest { token, learning_rate: rate, from_round: from } = request;
@@ -477,53 +366,6 @@ impl Registry {
     pub fn stop_cores(mut self) {
         self.cores.iter().for_each(|core| core.tell(CoreThread::stop));
         self.cores.iter_mut().for_each(CoreHandle::join);
-    }
-
-    /// What the NICs of the cores have counted. Reads files of the kernel, which may ask the NICs.
-    pub fn nics(&self) -> Vec<NicReply> {
-        let ports = self.cores.iter().filter_map(|core| {
-            let nic = core.lane.nic.as_ref()?;
-            Some((nic.device.clone(), nic.port.unwrap_or(1)))
-        });
-        let lost = self.up.group.rdma().map(|rdma| rdma.lost()).unwrap_or_default();
-        let counted = |(device, port): (String, u8)| {
-            let nic = NicOptions { port: Some(port), ..NicOptions::new(&device) };
-            let lost = lanes::why_lost(&nic, &lost).map(ToString::to_string);
-            let counters = fabric::verbs::counters(&device, port);
-            let counters = counters.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
-            NicReply { device, port, lost, counters }
-        };
-        ports.collect::<BTreeSet<_>>().into_iter().map(counted).collect()
-    }
-
-    /// What the hub is, and what it has done so far, except for what NICs count.
-    pub fn describe(&self) -> HubReply {
-        use std::sync::atomic::Ordering::Relaxed;
-        let core = |core: &CoreHandle| CoreReply {
-            cpu: core.lane.cpu,
-            nic: core.lane.nic.as_ref().map(|nic| nic.device.clone()),
-            chunks: core.meters.chunks.load(Relaxed),
-            chunk_bytes: core.meters.chunk_bytes.load(Relaxed),
-            busy_ns: core.meters.busy_ns.load(Relaxed),
-            waiting_ns: core.meters.waiting_ns.load(Relaxed),
-            asleep_ns: core.meters.asleep_ns.load(Relaxed),
-            held_back: core.meters.held_back.load(Relaxed),
-        };
-        let inner = self.lock();
-        HubReply {
-            protocol: PROTOCOL,
-            protocol_lowest: Some(PROTOCOL_LOWEST),
-            id: self.id.clone(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            kernels: self.kernels.name().to_owned(),
-            rss_bytes: fabric::resident_bytes().unwrap_or(0),
-            draining: *self.draining.borrow(),
-            transports: self.transports.clone(),
-            counts: inner.counts,
-            cores: self.cores.iter().map(core).collect(),
-            nics: Vec::new(),
-            jobs: inner.jobs.values().map(Job::describe).collect(),
-        }
     }
 }
 

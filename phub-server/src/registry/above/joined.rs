@@ -1,0 +1,159 @@
+//! What this hub says and asks as a member of a job at the hubs above.
+
+use std::io::Read;
+use std::time::{Duration, Instant};
+
+use membership::{Hub, MemberError, Missing};
+use pbox_core::control::{
+    CheckpointReply, CompareRequest, Late, Latest, LearningRateRequest, Machine, ReadyRequest,
+};
+use pbox_core::{Above, Layout, Round};
+use tokio::sync::watch;
+
+use crate::registry::loss::Blame;
+
+/// Time limit for telling the hubs above why a job failed here.
+const FAREWELL_LIMIT: Duration = Duration::from_secs(1);
+
+/// A job's membership at the hubs above.
+#[derive(Debug)]
+pub(crate) struct JoinedAbove {
+    pub(super) hubs: Vec<Hub>,
+    pub(super) machine: Machine,
+    /// How the hubs above place chunks.
+    pub placed: Above,
+    /// Changes with each piece of news.
+    pub news: watch::Receiver<()>,
+}
+
+impl JoinedAbove {
+    /// The addresses of the hubs.
+    pub fn addresses(&self) -> Vec<String> {
+        self.hubs.iter().map(|hub| hub.address().to_owned()).collect()
+    }
+
+    /// The round from which this hub takes part at the hubs above, or who is missing there.
+    pub fn takes_part(&self) -> Result<Round, Missing> {
+        membership::takes_part(&self.hubs, self.machine.number)
+    }
+
+    /// Whether what is brought here goes up: the first machine's rank 0 speaks for all, as in a broadcast.
+    pub fn speaks_for_all(&self) -> bool {
+        self.machine.number == 0
+    }
+
+    /// Offers a state to the hubs above. Returns how many bytes it has, if they want it. May wait for them.
+    pub fn offer(&self, before: Round) -> Result<Option<u64>, MemberError> {
+        membership::all_of(self.hubs.iter().map(|hub| hub.offer(before)))
+    }
+
+    /// Brings a state of so many tensors of each key to the hubs above, each its share. Waits for its values, and for them.
+    pub fn bring(
+        &self,
+        values: Box<dyn Read + Send>,
+        layout: &Layout,
+        tensors: usize,
+    ) -> Result<(), MemberError> {
+        let Above { schedule, split_above, .. } = self.placed;
+        membership::bring(&self.hubs, values, layout, (schedule, split_above), tensors)
+    }
+
+    /// The highest round that a worker of any machine had reached when it lost a hub, if some did.
+    pub fn reached(&self) -> Option<Round> {
+        membership::reached(&self.hubs)
+    }
+
+    /// All workers of this hub are there. May wait for the hubs above.
+    pub fn say_ready(&self, reached: Option<Round>) -> Result<(), MemberError> {
+        self.hubs.iter().try_for_each(|hub| {
+            let request = ReadyRequest { token: hub.token.clone(), reached };
+            hub.post("ready", "take part", &request).map(|_: serde_json::Value| ())
+        })
+    }
+
+    /// Why the job cannot go on, if news from above say so.
+    pub fn end(&self) -> Option<(String, Blame)> {
+        self.hubs.iter().find_map(Hub::end).map(reason_of)
+    }
+
+    /// Why a link that leads up ended, of which this hub saw only `symptom`. A hub above that lives says it soon. May wait
+    /// for the hubs.
+    pub fn explain(&self, symptom: &str) -> (String, Blame) {
+        let deadline = Instant::now() + FAREWELL_LIMIT;
+        let told = || self.hubs.iter().find_map(|hub| hub.wait_for_end(deadline));
+        let lost = || self.hubs.iter().find_map(|hub| hub.check_health(FAREWELL_LIMIT).err());
+        match told().or_else(lost) {
+            Some(end) => reason_of(end),
+            None => {
+                let hubs = self.addresses().join(", ");
+                (format!("a link to the hubs above at {hubs} is gone: {symptom}"), Blame::Hub)
+            }
+        }
+    }
+
+    /// Whether a hub above does not know of an end. One may have ended the job while the others see only closed links.
+    pub fn lives_at_some(&self) -> bool {
+        self.hubs.iter().any(|hub| hub.end().is_none())
+    }
+
+    /// Tells the hubs above that do not know it that the job failed here. May wait for them.
+    pub fn fail(&self, reason: &str, blame: Blame) {
+        for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
+            let told = match blame {
+                Blame::Job => hub.fail(reason, FAREWELL_LIMIT),
+                Blame::Hub => hub.fail_without_hub(reason, FAREWELL_LIMIT),
+            };
+            if let Err(error) = told {
+                tracing::warn!(%error, "a hub above was not told that the job failed here");
+            }
+        }
+    }
+
+    /// Tells the hubs above that this one stops. The job ends there between two rounds. May wait for them.
+    pub fn stop(&self, why: &str, limit: Duration) -> Result<(), MemberError> {
+        self.hubs[0].stop(why, limit) // which leads the others
+    }
+
+    /// Whom the hubs above wait for.
+    pub fn held_up_by(&self) -> Vec<Late> {
+        self.hubs.iter().flat_map(Hub::held_up_by).collect()
+    }
+
+    /// Tells the hubs above with the next heartbeats which worker is late here.
+    pub fn say_latest(&self, latest: Option<Latest>) {
+        self.hubs.iter().for_each(|hub| hub.say_latest(latest.clone()));
+    }
+
+    /// Leaves the job above, from a round on. May wait for the hubs.
+    pub fn leave(&self, round: Round) -> Result<(), MemberError> {
+        self.hubs.iter().map(|hub| hub.leave(round)).fold(Ok(()), Result::and)
+    }
+
+    /// Changes the learning rate above. May wait for the hubs.
+    pub fn set_learning_rate(&self, learning_rate: f32, from_round: Round) -> Result<(), MemberError> {
+        self.hubs.iter().try_for_each(|hub| {
+            let request = LearningRateRequest { token: hub.token.clone(), learning_rate, from_round };
+            hub.post("learning-rate", "change the learning rate", &request).map(|_: serde_json::Value| ())
+        })
+    }
+
+    /// Tells the hubs above which weights all members here have before a round. May wait for them.
+    pub fn compare(&self, round: Round, digest: u64) -> Result<(), MemberError> {
+        let request = CompareRequest { token: self.hubs[0].token.clone(), round, digest };
+        self.hubs[0].post("compare", "compare weights", &request).map(|_: serde_json::Value| ())
+    }
+
+    /// Has the hubs above write a checkpoint. May wait for them.
+    pub fn checkpoint(&self) -> Result<CheckpointReply, MemberError> {
+        self.hubs[0].post("checkpoint", "write a checkpoint", &serde_json::json!({}))
+    }
+}
+
+/// Why a membership above ended, in words for the workers here, and whose end it is.
+pub(super) fn reason_of(end: MemberError) -> (String, Blame) {
+    let blame = if end.is_loss_of_hub() { Blame::Hub } else { Blame::Job };
+    match end {
+        MemberError::JobFailed { reason, .. } => (reason, blame),
+        other => (other.to_string(), blame),
+    }
+}

@@ -1,0 +1,59 @@
+//! What the hub says of itself, for `GET /v1/hub`, the page and the metrics.
+
+use std::collections::BTreeSet;
+
+use fabric::verbs::NicOptions;
+use pbox_core::control::{CoreReply, HubReply, NicReply, PROTOCOL, PROTOCOL_LOWEST};
+
+use super::Registry;
+use super::job::Job;
+use crate::cores::{CoreHandle, lanes};
+
+impl Registry {
+    /// What the NICs of the cores have counted. Reads files of the kernel, which may ask the NICs.
+    pub fn nics(&self) -> Vec<NicReply> {
+        let ports = self.cores.iter().filter_map(|core| {
+            let nic = core.lane.nic.as_ref()?;
+            Some((nic.device.clone(), nic.port.unwrap_or(1)))
+        });
+        let lost = self.up.group.rdma().map(|rdma| rdma.lost()).unwrap_or_default();
+        let counted = |(device, port): (String, u8)| {
+            let nic = NicOptions { port: Some(port), ..NicOptions::new(&device) };
+            let lost = lanes::why_lost(&nic, &lost).map(ToString::to_string);
+            let counters = fabric::verbs::counters(&device, port);
+            let counters = counters.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
+            NicReply { device, port, lost, counters }
+        };
+        ports.collect::<BTreeSet<_>>().into_iter().map(counted).collect()
+    }
+
+    /// What the hub is, and what it has done so far, except for what NICs count.
+    pub fn describe(&self) -> HubReply {
+        use std::sync::atomic::Ordering::Relaxed;
+        let core = |core: &CoreHandle| CoreReply {
+            cpu: core.lane.cpu,
+            nic: core.lane.nic.as_ref().map(|nic| nic.device.clone()),
+            chunks: core.meters.chunks.load(Relaxed),
+            chunk_bytes: core.meters.chunk_bytes.load(Relaxed),
+            busy_ns: core.meters.busy_ns.load(Relaxed),
+            waiting_ns: core.meters.waiting_ns.load(Relaxed),
+            asleep_ns: core.meters.asleep_ns.load(Relaxed),
+            held_back: core.meters.held_back.load(Relaxed),
+        };
+        let inner = self.lock();
+        HubReply {
+            protocol: PROTOCOL,
+            protocol_lowest: Some(PROTOCOL_LOWEST),
+            id: self.id.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            kernels: self.kernels.name().to_owned(),
+            rss_bytes: fabric::resident_bytes().unwrap_or(0),
+            draining: *self.draining.borrow(),
+            transports: self.transports.clone(),
+            counts: inner.counts,
+            cores: self.cores.iter().map(core).collect(),
+            nics: Vec::new(),
+            jobs: inner.jobs.values().map(Job::describe).collect(),
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Workers that leave in good order, and the end of a job.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use membership::{MemberError, Missing};
+use pbox_core::control::{JobState, LeaveReply, LeaveRequest};
+use pbox_core::{Discarded, JobId, Members, Round};
+
+use super::above::JoinedAbove;
+use super::loss::{Blame, Cause};
+use super::saved::snapshot::NO_WEIGHTS;
+use super::{Inner, KEEP_FAILED, Refusal, Registry, on_thread, token_of};
+
+/// How long the end of a job waits for the round in flight. All workers have left, so there is none, unless a worker left in
+/// the middle of a round.
+const CHECKPOINT_AT_END: Duration = Duration::from_secs(2);
+
+impl Registry {
+    /// A worker leaves. When the last worker has left, the job's state is in its checkpoint, or the reply says why not. A second
+    /// leave changes nothing.
+    pub async fn leave(self: &Arc<Self>, job: &str, request: LeaveRequest) -> Result<LeaveReply, Refusal> {
+        let token = token_of(&request.token);
+        let left = self.leave_once(job, request).await;
+        if left.is_err() && self.lock().left.contains_key(&token) { Ok(LeaveReply::default()) } else { left }
+    }
+
+    async fn leave_once(
+        self: &Arc<Self>,
+        job: &str,
+        LeaveRequest { token, round, failed, hub_lost, stops }: LeaveRequest,
+    ) -> Result<LeaveReply, Refusal> {
+        if let Some(why) = failed {
+            let (id, rank, why, ends) = {
+                let mut inner = self.lock();
+                let (job, rank) = inner.member(job, &token)?;
+                let is_worker = job.terms.level.members == Members::Workers;
+                let who = if is_worker { "worker" } else { "machine" };
+                (job.id, rank, format!("{who} {rank}: {why}"), stops && !is_worker && !job.goes_on())
+            };
+            if ends && let Err(why) = self.end_at_cut(id, &why).await {
+                tracing::warn!(job, why, "the job does not end between two rounds");
+            }
+            let blame = if hub_lost { Blame::Hub } else { Blame::Job };
+            self.lose_by(&mut self.lock(), id, rank, Cause::Other, &why, blame);
+            return Ok(LeaveReply::default());
+        }
+        let last = self.lock().member(job, &token).map(|(job, rank)| {
+            // Hub 0 has all hubs write a checkpoint, so a worker leaves hub 0 first.
+            let is_last = job.state() == JobState::Running && !job.has_others(rank);
+            (is_last && job.hubs.leads() && job.above.is_none()).then_some(job.id)
+        })?;
+        let mut checkpoint_error = None;
+        if let Some(id) = last.filter(|_| self.store.is_some())
+            && let Err(why) = self.checkpoint_job(id, CHECKPOINT_AT_END).await
+        {
+            tracing::warn!(job, why, "no checkpoint at the job's end");
+            // A job without weights has nothing to lose.
+            checkpoint_error = Some(why).filter(|why| why != NO_WEIGHTS);
+        }
+        if let Some((id, above)) = self.leave_now(job, &token, round)? {
+            // Before the links close: a closed link alone is a loss.
+            let left = on_thread("phub-above", move || above.leave(round)).await;
+            match left.map_err(|why| std::io::Error::other(why).into()).flatten() {
+                Ok(()) => {}
+                Err(MemberError::CheckpointLost { why, .. }) => checkpoint_error = Some(why),
+                Err(why) => {
+                    tracing::warn!(job, %why, "the hubs above were not told that the job ended here");
+                }
+            }
+            self.end(&mut self.lock(), id);
+        }
+        Ok(LeaveReply { checkpoint_error })
+    }
+
+    /// If others still gather, the job fails: it cannot begin without this worker. Returns a job that ends when this hub
+    /// has left it above.
+    fn leave_now(
+        &self,
+        job: &str,
+        token: &str,
+        round: Round,
+    ) -> Result<Option<(JobId, Arc<JoinedAbove>)>, Refusal> {
+        let mut inner = self.lock();
+        let (job, rank) = inner.member(job, token)?;
+        let id = job.id;
+        if let JobState::Gathering { missing, machines } = job.state() {
+            let missing = Missing { ranks: missing, machines }.spoken(job.terms.workers);
+            let reason = format!("worker {rank} gave up waiting for {missing}");
+            self.fail(&mut inner, id, &reason);
+            return Ok(None);
+        }
+        if job.failed() {
+            // There is nothing to leave. Another job may have the name by now.
+            return Ok(None);
+        }
+        tracing::info!(job = job.name, rank, round = round.0, "worker left");
+        job.forget_arrival(rank);
+        let is_last = job.left(rank, round);
+        let above = job.above.take_if(|_| is_last);
+        if !is_last {
+            self.command(job, move |thread| thread.remove_worker(id, rank));
+        } else if above.is_none() {
+            self.end(&mut inner, id);
+        }
+        inner.forget(id, rank, None);
+        inner.left.insert(token_of(token), Instant::now() + KEEP_FAILED);
+        Ok(above.map(|above| (id, above)))
+    }
+
+    /// Ends a job that all workers have left.
+    pub(super) fn end(&self, inner: &mut Inner, id: JobId) {
+        let Some(job) = inner.jobs.remove(&id) else { return };
+        tracing::info!(job = job.name, "job ended: all workers left");
+        self.command(&job, move |thread| thread.remove_job(id));
+        if inner.names.get(&job.name) == Some(&id) {
+            inner.names.remove(&job.name);
+        }
+        self.free(Discarded::of(job));
+        self.freed.notify_waiters();
+    }
+
+    /// Has memory freed by another thread: this one answers all heartbeats.
+    pub(super) fn free(&self, memory: Discarded) {
+        let _ = self.discard.send(memory);
+    }
+}
