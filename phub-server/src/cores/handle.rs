@@ -1,0 +1,131 @@
+//! The hub's end of a core thread: it starts it, tells it what to do, hears its reports and reads its meters.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::task::Waker;
+use std::thread::JoinHandle;
+
+use fabric::{IdlePolicy, any};
+use pbox_core::kernels::Kernels;
+use pbox_core::{Discarded, JobId, Taken};
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::near::give_way;
+use super::timeline::CoreTimeline;
+use super::{CoreThread, Lane};
+
+/// Work that a core thread is told to do between two turns.
+pub(crate) type Command = Box<dyn FnOnce(&mut CoreThread) + Send>;
+
+/// What a core thread reports. There are few reports for each worker and job, and their number bounds the channel.
+#[derive(Debug)]
+pub(crate) enum Report {
+    /// This core has the worker's link.
+    Attached { job: JobId, rank: u32 },
+    /// This core has let go of the worker, and reports nothing more about it.
+    Removed { job: JobId, rank: u32 },
+    /// This core has let go of the links that a worker has lost, and reports nothing more about them.
+    Unlinked { job: JobId, rank: u32 },
+    /// The worker's link ended or could not be made: by itself, or because the worker broke the protocol.
+    WorkerGone { job: JobId, rank: u32, reason: String, by_itself: bool },
+    /// A link to a hub above ended.
+    AboveGone { job: JobId, reason: String },
+    /// This core's part of a snapshot is taken, or cannot be taken.
+    Snapshot { job: JobId, core: usize, taken: Taken },
+    /// This many of the core's chunks skipped rounds whose workers are all gone.
+    Skipped { job: JobId, chunks: u64 },
+    /// The core cannot take the job, or cannot continue it.
+    JobFailed { job: JobId, reason: String },
+    /// The thread has ended, by a bug of the hub.
+    CorePanicked { cpu: u32 },
+}
+
+/// What a core has done. Other threads may read it at any time.
+#[derive(Debug, Default)]
+pub(crate) struct Meters {
+    pub chunks: AtomicU64,
+    pub chunk_bytes: AtomicU64,
+    pub busy_ns: AtomicU64,
+    pub waiting_ns: AtomicU64,
+    pub asleep_ns: AtomicU64,
+    pub held_back: AtomicU64,
+}
+
+/// The hub's end of a core thread.
+#[derive(Debug)]
+pub(crate) struct CoreHandle {
+    pub lane: Lane,
+    pub meters: Arc<Meters>,
+    pub(super) commands: Sender<Command>,
+    pub(super) mail: Arc<AtomicBool>,
+    /// Wakes the thread.
+    pub waker: Waker,
+    pub(super) thread: Option<JoinHandle<()>>,
+}
+
+/// Starts the thread that frees what others discard. It ends when nobody is left who could.
+pub(crate) fn free() -> std::io::Result<(Sender<Discarded>, JoinHandle<()>)> {
+    let (discard, discarded) = channel();
+    let free = move || {
+        give_way();
+        while let Ok(first) = discarded.recv() {
+            drop(first);
+            discarded.try_iter().for_each(drop);
+            fabric::trim_heap();
+        }
+    };
+    Ok((discard, std::thread::Builder::new().name("phub-free".into()).spawn(free)?))
+}
+
+impl CoreHandle {
+    /// Starts the thread of core `number` on a lane. The thread owns `port`, and may note what it does.
+    #[allow(clippy::too_many_arguments)] // what a core is made of
+    pub fn start(
+        number: usize,
+        lane: Lane,
+        port: any::Port,
+        kernels: &'static Kernels,
+        idle: IdlePolicy,
+        reports: UnboundedSender<Report>,
+        discard: Sender<Discarded>,
+        has_timeline: bool,
+    ) -> std::io::Result<Self> {
+        let cpu = lane.cpu;
+        let (mut handle, mut thread) = CoreThread::new(number, lane, port, kernels, reports.clone(), discard);
+        thread.timeline = has_timeline.then(CoreTimeline::new);
+        handle.thread =
+            Some(std::thread::Builder::new().name(format!("phub-core-{cpu}")).spawn(move || {
+                pin(cpu);
+                if catch_unwind(AssertUnwindSafe(|| thread.run(idle))).is_err() {
+                    let _ = reports.send(Report::CorePanicked { cpu });
+                }
+            })?);
+        Ok(handle)
+    }
+
+    /// Tells the thread what to do after its current turn.
+    pub fn tell(&self, command: impl FnOnce(&mut CoreThread) + Send + 'static) {
+        // A thread that panicked takes no commands. The workers of its jobs see their links close.
+        let _ = self.commands.send(Box::new(command));
+        self.mail.store(true, Ordering::Release); // [mail]
+        self.waker.wake_by_ref();
+    }
+
+    /// Waits for the thread to end after [`CoreThread::stop`].
+    pub fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Keeps the calling thread on a cpu.
+fn pin(cpu: u32) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu as usize);
+    if let Err(errno) = rustix::thread::sched_setaffinity(None, &set) {
+        tracing::warn!(cpu, %errno, "cannot pin a core thread; it runs wherever the kernel puts it");
+    }
+}
