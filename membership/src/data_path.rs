@@ -2,7 +2,7 @@
 //!
 //! Once, at the join. Knows the hubs' offers and this member's settings; nothing of rounds.
 
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -203,22 +203,6 @@ fn usable_nics(named: Option<&NicList>, local_rank: u32) -> Result<Vec<NicOption
         return Err(format!("none of this machine's RDMA devices can be used, of {names:?}"));
     }
     Ok(nics)
-}
-
-/// Where the NICs are that this member of this rank would use for RDMA now; nothing without RDMA.
-pub fn nic_addresses(transport: Option<Transport>, nics: &NicSettings, rank: u32) -> Vec<IpAddr> {
-    if transport.is_some_and(|wanted| wanted != Transport::Verbs) {
-        return Vec::new();
-    }
-    let local_rank = nearest::local_rank(rank, |name| std::env::var(name).ok());
-    let usable = usable_nics(nics.list.as_ref(), local_rank).unwrap_or_default();
-    let devices = verbs::devices().unwrap_or_default();
-    let address = |nic: &NicOptions| {
-        let device = devices.iter().find(|device| device.name == nic.device)?;
-        let ip = device.gid(device.port(nic.port)?, nic.gid_index).ok()?.entry.gid.ip();
-        Some(ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4))
-    };
-    usable.iter().filter_map(address).collect()
 }
 
 /// The way to a hub, by what its reply says.

@@ -2,7 +2,6 @@
 //! one hub, or is spread over several.
 
 use std::io::Read;
-use std::net::IpAddr;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -187,13 +186,13 @@ impl Hub {
         }
     }
 
-    /// Says that this member has lost its links to the hub of a job that has no other, and makes new ones, over
-    /// NICs at these `addresses` if it has any. When the hub answers, it has let go of the former links.
+    /// Says that this member has lost its links to the hub of a job that has no other, and makes new ones. When the hub answers,
+    /// it has let go of the former links.
     ///
     /// # Errors
     /// As for [`post`](Self::post).
-    pub fn relink(&self, why: String, addresses: Vec<IpAddr>) -> Result<LetIn, MemberError> {
-        let request = RelinkRequest { token: self.token.clone(), why, addresses };
+    pub fn relink(&self, why: String) -> Result<LetIn, MemberError> {
+        let request = RelinkRequest { token: self.token.clone(), why };
         let control = self.control.within(self.limit);
         let reply: JoinReply = self.insist(|| control.post("relink", "make links again", &request))?;
         let token = reply.token.clone();

@@ -25,7 +25,7 @@ mod state;
 
 pub use authority::Credential;
 pub use control::HubClock;
-pub use data_path::{DataPath, NicSettings, Ports, Way, nic_addresses, open};
+pub use data_path::{DataPath, NicSettings, Ports, Way, open};
 pub use error::MemberError;
 pub use hub::{Hub, Missing, lost, reached, takes_part};
 pub use join::{LetIn, describe, hub_addresses, join_all, meet, placements, wait_for};

@@ -127,7 +127,6 @@ impl Rendezvous {
         self.group.rdma().into_iter().for_each(lanes::mend);
         let (weights, window_bytes) = (&admission.weights, admission.wire.gradient_window_bytes());
         let placed = |window: &_| registry.populate(&admission, window);
-        let hello = hello.with_nics_at(&admission.addresses);
         match hello.welcome(&self.group, weights, window_bytes, &admission.cores.links, placed) {
             Ok(mut joined) => {
                 let rule = || -> Box<dyn FrameRule> {

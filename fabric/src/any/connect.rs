@@ -1,6 +1,6 @@
 //! Listening and connecting, whatever the transport: what their handshakes have in common.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -204,14 +204,6 @@ impl Hello {
             },
             whole @ (Hello::Shm(_) | Hello::Verbs(_)) => Gathered::Whole(whole),
         })
-    }
-
-    /// The peer's NICs are at these addresses, as far as is known: its links go over NICs that lead there.
-    pub fn with_nics_at(self, addresses: &[IpAddr]) -> Self {
-        match self {
-            Hello::Verbs(hello) => Hello::Verbs(hello.with_nics_at(addresses)),
-            other @ (Hello::Shm(_) | Hello::Tcp(_)) => other,
-        }
     }
 
     /// Says no, and why.

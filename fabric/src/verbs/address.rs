@@ -89,16 +89,6 @@ impl Address {
         ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4)
     }
 
-    /// Whether another address is in its subnet. None is known of InfiniBand that nobody has configured: all is in one.
-    pub(super) fn is_in_subnet(&self, ip: IpAddr) -> bool {
-        let gid = match ip {
-            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-            IpAddr::V6(ip) => ip,
-        };
-        let other = Address { gid: Gid(gid.octets()), prefix: None, ..self.clone() };
-        self.shared_subnet(&other).is_some()
-    }
-
     /// The subnet in words, where both are on the same one.
     pub(super) fn shared_subnet(&self, other: &Address) -> Option<String> {
         if self.link_layer != other.link_layer {

@@ -3,7 +3,6 @@
 //! A NIC that does not open, or whose device fails, is lost: its ports go without it, and the others are as before. It is opened
 //! again when the owner of the group says so, for links that are made later.
 
-use std::net::IpAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -207,15 +206,16 @@ impl Group {
         open.into_iter().filter(|rail| !rail.nic.context.is_lost()).collect()
     }
 
-    /// The rail of a hub's port for links to a peer whose NICs are at these addresses, or why its NIC is lost. NICs that are up
+    /// The rail of a hub's port for links to a peer with these NICs, or why its NIC is lost. NICs that are up
     /// and in a subnet of the peer are the best, then come those that are up, then any that is open. Of equals the port's own
     /// serves, else another one of the group.
-    pub(super) fn rail(&self, port: usize, peer: &[IpAddr]) -> Result<Arc<Rail>, VerbsError> {
+    pub(super) fn rail(&self, port: usize, peer: &[Address]) -> Result<Arc<Rail>, VerbsError> {
         let nics = self.nics_in_use();
         let own = nics.wanted.iter().find(|nic| nic.options == self.wanted[port][0]);
         let open: Vec<&Arc<Nic>> = nics.wanted.iter().filter_map(Wanted::open).collect();
         let up = |nic: &&Arc<Nic>| nic.has_link();
-        let near = |nic: &&Arc<Nic>| up(nic) && peer.iter().any(|&ip| nic.address.is_in_subnet(ip));
+        let near =
+            |nic: &&Arc<Nic>| up(nic) && peer.iter().any(|peer| nic.address.shared_subnet(peer).is_some());
         // The best first; its own before the others, which ports take in turn.
         let turn = port % open.len().max(1);
         let in_turn = || {

@@ -27,7 +27,7 @@ pub use rounds::{
 pub use versions::{PROTOCOL, PROTOCOL_LOWEST, Versions};
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use fabric::any::Transport;
@@ -154,9 +154,6 @@ pub struct RelinkRequest {
     pub token: String,
     /// Why the former links ended, in words.
     pub why: String,
-    /// Where the worker's NICs with RDMA are that can be used, if it has any.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub addresses: Vec<IpAddr>,
 }
 
 /// `POST /v1/jobs/{job}/offer`: rank 0 has weights and optimizer state of the moment before a round, for a new job to

@@ -24,8 +24,6 @@ pub(crate) struct Admission {
     token: Token,
     pub job: JobId,
     pub rank: u32,
-    /// Where its NICs are, if it has said so.
-    pub addresses: Vec<IpAddr>,
     /// Whether it makes its links again.
     pub relinks: bool,
     pub weights: Arc<SendWindow>,
@@ -259,8 +257,8 @@ impl Registry {
         })?;
         job.connect(rank, token)?;
         let (wire, cores) = (job.wire.clone(), Arc::clone(&job.cores));
-        let (addresses, relinks) = (job.nics_at(rank), job.relinks(rank));
-        Ok(Admission { token, job: id, rank, addresses, relinks, weights, own: Vec::new(), wire, cores })
+        let relinks = job.relinks(rank);
+        Ok(Admission { token, job: id, rank, relinks, weights, own: Vec::new(), wire, cores })
     }
 
     /// Gives a connected worker's links to the cores, unless its job went on without it meanwhile.

@@ -11,7 +11,6 @@
 //! A worker that died asks nothing. Its heartbeat, which is a request that the hub holds, ends with it. If it does not, there are
 //! news, which the heartbeat of a living worker takes at once: no heartbeat within [`LIVES_WITHIN`] is a death, too.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,9 +27,6 @@ use super::{Inner, Refusal, Registry, Token};
 const LIVES_WITHIN: Duration = Duration::from_secs(2);
 /// The heartbeat of a worker that died ends within this time after its links. News would answer it.
 const DIES_WITHIN: Duration = Duration::from_millis(100);
-
-/// Of a worker's NICs.
-const MOST_ADDRESSES: usize = 256;
 
 /// The links of a worker that takes part are lost.
 #[derive(Debug)]
@@ -86,20 +82,14 @@ impl Registry {
 
     /// A worker that has lost its links makes others. Answers when all cores have let go of the former ones.
     pub async fn relink(self: &Arc<Self>, name: &str, request: RelinkRequest) -> Result<JoinReply, Refusal> {
-        let RelinkRequest { token, why, addresses } = request;
-        if addresses.len() > MOST_ADDRESSES {
-            let seen = addresses.len();
-            return Err(Refusal::Bad(format!(
-                "relink: {seen} addresses, at most {MOST_ADDRESSES} are allowed"
-            )));
-        }
+        let RelinkRequest { token, why } = request;
         {
             let mut inner = self.lock();
             let (job, rank) = inner.member(name, &token)?;
             if let JobState::Failed { reason, .. } = job.state() {
                 return Err(Refusal::Conflict(format!("job {name:?} has failed: {reason}")));
             }
-            job.lives_with_nics_at(rank, addresses);
+            job.lives(rank);
             if !job.may_relink(rank) {
                 return Err(Refusal::Conflict(format!(
                     "{} of job {name:?} cannot make its links again: it said in its join that it would not, it takes no part, \
@@ -244,16 +234,11 @@ impl Job {
         self.member(rank).is_some_and(|member| member.token.is_some())
     }
 
-    /// A worker lives, and says where its NICs are.
-    pub fn lives_with_nics_at(&mut self, rank: u32, addresses: Vec<IpAddr>) {
+    /// A worker lives.
+    pub fn lives(&mut self, rank: u32) {
         if let Some(member) = &mut self.members[rank as usize] {
-            (member.hung_up, member.addresses) = (false, addresses);
+            member.hung_up = false;
         }
-    }
-
-    /// Where a worker's NICs are, if it has said so.
-    pub fn nics_at(&self, rank: u32) -> Vec<IpAddr> {
-        self.member(rank).map_or_else(Vec::new, |member| member.addresses.clone())
     }
 
     /// A member's heartbeat ended without an answer. Why the member is lost, if its links are.

@@ -108,10 +108,7 @@ impl Session {
         // The former links end first: what a hub sent that only stood still must not come behind what the new links bring.
         let (_group, mut ports) = any::group(1, None).map_err(MemberError::from)?;
         self.exchange.cut(ports.remove(0));
-        let SessionConfig { transport, nics, rank, .. } = &self.config;
-        let addresses = membership::nic_addresses(*transport, nics, *rank);
-        let let_in = self.hubs[0].relink(lost.to_string(), addresses);
-        let let_in = let_in.map_err(|error| Again::Never(error.into()))?;
+        let let_in = self.hubs[0].relink(lost.to_string()).map_err(|error| Again::Never(error.into()))?;
         let (wire, windows) = (Wire::of_terms(&self.config.terms)?, self.exchange.windows());
         let receive = |_| Receive::Into(windows.received()[0].clone());
         let Attached { port, endpoints, received, hubs, ways, .. } =

@@ -5,7 +5,7 @@
 //! ```text
 //!   worker                                hub
 //!   connect ----------------------------> accept
-//!   Hello{name, proof} ----------------> Hello         the layer above knows the token
+//!   Hello{name, NICs, proof} ----------> Hello         the layer above knows the token
 //!          <------------------ Ports{bytes, addresses}  or Refused{why}, then and later, from either
 //!   Links{window, queue pairs, keys} ---> queue pairs to RTS
 //!          <---------------- Links{window, queue pairs, keys}
@@ -14,17 +14,17 @@
 //! ```
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::join;
-use super::message::{Message, hello_text};
+use super::message::{self, Message};
 use super::stream::MessageStream;
 use crate::handshake::{Joined, Receive};
 use crate::memory::{RecvWindow, SendWindow, WindowError};
-use crate::plan::{LinkPorts, PlannedLink, check_ports, ports_of};
+use crate::plan::{PlannedLink, check_ports, ports_of};
 use crate::proof::{PROOF, name_of, proves};
 use crate::verbs::error::VerbsError;
 use crate::verbs::group::Group;
@@ -110,9 +110,7 @@ impl Accepted {
         let nonsense = |error: io::Error| ConnectError::Nonsense(error.to_string());
         let mut stream = MessageStream::new(self.stream, timeout).map_err(nonsense)?;
         match stream.receive() {
-            Ok(Message::Hello { name, send_bytes, links, proof }) => {
-                Ok(Hello { stream, token: name, send_bytes, links, proof, addresses: Vec::new() })
-            }
+            Ok(Message::Hello { hello, proof }) => Ok(Hello { stream, token: hello.name, hello, proof }),
             Ok(Message::Refused(why)) => Err(ConnectError::Refused(why)),
             Ok(other) => Err(refuse(&mut stream, join::unexpected("a hello", &other))),
             Err(error) => Err(refuse(&mut stream, nonsense(error))),
@@ -141,11 +139,8 @@ pub struct Hello {
     stream: MessageStream,
     /// The worker's token, once it is proven; before, what the hello calls it.
     token: [u8; 16],
-    send_bytes: u64,
-    links: Vec<LinkPorts>,
+    hello: message::Hello,
     proof: [u8; PROOF],
-    /// Of the worker's NICs, if they are known.
-    addresses: Vec<IpAddr>,
 }
 
 impl Hello {
@@ -156,9 +151,9 @@ impl Hello {
 
     /// Looks at the proof of its token, which `token_of` knows by the name that the hello shows.
     pub fn identify(&mut self, token_of: impl FnOnce([u8; 16]) -> Option<[u8; 16]>) {
-        let said = hello_text(self.token, self.send_bytes, &self.links);
-        let proven = |&token: &[u8; 16]| self.token == name_of(token) && proves(token, &said, &self.proof);
-        if let Some(token) = token_of(self.token).filter(proven) {
+        let (name, said) = (self.hello.name, self.hello.text());
+        let proven = |&token: &[u8; 16]| name == name_of(token) && proves(token, &said, &self.proof);
+        if let Some(token) = token_of(name).filter(proven) {
             self.token = token;
         }
     }
@@ -173,11 +168,6 @@ impl Hello {
         let _ = self.stream.send(&Message::Refused(why.to_owned()));
     }
 
-    /// The peer's NICs are at these addresses: each link goes over a NIC of this end that leads there.
-    pub fn with_nics_at(self, addresses: &[IpAddr]) -> Self {
-        Hello { addresses: addresses.to_vec(), ..self }
-    }
-
     /// Lets the peer in. Posts of this end come from `ours`, and a window of `recv_bytes` is made for the peer's posts.
     /// The links are those of `plan`, which the hello must name too. `place` is called when the window is mapped and
     /// not yet registered. Registration allocates its pages: a core that touches a page before has it on its node.
@@ -189,7 +179,7 @@ impl Hello {
         plan: &[PlannedLink],
         place: impl FnOnce(&RecvWindow),
     ) -> Result<Joined<Endpoint>, ConnectError> {
-        let Hello { mut stream, send_bytes, links, addresses, .. } = self;
+        let Hello { mut stream, hello: message::Hello { send_bytes, links, nics, .. }, .. } = self;
         if let Err(why) = check_ports(&links, plan) {
             return Err(refuse(&mut stream, ConnectError::Nonsense(why)));
         }
@@ -197,7 +187,7 @@ impl Hello {
             let error = WindowError::TooSmall { expected: recv_bytes, seen: send_bytes };
             return Err(refuse(&mut stream, error.into()));
         }
-        match join::welcome(&mut stream, group, &addresses, ours, recv_bytes, plan, place) {
+        match join::welcome(&mut stream, group, &nics, ours, recv_bytes, plan, place) {
             Ok(parts) => parts.watched(group, stream),
             Err(error) => Err(refuse(&mut stream, error)),
         }
@@ -217,7 +207,8 @@ pub fn connect(
 ) -> Result<Joined<Endpoint>, ConnectError> {
     let dial = |error| ConnectError::Socket { doing: "connecting", address, error };
     let mut stream = MessageStream::connect(address, timeout).map_err(dial)?;
-    let hello = Message::hello(token, ours.bytes() as u64, ports_of(plan));
+    let nics = join::nics_to_be_near(group);
+    let hello = Message::hello(token, ours.bytes() as u64, ports_of(plan), nics);
     let talk = |error| ConnectError::Socket { doing: "sending the hello", address, error };
     stream.send(&hello).map_err(talk)?;
     match join::connect(&mut stream, address, group, ours, receive, plan) {

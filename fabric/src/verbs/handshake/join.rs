@@ -4,7 +4,7 @@
 //! a domain of its own, so that a worker's keys open no memory of another worker (decision 12).
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::connect::ConnectError;
@@ -61,11 +61,16 @@ impl Parts {
     }
 }
 
-/// The hub's half. The hello has named the links of the plan; `peer` are the addresses of the joiner's NICs, if they are known.
+/// The NICs of a joiner's group near which the hub is to choose its own: all, unless a map of rails says which go together.
+pub(in crate::verbs) fn nics_to_be_near(group: &Group) -> Vec<Address> {
+    if group.options.rails.is_empty() { OwnNics::of_group(group).addresses } else { Vec::new() }
+}
+
+/// The hub's half. The hello has named the links of the plan, and the joiner's NICs.
 pub(in crate::verbs) fn welcome(
     stream: &mut MessageStream,
     group: &Arc<Group>,
-    peer: &[IpAddr],
+    peer: &[Address],
     ours: &Arc<SendWindow>,
     recv_bytes: usize,
     plan: &[PlannedLink],

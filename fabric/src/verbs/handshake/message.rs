@@ -11,7 +11,7 @@ use crate::proof::{PROOF, name_of, proof};
 use crate::verbs::address::{Address, Gid, LinkLayer, Mtu};
 
 /// First bytes of every message; the digit is the version of this handshake.
-const MAGIC: [u8; 8] = *b"phubrdm4";
+const MAGIC: [u8; 8] = *b"phubrdm5";
 /// NICs of a joiner.
 const MAX_NICS: usize = 64;
 /// Ranges of a window, in all links of a connection together: 32 GiB in runs of 512 KiB.
@@ -30,9 +30,8 @@ const BITS_24: RangeInclusive<u32> = 0..=0xff_ffff;
 /// What either end says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::verbs) enum Message {
-    /// Worker: what its token is called, the size of the window that it writes, what its links join, and the proof that it
-    /// has the token.
-    Hello { name: [u8; 16], send_bytes: u64, links: Vec<LinkPorts>, proof: [u8; PROOF] },
+    /// Worker: what it wants, and the proof that it has the token.
+    Hello { hello: Hello, proof: [u8; PROOF] },
     /// Hub: where its ports are reached, and the size of the window that it writes.
     Ports { send_bytes: u64, ports: Vec<Address> },
     /// Either: its ends of the links.
@@ -41,6 +40,19 @@ pub(in crate::verbs) enum Message {
     Ready,
     /// Either: no, and why.
     Refused(String),
+}
+
+/// What a worker wants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::verbs) struct Hello {
+    /// What its token is called.
+    pub name: [u8; 16],
+    /// The size of the window that it writes.
+    pub send_bytes: u64,
+    /// What its links join.
+    pub links: Vec<LinkPorts>,
+    /// Its NICs, for a hub that chooses its own near them. None if a map says which go together.
+    pub nics: Vec<Address>,
 }
 
 /// One side's ends of all links.
@@ -71,29 +83,33 @@ pub(in crate::verbs) struct LinkEnd {
     pub keys: Vec<u32>,
 }
 
-/// What the proof of a hello is about: all that comes before it.
-pub(super) fn hello_text(name: [u8; 16], send_bytes: u64, links: &[LinkPorts]) -> Vec<u8> {
-    let mut bytes = MAGIC.to_vec();
-    bytes.push(0);
-    bytes.extend(name);
-    bytes.extend(send_bytes.to_le_bytes());
-    encode_links(&mut bytes, links);
-    bytes
+impl Hello {
+    /// What the proof is about: all that comes before it.
+    pub fn text(&self) -> Vec<u8> {
+        let Hello { name, send_bytes, links, nics } = self;
+        let mut bytes = MAGIC.to_vec();
+        bytes.push(0);
+        bytes.extend(name);
+        bytes.extend(send_bytes.to_le_bytes());
+        encode_links(&mut bytes, links);
+        encode_addresses(&mut bytes, nics);
+        bytes
+    }
 }
 
 impl Message {
     /// The hello of a worker with this token.
-    pub fn hello(token: [u8; 16], send_bytes: u64, links: Vec<LinkPorts>) -> Self {
-        let name = name_of(token);
-        let proof = proof(token, &hello_text(name, send_bytes, &links));
-        Message::Hello { name, send_bytes, links, proof }
+    pub fn hello(token: [u8; 16], send_bytes: u64, links: Vec<LinkPorts>, nics: Vec<Address>) -> Self {
+        let hello = Hello { name: name_of(token), send_bytes, links, nics };
+        let proof = proof(token, &hello.text());
+        Message::Hello { hello, proof }
     }
 
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         match self {
-            Message::Hello { name, send_bytes, links, proof } => {
-                bytes = hello_text(*name, *send_bytes, links);
+            Message::Hello { hello, proof } => {
+                bytes = hello.text();
                 bytes.extend(proof);
             }
             Message::Ports { send_bytes, ports } => {
@@ -120,7 +136,8 @@ impl Message {
         let message = match kind {
             0 => {
                 let (name, send_bytes) = (take(&mut body)?, u64::from_le_bytes(take(&mut body)?));
-                Message::Hello { name, send_bytes, links: links(&mut body)?, proof: take(&mut body)? }
+                let (links, nics) = (links(&mut body)?, decode_addresses(&mut body, 0..=MAX_NICS)?);
+                Message::Hello { hello: Hello { name, send_bytes, links, nics }, proof: take(&mut body)? }
             }
             1 => {
                 let send_bytes = u64::from_le_bytes(take(&mut body)?);
@@ -297,7 +314,7 @@ mod tests {
     fn all() -> Vec<Message> {
         let infiniband = Address { link_layer: LinkLayer::InfiniBand, lid: 9, ..address("ib0") };
         vec![
-            Message::hello([7; 16], 1 << 40, vec![joined(0), joined(300)]),
+            Message::hello([7; 16], 1 << 40, vec![joined(0), joined(300)], vec![address("mlx5_0")]),
             Message::Ports { send_bytes: 12, ports: vec![address("rxe0"), infiniband] },
             Message::Links(links()),
             Message::Links(Links { apart: true, ..links() }),
@@ -353,7 +370,7 @@ mod tests {
     #[test]
     fn another_version_is_named() {
         let error = Message::decode(b"phubrdm9........").unwrap_err();
-        assert!(error.contains("phubrdm4") && error.contains("phubrdm9"), "{error}");
+        assert!(error.contains("phubrdm5") && error.contains("phubrdm9"), "{error}");
     }
 
     #[test]

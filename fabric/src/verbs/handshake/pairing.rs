@@ -115,12 +115,14 @@ mod tests {
     }
 
     #[test]
-    fn a_nic_is_near_to_the_addresses_of_its_subnet() {
-        let near = |nic: &Address, ip: &str| nic.is_in_subnet(ip.parse().unwrap());
-        let nic = roce("a", [10, 77, 1, 1], Some(24));
-        assert!(near(&nic, "10.77.1.2") && !near(&nic, "10.77.0.2") && !near(&nic, "fd00::2"));
-        assert!(!near(&roce("a", [10, 77, 1, 1], None), "10.77.1.2"), "its subnet is not known");
-        assert!(near(&infiniband("a", 1), "fe80::2:1"), "all of it is one subnet");
+    fn a_nic_is_near_to_those_of_its_subnet() {
+        let near = |nic: &Address, other: &Address| nic.shared_subnet(other).is_some();
+        let at = |ip, prefix| roce("a", ip, prefix);
+        let nic = at([10, 77, 1, 1], Some(24));
+        assert!(near(&nic, &at([10, 77, 1, 2], None)) && !near(&nic, &at([10, 77, 0, 2], Some(24))));
+        assert!(!near(&at([10, 77, 1, 1], None), &at([10, 77, 1, 2], None)), "its subnet is not known");
+        assert!(near(&infiniband("a", 1), &infiniband("b", 2)), "all of it is one subnet");
+        assert!(!near(&infiniband("a", 1), &nic));
     }
 
     #[test]

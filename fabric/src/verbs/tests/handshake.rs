@@ -26,7 +26,7 @@ impl Hub {
     fn meets(&self, send_bytes: u64, says: Option<Message>, timeout: Duration) -> (String, Option<Message>) {
         let mut stream = MessageStream::connect(self.listener.address(), LONG).unwrap();
         let links = PlannedLink::of_one_port(&[8]).iter().map(|link| link.ports).collect();
-        stream.send(&Message::hello([0; 16], send_bytes, links)).unwrap();
+        stream.send(&Message::hello([0; 16], send_bytes, links, Vec::new())).unwrap();
         let hello = self.listener.accept().unwrap().unwrap().hello(timeout).unwrap();
         std::thread::scope(|scope| {
             let worker = scope.spawn(move || {

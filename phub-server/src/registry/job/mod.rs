@@ -59,8 +59,6 @@ pub(crate) struct Member {
     pub(super) unlinked: Option<Unlinked>,
     /// Of the connection by which it made its links again, or makes them.
     pub(super) token: Option<[u8; 16]>,
-    /// Where its NICs are, if it has said so.
-    pub(super) addresses: Vec<IpAddr>,
 }
 
 /// How a member stands.
@@ -259,7 +257,6 @@ impl Job {
             hung_up: false,
             unlinked: None,
             token: None,
-            addresses: Vec::new(),
         });
     }
 
