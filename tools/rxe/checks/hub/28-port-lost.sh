@@ -1,8 +1,8 @@
 #!/bin/bash
 # A port says in the middle of rounds that it is down, and stays so for longer than its grace, while its queue pairs never fail: one
 # of the hub's, then one of the worker's, then the only one of a worker that may come by TCP, too. The lane's links move to the
-# other NIC, or to TCP, and the results are exact. Rounds go on without the port; when it is back, the next job uses it. Check
-# 27 takes the links themselves down.
+# other NIC, or to TCP, and the results are exact. Rounds go on without the port; when it is back, the next job uses it. The hub
+# says which NICs carry bytes. Check 27 takes the links themselves down.
 # guest: pair --nics 2 --cpus 3
 # build: bin phub-server
 # build: bin phub-probe
@@ -24,8 +24,14 @@ back() { printf '\011' >$LIKE_EVENTS; } # 9, PORT_ACTIVE
 jobs_ended() { [ "$(grep -cF "all workers left" /tmp/hub)" -ge "$1" ]; }
 if [ "$PHUB_RXE_SIDE" = 1 ]; then
     serve --listen 0.0.0.0:7077 --cores 2 --transports verbs,tcp
+    # carried_by NICS: whether these, and no others, have carried bytes of the worker's links both ways.
+    carried_by() {
+        [ "$(ask 127.0.0.1 7077 | jq -c '[.jobs[0].members[0].links[] | select(.sent_bytes > 0 and .received_bytes > 0).nic]')" = "$1" ]
+    }
     rounds_flow 127.0.0.1 7077
+    within 20 carried_by '["rxe0","rxe1"]'
     lose 127.0.0.1 1
+    within 20 carried_by '["rxe0"]'
     back
     within 150 jobs_ended 4
     grep -F "rxe1 says IBV_EVENT_PORT_ERR" /tmp/hub
