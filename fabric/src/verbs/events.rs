@@ -24,9 +24,9 @@ pub(super) struct NicWatch {
     ports: Vec<Weak<PortState>>,
     number: u64,
     register: Arc<Register>,
-    /// Readable when one of the next two is.
+    /// Readable when the device has an event, and when the timer is over.
     wakes: OwnedFd,
-    /// Runs when a port went down.
+    /// Runs since a port went down.
     timer: OwnedFd,
     patience: Duration,
 }
