@@ -6,7 +6,6 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail, ensure};
 use clap::{Parser, Subcommand};
-
 use phub_server::checkpoint::{Decoded, about, decode, export, is_state};
 
 /// Look at the checkpoints of a hub, also while it runs: nothing here changes them.

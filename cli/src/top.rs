@@ -8,11 +8,10 @@ use anyhow::{Context, anyhow};
 use authority::{ALL_JOBS, Credential, Right, Token};
 use clap::Parser;
 use pbox_core::control::{CoreReply, HubReply, JobReply};
+use phub_server::client::Address;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
-
-use phub_server::client::Address;
 
 /// The time limit of an answer.
 const PATIENCE: Duration = Duration::from_secs(3);

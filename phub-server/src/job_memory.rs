@@ -17,13 +17,13 @@ const COPIES_OF_A_KEY: u64 = 4;
 const PARSED_PER_TEXT: u64 = 6;
 
 /// Memory that the hub needs to read a join of so many bytes.
-pub fn parsed_bytes(text_bytes: usize) -> u64 {
+pub(crate) fn parsed_bytes(text_bytes: usize) -> u64 {
     (text_bytes as u64).saturating_mul(PARSED_PER_TEXT)
 }
 
 /// What the hub keeps about a job's keys and chunks, in bytes. From the terms alone: the tables are what a small request
 /// can make large.
-pub fn tables_bytes(terms: &JobTerms) -> u64 {
+pub(crate) fn tables_bytes(terms: &JobTerms) -> u64 {
     let chunk_bytes = terms.chunk_bytes.max(1) as u64;
     let of_a_key = |key: &Key| {
         let spelled = key.name.len() + size_of_val(&key.shape[..]);

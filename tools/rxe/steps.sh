@@ -28,6 +28,9 @@ ask() {
 # chunks HOST PORT: how many chunks the hub's cores have stepped.
 chunks() { ask "$1" "$2" | jq '[.cores[].chunks] | add'; }
 
+# relinked HOST N: whether workers of the hub there, on port 7077, have made their links again so often.
+relinked() { [ "$(ask "$1" 7077 | jq .counts.relinks)" -ge "$2" ]; }
+
 # rounds_flow HOST PORT: waits until the hub has stepped 50 more chunks.
 rounds_flow() {
     local most

@@ -19,6 +19,9 @@ use std::path::Path;
 use fabric::any::Transport;
 use fabric::verbs::{self, Device, NicList, NicOptions};
 use membership::NicSettings;
+use phub_server::HubSettings;
+use phub_server::lanes::{self, OnNics};
+use phub_server::program::ModelSource;
 use rustix::process::{Resource, getrlimit};
 use topology::{Host, NicChoice, NicKind};
 
@@ -28,9 +31,6 @@ use checks::{checkpoints, control_port, cores, data_path, files, locality, memor
 use facts::{Cpus, HugePages, KernelRdma, Memlock};
 use job::Job;
 use nic_facts::NicFacts;
-use phub_server::HubSettings;
-use phub_server::lanes::{self, OnNics};
-use phub_server::program::ModelSource;
 use report::{Form, Report};
 
 /// Settings of `phub-server doctor`.

@@ -11,11 +11,11 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, Key, Layout};
+use phub_server::CoreSelection;
+use phub_server::program::ModelSource;
 use topology::{Host, NicChoice, PlaceError, Plan, Request, render};
 
 use machines::MachinesArgs;
-use phub_server::CoreSelection;
-use phub_server::program::ModelSource;
 use racks::RacksArgs;
 
 /// Settings of `phub-server topology`.

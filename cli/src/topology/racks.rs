@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 
 use anyhow::Context as _;
 use pbox_core::{JobTerms, Key, MAX_WORKERS, Wire};
+use phub_server::shapes::{Level, RackSpeeds, Shape};
 
 use super::machines::{NESTEROV, gbps, mb, racks, workers, write_rounds};
-use phub_server::shapes::{Level, RackSpeeds, Shape};
 
 /// Settings of `topology` for a job in several racks.
 #[derive(Debug, clap::Args)]

@@ -1,6 +1,7 @@
 //! The control port: is it free, or does a hub answer there? One request over HTTP; the judgement is pure.
 
 use authority::{ALL_JOBS, Credential, Right};
+use phub_server::client::Address;
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::Duration;
@@ -9,7 +10,6 @@ use pbox_core::control::{HubReply, Versions};
 use tokio::runtime::Builder;
 
 use crate::doctor::check::Check;
-use phub_server::client::Address;
 
 /// The time limit of an answer.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -1,10 +1,10 @@
 //! The cores of the hub: what else runs on them, and how fast they run. Judges facts; pure.
 
+use phub_server::IdleChoice;
 use topology::cpulist;
 
 use crate::doctor::check::Check;
 use crate::doctor::facts::Cpus;
-use phub_server::IdleChoice;
 
 /// Whether the hub has its cores to itself, as far as `--idle` needs that.
 pub(crate) fn isolation(hub: &[u32], idle: IdleChoice, facts: &Cpus) -> Check {

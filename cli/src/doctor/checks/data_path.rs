@@ -5,10 +5,10 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use fabric::{Arrival, Imm, PlannedLink, Port as _, Posted, SendWindow, Span, Until, WindowError, shm};
+use phub_server::HubSettings;
 
 use super::control_port::Seen;
 use crate::doctor::check::Check;
-use phub_server::HubSettings;
 
 /// The time limit of each step of the handshake, and of each arrival.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -1,9 +1,9 @@
 //! Open files: does the limit suffice for the job's workers? Judges facts; pure.
 
+use phub_server::open_files;
 use rustix::process::Rlimit;
 
 use crate::doctor::check::Check;
-use phub_server::open_files;
 
 /// Whether the hub has descriptors for this many workers. `cores` is the hub's number of core threads.
 pub(crate) fn open_files(workers: u32, cores: usize, limit: &Rlimit) -> Check {

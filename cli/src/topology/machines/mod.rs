@@ -10,9 +10,8 @@ use anyhow::{Context as _, bail};
 use authority::Credential;
 use membership::MEASURED_IN;
 use pbox_core::{ChunkId, JobTerms, Key, Layout, MAX_HUBS, MAX_WORKERS, Optimizer, Wire};
-use topology::{Host, Plan};
-
 use phub_server::shapes::{Level, Shape, Shapes, fastest};
+use topology::{Host, Plan};
 
 /// The optimizer whose state is counted.
 pub(super) const NESTEROV: Optimizer =

@@ -1,10 +1,10 @@
 //! A job on several machines as a picture.
 
 use pbox_core::ChunkId;
+use phub_server::shapes::{Kind, Level, Link, Load, choose};
 use topology::render::{NetworkBox, NetworkPicture};
 
 use super::{MachinesJob, bytes_of, mb};
-use phub_server::shapes::{Kind, Level, Link, Load, choose};
 
 impl MachinesJob {
     /// The picture: with hubs apart where these are to be used, else a mesh.

@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 
 use pbox_core::{Below, Layout, MAX_WORKERS};
-
-use super::{MachinesJob, bytes_of, mb};
 use phub_server::job_memory::JobMemory;
 use phub_server::shapes::{Kind, Level, Link, Shape, choose};
+
+use super::{MachinesJob, bytes_of, mb};
 
 /// The most lines of a level.
 const LINES: usize = 16;

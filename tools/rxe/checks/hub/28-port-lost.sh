@@ -12,8 +12,6 @@ like_hardware
 export LIKE_EVENTS=/tmp/events LIKE_EVENTS_OF=rxe1
 rm -f $LIKE_EVENTS
 mkfifo $LIKE_EVENTS
-# relinked HOST N: whether workers of the hub there have made their links again so often.
-relinked() { [ "$(ask "$1" 7077 | jq .counts.relinks)" -ge "$2" ]; }
 # lose HOST N: rxe1 is down, and workers of the hub there make their links again, for the Nth time; then rounds flow.
 lose() {
     printf '\012' >$LIKE_EVENTS # 10, PORT_ERR
@@ -26,13 +24,15 @@ if [ "$PHUB_RXE_SIDE" = 1 ]; then
     serve --listen 0.0.0.0:7077 --cores 2 --transports verbs,tcp
     # carried_by NICS: whether these, and no others, have carried bytes of the worker's links both ways.
     carried_by() {
-        [ "$(ask 127.0.0.1 7077 | jq -c '[.jobs[0].members[0].links[] | select(.sent_bytes > 0 and .received_bytes > 0).nic]')" = "$1" ]
+        [ "$(ask 127.0.0.1 7077 | jq -c '[.jobs[0].members[0].links[]? | select(.sent_bytes > 0 and .received_bytes > 0).nic]')" = "$1" ]
     }
     rounds_flow 127.0.0.1 7077
     within 20 carried_by '["rxe0","rxe1"]'
     lose 127.0.0.1 1
     within 20 carried_by '["rxe0"]'
     back
+    # The next job.
+    within 60 carried_by '["rxe0","rxe1"]'
     within 150 jobs_ended 4
     grep -F "rxe1 says IBV_EVENT_PORT_ERR" /tmp/hub
     [ "$(ask 127.0.0.1 7077 | jq .counts.relinks)" = 3 ]
@@ -62,7 +62,7 @@ jq -e '.checked and .transport == "verbs"' /tmp/report.1
 grep -F "rxe1 says IBV_EVENT_PORT_ERR" /tmp/worker.1
 
 "${by_rdma[@]}" --job after --rounds 3 >/tmp/report.2 2>/tmp/worker.2
-jq -e '.checked and [.per_core[].nic] == ["rxe0", "rxe1"]' /tmp/report.2
+jq -e '.checked and .transport == "verbs"' /tmp/report.2
 
 # The way from its NIC to the hub's rxe0 leads nowhere: the hub serves both cores by rxe1.
 lost_here 3 "${run[@]}" --job tcp --nics =rxe1 --rounds 600 >/tmp/report.3 2>/tmp/worker.3
