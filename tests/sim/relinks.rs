@@ -1,11 +1,19 @@
 //! Workers lose their links at any moment of a round, and make others in the same memory, while the network delays and reorders.
-//! All rounds are made, and every weight has the oracle's bits. A failure prints its seed.
+//! Whatever the terms, all rounds are made. Where workers step together every weight has the bits of a run without losses; where
+//! they step alone every push counts once. A failure prints its seed.
 
 use std::sync::Arc;
 
 use fabric::sim::{Faults, Net, seeds};
-use pbox_core::{Credit, Key, KeyId, Layout, Notice, Optimizer, Round, Schedule, oracle};
+use pbox_core::slim::SlimDp;
+use pbox_core::{
+    Compression, Consistency, Credit, Key, KeyId, Layout, Notice, Optimizer, Round, Schedule, oracle,
+};
+use sim_tests::model::CODECS;
+use sim_tests::race::{Race, SGD};
 use sim_tests::simulated::{Simulated, Terms};
+use sim_tests::trouble::Dice;
+use sim_tests::values::same_bits;
 
 const WORKERS: u32 = 3;
 const ROUNDS: u32 = 4;
@@ -40,47 +48,66 @@ fn expected(key: KeyId, element: usize) -> f32 {
     weight
 }
 
-struct Run {
-    job: Simulated,
-    dice: u64,
+/// The links of a job's workers, which are lost and made again.
+struct Links {
+    dice: Dice,
     losses: u32,
     /// By rank: so many steps until the links are there that it makes; `None` while it has links.
-    relinks_in: Vec<Option<u64>>,
+    made_in: Vec<Option<u64>>,
 }
 
-impl Run {
-    fn draw(&mut self, n: u64) -> u64 {
-        self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.dice >> 33) % n
+impl Links {
+    fn new(seed: u64) -> Self {
+        Links { dice: Dice::new(seed), losses: 0, made_in: vec![None; WORKERS as usize] }
+    }
+
+    fn are_there(&self, rank: usize) -> bool {
+        self.made_in[rank].is_none()
     }
 
     /// A worker loses its links. Either end may see it first, and the other workers go on.
-    fn lose(&mut self, rank: usize) {
-        if self.draw(2) == 0 {
-            let cut = self.draw(self.job.ends[rank].len() as u64) as usize;
-            self.job.net().cut(self.job.ends[rank][cut]);
-            for _ in 0..self.draw(4) {
-                let Simulated { cores, notices, .. } = &mut self.job;
+    fn lose(&mut self, job: &mut Simulated, rank: usize) {
+        if self.dice.below(2) == 0 {
+            let cut = self.dice.below(job.ends[rank].len() as u64) as usize;
+            job.net().cut(job.ends[rank][cut]);
+            for _ in 0..self.dice.below(4) {
+                let Simulated { cores, notices, .. } = job;
                 cores.iter_mut().for_each(|core| _ = core.turn(notices));
             }
         }
-        self.job.unlink(rank as u32);
-        self.relinks_in[rank] = Some(self.draw(30));
+        job.unlink(rank as u32);
+        self.made_in[rank] = Some(self.dice.below(30));
         self.losses += 1;
     }
 
-    fn step(&mut self) {
-        for rank in 0..WORKERS as usize {
-            match &mut self.relinks_in[rank] {
+    /// Makes the links that are due.
+    fn make(&mut self, job: &mut Simulated) {
+        for (rank, made_in) in (0..).zip(&mut self.made_in) {
+            match made_in {
                 None => {}
                 Some(0) => {
-                    self.relinks_in[rank] = None;
-                    self.job.relink(rank as u32).unwrap();
+                    *made_in = None;
+                    job.relink(rank).unwrap();
                 }
                 Some(left) => *left -= 1,
             }
         }
-        self.job.step().unwrap();
+    }
+}
+
+/// A job whose workers step together, and lose their links in every so many draws.
+struct Run {
+    job: Simulated,
+    links: Links,
+    losing: bool,
+    terms: String,
+}
+
+impl Run {
+    fn step(&mut self) {
+        self.links.make(&mut self.job);
+        let level = &self.terms;
+        self.job.step().unwrap_or_else(|error| panic!("{level:?}: {error}"));
     }
 
     /// Every worker pushes all keys once, in an order of its own, some of them together.
@@ -88,19 +115,20 @@ impl Run {
         let keys: Vec<KeyId> = keys(&layout()).collect();
         let mut left: Vec<Vec<KeyId>> = (0..WORKERS)
             .map(|_| {
-                let first = self.draw(keys.len() as u64) as usize;
+                let first = self.links.dice.below(keys.len() as u64) as usize;
                 keys[first..].iter().chain(&keys[..first]).rev().copied().collect()
             })
             .collect();
         while left.iter().any(|keys| !keys.is_empty()) {
-            let rank = self.draw(u64::from(WORKERS)) as usize;
-            match self.draw(12) {
-                0 if self.relinks_in[rank].is_none() => self.lose(rank),
+            let rank = self.links.dice.below(u64::from(WORKERS)) as usize;
+            let has_links = self.links.are_there(rank);
+            match self.links.dice.below(12) {
+                0 if has_links && self.losing => self.links.lose(&mut self.job, rank),
                 0..3 => self.step(),
                 // A session without links makes them before its caller goes on.
-                _ if self.relinks_in[rank].is_some() => self.step(),
+                _ if !has_links => self.step(),
                 _ => {
-                    for _ in 0..1 + self.draw(6) {
+                    for _ in 0..1 + self.links.dice.below(6) {
                         let Some(key) = left[rank].pop() else { break };
                         let worker = &mut self.job.workers[rank];
                         let gradient = worker.gradient_mut(key).unwrap();
@@ -108,7 +136,7 @@ impl Run {
                         gradient.iter_mut().enumerate().for_each(fill);
                         worker.put(key).unwrap();
                     }
-                    if self.draw(4) > 0 {
+                    if self.links.dice.below(4) > 0 {
                         self.job.workers[rank].flush().unwrap();
                     }
                 }
@@ -116,50 +144,122 @@ impl Run {
         }
         let mut steps = 0;
         while self.job.workers.iter().any(|worker| worker.first_under_way().is_some()) {
-            for rank in 0..WORKERS as usize {
-                if self.relinks_in[rank].is_none() {
-                    self.job.workers[rank].flush().unwrap();
-                }
+            for rank in (0..WORKERS as usize).filter(|&rank| self.links.are_there(rank)) {
+                self.job.workers[rank].flush().unwrap();
             }
-            let rank = self.draw(u64::from(WORKERS)) as usize;
-            if self.draw(40) == 0 && self.relinks_in[rank].is_none() {
-                self.lose(rank);
+            let rank = self.links.dice.below(u64::from(WORKERS)) as usize;
+            if self.losing && self.links.dice.below(40) == 0 && self.links.are_there(rank) {
+                self.links.lose(&mut self.job, rank);
             }
             self.step();
             steps += 1;
             assert!(steps < 100_000, "round {round} does not end: {:?}", self.job.notices);
         }
     }
+
+    /// Makes all rounds. Returns the weights of each worker and key, and how many links were lost.
+    fn weights(seed: u64, terms: &Terms, losing: bool) -> (Vec<Vec<Vec<f32>>>, u32) {
+        let net = Net::new(seed, Faults { delay: 0..40, reorder: seed.is_multiple_of(2), ..Faults::NONE });
+        let job = Simulated::new(net, &layout(), terms.clone()).unwrap();
+        let mut run = Run { job, links: Links::new(seed), losing, terms: format!("seed {seed}, {terms:?}") };
+        (0..=ROUNDS).for_each(|round| run.round(round));
+        let is_end = |notice: &Notice| matches!(notice, Notice::WorkerGone { by_itself: true, .. });
+        assert!(run.job.notices.iter().all(is_end), "seed {seed}: {:?}", run.job.notices);
+        let of_worker = |worker: &worker_shim::Exchange<_>| {
+            keys(&layout()).map(|key| worker.weights::<f32>(key).unwrap().to_vec()).collect()
+        };
+        (run.job.workers.iter().map(of_worker).collect(), run.links.losses)
+    }
+}
+
+/// Terms of any kind.
+fn terms(dice: &mut Dice, optimizer: Optimizer) -> Terms {
+    let mut terms = Terms::new(WORKERS, dice.from(1..=3) as usize, optimizer);
+    terms.job.hubs = dice.from(1..=2) as u32;
+    let level = &mut terms.job.level;
+    level.schedule = Schedule::ALL[dice.below(4) as usize];
+    level.slice_bytes = Some(dice.from(0..=512) as usize);
+    let mut credit = || (dice.below(3) == 0).then(|| dice.from(300..=900) as usize);
+    (terms.worker_credit, level.credit) = (credit(), credit().map(Credit::Bytes).or(Some(Credit::None)));
+    terms.batch_keys = (dice.below(2) == 0).then(|| dice.from(1..=4) as usize);
+    terms
 }
 
 #[test]
 fn links_that_are_made_again_at_any_moment_change_no_bit() {
-    let mut losses = 0;
+    let mut all_losses = 0;
     for seed in seeds(400) {
-        let net = Net::new(seed, Faults { delay: 0..40, reorder: seed % 2 == 0, ..Faults::NONE });
-        let mut terms = Terms::new(WORKERS, 1 + (seed % 3) as usize, NESTEROV).with(|job| {
-            job.level.schedule = if seed % 5 == 0 { Schedule::P3 } else { Schedule::Sliced };
-            job.level.credit = Some(if seed % 4 == 0 { Credit::Bytes(600) } else { Credit::None });
-        });
-        assert!(terms.job.may_relink());
-        terms.shards = 1 + (seed % 7 == 0) as usize;
-        terms.worker_credit = (seed % 6 == 0).then_some(500);
-        let job = Simulated::new(net, &layout(), terms).unwrap();
-        let mut run = Run { job, dice: seed, losses: 0, relinks_in: vec![None; WORKERS as usize] };
-        (0..=ROUNDS).for_each(|round| run.round(round));
-        losses += run.losses;
-        let is_end = |notice: &Notice| matches!(notice, Notice::WorkerGone { by_itself: true, .. });
-        assert!(run.job.notices.iter().all(is_end), "seed {seed}: {:?}", run.job.notices);
-        for (rank, worker) in run.job.workers.iter().enumerate() {
-            for key in keys(&layout()) {
-                for (i, seen) in worker.weights::<f32>(key).unwrap().iter().enumerate() {
-                    let expected = expected(key, i);
-                    assert_eq!(seen.to_bits(), expected.to_bits(), "seed {seed}, rank {rank}, {key:?}, {i}");
+        let mut dice = Dice::new(seed);
+        let mut terms = terms(&mut dice, NESTEROV);
+        let level = &mut terms.job.level;
+        level.compression = match dice.below(4) {
+            0 | 1 => None,
+            2 if !level.schedule.by_layer() => Some(Compression::Slim(SlimDp::new(0.5, 0.25))),
+            _ => Some(CODECS[dice.below(CODECS.len() as u64) as usize].parse().unwrap()),
+        };
+        if !matches!(level.compression, Some(Compression::Slim(_))) {
+            terms.shards = dice.from(1..=2) as usize;
+        }
+        let (seen, losses) = Run::weights(seed, &terms, true);
+        let (without, _) = Run::weights(seed, &terms, false);
+        all_losses += losses;
+        for (rank, (seen, without)) in seen.iter().zip(&without).enumerate() {
+            for (key, (seen, without)) in (0..).map(KeyId).zip(seen.iter().zip(without)) {
+                same_bits(format!("seed {seed}, rank {rank}, {key:?}, {:?}", terms.job.level), seen, without);
+                if terms.job.level.compression.is_none() {
+                    let expected: Vec<f32> = (0..seen.len()).map(|i| expected(key, i)).collect();
+                    same_bits(format!("seed {seed}, rank {rank}, {key:?}"), seen, &expected);
                 }
             }
         }
     }
-    assert!(losses > 1000, "only {losses} losses");
+    assert!(all_losses > 1000, "only {all_losses} losses");
+}
+
+/// Weights tell which pushes they contain, and how far ahead of the others a worker is.
+#[test]
+fn workers_that_step_alone_push_again_and_every_push_counts_once() {
+    const ALL: u32 = ROUNDS + 2;
+    let mut losses = 0;
+    for seed in seeds(1000) {
+        let mut dice = Dice::new(seed);
+        let small = (0..dice.below(5)).map(|key| Key::f32(format!("small{key}"), [3]));
+        let keys = small.chain((0..dice.from(1..=3)).map(|key| Key::f32(format!("{key}"), [70]))).collect();
+        let layout = Arc::new(Layout::new(keys, 64 * dice.from(1..=3) as usize).unwrap());
+        let mut terms = terms(&mut dice, SGD);
+        let level = &mut terms.job.level;
+        level.consistency = match dice.below(4) {
+            0 => Consistency::Asp,
+            staleness => Consistency::Ssp { staleness: staleness as u32 - 1 },
+        };
+        // Exact for the numbers that are pushed here.
+        level.compression = (dice.below(2) == 0).then(|| "bf16".parse().unwrap());
+        let net = Net::new(seed, Faults { delay: 0..40, reorder: seed.is_multiple_of(2), ..Faults::NONE });
+        let level = terms.job.level.clone();
+        let mut race = Race::new(seed, net, &layout, terms, ROUNDS);
+        let mut links = Links::new(seed);
+        for rounds in [ALL - 1, ALL] {
+            let mut steps = 0;
+            while race.lacks_answers(rounds) || !(0..WORKERS as usize).all(|rank| links.are_there(rank)) {
+                let rank = dice.below(u64::from(WORKERS)) as usize;
+                let begun = race.answered.iter().flatten().all(|&answered| answered > 0);
+                if begun && dice.below(30) == 0 && links.are_there(rank) {
+                    links.lose(&mut race.job, rank);
+                }
+                links.make(&mut race.job);
+                let key = KeyId(dice.below(layout.keys().len() as u64) as u32);
+                if race.pushed[rank][key.index()] < rounds {
+                    race.try_push(rank, key).unwrap();
+                }
+                race.step_all().unwrap_or_else(|error| panic!("seed {seed}: {level:?}: {error}"));
+                steps += 1;
+                assert!(steps < 50_000, "seed {seed}: {:?} {:?}", race.pushed, race.answered);
+            }
+        }
+        race.check_all_pushes();
+        losses += links.losses;
+    }
+    assert!(losses > 5000, "only {losses} losses");
 }
 
 /// Whether a worker of one chunk is dropped after the first push that comes twice, and after the second.

@@ -169,14 +169,6 @@ impl JobTerms {
         }
     }
 
-    /// Whether a worker that lives may make its links again when it has lost them: it then pushes again what has no answer.
-    /// So a push must be what lies in the window, and an answer what the hub has anyway.
-    pub fn may_relink(&self) -> bool {
-        let LevelTerms { consistency, compression, schedule, members, .. } = self.level;
-        let is_bare = consistency == Consistency::Bsp && compression.is_none() && !schedule.by_layer();
-        is_bare && members == Members::Workers && self.hubs == 1
-    }
-
     /// Checks everything that can be checked without the layout of the model.
     pub fn check(&self) -> Result<(), InvalidTerms> {
         if !(1..=MAX_WORKERS).contains(&self.workers) {

@@ -131,7 +131,8 @@ impl<P: Port> Core<P> {
     }
 
     /// Attaches a worker's link to its job. In modes in which each worker has its own weights window, it comes with this
-    /// core's spans of that window, for each shard of the job. The windows' pages are there.
+    /// core's spans of that window, for each shard of the job. The windows' pages are there. Returns the windows that it had
+    /// before it lost its links.
     pub fn add_worker(
         &mut self,
         id: JobId,
@@ -139,12 +140,15 @@ impl<P: Port> Core<P> {
         gradients: Arc<RecvWindow>,
         own: impl IntoIterator<Item = Spans>,
         endpoint: P::Endpoint,
-    ) -> Result<(), SpanError> {
+    ) -> Result<Discarded, SpanError> {
+        let mut discarded = Discarded::default();
         let first = self.shards.iter_mut().position(|entry| of_job(entry, id).is_some());
-        let Some(first) = first else { return Ok(()) }; // the job ended meanwhile
+        let Some(first) = first else { return Ok(discarded) }; // the job ended meanwhile
         let mut own = own.into_iter();
         for entry in self.shards_of(id) {
-            of_mode!(&mut entry.shard, shard => shard.add_worker(rank, Arc::clone(&gradients), own.next()))?;
+            of_mode!(&mut entry.shard, shard => {
+                shard.add_worker(rank, Arc::clone(&gradients), own.next(), &mut discarded)
+            })?;
         }
         // One link a rank: two would be one worker that pushes twice.
         if let Some(former) = self.unlink(id, rank) {
@@ -153,7 +157,7 @@ impl<P: Port> Core<P> {
         let terms = of_mode!(&self.shards[first].as_ref().expect("found above").shard, shard => &shard.terms);
         let credit = terms.level.credit().at_first();
         self.attach(id, Member { shard: first, rank }, endpoint, credit);
-        Ok(())
+        Ok(discarded)
     }
 
     /// Attaches the links of a job's shard that lead up to hubs above, in the order of their numbers, each with the window
@@ -218,6 +222,7 @@ impl<P: Port> Core<P> {
         }
         for place in 0..self.shards.len() {
             let Some(entry) = of_job(&mut self.shards[place], id) else { continue };
+            entry.replies.forget(rank);
             let removed = of_mode!(&mut entry.shard, shard => {
                 shard.goes_on().then(|| shard.remove_worker(rank, &mut discarded))
             });
@@ -233,9 +238,8 @@ impl<P: Port> Core<P> {
         discarded
     }
 
-    /// Lets go of the link of a worker that lives and makes [another](Self::add_worker), in a job whose terms
-    /// [allow](crate::JobTerms::may_relink) it: it pushes again what has no answer. Its job's rounds wait for it. Returns the worker's
-    /// windows.
+    /// Lets go of the link of a worker that lives and makes [another](Self::add_worker): it pushes again what has no answer. Its
+    /// job's rounds wait for it. Returns the worker's window of gradients.
     pub fn unlink_worker(&mut self, id: JobId, rank: u32) -> Discarded {
         let mut discarded = Discarded::default();
         if let Some(link) = self.unlink(id, rank) {

@@ -25,6 +25,9 @@ pub(super) struct LayerParts {
     /// By part, then by rank: chunks that may be sent to this worker, and are not sent. For a whole part these are
     /// all its chunks, until the worker pulls it.
     ready: Vec<u32>,
+    /// As `ready`: the worker has lost its links while chunks were ready and none was sent. They count when they are pushed
+    /// again.
+    counts_again: Vec<bool>,
     pulled: bool,
 }
 
@@ -39,6 +42,8 @@ pub(super) enum Ready {
     ToPull(usize),
     /// The worker has pushed the chunk again before it pulled its part.
     NotPulled,
+    /// This chunk alone must be sent: it is sent already, and was lost.
+    Lost,
 }
 
 impl LayerParts {
@@ -52,7 +57,8 @@ impl LayerParts {
             parts.push(start..start + run.len() as u32);
         }
         let workers = workers as usize;
-        LayerParts { ready: vec![0; parts.len() * workers], parts, part_of, workers, pulled }
+        let counts = parts.len() * workers;
+        LayerParts { ready: vec![0; counts], counts_again: vec![false; counts], parts, part_of, workers, pulled }
     }
 
     /// The chunk at a place may be sent to worker `rank`.
@@ -60,9 +66,14 @@ impl LayerParts {
     pub fn ready(&mut self, place: usize, rank: u32) -> Ready {
         let part = self.part_of[place] as usize;
         let Range { start, end } = self.parts[part];
-        let ready = &mut self.ready[part * self.workers + rank as usize];
+        let of_worker = part * self.workers + rank as usize;
+        let ready = &mut self.ready[of_worker];
         *ready += 1;
-        match (*ready).cmp(&(end - start)) {
+        let whole = (*ready).cmp(&(end - start));
+        if whole == Ordering::Equal {
+            self.counts_again[of_worker] = false;
+        }
+        match whole {
             Ordering::Less => Ready::NotYet,
             Ordering::Greater => Ready::NotPulled,
             Ordering::Equal if self.pulled => Ready::ToPull(start as usize),
@@ -70,6 +81,21 @@ impl LayerParts {
                 *ready = 0;
                 Ready::ToSend(start as usize..end as usize)
             }
+        }
+    }
+
+    /// The chunk at a place was ready for worker `rank`, whose links were lost, and is pushed again; or it is ready only `now`.
+    pub fn ready_again(&mut self, place: usize, rank: u32, now: bool) -> Ready {
+        let part = self.part_of[place] as usize;
+        let counts = now || self.counts_again[part * self.workers + rank as usize];
+        if counts { self.ready(place, rank) } else { Ready::Lost }
+    }
+
+    /// Worker `rank` has lost its links, and pushes again what has no answer.
+    pub fn unlink(&mut self, rank: u32) {
+        for of_worker in (rank as usize..self.ready.len()).step_by(self.workers) {
+            self.counts_again[of_worker] |= self.ready[of_worker] > 0;
+            self.ready[of_worker] = 0;
         }
     }
 
@@ -87,7 +113,9 @@ impl LayerParts {
 
     /// Worker `rank` is gone: nothing is ready for it.
     pub fn forget(&mut self, rank: u32) {
-        self.ready.iter_mut().skip(rank as usize).step_by(self.workers).for_each(|ready| *ready = 0);
+        for of_worker in (rank as usize..self.ready.len()).step_by(self.workers) {
+            (self.ready[of_worker], self.counts_again[of_worker]) = (0, false);
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use fabric::{LinkId, Port, Posted, Span};
 use super::layer_parts::{LayerParts, Ready};
 use super::onlooker::{Onlooker, Seen};
 use super::send_queue::SendQueue;
-use super::shard::{Arrived, Finished, Pace, ShardOf, Whole};
+use super::shard::{Arrived, Finished, Pace, Repeated, ShardOf, Whole};
 use super::violation::Violation;
 use crate::job::{JobTerms, LevelTerms, Schedule};
 use crate::kernels::Kernels;
@@ -120,15 +120,22 @@ impl Replies {
         let queue = &mut self.queues[rank as usize];
         self.waiting -= queue.len();
         queue.clear();
+        self.links[rank as usize].take()
+    }
+
+    /// A worker is gone: nothing is ready for it.
+    pub fn forget(&mut self, rank: u32) {
         if let Some(parts) = self.parts(rank) {
             parts.forget(rank);
         }
-        self.links[rank as usize].take()
     }
 
     /// A worker has lost its links, and the answers of at most so many chunks with them.
     pub fn may_repeat(&mut self, rank: u32, chunks: usize) {
         self.repeats[rank as usize] = chunks;
+        if let Some(parts) = self.parts(rank) {
+            parts.unlink(rank);
+        }
     }
 
     /// A worker's link.
@@ -349,14 +356,9 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
     /// part, or when the worker pulls the part.
     #[inline]
     pub fn reply(&mut self, place: usize, rank: u32, round: Round) {
-        if self.replies.parts(rank).is_none() {
-            return self.answer(place, rank, round);
-        }
-        if self.replies.links[rank as usize].is_some()
-            && let Some(parts) = self.replies.parts(rank)
-        {
-            let ready = parts.ready(place, rank);
-            self.reply_by_layer(ready, place, rank, round);
+        match self.replies.parts(rank).map(|parts| parts.ready(place, rank)) {
+            None => self.answer(place, rank, round),
+            Some(ready) => self.reply_by_layer(ready, place, rank, round),
         }
     }
 
@@ -371,6 +373,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
                 let (chunk, round) = (self.shard.chunk(place), Round(round.0.saturating_sub(1)));
                 self.replies.broken.push((rank, Violation::Unanswered { chunk, round }));
             }
+            Ready::Lost => self.answer_again(place, rank, round),
         }
     }
 
@@ -390,18 +393,24 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         true
     }
 
-    /// Whether a worker's post is a push that is stepped, and whose answer it has lost with its links. If it is, the chunk is
-    /// answered again: nobody has stepped it since, because this worker has not pushed the next round.
+    /// Whether a worker's post is a push whose answer it has lost with its links. If it is, the chunk is answered again: where
+    /// workers step together nobody has stepped it since, because this worker has not pushed the next round.
     #[cold]
     fn repeats(&mut self, rank: u32, immediate: Immediate) -> bool {
         let Some(place) = self.shard.place(immediate.chunk) else { return false };
-        let round = Round(self.shard.pace.next_round(place, rank).0.wrapping_sub(1));
         let Some(left @ 1..) = self.replies.repeats.get_mut(rank as usize) else { return false };
-        if immediate != Immediate::new(immediate.chunk, round) {
-            return false;
-        }
+        let Some(repeated) = self.shard.pace.repeated(place, rank, immediate.round_bits) else { return false };
         *left -= 1;
-        self.answer(place, rank, round);
+        let (round, is_due) = match repeated {
+            Repeated::Waits => return true,
+            Repeated::Due(round) => (round, true),
+            Repeated::Answered(round) => (round, false),
+        };
+        match self.replies.parts(rank).map(|parts| parts.ready_again(place, rank, is_due)) {
+            Some(ready) => self.reply_by_layer(ready, place, rank, round),
+            None if is_due => self.answer(place, rank, round),
+            None => self.answer_again(place, rank, round),
+        }
         true
     }
 
@@ -411,6 +420,13 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         let Some(link) = self.replies.links[rank as usize] else { return };
         let (chunk, span) = (self.shard.chunk(place), self.shard.answer(self.kernels, place, rank, round));
         self.post_answer(link, place, rank, Answer { chunk, span, round });
+    }
+
+    /// As [`answer`](Self::answer), of an answer that is lost.
+    fn answer_again(&mut self, place: usize, rank: u32, round: Round) {
+        let Some(link) = self.replies.links[rank as usize] else { return };
+        let span = self.shard.answer_again(self.kernels, place, rank, round);
+        self.post_answer(link, place, rank, Answer { chunk: self.shard.chunk(place), span, round });
     }
 
     /// Posts an answer, of which the first chunk is at `place`.

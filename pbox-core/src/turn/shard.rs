@@ -47,6 +47,17 @@ pub(crate) enum OutOfTurn {
     NotYet(Round),
 }
 
+/// A push that comes again, because its worker lost its links and the answer with them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Repeated {
+    /// Its answer is not due yet.
+    Waits,
+    /// Its answer is due now.
+    Due(Round),
+    /// It had its answer, which may be lost, or may wait for those of its layer.
+    Answered(Round),
+}
+
 /// Which workers have pushed what. Plain memory, no atomics.
 ///
 /// A shard's links have numbers: those of workers are their ranks, and those that lead up to hubs above come behind. Where
@@ -65,9 +76,15 @@ pub(crate) trait Pace: Sized {
     /// Worker `rank` no longer takes part. Its pushes that are not stepped do not count. Settle every chunk afterwards.
     fn remove(&mut self, rank: u32);
 
-    /// Worker `rank` pushes again what is not stepped: its pushes so far do not count, and its rounds wait for it. For terms
-    /// that [allow](JobTerms::may_relink) it.
-    fn forget(&mut self, _rank: u32) {}
+    /// Worker `rank` has lost its links, and pushes again what has no answer: its pushes that are not stepped do not count, and
+    /// no other push of it is answered before it comes [again](Self::repeated).
+    fn forget(&mut self, rank: u32);
+
+    /// Whether a push of worker `rank` whose turn it is not is a push that came before its links were lost.
+    fn repeated(&mut self, place: usize, rank: u32, round_bits: u8) -> Option<Repeated> {
+        let round = Round(self.next_round(place, rank).0.checked_sub(1)?);
+        (round.low_bits() == round_bits).then_some(Repeated::Answered(round))
+    }
 
     /// A round in flight that nobody is left to push, if the job cannot go on without it.
     fn abandoned(&self) -> Option<Round> {
@@ -411,8 +428,9 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         rank: u32,
         gradients: Arc<RecvWindow>,
         own: Option<Spans>,
+        discarded: &mut Discarded,
     ) -> Result<(), SpanError> {
-        self.stages.add_worker(rank, gradients, own)
+        self.stages.add_worker(rank, gradients, own, discarded)
     }
 
     /// Adds the window that a hub above writes for the link of this number. Checks every span once, and touches it.
@@ -453,7 +471,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     /// them again. It still takes part.
     pub fn unlink(&mut self, rank: u32, discarded: &mut Discarded) {
         self.pace.forget(rank);
-        self.stages.remove_worker(rank, discarded);
+        self.stages.unlink(rank, discarded);
     }
 
     /// Steps no chunk and answers no worker until [`release`](Self::release), so that the front stands still.
@@ -608,5 +626,11 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.pace.note_answer(place, rank);
         let first = self.pace.first_round(rank);
         self.stages.answer(kernels, place, To { rank, round, first })
+    }
+
+    /// The same answer for a worker that has lost it. Returns the span to post.
+    pub fn answer_again(&mut self, kernels: &Kernels, place: usize, rank: u32, round: Round) -> Span {
+        let first = self.pace.first_round(rank);
+        self.stages.answer_again(kernels, place, To { rank, round, first })
     }
 }

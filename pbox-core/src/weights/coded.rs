@@ -16,7 +16,7 @@ use crate::codec::Codec;
 use crate::kernels::Kernels;
 use crate::layout::Round;
 use crate::wire::Framing;
-use crate::wire::frame::Kind;
+use crate::wire::frame::{self, Kind};
 
 /// One frame for all workers.
 #[derive(Debug)]
@@ -158,8 +158,21 @@ impl<R> Reply<R, HubWeights> for CodedForEach {
         }
     }
 
+    /// The frame that is there: the shadow has it already.
+    fn answer_again(&mut self, _: &Kernels, chunk: &Chunk, place: usize, _: &HubWeights, to: To) -> Span {
+        let CodedForEach { encoder: Encoder { framing, .. }, own, .. } = self;
+        let (frames, kind) = (framing.frames(chunk.id), framing.answer_kind(to.round, to.first));
+        let Some(own) = own.of(to.rank) else { return frames.span };
+        let payload = frame::payload(own.elements(place), kind).expect("this hub wrote it");
+        frames.frame(kind, payload.len())
+    }
+
     fn add_worker(&mut self, chunks: &[Chunk], _: &HubWeights, rank: u32, own: Option<Spans>) {
         self.own.add(chunks, rank, own);
+    }
+
+    fn take_over(&mut self, rank: u32, former: &Spans) {
+        self.own.take_over(rank, former);
     }
 
     fn remove_worker(&mut self, rank: u32) -> Option<Spans> {

@@ -146,6 +146,15 @@ pub(crate) trait Reply<R, W> {
     /// A worker is there. In modes with own weights windows, `own` is the worker's window.
     fn add_worker(&mut self, chunks: &[Chunk], weights: &W, rank: u32, own: Option<Spans>);
 
+    /// As [`answer`](Self::answer), for a worker that has lost this answer with its links.
+    fn answer_again(&mut self, kernels: &Kernels, chunk: &Chunk, place: usize, weights: &W, to: To) -> Span {
+        self.answer(kernels, chunk, place, weights, to)
+    }
+
+    /// A worker that was [added](Self::add_worker) had this window before it lost its links: answers that were written there, and
+    /// cannot be written again, are taken over.
+    fn take_over(&mut self, _rank: u32, _former: &Spans) {}
+
     /// A worker is gone. Returns the window for its weights, if it had its own.
     fn remove_worker(&mut self, _rank: u32) -> Option<Spans> {
         None

@@ -28,6 +28,13 @@ impl OwnWindows {
         self.windows[rank as usize].insert(own)
     }
 
+    /// A worker's window gets what is in its former one.
+    pub fn take_over(&mut self, rank: u32, former: &Spans) {
+        let Some(own) = self.of(rank) else { return };
+        let copy = |place| own.elements_mut::<u8>(place).copy_from_slice(former.elements(place));
+        (0..former.len()).for_each(copy);
+    }
+
     /// Removes a worker's window.
     pub fn remove(&mut self, rank: u32) -> Option<Spans> {
         self.windows[rank as usize].take()

@@ -225,6 +225,10 @@ impl Reply<SlimPushes, HubWeights> for SlimReply {
         }
     }
 
+    fn take_over(&mut self, rank: u32, former: &Spans) {
+        self.own.take_over(rank, former);
+    }
+
     fn remove_worker(&mut self, rank: u32) -> Option<Spans> {
         self.own.remove(rank)
     }

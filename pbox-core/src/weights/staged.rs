@@ -198,17 +198,34 @@ impl<M: Mode> Staged<M> {
         self.reply.answer(kernels, &self.chunks[place], place, &self.weights, to)
     }
 
+    /// As [`answer`](Self::answer), of an answer that is lost.
+    #[cold]
+    pub fn answer_again(&mut self, kernels: &Kernels, place: usize, to: To) -> Span {
+        self.reply.answer_again(kernels, &self.chunks[place], place, &self.weights, to)
+    }
+
     /// Adds a worker's gradients and, in modes with own weights windows, the window for its weights. Checks every
-    /// span once.
+    /// span once. A worker that lost its links has had others.
     pub fn add_worker(
         &mut self,
         rank: u32,
         gradients: Arc<RecvWindow>,
         own: Option<Spans>,
+        discarded: &mut Discarded,
     ) -> Result<(), SpanError> {
         self.gradients.add(rank, gradients, self.chunks.iter().map(|chunk| chunk.push))?;
+        let former = self.reply.remove_worker(rank);
         self.reply.add_worker(&self.chunks, &self.weights, rank, own);
+        if let Some(former) = &former {
+            self.reply.take_over(rank, former);
+        }
+        discarded.add(former);
         Ok(())
+    }
+
+    /// A worker's links are lost: what it pushed is read no more. Its answers stay until it has [other](Self::add_worker) links.
+    pub fn unlink(&mut self, rank: u32, discarded: &mut Discarded) {
+        discarded.add(self.gradients.remove(rank));
     }
 
     /// Removes a worker's windows.

@@ -129,7 +129,10 @@ impl CoreThread {
         endpoint: any::Endpoint,
     ) {
         let report = match self.core.add_worker(job, rank, gradients, weights, endpoint) {
-            Ok(()) => Report::Attached { job, rank },
+            Ok(former) => {
+                self.free(former);
+                Report::Attached { job, rank }
+            }
             Err(error) => Report::WorkerGone { job, rank, reason: error.to_string(), by_itself: false },
         };
         self.report(report);

@@ -46,7 +46,9 @@ impl Registry {
     /// A link of a worker ended by itself. Whether the worker may make its links again: then it is not lost yet.
     pub(super) fn waits_for_links(&self, inner: &mut Inner, id: JobId, rank: u32, why: &str) -> bool {
         let may = !inner.stopping;
-        let Some(job) = inner.jobs.get(&id).filter(|job| may && job.may_relink(rank)) else { return false };
+        // Nothing but a death ends a link on shared memory that its worker has not given up.
+        let waits = |job: &&Job| may && job.may_relink(rank) && !job.is_on_shm(rank);
+        let Some(job) = inner.jobs.get(&id).filter(waits) else { return false };
         // The ends of its links at the other cores are no news, and what becomes of new ones is the worker's to see.
         if job.unlinked(rank).is_none() {
             self.unlink(inner, id, rank, why);
@@ -93,7 +95,7 @@ impl Registry {
             if !job.may_relink(rank) {
                 return Err(Refusal::Conflict(format!(
                     "{} of job {name:?} cannot make its links again: it said in its join that it would not, it takes no part, \
-                     its links are on shared memory, or the job's terms do not allow it",
+                     it has hung up, or the job is a mesh",
                     job.spoken(rank)
                 )));
             }
@@ -167,12 +169,15 @@ impl Job {
         self.member(rank).is_some_and(|member| member.relinks)
     }
 
-    /// Whether it may do so now. Nothing but a death ends a link on shared memory.
+    /// Whether its links are on shared memory.
+    fn is_on_shm(&self, rank: u32) -> bool {
+        self.member(rank).is_some_and(|member| member.transport == Some(Transport::Shm))
+    }
+
+    /// Whether it may do so now.
     pub fn may_relink(&self, rank: u32) -> bool {
-        let may = |member: &Member| {
-            let has_links = member.transport.is_some_and(|transport| transport != Transport::Shm);
-            member.relinks && has_links && !member.hung_up
-        };
+        let may =
+            |member: &Member| member.relinks && member.transport.is_some() && !member.hung_up;
         self.state() == JobState::Running
             && self.stands(rank, &[Standing::Here])
             && self.member(rank).is_some_and(may)

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use fabric::sim::{self, EndId, Net};
-use fabric::{RecvWindow, SendWindow, Spans};
+use fabric::{RecvWindow, SendWindow};
 use pbox_core::frame::HEADER_BYTES;
 use pbox_core::kernels::Kernels;
 use pbox_core::{
@@ -143,18 +143,12 @@ impl Simulated {
 
     /// Connects a worker. Returns its exchange, its ends of the links and its windows.
     fn connect(&mut self, rank: u32) -> Result<(Exchange<sim::Port>, Vec<EndId>, sim::Windows)> {
-        let Simulated { wire, placement, .. } = &*self;
+        let wire = &self.wire;
         let LevelTerms { schedule, slice_bytes, .. } = self.terms.job.level;
         let (gradients, spans) = Windows::gradients(wire)?;
         let at_worker = Arc::new(RecvWindow::local(wire.weights_window_bytes())?);
-        let (weights, own) = if wire.has_own_weights() {
-            let (weights, own) = placement.weights_window(wire)?;
-            (weights, own.into_iter().map(Some).collect())
-        } else {
-            (Arc::clone(&self.weights), self.cores.iter().map(|_| None).collect::<Vec<_>>())
-        };
         let own_windows = sim::Windows { send: gradients, recv: Arc::clone(&at_worker) };
-        let (endpoints, ends) = self.link(rank, &own_windows, weights, own)?;
+        let (endpoints, ends) = self.link(rank, &own_windows)?;
         let Simulated { net, wire, placement, .. } = self;
         let windows =
             Windows::new(wire, rank, spans, vec![at_worker; placement.cores()], WeightsMode::Shared)?;
@@ -180,9 +174,13 @@ impl Simulated {
         &mut self,
         rank: u32,
         windows: &sim::Windows,
-        weights: Arc<SendWindow>,
-        own: Vec<Option<Spans>>,
     ) -> Result<(Vec<sim::Endpoint>, Vec<EndId>)> {
+        let (weights, own) = if self.wire.has_own_weights() {
+            self.placement.weights_window(&self.wire)?
+        } else {
+            (Arc::clone(&self.weights), Vec::new())
+        };
+        let own = own.into_iter().map(Some).chain(std::iter::repeat_with(|| None));
         let at_hub = Arc::new(RecvWindow::local(self.wire.weights_window_bytes())?);
         let (mut endpoints, mut ends) = (Vec::new(), Vec::new());
         for ((core, capacity), own) in self.cores.iter_mut().zip(self.placement.capacities()).zip(own) {
@@ -204,9 +202,8 @@ impl Simulated {
 
     /// The other half.
     pub fn relink(&mut self, rank: u32) -> Result<()> {
-        let (windows, weights) = (self.windows[rank as usize].clone(), Arc::clone(&self.weights));
-        let none = self.cores.iter().map(|_| None).collect();
-        let (endpoints, ends) = self.link(rank, &windows, weights, none)?;
+        let windows = self.windows[rank as usize].clone();
+        let (endpoints, ends) = self.link(rank, &windows)?;
         let (worker, port) = (&mut self.workers[rank as usize], self.net.port());
         worker.relink(port, endpoints, vec![windows.recv; self.placement.cores()]);
         worker.set_credit(self.terms.worker_credit);

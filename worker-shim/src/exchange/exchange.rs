@@ -39,7 +39,13 @@ pub(super) enum Awaited {
     Nothing,
     /// That the weights of its slice can be pulled.
     Notice,
+    /// That the exchange's owner pulls its slice.
+    Pull,
     Answer,
+    /// That its slice can be pulled again, after a loss of links. The owner knows of it, and has not pulled it.
+    NoticeAgain,
+    /// The same, and the owner has pulled it; or an answer, if the hub had the pull.
+    AnswerOrNotice,
 }
 
 /// One worker's data path.
@@ -141,8 +147,13 @@ impl<P: Port> Exchange<P> {
     /// When a link is closed.
     pub fn push_again(&mut self) -> Result<(), ExchangeError> {
         self.groups.leave_apart();
-        let awaited = |chunk: &ChunkId| self.awaited[chunk.index()] == Awaited::Answer;
-        for chunk in (0..self.awaited.len() as u32).map(ChunkId).filter(awaited) {
+        for (chunk, awaited) in (0..).map(ChunkId).zip(&mut self.awaited) {
+            match awaited {
+                Awaited::Nothing => continue,
+                Awaited::Pull => *awaited = Awaited::NoticeAgain,
+                Awaited::Answer if self.first_awaited == Awaited::Notice => *awaited = Awaited::AnswerOrNotice,
+                _ => {}
+            }
             let key = self.layout.chunk(chunk).key;
             self.outboxes[self.slices.core_of(chunk)].urgent.push_back(Urgent::Again(key, chunk));
         }

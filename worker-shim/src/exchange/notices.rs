@@ -92,8 +92,12 @@ impl<P: Port> Exchange<P> {
         };
         let (core, key) = (self.slices.core_of(chunk), self.layout.chunk(chunk).key);
         let round = self.keys[key.index()].round;
+        if awaited == Awaited::AnswerOrNotice && arrival == Immediate::new(chunk, round) {
+            self.awaited[chunk.index()] = Awaited::Answer;
+            return self.take_arrival(link, arrival);
+        }
         if link == self.outboxes[core].link && arrival == Immediate::control(chunk, round) {
-            if awaited == Awaited::Notice {
+            if matches!(awaited, Awaited::Notice | Awaited::NoticeAgain | Awaited::AnswerOrNotice) {
                 if !self.notice_slice(chunk, key) {
                     return unexpected("where a notice names the first chunk of its layer".into());
                 }
@@ -104,7 +108,7 @@ impl<P: Port> Exchange<P> {
                 return Ok(());
             }
         }
-        let kind = if awaited == Awaited::Notice { "a notice" } else { "an answer" };
+        let kind = if matches!(awaited, Awaited::Notice | Awaited::NoticeAgain) { "a notice" } else { "an answer" };
         unexpected(format!("where {kind} was expected for round {} over the link of core {core}", round.0))
     }
 
@@ -115,16 +119,26 @@ impl<P: Port> Exchange<P> {
         if chunks[0] != chunk {
             return false;
         }
-        chunks.iter().for_each(|chunk| self.awaited[chunk.index()] = Awaited::Answer);
-        match &mut self.pulls {
-            Pulls::AtOnce => self.pull_slice(slice),
-            Pulls::ByOwner(noticed) => noticed.push(key),
+        let former = self.awaited[chunk.index()];
+        chunks.iter().for_each(|chunk| self.awaited[chunk.index()] = Awaited::Pull);
+        match (former, &mut self.pulls) {
+            (Awaited::NoticeAgain, _) => {}
+            (Awaited::Notice, Pulls::ByOwner(noticed)) => noticed.push(key),
+            _ => self.pull_slice(slice),
         }
         true
     }
 
+    /// If it can be pulled only later, it is then.
     fn pull_slice(&mut self, slice: u32) {
-        let first = self.slices.chunks(slice)[0];
+        let chunks = self.slices.chunks(slice);
+        let first = chunks[0];
+        let later = self.awaited[first.index()] == Awaited::NoticeAgain;
+        let awaited = if later { Awaited::AnswerOrNotice } else { Awaited::Answer };
+        chunks.iter().for_each(|chunk| self.awaited[chunk.index()] = awaited);
+        if later {
+            return;
+        }
         let pulled = self.slices.slice(slice);
         let message = Immediate::control(first, self.keys[pulled.key.index()].round);
         self.outboxes[pulled.core].urgent.push_back(Urgent::Control(message));

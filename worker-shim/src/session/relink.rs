@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use fabric::any::Transport;
 use fabric::{Receive, any};
-use membership::{MemberError, Way};
+use membership::{Hub, MemberError, Way};
 use pbox_core::Wire;
 
 use super::config::SessionConfig;
@@ -34,7 +34,7 @@ pub(super) struct Relinks {
 
 /// Whether a worker of these settings asks the hub to wait for it when it loses its links.
 pub(super) fn asks(config: &SessionConfig) -> bool {
-    !config.hub_wait.is_zero() && config.mesh.is_none() && config.pull.is_none() && config.terms.may_relink()
+    !config.hub_wait.is_zero() && config.mesh.is_none()
 }
 
 impl Session {
@@ -71,9 +71,9 @@ impl Session {
                 Err(Again::Later(why)) => why.to_string(),
             };
             if since.elapsed() >= self.config.hub_wait || self.is_in_vain() {
-                // It waits for this worker, which does not come.
+                // They wait for this worker, which does not come.
                 let why = format!("{lost}; its links could not be made again: {why}");
-                let _ = self.hubs[0].fail(&why, TELL_LIMIT);
+                self.hubs.iter().for_each(|hub| _ = hub.fail(&why, TELL_LIMIT));
                 break;
             }
             tracing::warn!("{lost}; the links are not made again yet: {why}");
@@ -83,9 +83,9 @@ impl Session {
     }
 
     fn may_relink(&self) -> bool {
-        let [hub] = &self.hubs[..] else { return false };
         let is_moved = self.ways.iter().any(|way| way.transport != Transport::Shm);
-        hub.relinks && is_moved && self.hold == Hold::Waits && hub.end().is_none()
+        let may = self.hubs.iter().all(|hub| hub.relinks && hub.end().is_none());
+        may && is_moved && self.hold == Hold::Waits
     }
 
     /// Links are lost. Those before may have brought no answer that was awaited.
@@ -105,20 +105,25 @@ impl Session {
 
     fn make_links(&mut self, lost: &ExchangeError) -> Result<(), Again> {
         let deadline = Instant::now() + self.config.join_limit;
+        // Asked before the links end that are left: on shared memory, too, their end is no death then.
+        let relink = |hub: &Hub| hub.relink(lost.to_string()).map_err(|error| Again::Never(error.into()));
+        let let_in = self.hubs.iter().map(relink).collect::<Result<_, _>>()?;
         // The former links end first: what a hub sent that only stood still must not come behind what the new links bring.
         let (_group, mut ports) = any::group(1, None).map_err(MemberError::from)?;
         self.exchange.cut(ports.remove(0));
-        let let_in = self.hubs[0].relink(lost.to_string()).map_err(|error| Again::Never(error.into()))?;
         let (wire, windows) = (Wire::of_terms(&self.config.terms)?, self.exchange.windows());
-        let receive = |_| Receive::Into(windows.received()[0].clone());
+        let of_hub = |hub: usize| windows.received()[self.hubs[hub].cores.start].clone();
+        let receive = |hub| Receive::Into(of_hub(hub));
         let Attached { port, endpoints, received, hubs, ways, .. } =
-            attach(vec![let_in], &self.config, &wire, windows.sent(), receive, deadline)?;
+            attach(let_in, &self.config, &wire, windows.sent(), receive, deadline)?;
         self.exchange.relink(port, endpoints, received);
         self.exchange.set_credit(self.credit);
         (self.hubs, self.ways) = (hubs, ways);
         self.relinks.times += 1;
-        let (job, Way { transport, reason, paths }) = (&self.config.job, &self.ways[0]);
-        tracing::warn!(job, %transport, ?paths, "{lost}; the links are made again: {reason}");
+        for (hub, Way { transport, reason, paths }) in self.hubs.iter().zip(&self.ways) {
+            let (job, hub) = (&self.config.job, hub.address());
+            tracing::warn!(job, hub, %transport, ?paths, "{lost}; the links are made again: {reason}");
+        }
         Ok(())
     }
 }

@@ -253,7 +253,7 @@ impl Job {
             worker,
             ready: self.terms.level.members == Members::Workers,
             standing: Standing::Joined,
-            relinks: relinks && self.terms.may_relink() && self.above.is_none() && self.mesh.is_none(),
+            relinks: relinks && self.mesh.is_none(),
             hung_up: false,
             unlinked: None,
             token: None,

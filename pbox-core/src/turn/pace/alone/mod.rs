@@ -3,6 +3,9 @@
 //!
 //! ```text
 //!   Idle --push--> Pushed --step: clock + 1--> Waiting --slowest is near enough--> Allowed --answer--> Idle
+//!                                                |  ^
+//!                                 links are lost v  | the push again
+//!                                               Unlinked
 //! ```
 //!
 //! A job that ends at a cut ends for each worker at a line of its own: the first round of which none of its pushes is stepped.
@@ -15,7 +18,7 @@
 use crate::job::Consistency;
 use crate::kernels::Kernels;
 use crate::layout::Round;
-use crate::turn::shard::{Finished, OutOfTurn, Pace, ShardOf};
+use crate::turn::shard::{Finished, OutOfTurn, Pace, Repeated, ShardOf};
 use crate::weights::Mode;
 
 /// Clocks of a shard's chunks.
@@ -52,6 +55,8 @@ enum Standing {
     Pushed,
     /// The worker's push is stepped and has no answer.
     Waiting,
+    /// The same, and the worker has lost its links and pushes the chunk again: one push, one answer.
+    Unlinked,
     /// The worker may get its answer: at once, or with all of its layer, or when it pulls the layer.
     Allowed,
 }
@@ -200,6 +205,33 @@ impl Pace for Clocks {
         self.of_rank(rank).for_each(|clock| clock.standing = Standing::Absent);
     }
 
+    fn forget(&mut self, rank: u32) {
+        for clock in self.of_rank(rank) {
+            clock.standing = match clock.standing {
+                Standing::Pushed => Standing::Idle,
+                Standing::Waiting => Standing::Unlinked,
+                standing => standing,
+            };
+        }
+    }
+
+    fn repeated(&mut self, index: usize, rank: u32, round_bits: u8) -> Option<Repeated> {
+        let clock = &mut self.clocks[index * self.ranks + rank as usize];
+        let round = Round(clock.next.0.checked_sub(1)?);
+        if round.low_bits() != round_bits {
+            return None;
+        }
+        match clock.standing {
+            Standing::Absent | Standing::Pushed | Standing::Waiting => None,
+            Standing::Idle => Some(Repeated::Answered(round)),
+            Standing::Allowed => Some(Repeated::Due(round)),
+            Standing::Unlinked => {
+                clock.standing = Standing::Waiting;
+                Some(self.allow(index, rank).map_or(Repeated::Waits, Repeated::Due))
+            }
+        }
+    }
+
     fn round(&self, index: usize) -> Round {
         self.chunks[index].slowest
     }
@@ -244,7 +276,7 @@ impl Pace for Clocks {
         match clock.standing {
             Standing::Absent => Err(OutOfTurn::NotYet(slowest)),
             Standing::Pushed => Err(OutOfTurn::Unanswered(clock.next)),
-            Standing::Waiting | Standing::Allowed => Err(OutOfTurn::Unanswered(Round(clock.next.0 - 1))),
+            Standing::Waiting | Standing::Unlinked | Standing::Allowed => Err(OutOfTurn::Unanswered(Round(clock.next.0 - 1))),
             Standing::Idle if clock.next.low_bits() != round_bits => {
                 Err(OutOfTurn::OtherRound { expected: clock.next })
             }

@@ -8,12 +8,13 @@
 //! A hub that comes to a running job first gets the weights of the round before its own first round. While the shard is
 //! held, no sum goes up, and an answer that came waits. Owned by the core.
 
-use super::Arrivals;
+use std::collections::BTreeSet;
 use std::ops::Range;
 
+use super::Arrivals;
 use crate::kernels::Kernels;
 use crate::layout::Round;
-use crate::turn::shard::{Finished, OutOfTurn, Pace, ShardOf, Whole};
+use crate::turn::shard::{Finished, OutOfTurn, Pace, Repeated, ShardOf, Whole};
 use crate::weights::Mode;
 
 /// Arrivals of pushes from below and of answers from above.
@@ -27,6 +28,8 @@ pub(crate) struct Relayed {
     above: Vec<Above>,
     /// From which round on this hub takes part above; beyond all rounds until that is known.
     first: Round,
+    /// Pushes whose sums have gone up, of workers that have lost their links: they are answered when they come again.
+    unlinked: BTreeSet<(usize, u32)>,
 }
 
 /// What a chunk waits for from the hub above.
@@ -46,7 +49,14 @@ impl Relayed {
     /// Nobody takes part. The sums of each chunk go up by the link of this number.
     pub fn new(workers: u32, way_up: Vec<u32>) -> Self {
         let (chunks, below) = (way_up.len(), Arrivals::new(way_up.len(), workers));
-        Relayed { below, workers, way_up, above: vec![Above::Joining(None); chunks], first: Round(u32::MAX) }
+        let (above, first) = (vec![Above::Joining(None); chunks], Round(u32::MAX));
+        Relayed { below, workers, way_up, above, first, unlinked: BTreeSet::new() }
+    }
+
+    /// Whether the sum of a chunk's round has gone up.
+    fn is_up(&self, place: usize) -> bool {
+        let round = self.below.round(place);
+        matches!(self.above[place], Above::Asked(up) | Above::Answered(up) if up == round)
     }
 }
 
@@ -73,6 +83,28 @@ impl Pace for Relayed {
 
     fn remove(&mut self, rank: u32) {
         self.below.remove(rank);
+        self.unlinked.retain(|&(_, of)| of != rank);
+    }
+
+    fn forget(&mut self, rank: u32) {
+        for place in 0..self.above.len() {
+            if !self.is_up(place) {
+                self.below.forget_push(place, rank);
+            } else if self.below.is_in(place, rank) {
+                self.unlinked.insert((place, rank));
+            }
+        }
+    }
+
+    fn repeated(&mut self, place: usize, rank: u32, round_bits: u8) -> Option<Repeated> {
+        let waits = self.is_up(place) && self.below.round(place).low_bits() == round_bits;
+        if waits {
+            return self.unlinked.remove(&(place, rank)).then_some(Repeated::Waits);
+        }
+        match self.below.repeated(place, rank, round_bits)? {
+            Repeated::Answered(round) if self.unlinked.remove(&(place, rank)) => Some(Repeated::Due(round)),
+            repeated => Some(repeated),
+        }
     }
 
     /// The hub above waits for this hub's sum of every round.
@@ -140,7 +172,11 @@ impl Pace for Relayed {
 
     #[inline]
     fn answer_due(&mut self, place: usize, finished: Round, link: u32) -> Option<Round> {
-        if self.is_push(link) { self.below.answer_due(place, finished, link) } else { Some(finished) }
+        if !self.is_push(link) {
+            return Some(finished);
+        }
+        let due = self.below.answer_due(place, finished, link);
+        due.filter(|_| self.unlinked.is_empty() || !self.unlinked.contains(&(place, link)))
     }
 
     fn finished_before(&self, place: usize, from: Round) -> Option<Round> {

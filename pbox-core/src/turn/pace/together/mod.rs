@@ -65,10 +65,21 @@ impl Arrivals {
         State::of(self.words[index * self.words_per_chunk])
     }
 
+    /// Whether a rank's slot of a chunk is in.
     #[inline(always)]
-    fn is_in(&self, index: usize, rank: u32) -> bool {
+    pub fn is_in(&self, index: usize, rank: u32) -> bool {
         let (word, bit) = bit(rank);
         self.words[index * self.words_per_chunk + word] & bit != 0
+    }
+
+    /// A rank's slot of a chunk is not in any more, if it was.
+    pub fn forget_push(&mut self, index: usize, rank: u32) {
+        let (word, bit) = bit(rank);
+        let words = &mut self.words[index * self.words_per_chunk..][..self.words_per_chunk];
+        if words[word] & bit != 0 {
+            words[word] &= !bit;
+            words[0] -= 1; // the count
+        }
     }
 
     /// Whether the slots of all workers that take part are in.
@@ -147,13 +158,7 @@ impl Pace for Arrivals {
     }
 
     fn forget(&mut self, rank: u32) {
-        let (word, bit) = bit(rank);
-        for words in self.words.chunks_exact_mut(self.words_per_chunk) {
-            if words[word] & bit != 0 {
-                words[word] &= !bit;
-                words[0] -= 1; // the count
-            }
-        }
+        (0..self.words.len() / self.words_per_chunk).for_each(|index| self.forget_push(index, rank));
     }
 
     #[inline]
