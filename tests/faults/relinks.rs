@@ -13,10 +13,12 @@ use hub_tests::program::{Program, until};
 use hub_tests::relay::{Relay, Stall, Way};
 use hub_tests::{describe, free_address, hub, join_by_hand, join_request, on_threads, refusal, says};
 use pbox_core::control::{JobState, JoinRequest};
-use pbox_core::{Consistency, KeyId, OnLoss, Schedule};
+use pbox_core::slim::SlimDp;
+use pbox_core::{Compression, Consistency, KeyId, OnLoss, Schedule};
 use rustix::process::Signal;
 use serde_json::json;
-use worker_shim::{Background, Returns, Session, SessionConfig};
+use worker_shim::batch::Batching;
+use worker_shim::{Background, Pull, Returns, Session, SessionConfig};
 
 /// A hub with two cores, if there are as many, and a network before it.
 struct Behind {
@@ -44,19 +46,18 @@ impl Behind {
     }
 }
 
-/// All workers lose all links again and again, at any moment of a round.
-#[test]
-fn links_that_are_cut_at_any_moment_are_made_again_and_change_no_bit() {
-    const STEPS: u32 = 120;
-    let _watchdog = Watchdog::start();
-    let hub = Behind::start();
-    let (made, over) = (AtomicU32::new(0), AtomicBool::new(false));
-    let relinks = std::thread::scope(|scope| {
+/// A job whose hubs are behind networks that are cut while a round is under way if `cuts`. Returns the weights of both workers after
+/// some steps, and how often each made its links again.
+fn run(hubs: usize, change: impl Fn(&mut SessionConfig) + Sync, cuts: bool) -> Vec<(Vec<Vec<u32>>, u32)> {
+    const STEPS: u32 = 80;
+    let far: Vec<Behind> = (0..hubs).map(|_| Behind::start()).collect();
+    let (made, over) = (AtomicU32::new(0), AtomicBool::new(!cuts));
+    std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut cuts = 0u32;
             while !over.load(Ordering::Relaxed) {
                 std::thread::sleep(Duration::from_millis(u64::from(7 * cuts % 23)));
-                hub.relay.cut(Way::Data);
+                far[cuts as usize % far.len()].relay.cut(Way::Data);
                 cuts += 1;
                 let seen = made.load(Ordering::Relaxed);
                 until("a round is made", || {
@@ -65,14 +66,16 @@ fn links_that_are_cut_at_any_moment_are_made_again_and_change_no_bit() {
             }
         });
         on_threads(WORKERS, |rank| {
-            let mut session = begun(hub.far(rank));
+            let mut config = far[0].far(rank);
+            config.hub = far.iter().map(|hub| hub.relay.address()).collect::<Vec<_>>().join(",");
+            change(&mut config);
+            let mut session = begun(config);
             for number in 0..STEPS {
                 step(&mut session, rank, number).unwrap();
                 made.fetch_add(1, Ordering::Relaxed);
             }
-            assert_eq!(weights(&session), after(STEPS));
+            let (seen, relinks) = (weights(&session), session.relinks());
             assert_eq!(session.returns(), Returns::default(), "no round is lost");
-            let relinks = session.relinks();
             // The cuts end before a worker leaves: then it waits for nobody any more.
             until("all are done", || {
                 session.is_ready(hub_tests::FIRST).unwrap();
@@ -80,10 +83,68 @@ fn links_that_are_cut_at_any_moment_are_made_again_and_change_no_bit() {
             });
             over.store(true, Ordering::Relaxed);
             session.leave().unwrap();
-            relinks
+            (seen, relinks)
         })
+    })
+}
+
+/// All workers lose all links again and again, at any moment of a round.
+fn cuts_change_no_bit(hubs: usize, change: impl Fn(&mut SessionConfig) + Sync) {
+    let _watchdog = Watchdog::start();
+    let without = run(hubs, &change, false);
+    let with = run(hubs, &change, true);
+    for ((seen, relinks), (expected, none)) in with.into_iter().zip(without) {
+        assert_eq!(seen, expected);
+        assert!(relinks > 5 && none == 0, "{relinks} {none}");
+    }
+}
+
+#[test]
+fn links_that_are_cut_at_any_moment_are_made_again_and_change_no_bit() {
+    cuts_change_no_bit(1, |_| ());
+}
+
+#[test]
+fn links_to_one_of_several_hubs_are_made_again_with_those_to_the_others() {
+    cuts_change_no_bit(2, |_| ());
+}
+
+#[test]
+fn links_of_a_job_with_a_codec_that_remembers_are_made_again() {
+    cuts_change_no_bit(1, |config| {
+        config.terms.level.compression = Some("dgc:0.1:0.9:none:4".parse().unwrap())
     });
-    assert!(relinks.iter().all(|&relinks| relinks > 5), "{relinks:?}");
+}
+
+#[test]
+fn links_of_slim_dp_are_made_again() {
+    cuts_change_no_bit(1, |config| {
+        config.terms.level.compression = Some(Compression::Slim(SlimDp::new(0.5, 0.25)));
+        config.compare_every = 0; // each worker has its own
+    });
+}
+
+#[test]
+fn links_over_which_layers_are_pulled_in_batches_are_made_again() {
+    cuts_change_no_bit(1, |config| {
+        config.terms.level.schedule = Schedule::KvStore;
+        config.pull = Some(Pull::new(Batching::Layer));
+    });
+}
+
+/// Which pushes an answer contains depends on times, so no weights are compared here.
+#[test]
+fn links_of_workers_that_step_alone_are_made_again() {
+    let _watchdog = Watchdog::start();
+    let seen = run(
+        1,
+        |config| {
+            config.terms.level.consistency = Consistency::Ssp { staleness: 1 };
+            config.compare_every = 0;
+        },
+        true,
+    );
+    assert!(seen.iter().all(|&(_, relinks)| relinks > 5));
 }
 
 /// A worker that computes does not look at its links. The others wait for it.
@@ -264,9 +325,9 @@ fn who_may_make_links_again_is_said_in_the_join_and_others_are_refused() {
         ("goes-on", |request| request.terms.on_loss = OnLoss::Continue, true),
         ("p3", |request| request.terms.level.schedule = Schedule::P3, true),
         ("does-not-ask", |request| request.relinks = false, false),
-        ("kvstore", |request| request.terms.level.schedule = Schedule::KvStore, false),
-        ("alone", |request| request.terms.level.consistency = Consistency::Asp, false),
-        ("codec", |request| request.terms.level.compression = Some("topk:0.25".parse().unwrap()), false),
+        ("kvstore", |request| request.terms.level.schedule = Schedule::KvStore, true),
+        ("alone", |request| request.terms.level.consistency = Consistency::Asp, true),
+        ("codec", |request| request.terms.level.compression = Some("topk:0.25".parse().unwrap()), true),
     ];
     for (job, change, relinks) in changes {
         let mut request = JoinRequest { relinks: true, ..join_request(0, 2) };

@@ -58,7 +58,14 @@ impl LayerParts {
         }
         let workers = workers as usize;
         let counts = parts.len() * workers;
-        LayerParts { ready: vec![0; counts], counts_again: vec![false; counts], parts, part_of, workers, pulled }
+        LayerParts {
+            ready: vec![0; counts],
+            counts_again: vec![false; counts],
+            parts,
+            part_of,
+            workers,
+            pulled,
+        }
     }
 
     /// The chunk at a place may be sent to worker `rank`.

@@ -399,7 +399,9 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
     fn repeats(&mut self, rank: u32, immediate: Immediate) -> bool {
         let Some(place) = self.shard.place(immediate.chunk) else { return false };
         let Some(left @ 1..) = self.replies.repeats.get_mut(rank as usize) else { return false };
-        let Some(repeated) = self.shard.pace.repeated(place, rank, immediate.round_bits) else { return false };
+        let Some(repeated) = self.shard.pace.repeated(place, rank, immediate.round_bits) else {
+            return false;
+        };
         *left -= 1;
         let (round, is_due) = match repeated {
             Repeated::Waits => return true,

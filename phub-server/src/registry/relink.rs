@@ -176,8 +176,7 @@ impl Job {
 
     /// Whether it may do so now.
     pub fn may_relink(&self, rank: u32) -> bool {
-        let may =
-            |member: &Member| member.relinks && member.transport.is_some() && !member.hung_up;
+        let may = |member: &Member| member.relinks && member.transport.is_some() && !member.hung_up;
         self.state() == JobState::Running
             && self.stands(rank, &[Standing::Here])
             && self.member(rank).is_some_and(may)

@@ -170,11 +170,7 @@ impl Simulated {
     }
 
     /// Links a worker's windows to all cores. Returns the worker's ends.
-    fn link(
-        &mut self,
-        rank: u32,
-        windows: &sim::Windows,
-    ) -> Result<(Vec<sim::Endpoint>, Vec<EndId>)> {
+    fn link(&mut self, rank: u32, windows: &sim::Windows) -> Result<(Vec<sim::Endpoint>, Vec<EndId>)> {
         let (weights, own) = if self.wire.has_own_weights() {
             self.placement.weights_window(&self.wire)?
         } else {

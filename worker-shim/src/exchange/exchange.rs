@@ -151,7 +151,9 @@ impl<P: Port> Exchange<P> {
             match awaited {
                 Awaited::Nothing => continue,
                 Awaited::Pull => *awaited = Awaited::NoticeAgain,
-                Awaited::Answer if self.first_awaited == Awaited::Notice => *awaited = Awaited::AnswerOrNotice,
+                Awaited::Answer if self.first_awaited == Awaited::Notice => {
+                    *awaited = Awaited::AnswerOrNotice
+                }
                 _ => {}
             }
             let key = self.layout.chunk(chunk).key;

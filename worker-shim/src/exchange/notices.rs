@@ -108,7 +108,8 @@ impl<P: Port> Exchange<P> {
                 return Ok(());
             }
         }
-        let kind = if matches!(awaited, Awaited::Notice | Awaited::NoticeAgain) { "a notice" } else { "an answer" };
+        let kind =
+            if matches!(awaited, Awaited::Notice | Awaited::NoticeAgain) { "a notice" } else { "an answer" };
         unexpected(format!("where {kind} was expected for round {} over the link of core {core}", round.0))
     }
 

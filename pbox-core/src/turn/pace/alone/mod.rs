@@ -276,7 +276,9 @@ impl Pace for Clocks {
         match clock.standing {
             Standing::Absent => Err(OutOfTurn::NotYet(slowest)),
             Standing::Pushed => Err(OutOfTurn::Unanswered(clock.next)),
-            Standing::Waiting | Standing::Unlinked | Standing::Allowed => Err(OutOfTurn::Unanswered(Round(clock.next.0 - 1))),
+            Standing::Waiting | Standing::Unlinked | Standing::Allowed => {
+                Err(OutOfTurn::Unanswered(Round(clock.next.0 - 1)))
+            }
             Standing::Idle if clock.next.low_bits() != round_bits => {
                 Err(OutOfTurn::OtherRound { expected: clock.next })
             }
