@@ -5,10 +5,10 @@ use std::io::Read;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use pbox_core::Round;
 use pbox_core::control::{
     JobState, JoinReply, Late, Latest, LeaveRequest, Left, PresentReply, RelinkRequest, StateReply,
 };
+use pbox_core::{Round, Share};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -24,6 +24,7 @@ const CLOCK_TRIES: usize = 8;
 #[derive(Debug)]
 pub struct Hub {
     pub(crate) control: Control,
+    pub(crate) share: Share,
     pub(crate) heartbeat: Heartbeat,
     /// The token of this member.
     pub token: String,
@@ -186,8 +187,7 @@ impl Hub {
         }
     }
 
-    /// Says that this member has lost its links to the hub of a job that has no other, and makes new ones. When the hub answers,
-    /// it has let go of the former links.
+    /// Says that this member has lost its links, and makes new ones. When the hub answers, it has let go of the former links.
     ///
     /// # Errors
     /// As for [`post`](Self::post).
@@ -197,7 +197,7 @@ impl Hub {
         let reply: JoinReply = self.insist(|| control.post("relink", "make links again", &request))?;
         let token = reply.token.clone();
         let reply = JoinReply { relinks: self.relinks, token: self.token.clone(), ..reply };
-        Ok(LetIn::again(self.control.clone(), self.heartbeat.clone(), reply, token))
+        Ok(LetIn::again(self, reply, token))
     }
 
     /// Offers the state before a round, which a new job then begins with. Returns how many bytes of it the hub wants, if it

@@ -232,8 +232,10 @@ impl LetIn {
     }
 
     /// A hub that waits for other links of this member, as it says in `reply`, by a connection with this token.
-    pub(crate) fn again(control: Control, heartbeat: Heartbeat, reply: JoinReply, token: String) -> Self {
-        LetIn { control, share: Share::WHOLE, reply, token, heartbeat, farewell: None }
+    pub(crate) fn again(hub: &Hub, reply: JoinReply, token: String) -> Self {
+        let Hub { control, share, heartbeat, .. } = hub;
+        let (control, heartbeat) = (control.clone(), heartbeat.clone());
+        LetIn { control, share: *share, reply, token, heartbeat, farewell: None }
     }
 
     /// The links are made, and the member keeps them. `cores` are the hub's in the placement. Each piece of news wakes
@@ -243,6 +245,7 @@ impl LetIn {
         self.farewell = None;
         Hub {
             control: self.control.clone(),
+            share: self.share,
             heartbeat: self.heartbeat.clone(),
             token: self.reply.token.clone(),
             limit: self.reply.limit(),
