@@ -235,7 +235,7 @@ fn workers_that_step_alone_push_again_and_every_push_counts_once() {
         // Exact for the numbers that are pushed here.
         level.compression = (dice.below(2) == 0).then(|| "bf16".parse().unwrap());
         let net = Net::new(seed, Faults { delay: 0..40, reorder: seed.is_multiple_of(2), ..Faults::NONE });
-        let level = terms.job.level.clone();
+        let level = terms.job.level;
         let mut race = Race::new(seed, net, &layout, terms, ROUNDS);
         let mut links = Links::new(seed);
         for rounds in [ALL - 1, ALL] {
