@@ -318,6 +318,9 @@ fn reg_dmabuf_mr(
     if offset % PAGE != iova % PAGE {
         return fail(EINVAL);
     }
+    if fd < 0 {
+        return fail(EBADF);
+    }
     // SAFETY: the caller's descriptor, which is not closed here.
     let mut file = ManuallyDrop::new(unsafe { std::fs::File::from_raw_fd(fd) });
     let Ok(size) = file.seek(SeekFrom::End(0)) else { return fail(EBADF) };

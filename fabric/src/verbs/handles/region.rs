@@ -166,6 +166,20 @@ impl Drop for Region {
     }
 }
 
+/// Whether a device's driver takes dma-bufs, else why not. It is given a descriptor that is none: a driver that does not take
+/// any does not look at it.
+pub(in crate::verbs) fn takes_dma_bufs(domain: &Domain) -> Result<(), String> {
+    let answer = match domain.context.verbs.ibv_reg_dmabuf_mr {
+        // SAFETY: the domain is alive, and there is no memory.
+        Some(register) => made(unsafe { register(domain.raw(), 0, 1, 0, -1, 0) }).map(|_| ()),
+        None => Err(io::Error::from_raw_os_error(libc::ENOSYS)),
+    };
+    match answer.map_err(|error| (error.raw_os_error().unwrap_or(0), error)) {
+        Ok(()) | Err((libc::EBADF, _)) => Ok(()),
+        Err((errno, error)) => Err(format!("ibv_reg_dmabuf_mr: {error}; {}", advice_on_dma_bufs(errno))),
+    }
+}
+
 /// What a call has just made, or why not.
 fn made(raw: *mut ibv_mr) -> io::Result<NonNull<ibv_mr>> {
     NonNull::new(raw).ok_or_else(io::Error::last_os_error)

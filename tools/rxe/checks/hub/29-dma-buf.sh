@@ -24,7 +24,12 @@ run bits::dma_buf::a_device_that_takes_no_dma_buf_is_named
 grep -E "cannot register [0-9]+ bytes of the window that this end writes with rxe[01] \(ibv_reg_dmabuf_mr, from byte 12480 of its dma-buf: Operation not supported" /tmp/tests
 grep -F "this device's driver takes no dma-bufs" /tmp/tests
 
+phub-server doctor --transports verbs --listen 127.0.0.1:0 | tee /tmp/doctor
+grep -E "^note  dma-bufs with rxe0 +none: ibv_reg_dmabuf_mr: Operation not supported" /tmp/doctor
 like_hardware
+phub-server doctor --transports verbs --listen 127.0.0.1:0 | tee /tmp/doctor
+grep -E "^note  dma-bufs with rxe1 +its driver takes them" /tmp/doctor
+
 LIKE_REG_DMABUF_MR=12 run bits::dma_buf::a_device_that_takes_no_dma_buf_is_named
 grep -F "from byte 12480 of its dma-buf: Cannot allocate memory" /tmp/tests
 
