@@ -131,8 +131,8 @@ pub unsafe extern "C" fn phub_join(
     })
 }
 
-/// The address of a key's gradient, and its length in bytes; an error with the setting "dma_buf". Write it only while the key is not under way: from its
-/// phub_wait to its next phub_push. The memory is the same for the whole session.
+/// The address of a key's gradient, and its length in bytes; an error with the setting "dma_buf". Write it only while the key
+/// is not under way: from its phub_wait to its next phub_push. The memory is the same for the whole session.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed; `data` and `bytes` point to room for a result.

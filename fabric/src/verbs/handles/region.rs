@@ -16,7 +16,7 @@ use crate::memory::{DmaBuf, Mapping, RecvWindow, SendWindow};
 
 /// A range of a window could not be registered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("cannot register {bytes} bytes of {window} with {device} ({call}: {error}); {advice}")]
+#[error("cannot register {bytes} bytes of {window} with {device} ({error}); {advice}")]
 pub struct RegisterError {
     /// Which window.
     pub window: &'static str,
@@ -24,9 +24,7 @@ pub struct RegisterError {
     pub bytes: usize,
     /// The NIC.
     pub device: String,
-    /// What was asked for.
-    pub call: String,
-    /// The kernel's answer.
+    /// The call, and the kernel's answer.
     pub error: String,
     /// What to do.
     pub advice: String,
@@ -111,9 +109,10 @@ impl Region {
             Some(register) => made(unsafe { register(domain.raw(), offset, range.bytes, offset, fd, 0) }),
             None => Err(io::Error::from_raw_os_error(libc::ENOSYS)),
         };
-        let call = || format!("ibv_reg_dmabuf_mr, from byte {offset} of its dma-buf");
-        let raw =
-            raw.map_err(|error| refused(domain, OWN, range.bytes, call(), error, advice_on_dma_bufs))?;
+        let raw = raw.map_err(|error| {
+            let call = format!("ibv_reg_dmabuf_mr, from byte {offset} of its dma-buf");
+            refused(domain, OWN, range.bytes, &call, error, advice_on_dma_bufs)
+        })?;
         Ok(Region { raw, domain: Arc::clone(domain), _memory: memory })
     }
 
@@ -142,7 +141,7 @@ impl Region {
         // SAFETY: the domain is alive; the memory is mapped, and stays so: `memory` holds it as long as the
         // region. A NIC writes it only where `access` says so, and such memory is read by address alone.
         let raw = made(unsafe { verbs.ibv_reg_mr(domain.raw(), start.cast(), bytes, access as i32) });
-        let raw = raw.map_err(|error| refused(domain, window, bytes, "ibv_reg_mr".into(), error, advice))?;
+        let raw = raw.map_err(|error| refused(domain, window, bytes, "ibv_reg_mr", error, advice))?;
         Ok(Region { raw, domain: Arc::clone(domain), _memory: memory })
     }
 
@@ -189,12 +188,12 @@ fn refused(
     domain: &Domain,
     window: &'static str,
     bytes: usize,
-    call: String,
+    call: &str,
     error: io::Error,
     advice: fn(i32) -> String,
 ) -> RegisterError {
     let (device, advice) = (domain.context.device.clone(), advice(error.raw_os_error().unwrap_or(0)));
-    RegisterError { window, bytes, device, call, error: error.to_string(), advice }
+    RegisterError { window, bytes, device, error: format!("{call}: {error}"), advice }
 }
 
 /// How much memory this process may lock, in words.
