@@ -198,10 +198,16 @@ fn links_that_are_lost_are_made_again_to_a_dma_buf() {
 #[test]
 fn a_device_that_takes_no_dma_buf_is_named() {
     let Some(device) = Device::new() else { return };
-    let mut config = training("refused").config(&std::env::var("PHUB_TEST_HUB").unwrap(), 0);
-    config.terms.workers = 1;
-    config.dma_buf = Some(DmaBuf::of_number(device.dma_buf.as_fd().as_raw_fd(), OFFSET).unwrap());
-    println!("refused: {}", refused(config));
+    let refused_from = |offset| {
+        let mut config = training("refused").config(&std::env::var("PHUB_TEST_HUB").unwrap(), 0);
+        config.terms.workers = 1;
+        config.dma_buf = Some(DmaBuf::of_number(device.dma_buf.as_fd().as_raw_fd(), offset).unwrap());
+        refused(config)
+    };
+    let bytes = device.bytes as u64;
+    let too_far = refused_from(bytes - 64);
+    assert!(too_far.contains(&format!("the dma-buf has {bytes} bytes, and the window of")), "{too_far}");
+    println!("refused: {}", refused_from(OFFSET));
 }
 
 fn with_dma_buf(change: impl FnOnce(&mut SessionConfig)) -> String {

@@ -28,12 +28,11 @@ mod ffi;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::fmt::Write as _;
-use std::io::{Read as _, Write as _};
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::mem::ManuallyDrop;
-use std::io::{Seek as _, SeekFrom};
 use std::os::fd::{FromRawFd as _, IntoRawFd as _};
-use std::sync::{Mutex, OnceLock};
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use ffi::*;
@@ -60,7 +59,14 @@ const RTLD_GLOBAL: c_int = 0x100;
 unsafe extern "C" {
     fn dlopen(file: *const c_char, flags: c_int) -> *mut c_void;
     fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
-    fn mmap(start: *mut c_void, bytes: usize, prot: c_int, flags: c_int, fd: c_int, offset: i64) -> *mut c_void;
+    fn mmap(
+        start: *mut c_void,
+        bytes: usize,
+        prot: c_int,
+        flags: c_int,
+        fd: c_int,
+        offset: i64,
+    ) -> *mut c_void;
     fn munmap(start: *mut c_void, bytes: usize) -> c_int;
     fn __errno_location() -> *mut c_int;
 }
@@ -162,7 +168,8 @@ fn open_device(go_on: impl Fn() -> *mut ibv_context, (device,): (*mut ibv_device
         return fail(EACCES);
     }
     let name = name.to_string_lossy();
-    let ill = std::env::var_os("LIKE_ILL").map(|file| std::fs::read_to_string(file).expect("LIKE_ILL is a file"));
+    let ill =
+        std::env::var_os("LIKE_ILL").map(|file| std::fs::read_to_string(file).expect("LIKE_ILL is a file"));
     if ill.is_some_and(|ill| ill.split_whitespace().any(|ill| ill == name)) {
         return fail(EIO);
     }
@@ -333,7 +340,9 @@ fn reg_dmabuf_mr(
         return std::ptr::null_mut();
     }
     // SAFETY: the caller's domain, and a range of the mapping, which stays until the region is gone.
-    let made = unsafe { ibv_reg_mr_iova2(pd, start.wrapping_byte_add(offset as usize), bytes, iova, access as c_uint) };
+    let made = unsafe {
+        ibv_reg_mr_iova2(pd, start.wrapping_byte_add(offset as usize), bytes, iova, access as c_uint)
+    };
     if made.is_null() {
         // SAFETY: mapped above, and nobody else has it.
         unsafe { munmap(start, size as usize) };
