@@ -1,6 +1,8 @@
 //! Weights are those of a plain model, bit by bit, by every transport, codec and number of hubs.
 
 mod compressed;
+#[allow(unsafe_code)]
+mod dma_buf;
 mod hubs;
 mod optimizers;
 mod slim;

@@ -10,12 +10,16 @@
 //! | `LIKE_RESIZE_CQ` | `ibv_resize_cq` fails with this errno |
 //! | `LIKE_MAX_MR` | ENOMEM for more memory regions at a time |
 //! | `LIKE_REG_MR_MS` | each `ibv_reg_mr` takes so many milliseconds longer |
+//! | `LIKE_REG_DMABUF_MR` | `ibv_reg_dmabuf_mr` fails with this errno |
 //! | `LIKE_CLOSED` | the device of this name does not open: EACCES |
 //! | `LIKE_ILL` | a file: devices whose names are in it do not open now: EIO |
 //! | `LIKE_GRH` | ports say that a GRH is required |
 //! | `LIKE_EVENTS` | a named pipe: each byte that is written into it is an event of port 1, by its number in ibv_event_type; there are no others. After DEVICE_FATAL nothing can be made on the context that read it: EIO. From PORT_ERR to PORT_ACTIVE the port says that it is down |
 //! | `LIKE_EVENTS_OF` | the pipe is for the device of this name alone; the others have their own events |
-//! | `LIKE_LOG` | a file that gets a line for each queue pair made, and each change of one |
+//! | `LIKE_LOG` | a file that gets a line for each queue pair made, each change of one, and each range of a dma-buf that is registered |
+//!
+//! Drivers of hardware take dma-bufs, which soft-RoCE's does not: here `ibv_reg_dmabuf_mr` maps the dma-buf, and has the mapping
+//! registered.
 
 #![allow(non_camel_case_types, non_snake_case, dead_code, clippy::missing_safety_doc)]
 
@@ -24,11 +28,11 @@ mod ffi;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::fmt::Write as _;
-use std::io::{Read as _, Write as _};
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::mem::ManuallyDrop;
 use std::os::fd::{FromRawFd as _, IntoRawFd as _};
-use std::sync::{Mutex, OnceLock};
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use ffi::*;
@@ -37,6 +41,10 @@ const EIO: c_int = 5;
 const EACCES: c_int = 13;
 const ENOMEM: c_int = 12;
 const EINVAL: c_int = 22;
+const EBADF: c_int = 9;
+const PAGE: u64 = 4096;
+const PROT_READ_WRITE: c_int = 3;
+const MAP_SHARED: c_int = 1;
 /// Where distributions have the real library.
 const REAL: [&str; 4] = [
     "/usr/lib/x86_64-linux-gnu/libibverbs.so.1",
@@ -51,6 +59,15 @@ const RTLD_GLOBAL: c_int = 0x100;
 unsafe extern "C" {
     fn dlopen(file: *const c_char, flags: c_int) -> *mut c_void;
     fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+    fn mmap(
+        start: *mut c_void,
+        bytes: usize,
+        prot: c_int,
+        flags: c_int,
+        fd: c_int,
+        offset: i64,
+    ) -> *mut c_void;
+    fn munmap(start: *mut c_void, bytes: usize) -> c_int;
     fn __errno_location() -> *mut c_int;
 }
 
@@ -129,6 +146,8 @@ functions! {
     ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd, alloc_pd;
     ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int;
     ibv_reg_mr(pd: *mut ibv_pd, start: *mut c_void, bytes: usize, access: c_int) -> *mut ibv_mr, reg_mr;
+    ibv_reg_mr_iova2(pd: *mut ibv_pd, start: *mut c_void, bytes: usize, iova: u64, access: c_uint) -> *mut ibv_mr;
+    ibv_reg_dmabuf_mr(pd: *mut ibv_pd, offset: u64, bytes: usize, iova: u64, fd: c_int, access: c_int) -> *mut ibv_mr, reg_dmabuf_mr;
     ibv_dereg_mr(mr: *mut ibv_mr) -> c_int, dereg_mr;
     ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel;
     ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int;
@@ -149,7 +168,8 @@ fn open_device(go_on: impl Fn() -> *mut ibv_context, (device,): (*mut ibv_device
         return fail(EACCES);
     }
     let name = name.to_string_lossy();
-    let ill = std::env::var_os("LIKE_ILL").map(|file| std::fs::read_to_string(file).expect("LIKE_ILL is a file"));
+    let ill =
+        std::env::var_os("LIKE_ILL").map(|file| std::fs::read_to_string(file).expect("LIKE_ILL is a file"));
     if ill.is_some_and(|ill| ill.split_whitespace().any(|ill| ill == name)) {
         return fail(EIO);
     }
@@ -288,9 +308,62 @@ fn reg_mr(go_on: impl Fn() -> *mut ibv_mr, _: (*mut ibv_pd, *mut c_void, usize, 
     go_on()
 }
 
-fn dereg_mr(go_on: impl Fn() -> c_int, _: (*mut ibv_mr,)) -> c_int {
+/// Regions in dma-bufs: where each dma-buf is mapped, and its size.
+static DMA_BUFS: Mutex<Vec<(usize, usize, usize)>> = Mutex::new(Vec::new());
+
+/// As Linux's `ib_uverbs` and mlx5 do, by a mapping of the whole dma-buf. Some that export dma-bufs map them from the start only.
+fn reg_dmabuf_mr(
+    _: impl Fn() -> *mut ibv_mr,
+    (pd, offset, bytes, iova, fd, access): (*mut ibv_pd, u64, usize, u64, c_int, c_int),
+) -> *mut ibv_mr {
+    // SAFETY: the caller's domain, which begins with its context.
+    let device = name_of(unsafe { *pd.cast::<*mut ibv_context>() });
+    log(format!("dma-buf of={device:?} offset={offset} bytes={bytes} iova={iova} access={access}"));
+    if let Some(errno) = setting("LIKE_REG_DMABUF_MR") {
+        return fail(errno as c_int);
+    }
+    if offset % PAGE != iova % PAGE {
+        return fail(EINVAL);
+    }
+    if fd < 0 {
+        return fail(EBADF);
+    }
+    // SAFETY: the caller's descriptor, which is not closed here.
+    let mut file = ManuallyDrop::new(unsafe { std::fs::File::from_raw_fd(fd) });
+    let Ok(size) = file.seek(SeekFrom::End(0)) else { return fail(EBADF) };
+    if offset.checked_add(bytes as u64).is_none_or(|end| end > size) {
+        return fail(EINVAL);
+    }
+    // SAFETY: a fresh mapping at an address that the kernel chooses.
+    let start = unsafe { mmap(std::ptr::null_mut(), size as usize, PROT_READ_WRITE, MAP_SHARED, fd, 0) };
+    if start as isize == -1 {
+        return std::ptr::null_mut();
+    }
+    // SAFETY: the caller's domain, and a range of the mapping, which stays until the region is gone.
+    let made = unsafe {
+        ibv_reg_mr_iova2(pd, start.wrapping_byte_add(offset as usize), bytes, iova, access as c_uint)
+    };
+    if made.is_null() {
+        // SAFETY: mapped above, and nobody else has it.
+        unsafe { munmap(start, size as usize) };
+    } else {
+        REGIONS.fetch_add(1, Relaxed);
+        DMA_BUFS.lock().unwrap().push((made as usize, start as usize, size as usize));
+    }
+    made
+}
+
+fn dereg_mr(go_on: impl Fn() -> c_int, (mr,): (*mut ibv_mr,)) -> c_int {
     REGIONS.fetch_sub(1, Relaxed);
-    go_on()
+    let mut mapped = DMA_BUFS.lock().unwrap();
+    let place = mapped.iter().position(|&(of, ..)| of == mr as usize);
+    let mapped = place.map(|place| mapped.swap_remove(place));
+    let answer = go_on();
+    if let Some((_, start, size)) = mapped {
+        // SAFETY: mapped for this region, which is gone.
+        unsafe { munmap(start as *mut c_void, size) };
+    }
+    answer
 }
 
 fn create_cq(

@@ -42,7 +42,7 @@ rounds_flow() {
 # like_hardware: from now on libibverbs has the limits and faults that LIKE_... variables say. The check has the line
 # `# build: interposer libibverbs.so.1`, whose result lies among the programs.
 like_hardware() {
-    LD_LIBRARY_PATH=$(dirname "$(type -p phub-probe)")
+    LD_LIBRARY_PATH=$(dirname "$(type -p libibverbs.so.1)")
     export LD_LIBRARY_PATH LIKE_LOG=/tmp/verbs
     : >"$LIKE_LOG"
 }

@@ -139,7 +139,9 @@ PhubStatus phub_config_add_layer(PhubConfig *config,
 // private), "compression" (none, or a codec and its settings, as qsgd:8:512), "seed" of its randomness, "transport" (shm,
 // verbs, tcp), "checksum" (true, false: of what crosses by TCP), "nics", "rails" (OWN-NIC=HUB-NIC, with commas),
 // "cores", "compare_every" (rounds between comparisons of all workers' weights), "join_limit", "hub_wait" and
-// "wait_limit" (in seconds), "hub_present" (true, false: whether a hub that was lost is brought to the present), and with the
+// "wait_limit" (in seconds), "hub_present" (true, false: whether a hub that was lost is brought to the present), "dma_buf"
+// (DESCRIPTOR or DESCRIPTOR:OFFSET of memory that gradients lie in and NICs read, such as a GPU's, for verbs; the descriptor
+// is copied, and phub_config_place says where each key lies), and with the
 // schedule kvstore "pull": none, or the batches of layers in which weights are pulled. These are ibatch (they overlap the
 // forward pass best; the session measures it from the calls of phub_wait), greedy, layer, or all. With batches all keys of
 // a round are pushed before the first phub_wait.
@@ -149,6 +151,16 @@ PhubStatus phub_config_add_layer(PhubConfig *config,
 PhubStatus phub_config_set(PhubConfig *config,
                            const char *name,
                            const char *value);
+
+// Where a key's gradient lies in the memory of the setting "dma_buf": its offset and its length in bytes, once all keys are
+// added. The memory holds all of the last key, rounded up to 64 bytes.
+//
+// What must hold:
+// `config` is from phub_config_new and not yet freed; `offset` and `bytes` point to room for a result.
+PhubStatus phub_config_place(const PhubConfig *config,
+                             uint32_t key,
+                             size_t *offset,
+                             size_t *bytes);
 
 // Frees settings; null is allowed. Sessions that were made from them stay.
 //
@@ -167,8 +179,8 @@ PhubStatus phub_join(PhubSession **session,
                      PhubInterrupted interrupted,
                      void *context);
 
-// The address of a key's gradient, and its length in bytes. Write it only while the key is not under way: from its
-// phub_wait to its next phub_push. The memory is the same for the whole session.
+// The address of a key's gradient, and its length in bytes; an error with the setting "dma_buf". Write it only while the key
+// is not under way: from its phub_wait to its next phub_push. The memory is the same for the whole session.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed; `data` and `bytes` point to room for a result.

@@ -34,6 +34,7 @@ mod session;
 
 pub use background::{Background, BackgroundError, KeyMemory, Memory};
 pub use exchange::{Exchange, ExchangeError, Traffic, WeightsMode, Windows};
+pub use fabric::{DmaBuf, DmaBufError};
 pub use membership::{Credential, MemberError, NicSettings, Way};
 pub use pull::{Batches, Counts, DRIFT, DRIFT_ROUNDS, PROFILE_ROUNDS, Pull, PullError, PullPlan, batch};
 pub use session::{

@@ -99,6 +99,7 @@ impl DoctorArgs {
         }
         for nic in &rdma.ready {
             report.add(moving::over(nic));
+            report.add(moving::from_gpus(nic));
         }
         if let Some(peer) = &self.peer {
             let nics = NicSettings { list: settings.nics.clone(), rails: settings.rails.clone() };

@@ -2,6 +2,8 @@
 //!
 //! Knows pages and descriptors, and not what the bytes mean.
 
+#[allow(unsafe_code)]
+mod dma_buf;
 mod machine;
 #[allow(unsafe_code)]
 mod mapping;
@@ -14,6 +16,7 @@ mod window;
 
 pub(crate) use mapping::{Access, Mapping};
 
+pub use dma_buf::{DmaBuf, DmaBufError};
 pub use machine::{SHARED_HUGE_PAGES, resident_bytes, shared_huge_pages};
 pub use mapping::{MapError, few_heaps, trim_heap};
 pub use room::{MemoryBound, MemoryRoom, available_bytes, memory_room};

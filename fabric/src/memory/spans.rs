@@ -60,7 +60,7 @@ impl Spans {
     /// The span's elements.
     ///
     /// # Panics
-    /// When it does not hold whole ones.
+    /// When it does not hold whole ones, and when the window is in a dma-buf.
     pub fn elements<T: Plain>(&self, index: usize) -> &[T] {
         let (start, elements) = self.start(index);
         // SAFETY: `split` checked bounds, alignment and disjointness of the span, or `join` put it together from such spans;
@@ -72,7 +72,7 @@ impl Spans {
     /// time (post after write, no write before the peer's answer).
     ///
     /// # Panics
-    /// When it does not hold whole ones.
+    /// As [`elements`](Self::elements).
     pub fn elements_mut<T: Plain>(&mut self, index: usize) -> &mut [T] {
         let (start, elements) = self.start(index);
         // SAFETY: as in `elements`; `&mut self` makes this the only reference into the span, because

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 
+use super::dma_buf::{DmaBuf, DmaBufError};
 use super::mapping::{Access, MapError, Mapping, advice};
 use super::spans::{SpanError, Spans, check};
 use crate::ids::Span;
@@ -32,6 +33,9 @@ pub enum WindowError {
         /// The kernel's answer.
         errno: Errno,
     },
+    /// The dma-buf is none, or too small.
+    #[error(transparent)]
+    DmaBuf(#[from] DmaBufError),
     /// The peer's window is smaller than the layout.
     #[error(
         "the peer's window has {seen} bytes where the layout needs {expected}; both ends must agree on the manifest"
@@ -63,12 +67,20 @@ pub enum WindowError {
 /// The window that this end writes and the peer reads.
 #[derive(Debug)]
 pub struct SendWindow {
-    mapping: Arc<Mapping>,
+    memory: Memory,
     bytes: usize,
     huge: bool,
-    fd: OwnedFd,
     /// The spans that owners at this end write, ascending.
     owned: Box<[Span]>,
+}
+
+/// Where a window's bytes are.
+#[derive(Debug)]
+enum Memory {
+    /// In a memfd that is mapped here.
+    Memfd(Arc<Mapping>, OwnedFd),
+    /// Where NICs alone get at them.
+    DmaBuf(DmaBuf),
 }
 
 impl SendWindow {
@@ -76,7 +88,7 @@ impl SendWindow {
     /// last holder.
     pub fn new(bytes: usize) -> Result<Self, WindowError> {
         let mut window = Self::sparse(bytes)?;
-        window.huge = window.mapping.collapse();
+        window.huge = window.mapping().collapse();
         Ok(window)
     }
 
@@ -89,7 +101,18 @@ impl SendWindow {
         ftruncate(&fd, bytes.max(1) as u64).map_err(memfd("ftruncate"))?;
         let mapping = Arc::new(Mapping::shared("a window", fd.as_fd(), bytes, Access::ReadWrite)?);
         fcntl_add_seals(&fd, SEALS).map_err(memfd("adding seals"))?;
-        Ok(SendWindow { mapping, bytes, huge: false, fd, owned: Box::default() })
+        Ok(SendWindow { memory: Memory::Memfd(mapping, fd), bytes, huge: false, owned: Box::default() })
+    }
+
+    /// A window of `bytes` in a dma-buf, for links over RDMA alone: what else asks for its bytes panics. Something else than
+    /// this process writes them, such as a GPU.
+    ///
+    /// # Errors
+    /// When it is no dma-buf, and when the window does not fit in.
+    pub fn in_dma_buf(dma_buf: &DmaBuf, bytes: usize) -> Result<Self, WindowError> {
+        dma_buf.check(bytes)?;
+        let memory = Memory::DmaBuf(dma_buf.clone());
+        Ok(SendWindow { memory, bytes, huge: false, owned: Box::default() })
     }
 
     /// Whether it has huge pages, except for a rest that is smaller than one.
@@ -102,14 +125,33 @@ impl SendWindow {
         self.bytes
     }
 
-    /// The memfd, to be passed to a peer on this machine.
+    /// Its descriptor, to be passed to a peer on this machine.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        match &self.memory {
+            Memory::Memfd(_, fd) => fd.as_fd(),
+            Memory::DmaBuf(dma_buf) => dma_buf.as_fd(),
+        }
+    }
+
+    /// The dma-buf that it is in.
+    pub fn dma_buf(&self) -> Option<&DmaBuf> {
+        match &self.memory {
+            Memory::Memfd(..) => None,
+            Memory::DmaBuf(dma_buf) => Some(dma_buf),
+        }
     }
 
     /// The memory itself.
     pub(super) fn mapping(&self) -> &Arc<Mapping> {
-        &self.mapping
+        match &self.memory {
+            Memory::Memfd(mapping, _) => mapping,
+            Memory::DmaBuf(_) => panic!("a window in a dma-buf has no address here"),
+        }
+    }
+
+    /// What a NIC finds the first byte by: its address, or its place in the dma-buf.
+    pub(crate) fn start_for_nics(&self) -> u64 {
+        self.dma_buf().map_or_else(|| self.start() as u64, DmaBuf::offset)
     }
 
     /// Whether an owner at this end writes a part of a span.
@@ -120,12 +162,12 @@ impl SendWindow {
 
     /// The first byte, for the owners of spans.
     pub(super) fn start(&self) -> *mut u8 {
-        self.mapping.as_ptr()
+        self.mapping().as_ptr()
     }
 
     /// The first byte of a span, for a transport to move; `None` when the span is out of bounds.
     pub(crate) fn bytes_of(&self, span: Span) -> Option<*const u8> {
-        (span.end()? <= self.bytes).then(|| self.mapping.as_ptr().wrapping_add(span.offset).cast_const())
+        (span.end()? <= self.bytes).then(|| self.start().wrapping_add(span.offset).cast_const())
     }
 
     /// Gives each owner its own spans to write: one list of spans for each owner, all disjoint. The

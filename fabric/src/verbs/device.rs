@@ -6,9 +6,10 @@ use super::address::{LinkLayer, Mtu};
 use super::error::VerbsError;
 use super::gid::{self, Chosen, GidEntry, GidError, SYSFS};
 use super::handles::context::Context;
+use super::handles::domain::Domain;
 use super::handles::error::DeviceError;
 use super::handles::ffi::{IBV_PORT_ACTIVE, ibv_port_attr};
-use super::handles::words;
+use super::handles::{region, words};
 
 /// An RDMA device.
 #[derive(Clone, Debug)]
@@ -97,6 +98,16 @@ impl DevicePort {
             gids,
         })
     }
+}
+
+/// Whether a device's driver takes dma-bufs, else why not. It says nothing of those that a certain GPU makes.
+///
+/// # Errors
+/// Also when the device does not open.
+pub fn takes_dma_bufs(device: &str) -> Result<(), String> {
+    let context = Context::open(device).map_err(|error| error.to_string())?;
+    let domain = Domain::new(&context).map_err(|error| error.to_string())?;
+    region::takes_dma_bufs(&domain)
 }
 
 pub(super) fn link_layer(sysfs: &Path, device: &str, port: u8) -> LinkLayer {

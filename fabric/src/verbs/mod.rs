@@ -39,7 +39,7 @@ mod tests;
 
 pub use address::{Address, Gid, LinkLayer, Mtu};
 pub use counters::counters;
-pub use device::{Device, DevicePort, devices};
+pub use device::{Device, DevicePort, devices, takes_dma_bufs};
 pub use error::VerbsError;
 pub use fitness::Fitness;
 pub use gid::{Chosen, GidEntry, GidError, table};

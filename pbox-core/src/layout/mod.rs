@@ -113,6 +113,11 @@ impl Layout {
         Ok(layout)
     }
 
+    /// Lays `keys` out. Where keys lie does not depend on the size of chunks.
+    pub fn of_keys(keys: Vec<Key>) -> Result<Self, LayoutError> {
+        Self::new(keys, 1 << 30)
+    }
+
     /// A layout without keys, for what has no model any more.
     pub fn none() -> Self {
         Layout {

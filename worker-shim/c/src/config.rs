@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use pbox_core::{Dtype, Key, KeyId, Optimizer};
+use pbox_core::{Dtype, Key, KeyId, Layout, Optimizer};
 use worker_shim::SessionConfig;
 
 use crate::entry::{enter, free, given, put, text};
@@ -130,7 +130,9 @@ pub unsafe extern "C" fn phub_config_add_layer(
 /// private), "compression" (none, or a codec and its settings, as qsgd:8:512), "seed" of its randomness, "transport" (shm,
 /// verbs, tcp), "checksum" (true, false: of what crosses by TCP), "nics", "rails" (OWN-NIC=HUB-NIC, with commas),
 /// "cores", "compare_every" (rounds between comparisons of all workers' weights), "join_limit", "hub_wait" and
-/// "wait_limit" (in seconds), "hub_present" (true, false: whether a hub that was lost is brought to the present), and with the
+/// "wait_limit" (in seconds), "hub_present" (true, false: whether a hub that was lost is brought to the present), "dma_buf"
+/// (DESCRIPTOR or DESCRIPTOR:OFFSET of memory that gradients lie in and NICs read, such as a GPU's, for verbs; the descriptor
+/// is copied, and phub_config_place says where each key lies), and with the
 /// schedule kvstore "pull": none, or the batches of layers in which weights are pulled. These are ibatch (they overlap the
 /// forward pass best; the session measures it from the calls of phub_wait), greedy, layer, or all. With batches all keys of
 /// a round are pushed before the first phub_wait.
@@ -149,6 +151,38 @@ pub unsafe extern "C" fn phub_config_set(
         // SAFETY: the caller's promise.
         let PhubConfig { config, .. } = unsafe { changeable(config) }?;
         config.set(name, value).map_err(|error| Failure::invalid(error.to_string()))
+    })
+}
+
+/// Where a key's gradient lies in the memory of the setting "dma_buf": its offset and its length in bytes, once all keys are
+/// added. The memory holds all of the last key, rounded up to 64 bytes.
+///
+/// # Safety
+/// `config` is from phub_config_new and not yet freed; `offset` and `bytes` point to room for a result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn phub_config_place(
+    config: *const PhubConfig,
+    key: u32,
+    offset: *mut usize,
+    bytes: *mut usize,
+) -> PhubStatus {
+    enter(|| {
+        // SAFETY: the caller's promise.
+        let PhubConfig { config, .. } = unsafe { given("config", config) }?;
+        let layout = Layout::of_keys(config.terms.keys.clone());
+        let layout = layout.map_err(|error| Failure::invalid(error.to_string()))?;
+        if key as usize >= layout.keys().len() {
+            return Err(Failure::invalid(format!(
+                "key {key} does not exist; there are {}",
+                layout.keys().len()
+            )));
+        }
+        let place = layout.key_span(KeyId(key));
+        // SAFETY: the caller's promise, for both.
+        unsafe {
+            put("offset", offset, place.offset)?;
+            put("bytes", bytes, place.bytes)
+        }
     })
 }
 

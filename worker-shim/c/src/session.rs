@@ -57,13 +57,16 @@ unsafe fn enter_memory<P>(
     key: u32,
     data: *mut P,
     bytes: *mut usize,
-    address: impl FnOnce(KeyMemory) -> P,
+    address: impl FnOnce(KeyMemory) -> Option<P>,
 ) -> PhubStatus {
     let call = |session: &PhubSession| {
         let memory = session.memory(key)?;
+        let address = address(memory).ok_or_else(|| {
+            Failure::invalid(format!("key {key}: its gradient lies in the setting \"dma_buf\""))
+        })?;
         // SAFETY: the caller's promise, for both.
         unsafe {
-            put("data", data, address(memory))?;
+            put("data", data, address)?;
             put("bytes", bytes, memory.bytes)
         }
     };
@@ -128,8 +131,8 @@ pub unsafe extern "C" fn phub_join(
     })
 }
 
-/// The address of a key's gradient, and its length in bytes. Write it only while the key is not under way: from its
-/// phub_wait to its next phub_push. The memory is the same for the whole session.
+/// The address of a key's gradient, and its length in bytes; an error with the setting "dma_buf". Write it only while the key
+/// is not under way: from its phub_wait to its next phub_push. The memory is the same for the whole session.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed; `data` and `bytes` point to room for a result.
@@ -141,7 +144,11 @@ pub unsafe extern "C" fn phub_gradient(
     bytes: *mut usize,
 ) -> PhubStatus {
     // SAFETY: the caller's promise, for all three.
-    unsafe { enter_memory(session, key, data, bytes, |memory| memory.gradient as *mut c_void) }
+    unsafe {
+        enter_memory(session, key, data, bytes, |memory| {
+            memory.gradient.map(|address| address as *mut c_void)
+        })
+    }
 }
 
 /// The address of a key's weights (with the optimizer "average": the mean gradient), and their length in bytes. Read
@@ -157,7 +164,7 @@ pub unsafe extern "C" fn phub_weights(
     bytes: *mut usize,
 ) -> PhubStatus {
     // SAFETY: the caller's promise, for all three.
-    unsafe { enter_memory(session, key, data, bytes, |memory| memory.weights as *const c_void) }
+    unsafe { enter_memory(session, key, data, bytes, |memory| Some(memory.weights as *const c_void)) }
 }
 
 /// Gives every worker the weights that rank 0 has written to its gradients, and waits for them. Every worker calls it

@@ -96,6 +96,7 @@ fn of_cause(error: &SessionError) -> PhubStatus {
             ExchangeError::UnderWay { .. }
             | ExchangeError::Unpushed { .. }
             | ExchangeError::HubsWeights { .. }
+            | ExchangeError::InDmaBuf { .. }
             | ExchangeError::NeedsAll { .. },
         ) => PhubStatus::Order,
         E::Exchange(

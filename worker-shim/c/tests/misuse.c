@@ -59,6 +59,16 @@ static void wrong_settings(const char *hub) {
     EXPECT(phub_config_add_layer(NULL, layer, 1), INVALID, "config is null");
     EXPECT(phub_config_add_layer(config, NULL, 1), INVALID, "layer 0: it has no keys");
     EXPECT(phub_config_add_layer(config, layer, 0), INVALID, "layer 0: it has no keys");
+    EXPECT(phub_config_set(config, "dma_buf", "7:x"), INVALID, "DESCRIPTOR:OFFSET");
+    size_t offset, bytes;
+    FINE(phub_config_add_key(config, "second", SHAPE, 1, PHUB_DTYPE_F32, 1, 1));
+    FINE(phub_config_place(config, 1, &offset, &bytes));
+    if (offset != 64 || bytes != 8) {
+        fprintf(stderr, "key 1 is at %zu and has %zu bytes\n", offset, bytes);
+        failures++;
+    }
+    EXPECT(phub_config_place(config, 2, &offset, &bytes), INVALID, "key 2 does not exist; there are 2");
+    EXPECT(phub_config_place(config, 1, NULL, &bytes), INVALID, "offset is null");
     FINE(phub_config_set(config, "transport", "shm"));
     phub_config_free(config);
     phub_config_free(NULL);

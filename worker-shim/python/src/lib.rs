@@ -30,6 +30,7 @@ fn _phub(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<window::Window>()?;
     module.add_class::<hub::Hub>()?;
     module.add_function(wrap_pyfunction!(session::refused_below, module)?)?;
+    module.add_function(wrap_pyfunction!(session::places, module)?)?;
     module.add_function(wrap_pyfunction!(run_server, module)?)?;
     module.add_function(wrap_pyfunction!(setting::token, module)?)?;
     module.add_function(wrap_pyfunction!(ask::answers, module)?)?;

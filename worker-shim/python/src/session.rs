@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 
-use pbox_core::{Dtype, Key, KeyId, Optimizer, Round};
+use pbox_core::{Dtype, Key, KeyId, Layout, Optimizer, Round};
 use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
 use worker_shim::{
@@ -57,6 +57,15 @@ pub fn refused_below(settings: Vec<(String, String)>) -> PyResult<Option<String>
     Ok(config.terms.check_below().err().map(|error| error.to_string()))
 }
 
+/// Bytes of a window of gradients, and offset and bytes of each key in it.
+#[pyfunction]
+pub fn places(keys: Vec<KeyTuple>) -> PyResult<(usize, Vec<(usize, usize)>)> {
+    let keys = keys.into_iter().map(key).collect::<PyResult<_>>()?;
+    let layout = Layout::of_keys(keys).map_err(|error| SettingsError::new_err(error.to_string()))?;
+    let spans = (0..layout.keys().len() as u32).map(|key| layout.key_span(KeyId(key)));
+    Ok((layout.window_bytes(), spans.map(|span| (span.offset, span.bytes)).collect()))
+}
+
 fn with_settings(mut config: SessionConfig, settings: Vec<(String, String)>) -> PyResult<SessionConfig> {
     for (name, value) in settings {
         config.set(&name, &value).map_err(|error| SettingsError::new_err(error.to_string()))?;
@@ -108,7 +117,9 @@ impl Session {
     /// The gradient of a key, to write.
     fn gradient(&self, key: u32) -> PyResult<Window> {
         let (described, memory) = self.key(key)?;
-        Ok(Window::new(described, memory.gradient, false, self.background.memory()))
+        let nowhere = "gradients lie in dma_buf, where this process has no address: write them by the device";
+        let address = memory.gradient.ok_or_else(|| OrderError::new_err(nowhere))?;
+        Ok(Window::new(described, address, false, self.background.memory()))
     }
 
     /// The weights of a key, to read.

@@ -181,3 +181,26 @@ def _both(hub, **settings):
     [thread.join() for thread in threads]
     assert all(sessions), "a worker failed, see above"
     return sessions
+
+
+def test_gradients_that_cannot_lie_in_a_dma_buf(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(4096))
+    with open(tmp_path / "file", "rb") as file:
+        for settings, words in (
+            ({"dma_buf": (file.fileno(), 64)}, "the descriptor is of no dma-buf"),
+            ({"dma_buf": file.fileno(), "transport": "tcp"}, "by RDMA alone"),
+            ({"dma_buf": file.fileno(), "compression": phub.TopK(0.1)}, "reads gradients from host memory"),
+            ({"dma_buf": 1_000_000}, "this process has no descriptor 1000000"),
+        ):
+            with pytest.raises(phub.Error, match=words):
+                phub.Session(
+                    "127.0.0.1:1", 0, 1, keys={"a": (3,)}, optimizer=phub.Sgd(0.1), job="j", hub_wait=0, **settings
+                )
+
+
+def test_places_are_those_of_the_window():
+    places = phub.places({"a": (3,), "b": phub.Key((2, 100), "bf16"), "c": (1,)})
+    assert places.keys == {"a": (0, 12), "b": (64, 400), "c": (512, 4)}
+    assert places.bytes == 576
+    with pytest.raises(phub.SettingsError, match="no usable size"):
+        phub.places({"empty": (0,)})

@@ -75,8 +75,8 @@ impl From<SessionError> for BackgroundError {
 /// Where a key lies in this process's memory. Valid while its [`Memory`] is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyMemory {
-    /// Address of the gradient, written by the caller while the key is not under way.
-    pub gradient: usize,
+    /// Address of the gradient, written by the caller while the key is not under way; `None` if it lies in a dma-buf.
+    pub gradient: Option<usize>,
     /// Address of the weights, read by the caller while the key is not under way. With
     /// [`WeightsMode::Shared`](crate::WeightsMode::Shared) the pages may be read-only.
     pub weights: usize,

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use pbox_core::{KeyId, typed};
+use pbox_core::{Element, KeyId, typed};
 
 use super::notes::Note;
 use super::shared::{Ending, Shared};
 use super::{Idle, Joined, KeyMemory, Memory};
+use crate::exchange::ExchangeError;
 use crate::session::{Session, SessionConfig, SessionError, State};
 
 /// How long a session that is dropped waits for keys that are under way. If another worker's push comes in time, the
@@ -58,13 +59,18 @@ pub(super) fn run(
 
 /// Where the keys lie.
 fn addresses(session: &mut Session) -> Result<Vec<KeyMemory>, SessionError> {
-    fn of<E: pbox_core::Element>((weights, gradient): (&[E], &mut [E])) -> KeyMemory {
-        let (weights, bytes) = (weights.as_ptr() as usize, size_of_val(gradient));
-        KeyMemory { gradient: gradient.as_mut_ptr() as usize, weights, bytes }
+    fn of<E: Element>(session: &mut Session, key: KeyId) -> Result<KeyMemory, SessionError> {
+        let gradient = match session.gradient_mut::<E>(key) {
+            Ok(gradient) => Some(gradient.as_mut_ptr() as usize),
+            Err(SessionError::Exchange(ExchangeError::InDmaBuf { .. })) => None,
+            Err(error) => return Err(error),
+        };
+        let weights = session.weights::<E>(key)?;
+        Ok(KeyMemory { gradient, weights: weights.as_ptr() as usize, bytes: size_of_val(weights) })
     }
     let layout = Arc::clone(session.layout());
     let keys = layout.keys().iter().zip((0..).map(KeyId));
-    keys.map(|(key, id)| typed!(key.dtype, E => session.tensors::<E>(id).map(of))).collect()
+    keys.map(|(key, id)| typed!(key.dtype, E => of::<E>(session, id))).collect()
 }
 
 /// Makes turns until a caller ends the session, or it is over.

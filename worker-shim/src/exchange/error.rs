@@ -44,6 +44,14 @@ pub enum ExchangeError {
         /// Its name.
         key: String,
     },
+    /// Its gradient lies in a dma-buf.
+    #[error(
+        "key {key:?}: its gradient lies in the dma-buf that the session was given, where this process has no address: write it by the device, at the key's place in the window"
+    )]
+    InDmaBuf {
+        /// Its name.
+        key: String,
+    },
     /// A key of the round before is not pushed yet.
     #[error(
         "key {key:?} cannot be pushed for round {round} before key {missing:?} is pushed for the round before: Slim-DP selects its significant set after that one, from all keys; push every key once a round"

@@ -7,7 +7,7 @@
 //! under way until its weights are there.
 
 use fabric::{Port, Until};
-use pbox_core::{ChunkId, Element, Key, KeyId, Round};
+use pbox_core::{ChunkId, Element, Key, KeyId, Layout, Round};
 
 use super::coder::Coder;
 use super::error::ExchangeError;
@@ -53,7 +53,8 @@ impl<P: Port> Exchange<P> {
     /// A key's gradient, to write. Its contents are the caller's until [`push`](Self::push).
     pub fn gradient_mut<E: Element>(&mut self, key: KeyId) -> Result<&mut [E], ExchangeError> {
         self.check_idle_as::<E>(key, "writing its gradient")?;
-        Ok(self.windows.gradient_mut(key))
+        let Exchange { windows, layout, .. } = self;
+        windows.gradient_mut(key).ok_or_else(|| in_dma_buf(layout, key))
     }
 
     /// A key's weights, as of its last finished round.
@@ -66,8 +67,10 @@ impl<P: Port> Exchange<P> {
     /// A key's weights to read and its gradient to write, together.
     pub fn tensors<E: Element>(&mut self, key: KeyId) -> Result<(&[E], &mut [E]), ExchangeError> {
         self.check_idle_as::<E>(key, "using its tensors")?;
+        let Exchange { windows, layout, .. } = self;
         // SAFETY: `check_idle_as` saw that no push of the key is unanswered, and `&mut self` keeps it so.
-        Ok(unsafe { self.windows.tensors(key) })
+        let (weights, gradient) = unsafe { windows.tensors(key) };
+        Ok((weights, gradient.ok_or_else(|| in_dma_buf(layout, key))?))
     }
 
     /// A key's weights, to write. With Slim-DP, weights that are not sent stay as the worker writes them.
@@ -179,4 +182,8 @@ impl<P: Port> Exchange<P> {
     pub fn into_windows(self) -> Windows {
         self.windows
     }
+}
+
+fn in_dma_buf(layout: &Layout, key: KeyId) -> ExchangeError {
+    ExchangeError::InDmaBuf { key: layout.keys()[key.index()].name.clone() }
 }

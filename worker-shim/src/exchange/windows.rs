@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use fabric::{RecvWindow, SendWindow, Slab, Span, Spans, WindowError};
+use fabric::{DmaBuf, RecvWindow, SendWindow, Slab, Span, Spans, WindowError};
 use pbox_core::frame::FrameError;
 use pbox_core::{ChunkId, Element, KeyId, Layout, Round, Wire};
 
@@ -36,17 +36,20 @@ pub enum WeightsMode {
 /// Where gradients are written.
 #[derive(Debug)]
 enum Gradients {
-    /// In the window, in place; a span for each key.
+    /// In the window, in place; a span for each key. If it is in a dma-buf, this process writes none.
     Window(Spans),
     /// The values are in the coder's memory, and frames cross.
     Framed(Box<Coder>),
 }
 
 impl Gradients {
-    fn of_key<E: Element>(&mut self, layout: &Layout, key: KeyId) -> &mut [E] {
+    fn of_key<E: Element>(&mut self, layout: &Layout, key: KeyId) -> Option<&mut [E]> {
         match self {
-            Gradients::Window(spans) => spans.elements_mut(key.index()),
-            Gradients::Framed(coder) => elements_mut(part_mut(coder.gradients_mut(), layout.key_span(key))),
+            Gradients::Window(spans) if spans.window().dma_buf().is_some() => None,
+            Gradients::Window(spans) => Some(spans.elements_mut(key.index())),
+            Gradients::Framed(coder) => {
+                Some(elements_mut(part_mut(coder.gradients_mut(), layout.key_span(key))))
+            }
         }
     }
 }
@@ -54,6 +57,14 @@ impl Gradients {
 impl Windows {
     /// A gradient window, and its spans: by key, or by chunk if the job has frames. The window goes to the transport.
     pub fn gradients(wire: &Wire) -> Result<(Arc<SendWindow>, Spans), WindowError> {
+        Self::gradients_in(wire, None)
+    }
+
+    /// As [`gradients`](Self::gradients), in a dma-buf if one is given, and the job has no frames.
+    pub(crate) fn gradients_in(
+        wire: &Wire,
+        dma_buf: Option<&DmaBuf>,
+    ) -> Result<(Arc<SendWindow>, Spans), WindowError> {
         let layout = wire.layout();
         let spans = match wire.framing() {
             None => (0..layout.keys().len() as u32).map(|key| layout.key_span(KeyId(key))).collect(),
@@ -61,7 +72,12 @@ impl Windows {
                 (0..layout.chunks().len() as u32).map(|chunk| wire.gradient_span(ChunkId(chunk))).collect()
             }
         };
-        let split = SendWindow::new(wire.gradient_window_bytes())?.split(vec![spans]);
+        let bytes = wire.gradient_window_bytes();
+        let window = match dma_buf {
+            Some(dma_buf) => SendWindow::in_dma_buf(dma_buf, bytes)?,
+            None => SendWindow::new(bytes)?,
+        };
+        let split = window.split(vec![spans]);
         let (window, mut spans) = split.expect("keys and frames are disjoint, aligned and inside");
         Ok((window, spans.remove(0)))
     }
@@ -157,8 +173,9 @@ impl Windows {
         self.private.is_some()
     }
 
-    /// A key's gradient, to write. `E` is the key's type, here and below: `exchange` has checked it.
-    pub(crate) fn gradient_mut<E: Element>(&mut self, key: KeyId) -> &mut [E] {
+    /// A key's gradient, to write; `None` if it lies in a dma-buf. `E` is the key's type, here and below: `exchange` has
+    /// checked it.
+    pub(crate) fn gradient_mut<E: Element>(&mut self, key: KeyId) -> Option<&mut [E]> {
         self.gradients.of_key(&self.layout, key)
     }
 
@@ -190,11 +207,11 @@ impl Windows {
         Some(elements_mut(part_mut(copy, self.layout.key_span(key))))
     }
 
-    /// A key's weights, and its gradient to write.
+    /// A key's weights, and its gradient to write, if that does not lie in a dma-buf.
     ///
     /// # Safety
     /// As for [`weights`](Self::weights).
-    pub(crate) unsafe fn tensors<E: Element>(&mut self, key: KeyId) -> (&[E], &mut [E]) {
+    pub(crate) unsafe fn tensors<E: Element>(&mut self, key: KeyId) -> (&[E], Option<&mut [E]>) {
         let Windows { layout, gradients, weights, private } = self;
         // SAFETY: as in `weights`.
         let weights = unsafe { read(private, &weights[0], layout.key_span(key)) };

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use fabric::IdlePolicy;
 use fabric::any::Transport;
+use fabric::{DmaBuf, IdlePolicy, SendWindow};
 use membership::{Credential, NicSettings};
 use pbox_core::control::{Mesh, Present};
-use pbox_core::{JobTerms, Key, OnLoss, Optimizer};
+use pbox_core::{JobTerms, Key, OnLoss, Optimizer, Wire};
 
 use crate::exchange::WeightsMode;
 use crate::pull::{Pull, PullError};
@@ -46,6 +46,10 @@ pub struct SessionConfig {
     pub checksum: bool,
     /// Where weights are read. Default: shared.
     pub weights: WeightsMode,
+    /// Where gradients lie, if something else than this process writes them, such as a GPU: a dma-buf that NICs read. Each key is
+    /// at its span of the [layout](pbox_core::Layout), and must not change from its push to its wait. By RDMA alone, and not with
+    /// compression. Default: in memory that the session makes.
+    pub dma_buf: Option<DmaBuf>,
     /// Every so many rounds the hub compares a digest of all workers' weights, and the job ends if they differ: memory, a
     /// network or a program has altered some. The digest costs a reading of the weights and a request to the hub. For BSP
     /// without Slim-DP. 0: never. Default 0.
@@ -139,6 +143,7 @@ impl SessionConfig {
                 self.token = Some(given?);
             }
             "compare_every" => self.compare_every = read(value)?,
+            "dma_buf" => self.dma_buf = unless_none(value)?,
             "pull" => self.pull = unless_none(value)?.map(Pull::new),
             "transport" => self.transport = Some(read(value)?),
             "checksum" => self.checksum = read(value)?,
@@ -150,7 +155,7 @@ impl SessionConfig {
             "hub_present" => self.hub_present = read(value)?,
             "wait_limit" => self.wait_limit = seconds()?,
             _ => {
-                return Err("there are chunk_bytes, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, compare_every, pull, transport, checksum, nics, rails, trace, join_limit, hub_wait, hub_present, wait_limit".into());
+                return Err("there are chunk_bytes, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, dma_buf, compare_every, pull, transport, checksum, nics, rails, trace, join_limit, hub_wait, hub_present, wait_limit".into());
             }
         }
         Ok(())
@@ -184,6 +189,23 @@ impl SessionConfig {
         }
     }
 
+    /// Checks that gradients can lie in the dma-buf, if there is one. Then RDMA is the only transport.
+    pub(crate) fn check_dma_buf(&mut self, wire: &Wire) -> Result<(), InvalidSetting> {
+        let Some(dma_buf) = &self.dma_buf else { return Ok(()) };
+        let refused = |why: &str| Err(InvalidSetting::new("dma_buf", dma_buf, why));
+        if wire.framing().is_some() {
+            return refused("compression reads gradients from host memory; leave out one of the two");
+        }
+        if self.transport.is_some_and(|wanted| wanted != Transport::Verbs) {
+            return refused("gradients leave it by RDMA alone; ask for the transport verbs, or for none");
+        }
+        if let Err(error) = SendWindow::in_dma_buf(dma_buf, wire.gradient_window_bytes()) {
+            return refused(&error.to_string());
+        }
+        self.transport = Some(Transport::Verbs);
+        Ok(())
+    }
+
     /// Settings with defaults, except for these.
     pub fn new(
         hub: impl Into<String>,
@@ -206,6 +228,7 @@ impl SessionConfig {
             nics: NicSettings::default(),
             checksum: std::env::var("PHUB_CHECKSUM").is_ok_and(|set| !["", "0", "false"].contains(&&*set)),
             weights: WeightsMode::Shared,
+            dma_buf: None,
             compare_every: 0,
             join_limit: Duration::from_secs(60),
             hub_wait: Duration::from_secs(60),

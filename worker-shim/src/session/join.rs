@@ -50,6 +50,7 @@ impl Session {
         config.check_present()?;
         let digests = Digests::of(&config)?;
         let mut wire = Wire::of_terms(&config.terms)?;
+        config.check_dma_buf(&wire)?;
         let timeline =
             config.trace.as_ref().map(|path| Timeline::new(path, &config.job, config.rank, wire.layout()));
         let timeline = timeline.transpose()?;
@@ -65,7 +66,7 @@ impl Session {
             Some(state) => state.offer(&mut let_in)?,
             None => false,
         };
-        let (window, gradients) = Windows::gradients(&wire)?;
+        let (window, gradients) = Windows::gradients_in(&wire, config.dma_buf.as_ref())?;
         let receive = |_| Receive::New(wire.weights_window_bytes());
         let Attached { port, endpoints, received, slices, hubs, ways } =
             attach(let_in, &config, &wire, &window, receive, deadline)?;
@@ -238,10 +239,19 @@ pub(super) fn attach(
     let frames = Frames::summed_if(config.checksum);
     let (ports, port) = Ports::one(&let_in, config.transport, &config.nics, config.rank, frames)?;
     let DataPath { endpoints, received, placement, ways, cores, .. } =
-        membership::open(&let_in, level.schedule, wire, window, receive, &ports, deadline)?;
+        membership::open(&let_in, level.schedule, wire, window, receive, &ports, deadline)
+            .map_err(|error| say_why_by_rdma(error, config))?;
     let kept = let_in.into_iter().zip(cores).map(|(hub, cores)| hub.keep(cores, port.waker()));
     let hubs = kept.collect();
     let slice_bytes = level.slice_bytes.unwrap_or(config.terms.chunk_bytes);
     let slices = Slices::new(wire.layout(), &placement, level.schedule, slice_bytes);
     Ok(Attached { port, endpoints, received, slices, hubs, ways })
+}
+
+/// The caller has not asked for RDMA, but for what only RDMA can.
+fn say_why_by_rdma(mut error: MemberError, config: &SessionConfig) -> MemberError {
+    if let (MemberError::NoTransport { tried, .. }, Some(dma_buf)) = (&mut error, &config.dma_buf) {
+        tried.push(format!("gradients in {dma_buf} leave by RDMA alone: without RDMA, leave `dma_buf` out"));
+    }
+    error
 }

@@ -1,6 +1,6 @@
 //! Moves real bytes over each NIC and back, and checks them: no setting can show that this works.
 
-use fabric::verbs::{ConnectError, LoopbackError, NicOptions, VerbsError, loopback};
+use fabric::verbs::{ConnectError, LoopbackError, NicOptions, VerbsError, loopback, takes_dma_bufs};
 
 use crate::doctor::check::Check;
 
@@ -19,6 +19,15 @@ pub(crate) fn over(nic: &NicOptions) -> Check {
         }
         Err(error) => Check::fail(name, error.to_string(), fix(&error, &nic.device)),
     }
+}
+
+/// Whether gradients could leave a GPU by this NIC. There may be no GPU here to try it with.
+pub(crate) fn from_gpus(nic: &NicOptions) -> Check {
+    let seen = match takes_dma_bufs(&nic.device) {
+        Ok(()) => "its driver takes them; those of a GPU are not tried".to_owned(),
+        Err(why) => format!("none: {why}"),
+    };
+    Check::note(format!("dma-bufs with {nic}"), seen)
 }
 
 fn fix(error: &LoopbackError, device: &str) -> String {

@@ -39,6 +39,8 @@ macro_rules! functions {
         /// The functions of a library, which stays loaded.
         pub(in crate::verbs) struct Ibverbs {
             $($name: unsafe extern "C" fn($($type),*) $(-> $result)?,)*
+            /// `None` where the library is older than rdma-core 34.
+            pub ibv_reg_dmabuf_mr: Option<RegDmaBuf>,
             _library: libloading::Library,
         }
 
@@ -58,6 +60,8 @@ macro_rules! functions {
                         $name: unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }
                             .map(|symbol| *symbol)?,
                     )*
+                    // SAFETY: as above.
+                    ibv_reg_dmabuf_mr: unsafe { library.get(b"ibv_reg_dmabuf_mr\0") }.map(|symbol| *symbol).ok(),
                     _library: library,
                 })
             }
@@ -69,6 +73,17 @@ macro_rules! functions {
         }
     };
 }
+
+/// As its manual page says.
+pub(in crate::verbs) type RegDmaBuf = unsafe extern "C" fn(
+    pd: *mut ibv_pd,
+    offset: u64,
+    bytes: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut ibv_mr;
+
 functions! {
     ibv_fork_init() -> c_int;
     ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device;

@@ -3,6 +3,7 @@
 //! On the `unsafe` list. Any thread. A region keeps its window mapped.
 
 use std::io;
+use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -11,15 +12,11 @@ use rustix::process::{Resource, getrlimit};
 use super::domain::Domain;
 use super::ffi::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, ibv_mr};
 use crate::ids::Span;
-use crate::memory::Mapping;
-use crate::memory::{RecvWindow, SendWindow};
+use crate::memory::{DmaBuf, Mapping, RecvWindow, SendWindow};
 
 /// A range of a window could not be registered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "cannot register {bytes} bytes of {window} with {device} (ibv_reg_mr: {error}); locked memory is limited to {limit}: {}",
-    advice(*out_of_memory)
-)]
+#[error("cannot register {bytes} bytes of {window} with {device} ({error}); {advice}")]
 pub struct RegisterError {
     /// Which window.
     pub window: &'static str,
@@ -27,21 +24,40 @@ pub struct RegisterError {
     pub bytes: usize,
     /// The NIC.
     pub device: String,
-    /// RLIMIT_MEMLOCK of this process, in words.
-    pub limit: String,
-    /// The kernel's answer.
+    /// The call, and the kernel's answer.
     pub error: String,
-    /// Whether that was ENOMEM.
-    pub out_of_memory: bool,
+    /// What to do.
+    pub advice: String,
 }
 
-fn advice(out_of_memory: bool) -> &'static str {
-    if out_of_memory {
-        "raise the limit (ulimit -l unlimited; docker run --ulimit memlock=-1; LimitMEMLOCK=infinity in a systemd unit; or the capability IPC_LOCK)"
-    } else {
-        "that is not the limit's fault; see ibv_reg_mr(3), and dmesg for what the driver says"
-    }
+/// What to do about a refusal of `ibv_reg_mr`.
+fn advice(errno: i32) -> String {
+    let advice = match errno {
+        libc::ENOMEM => {
+            "raise the limit (ulimit -l unlimited; docker run --ulimit memlock=-1; LimitMEMLOCK=infinity in a systemd unit; or the capability IPC_LOCK)"
+        }
+        _ => "that is not the limit's fault; see ibv_reg_mr(3), and dmesg for what the driver says",
+    };
+    format!("locked memory is limited to {}: {advice}", memlock_limit())
 }
+
+/// What to do about a refusal of `ibv_reg_dmabuf_mr`.
+fn advice_on_dma_bufs(errno: i32) -> String {
+    let why = match errno {
+        libc::ENOSYS => "libibverbs is older than rdma-core 34: install a newer one",
+        // The library's answer where its driver has no such call, and the kernel's.
+        libc::EOPNOTSUPP | libc::EPROTONOSUPPORT => {
+            "this device's driver takes no dma-bufs (mlx5's does from Linux 5.12 on, soft-RoCE's does not): leave the device out of the list of NICs"
+        }
+        libc::ENOMEM => {
+            "whoever made the dma-buf has no room to show it to NICs, such as a GPU's BAR1 that is full"
+        }
+        _ => "dmesg may have the words of the NIC's driver, or of the one that made the dma-buf",
+    };
+    format!("{why}; or have the window in host memory, without a dma-buf")
+}
+
+const OWN: &str = "the window that this end writes";
 
 /// What a region keeps mapped.
 enum Memory {
@@ -67,9 +83,37 @@ impl Region {
     /// # Panics
     /// When it sticks out of the window.
     pub fn send(domain: &Arc<Domain>, window: &Arc<SendWindow>, range: Span) -> Result<Self, RegisterError> {
-        let start = window.bytes_of(range).expect("a range inside the window").cast_mut();
+        assert!(range.end().is_some_and(|end| end <= window.bytes()), "a range inside the window");
         let memory = Memory::Send(Arc::clone(window));
-        Self::new(domain, "the window that this end writes", start, range.bytes, 0, memory)
+        match window.dma_buf() {
+            Some(dma_buf) => Self::in_dma_buf(domain, dma_buf, range, memory),
+            None => {
+                let start = window.bytes_of(range).expect("checked above").cast_mut();
+                Self::new(domain, OWN, start, range.bytes, 0, memory)
+            }
+        }
+    }
+
+    /// A range of a window in a dma-buf, which the NIC reads. The kernel wants the place in the dma-buf and the address for posts
+    /// to agree within a page: they are equal here.
+    fn in_dma_buf(
+        domain: &Arc<Domain>,
+        dma_buf: &DmaBuf,
+        range: Span,
+        memory: Memory,
+    ) -> Result<Self, RegisterError> {
+        let (offset, fd) = (dma_buf.offset() + range.offset as u64, dma_buf.as_fd().as_raw_fd());
+        let raw = match domain.context.verbs.ibv_reg_dmabuf_mr {
+            // SAFETY: the domain is alive; the kernel checks the range, and the descriptor, which `memory` holds. The NIC only
+            // reads there.
+            Some(register) => made(unsafe { register(domain.raw(), offset, range.bytes, offset, fd, 0) }),
+            None => Err(io::Error::from_raw_os_error(libc::ENOSYS)),
+        };
+        let raw = raw.map_err(|error| {
+            let call = format!("ibv_reg_dmabuf_mr, from byte {offset} of its dma-buf");
+            refused(domain, OWN, range.bytes, &call, error, advice_on_dma_bufs)
+        })?;
+        Ok(Region { raw, domain: Arc::clone(domain), _memory: memory })
     }
 
     /// A range of a window that the peer's posts are written to.
@@ -96,18 +140,8 @@ impl Region {
         let verbs = domain.context.verbs;
         // SAFETY: the domain is alive; the memory is mapped, and stays so: `memory` holds it as long as the
         // region. A NIC writes it only where `access` says so, and such memory is read by address alone.
-        let raw = unsafe { verbs.ibv_reg_mr(domain.raw(), start.cast(), bytes, access as i32) };
-        let raw = NonNull::new(raw).ok_or_else(|| {
-            let error = io::Error::last_os_error();
-            RegisterError {
-                window,
-                bytes,
-                device: domain.context.device.clone(),
-                limit: memlock_limit(),
-                out_of_memory: error.raw_os_error() == Some(libc::ENOMEM),
-                error: error.to_string(),
-            }
-        })?;
+        let raw = made(unsafe { verbs.ibv_reg_mr(domain.raw(), start.cast(), bytes, access as i32) });
+        let raw = raw.map_err(|error| refused(domain, window, bytes, "ibv_reg_mr", error, advice))?;
         Ok(Region { raw, domain: Arc::clone(domain), _memory: memory })
     }
 
@@ -129,6 +163,37 @@ impl Drop for Region {
         // SAFETY: made by `new`, deregistered once; a link holds the regions of its queue pair.
         unsafe { self.domain.context.verbs.ibv_dereg_mr(self.raw.as_ptr()) };
     }
+}
+
+/// Whether a device's driver takes dma-bufs, else why not. It is given a descriptor that is none: a driver that does not take
+/// any does not look at it.
+pub(in crate::verbs) fn takes_dma_bufs(domain: &Domain) -> Result<(), String> {
+    let answer = match domain.context.verbs.ibv_reg_dmabuf_mr {
+        // SAFETY: the domain is alive, and there is no memory.
+        Some(register) => made(unsafe { register(domain.raw(), 0, 1, 0, -1, 0) }).map(|_| ()),
+        None => Err(io::Error::from_raw_os_error(libc::ENOSYS)),
+    };
+    match answer.map_err(|error| (error.raw_os_error().unwrap_or(0), error)) {
+        Ok(()) | Err((libc::EBADF, _)) => Ok(()),
+        Err((errno, error)) => Err(format!("ibv_reg_dmabuf_mr: {error}; {}", advice_on_dma_bufs(errno))),
+    }
+}
+
+/// What a call has just made, or why not.
+fn made(raw: *mut ibv_mr) -> io::Result<NonNull<ibv_mr>> {
+    NonNull::new(raw).ok_or_else(io::Error::last_os_error)
+}
+
+fn refused(
+    domain: &Domain,
+    window: &'static str,
+    bytes: usize,
+    call: &str,
+    error: io::Error,
+    advice: fn(i32) -> String,
+) -> RegisterError {
+    let (device, advice) = (domain.context.device.clone(), advice(error.raw_os_error().unwrap_or(0)));
+    RegisterError { window, bytes, device, error: format!("{call}: {error}"), advice }
 }
 
 /// How much memory this process may lock, in words.

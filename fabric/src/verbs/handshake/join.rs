@@ -13,7 +13,6 @@ use super::pairing::{Candidates, Pairing, pair};
 use super::stream::MessageStream;
 use crate::connection::{Alarm, Connection};
 use crate::handshake::{Joined, Receive};
-use crate::ids::Span;
 use crate::memory::{RecvWindow, SendWindow, WindowError};
 use crate::plan::{Carries, PlannedLink, ports_with_links};
 use crate::ranges::Ranges;
@@ -251,8 +250,7 @@ fn connected(
         )));
     }
     let peer = Peer { address: address.clone(), number: end.number, first_packet: end.first_packet };
-    let from = ours.bytes_of(Span { offset: 0, bytes: 0 }).expect("a window has a beginning") as u64;
-    Ok(link.connect(&peer, from, theirs.address, &end.keys, theirs.apart)?)
+    Ok(link.connect(&peer, ours.start_for_nics(), theirs.address, &end.keys, theirs.apart)?)
 }
 
 fn expect_ports(

@@ -18,7 +18,7 @@
 
 from ._compression import Bf16, Compression, Dgc, F16, OneBit, Qsgd, RandomK, SlimDP, TernGrad, TopK
 from ._hub import Hub, serve
-from ._keys import Key
+from ._keys import Key, Places, places
 from ._launch import Machine, Worker, worker
 from ._optimizers import Adam, AdamW, Average, Momentum, Nesterov, Optimizer, Sgd
 from ._phub import (
@@ -72,6 +72,7 @@ __all__ = [
     "OrderError",
     "OutOfMemoryError",
     "PeerLeftError",
+    "Places",
     "ProtocolError",
     "PullPlan",
     "Qsgd",
@@ -93,6 +94,7 @@ __all__ = [
     "Way",
     "Worker",
     "__version__",
+    "places",
     "serve",
     "worker",
 ]

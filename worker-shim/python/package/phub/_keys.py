@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, Sequence, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -45,3 +45,22 @@ def key_of(name: str, given: Union[Key, Sequence[int], Array]) -> Key:
             )
         return Key(given.shape, dtype)
     return Key(tuple(int(extent) for extent in given))
+
+
+def described(keys: Mapping[str, Key]) -> List[Tuple[str, List[int], str, float, float]]:
+    """As the native part takes them."""
+    return [(name, list(key.shape), key.dtype, key.lr_mult, key.wd_mult) for name, key in keys.items()]
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """Where gradients lie in a `dma_buf`: `bytes` of all, and by key its offset and its bytes."""
+
+    bytes: int
+    keys: Dict[str, Tuple[int, int]]
+
+
+def places(keys: Mapping[str, Union[Key, Sequence[int], Array]]) -> Places:
+    """Where a session with these keys reads gradients in its `dma_buf`."""
+    of_bytes, spans = _phub.places(described({name: key_of(name, given) for name, given in keys.items()}))
+    return Places(of_bytes, dict(zip(keys, spans)))

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from . import _compression, _optimizers, _phub, _pull, _secret, _state
 from ._hub import RETRY_S, Hub, serve_beside, serve_for, stop_own_hubs
-from ._keys import Array, Key, key_of
+from ._keys import Array, Key, described, key_of
 from ._launch import Machine, Worker, wait_for_hub, worker
 
 _LOG = logging.getLogger("phub")
@@ -111,6 +111,7 @@ class Session:
         pull: Optional[str] = None,
         pull_layers: Optional[Sequence[Sequence[str]]] = None,
         weights: str = "shared",
+        dma_buf: Union[int, Tuple[int, int], None] = None,
         transport: Optional[str] = None,
         cores: Optional[int] = None,
         nics: Optional[str] = None,
@@ -153,6 +154,9 @@ class Session:
                 keys of a round before the first wait. Default: each key is pulled as soon as it can be.
             pull_layers: keys that are needed together, in the order of the forward pass. Default: each key by itself.
             weights: "shared": read in place, and read-only; "private": a copy that belongs to this worker.
+            dma_buf: where gradients lie, if a device such as a GPU writes them: the descriptor of a dma-buf, or descriptor and
+                offset. `places` says where each key lies from there. NICs read it, so it is for RDMA alone, and not with
+                compression. The session has a copy of the descriptor. Default: in memory of the session.
             transport: "shm", "verbs" or "tcp". Default: the best transport that leads to the hub.
             cores: how many of the hub's cores the job gets. Default: all.
             nics: RDMA NICs of this worker, as NCCL_IB_HCA names them.
@@ -201,7 +205,6 @@ class Session:
         self.rank = me.rank if rank is None else rank
         self.world_size = me.world_size if world_size is None else world_size
         self.job = me.job if job is None else job
-        described = [(name, list(key.shape), key.dtype, key.lr_mult, key.wd_mult) for name, key in self._keys.items()]
         settings: Dict[str, object] = {
             "compression": None if compression is None else _compression.to_text(compression),
             "seed": seed,
@@ -212,6 +215,7 @@ class Session:
             "credit": credit,
             "pull": pull,
             "weights": weights,
+            "dma_buf": ":".join(map(str, dma_buf)) if isinstance(dma_buf, tuple) else dma_buf,
             "transport": transport,
             "cores": cores,
             "nics": nics,
@@ -247,7 +251,7 @@ class Session:
                     address,
                     self.job,
                     *local,
-                    described,
+                    described(self._keys),
                     _optimizers.to_json(optimizer),
                     _given(settings),
                     layers,
@@ -327,7 +331,11 @@ class Session:
 
     def gradient(self, key: str) -> Array:
         """A key's gradient, to write while the key is not under way: an array of the key's shape and type over the
-        window itself. It still holds the last values; with `SlimDP` the values that were sent are zero."""
+        window itself. It still holds the last values; with `SlimDP` the values that were sent are zero.
+
+        Raises:
+            OrderError: with `dma_buf`, where this process has no address of it.
+        """
         return self._array(key, "gradient")
 
     def weights(self, key: str) -> Array:
