@@ -190,9 +190,18 @@ impl Group {
         nics.wanted.iter().filter_map(|nic| Some((nic.options.clone(), nic.lost()?))).collect()
     }
 
-    /// Whether a NIC is open and its port is up.
-    pub fn has_link(&self) -> bool {
-        self.nics_in_use().wanted.iter().filter_map(Wanted::open).any(|nic| nic.has_link())
+    /// The NICs that are open, and whose ports are up.
+    pub fn up(&self) -> Vec<Arc<Nic>> {
+        let nics = self.nics_in_use();
+        nics.wanted.iter().filter_map(Wanted::open).filter(|nic| nic.has_link()).cloned().collect()
+    }
+
+    /// The [name](Nic::name) of a port's own NIC, lost or not; of one that never opened the device's.
+    pub fn name(&self, port: usize) -> String {
+        let nics = self.nics_in_use();
+        let own = &self.wanted[port][0];
+        let known = nics.wanted.iter().find(|nic| nic.options == *own).and_then(|nic| nic.nic.as_ref().ok());
+        known.map_or_else(|| own.device.clone(), |nic| nic.name())
     }
 
     /// The NICs of a port that are open: one of a hub's, several of a worker's.
