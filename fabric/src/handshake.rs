@@ -61,16 +61,18 @@ pub struct Joined<E> {
     pub endpoints: Vec<E>,
     /// Which NICs the links go over, and why, in words. Empty when there is no choice.
     pub paths: Vec<String>,
+    /// Pairs of NICs that were tried and lead nowhere, in words.
+    pub dead: Vec<String>,
 }
 
 impl<E> Joined<E> {
     pub(crate) fn new(recv: Arc<RecvWindow>, endpoints: Vec<E>) -> Self {
-        Joined { recv, endpoints, paths: Vec::new() }
+        Joined { recv, endpoints, paths: Vec::new(), dead: Vec::new() }
     }
 
     pub(crate) fn map<T>(self, endpoint: impl Fn(E) -> T) -> Joined<T> {
-        let Joined { recv, endpoints, paths } = self;
-        Joined { recv, endpoints: endpoints.into_iter().map(endpoint).collect(), paths }
+        let Joined { recv, endpoints, paths, dead } = self;
+        Joined { recv, endpoints: endpoints.into_iter().map(endpoint).collect(), paths, dead }
     }
 }
 

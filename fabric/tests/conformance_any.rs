@@ -81,7 +81,14 @@ impl Listeners {
 fn welcome(listener: &Listener, group: &Group, window: &Arc<SendWindow>, shape: Shape) -> Joined<Endpoint> {
     let hello = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap();
     hello
-        .welcome(group, window, shape.window_bytes(), &PlannedLink::of_one_port(&[shape.capacity]), |_| ())
+        .welcome(
+            group,
+            window,
+            shape.window_bytes(),
+            &PlannedLink::of_one_port(&[shape.capacity]),
+            |_| (),
+            || (),
+        )
         .unwrap()
 }
 

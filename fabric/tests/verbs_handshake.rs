@@ -23,7 +23,7 @@ fn framed(body: &[u8]) -> Vec<u8> {
 fn good_hello() -> Vec<u8> {
     framed(
         &[
-            b"phubrdm5".as_slice(),
+            b"phubrdm6".as_slice(),
             &[0],
             &[7; 16],
             &4096u64.to_le_bytes(),
@@ -52,7 +52,7 @@ fn hello(listener: &Listener, timeout: Duration) -> Result<Hello, ConnectError> 
 fn refusal(mut stream: &TcpStream) -> String {
     let mut head = [0; 13];
     stream.read_exact(&mut head).unwrap();
-    assert_eq!((&head[4..12], head[12]), (b"phubrdm5".as_slice(), 4));
+    assert_eq!((&head[4..12], head[12]), (b"phubrdm6".as_slice(), 4));
     let mut words = vec![0; u32::from_le_bytes(head[..4].try_into().unwrap()) as usize - 9];
     stream.read_exact(&mut words).unwrap();
     String::from_utf8(words).unwrap()
@@ -64,11 +64,11 @@ fn a_hello_that_no_worker_of_this_version_sends_is_refused() {
     let listener = listener();
     let hello_body = &good_hello()[4..];
     let cases: [(Vec<u8>, &str); 6] = [
-        (framed(&[b"phubrdm9".as_slice(), &hello_body[8..]].concat()), "expected the handshake \"phubrdm5\""),
+        (framed(&[b"phubrdm9".as_slice(), &hello_body[8..]].concat()), "expected the handshake \"phubrdm6\""),
         (b"GET / HTTP/1.1\r\n\r\n".to_vec(), "a message of 542393671 bytes"),
         (framed(&hello_body[..20]), "too short"),
         (framed(&[hello_body, &[0]].concat()), "1 bytes too many"),
-        (framed(b"phubrdm5\x03"), "expected a hello, got ready"),
+        (framed(b"phubrdm6\x03"), "expected a hello, got ready"),
         (framed(&[]), "expected the handshake"),
     ];
     for (bytes, expected) in cases {

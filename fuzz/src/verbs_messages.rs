@@ -3,5 +3,5 @@
 /// The bytes as they are, and again after the handshake's first bytes.
 pub fn run(bytes: &[u8]) {
     fabric::verbs::fuzzing::decode(bytes);
-    fabric::verbs::fuzzing::decode(&[b"phubrdm5", bytes].concat());
+    fabric::verbs::fuzzing::decode(&[b"phubrdm6", bytes].concat());
 }

@@ -245,6 +245,7 @@ impl<'a> Route<'a> {
                     match any::connect(&address, self.token, group, window, receive, &self.plan, limit) {
                         Ok(mut joined) => {
                             let paths = std::mem::take(&mut joined.paths);
+                            joined.dead.iter().for_each(|why| tracing::warn!("other NICs are used: {why}"));
                             tried.push(why.to_owned());
                             return Ok((joined, Way { transport, reason: tried.join("; "), paths }));
                         }

@@ -252,6 +252,16 @@ impl Hub {
         self.control.within(limit).leave_with(&request).map_err(|failure| failure.error)
     }
 
+    /// Leaves a job that was a trial, from this round on: if nobody else is in it, it leaves no checkpoint behind.
+    ///
+    /// # Errors
+    /// As for [`post`](Self::post).
+    pub fn leave_trial(&self, round: Round) -> Result<(), MemberError> {
+        let request =
+            LeaveRequest { token: self.token.clone(), round, was_trial: true, ..LeaveRequest::default() };
+        self.control.within(self.limit).leave_with(&request).map_err(|failure| failure.error)
+    }
+
     /// Leaves the job there, from this round on.
     ///
     /// # Errors

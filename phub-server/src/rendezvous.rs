@@ -127,7 +127,8 @@ impl Rendezvous {
         self.group.rdma().into_iter().for_each(lanes::mend);
         let (weights, window_bytes) = (&admission.weights, admission.wire.gradient_window_bytes());
         let placed = |window: &_| registry.populate(&admission, window);
-        match hello.welcome(&self.group, weights, window_bytes, &admission.cores.links, placed) {
+        let again = || registry.readmit(&admission);
+        match hello.welcome(&self.group, weights, window_bytes, &admission.cores.links, placed, again) {
             Ok(mut joined) => {
                 let rule = || -> Box<dyn FrameRule> {
                     Box::new(Expected::of_member(&admission.wire, admission.rank))
@@ -140,6 +141,9 @@ impl Rendezvous {
                 }
                 registry.touch(&mut admission, &joined.recv);
                 registry.attach(admission, joined.recv, joined.endpoints);
+            }
+            Err(error) if error.is_unreachable() => {
+                tracing::warn!(%error, "a worker cannot come by RDMA; it may come by another transport");
             }
             Err(error) => {
                 // The token was good for one connection, so the worker cannot connect again.

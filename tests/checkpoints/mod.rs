@@ -8,3 +8,4 @@ mod lost;
 mod making;
 mod over_hubs;
 pub(crate) mod state;
+mod trial;

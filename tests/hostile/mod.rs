@@ -1,7 +1,7 @@
 //! A stranger or a worker that sends garbage loses its connection, and nobody else loses anything.
 
 mod authority;
-mod by_hand;
+pub(crate) mod by_hand;
 mod control_port;
 mod data_socket;
 mod frames;

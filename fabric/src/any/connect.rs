@@ -69,13 +69,15 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Whether the hub could not be reached at all by this transport. Another transport may reach it.
+    /// Whether the hub could not be reached at all by this transport, or no NIC of one end leads to one of the other. Another
+    /// transport may reach it.
     pub fn is_unreachable(&self) -> bool {
         matches!(
             self,
             ConnectError::Shm(shm::ConnectError::Socket { doing: "connecting", .. })
                 | ConnectError::Tcp(tcp::ConnectError::Socket { doing: "connecting to", .. })
                 | ConnectError::Verbs(verbs::ConnectError::Socket { doing: "connecting", .. })
+                | ConnectError::Verbs(verbs::ConnectError::NoPath(_))
         )
     }
 }
@@ -217,7 +219,8 @@ impl Hello {
 
     /// Lets the peer in. `ours` is sent to the peer, and what it sends comes to a window of `recv_bytes`. The links are
     /// those of `plan`, which the hello must name too. When the window is this end's own memory, `place` sees it before
-    /// any bytes arrive, so that the owners of its pages can touch them.
+    /// any bytes arrive, so that the owners of its pages can touch them. `no_path` is called before the peer hears that no NIC of
+    /// it leads to one of this end: it may come by another transport then.
     pub fn welcome(
         self,
         group: &Group,
@@ -225,6 +228,7 @@ impl Hello {
         recv_bytes: usize,
         plan: &[PlannedLink],
         place: impl FnOnce(&RecvWindow),
+        no_path: impl FnOnce(),
     ) -> Result<Joined<Endpoint>, ConnectError> {
         Ok(match self {
             Hello::Shm(hello) => hello.welcome(&group.shm, ours, recv_bytes, plan)?.map(Endpoint::Shm),
@@ -233,7 +237,7 @@ impl Hello {
             }
             Hello::Verbs(hello) => {
                 let group = group.verbs.as_ref().expect("a listener for RDMA has a group with RDMA");
-                hello.welcome(group, ours, recv_bytes, plan, place)?.map(Endpoint::Verbs)
+                hello.welcome(group, ours, recv_bytes, plan, place, no_path)?.map(Endpoint::Verbs)
             }
         })
     }

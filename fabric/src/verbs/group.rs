@@ -190,9 +190,18 @@ impl Group {
         nics.wanted.iter().filter_map(|nic| Some((nic.options.clone(), nic.lost()?))).collect()
     }
 
-    /// Whether a NIC is open and its port is up.
-    pub fn has_link(&self) -> bool {
-        self.nics_in_use().wanted.iter().filter_map(Wanted::open).any(|nic| nic.has_link())
+    /// The NICs that are open, and whose ports are up.
+    pub fn up(&self) -> Vec<Arc<Nic>> {
+        let nics = self.nics_in_use();
+        nics.wanted.iter().filter_map(Wanted::open).filter(|nic| nic.has_link()).cloned().collect()
+    }
+
+    /// The [name](Nic::name) of a port's own NIC, lost or not; of one that never opened the device's.
+    pub fn name(&self, port: usize) -> String {
+        let nics = self.nics_in_use();
+        let own = &self.wanted[port][0];
+        let known = nics.wanted.iter().find(|nic| nic.options == *own).and_then(|nic| nic.nic.as_ref().ok());
+        known.map_or_else(|| own.device.clone(), |nic| nic.name())
     }
 
     /// The NICs of a port that are open: one of a hub's, several of a worker's.
@@ -208,11 +217,17 @@ impl Group {
 
     /// The rail of a hub's port for links to a peer with these NICs, or why its NIC is lost. NICs that are up
     /// and in a subnet of the peer are the best, then come those that are up, then any that is open. Of equals the port's own
-    /// serves, else another one of the group.
-    pub(super) fn rail(&self, port: usize, peer: &[Address]) -> Result<Arc<Rail>, VerbsError> {
+    /// serves, else another one of the group. Only NICs at addresses that `may_serve` allows count.
+    pub(super) fn rail(
+        &self,
+        port: usize,
+        peer: &[Address],
+        may_serve: impl Fn(&Address) -> bool,
+    ) -> Result<Arc<Rail>, VerbsError> {
         let nics = self.nics_in_use();
         let own = nics.wanted.iter().find(|nic| nic.options == self.wanted[port][0]);
-        let open: Vec<&Arc<Nic>> = nics.wanted.iter().filter_map(Wanted::open).collect();
+        let serves = |nic: &&Arc<Nic>| may_serve(&nic.address);
+        let open: Vec<&Arc<Nic>> = nics.wanted.iter().filter_map(Wanted::open).filter(serves).collect();
         let up = |nic: &&Arc<Nic>| nic.has_link();
         let near =
             |nic: &&Arc<Nic>| up(nic) && peer.iter().any(|peer| nic.address.shared_subnet(peer).is_some());
@@ -221,6 +236,7 @@ impl Group {
         let in_turn = || {
             own.and_then(Wanted::open)
                 .into_iter()
+                .filter(serves)
                 .chain(open.iter().copied().cycle().skip(turn).take(open.len()))
         };
         let best = in_turn().find(near).or_else(|| in_turn().find(up)).or_else(|| in_turn().next());

@@ -103,7 +103,7 @@ pub fn loopback(nic: &NicOptions, bytes: usize) -> Result<Loopback, LoopbackErro
         });
         let hub = listener.accept().and_then(|accepted| {
             let hello = accepted.expect("nobody stops the listener").hello(TIMEOUT)?;
-            hello.welcome(&hub_group, &hub_window, bytes, &links, |_| ())
+            hello.welcome(&hub_group, &hub_window, bytes, &links, |_| (), || ())
         });
         (hub, worker.join().expect("connecting does not panic"))
     });

@@ -119,6 +119,11 @@ impl Nic {
         &self.address
     }
 
+    /// Its device's name, and its port where the device has several: `mlx5_0`, `mlx4_0:2`.
+    pub fn name(&self) -> String {
+        name(&self.address.device, self.port, self.context.limits.ports)
+    }
+
     /// Which of its device's ports it is.
     pub fn port(&self) -> u8 {
         self.port
@@ -133,6 +138,10 @@ impl Nic {
     pub fn reason(&self) -> &str {
         &self.reason
     }
+}
+
+fn name(device: &str, port: u8, ports: u8) -> String {
+    if ports > 1 { format!("{device}:{port}") } else { device.to_owned() }
 }
 
 fn choose_port(context: &Context, options: &NicOptions) -> Result<DevicePort, VerbsError> {
@@ -151,4 +160,14 @@ fn choose_port(context: &Context, options: &NicOptions) -> Result<DevicePort, Ve
         states.push(format!("a device of {} ports", context.limits.ports));
     }
     Err(DeviceError::NotActive { device: context.device.clone(), wanted: options.port, states }.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::name;
+
+    #[test]
+    fn a_port_is_named_where_the_device_has_several() {
+        assert_eq!((&*name("mlx5_0", 1, 1), &*name("mlx4_0", 2, 2)), ("mlx5_0", "mlx4_0:2"));
+    }
 }

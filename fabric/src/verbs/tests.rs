@@ -70,7 +70,7 @@ fn meet_by(nic: &NicOptions, workers: usize, plan: &[PlannedLink]) -> (End, Vec<
                 End { port, recv: joined.recv, spans, endpoints: joined.endpoints }
             });
             let hello = listener.accept().unwrap().unwrap().hello(LONG).unwrap();
-            let joined = hello.welcome(&hub_group, &hub_window, BYTES, plan, |_| ()).unwrap();
+            let joined = hello.welcome(&hub_group, &hub_window, BYTES, plan, |_| (), || ()).unwrap();
             endpoints.extend(joined.endpoints);
             last = Some(joined.recv);
             worker.join().unwrap()

@@ -84,7 +84,7 @@ impl Transport for Verbs {
         let mut hello = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap();
         hello.identify(crate::tokens::token_named);
         let token = hello.token();
-        let joined = hello.welcome(group, ours, bytes, plan, |_| ()).unwrap();
+        let joined = hello.welcome(group, ours, bytes, plan, |_| (), || ()).unwrap();
         (token, (joined.recv, joined.endpoints))
     }
 

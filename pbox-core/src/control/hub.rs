@@ -91,7 +91,8 @@ pub struct NicReply {
 pub struct CoreReply {
     /// The processor that its thread is pinned to.
     pub cpu: u32,
-    /// The NIC that carries its chunks, with RDMA.
+    /// Its own NIC, with RDMA: the device, and its port where the device has several (`mlx4_0:2`). While that is lost others
+    /// serve it, and [`LinkReply::nic`] says which.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nic: Option<String>,
     /// Chunks summed and sent back since the start.
@@ -183,7 +184,7 @@ pub struct MemberReply {
 /// The bytes that have crossed a worker's links by one NIC of the hub, since the worker joined.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkReply {
-    /// The interface, or with RDMA the device; empty if nobody knows which.
+    /// The interface, or the NIC as [`CoreReply::nic`] has it; empty if nobody knows which.
     pub nic: String,
     /// To the worker.
     pub sent_bytes: u64,

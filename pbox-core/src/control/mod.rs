@@ -356,6 +356,9 @@ pub struct LeaveRequest {
     /// Of a hub below that stops: the job ends between two rounds, before this request is answered. Nothing is lost.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stops: bool,
+    /// The job was a trial: if it ends with this worker, no checkpoint is written.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub was_trial: bool,
 }
 
 /// The answer to a leave.

@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 
 use fabric::any::{self, Transport};
-use fabric::verbs::{self, Device, Fitness, GroupOptions, NicList, NicOptions, VerbsError};
+use fabric::verbs::{self, Device, Fitness, GroupOptions, Nic, NicList, NicOptions, VerbsError};
 use topology::{Host, NicChoice, NicId, Plan, Request};
 
 use crate::error::HubError;
@@ -176,20 +176,15 @@ pub(crate) fn why_lost<'a>(nic: &NicOptions, lost: &'a [(NicOptions, VerbsError)
 }
 
 /// Whether a new job can use each lane: the lane has no NIC, or its NIC is open and has a link. If no NIC has one, the job can
-/// use all lanes, because its workers use other transports. Called once a job, because reading the devices takes system calls.
+/// use all lanes, because its workers use other transports. Called once a job: a NIC that is open is asked by a system call.
 pub(crate) fn of_use(lanes: &[&Lane], rdma: Option<&verbs::Group>) -> Vec<bool> {
     let Some(rdma) = rdma else { return vec![true; lanes.len()] };
     mend(rdma);
-    let lost = rdma.lost();
-    // If the devices cannot be read, no lane is known to be bad.
-    let Ok(devices) = verbs::devices() else { return vec![true; lanes.len()] };
+    let up = rdma.up();
     has_link(lanes, |nic| {
-        if why_lost(nic, &lost).is_some() {
-            return false;
-        }
-        let ports =
-            devices.iter().filter(|device| device.name == nic.device).flat_map(|device| &device.ports);
-        ports.clone().any(|port| port.active && nic.port.is_none_or(|number| number == port.number))
+        let is_it =
+            |up: &Nic| up.address().device == nic.device && nic.port.is_none_or(|port| port == up.port());
+        up.iter().any(|up| is_it(up))
     })
 }
 

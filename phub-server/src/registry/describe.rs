@@ -30,9 +30,10 @@ impl Registry {
     /// What the hub is, and what it has done so far, except for what NICs count.
     pub fn describe(&self) -> HubReply {
         use std::sync::atomic::Ordering::Relaxed;
-        let core = |core: &CoreHandle| CoreReply {
+        let rdma = self.up.group.rdma();
+        let core = |(number, core): (usize, &CoreHandle)| CoreReply {
             cpu: core.lane.cpu,
-            nic: core.lane.nic.as_ref().map(|nic| nic.device.clone()),
+            nic: rdma.map(|rdma| rdma.name(number)),
             chunks: core.meters.chunks.load(Relaxed),
             chunk_bytes: core.meters.chunk_bytes.load(Relaxed),
             busy_ns: core.meters.busy_ns.load(Relaxed),
@@ -51,7 +52,7 @@ impl Registry {
             draining: *self.draining.borrow(),
             transports: self.transports.clone(),
             counts: inner.counts,
-            cores: self.cores.iter().map(core).collect(),
+            cores: self.cores.iter().enumerate().map(core).collect(),
             nics: Vec::new(),
             jobs: inner.jobs.values().map(Job::describe).collect(),
         }

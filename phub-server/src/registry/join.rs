@@ -215,6 +215,15 @@ impl Registry {
         Ok(admission)
     }
 
+    /// The connection led nowhere, and the other end knows: the token is good for one by another transport.
+    pub fn readmit(&self, &Admission { token, rank, .. }: &Admission) {
+        let mut inner = self.lock();
+        let Some(id) = inner.tokens.get(&token).map(|&(id, _)| id) else { return };
+        if let Some(job) = inner.jobs.get_mut(&id) {
+            job.not_connected(rank, token);
+        }
+    }
+
     /// Allocates a worker's window, if it is the hub's memory, on the nodes of the cores that will read it. The handshake's
     /// thread moves from node to node for this.
     pub fn populate(&self, admission: &Admission, window: &RecvWindow) {

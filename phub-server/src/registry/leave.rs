@@ -17,8 +17,8 @@ use super::{Inner, KEEP_FAILED, Refusal, Registry, on_thread, token_of};
 const CHECKPOINT_AT_END: Duration = Duration::from_secs(2);
 
 impl Registry {
-    /// A worker leaves. When the last worker has left, the job's state is in its checkpoint, or the reply says why not. A second
-    /// leave changes nothing.
+    /// A worker leaves. When the last worker has left, the job's state is in its checkpoint, or the reply says why not; a trial
+    /// leaves none. A second leave changes nothing.
     pub async fn leave(self: &Arc<Self>, job: &str, request: LeaveRequest) -> Result<LeaveReply, Refusal> {
         let token = token_of(&request.token);
         let left = self.leave_once(job, request).await;
@@ -28,7 +28,7 @@ impl Registry {
     async fn leave_once(
         self: &Arc<Self>,
         job: &str,
-        LeaveRequest { token, round, failed, hub_lost, stops }: LeaveRequest,
+        LeaveRequest { token, round, failed, hub_lost, stops, was_trial }: LeaveRequest,
     ) -> Result<LeaveReply, Refusal> {
         if let Some(why) = failed {
             let (id, rank, why, ends) = {
@@ -51,7 +51,7 @@ impl Registry {
             (is_last && job.hubs.leads() && job.above.is_none()).then_some(job.id)
         })?;
         let mut checkpoint_error = None;
-        if let Some(id) = last.filter(|_| self.store.is_some())
+        if let Some(id) = last.filter(|_| self.store.is_some() && !was_trial)
             && let Err(why) = self.checkpoint_job(id, CHECKPOINT_AT_END).await
         {
             tracing::warn!(job, why, "no checkpoint at the job's end");

@@ -124,7 +124,7 @@ impl Registry {
                     unlinked.token = Some(own);
                     let former = job.relinks_by(rank, Some(own));
                     let mut answer = self.answer_of_join(job, own, PROTOCOL);
-                    let by_rdma = self.up.group.rdma().is_some_and(fabric::verbs::Group::has_link);
+                    let by_rdma = self.up.group.rdma().is_some_and(|rdma| !rdma.up().is_empty());
                     answer.transports.retain(|offer| by_rdma || offer.transport() != Transport::Verbs);
                     inner.counts.relinks += 1;
                     // Of a request that was made again, because its answer was lost.

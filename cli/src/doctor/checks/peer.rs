@@ -206,7 +206,6 @@ fn pairs(
         relinks: false,
         terms,
     };
-    // If the hub keeps checkpoints, the next doctor goes on from this one's.
     let job = format!("phub-doctor-{}", hub.cores.len());
     let mut let_in = membership::join_all(&[address], &job, PATIENCE, &request, credential)
         .map_err(|error| in_words(&error))?;
@@ -241,7 +240,7 @@ fn pairs(
         let of = rates.entry(pair.to_owned()).or_default();
         *of = (of.0 + 1, of.1 + bytes, of.2 + time);
     }
-    hub.leave(round.next()).map_err(|error| in_words(&error))?;
+    hub.leave_trial(round.next()).map_err(|error| in_words(&error))?;
     Ok(rates)
 }
 

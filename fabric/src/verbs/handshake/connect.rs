@@ -7,6 +7,10 @@
 //!   connect ----------------------------> accept
 //!   Hello{name, NICs, proof} ----------> Hello         the layer above knows the token
 //!          <------------------ Ports{bytes, addresses}  or Refused{why}, then and later, from either
+//!   Trial{NICs, queue pairs} ----------> queue pairs to RTS   for pairs of NICs that were not tried; again for other pairs
+//!          <---------------- Tried{queue pairs}
+//!   a write of nothing over each
+//!   Unreached{ports} ------------------> Ports again with other NICs, as long as there are ports
 //!   Links{window, queue pairs, keys} ---> queue pairs to RTS
 //!          <---------------- Links{window, queue pairs, keys}
 //!   queue pairs to RTS; Ready ----------> Joined
@@ -170,7 +174,8 @@ impl Hello {
 
     /// Lets the peer in. Posts of this end come from `ours`, and a window of `recv_bytes` is made for the peer's posts.
     /// The links are those of `plan`, which the hello must name too. `place` is called when the window is mapped and
-    /// not yet registered. Registration allocates its pages: a core that touches a page before has it on its node.
+    /// not yet registered. Registration allocates its pages: a core that touches a page before has it on its node. `no_path` is
+    /// called before the peer hears that no NIC of it leads to one of this end.
     pub fn welcome(
         self,
         group: &Arc<Group>,
@@ -178,6 +183,7 @@ impl Hello {
         recv_bytes: usize,
         plan: &[PlannedLink],
         place: impl FnOnce(&RecvWindow),
+        no_path: impl FnOnce(),
     ) -> Result<Joined<Endpoint>, ConnectError> {
         let Hello { mut stream, hello: message::Hello { send_bytes, links, nics, .. }, .. } = self;
         if let Err(why) = check_ports(&links, plan) {
@@ -189,7 +195,12 @@ impl Hello {
         }
         match join::welcome(&mut stream, group, &nics, ours, recv_bytes, plan, place) {
             Ok(parts) => parts.watched(group, stream),
-            Err(error) => Err(refuse(&mut stream, error)),
+            Err(error) => {
+                if matches!(error, ConnectError::NoPath(_)) {
+                    no_path();
+                }
+                Err(refuse(&mut stream, error))
+            }
         }
     }
 }

@@ -7,9 +7,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use super::agree::{Chosen, OnRail, OwnNics, agree, choose};
 use super::connect::ConnectError;
 use super::message::{LinkEnd, Links, MAX_RANGES, Message};
-use super::pairing::{Candidates, Pairing, pair};
+use super::pairing::Pairing;
 use super::stream::MessageStream;
 use crate::connection::{Alarm, Connection};
 use crate::handshake::{Joined, Receive};
@@ -30,7 +31,8 @@ use crate::verbs::port::registered::{Carried, Registered};
 pub(in crate::verbs) struct Parts {
     recv: Arc<RecvWindow>,
     links: Vec<(Arc<PortState>, Link)>,
-    pairings: Vec<Pairing>,
+    paths: Vec<String>,
+    dead: Vec<String>,
     peer: String,
 }
 
@@ -41,7 +43,7 @@ impl Parts {
         group: &Arc<Group>,
         stream: MessageStream,
     ) -> Result<Joined<Endpoint>, ConnectError> {
-        let Parts { recv, links, pairings, peer } = self;
+        let Parts { recv, links, paths, dead, peer } = self;
         let mut ports: Vec<Arc<dyn Alarm>> = Vec::new();
         let mut known: Vec<*const PortState> = Vec::new();
         for (port, _) in &links {
@@ -56,7 +58,7 @@ impl Parts {
             .into_iter()
             .map(|(port, link)| Endpoint::new(Arc::clone(&connection), port, link, peer.clone()))
             .collect();
-        Ok(Joined { recv, endpoints, paths: pairings.iter().map(Pairing::to_string).collect() })
+        Ok(Joined { recv, endpoints, paths, dead })
     }
 }
 
@@ -75,23 +77,14 @@ pub(in crate::verbs) fn welcome(
     plan: &[PlannedLink],
     place: impl FnOnce(&RecvWindow),
 ) -> Result<Parts, ConnectError> {
-    let mut addresses = group.addresses();
-    let rails = plan.iter().map(|link| {
-        let port = link.ports.hub.index();
-        let rail = group.rail(port, peer)?;
-        addresses[port].clone_from(&rail.nic.address);
-        Ok((&group.ports[port], rail))
-    });
-    let rails = rails.collect::<Result<Vec<_>, VerbsError>>()?;
-    let ports = Message::Ports { send_bytes: ours.bytes() as u64, ports: addresses.clone() };
-    stream.send(&ports).map_err(talking)?;
+    let (rails, addresses) = agree(stream, group, peer, ours, plan)?;
     let recv = Arc::new(RecvWindow::local(recv_bytes)?);
     place(&recv);
     let carried = carried(plan, |link| [&link.down, &link.up], ours, &recv);
     let opened = open(rails, carried, plan, ours, &recv)?;
     let apart = opened.iter().any(Unconnected::writes_apart);
     let theirs = expect_links(stream, plan)?;
-    let (mut ends, mut links, mut pairings) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut ends, mut links, mut paths) = (Vec::new(), Vec::new(), Vec::new());
     for ((index, link), (planned, end)) in opened.into_iter().enumerate().zip(plan.iter().zip(&theirs.ends)) {
         let worker = theirs.nics.get(usize::from(end.nic)).ok_or_else(|| {
             ConnectError::Nonsense(format!("link {index} is on NIC {} of {}", end.nic, theirs.nics.len()))
@@ -102,11 +95,14 @@ pub(in crate::verbs) fn welcome(
         links.push((port, connected(link, end, worker, &theirs, ours)?));
         let reason = "the worker's choice".into();
         let (hub, worker) = (addresses[hub_port.index()].clone(), worker.clone());
-        pairings.push(Pairing { port: hub_port.index(), nic: usize::from(end.nic), hub, worker, reason });
+        let pairing = Pairing { port: hub_port.index(), nic: usize::from(end.nic), hub, worker, reason };
+        paths.push(pairing.to_string());
     }
     stream.send(&Message::Links(links_of(&recv, Vec::new(), apart, ends))).map_err(talking)?;
     match stream.receive().map_err(talking)? {
-        Message::Ready => Ok(Parts { recv, links, pairings, peer: format!("worker at {}", stream.peer()) }),
+        Message::Ready => {
+            Ok(Parts { recv, links, paths, dead: Vec::new(), peer: format!("worker at {}", stream.peer()) })
+        }
         Message::Refused(why) => Err(ConnectError::Refused(why)),
         other => Err(unexpected("ready", &other)),
     }
@@ -125,18 +121,9 @@ pub(in crate::verbs) fn connect(
         io::ErrorKind::InvalidData => talking(error),
         _ => ConnectError::Socket { doing: "waiting for the welcome", address, error },
     };
-    let hub = expect_ports(stream.receive().map_err(waiting)?, receive.bytes(), plan)?;
     let own = OwnNics::of_group(group);
-    let candidates = plan.iter().map(|link| Candidates {
-        hub_port: link.ports.hub.index(),
-        nics: &own.by_port[link.ports.joiner.index()],
-    });
-    let pairings = {
-        let mut loads = group.loads();
-        loads.resize(own.addresses.len(), 0);
-        pair(&hub, candidates, &own.addresses, &group.options.rails, &mut loads)
-            .map_err(ConnectError::NoPath)?
-    };
+    let hub = expect_ports(stream.receive().map_err(waiting)?, receive.bytes(), plan)?;
+    let Chosen { hub, pairings, dead } = choose(stream, group, &own, hub, receive.bytes(), plan)?;
     let recv = receive.local()?;
     let rail = |(link, &Pairing { nic, .. }): (&PlannedLink, &Pairing)| {
         let port = link.ports.joiner.index();
@@ -156,31 +143,9 @@ pub(in crate::verbs) fn connect(
         links.push((port, connected(link, end, &hub[ports.hub.index()], &theirs, ours)?));
     }
     stream.send(&Message::Ready).map_err(talking)?;
-    Ok(Parts { recv, links, pairings, peer: format!("hub at {address}") })
-}
-
-/// The NICs of a group, each once, and which of them each port has, in the order of its rails.
-struct OwnNics {
-    addresses: Vec<Address>,
-    by_port: Vec<Vec<usize>>,
-    rails: Vec<Vec<Arc<Rail>>>,
-}
-
-impl OwnNics {
-    fn of_group(group: &Group) -> Self {
-        let rails: Vec<Vec<Arc<Rail>>> = (0..group.ports.len()).map(|port| group.rails(port)).collect();
-        let mut nics: Vec<&Arc<Nic>> = Vec::new();
-        let mut index_of = |nic| match nics.iter().position(|known| Arc::ptr_eq(known, nic)) {
-            Some(index) => index,
-            None => {
-                nics.push(nic);
-                nics.len() - 1
-            }
-        };
-        let by_port = rails.iter().map(|rails| rails.iter().map(|rail| index_of(&rail.nic)).collect());
-        let by_port = by_port.collect();
-        OwnNics { addresses: nics.iter().map(|nic| nic.address.clone()).collect(), by_port, rails }
-    }
+    let paths = pairings.iter().map(Pairing::to_string).collect();
+    let dead = dead.into_iter().map(|pair| pair.why).collect();
+    Ok(Parts { recv, links, paths, dead, peer: format!("hub at {address}") })
 }
 
 /// What each link of a plan carries, as an end with these windows sees it: what it sends, and what it receives. If the plan has
@@ -203,7 +168,7 @@ fn carried(
 
 /// One end of each link of a plan, on a NIC of a port. The windows are registered with each NIC once.
 fn open(
-    rails: Vec<(&Arc<PortState>, Arc<Rail>)>,
+    rails: Vec<OnRail>,
     carried: Vec<Carried>,
     plan: &[PlannedLink],
     ours: &Arc<SendWindow>,
@@ -253,7 +218,7 @@ fn connected(
     Ok(link.connect(&peer, ours.start_for_nics(), theirs.address, &end.keys, theirs.apart)?)
 }
 
-fn expect_ports(
+pub(super) fn expect_ports(
     message: Message,
     recv_bytes: usize,
     plan: &[PlannedLink],
@@ -295,6 +260,6 @@ pub(in crate::verbs) fn unexpected(expected: &str, seen: &Message) -> ConnectErr
     ConnectError::Nonsense(format!("expected {expected}, got {}", seen.name()))
 }
 
-fn talking(error: io::Error) -> ConnectError {
+pub(super) fn talking(error: io::Error) -> ConnectError {
     ConnectError::Nonsense(error.to_string())
 }

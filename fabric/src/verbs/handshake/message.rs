@@ -11,7 +11,7 @@ use crate::proof::{PROOF, name_of, proof};
 use crate::verbs::address::{Address, Gid, LinkLayer, Mtu};
 
 /// First bytes of every message; the digit is the version of this handshake.
-const MAGIC: [u8; 8] = *b"phubrdm5";
+const MAGIC: [u8; 8] = *b"phubrdm6";
 /// NICs of a joiner.
 const MAX_NICS: usize = 64;
 /// Ranges of a window, in all links of a connection together: 32 GiB in runs of 512 KiB.
@@ -20,6 +20,10 @@ pub(in crate::verbs) const MAX_RANGES: usize = 1 << 16;
 const MAX_NAME: usize = 64;
 /// The longest refusal.
 const MAX_WORDS: usize = 4096;
+/// Pairs of NICs in one trial.
+pub(in crate::verbs) const MAX_TRIALS: usize = 256;
+/// The longest reason why a pair cannot be tried.
+const MAX_REASON: usize = 1024;
 /// The longest message, with the ports of the largest hub.
 pub(in crate::verbs) const MAX_BYTES: usize = 1 << 19;
 /// Stands for a prefix that is not known.
@@ -34,6 +38,12 @@ pub(in crate::verbs) enum Message {
     Hello { hello: Hello, proof: [u8; PROOF] },
     /// Hub: where its ports are reached, and the size of the window that it writes.
     Ports { send_bytes: u64, ports: Vec<Address> },
+    /// Worker: its ends of pairs of NICs that are to be tried before links are on them, each with the port of the hub.
+    Trial { nics: Vec<Address>, ends: Vec<(u16, LinkEnd)> },
+    /// Hub: its ends of these pairs, or why it has none.
+    Tried(Vec<Result<LinkEnd, String>>),
+    /// Worker: none of its NICs leads to those of these ports. The hub says its ports anew. Empty: links are made.
+    Unreached(Vec<u16>),
     /// Either: its ends of the links.
     Links(Links),
     /// Worker: all links are connected.
@@ -124,7 +134,36 @@ impl Message {
             Message::Ready => bytes.push(3),
             Message::Refused(why) => {
                 bytes.push(4);
-                bytes.extend(cut(why).bytes());
+                bytes.extend(cut(why, MAX_WORDS).bytes());
+            }
+            Message::Trial { nics, ends } => {
+                bytes.push(6);
+                encode_addresses(&mut bytes, nics);
+                bytes.extend((ends.len() as u32).to_le_bytes());
+                for (port, end) in ends {
+                    bytes.extend(port.to_le_bytes());
+                    end.encode(&mut bytes);
+                }
+            }
+            Message::Tried(ends) => {
+                bytes.push(7);
+                bytes.extend((ends.len() as u32).to_le_bytes());
+                for end in ends {
+                    bytes.push(u8::from(end.is_ok()));
+                    match end {
+                        Ok(end) => end.encode(&mut bytes),
+                        Err(why) => {
+                            let why = cut(why, MAX_REASON);
+                            bytes.extend((why.len() as u32).to_le_bytes());
+                            bytes.extend(why.bytes());
+                        }
+                    }
+                }
+            }
+            Message::Unreached(ports) => {
+                bytes.push(8);
+                bytes.extend((ports.len() as u32).to_le_bytes());
+                bytes.extend(ports.iter().flat_map(|port| port.to_le_bytes()));
             }
         }
         bytes
@@ -149,7 +188,28 @@ impl Message {
                 let words = &body[..body.len().min(MAX_WORDS)];
                 body = &[];
                 // A byte that is not UTF-8 becomes three.
-                Message::Refused(cut(&String::from_utf8_lossy(words)).to_owned())
+                Message::Refused(cut(&String::from_utf8_lossy(words), MAX_WORDS).to_owned())
+            }
+            6 => {
+                let nics = decode_addresses(&mut body, 1..=MAX_NICS)?;
+                let count = count(&mut body, "pairs", 1..=MAX_TRIALS)?;
+                let end = |_| Ok((u16::from_le_bytes(take(&mut body)?), LinkEnd::decode(&mut body, 0)?));
+                let ends = (0..count).map(end).collect::<Result<_, String>>()?;
+                Message::Trial { nics, ends }
+            }
+            7 => {
+                let count = count(&mut body, "pairs", 1..=MAX_TRIALS)?;
+                let end = |_| match take(&mut body)? {
+                    [0] => Ok(Err(reason(&mut body)?)),
+                    [1] => Ok(Ok(LinkEnd::decode(&mut body, 0)?)),
+                    [other] => Err(format!("unknown outcome {other} of a trial")),
+                };
+                Message::Tried((0..count).map(end).collect::<Result<_, String>>()?)
+            }
+            8 => {
+                let count = count(&mut body, "ports", 0..=MAX_PORTS)?;
+                let ports = (0..count).map(|_| Ok(u16::from_le_bytes(take(&mut body)?)));
+                Message::Unreached(ports.collect::<Result<_, String>>()?)
             }
             kind => return Err(format!("unknown kind {kind} of handshake message")),
         };
@@ -162,6 +222,9 @@ impl Message {
         match self {
             Message::Hello { .. } => "a hello",
             Message::Ports { .. } => "the hub's ports",
+            Message::Trial { .. } => "pairs of NICs to try",
+            Message::Tried(_) => "ends of pairs of NICs to try",
+            Message::Unreached(_) => "the ports that are not reached",
             Message::Links(_) => "ends of links",
             Message::Ready => "ready",
             Message::Refused(_) => "a refusal",
@@ -175,13 +238,7 @@ impl Links {
         bytes.extend(self.bytes.to_le_bytes());
         encode_addresses(bytes, &self.nics);
         bytes.extend((self.ends.len() as u32).to_le_bytes());
-        for LinkEnd { nic, number, first_packet, keys } in &self.ends {
-            bytes.extend(nic.to_le_bytes());
-            bytes.extend(number.to_le_bytes());
-            bytes.extend(first_packet.to_le_bytes());
-            bytes.extend((keys.len() as u32).to_le_bytes());
-            bytes.extend(keys.iter().flat_map(|key| key.to_le_bytes()));
-        }
+        self.ends.iter().for_each(|end| end.encode(bytes));
     }
 
     fn decode(body: &mut &[u8], apart: bool) -> Result<Self, String> {
@@ -203,6 +260,15 @@ impl Links {
 }
 
 impl LinkEnd {
+    fn encode(&self, bytes: &mut Vec<u8>) {
+        let LinkEnd { nic, number, first_packet, keys } = self;
+        bytes.extend(nic.to_le_bytes());
+        bytes.extend(number.to_le_bytes());
+        bytes.extend(first_packet.to_le_bytes());
+        bytes.extend((keys.len() as u32).to_le_bytes());
+        bytes.extend(keys.iter().flat_map(|key| key.to_le_bytes()));
+    }
+
     /// An end of at most so many keys.
     fn decode(body: &mut &[u8], most: usize) -> Result<Self, String> {
         let nic = u16::from_le_bytes(take(body)?);
@@ -220,9 +286,18 @@ impl LinkEnd {
     }
 }
 
-/// The longest refusal, in whole characters.
-fn cut(why: &str) -> &str {
-    let mut end = why.len().min(MAX_WORDS);
+/// Why a pair cannot be tried.
+fn reason(body: &mut &[u8]) -> Result<String, String> {
+    let length = count(body, "bytes of a reason", 0..=MAX_REASON)?;
+    let (words, rest) = body.split_at_checked(length).ok_or("the handshake message is too short")?;
+    *body = rest;
+    // A byte that is not UTF-8 becomes three.
+    Ok(cut(&String::from_utf8_lossy(words), MAX_REASON).to_owned())
+}
+
+/// Words of so many bytes at most, in whole characters.
+fn cut(why: &str, most: usize) -> &str {
+    let mut end = why.len().min(most);
     while !why.is_char_boundary(end) {
         end -= 1;
     }
@@ -307,6 +382,10 @@ mod tests {
         }
     }
 
+    fn pair_end() -> LinkEnd {
+        LinkEnd { nic: 0, number: 17, first_packet: 0xff_ffff, keys: Vec::new() }
+    }
+
     fn joined(hub: u16) -> LinkPorts {
         LinkPorts { joiner: PortId(1), hub: PortId(hub) }
     }
@@ -319,6 +398,10 @@ mod tests {
             Message::Links(links()),
             Message::Links(Links { apart: true, ..links() }),
             Message::Ready,
+            Message::Trial { nics: vec![address("mlx5_0")], ends: vec![(300, pair_end()), (0, pair_end())] },
+            Message::Tried(vec![Ok(pair_end()), Err("no route".into())]),
+            Message::Unreached(vec![7, 300]),
+            Message::Unreached(Vec::new()),
             Message::Refused("no such token".into()),
         ]
     }
@@ -340,6 +423,9 @@ mod tests {
         let links = Message::Links(Links { nics: vec![address(&name); MAX_NICS], ends, ..links() });
         assert!(links.encode().len() <= MAX_BYTES);
         assert_eq!(Message::decode(&links.encode()), Ok(links));
+        let tried = Message::Tried(vec![Err("x".repeat(MAX_REASON)); MAX_TRIALS]);
+        assert!(tried.encode().len() <= MAX_BYTES);
+        assert_eq!(Message::decode(&tried.encode()), Ok(tried));
     }
 
     #[test]
@@ -370,7 +456,7 @@ mod tests {
     #[test]
     fn another_version_is_named() {
         let error = Message::decode(b"phubrdm9........").unwrap_err();
-        assert!(error.contains("phubrdm5") && error.contains("phubrdm9"), "{error}");
+        assert!(error.contains("phubrdm6") && error.contains("phubrdm9"), "{error}");
     }
 
     #[test]
@@ -398,7 +484,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_decode_or_fail(
-            which in 0..5usize,
+            which in 0..all().len(),
             changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
             tail in proptest::collection::vec(any::<u8>(), 0..32),
         ) {

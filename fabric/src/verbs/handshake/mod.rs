@@ -1,5 +1,6 @@
 //! The handshake: over TCP, it exchanges addresses, queue pairs and keys, and makes the links of a connection.
 
+mod agree;
 pub(super) mod connect;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -8,3 +9,4 @@ pub(super) mod message;
 pub(super) mod pairing;
 mod partners;
 pub(super) mod stream;
+mod trial;

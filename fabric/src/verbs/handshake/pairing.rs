@@ -28,6 +28,23 @@ impl fmt::Display for Pairing {
     }
 }
 
+/// A NIC of the hub and one of the joiner between which nothing crosses.
+#[derive(Clone, Debug)]
+pub(in crate::verbs) struct DeadPair {
+    pub hub: Address,
+    /// Number of the joiner's NIC.
+    pub nic: usize,
+    /// What was tried and seen, in words.
+    pub why: String,
+}
+
+/// Ports of the hub that no NIC of the joiner's ports leads to, as far as is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::verbs) struct Unreached {
+    pub ports: Vec<u16>,
+    pub why: String,
+}
+
 /// A link that needs a NIC of the joiner: the port of the hub, and the NICs of the joiner's port.
 pub(in crate::verbs) struct Candidates<'a> {
     pub hub_port: usize,
@@ -35,15 +52,17 @@ pub(in crate::verbs) struct Candidates<'a> {
 }
 
 /// Pairs each link's hub port with one of the NICs of its joiner's port: a partner of the hub port's NIC, so that lanes keep to
-/// the rails of their NICs. A port without a partner has its other NICs of the same link layer. Of several the least loaded,
-/// and of those the first. `loads` are the links of each NIC of the joiner, of former connections too.
+/// the rails of their NICs. A port without a partner, or whose partners are `dead`, has its other NICs of the same link layer,
+/// unless a map names the partners. Of several the least loaded, and of those the first. `loads` are the links of each NIC of
+/// the joiner, of former connections too.
 pub(in crate::verbs) fn pair<'a>(
     hub: &[Address],
     links: impl IntoIterator<Item = Candidates<'a>>,
     joiner: &[Address],
     map: &RailMap,
+    dead: &[DeadPair],
     loads: &mut [u32],
-) -> Result<Vec<Pairing>, String> {
+) -> Result<Vec<Pairing>, Unreached> {
     let mut hub_nics: Vec<&Address> = Vec::new();
     for address in hub {
         if !hub_nics.contains(&address) {
@@ -51,29 +70,47 @@ pub(in crate::verbs) fn pair<'a>(
         }
     }
     let partners = partners(&hub_nics, joiner, map);
-    let mut pairs = Vec::new();
+    let (mut pairs, mut unreached) = (Vec::new(), Vec::new());
+    let mut why = String::new();
     for Candidates { hub_port: port, nics } in links {
         let address = &hub[port];
         let of_nic = hub_nics.iter().position(|&nic| nic == address).expect("each address is there");
-        let Partners { nics: wanted, reason } = &partners[of_nic];
+        let Partners { nics: wanted, reason, mapped } = &partners[of_nic];
+        let death = |nic: usize| dead.iter().find(|pair| pair.nic == nic && pair.hub == *address);
+        let leads = |nic: &usize| death(*nic).is_none();
+        let of_layer = |nic: &usize| joiner[*nic].link_layer == address.link_layer;
+        let by_rule: Vec<usize> = wanted.iter().copied().filter(|nic| nics.contains(nic)).collect();
         let (mut fit, mut reason): (Vec<usize>, _) = // in the order of preference
-            (wanted.iter().copied().filter(|nic| nics.contains(nic)).collect(), reason.clone());
-        if fit.is_empty() {
-            fit = nics.iter().copied().filter(|&nic| joiner[nic].link_layer == address.link_layer).collect();
-            reason = "its port has no NIC of the same rail".into();
+            (by_rule.iter().copied().filter(leads).collect(), reason.clone());
+        if fit.is_empty() && !mapped {
+            fit = nics.iter().copied().filter(of_layer).filter(leads).collect();
+            let why = if by_rule.is_empty() {
+                "its port has no NIC of the same rail"
+            } else {
+                "nothing crosses its rail"
+            };
+            reason = why.into();
         }
         let Some(&nic) = fit.iter().min_by_key(|&&nic| loads[nic]) else {
-            let have = |&nic: &usize| format!("{} on {}", joiner[nic], joiner[nic].link_layer);
-            return Err(format!(
-                "the hub's {address} is on {}, and no NIC of the worker is: {}",
-                address.link_layer,
-                nics.iter().map(have).collect::<Vec<_>>().join(", ")
-            ));
+            let seen = |&nic: &usize| match death(nic) {
+                Some(pair) => pair.why.clone(),
+                None if of_layer(&nic) => {
+                    format!("{} is not the one that the map of rails names", joiner[nic])
+                }
+                None => format!("{} is on {}", joiner[nic], joiner[nic].link_layer),
+            };
+            let seen = nics.iter().map(seen).collect::<Vec<_>>().join("; ");
+            why = format!(
+                "no NIC of the worker leads to the hub's {address} on {}: {seen}",
+                address.link_layer
+            );
+            unreached.push(port as u16);
+            continue;
         };
         loads[nic] += 1;
         pairs.push(Pairing { port, nic, hub: address.clone(), worker: joiner[nic].clone(), reason });
     }
-    Ok(pairs)
+    if unreached.is_empty() { Ok(pairs) } else { Err(Unreached { ports: unreached, why }) }
 }
 
 #[cfg(test)]
@@ -100,13 +137,13 @@ mod tests {
     }
 
     /// Links of these hub ports with a worker of one port.
-    fn pair_worker(hub: &[Address], ports: &[usize], worker: &[Address]) -> Result<Vec<Pairing>, String> {
+    fn pair_worker(hub: &[Address], ports: &[usize], worker: &[Address]) -> Result<Vec<Pairing>, Unreached> {
         let nics: Vec<usize> = (0..worker.len()).collect();
         let links = ports.iter().map(|&hub_port| Candidates { hub_port, nics: &nics });
-        pair(hub, links, worker, &RailMap::default(), &mut vec![0; worker.len()])
+        pair(hub, links, worker, &RailMap::default(), &[], &mut vec![0; worker.len()])
     }
 
-    fn pair_all(hub: &[Address], worker: &[Address]) -> Result<Vec<Pairing>, String> {
+    fn pair_all(hub: &[Address], worker: &[Address]) -> Result<Vec<Pairing>, Unreached> {
         pair_worker(hub, &(0..hub.len()).collect::<Vec<_>>(), worker)
     }
 
@@ -170,7 +207,7 @@ mod tests {
         let mut loads = [0; 4];
         let mut next_hub = || -> Vec<usize> {
             let links = (0..2).map(|hub_port| Candidates { hub_port, nics: &all });
-            let pairs = pair(&hub, links, &worker, &RailMap::default(), &mut loads).unwrap();
+            let pairs = pair(&hub, links, &worker, &RailMap::default(), &[], &mut loads).unwrap();
             pairs.iter().map(|pair| pair.nic).collect()
         };
         assert_eq!([next_hub(), next_hub(), next_hub()], [[0, 1], [2, 3], [0, 1]]);
@@ -182,7 +219,7 @@ mod tests {
         let joiner = [roce("x", [10, 0, 0, 8], Some(24)), roce("y", [10, 1, 0, 9], Some(24))];
         let links = [(0, [1]), (1, [1]), (1, [0])];
         let links = links.iter().map(|(hub_port, nics)| Candidates { hub_port: *hub_port, nics });
-        let pairs = pair(&hub, links, &joiner, &RailMap::default(), &mut [0; 2]).unwrap();
+        let pairs = pair(&hub, links, &joiner, &RailMap::default(), &[], &mut [0; 2]).unwrap();
         assert_eq!(
             pairs.iter().map(|pair| (pair.port, pair.nic)).collect::<Vec<_>>(),
             [(0, 1), (1, 1), (1, 0)]
@@ -199,9 +236,44 @@ mod tests {
     }
 
     #[test]
+    fn a_pair_that_leads_nowhere_gives_way_to_another_unless_a_map_names_it() {
+        let hub = [infiniband("a", 1), infiniband("b", 2)];
+        let worker = [infiniband("a", 8), infiniband("b", 9)];
+        let dead = |pairs: &[(usize, usize)]| -> Vec<DeadPair> {
+            let dead = |&(port, nic): &(usize, usize)| DeadPair {
+                hub: hub[port].clone(),
+                nic,
+                why: format!("nothing from {}", worker[nic]),
+            };
+            pairs.iter().map(dead).collect()
+        };
+        let found = |map: &str, pairs: &[(usize, usize)]| {
+            let links = (0..2).map(|hub_port| Candidates { hub_port, nics: &[0, 1] });
+            let pairs = pair(&hub, links, &worker, &map.parse().unwrap(), &dead(pairs), &mut [0; 2])?;
+            Ok::<Vec<usize>, Unreached>(pairs.iter().map(|pair| pair.nic).collect())
+        };
+        assert_eq!(found("", &[]), Ok(vec![0, 1]));
+        assert_eq!(found("", &[(0, 0)]), Ok(vec![1, 1]), "the rail of the other port stays");
+        assert_eq!(found("", &[(0, 0), (1, 1)]), Ok(vec![1, 0]), "names that cross");
+        let Unreached { ports, why } = found("", &[(0, 0), (1, 1), (1, 0)]).unwrap_err();
+        assert_eq!(ports, [1]);
+        for expected in ["the hub's b (LID 2", "nothing from a (LID 8", "nothing from b (LID 9"] {
+            assert!(why.contains(expected), "{why}");
+        }
+        let Unreached { ports, why } = found("a=b,b=a", &[(0, 1)]).unwrap_err();
+        assert_eq!(ports, [0]);
+        assert!(why.contains("is not the one that the map of rails names"), "{why}");
+    }
+
+    #[test]
     fn link_layers_do_not_mix() {
         let error = pair_all(&[infiniband("a", 7)], &[roce("x", [10, 0, 0, 1], None)]).unwrap_err();
-        assert!(error.contains("LID 7") && error.contains("x (GID ::ffff:10.0.0.1) on Ethernet"), "{error}");
+        assert_eq!(error.ports, [0]);
+        let error = error.why;
+        assert!(
+            error.contains("LID 7") && error.contains("x (GID ::ffff:10.0.0.1) is on Ethernet"),
+            "{error}"
+        );
         assert_eq!(nics(&[infiniband("a", 7)], &[roce("x", [10, 0, 0, 1], None), infiniband("y", 8)]), [1]);
     }
 }

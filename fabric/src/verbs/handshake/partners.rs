@@ -21,13 +21,17 @@ pub(super) struct Partners {
     pub nics: Vec<usize>,
     /// Why these, in words.
     pub reason: String,
+    /// The user's map says so: no others will do.
+    pub mapped: bool,
 }
 
 /// By NIC of the hub: its partners among the joiner's.
 pub(super) fn partners(hub: &[&Address], joiner: &[Address], map: &RailMap) -> Vec<Partners> {
     let fits: Vec<(Vec<usize>, String)> = hub.iter().map(|address| fit(address, joiner)).collect();
-    let mut found: Vec<Partners> =
-        fits.iter().map(|(_, reason)| Partners { nics: Vec::new(), reason: reason.clone() }).collect();
+    let mut found: Vec<Partners> = fits
+        .iter()
+        .map(|(_, reason)| Partners { nics: Vec::new(), reason: reason.clone(), mapped: false })
+        .collect();
     for (first, (fit, _)) in fits.iter().enumerate() {
         let rivals: Vec<usize> = (0..hub.len()).filter(|&nic| fits[nic].0 == *fit).collect();
         if rivals[0] != first {
@@ -45,7 +49,7 @@ pub(super) fn partners(hub: &[&Address], joiner: &[Address], map: &RailMap) -> V
         };
         let nics: Vec<usize> = (0..joiner.len()).filter(|&nic| is_mapped(&joiner[nic])).collect();
         if !nics.is_empty() {
-            *partners = Partners { nics, reason: "the map of rails says so".into() };
+            *partners = Partners { nics, reason: "the map of rails says so".into(), mapped: true };
         } else if let Some(name) = mapped.clone().next() {
             partners.reason =
                 format!("the map of rails says {name}, which is not in use here; {}", partners.reason);

@@ -38,6 +38,11 @@ impl MessageStream {
         Ok(MessageStream { stream, timeout })
     }
 
+    /// For each message.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     pub fn peer(&self) -> String {
         self.stream.peer_addr().map_or_else(|_| "a peer that is gone".into(), |peer| peer.to_string())
     }

@@ -409,7 +409,7 @@ impl Link {
 }
 
 /// The 24 bits of a first packet's number; random, so that packets of a former queue pair do not fit.
-fn random_packet() -> std::io::Result<u32> {
+pub(in crate::verbs) fn random_packet() -> std::io::Result<u32> {
     let mut bytes = [0; 4];
     getrandom(&mut bytes, GetRandomFlags::empty())?;
     Ok(u32::from_le_bytes(bytes) & 0xff_ffff)

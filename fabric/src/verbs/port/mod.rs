@@ -59,9 +59,9 @@ impl Endpoint {
         }
     }
 
-    /// The name of its NIC.
+    /// Its NIC's [name](super::nic::Nic::name).
     pub fn device(&self) -> String {
-        self.link.route.rail.nic.address.device.clone()
+        self.link.route.rail.nic.name()
     }
 
     /// From now on the link ends, too, when its NIC's port is down for as long as packets are sent again.

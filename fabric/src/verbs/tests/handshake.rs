@@ -33,14 +33,21 @@ impl Hub {
                 let mut heard = stream.receive().ok();
                 if matches!(heard, Some(Message::Ports { .. })) {
                     if let Some(message) = says {
+                        stream.send(&Message::Unreached(Vec::new())).unwrap();
                         stream.send(&message).unwrap();
                     }
                     heard = stream.receive().ok();
                 }
                 heard
             });
-            let welcomed =
-                hello.welcome(&self.group, &self.window, BYTES, &PlannedLink::of_one_port(&[8, 0]), |_| ());
+            let welcomed = hello.welcome(
+                &self.group,
+                &self.window,
+                BYTES,
+                &PlannedLink::of_one_port(&[8, 0]),
+                |_| (),
+                || (),
+            );
             (welcomed.unwrap_err().to_string(), worker.join().unwrap())
         })
     }
@@ -145,7 +152,14 @@ fn queues_grow_with_the_links_up_to_what_the_nic_has() {
         scope.spawn(|| {
             let (group, _ports) = group(std::slice::from_ref(&nic), GroupOptions::default()).unwrap();
             let hello = listener.accept().unwrap().unwrap().hello(LONG).unwrap();
-            let _ = hello.welcome(&group, &window().0, BYTES, &PlannedLink::of_one_port(&[1 << 30]), |_| ());
+            let _ = hello.welcome(
+                &group,
+                &window().0,
+                BYTES,
+                &PlannedLink::of_one_port(&[1 << 30]),
+                |_| (),
+                || (),
+            );
         });
         let (group, _port) = worker_group(std::slice::from_ref(&nic), GroupOptions::default()).unwrap();
         connect(

@@ -37,6 +37,15 @@ impl Job {
         }
     }
 
+    /// A connection of a worker, by this token, came to nothing: it may connect again.
+    pub fn not_connected(&mut self, rank: u32, token: [u8; 16]) {
+        match &mut self.members[rank as usize] {
+            Some(member) if member.standing == Standing::Coming => member.standing = Standing::Joined,
+            Some(Member { unlinked: Some(unlinked), .. }) => unlinked.token = Some(token),
+            _ => {}
+        }
+    }
+
     /// A core has a worker's link.
     pub fn attached(&mut self, rank: u32) -> Arrival {
         let cores = self.cores.numbers.len();
@@ -103,5 +112,26 @@ impl Job {
         if self.state() != state {
             self.publish(|news| news.state = state);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::registry::test_bed;
+    use pbox_core::JobId;
+
+    #[test]
+    fn a_connection_that_led_nowhere_leaves_the_token_good_for_another() {
+        let (registry, mut core) = test_bed::registry();
+        test_bed::runtime().block_on(async {
+            let token = registry.join("job".into(), test_bed::request()).await.unwrap().token;
+            core.obey();
+            let token = u128::from_str_radix(&token, 16).unwrap().to_be_bytes();
+            let admission = registry.admission(token).unwrap();
+            assert!(registry.admission(token).unwrap_err().contains("connected already"));
+            registry.readmit(&admission);
+            assert!(registry.admission(token).is_ok());
+            registry.of_job(JobId(0), |job| assert!(!job.failed())).unwrap();
+        });
     }
 }

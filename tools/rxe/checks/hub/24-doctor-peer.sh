@@ -1,14 +1,15 @@
 #!/bin/bash
 # `phub-server doctor --peer` at one machine measures the way to a hub on another: the path MTU, the speed by TCP, and both pairs
-# of NICs.
+# of NICs. The hub keeps checkpoints, and has none afterwards.
 # guest: pair --nics 2 --cpus 3
 # build: bin phub-server
 # seconds: 120
 if [ "$PHUB_RXE_SIDE" = 1 ]; then
-    phub-server serve --listen 0.0.0.0:7079 --cores 2 &>/tmp/hub.peer &
+    phub-server serve --listen 0.0.0.0:7079 --cores 2 --checkpoints /tmp/kept &>/tmp/hub.peer &
     hub=$!
     trap 'cat /tmp/hub.peer; kill $hub 2>/dev/null || true' EXIT
     within 100 grep -q 'job="phub-doctor-2".*all workers left\|all workers left.*job="phub-doctor-2"' /tmp/hub.peer
+    [ -z "$(find /tmp/kept -name '*phub-doctor*')" ]
     exit
 fi
 within 60 listens "$PHUB_RXE_PEER" 7079

@@ -1,0 +1,83 @@
+//! Whether a pair of NICs leads from one end to the other, tried before links are on it: a write of nothing, which the other
+//! NIC acknowledges. Addresses alone do not say; all InfiniBand has fe80::/64, and addresses of /32 share nothing.
+//!
+//! Runs on the handshake's threads, on queue pairs of its own that end with the trial: the completions of links are the port's.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::message::LinkEnd;
+use crate::verbs::address::Address;
+use crate::verbs::error::VerbsError;
+use crate::verbs::handles::chain::SendChain;
+use crate::verbs::handles::completion::CompletionQueue;
+use crate::verbs::handles::domain::Domain;
+use crate::verbs::handles::ffi::{IBV_WC_SUCCESS, ibv_wc};
+use crate::verbs::handles::queue_pair::{Peer, QueuePair};
+use crate::verbs::handles::words;
+use crate::verbs::handles::work::Work;
+use crate::verbs::nic::Nic;
+use crate::verbs::port::link::random_packet;
+
+/// A write of nothing takes microseconds, and is sent again after half a second by default. Shorter than a step of the handshake
+/// may take, since the other end waits.
+const WITHIN: Duration = Duration::from_secs(2);
+
+/// One end of a pair that is tried.
+pub(super) struct TrialEnd {
+    qp: QueuePair,
+    queue: Arc<CompletionQueue>,
+    nic: Arc<Nic>,
+    first_packet: u32,
+}
+
+impl TrialEnd {
+    pub fn new(nic: &Arc<Nic>) -> Result<Self, VerbsError> {
+        let queue = CompletionQueue::new(&nic.context, 0)?;
+        let qp = QueuePair::new(&Domain::new(&nic.context)?, &queue, 1, 1)?;
+        qp.initialise(nic)?;
+        let first_packet = random_packet().map_err(VerbsError::system("drawing a packet number"))?;
+        Ok(TrialEnd { qp, queue, nic: Arc::clone(nic), first_packet })
+    }
+
+    /// What the other end must know of it. `nic` is the number by which that end knows the NIC.
+    pub fn name(&self, nic: u16) -> LinkEnd {
+        LinkEnd { nic, number: self.qp.number(), first_packet: self.first_packet, keys: Vec::new() }
+    }
+
+    /// From now on it acknowledges the other end's write. The kernel resolves the address of a RoCE NIC here.
+    pub fn connect(&self, address: &Address, end: &LinkEnd) -> Result<(), String> {
+        let peer = Peer { address: address.clone(), number: end.number, first_packet: end.first_packet };
+        self.qp.connect(&self.nic, self.first_packet, &peer).map_err(|error| error.to_string())
+    }
+
+    /// Writes nothing to the other end.
+    pub fn write(&self) -> Result<Instant, String> {
+        let fail = |errno| format!("ibv_post_send: {}", std::io::Error::from_raw_os_error(errno));
+        SendChain::post_fence(&self.qp, 0).map_err(fail).map(|()| Instant::now())
+    }
+
+    /// Waits until the write of that time is acknowledged.
+    pub fn acknowledged(&self, written: Instant) -> Result<(), String> {
+        let mut one = [ibv_wc::default()];
+        loop {
+            // Armed before the look: a completion after it makes the channel readable.
+            self.queue.arm().map_err(|error| format!("ibv_req_notify_cq: {error}"))?;
+            if self.queue.poll(&mut one) == 1 {
+                return match one[0].status {
+                    IBV_WC_SUCCESS => Ok(()),
+                    status => Err(words::status(status, Work::Fence)),
+                };
+            }
+            let left = WITHIN.saturating_sub(written.elapsed());
+            if left.is_zero() {
+                return Err(format!("a write was not acknowledged within {WITHIN:?}"));
+            }
+            let left = Timespec::try_from(left).expect("two seconds at most");
+            let _ = poll(&mut [PollFd::new(&self.queue.events_fd(), PollFlags::IN)], Some(&left));
+            self.queue.take_event();
+        }
+    }
+}

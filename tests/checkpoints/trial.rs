@@ -1,0 +1,43 @@
+//! A trial, as of the doctor, leaves nothing behind at a hub that keeps checkpoints.
+
+use std::ffi::OsString;
+
+use fabric::any::Transport;
+use fabric::conformance::Watchdog;
+use hub_tests::{PATIENT_S, join_request, post_json, settings};
+use pbox_core::control::LeaveRequest;
+use pbox_core::{ChunkId, Round};
+use phub_server::Hub;
+
+use crate::hostile::by_hand::{ByHand, JOB};
+
+/// What the hub's directory has after a job of one round whose worker leaves so.
+fn kept_after(was_trial: bool) -> Vec<OsString> {
+    let dir = tempfile::tempdir().unwrap();
+    let mut settings = settings(1, PATIENT_S);
+    settings.checkpoints = Some(dir.path().to_owned());
+    let hub = Hub::start(&settings).unwrap();
+    let mut worker = ByHand::join(&hub, &join_request(0, 1), Transport::Shm);
+    worker.until_running(&hub);
+    for chunk in 0..worker.chunks() {
+        worker.post(worker.owner(chunk), worker.wire.gradient_span(ChunkId(chunk)), chunk, 0);
+    }
+    let mut answers = 0;
+    while answers < worker.chunks() as usize {
+        worker.wait();
+        answers += worker.poll();
+    }
+    let token = worker.reply.token.clone();
+    let leave = LeaveRequest { token, round: Round(1), was_trial, ..LeaveRequest::default() };
+    let (status, said) = post_json(&hub, &format!("/v1/jobs/{JOB}/leave"), &leave);
+    assert_eq!((status, said.trim()), (200, "{}"));
+    let names = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    names.filter(|name| name.to_str().is_some_and(|name| name.contains(JOB))).collect()
+}
+
+#[test]
+fn a_trial_leaves_no_checkpoint() {
+    let _watchdog = Watchdog::start();
+    assert_eq!(kept_after(false).len(), 1, "another job does");
+    assert_eq!(kept_after(true), Vec::<OsString>::new());
+}
