@@ -198,7 +198,7 @@ fn check_nics(
             report.add(gid);
         }
     }
-    for check in [nic::iommu(&facts), nic::arp(&facts)].into_iter().flatten() {
+    for check in [nic::iommu(&facts), nic::acs(&facts), nic::arp(&facts)].into_iter().flatten() {
         report.add(check);
     }
     ready

@@ -1,7 +1,14 @@
 //! Facts about the slot and the network of a NIC, below a root, so that tests have trees of their own.
 
-use std::fs::read_to_string;
+use std::fs::{read, read_to_string};
 use std::path::Path;
+
+/// Of the class of a PCI device: a bridge between buses.
+const BRIDGE: &str = "0x0604";
+/// The extended capability "Access Control Services".
+const ACS: u32 = 0x000d;
+/// Of its control bits: requests from one device to another go up to the root complex.
+pub(crate) const REQUEST_REDIRECT: u16 = 0x04;
 
 /// What the kernel says of a NIC. Each fact is absent where it does not say it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -14,6 +21,8 @@ pub(crate) struct NicFacts {
     pub slot: Option<(PciLink, PciLink)>,
     /// How the IOMMU treats it: `identity`, or a kind of translation.
     pub iommu: Option<String>,
+    /// The bridges of PCI Express above it, and what their ACS says; nothing where this user may not read it.
+    pub bridges: Vec<(String, Option<u16>)>,
     /// The subnets of its interface: destination and mask, as /proc/net/route has them.
     pub subnets: Vec<(String, String)>,
     /// The greater of the interface's setting and that of all: ARP, and the filter of return paths.
@@ -60,6 +69,7 @@ impl NicFacts {
         NicFacts {
             slot: link("current").zip(link("max")),
             iommu: text(&slot.join("iommu_group/type")),
+            bridges: bridges(&slot),
             subnets: subnets(&text(&root.join("proc/net/route")).unwrap_or_default(), netdev.as_deref()),
             arp_ignore: setting("arp_ignore"),
             rp_filter: setting("rp_filter"),
@@ -69,6 +79,36 @@ impl NicFacts {
             netdev,
         }
     }
+}
+
+/// The bridges above a device, the nearest first, each with the control bits of its ACS: 0 if it has none.
+fn bridges(slot: &Path) -> Vec<(String, Option<u16>)> {
+    let Ok(slot) = slot.canonicalize() else { return Vec::new() };
+    let bridge = |at: &Path| {
+        let class = read_to_string(at.join("class")).ok()?;
+        let name = at.file_name()?.to_str()?.to_owned();
+        class.starts_with(BRIDGE).then(|| (name, read(at.join("config")).ok().and_then(|bytes| acs(&bytes))))
+    };
+    slot.ancestors().skip(1).filter_map(bridge).collect()
+}
+
+/// The control bits of ACS in a device's configuration, of which users other than root see the first 64 bytes.
+fn acs(config: &[u8]) -> Option<u16> {
+    if config.len() <= 64 {
+        return None;
+    }
+    let word = |at: usize| Some(u32::from_le_bytes(*config.get(at..)?.first_chunk()?));
+    let mut at = 0x100; // of the first extended capability
+    // As many as there is room for: a list that goes round ends, too.
+    for _ in 0..(4096 - 0x100) / 8 {
+        let head = word(at).filter(|&head| head != 0 && head != u32::MAX);
+        match head {
+            Some(head) if head & 0xffff == ACS => return Some((word(at + 4)? >> 16) as u16),
+            Some(head) if head >> 20 >= 0x100 => at = (head >> 20) as usize,
+            _ => break,
+        }
+    }
+    Some(0)
 }
 
 /// The routes of an interface that need no gateway.

@@ -1,7 +1,9 @@
-//! The slot of a NIC, its IOMMU, its neighbours in a subnet, and flow control. Judges facts; pure.
+//! The slot of a NIC, its IOMMU, the bridges above it, its neighbours in a subnet, and flow control. Judges facts; pure.
+
+use std::collections::BTreeMap;
 
 use crate::doctor::check::{Check, Verdict};
-use crate::doctor::nic_facts::NicFacts;
+use crate::doctor::nic_facts::{NicFacts, REQUEST_REDIRECT};
 
 /// Whether the machine can feed a NIC whose port has this speed.
 pub(crate) fn slot(nic: &NicFacts, port_gbps: Option<f64>) -> Option<Check> {
@@ -45,6 +47,34 @@ pub(crate) fn iommu(nics: &[NicFacts]) -> Option<Check> {
     let seen = format!("every address is translated for {}", translated.join(", "));
     let fix = "iommu=pt on the kernel's command line: a NIC with many regions may miss in the IOMMU's cache, and GPUs and NICs cannot reach each other directly";
     Some(Check { verdict: Verdict::Note, ..Check::warn(NAME, seen, fix) })
+}
+
+/// Whether bridges above these NICs send what goes from one device to another up to the root complex.
+pub(crate) fn acs(nics: &[NicFacts]) -> Option<Check> {
+    const NAME: &str = "ACS";
+    let bridges: BTreeMap<&str, Option<u16>> =
+        nics.iter().flat_map(|nic| &nic.bridges).map(|(name, acs)| (&**name, *acs)).collect();
+    if bridges.is_empty() {
+        return None;
+    }
+    let redirects = |acs: &Option<u16>| acs.is_some_and(|bits| bits & REQUEST_REDIRECT != 0);
+    let on: Vec<&str> = bridges.iter().filter(|(_, acs)| redirects(acs)).map(|(&name, _)| name).collect();
+    if !on.is_empty() {
+        let seen = format!(
+            "request redirect is on at {}: what a NIC and a GPU send each other goes through the root complex",
+            on.join(", ")
+        );
+        let set = on.iter().map(|name| format!("setpci -s {name} ECAP_ACS+6.w=0000"));
+        let fix = format!(
+            "{}\nor ACS off in the firmware's settings; virtual machines with devices of their own need it",
+            set.collect::<Vec<_>>().join("\n")
+        );
+        return Some(Check { verdict: Verdict::Note, ..Check::warn(NAME, seen, fix) });
+    }
+    if bridges.values().any(Option::is_none) {
+        return Some(Check::note(NAME, "not readable at the bridges above the NICs: run as root"));
+    }
+    Some(Check::pass(NAME, "devices below one bridge reach each other directly"))
 }
 
 /// Whether NICs of one subnet answer for each other. RoCE then sends to the wrong one.
@@ -182,6 +212,41 @@ mod tests {
         let check = judge().unwrap();
         assert_eq!(check.verdict, Verdict::Note);
         assert!(check.seen.ends_with("for mlx5_1 (DMA-FQ)") && check.fix.unwrap().contains("iommu=pt"));
+    }
+
+    #[test]
+    fn bridges_that_redirect_requests_are_noted() {
+        let tree = Tree::new("acs");
+        let port = "sys/devices/pci0000:00/0000:00:01.0";
+        let device = format!("{port}/0000:01:00.0");
+        tree.write(&format!("{device}/class"), "0x020700");
+        std::fs::create_dir_all(tree.0.join("sys/class/infiniband/mlx5_0")).unwrap();
+        let link = tree.0.join("sys/class/infiniband/mlx5_0/device");
+        std::os::unix::fs::symlink(tree.0.join(&device), link).unwrap();
+        let judge = || acs(&[tree.nic("mlx5_0", "eth0")]);
+        assert_eq!(judge(), None, "no bridge");
+        tree.write(&format!("{port}/class"), "0x060400");
+        let config = |bytes: &[u8]| std::fs::write(tree.0.join(port).join("config"), bytes).unwrap();
+        config(&[0; 64]);
+        assert!(judge().unwrap().seen.ends_with("run as root"));
+        // Advanced error reporting at 0x100, and then ACS.
+        let mut bytes = vec![0; 4096];
+        bytes[0x100..0x104].copy_from_slice(&[0x01, 0x00, 0x02, 0x14]);
+        bytes[0x140..0x148].copy_from_slice(&[0x0d, 0x00, 0x01, 0x00, 0x5f, 0x00, 0x1d, 0x00]);
+        config(&bytes);
+        let check = judge().unwrap();
+        assert_eq!(check.verdict, Verdict::Note);
+        assert!(check.seen.starts_with("request redirect is on at 0000:00:01.0:"), "{}", check.seen);
+        assert!(check.fix.unwrap().contains("setpci -s 0000:00:01.0 ECAP_ACS+6.w=0000"));
+        bytes[0x146] = 0;
+        config(&bytes);
+        assert_eq!(judge().unwrap().verdict, Verdict::Pass);
+        config(&[0; 256]);
+        assert_eq!(judge().unwrap().verdict, Verdict::Pass, "a bridge without ACS");
+        // A list that leads to itself.
+        bytes[0x140..0x144].copy_from_slice(&[0x01, 0x00, 0x02, 0x14]);
+        config(&bytes);
+        assert_eq!(judge().unwrap().verdict, Verdict::Pass);
     }
 
     #[test]
