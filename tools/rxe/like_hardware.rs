@@ -460,7 +460,8 @@ fn query_device(go_on: impl Fn() -> c_int, (_, attr): (*mut ibv_context, *mut ib
     // SAFETY: the caller's structure, which is filled in now.
     let attr = unsafe { &mut *attr };
     if let Some(kind) = kind() {
-        (attr.max_qp_wr, attr.max_cqe) = (kind.max_qp_wr as c_int, kind.max_cqe);
+        // A queue that soft-RoCE does not make would be its fault, not that kind's.
+        (attr.max_qp_wr, attr.max_cqe) = (kind.max_qp_wr as c_int, kind.max_cqe.min(attr.max_cqe));
     }
     answer
 }

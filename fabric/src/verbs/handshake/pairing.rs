@@ -59,13 +59,13 @@ pub(in crate::verbs) fn pair<'a>(
         let (mut fit, mut reason): (Vec<usize>, _) = // in the order of preference
             (wanted.iter().copied().filter(|nic| nics.contains(nic)).collect(), reason.clone());
         if fit.is_empty() {
-            fit = nics.iter().copied().filter(|&nic| joiner[nic].link_layer == address.link_layer).collect();
+            fit = nics.iter().copied().filter(|&nic| address.can_reach(&joiner[nic])).collect();
             reason = "its port has no NIC of the same rail".into();
         }
         let Some(&nic) = fit.iter().min_by_key(|&&nic| loads[nic]) else {
             let have = |&nic: &usize| format!("{} on {}", joiner[nic], joiner[nic].link_layer);
             return Err(format!(
-                "the hub's {address} is on {}, and no NIC of the worker is: {}",
+                "the hub's {address} is on {}, and no NIC of the worker is, by the same version of IP: {}",
                 address.link_layer,
                 nics.iter().map(have).collect::<Vec<_>>().join(", ")
             ));
@@ -196,6 +196,19 @@ mod tests {
         let whole = roce("c", [10, 0, 0, 1], Some(32));
         assert_eq!(whole.shared_subnet(&a), Some("10.0.0.1/32".into()));
         assert_eq!(whole.shared_subnet(&b), None);
+    }
+
+    #[test]
+    fn versions_of_ip_do_not_mix() {
+        let v6 = |device: &str, ip: &str| Address {
+            gid: Gid(ip.parse::<std::net::Ipv6Addr>().unwrap().octets()),
+            ..roce(device, [0; 4], Some(64))
+        };
+        let hub = [v6("a", "2001:db8::1"), roce("b", [10, 0, 0, 1], Some(24))];
+        let worker = [roce("x", [10, 1, 0, 1], Some(24)), v6("y", "2001:db9::1")];
+        assert_eq!(nics(&hub, &worker), [1, 0]);
+        let error = pair_all(&hub[..1], &worker[..1]).unwrap_err();
+        assert!(error.contains("a (GID 2001:db8::1) is on Ethernet, and no NIC of the worker is"), "{error}");
     }
 
     #[test]
