@@ -200,7 +200,16 @@ fn usable_nics(named: Option<&NicList>, local_rank: u32) -> Result<Vec<NicOption
         nearest::order(nics, is_near, local_rank).into_iter().map(|(_, nic)| nic).collect();
     if nics.is_empty() {
         let names: Vec<&str> = devices.iter().map(|device| &*device.name).collect();
-        return Err(format!("none of this machine's RDMA devices can be used, of {names:?}"));
+        let ports = |device: &Device| {
+            let down = device.ports.iter().filter(|port| !port.active);
+            down.map(|port| format!("{} port {} is {}", device.name, port.number, port.state))
+                .collect::<Vec<_>>()
+        };
+        let why: Vec<String> = fitness.warnings.into_iter().chain(devices.iter().flat_map(ports)).collect();
+        return Err(format!(
+            "none of this machine's RDMA devices can be used, of {names:?}: {}",
+            why.join("; ")
+        ));
     }
     Ok(nics)
 }

@@ -5,15 +5,12 @@
 //!
 //! | variable | what the library then does |
 //! | --- | --- |
-//! | `LIKE_MAX_SEND_WR`, `LIKE_MAX_RECV_WR` | EINVAL for a queue pair with more, whatever the device says of itself |
-//! | `LIKE_MAX_QP_WR`, `LIKE_MAX_CQE` | the device says this of itself, and larger ones are EINVAL |
-//! | `LIKE_RESIZE_CQ` | `ibv_resize_cq` fails with this errno |
+//! | `LIKE_AS` | it has the limits of `mlx5`, `mlx4` or `bnxt_re` ([`KINDS`]): it says so, and refuses larger things |
 //! | `LIKE_MAX_MR` | ENOMEM for more memory regions at a time |
-//! | `LIKE_REG_MR_MS` | each `ibv_reg_mr` takes so many milliseconds longer |
-//! | `LIKE_REG_DMABUF_MR` | `ibv_reg_dmabuf_mr` fails with this errno |
-//! | `LIKE_CLOSED` | the device of this name does not open: EACCES |
-//! | `LIKE_ILL` | a file: devices whose names are in it do not open now: EIO |
+//! | `LIKE_FAULTS` | a file of lines `CALL[@DEVICE] fail ERRNO [after N]` or `CALL[@DEVICE] delay MS`: this call fails, once it was made N times in this process, or takes so much longer. It is read again when 20 ms are over. Calls of the data path are `ibv_post_send`, `ibv_post_recv`, `ibv_poll_cq` and `ibv_req_notify_cq` |
 //! | `LIKE_GRH` | ports say that a GRH is required |
+//! | `LIKE_PKEYS` | ports say that they have so many partition keys. The real port has one: queue pairs get that |
+//! | `LIKE_INFINIBAND` | a file of lines `DEVICE LID GID INDEX REAL`: a port says that it has this LID, and who asks for a path to this LID or GID gets one from the real GID of this index to the real GID. What is in sysfs (link layer, GIDs) is the check's to cover |
 //! | `LIKE_EVENTS` | a named pipe: each byte that is written into it is an event of port 1, by its number in ibv_event_type; there are no others. After DEVICE_FATAL nothing can be made on the context that read it: EIO. From PORT_ERR to PORT_ACTIVE the port says that it is down |
 //! | `LIKE_EVENTS_OF` | the pipe is for the device of this name alone; the others have their own events |
 //! | `LIKE_LOG` | a file that gets a line for each queue pair made, each change of one, and each range of a dma-buf that is registered |
@@ -21,30 +18,32 @@
 //! Drivers of hardware take dma-bufs, which soft-RoCE's does not: here `ibv_reg_dmabuf_mr` maps the dma-buf, and has the mapping
 //! registered.
 
-#![allow(non_camel_case_types, non_snake_case, dead_code, clippy::missing_safety_doc)]
+#![allow(non_camel_case_types, non_snake_case, non_upper_case_globals, dead_code, clippy::missing_safety_doc)]
 
 #[path = "../../fabric/src/verbs/handles/ffi.rs"]
 mod ffi;
 
+use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::fmt::Write as _;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::mem::ManuallyDrop;
+use std::net::Ipv6Addr;
 use std::os::fd::{FromRawFd as _, IntoRawFd as _};
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ffi::*;
 
 const EIO: c_int = 5;
-const EACCES: c_int = 13;
 const ENOMEM: c_int = 12;
 const EINVAL: c_int = 22;
 const EBADF: c_int = 9;
 const PAGE: u64 = 4096;
 const PROT_READ_WRITE: c_int = 3;
 const MAP_SHARED: c_int = 1;
+const EOPNOTSUPP: c_int = 95;
 /// Where distributions have the real library.
 const REAL: [&str; 4] = [
     "/usr/lib/x86_64-linux-gnu/libibverbs.so.1",
@@ -93,9 +92,174 @@ fn setting(name: &str) -> Option<i64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, which is no number")))
 }
 
-fn exceeds(seen: impl Into<i64>, limits: &[&str]) -> bool {
-    let seen = seen.into();
-    limits.iter().filter_map(|name| setting(name)).any(|most| seen > most)
+/// The limits of a kind of NIC.
+struct Kind {
+    name: &'static str,
+    /// What it says of both queues of a queue pair.
+    max_qp_wr: u32,
+    /// What send queue it makes.
+    sends: u32,
+    max_cqe: i32,
+    max_mr: i64,
+    resizes: bool,
+}
+
+/// As `ibv_devinfo -v` shows them in public reports. mlx5: openucx/ucx issue 8229, ofiwg/libfabric pull request 9940; a send
+/// request of a reliable connection has 256 bytes, of 2 MiB in a queue. mlx4: a ConnectX-3 of firmware 2.42.5000. bnxt_re: a
+/// Thor in uccl-project/uccl issue 250 (no figure for regions there); linux-rdma/rdma-core pull request 1315 gave it
+/// `ibv_resize_cq` in 2023.
+const KINDS: [Kind; 3] = [
+    Kind {
+        name: "mlx5",
+        max_qp_wr: 32768,
+        sends: 8192,
+        max_cqe: 4_194_303,
+        max_mr: 16_777_216,
+        resizes: true,
+    },
+    Kind { name: "mlx4", max_qp_wr: 16351, sends: 16351, max_cqe: 4_194_303, max_mr: 524_032, resizes: true },
+    Kind {
+        name: "bnxt_re",
+        max_qp_wr: 4351,
+        sends: 4351,
+        max_cqe: 8_388_607,
+        max_mr: i64::MAX,
+        resizes: false,
+    },
+];
+
+fn kind() -> Option<&'static Kind> {
+    let name = std::env::var("LIKE_AS").ok()?;
+    let found = KINDS.iter().find(|kind| kind.name == name);
+    Some(found.unwrap_or_else(|| panic!("LIKE_AS is {name:?}, and no kind of NIC that is known here")))
+}
+
+/// What an argument says of the device that a call is about.
+trait Argument: Copy {
+    fn context(self) -> Option<*mut ibv_context> {
+        None
+    }
+    fn device(self) -> Option<CString> {
+        self.context().map(name_of)
+    }
+}
+
+impl Argument for *mut ibv_context {
+    fn context(self) -> Option<*mut ibv_context> {
+        Some(self)
+    }
+}
+
+impl Argument for *mut ibv_device {
+    fn device(self) -> Option<CString> {
+        Some(device_name(self))
+    }
+}
+
+macro_rules! made_from_a_context {
+    ($($type:ty),*) => {$(
+        impl Argument for *mut $type {
+            fn context(self) -> Option<*mut ibv_context> {
+                // SAFETY: the caller's object, which begins with its context.
+                (!self.is_null()).then(|| unsafe { *self.cast::<*mut ibv_context>() })
+            }
+        }
+    )*};
+}
+made_from_a_context!(ibv_pd, ibv_mr, ibv_comp_channel, ibv_cq, ibv_qp);
+
+macro_rules! says_nothing {
+    ($($type:ty),*) => { $(impl Argument for $type {})* };
+}
+says_nothing!(
+    c_int,
+    c_uint,
+    u8,
+    u64,
+    usize,
+    *mut c_int,
+    *mut c_void,
+    *mut *mut c_void,
+    *mut *mut ibv_device,
+    *mut *mut ibv_cq,
+    *mut ibv_device_attr,
+    *mut ibv_port_attr,
+    *mut ibv_async_event,
+    *mut ibv_qp_init_attr,
+    *mut ibv_qp_attr,
+    *mut ibv_wc,
+    *mut ibv_send_wr,
+    *mut ibv_recv_wr,
+    *mut *mut ibv_send_wr,
+    *mut *mut ibv_recv_wr
+);
+
+/// What a call answers that fails.
+trait Answer {
+    fn failed(errno: c_int) -> Self;
+}
+
+impl<T> Answer for *mut T {
+    fn failed(errno: c_int) -> Self {
+        fail(errno)
+    }
+}
+
+impl Answer for *const c_char {
+    fn failed(errno: c_int) -> Self {
+        fail::<c_char>(errno)
+    }
+}
+
+impl Answer for c_int {
+    fn failed(errno: c_int) -> Self {
+        fail::<c_int>(errno);
+        errno
+    }
+}
+
+impl Answer for () {
+    fn failed(_: c_int) {}
+}
+
+/// The errno with which a call is to fail, after its delay.
+fn fault(call: &str, device: impl Fn() -> Option<CString>) -> Option<c_int> {
+    static LINES: Mutex<Option<(Instant, Vec<String>)>> = Mutex::new(None);
+    static COUNTS: Mutex<Option<HashMap<String, u64>>> = Mutex::new(None);
+    let file = std::env::var_os("LIKE_FAULTS")?;
+    let mut known = LINES.lock().unwrap();
+    if known.as_ref().is_none_or(|(at, _)| at.elapsed() > Duration::from_millis(20)) {
+        let text = std::fs::read_to_string(file).expect("LIKE_FAULTS is a file");
+        *known = Some((Instant::now(), text.lines().map(str::to_owned).collect()));
+    }
+    let is_this = |line: &&String| {
+        let of = line.split_whitespace().next().unwrap_or_default();
+        let (name, on) = of.split_once('@').map_or((of, None), |(name, on)| (name, Some(on)));
+        name == call && on.is_none_or(|on| device().is_some_and(|device| device.to_bytes() == on.as_bytes()))
+    };
+    let lines: Vec<String> = known.as_ref().unwrap().1.iter().filter(is_this).cloned().collect();
+    drop(known);
+    let mut errno: Option<c_int> = None;
+    for line in lines {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let number =
+            |at: usize| words[at].parse::<u64>().unwrap_or_else(|_| panic!("LIKE_FAULTS has {line:?}"));
+        match words[1..] {
+            ["delay", _] => std::thread::sleep(Duration::from_millis(number(2))),
+            ["fail", _] => errno = Some(number(2) as c_int),
+            ["fail", _, "after", _] => {
+                let mut counts = COUNTS.lock().unwrap();
+                let made = counts.get_or_insert_default().entry(line.clone()).or_default();
+                *made += 1;
+                errno = (*made > number(4)).then(|| number(2) as c_int).or(errno);
+            }
+            _ => panic!("LIKE_FAULTS has {line:?}"),
+        }
+    }
+    if let Some(errno) = errno {
+        log(format!("{call} fails with {errno}"));
+    }
+    errno
 }
 
 fn fail<T>(errno: c_int) -> *mut T {
@@ -125,6 +289,10 @@ macro_rules! functions {
             };
             // SAFETY: the arguments are the caller's, as are their guarantees.
             let go_on = || unsafe { on($($argument),*) };
+            let device = || [None, $(Argument::device($argument)),*].into_iter().flatten().next();
+            if let Some(errno) = fault(stringify!($name), device) {
+                return Answer::failed(errno);
+            }
             functions!(@ go_on, ($($argument),*) $(, $around)?)
         }
     )*};
@@ -161,20 +329,49 @@ functions! {
     ibv_destroy_qp(qp: *mut ibv_qp) -> c_int;
 }
 
+/// The driver's functions of the data path, which are in a context's table.
+macro_rules! data_path {
+    ($($field:ident as $name:ident: fn($($argument:ident: $type:ty),*), $failed:expr;)*) => {
+        mod instead {
+            use super::*;
+            $(
+                pub static $field: OnceLock<unsafe extern "C" fn($($type),*) -> c_int> = OnceLock::new();
+                pub unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
+                    let device = || [None, $(Argument::device($argument)),*].into_iter().flatten().next();
+                    match fault(stringify!($name), device) {
+                        Some(errno) => $failed(errno),
+                        // SAFETY: the driver's own, with the caller's arguments.
+                        None => unsafe { $field.get().unwrap()($($argument),*) },
+                    }
+                }
+            )*
+        }
+
+        /// Has calls of the data path fail, too. All devices have one driver.
+        fn intercept(ops: &mut ibv_context_ops) {
+            $(
+                if let Some(own) = ops.$field.replace(instead::$name) {
+                    instead::$field.get_or_init(|| own);
+                }
+            )*
+        }
+    };
+}
+data_path! {
+    poll_cq as ibv_poll_cq: fn(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc), |errno: c_int| -errno;
+    req_notify_cq as ibv_req_notify_cq: fn(cq: *mut ibv_cq, solicited_only: c_int), |errno: c_int| errno;
+    post_send as ibv_post_send: fn(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr), |errno: c_int| errno;
+    post_recv as ibv_post_recv: fn(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr), |errno: c_int| errno;
+}
+
 fn open_device(go_on: impl Fn() -> *mut ibv_context, (device,): (*mut ibv_device,)) -> *mut ibv_context {
-    // SAFETY: the caller's device, of a list that is not freed.
-    let name = unsafe { CStr::from_ptr(ibv_get_device_name(device)) };
-    if std::env::var("LIKE_CLOSED").is_ok_and(|closed| closed.as_bytes() == name.to_bytes()) {
-        return fail(EACCES);
-    }
-    let name = name.to_string_lossy();
-    let ill =
-        std::env::var_os("LIKE_ILL").map(|file| std::fs::read_to_string(file).expect("LIKE_ILL is a file"));
-    if ill.is_some_and(|ill| ill.split_whitespace().any(|ill| ill == name)) {
-        return fail(EIO);
-    }
+    let name = device.device().unwrap();
     let context = go_on();
-    let has_pipe = std::env::var("LIKE_EVENTS_OF").map_or(true, |of| of == name);
+    if !context.is_null() && std::env::var_os("LIKE_FAULTS").is_some() {
+        // SAFETY: a context that nobody else has yet.
+        intercept(unsafe { &mut (*context).ops });
+    }
+    let has_pipe = std::env::var("LIKE_EVENTS_OF").map_or(true, |of| of.as_bytes() == name.as_bytes());
     if let (false, Some(pipe)) = (context.is_null(), std::env::var_os("LIKE_EVENTS").filter(|_| has_pipe)) {
         // Both directions, so that it has no end.
         let pipe = std::fs::OpenOptions::new().read(true).write(true).open(pipe);
@@ -196,8 +393,17 @@ static FAILED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 static DOWN: Mutex<Vec<CString>> = Mutex::new(Vec::new());
 
 fn name_of(context: *mut ibv_context) -> CString {
-    // SAFETY: the caller's open context, whose device has a name.
-    unsafe { CStr::from_ptr(ibv_get_device_name((*context)._device)) }.to_owned()
+    // SAFETY: the caller's open context, which has a device.
+    device_name(unsafe { (*context)._device })
+}
+
+/// By the real function: this one may be asked for while a call of another is looked at.
+fn device_name(device: *mut ibv_device) -> CString {
+    type Function = unsafe extern "C" fn(*mut ibv_device) -> *const c_char;
+    // SAFETY: the function of this name has this type.
+    let of = unsafe { std::mem::transmute::<*mut c_void, Function>(real("ibv_get_device_name")) };
+    // SAFETY: the caller's device, of a list that is not freed, or of an open context.
+    unsafe { CStr::from_ptr(of(device)) }.to_owned()
 }
 
 fn has_failed(context: *mut ibv_context) -> bool {
@@ -272,8 +478,9 @@ fn query_device(go_on: impl Fn() -> c_int, (_, attr): (*mut ibv_context, *mut ib
     let answer = go_on();
     // SAFETY: the caller's structure, which is filled in now.
     let attr = unsafe { &mut *attr };
-    for (name, field) in [("LIKE_MAX_QP_WR", &mut attr.max_qp_wr), ("LIKE_MAX_CQE", &mut attr.max_cqe)] {
-        *field = setting(name).map_or(*field, |most| most as c_int);
+    if let Some(kind) = kind() {
+        // A queue that soft-RoCE does not make would be its fault, not that kind's.
+        (attr.max_qp_wr, attr.max_cqe) = (kind.max_qp_wr as c_int, kind.max_cqe.min(attr.max_cqe));
     }
     answer
 }
@@ -292,20 +499,31 @@ fn query_port(
         // SAFETY: the caller's structure, which has this field.
         unsafe { (*attr).flags |= IBV_QPF_GRH_REQUIRED };
     }
+    if let Some(keys) = setting("LIKE_PKEYS") {
+        // SAFETY: the caller's structure, which has this field.
+        unsafe { (*attr).pkey_tbl_len = keys as u16 };
+    }
+    let name = name_of(context);
+    if let Some(made_up) = infiniband().iter().find(|port| port.device.as_bytes() == name.as_bytes()) {
+        // SAFETY: the caller's structure, which has this field.
+        unsafe { (*attr).lid = made_up.lid };
+    }
     answer
 }
 
 static REGIONS: AtomicI64 = AtomicI64::new(0);
 
 fn reg_mr(go_on: impl Fn() -> *mut ibv_mr, _: (*mut ibv_pd, *mut c_void, usize, c_int)) -> *mut ibv_mr {
-    if let Some(delay) = setting("LIKE_REG_MR_MS") {
-        std::thread::sleep(Duration::from_millis(delay as u64));
-    }
-    if exceeds(REGIONS.fetch_add(1, Relaxed) + 1, &["LIKE_MAX_MR"]) {
-        REGIONS.fetch_sub(1, Relaxed);
+    let most = setting("LIKE_MAX_MR").or(kind().map(|kind| kind.max_mr));
+    if most.is_some_and(|most| REGIONS.load(Relaxed) >= most) {
         return fail(ENOMEM);
     }
-    go_on()
+    REGIONS.fetch_add(1, Relaxed);
+    let region = go_on();
+    if region.is_null() {
+        REGIONS.fetch_sub(1, Relaxed);
+    }
+    region
 }
 
 /// Regions in dma-bufs: where each dma-buf is mapped, and its size.
@@ -319,9 +537,6 @@ fn reg_dmabuf_mr(
     // SAFETY: the caller's domain, which begins with its context.
     let device = name_of(unsafe { *pd.cast::<*mut ibv_context>() });
     log(format!("dma-buf of={device:?} offset={offset} bytes={bytes} iova={iova} access={access}"));
-    if let Some(errno) = setting("LIKE_REG_DMABUF_MR") {
-        return fail(errno as c_int);
-    }
     if offset % PAGE != iova % PAGE {
         return fail(EINVAL);
     }
@@ -375,14 +590,20 @@ fn create_cq(
     if has_failed(context) {
         return fail(EIO);
     }
-    if exceeds(entries, &["LIKE_MAX_CQE"]) { fail(EINVAL) } else { with_real_events(context, go_on) }
+    if kind().is_some_and(|kind| entries > kind.max_cqe) {
+        fail(EINVAL)
+    } else {
+        with_real_events(context, go_on)
+    }
 }
 
 fn resize_cq(go_on: impl Fn() -> c_int, (_, entries): (*mut ibv_cq, c_int)) -> c_int {
-    if let Some(errno) = setting("LIKE_RESIZE_CQ") {
-        return errno as c_int;
+    log(format!("resize entries={entries}"));
+    match kind() {
+        Some(kind) if !kind.resizes => EOPNOTSUPP,
+        Some(kind) if entries > kind.max_cqe => EINVAL,
+        _ => go_on(),
     }
-    if exceeds(entries, &["LIKE_MAX_CQE"]) { EINVAL } else { go_on() }
 }
 
 fn create_qp(
@@ -391,20 +612,18 @@ fn create_qp(
 ) -> *mut ibv_qp {
     // SAFETY: the caller's structure.
     let ibv_qp_cap { max_send_wr, max_recv_wr, .. } = unsafe { &(*init).cap };
-    let too_many = exceeds(*max_send_wr, &["LIKE_MAX_SEND_WR", "LIKE_MAX_QP_WR"])
-        || exceeds(*max_recv_wr, &["LIKE_MAX_RECV_WR", "LIKE_MAX_QP_WR"]);
+    let too_many = kind().is_some_and(|kind| *max_send_wr > kind.sends || *max_recv_wr > kind.max_qp_wr);
     log(format!(
         "make max_send_wr={max_send_wr} max_recv_wr={max_recv_wr}{}",
         if too_many { " refused" } else { "" }
     ));
-    // SAFETY: the caller's domain, which begins with its context.
-    let context = unsafe { *pd.cast::<*mut ibv_context>() };
+    let context = pd.context().unwrap();
     if too_many { fail(EINVAL) } else { with_real_events(context, go_on) }
 }
 
 fn modify_qp(go_on: impl Fn() -> c_int, (qp, attr, mask): (*mut ibv_qp, *mut ibv_qp_attr, c_int)) -> c_int {
     // SAFETY: the caller's structures.
-    let (number, attr) = unsafe { ((*qp).qp_num, &*attr) };
+    let (number, attr) = unsafe { ((*qp).qp_num, &mut *attr) };
     let mut line = format!("modify qp={number}");
     let path = &attr.ah_attr;
     let fields: [(c_uint, &str, u32); 18] = [
@@ -432,6 +651,57 @@ fn modify_qp(go_on: impl Fn() -> c_int, (qp, attr, mask): (*mut ibv_qp, *mut ibv
             let _ = write!(line, " {name}={value}");
         }
     }
+    let dgid = Ipv6Addr::from(path.grh.dgid.raw);
+    if mask as c_uint & IBV_QP_AV != 0 && path.is_global != 0 {
+        let _ = write!(line, " dgid={dgid}");
+    }
     log(line);
-    go_on()
+    let (said, key) = (std::mem::take(&mut attr.ah_attr), attr.pkey_index);
+    attr.ah_attr = really(qp, &said, dgid);
+    if setting("LIKE_PKEYS").is_some() {
+        attr.pkey_index = 0;
+    }
+    let answer = go_on();
+    (attr.ah_attr, attr.pkey_index) = (said, key);
+    answer
+}
+
+/// A port of `LIKE_INFINIBAND`.
+struct Infiniband {
+    device: String,
+    lid: u16,
+    gid: Ipv6Addr,
+    index: u8,
+    real: Ipv6Addr,
+}
+
+fn infiniband() -> Vec<Infiniband> {
+    let Some(file) = std::env::var_os("LIKE_INFINIBAND") else { return Vec::new() };
+    let text = std::fs::read_to_string(file).expect("LIKE_INFINIBAND is a file");
+    let port = |line: &str| -> Option<Infiniband> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let &[device, lid, gid, index, real] = &words[..] else { return None };
+        let (lid, gid, index, real) =
+            (lid.parse().ok()?, gid.parse().ok()?, index.parse().ok()?, real.parse().ok()?);
+        Some(Infiniband { device: device.into(), lid, gid, index, real })
+    };
+    text.lines().map(|line| port(line).unwrap_or_else(|| panic!("LIKE_INFINIBAND has {line:?}"))).collect()
+}
+
+/// The path of RoCE that stands for one of InfiniBand; any other as it is.
+fn really(qp: *mut ibv_qp, said: &ibv_ah_attr, dgid: Ipv6Addr) -> ibv_ah_attr {
+    let copy = || ibv_ah_attr {
+        grh: ibv_global_route { dgid: ibv_gid { raw: said.grh.dgid.raw }, ..said.grh },
+        ..*said
+    };
+    let ports = infiniband();
+    let name = qp.device().unwrap();
+    let own = ports.iter().find(|port| port.device.as_bytes() == name.as_bytes());
+    let is_it =
+        |port: &&Infiniband| if said.is_global != 0 { port.gid == dgid } else { port.lid == said.dlid };
+    let (Some(own), Some(peer)) = (own, ports.iter().find(is_it)) else { return copy() };
+    let mut real = copy();
+    (real.is_global, real.dlid) = (1, 0);
+    (real.grh.dgid.raw, real.grh.sgid_index, real.grh.hop_limit) = (peer.real.octets(), own.index, 64);
+    real
 }

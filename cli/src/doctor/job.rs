@@ -33,6 +33,13 @@ impl Job {
         nics.iter().enumerate().map(of_nic).sum()
     }
 
+    /// The most chunks of one of so many lanes: what its links must have room for.
+    pub fn deepest_lane(&self, lanes: usize) -> u32 {
+        let placement = Placement::new(&self.layout, lanes.max(1));
+        let lanes = placement.spans_by_core(|chunk| self.layout.chunk(chunk).span);
+        lanes.iter().map(|spans| spans.len() as u32).max().unwrap_or(0)
+    }
+
     /// The bytes that the hub registers: gradients and weights of each worker, in a protection domain of their own (decision
     /// 12).
     pub fn registered_bytes(&self, window_bytes: u64) -> u64 {
@@ -56,5 +63,6 @@ mod tests {
         }
         assert_eq!(job.registered_bytes(1000), 3 * 2 * 1000);
         assert_eq!(job.window_bytes::<&str>(&[]), 0);
+        assert_eq!([1, 2, 0].map(|lanes| job.deepest_lane(lanes)), [129, 65, 129]);
     }
 }

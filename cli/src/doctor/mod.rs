@@ -98,7 +98,7 @@ impl DoctorArgs {
             report.add(checkpoints::directory(dir));
         }
         for nic in &rdma.ready {
-            report.add(moving::over(nic));
+            report.add(moving::over(nic, job.deepest_lane(lanes)));
             report.add(moving::from_gpus(nic));
         }
         if let Some(peer) = &self.peer {

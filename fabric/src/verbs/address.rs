@@ -89,6 +89,12 @@ impl Address {
         ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4)
     }
 
+    /// Whether packets of one can be those of the other: RoCE v2 is IP, of one version at both ends.
+    pub(super) fn can_reach(&self, other: &Address) -> bool {
+        self.link_layer == other.link_layer
+            && (self.link_layer == LinkLayer::InfiniBand || self.ip().is_ipv4() == other.ip().is_ipv4())
+    }
+
     /// The subnet in words, where both are on the same one.
     pub(super) fn shared_subnet(&self, other: &Address) -> Option<String> {
         if self.link_layer != other.link_layer {

@@ -80,15 +80,15 @@ pub enum LoopbackError {
     },
 }
 
-/// Joins two ports of one NIC and moves `bytes` each way between them.
+/// Joins two ports of one NIC by a link that has room for `capacity` posts, and moves `bytes` each way over it.
 ///
 /// # Errors
 /// Whatever keeps the NIC from it.
-pub fn loopback(nic: &NicOptions, bytes: usize) -> Result<Loopback, LoopbackError> {
+pub fn loopback(nic: &NicOptions, bytes: usize, capacity: u32) -> Result<Loopback, LoopbackError> {
     let spans: Vec<Span> = (0..bytes.div_ceil(CHUNK))
         .map(|index| Span { offset: index * CHUNK, bytes: CHUNK.min((bytes - index * CHUNK) / 4 * 4) })
         .collect();
-    let links = PlannedLink::of_one_port(&[spans.len().clamp(1, 64) as u32]);
+    let links = PlannedLink::of_one_port(&[capacity.max(1)]);
     let (hub_group, mut hub_ports) = group(std::slice::from_ref(nic), GroupOptions::default())?;
     let (worker_group, worker_port) = worker_group(std::slice::from_ref(nic), GroupOptions::default())?;
     let reason =

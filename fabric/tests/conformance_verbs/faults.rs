@@ -40,7 +40,7 @@ fn memory_that_may_not_be_locked_is_an_error_with_the_fix() {
 #[test]
 fn limited_process() {
     let Ok(device) = std::env::var(LIMITED) else { return };
-    match loopback(&NicOptions::new(device), 1 << 20) {
+    match loopback(&NicOptions::new(device), 1 << 20, 64) {
         Ok(_) => println!("no limit held"),
         Err(error) => println!("{error}"),
     }

@@ -12,13 +12,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::context::Context;
-use super::error::CreateError;
+use super::error::{CreateError, Made};
 use super::ffi::{ibv_comp_channel, ibv_cq, ibv_wc};
 
 /// Entries that a queue begins with; it grows with the links.
 const FIRST_ENTRIES: u32 = 1024;
+/// Entries of a queue that its device cannot resize, if the device makes so many. Libraries before rdma-core 46 cannot on bnxt_re, nor
+/// can iWARP drivers. It is room for 64 links of 4000 completions, and 8 MiB where an entry has 32 bytes.
+const FIXED_ENTRIES: u32 = 1 << 18;
 /// Events are acknowledged this many at once: each time takes a lock.
 const ACKNOWLEDGE: u32 = 64;
+
+const CHANNEL: Made = Made { what: "completion channel", call: "ibv_create_comp_channel" };
+const QUEUE: Made = Made { what: "completion queue", call: "ibv_create_cq" };
+const LARGER_QUEUE: Made = Made { what: "completion queue", call: "ibv_resize_cq" };
 
 /// An `ibv_cq` and its `ibv_comp_channel`.
 pub(in crate::verbs) struct CompletionQueue {
@@ -46,32 +53,52 @@ unsafe impl Sync for CompletionQueue {}
 impl CompletionQueue {
     /// Its interrupts go to the completion vector of this number; the device's vectors are taken in turn.
     pub fn new(context: &Arc<Context>, vector: u32) -> Result<Arc<Self>, CreateError> {
-        let entries = FIRST_ENTRIES.min(context.limits.completions);
-        let fail = |what| CreateError::new(what, &context.device, String::new(), io::Error::last_os_error());
+        let most = context.limits.completions;
+        let fail = |made| CreateError::new(made, &context.device, String::new(), io::Error::last_os_error());
         // SAFETY: the context is open, and stays so: the value below holds it.
         let channel = unsafe { context.verbs.ibv_create_comp_channel(context.raw()) };
-        let channel = NonNull::new(channel).ok_or_else(|| fail("completion channel"))?;
+        let channel = NonNull::new(channel).ok_or_else(|| fail(CHANNEL))?;
         let no_context = std::ptr::null_mut();
         let vector = (vector % context.completion_vectors()) as i32;
-        // SAFETY: as above; the channel was made just now.
-        let queue = unsafe {
-            context.verbs.ibv_create_cq(context.raw(), entries as i32, no_context, channel.as_ptr(), vector)
+        let make = |entries: u32| {
+            // SAFETY: as above; the channel was made just now.
+            NonNull::new(unsafe {
+                context.verbs.ibv_create_cq(
+                    context.raw(),
+                    entries as i32,
+                    no_context,
+                    channel.as_ptr(),
+                    vector,
+                )
+            })
         };
-        let Some(queue) = NonNull::new(queue) else {
-            let error = fail("completion queue");
+        let (first, second) = (FIRST_ENTRIES.min(most), (2 * FIRST_ENTRIES).min(most));
+        let resizable = |queue: NonNull<ibv_cq>| {
+            // SAFETY: the queue was made just now, and nothing uses it.
+            second == first || unsafe { context.verbs.ibv_resize_cq(queue.as_ptr(), second as i32) } == 0
+        };
+        let queue = make(first).and_then(|queue| {
+            if resizable(queue) {
+                return Some(queue);
+            }
+            // SAFETY: as above.
+            unsafe { context.verbs.ibv_destroy_cq(queue.as_ptr()) };
+            make(FIXED_ENTRIES.min(most))
+        });
+        let Some(queue) = queue else {
+            let error = fail(QUEUE);
             // SAFETY: made above, and nothing uses it.
             unsafe { context.verbs.ibv_destroy_comp_channel(channel.as_ptr()) };
             return Err(error);
         };
         // SAFETY: the queue lives; `cqe` is what it really holds.
-        let entries = u32::try_from(unsafe { queue.as_ref().cqe }).unwrap_or(entries);
+        let entries = u32::try_from(unsafe { queue.as_ref().cqe }).unwrap_or(first);
         let room = Mutex::new(Room { entries, reserved: 0 });
         let made =
             CompletionQueue { queue, channel, context: Arc::clone(context), room, taken: AtomicU32::new(0) };
         let not_blocking = |fd| fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK);
-        not_blocking(made.events_fd()).map_err(|errno| {
-            CreateError::new("completion channel", &context.device, String::new(), errno.into())
-        })?;
+        not_blocking(made.events_fd())
+            .map_err(|errno| CreateError::new(CHANNEL, &context.device, String::new(), errno.into()))?;
         Ok(Arc::new(made))
     }
 
@@ -86,7 +113,7 @@ impl CompletionQueue {
         if wanted > room.entries {
             let most = self.context.limits.completions;
             if wanted > most {
-                return Err(CreateError::too_large("completion queue", &self.context.device, wanted, most));
+                return Err(CreateError::too_large(QUEUE, &self.context.device, wanted, most));
             }
             // The size doubles, so that a thousand workers cost ten steps.
             let entries = wanted.max(room.entries.saturating_mul(2)).min(most);
@@ -95,7 +122,7 @@ impl CompletionQueue {
             if errno != 0 {
                 let size = format!(" of {entries} entries (the device's maximum is {most})");
                 let error = io::Error::from_raw_os_error(errno.abs());
-                return Err(CreateError::new("completion queue", &self.context.device, size, error));
+                return Err(CreateError::new(LARGER_QUEUE, &self.context.device, size, error));
             }
             room.entries = entries;
         }
@@ -114,13 +141,13 @@ impl CompletionQueue {
         self.room.lock().unwrap_or_else(PoisonError::into_inner).entries
     }
 
-    /// Takes completions out, as many as are there and fit.
-    pub fn poll(&self, into: &mut [ibv_wc]) -> usize {
+    /// Takes completions out, as many as are there and fit. The error is the driver's number: the queue overran, or the device is
+    /// gone.
+    pub fn poll(&self, into: &mut [ibv_wc]) -> Result<usize, i32> {
         let poll = self.context.ops().poll_cq.expect("every driver can poll");
         // SAFETY: the queue lives; `into` has room for as many as are asked for.
         let count = unsafe { poll(self.raw(), into.len() as i32, into.as_mut_ptr()) };
-        // Negative: the queue overran or the device is gone. An event reports either.
-        usize::try_from(count).unwrap_or(0)
+        usize::try_from(count).map_err(|_| count)
     }
 
     /// Asks that the next completion makes the channel readable.

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::context::Context;
-use super::error::CreateError;
+use super::error::{CreateError, Made};
 use super::ffi::ibv_pd;
 
 /// An `ibv_pd`. Queue pairs and regions of one domain go together, and with no others.
@@ -25,7 +25,8 @@ impl Domain {
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>, CreateError> {
         // SAFETY: the context is open, and stays so: this value holds it.
         let raw = NonNull::new(unsafe { context.verbs.ibv_alloc_pd(context.raw()) }).ok_or_else(|| {
-            CreateError::new("protection domain", &context.device, String::new(), io::Error::last_os_error())
+            let made = Made { what: "protection domain", call: "ibv_alloc_pd" };
+            CreateError::new(made, &context.device, String::new(), io::Error::last_os_error())
         })?;
         Ok(Arc::new(Domain { raw, context: Arc::clone(context) }))
     }

@@ -114,10 +114,12 @@ impl DeviceError {
 
 /// A NIC could not make a queue pair, a completion queue, or the like.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{device} cannot make a {what}{size}: {error}; {advice}")]
+#[error("{device} cannot make a {what}{size} ({call}: {error}); {advice}")]
 pub struct CreateError {
     /// What was to be made.
     pub what: &'static str,
+    /// The function.
+    pub call: &'static str,
     /// The NIC.
     pub device: String,
     /// How large, with the device's maximum, in words; may be empty.
@@ -128,8 +130,16 @@ pub struct CreateError {
     pub advice: &'static str,
 }
 
+/// What a NIC is to make, and the function that makes it.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::verbs) struct Made {
+    pub what: &'static str,
+    pub call: &'static str,
+}
+
 impl CreateError {
-    pub(in crate::verbs) fn new(what: &'static str, device: &str, size: String, error: io::Error) -> Self {
+    /// `made` is what was to be made, and the function.
+    pub(in crate::verbs) fn new(made: Made, device: &str, size: String, error: io::Error) -> Self {
         let advice = match error.raw_os_error() {
             Some(libc::ENOMEM) => {
                 "it is out of memory or of such objects: raise the limit on locked memory (ulimit -l unlimited), or have fewer connections to one NIC"
@@ -137,16 +147,22 @@ impl CreateError {
             Some(libc::EINVAL) => {
                 "it does not take this size: larger chunks or more cores make smaller queues"
             }
+            Some(libc::EOPNOTSUPP | libc::ENOSYS) => {
+                "its driver has no such function: larger chunks, more cores, or fewer workers on this NIC need fewer entries"
+            }
             Some(libc::EMFILE) => "raise the number of open files (ulimit -n)",
             _ => "dmesg may have the driver's words",
         };
-        CreateError { what, device: device.to_owned(), size, error: error.to_string(), advice }
+        let Made { what, call } = made;
+        CreateError { what, call, device: device.to_owned(), size, error: error.to_string(), advice }
     }
 
     /// It would have to be larger than the device can make it.
-    pub(in crate::verbs) fn too_large(what: &'static str, device: &str, wanted: u32, most: u32) -> Self {
+    pub(in crate::verbs) fn too_large(made: Made, device: &str, wanted: u32, most: u32) -> Self {
+        let Made { what, call } = made;
         CreateError {
             what,
+            call,
             device: device.to_owned(),
             size: format!(" of {wanted} entries"),
             error: format!("the device's maximum is {most}"),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::completion::CompletionQueue;
 use super::domain::Domain;
-use super::error::{CreateError, ModifyError};
+use super::error::{CreateError, Made, ModifyError};
 use super::ffi::*;
 use crate::verbs::address::{Address, LinkLayer};
 use crate::verbs::gid;
@@ -20,6 +20,8 @@ const RNR_RETRIES: u8 = 7;
 const MIN_RNR_TIMER: u8 = 12;
 /// Routers that a packet may pass.
 const HOP_LIMIT: u8 = 64;
+
+const QUEUE_PAIR: Made = Made { what: "queue pair", call: "ibv_create_qp" };
 
 /// The other end of a queue pair, as the handshake brought it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +52,7 @@ impl QueuePair {
         let context = &domain.context;
         let most = context.limits.work_requests;
         if sends.max(receives) > most {
-            return Err(CreateError::too_large("queue pair", &context.device, sends.max(receives), most));
+            return Err(CreateError::too_large(QUEUE_PAIR, &context.device, sends.max(receives), most));
         }
         let mut init = ibv_qp_init_attr {
             send_cq: queue.raw(),
@@ -70,7 +72,7 @@ impl QueuePair {
         let raw = NonNull::new(raw).ok_or_else(|| {
             let size =
                 format!(" with {sends} sends and {receives} receives (the device's maximum is {most})");
-            CreateError::new("queue pair", &context.device, size, io::Error::last_os_error())
+            CreateError::new(QUEUE_PAIR, &context.device, size, io::Error::last_os_error())
         })?;
         Ok(QueuePair { raw, domain: Arc::clone(domain), _queue: Arc::clone(queue) })
     }

@@ -34,6 +34,11 @@ use crate::verbs::error::VerbsError;
 use crate::verbs::group::Group;
 use crate::verbs::port::Endpoint;
 
+/// A peer that is let in registers its windows before its next message, at 10 GB/s and a NIC after another if they have their pages,
+/// and its queue pairs resolve addresses. It has so many times as long for each message as for the hello. A peer that dies
+/// meanwhile is not waited for: its socket says so.
+const LATER: u32 = 12;
+
 /// A handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
@@ -109,7 +114,7 @@ pub struct Accepted {
 }
 
 impl Accepted {
-    /// Reads the peer's hello. `timeout` is for this and for each later step of the handshake.
+    /// Reads the peer's hello. `timeout` is for this; each later step has [`LATER`] times as long.
     pub fn hello(self, timeout: Duration) -> Result<Hello, ConnectError> {
         let nonsense = |error: io::Error| ConnectError::Nonsense(error.to_string());
         let mut stream = MessageStream::new(self.stream, timeout).map_err(nonsense)?;
@@ -193,6 +198,7 @@ impl Hello {
             let error = WindowError::TooSmall { expected: recv_bytes, seen: send_bytes };
             return Err(refuse(&mut stream, error.into()));
         }
+        stream.take_time(LATER);
         match join::welcome(&mut stream, group, &nics, ours, recv_bytes, plan, place) {
             Ok(parts) => parts.watched(group, stream),
             Err(error) => {

@@ -83,7 +83,7 @@ pub(in crate::verbs) fn pair<'a>(
         let (mut fit, mut reason): (Vec<usize>, _) = // in the order of preference
             (by_rule.iter().copied().filter(leads).collect(), reason.clone());
         if fit.is_empty() && !mapped {
-            fit = nics.iter().copied().filter(of_layer).filter(leads).collect();
+            fit = nics.iter().copied().filter(|&nic| address.can_reach(&joiner[nic])).filter(leads).collect();
             let why = if by_rule.is_empty() {
                 "its port has no NIC of the same rail"
             } else {
@@ -94,9 +94,10 @@ pub(in crate::verbs) fn pair<'a>(
         let Some(&nic) = fit.iter().min_by_key(|&&nic| loads[nic]) else {
             let seen = |&nic: &usize| match death(nic) {
                 Some(pair) => pair.why.clone(),
-                None if of_layer(&nic) => {
+                None if address.can_reach(&joiner[nic]) => {
                     format!("{} is not the one that the map of rails names", joiner[nic])
                 }
+                None if of_layer(&nic) => format!("{} is of another version of IP", joiner[nic]),
                 None => format!("{} is on {}", joiner[nic], joiner[nic].link_layer),
             };
             let seen = nics.iter().map(seen).collect::<Vec<_>>().join("; ");
@@ -263,6 +264,19 @@ mod tests {
         let Unreached { ports, why } = found("a=b,b=a", &[(0, 1)]).unwrap_err();
         assert_eq!(ports, [0]);
         assert!(why.contains("is not the one that the map of rails names"), "{why}");
+    }
+
+    #[test]
+    fn versions_of_ip_do_not_mix() {
+        let v6 = |device: &str, ip: &str| Address {
+            gid: Gid(ip.parse::<std::net::Ipv6Addr>().unwrap().octets()),
+            ..roce(device, [0; 4], Some(64))
+        };
+        let hub = [v6("a", "2001:db8::1"), roce("b", [10, 0, 0, 1], Some(24))];
+        let worker = [roce("x", [10, 1, 0, 1], Some(24)), v6("y", "2001:db9::1")];
+        assert_eq!(nics(&hub, &worker), [1, 0]);
+        let error = pair_all(&hub[..1], &worker[..1]).unwrap_err();
+        assert!(error.why.contains("is of another version of IP"), "{error:?}");
     }
 
     #[test]

@@ -44,9 +44,8 @@ pub(super) fn partners(hub: &[&Address], joiner: &[Address], map: &RailMap) -> V
     }
     for (address, partners) in hub.iter().zip(&mut found) {
         let mapped = map.with_hub_nic(&address.device);
-        let is_mapped = |own: &Address| {
-            own.link_layer == address.link_layer && mapped.clone().any(|name| name == own.device)
-        };
+        let is_mapped =
+            |own: &Address| address.can_reach(own) && mapped.clone().any(|name| name == own.device);
         let nics: Vec<usize> = (0..joiner.len()).filter(|&nic| is_mapped(&joiner[nic])).collect();
         if !nics.is_empty() {
             *partners = Partners { nics, reason: "the map of rails says so".into(), mapped: true };
@@ -66,7 +65,7 @@ fn fit(address: &Address, joiner: &[Address]) -> (Vec<usize>, String) {
     match near.first() {
         Some((_, subnet)) => (near.iter().map(|&(nic, _)| nic).collect(), format!("both are in {subnet}")),
         None => {
-            let same = |&nic: &usize| joiner[nic].link_layer == address.link_layer;
+            let same = |&nic: &usize| address.can_reach(&joiner[nic]);
             ((0..joiner.len()).filter(same).collect(), "no common subnet".into())
         }
     }

@@ -43,6 +43,11 @@ impl MessageStream {
         self.timeout
     }
 
+    /// The messages to come may take so much longer.
+    pub fn take_time(&mut self, times: u32) {
+        self.timeout *= times;
+    }
+
     pub fn peer(&self) -> String {
         self.stream.peer_addr().map_or_else(|_| "a peer that is gone".into(), |peer| peer.to_string())
     }

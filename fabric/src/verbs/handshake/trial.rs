@@ -65,7 +65,8 @@ impl TrialEnd {
         loop {
             // Armed before the look: a completion after it makes the channel readable.
             self.queue.arm().map_err(|error| format!("ibv_req_notify_cq: {error}"))?;
-            if self.queue.poll(&mut one) == 1 {
+            let count = self.queue.poll(&mut one).map_err(|answer| format!("ibv_poll_cq: {answer}"))?;
+            if count == 1 {
                 return match one[0].status {
                     IBV_WC_SUCCESS => Ok(()),
                     status => Err(words::status(status, Work::Fence)),

@@ -1,5 +1,7 @@
 //! Completions: taken from the queues of a port's NICs, and handled.
 
+use std::sync::Arc;
+
 use super::{Owner, Port};
 use crate::ids::{Imm, LinkId};
 use crate::links::LinkState;
@@ -29,7 +31,7 @@ impl Port {
             let rail = (self.first + turn) % rails;
             while filled < into.len() {
                 let wanted = (into.len() - filled).min(BATCH);
-                let count = self.rails[rail].queue.poll(&mut self.batch[..wanted]);
+                let count = self.take(rail, wanted);
                 for index in 0..count {
                     let completion = self.batch[index];
                     if let Some(arrival) = self.complete(&completion) {
@@ -53,7 +55,7 @@ impl Port {
             // Other links may go on completing; older completions come first.
             let mut left = self.rails[rail].queue.entries() as usize;
             loop {
-                let count = self.rails[rail].queue.poll(&mut self.batch[..]);
+                let count = self.take(rail, BATCH);
                 for index in 0..count {
                     let completion = self.batch[index];
                     if let Some(arrival) = self.complete(&completion) {
@@ -66,6 +68,15 @@ impl Port {
                 }
             }
         }
+    }
+
+    /// Takes completions of a rail into the batch.
+    #[inline]
+    fn take(&mut self, rail: usize, wanted: usize) -> usize {
+        self.rails[rail].queue.poll(&mut self.batch[..wanted]).unwrap_or_else(|answer| {
+            self.fail_rail(rail, "ibv_poll_cq", &format!("the driver answers {answer}"));
+            0
+        })
     }
 
     fn stash(&mut self, arrival: Arrival) {
@@ -194,9 +205,24 @@ impl Port {
     /// A call of the data path failed.
     #[cold]
     pub(in crate::verbs) fn fail_call(&mut self, id: LinkId, call: &str, errno: i32) {
+        self.fail_with(id, call, &std::io::Error::from_raw_os_error(errno).to_string());
+    }
+
+    /// A call failed on which all links of a rail depend.
+    #[cold]
+    pub(in crate::verbs) fn fail_rail(&mut self, rail: usize, call: &str, error: &str) {
+        let rail = Arc::clone(&self.rails[rail]);
+        for id in self.links.ids() {
+            if self.links.get(id).is_some_and(|attached| Arc::ptr_eq(&attached.link.link.route.rail, &rail)) {
+                self.fail_with(id, call, error);
+            }
+        }
+    }
+
+    fn fail_with(&mut self, id: LinkId, call: &str, error: &str) {
         let Some(attached) = self.links.get(id) else { return };
-        let error = std::io::Error::from_raw_os_error(errno);
-        let words = format!("{call} for {}: {error}", attached.link.peer);
+        let device = &attached.link.link.route.rail.nic.address.device;
+        let words = format!("{call} on {device} for {}: {error}", attached.link.peer);
         self.end(id, CloseReason::Failed(words));
     }
 }

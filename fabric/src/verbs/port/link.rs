@@ -16,6 +16,7 @@ use crate::port::{Crossed, Posted};
 use crate::ranges::Ranges;
 use crate::verbs::error::VerbsError;
 use crate::verbs::handles::chain::{Place, RECEIVES, ReceiveChain, SENDS, SendChain};
+use crate::verbs::handles::error::DeviceError;
 use crate::verbs::handles::queue_pair::{Peer, QueuePair};
 use crate::verbs::handles::work::{Tally, Work};
 
@@ -110,8 +111,9 @@ impl Unconnected {
         while left > 0 {
             let count = left.min(RECEIVES);
             receives.post(&qp, count).map_err(|errno| {
-                let error = std::io::Error::from_raw_os_error(errno);
-                VerbsError::system("posting receive requests")(error)
+                let device = registered.nic.context.device.clone();
+                let error = std::io::Error::from_raw_os_error(errno).to_string();
+                VerbsError::Device(DeviceError::Call { device, call: "ibv_post_recv", error })
             })?;
             left -= count;
         }

@@ -47,10 +47,12 @@ impl Port {
     /// The next completion of each queue makes its channel readable; takes what came before that.
     fn arm_queues(&mut self) {
         let mut armed = false;
-        for (rail, is_armed) in self.rails.iter().zip(&mut self.armed) {
-            if !*is_armed {
-                // If it cannot be armed, the NIC is gone, and an event reports it.
-                *is_armed = rail.queue.arm().is_ok();
+        for rail in 0..self.rails.len() {
+            if !self.armed[rail] {
+                match self.rails[rail].queue.arm() {
+                    Ok(()) => self.armed[rail] = true,
+                    Err(error) => self.fail_rail(rail, "ibv_req_notify_cq", &error.to_string()),
+                }
                 armed = true;
             }
         }

@@ -1,20 +1,27 @@
 #!/bin/bash
-# A lane of more chunks than a NIC's send queue takes: a NIC that says 32768 and makes no queue above 8192 (as mlx5 does, whose
-# send requests have 256 bytes). Every result is exact;
-# no send queue is asked for that the NIC does not make.
+# A lane of more chunks than a NIC's send queue takes, on NICs with the limits of three kinds: mlx5 says 32768 and makes no send
+# queue above 8192; bnxt_re makes none above 4351, and cannot resize a completion queue. Every result is exact; no queue is asked
+# for that the NIC does not make, and where the receive queue would have to be longer, the worker says so with both numbers.
 # guest: one
 # build: bin phub-probe
 # build: interposer libibverbs.so.1
-# seconds: 240
+# seconds: 300
 like_hardware
 model 9000000
-# lane LIMIT...: 8790 chunks of one core, by two workers, on a NIC with these limits.
+probe=(phub-probe --transport verbs --cores 1 --workers 2 --rounds 2 --manifest /tmp/model --json)
+# lane KIND CHUNK_BYTES LEAST: a lane of at least so many chunks, by two workers, on a NIC of this kind.
 lane() {
     : >"$LIKE_LOG"
-    env "$@" phub-probe --transport verbs --cores 1 --workers 2 --rounds 2 --chunk-bytes 4096 --manifest /tmp/model --json >/tmp/report
+    LIKE_AS=$1 "${probe[@]}" --chunk-bytes "$2" >/tmp/report
     jq -c '{transport, checked, chunks: .per_core[0].chunks}' /tmp/report
-    jq -e '.transport == "verbs" and .checked and .per_core[0].chunks > 8192' /tmp/report
+    jq -e --argjson least "$3" '.transport == "verbs" and .checked and .per_core[0].chunks > $least' /tmp/report
     sort "$LIKE_LOG" | uniq -c | grep make
     if grep refused "$LIKE_LOG"; then exit 1; fi
 }
-lane LIKE_MAX_SEND_WR=8192
+lane mlx5 4096 8192
+lane mlx4 4096 8192
+# More completions than the queue begins with.
+lane bnxt_re 16384 2048
+grep -q "^resize" "$LIKE_LOG"
+if LIKE_AS=bnxt_re "${probe[@]}" --chunk-bytes 8192 >/tmp/report 2>/tmp/said; then exit 1; fi
+grep -E "rxe0 cannot make a queue pair of [0-9]+ entries \(ibv_create_qp: the device's maximum is 4351\); larger chunks" /tmp/said

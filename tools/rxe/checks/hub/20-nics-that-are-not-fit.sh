@@ -9,7 +9,8 @@
 # seconds: 90
 like_hardware
 model 300000
-export LIKE_CLOSED=rxe1 LIKE_GRH=1 NCCL_IB_TC=106 NCCL_IB_SL=3 PHUB_RDMA_TIMEOUT=18
+echo "ibv_open_device@rxe1 fail 13" >/tmp/faults # EACCES
+export LIKE_FAULTS=/tmp/faults LIKE_GRH=1 NCCL_IB_TC=106 NCCL_IB_SL=3 PHUB_RDMA_TIMEOUT=18
 has_address() { cat /sys/class/infiniband/rxe2/ports/1/gids/* 2>/dev/null | grep "ffff:0a4d:0201" >/dev/null; } # 10.77.2.1
 ip address flush dev nic2 scope global
 is_bare() { ! has_address; }
