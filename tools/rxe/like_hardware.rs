@@ -495,6 +495,13 @@ fn query_port(
         // SAFETY: the caller's structure, which has this field.
         unsafe { (*attr).state = IBV_PORT_DOWN };
     }
+    let name = name_of(context);
+    if let Some(made_up) = infiniband().iter().find(|port| port.device.as_bytes() == name.as_bytes()) {
+        // SAFETY: the caller's structure, which has these fields.
+        let attr = unsafe { &mut *attr };
+        attr.lid = made_up.lid;
+        attr.flags &= !IBV_QPF_GRH_REQUIRED; // which ports of RoCE say
+    }
     if setting("LIKE_GRH").is_some() {
         // SAFETY: the caller's structure, which has this field.
         unsafe { (*attr).flags |= IBV_QPF_GRH_REQUIRED };
@@ -502,11 +509,6 @@ fn query_port(
     if let Some(keys) = setting("LIKE_PKEYS") {
         // SAFETY: the caller's structure, which has this field.
         unsafe { (*attr).pkey_tbl_len = keys as u16 };
-    }
-    let name = name_of(context);
-    if let Some(made_up) = infiniband().iter().find(|port| port.device.as_bytes() == name.as_bytes()) {
-        // SAFETY: the caller's structure, which has this field.
-        unsafe { (*attr).lid = made_up.lid };
     }
     answer
 }

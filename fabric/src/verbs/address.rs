@@ -54,6 +54,11 @@ impl Mtu {
         u8::try_from(code).ok().filter(|code| (1..=5).contains(code)).map(Mtu)
     }
 
+    /// The largest of at most so many bytes; of fewer than 256 the smallest.
+    pub(super) fn within(bytes: u16) -> Self {
+        (1..=5).rev().map(Mtu).find(|mtu| mtu.bytes() <= u32::from(bytes)).unwrap_or(Mtu::SMALLEST)
+    }
+
     /// The code.
     pub fn code(self) -> u8 {
         self.0

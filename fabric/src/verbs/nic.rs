@@ -69,6 +69,7 @@ impl Nic {
             states: vec![state],
         };
         let mtu = port.mtu.ok_or_else(|| not_active(format!("port {} without an MTU", port.number)))?;
+        let mtu = mtu.min(settings.mtu);
         let chosen =
             gid::choose(&context.device, port.number, port.link_layer, &port.gids, options.gid_index)?;
         let gid = chosen.entry.gid;

@@ -4,6 +4,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::address::Mtu;
+
 /// One of them, with its two names. The first that is set counts.
 struct Setting {
     names: [&'static str; 2],
@@ -31,6 +33,8 @@ const SERVICE_LEVEL: Setting =
 const PKEY: Setting =
     Setting { names: ["PHUB_RDMA_PKEY", "NCCL_IB_PKEY"], least: 0, most: u16::MAX, default: 0 };
 
+/// The most bytes of a packet, where a way through the fabric takes fewer than both ports.
+const MTU: Setting = Setting { names: ["PHUB_RDMA_MTU"; 2], least: 256, most: 4096, default: 4096 };
 /// 1 has a post's bytes written first, and its immediate by a second write of nothing: a fabric with adaptive routing spreads
 /// the packets of plain writes over its ways, and keeps those of a write with immediate in order.
 const ADAPTIVE_ROUTING: Setting = Setting {
@@ -72,6 +76,8 @@ pub(super) struct PathSettings {
     pub traffic_class: u8,
     pub service_level: u8,
     pub pkey_index: u16,
+    /// A port whose packets are larger has these.
+    pub mtu: Mtu,
     /// The immediate of a post comes by a write of its own.
     pub writes_apart: bool,
 }
@@ -90,6 +96,7 @@ impl PathSettings {
             traffic_class: byte(&TRAFFIC_CLASS)?,
             service_level: byte(&SERVICE_LEVEL)?,
             pkey_index: PKEY.read(&environment)?,
+            mtu: Mtu::within(MTU.read(&environment)?),
             writes_apart: ADAPTIVE_ROUTING.read(&environment)? == 1,
         })
     }
@@ -113,7 +120,8 @@ impl PathSettings {
 
 impl fmt::Display for PathSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PathSettings { timeout, retries, traffic_class, service_level, pkey_index, writes_apart } = self;
+        let PathSettings { timeout, retries, traffic_class, service_level, pkey_index, writes_apart, .. } =
+            self;
         write!(
             f,
             "timeout {timeout} and {retries} retries ({:.1} s), traffic class {traffic_class}, service level {service_level}, \
@@ -137,6 +145,9 @@ mod tests {
     #[test]
     fn nccls_names_count_where_our_own_are_not_set() {
         let none = read(&[]).unwrap();
+        assert_eq!(none.mtu.bytes(), 4096);
+        let mtu = |bytes| read(&[("PHUB_RDMA_MTU", bytes)]).unwrap().mtu.bytes();
+        assert_eq!([mtu("256"), mtu("1500"), mtu("2048")], [256, 1024, 2048]);
         assert_eq!((none.timeout, none.retries, none.traffic_class), (17, 6, 0));
         let nccl = [
             ("NCCL_IB_TIMEOUT", "22"),
@@ -163,6 +174,7 @@ mod tests {
             ("NCCL_IB_RETRY_CNT", "seven", "from 0 to 7"),
             ("NCCL_IB_TC", "256", "from 0 to 255"),
             ("PHUB_RDMA_SL", "16", "from 0 to 15"),
+            ("PHUB_RDMA_MTU", "9000", "from 256 to 4096"),
             ("NCCL_IB_PKEY", "-1", "from 0 to 65535"),
             ("NCCL_IB_ADAPTIVE_ROUTING", "2", "from 0 to 1"),
         ] {

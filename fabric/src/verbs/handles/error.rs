@@ -114,17 +114,15 @@ impl DeviceError {
 
 /// A NIC could not make a queue pair, a completion queue, or the like.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{device} cannot make a {what}{size} ({call}: {error}); {advice}")]
+#[error("{device} cannot make a {what}{size} ({error}); {advice}")]
 pub struct CreateError {
     /// What was to be made.
     pub what: &'static str,
-    /// The function.
-    pub call: &'static str,
     /// The NIC.
     pub device: String,
     /// How large, with the device's maximum, in words; may be empty.
     pub size: String,
-    /// The kernel's answer.
+    /// The function, and the kernel's answer.
     pub error: String,
     /// What to do.
     pub advice: &'static str,
@@ -154,7 +152,7 @@ impl CreateError {
             _ => "dmesg may have the driver's words",
         };
         let Made { what, call } = made;
-        CreateError { what, call, device: device.to_owned(), size, error: error.to_string(), advice }
+        CreateError { what, device: device.to_owned(), size, error: format!("{call}: {error}"), advice }
     }
 
     /// It would have to be larger than the device can make it.
@@ -162,10 +160,9 @@ impl CreateError {
         let Made { what, call } = made;
         CreateError {
             what,
-            call,
             device: device.to_owned(),
             size: format!(" of {wanted} entries"),
-            error: format!("the device's maximum is {most}"),
+            error: format!("{call}: the device's maximum is {most}"),
             advice: "larger chunks, more cores, or fewer workers on this NIC need fewer entries",
         }
     }

@@ -12,10 +12,10 @@ model 300000
 cat >/tmp/infiniband <<'FABRIC'
 rxe0 7 fe80::7:1 1 ::ffff:10.77.0.1
 rxe1 8 fe80::8:1 1 ::ffff:10.77.1.1
-rxe0 7 fec0:0:0:1::7:1 1 ::ffff:10.77.0.1
-rxe1 8 fec0:0:0:1::8:1 1 ::ffff:10.77.1.1
-rxe0 7 fec0:0:0:2::7:1 1 ::ffff:10.77.0.1
-rxe1 8 fec0:0:0:2::8:1 1 ::ffff:10.77.1.1
+rxe0 7 fec0:1:1:1::7:1 1 ::ffff:10.77.0.1
+rxe1 8 fec0:1:1:1::8:1 1 ::ffff:10.77.1.1
+rxe0 7 fec0:2:2:2::7:1 1 ::ffff:10.77.0.1
+rxe1 8 fec0:2:2:2::8:1 1 ::ffff:10.77.1.1
 FABRIC
 export LIKE_INFINIBAND=/tmp/infiniband LIKE_PKEYS=128 PHUB_RDMA_PKEY=3 PHUB_RDMA_SL=3 PHUB_RDMA_TC=106
 
@@ -65,8 +65,8 @@ routed="sl=3 sgid_index=0 hop_limit=64 traffic_class=106"
 asked "state=2 global=1 dlid=7 $routed" "dgid=fe80::7:1" "state=2 global=1 dlid=8 $routed" "dgid=fe80::8:1"
 if grep "global=0" /tmp/asked; then exit 1; fi
 unset LIKE_GRH
-trains fec0:0000:0000:0001 fec0:0000:0000:0002
-asked "state=2 global=1 dlid=7 $routed" "dgid=fec0:0:0:1::7:1" "dgid=fec0:0:0:2::7:1" "dgid=fec0:0:0:1::8:1" "dgid=fec0:0:0:2::8:1"
+trains fec0:0001:0001:0001 fec0:0002:0002:0002
+asked "state=2 global=1 dlid=7 $routed" "dgid=fec0:1:1:1::7:1" "dgid=fec0:2:2:2::7:1" "dgid=fec0:1:1:1::8:1" "dgid=fec0:2:2:2::8:1"
 
 (in_subnet $flat phub-server doctor --transports verbs --listen 127.0.0.1:0) | tee /tmp/said
 grep -E "^pass  NIC rxe0 +port 1 ACTIVE, InfiniBand" /tmp/said

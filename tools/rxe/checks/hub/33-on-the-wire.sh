@@ -1,5 +1,6 @@
 #!/bin/bash
-# The traffic class that NCCL's variable names is in every RoCE packet on the wire, both ways: captured at the hub's NIC.
+# The traffic class that NCCL's variable names is in every RoCE packet on the wire, both ways, and no packet is longer than the MTU that
+# the hub alone is told: captured at the hub's NIC.
 # guest: pair --nics 3
 # build: bin phub-server
 # build: bin phub-probe
@@ -12,11 +13,12 @@ if [ "$PHUB_RXE_SIDE" = 2 ]; then
     jq -e '.checked and .transport == "verbs"' /tmp/report
     exit
 fi
-# Way (4 is outgoing), type of service, packets: of UDP to port 4791.
+# Way (4 is outgoing), type of service, packets, and the longest of them: of UDP to port 4791.
 cat >/tmp/capture.py <<'PYTHON'
 import collections, signal, socket, sys
 
 packets = collections.Counter()
+longest = collections.Counter()
 signal.signal(signal.SIGTERM, lambda *_: sys.exit())
 wire = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3))
 wire.bind(("nic0", 3))
@@ -25,14 +27,17 @@ try:
     while True:
         packet, (_, _, kind, _, _) = wire.recvfrom(64)
         if packet[:1] == b"\x45" and packet[9] == 17 and packet[22:24] == (4791).to_bytes(2, "big"):
-            packets[kind == 4, packet[1]] += 1
+            key = kind == 4, packet[1]
+            packets[key] += 1
+            longest[key] = max(longest[key], int.from_bytes(packet[2:4], "big"))
 finally:
     for (outgoing, service), count in sorted(packets.items()):
-        print("out" if outgoing else "in", service, count)
+        print("out" if outgoing else "in", service, count, longest[outgoing, service])
 PYTHON
 python3 /tmp/capture.py >/tmp/captured &
 capture=$!
 within 20 grep -q listening /tmp/captured
+export PHUB_RDMA_MTU=1024
 serve --listen 0.0.0.0:7077 --nics =rxe0 --transports verbs
 within 90 grep -qF "all workers left" /tmp/hub
 end_hub
@@ -40,4 +45,5 @@ kill $capture
 wait $capture || true
 cat /tmp/captured
 [ "$(sed 1d /tmp/captured | cut -d ' ' -f 1-2 | xargs)" = "in 106 out 106" ]
-awk 'NR > 1 && $3 < 100 { few = 1 } END { exit few }' /tmp/captured
+# Beside 1024 bytes a packet has its headers.
+awk 'NR > 1 && ($3 < 100 || $4 < 1024 || $4 > 1024 + 100) { wrong = 1 } END { exit wrong }' /tmp/captured
