@@ -114,7 +114,7 @@ pub struct Accepted {
 }
 
 impl Accepted {
-    /// Reads the peer's hello. `timeout` is for this; each later step has [`LATER`] times as long.
+    /// Reads the peer's hello. `timeout` is for this; each later step may take twelve times as long.
     pub fn hello(self, timeout: Duration) -> Result<Hello, ConnectError> {
         let nonsense = |error: io::Error| ConnectError::Nonsense(error.to_string());
         let mut stream = MessageStream::new(self.stream, timeout).map_err(nonsense)?;
