@@ -273,7 +273,9 @@ impl<'a> Route<'a> {
         if let Some(wanted) = wanted.filter(|wanted| !is_offered(wanted)) {
             tried.push(format!("{wanted}: the hub does not offer it; see its --transports, and its log"));
         }
-        Err(MemberError::NoTransport { hub: self.hub.control.hub.clone(), tried })
+        let error = MemberError::NoTransport { hub: self.hub.control.hub.clone(), tried };
+        self.hub.does_not_come(&error);
+        Err(error)
     }
 
     /// The address that an offer leads to from here and why it is chosen, or why it leads nowhere.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use authority::Credential;
 use pbox_core::control::{
-    HubReply, JoinReply, JoinRequest, MeetReply, MeetRequest, Mesh, PROTOCOL, Peers, Versions,
+    HubReply, JoinReply, JoinRequest, LeaveRequest, MeetReply, MeetRequest, Mesh, PROTOCOL, Peers, Versions,
 };
 use pbox_core::{Above, Below, Layout, MAX_HUBS, Placement, Round, Schedule, Share};
 
@@ -236,6 +236,17 @@ impl LetIn {
         let Hub { control, share, heartbeat, .. } = hub;
         let (control, heartbeat) = (control.clone(), heartbeat.clone());
         LetIn { control, share: *share, reply, token, heartbeat, farewell: None }
+    }
+
+    /// No transport leads there, which the hub cannot see: it is told, so that others need not wait for this member. One that makes
+    /// its links again goes on trying.
+    pub(crate) fn does_not_come(&self, why: &MemberError) {
+        let is_new = self.token == self.reply.token;
+        if is_new {
+            let (token, failed) = (self.token.clone(), Some(why.to_string()));
+            let request = LeaveRequest { token, failed, ..LeaveRequest::default() };
+            let _ = self.control.within(FAREWELL_LIMIT).leave_with(&request);
+        }
     }
 
     /// The links are made, and the member keeps them. `cores` are the hub's in the placement. Each piece of news wakes

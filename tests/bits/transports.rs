@@ -5,6 +5,7 @@ use crate::processes::worker::{Remote, Worker};
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use fabric::tcp::Frames;
+use hub_tests::program::until;
 use hub_tests::training::Training;
 use hub_tests::{
     PATIENT_S, config, describe, has_rdma, hub, push_all, ready_all, refused, says, settings, small_model,
@@ -83,6 +84,25 @@ fn a_worker_takes_the_best_transport_and_says_why() {
     says(by(&[tcp], Some(shm)).unwrap_err(), &["no way to the data path", "shm: the hub does not offer it"]);
     let nothing = HubSettings { transports: Some(Vec::new()), ..settings(1, PATIENT_S) };
     says(Hub::start(&nothing).unwrap_err(), &["--transports names none"]);
+}
+
+/// The hub sees no connection of it, and would wait for its heartbeats.
+#[test]
+fn a_worker_that_no_transport_takes_to_the_hub_ends_the_wait_of_the_others() {
+    let _watchdog = Watchdog::start();
+    let only_tcp = HubSettings { transports: Some(vec![Transport::Tcp]), ..settings(1, PATIENT_S) };
+    let hub = Hub::start(&only_tcp).unwrap();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| Session::join(config(&hub, "job", 0, 2)).err().unwrap());
+        until("worker 0 is there", || describe(&hub.address().to_string()).jobs.len() == 1);
+        let mut by_shm = config(&hub, "job", 1, 2);
+        by_shm.transport = Some(Transport::Shm);
+        says(Session::join(by_shm).err().unwrap(), &["no way to the data path"]);
+        says(
+            waits.join().unwrap(),
+            &["worker 1", "no way to the data path", "shm: the hub does not offer it"],
+        );
+    });
 }
 
 #[test]

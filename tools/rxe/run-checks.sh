@@ -5,6 +5,11 @@
 set -u
 side=$PHUB_RXE_SIDE
 for check in "$@"; do
+    # The hub of the check before, on the other side, may still be stopping.
+    for _ in {1..200}; do
+        [ "$side" = 2 ] && [ "$check" != "$1" ] && (: <"/dev/tcp/$PHUB_RXE_PEER/7077") 2>/dev/null || break
+        sleep 0.1
+    done
     name=$(basename "$check" .sh)
     limit=$((${PHUB_RXE_PATIENCE:-1} * $(sed -n 's/^# seconds: //p' "$check" | grep . || echo 60)))
     log=$PHUB_RXE_OUT/$name.$side.log

@@ -289,9 +289,18 @@ impl<P: Port> Exchange<P> {
         };
         let mut posted = false;
         for outbox in outboxes.iter_mut().filter(|outbox| !outbox.is_empty()) {
-            posted |= outbox.post_queued(port, slices, &mut outgoing)?;
+            match outbox.post_queued(port, slices, &mut outgoing) {
+                Ok(any) => posted |= any,
+                Err(error) => return Err(self.why_closed(error)),
+            }
         }
         Ok(posted)
+    }
+
+    /// A link took no post because it is closed. The port says why when all arrivals are taken.
+    #[cold]
+    fn why_closed(&mut self, error: ExchangeError) -> ExchangeError {
+        self.take_arrivals().err().or_else(|| self.closed()).unwrap_or(error)
     }
 
     pub(super) fn has_unsent(&self) -> bool {
@@ -300,10 +309,23 @@ impl<P: Port> Exchange<P> {
 
     /// Posts what had to wait, and takes in what has come. Returns the number of arrivals.
     pub fn progress(&mut self) -> Result<usize, ExchangeError> {
-        let mut total = 0;
         if self.has_unsent() {
             self.post_queued()?;
         }
+        let total = self.take_arrivals()?;
+        if total > 0 && self.has_unsent() {
+            self.post_queued()?;
+        }
+        if total == 0
+            && let Some(error) = self.closed()
+        {
+            return Err(error);
+        }
+        Ok(total)
+    }
+
+    fn take_arrivals(&mut self) -> Result<usize, ExchangeError> {
+        let mut total = 0;
         loop {
             let count = self.port.poll(&mut self.arrivals[..]);
             for index in 0..count {
@@ -312,25 +334,21 @@ impl<P: Port> Exchange<P> {
             }
             total += count;
             if count < BATCH {
-                break;
+                return Ok(total);
             }
         }
-        if total > 0 && self.has_unsent() {
-            self.post_queued()?;
-        }
-        if total == 0
-            && let Some(mut closed) = self.port.closed()
-        {
-            // The failure of one link ends the others: its reason says more than theirs.
-            while let Some(other) = self.port.closed() {
-                if closed.reason == CloseReason::PeerGone {
-                    closed = other;
-                }
+    }
+
+    /// The end of a link, if there is one. The failure of one link ends the others: its reason says more than theirs.
+    fn closed(&mut self) -> Option<ExchangeError> {
+        let mut closed = self.port.closed()?;
+        while let Some(other) = self.port.closed() {
+            if closed.reason == CloseReason::PeerGone {
+                closed = other;
             }
-            let core = self.outboxes.iter().position(|outbox| outbox.link == closed.link).unwrap_or(0);
-            return Err(ExchangeError::closed(core, &closed.reason));
         }
-        Ok(total)
+        let core = self.outboxes.iter().position(|outbox| outbox.link == closed.link).unwrap_or(0);
+        Some(ExchangeError::closed(core, &closed.reason))
     }
 
     pub(super) fn take_arrival(&mut self, link: LinkId, arrival: Immediate) -> Result<(), ExchangeError> {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use fabric::{LinkId, Port, Posted, Span};
+use fabric::{CloseReason, LinkId, Port, Posted, Span};
 use pbox_core::{ChunkId, Immediate, KeyId, Round, SendQueue, Slices};
 
 use super::error::ExchangeError;
@@ -107,7 +107,7 @@ impl Outbox {
                 Ok(true)
             }
             Posted::Full => Ok(false),
-            Posted::Closed => Err(closed_link(port, self.core)),
+            Posted::Closed => Err(ExchangeError::closed(self.core, &CloseReason::PeerGone)),
         }
     }
 
@@ -115,13 +115,5 @@ impl Outbox {
     fn next(&self, slices: &Slices) -> Option<(u32, Range<usize>)> {
         let first = || self.queue.first().map(|number| (number, 0..slices.chunks(number).len()));
         self.begun.clone().or_else(first)
-    }
-}
-
-#[cold]
-fn closed_link<P: Port>(port: &mut P, core: usize) -> ExchangeError {
-    match port.closed() {
-        Some(closed) => ExchangeError::closed(core, &closed.reason),
-        None => ExchangeError::Closed { core, reason: "closed earlier".into(), here: false },
     }
 }

@@ -8,6 +8,7 @@
 # build: interposer libibverbs.so.1
 # seconds: 120
 if [ "$PHUB_RXE_SIDE" = 2 ]; then
+    trap 'cat /tmp/worker.* 2>/dev/null || true' EXIT
     within 60 listens "$PHUB_RXE_PEER" 7077
     model 300000
     run=(phub-probe --hub "$PHUB_RXE_PEER:7077" --transport verbs --nics =rxe0 --workers 1 --rank 0 --manifest /tmp/model --json)
