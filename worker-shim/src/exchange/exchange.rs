@@ -117,7 +117,8 @@ impl<P: Port> Exchange<P> {
     /// The end of a link.
     pub(crate) fn take_last(&mut self, until: Instant) -> Result<(), ExchangeError> {
         loop {
-            self.progress()?;
+            // A link closes only when its arrivals are taken in.
+            while self.progress()? > 0 {}
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Ok(());
