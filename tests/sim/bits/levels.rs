@@ -34,6 +34,10 @@ struct Tree {
     /// The weights by round, key and element.
     expected: Vec<Vec<Vec<f32>>>,
     job: Levels,
+    /// The workers that have lost their links, each with the steps until it makes others.
+    unlinked: BTreeMap<usize, u64>,
+    /// How many workers are to lose theirs.
+    losses: u32,
 }
 
 /// Two levels, or three.
@@ -102,7 +106,7 @@ impl Tree {
             Some(compression) => expected_coded(&layout, &terms.job, compression, trouble, &shape, rounds),
         };
         let job = Levels::new(Net::new(seed, faults), &layout, terms, &shape).unwrap();
-        Tree { dice, trouble, layout, rounds, expected, job }
+        Tree { dice, trouble, layout, rounds, expected, job, unlinked: BTreeMap::new(), losses: 0 }
     }
 
     fn keys(&self) -> impl Iterator<Item = KeyId> + use<> {
@@ -134,7 +138,11 @@ impl Tree {
                     Some(Strike::RejoinHub(hub)) => self.job.rejoin_hub(hub).unwrap(),
                     None => {}
                 }
+                if begun && self.losses > 0 && self.dice.below(6) == 0 {
+                    self.lose_links();
+                }
             }
+            self.make_links();
             for worker in 0..self.job.workers.len() {
                 if self.job.is_alive(worker) && self.dice.below(3) > 0 {
                     self.work(worker)?;
@@ -143,6 +151,25 @@ impl Tree {
             idle = if self.job.step().map_err(|error| error.to_string())? { 0 } else { idle + 1 };
         }
         if self.is_done() { Ok(()) } else { Err(self.waiting_keys()) }
+    }
+
+    fn lose_links(&mut self) {
+        let worker = self.dice.below(self.job.workers.len() as u64) as usize;
+        if self.job.is_alive(worker) {
+            self.losses -= 1;
+            self.job.unlink(worker);
+            self.unlinked.insert(worker, self.dice.below(30));
+        }
+    }
+
+    fn make_links(&mut self) {
+        let due: Vec<usize> =
+            self.unlinked.iter().filter(|(_, left)| **left == 0).map(|(&at, _)| at).collect();
+        self.unlinked.values_mut().for_each(|left| *left = left.saturating_sub(1));
+        for worker in due {
+            self.unlinked.remove(&worker);
+            self.job.relink(worker).unwrap();
+        }
     }
 
     /// A worker that waits for nothing checks all weights and pushes its next round. Other workers check the weights that
@@ -177,7 +204,7 @@ impl Tree {
                 exchange.round(key).0 > self.rounds && exchange.is_ready(key)
             })
         };
-        self.living().count() > 0 && self.keys().all(done)
+        self.unlinked.is_empty() && self.living().count() > 0 && self.keys().all(done)
     }
 
     fn waiting_keys(&self) -> String {
@@ -325,4 +352,17 @@ fn weights_are_the_oracles_or_the_run_ends_with_a_named_error() {
     if std::env::var_os("PHUB_SIM_SEED").is_none() {
         assert_eq!(ends.len(), ENDS, "every way to end was seen: {ends:?}");
     }
+}
+
+#[test]
+fn workers_below_other_hubs_make_their_links_again_and_no_bit_changes() {
+    let mut losses = 0;
+    for seed in seeds(TREES / 2).filter(|&seed| Trouble::from_seed(seed) == Trouble::None) {
+        let mut tree = Tree::new(seed);
+        tree.losses = 20;
+        tree.run().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        losses += 20 - tree.losses;
+        assert!(tree.job.notices.is_empty(), "seed {seed}: {:?}", tree.job.notices);
+    }
+    assert!(losses > 5000, "only {losses} losses");
 }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use fabric::sim::{self, EndId};
+use fabric::sim;
 use fabric::{RecvWindow, SendWindow};
 use pbox_core::{Below, JobTerms, Placement, ShardSpec, Share, Slices, WindowsBelow, Wire};
 use worker_shim::{Exchange, WeightsMode, Windows};
 
-use super::{ABOVE, JOB, Levels, Node};
+use super::{ABOVE, JOB, Levels, Node, Worker};
 
 impl Levels {
     /// A hub without members. Below another, it is connected to it.
@@ -125,21 +125,32 @@ impl Levels {
         Ok(endpoints)
     }
 
-    /// Connects a worker. Returns its exchange and its ends of the links.
-    pub(super) fn connect(&mut self, node: usize, rank: u32) -> Result<(Exchange<sim::Port>, Vec<EndId>)> {
+    /// A worker makes its links again to the same memory. Returns its endpoints.
+    pub(super) fn link_worker(
+        &mut self,
+        node: usize,
+        rank: u32,
+        windows: &sim::Windows,
+    ) -> Result<Vec<sim::Endpoint>> {
+        let endpoints = self.link(node, rank, &windows.send, |_| Ok(Arc::clone(&windows.recv)))?;
+        Ok(endpoints.into_iter().map(|(end, _)| end).collect())
+    }
+
+    /// Connects a worker.
+    pub(super) fn connect(&mut self, node: usize, rank: u32) -> Result<Worker> {
         let Node { wire, placement, terms, .. } = &self.nodes[node];
         let (wire, placement, level) = (wire.clone(), placement.clone(), terms.level);
-        let (gradients, spans) = Windows::gradients(&wire)?;
-        let recv = Arc::new(RecvWindow::local(wire.weights_window_bytes())?);
-        let endpoints = self.link(node, rank, &gradients, |_| Ok(Arc::clone(&recv)))?;
-        let endpoints: Vec<_> = endpoints.into_iter().map(|(end, _)| end).collect();
+        let (send, spans) = Windows::gradients(&wire)?;
+        let memory = sim::Windows { send, recv: Arc::new(RecvWindow::local(wire.weights_window_bytes())?) };
+        let endpoints = self.link_worker(node, rank, &memory)?;
         let ends = endpoints.iter().map(sim::Endpoint::id).collect();
-        let windows = Windows::new(&wire, rank, spans, vec![recv; placement.cores()], WeightsMode::Shared)?;
+        let received = vec![Arc::clone(&memory.recv); placement.cores()];
+        let windows = Windows::new(&wire, rank, spans, received, WeightsMode::Shared)?;
         let slice_bytes = level.slice_bytes.unwrap_or(self.layout.chunk_bytes());
         let slices = Slices::new(&self.layout, &placement, level.schedule, slice_bytes);
         let mut exchange =
             Exchange::new(self.net.port(), endpoints, Arc::clone(&self.layout), windows, slices);
         exchange.set_credit(self.terms.worker_credit);
-        Ok((exchange, ends))
+        Ok(Worker { exchange, node, rank, ends, memory, alive: true })
     }
 }

@@ -76,6 +76,7 @@ pub struct Worker {
     pub node: usize,
     pub rank: u32,
     ends: Vec<EndId>,
+    memory: sim::Windows,
     alive: bool,
 }
 
@@ -136,8 +137,8 @@ impl Levels {
             let member = match shape {
                 Shape::Hub(below) => Member::Hub(self.add(below, Some((number, rank)), depth + 1)?),
                 Shape::Worker => {
-                    let (exchange, ends) = self.connect(number, rank)?;
-                    self.workers.push(Worker { exchange, node: number, rank, ends, alive: true });
+                    let worker = self.connect(number, rank)?;
+                    self.workers.push(worker);
                     Member::Worker(self.workers.len() - 1)
                 }
             };
@@ -195,6 +196,29 @@ impl Levels {
         self.workers[worker].ends.iter().for_each(|&end| self.net.kill(end));
     }
 
+    /// A worker that lives loses its links: its hub lets go of them. It counts as dead until it makes others.
+    pub fn unlink(&mut self, worker: usize) {
+        let Worker { node, rank, .. } = self.workers[worker];
+        self.cores_of(node).for_each(|core| drop(core.unlink_worker(JOB, rank)));
+        let port = self.net.port();
+        self.workers[worker].exchange.cut(port);
+        self.workers[worker].alive = false;
+    }
+
+    /// It makes others, and pushes again what has no answer.
+    pub fn relink(&mut self, worker: usize) -> Result<()> {
+        let Worker { node, rank, ref memory, .. } = self.workers[worker];
+        let memory = memory.clone();
+        let endpoints = self.link_worker(node, rank, &memory)?;
+        let (port, credit) = (self.net.port(), self.terms.worker_credit);
+        let Worker { exchange, ends, alive, .. } = &mut self.workers[worker];
+        (*ends, *alive) = (endpoints.iter().map(sim::Endpoint::id).collect(), true);
+        let received = vec![memory.recv; endpoints.len()];
+        exchange.relink(port, endpoints, received);
+        exchange.set_credit(credit);
+        Ok(exchange.push_again()?)
+    }
+
     /// Kills a hub: all its links end.
     pub fn kill_hub(&mut self, node: usize) {
         self.nodes[node].alive = false;
@@ -218,8 +242,7 @@ impl Levels {
     pub fn rejoin(&mut self, worker: usize) -> Result<()> {
         let Worker { node, rank, .. } = self.workers[worker];
         self.remove(node, rank);
-        let (exchange, ends) = self.connect(node, rank)?;
-        self.workers[worker] = Worker { exchange, node, rank, ends, alive: true };
+        self.workers[worker] = self.connect(node, rank)?;
         let from = self.admit(node, &[rank]);
         self.workers[worker].exchange.begin(from)?;
         Ok(())
@@ -234,8 +257,7 @@ impl Levels {
         let members = std::mem::replace(&mut self.nodes[node], made).members;
         for (rank, member) in (0..).zip(members) {
             let Member::Worker(worker) = member else { panic!("a hub of workers") };
-            let (exchange, ends) = self.connect(node, rank)?;
-            self.workers[worker] = Worker { exchange, node, rank, ends, alive: true };
+            self.workers[worker] = self.connect(node, rank)?;
             self.nodes[node].members.push(member);
         }
         let from = self.admit(parent, &[rank]);
