@@ -148,7 +148,9 @@ impl Tree {
                     self.work(worker)?;
                 }
             }
-            idle = if self.job.step().map_err(|error| error.to_string())? { 0 } else { idle + 1 };
+            let worked = self.job.step().map_err(|error| error.to_string())?;
+            // Links that are made again bring nothing at first.
+            idle = if worked || !self.unlinked.is_empty() { 0 } else { idle + 1 };
         }
         if self.is_done() { Ok(()) } else { Err(self.waiting_keys()) }
     }
