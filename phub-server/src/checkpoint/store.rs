@@ -44,8 +44,19 @@ pub struct CheckpointStore {
     pub(super) dir: PathBuf,
     /// How many checkpoints of a job are kept.
     pub(super) keep: NonZeroU32,
-    /// The lock lasts while this file is open. A killed hub releases it, too.
-    _lock: File,
+    _lock: Lock,
+}
+
+/// The locked file of a directory. A killed hub releases it, too.
+#[derive(Debug)]
+struct Lock(File);
+
+impl Drop for Lock {
+    /// Closing the file is not enough: a child that another thread has forked, and that has not yet become
+    /// its program, still has it open.
+    fn drop(&mut self) {
+        let _ = flock(&self.0, FlockOperation::Unlock);
+    }
 }
 
 impl CheckpointStore {
@@ -61,7 +72,7 @@ impl CheckpointStore {
             Err(_) if dir.is_dir() => {}
             made => made.map_err(failed("making it"))?,
         }
-        let mut lock = OpenOptions::new()
+        let lock = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
@@ -69,14 +80,17 @@ impl CheckpointStore {
             .mode(0o644)
             .open(dir.join(LOCK))
             .map_err(failed("opening its lock file .phub-lock"))?;
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        let mut lock = Lock(lock);
+        match flock(&lock.0, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Err(CheckpointError::InUse { dir, holder: holder(&mut lock) }),
+            Err(Errno::WOULDBLOCK) => {
+                return Err(CheckpointError::InUse { dir, holder: holder(&mut lock.0) });
+            }
             Err(errno) => return Err(failed("locking its lock file .phub-lock")(errno.into())),
         }
         remove_temporaries(&dir).map_err(failed("removing what a former hub left half written"))?;
         // After the removal: the temporary files may have filled the disk.
-        sign(&mut lock).map_err(failed("writing its lock file .phub-lock"))?;
+        sign(&mut lock.0).map_err(failed("writing its lock file .phub-lock"))?;
         let store = CheckpointStore { dir: dir.clone(), keep: KEEP, _lock: lock };
         // The lock file may be older than the permissions of the directory.
         store.probe().map_err(failed("making a file in it"))?;
@@ -238,6 +252,15 @@ mod tests {
         let _store = CheckpointStore::open(dir.path()).unwrap();
         assert!(left.iter().all(|path| !path.exists()));
         assert!(others.iter().chain([&directory]).all(|path| path.exists()));
+    }
+
+    #[test]
+    fn a_closed_directory_is_free_although_a_forked_child_still_has_its_lock_file_open() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = CheckpointStore::open(dir.path()).unwrap();
+        let _of_the_child = store._lock.0.try_clone().unwrap();
+        drop(store);
+        CheckpointStore::open(dir.path()).unwrap();
     }
 
     #[test]
