@@ -36,8 +36,8 @@ pub use snapshot::{
     Occasion, Restored, RestoredKey, Snapshot, SnapshotError, SnapshotPart, Taken, Tensor, state_names,
 };
 pub use turn::{
-    Core, Front, JobId, Look, MadeShard, Nobody, Notice, Onlooker, SendQueue, ShardSpec, Tally, Violation,
-    Waits, Watched, WindowsBelow, further,
+    AnswersAbove, Core, Front, JobId, Look, MadeShard, Nobody, Notice, Onlooker, SendQueue, ShardSpec, Tally,
+    Violation, Waits, Watched, WindowsBelow, further,
 };
 pub use weights::{Discarded, Gauged, GaugedRound};
 pub use wire::{Answer, Codecs, Expected, Frames, Framing, Wire, frame, merge};

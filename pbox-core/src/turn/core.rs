@@ -15,7 +15,7 @@ use fabric::{Arrival, CloseReason, LinkId, MapError, Port, RecvWindow, Slab, Spa
 use super::look::Look;
 use super::made::MadeShard;
 use super::mode::{Shard, of_mode};
-use super::notice::{JobId, Notice, Tally};
+use super::notice::{AnswersAbove, JobId, Notice, Tally};
 use super::onlooker::{Nobody, Onlooker, Seen};
 use super::replies::{AtWork, Done, Replies};
 use super::shard::{Front, Pace};
@@ -161,8 +161,9 @@ impl<P: Port> Core<P> {
     }
 
     /// Attaches the links of a job's shard that lead up to hubs above, in the order of their numbers, each with the window
-    /// that the hub writes, unless that is the window that workers read. `level` is that of these links. Call it once,
-    /// before [`begin_below`](Self::begin_below).
+    /// that the hub writes, unless that is the window that workers read. `level` is that of these links. Call it before
+    /// [`begin_below`](Self::begin_below), and after [`unlink_above`](Self::unlink_above): then the sums without an answer go up
+    /// again.
     ///
     /// # Errors
     /// When a window lacks chunks of the shard.
@@ -171,6 +172,7 @@ impl<P: Port> Core<P> {
         id: JobId,
         level: &LevelTerms,
         ways: impl IntoIterator<Item = (P::Endpoint, Option<Arc<RecvWindow>>)>,
+        notices: &mut Vec<Notice>,
     ) -> Result<(), SpanError> {
         let Some(first) = self.shards.iter_mut().position(|entry| of_job(entry, id).is_some()) else {
             return Ok(());
@@ -184,7 +186,33 @@ impl<P: Port> Core<P> {
             }
             self.attach(id, Member { shard: first, rank }, endpoint, level.credit().at_first());
         }
+        for place in 0..self.shards.len() {
+            let Core { shards, port, kernels, .. } = self;
+            let Some(entry) = of_job(&mut shards[place], id) else { continue };
+            at_work!(entry, port, &mut Nobody, kernels, work => work.ask_again());
+            self.follow(place, None, notices);
+        }
+        self.flush();
         Ok(())
+    }
+
+    /// Lets go of a job's links that lead up, which are lost: it gets [others](Self::add_above). Its rounds wait for them. Returns
+    /// the windows that the hubs above wrote, unless workers read them, and what had come by the links.
+    pub fn unlink_above(&mut self, id: JobId) -> (Discarded, AnswersAbove) {
+        let (mut discarded, mut answers) = (Discarded::default(), AnswersAbove::default());
+        let first = self.shards_of(id).next();
+        for number in first.map_or(0..0, |entry| entry.replies.numbers_above()) {
+            if let Some(link) = self.unlink(id, number) {
+                self.port.detach(link);
+            }
+            for JobShard { shard, .. } in self.shards_of(id) {
+                of_mode!(shard, shard => shard.stages.unlink(number, &mut discarded));
+            }
+        }
+        for JobShard { shard, .. } in self.shards_of(id) {
+            of_mode!(shard, shard => answers.add(&shard.pace, shard.keys().len()));
+        }
+        (discarded, answers)
     }
 
     /// Has a job below other hubs, in which nobody takes part yet, begin with the round from which this hub takes part

@@ -18,7 +18,7 @@ mod watch;
 pub use core::{Core, further};
 pub use look::{Look, Waits};
 pub use made::MadeShard;
-pub use notice::{JobId, Notice, Tally};
+pub use notice::{AnswersAbove, JobId, Notice, Tally};
 pub use onlooker::{Nobody, Onlooker};
 pub use send_queue::SendQueue;
 pub use shard::Front;

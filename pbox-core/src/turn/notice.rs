@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::shard::Pace;
 use crate::layout::ChunkId;
 use crate::snapshot::Taken;
 
@@ -20,6 +21,27 @@ pub struct Tally {
     pub chunk_bytes: u64,
     /// Posts that waited first, because their link had no room or no credit.
     pub held_back: u64,
+}
+
+/// What had come to chunks from the hubs above when a job lost its links to them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AnswersAbove {
+    /// Answers since the job began with round 0.
+    pub came: u64,
+    /// Sums that had gone up and were not answered.
+    pub awaited: u64,
+}
+
+impl AnswersAbove {
+    /// Adds those of so many chunks.
+    pub(super) fn add(&mut self, pace: &impl Pace, chunks: usize) {
+        for place in 0..chunks {
+            let awaited = u64::from(pace.asked(place).is_some());
+            self.awaited += awaited;
+            // A chunk's round is that of its next sum.
+            self.came += u64::from(pace.round(place).0) - awaited;
+        }
+    }
 }
 
 /// Something that the core's owner must hear about.

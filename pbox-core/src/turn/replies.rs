@@ -108,6 +108,11 @@ impl Replies {
         rank >= self.workers
     }
 
+    /// The numbers of the links that lead up.
+    pub fn numbers_above(&self) -> Range<u32> {
+        self.workers..self.links.len() as u32
+    }
+
     /// The parts of layers, where answers to this link wait for them.
     #[inline]
     fn parts(&mut self, rank: u32) -> Option<&mut LayerParts> {
@@ -414,6 +419,16 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
             None => self.answer_again(place, rank, round),
         }
         true
+    }
+
+    /// Links that lead up are lost, and others are there: the sums that have no answer go up again.
+    #[cold]
+    pub fn ask_again(&mut self) {
+        for place in 0..self.shard.keys().len() {
+            if let Some((round, way)) = self.shard.pace.asked(place).zip(self.shard.pace.way_up(place)) {
+                self.answer(place, way, round);
+            }
+        }
     }
 
     /// Sends one chunk to one worker, behind the answers that wait already, by its priority.

@@ -157,6 +157,11 @@ pub(crate) trait Pace: Sized {
         None
     }
 
+    /// The round whose sum of the chunk at a place has gone up, and which is not answered.
+    fn asked(&self, _place: usize) -> Option<Round> {
+        None
+    }
+
     /// Whether a post by the link of this number is a push, and not an answer from above.
     #[inline]
     fn is_push(&self, _rank: u32) -> bool {

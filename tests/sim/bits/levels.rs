@@ -34,10 +34,17 @@ struct Tree {
     /// The weights by round, key and element.
     expected: Vec<Vec<Vec<f32>>>,
     job: Levels,
-    /// The workers that have lost their links, each with the steps until it makes others.
-    unlinked: BTreeMap<usize, u64>,
-    /// How many workers are to lose theirs.
+    /// Who has lost their links, each with the steps until it makes others.
+    unlinked: BTreeMap<Member, u64>,
+    /// How many are to lose theirs.
     losses: u32,
+}
+
+/// Whose links are lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Member {
+    Worker(usize),
+    Hub(usize),
 }
 
 /// Two levels, or three.
@@ -155,22 +162,36 @@ impl Tree {
         if self.is_done() { Ok(()) } else { Err(self.waiting_keys()) }
     }
 
+    /// A worker loses its links, or a hub those that lead up.
     fn lose_links(&mut self) {
-        let worker = self.dice.below(self.job.workers.len() as u64) as usize;
-        if self.job.is_alive(worker) {
+        let (workers, hubs) = (self.job.workers.len(), self.job.nodes.len());
+        let member = match self.dice.below((workers + hubs) as u64) as usize {
+            worker if worker < workers => Member::Worker(worker),
+            hub => Member::Hub(hub - workers),
+        };
+        let is_linked = match member {
+            Member::Worker(worker) => self.job.is_alive(worker),
+            Member::Hub(hub) => self.job.above(hub).is_some() && !self.unlinked.contains_key(&member),
+        };
+        if is_linked {
             self.losses -= 1;
-            self.job.unlink(worker);
-            self.unlinked.insert(worker, self.dice.below(30));
+            match member {
+                Member::Worker(worker) => self.job.unlink(worker),
+                Member::Hub(hub) => self.job.unlink_hub(hub, self.dice.below(4)),
+            }
+            self.unlinked.insert(member, self.dice.below(30));
         }
     }
 
     fn make_links(&mut self) {
-        let due: Vec<usize> =
-            self.unlinked.iter().filter(|(_, left)| **left == 0).map(|(&at, _)| at).collect();
-        self.unlinked.values_mut().for_each(|left| *left = left.saturating_sub(1));
-        for worker in due {
-            self.unlinked.remove(&worker);
-            self.job.relink(worker).unwrap();
+        let due = self.unlinked.extract_if(.., |_, left| *left == 0).map(|(member, _)| member);
+        let due: Vec<Member> = due.collect();
+        self.unlinked.values_mut().for_each(|left| *left -= 1);
+        for member in due {
+            match member {
+                Member::Worker(worker) => self.job.relink(worker).unwrap(),
+                Member::Hub(hub) => self.job.relink_hub(hub).unwrap(),
+            }
         }
     }
 
@@ -357,7 +378,7 @@ fn weights_are_the_oracles_or_the_run_ends_with_a_named_error() {
 }
 
 #[test]
-fn workers_below_other_hubs_make_their_links_again_and_no_bit_changes() {
+fn workers_and_hubs_below_other_hubs_make_their_links_again_and_no_bit_changes() {
     let mut losses = 0;
     for seed in seeds(TREES / 2).filter(|&seed| Trouble::from_seed(seed) == Trouble::None) {
         let mut tree = Tree::new(seed);

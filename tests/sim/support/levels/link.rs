@@ -8,7 +8,7 @@ use fabric::{RecvWindow, SendWindow};
 use pbox_core::{Below, JobTerms, Placement, ShardSpec, Share, Slices, WindowsBelow, Wire};
 use worker_shim::{Exchange, WeightsMode, Windows};
 
-use super::{ABOVE, JOB, Levels, Node, Worker};
+use super::{ABOVE, JOB, Levels, Node, Up, Worker};
 
 impl Levels {
     /// A hub without members. Below another, it is connected to it.
@@ -32,6 +32,7 @@ impl Levels {
             members: Vec::new(),
             cores_of_a_hub,
             depth,
+            up: None,
             alive: true,
         };
         let Some((parent, rank)) = above else {
@@ -55,7 +56,8 @@ impl Levels {
             return Ok(node(shares, placement, weights, job, cores));
         };
         let below = Below::new(&self.nodes[parent].shares, cores_of_a_hub);
-        let (level, wire_above) = (self.nodes[parent].terms.level, self.nodes[parent].wire.clone());
+        let Node { terms: terms_above, wire: wire_above, .. } = &self.nodes[parent];
+        let (level, wire_above) = (terms_above.level, wire_above.clone());
         let (WindowsBelow { sums, shown }, specs) =
             ShardSpec::of_cores_below((&terms, &wire), (level, &wire_above), &below, rank)?;
         // In a mesh, a machine's hub is the hub above of the same number.
@@ -75,19 +77,30 @@ impl Levels {
             (None, None) => Arc::new(SendWindow::new(wire.weights_window_bytes())?),
         };
         let shown = Arc::new(RecvWindow::shown(&weights));
-        let received = |hub| match takes_answers || own == Some(hub) {
-            true => Ok(Arc::new(RecvWindow::local(wire_above.weights_window_bytes())?)),
-            false => Ok(Arc::clone(&shown)),
+        let up = Up { sums, shown, takes_answers, own, ways: below.ways };
+        self.link_up((parent, rank), &up, &cores)?;
+        let made = node(vec![below.placement.clone()], below.placement, vec![weights], JOB, cores);
+        Ok(Node { up: Some(up), ..made })
+    }
+
+    /// Links a hub to all cores of the hub above, where it is a member of this rank.
+    pub(super) fn link_up(&mut self, (parent, rank): (usize, u32), up: &Up, cores: &[usize]) -> Result<()> {
+        let Node { terms, wire, .. } = &self.nodes[parent];
+        let (level, bytes) = (terms.level, wire.weights_window_bytes());
+        let received = |hub| match up.takes_answers || up.own == Some(hub) {
+            true => Ok(Arc::new(RecvWindow::local(bytes)?)),
+            false => Ok(Arc::clone(&up.shown)),
         };
-        let mut ends = Vec::new();
-        for (end, window) in self.link(parent, rank, &sums, received)? {
-            ends.push(Some((end, takes_answers.then_some(window))));
+        let ends = self.link(parent, rank, &up.sums, received)?;
+        let ends = ends.into_iter().map(|(end, window)| (end, up.takes_answers.then_some(window)));
+        let mut ends: Vec<_> = ends.map(Some).collect();
+        for (&core, ways) in cores.iter().zip(&up.ways) {
+            let ends: Vec<_> = ways.iter().filter_map(|&way| ends[way].take()).collect();
+            let mut notices = Vec::new();
+            self.core(core).add_above(JOB, &level, ends, &mut notices)?;
+            assert!(notices.is_empty(), "{notices:?}");
         }
-        for (&core, ways) in cores.iter().zip(&below.ways) {
-            let ends = ways.iter().map(|&way| ends[way].take().expect("each has one way"));
-            self.core(core).add_above(JOB, &level, ends.collect::<Vec<_>>())?;
-        }
-        Ok(node(vec![below.placement.clone()], below.placement, vec![weights], JOB, cores))
+        Ok(())
     }
 
     /// Links a member's windows to all cores of a node; `recv` says by hub what the member receives into. Returns the

@@ -7,8 +7,8 @@ mod strike;
 use std::sync::Arc;
 
 use anyhow::Result;
-use fabric::SendWindow;
 use fabric::sim::{self, EndId, Net};
+use fabric::{RecvWindow, SendWindow};
 use pbox_core::kernels::Kernels;
 use pbox_core::{Core, JobId, JobTerms, Layout, LevelTerms, Members, Notice, OnLoss, Placement, Round, Wire};
 use worker_shim::{Exchange, ExchangeError};
@@ -61,7 +61,23 @@ pub struct Node {
     members: Vec<Member>,
     cores_of_a_hub: usize,
     depth: usize,
+    /// How it is linked to the hub above.
+    up: Option<Up>,
     alive: bool,
+}
+
+/// The windows of a hub's links that lead up.
+#[derive(Clone)]
+struct Up {
+    sums: Arc<SendWindow>,
+    /// That of the workers.
+    shown: Arc<RecvWindow>,
+    /// The hub above writes a window of its own.
+    takes_answers: bool,
+    /// In a mesh.
+    own: Option<usize>,
+    /// By core.
+    ways: Vec<Vec<usize>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -217,6 +233,25 @@ impl Levels {
         exchange.relink(port, endpoints, received);
         exchange.set_credit(credit);
         Ok(exchange.push_again()?)
+    }
+
+    /// A hub loses the links to the hub above, which lets go of them. All cores make so many turns before this hub does, too.
+    pub fn unlink_hub(&mut self, node: usize, turns: u64) {
+        let (parent, rank) = self.nodes[node].above.expect("a hub below another");
+        let job = self.nodes[parent].job;
+        self.cores_of(parent).for_each(|core| drop(core.unlink_worker(job, rank)));
+        for _ in 0..turns {
+            let cores = self.cores.iter_mut().flatten();
+            cores.for_each(|core| _ = core.turn(&mut Vec::new())); // the links end: that is no news
+        }
+        self.cores_of(node).for_each(|core| drop(core.unlink_above(JOB)));
+    }
+
+    /// It makes others, and its sums that have no answer go up again.
+    pub fn relink_hub(&mut self, node: usize) -> Result<()> {
+        let Node { above, up, cores, .. } = &self.nodes[node];
+        let (above, up, cores) = (above.expect("as before"), up.clone().expect("as before"), cores.clone());
+        self.link_up(above, &up, &cores)
     }
 
     /// Kills a hub: all its links end.

@@ -165,6 +165,13 @@ impl Pace for Relayed {
         Some(self.way_up[place])
     }
 
+    fn asked(&self, place: usize) -> Option<Round> {
+        match self.above[place] {
+            Above::Asked(round) => Some(round),
+            Above::Joining(_) | Above::Gathering | Above::Answered(_) => None,
+        }
+    }
+
     #[inline]
     fn is_push(&self, link: u32) -> bool {
         link < self.workers
