@@ -8,6 +8,7 @@ mod late;
 mod late_stops;
 mod passing;
 mod relinks;
+mod relinks_of_levels;
 mod returning;
 mod returns;
 mod returns_again;

@@ -16,7 +16,7 @@ use worker_shim::{Returns, Session};
 
 /// Trains on all machines, while `faults` ends hubs and starts them again. Each worker sleeps for `pause` ms after a step, by its
 /// number and the step's.
-fn trained(
+pub(super) fn trained(
     cluster: &mut Cluster,
     consistency: Consistency,
     steps: u32,

@@ -34,6 +34,16 @@ pub(super) struct Cluster {
 impl Cluster {
     /// Checkpoints are written every so many rounds.
     pub fn start(is_mesh: bool, every: u32, above_limit_s: u32) -> Self {
+        Self::start_with(is_mesh, every, above_limit_s, |_, _| ())
+    }
+
+    /// With other settings, by hub, for hubs at these addresses.
+    pub fn start_with(
+        is_mesh: bool,
+        every: u32,
+        above_limit_s: u32,
+        change: impl FnOnce(&[SocketAddr], &mut [Vec<(&'static str, String)>]),
+    ) -> Self {
         let count = if is_mesh { MACHINES } else { MACHINES + 1 };
         let addresses: Vec<SocketAddr> = (0..count).map(|_| free_address()).collect();
         let dirs: Vec<_> =
@@ -53,7 +63,8 @@ impl Cluster {
             }
             all
         });
-        let variables: Vec<_> = variables.collect();
+        let mut variables: Vec<_> = variables.collect();
+        change(&addresses, &mut variables);
         let programs = variables.iter().map(|variables| begin(variables)).collect();
         Cluster { programs, addresses, variables, dirs, is_mesh }
     }

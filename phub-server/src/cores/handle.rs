@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 
 use fabric::{IdlePolicy, any};
 use pbox_core::kernels::Kernels;
-use pbox_core::{Discarded, JobId, Taken};
+use pbox_core::{AnswersAbove, Discarded, JobId, Taken};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::near::give_way;
@@ -30,6 +30,8 @@ pub(crate) enum Report {
     Unlinked { job: JobId, rank: u32 },
     /// The worker's link ended or could not be made: by itself, or because the worker broke the protocol.
     WorkerGone { job: JobId, rank: u32, reason: String, by_itself: bool },
+    /// This core has let go of the links that lead up, and reports nothing more about them. This had come by them.
+    UnlinkedAbove { job: JobId, answers: AnswersAbove },
     /// A link to a hub above ended.
     AboveGone { job: JobId, reason: String },
     /// This core's part of a snapshot is taken, or cannot be taken.

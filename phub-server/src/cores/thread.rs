@@ -145,9 +145,18 @@ impl CoreThread {
         level: &LevelTerms,
         ways: Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>,
     ) {
-        if let Err(error) = self.core.add_above(job, level, ways) {
+        let added = self.core.add_above(job, level, ways, &mut self.notices);
+        self.report_notices();
+        if let Err(error) = added {
             self.report(Report::JobFailed { job, reason: error.to_string() });
         }
+    }
+
+    /// Lets go of the links of a job that lead up.
+    pub fn unlink_above(&mut self, job: JobId) {
+        let (windows, answers) = self.core.unlink_above(job);
+        self.free(windows);
+        self.report(Report::UnlinkedAbove { job, answers });
     }
 
     /// Removes a worker's link.

@@ -213,9 +213,7 @@ impl Registry {
             self.cores[core].tell(move |thread| thread.core.add_shard(id, shard));
         }
         if let Some((level, ways)) = above {
-            for (&core, ways) in job.cores.numbers.iter().zip(ways) {
-                self.cores[core].tell(move |thread| thread.add_above(id, &level, ways));
-            }
+            self.add_above(&job, level, ways);
         }
         if let Some(above) = &job.above {
             self.listen_above(id, above.news.clone());
@@ -223,6 +221,14 @@ impl Registry {
         self.timeline.iter().for_each(|timeline| timeline.begins(&job));
         inner.names.insert(job.name.clone(), job.id);
         inner.jobs.insert(job.id, job);
+    }
+
+    /// Sends a job's cores their links to the hubs above.
+    pub(super) fn add_above(&self, job: &Job, level: LevelTerms, ways: WaysUp) {
+        let id = job.id;
+        for (&core, ways) in job.cores.numbers.iter().zip(ways) {
+            self.cores[core].tell(move |thread| thread.add_above(id, &level, ways));
+        }
     }
 
     /// The cores of a job that is being made: all, or as many as it asks for of those that have the fewest bytes of others; but none

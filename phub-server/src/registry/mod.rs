@@ -254,6 +254,12 @@ impl Registry {
                     self.freed.notify_waiters();
                 }
             }
+            Report::UnlinkedAbove { job, answers } => {
+                if let Some(job) = inner.jobs.get_mut(&job) {
+                    job.relinks_above.core_unlinked(answers);
+                    self.freed.notify_waiters();
+                }
+            }
             Report::WorkerGone { job, rank, reason, by_itself } => {
                 let Some(member) = inner.jobs.get(&job).map(|job| job.spoken(rank)) else { return };
                 let why = format!("{member} is gone: {reason}");

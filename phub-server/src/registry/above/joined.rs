@@ -3,13 +3,14 @@
 use std::io::Read;
 use std::time::{Duration, Instant};
 
-use membership::{Hub, MemberError, Missing};
+use membership::{Hub, LetIn, MemberError, Missing};
 use pbox_core::control::{
     CheckpointReply, CompareRequest, Late, Latest, LearningRateRequest, Machine, ReadyRequest,
 };
 use pbox_core::{Above, Layout, Round};
 use tokio::sync::watch;
 
+use super::links::LinksAbove;
 use crate::registry::loss::Blame;
 
 /// Time limit for telling the hubs above why a job failed here.
@@ -22,6 +23,9 @@ pub(crate) struct JoinedAbove {
     pub(super) machine: Machine,
     /// How the hubs above place chunks.
     pub placed: Above,
+    pub(super) links: LinksAbove,
+    /// Some links are not on shared memory.
+    pub(super) is_moved: bool,
     /// Changes with each piece of news.
     pub news: watch::Receiver<()>,
 }
@@ -74,6 +78,16 @@ impl JoinedAbove {
     /// Why the job cannot go on, if news from above say so.
     pub fn end(&self) -> Option<(String, Blame)> {
         self.hubs.iter().find_map(Hub::end).map(reason_of)
+    }
+
+    /// Whether links that are lost are made again: the hubs above live, and wait for this hub.
+    pub(super) fn may_relink(&self) -> bool {
+        self.is_moved && self.hubs.iter().all(|hub| hub.relinks && hub.end().is_none())
+    }
+
+    /// Has the hubs above let go of lost links. May wait for them.
+    pub(super) fn relink(&self, why: &str) -> Result<Vec<LetIn>, MemberError> {
+        self.hubs.iter().map(|hub| hub.relink(why.to_owned())).collect()
     }
 
     /// Why a link that leads up ended, of which this hub saw only `symptom`. A hub above that lives says it soon. May wait

@@ -10,7 +10,9 @@
 //! Knows no worker.
 
 mod joined;
+mod links;
 mod meeting;
+mod relink;
 mod shape;
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -20,9 +22,9 @@ use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use authority::Credential;
-use fabric::any;
-use fabric::{PortId, Receive, RecvWindow, SendWindow, WindowError};
-use membership::{Hub, LetIn, MemberError, Missing, Ports};
+use fabric::any::{self, Transport};
+use fabric::{PortId, RecvWindow, SendWindow, WindowError};
+use membership::{LetIn, MemberError, Missing, Ports};
 use pbox_core::control::{
     JobState, JoinRequest, Machine, MeetReply, MeetRequest, Mesh, PROTOCOL, Versions, check_job_name,
 };
@@ -34,9 +36,12 @@ use super::pace::TOLD_EVERY;
 use super::{Refusal, Registry, on_thread};
 
 use joined::reason_of;
+use links::{Linked, LinksAbove};
 
 pub(crate) use joined::JoinedAbove;
+pub(super) use links::WaysUp;
 pub(crate) use meeting::Meetings;
+pub(super) use relink::RelinksAbove;
 
 /// The most hubs through which a job may come.
 pub(super) const MAX_DEPTH: usize = 16;
@@ -85,10 +90,6 @@ pub(super) struct LetInAbove {
     wire: Wire,
     placed: Above,
 }
-
-/// A job's links to the hubs above, by core of this hub, each with the window that the hub writes, unless that is the window
-/// that the workers read.
-pub(super) type WaysUp = Vec<Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>>;
 
 /// The parts of a job that are made with its links to the hubs above.
 pub(super) struct MadeAbove {
@@ -175,7 +176,7 @@ impl Up {
         let request = JoinRequest {
             reached: None,
             present: None,
-            relinks: false,
+            relinks: true,
             protocol: PROTOCOL,
             protocol_lowest: Versions::OURS.lowest_of_several(),
             rank: number,
@@ -223,28 +224,32 @@ impl Up {
             Some(weights) => weights,
             None => Arc::new(SendWindow::new(wire.weights_window_bytes()).map_err(exhausted)?),
         };
-        let recv = Arc::new(RecvWindow::shown(&weights));
-        let dealt_to = numbers.iter().map(|&number| PortId(number as u16)).collect();
-        let ports = Ports { group: self.group.clone(), dealt_to, rdma: self.rdma.clone(), transport: None };
-        let (schedule, deadline) = (level.schedule, Instant::now() + self.limit);
-        let receive = |hub| match is_coded || above.own == Some(hub) {
-            true => Receive::New(wire_above.weights_window_bytes()), // frames, or the same pages
-            false => Receive::Into(Arc::clone(&recv)),
+        let links = LinksAbove {
+            level,
+            wire: wire_above,
+            sums,
+            shown: Arc::new(RecvWindow::shown(&weights)),
+            is_coded,
+            own: above.own,
+            ports: Ports {
+                group: self.group.clone(),
+                dealt_to: numbers.iter().map(|&number| PortId(number as u16)).collect(),
+                rdma: self.rdma.clone(),
+                transport: None,
+            },
+            by_core: below.ways.clone(),
         };
-        let path = membership::open(&hubs, schedule, &wire_above, &sums, receive, &ports, deadline)
-            .map_err(not_joined)?;
-        for (way, hub) in path.ways.iter().zip(&above.hubs) {
+        let Linked { ways, cores, paths } =
+            links.make(&hubs, Instant::now() + self.limit).map_err(not_joined)?;
+        for (way, hub) in paths.iter().zip(&above.hubs) {
             tracing::info!(hub, transport = %way.transport, reason = way.reason, "sums go up");
         }
         let (rung, news) = watch::channel(());
         let bell = Waker::from(Arc::new(Bell(rung)));
-        let kept = hubs.into_iter().zip(path.cores).map(|(hub, cores)| hub.keep(cores, bell.clone()));
-        let hubs: Vec<Hub> = kept.collect();
-        let received = path.received.into_iter().map(|window| is_coded.then_some(window));
-        let mut links: Vec<_> = path.endpoints.into_iter().zip(received).map(Some).collect();
-        let of_core = |ways: &Vec<usize>| ways.iter().filter_map(|&way| links[way].take()).collect();
-        let ways = below.ways.iter().map(of_core).collect();
-        let joined = JoinedAbove { hubs, machine: above.machine, placed, news };
+        let hubs = hubs.into_iter().zip(cores).map(|(hub, cores)| hub.keep(cores, bell.clone())).collect();
+        // Nothing but a death ends a link on shared memory.
+        let is_moved = paths.iter().any(|way| way.transport != Transport::Shm);
+        let joined = JoinedAbove { hubs, machine: above.machine, placed, links, is_moved, news };
         Ok(MadeAbove { joined, weights, shards, level, ways })
     }
 }
@@ -349,26 +354,6 @@ impl Registry {
             self.fail_by(&mut inner, id, reason, *blame);
         }
         end.is_none()
-    }
-
-    /// A link that leads up ended. If the hub above lives, its news say why.
-    pub(super) fn lost_above(&self, id: JobId, reason: String) {
-        let Ok(Some(above)) = self.of_job(id, |job| job.above.clone()) else { return };
-        let registry = self.me.clone();
-        let look = move || {
-            let (why, blame) = above.explain(&reason);
-            drop(above);
-            if let Some(registry) = registry.upgrade() {
-                registry.fail_by(&mut registry.lock(), id, &why, blame);
-            }
-        };
-        if let Err(error) = std::thread::Builder::new().name("phub-above".into()).spawn(look) {
-            self.fail(
-                &mut self.lock(),
-                id,
-                &format!("a link to a hub above is gone, and no thread asks why: {error}"),
-            );
-        }
     }
 
     /// All workers are here: waits until this hub takes part above. Returns its first round there; `None` when no hubs are

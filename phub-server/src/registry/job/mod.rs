@@ -23,7 +23,7 @@ use tokio::sync::watch;
 
 pub(crate) use arriving::Arrival;
 
-use super::above::JoinedAbove;
+use super::above::{JoinedAbove, RelinksAbove};
 use super::compare::Digests;
 use super::hubs::Hubs;
 use super::late::Progress;
@@ -120,6 +120,8 @@ pub(crate) struct Job {
     pub hubs: Hubs,
     /// The hubs above, until the job fails.
     pub above: Option<Arc<JoinedAbove>>,
+    /// Whether the links to them are lost, and made again.
+    pub(super) relinks_above: RelinksAbove,
     /// The mesh that its workers ask for.
     pub mesh: Option<Mesh>,
     brought: offered::Brought,
@@ -174,6 +176,7 @@ impl Job {
             checkpoints: Checkpoints::default(),
             hubs,
             above: None,
+            relinks_above: RelinksAbove::default(),
             mesh: None,
             brought: offered::Brought::Nothing,
             bringing: None,

@@ -1,0 +1,63 @@
+//! The links by which a job's sums go up: made when this hub joins above, and again when they are lost.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use fabric::{Receive, RecvWindow, SendWindow, any};
+use membership::{LetIn, MemberError, Ports, Way};
+use pbox_core::{LevelTerms, Wire};
+
+/// A job's links to the hubs above, by core of this hub, each with the window that the hub writes, unless that is the window
+/// that the workers read.
+pub(in crate::registry) type WaysUp = Vec<Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>>;
+
+/// All that is needed to make them.
+pub(super) struct LinksAbove {
+    pub level: LevelTerms,
+    /// Of the job above.
+    pub wire: Wire,
+    /// The window that the hubs above read.
+    pub sums: Arc<SendWindow>,
+    /// The window that the workers read.
+    pub shown: Arc<RecvWindow>,
+    /// Frames cross, so the hubs above write windows of their own.
+    pub is_coded: bool,
+    /// In a mesh, this hub's number among the hubs above.
+    pub own: Option<usize>,
+    pub ports: Ports,
+    /// By core of this hub: which of the links are its own.
+    pub by_core: Vec<Vec<usize>>,
+}
+
+/// Links that are made.
+pub(super) struct Linked {
+    pub ways: WaysUp,
+    /// By hub above: its cores.
+    pub cores: Vec<Range<usize>>,
+    /// By hub above.
+    pub paths: Vec<Way>,
+}
+
+impl LinksAbove {
+    /// Makes all links to hubs that have let this hub in.
+    pub fn make(&self, hubs: &[LetIn], deadline: Instant) -> Result<Linked, MemberError> {
+        let LinksAbove { level, wire, sums, shown, ports, .. } = self;
+        let receive = |hub| match self.is_coded || self.own == Some(hub) {
+            true => Receive::New(wire.weights_window_bytes()), // frames, or the same pages
+            false => Receive::Into(Arc::clone(shown)),
+        };
+        let path = membership::open(hubs, level.schedule, wire, sums, receive, ports, deadline)?;
+        let received = path.received.into_iter().map(|window| self.is_coded.then_some(window));
+        let mut links: Vec<_> = path.endpoints.into_iter().zip(received).map(Some).collect();
+        let of_core = |ways: &Vec<usize>| ways.iter().filter_map(|&way| links[way].take()).collect();
+        let ways = self.by_core.iter().map(of_core).collect();
+        Ok(Linked { ways, cores: path.cores, paths: path.ways })
+    }
+}
+
+impl std::fmt::Debug for LinksAbove {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LinksAbove").field("by_core", &self.by_core).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,177 @@
+//! Links to the hubs above that are lost while these live, as with a NIC: this hub makes others, as a worker does.
+//!
+//! ```text
+//!   a link that leads up ended
+//!     -> the hubs above let go of this hub's links, and of its sums that are not stepped
+//!     -> every core here lets go of its links -> others, over whatever leads there now
+//!     -> the sums that have no answer go up again; a sum that is stepped is answered again
+//! ```
+//!
+//! The workers here wait meanwhile, as for any late hub.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use membership::Way;
+use pbox_core::control::JobState;
+use pbox_core::{AnswersAbove, JobId};
+
+use super::JoinedAbove;
+use super::links::Linked;
+use crate::registry::cut::JobEnded;
+use crate::registry::job::Job;
+use crate::registry::loss::Blame;
+use crate::registry::{Registry, on_thread};
+
+/// The pause before links are made again that could not be made: nothing tells when a way is open.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Whether a job's links to the hubs above are lost.
+#[derive(Debug, Default)]
+pub(in crate::registry) struct RelinksAbove {
+    /// They are, and others are being made: so many cores have not let go of the former links yet, and the others saw this.
+    unlinked: Option<(usize, AnswersAbove)>,
+    /// Since when links have brought no answer that was awaited, and what had come before.
+    in_vain: Option<(Instant, u64)>,
+}
+
+/// Why links could not be made again, and whether that may change.
+enum Again {
+    Later(String),
+    Never(String),
+}
+
+impl RelinksAbove {
+    /// All these cores are to let go of their links.
+    fn begin(&mut self, cores: usize) {
+        self.unlinked = Some((cores, AnswersAbove::default()));
+    }
+
+    /// A core has let go.
+    pub fn core_unlinked(&mut self, of_core: AnswersAbove) {
+        if let Some((cores, answers)) = &mut self.unlinked {
+            *cores -= 1;
+            answers.came += of_core.came;
+            answers.awaited += of_core.awaited;
+        }
+    }
+
+    /// Once all cores have let go: since when links have brought no answer.
+    fn unlinked(&mut self) -> Option<Option<Instant>> {
+        let (0, AnswersAbove { came, awaited }) = self.unlinked? else { return None };
+        if self.in_vain.is_none_or(|(_, before)| came > before || awaited == 0) {
+            self.in_vain = (awaited > 0).then(|| (Instant::now(), came));
+        }
+        Some(self.in_vain.map(|(since, _)| since))
+    }
+
+    fn end(&mut self) {
+        self.unlinked = None;
+    }
+}
+
+impl Registry {
+    /// A link that leads up ended. The links are made again, or the job fails. If the hub above lives, its news say why.
+    pub(in crate::registry) fn lost_above(&self, id: JobId, reason: String) {
+        let (above, may) = {
+            let mut inner = self.lock();
+            let stopping = inner.stopping;
+            let Some(job) = inner.jobs.get_mut(&id).filter(|job| !job.failed()) else { return };
+            let Some(above) = job.above.clone() else { return };
+            if job.relinks_above.unlinked.is_some() {
+                return; // the others end, too
+            }
+            let may = !stopping && job.state() == JobState::Running && above.may_relink();
+            if may {
+                job.relinks_above.begin(job.cores.numbers.len());
+            }
+            (above, may)
+        };
+        let registry = self.me.clone();
+        self.runtime.spawn(async move {
+            if may
+                && let Some(registry) = registry.upgrade()
+                && registry.makes_links_above(id, &above, &reason).await
+            {
+                return;
+            }
+            let told = on_thread("phub-above", move || above.explain(&reason)).await;
+            let (why, blame) = told.unwrap_or_else(|why| {
+                (format!("a link to a hub above is gone, and nobody can ask why: {why}"), Blame::Hub)
+            });
+            if let Some(registry) = registry.upgrade() {
+                registry.fail_by(&mut registry.lock(), id, &why, blame);
+            }
+        });
+    }
+
+    /// Makes a job's links to the hubs above again, for as long as these may take to start. Whether they are there.
+    async fn makes_links_above(&self, id: JobId, above: &Arc<JoinedAbove>, lost: &str) -> bool {
+        let limit = self.up.start_limit;
+        let begun = Instant::now();
+        loop {
+            let why = match self.make_links_above(id, above, lost).await {
+                Ok(()) => return true,
+                Err(Again::Later(why)) if begun.elapsed() < limit => why,
+                Err(Again::Later(why) | Again::Never(why)) => {
+                    tracing::warn!("{lost}; the links to the hubs above are not made again: {why}");
+                    return false;
+                }
+            };
+            tracing::warn!("{lost}; the links to the hubs above are not made again yet: {why}");
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn make_links_above(&self, id: JobId, above: &Arc<JoinedAbove>, lost: &str) -> Result<(), Again> {
+        // Asked before the links end that are left: on shared memory, too, their end is no death then.
+        let (asked, why) = (Arc::clone(above), lost.to_owned());
+        let let_in = on_thread("phub-above", move || asked.relink(&why)).await;
+        let let_in = let_in.map_err(Again::Never)?.map_err(|error| Again::Never(error.to_string()))?;
+        let limit = self.up.start_limit;
+        if self.unlink_above(id).await?.is_some_and(|since| since.elapsed() > limit) {
+            let seconds = limit.as_secs_f64();
+            return Err(Again::Never(format!("those before have brought no answer for {seconds} s")));
+        }
+        let (made, deadline) = (Arc::clone(above), Instant::now() + self.up.limit);
+        let made = on_thread("phub-above", move || made.links.make(&let_in, deadline)).await;
+        let Linked { ways, paths, .. } =
+            made.map_err(Again::Later)?.map_err(|error| Again::Later(error.to_string()))?;
+        Ok(self.of_job(id, |job| {
+            job.relinks_above.end();
+            self.add_above(job, above.links.level, ways);
+            for (hub, Way { transport, reason, paths }) in above.addresses().iter().zip(paths) {
+                let job = &job.name;
+                tracing::warn!(job, hub, %transport, ?paths, "{lost}; the links are made again: {reason}");
+            }
+        })?)
+    }
+
+    /// Has all cores let go of a job's links to the hubs above. Returns since when links have brought no answer.
+    async fn unlink_above(&self, id: JobId) -> Result<Option<Instant>, Again> {
+        let begin = |job: &mut Job| {
+            job.relinks_above.begin(job.cores.numbers.len());
+            self.command(job, move |thread| thread.unlink_above(id));
+        };
+        self.of_job(id, begin)?;
+        let limit = tokio::time::Instant::now() + self.up.limit;
+        loop {
+            let freed = self.freed.notified();
+            tokio::pin!(freed);
+            freed.as_mut().enable(); // before the look, so that no wake-up is missed
+            if let Some(in_vain) = self.of_job(id, |job| job.relinks_above.unlinked())? {
+                return Ok(in_vain);
+            }
+            if tokio::time::timeout_at(limit, freed).await.is_err() {
+                let seconds = self.up.limit.as_secs_f64();
+                return Err(Again::Never(format!("a core did not let go of the former links in {seconds} s")));
+            }
+        }
+    }
+}
+
+impl From<JobEnded> for Again {
+    fn from(ended: JobEnded) -> Self {
+        Again::Never(ended.into())
+    }
+}

@@ -1,0 +1,147 @@
+//! Hubs that lose their links to the hub above while it lives make others, as workers do: every weight has the bits of a run that
+//! lost nothing, and machines that step alone lose no push.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use super::returning::{Stops, WORKERS, begun, end_together, step, weights};
+use super::returns_alone::{ALL, assert_adds_up};
+use super::returns_alone_of_levels::trained;
+use super::returns_of_levels::{Cluster, MACHINES, on_machines};
+use fabric::conformance::Watchdog;
+use hub_tests::program::until;
+use hub_tests::relay::{Relay, Stall, Way};
+use hub_tests::{describe, free_address, says};
+use pbox_core::Schedule;
+use worker_shim::{Returns, SessionConfig};
+
+const TOP: usize = MACHINES as usize;
+
+/// Hubs of two machines below another one, which they reach through a network.
+fn through_a_network(above_limit_s: u32) -> (Cluster, Relay, String) {
+    let mut relay = None;
+    let cluster = Cluster::start_with(false, 1_000_000, above_limit_s, |addresses, variables| {
+        let data = free_address();
+        let network = Relay::start(addresses[TOP], data);
+        variables[TOP].extend([
+            ("PHUB_DATA_LISTEN", data.to_string()),
+            ("PHUB_CORES", "1".to_owned()), // it has one data port
+            ("PHUB_TRANSPORTS", "tcp".to_owned()),
+        ]);
+        for variables in &mut variables[..TOP] {
+            variables.retain(|(name, _)| *name != "PHUB_ABOVE");
+            variables.push(("PHUB_ABOVE", network.address()));
+        }
+        relay = Some((network, addresses[TOP].to_string()));
+    });
+    let (relay, top) = relay.expect("just made");
+    (cluster, relay, top)
+}
+
+/// Cuts the links to the hub above, again and again, until the run is over. Each cut waits for some steps.
+fn cut(relay: &Relay, made: &AtomicU32, over: &AtomicBool) {
+    let mut cuts = 0u32;
+    while !over.load(Ordering::Relaxed) {
+        std::thread::sleep(Duration::from_millis(u64::from(7 * cuts % 23)));
+        relay.cut(Way::Data);
+        cuts += 1;
+        let seen = made.load(Ordering::Relaxed);
+        until("a step is made", || over.load(Ordering::Relaxed) || made.load(Ordering::Relaxed) > seen);
+    }
+}
+
+/// The weights of all workers after some steps, and how often hubs made their links again.
+fn run(change: impl Fn(&mut SessionConfig) + Sync, cuts: bool) -> (Vec<Vec<Vec<u32>>>, u64) {
+    const STEPS: u32 = 60;
+    let (cluster, relay, top) = through_a_network(30);
+    let (made, over, ended) = (AtomicU32::new(0), AtomicBool::new(!cuts), AtomicU32::new(0));
+    let configs: Vec<SessionConfig> =
+        (0..MACHINES * WORKERS).map(|number| cluster.config(number / WORKERS, number % WORKERS)).collect();
+    let seen = std::thread::scope(|scope| {
+        scope.spawn(|| cut(&relay, &made, &over));
+        on_machines(|worker| {
+            let mut config = configs[worker as usize].clone();
+            change(&mut config);
+            let mut session = begun(config);
+            for number in 0..STEPS {
+                step(&mut session, worker, number).unwrap();
+                made.fetch_add(1, Ordering::Relaxed);
+            }
+            over.store(true, Ordering::Relaxed);
+            end_together(&mut session, &ended, MACHINES * WORKERS);
+            assert_eq!((session.returns(), session.relinks()), (Returns::default(), 0));
+            weights(&session)
+        })
+    });
+    (seen, describe(&top).counts.relinks)
+}
+
+fn cuts_change_no_bit(change: impl Fn(&mut SessionConfig) + Sync) {
+    let _watchdog = Watchdog::start();
+    let (expected, none) = run(&change, false);
+    let (seen, relinks) = run(&change, true);
+    assert_eq!(seen, expected);
+    assert!(relinks > 5 && none == 0, "{relinks} {none}");
+}
+
+#[test]
+fn links_that_lead_up_are_made_again_and_change_no_bit() {
+    cuts_change_no_bit(|_| ());
+}
+
+#[test]
+fn links_that_lead_up_with_a_codec_that_remembers_are_made_again() {
+    cuts_change_no_bit(|config| {
+        config.terms.level.compression = Some("dgc:0.1:0.9:none:4".parse().unwrap());
+    });
+}
+
+#[test]
+fn links_by_which_layers_go_up_as_a_whole_are_made_again() {
+    cuts_change_no_bit(|config| config.terms.level.schedule = Schedule::Layerwise);
+}
+
+#[test]
+fn links_of_machines_that_step_alone_are_made_again_and_every_push_counts_once() {
+    const STEPS: u32 = 60;
+    let _watchdog = Watchdog::start();
+    for consistency in ALL {
+        let (mut cluster, relay, top) = through_a_network(30);
+        let (made, over) = (AtomicU32::new(0), AtomicBool::new(false));
+        let pause = |worker: u32, number: u32| {
+            made.fetch_add(1, Ordering::Relaxed);
+            over.fetch_or(number + 1 == STEPS, Ordering::Relaxed);
+            u64::from(2 * worker + number) % 4
+        };
+        let seen =
+            trained(&mut cluster, consistency, STEPS, &Stops::every(STEPS + 1), pause, |_| {
+                cut(&relay, &made, &over);
+            });
+        assert_adds_up(&seen, STEPS);
+        for ended in &seen {
+            assert_eq!(ended.returns, Returns::default(), "{consistency}");
+            assert_eq!(ended.pushes, [(STEPS, STEPS); MACHINES as usize], "{consistency}");
+        }
+        assert!(describe(&top).counts.relinks > 5, "{consistency}");
+    }
+}
+
+#[test]
+fn links_that_lead_up_and_cannot_be_made_again_end_the_job_in_words() {
+    let _watchdog = Watchdog::start();
+    let (cluster, relay, _) = through_a_network(2);
+    let ready = AtomicU32::new(0);
+    let errors = on_machines(|worker| {
+        let config = cluster.config(worker / WORKERS, worker % WORKERS);
+        let mut session = begun(SessionConfig { hub_wait: Duration::ZERO, ..config });
+        step(&mut session, worker, 0).unwrap();
+        if ready.fetch_add(1, Ordering::Relaxed) + 1 == MACHINES * WORKERS {
+            relay.stall(Way::Data, Stall::BOTH);
+            relay.cut(Way::Data);
+        }
+        (1..).find_map(|number| step(&mut session, worker, number).err()).expect("the job ends")
+    });
+    for error in errors {
+        says(error, &["\"job\" failed", "above"]);
+    }
+}
