@@ -113,10 +113,9 @@ fn links_of_machines_that_step_alone_are_made_again_and_every_push_counts_once()
             over.fetch_or(number + 1 == STEPS, Ordering::Relaxed);
             u64::from(2 * worker + number) % 4
         };
-        let seen =
-            trained(&mut cluster, consistency, STEPS, &Stops::every(STEPS + 1), pause, |_| {
-                cut(&relay, &made, &over);
-            });
+        let seen = trained(&mut cluster, consistency, STEPS, &Stops::every(STEPS + 1), pause, |_| {
+            cut(&relay, &made, &over);
+        });
         assert_adds_up(&seen, STEPS);
         for ended in &seen {
             assert_eq!(ended.returns, Returns::default(), "{consistency}");
@@ -142,6 +141,6 @@ fn links_that_lead_up_and_cannot_be_made_again_end_the_job_in_words() {
         (1..).find_map(|number| step(&mut session, worker, number).err()).expect("the job ends")
     });
     for error in errors {
-        says(error, &["\"job\" failed", "above"]);
+        says(error, &["\"job\" failed", "a link to the hubs above", "others could not be made"]);
     }
 }

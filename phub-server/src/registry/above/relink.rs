@@ -89,13 +89,14 @@ impl Registry {
         };
         let registry = self.me.clone();
         self.runtime.spawn(async move {
-            if may
-                && let Some(registry) = registry.upgrade()
-                && registry.makes_links_above(id, &above, &reason).await
-            {
-                return;
+            let mut symptom = reason;
+            if may && let Some(registry) = registry.upgrade() {
+                match registry.make_links_above(id, &above, &symptom).await {
+                    Ok(()) => return,
+                    Err(why) => symptom = format!("{symptom}; others could not be made: {why}"),
+                }
             }
-            let told = on_thread("phub-above", move || above.explain(&reason)).await;
+            let told = on_thread("phub-above", move || above.explain(&symptom)).await;
             let (why, blame) = told.unwrap_or_else(|why| {
                 (format!("a link to a hub above is gone, and nobody can ask why: {why}"), Blame::Hub)
             });
@@ -105,25 +106,27 @@ impl Registry {
         });
     }
 
-    /// Makes a job's links to the hubs above again, for as long as these may take to start. Whether they are there.
-    async fn makes_links_above(&self, id: JobId, above: &Arc<JoinedAbove>, lost: &str) -> bool {
-        let limit = self.up.start_limit;
-        let begun = Instant::now();
+    /// Makes a job's links to the hubs above again, for as long as these may take to start. An error says why not.
+    async fn make_links_above(&self, id: JobId, above: &Arc<JoinedAbove>, lost: &str) -> Result<(), String> {
+        let until = Instant::now() + self.up.start_limit;
         loop {
-            let why = match self.make_links_above(id, above, lost).await {
-                Ok(()) => return true,
-                Err(Again::Later(why)) if begun.elapsed() < limit => why,
-                Err(Again::Later(why) | Again::Never(why)) => {
-                    tracing::warn!("{lost}; the links to the hubs above are not made again: {why}");
-                    return false;
-                }
+            let why = match self.try_links_above(id, above, lost, until).await {
+                Ok(()) => return Ok(()),
+                Err(Again::Later(why)) if Instant::now() < until => why,
+                Err(Again::Later(why) | Again::Never(why)) => return Err(why),
             };
             tracing::warn!("{lost}; the links to the hubs above are not made again yet: {why}");
             tokio::time::sleep(PAUSE).await;
         }
     }
 
-    async fn make_links_above(&self, id: JobId, above: &Arc<JoinedAbove>, lost: &str) -> Result<(), Again> {
+    async fn try_links_above(
+        &self,
+        id: JobId,
+        above: &Arc<JoinedAbove>,
+        lost: &str,
+        until: Instant,
+    ) -> Result<(), Again> {
         // Asked before the links end that are left: on shared memory, too, their end is no death then.
         let (asked, why) = (Arc::clone(above), lost.to_owned());
         let let_in = on_thread("phub-above", move || asked.relink(&why)).await;
@@ -133,7 +136,7 @@ impl Registry {
             let seconds = limit.as_secs_f64();
             return Err(Again::Never(format!("those before have brought no answer for {seconds} s")));
         }
-        let (made, deadline) = (Arc::clone(above), Instant::now() + self.up.limit);
+        let (made, deadline) = (Arc::clone(above), until.min(Instant::now() + self.up.limit));
         let made = on_thread("phub-above", move || made.links.make(&let_in, deadline)).await;
         let Linked { ways, paths, .. } =
             made.map_err(Again::Later)?.map_err(|error| Again::Later(error.to_string()))?;
@@ -164,7 +167,9 @@ impl Registry {
             }
             if tokio::time::timeout_at(limit, freed).await.is_err() {
                 let seconds = self.up.limit.as_secs_f64();
-                return Err(Again::Never(format!("a core did not let go of the former links in {seconds} s")));
+                return Err(Again::Never(format!(
+                    "a core did not let go of the former links in {seconds} s"
+                )));
             }
         }
     }
