@@ -95,7 +95,7 @@ impl Registry {
             if !job.may_relink(rank) {
                 return Err(Refusal::Conflict(format!(
                     "{} of job {name:?} cannot make its links again: it said in its join that it would not, it takes no part, \
-                     it has hung up, or the job is a mesh",
+                     or it has hung up",
                     job.spoken(rank)
                 )));
             }

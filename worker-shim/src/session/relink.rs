@@ -34,7 +34,7 @@ pub(super) struct Relinks {
 
 /// Whether a worker of these settings asks the hub to wait for it when it loses its links.
 pub(super) fn asks(config: &SessionConfig) -> bool {
-    !config.hub_wait.is_zero() && config.mesh.is_none()
+    !config.hub_wait.is_zero()
 }
 
 impl Session {
