@@ -259,7 +259,7 @@ fn allocates_nothing(job: Job) {
 /// Functions at which the walk stops: what they do happens once a worker or never, not once a chunk.
 const COLD: [&str; 14] = [
     // A worker that broke the protocol or hung up, and the words for it.
-    "Core<P>::drop_worker",
+    "::drop_worker",
     "::to_string",
     "CloseReason",
     "drop_in_place<fabric::port::Closed>",
@@ -267,7 +267,7 @@ const COLD: [&str; 14] = [
     "Port>::detach",
     // A chunk that is copied into a snapshot, whose memory is mapped when the first one is.
     "::copy_to_snapshot",
-    "JobShard::report_snapshots",
+    "::report_snapshots",
     // Where cores meet to select what Slim-DP sends, three times in so many rounds.
     "slim::board::Board::",
     "::do_duties",

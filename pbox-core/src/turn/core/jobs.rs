@@ -1,0 +1,252 @@
+//! What a core's owner has it do with a job: to take it, to hold and cut its rounds, to save them, to look at them, and to end it.
+
+use fabric::{MapError, Port, Slab};
+
+use super::{Core, JobShard, at_work, of_job};
+use crate::layout::{Layout, Round};
+use crate::snapshot::{Occasion, Restored, SnapshotPart};
+use crate::turn::look::Look;
+use crate::turn::made::MadeShard;
+use crate::turn::mode::of_mode;
+use crate::turn::notice::{JobId, Notice};
+use crate::turn::onlooker::{Nobody, Onlooker, Seen};
+use crate::turn::replies::AtWork;
+use crate::turn::shard::{Front, Pace};
+use crate::turn::spec::ShardSpec;
+use crate::turn::watch::{Watch, Watched};
+use crate::weights::{Discarded, Gauged};
+
+impl<P: Port> Core<P> {
+    /// Makes a shard of a job here, and [takes](Self::add_shard) it.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn add_job(&mut self, id: JobId, spec: ShardSpec) -> Result<(), MapError> {
+        let made = MadeShard::new(spec, self.port.waker())?;
+        self.add_shard(id, made);
+        Ok(())
+    }
+
+    /// Takes a shard of a job. A key's chunks are in one shard, and so are a group's. Workers come
+    /// [later](Self::add_worker), and take part when [`release`](Self::release) admits them.
+    pub fn add_shard(&mut self, id: JobId, MadeShard { shard, replies }: MadeShard) {
+        // Behind the job's other shards.
+        let from = self.shards.iter_mut().rposition(|entry| of_job(entry, id).is_some());
+        let free = (from.unwrap_or(0)..self.shards.len()).find(|&place| self.shards[place].is_none());
+        let place = free.unwrap_or(self.shards.len());
+        if let Some(last) = from.and_then(|last| self.shards[last].as_mut()) {
+            last.next = Some(place);
+        }
+        self.shards.resize_with(self.shards.len().max(place + 1), || None);
+        let watch = Watch::new(of_mode!(&shard, shard => shard.terms.workers));
+        self.shards[place] = Some(JobShard { id, shard, replies, looked: None, watch, next: None });
+    }
+
+    /// Has a job below other hubs, in which nobody takes part yet, begin with the round from which this hub takes part
+    /// there.
+    pub fn begin_below(&mut self, id: JobId, first: Round) {
+        for entry in self.shards_of(id) {
+            of_mode!(&mut entry.shard, shard => shard.begin_at(first));
+        }
+    }
+
+    /// Holds a job's rounds until [`release`](Self::release). Returns the rounds in flight; `None` without chunks.
+    pub fn hold(&mut self, id: JobId) -> Option<Front> {
+        let fronts = self.shards_of(id).filter_map(|entry| {
+            of_mode!(&mut entry.shard, shard => {
+                shard.hold();
+                shard.front()
+            })
+        });
+        fronts.reduce(|a, b| Front { lowest: a.lowest.min(b.lowest), highest: a.highest.max(b.highest) })
+    }
+
+    /// Lets a job's rounds go on. The workers in `admitted` take part from round `from` on, which no chunk may be past,
+    /// but where the job begins. They are sent the weights of the round before, now or when they are there.
+    pub fn release(&mut self, id: JobId, from: Round, admitted: &[u32], notices: &mut Vec<Notice>) {
+        for place in 0..self.shards.len() {
+            let Core { shards, port, kernels, .. } = self;
+            let Some(entry) = of_job(&mut shards[place], id) else { continue };
+            at_work!(entry, port, &mut Nobody, kernels, work => {
+                work.shard.release();
+                for &rank in admitted {
+                    if work.replies.link(rank).is_none() && work.shard.goes_on() {
+                        continue; // lost meanwhile: nobody may wait for it
+                    }
+                    work.shard.admit(rank, from);
+                    for (at, finished) in work.shard.finished_before(from) {
+                        // There is room for all: nothing was posted to it before. If it closed, the port says so.
+                        work.shard.greet(at);
+                        work.reply(at, rank, finished);
+                    }
+                }
+            });
+            self.follow(place, None, notices);
+            self.settle(place, notices, &mut Nobody);
+        }
+    }
+
+    /// Of a job that is [held](Self::hold) and whose workers step alone, by rank: the first round of which no push of a worker
+    /// that takes part is stepped, for any chunk here. Nothing where workers step together.
+    pub fn lines(&mut self, id: JobId) -> Vec<Option<Round>> {
+        let lines = self.shards_of(id).map(|entry| of_mode!(&entry.shard, shard => shard.pace.lines()));
+        lines.reduce(further).unwrap_or_default()
+    }
+
+    /// In a job that begins and whose workers step alone, each takes part so many rounds, by rank, after the round from which the
+    /// others do.
+    pub fn begin_ahead(&mut self, id: JobId, ahead: &[u32]) {
+        for entry in self.shards_of(id) {
+            of_mode!(&mut entry.shard, shard => shard.pace.begin_ahead(ahead));
+        }
+    }
+
+    /// A job that is [held](Self::hold) ends before a round that no chunk is past, or, where workers step alone, at the
+    /// [lines](Self::lines) of all cores: after the release chunks come to it, and go no further.
+    pub fn end_before(&mut self, id: JobId, round: Round, lines: &[Option<Round>]) {
+        for entry in self.shards_of(id) {
+            of_mode!(&mut entry.shard, shard => shard.end_before(round, lines));
+        }
+    }
+
+    /// Has a job, in which nobody takes part yet, begin with a state.
+    pub fn restore(&mut self, id: JobId, layout: &Layout, restored: &Restored) {
+        for entry in self.shards_of(id) {
+            of_mode!(&mut entry.shard, shard => shard.restore(layout, restored));
+        }
+    }
+
+    /// Takes a snapshot of a job's state before a round that no chunk is past, while the job is [held](Self::hold).
+    pub fn take_snapshot(&mut self, id: JobId, occasion: Occasion, before: Round, notices: &mut Vec<Notice>) {
+        let Some(entry) = self.shards_of(id).next() else { return };
+        of_mode!(&mut entry.shard, shard => shard.take_snapshot(occasion, before));
+        entry.report_snapshots(notices);
+    }
+
+    /// A job that is [held](Self::hold) is over: its state before a round that no chunk is past; `None` without chunks. In
+    /// modes whose rounds cannot be ended with the pushes that are in, an error if a chunk is behind.
+    pub fn last_state(&mut self, id: JobId, before: Round) -> Option<Result<SnapshotPart, String>> {
+        let kernels = self.kernels;
+        let entry = self.shards_of(id).next()?;
+        of_mode!(&mut entry.shard, shard => {
+            (!shard.keys().is_empty()).then(|| shard.last_state(kernels, before))
+        })
+    }
+
+    /// A snapshot's part is written, or will not be; its memory comes back, unless it is lost.
+    pub fn give_back(&mut self, id: JobId, values: Option<Slab>) {
+        if let Some(entry) = self.shards_of(id).next() {
+            of_mode!(&mut entry.shard, shard => shard.give_back(values));
+        }
+    }
+
+    /// Ends a job: its links are detached. Returns its memory, which is freed when it is dropped.
+    pub fn remove_job(&mut self, id: JobId) -> Discarded {
+        let mut discarded = Discarded::default();
+        for place in 0..self.shards.len() {
+            let Some(ended) = self.shards[place].take_if(|entry| entry.id == id) else { continue };
+            for link in ended.replies.links() {
+                // Another shard of the job may have had the link, too.
+                if self.members[link.index()].take().is_some() {
+                    self.port.detach(link);
+                }
+            }
+            // It holds the windows of its links: none of them was the last to hold one.
+            discarded.add((ended.shard, ended.replies));
+        }
+        discarded
+    }
+
+    /// Changes a job's learning rate from a round on.
+    pub fn set_learning_rate(&mut self, id: JobId, from: Round, rate: f32) {
+        for entry in self.shards_of(id) {
+            of_mode!(&mut entry.shard, shard => shard.set_learning_rate(from, rate));
+        }
+    }
+
+    /// Looks whether a job's rounds move, and whose pushes they wait for.
+    pub fn look(&mut self, id: JobId) -> Look {
+        let shards = self.shards_of(id);
+        shards.fold(Look::default(), |look, JobShard { shard, looked, .. }| {
+            look.with(of_mode!(shard, shard => Look::at(shard, looked)))
+        })
+    }
+
+    /// All that arrived is done, and the core waits from now on: notes whose pushes it waits for. In microseconds.
+    pub fn begin_wait(&mut self, now: u64) {
+        for JobShard { shard, watch, .. } in self.shards.iter_mut().flatten() {
+            // While it is held, and without chunks, it waits for nobody.
+            of_mode!(shard, shard => watch.look(&shard.pace, if shard.is_held() { 0 } else { shard.keys().len() }, now));
+        }
+    }
+
+    /// The core has waited until this time, in microseconds.
+    pub fn end_wait(&mut self, now: u64) {
+        self.shards.iter_mut().flatten().for_each(|entry| entry.watch.passed(now));
+    }
+
+    /// For how long the core waited for whom, in a job's last rounds.
+    pub fn watched(&mut self, id: JobId) -> Watched {
+        self.shards_of(id).fold(Watched::default(), |watched, entry| watched.with(entry.watch.watched()))
+    }
+
+    /// What was seen of a job's gradients.
+    pub fn gauged(&mut self, id: JobId) -> Gauged {
+        self.shards_of(id).fold(Gauged::default(), |gauged, entry| {
+            gauged.with(of_mode!(&entry.shard, shard => shard.stages.gauged()))
+        })
+    }
+
+    /// Finishes all chunks of a shard that can go on without an arrival.
+    pub(super) fn settle(&mut self, place: usize, notices: &mut Vec<Notice>, onlooker: &mut impl Onlooker) {
+        let mut next = 0;
+        while let Some(entry) = &mut self.shards[place] {
+            let job = entry.id;
+            let done = at_work!(entry, &mut self.port, onlooker, self.kernels, work => {
+                let Some((finished, after)) = work.shard.settle(work.kernels, next) else { break };
+                next = after;
+                if finished.skipped > 0 {
+                    let (chunk, now) = (work.shard.chunk(finished.place), finished.round.0 + 1);
+                    notices.push(Notice::Skipped { job, chunk, rounds: now - finished.skipped..now });
+                }
+                let done = work.send(&finished);
+                work.port.onlooker.done(job, work.shard.chunk(finished.place), done.round, done.steps);
+                done
+            });
+            self.follow(place, Some(done), notices);
+        }
+        self.flush();
+        if let Some(entry) = &mut self.shards[place] {
+            entry.report_snapshots(notices);
+        }
+    }
+
+    /// A job's shards, the first first.
+    pub(super) fn shards_of(&mut self, id: JobId) -> impl Iterator<Item = &mut JobShard> {
+        self.shards.iter_mut().filter_map(move |entry| of_job(entry, id))
+    }
+}
+
+/// Of two parts of a job's chunks, the [lines](Core::lines) of both.
+pub fn further(a: Vec<Option<Round>>, b: Vec<Option<Round>>) -> Vec<Option<Round>> {
+    if b.is_empty() {
+        a
+    } else if a.is_empty() {
+        b
+    } else {
+        a.into_iter().zip(b).map(|(a, b)| a.max(b)).collect()
+    }
+}
+
+impl JobShard {
+    /// What came of snapshots. Once a snapshot, not once a chunk.
+    #[cold]
+    pub(super) fn report_snapshots(&mut self, notices: &mut Vec<Notice>) {
+        let job = self.id;
+        of_mode!(&mut self.shard, shard => {
+            while let Some(taken) = shard.taken() {
+                notices.push(Notice::Snapshot { job, taken });
+            }
+        });
+    }
+}

@@ -1,0 +1,207 @@
+//! The links of a core's jobs: to workers, and to hubs above. They come, are lost, and come again.
+
+use std::fmt::Display;
+use std::sync::Arc;
+
+use fabric::{LinkId, Port, RecvWindow, SpanError, Spans};
+
+use super::{Core, JobShard, Member, at_work, of_job};
+use crate::job::LevelTerms;
+use crate::turn::mode::of_mode;
+use crate::turn::notice::{AnswersAbove, JobId, Notice};
+use crate::turn::onlooker::{Nobody, Seen};
+use crate::turn::replies::AtWork;
+use crate::weights::Discarded;
+
+impl<P: Port> Core<P> {
+    /// Attaches a worker's link to its job. In modes in which each worker has its own weights window, it comes with this
+    /// core's spans of that window, for each shard of the job. The windows' pages are there. Returns the windows that it had
+    /// before it lost its links.
+    pub fn add_worker(
+        &mut self,
+        id: JobId,
+        rank: u32,
+        gradients: Arc<RecvWindow>,
+        own: impl IntoIterator<Item = Spans>,
+        endpoint: P::Endpoint,
+    ) -> Result<Discarded, SpanError> {
+        let mut discarded = Discarded::default();
+        let first = self.shards.iter_mut().position(|entry| of_job(entry, id).is_some());
+        let Some(first) = first else { return Ok(discarded) }; // the job ended meanwhile
+        let mut own = own.into_iter();
+        for entry in self.shards_of(id) {
+            of_mode!(&mut entry.shard, shard => {
+                shard.add_worker(rank, Arc::clone(&gradients), own.next(), &mut discarded)
+            })?;
+        }
+        // One link a rank: two would be one worker that pushes twice.
+        if let Some(former) = self.unlink(id, rank) {
+            self.port.detach(former);
+        }
+        let terms = of_mode!(&self.shards[first].as_ref().expect("found above").shard, shard => &shard.terms);
+        let credit = terms.level.credit().at_first();
+        self.attach(id, Member { shard: first, rank }, endpoint, credit);
+        Ok(discarded)
+    }
+
+    /// Attaches the links of a job's shard that lead up to hubs above, in the order of their numbers, each with the window
+    /// that the hub writes, unless that is the window that workers read. `level` is that of these links. Call it before
+    /// [`begin_below`](Self::begin_below), and after [`unlink_above`](Self::unlink_above): then the sums without an answer go up
+    /// again.
+    ///
+    /// # Errors
+    /// When a window lacks chunks of the shard.
+    pub fn add_above(
+        &mut self,
+        id: JobId,
+        level: &LevelTerms,
+        ways: impl IntoIterator<Item = (P::Endpoint, Option<Arc<RecvWindow>>)>,
+        notices: &mut Vec<Notice>,
+    ) -> Result<(), SpanError> {
+        let Some(first) = self.shards.iter_mut().position(|entry| of_job(entry, id).is_some()) else {
+            return Ok(());
+        };
+        let entry = self.shards[first].as_ref().expect("just found");
+        let workers = of_mode!(&entry.shard, shard => shard.terms.workers);
+        for (rank, (endpoint, window)) in (workers..).zip(ways) {
+            if let Some(window) = window {
+                let entry = self.shards[first].as_mut().expect("just found");
+                of_mode!(&mut entry.shard, shard => shard.add_above(rank, window))?;
+            }
+            self.attach(id, Member { shard: first, rank }, endpoint, level.credit().at_first());
+        }
+        for place in 0..self.shards.len() {
+            let Core { shards, port, kernels, .. } = self;
+            let Some(entry) = of_job(&mut shards[place], id) else { continue };
+            at_work!(entry, port, &mut Nobody, kernels, work => work.ask_again());
+            self.follow(place, None, notices);
+        }
+        self.flush();
+        Ok(())
+    }
+
+    /// Attaches a link of a job that has none of this number.
+    fn attach(&mut self, id: JobId, member: Member, endpoint: P::Endpoint, credit: Option<usize>) {
+        let link = self.port.attach(endpoint);
+        for entry in self.shards.iter_mut().filter_map(|entry| of_job(entry, id)) {
+            entry.replies.attach(member.rank, link);
+            if credit.is_some() {
+                // Chunks beyond it wait here, in the order of the level's schedule.
+                let chunks = of_mode!(&entry.shard, shard => shard.keys().len());
+                entry.replies.make_room(member.rank, chunks);
+                self.port.set_credit(link, credit);
+            }
+        }
+        if self.members.len() <= link.index() {
+            self.members.resize(link.index() + 1, None);
+        }
+        self.members[link.index()] = Some(member);
+    }
+
+    /// Detaches a worker that left or was lost. Its job's rounds wait for it, or go on without it. Returns the worker's
+    /// windows.
+    pub fn remove_worker(&mut self, id: JobId, rank: u32, notices: &mut Vec<Notice>) -> Discarded {
+        let mut discarded = Discarded::default();
+        if let Some(link) = self.unlink(id, rank) {
+            self.port.detach(link);
+        }
+        for place in 0..self.shards.len() {
+            let Some(entry) = of_job(&mut self.shards[place], id) else { continue };
+            entry.replies.forget(rank);
+            let removed = of_mode!(&mut entry.shard, shard => {
+                shard.goes_on().then(|| shard.remove_worker(rank, &mut discarded))
+            });
+            match removed {
+                None => {}
+                Some(Ok(())) => self.settle(place, notices, &mut Nobody),
+                Some(Err(reason)) => {
+                    notices.push(Notice::JobFailed { job: id, reason });
+                    break;
+                }
+            }
+        }
+        discarded
+    }
+
+    /// Lets go of the link of a worker that lives and makes [another](Self::add_worker): it pushes again what has no answer. Its
+    /// job's rounds wait for it. Returns the worker's window of gradients.
+    pub fn unlink_worker(&mut self, id: JobId, rank: u32) -> Discarded {
+        let mut discarded = Discarded::default();
+        if let Some(link) = self.unlink(id, rank) {
+            self.port.detach(link);
+        }
+        for JobShard { shard, replies, .. } in self.shards_of(id) {
+            of_mode!(shard, shard => {
+                shard.unlink(rank, &mut discarded);
+                replies.may_repeat(rank, shard.keys().len());
+            });
+        }
+        discarded
+    }
+
+    /// Lets go of a job's links that lead up, which are lost: it gets [others](Self::add_above). Its rounds wait for them. Returns
+    /// the windows that the hubs above wrote, unless workers read them, and what had come by the links.
+    pub fn unlink_above(&mut self, id: JobId) -> (Discarded, AnswersAbove) {
+        let (mut discarded, mut answers) = (Discarded::default(), AnswersAbove::default());
+        let first = self.shards_of(id).next();
+        for number in first.map_or(0..0, |entry| entry.replies.numbers_above()) {
+            if let Some(link) = self.unlink(id, number) {
+                self.port.detach(link);
+            }
+            for JobShard { shard, .. } in self.shards_of(id) {
+                of_mode!(shard, shard => shard.stages.unlink(number, &mut discarded));
+            }
+        }
+        for JobShard { shard, .. } in self.shards_of(id) {
+            of_mode!(shard, shard => answers.add(&shard.pace, shard.keys().len()));
+        }
+        (discarded, answers)
+    }
+
+    /// The links of a job's workers, with their ranks.
+    pub fn links(&self, id: JobId) -> impl Iterator<Item = (u32, LinkId)> {
+        let of_job = move |(link, member): (u32, &Option<Member>)| {
+            let Member { shard, rank } = (*member)?;
+            let entry = self.shards[shard].as_ref().filter(|entry| entry.id == id)?;
+            (!entry.replies.leads_up(rank)).then_some((rank, LinkId(link)))
+        };
+        (0..).zip(&self.members).filter_map(of_job)
+    }
+
+    /// Removes a worker from the links of all its job's shards.
+    fn unlink(&mut self, id: JobId, rank: u32) -> Option<LinkId> {
+        let link = self.shards_of(id).filter_map(|entry| entry.replies.detach(rank)).last()?;
+        self.members[link.index()] = None;
+        Some(link)
+    }
+
+    #[cold]
+    pub(super) fn drop_broken(&mut self, place: usize, notices: &mut Vec<Notice>) {
+        let entry = self.shards[place].as_mut().expect("its answers were posted");
+        for (rank, violation) in entry.replies.take_broken() {
+            self.drop_worker(place, rank, &violation, false, notices);
+        }
+    }
+
+    /// `by_itself`: the link ended, and the worker kept the protocol.
+    #[cold]
+    pub(super) fn drop_worker(
+        &mut self,
+        place: usize,
+        rank: u32,
+        reason: &dyn Display,
+        by_itself: bool,
+        notices: &mut Vec<Notice>,
+    ) {
+        let entry = self.shards[place].as_ref().expect("a member's job is there");
+        let (job, leads_up) = (entry.id, entry.replies.leads_up(rank));
+        if let Some(link) = self.unlink(job, rank) {
+            self.dropped.push(link);
+            let reason = reason.to_string();
+            notices.push(match leads_up {
+                true => Notice::AboveGone { job, reason },
+                false => Notice::WorkerGone { job, rank, reason, by_itself },
+            });
+        }
+    }
+}

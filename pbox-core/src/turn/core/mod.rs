@@ -1,0 +1,240 @@
+//! The turn of a core: look at the port once, and do all that follows from what arrived.
+//!
+//! ```text
+//!   poll -> (link, imm) -> shard of the link's job -> last one in? -> sum + step -> post to all -> flush
+//! ```
+//!
+//! Owned by one pinned thread; generic over the transport. A turn takes no lock, performs no atomic read-modify-write,
+//! allocates nothing and makes no system call, except what waking a sleeping worker needs.
+
+mod jobs;
+mod links;
+
+use fabric::{Arrival, CloseReason, LinkId, Port};
+
+use super::mode::{Shard, of_mode};
+use super::notice::{JobId, Notice, Tally};
+use super::onlooker::{Nobody, Onlooker, Seen};
+use super::replies::{AtWork, Done, Replies};
+use super::violation::Violation;
+use super::watch::Watch;
+use crate::kernels::Kernels;
+use crate::layout::{DEFAULT_CHUNK_BYTES, Immediate, Round};
+
+pub use jobs::further;
+
+/// How many arrivals one turn looks at: enough to spread the cost of a poll, and few enough for the other duties.
+const ARRIVALS_PER_TURN: usize = 64;
+
+/// After the steps of so many bytes the answers leave, before the rest of the turn, unless the transport would rather send more
+/// at a time: a chunk of the default size. A worker's next layer need not wait for the turn, and small chunks share the fence
+/// of a flush, which costs as much as their sum.
+const FLUSH_BYTES: usize = DEFAULT_CHUNK_BYTES;
+
+/// The other end of a link.
+#[derive(Clone, Copy, Debug)]
+struct Member {
+    /// Place of the job's first shard in `shards`.
+    shard: usize,
+    /// The worker's; behind the workers' ranks come the numbers of links that lead up.
+    rank: u32,
+}
+
+/// A shard of a job, and the links of the job's workers.
+struct JobShard {
+    id: JobId,
+    shard: Shard,
+    replies: Replies,
+    /// The round of its first chunk at the last [`look`](Core::look).
+    looked: Option<Round>,
+    watch: Watch,
+    /// Place of the next shard of the same job, which has other chunks.
+    next: Option<usize>,
+}
+
+/// A core: its port, and its shards of all jobs.
+///
+/// A job usually has one shard on a core. It may have several, and then a chunk is looked for in one after another. The
+/// first shard is the one whose state is saved in snapshots.
+pub struct Core<P: Port> {
+    port: P,
+    kernels: &'static Kernels,
+    shards: Vec<Option<JobShard>>,
+    members: Vec<Option<Member>>,
+    /// Links of dropped workers, to detach in the next turn: only then has the owner sent the notice on its way. A detached
+    /// link ends the worker's connection, and another core that saw that end could be the first to report, without the cause.
+    dropped: Vec<LinkId>,
+    /// Something is to be done between turns: answers wait for links with credit, or a shard has a task.
+    has_duties: bool,
+    /// Bytes of chunks whose answers are posted, and not flushed.
+    unflushed: usize,
+    arrivals: [Arrival; ARRIVALS_PER_TURN],
+    tally: Tally,
+}
+
+/// `at_work!(entry, port, onlooker, kernels, shard => work)`: the same work for a shard of any mode.
+macro_rules! at_work {
+    ($entry:expr, $port:expr, $onlooker:expr, $kernels:expr, $shard:ident => $work:expr) => {{
+        let JobShard { shard, replies, .. } = $entry;
+        of_mode!(shard, shard => {
+            let port = Seen { port: $port, onlooker: &mut *$onlooker };
+            let mut $shard = AtWork { port, kernels: $kernels, shard, replies };
+            $work
+        })
+    }};
+}
+
+use at_work;
+
+impl<P: Port> Core<P> {
+    /// A core without jobs.
+    pub fn new(port: P, kernels: &'static Kernels) -> Self {
+        Core {
+            port,
+            kernels,
+            shards: Vec::new(),
+            members: Vec::new(),
+            dropped: Vec::new(),
+            has_duties: false,
+            unflushed: 0,
+            arrivals: [Arrival::default(); ARRIVALS_PER_TURN],
+            tally: Tally::default(),
+        }
+    }
+
+    /// One look at the port, and all that follows. True when there was work. Send the notices on before the next turn.
+    #[inline(never)] // its machine code is inspected by a test for locked instructions
+    pub fn turn(&mut self, notices: &mut Vec<Notice>) -> bool {
+        self.turn_seen(notices, &mut Nobody)
+    }
+
+    /// The same [turn](Self::turn), and somebody looks on.
+    #[inline(always)]
+    pub fn turn_seen(&mut self, notices: &mut Vec<Notice>, onlooker: &mut impl Onlooker) -> bool {
+        while let Some(link) = self.dropped.pop() {
+            self.port.detach(link);
+        }
+        let worked = self.has_duties && self.do_duties(notices, onlooker);
+        let count = self.port.poll(&mut self.arrivals);
+        if count > 0 {
+            onlooker.polled();
+        }
+        for index in 0..count {
+            let Arrival { link, imm } = self.arrivals[index];
+            // A link dropped earlier in this turn may still have arrivals in the batch.
+            let Some(Member { shard: mut place, rank }) = self.members[link.index()] else { continue };
+            let immediate = Immediate::decode(imm);
+            loop {
+                let entry = self.shards[place].as_mut().expect("a member's job is there");
+                let done = at_work!(entry, &mut self.port, onlooker, self.kernels, work => {
+                    work.take_arrival(rank, immediate)
+                });
+                if !matches!(done, Err(Violation::NotOurs { .. })) {
+                    onlooker.arrived(entry.id, rank, immediate);
+                }
+                match (done, entry.next) {
+                    (Ok(None), _) => {}
+                    (Ok(Some(done)), _) => {
+                        onlooker.done(entry.id, immediate.chunk, done.round, done.steps);
+                        self.follow(place, Some(done), notices);
+                    }
+                    (Err(Violation::NotOurs { .. }), Some(next)) => {
+                        place = next;
+                        continue;
+                    }
+                    (Err(violation), _) => self.drop_worker(place, rank, &violation, false, notices),
+                }
+                break;
+            }
+        }
+        if count > 0 {
+            self.flush();
+        }
+        self.tally.arrivals += count as u64;
+        while let Some(closed) = self.port.closed() {
+            match self.members.get(closed.link.index()).copied().flatten() {
+                Some(Member { shard, rank }) => {
+                    let by_itself = !matches!(closed.reason, CloseReason::Corrupt(_));
+                    self.drop_worker(shard, rank, &closed.reason, by_itself, notices);
+                }
+                None if self.dropped.contains(&closed.link) => {}
+                None => self.port.detach(closed.link),
+            }
+        }
+        worked || count > 0 || !self.dropped.is_empty()
+    }
+
+    /// Its port, to wait on.
+    pub fn port(&mut self) -> &mut P {
+        &mut self.port
+    }
+
+    /// What it has done so far.
+    pub fn tally(&self) -> Tally {
+        self.tally
+    }
+
+    /// What follows from answers that were posted, and from the steps before them.
+    #[inline]
+    fn follow(&mut self, place: usize, done: Option<Done>, notices: &mut Vec<Notice>) {
+        if let Some(Done { steps, bytes, has_task, .. }) = done {
+            self.tally.chunks += u64::from(steps);
+            self.tally.chunk_bytes += bytes as u64;
+            self.has_duties |= has_task;
+            self.unflushed += bytes;
+            if self.unflushed >= FLUSH_BYTES {
+                self.port.flush_early();
+                self.unflushed = 0;
+            }
+        }
+        let entry = self.shards[place].as_mut().expect("its answers were posted");
+        self.has_duties |= entry.replies.has_waiting();
+        if entry.replies.has_broken() {
+            self.drop_broken(place, notices);
+        }
+    }
+
+    /// The answers that are posted leave.
+    #[inline]
+    fn flush(&mut self) {
+        self.port.flush();
+        self.unflushed = 0;
+    }
+
+    /// Sends answers that wait and have room now, and goes on with the shards' tasks by a chunk each. Whether there was
+    /// something to do.
+    #[cold]
+    #[inline(never)]
+    fn do_duties(&mut self, notices: &mut Vec<Notice>, onlooker: &mut impl Onlooker) -> bool {
+        let (mut worked, mut ended) = (false, Vec::new());
+        self.has_duties = false;
+        for (place, entry) in self.shards.iter_mut().enumerate() {
+            let Some(entry) = entry else { continue };
+            entry.report_snapshots(notices);
+            let JobShard { id, shard, replies, .. } = entry;
+            let posted = replies.post_waiting(Seen { port: &mut self.port, onlooker: &mut *onlooker });
+            if posted > 0 {
+                self.tally.held_back += posted as u64;
+                onlooker.caught_up(*id);
+                worked = true;
+            }
+            let (had_task, has_task) = of_mode!(shard, shard => {
+                let had_task = shard.has_task();
+                worked |= had_task && shard.work();
+                (had_task, shard.has_task())
+            });
+            if had_task && !has_task {
+                ended.push(place);
+            }
+            self.has_duties |= replies.has_waiting() || has_task;
+        }
+        self.port.flush();
+        ended.into_iter().for_each(|place| self.settle(place, notices, onlooker)); // chunks may have waited for a task
+        worked
+    }
+}
+
+/// The shard at a place, if it is of this job.
+fn of_job(entry: &mut Option<JobShard>, id: JobId) -> Option<&mut JobShard> {
+    entry.as_mut().filter(|entry| entry.id == id)
+}
