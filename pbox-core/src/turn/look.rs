@@ -4,7 +4,8 @@
 
 use std::collections::BTreeMap;
 
-use super::shard::{Pace, ShardOf};
+use super::pace::Pace;
+use super::shard::ShardOf;
 use crate::layout::Round;
 use crate::weights::Mode;
 

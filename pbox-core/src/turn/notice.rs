@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::shard::Pace;
+use super::pace::Pace;
 use crate::layout::ChunkId;
 use crate::snapshot::Taken;
 

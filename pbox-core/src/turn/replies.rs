@@ -15,8 +15,9 @@ use fabric::{LinkId, Port, Posted, Span};
 
 use super::layer_parts::{LayerParts, Ready};
 use super::onlooker::{Onlooker, Seen};
+use super::pace::{Pace, Repeated, Whole};
 use super::send_queue::SendQueue;
-use super::shard::{Arrived, Finished, Pace, Repeated, ShardOf, Whole};
+use super::shard::{Arrived, Finished, ShardOf};
 use super::violation::Violation;
 use crate::job::{JobTerms, LevelTerms, Schedule};
 use crate::kernels::Kernels;

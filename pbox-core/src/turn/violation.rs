@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use super::shard::OutOfTurn;
+use super::pace::OutOfTurn;
 use crate::layout::{ChunkId, Immediate, Round};
 use crate::wire::frame::FrameError;
 

@@ -9,7 +9,7 @@
 //! Between two turns, when a core begins or ends to wait: the path of a chunk does not know of it. A core that never waits looks
 //! at nothing: then nobody is late. Must not read clocks: whoever drives the core says what time it is.
 
-use super::shard::Pace;
+use super::pace::Pace;
 use crate::layout::Round;
 
 /// The most rounds of a window.

@@ -1,5 +1,5 @@
-//! The paces of a job's workers on one core: *together*, when a round is one step (BSP), *alone*, when each push is a step
-//! (SSP and ASP), or *relayed*, when a hub above steps.
+//! The pace of a job's workers on one core: who has pushed what, and what follows from it. *Together*, when a round is one step
+//! (BSP), *alone*, when each push is a step (SSP and ASP), or *relayed*, when a hub above steps.
 
 #[allow(unsafe_code)]
 mod alone;
@@ -7,6 +7,191 @@ mod relayed;
 #[allow(unsafe_code)]
 mod together;
 
+use std::ops::Range;
+
+use super::shard::{Finished, ShardOf};
+use crate::kernels::Kernels;
+use crate::layout::Round;
+use crate::weights::Mode;
+
 pub(super) use alone::Clocks;
 pub(super) use relayed::Relayed;
 pub(super) use together::Arrivals;
+
+/// The worker may not push this chunk for this round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OutOfTurn {
+    /// It has pushed the chunk already.
+    Again(Round),
+    /// Its last push has no answer yet.
+    Unanswered(Round),
+    /// Another round is next.
+    OtherRound { expected: Round },
+    /// It does not take part in the round in flight.
+    NotYet(Round),
+}
+
+/// A push that comes again, because its worker lost its links and the answer with them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Repeated {
+    /// Its answer is not due yet.
+    Waits,
+    /// Its answer is due now.
+    Due(Round),
+    /// It had its answer, which may be lost, or may wait for those of its layer.
+    Answered(Round),
+}
+
+/// Which workers have pushed what. Plain memory, no atomics.
+///
+/// A shard's links have numbers: those of workers are their ranks, and those that lead up to hubs above come behind. Where
+/// a method takes a rank, only the pace of a hub below others is given other numbers.
+pub(crate) trait Pace: Sized {
+    /// All chunks begin with round `first`, and nobody takes part.
+    fn begin_at(&mut self, first: Round);
+
+    /// The chunk at a place begins with this later round. Only for workers that step together at the hub that steps.
+    fn pass_to(&mut self, _place: usize, _round: Round) {}
+
+    /// Worker `rank` takes part from round `from` on, which no chunk is past, but where a job begins. Settle every chunk
+    /// afterwards.
+    fn admit(&mut self, rank: u32, from: Round);
+
+    /// Worker `rank` no longer takes part. Its pushes that are not stepped do not count. Settle every chunk afterwards.
+    fn remove(&mut self, rank: u32);
+
+    /// Worker `rank` has lost its links, and pushes again what has no answer: its pushes that are not stepped do not count, and
+    /// no other push of it is answered before it comes [again](Self::repeated).
+    fn forget(&mut self, rank: u32);
+
+    /// Whether a push of worker `rank` whose turn it is not is a push that came before its links were lost.
+    fn repeated(&mut self, place: usize, rank: u32, round_bits: u8) -> Option<Repeated> {
+        let round = Round(self.next_round(place, rank).0.checked_sub(1)?);
+        (round.low_bits() == round_bits).then_some(Repeated::Answered(round))
+    }
+
+    /// A round in flight that nobody is left to push, if the job cannot go on without it.
+    fn abandoned(&self) -> Option<Round> {
+        None
+    }
+
+    /// The round in flight of the chunk at a place.
+    fn round(&self, place: usize) -> Round;
+
+    /// Whether the chunk at a place is as it belongs in a snapshot before a round.
+    fn has_come_to(&self, place: usize, round: Round) -> bool {
+        self.round(place) == round
+    }
+
+    /// Where workers step alone, by rank: the first round of which no push of a worker that takes part is stepped, for any chunk.
+    /// Else nothing.
+    fn lines(&self) -> Vec<Option<Round>> {
+        Vec::new()
+    }
+
+    /// Where workers step alone, each takes part so many rounds, by rank, after the round of its next [admission](Self::admit):
+    /// as far ahead of the others as it was before the job began again.
+    fn begin_ahead(&mut self, _ahead: &[u32]) {}
+
+    /// The job ends where workers step alone: each worker's chunks come to this [line](Self::lines), and go no further. Settle
+    /// every chunk afterwards.
+    fn end_at(&mut self, _lines: &[Option<Round>]) {}
+
+    /// The round that worker `rank` pushes next of a chunk whose last push may be answered.
+    fn next_round(&self, place: usize, rank: u32) -> Round;
+
+    /// From which round on worker `rank` takes part; for a link that leads up, this hub.
+    fn first_round(&self, rank: u32) -> Round;
+
+    /// Whether it is worker `rank`'s turn to push a chunk, and for which round.
+    fn check(&self, place: usize, rank: u32, round_bits: u8) -> Result<Round, OutOfTurn>;
+
+    /// Whether worker `rank` may be answered after a round of a chunk has finished; the round that the answer is of.
+    fn answer_due(&mut self, place: usize, finished: Round, rank: u32) -> Option<Round>;
+
+    /// The round of worker `rank`'s pushes of all the chunks at these places; `None` unless it is its turn for each, and for
+    /// the same round, and where a push may be a step of its own. Looks at nothing else, so that the reads of many chunks
+    /// overlap.
+    #[inline]
+    fn turn_of_all(&self, _places: Range<usize>, _rank: u32, _round_bits: u8) -> Option<Round> {
+        None
+    }
+
+    /// Notes these pushes of a worker whose [turn](Self::turn_of_all) it is. Which of the chunks have all their pushes now.
+    #[inline]
+    fn note_all(&mut self, _places: Range<usize>, _rank: u32) -> Whole {
+        Whole::None
+    }
+
+    /// Worker `rank` is answered for a chunk: it may push the chunk again.
+    fn note_answer(&mut self, _place: usize, _rank: u32) {}
+
+    /// The round that a chunk has finished for all, of which newcomers who take part from `from` on are answered at once.
+    /// Newcomers who step alone are answered when the chunk settles.
+    fn finished_before(&self, _place: usize, _from: Round) -> Option<Round> {
+        None
+    }
+
+    /// Calls `each` for the workers of a chunk that waits for pushes: with true for a worker that owes its push, with false for
+    /// one that waits for it. Returns how many pushes of the round in flight are in.
+    fn each_waiting(&self, place: usize, each: &mut dyn FnMut(u32, bool)) -> u64;
+
+    /// The link by which the sums of the chunk at a place go up.
+    fn way_up(&self, _place: usize) -> Option<u32> {
+        None
+    }
+
+    /// The round whose sum of the chunk at a place has gone up, and which is not answered.
+    fn asked(&self, _place: usize) -> Option<Round> {
+        None
+    }
+
+    /// Whether a post by the link of this number is a push, and not an answer from above.
+    #[inline]
+    fn is_push(&self, _rank: u32) -> bool {
+        true
+    }
+
+    /// Counts a push of a worker whose [turn](Self::check) it is. Makes the step that follows from it, if one follows.
+    fn take_push<M: Mode>(
+        shard: &mut ShardOf<Self, M>,
+        kernels: &Kernels,
+        place: usize,
+        rank: u32,
+        round: Round,
+    ) -> Option<Finished>;
+
+    /// Ends a chunk's rounds before `before` with the pushes that are in, in a job that is over: nobody is answered. False
+    /// where rounds of this pace cannot be ended like this.
+    fn end_rounds<M: Mode>(
+        _shard: &mut ShardOf<Self, M>,
+        _kernels: &Kernels,
+        _place: usize,
+        _before: Round,
+    ) -> bool {
+        false
+    }
+
+    /// Steps a group as one, at the place `joined` of its own, when the chunks at its `places` have all their pushes. `None`
+    /// where they are to be [settled](Self::settle) one by one.
+    #[inline]
+    fn settle_joined<M: Mode>(
+        _shard: &mut ShardOf<Self, M>,
+        _kernels: &Kernels,
+        _places: Range<usize>,
+        _joined: usize,
+    ) -> Option<Finished> {
+        None
+    }
+
+    /// Does the work for a chunk that a hold delayed or that a changed roster calls for.
+    fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished>;
+}
+
+/// Which of some chunks have all the pushes of their round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whole {
+    None,
+    Some,
+    All,
+}

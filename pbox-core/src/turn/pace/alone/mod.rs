@@ -15,10 +15,11 @@
 //!
 //! On the `unsafe` list: the call of the step.
 
+use super::{OutOfTurn, Pace, Repeated};
 use crate::job::Consistency;
 use crate::kernels::Kernels;
 use crate::layout::Round;
-use crate::turn::shard::{Finished, OutOfTurn, Pace, Repeated, ShardOf};
+use crate::turn::shard::{Finished, ShardOf};
 use crate::weights::Mode;
 
 /// Clocks of a shard's chunks.

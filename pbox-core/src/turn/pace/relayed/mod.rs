@@ -11,10 +11,10 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use super::Arrivals;
+use super::{Arrivals, OutOfTurn, Pace, Repeated, Whole};
 use crate::kernels::Kernels;
 use crate::layout::Round;
-use crate::turn::shard::{Finished, OutOfTurn, Pace, Repeated, ShardOf, Whole};
+use crate::turn::shard::{Finished, ShardOf};
 use crate::weights::Mode;
 
 /// Arrivals of pushes from below and of answers from above.

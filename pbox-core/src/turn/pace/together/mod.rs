@@ -6,9 +6,10 @@
 
 use std::ops::Range;
 
+use super::{OutOfTurn, Pace, Whole};
 use crate::kernels::Kernels;
 use crate::layout::Round;
-use crate::turn::shard::{Finished, OutOfTurn, Pace, ShardOf, Whole};
+use crate::turn::shard::{Finished, ShardOf};
 use crate::weights::{Mode, Reply, Staged};
 
 /// Arrival state of a shard's chunks.

@@ -1,0 +1,55 @@
+#!/bin/bash
+# Links by RDMA are lost of somebody who also has links on shared memory: of the hubs of a mesh, each of which has links to itself,
+# and of a worker whose other hub is on its machine. A port says in the middle of rounds that it is down, and stays so. All links are
+# made again, those by RDMA over the other NIC, and every result is exact.
+# In guests of its own: check 22 leaves other addresses.
+# guest: pair --cpus 3 --nics 2
+# build: bin phub-server
+# build: bin phub-probe
+# build: interposer libibverbs.so.1
+# seconds: 240
+like_hardware
+if [ "$PHUB_RXE_SIDE" = 1 ]; then
+    export LIKE_EVENTS=/tmp/events LIKE_EVENTS_OF=rxe1
+    rm -f $LIKE_EVENTS
+    mkfifo $LIKE_EVENTS
+fi
+# lose N M: rxe1 is down once rounds flow, the hubs here and there count so many relinks, and rounds flow; then it is back.
+lose() {
+    rounds_flow 127.0.0.1 7077
+    printf '\012' >$LIKE_EVENTS # 10, PORT_ERR
+    within 40 relinked 127.0.0.1 "$1"
+    within 40 relinked "$PHUB_RXE_PEER" "$2"
+    rounds_flow 127.0.0.1 7077
+    printf '\011' >$LIKE_EVENTS # 9, PORT_ACTIVE
+}
+ended() { [ "$(grep -cF "all workers left" /tmp/hub)" -ge "$1" ]; }
+model 60000 60000
+probe=(phub-probe --workers 1 --rank 0 --manifest /tmp/model --json --rounds 300)
+
+serve --listen 0.0.0.0:7077 --cores 2
+within 60 listens "$PHUB_RXE_PEER" 7077
+mesh="$((PHUB_RXE_SIDE - 1))/2@10.77.0.1:7077"
+"${probe[@]}" --hub 127.0.0.1:7077 --mesh "$mesh" --job mesh >/tmp/report.0 2>/tmp/worker.0 &
+worker=$!
+if [ "$PHUB_RXE_SIDE" = 1 ]; then
+    # This hub asks both hubs, and so does the other one.
+    lose 2 2
+fi
+wait $worker
+jq -e '.checked and .transport == "shm"' /tmp/report.0
+grep "the links are made again" /tmp/hub | grep "transport=verbs"
+# The job at both of its levels.
+within 60 ended 2
+
+if [ "$PHUB_RXE_SIDE" = 1 ]; then
+    "${probe[@]}" --hub "10.77.0.1:7077,$PHUB_RXE_PEER:7077" --hub-wait-s 60 --job both >/tmp/report.1 2>/tmp/worker.1 &
+    worker=$!
+    lose 3 3
+    wait $worker
+    jq -e .checked /tmp/report.1
+    grep "the links are made again" /tmp/worker.1 | grep "transport=shm"
+    grep "the links are made again" /tmp/worker.1 | grep "transport=verbs"
+fi
+within 120 ended 3
+end_hub
