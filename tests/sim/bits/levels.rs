@@ -13,7 +13,7 @@ use pbox_core::oracle::{self, Step};
 use pbox_core::{
     Compression, Credit, Dtype, JobTerms, Key, KeyId, Layout, LevelTerms, OnLoss, Optimizer, Round, Schedule,
 };
-use sim_tests::levels::{ENDS, Levels, Shape, Strike, Terms};
+use sim_tests::levels::{ENDS, Levels, Losses, Shape, Strike, Terms};
 use sim_tests::model::{CODECS, Model};
 use sim_tests::trouble::{Dice, Trouble, optimizer};
 use sim_tests::values::{mix, rounded, same_bits};
@@ -34,17 +34,7 @@ struct Tree {
     /// The weights by round, key and element.
     expected: Vec<Vec<Vec<f32>>>,
     job: Levels,
-    /// Who has lost their links, each with the steps until it makes others.
-    unlinked: BTreeMap<Member, u64>,
-    /// How many are to lose theirs.
-    losses: u32,
-}
-
-/// Whose links are lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Member {
-    Worker(usize),
-    Hub(usize),
+    losses: Losses,
 }
 
 /// Two levels, or three.
@@ -113,7 +103,7 @@ impl Tree {
             Some(compression) => expected_coded(&layout, &terms.job, compression, trouble, &shape, rounds),
         };
         let job = Levels::new(Net::new(seed, faults), &layout, terms, &shape).unwrap();
-        Tree { dice, trouble, layout, rounds, expected, job, unlinked: BTreeMap::new(), losses: 0 }
+        Tree { dice, trouble, layout, rounds, expected, job, losses: Losses::default() }
     }
 
     fn keys(&self) -> impl Iterator<Item = KeyId> + use<> {
@@ -145,11 +135,11 @@ impl Tree {
                     Some(Strike::RejoinHub(hub)) => self.job.rejoin_hub(hub).unwrap(),
                     None => {}
                 }
-                if begun && self.losses > 0 && self.dice.below(6) == 0 {
-                    self.lose_links();
+                if begun {
+                    self.losses.lose(&mut self.job, &mut self.dice);
                 }
             }
-            self.make_links();
+            self.losses.mend(&mut self.job);
             for worker in 0..self.job.workers.len() {
                 if self.job.is_alive(worker) && self.dice.below(3) > 0 {
                     self.work(worker)?;
@@ -157,42 +147,9 @@ impl Tree {
             }
             let worked = self.job.step().map_err(|error| error.to_string())?;
             // Links that are made again bring nothing at first.
-            idle = if worked || !self.unlinked.is_empty() { 0 } else { idle + 1 };
+            idle = if worked || !self.losses.are_mended() { 0 } else { idle + 1 };
         }
         if self.is_done() { Ok(()) } else { Err(self.waiting_keys()) }
-    }
-
-    /// A worker loses its links, or a hub those that lead up.
-    fn lose_links(&mut self) {
-        let (workers, hubs) = (self.job.workers.len(), self.job.nodes.len());
-        let member = match self.dice.below((workers + hubs) as u64) as usize {
-            worker if worker < workers => Member::Worker(worker),
-            hub => Member::Hub(hub - workers),
-        };
-        let is_linked = match member {
-            Member::Worker(worker) => self.job.is_alive(worker),
-            Member::Hub(hub) => self.job.above(hub).is_some() && !self.unlinked.contains_key(&member),
-        };
-        if is_linked {
-            self.losses -= 1;
-            match member {
-                Member::Worker(worker) => self.job.unlink(worker),
-                Member::Hub(hub) => self.job.unlink_hub(hub, self.dice.below(4)),
-            }
-            self.unlinked.insert(member, self.dice.below(30));
-        }
-    }
-
-    fn make_links(&mut self) {
-        let due = self.unlinked.extract_if(.., |_, left| *left == 0).map(|(member, _)| member);
-        let due: Vec<Member> = due.collect();
-        self.unlinked.values_mut().for_each(|left| *left -= 1);
-        for member in due {
-            match member {
-                Member::Worker(worker) => self.job.relink(worker).unwrap(),
-                Member::Hub(hub) => self.job.relink_hub(hub).unwrap(),
-            }
-        }
     }
 
     /// A worker that waits for nothing checks all weights and pushes its next round. Other workers check the weights that
@@ -227,7 +184,7 @@ impl Tree {
                 exchange.round(key).0 > self.rounds && exchange.is_ready(key)
             })
         };
-        self.unlinked.is_empty() && self.living().count() > 0 && self.keys().all(done)
+        self.losses.are_mended() && self.living().count() > 0 && self.keys().all(done)
     }
 
     fn waiting_keys(&self) -> String {
@@ -382,9 +339,9 @@ fn workers_and_hubs_below_other_hubs_make_their_links_again_and_no_bit_changes()
     let mut losses = 0;
     for seed in seeds(TREES / 2).filter(|&seed| Trouble::from_seed(seed) == Trouble::None) {
         let mut tree = Tree::new(seed);
-        tree.losses = 20;
+        tree.losses = Losses::of(20);
         tree.run().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-        losses += 20 - tree.losses;
+        losses += 20 - tree.losses.left;
         assert!(tree.job.notices.is_empty(), "seed {seed}: {:?}", tree.job.notices);
     }
     assert!(losses > 5000, "only {losses} losses");

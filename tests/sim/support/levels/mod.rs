@@ -2,6 +2,7 @@
 //! caller makes every step, and a seed decides the rest.
 
 mod link;
+mod losses;
 mod strike;
 
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use pbox_core::kernels::Kernels;
 use pbox_core::{Core, JobId, JobTerms, Layout, LevelTerms, Members, Notice, OnLoss, Placement, Round, Wire};
 use worker_shim::{Exchange, ExchangeError};
 
+pub use losses::Losses;
 pub use strike::{ENDS, Strike};
 
 /// The job at every hub, and in a mesh its name at the top, where both are on the same cores.
@@ -80,7 +82,7 @@ struct Up {
     ways: Vec<Vec<usize>>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Member {
     Worker(usize),
     Hub(usize),

@@ -1,0 +1,63 @@
+//! Workers and hubs of a tree lose the links that lead up at any moment, and make others some steps later.
+
+use std::collections::BTreeMap;
+
+use super::{Levels, Member};
+use crate::trouble::Dice;
+
+/// The losses of a run.
+#[derive(Debug, Default)]
+pub struct Losses {
+    /// So many are still to come.
+    pub left: u32,
+    /// Whose links are lost, each with the steps until it makes others.
+    unlinked: BTreeMap<Member, u64>,
+}
+
+impl Losses {
+    /// So many losses.
+    pub fn of(left: u32) -> Self {
+        Losses { left, unlinked: BTreeMap::new() }
+    }
+
+    /// Whether all links are there.
+    pub fn are_mended(&self) -> bool {
+        self.unlinked.is_empty()
+    }
+
+    /// Somebody may lose its links.
+    pub fn lose(&mut self, job: &mut Levels, dice: &mut Dice) {
+        if self.left == 0 || dice.below(6) > 0 {
+            return;
+        }
+        let member = match dice.below((job.workers.len() + job.nodes.len()) as u64) as usize {
+            worker if worker < job.workers.len() => Member::Worker(worker),
+            hub => Member::Hub(hub - job.workers.len()),
+        };
+        let is_linked = match member {
+            Member::Worker(worker) => job.is_alive(worker),
+            Member::Hub(hub) => job.above(hub).is_some() && !self.unlinked.contains_key(&member),
+        };
+        if is_linked {
+            self.left -= 1;
+            match member {
+                Member::Worker(worker) => job.unlink(worker),
+                Member::Hub(hub) => job.unlink_hub(hub, dice.below(4)),
+            }
+            self.unlinked.insert(member, dice.below(30));
+        }
+    }
+
+    /// Those whose time has come make others.
+    pub fn mend(&mut self, job: &mut Levels) {
+        let due: Vec<Member> =
+            self.unlinked.extract_if(.., |_, left| *left == 0).map(|(member, _)| member).collect();
+        self.unlinked.values_mut().for_each(|left| *left -= 1);
+        for member in due {
+            match member {
+                Member::Worker(worker) => job.relink(worker).unwrap(),
+                Member::Hub(hub) => job.relink_hub(hub).unwrap(),
+            }
+        }
+    }
+}
