@@ -75,7 +75,7 @@ grep -E "^pass  bytes over rxe1 " /tmp/said
 # refused INDEX WORDS: a hub that does not start with this partition key.
 refused() {
     if phub-server serve --transports verbs --listen 127.0.0.1:0 --rdma-pkey "$1" &>/tmp/said; then exit 1; fi
-    grep -F "$2" /tmp/said || { cat /tmp/said && exit 1; }
+    grep -F -- "$2" /tmp/said || { cat /tmp/said && exit 1; }
 }
 refused 4 '--rdma-pkey is "4"; expected a number from 0 to 3, as the table of rxe0 port 1 has 4 keys'
 refused 2 '--rdma-pkey is "2"; expected the index of a key: the table of rxe0 port 1 is empty there, and has 0 (0xffff), 3 (0x8003)'
