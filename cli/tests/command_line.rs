@@ -18,6 +18,8 @@ fn serve_settings_out_of_range() {
         (["--idle", "never"], ["never", "--idle", "busy-poll"]),
         (["--listen", "localhost"], ["localhost", "--listen", "invalid"]),
         (["--heartbeat-limit-s", "0"], ["0", "--heartbeat-limit-s", "1..=3600"]),
+        (["--rdma-timeout", "32"], ["32", "--rdma-timeout", "1..=31"]),
+        (["--rdma-mtu", "jumbo"], ["jumbo", "--rdma-mtu", "invalid"]),
     ] {
         let listen = if arguments[0] == "--listen" { vec![] } else { vec!["--listen", "127.0.0.1:0"] };
         says(failure(&[&["serve"][..], &listen, &arguments].concat()), &words);
@@ -39,6 +41,21 @@ fn settings_of_the_environment_are_named_by_it() {
     let output = phub_server(&["serve"]).env("PHUB_LOG_FORMAT", "xml").output().unwrap();
     assert!(!output.status.success());
     says(String::from_utf8_lossy(&output.stderr), &["PHUB_LOG_FORMAT", "\"xml\"", "text or json"]);
+}
+
+#[test]
+fn flags_of_rdma_paths_are_those_of_the_table() {
+    let _watchdog = Watchdog::start();
+    for command in ["serve", "doctor"] {
+        let help = phub_server(&[command, "--help"]).output().unwrap().stdout;
+        for setting in fabric::verbs::PATH_SETTINGS {
+            says(String::from_utf8_lossy(&help), &[setting.flag, &setting.variables.join(", ")]);
+        }
+    }
+    let mut doctor = phub_server(&["doctor", "--rdma-sl", "15"]);
+    let output = doctor.env("PHUB_RDMA_SL", "16").env("NCCL_IB_TC", "256").output().unwrap();
+    assert!(!output.status.success());
+    says(String::from_utf8_lossy(&output.stderr), &["NCCL_IB_TC", "\"256\"", "from 0 to 255"]);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use fabric::any::{self, Address, Transport};
 use fabric::tcp::Frames;
-use fabric::verbs::{self, Device, Fitness, GroupOptions, NicList, NicOptions, RailMap};
+use fabric::verbs::{self, Device, Fitness, GroupOptions, NicList, NicOptions, PathFlags, RailMap};
 use fabric::{FrameRule, Joined, PlannedLink, PortId, Receive, RecvWindow, SendWindow};
 use pbox_core::control::TransportAddress;
 use pbox_core::{Expected, Placement, Schedule, Wire};
@@ -66,6 +66,8 @@ pub struct NicSettings {
     pub list: Option<NicList>,
     /// Which go with which of a hub's. Default: what `PHUB_RAILS` says, else by subnet, name and place.
     pub rails: Option<RailMap>,
+    /// How packets travel. Default: what `PHUB_RDMA_TIMEOUT` and its like say.
+    pub paths: PathFlags,
 }
 
 impl Ports {
@@ -158,7 +160,7 @@ fn make_rdma(
     if !rails.is_empty() {
         tracing::info!(%rails, "NICs of this machine and of the hub's are paired by a map");
     }
-    let options = GroupOptions { rails, first_vector: local_rank };
+    let options = GroupOptions { rails, first_vector: local_rank, paths: nics.paths.clone() };
     let nics = usable_nics(nics.list.as_ref(), local_rank)?;
     let (group, port) = verbs::worker_group(&nics, options).map_err(|error| error.to_string())?;
     Ok((group, vec![port]))

@@ -36,4 +36,4 @@ pub use error::HubError;
 pub use hub::Hub;
 pub use open_files::raise_open_files;
 pub use pbox_core::control::Machine;
-pub use settings::{CoreSelection, HubSettings, IdleChoice};
+pub use settings::{CoreSelection, HubSettings, IdleChoice, PathArgs};

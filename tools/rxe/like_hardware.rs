@@ -9,11 +9,11 @@
 //! | `LIKE_MAX_MR` | ENOMEM for more memory regions at a time |
 //! | `LIKE_FAULTS` | a file of lines `CALL[@DEVICE] fail ERRNO [after N]` or `CALL[@DEVICE] delay MS`: this call fails, once it was made N times in this process, or takes so much longer. It is read again when 20 ms are over. Calls of the data path are `ibv_post_send`, `ibv_post_recv`, `ibv_poll_cq` and `ibv_req_notify_cq` |
 //! | `LIKE_GRH` | ports say that a GRH is required |
-//! | `LIKE_PKEYS` | ports say that they have so many partition keys. The real port has one: queue pairs get that |
+//! | `LIKE_PKEYS` | ports say that this is their table of partition keys: `ffff,0,8003`, in which 0 is an empty entry. The real port has one: queue pairs get that |
 //! | `LIKE_INFINIBAND` | a file of lines `DEVICE LID GID INDEX REAL`: a port says that it has this LID, and who asks for a path to this LID or GID gets one from the real GID of this index to the real GID. What is in sysfs (link layer, GIDs) is the check's to cover |
 //! | `LIKE_EVENTS` | a named pipe: each byte that is written into it is an event of port 1, by its number in ibv_event_type; there are no others. After DEVICE_FATAL nothing can be made on the context that read it: EIO. From PORT_ERR to PORT_ACTIVE the port says that it is down |
 //! | `LIKE_EVENTS_OF` | the pipe is for the device of this name alone; the others have their own events |
-//! | `LIKE_LOG` | a file that gets a line for each queue pair made, each change of one, and each range of a dma-buf that is registered |
+//! | `LIKE_LOG` | a file that gets a line for each queue pair made, each change of one, and each range of memory or of a dma-buf that is registered |
 //!
 //! Drivers of hardware take dma-bufs, which soft-RoCE's does not: here `ibv_reg_dmabuf_mr` maps the dma-buf, and has the mapping
 //! registered.
@@ -178,6 +178,7 @@ says_nothing!(
     u64,
     usize,
     *mut c_int,
+    *mut u16,
     *mut c_void,
     *mut *mut c_void,
     *mut *mut ibv_device,
@@ -309,12 +310,13 @@ functions! {
     ibv_close_device(context: *mut ibv_context) -> c_int, close_device;
     ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int, query_device;
     ibv_query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int, query_port;
+    ibv_query_pkey(context: *mut ibv_context, port: u8, index: c_int, key: *mut u16) -> c_int, query_pkey;
     ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int, get_async_event;
     ibv_ack_async_event(event: *mut ibv_async_event), ack_async_event;
     ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd, alloc_pd;
     ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int;
     ibv_reg_mr(pd: *mut ibv_pd, start: *mut c_void, bytes: usize, access: c_int) -> *mut ibv_mr, reg_mr;
-    ibv_reg_mr_iova2(pd: *mut ibv_pd, start: *mut c_void, bytes: usize, iova: u64, access: c_uint) -> *mut ibv_mr;
+    ibv_reg_mr_iova2(pd: *mut ibv_pd, start: *mut c_void, bytes: usize, iova: u64, access: c_uint) -> *mut ibv_mr, reg_mr_iova2;
     ibv_reg_dmabuf_mr(pd: *mut ibv_pd, offset: u64, bytes: usize, iova: u64, fd: c_int, access: c_int) -> *mut ibv_mr, reg_dmabuf_mr;
     ibv_dereg_mr(mr: *mut ibv_mr) -> c_int, dereg_mr;
     ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel;
@@ -506,16 +508,38 @@ fn query_port(
         // SAFETY: the caller's structure, which has this field.
         unsafe { (*attr).flags |= IBV_QPF_GRH_REQUIRED };
     }
-    if let Some(keys) = setting("LIKE_PKEYS") {
+    if let Some(keys) = partition_keys() {
         // SAFETY: the caller's structure, which has this field.
-        unsafe { (*attr).pkey_tbl_len = keys as u16 };
+        unsafe { (*attr).pkey_tbl_len = keys.len() as u16 };
     }
     answer
 }
 
+fn partition_keys() -> Option<Vec<u16>> {
+    let text = std::env::var("LIKE_PKEYS").ok()?;
+    let key = |key: &str| u16::from_str_radix(key, 16).unwrap_or_else(|_| panic!("LIKE_PKEYS has {key:?}"));
+    Some(text.split(',').map(key).collect())
+}
+
+/// The key is in the order of the network.
+fn query_pkey(
+    go_on: impl Fn() -> c_int,
+    (_, _, index, key): (*mut ibv_context, u8, c_int, *mut u16),
+) -> c_int {
+    let Some(keys) = partition_keys() else { return go_on() };
+    let Some(made_up) = keys.get(index as usize) else { return -1 };
+    // SAFETY: the caller's integer.
+    unsafe { *key = made_up.to_be() };
+    0
+}
+
 static REGIONS: AtomicI64 = AtomicI64::new(0);
 
-fn reg_mr(go_on: impl Fn() -> *mut ibv_mr, _: (*mut ibv_pd, *mut c_void, usize, c_int)) -> *mut ibv_mr {
+fn reg_mr(
+    go_on: impl Fn() -> *mut ibv_mr,
+    (pd, _, bytes, access): (*mut ibv_pd, *mut c_void, usize, c_int),
+) -> *mut ibv_mr {
+    log(format!("region of={:?} bytes={bytes} access={access}", pd.device().unwrap()));
     let most = setting("LIKE_MAX_MR").or(kind().map(|kind| kind.max_mr));
     if most.is_some_and(|most| REGIONS.load(Relaxed) >= most) {
         return fail(ENOMEM);
@@ -526,6 +550,13 @@ fn reg_mr(go_on: impl Fn() -> *mut ibv_mr, _: (*mut ibv_pd, *mut c_void, usize, 
         REGIONS.fetch_sub(1, Relaxed);
     }
     region
+}
+
+fn reg_mr_iova2(
+    go_on: impl Fn() -> *mut ibv_mr,
+    (pd, start, bytes, _, access): (*mut ibv_pd, *mut c_void, usize, u64, c_uint),
+) -> *mut ibv_mr {
+    reg_mr(go_on, (pd, start, bytes, access as c_int))
 }
 
 /// Regions in dma-bufs: where each dma-buf is mapped, and its size.
@@ -564,7 +595,6 @@ fn reg_dmabuf_mr(
         // SAFETY: mapped above, and nobody else has it.
         unsafe { munmap(start, size as usize) };
     } else {
-        REGIONS.fetch_add(1, Relaxed);
         DMA_BUFS.lock().unwrap().push((made as usize, start as usize, size as usize));
     }
     made
@@ -660,7 +690,7 @@ fn modify_qp(go_on: impl Fn() -> c_int, (qp, attr, mask): (*mut ibv_qp, *mut ibv
     log(line);
     let (said, key) = (std::mem::take(&mut attr.ah_attr), attr.pkey_index);
     attr.ah_attr = really(qp, &said, dgid);
-    if setting("LIKE_PKEYS").is_some() {
+    if partition_keys().is_some() {
         attr.pkey_index = 0;
     }
     let answer = go_on();

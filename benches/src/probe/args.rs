@@ -17,7 +17,7 @@ use pbox_core::{
     Optimizer, Schedule,
 };
 use phub_server::program::ModelSource;
-use phub_server::{CoreSelection, HubSettings, IdleChoice};
+use phub_server::{CoreSelection, HubSettings, IdleChoice, PathArgs};
 use pull::PullArgs;
 use worker_shim::{NicSettings, SessionConfig, WeightsMode};
 
@@ -136,6 +136,10 @@ pub struct Args {
     /// Which NIC of a worker goes with which of a hub's: mlx5_0=mlx5_2,mlx5_1=mlx5_3. Default: by subnet, name and place.
     #[arg(long, env = "PHUB_RAILS", value_name = "OWN=HUB", help_heading = MACHINE)]
     pub rails: Option<RailMap>,
+
+    /// How RDMA packets travel, of hub and workers.
+    #[command(flatten)]
+    pub paths: PathArgs,
 
     /// How the hub's cores wait.
     #[arg(long, default_value = "auto", value_enum, help_heading = MACHINE)]
@@ -333,7 +337,8 @@ impl Args {
         config.pull = self.pull.pull(plan);
         config.mesh = self.mesh.clone();
         config.transport = self.transport;
-        config.nics = NicSettings { list: self.nics.clone(), rails: self.rails.clone() };
+        config.nics =
+            NicSettings { list: self.nics.clone(), rails: self.rails.clone(), paths: self.paths.0.clone() };
         config.join_limit = Duration::from_secs(self.join_limit_s);
         config.hub_wait = Duration::from_secs(self.hub_wait_s);
         config.trace = self.trace_part();
@@ -353,6 +358,7 @@ impl Args {
             idle: self.idle,
             transports: self.transport.map(|transport| vec![transport]),
             nics: self.nics.clone(),
+            paths: self.paths.clone(),
             trace: self.trace_part(),
             ..HubSettings::default()
         }

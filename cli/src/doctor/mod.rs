@@ -87,9 +87,10 @@ impl DoctorArgs {
         let job = Job::new(model, keys, self.workers)?;
         let host = Host::live()?;
         let list = lanes::nic_list(settings)?;
+        let traffic_class = settings.paths.0.traffic_class()?;
         let mut report = Report::new(Form::of(self.json), subject(settings, &job));
 
-        let rdma = check_rdma(&mut report, settings, &host, &list);
+        let rdma = check_rdma(&mut report, settings, &host, &list, traffic_class);
         check_memory(&mut report, &job, rdma.plan.as_ref());
         let lanes = check_cores(&mut report, settings, &host, rdma.plan.as_ref());
         report.add(files::open_files(job.workers, lanes, &getrlimit(Resource::Nofile)));
@@ -98,11 +99,15 @@ impl DoctorArgs {
             report.add(checkpoints::directory(dir));
         }
         for nic in &rdma.ready {
-            report.add(moving::over(nic, job.deepest_lane(lanes)));
+            report.add(moving::over(nic, job.deepest_lane(lanes), &settings.paths.0));
             report.add(moving::from_gpus(nic));
         }
         if let Some(peer) = &self.peer {
-            let nics = NicSettings { list: settings.nics.clone(), rails: settings.rails.clone() };
+            let nics = NicSettings {
+                list: settings.nics.clone(),
+                rails: settings.rails.clone(),
+                paths: settings.paths.0.clone(),
+            };
             let credential = settings.credential().ok();
             peer::check(peer, credential.as_ref(), &nics, &rdma.ready, &mut |check| report.add(check));
         }
@@ -124,7 +129,13 @@ fn subject(settings: &HubSettings, job: &Job) -> String {
 }
 
 /// Checks RDMA from the library to the GIDs. Each step needs the step before.
-fn check_rdma(report: &mut Report, settings: &HubSettings, host: &Host, list: &NicList) -> Rdma {
+fn check_rdma(
+    report: &mut Report,
+    settings: &HubSettings,
+    host: &Host,
+    list: &NicList,
+    traffic_class: u8,
+) -> Rdma {
     let nothing = Rdma { plan: None, ready: Vec::new() };
     if !settings.offers(Transport::Verbs) {
         report.add(Check::note("RDMA", "--transports does not name verbs"));
@@ -150,7 +161,7 @@ fn check_rdma(report: &mut Report, settings: &HubSettings, host: &Host, list: &N
             None
         }
     };
-    let ready = check_nics(report, host, list, &devices, plan.as_ref());
+    let ready = check_nics(report, host, list, &devices, plan.as_ref(), traffic_class);
     Rdma { plan, ready }
 }
 
@@ -161,6 +172,7 @@ fn check_nics(
     list: &NicList,
     devices: &[Device],
     plan: Option<&OnNics>,
+    traffic_class: u8,
 ) -> Vec<NicOptions> {
     let used = plan.map(OnNics::nics).unwrap_or_default();
     let (mut ready, mut facts) = (Vec::new(), Vec::new());
@@ -185,11 +197,7 @@ fn check_nics(
             let netdev = port.netdev.clone().or_else(|| candidate.netdev.clone());
             let fact = NicFacts::read(Path::new("/"), &device.name, candidate.name(), netdev);
             nic::slot(&fact, port.gbps).into_iter().for_each(|check| report.add(check));
-            let traffic_class =
-                ["PHUB_RDMA_TC", "NCCL_IB_TC"].iter().find_map(|name| std::env::var(name).ok());
-            nic::flow_control(&fact, traffic_class.as_deref())
-                .into_iter()
-                .for_each(|check| report.add(check));
+            nic::flow_control(&fact, traffic_class).into_iter().for_each(|check| report.add(check));
             facts.push(fact);
             let gid = rdma::gid(&candidate, port);
             if gid.verdict < Verdict::Fail {

@@ -20,7 +20,7 @@ pub enum VerbsError {
     /// No address among those of a port will do.
     #[error(transparent)]
     Gid(#[from] GidError),
-    /// The environment asks for what no queue pair can be told.
+    /// A flag or the environment asks for what no queue pair can be told.
     #[error(transparent)]
     Setting(#[from] SettingError),
     /// A window could not be registered.

@@ -15,6 +15,7 @@ use super::gid::SYSFS;
 use super::handles::context::Context;
 use super::handles::error::DeviceError;
 use super::nic::{Nic, NicOptions};
+use super::path_settings::{PathFlags, PathSettings};
 use super::port::rails::{MAX_RAILS, PortState, Rail, Rails};
 use super::rail_map::RailMap;
 use crate::watch::Watch;
@@ -30,6 +31,8 @@ pub struct GroupOptions {
     /// The completion vector of the first port; the next port has the next. A worker's number on its machine, so that the
     /// interrupts of its workers go to different cpus.
     pub first_vector: u32,
+    /// How packets travel, where flags say it.
+    pub paths: PathFlags,
 }
 
 /// The ports of one end, as the handshake sees them.
@@ -40,6 +43,7 @@ pub struct Group {
     wanted: Vec<Vec<NicOptions>>,
     pub(super) watch: Watch,
     pub(super) options: GroupOptions,
+    settings: PathSettings,
     /// Links of each NIC, in the order of the ports' rails, that this group has asked hubs for.
     loads: Mutex<Vec<u32>>,
     nics: Mutex<Nics>,
@@ -84,6 +88,7 @@ impl Group {
     /// A group with one port for each entry of `ports`, on the NICs of that entry. At least one of them must open.
     pub(super) fn new(ports: &[&[NicOptions]], options: GroupOptions) -> Result<Arc<Self>, VerbsError> {
         assert!(!ports.is_empty(), "a group has at least one port");
+        let settings = PathSettings::new(&options.paths)?;
         let port = |(nics, vector): (&&[NicOptions], u32)| {
             assert!((1..=MAX_RAILS).contains(&nics.len()), "a port has 1 to {MAX_RAILS} NICs");
             Ok(PortState::new(Rails::new(vector)?))
@@ -96,6 +101,7 @@ impl Group {
             wanted: ports.iter().map(|nics| nics.to_vec()).collect(),
             watch,
             options,
+            settings,
             loads: Mutex::default(),
             nics: Mutex::default(),
         };
@@ -134,7 +140,7 @@ impl Group {
         let contexts = nics.wanted.iter().filter_map(Wanted::open).map(|nic| &nic.context);
         let shared = contexts.into_iter().find(|context| context.device == options.device).cloned();
         let context = shared.clone().map_or_else(|| Context::open(&options.device), Ok)?;
-        let nic = Arc::new(Nic::open(&context, options)?);
+        let nic = Arc::new(Nic::open(&context, options, self.settings)?);
         // As `Fitness` has it of NICs that open at the start.
         let is_new = nics.wanted.iter().any(|nic| nic.options == *options && nic.address.is_none());
         let has_better = || nics.wanted.iter().filter_map(Wanted::open).any(|nic| !nic.is_link_local());

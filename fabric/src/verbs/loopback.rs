@@ -11,6 +11,7 @@ use super::error::VerbsError;
 use super::group::GroupOptions;
 use super::handshake::connect::{ConnectError, Listener, connect};
 use super::nic::NicOptions;
+use super::path_settings::PathFlags;
 use super::port::{Endpoint, Port, group, worker_group};
 use crate::handshake::{Joined, Receive};
 use crate::ids::{Imm, LinkId, Span};
@@ -80,17 +81,24 @@ pub enum LoopbackError {
     },
 }
 
-/// Joins two ports of one NIC by a link that has room for `capacity` posts, and moves `bytes` each way over it.
+/// Joins two ports of one NIC by a link that has room for `capacity` posts, and moves `bytes` each way over it, in packets that
+/// travel as `paths` says.
 ///
 /// # Errors
 /// Whatever keeps the NIC from it.
-pub fn loopback(nic: &NicOptions, bytes: usize, capacity: u32) -> Result<Loopback, LoopbackError> {
+pub fn loopback(
+    nic: &NicOptions,
+    bytes: usize,
+    capacity: u32,
+    paths: &PathFlags,
+) -> Result<Loopback, LoopbackError> {
     let spans: Vec<Span> = (0..bytes.div_ceil(CHUNK))
         .map(|index| Span { offset: index * CHUNK, bytes: CHUNK.min((bytes - index * CHUNK) / 4 * 4) })
         .collect();
     let links = PlannedLink::of_one_port(&[capacity.max(1)]);
-    let (hub_group, mut hub_ports) = group(std::slice::from_ref(nic), GroupOptions::default())?;
-    let (worker_group, worker_port) = worker_group(std::slice::from_ref(nic), GroupOptions::default())?;
+    let options = GroupOptions { paths: paths.clone(), ..GroupOptions::default() };
+    let (hub_group, mut hub_ports) = group(std::slice::from_ref(nic), options.clone())?;
+    let (worker_group, worker_port) = worker_group(std::slice::from_ref(nic), options)?;
     let reason =
         hub_group.nics(0).iter().map(|nic| format!("{}: {}", nic.address().device, nic.reason())).collect();
     let (hub_window, hub_spans) = window(bytes, &spans)?;

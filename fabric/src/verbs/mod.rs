@@ -54,6 +54,6 @@ pub use handshake::fuzzing;
 pub use loopback::{Loopback, LoopbackError, loopback};
 pub use nic::{Nic, NicOptions};
 pub use nic_list::{NicList, ParseNicListError};
-pub use path_settings::SettingError;
+pub use path_settings::{PATH_SETTINGS, PathFlags, PathSetting, SettingError};
 pub use port::{Endpoint, Port, group, worker_group};
 pub use rail_map::{ParseRailMapError, RailMap};

@@ -58,11 +58,16 @@ pub struct Nic {
 }
 
 impl Nic {
-    pub(super) fn open(context: &Arc<Context>, options: &NicOptions) -> Result<Self, VerbsError> {
-        let settings = PathSettings::of_environment()?;
+    pub(super) fn open(
+        context: &Arc<Context>,
+        options: &NicOptions,
+        settings: PathSettings,
+    ) -> Result<Self, VerbsError> {
         let port = choose_port(context, options)?;
         let attr = context.port(port.number)?;
-        settings.check_pkey(attr.pkey_tbl_len, &format!("{} port {}", context.device, port.number))?;
+        let port_name = format!("{} port {}", context.device, port.number);
+        let key = |index| context.partition_key(port.number, index);
+        settings.check_pkey(&port_name, attr.pkey_tbl_len, key)?;
         let not_active = |state: String| DeviceError::NotActive {
             device: context.device.clone(),
             wanted: Some(port.number),

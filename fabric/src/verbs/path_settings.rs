@@ -1,115 +1,250 @@
-//! How the packets of queue pairs travel: what a fabric may want otherwise. Read from the environment once, when NICs are
-//! opened; under NCCL's names too, as many fabrics have these set already.
+//! How the packets of queue pairs travel: what a fabric may want otherwise. The table is the only place that knows names, ranges
+//! and defaults: programs make their flags of it. Read once, when NICs are opened.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
 use super::address::Mtu;
 
-/// One of them, with its two names. The first that is set counts.
-struct Setting {
-    names: [&'static str; 2],
-    least: u16,
-    most: u16,
-    default: u16,
+/// A setting of RDMA paths.
+#[derive(Debug)]
+pub struct PathSetting {
+    /// As programs take it: `--rdma-timeout`. It goes before the variables.
+    pub flag: &'static str,
+    /// Ours, and then NCCL's, as many fabrics have these set already. The first that is set counts.
+    pub variables: &'static [&'static str],
+    /// The smallest number that it may be.
+    pub least: u16,
+    /// The largest.
+    pub most: u16,
+    /// Where neither flag nor variable says.
+    pub default: u16,
+    /// What it does, for people.
+    pub help: &'static str,
 }
 
 /// The local time-out of a packet is 4.096 us x 2 to this power: 0.54 s, times the retries and one. Longer than what can be
 /// queued before it takes: on soft-RoCE between two emulated machines 2 MB, or 80 ms. With 14 (67 ms) NICs there sent a fifth
 /// of all packets twice; and once in four runs a hub saw a write arrive twice, which it has not since. Why is not shown: the
 /// retries of soft-RoCE (Linux 6.1) are suspected. 0 would be for ever.
-const TIMEOUT: Setting =
-    Setting { names: ["PHUB_RDMA_TIMEOUT", "NCCL_IB_TIMEOUT"], least: 1, most: 31, default: 17 };
+const TIMEOUT: PathSetting = PathSetting {
+    flag: "--rdma-timeout",
+    variables: &["PHUB_RDMA_TIMEOUT", "NCCL_IB_TIMEOUT"],
+    least: 1,
+    most: 31,
+    default: 17,
+    help: "A packet is sent again after 4.096 us x 2 to this power",
+};
 /// Some 4 s until the peer is taken for gone: for so long a port may be down. Not 7, the most that the field holds: soft-RoCE
 /// takes that for ever, and a link whose path is gone would never fail.
-const RETRIES: Setting =
-    Setting { names: ["PHUB_RDMA_RETRIES", "NCCL_IB_RETRY_CNT"], least: 0, most: 7, default: 6 };
-/// Of the GRH: the DSCP is its upper six bits.
-const TRAFFIC_CLASS: Setting =
-    Setting { names: ["PHUB_RDMA_TC", "NCCL_IB_TC"], least: 0, most: 255, default: 0 };
-const SERVICE_LEVEL: Setting =
-    Setting { names: ["PHUB_RDMA_SL", "NCCL_IB_SL"], least: 0, most: 15, default: 0 };
-/// An index in the port's table of partition keys.
-const PKEY: Setting =
-    Setting { names: ["PHUB_RDMA_PKEY", "NCCL_IB_PKEY"], least: 0, most: u16::MAX, default: 0 };
-
-/// The most bytes of a packet, where a way through the fabric takes fewer than both ports.
-const MTU: Setting = Setting { names: ["PHUB_RDMA_MTU"; 2], least: 256, most: 4096, default: 4096 };
-/// 1 has a post's bytes written first, and its immediate by a second write of nothing: a fabric with adaptive routing spreads
-/// the packets of plain writes over its ways, and keeps those of a write with immediate in order.
-const ADAPTIVE_ROUTING: Setting = Setting {
-    names: ["PHUB_RDMA_ADAPTIVE_ROUTING", "NCCL_IB_ADAPTIVE_ROUTING"],
+const RETRIES: PathSetting = PathSetting {
+    flag: "--rdma-retries",
+    variables: &["PHUB_RDMA_RETRIES", "NCCL_IB_RETRY_CNT"],
+    least: 0,
+    most: 7,
+    default: 6,
+    help: "How often a packet is sent again before its link fails",
+};
+/// 7 means for ever. A peer without a receive request is backpressure, and within the protocol never happens
+/// ([decision 59](../../../docs/decisions/0059-relaxed-ordering.md)).
+const RNR_RETRIES: PathSetting = PathSetting {
+    flag: "--rdma-rnr-retries",
+    variables: &["PHUB_RDMA_RNR_RETRIES"],
+    least: 0,
+    most: 7,
+    default: 7,
+    help: "How often a packet is sent again to a peer that is not ready (RNR) before its link fails; 7: for ever",
+};
+/// Of the GRH.
+const TRAFFIC_CLASS: PathSetting = PathSetting {
+    flag: "--rdma-tc",
+    variables: &["PHUB_RDMA_TC", "NCCL_IB_TC"],
+    least: 0,
+    most: 255,
+    default: 0,
+    help: "Traffic class of packets; a DSCP is its upper six bits",
+};
+const SERVICE_LEVEL: PathSetting = PathSetting {
+    flag: "--rdma-sl",
+    variables: &["PHUB_RDMA_SL", "NCCL_IB_SL"],
+    least: 0,
+    most: 15,
+    default: 0,
+    help: "Service level of packets",
+};
+const PKEY: PathSetting = PathSetting {
+    flag: "--rdma-pkey",
+    variables: &["PHUB_RDMA_PKEY", "NCCL_IB_PKEY"],
+    least: 0,
+    most: u16::MAX,
+    default: 0,
+    help: "Partition key, by its index in the port's table",
+};
+/// Where a way through the fabric takes fewer bytes than both ports.
+const MTU: PathSetting = PathSetting {
+    flag: "--rdma-mtu",
+    variables: &["PHUB_RDMA_MTU"],
+    least: 256,
+    most: 4096,
+    default: 4096,
+    help: "The most bytes of a packet, if both ports take so many",
+};
+/// A fabric with adaptive routing spreads the packets of plain writes over its ways, and keeps those of a write with immediate
+/// in order.
+const ADAPTIVE_ROUTING: PathSetting = PathSetting {
+    flag: "--rdma-adaptive-routing",
+    variables: &["PHUB_RDMA_ADAPTIVE_ROUTING", "NCCL_IB_ADAPTIVE_ROUTING"],
     least: 0,
     most: 1,
     default: 0,
+    help: "1: a post's bytes are written first, and its immediate by a second write of nothing",
+};
+const RELAXED_ORDERING: PathSetting = PathSetting {
+    flag: "--rdma-relaxed-ordering",
+    variables: &["PHUB_RDMA_RELAXED_ORDERING", "NCCL_IB_PCI_RELAXED_ORDERING"],
+    least: 0,
+    most: 2,
+    default: 2,
+    help: "Whether a NIC may write what arrives into memory in any order (PCI): 0 no, 1 yes, 2 where library and driver take it",
 };
 
-/// A variable that is out of its range, or no number.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{name} is {seen:?}; expected a number from {least} to {most}{why}; change it, or unset it for {default}"
-)]
-pub struct SettingError {
-    name: &'static str,
-    seen: String,
-    least: u16,
-    most: u16,
-    default: u16,
-    why: String,
-}
+/// All of them.
+pub static PATH_SETTINGS: [&PathSetting; 9] = [
+    &TIMEOUT,
+    &RETRIES,
+    &RNR_RETRIES,
+    &TRAFFIC_CLASS,
+    &SERVICE_LEVEL,
+    &PKEY,
+    &MTU,
+    &ADAPTIVE_ROUTING,
+    &RELAXED_ORDERING,
+];
 
-impl Setting {
-    fn read(&self, environment: impl Fn(&str) -> Option<String>) -> Result<u16, SettingError> {
-        let found = self.names.iter().find_map(|&name| Some((name, environment(name)?)));
-        let Some((name, seen)) = found else { return Ok(self.default) };
-        let Setting { least, most, default, .. } = *self;
-        let number = seen.trim().parse().ok().filter(|number| (least..=most).contains(number));
-        number.ok_or(SettingError { name, seen, least, most, default, why: String::new() })
+/// What flags say, by flag. The environment says the rest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PathFlags(BTreeMap<&'static str, u16>);
+
+impl PathFlags {
+    /// Gives a setting this value, which is checked when NICs are opened.
+    pub fn set(&mut self, setting: &PathSetting, value: u16) {
+        self.0.insert(setting.flag, value);
+    }
+
+    /// The traffic class of packets.
+    ///
+    /// # Errors
+    /// When some setting has a value that it cannot have.
+    pub fn traffic_class(&self) -> Result<u8, SettingError> {
+        Ok(PathSettings::new(self)?.traffic_class)
     }
 }
 
-/// What a queue pair is told of its path.
+/// A flag or variable has a value that it cannot have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name} is {seen:?}; expected {expected}; change it, or leave it out for {default}")]
+pub struct SettingError {
+    name: &'static str,
+    seen: String,
+    expected: String,
+    default: u16,
+}
+
+impl PathSetting {
+    /// Its value, and the flag or variable that says so; our variable if none does.
+    fn read(
+        &self,
+        flags: &PathFlags,
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Result<(u16, &'static str), SettingError> {
+        let flag = flags.0.get(self.flag).map(|value| (self.flag, value.to_string()));
+        let variable = || self.variables.iter().find_map(|&name| Some((name, environment(name)?)));
+        let Some((name, seen)) = flag.or_else(variable) else { return Ok((self.default, self.variables[0])) };
+        let PathSetting { least, most, default, .. } = *self;
+        let number = seen.trim().parse().ok().filter(|number| (least..=most).contains(number));
+        let expected = format!("a number from {least} to {most}");
+        number.map(|number| (number, name)).ok_or(SettingError { name, seen, expected, default })
+    }
+}
+
+/// Whether what a NIC writes may reach memory in any order. Its completion comes after all of it, whatever the order is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RelaxedOrdering {
+    Off,
+    On,
+    /// Where library and driver take it.
+    IfTaken,
+}
+
+/// What a queue pair is told of its path, and a window of how it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PathSettings {
     pub timeout: u8,
     pub retries: u8,
+    pub rnr_retries: u8,
     pub traffic_class: u8,
     pub service_level: u8,
     pub pkey_index: u16,
+    /// The flag or variable that says so.
+    pkey_name: &'static str,
     /// A port whose packets are larger has these.
     pub mtu: Mtu,
     /// The immediate of a post comes by a write of its own.
     pub writes_apart: bool,
+    pub relaxed_ordering: RelaxedOrdering,
 }
 
 impl PathSettings {
-    /// As this process's environment says.
-    pub fn of_environment() -> Result<Self, SettingError> {
-        Self::read(|name| std::env::var(name).ok())
+    /// As flags and this process's environment say.
+    pub fn new(flags: &PathFlags) -> Result<Self, SettingError> {
+        Self::read(flags, |name| std::env::var(name).ok())
     }
 
-    fn read(environment: impl Fn(&str) -> Option<String>) -> Result<Self, SettingError> {
-        let byte = |setting: &Setting| setting.read(&environment).map(|number| number as u8);
+    fn read(flags: &PathFlags, environment: impl Fn(&str) -> Option<String>) -> Result<Self, SettingError> {
+        let named = |setting: &PathSetting| setting.read(flags, &environment);
+        let number = |setting: &PathSetting| named(setting).map(|(number, _)| number);
+        let byte = |setting: &PathSetting| number(setting).map(|number| number as u8);
+        let (pkey_index, pkey_name) = named(&PKEY)?;
         Ok(PathSettings {
             timeout: byte(&TIMEOUT)?,
             retries: byte(&RETRIES)?,
+            rnr_retries: byte(&RNR_RETRIES)?,
             traffic_class: byte(&TRAFFIC_CLASS)?,
             service_level: byte(&SERVICE_LEVEL)?,
-            pkey_index: PKEY.read(&environment)?,
-            mtu: Mtu::within(MTU.read(&environment)?),
-            writes_apart: ADAPTIVE_ROUTING.read(&environment)? == 1,
+            pkey_index,
+            pkey_name,
+            mtu: Mtu::within(number(&MTU)?),
+            writes_apart: number(&ADAPTIVE_ROUTING)? == 1,
+            relaxed_ordering: match number(&RELAXED_ORDERING)? {
+                0 => RelaxedOrdering::Off,
+                1 => RelaxedOrdering::On,
+                _ => RelaxedOrdering::IfTaken,
+            },
         })
     }
 
-    /// Whether a port's table has the partition key.
-    pub fn check_pkey(&self, keys: u16, port: &str) -> Result<(), SettingError> {
+    /// Whether the table of a port has the partition key. It has `keys` entries, and `key` says what is there, as far as the
+    /// driver does.
+    pub fn check_pkey(
+        &self,
+        port: &str,
+        keys: u16,
+        key: impl Fn(u16) -> Option<u16>,
+    ) -> Result<(), SettingError> {
+        let index = self.pkey_index;
         let most = keys.max(1) - 1; // a driver that says 0 has the default key
-        if self.pkey_index <= most {
+        let is_empty = |key: u16| key & 0x7fff == 0; // the highest bit is full membership
+        let expected = if index > most {
+            format!("a number from 0 to {most}, as the table of {port} has {keys} keys")
+        } else if key(index).is_some_and(is_empty) {
+            let used = (0..=most).filter_map(|at| Some((at, key(at).filter(|&key| !is_empty(key))?)));
+            let used: Vec<String> = used.map(|(at, key)| format!("{at} ({key:#06x})")).collect();
+            format!("the index of a key: the table of {port} is empty there, and has {}", used.join(", "))
+        } else {
             return Ok(());
-        }
-        let [name, _] = PKEY.names;
-        let why = format!(", as the table of {port} has {keys} keys (NCCL_IB_PKEY counts, too)");
-        Err(SettingError { name, seen: self.pkey_index.to_string(), least: 0, most, default: 0, why })
+        };
+        Err(SettingError { name: self.pkey_name, seen: index.to_string(), expected, default: PKEY.default })
     }
 
     /// How long a packet is sent again before the link fails.
@@ -120,14 +255,19 @@ impl PathSettings {
 
 impl fmt::Display for PathSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PathSettings { timeout, retries, traffic_class, service_level, pkey_index, writes_apart, .. } =
+        let PathSettings { timeout, retries, rnr_retries, traffic_class, service_level, pkey_index, .. } =
             self;
+        let ordering = match self.relaxed_ordering {
+            RelaxedOrdering::Off => "0",
+            RelaxedOrdering::On => "1",
+            RelaxedOrdering::IfTaken => "where it is taken",
+        };
         write!(
             f,
-            "timeout {timeout} and {retries} retries ({:.1} s), traffic class {traffic_class}, service level {service_level}, \
-             pkey index {pkey_index}, adaptive routing {}",
+            "timeout {timeout} and {retries} retries ({:.1} s), {rnr_retries} RNR retries, traffic class {traffic_class}, \
+             service level {service_level}, pkey index {pkey_index}, adaptive routing {}, relaxed ordering {ordering}",
             self.patience().as_secs_f64(),
-            u8::from(*writes_apart)
+            u8::from(self.writes_apart)
         )
     }
 }
@@ -137,9 +277,36 @@ mod tests {
     use super::*;
 
     fn read(variables: &[(&str, &str)]) -> Result<PathSettings, String> {
+        read_with(&[], variables)
+    }
+
+    fn read_with(flags: &[(&PathSetting, u16)], variables: &[(&str, &str)]) -> Result<PathSettings, String> {
+        let mut given = PathFlags::default();
+        flags.iter().for_each(|&(setting, value)| given.set(setting, value));
         let value =
             |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, v)| v.to_string());
-        PathSettings::read(value).map_err(|error| error.to_string())
+        PathSettings::read(&given, value).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_flag_counts_more_than_a_variable() {
+        let variables = [("PHUB_RDMA_TIMEOUT", "19"), ("NCCL_IB_TC", "106"), ("PHUB_RDMA_SL", "16")];
+        let flags = [(&TIMEOUT, 20), (&TRAFFIC_CLASS, 8), (&SERVICE_LEVEL, 2)];
+        let seen = read_with(&flags, &variables).unwrap();
+        assert_eq!((seen.timeout, seen.traffic_class, seen.service_level), (20, 8, 2));
+        let error = read_with(&[(&RETRIES, 8)], &[]).unwrap_err();
+        assert!(error.contains("--rdma-retries is \"8\"; expected a number from 0 to 7"), "{error}");
+    }
+
+    #[test]
+    fn names_are_unique_and_defaults_in_range() {
+        let names =
+            || PATH_SETTINGS.iter().flat_map(|each| [each.flag].into_iter().chain(each.variables.to_vec()));
+        let unique: std::collections::HashSet<&str> = names().collect();
+        assert_eq!(unique.len(), names().count());
+        for each in PATH_SETTINGS {
+            assert!((each.least..=each.most).contains(&each.default), "{}", each.flag);
+        }
     }
 
     #[test]
@@ -148,20 +315,24 @@ mod tests {
         assert_eq!(none.mtu.bytes(), 4096);
         let mtu = |bytes| read(&[("PHUB_RDMA_MTU", bytes)]).unwrap().mtu.bytes();
         assert_eq!([mtu("256"), mtu("1500"), mtu("2048")], [256, 1024, 2048]);
-        assert_eq!((none.timeout, none.retries, none.traffic_class), (17, 6, 0));
+        assert_eq!((none.timeout, none.retries, none.rnr_retries, none.traffic_class), (17, 6, 7, 0));
+        assert_eq!(none.relaxed_ordering, RelaxedOrdering::IfTaken);
         let nccl = [
             ("NCCL_IB_TIMEOUT", "22"),
             ("NCCL_IB_TC", "106"),
             ("NCCL_IB_SL", "3"),
             ("NCCL_IB_PKEY", "1"),
             ("NCCL_IB_ADAPTIVE_ROUTING", "1"),
+            ("NCCL_IB_PCI_RELAXED_ORDERING", "0"),
         ];
         let seen = read(&nccl).unwrap();
         assert_eq!((seen.timeout, seen.retries, seen.writes_apart), (22, 6, true));
         assert_eq!((seen.traffic_class, seen.service_level, seen.pkey_index), (106, 3, 1));
+        assert_eq!(seen.relaxed_ordering, RelaxedOrdering::Off);
         let both = read(&[("NCCL_IB_TIMEOUT", "22"), ("PHUB_RDMA_TIMEOUT", "19")]).unwrap();
         assert_eq!(both.timeout, 19);
-        let said = "timeout 17 and 6 retries (3.8 s), traffic class 0, service level 0, pkey index 0, adaptive routing 0";
+        let said = "timeout 17 and 6 retries (3.8 s), 7 RNR retries, traffic class 0, service level 0, pkey index 0, \
+                    adaptive routing 0, relaxed ordering where it is taken";
         assert_eq!(none.to_string(), said);
     }
 
@@ -177,13 +348,34 @@ mod tests {
             ("PHUB_RDMA_MTU", "9000", "from 256 to 4096"),
             ("NCCL_IB_PKEY", "-1", "from 0 to 65535"),
             ("NCCL_IB_ADAPTIVE_ROUTING", "2", "from 0 to 1"),
+            ("PHUB_RDMA_RNR_RETRIES", "8", "from 0 to 7"),
+            ("NCCL_IB_PCI_RELAXED_ORDERING", "3", "from 0 to 2"),
         ] {
             let error = read(&[(name, value)]).unwrap_err();
             assert!(error.contains(name) && error.contains(value) && error.contains(range), "{error}");
         }
-        let settings = read(&[("PHUB_RDMA_PKEY", "4")]).unwrap();
-        assert_eq!(settings.check_pkey(5, "mlx5_0 port 1"), Ok(()));
-        let error = settings.check_pkey(4, "mlx5_0 port 1").unwrap_err().to_string();
-        assert!(error.contains("from 0 to 3, as the table of mlx5_0 port 1 has 4 keys"), "{error}");
+    }
+
+    #[test]
+    fn a_partition_key_must_be_in_the_ports_table() {
+        let check = |settings: &PathSettings, table: &[u16]| {
+            let key = |index: u16| table.get(usize::from(index)).copied();
+            let checked = settings.check_pkey("mlx5_0 port 1", table.len() as u16, key);
+            checked.map_err(|error| error.to_string())
+        };
+        let settings = read(&[("NCCL_IB_PKEY", "3")]).unwrap();
+        assert_eq!(check(&settings, &[0xffff, 0, 0, 0x8003]), Ok(()));
+        assert_eq!(settings.check_pkey("mlx5_0 port 1", 4, |_| None), Ok(()), "the driver does not say");
+        let error = check(&settings, &[0xffff, 0, 0]).unwrap_err();
+        let expected =
+            "NCCL_IB_PKEY is \"3\"; expected a number from 0 to 2, as the table of mlx5_0 port 1 has 3 keys";
+        assert!(error.contains(expected), "{error}");
+        let settings = read_with(&[(&PKEY, 2)], &[("NCCL_IB_PKEY", "3")]).unwrap();
+        for empty in [0, 0x8000] {
+            let error = check(&settings, &[0xffff, 0, empty, 0x8003]).unwrap_err();
+            let expected = "--rdma-pkey is \"2\"; expected the index of a key: the table of mlx5_0 port 1 is empty there, and \
+                            has 0 (0xffff), 3 (0x8003); change it";
+            assert!(error.contains(expected), "{error}");
+        }
     }
 }

@@ -368,7 +368,7 @@ fn a_nic_moves_bytes_to_itself() {
     let _watchdog = Watchdog::start();
     let Some(nic) = device() else { return };
     for bytes in [4, 100_000, 3 << 20] {
-        let moved = loopback(&nic, bytes, 64).unwrap();
+        let moved = loopback(&nic, bytes, 64, &PathFlags::default()).unwrap();
         assert_eq!(moved.bytes, bytes);
         assert!(moved.reason.contains(&nic.device) && moved.reason.contains("GID"), "{moved:?}");
     }

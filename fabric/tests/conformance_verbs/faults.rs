@@ -6,7 +6,7 @@ use std::process::Command;
 
 use super::bed::{self, TIMEOUT, Verbs};
 use fabric::conformance::{Bed, Far, HubAndWorkers, Meeting, Role, Shape, Watchdog};
-use fabric::verbs::{GroupOptions, NicOptions, devices, group, loopback};
+use fabric::verbs::{GroupOptions, NicOptions, PathFlags, devices, group, loopback};
 use fabric::{CloseReason, Port, Posted, Until};
 
 const LIMITED: &str = "PHUB_TEST_LIMITED";
@@ -40,7 +40,7 @@ fn memory_that_may_not_be_locked_is_an_error_with_the_fix() {
 #[test]
 fn limited_process() {
     let Ok(device) = std::env::var(LIMITED) else { return };
-    match loopback(&NicOptions::new(device), 1 << 20, 64) {
+    match loopback(&NicOptions::new(device), 1 << 20, 64, &PathFlags::default()) {
         Ok(_) => println!("no limit held"),
         Err(error) => println!("{error}"),
     }

@@ -61,7 +61,8 @@ fn with_rdma(host: &Host, settings: &HubSettings) -> Result<Lanes, HubError> {
     if !rails.is_empty() {
         tracing::info!(%rails, "NICs are paired by a map where this hub joins others");
     }
-    let (group, ports) = verbs::group(&nics, GroupOptions { rails, first_vector: 0 })?;
+    let options = GroupOptions { rails, first_vector: 0, paths: settings.paths.0.clone() };
+    let (group, ports) = verbs::group(&nics, options)?;
     for (nic, error) in group.lost() {
         // A list is a request, and an error is its answer.
         if list.names_devices() {

@@ -2,6 +2,7 @@
 
 mod idle_choice;
 pub(crate) mod interface;
+mod path_args;
 
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
@@ -21,6 +22,7 @@ use crate::checkpoint::KEEP;
 use crate::registry::Quotas;
 
 pub use idle_choice::IdleChoice;
+pub use path_args::PathArgs;
 
 /// Settings of `phub-server serve`.
 #[derive(Clone, Debug, Parser)]
@@ -83,6 +85,10 @@ pub struct HubSettings {
     /// mlx5_0=mlx5_2,mlx5_1=mlx5_3. Workers read PHUB_RAILS, too. Default: by subnet, name and place.
     #[arg(long, env = "PHUB_RAILS", value_name = "OWN=HUB")]
     pub rails: Option<RailMap>,
+
+    /// How RDMA packets travel.
+    #[command(flatten)]
+    pub paths: PathArgs,
 
     /// Cores that sum and step: a number, cpus like 0,2,4-7, or `half` of the physical cores, which leaves the others to
     /// workers on this machine. Default: one cpu of every physical core that this process may use; where there are NICs

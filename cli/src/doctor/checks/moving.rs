@@ -1,6 +1,8 @@
 //! Moves real bytes over each NIC and back, and checks them: no setting can show that this works.
 
-use fabric::verbs::{ConnectError, LoopbackError, NicOptions, VerbsError, loopback, takes_dma_bufs};
+use fabric::verbs::{
+    ConnectError, LoopbackError, NicOptions, PathFlags, VerbsError, loopback, takes_dma_bufs,
+};
 
 use crate::doctor::check::Check;
 
@@ -9,9 +11,9 @@ const BYTES: usize = 8 << 20;
 
 /// Moves the bytes over a NIC, by a link as deep as the job's deepest lane: what a device says of the queues that it makes is no
 /// promise (decision 39).
-pub(crate) fn over(nic: &NicOptions, chunks: u32) -> Check {
+pub(crate) fn over(nic: &NicOptions, chunks: u32, paths: &PathFlags) -> Check {
     let name = format!("bytes over {nic}");
-    match loopback(nic, BYTES, chunks) {
+    match loopback(nic, BYTES, chunks, paths) {
         Ok(moved) => {
             let gb_per_s = 2.0 * moved.bytes as f64 / moved.elapsed.as_secs_f64() / 1e9;
             let seen =

@@ -115,7 +115,7 @@ pub(crate) fn arp(nics: &[NicFacts]) -> Option<Check> {
 }
 
 /// Whether a NIC's traffic has flow control, where the driver shows it.
-pub(crate) fn flow_control(nic: &NicFacts, traffic_class: Option<&str>) -> Option<Check> {
+pub(crate) fn flow_control(nic: &NicFacts, traffic_class: u8) -> Option<Check> {
     let name = format!("flow control {}", nic.name);
     let (pfc, trust) = (nic.pfc.as_deref()?, nic.trust.as_deref().unwrap_or("pcp"));
     let has: Vec<String> = (0..)
@@ -134,9 +134,9 @@ pub(crate) fn flow_control(nic: &NicFacts, traffic_class: Option<&str>) -> Optio
         });
     }
     let seen = format!("PFC on priority {}, by {trust}", has.join(", "));
-    match (trust, traffic_class) {
-        ("dscp", None) => {
-            let fix = "PHUB_RDMA_TC at both ends; a DSCP is its upper six bits (NCCL_IB_TC counts, too)";
+    match (trust, traffic_class >> 2) {
+        ("dscp", 0) => {
+            let fix = "PHUB_RDMA_TC at both ends, --rdma-tc here; a DSCP is its upper six bits (NCCL_IB_TC counts, too)";
             let seen = format!("{seen}; this hub's packets have DSCP 0");
             Some(Check { verdict: Verdict::Note, ..Check::warn(name, seen, fix) })
         }
@@ -284,13 +284,13 @@ mod tests {
     fn flow_control_is_shown_where_the_driver_shows_it() {
         let tree = Tree::new("pfc");
         let judge = |class| flow_control(&tree.nic("mlx5_0", "eth0"), class);
-        assert_eq!(judge(None), None);
+        assert_eq!(judge(0), None);
         tree.write("sys/class/net/eth0/qos/pfc", "0,0,0,0,0,0,0,0");
-        assert!(judge(None).unwrap().seen.contains("no priority has PFC"));
+        assert!(judge(0).unwrap().seen.contains("no priority has PFC"));
         tree.write("sys/class/net/eth0/qos/pfc", "0,0,0,1,0,0,0,0");
         tree.write("sys/class/net/eth0/qos/trust", "dscp");
-        assert!(judge(None).unwrap().fix.unwrap().contains("PHUB_RDMA_TC"));
-        let set = judge(Some("106")).unwrap();
+        assert!(judge(0).unwrap().fix.unwrap().contains("PHUB_RDMA_TC"));
+        let set = judge(106).unwrap();
         assert_eq!((set.verdict, &*set.seen), (Verdict::Pass, "PFC on priority 3, by dscp"));
     }
 }

@@ -122,6 +122,14 @@ impl Context {
         Ok(attr)
     }
 
+    /// An entry of a port's table of partition keys, 0 if it is empty. `None` where the driver does not show it.
+    pub fn partition_key(&self, port: u8, index: u16) -> Option<u16> {
+        let mut key = 0;
+        // SAFETY: the context is open; `key` is the integer that the function fills, in the order of the network.
+        let answer = unsafe { self.verbs.ibv_query_pkey(self.raw(), port, index.into(), &raw mut key) };
+        (answer == 0).then(|| u16::from_be(key))
+    }
+
     /// Whether the device said that it failed.
     pub fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)

@@ -39,6 +39,8 @@ macro_rules! functions {
         /// The functions of a library, which stays loaded.
         pub(in crate::verbs) struct Ibverbs {
             $($name: unsafe extern "C" fn($($type),*) $(-> $result)?,)*
+            /// `None` where the library is older than rdma-core 28.
+            pub ibv_reg_mr_iova2: Option<RegMrIova2>,
             /// `None` where the library is older than rdma-core 34.
             pub ibv_reg_dmabuf_mr: Option<RegDmaBuf>,
             _library: libloading::Library,
@@ -61,6 +63,8 @@ macro_rules! functions {
                             .map(|symbol| *symbol)?,
                     )*
                     // SAFETY: as above.
+                    ibv_reg_mr_iova2: unsafe { library.get(b"ibv_reg_mr_iova2\0") }.map(|symbol| *symbol).ok(),
+                    // SAFETY: as above.
                     ibv_reg_dmabuf_mr: unsafe { library.get(b"ibv_reg_dmabuf_mr\0") }.map(|symbol| *symbol).ok(),
                     _library: library,
                 })
@@ -73,6 +77,16 @@ macro_rules! functions {
         }
     };
 }
+
+/// What the macro `ibv_reg_mr` of `infiniband/verbs.h` calls for optional access flags: it drops those that the kernel does not
+/// know, as the function of that name does not.
+pub(in crate::verbs) type RegMrIova2 = unsafe extern "C" fn(
+    pd: *mut ibv_pd,
+    start: *mut c_void,
+    bytes: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr;
 
 /// As its manual page says.
 pub(in crate::verbs) type RegDmaBuf = unsafe extern "C" fn(
@@ -93,6 +107,7 @@ functions! {
     ibv_close_device(context: *mut ibv_context) -> c_int;
     ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int;
     ibv_query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int;
+    ibv_query_pkey(context: *mut ibv_context, port: u8, index: c_int, key: *mut u16) -> c_int;
     ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int;
     ibv_ack_async_event(event: *mut ibv_async_event);
     ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;

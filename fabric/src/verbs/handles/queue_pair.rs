@@ -14,9 +14,7 @@ use crate::verbs::address::{Address, LinkLayer};
 use crate::verbs::gid;
 use crate::verbs::nic::Nic;
 
-/// 7 means for ever. A peer without a receive request is backpressure, and within the protocol never happens.
-const RNR_RETRIES: u8 = 7;
-/// How long the peer waits after it was told "not ready": 12 is 0.64 ms.
+/// How long the peer waits after it was told "not ready": 12 is 0.64 ms. No setting: it never is, within the protocol.
 const MIN_RNR_TIMER: u8 = 12;
 /// Routers that a packet may pass.
 const HOP_LIMIT: u8 = 64;
@@ -120,7 +118,7 @@ impl QueuePair {
             qp_state: IBV_QPS_RTS,
             timeout: nic.settings.timeout,
             retry_cnt: nic.settings.retries,
-            rnr_retry: RNR_RETRIES,
+            rnr_retry: nic.settings.rnr_retries,
             sq_psn: first_packet,
             max_rd_atomic: 1,
             ..Default::default()

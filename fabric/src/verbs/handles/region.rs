@@ -10,9 +10,10 @@ use std::sync::Arc;
 use rustix::process::{Resource, getrlimit};
 
 use super::domain::Domain;
-use super::ffi::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, ibv_mr};
+use super::ffi::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_RELAXED_ORDERING, IBV_ACCESS_REMOTE_WRITE, ibv_mr};
 use crate::ids::Span;
 use crate::memory::{DmaBuf, Mapping, RecvWindow, SendWindow};
+use crate::verbs::path_settings::RelaxedOrdering;
 
 /// A range of a window could not be registered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -57,7 +58,17 @@ fn advice_on_dma_bufs(errno: i32) -> String {
     format!("{why}; or have the window in host memory, without a dma-buf")
 }
 
+/// What to do about a refusal of `ibv_reg_mr_iova2`.
+fn advice_on_ordering(errno: i32) -> String {
+    match errno {
+        libc::ENOSYS => "libibverbs is older than rdma-core 28: install a newer one, or allow strict ordering (PHUB_RDMA_RELAXED_ORDERING=2)".into(),
+        libc::EINVAL | libc::EOPNOTSUPP => "the driver may not take relaxed ordering: allow strict ordering (PHUB_RDMA_RELAXED_ORDERING=2)".into(),
+        _ => advice(errno),
+    }
+}
+
 const OWN: &str = "the window that this end writes";
+const PEERS: &str = "the window that the peer writes";
 
 /// What a region keeps mapped.
 enum Memory {
@@ -89,7 +100,11 @@ impl Region {
             Some(dma_buf) => Self::in_dma_buf(domain, dma_buf, range, memory),
             None => {
                 let start = window.bytes_of(range).expect("checked above").cast_mut();
-                Self::new(domain, OWN, start, range.bytes, 0, memory)
+                // SAFETY: `memory` keeps it mapped; the NIC only reads there.
+                let raw = unsafe { register(domain, start, range.bytes, 0) };
+                let raw =
+                    raw.map_err(|error| refused(domain, OWN, range.bytes, "ibv_reg_mr", error, advice))?;
+                Ok(Region { raw, domain: Arc::clone(domain), _memory: memory })
             }
         }
     }
@@ -116,33 +131,35 @@ impl Region {
         Ok(Region { raw, domain: Arc::clone(domain), _memory: memory })
     }
 
-    /// A range of a window that the peer's posts are written to.
+    /// A range of a window that the peer's posts are written to. With relaxed ordering they may reach memory in any order; a
+    /// completion still comes after all bytes of its write and of those before it (ibv_reg_mr(3)), and nothing else is trusted.
     ///
     /// # Panics
     /// When it sticks out of the window.
-    pub fn receive(domain: &Arc<Domain>, window: &RecvWindow, range: Span) -> Result<Self, RegisterError> {
+    pub fn receive(
+        domain: &Arc<Domain>,
+        window: &RecvWindow,
+        range: Span,
+        ordering: RelaxedOrdering,
+    ) -> Result<Self, RegisterError> {
         assert!(window.is_local(), "a NIC writes memory of this end's own");
         assert!(range.end().is_some_and(|end| end <= window.bytes()), "a range inside the window");
-        let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
         let start = window.mapping().as_ptr().wrapping_add(range.offset);
-        let memory = Memory::Receive(Arc::clone(window.mapping()));
-        Self::new(domain, "the window that the peer writes", start, range.bytes, access, memory)
-    }
-
-    fn new(
-        domain: &Arc<Domain>,
-        window: &'static str,
-        start: *mut u8,
-        bytes: usize,
-        access: u32,
-        memory: Memory,
-    ) -> Result<Self, RegisterError> {
-        let verbs = domain.context.verbs;
-        // SAFETY: the domain is alive; the memory is mapped, and stays so: `memory` holds it as long as the
-        // region. A NIC writes it only where `access` says so, and such memory is read by address alone.
-        let raw = made(unsafe { verbs.ibv_reg_mr(domain.raw(), start.cast(), bytes, access as i32) });
-        let raw = raw.map_err(|error| refused(domain, window, bytes, "ibv_reg_mr", error, advice))?;
-        Ok(Region { raw, domain: Arc::clone(domain), _memory: memory })
+        let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+        let relaxed = access | IBV_ACCESS_RELAXED_ORDERING;
+        // SAFETY: `_memory` below keeps it mapped; such memory is read by address alone.
+        let register = |access| unsafe { register(domain, start, range.bytes, access) };
+        let (raw, call, advice): (_, _, fn(i32) -> String) = match ordering {
+            RelaxedOrdering::Off => (register(access), "ibv_reg_mr", advice),
+            RelaxedOrdering::On => (register(relaxed), "ibv_reg_mr_iova2", advice_on_ordering),
+            RelaxedOrdering::IfTaken => match register(relaxed) {
+                Err(error) if is_not_taken(&error) => (register(access), "ibv_reg_mr", advice),
+                raw => (raw, "ibv_reg_mr_iova2", advice),
+            },
+        };
+        let raw = raw.map_err(|error| refused(domain, PEERS, range.bytes, call, error, advice))?;
+        let _memory = Memory::Receive(Arc::clone(window.mapping()));
+        Ok(Region { raw, domain: Arc::clone(domain), _memory })
     }
 
     /// The key with which a NIC of this end finds the memory.
@@ -177,6 +194,34 @@ pub(in crate::verbs) fn takes_dma_bufs(domain: &Domain) -> Result<(), String> {
         Ok(()) | Err((libc::EBADF, _)) => Ok(()),
         Err((errno, error)) => Err(format!("ibv_reg_dmabuf_mr: {error}; {}", advice_on_dma_bufs(errno))),
     }
+}
+
+/// Registers memory by the call that `infiniband/verbs.h` chooses: only that one leaves relaxed ordering out for a kernel that does
+/// not know it.
+///
+/// # Safety
+/// The memory stays mapped as long as the region lives, and nobody holds references into what `access` lets a NIC write.
+unsafe fn register(
+    domain: &Domain,
+    start: *mut u8,
+    bytes: usize,
+    access: u32,
+) -> io::Result<NonNull<ibv_mr>> {
+    let verbs = domain.context.verbs;
+    if access & IBV_ACCESS_RELAXED_ORDERING == 0 {
+        // SAFETY: the domain is alive; the memory is the caller's word.
+        return made(unsafe { verbs.ibv_reg_mr(domain.raw(), start.cast(), bytes, access as i32) });
+    }
+    match verbs.ibv_reg_mr_iova2 {
+        // SAFETY: as above. The address for posts is the memory's own, as it is there.
+        Some(register) => made(unsafe { register(domain.raw(), start.cast(), bytes, start as u64, access) }),
+        None => Err(io::Error::from_raw_os_error(libc::ENOSYS)),
+    }
+}
+
+/// Whether relaxed ordering may be what a library or driver refuses.
+fn is_not_taken(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL | libc::EOPNOTSUPP))
 }
 
 /// What a call has just made, or why not.

@@ -66,7 +66,9 @@ impl Registered {
         let sent = links.clone().map(|link| &link.sent);
         let sent = Regions::new(sent, |range| Region::send(&domain, ours, range))?;
         let received = links.map(|link| &link.received);
-        let received = Regions::new(received, |range| Region::receive(&domain, theirs, range))?;
+        let received = Regions::new(received, |range| {
+            Region::receive(&domain, theirs, range, nic.settings.relaxed_ordering)
+        })?;
         Ok(Registered { nic: Arc::clone(nic), domain, sent, received })
     }
 

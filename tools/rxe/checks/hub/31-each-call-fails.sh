@@ -59,7 +59,7 @@ before=$(objects)
 echo "$before"
 for line in "ibv_open_device fail 5" "ibv_query_port fail 5" "ibv_create_cq fail 12"; do fault worker 3 "$line"; done
 for side in hub worker; do
-    for line in "ibv_alloc_pd fail 12" "ibv_reg_mr fail 12" "ibv_reg_mr fail 12 after 1" "ibv_create_qp fail 12" \
+    for line in "ibv_alloc_pd fail 12" "ibv_reg_mr fail 12" "ibv_reg_mr_iova2 fail 12" "ibv_create_qp fail 12" \
         "ibv_modify_qp fail 22" "ibv_modify_qp fail 110 after 1" "ibv_modify_qp fail 22 after 2" "ibv_post_recv fail 12"; do
         fault $side 3 "$line"
     done

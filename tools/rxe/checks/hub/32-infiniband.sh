@@ -17,7 +17,7 @@ rxe1 8 fec0:1:1:1::8:1 1 ::ffff:10.77.1.1
 rxe0 7 fec0:2:2:2::7:1 1 ::ffff:10.77.0.1
 rxe1 8 fec0:2:2:2::8:1 1 ::ffff:10.77.1.1
 FABRIC
-export LIKE_INFINIBAND=/tmp/infiniband LIKE_PKEYS=128 PHUB_RDMA_PKEY=3 PHUB_RDMA_SL=3 PHUB_RDMA_TC=106
+export LIKE_INFINIBAND=/tmp/infiniband LIKE_PKEYS=ffff,0,0,8003 PHUB_RDMA_PKEY=3 PHUB_RDMA_SL=3 PHUB_RDMA_TC=106
 
 # in_subnet PREFIX COMMAND...: it sees ports of InfiniBand whose GIDs are in this subnet, and nobody else does.
 in_subnet() {
@@ -72,6 +72,10 @@ asked "state=2 global=1 dlid=7 $routed" "dgid=fec0:1:1:1::7:1" "dgid=fec0:2:2:2:
 grep -E "^pass  NIC rxe0 +port 1 ACTIVE, InfiniBand" /tmp/said
 grep -E "^pass  GID rxe0 +index 0, fe80::7:1: the port's own on InfiniBand" /tmp/said
 grep -E "^pass  bytes over rxe1 " /tmp/said
-export PHUB_RDMA_PKEY=128
-if phub-server serve --transports verbs --listen 127.0.0.1:0 &>/tmp/said; then exit 1; fi
-grep -F 'PHUB_RDMA_PKEY is "128"; expected a number from 0 to 127, as the table of rxe0 port 1 has 128 keys' /tmp/said
+# refused INDEX WORDS: a hub that does not start with this partition key.
+refused() {
+    if phub-server serve --transports verbs --listen 127.0.0.1:0 --rdma-pkey "$1" &>/tmp/said; then exit 1; fi
+    grep -F -- "$2" /tmp/said || { cat /tmp/said && exit 1; }
+}
+refused 4 '--rdma-pkey is "4"; expected a number from 0 to 3, as the table of rxe0 port 1 has 4 keys'
+refused 2 '--rdma-pkey is "2"; expected the index of a key: the table of rxe0 port 1 is empty there, and has 0 (0xffff), 3 (0x8003)'

@@ -1,6 +1,6 @@
 #!/bin/bash
 # The traffic class that NCCL's variable names is in every RoCE packet on the wire, both ways, and no packet is longer than the MTU that
-# the hub alone is told: captured at the hub's NIC.
+# a flag tells the hub alone: captured at the hub's NIC.
 # guest: pair --nics 3
 # build: bin phub-server
 # build: bin phub-probe
@@ -36,9 +36,9 @@ finally:
 PYTHON
 python3 /tmp/capture.py >/tmp/captured &
 capture=$!
-within 20 grep -q listening /tmp/captured
-export PHUB_RDMA_MTU=1024
-serve --listen 0.0.0.0:7077 --nics =rxe0 --transports verbs
+trap 'kill $capture 2>/dev/null || true' EXIT # a capture that goes on would hold this check's output open
+within 60 grep -q listening /tmp/captured
+serve --listen 0.0.0.0:7077 --nics =rxe0 --transports verbs --rdma-mtu 1024
 within 90 grep -qF "all workers left" /tmp/hub
 end_hub
 kill $capture
