@@ -29,7 +29,8 @@ def pinnable(session: Session, key: str) -> List[torch.Tensor]:
 
 
 def pin(windows: List[torch.Tensor], device: torch.device) -> List[int]:
-    """Pins windows, and returns the addresses of those that are. The others (a limit on locked memory) are copied more slowly."""
+    """Pins windows, and returns the addresses of those that are. The others (a limit on locked memory) are copied more
+    slowly."""
     runtime = torch.cuda.cudart()
     pinned = []
     for window in windows:
