@@ -47,6 +47,21 @@ mod with_hwloc {
     }
 
     #[test]
+    fn ethernet_ports_beside_an_rdma_nic_of_no_known_speed_get_no_chunks() {
+        let host = Host::from_xml(data("whole-io-without-speeds.xml")).unwrap();
+        let names: Vec<&str> = host.nics.iter().map(|nic| nic.name.as_str()).collect();
+        assert_eq!(names, ["enp130s0f0", "enp130s0f1", "mlx5_0"], "and no disk");
+        assert!(host.nics.iter().all(|nic| nic.speed.is_none()));
+        let plan = place(&host, &Request::new(&[4096; 64])).unwrap();
+        let mlx = host.nic_named("mlx5_0").unwrap();
+        assert!(plan.cores().iter().all(|core| core.nic() == Some(mlx)));
+        for name in ["enp130s0f0", "enp130s0f1"] {
+            let words = format!("{name} has no RDMA, as mlx5_0 has");
+            assert!(plan.reasons().iter().any(|reason| reason.contains(&words)), "{:?}", plan.reasons());
+        }
+    }
+
+    #[test]
     fn files_that_are_no_topology_are_named_in_the_error() {
         let dir = tempfile::tempdir().unwrap();
         let whole = std::fs::read_to_string(data("two-packages.xml")).unwrap();

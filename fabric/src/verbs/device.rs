@@ -148,8 +148,13 @@ impl Device {
         let port = |(number, &active): (u8, &bool)| {
             let gid = std::net::Ipv4Addr::new(10, 0, number, 1).to_ipv6_mapped().octets();
             let netdev = Some(format!("net-{name}-{number}"));
-            let gids =
-                vec![GidEntry { index: 0, gid: super::Gid(gid), roce_v2: true, netdev: netdev.clone() }];
+            let gids = vec![GidEntry {
+                index: 0,
+                gid: super::Gid(gid),
+                roce_v2: true,
+                netdev: netdev.clone(),
+                elsewhere: false,
+            }];
             DevicePort {
                 number,
                 active,

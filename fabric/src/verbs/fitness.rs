@@ -3,7 +3,7 @@
 
 use super::address::LinkLayer;
 use super::device::Device;
-use super::handles::error::LINK_LOCAL;
+use super::handles::error::{ELSEWHERE, LINK_LOCAL};
 use super::nic::NicOptions;
 use super::nic_list::NicList;
 
@@ -24,7 +24,7 @@ impl Fitness {
         if list.names_devices() {
             return found;
         }
-        let (mut local, mut has_others) = (Vec::new(), false);
+        let (mut doubtful, mut has_others) = (Vec::new(), false);
         let each = |device| list.nics(device).into_iter().map(move |nic| (device, nic));
         for (device, nic) in devices.iter().flat_map(each) {
             match &device.fault {
@@ -43,21 +43,25 @@ impl Fitness {
                 Err(error) => found.leave_out(nic, &error.to_string()),
                 Ok(chosen) => {
                     let ethernet = port.link_layer == LinkLayer::Ethernet;
-                    if ethernet && chosen.entry.gid.is_link_local() && nic.gid_index.is_none() {
-                        local.push(nic);
+                    if !ethernet || nic.gid_index.is_some() {
+                        has_others = true;
+                    } else if chosen.entry.elsewhere {
+                        doubtful.push((nic, ELSEWHERE));
+                    } else if chosen.entry.gid.is_link_local() {
+                        doubtful.push((nic, LINK_LOCAL));
                     } else {
                         has_others = true;
                     }
                 }
             }
         }
-        for nic in local {
+        for (nic, why) in doubtful {
             if has_others {
-                found.leave_out(nic, LINK_LOCAL);
+                found.leave_out(nic, why);
             } else {
                 found
                     .warnings
-                    .push(format!("{nic} is used for RDMA, for want of a better one, although {LINK_LOCAL}"));
+                    .push(format!("{nic} is used for RDMA, for want of a better one, although {why}"));
             }
         }
         found
@@ -88,6 +92,7 @@ mod tests {
             gid: Gid(address.parse::<std::net::Ipv6Addr>().unwrap().octets()),
             roce_v2: true,
             netdev: Some(format!("net-{name}")),
+            elsewhere: name.starts_with("hosts"),
         };
         let gids: Vec<GidEntry> = gids.iter().enumerate().map(entry).collect();
         let port = DevicePort {
@@ -151,6 +156,17 @@ mod tests {
         device.ports[0].gids.clear();
         let found = Fitness::of(&[device], &NicList::default());
         assert_eq!(found.unfit.iter().map(NicOptions::to_string).collect::<Vec<_>>(), ["mlx4_0:1"]);
+    }
+
+    #[test]
+    fn a_nic_of_another_namespace_is_used_where_there_is_nothing_else() {
+        let hosts = device("hosts", &["::ffff:10.0.0.2"]);
+        let found = Fitness::of(&[device("good", &["::ffff:10.0.0.1"]), hosts.clone()], &NicList::default());
+        assert_eq!(found.unfit, [NicOptions::new("hosts")]);
+        assert!(found.warnings[0].contains("without hosts: the network interface"), "{:?}", found.warnings);
+        let found = Fitness::of(&[hosts], &NicList::default());
+        assert_eq!(found.unfit, []);
+        assert!(found.warnings[0].contains("in another network namespace"), "{:?}", found.warnings);
     }
 
     #[test]

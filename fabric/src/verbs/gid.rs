@@ -24,6 +24,8 @@ pub struct GidEntry {
     pub roce_v2: bool,
     /// The network interface that has the address; none on InfiniBand.
     pub netdev: Option<String>,
+    /// Whether that interface is in another network namespace, as a host's is for a container with a network of its own.
+    pub elsewhere: bool,
 }
 
 /// A GID that was chosen, and why.
@@ -62,13 +64,15 @@ pub fn table(entries: &[GidEntry]) -> String {
     entries.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Reads the table of a port. Entries that are empty, or gone while it is read, are left out.
+/// Reads the table of a port. Entries that are empty, or gone while it is read, are left out. RDMA devices
+/// are in every network namespace, and interfaces in one, so the table may name an interface that is not beside `sysfs`.
 pub(super) fn read(sysfs: &Path, device: &str, port: u8) -> Vec<GidEntry> {
     let port = sysfs.join(device).join("ports").join(port.to_string());
     let text = |kind: &str, index: u8| {
         let text = std::fs::read_to_string(port.join(kind).join(index.to_string())).ok()?;
         Some(text.trim().to_owned())
     };
+    let interfaces = sysfs.with_file_name("net");
     let mut entries = Vec::new();
     // A queue pair takes no index that is larger.
     for index in 0..=u8::MAX {
@@ -79,11 +83,12 @@ pub(super) fn read(sysfs: &Path, device: &str, port: u8) -> Vec<GidEntry> {
         }
         let roce_v2 = text("gid_attrs/types", index).is_some_and(|kind| kind == "RoCE v2");
         let netdev = text("gid_attrs/ndevs", index).filter(|name| !name.is_empty());
+        let elsewhere = netdev.as_ref().is_some_and(|name| !interfaces.join(name).exists());
         // fe80:: with no interface identifier is an entry that the driver has not filled.
         if address.octets()[8..] == [0; 8] {
             continue;
         }
-        entries.push(GidEntry { index, gid: Gid(address.octets()), roce_v2, netdev });
+        entries.push(GidEntry { index, gid: Gid(address.octets()), roce_v2, netdev, elsewhere });
     }
     entries
 }
@@ -122,9 +127,13 @@ pub(super) fn choose(
         (&is_global, "RoCE v2 with a global IPv6 address of an interface on the port, for want of IPv4"),
         (&|_| true, "RoCE v2 with a link-local address, for want of another: no router passes it on"),
     ];
-    for (fits, reason) in rules {
-        if let Some(entry) = entries.iter().find(|entry| entry.roce_v2 && fits(entry)) {
-            return Ok(Chosen { entry: entry.clone(), reason: reason.into() });
+    let places = [(false, ""), (true, ", although that interface is in another network namespace")];
+    for ((elsewhere, although), (fits, reason)) in
+        places.into_iter().flat_map(|place| rules.map(|rule| (place, rule)))
+    {
+        let is = |entry: &&GidEntry| entry.roce_v2 && entry.elsewhere == elsewhere && fits(entry);
+        if let Some(entry) = entries.iter().find(is) {
+            return Ok(Chosen { entry: entry.clone(), reason: format!("{reason}{although}") });
         }
     }
     Err(fail(if entries.is_empty() {
@@ -149,6 +158,7 @@ mod tests {
             gid: Gid(gid.parse::<Ipv6Addr>().unwrap().octets()),
             roce_v2: kind == "v2",
             netdev: (!netdev.is_empty()).then(|| netdev.to_owned()),
+            elsewhere: false,
         }
     }
 
@@ -197,6 +207,21 @@ mod tests {
     }
 
     #[test]
+    fn an_interface_of_another_namespace_comes_after_all_that_are_here() {
+        let mut table = mlx5();
+        for entry in &mut table {
+            entry.elsewhere = entry.index != 1;
+        }
+        let (index, reason) = choice(&table);
+        assert_eq!(index, 1);
+        assert!(reason.contains("link-local") && !reason.contains("namespace"), "{reason}");
+        table[1].elsewhere = true;
+        let (index, reason) = choice(&table);
+        assert_eq!(index, 7);
+        assert!(reason.contains("IPv4") && reason.contains("another network namespace"), "{reason}");
+    }
+
+    #[test]
     fn soft_roce_has_its_interfaces_addresses() {
         let table =
             [entry(0, "v2", "nic0", "fe80::5054:ff:fe12:3456"), entry(1, "v2", "nic0", "::ffff:10.77.0.1")];
@@ -234,13 +259,15 @@ mod tests {
 
     #[test]
     fn a_table_is_read_from_sysfs_without_its_empty_entries() {
-        let root = std::env::temp_dir().join(format!("phub-gids-{}", std::process::id()));
-        let port = root.join("mlx5_0/ports/1");
+        let class = std::env::temp_dir().join(format!("phub-gids-{}", std::process::id()));
+        let port = class.join("infiniband/mlx5_0/ports/1");
+        fs::create_dir_all(class.join("net/ens1")).unwrap();
         let gids = [
             ("fe80:0000:0000:0000:0e42:a1ff:fe12:3456", Some("IB/RoCE v1"), Some("ens1")),
             ("fe80:0000:0000:0000:0000:0000:0000:0000", None, None),
             ("0000:0000:0000:0000:0000:ffff:0a01:0005", Some("RoCE v2"), Some("ens1")),
             ("0000:0000:0000:0000:0000:0000:0000:0000", None, None),
+            ("0000:0000:0000:0000:0000:ffff:0a02:0005", Some("RoCE v2"), Some("of-the-host")),
         ];
         for (index, (gid, kind, netdev)) in gids.iter().enumerate() {
             let values = [("gids", Some(*gid)), ("gid_attrs/types", *kind), ("gid_attrs/ndevs", *netdev)];
@@ -251,10 +278,14 @@ mod tests {
                 }
             }
         }
-        let entries = read(&root, "mlx5_0", 1);
-        fs::remove_dir_all(&root).unwrap();
-        let expected =
-            [entry(0, "v1", "ens1", "fe80::e42:a1ff:fe12:3456"), entry(2, "v2", "ens1", "::ffff:10.1.0.5")];
+        let entries = read(&class.join("infiniband"), "mlx5_0", 1);
+        fs::remove_dir_all(&class).unwrap();
+        let of_the_host = entry(4, "v2", "of-the-host", "::ffff:10.2.0.5");
+        let expected = [
+            entry(0, "v1", "ens1", "fe80::e42:a1ff:fe12:3456"),
+            entry(2, "v2", "ens1", "::ffff:10.1.0.5"),
+            GidEntry { elsewhere: true, ..of_the_host },
+        ];
         assert_eq!(entries, expected);
     }
 }

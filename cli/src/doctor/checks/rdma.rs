@@ -202,6 +202,13 @@ pub(crate) fn gid(candidate: &Candidate, port: &DevicePort) -> Check {
     match candidate.device.gid(port, wanted) {
         Ok(chosen) => {
             let seen = format!("index {}, {}: {}", chosen.entry.index, chosen.entry.gid, chosen.reason);
+            if chosen.entry.elsewhere && wanted.is_none() {
+                let netdev = chosen.entry.netdev.as_deref().unwrap_or(netdev);
+                let fix = format!(
+                    "ip link set {netdev} netns PID from the namespace that has it, PID being a process of this one; in a container: docker run --network host"
+                );
+                return Check::warn(name, format!("{seen}: a connection may lead nowhere"), fix);
+            }
             let local = chosen.entry.gid.ip().is_unicast_link_local();
             if port.link_layer == LinkLayer::Ethernet && local && wanted.is_none() {
                 return Check::warn(name, seen, give);

@@ -9,6 +9,10 @@ use super::words;
 pub(in crate::verbs) const LINK_LOCAL: &str = "its only RoCE v2 address is link-local, which no router passes on and which may \
      be of another wire: give its network interface an IP address";
 
+/// Why a NIC is used for want of a better one alone.
+pub(in crate::verbs) const ELSEWHERE: &str = "the network interface of its address is in another network namespace, from where a \
+     connection may lead nowhere: move it here (ip link set INTERFACE netns PID), or run in the host's network";
+
 /// A device, or a port of one, cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {

@@ -6,7 +6,7 @@ use super::*;
 
 fn entry(index: u8, address: &str, roce_v2: bool) -> GidEntry {
     let gid = Gid(address.parse::<std::net::Ipv6Addr>().unwrap().octets());
-    GidEntry { index, gid, roce_v2, netdev: Some("eth7".into()) }
+    GidEntry { index, gid, roce_v2, netdev: Some("eth7".into()), elsewhere: false }
 }
 
 /// A device with one port of RoCE.
@@ -143,6 +143,14 @@ fn a_gid_is_shown_with_its_reason_and_the_table_where_there_is_none() {
         "",
     );
     says(&judge(vec![local.clone()], None), Verdict::Warn, "link-local", "ip address add IP/BITS dev eth7");
+    let hosts = GidEntry { elsewhere: true, ..entry(3, "::ffff:10.0.0.1", true) };
+    says(
+        &judge(vec![hosts.clone()], None),
+        Verdict::Warn,
+        "another network namespace",
+        "ip link set eth7 netns",
+    );
+    says(&judge(vec![hosts], Some(3)), Verdict::Pass, "was asked for", "");
     says(&judge(vec![local.clone()], Some(1)), Verdict::Pass, "was asked for", "");
     says(&judge(vec![local], Some(9)), Verdict::Fail, "fe80::1", "mlx5_0@INDEX");
     says(&judge(vec![entry(0, "fe80::1", false)], None), Verdict::Fail, "IB/RoCE v1", "--nics mlx5_0@INDEX");

@@ -28,6 +28,39 @@ def pinnable(session: Session, key: str) -> List[torch.Tensor]:
     return [tensor(session, key, which) for which in own]
 
 
+def pin(windows: List[torch.Tensor], device: torch.device) -> List[int]:
+    """Pins windows, and returns the addresses of those that are. The others (a limit on locked memory) are copied more
+    slowly."""
+    runtime = torch.cuda.cudart()
+    pinned = []
+    for window in windows:
+        bytes_ = window.numel() * window.element_size()
+        if bytes_ == 0:
+            continue
+        if int(runtime.cudaHostRegister(window.data_ptr(), bytes_, 0)) == 0:
+            pinned.append(window.data_ptr())
+        else:
+            _forget_error(device)
+    return pinned
+
+
+def unpin(addresses: List[int], device: torch.device) -> None:
+    """Undoes `pin`."""
+    runtime = torch.cuda.cudart()
+    for address in addresses:
+        if int(runtime.cudaHostUnregister(address)) != 0:
+            _forget_error(device)
+
+
+def _forget_error(device: torch.device) -> None:
+    # CUDA keeps the error of a call for whoever asks for the last one, and PyTorch asks after each kernel that it launches:
+    # the script would get it from an innocent line. PyTorch has no cudaGetLastError; this kernel asks.
+    try:
+        torch.ones(1, device=device)
+    except RuntimeError:
+        pass
+
+
 class HostWindows:
     """For parameters in host memory: a parameter's data is the weights window."""
 
@@ -89,10 +122,7 @@ class CudaWindows:
             key: (tensor(session, key, "gradient"), tensor(session, key, "weights")) for key in session.keys
         }
         self._parameters: Dict[str, torch.Tensor] = {}
-        self._pinned: List[int] = []
-        for key in session.keys:
-            for window in pinnable(session, key):
-                self._pin(window)
+        self._pinned = pin([window for key in session.keys for window in pinnable(session, key)], device)
         self._copies: "queue.SimpleQueue[Optional[Tuple[Any, str]]]" = queue.SimpleQueue()
         self._sent = {key: threading.Event() for key in session.keys}
         for sent in self._sent.values():
@@ -101,12 +131,6 @@ class CudaWindows:
         self._copied: Dict[str, Any] = {}
         self._thread = threading.Thread(target=self._send, name="phub-copies", daemon=True)
         self._thread.start()
-
-    def _pin(self, window: torch.Tensor) -> None:
-        # Pages that cannot be pinned (a limit on locked memory) are copied more slowly.
-        bytes_ = window.numel() * window.element_size()
-        if bytes_ and int(torch.cuda.cudart().cudaHostRegister(window.data_ptr(), bytes_, 0)) == 0:
-            self._pinned.append(window.data_ptr())
 
     def adopt(self, key: str, parameter: torch.Tensor) -> None:
         self._parameters[key] = parameter
@@ -171,8 +195,7 @@ class CudaWindows:
         self._copies.put(None)
         self._thread.join()
         torch.cuda.synchronize(self._device)
-        for pointer in self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(pointer)
+        unpin(self._pinned, self._device)
 
 
 Windows = Union[HostWindows, CudaWindows]
