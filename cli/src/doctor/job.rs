@@ -91,4 +91,19 @@ mod tests {
         assert_eq!(job.huge_bytes(&[0, 0, 0, 0, 0, 1, 1, 1, 1, 1]), (whole, whole * 2 / 5));
         assert_eq!(job.huge_bytes::<u32>(&[]), (whole, 0));
     }
+
+    #[test]
+    fn what_huge_pages_hold_of_published_models_with_two_nodes() {
+        let percent = |keys: Vec<Key>, lanes: usize| {
+            let job = Job::new("job".into(), keys, 1).unwrap();
+            let nodes: Vec<usize> = (0..lanes).map(|lane| lane * 2 / lanes).collect();
+            let (bytes, huge) = job.huge_bytes(&nodes);
+            100 * huge / bytes
+        };
+        let published = |name| pbox_core::models::model(name).unwrap().keys;
+        let large = vec![Key::f32("bias", [17]), Key::f32("embedding", [1 << 30])];
+        let of = |keys: Vec<Key>| [4, 8, 16, 20, 40].map(|lanes| percent(keys.clone(), lanes));
+        let percents = [published("resnet50"), published("vgg19"), large].map(of);
+        assert_eq!(percents, [[0; 5], [0, 0, 49, 49, 45], [0, 0, 49, 59, 79]]);
+    }
 }

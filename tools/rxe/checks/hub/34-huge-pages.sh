@@ -7,13 +7,13 @@
 # build: bin phub-probe
 # seconds: 240
 
-# pages: of each mapping of the hub that is as large as a window, its first address and the bytes that are mapped by huge pages.
+# pages PID: of each mapping that is as large as a window, its first address and the bytes that are mapped by huge pages.
 pages() {
     awk -v size="$window_kib" '
         $1 ~ /^[0-9a-f]+-[0-9a-f]+$/ { split($1, range, "-") }
         $1 == "Size:" { is_window = $2 == size; huge = 0 }
         $1 == "AnonHugePages:" || $1 == "ShmemPmdMapped:" { huge += $2 * 1024 }
-        $1 == "VmFlags:" && is_window { print range[1], huge }' "/proc/$hub/smaps"
+        $1 == "VmFlags:" && is_window { print range[1], huge }' "/proc/$1/smaps"
 }
 # on_nodes ADDRESS: the bytes of the mapping there that lie on node 0, and on node 1.
 on_nodes() {
@@ -32,7 +32,8 @@ look() {
     worker=$!
     within 100 stepped
     kill -STOP $worker
-    pages | while read -r address huge; do echo "$huge $(on_nodes "$address")"; done >/tmp/windows
+    pages "$hub" | while read -r address huge; do echo "$huge $(on_nodes "$address")"; done >/tmp/windows
+    at_worker=$(pages $worker | awk -v whole=$((window_kib / 2048 << 21)) '$2 == whole' | wc -l)
     pinned=$(awk '$1 == "VmPin:" { print $2 * 1024 }' "/proc/$hub/status")
     kill -CONT $worker
     wait $worker
@@ -58,6 +59,8 @@ window_kib=18436
 for way in shm tcp verbs; do
     look 0-2,4-6 $way 30 --chunk-bytes 1048576
     expect $((12 << 20))
+    # With a hub that shares no memory, the worker has both its windows to itself.
+    [ $way = shm ] || [ "$at_worker" = 2 ]
 done
 
 # A model that is large enough for runs of 512 KiB.
