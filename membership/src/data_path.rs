@@ -140,8 +140,12 @@ fn make_rdma(
     nics: &NicSettings,
     rank: u32,
 ) -> Result<any::Rdma, String> {
+    let near = |offer: &TransportAddress| match offer {
+        TransportAddress::Shm { machine, address } => is_near(machine, address).is_ok(),
+        _ => false,
+    };
     let wanted = |hub: &LetIn| match transport {
-        None => !hub.shares_memory(transport),
+        None => !hub.reply.transports.iter().any(near),
         Some(wanted) => wanted == Transport::Verbs,
     };
     let offered =
@@ -158,17 +162,6 @@ fn make_rdma(
     let nics = usable_nics(nics.list.as_ref(), local_rank)?;
     let (group, port) = verbs::worker_group(&nics, options).map_err(|error| error.to_string())?;
     Ok((group, vec![port]))
-}
-
-impl LetIn {
-    /// Whether a member that asks for this transport, or for none, shares its windows' memory with the hub.
-    pub fn shares_memory(&self, transport: Option<Transport>) -> bool {
-        let near = |offer: &TransportAddress| match offer {
-            TransportAddress::Shm { machine, address } => is_near(machine, address).is_ok(),
-            _ => false,
-        };
-        transport.is_none_or(|wanted| wanted == Transport::Shm) && self.reply.transports.iter().any(near)
-    }
 }
 
 /// Whether a hub shares this machine's memory, else why not. Its socket has an abstract name, which is known within

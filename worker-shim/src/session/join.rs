@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fabric::tcp::Frames;
-use fabric::{Port, Ranges, Receive, RecvWindow, SendWindow, Until, any};
+use fabric::{Port, Receive, RecvWindow, SendWindow, Until, any};
 use membership::{Credential, DataPath, Hub, LetIn, MemberError, Ports, Way};
 use pbox_core::control::{JoinRequest, PROTOCOL, Present, PresentReply, Versions, check_job_name};
 use pbox_core::{Credit, KeyId, Round, Slices, Wire};
@@ -237,10 +237,6 @@ pub(super) fn attach(
 ) -> Result<Attached, SessionError> {
     let level = &config.terms.level;
     let frames = Frames::summed_if(config.checksum);
-    // Only this thread's node uses the memory then, and before a NIC registers it.
-    if window.dma_buf().is_none() && !let_in.iter().any(|hub| hub.shares_memory(config.transport)) {
-        window.collapse_by_node(&[Ranges::default()], |_| ());
-    }
     let (ports, port) = Ports::one(&let_in, config.transport, &config.nics, config.rank, frames)?;
     let DataPath { endpoints, received, placement, ways, cores, .. } =
         membership::open(&let_in, level.schedule, wire, window, receive, &ports, deadline)

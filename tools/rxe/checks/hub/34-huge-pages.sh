@@ -33,7 +33,6 @@ look() {
     within 100 stepped
     kill -STOP $worker
     pages "$hub" | while read -r address huge; do echo "$huge $(on_nodes "$address")"; done >/tmp/windows
-    at_worker=$(pages $worker | awk -v whole=$((window_kib / 2048 << 21)) '$2 == whole' | wc -l)
     pinned=$(awk '$1 == "VmPin:" { print $2 * 1024 }' "/proc/$hub/status")
     kill -CONT $worker
     wait $worker
@@ -59,8 +58,6 @@ window_kib=18436
 for way in shm tcp verbs; do
     look 0-2,4-6 $way 30 --chunk-bytes 1048576
     expect $((12 << 20))
-    # With a hub that shares no memory, the worker has both its windows to itself.
-    [ $way = shm ] || [ "$at_worker" = 2 ]
 done
 
 # A model that is large enough for runs of 512 KiB.
