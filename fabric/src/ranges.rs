@@ -6,6 +6,7 @@
 //! ```
 
 use crate::ids::Span;
+use crate::memory::HUGE_PAGE;
 
 /// Spans with smaller gaps are one range: a page is the least that is pinned, and a post over several small spans has their
 /// padding in it. The same on all machines, so that both ends of a link count the same ranges.
@@ -63,6 +64,20 @@ impl Ranges {
         let pages = |range: Span| end(range).div_ceil(page) - range.offset / page;
         self.iter().map(|range| (pages(range) * page) as u64).sum()
     }
+
+    /// Of each range the part that whole huge pages fill. Windows begin on a huge page.
+    pub(crate) fn huge_pages(&self) -> impl Iterator<Item = Span> {
+        self.iter().filter_map(|range| {
+            let offset = range.offset.checked_next_multiple_of(HUGE_PAGE)?;
+            let bytes = (end(range) / HUGE_PAGE * HUGE_PAGE).checked_sub(offset)?;
+            (bytes > 0).then_some(Span { offset, bytes })
+        })
+    }
+
+    /// The bytes of these parts.
+    pub fn huge_bytes(&self) -> u64 {
+        self.huge_pages().map(|part| part.bytes as u64).sum()
+    }
 }
 
 /// One past the last byte; of a range that goes on to the end of memory, the last.
@@ -111,6 +126,23 @@ mod tests {
         let page = rustix::param::page_size();
         let two = ranges(&[(page - 1, 2), (4 * page, 3 * page)]);
         assert_eq!(two.pinned_bytes(), 5 * page as u64);
+    }
+
+    #[test]
+    fn a_range_has_the_huge_pages_that_lie_in_it_whole() {
+        const MIB: usize = 1 << 20;
+        let parts = |ranges: &[(usize, usize)]| self::ranges(ranges).huge_pages().collect::<Vec<_>>();
+        assert_eq!(
+            parts(&[(0, 4 * MIB - 1), (5 * MIB, 4 * MIB)]),
+            [span(0, 2 * MIB), span(6 * MIB, 2 * MIB)]
+        );
+        assert_eq!(
+            parts(&[(64, 4 * MIB - 65), (4 * MIB + 8192, 64), (8 * MIB, 0)]),
+            [],
+            "less than a whole one"
+        );
+        assert_eq!(parts(&[(MIB, 7 * MIB)]), [span(2 * MIB, 6 * MIB)]);
+        assert_eq!(ranges(&[(MIB, 7 * MIB)]).huge_bytes(), 6 << 20);
     }
 
     proptest! {

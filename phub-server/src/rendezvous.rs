@@ -120,7 +120,7 @@ impl Rendezvous {
     /// Lets a worker in.
     fn welcome(&self, hello: Hello, registry: &Arc<Registry>) {
         let Ok(_turn) = self.runtime.block_on(self.welcomes.acquire()) else { return };
-        let mut admission = match registry.admission(hello.token()) {
+        let admission = match registry.admission(hello.token()) {
             Ok(admission) => admission,
             Err(why) => return self.refuse(hello, &why),
         };
@@ -139,7 +139,7 @@ impl Rendezvous {
                         endpoint.end_with_port();
                     }
                 }
-                registry.touch(&mut admission, &joined.recv);
+                registry.touch(&admission, &joined.recv);
                 registry.attach(admission, joined.recv, joined.endpoints);
             }
             Err(error) if error.is_unreachable() => {

@@ -23,7 +23,7 @@ use phub_server::HubSettings;
 use phub_server::lanes::{self, OnNics};
 use phub_server::program::ModelSource;
 use rustix::process::{Resource, getrlimit};
-use topology::{Host, NicChoice, NicKind};
+use topology::{CpuId, Host, NicChoice, NicKind};
 
 use check::{Check, Verdict};
 use checks::rdma::{Candidate, Found, Need};
@@ -92,7 +92,7 @@ impl DoctorArgs {
 
         let rdma = check_rdma(&mut report, settings, &host, &list, traffic_class);
         check_memory(&mut report, &job, rdma.plan.as_ref());
-        let lanes = check_cores(&mut report, settings, &host, rdma.plan.as_ref());
+        let lanes = check_cores(&mut report, settings, &host, &job, rdma.plan.as_ref());
         report.add(files::open_files(job.workers, lanes, &getrlimit(Resource::Nofile)));
         check_ways(&mut report, settings, &rdma);
         if let Some(dir) = &settings.checkpoints {
@@ -217,20 +217,23 @@ fn check_memory(report: &mut Report, job: &Job, plan: Option<&OnNics>) {
         plan.iter().flat_map(|plan| &plan.lanes).filter_map(|lane| lane.nic.as_ref()).collect();
     let nics = plan.map(OnNics::nics).unwrap_or_default().len();
     report.add(memory::memlock(job, nics, job.window_bytes(&lanes), &Memlock::read()));
-    let pages = HugePages::read();
-    report.add(memory::window_pages(&pages));
-    report.add(memory::private_pages(&pages));
 }
 
-/// Checks the cores of the hub. Returns the number of its lanes.
-fn check_cores(report: &mut Report, settings: &HubSettings, host: &Host, rdma: Option<&OnNics>) -> usize {
+/// Checks the cores of the hub, and the pages of their memory. Returns the number of the hub's lanes.
+fn check_cores(
+    report: &mut Report,
+    settings: &HubSettings,
+    host: &Host,
+    job: &Job,
+    rdma: Option<&OnNics>,
+) -> usize {
     let plain;
-    let (plan, lanes) = match rdma {
-        Some(OnNics { plan, lanes }) => (plan, lanes.len()),
+    let (plan, cpus): (_, Vec<CpuId>) = match rdma {
+        Some(OnNics { plan, lanes }) => (plan, lanes.iter().map(|lane| CpuId(lane.cpu)).collect()),
         None => match lanes::place(host, settings, NicChoice::default()) {
             Ok(plan) => {
                 plain = plan;
-                (&plain, plain.cores().len())
+                (&plain, plain.cores().iter().map(|core| core.cpu).collect())
             }
             Err(error) => {
                 let fix = "phub-server topology shows the cores; --cores chooses among them";
@@ -239,6 +242,10 @@ fn check_cores(report: &mut Report, settings: &HubSettings, host: &Host, rdma: O
             }
         },
     };
+    let (lanes, pages) = (cpus.len(), HugePages::read());
+    let nodes: Vec<_> = cpus.into_iter().filter_map(|cpu| Some(host.cpu(cpu)?.node)).collect();
+    report.add(memory::window_pages(job, &nodes, &pages));
+    report.add(memory::private_pages(&pages));
     report.add(locality::locality(host, plan));
     let cpus: Vec<u32> = plan.cores().iter().map(|core| core.cpu.0).collect();
     let allowed = host.cpus.iter().filter(|cpu| cpu.allowed).map(|cpu| cpu.id.0).collect();

@@ -2,6 +2,8 @@
 
 use super::mapping::HUGE_PAGE;
 use super::window::SendWindow;
+use crate::ids::Span;
+use crate::ranges::Ranges;
 
 /// The file in which Linux says whether shared memory gets huge pages on advice. Every mapping advises it.
 pub const SHARED_HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
@@ -12,7 +14,8 @@ pub fn shared_huge_pages() -> bool {
     let words = std::fs::read_to_string(SHARED_HUGE_PAGES).unwrap_or_default();
     let advised =
         ["[always]", "[within_size]", "[advise]", "[force]"].iter().any(|word| words.contains(word));
-    advised || SendWindow::new(HUGE_PAGE).is_ok_and(|window| window.is_huge())
+    let page: Ranges = [Span { offset: 0, bytes: HUGE_PAGE }].into_iter().collect();
+    advised || SendWindow::sparse(HUGE_PAGE).is_ok_and(|window| window.collapse_by_node(&[page], |_| ()) > 0)
 }
 
 /// Resident memory of this process, shared pages included; `None` when the kernel does not say.

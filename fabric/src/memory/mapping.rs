@@ -3,6 +3,7 @@
 //! On the `unsafe` list. Each mapping has one owner that unmaps it on drop; what may be read or
 //! written when is the business of the types that hold one.
 
+use std::ffi::c_void;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
@@ -10,8 +11,11 @@ use std::ptr::NonNull;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
+use crate::ids::Span;
+use crate::ranges::Ranges;
+
 /// Size of a huge page on x86-64, and on Arm with small pages of 4 KiB.
-pub(super) const HUGE_PAGE: usize = 2 << 20;
+pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
 /// Windows, slabs and rings start on a boundary of this many bytes or more.
 pub(crate) const ALIGN: usize = 64;
@@ -71,17 +75,12 @@ impl Mapping {
     /// Zeroed private pages.
     pub fn private(what: &'static str, bytes: usize) -> Result<Self, MapError> {
         let len = at_least_one(bytes);
-        // SAFETY: a fresh anonymous mapping at an address that the kernel chooses touches no memory
-        // that anybody has.
-        let start = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                len.get(),
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE,
-            )
-        };
-        Self::checked(what, len, start)
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        Self::aligned(what, len, |start, flags| {
+            // SAFETY: `aligned` asks for a part of its reservation, or for an address that the kernel chooses: no memory that
+            // anybody has.
+            unsafe { mmap_anonymous(start, len.get(), prot, MapFlags::PRIVATE | flags) }
+        })
     }
 
     /// Pages of a file shared with other processes, from its start.
@@ -96,18 +95,26 @@ impl Mapping {
             Access::Read => ProtFlags::READ,
             Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         };
+        Self::aligned(what, len, |start, flags| {
+            // SAFETY: `aligned` asks for a part of its reservation, or for an address that the kernel chooses: no memory
+            // that anybody has. The callers have checked that the file is sealed against shrinking.
+            unsafe { mmap(start, len.get(), prot, MapFlags::SHARED | flags, fd.as_fd(), 0) }
+        })
+    }
+
+    /// What `map` maps, at a multiple of a huge page's size if it is as long as one: nowhere else can a huge page be mapped as
+    /// one. The kernel chooses such an address only where huge pages are switched on, or in later versions. So a larger range of
+    /// addresses is reserved first, and what is too much is given back.
+    fn aligned(
+        what: &'static str,
+        len: NonZeroUsize,
+        map: impl FnOnce(*mut c_void, MapFlags) -> Result<*mut c_void, Errno>,
+    ) -> Result<Self, MapError> {
         if len.get() < HUGE_PAGE {
-            // SAFETY: a fresh mapping at an address that the kernel chooses touches no memory that
-            // anybody has. The callers have checked that the file is sealed against shrinking.
-            let start =
-                unsafe { mmap(std::ptr::null_mut(), len.get(), prot, MapFlags::SHARED, fd.as_fd(), 0) };
-            return Self::checked(what, len, start);
+            return Self::checked(what, len, map(std::ptr::null_mut(), MapFlags::empty()));
         }
-        // A huge page of the file can be mapped as one only at an address that is a multiple of its size. The
-        // kernel chooses such an address for memfds only if their huge pages are switched on. So a larger range
-        // of addresses is reserved first, and what is too much is given back.
         let reserved = len.get() + HUGE_PAGE;
-        // SAFETY: as above; nothing can be accessed there.
+        // SAFETY: a fresh mapping at an address that the kernel chooses; nothing can be accessed there.
         let start = unsafe {
             mmap_anonymous(
                 std::ptr::null_mut(),
@@ -119,10 +126,8 @@ impl Mapping {
         let start = start.map_err(|errno| MapError::new(what, len.get(), errno))?.cast::<u8>();
         let before = start.align_offset(HUGE_PAGE);
         let aligned = start.wrapping_add(before);
-        let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: `aligned` and `len` bytes after it are a part of what was just reserved, which nobody else
-        // has; the mapping takes that part's place. The file is sealed, as above.
-        let mapped = unsafe { mmap(aligned.cast(), len.get(), prot, flags, fd.as_fd(), 0) };
+        // `aligned` and `len` bytes after it are a part of what was just reserved; the mapping takes that part's place.
+        let mapped = map(aligned.cast(), MapFlags::FIXED);
         let pages = len.get().next_multiple_of(rustix::param::page_size());
         let after = reserved.next_multiple_of(rustix::param::page_size()) - before - pages;
         let whole = if mapped.is_ok() {
@@ -160,31 +165,59 @@ impl Mapping {
         Ok(())
     }
 
-    /// Replaces the small pages of this mapping's file by huge pages, whatever the machine's settings for
-    /// huge pages are, and makes pages that are not there yet (Linux 6.1). Returns whether the kernel did it.
-    ///
-    /// It does nothing on a machine of several NUMA nodes: there each core touches its chunks first, to have
-    /// them on its node, and a huge page would hold chunks of several cores.
-    pub fn collapse(&self) -> bool {
+    /// Has huge pages where all memory is on one node. On several nodes a huge page would hold chunks of cores of several.
+    pub fn collapse_on_one_node(&self) {
+        if one_node() {
+            self.collapse(&Ranges::default(), Access::Read);
+        }
+    }
+
+    /// Has huge pages where ranges are of one node, and on that node, and small pages elsewhere: these lie where they are touched
+    /// first. `nodes` has the ranges of each node, and `go_to` moves the calling thread to a node by its place there. Returns how
+    /// many bytes have huge pages. `access` is as for [`collapse`](Self::collapse).
+    pub fn collapse_by_node(&self, nodes: &[Ranges], access: Access, mut go_to: impl FnMut(usize)) -> usize {
+        let mut collapsed = 0;
+        for (node, ranges) in nodes.iter().enumerate() {
+            go_to(node);
+            collapsed += self.collapse(ranges, access);
+        }
+        if nodes.len() > 1 {
+            // For all: advice for some ranges would cut the mapping in pieces, of which a process has 65,530 at most.
+            // SAFETY: the range is this mapping's own; the advice changes no contents.
+            let _ = unsafe { madvise(self.start.as_ptr().cast(), self.bytes(), Advice::LinuxNoHugepage) };
+        }
+        collapsed
+    }
+
+    /// Has huge pages, on the node of the calling thread, where whole ones fit into a range, whatever the machine's settings for
+    /// huge pages are (Linux 6.1). Returns how many bytes have them. `access` is how a page is made that is not there yet: a
+    /// file's by reading; a private one by writing, for which the memory must be new.
+    fn collapse(&self, ranges: &Ranges, access: Access) -> usize {
         /// Of linux/mman.h; not in every libc yet.
         const MADV_COLLAPSE: i32 = 25;
-        let bytes = self.bytes.get() / HUGE_PAGE * HUGE_PAGE;
-        if bytes == 0 || !one_node() {
-            return false;
-        }
-        for offset in (0..bytes).step_by(HUGE_PAGE) {
-            // One page of each must be there for the others to follow.
-            // SAFETY: inside this mapping, which is readable; nobody writes it yet.
-            unsafe { self.start.as_ptr().add(offset).read_volatile() };
-        }
-        // SAFETY: the range is this mapping's own; contents stay as they are.
-        unsafe { libc::madvise(self.start.as_ptr().cast(), bytes, MADV_COLLAPSE) == 0 }
+        let collapse = |part: Span| {
+            let start = self.start.as_ptr().wrapping_add(part.offset);
+            for offset in (0..part.bytes).step_by(HUGE_PAGE) {
+                // One page of each must be there for the others to follow. A huge page lies where most of the small ones did.
+                let page = start.wrapping_add(offset);
+                match access {
+                    // SAFETY: inside this mapping, which is readable.
+                    Access::Read => drop(unsafe { page.read_volatile() }),
+                    // SAFETY: inside this mapping, which is writable; it is new, so all is zero and nobody uses it.
+                    Access::ReadWrite => unsafe { page.write_volatile(0) },
+                }
+            }
+            // SAFETY: the range is this mapping's own; contents stay as they are.
+            let collapsed = unsafe { libc::madvise(start.cast(), part.bytes, MADV_COLLAPSE) == 0 };
+            if collapsed { part.bytes } else { 0 }
+        };
+        ranges.within(self.bytes()).huge_pages().map(collapse).sum()
     }
 
     fn checked(
         what: &'static str,
         bytes: NonZeroUsize,
-        start: Result<*mut std::ffi::c_void, Errno>,
+        start: Result<*mut c_void, Errno>,
     ) -> Result<Self, MapError> {
         let start = start.map_err(|errno| MapError::new(what, bytes.get(), errno))?;
         let start = NonNull::new(start.cast::<u8>()).expect("the kernel never maps page zero unasked");

@@ -14,7 +14,7 @@ mod slab;
 mod spans;
 mod window;
 
-pub(crate) use mapping::{Access, Mapping};
+pub(crate) use mapping::{Access, HUGE_PAGE, Mapping};
 
 pub use dma_buf::{DmaBuf, DmaBufError};
 pub use machine::{SHARED_HUGE_PAGES, resident_bytes, shared_huge_pages};

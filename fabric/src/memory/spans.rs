@@ -14,6 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use super::mapping::{ALIGN, Access, Mapping};
 use super::window::{SendWindow, WindowError};
 use crate::ids::Span;
+use crate::ranges::Ranges;
 
 /// The spans of one owner of a [`SendWindow`]. Nobody else in this process writes them.
 #[derive(Debug)]
@@ -170,6 +171,12 @@ impl RecvWindow {
         // SAFETY: bounds and alignment by `elements_ptr`, any bits are a `T`, the kernel initialised
         // the pages, and the caller vouches for the peer.
         Ok(unsafe { std::slice::from_raw_parts(start, elements) })
+    }
+
+    /// As [`SendWindow::collapse_by_node`]. Memory of this end must be new.
+    pub fn collapse_by_node(&self, nodes: &[Ranges], go_to: impl FnMut(usize)) -> usize {
+        let access = if self.local { Access::ReadWrite } else { Access::Read };
+        self.mapping.collapse_by_node(nodes, access, go_to)
     }
 
     /// Allocates every page of a span, on the node of the calling core if nobody touched the page yet. For memory of

@@ -12,6 +12,7 @@ use super::dma_buf::{DmaBuf, DmaBufError};
 use super::mapping::{Access, MapError, Mapping, advice};
 use super::spans::{SpanError, Spans, check};
 use crate::ids::Span;
+use crate::ranges::Ranges;
 
 /// Seals of a window: its size is final, and nobody but its owner gets a writable mapping.
 const SEALS: SealFlags =
@@ -69,7 +70,6 @@ pub enum WindowError {
 pub struct SendWindow {
     memory: Memory,
     bytes: usize,
-    huge: bool,
     /// The spans that owners at this end write, ascending.
     owned: Box<[Span]>,
 }
@@ -87,8 +87,8 @@ impl SendWindow {
     /// A zeroed window of `bytes`, in a sealed memfd: no name in any file system, gone with its
     /// last holder.
     pub fn new(bytes: usize) -> Result<Self, WindowError> {
-        let mut window = Self::sparse(bytes)?;
-        window.huge = window.mapping().collapse();
+        let window = Self::sparse(bytes)?;
+        window.mapping().collapse_on_one_node();
         Ok(window)
     }
 
@@ -101,7 +101,7 @@ impl SendWindow {
         ftruncate(&fd, bytes.max(1) as u64).map_err(memfd("ftruncate"))?;
         let mapping = Arc::new(Mapping::shared("a window", fd.as_fd(), bytes, Access::ReadWrite)?);
         fcntl_add_seals(&fd, SEALS).map_err(memfd("adding seals"))?;
-        Ok(SendWindow { memory: Memory::Memfd(mapping, fd), bytes, huge: false, owned: Box::default() })
+        Ok(SendWindow { memory: Memory::Memfd(mapping, fd), bytes, owned: Box::default() })
     }
 
     /// A window of `bytes` in a dma-buf, for links over RDMA alone: what else asks for its bytes panics. Something else than
@@ -112,12 +112,14 @@ impl SendWindow {
     pub fn in_dma_buf(dma_buf: &DmaBuf, bytes: usize) -> Result<Self, WindowError> {
         dma_buf.check(bytes)?;
         let memory = Memory::DmaBuf(dma_buf.clone());
-        Ok(SendWindow { memory, bytes, huge: false, owned: Box::default() })
+        Ok(SendWindow { memory, bytes, owned: Box::default() })
     }
 
-    /// Whether it has huge pages, except for a rest that is smaller than one.
-    pub fn is_huge(&self) -> bool {
-        self.huge
+    /// Has huge pages where ranges are of one NUMA node, and small ones elsewhere. `nodes` has the ranges of each node, and `go_to`
+    /// moves the calling thread to a node by its place there. Call it before the owners touch their pages, and before a NIC
+    /// registers them. Returns how many bytes have huge pages.
+    pub fn collapse_by_node(&self, nodes: &[Ranges], go_to: impl FnMut(usize)) -> usize {
+        self.mapping().collapse_by_node(nodes, Access::Read, go_to)
     }
 
     /// Size in bytes.

@@ -1,6 +1,7 @@
 //! Work for a core that its own thread should not do, because rounds wait meanwhile: memory is touched and freed by other
 //! threads. They run on the core's NUMA node, whose memory a page is of that is touched there first, and give way to the core.
 
+use fabric::{Ranges, Span};
 use rustix::process::setpriority_process;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -38,6 +39,34 @@ impl Near {
             let _ = sched_setaffinity(None, &set);
         }
     }
+
+    /// Has huge pages in a new window where ranges of it are of one node. `cores` are the cpu and the spans of each core, and
+    /// `collapse` is the window's: it takes the ranges of each node, and what moves this thread to the node.
+    pub fn huge_pages(
+        &self,
+        cores: impl IntoIterator<Item = (u32, Vec<Span>)>,
+        collapse: impl FnOnce(&[Ranges], &mut dyn FnMut(usize)) -> usize,
+    ) {
+        let (cpus, ranges): (Vec<u32>, Vec<Ranges>) = by_node(cores, of_node).into_iter().unzip();
+        let bytes = collapse(&ranges, &mut |node| self.go_to(cpus[node]));
+        tracing::debug!(bytes, nodes = cpus.len(), "huge pages of a window");
+    }
+}
+
+/// The ranges of each node, with one of its cpus. `node` tells the nodes of cpus apart.
+fn by_node<N: PartialEq>(
+    cores: impl IntoIterator<Item = (u32, Vec<Span>)>,
+    node: impl Fn(u32) -> N,
+) -> Vec<(u32, Ranges)> {
+    let mut nodes: Vec<(N, u32, Vec<Span>)> = Vec::new();
+    for (cpu, spans) in cores {
+        let of = node(cpu);
+        match nodes.iter_mut().find(|(known, ..)| *known == of) {
+            Some((_, _, known)) => known.extend(spans),
+            None => nodes.push((of, cpu, spans)),
+        }
+    }
+    nodes.into_iter().map(|(_, cpu, spans)| (cpu, spans.into_iter().collect())).collect()
 }
 
 /// The cpus of the node of a cpu.
@@ -62,6 +91,19 @@ fn cpus(list: &str) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn neighbours_of_one_node_are_one_range_whatever_their_cores() {
+        let spans = |offsets: &[usize]| offsets.iter().map(|&offset| Span { offset, bytes: 4096 }).collect();
+        let cores = [(0, spans(&[0, 16384])), (4, spans(&[8192])), (1, spans(&[4096])), (5, spans(&[12288]))];
+        let [(first, left), (second, right)] = &by_node(cores, |cpu| cpu / 4)[..] else {
+            panic!("two nodes")
+        };
+        let ranges =
+            |ranges: &Ranges| ranges.iter().map(|range| (range.offset, range.bytes)).collect::<Vec<_>>();
+        assert_eq!((*first, ranges(left)), (0, vec![(0, 8192), (16384, 4096)]));
+        assert_eq!((*second, ranges(right)), (4, vec![(8192, 8192)]));
+    }
 
     #[test]
     fn lists_of_cpus_are_read() {

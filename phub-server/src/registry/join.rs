@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use fabric::{RecvWindow, SendWindow, Span, Spans, any};
+use fabric::{Ranges, RecvWindow, SendWindow, Span, Spans, any};
 use pbox_core::control::{JobState, JoinReply, JoinRequest, PROTOCOL, Present, Versions, check_job_name};
-use pbox_core::{JobId, Round, Share, Wire};
+use pbox_core::{ChunkId, JobId, Round, Share, Wire};
 
 use super::STOPS;
 use super::above::MAX_DEPTH;
@@ -211,6 +211,7 @@ impl Registry {
                 reason
             })?;
             (admission.weights, admission.own) = own;
+            self.touch_own(&mut admission);
         }
         Ok(admission)
     }
@@ -227,30 +228,46 @@ impl Registry {
     /// Allocates a worker's window, if it is the hub's memory, on the nodes of the cores that will read it. The handshake's
     /// thread moves from node to node for this.
     pub fn populate(&self, admission: &Admission, window: &RecvWindow) {
-        self.by_core(admission, |span, _| window.populate(span));
+        let collapse = |nodes: &[Ranges], go_to: &mut dyn FnMut(usize)| window.collapse_by_node(nodes, go_to);
+        self.by_core(admission, Wire::gradient_span, collapse, |span, _| window.populate(span));
     }
 
-    /// Has all pages of a worker's windows in this process, so that no core waits for the kernel between two rounds: its
-    /// gradients, and the weights where it has its own.
-    pub fn touch(&self, admission: &mut Admission, window: &RecvWindow) {
-        let mut own = std::mem::take(&mut admission.own);
-        self.by_core(admission, |span, (core, place)| {
-            window.touch(span);
-            if let Some(own) = own.get_mut(core) {
-                own.elements_mut::<u8>(place).fill(0);
-            }
+    /// Has all pages of a worker's gradients in this process, so that no core waits for the kernel between two rounds.
+    pub fn touch(&self, admission: &Admission, window: &RecvWindow) {
+        let collapse = |nodes: &[Ranges], go_to: &mut dyn FnMut(usize)| match window.is_local() {
+            true => 0, // it is populated, and may be written already
+            false => window.collapse_by_node(nodes, go_to),
+        };
+        self.by_core(admission, Wire::gradient_span, collapse, |span, _| window.touch(span));
+    }
+
+    /// The same for the worker's own weights, before a NIC registers them.
+    fn touch_own(&self, admission: &mut Admission) {
+        let (weights, mut own) = (Arc::clone(&admission.weights), std::mem::take(&mut admission.own));
+        let collapse =
+            |nodes: &[Ranges], go_to: &mut dyn FnMut(usize)| weights.collapse_by_node(nodes, go_to);
+        self.by_core(admission, Wire::weights_span, collapse, |_, (core, place)| {
+            own[core].elements_mut::<u8>(place).fill(0);
         });
         admission.own = own;
     }
 
-    /// Does something with the span of each chunk in the worker's window of gradients, on the node of the chunk's core. The
+    /// Does something with the `span` of each chunk in a window, on the node of the chunk's core, and `collapse` before. The
     /// chunk is also given as its core's place in the placement and its own place at that core.
-    fn by_core(&self, admission: &Admission, mut work: impl FnMut(Span, (usize, usize))) {
+    fn by_core(
+        &self,
+        admission: &Admission,
+        span: impl Fn(&Wire, ChunkId) -> Span,
+        collapse: impl FnOnce(&[Ranges], &mut dyn FnMut(usize)) -> usize,
+        mut work: impl FnMut(Span, (usize, usize)),
+    ) {
         let near = Near::new();
         let Cores { numbers, placement, .. } = &*admission.cores;
-        let by_core = placement.spans_by_core(|chunk| admission.wire.gradient_span(chunk));
-        for (core, (&number, spans)) in numbers.iter().zip(by_core).enumerate() {
-            near.go_to(self.cores[number].lane.cpu);
+        let by_core = placement.spans_by_core(|chunk| span(&admission.wire, chunk));
+        let cpus = numbers.iter().map(|&number| self.cores[number].lane.cpu);
+        near.huge_pages(cpus.clone().zip(by_core.iter().cloned()), collapse);
+        for (core, (cpu, spans)) in cpus.zip(by_core).enumerate() {
+            near.go_to(cpu);
             spans.into_iter().enumerate().for_each(|(place, span)| work(span, (core, place)));
         }
     }

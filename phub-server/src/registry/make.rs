@@ -9,7 +9,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use fabric::{PortId, SendWindow};
+use fabric::{PortId, Ranges, SendWindow, Spans};
 use pbox_core::control::JoinRequest;
 use pbox_core::{JobId, JobTerms, Layout, LevelTerms, MadeShard, Members, Placement, ShardSpec, Wire};
 
@@ -145,6 +145,7 @@ impl Registry {
         for shard in &mut shards {
             (shard.restored, shard.snapshot_every) = (restored.clone(), self.checkpoint_every);
         }
+        self.huge_pages(&numbers, &shards); // before other threads touch the rest
         let shards = self
             .make_shards(&numbers, shards)
             .map_err(|error| Refusal::Exhausted(format!("job {name:?}: {error}")))?;
@@ -155,6 +156,22 @@ impl Registry {
         job.bringing = request.present.as_ref().map(|_| Bringing::new(terms.workers));
         job.checkpoints.warning = warning.flatten();
         Ok(Made { job, shards, above: ways })
+    }
+
+    /// Has huge pages in the window that these cores step into, where ranges of it are of one node.
+    fn huge_pages(&self, cores: &[usize], specs: &[ShardSpec]) {
+        // Where workers have frames of their own, nothing touches this window.
+        let is_used = |spec: &&ShardSpec| spec.wire.framing().is_none() || !spec.wire.has_own_weights();
+        let Some(first) = specs.first().filter(is_used) else { return };
+        let spans = |weights: &Spans| (0..weights.len()).map(|place| weights.span(place)).collect();
+        let of_core = |(&core, spec): (&usize, &ShardSpec)| (self.cores[core].lane.cpu, spans(&spec.weights));
+        let (owned, window) = (cores.iter().zip(specs).map(of_core), first.weights.window());
+        let collapse = |nodes: &[Ranges], go_to: &mut dyn FnMut(usize)| window.collapse_by_node(nodes, go_to);
+        // A thread that goes near cores stays there. Without it pages are small.
+        let thread = std::thread::Builder::new().name("phub-memory".into());
+        std::thread::scope(|scope| {
+            thread.spawn_scoped(scope, || Near::new().huge_pages(owned, collapse)).is_ok()
+        });
     }
 
     /// Makes the shards of these cores, each on a thread near its core.

@@ -45,21 +45,31 @@ pub(crate) fn memlock(job: &Job, nics: usize, window_bytes: u64, facts: &Memlock
     )
 }
 
-/// Huge pages of windows: at most a warning.
-pub(crate) fn window_pages(facts: &HugePages) -> Check {
+/// Huge pages of windows: at most a warning. `nodes` has the node of each lane of the hub.
+pub(crate) fn window_pages<N: PartialEq>(job: &Job, nodes: &[N], facts: &HugePages) -> Check {
     const NAME: &str = "huge pages of windows";
     let setting = facts.shared.as_deref().unwrap_or("not there");
+    let (bytes, huge) = job.huge_bytes(nodes);
+    let of_nodes = match nodes.iter().all(|node| *node == nodes[0]) {
+        true => String::new(),
+        false => {
+            let name = &job.name;
+            format!(
+                "; {huge} of {bytes} bytes of each window of {name}: where neighbouring chunks are of one NUMA node"
+            )
+        }
+    };
     let on = ["always", "within_size", "advise", "force"].contains(&setting);
     match (on, facts.windows) {
-        (true, _) => Check::pass(NAME, format!("given (shmem_enabled is {setting})")),
+        (true, _) => Check::pass(NAME, format!("given (shmem_enabled is {setting}){of_nodes}")),
         (false, true) => Check::pass(
             NAME,
-            format!("made by MADV_COLLAPSE (shmem_enabled is {setting}, which does not matter)"),
+            format!("made by MADV_COLLAPSE (shmem_enabled is {setting}, which does not matter){of_nodes}"),
         ),
         (false, false) => Check::warn(
             NAME,
             format!(
-                "none: shmem_enabled is {setting}, and MADV_COLLAPSE (Linux 6.1, one NUMA node) makes none here; some percent slower"
+                "none: shmem_enabled is {setting}, and MADV_COLLAPSE (Linux 6.1) makes none here; some percent slower"
             ),
             format!("as root: echo advise > {}", fabric::SHARED_HUGE_PAGES),
         ),
@@ -130,13 +140,17 @@ mod tests {
         let pages = |shared: Option<&str>, windows, private: Option<&str>| {
             let facts =
                 HugePages { shared: shared.map(Into::into), private: private.map(Into::into), windows };
-            (window_pages(&facts).verdict, private_pages(&facts).verdict)
+            (window_pages(&job(), &[0, 0], &facts).verdict, private_pages(&facts).verdict)
         };
         assert_eq!(pages(Some("advise"), true, Some("madvise")), (Verdict::Pass, Verdict::Pass));
         assert_eq!(pages(Some("never"), true, Some("always")), (Verdict::Pass, Verdict::Pass));
         assert_eq!(pages(Some("never"), false, Some("never")), (Verdict::Warn, Verdict::Warn));
         assert_eq!(pages(None, false, None), (Verdict::Warn, Verdict::Warn));
+        let facts = HugePages { shared: Some("never".into()), private: None, windows: true };
+        let seen = |nodes: [u32; 2]| window_pages(&job(), &nodes, &facts).seen;
+        assert!(seen([0, 1]).contains("; 0 of 64 bytes of each window of small"), "{}", seen([0, 1]));
+        assert!(!seen([1, 1]).contains("bytes"), "{}", seen([1, 1]));
         let facts = HugePages { shared: Some("never".into()), private: None, windows: false };
-        assert!(window_pages(&facts).fix.unwrap().contains("echo advise > /sys/kernel/mm"));
+        assert!(window_pages(&job(), &[0, 0], &facts).fix.unwrap().contains("echo advise > /sys/kernel/mm"));
     }
 }

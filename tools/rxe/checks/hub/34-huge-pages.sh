@@ -1,0 +1,72 @@
+#!/bin/bash
+# The pages of a hub's windows on a machine with two NUMA nodes, by shared memory, TCP and RDMA. Where 2 MiB are of cores of one
+# node they are a huge page, and elsewhere small pages; what a core owns lies on its node, in both; as many bytes as the doctor
+# says have huge pages; and the kernel has pinned as many as the doctor says that the hub registers.
+# guest: one --numa --nics 2 --memory 4096
+# build: bin phub-server
+# build: bin phub-probe
+# seconds: 240
+
+# pages PID: of each mapping that is as large as a window, its first address and the bytes that are mapped by huge pages.
+pages() {
+    awk -v size="$window_kib" '
+        $1 ~ /^[0-9a-f]+-[0-9a-f]+$/ { split($1, range, "-") }
+        $1 == "Size:" { is_window = $2 == size; huge = 0 }
+        $1 == "AnonHugePages:" || $1 == "ShmemPmdMapped:" { huge += $2 * 1024 }
+        $1 == "VmFlags:" && is_window { print range[1], huge }' "/proc/$1/smaps"
+}
+# on_nodes ADDRESS: the bytes of the mapping there that lie on node 0, and on node 1.
+on_nodes() {
+    awk -v start="$1" '
+        $1 == start { for (i = 2; i <= NF; i++) if ($i ~ /^N[01]=/) on[substr($i, 2, 1)] = substr($i, 4) * 4096 }
+        END { print on[0] + 0, on[1] + 0 }' "/proc/$hub/numa_maps"
+}
+stepped() { [ "$(chunks 127.0.0.1 7077)" -gt 0 ]; }
+# look CORES TRANSPORT ROUNDS OPTION...: trains one worker at a hub with these cores, and looks at the hub while the worker
+# stands still.
+look() {
+    local worker address huge
+    serve --listen 127.0.0.1:7077 --cores "$1"
+    phub-probe --hub 127.0.0.1:7077 --transport "$2" --workers 1 --rank 0 --rounds "$3" "${@:4}" \
+        --manifest /tmp/model --json >/tmp/report 2>/tmp/worker.0 &
+    worker=$!
+    within 100 stepped
+    kill -STOP $worker
+    pages "$hub" | while read -r address huge; do echo "$huge $(on_nodes "$address")"; done >/tmp/windows
+    pinned=$(awk '$1 == "VmPin:" { print $2 * 1024 }' "/proc/$hub/status")
+    kill -CONT $worker
+    wait $worker
+    end_hub
+    jq -e --arg way "$2" '.checked and .transport == $way' /tmp/report
+}
+# expect HUGE: both windows have so many bytes in huge pages, and on each node what its cores own, within 128 KiB.
+expect() {
+    local share
+    # Cpus 0 to 3 are on node 0.
+    share=$(jq '(.per_core | map(select(.cpu < 4).bytes) | add) / (.per_core | map(.bytes) | add)' /tmp/report)
+    echo "expected: $1 bytes in huge pages, and $share of each window on node 0; seen (in huge pages, node 0, node 1):"
+    cat /tmp/windows
+    awk -v huge="$1" -v share="$share" -v all="$((window_kib * 1024))" '
+        function is_near(seen, wanted) { return seen > wanted - 131072 && seen < wanted + 131072 }
+        $1 == huge && is_near($2, share * all) && is_near($3, (1 - share) * all) { good++ }
+        END { exit !(NR == 2 && good == 2) }' /tmp/windows
+}
+
+# Six cores, chunks of 1 MiB: 3 MiB of node 0, then 3 of node 1. Of each three pairs of MiB the second is mixed.
+model 4718592 17
+window_kib=18436
+for way in shm tcp verbs; do
+    look 0-2,4-6 $way 30 --chunk-bytes 1048576
+    expect $((12 << 20))
+done
+
+# A model that is large enough for runs of 512 KiB.
+model 70000000 17
+phub-server doctor --listen 127.0.0.1:0 --manifest /tmp/model --workers 1 | tee /tmp/said
+read -r huge bytes <<<"$(sed -n 's/.*MADV_COLLAPSE.*; \([0-9]*\) of \([0-9]*\) bytes of each window .*/\1 \2/p' /tmp/said)"
+registered=$(sed -n 's/.*with 1 workers registers \([0-9]*\) bytes.*/\1/p' /tmp/said)
+window_kib=$(((bytes + 4095) / 4096 * 4))
+look 0-7 verbs 2
+expect "$huge"
+echo "the doctor says that $registered bytes are registered, the kernel has pinned $pinned"
+[ "$registered" = "$pinned" ]
