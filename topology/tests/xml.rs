@@ -66,10 +66,12 @@ mod with_hwloc {
         let dir = tempfile::tempdir().unwrap();
         let whole = std::fs::read_to_string(data("two-packages.xml")).unwrap();
         let of_hwloc_1 = whole.replace("hwloc2.dtd", "hwloc.dtd").replace(" version=\"2.0\"", "");
-        let cases: [(&str, Vec<u8>, &str); 9] = [
+        let of_hwloc_3 = whole.replacen("version=\"2.0\"", "version=\"3.0\"", 1);
+        let cases: [(&str, Vec<u8>, &str); 10] = [
             ("empty.xml", Vec::new(), "is empty"),
             ("blank.xml", b" \n\n".to_vec(), "is empty"),
             ("old.xml", of_hwloc_1.into_bytes(), "written by hwloc 1.x, expected the format of hwloc 2"),
+            ("new.xml", of_hwloc_3.into_bytes(), "written by hwloc 3, expected the format of hwloc 2"),
             ("html.xml", b"<html><body/></html>".to_vec(), "line 1: the root element is <html>"),
             ("cut.xml", whole.as_bytes()[..whole.len() / 2].to_vec(), "line"),
             ("binary.xml", vec![0xff, 0xfe, 0, 1], "cannot be read"),

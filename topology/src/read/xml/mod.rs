@@ -56,14 +56,16 @@ pub enum XmlError {
         /// What is wrong there.
         fault: String,
     },
-    /// The file has the form of hwloc 1.
+    /// The file has the form of hwloc 1 or 3.
     #[error(
-        "topology XML {path}: written by hwloc 1.x, expected the format of hwloc 2; write it again with `lstopo --of xml FILE` of \
+        "topology XML {path}: written by hwloc {version}, expected the format of hwloc 2; write it again with `lstopo --of xml FILE` of \
          hwloc 2 (`lstopo --version`)"
     )]
-    OfHwloc1 {
+    OfAnotherHwloc {
         /// The file asked for.
         path: PathBuf,
+        /// The version of hwloc.
+        version: &'static str,
     },
     /// hwloc refuses to load it.
     #[error(
@@ -95,8 +97,8 @@ pub(crate) fn parse(path: &Path, text: &str) -> Result<Host, XmlError> {
     if text.trim().is_empty() {
         return Err(XmlError::Empty { path: path.to_owned() });
     }
-    if is_of_hwloc_1(text) {
-        return Err(XmlError::OfHwloc1 { path: path.to_owned() });
+    if let Some(version) = other_version(text) {
+        return Err(XmlError::OfAnotherHwloc { path: path.to_owned(), version });
     }
     check_form(text).map_err(|(line, fault)| XmlError::Malformed { path: path.to_owned(), line, fault })?;
     load(path, text)
@@ -113,10 +115,18 @@ fn load(path: &Path, _: &str) -> Result<Host, XmlError> {
     Err(XmlError::WithoutHwloc { path: path.to_owned() })
 }
 
-/// Whether a file names hwloc 1's document type. hwloc 2 names `hwloc2.dtd`, and reads the former with other objects.
-fn is_of_hwloc_1(text: &str) -> bool {
-    let kind = text.find("<!DOCTYPE").and_then(|at| text[at..].split('>').next());
-    kind.is_some_and(|kind| kind.contains("\"hwloc.dtd\""))
+/// The version of hwloc that wrote a file, unless it is 2. hwloc 1 has a document type of its own, `hwloc.dtd`; hwloc 2 reads such
+/// a file with other objects. hwloc 3 has other types of devices, and says so in the root.
+fn other_version(text: &str) -> Option<&'static str> {
+    let says = |tag: &str, what: &str| {
+        let tag = text.find(tag).and_then(|at| text[at..].split('>').next());
+        tag.is_some_and(|tag| tag.contains(what))
+    };
+    if says("<!DOCTYPE", "\"hwloc.dtd\"") {
+        Some("1.x")
+    } else {
+        says("<topology", "version=\"3.").then_some("3")
+    }
 }
 
 /// Checks that tags are nested, attributes are quoted, and the root is `topology`. Returns the line and the
