@@ -52,6 +52,17 @@ impl Receive {
     }
 }
 
+/// The NICs of a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NicPair {
+    /// The device at the hub.
+    pub hub: String,
+    /// The device at the other end.
+    pub joiner: String,
+    /// Which NICs they are, and why, in words.
+    pub words: String,
+}
+
 /// What a handshake yields: the window that the peer writes, and the links.
 #[derive(Debug)]
 pub struct Joined<E> {
@@ -59,8 +70,8 @@ pub struct Joined<E> {
     pub recv: Arc<RecvWindow>,
     /// The links in the order of the plan.
     pub endpoints: Vec<E>,
-    /// Which NICs the links go over, and why, in words. Empty when there is no choice.
-    pub paths: Vec<String>,
+    /// Which NICs the links go over. Empty when there is no choice.
+    pub paths: Vec<NicPair>,
     /// Pairs of NICs that were tried and lead nowhere, in words.
     pub dead: Vec<String>,
 }

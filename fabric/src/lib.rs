@@ -32,7 +32,7 @@ pub mod tcp;
 pub mod verbs;
 mod watch;
 
-pub use handshake::{Joined, Receive};
+pub use handshake::{Joined, NicPair, Receive};
 pub use ids::{Imm, LinkId, Span};
 pub use plan::{Carries, LinkPorts, PlannedLink, PortId};
 pub use port::{Arrival, CloseReason, Closed, Crossed, FrameRule, Port, Posted, Until};

@@ -11,7 +11,7 @@ use std::time::Instant;
 use fabric::any::{self, Address, Transport};
 use fabric::tcp::Frames;
 use fabric::verbs::{self, Device, Fitness, GroupOptions, NicList, NicOptions, PathFlags, RailMap};
-use fabric::{FrameRule, Joined, PlannedLink, PortId, Receive, RecvWindow, SendWindow};
+use fabric::{FrameRule, Joined, NicPair, PlannedLink, PortId, Receive, RecvWindow, SendWindow};
 use pbox_core::control::TransportAddress;
 use pbox_core::{Expected, Placement, Schedule, Wire};
 
@@ -26,8 +26,8 @@ pub struct Way {
     pub transport: Transport,
     /// Why by this one, in words.
     pub reason: String,
-    /// Which NICs the links go over, and why, in words; nothing where there is no choice.
-    pub paths: Vec<String>,
+    /// Which NICs the links go over; nothing where there is no choice.
+    pub paths: Vec<NicPair>,
 }
 
 /// The ports at which a member's links end.

@@ -1,4 +1,4 @@
-//! What the port of a NIC has counted since its driver was loaded, as the kernel shows it. Read when somebody asks.
+//! What the port of a NIC has counted since its driver was loaded, and its speed, as the kernel shows them. Read when somebody asks.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -37,6 +37,19 @@ pub fn counters(device: &str, port: u8) -> BTreeMap<&'static str, u64> {
     read(Path::new(SYSFS), device, port)
 }
 
+/// The speed of a port's link in Mb/s, as the driver has it: soft-RoCE's is nominal.
+pub fn mbps(device: &str, port: u8) -> Option<u32> {
+    rate(Path::new(SYSFS), device, port)
+}
+
+/// From a line like `2.5 Gb/sec (1X SDR)`.
+fn rate(sysfs: &Path, device: &str, port: u8) -> Option<u32> {
+    let path = sysfs.join(device).join("ports").join(port.to_string()).join("rate");
+    let text = std::fs::read_to_string(path).ok()?;
+    let (gbps, _) = text.split_once(" Gb/sec")?;
+    Some((gbps.trim().parse::<f64>().ok()? * 1e3).round() as u32)
+}
+
 fn read(sysfs: &Path, device: &str, port: u8) -> BTreeMap<&'static str, u64> {
     let home = sysfs.join(device).join("ports").join(port.to_string());
     let number = |folder: &str, name: &str| -> Option<u64> {
@@ -61,6 +74,7 @@ mod tests {
             ("hw_counters/np_cnp_sent", "7\n"),
             ("hw_counters/lifespan", "10\n"),
             ("hw_counters/out_of_sequence", "N/A (no PMA)\n"),
+            ("rate", "2.5 Gb/sec (1X SDR)\n"),
         ] {
             let path = port.join(path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -69,6 +83,7 @@ mod tests {
         let seen: Vec<_> = read(&root, "mlx5_0", 1).into_iter().collect();
         assert_eq!(seen, [("link_downed", 3), ("np_cnp_sent", 7), ("port_xmit_data", u64::MAX)]);
         assert!(read(&root, "mlx5_0", 2).is_empty());
+        assert_eq!((rate(&root, "mlx5_0", 1), rate(&root, "mlx5_0", 2)), (Some(2500), None));
         std::fs::remove_dir_all(&root).unwrap();
     }
 }

@@ -38,7 +38,7 @@ mod subnet;
 mod tests;
 
 pub use address::{Address, Gid, LinkLayer, Mtu};
-pub use counters::counters;
+pub use counters::{counters, mbps};
 pub use device::{Device, DevicePort, devices, takes_dma_bufs};
 pub use error::VerbsError;
 pub use fitness::Fitness;

@@ -79,6 +79,9 @@ pub struct NicReply {
     pub device: String,
     /// Its port.
     pub port: u8,
+    /// The speed of its link in Mb/s, as its driver has it. Hubs of an older version do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mbps: Option<u32>,
     /// Why jobs that begin now do without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<String>,

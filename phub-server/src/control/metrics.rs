@@ -382,7 +382,7 @@ mod tests {
         let rank = RankReply { rank: 1, last: 50, late_us: 900, median_us: 250, greatest_us: 1000, all };
         let counters = [("port_xmit_data", 250), ("port_rcv_data", 1), ("out_of_sequence", 3)];
         let counters = counters.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
-        let nic = NicReply { device: "mlx5_0".into(), port: 1, lost: None, counters };
+        let nic = NicReply { device: "mlx5_0".into(), port: 1, mbps: None, lost: None, counters };
         let rounds = RoundsReply {
             round: Round(4),
             per_second: 1.0,

@@ -22,7 +22,8 @@ impl Registry {
             let lost = lanes::why_lost(&nic, &lost).map(ToString::to_string);
             let counters = fabric::verbs::counters(&device, port);
             let counters = counters.into_iter().map(|(name, count)| (name.to_owned(), count)).collect();
-            NicReply { device, port, lost, counters }
+            let mbps = fabric::verbs::mbps(&device, port);
+            NicReply { device, port, mbps, lost, counters }
         };
         ports.collect::<BTreeSet<_>>().into_iter().map(counted).collect()
     }

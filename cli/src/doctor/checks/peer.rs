@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use authority::Credential;
 use fabric::any::{self, Transport};
 use fabric::tcp::Frames;
-use fabric::verbs::NicOptions;
-use fabric::{Arrival, LinkId, Port as _, Posted, Receive, SendWindow, Until};
+use fabric::verbs::{self, NicOptions};
+use fabric::{Arrival, LinkId, NicPair, Port as _, Posted, Receive, SendWindow, Until};
 use membership::{MEASURED_IN, NicSettings, Ports};
 use pbox_core::control::{HubReply, JoinRequest, PROTOCOL, Versions};
 use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, Immediate, JobTerms, Key, Optimizer, Round, Wire};
@@ -148,7 +148,7 @@ fn rdma(
     if ready.is_empty() {
         return Check::note(name, "the hub there offers it; no NIC of this machine is ready");
     }
-    match pairs(address, hub, credential, nics) {
+    match pairs(address, hub, credential, nics, ready) {
         Ok(rates) => judge_pairs(name, &rates),
         Err(error) => {
             let fix = "the hub's log may say more; PHUB_RAILS pairs NICs otherwise; ib_write_bw between the two NICs tries them without a hub";
@@ -157,27 +157,78 @@ fn rdma(
     }
 }
 
-/// Of each pair of NICs, in words: its links, its bytes each way, and the time.
-type Rates = BTreeMap<String, (u32, usize, Duration)>;
+/// What crossed between two NICs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rate {
+    links: u32,
+    /// Each way.
+    bytes: usize,
+    time: Duration,
+    /// The line rate of the slower NIC, each way, where both ends know theirs.
+    line_mbps: Option<u32>,
+}
 
-/// The pairs that are much slower than the fastest.
-fn judge_pairs(name: String, rates: &Rates) -> Check {
-    let rate = |&(_, bytes, time): &(u32, usize, Duration)| 2.0 * bytes as f64 / time.as_secs_f64() / 1e9;
-    let fastest = rates.values().map(rate).fold(0.0, f64::max);
-    let line = |(pair, of): (&String, &(u32, usize, Duration))| {
-        format!("{pair}: {} links, {:.3} GB/s both ways together, summed there", of.0, rate(of))
-    };
-    let seen = rates.iter().map(line).collect::<Vec<_>>().join("\n");
-    let slow: Vec<&str> =
-        rates.iter().filter(|(_, of)| rate(of) < 0.5 * fastest).map(|(pair, _)| pair.as_str()).collect();
-    if slow.is_empty() {
-        return Check::pass(name, seen);
+impl Rate {
+    /// Both ways together.
+    fn gigabytes(&self) -> f64 {
+        2.0 * self.bytes as f64 / self.time.as_secs_f64() / 1e9
     }
-    let fix = format!(
-        "less than half of the fastest: {}; look at its rail, its cable and the slots of both NICs",
-        slow.join("; ")
-    );
-    Check { verdict: Verdict::Warn, ..Check::warn(name, seen, fix) }
+
+    /// The part of the line rate that crossed each way.
+    fn of_line(&self) -> Option<f64> {
+        Some(self.bytes as f64 * 8e-6 / self.time.as_secs_f64() / f64::from(self.line_mbps?))
+    }
+
+    fn words(&self) -> String {
+        let seen =
+            format!("{} links, {:.3} GB/s both ways together, summed there", self.links, self.gigabytes());
+        match self.of_line().zip(self.line_mbps) {
+            None => seen,
+            Some((part, mbps)) => {
+                let line = f64::from(mbps) / 1e3;
+                format!("{seen}, each way {:.0} % of a line rate of {line} Gb/s", 100.0 * part)
+            }
+        }
+    }
+}
+
+/// Of each pair of NICs, in words.
+type Rates = BTreeMap<String, Rate>;
+
+/// The pairs that are much slower than the fastest, or than their NICs.
+fn judge_pairs(name: String, rates: &Rates) -> Check {
+    let fastest = rates.values().map(Rate::gigabytes).fold(0.0, f64::max);
+    let seen: Vec<String> = rates.iter().map(|(pair, rate)| format!("{pair}: {}", rate.words())).collect();
+    let seen = seen.join("\n");
+    let those = |are: &dyn Fn(&Rate) -> bool| -> Vec<&str> {
+        rates.iter().filter(|(_, rate)| are(rate)).map(|(pair, _)| pair.as_str()).collect()
+    };
+    let slow = those(&|rate| rate.gigabytes() < 0.5 * fastest);
+    if !slow.is_empty() {
+        let fix = format!(
+            "less than half of the fastest: {}; look at its rail, its cable and the slots of both NICs",
+            slow.join("; ")
+        );
+        return Check::warn(name, seen, fix);
+    }
+    let below = those(&|rate| rate.of_line().is_some_and(|part| part < 0.5));
+    if !below.is_empty() {
+        let fix = format!(
+            "less than half of the line rate: {}; ib_write_bw between the two NICs shows whether it is the wire, or the one core that sums 1 MiB here; a line rate of soft-RoCE is nominal",
+            below.join("; ")
+        );
+        return Check { verdict: Verdict::Note, ..Check::warn(name, seen, fix) };
+    }
+    Check::pass(name, seen)
+}
+
+/// The line rate of the slower of two NICs. Of a device with several ports the slowest counts.
+fn line_mbps(pair: &NicPair, ready: &[NicOptions], hub: &HubReply) -> Option<u32> {
+    let own = ready.iter().filter(|nic| nic.device == pair.joiner);
+    let own = own.map(|nic| verbs::mbps(&nic.device, nic.port.unwrap_or(1)));
+    let theirs = hub.nics.iter().filter(|nic| nic.device == pair.hub).map(|nic| nic.mbps);
+    // None is less than any.
+    own.min()?.zip(theirs.min()?).map(|(own, theirs)| own.min(theirs))
 }
 
 /// Has each core of the hub sum what this process pushes over its link, one core after another.
@@ -186,6 +237,7 @@ fn pairs(
     hub: &HubReply,
     credential: Option<&Credential>,
     nics: &NicSettings,
+    ready: &[NicOptions],
 ) -> Result<Rates, String> {
     let in_words = |error: &dyn std::fmt::Display| error.to_string();
     let chunks = (hub.cores.len() * CHUNKS).min(MOST_CHUNKS);
@@ -218,10 +270,10 @@ fn pairs(
         membership::open(&let_in, schedule, &wire, &window, receive, &ports, Instant::now() + PATIENCE)
             .map_err(|error| in_words(&error))?;
     let links: Vec<_> = path.endpoints.into_iter().map(|endpoint| port.attach(endpoint)).collect();
-    let hub = let_in.remove(0).keep(0..links.len(), port.waker());
+    let member = let_in.remove(0).keep(0..links.len(), port.waker());
     let until = Instant::now() + PATIENCE;
     let round = loop {
-        match membership::takes_part(std::slice::from_ref(&hub), 0) {
+        match membership::takes_part(std::slice::from_ref(&member), 0) {
             Ok(round) => break round,
             Err(_) if Instant::now() > until => {
                 return Err(format!("job {job:?} did not begin within {PATIENCE:?}"));
@@ -233,14 +285,18 @@ fn pairs(
     let of_cores = path.placement.chunks_by_core().into_iter().zip(links);
     for ((chunks, link), way) in of_cores.zip(&path.ways[0].paths) {
         let bytes = chunks.iter().map(|&chunk| wire.gradient_span(chunk).bytes).sum::<usize>();
+        let words = &way.words;
         let time =
-            cross(&mut port, link, &wire, &chunks, round).map_err(|error| format!("{way}: {error}"))?;
-        // The path names the port of the hub first, of which a NIC may have several.
-        let pair = way.split_once(", ").map_or(way.as_str(), |(_, pair)| pair);
-        let of = rates.entry(pair.to_owned()).or_default();
-        *of = (of.0 + 1, of.1 + bytes, of.2 + time);
+            cross(&mut port, link, &wire, &chunks, round).map_err(|error| format!("{words}: {error}"))?;
+        // The words name the port of the hub first, of which a NIC may have several.
+        let pair = words.split_once(", ").map_or(words.as_str(), |(_, pair)| pair);
+        let rate = rates.entry(pair.to_owned()).or_default();
+        rate.links += 1;
+        rate.bytes += bytes;
+        rate.time += time;
+        rate.line_mbps = line_mbps(way, ready, hub);
     }
-    hub.leave_trial(round.next()).map_err(|error| in_words(&error))?;
+    member.leave_trial(round.next()).map_err(|error| in_words(&error))?;
     Ok(rates)
 }
 
@@ -299,9 +355,28 @@ mod tests {
         assert_eq!(judge(Echo::Silence, Echo::Silence).verdict, Verdict::Note);
     }
 
+    fn rate(ms: u64, line_mbps: Option<u32>) -> Rate {
+        Rate { links: 2, bytes: 1 << 20, time: Duration::from_millis(ms), line_mbps }
+    }
+
+    #[test]
+    fn a_pair_is_compared_with_its_line_rate_where_that_is_known() {
+        // 8,388,608 bits in 10 ms are 0.839 Gb/s.
+        let judge = |mbps| judge_pairs("RDMA".into(), &Rates::from([("a with x".into(), rate(10, mbps))]));
+        let fine = judge(Some(1000));
+        assert_eq!(fine.verdict, Verdict::Pass);
+        assert!(fine.seen.ends_with("each way 84 % of a line rate of 1 Gb/s"), "{}", fine.seen);
+        let slow = judge(Some(2500));
+        assert_eq!(slow.verdict, Verdict::Note);
+        assert!(slow.seen.ends_with("each way 34 % of a line rate of 2.5 Gb/s"), "{}", slow.seen);
+        assert!(slow.fix.unwrap().starts_with("less than half of the line rate: a with x;"));
+        let unknown = judge(None);
+        assert!(unknown.verdict == Verdict::Pass && unknown.seen.ends_with("summed there"), "{unknown:?}");
+    }
+
     #[test]
     fn a_pair_that_is_slower_than_half_of_the_fastest_is_named() {
-        let of = |pair: &str, ms| (pair.to_owned(), (2, 1 << 20, Duration::from_millis(ms)));
+        let of = |pair: &str, ms| (pair.to_owned(), rate(ms, None));
         let fine = Rates::from([of("a with x", 10), of("b with y", 12)]);
         let check = judge_pairs("RDMA".into(), &fine);
         assert_eq!(check.verdict, Verdict::Pass);

@@ -13,7 +13,7 @@ use super::message::{LinkEnd, Links, MAX_RANGES, Message};
 use super::pairing::Pairing;
 use super::stream::MessageStream;
 use crate::connection::{Alarm, Connection};
-use crate::handshake::{Joined, Receive};
+use crate::handshake::{Joined, NicPair, Receive};
 use crate::memory::{RecvWindow, SendWindow, WindowError};
 use crate::plan::{Carries, PlannedLink, ports_with_links};
 use crate::ranges::Ranges;
@@ -31,7 +31,7 @@ use crate::verbs::port::registered::{Carried, Registered};
 pub(in crate::verbs) struct Parts {
     recv: Arc<RecvWindow>,
     links: Vec<(Arc<PortState>, Link)>,
-    paths: Vec<String>,
+    paths: Vec<NicPair>,
     dead: Vec<String>,
     peer: String,
 }
@@ -96,7 +96,7 @@ pub(in crate::verbs) fn welcome(
         let reason = "the worker's choice".into();
         let (hub, worker) = (addresses[hub_port.index()].clone(), worker.clone());
         let pairing = Pairing { port: hub_port.index(), nic: usize::from(end.nic), hub, worker, reason };
-        paths.push(pairing.to_string());
+        paths.push(pairing.nics());
     }
     stream.send(&Message::Links(links_of(&recv, Vec::new(), apart, ends))).map_err(talking)?;
     match stream.receive().map_err(talking)? {
@@ -143,7 +143,7 @@ pub(in crate::verbs) fn connect(
         links.push((port, connected(link, end, &hub[ports.hub.index()], &theirs, ours)?));
     }
     stream.send(&Message::Ready).map_err(talking)?;
-    let paths = pairings.iter().map(Pairing::to_string).collect();
+    let paths = pairings.iter().map(Pairing::nics).collect();
     let dead = dead.into_iter().map(|pair| pair.why).collect();
     Ok(Parts { recv, links, paths, dead, peer: format!("hub at {address}") })
 }

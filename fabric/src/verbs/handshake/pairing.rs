@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::partners::{Partners, partners};
+use crate::handshake::NicPair;
 use crate::verbs::address::Address;
 use crate::verbs::rail_map::RailMap;
 
@@ -19,6 +20,13 @@ pub(in crate::verbs) struct Pairing {
     pub worker: Address,
     /// Why these two, in words.
     pub reason: String,
+}
+
+impl Pairing {
+    pub fn nics(&self) -> NicPair {
+        let (hub, joiner) = (self.hub.device.clone(), self.worker.device.clone());
+        NicPair { hub, joiner, words: self.to_string() }
+    }
 }
 
 impl fmt::Display for Pairing {
