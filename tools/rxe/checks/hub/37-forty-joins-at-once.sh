@@ -1,0 +1,24 @@
+#!/bin/bash
+# Forty workers join a job at once by RDMA, and each registration takes half a second longer at both ends: more handshakes are
+# under way at a time than 32. All join, and every result is exact.
+# guest: one --memory 4096
+# build: bin phub-server
+# build: bin phub-probe
+# build: interposer libibverbs.so.1
+# seconds: 300
+like_hardware
+model 20000
+workers=40
+echo "ibv_reg_mr delay 500" >/tmp/faults
+export LIKE_FAULTS=/tmp/faults
+LIKE_LOG=/tmp/verbs.hub serve --transports verbs --listen 127.0.0.1:7077 --cores 1
+for ((rank = 0; rank < workers; rank++)); do
+    phub-probe --hub 127.0.0.1:7077 --transport verbs --workers $workers --rank $rank --manifest /tmp/model --rounds 2 --json \
+        >/tmp/report.$rank 2>/tmp/worker.$rank &
+    pids[rank]=$!
+done
+for pid in "${pids[@]}"; do wait "$pid"; done
+[ "$(cat /tmp/report.* | jq -s '[.[] | select(.checked and .transport == "verbs")] | length')" = $workers ]
+# A queue of completions grows in handshakes alone, by doubling.
+echo "the hub resized its queue $(grep -c "^resize" /tmp/verbs.hub) times for $(grep -c "^make" /tmp/verbs.hub) queue pairs"
+end_hub
