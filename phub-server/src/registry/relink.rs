@@ -46,8 +46,10 @@ impl Registry {
     /// A link of a worker ended by itself. Whether the worker may make its links again: then it is not lost yet.
     pub(super) fn waits_for_links(&self, inner: &mut Inner, id: JobId, rank: u32, why: &str) -> bool {
         let may = !inner.stopping;
-        // Nothing but a death ends a link on shared memory that its worker has not given up.
-        let waits = |job: &&Job| may && job.may_relink(rank) && !job.is_on_shm(rank);
+        // Nothing but a death ends a link on shared memory that its worker has not given up. One that makes its links again gives
+        // up those to this hub, if it cannot have those to another.
+        let lives = |job: &Job| !job.is_on_shm(rank) || job.has_token(rank);
+        let waits = |job: &&Job| may && job.may_relink(rank) && lives(job);
         let Some(job) = inner.jobs.get(&id).filter(waits) else { return false };
         // The ends of its links at the other cores are no news, and what becomes of new ones is the worker's to see.
         if job.unlinked(rank).is_none() {
