@@ -219,7 +219,8 @@ impl Session {
     /// For each hub: the transport, why this transport, and the NICs.
     #[getter]
     fn ways(&self) -> Vec<(String, String, Vec<String>)> {
-        let words = |way: &Way| (way.transport.to_string(), way.reason.clone(), way.paths.clone());
+        let paths = |way: &Way| way.paths.iter().map(|path| path.words.clone()).collect();
+        let words = |way: &Way| (way.transport.to_string(), way.reason.clone(), paths(way));
         self.background.ways().iter().map(words).collect()
     }
 
