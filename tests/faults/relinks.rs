@@ -29,9 +29,14 @@ struct Behind {
 
 impl Behind {
     fn start() -> Self {
+        Self::start_with("shm,tcp")
+    }
+
+    fn start_with(transports: &str) -> Self {
         let (control, data) = (free_address(), free_address());
         let cores = hub_tests::cpus().min(2).to_string();
         let (process, address) = start_hub(&[
+            ("PHUB_TRANSPORTS", transports),
             ("PHUB_LISTEN", &control.to_string()),
             ("PHUB_DATA_LISTEN", &data.to_string()),
             ("PHUB_CORES", &cores),
@@ -107,6 +112,34 @@ fn links_that_are_cut_at_any_moment_are_made_again_and_change_no_bit() {
 #[test]
 fn links_to_one_of_several_hubs_are_made_again_with_those_to_the_others() {
     cuts_change_no_bit(2, |_| ());
+}
+
+/// Links to the other hub cannot be made for a while. Those on shared memory are made in vain then, and end without a death.
+#[test]
+fn links_on_shared_memory_are_made_again_beside_others() {
+    let _watchdog = Watchdog::start();
+    let (near, far) = (Behind::start(), Behind::start_with("tcp"));
+    let mut sessions = on_threads(WORKERS, |rank| {
+        let hub = format!("{},{}", near.address, far.relay.address());
+        let join_limit = Duration::from_secs(1);
+        let mut session = begun(SessionConfig { hub, join_limit, ..waiting(free_address(), rank) });
+        step(&mut session, rank, 0).unwrap();
+        session
+    });
+    let asked = || describe(&near.address).counts.relinks;
+    far.relay.stall(Way::Data, Stall::BOTH);
+    far.relay.cut(Way::Data);
+    std::thread::scope(|scope| {
+        for (rank, session) in (0..).zip(&mut sessions) {
+            scope.spawn(move || step(session, rank, 1).unwrap());
+        }
+        until("both workers have made links in vain", || asked() > u64::from(2 * WORKERS));
+        far.relay.stall(Way::Data, Stall::NONE);
+    });
+    for session in sessions {
+        assert_eq!((weights(&session), session.relinks()), (after(2), 1));
+        session.leave().unwrap();
+    }
 }
 
 #[test]

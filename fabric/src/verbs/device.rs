@@ -84,7 +84,7 @@ impl DevicePort {
         let attr = context.port(number)?;
         let sysfs = Path::new(SYSFS);
         let link_layer = link_layer(sysfs, &context.device, number);
-        let gids = gid::read(sysfs, &context.device, number);
+        let gids = gid::read(sysfs, &context.device, number, gid::is_here);
         Ok(DevicePort {
             number,
             active: attr.state == IBV_PORT_ACTIVE,

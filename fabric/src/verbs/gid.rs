@@ -1,11 +1,12 @@
-//! GIDs: the addresses that an RDMA port answers to, and the choice among them. Pure, but for the reading
-//! of sysfs.
+//! GIDs: the addresses that an RDMA port answers to, and the choice among them. Pure, but for
+//! the reading of sysfs, and the question whose an address is.
 //!
 //! A RoCE port has a GID for each address of its interfaces, and each once for RoCE v1 and once for v2. The
 //! wrong one connects to nobody: what other systems ask their users to find out (`NCCL_IB_GID_INDEX`) is
 //! found here.
 
-use std::net::Ipv6Addr;
+use std::io::ErrorKind;
+use std::net::{Ipv6Addr, UdpSocket};
 use std::path::Path;
 
 use super::address::{Gid, LinkLayer};
@@ -64,9 +65,23 @@ pub fn table(entries: &[GidEntry]) -> String {
     entries.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Reads the table of a port. Entries that are empty, or gone while it is read, are left out. RDMA devices
-/// are in every network namespace, and interfaces in one, so the table may name an interface that is not beside `sysfs`.
-pub(super) fn read(sysfs: &Path, device: &str, port: u8) -> Vec<GidEntry> {
+/// Whether this process can have a socket at an address: then an interface of its network namespace has the address.
+pub(super) fn is_here(address: Ipv6Addr) -> bool {
+    match UdpSocket::bind((address.to_canonical(), 0)) {
+        Ok(_) => true,
+        Err(error) => error.kind() != ErrorKind::AddrNotAvailable,
+    }
+}
+
+/// Reads the table of a port. Entries that are empty, or gone while it is read, are left out. RDMA devices are in every network
+/// namespace, and interfaces in one, so the table may have addresses of another. `is_here` tells, but not for link-local addresses,
+/// which every interface has: there the name of the interface tells, which is beside `sysfs` or is not.
+pub(super) fn read(
+    sysfs: &Path,
+    device: &str,
+    port: u8,
+    is_here: impl Fn(Ipv6Addr) -> bool,
+) -> Vec<GidEntry> {
     let port = sysfs.join(device).join("ports").join(port.to_string());
     let text = |kind: &str, index: u8| {
         let text = std::fs::read_to_string(port.join(kind).join(index.to_string())).ok()?;
@@ -83,7 +98,10 @@ pub(super) fn read(sysfs: &Path, device: &str, port: u8) -> Vec<GidEntry> {
         }
         let roce_v2 = text("gid_attrs/types", index).is_some_and(|kind| kind == "RoCE v2");
         let netdev = text("gid_attrs/ndevs", index).filter(|name| !name.is_empty());
-        let elsewhere = netdev.as_ref().is_some_and(|name| !interfaces.join(name).exists());
+        let elsewhere = netdev.as_ref().is_some_and(|name| match address.is_unicast_link_local() {
+            true => !interfaces.join(name).exists(),
+            false => !is_here(address),
+        });
         // fe80:: with no interface identifier is an entry that the driver has not filled.
         if address.octets()[8..] == [0; 8] {
             continue;
@@ -258,6 +276,12 @@ mod tests {
     }
 
     #[test]
+    fn an_address_is_here_if_a_socket_can_have_it() {
+        assert!(is_here("::ffff:127.0.0.1".parse().unwrap()));
+        assert!(!is_here("::ffff:192.0.2.1".parse().unwrap()), "it is for documentation");
+    }
+
+    #[test]
     fn a_table_is_read_from_sysfs_without_its_empty_entries() {
         let class = std::env::temp_dir().join(format!("phub-gids-{}", std::process::id()));
         let port = class.join("infiniband/mlx5_0/ports/1");
@@ -267,7 +291,8 @@ mod tests {
             ("fe80:0000:0000:0000:0000:0000:0000:0000", None, None),
             ("0000:0000:0000:0000:0000:ffff:0a01:0005", Some("RoCE v2"), Some("ens1")),
             ("0000:0000:0000:0000:0000:0000:0000:0000", None, None),
-            ("0000:0000:0000:0000:0000:ffff:0a02:0005", Some("RoCE v2"), Some("of-the-host")),
+            ("0000:0000:0000:0000:0000:ffff:0a02:0005", Some("RoCE v2"), Some("ens1")),
+            ("fe80:0000:0000:0000:0e42:a1ff:fe12:3457", Some("RoCE v2"), Some("of-the-host")),
         ];
         for (index, (gid, kind, netdev)) in gids.iter().enumerate() {
             let values = [("gids", Some(*gid)), ("gid_attrs/types", *kind), ("gid_attrs/ndevs", *netdev)];
@@ -278,13 +303,15 @@ mod tests {
                 }
             }
         }
-        let entries = read(&class.join("infiniband"), "mlx5_0", 1);
+        let ours: Ipv6Addr = "::ffff:10.1.0.5".parse().unwrap();
+        let entries = read(&class.join("infiniband"), "mlx5_0", 1, |address| address == ours);
         fs::remove_dir_all(&class).unwrap();
-        let of_the_host = entry(4, "v2", "of-the-host", "::ffff:10.2.0.5");
+        let of_the_host = |entry| GidEntry { elsewhere: true, ..entry };
         let expected = [
             entry(0, "v1", "ens1", "fe80::e42:a1ff:fe12:3456"),
             entry(2, "v2", "ens1", "::ffff:10.1.0.5"),
-            GidEntry { elsewhere: true, ..of_the_host },
+            of_the_host(entry(4, "v2", "ens1", "::ffff:10.2.0.5")),
+            of_the_host(entry(5, "v2", "of-the-host", "fe80::e42:a1ff:fe12:3457")),
         ];
         assert_eq!(entries, expected);
     }

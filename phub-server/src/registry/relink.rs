@@ -48,7 +48,7 @@ impl Registry {
         let may = !inner.stopping;
         // Nothing but a death ends a link on shared memory that its worker has not given up. One that makes its links again gives
         // up those to this hub, if it cannot have those to another.
-        let lives = |job: &Job| !job.is_on_shm(rank) || job.has_token(rank);
+        let lives = |job: &Job| !job.is_on_shm(rank) || job.has_token(rank) || job.unlinked(rank).is_some();
         let waits = |job: &&Job| may && job.may_relink(rank) && lives(job);
         let Some(job) = inner.jobs.get(&id).filter(waits) else { return false };
         // The ends of its links at the other cores are no news, and what becomes of new ones is the worker's to see.

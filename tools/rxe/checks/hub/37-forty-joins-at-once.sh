@@ -1,6 +1,6 @@
 #!/bin/bash
-# Forty workers join a job at once by RDMA, and each registration takes half a second longer at both ends: more handshakes are
-# under way at a time than 32. All join, and every result is exact.
+# Forty workers join a job at once by RDMA, and each registration takes half a second longer at both ends. All join, and every
+# result is exact.
 # guest: one --memory 4096
 # build: bin phub-server
 # build: bin phub-probe
