@@ -51,6 +51,18 @@ impl Behind {
     }
 }
 
+/// Cuts the links through these networks in turn, at any moment, until the run is over. Between two cuts a step is made.
+pub(super) fn cut(relays: &[&Relay], made: &AtomicU32, over: &AtomicBool) {
+    let mut cuts = 0u32;
+    while !over.load(Ordering::Relaxed) {
+        std::thread::sleep(Duration::from_millis(u64::from(7 * cuts % 23)));
+        relays[cuts as usize % relays.len()].cut(Way::Data);
+        cuts += 1;
+        let seen = made.load(Ordering::Relaxed);
+        until("a step is made", || over.load(Ordering::Relaxed) || made.load(Ordering::Relaxed) > seen);
+    }
+}
+
 /// A job whose hubs are behind networks that are cut while a round is under way if `cuts`. Returns the weights of both workers after
 /// some steps, and how often each made its links again.
 fn run(hubs: usize, change: impl Fn(&mut SessionConfig) + Sync, cuts: bool) -> Vec<(Vec<Vec<u32>>, u32)> {
@@ -58,18 +70,9 @@ fn run(hubs: usize, change: impl Fn(&mut SessionConfig) + Sync, cuts: bool) -> V
     let far: Vec<Behind> = (0..hubs).map(|_| Behind::start()).collect();
     let (made, over) = (AtomicU32::new(0), AtomicBool::new(!cuts));
     std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut cuts = 0u32;
-            while !over.load(Ordering::Relaxed) {
-                std::thread::sleep(Duration::from_millis(u64::from(7 * cuts % 23)));
-                far[cuts as usize % far.len()].relay.cut(Way::Data);
-                cuts += 1;
-                let seen = made.load(Ordering::Relaxed);
-                until("a round is made", || {
-                    over.load(Ordering::Relaxed) || made.load(Ordering::Relaxed) > seen
-                });
-            }
-        });
+        let relays: Vec<&Relay> = far.iter().map(|hub| &hub.relay).collect();
+        let (made, over) = (&made, &over);
+        scope.spawn(move || cut(&relays, made, over));
         on_threads(WORKERS, |rank| {
             let mut config = far[0].far(rank);
             config.hub = far.iter().map(|hub| hub.relay.address()).collect::<Vec<_>>().join(",");

@@ -4,12 +4,12 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
+use super::relinks::cut;
 use super::returning::{Stops, WORKERS, begun, end_together, step, weights};
 use super::returns_alone::{ALL, assert_adds_up};
 use super::returns_alone_of_levels::trained;
 use super::returns_of_levels::{Cluster, MACHINES, on_machines};
 use fabric::conformance::Watchdog;
-use hub_tests::program::until;
 use hub_tests::relay::{Relay, Stall, Way};
 use hub_tests::{describe, free_address, says};
 use pbox_core::Schedule;
@@ -38,18 +38,6 @@ fn through_a_network(above_limit_s: u32) -> (Cluster, Relay, String) {
     (cluster, relay, top)
 }
 
-/// Cuts the links to the hub above, again and again, until the run is over. Each cut waits for some steps.
-fn cut(relay: &Relay, made: &AtomicU32, over: &AtomicBool) {
-    let mut cuts = 0u32;
-    while !over.load(Ordering::Relaxed) {
-        std::thread::sleep(Duration::from_millis(u64::from(7 * cuts % 23)));
-        relay.cut(Way::Data);
-        cuts += 1;
-        let seen = made.load(Ordering::Relaxed);
-        until("a step is made", || over.load(Ordering::Relaxed) || made.load(Ordering::Relaxed) > seen);
-    }
-}
-
 /// The weights of all workers after some steps, and how often hubs made their links again.
 fn run(change: impl Fn(&mut SessionConfig) + Sync, cuts: bool) -> (Vec<Vec<Vec<u32>>>, u64) {
     const STEPS: u32 = 60;
@@ -58,7 +46,7 @@ fn run(change: impl Fn(&mut SessionConfig) + Sync, cuts: bool) -> (Vec<Vec<Vec<u
     let configs: Vec<SessionConfig> =
         (0..MACHINES * WORKERS).map(|number| cluster.config(number / WORKERS, number % WORKERS)).collect();
     let seen = std::thread::scope(|scope| {
-        scope.spawn(|| cut(&relay, &made, &over));
+        scope.spawn(|| cut(&[&relay], &made, &over));
         on_machines(|worker| {
             let mut config = configs[worker as usize].clone();
             change(&mut config);
@@ -114,7 +102,7 @@ fn links_of_machines_that_step_alone_are_made_again_and_every_push_counts_once()
             u64::from(2 * worker + number) % 4
         };
         let seen = trained(&mut cluster, consistency, STEPS, &Stops::every(STEPS + 1), pause, |_| {
-            cut(&relay, &made, &over);
+            cut(&[&relay], &made, &over);
         });
         assert_adds_up(&seen, STEPS);
         for ended in &seen {

@@ -29,7 +29,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Whether a job's links to the hubs above are lost.
 #[derive(Debug, Default)]
 pub(in crate::registry) struct RelinksAbove {
-    /// They are, and others are being made: so many cores have not let go of the former links yet, and the others saw this.
+    /// They are, and others are being made: how many cores have not let go of the former links yet, and what had come by the
+    /// links of those that have.
     unlinked: Option<(usize, AnswersAbove)>,
     /// Since when links have brought no answer that was awaited, and what had come before.
     in_vain: Option<(Instant, u64)>,
