@@ -5,7 +5,7 @@
 #     tools/rxe/binary.sh example train                 an example
 #     tools/rxe/binary.sh test conformance_verbs        a test program of tests/
 #     tools/rxe/binary.sh lib fabric                    the unit tests of a library
-#     tools/rxe/binary.sh interposer libibverbs.so.1    the library that behaves like hardware, like_hardware.rs
+#     tools/rxe/binary.sh interposer libibverbs.so.1    the library that behaves like hardware, like_hardware/
 #
 # It builds the release profile and the whole workspace, as `make test` does, so that the results are shared. Cargo's
 # messages name the file, wherever the target directory is. PHUB_RXE_FEATURES replaces the flags that tools/setup.sh
@@ -25,7 +25,7 @@ lib) build=(test --no-run --lib) ;;
 interposer)
     mkdir -p "$here/../../target/rxe"
     out=$(cd "$here/../../target/rxe" && pwd)/$name
-    "${RUSTC:-rustc}" --edition 2024 --crate-type cdylib -O -o "$out" "$here/like_hardware.rs"
+    "${RUSTC:-rustc}" --edition 2024 --crate-type cdylib -O -o "$out" "$here/like_hardware/lib.rs"
     echo "$out"
     exit 0
     ;;

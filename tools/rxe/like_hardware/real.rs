@@ -1,0 +1,37 @@
+//! The real library.
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::path::Path;
+use std::sync::OnceLock;
+
+/// Where distributions have the real library.
+const REAL: [&str; 4] = [
+    "/usr/lib/x86_64-linux-gnu/libibverbs.so.1",
+    "/usr/lib/aarch64-linux-gnu/libibverbs.so.1",
+    "/usr/lib64/libibverbs.so.1",
+    "/usr/lib/libibverbs.so.1",
+];
+const RTLD_NOW: c_int = 2;
+/// Drivers find the real library's private functions among the global ones.
+const RTLD_GLOBAL: c_int = 0x100;
+
+unsafe extern "C" {
+    fn dlopen(file: *const c_char, flags: c_int) -> *mut c_void;
+    fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+}
+
+/// A function of the real library.
+pub fn real(name: &str) -> *mut c_void {
+    static LIBRARY: OnceLock<usize> = OnceLock::new();
+    let library = *LIBRARY.get_or_init(|| {
+        let found = REAL.iter().find(|file| Path::new(file).exists()).expect("a libibverbs.so.1");
+        let file = CString::new(*found).unwrap();
+        // SAFETY: a path; the library's initialisers ask nothing of the process.
+        unsafe { dlopen(file.as_ptr(), RTLD_NOW | RTLD_GLOBAL) as usize }
+    });
+    let symbol = CString::new(name).unwrap();
+    // SAFETY: a library that stays loaded, and a name.
+    let found = unsafe { dlsym(library as *mut c_void, symbol.as_ptr()) };
+    assert!(!found.is_null(), "the real libibverbs has no {name}");
+    found
+}
