@@ -1,7 +1,6 @@
 #!/bin/bash
-# Forty workers join a job at once by RDMA, and each registration takes eight seconds longer at both ends. More than
-# 32 handshakes are under way at once, all workers join, and every
-# result is exact.
+# Forty workers join a job at once by RDMA, and each registration takes eight seconds longer at both ends. More than 32
+# handshakes are under way at once, all workers join, and every result is exact.
 # guest: one --memory 4096
 # build: bin phub-server
 # build: bin phub-probe
