@@ -12,6 +12,9 @@ use crate::memory::HUGE_PAGE;
 /// padding in it. The same on all machines, so that both ends of a link count the same ranges.
 const GAP: usize = 4096;
 
+/// What a huge page may hold beside a range: a chunk that the page ends in, or begins in, and some padding.
+const FOREIGN: usize = 64 * 1024;
+
 /// Parts of a window, ascending, with gaps between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ranges(Vec<Span>);
@@ -65,18 +68,31 @@ impl Ranges {
         self.iter().map(|range| (pages(range) * page) as u64).sum()
     }
 
-    /// Of each range the part that whole huge pages fill. Windows begin on a huge page.
-    pub(crate) fn huge_pages(&self) -> impl Iterator<Item = Span> {
-        self.iter().filter_map(|range| {
-            let offset = range.offset.checked_next_multiple_of(HUGE_PAGE)?;
-            let bytes = (end(range) / HUGE_PAGE * HUGE_PAGE).checked_sub(offset)?;
-            (bytes > 0).then_some(Span { offset, bytes })
-        })
+    /// The huge pages of a window of so many bytes that lie in these ranges but for [`FOREIGN`] bytes; neighbours are one part.
+    /// Windows begin on a huge page.
+    pub(crate) fn huge_pages(&self, window: usize) -> Vec<Span> {
+        let mut pages: Vec<(usize, usize)> = Vec::new();
+        for range in self.within(window).iter() {
+            for page in range.offset / HUGE_PAGE..end(range).div_ceil(HUGE_PAGE) {
+                let (first, last) = (page * HUGE_PAGE, (page + 1) * HUGE_PAGE);
+                let held = end(range).min(last) - range.offset.max(first);
+                match pages.last_mut() {
+                    Some((known, bytes)) if *known == page => *bytes += held,
+                    _ => pages.push((page, held)),
+                }
+            }
+        }
+        pages.retain(|&(page, held)| held + FOREIGN >= HUGE_PAGE && page < window / HUGE_PAGE);
+        let part = |pages: &[(usize, usize)]| Span {
+            offset: pages[0].0 * HUGE_PAGE,
+            bytes: pages.len() * HUGE_PAGE,
+        };
+        pages.chunk_by(|(page, _), (next, _)| page + 1 == *next).map(part).collect()
     }
 
     /// The bytes of these parts.
-    pub fn huge_bytes(&self) -> u64 {
-        self.huge_pages().map(|part| part.bytes as u64).sum()
+    pub fn huge_bytes(&self, window: usize) -> u64 {
+        self.huge_pages(window).iter().map(|part| part.bytes as u64).sum()
     }
 }
 
@@ -129,23 +145,37 @@ mod tests {
     }
 
     #[test]
-    fn a_range_has_the_huge_pages_that_lie_in_it_whole() {
+    fn a_range_has_the_huge_pages_that_lie_in_it_but_for_a_little() {
         const MIB: usize = 1 << 20;
-        let parts = |ranges: &[(usize, usize)]| self::ranges(ranges).huge_pages().collect::<Vec<_>>();
+        let parts = |ranges: &[(usize, usize)]| self::ranges(ranges).huge_pages(32 * MIB);
+        assert_eq!(parts(&[(0, 4 * MIB), (5 * MIB, 4 * MIB)]), [span(0, 4 * MIB), span(6 * MIB, 2 * MIB)]);
+        assert_eq!(parts(&[(FOREIGN, 4 * MIB - 2 * FOREIGN)]), [span(0, 4 * MIB)]);
         assert_eq!(
-            parts(&[(0, 4 * MIB - 1), (5 * MIB, 4 * MIB)]),
-            [span(0, 2 * MIB), span(6 * MIB, 2 * MIB)]
-        );
-        assert_eq!(
-            parts(&[(64, 4 * MIB - 65), (4 * MIB + 8192, 64), (8 * MIB, 0)]),
+            parts(&[(FOREIGN + 1, 4 * MIB - 2 * FOREIGN - 2), (8 * MIB, 0)]),
             [],
-            "less than a whole one"
+            "more than a little"
         );
-        assert_eq!(parts(&[(MIB, 7 * MIB)]), [span(2 * MIB, 6 * MIB)]);
-        assert_eq!(ranges(&[(MIB, 7 * MIB)]).huge_bytes(), 6 << 20);
+        let three = [(0, MIB), (MIB + FOREIGN / 2, MIB - FOREIGN), (2 * MIB, 64)];
+        assert_eq!(parts(&three), [span(0, 2 * MIB)], "all that is beside counts");
+        assert_eq!(ranges(&[(MIB, 7 * MIB)]).huge_bytes(8 * MIB), 6 << 20);
+        assert_eq!(ranges(&[(0, 8 * MIB)]).huge_bytes(8 * MIB - 1), 6 << 20, "the window ends before");
     }
 
     proptest! {
+        #[test]
+        fn of_two_that_share_a_window_one_at_most_has_a_huge_page(
+            lengths in proptest::collection::vec(1usize..3 << 20, 1..40),
+        ) {
+            let (mut offset, mut both) = (0, [Vec::new(), Vec::new()]);
+            for (turn, &bytes) in lengths.iter().enumerate() {
+                both[turn % 2].push(span(offset, bytes));
+                offset += bytes;
+            }
+            let [one, other] = both.map(|spans| spans.into_iter().collect::<Ranges>().huge_pages(offset));
+            let meet = |a: &Span, b: &Span| a.offset < end(*b) && b.offset < end(*a);
+            prop_assert!(!one.iter().any(|part| other.iter().any(|with| meet(part, with))));
+        }
+
         #[test]
         fn every_span_lies_in_a_range_and_no_range_is_larger_than_it_must_be(
             spans in proptest::collection::vec((0usize..1 << 20, 1usize..20_000), 1..60),

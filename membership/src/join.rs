@@ -10,7 +10,7 @@ use authority::Credential;
 use pbox_core::control::{
     HubReply, JoinReply, JoinRequest, LeaveRequest, MeetReply, MeetRequest, Mesh, PROTOCOL, Peers, Versions,
 };
-use pbox_core::{Above, Below, Layout, MAX_HUBS, Placement, Round, Schedule, Share};
+use pbox_core::{Above, Below, CoreNodes, Layout, MAX_HUBS, Placement, Round, Schedule, Share};
 
 use crate::control::{Cause, Control, Failure};
 use crate::error::MemberError;
@@ -200,9 +200,9 @@ impl LetIn {
         offered
     }
 
-    /// How many cores the job has there.
-    pub fn cores(&self) -> u32 {
-        self.reply.cores.len() as u32
+    /// The cores that the job has there.
+    pub fn cores(&self) -> CoreNodes {
+        self.reply.nodes.clone().unwrap_or_else(|| self.reply.cores.len().into())
     }
 
     /// How the hubs above this hub place chunks, where it is below others.
@@ -218,8 +218,15 @@ impl LetIn {
         if cores.is_empty() || !cores.is_sorted() || cores.iter().any(|&core| core >= reply.ports) {
             return Err(nonsense(format!("cores {cores:?} of {}", reply.ports)));
         }
+        if self.cores().cores() != cores.len() {
+            return Err(nonsense(format!(
+                "the nodes of {} cores, and {} cores",
+                self.cores().cores(),
+                cores.len()
+            )));
+        }
         let placement = match &reply.above {
-            None => Placement::of_share(layout, schedule, *share, cores.len()),
+            None => Placement::of_share(layout, schedule, *share, self.cores()),
             Some(above) => Below::new(&above.placements(layout).map_err(nonsense)?, cores.len()).placement,
         };
         let (theirs, ours) = (&reply.placement, placement.digest());

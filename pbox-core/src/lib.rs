@@ -31,7 +31,7 @@ pub use layout::{
     Chunk, ChunkId, DEFAULT_CHUNK_BYTES, Dtype, Immediate, Key, KeyId, Layout, LayoutError, MAX_CHUNKS,
     Round, manifest,
 };
-pub use place::{Above, Below, Piece, Placement, Share, Slice, Slices, runs};
+pub use place::{Above, Below, CoreNodes, Piece, Placement, Share, Slice, Slices};
 pub use snapshot::{
     Occasion, Restored, RestoredKey, Snapshot, SnapshotError, SnapshotPart, Taken, Tensor, state_names,
 };

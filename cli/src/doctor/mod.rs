@@ -23,7 +23,7 @@ use phub_server::HubSettings;
 use phub_server::lanes::{self, OnNics};
 use phub_server::program::ModelSource;
 use rustix::process::{Resource, getrlimit};
-use topology::{CpuId, Host, NicChoice, NicKind};
+use topology::{Host, NicChoice, NicKind};
 
 use check::{Check, Verdict};
 use checks::rdma::{Candidate, Found, Need};
@@ -92,14 +92,14 @@ impl DoctorArgs {
 
         let rdma = check_rdma(&mut report, settings, &host, &list, traffic_class);
         check_memory(&mut report, &job, rdma.plan.as_ref());
-        let lanes = check_cores(&mut report, settings, &host, &job, rdma.plan.as_ref());
-        report.add(files::open_files(job.workers, lanes, &getrlimit(Resource::Nofile)));
+        let nodes = check_cores(&mut report, settings, &host, &job, rdma.plan.as_ref());
+        report.add(files::open_files(job.workers, nodes.len(), &getrlimit(Resource::Nofile)));
         check_ways(&mut report, settings, &rdma);
         if let Some(dir) = &settings.checkpoints {
             report.add(checkpoints::directory(dir));
         }
         for nic in &rdma.ready {
-            report.add(moving::over(nic, job.deepest_lane(lanes), &settings.paths.0));
+            report.add(moving::over(nic, job.deepest_lane(&nodes), &settings.paths.0));
             report.add(moving::from_gpus(nic));
         }
         if let Some(peer) = &self.peer {
@@ -213,37 +213,37 @@ fn check_nics(
 }
 
 fn check_memory(report: &mut Report, job: &Job, plan: Option<&OnNics>) {
-    let lanes: Vec<&NicOptions> =
-        plan.iter().flat_map(|plan| &plan.lanes).filter_map(|lane| lane.nic.as_ref()).collect();
+    let lanes = plan.iter().flat_map(|plan| &plan.lanes);
+    let (nodes, of_lanes): (Vec<u32>, Vec<&NicOptions>) =
+        lanes.filter_map(|lane| Some((lane.node, lane.nic.as_ref()?))).unzip();
     let nics = plan.map(OnNics::nics).unwrap_or_default().len();
-    report.add(memory::memlock(job, nics, job.window_bytes(&lanes), &Memlock::read()));
+    report.add(memory::memlock(job, nics, job.window_bytes(&nodes, &of_lanes), &Memlock::read()));
 }
 
-/// Checks the cores of the hub, and the pages of their memory. Returns the number of the hub's lanes.
+/// Checks the cores of the hub, and the pages of their memory. Returns the NUMA node of each of the hub's lanes.
 fn check_cores(
     report: &mut Report,
     settings: &HubSettings,
     host: &Host,
     job: &Job,
     rdma: Option<&OnNics>,
-) -> usize {
+) -> Vec<u32> {
     let plain;
-    let (plan, cpus): (_, Vec<CpuId>) = match rdma {
-        Some(OnNics { plan, lanes }) => (plan, lanes.iter().map(|lane| CpuId(lane.cpu)).collect()),
+    let (plan, nodes): (_, Vec<u32>) = match rdma {
+        Some(OnNics { plan, lanes }) => (plan, lanes.iter().map(|lane| lane.node).collect()),
         None => match lanes::place(host, settings, NicChoice::default()) {
             Ok(plan) => {
                 plain = plan;
-                (&plain, plain.cores().iter().map(|core| core.cpu).collect())
+                (&plain, plain.cores().iter().map(|core| core.node.0).collect())
             }
             Err(error) => {
                 let fix = "phub-server topology shows the cores; --cores chooses among them";
                 report.add(Check::fail("cores", error.to_string(), fix));
-                return 0;
+                return Vec::new();
             }
         },
     };
-    let (lanes, pages) = (cpus.len(), HugePages::read());
-    let nodes: Vec<_> = cpus.into_iter().filter_map(|cpu| Some(host.cpu(cpu)?.node)).collect();
+    let pages = HugePages::read();
     report.add(memory::window_pages(job, &nodes, &pages));
     report.add(memory::private_pages(&pages));
     report.add(locality::locality(host, plan));
@@ -252,7 +252,7 @@ fn check_cores(
     let facts = Cpus::read(allowed);
     report.add(cores::isolation(&cpus, settings.idle, &facts));
     report.add(cores::governor(&cpus, &facts));
-    lanes
+    nodes
 }
 
 /// Checks the control port and the data paths.

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, Key, Layout};
+use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, Key, Layout, Placement};
 use phub_server::CoreSelection;
 use phub_server::program::ModelSource;
 use topology::{Host, NicChoice, PlaceError, Plan, Request, render};
@@ -145,11 +145,15 @@ impl TopologyArgs {
     }
 
     fn place(&self, host: &Host, layout: &Layout) -> Result<Plan, PlaceError> {
-        // The hub places runs in the same way. The first pass finds the number of cores, the second places.
-        let cores = topology::place(host, &self.request(&[]))?.cores().len();
-        let run_bytes = |run: Range<u32>| run.map(|id| layout.chunk(ChunkId(id)).span.bytes as u64).sum();
-        let weights: Vec<u64> = pbox_core::runs(layout, cores).into_iter().map(run_bytes).collect();
-        topology::place(host, &self.request(&weights))
+        // The first pass finds the cores, on which the hub's own rule places runs.
+        let cores = topology::place(host, &self.request(&[]))?;
+        let nodes: Vec<u32> = cores.cores().iter().map(|core| core.node.0).collect();
+        let run_bytes =
+            |run: Range<u32>| -> u64 { run.map(|id| layout.chunk(ChunkId(id)).span.bytes as u64).sum() };
+        let placement = Placement::new(layout, nodes);
+        let (weights, owners): (Vec<u64>, Vec<u32>) =
+            placement.runs().map(|(run, core)| (run_bytes(run), core)).unzip();
+        topology::place(host, &Request { owners: Some(&owners), ..self.request(&weights) })
     }
 
     fn request<'a>(&self, weights: &'a [u64]) -> Request<'a> {

@@ -189,7 +189,7 @@ impl Mapping {
         collapsed
     }
 
-    /// Has huge pages, on the node of the calling thread, where whole ones fit into a range, whatever the machine's settings for
+    /// Has huge pages, on the node of the calling thread, where they lie in a range but for a little, whatever the machine's settings for
     /// huge pages are (Linux 6.1). Returns how many bytes have them. `access` is how a page is made that is not there yet: a
     /// file's by reading; a private one by writing, for which the memory must be new.
     fn collapse(&self, ranges: &Ranges, access: Access) -> usize {
@@ -211,7 +211,13 @@ impl Mapping {
             let collapsed = unsafe { libc::madvise(start.cast(), part.bytes, MADV_COLLAPSE) == 0 };
             if collapsed { part.bytes } else { 0 }
         };
-        ranges.within(self.bytes()).huge_pages().map(collapse).sum()
+        ranges.huge_pages(self.bytes()).into_iter().map(collapse).sum()
+    }
+
+    /// Leaves this memory out of processes that are forked. Private pages that a NIC uses would be copied for each of them.
+    pub fn keep_from_children(&self) {
+        // SAFETY: the range is this mapping's own; this process has it as before.
+        let _ = unsafe { madvise(self.start.as_ptr().cast(), self.bytes(), Advice::LinuxDontFork) };
     }
 
     fn checked(

@@ -35,7 +35,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::job::JobTerms;
 use crate::layout::Round;
-use crate::place::Above;
+use crate::place::{Above, CoreNodes};
 
 /// The longest name of a job.
 pub const MAX_JOB_NAME_BYTES: usize = 64;
@@ -118,6 +118,9 @@ pub struct JoinReply {
     /// Numbers of the hub's cores that own the job's chunks: the placement's first core is the first of them, and so
     /// on.
     pub cores: Vec<u32>,
+    /// The NUMA nodes of these cores, if they are of several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<CoreNodes>,
     /// [`Placement::digest`](crate::Placement::digest) of the hub's share of the job.
     pub placement: String,
     /// The hubs above, where the hub is below others: they decide on the placement.

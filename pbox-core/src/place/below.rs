@@ -10,13 +10,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::nodes::CoreNodes;
 use super::placement::Placement;
 use super::share::Share;
 use crate::job::{MAX_HUBS, Schedule};
 use crate::layout::{ChunkId, Layout};
-
-/// The most cores of a hub.
-const MAX_CORES: u32 = 4096;
 
 /// How the hubs above a hub place chunks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,8 +24,8 @@ pub struct Above {
     pub schedule: Schedule,
     /// [`JobTerms::split_above`](crate::JobTerms::split_above).
     pub split_above: u64,
-    /// How many cores the job has at each hub.
-    pub cores: Vec<u32>,
+    /// The cores that the job has at each hub.
+    pub cores: Vec<CoreNodes>,
     /// The hubs above these hubs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub above: Option<Box<Above>>,
@@ -41,19 +39,17 @@ impl Above {
     pub fn placements(&self, layout: &Layout) -> Result<Vec<Placement>, String> {
         let Above { schedule, split_above, cores, above } = self;
         let hubs = cores.len() as u32;
-        if !(1..=MAX_HUBS).contains(&hubs) || !cores.iter().all(|cores| (1..=MAX_CORES).contains(cores)) {
-            return Err(format!(
-                "hubs above with {cores:?} cores: expected 1 to {MAX_HUBS} hubs of 1 to {MAX_CORES}"
-            ));
+        if !(1..=MAX_HUBS).contains(&hubs) {
+            return Err(format!("{hubs} hubs above: expected 1 to {MAX_HUBS}"));
         }
         let share = |hub| Share { hub, hubs, split_above: *split_above };
         match above {
             None => Ok((0..)
                 .zip(cores)
-                .map(|(hub, &cores)| Placement::of_share(layout, *schedule, share(hub), cores as usize))
+                .map(|(hub, cores)| Placement::of_share(layout, *schedule, share(hub), cores.clone()))
                 .collect()),
             Some(further) if hubs == 1 => {
-                Ok(vec![Below::new(&further.placements(layout)?, cores[0] as usize).placement])
+                Ok(vec![Below::new(&further.placements(layout)?, cores[0].cores()).placement])
             }
             Some(_) => Err(format!("{hubs} hubs that are below others: expected 1")),
         }
@@ -101,24 +97,20 @@ mod tests {
     use super::*;
     use crate::job::{SPLIT_ABOVE, Schedule};
     use crate::layout::{Key, Layout};
-    use crate::place::Share;
     use proptest::prelude::*;
 
     proptest! {
         #[test]
         fn each_link_leads_to_the_owner_above(
-            sizes in proptest::collection::vec(1u64..5000, 1..12),
-            above in proptest::collection::vec(1usize..6, 1..4),
+            sizes in proptest::collection::vec(1u64..9_000_000, 1..12),
+            nodes in proptest::collection::vec(proptest::collection::vec(0u32..2, 1..6), 1..4),
             cores in 1usize..6,
         ) {
             let keys = sizes.iter().enumerate().map(|(i, &n)| Key::f32(format!("k{i}"), [n])).collect();
-            let layout = Layout::new(keys, 256).unwrap();
-            let hubs = above.len() as u32;
-            let share = |hub| Share { hub, hubs, split_above: SPLIT_ABOVE };
-            let shares = above.iter().zip(0..).map(|(&cores, hub)| {
-                Placement::of_share(&layout, Schedule::Sliced, share(hub), cores)
-            });
-            let shares: Vec<Placement> = shares.collect();
+            let layout = Layout::new(keys, 32 * 1024).unwrap();
+            let cores_above = nodes.into_iter().map(CoreNodes::from).collect();
+            let (schedule, split_above) = (Schedule::Sliced, SPLIT_ABOVE);
+            let shares = Above { schedule, split_above, cores: cores_above, above: None }.placements(&layout).unwrap();
             let (below, all) = (Below::new(&shares, cores), Placement::over_hubs(&shares));
             for chunk in (0..layout.chunks().len() as u32).map(ChunkId) {
                 let core = below.placement.owner(chunk);

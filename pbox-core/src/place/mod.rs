@@ -1,11 +1,14 @@
-//! The owner of each chunk: first a hub, then a core. The slices follow from it.
+//! The owner of each chunk: first a hub, then a NUMA node, then a core. The slices follow from it.
 
 mod below;
+mod nodes;
 mod placement;
+mod runs;
 mod share;
 mod slices;
 
 pub use below::{Above, Below};
-pub use placement::{Placement, runs};
+pub use nodes::CoreNodes;
+pub use placement::Placement;
 pub use share::{Piece, Share};
 pub use slices::{Slice, Slices};

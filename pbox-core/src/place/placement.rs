@@ -20,16 +20,12 @@ use std::sync::Arc;
 
 use fabric::{Carries, PlannedLink, PortId, SendWindow, Span, Spans, WindowError};
 
+use super::nodes::{CoreNodes, OfNode};
+use super::runs::{cut, weights};
 use super::share::{Share, pieces};
 use crate::job::Schedule;
 use crate::layout::{ChunkId, Layout};
 use crate::wire::Wire;
-
-/// The longest run: enough for the memory's full speed, and no more, so that a layer is spread over the cores.
-const RUN_BYTES: u64 = 512 * 1024;
-
-/// Runs that each core should have at least, so that LPT balances them; small models get shorter runs for it.
-const RUNS_PER_CORE: usize = 64;
 
 /// The owner of a chunk that belongs to another hub.
 const ELSEWHERE: u32 = u32::MAX;
@@ -42,19 +38,33 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Places a layout's chunks on the `cores` cores of one hub; `cores` is at least 1.
-    pub fn new(layout: &Layout, cores: usize) -> Self {
+    /// Places a layout's chunks on the cores of one hub, at least one: so many of one NUMA node, or of these nodes.
+    pub fn new(layout: &Layout, cores: impl Into<CoreNodes>) -> Self {
         Self::of_share(layout, Schedule::default(), Share::WHOLE, cores)
     }
 
-    /// Places a hub's share of a layout's chunks on its `cores` cores; `cores` is at least 1.
-    pub fn of_share(layout: &Layout, schedule: Schedule, share: Share, cores: usize) -> Self {
-        let runs = cut(layout, cores, pieces(layout, schedule, share));
+    /// Places a hub's share of a layout's chunks on its cores, at least one.
+    pub fn of_share(layout: &Layout, schedule: Schedule, share: Share, cores: impl Into<CoreNodes>) -> Self {
+        let cores = cores.into();
         let mut owners = vec![ELSEWHERE; layout.chunks().len()];
-        for (run, core) in runs.iter().zip(topology::lpt(&weights(layout, &runs), cores)) {
-            owners[run.start as usize..run.end as usize].fill(core);
+        for OfNode { cores, pieces } in cores.deal(layout, pieces(layout, schedule, share)) {
+            let runs = cut(layout, cores.len(), pieces);
+            for (run, core) in runs.iter().zip(topology::lpt(&weights(layout, &runs), cores.len())) {
+                owners[run.start as usize..run.end as usize].fill(cores[core as usize]);
+            }
         }
-        Placement { owners, cores }
+        Placement { owners, cores: cores.cores() }
+    }
+
+    /// The runs of chunks that one core owns, ascending, each with its core.
+    pub fn runs(&self) -> impl Iterator<Item = (Range<u32>, u32)> {
+        let mut end = 0;
+        let runs = self.owners.chunk_by(|core, next| core == next).map(move |run| {
+            let start = end;
+            end += run.len() as u32;
+            (start..end, run[0])
+        });
+        runs.filter(|(_, core)| *core != ELSEWHERE)
     }
 
     /// Combines the placements of several hubs' shares, in the order of the hubs: the first cores are the first
@@ -175,57 +185,6 @@ impl Placement {
     }
 }
 
-/// The runs of a layout on `cores` cores, as ranges of chunk ids, ascending: the items of the
-/// placement.
-pub fn runs(layout: &Layout, cores: usize) -> Vec<Range<u32>> {
-    cut(layout, cores, pieces(layout, Schedule::default(), Share::WHOLE))
-}
-
-/// Cuts pieces of a layout into runs for `cores` cores.
-fn cut(layout: &Layout, cores: usize, pieces: Vec<Range<u32>>) -> Vec<Range<u32>> {
-    let all: u64 = weights(layout, &pieces).iter().sum();
-    let longest = (all / (cores * RUNS_PER_CORE) as u64).min(RUN_BYTES);
-    let mut runs: Vec<Range<u32>> = Vec::new();
-    let mut room = 0;
-    for unit in units(layout, pieces) {
-        let needed = bytes(layout, &unit);
-        match runs.last_mut().filter(|run| run.end == unit.start && needed <= room) {
-            Some(run) => run.end = unit.end,
-            None => {
-                runs.push(unit);
-                room = longest;
-            }
-        }
-        room = room.saturating_sub(needed);
-    }
-    runs
-}
-
-/// The groups and single chunks of these pieces.
-fn units(layout: &Layout, pieces: Vec<Range<u32>>) -> impl Iterator<Item = Range<u32>> {
-    let mut groups = layout.groups().iter().peekable();
-    let mut chunks = pieces.into_iter().flatten().peekable();
-    std::iter::from_fn(move || {
-        let start = chunks.next()?;
-        while groups.next_if(|group| group.end <= start).is_some() {}
-        let group = groups.peek().filter(|group| group.contains(&start));
-        let (mut end, longest) = (start + 1, group.map_or(start + 1, |group| group.end));
-        while chunks.next_if(|&next| next == end && next < longest).is_some() {
-            end += 1;
-        }
-        Some(start..end)
-    })
-}
-
-/// The bytes of each of these ranges of chunks.
-pub(crate) fn weights(layout: &Layout, ranges: &[Range<u32>]) -> Vec<u64> {
-    ranges.iter().map(|range| bytes(layout, range)).collect()
-}
-
-fn bytes(layout: &Layout, range: &Range<u32>) -> u64 {
-    range.clone().map(|id| layout.chunk(ChunkId(id)).span.bytes as u64).sum()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -248,11 +207,20 @@ mod tests {
     fn published_models_are_balanced() {
         for name in crate::models::MODELS {
             let layout = Layout::new(model(name).unwrap().keys, 32 * 1024).unwrap();
-            for cores in [2, 4, 8, 10, 16, 20, 40] {
-                let loads = loads(&layout, &Placement::new(&layout, cores));
-                let mean = loads.iter().sum::<u64>() as f64 / cores as f64;
+            let mut cores: Vec<CoreNodes> = [2, 4, 8, 10, 16, 20, 40].map(CoreNodes::from).into();
+            // Two nodes, in two orders; eight; and nodes with more cores than others.
+            cores.extend(
+                [4, 8, 20, 40]
+                    .map(|cores| (0..cores).map(|core| core * 2 / cores).collect::<Vec<_>>().into()),
+            );
+            cores.push((0..40).map(|core| core % 2).collect::<Vec<_>>().into());
+            cores.push((0..40).map(|core| core / 5).collect::<Vec<_>>().into());
+            cores.push((0..14).map(|core| u32::from(core < 3)).collect::<Vec<_>>().into());
+            for cores in cores {
+                let loads = loads(&layout, &Placement::new(&layout, cores.clone()));
+                let mean = loads.iter().sum::<u64>() as f64 / loads.len() as f64;
                 let ratio = *loads.iter().max().unwrap() as f64 / mean;
-                assert!(ratio < 1.02, "{name} on {cores} cores: max/mean {ratio}");
+                assert!(ratio < 1.02, "{name} on {cores:?}: max/mean {ratio}");
             }
         }
     }
@@ -298,7 +266,7 @@ mod tests {
         fn a_link_carries_all_that_is_posted_on_it(
             sizes in proptest::collection::vec(1u64..9000, 1..60),
             chunk_lines in 1usize..600,
-            cores in 1usize..8,
+            nodes in proptest::collection::vec(0u32..3, 1..8),
             hub in 0u32..3,
             hubs_meet in any::<bool>(),
             coded in any::<bool>(),
@@ -310,7 +278,8 @@ mod tests {
             terms.level.compression = coded.then(|| Codec::F16.into());
             let wire = Wire::of_terms(&terms).unwrap();
             let share = Share { hub, hubs: 3, split_above: 4096 };
-            let placement = Placement::of_share(wire.layout(), terms.level.schedule, share, cores);
+            let placement = Placement::of_share(wire.layout(), terms.level.schedule, share, nodes.clone());
+            let cores = nodes.len();
             // Ports in another order than cores, and one without a core.
             let links = placement.links(&wire, cores + 1, (1..=cores).rev(), &[PortId(0)]);
             prop_assert_eq!(links.len(), cores);
@@ -335,13 +304,13 @@ mod tests {
 
         #[test]
         fn every_chunk_has_one_owner(
-            sizes in proptest::collection::vec(1u64..50_000, 1..30),
-            chunk_lines in 1usize..600,
-            cores in 1usize..20,
+            sizes in proptest::collection::vec(1u64..6_000_000, 1..30),
+            chunk_lines in 200usize..600,
+            nodes in proptest::collection::vec(0u32..3, 1..20),
         ) {
             let keys = sizes.iter().enumerate().map(|(i, &n)| Key::f32(format!("k{i}"), [n])).collect();
             let layout = Layout::new(keys, chunk_lines * 64).unwrap();
-            let placement = Placement::new(&layout, cores);
+            let placement = Placement::new(&layout, nodes);
             let mut seen: Vec<u32> = placement.chunks_by_core().into_iter().flatten().map(|c| c.0).collect();
             seen.sort_unstable();
             prop_assert_eq!(seen, (0..layout.chunks().len() as u32).collect::<Vec<_>>());

@@ -17,7 +17,7 @@
 use std::cmp::Reverse;
 use std::ops::Range;
 
-use super::placement::weights;
+use super::runs::weights;
 use crate::job::{JobTerms, SPLIT_ABOVE, Schedule};
 use crate::layout::{ChunkId, Key, KeyId, Layout};
 

@@ -23,6 +23,8 @@ use crate::settings::{CoreSelection, HubSettings};
 pub struct Lane {
     /// Its number in the operating system.
     pub cpu: u32,
+    /// The cpu's NUMA node.
+    pub node: u32,
     /// The NIC, with RDMA.
     pub nic: Option<NicOptions>,
 }
@@ -47,7 +49,8 @@ pub(crate) fn choose(host: &Host, settings: &HubSettings) -> Result<Lanes, HubEr
         }
     }
     let plan = place(host, settings, NicChoice::default())?;
-    let lanes = plan.cores().iter().map(|core| Lane { cpu: core.cpu.0, nic: None }).collect();
+    let lanes =
+        plan.cores().iter().map(|core| Lane { cpu: core.cpu.0, node: core.node.0, nic: None }).collect();
     Ok(Lanes { lanes, rdma: None, picture: topology::render::machine_svg(host, &plan) })
 }
 
@@ -142,7 +145,7 @@ pub fn on_nics(
             let cores = plan.nics().iter().find(|nic| nic.nic == id).map_or(1, |nic| nic.cores.len());
             let before = cores_before.entry(id).or_default();
             let dealt = ports_of_core(&ports, *before, cores);
-            lanes.extend(dealt.map(|nic| Lane { cpu: core.cpu.0, nic: Some(nic) }));
+            lanes.extend(dealt.map(|nic| Lane { cpu: core.cpu.0, node: core.node.0, nic: Some(nic) }));
             *before += 1;
         }
     }
@@ -238,8 +241,8 @@ mod tests {
 
     #[test]
     fn a_lane_without_a_link_is_of_use_only_where_all_are_without() {
-        let lane = |nic: &str| Lane { cpu: 0, nic: Some(NicOptions::new(nic)) };
-        let lanes = [lane("mlx5_0"), lane("mlx5_1"), Lane { cpu: 1, nic: None }];
+        let lane = |nic: &str| Lane { cpu: 0, node: 0, nic: Some(NicOptions::new(nic)) };
+        let lanes = [lane("mlx5_0"), lane("mlx5_1"), Lane { cpu: 1, node: 0, nic: None }];
         let [first, second, bare] = &lanes;
         let up =
             |lanes: &[&Lane], active: &[&str]| has_link(lanes, |nic| active.contains(&nic.device.as_str()));

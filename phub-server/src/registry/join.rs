@@ -179,6 +179,7 @@ impl Registry {
             protocol,
             token: format!("{:032x}", u128::from_be_bytes(token)),
             cores: job.cores.numbers.iter().map(|&core| core as u32).collect(),
+            nodes: Some(self.nodes(&job.cores.numbers)).filter(|nodes| !nodes.is_one_node()),
             placement: job.cores.placement.digest(),
             above: job.above.as_ref().map(|above| above.placed.clone()),
             ports: self.cores.len() as u32,

@@ -11,7 +11,9 @@ use std::sync::Arc;
 
 use fabric::{PortId, Ranges, SendWindow, Spans};
 use pbox_core::control::JoinRequest;
-use pbox_core::{JobId, JobTerms, Layout, LevelTerms, MadeShard, Members, Placement, ShardSpec, Wire};
+use pbox_core::{
+    CoreNodes, JobId, JobTerms, Layout, LevelTerms, MadeShard, Members, Placement, ShardSpec, Wire,
+};
 
 use super::above::{MadeAbove, WaysUp, name_above};
 use super::job::{Cores, Job};
@@ -105,7 +107,7 @@ impl Registry {
         let numbers = self.choose_cores(name, layout, terms);
         let below = let_in.as_ref().map(|let_in| let_in.place(numbers.len())).transpose()?;
         let placement = match &below {
-            None => Placement::of_share(layout, terms.level.schedule, hubs.share, numbers.len()),
+            None => Placement::of_share(layout, terms.level.schedule, hubs.share, self.nodes(&numbers)),
             Some(below) => below.placement.clone(),
         };
         let owners = placement.chunks_by_core().iter().filter(|chunks| !chunks.is_empty()).count();
@@ -156,6 +158,11 @@ impl Registry {
         job.bringing = request.present.as_ref().map(|_| Bringing::new(terms.workers));
         job.checkpoints.warning = warning.flatten();
         Ok(Made { job, shards, above: ways })
+    }
+
+    /// The NUMA nodes of these cores.
+    pub(super) fn nodes(&self, cores: &[usize]) -> CoreNodes {
+        cores.iter().map(|&core| self.cores[core].lane.node).collect::<Vec<_>>().into()
     }
 
     /// Has huge pages in the window that these cores step into, where ranges of it are of one node.

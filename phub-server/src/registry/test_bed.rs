@@ -24,7 +24,7 @@ pub fn registry() -> (Arc<Registry>, CoreThread) {
 /// The same with quotas.
 pub fn registry_with(quotas: Quotas) -> (Arc<Registry>, CoreThread) {
     let (group, mut ports) = any::group(1, None).unwrap();
-    let lane = Lane { cpu: 0, nic: None };
+    let lane = Lane { cpu: 0, node: 0, nic: None };
     let (kernels, limit) = (Kernels::detect(), Duration::from_secs(30));
     let (core, thread) =
         CoreThread::new(0, lane, ports.remove(0), kernels, unbounded_channel().0, channel().0);

@@ -38,7 +38,7 @@ impl Level {
         let placed = Above {
             schedule: terms.level.schedule,
             split_above: terms.split_above,
-            cores: vec![cores as u32; hubs as usize],
+            cores: vec![cores.into(); hubs as usize],
             above: None,
         };
         let hubs = placed.placements(wire.layout()).map_err(anyhow::Error::msg)?;

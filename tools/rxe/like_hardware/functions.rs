@@ -130,6 +130,7 @@ macro_rules! functions {
 
 functions! {
     ibv_fork_init() -> c_int;
+    ibv_is_fork_initialized() -> c_int;
     ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device;
     ibv_free_device_list(list: *mut *mut ibv_device);
     ibv_get_device_name(device: *mut ibv_device) -> *const c_char;

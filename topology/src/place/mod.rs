@@ -26,6 +26,8 @@ use crate::host::{CpuId, Host};
 pub struct Request<'a> {
     /// Each item's weight in bytes.
     pub weights: &'a [u64],
+    /// The owner of each item, if others have decided that: a core by its number in [`Plan::cores`].
+    pub owners: Option<&'a [u32]>,
     /// The cores that may own items.
     pub cores: CoreChoice,
     /// The NICs that may be used.
@@ -35,7 +37,7 @@ pub struct Request<'a> {
 impl<'a> Request<'a> {
     /// These items on every core and NIC, with even loads on cores.
     pub fn new(weights: &'a [u64]) -> Self {
-        Self { weights, cores: CoreChoice::default(), nics: NicChoice::default() }
+        Self { weights, owners: None, cores: CoreChoice::default(), nics: NicChoice::default() }
     }
 }
 
@@ -136,13 +138,17 @@ pub enum PlaceError {
 /// Places the request's items on the host.
 ///
 /// The rules follow PHub's:
-/// - items go to cores by LPT ([`lpt`]), so that loads are even;
+/// - items go to cores by LPT ([`lpt`]), so that loads are even, unless the request says where they go;
 /// - a core uses NICs of its own NUMA node, else of its own socket, else any;
 /// - every NIC in use has a core, and its number of cores is in proportion to its speed;
 /// - if a node has more NICs than cores, a core has several NICs, and its items are spread over them in
 ///   proportion to their speeds.
 ///
 /// [`Plan::reasons`] says where the plan departs from the ideal, and why.
+///
+/// # Panics
+///
+/// If the request's owners are not as many as its items, or one is none of the cores.
 pub fn place(host: &Host, request: &Request<'_>) -> Result<Plan, PlaceError> {
     let items = request.weights.len();
     let total = request.weights.iter().try_fold(0u64, |sum, &weight| sum.checked_add(weight));
@@ -151,7 +157,7 @@ pub fn place(host: &Host, request: &Request<'_>) -> Result<Plan, PlaceError> {
     let nics = nic_choice::choose(host, &request.nics, &mut reasons)?;
     let cpus = core_choice::choose(host, &request.cores, &nics, &mut reasons)?;
     let nics_of_core = wiring::assign_nics(&cpus, &nics, &mut reasons);
-    let owners = lpt(request.weights, cpus.len());
+    let owners = request.owners.map_or_else(|| lpt(request.weights, cpus.len()), <[u32]>::to_vec);
     let plan = plan::PlanParts {
         host,
         weights: request.weights,

@@ -46,7 +46,7 @@ pub(crate) fn memlock(job: &Job, nics: usize, window_bytes: u64, facts: &Memlock
 }
 
 /// Huge pages of windows: at most a warning. `nodes` has the node of each lane of the hub.
-pub(crate) fn window_pages<N: PartialEq>(job: &Job, nodes: &[N], facts: &HugePages) -> Check {
+pub(crate) fn window_pages(job: &Job, nodes: &[u32], facts: &HugePages) -> Check {
     const NAME: &str = "huge pages of windows";
     let setting = facts.shared.as_deref().unwrap_or("not there");
     let (bytes, huge) = job.huge_bytes(nodes);

@@ -43,6 +43,8 @@ macro_rules! functions {
             pub ibv_reg_mr_iova2: Option<RegMrIova2>,
             /// `None` where the library is older than rdma-core 34.
             pub ibv_reg_dmabuf_mr: Option<RegDmaBuf>,
+            /// `None` where the library is older than rdma-core 35.
+            ibv_is_fork_initialized: Option<unsafe extern "C" fn() -> c_int>,
             _library: libloading::Library,
         }
 
@@ -66,6 +68,10 @@ macro_rules! functions {
                     ibv_reg_mr_iova2: unsafe { library.get(b"ibv_reg_mr_iova2\0") }.map(|symbol| *symbol).ok(),
                     // SAFETY: as above.
                     ibv_reg_dmabuf_mr: unsafe { library.get(b"ibv_reg_dmabuf_mr\0") }.map(|symbol| *symbol).ok(),
+                    // SAFETY: as above.
+                    ibv_is_fork_initialized: unsafe { library.get(b"ibv_is_fork_initialized\0") }
+                        .map(|symbol| *symbol)
+                        .ok(),
                     _library: library,
                 })
             }
@@ -126,6 +132,9 @@ functions! {
     ibv_destroy_qp(qp: *mut ibv_qp) -> c_int;
 }
 
+/// `IBV_FORK_UNNEEDED`: forks do no harm, as the kernel says.
+const FORK_UNNEEDED: c_int = 2;
+
 /// The functions of libibverbs. The library is never unloaded.
 pub(in crate::verbs) fn library() -> Result<&'static Ibverbs, LibraryError> {
     static LIBRARY: OnceLock<Result<Ibverbs, LibraryError>> = OnceLock::new();
@@ -137,10 +146,13 @@ fn load(name: &'static str) -> Result<Ibverbs, LibraryError> {
     // version has functions of the types in `ffi.rs`; one that is missing is an error here, not later.
     let library =
         unsafe { Ibverbs::new(name) }.map_err(|error| LibraryError::Missing { name, why: words(&error) })?;
-    // Before anything else: a child's copy-on-write must not take pages away from under a NIC. On kernels
-    // that copy pinned pages at the fork (5.12 and later) this notes it and costs nothing.
-    // SAFETY: takes no arguments; nothing of libibverbs was called before through this library.
-    let errno = unsafe { library.ibv_fork_init() };
+    // Before anything else: a child's copy-on-write must not take pages away from under a NIC. Kernels that copy pinned pages at
+    // the fork (5.12 and later) need no more. For others the library keeps each range that is registered from children, which
+    // cuts huge pages at the ends of ranges.
+    // SAFETY: takes no arguments.
+    let is_needed = library.ibv_is_fork_initialized.is_none_or(|ask| unsafe { ask() } != FORK_UNNEEDED);
+    // SAFETY: takes no arguments; nothing of libibverbs was called before through this library but the question.
+    let errno = if is_needed { unsafe { library.ibv_fork_init() } } else { 0 };
     if errno != 0 {
         return Err(LibraryError::Fork { why: io::Error::from_raw_os_error(errno).to_string() });
     }

@@ -65,6 +65,7 @@ impl Registered {
         let domain = Domain::new(&nic.context)?;
         let sent = links.clone().map(|link| &link.sent);
         let sent = Regions::new(sent, |range| Region::send(&domain, ours, range))?;
+        theirs.mapping().keep_from_children();
         let received = links.map(|link| &link.received);
         let received = Regions::new(received, |range| {
             Region::receive(&domain, theirs, range, nic.settings.relaxed_ordering)

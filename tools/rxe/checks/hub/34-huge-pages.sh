@@ -60,8 +60,8 @@ for way in shm tcp verbs; do
     expect $((12 << 20))
 done
 
-# A model that is large enough for runs of 512 KiB.
-model 70000000 17
+# A model that is large enough to be dealt to nodes by huge pages, which its chunks cross. By RDMA.
+model 17 70000000
 phub-server doctor --listen 127.0.0.1:0 --manifest /tmp/model --workers 1 | tee /tmp/said
 read -r huge bytes <<<"$(sed -n 's/.*MADV_COLLAPSE.*; \([0-9]*\) of \([0-9]*\) bytes of each window .*/\1 \2/p' /tmp/said)"
 registered=$(sed -n 's/.*with 1 workers registers \([0-9]*\) bytes.*/\1/p' /tmp/said)

@@ -1,0 +1,202 @@
+//! NUMA nodes: which node's cores own a part of the window. Pure.
+//!
+//! ```text
+//!   window   [ 2 MiB ][ 2 MiB ][ 2 MiB ][ 2 MiB ] ... [run][run][run][run]
+//!   node         0        1        0        1           0    1    1    0
+//! ```
+//!
+//! The memory of a chunk should lie on the node of its owner, and a huge page lies on one node. So where a hub has cores on
+//! several nodes, its chunks are dealt to nodes by huge pages of the window, in the order of addresses, each to the node that is
+//! behind. The last ones are dealt by runs, so that all cores get as much (`docs/decisions/0003-windows-are-sealed-memfds.md`).
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use super::runs::{RUN_BYTES, bytes, units, weights};
+use crate::layout::{ChunkId, Layout};
+
+/// A huge page.
+const BLOCK_BYTES: u64 = 2 << 20;
+
+/// Blocks for each node that are dealt by runs.
+const LAST_BLOCKS: u64 = 2;
+
+/// With fewer blocks for each node all is dealt to cores alone: few huge pages would be gained, and layers less spread.
+const LEAST_BLOCKS: u64 = 8;
+
+/// The most cores of a hub.
+const MAX_CORES: usize = 4096;
+
+/// The cores of a hub that a job has: the NUMA node of each. A message has their number if they are of one node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "InMessages", into = "InMessages")]
+pub struct CoreNodes(Vec<u32>);
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum InMessages {
+    Cores(usize),
+    Nodes(Vec<u32>),
+}
+
+impl TryFrom<InMessages> for CoreNodes {
+    type Error = String;
+
+    fn try_from(said: InMessages) -> Result<Self, String> {
+        let cores = match &said {
+            InMessages::Cores(cores) => *cores,
+            InMessages::Nodes(nodes) => nodes.len(),
+        };
+        if !(1..=MAX_CORES).contains(&cores) {
+            return Err(format!("{cores} cores of a hub: expected 1 to {MAX_CORES}"));
+        }
+        Ok(match said {
+            InMessages::Cores(cores) => cores.into(),
+            InMessages::Nodes(nodes) => nodes.into(),
+        })
+    }
+}
+
+impl From<CoreNodes> for InMessages {
+    fn from(cores: CoreNodes) -> Self {
+        if cores.is_one_node() { InMessages::Cores(cores.cores()) } else { InMessages::Nodes(cores.0) }
+    }
+}
+
+impl From<usize> for CoreNodes {
+    /// So many cores of one node.
+    fn from(cores: usize) -> Self {
+        CoreNodes(vec![0; cores])
+    }
+}
+
+impl From<Vec<u32>> for CoreNodes {
+    /// Cores of these nodes, whatever numbers these have.
+    fn from(nodes: Vec<u32>) -> Self {
+        CoreNodes(nodes)
+    }
+}
+
+/// The cores of one node, and what they own.
+pub(super) struct OfNode {
+    pub cores: Vec<u32>,
+    pub pieces: Vec<Range<u32>>,
+}
+
+impl CoreNodes {
+    /// How many cores there are.
+    pub fn cores(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether all are of one node.
+    pub fn is_one_node(&self) -> bool {
+        self.0.windows(2).all(|pair| pair[0] == pair[1])
+    }
+
+    /// Deals these pieces of a layout to the nodes.
+    pub(super) fn deal(&self, layout: &Layout, pieces: Vec<Range<u32>>) -> Vec<OfNode> {
+        let mut nodes = self.by_node();
+        let (all, blocks) = (weights(layout, &pieces).iter().sum::<u64>(), nodes.len() as u64 * BLOCK_BYTES);
+        if nodes.len() == 1 || all < LEAST_BLOCKS * blocks {
+            return vec![OfNode { cores: (0..self.0.len() as u32).collect(), pieces }];
+        }
+        let mut loads = vec![0; nodes.len()];
+        for part in parts(layout, pieces, all - LAST_BLOCKS * blocks) {
+            let bytes: u64 = weights(layout, &part).iter().sum();
+            // Which would be done first? (load + bytes) / cores, without fractions.
+            let share = |node: usize, other: usize| (loads[node] + bytes) * nodes[other].cores.len() as u64;
+            let behind = (0..nodes.len()).min_by(|&a, &b| share(a, b).cmp(&share(b, a)));
+            let behind = behind.expect("there are cores");
+            loads[behind] += bytes;
+            nodes[behind].pieces.extend(part);
+        }
+        nodes
+    }
+
+    /// The cores of each node, in the order of its first core.
+    fn by_node(&self) -> Vec<OfNode> {
+        let mut nodes: Vec<(u32, OfNode)> = Vec::new();
+        for (&node, core) in self.0.iter().zip(0..) {
+            match nodes.iter_mut().find(|(known, _)| *known == node) {
+                Some((_, of_node)) => of_node.cores.push(core),
+                None => nodes.push((node, OfNode { cores: vec![core], pieces: Vec::new() })),
+            }
+        }
+        nodes.into_iter().map(|(_, of_node)| of_node).collect()
+    }
+}
+
+/// Cuts pieces of a layout where huge pages of the window begin, and behind so many bytes where runs do.
+fn parts(layout: &Layout, pieces: Vec<Range<u32>>, in_blocks: u64) -> Vec<Vec<Range<u32>>> {
+    let mut parts: Vec<Vec<Range<u32>>> = Vec::new();
+    let (mut before, mut last) = (0, None);
+    for unit in units(layout, pieces) {
+        let length = if before < in_blocks { BLOCK_BYTES } else { RUN_BYTES };
+        let place = Some((length, layout.chunk(ChunkId(unit.start)).span.offset as u64 / length));
+        before += bytes(layout, &unit);
+        if place != std::mem::replace(&mut last, place) {
+            parts.push(Vec::new());
+        }
+        parts.last_mut().expect("the first unit begins a part").push(unit);
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::Key;
+    use crate::place::Placement;
+
+    fn layout(elements: u64) -> Layout {
+        Layout::new(vec![Key::f32("a", [elements])], 32 * 1024).unwrap()
+    }
+
+    /// The first core of each node that owns a part of `bytes`, in the order of addresses.
+    fn nodes(layout: &Layout, nodes: &[u32], bytes: usize) -> Vec<u32> {
+        let placement = Placement::new(layout, nodes.to_vec());
+        let chunks = layout.chunks().iter().zip(0..).filter(|(chunk, _)| chunk.span.offset % bytes == 0);
+        chunks.map(|(_, id)| nodes[placement.owner(ChunkId(id))]).collect()
+    }
+
+    #[test]
+    fn nodes_get_huge_pages_in_turn_and_runs_at_the_end() {
+        let layout = layout(32 << 18);
+        let by_page = nodes(&layout, &[7, 7, 3, 3], 2 << 20);
+        assert_eq!(by_page[..12], [7, 3].repeat(6));
+        let placement = Placement::new(&layout, vec![7, 7, 3, 3]);
+        for (chunk, id) in layout.chunks().iter().zip(0..).filter(|(chunk, _)| chunk.span.offset < 24 << 20) {
+            let node = [7, 7, 3, 3][placement.owner(ChunkId(id))];
+            assert_eq!(node, by_page[chunk.span.offset >> 21], "chunk {id}");
+        }
+    }
+
+    #[test]
+    fn a_node_gets_as_much_as_it_has_cores() {
+        let by_page = nodes(&layout(96 << 18), &[0, 1, 1], 2 << 20);
+        assert_eq!(by_page[..6], [1, 0, 1, 1, 0, 1]);
+    }
+
+    #[test]
+    fn messages_have_nodes_if_there_are_several() {
+        for (cores, text) in
+            [(CoreNodes::from(3), "3"), (vec![5, 5].into(), "2"), (vec![0, 1].into(), "[0,1]")]
+        {
+            assert_eq!(serde_json::to_string(&cores).unwrap(), text);
+            let read: CoreNodes = serde_json::from_str(text).unwrap();
+            assert_eq!((read.cores(), read.is_one_node()), (cores.cores(), cores.is_one_node()));
+        }
+        for bad in ["0", "[]", "4294967296"] {
+            let error = serde_json::from_str::<CoreNodes>(bad).unwrap_err().to_string();
+            assert!(error.contains("cores of a hub: expected 1 to 4096"), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn little_is_dealt_to_cores_alone() {
+        let small = layout(8 << 18);
+        assert_eq!(Placement::new(&small, vec![0, 0, 1, 1]), Placement::new(&small, 4));
+    }
+}
