@@ -251,6 +251,11 @@ impl<'a> Route<'a> {
             let transport = offer.transport();
             let why_not = match self.way_by(offer, receive) {
                 Ok((address, why)) => {
+                    if transport != Transport::Shm && window.dma_buf().is_none() {
+                        // Only this process and its NICs use what the hub does not share.
+                        let carried = self.plan.iter().flat_map(|link| link.carries.up.iter());
+                        window.collapse_by_node(&[carried.collect()], |_| ());
+                    }
                     let limit = deadline.saturating_duration_since(Instant::now());
                     let (group, receive) = (&self.ports.group, receive.clone());
                     match any::connect(&address, self.token, group, window, receive, &self.plan, limit) {

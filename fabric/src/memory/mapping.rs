@@ -72,15 +72,36 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Zeroed private pages.
+    /// Zeroed private pages, which stay on the node where they are touched first.
     pub fn private(what: &'static str, bytes: usize) -> Result<Self, MapError> {
         let len = at_least_one(bytes);
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        Self::aligned(what, len, |start, flags| {
+        let mapping = Self::aligned(what, len, |start, flags| {
             // SAFETY: `aligned` asks for a part of its reservation, or for an address that the kernel chooses: no memory that
             // anybody has.
             unsafe { mmap_anonymous(start, len.get(), prot, MapFlags::PRIVATE | flags) }
-        })
+        })?;
+        mapping.stay();
+        Ok(mapping)
+    }
+
+    /// Has the kernel's NUMA balancing leave private pages alone. It would take them out of the page table now and then to see
+    /// which node touches them, so that cores fault, and would try to move them, which a NIC's pages cannot be. It does so with memory
+    /// of no policy; this one is what that memory has, but named. Files have it anyway.
+    fn stay(&self) {
+        let none = std::ptr::null::<libc::c_ulong>();
+        // SAFETY: the range is this mapping's own; contents stay as they are. Where it is refused (containers), all is as before.
+        let _ = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.as_ptr(),
+                self.bytes(),
+                libc::MPOL_LOCAL,
+                none,
+                0_usize,
+                0_usize,
+            )
+        };
     }
 
     /// Pages of a file shared with other processes, from its start.
@@ -195,6 +216,8 @@ impl Mapping {
     fn collapse(&self, ranges: &Ranges, access: Access) -> usize {
         /// Of linux/mman.h; not in every libc yet.
         const MADV_COLLAPSE: i32 = 25;
+        /// The kernel says EAGAIN where somebody else holds a page for a moment.
+        const TRIES: u32 = 3;
         let collapse = |part: Span| {
             let start = self.start.as_ptr().wrapping_add(part.offset);
             for offset in (0..part.bytes).step_by(HUGE_PAGE) {
@@ -207,9 +230,16 @@ impl Mapping {
                     Access::ReadWrite => unsafe { page.write_volatile(0) },
                 }
             }
-            // SAFETY: the range is this mapping's own; contents stay as they are.
-            let collapsed = unsafe { libc::madvise(start.cast(), part.bytes, MADV_COLLAPSE) == 0 };
-            if collapsed { part.bytes } else { 0 }
+            for _ in 0..TRIES {
+                // SAFETY: the range is this mapping's own; contents stay as they are.
+                if unsafe { libc::madvise(start.cast(), part.bytes, MADV_COLLAPSE) } == 0 {
+                    return part.bytes;
+                }
+                if std::io::Error::last_os_error().raw_os_error() != Some(libc::EAGAIN) {
+                    break;
+                }
+            }
+            0
         };
         ranges.huge_pages(self.bytes()).into_iter().map(collapse).sum()
     }

@@ -279,10 +279,12 @@ fn a_fork_leaves_transfers_whole() {
     let (mut hub, mut workers) = meet(&nic, 1, 8);
     hub.attach_all();
     workers[0].attach_all();
+    workers[0].spans.elements_mut::<f32>(0).fill(-1.0);
     // SAFETY: the child calls nothing but _exit, which a forked child of many threads may.
     let child = unsafe {
         match libc::fork() {
-            0 => libc::_exit(0),
+            // It has the window that is sent (Linux 5.13), with what its parent writes meanwhile.
+            0 => libc::_exit(i32::from(workers[0].spans.elements_mut::<f32>(0)[0] == 0.0)),
             child => child,
         }
     };
@@ -301,6 +303,7 @@ fn a_fork_leaves_transfers_whole() {
         if round == 0 {
             // SAFETY: waits for the child of above, once.
             assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert_eq!(status, 0, "the child did not read what its parent writes");
         }
     }
 }
