@@ -41,6 +41,9 @@ pub struct Ports {
     pub rdma: Result<(), String>,
     /// The transport to the hubs. `None`: the best transport that a hub offers and that leads there.
     pub transport: Option<Transport>,
+    /// Whether the window that is sent may lie on one NUMA node, as a worker's: then it has huge pages there, unless the hub
+    /// shares it and decides.
+    pub on_one_node: bool,
 }
 
 /// A member's end of the data path, before the first round.
@@ -87,7 +90,7 @@ impl Ports {
         let rdma = made.as_ref().map(|_| ()).map_err(String::clone);
         let (group, mut ports) = any::group(1, made.ok())?;
         let group = group.with_frames(frames);
-        Ok((Ports { group, dealt_to: vec![PortId(0)], rdma, transport }, ports.remove(0)))
+        Ok((Ports { group, dealt_to: vec![PortId(0)], rdma, transport, on_one_node: true }, ports.remove(0)))
     }
 }
 
@@ -251,8 +254,8 @@ impl<'a> Route<'a> {
             let transport = offer.transport();
             let why_not = match self.way_by(offer, receive) {
                 Ok((address, why)) => {
-                    if transport != Transport::Shm && window.dma_buf().is_none() {
-                        // Only this process and its NICs use what the hub does not share.
+                    let is_shared = transport == Transport::Shm;
+                    if self.ports.on_one_node && !is_shared && window.dma_buf().is_none() {
                         let carried = self.plan.iter().flat_map(|link| link.carries.up.iter());
                         window.collapse_by_node(&[carried.collect()], |_| ());
                     }

@@ -24,7 +24,7 @@ fn broadcast_by_two_ports(hub: &str, job: &str, transport: Transport) {
 
     let (group, mut ports) = any::group(2, None).unwrap();
     let (dealt_to, rdma) = (vec![PortId(1), PortId(0)], Err("nobody asks".into()));
-    let ends = Ports { group, dealt_to, rdma, transport: Some(transport) };
+    let ends = Ports { group, dealt_to, rdma, transport: Some(transport), on_one_node: true };
     let let_in =
         membership::join_all(&[hub], job, LIMIT, &request, Credential::find_if_any().unwrap().as_ref())
             .unwrap();

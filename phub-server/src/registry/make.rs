@@ -125,7 +125,9 @@ impl Registry {
         let (weights, mut shards, joined, ways) = match (let_in, &below) {
             (Some(let_in), Some(below)) => {
                 let share = let_in.is_mesh().then(|| self.weights_of(&name_above(name))).transpose()?;
-                let made = self.up.link(let_in, &of_shards, &wire, below, &numbers, share)?;
+                let made = self.up.link(let_in, (&of_shards, &wire), below, &numbers, share, |shards| {
+                    self.huge_pages(&numbers, shards);
+                })?;
                 let MadeAbove { joined, weights, shards, level, ways } = made;
                 (weights, shards, Some(Arc::new(joined)), Some((level, ways)))
             }
@@ -141,13 +143,13 @@ impl Registry {
                     made.map_err(|e| Refusal::Exhausted(format!("job {name:?}: weights: {e}")))?;
                 let chunks = placement.chunks_by_core();
                 let shards = ShardSpec::of_cores(&of_shards, &wire, chunks.into_iter().zip(claims));
+                self.huge_pages(&numbers, &shards); // before other threads touch the rest
                 (weights, shards, None, None)
             }
         };
         for shard in &mut shards {
             (shard.restored, shard.snapshot_every) = (restored.clone(), self.checkpoint_every);
         }
-        self.huge_pages(&numbers, &shards); // before other threads touch the rest
         let shards = self
             .make_shards(&numbers, shards)
             .map_err(|error| Refusal::Exhausted(format!("job {name:?}: {error}")))?;

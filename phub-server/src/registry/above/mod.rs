@@ -203,15 +203,16 @@ impl Up {
     }
 
     /// Makes the windows of a job between these hubs and its workers, and the links that lead up. `numbers` are the job's
-    /// cores here. In a mesh, `share` is the window of this hub's share: the workers read it, unless frames cross above.
+    /// cores here. In a mesh, `share` is the window of this hub's share: the workers read it, unless frames cross above. `huge_pages`
+    /// comes before a NIC has the windows that cores step into.
     pub(super) fn link(
         &self,
         let_in: LetInAbove,
-        terms: &Arc<JobTerms>,
-        wire: &Wire,
+        (terms, wire): (&Arc<JobTerms>, &Wire),
         below: &Below,
         numbers: &[usize],
         share: Option<Arc<SendWindow>>,
+        huge_pages: impl FnOnce(&[ShardSpec]),
     ) -> Result<MadeAbove, Refusal> {
         let exhausted = |error: WindowError| Refusal::Exhausted(format!("a job below other hubs: {error}"));
         let LetInAbove { above, hubs, terms: terms_above, wire: wire_above, placed } = let_in;
@@ -219,6 +220,7 @@ impl Up {
         let (WindowsBelow { sums, shown }, shards) =
             ShardSpec::of_cores_below((terms, wire), (level, &wire_above), below, machine)
                 .map_err(exhausted)?;
+        huge_pages(&shards);
         let is_coded = shown.is_some();
         let weights = match shown.or(share) {
             Some(weights) => weights,
@@ -236,6 +238,7 @@ impl Up {
                 dealt_to: numbers.iter().map(|&number| PortId(number as u16)).collect(),
                 rdma: self.rdma.clone(),
                 transport: None,
+                on_one_node: false,
             },
             by_core: below.ways.clone(),
         };

@@ -8,8 +8,6 @@
 # build: bin phub-probe
 # seconds: 400
 
-# Private windows have a policy, so that the kernel does not take them out of the page table to see which node touches them.
-
 # pages PID [NAME]: of each mapping that is as large as a window, and has such a name, its first address and the bytes that are
 # mapped by huge pages.
 pages() {
@@ -38,6 +36,7 @@ look() {
     worker=$(pgrep -P $probe)
     kill -STOP "$worker"
     pages "$hub" | while read -r address huge; do echo "$huge $(on_nodes "$address")"; done >/tmp/windows
+    # Private windows have a policy: the kernel's NUMA balancing leaves them alone.
     if pages "$hub" | cut -d " " -f 1 | grep -F -f - "/proc/$hub/numa_maps" | grep -v file= | grep -v " local "; then exit 1; fi
     own=$(pages "$worker" memfd | cut -d " " -f 2)
     pinned=$(awk '$1 == "VmPin:" { print $2 * 1024 }' "/proc/$hub/status")
