@@ -218,15 +218,12 @@ impl LetIn {
         if cores.is_empty() || !cores.is_sorted() || cores.iter().any(|&core| core >= reply.ports) {
             return Err(nonsense(format!("cores {cores:?} of {}", reply.ports)));
         }
-        if self.cores().cores() != cores.len() {
-            return Err(nonsense(format!(
-                "the nodes of {} cores, and {} cores",
-                self.cores().cores(),
-                cores.len()
-            )));
+        let nodes = self.cores();
+        if nodes.cores() != cores.len() {
+            return Err(nonsense(format!("NUMA nodes for {} cores, of {}", nodes.cores(), cores.len())));
         }
         let placement = match &reply.above {
-            None => Placement::of_share(layout, schedule, *share, self.cores()),
+            None => Placement::of_share(layout, schedule, *share, nodes),
             Some(above) => Below::new(&above.placements(layout).map_err(nonsense)?, cores.len()).placement,
         };
         let (theirs, ours) = (&reply.placement, placement.digest());

@@ -55,6 +55,10 @@ fn the_owner_table_is_lpt_of_weights_and_core_count() {
     let plan = place(&host, &Request { cores: CoreChoice::Count(5), ..Request::new(&weights) }).unwrap();
     let owners: Vec<u32> = plan.owners().iter().map(|slot| slot.0).collect();
     assert_eq!(owners, lpt(&weights, 5));
+    let all_on_one = vec![3; weights.len()];
+    let given = Request { cores: CoreChoice::Count(5), owners: Some(&all_on_one), ..Request::new(&weights) };
+    let plan = place(&host, &given).unwrap();
+    assert_eq!(plan.cores()[3].load_bytes, plan.total_bytes(), "others have decided");
 }
 
 #[test]

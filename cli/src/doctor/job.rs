@@ -42,7 +42,7 @@ impl Job {
         Placement::new(&self.layout, nodes.to_vec()).spans_by_core(|chunk| self.layout.chunk(chunk).span)
     }
 
-    /// The sum over the NICs of lanes, or whatever else each lane has one of: of the bytes of all that its lanes carry.
+    /// Adds up `bytes` of what the lanes of each NIC carry together, or of each node: `of_lanes` has that of each lane.
     fn sum<N: PartialEq>(&self, nodes: &[u32], of_lanes: &[N], bytes: impl Fn(&Ranges) -> u64) -> u64 {
         let lanes = self.spans_by_lane(nodes);
         let each = of_lanes.iter().enumerate().filter(|(lane, one)| !of_lanes[..*lane].contains(one));

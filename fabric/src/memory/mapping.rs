@@ -86,8 +86,8 @@ impl Mapping {
     }
 
     /// Has the kernel's NUMA balancing leave private pages alone. It would take them out of the page table now and then to see
-    /// which node touches them, so that cores fault, and would try to move them, which a NIC's pages cannot be. It does so with memory
-    /// of no policy; this one is what that memory has, but named. Files have it anyway.
+    /// which node touches them, so that cores fault, and would try to move them, which a NIC's pages cannot be. It does so with
+    /// memory without a policy. The policy here says what the kernel does without: pages lie where they are touched first.
     fn stay(&self) {
         let none = std::ptr::null::<libc::c_ulong>();
         // SAFETY: the range is this mapping's own; contents stay as they are. Where it is refused (containers), all is as before.

@@ -259,6 +259,8 @@ mod tests {
         let placement = Placement::new(&layout, 2);
         let changes = placement.owners.windows(2).filter(|pair| pair[0] != pair[1]).count();
         assert_eq!(changes, layout.chunks().len() / 16 - 1);
+        let runs: Vec<(Range<u32>, u32)> = placement.runs().collect();
+        assert_eq!((runs.len(), &runs[0]), (changes + 1, &(0..16, placement.owners[0])));
     }
 
     proptest! {

@@ -157,6 +157,7 @@ pub fn place(host: &Host, request: &Request<'_>) -> Result<Plan, PlaceError> {
     let nics = nic_choice::choose(host, &request.nics, &mut reasons)?;
     let cpus = core_choice::choose(host, &request.cores, &nics, &mut reasons)?;
     let nics_of_core = wiring::assign_nics(&cpus, &nics, &mut reasons);
+    assert!(request.owners.is_none_or(|owners| owners.len() == items), "placement: an owner for each item");
     let owners = request.owners.map_or_else(|| lpt(request.weights, cpus.len()), <[u32]>::to_vec);
     let plan = plan::PlanParts {
         host,

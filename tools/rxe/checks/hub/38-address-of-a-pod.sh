@@ -1,7 +1,7 @@
 #!/bin/bash
 # An interface on the NIC's own lies in another network namespace, as a pod's does, and has the NIC's only IPv4 address. Hub and
-# worker, which cannot have a socket there, take the IPv6 address of their own, and a job runs by RDMA. In the pod it is the other way
-# round: the doctor names the pod's address.
+# worker, which cannot have a socket there, take the IPv6 address of their own, and a job runs by RDMA. Then the
+# NIC's own interface has IPv4, too, and in the pod the doctor names the pod's address.
 # guest: one
 # build: bin phub-server
 # build: bin phub-probe
@@ -13,7 +13,6 @@ has_no() { ! has "$1"; }
 ip address flush dev nic0 scope global
 within 20 has_no "ffff:0a4d:0001" # 10.77.0.1
 ip netns add pod
-trap 'ip netns delete pod' EXIT
 ip link add net1 link nic0 netns pod type macvlan mode bridge
 ip -netns pod address add 10.99.0.2/24 dev net1
 ip -netns pod link set net1 up
@@ -25,5 +24,10 @@ phub-probe --hub 127.0.0.1:7077 --transport verbs --manifest /tmp/model --worker
 jq -e '.checked and .transport == "verbs"' /tmp/report
 grep -F "fd77::1" /tmp/hub
 end_hub
+# As the checks after this one have it.
+ip address delete fd77::1/64 dev nic0
+ip address add 10.77.0.1/24 dev nic0
+within 20 has "ffff:0a4d:0001"
 ip netns exec pod phub-server doctor >/tmp/doctor || true
-grep -F "10.99.0.2" /tmp/doctor
+grep -E "GID rxe0 .*10\.99\.0\.2" /tmp/doctor
+ip netns delete pod
