@@ -34,8 +34,8 @@ fn jobs() -> impl Strategy<Value = Job> {
             Key { lr_mult, ..Key::f32(name, shape) }
         };
         let keys = keys.into_iter().enumerate().map(key).collect();
-        let learning_rates = rates.into_iter().map(|(round, rate)| (Round(round), rate)).collect();
-        Job { keys, optimizer, chunk_bytes: chunk_lines * 64, cores, learning_rates }
+        let job = Job { chunk_bytes: chunk_lines * 64, cores, ..Job::new(keys, optimizer) };
+        job.with_rates(rates)
     })
 }
 
@@ -96,8 +96,7 @@ fn pieces_of_the_file_do_not_show() {
 fn the_metadata_is_for_people_too() {
     let mut job = Job::small(SGD);
     job.keys[2].wd_mult = 0.0;
-    job.learning_rates = vec![(Round(0), 0.5), (Round(30), 0.05)];
-    let bytes = job.bytes();
+    let bytes = job.with_rates([(0, 0.5), (30, 0.05)]).bytes();
     let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
     let mut metadata = header.metadata().clone().unwrap();
     assert_eq!(metadata.remove("digest").unwrap().len(), 32);
