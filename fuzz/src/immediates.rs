@@ -169,7 +169,9 @@ impl Bed {
                     let optimizer = self.optimizer.with_learning_rate(rate);
                     let multipliers = (from % 2 == 1).then(|| vec![[0.5, 2.0]; KEYS].into());
                     let numbers = Numbers { optimizer, multipliers };
-                    self.cores.iter_mut().for_each(|core| drop(core.set_numbers(JOB, Round(from), &numbers)));
+                    self.cores.iter_mut().for_each(|core| {
+                        core.set_numbers(JOB, Round(from), &numbers);
+                    });
                 }
             }
         }

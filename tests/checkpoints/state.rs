@@ -38,7 +38,7 @@ pub(crate) fn ones(before: u32, values: usize) -> State {
 }
 
 /// Makes rounds until the session's next round is this one.
-fn train_to(training: &Training, session: &mut Session, rank: u32, last: u32) {
+pub(super) fn train_to(training: &Training, session: &mut Session, rank: u32, last: u32) {
     for round in session.next_round().0..=last {
         for key in session.keys() {
             // The reference counts steps, and the broadcast is no step.

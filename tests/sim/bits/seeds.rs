@@ -69,7 +69,9 @@ impl Cluster {
         let mut numbers = NumbersByRound::new(Numbers::new(terms.job.optimizer));
         let mut job = Simulated::new(Net::new(seed, faults), &layout, terms.clone()).unwrap();
         for (from, changed) in changes {
-            job.cores.iter_mut().for_each(|core| drop(core.set_numbers(JOB, from, &changed)));
+            job.cores.iter_mut().for_each(|core| {
+                core.set_numbers(JOB, from, &changed);
+            });
             numbers.change(from, changed);
         }
         let expected = expected(&layout, &terms, &numbers, rounds, &skipped);

@@ -14,7 +14,7 @@ from .._phub import OrderError
 from .._session import Session
 from ._coverage import Coverage
 from ._pending import mark_new, mark_pending
-from ._settings import Settings
+from ._settings import Settings, by_key
 from ._windows import windows
 
 # Whether torch.compile (torch 2.1) reads this code. It would compile the hook, and a compiled module has waited before.
@@ -38,7 +38,6 @@ class Exchange:
         self.parameters = parameters
         self._groups, self._settings = groups, settings
         self._passes, self._clip_value, self._overlap = passes, clip_value, overlap
-        self._rate = settings.learning_rate(groups)
         self._windows = windows(session, next(iter(parameters.values())).device)
         # In this round: how often gradients were accumulated, and what was sent, as (gradient, its version).
         self._counts: Dict[str, int] = {}
@@ -110,14 +109,14 @@ class Exchange:
             self.synchronize()
             self.session.pull_by(self._coverage.layers)
             self._learns_layers = False
-        rate = self._settings.learning_rate(self._groups)
-        if rate == self._rate:
+        change = self._settings.changed(self._groups)
+        if change is None:
             return
         self.synchronize()
         # One call is enough: no round ends without rank 0, which has not begun this round.
         if self.session.rank == 0:
-            self.session.set_learning_rate(rate)
-        self._rate = rate
+            keys = None if change.groups is None else by_key(change.groups, self._groups, self.parameters)
+            self.session.set_optimizer(change.optimizer, keys)
 
     def step(self) -> None:
         """The end of a round: sends what was not sent, and waits for parameters that no module waits for."""
@@ -130,10 +129,10 @@ class Exchange:
                     f"the gradient of parameter {key!r} was changed after it went out in the backward pass, so the "
                     f"change has no effect: clip with clip_value, not with torch.nn.utils.clip_grad_*"
                 )
-        if self._settings.learning_rate(self._groups) != self._rate:
+        if self._settings.differs(self._groups):
             warnings.warn(
-                "the learning rate was changed between backward and step: gradients were out already, so it holds from "
-                "the next step on",
+                "the learning rate, or another setting, was changed between backward and step: gradients were out already, "
+                "so it holds from the next step on",
                 stacklevel=4,
             )
         self._sent, self._counts = {}, {}

@@ -17,7 +17,7 @@ from ._exchange import Exchange
 from ._joined import Joined, mix_in
 from ._local import LocalExchange, StepsItself
 from ._pending import unasked
-from ._settings import UnsupportedOptimizerError, dtype_of, read
+from ._settings import Settings, UnsupportedOptimizerError, by_key, dtype_of
 from ._state import from_torch, to_torch
 
 __all__ = ["DistributedOptimizer", "UnsupportedOptimizerError"]
@@ -50,7 +50,7 @@ class Join:
         """Leaves the job, and joins a job that begins with the loaded state."""
         # Checked before any worker leaves: a state that does not fit does not end the job.
         try:
-            from_torch(optimizer, self._parameters, read(optimizer, self._kind).optimizer)
+            from_torch(optimizer, self._parameters, Settings.of(optimizer, self._kind).optimizer)
         except BaseException:
             optimizer.state.clear()
             raise
@@ -59,15 +59,13 @@ class Join:
         return self._join(optimizer, {"job": f"{self._job[:56]}.{self._loaded}"})
 
     def _join(self, optimizer: torch.optim.Optimizer, changed: Dict[str, Any]) -> Exchange:
-        settings = read(optimizer, self._kind)
+        settings = Settings.of(optimizer, self._kind)
         state = from_torch(optimizer, self._parameters, settings.optimizer)
         self.keeps_state = bool(state_names(settings.optimizer))
-        groups = {id(each): number for number, group in enumerate(optimizer.param_groups) for each in group["params"]}
+        multipliers = by_key(settings.groups, optimizer.param_groups, self._parameters)
         keys = {}
         for name, parameter in self._parameters.items():
-            multipliers = settings.groups[groups[id(parameter)]]
-            shape, dtype = tuple(parameter.shape), dtype_of(name, parameter)
-            keys[name] = Key(shape, dtype, multipliers.learning_rate, multipliers.weight_decay)
+            keys[name] = Key(tuple(parameter.shape), dtype_of(name, parameter), *multipliers[name])
         if self._session.get("pull") is not None:
             changed = {"pull_layers": _by_module(keys), **changed}
         joined = Session(keys=keys, optimizer=settings.optimizer, state=state, **{**self._session, **changed})
@@ -171,7 +169,8 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
     `torch.tensor(parameter)`, extensions. A gradient has left, and its parameter is new, before `step()`: what is read
     between backward pass and `step()` is the new value. Do not write parameters: the hub's values overwrite them.
 
-    A learning rate may change at any step, if the ratios of the groups stay. A parameter without a gradient counts
+    Learning rates, weight decays, momentum, betas and eps of the groups may change at any step, as schedulers do; a
+    momentum from or to 0 is another optimizer, and an error. A parameter without a gradient counts
     as if its gradient were zeros: momentum and weight decay go on, unlike in torch.
 
     With `compression=phub.SlimDP(...)` any optimizer makes its own steps, and the hub has the mean of their changes:
@@ -224,7 +223,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
         session.update(hub=hub, rank=rank, world_size=world_size, schedule=schedule)
         mix_in(optimizer, StepsItself, LocalExchange(parameters, session))
         return optimizer
-    read(optimizer)  # first the error that the hub cannot run it
+    Settings.of(optimizer)  # first the error that the hub cannot run it
     parameters = _named(optimizer, named_parameters)
     session.update(hub=hub, rank=rank, world_size=world_size, schedule=schedule, weights=weights)
     join = Join(type(optimizer), parameters, session, (backward_passes_per_step, clip_value, overlap))
