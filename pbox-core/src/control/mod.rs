@@ -6,6 +6,7 @@
 mod hub;
 mod known;
 mod mesh;
+mod numbers;
 mod parse;
 mod peers;
 mod present;
@@ -14,6 +15,7 @@ mod versions;
 
 pub use hub::{CoreReply, CountsReply, HubReply, JobReply, LinkReply, LostReply, MemberReply, NicReply};
 pub use mesh::{Machine, MeetReply, MeetRequest, Mesh, NotAMachine};
+pub use numbers::{LearningRateRequest, NumbersSet, OptimizerRequest};
 pub use parse::{ParseError, parse, parse_from_hub, parse_join, parse_versioned};
 pub use peers::{
     ArrivedRequest, CheckpointRequest, FailedReply, FailedRequest, HoldReply, HoldRequest, LastReply,
@@ -168,6 +170,9 @@ pub struct OfferRequest {
     pub token: String,
     /// The round that the job would begin with.
     pub state_before: Round,
+    /// By key: how many steps it has made. One in each round but the broadcast without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps: Option<Vec<u32>>,
 }
 
 /// Whether the job wants the state.
@@ -370,18 +375,6 @@ pub struct LeaveReply {
     /// To the last worker: why the state at the job's end is in no checkpoint, where the hub writes checkpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_error: Option<String>,
-}
-
-/// `POST /v1/jobs/{job}/learning-rate`: a new step size from a round on. The hub replies when every core has it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LearningRateRequest {
-    /// From the join.
-    pub token: String,
-    /// The new rate.
-    pub learning_rate: f32,
-    /// The first round that uses it.
-    pub from_round: Round,
 }
 
 /// `POST /v1/jobs/{job}/compare`: a worker's weights before a round, which all workers should have. The hub answers at once,

@@ -12,8 +12,11 @@ use fabric::sim::{Net, seeds};
 use pbox_core::OnLoss;
 use pbox_core::codec::Codec;
 use pbox_core::oracle::{self, Step};
-use pbox_core::{ChunkId, Compression, Credit, Dtype, Key, KeyId, Layout, Notice, Round, Schedule};
-use sim_tests::simulated::{Simulated, Terms};
+use pbox_core::{
+    ChunkId, Compression, Credit, Dtype, Key, KeyId, Layout, Multipliers, Notice, Numbers, NumbersByRound,
+    Optimizer, Round, Schedule,
+};
+use sim_tests::simulated::{JOB, Simulated, Terms};
 use sim_tests::trouble::{Dice, ENDS, Strike, Trouble, optimizer};
 use sim_tests::values::{mix, rounded, same_bits};
 
@@ -30,6 +33,8 @@ struct Cluster {
     trouble: Trouble,
     layout: Arc<Layout>,
     terms: Terms,
+    /// The optimizer's numbers, which change from round to round.
+    numbers: NumbersByRound,
     rounds: u32,
     /// Chunks that had no step in a round because every worker that could push them was gone.
     skipped: BTreeSet<(ChunkId, u32)>,
@@ -60,10 +65,17 @@ impl Cluster {
         (terms.worker_credit, terms.job.level.credit) = (credit(), credit().map(Credit::Bytes));
         terms.job.hubs = dice.from(1..=3) as u32;
         terms.shards = dice.from(1..=2) as usize;
-        let skipped = BTreeSet::new();
-        let expected = expected(&layout, &terms, rounds, &skipped);
-        let job = Simulated::new(Net::new(seed, faults), &layout, terms.clone()).unwrap();
-        Cluster { dice, trouble, layout, terms, rounds, skipped, expected, job }
+        let (skipped, changes) = (BTreeSet::new(), changes(&mut dice, &terms, layout.keys().len(), rounds));
+        let mut numbers = NumbersByRound::new(Numbers::new(terms.job.optimizer));
+        let mut job = Simulated::new(Net::new(seed, faults), &layout, terms.clone()).unwrap();
+        for (from, changed) in changes {
+            job.cores.iter_mut().for_each(|core| {
+                core.set_numbers(JOB, from, &changed);
+            });
+            numbers.change(from, changed);
+        }
+        let expected = expected(&layout, &terms, &numbers, rounds, &skipped);
+        Cluster { dice, trouble, layout, terms, numbers, rounds, skipped, expected, job }
     }
 
     fn keys(&self) -> impl Iterator<Item = KeyId> + use<> {
@@ -107,7 +119,7 @@ impl Cluster {
             }
         }
         if self.skipped.len() > before {
-            self.expected = expected(&self.layout, &self.terms, self.rounds, &self.skipped);
+            self.expected = expected(&self.layout, &self.terms, &self.numbers, self.rounds, &self.skipped);
         }
     }
 
@@ -172,6 +184,37 @@ impl Cluster {
     }
 }
 
+/// Changes of the optimizer's numbers, each from a round on: of all numbers, and of the multipliers of all keys, some of which
+/// have the same as others.
+fn changes(dice: &mut Dice, terms: &Terms, keys: usize, rounds: u32) -> Vec<(Round, Numbers)> {
+    let mut numbers = Numbers::new(terms.job.optimizer);
+    let mut changes = Vec::new();
+    for from in (1..=rounds).map(Round) {
+        if dice.below(2) == 0 {
+            continue;
+        }
+        let learning_rate = [0.0, 0.0625, 0.25][dice.below(3) as usize];
+        let weight_decay = [0.0, 0.03125][dice.below(2) as usize];
+        let (momentum, beta1, beta2) = (0.5, [0.5, 0.875][dice.below(2) as usize], 0.75);
+        let epsilon = 0.25;
+        let optimizer = match numbers.optimizer {
+            Optimizer::Average => Optimizer::Average,
+            Optimizer::Sgd { .. } => Optimizer::Sgd { learning_rate, weight_decay },
+            Optimizer::Momentum { .. } => Optimizer::Momentum { learning_rate, weight_decay, momentum },
+            Optimizer::Nesterov { .. } => Optimizer::Nesterov { learning_rate, weight_decay, momentum },
+            Optimizer::Adam { .. } => Optimizer::Adam { learning_rate, weight_decay, beta1, beta2, epsilon },
+            Optimizer::AdamW { .. } => {
+                Optimizer::AdamW { learning_rate, weight_decay, beta1, beta2, epsilon }
+            }
+        };
+        let of_key = |dice: &mut Dice| [[1.0, 1.0], [2.0, 0.0]][dice.below(2) as usize];
+        let of_keys = (dice.below(2) == 0).then(|| (0..keys).map(|_| of_key(dice)).collect());
+        numbers = numbers.with(optimizer, of_keys);
+        changes.push((from, numbers.clone()));
+    }
+    changes
+}
+
 /// What a worker pushes. If workers come and go, all push the same whole number: the mean does not depend on who takes
 /// part.
 fn value(terms: &Terms, rank: u32, round: Round, key: KeyId, element: usize) -> f32 {
@@ -186,6 +229,7 @@ fn value(terms: &Terms, rank: u32, round: Round, key: KeyId, element: usize) -> 
 fn expected(
     layout: &Layout,
     terms: &Terms,
+    numbers: &NumbersByRound,
     rounds: u32,
     skipped: &BTreeSet<(ChunkId, u32)>,
 ) -> Vec<Vec<Vec<f32>>> {
@@ -206,7 +250,11 @@ fn expected(
             for (i, weight) in weights[key.index()].iter_mut().enumerate() {
                 let element = hub.next().expect("as many as all keys have");
                 if !skipped.contains(&(chunk_of(key, i), round.0)) {
-                    element.advance(terms, round, |rank| value(terms, rank, round, key, i));
+                    let Numbers { optimizer, multipliers } = numbers.at(round);
+                    let multipliers = multipliers.as_ref().map_or([1.0; 2], |of_keys| of_keys[key.index()]);
+                    element.advance(terms, (optimizer, multipliers), round, |rank| {
+                        value(terms, rank, round, key, i)
+                    });
                 }
                 *weight = element.seen;
             }
@@ -221,13 +269,21 @@ fn expected(
 struct Element {
     weight: f32,
     state: [f32; 2],
+    /// Steps so far: none in a round without workers.
+    steps: u32,
     seen: f32,
     /// What the means that were sent left out.
     left_out: f32,
 }
 
 impl Element {
-    fn advance(&mut self, terms: &Terms, round: Round, pushed: impl Fn(u32) -> f32) {
+    fn advance(
+        &mut self,
+        terms: &Terms,
+        (optimizer, [lr_mult, wd_mult]): (&Optimizer, Multipliers),
+        round: Round,
+        pushed: impl Fn(u32) -> f32,
+    ) {
         let compressed = terms.job.level.compression.is_some();
         let keeps_weights = terms.job.optimizer.keeps_weights();
         if round == Round(0) && keeps_weights {
@@ -235,10 +291,11 @@ impl Element {
             return;
         }
         let coded = |value| if compressed { rounded(Dtype::BF16, value) } else { value };
-        let rate = terms.job.optimizer.learning_rate();
-        let step = Step::new(&terms.job.optimizer, terms.job.workers, round, rate, 1.0, 1.0);
+        self.steps += 1;
+        let (number, rate) = (Round(self.steps), optimizer.learning_rate());
+        let step = Step::new(optimizer, terms.job.workers, number, rate, lr_mult, wd_mult);
         let sum = oracle::sum((0..terms.job.workers).map(|rank| coded(pushed(rank))));
-        oracle::step(&terms.job.optimizer, &step, sum, &mut self.weight, &mut self.state);
+        oracle::step(optimizer, &step, sum, &mut self.weight, &mut self.state);
         if !compressed {
             self.seen = self.weight;
         } else if keeps_weights {

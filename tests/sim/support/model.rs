@@ -3,7 +3,7 @@
 use pbox_core::codec::{Codec, Draw};
 use pbox_core::kernels::Kernels;
 use pbox_core::oracle::{self, Step};
-use pbox_core::{ChunkId, Compression, Dtype, Key, KeyId, Layout, Optimizer, Round};
+use pbox_core::{ChunkId, Compression, Dtype, Key, KeyId, Layout, Numbers, Optimizer, Round};
 
 use super::values::{Saved, rounded};
 
@@ -94,13 +94,22 @@ impl Model {
         self.restart();
     }
 
-    /// Makes one round in which each rank pushes `value`.
+    /// Makes one round at this learning rate in which each rank pushes `value`.
     pub fn advance(&mut self, learning_rate: f32, value: impl Fn(u32, KeyId, usize) -> f32) {
+        self.advance_by(&Numbers::new(self.optimizer.with_learning_rate(learning_rate)), value);
+    }
+
+    /// Makes one round with these numbers in which each rank pushes `value`.
+    pub fn advance_by(&mut self, numbers: &Numbers, value: impl Fn(u32, KeyId, usize) -> f32) {
+        let Numbers { optimizer, multipliers } = numbers;
         for id in 0..self.chunks.len() {
             let (key, first, dtype) = self.place(id);
             let Key { lr_mult, wd_mult, .. } = self.layout.keys()[key.index()];
+            let [lr_mult, wd_mult] =
+                multipliers.as_ref().map_or([lr_mult, wd_mult], |of_keys| of_keys[key.index()]);
             let number = if self.optimizer.keeps_weights() { self.round } else { Round(1) };
-            let step = Step::new(&self.optimizer, self.gradients, number, learning_rate, lr_mult, wd_mult);
+            let step =
+                Step::new(optimizer, self.gradients, number, optimizer.learning_rate(), lr_mult, wd_mult);
             let elements = self.chunks[id].weights.len();
             let mut sum = vec![0.0; elements];
             for rank in 0..self.workers {

@@ -212,12 +212,8 @@ def test_changes_that_the_hub_cannot_follow(hub):
     groups = [{"params": model.first.parameters()}, {"params": model.second.parameters(), "lr": 0.05}]
     optimizer = wrap(torch.optim.SGD(groups, lr=0.1, momentum=0.9), model, hub)
     train(model, optimizer, 1)
-    optimizer.param_groups[1]["lr"] = 0.1
-    with pytest.raises(phub.torch.UnsupportedOptimizerError, match="group 1: its learning rate.*keeps the ratios"):
-        backward(model, *data())
-    optimizer.param_groups[1]["lr"] = 0.05
-    optimizer.param_groups[0]["momentum"] = 0.8
-    with pytest.raises(phub.torch.UnsupportedOptimizerError, match="group 0: momentum was 0.9.*is 0.8 now"):
+    optimizer.param_groups[0]["momentum"] = 0.0
+    with pytest.raises(phub.torch.UnsupportedOptimizerError, match="group 0: momentum was 0.9 and is 0.0 now"):
         backward(model, *data())
     with pytest.raises(phub.OrderError, match="keys are fixed at the join"):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})

@@ -257,7 +257,7 @@ class Session:
                     layers,
                     None
                     if state is None or self.rank != 0
-                    else (state.round, _state.pieces(state, shapes, optimizer)),
+                    else (state.round, _state.steps(state, shapes), _state.pieces(state, shapes, optimizer)),
                 )
                 break
             except _phub.UnreachableError:
@@ -413,9 +413,34 @@ class Session:
         return self._native.next_round
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Changes the learning rate from the next round on, for all workers. Call it when no key is under way; every
-        worker may call it with the same value."""
+        """Changes the learning rate from the next round on, for all workers: the short form of `set_optimizer`, with the
+        same rules."""
         self._native.set_learning_rate(learning_rate)
+
+    def set_optimizer(
+        self, optimizer: _optimizers.Optimizer, keys: Optional[Mapping[str, Tuple[float, float]]] = None
+    ) -> None:
+        """Changes the numbers of the optimizer from the next round on, for all workers: learning rate, weight decay,
+        momentum, betas, epsilon. Call it when no key is under way; every worker may call it with the same values.
+
+        Args:
+            optimizer: of the same class as the job's, with all its numbers.
+            keys: by name of each key, the multipliers of its learning rate and weight decay. Default: they stay.
+
+        Raises:
+            SettingsError: the optimizer is of another class, a number is out of its range, `keys` are not all of the
+                job's.
+        """
+        multipliers = None
+        if keys is not None:
+            if keys.keys() != self._keys.keys():
+                strange = next(name for name in [*keys, *self._keys] if name not in keys or name not in self._keys)
+                seen = "is missing" if strange in self._keys else "is none of the job's keys"
+                raise _phub.SettingsError(
+                    f"set_optimizer: {strange!r} {seen}: expected multipliers of each of the {len(self._keys)} keys, or none"
+                )
+            multipliers = [keys[name] for name in self._keys]
+        self._native.set_optimizer(_optimizers.to_json(optimizer), multipliers)
 
     def pull_by(self, layers: Sequence[Sequence[str]]) -> None:
         """With `pull`: uses other layers from now on, for a caller that learns the order of its layers only as it

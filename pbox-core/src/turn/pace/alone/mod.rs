@@ -11,7 +11,7 @@
 //! A job that ends at a cut ends for each worker at a line of its own: the first round of which none of its pushes is stepped.
 //! All its chunks come to this line and go no further. Each push before it is stepped and answered, and none behind it is.
 //!
-//! Owned by the core. Eight bytes per (chunk, worker) and twelve per chunk.
+//! Owned by the core. Eight bytes per (chunk, worker) and eight per chunk.
 //!
 //! On the `unsafe` list: the call of the step.
 
@@ -68,8 +68,6 @@ struct State {
     slowest: Round,
     /// The number of workers at the lowest clock.
     count: u32,
-    /// Steps made so far.
-    steps: u32,
 }
 
 impl Clocks {
@@ -77,7 +75,7 @@ impl Clocks {
     pub fn new(consistency: Consistency, chunks: usize, workers: u32) -> Self {
         let ranks = workers as usize;
         let absent = Clock { next: Round(0), standing: Standing::Absent };
-        let state = State { slowest: Round(0), count: 0, steps: 0 };
+        let state = State { slowest: Round(0), count: 0 };
         Clocks {
             consistency,
             ranks,
@@ -120,12 +118,6 @@ impl Clocks {
         !self.ends.is_empty() && present.all(|(clock, end)| clock.next >= *end)
     }
 
-    /// The number of the chunk's next step, from 1.
-    #[inline]
-    fn next_step(&self, index: usize) -> Round {
-        Round(self.chunks[index].steps.saturating_add(1))
-    }
-
     /// The noted push is stepped. Returns true when this moved the chunk's round on, by one.
     #[inline]
     fn advance(&mut self, index: usize, rank: u32) -> bool {
@@ -134,9 +126,6 @@ impl Clocks {
         let round = clock.next;
         *clock = Clock { next: round.next(), standing: Standing::Waiting };
         let state = &mut self.chunks[index];
-        if round > Round(0) {
-            state.steps = state.steps.saturating_add(1); // round 0 is no step
-        }
         if round > state.slowest {
             return false;
         }
@@ -183,13 +172,10 @@ impl Clocks {
 }
 
 impl Pace for Clocks {
-    /// A job that goes on from a checkpoint counts as having made a step for each of its workers in every round but
-    /// the broadcast.
     fn begin_at(&mut self, first: Round) {
-        let steps = first.0.saturating_sub(1).saturating_mul(self.ranks as u32);
         self.first.fill(first);
         self.clocks.fill(Clock { next: first, standing: Standing::Absent });
-        self.chunks.fill(State { slowest: first, count: 0, steps });
+        self.chunks.fill(State { slowest: first, count: 0 });
     }
 
     /// The worker counts as having pushed every round before.
@@ -347,9 +333,8 @@ impl Pace for Clocks {
         for rank in 0..terms.workers {
             let Some(round) = pace.pushed(place, rank) else { continue };
             if round > Round(0) || rank == 0 {
-                let number = pace.next_step(place);
                 // SAFETY: this worker has pushed the chunk, and nobody is answered any more.
-                unsafe { stages.last_step(kernels, place, std::iter::once(rank), round, number) };
+                unsafe { stages.last_step(kernels, place, std::iter::once(rank), round) };
             }
             pace.advance(place, rank);
         }
@@ -374,9 +359,8 @@ fn step<M: Mode>(shard: &mut ShardOf<Clocks, M>, kernels: &Kernels, place: usize
     let round = pace.pushed(place, rank)?;
     // Of the broadcast only rank 0's slot counts.
     if round > Round(0) || rank == 0 {
-        let number = pace.next_step(place);
         // SAFETY: this worker has pushed the chunk, and is answered after this function.
-        unsafe { stages.step(kernels, place, std::iter::once(rank), round, number) };
+        unsafe { stages.step(kernels, place, std::iter::once(rank), round) };
     }
     let moved = pace.advance(place, rank);
     let (round, last) = (pace.round(place), pace.last());

@@ -109,7 +109,7 @@ impl Arrivals {
         debug_assert!(self.is_whole(place));
         let round = self.round(place);
         // SAFETY: all who take part have pushed this chunk, and are answered after this function.
-        unsafe { stages.step(kernels, place, self.roster.ranks(round), round, round) };
+        unsafe { stages.step(kernels, place, self.roster.ranks(round), round) };
     }
 
     /// The ranks whose slots of a chunk are in, ascending.
@@ -266,7 +266,7 @@ impl Pace for Arrivals {
             // Without a push there is no step: the chunk keeps its weights.
             if pace.pushed(place).next().is_some() {
                 // SAFETY: all of them have pushed this chunk, and nobody is answered any more.
-                unsafe { stages.last_step(kernels, place, pace.pushed(place), round, round) };
+                unsafe { stages.last_step(kernels, place, pace.pushed(place), round) };
             }
             pace.advance(place);
         }
@@ -285,11 +285,11 @@ impl Pace for Arrivals {
         let round = pace.round(places.start);
         let next = round.next();
         let apart = round >= shard.until || pace.roster.has_newcomers(next) || shard.snapshots.concerns(next);
-        if apart || stages.reply.awaits_task(round) {
+        if apart || stages.reply.awaits_task(round) || !stages.multiplies_alike(places.clone(), round) {
             return None;
         }
         // SAFETY: all who take part have pushed each chunk of the group, and are answered after this function.
-        unsafe { stages.step(kernels, joined, pace.roster.ranks(round), round, round) };
+        unsafe { stages.step(kernels, joined, pace.roster.ranks(round), round) };
         places.for_each(|place| pace.begin(place, next));
         Some(shard.finished(joined, round, 1))
     }

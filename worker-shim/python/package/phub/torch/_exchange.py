@@ -18,7 +18,7 @@ from ._coverage import Coverage
 from ._errors import WrapError
 from ._gradients import Gradients, Mean
 from ._model import Model
-from ._settings import Settings
+from ._settings import Settings, by_key
 from ._tensors import Broadcast
 from ._watched import zeroed
 from ._weights import Weights
@@ -116,11 +116,11 @@ class Exchange:
             # Each worker learns by itself: workers need not pull the same batches.
             self.session.pull_by(self._coverage.layers)
             self._learns_layers = False
-        changed = self._settings.changed(groups)
-        if changed is not None:
-            # One call is enough: no round ends without rank 0, which has not begun this round.
-            if self.session.rank == 0:
-                self.session.set_optimizer(*changed)
+        change = self._settings.changed(groups)
+        # One call is enough: no round ends without rank 0, which has not begun this round.
+        if change is not None and self.session.rank == 0:
+            keys = None if change.groups is None else by_key(change.groups, groups, self.parameters)
+            self.session.set_optimizer(change.optimizer, keys)
 
     def _before_forward(self, module: torch.nn.Module) -> None:
         if self._weights.pending or self._coverage.is_learning:

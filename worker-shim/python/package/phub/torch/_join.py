@@ -12,7 +12,7 @@ from .._optimizers import Average, state_names
 from .._session import Session
 from ._exchange import Exchange
 from ._model import Model
-from ._settings import Settings, dtype_of, read
+from ._settings import Settings, by_key, dtype_of
 from ._state import from_torch
 from ._tensors import Broadcast
 
@@ -48,7 +48,7 @@ class Join:
         Raises:
             SettingsError: the state belongs to another model or optimizer.
         """
-        from_torch(self._optimizer, self.model.trained, read(self._optimizer, self._kind).optimizer)
+        from_torch(self._optimizer, self.model.trained, Settings.of(self._optimizer, self._kind).optimizer)
 
     def again(self, former: Exchange) -> Exchange:
         """Leaves the job, and joins a job that begins with the state that torch's optimizer has now."""
@@ -58,7 +58,7 @@ class Join:
 
     def _join(self, changed: Dict[str, Any]) -> Exchange:
         optimizer, parameters = self._optimizer, self.model.trained
-        settings = read(optimizer, self._kind)
+        settings = Settings.of(optimizer, self._kind)
         state = from_torch(optimizer, parameters, settings.optimizer)
         self.keeps_state = bool(state_names(settings.optimizer))
         keys = _keys(optimizer, parameters, settings)
@@ -101,13 +101,8 @@ class Join:
 
 
 def _keys(optimizer: torch.optim.Optimizer, parameters: Dict[str, torch.nn.Parameter], settings: Settings) -> Dict[str, Key]:
-    groups = {id(each): number for number, group in enumerate(optimizer.param_groups) for each in group["params"]}
-    keys = {}
-    for name, parameter in parameters.items():
-        multipliers = settings.groups[groups[id(parameter)]]
-        shape, dtype = tuple(parameter.shape), dtype_of(name, parameter)
-        keys[name] = Key(shape, dtype, multipliers.learning_rate, multipliers.weight_decay)
-    return keys
+    multipliers = by_key(settings.groups, optimizer.param_groups, parameters)
+    return {name: Key(tuple(each.shape), dtype_of(name, each), *multipliers[name]) for name, each in parameters.items()}
 
 
 def _by_module(names: Iterable[str]) -> List[List[str]]:

@@ -15,7 +15,7 @@ from ._join import Join
 from ._joined import mix_in
 from ._local import LocalExchange, StepsItself
 from ._model import Model
-from ._settings import UnsupportedOptimizerError, read
+from ._settings import Settings, UnsupportedOptimizerError
 
 __all__ = ["DistributedOptimizer", "UnsupportedOptimizerError"]
 
@@ -87,7 +87,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
         model.broadcast_rest(session)
         mix_in(optimizer, StepsItself, LocalExchange(model.trained, session))
         return optimizer
-    read(optimizer)  # first the error that the hub cannot run it
+    Settings.of(optimizer)  # first the error that the hub cannot run it
     if pull is not None:
         session["pull"] = pull
     join = Join(optimizer, model, session, {"clip_value": clip_value, "overlap": overlap}, broadcast_buffers)
