@@ -28,8 +28,8 @@ pub use job::{
 };
 pub use kernels::{Ablate, Element, InvalidOptimizer, LearningRates, Magnitude, Optimizer, oracle};
 pub use layout::{
-    Chunk, ChunkId, DEFAULT_CHUNK_BYTES, Dtype, Immediate, Key, KeyId, Layout, LayoutError, MAX_CHUNKS,
-    Round, manifest,
+    Chunk, ChunkId, Content, DEFAULT_CHUNK_BYTES, Dtype, Immediate, Key, KeyId, Layout, LayoutError,
+    MAX_CHUNKS, Round, manifest,
 };
 pub use place::{Above, Below, CoreNodes, Piece, Placement, Share, Slice, Slices};
 pub use snapshot::{
