@@ -30,8 +30,8 @@ pub use kernels::{
     Ablate, Element, InvalidOptimizer, Magnitude, Multipliers, Numbers, NumbersByRound, Optimizer, oracle,
 };
 pub use layout::{
-    Chunk, ChunkId, DEFAULT_CHUNK_BYTES, Dtype, Immediate, Key, KeyId, Layout, LayoutError, MAX_CHUNKS,
-    Round, manifest,
+    Chunk, ChunkId, Content, DEFAULT_CHUNK_BYTES, Dtype, Immediate, Key, KeyId, Layout, LayoutError,
+    MAX_CHUNKS, Round, manifest,
 };
 pub use place::{Above, Below, CoreNodes, Piece, Placement, Share, Slice, Slices};
 pub use snapshot::{

@@ -1,6 +1,6 @@
 //! Messages of the control port as programs of former versions send them: they must be readable for ever.
 //!
-//! `data/protocol-10.json` has them by type. A message is never changed or taken away; a version that adds a field adds a
+//! `data/protocol-11.json` has them by type. A message is never changed or taken away; a version that adds a field adds a
 //! message. Only a version that is not spoken any more (`PROTOCOL_LOWEST`) may lose its file.
 
 use std::collections::BTreeMap;
@@ -35,9 +35,9 @@ macro_rules! all {
 }
 
 #[test]
-fn messages_of_protocol_10_are_read() {
+fn messages_of_protocol_11_are_read() {
     let mut messages: BTreeMap<String, Vec<Value>> =
-        serde_json::from_str(include_str!("data/protocol-10.json")).unwrap();
+        serde_json::from_str(include_str!("data/protocol-11.json")).unwrap();
     all!(
         messages; JoinRequest, JoinReply, HeartbeatRequest, HeartbeatReply, RelinkRequest, ReadyRequest, LeaveRequest, LeaveReply,
         LearningRateRequest, OfferRequest, OfferReply, StateReply, MeetRequest, MeetReply, ErrorReply, CheckpointReply,
@@ -50,13 +50,13 @@ fn messages_of_protocol_10_are_read() {
 #[test]
 fn what_a_message_leaves_out_has_its_old_meaning() {
     let messages: BTreeMap<String, Vec<Value>> =
-        serde_json::from_str(include_str!("data/protocol-10.json")).unwrap();
+        serde_json::from_str(include_str!("data/protocol-11.json")).unwrap();
     let join: JoinRequest = reads(&messages["JoinRequest"][0]);
-    assert_eq!(join.versions(), Versions { lowest: 10, highest: 10 });
+    assert_eq!(join.versions(), Versions { lowest: 11, highest: 11 });
     assert_eq!((join.terms.chunk_bytes, join.terms.hubs, join.terms.cores), (32768, 1, None));
     assert_eq!(join.terms.level, pbox_core::LevelTerms::default());
     let reply: JoinReply = reads(&messages["JoinReply"][0]);
-    assert_eq!((reply.protocol, reply.pass, reply.above), (10, None, None));
+    assert_eq!((reply.protocol, reply.pass, reply.above), (11, None, None));
     let news: HeartbeatReply = reads(&messages["HeartbeatReply"][2]);
     assert_eq!((news.left[0].round.0, news.held_up_by[0].seconds), (17, 30));
 }

@@ -15,8 +15,8 @@ use fabric::{Arrival, LinkId, PlannedLink, Port, Posted, SendWindow, Span, Until
 use pbox_core::frame::{self, HEADER_BYTES, Kind};
 use pbox_core::kernels::Kernels;
 use pbox_core::{
-    ChunkId, Compression, Consistency, Core, Credit, Immediate, JobId, JobTerms, Key, Layout, LevelTerms,
-    Optimizer, Placement, Round, Schedule, ShardSpec, Wire,
+    ChunkId, Compression, Consistency, Core, Credit, Framing, Immediate, JobId, JobTerms, Key, Layout,
+    LevelTerms, Optimizer, Placement, Round, Schedule, ShardSpec, Wire,
 };
 
 /// The system's allocator, and how often each thread has asked it.
@@ -151,7 +151,7 @@ fn work(address: &str, job: Job, rounds: u32, done: &AtomicU32) {
     for round in (0..rounds).map(Round) {
         for chunk in (0..chunks).map(ChunkId) {
             write_frame(&wire, chunk, round, spans[0].elements_mut(chunk.index()));
-            let posted = port.post(link, wire.gradient_span(chunk), Immediate::new(chunk, round).encode());
+            let posted = port.post(link, wire.gradient_span(chunk), wire.push(chunk, round).encode());
             assert_eq!(posted, Posted::Accepted);
         }
         port.flush();
@@ -184,7 +184,7 @@ fn work(address: &str, job: Job, rounds: u32, done: &AtomicU32) {
 fn write_frame(wire: &Wire, chunk: ChunkId, round: Round, bytes: &mut [u8]) {
     let Some(framing) = wire.framing() else { return };
     let frames = framing.frames(chunk);
-    match framing.push_kind(round) {
+    match Framing::kind(wire.push(chunk, round).content) {
         Kind::Raw => frames.begin_raw(bytes).fill(0),
         Kind::Coded => {
             let values = vec![round.0 as f32; frames.elements];
@@ -267,7 +267,10 @@ const COLD: [&str; 14] = [
     "Port>::detach",
     // A chunk that is copied into a snapshot, whose memory is mapped when the first one is.
     "::copy_to_snapshot",
-    "::report_snapshots",
+    "::report_events",
+    // Pushes that their job does not take, or that do not go together.
+    "::wrong_content",
+    "::fail",
     // Where cores meet to select what Slim-DP sends, three times in so many rounds.
     "slim::board::Board::",
     "::do_duties",

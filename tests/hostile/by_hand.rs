@@ -13,7 +13,7 @@ use hub_tests::{join_by_hand, post_json, push_all, says};
 use pbox_core::control::{
     HeartbeatReply, HeartbeatRequest, JobState, JoinReply, JoinRequest, TransportAddress,
 };
-use pbox_core::{ChunkId, Immediate, Layout, Placement, Round, Wire};
+use pbox_core::{ChunkId, Layout, Placement, Round, Wire};
 use phub_server::Hub;
 use worker_shim::{Session, SessionConfig};
 
@@ -89,7 +89,7 @@ impl ByHand {
 
     /// Posts any immediate to any core.
     pub fn post(&mut self, core: usize, span: Span, chunk: u32, round: u32) {
-        let imm = Immediate::new(ChunkId(chunk), Round(round)).encode();
+        let imm = self.wire.push(ChunkId(chunk), Round(round)).encode();
         assert_eq!(self.port.post(self.links[core], span, imm), Posted::Accepted);
         self.port.flush();
     }

@@ -9,7 +9,7 @@ use fabric::conformance::Watchdog;
 use fabric::{Arrival, LinkId, Port as _, PortId, Posted, Receive, SendWindow, Until};
 use hub_tests::{config, hub, join_request};
 use membership::Ports;
-use pbox_core::{ChunkId, Immediate, KeyId, Layout, Round, Wire};
+use pbox_core::{ChunkId, KeyId, Layout, Round, Wire};
 use worker_shim::Session;
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -44,7 +44,7 @@ fn broadcast_by_two_ports(hub: &str, job: &str, transport: Transport) {
     let mut awaited = vec![Vec::new(); ports.len()];
     for chunk in chunks {
         spans[0].elements_mut::<f32>(chunk.index()).fill(chunk.0 as f32);
-        let (core, imm) = (path.placement.owner(chunk), Immediate::new(chunk, Round(0)).encode());
+        let (core, imm) = (path.placement.owner(chunk), wire.push(chunk, Round(0)).encode());
         let port = path.ports[core].index();
         assert_eq!(ports[port].post(links[core], layout.chunk(chunk).span, imm), Posted::Accepted);
         awaited[port].push(Arrival { link: links[core], imm });

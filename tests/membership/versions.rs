@@ -88,11 +88,11 @@ fn ranges_that_do_not_meet_are_both_named_at_both_ends() {
     let proxy = Proxy::start(hub.address());
     proxy.rewrites(too_new, unchanged);
     let why = refused(config_at(&proxy.address(), "job", 0, 1));
-    says(why, &["this hub speaks protocol 10", "the other end 11 to 12", "same version at both ends"]);
+    says(why, &["this hub speaks protocol 11", "the other end 12 to 13", "same version at both ends"]);
     let proxy = Proxy::start(hub.address());
     proxy.rewrites(unchanged, used);
     let why = refused(config_at(&proxy.address(), "job", 0, 1));
-    says(why, &[&proxy.address(), "with protocol 11", "speaks 10", "same version at both ends"]);
+    says(why, &[&proxy.address(), "with protocol 12", "speaks 11", "same version at both ends"]);
 }
 
 #[test]

@@ -20,9 +20,9 @@ const CAPACITY: u32 = 1;
 fn all_workers_whose_rings_are_full_are_named() {
     let layout = Arc::new(Layout::new(vec![Key::f32("a", [32])], 64).unwrap());
     let placement = Placement::new(&layout, 1);
-    let wire = Wire::plain(Arc::clone(&layout));
-    let (weights, mut claims) = placement.weights_window(&wire).unwrap();
     let terms = Arc::new(JobTerms::new(WORKERS, layout.keys().to_vec(), Optimizer::Average));
+    let wire = Wire::new(Arc::clone(&layout), &terms);
+    let (weights, mut claims) = placement.weights_window(&wire).unwrap();
     let owned = (placement.chunks_by_core().remove(0), claims.remove(0));
     let spec = ShardSpec::of_cores(&terms, &wire, [owned]).remove(0);
     let net = Net::new(1, Faults::NONE);

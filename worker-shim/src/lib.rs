@@ -38,7 +38,7 @@ pub use fabric::{DmaBuf, DmaBufError};
 pub use membership::{Credential, MemberError, NicSettings, Way};
 pub use pull::{Batches, Counts, DRIFT, DRIFT_ROUNDS, PROFILE_ROUNDS, Pull, PullError, PullPlan, batch};
 pub use session::{
-    InvalidSetting, LAPS, Returns, Session, SessionConfig, SessionError, State, TRIALS, Times, Trial,
+    InvalidSetting, LAPS, Pushed, Returns, Session, SessionConfig, SessionError, State, TRIALS, Times, Trial,
 };
 
 /// The example of the page on Rust compiles.

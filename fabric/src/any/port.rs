@@ -37,6 +37,15 @@ impl Endpoint {
         }
     }
 
+    /// Whether the bytes of a post cross it, and may be rewritten meanwhile, for another post of them.
+    pub fn carries_drafts(&self) -> bool {
+        match self {
+            Endpoint::Shm(_) => false,
+            Endpoint::Tcp(endpoint) => !endpoint.is_summed(),
+            Endpoint::Verbs(_) => true,
+        }
+    }
+
     /// What its bytes cross at this end. Shared memory moves none.
     pub fn device(&self) -> Option<Device> {
         match self {

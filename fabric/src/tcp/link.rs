@@ -46,6 +46,11 @@ impl Endpoint {
         Endpoint { socket, outgoing, incoming }
     }
 
+    /// Whether frames have checksums.
+    pub fn is_summed(&self) -> bool {
+        self.outgoing.shape == Frames::Summed
+    }
+
     /// The address of this end.
     pub fn local_address(&self) -> Option<IpAddr> {
         let address = SocketAddr::try_from(getsockname(&self.socket).ok()?).ok()?;

@@ -29,7 +29,7 @@ pub(super) struct Outgoing {
     window: Arc<SendWindow>,
     frames: VecDeque<Frame>,
     capacity: usize,
-    shape: Frames,
+    pub shape: Frames,
     /// How many of the first frames have their checksums.
     summed: usize,
     pub credit: Credit,

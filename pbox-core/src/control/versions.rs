@@ -5,10 +5,10 @@
 use std::fmt;
 
 /// The newest version of the protocol that this program speaks.
-pub const PROTOCOL: u32 = 10;
+pub const PROTOCOL: u32 = 11;
 
 /// The oldest version of the protocol that this program speaks.
-pub const PROTOCOL_LOWEST: u32 = 10;
+pub const PROTOCOL_LOWEST: u32 = 11;
 
 /// The versions that an end speaks: the lowest, the highest, and all between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,12 +1,12 @@
-//! Chunk ids, rounds, and the immediate that carries both.
+//! Chunk ids, rounds, contents, and the immediate that carries all three.
 //!
 //! ```text
-//!   31            24 23                                    0
-//!   [ round mod 256 ][ chunk id                            ]
+//!   31     30 29          24 23                            0
+//!   [ content ][ round % 64 ][ chunk id                    ]
 //! ```
 //!
 //! The link identifies the sender, so PHub's sender id is not needed. Its bits hold the low bits of the round
-//! instead, which reveal a stale or repeated immediate.
+//! instead, which reveal a stale or repeated immediate, and the content of the post.
 
 use fabric::Imm;
 use serde::{Deserialize, Serialize};
@@ -41,7 +41,36 @@ impl Round {
 
     /// The part of the round that fits in an immediate.
     pub fn low_bits(self) -> u8 {
-        self.0 as u8
+        self.0 as u8 & ROUND_BITS
+    }
+}
+
+/// The bits of a round in an immediate.
+const ROUND_BITS: u8 = 0x3f;
+
+/// The content of a push or an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Content {
+    /// Of a push: a gradient, or the commit of one whose bytes were sent ahead. Of an answer: the weights after a step.
+    #[default]
+    Gradient = 0,
+    /// Of a push: the worker has no gradient for the chunk in this round. Of an answer: nobody had one, and the weights stay.
+    Nothing = 1,
+    /// New weights. Of a push: those of the lowest rank count. Round 0, the broadcast, consists of such pushes.
+    Weights = 2,
+    /// Bytes of a gradient whose push comes later: no arrival, and may come again.
+    Ahead = 3,
+}
+
+impl Content {
+    /// The name, for errors.
+    pub fn name(self) -> &'static str {
+        match self {
+            Content::Gradient => "a gradient",
+            Content::Nothing => "nothing",
+            Content::Weights => "weights",
+            Content::Ahead => "bytes ahead",
+        }
     }
 }
 
@@ -52,29 +81,44 @@ pub struct Immediate {
     pub chunk: ChunkId,
     /// The low bits of their round.
     pub round_bits: u8,
+    /// What the bytes are.
+    pub content: Content,
 }
 
 impl Immediate {
-    /// The immediate of `chunk` in `round`. The layout has checked that the id fits.
+    /// The immediate of `chunk` in `round`, for a gradient or the weights after its step. The layout has checked that the id
+    /// fits.
     pub fn new(chunk: ChunkId, round: Round) -> Self {
-        Immediate { chunk, round_bits: round.low_bits() }
+        Immediate { chunk, round_bits: round.low_bits(), content: Content::Gradient }
+    }
+
+    /// The same for another content.
+    pub fn with(self, content: Content) -> Self {
+        Immediate { content, ..self }
     }
 
     /// The immediate of a control message about the layer part that begins with `chunk`, in `round`. Its round bits
     /// are half the range away, so that a late or repeated push or answer and a control message are never confused.
     pub fn control(chunk: ChunkId, round: Round) -> Self {
-        Immediate { chunk, round_bits: round.low_bits() ^ 0x80 }
+        Immediate { round_bits: round.low_bits() ^ 0x20, ..Self::new(chunk, round) }
     }
 
     /// The 32 bits that the fabric carries.
     pub fn encode(self) -> Imm {
         debug_assert!(self.chunk.0 < MAX_CHUNKS);
-        Imm(u32::from(self.round_bits) << 24 | self.chunk.0)
+        Imm((self.content as u32) << 30 | u32::from(self.round_bits) << 24 | self.chunk.0)
     }
 
     /// Decodes an immediate from the fabric. Every value decodes, but the chunk may not exist.
     pub fn decode(imm: Imm) -> Self {
-        Immediate { chunk: ChunkId(imm.0 & (MAX_CHUNKS - 1)), round_bits: (imm.0 >> 24) as u8 }
+        let content = match imm.0 >> 30 {
+            0 => Content::Gradient,
+            1 => Content::Nothing,
+            2 => Content::Weights,
+            _ => Content::Ahead,
+        };
+        let chunk = ChunkId(imm.0 & (MAX_CHUNKS - 1));
+        Immediate { chunk, round_bits: (imm.0 >> 24) as u8 & ROUND_BITS, content }
     }
 }
 
@@ -85,13 +129,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn immediates_survive_the_wire(chunk in 0..MAX_CHUNKS, round: u32) {
-            let immediate = Immediate::new(ChunkId(chunk), Round(round));
+        fn immediates_survive_the_wire(chunk in 0..MAX_CHUNKS, round: u32, content in 0..4usize) {
+            let content = [Content::Gradient, Content::Nothing, Content::Weights, Content::Ahead][content];
+            let immediate = Immediate::new(ChunkId(chunk), Round(round)).with(content);
             prop_assert_eq!(Immediate::decode(immediate.encode()), immediate);
         }
 
         #[test]
-        fn control_messages_have_the_bits_of_no_near_round(round: u32, near in 0..100u32) {
+        fn every_value_is_one_immediate(bits: u32) {
+            prop_assert_eq!(Immediate::decode(Imm(bits)).encode(), Imm(bits));
+        }
+
+        #[test]
+        fn control_messages_have_the_bits_of_no_near_round(round: u32, near in 0..32u32) {
             let control = Immediate::control(ChunkId(5), Round(round)).round_bits;
             prop_assert_ne!(control, Round(round.wrapping_add(near)).low_bits());
             prop_assert_ne!(control, Round(round.wrapping_sub(near)).low_bits());

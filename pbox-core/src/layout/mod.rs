@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use fabric::Span;
 
-pub use chunk::{ChunkId, Immediate, MAX_CHUNKS, Round};
+pub use chunk::{ChunkId, Content, Immediate, MAX_CHUNKS, Round};
 pub use key::{Dtype, Key, KeyId};
 
 /// 8192 f32, PHub's choice (section 2): small enough to spread a layer over all cores, and large enough to keep a

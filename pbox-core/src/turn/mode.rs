@@ -58,15 +58,16 @@ impl Shard {
         let (terms, wire, restored) = (&terms, &wire, restored.as_deref());
         assert_eq!(weights.len(), chunks.len(), "one span a chunk");
         let workers = terms.workers;
-        let together = || Arrivals::new(chunks.len(), workers);
-        let apart = || Clocks::new(terms.level.consistency, chunks.len(), workers);
+        let broadcasts = wire.broadcasts();
+        let together = || Arrivals::new(chunks.len(), workers, broadcasts);
+        let apart = || Clocks::new(terms.level.consistency, chunks.len(), workers, broadcasts);
         if wire.framing().is_none() {
             (0..weights.len()).for_each(|place| weights.elements_mut::<u8>(place).fill(0));
         }
         if let Some(AboveSpec { form, links, ways, keeps_first, .. }) = above {
             let of_chunks = Chunk::of_shard(&Optimizer::Average, wire, &chunks);
-            let keeps_first = keeps_first && terms.optimizer.keeps_weights();
-            let pace = Relayed::new(workers, links);
+            let keeps_first = keeps_first && broadcasts;
+            let pace = Relayed::new(workers, links, broadcasts);
             return Ok(match (form, terms.level.members) {
                 (SumForm::Bare { counts, posts, shown }, Members::Workers) => {
                     let (read, reply) = (
@@ -77,7 +78,7 @@ impl Shard {
                     Shard::BelowHubs(ShardOf::new(pace, stages, terms, wire, chunks, None, None))
                 }
                 (SumForm::Bare { counts, posts, shown }, Members::Hubs | Members::Mesh) => {
-                    let read = CountedSlots::new(terms.ablate, terms.optimizer.keeps_weights());
+                    let read = CountedSlots::new(terms.ablate);
                     let reply = Relay::new(workers, posts, counts, shown, keeps_first);
                     let stages = Staged::summing(terms, of_chunks, read, weights, reply, ways)?;
                     Shard::BetweenHubs(ShardOf::new(pace, stages, terms, wire, chunks, None, None))
@@ -95,7 +96,7 @@ impl Shard {
         let framed = wire.framing().map(|framing| (framing, framing.codecs(), terms.level.compression));
         Ok(match framed {
             None if terms.level.members.are_hubs() => {
-                let read = CountedSlots::new(terms.ablate, terms.optimizer.keeps_weights());
+                let read = CountedSlots::new(terms.ablate);
                 if alone {
                     let stages = Staged::new(terms, of_chunks, read, weights, RawForEach::new(workers))?;
                     let pace = apart();

@@ -21,7 +21,7 @@ use super::shard::{Arrived, Finished, ShardOf};
 use super::violation::Violation;
 use crate::job::{JobTerms, LevelTerms, Schedule};
 use crate::kernels::Kernels;
-use crate::layout::{ChunkId, Immediate, KeyId, Round};
+use crate::layout::{ChunkId, Content, Immediate, KeyId, Round};
 use crate::weights::Mode;
 
 /// The span of control messages: they carry an immediate, and no bytes.
@@ -33,6 +33,14 @@ struct Answer {
     chunk: ChunkId,
     span: Span,
     round: Round,
+    content: Content,
+}
+
+impl Answer {
+    #[inline]
+    fn immediate(self) -> Immediate {
+        Immediate::new(self.chunk, self.round).with(self.content)
+    }
 }
 
 /// The work after an arrival, beside posts.
@@ -200,8 +208,8 @@ impl Replies {
         let mut sent = 0;
         for (queue, link) in self.queues.iter_mut().zip(&self.links) {
             let Some(link) = *link else { continue };
-            while let Some(Answer { chunk, span, round }) = queue.first() {
-                if port.post(link, span, Immediate::new(chunk, round).encode()) == Posted::Full {
+            while let Some(answer) = queue.first() {
+                if port.post(link, answer.span, answer.immediate().encode()) == Posted::Full {
                     break;
                 }
                 queue.pop();
@@ -260,7 +268,10 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         places: Range<usize>,
     ) -> Result<Option<Done>, Violation> {
         let first = self.shard.chunk(places.start);
-        let noted = self.shard.note_all(places.clone(), rank, immediate.round_bits);
+        let noted = match immediate.content {
+            Content::Gradient => self.shard.note_all(places.clone(), rank, immediate.round_bits),
+            _ => None,
+        };
         if noted == Some(Whole::None) {
             return Ok(None);
         }
@@ -278,7 +289,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
                 Some(_) => {
                     Ok(self.shard.settle_at(self.kernels, place).map_or(Arrived::Noted, Arrived::Finished))
                 }
-                // It breaks the protocol in some chunk, its pushes are of several rounds, or each is a step of its own.
+                // It breaks the protocol in some chunk, its pushes are of several rounds or no gradients, or each is a step of its
+                // own.
                 None => self.shard.arrive_at(self.kernels, place, rank, Immediate { chunk, ..immediate }),
             };
             match arrived {
@@ -321,8 +333,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         let mut answers = std::mem::take(&mut self.replies.answers);
         for place in places.clone() {
             if let Some(round) = self.shard.pace.answer_due(place, round, rank) {
-                let span = self.shard.answer(self.kernels, place, rank, round);
-                answers.push(Answer { chunk: self.shard.chunk(place), span, round });
+                let (span, content) = self.shard.answer(self.kernels, place, rank, round);
+                answers.push(Answer { chunk: self.shard.chunk(place), span, round, content });
             }
         }
         match answers[..] {
@@ -330,10 +342,14 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
                 if whole
                     && answers.len() == places.len()
                     && (self.replies.groups_above || !self.replies.leads_up(rank))
-                    && answers.iter().all(|answer| answer.round == begins.round && answer.span.bytes > 0) =>
+                    && answers.iter().all(|answer| {
+                        (answer.round, answer.content) == (begins.round, begins.content)
+                            && answer.content != Content::Nothing
+                            && answer.span.bytes > 0
+                    }) =>
             {
                 let span = begins.span.to(ends.span);
-                self.post_answer(link, first, rank, Answer { chunk: group, span, round: begins.round });
+                self.post_answer(link, first, rank, Answer { chunk: group, span, ..begins });
             }
             _ => answers.iter().for_each(|&answer| self.post_answer(link, first, rank, answer)),
         }
@@ -403,7 +419,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
     /// workers step together nobody has stepped it since, because this worker has not pushed the next round.
     #[cold]
     fn repeats(&mut self, rank: u32, immediate: Immediate) -> bool {
-        let Some(place) = self.shard.place(immediate.chunk) else { return false };
+        let place = self.shard.place(immediate.chunk).filter(|_| immediate.content != Content::Ahead);
+        let Some(place) = place else { return false };
         let Some(left @ 1..) = self.replies.repeats.get_mut(rank as usize) else { return false };
         let Some(repeated) = self.shard.pace.repeated(place, rank, immediate.round_bits) else {
             return false;
@@ -436,23 +453,22 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
     #[inline]
     fn answer(&mut self, place: usize, rank: u32, round: Round) {
         let Some(link) = self.replies.links[rank as usize] else { return };
-        let (chunk, span) = (self.shard.chunk(place), self.shard.answer(self.kernels, place, rank, round));
-        self.post_answer(link, place, rank, Answer { chunk, span, round });
+        let (span, content) = self.shard.answer(self.kernels, place, rank, round);
+        self.post_answer(link, place, rank, Answer { chunk: self.shard.chunk(place), span, round, content });
     }
 
     /// As [`answer`](Self::answer), of an answer that is lost.
     fn answer_again(&mut self, place: usize, rank: u32, round: Round) {
         let Some(link) = self.replies.links[rank as usize] else { return };
-        let span = self.shard.answer_again(self.kernels, place, rank, round);
-        self.post_answer(link, place, rank, Answer { chunk: self.shard.chunk(place), span, round });
+        let (span, content) = self.shard.answer_again(self.kernels, place, rank, round);
+        self.post_answer(link, place, rank, Answer { chunk: self.shard.chunk(place), span, round, content });
     }
 
     /// Posts an answer, of which the first chunk is at `place`.
     #[inline]
     fn post_answer(&mut self, link: LinkId, place: usize, rank: u32, answer: Answer) {
-        let Answer { chunk, span, round } = answer;
         if self.replies.queues[rank as usize].is_empty() {
-            match self.port.post(link, span, Immediate::new(chunk, round).encode()) {
+            match self.port.post(link, answer.span, answer.immediate().encode()) {
                 // A link that just closed is reported by the port.
                 Posted::Accepted | Posted::Closed => return,
                 Posted::Full => {}

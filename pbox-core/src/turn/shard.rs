@@ -16,9 +16,9 @@ use super::pace::{Arrivals, Pace, Whole};
 use super::violation::Violation;
 use crate::job::{JobTerms, OnLoss};
 use crate::kernels::{Kernels, Numbers};
-use crate::layout::{ChunkId, Immediate, KeyId, Layout, Round};
+use crate::layout::{ChunkId, Content, Immediate, KeyId, Layout, Round};
 use crate::snapshot::{Capture, Occasion, Restored, SnapshotPart, Taken};
-use crate::weights::{Bare, Discarded, Mode, Reply, Staged, To};
+use crate::weights::{Bare, Discarded, Mode, Read, Reply, Staged, To};
 use crate::wire::Wire;
 use crate::wire::frame::FrameError;
 
@@ -51,7 +51,12 @@ pub(crate) struct ShardOf<P, M: Mode> {
     /// By number of the group: its place, if it is here and steps as one.
     joined: Vec<Option<u32>>,
     pub(super) snapshots: Capture,
+    /// Why the job cannot go on, until the core [takes](Self::take_failure) it.
+    failure: Option<String>,
 }
+
+/// The span of an answer without bytes.
+const NO_BYTES: Span = Span { offset: 0, bytes: 0 };
 
 /// A chunk with new weights for workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,6 +131,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
             joined: Vec::new(),
             snapshots: Capture::new(chunks, values, snapshot_every, Round(0)),
             terms: Arc::clone(terms),
+            failure: None,
         };
         if let Some(restored) = restored {
             shard.restore(layout, restored);
@@ -380,27 +386,98 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     ) -> Result<Arrived, Violation> {
         let wrong = |wrong| Violation::new(immediate, wrong);
         let round = self.pace.check(place, rank, immediate.round_bits).map_err(wrong)?;
+        let content = immediate.content;
         if !self.pace.is_push(rank) {
-            let first = self.pace.first_round(rank);
-            if let Err(why) = self.stages.take_answer(kernels, place, rank, (round, first)) {
-                return Err(self.lies(place, round, why));
-            }
+            self.take_answer(kernels, place, rank, (round, content))?;
+        } else if content != Content::Gradient || self.pace.takes(content, round).is_err() {
+            return self.arrive_other(kernels, place, rank, (round, content));
         } else {
-            match self.stages.check_push(place, rank, round) {
+            match self.stages.check_push(place, rank, Content::Gradient) {
                 Ok(true) => {}
                 Ok(false) => return Ok(Arrived::Unread(round)),
                 Err(why) => return Err(self.lies(place, round, why)),
             }
         }
-        Ok(P::take_push(self, kernels, place, rank, round).map_or(Arrived::Noted, Arrived::Finished))
+        Ok(P::take_push(self, kernels, place, rank, (round, content))
+            .map_or(Arrived::Noted, Arrived::Finished))
+    }
+
+    /// Takes in the bytes of an answer from above.
+    #[inline]
+    fn take_answer(
+        &mut self,
+        kernels: &Kernels,
+        place: usize,
+        link: u32,
+        (round, content): (Round, Content),
+    ) -> Result<(), Violation> {
+        match content {
+            Content::Gradient | Content::Weights => {
+                let first = self.pace.first_round(link);
+                let taken = self.stages.take_answer(kernels, place, link, (round, first), content);
+                taken.map_err(|why| self.lies(place, round, why))
+            }
+            Content::Nothing if self.pace.answered(place, link, round) == content => Ok(()),
+            _ => Err(self.wrong_content(place, (round, content), "this hub's sum asks for weights")),
+        }
+    }
+
+    /// As [`arrive_at`](Self::arrive_at), of a push that is no gradient, or whose content is wrong.
+    #[cold]
+    fn arrive_other(
+        &mut self,
+        kernels: &Kernels,
+        place: usize,
+        rank: u32,
+        of: (Round, Content),
+    ) -> Result<Arrived, Violation> {
+        let (round, content) = of;
+        let is_first = round == Round(0) && self.wire.broadcasts();
+        let taken = self.pace.takes(content, round).and_then(|()| M::Read::takes(content, is_first));
+        taken.map_err(|why| self.wrong_content(place, of, why))?;
+        if content == Content::Ahead {
+            return Ok(Arrived::Noted);
+        }
+        match self.stages.check_push(place, rank, content) {
+            Ok(true) => {}
+            Ok(false) => return Ok(Arrived::Unread(round)),
+            Err(why) => return Err(self.lies(place, round, why)),
+        }
+        Ok(P::take_push(self, kernels, place, rank, of).map_or(Arrived::Noted, Arrived::Finished))
+    }
+
+    #[cold]
+    fn wrong_content(
+        &self,
+        place: usize,
+        (round, content): (Round, Content),
+        why: &'static str,
+    ) -> Violation {
+        let key = self.wire.layout().keys()[self.key(place).index()].name.clone();
+        Violation::Content { key, round, content, why }
+    }
+
+    /// The job cannot go on, because of a chunk's pushes: no chunk is stepped any more and no worker gets an answer. `why` is given
+    /// the name of the chunk's key.
+    #[cold]
+    pub(super) fn fail(&mut self, place: usize, why: impl FnOnce(&Self, &str) -> String) -> Finished {
+        let key = &self.wire.layout().keys()[self.key(place).index()].name;
+        self.failure = Some(why(self, key));
+        (self.until, self.end) = (Round(0), Round(0));
+        Finished { ranks: 0..0, ..self.finished(place, self.pace.round(place), 0) }
+    }
+
+    /// Why the job cannot go on, once.
+    pub fn take_failure(&mut self) -> Option<String> {
+        self.failure.take()
     }
 
     /// Notes worker `rank`'s pushes of all the chunks at these places, if it is its turn for each and for the same round, and
     /// each can be read. Which chunks have all their pushes with it. `None` where pushes are to come one by one.
     #[inline]
     pub fn note_all(&mut self, places: Range<usize>, rank: u32, round_bits: u8) -> Option<Whole> {
-        let round = self.pace.turn_of_all(places.clone(), rank, round_bits)?;
-        let mut reads = places.clone().map(|place| self.stages.check_push(place, rank, round));
+        self.pace.turn_of_all(places.clone(), rank, round_bits)?;
+        let mut reads = places.clone().map(|place| self.stages.check_push(place, rank, Content::Gradient));
         reads.all(|read| read == Ok(true)).then(|| self.pace.note_all(places, rank))
     }
 
@@ -427,11 +504,11 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.stages.greet(place);
     }
 
-    /// Whether there is a task for the core between turns: a task of the stages, or a [result](Self::taken) of a
-    /// snapshot.
+    /// Whether there is a task for the core between turns: a task of the stages, a [result](Self::taken) of a snapshot, or a
+    /// [failure](Self::take_failure).
     #[inline]
     pub fn has_task(&self) -> bool {
-        self.stages.reply.has_task() | self.snapshots.has_taken()
+        self.stages.reply.has_task() | self.snapshots.has_taken() | self.failure.is_some()
     }
 
     /// Does a task of the stages for one chunk. Returns whether there was a chunk to do. Call `settle` when no task
@@ -447,17 +524,31 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         Finished { place, round, bytes, steps, skipped: 0, ranks: 0..self.terms.workers }
     }
 
-    /// Worker `rank` gets a chunk that it may have, as the answer of a round. Returns the span to post.
+    /// Worker `rank` gets a chunk that it may have, as the answer of a round. Returns the span to post, and what it is.
     #[inline]
-    pub fn answer(&mut self, kernels: &Kernels, place: usize, rank: u32, round: Round) -> Span {
+    pub fn answer(&mut self, kernels: &Kernels, place: usize, rank: u32, round: Round) -> (Span, Content) {
         self.pace.note_answer(place, rank);
+        let content = self.pace.answered(place, rank, round);
+        if content == Content::Nothing && self.pace.is_push(rank) {
+            return (NO_BYTES, content);
+        }
         let first = self.pace.first_round(rank);
-        self.stages.answer(kernels, place, To { rank, round, first })
+        (self.stages.answer(kernels, place, To { rank, round, first, content }), content)
     }
 
-    /// The same answer for a worker that has lost it. Returns the span to post.
-    pub fn answer_again(&mut self, kernels: &Kernels, place: usize, rank: u32, round: Round) -> Span {
+    /// The same answer for a worker that has lost it.
+    pub fn answer_again(
+        &mut self,
+        kernels: &Kernels,
+        place: usize,
+        rank: u32,
+        round: Round,
+    ) -> (Span, Content) {
+        let content = self.pace.answered(place, rank, round);
+        if content == Content::Nothing {
+            return (NO_BYTES, content);
+        }
         let first = self.pace.first_round(rank);
-        self.stages.answer_again(kernels, place, To { rank, round, first })
+        (self.stages.answer_again(kernels, place, To { rank, round, first, content }), content)
     }
 }

@@ -5,7 +5,7 @@
 use std::fmt;
 
 use super::pace::OutOfTurn;
-use crate::layout::{ChunkId, Immediate, Round};
+use crate::layout::{ChunkId, Content, Immediate, Round};
 use crate::wire::frame::FrameError;
 
 /// A worker broke the protocol. It loses its link, and its job is told.
@@ -50,6 +50,17 @@ pub enum Violation {
         /// The error in the frame.
         why: FrameError,
     },
+    /// A push or an answer of a content that its job does not take there.
+    Content {
+        /// The name of the chunk's key; of a group's the first.
+        key: String,
+        /// The round it was pushed for.
+        round: Round,
+        /// What it was said to be.
+        content: Content,
+        /// What is expected, in words.
+        why: &'static str,
+    },
     /// More answers than a round in flight needs.
     RingFull,
     /// A chunk in a round that the worker takes no part in.
@@ -89,6 +100,9 @@ impl fmt::Display for Violation {
             Violation::Frame { chunk, round, why } => {
                 write!(f, "pushed chunk {} for round {}, but {why}", chunk.0, round.0)
             }
+            Violation::Content { key, round, content, why } => {
+                write!(f, "pushed {} for key {key:?} in round {}: {why}", content.name(), round.0)
+            }
             Violation::RingFull => f.write_str("its ring of answers is full: it pushed without reading them"),
             Violation::NotYet { chunk, round } => {
                 write!(
@@ -104,7 +118,7 @@ impl fmt::Display for Violation {
 impl Violation {
     /// Describes a worker's error with a chunk.
     pub(crate) fn new(immediate: Immediate, wrong: OutOfTurn) -> Self {
-        let Immediate { chunk, round_bits: seen } = immediate;
+        let Immediate { chunk, round_bits: seen, .. } = immediate;
         match wrong {
             OutOfTurn::Again(round) => Violation::Again { chunk, round },
             OutOfTurn::Unanswered(round) => Violation::Unanswered { chunk, round },

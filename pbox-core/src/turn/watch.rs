@@ -169,6 +169,7 @@ impl Watched {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layout::Content;
     use crate::turn::pace::Arrivals;
 
     const CHUNKS: usize = 3;
@@ -178,7 +179,7 @@ mod tests {
 
     impl Seen {
         fn new() -> Self {
-            let mut arrivals = Arrivals::new(CHUNKS, 3);
+            let mut arrivals = Arrivals::new(CHUNKS, 3, false);
             (0..3).for_each(|rank| arrivals.admit(rank, Round(0)));
             Seen(Watch::new(3), arrivals)
         }
@@ -189,7 +190,7 @@ mod tests {
             watch.passed(woke);
             for &(chunk, rank) in pushes {
                 if arrivals.note(chunk, rank) {
-                    arrivals.advance(chunk);
+                    arrivals.advance(chunk, Content::Gradient);
                 }
             }
             watch.look(arrivals, CHUNKS, now);

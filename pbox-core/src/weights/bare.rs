@@ -12,7 +12,7 @@ use zerocopy::FromBytes;
 use super::chunks::Chunk;
 use super::{Read, Reply, To, Weights};
 use crate::kernels::{Ablate, Element, Kernels, Slots};
-use crate::layout::Round;
+use crate::layout::{Content, Round};
 
 /// Reads bare slots: the kernel sums them where they are.
 #[derive(Debug)]
@@ -28,6 +28,10 @@ impl BareSlots {
 }
 
 impl Read for BareSlots {
+    fn takes(_: Content, _: bool) -> Result<(), &'static str> {
+        Ok(())
+    }
+
     #[inline]
     fn begin<E: Element>(&mut self, _: &Chunk, push: Push, weights: &mut [E]) {
         let first = <[E]>::ref_from_bytes(push.bytes()).expect("a chunk holds whole elements, on 64 bytes");

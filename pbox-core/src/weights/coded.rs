@@ -49,7 +49,7 @@ impl CodedForAll {
         })
     }
 
-    /// Sends these weights to the workers as they are: at the broadcast, and after a checkpoint.
+    /// Sends these weights to the workers as they are: new ones, and after a checkpoint.
     fn send_raw(&mut self, chunk: &Chunk, place: usize, weights: &[f32]) {
         let frames = self.encoder.framing.frames(chunk.id);
         self.shadow.replace(frames.dtype, place, weights);
@@ -60,9 +60,9 @@ impl CodedForAll {
 
 impl<R> Reply<R, HubWeights> for CodedForAll {
     fn prepare(&mut self, stepped: Stepped, _: &mut R, weights: &HubWeights) {
-        let &Stepped { chunk, place, round, .. } = &stepped;
+        let &Stepped { chunk, place, content, .. } = &stepped;
         let weights = weights.of(place);
-        if self.encoder.framing.push_kind(round) == Kind::Raw {
+        if Framing::kind(content) == Kind::Raw {
             return self.send_raw(chunk, place, weights);
         }
         let CodedForAll { encoder, window, shadow, sent, left_out } = self;
@@ -79,7 +79,7 @@ impl<R> Reply<R, HubWeights> for CodedForAll {
 
     fn answer(&mut self, _: &Kernels, chunk: &Chunk, place: usize, _: &HubWeights, to: To) -> Span {
         let frames = self.encoder.framing.frames(chunk.id);
-        match self.encoder.framing.answer_kind(to.round, to.first) {
+        match Framing::answer_kind(to.content, to.round, to.first) {
             Kind::Raw => frames.frame(Kind::Raw, frames.value_bytes()),
             Kind::Coded => frames.frame(Kind::Coded, self.sent[place].0),
         }
@@ -144,14 +144,14 @@ impl<R> Reply<R, HubWeights> for CodedForEach {
         let Some(own) = own.of(to.rank) else { return frames.span };
         let (window, weights) = (own.elements_mut::<u8>(place), weights.of(place));
         let shadow = &mut shadows[to.rank as usize];
-        match encoder.framing.answer_kind(to.round, to.first) {
+        match Framing::answer_kind(to.content, to.round, to.first) {
             Kind::Raw => {
                 shadow.replace(frames.dtype, place, weights);
                 frames.write_raw(weights, window);
                 frames.frame(Kind::Raw, frames.value_bytes())
             }
             Kind::Coded => {
-                let of = Stepped { kernels, chunk, place, round: to.round, workers: 0 };
+                let of = Stepped { kernels, chunk, place, round: to.round, content: to.content, workers: 0 };
                 let bytes = encoder.encode_weights(&of, weights, shadow, window);
                 frames.frame(Kind::Coded, bytes)
             }
@@ -161,7 +161,7 @@ impl<R> Reply<R, HubWeights> for CodedForEach {
     /// The frame that is there: the shadow has it already.
     fn answer_again(&mut self, _: &Kernels, chunk: &Chunk, place: usize, _: &HubWeights, to: To) -> Span {
         let CodedForEach { encoder: Encoder { framing, .. }, own, .. } = self;
-        let (frames, kind) = (framing.frames(chunk.id), framing.answer_kind(to.round, to.first));
+        let (frames, kind) = (framing.frames(chunk.id), Framing::answer_kind(to.content, to.round, to.first));
         let Some(own) = own.of(to.rank) else { return frames.span };
         let payload = frame::payload(own.elements(place), kind).expect("this hub wrote it");
         frames.frame(kind, payload.len())

@@ -6,7 +6,7 @@ use super::Read;
 use super::bare::{Push, Pushes};
 use super::chunks::Chunk;
 use crate::kernels::{Ablate, Element, Kernels, Slots};
-use crate::layout::Round;
+use crate::layout::{Content, Round};
 use crate::wire::counted;
 use crate::wire::frame::FrameError;
 
@@ -15,23 +15,25 @@ use crate::wire::frame::FrameError;
 pub(crate) struct CountedSlots {
     /// Slots that are read: all, or 1 when the job leaves out the sum.
     most: usize,
-    /// Round 0 has weights, and no sums.
-    broadcasts: bool,
 }
 
 impl CountedSlots {
-    pub fn new(ablate: Ablate, broadcasts: bool) -> Self {
-        CountedSlots { most: if ablate.aggregate { 1 } else { usize::MAX }, broadcasts }
+    pub fn new(ablate: Ablate) -> Self {
+        CountedSlots { most: if ablate.aggregate { 1 } else { usize::MAX } }
     }
 }
 
 impl Read for CountedSlots {
     #[inline]
-    fn check(&self, _: &Chunk, _: usize, round: Round, push: Push) -> Result<bool, FrameError> {
-        if round == Round(0) && self.broadcasts {
+    fn check(&self, _: &Chunk, _: usize, content: Content, push: Push) -> Result<bool, FrameError> {
+        if content == Content::Weights {
             return Ok(true);
         }
         counted::read(push.bytes()).map(|_| true).map_err(|seen| FrameError::Count { seen })
+    }
+
+    fn workers_without(&self, push: Push) -> u32 {
+        counted::read(push.bytes()).unwrap_or(1)
     }
 
     fn begin<E: Element>(&mut self, chunk: &Chunk, push: Push, weights: &mut [E]) {

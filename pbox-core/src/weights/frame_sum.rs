@@ -10,7 +10,7 @@ use super::chunks::Chunk;
 use crate::codec::Codec;
 use crate::job::JobTerms;
 use crate::kernels::{Ablate, Element, Kernels, Slots};
-use crate::layout::Round;
+use crate::layout::{Content, Round};
 use crate::wire::Framing;
 use crate::wire::counted::MAX_GRADIENTS;
 use crate::wire::frame::{self, FrameError, Kind};
@@ -46,16 +46,22 @@ impl FrameSum {
 }
 
 impl Read for FrameSum {
-    fn check(&self, chunk: &Chunk, _: usize, round: Round, push: Push) -> Result<bool, FrameError> {
+    fn check(&self, chunk: &Chunk, _: usize, content: Content, push: Push) -> Result<bool, FrameError> {
         let frames = self.framing.frames(chunk.id);
-        match self.framing.push_kind(round) {
-            Kind::Raw => frames.raw(push.bytes()).map(|_| true),
-            Kind::Coded => {
+        match (content, Framing::kind(content)) {
+            (Content::Nothing, _) if !self.sums => Ok(true),
+            (Content::Nothing, _) => self.gradients(push.bytes()).map(|_| true),
+            (_, Kind::Raw) => frames.raw(push.bytes()).map(|_| true),
+            (_, Kind::Coded) => {
                 let payload = frames.coded(push.bytes())?;
                 self.gradients(push.bytes())?;
                 Ok(self.codec.check_payload(frames.elements, payload).map(|()| true)?)
             }
         }
+    }
+
+    fn workers_without(&self, push: Push) -> u32 {
+        if self.sums { self.gradients(push.bytes()).unwrap_or(1) } else { 1 }
     }
 
     fn begin<E: Element>(&mut self, chunk: &Chunk, push: Push, weights: &mut [E]) {
@@ -95,7 +101,7 @@ pub(super) fn longest(chunks: &[Chunk]) -> usize {
     chunks.iter().map(|chunk| chunk.elements).max().unwrap_or(0)
 }
 
-/// Takes a broadcast's raw frame as the first weights. A frame that is torn by now changes nothing.
+/// Takes a raw frame as the chunk's new weights. A frame that is torn by now changes nothing.
 pub(super) fn begin_raw<E: Element>(framing: &Framing, chunk: &Chunk, push: Push, weights: &mut [E]) {
     let weights = <[f32]>::mut_from_bytes(weights.as_mut_bytes()).expect("the hub's own weights are f32");
     framing.frames(chunk.id).read_raw(push.bytes(), weights);

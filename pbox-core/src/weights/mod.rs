@@ -36,7 +36,7 @@ mod staged;
 use fabric::{Span, Spans};
 
 use crate::kernels::{Element, Kernels, Slots};
-use crate::layout::Round;
+use crate::layout::{Content, Round};
 use crate::wire::frame::FrameError;
 use bare::{Push, Pushes};
 
@@ -92,11 +92,30 @@ pub(crate) trait Read {
     /// # Errors
     /// When the push is not a frame of this chunk and round.
     #[inline]
-    fn check(&self, _chunk: &Chunk, _place: usize, _round: Round, _push: Push) -> Result<bool, FrameError> {
+    fn check(
+        &self,
+        _chunk: &Chunk,
+        _place: usize,
+        _content: Content,
+        _push: Push,
+    ) -> Result<bool, FrameError> {
         Ok(true)
     }
 
-    /// Takes one worker's push as the chunk's first weights.
+    /// Whether it takes pushes of a content, of the broadcast or later, else what a push must be.
+    fn takes(content: Content, _is_first: bool) -> Result<(), &'static str> {
+        match content {
+            Content::Ahead => Err("bytes are sent ahead only of bare gradients: send them with the push"),
+            Content::Gradient | Content::Nothing | Content::Weights => Ok(()),
+        }
+    }
+
+    /// For how many workers a push without a gradient speaks.
+    fn workers_without(&self, _push: Push) -> u32 {
+        1
+    }
+
+    /// Takes one worker's push as the chunk's new weights.
     fn begin<E: Element>(&mut self, chunk: &Chunk, push: Push, weights: &mut [E]);
 
     /// Gives `then` the slots that make up the pushes, and the number of workers that pushed.
@@ -120,13 +139,15 @@ pub(crate) trait Weights {
     fn elements_mut<E: Element>(&mut self, place: usize) -> &mut [E];
 }
 
-/// A chunk that was stepped, or got its first weights.
+/// A chunk that was stepped, or got new weights.
 pub(crate) struct Stepped<'a> {
     pub kernels: &'a Kernels,
     pub chunk: &'a Chunk,
     pub place: usize,
     pub round: Round,
-    /// The number of workers whose pushes are in the step; 0 for first weights.
+    /// What it has now: the weights after a step, or new ones.
+    pub content: Content,
+    /// The number of workers whose pushes are in the step; 0 for new weights.
     pub workers: u32,
 }
 
@@ -137,6 +158,8 @@ pub(crate) struct To {
     pub round: Round,
     /// The first round of the worker: before it, the worker has no weights to add a difference to.
     pub first: Round,
+    /// What it gets.
+    pub content: Content,
 }
 
 /// The third stage: how weights are sent to workers. A mode implements only the methods that it needs.
@@ -165,6 +188,9 @@ pub(crate) trait Reply<R, W> {
     #[inline]
     fn prepare(&mut self, _stepped: Stepped, _read: &mut R, _weights: &W) {}
 
+    /// Below other hubs: nobody had a gradient of a chunk, so many workers in all.
+    fn prepare_nothing(&mut self, _chunk: &Chunk, _place: usize, _workers: u32) {}
+
     /// The job goes on from `first` with weights that no step made: workers get these weights next.
     fn restore(&mut self, _chunks: &[Chunk], _weights: &W, _first: Round) {}
 
@@ -179,7 +205,8 @@ pub(crate) trait Reply<R, W> {
         None
     }
 
-    /// Takes an answer from there: that of a round, for this hub, which takes part above from a first round on.
+    /// Takes an answer from there: that of a round, for this hub, which takes part above from a first round on, by the link
+    /// of this rank.
     ///
     /// # Errors
     /// When it is no frame of this chunk and round.
@@ -189,7 +216,7 @@ pub(crate) trait Reply<R, W> {
         _chunk: &Chunk,
         _place: usize,
         _answer: Push,
-        _of: (Round, Round),
+        _to: To,
     ) -> Result<(), FrameError> {
         Ok(())
     }

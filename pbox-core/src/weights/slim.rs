@@ -22,7 +22,7 @@ use super::private::HubWeights;
 use super::{Read, Reply, Stepped, To};
 use crate::job::JobTerms;
 use crate::kernels::{Ablate, Element, Kernels, Slots, typed};
-use crate::layout::Round;
+use crate::layout::{Content, Round};
 use crate::slim::{self, Board, Drawer, Selector, SlimDp, answer, set};
 use crate::wire::Framing;
 use crate::wire::frame::{self, FrameError, HEADER_BYTES, Kind};
@@ -90,10 +90,18 @@ impl SlimPushes {
 }
 
 impl Read for SlimPushes {
+    fn takes(content: Content, is_first: bool) -> Result<(), &'static str> {
+        match content {
+            Content::Gradient => Ok(()),
+            Content::Weights if is_first => Ok(()),
+            _ => Err("Slim-DP takes gradients only: push zeros, or choose a codec or no compression"),
+        }
+    }
+
     /// False for a push of a significant set that the hub does not have.
-    fn check(&self, chunk: &Chunk, place: usize, round: Round, push: Push) -> Result<bool, FrameError> {
+    fn check(&self, chunk: &Chunk, place: usize, content: Content, push: Push) -> Result<bool, FrameError> {
         let frames = self.framing.frames(chunk.id);
-        if self.framing.push_kind(round) == Kind::Raw {
+        if Framing::kind(content) == Kind::Raw {
             return frames.raw(push.bytes()).map(|_| true);
         }
         let Significant { ref words, signature, is_selected } = self.significant[place];
@@ -178,9 +186,9 @@ impl SlimReply {
 impl Reply<SlimPushes, HubWeights> for SlimReply {
     fn prepare(&mut self, stepped: Stepped, read: &mut SlimPushes, weights: &HubWeights) {
         let SlimReply { framing, own, selector, answers, rounded, .. } = self;
-        let Stepped { kernels, chunk, place, round, workers } = stepped;
+        let Stepped { kernels, chunk, place, round, content, workers } = stepped;
         let (frames, weights) = (framing.frames(chunk.id), weights.of(place));
-        if framing.push_kind(round) == Kind::Raw {
+        if Framing::kind(content) == Kind::Raw {
             return own.all().for_each(|own| frames.write_raw(weights, own.elements_mut(place)));
         }
         let mean = &mut read.sum[..chunk.elements];
@@ -211,7 +219,7 @@ impl Reply<SlimPushes, HubWeights> for SlimReply {
 
     fn answer(&mut self, _: &Kernels, chunk: &Chunk, place: usize, _: &HubWeights, to: To) -> Span {
         let frames = self.framing.frames(chunk.id);
-        match self.framing.answer_kind(to.round, to.first) {
+        match Framing::answer_kind(to.content, to.round, to.first) {
             Kind::Raw => frames.frame(Kind::Raw, frames.value_bytes()),
             Kind::Coded => frames.frame(Kind::Coded, self.answers[place][to.rank as usize] as usize),
         }

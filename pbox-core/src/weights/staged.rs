@@ -17,7 +17,7 @@ use super::gauge::{Gauge, Gauged};
 use super::{BareSlots, Discarded, Mode, RawForAll, Read, Reply, Stepped, To, Weights};
 use crate::job::JobTerms;
 use crate::kernels::{Ablate, Element, Kernels, Numbers, NumbersByRound, Optimizer, Slots, Step, typed};
-use crate::layout::{ChunkId, KeyId, Layout, Round};
+use crate::layout::{ChunkId, Content, KeyId, Layout, Round};
 use crate::snapshot::Restored;
 use crate::wire::frame::FrameError;
 
@@ -105,11 +105,11 @@ impl<M: Mode> Staged<M> {
 
     /// Checks a worker's push before it counts, as [`Read::check`].
     #[inline]
-    pub fn check_push(&self, place: usize, rank: u32, round: Round) -> Result<bool, FrameError> {
+    pub fn check_push(&self, place: usize, rank: u32, content: Content) -> Result<bool, FrameError> {
         let chunk = &self.chunks[place];
         // SAFETY: the worker has posted this chunk, and gets no answer before this returns. If it writes all the
         // same, the result is read as bytes, and every byte is a value.
-        self.read.check(chunk, place, round, unsafe { self.gradients.push(rank, chunk.push) })
+        self.read.check(chunk, place, content, unsafe { self.gradients.push(rank, chunk.push) })
     }
 
     /// Takes an answer of a hub above by the link of this number, as [`Reply::take_answer`].
@@ -119,14 +119,15 @@ impl<M: Mode> Staged<M> {
         kernels: &Kernels,
         place: usize,
         link: u32,
-        of: (Round, Round),
+        (round, first): (Round, Round),
+        content: Content,
     ) -> Result<(), FrameError> {
         let chunk = &self.chunks[place];
         let Some(span) = self.reply.place_of_answers(chunk) else { return Ok(()) };
         // SAFETY: the hub above has posted this chunk, and posts it again only when it has this hub's next sum, which
         // goes up after this returns. If it writes all the same, the result is read as bytes, and every byte is a value.
         let answer = unsafe { self.gradients.push(link, span) };
-        self.reply.take_answer(kernels, chunk, place, answer, of)
+        self.reply.take_answer(kernels, chunk, place, answer, To { rank: link, round, first, content })
     }
 
     /// Adds the window that a hub above writes for the link of this number, with the chunks at these places.
@@ -142,8 +143,8 @@ impl<M: Mode> Staged<M> {
         gradients.add(link, window, spans.inspect(|&span| touched.touch(span)))
     }
 
-    /// Sums the pushes of `ranks`, steps a chunk in `round`, and prepares its answers. In round 0, when weights are kept, the
-    /// first push becomes the weights, and no step is counted.
+    /// Sums the pushes of `ranks`, steps a chunk in `round`, and prepares its answers. `missing`: the number of other workers, which
+    /// count as if they had pushed zeros.
     ///
     /// # Safety
     /// All of `ranks` have pushed the chunk, and none of them gets an answer before this returns.
@@ -153,12 +154,72 @@ impl<M: Mode> Staged<M> {
         kernels: &Kernels,
         place: usize,
         ranks: impl Iterator<Item = u32> + Clone,
+        missing: u32,
         round: Round,
     ) {
         // SAFETY: the caller guarantees it.
-        let workers = unsafe { self.last_step(kernels, place, ranks, round) };
+        let workers = unsafe { self.last_step(kernels, place, ranks, missing, round) };
         let Staged { chunks, read, weights, reply, .. } = self;
-        reply.prepare(Stepped { kernels, chunk: &chunks[place], place, round, workers }, read, weights);
+        let stepped =
+            Stepped { kernels, chunk: &chunks[place], place, round, content: Content::Gradient, workers };
+        reply.prepare(stepped, read, weights);
+    }
+
+    /// The first push of `ranks` becomes a chunk's weights in `round`, and its answers are prepared. The optimizer's state stays.
+    ///
+    /// # Safety
+    /// As for [`step`](Self::step).
+    #[cold]
+    pub unsafe fn put(
+        &mut self,
+        kernels: &Kernels,
+        place: usize,
+        ranks: impl Iterator<Item = u32>,
+        round: Round,
+    ) {
+        // SAFETY: the caller guarantees it.
+        unsafe { self.last_put(place, ranks) };
+        let Staged { chunks, read, weights, reply, .. } = self;
+        let stepped =
+            Stepped { kernels, chunk: &chunks[place], place, round, content: Content::Weights, workers: 0 };
+        reply.prepare(stepped, read, weights);
+    }
+
+    /// The same for a job that is over: its workers may still read the answers of the round before.
+    ///
+    /// # Safety
+    /// As for [`step`](Self::step).
+    pub unsafe fn last_put(&mut self, place: usize, mut ranks: impl Iterator<Item = u32>) {
+        let Staged { chunks, gradients, steps, read, weights, .. } = self;
+        let (chunk, Some(first)) = (&chunks[place], ranks.next()) else { return };
+        typed!(chunk.dtype, E => {
+            let weights = weights.elements_mut::<E>(place);
+            // SAFETY: the caller guarantees it.
+            read.begin(chunk, unsafe { gradients.push(first, chunk.push) }, weights);
+            steps.begin(chunk, weights);
+        });
+    }
+
+    /// For how many workers the pushes of `ranks` speak, which are without a gradient.
+    ///
+    /// # Safety
+    /// As for [`step`](Self::step).
+    #[cold]
+    pub unsafe fn without_gradient(&self, place: usize, ranks: impl Iterator<Item = u32>) -> u32 {
+        // SAFETY: the caller guarantees it.
+        let push = |rank| unsafe { self.gradients.push(rank, self.chunks[place].push) };
+        ranks.map(|rank| self.read.workers_without(push(rank))).sum()
+    }
+
+    /// The pushes of `ranks`, of all workers, are without a gradient: below other hubs they hear of it.
+    ///
+    /// # Safety
+    /// As for [`step`](Self::step).
+    #[cold]
+    pub unsafe fn relay_nothing(&mut self, place: usize, ranks: impl Iterator<Item = u32>) {
+        // SAFETY: the caller guarantees it.
+        let workers = unsafe { self.without_gradient(place, ranks) };
+        self.reply.prepare_nothing(&self.chunks[place], place, workers);
     }
 
     /// The same for a job that is over: its workers may still read the answers of the round before. Returns the number of
@@ -171,7 +232,8 @@ impl<M: Mode> Staged<M> {
         &mut self,
         kernels: &Kernels,
         place: usize,
-        mut ranks: impl Iterator<Item = u32> + Clone,
+        ranks: impl Iterator<Item = u32> + Clone,
+        missing: u32,
         round: Round,
     ) -> u32 {
         let Staged { chunks, gradients, gauge, steps, read, weights, .. } = self;
@@ -179,23 +241,16 @@ impl<M: Mode> Staged<M> {
         let mut workers = 0;
         typed!(chunk.dtype, E => {
             let weights = weights.elements_mut::<E>(place);
-            if round == Round(0) && steps.broadcasts() {
-                let Some(first) = ranks.next() else { return 0 };
-                // SAFETY: the caller guarantees it.
-                read.begin(chunk, unsafe { gradients.push(first, chunk.push) }, weights);
-                steps.begin(chunk, weights);
-            } else {
-                let step = |slots: &Slots<E>, count| {
-                    workers = count;
-                    if gauge.concerns(round) {
-                        gauge.look(kernels, slots, count, round);
-                    }
-                    steps.run(kernels, (place, chunk), slots, count, weights, round);
-                };
-                // SAFETY: the caller guarantees it.
-                let pushes = unsafe { gradients.pushes(ranks, chunk.push) };
-                read.sum(kernels, chunk, place, round, pushes, step);
-            }
+            let step = |slots: &Slots<E>, count| {
+                workers = count + missing;
+                if gauge.concerns(round) {
+                    gauge.look(kernels, slots, workers, round);
+                }
+                steps.run(kernels, (place, chunk), slots, workers, weights, round);
+            };
+            // SAFETY: the caller guarantees it.
+            let pushes = unsafe { gradients.pushes(ranks, chunk.push) };
+            read.sum(kernels, chunk, place, round, pushes, step);
         });
         workers
     }
@@ -302,7 +357,6 @@ impl<M: Mode> Staged<M> {
 struct Steps {
     /// What is kept is for this optimizer.
     optimizer: Optimizer,
-    broadcasts: bool,
     rule: Rule,
     numbers: NumbersByRound,
     counts: StepCounts,
@@ -329,10 +383,10 @@ impl Steps {
         let JobTerms { ablate, .. } = terms;
         let rule = if ablate.optimize && ablate.aggregate { Rule::Nothing } else { Rule::Sum };
         let kept = Slab::zeroed("nothing beside the sums", 0)?;
-        let (optimizer, broadcasts) = (Optimizer::Average, terms.optimizer.keeps_weights());
+        let optimizer = Optimizer::Average;
         let numbers = NumbersByRound::new(Numbers::new(optimizer));
         let counts = StepCounts::new(terms, chunks);
-        Ok(Steps { optimizer, broadcasts, rule, numbers, counts, kept })
+        Ok(Steps { optimizer, rule, numbers, counts, kept })
     }
 
     /// Allocates and touches memory: call it on the thread that owns the core.
@@ -348,13 +402,7 @@ impl Steps {
         };
         let numbers = NumbersByRound::new(Numbers::new(optimizer));
         let counts = StepCounts::new(terms, chunks.len());
-        Ok(Steps { optimizer, broadcasts: optimizer.keeps_weights(), rule, numbers, counts, kept })
-    }
-
-    /// Whether round 0 is a broadcast of the first weights.
-    #[inline]
-    fn broadcasts(&self) -> bool {
-        self.broadcasts
+        Ok(Steps { optimizer, rule, numbers, counts, kept })
     }
 
     /// Whether a checkpoint has values of this shard.
@@ -392,7 +440,7 @@ impl Steps {
         kernels.run(rule, &step, slots, weights, kept);
     }
 
-    /// The chunk begins with these weights. They become the master weights, too.
+    /// The chunk has these new weights. They become the master weights, too.
     fn begin<E: Element>(&mut self, chunk: &Chunk, weights: &[E]) {
         let (master, _) = self.kept_of::<E>(chunk);
         master.iter_mut().zip(weights).for_each(|(master, weight)| *master = weight.to_f32());

@@ -6,20 +6,23 @@
 //! | bare values, a sum with its count | all of the chunk's or group's, at its place |
 //! | a raw frame of a compressed job | the same |
 //! | a coded frame | at most its room, at its place |
-//! | nothing | asked for: a pull repeats the immediate of a notice; the hub's notices are its own affair |
+//! | nothing, of a gradient | asked for: a pull repeats the immediate of a notice; or sent ahead for the same round |
+//! | nothing, without a gradient | all; of a hub below, the count of its workers |
 //!
 //! The weights that a hub below others broadcasts count only from the first machine. Another one sends no values.
 //!
-//! One value for each link, on the thread of its port. Knows no rounds.
+//! One value for each link, on the thread of its port. Knows no rounds. Of each chunk it keeps at most one notice, and one round of
+//! bytes ahead.
 
 use std::collections::{HashMap, HashSet};
 
 use fabric::{FrameRule, Imm, Span};
 
 use super::Wire;
+use super::counted;
 use super::frame::{HEADER_BYTES, Kind};
 use crate::job::Schedule;
-use crate::layout::{ChunkId, Immediate, Round};
+use crate::layout::{ChunkId, Content, Immediate, Round};
 
 /// What one end of a link expects of the other.
 #[derive(Debug)]
@@ -34,6 +37,8 @@ enum End {
     Hub {
         /// Notices without a pull: the round bits of each, by chunk.
         noticed: HashMap<ChunkId, u8>,
+        /// Chunks whose bytes came ahead, without the push yet: the round bits of each.
+        ahead: HashMap<ChunkId, u8>,
         /// Whether the other end is a hub whose first weights do not count.
         may_keep_first: bool,
         /// Chunks of which it sent no first weights.
@@ -50,8 +55,8 @@ impl Expected {
     /// What a hub expects of member `rank`.
     pub fn of_member(wire: &Wire, rank: u32) -> Self {
         let may_keep_first = wire.members.are_hubs() && rank > 0;
-        let (noticed, kept) = (HashMap::new(), HashSet::new());
-        Expected { wire: wire.clone(), end: End::Hub { noticed, may_keep_first, kept } }
+        let (noticed, ahead, kept) = (HashMap::new(), HashMap::new(), HashSet::new());
+        Expected { wire: wire.clone(), end: End::Hub { noticed, ahead, may_keep_first, kept } }
     }
 
     /// What a member expects of a hub.
@@ -61,14 +66,29 @@ impl Expected {
     }
 
     /// Whether a frame without bytes may come now.
-    fn takes_empty(&mut self, Immediate { chunk, round_bits }: Immediate) -> bool {
-        match &mut self.end {
-            End::Member { has_notices } => *has_notices,
-            End::Hub { noticed, may_keep_first, kept } => {
-                let first = round_bits == Round(0).low_bits();
-                noticed.remove(&chunk).is_some_and(|noticed| noticed == round_bits)
-                    || (*may_keep_first && first && kept.insert(chunk))
+    fn takes_empty(&mut self, Immediate { chunk, round_bits, content }: Immediate) -> bool {
+        match (&mut self.end, content) {
+            (End::Member { has_notices }, Content::Gradient) => *has_notices,
+            (End::Member { .. }, content) => content == Content::Nothing,
+            (End::Hub { noticed, ahead, .. }, Content::Gradient) => {
+                let is_of = |bits: u8| bits == round_bits;
+                ahead.remove(&chunk).is_some_and(is_of) || noticed.remove(&chunk).is_some_and(is_of)
             }
+            (End::Hub { .. }, Content::Nothing) => !self.wire.members.are_hubs(),
+            (End::Hub { may_keep_first, kept, .. }, Content::Weights) => {
+                let first = round_bits == Round(0).low_bits();
+                *may_keep_first && first && kept.insert(chunk)
+            }
+            (End::Hub { .. }, Content::Ahead) => false,
+        }
+    }
+
+    /// Notes bytes of a push that may come: what came ahead is without use, or the push is still to come.
+    fn note_bytes(&mut self, Immediate { chunk, round_bits, content }: Immediate) {
+        match (&mut self.end, content) {
+            (End::Hub { ahead, .. }, Content::Ahead) => _ = ahead.insert(chunk, round_bits),
+            (End::Hub { ahead, .. }, _) if !ahead.is_empty() => _ = ahead.remove(&chunk),
+            _ => {}
         }
     }
 
@@ -80,24 +100,51 @@ impl Expected {
             return Err(format!("a frame for chunk {}, where the job has {chunks} chunks", chunk.0));
         }
         if bytes == 0 && self.takes_empty(immediate) {
+            self.note_bytes(immediate);
             return Ok(());
         }
-        self.is_place(chunk, offset, bytes).map_err(|expected| {
+        let placed = self.is_place(immediate, offset, bytes).map_err(|expected| {
             let goes = offset.map_or_else(String::new, |offset| format!(" for offset {offset}"));
-            format!("a frame of {bytes} bytes{goes} with chunk {}: expected {expected}", chunk.0)
-        })
+            let of = match immediate.content {
+                Content::Gradient => String::new(),
+                content => format!(" of {}", content.name()),
+            };
+            format!("a frame{of} of {bytes} bytes{goes} with chunk {}: expected {expected}", chunk.0)
+        });
+        placed.inspect(|()| self.note_bytes(immediate))
     }
 
-    /// Whether these are a chunk's bytes, else what was expected.
-    fn is_place(&self, chunk: ChunkId, offset: Option<usize>, bytes: usize) -> Result<(), String> {
+    /// Whether these are a chunk's bytes of a content, else what was expected.
+    fn is_place(
+        &self,
+        Immediate { chunk, content, .. }: Immediate,
+        offset: Option<usize>,
+        bytes: usize,
+    ) -> Result<(), String> {
         let is_at = |place: usize| offset.is_none_or(|offset| offset == place);
         let is = |place: Span| is_at(place.offset) && bytes == place.bytes;
+        let of_hubs = self.wire.members.are_hubs();
+        match (content, &self.end) {
+            (Content::Nothing, End::Hub { .. }) if of_hubs => {
+                let count = match self.wire.framing() {
+                    Some(framing) => framing.frames(chunk).frame(Kind::Coded, 0),
+                    None => counted::line(self.wire.gradient_span(chunk)),
+                };
+                let expected = || format!("{} bytes for offset {}", count.bytes, count.offset);
+                return if is(count) { Ok(()) } else { Err(expected()) };
+            }
+            (Content::Nothing, _) => return Err("no bytes".into()),
+            (Content::Ahead, End::Hub { .. }) if !of_hubs && self.wire.framing().is_none() => {}
+            (Content::Ahead, _) => return Err("bytes with their push, in this job".into()),
+            (Content::Gradient | Content::Weights, _) => {}
+        }
         if let Some(framing) = self.wire.framing() {
             let frames = framing.frames(chunk);
             let (coded, raw) = (frames.span.offset, frames.frame(Kind::Raw, frames.value_bytes()));
             let header = frames.frame(Kind::Raw, 0);
             let may_keep_first = matches!(self.end, End::Hub { may_keep_first: true, .. });
             let is_coded = is_at(coded) && (HEADER_BYTES..=frames.coded_bytes).contains(&bytes);
+            let is_coded = is_coded && content == Content::Gradient;
             if is_coded || is(raw) || (may_keep_first && is(header)) {
                 return Ok(());
             }
@@ -120,8 +167,11 @@ impl Expected {
 impl FrameRule for Expected {
     fn posted_empty(&mut self, imm: Imm) {
         if let End::Hub { noticed, .. } = &mut self.end {
-            let Immediate { chunk, round_bits } = Immediate::decode(imm);
-            noticed.insert(chunk, round_bits);
+            let Immediate { chunk, round_bits, content } = Immediate::decode(imm);
+            // An answer without weights is no notice.
+            if content == Content::Gradient {
+                noticed.insert(chunk, round_bits);
+            }
         }
     }
 
@@ -134,8 +184,8 @@ impl FrameRule for Expected {
     }
 
     fn named(&self, imm: Imm) -> String {
-        let Immediate { chunk, round_bits } = Immediate::decode(imm);
-        format!("chunk {}, round {round_bits} modulo 256,", chunk.0)
+        let Immediate { chunk, round_bits, .. } = Immediate::decode(imm);
+        format!("chunk {}, round {round_bits} modulo 64,", chunk.0)
     }
 }
 
@@ -160,6 +210,10 @@ mod tests {
         Immediate::new(ChunkId(chunk), Round(round)).encode()
     }
 
+    fn of(chunk: u32, round: u32, content: Content) -> Imm {
+        Immediate::new(ChunkId(chunk), Round(round)).with(content).encode()
+    }
+
     fn control(chunk: u32, round: u32) -> Imm {
         Immediate::control(ChunkId(chunk), Round(round)).encode()
     }
@@ -172,7 +226,7 @@ mod tests {
     fn a_chunk_comes_whole_and_at_its_place() {
         let wire = wire(LevelTerms::default());
         for mut end in [Expected::of_member(&wire, 1), Expected::of_hub(&wire, Schedule::Sliced)] {
-            for round in [0, 1, 300] {
+            for round in [0, 1, 77] {
                 assert_eq!(end.check(span(128, 12), imm(2, round)), Ok(()));
                 assert_eq!(end.check(span(192, 8), imm(3, round)), Ok(()));
                 assert_eq!(end.check_length(12, imm(2, round)), Ok(()));
@@ -217,6 +271,47 @@ mod tests {
     }
 
     #[test]
+    fn a_push_without_bytes_has_sent_them_ahead_or_has_none() {
+        let mut hub = Expected::of_member(&wire(LevelTerms::default()), 0);
+        let (empty, whole) = (span(0, 0), span(128, 12));
+        assert!(hub.check(empty, imm(2, 5)).is_err(), "nothing was sent ahead");
+        for _ in 0..2 {
+            assert_eq!(hub.check(whole, of(2, 5, Content::Ahead)), Ok(()));
+        }
+        assert!(hub.check(empty, imm(1, 5)).is_err(), "another chunk's");
+        assert_eq!(hub.check(empty, imm(2, 5)), Ok(()));
+        assert!(hub.check(empty, imm(2, 5)).is_err(), "a second time");
+        assert_eq!(hub.check(whole, of(2, 5, Content::Ahead)), Ok(()));
+        assert!(hub.check(empty, imm(2, 6)).is_err(), "another round's");
+        for push in [imm(2, 6), of(2, 6, Content::Weights)] {
+            assert_eq!(hub.check(whole, of(2, 6, Content::Ahead)), Ok(()));
+            assert_eq!(hub.check(whole, push), Ok(()), "rewritten");
+            assert!(hub.check(empty, imm(2, 6)).is_err(), "it was pushed");
+        }
+        assert_eq!(hub.check(empty, of(2, 7, Content::Nothing)), Ok(()));
+        let error = hub.check(whole, of(2, 7, Content::Nothing)).unwrap_err();
+        assert!(error.starts_with("a frame of nothing of 12 bytes"), "{error}");
+        assert!(hub.check(empty, of(2, 7, Content::Weights)).is_err());
+        assert!(hub.check(empty, of(2, 7, Content::Ahead)).is_err());
+        let mut member = Expected::of_hub(&wire(LevelTerms::default()), Schedule::Sliced);
+        assert_eq!(member.check(empty, of(2, 7, Content::Nothing)), Ok(()));
+        assert_eq!(member.check(whole, of(2, 7, Content::Weights)), Ok(()));
+        assert!(member.check(whole, of(2, 7, Content::Ahead)).is_err());
+    }
+
+    #[test]
+    fn no_frame_of_a_codec_comes_ahead_and_weights_are_raw() {
+        let wire = wire(LevelTerms { compression: Some("f16".parse().unwrap()), ..LevelTerms::default() });
+        let frames = *wire.framing().unwrap().frames(ChunkId(2));
+        let (coded, raw) = (span(frames.span.offset, HEADER_BYTES), frames.frame(Kind::Raw, 12));
+        let mut hub = Expected::of_member(&wire, 0);
+        assert!(hub.check(coded, of(2, 1, Content::Ahead)).is_err());
+        assert!(hub.check(coded, of(2, 1, Content::Weights)).is_err());
+        assert_eq!(hub.check(raw, of(2, 1, Content::Weights)), Ok(()));
+        assert_eq!(hub.check(span(0, 0), of(2, 1, Content::Nothing)), Ok(()));
+    }
+
+    #[test]
     fn frames_have_their_rooms() {
         let compression = Some("topk:0.25".parse().unwrap());
         let wire = wire(LevelTerms { compression, ..LevelTerms::default() });
@@ -252,9 +347,13 @@ mod tests {
             assert!(end.check(span(128, 12), imm(2, 1)).is_err());
             assert!(end.check(span(0, 0), imm(2, 1)).is_err());
         }
-        assert!(first.check(span(0, 0), imm(2, 0)).is_err(), "its first weights count");
-        assert_eq!(second.check(span(0, 0), imm(2, 0)), Ok(()));
-        assert!(second.check(span(0, 0), imm(2, 0)).is_err(), "a first time comes once");
+        let first_weights = |round| of(2, round, Content::Weights);
+        assert!(first.check(span(0, 0), first_weights(0)).is_err(), "its first weights count");
+        assert!(second.check(span(0, 0), first_weights(1)).is_err(), "later weights come with their bytes");
+        assert_eq!(second.check(span(0, 0), first_weights(0)), Ok(()));
+        assert!(second.check(span(0, 0), first_weights(0)).is_err(), "a first time comes once");
+        assert_eq!(second.check(counted::line(place), of(2, 3, Content::Nothing)), Ok(()));
+        assert!(second.check(span(0, 0), of(2, 3, Content::Nothing)).is_err(), "how many workers?");
         assert_eq!(Expected::of_hub(&wire, Schedule::Sliced).check(span(128, 12), imm(2, 1)), Ok(()));
     }
 }

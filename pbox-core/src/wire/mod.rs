@@ -36,7 +36,7 @@ use zerocopy::FromBytes;
 use crate::codec::{Codec, Draw};
 use crate::job::{Compression, InvalidTerms, JobTerms, Members};
 use crate::kernels::{Element, Optimizer, typed};
-use crate::layout::{ChunkId, Dtype, Key, KeyId, Layout, Round};
+use crate::layout::{ChunkId, Content, Dtype, Immediate, Key, KeyId, Layout, Round};
 use crate::slim;
 use frame::{FrameError, HEADER_BYTES, Kind};
 
@@ -54,6 +54,7 @@ pub struct Wire {
     members: Members,
     has_own_weights: bool,
     has_groups: bool,
+    broadcasts: bool,
 }
 
 /// The frames of a compressed job.
@@ -95,7 +96,14 @@ pub struct Frames {
 impl Wire {
     /// Bare values, in windows that are laid out as the model is.
     pub fn plain(layout: Arc<Layout>) -> Self {
-        Wire { layout, framing: None, members: Members::Workers, has_own_weights: false, has_groups: true }
+        Wire {
+            layout,
+            framing: None,
+            members: Members::Workers,
+            has_own_weights: false,
+            has_groups: true,
+            broadcasts: true,
+        }
     }
 
     /// The wire of a job with these terms, whose model has this layout.
@@ -108,6 +116,7 @@ impl Wire {
             members: terms.level.members,
             has_own_weights: terms.has_own_weights(),
             has_groups: terms.level.posts_groups(),
+            broadcasts: terms.optimizer.keeps_weights(),
         }
     }
 
@@ -123,6 +132,17 @@ impl Wire {
     /// Whether every worker has a weights window of its own.
     pub fn has_own_weights(&self) -> bool {
         self.has_own_weights
+    }
+
+    /// Whether round 0 is a broadcast of the first weights.
+    pub fn broadcasts(&self) -> bool {
+        self.broadcasts
+    }
+
+    /// The immediate of a push in a round: of weights in the broadcast, else of a gradient.
+    pub fn push(&self, chunk: ChunkId, round: Round) -> Immediate {
+        let is_first = self.broadcasts && round == Round(0);
+        Immediate::new(chunk, round).with(if is_first { Content::Weights } else { Content::Gradient })
     }
 
     /// The layout of the model: keys and chunks, as both ends hold them.
@@ -257,15 +277,15 @@ impl Framing {
         &self.frames[chunk.index()]
     }
 
-    /// The kind of frame that a push of a round has. The broadcast is raw.
-    pub fn push_kind(&self, round: Round) -> Kind {
-        if round == Round(0) && self.keeps_weights { Kind::Raw } else { Kind::Coded }
+    /// The kind of frame that a push or an answer of some content has: new weights are raw.
+    pub fn kind(content: Content) -> Kind {
+        if content == Content::Weights { Kind::Raw } else { Kind::Coded }
     }
 
     /// The kind of frame that the answer of a round has, for a worker that takes part from `first` on. It is raw when
     /// the worker has no weights to add a difference to.
-    pub fn answer_kind(&self, round: Round, first: Round) -> Kind {
-        if round < first { Kind::Raw } else { self.push_kind(round) }
+    pub fn answer_kind(content: Content, round: Round, first: Round) -> Kind {
+        if round < first { Kind::Raw } else { Self::kind(content) }
     }
 
     /// The source of randomness for a worker's encoding of a chunk.
@@ -353,20 +373,13 @@ mod tests {
     }
 
     #[test]
-    fn first_frames_are_raw_and_those_of_newcomers() {
-        let layout = Layout::new(vec![Key::f32("a", [3])], 64).unwrap();
-        let layout = Arc::new(layout);
-        let kinds = |optimizer, consistency| {
-            let wire = Wire::new(Arc::clone(&layout), &terms(Codec::Bf16, optimizer, consistency));
-            let framing = wire.framing().unwrap();
-            let answer = |round, first| framing.answer_kind(Round(round), Round(first));
-            let push = |round| framing.push_kind(Round(round));
-            ([push(0), push(1)], [answer(0, 0), answer(1, 0), answer(4, 5), answer(5, 5)])
-        };
+    fn frames_of_weights_are_raw_and_those_of_newcomers() {
         let (raw, coded) = (Kind::Raw, Kind::Coded);
-        assert_eq!(kinds(SGD, Consistency::Bsp), ([raw, coded], [raw, coded, raw, coded]));
-        assert_eq!(kinds(Optimizer::Average, Consistency::Bsp), ([coded, coded], [coded, coded, raw, coded]));
-        assert_eq!(kinds(SGD, Consistency::Asp), kinds(SGD, Consistency::Bsp));
+        let (weights, gradient) = (Content::Weights, Content::Gradient);
+        assert_eq!([weights, gradient].map(Framing::kind), [raw, coded]);
+        let answer = |content, round| Framing::answer_kind(content, Round(round), Round(5));
+        assert_eq!([4, 5].map(|round| answer(gradient, round)), [raw, coded]);
+        assert_eq!([4, 5].map(|round| answer(weights, round)), [raw, raw]);
     }
 
     proptest! {

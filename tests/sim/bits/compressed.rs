@@ -8,8 +8,8 @@ use fabric::{Arrival, Port, Posted, RecvWindow};
 use half::{bf16, f16};
 use pbox_core::frame::{HEADER_BYTES, Kind, write_header};
 use pbox_core::{
-    ChunkId, Credit, Dtype, Element, Immediate, JobTerms, Key, KeyId, Layout, LevelTerms, Optimizer,
-    Placement, Round, Schedule, Slices, Wire,
+    ChunkId, Credit, Dtype, Element, JobTerms, Key, KeyId, Layout, LevelTerms, Optimizer, Placement, Round,
+    Schedule, Slices, Wire,
 };
 use sim_tests::model::{CODECS, Model};
 use sim_tests::simulated::{SEED, Simulated, Terms};
@@ -148,7 +148,7 @@ impl Far {
         self.worker.push(KeyId(0)).unwrap();
         while self.hub.poll(&mut [Arrival::default()]) == 0 {}
         write(self.weights.elements_mut(0));
-        let imm = Immediate::new(ChunkId(0), Round(round)).encode();
+        let imm = self.wire.push(ChunkId(0), Round(round)).encode();
         assert_eq!(self.hub.post(self.link, self.wire.weights_span(ChunkId(0)), imm), Posted::Accepted);
         self.hub.flush();
         while !self.worker.is_ready(KeyId(0)) {

@@ -6,7 +6,8 @@ use pbox_core::{Dtype, Key, KeyId, Layout, Multipliers, Optimizer, Round};
 use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
 use worker_shim::{
-    Background, BackgroundError, PullPlan, SessionConfig, SessionError, State, Traffic, Way, WeightsMode,
+    Background, BackgroundError, PullPlan, Pushed, SessionConfig, SessionError, State, Traffic, Way,
+    WeightsMode,
 };
 
 use crate::errors::{OrderError, SettingsError, of_cause, of_session};
@@ -137,7 +138,28 @@ impl Session {
     }
 
     fn push(&self, key: u32) -> PyResult<()> {
-        self.background.push(KeyId(key)).map_err(|error| of_session(&error))
+        self.push_as(key, Pushed::Gradient)
+    }
+
+    /// Pushes a gradient that is another than what was sent ahead.
+    fn push_rewritten(&self, key: u32) -> PyResult<()> {
+        self.push_as(key, Pushed::Rewritten)
+    }
+
+    fn push_nothing(&self, key: u32) -> PyResult<()> {
+        self.push_as(key, Pushed::Nothing)
+    }
+
+    fn push_weights(&self, key: u32) -> PyResult<()> {
+        self.push_as(key, Pushed::Weights)
+    }
+
+    fn send_ahead(&self, key: u32) -> PyResult<()> {
+        self.background.send_ahead(KeyId(key)).map_err(|error| of_session(&error))
+    }
+
+    fn was_left_alone(&self, key: u32) -> PyResult<bool> {
+        self.background.was_left_alone(KeyId(key)).map_err(|error| of_session(&error))
     }
 
     fn wait(&self, py: Python<'_>, key: u32) -> PyResult<()> {
@@ -269,6 +291,10 @@ impl Session {
     ) -> PyResult<R> {
         let answer = interruptible(py, |interrupted| self.background.with(call, interrupted))?;
         answer.map_err(|error| of_cause(&error))
+    }
+
+    fn push_as(&self, key: u32, what: Pushed) -> PyResult<()> {
+        self.background.push_as(KeyId(key), what).map_err(|error| of_session(&error))
     }
 
     fn key(&self, key: u32) -> PyResult<(&Key, &worker_shim::KeyMemory)> {

@@ -28,7 +28,7 @@ use membership::Way;
 use pbox_core::{KeyId, Layout, Round};
 
 use crate::exchange::Windows;
-use crate::session::{Session, SessionConfig, SessionError, State, Times};
+use crate::session::{Pushed, Session, SessionConfig, SessionError, State, Times};
 use shared::{Ending, Shared};
 
 /// How often a caller that waits is asked whether it was interrupted: soon enough for a person who presses Ctrl-C.
@@ -158,7 +158,23 @@ impl Background {
 
     /// Sends a key's gradient, as [`Session::push`]; returns at once.
     pub fn push(&self, key: KeyId) -> Result<(), BackgroundError> {
-        self.shared()?.push(key)
+        self.push_as(key, Pushed::Gradient)
+    }
+
+    /// Pushes what the caller has of a key, as [`Session::push_as`]; returns at once.
+    pub fn push_as(&self, key: KeyId, what: Pushed) -> Result<(), BackgroundError> {
+        self.shared()?.push(key, what)
+    }
+
+    /// Sends a key's gradient before its push, as [`Session::send_ahead`]; returns at once. The gradient may be written meanwhile, if
+    /// the push then says so.
+    pub fn send_ahead(&self, key: KeyId) -> Result<(), BackgroundError> {
+        self.shared()?.send_ahead(key)
+    }
+
+    /// Whether the key's last answer left its weights as they were, as [`Session::was_left_alone`]; not while it is under way.
+    pub fn was_left_alone(&self, key: KeyId) -> Result<bool, BackgroundError> {
+        self.shared()?.was_left_alone(key)
     }
 
     /// Waits until the key's answer is there. If weights are pulled in batches, the planner learns the times of the

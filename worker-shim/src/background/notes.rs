@@ -5,14 +5,19 @@
 //! Without pulls in batches only pushes are noted. Between two pushes of a key there is at most one note of each kind, so
 //! that callers that poll do not fill memory.
 
+use std::collections::HashSet;
 use std::time::Instant;
 
 use pbox_core::KeyId;
 
+use crate::session::Pushed;
+
 /// One thing that a caller did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Note {
-    Pushed(KeyId),
+    Pushed(KeyId, Pushed),
+    /// The caller has written the gradient of a key, and pushes it later.
+    Ahead(KeyId),
     /// The caller wants the weights of a key that it has pushed.
     Asked(KeyId, Instant),
     /// The caller has them.
@@ -23,6 +28,8 @@ pub(super) enum Note {
 #[derive(Debug, Default)]
 pub(super) struct Notes {
     notes: Vec<Note>,
+    /// Keys that are noted to be sent ahead.
+    ahead: HashSet<KeyId>,
     /// By key; empty if only pushes are noted.
     since_push: Vec<SincePush>,
 }
@@ -43,11 +50,18 @@ impl Notes {
     /// Of pushes, and of the times when callers ask for one of so many keys and have it.
     pub fn of_times(keys: usize) -> Self {
         let done = SincePush { is_asked: true, is_used: true };
-        Notes { notes: Vec::new(), since_push: vec![done; keys] }
+        Notes { since_push: vec![done; keys], ..Notes::default() }
     }
 
-    pub fn pushed(&mut self, key: KeyId) {
-        self.notes.push(Note::Pushed(key));
+    /// A key's gradient is to be sent ahead: the one that is there when the note is taken.
+    pub fn ahead(&mut self, key: KeyId) {
+        if self.ahead.insert(key) {
+            self.notes.push(Note::Ahead(key));
+        }
+    }
+
+    pub fn pushed(&mut self, key: KeyId, what: Pushed) {
+        self.notes.push(Note::Pushed(key, what));
         if let Some(since_push) = self.since_push.get_mut(key.index()) {
             *since_push = SincePush::default();
         }
@@ -70,12 +84,13 @@ impl Notes {
     /// Keys whose pushes have not been taken.
     pub fn pushes(&self) -> impl Iterator<Item = KeyId> {
         self.notes.iter().filter_map(|note| match note {
-            Note::Pushed(key) => Some(*key),
+            Note::Pushed(key, _) => Some(*key),
             _ => None,
         })
     }
 
     pub fn take(&mut self) -> Vec<Note> {
+        self.ahead.clear();
         std::mem::take(&mut self.notes)
     }
 }
@@ -89,7 +104,8 @@ mod tests {
     /// What and which key, without the time.
     fn taken(notes: &mut Notes) -> Vec<(&'static str, u32)> {
         let words = |note| match note {
-            Note::Pushed(key) => ("pushed", key.0),
+            Note::Pushed(key, _) => ("pushed", key.0),
+            Note::Ahead(key) => ("ahead", key.0),
             Note::Asked(key, _) => ("asked", key.0),
             Note::Used(key, _) => ("used", key.0),
         };
@@ -106,7 +122,7 @@ mod tests {
         assert_eq!(taken(&mut notes), []);
         for _round in 0..2 {
             for key in KEYS {
-                notes.pushed(key);
+                notes.pushed(key, Pushed::Gradient);
             }
             for _look in 0..3 {
                 notes.asked(KEYS[1]);
@@ -126,9 +142,19 @@ mod tests {
     }
 
     #[test]
+    fn a_key_is_noted_once_to_be_sent_ahead_until_the_note_is_taken() {
+        let mut notes = Notes::of_pushes();
+        for _ in 0..2 {
+            (0..3).for_each(|_| notes.ahead(KEYS[1]));
+            notes.pushed(KEYS[1], Pushed::Rewritten);
+            assert_eq!(taken(&mut notes), [("ahead", 1), ("pushed", 1)]);
+        }
+    }
+
+    #[test]
     fn times_are_not_noted_where_nobody_plans() {
         let mut notes = Notes::of_pushes();
-        notes.pushed(KEYS[0]);
+        notes.pushed(KEYS[0], Pushed::Gradient);
         notes.asked(KEYS[0]);
         notes.used(KEYS[0]);
         assert_eq!(taken(&mut notes), [("pushed", 0)]);

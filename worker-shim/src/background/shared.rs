@@ -14,7 +14,9 @@ use pbox_core::{KeyId, Round};
 use super::notes::{Note, Notes};
 use super::{ASK, BackgroundError};
 use crate::exchange::{ExchangeError, Traffic};
-use crate::session::{Session, SessionConfig, SessionError, Stopwatch, Timeline, Times, Who};
+use crate::session::{
+    Pushed, Session, SessionConfig, SessionError, Stopwatch, Timeline, Times, Who, gradients_only,
+};
 
 /// A call for the session's thread to make. It returns a function that tells the caller, to be called when the new
 /// states of the keys are published.
@@ -45,6 +47,8 @@ struct State {
     ending: Option<Ending>,
     /// Keys that are queued or under way.
     open: Vec<bool>,
+    /// Keys whose last answer left their weights as they were.
+    left_alone: Vec<bool>,
     /// By key that callers wait for.
     waiting: HashMap<KeyId, Waiting>,
     next_round: Round,
@@ -69,6 +73,8 @@ pub(super) struct Shared {
     hub: String,
     job: String,
     names: Vec<String>,
+    /// Why the job takes gradients only, if it does.
+    gradients_only: Option<&'static str>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -91,6 +97,7 @@ impl Shared {
             calls: Vec::new(),
             ending: None,
             open: vec![false; names.len()],
+            left_alone: vec![false; names.len()],
             waiting: HashMap::new(),
             next_round: Round(0),
             traffic: Traffic::default(),
@@ -100,7 +107,8 @@ impl Shared {
             over: None,
         };
         let (hub, job) = (config.hub.clone(), config.job.clone());
-        Shared { hub, job, names, state: Mutex::new(state), changed: Condvar::new() }
+        let gradients_only = gradients_only(&config.terms.level);
+        Shared { hub, job, names, gradients_only, state: Mutex::new(state), changed: Condvar::new() }
     }
 
     pub fn job(&self) -> &str {
@@ -140,9 +148,10 @@ impl Shared {
     /// Publishes the states of the keys after a change.
     pub fn publish(&self, session: &Session) {
         let mut state = self.lock();
-        let State { open, notes, .. } = &mut *state;
-        for (key, open) in session.keys().zip(open.iter_mut()) {
+        let State { open, left_alone, notes, .. } = &mut *state;
+        for ((key, open), left_alone) in session.keys().zip(open.iter_mut()).zip(left_alone) {
             *open = !session.has_answer(key);
+            *left_alone = session.was_left_alone(key).unwrap_or(false);
         }
         for key in notes.pushes() {
             open[key.index()] = true;
@@ -180,7 +189,7 @@ impl Shared {
 
 /// The part that callers change.
 impl Shared {
-    pub fn push(&self, key: KeyId) -> Result<(), BackgroundError> {
+    pub fn push(&self, key: KeyId, what: Pushed) -> Result<(), BackgroundError> {
         let (mut state, open) = self.look(key)?;
         let round = state.next_round;
         let timed = state.stopwatch.push_begins(key, round);
@@ -189,17 +198,42 @@ impl Shared {
             return refuse(Session::no_weights(&self.hub));
         }
         if open {
-            let (key, round) = (self.names[key.index()].clone(), state.next_round.0);
-            return refuse(ExchangeError::UnderWay { key, round, doing: "pushing it again" }.into());
+            return refuse(self.under_way(&state, key, "pushing it again"));
+        }
+        if let (Pushed::Nothing | Pushed::Weights, Some(why)) = (what, self.gradients_only) {
+            let (key, pushed) = (self.names[key.index()].clone(), what.name());
+            return refuse(ExchangeError::OnlyGradients { key, pushed, why }.into());
         }
         state.open[key.index()] = true;
-        state.notes.pushed(key);
+        state.notes.pushed(key, what);
         state.waiting.values_mut().for_each(|waiting| waiting.in_vain = None);
         self.wake(state);
         if let Some(timed) = timed {
             self.lock().stopwatch.push_ends(timed);
         }
         Ok(())
+    }
+
+    /// Sends a key's gradient before its push.
+    pub fn send_ahead(&self, key: KeyId) -> Result<(), BackgroundError> {
+        let (mut state, open) = self.look(key)?;
+        if open {
+            return Err(self.under_way(&state, key, "sending its gradient ahead").into());
+        }
+        state.notes.ahead(key);
+        self.wake(state);
+        Ok(())
+    }
+
+    fn under_way(&self, state: &State, key: KeyId, doing: &'static str) -> SessionError {
+        let (key, round) = (self.names[key.index()].clone(), state.next_round.0);
+        ExchangeError::UnderWay { key, round, doing }.into()
+    }
+
+    /// Whether a key's last answer left its weights as they were.
+    pub fn was_left_alone(&self, key: KeyId) -> Result<bool, BackgroundError> {
+        let (state, open) = self.look(key)?;
+        Ok(!open && state.left_alone[key.index()])
     }
 
     pub fn is_ready(&self, key: KeyId) -> Result<bool, BackgroundError> {

@@ -115,10 +115,11 @@ fn carry_out(session: &mut Session, notes: &[Note]) -> Result<u32, SessionError>
     let mut pushes = 0;
     for &note in notes {
         match note {
-            Note::Pushed(key) => {
-                session.put(key)?;
+            Note::Pushed(key, what) => {
+                session.put_as(key, what)?;
                 pushes += 1;
             }
+            Note::Ahead(key) => session.put_ahead(key)?,
             Note::Asked(key, at) => {
                 session.pulling().into_iter().for_each(|(pulling, _)| pulling.planner.asked(key, at))
             }

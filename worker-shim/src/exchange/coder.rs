@@ -16,7 +16,9 @@ use pbox_core::codec::Encoded;
 use pbox_core::frame::{self, FrameError, HEADER_BYTES, Kind};
 use pbox_core::kernels::Kernels;
 use pbox_core::slim::Pusher;
-use pbox_core::{Answer, ChunkId, Codecs, Compression, Dtype, Element, Framing, Round, merge, typed};
+use pbox_core::{
+    Answer, ChunkId, Codecs, Compression, Content, Dtype, Element, Framing, Round, merge, typed,
+};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// One worker's coder.
@@ -125,13 +127,13 @@ impl Coder {
 
     /// The frame to post for a chunk whose values are at `span` of the model. It is encoded once a push, although a link
     /// may refuse the first attempts to post: an encoder remembers what it left out.
-    pub fn encode(&mut self, chunk: ChunkId, round: Round, span: Span) -> Span {
+    pub fn encode(&mut self, chunk: ChunkId, (round, content): (Round, Content), span: Span) -> Span {
         if let Some(posted) = self.encoded[chunk.index()] {
             return posted;
         }
         let frames = *self.framing.frames(chunk);
         let window = self.frames.elements_mut::<u8>(chunk.index());
-        let posted = match self.framing.push_kind(round) {
+        let posted = match Framing::kind(content) {
             Kind::Raw => {
                 let gradient = part(&self.gradients, span);
                 frames.begin_raw(window).copy_from_slice(gradient);
@@ -199,14 +201,14 @@ impl Coder {
     pub fn decode(
         &mut self,
         chunk: ChunkId,
-        round: Round,
+        (round, content): (Round, Content),
         bytes: &[u8],
         weights: &mut [u8],
         span: Span,
     ) -> Result<usize, FrameError> {
         self.encoded[chunk.index()] = None;
         let frames = self.framing.frames(chunk);
-        let payload = match self.framing.answer_kind(round, self.first) {
+        let payload = match Framing::answer_kind(content, round, self.first) {
             Kind::Raw => {
                 let values = frames.raw(bytes)?;
                 weights.copy_from_slice(values);
@@ -228,7 +230,7 @@ impl Coder {
     /// The hub has stepped a chunk's push of a round, and the answer never came: with Slim-DP the gradients that were sent become
     /// zero.
     pub fn answered_without(&mut self, chunk: ChunkId, round: Round, span: Span) {
-        let raw = self.framing.push_kind(round) == Kind::Raw;
+        let raw = round == Round(0) && self.framing.keeps_weights();
         let (gradients, dtype) = (part_mut(&mut self.gradients, span), self.framing.frames(chunk).dtype);
         match &self.method {
             Method::Slim(_) if raw => gradients.fill(0),

@@ -52,6 +52,16 @@ pub enum ExchangeError {
         /// Its name.
         key: String,
     },
+    /// The job takes gradients only.
+    #[error("key {key:?} cannot be pushed as {pushed}: {why}")]
+    OnlyGradients {
+        /// Its name.
+        key: String,
+        /// What was pushed.
+        pushed: &'static str,
+        /// Why, and what to do.
+        why: &'static str,
+    },
     /// A key of the round before is not pushed yet.
     #[error(
         "key {key:?} cannot be pushed for round {round} before key {missing:?} is pushed for the round before: Slim-DP selects its significant set after that one, from all keys; push every key once a round"

@@ -14,12 +14,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fabric::{Arrival, CloseReason, LinkId, Port, RecvWindow, Until};
-use pbox_core::{ChunkId, Immediate, KeyId, Layout, Round, Slice, Slices};
+use pbox_core::{ChunkId, Content, Immediate, KeyId, Layout, Round, Slice, Slices};
 
+use super::ahead::{Ahead, post_other};
 use super::error::ExchangeError;
 use super::groups::Groups;
 use super::notices::Pulls;
-use super::outbox::{Outbox, Urgent};
+use super::outbox::{Outbox, Post, Source, Urgent};
 use super::windows::Windows;
 
 /// Arrivals that one poll takes.
@@ -31,6 +32,43 @@ pub(super) struct KeyState {
     pub round: Round,
     /// Answers that have not come, and 1 more until the key is handed out if the exchange's owner does that.
     pub outstanding: u32,
+    /// Of the push under way.
+    pub content: Content,
+    /// Whether chunks of the push under way, or of the next one, have left ahead or are queued to.
+    pub ahead: bool,
+    /// Whether all answers of the push under way, or of the last one, left the weights as they were.
+    pub left_alone: bool,
+}
+
+impl KeyState {
+    /// Of the next push, when all answers are there.
+    pub fn next(self) -> Self {
+        KeyState { round: self.round.next(), left_alone: self.left_alone, ..KeyState::default() }
+    }
+}
+
+/// The posts of an exchange.
+struct Posts<'a> {
+    windows: &'a mut Windows,
+    keys: &'a [KeyState],
+    ahead: &'a mut Ahead,
+}
+
+impl Source for Posts<'_> {
+    #[inline]
+    fn post(&mut self, key: KeyId, chunk: ChunkId) -> Option<Post> {
+        let Posts { windows, keys, ahead } = self;
+        let state = &keys[key.index()];
+        if state.content != Content::Gradient || state.ahead {
+            return post_other(windows, ahead, state, chunk);
+        }
+        let span = windows.outgoing(chunk, state.round, Content::Gradient);
+        Some(Post { span, immediate: Immediate::new(chunk, state.round), is_noted: false })
+    }
+
+    fn note(&mut self, immediate: Immediate) {
+        self.ahead.note(immediate.chunk, immediate.content);
+    }
 }
 
 /// What the worker awaits of a chunk.
@@ -65,6 +103,9 @@ pub struct Exchange<P: Port> {
     pub(super) slices: Slices,
     pub(super) groups: Groups,
     pub(super) pulls: Pulls,
+    pub(super) ahead: Ahead,
+    /// Whether round 0 is a broadcast of weights.
+    pub(super) broadcasts: bool,
     /// How often a whole key is handed out by the exchange's owner: 0 or 1.
     pub(super) hand_outs: u32,
     /// Answers that came before the first round was known; `None` once it is.
@@ -98,6 +139,8 @@ impl<P: Port> Exchange<P> {
             keys: vec![KeyState::default(); layout.keys().len()],
             awaited: vec![Awaited::Nothing; layout.chunks().len()],
             first_awaited: if slices.schedule().pulls() { Awaited::Notice } else { Awaited::Answer },
+            ahead: Ahead::new(layout.chunks().len()),
+            broadcasts: windows.broadcasts(),
             layout,
             windows,
             slices,
@@ -132,6 +175,7 @@ impl<P: Port> Exchange<P> {
         self.sent_before = self.traffic().sent;
         self.outboxes.clear();
         self.port = port;
+        self.forget_ahead();
     }
 
     /// Takes other links to the same cores and memory in the place of those that were [cut](Self::cut). Then
@@ -171,6 +215,7 @@ impl<P: Port> Exchange<P> {
         self.awaited.fill(Awaited::Nothing);
         self.outstanding.clear();
         self.keys.fill(KeyState::default());
+        self.ahead.forget_all();
         self.early = Some(Vec::new());
     }
 
@@ -206,8 +251,14 @@ impl<P: Port> Exchange<P> {
     /// flush looks whether the hub's cores sleep, and that costs more than to push a small key.
     #[inline]
     pub fn put(&mut self, key: KeyId) -> Result<(), ExchangeError> {
-        if !self.put_beside(key) {
-            return self.put_apart(key);
+        self.put_as(key, Content::Gradient)
+    }
+
+    /// As [`put`](Self::put), of another content than a gradient. Every push of the broadcast is of weights.
+    #[inline]
+    pub fn put_as(&mut self, key: KeyId, content: Content) -> Result<(), ExchangeError> {
+        if !self.put_beside(key, content) {
+            return self.put_apart(key, content);
         }
         let Some(slice) = self.groups.whole() else { return Ok(()) };
         self.queue_group(slice);
@@ -215,14 +266,15 @@ impl<P: Port> Exchange<P> {
     }
 
     /// Puts a key that does not leave with those before it.
-    fn put_apart(&mut self, key: KeyId) -> Result<(), ExchangeError> {
+    fn put_apart(&mut self, key: KeyId, content: Content) -> Result<(), ExchangeError> {
         self.check_idle(key, "pushing it again")?;
         if self.windows.coder().is_some() {
             self.check_all_pushed_before(key)?;
         }
-        self.await_answers(key);
+        let is_first = self.keys[key.index()].round == Round(0) && self.broadcasts;
+        self.await_answers(key, if is_first { Content::Weights } else { content });
         match self.slices.group(key) {
-            Some(group) => self.begin_group(key, group),
+            Some(group) => self.begin_group(key, group, content),
             None => {
                 self.queue_members();
                 self.queue_key(key);
@@ -231,12 +283,15 @@ impl<P: Port> Exchange<P> {
         self.post_put()
     }
 
-    fn post_put(&mut self) -> Result<(), ExchangeError> {
+    pub(super) fn post_put(&mut self) -> Result<(), ExchangeError> {
         self.post()?;
         if self.unflushed < self.layout.chunk_bytes() { Ok(()) } else { self.flush() }
     }
 
     pub(super) fn queue_key(&mut self, key: KeyId) {
+        if self.keys[key.index()].ahead {
+            return self.queue_rest(key);
+        }
         self.slices.of_key(key).for_each(|slice| self.queue(slice));
     }
 
@@ -259,9 +314,11 @@ impl<P: Port> Exchange<P> {
     }
 
     /// A key is under way.
-    pub(super) fn await_answers(&mut self, key: KeyId) {
+    pub(super) fn await_answers(&mut self, key: KeyId, content: Content) {
         let chunks = self.layout.key_chunks(key);
-        self.keys[key.index()].outstanding = chunks.len() as u32 + self.hand_outs;
+        let state = &mut self.keys[key.index()];
+        state.outstanding = chunks.len() as u32 + self.hand_outs;
+        (state.content, state.left_alone) = (content, content == Content::Nothing);
         self.awaited[chunks.start as usize..chunks.end as usize].fill(self.first_awaited);
         match self.slices.group(key) {
             Some(group) => self.groups.open(group).into_iter().for_each(|core| self.outstanding[core] += 1),
@@ -283,14 +340,11 @@ impl<P: Port> Exchange<P> {
 
     /// Posts what the links take now. A full link does not stop the others. Returns whether any took something.
     fn post(&mut self) -> Result<bool, ExchangeError> {
-        let Exchange { port, outboxes, windows, slices, keys, .. } = self;
-        let mut outgoing = |key: KeyId, chunk| {
-            let round = keys[key.index()].round;
-            (windows.outgoing(chunk, round), round)
-        };
+        let Exchange { port, outboxes, windows, slices, keys, ahead, .. } = self;
+        let mut posts = Posts { windows, keys, ahead };
         let mut posted = false;
         for outbox in outboxes.iter_mut().filter(|outbox| !outbox.is_empty()) {
-            match outbox.post_queued(port, slices, &mut outgoing) {
+            match outbox.post_queued(port, slices, &mut posts) {
                 Ok(any) => posted |= any,
                 Err(error) => return Err(self.why_closed(error)),
             }
@@ -363,13 +417,39 @@ impl<P: Port> Exchange<P> {
         let (core, key) = (self.slices.core_of(chunk), self.layout.chunk(chunk).key);
         let round = self.keys[key.index()].round;
         if link != self.outboxes[core].link || arrival != Immediate::new(chunk, round) {
-            return self.take_notice(link, arrival);
+            return self.take_other(link, arrival);
         }
-        // SAFETY: the hub has answered this chunk and writes it again only after this worker's next
-        // push of it.
-        let bytes = unsafe { self.windows.arrived(chunk, round, core) };
-        let lies = |why| ExchangeError::Frame { chunk: chunk.0, round: round.0, why };
-        self.received += bytes.map_err(lies)? as u64;
+        self.take_answer(core, key, arrival)
+    }
+
+    /// Takes in what is no answer of a step.
+    fn take_other(&mut self, link: LinkId, arrival: Immediate) -> Result<(), ExchangeError> {
+        let (core, key) = (self.slices.core_of(arrival.chunk), self.layout.chunk(arrival.chunk).key);
+        let KeyState { round, content, .. } = self.keys[key.index()];
+        let may_come = match arrival.content {
+            Content::Weights => true,
+            Content::Nothing => content == Content::Nothing,
+            Content::Gradient | Content::Ahead => false,
+        };
+        let is_of = arrival == Immediate::new(arrival.chunk, round).with(arrival.content);
+        if may_come && is_of && link == self.outboxes[core].link {
+            return self.take_answer(core, key, arrival);
+        }
+        self.take_notice(link, arrival)
+    }
+
+    /// Takes in an answer of a key's chunk in its round.
+    #[inline]
+    fn take_answer(&mut self, core: usize, key: KeyId, answer: Immediate) -> Result<(), ExchangeError> {
+        let (chunk, round) = (answer.chunk, self.keys[key.index()].round);
+        if answer.content != Content::Nothing {
+            // SAFETY: the hub has answered this chunk and writes it again only after this worker's next
+            // push of it.
+            let bytes = unsafe { self.windows.arrived(chunk, round, answer.content, core) };
+            let lies = |why| ExchangeError::Frame { chunk: chunk.0, round: round.0, why };
+            self.received += bytes.map_err(lies)? as u64;
+            self.keys[key.index()].left_alone = false;
+        }
         self.awaited[chunk.index()] = Awaited::Nothing;
         if self.slices.group(key).is_none_or(|group| self.groups.close(group)) {
             self.outstanding[core] -= 1;
@@ -377,7 +457,7 @@ impl<P: Port> Exchange<P> {
         let key_state = &mut self.keys[key.index()];
         key_state.outstanding -= 1;
         if key_state.outstanding == 0 {
-            key_state.round = key_state.round.next();
+            *key_state = key_state.next();
         }
         Ok(())
     }
@@ -385,6 +465,16 @@ impl<P: Port> Exchange<P> {
     /// Whether no push of the key is under way.
     pub fn is_ready(&self, key: KeyId) -> bool {
         self.keys[key.index()].outstanding == 0
+    }
+
+    /// Whether the last push of a key, or the one under way so far, left its weights as they were: nobody had a gradient.
+    pub fn was_left_alone(&self, key: KeyId) -> bool {
+        self.keys[key.index()].left_alone
+    }
+
+    /// The content of the push under way.
+    pub(crate) fn content(&self, key: KeyId) -> Content {
+        self.keys[key.index()].content
     }
 
     /// The first key that is under way.

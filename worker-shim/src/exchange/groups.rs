@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use fabric::{LinkId, Port};
-use pbox_core::{ChunkId, Immediate, KeyId, Layout, Round, Slice, Slices};
+use pbox_core::{ChunkId, Content, Immediate, KeyId, Layout, Round, Slice, Slices};
 
 use super::error::ExchangeError;
 use super::exchange::{Awaited, Exchange, KeyState};
@@ -41,6 +41,8 @@ struct Begun {
     keys: Range<u32>,
     first_chunk: u32,
     round: Round,
+    /// What was asked for, and what it is in this round.
+    content: (Content, Content),
 }
 
 impl Groups {
@@ -90,30 +92,32 @@ impl Groups {
 }
 
 impl<P: Port> Exchange<P> {
-    /// A key of a group that leaves as one when all its keys are put, one after another and for the same round: the first
-    /// of them.
-    pub(super) fn begin_group(&mut self, key: KeyId, number: u32) {
+    /// A key of a group that leaves as one when all its keys are put, one after another and for the same round and content: the
+    /// first of them.
+    pub(super) fn begin_group(&mut self, key: KeyId, number: u32, asked: Content) {
         self.queue_members();
-        let round = self.round(key);
+        let KeyState { round, content, .. } = self.keys[key.index()];
         let Groups { of, begun, members } = &mut self.groups;
         let Group { keys, first_chunk, .. } = &of[number as usize];
-        *begun = Begun { number, keys: keys.clone(), first_chunk: *first_chunk, round };
+        *begun =
+            Begun { number, keys: keys.clone(), first_chunk: *first_chunk, round, content: (asked, content) };
         members.push(key);
     }
 
-    /// Puts a key that is to leave with those that are put before it, if it is of their group and round. Only those tables
+    /// Puts a key that is to leave with those that are put before it, if it is of their group, round and content. Only those tables
     /// are used that change. If the group is then [whole](Groups::whole), [queue](Self::queue_group) it.
     #[inline]
-    pub(super) fn put_beside(&mut self, key: KeyId) -> bool {
+    pub(super) fn put_beside(&mut self, key: KeyId, content: Content) -> bool {
         let Groups { of, begun, members } = &mut self.groups;
         if !begun.keys.contains(&key.0) {
             return false;
         }
         let state = &mut self.keys[key.index()];
-        if state.outstanding > 0 || state.round != begun.round {
+        if state.outstanding > 0 || state.round != begun.round || content != begun.content.0 {
             return false;
         }
         state.outstanding = 1 + self.hand_outs;
+        (state.content, state.left_alone) = (begun.content.1, begun.content.1 == Content::Nothing);
         self.awaited[(begun.first_chunk + key.0 - begun.keys.start) as usize] = self.first_awaited;
         members.push(key);
         of[begun.number as usize].open += 1;
@@ -139,6 +143,7 @@ impl<P: Port> Exchange<P> {
         let awaited = &mut self.awaited[chunks.start as usize..chunks.end as usize];
         let answers = |key: &KeyState| key.round.low_bits() == arrival.round_bits && key.outstanding == 1;
         let is_whole = !keys.is_empty()
+            && arrival.content == Content::Gradient
             && !self.windows.has_copy()
             && link == self.outboxes[core].link
             && awaited.iter().all(|&awaited| awaited == Awaited::Answer)
@@ -154,7 +159,7 @@ impl<P: Port> Exchange<P> {
         }
         self.received += self.layout.span(arrival.chunk).bytes as u64;
         for key in &mut self.keys[keys] {
-            *key = KeyState { round: key.round.next(), outstanding: 0 };
+            *key = KeyState { left_alone: false, ..key.next() };
         }
         Ok(())
     }

@@ -7,7 +7,7 @@
 //! under way until its weights are there.
 
 use fabric::{Port, Until};
-use pbox_core::{ChunkId, Element, Key, KeyId, Layout, Round};
+use pbox_core::{ChunkId, Content, Element, Key, KeyId, Layout, Round};
 
 use super::coder::Coder;
 use super::error::ExchangeError;
@@ -43,7 +43,7 @@ impl<P: Port> Exchange<P> {
         if first > Round(0) {
             for key in (0..self.keys.len() as u32).map(KeyId) {
                 self.keys[key.index()].round = Round(begins(key).max(first).0 - 1);
-                self.await_answers(key);
+                self.await_answers(key, Content::Gradient);
             }
         }
         let early = self.early.take().unwrap_or_default();

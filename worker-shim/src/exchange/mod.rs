@@ -1,5 +1,6 @@
 //! A worker's data path: gradients out, weights in, for one worker and any transport.
 
+mod ahead;
 mod coder;
 mod error;
 #[allow(unsafe_code)]

@@ -7,7 +7,7 @@ use fabric::{LinkId, Port};
 use pbox_core::{ChunkId, Immediate, KeyId};
 
 use super::error::ExchangeError;
-use super::exchange::{Awaited, Exchange, KeyState};
+use super::exchange::{Awaited, Exchange};
 use super::outbox::Urgent;
 
 /// Who pulls the weights that the hub has given notice of.
@@ -60,7 +60,7 @@ impl<P: Port> Exchange<P> {
     /// A key whose answers are all there is not under way any more.
     pub fn hand_out(&mut self, key: KeyId) {
         let state = &mut self.keys[key.index()];
-        *state = KeyState { round: state.round.next(), outstanding: 0 };
+        *state = state.next();
     }
 
     /// How many slices a key is pulled in.
@@ -74,7 +74,7 @@ impl<P: Port> Exchange<P> {
     /// When it breaks the protocol.
     #[cold]
     pub(super) fn take_notice(&mut self, link: LinkId, arrival: Immediate) -> Result<(), ExchangeError> {
-        let Immediate { chunk, round_bits } = arrival;
+        let Immediate { chunk, round_bits, content } = arrival;
         let unexpected =
             |expected: String| Err(ExchangeError::UnexpectedAnswer { chunk: chunk.0, round_bits, expected });
         if let Some(early) = &mut self.early {
@@ -92,7 +92,7 @@ impl<P: Port> Exchange<P> {
         };
         let (core, key) = (self.slices.core_of(chunk), self.layout.chunk(chunk).key);
         let round = self.keys[key.index()].round;
-        if awaited == Awaited::AnswerOrNotice && arrival == Immediate::new(chunk, round) {
+        if awaited == Awaited::AnswerOrNotice && arrival == Immediate::new(chunk, round).with(content) {
             self.awaited[chunk.index()] = Awaited::Answer;
             return self.take_arrival(link, arrival);
         }

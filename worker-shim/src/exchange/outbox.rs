@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use fabric::{CloseReason, LinkId, Port, Posted, Span};
-use pbox_core::{ChunkId, Immediate, KeyId, Round, SendQueue, Slices};
+use pbox_core::{ChunkId, Immediate, KeyId, SendQueue, Slices};
 
 use super::error::ExchangeError;
 
-/// The span of a control message, which is an immediate without bytes.
-const NO_BYTES: Span = Span { offset: 0, bytes: 0 };
+/// The span of an immediate without bytes.
+pub(super) const NO_BYTES: Span = Span { offset: 0, bytes: 0 };
 
 /// The posts that wait for the link to one of the hub's cores. A slice that is begun is finished before the next one.
 /// Urgent posts pass all slices. Allocates nothing after [`Outbox::new`].
@@ -24,6 +24,24 @@ pub(super) struct Outbox {
     begun: Option<(u32, Range<usize>)>,
     /// Bytes that the link took so far.
     pub posted_bytes: u64,
+}
+
+/// What leaves of a chunk.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Post {
+    pub span: Span,
+    pub immediate: Immediate,
+    /// Whether its leaving is noted.
+    pub is_noted: bool,
+}
+
+/// Where posts come from.
+pub(super) trait Source {
+    /// What is to be posted of a chunk or group, if anything is.
+    fn post(&mut self, key: KeyId, chunk: ChunkId) -> Option<Post>;
+
+    /// A post that is to be noted has left.
+    fn note(&mut self, immediate: Immediate);
 }
 
 /// A post that passes all slices.
@@ -53,8 +71,7 @@ impl Outbox {
         self.begun.is_none() && self.queue.is_empty() && self.urgent.is_empty()
     }
 
-    /// Posts what the link takes. Returns whether it took anything. `outgoing` gives the span of a chunk that is posted,
-    /// and its round.
+    /// Posts what the link takes. Returns whether it took anything.
     ///
     /// # Errors
     /// When the link is closed.
@@ -62,33 +79,36 @@ impl Outbox {
         &mut self,
         port: &mut P,
         slices: &Slices,
-        mut outgoing: impl FnMut(KeyId, ChunkId) -> (Span, Round),
+        source: &mut impl Source,
     ) -> Result<bool, ExchangeError> {
         let mut posted = false;
         while let Some(&urgent) = self.urgent.front() {
-            let (span, message) = match urgent {
-                Urgent::Control(message) => (NO_BYTES, message),
-                Urgent::Again(key, chunk) => {
-                    let (span, round) = outgoing(key, chunk);
-                    (span, Immediate::new(chunk, round))
-                }
+            let post = match urgent {
+                Urgent::Control(immediate) => Some(Post { span: NO_BYTES, immediate, is_noted: false }),
+                Urgent::Again(key, chunk) => source.post(key, chunk),
             };
-            if !self.post(port, span, message)? {
-                return Ok(posted);
+            if let Some(Post { span, immediate, .. }) = post {
+                if !self.post(port, span, immediate)? {
+                    return Ok(posted);
+                }
+                posted = true;
             }
-            posted = true;
             self.urgent.pop_front();
         }
         while let Some((number, rest)) = self.next(slices) {
             let key = slices.slice(number).key;
             for at in rest.clone() {
                 let chunk: ChunkId = slices.chunks(number)[at];
-                let (span, round) = outgoing(key, chunk);
-                if !self.post(port, span, Immediate::new(chunk, round))? {
-                    self.begun = Some((number, at..rest.end)).filter(|_| at > 0);
-                    return Ok(posted);
+                if let Some(Post { span, immediate, is_noted }) = source.post(key, chunk) {
+                    if !self.post(port, span, immediate)? {
+                        self.begun = Some((number, at..rest.end)).filter(|_| at > 0);
+                        return Ok(posted);
+                    }
+                    posted = true;
+                    if is_noted {
+                        source.note(immediate);
+                    }
                 }
-                posted = true;
                 if at == 0 {
                     self.queue.pop();
                 }

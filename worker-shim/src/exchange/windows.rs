@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use fabric::{DmaBuf, RecvWindow, SendWindow, Slab, Span, Spans, WindowError};
 use pbox_core::frame::FrameError;
-use pbox_core::{ChunkId, Element, KeyId, Layout, Round, Wire};
+use pbox_core::{ChunkId, Content, Element, KeyId, Layout, Round, Wire};
 
 use super::coder::{Coder, elements, elements_mut, part, part_mut};
 
@@ -20,6 +20,7 @@ pub struct Windows {
     /// By core: the window that its hub writes, the same for all cores of a hub.
     weights: Vec<Arc<RecvWindow>>,
     private: Option<Slab>,
+    broadcasts: bool,
 }
 
 /// Where a worker reads its weights.
@@ -117,7 +118,7 @@ impl Windows {
                 Gradients::Framed(Box::new(Coder::new(framing, rank, values, gradients)?))
             }
         };
-        Ok(Windows { layout, gradients, weights, private })
+        Ok(Windows { layout, gradients, weights, private, broadcasts: wire.broadcasts() })
     }
 
     /// Encodes and decodes, if frames cross instead of values.
@@ -133,6 +134,11 @@ impl Windows {
             Gradients::Window(_) => None,
             Gradients::Framed(coder) => Some(coder),
         }
+    }
+
+    /// Whether round 0 is a broadcast of weights.
+    pub(crate) fn broadcasts(&self) -> bool {
+        self.broadcasts
     }
 
     /// The window that this worker writes.
@@ -160,11 +166,11 @@ impl Windows {
 
     /// The span to post for the push of a chunk, or of a group, in a round. A frame is encoded now, if it was not yet.
     #[inline]
-    pub(crate) fn outgoing(&mut self, chunk: ChunkId, round: Round) -> Span {
+    pub(crate) fn outgoing(&mut self, chunk: ChunkId, round: Round, content: Content) -> Span {
         let span = self.layout.span(chunk);
         match &mut self.gradients {
             Gradients::Window(_) => span,
-            Gradients::Framed(coder) => coder.encode(chunk, round, span),
+            Gradients::Framed(coder) => coder.encode(chunk, (round, content), span),
         }
     }
 
@@ -212,7 +218,7 @@ impl Windows {
     /// # Safety
     /// As for [`weights`](Self::weights).
     pub(crate) unsafe fn tensors<E: Element>(&mut self, key: KeyId) -> (&[E], Option<&mut [E]>) {
-        let Windows { layout, gradients, weights, private } = self;
+        let Windows { layout, gradients, weights, private, .. } = self;
         // SAFETY: as in `weights`.
         let weights = unsafe { read(private, &weights[0], layout.key_span(key)) };
         (weights, gradients.of_key(layout, key))
@@ -230,6 +236,7 @@ impl Windows {
         &mut self,
         chunk: ChunkId,
         round: Round,
+        content: Content,
         core: usize,
     ) -> Result<usize, FrameError> {
         let span = self.layout.chunk(chunk).span;
@@ -238,7 +245,8 @@ impl Windows {
             if let Gradients::Framed(coder) = &mut self.gradients {
                 // SAFETY: the caller's promise; the chunk's frames are inside by `new`.
                 let frames = unsafe { self.weights[core].elements::<u8>(coder.frames_of(chunk)) };
-                return coder.decode(chunk, round, frames.expect("inside the window, by new"), copy, span);
+                let frames = frames.expect("inside the window, by new");
+                return coder.decode(chunk, (round, content), frames, copy, span);
             }
             // SAFETY: the caller's promise; the span is a part of a key's, inside by `new`.
             let fresh =

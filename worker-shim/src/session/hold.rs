@@ -20,12 +20,12 @@ use std::time::{Duration, Instant};
 
 use fabric::{Receive, any};
 use membership::{Hub, MemberError};
-use pbox_core::{Consistency, JobTerms, KeyId, Round, Wire};
+use pbox_core::{Consistency, Content, JobTerms, KeyId, Round, Wire};
 
 use super::compare::Digests;
 use super::config::SessionConfig;
 use super::error::SessionError;
-use super::join::{Attached, attach, let_in};
+use super::join::{Attached, attach, drafts, let_in};
 use super::session::Session;
 use crate::pull::Pulling;
 
@@ -70,6 +70,8 @@ pub(super) struct Stood {
     /// Of the push under way, else of the next one.
     pub round: Round,
     pub under_way: bool,
+    /// Of that push.
+    content: Content,
     /// Pushes that are not sent, because of a former loss.
     skips: u32,
 }
@@ -131,6 +133,7 @@ impl Session {
         let keys = self.keys().map(|key| Stood {
             round: self.exchange.round(key),
             under_way: !self.exchange.is_ready(key),
+            content: self.exchange.content(key),
             skips: self.skips.get(key.index()).copied().unwrap_or(0),
         });
         let stood: Vec<Stood> = keys.collect();
@@ -195,6 +198,7 @@ impl Session {
         let receive = |hub: usize| Receive::Into(windows.received()[former[hub].cores.start].clone());
         let Attached { port, endpoints, received, slices, hubs, ways } =
             attach(let_in, &self.config, &wire, windows.sent(), receive, deadline)?;
+        self.exchange.let_ahead(drafts(&endpoints));
         self.exchange.reconnect(port, endpoints, received, slices);
         self.exchange.set_credit(self.credit);
         (self.hubs, self.ways) = (hubs, ways);
@@ -223,7 +227,7 @@ impl Session {
                 self.exchange.answered_without(key, stood.round); // the weights that came have it
             }
             match (stood.under_way, behind) {
-                (true, 0) => self.push_again(key)?,
+                (true, 0) => self.push_again(key, stood.content)?,
                 (true, behind) => self.skips[key.index()] = behind - 1, // answered by the weights that came
                 (false, behind) => self.skips[key.index()] = stood.skips + behind,
             }
@@ -252,11 +256,12 @@ impl Session {
         Round(round.0 + self.lost)
     }
 
-    fn push_again(&mut self, key: KeyId) -> Result<(), SessionError> {
+    fn push_again(&mut self, key: KeyId, content: Content) -> Result<(), SessionError> {
         if let Some(pulling) = &mut self.pulling {
             pulling.before_push(&self.exchange);
         }
-        Ok(self.exchange.push(key)?)
+        self.exchange.put_as(key, content)?;
+        Ok(self.exchange.flush()?)
     }
 
     /// Whether the hub's state and what this worker has are enough to go on.

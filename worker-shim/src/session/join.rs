@@ -73,6 +73,7 @@ impl Session {
             attach(let_in, &config, &wire, &window, receive, deadline)?;
         let windows = Windows::new(&wire, config.rank, gradients, received, config.weights)?;
         let credit = config.terms.level.credit();
+        let ahead = drafts(&endpoints);
         let mut session = Session {
             ready: !config.terms.optimizer.keeps_weights(),
             exchange: Exchange::new(port, endpoints, Arc::clone(wire.layout()), windows, slices),
@@ -106,6 +107,7 @@ impl Session {
             session.pulling = Some(Pulling::begin(pull, &mut session.exchange)?);
         }
         session.exchange.set_credit(session.credit);
+        session.exchange.let_ahead(ahead);
         if let Some(state) = state.filter(|_| wanted) {
             let terms = &session.config.terms;
             let placed = (terms.level.schedule, terms.split_above);
@@ -225,6 +227,11 @@ pub(super) struct Attached {
     pub slices: Slices,
     pub hubs: Vec<Hub>,
     pub ways: Vec<Way>,
+}
+
+/// By core: whether gradients may cross its link before they are pushed.
+pub(super) fn drafts(endpoints: &[any::Endpoint]) -> Vec<bool> {
+    endpoints.iter().map(any::Endpoint::carries_drafts).collect()
 }
 
 /// Makes the links to hubs that have let this worker in. What each posts goes to `receive` of its number.

@@ -2,6 +2,7 @@
 
 mod compare;
 mod config;
+mod contents;
 mod credit;
 mod drive;
 mod error;
@@ -17,6 +18,8 @@ mod timeline;
 mod times;
 
 pub use config::{InvalidSetting, SessionConfig};
+pub use contents::Pushed;
+pub(crate) use contents::gradients_only;
 pub use credit::{LAPS, TRIALS, Trial};
 pub use error::SessionError;
 pub use hold::Returns;

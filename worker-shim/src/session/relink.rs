@@ -17,7 +17,7 @@ use pbox_core::Wire;
 use super::config::SessionConfig;
 use super::error::SessionError;
 use super::hold::{Again, Hold, TELL_LIMIT};
-use super::join::{Attached, attach};
+use super::join::{Attached, attach, drafts};
 use super::session::Session;
 use crate::exchange::ExchangeError;
 
@@ -116,6 +116,7 @@ impl Session {
         let receive = |hub| Receive::Into(of_hub(hub));
         let Attached { port, endpoints, received, hubs, ways, .. } =
             attach(let_in, &self.config, &wire, windows.sent(), receive, deadline)?;
+        self.exchange.let_ahead(drafts(&endpoints));
         self.exchange.relink(port, endpoints, received);
         self.exchange.set_credit(self.credit);
         (self.hubs, self.ways) = (hubs, ways);

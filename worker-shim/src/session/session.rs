@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 use fabric::{Idle, Port, Until, any};
 use membership::{Hub, MemberError, Way};
 use pbox_core::control::PresentReply;
-use pbox_core::{Element, KeyId, Layout, LevelTerms, Round};
+use pbox_core::{Content, Element, KeyId, Layout, LevelTerms, Round};
 
 use super::compare::Digests;
 use super::config::SessionConfig;
+use super::contents::Pushed;
 use super::credit::{Trial, Tuner};
 use super::error::SessionError;
 use super::hold::{Hold, Returns};
@@ -114,7 +115,7 @@ impl Session {
     /// The part of [`broadcast_written`](Self::broadcast_written) that does not wait.
     pub(crate) fn begin_broadcast(&mut self) -> Result<(), SessionError> {
         if self.next_round() == Round(0) {
-            self.keys().try_for_each(|key| self.send(key))?;
+            self.keys().try_for_each(|key| self.send(key, Content::Weights))?;
             self.flush()?;
         } else {
             self.exchange.discard_changes();
@@ -170,13 +171,26 @@ impl Session {
 
     /// [Pushes](Self::push) several keys. Small ones cost less so than by a call each.
     pub fn push_keys(&mut self, keys: impl IntoIterator<Item = KeyId>) -> Result<(), SessionError> {
-        let put = keys.into_iter().try_for_each(|key| self.put(key));
+        self.push_as(Pushed::Gradient, keys)
+    }
+
+    /// [Pushes](Self::push) several keys, which are not all gradients that were written once. Each worker pushes each key once a
+    /// round, as whatever it has of it.
+    ///
+    /// # Errors
+    /// As for [`push`](Self::push), and where the job takes [gradients](Pushed) only.
+    pub fn push_as(
+        &mut self,
+        what: Pushed,
+        keys: impl IntoIterator<Item = KeyId>,
+    ) -> Result<(), SessionError> {
+        let put = keys.into_iter().try_for_each(|key| self.put_as(key, what));
         // Also those before a key that cannot be pushed.
         put.and(self.flush())
     }
 
     /// Pushes a key that may stay here, if it is small, until the [`flush`](Self::flush), which must follow soon.
-    pub(crate) fn put(&mut self, key: KeyId) -> Result<(), SessionError> {
+    pub(crate) fn put_as(&mut self, key: KeyId, what: Pushed) -> Result<(), SessionError> {
         if !self.ready {
             return Err(Self::no_weights(&self.config.hub));
         }
@@ -185,13 +199,15 @@ impl Session {
         if self.looks {
             self.look_before_push(key)?;
         }
+        let content =
+            if what == Pushed::Gradient { Content::Gradient } else { self.other_content(key, what)? };
         if let Some(tuner) = &mut self.tuner
             && let Some(bytes) = tuner.push(self.exchange.round(key))
         {
             self.credit = Some(bytes);
             self.exchange.set_credit(self.credit);
         }
-        self.send(key)?;
+        self.send(key, content)?;
         if let Some(timed) = timed {
             self.stopwatch.push_ends(timed);
         }
@@ -207,14 +223,14 @@ impl Session {
         self.compare(key)
     }
 
-    fn send(&mut self, key: KeyId) -> Result<(), SessionError> {
+    fn send(&mut self, key: KeyId, content: Content) -> Result<(), SessionError> {
         if self.skips(key) {
             return Ok(());
         }
         if let Some(pulling) = &mut self.pulling {
             pulling.before_push(&self.exchange);
         }
-        match self.exchange.put(key) {
+        match self.exchange.put_as(key, content) {
             Ok(()) => Ok(()),
             Err(error) => self.survive_loss(error),
         }

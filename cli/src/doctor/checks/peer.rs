@@ -13,7 +13,7 @@ use fabric::verbs::{self, NicOptions};
 use fabric::{Arrival, LinkId, NicPair, Port as _, Posted, Receive, SendWindow, Until};
 use membership::{MEASURED_IN, NicSettings, Ports};
 use pbox_core::control::{HubReply, JoinRequest, PROTOCOL, Versions};
-use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, Immediate, JobTerms, Key, Optimizer, Round, Wire};
+use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, JobTerms, Key, Optimizer, Round, Wire};
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, ip_mtu, set_ip_mtu_discover};
 
 use crate::doctor::check::{Check, Verdict};
@@ -312,7 +312,7 @@ fn cross(
     let mut left = chunks.iter().copied().peekable();
     while answers < chunks.len() {
         while let Some(&chunk) = left.peek() {
-            let imm = Immediate::new(chunk, round).encode();
+            let imm = wire.push(chunk, round).encode();
             if port.post(link, wire.gradient_span(chunk), imm) != Posted::Accepted {
                 break;
             }

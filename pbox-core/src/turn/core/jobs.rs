@@ -122,7 +122,7 @@ impl<P: Port> Core<P> {
     pub fn take_snapshot(&mut self, id: JobId, occasion: Occasion, before: Round, notices: &mut Vec<Notice>) {
         let Some(entry) = self.shards_of(id).next() else { return };
         of_mode!(&mut entry.shard, shard => shard.take_snapshot(occasion, before));
-        entry.report_snapshots(notices);
+        entry.report_events(notices);
     }
 
     /// A job that is [held](Self::hold) is over: its state before a round that no chunk is past; `None` without chunks. In
@@ -224,7 +224,7 @@ impl<P: Port> Core<P> {
         }
         self.flush();
         if let Some(entry) = &mut self.shards[place] {
-            entry.report_snapshots(notices);
+            entry.report_events(notices);
         }
     }
 
@@ -246,11 +246,12 @@ pub fn further(a: Vec<Option<Round>>, b: Vec<Option<Round>>) -> Vec<Option<Round
 }
 
 impl JobShard {
-    /// What came of snapshots. Once a snapshot, not once a chunk.
+    /// What came of snapshots, and why the job cannot go on. Seldom, not once a chunk.
     #[cold]
-    pub(super) fn report_snapshots(&mut self, notices: &mut Vec<Notice>) {
+    pub(super) fn report_events(&mut self, notices: &mut Vec<Notice>) {
         let job = self.id;
         of_mode!(&mut self.shard, shard => {
+            notices.extend(shard.take_failure().map(|reason| Notice::JobFailed { job, reason }));
             while let Some(taken) = shard.taken() {
                 notices.push(Notice::Snapshot { job, taken });
             }

@@ -210,7 +210,7 @@ impl<P: Port> Core<P> {
         self.has_duties = false;
         for (place, entry) in self.shards.iter_mut().enumerate() {
             let Some(entry) = entry else { continue };
-            entry.report_snapshots(notices);
+            entry.report_events(notices);
             let JobShard { id, shard, replies, .. } = entry;
             let posted = replies.post_waiting(Seen { port: &mut self.port, onlooker: &mut *onlooker });
             if posted > 0 {

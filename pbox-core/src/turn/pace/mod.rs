@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use super::shard::{Finished, ShardOf};
 use crate::kernels::Kernels;
-use crate::layout::Round;
+use crate::layout::{Content, Round};
 use crate::weights::Mode;
 
 pub(super) use alone::Clocks;
@@ -103,6 +103,13 @@ pub(crate) trait Pace: Sized {
     /// From which round on worker `rank` takes part; for a link that leads up, this hub.
     fn first_round(&self, rank: u32) -> Round;
 
+    /// Whether a push of a round may have this content, else what a push must be. A push of the broadcast is always of weights.
+    fn takes(&self, content: Content, round: Round) -> Result<(), &'static str>;
+
+    /// The content of the answer of a round for a worker, or of the sum that goes up. A worker that has no weights yet gets
+    /// weights.
+    fn answered(&self, place: usize, rank: u32, round: Round) -> Content;
+
     /// Whether it is worker `rank`'s turn to push a chunk, and for which round.
     fn check(&self, place: usize, rank: u32, round_bits: u8) -> Result<Round, OutOfTurn>;
 
@@ -152,13 +159,13 @@ pub(crate) trait Pace: Sized {
         true
     }
 
-    /// Counts a push of a worker whose [turn](Self::check) it is. Makes the step that follows from it, if one follows.
+    /// Counts a push of a worker whose [turn](Self::check) it is, of a round and a content. Makes the step that follows from it, if one follows.
     fn take_push<M: Mode>(
         shard: &mut ShardOf<Self, M>,
         kernels: &Kernels,
         place: usize,
         rank: u32,
-        round: Round,
+        of: (Round, Content),
     ) -> Option<Finished>;
 
     /// Ends a chunk's rounds before `before` with the pushes that are in, in a job that is over: nobody is answered. False

@@ -116,7 +116,7 @@ impl CodedRelay {
 
     /// Encodes a sum of so many gradients. Returns the length of the payload.
     fn encode(&mut self, stepped: &Stepped, weights: &OneSum) -> usize {
-        let &Stepped { kernels, chunk, place, round, workers } = stepped;
+        let &Stepped { kernels, chunk, place, round, workers, .. } = stepped;
         let CodedRelay {
             ways: CodedWays { framing, machine, .. },
             codecs,
@@ -164,13 +164,13 @@ impl<R> Reply<R, OneSum> for CodedRelay {
     }
 
     fn prepare(&mut self, stepped: Stepped, _: &mut R, weights: &OneSum) {
-        let &Stepped { chunk, place, round, .. } = &stepped;
+        let &Stepped { chunk, place, round, content, .. } = &stepped;
         let frames = *self.ways.framing.frames(chunk.id);
-        self.posts[place] = match self.ways.framing.push_kind(round) {
+        self.posts[place] = match Framing::kind(content) {
             Kind::Coded => frames.frame(Kind::Coded, self.encode(&stepped, weights)),
             Kind::Raw => {
                 let first = frames.begin_raw(self.frames.elements_mut(place));
-                if self.keeps_first {
+                if self.keeps_first && round == Round(0) {
                     // The hub above reads the header alone.
                     frames.frame(Kind::Raw, 0)
                 } else {
@@ -179,6 +179,13 @@ impl<R> Reply<R, OneSum> for CodedRelay {
                 }
             }
         };
+    }
+
+    fn prepare_nothing(&mut self, chunk: &Chunk, place: usize, workers: u32) {
+        let frame = self.frames.elements_mut::<u8>(place);
+        frame::write_header(frame, Kind::Coded, 0);
+        frame::write_count(frame, workers);
+        self.posts[place] = self.ways.framing.frames(chunk.id).frame(Kind::Coded, 0);
     }
 
     fn place_of_answers(&self, chunk: &Chunk) -> Option<Span> {
@@ -191,11 +198,11 @@ impl<R> Reply<R, OneSum> for CodedRelay {
         chunk: &Chunk,
         place: usize,
         answer: Push,
-        (round, first): (Round, Round),
+        to: To,
     ) -> Result<(), FrameError> {
         let CodedRelay { ways: CodedWays { framing, shown, .. }, codecs, scratch, .. } = self;
         let frames = framing.frames(chunk.id);
-        match framing.answer_kind(round, first) {
+        match Framing::answer_kind(to.content, to.round, to.first) {
             Kind::Raw => shown.elements_mut::<u8>(place).copy_from_slice(frames.raw(answer.bytes())?),
             Kind::Coded => {
                 let payload = frames.coded(answer.bytes())?;

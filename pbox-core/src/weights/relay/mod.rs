@@ -10,7 +10,8 @@ use super::bare::Push;
 use super::chunks::Chunk;
 use super::{Reply, Stepped, To};
 use crate::kernels::Kernels;
-use crate::layout::Round;
+use crate::layout::{Content, Round};
+use crate::wire::counted;
 use crate::wire::frame::FrameError;
 
 pub(crate) use coded::{CodedRelay, CodedWays, OneSum};
@@ -49,7 +50,11 @@ impl<R> Reply<R, Spans> for Relay {
             return chunk.span;
         }
         let sum = self.sums[place];
-        if to.round == Round(0) && self.keeps_first { Span { bytes: 0, ..sum } } else { sum }
+        match to.content {
+            Content::Nothing => counted::line(sum),
+            Content::Weights if to.round == Round(0) && self.keeps_first => Span { bytes: 0, ..sum },
+            _ => sum,
+        }
     }
 
     fn add_worker(&mut self, _: &[Chunk], _: &Spans, _: u32, own: Option<Spans>) {
@@ -59,6 +64,10 @@ impl<R> Reply<R, Spans> for Relay {
     #[inline]
     fn prepare(&mut self, stepped: Stepped, _: &mut R, _: &Spans) {
         self.counts.elements_mut::<u32>(stepped.place)[0] = stepped.workers.to_le();
+    }
+
+    fn prepare_nothing(&mut self, _: &Chunk, place: usize, workers: u32) {
+        self.counts.elements_mut::<u32>(place)[0] = workers.to_le();
     }
 
     #[inline]
@@ -72,7 +81,7 @@ impl<R> Reply<R, Spans> for Relay {
         chunk: &Chunk,
         place: usize,
         answer: Push,
-        _: (Round, Round),
+        _: To,
     ) -> Result<(), FrameError> {
         if let Some(shown) = &mut self.shown {
             shown.elements_mut::<u8>(place)[..chunk.bytes].copy_from_slice(&answer.bytes()[..chunk.bytes]);

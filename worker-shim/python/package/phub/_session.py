@@ -357,15 +357,54 @@ class Session:
                 np.copyto(self.gradient(key), value, casting="same_kind")
         self._native.broadcast_written()
 
-    def push(self, *keys: str) -> None:
-        """Sends gradients to the hub and returns at once; without names, all of them.
+    def push(self, *keys: str, rewritten: bool = False) -> None:
+        """Sends gradients to the hub and returns at once; without names, all of them. What has left by `send_ahead` is not sent
+        again, unless it was rewritten since.
 
         Raises:
             OrderError: a key is under way.
             JobFailedError, HubLostError, ...: the session is over.
         """
+        push = self._native.push_rewritten if rewritten else self._native.push
         for key in keys or self._keys:
-            self._native.push(self._number(key))
+            push(self._number(key))
+
+    def push_nothing(self, *keys: str) -> None:
+        """As `push`, of keys for which this worker has no gradient in this round; without names, of none. It counts as zeros. If no
+        worker has one, weights and optimizer state stay as they are: see `was_left_alone`.
+
+        Raises:
+            OrderError: a key is under way, or the job takes gradients only (SSP, ASP, Slim-DP).
+        """
+        for key in keys:
+            self._native.push_nothing(self._number(key))
+
+    def push_weights(self, *keys: str) -> None:
+        """As `push`, of keys whose weights are replaced; without names, of none. Each worker writes the new weights to
+        `gradient(key)` and pushes them in the same round; those of the lowest rank count. The optimizer's state stays.
+
+        Raises:
+            OrderError: as for `push_nothing`.
+            JobFailedError: a later call raises it, if another worker pushed something else.
+        """
+        for key in keys:
+            self._native.push_weights(self._number(key))
+
+    def send_ahead(self, *keys: str) -> None:
+        """Sends the bytes of these gradients now, where that gains something, and counts nothing; without names, of none. A `push`
+        then costs no bytes. The gradients may be written again meanwhile, if the `push` says `rewritten`; it may be called again.
+
+        Nothing leaves on shared memory, with a codec, checksums, SSP, ASP or the schedule `kvstore`, and of small keys.
+
+        Raises:
+            OrderError: a key is under way.
+        """
+        for key in keys:
+            self._native.send_ahead(self._number(key))
+
+    def was_left_alone(self, key: str) -> bool:
+        """Whether the key's last answer left its weights as they were, because no worker had a gradient."""
+        return self._native.was_left_alone(self._number(key))
 
     def wait(self, *keys: str) -> None:
         """Waits until the answers of these keys are there; without names, of all. The GIL is free meanwhile, and

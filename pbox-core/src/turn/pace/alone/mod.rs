@@ -18,7 +18,7 @@
 use super::{OutOfTurn, Pace, Repeated};
 use crate::job::Consistency;
 use crate::kernels::Kernels;
-use crate::layout::Round;
+use crate::layout::{Content, Round};
 use crate::turn::shard::{Finished, ShardOf};
 use crate::weights::Mode;
 
@@ -26,6 +26,8 @@ use crate::weights::Mode;
 #[derive(Debug)]
 pub(crate) struct Clocks {
     consistency: Consistency,
+    /// Whether round 0 is the broadcast.
+    broadcasts: bool,
     ranks: usize,
     /// By rank: the round that it takes part from.
     first: Vec<Round>,
@@ -72,12 +74,13 @@ struct State {
 
 impl Clocks {
     /// All chunks begin with round 0, and nobody takes part.
-    pub fn new(consistency: Consistency, chunks: usize, workers: u32) -> Self {
+    pub fn new(consistency: Consistency, chunks: usize, workers: u32, broadcasts: bool) -> Self {
         let ranks = workers as usize;
         let absent = Clock { next: Round(0), standing: Standing::Absent };
         let state = State { slowest: Round(0), count: 0 };
         Clocks {
             consistency,
+            broadcasts,
             ranks,
             first: vec![Round(0); ranks],
             clocks: vec![absent; chunks * ranks],
@@ -257,6 +260,22 @@ impl Pace for Clocks {
     }
 
     #[inline]
+    fn takes(&self, content: Content, round: Round) -> Result<(), &'static str> {
+        match (round == Round(0) && self.broadcasts, content) {
+            (false, Content::Gradient) | (true, Content::Weights) => Ok(()),
+            (true, _) => Err("round 0 is the broadcast: push weights"),
+            (false, _) => {
+                Err("workers that step alone push gradients only: push zeros, or choose the consistency bsp")
+            }
+        }
+    }
+
+    #[inline]
+    fn answered(&self, _: usize, _: u32, round: Round) -> Content {
+        if round == Round(0) && self.broadcasts { Content::Weights } else { Content::Gradient }
+    }
+
+    #[inline]
     fn check(&self, index: usize, rank: u32, round_bits: u8) -> Result<Round, OutOfTurn> {
         let slowest = self.chunks[index].slowest;
         let clock = &self.clocks[index * self.ranks + rank as usize];
@@ -311,7 +330,7 @@ impl Pace for Clocks {
         kernels: &Kernels,
         place: usize,
         rank: u32,
-        round: Round,
+        (round, _): (Round, Content),
     ) -> Option<Finished> {
         shard.pace.note(place, rank);
         if shard.is_held() {
@@ -332,9 +351,15 @@ impl Pace for Clocks {
         let ShardOf { pace, stages, terms, .. } = shard;
         for rank in 0..terms.workers {
             let Some(round) = pace.pushed(place, rank) else { continue };
-            if round > Round(0) || rank == 0 {
-                // SAFETY: this worker has pushed the chunk, and nobody is answered any more.
-                unsafe { stages.last_step(kernels, place, std::iter::once(rank), round) };
+            let pushed = std::iter::once(rank);
+            // SAFETY: this worker has pushed the chunk, and nobody is answered any more.
+            unsafe {
+                match pace.answered(place, rank, round) {
+                    // Of the broadcast only rank 0's slot counts.
+                    Content::Weights if rank > 0 => {}
+                    Content::Weights => stages.last_put(place, pushed),
+                    _ => _ = stages.last_step(kernels, place, pushed, 0, round),
+                }
             }
             pace.advance(place, rank);
         }
@@ -357,10 +382,15 @@ impl Pace for Clocks {
 fn step<M: Mode>(shard: &mut ShardOf<Clocks, M>, kernels: &Kernels, place: usize, rank: u32) -> Option<bool> {
     let ShardOf { pace, stages, .. } = shard;
     let round = pace.pushed(place, rank)?;
-    // Of the broadcast only rank 0's slot counts.
-    if round > Round(0) || rank == 0 {
-        // SAFETY: this worker has pushed the chunk, and is answered after this function.
-        unsafe { stages.step(kernels, place, std::iter::once(rank), round) };
+    let pushed = std::iter::once(rank);
+    // SAFETY: this worker has pushed the chunk, and is answered after this function.
+    unsafe {
+        match pace.answered(place, rank, round) {
+            // Of the broadcast only rank 0's slot counts.
+            Content::Weights if rank > 0 => {}
+            Content::Weights => stages.put(kernels, place, pushed, round),
+            _ => stages.step(kernels, place, pushed, 0, round),
+        }
     }
     let moved = pace.advance(place, rank);
     let (round, last) = (pace.round(place), pace.last());

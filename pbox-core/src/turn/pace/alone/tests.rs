@@ -21,7 +21,7 @@ fn ssp(staleness: u32) -> Consistency {
 }
 
 fn clocks(consistency: Consistency, ranks: u32) -> Clocks {
-    let mut clocks = Clocks::new(consistency, 1, ranks);
+    let mut clocks = Clocks::new(consistency, 1, ranks, false);
     (0..ranks).for_each(|rank| clocks.admit(rank, Round(0)));
     clocks.find_slowest(0);
     clocks
@@ -29,7 +29,7 @@ fn clocks(consistency: Consistency, ranks: u32) -> Clocks {
 
 /// A push and its step; returns the workers that get an answer then.
 fn push(clocks: &mut Clocks, rank: u32, round: u32) -> Vec<(u32, u32)> {
-    clocks.arrive(0, rank, round as u8).unwrap();
+    clocks.arrive(0, rank, Round(round).low_bits()).unwrap();
     clocks.advance(0, rank);
     answers(clocks)
 }
@@ -88,7 +88,7 @@ fn a_job_that_ends_steps_what_is_before_the_line_of_each_worker() {
 
 #[test]
 fn workers_begin_as_far_ahead_as_they_were() {
-    let mut clocks = Clocks::new(ssp(2), 1, 2);
+    let mut clocks = Clocks::new(ssp(2), 1, 2, false);
     clocks.begin_ahead(&[2, 0]);
     (0..2).for_each(|rank| clocks.admit(rank, Round(5)));
     clocks.find_slowest(0);
@@ -192,7 +192,7 @@ proptest! {
                     let before = clocks.round(0);
                     match model.members.get_mut(&rank) {
                         Some((next, owed)) if !*owed => {
-                            prop_assert_eq!(clocks.arrive(0, rank, *next as u8), Ok(()));
+                            prop_assert_eq!(clocks.arrive(0, rank, Round(*next).low_bits()), Ok(()));
                             prop_assert_eq!(clocks.pushed(0, rank), Some(Round(*next)));
                             let moved = clocks.advance(0, rank);
                             (*next, *owed) = (*next + 1, true);
@@ -200,7 +200,7 @@ proptest! {
                             prop_assert!(model.slowest() <= before.0 + 1);
                         }
                         Some(&mut (next, _)) => {
-                            prop_assert_eq!(clocks.arrive(0, rank, next as u8), Err(OutOfTurn::Unanswered(Round(next - 1))));
+                            prop_assert_eq!(clocks.arrive(0, rank, Round(next).low_bits()), Err(OutOfTurn::Unanswered(Round(next - 1))));
                         }
                         None => prop_assert_eq!(clocks.arrive(0, rank, 0), Err(OutOfTurn::NotYet(before))),
                     }

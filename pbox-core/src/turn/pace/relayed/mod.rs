@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use super::{Arrivals, OutOfTurn, Pace, Repeated, Whole};
 use crate::kernels::Kernels;
-use crate::layout::Round;
+use crate::layout::{Content, Round};
 use crate::turn::shard::{Finished, ShardOf};
 use crate::weights::Mode;
 
@@ -26,6 +26,8 @@ pub(crate) struct Relayed {
     way_up: Vec<u32>,
     /// By place.
     above: Vec<Above>,
+    /// By place: the content of the sum that has gone up, or of its answer.
+    contents: Vec<Content>,
     /// From which round on this hub takes part above; beyond all rounds until that is known.
     first: Round,
     /// Pushes whose sums have gone up, of workers that have lost their links: they are answered when they come again.
@@ -47,10 +49,11 @@ enum Above {
 
 impl Relayed {
     /// Nobody takes part. The sums of each chunk go up by the link of this number.
-    pub fn new(workers: u32, way_up: Vec<u32>) -> Self {
-        let (chunks, below) = (way_up.len(), Arrivals::new(way_up.len(), workers));
+    pub fn new(workers: u32, way_up: Vec<u32>, broadcasts: bool) -> Self {
+        let (chunks, below) = (way_up.len(), Arrivals::new(way_up.len(), workers, broadcasts));
         let (above, first) = (vec![Above::Joining(None); chunks], Round(u32::MAX));
-        Relayed { below, workers, way_up, above, first, unlinked: BTreeSet::new() }
+        let contents = vec![Content::default(); chunks];
+        Relayed { below, workers, way_up, above, contents, first, unlinked: BTreeSet::new() }
     }
 
     /// Whether the sum of a chunk's round has gone up.
@@ -134,6 +137,16 @@ impl Pace for Relayed {
     }
 
     #[inline]
+    fn takes(&self, content: Content, round: Round) -> Result<(), &'static str> {
+        self.below.takes(content, round)
+    }
+
+    #[inline]
+    fn answered(&self, place: usize, link: u32, round: Round) -> Content {
+        if self.is_push(link) { self.below.answered(place, link, round) } else { self.contents[place] }
+    }
+
+    #[inline]
     fn check(&self, place: usize, link: u32, round_bits: u8) -> Result<Round, OutOfTurn> {
         if self.is_push(link) {
             return self.below.check(place, link, round_bits);
@@ -199,16 +212,22 @@ impl Pace for Relayed {
         kernels: &Kernels,
         place: usize,
         link: u32,
-        round: Round,
+        (round, content): (Round, Content),
     ) -> Option<Finished> {
         let pace = &mut shard.pace;
         if !pace.is_push(link) {
+            pace.contents[place] = content;
             pace.above[place] = match pace.above[place] {
                 Above::Joining(_) => Above::Joining(Some(round.low_bits())),
                 _ => Above::Answered(round),
             };
-        } else if !pace.below.note(place, link) {
-            return None;
+        } else {
+            if content != Content::Gradient {
+                pace.below.note_content(place, link, content);
+            }
+            if !pace.below.note(place, link) {
+                return None;
+            }
         }
         if shard.is_held() { None } else { Self::settle(shard, kernels, place) }
     }
@@ -218,15 +237,17 @@ impl Pace for Relayed {
         match pace.above[place] {
             Above::Gathering if pace.below.is_whole(place) => {
                 let (round, way_up) = (pace.below.round(place), pace.way_up[place]);
-                pace.below.step(stages, kernels, place);
-                pace.above[place] = Above::Asked(round);
+                let Some(content) = pace.below.conclude(stages, kernels, place) else {
+                    return Some(shard.fail(place, |shard, key| shard.pace.below.mixed(place, key)));
+                };
+                (pace.above[place], pace.contents[place]) = (Above::Asked(round), content);
                 Some(Finished { ranks: way_up..way_up + 1, ..shard.finished(place, round, 1) })
             }
             Above::Joining(_) | Above::Gathering | Above::Asked(_) => None,
             Above::Answered(round) => {
                 pace.above[place] = Above::Gathering;
                 if round == pace.below.round(place) {
-                    pace.below.advance(place);
+                    pace.below.advance(place, pace.contents[place]);
                 }
                 Some(shard.finished(place, round, 0))
             }

@@ -1,16 +1,20 @@
 //! Workers that step together (BSP): the last push of a round steps the chunk, and all are answered.
 //!
-//! Owned by the core. A bit per (chunk, worker) and a count per chunk.
+//! Owned by the core. A bit per (chunk, worker) and a word per chunk. `contents` has the rounds of a chunk that are no plain
+//! step.
 //!
 //! On the `unsafe` list: the call of the step.
+
+mod contents;
 
 use std::ops::Range;
 
 use super::{OutOfTurn, Pace, Whole};
 use crate::kernels::Kernels;
-use crate::layout::Round;
+use crate::layout::{Content, Round};
 use crate::turn::shard::{Finished, ShardOf};
 use crate::weights::{Mode, Reply, Staged};
+use contents::Contents;
 
 /// Arrival state of a shard's chunks.
 #[derive(Debug)]
@@ -20,8 +24,15 @@ pub(crate) struct Arrivals {
     /// table is more than a cache has, so what a push needs of a chunk is side by side.
     words: Vec<u64>,
     words_per_chunk: usize,
+    contents: Contents,
 }
 
+/// A chunk's word.
+///
+/// ```text
+///   63      32 31     30  29   28 27      0
+///   [ round   ][ other ][ former ][ count ]
+/// ```
 #[derive(Clone, Copy, Debug)]
 struct State {
     /// The round in flight.
@@ -30,10 +41,17 @@ struct State {
     count: u32,
 }
 
+/// The bits of the count.
+const COUNT: u32 = (1 << 28) - 1;
+/// The round in flight may be no plain step: its [contents](Contents) say what it is.
+const OTHER: u64 = 1 << 31;
+/// Where the content of the former round's answer begins.
+const FORMER: u32 = 28;
+
 impl State {
     #[inline(always)]
     fn of(word: u64) -> Self {
-        State { round: Round((word >> 32) as u32), count: word as u32 }
+        State { round: Round((word >> 32) as u32), count: word as u32 & COUNT }
     }
 
     #[inline(always)]
@@ -43,10 +61,17 @@ impl State {
 }
 
 impl Arrivals {
-    /// All chunks begin with round 0, and nobody takes part.
-    pub fn new(chunks: usize, workers: u32) -> Self {
+    /// All chunks begin with round 0, and nobody takes part. Whether that round is a broadcast of weights.
+    pub fn new(chunks: usize, workers: u32, broadcasts: bool) -> Self {
         let words_per_chunk = 1 + workers.div_ceil(64) as usize;
-        Arrivals { roster: Roster::new(workers), words: vec![0; chunks * words_per_chunk], words_per_chunk }
+        let mut arrivals = Arrivals {
+            roster: Roster::new(workers),
+            words: vec![0; chunks * words_per_chunk],
+            words_per_chunk,
+            contents: Contents::new(chunks, workers, broadcasts),
+        };
+        arrivals.begin_at(Round(0));
+        arrivals
     }
 
     /// Notes that `rank`'s slot of chunk `index` is in; it [must be](Self::check) the rank's turn. Returns true when
@@ -80,6 +105,9 @@ impl Arrivals {
         if words[word] & bit != 0 {
             words[word] &= !bit;
             words[0] -= 1; // the count
+            if words[0] & OTHER != 0 {
+                self.contents.forget(index, rank);
+            }
         }
     }
 
@@ -103,13 +131,23 @@ impl Arrivals {
         self.roster.lowest()
     }
 
-    /// The step of a whole chunk.
+    /// Does what the pushes of a whole chunk ask for, most often the step. Returns what the answer is, or `None` where the pushes
+    /// [do not go together](Self::mixed).
     #[inline]
-    pub fn step<M: Mode>(&self, stages: &mut Staged<M>, kernels: &Kernels, place: usize) {
+    pub fn conclude<M: Mode>(
+        &mut self,
+        stages: &mut Staged<M>,
+        kernels: &Kernels,
+        place: usize,
+    ) -> Option<Content> {
         debug_assert!(self.is_whole(place));
+        if self.words[place * self.words_per_chunk] & OTHER != 0 {
+            return self.conclude_other(stages, kernels, place);
+        }
         let round = self.round(place);
         // SAFETY: all who take part have pushed this chunk, and are answered after this function.
-        unsafe { stages.step(kernels, place, self.roster.ranks(round), round) };
+        unsafe { stages.step(kernels, place, self.roster.ranks(round), 0, round) };
+        Some(Content::Gradient)
     }
 
     /// The ranks whose slots of a chunk are in, ascending.
@@ -117,10 +155,11 @@ impl Arrivals {
         (0..self.roster.from.len() as u32).filter(move |&rank| self.is_in(index, rank))
     }
 
-    /// Moves a whole chunk on to its next round.
+    /// Moves a whole chunk on to its next round. Its answers have this content.
     #[inline]
-    pub fn advance(&mut self, index: usize) {
+    pub fn advance(&mut self, index: usize, content: Content) {
         self.begin(index, self.state(index).round.next());
+        self.words[index * self.words_per_chunk] |= (content as u64) << FORMER;
     }
 
     /// Nobody's slot of a round is in.
@@ -141,7 +180,11 @@ fn bit(rank: u32) -> (usize, u64) {
 impl Pace for Arrivals {
     fn begin_at(&mut self, first: Round) {
         self.roster = Roster::new(self.roster.from.len() as u32);
-        (0..self.words.len() / self.words_per_chunk).for_each(|index| self.begin(index, first));
+        let other = if self.contents.must_be_weights(first) { OTHER } else { 0 };
+        for index in 0..self.words.len() / self.words_per_chunk {
+            self.begin(index, first);
+            self.words[index * self.words_per_chunk] |= other;
+        }
     }
 
     fn pass_to(&mut self, index: usize, round: Round) {
@@ -177,6 +220,19 @@ impl Pace for Arrivals {
         self.roster.first(rank)
     }
 
+    /// What the pushes of a round are together is looked at when all are in.
+    #[inline]
+    fn takes(&self, _: Content, _: Round) -> Result<(), &'static str> {
+        Ok(())
+    }
+
+    #[inline]
+    fn answered(&self, place: usize, rank: u32, round: Round) -> Content {
+        // A group that has stepped as one has a place behind the chunks.
+        let former = self.words.get(place * self.words_per_chunk).map_or(0, |word| word >> FORMER & 3);
+        if former == 0 { Content::Gradient } else { self.answered_other(former, rank, round) }
+    }
+
     #[inline]
     fn check(&self, index: usize, rank: u32, round_bits: u8) -> Result<Round, OutOfTurn> {
         let round = self.state(index).round;
@@ -209,15 +265,16 @@ impl Pace for Arrivals {
         let (word, bit) = bit(rank);
         let size = self.roster.size(self.round(places.start));
         let words = &mut self.words[places.start * self.words_per_chunk..places.end * self.words_per_chunk];
-        let (mut whole, chunks) = (0, places.len());
+        let (mut whole, mut all, chunks) = (0, 0, places.len());
         for words in words.chunks_exact_mut(self.words_per_chunk) {
             words[word] |= bit;
             words[0] += 1; // the count
+            all |= words[0];
             whole += usize::from(State::of(words[0]).count == size);
         }
         match whole {
             0 => Whole::None,
-            _ if whole == chunks => Whole::All,
+            _ if whole == chunks && all & OTHER == 0 => Whole::All,
             _ => Whole::Some,
         }
     }
@@ -247,8 +304,11 @@ impl Pace for Arrivals {
         kernels: &Kernels,
         place: usize,
         rank: u32,
-        round: Round,
+        (round, content): (Round, Content),
     ) -> Option<Finished> {
+        if content != Content::Gradient {
+            shard.pace.note_content(place, rank, content);
+        }
         let can_step =
             shard.pace.note(place, rank) && round < shard.until && !shard.stages.reply.awaits_task(round);
         can_step.then(|| finish_round(shard, kernels, place))
@@ -262,13 +322,8 @@ impl Pace for Arrivals {
     ) -> bool {
         let ShardOf { pace, stages, .. } = shard;
         while pace.round(place) < before {
-            let round = pace.round(place);
-            // Without a push there is no step: the chunk keeps its weights.
-            if pace.pushed(place).next().is_some() {
-                // SAFETY: all of them have pushed this chunk, and nobody is answered any more.
-                unsafe { stages.last_step(kernels, place, pace.pushed(place), round) };
-            }
-            pace.advance(place);
+            pace.end_round(stages, kernels, place);
+            pace.advance(place, Content::Gradient);
         }
         true
     }
@@ -289,7 +344,7 @@ impl Pace for Arrivals {
             return None;
         }
         // SAFETY: all who take part have pushed each chunk of the group, and are answered after this function.
-        unsafe { stages.step(kernels, joined, pace.roster.ranks(round), round) };
+        unsafe { stages.step(kernels, joined, pace.roster.ranks(round), 0, round) };
         places.for_each(|place| pace.begin(place, next));
         Some(shard.finished(joined, round, 1))
     }
@@ -306,18 +361,20 @@ impl Pace for Arrivals {
     }
 }
 
-/// Sum and step of a chunk whose slots are all in; it is then in its next round.
+/// Sum and step of a chunk whose slots are all in, or what else they ask for; it is then in its next round.
 #[inline]
 fn finish_round<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, place: usize) -> Finished {
     let ShardOf { pace, stages, .. } = shard;
     let round = pace.round(place);
-    pace.step(stages, kernels, place);
+    let Some(content) = pace.conclude(stages, kernels, place) else {
+        return shard.fail(place, |shard, key| shard.pace.mixed(place, key));
+    };
     if pace.roster.has_newcomers(round.next()) {
         stages.greet(place);
     }
-    pace.advance(place);
+    pace.advance(place, content);
     shard.capture(place, round.next());
-    shard.finished(place, round, 1)
+    shard.finished(place, round, u32::from(content != Content::Nothing))
 }
 
 /// All workers that took part in a chunk's round are gone, and workers of a later round wait for its end. These get the

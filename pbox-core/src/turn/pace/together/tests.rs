@@ -10,7 +10,7 @@ impl Arrivals {
 }
 
 fn arrivals(chunks: usize, ranks: u32) -> Arrivals {
-    let mut arrivals = Arrivals::new(chunks, ranks);
+    let mut arrivals = Arrivals::new(chunks, ranks, false);
     (0..ranks).for_each(|rank| arrivals.admit(rank, Round(0)));
     arrivals
 }
@@ -22,10 +22,10 @@ fn the_last_of_any_order_makes_a_chunk_whole() {
         for step in 0..130u32 {
             let rank = (step * 7 + round) % 130;
             assert!(!arrivals.is_whole(0));
-            assert_eq!(arrivals.arrive(0, rank, round as u8), Ok(step == 129));
+            assert_eq!(arrivals.arrive(0, rank, Round(round).low_bits()), Ok(step == 129));
         }
         assert!(arrivals.is_whole(0));
-        arrivals.advance(0);
+        arrivals.advance(0, Content::Gradient);
     }
 }
 
@@ -36,7 +36,7 @@ fn repeats_and_other_rounds_are_seen() {
     assert_eq!(arrivals.arrive(1, 0, 0), Err(OutOfTurn::Again(Round(0))));
     assert_eq!(arrivals.arrive(1, 1, 1), Err(OutOfTurn::OtherRound { expected: Round(0) }));
     assert_eq!(arrivals.arrive(1, 1, 0), Ok(true));
-    arrivals.advance(1);
+    arrivals.advance(1, Content::Gradient);
     assert_eq!(arrivals.arrive(1, 1, 0), Err(OutOfTurn::OtherRound { expected: Round(1) }));
     assert_eq!([0, 1].map(|index| arrivals.round(index)), [Round(0), Round(1)]);
 }
@@ -58,7 +58,7 @@ fn rounds_that_nobody_is_left_of_are_skipped() {
     let mut arrivals = arrivals(2, 2);
     arrivals.remove(1);
     arrivals.arrive(0, 0, 0).unwrap();
-    arrivals.advance(0);
+    arrivals.advance(0, Content::Gradient);
     arrivals.admit(1, Round(1));
     assert_eq!(arrivals.skip_deserted(1), 0, "worker 0 may still push it");
     arrivals.remove(0);
@@ -75,7 +75,7 @@ fn a_newcomer_is_waited_for_from_its_round_on() {
     arrivals.admit(1, Round(1));
     assert_eq!(arrivals.arrive(0, 1, 0), Err(OutOfTurn::NotYet(Round(0))));
     assert_eq!(arrivals.arrive(0, 0, 0), Ok(true));
-    arrivals.advance(0);
+    arrivals.advance(0, Content::Gradient);
     assert_eq!(arrivals.arrive(0, 0, 1), Ok(false));
     assert_eq!(arrivals.arrive(0, 1, 1), Ok(true));
 }
@@ -103,7 +103,7 @@ fn each_counts_from_its_round_on() {
 
 #[test]
 fn chunks_may_begin_with_rounds_of_their_own() {
-    let mut arrivals = Arrivals::new(2, 2);
+    let mut arrivals = Arrivals::new(2, 2, false);
     arrivals.begin_at(Round(7));
     arrivals.pass_to(1, Round(8));
     (0..2).for_each(|rank| arrivals.admit(rank, Round(7)));

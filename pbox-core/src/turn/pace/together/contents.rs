@@ -1,0 +1,270 @@
+//! Rounds of a chunk that are no plain step: pushes without a gradient, and pushes of new weights.
+//!
+//! ```text
+//!   all gradients          the step, which `Arrivals` makes itself
+//!   some gradients         the step with these, divided by the number of all workers
+//!   all nothing            no step: weights and state stay
+//!   all weights            those of the lowest rank are the weights from now on, and the state stays
+//!   weights and others     the job ends
+//! ```
+//!
+//! Owned by the core. Two bits per (chunk, worker), which no plain round touches.
+//!
+//! On the `unsafe` list: the calls that read the workers' pushes.
+
+use super::{Arrivals, OTHER, Pace, State};
+use crate::kernels::Kernels;
+use crate::layout::{Content, Round};
+use crate::weights::{Mode, Staged};
+
+/// Which workers have pushed what is no gradient, in the rounds in flight.
+#[derive(Debug)]
+pub(super) struct Contents {
+    /// Chunk by chunk: a bit for each worker that pushed nothing, then a bit for each that pushed weights.
+    words: Vec<u64>,
+    words_per_row: usize,
+    broadcasts: bool,
+}
+
+/// What the pushes of a round are together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Together {
+    Gradients,
+    Nothing,
+    Weights,
+    Mixed,
+}
+
+impl Contents {
+    /// The memory is touched when it is used.
+    pub fn new(chunks: usize, workers: u32, broadcasts: bool) -> Self {
+        let words_per_row = workers.div_ceil(64) as usize;
+        Contents { words: vec![0; chunks * 2 * words_per_row], words_per_row, broadcasts }
+    }
+
+    /// Whether a round is the broadcast.
+    pub fn must_be_weights(&self, round: Round) -> bool {
+        self.broadcasts && round == Round(0)
+    }
+
+    fn bit(&self, index: usize, rank: u32, content: Content) -> (usize, u64) {
+        let row = 2 * index + usize::from(content == Content::Weights);
+        (row * self.words_per_row + rank as usize / 64, 1 << (rank % 64))
+    }
+
+    fn note(&mut self, index: usize, rank: u32, content: Content) {
+        let (word, bit) = self.bit(index, rank, content);
+        self.words[word] |= bit;
+    }
+
+    /// A worker's push of a chunk does not count any more.
+    #[cold]
+    pub fn forget(&mut self, index: usize, rank: u32) {
+        for content in [Content::Nothing, Content::Weights] {
+            let (word, bit) = self.bit(index, rank, content);
+            self.words[word] &= !bit;
+        }
+    }
+
+    /// A chunk's round is over.
+    fn clear(&mut self, index: usize) {
+        self.words[2 * index * self.words_per_row..][..2 * self.words_per_row].fill(0);
+    }
+
+    fn of(&self, index: usize, rank: u32) -> Content {
+        let is = |content: &Content| {
+            let (word, bit) = self.bit(index, rank, *content);
+            self.words[word] & bit != 0
+        };
+        [Content::Nothing, Content::Weights].into_iter().find(is).unwrap_or_default()
+    }
+}
+
+impl Arrivals {
+    /// Notes that the push of a worker is no gradient, before it [is noted](Self::note).
+    #[cold]
+    pub(in crate::turn) fn note_content(&mut self, index: usize, rank: u32, content: Content) {
+        self.words[index * self.words_per_chunk] |= OTHER;
+        self.contents.note(index, rank, content);
+    }
+
+    /// The content of a chunk's answer that is not [the usual one](Pace::answered). Who has no weights yet gets them.
+    #[cold]
+    pub(super) fn answered_other(&self, former: u64, rank: u32, round: Round) -> Content {
+        match former == Content::Nothing as u64 {
+            true if round < self.roster.first(rank) => Content::Gradient,
+            true => Content::Nothing,
+            false => Content::Weights,
+        }
+    }
+
+    /// The workers whose slots of a chunk are in, and whose push has this content, ascending.
+    fn pushed_as(&self, index: usize, content: Content) -> impl Iterator<Item = u32> + Clone {
+        self.pushed(index).filter(move |&rank| self.contents.of(index, rank) == content)
+    }
+
+    /// What the pushes of a chunk that are in are together; at least one is.
+    fn together(&self, index: usize) -> Together {
+        let has = |content| self.pushed_as(index, content).next().is_some();
+        match (has(Content::Gradient), has(Content::Nothing), has(Content::Weights)) {
+            (false, false, true) => Together::Weights,
+            (_, _, true) => Together::Mixed,
+            _ if self.contents.must_be_weights(self.round(index)) => Together::Mixed,
+            (true, _, false) => Together::Gradients,
+            (false, _, false) => Together::Nothing,
+        }
+    }
+
+    /// As [`conclude`](Self::conclude), of a round that may be no plain step.
+    #[cold]
+    pub(super) fn conclude_other<M: Mode>(
+        &mut self,
+        stages: &mut Staged<M>,
+        kernels: &Kernels,
+        place: usize,
+    ) -> Option<Content> {
+        let round = self.round(place);
+        let content = match self.together(place) {
+            Together::Mixed => return None,
+            Together::Nothing => Content::Nothing,
+            Together::Weights => Content::Weights,
+            Together::Gradients => Content::Gradient,
+        };
+        let pushed = self.pushed_as(place, content);
+        // SAFETY: all of them have pushed this chunk, and are answered after this function.
+        unsafe {
+            match content {
+                Content::Nothing => stages.relay_nothing(place, pushed),
+                Content::Weights => stages.put(kernels, place, pushed, round),
+                _ => {
+                    let missing = stages.without_gradient(place, self.pushed_as(place, Content::Nothing));
+                    stages.step(kernels, place, pushed, missing, round);
+                }
+            }
+        }
+        self.contents.clear(place);
+        Some(content)
+    }
+
+    /// Ends a chunk's round, in a job that is over, with the pushes that are in. Without a push, and where pushes do not go
+    /// together, the chunk keeps its weights.
+    pub(super) fn end_round<M: Mode>(&mut self, stages: &mut Staged<M>, kernels: &Kernels, place: usize) {
+        let round = self.round(place);
+        if State::of(self.words[place * self.words_per_chunk]).count == 0 {
+            return;
+        }
+        // SAFETY: all of them have pushed this chunk, and nobody is answered any more.
+        unsafe {
+            match self.together(place) {
+                Together::Gradients => {
+                    let missing = stages.without_gradient(place, self.pushed_as(place, Content::Nothing));
+                    let pushed = self.pushed_as(place, Content::Gradient);
+                    stages.last_step(kernels, place, pushed, missing, round);
+                }
+                Together::Weights => stages.last_put(place, self.pushed_as(place, Content::Weights)),
+                Together::Nothing | Together::Mixed => {}
+            }
+        }
+        self.contents.clear(place);
+    }
+
+    /// Why the pushes of a chunk of this key do not go together.
+    pub(in crate::turn) fn mixed(&self, place: usize, key: &str) -> String {
+        let Round(round) = self.round(place);
+        let pushed = |content: Content| {
+            let ranks: Vec<String> = self.pushed_as(place, content).map(|rank| rank.to_string()).collect();
+            (!ranks.is_empty()).then(|| format!("{} from rank {}", content.name(), ranks.join(", ")))
+        };
+        let all = [Content::Weights, Content::Gradient, Content::Nothing].map(pushed);
+        let all = all.into_iter().flatten().collect::<Vec<_>>().join("; ");
+        let what = match self.contents.must_be_weights(Round(round)) {
+            true => "round 0 is the broadcast: each rank pushes weights",
+            false => "weights are replaced only if each rank pushes weights of the key in the same round",
+        };
+        format!("key {key:?} got in round {round} {all}: {what}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRADIENT: Content = Content::Gradient;
+    const NOTHING: Content = Content::Nothing;
+    const WEIGHTS: Content = Content::Weights;
+
+    /// One chunk, of as many workers as push, in this round.
+    fn pushed(round: u32, contents: &[Content]) -> Arrivals {
+        let mut arrivals = Arrivals::new(1, contents.len() as u32, true);
+        arrivals.begin_at(Round(round));
+        for (rank, &content) in (0..).zip(contents) {
+            arrivals.admit(rank, Round(round));
+            push(&mut arrivals, rank, content);
+        }
+        arrivals
+    }
+
+    fn push(arrivals: &mut Arrivals, rank: u32, content: Content) {
+        if content != GRADIENT {
+            arrivals.note_content(0, rank, content);
+        }
+        arrivals.note(0, rank);
+    }
+
+    #[test]
+    fn weights_go_with_weights_alone() {
+        for (contents, together) in [
+            (&[GRADIENT, GRADIENT][..], Together::Gradients),
+            (&[NOTHING, GRADIENT, NOTHING], Together::Gradients),
+            (&[NOTHING, NOTHING], Together::Nothing),
+            (&[WEIGHTS, WEIGHTS], Together::Weights),
+            (&[WEIGHTS, GRADIENT], Together::Mixed),
+            (&[NOTHING, WEIGHTS], Together::Mixed),
+        ] {
+            let seen = pushed(3, contents).together(0);
+            assert_eq!(seen, together, "{contents:?}");
+            let is_broadcast = together == Together::Weights;
+            let first = if is_broadcast { Together::Weights } else { Together::Mixed };
+            assert_eq!(pushed(0, contents).together(0), first, "{contents:?} in round 0");
+        }
+    }
+
+    #[test]
+    fn who_pushed_what_is_in_the_error() {
+        let error = pushed(7, &[WEIGHTS, GRADIENT, WEIGHTS, NOTHING]).mixed(0, "fc.bias");
+        let expected = "key \"fc.bias\" got in round 7 weights from rank 0, 2; a gradient from rank 1; nothing from rank 3: \
+                        weights are replaced only if each rank pushes weights of the key in the same round";
+        assert_eq!(error, expected);
+        let error = pushed(0, &[GRADIENT, GRADIENT]).mixed(0, "fc.bias");
+        assert!(
+            error.ends_with("a gradient from rank 0, 1: round 0 is the broadcast: each rank pushes weights")
+        );
+    }
+
+    #[test]
+    fn a_push_that_is_forgotten_may_come_as_something_else() {
+        let mut arrivals = pushed(3, &[WEIGHTS, GRADIENT, NOTHING]);
+        for rank in [0, 2] {
+            arrivals.forget(rank);
+            assert!(!arrivals.is_whole(0) && !arrivals.is_in(0, rank));
+            push(&mut arrivals, rank, GRADIENT);
+        }
+        assert_eq!(arrivals.together(0), Together::Gradients);
+        assert_eq!(arrivals.pushed_as(0, GRADIENT).collect::<Vec<_>>(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn an_answer_says_what_came_of_the_round_and_a_newcomer_gets_weights() {
+        let mut arrivals = pushed(3, &[NOTHING, NOTHING]);
+        arrivals.admit(1, Round(4));
+        for content in [NOTHING, WEIGHTS, GRADIENT] {
+            arrivals.contents.clear(0);
+            let round = arrivals.round(0);
+            arrivals.advance(0, content);
+            assert_eq!((arrivals.round(0), arrivals.answered(0, 0, round)), (round.next(), content));
+            let newcomer = if round == Round(3) { GRADIENT } else { content };
+            assert_eq!(arrivals.answered(0, 1, round), newcomer, "it has nothing that could stay");
+            assert!(!arrivals.is_in(0, 0) && !arrivals.is_whole(0));
+        }
+    }
+}

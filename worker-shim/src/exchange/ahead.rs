@@ -1,0 +1,155 @@
+//! Bytes ahead: a key's gradient leaves before its push, and the push is then an immediate without bytes.
+//!
+//! ```text
+//!   Here --send_ahead--> Queued --link takes the bytes--> Sent --push--> Pushed
+//!     |                    |                               |               ^
+//!     |                    +--push: with its bytes---------|---------------+
+//!     +----push: with its bytes----------------------------|---------------+
+//!     ^                                                    |
+//!     +----------------------- rewritten ------------------+
+//! ```
+//!
+//! Bytes ahead count nothing, and may leave again. They leave only between the answer of a round and the next push, so that the hub
+//! reads none of them. On shared memory both windows are the same pages, and nothing is gained. Frames with checksums must not be
+//! rewritten while they leave, and a codec encodes once a push: there nothing leaves ahead.
+//!
+//! Part of the exchange, on the worker's thread. Knows no transport.
+
+use fabric::{Port, Span};
+use pbox_core::{ChunkId, Content, Immediate, KeyId, Round};
+
+use super::error::ExchangeError;
+use super::exchange::{Awaited, Exchange, KeyState};
+use super::outbox::{NO_BYTES, Post};
+use super::windows::Windows;
+
+/// Where the bytes of the chunks are, of keys that leave ahead.
+#[derive(Debug)]
+pub(super) struct Ahead {
+    /// By core: whether bytes that leave ahead gain something. Empty if they do nowhere.
+    over: Vec<bool>,
+    /// By chunk.
+    chunks: Vec<Left>,
+}
+
+/// What has left of a chunk in the round of its key's next push, or of the push under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    /// Nothing.
+    Here,
+    /// Nothing, and its slice is queued as a whole if it is the first of it.
+    Queued,
+    /// The bytes.
+    Sent,
+    /// The push.
+    Pushed,
+}
+
+impl Ahead {
+    pub fn new(chunks: usize) -> Self {
+        Ahead { over: Vec::new(), chunks: vec![Left::Here; chunks] }
+    }
+
+    /// What is to be posted of a chunk of a key that left ahead, if anything is.
+    fn post(&self, windows: &mut Windows, state: &KeyState, chunk: ChunkId) -> Option<(Span, Content)> {
+        let whole = |windows: &mut Windows| windows.outgoing(chunk, state.round, state.content);
+        if state.outstanding == 0 {
+            return Some((whole(windows), Content::Ahead));
+        }
+        match (self.chunks[chunk.index()], state.content) {
+            (Left::Pushed, _) => None,
+            (Left::Sent, Content::Gradient) | (_, Content::Nothing) => Some((NO_BYTES, state.content)),
+            (_, content) => Some((whole(windows), content)),
+        }
+    }
+
+    /// A post of a chunk has left.
+    #[cold]
+    pub fn note(&mut self, chunk: ChunkId, content: Content) {
+        self.chunks[chunk.index()] = if content == Content::Ahead { Left::Sent } else { Left::Pushed };
+    }
+
+    /// Nothing has left: the links are others.
+    pub fn forget_all(&mut self) {
+        self.chunks.fill(Left::Here);
+    }
+}
+
+/// What is to be posted of a chunk, or group, of a key whose push is no plain gradient, if anything is.
+#[cold]
+pub(super) fn post_other(
+    windows: &mut Windows,
+    ahead: &Ahead,
+    state: &KeyState,
+    chunk: ChunkId,
+) -> Option<Post> {
+    let (span, content) = match (state.ahead, state.content) {
+        (true, _) => ahead.post(windows, state, chunk)?,
+        (false, Content::Nothing) => (NO_BYTES, Content::Nothing),
+        (false, content) => (windows.outgoing(chunk, state.round, content), content),
+    };
+    let immediate = Immediate::new(chunk, state.round).with(content);
+    Some(Post { span, immediate, is_noted: state.ahead })
+}
+
+impl<P: Port> Exchange<P> {
+    /// Lets bytes leave ahead over the links to these cores.
+    pub fn let_ahead(&mut self, over: Vec<bool>) {
+        self.ahead.over = if over.contains(&true) { over } else { Vec::new() };
+    }
+
+    /// Sends the bytes of a key's gradient before its push, where that gains something; may be called again. The push is then
+    /// without bytes, if they have left by then and are not [rewritten](Self::rewritten). The [`flush`](Self::flush) must follow soon.
+    ///
+    /// # Errors
+    /// While the key is under way.
+    pub fn send_ahead(&mut self, key: KeyId) -> Result<(), ExchangeError> {
+        self.check_idle(key, "sending its gradient ahead")?;
+        let is_first = self.keys[key.index()].round == Round(0) && self.broadcasts;
+        let is_plain = self.first_awaited == Awaited::Answer && self.windows.coder().is_none();
+        if self.ahead.over.is_empty() || !is_plain || is_first || self.slices.group(key).is_some() {
+            return Ok(());
+        }
+        let was_ahead = std::mem::replace(&mut self.keys[key.index()].ahead, true);
+        for slice in self.slices.of_key(key) {
+            let chunks = self.slices.chunks(slice);
+            let is_queued = was_ahead && self.ahead.chunks[chunks[0].index()] == Left::Queued;
+            let leaves = self.ahead.over[self.slices.slice(slice).core];
+            let left = if leaves { Left::Queued } else { Left::Here };
+            chunks.iter().for_each(|chunk| self.ahead.chunks[chunk.index()] = left);
+            if leaves && !is_queued {
+                self.queue(slice);
+            }
+        }
+        self.post_put()
+    }
+
+    /// A key's gradient is not what has left ahead: the next push sends all of it.
+    pub fn rewritten(&mut self, key: KeyId) {
+        if !self.keys.get(key.index()).is_some_and(|state| state.ahead && state.outstanding == 0) {
+            return;
+        }
+        for chunk in self.layout.key_chunks(key) {
+            let left = &mut self.ahead.chunks[chunk as usize];
+            if *left == Left::Sent {
+                *left = Left::Here;
+            }
+        }
+    }
+
+    /// Queues the slices of a key that left ahead, but those that are queued still.
+    #[cold]
+    pub(super) fn queue_rest(&mut self, key: KeyId) {
+        for slice in self.slices.of_key(key) {
+            if self.ahead.chunks[self.slices.chunks(slice)[0].index()] != Left::Queued {
+                self.queue(slice);
+            }
+        }
+    }
+
+    /// What has left ahead is lost with its links.
+    pub(super) fn forget_ahead(&mut self) {
+        self.keys.iter_mut().for_each(|state| state.ahead = false);
+        self.ahead.forget_all();
+    }
+}

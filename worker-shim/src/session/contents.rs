@@ -1,0 +1,106 @@
+//! What a worker has of a key in a round, beside a gradient that it writes and pushes: no gradient, new weights, or a gradient that
+//! leaves before it is pushed.
+//!
+//! On the caller's thread. Must not know what the hub makes of it.
+
+use pbox_core::{Compression, Consistency, Content, KeyId, LevelTerms};
+
+use super::error::SessionError;
+use super::session::Session;
+use crate::exchange::ExchangeError;
+
+/// What is pushed of a key.
+///
+/// A job with SSP or ASP, and one with Slim-DP, takes gradients only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pushed {
+    /// The gradient. What has left [ahead](Session::send_ahead) is not sent again.
+    Gradient,
+    /// The gradient, which is another than what has left ahead.
+    Rewritten,
+    /// No gradient. It counts as zeros; if no worker has one, weights and optimizer state stay as they are.
+    Nothing,
+    /// New weights, which the worker has written where its gradient is. Every worker pushes weights of the key in the same round,
+    /// and those of the lowest rank count. The optimizer's state stays.
+    Weights,
+}
+
+impl Pushed {
+    /// The content that the hub is told.
+    fn content(self) -> Content {
+        match self {
+            Pushed::Gradient | Pushed::Rewritten => Content::Gradient,
+            Pushed::Nothing => Content::Nothing,
+            Pushed::Weights => Content::Weights,
+        }
+    }
+
+    /// The name, for errors.
+    pub(crate) fn name(self) -> &'static str {
+        self.content().name()
+    }
+}
+
+impl Session {
+    /// Sends the bytes of these keys' gradients now, where that gains something, and counts nothing yet. The next
+    /// [push](Self::push) of a key then costs no bytes, if the gradient is still the same. It may be called again. A no-op on shared
+    /// memory, with a codec, with checksums, with `kvstore`, and for small keys that leave with their neighbours.
+    ///
+    /// # Errors
+    /// While a key is under way.
+    pub fn send_ahead(&mut self, keys: impl IntoIterator<Item = KeyId>) -> Result<(), SessionError> {
+        let sent = keys.into_iter().try_for_each(|key| self.put_ahead(key));
+        sent.and(self.flush())
+    }
+
+    /// As [`send_ahead`](Self::send_ahead), up to the [`flush`](Self::flush), which must follow soon.
+    pub(crate) fn put_ahead(&mut self, key: KeyId) -> Result<(), SessionError> {
+        self.exchange.check_exists(key)?;
+        let is_skipped = self.skips.get(key.index()).is_some_and(|&skips| skips > 0);
+        if is_skipped || self.steps_alone() {
+            return Ok(()); // its next push is not sent, or would not know its bytes
+        }
+        match self.exchange.send_ahead(key) {
+            Ok(()) => Ok(()),
+            Err(error) => self.survive_loss(error),
+        }
+    }
+
+    /// Whether the key's last push, or the one under way so far, left its weights as they were, because no worker had a gradient.
+    ///
+    /// # Errors
+    /// When there is no such key.
+    pub fn was_left_alone(&self, key: KeyId) -> Result<bool, SessionError> {
+        self.exchange.check_exists(key)?;
+        Ok(self.exchange.was_left_alone(key))
+    }
+
+    /// The content of a push that is not plainly a gradient.
+    #[cold]
+    pub(super) fn other_content(&mut self, key: KeyId, what: Pushed) -> Result<Content, SessionError> {
+        let content = what.content();
+        if what == Pushed::Rewritten {
+            self.exchange.rewritten(key);
+        }
+        let name = || self.layout().keys()[key.index()].name.clone();
+        match gradients_only(&self.asked).filter(|_| content != Content::Gradient) {
+            None => Ok(content),
+            Some(why) => {
+                Err(ExchangeError::OnlyGradients { key: name(), pushed: content.name(), why }.into())
+            }
+        }
+    }
+
+    fn steps_alone(&self) -> bool {
+        self.asked.consistency != Consistency::Bsp
+    }
+}
+
+/// Why a job takes gradients only, if it does, and what to do.
+pub(crate) fn gradients_only(level: &LevelTerms) -> Option<&'static str> {
+    if level.consistency != Consistency::Bsp {
+        return Some("workers that step alone (SSP and ASP) push gradients only: choose the consistency bsp");
+    }
+    let is_slim = matches!(level.compression, Some(Compression::Slim(_)));
+    is_slim.then_some("Slim-DP takes gradients only: choose a codec, or no compression")
+}
