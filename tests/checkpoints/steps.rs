@@ -7,7 +7,7 @@ use fabric::conformance::Watchdog;
 use hub_tests::training::Training;
 use hub_tests::values::{Reference, Saved, same_bits};
 use hub_tests::{addresses, hub, on_threads};
-use pbox_core::{Dtype, Key, Numbers, Optimizer, Round};
+use pbox_core::{Consistency, Dtype, Key, KeyId, Numbers, Optimizer, Round};
 use phub_server::Hub;
 use worker_shim::{Session, SessionError, State};
 
@@ -121,6 +121,42 @@ fn keys_with_different_steps_go_on_from_a_checkpoint() {
 fn keys_with_different_steps_go_on_from_the_parts_of_several_hubs() {
     let _watchdog = Watchdog::start();
     go_on_from_file(2);
+}
+
+/// A key begins anew between two rounds, and the others do not.
+#[test]
+fn the_state_of_a_key_is_set_to_zero_between_rounds() {
+    let _watchdog = Watchdog::start();
+    let (state, training, hub) = (state(), trained("job"), hub(2));
+    let mut reference =
+        Reference::new(training.seed, training.workers, ADAM, &training.keys).with(&state).with_steps(&STEPS);
+    [0, 2].map(|key| reference.reset(KeyId(key)));
+    (0..3).for_each(|_| reference.advance_by(&Numbers::new(ADAM)));
+    let reset = |session: &mut Session| session.set_optimizer_and_reset(ADAM, None, &[KeyId(0), KeyId(2)]);
+    for weights in goes_on(&training, &[hub], Some(&state), reset, BEFORE + 2) {
+        for (key, (seen, expected)) in weights.iter().zip(&reference.weights).enumerate() {
+            same_bits(format!("key {key}"), seen, expected);
+        }
+    }
+}
+
+#[test]
+fn states_of_keys_that_do_not_exist_are_not_set_to_zero() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let mut config = trained("job").config(&hub.address().to_string(), 0);
+    config.terms.workers = 1;
+    let mut session = Session::join(config.clone()).unwrap();
+    session.broadcast_written().unwrap();
+    let refused = session.set_optimizer_and_reset(ADAM, None, &[KeyId(3)]).unwrap_err().to_string();
+    assert!(refused.contains("reset: key 3 of 3"), "{refused}");
+    session.leave().unwrap();
+    config.terms.level.consistency = Consistency::Asp;
+    config.compare_every = 0;
+    let mut session = Session::join(config).unwrap();
+    session.broadcast_written().unwrap();
+    let refused = session.set_optimizer_and_reset(ADAM, None, &[KeyId(0)]).unwrap_err().to_string();
+    assert!(refused.contains("reset: with consistency asp"), "{refused}");
 }
 
 #[test]

@@ -170,7 +170,7 @@ pub struct OfferRequest {
     pub token: String,
     /// The round that the job would begin with.
     pub state_before: Round,
-    /// By key: how many steps it has made. One in each round but the broadcast without it.
+    /// The number of steps of each key. Without it a key has made one in each round but the broadcast.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps: Option<Vec<u32>>,
 }

@@ -11,7 +11,7 @@ use crate::layout::Round;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LearningRateRequest {
-    /// From the join.
+    /// The token of the join.
     pub token: String,
     /// The new rate.
     pub learning_rate: f32,
@@ -24,7 +24,7 @@ pub struct LearningRateRequest {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimizerRequest {
-    /// From the join.
+    /// The token of the join.
     pub token: String,
     /// The job's optimizer with its new numbers, all of them.
     pub optimizer: Optimizer,
@@ -34,6 +34,10 @@ pub struct OptimizerRequest {
     pub keys: Option<Vec<Multipliers>>,
     /// The first round that uses them.
     pub from_round: Round,
+    /// Numbers of keys whose optimizer state is set to zero before that round, as if they had made no step. Workers step
+    /// together, and the one that asks has not pushed the round.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reset: Vec<u32>,
 }
 
 /// The numbers that a worker has set last, as it says when its hub is back.
@@ -44,7 +48,7 @@ pub struct NumbersSet {
     pub from_round: Round,
     /// The job's optimizer with its numbers.
     pub optimizer: Optimizer,
-    /// By key, if the worker has set multipliers.
+    /// The multipliers of each key, if the worker has set them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<Vec<Multipliers>>,
 }

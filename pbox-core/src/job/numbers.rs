@@ -14,7 +14,7 @@ pub enum InvalidRate {
         "learning rate {seen}: expected a finite number, at least 0 (with 0 the weights stay as they are)"
     )]
     Range {
-        /// What was asked for.
+        /// The number that was asked for.
         seen: f32,
     },
     /// Not a rate of this key.
@@ -22,7 +22,7 @@ pub enum InvalidRate {
         "learning rate {seen}: times lr_mult {multiplier} of key {key:?} it is beyond f32; expected a smaller one"
     )]
     Overflow {
-        /// What was asked for.
+        /// The number that was asked for.
         seen: f32,
         /// The key.
         key: String,
@@ -34,7 +34,7 @@ pub enum InvalidRate {
 /// Numbers that a job cannot go on with.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum InvalidNumbers {
-    /// Of another optimizer.
+    /// Numbers of another optimizer.
     #[error(
         "the job's optimizer is {ours}, and these numbers are of {theirs}: the kind decides what the hub keeps of each \
          parameter, and stays; give numbers of {ours}, or begin another job"
@@ -42,7 +42,7 @@ pub enum InvalidNumbers {
     Kind {
         /// The job's optimizer.
         ours: &'static str,
-        /// The other one.
+        /// The optimizer of the numbers.
         theirs: &'static str,
     },
     /// A number out of its range.
@@ -66,7 +66,7 @@ pub enum InvalidNumbers {
         key: String,
         /// Its multiplier's name.
         multiplier: &'static str,
-        /// What was asked for.
+        /// The number that was asked for.
         seen: f32,
     },
     /// A weight decay that is no number of this key.
@@ -74,7 +74,7 @@ pub enum InvalidNumbers {
         "weight decay {seen}: times wd_mult {multiplier} of key {key:?} it is beyond f32; expected a smaller one"
     )]
     Decay {
-        /// What was asked for.
+        /// The number that was asked for.
         seen: f32,
         /// The key.
         key: String,

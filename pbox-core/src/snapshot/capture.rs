@@ -35,7 +35,7 @@ struct Current {
     occasion: Occasion,
     before: Round,
     values: Slab,
-    /// By place.
+    /// Steps of the chunk at each place.
     steps: Vec<u32>,
     /// Chunks that are not copied yet.
     left: usize,
@@ -105,7 +105,7 @@ impl Capture {
         Some(&mut current.values.as_mut_slice()[range])
     }
 
-    /// A chunk, which has made so many steps, was copied to where [`place`](Self::place) said.
+    /// Notes that a chunk was copied to where [`place`](Self::place) said, and how many steps it has made.
     pub fn copied(&mut self, place: usize, steps: u32) {
         let current = self.current.as_mut().expect("a place was given");
         current.left -= 1;

@@ -75,13 +75,13 @@ pub struct Snapshot {
     places: Vec<Option<Place>>,
 }
 
-/// Where a chunk is in the parts.
+/// The place of a chunk in the parts.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     part: usize,
     /// Among the part's chunks.
     index: usize,
-    /// Where its values begin.
+    /// The begin of its values.
     start: usize,
 }
 
@@ -180,7 +180,7 @@ impl Snapshot {
         &self.numbers
     }
 
-    /// How many steps a piece has made. Its chunks have made the same number, unless workers step alone, or the job failed
+    /// Counts the steps that a piece has made. Its chunks have made the same number, unless workers step alone, or the job failed
     /// within a round that only some of the chunks have ended: then it is the highest.
     pub fn steps(&self, piece: &Piece) -> u32 {
         let of = |id| {

@@ -15,7 +15,7 @@ pub struct Restored {
     numbers: NumbersByRound,
     values: Slab,
     keys: Vec<RestoredKey>,
-    /// By key: how many steps it has made, if the state says so. Empty if it does not.
+    /// The steps of each key, if the state says so. Empty if it does not.
     steps: Vec<Option<u32>>,
     /// By key, where not all begin with one round.
     begins: Vec<Round>,
@@ -47,7 +47,7 @@ impl Restored {
         Restored { round, numbers, values, keys, steps: Vec::new(), begins: Vec::new() }
     }
 
-    /// The same, but each key has made so many steps, where that is known.
+    /// Adds how many steps each key has made, where that is known.
     pub fn with_steps(self, steps: Vec<Option<u32>>) -> Self {
         Restored { steps, ..self }
     }

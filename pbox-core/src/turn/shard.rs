@@ -360,6 +360,16 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         numbers.forget_before(oldest);
     }
 
+    /// Sets the optimizer state of keys, which are sorted, to zero before a round of workers that step together. A chunk that is
+    /// past the round has been asked before.
+    pub fn reset_state(&mut self, from: Round, keys: &[KeyId]) {
+        for place in 0..self.keys.len() {
+            if keys.binary_search(&self.keys[place]).is_ok() && self.pace.round(place) == from {
+                self.stages.reset_state(place);
+            }
+        }
+    }
+
     /// Worker `rank` pushed a chunk. If this completes a step, the step is made.
     #[inline]
     pub fn arrive(

@@ -12,7 +12,7 @@ use crate::snapshot::Restored;
 /// The steps of a shard's chunks.
 #[derive(Debug)]
 pub(super) struct StepCounts {
-    /// By place of a chunk.
+    /// Steps of the chunk at each place.
     steps: Vec<u32>,
     /// The chunks of each group that steps as one, by the place of the group behind those of the chunks.
     groups: Vec<Range<usize>>,
@@ -21,7 +21,7 @@ pub(super) struct StepCounts {
 }
 
 impl StepCounts {
-    /// So many chunks that have made no step.
+    /// Begins with chunks that have made no step.
     pub fn new(terms: &JobTerms, chunks: usize) -> Self {
         let of_a_round = if terms.level.consistency.steps_alone() { terms.workers } else { 1 };
         StepCounts { steps: vec![0; chunks], groups: Vec::new(), of_a_round }
@@ -46,9 +46,14 @@ impl StepCounts {
             Some(group) => self.groups[group].clone(),
         };
         let steps = &mut self.steps[chunks];
-        // No job makes so many steps: a state that a worker brings may say so.
+        // A state that a worker brings may have the highest number.
         steps.iter_mut().for_each(|steps| *steps = steps.saturating_add(1));
         Round(steps[0])
+    }
+
+    /// The chunk at a place counts from 1 again.
+    pub fn reset(&mut self, place: usize) {
+        self.steps[place] = 0;
     }
 
     /// The chunk at a place has made the steps of a state. A state that does not say how many has one for each round but the
@@ -84,6 +89,8 @@ mod tests {
         assert_eq!((counts.count(0), counts.count(0), counts.count(1)), (Round(1), Round(2), Round(1)));
         assert_eq!(counts.count(3), Round(2), "of the group's first chunk");
         assert_eq!([0, 1, 2].map(|place| counts.of(place)), [2, 2, 1]);
+        counts.reset(1);
+        assert_eq!((counts.count(1), counts.of(2)), (Round(1), 1));
     }
 
     #[test]

@@ -341,6 +341,17 @@ impl<M: Mode> Staged<M> {
         self.gauge.gauged()
     }
 
+    /// Sets a chunk's optimizer state to zero, as if it had made no step. Its weights stay.
+    pub fn reset_state(&mut self, place: usize) {
+        let Staged { chunks, steps, .. } = self;
+        let chunk = &chunks[place];
+        typed!(chunk.dtype, E => {
+            let (_, state) = steps.kept_of::<E>(chunk);
+            state.fill(0.0);
+        });
+        steps.counts.reset(place);
+    }
+
     /// The optimizer's numbers by round.
     pub fn numbers(&mut self) -> &mut NumbersByRound {
         &mut self.steps.numbers

@@ -34,7 +34,7 @@ pub struct Decoded {
     optimizer: Optimizer,
     /// First round and numbers, rounds ascending, at least one.
     numbers: Vec<NumbersFrom>,
-    /// By key, where they are not the steps of the rounds.
+    /// The steps of keys that have not made one a round.
     steps: BTreeMap<String, u32>,
     multipliers: Multipliers,
     share: Option<FileShare>,

@@ -11,16 +11,16 @@
 use std::sync::Arc;
 
 use pbox_core::control::{LearningRateRequest, OptimizerRequest};
-use pbox_core::{Multipliers, Numbers, NumbersByRound, Optimizer, Round};
+use pbox_core::{Consistency, JobTerms, KeyId, Multipliers, Numbers, NumbersByRound, Optimizer, Round};
 
 use super::cut::answers;
 use super::{Refusal, Registry, on_thread};
 
-/// A job's list keeps the numbers of so many rounds behind the slowest chunk: a checkpoint that is being put together needs those
-/// of its own round, and says so if they are gone.
+/// Rounds behind the slowest chunk whose numbers a job's list keeps. A checkpoint that is being put together needs the numbers of
+/// its own round, and says so if they are gone.
 const KEPT_ROUNDS: u32 = 1024;
 
-/// What a worker changes.
+/// A change that a worker asks for.
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
     /// The learning rate alone.
@@ -30,7 +30,7 @@ pub(crate) enum Change {
 }
 
 impl Change {
-    /// What follows the numbers of a round.
+    /// Returns the numbers that follow those of a round.
     fn after(&self, former: &Numbers) -> Numbers {
         match self {
             Change::Rate(rate) => former.with_learning_rate(*rate),
@@ -55,16 +55,25 @@ impl Registry {
     /// Changes a job's learning rate. Returns when every core has the new rate.
     pub async fn set_learning_rate(&self, job: &str, request: LearningRateRequest) -> Result<(), Refusal> {
         let LearningRateRequest { token, learning_rate, from_round } = request;
-        self.set_numbers(job, &token, from_round, Change::Rate(learning_rate)).await
+        self.set_numbers(job, &token, from_round, Change::Rate(learning_rate), Vec::new()).await
     }
 
     /// Changes the numbers of a job's optimizer. Returns when every core has them.
     pub async fn set_optimizer(&self, job: &str, request: OptimizerRequest) -> Result<(), Refusal> {
-        let OptimizerRequest { token, optimizer, keys, from_round } = request;
-        self.set_numbers(job, &token, from_round, Change::All(optimizer, keys.map(Into::into))).await
+        let OptimizerRequest { token, optimizer, keys, from_round, reset } = request;
+        let mut reset = Vec::from_iter(reset.into_iter().map(KeyId));
+        reset.sort_unstable();
+        self.set_numbers(job, &token, from_round, Change::All(optimizer, keys.map(Into::into)), reset).await
     }
 
-    async fn set_numbers(&self, job: &str, token: &str, from: Round, change: Change) -> Result<(), Refusal> {
+    async fn set_numbers(
+        &self,
+        job: &str,
+        token: &str,
+        from: Round,
+        change: Change,
+        reset: Vec<KeyId>,
+    ) -> Result<(), Refusal> {
         if from >= Round::LIMIT {
             let (seen, limit) = (from.0, Round::LIMIT.0);
             return Err(Refusal::Bad(format!(
@@ -76,6 +85,7 @@ impl Registry {
             let (job, rank) = inner.member(job, token)?;
             let numbers = change.after(job.numbers.at(from));
             job.terms.check_numbers(&numbers).map_err(|error| Refusal::Bad(error.to_string()))?;
+            check_reset(&job.terms, &reset).map_err(Refusal::Bad)?;
             let above = job.above.clone();
             let asked = match above {
                 Some(_) => Vec::new(),
@@ -92,13 +102,17 @@ impl Registry {
                     );
                     let (id, of_cores) = (job.id, numbers.clone());
                     job.numbers.change(from, numbers);
-                    self.ask_cores(job, move |thread| thread.core.set_numbers(id, from, &of_cores))
+                    let reset: Arc<[KeyId]> = reset.clone().into();
+                    self.ask_cores(job, move |thread| {
+                        thread.core.reset_state(id, from, &reset);
+                        thread.core.set_numbers(id, from, &of_cores)
+                    })
                 }
             };
             (job.id, above, asked)
         };
         if let Some(above) = above {
-            let changed = on_thread("phub-above", move || above.set_numbers(&change, from)).await;
+            let changed = on_thread("phub-above", move || above.set_numbers(&change, from, &reset)).await;
             return self.passed_on(id, changed);
         }
         if let Some(oldest) = answers(asked).await?.into_iter().flatten().min() {
@@ -108,4 +122,22 @@ impl Registry {
         }
         Ok(())
     }
+}
+
+/// Whether the optimizer state of these keys can be set to zero.
+fn check_reset(terms: &JobTerms, reset: &[KeyId]) -> Result<(), String> {
+    let keys = terms.keys.len();
+    if let Some(key) = reset.iter().find(|key| key.index() >= keys) {
+        return Err(format!(
+            "reset: key {} of {keys}: keys are numbered from 0 in the order of the join",
+            key.0
+        ));
+    }
+    if !reset.is_empty() && terms.level.consistency != Consistency::Bsp {
+        return Err(format!(
+            "reset: with consistency {} a key has no border between two rounds of all workers; use bsp",
+            terms.level.consistency
+        ));
+    }
+    Ok(())
 }

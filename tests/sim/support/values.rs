@@ -127,6 +127,12 @@ impl Reference {
         Reference { steps: steps.to_vec(), ..self }
     }
 
+    /// A key's optimizer state becomes zero.
+    pub fn reset(&mut self, key: KeyId) {
+        self.state[key.index()].fill([0.0; 2]);
+        self.steps[key.index()] = 0;
+    }
+
     /// The server some rounds later.
     pub fn after(mut self, rounds: u32) -> Self {
         (0..rounds).for_each(|_| self.advance(self.learning_rate()));

@@ -192,15 +192,16 @@ impl Session {
         self.call(py, move |session| session.set_learning_rate(learning_rate))
     }
 
-    /// The optimizer as JSON, and for each key its multipliers of learning rate and weight decay.
+    /// The optimizer as JSON, for each key its multipliers of learning rate and weight decay, and keys whose state becomes zero.
     fn set_optimizer(
         &self,
         py: Python<'_>,
         optimizer: &str,
         multipliers: Option<Vec<Multipliers>>,
+        reset: Vec<u32>,
     ) -> PyResult<()> {
-        let optimizer = optimizer_of(optimizer)?;
-        self.call(py, move |session| session.set_optimizer(optimizer, multipliers))
+        let (optimizer, reset) = (optimizer_of(optimizer)?, Vec::from_iter(reset.into_iter().map(KeyId)));
+        self.call(py, move |session| session.set_optimizer_and_reset(optimizer, multipliers, &reset))
     }
 
     fn pull_by(&self, py: Python<'_>, pull_layers: Vec<Vec<u32>>) -> PyResult<()> {

@@ -3,16 +3,16 @@
 //! On the caller's thread. The hubs make the change, all cores from the same round on.
 
 use pbox_core::control::{LearningRateRequest, NumbersSet, OptimizerRequest};
-use pbox_core::{Multipliers, Numbers, Optimizer, Round};
+use pbox_core::{KeyId, Multipliers, Numbers, Optimizer, Round};
 
 use super::error::SessionError;
 use super::session::Session;
 
-/// What a worker has set last, by rounds that are counted with those that were lost: it says so to a hub that is back.
+/// The last changes of a worker, which it names to a hub that is back. Rounds are counted with those that were lost.
 #[derive(Debug, Default)]
 pub(super) struct LastSet {
     pub numbers: Option<NumbersSet>,
-    /// After these numbers.
+    /// The learning rate that was set after these numbers.
     pub rate: Option<(Round, f32)>,
 }
 
@@ -46,6 +46,21 @@ impl Session {
         optimizer: Optimizer,
         multipliers: Option<Vec<Multipliers>>,
     ) -> Result<(), SessionError> {
+        self.set_optimizer_and_reset(optimizer, multipliers, &[])
+    }
+
+    /// Does the same, and has the optimizer state of some keys set to zero before the next round, as if they had made no step.
+    /// Their weights stay.
+    ///
+    /// # Errors
+    /// As for [`set_optimizer`](Self::set_optimizer); with SSP and ASP, where a key has no border between two rounds; and when a
+    /// key does not exist.
+    pub fn set_optimizer_and_reset(
+        &mut self,
+        optimizer: Optimizer,
+        multipliers: Option<Vec<Multipliers>>,
+        reset: &[KeyId],
+    ) -> Result<(), SessionError> {
         let numbers = Numbers { optimizer, multipliers: multipliers.as_deref().map(Into::into) };
         self.config.terms.check_numbers(&numbers)?;
         self.exchange.check_quiet("changing the optimizer's numbers")?;
@@ -53,7 +68,8 @@ impl Session {
             let from_round = session.next_round();
             session.hubs.iter().try_for_each(|hub| {
                 let (token, keys) = (hub.token.clone(), multipliers.clone());
-                let request = OptimizerRequest { token, optimizer, keys, from_round };
+                let reset = reset.iter().map(|key| key.0).collect();
+                let request = OptimizerRequest { token, optimizer, keys, from_round, reset };
                 hub.post("optimizer", "change the optimizer's numbers", &request)
                     .map(|_: serde_json::Value| ())
             })

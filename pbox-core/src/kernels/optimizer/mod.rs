@@ -167,7 +167,7 @@ impl Optimizer {
         }
     }
 
-    /// The same with another step size.
+    /// Returns it with another step size.
     pub fn with_learning_rate(mut self, rate: f32) -> Self {
         match &mut self {
             Optimizer::Average => {}

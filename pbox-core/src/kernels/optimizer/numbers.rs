@@ -15,7 +15,7 @@ pub type Multipliers = [f32; 2];
 pub struct Numbers {
     /// The job's optimizer, with the numbers of now.
     pub optimizer: Optimizer,
-    /// By key. `None`: those of the job's terms.
+    /// The multipliers of each key. `None`: those of the job's terms.
     pub multipliers: Option<Arc<[Multipliers]>>,
 }
 
@@ -25,12 +25,12 @@ impl Numbers {
         Numbers { optimizer, multipliers: None }
     }
 
-    /// The same with another learning rate.
+    /// Returns them with another learning rate.
     pub fn with_learning_rate(&self, rate: f32) -> Self {
         Numbers { optimizer: self.optimizer.with_learning_rate(rate), multipliers: self.multipliers.clone() }
     }
 
-    /// Other numbers of the optimizer. Without multipliers these stay as they are.
+    /// Returns them with another optimizer of the kind. Multipliers that are not given stay.
     pub fn with(&self, optimizer: Optimizer, multipliers: Option<Arc<[Multipliers]>>) -> Self {
         Numbers { optimizer, multipliers: multipliers.or_else(|| self.multipliers.clone()) }
     }
@@ -45,13 +45,13 @@ pub struct NumbersByRound {
 }
 
 impl NumbersByRound {
-    /// These numbers from round 0 on.
+    /// Begins with numbers that hold from round 0 on.
     pub fn new(numbers: Numbers) -> Self {
         NumbersByRound { changes: vec![(Round(0), numbers)] }
     }
 
-    /// What [`changes_from`](Self::changes_from) gave; `None` without a change. Numbers before the first change are those of
-    /// the first.
+    /// Takes changes as [`changes_from`](Self::changes_from) gives them; `None` without a change. The first change holds for
+    /// all rounds before it, too.
     pub fn of_changes(changes: impl IntoIterator<Item = (Round, Numbers)>) -> Option<Self> {
         let mut changes = changes.into_iter();
         let mut numbers = NumbersByRound::new(changes.next()?.1);

@@ -4,7 +4,7 @@ use fabric::{MapError, Port, Slab};
 
 use super::{Core, JobShard, at_work, of_job};
 use crate::kernels::Numbers;
-use crate::layout::{Layout, Round};
+use crate::layout::{KeyId, Layout, Round};
 use crate::snapshot::{Occasion, Restored, SnapshotPart};
 use crate::turn::look::Look;
 use crate::turn::made::MadeShard;
@@ -169,6 +169,13 @@ impl<P: Port> Core<P> {
             })
         });
         oldest.map(|front| front.lowest).min()
+    }
+
+    /// Sets the optimizer state of keys, which are sorted, to zero before a round that a worker has not pushed.
+    pub fn reset_state(&mut self, id: JobId, from: Round, keys: &[KeyId]) {
+        for entry in self.shards_of(id) {
+            of_mode!(&mut entry.shard, shard => shard.reset_state(from, keys));
+        }
     }
 
     /// Looks whether a job's rounds move, and whose pushes they wait for.

@@ -8,7 +8,7 @@ use pbox_core::control::{
     CheckpointReply, CompareRequest, Late, Latest, LearningRateRequest, Machine, OptimizerRequest,
     ReadyRequest,
 };
-use pbox_core::{Above, Layout, Round};
+use pbox_core::{Above, KeyId, Layout, Round};
 use tokio::sync::watch;
 
 use super::links::LinksAbove;
@@ -146,7 +146,12 @@ impl JoinedAbove {
     }
 
     /// Changes the optimizer's numbers above. May wait for the hubs.
-    pub fn set_numbers(&self, change: &Change, from_round: Round) -> Result<(), MemberError> {
+    pub fn set_numbers(
+        &self,
+        change: &Change,
+        from_round: Round,
+        reset: &[KeyId],
+    ) -> Result<(), MemberError> {
         self.hubs.iter().try_for_each(|hub| {
             let token = hub.token.clone();
             match change {
@@ -156,7 +161,8 @@ impl JoinedAbove {
                 }
                 Change::All(optimizer, keys) => {
                     let (optimizer, keys) = (*optimizer, keys.as_deref().map(<[_]>::to_vec));
-                    let request = OptimizerRequest { token, optimizer, keys, from_round };
+                    let reset = reset.iter().map(|key| key.0).collect();
+                    let request = OptimizerRequest { token, optimizer, keys, from_round, reset };
                     hub.post("optimizer", "change the optimizer's numbers", &request)
                 }
             }

@@ -457,7 +457,10 @@ class Session:
         self._native.set_learning_rate(learning_rate)
 
     def set_optimizer(
-        self, optimizer: _optimizers.Optimizer, keys: Optional[Mapping[str, Tuple[float, float]]] = None
+        self,
+        optimizer: _optimizers.Optimizer,
+        keys: Optional[Mapping[str, Tuple[float, float]]] = None,
+        reset: Sequence[str] = (),
     ) -> None:
         """Changes the numbers of the optimizer from the next round on, for all workers: learning rate, weight decay,
         momentum, betas, epsilon. Call it when no key is under way; every worker may call it with the same values.
@@ -465,6 +468,7 @@ class Session:
         Args:
             optimizer: of the same class as the job's, with all its numbers.
             keys: by name of each key, the multipliers of its learning rate and weight decay. Default: they stay.
+            reset: keys whose optimizer state becomes zero before that round, as if they had made no step. For "bsp".
 
         Raises:
             SettingsError: the optimizer is of another class, a number is out of its range, `keys` are not all of the
@@ -479,7 +483,11 @@ class Session:
                     f"set_optimizer: {strange!r} {seen}: expected multipliers of each of the {len(self._keys)} keys, or none"
                 )
             multipliers = [keys[name] for name in self._keys]
-        self._native.set_optimizer(_optimizers.to_json(optimizer), multipliers)
+        strange = next((name for name in reset if name not in self._keys), None)
+        if strange is not None:
+            raise _phub.SettingsError(f"set_optimizer: reset: {strange!r} is none of the job's keys")
+        numbers = [self._numbers[name] for name in reset]
+        self._native.set_optimizer(_optimizers.to_json(optimizer), multipliers, numbers)
 
     def pull_by(self, layers: Sequence[Sequence[str]]) -> None:
         """With `pull`: uses other layers from now on, for a caller that learns the order of its layers only as it

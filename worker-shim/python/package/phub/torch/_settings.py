@@ -48,15 +48,15 @@ class Multipliers:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """What the hub is told of groups that have changed: the optimizer with its numbers, and the multipliers of each group
-    if these have changed, too."""
+    """News of the groups for the hub: the optimizer with its numbers, and the multipliers of each group if these have
+    changed, too."""
 
     optimizer: _optimizers.Optimizer
     groups: Optional[Tuple[Multipliers, ...]]
 
 
 class Settings:
-    """What the groups of a torch optimizer say, as numbers of the hub's optimizer and multipliers of its keys."""
+    """The groups of a torch optimizer, as numbers of the hub's optimizer and multipliers of its keys."""
 
     optimizer: _optimizers.Optimizer
     groups: Tuple[Multipliers, ...]
@@ -68,7 +68,7 @@ class Settings:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, kind: Optional[type] = None) -> Settings:
-        """Those of an optimizer, which is of this kind; default its class.
+        """Reads the groups of an optimizer, which is of this kind; default its class.
 
         Raises:
             UnsupportedOptimizerError: the hub cannot run it; the message says which setting, and what to do.
@@ -83,7 +83,7 @@ class Settings:
         return _seen(groups) != self._seen
 
     def changed(self, groups: Groups) -> Optional[Change]:
-        """What the hub must be told, if the groups say something else than in the last call.
+        """Returns what the hub must be told, if the groups say something else than in the last call.
 
         Raises:
             UnsupportedOptimizerError: a group has changed in a way that the hub cannot follow. It says so again in the next
