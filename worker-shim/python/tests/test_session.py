@@ -381,3 +381,86 @@ session.broadcast()
     session.push()
     with pytest.raises(phub.PeerLeftError, match="worker 1 left before round 1"):
         session.wait()
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_what_is_pushed_may_be_nothing_or_weights_or_have_left_ahead(hub, transport):
+    keys = {"weight": (300, 100), "bias": (7,), "idle": (40,)}
+    sessions = pair(hub, keys=keys, optimizer=phub.Momentum(0.5, momentum=0.5), transport=transport)
+    model = {key: [np.zeros(shape, np.float32), np.zeros(shape, np.float32)] for key, shape in keys.items()}
+
+    def step(key, gradient):
+        weights, velocity = model[key]
+        velocity[:] = 0.5 * velocity + gradient
+        weights -= 0.5 * velocity
+
+    def check(*left_alone):
+        for session in sessions:
+            session.wait()
+            for key, (weights, _) in model.items():
+                np.testing.assert_array_equal(session.weights(key), weights)
+                assert session.was_left_alone(key) == (key in left_alone), key
+
+    before = [session.traffic.sent for session in sessions]
+    for rank, session in enumerate(sessions):
+        session.gradient("weight")[:] = 1 + 2 * rank
+        session.send_ahead("weight", "bias", "idle")
+        if rank == 0:
+            session.gradient("weight")[:] = 5
+        session.push("weight", rewritten=rank == 0)
+        session.push_nothing("idle")
+        if rank == 0:
+            session.push_nothing("bias")
+        else:
+            session.gradient("bias")[:] = 4
+            session.push("bias")
+        with pytest.raises(phub.OrderError, match="before sending its gradient ahead"):
+            session.send_ahead("idle")
+    step("weight", 4)
+    step("bias", 2)
+    check("idle")
+    sent = [session.traffic.sent - before for session, before in zip(sessions, before)]
+    assert sent[1] == 4 * (300 * 100 + 7), "its bytes left once"
+    assert 4 * 300 * 100 <= sent[0] <= (1 if transport == "shm" else 2) * 4 * 300 * 100
+
+    for rank, session in enumerate(sessions):
+        session.gradient("bias")[:] = 50 + rank
+        session.push_weights("bias")
+        session.push_nothing("weight")
+        session.gradient("idle")[:] = 1
+        session.push("idle")
+    model["bias"][0][:] = 50
+    step("idle", 1)
+    check("weight")
+
+    for session in sessions:
+        for key in keys:
+            session.gradient(key)[:] = 0
+        session.push()
+    for key in keys:
+        step(key, 0)
+    check()
+    for session in sessions:
+        session.leave()
+
+
+def test_weights_go_with_weights_alone(hub):
+    first, second = pair(hub)
+    first.push_weights("bias")
+    second.push("bias")
+    for session in (first, second):
+        with pytest.raises(phub.JobFailedError, match=r'key "bias" got in round 1 weights from rank 0; a gradient from rank 1'):
+            session.wait()
+
+
+def test_a_job_that_takes_gradients_only_says_so(hub):
+    session = join(hub, consistency="asp")
+    session.broadcast()
+    for push in (session.push_nothing, session.push_weights):
+        with pytest.raises(phub.OrderError, match=r'key "bias" cannot be pushed as .*: workers that step alone'):
+            push("bias")
+    session.send_ahead("bias")
+    session.push()
+    session.wait()
+    assert not session.was_left_alone("bias")
+    session.leave()
