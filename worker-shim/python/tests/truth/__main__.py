@@ -1,0 +1,50 @@
+"""The table of all cases: `python -m truth [WORDS...]`; with words, of the idioms whose names have one of them."""
+
+import sys
+import time
+
+import phub
+
+from .context import DDP_WAYS, HUB_WAYS
+from .idiom import VERSION, idioms
+from .judge import Judge, cases
+
+
+def table(outcomes):
+    """Markdown: a row for each idiom and number of workers, a column for each way."""
+    ways = [way for way in HUB_WAYS + DDP_WAYS if any(case.way == way for case in outcomes)]
+    lines = [f"| idiom | workers | {' | '.join(ways)} |", f"| --- | --- |{' --- |' * len(ways)}"]
+    rows = {}
+    for case, outcome in outcomes.items():
+        rows.setdefault((case.idiom, case.workers), {})[case.way] = outcome
+    for (name, workers), by_way in rows.items():
+        cells = [_cell(by_way[way]) if way in by_way else "" for way in ways]
+        lines.append(f"| {name} | {workers} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(outcome):
+    text = str(outcome).splitlines()[0].replace("|", "\\|")
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def main(words):
+    outcomes, start = {}, time.monotonic()
+    with phub.serve(cores=1, idle="sleep", heartbeat_limit_s=30) as hub:
+        judge = Judge(hub.address)
+        for case in cases():
+            if not words or any(word in case.idiom for word in words):
+                outcomes[case] = judge.outcome(case)
+                print(f"{case}: {outcomes[case]}", file=sys.stderr, flush=True)
+                if words and not outcomes[case].passes:
+                    print(outcomes[case].details, file=sys.stderr, flush=True)
+        judge.stop()
+    print(table(outcomes))
+    words_seen = [outcome.word for outcome in outcomes.values()]
+    print(f"\ntorch {'.'.join(map(str, VERSION))}: {len(idioms())} idioms, {len(outcomes)} cases:", end=" ")
+    print(", ".join(f"{words_seen.count(word)} {word}" for word in sorted(set(words_seen))), end="")
+    print(f"; {time.monotonic() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
