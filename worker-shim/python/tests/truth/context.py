@@ -118,6 +118,10 @@ class Context:
         """DDP's `no_sync`; the hub has no such word."""
         return model.no_sync() if hasattr(model, "no_sync") else contextlib.nullcontext()
 
+    def anew(self, model, net):
+        """DDP is made anew after parameters were frozen or unfrozen; with the hub nothing is to be done."""
+        return self._ddp(net, True, False) if isinstance(model, DistributedDataParallel) else model
+
     def mean(self, tensor):
         """The mean of a tensor over ranks, by an all-reduce of the script's own."""
         dist.all_reduce(tensor)
