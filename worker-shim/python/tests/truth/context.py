@@ -122,6 +122,17 @@ class Context:
         """DDP is made anew after parameters were frozen or unfrozen; with the hub nothing is to be done."""
         return self._ddp(net, True, False) if isinstance(model, DistributedDataParallel) else model
 
+    def again(self, net, former, optimizer):
+        """The model that is called and another optimizer for it, after the former one."""
+        self.leave(former)
+        return self.wrap(net, optimizer)
+
+    def leave(self, optimizer):
+        """The hub's `leave`; torch has no such word."""
+        if optimizer in self._members:
+            self._members.remove(optimizer)
+            optimizer.leave()
+
     def mean(self, tensor):
         """The mean of a tensor over ranks, by an all-reduce of the script's own."""
         dist.all_reduce(tensor)
