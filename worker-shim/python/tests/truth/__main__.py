@@ -18,14 +18,9 @@ def table(outcomes):
     for case, outcome in outcomes.items():
         rows.setdefault((case.idiom, case.workers), {})[case.way] = outcome
     for (name, workers), by_way in rows.items():
-        cells = [_cell(by_way[way]) if way in by_way else "" for way in ways]
+        cells = [by_way[way].short() if way in by_way else "" for way in ways]
         lines.append(f"| {name} | {workers} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _cell(outcome):
-    text = str(outcome).splitlines()[0].replace("|", "\\|")
-    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def main(words):

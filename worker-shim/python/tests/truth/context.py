@@ -5,6 +5,7 @@ import inspect
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 import phub.torch
@@ -121,6 +122,18 @@ class Context:
     def anew(self, model, net):
         """DDP is made anew after parameters were frozen or unfrozen; with the hub nothing is to be done."""
         return self._ddp(net, True, False) if isinstance(model, DistributedDataParallel) else model
+
+    def parallel(self, model, unused=False):
+        """Another DDP of a model that is wrapped already; with the hub the model itself."""
+        return model if self.way in HUB_WAYS or self.world == 1 else self._ddp(model, unused, False)
+
+    def also(self, model, optimizer):
+        """One more optimizer of a model that is wrapped already."""
+        return self._at_the_hub(model, optimizer, False, {}) if self.way in HUB_WAYS else optimizer
+
+    def join(self, model, optimizer):
+        """`Join` of what communicates: DDP's model, or the hub's optimizer."""
+        return Join([optimizer if self.way in HUB_WAYS else model])
 
     def again(self, net, former, optimizer):
         """The model that is called and another optimizer for it, after the former one."""

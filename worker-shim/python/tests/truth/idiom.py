@@ -25,7 +25,7 @@ class Idiom:
     workers: tuple
     """The numbers of workers with which it makes sense."""
     needs: tuple
-    """The oldest torch that has what it uses."""
+    """The oldest torch that has what it uses, by the number of workers."""
     raises: bool
     """Whether torch raises. The hub must raise as well."""
     tolerance: float
@@ -35,10 +35,10 @@ class Idiom:
     limit_s: float
     """A hang, not slowness: an idiom takes some hundredths of a second."""
 
-    @property
-    def reason_to_skip(self):
-        needed = ".".join(map(str, self.needs))
-        return f"needs torch {needed}, and this is {torch.__version__}" if VERSION < self.needs else ""
+    def reason_to_skip(self, workers):
+        needs = self.needs[min(workers, 2) - 1]
+        needed = ".".join(map(str, needs))
+        return f"needs torch {needed}, and this is {torch.__version__}" if VERSION < needs else ""
 
     def place(self):
         """The file and the lines of the body."""
@@ -50,6 +50,7 @@ def idiom(
     *,
     workers=(1, 2),
     needs=(1, 13),
+    needs_for_two=None,
     raises=False,
     tolerance=TOLERANCE,
     why_tolerance="",
@@ -63,9 +64,8 @@ def idiom(
         topic = body.__module__.rpartition(".")[2]
         name = f"{topic}.{body.__name__}"
         assert name not in _FOUND, f"two idioms are called {name}"
-        _FOUND[name] = Idiom(
-            name, topic, body, workers, needs, raises, tolerance, why_tolerance, hooked, limit_s
-        )
+        both = (needs, needs_for_two or needs)
+        _FOUND[name] = Idiom(name, topic, body, workers, both, raises, tolerance, why_tolerance, hooked, limit_s)
         return body
 
     return add

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 from .context import DDP_WAYS, HUB_WAYS, REFERENCE
 from .errors import ERRORS
@@ -39,7 +40,11 @@ class Outcome:
     details: str = ""
 
     def __str__(self):
-        return f"{self.word}: {self.text}" if self.text else self.word
+        return f"{self.word} {self.text}".strip()
+
+    def short(self):
+        """The first words of it, for a table."""
+        return "equal" if self.word == "equal" else re.split(r"[:`]| at ", str(self))[0].strip()
 
 
 class Judge:
@@ -51,8 +56,9 @@ class Judge:
 
     def outcome(self, case):
         idiom = idioms()[case.idiom]
-        if idiom.reason_to_skip:
-            return Outcome("skipped", idiom.reason_to_skip, True)
+        reason = idiom.reason_to_skip(case.workers)
+        if reason:
+            return Outcome("skipped", reason, True)
         expected = self._reference(idiom, case.workers)
         broken = [each.failure for each in expected if bool(each.failure) != idiom.raises]
         if broken:
@@ -88,13 +94,13 @@ def _judge(idiom, case, expected, seen):
         at = f" at `{failure.lines[-1]}`" if failure.lines else ""
         return Outcome("FAILED", f"{failure.kind}{at}: {failure.text}", False, failure.traceback)
     if idiom.raises and not failure:
-        return Outcome("FAILED", f"no error, where torch has {expected.failure.kind}", False)
+        return Outcome("FAILED", f"no error: torch raises {expected.failure.kind}", False)
     values = without_modules(expected.values) if case.way == "unread" else expected.values
     apart, where = difference(values, seen.values)
     if not apart <= idiom.tolerance:
         return Outcome("DIFFERS", f"by {apart:.2g}: {where}", False)
     if idiom.raises:
-        return Outcome("raises", f"{failure.kind}, torch {expected.failure.kind}", True)
+        return Outcome("raises", f"{failure.kind}: torch raises {expected.failure.kind}", True)
     return Outcome("equal", f"{apart:.0e}" if apart else "", True)
 
 

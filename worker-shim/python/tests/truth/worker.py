@@ -75,10 +75,14 @@ def _failure(idiom, error):
     return Failure(
         type(error).__name__,
         str(error),
-        isinstance(error, phub.Error),
+        isinstance(error, phub.Error) or str(error).split(":")[0] in _ERRORS,
         tuple(lines[number - 1].strip() for number in named if number in body),
         "".join(traceback.format_exception(type(error), error, error.__traceback__)),
     )
+
+
+# DDP's own error has the name of the hub's in front of its text.
+_ERRORS = [name for name, each in vars(phub).items() if isinstance(each, type) and issubclass(each, phub.Error)]
 
 
 def _marks(file):
