@@ -6,7 +6,7 @@ import time
 import phub
 
 from .context import DDP_WAYS, HUB_WAYS
-from .idiom import VERSION, idioms
+from .idiom import VERSION
 from .judge import Judge, cases
 
 
@@ -16,7 +16,7 @@ def table(outcomes):
     lines = [f"| idiom | workers | {' | '.join(ways)} |", f"| --- | --- |{' --- |' * len(ways)}"]
     rows = {}
     for case, outcome in outcomes.items():
-        rows.setdefault((case.idiom, case.workers), {})[case.way] = outcome
+        rows.setdefault((case.idiom.name, case.workers), {})[case.way] = outcome
     for (name, workers), by_way in rows.items():
         cells = [by_way[way].short() if way in by_way else "" for way in ways]
         lines.append(f"| {name} | {workers} | {' | '.join(cells)} |")
@@ -28,7 +28,7 @@ def main(words):
     with phub.serve(cores=1, idle="sleep", heartbeat_limit_s=30) as hub:
         judge = Judge(hub.address)
         for case in cases():
-            if not words or any(word in case.idiom for word in words):
+            if not words or any(word in case.idiom.name for word in words):
                 outcomes[case] = judge.outcome(case)
                 print(f"{case}: {outcomes[case]}", file=sys.stderr, flush=True)
                 if words and not outcomes[case].passes:
@@ -36,7 +36,7 @@ def main(words):
         judge.stop()
     print(table(outcomes))
     words_seen = [outcome.word for outcome in outcomes.values()]
-    print(f"\ntorch {'.'.join(map(str, VERSION))}: {len(idioms())} idioms, {len(outcomes)} cases:", end=" ")
+    print(f"\ntorch {'.'.join(map(str, VERSION))}: {len({case.idiom.name for case in outcomes})} idioms, {len(outcomes)} cases:", end=" ")
     print(", ".join(f"{words_seen.count(word)} {word}" for word in sorted(set(words_seen))), end="")
     print(f"; {time.monotonic() - start:.0f} s")
 

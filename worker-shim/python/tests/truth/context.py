@@ -111,7 +111,7 @@ class Context:
 
     def run(self, net=None, make=sgd, *, wrap=None, **settings):
         """A training loop: the default model if none is given, and the optimizer that `make` makes."""
-        return Run(self, net or Mlp(), make, wrap or {}, settings)
+        return Run(self, Mlp() if net is None else net, make, wrap or {}, settings)
 
     # ---- what a script says differently with several workers
 

@@ -1,12 +1,14 @@
 """Processes that run idioms: started once, and again after a run that did not end well."""
 
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import tempfile
 import time
 
-from .worker import Failure, Result, work
+from .failure import of_process
+from .worker import Result, work
 
 # After a rank has raised, the other one may wait for it for so long.
 GRACE_S = 5
@@ -28,13 +30,13 @@ class Fleet:
             self._start()
         self._jobs += 1
         for rank in self._ranks:
-            rank.send((idiom.name, way, f"truth-{self.world}-{self._backend}-{self._starts}-{self._jobs}"))
-        results = self._collect(time.monotonic() + idiom.limit_s)
+            rank.send((idiom, way, f"truth-{self.world}-{self._backend}-{self._starts}-{self._jobs}"))
+        results = self._collect(idiom, time.monotonic() + idiom.limit_s)
         if any(each.failure for each in results):
             self.stop()  # its groups and hooks are in a state that nobody knows
         return results
 
-    def _collect(self, deadline):
+    def _collect(self, idiom, deadline):
         results = [None] * self.world
         while None in results:
             left = deadline - time.monotonic()
@@ -42,23 +44,23 @@ class Fleet:
             ready = multiprocessing.connection.wait([self._ranks[rank] for rank in waiting], max(left, 0))
             if not ready:
                 for rank in waiting:
-                    results[rank] = Result([], self._hang(rank))
+                    results[rank] = Result([], self._hang(idiom, rank))
             for rank in waiting:
                 if self._ranks[rank] in ready:
-                    results[rank] = self._receive(rank)
+                    results[rank] = self._receive(idiom, rank)
                     if results[rank].failure:
                         deadline = min(deadline, time.monotonic() + GRACE_S)
         return results
 
-    def _receive(self, rank):
+    def _receive(self, idiom, rank):
         try:
             return self._ranks[rank].recv()
         except EOFError:
             self._processes[rank].join()
             text = f"the process ended without a word, status {self._processes[rank].exitcode}"
-            return Result([], Failure("Death", text, False, (), text))
+            return Result([], of_process(idiom, "Death", text, ""))
 
-    def _hang(self, rank):
+    def _hang(self, idiom, rank):
         os.kill(self._processes[rank].pid, signal.SIGUSR1)
         until = time.monotonic() + GRACE_S
         text = ""
@@ -66,7 +68,7 @@ class Fleet:
             self._processes[rank].join(0.1)
             with open(self._traces[rank]) as file:
                 text = file.read()
-        return Failure("Hang", f"rank {rank} did not end in time", False, (), text)
+        return of_process(idiom, "Hang", f"rank {rank} did not end in time", text)
 
     def _start(self):
         context = multiprocessing.get_context("forkserver")

@@ -46,7 +46,8 @@ class Idiom:
         return inspect.getsourcefile(self.body), range(first, first + len(lines))
 
 
-def idiom(
+def described(
+    body,
     *,
     workers=(1, 2),
     needs=(1, 13),
@@ -57,15 +58,21 @@ def idiom(
     hooked=True,
     limit_s=LIMIT_S,
 ):
-    """Makes the function below it an idiom."""
+    """An idiom of this body, which is not among `idioms()`."""
     assert tolerance == TOLERANCE or why_tolerance, "a looser tolerance has a reason"
+    topic = body.__module__.rpartition(".")[2]
+    both = (needs, needs_for_two or needs)
+    name = f"{topic}.{body.__name__}"
+    return Idiom(name, topic, body, workers, both, raises, tolerance, why_tolerance, hooked, limit_s)
+
+
+def idiom(**settings):
+    """Makes the function below it an idiom. Settings are those of `described`."""
 
     def add(body):
-        topic = body.__module__.rpartition(".")[2]
-        name = f"{topic}.{body.__name__}"
-        assert name not in _FOUND, f"two idioms are called {name}"
-        both = (needs, needs_for_two or needs)
-        _FOUND[name] = Idiom(name, topic, body, workers, both, raises, tolerance, why_tolerance, hooked, limit_s)
+        made = described(body, **settings)
+        assert made.name not in _FOUND, f"two idioms are called {made.name}"
+        _FOUND[made.name] = made
         return body
 
     return add

@@ -4,21 +4,21 @@ import dataclasses
 import functools
 import re
 
-from .context import DDP_WAYS, HUB_WAYS, REFERENCE
+from .context import HUB_WAYS, REFERENCE
 from .errors import ERRORS
 from .fleet import Fleet
-from .idiom import VERSION, idioms
+from .idiom import VERSION, Idiom, idioms
 from .records import difference, without_modules
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    idiom: str
+    idiom: Idiom
     workers: int
     way: str
 
     def __str__(self):
-        return f"{self.idiom}-{self.workers}-{self.way}"
+        return f"{self.idiom.name}-{self.workers}-{self.way}"
 
 
 def cases():
@@ -28,7 +28,7 @@ def cases():
         for workers in idiom.workers:
             by_ddp = ("hook", *c10d) if idiom.hooked and workers > 1 else ()
             for way in HUB_WAYS + by_ddp:
-                yield Case(idiom.name, workers, way)
+                yield Case(idiom, workers, way)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Judge:
         self._hub = hub
 
     def outcome(self, case):
-        idiom = idioms()[case.idiom]
+        idiom = case.idiom
         reason = idiom.reason_to_skip(case.workers)
         if reason:
             return Outcome("skipped", reason, True)

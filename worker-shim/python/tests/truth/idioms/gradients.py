@@ -183,8 +183,12 @@ def tensor_hooks(ctx):
 @idiom(needs=(2, 1))
 def post_accumulate_hooks(ctx):
     run = ctx.run()
+
+    def halve(parameter):
+        parameter.grad.mul_(0.5)
+
     for each in run.net.parameters():
-        each.register_post_accumulate_grad_hook(lambda parameter: parameter.grad.mul_(0.5))
+        each.register_post_accumulate_grad_hook(halve)
     run.train()
 
 
