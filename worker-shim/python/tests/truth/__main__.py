@@ -1,18 +1,20 @@
 """The table of all cases: `python -m truth [WORDS...]`; with words, of the idioms whose names have one of them."""
 
+import collections
 import sys
 import time
 
+import torch
+
 import phub
 
-from .context import DDP_WAYS, HUB_WAYS
-from .idiom import VERSION
 from .judge import Judge, cases
+from .ways import DDP_WAYS, HUB_WAYS
 
 
 def table(outcomes):
     """Markdown: a row for each idiom and number of workers, a column for each way."""
-    ways = [way for way in HUB_WAYS + DDP_WAYS if any(case.way == way for case in outcomes)]
+    ways = [way for way in (*HUB_WAYS, *DDP_WAYS) if any(case.way == way for case in outcomes)]
     lines = [f"| idiom | workers | {' | '.join(ways)} |", f"| --- | --- |{' --- |' * len(ways)}"]
     rows = {}
     for case, outcome in outcomes.items():
@@ -35,10 +37,11 @@ def main(words):
                     print(outcomes[case].details, file=sys.stderr, flush=True)
         judge.stop()
     print(table(outcomes))
-    words_seen = [outcome.word for outcome in outcomes.values()]
-    print(f"\ntorch {'.'.join(map(str, VERSION))}: {len({case.idiom.name for case in outcomes})} idioms, {len(outcomes)} cases:", end=" ")
-    print(", ".join(f"{words_seen.count(word)} {word}" for word in sorted(set(words_seen))), end="")
-    print(f"; {time.monotonic() - start:.0f} s")
+    counts = collections.Counter(outcome.word for outcome in outcomes.values())
+    found = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
+    names = {case.idiom.name for case in outcomes}
+    seconds = f"{time.monotonic() - start:.0f} s"
+    print(f"\ntorch {torch.__version__}: {len(names)} idioms, {len(outcomes)} cases: {found}; {seconds}")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ import threading
 
 import phub
 
-from .context import REFERENCE
 from .idiom import described
+from .ways import REFERENCE
 
 
 def wrong_number(ctx):

@@ -1,4 +1,4 @@
-"""What an idiom is given: the same script runs with plain torch, with DDP, and with the hub."""
+"""An idiom's context: the same script runs with plain torch, with DDP, and with the hub."""
 
 import contextlib
 import inspect
@@ -11,12 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 import phub.torch
 
 from .records import Records
-
-HUB_WAYS = ("hub", "waiting", "unread")
-"""Overlap; no overlap; overlap in a script that does not read its parameters between steps."""
-DDP_WAYS = ("hook", "c10d")
-"""DDP, whose buckets the hub averages by `ddp_hook` or by the backend "phub"."""
-REFERENCE = "torch"
+from .ways import HUB_WAYS, UNREAD
 
 TAKES_A_MODEL = "broadcast_buffers" in inspect.signature(phub.torch.DistributedOptimizer).parameters
 
@@ -54,7 +49,7 @@ class Context:
 
     def __init__(self, way, rank, world, hub, job):
         self.way, self.rank, self.world = way, rank, world
-        self.records = Records(reads_modules=way != "unread")
+        self.records = Records(reads_modules=way != UNREAD)
         self._hub, self._job, self._jobs = hub, job, 0
         self._models, self._members, self._states = [], [], []
         torch.manual_seed(7)
@@ -87,7 +82,7 @@ class Context:
         return (models if several else models[0]), optimizer
 
     def _at_the_hub(self, model, optimizer, broadcast_buffers, settings):
-        settings = {"overlap": self.way != "waiting", **settings}
+        settings = {**HUB_WAYS[self.way], **settings}
         if TAKES_A_MODEL:
             settings["broadcast_buffers"] = broadcast_buffers
         else:

@@ -23,7 +23,7 @@ class Failure:
 
 
 def of_exception(idiom, error):
-    """What a script's user sees of an exception."""
+    """An exception as the user of a script sees it."""
     text = str(error)
     shown = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     is_the_hubs = isinstance(error, phub.Error) or text.split(":")[0] in _ERRORS

@@ -10,8 +10,12 @@ import time
 from .failure import of_process
 from .worker import Result, work
 
-# After a rank has raised, the other one may wait for it for so long.
+# After a rank has raised, its peer may wait for it; this long the peer may take.
 GRACE_S = 5
+
+# Imported once, in the process that others are forked from; what this torch has not is left out. Torch 2 imports Dynamo in
+# the first step of an optimizer, which takes seconds.
+PRELOADED = ["torch", "torch.distributed", "torch.distributed.nn.functional", "torch._dynamo", "phub.torch"]
 
 
 class Fleet:
@@ -25,7 +29,7 @@ class Fleet:
         self._processes, self._ranks, self._traces = [], [], []
 
     def run(self, idiom, way):
-        """What each rank has to say of one run, in rank order."""
+        """Runs an idiom: the result of each rank, in rank order."""
         if not self._processes:
             self._start()
         self._jobs += 1
@@ -72,7 +76,7 @@ class Fleet:
 
     def _start(self):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed", "phub.torch"])
+        context.set_forkserver_preload(PRELOADED)
         self._starts += 1
         store = os.path.join(self._folder.name, f"store-{self._starts}")
         for rank in range(self.world):

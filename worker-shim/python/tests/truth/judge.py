@@ -4,11 +4,11 @@ import dataclasses
 import functools
 import re
 
-from .context import HUB_WAYS, REFERENCE
 from .errors import ERRORS
 from .fleet import Fleet
 from .idiom import VERSION, Idiom, idioms
 from .records import difference, without_modules
+from .ways import HUB_WAYS, REFERENCE, UNREAD
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ def cases():
     for idiom in idioms().values():
         for workers in idiom.workers:
             by_ddp = ("hook", *c10d) if idiom.hooked and workers > 1 else ()
-            for way in HUB_WAYS + by_ddp:
+            for way in (*HUB_WAYS, *by_ddp):
                 yield Case(idiom, workers, way)
 
 
@@ -44,7 +44,7 @@ class Outcome:
 
     def short(self):
         """The first words of it, for a table."""
-        return "equal" if self.word == "equal" else re.split(r"[:`]| at ", str(self))[0].strip()
+        return self.word if self.word in ("equal", "skipped") else re.split(r"[:`]| at ", str(self))[0].strip()
 
 
 class Judge:
@@ -95,7 +95,7 @@ def _judge(idiom, case, expected, seen):
         return Outcome("FAILED", f"{failure.kind}{at}: {failure.text}", False, failure.traceback)
     if idiom.raises and not failure:
         return Outcome("FAILED", f"no error: torch raises {expected.failure.kind}", False)
-    values = without_modules(expected.values) if case.way == "unread" else expected.values
+    values = without_modules(expected.values) if case.way == UNREAD else expected.values
     apart, where = difference(values, seen.values)
     if not apart <= idiom.tolerance:
         return Outcome("DIFFERS", f"by {apart:.2g}: {where}", False)

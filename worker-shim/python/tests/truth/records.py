@@ -1,4 +1,4 @@
-"""What a run has recorded, as plain numbers, and how far two runs differ."""
+"""Numbers that a run has recorded, and how far two runs differ."""
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ class Records:
 
 
 MODULE = "module"
-"""The label of a module that the script reads between two steps, as `unread` does not."""
+"""The label of a module that the script reads between two steps, as the way `unread` does not."""
 
 
 def without_modules(values):
@@ -48,7 +48,7 @@ def without_modules(values):
 
 
 def _largest_of_scalars(values):
-    """By label: a number of a series is measured by the largest of the series."""
+    """The largest number of each label's series."""
     largest = {}
     for label, value in values:
         if not isinstance(value, (str, type(None))) and np.ndim(value) == 0:

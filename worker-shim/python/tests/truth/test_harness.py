@@ -35,10 +35,10 @@ WRONG = [
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("idiom, word, text", WRONG, ids=lambda each: getattr(each, "name", None))
 def test_what_is_wrong_is_named_and_the_next_idiom_runs(judge, idiom, word, text, workers):
-    outcome = judge.outcome(Case(idiom, workers, "hub"))
+    outcome = judge.outcome(Case(idiom, workers, "tcp"))
     assert outcome.word == word and text in outcome.text, outcome
     assert not outcome.passes
-    after = judge.outcome(Case(broken.RIGHT, workers, "hub"))
+    after = judge.outcome(Case(broken.RIGHT, workers, "tcp"))
     assert after.word == "equal" and after.passes, after
 
 

@@ -15,7 +15,7 @@ from .failure import of_exception
 
 @dataclasses.dataclass
 class Result:
-    """What one rank has to say of one run."""
+    """The result of one run on one rank."""
 
     values: list
     failure: object

@@ -133,12 +133,6 @@ def synced_batch_norm(ctx):
     ctx.run(Normed(SyncedNorm(8))).train()
 
 
-@idiom(workers=(1,), needs=(2, 1))
-def torchs_synced_batch_norm(ctx):
-    """One worker, so it is BatchNorm; torch 1.13 has it on GPUs only."""
-    ctx.run(torch.nn.SyncBatchNorm.convert_sync_batchnorm(Normed(torch.nn.BatchNorm1d(8)))).train()
-
-
 @idiom()
 def group_and_layer_norm(ctx):
     net = torch.nn.Sequential(

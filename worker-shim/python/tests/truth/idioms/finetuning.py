@@ -150,7 +150,7 @@ def adapters_merged_and_begun_anew(ctx):
 
 @idiom()
 def adapters_saved_alone(ctx):
-    """Only what is trained is saved, and loaded into a new model after the wrap."""
+    """The trained parameters alone are saved, and loaded into a new model after the wrap."""
     run = ctx.run(with_adapters(Mlp()), adamw)
     run.train(3)
     saved = {name: each.detach().clone() for name, each in run.net.named_parameters() if each.requires_grad}
@@ -162,7 +162,7 @@ def adapters_saved_alone(ctx):
 
 @idiom()
 def two_adapters_in_turns(ctx):
-    """One adapter is active, the other one rests and is frozen."""
+    """One adapter is active; its sibling rests and is frozen."""
     net = with_adapters(Mlp())
     run = ctx.run(net, adamw, wrap={"unused": True})
     for step, _ in enumerate(run.after_steps(6)):

@@ -7,7 +7,7 @@ from ..context import Mlp, adamw
 from ..idiom import idiom
 
 
-@idiom()
+@idiom(workers=(1, 2, 4))
 def clamped_by_data(ctx):
     run = ctx.run()
     for _ in run.before_steps():
@@ -23,7 +23,7 @@ def clamped_in_place(ctx):
             each.grad.clamp_(-0.01, 0.01)
 
 
-@idiom()
+@idiom(workers=(1, 2, 4))
 def replaced(ctx):
     run = ctx.run()
     for _ in run.before_steps():
@@ -38,7 +38,7 @@ def taken_away(ctx):
         run.net.second.weight.grad = None
 
 
-@idiom()
+@idiom(workers=(1, 2, 4))
 def clip_grad_norm(ctx):
     run = ctx.run()
     for _ in run.before_steps():
@@ -207,7 +207,7 @@ def skipped_when_not_finite(ctx):
         ctx.record(run.net, loss=loss, norm=norm)
 
 
-@idiom()
+@idiom(workers=(1, 2, 4))
 def skipped_when_one_rank_is_not_finite(ctx):
     run = ctx.run(make=adamw)
     for step, (inputs, targets) in enumerate(ctx.batches()):

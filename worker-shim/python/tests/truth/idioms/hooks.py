@@ -164,16 +164,15 @@ def parameter_hooks_that_record(ctx):
         ctx.record(mean=run.net.head.weight.grad)
 
 
-@idiom()
+@idiom(workers=(1,))
 def hook_that_reads_gradients_of_others(ctx):
-    """A tensor hook of the first layer reads the head's gradient, which is there already; one worker of DDP has it, too."""
+    """A hook of the first layer reads the head's gradient, which is there already."""
     run = ctx.run()
-    if ctx.world == 1:
-        run.net.first.weight.register_hook(lambda gradient: gradient * (1 + run.net.head.weight.grad.norm()))
+    run.net.first.weight.register_hook(lambda gradient: gradient * (1 + run.net.head.weight.grad.norm()))
     run.train()
 
 
-@idiom()
+@idiom(workers=(1,))
 def training_stopped_by_a_hook(ctx):
     """A hook raises, the script catches it, and goes on with the next batch."""
     run = ctx.run()
@@ -187,12 +186,10 @@ def training_stopped_by_a_hook(ctx):
     for step, (inputs, targets) in enumerate(ctx.batches()):
         run.optimizer.zero_grad()
         loss = run.loss(inputs, targets)
-        if step == 2 and ctx.world == 1:
-            is_bad.append(True)
+        is_bad[:] = [True] if step == 2 else []
         try:
             loss.backward()
         except FloatingPointError:
-            is_bad.clear()
             continue
         run.optimizer.step()
         ctx.record(run.net, loss=loss)

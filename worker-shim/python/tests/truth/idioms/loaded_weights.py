@@ -14,7 +14,7 @@ def other_weights():
     return copy.deepcopy(Mlp().state_dict())
 
 
-@idiom()
+@idiom(workers=(1, 2, 4))
 def the_best_of_all(ctx):
     """Early stopping of a transfer-learning tutorial."""
     run = ctx.run()

@@ -105,7 +105,7 @@ def norms_logged_after_the_step(ctx):
 
 @idiom()
 def histograms_logged(ctx):
-    """What TensorBoard does: copies to NumPy of weights and gradients."""
+    """TensorBoard copies weights and gradients to NumPy."""
     run = ctx.run(make=adam)
     for _ in run.after_steps():
         for each in run.net.parameters():

@@ -54,12 +54,12 @@ def unused_branch_with_zeros(ctx):
     branches(ctx, sgd, [["lr"], ["l"], ["r"], ["lr"], ["l"]], set_to_none=False)
 
 
-@idiom(workers=(2,))
+@idiom(workers=(2, 4))
 def branch_unused_on_some_ranks(ctx):
     branches(ctx, sgd, [["lr", "l"], ["l", "r"], ["r", "r"], ["l", "lr"], ["lr", "lr"]], set_to_none=True)
 
 
-@idiom(workers=(2,))
+@idiom(workers=(2, 4))
 def branch_unused_on_some_ranks_with_adamw(ctx):
     branches(ctx, adamw, [["l", "l"], ["l", "r"], ["r", "r"], ["l", "lr"], ["lr", "lr"]], set_to_none=True)
 

@@ -11,7 +11,7 @@ def cross_entropy(outputs, targets):
     return torch.nn.functional.cross_entropy(outputs, targets)
 
 
-@idiom()
+@idiom(workers=(1, 2, 4))
 def sharpness_aware(ctx):
     """SAM: up the gradient, another pass there, and back before the step."""
     run = ctx.run()

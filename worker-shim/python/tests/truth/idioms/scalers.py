@@ -26,7 +26,7 @@ def with_sgd(ctx):
     trained(ctx, ctx.run())
 
 
-@idiom()
+@idiom(workers=(1, 2, 4))
 def with_adamw(ctx):
     trained(ctx, ctx.run(make=adamw))
 
@@ -68,7 +68,7 @@ def unscaled_and_clipped(ctx):
     trained(ctx, run, bad=[1], unscale=clip)
 
 
-@idiom()
+@idiom(workers=(1, 2, 4))
 def infinite_on_one_rank(ctx):
     """DDP's mean is infinite everywhere, so all ranks skip."""
     run = ctx.run()

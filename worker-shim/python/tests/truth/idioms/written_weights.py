@@ -7,7 +7,7 @@ from ..context import adamw
 from ..idiom import idiom
 
 
-@idiom()
+@idiom(workers=(1, 2, 4))
 def clamped_by_data(ctx):
     """WGAN's clipping."""
     run = ctx.run()
