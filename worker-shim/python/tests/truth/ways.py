@@ -9,10 +9,10 @@ HUB_WAYS = {
     "waiting": {"overlap": False},
     "unread": {"transport": "tcp"},
 }
-"""Settings of `DistributedOptimizer`. Over TCP a gradient's bytes leave ahead of `step()`; over shared memory they need not."""
+"""Settings of `DistributedOptimizer`. Over TCP gradients leave ahead of `step()`; over shared memory they need not."""
 
 UNREAD = "unread"
-"""The way of a script that does not read parameters between steps. A read would wait for what a module must wait for."""
+"""The way of a script that does not read parameters between steps. A read waits for what a module must wait for."""
 
 DDP_WAYS = ("hook", "c10d")
 """DDP, whose buckets the hub averages by `ddp_hook` or by the backend "phub"."""
