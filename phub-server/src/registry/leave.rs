@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use membership::{MemberError, Missing};
-use pbox_core::control::{JobState, LeaveReply, LeaveRequest};
+use pbox_core::control::{JobState, LeaveReply, LeaveRequest, reason};
 use pbox_core::{Discarded, JobId, Members, Round};
 
 use super::above::JoinedAbove;
@@ -35,8 +35,12 @@ impl Registry {
                 let mut inner = self.lock();
                 let (job, rank) = inner.member(job, &token)?;
                 let is_worker = job.terms.level.members == Members::Workers;
-                let who = if is_worker { "worker" } else { "machine" };
-                (job.id, rank, format!("{who} {rank}: {why}"), stops && !is_worker && !job.goes_on())
+                let words = match (is_worker, hub_lost) {
+                    (false, _) => format!("machine {rank}: {why}"),
+                    (true, true) => format!("worker {rank}: {why}"),
+                    (true, false) => format!("rank {rank} failed: {}", reason(&why)),
+                };
+                (job.id, rank, words, stops && !is_worker && !job.goes_on())
             };
             if ends && let Err(why) = self.end_at_cut(id, &why).await {
                 tracing::warn!(job, why, "the job does not end between two rounds");
