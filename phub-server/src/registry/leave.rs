@@ -52,7 +52,9 @@ impl Registry {
         let last = self.lock().member(job, &token).map(|(job, rank)| {
             // Hub 0 has all hubs write a checkpoint, so a worker leaves hub 0 first.
             let is_last = job.state() == JobState::Running && !job.has_others(rank);
-            (is_last && job.hubs.leads() && job.above.is_none()).then_some(job.id)
+            // A job without weights has nothing to save. Its keys may be in different rounds, of which none ends.
+            let saves = job.terms.optimizer.keeps_weights();
+            (is_last && saves && job.hubs.leads() && job.above.is_none()).then_some(job.id)
         })?;
         let mut checkpoint_error = None;
         if let Some(id) = last.filter(|_| self.store.is_some() && !was_trial)
