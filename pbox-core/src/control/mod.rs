@@ -10,6 +10,7 @@ mod numbers;
 mod parse;
 mod peers;
 mod present;
+mod reason;
 mod rounds;
 mod versions;
 
@@ -23,6 +24,7 @@ pub use peers::{
     WholeRounds, WrittenReply, WrittenRequest,
 };
 pub use present::{Begins, Holds, Present, PresentReply, Stand};
+pub use reason::{MAX_REASON_BYTES, reason};
 pub use rounds::{
     GradientNorm, GradientsReply, LATENESS_BOUNDS_US, LatenessReply, Latest, MAX_PATH, RankReply, RoundsReply,
 };
@@ -354,8 +356,8 @@ pub struct LeaveRequest {
     pub token: String,
     /// The first round without the worker.
     pub round: Round,
-    /// Of a hub below whose job has failed, and of a worker that lost another hub of the job: why. The job fails here, too,
-    /// or goes on without that member.
+    /// Why a worker fails (a [`reason`]), why the job of a hub below has failed, or how a worker lost another hub of the job.
+    /// The job fails here, too, or goes on without that member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
     /// Whether `failed` is about a hub that stops or is lost: the job may go on when that hub is back.

@@ -278,9 +278,14 @@ impl Session {
         }
     }
 
-    /// Ends the session now: leaves if no key is under way, and is lost to the others if not.
-    fn close(&self, py: Python<'_>) {
-        py.detach(|| self.background.close());
+    /// Ends the session now: leaves if no key is under way, and is lost to the others if not. With a reason the others are told
+    /// that this worker fails.
+    #[pyo3(signature = (reason=None))]
+    fn close(&self, py: Python<'_>, reason: Option<&str>) {
+        py.detach(|| match reason {
+            Some(reason) => self.background.close_because(reason),
+            None => self.background.close(),
+        });
     }
 }
 

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use membership::{Hub, MemberError};
 use pbox_core::KeyId;
-use pbox_core::control::{CheckpointReply, Late, Left};
+use pbox_core::control::{CheckpointReply, Late, Left, reason};
 
 use super::error::SessionError;
+use super::hold::TELL_LIMIT;
 use super::session::Session;
 use crate::exchange::ExchangeError;
 
@@ -72,6 +73,22 @@ impl Session {
         }
         // Every hub is told, even if one of them fails.
         Ok(self.hubs.iter().map(|hub| hub.leave(round)).fold(Ok(()), Result::and)?)
+    }
+
+    /// Ends the session because this worker fails, and tells the others why: "rank 1 failed: KeyError: 'x'". Of `why` they get
+    /// one line of at most [`MAX_REASON_BYTES`](pbox_core::control::MAX_REASON_BYTES). The job ends, or goes on without this
+    /// worker.
+    pub fn fail(self, why: &str) {
+        self.send_failed(why);
+    }
+
+    /// Tells the others why this worker fails: before its links end, which alone would say that it died.
+    pub(crate) fn send_failed(&self, why: &str) {
+        for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
+            if let Err(error) = hub.fail(&reason(why), TELL_LIMIT) {
+                tracing::debug!(%error, "a hub was not told why this worker fails");
+            }
+        }
     }
 
     /// Checks that a key that is under way can still complete: after each sleep, and after some polls of a worker that

@@ -14,7 +14,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 import numpy as np
 import numpy.typing as npt
 
-from . import _compression, _optimizers, _phub, _pull, _secret, _state
+from . import _compression, _failure, _optimizers, _phub, _pull, _secret, _state
 from ._hub import RETRY_S, Hub, serve_beside, serve_for, stop_own_hubs
 from ._keys import Array, Key, described, key_of
 from ._launch import Machine, Worker, wait_for_hub, worker
@@ -568,12 +568,19 @@ class Session:
         self._log_times()
         self.close()
 
-    def close(self) -> None:
+    def close(self, reason: Optional[str] = None) -> None:
         """Ends the session now. It leaves if no key is under way; otherwise the others are told that this worker is
-        lost. A second call does nothing."""
+        lost. A second call does nothing.
+
+        Args:
+            reason: this worker fails, and why: the others' next calls raise an error such as "rank 1 failed: KeyError:
+                'x'". Default: it does not fail.
+        """
         if self._owner == os.getpid():
             self._log_times()
-        self._native.close()
+        if reason is not None and len(self._ranks) < self.world_size:
+            reason = f"{reason} (rank {self.rank} of {self.world_size})"  # the hubs number the workers of each machine
+        self._native.close(reason)
 
     def _log_times(self) -> None:
         if not self._is_logged:
@@ -587,21 +594,23 @@ class Session:
         if error is None:
             self.leave()
         else:
-            self.close()
+            self.close(_failure.reason(error))
 
 
 def _given(settings: Mapping[str, object]) -> List[Tuple[str, str]]:
     return [(setting, str(value)) for setting, value in settings.items() if value is not None]
 
 
-# A script that ends without calling `leave` leaves here, if it can. Otherwise the others would be told that it died.
+# A script that ends without calling `leave` leaves here, if it can. Otherwise the others would be told that it died. One that
+# an exception has ended says so.
 _SESSIONS: "weakref.WeakSet[Session]" = weakref.WeakSet()
 
 
 def _close_all() -> None:
+    reason = _failure.of_script()
     for session in list(_SESSIONS):
         if session._owner == os.getpid():
-            session.close()
+            session.close(reason)
     stop_own_hubs()
 
 

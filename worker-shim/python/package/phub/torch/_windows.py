@@ -7,15 +7,29 @@ import queue
 import threading
 from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
+import numpy as np
 import torch
 
+from .._keys import Array
 from .._session import Session
 from ._held import unasked
 
 
+class _WithoutFlag:
+    """Memory of an array, without NumPy's flag that it is read-only: torch has no such tensors, and warns."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array  # which keeps the memory
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+
+
 def tensor(session: Session, key: str, which: str) -> torch.Tensor:
-    """A key's gradient or weights as a tensor over the window itself."""
+    """A key's gradient or weights as a tensor over the window itself. Weights that are not this worker's own are to be read
+    only: a write crashes the process."""
     array = session.gradient(key) if which == "gradient" else session.weights(key)
+    if not array.flags.writeable:
+        array = np.asarray(_WithoutFlag(array))
     if array.dtype.name == "uint16":  # bf16, which NumPy does not have
         return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
     return torch.from_numpy(array)
