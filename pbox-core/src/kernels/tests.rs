@@ -14,7 +14,7 @@ fn optimizers() -> impl Strategy<Value = Optimizer> {
     let epsilon = prop_oneof![Just(f32::MIN_POSITIVE / 8.0), Just(1e-8f32), Just(0.1f32)];
     let all = (0..Optimizer::NAMES.len(), rate, decay, fraction, 0.0f32..1.0, epsilon);
     all.prop_map(|(which, learning_rate, weight_decay, momentum, beta2, epsilon)| {
-        let beta1 = momentum;
+        let (beta1, beta2) = (f64::from(momentum), f64::from(beta2));
         match Optimizer::NAMES[which] {
             "average" => Optimizer::Average,
             "sgd" => Optimizer::Sgd { learning_rate, weight_decay },

@@ -59,12 +59,12 @@ pub enum Optimizer {
         /// L2 penalty.
         #[serde(default)]
         weight_decay: f32,
-        /// `b1`, the decay of the mean of gradients.
+        /// `b1`, the decay of the mean of gradients. Its distance from 1 counts, of which f32 has few digits.
         #[serde(default = "beta1")]
-        beta1: f32,
+        beta1: f64,
         /// `b2`, the decay of the mean of squared gradients.
         #[serde(default = "beta2")]
-        beta2: f32,
+        beta2: f64,
         /// `eps`, which keeps the quotient finite.
         #[serde(default = "epsilon")]
         epsilon: f32,
@@ -79,12 +79,12 @@ pub enum Optimizer {
         /// Decay of the weights, in units of the step size.
         #[serde(default = "decoupled_weight_decay")]
         weight_decay: f32,
-        /// `b1`, the decay of the mean of gradients.
+        /// `b1`, the decay of the mean of gradients. Its distance from 1 counts, of which f32 has few digits.
         #[serde(default = "beta1")]
-        beta1: f32,
+        beta1: f64,
         /// `b2`, the decay of the mean of squared gradients.
         #[serde(default = "beta2")]
-        beta2: f32,
+        beta2: f64,
         /// `eps`, which keeps the quotient finite.
         #[serde(default = "epsilon")]
         epsilon: f32,
@@ -92,10 +92,10 @@ pub enum Optimizer {
 }
 
 // PyTorch's defaults.
-fn beta1() -> f32 {
+fn beta1() -> f64 {
     0.9
 }
-fn beta2() -> f32 {
+fn beta2() -> f64 {
     0.999
 }
 fn epsilon() -> f32 {
@@ -225,8 +225,9 @@ impl Optimizer {
             }
             Optimizer::Adam { beta1, beta2, epsilon, .. }
             | Optimizer::AdamW { beta1, beta2, epsilon, .. } => {
-                fraction("beta1", beta1)?;
-                fraction("beta2", beta2)?;
+                // A beta that rounds to 1 in f32 would be none.
+                fraction("beta1", beta1 as f32)?;
+                fraction("beta2", beta2 as f32)?;
                 finite("epsilon", epsilon, epsilon > 0.0, " above 0")?;
             }
         }
@@ -306,14 +307,13 @@ impl Step {
 }
 
 impl AdamStep {
-    fn new(betas: [f32; 2], epsilon: f32, number: Round, learning_rate: f32, weight_decay: f32) -> Self {
+    fn new([b1, b2]: [f64; 2], epsilon: f32, number: Round, learning_rate: f32, weight_decay: f32) -> Self {
         assert_ne!(number, Round(0), "steps are counted from 1");
-        let [b1, b2] = betas.map(f64::from);
         let rate = f64::from(learning_rate);
         AdamStep {
-            beta1: betas[0],
+            beta1: b1 as f32,
             gain1: (1.0 - b1) as f32,
-            beta2: betas[1],
+            beta2: b2 as f32,
             gain2: (1.0 - b2) as f32,
             step_size: (rate / (1.0 - power(b1, number.0))) as f32,
             bias2: (1.0 - power(b2, number.0)).sqrt() as f32,

@@ -1,7 +1,6 @@
 """An idiom's context: the same script runs with plain torch, with DDP, and with the hub."""
 
 import contextlib
-import inspect
 
 import torch
 import torch.distributed as dist
@@ -12,8 +11,6 @@ import phub.torch
 
 from .records import Records
 from .ways import HUB_WAYS, UNREAD
-
-TAKES_A_MODEL = "broadcast_buffers" in inspect.signature(phub.torch.DistributedOptimizer).parameters
 
 
 class Mlp(torch.nn.Module):
@@ -82,11 +79,7 @@ class Context:
         return (models if several else models[0]), optimizer
 
     def _at_the_hub(self, model, optimizer, broadcast_buffers, settings):
-        settings = {**HUB_WAYS[self.way], **settings}
-        if TAKES_A_MODEL:
-            settings["broadcast_buffers"] = broadcast_buffers
-        else:
-            model = model.named_parameters()
+        settings = {**HUB_WAYS[self.way], "broadcast_buffers": broadcast_buffers, **settings}
         settings.update(hub=self._hub, rank=self.rank, world_size=self.world, job=self._next_job())
         optimizer = phub.torch.DistributedOptimizer(optimizer, model, **settings)
         self._members.append(optimizer)
@@ -165,9 +158,9 @@ class Context:
             with contextlib.suppress(BaseException):
                 each.session.close()
         for state in self._states:
-            for session in list(state._sessions.values()):
+            for joined in list(state._joined.values()):
                 with contextlib.suppress(BaseException):
-                    session.close()
+                    joined.session.close()
 
 
 class Run:

@@ -52,6 +52,9 @@ class Exchange:
         self._uncovered: List[str] = []
         self._learns_layers = session.pull is not None
         self._handles: List[Any] = []
+        self._buffers_are_old = False
+        self.has_stepped = session.next_round > 1
+        """Whether the hub may have weights that are not the first ones."""
 
     def start(self) -> None:
         """Gives every worker rank 0's parameters, and installs the hooks."""
@@ -88,13 +91,7 @@ class Exchange:
             self._weights.settle(self._uncovered)
         else:
             self._weights.settle_all()
-        if self._buffers is not None:
-            self._buffers.again()
-
-    @property
-    def has_stepped(self) -> bool:
-        """Whether the hub has weights that are not the first ones."""
-        return self.session.next_round > 1
+        self.has_stepped = self._buffers_are_old = True
 
     def _put_written(self) -> None:
         """Gives the hub the parameters that the script has written, in a round of their own."""
@@ -123,6 +120,9 @@ class Exchange:
             self.session.set_optimizer(change.optimizer, keys)
 
     def _before_forward(self, module: torch.nn.Module) -> None:
+        if self._buffers is not None and self._buffers_are_old and self._model.is_whole(module):
+            self._buffers_are_old = False
+            self._buffers.again()
         if self._weights.pending or self._coverage.is_learning:
             self._weights.wait(self._coverage.called(module))
             if self._coverage.is_learning and self.session.world_size > 1 and not self._model.is_known:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, Type
+import functools
+from typing import Any, Callable, Protocol, Type
 
 import torch
 
@@ -42,10 +43,26 @@ class Joined(torch.optim.Optimizer):
 def mix_in(optimizer: torch.optim.Optimizer, joined: Type[Joined], membership: Membership) -> None:
     """Makes the optimizer, which stays the object that it is, one of `joined` as well."""
     kind: Any = type(optimizer)
+    counted = vars(optimizer).pop("step", None)
     named = {"__doc__": kind.__doc__, "__module__": kind.__module__, "_phub_own": kind}
     optimizer.__class__ = type(kind.__name__, (joined, kind), named)
     optimizer._phub = membership  # type: ignore[attr-defined]
     # Torch calls hooks of steps, and marks steps for its profiler, by a function around `step` of each class.
     getattr(optimizer, "_patch_step_function", getattr(optimizer, "_hook_for_profile", None))()
+    if counted is not None:
+        optimizer.step = _counting(optimizer, counted)  # type: ignore[method-assign]
     if hasattr(optimizer, "_step_supports_amp_scaling"):
         optimizer._step_supports_amp_scaling = False  # so a GradScaler unscales gradients itself
+
+
+def _counting(optimizer: Any, counted: Callable[..., Any]) -> Callable[..., Any]:
+    """The optimizer's step with the marks of a learning-rate scheduler, which counts steps by a function of its own around it."""
+    own = type(optimizer).step
+
+    @functools.wraps(counted)
+    def step(*arguments: Any, **named: Any) -> Any:
+        optimizer._opt_called = True
+        optimizer._step_count = getattr(optimizer, "_step_count", 0) + 1
+        return own(optimizer, *arguments, **named)
+
+    return step

@@ -23,6 +23,7 @@ class Model:
         if isinstance(named, torch.nn.Module):
             named = named.named_parameters()
         self._named: Optional[List[Tuple[str, torch.nn.Parameter]]] = None if named is None else list(named)
+        self.trained = {}
         self.follow(optimizer)
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
@@ -44,6 +45,12 @@ class Model:
                 raise SettingsError(f"named_parameters: two parameters are called {name!r}")
             if id(parameter) in mine:
                 found.setdefault(id(parameter), name)
+        for name, parameter in self.trained.items():  # the model may have others in their place
+            if id(parameter) in mine and id(parameter) not in found:
+                while name in names:
+                    name += ".former"
+                names[name] = parameter
+                found[id(parameter)] = name
         if len(found) < len(mine):
             number = next(number for number, each in enumerate(mine) if each not in found)
             raise SettingsError(
@@ -80,6 +87,10 @@ class Model:
     def is_known(self) -> bool:
         """Whether the model itself was given, or its own `named_parameters()`, and not only a list of parameters."""
         return self._module is not None
+
+    def is_whole(self, module: torch.nn.Module) -> bool:
+        """Whether a module is the model."""
+        return module is self._module
 
     def rest_of(self, module: torch.nn.Module) -> List[str]:
         """The names of the module's parameters and buffers that `named_parameters` has not named."""

@@ -10,7 +10,6 @@ from .._compression import SlimDP
 from .._hub import Hub
 from .._phub import SettingsError
 from ._at_the_hub import AtTheHub
-from ._errors import WrapError
 from ._join import Join
 from ._joined import mix_in
 from ._local import LocalExchange, StepsItself
@@ -36,7 +35,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
 ) -> Any:
     """Lets the hub make an optimizer's steps, with the mean of all workers' gradients.
 
-    The optimizer stays the object that it is, so that learning-rate schedulers, which are made after this, work. All workers get
+    The optimizer stays the object that it is, so learning-rate schedulers work. All workers get
     rank 0's parameters, frozen ones and buffers among them, and its optimizer's state, if it has some.
 
     A script means what it means with `DistributedDataParallel`: the gradients, parameters and settings that `step()` finds are those
@@ -65,10 +64,9 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
     Raises:
         UnsupportedOptimizerError: the hub cannot run it; the message says which it can run, and what to do.
         SettingsError: two parameters of one name, a parameter without a name, a type that the hub does not take.
-        WrapError: the optimizer has a learning-rate scheduler already.
     """
-    if "step" in vars(optimizer):
-        raise WrapError("make learning-rate schedulers after DistributedOptimizer: this optimizer has one already")
+    if "backward_passes_per_step" in session:
+        raise SettingsError("backward_passes_per_step: step() takes what all backward passes before it have summed; leave it out")
     if session.get("consistency", "bsp") != "bsp" or session.get("on_loss", "stop") != "stop":
         raise SettingsError("DistributedOptimizer trains in step (consistency 'bsp', on_loss 'stop'); see phub.Session")
     slim = isinstance(session.get("compression"), SlimDP)

@@ -73,7 +73,7 @@ class Broadcast:
         """Gives every worker the tensors that rank 0 has now."""
         if self._session is not None:
             self._write(self._session)
-            self._session.push_weights()
+            self._session.push_weights(*self._tensors)
             self._session.wait()
             self._read(self._session)
 

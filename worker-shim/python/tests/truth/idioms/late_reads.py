@@ -122,9 +122,9 @@ def tied_layers(ctx):
     trained(ctx, Tied())
 
 
-@idiom()
+@idiom(workers=(1,))
 def embedding_with_a_limit(ctx):
-    """`max_norm`: the forward pass writes the weight."""
+    """`max_norm`: the forward pass writes the weight. With several workers DDP's ranks part here; the hub's have rank 0's."""
 
     class Limited(torch.nn.Module):
         def __init__(self):

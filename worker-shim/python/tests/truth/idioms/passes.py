@@ -109,17 +109,6 @@ def accumulated_without_syncing(ctx):
 
 
 @idiom()
-def accumulated_by_the_hubs_setting(ctx):
-    run = ctx.run(wrap={"backward_passes_per_step": 2})
-    for step, (inputs, targets) in enumerate(ctx.batches(6)):
-        (run.loss(inputs, targets) / 2).backward()
-        if step % 2:
-            run.optimizer.step()
-            run.optimizer.zero_grad()
-            ctx.record(run.net)
-
-
-@idiom()
 def two_losses_in_two_passes(ctx):
     run = ctx.run()
     for inputs, targets in ctx.batches():
