@@ -3,7 +3,7 @@
 use pbox_core::codec::{Codec, Draw};
 use pbox_core::kernels::Kernels;
 use pbox_core::oracle::{self, Step};
-use pbox_core::{ChunkId, Compression, Dtype, Key, KeyId, Layout, Optimizer, Round};
+use pbox_core::{ChunkId, Compression, Content, Dtype, Key, KeyId, Layout, Optimizer, Round};
 
 use super::values::{Saved, rounded};
 
@@ -96,14 +96,35 @@ impl Model {
 
     /// Makes one round in which each rank pushes `value`.
     pub fn advance(&mut self, learning_rate: f32, value: impl Fn(u32, KeyId, usize) -> f32) {
+        self.advance_as(learning_rate, |_, _| Content::Gradient, value);
+    }
+
+    /// The same of ranks that push other contents.
+    pub fn advance_as(
+        &mut self,
+        learning_rate: f32,
+        content: impl Fn(u32, KeyId) -> Content,
+        value: impl Fn(u32, KeyId, usize) -> f32,
+    ) {
         for id in 0..self.chunks.len() {
             let (key, first, dtype) = self.place(id);
+            if content(0, key) == Content::Weights {
+                let Chunk { weights, seen, .. } = &mut self.chunks[id];
+                (0..).zip(&mut *seen).for_each(|(i, seen)| *seen = rounded(dtype, value(0, key, first + i)));
+                if self.optimizer.keeps_weights() {
+                    weights.clone_from(seen);
+                }
+                continue;
+            }
+            if (0..self.workers).all(|rank| content(rank, key) == Content::Nothing) {
+                continue;
+            }
             let Key { lr_mult, wd_mult, .. } = self.layout.keys()[key.index()];
             let number = if self.optimizer.keeps_weights() { self.round } else { Round(1) };
             let step = Step::new(&self.optimizer, self.gradients, number, learning_rate, lr_mult, wd_mult);
             let elements = self.chunks[id].weights.len();
             let mut sum = vec![0.0; elements];
-            for rank in 0..self.workers {
+            for rank in (0..self.workers).filter(|&rank| content(rank, key) == Content::Gradient) {
                 let pushed: Vec<f32> =
                     (0..elements).map(|i| rounded(dtype, value(rank, key, first + i))).collect();
                 let mut kept = std::mem::take(&mut self.chunks[id].kept[rank as usize]);
