@@ -148,7 +148,7 @@ pub(super) struct End {
     pub port: Option<usize>,
     /// Neither detached nor killed.
     pub alive: bool,
-    /// What its owner takes from the peer, if the owner looks.
+    /// The rule of what its owner takes from the peer, if the owner looks.
     pub rule: Option<Box<dyn FrameRule>>,
     /// The tick from which on this end knows that the link closed.
     pub gone_at: Option<u64>,

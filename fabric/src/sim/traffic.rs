@@ -151,7 +151,7 @@ impl Traffic {
         Some((first.span, first.imm))
     }
 
-    /// The same, and its bytes are in the peer's window now.
+    /// Takes the next arrival that is due; its bytes are in the peer's window then.
     pub fn take(&mut self, now: u64) -> Option<Imm> {
         let first = self.in_flight.first_entry().filter(|first| first.key().0 <= now)?;
         let Message { span, imm, copy, counted } = first.remove();

@@ -133,8 +133,8 @@ impl<M: Mode> Staged<M> {
         gradients.add(link, window, spans.inspect(|&span| touched.touch(span)))
     }
 
-    /// Sums the pushes of `ranks`, steps a chunk in `round`, and prepares its answers. So many other workers are missing: they
-    /// count as if they had pushed zeros. `number` counts the chunk's steps from 1.
+    /// Sums the pushes of `ranks`, steps a chunk in `round`, and prepares its answers. `missing` other workers count as if they
+    /// had pushed zeros. `number` counts the chunk's steps from 1.
     ///
     /// # Safety
     /// All of `ranks` have pushed the chunk, and none of them gets an answer before this returns.
@@ -176,7 +176,7 @@ impl<M: Mode> Staged<M> {
         reply.prepare(stepped, read, weights);
     }
 
-    /// The same for a job that is over: its workers may still read the answers of the round before.
+    /// [Puts](Self::put) weights in a job that is over: its workers may still read the answers of the round before.
     ///
     /// # Safety
     /// As for [`step`](Self::step).
