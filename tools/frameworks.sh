@@ -1,7 +1,7 @@
 #!/bin/sh
-# Trains with real frameworks from PyPI by the backend "phub", and with Ray Train: `tools/frameworks.sh`. Arguments go to
-# pytest. The environment is in target/frameworks (or PHUB_FRAMEWORKS_DIR); it takes 6 GB, because PyPI's PyTorch brings CUDA
-# along.
+# Trains with real frameworks from PyPI by the backend "phub", with Ray Train, and in the idioms of tests/truth:
+# `tools/frameworks.sh`. Arguments go to pytest. The environment is in target/frameworks (or PHUB_FRAMEWORKS_DIR); it takes 6 GB,
+# because PyPI's PyTorch brings CUDA along.
 set -eu
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -21,4 +21,4 @@ cd "$dir"
 python -m pip list --disable-pip-version-check 2>/dev/null | grep -E '^(torch|lightning|accelerate|transformers|ray|phub) '
 python -m pytest -q -c "$root/worker-shim/python/pyproject.toml" --rootdir "$root/worker-shim/python" \
     -p no:cacheprovider "$root/worker-shim/python/tests/test_c10d.py" "$root/worker-shim/python/tests/test_frameworks.py" \
-    "$root/worker-shim/python/tests/test_ray.py" "$@"
+    "$root/worker-shim/python/tests/test_ray.py" "$root/worker-shim/python/tests/truth" "$@"

@@ -7,8 +7,9 @@ use pbox_core::Wire;
 use pbox_core::control::{
     ArrivedRequest, CheckpointRequest, CompareRequest, ErrorReply, FailedReply, FailedRequest,
     HeartbeatReply, HeartbeatRequest, HoldReply, HoldRequest, HubReply, JoinReply, LastRequest,
-    LearningRateRequest, LeaveRequest, LostRequest, OfferReply, OfferRequest, ParseError, PartsReply,
-    ReleaseRequest, WrittenReply, WrittenRequest, check_job_name, parse, parse_from_hub, parse_join,
+    LearningRateRequest, LeaveRequest, LostRequest, OfferReply, OfferRequest, OptimizerRequest, ParseError,
+    PartsReply, ReleaseRequest, WrittenReply, WrittenRequest, check_job_name, parse, parse_from_hub,
+    parse_join,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -16,7 +17,7 @@ use serde::de::DeserializeOwned;
 /// The first byte is the kind, the others are the body.
 pub fn run(bytes: &[u8]) {
     let Some((kind, body)) = bytes.split_first() else { return };
-    match kind % 24 {
+    match kind % 25 {
         0 => join(body),
         1 => request::<HeartbeatRequest>("heartbeat", body, |_| true),
         2 => request::<LearningRateRequest>("learning-rate", body, |r| r.learning_rate.is_finite()),
@@ -46,8 +47,15 @@ pub fn run(bytes: &[u8]) {
         20 => of_hub::<FailedRequest>("failed", body),
         21 => of_hub::<LastRequest>("last", body),
         22 => reply::<FailedReply>(body),
+        23 => request::<OptimizerRequest>("optimizer", body, |r| is_plain(r)),
         _ => request::<CompareRequest>("compare", body, |_| true),
     }
+}
+
+/// Whether JSON has all its numbers.
+fn is_plain(request: &OptimizerRequest) -> bool {
+    let keys = request.keys.iter().flatten().flatten();
+    request.optimizer.check().is_ok() && keys.copied().all(f32::is_finite)
 }
 
 fn join(body: &[u8]) {

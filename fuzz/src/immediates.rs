@@ -12,10 +12,11 @@ use fabric::{Arrival, Imm, LinkId, Port as _, Posted, RecvWindow, SendWindow, Sp
 use pbox_core::kernels::Kernels;
 use pbox_core::{
     ChunkId, Consistency, Content, Core, Immediate, JobId, JobTerms, Key, Layout, LevelTerms, Notice,
-    Optimizer, Placement, Round, ShardSpec, Wire,
+    Numbers, Optimizer, Placement, Round, ShardSpec, Wire,
 };
 
 const JOB: JobId = JobId(3);
+const KEYS: usize = 3;
 const CHUNKS: usize = 7;
 const STEPS: usize = 300;
 /// The posts that a link holds: fewer than the chunks of a core, so that answer rings get full.
@@ -78,6 +79,7 @@ struct Bed {
     answers: Vec<Vec<Vec<Imm>>>,
     consistency: Consistency,
     wire: Wire,
+    optimizer: Optimizer,
     /// By chunk and rank: the worker's next round, and whether its last push is not answered yet.
     chunks: Vec<Vec<(Round, bool)>>,
     /// By chunk and rank: the content of the last push.
@@ -89,8 +91,8 @@ struct Bed {
 impl Bed {
     fn new(shape: &Shape) -> Self {
         let (workers, cores) = (usize::from(shape.workers % 3) + 1, usize::from(shape.cores % 2) + 1);
-        let keys = vec![Key::f32("a", [70]), Key::f32("b", [1]), Key::f32("c", [16])];
-        let layout = Arc::new(Layout::new(keys, 64).expect("a small layout"));
+        let keys: [_; KEYS] = [Key::f32("a", [70]), Key::f32("b", [1]), Key::f32("c", [16])];
+        let layout = Arc::new(Layout::new(keys.into(), 64).expect("a small layout"));
         assert_eq!(layout.chunks().len(), CHUNKS);
         let placement = Placement::new(&layout, cores);
         let chunks = placement.chunks_by_core();
@@ -120,6 +122,7 @@ impl Bed {
             answers: vec![vec![Vec::new(); cores]; workers],
             consistency,
             wire: wire.clone(),
+            optimizer,
             chunks: vec![vec![(Round(0), false); workers]; CHUNKS],
             contents: vec![vec![Content::Gradient; workers]; CHUNKS],
             over: vec![false; cores],
@@ -180,7 +183,12 @@ impl Bed {
             }
             Step::Rate { from, rate } => {
                 if rate.is_finite() {
-                    self.cores.iter_mut().for_each(|core| core.set_learning_rate(JOB, Round(from), rate));
+                    let optimizer = self.optimizer.with_learning_rate(rate);
+                    let multipliers = (from % 2 == 1).then(|| vec![[0.5, 2.0]; KEYS].into());
+                    let numbers = Numbers { optimizer, multipliers };
+                    self.cores.iter_mut().for_each(|core| {
+                        core.set_numbers(JOB, Round(from), &numbers);
+                    });
                 }
             }
         }

@@ -251,9 +251,15 @@ impl Control {
         }
     }
 
-    /// Offers the state before a round. Returns how many bytes of it the hub wants, if it wants it.
-    pub fn offer(&self, token: &str, state_before: Round) -> Result<Option<u64>, MemberError> {
-        let request = OfferRequest { token: token.to_owned(), state_before };
+    /// Offers the state before a round, with the steps of each key if that is not one a round. Returns how many bytes of it the
+    /// hub wants, if it wants it.
+    pub fn offer(
+        &self,
+        token: &str,
+        state_before: Round,
+        steps: Option<Vec<u32>>,
+    ) -> Result<Option<u64>, MemberError> {
+        let request = OfferRequest { token: token.to_owned(), state_before, steps };
         let reply = self.post("offer", "take a state", &request).map_err(|failure| failure.error);
         reply.map(|reply: OfferReply| reply.state_bytes)
     }

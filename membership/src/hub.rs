@@ -200,13 +200,13 @@ impl Hub {
         Ok(LetIn::again(self, reply, token))
     }
 
-    /// Offers the state before a round, which a new job then begins with. Returns how many bytes of it the hub wants, if it
+    /// Offers the state before a round, which a new job then begins with: `steps` of each key, if that is not one a round. Returns how many bytes of it the hub wants, if it
     /// wants it.
     ///
     /// # Errors
     /// As for [`post`](Self::post).
-    pub fn offer(&self, state_before: Round) -> Result<Option<u64>, MemberError> {
-        self.control.offer(&self.token, state_before).map_err(|error| self.lost_if_unreachable(error))
+    pub fn offer(&self, state_before: Round, steps: Option<Vec<u32>>) -> Result<Option<u64>, MemberError> {
+        self.control.offer(&self.token, state_before, steps).map_err(|error| self.lost_if_unreachable(error))
     }
 
     /// Sends the state that it waits for, of so many bytes.

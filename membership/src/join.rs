@@ -187,13 +187,17 @@ impl LetIn {
         Ok(LetIn { control, share, reply, token, heartbeat, farewell })
     }
 
-    /// Offers the state before a round, which a new job then begins with. Returns how many bytes of it the hub wants, if it
+    /// Offers the state before a round, which a new job then begins with: `steps` of each key, if that is not one a round. Returns how many bytes of it the hub wants, if it
     /// wants it.
     ///
     /// # Errors
     /// When the hub refuses. It is told at the end that this member does not come.
-    pub fn offer(&mut self, state_before: Round) -> Result<Option<u64>, MemberError> {
-        let offered = self.control.offer(&self.reply.token, state_before);
+    pub fn offer(
+        &mut self,
+        state_before: Round,
+        steps: Option<Vec<u32>>,
+    ) -> Result<Option<u64>, MemberError> {
+        let offered = self.control.offer(&self.reply.token, state_before, steps);
         if offered.is_err() {
             self.farewell = Some(self.control.within(FAREWELL_LIMIT));
         }

@@ -26,7 +26,9 @@ pub use job::{
     MAX_WORKERS, Members, NotACompression, NotAConsistency, NotACredit, NotASchedule, OnLoss, SPLIT_ABOVE,
     Schedule,
 };
-pub use kernels::{Ablate, Element, InvalidOptimizer, LearningRates, Magnitude, Optimizer, oracle};
+pub use kernels::{
+    Ablate, Element, InvalidOptimizer, Magnitude, Multipliers, Numbers, NumbersByRound, Optimizer, oracle,
+};
 pub use layout::{
     Chunk, ChunkId, Content, DEFAULT_CHUNK_BYTES, Dtype, Immediate, Key, KeyId, Layout, LayoutError,
     MAX_CHUNKS, Round, manifest,

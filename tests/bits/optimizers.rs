@@ -109,6 +109,36 @@ fn learning_rates_change_between_rounds() {
     }
 }
 
+/// All numbers change, and the multipliers of the keys, which small neighbours have alike in some rounds only.
+#[test]
+fn all_numbers_change_between_rounds() {
+    let _watchdog = Watchdog::start();
+    let (learning_rate, weight_decay) = (0.05, 0.2);
+    for (optimizer, next) in [
+        (SGD, Optimizer::Sgd { learning_rate, weight_decay }),
+        (MOMENTUM, Optimizer::Momentum { learning_rate, weight_decay, momentum: 0.0 }),
+        (NESTEROV, Optimizer::Nesterov { learning_rate, weight_decay, momentum: 0.5 }),
+        (ADAM, Optimizer::Adam { learning_rate, weight_decay, beta1: 0.5, beta2: 0.25, epsilon: 1e-3 }),
+        (ADAMW, Optimizer::AdamW { learning_rate, weight_decay, beta1: 0.0, beta2: 0.9, epsilon: 1e-4 }),
+    ] {
+        let mut keys = odd_keys();
+        keys.extend((0..4).map(|number| Key::f32(format!("small {number}"), [16])));
+        let of_keys = |apart: usize| (0..keys.len()).map(|key| [1.5, (key % apart) as f32]).collect();
+        let numbers = vec![
+            (0, next.with_learning_rate(0.0), Some(of_keys(1))),
+            (2, next, Some(of_keys(4))),
+            (3, optimizer, None),
+            (5, next, Some(of_keys(2))),
+        ];
+        let rates = vec![(4, 0.125)];
+        on_one_and_two_cores(&Training {
+            rates,
+            numbers,
+            ..Training::new(optimizer.name(), keys, optimizer)
+        });
+    }
+}
+
 #[test]
 fn the_size_of_chunks_does_not_show() {
     let _watchdog = Watchdog::start();

@@ -8,4 +8,5 @@ mod lost;
 mod making;
 mod over_hubs;
 pub(crate) mod state;
+mod steps;
 mod trial;

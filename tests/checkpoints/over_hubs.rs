@@ -11,8 +11,8 @@ use hub_tests::program::{kill, until};
 use hub_tests::training::Training;
 use hub_tests::values::same_bits;
 use hub_tests::{
-    addresses, authorization, config_at, describe, hub, join_all, on_threads, push_all, ready_all, refused,
-    says,
+    FIRST, addresses, authorization, config_at, describe, hub, join_all, on_threads, push_all, ready_all,
+    refused, says,
 };
 use pbox_core::control::{CheckpointReply, ErrorReply};
 use pbox_core::{Dtype, Key, Optimizer, Round};
@@ -361,7 +361,17 @@ fn a_job_whose_hub_keeps_no_weights_goes_on_with_the_round() {
         let mut sessions = joined(&second, 3);
         assert!(sessions.iter().all(|session| session.next_round() == Round(3)));
         average_rounds(&mut sessions, 2);
+        // A worker may use its keys unequally often.
+        sessions.iter_mut().for_each(|session| session.push(FIRST).unwrap());
+        sessions.iter_mut().for_each(|session| session.wait(FIRST).unwrap());
         sessions.into_iter().for_each(|session| session.leave().unwrap());
+        drop(second);
+        let third = hubs(&dirs, None);
+        assert_eq!(
+            joined(&third, 1)[0].next_round(),
+            Round(3),
+            "a job that ends saves its weights, and has none"
+        );
     }
 }
 

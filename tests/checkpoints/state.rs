@@ -34,11 +34,11 @@ pub(crate) fn gather<S: AsRef<str>>(hubs: &[S], job: &str, keys: &[Key], optimiz
 
 pub(crate) fn ones(before: u32, values: usize) -> State {
     let bytes: Vec<u8> = std::iter::repeat_n(1f32.to_le_bytes(), values).flatten().collect();
-    State { before: Round(before), values: Box::new(std::io::Cursor::new(bytes)) }
+    State { before: Round(before), steps: None, values: Box::new(std::io::Cursor::new(bytes)) }
 }
 
 /// Makes rounds until the session's next round is this one.
-fn train_to(training: &Training, session: &mut Session, rank: u32, last: u32) {
+pub(super) fn train_to(training: &Training, session: &mut Session, rank: u32, last: u32) {
     for round in session.next_round().0..=last {
         for key in session.keys() {
             // The reference counts steps, and the broadcast is no step.
@@ -304,7 +304,7 @@ fn a_job_ends_before_its_rounds_have_no_numbers() {
     let hub = Hub::start(&HubSettings { late_warning_s: 1, ..settings(1, PATIENT_S) }).unwrap();
     let values = vec![0; 4 * 4];
     let before = Round(Round::LIMIT.0 - 3);
-    let state = State { before, values: Box::new(std::io::Cursor::new(values)) };
+    let state = State { before, steps: None, values: Box::new(std::io::Cursor::new(values)) };
     let mut session = Session::join_with(small(&hub, 0, 1), state).unwrap();
     assert_eq!(session.next_round(), before);
     let ended = loop {

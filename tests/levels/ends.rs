@@ -77,6 +77,20 @@ fn lose_a_worker(machines: &Machines) {
 }
 
 #[test]
+fn a_worker_that_fails_says_why_on_all_machines() {
+    let _watchdog = Watchdog::start();
+    for machines in [Machines::start(1, 2), Machines::mesh(2)] {
+        let mut sessions = ready(&machines, 2, OnLoss::Stop);
+        sessions[1].remove(0).fail("KeyError: 'x'");
+        let told = round(sessions.iter_mut().flatten(), 1.0);
+        let words = ["\"job\" failed", "rank 0 failed: KeyError: 'x'", "machine 1: rank 0 failed"];
+        for (at, error) in told.into_iter().map(Result::unwrap_err).enumerate() {
+            says(error, if at < 2 { &words } else { &words[..2] });
+        }
+    }
+}
+
+#[test]
 fn a_machine_whose_weights_differ_is_named_on_all() {
     let _watchdog = Watchdog::start();
     for machines in [Machines::start(1, 3), Machines::mesh(3)] {

@@ -27,7 +27,7 @@ fn values() -> Vec<u8> {
 }
 
 fn state() -> State {
-    State { before: BEFORE, values: Box::new(std::io::Cursor::new(values())) }
+    State { before: BEFORE, steps: None, values: Box::new(std::io::Cursor::new(values())) }
 }
 
 /// Two workers with these settings. The first one brings a state. Returns the bits of the first one's last weights. `top` are

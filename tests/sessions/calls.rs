@@ -7,8 +7,8 @@ use fabric::IdlePolicy;
 use fabric::conformance::Watchdog;
 use half::bf16;
 use hub_tests::{
-    FIRST, SECOND, THIRD, config, hub, join_all, join_by_hand, join_request, on_threads, push_all, ready_all,
-    refusal, says,
+    FIRST, SECOND, SGD, THIRD, config, hub, join_all, join_by_hand, join_request, on_threads, push_all,
+    ready_all, refusal, says,
 };
 use pbox_core::{KeyId, Optimizer, Round};
 use worker_shim::{Session, SessionError};
@@ -114,6 +114,51 @@ fn waiting_for_nothing_returns_at_once() {
     session.wait(FIRST).unwrap();
     session.wait_all().unwrap();
     assert_eq!(session.next_round(), Round(1), "round 0 was the broadcast");
+    go_on([session, peer], &[]);
+}
+
+/// Momentum may be anything from 0 to below 1, but another optimizer is another job.
+#[test]
+fn numbers_of_another_optimizer_are_refused() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let [mut session, peer] = pair(&hub);
+    let (learning_rate, weight_decay, momentum) = (0.5, 0.0, 0.9);
+    let nesterov = Optimizer::Nesterov { learning_rate, weight_decay, momentum };
+    let keys = session.keys().count();
+    for (optimizer, of_keys, words) in [
+        (nesterov, None, "the job's optimizer is sgd, and these numbers are of nesterov"),
+        (Optimizer::Sgd { learning_rate, weight_decay: -1.0 }, None, "sgd: weight_decay is -1"),
+        (SGD, Some(vec![[1.0; 2]; keys + 1]), "pairs of multipliers; expected one for each of the job's"),
+        (SGD, Some(vec![[1.0, f32::NAN]; keys]), "wd_mult of key"),
+    ] {
+        says(session.set_optimizer(optimizer, of_keys).unwrap_err(), &["the optimizer's numbers: ", words]);
+    }
+    let mut request = join_request(0, 1);
+    request.terms.workers = 1;
+    let reply = join_by_hand(&hub, "other", &request);
+    let sgd = r#"{"name":"sgd","learning_rate":0.5}"#;
+    let keys = request.terms.keys.len();
+    let ask = |optimizer: &str, rest: String| {
+        let body = format!(r#"{{"token":"{}","optimizer":{optimizer}{rest}}}"#, reply.token);
+        refusal(&hub, "/v1/jobs/other/optimizer", body)
+    };
+    for (optimizer, rest, words) in [
+        (r#"{"name":"average"}"#, r#","from_round":1"#.to_owned(), "numbers are of average"),
+        (sgd, r#","from_round":4294967295"#.to_owned(), "from round 4294967295 on, which no job comes to"),
+        (sgd, r#","from_round":1,"keys":[]"#.to_owned(), "0 pairs of multipliers"),
+        (sgd, format!(r#","from_round":1,"keys":{:?}"#, vec![[1e38, 1e39]; keys]), "wd_mult of key"),
+        (
+            r#"{"name":"sgd","learning_rate":1e39}"#,
+            r#","from_round":1"#.to_owned(),
+            "learning rate inf: expected",
+        ),
+    ] {
+        let (status, error) = ask(optimizer, rest);
+        assert_eq!(status, 400, "{error}");
+        says(error, &[words]);
+    }
+    session.set_optimizer(SGD, None).unwrap();
     go_on([session, peer], &[]);
 }
 

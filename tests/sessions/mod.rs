@@ -3,3 +3,4 @@
 mod background;
 mod background_ends;
 mod calls;
+mod failing;

@@ -4,7 +4,7 @@
 use fabric::any::Transport;
 use half::{bf16, f16};
 use pbox_core::Credit;
-use pbox_core::{Compression, Dtype, Element, Key, KeyId, Optimizer, Schedule};
+use pbox_core::{Compression, Dtype, Element, Key, KeyId, Multipliers, Numbers, Optimizer, Schedule};
 use worker_shim::{Pull, Session, SessionConfig, SessionError, WeightsMode};
 
 use super::model::Model;
@@ -31,6 +31,8 @@ pub struct Training {
     pub transport: fn(u32) -> Option<Transport>,
     /// The learning rate from a round on.
     pub rates: Vec<(u32, f32)>,
+    /// The optimizer's numbers from a round on, and each key's multipliers if they change.
+    pub numbers: Vec<(u32, Optimizer, Option<Vec<Multipliers>>)>,
 }
 
 impl Training {
@@ -52,6 +54,7 @@ impl Training {
             pull: None,
             transport: |_| None,
             rates: Vec::new(),
+            numbers: Vec::new(),
         }
     }
 
@@ -90,9 +93,18 @@ impl Training {
         config
     }
 
-    fn rate(&self, round: u32) -> f32 {
-        let change = self.rates.iter().rev().find(|&&(from, _)| from <= round);
-        change.map_or(self.optimizer.learning_rate(), |&(_, rate)| rate)
+    /// The numbers of a round.
+    fn numbers(&self, round: u32) -> Numbers {
+        let mut numbers = Numbers::new(self.optimizer);
+        for round in 0..=round {
+            for (_, optimizer, multipliers) in self.numbers.iter().filter(|(from, ..)| *from == round) {
+                numbers = numbers.with(*optimizer, multipliers.as_deref().map(Into::into));
+            }
+            for &(_, rate) in self.rates.iter().filter(|&&(from, _)| from == round) {
+                numbers = numbers.with_learning_rate(rate);
+            }
+        }
+        numbers
     }
 
     /// The weights after the broadcast and after each round.
@@ -103,7 +115,7 @@ impl Training {
         let mut reference = Reference::new(self.seed, self.workers, self.optimizer, &self.keys);
         let mut expected = vec![reference.weights.clone()];
         for round in 0..self.rounds {
-            reference.advance(self.rate(round));
+            reference.advance_by(&self.numbers(round));
             expected.push(reference.weights.clone());
         }
         expected
@@ -131,13 +143,15 @@ impl Training {
 
     /// Makes one round of the job.
     pub fn advance(&self, model: &mut Model, round: u32) {
-        model.advance(self.rate(round), |rank, key, i| values::gradient(self.seed, rank, round, key, i));
+        model.advance_by(&self.numbers(round), |rank, key, i| {
+            values::gradient(self.seed, rank, round, key, i)
+        });
     }
 
     /// The weights after `rounds` rounds.
     pub fn reference_after(&self, rounds: u32) -> Vec<Vec<f32>> {
         let mut reference = Reference::new(self.seed, self.workers, self.optimizer, &self.keys);
-        (0..rounds).for_each(|round| reference.advance(self.rate(round)));
+        (0..rounds).for_each(|round| reference.advance_by(&self.numbers(round)));
         reference.weights
     }
 
@@ -162,8 +176,8 @@ impl Training {
             }
         }
         for round in 0..self.rounds {
-            if rank == 0 && self.rates.iter().any(|&(from, _)| from == round) {
-                session.set_learning_rate(self.rate(round)).unwrap();
+            if rank == 0 {
+                self.change(&mut session, round).unwrap();
             }
             for key in self.shuffled(rank, round) {
                 self.write(&mut session, key, |gradient| {
@@ -184,6 +198,17 @@ impl Training {
         let last = session.keys().map(|key| values::bits(&self.read(&session, key))).collect();
         session.leave().unwrap();
         last
+    }
+
+    /// Sets the numbers that hold from a round on.
+    fn change(&self, session: &mut Session, round: u32) -> Result<(), SessionError> {
+        for (_, optimizer, multipliers) in self.numbers.iter().filter(|(from, ..)| *from == round) {
+            session.set_optimizer(*optimizer, multipliers.clone())?;
+        }
+        self.rates
+            .iter()
+            .filter(|&&(from, _)| from == round)
+            .try_for_each(|&(_, rate)| session.set_learning_rate(rate))
     }
 
     /// Broadcasts the first weights.

@@ -81,16 +81,16 @@ fn a_file_of_another_job_is_refused_and_not_taken_for_damage() {
 /// The state before a round, in which these values of core 0's part are not finite.
 fn not_finite(job: &Job, round: Round, values: &[(usize, f32)]) -> Snapshot {
     let whole = job.snapshot(round);
-    let (layout, rates) = (whole.layout().clone(), whole.learning_rates().to_vec());
+    let (layout, numbers) = (whole.layout().clone(), whole.numbers().to_vec());
     let parts = whole.into_parts().into_iter().enumerate().map(|(core, part)| {
         let mut slab = Slab::zeroed("test", part.values.as_slice().len()).unwrap();
         slab.as_mut_slice().copy_from_slice(part.values.as_slice());
         for &(at, value) in values.iter().filter(|_| core == 0) {
             slab.as_mut_slice()[at] = value;
         }
-        SnapshotPart { chunks: part.chunks, values: slab }
+        SnapshotPart { chunks: part.chunks, values: slab, steps: part.steps }
     });
-    Snapshot::new(layout.into(), job.optimizer, round, rates, parts.collect()).unwrap()
+    Snapshot::new(layout.into(), job.optimizer, round, numbers, parts.collect()).unwrap()
 }
 
 #[test]

@@ -109,6 +109,16 @@ fn faulty_metadata_is_named() {
         let error = forged(r#""learning_rates":"[[0,0.5]]""#, &format!(r#""learning_rates":"{rates}""#));
         says(error, &["learning_rates is", rates]);
     }
+    let rates = r#""learning_rates":"[[0,0.5]]""#;
+    let forged_entry = |entry: &str, value: &str| forged(rates, &format!(r#"{rates},"{entry}":"{value}""#));
+    for steps in ["[]", r#"{\"scale\":-1}"#, r#"{\"scale\":4294967296}"#, r#"{\"scale\":1.5}"#] {
+        says(forged_entry("steps", steps), &["its steps is"]);
+    }
+    says(forged_entry("steps", r#"{\"other\":1}"#), &["its steps is", "no key \"other\""]);
+    let sgd = r#"{\"name\":\"sgd\",\"learning_rate\":0.5}"#;
+    for optimizers in ["[]", "7", &format!("[[0,{sgd}]]"), &format!("[[1,{sgd},null],[1,{sgd},null]]")] {
+        says(forged_entry("optimizers", optimizers), &["its optimizers is"]);
+    }
     says(forged(r#""multipliers":"{}""#, r#""multipliers":"{3}""#), &["multipliers is \"{3}\""]);
     let long = "x".repeat(10_000);
     let error = forged(r#""round":"5""#, &format!(r#""round":"{long}""#));

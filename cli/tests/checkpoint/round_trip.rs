@@ -1,9 +1,9 @@
 //! What is saved comes back bit for bit, and is a safetensors file to anybody else.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt;
 
-use pbox_core::{Key, KeyId, Optimizer, Round, Share, Tensor};
+use pbox_core::{Key, KeyId, Numbers, Optimizer, Round, Share, Tensor};
 use phub_server::checkpoint::CheckpointStore;
 use proptest::prelude::*;
 use safetensors::SafeTensors;
@@ -34,8 +34,8 @@ fn jobs() -> impl Strategy<Value = Job> {
             Key { lr_mult, ..Key::f32(name, shape) }
         };
         let keys = keys.into_iter().enumerate().map(key).collect();
-        let learning_rates = rates.into_iter().map(|(round, rate)| (Round(round), rate)).collect();
-        Job { keys, optimizer, chunk_bytes: chunk_lines * 64, cores, learning_rates }
+        let job = Job { chunk_bytes: chunk_lines * 64, cores, ..Job::new(keys, optimizer) };
+        job.with_rates(rates)
     })
 }
 
@@ -96,8 +96,7 @@ fn pieces_of_the_file_do_not_show() {
 fn the_metadata_is_for_people_too() {
     let mut job = Job::small(SGD);
     job.keys[2].wd_mult = 0.0;
-    job.learning_rates = vec![(Round(0), 0.5), (Round(30), 0.05)];
-    let bytes = job.bytes();
+    let bytes = job.with_rates([(0, 0.5), (30, 0.05)]).bytes();
     let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
     let mut metadata = header.metadata().clone().unwrap();
     assert_eq!(metadata.remove("digest").unwrap().len(), 32);
@@ -111,6 +110,32 @@ fn the_metadata_is_for_people_too() {
         ("program", concat!("phub-server ", env!("CARGO_PKG_VERSION"))),
     ];
     assert_eq!(metadata, expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
+}
+
+/// What a job without these does not write, so that older programs read its file to the letter.
+#[test]
+fn other_numbers_and_steps_stand_in_the_metadata() {
+    let mut job = Job::small(SGD).with_rates([(0, 0.5), (6, 0.25)]);
+    let metadata = |job: &Job| {
+        let (_, header) = SafeTensors::read_metadata(&job.bytes()).unwrap();
+        header.metadata().clone().unwrap()
+    };
+    assert!(["optimizers", "steps"].iter().all(|entry| !metadata(&job).contains_key(*entry)));
+    let decayed = Optimizer::Sgd { learning_rate: 0.25, weight_decay: 0.5 };
+    let of_keys = vec![[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]].into();
+    job.numbers.push((Round(9), Numbers { optimizer: decayed, multipliers: Some(of_keys) }));
+    job.steps = BTreeMap::from([("fc.bias".to_owned(), 2), ("scale".to_owned(), 4)]);
+    let seen = metadata(&job);
+    assert_eq!(seen["steps"], r#"{"fc.bias":2}"#, "round 5 is after 4 steps");
+    assert_eq!(seen["learning_rates"], "[[0,0.5],[6,0.25],[9,0.25]]", "for older programs");
+    let sgd = |rate, decay| format!(r#"{{"name":"sgd","learning_rate":{rate},"weight_decay":{decay}}}"#);
+    let (first, second, third) = (sgd("0.5", "0.0"), sgd("0.25", "0.0"), sgd("0.25", "0.5"));
+    let expected = format!(r#"[[0,{first},null],[6,{second},null],[9,{third},{{"scale":[1.0,0.0]}}]]"#);
+    assert_eq!(seen["optimizers"], expected);
+    let dir = tempfile::tempdir().unwrap();
+    let store = CheckpointStore::open(dir.path()).unwrap();
+    store.save("job", Share::WHOLE, &job.snapshot(Round(5))).unwrap();
+    job.check(&job.load(&store, "job").unwrap(), Round(5));
 }
 
 #[test]

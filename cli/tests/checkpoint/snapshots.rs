@@ -1,11 +1,13 @@
 //! Snapshots of made-up jobs, whose every value is known from where it stands.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use fabric::Slab;
 use pbox_core::{
-    ChunkId, Key, KeyId, Layout, Optimizer, Placement, Restored, Round, Share, Snapshot, SnapshotPart, Tensor,
+    ChunkId, Key, KeyId, Layout, Numbers, Optimizer, Placement, Restored, Round, Share, Snapshot,
+    SnapshotPart, Tensor,
 };
 use phub_server::checkpoint::{CheckpointStore, Loaded};
 
@@ -20,14 +22,27 @@ pub struct Job {
     pub optimizer: Optimizer,
     pub chunk_bytes: usize,
     pub cores: usize,
-    pub learning_rates: Vec<(Round, f32)>,
+    /// By round.
+    pub numbers: Vec<(Round, Numbers)>,
+    /// Chunks of these keys have made so many steps, and not one a round.
+    pub steps: BTreeMap<String, u32>,
 }
 
 impl Job {
     /// On two cores, in chunks of 64 bytes.
     pub fn new(keys: Vec<Key>, optimizer: Optimizer) -> Self {
-        let learning_rates = vec![(Round(0), optimizer.learning_rate())];
-        Job { keys, optimizer, chunk_bytes: 64, cores: 2, learning_rates }
+        let numbers = vec![(Round(0), Numbers::new(optimizer))];
+        Job { keys, optimizer, chunk_bytes: 64, cores: 2, numbers, steps: BTreeMap::new() }
+    }
+
+    /// The same with these learning rates.
+    pub fn with_rates(self, rates: impl IntoIterator<Item = (u32, f32)>) -> Self {
+        let of = |(from, rate)| (Round(from), Numbers::new(self.optimizer.with_learning_rate(rate)));
+        Job { numbers: rates.into_iter().map(of).collect(), ..self }
+    }
+
+    fn steps_of(&self, key: &Key, round: Round) -> u32 {
+        self.steps.get(&key.name).copied().unwrap_or(round.0 - 1)
     }
 
     /// Three keys, a hundred elements or so.
@@ -42,7 +57,7 @@ impl Job {
         let placement = Placement::new(&layout, self.cores);
         let parts = placement.chunks_by_core().into_iter();
         let parts = parts.map(|chunks| self.part(&layout, chunks, round)).collect();
-        Snapshot::new(layout, self.optimizer, round, self.learning_rates.clone(), parts).unwrap()
+        Snapshot::new(layout, self.optimizer, round, self.numbers.clone(), parts).unwrap()
     }
 
     fn part(&self, layout: &Layout, chunks: Vec<ChunkId>, round: Round) -> SnapshotPart {
@@ -57,7 +72,8 @@ impl Job {
         }
         let mut slab = Slab::zeroed("test", values.len()).unwrap();
         slab.as_mut_slice().copy_from_slice(&values);
-        SnapshotPart { chunks, values: slab }
+        let of = |&id: &ChunkId| self.steps_of(&self.keys[layout.chunk(id).key.index()], round);
+        SnapshotPart { steps: chunks.iter().map(of).collect(), chunks, values: slab }
     }
 
     /// Loads the job's checkpoint, and hears whether it is not the newest.
@@ -88,9 +104,13 @@ impl Job {
     #[track_caller]
     pub fn check(&self, restored: &Restored, round: Round) {
         assert_eq!(restored.round(), round);
-        let rates = restored.learning_rates();
-        for &(from, rate) in &self.learning_rates {
-            assert_eq!(rates.at(from).to_bits(), rate.to_bits(), "the rate from round {}", from.0);
+        let numbers = restored.numbers();
+        for (from, expected) in &self.numbers {
+            assert_eq!(numbers.at(*from), expected, "from round {}", from.0);
+        }
+        for (key, id) in self.keys.iter().zip((0..).map(KeyId)) {
+            let steps = restored.steps(id).unwrap_or(round.0 - 1);
+            assert_eq!(steps, self.steps_of(key, round), "{}", key.name);
         }
         for (key, id) in self.keys.iter().zip(0..).map(|(key, id)| (key, KeyId(id))) {
             let elements = key.elements().unwrap() as usize;

@@ -6,14 +6,17 @@
 mod hub;
 mod known;
 mod mesh;
+mod numbers;
 mod parse;
 mod peers;
 mod present;
+mod reason;
 mod rounds;
 mod versions;
 
 pub use hub::{CoreReply, CountsReply, HubReply, JobReply, LinkReply, LostReply, MemberReply, NicReply};
 pub use mesh::{Machine, MeetReply, MeetRequest, Mesh, NotAMachine};
+pub use numbers::{LearningRateRequest, NumbersSet, OptimizerRequest};
 pub use parse::{ParseError, parse, parse_from_hub, parse_join, parse_versioned};
 pub use peers::{
     ArrivedRequest, CheckpointRequest, FailedReply, FailedRequest, HoldReply, HoldRequest, LastReply,
@@ -21,6 +24,7 @@ pub use peers::{
     WholeRounds, WrittenReply, WrittenRequest,
 };
 pub use present::{Begins, Holds, Present, PresentReply, Stand};
+pub use reason::{MAX_REASON_BYTES, reason};
 pub use rounds::{
     GradientNorm, GradientsReply, LATENESS_BOUNDS_US, LatenessReply, Latest, MAX_PATH, RankReply, RoundsReply,
 };
@@ -168,6 +172,9 @@ pub struct OfferRequest {
     pub token: String,
     /// The round that the job would begin with.
     pub state_before: Round,
+    /// The number of steps of each key. Without it a key has made one in each round but the broadcast.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps: Option<Vec<u32>>,
 }
 
 /// Whether the job wants the state.
@@ -349,8 +356,8 @@ pub struct LeaveRequest {
     pub token: String,
     /// The first round without the worker.
     pub round: Round,
-    /// Of a hub below whose job has failed, and of a worker that lost another hub of the job: why. The job fails here, too,
-    /// or goes on without that member.
+    /// Why a worker fails (a [`reason`]), why the job of a hub below has failed, or how a worker lost another hub of the job.
+    /// The job fails here, too, or goes on without that member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
     /// Whether `failed` is about a hub that stops or is lost: the job may go on when that hub is back.
@@ -370,18 +377,6 @@ pub struct LeaveReply {
     /// To the last worker: why the state at the job's end is in no checkpoint, where the hub writes checkpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_error: Option<String>,
-}
-
-/// `POST /v1/jobs/{job}/learning-rate`: a new step size from a round on. The hub replies when every core has it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LearningRateRequest {
-    /// From the join.
-    pub token: String,
-    /// The new rate.
-    pub learning_rate: f32,
-    /// The first round that uses it.
-    pub from_round: Round,
 }
 
 /// `POST /v1/jobs/{job}/compare`: a worker's weights before a round, which all workers should have. The hub answers at once,

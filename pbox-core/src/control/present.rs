@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::is_zero;
+use super::{NumbersSet, is_zero};
 use crate::job::{Compression, Consistency, JobTerms};
 use crate::layout::{KeyId, Round};
 
@@ -16,9 +16,12 @@ pub struct Present {
     /// Rounds that it knows to be lost with hubs before.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub lost: u32,
-    /// The learning rate that it has set last, and the first round that had it.
+    /// The learning rate that it has set last, and the first round that had it. If it has set all numbers, a rate after these.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub learning_rate: Option<(Round, f32)>,
+    /// The numbers of the optimizer that it has set last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numbers: Option<NumbersSet>,
     /// By key; empty if it has lost no hub, and has nothing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub keys: Vec<Stand>,

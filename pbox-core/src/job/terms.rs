@@ -10,6 +10,7 @@ use super::compression::{Compression, InvalidCompression};
 use super::consistency::Consistency;
 use super::credit::Credit;
 use super::members::Members;
+use super::numbers::InvalidRate;
 use super::on_loss::OnLoss;
 use super::refused::{self, Refused};
 use super::schedule::Schedule;
@@ -115,31 +116,6 @@ pub enum InvalidTerms {
     Refused(#[from] Refused),
 }
 
-/// A learning rate that no step can have.
-#[derive(Debug, PartialEq, thiserror::Error)]
-pub enum InvalidRate {
-    /// Not a rate.
-    #[error(
-        "learning rate {seen}: expected a finite number, at least 0 (with 0 the weights stay as they are)"
-    )]
-    Range {
-        /// What was asked for.
-        seen: f32,
-    },
-    /// Not a rate of this key.
-    #[error(
-        "learning rate {seen}: times lr_mult {multiplier} of key {key:?} it is beyond f32; expected a smaller one"
-    )]
-    Overflow {
-        /// What was asked for.
-        seen: f32,
-        /// The key.
-        key: String,
-        /// Its multiplier.
-        multiplier: f32,
-    },
-}
-
 /// One term in which two ends differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
@@ -190,22 +166,6 @@ impl JobTerms {
         refused::check(self)?;
         manifest::check(&self.keys)?;
         Ok(self.check_learning_rate(self.optimizer.learning_rate())?)
-    }
-
-    /// Whether all keys can be stepped with this learning rate.
-    ///
-    /// # Errors
-    /// When it is negative or not finite, or is not finite when it is multiplied for a key.
-    pub fn check_learning_rate(&self, rate: f32) -> Result<(), InvalidRate> {
-        if !rate.is_finite() || rate < 0.0 {
-            return Err(InvalidRate::Range { seen: rate });
-        }
-        match self.keys.iter().find(|key| !(rate * key.lr_mult).is_finite()) {
-            None => Ok(()),
-            Some(Key { name, lr_mult, .. }) => {
-                Err(InvalidRate::Overflow { seen: rate, key: name.clone(), multiplier: *lr_mult })
-            }
-        }
     }
 
     /// Whether every worker has a weights window of its own.

@@ -28,4 +28,4 @@ pub use element::Element;
 pub(crate) use element::typed;
 pub(crate) use isa::{Converter, Vector, Work};
 pub use magnitude::Magnitude;
-pub use optimizer::{Ablate, InvalidOptimizer, LearningRates, Optimizer, Step};
+pub use optimizer::{Ablate, InvalidOptimizer, Multipliers, Numbers, NumbersByRound, Optimizer, Step};

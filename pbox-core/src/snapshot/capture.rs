@@ -35,6 +35,8 @@ struct Current {
     occasion: Occasion,
     before: Round,
     values: Slab,
+    /// Steps of the chunk at each place.
+    steps: Vec<u32>,
     /// Chunks that are not copied yet.
     left: usize,
 }
@@ -76,12 +78,13 @@ impl Capture {
         self.due = self.every.map_or(NEVER, after);
     }
 
-    /// A part with memory of its own, which `copy` fills.
-    pub fn apart(&self, copy: impl FnOnce(&mut [f32])) -> Result<SnapshotPart, String> {
+    /// A part with memory of its own, which `copy` fills: values, and how many steps each chunk has made.
+    pub fn apart(&self, copy: impl FnOnce(&mut [f32], &mut [u32])) -> Result<SnapshotPart, String> {
         let values = Slab::zeroed("a last state", self.elements);
         let mut values = values.map_err(|error| error.to_string())?;
-        copy(values.as_mut_slice());
-        Ok(SnapshotPart { chunks: self.chunks.clone(), values })
+        let mut steps = vec![0; self.chunks.len()];
+        copy(values.as_mut_slice(), &mut steps);
+        Ok(SnapshotPart { chunks: self.chunks.clone(), values, steps })
     }
 
     /// Whether a chunk that has come to `round` belongs in a snapshot.
@@ -102,15 +105,16 @@ impl Capture {
         Some(&mut current.values.as_mut_slice()[range])
     }
 
-    /// A chunk was copied to the place that [`place`](Self::place) gave.
-    pub fn copied(&mut self) {
+    /// Notes that a chunk was copied to where [`place`](Self::place) said, and how many steps it has made.
+    pub fn copied(&mut self, place: usize, steps: u32) {
         let current = self.current.as_mut().expect("a place was given");
         current.left -= 1;
-        if let Some(Current { occasion, before, values, .. }) =
+        current.steps[place] = steps;
+        if let Some(Current { occasion, before, values, steps, .. }) =
             self.current.take_if(|current| current.left == 0)
         {
             self.out = true;
-            let part = SnapshotPart { chunks: self.chunks.clone(), values };
+            let part = SnapshotPart { chunks: self.chunks.clone(), values, steps };
             self.taken.push(Taken { occasion, before, part: Ok(part) });
         }
     }
@@ -123,7 +127,10 @@ impl Capture {
         let memory = self.memory();
         let begins = memory.is_ok();
         match memory {
-            Ok(values) => self.current = Some(Current { occasion, before, values, left: self.chunks.len() }),
+            Ok(values) => {
+                let left = self.chunks.len();
+                self.current = Some(Current { occasion, before, values, steps: vec![0; left], left });
+            }
             Err(why) => self.taken.push(Taken { occasion, before, part: Err(why) }),
         }
         begins
@@ -171,7 +178,7 @@ mod tests {
             && let Some(values) = taking.place(Round(round), place * 2..place * 2 + 2)
         {
             values.fill(round as f32 + place as f32 / 10.0);
-            taking.copied();
+            taking.copied(place, 10 * round + place as u32);
         }
     }
 
@@ -190,6 +197,7 @@ mod tests {
         assert_eq!((occasion, before), (Occasion::Due(Round(5)), Round(5)));
         let part = part.unwrap();
         assert_eq!(part.values.as_slice(), [5.0, 5.0, 5.1, 5.1]);
+        assert_eq!(part.steps, [50, 51], "those that made these values");
         taking.give_back(Some(part.values));
         (0..2).for_each(|place| reach(&mut taking, 10, place));
         let Taken { before, part, .. } = taking.taken().unwrap();

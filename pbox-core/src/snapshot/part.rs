@@ -11,7 +11,7 @@ use std::sync::Arc;
 use fabric::Slab;
 
 use crate::job::Schedule;
-use crate::kernels::Optimizer;
+use crate::kernels::{Numbers, Optimizer};
 use crate::layout::{ChunkId, Layout, Round};
 use crate::place::{Piece, Share};
 
@@ -56,6 +56,8 @@ pub struct SnapshotPart {
     pub chunks: Vec<ChunkId>,
     /// For each chunk, in this order: its weights, then its state as the kernels keep it.
     pub values: Slab,
+    /// For each chunk: how many steps it has made.
+    pub steps: Vec<u32>,
 }
 
 /// A hub's state of a job when every chunk has ended a round and none has begun the next: of the whole job, or of the
@@ -66,11 +68,21 @@ pub struct Snapshot {
     pieces: Vec<Piece>,
     optimizer: Optimizer,
     round: Round,
-    learning_rates: Vec<(Round, f32)>,
+    numbers: Vec<(Round, Numbers)>,
     ended: Option<String>,
     parts: Vec<SnapshotPart>,
-    /// For each chunk of the layout, its part and where its values begin there.
-    places: Vec<Option<(usize, usize)>>,
+    /// For each chunk of the layout, where it is.
+    places: Vec<Option<Place>>,
+}
+
+/// The place of a chunk in the parts.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    part: usize,
+    /// Among the part's chunks.
+    index: usize,
+    /// The begin of its values.
+    start: usize,
 }
 
 /// Parts that do not make up a hub's share. This is a bug of the hub: it must not become a checkpoint.
@@ -89,22 +101,27 @@ pub enum SnapshotError {
     #[error("part {part} of the snapshot has {seen} values, and its chunks have {expected}; report this")]
     Length { part: usize, expected: usize, seen: usize },
 
-    #[error("the snapshot has no learning rate for its round {round}; report this")]
-    NoRate { round: u32 },
+    #[error(
+        "part {part} of the snapshot has the steps of {seen} chunks, and has {expected} chunks; report this"
+    )]
+    Steps { part: usize, expected: usize, seen: usize },
+
+    #[error("the snapshot has no numbers of the optimizer for its round {round}; report this")]
+    NoNumbers { round: u32 },
 }
 
 impl Snapshot {
-    /// Puts the parts of a job together. `round` is the next round. `learning_rates` are the changes that matter from
-    /// then on: (first round, rate), rounds ascending, the first at `round` or before.
+    /// Puts the parts of a job together. `optimizer` is that of the job's terms, and `round` the next round. `numbers` are the
+    /// changes that matter from then on: (first round, numbers), rounds ascending, the first at `round` or before.
     pub fn new(
         layout: Arc<Layout>,
         optimizer: Optimizer,
         round: Round,
-        learning_rates: Vec<(Round, f32)>,
+        numbers: Vec<(Round, Numbers)>,
         parts: Vec<SnapshotPart>,
     ) -> Result<Self, SnapshotError> {
         let pieces = Share::WHOLE.pieces(&layout, Schedule::default());
-        Self::of_share(layout, pieces, optimizer, round, learning_rates, parts)
+        Self::of_share(layout, pieces, optimizer, round, numbers, parts)
     }
 
     /// Like [`new`](Self::new), for the pieces of one of several hubs.
@@ -113,14 +130,14 @@ impl Snapshot {
         pieces: Vec<Piece>,
         optimizer: Optimizer,
         round: Round,
-        learning_rates: Vec<(Round, f32)>,
+        numbers: Vec<(Round, Numbers)>,
         parts: Vec<SnapshotPart>,
     ) -> Result<Self, SnapshotError> {
-        if learning_rates.first().is_none_or(|&(from, _)| from > round) {
-            return Err(SnapshotError::NoRate { round: round.0 });
+        if numbers.first().is_none_or(|&(from, _)| from > round) {
+            return Err(SnapshotError::NoNumbers { round: round.0 });
         }
         let places = places(&layout, &pieces, &optimizer, &parts)?;
-        Ok(Snapshot { layout, pieces, optimizer, round, learning_rates, ended: None, parts, places })
+        Ok(Snapshot { layout, pieces, optimizer, round, numbers, ended: None, parts, places })
     }
 
     /// It is the last state of a job that ended like this.
@@ -158,18 +175,32 @@ impl Snapshot {
         self.round
     }
 
-    /// The learning rates that matter from the next round on.
-    pub fn learning_rates(&self) -> &[(Round, f32)] {
-        &self.learning_rates
+    /// The optimizer's numbers that matter from the next round on.
+    pub fn numbers(&self) -> &[(Round, Numbers)] {
+        &self.numbers
+    }
+
+    /// Counts the steps that a piece has made. Its chunks have made the same number, unless workers step alone, or the job failed
+    /// within a round that only some of the chunks have ended: then it is the highest.
+    pub fn steps(&self, piece: &Piece) -> u32 {
+        let of = |id| {
+            let Place { part, index, .. } = self.place(id);
+            self.parts[part].steps[index]
+        };
+        piece.chunks.clone().map(of).max().unwrap_or_default()
     }
 
     /// The values of one tensor of a piece: a slice for each of its chunks, in order.
     pub fn tensor(&self, piece: &Piece, tensor: Tensor) -> impl Iterator<Item = &[f32]> {
         piece.chunks.clone().map(move |id| {
             let elements = elements(&self.layout, ChunkId(id));
-            let (part, start) = self.places[id as usize].expect("checked when it was made");
+            let Place { part, start, .. } = self.place(id);
             &self.parts[part].values.as_slice()[start + tensor.place() * elements..][..elements]
         })
+    }
+
+    fn place(&self, chunk: u32) -> Place {
+        self.places[chunk as usize].expect("checked when it was made")
     }
 }
 
@@ -180,15 +211,18 @@ fn places(
     pieces: &[Piece],
     optimizer: &Optimizer,
     parts: &[SnapshotPart],
-) -> Result<Vec<Option<(usize, usize)>>, SnapshotError> {
+) -> Result<Vec<Option<Place>>, SnapshotError> {
     let chunks = layout.chunks().len();
     let mut places = vec![None; chunks];
-    for (part, SnapshotPart { chunks: owned, values }) in parts.iter().enumerate() {
+    for (part, SnapshotPart { chunks: owned, values, steps }) in parts.iter().enumerate() {
+        if steps.len() != owned.len() {
+            return Err(SnapshotError::Steps { part, expected: owned.len(), seen: steps.len() });
+        }
         let mut expected = 0;
-        for &id in owned {
+        for (index, &id) in owned.iter().enumerate() {
             let place = places.get_mut(id.index());
             let place = place.ok_or(SnapshotError::NoSuchChunk { part, chunk: id.0, chunks })?;
-            if let Some((first, _)) = place.replace((part, expected)) {
+            if let Some(Place { part: first, .. }) = place.replace(Place { part, index, start: expected }) {
                 return Err(SnapshotError::Twice { chunk: id.0, first, second: part });
             }
             expected += elements(layout, id) * optimizer.saved_per_element();
@@ -226,11 +260,12 @@ mod tests {
     fn part(chunks: &[u32], first: u16, values: u16) -> SnapshotPart {
         let mut slab = Slab::zeroed("test", values.into()).unwrap();
         slab.as_mut_slice().iter_mut().zip(first..).for_each(|(value, n)| *value = n.into());
-        SnapshotPart { chunks: chunks.iter().map(|&id| ChunkId(id)).collect(), values: slab }
+        let steps = chunks.iter().map(|&id| 10 + id).collect();
+        SnapshotPart { chunks: chunks.iter().map(|&id| ChunkId(id)).collect(), values: slab, steps }
     }
 
     fn snapshot(parts: Vec<SnapshotPart>) -> Result<Snapshot, SnapshotError> {
-        Snapshot::new(layout(), NESTEROV, Round(3), vec![(Round(0), 0.1)], parts)
+        Snapshot::new(layout(), NESTEROV, Round(3), vec![(Round(0), Numbers::new(NESTEROV))], parts)
     }
 
     #[test]
@@ -244,6 +279,7 @@ mod tests {
         assert_eq!(tensor(0, Tensor::State(0)), [counted(18, 34), counted(102, 104)].concat());
         assert_eq!(tensor(1, Tensor::Weights), counted(0, 1));
         assert_eq!(tensor(1, Tensor::State(0)), counted(1, 2));
+        assert_eq!([0, 1].map(|key| snapshot.steps(&snapshot.pieces()[key])), [11, 12], "of chunks 1 and 2");
     }
 
     #[test]
@@ -262,10 +298,12 @@ mod tests {
             refused(vec![part(&[0, 1, 2], 0, 37)]),
             SnapshotError::Length { part: 0, expected: 38, seen: 37 }
         );
-        let late = vec![(Round(4), 0.1)];
+        let short = SnapshotPart { steps: vec![1], ..part(&[0, 1, 2], 0, 38) };
+        assert_eq!(refused(vec![short]), SnapshotError::Steps { part: 0, expected: 3, seen: 1 });
+        let late = vec![(Round(4), Numbers::new(NESTEROV))];
         let parts = vec![part(&[0, 1, 2], 0, 38)];
         let refused = Snapshot::new(layout(), NESTEROV, Round(3), late, parts).unwrap_err();
-        assert_eq!(refused, SnapshotError::NoRate { round: 3 });
+        assert_eq!(refused, SnapshotError::NoNumbers { round: 3 });
     }
 
     #[test]

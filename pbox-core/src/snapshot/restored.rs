@@ -5,16 +5,18 @@ use std::ops::Range;
 use fabric::Slab;
 
 use super::part::Tensor;
-use crate::kernels::LearningRates;
+use crate::kernels::{Numbers, NumbersByRound};
 use crate::layout::{KeyId, Round};
 
 /// A hub's state of a job from a checkpoint: tensors by key, of the hub's share of the elements.
 #[derive(Debug)]
 pub struct Restored {
     round: Round,
-    learning_rates: Vec<(Round, f32)>,
+    numbers: NumbersByRound,
     values: Slab,
     keys: Vec<RestoredKey>,
+    /// The steps of each key, if the state says so. Empty if it does not.
+    steps: Vec<Option<u32>>,
     /// By key, where not all begin with one round.
     begins: Vec<Round>,
 }
@@ -33,21 +35,21 @@ impl Restored {
     /// Describes the values of a checkpoint.
     ///
     /// # Panics
-    /// When a tensor is not inside `values`, or when there is no learning rate: the reader of the checkpoint has
+    /// When a tensor is not inside `values`, or when there are no numbers of the optimizer: the reader of the checkpoint has
     /// checked both.
-    pub fn new(
-        round: Round,
-        learning_rates: Vec<(Round, f32)>,
-        values: Slab,
-        keys: Vec<RestoredKey>,
-    ) -> Self {
+    pub fn new(round: Round, numbers: Vec<(Round, Numbers)>, values: Slab, keys: Vec<RestoredKey>) -> Self {
         let total = values.as_slice().len();
         let inside = |key: &RestoredKey| {
             key.starts.iter().all(|start| start.saturating_add(key.elements.len()) <= total)
         };
         assert!(keys.iter().all(inside), "every tensor is inside the checkpoint's values");
-        assert!(!learning_rates.is_empty(), "a checkpoint has a learning rate");
-        Restored { round, learning_rates, values, keys, begins: Vec::new() }
+        let numbers = NumbersByRound::of_changes(numbers).expect("a checkpoint has the optimizer's numbers");
+        Restored { round, numbers, values, keys, steps: Vec::new(), begins: Vec::new() }
+    }
+
+    /// Adds how many steps each key has made, where that is known.
+    pub fn with_steps(self, steps: Vec<Option<u32>>) -> Self {
+        Restored { steps, ..self }
     }
 
     /// The same, but each key begins with a round of its own, none before [`round`](Self::round).
@@ -70,18 +72,19 @@ impl Restored {
         self.begins.iter().copied().fold(self.round, Round::max)
     }
 
+    /// How many steps a key has made, if the state says so.
+    pub fn steps(&self, key: KeyId) -> Option<u32> {
+        self.steps.get(key.index()).copied().flatten()
+    }
+
     /// How many tensors of a key are there: first its weights, then its optimizer state.
     pub fn tensors(&self, key: KeyId) -> usize {
         self.keys[key.index()].starts.len()
     }
 
-    /// The learning rates from that round on.
-    pub fn learning_rates(&self) -> LearningRates {
-        let mut changes = self.learning_rates.iter();
-        let &(_, first) = changes.next().expect("checked when it was made");
-        let mut rates = LearningRates::new(first);
-        changes.for_each(|&(from, rate)| rates.change(from, rate));
-        rates
+    /// The optimizer's numbers from that round on.
+    pub fn numbers(&self) -> NumbersByRound {
+        self.numbers.clone()
     }
 
     /// A range of a key's weights; panics beyond its last element.
@@ -107,6 +110,7 @@ impl Restored {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::Optimizer;
 
     #[test]
     fn what_was_restored_is_read_by_key() {
@@ -116,12 +120,14 @@ mod tests {
             RestoredKey { elements: 0..4, starts: vec![2, 8] },
             RestoredKey { elements: 0..2, starts: vec![0, 6] },
         ];
-        let rates = vec![(Round(2), 0.5), (Round(9), 0.25)];
-        let restored = Restored::new(Round(7), rates, values, keys);
+        let of = |learning_rate| Numbers::new(Optimizer::Sgd { learning_rate, weight_decay: 0.0 });
+        let numbers = vec![(Round(2), of(0.5)), (Round(9), of(0.25))];
+        let restored = Restored::new(Round(7), numbers, values, keys).with_steps(vec![Some(3), None]);
         assert_eq!(restored.weights(KeyId(0), 1..3), [3.0, 4.0]);
         assert_eq!(restored.state(KeyId(0), 0, 0..4), [8.0, 9.0, 10.0, 11.0]);
         assert_eq!(restored.weights(KeyId(1), 0..2), [0.0, 1.0]);
-        let rates = restored.learning_rates();
-        assert_eq!([7, 8, 9].map(|round| rates.at(Round(round))), [0.5, 0.5, 0.25]);
+        let numbers = restored.numbers();
+        assert_eq!([7, 8, 9].map(|round| numbers.at(Round(round)).clone()), [of(0.5), of(0.5), of(0.25)]);
+        assert_eq!([0, 1, 2].map(|key| restored.steps(KeyId(key))), [Some(3), None, None]);
     }
 }

@@ -15,7 +15,7 @@ use fabric::{RecvWindow, Slab, Span, SpanError, Spans};
 use super::pace::{Arrivals, Pace, Whole};
 use super::violation::Violation;
 use crate::job::{JobTerms, OnLoss};
-use crate::kernels::Kernels;
+use crate::kernels::{Kernels, Numbers};
 use crate::layout::{ChunkId, Content, Immediate, KeyId, Layout, Round};
 use crate::snapshot::{Capture, Occasion, Restored, SnapshotPart, Taken};
 use crate::weights::{Bare, Discarded, Mode, Read, Reply, Staged, To};
@@ -181,8 +181,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     fn copy_to_snapshot(&mut self, place: usize, round: Round) {
         let range = self.stages.chunk(place).in_snapshot.clone();
         if let Some(values) = self.snapshots.place(round, range) {
-            self.stages.copy_to_snapshot(place, values);
-            self.snapshots.copied();
+            let steps = self.stages.copy_to_snapshot(place, values);
+            self.snapshots.copied(place, steps);
         }
     }
 
@@ -193,10 +193,10 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
             return Err("its weights are at the hubs above".to_owned());
         }
         let ShardOf { stages, snapshots, keys, .. } = self;
-        snapshots.apart(|values| {
-            for place in 0..keys.len() {
+        snapshots.apart(|values, steps| {
+            for (place, steps) in (0..keys.len()).zip(steps) {
                 let range = stages.chunk(place).in_snapshot.clone();
-                stages.copy_to_snapshot(place, &mut values[range]);
+                *steps = stages.copy_to_snapshot(place, &mut values[range]);
             }
         })
     }
@@ -351,13 +351,23 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         (place..self.keys.len()).find_map(|place| Some((P::settle(self, kernels, place)?, place + 1)))
     }
 
-    /// Changes the learning rate from a round on.
-    pub fn set_learning_rate(&mut self, from: Round, rate: f32) {
-        // No round that is in flight, and none that is still to come, needs an older rate.
+    /// Changes the optimizer's numbers from a round on.
+    pub fn set_numbers(&mut self, from: Round, changed: Numbers) {
+        // No round that is in flight, and none that is still to come, needs older numbers.
         let oldest = self.front().map_or(from, |front| front.lowest.min(from));
-        let rates = self.stages.rates();
-        rates.change(from, rate);
-        rates.forget_before(oldest);
+        let numbers = self.stages.numbers();
+        numbers.change(from, changed);
+        numbers.forget_before(oldest);
+    }
+
+    /// Sets the optimizer state of keys, which are sorted, to zero before a round of workers that step together. A chunk that is
+    /// past the round has been asked before.
+    pub fn reset_state(&mut self, from: Round, keys: &[KeyId]) {
+        for place in 0..self.keys.len() {
+            if keys.binary_search(&self.keys[place]).is_ok() && self.pace.round(place) == from {
+                self.stages.reset_state(place);
+            }
+        }
     }
 
     /// Worker `rank` pushed a chunk. If this completes a step, the step is made.

@@ -7,13 +7,15 @@ use std::ops::Range;
 use fabric::Span;
 
 use crate::kernels::Optimizer;
-use crate::layout::{ChunkId, Dtype};
+use crate::layout::{ChunkId, Dtype, KeyId};
 use crate::wire::Wire;
 
 /// One chunk of a shard.
 #[derive(Debug)]
 pub(crate) struct Chunk {
     pub id: ChunkId,
+    /// Its key; of neighbours as one the first.
+    pub key: KeyId,
     /// Its place in gradient windows.
     pub push: Span,
     /// Its place in weights windows.
@@ -27,6 +29,7 @@ pub(crate) struct Chunk {
     pub kept: usize,
     /// Its values in a snapshot's part: weights, when they are kept, then state.
     pub in_snapshot: Range<usize>,
+    /// The multipliers of the job's terms.
     pub lr_mult: f32,
     pub wd_mult: f32,
 }
@@ -38,7 +41,7 @@ impl Chunk {
         let (mut kept, mut values) = (0, 0);
         let chunk = |&id| {
             let chunk = layout.chunk(id);
-            let key = &layout.keys()[chunk.key.index()];
+            let (key, of) = (&layout.keys()[chunk.key.index()], chunk.key);
             let dtype = if wire.framing().is_some() { Dtype::F32 } else { key.dtype };
             let elements = chunk.span.bytes / key.dtype.bytes();
             let in_snapshot = values..values + elements * optimizer.saved_per_element();
@@ -46,6 +49,7 @@ impl Chunk {
             kept += elements * optimizer.kept_per_element(dtype);
             Chunk {
                 id,
+                key: of,
                 push: wire.gradient_span(id),
                 span: wire.weights_span(id),
                 bytes: chunk.span.bytes,
@@ -62,7 +66,7 @@ impl Chunk {
 
     /// Neighbours as one chunk of this id, if a step of it is the steps of all: their values lie side by side in every window
     /// and in what is kept, and have one type and one learning rate. More than one kept value an element lies chunk by
-    /// chunk.
+    /// chunk. The chunks may have made different numbers of steps, so these must not count in a step.
     pub fn joined(optimizer: &Optimizer, id: ChunkId, chunks: &[Chunk]) -> Option<Chunk> {
         let (first, last) = (chunks.first()?, chunks.last()?);
         let follows = |pair: &[Chunk]| {
@@ -72,7 +76,8 @@ impl Chunk {
                 && one.in_snapshot.end == next.in_snapshot.start
                 && (one.dtype, one.lr_mult, one.wd_mult) == (next.dtype, next.lr_mult, next.wd_mult)
         };
-        let joins = optimizer.kept_per_element(first.dtype) <= 1 && chunks.windows(2).all(follows);
+        let joins = optimizer.kept_per_element(first.dtype) <= 1 && !optimizer.uses_steps();
+        let joins = joins && chunks.windows(2).all(follows);
         joins.then(|| Chunk {
             id,
             push: first.push.to(last.push),

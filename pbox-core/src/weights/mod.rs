@@ -21,6 +21,7 @@ mod bare;
 mod chunks;
 mod coded;
 mod counted;
+mod counts;
 mod discarded;
 mod frame_sum;
 mod gauge;

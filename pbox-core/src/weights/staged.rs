@@ -1,5 +1,5 @@
-//! The three stages together, and the step: the optimizer's rule, its learning rates, and the values that it keeps of
-//! each chunk beside the weights. All modes use this step.
+//! The three stages together, and the step: the optimizer's rule, its numbers, and the values that it keeps of each chunk
+//! beside the weights. All modes use this step.
 //!
 //! Owned by the core, as a part of its shard. The caller says which workers step.
 //!
@@ -12,10 +12,11 @@ use fabric::{MapError, RecvWindow, Slab, Span, SpanError, Spans};
 
 use super::bare::Gradients;
 use super::chunks::Chunk;
+use super::counts::StepCounts;
 use super::gauge::{Gauge, Gauged};
 use super::{BareSlots, Discarded, Mode, RawForAll, Read, Reply, Stepped, To, Weights};
 use crate::job::JobTerms;
-use crate::kernels::{Ablate, Element, Kernels, LearningRates, Optimizer, Slots, Step, typed};
+use crate::kernels::{Ablate, Element, Kernels, Numbers, NumbersByRound, Optimizer, Slots, Step, typed};
 use crate::layout::{ChunkId, Content, KeyId, Layout, Round};
 use crate::snapshot::Restored;
 use crate::wire::frame::FrameError;
@@ -38,8 +39,9 @@ impl<M: Mode<Read = BareSlots, Weights = Spans, Reply = RawForAll>> Staged<M> {
     /// Gives a place of its own to the group of the chunks at these places, if it can [step](Chunk::joined) as one.
     pub fn join(&mut self, id: ChunkId, places: Range<usize>) -> Option<usize> {
         let joined = Chunk::joined(&self.steps.optimizer, id, &self.chunks[places.clone()])?;
-        let place = self.weights.join(places)?;
+        let place = self.weights.join(places.clone())?;
         assert_eq!(place, self.chunks.len(), "one span a place");
+        self.steps.counts.join(places);
         self.chunks.push(joined);
         Some(place)
     }
@@ -68,7 +70,7 @@ impl<M: Mode> Staged<M> {
         reply: M::Reply,
         ways: u32,
     ) -> Result<Self, MapError> {
-        let (steps, single) = (Steps::sums(terms)?, chunks.len());
+        let (steps, single) = (Steps::sums(terms, chunks.len())?, chunks.len());
         Ok(Staged {
             chunks,
             single,
@@ -91,6 +93,14 @@ impl<M: Mode> Staged<M> {
     #[inline]
     pub fn chunk(&self, place: usize) -> &Chunk {
         &self.chunks[place]
+    }
+
+    /// Whether the chunks at these places have the same multipliers in a round, so that a group of them can step as one.
+    #[inline]
+    pub fn multiplies_alike(&self, places: Range<usize>, round: Round) -> bool {
+        let Some(multipliers) = &self.steps.numbers.at(round).multipliers else { return true };
+        let of = |chunk: &Chunk| multipliers[chunk.key.index()];
+        self.chunks[places].windows(2).all(|pair| of(&pair[0]) == of(&pair[1]))
     }
 
     /// Checks a worker's push before it counts, as [`Read::check`].
@@ -133,8 +143,8 @@ impl<M: Mode> Staged<M> {
         gradients.add(link, window, spans.inspect(|&span| touched.touch(span)))
     }
 
-    /// Sums the pushes of `ranks`, steps a chunk in `round`, and prepares its answers. `missing` other workers count as if they
-    /// had pushed zeros. `number` counts the chunk's steps from 1.
+    /// Sums the pushes of `ranks`, steps a chunk in `round`, and prepares its answers. `missing`: the number of other workers, which
+    /// count as if they had pushed zeros.
     ///
     /// # Safety
     /// All of `ranks` have pushed the chunk, and none of them gets an answer before this returns.
@@ -146,10 +156,9 @@ impl<M: Mode> Staged<M> {
         ranks: impl Iterator<Item = u32> + Clone,
         missing: u32,
         round: Round,
-        number: Round,
     ) {
         // SAFETY: the caller guarantees it.
-        let workers = unsafe { self.last_step(kernels, place, ranks, missing, round, number) };
+        let workers = unsafe { self.last_step(kernels, place, ranks, missing, round) };
         let Staged { chunks, read, weights, reply, .. } = self;
         let stepped =
             Stepped { kernels, chunk: &chunks[place], place, round, content: Content::Gradient, workers };
@@ -226,7 +235,6 @@ impl<M: Mode> Staged<M> {
         ranks: impl Iterator<Item = u32> + Clone,
         missing: u32,
         round: Round,
-        number: Round,
     ) -> u32 {
         let Staged { chunks, gradients, gauge, steps, read, weights, .. } = self;
         let chunk = &chunks[place];
@@ -238,7 +246,7 @@ impl<M: Mode> Staged<M> {
                 if gauge.concerns(round) {
                     gauge.look(kernels, slots, workers, round);
                 }
-                steps.run(kernels, chunk, slots, workers, weights, round, number);
+                steps.run(kernels, (place, chunk), slots, workers, weights, round);
             };
             // SAFETY: the caller guarantees it.
             let pushes = unsafe { gradients.pushes(ranks, chunk.push) };
@@ -289,11 +297,11 @@ impl<M: Mode> Staged<M> {
         discarded.add(self.reply.remove_worker(rank));
     }
 
-    /// Takes weights, state and learning rates from a checkpoint, or from workers. What is not there stays as it is.
+    /// Takes weights, state and the optimizer's numbers from a checkpoint, or from workers. What is not there stays as it is.
     pub fn restore(&mut self, layout: &Layout, restored: &Restored) {
         let Staged { chunks, single, steps, weights, reply, .. } = self;
         let chunks = &chunks[..*single];
-        steps.rates = restored.learning_rates();
+        steps.numbers = restored.numbers();
         let kept = if steps.keeps_weights() { chunks } else { &[] };
         for (place, chunk) in kept.iter().enumerate() {
             let of_layout = layout.chunk(chunk.id);
@@ -304,7 +312,7 @@ impl<M: Mode> Staged<M> {
             let before = of_layout.span.offset - layout.key_span(key).offset;
             let start = before / layout.keys()[key.index()].dtype.bytes();
             typed!(chunk.dtype, E => {
-                let values = steps.restore::<E>(chunk, key, start, restored);
+                let values = steps.restore::<E>((place, chunk), key, start, restored);
                 let weights = weights.elements_mut::<E>(place).iter_mut();
                 weights.zip(values).for_each(|(weight, &value)| *weight = E::from_f32(value));
             });
@@ -312,15 +320,15 @@ impl<M: Mode> Staged<M> {
         reply.restore(chunks, weights, restored.round());
     }
 
-    /// Writes a chunk's values into a snapshot.
-    pub fn copy_to_snapshot(&self, place: usize, values: &mut [f32]) {
+    /// Writes a chunk's values into a snapshot. Returns how many steps it has made.
+    pub fn copy_to_snapshot(&self, place: usize, values: &mut [f32]) -> u32 {
         let chunk = &self.chunks[place];
-        if !self.steps.keeps_weights() {
-            return; // nothing of it is saved
-        }
-        typed!(chunk.dtype, E => {
-            self.steps.copy_to_snapshot(chunk, self.weights.elements::<E>(place), values);
-        });
+        if self.steps.keeps_weights() {
+            typed!(chunk.dtype, E => {
+                self.steps.copy_to_snapshot(chunk, self.weights.elements::<E>(place), values);
+            });
+        } // else nothing of it is saved
+        self.steps.counts.of(place)
     }
 
     /// As [`Reply::greet`].
@@ -333,9 +341,20 @@ impl<M: Mode> Staged<M> {
         self.gauge.gauged()
     }
 
-    /// Learning rates by round.
-    pub fn rates(&mut self) -> &mut LearningRates {
-        &mut self.steps.rates
+    /// Sets a chunk's optimizer state to zero, as if it had made no step. Its weights stay.
+    pub fn reset_state(&mut self, place: usize) {
+        let Staged { chunks, steps, .. } = self;
+        let chunk = &chunks[place];
+        typed!(chunk.dtype, E => {
+            let (_, state) = steps.kept_of::<E>(chunk);
+            state.fill(0.0);
+        });
+        steps.counts.reset(place);
+    }
+
+    /// The optimizer's numbers by round.
+    pub fn numbers(&mut self) -> &mut NumbersByRound {
+        &mut self.steps.numbers
     }
 
     /// As [`Reply::work`].
@@ -350,7 +369,8 @@ struct Steps {
     /// What is kept is for this optimizer.
     optimizer: Optimizer,
     rule: Rule,
-    rates: LearningRates,
+    numbers: NumbersByRound,
+    counts: StepCounts,
     /// By chunk, in f32: master weights, when the hub's weights are coarser, then optimizer state.
     kept: Slab,
 }
@@ -362,16 +382,22 @@ enum Rule {
     Nothing,
     /// The sum takes the place of the weights.
     Sum,
-    Step(Optimizer),
+    /// The mean does: the job leaves out the step.
+    Mean,
+    /// The optimizer's.
+    Step,
 }
 
 impl Steps {
     /// Steps of a shard that posts its sums to a hub above.
-    fn sums(terms: &JobTerms) -> Result<Self, MapError> {
+    fn sums(terms: &JobTerms, chunks: usize) -> Result<Self, MapError> {
         let JobTerms { ablate, .. } = terms;
         let rule = if ablate.optimize && ablate.aggregate { Rule::Nothing } else { Rule::Sum };
         let kept = Slab::zeroed("nothing beside the sums", 0)?;
-        Ok(Steps { optimizer: Optimizer::Average, rule, rates: LearningRates::new(0.0), kept })
+        let optimizer = Optimizer::Average;
+        let numbers = NumbersByRound::new(Numbers::new(optimizer));
+        let counts = StepCounts::new(terms, chunks);
+        Ok(Steps { optimizer, rule, numbers, counts, kept })
     }
 
     /// Allocates and touches memory: call it on the thread that owns the core.
@@ -382,10 +408,12 @@ impl Steps {
         kept.as_mut_slice().fill(0.0);
         let rule = match terms.ablate {
             Ablate { optimize: true, aggregate: true } => Rule::Nothing,
-            Ablate { optimize: true, aggregate: false } => Rule::Step(Optimizer::Average),
-            _ => Rule::Step(optimizer),
+            Ablate { optimize: true, aggregate: false } => Rule::Mean,
+            _ => Rule::Step,
         };
-        Ok(Steps { optimizer, rule, rates: LearningRates::new(optimizer.learning_rate()), kept })
+        let numbers = NumbersByRound::new(Numbers::new(optimizer));
+        let counts = StepCounts::new(terms, chunks.len());
+        Ok(Steps { optimizer, rule, numbers, counts, kept })
     }
 
     /// Whether a checkpoint has values of this shard.
@@ -393,26 +421,31 @@ impl Steps {
         self.optimizer.keeps_weights()
     }
 
-    /// Sums the slots, which are the pushes of this many workers, and steps the weights. `number` counts the chunk's
-    /// steps from 1.
+    /// Sums the slots, which are the pushes of this many workers, steps the weights of the chunk at a place, and counts the
+    /// step.
     #[inline]
-    #[allow(clippy::too_many_arguments)] // what a step depends on
     fn run<E: Element>(
         &mut self,
         kernels: &Kernels,
-        chunk: &Chunk,
+        (place, chunk): (usize, &Chunk),
         slots: &Slots<E>,
         workers: u32,
         weights: &mut [E],
         round: Round,
-        number: Round,
     ) {
-        let (rule, workers) = match &self.rule {
+        let number = self.counts.count(place);
+        let Numbers { optimizer, multipliers } = self.numbers.at(round);
+        let (rule, workers) = match self.rule {
             Rule::Nothing => return,
             Rule::Sum => (&Optimizer::Average, 1), // divided by the hub that steps
-            Rule::Step(rule) => (rule, workers),
+            Rule::Mean => (&Optimizer::Average, workers),
+            Rule::Step => (optimizer, workers),
         };
-        let step = Step::new(rule, workers, number, self.rates.at(round), chunk.lr_mult, chunk.wd_mult);
+        let [lr_mult, wd_mult] = match multipliers {
+            None => [chunk.lr_mult, chunk.wd_mult],
+            Some(multipliers) => multipliers[chunk.key.index()],
+        };
+        let step = Step::new(rule, workers, number, optimizer.learning_rate(), lr_mult, wd_mult);
         let kept =
             &mut self.kept.as_mut_slice()[chunk.kept..][..chunk.elements * rule.kept_per_element(E::DTYPE)];
         kernels.run(rule, &step, slots, weights, kept);
@@ -431,11 +464,11 @@ impl Steps {
         kept.split_at_mut(chunk.elements * self.optimizer.master_per_element(E::DTYPE))
     }
 
-    /// Takes a chunk's state from a checkpoint. The chunk's elements begin at `start` in the key. Returns the chunk's
-    /// weights in the checkpoint.
+    /// Takes a chunk's state from a checkpoint, and with the state the number of its steps. The chunk's elements begin at `start`
+    /// in the key. Returns the chunk's weights in the checkpoint.
     fn restore<'a, E: Element>(
         &mut self,
-        chunk: &Chunk,
+        (place, chunk): (usize, &Chunk),
         key: KeyId,
         start: usize,
         restored: &'a Restored,
@@ -443,9 +476,13 @@ impl Steps {
         let (elements, states) = (chunk.elements, self.optimizer.state_per_element());
         let range = start..start + elements;
         let weights = restored.weights(key, range.clone());
+        let there = states.min(restored.tensors(key) - 1);
+        if there == states {
+            self.counts.restore(place, key, restored);
+        }
         let (master, state) = self.kept_of::<E>(chunk);
         master.copy_from_slice(&weights[..master.len()]);
-        for which in 0..states.min(restored.tensors(key) - 1) {
+        for which in 0..there {
             let state = &mut state[which * elements..][..elements];
             state.copy_from_slice(restored.state(key, which, range.clone()));
         }

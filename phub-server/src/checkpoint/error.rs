@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use fabric::MapError;
 use pbox_core::control::InvalidJobName;
+use pbox_core::job::InvalidNumbers;
 use pbox_core::manifest::{MAX_HEADER_BYTES, ManifestError};
 use pbox_core::{Round, Share};
 use rustix::io::Errno;
@@ -199,6 +200,9 @@ pub enum Mismatch {
          chunk size, schedule and split_above"
     )]
     Share { file: String, job: String },
+
+    #[error("its numbers from round {round} on cannot be those of the job: {error}; train the same model")]
+    Numbers { round: u32, error: InvalidNumbers },
 
     #[error("key {name:?} has lr_mult and wd_mult {file:?} in it, and {job:?} in the job; ask for the same")]
     Multipliers { name: String, file: [f32; 2], job: [f32; 2] },

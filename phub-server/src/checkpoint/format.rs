@@ -16,7 +16,10 @@ use std::fmt::Write as _;
 use std::ops::Range;
 
 use pbox_core::manifest::{self, MAX_HEADER_BYTES, ManifestError};
-use pbox_core::{Key, KeyId, Optimizer, Piece, Round, Share, Snapshot, Tensor, state_names};
+use pbox_core::{
+    Key, KeyId, Multipliers as KeyMultipliers, Numbers, Optimizer, Piece, Round, Share, Snapshot, Tensor,
+    state_names,
+};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -66,6 +69,46 @@ pub(super) fn multipliers(keys: &[Key]) -> Multipliers {
     with.map(|key| (key.name.clone(), [key.lr_mult, key.wd_mult])).collect()
 }
 
+/// The optimizer's numbers from a round on: the first round, the optimizer, and the multipliers of the keys that have some, if
+/// they are not those of the job's terms.
+pub(super) type NumbersFrom = (Round, Optimizer, Option<Multipliers>);
+
+/// The numbers of a job, if they are not told by its terms and its learning rates.
+fn optimizers(snapshot: &Snapshot) -> Option<Vec<NumbersFrom>> {
+    let (of_terms, keys) = (snapshot.optimizer(), snapshot.layout().keys());
+    let is_told = |(_, numbers): &(Round, Numbers)| {
+        let rate = numbers.optimizer.learning_rate();
+        numbers.multipliers.is_none() && numbers.optimizer == of_terms.with_learning_rate(rate)
+    };
+    let named = |of_keys: &[KeyMultipliers]| -> Multipliers {
+        let with = keys.iter().zip(of_keys).filter(|(_, multipliers)| **multipliers != [1.0, 1.0]);
+        with.map(|(key, &multipliers)| (key.name.clone(), multipliers)).collect()
+    };
+    let of = |(from, numbers): &(Round, Numbers)| {
+        (*from, numbers.optimizer, numbers.multipliers.as_deref().map(named))
+    };
+    (!snapshot.numbers().iter().all(is_told)).then(|| snapshot.numbers().iter().map(of).collect())
+}
+
+/// The steps of the keys that have not made one in each round but the broadcast, if there are such keys.
+fn steps(snapshot: &Snapshot) -> Option<BTreeMap<String, u32>> {
+    if !snapshot.optimizer().keeps_weights() {
+        return None;
+    }
+    let keys = snapshot.layout().keys();
+    let of = snapshot.pieces().iter().map(|piece| (&keys[piece.key.index()].name, snapshot.steps(piece)));
+    let apart: BTreeMap<String, u32> = of
+        .filter(|&(_, steps)| steps != steps_of_rounds(snapshot.round()))
+        .map(|(name, steps)| (name.clone(), steps))
+        .collect();
+    (!apart.is_empty()).then_some(apart)
+}
+
+/// One step in each round but the broadcast.
+pub(super) fn steps_of_rounds(before: Round) -> u32 {
+    before.0.saturating_sub(1)
+}
+
 /// The file's `__metadata__`, an object of strings: all that a job continues with, besides its tensors.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Metadata {
@@ -76,8 +119,15 @@ pub(super) struct Metadata {
     pub round: String,
     /// JSON, as in a join.
     pub optimizer: String,
-    /// JSON, `[[first round, rate], ...]`.
+    /// JSON, `[[first round, rate], ...]`: those of `optimizers`, for readers that do not know these.
     pub learning_rates: String,
+    /// JSON, `[[first round, optimizer, {"key": [lr_mult, wd_mult], ...}], ...]`: where workers have set more than learning
+    /// rates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub optimizers: Option<String>,
+    /// JSON, `{"key": steps, ...}`: of the keys that have not made one step in each round but the broadcast.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps: Option<String>,
     /// JSON, `{"key": [lr_mult, wd_mult], ...}`.
     pub multipliers: String,
     /// JSON: whose part this is, of a job over several hubs.
@@ -92,7 +142,8 @@ pub(super) struct Metadata {
 
 impl Metadata {
     fn of(job: &str, snapshot: &Snapshot, share: Share) -> Self {
-        let rates: Vec<(Round, f32)> = snapshot.learning_rates().to_vec();
+        let rate = |(from, numbers): &(Round, Numbers)| (*from, numbers.optimizer.learning_rate());
+        let rates: Vec<(Round, f32)> = snapshot.numbers().iter().map(rate).collect();
         Metadata {
             digest: String::from_utf8_lossy(&NO_DIGEST).into_owned(),
             phub_checkpoint: FORMAT.to_string(),
@@ -100,6 +151,8 @@ impl Metadata {
             round: snapshot.round().0.to_string(),
             optimizer: json(snapshot.optimizer()),
             learning_rates: json(&rates),
+            optimizers: optimizers(snapshot).as_ref().map(json),
+            steps: steps(snapshot).as_ref().map(json),
             multipliers: json(&multipliers(snapshot.layout().keys())),
             share: FileShare::new(share, snapshot.layout().keys(), snapshot.pieces()).as_ref().map(json),
             ended: snapshot.ended().map(str::to_owned),

@@ -44,7 +44,7 @@ mod tests {
     use std::sync::Arc;
 
     use fabric::Slab;
-    use pbox_core::{ChunkId, Key, Layout, Optimizer, Round, SnapshotPart};
+    use pbox_core::{ChunkId, Key, Layout, Numbers, Optimizer, Round, SnapshotPart};
 
     use super::*;
     use crate::checkpoint::CheckpointStore;
@@ -55,8 +55,10 @@ mod tests {
         let layout = Arc::new(Layout::new(vec![Key::f32("a", [18])], 64).unwrap());
         let mut values = Slab::zeroed("test", 36).unwrap();
         values.as_mut_slice().iter_mut().zip(1u16..).for_each(|(value, n)| *value = n.into());
-        let parts = vec![SnapshotPart { chunks: vec![ChunkId(0), ChunkId(1)], values }];
-        let snapshot = Snapshot::new(layout, optimizer, Round(3), vec![(Round(0), 0.5)], parts).unwrap();
+        let parts = vec![SnapshotPart { chunks: vec![ChunkId(0), ChunkId(1)], values, steps: vec![2; 2] }];
+        let snapshot =
+            Snapshot::new(layout, optimizer, Round(3), vec![(Round(0), Numbers::new(optimizer))], parts)
+                .unwrap();
         let dir = tempfile::tempdir().unwrap();
         let store = CheckpointStore::open(dir.path()).unwrap();
         store.save("job", Share::WHOLE, &snapshot).unwrap();

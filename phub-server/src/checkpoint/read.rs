@@ -6,7 +6,7 @@
 //!
 //! Owned by the thread that loads. Must not know directories.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
@@ -14,7 +14,7 @@ use std::str::FromStr;
 
 use fabric::Slab;
 use pbox_core::manifest::{ManifestError, from_safetensors, header_bytes};
-use pbox_core::{Dtype, Key, Optimizer, Restored, RestoredKey, Round};
+use pbox_core::{Dtype, Key, Numbers, Optimizer, Restored, RestoredKey, Round};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use xxhash_rust::xxh3::Xxh3;
@@ -23,8 +23,8 @@ use zerocopy::IntoBytes;
 use super::PIECE_BYTES;
 use super::error::{DecodeError, Mismatch, excerpt};
 use super::format::{
-    DIGEST_AT, DIGEST_BYTES, Entry, FORMAT, FileShare, Metadata, Multipliers, NO_DIGEST, PREFIX_BYTES, START,
-    digest_text, json, multipliers,
+    DIGEST_AT, DIGEST_BYTES, Entry, FORMAT, FileShare, Metadata, Multipliers, NO_DIGEST, NumbersFrom,
+    PREFIX_BYTES, START, digest_text, is_state, json, multipliers, steps_of_rounds,
 };
 
 /// A valid checkpoint of any job.
@@ -32,7 +32,10 @@ use super::format::{
 pub struct Decoded {
     round: Round,
     optimizer: Optimizer,
-    learning_rates: Vec<(Round, f32)>,
+    /// First round and numbers, rounds ascending, at least one.
+    numbers: Vec<NumbersFrom>,
+    /// The steps of keys that have not made one a round.
+    steps: BTreeMap<String, u32>,
     multipliers: Multipliers,
     share: Option<FileShare>,
     /// In the order of their values, without gaps.
@@ -60,10 +63,12 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
     let values = read_values(file, value_bytes, file_bytes, &mut hash)?;
     compare(&metadata, &hash)?;
 
+    let optimizer = optimizer(&metadata.optimizer)?;
     Ok(Decoded {
         round: round(&metadata.round)?,
-        optimizer: optimizer(&metadata.optimizer)?,
-        learning_rates: learning_rates(&metadata)?,
+        optimizer,
+        numbers: numbers(&metadata, &optimizer)?,
+        steps: steps(&metadata, &tensors)?,
         multipliers: parse("multipliers", &metadata.multipliers)?,
         share: metadata.share.as_deref().map(|seen| parse("share", seen)).transpose()?,
         tensors,
@@ -248,6 +253,33 @@ fn learning_rates(metadata: &Metadata) -> Result<Vec<(Round, f32)>, DecodeError>
     Ok(rates)
 }
 
+/// The numbers by round. A file of an older program has learning rates alone, and so has a job in which nothing else was set.
+fn numbers(metadata: &Metadata, of_terms: &Optimizer) -> Result<Vec<NumbersFrom>, DecodeError> {
+    let rates = learning_rates(metadata)?;
+    let (field, Some(seen)) = ("optimizers", metadata.optimizers.as_deref()) else {
+        let of_rate = |(from, rate)| (from, of_terms.with_learning_rate(rate), None);
+        return Ok(rates.into_iter().map(of_rate).collect());
+    };
+    let numbers: Vec<NumbersFrom> = parse(field, seen)?;
+    if numbers.is_empty() || !numbers.is_sorted_by(|(a, ..), (b, ..)| a < b) {
+        let expected = "expected [round, optimizer, multipliers] at least once, rounds ascending";
+        return Err(faulty(field, seen, expected));
+    }
+    Ok(numbers)
+}
+
+/// The steps of keys that are in the file.
+fn steps(metadata: &Metadata, tensors: &[Key]) -> Result<BTreeMap<String, u32>, DecodeError> {
+    let (field, Some(seen)) = ("steps", metadata.steps.as_deref()) else { return Ok(BTreeMap::new()) };
+    let steps: BTreeMap<String, u32> = parse(field, seen)?;
+    let keys: HashSet<&str> =
+        tensors.iter().map(|tensor| tensor.name.as_str()).filter(|name| !is_state(name)).collect();
+    match steps.keys().find(|name| !keys.contains(name.as_str())) {
+        Some(name) => Err(faulty(field, seen, format!("it has no key {name:?}"))),
+        None => Ok(steps),
+    }
+}
+
 /// A share in few words.
 fn shown(share: &Option<FileShare>) -> String {
     share.as_ref().map_or("one hub's".to_owned(), |FileShare { hub, hubs, pieces }| {
@@ -298,7 +330,35 @@ impl Decoded {
         }
         let starts = self.starts(keys.len(), entries)?;
         self.check_multipliers(keys)?;
-        Ok(Restored::new(self.round, self.learning_rates, self.values, starts))
+        let (numbers, steps) = (self.numbers(keys, optimizer)?, self.steps(keys));
+        Ok(Restored::new(self.round, numbers, self.values, starts).with_steps(steps))
+    }
+
+    /// How many steps each key has made, if the file says it of any.
+    fn steps(&self, keys: &[Key]) -> Vec<Option<u32>> {
+        if self.steps.is_empty() {
+            return Vec::new();
+        }
+        let of = |key: &Key| self.steps.get(&key.name).copied().unwrap_or(steps_of_rounds(self.round));
+        keys.iter().map(|key| Some(of(key))).collect()
+    }
+
+    /// The numbers of a job with these keys by round.
+    fn numbers(&self, keys: &[Key], of_job: &Optimizer) -> Result<Vec<(Round, Numbers)>, Mismatch> {
+        let names: HashSet<&str> = keys.iter().map(|key| key.name.as_str()).collect();
+        let of = |(from, optimizer, multipliers): &NumbersFrom| {
+            let named = multipliers.iter().flatten().find(|(name, _)| !names.contains(name.as_str()));
+            if let Some((name, &file)) = named {
+                return Err(Mismatch::Multipliers { name: name.clone(), file, job: [1.0, 1.0] });
+            }
+            let by_key = |of: &Multipliers| {
+                keys.iter().map(|key| of.get(&key.name).copied().unwrap_or([1.0, 1.0])).collect()
+            };
+            let numbers = Numbers { optimizer: *optimizer, multipliers: multipliers.as_ref().map(by_key) };
+            numbers.check(of_job, keys).map_err(|error| Mismatch::Numbers { round: from.0, error })?;
+            Ok((*from, numbers))
+        };
+        self.numbers.iter().map(of).collect()
     }
 
     /// Where each key's tensors begin in the values. The file has exactly the job's tensors.

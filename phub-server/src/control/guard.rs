@@ -24,6 +24,7 @@ fn needed(method: &Method, page: &str) -> Option<Right> {
             "/v1/jobs/{job}/heartbeat"
             | "/v1/jobs/{job}/relink"
             | "/v1/jobs/{job}/learning-rate"
+            | "/v1/jobs/{job}/optimizer"
             | "/v1/jobs/{job}/compare"
             | "/v1/jobs/{job}/offer"
             | "/v1/jobs/{job}/state"

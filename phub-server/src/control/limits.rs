@@ -12,6 +12,8 @@ pub struct ControlLimits {
     pub join_bytes: usize,
     /// The longest other request in bytes.
     pub small_bytes: usize,
+    /// The longest part for one key, in bytes, of a request that has numbers for each key of a job.
+    pub key_bytes: usize,
     /// Bytes of all bodies that are being read.
     pub bodies_bytes: usize,
     /// Until a request's headers are here; also how long a connection may be idle.
@@ -41,6 +43,8 @@ impl Default for ControlLimits {
             join_bytes: 256 << 20,
             // A token and a few numbers.
             small_bytes: 64 << 10,
+            // Two numbers as text, and what stands around them.
+            key_bytes: 64,
             // A thousand workers that join at once with manifests of ten thousand keys.
             bodies_bytes: 1 << 30,
             // A worker's client drops a connection that was idle for 15 s. The hub waits longer, or it would hang up while a

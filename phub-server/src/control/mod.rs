@@ -57,6 +57,7 @@ POST /v1/jobs/{job}/join            a worker asks to take part
 POST /v1/jobs/{job}/heartbeat       a worker lives, and gets the news
 POST /v1/jobs/{job}/relink          a worker has lost its links, and makes others
 POST /v1/jobs/{job}/learning-rate   a new step size from a round on
+POST /v1/jobs/{job}/optimizer       other numbers of the optimizer from a round on
 POST /v1/jobs/{job}/compare         a worker's weights, by a digest, against those of the others
 POST /v1/jobs/{job}/checkpoint      write the job's state to its file now (no body)
 GET  /v1/jobs/{job}/state           the job's state, as a checkpoint file
@@ -95,6 +96,17 @@ impl Desk {
         body::read(request, limit, &self.limits, &self.room).await
     }
 
+    /// Reads a request that may have some numbers for each key of a job.
+    async fn by_key<T: DeserializeOwned>(
+        &self,
+        what: &'static str,
+        job: &str,
+        request: Request,
+    ) -> Result<T, Refusal> {
+        let limit = self.limits.small_bytes + self.limits.key_bytes * self.registry.keys_of(job);
+        Ok(parse(what, &self.read(limit, request).await?.bytes)?)
+    }
+
     /// Reads a request of a few fields.
     async fn small<T: DeserializeOwned>(&self, what: &'static str, request: Request) -> Result<T, Refusal> {
         Ok(parse(what, &self.read(self.limits.small_bytes, request).await?.bytes)?)
@@ -127,6 +139,7 @@ pub(crate) fn router(
         .route("/v1/jobs/{job}/heartbeat", post(heartbeat))
         .route("/v1/jobs/{job}/relink", post(relink))
         .route("/v1/jobs/{job}/learning-rate", post(learning_rate))
+        .route("/v1/jobs/{job}/optimizer", post(optimizer))
         .route("/v1/jobs/{job}/compare", post(compare))
         .route("/v1/jobs/{job}/checkpoint", post(checkpoint))
         .route("/v1/jobs/{job}/state", get(state).post(bring_state))
@@ -268,6 +281,11 @@ async fn learning_rate(State(desk): State<Desk>, Path(job): Path<String>, reques
     nothing(desk.registry.set_learning_rate(&job, request).await)
 }
 
+async fn optimizer(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
+    let request = desk.by_key("optimizer", &job, request).await?;
+    nothing(desk.registry.set_optimizer(&job, request).await)
+}
+
 async fn compare(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
     let request = desk.small("compare", request).await?;
     nothing(desk.registry.compare(&job, request).await)
@@ -285,7 +303,7 @@ async fn state(State(desk): State<Desk>, Path(job): Path<String>) -> Answer {
 }
 
 async fn offer(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let request = desk.small("offer", request).await?;
+    let request = desk.by_key("offer", &job, request).await?;
     done(&to_its_end(async move { desk.registry.offer(&job, request).await }).await?)
 }
 

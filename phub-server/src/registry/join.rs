@@ -4,8 +4,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use fabric::{Ranges, RecvWindow, SendWindow, Span, Spans, any};
-use pbox_core::control::{JobState, JoinReply, JoinRequest, PROTOCOL, Present, Versions, check_job_name};
-use pbox_core::{ChunkId, JobId, Round, Share, Wire};
+use pbox_core::control::{
+    JobState, JoinReply, JoinRequest, NumbersSet, PROTOCOL, Present, Versions, check_job_name,
+};
+use pbox_core::{ChunkId, JobId, Numbers, Round, Share, Wire};
 
 use super::STOPS;
 use super::above::MAX_DEPTH;
@@ -332,18 +334,23 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), String> {
 
 /// Whether a job with these terms can bring the present back, and the worker says all that it has of it.
 fn check_present(JoinRequest { present, terms, mesh, .. }: &JoinRequest) -> Result<(), String> {
-    let Some(Present { lost, learning_rate, keys }) = present else { return Ok(()) };
+    let Some(Present { lost, learning_rate, numbers, keys }) = present else { return Ok(()) };
     Present::check_goes_with(terms, mesh.is_some()).map_err(|why| format!("hub_present: {why}"))?;
     if !keys.is_empty() && keys.len() != terms.keys.len() {
         let (seen, expected) = (keys.len(), terms.keys.len());
         return Err(format!("present has {seen} keys; expected those of the manifest, {expected}, or none"));
     }
     let rounds = keys.iter().map(|stand| stand.round).chain(learning_rate.map(|(from, _)| from));
+    let rounds = rounds.chain(numbers.as_ref().map(|set| set.from_round));
     if rounds.chain([Round(*lost)]).any(|round| round >= Round::LIMIT) {
         return Err(format!(
             "present has a round that no job comes to; expected less than {}",
             Round::LIMIT.0
         ));
+    }
+    if let Some(NumbersSet { optimizer, keys, .. }) = numbers {
+        let numbers = Numbers { optimizer: *optimizer, multipliers: keys.as_deref().map(Into::into) };
+        terms.check_numbers(&numbers).map_err(|why| why.to_string())?;
     }
     learning_rate.map_or(Ok(()), |(_, rate)| terms.check_learning_rate(rate)).map_err(|why| why.to_string())
 }

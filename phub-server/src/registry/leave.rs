@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use membership::{MemberError, Missing};
-use pbox_core::control::{JobState, LeaveReply, LeaveRequest};
+use pbox_core::control::{JobState, LeaveReply, LeaveRequest, reason};
 use pbox_core::{Discarded, JobId, Members, Round};
 
 use super::above::JoinedAbove;
@@ -35,8 +35,12 @@ impl Registry {
                 let mut inner = self.lock();
                 let (job, rank) = inner.member(job, &token)?;
                 let is_worker = job.terms.level.members == Members::Workers;
-                let who = if is_worker { "worker" } else { "machine" };
-                (job.id, rank, format!("{who} {rank}: {why}"), stops && !is_worker && !job.goes_on())
+                let words = match (is_worker, hub_lost) {
+                    (false, _) => format!("machine {rank}: {why}"),
+                    (true, true) => format!("worker {rank}: {why}"),
+                    (true, false) => format!("rank {rank} failed: {}", reason(&why)),
+                };
+                (job.id, rank, words, stops && !is_worker && !job.goes_on())
             };
             if ends && let Err(why) = self.end_at_cut(id, &why).await {
                 tracing::warn!(job, why, "the job does not end between two rounds");
@@ -48,7 +52,9 @@ impl Registry {
         let last = self.lock().member(job, &token).map(|(job, rank)| {
             // Hub 0 has all hubs write a checkpoint, so a worker leaves hub 0 first.
             let is_last = job.state() == JobState::Running && !job.has_others(rank);
-            (is_last && job.hubs.leads() && job.above.is_none()).then_some(job.id)
+            // A job without weights has nothing to save. Its keys may be in different rounds, of which none ends.
+            let saves = job.terms.optimizer.keeps_weights();
+            (is_last && saves && job.hubs.leads() && job.above.is_none()).then_some(job.id)
         })?;
         let mut checkpoint_error = None;
         if let Some(id) = last.filter(|_| self.store.is_some() && !was_trial)

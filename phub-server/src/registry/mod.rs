@@ -3,11 +3,12 @@
 //!
 //! | file | what it does |
 //! | --- | --- |
-//! | here | reports of cores, heartbeats, the learning rate |
+//! | here | reports of cores, heartbeats |
 //! | `job` | one job's members and news |
 //! | `join` | lets workers in |
 //! | `leave` | lets workers go, ends jobs |
 //! | `make` | makes a job for its first worker |
+//! | `numbers` | changes an optimizer's numbers |
 //! | `late` | names workers that hold rounds up |
 //! | `pace` | how fast rounds go, who is late in them, the verdict |
 //! | `promises` | the memory that jobs were promised |
@@ -36,6 +37,7 @@ mod leave;
 mod links;
 mod loss;
 mod make;
+mod numbers;
 mod operate;
 mod pace;
 mod promises;
@@ -52,7 +54,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use pbox_core::control::{CountsReply, HeartbeatReply, Latest, LearningRateRequest, TransportAddress};
+use pbox_core::control::{CountsReply, HeartbeatReply, Latest, TransportAddress};
 use pbox_core::kernels::Kernels;
 use pbox_core::{Discarded, JobId, Round};
 use tokio::runtime::Handle;
@@ -61,7 +63,6 @@ use tokio::sync::{Notify, oneshot, watch};
 use crate::checkpoint::CheckpointStore;
 use crate::cores::{CoreHandle, CoreThread, Report};
 use above::Meetings;
-use cut::answers;
 use job::{Arrival, Job};
 use loss::Cause;
 
@@ -341,31 +342,6 @@ impl Registry {
             Refusal::Bad(format!("job {name:?}: the heartbeat of {who} has a `latest` that cannot be: {why}"))
         })?;
         Ok((job.news.subscribe(), hold.unwrap_or(Duration::MAX).min(self.heartbeat_hold())))
-    }
-
-    /// Changes a job's learning rate. Returns when every core has the new rate.
-    pub async fn set_learning_rate(&self, job: &str, request: LearningRateRequest) -> Result<(), Refusal> {
-        let LearningRateRequest { token, learning_rate: rate, from_round: from } = request;
-        let (id, above) = {
-            let mut inner = self.lock();
-            let (job, _) = inner.member(job, &token)?;
-            job.terms.check_learning_rate(rate).map_err(|error| Refusal::Bad(error.to_string()))?;
-            (job.id, job.above.clone())
-        };
-        if let Some(above) = above {
-            let changed = on_thread("phub-above", move || above.set_learning_rate(rate, from)).await;
-            return self.passed_on(id, changed);
-        }
-        let asked = {
-            let mut inner = self.lock();
-            let (job, rank) = inner.member(job, &token)?;
-            job.learning_rates.change(from, rate);
-            tracing::info!(job = job.name, rank, rate, from_round = from.0, "learning rate changes");
-            let id = job.id;
-            self.ask_cores(job, move |thread| thread.core.set_learning_rate(id, from, rate))
-        };
-        answers(asked).await?;
-        Ok(())
     }
 
     /// Stops the core threads and waits for them.

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use fabric::sim::{Net, seeds};
 use pbox_core::oracle::{self, Step};
 use pbox_core::{
-    Compression, Content, Credit, Dtype, JobTerms, Key, KeyId, Layout, LevelTerms, OnLoss, Optimizer, Round,
-    Schedule,
+    Compression, Content, Credit, Dtype, JobTerms, Key, KeyId, Layout, LevelTerms, Numbers, OnLoss,
+    Optimizer, Round, Schedule,
 };
 use sim_tests::levels::{ENDS, Levels, Losses, Shape, Strike, Terms};
 use sim_tests::model::{CODECS, Model};
@@ -279,8 +279,9 @@ fn expected(
     let mut by_round = vec![Vec::new(); rounds as usize + 1];
     for (id, key) in (0..).map(KeyId).zip(layout.keys()) {
         let elements = key.elements().unwrap() as usize;
-        let (mut master, mut states) = (vec![0.0f32; elements], vec![[0.0; 2]; elements]);
+        let (mut master, mut states, mut steps) = (vec![0.0f32; elements], vec![[0.0; 2]; elements], 0);
         for (round, weights) in (0..).map(Round).zip(&mut by_round) {
+            steps += u32::from(plan.together(workers, round, id) == Content::Gradient);
             for (i, (master, state)) in master.iter_mut().zip(&mut states).enumerate() {
                 let pushed = |worker| rounded(key.dtype, value(trouble, worker, round, id, i));
                 if plan.together(workers, round, id) == Content::Weights {
@@ -289,7 +290,7 @@ fn expected(
                 }
                 let gradient = |worker| plan.has_gradient(worker, round, id).then(|| pushed(worker));
                 let Some(sum) = sum(shape, &mut 0, key.dtype, &gradient) else { continue };
-                let step = Step::new(&optimizer, workers, round, optimizer.learning_rate(), 1.0, 1.0);
+                let step = Step::new(&optimizer, workers, Round(steps), optimizer.learning_rate(), 1.0, 1.0);
                 oracle::step(&optimizer, &step, sum, master, state);
             }
             weights.push(master.iter().map(|&weight| rounded(key.dtype, weight)).collect());
@@ -339,7 +340,7 @@ fn expected_coded(
                 _ if value(machine, key, 0).is_some() => Content::Gradient,
                 _ => Content::Nothing,
             };
-            model.advance_as(optimizer.learning_rate(), content, |machine, key, i| {
+            model.advance_as(&Numbers::new(optimizer), content, |machine, key, i| {
                 value(machine, key, i).expect("a machine with a gradient")
             });
         }

@@ -12,9 +12,12 @@ use fabric::sim::{Net, seeds};
 use pbox_core::OnLoss;
 use pbox_core::codec::Codec;
 use pbox_core::oracle::{self, Step};
-use pbox_core::{ChunkId, Compression, Content, Credit, Dtype, Key, KeyId, Layout, Notice, Round, Schedule};
+use pbox_core::{
+    ChunkId, Compression, Content, Credit, Dtype, Key, KeyId, Layout, Multipliers, Notice, Numbers,
+    NumbersByRound, Optimizer, Round, Schedule,
+};
 use sim_tests::plan::{Drafts, Plan};
-use sim_tests::simulated::{Simulated, Terms};
+use sim_tests::simulated::{JOB, Simulated, Terms};
 use sim_tests::trouble::{Dice, ENDS, Strike, Trouble, optimizer};
 use sim_tests::values::{mix, rounded, same_bits};
 use worker_shim::Exchange;
@@ -32,6 +35,8 @@ struct Cluster {
     trouble: Trouble,
     layout: Arc<Layout>,
     terms: Terms,
+    /// The optimizer's numbers, which change from round to round.
+    numbers: NumbersByRound,
     rounds: u32,
     /// Chunks that had no step in a round because every worker that could push them was gone.
     skipped: BTreeSet<(ChunkId, u32)>,
@@ -66,13 +71,20 @@ impl Cluster {
         terms.job.hubs = dice.from(1..=3) as u32;
         terms.shards = dice.from(1..=2) as usize;
         terms.is_orderly = trouble != Trouble::Posts && !faults.reorder;
-        let skipped = BTreeSet::new();
         let is_alike = terms.job.on_loss == OnLoss::Continue;
         let plan = Plan::new(seed, terms.job.optimizer.keeps_weights()).alike(is_alike);
-        let expected = expected(&layout, &terms, rounds, &skipped, plan);
         let drafts = (0..terms.job.workers).map(|_| Drafts::default()).collect();
-        let job = Simulated::new(Net::new(seed, faults), &layout, terms.clone()).unwrap();
-        Cluster { dice, trouble, layout, terms, rounds, skipped, expected, job, plan, drafts }
+        let (skipped, changes) = (BTreeSet::new(), changes(&mut dice, &terms, layout.keys().len(), rounds));
+        let mut numbers = NumbersByRound::new(Numbers::new(terms.job.optimizer));
+        let mut job = Simulated::new(Net::new(seed, faults), &layout, terms.clone()).unwrap();
+        for (from, changed) in changes {
+            job.cores.iter_mut().for_each(|core| {
+                core.set_numbers(JOB, from, &changed);
+            });
+            numbers.change(from, changed);
+        }
+        let expected = expected(&layout, &terms, &numbers, rounds, &skipped, plan);
+        Cluster { dice, trouble, layout, terms, numbers, rounds, skipped, expected, job, plan, drafts }
     }
 
     fn keys(&self) -> impl Iterator<Item = KeyId> + use<> {
@@ -116,7 +128,8 @@ impl Cluster {
             }
         }
         if self.skipped.len() > before {
-            self.expected = expected(&self.layout, &self.terms, self.rounds, &self.skipped, self.plan);
+            let Cluster { layout, terms, numbers, rounds, skipped, plan, .. } = self;
+            self.expected = expected(layout, terms, numbers, *rounds, skipped, *plan);
         }
     }
 
@@ -194,6 +207,37 @@ impl Cluster {
     }
 }
 
+/// Changes of the optimizer's numbers, each from a round on: of all numbers, and of the multipliers of all keys, some of which
+/// have the same as others.
+fn changes(dice: &mut Dice, terms: &Terms, keys: usize, rounds: u32) -> Vec<(Round, Numbers)> {
+    let mut numbers = Numbers::new(terms.job.optimizer);
+    let mut changes = Vec::new();
+    for from in (1..=rounds).map(Round) {
+        if dice.below(2) == 0 {
+            continue;
+        }
+        let learning_rate = [0.0, 0.0625, 0.25][dice.below(3) as usize];
+        let weight_decay = [0.0, 0.03125][dice.below(2) as usize];
+        let (momentum, beta1, beta2) = (0.5, [0.5, 0.875][dice.below(2) as usize], 0.75);
+        let epsilon = 0.25;
+        let optimizer = match numbers.optimizer {
+            Optimizer::Average => Optimizer::Average,
+            Optimizer::Sgd { .. } => Optimizer::Sgd { learning_rate, weight_decay },
+            Optimizer::Momentum { .. } => Optimizer::Momentum { learning_rate, weight_decay, momentum },
+            Optimizer::Nesterov { .. } => Optimizer::Nesterov { learning_rate, weight_decay, momentum },
+            Optimizer::Adam { .. } => Optimizer::Adam { learning_rate, weight_decay, beta1, beta2, epsilon },
+            Optimizer::AdamW { .. } => {
+                Optimizer::AdamW { learning_rate, weight_decay, beta1, beta2, epsilon }
+            }
+        };
+        let of_key = |dice: &mut Dice| [[1.0, 1.0], [2.0, 0.0]][dice.below(2) as usize];
+        let of_keys = (dice.below(2) == 0).then(|| (0..keys).map(|_| of_key(dice)).collect());
+        numbers = numbers.with(optimizer, of_keys);
+        changes.push((from, numbers.clone()));
+    }
+    changes
+}
+
 /// What a worker pushes. If workers come and go, all push the same whole number: the mean does not depend on who takes
 /// part.
 fn value(terms: &Terms, rank: u32, round: Round, key: KeyId, element: usize) -> f32 {
@@ -208,6 +252,7 @@ fn value(terms: &Terms, rank: u32, round: Round, key: KeyId, element: usize) -> 
 fn expected(
     layout: &Layout,
     terms: &Terms,
+    numbers: &NumbersByRound,
     rounds: u32,
     skipped: &BTreeSet<(ChunkId, u32)>,
     plan: Plan,
@@ -234,7 +279,9 @@ fn expected(
                         Content::Nothing => None,
                         _ => Some(value(terms, rank, round, key, i)),
                     };
-                    element.advance(terms, round, together, pushed);
+                    let Numbers { optimizer, multipliers } = numbers.at(round);
+                    let multipliers = multipliers.as_ref().map_or([1.0; 2], |of_keys| of_keys[key.index()]);
+                    element.advance(terms, (optimizer, multipliers), together, pushed);
                 }
                 *weight = element.seen;
             }
@@ -249,6 +296,8 @@ fn expected(
 struct Element {
     weight: f32,
     state: [f32; 2],
+    /// Steps so far: none in a round without workers.
+    steps: u32,
     seen: f32,
     /// What the means that were sent left out.
     left_out: f32,
@@ -258,7 +307,7 @@ impl Element {
     fn advance(
         &mut self,
         terms: &Terms,
-        round: Round,
+        (optimizer, [lr_mult, wd_mult]): (&Optimizer, Multipliers),
         together: Content,
         pushed: impl Fn(u32) -> Option<f32>,
     ) {
@@ -270,10 +319,11 @@ impl Element {
             _ => {}
         }
         let coded = |value| if compressed { rounded(Dtype::BF16, value) } else { value };
-        let rate = terms.job.optimizer.learning_rate();
-        let step = Step::new(&terms.job.optimizer, terms.job.workers, round, rate, 1.0, 1.0);
+        self.steps += 1;
+        let (number, rate) = (Round(self.steps), optimizer.learning_rate());
+        let step = Step::new(optimizer, terms.job.workers, number, rate, lr_mult, wd_mult);
         let sum = oracle::sum((0..terms.job.workers).filter_map(pushed).map(coded));
-        oracle::step(&terms.job.optimizer, &step, sum, &mut self.weight, &mut self.state);
+        oracle::step(optimizer, &step, sum, &mut self.weight, &mut self.state);
         if !compressed {
             self.seen = self.weight;
         } else if keeps_weights {

@@ -89,7 +89,7 @@ fn dealt(layout: &Layout, chunks: &[ChunkId], shards: usize) -> Vec<Vec<ChunkId>
 }
 
 /// The only job.
-const JOB: JobId = JobId(0);
+pub const JOB: JobId = JobId(0);
 
 impl Simulated {
     /// Connects a job's workers to its hub over `net`.

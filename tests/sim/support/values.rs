@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 
 use half::{bf16, f16};
 use pbox_core::oracle::{self, Step};
-use pbox_core::{Dtype, Key, KeyId, Optimizer, Round};
+use pbox_core::{Dtype, Key, KeyId, Numbers, Optimizer, Round};
 use worker_shim::State;
 
 /// The "rank" whose values are the first weights.
@@ -65,6 +65,8 @@ pub struct Reference {
     optimizer: Optimizer,
     keys: Vec<Key>,
     round: u32,
+    /// By key: how many steps it has made.
+    steps: Vec<u32>,
     /// The workers' weights, by key.
     pub weights: Vec<Vec<f32>>,
     master: Vec<Vec<f32>>,
@@ -92,6 +94,7 @@ impl Reference {
             optimizer,
             keys: keys.to_vec(),
             round: 0,
+            steps: vec![0; keys.len()],
             weights,
             master,
             state,
@@ -108,6 +111,7 @@ impl Reference {
     pub fn with(mut self, state: &Saved) -> Self {
         let [master, first, second] = state.tensors(&self.keys);
         (self.master, self.round) = (master, state.before.0 - 1);
+        self.steps.fill(self.round);
         for (key, state) in self.state.iter_mut().enumerate() {
             let values = first[key].iter().zip(&second[key]);
             *state = values.map(|(&first, &second)| [first, second]).collect();
@@ -116,6 +120,17 @@ impl Reference {
             *weights = master.iter().map(|&weight| rounded(key.dtype, weight)).collect();
         }
         self
+    }
+
+    /// The server whose keys have made so many steps.
+    pub fn with_steps(self, steps: &[u32]) -> Self {
+        Reference { steps: steps.to_vec(), ..self }
+    }
+
+    /// A key's optimizer state becomes zero.
+    pub fn reset(&mut self, key: KeyId) {
+        self.state[key.index()].fill([0.0; 2]);
+        self.steps[key.index()] = 0;
     }
 
     /// The server some rounds later.
@@ -136,11 +151,18 @@ impl Reference {
 
     /// Makes one round at this learning rate.
     pub fn advance(&mut self, learning_rate: f32) {
+        self.advance_by(&Numbers::new(self.optimizer.with_learning_rate(learning_rate)));
+    }
+
+    /// Makes one round with these numbers.
+    pub fn advance_by(&mut self, Numbers { optimizer, multipliers }: &Numbers) {
         for (key, settings) in self.keys.iter().enumerate() {
-            let (lr_mult, wd_mult) = (settings.lr_mult, settings.wd_mult);
-            // The broadcast was the hub's round 0.
-            let round = Round(self.round + 1);
-            let step = Step::new(&self.optimizer, self.workers, round, learning_rate, lr_mult, wd_mult);
+            let of_terms = [settings.lr_mult, settings.wd_mult];
+            let [lr_mult, wd_mult] = multipliers.as_ref().map_or(of_terms, |of_keys| of_keys[key]);
+            self.steps[key] += 1;
+            let number = Round(self.steps[key]);
+            let step =
+                Step::new(optimizer, self.workers, number, optimizer.learning_rate(), lr_mult, wd_mult);
             let gradient = |rank, i| rounded(settings.dtype, value(self.seed, rank, self.round, key, i));
             let values = self.master[key].iter_mut().zip(&mut self.state[key]).enumerate();
             for (i, (master, state)) in values {
@@ -151,7 +173,7 @@ impl Reference {
                     oracle::sum(ranks.map(|rank| gradient(rank, i)))
                 };
                 let sum = oracle::sum(self.machines.iter().map(sum_of_machine));
-                oracle::step(&self.optimizer, &step, sum, master, state);
+                oracle::step(optimizer, &step, sum, master, state);
                 self.weights[key][i] = rounded(settings.dtype, *master);
             }
         }
@@ -199,7 +221,11 @@ pub struct Saved {
 impl Saved {
     /// As a session brings it.
     pub fn state(&self) -> State {
-        State { before: self.before, values: Box::new(std::io::Cursor::new(self.values.clone())) }
+        State {
+            before: self.before,
+            steps: None,
+            values: Box::new(std::io::Cursor::new(self.values.clone())),
+        }
     }
 
     /// The weights of each key, then each key's first and second optimizer state. State that there is not is 0.

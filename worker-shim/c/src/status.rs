@@ -85,9 +85,13 @@ fn of_cause(error: &SessionError) -> PhubStatus {
     use SessionError as E;
     match error {
         E::Member(error) => of_membership(error),
-        E::JobName(_) | E::Terms(_) | E::LearningRate(_) | E::Pull(_) | E::Setting(_) | E::Trace(_) => {
-            PhubStatus::Invalid
-        }
+        E::JobName(_)
+        | E::Terms(_)
+        | E::LearningRate(_)
+        | E::Numbers(_)
+        | E::Pull(_)
+        | E::Setting(_)
+        | E::Trace(_) => PhubStatus::Invalid,
         E::Missing { .. } | E::PeerLeft { .. } | E::PresentDiffers { .. } | E::Stalled { .. } => {
             PhubStatus::Others
         }

@@ -75,7 +75,8 @@ pub fn of_cause(error: &SessionError) -> PyErr {
         | SessionError::Setting(_)
         | SessionError::Terms(_)
         | SessionError::Trace(_)
-        | SessionError::LearningRate(_) => SettingsError::new_err(words),
+        | SessionError::LearningRate(_)
+        | SessionError::Numbers(_) => SettingsError::new_err(words),
     }
 }
 

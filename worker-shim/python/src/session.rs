@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 
-use pbox_core::{Dtype, Key, KeyId, Layout, Optimizer, Round};
+use pbox_core::{Dtype, Key, KeyId, Layout, Multipliers, Optimizer, Round};
 use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
 use worker_shim::{
@@ -74,6 +74,12 @@ fn with_settings(mut config: SessionConfig, settings: Vec<(String, String)>) -> 
     Ok(config)
 }
 
+/// An optimizer as Python writes it.
+fn optimizer_of(json: &str) -> PyResult<Optimizer> {
+    let wrong = |error| SettingsError::new_err(format!("optimizer {json}: {error}"));
+    serde_json::from_str(json).map_err(|error: serde_json::Error| wrong(error))
+}
+
 fn key((name, shape, dtype, lr_mult, wd_mult): KeyTuple) -> PyResult<Key> {
     let dtypes = [Dtype::F32, Dtype::F16, Dtype::BF16].map(|dtype| (dtype.name(), dtype));
     let dtype = choice(&format!("key {name:?}: type"), &dtype, &dtypes)?;
@@ -95,22 +101,25 @@ impl Session {
         optimizer: &str,
         settings: Vec<(String, String)>,
         pull_layers: Vec<Vec<u32>>,
-        state: Option<(u32, Bound<'_, PyAny>)>,
+        state: Option<(u32, Option<Vec<u32>>, Bound<'_, PyAny>)>,
     ) -> PyResult<Self> {
         // Other libraries read RUST_LOG, too: what is wrong with it is not this session's business.
         let _ = phub_server::program::log("warn", None);
         let keys = keys.into_iter().map(key).collect::<PyResult<_>>()?;
-        let optimizer: Optimizer = serde_json::from_str(optimizer)
-            .map_err(|error| SettingsError::new_err(format!("optimizer {optimizer}: {error}")))?;
+        let optimizer = optimizer_of(optimizer)?;
         let config = SessionConfig::new(hub, job, rank, world_size, keys, optimizer);
         let mut config = with_settings(config, settings)?;
         config.pull.iter_mut().for_each(|pull| pull.layers = layers(&pull_layers));
         // With Slim-DP, values that are not sent stay as the worker writes them.
         let keeps_own = config.terms.level.compression.is_some_and(|each| each.has_own_answers());
         let private = config.weights == WeightsMode::Private || keeps_own;
-        let values = state.as_ref().map(|(_, pieces)| Pieces::new(pieces)).transpose()?;
-        let brought = |((before, _), values)| State { before: Round(before), values: Box::new(values) };
-        let state = state.zip(values).map(brought);
+        let values = state.as_ref().map(|(.., pieces)| Pieces::new(pieces)).transpose()?;
+        let brought = state.zip(values);
+        let state = brought.map(|((before, steps, _), values)| State {
+            before: Round(before),
+            steps,
+            values: Box::new(values),
+        });
         let background = interruptible(py, |interrupted| Background::join_with(config, state, interrupted))?;
         Ok(Session { background, private })
     }
@@ -181,6 +190,18 @@ impl Session {
 
     fn set_learning_rate(&self, py: Python<'_>, learning_rate: f32) -> PyResult<()> {
         self.call(py, move |session| session.set_learning_rate(learning_rate))
+    }
+
+    /// The optimizer as JSON, for each key its multipliers of learning rate and weight decay, and keys whose state becomes zero.
+    fn set_optimizer(
+        &self,
+        py: Python<'_>,
+        optimizer: &str,
+        multipliers: Option<Vec<Multipliers>>,
+        reset: Vec<u32>,
+    ) -> PyResult<()> {
+        let (optimizer, reset) = (optimizer_of(optimizer)?, Vec::from_iter(reset.into_iter().map(KeyId)));
+        self.call(py, move |session| session.set_optimizer_and_reset(optimizer, multipliers, &reset))
     }
 
     fn pull_by(&self, py: Python<'_>, pull_layers: Vec<Vec<u32>>) -> PyResult<()> {
@@ -257,9 +278,14 @@ impl Session {
         }
     }
 
-    /// Ends the session now: leaves if no key is under way, and is lost to the others if not.
-    fn close(&self, py: Python<'_>) {
-        py.detach(|| self.background.close());
+    /// Ends the session now: leaves if no key is under way, and is lost to the others if not. With a reason the others are told
+    /// that this worker fails.
+    #[pyo3(signature = (reason=None))]
+    fn close(&self, py: Python<'_>, reason: Option<&str>) {
+        py.detach(|| match reason {
+            Some(reason) => self.background.close_because(reason),
+            None => self.background.close(),
+        });
     }
 }
 

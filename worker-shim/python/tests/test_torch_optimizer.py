@@ -79,7 +79,7 @@ def test_steps_are_those_of_torch(hub, name):
 
 def test_gradients_of_several_passes_are_summed(hub):
     ours, theirs = Net(), Net()
-    optimizer = wrap(torch.optim.SGD(ours.parameters(), lr=0.1), ours, hub, backward_passes_per_step=2)
+    optimizer = wrap(torch.optim.SGD(ours.parameters(), lr=0.1), ours, hub)
     local = torch.optim.SGD(theirs.parameters(), lr=0.1)
     for model, each in ((ours, optimizer), (theirs, local)):
         for number in range(3):
@@ -90,12 +90,16 @@ def test_gradients_of_several_passes_are_summed(hub):
     same(ours, theirs)
 
 
-def test_a_second_backward_pass_in_a_step_is_an_error(hub):
-    model = Net()
-    _optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub)
-    backward(model, *data())
-    with pytest.raises(phub.OrderError, match="another gradient after it went out.*backward_passes_per_step"):
-        backward(model, *data())
+def test_another_number_of_passes_in_each_step(hub):
+    ours, theirs = Net(), Net()
+    optimizer = wrap(torch.optim.SGD(ours.parameters(), lr=0.1), ours, hub)
+    for model, each in ((ours, optimizer), (theirs, torch.optim.SGD(theirs.parameters(), lr=0.1))):
+        for passes in (1, 3, 2, 0, 1):
+            each.zero_grad()
+            for number in range(passes):
+                backward(model, *data(number))
+            each.step()
+    same(ours, theirs)
 
 
 def test_clipping_by_value(hub):
@@ -109,13 +113,14 @@ def test_clipping_by_value(hub):
     same(ours, theirs)
 
 
-def test_a_gradient_that_is_changed_too_late_is_an_error(hub):
-    model = Net()
-    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub)
-    backward(model, *data())
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-    with pytest.raises(phub.OrderError, match="changed after it went out.*clip_value"):
-        optimizer.step()
+def test_a_gradient_that_is_changed_before_the_step_counts(hub):
+    ours, theirs = Net(), Net()
+    optimizer = wrap(torch.optim.SGD(ours.parameters(), lr=0.1), ours, hub)
+    for model, each in ((ours, optimizer), (theirs, torch.optim.SGD(theirs.parameters(), lr=0.1))):
+        backward(model, *data())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        each.step()
+    same(ours, theirs)
 
 
 def test_unused_frozen_and_shared_parameters(hub):
@@ -207,12 +212,8 @@ def test_changes_that_the_hub_cannot_follow(hub):
     groups = [{"params": model.first.parameters()}, {"params": model.second.parameters(), "lr": 0.05}]
     optimizer = wrap(torch.optim.SGD(groups, lr=0.1, momentum=0.9), model, hub)
     train(model, optimizer, 1)
-    optimizer.param_groups[1]["lr"] = 0.1
-    with pytest.raises(phub.torch.UnsupportedOptimizerError, match="group 1: its learning rate.*keeps the ratios"):
-        backward(model, *data())
-    optimizer.param_groups[1]["lr"] = 0.05
-    optimizer.param_groups[0]["momentum"] = 0.8
-    with pytest.raises(phub.torch.UnsupportedOptimizerError, match="group 0: momentum was 0.9.*is 0.8 now"):
+    optimizer.param_groups[0]["momentum"] = 0.0
+    with pytest.raises(phub.torch.UnsupportedOptimizerError, match="group 0: momentum was 0.9 and is 0.0 now"):
         backward(model, *data())
     with pytest.raises(phub.OrderError, match="keys are fixed at the join"):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
@@ -240,22 +241,28 @@ def test_state_dict_of_the_optimizer(hub):
     train(model, optimizer, 2)
     state = optimizer.state_dict()
     assert state["param_groups"][0]["momentum"] == 0.9 and sorted(state["state"]) == [0, 1, 2, 3]
-    assert not optimizer.state, "it is the hub's"
+    kept = optimizer.state[model.first.weight]["momentum_buffer"]
+    assert torch.equal(kept, state["state"][0]["momentum_buffer"])
+    kept.zero_()
+    backward(model, *data())
+    with pytest.raises(phub.torch.StateError, match="'momentum_buffer' of optimizer.state was written.*load_state_dict"):
+        optimizer.step()
+    optimizer.step()
     groups = {**state, "state": {}}
     groups["param_groups"][0]["lr"] = 0.01
     optimizer.load_state_dict(groups)
     train(model, optimizer, 1)
-    assert optimizer._phub._rate == pytest.approx(0.01)
     assert optimizer.session.job == "job", "the groups alone"
 
 
-def test_a_learning_rate_that_is_changed_too_late_is_said(hub):
-    model = Net()
-    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub)
-    backward(model, *data())
-    optimizer.param_groups[0]["lr"] = 0.2
-    with pytest.warns(UserWarning, match="holds from the next step on"):
-        optimizer.step()
+def test_a_learning_rate_that_is_set_before_the_step_holds_for_it(hub):
+    ours, theirs = Net(), Net()
+    optimizer = wrap(torch.optim.SGD(ours.parameters(), lr=0.1), ours, hub)
+    for model, each in ((ours, optimizer), (theirs, torch.optim.SGD(theirs.parameters(), lr=0.1))):
+        backward(model, *data())
+        each.param_groups[0]["lr"] = 0.2
+        each.step()
+    same(ours, theirs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

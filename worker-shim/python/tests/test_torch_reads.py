@@ -13,9 +13,10 @@ from conftest import in_processes
 
 torch = pytest.importorskip("torch")
 
-from test_torch_optimizer import Net, backward, data, wrap  # noqa: E402
+from test_torch_optimizer import Net, backward, data, same, wrap  # noqa: E402
 
 import phub.torch  # noqa: E402
+from phub.torch._held import is_pending  # noqa: E402
 
 linear = torch.nn.functional.linear
 
@@ -154,21 +155,24 @@ def alike(ones, others):
     return torch.equal(ones, others) if isinstance(ones, torch.Tensor) else ones == others
 
 
+def are_here(model):
+    return not any(is_pending(each) for each in model.parameters())
+
+
 def are_ordinary(model):
     return all(type(each) is torch.nn.Parameter for each in model.parameters())
 
 
-@pytest.mark.parametrize("weights", ["private", "shared"])
 @pytest.mark.parametrize("name", READS)
-def test_a_read_waits(hub, monkeypatch, name, weights):
-    held = Held(hub, monkeypatch, weights=weights)
+def test_a_read_waits(hub, monkeypatch, name):
+    held = Held(hub, monkeypatch)
     old = read(name, held.model)
     held.model.train()
     held.step()
     seen = read(name, held.model)
     assert held.is_pushed, "it has waited"
     held.optimizer.synchronize()
-    assert are_ordinary(held.model)
+    assert are_here(held.model)
     assert alike(seen, read(name, held.model)) and not alike(seen, old)
 
 
@@ -178,7 +182,7 @@ def test_a_read_waits_for_what_it_reads_only(hub, monkeypatch):
     held.other.push("first.weight")
     held.is_pushed = True
     old, new = held.model.first.weight.detach(), held.model.first.weight
-    assert torch.equal(old, new) and type(new) is torch.nn.Parameter
+    assert torch.equal(old, new) and not is_pending(new)
     assert not held.optimizer.session.is_ready("second.weight")
     held.other.push("first.bias", "second.weight", "second.bias")
 
@@ -214,17 +218,27 @@ def test_a_deep_copy_is_ordinary_and_its_own(hub, monkeypatch):
     held.is_pushed = False
     held.step()
     made = type(held.model.first.weight)(torch.ones(2))
-    assert made.tolist() == [1, 1] and type(made) is torch.nn.Parameter, "a script's own"
+    assert made.tolist() == [1, 1] and not is_pending(made), "a script's own"
 
 
-def test_between_backward_and_step_a_read_is_new_and_whole(hub, monkeypatch):
+def test_between_backward_and_step_a_read_is_old(hub, monkeypatch):
     held = Held(hub, monkeypatch)
+    before = held.model.first.weight.detach().clone()
     backward(held.model, *data())
-    seen = held.model.first.weight.detach().clone()
-    assert held.is_pushed, "it has waited"
+    held.push()
+    assert torch.equal(before, held.model.first.weight), "a step is made by step()"
     held.optimizer.step()
-    held.optimizer.synchronize()
-    assert torch.equal(seen, held.model.first.weight)
+    assert not torch.equal(before, held.model.first.weight)
+
+
+def test_a_view_from_before_the_step_is_new_after_it(hub, monkeypatch):
+    held = Held(hub, monkeypatch)
+    view = held.model.first.weight.data
+    before = view.clone()
+    backward(held.model, *data())
+    held.optimizer.step()
+    assert held.is_pushed, "the step has waited, for this parameter"
+    assert not torch.equal(view, before) and torch.equal(view, held.model.first.weight)
 
 
 def test_after_the_end(hub, monkeypatch):
@@ -255,23 +269,29 @@ def test_a_read_of_what_will_never_come_is_an_error(hub, monkeypatch):
     assert are_ordinary(held.model), "the script may load others"
 
 
-def test_another_optimizer_for_the_same_parameters(hub, monkeypatch):
-    held = Held(hub, monkeypatch)
-    held.step()
-    held.optimizer = wrap(torch.optim.SGD(held.model.parameters(), lr=0.1), held.model, hub, job="again")
-    assert held.is_pushed and are_ordinary(held.model)
-    backward(held.model, *data())
-    held.optimizer.step()
-    held.optimizer.leave()
-    assert are_ordinary(held.model)
+def test_two_optimizers_for_the_same_parameters(hub):
+    ours, theirs = Net(), Net()
+    make = lambda model, lr: torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)  # noqa: E731
+    optimizers = [wrap(make(ours, lr), ours, hub, job=f"job{lr}") for lr in (0.1, 0.2)]
+    for model, each in ((ours, optimizers), (theirs, [make(theirs, lr) for lr in (0.1, 0.2)])):
+        for number in range(6):
+            model.zero_grad()
+            backward(model, *data(number))
+            each[number // 2 % 2].step()
+    for optimizer in optimizers:
+        optimizer.leave()
+    assert are_ordinary(ours)
+    same(ours, theirs)
 
 
-def test_a_parameter_that_is_moved_is_an_error(hub):
+def test_a_parameter_that_is_moved_is_stepped_where_it_is(hub):
     model = Net()
-    _optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub)
-    model.second.weight.data = model.second.weight.data.clone()
-    with pytest.raises(phub.OrderError, match="'second.weight' was moved out.*no step would reach it: move it before"):
-        backward(model, *data())
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub)
+    model.second.weight.data = there = model.second.weight.data.clone()
+    before = there.clone()
+    backward(model, *data())
+    optimizer.step()
+    assert torch.equal(model.second.weight, there) and not torch.equal(there, before)
 
 
 class Own(torch.nn.Parameter):
@@ -290,7 +310,7 @@ def test_parameters_of_other_classes(hub, monkeypatch):
     held = Held(hub, monkeypatch, model)
     held.step()
     assert model.first.weight.sum() == "mine" and held.is_pushed
-    assert type(model.first.weight) is Own
+    assert isinstance(model.first.weight, Own)
 
 
 COMPILED = {
@@ -331,12 +351,12 @@ def test_compiled(hub, monkeypatch, what, first):
     assert counter.frame_count == 1 or first == "eager", "nothing is compiled again"
 
 
-def at_the_end(rank, hub, weights):
+def at_the_end(rank, hub):
     """What a script prints that reads parameters by themselves after each step, and at its end."""
     torch.set_num_threads(1)
     torch.manual_seed(5)
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
-    settings = {"rank": rank, "world_size": 3, "job": "job", "weights": weights}
+    settings = {"rank": rank, "world_size": 3, "job": "job"}
     optimizer = phub.torch.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model.named_parameters(), hub=hub, **settings
     )
@@ -352,8 +372,7 @@ def at_the_end(rank, hub, weights):
     return sums, last.tobytes()
 
 
-@pytest.mark.parametrize("weights", ["private", "shared"])
-def test_all_workers_print_the_same(hub, weights):
-    results = in_processes(3, at_the_end, hub.address, weights)
+def test_all_workers_print_the_same(hub):
+    results = in_processes(3, at_the_end, hub.address)
     assert results[0] == results[1] == results[2]
     assert len(set(results[0][0])) == 10, "each step changes them"

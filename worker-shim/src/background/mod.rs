@@ -250,13 +250,23 @@ impl Background {
 
     /// Ends the session as a drop does, and waits for its thread. In a child of `fork` it does nothing.
     pub fn close(&self) {
+        self.close_by(Ending::Drop);
+    }
+
+    /// Ends the session because its caller fails, as [`Session::fail`], and waits for its thread. In a child of `fork`, and where
+    /// the session is over, it does nothing.
+    pub fn close_because(&self, why: &str) {
+        self.close_by(Ending::Fail(why.into()));
+    }
+
+    fn close_by(&self, ending: Ending) {
         if std::process::id() != self.owner {
             // The thread is not in this process, and the lock may have been held when the process was copied.
             return;
         }
         let thread = self.thread.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
         if let Some(thread) = thread {
-            self.shared.end(Ending::Drop);
+            self.shared.end(ending);
             let _ = thread.join();
         }
     }

@@ -23,12 +23,14 @@ use crate::session::{
 pub(super) type Call = Box<dyn FnOnce(&mut Session) -> Box<dyn FnOnce()> + Send>;
 
 /// How a session is to end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Ending {
     /// By leaving, when no key is under way any more.
     Leave,
     /// Soon: by leaving if no key is under way, else without leaving.
     Drop,
+    /// Now: this worker fails, and the others are told why.
+    Fail(Arc<str>),
 }
 
 /// What the thread takes from the callers at once.
@@ -130,7 +132,7 @@ impl Shared {
         Orders {
             notes: state.notes.take(),
             calls: std::mem::take(&mut state.calls),
-            ending: state.ending,
+            ending: state.ending.clone(),
             awaited: state.waiting.iter().map(|(&key, waiting)| (key, waiting.since)).collect(),
         }
     }
@@ -327,11 +329,11 @@ impl Shared {
         self.lock().next_round
     }
 
-    /// Tells the thread to end. The first call counts, except that a drop overrides a leave.
+    /// Tells the thread to end. The first call counts, except that a drop overrides a leave, and a failure both.
     pub fn end(&self, ending: Ending) {
         let mut state = self.lock();
-        if state.ending != Some(Ending::Drop) {
-            state.ending = Some(ending);
+        if !matches!(state.ending, Some(Ending::Fail(_))) {
+            state.ending = state.ending.take().max(Some(ending));
         }
         self.wake(state);
     }

@@ -51,6 +51,10 @@ pub(super) fn run(
     let left = match &outcome {
         Ok(Ending::Leave) => session.send_leave(),
         Ok(Ending::Drop) if session.is_quiet() => session.send_leave(),
+        Ok(Ending::Fail(why)) => {
+            session.send_failed(why);
+            Ok(())
+        }
         _ => Ok(()),
     };
     *memory.parked.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(session.into_windows());
@@ -97,6 +101,7 @@ fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Endin
             (returns, _) = (times, shared.set_waker(session.waker())); // its links are others
         }
         match orders.ending {
+            Some(ending @ Ending::Fail(_)) => return Ok(ending),
             Some(ending) if session.is_quiet() => return Ok(ending),
             Some(Ending::Drop) if dropped_since.get_or_insert_with(Instant::now).elapsed() > GRACE => {
                 return Ok(Ending::Drop);

@@ -6,7 +6,7 @@ use fabric::WindowError;
 use membership::{MemberError, Missing};
 use pbox_core::InvalidTerms;
 use pbox_core::control::{InvalidJobName, Late};
-use pbox_core::job::InvalidRate;
+use pbox_core::job::{InvalidNumbers, InvalidRate};
 
 use super::config::InvalidSetting;
 use crate::exchange::ExchangeError;
@@ -37,6 +37,9 @@ pub enum SessionError {
     /// No step can have this learning rate.
     #[error(transparent)]
     LearningRate(#[from] InvalidRate),
+    /// The job cannot go on with these numbers of its optimizer.
+    #[error("the optimizer's numbers: {0}")]
+    Numbers(#[from] InvalidNumbers),
     /// There was no memory for a window.
     #[error("this worker's window: {0}")]
     Window(#[from] WindowError),

@@ -182,7 +182,7 @@ impl Session {
         let own = stood.iter().map(|stood| self.counted(stood.round)).max().unwrap_or_default();
         let terms = JobTerms { level: self.asked, ..self.config.terms.clone() };
         let asked = SessionConfig { terms, ..self.config.clone() };
-        let present = self.kept.as_ref().map(|kept| kept.present(self.lost, self.rate));
+        let present = self.kept.as_ref().map(|kept| kept.present(self.lost, &self.last_set));
         let let_in = let_in(&asked, (Some(own), present), until, &self.given_up)?;
         if let_in[0].above().is_some() != self.is_below_others {
             let is = if self.is_below_others {

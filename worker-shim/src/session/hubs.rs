@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use membership::{Hub, MemberError};
 use pbox_core::KeyId;
-use pbox_core::control::{CheckpointReply, Late, LearningRateRequest, Left};
+use pbox_core::control::{CheckpointReply, Late, Left, reason};
 
 use super::error::SessionError;
+use super::hold::TELL_LIMIT;
 use super::session::Session;
 use crate::exchange::ExchangeError;
 
@@ -17,23 +18,6 @@ use crate::exchange::ExchangeError;
 const REASON_LIMIT: Duration = Duration::from_secs(2);
 
 impl Session {
-    /// Changes the learning rate from the next round on, for all workers. Called between rounds; every worker may call
-    /// it with the same value. With SSP and ASP the hub steps a push at the rate of its own round: workers that are
-    /// ahead have used the former rate.
-    pub fn set_learning_rate(&mut self, learning_rate: f32) -> Result<(), SessionError> {
-        self.config.terms.check_learning_rate(learning_rate)?;
-        self.exchange.check_quiet("changing the learning rate")?;
-        self.ask(|session| {
-            let from_round = session.next_round();
-            session.hubs.iter().try_for_each(|hub| {
-                let request = LearningRateRequest { token: hub.token.clone(), learning_rate, from_round };
-                hub.post("learning-rate", "change the learning rate", &request).map(|_: serde_json::Value| ())
-            })
-        })?;
-        self.rate = Some((self.counted(self.next_round()), learning_rate));
-        Ok(())
-    }
-
     /// Makes the hub write a checkpoint now: the job's weights and optimizer state before the round that is furthest
     /// ahead. Returns when the file is on the disk.
     ///
@@ -45,7 +29,10 @@ impl Session {
     }
 
     /// Asks the hubs; once more after a hold.
-    fn ask<R>(&mut self, ask: impl Fn(&Self) -> Result<R, MemberError>) -> Result<R, SessionError> {
+    pub(super) fn ask<R>(
+        &mut self,
+        ask: impl Fn(&Self) -> Result<R, MemberError>,
+    ) -> Result<R, SessionError> {
         match ask(self) {
             Ok(answer) => Ok(answer),
             Err(error) => {
@@ -86,6 +73,22 @@ impl Session {
         }
         // Every hub is told, even if one of them fails.
         Ok(self.hubs.iter().map(|hub| hub.leave(round)).fold(Ok(()), Result::and)?)
+    }
+
+    /// Ends the session because this worker fails, and tells the others why: "rank 1 failed: KeyError: 'x'". Of `why` they get
+    /// one line of at most [`MAX_REASON_BYTES`](pbox_core::control::MAX_REASON_BYTES). The job ends, or goes on without this
+    /// worker.
+    pub fn fail(self, why: &str) {
+        self.send_failed(why);
+    }
+
+    /// Tells the others why this worker fails: before its links end, which alone would say that it died.
+    pub(crate) fn send_failed(&self, why: &str) {
+        for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
+            if let Err(error) = hub.fail(&reason(why), TELL_LIMIT) {
+                tracing::debug!(%error, "a hub was not told why this worker fails");
+            }
+        }
     }
 
     /// Checks that a key that is under way can still complete: after each sleep, and after some polls of a worker that

@@ -15,6 +15,7 @@ use super::compare::Digests;
 use super::config::SessionConfig;
 use super::error::SessionError;
 use super::hold::{Hold, Returns, TELL_LIMIT};
+use super::numbers::LastSet;
 use super::relink::{self, Relinks};
 use super::session::{GivenUp, LOOK, Session};
 use super::state::State;
@@ -85,7 +86,7 @@ impl Session {
             returns: Returns::default(),
             relinks: Relinks::default(),
             lost: 0,
-            rate: None,
+            last_set: LastSet::default(),
             kept: None,
             brought: Vec::new(),
             asked,

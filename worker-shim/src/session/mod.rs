@@ -9,6 +9,7 @@ mod error;
 mod hold;
 mod hubs;
 mod join;
+mod numbers;
 mod present;
 mod relink;
 mod session;

@@ -14,6 +14,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::error::SessionError;
 use super::hold::Stood;
+use super::numbers::LastSet;
 use super::session::Session;
 
 /// A worker's weights when it lost its hub: with links to another hub, the same addresses may be that hub's memory.
@@ -25,9 +26,10 @@ pub(super) struct Kept {
 
 impl Kept {
     /// What the worker says of them in its join.
-    pub fn present(&self, lost: u32, learning_rate: Option<(Round, f32)>) -> Present {
+    pub fn present(&self, lost: u32, LastSet { numbers, rate }: &LastSet) -> Present {
+        let (numbers, learning_rate) = (numbers.clone(), *rate);
         let counted = |stand: &Stand| Stand { round: Round(stand.round.0 + lost), ..*stand };
-        Present { lost, learning_rate, keys: self.stands.iter().map(counted).collect() }
+        Present { lost, learning_rate, numbers, keys: self.stands.iter().map(counted).collect() }
     }
 
     /// A piece of a key in f32, little endian.

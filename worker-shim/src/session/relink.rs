@@ -16,7 +16,7 @@ use pbox_core::Wire;
 
 use super::config::SessionConfig;
 use super::error::SessionError;
-use super::hold::{Again, Hold, TELL_LIMIT};
+use super::hold::{Again, Hold};
 use super::join::{Attached, attach, drafts};
 use super::session::Session;
 use crate::exchange::ExchangeError;
@@ -72,8 +72,8 @@ impl Session {
             };
             if since.elapsed() >= self.config.hub_wait || self.is_in_vain() {
                 // They wait for this worker, which does not come.
-                let why = format!("{lost}; its links could not be made again: {why}");
-                self.hubs.iter().for_each(|hub| _ = hub.fail(&why, TELL_LIMIT));
+                let why = format!("its links could not be made again: {why} ({lost})");
+                self.send_failed(&why);
                 break;
             }
             tracing::warn!("{lost}; the links are not made again yet: {why}");

@@ -19,6 +19,7 @@ use super::contents::Pushed;
 use super::credit::{Trial, Tuner};
 use super::error::SessionError;
 use super::hold::{Hold, Returns};
+use super::numbers::LastSet;
 use super::present::Kept;
 use super::relink::Relinks;
 use super::timeline::Timeline;
@@ -60,8 +61,8 @@ pub struct Session {
     /// Rounds that the job has lost so far, also before this session: a round of the hub and this together are the same number
     /// for all workers.
     pub(super) lost: u32,
-    /// The learning rate that it has set last, and the first round, counted like these.
-    pub(super) rate: Option<(Round, f32)>,
+    /// The optimizer's numbers that it has set last, by rounds that are counted like these.
+    pub(super) last_set: LastSet,
     /// While its hub is lost, and it asks for the present: its weights.
     pub(super) kept: Option<Arc<Kept>>,
     /// By hub: the present, to which it has brought its part.

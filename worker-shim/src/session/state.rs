@@ -12,9 +12,11 @@ use super::SessionError;
 /// Weights and optimizer state before a round. Rank 0 may bring them instead of a broadcast
 /// ([`Session::join_with`](crate::Session::join_with)).
 pub struct State {
-    /// The round that the job continues with: the number of steps so far, plus 1 for the broadcast. Adam counts its steps
-    /// from it. With SSP and ASP a round has as many steps as there are workers.
+    /// The round that the job continues with: 1 or more, since round 0 is the broadcast.
     pub before: Round,
+    /// How many steps each key has made, in the order of the manifest: Adam counts from there. Without it one in each round but
+    /// the broadcast; with SSP and ASP one for each worker.
+    pub steps: Option<Vec<u32>>,
     /// f32, little endian: the weights of all keys in the order of the manifest, then their first optimizer state
     /// ([`state_names`](pbox_core::state_names)), then their second. Read once, and only if the job has no state.
     pub values: Box<dyn Read + Send>,
@@ -29,7 +31,8 @@ impl std::fmt::Debug for State {
 impl State {
     /// Offers it to the hubs. Returns whether they wait for it.
     pub(super) fn offer(&self, hubs: &mut [LetIn]) -> Result<bool, SessionError> {
-        let wanted = membership::all_of(hubs.iter_mut().map(|hub| hub.offer(self.before)))?;
+        let wanted =
+            membership::all_of(hubs.iter_mut().map(|hub| hub.offer(self.before, self.steps.clone())))?;
         Ok(wanted.is_some())
     }
 }

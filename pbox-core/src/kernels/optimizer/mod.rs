@@ -1,11 +1,15 @@
-//! Optimizers: their settings, learning rates over time, and the numbers of one step.
+//! Optimizers: their settings, and the numbers of one step.
 //!
-//! The arithmetic is in `rule`, its specification in `oracle`.
+//! The arithmetic is in `rule`, its specification in `oracle`. `numbers` has the settings over time.
+
+mod numbers;
 
 use serde::{Deserialize, Serialize};
 
 use crate::layout::{Dtype, Round};
 use crate::strict_json;
+
+pub use numbers::{Multipliers, Numbers, NumbersByRound};
 
 /// How the hub computes what it sends back to the workers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -44,8 +48,7 @@ pub enum Optimizer {
         /// `mu`.
         momentum: f32,
     },
-    /// Adam with the L2 penalty in the gradient, PyTorch's `Adam`. In a chunk's step `t`, which is its round and
-    /// starts at 1:
+    /// Adam with the L2 penalty in the gradient, PyTorch's `Adam`. In a chunk's step `t`, which starts at 1:
     /// `g += wd * w; m = b1 * m + (1 - b1) * g; v = b2 * v + (1 - b2) * g * g;`
     /// `w -= lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)`.
     ///
@@ -142,6 +145,11 @@ impl Optimizer {
         if self.keeps_weights() { 1 + self.state_per_element() } else { 0 }
     }
 
+    /// Whether a step depends on how many there were before.
+    pub fn uses_steps(&self) -> bool {
+        matches!(self, Optimizer::Adam { .. } | Optimizer::AdamW { .. })
+    }
+
     /// Whether the hub keeps weights. If so, the first round is the broadcast of rank 0's weights.
     pub fn keeps_weights(&self) -> bool {
         !matches!(self, Optimizer::Average)
@@ -157,6 +165,19 @@ impl Optimizer {
             | Optimizer::Adam { learning_rate, .. }
             | Optimizer::AdamW { learning_rate, .. } => learning_rate,
         }
+    }
+
+    /// Returns it with another step size.
+    pub fn with_learning_rate(mut self, rate: f32) -> Self {
+        match &mut self {
+            Optimizer::Average => {}
+            Optimizer::Sgd { learning_rate, .. }
+            | Optimizer::Momentum { learning_rate, .. }
+            | Optimizer::Nesterov { learning_rate, .. }
+            | Optimizer::Adam { learning_rate, .. }
+            | Optimizer::AdamW { learning_rate, .. } => *learning_rate = rate,
+        }
+        self
     }
 
     /// The L2 penalty, or the decay of the weights; zero if the optimizer has none.
@@ -254,17 +275,15 @@ pub struct AdamStep {
 }
 
 impl Step {
-    /// The step of `optimizer` in a chunk's `round`, at `learning_rate`, for a key with these multipliers.
-    ///
-    /// Round 0 is the broadcast, so `round` is also the number of the optimizer's step, from 1 on. Only the bias
-    /// correction of Adam and AdamW uses it.
+    /// A chunk's step of this `number`, from 1 on, at `learning_rate`, for a key with these multipliers. Only the bias
+    /// correction of Adam and AdamW uses the number: that of the chunk's round, if each round but the broadcast was a step.
     ///
     /// # Panics
-    /// With Adam or AdamW and round 0.
+    /// With Adam or AdamW and number 0.
     pub fn new(
         optimizer: &Optimizer,
         workers: u32,
-        round: Round,
+        number: Round,
         learning_rate: f32,
         lr_mult: f32,
         wd_mult: f32,
@@ -279,7 +298,7 @@ impl Step {
             }
             Optimizer::Adam { beta1, beta2, epsilon, .. }
             | Optimizer::AdamW { beta1, beta2, epsilon, .. } => {
-                adam = AdamStep::new([beta1, beta2], epsilon, round, learning_rate, weight_decay);
+                adam = AdamStep::new([beta1, beta2], epsilon, number, learning_rate, weight_decay);
             }
         }
         Step { rescale: 1.0 / workers as f32, learning_rate, weight_decay, momentum, adam }
@@ -287,8 +306,8 @@ impl Step {
 }
 
 impl AdamStep {
-    fn new(betas: [f32; 2], epsilon: f32, round: Round, learning_rate: f32, weight_decay: f32) -> Self {
-        assert_ne!(round, Round(0), "round 0 is the broadcast, not a step");
+    fn new(betas: [f32; 2], epsilon: f32, number: Round, learning_rate: f32, weight_decay: f32) -> Self {
+        assert_ne!(number, Round(0), "steps are counted from 1");
         let [b1, b2] = betas.map(f64::from);
         let rate = f64::from(learning_rate);
         AdamStep {
@@ -296,8 +315,8 @@ impl AdamStep {
             gain1: (1.0 - b1) as f32,
             beta2: betas[1],
             gain2: (1.0 - b2) as f32,
-            step_size: (rate / (1.0 - power(b1, round.0))) as f32,
-            bias2: (1.0 - power(b2, round.0)).sqrt() as f32,
+            step_size: (rate / (1.0 - power(b1, number.0))) as f32,
+            bias2: (1.0 - power(b2, number.0)).sqrt() as f32,
             epsilon,
             keep: (1.0 - rate * f64::from(weight_decay)) as f32,
         }
@@ -328,49 +347,6 @@ pub struct Ablate {
     /// Send the mean gradient back instead of stepping.
     #[serde(default)]
     pub optimize: bool,
-}
-
-/// Learning rates by round. A change names the first round that it holds for, so that all cores change at the same
-/// step, whatever round their chunks are in when the change arrives.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LearningRates {
-    /// (first round, rate), rounds ascending; the first entry starts at round 0.
-    changes: Vec<(Round, f32)>,
-}
-
-impl LearningRates {
-    /// `rate` from round 0 on.
-    pub fn new(rate: f32) -> Self {
-        LearningRates { changes: vec![(Round(0), rate)] }
-    }
-
-    /// Sets `rate` from round `from` on, until the next change. Workers in different rounds set the same schedule at
-    /// different times: a rate that a faster worker set for later rounds stays.
-    pub fn change(&mut self, from: Round, rate: f32) {
-        self.changes.retain(|&(round, _)| round != from);
-        let place = self.changes.partition_point(|&(round, _)| round < from);
-        self.changes.insert(place, (from, rate));
-    }
-
-    /// The rate of a round.
-    pub fn at(&self, round: Round) -> f32 {
-        let last = self.changes.iter().rev().find(|&&(from, _)| from <= round);
-        last.unwrap_or(&self.changes[0]).1
-    }
-
-    /// The changes that matter from `round` on: (first round, rate), rounds ascending, the first at `round` or
-    /// before.
-    pub fn changes_from(&self, round: Round) -> Vec<(Round, f32)> {
-        let mut rates = self.clone();
-        rates.forget_before(round);
-        rates.changes
-    }
-
-    /// Forgets changes that no round from `oldest` on needs.
-    pub fn forget_before(&mut self, oldest: Round) {
-        let current = self.changes.iter().rposition(|&(from, _)| from <= oldest).unwrap_or(0);
-        self.changes.drain(..current);
-    }
 }
 
 #[cfg(test)]

@@ -1,20 +1,6 @@
-//! Learning rates by round, settings that are refused, defaults, and powers against the library.
+//! Settings that are refused, defaults, and powers against the library.
 
 use super::*;
-
-#[test]
-fn a_change_holds_from_its_round_on() {
-    let mut rates = LearningRates::new(0.1);
-    rates.change(Round(5), 0.01);
-    rates.change(Round(9), 0.001);
-    assert_eq!([0, 4, 5, 8, 9, 100].map(|r| rates.at(Round(r))), [0.1, 0.1, 0.01, 0.01, 0.001, 0.001]);
-    rates.change(Round(9), 0.5);
-    assert_eq!(rates.at(Round(9)), 0.5);
-    rates.change(Round(7), 0.02);
-    assert_eq!([6, 7, 8, 9].map(|r| rates.at(Round(r))), [0.01, 0.02, 0.02, 0.5], "later changes stay");
-    rates.forget_before(Round(6));
-    assert_eq!((rates.at(Round(6)), rates.at(Round(9))), (0.01, 0.5));
-}
 
 #[test]
 fn powers_differ_from_the_library_only_by_roundings() {

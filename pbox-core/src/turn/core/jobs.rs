@@ -3,7 +3,8 @@
 use fabric::{MapError, Port, Slab};
 
 use super::{Core, JobShard, at_work, of_job};
-use crate::layout::{Layout, Round};
+use crate::kernels::Numbers;
+use crate::layout::{KeyId, Layout, Round};
 use crate::snapshot::{Occasion, Restored, SnapshotPart};
 use crate::turn::look::Look;
 use crate::turn::made::MadeShard;
@@ -158,10 +159,22 @@ impl<P: Port> Core<P> {
         discarded
     }
 
-    /// Changes a job's learning rate from a round on.
-    pub fn set_learning_rate(&mut self, id: JobId, from: Round, rate: f32) {
+    /// Changes the numbers of a job's optimizer from a round on. Returns the oldest round that may still be stepped here; `None`
+    /// without chunks.
+    pub fn set_numbers(&mut self, id: JobId, from: Round, numbers: &Numbers) -> Option<Round> {
+        let oldest = self.shards_of(id).filter_map(|entry| {
+            of_mode!(&mut entry.shard, shard => {
+                shard.set_numbers(from, numbers.clone());
+                shard.front()
+            })
+        });
+        oldest.map(|front| front.lowest).min()
+    }
+
+    /// Sets the optimizer state of keys, which are sorted, to zero before a round that a worker has not pushed.
+    pub fn reset_state(&mut self, id: JobId, from: Round, keys: &[KeyId]) {
         for entry in self.shards_of(id) {
-            of_mode!(&mut entry.shard, shard => shard.set_learning_rate(from, rate));
+            of_mode!(&mut entry.shard, shard => shard.reset_state(from, keys));
         }
     }
 

@@ -5,13 +5,15 @@ use std::time::{Duration, Instant};
 
 use membership::{Hub, LetIn, MemberError, Missing};
 use pbox_core::control::{
-    CheckpointReply, CompareRequest, Late, Latest, LearningRateRequest, Machine, ReadyRequest,
+    CheckpointReply, CompareRequest, Late, Latest, LearningRateRequest, Machine, OptimizerRequest,
+    ReadyRequest,
 };
-use pbox_core::{Above, Layout, Round};
+use pbox_core::{Above, KeyId, Layout, Round};
 use tokio::sync::watch;
 
 use super::links::LinksAbove;
 use crate::registry::loss::Blame;
+use crate::registry::numbers::Change;
 
 /// Time limit for telling the hubs above why a job failed here.
 const FAREWELL_LIMIT: Duration = Duration::from_secs(1);
@@ -47,8 +49,8 @@ impl JoinedAbove {
     }
 
     /// Offers a state to the hubs above. Returns how many bytes it has, if they want it. May wait for them.
-    pub fn offer(&self, before: Round) -> Result<Option<u64>, MemberError> {
-        membership::all_of(self.hubs.iter().map(|hub| hub.offer(before)))
+    pub fn offer(&self, before: Round, steps: Option<Vec<u32>>) -> Result<Option<u64>, MemberError> {
+        membership::all_of(self.hubs.iter().map(|hub| hub.offer(before, steps.clone())))
     }
 
     /// Brings a state of so many tensors of each key to the hubs above, each its share. Waits for its values, and for them.
@@ -143,11 +145,28 @@ impl JoinedAbove {
         self.hubs.iter().map(|hub| hub.leave(round)).fold(Ok(()), Result::and)
     }
 
-    /// Changes the learning rate above. May wait for the hubs.
-    pub fn set_learning_rate(&self, learning_rate: f32, from_round: Round) -> Result<(), MemberError> {
+    /// Changes the optimizer's numbers above. May wait for the hubs.
+    pub fn set_numbers(
+        &self,
+        change: &Change,
+        from_round: Round,
+        reset: &[KeyId],
+    ) -> Result<(), MemberError> {
         self.hubs.iter().try_for_each(|hub| {
-            let request = LearningRateRequest { token: hub.token.clone(), learning_rate, from_round };
-            hub.post("learning-rate", "change the learning rate", &request).map(|_: serde_json::Value| ())
+            let token = hub.token.clone();
+            match change {
+                &Change::Rate(learning_rate) => {
+                    let request = LearningRateRequest { token, learning_rate, from_round };
+                    hub.post("learning-rate", "change the learning rate", &request)
+                }
+                Change::All(optimizer, keys) => {
+                    let (optimizer, keys) = (*optimizer, keys.as_deref().map(<[_]>::to_vec));
+                    let reset = reset.iter().map(|key| key.0).collect();
+                    let request = OptimizerRequest { token, optimizer, keys, from_round, reset };
+                    hub.post("optimizer", "change the optimizer's numbers", &request)
+                }
+            }
+            .map(|_: serde_json::Value| ())
         })
     }
 

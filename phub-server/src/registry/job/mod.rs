@@ -18,7 +18,9 @@ use pbox_core::control::{
     HeartbeatReply, JobReply, JobState, JoinRequest, Late, Latest, Member as Taking, MemberReply, Mesh,
 };
 use pbox_core::job::Difference;
-use pbox_core::{JobId, JobTerms, LearningRates, Members, OnLoss, Placement, Restored, Round, Wire};
+use pbox_core::{
+    JobId, JobTerms, Members, Numbers, NumbersByRound, OnLoss, Placement, Restored, Round, Wire,
+};
 use tokio::sync::watch;
 
 pub(crate) use arriving::Arrival;
@@ -114,8 +116,8 @@ pub(crate) struct Job {
     reached: Vec<Option<Round>>,
     /// Held during a cut: there is one cut at a time.
     pub cutting: Arc<tokio::sync::Mutex<()>>,
-    /// The rates that the workers have set.
-    pub learning_rates: LearningRates,
+    /// The optimizer's numbers, as the workers have set them.
+    pub numbers: NumbersByRound,
     pub checkpoints: Checkpoints,
     pub hubs: Hubs,
     /// The hubs above, until the job fails.
@@ -125,6 +127,8 @@ pub(crate) struct Job {
     /// The mesh that its workers ask for.
     pub mesh: Option<Mesh>,
     brought: offered::Brought,
+    /// How many steps each key has made in the state that rank 0 brings, if it says so.
+    pub brought_steps: Vec<Option<u32>>,
     /// If its workers ask for the present.
     pub bringing: Option<Bringing>,
     pub progress: Progress,
@@ -144,8 +148,8 @@ impl Job {
         restored: Option<&Restored>,
     ) -> Self {
         let workers = terms.workers;
-        let at_start = || LearningRates::new(terms.optimizer.learning_rate());
-        let learning_rates = restored.map_or_else(at_start, Restored::learning_rates);
+        let at_start = || NumbersByRound::new(Numbers::new(terms.optimizer));
+        let numbers = restored.map_or_else(at_start, Restored::numbers);
         let state = JobState::Gathering { missing: (0..workers).collect(), machines: Vec::new() };
         let news = HeartbeatReply {
             version: 1,
@@ -172,13 +176,14 @@ impl Job {
             first_round: restored.map_or(Round(0), Restored::round),
             reached: vec![None; workers as usize],
             cutting: Arc::default(),
-            learning_rates,
+            numbers,
             checkpoints: Checkpoints::default(),
             hubs,
             above: None,
             relinks_above: RelinksAbove::default(),
             mesh: None,
             brought: offered::Brought::Nothing,
+            brought_steps: Vec::new(),
             bringing: None,
             progress: Progress::new(),
             last_rounds: LastRounds::default(),

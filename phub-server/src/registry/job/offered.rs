@@ -58,9 +58,10 @@ impl Job {
     /// The state is complete: here, or at the hubs above, which say with which round the job begins.
     pub fn begin_with(&mut self, restored: Option<&Restored>) -> Arrival {
         self.brought = Brought::Nothing;
+        self.brought_steps = Vec::new();
         if let Some(restored) = restored {
             self.first_round = restored.round();
-            self.learning_rates = restored.learning_rates();
+            self.numbers = restored.numbers();
         }
         self.gathered()
     }

@@ -18,7 +18,7 @@ use axum::body::Bytes;
 use fabric::Slab;
 use membership::MemberError;
 use pbox_core::control::{OfferReply, OfferRequest, StateReply};
-use pbox_core::{JobId, Layout, Piece, Restored, RestoredKey, Round};
+use pbox_core::{JobId, Layout, Numbers, Piece, Restored, RestoredKey, Round};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use zerocopy::IntoBytes;
@@ -128,8 +128,8 @@ fn restored(job: &Job, before: Round, values: Slab) -> Restored {
         begin += elements.len();
         keys[key.index()] = RestoredKey { elements: elements.clone(), starts };
     }
-    let rates = vec![(Round(0), optimizer.learning_rate())];
-    Restored::new(before, rates, values, keys)
+    let numbers = vec![(Round(0), Numbers::new(*optimizer))];
+    Restored::new(before, numbers, values, keys).with_steps(job.brought_steps.clone())
 }
 
 impl Registry {
@@ -137,24 +137,27 @@ impl Registry {
     pub async fn offer(
         self: &Arc<Self>,
         name: &str,
-        OfferRequest { token, state_before: before }: OfferRequest,
+        OfferRequest { token, state_before: before, steps }: OfferRequest,
     ) -> Result<OfferReply, Refusal> {
         let (id, above) = {
             let mut inner = self.lock();
             let (job, rank) = inner.member(name, &token)?;
-            check_offer(job, rank, before).map_err(Refusal::Bad)?;
+            check_offer(job, rank, before, steps.as_deref()).map_err(Refusal::Bad)?;
             let above = job.above.clone();
             let is_for_all = above.as_ref().is_none_or(|above| above.speaks_for_all());
             let wanted = is_for_all && job.state_offered().map_err(|why| conflict(name, &why))?;
             if !wanted {
                 return Ok(OfferReply { state_bytes: None });
             }
+            if above.is_none() {
+                job.brought_steps = steps.iter().flatten().copied().map(Some).collect();
+            }
             (job.id, above)
         };
         let asked = match above {
             None => self.of_job(id, |job| Some(job.state_bytes())).map_err(Refusal::from),
             Some(above) => {
-                let asked = on_thread("phub-above", move || above.offer(before)).await;
+                let asked = on_thread("phub-above", move || above.offer(before, steps)).await;
                 asked.map_err(Refusal::Exhausted).and_then(|asked| asked.map_err(not_joined))
             }
         };
@@ -261,7 +264,7 @@ fn conflict(job: &str, why: &str) -> Refusal {
 }
 
 /// Whether this member can offer a state at all.
-fn check_offer(job: &Job, rank: u32, before: Round) -> Result<(), String> {
+fn check_offer(job: &Job, rank: u32, before: Round, steps: Option<&[u32]>) -> Result<(), String> {
     let optimizer = &job.terms.optimizer;
     if rank != 0 {
         return Err(format!(
@@ -274,6 +277,13 @@ fn check_offer(job: &Job, rank: u32, before: Round) -> Result<(), String> {
             "a state before round {}: expected 1, the round after the broadcast, or more, below {}",
             before.0,
             Round::LIMIT.0
+        ));
+    }
+    let (keys, seen) = (job.terms.keys.len(), steps.map_or(0, <[u32]>::len));
+    if steps.is_some() && seen != keys {
+        return Err(format!(
+            "a state with the steps of {seen} keys: expected those of the job's {keys}, or none where all keys have made \
+             one in each round"
         ));
     }
     if !optimizer.keeps_weights() {
@@ -301,7 +311,8 @@ mod tests {
         test_bed::runtime().block_on(async {
             let token = registry.join("job".into(), test_bed::request()).await.unwrap().token;
             core.obey();
-            let offer = |before| OfferRequest { token: token.clone(), state_before: Round(before) };
+            let offer =
+                |before| OfferRequest { token: token.clone(), state_before: Round(before), steps: None };
             registry.of_job(JobId(0), |job| job.connect(0, [0; 16])).unwrap().unwrap();
             let refused = registry.offer("job", offer(3)).await.unwrap_err();
             assert!(matches!(refused, Refusal::Conflict(why) if why.contains("too late")));

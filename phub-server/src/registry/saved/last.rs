@@ -17,7 +17,7 @@ use pbox_core::control::{
     WholeRounds,
 };
 use pbox_core::{
-    Front, JobId, Layout, LearningRates, Optimizer, Piece, Round, Share, Snapshot, SnapshotPart,
+    Front, JobId, Layout, NumbersByRound, Optimizer, Piece, Round, Share, Snapshot, SnapshotPart,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -41,7 +41,7 @@ pub(in crate::registry) struct Last {
     share: Share,
     pieces: Vec<Piece>,
     optimizer: Optimizer,
-    rates: LearningRates,
+    numbers: NumbersByRound,
     peers: Arc<Peers>,
     /// The round of its last checkpoint. Of another hub than hub 0, that of its own part.
     saved: Round,
@@ -79,7 +79,7 @@ impl Registry {
             share: hubs.share,
             pieces: hubs.pieces.clone(),
             optimizer: job.terms.optimizer,
-            rates: job.learning_rates.clone(),
+            numbers: job.numbers.clone(),
             peers: Arc::clone(&hubs.peers),
             saved: newest.unwrap_or(job.first_round),
             whole: hubs.whole.clone(),
@@ -258,8 +258,8 @@ impl Registry {
         };
         let parts = answers(last.cores.iter().map(ask).collect()).await?;
         let parts = parts.into_iter().flatten().collect::<Result<Vec<SnapshotPart>, String>>()?;
-        let rates = last.rates.changes_from(before);
-        let snapshot = Snapshot::of_share(last.layout, last.pieces, last.optimizer, before, rates, parts);
+        let numbers = last.numbers.changes_from(before);
+        let snapshot = Snapshot::of_share(last.layout, last.pieces, last.optimizer, before, numbers, parts);
         let snapshot = snapshot.map_err(|error| error.to_string())?.with_end(ended.clone());
         let (registry, name, writing, whole) = (Arc::clone(self), last.name, last.writing, whole.clone());
         let write = move || {

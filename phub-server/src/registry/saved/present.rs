@@ -13,10 +13,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fabric::Slab;
-use pbox_core::control::{Begins, Holds, JobState, Present, PresentReply, Stand};
-use pbox_core::{OnLoss, Piece, Restored, RestoredKey, Round};
+use pbox_core::control::{Begins, Holds, JobState, NumbersSet, Present, PresentReply, Stand};
+use pbox_core::{NumbersByRound, OnLoss, Piece, Restored, RestoredKey, Round};
 
 use crate::registry::job::{Arrival, Job};
+use crate::registry::numbers::Change;
 
 /// A job whose workers ask for the present.
 #[derive(Debug)]
@@ -101,24 +102,33 @@ impl Job {
             keys[key.index()] = RestoredKey { elements: elements.clone(), starts: vec![begin] };
             begin += elements.len();
         }
-        let (round, mut rates) = (first(plan), self.learning_rates.clone());
-        let bringing = self.bringing.as_ref()?;
-        for Present { learning_rate, .. } in &bringing.ranks {
-            if let Some((from, rate)) = *learning_rate {
-                rates.change(Round(from.0.saturating_sub(plan.lost)), rate);
-            }
-        }
+        let round = first(plan);
+        let numbers = self.numbers_of(&self.bringing.as_ref()?.ranks, plan.lost);
         let rounds = plan.keys.iter().map(|key| key.round).collect();
-        let restored = Restored::new(round, rates.changes_from(round), values, keys).with_rounds(rounds);
+        let restored = Restored::new(round, numbers.changes_from(round), values, keys).with_rounds(rounds);
         let bringing = self.bringing.as_mut()?;
         bringing.came[rank as usize] = Some(Arc::new(restored));
         bringing.came.iter().cloned().collect()
     }
 
+    /// The job's numbers, and what its ranks have set since. All numbers come before rates, which a rank has set after them.
+    fn numbers_of(&self, ranks: &[Present], lost: u32) -> NumbersByRound {
+        let mut numbers = self.numbers.clone();
+        let round = |from: Round| Round(from.0.saturating_sub(lost));
+        for NumbersSet { from_round, optimizer, keys } in ranks.iter().filter_map(|of| of.numbers.as_ref()) {
+            let keys = keys.as_deref().map(Into::into);
+            Change::All(*optimizer, keys).make(&mut numbers, round(*from_round));
+        }
+        for (from, rate) in ranks.iter().filter_map(|of| of.learning_rate) {
+            Change::Rate(rate).make(&mut numbers, round(from));
+        }
+        numbers
+    }
+
     /// The weights of all workers that have the present are here.
     pub fn begin_with_present(&mut self, parts: &[Arc<Restored>]) -> Arrival {
         if let Some(restored) = parts.first() {
-            (self.first_round, self.learning_rates) = (restored.round(), restored.learning_rates());
+            (self.first_round, self.numbers) = (restored.round(), restored.numbers());
         }
         self.gathered()
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use authority::Right;
 use fabric::Slab;
 use pbox_core::control::{JoinRequest, PartsReply, Pass};
-use pbox_core::{JobTerms, Layout, Restored, RestoredKey, Round, Share};
+use pbox_core::{JobTerms, Layout, Numbers, Restored, RestoredKey, Round, Share};
 
 use crate::checkpoint::{CheckpointError, CheckpointStore, Loaded, PartOf};
 use crate::client::Address;
@@ -225,12 +225,12 @@ fn load(
     let restored = if part.pieces.is_empty() {
         // A hub without chunks has no file, and begins with the others all the same.
         let nothing = vec![RestoredKey { elements: 0..0, starts: Vec::new() }; terms.keys.len()];
-        let rates = vec![(Round(0), terms.optimizer.learning_rate())];
+        let numbers = vec![(Round(0), Numbers::new(terms.optimizer))];
         let values = Slab::zeroed("a checkpoint", 0).map_err(|error| {
             let error = std::io::Error::other(error.to_string());
             store.failed("making room for a hub without chunks", error)
         })?;
-        Restored::new(round, rates, values, nothing)
+        Restored::new(round, numbers, values, nothing)
     } else {
         store.load_part(part, round, &terms.keys, &terms.optimizer)?
     };

@@ -52,10 +52,10 @@ impl Collected {
                 "a copy needs {bytes} bytes of memory, this machine has {available} available"
             ));
         }
-        let copied = self.parts.iter().map(|SnapshotPart { chunks, values }| {
+        let copied = self.parts.iter().map(|SnapshotPart { chunks, values, steps }| {
             let mut copy = Slab::zeroed("a copy of a state", values.as_slice().len())?;
             copy.as_mut_slice().copy_from_slice(values.as_slice());
-            Ok(SnapshotPart { chunks: chunks.clone(), values: copy })
+            Ok(SnapshotPart { chunks: chunks.clone(), values: copy, steps: steps.clone() })
         });
         let copied: Result<Vec<SnapshotPart>, fabric::MapError> = copied.collect();
         let parts = std::mem::replace(&mut self.parts, copied.map_err(|error| error.to_string())?);
@@ -227,12 +227,12 @@ impl Registry {
         collected: &mut Collected,
     ) -> Result<(String, Snapshot), String> {
         let (before, parts) = (collected.before, std::mem::take(&mut collected.parts));
-        let (name, layout, pieces, optimizer, rates) = self.of_job(collected.job, |job| {
-            let rates = job.learning_rates.changes_from(before);
+        let (name, layout, pieces, optimizer, numbers) = self.of_job(collected.job, |job| {
+            let numbers = job.numbers.changes_from(before);
             let layout = Arc::clone(job.wire.layout());
-            (job.name.clone(), layout, job.hubs.pieces.clone(), job.terms.optimizer, rates)
+            (job.name.clone(), layout, job.hubs.pieces.clone(), job.terms.optimizer, numbers)
         })?;
-        let snapshot = Snapshot::of_share(layout, pieces, optimizer, before, rates, parts);
+        let snapshot = Snapshot::of_share(layout, pieces, optimizer, before, numbers, parts);
         Ok((name, snapshot.map_err(|error| error.to_string())?))
     }
 }

@@ -14,7 +14,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 import numpy as np
 import numpy.typing as npt
 
-from . import _compression, _optimizers, _phub, _pull, _secret, _state
+from . import _compression, _failure, _optimizers, _phub, _pull, _secret, _state
 from ._hub import RETRY_S, Hub, serve_beside, serve_for, stop_own_hubs
 from ._keys import Array, Key, described, key_of
 from ._launch import Machine, Worker, wait_for_hub, worker
@@ -257,7 +257,7 @@ class Session:
                     layers,
                     None
                     if state is None or self.rank != 0
-                    else (state.round, _state.pieces(state, shapes, optimizer)),
+                    else (state.round, _state.steps(state, shapes), _state.pieces(state, shapes, optimizer)),
                 )
                 break
             except _phub.UnreachableError:
@@ -452,9 +452,42 @@ class Session:
         return self._native.next_round
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Changes the learning rate from the next round on, for all workers. Call it when no key is under way; every
-        worker may call it with the same value."""
+        """Changes the learning rate from the next round on, for all workers: the short form of `set_optimizer`, with the
+        same rules."""
         self._native.set_learning_rate(learning_rate)
+
+    def set_optimizer(
+        self,
+        optimizer: _optimizers.Optimizer,
+        keys: Optional[Mapping[str, Tuple[float, float]]] = None,
+        reset: Sequence[str] = (),
+    ) -> None:
+        """Changes the numbers of the optimizer from the next round on, for all workers: learning rate, weight decay,
+        momentum, betas, epsilon. Call it when no key is under way; every worker may call it with the same values.
+
+        Args:
+            optimizer: of the same class as the job's, with all its numbers.
+            keys: by name of each key, the multipliers of its learning rate and weight decay. Default: they stay.
+            reset: keys whose optimizer state becomes zero before that round, as if they had made no step. For "bsp".
+
+        Raises:
+            SettingsError: the optimizer is of another class, a number is out of its range, `keys` are not all of the
+                job's.
+        """
+        multipliers = None
+        if keys is not None:
+            if keys.keys() != self._keys.keys():
+                strange = next(name for name in [*keys, *self._keys] if name not in keys or name not in self._keys)
+                seen = "is missing" if strange in self._keys else "is none of the job's keys"
+                raise _phub.SettingsError(
+                    f"set_optimizer: {strange!r} {seen}: expected multipliers of each of the {len(self._keys)} keys, or none"
+                )
+            multipliers = [keys[name] for name in self._keys]
+        strange = next((name for name in reset if name not in self._keys), None)
+        if strange is not None:
+            raise _phub.SettingsError(f"set_optimizer: reset: {strange!r} is none of the job's keys")
+        numbers = [self._numbers[name] for name in reset]
+        self._native.set_optimizer(_optimizers.to_json(optimizer), multipliers, numbers)
 
     def pull_by(self, layers: Sequence[Sequence[str]]) -> None:
         """With `pull`: uses other layers from now on, for a caller that learns the order of its layers only as it
@@ -535,12 +568,19 @@ class Session:
         self._log_times()
         self.close()
 
-    def close(self) -> None:
+    def close(self, reason: Optional[str] = None) -> None:
         """Ends the session now. It leaves if no key is under way; otherwise the others are told that this worker is
-        lost. A second call does nothing."""
+        lost. A second call does nothing.
+
+        Args:
+            reason: this worker fails, and why: the others' next calls raise an error such as "rank 1 failed: KeyError:
+                'x'". Default: it does not fail.
+        """
         if self._owner == os.getpid():
             self._log_times()
-        self._native.close()
+        if reason is not None and len(self._ranks) < self.world_size:
+            reason = f"{reason} (rank {self.rank} of {self.world_size})"  # the hubs number the workers of each machine
+        self._native.close(reason)
 
     def _log_times(self) -> None:
         if not self._is_logged:
@@ -554,21 +594,23 @@ class Session:
         if error is None:
             self.leave()
         else:
-            self.close()
+            self.close(_failure.reason(error))
 
 
 def _given(settings: Mapping[str, object]) -> List[Tuple[str, str]]:
     return [(setting, str(value)) for setting, value in settings.items() if value is not None]
 
 
-# A script that ends without calling `leave` leaves here, if it can. Otherwise the others would be told that it died.
+# A script that ends without calling `leave` leaves here, if it can. Otherwise the others would be told that it died. One that
+# an exception has ended says so.
 _SESSIONS: "weakref.WeakSet[Session]" = weakref.WeakSet()
 
 
 def _close_all() -> None:
+    reason = _failure.of_script()
     for session in list(_SESSIONS):
         if session._owner == os.getpid():
-            session.close()
+            session.close(reason)
     stop_own_hubs()
 
 

@@ -8,7 +8,7 @@ import http.client
 import io
 import json
 import math
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,13 +33,20 @@ class State:
     """A state that a job can continue with: from `Session.state()` or made by hand, for `Session(state=...)`.
 
     Attributes:
-        round: the next round; 1 if no step was made, since round 0 is the broadcast. Adam counts its steps from it.
+        round: the next round; 1 if no step was made, since round 0 is the broadcast.
         tensors: f32 arrays of the keys' shapes, by name: each key's weights under the key's name, and optimizer state
             under "optimizer/momentum_buffer/KEY", or "optimizer/exp_avg/KEY" and "optimizer/exp_avg_sq/KEY".
+        steps: how many steps a key has made, from which Adam goes on counting, by the key's name: of keys that have not made
+            one in each round after the broadcast.
     """
 
     round: int
     tensors: Mapping[str, Array]
+    steps: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def made(self, key: str) -> int:
+        """How many steps a key has made."""
+        return self.steps.get(key, max(self.round - 1, 0))
 
     def of(self, name: str, key: str) -> Array:
         """A key's optimizer state, by PyTorch's name of it."""
@@ -63,15 +70,15 @@ def read(stream: io.BufferedIOBase, source: str) -> State:
         SettingsError: it is not a whole checkpoint.
     """
     tensors: Dict[str, Array] = {}
-    round_, _ = _read_into(tensors, {}, stream, source)
-    return State(round_, tensors)
+    round_, _, steps = _read_into(tensors, {}, stream, source)
+    return State(round_, tensors, steps)
 
 
 def _read_into(
     tensors: Dict[str, Array], shapes: Mapping[str, Tuple[int, ...]], stream: io.BufferedIOBase, source: str
-) -> Tuple[int, int]:
+) -> Tuple[int, int, Dict[str, int]]:
     """Reads a checkpoint, or a hub's part of one, into `tensors`. `shapes` are those of keys that lie at several hubs.
-    Returns the round that it is before, and how many bytes of values it has."""
+    Returns the round that it is before, how many bytes of values it has, and how many steps its keys have made."""
     try:
         bytes_ = 0
         length = int.from_bytes(_exactly(stream, 8), "little")
@@ -91,7 +98,13 @@ def _read_into(
                 raise ValueError(f"{name}: {end - begin} bytes of shape {entry['shape']}")
             _fill(stream, _bytes(room))
             bytes_ += room.nbytes
-        return int(about["round"]), bytes_
+        before = int(about["round"])
+        apart = json.loads(about.get("steps", "{}"))
+        keys = {name for name in header if not name.startswith(_STATE)}
+        if any(key not in keys or type(steps) is not int or not 0 <= steps < 2**32 for key, steps in apart.items()):
+            raise ValueError(f"the steps of keys are {str(apart)[:80]}")
+        # A part that does not say it has made one step a round.
+        return before, bytes_, {key: apart.get(key, max(before - 1, 0)) for key in keys}
     except (ValueError, KeyError, TypeError, AttributeError, EOFError, OverflowError, MemoryError) as error:
         raise _phub.SettingsError(f"{source}: not a whole checkpoint of a hub: {error!r}") from error
 
@@ -126,12 +139,15 @@ def fetch(hubs: List[str], job: str, shapes: Mapping[str, Tuple[int, ...]], toke
     hubs, job = _top(hubs, job, token)
     tensors: Dict[str, Array] = {}
     rounds: Dict[str, int] = {}
+    steps: Dict[str, int] = {}
     bytes_ = 0
     for hub in hubs:
         with _answer(hub, job, f"/v1/jobs/{job}/state", token) as answer:
             if answer.status != _NO_PART:
-                rounds[hub], more = _read_into(tensors, shapes, answer, f"the state from the hub at {hub}")
+                rounds[hub], more, made = _read_into(tensors, shapes, answer, f"the state from the hub at {hub}")
                 bytes_ += more
+                # The parts of a key differ only if a job failed within a round that some of them had ended.
+                steps.update({key: max(count, steps.get(key, 0)) for key, count in made.items()})
     if len(set(rounds.values())) != 1:
         each = ", ".join(f"{round_} at {hub}" for hub, round_ in rounds.items())
         raise _phub.RefusedError(
@@ -144,7 +160,7 @@ def fetch(hubs: List[str], job: str, shapes: Mapping[str, Tuple[int, ...]], toke
             f"the state of job {job!r} is not whole at the hubs {', '.join(hubs)}: {bytes_} bytes, expected {expected}; "
             f"name all hubs of the job"
         )
-    return State(rounds.popitem()[1], tensors)
+    return State(rounds.popitem()[1], tensors, steps)
 
 
 def _top(hubs: List[str], job: str, token: Optional[str]) -> Tuple[List[str], str]:
@@ -176,6 +192,19 @@ def _answer(hub: str, job: str, path: str, token: Optional[str]) -> Iterator[htt
         connection.close()
 
 
+def steps(state: State, keys: Iterable[str]) -> Optional[List[int]]:
+    """How many steps each of these keys has made; `None` if that is one in each round.
+
+    Raises:
+        SettingsError: a number of steps is none.
+    """
+    for key, made in state.steps.items():
+        if not 0 <= made < 2**32 - 1 or made != int(made):
+            raise _phub.SettingsError(f"state: {key!r} has made {made} steps; expected a whole number from 0")
+    made = [int(state.made(key)) for key in keys]
+    return None if all(each == state.round - 1 for each in made) else made
+
+
 def pieces(state: State, shapes: Mapping[str, Any], optimizer: _optimizers.Optimizer) -> Iterator[bytes]:
     """The bytes of a state for the hub. The state is checked at once, and not only when the first piece is taken.
 
@@ -198,7 +227,7 @@ def pieces(state: State, shapes: Mapping[str, Any], optimizer: _optimizers.Optim
         if shape != tuple(expected[name]):
             seen = "not there" if shape is None else f"of shape {shape}"
             raise _phub.SettingsError(f"state: {name!r} is {seen}; expected shape {tuple(expected[name])}")
-    strange = next((name for name in state.tensors if name not in expected), None)
+    strange = next((name for name in [*state.tensors, *state.steps] if name not in expected), None)
     if strange is not None:
         kind = type(optimizer).__name__
         raise _phub.SettingsError(
@@ -218,9 +247,9 @@ def steps_of(step: Any, source: str) -> int:
     """A number of steps from torch's optimizer state.
 
     Raises:
-        SettingsError: it is not a whole number from 1.
+        SettingsError: it is not a whole number from 0.
     """
     steps = float(step)
-    if not math.isfinite(steps) or steps < 1 or steps != int(steps) or steps >= 2**32 - 2:
-        raise _phub.SettingsError(f"{source}: {steps} steps were made; expected a whole number from 1")
+    if not math.isfinite(steps) or steps < 0 or steps != int(steps) or steps >= 2**32 - 2:
+        raise _phub.SettingsError(f"{source}: {steps} steps were made; expected a whole number from 0")
     return int(steps)

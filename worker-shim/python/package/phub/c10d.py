@@ -21,7 +21,7 @@ from ._hub import serve_for
 from ._launch import worker
 from ._phub import SettingsError
 from ._session import Session
-from .torch._means import Means
+from .torch._calls import Answer, Depths
 from .torch._settings import DTYPES
 
 __all__ = ["counts"]
@@ -46,24 +46,17 @@ def counts() -> Dict[str, Dict[str, int]]:
 class _CallUnderWay(_Work):  # type: ignore[misc]
     """An all-reduce that is under way, and that `finish` ends."""
 
-    def __init__(self, tensors: List[torch.Tensor]) -> None:
+    def __init__(self, depths: Depths, tensors: List[torch.Tensor]) -> None:
         super().__init__()
         self._tensors = tensors
         self._error: Optional[BaseException] = None
         self._done = threading.Event()
-        self._given: Any = torch.futures.Future()
-        # What `then` raises is an error for C++ as well, such as DDP's reducer. `set_exception` makes a value of it.
-        self._future = self._given.then(self._outcome)
-
-    def _outcome(self, _given: Any) -> List[torch.Tensor]:
-        if self._error is not None:
-            raise RuntimeError(f"{type(self._error).__name__}: {self._error}") from self._error
-        return self._tensors
+        self._future = Answer(depths)
 
     def finish(self, error: Optional[BaseException]) -> None:
         self._error = error
         self._done.set()
-        self._given.set_result(None)
+        self._future.finish(self._tensors, error)
 
     def wait(self, timeout: Optional[datetime.timedelta] = None) -> bool:
         limit = timeout.total_seconds() if timeout is not None else 0.0
@@ -109,14 +102,15 @@ class _HubGroup(_Group):  # type: ignore[misc]
         hub, job = _agree_on_hub(store, rank, self.unique_name)
         limit = timeout.total_seconds()
 
-        def join(dtype: str, **keys: Any) -> Session:
+        def join(depth: int, dtype: str, **keys: Any) -> Session:
             # A hub that comes back knows one round for all keys, and these are used unequally often: no waiting for it.
             limits: Dict[str, Any] = {"join_limit": limit, "wait_limit": limit, "hub_wait": 0.0}
-            return Session(hub, rank, size, job=f"{job}-{dtype}", **keys, **limits)
+            name = f"{job}-{dtype}-of-callbacks-{depth}" if depth else f"{job}-{dtype}"
+            return Session(hub, rank, size, job=name, **keys, **limits)
 
-        self._means = Means(join)
+        self._depths = Depths(join)
         # Before torch 2.6 nobody calls `shutdown`.
-        self._leave = weakref.finalize(self, self._means.leave)
+        self._leave = weakref.finalize(self, self._depths.leave)
         self._leave.atexit = False
 
     def getBackendName(self) -> str:
@@ -134,7 +128,7 @@ class _HubGroup(_Group):  # type: ignore[misc]
         tensor = tensors[0].detach()
         flat = tensor.contiguous().view(-1)
         times = self.size() if options.reduceOp == _c10d.ReduceOp.SUM else 1
-        work = _CallUnderWay(tensors)
+        work = _CallUnderWay(self._depths, tensors)
 
         def done(error: Optional[BaseException]) -> None:
             try:
@@ -146,13 +140,13 @@ class _HubGroup(_Group):  # type: ignore[misc]
                 error = failed
             work.finish(error)
 
-        self._means.average(DTYPES[tensor.dtype], flat, done)
+        self._depths.average(DTYPES[tensor.dtype], flat, done)
         return work
 
     def _mean_by_gloo(self, tensors: List[torch.Tensor], options: Any) -> _CallUnderWay:
         """Gloo has no mean of integers. As with NCCL it is rounded toward zero; Lightning asks for such means."""
         options.reduceOp = _c10d.ReduceOp.SUM
-        work, size = _CallUnderWay(tensors), self.size()
+        work, size = _CallUnderWay(self._depths, tensors), self.size()
 
         def divide(sums: Any) -> None:
             error = None

@@ -11,7 +11,7 @@
 //! A job that ends at a cut ends for each worker at a line of its own: the first round of which none of its pushes is stepped.
 //! All its chunks come to this line and go no further. Each push before it is stepped and answered, and none behind it is.
 //!
-//! Owned by the core. Eight bytes per (chunk, worker) and twelve per chunk.
+//! Owned by the core. Eight bytes per (chunk, worker) and eight per chunk.
 //!
 //! On the `unsafe` list: the call of the step.
 
@@ -70,8 +70,6 @@ struct State {
     slowest: Round,
     /// The number of workers at the lowest clock.
     count: u32,
-    /// Steps made so far.
-    steps: u32,
 }
 
 impl Clocks {
@@ -79,7 +77,7 @@ impl Clocks {
     pub fn new(consistency: Consistency, chunks: usize, workers: u32, broadcasts: bool) -> Self {
         let ranks = workers as usize;
         let absent = Clock { next: Round(0), standing: Standing::Absent };
-        let state = State { slowest: Round(0), count: 0, steps: 0 };
+        let state = State { slowest: Round(0), count: 0 };
         Clocks {
             consistency,
             broadcasts,
@@ -123,12 +121,6 @@ impl Clocks {
         !self.ends.is_empty() && present.all(|(clock, end)| clock.next >= *end)
     }
 
-    /// The number of the chunk's next step, from 1.
-    #[inline]
-    fn next_step(&self, index: usize) -> Round {
-        Round(self.chunks[index].steps.saturating_add(1))
-    }
-
     /// The noted push is stepped. Returns true when this moved the chunk's round on, by one.
     #[inline]
     fn advance(&mut self, index: usize, rank: u32) -> bool {
@@ -137,9 +129,6 @@ impl Clocks {
         let round = clock.next;
         *clock = Clock { next: round.next(), standing: Standing::Waiting };
         let state = &mut self.chunks[index];
-        if round > Round(0) {
-            state.steps = state.steps.saturating_add(1); // round 0 is no step
-        }
         if round > state.slowest {
             return false;
         }
@@ -186,13 +175,10 @@ impl Clocks {
 }
 
 impl Pace for Clocks {
-    /// A job that goes on from a checkpoint counts as having made a step for each of its workers in every round but
-    /// the broadcast.
     fn begin_at(&mut self, first: Round) {
-        let steps = first.0.saturating_sub(1).saturating_mul(self.ranks as u32);
         self.first.fill(first);
         self.clocks.fill(Clock { next: first, standing: Standing::Absent });
-        self.chunks.fill(State { slowest: first, count: 0, steps });
+        self.chunks.fill(State { slowest: first, count: 0 });
     }
 
     /// The worker counts as having pushed every round before.
@@ -365,14 +351,14 @@ impl Pace for Clocks {
         let ShardOf { pace, stages, terms, .. } = shard;
         for rank in 0..terms.workers {
             let Some(round) = pace.pushed(place, rank) else { continue };
-            let (number, pushed) = (pace.next_step(place), std::iter::once(rank));
+            let pushed = std::iter::once(rank);
             // SAFETY: this worker has pushed the chunk, and nobody is answered any more.
             unsafe {
                 match pace.answered(place, rank, round) {
                     // Of the broadcast only rank 0's slot counts.
                     Content::Weights if rank > 0 => {}
                     Content::Weights => stages.last_put(place, pushed),
-                    _ => _ = stages.last_step(kernels, place, pushed, 0, round, number),
+                    _ => _ = stages.last_step(kernels, place, pushed, 0, round),
                 }
             }
             pace.advance(place, rank);
@@ -396,14 +382,14 @@ impl Pace for Clocks {
 fn step<M: Mode>(shard: &mut ShardOf<Clocks, M>, kernels: &Kernels, place: usize, rank: u32) -> Option<bool> {
     let ShardOf { pace, stages, .. } = shard;
     let round = pace.pushed(place, rank)?;
-    let (number, pushed) = (pace.next_step(place), std::iter::once(rank));
+    let pushed = std::iter::once(rank);
     // SAFETY: this worker has pushed the chunk, and is answered after this function.
     unsafe {
         match pace.answered(place, rank, round) {
             // Of the broadcast only rank 0's slot counts.
             Content::Weights if rank > 0 => {}
             Content::Weights => stages.put(kernels, place, pushed, round),
-            _ => stages.step(kernels, place, pushed, 0, round, number),
+            _ => stages.step(kernels, place, pushed, 0, round),
         }
     }
     let moved = pace.advance(place, rank);

@@ -126,20 +126,6 @@ fn one_that_may_be_answered_waits_until_it_is() {
     assert_eq!(clocks.arrive(0, 0, 1), Ok(()));
 }
 
-#[test]
-fn steps_are_counted_from_where_a_checkpoint_was() {
-    let begun = Clocks::new(Consistency::Asp, 1, 3, false);
-    assert_eq!(begun.next_step(0), Round(1));
-    let mut clocks = clocks(Consistency::Asp, 3);
-    (0..3).for_each(|rank| drop(push(&mut clocks, rank, 0)));
-    assert_eq!(clocks.next_step(0), Round(1), "the broadcast is no step");
-    push(&mut clocks, 1, 1);
-    assert_eq!(clocks.next_step(0), Round(2));
-    let mut restored = Clocks::new(Consistency::Asp, 1, 3, false);
-    restored.begin_at(Round(5));
-    assert_eq!(restored.next_step(0), Round(13), "rounds 1 to 4 of three workers are behind it");
-}
-
 /// Implements the documentation word for word: clocks in a map, the minimum found anew every time.
 #[derive(Debug)]
 struct Model {

@@ -138,7 +138,7 @@ impl Arrivals {
                 Content::Weights => stages.put(kernels, place, pushed, round),
                 _ => {
                     let missing = stages.without_gradient(place, self.pushed_as(place, Content::Nothing));
-                    stages.step(kernels, place, pushed, missing, round, round);
+                    stages.step(kernels, place, pushed, missing, round);
                 }
             }
         }
@@ -159,7 +159,7 @@ impl Arrivals {
                 Together::Gradients => {
                     let missing = stages.without_gradient(place, self.pushed_as(place, Content::Nothing));
                     let pushed = self.pushed_as(place, Content::Gradient);
-                    stages.last_step(kernels, place, pushed, missing, round, round);
+                    stages.last_step(kernels, place, pushed, missing, round);
                 }
                 Together::Weights => stages.last_put(place, self.pushed_as(place, Content::Weights)),
                 Together::Nothing | Together::Mixed => {}

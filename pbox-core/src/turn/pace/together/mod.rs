@@ -146,7 +146,7 @@ impl Arrivals {
         }
         let round = self.round(place);
         // SAFETY: all who take part have pushed this chunk, and are answered after this function.
-        unsafe { stages.step(kernels, place, self.roster.ranks(round), 0, round, round) };
+        unsafe { stages.step(kernels, place, self.roster.ranks(round), 0, round) };
         Some(Content::Gradient)
     }
 
@@ -340,11 +340,11 @@ impl Pace for Arrivals {
         let round = pace.round(places.start);
         let next = round.next();
         let apart = round >= shard.until || pace.roster.has_newcomers(next) || shard.snapshots.concerns(next);
-        if apart || stages.reply.awaits_task(round) {
+        if apart || stages.reply.awaits_task(round) || !stages.multiplies_alike(places.clone(), round) {
             return None;
         }
         // SAFETY: all who take part have pushed each chunk of the group, and are answered after this function.
-        unsafe { stages.step(kernels, joined, pace.roster.ranks(round), 0, round, round) };
+        unsafe { stages.step(kernels, joined, pace.roster.ranks(round), 0, round) };
         places.for_each(|place| pace.begin(place, next));
         Some(shard.finished(joined, round, 1))
     }

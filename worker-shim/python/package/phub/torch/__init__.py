@@ -1,21 +1,26 @@
 """A parameter hub for PyTorch.
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    optimizer = phub.torch.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    optimizer = phub.torch.DistributedOptimizer(optimizer, model)
 
-From then on gradients leave as the backward pass makes them, the hub sums them and makes the optimizer's step, and
-each module waits for its own parameters when the next forward pass comes to it. Works with PyTorch 1.13 and later.
+From then on gradients leave as the backward pass makes them, and `step()` makes the hub step with the mean of all workers. Each
+module waits for its own parameters when the next forward pass comes to it. Works with PyTorch 1.13 and later.
 """
 
 from ._checkpoint import load_checkpoint
 from ._ddp import HubState, ddp_hook
+from ._errors import GradientError, MeanError, StateError, WrapError
 from ._optimizer import DistributedOptimizer, UnsupportedOptimizerError
 from ._tensors import allreduce_metrics, broadcast_parameters
 
 __all__ = [
     "DistributedOptimizer",
+    "GradientError",
     "HubState",
+    "MeanError",
+    "StateError",
     "UnsupportedOptimizerError",
+    "WrapError",
     "allreduce_metrics",
     "broadcast_parameters",
     "ddp_hook",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Union
 
 import torch
 
@@ -12,11 +12,31 @@ from .._hub import Hub
 from .._keys import Key
 from .._launch import worker
 from .._optimizers import Average
+from .._phub import Error, SettingsError
 from .._session import Session
-from ._settings import dtype_of
+from ._settings import DTYPES
 from ._windows import tensor as window
 
 _KEY = "bucket"
+
+# So many shapes of parameters stand in an error.
+_SHAPES = 4
+
+
+class _Joined(NamedTuple):
+    """The job of a bucket."""
+
+    session: Session
+    what: str
+
+
+class _Sent(NamedTuple):
+    """A bucket on its way."""
+
+    session: Session
+    buffer: torch.Tensor
+    given: Any
+    failed: List[BaseException]
 
 
 class HubState:
@@ -38,67 +58,95 @@ class HubState:
         self._place = (hub, rank, world_size)
         self._job = session.pop("job", None)
         self._settings = session
-        self._sessions: Dict[int, Session] = {}
+        self._joined: Dict[int, _Joined] = {}
         self._made = 0
-        self._answers: "queue.SimpleQueue[Optional[Tuple[Session, torch.Tensor, Any, List[BaseException]]]]" = (
-            queue.SimpleQueue()
-        )
+        self._answers: "queue.SimpleQueue[Optional[_Sent]]" = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._receive, name="phub-ddp", daemon=True)
         self._thread.start()
 
     def average(self, bucket: Any) -> Any:
-        """Sends a bucket; a future of its mean, in place."""
+        """Sends a bucket; a future of its mean, in place.
+
+        Raises:
+            SettingsError: the hub does not take such a bucket.
+        """
         buffer = bucket.buffer()
-        session = self._session(bucket.index(), buffer)
-        host = window(session, _KEY, "gradient")
-        host.copy_(buffer)  # from a GPU this waits for the copy
-        session.push(_KEY)
+        session, what = self._join(bucket, buffer)
+        try:
+            host = window(session, _KEY, "gradient")
+            host.copy_(buffer)  # from a GPU this waits for the copy
+            session.push(_KEY)
+        except Error as error:
+            raise type(error)(f"{what}: {error}") from error
         failed: List[BaseException] = []
 
         def outcome(_given: Any) -> torch.Tensor:
             if failed:
-                raise RuntimeError(f"{type(failed[0]).__name__}: {failed[0]}") from failed[0]
+                raise RuntimeError(f"{what}: {type(failed[0]).__name__}: {failed[0]}") from failed[0]
             return buffer
 
         given: Any = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])
         # What `then` raises is an error for DDP's reducer as well, which is C++. `set_exception` makes a value of it.
         answer = given.then(outcome)
-        self._answers.put((session, buffer, given, failed))
+        self._answers.put(_Sent(session, buffer, given, failed))
         return answer
 
-    def _session(self, index: int, buffer: torch.Tensor) -> Session:
-        known = self._sessions.get(index)
-        if known is not None and known.gradient(_KEY).shape == (buffer.numel(),):
+    def _join(self, bucket: Any, buffer: torch.Tensor) -> _Joined:
+        known = self._joined.get(bucket.index())
+        if known is not None and known.session.gradient(_KEY).shape == (buffer.numel(),):
             return known
+        what = _spoken(bucket)
+        if buffer.layout != torch.strided:
+            raise SettingsError(
+                f"{what}: its gradients are {buffer.layout}, and the hub takes dense ones: make its modules with sparse=False"
+            )
+        if buffer.dtype not in DTYPES:
+            raise SettingsError(
+                f"{what}: the hub averages float32, float16 and bfloat16. Make the model one of these (model.float()), or leave "
+                f"the hook out: DDP averages {buffer.dtype} by itself"
+            )
         if known is not None:
             # DDP has rebuilt its buckets: no old bucket comes again, and none is under way.
             self.leave()
         self._made += 1
-        key = Key((buffer.numel(),), dtype_of(_KEY, buffer))
+        keys = {_KEY: Key((buffer.numel(),), DTYPES[buffer.dtype])}
         job = f"{self._job or worker().job[:40]}-ddp-{self._made}"
-        session = Session(*self._place, keys={_KEY: key}, optimizer=Average(), job=job, **self._settings)
-        self._sessions[index] = session
-        return session
+        try:
+            session = Session(*self._place, keys=keys, optimizer=Average(), job=job, **self._settings)
+        except Error as error:
+            raise type(error)(f"{what}: {error}") from error
+        joined = self._joined[bucket.index()] = _Joined(session, what)
+        return joined
 
     def _receive(self) -> None:
         while True:
             item = self._answers.get()
             if item is None:
                 return
-            session, buffer, given, failed = item
             try:
-                session.wait(_KEY)
-                buffer.copy_(window(session, _KEY, "weights"))
+                item.session.wait(_KEY)
+                item.buffer.copy_(window(item.session, _KEY, "weights"))
             except BaseException as error:
-                failed.append(error)
-            given.set_result(buffer)
+                item.failed.append(error)
+            item.given.set_result(item.buffer)
 
     def leave(self) -> None:
         """Leaves all jobs. At the end of a script this happens automatically."""
-        sessions: List[Session] = list(self._sessions.values())
-        self._sessions.clear()
-        for session in sessions:
-            session.leave()
+        joined: List[_Joined] = list(self._joined.values())
+        self._joined.clear()
+        for each in joined:
+            each.session.leave()
+
+
+def _spoken(bucket: Any) -> str:
+    """What an error calls a bucket. Torch does not tell the names of its parameters."""
+    buffer = bucket.buffer()
+    shapes = [str(tuple(each.shape)) for each in bucket.parameters()]
+    rest = f" and {len(shapes) - _SHAPES} more" if len(shapes) > _SHAPES else ""
+    return (
+        f"DDP's bucket {bucket.index()} ({buffer.numel()} elements of {str(buffer.dtype).partition('.')[2]}; parameters of shapes "
+        f"{', '.join(shapes[:_SHAPES])}{rest})"
+    )
 
 
 def ddp_hook(state: HubState, bucket: Any) -> Any:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Protocol, Type
+from typing import Any, Protocol, Type
 
 import torch
 
-from .._phub import OrderError
 from .._session import Session, Times
 
 
@@ -23,6 +22,7 @@ class Joined(torch.optim.Optimizer):
     """Mixed into the optimizer's own class."""
 
     _phub: Membership
+    _phub_own: type
 
     def leave(self) -> None:
         """Waits for all parameters, and leaves the job. At the end of a script this happens automatically."""
@@ -38,14 +38,14 @@ class Joined(torch.optim.Optimizer):
         """Where this worker's time went: computing, pushing, or waiting for the hub."""
         return self.session.times
 
-    def add_param_group(self, param_group: Dict[str, Any]) -> None:
-        if hasattr(self, "_phub"):
-            raise OrderError("the hub's keys are fixed at the join: add parameter groups before DistributedOptimizer")
-        super().add_param_group(param_group)
-
 
 def mix_in(optimizer: torch.optim.Optimizer, joined: Type[Joined], membership: Membership) -> None:
     """Makes the optimizer, which stays the object that it is, one of `joined` as well."""
-    kind = type(optimizer)
-    optimizer.__class__ = type(kind.__name__, (joined, kind), {"__doc__": kind.__doc__})
+    kind: Any = type(optimizer)
+    named = {"__doc__": kind.__doc__, "__module__": kind.__module__, "_phub_own": kind}
+    optimizer.__class__ = type(kind.__name__, (joined, kind), named)
     optimizer._phub = membership  # type: ignore[attr-defined]
+    # Torch calls hooks of steps, and marks steps for its profiler, by a function around `step` of each class.
+    getattr(optimizer, "_patch_step_function", getattr(optimizer, "_hook_for_profile", None))()
+    if hasattr(optimizer, "_step_supports_amp_scaling"):
+        optimizer._step_supports_amp_scaling = False  # so a GradScaler unscales gradients itself

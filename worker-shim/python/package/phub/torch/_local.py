@@ -10,6 +10,7 @@ import torch
 from .._keys import Key
 from .._optimizers import Sgd
 from .._session import Session
+from ._errors import WrapError
 from ._joined import Joined
 from ._settings import dtype_of
 from ._windows import tensor
@@ -75,6 +76,12 @@ class StepsItself(Joined):
         loss = super().step(closure)  # type: ignore[arg-type]
         self._phub.end_step()
         return loss
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        """Raises a `WrapError`: the keys of the job are fixed."""
+        if "_phub" in self.__dict__:
+            raise WrapError("with SlimDP the hub's keys are fixed at the join: add parameter groups before DistributedOptimizer")
+        super().add_param_group(param_group)
 
     def synchronize(self) -> None:
         """Does nothing: parameters are there when `step` returns."""

@@ -45,11 +45,12 @@ class Means:
     tensor of this type comes.
     """
 
-    def __init__(self, join: Callable[..., Session]) -> None:
+    def __init__(self, join: Callable[..., Session], begin: Callable[[], None]) -> None:
         """Args:
             join: makes a session from a type's name and the keys and the optimizer of a `phub.Session`.
+            begin: what the thread calls first.
         """
-        self._join = join
+        self._join, self._begin = join, begin
         self._sessions: Dict[str, Session] = {}
         self._next: Dict[Tuple[str, int], int] = {}
         self._given: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
@@ -64,10 +65,13 @@ class Means:
         with an error if there was one. After an error every later tensor has the same one."""
         self._given.put((dtype, flat, done))
 
-    def leave(self) -> None:
-        """Waits for all tensors, and leaves the jobs. A second call does nothing."""
+    def finish(self) -> None:
+        """Waits for all tensors."""
         self._given.put(None)
         self._thread.join()
+
+    def leave(self) -> None:
+        """Leaves the jobs, after `finish`. A second call does nothing."""
         sessions, self._sessions = self._sessions, {}
         for session in sessions.values():
             try:
@@ -82,6 +86,7 @@ class Means:
     # ---- the thread
 
     def _run(self) -> None:
+        self._begin()
         while True:
             if self._under_way and self._given.empty():
                 self._settle_oldest()

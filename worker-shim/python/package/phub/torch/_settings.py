@@ -1,9 +1,9 @@
-"""The groups of a torch optimizer, as settings of the hub's optimizer and of its keys."""
+"""The groups of a torch optimizer, as numbers of the hub's optimizer and of its keys, at the join and whenever they change."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import torch
 
@@ -20,11 +20,22 @@ _HOW = (
     "it as it is and average gradients: DistributedDataParallel with phub.torch.ddp_hook"
 )
 
-# Settings that change how a step is computed, not what it is.
-_IMPLEMENTATION = ("foreach", "fused", "capturable", "decoupled_weight_decay")
-
 # Settings that the hub does not have, and the values that they must have.
 _REFUSED: Dict[str, Any] = {"dampening": 0, "maximize": False, "amsgrad": False, "differentiable": False}
+
+# Settings that all groups have alike, because the hub has one number for all keys.
+_ALIKE = ("momentum", "nesterov", "betas", "eps")
+
+# Settings that decide which optimizer it is at the hub, which keeps other state for another one.
+_KIND = ("momentum", "nesterov", "decoupled_weight_decay")
+
+# All settings that a step depends on.
+_FOLLOWED = ("lr", "weight_decay", *_ALIKE, "decoupled_weight_decay", *_REFUSED)
+
+# Multipliers that differ less are the same: so far a ratio of numbers may be off by roundings.
+_ROUNDING = 2e-7
+
+Groups = List[Dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,52 +47,104 @@ class Multipliers:
 
 
 @dataclasses.dataclass(frozen=True)
+class Change:
+    """News of the groups for the hub: the optimizer with its numbers, and the multipliers of each group if these have
+    changed, too."""
+
+    optimizer: _optimizers.Optimizer
+    groups: Optional[Tuple[Multipliers, ...]]
+
+
 class Settings:
-    """The hub's settings for a torch optimizer."""
+    """The groups of a torch optimizer, as numbers of the hub's optimizer and multipliers of its keys."""
 
     optimizer: _optimizers.Optimizer
     groups: Tuple[Multipliers, ...]
-    fixed: Tuple[Tuple[Tuple[str, Any], ...], ...]
-    """What the hub cannot change after the join: everything of each group but its learning rate."""
 
-    def learning_rate(self, groups: List[Dict[str, Any]]) -> float:
-        """The job's learning rate, from the groups' current settings.
+    def __init__(self, kind: type, groups: Groups) -> None:
+        self._kind, self._seen = kind, _seen(groups)
+        ones = tuple(Multipliers(1.0, 1.0) for _ in groups)
+        self.optimizer, self.groups = _numbers(kind, self._seen, ones)
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer, kind: Optional[type] = None) -> Settings:
+        """Reads the groups of an optimizer, which is of this kind; default its class.
 
         Raises:
-            UnsupportedOptimizerError: a group has changed in a way that the hub cannot follow.
+            UnsupportedOptimizerError: the hub cannot run it; the message says which setting, and what to do.
         """
-        for number, (group, fixed) in enumerate(zip(groups, self.fixed)):
-            for name, value in fixed:
-                if group.get(name) != value:
+        kind = kind or type(optimizer)
+        if kind not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
+            raise UnsupportedOptimizerError(f"{kind.__module__}.{kind.__qualname__}: {_HOW}")
+        return cls(kind, optimizer.param_groups)
+
+    def differs(self, groups: Groups) -> bool:
+        """Whether the groups say something else than they did last."""
+        return _seen(groups) != self._seen
+
+    def changed(self, groups: Groups) -> Optional[Change]:
+        """Returns what the hub must be told, if the groups say something else than in the last call.
+
+        Raises:
+            UnsupportedOptimizerError: a group has changed in a way that the hub cannot follow. It says so again in the next
+                call.
+        """
+        seen = _seen(groups)
+        if seen == self._seen:
+            return None
+        if len(seen) != len(self._seen):
+            raise UnsupportedOptimizerError(
+                f"{self._kind.__name__}: it had {len(self._seen)} parameter groups at the join and has {len(seen)} now: wrap "
+                f"the optimizer when all its groups are there"
+            )
+        for number, (former, now) in enumerate(zip(self._seen, seen)):
+            for name in _KIND:
+                if _kind_of(name, former) != _kind_of(name, now):
                     raise UnsupportedOptimizerError(
-                        f"parameter group {number}: {name} was {value} at the join and is {group.get(name)} now: the "
-                        f"hub follows learning rates only"
+                        f"{self._kind.__name__}: parameter group {number}: {name} was {former[name]} and is {now[name]} now: "
+                        f"that is another optimizer to the hub, which keeps other state for it; a momentum that is small "
+                        f"stays the same one"
                     )
-        rates = [float(group["lr"]) for group in groups]
-        number = max(range(len(rates)), key=lambda each: self.groups[each].learning_rate)
-        if self.groups[number].learning_rate == 0.0:
-            rate = max(rates)
-        else:
-            rate = rates[number] / self.groups[number].learning_rate
-        for number, (seen, multipliers) in enumerate(zip(rates, self.groups)):
-            expected = rate * multipliers.learning_rate
-            if abs(seen - expected) > 1e-5 * max(abs(rate), abs(seen)):
-                raise UnsupportedOptimizerError(
-                    f"parameter group {number}: its learning rate is {seen}, and was {multipliers.learning_rate} times "
-                    f"the job's ({rate}) at the join, which would be {expected}: the hub keeps the ratios of groups"
-                )
-        return rate
+        optimizer, multipliers = _numbers(self._kind, seen, self.groups)
+        change = Change(optimizer, None if multipliers == self.groups else multipliers)
+        self._seen, self.optimizer, self.groups = seen, optimizer, multipliers
+        return change
 
 
-def read(optimizer: torch.optim.Optimizer, kind: Optional[type] = None) -> Settings:
-    """The hub's settings for a torch optimizer, which is of this kind; default its class.
+def by_key(
+    multipliers: Tuple[Multipliers, ...], groups: Groups, parameters: Mapping[str, torch.Tensor]
+) -> Dict[str, Tuple[float, float]]:
+    """The multipliers of learning rate and weight decay of each parameter, by its name."""
+    group_of = {id(each): number for number, group in enumerate(groups) for each in group["params"]}
+    of_names = {name: multipliers[group_of[id(parameter)]] for name, parameter in parameters.items()}
+    return {name: (each.learning_rate, each.weight_decay) for name, each in of_names.items()}
+
+
+def _seen(groups: Groups) -> Tuple[Dict[str, Any], ...]:
+    """The groups' settings of now: what changes in a group later does not change these."""
+    return tuple({name: _plain(group[name]) for name in _FOLLOWED if name in group} for group in groups)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return float(value)
+    return tuple(map(_plain, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _kind_of(name: str, group: Dict[str, Any]) -> bool:
+    """Whether a group has something that makes it another optimizer."""
+    return bool(group.get(name))
+
+
+def _numbers(
+    kind: type, groups: Tuple[Dict[str, Any], ...], former: Tuple[Multipliers, ...]
+) -> Tuple[_optimizers.Optimizer, Tuple[Multipliers, ...]]:
+    """The hub's numbers, and the multipliers of each group; the former ones where they are the same, or could be any.
 
     Raises:
-        UnsupportedOptimizerError: the hub cannot run it; the message says which setting, and what to do.
+        UnsupportedOptimizerError: the hub has no such numbers.
     """
-    kind, groups = kind or type(optimizer), optimizer.param_groups
-    if kind not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
-        raise UnsupportedOptimizerError(f"{kind.__module__}.{kind.__qualname__}: {_HOW}")
+    first = groups[0]
     for number, group in enumerate(groups):
         for name, expected in _REFUSED.items():
             if group.get(name, expected) != expected:
@@ -89,23 +152,29 @@ def read(optimizer: torch.optim.Optimizer, kind: Optional[type] = None) -> Setti
                     f"{kind.__name__}: parameter group {number} has {name}={group[name]}, which the hub has not "
                     f"(expected {expected}); {_HOW}"
                 )
-    first = groups[0]
-    rates, decays = [float(group["lr"]) for group in groups], [float(group["weight_decay"]) for group in groups]
-    rate, decay = rates[0] or max(rates), max(decays)
-    for name in ("momentum", "nesterov", "betas", "eps"):
-        if any(group.get(name) != first.get(name) for group in groups):
-            raise UnsupportedOptimizerError(
-                f"{kind.__name__}: its parameter groups differ in {name}; in the hub they may differ in lr and "
-                f"weight_decay only; {_HOW}"
-            )
-    multipliers = tuple(
-        Multipliers(each / rate if rate else 1.0, penalty / decay if decay else 1.0)
-        for each, penalty in zip(rates, decays)
-    )
-    changing = ("params", "lr", "initial_lr", *_IMPLEMENTATION)
-    kept = [name for name in sorted(optimizer.defaults) if name not in changing]
-    fixed = tuple(tuple((name, group[name]) for name in kept if name in group) for group in groups)
-    return Settings(_hub_optimizer(kind, first, rate, decay), multipliers, fixed)
+        for name in _ALIKE:
+            if group.get(name) != first.get(name):
+                raise UnsupportedOptimizerError(
+                    f"{kind.__name__}: its parameter groups differ in {name}: group 0 has {first.get(name)}, and group "
+                    f"{number} {group.get(name)}; in the hub they may differ in lr and weight_decay only; {_HOW}"
+                )
+    rate, rates = _shares([group["lr"] for group in groups], [each.learning_rate for each in former])
+    decay, decays = _shares([group["weight_decay"] for group in groups], [each.weight_decay for each in former])
+    return _hub_optimizer(kind, first, rate, decay), tuple(map(Multipliers, rates, decays))
+
+
+def _shares(values: List[Any], former: List[float]) -> Tuple[float, List[float]]:
+    """One number for all, which is the first that is not zero, and what each is of it."""
+    numbers = [float(value) for value in values]
+    base = next((number for number in numbers if number), 0.0)
+    if not base:
+        return base, former
+
+    def share(number: float, before: float) -> float:
+        now = number / base
+        return before if abs(now - before) <= _ROUNDING * abs(before) else now
+
+    return base, list(map(share, numbers, former))
 
 
 def _hub_optimizer(kind: type, group: Dict[str, Any], rate: float, decay: float) -> _optimizers.Optimizer:

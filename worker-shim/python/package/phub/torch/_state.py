@@ -10,21 +10,24 @@ from .. import _optimizers
 from .._phub import SettingsError
 from .._state import State, name_of, steps_of
 
-# The step count of torch. The hub knows it from its round.
+# The step count of torch.
 _STEP = "step"
 
 
 def to_torch(state: State, key: str, parameter: torch.Tensor) -> Dict[str, Any]:
-    """The state of torch's optimizer for a parameter, in the parameter's type, on its device."""
+    """The state of torch's optimizer for a parameter, in the parameter's type, on its device. Before its first step it
+    keeps nothing, as torch's own."""
+    if not state.made(key):
+        return {}
     kept: Dict[str, Any] = {each: torch.from_numpy(state.of(each, key)).to(parameter) for each in state.names}
     if "exp_avg" in kept:
-        kept[_STEP] = torch.tensor(float(steps(state)))
+        kept[_STEP] = torch.tensor(float(state.made(key)))
     return kept
 
 
 def steps(state: State) -> int:
-    """The number of its steps: round 0 is the broadcast."""
-    return max(state.round - 1, 0)
+    """The number of its steps: of the key that has made the most."""
+    return max((state.made(key) for key in state.steps), default=max(state.round - 1, 0))
 
 
 def from_torch(
@@ -35,7 +38,7 @@ def from_torch(
     """The parameters, and what torch's optimizer keeps of them; `None` where it keeps nothing.
 
     Raises:
-        SettingsError: it is another model's or another optimizer's; parameters have made different numbers of steps.
+        SettingsError: it is another model's or another optimizer's.
     """
     kept = {key: _kept(optimizer, parameter) for key, parameter in parameters.items()}
     if not any(kept.values()):
@@ -46,14 +49,13 @@ def from_torch(
     made: Dict[str, int] = {}
     for key, parameter in parameters.items():
         seen = sorted(set(kept[key]) - {_STEP})
-        if is_momentum and not seen:
-            # It never had a gradient. Zeros are right: torch begins its momentum with the first gradient.
-            kept[key]["momentum_buffer"] = torch.zeros_like(parameter)
+        if not seen:
+            # It never had a gradient. Zeros are right: torch begins its means with the first gradient.
+            kept[key] = {name: torch.zeros_like(parameter) for name in names}
         elif seen != sorted(names):
             raise SettingsError(
                 f"parameter {key!r}: torch's optimizer keeps {', '.join(seen) or 'nothing'} of it, and "
-                f"{type(at_hub).__name__} keeps {', '.join(names) or 'nothing'}: the state is another optimizer's, or of "
-                f"a parameter that never had a gradient"
+                f"{type(at_hub).__name__} keeps {', '.join(names) or 'nothing'}: the state is another optimizer's"
             )
         for name in names:
             value = kept[key][name]
@@ -64,14 +66,7 @@ def from_torch(
             tensors[name_of(name, key)] = _array(value)
         if not is_momentum:
             made[key] = steps_of(kept[key].get(_STEP, 0), f"parameter {key!r}")
-    first = next(iter(made), "")
-    other = next((key for key in made if made[key] != made[first]), None)
-    if other is not None:
-        raise SettingsError(
-            f"parameter {first!r} has made {made[first]} steps, and {other!r} {made[other]}: the hub counts one number "
-            f"for all"
-        )
-    return State(made.get(first, 0) + 1, tensors)
+    return State(max(made.values(), default=0) + 1, tensors, made)
 
 
 def _kept(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter) -> Dict[str, Any]:

@@ -43,39 +43,70 @@ def broadcast_parameters(
         hub, rank, world_size, session: as for `phub.Session`.
     """
     tensors = dict(parameters.items() if isinstance(parameters, Mapping) else parameters)
-    if not tensors:
-        return
-    keys = {
-        name: Key(tuple(each.shape), DTYPES[each.dtype]) if each.dtype in DTYPES else Key(_pieces(each).shape)
-        for name, each in tensors.items()
-        if each.numel() > 0
-    }
-    settings: Dict[str, Any] = {"job": _job("broadcast"), **session}
-    with Session(hub, rank, world_size, keys=keys, optimizer=Sgd(0.0), **settings) as joined:
-        if joined.rank == 0:
-            for name in keys:
-                if tensors[name].dtype in DTYPES:
-                    window(joined, name, "gradient").copy_(tensors[name].detach())
-                else:
-                    np.copyto(joined.gradient(name), _pieces(tensors[name]))
-        joined.broadcast()
+    settings = {"job": _job("broadcast"), "hub": hub, "rank": rank, "world_size": world_size, **session}
+    Broadcast(tensors, settings).leave()
+
+
+class Broadcast:
+    """Tensors that are rank 0's at all workers."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> None:
+        """Joins a job, and gives every worker rank 0's tensors. `settings`: of the session."""
+        self._tensors = {name: each for name, each in tensors.items() if each.numel() > 0}
+        self._session: Optional[Session] = None
+        if not self._tensors:
+            return
+        keys = {
+            name: Key(tuple(each.shape), DTYPES[each.dtype]) if each.dtype in DTYPES else Key(_pieces(each).shape)
+            for name, each in self._tensors.items()
+        }
+        self._session = Session(keys=keys, optimizer=Sgd(0.0), **settings)
+        try:
+            self._write(self._session)
+            self._session.broadcast()
+            self._read(self._session)
+        except BaseException:
+            self._session.close()
+            raise
+
+    def again(self) -> None:
+        """Gives every worker the tensors that rank 0 has now."""
+        if self._session is not None:
+            self._write(self._session)
+            self._session.push_weights()
+            self._session.wait()
+            self._read(self._session)
+
+    def _write(self, session: Session) -> None:
+        if session.rank != 0:
+            return
+        for name, each in self._tensors.items():
+            if each.dtype in DTYPES:
+                window(session, name, "gradient").copy_(torch.Tensor.detach(each))
+            else:
+                np.copyto(session.gradient(name), _pieces(each))
+
+    def _read(self, session: Session) -> None:
         with torch.no_grad():
-            for name in keys:
-                each = tensors[name]
-                if each.dtype in DTYPES:
-                    each.copy_(window(joined, name, "weights"))
-                else:
-                    each.copy_(_whole(joined.weights(name), each))
+            for name, each in self._tensors.items():
+                whole = window(session, name, "weights") if each.dtype in DTYPES else _whole(session.weights(name), each)
+                each.copy_(whole)
+
+    def leave(self) -> None:
+        """Leaves the job."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.leave()
 
 
 def _pieces(tensor: torch.Tensor) -> "np.ndarray[Any, Any]":
     """A tensor's bytes, two in each number."""
-    raw = tensor.detach().cpu().contiguous().numpy().tobytes()
+    raw = torch.Tensor.detach(tensor).cpu().contiguous().numpy().tobytes()
     return np.frombuffer(raw + b"\0" * (len(raw) % 2), np.uint16).astype(np.float32)
 
 
 def _whole(pieces: "np.ndarray[Any, Any]", like: torch.Tensor) -> torch.Tensor:
-    kind = like.detach().cpu().numpy().dtype
+    kind = torch.Tensor.detach(like).cpu().numpy().dtype
     raw = pieces.astype(np.uint16).tobytes()[: like.numel() * like.element_size()]
     return torch.from_numpy(np.frombuffer(raw, kind).reshape(tuple(like.shape)).copy())
 

@@ -1,21 +1,35 @@
-"""Windows as torch tensors, without copies. Gradients are copied in and weights out, also from a GPU."""
+"""Windows as torch tensors, without copies. Gradients are copied in, and weights out to the parameters' own memory, also on a GPU."""
 
 from __future__ import annotations
 
+import ctypes
 import queue
 import threading
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
+import numpy as np
 import torch
 
-from .._phub import OrderError
+from .._keys import Array
 from .._session import Session
-from ._pending import unasked
+from ._held import unasked
+
+
+class _WithoutFlag:
+    """Memory of an array, without NumPy's flag that it is read-only: torch has no such tensors, and warns."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array  # which keeps the memory
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
 
 
 def tensor(session: Session, key: str, which: str) -> torch.Tensor:
-    """A key's gradient or weights as a tensor over the window itself."""
+    """A key's gradient or weights as a tensor over the window itself. Weights that are not this worker's own are to be read
+    only: a write crashes the process."""
     array = session.gradient(key) if which == "gradient" else session.weights(key)
+    if not array.flags.writeable:
+        array = np.asarray(_WithoutFlag(array))
     if array.dtype.name == "uint16":  # bf16, which NumPy does not have
         return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
     return torch.from_numpy(array)
@@ -61,144 +75,139 @@ def _forget_error(device: torch.device) -> None:
         pass
 
 
+Call = Callable[[str], None]
+"""A call of the session for a key, such as `Session.push`."""
+
+
 class HostWindows:
-    """For parameters in host memory: a parameter's data is the weights window."""
+    """The windows of parameters in host memory."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._gradients = {key: tensor(session, key, "gradient") for key in session.keys}
-        self._adopted: Dict[str, Tuple[torch.Tensor, int]] = {}  # and their addresses
+        self._windows = {key: (tensor(session, key, "gradient"), tensor(session, key, "weights")) for key in session.keys}
 
-    def adopt(self, key: str, parameter: torch.Tensor) -> None:
-        """From now on the parameter lives in the window."""
-        parameter.data = tensor(self._session, key, "weights")
-        self._adopted[key] = (parameter, parameter.data_ptr())
+    def write(self, key: str, values: torch.Tensor) -> None:
+        """Puts a gradient, or weights, into the window that the hub reads."""
+        with unasked(), torch.no_grad():
+            self._windows[key][0].copy_(values)
 
-    def write(self, key: str, gradient: Optional[torch.Tensor]) -> None:
-        """Puts a gradient, or zeros, into the window."""
-        if gradient is None:
-            self._gradients[key].zero_()
-        else:
-            self._gradients[key].copy_(gradient.detach())
-
-    def push(self, key: str) -> None:
-        """Pushes the gradient that was written.
-
-        Raises:
-            OrderError: the script has moved the parameter.
-        """
-        parameter, address = self._adopted[key]
-        if parameter.data_ptr() != address:
-            raise OrderError(
-                f"parameter {key!r} was moved out of the session's weights after DistributedOptimizer (by .data = ..., "
-                f"model.to(), share_memory() or vector_to_parameters), so that no step would reach it: move it before"
-            )
-        self._session.push(key)
+    def do(self, key: str, call: Call) -> None:
+        """Makes a call of the session for a key, once what was written is in the window."""
+        call(key)
 
     def wait(self, key: str) -> None:
-        """Waits until the parameter is new, for a module that computes with it next."""
+        """Waits until the hub's answer is there, for a module that computes with it next."""
         self._session.wait(key)
 
     def settle(self, key: str) -> None:
-        """Waits until the parameter is new."""
+        """Waits until the hub's answer is there."""
         self._session.settle(key)
+
+    def take(self, key: str, into: torch.Tensor) -> None:
+        """Copies the hub's answer into a tensor."""
+        with unasked(), torch.no_grad():
+            into.copy_(self._windows[key][1])
+
+    def differs(self, key: str, values: torch.Tensor) -> bool:
+        """Whether a tensor has other bits than the hub's last answer."""
+        answer = self._windows[key][1].to(values.device, values.dtype)
+        if values.is_contiguous() and not values.is_cuda:  # this takes an eighth of the time of torch's
+            return _COMPARE(values.data_ptr(), answer.data_ptr(), values.numel() * values.element_size()) != 0
+        bits = _BITS[values.element_size()]
+        return not torch.equal(values.view(bits), answer.view(bits))
 
     def close(self) -> None:
         """Nothing is left to be done."""
 
 
-class CudaWindows:
-    """For parameters on a GPU: bytes cross on a stream of their own, beside the computation. Windows are pinned, except
-    weights that are the hub's pages.
+_COMPARE = ctypes.CDLL(None).memcmp
+_COMPARE.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
-    A push waits for its copy on a thread of its own, so that the backward pass does not.
+# Integers of as many bytes: a NaN is equal to itself.
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class CudaWindows(HostWindows):
+    """The windows of parameters on a GPU: bytes cross on a stream of their own, beside the computation. Windows are pinned,
+    except weights that are the hub's pages.
+
+    A call waits for its copy on a thread of its own, so that the backward pass does not.
     """
 
     def __init__(self, session: Session, device: torch.device) -> None:
-        self._session = session
+        super().__init__(session)
         self._device = device
         self._stream = torch.cuda.Stream(device)
-        self._windows = {
-            key: (tensor(session, key, "gradient"), tensor(session, key, "weights")) for key in session.keys
-        }
-        self._parameters: Dict[str, torch.Tensor] = {}
         self._pinned = pin([window for key in session.keys for window in pinnable(session, key)], device)
-        self._copies: "queue.SimpleQueue[Optional[Tuple[Any, str]]]" = queue.SimpleQueue()
-        self._sent = {key: threading.Event() for key in session.keys}
-        for sent in self._sent.values():
-            sent.set()  # nothing is on its way
+        self._calls: "queue.SimpleQueue[Optional[Tuple[Any, str, Call]]]" = queue.SimpleQueue()
+        self._made = {key: threading.Event() for key in session.keys}
+        for made in self._made.values():
+            made.set()  # nothing is on its way
         self._error: Optional[BaseException] = None
         self._copied: Dict[str, Any] = {}
-        self._thread = threading.Thread(target=self._send, name="phub-copies", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="phub-copies", daemon=True)
         self._thread.start()
 
-    def adopt(self, key: str, parameter: torch.Tensor) -> None:
-        self._parameters[key] = parameter
-        parameter.data.copy_(self._windows[key][1])
-
-    def write(self, key: str, gradient: Optional[torch.Tensor]) -> None:
+    def write(self, key: str, values: torch.Tensor) -> None:
+        self._made[key].wait()  # the bytes of an earlier call are read from the window
         window = self._windows[key][0]
-        # After the gradient is made, and after the weights of the round before were copied out of their window.
+        # After the values are made, and after the weights of the round before were copied out of their window.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            if gradient is None:
-                window.zero_()
-            else:
-                window.copy_(gradient.detach(), non_blocking=True)
-                gradient.record_stream(self._stream)
+        with torch.cuda.stream(self._stream), unasked(), torch.no_grad():
+            window.copy_(values, non_blocking=True)
+            values.record_stream(self._stream)
             done = torch.cuda.Event()
             done.record(self._stream)
         self._copied[key] = done
 
-    def push(self, key: str) -> None:
-        self._sent[key].clear()
-        self._copies.put((self._copied.pop(key, None), key))
+    def do(self, key: str, call: Call) -> None:
+        self._made[key].wait()
+        self._made[key].clear()
+        self._calls.put((self._copied.pop(key, None), key, call))
 
-    def _send(self) -> None:
+    def _run(self) -> None:
         while True:
-            item = self._copies.get()
+            item = self._calls.get()
             if item is None:
                 return
-            copied, key = item
+            copied, key, call = item
             try:
                 if copied is not None:
                     copied.synchronize()
-                self._session.push(key)
+                call(key)
             except BaseException as error:
                 self._error = error
-            self._sent[key].set()
+            self._made[key].set()
 
     def wait(self, key: str) -> None:
-        self._wait_for_copies(key)
-        self._session.wait(key)
-        self._take(key)
+        self._wait_for_calls(key)
+        super().wait(key)
 
     def settle(self, key: str) -> None:
-        self._wait_for_copies(key)
-        self._session.settle(key)
-        self._take(key)
+        self._wait_for_calls(key)
+        super().settle(key)
 
-    def _wait_for_copies(self, key: str) -> None:
+    def _wait_for_calls(self, key: str) -> None:
         # A key that is pulled in a batch cannot come before all keys of the batch are pushed.
-        for sent in [self._sent[key]] if self._session.pull is None else self._sent.values():
-            sent.wait()
+        for made in [self._made[key]] if self._session.pull is None else self._made.values():
+            made.wait()
         if self._error is not None:
             raise self._error
 
-    def _take(self, key: str) -> None:
+    def take(self, key: str, into: torch.Tensor) -> None:
         # The next answer cannot overwrite what is still being copied: it comes after the next push, and that push after
         # a later copy.
-        with unasked():  # which would wait for what is taken here
-            self._parameters[key].data.copy_(self._windows[key][1], non_blocking=True)
+        with unasked(), torch.no_grad():
+            into.copy_(self._windows[key][1], non_blocking=True)
 
     def close(self) -> None:
-        self._copies.put(None)
+        self._calls.put(None)
         self._thread.join()
         torch.cuda.synchronize(self._device)
         unpin(self._pinned, self._device)
 
 
-Windows = Union[HostWindows, CudaWindows]
+Windows = HostWindows
 
 
 def windows(session: Session, device: torch.device) -> Windows:

@@ -1,0 +1,54 @@
+//! Numbers of a job's optimizer that change while it runs: what a worker asks of the hub.
+//!
+//! Plain data. A job's terms say whether the numbers can be taken (`JobTerms::check_numbers`).
+
+use serde::{Deserialize, Serialize};
+
+use crate::kernels::{Multipliers, Optimizer};
+use crate::layout::Round;
+
+/// `POST /v1/jobs/{job}/learning-rate`: a new step size from a round on. The hub replies when every core has it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LearningRateRequest {
+    /// The token of the join.
+    pub token: String,
+    /// The new rate.
+    pub learning_rate: f32,
+    /// The first round that uses it.
+    pub from_round: Round,
+}
+
+/// `POST /v1/jobs/{job}/optimizer`: other numbers of the job's optimizer from a round on. The hub replies when every core has
+/// them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OptimizerRequest {
+    /// The token of the join.
+    pub token: String,
+    /// The job's optimizer with its new numbers, all of them.
+    pub optimizer: Optimizer,
+    /// Learning rate and weight decay of each key are multiplied by these: a pair for each key, in the order of the join. They
+    /// stay as they are without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<Vec<Multipliers>>,
+    /// The first round that uses them.
+    pub from_round: Round,
+    /// Numbers of keys whose optimizer state is set to zero before that round, as if they had made no step. Workers step
+    /// together, and the one that asks has not pushed the round.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reset: Vec<u32>,
+}
+
+/// The numbers that a worker has set last, as it says when its hub is back.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NumbersSet {
+    /// The first round that had them.
+    pub from_round: Round,
+    /// The job's optimizer with its numbers.
+    pub optimizer: Optimizer,
+    /// The multipliers of each key, if the worker has set them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<Vec<Multipliers>>,
+}

@@ -1,0 +1,54 @@
+//! Why a worker fails, in its own words: a line that others can print.
+//!
+//! The words come from outside, and stand in errors, logs and pages of every other worker. Must not know what they mean.
+
+/// The longest [reason](reason) in bytes.
+pub const MAX_REASON_BYTES: usize = 256;
+
+/// The words of a worker that fails, as one line that can be printed: at most [`MAX_REASON_BYTES`] of them. A character that
+/// controls a terminal, or the direction of text, becomes a space.
+pub fn reason(words: &str) -> String {
+    let mut line = String::new();
+    for c in words.chars().map(|c| if is_printed(c) { c } else { ' ' }) {
+        if line.len() + c.len_utf8() > MAX_REASON_BYTES {
+            break;
+        }
+        line.push(c);
+    }
+    match line.trim() {
+        "" => "it does not say why".to_owned(),
+        words => words.to_owned(),
+    }
+}
+
+/// Whether a character is printed where it stands.
+fn is_printed(c: char) -> bool {
+    let moves_others = matches!(c,
+        '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
+        | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}');
+    !c.is_control() && !moves_others
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_one_line_that_can_be_printed() {
+        assert_eq!(reason("KeyError: 'x'"), "KeyError: 'x'");
+        assert_eq!(reason("\x1b[2Ja\r\nb\tc\u{9b}d\u{202e}e\n"), "[2Ja  b c d e");
+        for nothing in ["", "\n\0\u{feff}"] {
+            assert_eq!(reason(nothing), "it does not say why");
+        }
+    }
+
+    #[test]
+    fn words_are_cut_between_two_characters() {
+        for (words, bytes) in
+            [("x".repeat(256), 256), ("x".repeat(257), 256), ("é".repeat(300), 256), ("€".repeat(300), 255)]
+        {
+            assert_eq!(reason(&words).len(), bytes);
+            assert!(words.starts_with(&reason(&words)));
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Whether all keys of a job can be stepped with other numbers of its optimizer.
+//!
+//! Plain data. The numbers come from outside, and are checked where they enter.
+
+use super::terms::JobTerms;
+use crate::kernels::{InvalidOptimizer, Multipliers, Numbers, Optimizer};
+use crate::layout::Key;
+
+/// A learning rate that no step can have.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum InvalidRate {
+    /// Not a rate.
+    #[error(
+        "learning rate {seen}: expected a finite number, at least 0 (with 0 the weights stay as they are)"
+    )]
+    Range {
+        /// The number that was asked for.
+        seen: f32,
+    },
+    /// Not a rate of this key.
+    #[error(
+        "learning rate {seen}: times lr_mult {multiplier} of key {key:?} it is beyond f32; expected a smaller one"
+    )]
+    Overflow {
+        /// The number that was asked for.
+        seen: f32,
+        /// The key.
+        key: String,
+        /// Its multiplier.
+        multiplier: f32,
+    },
+}
+
+/// Numbers that a job cannot go on with.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum InvalidNumbers {
+    /// Numbers of another optimizer.
+    #[error(
+        "the job's optimizer is {ours}, and these numbers are of {theirs}: the kind decides what the hub keeps of each \
+         parameter, and stays; give numbers of {ours}, or begin another job"
+    )]
+    Kind {
+        /// The job's optimizer.
+        ours: &'static str,
+        /// The optimizer of the numbers.
+        theirs: &'static str,
+    },
+    /// A number out of its range.
+    #[error(transparent)]
+    Optimizer(#[from] InvalidOptimizer),
+    /// A learning rate that no step can have.
+    #[error(transparent)]
+    Rate(#[from] InvalidRate),
+    /// Multipliers of other keys.
+    #[error("{seen} pairs of multipliers; expected one for each of the job's {expected} keys, or none")]
+    Count {
+        /// Keys of the job.
+        expected: usize,
+        /// Pairs.
+        seen: usize,
+    },
+    /// A multiplier that is no number.
+    #[error("{multiplier} of key {key:?} is {seen}; expected a finite number")]
+    Multiplier {
+        /// The key.
+        key: String,
+        /// Its multiplier's name.
+        multiplier: &'static str,
+        /// The number that was asked for.
+        seen: f32,
+    },
+    /// A weight decay that is no number of this key.
+    #[error(
+        "weight decay {seen}: times wd_mult {multiplier} of key {key:?} it is beyond f32; expected a smaller one"
+    )]
+    Decay {
+        /// The number that was asked for.
+        seen: f32,
+        /// The key.
+        key: String,
+        /// Its multiplier.
+        multiplier: f32,
+    },
+}
+
+impl JobTerms {
+    /// Whether all keys can be stepped with this learning rate.
+    ///
+    /// # Errors
+    /// When it is negative or not finite, or is not finite when it is multiplied for a key.
+    pub fn check_learning_rate(&self, rate: f32) -> Result<(), InvalidRate> {
+        if !rate.is_finite() || rate < 0.0 {
+            return Err(InvalidRate::Range { seen: rate });
+        }
+        match self.keys.iter().find(|key| !(rate * key.lr_mult).is_finite()) {
+            None => Ok(()),
+            Some(Key { name, lr_mult, .. }) => {
+                Err(InvalidRate::Overflow { seen: rate, key: name.clone(), multiplier: *lr_mult })
+            }
+        }
+    }
+
+    /// Whether all keys can be stepped with these numbers, as [`Numbers::check`].
+    ///
+    /// # Errors
+    /// When they cannot.
+    pub fn check_numbers(&self, numbers: &Numbers) -> Result<(), InvalidNumbers> {
+        numbers.check(&self.optimizer, &self.keys)
+    }
+}
+
+impl Numbers {
+    /// Whether a job with this optimizer can step all these keys with the numbers.
+    ///
+    /// # Errors
+    /// When they are of another kind of optimizer, or one of them is out of its range, also when it is multiplied for a key.
+    pub fn check(&self, of_job: &Optimizer, keys: &[Key]) -> Result<(), InvalidNumbers> {
+        let Numbers { optimizer, multipliers } = self;
+        let (ours, theirs) = (of_job.name(), optimizer.name());
+        if ours != theirs {
+            return Err(InvalidNumbers::Kind { ours, theirs });
+        }
+        let rate = optimizer.learning_rate();
+        if !rate.is_finite() || rate < 0.0 {
+            return Err(InvalidRate::Range { seen: rate }.into());
+        }
+        optimizer.check()?;
+        let Some(multipliers) = multipliers else {
+            return keys.iter().try_for_each(|key| check_key(key, [key.lr_mult, key.wd_mult], self));
+        };
+        let (expected, seen) = (keys.len(), multipliers.len());
+        if expected != seen {
+            return Err(InvalidNumbers::Count { expected, seen });
+        }
+        keys.iter().zip(&**multipliers).try_for_each(|(key, &of_key)| check_key(key, of_key, self))
+    }
+}
+
+/// Whether a key can be stepped with these multipliers.
+fn check_key(key: &Key, [lr_mult, wd_mult]: Multipliers, numbers: &Numbers) -> Result<(), InvalidNumbers> {
+    let key = || key.name.clone();
+    for (multiplier, seen) in [("lr_mult", lr_mult), ("wd_mult", wd_mult)] {
+        if !seen.is_finite() {
+            return Err(InvalidNumbers::Multiplier { key: key(), multiplier, seen });
+        }
+    }
+    let (rate, decay) = (numbers.optimizer.learning_rate(), numbers.optimizer.weight_decay());
+    if !(rate * lr_mult).is_finite() {
+        return Err(InvalidRate::Overflow { seen: rate, key: key(), multiplier: lr_mult }.into());
+    }
+    if !(decay * wd_mult).is_finite() {
+        return Err(InvalidNumbers::Decay { seen: decay, key: key(), multiplier: wd_mult });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::Optimizer;
+
+    const MOMENTUM: Optimizer = Optimizer::Momentum { learning_rate: 0.1, weight_decay: 0.5, momentum: 0.9 };
+
+    fn check(optimizer: Optimizer, multipliers: Option<&[Multipliers]>) -> Result<(), String> {
+        let terms = JobTerms::new(1, vec![Key::f32("a", [1]), Key::f32("b", [1])], MOMENTUM);
+        let numbers = Numbers { optimizer, multipliers: multipliers.map(Into::into) };
+        terms.check_numbers(&numbers).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn numbers_of_the_same_kind_in_their_ranges_are_taken() {
+        let other = Optimizer::Momentum { learning_rate: 0.0, weight_decay: 0.0, momentum: 0.0 };
+        assert_eq!(check(other, None), Ok(()));
+        assert_eq!(check(other, Some(&[[0.0, -1.0], [1e30, 0.0]])), Ok(()));
+    }
+
+    #[test]
+    fn other_numbers_are_refused_with_what_was_expected() {
+        let of = |learning_rate, weight_decay, momentum| Optimizer::Momentum {
+            learning_rate,
+            weight_decay,
+            momentum,
+        };
+        let sgd = Optimizer::Sgd { learning_rate: 0.1, weight_decay: 0.0 };
+        for (refused, words) in [
+            (check(sgd, None), "the job's optimizer is momentum, and these numbers are of sgd"),
+            (check(of(f32::NAN, 0.0, 0.9), None), "learning rate NaN: expected a finite number"),
+            (check(of(-0.1, 0.0, 0.9), None), "learning rate -0.1: expected a finite number, at least 0"),
+            (
+                check(of(0.1, -0.5, 0.9), None),
+                "momentum: weight_decay is -0.5; expected a finite number, at least 0",
+            ),
+            (check(of(0.1, 0.0, 1.0), None), "momentum is 1; expected a finite number from 0 to below 1"),
+            (
+                check(MOMENTUM, Some(&[[1.0, 1.0]])),
+                "1 pairs of multipliers; expected one for each of the job's 2 keys",
+            ),
+            (check(MOMENTUM, Some(&[[1.0; 2]; 3])), "3 pairs of multipliers"),
+            (check(MOMENTUM, Some(&[[1.0; 2], [1.0, f32::INFINITY]])), "wd_mult of key \"b\" is inf"),
+            (
+                check(of(1e30, 0.0, 0.9), Some(&[[1.0; 2], [1e30, 1.0]])),
+                "times lr_mult 1000000000000000000000000000000 of key \"b\"",
+            ),
+            (
+                check(of(0.1, 1e30, 0.9), Some(&[[1.0; 2], [1.0, -1e30]])),
+                "weight decay 1000000000000000000000000000000: times wd_mult",
+            ),
+        ] {
+            let error = refused.unwrap_err();
+            assert!(error.contains(words), "{error}: expected {words}");
+        }
+    }
+}

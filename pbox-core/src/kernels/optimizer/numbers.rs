@@ -1,0 +1,150 @@
+//! An optimizer's numbers over time: learning rate, weight decay, momentum, betas, epsilon, and the multipliers of each key.
+//!
+//! Plain data. The kind of optimizer stays: what a hub keeps of each parameter depends on it.
+
+use std::sync::Arc;
+
+use super::Optimizer;
+use crate::layout::Round;
+
+/// The multipliers of a key: of the learning rate, and of the weight decay.
+pub type Multipliers = [f32; 2];
+
+/// An optimizer's numbers, and what each key multiplies them by.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Numbers {
+    /// The job's optimizer, with the numbers of now.
+    pub optimizer: Optimizer,
+    /// The multipliers of each key. `None`: those of the job's terms.
+    pub multipliers: Option<Arc<[Multipliers]>>,
+}
+
+impl Numbers {
+    /// The numbers of a job that begins.
+    pub fn new(optimizer: Optimizer) -> Self {
+        Numbers { optimizer, multipliers: None }
+    }
+
+    /// Returns them with another learning rate.
+    pub fn with_learning_rate(&self, rate: f32) -> Self {
+        Numbers { optimizer: self.optimizer.with_learning_rate(rate), multipliers: self.multipliers.clone() }
+    }
+
+    /// Returns them with another optimizer of the kind. Multipliers that are not given stay.
+    pub fn with(&self, optimizer: Optimizer, multipliers: Option<Arc<[Multipliers]>>) -> Self {
+        Numbers { optimizer, multipliers: multipliers.or_else(|| self.multipliers.clone()) }
+    }
+}
+
+/// Numbers by round. A change names the first round that it holds for, so that all cores change at the same step, whatever
+/// round their chunks are in when the change arrives.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NumbersByRound {
+    /// (first round, numbers), rounds ascending, at least one.
+    changes: Vec<(Round, Numbers)>,
+}
+
+impl NumbersByRound {
+    /// Begins with numbers that hold from round 0 on.
+    pub fn new(numbers: Numbers) -> Self {
+        NumbersByRound { changes: vec![(Round(0), numbers)] }
+    }
+
+    /// Takes changes as [`changes_from`](Self::changes_from) gives them; `None` without a change. The first change holds for
+    /// all rounds before it, too.
+    pub fn of_changes(changes: impl IntoIterator<Item = (Round, Numbers)>) -> Option<Self> {
+        let mut changes = changes.into_iter();
+        let mut numbers = NumbersByRound::new(changes.next()?.1);
+        changes.for_each(|(from, changed)| numbers.change(from, changed));
+        Some(numbers)
+    }
+
+    /// Sets numbers from round `from` on, until the next change. Workers in different rounds set the same schedule at different
+    /// times: numbers that a faster worker set for later rounds stay.
+    pub fn change(&mut self, from: Round, numbers: Numbers) {
+        let place = self.changes.partition_point(|&(round, _)| round < from);
+        match self.changes.get_mut(place) {
+            Some((round, former)) if *round == from => *former = numbers,
+            _ => self.changes.insert(place, (from, numbers)),
+        }
+    }
+
+    /// The numbers of a round.
+    #[inline]
+    pub fn at(&self, round: Round) -> &Numbers {
+        let last = self.changes.iter().rev().find(|&&(from, _)| from <= round);
+        &last.unwrap_or(&self.changes[0]).1
+    }
+
+    /// The changes that matter from `round` on: (first round, numbers), rounds ascending, the first at `round` or before.
+    pub fn changes_from(&self, round: Round) -> Vec<(Round, Numbers)> {
+        self.changes[self.current(round)..].to_vec()
+    }
+
+    /// Forgets changes that no round from `oldest` on needs.
+    pub fn forget_before(&mut self, oldest: Round) {
+        self.changes.drain(..self.current(oldest));
+    }
+
+    /// The place of the change that holds in a round.
+    fn current(&self, round: Round) -> usize {
+        self.changes.partition_point(|&(from, _)| from <= round).saturating_sub(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sgd(learning_rate: f32, weight_decay: f32) -> Numbers {
+        Numbers::new(Optimizer::Sgd { learning_rate, weight_decay })
+    }
+
+    #[test]
+    fn a_change_holds_from_its_round_on() {
+        let mut numbers = NumbersByRound::new(sgd(0.1, 0.0));
+        let rates = |numbers: &NumbersByRound, rounds: &[u32]| {
+            rounds.iter().map(|&r| numbers.at(Round(r)).optimizer.learning_rate()).collect::<Vec<_>>()
+        };
+        numbers.change(Round(5), sgd(0.01, 0.0));
+        numbers.change(Round(9), sgd(0.001, 0.5));
+        assert_eq!(rates(&numbers, &[0, 4, 5, 8, 9, 100]), [0.1, 0.1, 0.01, 0.01, 0.001, 0.001]);
+        assert_eq!([8, 9].map(|r| numbers.at(Round(r)).optimizer.weight_decay()), [0.0, 0.5]);
+        numbers.change(Round(9), sgd(0.5, 0.0));
+        assert_eq!(rates(&numbers, &[9]), [0.5]);
+        numbers.change(Round(7), sgd(0.02, 0.0));
+        assert_eq!(rates(&numbers, &[6, 7, 8, 9]), [0.01, 0.02, 0.02, 0.5], "later changes stay");
+        let from_six = numbers.changes_from(Round(6));
+        assert_eq!(from_six.iter().map(|(from, _)| from.0).collect::<Vec<_>>(), [5, 7, 9]);
+        numbers.forget_before(Round(6));
+        assert_eq!(numbers.changes_from(Round(0)), from_six);
+        assert_eq!(rates(&numbers, &[6, 9]), [0.01, 0.5]);
+        let again = NumbersByRound::of_changes(from_six).unwrap();
+        assert_eq!(rates(&again, &[4, 6, 7, 9]), [0.01, 0.01, 0.02, 0.5], "nothing is known of before");
+        assert_eq!(NumbersByRound::of_changes([]), None);
+    }
+
+    #[test]
+    fn multipliers_stay_until_others_are_set() {
+        let table: Arc<[Multipliers]> = vec![[2.0, 0.0], [1.0, 1.0]].into();
+        let first = sgd(0.1, 0.0);
+        let second = first.with(first.optimizer, Some(Arc::clone(&table)));
+        let third = second.with(sgd(0.2, 0.5).optimizer, None);
+        assert_eq!(third, Numbers { optimizer: sgd(0.2, 0.5).optimizer, multipliers: Some(table) });
+        assert_eq!(third.with_learning_rate(0.1).optimizer, sgd(0.1, 0.5).optimizer);
+        assert_eq!(first.with_learning_rate(0.2).multipliers, None);
+    }
+
+    #[test]
+    fn every_optimizer_takes_a_learning_rate_but_the_average() {
+        for name in Optimizer::NAMES {
+            let momentum = if matches!(name, "momentum" | "nesterov") { r#","momentum":0.5"# } else { "" };
+            let rate = if name == "average" { "" } else { r#","learning_rate":0.5"# };
+            let of: Optimizer =
+                serde_json::from_str(&format!(r#"{{"name":"{name}"{rate}{momentum}}}"#)).unwrap();
+            let changed = of.with_learning_rate(0.25);
+            assert_eq!(changed.learning_rate(), if name == "average" { 0.0 } else { 0.25 }, "{name}");
+            assert_eq!(changed.with_learning_rate(of.learning_rate()), of, "{name}: nothing else changes");
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Numbers of a job's optimizer that its workers change while it runs: learning rate, weight decay, momentum, betas, epsilon,
+//! and the multipliers of each key.
+//!
+//! ```text
+//!   request --> checked against the terms --> this hub's cores, each from the same round on --> the answer
+//!                  |                                  the job's list, for its checkpoints
+//!                  V below others
+//!               the hubs above
+//! ```
+
+use std::sync::Arc;
+
+use pbox_core::control::{LearningRateRequest, OptimizerRequest};
+use pbox_core::{Consistency, JobTerms, KeyId, Multipliers, Numbers, NumbersByRound, Optimizer, Round};
+
+use super::cut::answers;
+use super::{Refusal, Registry, on_thread};
+
+/// Rounds behind the slowest chunk whose numbers a job's list keeps. A checkpoint that is being put together needs the numbers of
+/// its own round, and says so if they are gone.
+const KEPT_ROUNDS: u32 = 1024;
+
+/// A change that a worker asks for.
+#[derive(Clone, Debug)]
+pub(crate) enum Change {
+    /// The learning rate alone.
+    Rate(f32),
+    /// All numbers, and the multipliers of each key if they are given.
+    All(Optimizer, Option<Arc<[Multipliers]>>),
+}
+
+impl Change {
+    /// Returns the numbers that follow those of a round.
+    fn after(&self, former: &Numbers) -> Numbers {
+        match self {
+            Change::Rate(rate) => former.with_learning_rate(*rate),
+            Change::All(optimizer, multipliers) => former.with(*optimizer, multipliers.clone()),
+        }
+    }
+
+    /// Makes the change from a round on.
+    pub fn make(&self, numbers: &mut NumbersByRound, from: Round) {
+        let changed = self.after(numbers.at(from));
+        numbers.change(from, changed);
+    }
+}
+
+impl Registry {
+    /// How many keys a job has; 0 for a job that is not here.
+    pub fn keys_of(&self, job: &str) -> usize {
+        let inner = self.lock();
+        inner.names.get(job).and_then(|id| inner.jobs.get(id)).map_or(0, |job| job.terms.keys.len())
+    }
+
+    /// Changes a job's learning rate. Returns when every core has the new rate.
+    pub async fn set_learning_rate(&self, job: &str, request: LearningRateRequest) -> Result<(), Refusal> {
+        let LearningRateRequest { token, learning_rate, from_round } = request;
+        self.set_numbers(job, &token, from_round, Change::Rate(learning_rate), Vec::new()).await
+    }
+
+    /// Changes the numbers of a job's optimizer. Returns when every core has them.
+    pub async fn set_optimizer(&self, job: &str, request: OptimizerRequest) -> Result<(), Refusal> {
+        let OptimizerRequest { token, optimizer, keys, from_round, reset } = request;
+        let mut reset = Vec::from_iter(reset.into_iter().map(KeyId));
+        reset.sort_unstable();
+        self.set_numbers(job, &token, from_round, Change::All(optimizer, keys.map(Into::into)), reset).await
+    }
+
+    async fn set_numbers(
+        &self,
+        job: &str,
+        token: &str,
+        from: Round,
+        change: Change,
+        reset: Vec<KeyId>,
+    ) -> Result<(), Refusal> {
+        if from >= Round::LIMIT {
+            let (seen, limit) = (from.0, Round::LIMIT.0);
+            return Err(Refusal::Bad(format!(
+                "numbers from round {seen} on, which no job comes to; expected less than {limit}"
+            )));
+        }
+        let (id, above, asked) = {
+            let mut inner = self.lock();
+            let (job, rank) = inner.member(job, token)?;
+            let numbers = change.after(job.numbers.at(from));
+            job.terms.check_numbers(&numbers).map_err(|error| Refusal::Bad(error.to_string()))?;
+            check_reset(&job.terms, &reset).map_err(Refusal::Bad)?;
+            let above = job.above.clone();
+            let asked = match above {
+                Some(_) => Vec::new(),
+                None => {
+                    let Numbers { optimizer, multipliers } = &numbers;
+                    let multipliers = if multipliers.is_some() { "set" } else { "those of the join" };
+                    tracing::info!(
+                        job = job.name,
+                        rank,
+                        from_round = from.0,
+                        multipliers,
+                        ?optimizer,
+                        "the optimizer's numbers change"
+                    );
+                    let (id, of_cores) = (job.id, numbers.clone());
+                    job.numbers.change(from, numbers);
+                    let reset: Arc<[KeyId]> = reset.clone().into();
+                    self.ask_cores(job, move |thread| {
+                        thread.core.reset_state(id, from, &reset);
+                        thread.core.set_numbers(id, from, &of_cores)
+                    })
+                }
+            };
+            (job.id, above, asked)
+        };
+        if let Some(above) = above {
+            let changed = on_thread("phub-above", move || above.set_numbers(&change, from, &reset)).await;
+            return self.passed_on(id, changed);
+        }
+        if let Some(oldest) = answers(asked).await?.into_iter().flatten().min() {
+            let oldest = Round(oldest.min(from).0.saturating_sub(KEPT_ROUNDS));
+            // A job that has ended needs none.
+            let _ = self.of_job(id, |job| job.numbers.forget_before(oldest));
+        }
+        Ok(())
+    }
+}
+
+/// Whether the optimizer state of these keys can be set to zero.
+fn check_reset(terms: &JobTerms, reset: &[KeyId]) -> Result<(), String> {
+    let keys = terms.keys.len();
+    if let Some(key) = reset.iter().find(|key| key.index() >= keys) {
+        return Err(format!(
+            "reset: key {} of {keys}: keys are numbered from 0 in the order of the join",
+            key.0
+        ));
+    }
+    if !reset.is_empty() && terms.level.consistency != Consistency::Bsp {
+        return Err(format!(
+            "reset: with consistency {} a key has no border between two rounds of all workers; use bsp",
+            terms.level.consistency
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,150 @@
+"""What changes in a torch optimizer when the hub makes its steps."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+
+from .._phub import SettingsError
+from ._errors import StateError
+from ._exchange import Exchange
+from ._held import unasked
+from ._join import Join
+from ._joined import Joined
+from ._state import to_torch
+
+
+class AtTheHub(Joined):
+    """Mixed into an optimizer's own class."""
+
+    _phub: Exchange
+    _phub_join: Join
+    _phub_read: Optional[List[Tuple[Dict[str, Any], Dict[str, Any], Dict[str, int]]]] = None
+    """State that a script has read since the last step: each parameter's, as it is and as it was, and the versions of its tensors."""
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
+        """Makes a step with the gradients, parameters and settings that there are now. Whatever reads a parameter waits for its new
+        values, a module that is called for all of its own; `synchronize` waits for all."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_state_is_unwritten()
+        if self._phub_join.model.has_grown:
+            self._join_anew()
+        self._phub.step(self.param_groups)
+        return loss
+
+    def zero_grad(self, *arguments: Any, **named: Any) -> None:
+        """As torch's own."""
+        with unasked():  # neither gradients nor parameters need be asked
+            super().zero_grad(*arguments, **named)
+            self._phub.zeroed()
+
+    def synchronize(self) -> None:
+        """Waits until all parameters are new, as reading each of them does: for code that reads past torch."""
+        self._phub.synchronize()
+
+    # ---- the state
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The optimizer state by parameter, fetched from the hub. It can be read; a write is an error at the next step."""
+        found = self.__dict__["state"]
+        if not found and "_phub" in self.__dict__ and self._phub.has_stepped and self._phub_join.keeps_state:
+            self.synchronize()
+            state = self._phub.session.state()
+            for key, parameter in self._phub.parameters.items():
+                kept = to_torch(state, key, parameter)
+                if kept:
+                    found[parameter] = kept
+            self._phub_read = [(each, dict(each), _versions(each)) for each in found.values()]
+        return found
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        if "_phub" in self.__dict__:
+            raise StateError("optimizer.state is at the hub: give it another state by load_state_dict")
+        self.__dict__["state"] = state
+
+    def _check_state_is_unwritten(self) -> None:
+        """Raises a `StateError` if the script has written state that it has read since the last step, which is dropped."""
+        read, self._phub_read = self._phub_read or [], None
+        found = dict(self.__dict__["state"])
+        self.__dict__["state"].clear()
+        changed = "optimizer.state" if len(found) != len(read) else ""
+        for now, before, versions in read:
+            names = [name for name in {*now, *before} if now.get(name) is not before.get(name)]
+            names += [name for name, version in versions.items() if before[name]._version != version]
+            changed = changed or (f"{names[0]!r} of optimizer.state" if names else "")
+        if changed:
+            raise StateError(f"{changed} was written, but the state is at the hub: give it another by load_state_dict")
+
+    def state_dict(self) -> Dict[str, Any]:
+        """As torch's own: the groups, and the optimizer state, which is fetched from the hub. It is the state between
+        this worker's last step and its next one; the others may go on meanwhile. Not every worker need call it.
+
+        Raises:
+            RefusedError: the hubs of a job stand before different rounds, as they may unless it is "bsp".
+        """
+        _ = self.state  # fetches it
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:  # type: ignore[override]
+        """Takes the groups' settings, and gives the hub the state of the optimizer: every worker leaves the job, and
+        joins a new job, whose name ends with a number. The new job begins with rank 0's current parameters and state.
+        So call this on every worker. A `state_dict` without state changes the groups only.
+
+        Raises:
+            SettingsError: the state belongs to another model or optimizer.
+        """
+        self.synchronize()
+        super().load_state_dict(state_dict)
+        self._phub_read = None
+        if not state_dict.get("state"):
+            self.__dict__["state"].clear()
+            return
+        try:
+            self._phub_join.check()
+        except BaseException:
+            self.__dict__["state"].clear()
+            raise
+        self._phub = self._phub_join.again(self._phub)
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        """As torch's own: every worker leaves the job, and joins a new job with the keys of all groups, which begins with rank 0's
+        parameters and state. So call this on every worker."""
+        super().add_param_group(param_group)
+        if "_phub" in self.__dict__:
+            try:
+                self._join_anew()
+            except SettingsError:
+                self.param_groups.pop()
+                raise
+
+    def _join_anew(self) -> None:
+        """Takes the parameters that the optimizer has now into a new job, with the state of now."""
+        _ = self.state  # fetches it
+        self._phub_read = None
+        try:
+            self._phub_join.model.follow(self)
+            self._phub_join.check()
+        except BaseException:
+            self.__dict__["state"].clear()
+            raise
+        self._phub = self._phub_join.again(self._phub)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles an optimizer of torch's own, with the state of now."""
+        state = {"defaults": self.defaults, "state": self.state, "param_groups": self.param_groups}
+        return _optimizer, (self._phub_own,), state
+
+
+def _optimizer(own: type) -> torch.optim.Optimizer:
+    optimizer: torch.optim.Optimizer = own.__new__(own)
+    return optimizer
+
+
+def _versions(kept: Dict[str, Any]) -> Dict[str, int]:
+    return {name: each._version for name, each in kept.items() if isinstance(each, torch.Tensor)}

@@ -1,0 +1,171 @@
+"""Calls under way: a future for each, whose callbacks may make calls themselves.
+
+Workers must make their calls in one order. Callbacks have a thread of their own, which calls them in the order in which they
+were added, when their futures are done. What a callback calls goes to means, and callbacks, of the next depth:
+
+    script             calls at depth 0, in the order of the script
+      callback         calls at depth 1, in the order of the callbacks
+        its callback   calls at depth 2
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import queue
+import threading
+from typing import Any, Callable, List, Optional
+
+import torch
+
+from .._phub import OrderError
+from .._session import Session
+from ._means import Means
+
+_LOG = logging.getLogger("phub")
+
+# Each has two threads, and sessions with 36 MB a type of numbers. Torch's own hooks need two.
+MAX_DEPTHS = 8
+
+_HERE = threading.local()
+
+
+class _Depth:
+    """What the calls of one depth need."""
+
+    def __init__(self, number: int, join: Callable[..., Session]) -> None:
+        begin = functools.partial(setattr, _HERE, "depth", number + 1)
+        self.means = Means(functools.partial(join, number), begin)
+        self.callbacks = _Callbacks(number, begin)
+
+    def leave(self) -> None:
+        self.means.finish()
+        self.callbacks.finish()
+        self.means.leave()
+
+
+class Depths:
+    """The calls of a script and of its callbacks."""
+
+    def __init__(self, join: Callable[..., Session]) -> None:
+        """Args:
+            join: makes a session from a depth, a type's name, and the keys and the optimizer of a `phub.Session`.
+        """
+        self._join = join
+        self._depths: List[_Depth] = []
+        self._lock = threading.Lock()
+
+    def average(self, dtype: str, flat: torch.Tensor, done: Callable[[Optional[BaseException]], None]) -> None:
+        """Calls `Means.average` at the depth of the calling thread."""
+        self._here().means.average(dtype, flat, done)
+
+    def add(self, future: Any, callback: Callable[[Any], Any], answer: Optional["Answer"]) -> None:
+        """Has `callback` called with the future when that is done, and `answer` have its value."""
+        self._here().callbacks.add(future, callback, answer)
+
+    def _here(self) -> _Depth:
+        number = getattr(_HERE, "depth", 0)
+        if number >= MAX_DEPTHS:
+            raise OrderError(
+                f"a callback makes a call whose callback makes a call, and so on, {MAX_DEPTHS} deep, which is the most: call from "
+                f"the script, in a loop"
+            )
+        with self._lock:
+            while len(self._depths) <= number:
+                self._depths.append(_Depth(len(self._depths), self._join))
+            return self._depths[number]
+
+    def leave(self) -> None:
+        """Waits for all calls and callbacks, and leaves the jobs. A second call does nothing."""
+        # The callbacks of a depth may make calls at the next one.
+        while self._depths:
+            self._depths[0].leave()
+            with self._lock:
+                self._depths.pop(0)
+
+
+class Answer(torch.futures.Future):  # type: ignore[type-arg]
+    """The future of a call, or of a callback. Torch would call a callback that is added late on the thread that adds it, and
+    an early one on another: which of them, no two workers agree."""
+
+    def __init__(self, depths: Depths) -> None:
+        super().__init__()
+        self._depths = depths
+
+    def then(self, callback: Callable[[Any], Any]) -> "Answer":  # type: ignore[override]
+        answer = Answer(self._depths)
+        self._depths.add(self, callback, answer)
+        return answer
+
+    def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
+        self._depths.add(self, callback, None)
+
+    def finish(self, value: Any, error: Optional[BaseException] = None) -> None:
+        """Has its value, or an error."""
+        if error is None:
+            self.set_result(value)
+        else:
+            self.set_exception(error if isinstance(error, CallError) else CallError(error))
+
+
+class CallError(RuntimeError):
+    """The error of a call. In C++, such as DDP's reducer, it is a value, in which torch looks for tensors: by its text, or by
+    pickling it. In both cases the error that torch then raises has these words."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.__cause__ = error
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise self
+
+
+class _Callbacks:
+    """A thread that calls callbacks, begun with the first."""
+
+    def __init__(self, number: int, begin: Callable[[], None]) -> None:
+        self._number, self._begin = number, begin
+        self._given: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
+        self._thread: Optional[threading.Thread] = None
+        self._lock = threading.Lock()
+
+    def add(self, future: Any, callback: Callable[[Any], Any], answer: Optional[Answer]) -> None:
+        with self._lock:
+            if self._thread is None:
+                name = f"phub-callbacks-{self._number}"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread.start()
+        self._given.put((future, callback, answer))
+
+    def _run(self) -> None:
+        self._begin()
+        while True:
+            item = self._given.get()
+            if item is None:
+                return
+            _call(*item)
+            del item  # it holds tensors
+
+    def finish(self) -> None:
+        """Waits for all callbacks."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            self._given.put(None)
+            thread.join()
+
+
+def _call(future: Any, callback: Callable[[Any], Any], answer: Optional[Answer]) -> None:
+    try:
+        future.wait()
+    except Exception:
+        pass  # the callback sees it
+    value, failed = None, None
+    try:
+        value = callback(future)
+    except BaseException as error:
+        failed = error
+    if answer is not None:
+        answer.finish(value, failed)
+    elif failed is not None:
+        _LOG.error("a callback that was added to a future raised %s: %s", type(failed).__name__, failed)

@@ -1,0 +1,264 @@
+"""The gradients of a round: bytes leave as the backward pass makes them, and count when `step()` finds them unchanged.
+
+```
+   backward   gradient made -> written to the window -> sent ahead, watched
+   step()     the same tensor, not written since?  yes: pushed, without bytes again    no: written and pushed
+              no gradient?                         pushed as nothing
+```
+
+What `step()` finds is what counts; what left before is only a start. With several workers a script that touches its gradients
+before `step()` finds the mean of all workers there, as with DDP. Owned by the thread of the script.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
+
+import torch
+
+from .._phub import Error
+from .._session import Session
+from ._errors import GradientError, MeanError
+from ._held import unasked
+from ._script import line
+from ._watched import is_exposed, is_watched, unwatch, watch
+from ._windows import Windows
+
+_ENGINE: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+
+
+class _Sent(NamedTuple):
+    gradient: torch.Tensor
+    version: int
+
+
+class Gradients:
+    """The gradients of a model's parameters by key."""
+
+    def __init__(
+        self,
+        session: Session,
+        parameters: Dict[str, torch.nn.Parameter],
+        windows: Windows,
+        overlap: bool,
+        clip_value: Optional[float],
+        settle: Callable[[str], None],
+        mean: Optional["Mean"],
+    ) -> None:
+        """Args:
+            overlap: whether bytes leave in the backward pass.
+            settle: waits until a key's window may be written.
+            mean: the mean over several workers; None with one.
+        """
+        self._session, self._parameters, self._windows = session, parameters, windows
+        self._overlap, self._clip_value, self._settle, self._mean = overlap, clip_value, settle, mean
+        self._sent: Dict[str, _Sent] = {}
+        # Backward passes that have added to a gradient since the last step; and before the last step, which tells the last one.
+        self._passes: Dict[str, int] = {}
+        self._expected: Dict[str, int] = {}
+        self._hooks: Dict[str, Any] = {}
+        self._touched_at = ""
+        self._ends_backward = False
+        for key, parameter in parameters.items():
+            if parameter.grad is not None:
+                parameter.grad._phub_is_exposed = True  # type: ignore[attr-defined]
+            self.follow(key)
+
+    def follow(self, key: str) -> None:
+        """Installs the hook of a parameter, if it has begun to need gradients."""
+        parameter = self._parameters[key]
+        if parameter.requires_grad and key not in self._hooks:
+            self._hooks[key] = _after_accumulation(parameter, _calls(weakref.ref(self), key))
+
+    # ---- the backward pass
+
+    def accumulated(self, key: str) -> None:
+        """The backward pass has added to a parameter's gradient."""
+        gradient = self._parameters[key].grad
+        if gradient is None:
+            return  # another hook has taken it
+        self._sent.pop(key, None)
+        passes = self._passes[key] = self._passes.get(key, 0) + 1
+        if is_exposed(gradient):
+            if self._mean is not None and not self._ends_backward:
+                self._ends_backward = True
+                _ENGINE.queue_callback(self._backward_ended)
+            return  # it can change without a trace, so that it leaves in step()
+        if self._mean is not None:
+            watch(gradient, self.touched)
+        if self._overlap and passes == self._expected.get(key, 1):
+            self._send_ahead(key, gradient)
+
+    def _send_ahead(self, key: str, gradient: torch.Tensor) -> None:
+        self._check(key, gradient)
+        self._clip(gradient)
+        self._settle(key)
+        self._windows.write(key, gradient)
+        self._windows.do(key, self._session.send_ahead)
+        watch(gradient, self.touched)
+        self._sent[key] = _Sent(gradient, gradient._version)
+
+    def _backward_ended(self) -> None:
+        """Where views of gradients may be in other hands, the means come before the script goes on."""
+        self._ends_backward = False
+        self._average()
+
+    # ---- between the backward pass and the next one
+
+    def touched(self) -> None:
+        """The script is about to read or write a gradient that was watched."""
+        if self._mean is not None and not _in_backward():
+            self._average()
+
+    def _average(self) -> None:
+        """Replaces all gradients by the means of all workers."""
+        assert self._mean is not None
+        self._touched_at = line()
+        gradients = {}
+        for key, parameter in self._parameters.items():
+            gradient = gradients[key] = parameter.grad
+            if gradient is not None:
+                self._check(key, gradient)
+                if key not in self._sent:
+                    self._clip(gradient)
+                unwatch(gradient)
+        self._sent.clear()
+        self._mean.replace(gradients, self._parameters)
+
+    # ---- the step
+
+    def push(self) -> None:
+        """Ends the round: what the parameters have as gradients is what the hub steps with."""
+        windows, session = self._windows, self._session
+        for key, parameter in self._parameters.items():
+            gradient, sent = parameter.grad, self._sent.get(key)
+            if gradient is None:
+                windows.do(key, session.push_nothing)
+            elif sent is not None and sent.gradient is gradient and is_watched(gradient) and gradient._version == sent.version:
+                windows.do(key, session.push)
+            else:
+                self._check(key, gradient)
+                if sent is None and not self._touched_at:
+                    self._clip(gradient)
+                windows.write(key, gradient)
+                windows.do(key, session.push if sent is None else self._push_rewritten)
+            if parameter.requires_grad:
+                self.follow(key)
+        self._expected, self._passes, self._sent, self._touched_at = self._passes, {}, {}, ""
+
+    def _push_rewritten(self, key: str) -> None:
+        self._session.push(key, rewritten=True)
+
+    def nothing(self) -> None:
+        """Forgets what left in this round: another push has taken its place."""
+        self._sent.clear()
+
+    def _clip(self, gradient: torch.Tensor) -> None:
+        if self._clip_value is not None:
+            with unasked(), torch.no_grad():
+                gradient.clamp_(-self._clip_value, self._clip_value)
+
+    def _check(self, key: str, gradient: torch.Tensor) -> None:
+        with unasked():
+            is_sparse, shape = gradient.is_sparse, gradient.shape
+        if is_sparse:
+            raise GradientError(f"parameter {key!r} has a sparse gradient; the hub takes dense ones (sparse=False)")
+        if shape != self._parameters[key].shape:
+            raise GradientError(
+                f"parameter {key!r} of shape {tuple(self._parameters[key].shape)} has a gradient of shape {tuple(shape)}"
+            )
+
+    def leave(self) -> None:
+        """Removes the hooks, and makes all gradients ordinary tensors."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+        for parameter in self._parameters.values():
+            if parameter.grad is not None:
+                unwatch(parameter.grad)
+        if self._mean is not None:
+            self._mean.leave()
+
+
+class Mean:
+    """The mean of all workers' gradients, for scripts that touch gradients before `step()`: a job of its own, which is joined
+    when it is needed first."""
+
+    def __init__(self, join: Callable[[], Session], windows: Callable[[Session], Windows]) -> None:
+        self._join, self._make_windows = join, windows
+        self._session: Optional[Session] = None
+
+    def replace(self, gradients: Dict[str, Optional[torch.Tensor]], parameters: Dict[str, torch.nn.Parameter]) -> None:
+        """Puts the mean of all workers into each gradient. Where this worker has none and another has, it gets one.
+
+        Raises:
+            MeanError: not all workers came to this line.
+        """
+        try:
+            if self._session is None:
+                self._session = self._join()
+                self._windows = self._make_windows(self._session)
+            session, windows = self._session, self._windows
+            for key, gradient in gradients.items():
+                if gradient is None:
+                    windows.do(key, session.push_nothing)
+                else:
+                    windows.write(key, gradient)
+                    windows.do(key, session.push)
+            for key, gradient in gradients.items():
+                windows.settle(key)
+                if session.was_left_alone(key):
+                    continue
+                if gradient is None:
+                    gradient = parameters[key].grad = torch.empty_like(parameters[key], requires_grad=False)
+                windows.take(key, gradient)
+        except Error as error:
+            raise MeanError(
+                f"{line()}: gradients are read or written here, where DDP has the mean of all workers; the mean did not come: "
+                f"{error}. Touch gradients at the same line of all workers, or read them after leave()"
+            ) from error
+
+    def leave(self) -> None:
+        """Leaves the job, if it was joined."""
+        session, self._session = self._session, None
+        if session is not None:
+            self._windows.close()
+            session.leave()
+
+
+def _in_backward() -> bool:
+    """Whether this thread is in a backward pass: in a hook, of which other gradients are still to come."""
+    try:
+        _ENGINE.queue_callback(_nothing)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _nothing() -> None:
+    pass
+
+
+def _calls(this: "weakref.ref[Gradients]", key: str) -> Callable[..., None]:
+    def hook(*_gradients: Any) -> None:
+        gradients = this()
+        if gradients is not None:
+            gradients.accumulated(key)
+
+    return hook
+
+
+def _after_accumulation(parameter: torch.nn.Parameter, hook: Callable[..., None]) -> Any:
+    """Calls `hook` each time when the backward pass has added to the parameter's gradient."""
+    if hasattr(parameter, "register_post_accumulate_grad_hook"):  # torch 2.1
+        return parameter.register_post_accumulate_grad_hook(hook)
+    with torch.enable_grad(), unasked():
+        view: Any = parameter.expand_as(parameter)
+    node: Any = view.grad_fn.next_functions[0][0]
+    handle = node.register_hook(hook)
+    handle.node = node  # a hook lives as long as its node
+    return handle
+
+
+__all__: List[str] = ["Gradients", "Mean"]

@@ -1,0 +1,215 @@
+"""Parameters whose values the hub makes: a read waits for the values, and a write is noticed.
+
+A held parameter is of a class of its own, in one of two states:
+
+```
+   Held      its values are here. Torch does not ask it anything, so that functions cost nothing more.
+   Pending   its values are on their way. Torch asks it before each function, which waits for them first.
+```
+
+In both states the class notes accesses by which a script can write the values without a trace: torch counts the writes to a
+tensor, but not those to its `data` or to a NumPy array over it. It does not know sessions.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any, Callable, Dict, FrozenSet, NamedTuple, Optional, Tuple
+
+import torch
+from torch._C import DisableTorchFunction as unasked
+from torch._C import _disabled_torch_function_impl as call_unasked
+
+__all__ = ["Holder", "accesses", "call_unasked", "claim", "hold", "is_pending", "mark_here", "mark_pending", "release", "unasked"]
+
+# What training loops ask of a tensor between two steps, and which has nothing to do with its values.
+_PROPERTIES = ("grad", "requires_grad", "shape", "ndim", "dtype", "device", "layout", "is_cuda", "is_sparse", "is_leaf", "grad_fn")
+_MORE_PROPERTIES = ("_version", "names", "is_meta", "is_quantized", "is_mkldnn", "retains_grad", "output_nr", "_base")
+_METHODS = ("size", "dim", "numel", "nelement", "stride", "element_size", "is_floating_point", "is_complex", "register_hook")
+
+
+def accesses(*names: str) -> FrozenSet[Any]:
+    """The functions that torch asks a tensor's class about when a property of these names is used."""
+    properties = [getattr(torch.Tensor, name) for name in names if hasattr(torch.Tensor, name)]
+    return frozenset(access for each in properties for access in (each.__get__, each.__set__, each.__delete__))
+
+
+WITHOUT_VALUES: FrozenSet[Any] = accesses(*_PROPERTIES, *_MORE_PROPERTIES) | {getattr(torch.Tensor, name) for name in _METHODS}
+
+
+class Holder(NamedTuple):
+    """The functions that a held parameter calls."""
+
+    read: Callable[[Any], None]
+    """Waits for the values; it ends with `mark_here`."""
+    exposed: Callable[[Any], None]
+    """Notes that the values can be written without a trace from now on."""
+    moved: Callable[[Any], None]
+    """Notes that the script has given the parameter other memory."""
+
+
+# By `id`. A parameter's own attributes would be copied and pickled along with it.
+_HOLDERS: Dict[int, Holder] = {}
+
+_DATA: Any = torch.Tensor.data
+
+
+def _expose(parameter: Any) -> None:
+    holder = _HOLDERS.get(id(parameter))
+    if holder is not None:
+        holder.read(parameter)
+        holder.exposed(parameter)
+
+
+class Held:
+    """Mixed into a parameter's own class while the hub makes its values."""
+
+    _phub_own: type
+    _phub_is_pending = False
+
+    @property
+    def data(self) -> torch.Tensor:
+        """As torch's own."""
+        _expose(self)
+        with unasked():
+            found: torch.Tensor = _DATA.__get__(self)
+        return found
+
+    @data.setter
+    def data(self, values: torch.Tensor) -> None:
+        holder = _HOLDERS.get(id(self))
+        if holder is not None:
+            holder.read(self)
+        with unasked():
+            _DATA.__set__(self, values)
+        if holder is not None:
+            holder.moved(self)
+
+    def detach(self) -> torch.Tensor:
+        """As torch's own."""
+        _expose(self)
+        return super().detach()  # type: ignore[misc, no-any-return]
+
+    def data_ptr(self) -> int:
+        """As torch's own."""
+        _expose(self)
+        return super().data_ptr()  # type: ignore[misc, no-any-return]
+
+    def storage(self) -> Any:
+        """As torch's own."""
+        _expose(self)
+        return super().storage()  # type: ignore[misc]
+
+    def untyped_storage(self) -> Any:
+        """As torch's own."""
+        _expose(self)
+        return super().untyped_storage()  # type: ignore[misc]
+
+    def __dlpack__(self, *arguments: Any, **named: Any) -> Any:
+        _expose(self)
+        return super().__dlpack__(*arguments, **named)  # type: ignore[misc]
+
+    def __repr__(self) -> str:
+        return repr(self._phub_plain())
+
+    # A copy is an ordinary parameter.
+
+    def _phub_plain(self) -> Any:
+        """The same values as an ordinary parameter."""
+        _read(self)
+        plain: Any = torch.Tensor._make_subclass(self._phub_own, super().detach(), self.requires_grad)  # type: ignore
+        plain.__dict__.update(self.__dict__)
+        return plain
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        if id(self) not in memo:
+            _read(self)
+            found = memo[id(self)] = super().__deepcopy__(memo)  # type: ignore[misc]
+            found.__class__ = self._phub_own
+        return memo[id(self)]
+
+    def __copy__(self) -> Any:
+        return self._phub_plain()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._phub_plain().__reduce_ex__(protocol)
+
+
+class Pending(Held):
+    """The same while the values are on their way."""
+
+    _phub_is_pending = True
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
+    ) -> Any:
+        if function in WITHOUT_VALUES:
+            return call_unasked(function, types, args, kwargs or {})
+        _read_all((args, kwargs))
+        return function(*args, **(kwargs or {}))
+
+
+@functools.lru_cache(maxsize=None)
+def _held(kind: type, own: Any) -> type:
+    return type(own.__name__, (kind, own), {"__doc__": own.__doc__, "__module__": own.__module__, "_phub_own": own})
+
+
+def hold(parameter: Any, holder: Holder) -> None:
+    """Makes a parameter a held one, with its values here."""
+    claim(parameter, holder)
+    parameter.__class__ = _held(Held, getattr(type(parameter), "_phub_own", type(parameter)))
+
+
+def claim(parameter: Any, holder: Holder) -> None:
+    """Makes this the holder that makes the values next. The values of a former one are waited for."""
+    if _HOLDERS.get(id(parameter)) is not holder:
+        _read(parameter)
+        _HOLDERS[id(parameter)] = holder
+
+
+def release(parameter: Any, holder: Holder) -> None:
+    """Makes a held parameter an ordinary one, if no other holder has claimed it."""
+    if _HOLDERS.get(id(parameter)) is not holder:
+        return
+    del _HOLDERS[id(parameter)]
+    own = getattr(type(parameter), "_phub_own", None)
+    if own is not None:
+        parameter.__class__ = own
+
+
+def is_pending(parameter: Any) -> bool:
+    """Whether the values are on their way."""
+    return getattr(type(parameter), "_phub_is_pending", False)
+
+
+def mark_pending(parameter: Any) -> None:
+    """Makes each read of a held parameter call the holder's `read` first."""
+    parameter.__class__ = _held(Pending, type(parameter)._phub_own)
+
+
+def mark_here(parameter: Any) -> None:
+    """Ends `mark_pending`."""
+    own = getattr(type(parameter), "_phub_own", None)
+    if own is not None:
+        parameter.__class__ = _held(Held, own)
+
+
+def _read(parameter: Any) -> None:
+    if is_pending(parameter):
+        holder = _HOLDERS.get(id(parameter))
+        if holder is None:  # a script has made a parameter of this class
+            parameter.__class__ = type(parameter)._phub_own
+        else:
+            holder.read(parameter)
+
+
+def _read_all(values: Any) -> None:
+    if isinstance(values, Pending):
+        _read(values)
+    elif isinstance(values, (list, tuple)):
+        for each in values:
+            _read_all(each)
+    elif isinstance(values, dict):
+        _read_all(list(values.values()))

@@ -1,0 +1,114 @@
+"""How an optimizer joins its job, and another job with other keys or with a state that is loaded."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Dict, Iterable, List, Optional
+
+import torch
+
+from .._keys import Key
+from .._optimizers import Average, state_names
+from .._session import Session
+from ._exchange import Exchange
+from ._model import Model
+from ._settings import Settings, by_key, dtype_of
+from ._state import from_torch
+from ._tensors import Broadcast
+
+
+class Join:
+    """The settings of an optimizer's jobs."""
+
+    keeps_state: bool
+    """Whether the hub keeps optimizer state."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: Model,
+        session: Dict[str, Any],
+        exchange: Dict[str, Any],
+        broadcast_buffers: bool,
+    ) -> None:
+        """`session`, `exchange`: their settings."""
+        self._optimizer, self._kind, self.model = optimizer, type(optimizer), model
+        self._session, self._exchange, self._broadcast_buffers = session, exchange, broadcast_buffers
+        self._job, self._times = "", 0
+
+    def first(self) -> Exchange:
+        """Joins with the state of torch's optimizer."""
+        exchange = self._join({})
+        self._job = exchange.session.job
+        return exchange
+
+    def check(self) -> None:
+        """Checks that a loaded state fits, before any worker leaves: otherwise the job would end.
+
+        Raises:
+            SettingsError: the state belongs to another model or optimizer.
+        """
+        from_torch(self._optimizer, self.model.trained, Settings.of(self._optimizer, self._kind).optimizer)
+
+    def again(self, former: Exchange) -> Exchange:
+        """Leaves the job, and joins a job that begins with the state that torch's optimizer has now."""
+        former.leave()
+        self._times += 1
+        return self._join({"job": f"{self._job[:56]}.{self._times}"})
+
+    def _join(self, changed: Dict[str, Any]) -> Exchange:
+        optimizer, parameters = self._optimizer, self.model.trained
+        settings = Settings.of(optimizer, self._kind)
+        state = from_torch(optimizer, parameters, settings.optimizer)
+        self.keeps_state = bool(state_names(settings.optimizer))
+        keys = _keys(optimizer, parameters, settings)
+        is_on_gpu = next(iter(parameters.values())).is_cuda
+        own: Dict[str, Any] = {"weights": "private" if is_on_gpu else "shared"}  # the hub's pages cannot be pinned
+        if self._session.get("pull") is not None:
+            own["pull_layers"] = _by_module(keys)
+        joined = Session(keys=keys, optimizer=settings.optimizer, state=state, **{**own, **self._session, **changed})
+        try:
+            if state is not None and joined.rank == 0 and joined.next_round != state.round:
+                warnings.warn(
+                    f"job {joined.job!r} has a state at its hub already, before round {joined.next_round}, and goes on "
+                    f"with that: what was loaded is not used; take another job name, or remove the hub's checkpoint",
+                    stacklevel=4,
+                )
+            buffers = self._buffers(joined)
+            exchange = Exchange(joined, self.model, settings, lambda: self._join_mean(joined, keys), buffers, **self._exchange)
+            exchange.start()
+        except BaseException:
+            joined.close()
+            raise
+        optimizer.__dict__["state"].clear()  # the hub has it
+        return exchange
+
+    def _place(self) -> Dict[str, Any]:
+        names = ("hub", "rank", "world_size", "mesh", "token", "transport", "nics", "rails", "chunk_bytes", "checksum")
+        return {name: self._session[name] for name in names if name in self._session}
+
+    def _join_mean(self, joined: Session, keys: Dict[str, Key]) -> Session:
+        """Joins the job that averages gradients."""
+        limits = {"join_limit": 60.0, "wait_limit": 60.0}  # a worker that does not come is the script's mistake
+        return Session(keys=keys, optimizer=Average(), job=f"{joined.job[:56]}-mean", **{**self._place(), **limits})
+
+    def _buffers(self, joined: Session) -> Optional[Broadcast]:
+        if joined.world_size == 1:
+            return None
+        self.model.broadcast_rest(self._session)
+        buffers = self.model.buffers if self._broadcast_buffers else {}
+        return Broadcast(buffers, {**self._place(), "job": f"{joined.job[:54]}-buffers"}) if buffers else None
+
+
+def _keys(optimizer: torch.optim.Optimizer, parameters: Dict[str, torch.nn.Parameter], settings: Settings) -> Dict[str, Key]:
+    multipliers = by_key(settings.groups, optimizer.param_groups, parameters)
+    return {name: Key(tuple(each.shape), dtype_of(name, each), *multipliers[name]) for name, each in parameters.items()}
+
+
+def _by_module(names: Iterable[str]) -> List[List[str]]:
+    """Parameters of one module together, in the order of its first parameter. A number is a layer by itself."""
+    layers: Dict[str, List[str]] = {}
+    for name in names:
+        module, _, own = name.rpartition(".")
+        layers.setdefault(name if own.isdecimal() else module, []).append(name)
+    return list(layers.values())

@@ -1,0 +1,102 @@
+"""What `DistributedOptimizer` knows of a model: names of parameters, and what is not trained."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Union
+
+import torch
+
+from .._phub import SettingsError
+from ._tensors import broadcast_parameters
+
+Named = Union[torch.nn.Module, Iterable[Tuple[str, torch.nn.Parameter]], None]
+
+
+class Model:
+    """A model's parameters by name, those of its optimizer first of all."""
+
+    trained: Dict[str, torch.nn.Parameter]
+    """The parameters that the optimizer has and that are not frozen, in the order of the model. A shared one is there once."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, named: Named) -> None:
+        self._module = _module_of(named)
+        if isinstance(named, torch.nn.Module):
+            named = named.named_parameters()
+        self._named: Optional[List[Tuple[str, torch.nn.Parameter]]] = None if named is None else list(named)
+        self.follow(optimizer)
+
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Takes the parameters that the optimizer has now.
+
+        Raises:
+            SettingsError: one of them has no name, or the name of another.
+        """
+        mine = {id(each): each for group in optimizer.param_groups for each in group["params"]}
+        if self._module is not None:
+            self._named = list(self._module.named_parameters())
+        named = self._named
+        if named is None:
+            named = [(f"parameter.{number}", each) for number, each in enumerate(mine.values())]
+        names: Dict[str, torch.nn.Parameter] = {}
+        found: Dict[int, str] = {}
+        for name, parameter in named:
+            if names.setdefault(name, parameter) is not parameter:
+                raise SettingsError(f"named_parameters: two parameters are called {name!r}")
+            if id(parameter) in mine:
+                found.setdefault(id(parameter), name)
+        if len(found) < len(mine):
+            number = next(number for number, each in enumerate(mine) if each not in found)
+            raise SettingsError(
+                f"named_parameters: {len(mine) - len(found)} of the optimizer's {len(mine)} parameters have no name there, "
+                f"first its number {number}, of shape {tuple(mine[list(mine)[number]].shape)}"
+            )
+        self.trained = {name: names[name] for name in found.values() if names[name].requires_grad}
+        if not self.trained:
+            raise SettingsError("the optimizer has no parameter that requires a gradient")
+        lazy = next((name for name, each in names.items() if torch.nn.parameter.is_lazy(each)), None)
+        if lazy is not None:
+            raise SettingsError(f"parameter {lazy!r} has no shape yet: call the model once before DistributedOptimizer")
+        meta = next((name for name, each in names.items() if each.is_meta), None)
+        if meta is not None:
+            raise SettingsError(f"parameter {meta!r} has no values (device 'meta'): call to_empty and initialise it before")
+        devices = {str(parameter.device) for parameter in mine.values()}
+        if len(devices) > 1:
+            raise SettingsError(f"parameters are on several devices ({', '.join(sorted(devices))}); expected one")
+        self._asleep = [each for each in mine.values() if not each.requires_grad]
+        trained = {id(each) for each in self.trained.values()}
+        self._frozen = {name: each for name, each in names.items() if id(each) not in trained}
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether a parameter of the optimizer that was frozen has a gradient now."""
+        return any(each.requires_grad and each.grad is not None for each in self._asleep)
+
+    @property
+    def buffers(self) -> Dict[str, torch.Tensor]:
+        """The buffers, if the model is known."""
+        return {} if self._module is None else dict(self._module.named_buffers())
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the model itself was given, or its own `named_parameters()`, and not only a list of parameters."""
+        return self._module is not None
+
+    def rest_of(self, module: torch.nn.Module) -> List[str]:
+        """The names of the module's parameters and buffers that `named_parameters` has not named."""
+        known = {id(each) for each in (*self.trained.values(), *self._frozen.values())}
+        return [name for name, each in (*module.named_parameters(), *module.named_buffers()) if id(each) not in known]
+
+    def broadcast_rest(self, session: Mapping[str, Any]) -> None:
+        """Gives all workers rank 0's frozen parameters and buffers."""
+        rest = {**self._frozen, **self.buffers}
+        if rest:
+            place = {name: session[name] for name in ("hub", "rank", "world_size", "mesh", "token", "transport") if name in session}
+            broadcast_parameters(rest, **place)
+
+
+def _module_of(named: Any) -> Optional[torch.nn.Module]:
+    """The model, if it or its own `named_parameters()` is given."""
+    if not isinstance(named, torch.nn.Module):
+        frame = getattr(named, "gi_frame", None)  # a generator knows its `self`
+        named = frame.f_locals.get("self") if frame is not None else None
+    return named if isinstance(named, torch.nn.Module) else None

@@ -1,0 +1,107 @@
+"""Gradients whose bytes have left: torch asks their class before each function, which says so to their watcher first.
+
+A read changes nothing with one worker. With several, `p.grad` is this worker's own gradient, and a script expects the mean of
+all workers, as DDP has it: the watcher puts the mean there before the function runs. After a function the gradient is an
+ordinary tensor again, of which anything may be in other hands. It does not know sessions.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+
+from ._held import WITHOUT_VALUES, call_unasked
+
+__all__ = ["is_exposed", "is_watched", "unwatch", "watch", "zeroed"]
+
+Watcher = Callable[[], None]
+"""A function that is called before the script reads or writes a watched gradient, and that unwatches it."""
+
+_WITHOUT_VALUES = WITHOUT_VALUES | {torch.Tensor.detach_, torch.Tensor.requires_grad_}
+
+
+try:
+    # torch.compile (torch 2) looks at a parameter's gradient too, and neither reads nor keeps it.
+    from torch._guards import TracingContext  # type: ignore[import-not-found, unused-ignore]
+
+    _traced: Callable[[], Any] = TracingContext.try_get
+except ImportError:
+    _traced = lambda: None  # noqa: E731
+
+
+class Watched:
+    """Mixed into a gradient's own class."""
+
+    _phub_own: type
+    _phub_watcher: Watcher
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
+    ) -> Any:
+        if function in _WITHOUT_VALUES or _traced() is not None:
+            return call_unasked(function, types, args, kwargs or {})
+        if function is torch.Tensor.zero_:
+            zeroed(args[0])
+            return function(*args, **(kwargs or {}))
+        found: List[Any] = []
+        _collect((args, kwargs), found)
+        for gradient in found:
+            if isinstance(gradient, Watched):  # the watcher of another may have released it
+                gradient._phub_watcher()
+                unwatch(gradient)
+        return function(*args, **(kwargs or {}))
+
+    def __dlpack__(self, *arguments: Any, **named: Any) -> Any:
+        self._phub_watcher()
+        unwatch(self)
+        return self.__dlpack__(*arguments, **named)
+
+
+@functools.lru_cache(maxsize=None)
+def _watched(own: Any) -> type:
+    return type(own.__name__, (Watched, own), {"__doc__": own.__doc__, "__module__": own.__module__, "_phub_own": own})
+
+
+def watch(gradient: Any, watcher: Watcher) -> None:
+    """Calls `watcher` before the next function of the script that has to do with the gradient's values."""
+    own = getattr(type(gradient), "_phub_own", type(gradient))
+    gradient._phub_watcher = watcher
+    gradient.__class__ = _watched(own)
+
+
+def unwatch(gradient: Any) -> None:
+    """Makes a watched gradient an ordinary tensor, which may be in other hands from now on."""
+    if isinstance(gradient, Watched):
+        zeroed(gradient)
+        gradient._phub_is_exposed = True  # type: ignore[attr-defined]
+
+
+def zeroed(gradient: Any) -> None:
+    """Ends the watch of a gradient that is all zeros: at all workers, which is the mean, and of which nobody has a view."""
+    own = getattr(type(gradient), "_phub_own", None)
+    if own is not None:
+        gradient.__class__ = own
+        gradient.__dict__.pop("_phub_watcher", None)
+
+
+def is_watched(gradient: Any) -> bool:
+    """Whether nothing has had to do with the gradient's values since `watch`."""
+    return isinstance(gradient, Watched)
+
+
+def is_exposed(gradient: Any) -> bool:
+    """Whether a script may have a view of the gradient, such as its `data`, whose writes torch does not count."""
+    return getattr(gradient, "_phub_is_exposed", False)
+
+
+def _collect(values: Any, found: List[Any]) -> None:
+    if isinstance(values, Watched):
+        found.append(values)
+    elif isinstance(values, (list, tuple)):
+        for each in values:
+            _collect(each, found)
+    elif isinstance(values, dict):
+        _collect(list(values.values()), found)

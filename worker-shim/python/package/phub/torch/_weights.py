@@ -1,0 +1,177 @@
+"""A model's parameters, whose values the hub makes: values come from the hub when they are read, and what a script writes is
+found at the next `step()`.
+
+```
+   step()              values are on their way, a read waits
+   read, or a module   values are copied from the window into the parameter's own memory
+   script writes       found by torch's count of writes; where that can miss one, by comparing with the window
+```
+
+A parameter's memory stays where it was, so views that a script has taken stay right: where there are some, `step()` waits.
+Owned by the thread of the script.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Callable, Dict, Iterable, List, Set
+
+import torch
+
+from ._held import Holder, claim, hold, mark_here, mark_pending, release, unasked
+from ._windows import Windows
+
+
+class _Weight:
+    """What is known of a parameter."""
+
+    __slots__ = ("parameter", "version", "is_exposed", "empty", "storage")
+
+    def __init__(self, parameter: torch.nn.Parameter) -> None:
+        self.parameter = parameter
+        self.is_exposed = False
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Takes the memory where the parameter is now."""
+        with unasked(), torch.no_grad():
+            values = torch.Tensor.detach(self.parameter)
+            self.empty = values.as_strided((0,), (1,))  # a write to it counts as one to the parameter
+            self.storage = _storage(values)
+            self.version = self.parameter._version
+
+
+class Weights:
+    """The parameters by key."""
+
+    def __init__(self, parameters: Dict[str, torch.nn.Parameter], windows: Windows) -> None:
+        self.parameters, self._windows = parameters, windows
+        self._keys = {id(parameter): key for key, parameter in parameters.items()}
+        self._weights: Dict[str, _Weight] = {}
+        self.pending: Set[str] = set()
+        """Keys whose values are not in their parameters yet."""
+        self._moved: Set[str] = set()
+        self._holder = Holder(self._read, self._exposed, self._has_moved)
+
+    def begin(self) -> None:
+        """Takes the first values, and holds the parameters from now on."""
+        for key, parameter in self.parameters.items():
+            hold(parameter, self._holder)
+            self._windows.take(key, parameter)
+            self._weights[key] = _Weight(parameter)
+        self._empties = [weight.empty for weight in self._weights.values()]
+
+    # ---- reads
+
+    def stepped(self) -> None:
+        """New values are on their way to all parameters. Those of which a script may have views get them now."""
+        with unasked(), torch.no_grad():
+            torch._foreach_zero_(self._empties)  # type: ignore[attr-defined]  # a backward pass over old values is torch's error
+        viewed = []
+        for key, weight in self._weights.items():
+            mark_pending(weight.parameter)
+            if _users(weight.storage) > _OWN_USERS:
+                weight.is_exposed = True
+                viewed.append(key)
+        self.pending.update(self._weights)
+        self.settle(viewed)
+
+    def _read(self, parameter: torch.nn.Parameter) -> None:
+        key = self._keys[id(parameter)]
+        if key in self.pending:
+            self._take(key, self._windows.settle)
+        else:
+            mark_here(parameter)
+
+    def _take(self, key: str, wait: Callable[[str], None]) -> None:
+        weight = self._weights[key]
+        wait(key)
+        self._windows.take(key, weight.parameter)
+        self.pending.discard(key)
+        mark_here(weight.parameter)
+        weight.version = weight.parameter._version
+
+    def wait(self, keys: Iterable[str]) -> None:
+        """Waits for values that a module computes with next."""
+        for key in keys:
+            if key in self.pending:
+                self._take(key, self._windows.wait)
+
+    def settle(self, keys: Iterable[str]) -> None:
+        """Waits for values outside of a forward pass."""
+        for key in keys:
+            if key in self.pending:
+                self._take(key, self._windows.settle)
+
+    def settle_all(self) -> None:
+        """Waits for the values of all parameters."""
+        self.settle(list(self.pending))
+
+    def free(self, key: str) -> None:
+        """Waits until a key's window may be written. The parameter keeps its values until it is read."""
+        if key in self.pending:
+            self._windows.settle(key)
+
+    def free_all(self) -> None:
+        """As `free`, of all keys."""
+        for key in self.pending:
+            self._windows.settle(key)
+
+    # ---- writes
+
+    def _exposed(self, parameter: torch.nn.Parameter) -> None:
+        self._weights[self._keys[id(parameter)]].is_exposed = True
+
+    def _has_moved(self, parameter: torch.nn.Parameter) -> None:
+        key = self._keys[id(parameter)]
+        self._weights[key].look_again()
+        self._moved.add(key)
+        self._empties = [weight.empty for weight in self._weights.values()]
+
+    def written(self) -> List[str]:
+        """The keys of the parameters that the script has written since their values came."""
+        found = []
+        for key, weight in self._weights.items():
+            claim(weight.parameter, self._holder)  # another optimizer may have stepped it
+            if key in self.pending:
+                continue  # whoever writes reads first
+            if key in self._moved or weight.parameter._version != weight.version:
+                found.append(key)
+            elif weight.is_exposed or _users(weight.storage) > _OWN_USERS:
+                if self._windows.differs(key, torch.Tensor.detach(weight.parameter)):
+                    found.append(key)
+                weight.is_exposed = False
+        self._moved.clear()
+        return found
+
+    # ---- the end
+
+    def leave(self) -> None:
+        """Makes the parameters ordinary ones, with the values that they have."""
+        self.pending.clear()
+        for parameter in self.parameters.values():
+            release(parameter, self._holder)
+
+
+def _storage(values: torch.Tensor) -> Any:
+    return values.untyped_storage() if hasattr(values, "untyped_storage") else values.storage()._storage
+
+
+def _of_torch() -> Callable[[Any], int]:
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    if count is not None:
+        return lambda storage: int(count(storage._cdata))
+
+    # A storage of torch before 2.1 begins with a pointer to its functions, and has its count behind it.
+    def read(storage: Any) -> int:
+        return ctypes.c_size_t.from_address(storage._cdata + ctypes.sizeof(ctypes.c_void_p)).value
+
+    return read
+
+
+_users = _of_torch()
+"""The number of tensors and other objects that use a storage."""
+
+_ALONE = _Weight(torch.nn.Parameter(torch.zeros(1)))
+_OWN_USERS = _users(_ALONE.storage)
+"""That number for a parameter of which nobody else has a view."""

@@ -1,0 +1,17 @@
+"""Idioms that end with an error of the hub's, where torch gives numbers. All others give torch's numbers."""
+
+ERRORS = {
+    "optimizers.rmsprop": ("the hub has no RMSprop", "ctx.run(make=torch.optim.RMSprop"),
+    "optimizers.amsgrad": ("the hub keeps no highest means", "amsgrad=True"),
+    "optimizers.of_the_scripts_own": ("the hub cannot run code of the script", "ctx.run(make=Signs"),
+    "optimizers.sparse_gradients": ("the hub's keys are dense", ""),
+    "loops.uneven_inputs": ("a round has all workers", "ctx.join"),
+    "precision.float64_parameters": ("the hub computes in float32", ""),
+}
+"""The reason for each idiom, and words of the line that the error must name."""
+
+MOST = 10
+"""The most idioms that may be in the table above."""
+
+PROMISED = ("gradients", "scalers", "written_weights", "loaded_weights", "new_heads", "missing_gradients")
+"""Topics whose idioms never end with an error."""

@@ -1,0 +1,46 @@
+"""An exception, a hang or a death that ended an idiom, and the lines of the idiom that it names."""
+
+import dataclasses
+import os
+import re
+import traceback
+
+import phub
+
+# DDP's own error has the name of the hub's in front of its text.
+_ERRORS = [name for name, each in vars(phub).items() if isinstance(each, type) and issubclass(each, phub.Error)]
+
+
+@dataclasses.dataclass
+class Failure:
+    kind: str
+    text: str
+    is_the_hubs: bool
+    """Whether it is a `phub.Error`."""
+    lines: tuple
+    """Lines of the idiom that the traceback or the text names, the innermost last."""
+    traceback: str
+
+
+def of_exception(idiom, error):
+    """An exception as the user of a script sees it."""
+    text = str(error)
+    shown = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    is_the_hubs = isinstance(error, phub.Error) or text.split(":")[0] in _ERRORS
+    in_frames, in_text = _lines(idiom, shown), _lines(idiom, text)
+    return Failure(type(error).__name__, text, is_the_hubs, in_frames + in_text, shown)
+
+
+def of_process(idiom, kind, text, shown):
+    """A process that hangs or is gone; `shown` is its stack, the innermost frame first."""
+    return Failure(kind, text, False, tuple(reversed(_lines(idiom, shown))), shown)
+
+
+def _lines(idiom, text):
+    """The source of lines that a text names, in its order."""
+    file, body = idiom.place()
+    with open(file) as source:
+        lines = source.read().splitlines()
+    name = re.escape(os.path.basename(file))
+    numbers = [int(number) for number in re.findall(rf'{name}(?:", line |:)(\d+)', text)]
+    return tuple(lines[number - 1].strip() for number in numbers if number in body)

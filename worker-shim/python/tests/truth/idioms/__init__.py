@@ -1,0 +1,1 @@
+"""Idioms by topic, a file for each."""

@@ -1,0 +1,106 @@
+"""Kinds and settings of optimizers."""
+
+import torch
+
+from ..context import Mlp, adam, adamw, sgd
+from ..idiom import idiom
+
+
+@idiom()
+def sgd_alone(ctx):
+    ctx.run(momentum=0.0).train()
+
+
+@idiom()
+def sgd_with_nesterov_and_decay(ctx):
+    ctx.run(nesterov=True, weight_decay=0.1).train(8)
+
+
+@idiom()
+def adam_with_decay(ctx):
+    ctx.run(make=adam, weight_decay=0.1).train(8)
+
+
+@idiom()
+def adamw_for_long(ctx):
+    ctx.run(make=adamw, betas=(0.8, 0.99), eps=1e-6).train(20)
+
+
+@idiom()
+def by_foreach(ctx):
+    ctx.run(make=adamw, foreach=True).train()
+
+
+@idiom(needs=(2, 4))
+def fused(ctx):
+    ctx.run(make=adamw, fused=True).train()
+
+
+@idiom(needs=(2, 6))
+def decay_decoupled(ctx):
+    """A setting that makes AdamW of Adam."""
+    ctx.run(make=adam, weight_decay=0.1, decoupled_weight_decay=True, foreach=False).train()
+
+
+@idiom()
+def named_groups(ctx):
+    """Groups with names of the script's own in them."""
+    net = Mlp()
+    groups = [{"params": [each], "name": name, "lr": 0.05} for name, each in net.named_parameters()]
+    model, optimizer = ctx.wrap(net, sgd(groups))
+    for inputs, targets in ctx.batches():
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        ctx.record(net, names=[group["name"] for group in optimizer.param_groups])
+
+
+@idiom()
+def amsgrad(ctx):
+    ctx.run(make=adam, amsgrad=True).train()
+
+
+@idiom()
+def rmsprop(ctx):
+    """The optimizer of WGAN's paper."""
+    ctx.run(make=torch.optim.RMSprop, lr=0.01).train()
+
+
+class Signs(torch.optim.Optimizer):
+    """An optimizer of the script's own."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for each in group["params"]:
+                each.add_(each.grad.sign(), alpha=-group["lr"])
+
+
+@idiom()
+def of_the_scripts_own(ctx):
+    ctx.run(make=Signs, lr=0.01).train()
+
+
+@idiom()
+def sparse_gradients(ctx):
+    """`Embedding(sparse=True)`."""
+
+    class Words(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = torch.nn.Embedding(5, 3, sparse=True)
+
+        def forward(self, inputs):
+            return self.words((inputs[:, :2].abs() * 2).long().clamp(max=4)).sum(1)
+
+    net = Words()
+    model, optimizer = ctx.wrap(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    for inputs, targets in ctx.batches():
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        ctx.record(net, loss=loss)

@@ -1,0 +1,18 @@
+"""The ways in which an idiom runs."""
+
+REFERENCE = "torch"
+"""Plain torch with one worker, DDP over gloo with several."""
+
+HUB_WAYS = {
+    "tcp": {"transport": "tcp"},
+    "memory": {},
+    "waiting": {"overlap": False},
+    "unread": {"transport": "tcp"},
+}
+"""Settings of `DistributedOptimizer`. Over TCP gradients leave ahead of `step()`; over shared memory they need not."""
+
+UNREAD = "unread"
+"""The way of a script that does not read parameters between steps. A read waits for what a module must wait for."""
+
+DDP_WAYS = ("hook", "c10d")
+"""DDP, whose buckets the hub averages by `ddp_hook` or by the backend "phub"."""

@@ -1,0 +1,50 @@
+"""A process that runs idioms, one after the other, as a rank of one or two."""
+
+import dataclasses
+import faulthandler
+import os
+import signal
+import warnings
+
+import torch
+import torch.distributed as dist
+
+from .context import Context
+from .failure import of_exception
+
+
+@dataclasses.dataclass
+class Result:
+    """The result of one run on one rank."""
+
+    values: list
+    failure: object
+
+
+def work(rank, world, backend, store, hub, traces, requests):
+    """Runs what comes by `requests`, a connection, until it ends. A signal USR1 writes tracebacks to `traces`."""
+    faulthandler.register(signal.SIGUSR1, file=open(traces, "w"))  # noqa: SIM115, as long as the process
+    os.environ["PHUB_HUB"] = hub
+    torch.set_num_threads(1)
+    if backend == "phub":
+        import phub.c10d  # noqa: F401, it registers the backend
+    dist.init_process_group(backend, f"file://{store}", rank=rank, world_size=world)
+    while True:
+        try:
+            idiom, way, job = requests.recv()
+        except EOFError:
+            break
+        requests.send(_run(idiom, Context(way, rank, world, hub, job)))
+    os._exit(0)  # a group that is over may wait for its peers
+
+
+def _run(idiom, ctx):
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            idiom.body(ctx)
+            ctx.finish()
+        return Result(ctx.records.values, None)
+    except BaseException as error:
+        ctx.abandon()
+        return Result(ctx.records.values, of_exception(idiom, error))
