@@ -361,7 +361,7 @@ fn sum(below: &[Shape], next: &mut u32, dtype: Dtype, gradient: &impl Fn(u32) ->
             }
         })
         .collect();
-    (!pushed.is_empty()).then(|| oracle::sum(pushed.into_iter()))
+    (!pushed.is_empty()).then(|| oracle::sum(pushed))
 }
 
 #[test]
