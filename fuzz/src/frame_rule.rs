@@ -2,13 +2,17 @@
 //! each 8 bytes after it are a frame, or an immediate that this end posts without bytes.
 //!
 //! Whatever bytes the rule takes lie in the window and belong to a chunk of the job. Without a codec it is the whole chunk at its
-//! place, or nothing. Each notice asks for one pull, and each chunk's first weights are left out once.
+//! place, or nothing. Each notice asks for one pull, each chunk's first weights are left out once, and bytes that came ahead are
+//! not sent again with their push.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock};
 
 use fabric::{FrameRule, Imm, Span};
-use pbox_core::{ChunkId, Expected, JobTerms, Key, Layout, LevelTerms, Members, Optimizer, Schedule, Wire};
+use pbox_core::{
+    ChunkId, Content, Expected, Immediate, JobTerms, Key, Layout, LevelTerms, Members, Optimizer, Schedule,
+    Wire,
+};
 
 const SGD: Optimizer = Optimizer::Sgd { learning_rate: 0.1, weight_decay: 0.0 };
 
@@ -39,16 +43,19 @@ pub fn run(bytes: &[u8]) {
     let window = if at_hub { wire.gradient_window_bytes() } else { wire.weights_window_bytes() };
     let mut rule =
         if at_hub { Expected::of_member(wire, rank) } else { Expected::of_hub(wire, level.schedule) };
-    let (mut notices, mut left_out) = (HashMap::new(), HashSet::new());
+    let (mut notices, mut ahead, mut left_out) = (HashMap::new(), HashMap::new(), HashSet::new());
     for frame in frames.chunks_exact(8) {
         let number = |at: usize| usize::from(u16::from_le_bytes([frame[at], frame[at + 1]]));
         // A little more than what there is of each.
         let (chunk, round) = (u32::from(frame[4]) % 8, u32::from(frame[5]));
         let imm = Imm(round << 24 | chunk);
+        let Immediate { round_bits, content, .. } = Immediate::decode(imm);
         let exists = chunk < 4 || wire.group(ChunkId(chunk)).is_some();
         if frame[6] == 0 {
             rule.posted_empty(imm);
-            notices.insert(chunk, round);
+            if content == Content::Gradient {
+                notices.insert(chunk, round_bits);
+            }
             continue;
         }
         let span = match frame[6] {
@@ -70,22 +77,54 @@ pub fn run(bytes: &[u8]) {
                 true => |wire: &Wire, chunk| wire.gradient_span(chunk),
                 false => |wire: &Wire, chunk| wire.weights_span(chunk),
             };
+            // Nothing has no bytes, and sums and answers do not come ahead.
+            let may_come = match content {
+                Content::Gradient | Content::Weights => true,
+                Content::Nothing => false,
+                Content::Ahead => at_hub && !level.members.are_hubs(),
+            };
             assert!(
-                has_codec || !exists || span != right(wire, ChunkId(chunk)),
+                has_codec || !exists || !may_come || span != right(wire, ChunkId(chunk)),
                 "the right frame is refused"
             );
-            if span.bytes == 0 && notices.get(&chunk) != Some(&round) {
-                notices.remove(&chunk);
+            if span.bytes == 0 && at_hub && content == Content::Gradient {
+                // The first question takes away what does not answer it.
+                ahead.remove(&chunk);
+                if notices.get(&chunk) != Some(&round_bits) {
+                    notices.remove(&chunk);
+                }
             }
             continue;
         }
         // The link itself looks whether an empty frame is beyond the window.
         let is_in_window = span.bytes == 0 || span.offset + span.bytes <= window;
         assert!(exists && is_in_window, "{span:?} of chunk {chunk}, in {window} bytes");
-        if span.bytes == 0 && at_hub {
-            let noticed = notices.remove(&chunk) == Some(round);
-            let first = level.members.are_hubs() && rank > 0 && round == 0;
-            assert!(noticed || (first && left_out.insert(chunk)), "nobody asked for an empty frame");
+        if !at_hub {
+            continue;
+        }
+        match (content, span.bytes) {
+            (Content::Gradient, 0) => {
+                let was_ahead = ahead.remove(&chunk) == Some(round_bits);
+                assert!(
+                    was_ahead || notices.remove(&chunk) == Some(round_bits),
+                    "nobody asked for an empty frame"
+                );
+            }
+            (Content::Weights, 0) => {
+                let first = level.members.are_hubs() && rank > 0 && round_bits == 0;
+                assert!(first && left_out.insert(chunk), "weights come with their bytes");
+            }
+            (Content::Nothing, bytes) => {
+                assert!(bytes == 0 || level.members.are_hubs(), "nothing has no bytes")
+            }
+            (Content::Ahead, bytes) => {
+                assert!(bytes > 0 && !has_codec && !level.members.are_hubs(), "only bare gradients");
+                ahead.insert(chunk, round_bits);
+            }
+            _ => {}
+        }
+        if content != Content::Ahead {
+            ahead.remove(&chunk);
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The cores of a hub against workers that post anything, compared with a model of the rules. In BSP one round of
 //! a chunk is in flight, and each worker pushes the chunk once, over the link of the core that owns it. In SSP and
-//! ASP each worker has one push in flight, and no worker is too far ahead. The hub names a violation with its
-//! chunk. It drops the link that the violation came over, and nothing else.
+//! ASP each worker has one push in flight, and no worker is too far ahead. A push is a gradient, nothing or weights. The hub names a
+//! violation with its chunk or key. It drops the link that the violation came over, and nothing else, unless pushes of a chunk do not
+//! go together: then the job is over.
 
 use std::sync::Arc;
 
@@ -10,8 +11,8 @@ use fabric::sim::{Faults, Net, Port, Windows};
 use fabric::{Arrival, Imm, LinkId, Port as _, Posted, RecvWindow, SendWindow, Span};
 use pbox_core::kernels::Kernels;
 use pbox_core::{
-    ChunkId, Consistency, Core, Immediate, JobId, JobTerms, Key, Layout, LevelTerms, Notice, Numbers,
-    Optimizer, Placement, Round, ShardSpec, Wire,
+    ChunkId, Consistency, Content, Core, Immediate, JobId, JobTerms, Key, Layout, LevelTerms, Notice,
+    Numbers, Optimizer, Placement, Round, ShardSpec, Wire,
 };
 
 const JOB: JobId = JobId(3);
@@ -29,7 +30,7 @@ enum Step {
         core: u8,
         imm: u32,
     },
-    /// A chunk that exists, in the round that is in flight, or near that round.
+    /// A chunk that exists, in the round that is in flight, or near that round; most often what belongs there.
     Push {
         rank: u8,
         chunk: u8,
@@ -77,9 +78,14 @@ struct Bed {
     /// The answers that a worker has not read, in the order in which it must see them.
     answers: Vec<Vec<Vec<Imm>>>,
     consistency: Consistency,
+    wire: Wire,
     optimizer: Optimizer,
     /// By chunk and rank: the worker's next round, and whether its last push is not answered yet.
     chunks: Vec<Vec<(Round, bool)>>,
+    /// By chunk and rank: the content of the last push.
+    contents: Vec<Vec<Content>>,
+    /// By core: whether its part of the job is over.
+    over: Vec<bool>,
 }
 
 impl Bed {
@@ -90,9 +96,6 @@ impl Bed {
         assert_eq!(layout.chunks().len(), CHUNKS);
         let placement = Placement::new(&layout, cores);
         let chunks = placement.chunks_by_core();
-        let wire = Wire::plain(Arc::clone(&layout));
-        let weights_window = || placement.weights_window(&wire).expect("a window");
-        let (weights, claims) = weights_window();
         let optimizer = match shape.optimizer % 3 {
             0 => Optimizer::Average,
             1 => Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 },
@@ -105,6 +108,11 @@ impl Bed {
             1 => Consistency::Ssp { staleness },
             _ => Consistency::Asp,
         };
+        let level = LevelTerms { consistency, ..LevelTerms::default() };
+        let terms = Arc::new(JobTerms { level, ..JobTerms::new(workers as u32, Vec::new(), optimizer) });
+        let wire = Wire::new(Arc::clone(&layout), &terms);
+        let weights_window = || placement.weights_window(&wire).expect("a window");
+        let (weights, claims) = weights_window();
         let net = Net::new(1, Faults::NONE);
         let mut bed = Bed {
             cores: Vec::new(),
@@ -113,11 +121,12 @@ impl Bed {
             dropped: vec![vec![false; cores]; workers],
             answers: vec![vec![Vec::new(); cores]; workers],
             consistency,
+            wire: wire.clone(),
             optimizer,
             chunks: vec![vec![(Round(0), false); workers]; CHUNKS],
+            contents: vec![vec![Content::Gradient; workers]; CHUNKS],
+            over: vec![false; cores],
         };
-        let level = LevelTerms { consistency, ..LevelTerms::default() };
-        let terms = Arc::new(JobTerms { level, ..JobTerms::new(workers as u32, Vec::new(), optimizer) });
         for spec in ShardSpec::of_cores(&terms, &wire, chunks.iter().cloned().zip(claims)) {
             let mut core = Core::new(net.port(), Kernels::detect());
             core.add_job(JOB, spec).expect("a small shard");
@@ -159,7 +168,15 @@ impl Bed {
                 let round = self.round_in_flight(chunk, rank);
                 let round = Round(round.0.wrapping_add(u32::from(ahead % 16 == 15)));
                 let chunk = ChunkId(chunk as u32);
-                self.post(rank, self.placement.owner(chunk), Immediate::new(chunk, round).encode());
+                let usual = self.wire.push(chunk, round);
+                let imm = match ahead >> 4 {
+                    12 => usual.with(Content::Nothing),
+                    13 => usual.with(Content::Weights),
+                    14 => usual.with(Content::Ahead),
+                    15 => usual.with(Content::Gradient),
+                    _ => usual,
+                };
+                self.post(rank, self.placement.owner(chunk), imm.encode());
             }
             Step::Read { rank, core } => {
                 self.read_answers(usize::from(rank) % workers, usize::from(core) % cores)
@@ -186,6 +203,7 @@ impl Bed {
         }
         assert_eq!(posted, Posted::Accepted, "the core has seen all posts before");
         port.flush();
+        let was_over = self.over[core];
         let expected = self.expected_drops(rank, core, imm);
         let before = self.cores[core].tally().arrivals;
         let mut notices = Vec::new();
@@ -205,13 +223,16 @@ impl Bed {
             }
         }
         assert_eq!(drops.next(), None, "one notice for each dropped worker");
-        // The next turn detaches the links without another notice.
-        self.cores[core].turn(&mut Vec::new());
+        // The next turn detaches the links without another notice, and says why the job is over.
+        let mut notices = Vec::new();
+        self.cores[core].turn(&mut notices);
+        let is_over = matches!(notices[..], [Notice::JobFailed { job: JOB, .. }]);
+        assert_eq!(is_over, self.over[core] && !was_over, "{imm:?} of rank {rank}: {notices:?}");
     }
 
     /// The model: the ranks that the hub drops for this post, and the words of each reason.
     fn expected_drops(&mut self, rank: usize, core: usize, imm: Imm) -> Vec<(usize, String)> {
-        let Immediate { chunk, round_bits } = Immediate::decode(imm);
+        let Immediate { chunk, round_bits, content } = Immediate::decode(imm);
         if chunk.index() >= CHUNKS || self.placement.owner(chunk) != core {
             return vec![(rank, format!("pushed chunk {} over the link of a core that does not", chunk.0))];
         }
@@ -227,7 +248,31 @@ impl Bed {
         if workers[rank].1 {
             return vec![(rank, format!("pushed chunk {} twice in round {}", chunk.0, round.0))];
         }
+        let is_first = round == Round(0) && self.wire.broadcasts();
+        if alone && content != if is_first { Content::Weights } else { Content::Gradient } {
+            return vec![(rank, format!("pushed {} for key", content.name()))];
+        }
+        if content == Content::Ahead {
+            return Vec::new();
+        }
         workers[rank] = (round.next(), true);
+        let contents = &mut self.contents[chunk.index()];
+        contents[rank] = content;
+        if self.over[core] {
+            return Vec::new();
+        }
+        let is_whole = !alone && workers.iter().all(|&(_, waits)| waits);
+        let all = |content| contents.iter().all(|&each| each == content);
+        let answer = match content {
+            _ if !is_whole => content,
+            _ if all(Content::Weights) => Content::Weights,
+            _ if is_first || contents.contains(&Content::Weights) => {
+                self.over[core] = true;
+                return Vec::new();
+            }
+            _ if all(Content::Nothing) => Content::Nothing,
+            _ => Content::Gradient,
+        };
         let slowest = workers.iter().map(|&(next, _)| next).min().expect("a worker");
         let mut full = Vec::new();
         for (rank, (next, waits)) in workers.iter_mut().enumerate() {
@@ -238,7 +283,11 @@ impl Bed {
             let answers = &mut self.answers[rank][core];
             match (self.dropped[rank][core], answers.len() < CAPACITY as usize) {
                 (true, _) => {}
-                (false, true) => answers.push(Immediate::new(chunk, Round(next.0 - 1)).encode()),
+                (false, true) => {
+                    let round = Round(next.0 - 1);
+                    let answer = if alone { self.wire.push(chunk, round).content } else { answer };
+                    answers.push(Immediate::new(chunk, round).with(answer).encode());
+                }
                 (false, false) => full.push((rank, "ring of answers is full".to_owned())),
             }
         }

@@ -1,6 +1,7 @@
 //! Tests over the simulated network, by property, in one program. A failure prints its seed.
 
 mod bits;
+mod contents;
 mod doorbells;
 mod full_rings;
 mod network;

@@ -7,13 +7,15 @@ use std::sync::Arc;
 use fabric::sim::{Faults, Net, seeds};
 use pbox_core::slim::SlimDp;
 use pbox_core::{
-    Compression, Consistency, Credit, Key, KeyId, Layout, Notice, Optimizer, Round, Schedule, oracle,
+    Compression, Consistency, Content, Credit, Key, KeyId, Layout, Notice, Optimizer, Round, Schedule, oracle,
 };
 use sim_tests::model::CODECS;
+use sim_tests::plan::{Drafts, Plan};
 use sim_tests::race::{Race, SGD};
 use sim_tests::simulated::{Simulated, Terms};
 use sim_tests::trouble::Dice;
 use sim_tests::values::same_bits;
+use worker_shim::Exchange;
 
 const WORKERS: u32 = 3;
 const ROUNDS: u32 = 4;
@@ -38,12 +40,20 @@ fn value(rank: u32, round: u32, key: KeyId, element: usize) -> f32 {
 }
 
 /// The oracle's weights of one element after all rounds.
-fn expected(key: KeyId, element: usize) -> f32 {
-    let (mut weight, mut state) = (value(0, 0, key, element), [0.0]);
-    for round in 1..=ROUNDS {
-        let step = oracle::Step::new(&NESTEROV, WORKERS, Round(round), 0.1, 1.0, 1.0);
-        let sum = oracle::sum((0..WORKERS).map(|rank| value(rank, round, key, element)));
-        oracle::step(&NESTEROV, &step, sum, &mut weight, &mut state);
+fn expected(plan: Plan, key: KeyId, element: usize) -> f32 {
+    let (mut weight, mut state) = (0.0, [0.0]);
+    for round in 0..=ROUNDS {
+        let pushed = |rank| value(rank, round, key, element);
+        match plan.together(WORKERS, Round(round), key) {
+            Content::Weights => weight = pushed(0),
+            Content::Nothing => {}
+            _ => {
+                let step = oracle::Step::new(&NESTEROV, WORKERS, Round(round), 0.1, 1.0, 1.0);
+                let has = |&rank: &u32| plan.has_gradient(rank, Round(round), key);
+                let sum = oracle::sum((0..WORKERS).filter(has).map(pushed));
+                oracle::step(&NESTEROV, &step, sum, &mut weight, &mut state);
+            }
+        }
     }
     weight
 }
@@ -101,6 +111,9 @@ struct Run {
     links: Links,
     losing: bool,
     terms: String,
+    plan: Plan,
+    /// By rank.
+    drafts: Vec<Drafts>,
 }
 
 impl Run {
@@ -128,13 +141,26 @@ impl Run {
                 // A session without links makes them before its caller goes on.
                 _ if !has_links => self.step(),
                 _ => {
-                    for _ in 0..1 + self.links.dice.below(6) {
-                        let Some(key) = left[rank].pop() else { break };
+                    let (ahead, some) =
+                        (self.links.dice.below(3) == 0, 1 + self.links.dice.below(6) as usize);
+                    for _ in 0..some.min(left[rank].len()) {
                         let worker = &mut self.job.workers[rank];
-                        let gradient = worker.gradient_mut(key).unwrap();
-                        let fill = |(i, g): (usize, &mut f32)| *g = value(rank as u32, round, key, i);
-                        gradient.iter_mut().enumerate().for_each(fill);
-                        worker.put(key).unwrap();
+                        let write = |worker: &mut Exchange<_>, key, more| {
+                            let gradient = worker.gradient_mut(key).unwrap();
+                            let fill =
+                                |(i, g): (usize, &mut f32)| *g = value(rank as u32, round, key, i) + more;
+                            gradient.iter_mut().enumerate().for_each(fill);
+                        };
+                        let drafts = &mut self.drafts[rank];
+                        if ahead {
+                            let key = left[rank][self.links.dice.below(left[rank].len() as u64) as usize];
+                            let write = |worker: &mut _, more| write(worker, key, more);
+                            drafts.perhaps(&mut self.links.dice, worker, key, write).unwrap();
+                        } else if let Some(key) = left[rank].pop() {
+                            write(worker, key, 0.0);
+                            let content = self.plan.content(rank as u32, Round(round), key);
+                            drafts.push(worker, key, content).unwrap();
+                        }
                     }
                     if self.links.dice.below(4) > 0 {
                         self.job.workers[rank].flush().unwrap();
@@ -158,14 +184,16 @@ impl Run {
     }
 
     /// Makes all rounds. Returns the weights of each worker and key, and how many links were lost.
-    fn weights(seed: u64, terms: &Terms, losing: bool) -> (Vec<Vec<Vec<f32>>>, u32) {
-        let net = Net::new(seed, Faults { delay: 0..40, reorder: seed.is_multiple_of(2), ..Faults::NONE });
+    fn weights(seed: u64, terms: &Terms, plan: Plan, losing: bool) -> (Vec<Vec<Vec<f32>>>, u32) {
+        let net = Net::new(seed, Faults { delay: 0..40, reorder: !terms.is_orderly, ..Faults::NONE });
         let job = Simulated::new(net, &layout(), terms.clone()).unwrap();
-        let mut run = Run { job, links: Links::new(seed), losing, terms: format!("seed {seed}, {terms:?}") };
+        let drafts = (0..WORKERS).map(|_| Drafts::default()).collect();
+        let (links, words) = (Links::new(seed), format!("seed {seed}, {terms:?}"));
+        let mut run = Run { job, links, losing, terms: words, plan, drafts };
         (0..=ROUNDS).for_each(|round| run.round(round));
         let is_end = |notice: &Notice| matches!(notice, Notice::WorkerGone { by_itself: true, .. });
         assert!(run.job.notices.iter().all(is_end), "seed {seed}: {:?}", run.job.notices);
-        let of_worker = |worker: &worker_shim::Exchange<_>| {
+        let of_worker = |worker: &Exchange<_>| {
             keys(&layout()).map(|key| worker.weights::<f32>(key).unwrap().to_vec()).collect()
         };
         (run.job.workers.iter().map(of_worker).collect(), run.links.losses)
@@ -200,14 +228,19 @@ fn links_that_are_made_again_at_any_moment_change_no_bit() {
         if !matches!(level.compression, Some(Compression::Slim(_))) {
             terms.shards = dice.from(1..=2) as usize;
         }
-        let (seen, losses) = Run::weights(seed, &terms, true);
-        let (without, _) = Run::weights(seed, &terms, false);
+        terms.is_orderly = dice.below(2) == 0;
+        let plan = match terms.job.level.compression {
+            Some(Compression::Slim(_)) => Plan::plain(),
+            _ => Plan::new(seed, true),
+        };
+        let (seen, losses) = Run::weights(seed, &terms, plan, true);
+        let (without, _) = Run::weights(seed, &terms, plan, false);
         all_losses += losses;
         for (rank, (seen, without)) in seen.iter().zip(&without).enumerate() {
             for (key, (seen, without)) in (0..).map(KeyId).zip(seen.iter().zip(without)) {
                 same_bits(format!("seed {seed}, rank {rank}, {key:?}, {:?}", terms.job.level), seen, without);
                 if terms.job.level.compression.is_none() {
-                    let expected: Vec<f32> = (0..seen.len()).map(|i| expected(key, i)).collect();
+                    let expected: Vec<f32> = (0..seen.len()).map(|i| expected(plan, key, i)).collect();
                     same_bits(format!("seed {seed}, rank {rank}, {key:?}"), seen, &expected);
                 }
             }

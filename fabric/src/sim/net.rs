@@ -10,6 +10,7 @@ use super::port::{Endpoint, Port};
 use super::random::Random;
 use super::traffic::{Conditions, Exception, Traffic};
 use crate::memory::{RecvWindow, SendWindow};
+use crate::port::FrameRule;
 
 /// A simulated network of ports and links; clones are handles to the same one.
 #[derive(Clone, Debug)]
@@ -64,6 +65,7 @@ impl Net {
                 sent: Traffic::new(path, capacity),
                 port: None,
                 alive: true,
+                rule: None,
                 gone_at: None,
             });
         }
@@ -146,6 +148,8 @@ pub(super) struct End {
     pub port: Option<usize>,
     /// Neither detached nor killed.
     pub alive: bool,
+    /// The rule of what its owner takes from the peer, if the owner looks.
+    pub rule: Option<Box<dyn FrameRule>>,
     /// The tick from which on this end knows that the link closed.
     pub gone_at: Option<u64>,
 }

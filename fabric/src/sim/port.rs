@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::net::{EndId, Net, State};
 use crate::ids::{Imm, LinkId, Span};
 use crate::links::{Attached, LinkState, Links};
-use crate::port::{Arrival, CloseReason, Closed, Posted, Until};
+use crate::port::{Arrival, CloseReason, Closed, FrameRule, Posted, Until};
 
 /// A connected link that no port polls yet. Dropped, it is a peer that left.
 #[derive(Debug)]
@@ -25,6 +25,11 @@ impl Endpoint {
     /// The name of this end for the events of the net, also after it was attached.
     pub fn id(&self) -> EndId {
         self.end
+    }
+
+    /// The link closes when a frame comes that the rule refuses.
+    pub fn obey(&mut self, rule: Box<dyn FrameRule>) {
+        self.net.lock().ends[self.end.0].rule = Some(rule);
     }
 }
 
@@ -97,7 +102,13 @@ impl crate::Port for Port {
         if state.knows_closed(end) {
             return Posted::Closed;
         }
-        if state.ends[end.0].sent.post(span, imm) { Posted::Accepted } else { Posted::Full }
+        if !state.ends[end.0].sent.post(span, imm) {
+            return Posted::Full;
+        }
+        if let Some(rule) = state.ends[end.0].rule.as_mut().filter(|_| span.bytes == 0) {
+            rule.posted_empty(imm);
+        }
+        Posted::Accepted
     }
 
     fn set_credit(&mut self, id: LinkId, bytes: Option<usize>) {
@@ -120,14 +131,20 @@ impl crate::Port for Port {
     fn poll(&mut self, into: &mut [Arrival]) -> usize {
         let mut state = self.net.lock();
         let now = state.conditions.now;
-        let filled = self.links.poll(into, |&mut Attached { link: end, .. }, room| {
-            if !state.ends[end.0].alive {
+        let filled = self.links.poll(into, |attached, room| {
+            let end = attached.link;
+            if !state.ends[end.0].alive || !attached.is_open() {
                 return;
             }
             while room.left() > 0
-                && let Some(imm) = state.ends[end.peer().0].sent.take(now)
+                && let Some((span, imm)) = state.ends[end.peer().0].sent.next(now)
             {
-                room.show(imm);
+                let refused = state.ends[end.0].rule.as_mut().map(|rule| rule.check(span, imm));
+                if let Some(Err(why)) = refused {
+                    attached.state = LinkState::Closing(CloseReason::Corrupt(why));
+                    return;
+                }
+                room.show(state.ends[end.peer().0].sent.take(now).expect("it is due"));
             }
             if state.ends[end.peer().0].sent.relieved {
                 state.wake(end.peer());

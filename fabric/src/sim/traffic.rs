@@ -145,7 +145,13 @@ impl Traffic {
         }
     }
 
-    /// The next arrival that is due; its bytes are in the peer's window now.
+    /// The next arrival that is due.
+    pub fn next(&self, now: u64) -> Option<(Span, Imm)> {
+        let (_, first) = self.in_flight.first_key_value().filter(|(at, _)| at.0 <= now)?;
+        Some((first.span, first.imm))
+    }
+
+    /// Takes the next arrival that is due; its bytes are in the peer's window then.
     pub fn take(&mut self, now: u64) -> Option<Imm> {
         let first = self.in_flight.first_entry().filter(|first| first.key().0 <= now)?;
         let Message { span, imm, copy, counted } = first.remove();

@@ -51,12 +51,12 @@ const ROUND_BITS: u8 = 0x3f;
 /// The content of a push or an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Content {
-    /// Of a push: a gradient, or the commit of one whose bytes were sent ahead. Of an answer: the weights after a step.
+    /// A gradient, or the push of one whose bytes came ahead. In an answer: the weights after the step.
     #[default]
     Gradient = 0,
-    /// Of a push: the worker has no gradient for the chunk in this round. Of an answer: nobody had one, and the weights stay.
+    /// Nothing: the worker has no gradient of the chunk in this round. In an answer: nobody had one, and the weights stay.
     Nothing = 1,
-    /// New weights. Of a push: those of the lowest rank count. Round 0, the broadcast, consists of such pushes.
+    /// New weights; of several pushes those of the lowest rank. The broadcast, round 0, consists of such pushes.
     Weights = 2,
     /// Bytes of a gradient whose push comes later: no arrival, and may come again.
     Ahead = 3,
@@ -81,7 +81,7 @@ pub struct Immediate {
     pub chunk: ChunkId,
     /// The low bits of their round.
     pub round_bits: u8,
-    /// What the bytes are.
+    /// The content of the post.
     pub content: Content,
 }
 
@@ -92,7 +92,7 @@ impl Immediate {
         Immediate { chunk, round_bits: round.low_bits(), content: Content::Gradient }
     }
 
-    /// The same for another content.
+    /// The immediate of another content.
     pub fn with(self, content: Content) -> Self {
         Immediate { content, ..self }
     }

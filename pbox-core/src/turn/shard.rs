@@ -432,7 +432,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// As [`arrive_at`](Self::arrive_at), of a push that is no gradient, or whose content is wrong.
+    /// Takes in a push that is no gradient, or whose content is wrong.
     #[cold]
     fn arrive_other(
         &mut self,
@@ -546,7 +546,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         (self.stages.answer(kernels, place, To { rank, round, first, content }), content)
     }
 
-    /// The same answer for a worker that has lost it.
+    /// Gives a worker the answer again that it has lost.
     pub fn answer_again(
         &mut self,
         kernels: &Kernels,

@@ -56,7 +56,7 @@ pub enum Violation {
         key: String,
         /// The round it was pushed for.
         round: Round,
-        /// What it was said to be.
+        /// The content that the immediate named.
         content: Content,
         /// What is expected, in words.
         why: &'static str,

@@ -145,7 +145,7 @@ pub(crate) struct Stepped<'a> {
     pub chunk: &'a Chunk,
     pub place: usize,
     pub round: Round,
-    /// What it has now: the weights after a step, or new ones.
+    /// The weights that it has now: those after a step, or new ones.
     pub content: Content,
     /// The number of workers whose pushes are in the step; 0 for new weights.
     pub workers: u32,
@@ -158,7 +158,7 @@ pub(crate) struct To {
     pub round: Round,
     /// The first round of the worker: before it, the worker has no weights to add a difference to.
     pub first: Round,
-    /// What it gets.
+    /// The content of the answer.
     pub content: Content,
 }
 
@@ -188,7 +188,7 @@ pub(crate) trait Reply<R, W> {
     #[inline]
     fn prepare(&mut self, _stepped: Stepped, _read: &mut R, _weights: &W) {}
 
-    /// Below other hubs: nobody had a gradient of a chunk, so many workers in all.
+    /// Prepares, below other hubs, the word that none of so many workers has a gradient of a chunk.
     fn prepare_nothing(&mut self, _chunk: &Chunk, _place: usize, _workers: u32) {}
 
     /// The job goes on from `first` with weights that no step made: workers get these weights next.

@@ -185,7 +185,7 @@ impl<M: Mode> Staged<M> {
         reply.prepare(stepped, read, weights);
     }
 
-    /// The same for a job that is over: its workers may still read the answers of the round before.
+    /// [Puts](Self::put) weights in a job that is over: its workers may still read the answers of the round before.
     ///
     /// # Safety
     /// As for [`step`](Self::step).

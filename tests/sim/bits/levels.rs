@@ -11,10 +11,12 @@ use std::sync::Arc;
 use fabric::sim::{Net, seeds};
 use pbox_core::oracle::{self, Step};
 use pbox_core::{
-    Compression, Credit, Dtype, JobTerms, Key, KeyId, Layout, LevelTerms, OnLoss, Optimizer, Round, Schedule,
+    Compression, Content, Credit, Dtype, JobTerms, Key, KeyId, Layout, LevelTerms, Numbers, OnLoss,
+    Optimizer, Round, Schedule,
 };
 use sim_tests::levels::{ENDS, Levels, Losses, Shape, Strike, Terms};
 use sim_tests::model::{CODECS, Model};
+use sim_tests::plan::{Drafts, Plan};
 use sim_tests::trouble::{Dice, Trouble, optimizer};
 use sim_tests::values::{mix, rounded, same_bits};
 
@@ -35,6 +37,9 @@ struct Tree {
     expected: Vec<Vec<Vec<f32>>>,
     job: Levels,
     losses: Losses,
+    plan: Plan,
+    /// By worker.
+    drafts: Vec<Drafts>,
 }
 
 /// Two levels, or three.
@@ -97,13 +102,18 @@ impl Tree {
         let worker_credit = (dice.below(3) > 0).then(|| dice.from(1..=600) as usize);
         let faults = trouble.faults(&mut dice);
         let rounds = dice.from(1..=4) as u32;
-        let terms = Terms { job, levels, cores, worker_credit, mesh };
+        let is_orderly = trouble != Trouble::Posts && !faults.reorder;
+        let terms = Terms { job, levels, cores, worker_credit, mesh, is_orderly };
+        let plan = Plan::new(seed, optimizer.keeps_weights()).alike(trouble.on_loss() == OnLoss::Continue);
         let expected = match terms.levels[0].compression {
-            None => expected(&layout, optimizer, trouble, &shape, rounds),
-            Some(compression) => expected_coded(&layout, &terms.job, compression, trouble, &shape, rounds),
+            None => expected(&layout, optimizer, trouble, &shape, rounds, plan),
+            Some(compression) => {
+                expected_coded(&layout, &terms.job, compression, trouble, &shape, rounds, plan)
+            }
         };
+        let drafts = (0..workers(&shape)).map(|_| Drafts::default()).collect();
         let job = Levels::new(Net::new(seed, faults), &layout, terms, &shape).unwrap();
-        Tree { dice, trouble, layout, rounds, expected, job, losses: Losses::default() }
+        Tree { dice, trouble, layout, rounds, expected, job, losses: Losses::default(), plan, drafts }
     }
 
     fn keys(&self) -> impl Iterator<Item = KeyId> + use<> {
@@ -159,7 +169,12 @@ impl Tree {
         for (id, key) in (0..).map(KeyId).zip(self.layout.keys()).filter(|(id, _)| exchange.is_ready(*id)) {
             if let Some(before) = exchange.round(id).0.checked_sub(1) {
                 let what = format!("worker {number}, round {before}, key {}", id.0);
-                same_bits(what, &read(exchange, id, key.dtype), &self.expected[before as usize][id.index()]);
+                same_bits(&what, &read(exchange, id, key.dtype), &self.expected[before as usize][id.index()]);
+                if self.trouble.on_loss() != OnLoss::Continue {
+                    let workers = self.drafts.len() as u32;
+                    let nothing = self.plan.together(workers, Round(before), id) == Content::Nothing;
+                    assert_eq!(exchange.was_left_alone(id), nothing, "{what}");
+                }
             }
         }
         if exchange.first_under_way().is_some() || exchange.round(KeyId(0)).0 > self.rounds {
@@ -169,10 +184,19 @@ impl Tree {
         let mut keys: Vec<KeyId> = (0..self.layout.keys().len() as u32).map(KeyId).collect();
         let first = self.dice.below(keys.len() as u64) as usize;
         keys.rotate_left(first);
+        let (drafts, later) = (&mut self.drafts[number], self.dice.below(3) == 0);
         for id in keys {
             let dtype = self.layout.keys()[id.index()].dtype;
-            write(exchange, id, dtype, |i| value(self.trouble, number as u32, round, id, i));
-            exchange.put(id).map_err(|error| error.to_string())?;
+            let of = |i| value(self.trouble, number as u32, round, id, i);
+            let done = if later {
+                drafts.perhaps(&mut self.dice, exchange, id, |exchange, more| {
+                    write(exchange, id, dtype, |i| of(i) + more)
+                })
+            } else {
+                write(exchange, id, dtype, of);
+                drafts.push(exchange, id, self.plan.content(number as u32, round, id))
+            };
+            done.map_err(|error| error.to_string())?;
         }
         exchange.flush().map_err(|error| error.to_string())
     }
@@ -249,21 +273,24 @@ fn expected(
     trouble: Trouble,
     shape: &[Shape],
     rounds: u32,
+    plan: Plan,
 ) -> Vec<Vec<Vec<f32>>> {
     let workers = workers(shape);
     let mut by_round = vec![Vec::new(); rounds as usize + 1];
     for (id, key) in (0..).map(KeyId).zip(layout.keys()) {
         let elements = key.elements().unwrap() as usize;
-        let (mut master, mut states) = (vec![0.0f32; elements], vec![[0.0; 2]; elements]);
+        let (mut master, mut states, mut steps) = (vec![0.0f32; elements], vec![[0.0; 2]; elements], 0);
         for (round, weights) in (0..).map(Round).zip(&mut by_round) {
+            steps += u32::from(plan.together(workers, round, id) == Content::Gradient);
             for (i, (master, state)) in master.iter_mut().zip(&mut states).enumerate() {
                 let pushed = |worker| rounded(key.dtype, value(trouble, worker, round, id, i));
-                if round == Round(0) && optimizer.keeps_weights() {
+                if plan.together(workers, round, id) == Content::Weights {
                     *master = pushed(0);
                     continue;
                 }
-                let sum = sum(shape, &mut 0, key.dtype, &pushed);
-                let step = Step::new(&optimizer, workers, round, optimizer.learning_rate(), 1.0, 1.0);
+                let gradient = |worker| plan.has_gradient(worker, round, id).then(|| pushed(worker));
+                let Some(sum) = sum(shape, &mut 0, key.dtype, &gradient) else { continue };
+                let step = Step::new(&optimizer, workers, Round(steps), optimizer.learning_rate(), 1.0, 1.0);
                 oracle::step(&optimizer, &step, sum, master, state);
             }
             weights.push(master.iter().map(|&weight| rounded(key.dtype, weight)).collect());
@@ -287,6 +314,7 @@ fn expected_coded(
     trouble: Trouble,
     shape: &[Shape],
     rounds: u32,
+    plan: Plan,
 ) -> Vec<Vec<Vec<f32>>> {
     let (machines, optimizer) = (shape.len() as u32, job.optimizer);
     let mut model =
@@ -296,12 +324,24 @@ fn expected_coded(
         if round == Round(0) && optimizer.keeps_weights() {
             model.broadcast(|key, i| value(trouble, 0, round, key, i));
         } else {
-            model.advance(optimizer.learning_rate(), |machine, key, i| {
+            let value = |machine, key: KeyId, i| {
                 let (before, here) = shape.split_at(machine as usize);
                 let Shape::Hub(here) = &here[0] else { panic!("a machine") };
                 let dtype = layout.keys()[key.index()].dtype;
                 let pushed = |worker| rounded(dtype, value(trouble, worker, round, key, i));
-                sum(here, &mut workers(before), dtype, &pushed)
+                if plan.together(workers(shape), round, key) == Content::Weights {
+                    return Some(pushed(0));
+                }
+                let gradient = |worker| plan.has_gradient(worker, round, key).then(|| pushed(worker));
+                sum(here, &mut workers(before), dtype, &gradient)
+            };
+            let content = |machine, key| match plan.together(workers(shape), round, key) {
+                Content::Weights => Content::Weights,
+                _ if value(machine, key, 0).is_some() => Content::Gradient,
+                _ => Content::Nothing,
+            };
+            model.advance_as(&Numbers::new(optimizer), content, |machine, key, i| {
+                value(machine, key, i).expect("a machine with a gradient")
             });
         }
         model.all_weights()
@@ -309,15 +349,19 @@ fn expected_coded(
     by_round.collect()
 }
 
-/// The sum of what is below a hub. `next` is the number of its first worker.
-fn sum(below: &[Shape], next: &mut u32, dtype: Dtype, pushed: &impl Fn(u32) -> f32) -> f32 {
-    oracle::sum(below.iter().map(|shape| match shape {
-        Shape::Hub(below) => rounded(dtype, sum(below, next, dtype, pushed)),
-        Shape::Worker => {
-            *next += 1;
-            pushed(*next - 1)
-        }
-    }))
+/// The sum of what is below a hub, if somebody there has a gradient. `next` is the number of its first worker.
+fn sum(below: &[Shape], next: &mut u32, dtype: Dtype, gradient: &impl Fn(u32) -> Option<f32>) -> Option<f32> {
+    let pushed: Vec<f32> = below
+        .iter()
+        .filter_map(|shape| match shape {
+            Shape::Hub(below) => sum(below, next, dtype, gradient).map(|sum| rounded(dtype, sum)),
+            Shape::Worker => {
+                *next += 1;
+                gradient(*next - 1)
+            }
+        })
+        .collect();
+    (!pushed.is_empty()).then(|| oracle::sum(pushed))
 }
 
 #[test]

@@ -13,12 +13,14 @@ use pbox_core::OnLoss;
 use pbox_core::codec::Codec;
 use pbox_core::oracle::{self, Step};
 use pbox_core::{
-    ChunkId, Compression, Credit, Dtype, Key, KeyId, Layout, Multipliers, Notice, Numbers, NumbersByRound,
-    Optimizer, Round, Schedule,
+    ChunkId, Compression, Content, Credit, Dtype, Key, KeyId, Layout, Multipliers, Notice, Numbers,
+    NumbersByRound, Optimizer, Round, Schedule,
 };
+use sim_tests::plan::{Drafts, Plan};
 use sim_tests::simulated::{JOB, Simulated, Terms};
 use sim_tests::trouble::{Dice, ENDS, Strike, Trouble, optimizer};
 use sim_tests::values::{mix, rounded, same_bits};
+use worker_shim::Exchange;
 
 const CLUSTERS: u64 = 5_000;
 /// A run is over after this many steps without work: more than the longest delay.
@@ -41,6 +43,9 @@ struct Cluster {
     /// The weights by round, key and element.
     expected: Vec<Vec<Vec<f32>>>,
     job: Simulated,
+    plan: Plan,
+    /// By rank.
+    drafts: Vec<Drafts>,
 }
 
 impl Cluster {
@@ -65,6 +70,10 @@ impl Cluster {
         (terms.worker_credit, terms.job.level.credit) = (credit(), credit().map(Credit::Bytes));
         terms.job.hubs = dice.from(1..=3) as u32;
         terms.shards = dice.from(1..=2) as usize;
+        terms.is_orderly = trouble != Trouble::Posts && !faults.reorder;
+        let is_alike = terms.job.on_loss == OnLoss::Continue;
+        let plan = Plan::new(seed, terms.job.optimizer.keeps_weights()).alike(is_alike);
+        let drafts = (0..terms.job.workers).map(|_| Drafts::default()).collect();
         let (skipped, changes) = (BTreeSet::new(), changes(&mut dice, &terms, layout.keys().len(), rounds));
         let mut numbers = NumbersByRound::new(Numbers::new(terms.job.optimizer));
         let mut job = Simulated::new(Net::new(seed, faults), &layout, terms.clone()).unwrap();
@@ -74,8 +83,8 @@ impl Cluster {
             });
             numbers.change(from, changed);
         }
-        let expected = expected(&layout, &terms, &numbers, rounds, &skipped);
-        Cluster { dice, trouble, layout, terms, numbers, rounds, skipped, expected, job }
+        let expected = expected(&layout, &terms, &numbers, rounds, &skipped, plan);
+        Cluster { dice, trouble, layout, terms, numbers, rounds, skipped, expected, job, plan, drafts }
     }
 
     fn keys(&self) -> impl Iterator<Item = KeyId> + use<> {
@@ -119,7 +128,8 @@ impl Cluster {
             }
         }
         if self.skipped.len() > before {
-            self.expected = expected(&self.layout, &self.terms, &self.numbers, self.rounds, &self.skipped);
+            let Cluster { layout, terms, numbers, rounds, skipped, plan, .. } = self;
+            self.expected = expected(layout, terms, numbers, *rounds, skipped, *plan);
         }
     }
 
@@ -131,10 +141,14 @@ impl Cluster {
             if let Some(before) = worker.round(key).0.checked_sub(1) {
                 let what = format!("rank {rank}, round {before}, key {}", key.0);
                 same_bits(
-                    what,
+                    &what,
                     worker.weights::<f32>(key).unwrap(),
                     &self.expected[before as usize][key.index()],
                 );
+                if self.terms.job.on_loss != OnLoss::Continue {
+                    let together = self.plan.together(self.terms.job.workers, Round(before), key);
+                    assert_eq!(worker.was_left_alone(key), together == Content::Nothing, "{what}");
+                }
             }
         }
         if worker.first_under_way().is_some() || worker.round(KeyId(0)).0 > self.rounds {
@@ -145,10 +159,19 @@ impl Cluster {
         let mut keys: Vec<KeyId> = self.keys().collect();
         keys.rotate_left(first);
         let worker = &mut self.job.workers[rank as usize];
+        let (drafts, later) = (&mut self.drafts[rank as usize], self.dice.below(3) == 0);
         for key in keys {
-            let gradient = worker.gradient_mut::<f32>(key).unwrap().iter_mut().enumerate();
-            gradient.for_each(|(i, slot)| *slot = value(&self.terms, rank, round, key, i));
-            worker.put(key).map_err(|error| error.to_string())?;
+            let write = |worker: &mut Exchange<_>, more| {
+                let gradient = worker.gradient_mut::<f32>(key).unwrap().iter_mut().enumerate();
+                gradient.for_each(|(i, slot)| *slot = value(&self.terms, rank, round, key, i) + more);
+            };
+            let done = if later {
+                drafts.perhaps(&mut self.dice, worker, key, write)
+            } else {
+                write(worker, 0.0);
+                drafts.push(worker, key, self.plan.content(rank, round, key))
+            };
+            done.map_err(|error| error.to_string())?;
         }
         worker.flush().map_err(|error| error.to_string())
     }
@@ -232,6 +255,7 @@ fn expected(
     numbers: &NumbersByRound,
     rounds: u32,
     skipped: &BTreeSet<(ChunkId, u32)>,
+    plan: Plan,
 ) -> Vec<Vec<Vec<f32>>> {
     let chunk_of = |key: KeyId, element: usize| {
         let at = layout.key_span(key).offset + 4 * element;
@@ -250,11 +274,14 @@ fn expected(
             for (i, weight) in weights[key.index()].iter_mut().enumerate() {
                 let element = hub.next().expect("as many as all keys have");
                 if !skipped.contains(&(chunk_of(key, i), round.0)) {
+                    let together = plan.together(terms.job.workers, round, key);
+                    let pushed = |rank| match plan.content(rank, round, key) {
+                        Content::Nothing => None,
+                        _ => Some(value(terms, rank, round, key, i)),
+                    };
                     let Numbers { optimizer, multipliers } = numbers.at(round);
                     let multipliers = multipliers.as_ref().map_or([1.0; 2], |of_keys| of_keys[key.index()]);
-                    element.advance(terms, (optimizer, multipliers), round, |rank| {
-                        value(terms, rank, round, key, i)
-                    });
+                    element.advance(terms, (optimizer, multipliers), together, pushed);
                 }
                 *weight = element.seen;
             }
@@ -281,20 +308,21 @@ impl Element {
         &mut self,
         terms: &Terms,
         (optimizer, [lr_mult, wd_mult]): (&Optimizer, Multipliers),
-        round: Round,
-        pushed: impl Fn(u32) -> f32,
+        together: Content,
+        pushed: impl Fn(u32) -> Option<f32>,
     ) {
         let compressed = terms.job.level.compression.is_some();
         let keeps_weights = terms.job.optimizer.keeps_weights();
-        if round == Round(0) && keeps_weights {
-            (self.weight, self.seen) = (pushed(0), pushed(0)); // raw
-            return;
+        match (together, pushed(0)) {
+            (Content::Weights, Some(first)) => return (self.weight, self.seen) = (first, first), // raw
+            (Content::Nothing, _) => return,
+            _ => {}
         }
         let coded = |value| if compressed { rounded(Dtype::BF16, value) } else { value };
         self.steps += 1;
         let (number, rate) = (Round(self.steps), optimizer.learning_rate());
         let step = Step::new(optimizer, terms.job.workers, number, rate, lr_mult, wd_mult);
-        let sum = oracle::sum((0..terms.job.workers).map(|rank| coded(pushed(rank))));
+        let sum = oracle::sum((0..terms.job.workers).filter_map(pushed).map(coded));
         oracle::step(optimizer, &step, sum, &mut self.weight, &mut self.state);
         if !compressed {
             self.seen = self.weight;

@@ -5,6 +5,7 @@
 
 pub mod levels;
 pub mod model;
+pub mod plan;
 pub mod race;
 pub mod simulated;
 pub mod trouble;

@@ -3,7 +3,7 @@
 use pbox_core::codec::{Codec, Draw};
 use pbox_core::kernels::Kernels;
 use pbox_core::oracle::{self, Step};
-use pbox_core::{ChunkId, Compression, Dtype, Key, KeyId, Layout, Numbers, Optimizer, Round};
+use pbox_core::{ChunkId, Compression, Content, Dtype, Key, KeyId, Layout, Numbers, Optimizer, Round};
 
 use super::values::{Saved, rounded};
 
@@ -25,6 +25,8 @@ pub struct Model {
 struct Chunk {
     /// The hub's weights. If the optimizer keeps none: the part of the mean that the answer left out.
     weights: Vec<f32>,
+    /// The steps that it has made.
+    steps: u32,
     state: Vec<[f32; 2]>,
     /// The workers' weights.
     seen: Vec<f32>,
@@ -47,6 +49,7 @@ impl Model {
             let elements = chunk.span.bytes / layout.keys()[chunk.key.index()].dtype.bytes();
             Chunk {
                 weights: vec![0.0; elements],
+                steps: 0,
                 state: vec![[0.0; 2]; elements],
                 seen: vec![0.0; elements],
                 kept: vec![vec![0.0; elements * codec.state_per_element()]; workers as usize],
@@ -85,6 +88,7 @@ impl Model {
         for id in 0..self.chunks.len() {
             let (key, begin, _) = self.place(id);
             let chunk = &mut self.chunks[id];
+            chunk.steps = state.before.0 - 1;
             for i in 0..chunk.weights.len() {
                 let (key, at) = (key.index(), begin + i);
                 (chunk.weights[i], chunk.state[i]) = (weights[key][at], [first[key][at], second[key][at]]);
@@ -101,18 +105,40 @@ impl Model {
 
     /// Makes one round with these numbers in which each rank pushes `value`.
     pub fn advance_by(&mut self, numbers: &Numbers, value: impl Fn(u32, KeyId, usize) -> f32) {
+        self.advance_as(numbers, |_, _| Content::Gradient, value);
+    }
+
+    /// The same of ranks that push other contents.
+    pub fn advance_as(
+        &mut self,
+        numbers: &Numbers,
+        content: impl Fn(u32, KeyId) -> Content,
+        value: impl Fn(u32, KeyId, usize) -> f32,
+    ) {
         let Numbers { optimizer, multipliers } = numbers;
         for id in 0..self.chunks.len() {
             let (key, first, dtype) = self.place(id);
+            if content(0, key) == Content::Weights {
+                let Chunk { weights, seen, .. } = &mut self.chunks[id];
+                (0..).zip(&mut *seen).for_each(|(i, seen)| *seen = rounded(dtype, value(0, key, first + i)));
+                if self.optimizer.keeps_weights() {
+                    weights.clone_from(seen);
+                }
+                continue;
+            }
+            if (0..self.workers).all(|rank| content(rank, key) == Content::Nothing) {
+                continue;
+            }
             let Key { lr_mult, wd_mult, .. } = self.layout.keys()[key.index()];
             let [lr_mult, wd_mult] =
                 multipliers.as_ref().map_or([lr_mult, wd_mult], |of_keys| of_keys[key.index()]);
-            let number = if self.optimizer.keeps_weights() { self.round } else { Round(1) };
+            self.chunks[id].steps += 1;
+            let number = Round(self.chunks[id].steps);
             let step =
                 Step::new(optimizer, self.gradients, number, optimizer.learning_rate(), lr_mult, wd_mult);
             let elements = self.chunks[id].weights.len();
             let mut sum = vec![0.0; elements];
-            for rank in 0..self.workers {
+            for rank in (0..self.workers).filter(|&rank| content(rank, key) == Content::Gradient) {
                 let pushed: Vec<f32> =
                     (0..elements).map(|i| rounded(dtype, value(rank, key, first + i))).collect();
                 let mut kept = std::mem::take(&mut self.chunks[id].kept[rank as usize]);

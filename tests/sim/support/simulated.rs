@@ -10,8 +10,8 @@ use fabric::{RecvWindow, SendWindow};
 use pbox_core::frame::HEADER_BYTES;
 use pbox_core::kernels::Kernels;
 use pbox_core::{
-    ChunkId, Core, Credit, JobId, JobTerms, KeyId, Layout, LevelTerms, Notice, OnLoss, Optimizer, Placement,
-    Round, ShardSpec, Share, Slices, Wire,
+    ChunkId, Core, Credit, Expected, JobId, JobTerms, KeyId, Layout, LevelTerms, Notice, OnLoss, Optimizer,
+    Placement, Round, ShardSpec, Share, Slices, Wire,
 };
 use worker_shim::{Batches, Exchange, ExchangeError, WeightsMode, Windows};
 
@@ -28,6 +28,9 @@ pub struct Terms {
     pub batch_keys: Option<usize>,
     /// The credit of each link at a worker, in bytes. The credit at the hub is the job's.
     pub worker_credit: Option<usize>,
+    /// The network keeps the order of posts, as real transports do, and loses and repeats none: gradients may leave ahead, and
+    /// both ends of a link look at what comes.
+    pub is_orderly: bool,
 }
 
 impl Terms {
@@ -36,7 +39,8 @@ impl Terms {
     pub fn new(workers: u32, cores: usize, optimizer: Optimizer) -> Self {
         let job = JobTerms { seed: SEED, ..JobTerms::new(workers, Vec::new(), optimizer) };
         let level = LevelTerms { slice_bytes: Some(0), credit: Some(Credit::None), ..job.level };
-        Terms { job: JobTerms { level, ..job }, cores, shards: 1, batch_keys: None, worker_credit: None }
+        let job = JobTerms { level, ..job };
+        Terms { job, cores, shards: 1, batch_keys: None, worker_credit: None, is_orderly: false }
     }
 
     /// The same cluster with other terms of the job.
@@ -157,6 +161,7 @@ impl Simulated {
         let (port, layout) = (net.port(), Arc::clone(layout));
         let mut exchange = Exchange::new(port, endpoints, layout, windows, slices);
         exchange.set_credit(self.terms.worker_credit);
+        exchange.let_ahead(vec![self.terms.is_orderly; self.cores.len()]);
         if let Some(batch) = self.terms.batch_keys.filter(|_| schedule.pulls()) {
             let keys = exchange.layout().keys().len();
             let layers = (0..keys as u32).rev().map(|key| vec![KeyId(key)]).collect();
@@ -181,7 +186,11 @@ impl Simulated {
         let (mut endpoints, mut ends) = (Vec::new(), Vec::new());
         for ((core, capacity), own) in self.cores.iter_mut().zip(self.placement.capacities()).zip(own) {
             let hub = sim::Windows { send: Arc::clone(&weights), recv: Arc::clone(&at_hub) };
-            let (to_hub, to_worker) = self.net.link(windows.clone(), hub, capacity.max(1));
+            let (mut to_hub, mut to_worker) = self.net.link(windows.clone(), hub, capacity.max(1));
+            if self.terms.is_orderly {
+                to_hub.obey(Box::new(Expected::of_hub(&self.wire, self.terms.job.level.schedule)));
+                to_worker.obey(Box::new(Expected::of_member(&self.wire, rank)));
+            }
             ends.push(to_hub.id());
             endpoints.push(to_hub);
             core.add_worker(JOB, rank, Arc::clone(&at_hub), own, to_worker)?;

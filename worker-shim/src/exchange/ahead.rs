@@ -23,16 +23,16 @@ use super::exchange::{Awaited, Exchange, KeyState};
 use super::outbox::{NO_BYTES, Post};
 use super::windows::Windows;
 
-/// Where the bytes of the chunks are, of keys that leave ahead.
+/// The chunks of keys that leave ahead.
 #[derive(Debug)]
 pub(super) struct Ahead {
-    /// By core: whether bytes that leave ahead gain something. Empty if they do nowhere.
+    /// Whether bytes that leave ahead gain something, by core. Empty if they do nowhere.
     over: Vec<bool>,
-    /// By chunk.
+    /// The bytes of each chunk.
     chunks: Vec<Left>,
 }
 
-/// What has left of a chunk in the round of its key's next push, or of the push under way.
+/// A chunk's bytes and push, in the round of its key's next push, or of the push under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
     /// Nothing.
@@ -147,7 +147,7 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// What has left ahead is lost with its links.
+    /// Forgets what has left ahead: it is lost with its links.
     pub(super) fn forget_ahead(&mut self) {
         self.keys.iter_mut().for_each(|state| state.ahead = false);
         self.ahead.forget_all();

@@ -57,7 +57,7 @@ pub enum ExchangeError {
     OnlyGradients {
         /// Its name.
         key: String,
-        /// What was pushed.
+        /// The content that was pushed.
         pushed: &'static str,
         /// Why, and what to do.
         why: &'static str,

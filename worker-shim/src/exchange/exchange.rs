@@ -32,7 +32,7 @@ pub(super) struct KeyState {
     pub round: Round,
     /// Answers that have not come, and 1 more until the key is handed out if the exchange's owner does that.
     pub outstanding: u32,
-    /// Of the push under way.
+    /// The content of the push under way.
     pub content: Content,
     /// Whether chunks of the push under way, or of the next one, have left ahead or are queued to.
     pub ahead: bool,
@@ -41,7 +41,7 @@ pub(super) struct KeyState {
 }
 
 impl KeyState {
-    /// Of the next push, when all answers are there.
+    /// The state of the next push, when all answers are there.
     pub fn next(self) -> Self {
         KeyState { round: self.round.next(), left_alone: self.left_alone, ..KeyState::default() }
     }
@@ -254,7 +254,7 @@ impl<P: Port> Exchange<P> {
         self.put_as(key, Content::Gradient)
     }
 
-    /// As [`put`](Self::put), of another content than a gradient. Every push of the broadcast is of weights.
+    /// [Puts](Self::put) a key of another content than a gradient. Every push of the broadcast is of weights.
     #[inline]
     pub fn put_as(&mut self, key: KeyId, content: Content) -> Result<(), ExchangeError> {
         if !self.put_beside(key, content) {

@@ -41,7 +41,7 @@ struct Begun {
     keys: Range<u32>,
     first_chunk: u32,
     round: Round,
-    /// What was asked for, and what it is in this round.
+    /// The content that was asked for, and the one that it is in this round.
     content: (Content, Content),
 }
 

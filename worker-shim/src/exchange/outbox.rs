@@ -26,7 +26,7 @@ pub(super) struct Outbox {
     pub posted_bytes: u64,
 }
 
-/// What leaves of a chunk.
+/// A post of a chunk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Post {
     pub span: Span,
@@ -35,7 +35,7 @@ pub(super) struct Post {
     pub is_noted: bool,
 }
 
-/// Where posts come from.
+/// A source of posts.
 pub(super) trait Source {
     /// What is to be posted of a chunk or group, if anything is.
     fn post(&mut self, key: KeyId, chunk: ChunkId) -> Option<Post>;

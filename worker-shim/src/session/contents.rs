@@ -1,5 +1,4 @@
-//! What a worker has of a key in a round, beside a gradient that it writes and pushes: no gradient, new weights, or a gradient that
-//! leaves before it is pushed.
+//! Pushes that are more than a gradient: no gradient, new weights, or a gradient that leaves before it is pushed.
 //!
 //! On the caller's thread. Must not know what the hub makes of it.
 
@@ -26,7 +25,7 @@ pub enum Pushed {
 }
 
 impl Pushed {
-    /// The content that the hub is told.
+    /// The content for the hub.
     fn content(self) -> Content {
         match self {
             Pushed::Gradient | Pushed::Rewritten => Content::Gradient,
@@ -53,7 +52,7 @@ impl Session {
         sent.and(self.flush())
     }
 
-    /// As [`send_ahead`](Self::send_ahead), up to the [`flush`](Self::flush), which must follow soon.
+    /// [Sends](Self::send_ahead) a key ahead, up to the [`flush`](Self::flush), which must follow soon.
     pub(crate) fn put_ahead(&mut self, key: KeyId) -> Result<(), SessionError> {
         self.exchange.check_exists(key)?;
         let is_skipped = self.skips.get(key.index()).is_some_and(|&skips| skips > 0);

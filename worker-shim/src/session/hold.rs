@@ -70,7 +70,7 @@ pub(super) struct Stood {
     /// Of the push under way, else of the next one.
     pub round: Round,
     pub under_way: bool,
-    /// Of that push.
+    /// The content of that push.
     content: Content,
     /// Pushes that are not sent, because of a former loss.
     skips: u32,

@@ -229,7 +229,7 @@ pub(super) struct Attached {
     pub ways: Vec<Way>,
 }
 
-/// By core: whether gradients may cross its link before they are pushed.
+/// Whether gradients may cross the link to each core before they are pushed.
 pub(super) fn drafts(endpoints: &[any::Endpoint]) -> Vec<bool> {
     endpoints.iter().map(any::Endpoint::carries_drafts).collect()
 }

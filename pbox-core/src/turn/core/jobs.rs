@@ -253,7 +253,7 @@ pub fn further(a: Vec<Option<Round>>, b: Vec<Option<Round>>) -> Vec<Option<Round
 }
 
 impl JobShard {
-    /// What came of snapshots, and why the job cannot go on. Seldom, not once a chunk.
+    /// Reports what came of snapshots, and why the job cannot go on. Seldom, not once a chunk.
     #[cold]
     pub(super) fn report_events(&mut self, notices: &mut Vec<Notice>) {
         let job = self.id;

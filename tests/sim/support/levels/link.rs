@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use fabric::sim;
 use fabric::{RecvWindow, SendWindow};
-use pbox_core::{Below, JobTerms, Placement, ShardSpec, Share, Slices, WindowsBelow, Wire};
+use pbox_core::{Below, Expected, JobTerms, Placement, ShardSpec, Share, Slices, WindowsBelow, Wire};
 use worker_shim::{Exchange, WeightsMode, Windows};
 
 use super::{ABOVE, JOB, Levels, Node, Up, Worker};
@@ -112,7 +112,7 @@ impl Levels {
         send: &Arc<SendWindow>,
         recv: impl Fn(usize) -> Result<Arc<RecvWindow>>,
     ) -> Result<Vec<(sim::Endpoint, Arc<RecvWindow>)>> {
-        let Node { wire, placement, shares, weights, job, cores, .. } = &self.nodes[node];
+        let Node { wire, placement, shares, weights, job, cores, terms, .. } = &self.nodes[node];
         let cores_of_a_hub = cores.len() / weights.len();
         let at_hub = Arc::new(RecvWindow::local(wire.gradient_window_bytes())?);
         let windows = match wire.has_own_weights() {
@@ -128,7 +128,11 @@ impl Levels {
             let (window, own) = &mut windows[hub];
             let member = sim::Windows { send: Arc::clone(send), recv: Arc::clone(&received[hub]) };
             let of_hub = sim::Windows { send: Arc::clone(window), recv: Arc::clone(&at_hub) };
-            let (to_hub, to_member) = self.net.link(member, of_hub, capacity.max(1));
+            let (mut to_hub, mut to_member) = self.net.link(member, of_hub, capacity.max(1));
+            if self.terms.is_orderly {
+                to_hub.obey(Box::new(Expected::of_hub(wire, terms.level.schedule)));
+                to_member.obey(Box::new(Expected::of_member(wire, rank)));
+            }
             endpoints.push((to_hub, Arc::clone(&received[hub])));
             let own = own.next();
             if let Some(core) = &mut self.cores[core] {
@@ -164,6 +168,7 @@ impl Levels {
         let mut exchange =
             Exchange::new(self.net.port(), endpoints, Arc::clone(&self.layout), windows, slices);
         exchange.set_credit(self.terms.worker_credit);
+        exchange.let_ahead(vec![self.terms.is_orderly; self.nodes[node].cores.len()]);
         Ok(Worker { exchange, node, rank, ends, memory, alive: true })
     }
 }

@@ -43,6 +43,8 @@ pub struct Terms {
     pub worker_credit: Option<usize>,
     /// The machines' hubs are the root: each owns a share.
     pub mesh: bool,
+    /// As in [`simulated`](crate::simulated::Terms::is_orderly).
+    pub is_orderly: bool,
 }
 
 /// A hub, or the hubs of the root together.

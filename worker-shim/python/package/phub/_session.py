@@ -370,7 +370,7 @@ class Session:
             push(self._number(key))
 
     def push_nothing(self, *keys: str) -> None:
-        """As `push`, of keys for which this worker has no gradient in this round; without names, of none. It counts as zeros. If no
+        """Pushes keys for which this worker has no gradient in this round; without names, none. It counts as zeros. If no
         worker has one, weights and optimizer state stay as they are: see `was_left_alone`.
 
         Raises:
@@ -380,7 +380,7 @@ class Session:
             self._native.push_nothing(self._number(key))
 
     def push_weights(self, *keys: str) -> None:
-        """As `push`, of keys whose weights are replaced; without names, of none. Each worker writes the new weights to
+        """Pushes keys whose weights are replaced; without names, none. Each worker writes the new weights to
         `gradient(key)` and pushes them in the same round; those of the lowest rank count. The optimizer's state stays.
 
         Raises:
@@ -391,7 +391,7 @@ class Session:
             self._native.push_weights(self._number(key))
 
     def send_ahead(self, *keys: str) -> None:
-        """Sends the bytes of these gradients now, where that gains something, and counts nothing; without names, of none. A `push`
+        """Sends the bytes of these gradients now, where that gains something, and counts nothing; without names, none. A `push`
         then costs no bytes. The gradients may be written again meanwhile, if the `push` says `rewritten`; it may be called again.
 
         Nothing leaves on shared memory, with a codec, checksums, SSP, ASP or the schedule `kvstore`, and of small keys.

@@ -26,7 +26,7 @@ pub(crate) struct Relayed {
     way_up: Vec<u32>,
     /// By place.
     above: Vec<Above>,
-    /// By place: the content of the sum that has gone up, or of its answer.
+    /// The content of the sum that has gone up, or of its answer, by place.
     contents: Vec<Content>,
     /// From which round on this hub takes part above; beyond all rounds until that is known.
     first: Round,

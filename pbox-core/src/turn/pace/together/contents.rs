@@ -26,7 +26,7 @@ pub(super) struct Contents {
     broadcasts: bool,
 }
 
-/// What the pushes of a round are together.
+/// Pushes of a round, taken together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Together {
     Gradients,
@@ -103,7 +103,7 @@ impl Arrivals {
         self.pushed(index).filter(move |&rank| self.contents.of(index, rank) == content)
     }
 
-    /// What the pushes of a chunk that are in are together; at least one is.
+    /// Takes together the pushes of a chunk that are in; at least one is.
     fn together(&self, index: usize) -> Together {
         let has = |content| self.pushed_as(index, content).next().is_some();
         match (has(Content::Gradient), has(Content::Nothing), has(Content::Weights)) {
@@ -115,7 +115,7 @@ impl Arrivals {
         }
     }
 
-    /// As [`conclude`](Self::conclude), of a round that may be no plain step.
+    /// [Concludes](Self::conclude) a round that may be no plain step.
     #[cold]
     pub(super) fn conclude_other<M: Mode>(
         &mut self,

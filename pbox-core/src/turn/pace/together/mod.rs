@@ -45,7 +45,7 @@ struct State {
 const COUNT: u32 = (1 << 28) - 1;
 /// The round in flight may be no plain step: its [contents](Contents) say what it is.
 const OTHER: u64 = 1 << 31;
-/// Where the content of the former round's answer begins.
+/// The first bit of the content of the former round's answer.
 const FORMER: u32 = 28;
 
 impl State {
@@ -220,7 +220,7 @@ impl Pace for Arrivals {
         self.roster.first(rank)
     }
 
-    /// What the pushes of a round are together is looked at when all are in.
+    /// Takes all: whether pushes go together is seen when all are in.
     #[inline]
     fn takes(&self, _: Content, _: Round) -> Result<(), &'static str> {
         Ok(())

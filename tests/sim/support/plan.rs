@@ -1,0 +1,104 @@
+//! What each worker pushes of each key in each round: a gradient, nothing, or weights; and which bytes it sends ahead.
+
+use std::collections::BTreeMap;
+
+use fabric::Port;
+use pbox_core::{Content, KeyId, Round};
+use worker_shim::{Exchange, ExchangeError};
+
+use super::trouble::Dice;
+use super::values::mix;
+
+/// A plan that all workers keep to.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    seed: u64,
+    /// Only gradients.
+    plain: bool,
+    /// All workers push the same.
+    alike: bool,
+    /// Whether round 0 is the broadcast.
+    broadcasts: bool,
+}
+
+impl Plan {
+    /// The plan of every other seed has more than gradients.
+    pub fn new(seed: u64, broadcasts: bool) -> Self {
+        let seed = mix(seed ^ 0x706c_616e);
+        Plan { seed, plain: seed.is_multiple_of(2), alike: false, broadcasts }
+    }
+
+    /// All push gradients, after a broadcast.
+    pub fn plain() -> Self {
+        Plan { seed: 0, plain: true, alike: true, broadcasts: true }
+    }
+
+    /// The same, and no worker has another content than the others.
+    #[must_use]
+    pub fn alike(self, alike: bool) -> Self {
+        Plan { alike, ..self }
+    }
+
+    pub fn content(&self, worker: u32, round: Round, key: KeyId) -> Content {
+        if round == Round(0) && self.broadcasts {
+            return Content::Weights;
+        }
+        let of_key = mix(self.seed ^ u64::from(round.0) << 32 ^ u64::from(key.0));
+        let of_worker = mix(of_key ^ u64::from(worker));
+        match of_key % 8 {
+            _ if self.plain => Content::Gradient,
+            0 => Content::Weights,
+            1 => Content::Nothing,
+            2..=4 if of_worker.is_multiple_of(2) && !self.alike => Content::Nothing,
+            _ => Content::Gradient,
+        }
+    }
+
+    /// What becomes of a key in a round of so many workers: a step with the gradients that there are, nothing, or new weights.
+    pub fn together(&self, workers: u32, round: Round, key: KeyId) -> Content {
+        let has = |content| (0..workers).any(|worker| self.content(worker, round, key) == content);
+        let contents = [Content::Weights, Content::Gradient, Content::Nothing];
+        contents.into_iter().find(|&content| has(content)).expect("a worker")
+    }
+
+    /// What a worker has as its gradient.
+    pub fn has_gradient(&self, worker: u32, round: Round, key: KeyId) -> bool {
+        self.content(worker, round, key) == Content::Gradient
+    }
+}
+
+/// Gradients that have left before their pushes, of one worker: whether they must be written again.
+#[derive(Debug, Default)]
+pub struct Drafts(BTreeMap<KeyId, bool>);
+
+impl Drafts {
+    /// Perhaps sends a key's gradient ahead. `write` writes it, or something else.
+    pub fn perhaps<P: Port>(
+        &mut self,
+        dice: &mut Dice,
+        worker: &mut Exchange<P>,
+        key: KeyId,
+        write: impl FnOnce(&mut Exchange<P>, f32),
+    ) -> Result<(), ExchangeError> {
+        if !worker.is_ready(key) || dice.below(3) > 0 {
+            return Ok(());
+        }
+        let is_other = dice.below(2) == 0;
+        write(worker, if is_other { 3.5 } else { 0.0 });
+        self.0.insert(key, is_other);
+        worker.send_ahead(key)
+    }
+
+    /// The key is written and pushed now.
+    pub fn push<P: Port>(
+        &mut self,
+        worker: &mut Exchange<P>,
+        key: KeyId,
+        content: Content,
+    ) -> Result<(), ExchangeError> {
+        if self.0.remove(&key) == Some(true) {
+            worker.rewritten(key);
+        }
+        worker.put_as(key, content)
+    }
+}
