@@ -80,6 +80,14 @@ def the_rest(rank, store, world_size, hub):
     objects = [None] * world_size
     dist.all_gather_object(objects, {"rank": rank})
     dist.barrier()
+    by_gloo, limit = dist.new_group(backend="gloo"), datetime.timedelta(seconds=30)
+    dist.monitored_barrier(by_gloo, timeout=limit)
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15):
+        dist.monitored_barrier(timeout=limit)
+        assert phub.c10d.counts()["gloo"]["monitored_barrier"] == 1
+    else:
+        with pytest.raises(ValueError, match="monitored_barrier"):
+            dist.monitored_barrier(timeout=limit)
     assert (number.item(), highest.item(), double.item(), first.item()) == (3, 1.0, 1.0, 5.0)
     assert sparse.to_dense().tolist() == [1.0, 1.0]
     assert [each.item() for each in gathered] == [0.0, 1.0] and objects == [{"rank": 0}, {"rank": 1}]
@@ -93,7 +101,7 @@ def the_rest(rank, store, world_size, hub):
     dist.destroy_process_group()
     assert counts["hub"] == {}
     assert counts["gloo"]["allreduce"] == 5 and counts["gloo"]["broadcast"] == 1 and counts["gloo"]["barrier"] == 1
-    assert counts["gloo"]["new_group"] == (2 if rank == 0 else 1), counts
+    assert counts["gloo"]["new_group"] == (2 if rank == 0 else 1), counts  # a group of another backend is none
 
 
 def test_gloo_takes_the_rest(hub, tmp_path):

@@ -1,4 +1,4 @@
-"""What a script that fails says to the other workers."""
+"""The words of a script that fails, for the other workers."""
 
 from __future__ import annotations
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import collections
 import datetime
+import functools
 import json
+import sys
 import threading
 import time
 import uuid
 import weakref
-from typing import Any, Counter, Dict, List, Optional, Tuple
+from typing import Any, Callable, Counter, Deque, Dict, List, Optional, Tuple
 
 import torch
 
@@ -31,9 +33,12 @@ if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 4):
 if not torch.distributed.is_available():
     raise SettingsError("phub.c10d needs torch.distributed, which this build of torch lacks")
 
+_torch: Any = torch  # mypy may see another version
 _c10d: Any = torch.distributed.distributed_c10d
 _Group: Any = _c10d.ProcessGroup
 _Work: Any = _c10d.Work
+# Calls with one element between a forward pass under `Join` and its backward pass: a few of DDP, and a script's losses.
+_SMALL_CALLS = 256
 _COUNTS: Dict[str, Counter[str]] = {"hub": collections.Counter(), "gloo": collections.Counter()}
 
 
@@ -41,6 +46,22 @@ def counts() -> Dict[str, Dict[str, int]]:
     """How often this process has called each operation since its start: `{"hub": {"allreduce": 12}, "gloo": {...}}`.
     Gloo's "new_group" is a subgroup, whose calls are not counted."""
     return {by: dict(calls) for by, calls in _COUNTS.items()}
+
+
+def _never_compiled(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, which `torch.compile` leaves alone: it cannot look into a group."""
+    disabled: Optional[Callable[..., Any]] = None
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal disabled
+        if "torch._dynamo" not in sys.modules:  # nobody compiles, and its import takes seconds
+            return method(*args, **kwargs)
+        if disabled is None:
+            disabled = _torch.compiler.disable(method)
+        return disabled(*args, **kwargs)
+
+    return call
 
 
 class _CallUnderWay(_Work):  # type: ignore[misc]
@@ -109,6 +130,9 @@ class _HubGroup(_Group):  # type: ignore[misc]
             return Session(hub, rank, size, job=name, **keys, **limits)
 
         self._depths = Depths(join)
+        # Under `Join` DDP's reducer keeps the C++ half of a call with one element, and asks it later. That half knows nothing
+        # without the other, so the last ones stay here.
+        self._small: Deque[_CallUnderWay] = collections.deque(maxlen=_SMALL_CALLS)
         # Before torch 2.6 nobody calls `shutdown`.
         self._leave = weakref.finalize(self, self._depths.leave)
         self._leave.atexit = False
@@ -116,6 +140,7 @@ class _HubGroup(_Group):  # type: ignore[misc]
     def getBackendName(self) -> str:
         return "phub"
 
+    @_never_compiled
     def allreduce(self, tensors: Any, options: Any = None) -> Any:
         options = _c10d.AllreduceOptions() if options is None else options
         if isinstance(tensors, torch.Tensor):
@@ -140,6 +165,8 @@ class _HubGroup(_Group):  # type: ignore[misc]
                 error = failed
             work.finish(error)
 
+        if tensor.numel() == 1:
+            self._small.append(work)
         self._depths.average(DTYPES[tensor.dtype], flat, done)
         return work
 
@@ -229,7 +256,7 @@ def _by_gloo(name: str) -> Any:
         return getattr(self._gloo, name)(*args, **kwargs)
 
     call.__name__ = name
-    return call
+    return _never_compiled(call)
 
 
 # By the names that torch's versions have for them.

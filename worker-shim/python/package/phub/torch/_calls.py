@@ -31,7 +31,7 @@ _HERE = threading.local()
 
 
 class _Depth:
-    """What the calls of one depth need."""
+    """Means and callbacks of one depth."""
 
     def __init__(self, number: int, join: Callable[..., Session]) -> None:
         begin = functools.partial(setattr, _HERE, "depth", number + 1)

@@ -19,15 +19,8 @@ from ._windows import tensor as window
 
 _KEY = "bucket"
 
-# So many shapes of parameters stand in an error.
+# The most shapes of parameters that stand in an error.
 _SHAPES = 4
-
-
-class _Joined(NamedTuple):
-    """The job of a bucket."""
-
-    session: Session
-    what: str
 
 
 class _Sent(NamedTuple):
@@ -58,7 +51,8 @@ class HubState:
         self._place = (hub, rank, world_size)
         self._job = session.pop("job", None)
         self._settings = session
-        self._joined: Dict[int, _Joined] = {}
+        self._sessions: Dict[int, Session] = {}
+        self._words: Dict[int, str] = {}
         self._made = 0
         self._answers: "queue.SimpleQueue[Optional[_Sent]]" = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._receive, name="phub-ddp", daemon=True)
@@ -71,7 +65,8 @@ class HubState:
             SettingsError: the hub does not take such a bucket.
         """
         buffer = bucket.buffer()
-        session, what = self._join(bucket, buffer)
+        session = self._session(bucket, buffer)
+        what = self._words[bucket.index()]
         try:
             host = window(session, _KEY, "gradient")
             host.copy_(buffer)  # from a GPU this waits for the copy
@@ -91,11 +86,11 @@ class HubState:
         self._answers.put(_Sent(session, buffer, given, failed))
         return answer
 
-    def _join(self, bucket: Any, buffer: torch.Tensor) -> _Joined:
-        known = self._joined.get(bucket.index())
-        if known is not None and known.session.gradient(_KEY).shape == (buffer.numel(),):
+    def _session(self, bucket: Any, buffer: torch.Tensor) -> Session:
+        known = self._sessions.get(bucket.index())
+        if known is not None and known.gradient(_KEY).shape == (buffer.numel(),):
             return known
-        what = _spoken(bucket)
+        what = self._words[bucket.index()] = _spoken(bucket)
         if buffer.layout != torch.strided:
             raise SettingsError(
                 f"{what}: its gradients are {buffer.layout}, and the hub takes dense ones: make its modules with sparse=False"
@@ -115,8 +110,8 @@ class HubState:
             session = Session(*self._place, keys=keys, optimizer=Average(), job=job, **self._settings)
         except Error as error:
             raise type(error)(f"{what}: {error}") from error
-        joined = self._joined[bucket.index()] = _Joined(session, what)
-        return joined
+        self._sessions[bucket.index()] = session
+        return session
 
     def _receive(self) -> None:
         while True:
@@ -132,14 +127,14 @@ class HubState:
 
     def leave(self) -> None:
         """Leaves all jobs. At the end of a script this happens automatically."""
-        joined: List[_Joined] = list(self._joined.values())
-        self._joined.clear()
-        for each in joined:
-            each.session.leave()
+        sessions: List[Session] = list(self._sessions.values())
+        self._sessions.clear()
+        for session in sessions:
+            session.leave()
 
 
 def _spoken(bucket: Any) -> str:
-    """What an error calls a bucket. Torch does not tell the names of its parameters."""
+    """A bucket, in words. Torch does not tell the names of its parameters."""
     buffer = bucket.buffer()
     shapes = [str(tuple(each.shape)) for each in bucket.parameters()]
     rest = f" and {len(shapes) - _SHAPES} more" if len(shapes) > _SHAPES else ""

@@ -8,6 +8,7 @@ from typing import Any, Callable, Protocol, Type
 import torch
 
 from .._session import Session, Times
+from ._errors import WrapError
 
 
 class Membership(Protocol):
@@ -39,6 +40,15 @@ class Joined(torch.optim.Optimizer):
         """Where this worker's time went: computing, pushing, or waiting for the hub."""
         return self.session.times
 
+
+    def join_hook(self, **_settings: Any) -> Any:
+        """Refuses `torch.distributed.algorithms.join.Join`, which would have this worker make steps of its own accord."""
+        raise WrapError(
+            "Join([optimizer]): this optimizer's steps are the hub's, and all workers make as many. For uneven inputs, let a worker "
+            "that has no more inputs go on with zero_grad() and step() as often as the others, so that its gradients count as "
+            "zeros; or give all as many (drop_last=True). Join([model]) is for DistributedDataParallel, by phub.torch.ddp_hook or "
+            "phub.c10d, with an optimizer of torch's own"
+        )
 
 def mix_in(optimizer: torch.optim.Optimizer, joined: Type[Joined], membership: Membership) -> None:
     """Makes the optimizer, which stays the object that it is, one of `joined` as well."""
