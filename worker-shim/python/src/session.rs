@@ -113,10 +113,8 @@ impl Session {
         let keeps_own = config.terms.level.compression.is_some_and(|each| each.has_own_answers());
         let private = config.weights == WeightsMode::Private || keeps_own;
         let values = state.as_ref().map(|(.., pieces)| Pieces::new(pieces)).transpose()?;
-        let brought = |((before, steps, _), values)| {
-            let (before, values) = (Round(before), Box::new(values));
-            State { before, steps, values }
-        };
+        let brought =
+            |((before, steps, _), values)| State { before: Round(before), steps, values: Box::new(values) };
         let state = state.zip(values).map(brought);
         let background = interruptible(py, |interrupted| Background::join_with(config, state, interrupted))?;
         Ok(Session { background, private })
