@@ -47,7 +47,7 @@ pub fn run(bytes: &[u8]) {
         20 => of_hub::<FailedRequest>("failed", body),
         21 => of_hub::<LastRequest>("last", body),
         22 => reply::<FailedReply>(body),
-        23 => request::<OptimizerRequest>("optimizer", body, |r| is_plain(r)),
+        23 => request::<OptimizerRequest>("optimizer", body, is_plain),
         _ => request::<CompareRequest>("compare", body, |_| true),
     }
 }
