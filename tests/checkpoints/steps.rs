@@ -130,7 +130,7 @@ fn the_state_of_a_key_is_set_to_zero_between_rounds() {
     let (state, training, hub) = (state(), trained("job"), hub(2));
     let mut reference =
         Reference::new(training.seed, training.workers, ADAM, &training.keys).with(&state).with_steps(&STEPS);
-    [0, 2].map(|key| reference.reset(KeyId(key)));
+    [0, 2].into_iter().for_each(|key| reference.reset(KeyId(key)));
     (0..3).for_each(|_| reference.advance_by(&Numbers::new(ADAM)));
     let reset = |session: &mut Session| session.set_optimizer_and_reset(ADAM, None, &[KeyId(0), KeyId(2)]);
     for weights in goes_on(&training, &[hub], Some(&state), reset, BEFORE + 2) {

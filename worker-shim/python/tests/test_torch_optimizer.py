@@ -252,6 +252,7 @@ def test_state_dict_of_the_optimizer(hub):
     groups["param_groups"][0]["lr"] = 0.01
     optimizer.load_state_dict(groups)
     train(model, optimizer, 1)
+    assert optimizer._phub._settings.optimizer.learning_rate == pytest.approx(0.01)
     assert optimizer.session.job == "job", "the groups alone"
 
 

@@ -96,10 +96,11 @@ def test_the_steps_are_torchs(hub, name):
             step()
     moved = 0.0
     for (key, our), their, begun in zip(ours.named_parameters(), theirs.parameters(), Net().parameters()):
+        our, their = our.detach(), their.detach()
         largest = float(their.abs().max())
         difference = float((our - their).abs().max()) / largest
         assert difference <= 1e-6, f"{key}: {difference}"
-        moved = max(moved, float((their - begun).abs().max()) / largest)
+        moved = max(moved, float((their - begun.detach()).abs().max()) / largest)
     assert moved > 1e-2, "there was something to compare"
 
 
@@ -161,6 +162,13 @@ def test_multipliers_of_a_session_are_those_of_all_its_keys(hub):
             session.wait()
         assert session.weights("a").tolist() == [-1.5] * 4
         assert session.weights("b").tolist() == [-1.0] * 3
+        session.set_optimizer(phub.Momentum(1.0, 0.5), {"a": (1.0, 0.0), "b": (1.0, 0.0)}, reset=["a"])
+        session.push()
+        session.wait()
+        assert session.weights("a").tolist() == [-2.5] * 4, "its momentum is that of one gradient"
+        assert session.weights("b").tolist() == [-2.5] * 3, "half of the former gradient and a new one"
+        with pytest.raises(phub.SettingsError, match="reset: 'c' is none of the job's keys"):
+            session.set_optimizer(phub.Momentum(1.0, 0.5), reset=["c"])
         for wrong, words in (({"a": (1, 1)}, "'b' is missing"), ({"a": (1, 1), "b": (1, 1), "c": (1, 1)}, "'c' is none of")):
             with pytest.raises(phub.SettingsError, match=words):
                 session.set_optimizer(phub.Momentum(1.0, 0.0), wrong)

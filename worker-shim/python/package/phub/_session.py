@@ -483,9 +483,9 @@ class Session:
                     f"set_optimizer: {strange!r} {seen}: expected multipliers of each of the {len(self._keys)} keys, or none"
                 )
             multipliers = [keys[name] for name in self._keys]
-        strange = next((name for name in reset if name not in self._keys), None)
-        if strange is not None:
-            raise _phub.SettingsError(f"set_optimizer: reset: {strange!r} is none of the job's keys")
+        for name in reset:
+            if name not in self._keys:
+                raise _phub.SettingsError(f"set_optimizer: reset: {name!r} is none of the job's keys")
         numbers = [self._numbers[name] for name in reset]
         self._native.set_optimizer(_optimizers.to_json(optimizer), multipliers, numbers)
 

@@ -201,8 +201,8 @@ def steps(state: State, keys: Iterable[str]) -> Optional[List[int]]:
     for key, made in state.steps.items():
         if not 0 <= made < 2**32 - 1 or made != int(made):
             raise _phub.SettingsError(f"state: {key!r} has made {made} steps; expected a whole number from 0")
-    made = [int(state.made(key)) for key in keys]
-    return None if all(each == state.round - 1 for each in made) else made
+    of_keys = [int(state.made(key)) for key in keys]
+    return None if all(each == state.round - 1 for each in of_keys) else of_keys
 
 
 def pieces(state: State, shapes: Mapping[str, Any], optimizer: _optimizers.Optimizer) -> Iterator[bytes]:

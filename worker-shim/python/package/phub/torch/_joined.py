@@ -40,7 +40,6 @@ class Joined(torch.optim.Optimizer):
         """Where this worker's time went: computing, pushing, or waiting for the hub."""
         return self.session.times
 
-
     def join_hook(self, **_settings: Any) -> Any:
         """Refuses `torch.distributed.algorithms.join.Join`, which would have this worker make steps of its own accord."""
         raise WrapError(
@@ -49,6 +48,7 @@ class Joined(torch.optim.Optimizer):
             "zeros; or give all as many (drop_last=True). Join([model]) is for DistributedDataParallel, by phub.torch.ddp_hook or "
             "phub.c10d, with an optimizer of torch's own"
         )
+
 
 def mix_in(optimizer: torch.optim.Optimizer, joined: Type[Joined], membership: Membership) -> None:
     """Makes the optimizer, which stays the object that it is, one of `joined` as well."""
