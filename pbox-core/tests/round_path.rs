@@ -257,7 +257,7 @@ fn allocates_nothing(job: Job) {
 }
 
 /// Functions at which the walk stops: what they do happens once a worker or never, not once a chunk.
-const COLD: [&str; 14] = [
+const COLD: [&str; 16] = [
     // A worker that broke the protocol or hung up, and the words for it.
     "::drop_worker",
     "::to_string",

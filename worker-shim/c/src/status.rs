@@ -101,7 +101,8 @@ fn of_cause(error: &SessionError) -> PhubStatus {
             | ExchangeError::Unpushed { .. }
             | ExchangeError::HubsWeights { .. }
             | ExchangeError::InDmaBuf { .. }
-            | ExchangeError::NeedsAll { .. },
+            | ExchangeError::NeedsAll { .. }
+            | ExchangeError::OnlyGradients { .. },
         ) => PhubStatus::Order,
         E::Exchange(
             ExchangeError::UnexpectedAnswer { .. }
