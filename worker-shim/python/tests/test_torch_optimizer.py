@@ -213,10 +213,19 @@ def test_changes_that_the_hub_cannot_follow(hub):
     optimizer = wrap(torch.optim.SGD(groups, lr=0.1, momentum=0.9), model, hub)
     train(model, optimizer, 1)
     optimizer.param_groups[0]["momentum"] = 0.0
+    backward(model, *data())
     with pytest.raises(phub.torch.UnsupportedOptimizerError, match="group 0: momentum was 0.9 and is 0.0 now"):
-        backward(model, *data())
-    with pytest.raises(phub.OrderError, match="keys are fixed at the join"):
-        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+        optimizer.step()
+    optimizer.param_groups[0]["momentum"] = 0.9
+    model.third = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    for parameter, words in ((model.third, "'third' is torch.float64; a hub takes"), (None, "1 of .* have no name there")):
+        parameter = torch.nn.Parameter(torch.zeros(1)) if parameter is None else parameter
+        with pytest.raises(phub.SettingsError, match=words):
+            optimizer.add_param_group({"params": [parameter]})
+        assert len(optimizer.param_groups) == 2, "as before"
+    train(model, optimizer, 1)
+    with pytest.raises(phub.SettingsError, match="backward_passes_per_step: .*leave it out"):
+        wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, backward_passes_per_step=2)
 
 
 def test_what_is_no_model_of_the_hub():
@@ -230,9 +239,6 @@ def test_what_is_no_model_of_the_hub():
     double = torch.nn.Linear(2, 2).double()
     with pytest.raises(phub.SettingsError, match="'weight' is torch.float64; a hub takes"):
         wrap(torch.optim.SGD(double.parameters(), lr=0.1), double, "127.0.0.1:1")
-    torch.optim.lr_scheduler.StepLR(sgd, 1)
-    with pytest.raises(phub.OrderError, match="make learning-rate schedulers after"):
-        wrap(sgd, model, "127.0.0.1:1")
 
 
 def test_state_dict_of_the_optimizer(hub):

@@ -127,10 +127,13 @@ class AtTheHub(Joined):
         """Takes the parameters that the optimizer has now into a new job, with the state of now."""
         _ = self.state  # fetches it
         self._phub_read = None
+        model = self._phub_join.model
+        former = model.trained
         try:
-            self._phub_join.model.follow(self)
+            model.follow(self)
             self._phub_join.check()
         except BaseException:
+            model.trained = former
             self.__dict__["state"].clear()
             raise
         self._phub = self._phub_join.again(self._phub)

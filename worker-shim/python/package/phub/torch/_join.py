@@ -43,12 +43,14 @@ class Join:
         return exchange
 
     def check(self) -> None:
-        """Checks that a loaded state fits, before any worker leaves: otherwise the job would end.
+        """Checks that parameters and state fit, before any worker leaves: otherwise the job would end.
 
         Raises:
-            SettingsError: the state belongs to another model or optimizer.
+            SettingsError: the state belongs to another model or optimizer; a parameter is of a type that the hub does not take.
         """
-        from_torch(self._optimizer, self.model.trained, Settings.of(self._optimizer, self._kind).optimizer)
+        settings = Settings.of(self._optimizer, self._kind)
+        _keys(self._optimizer, self.model.trained, settings)
+        from_torch(self._optimizer, self.model.trained, settings.optimizer)
 
     def again(self, former: Exchange) -> Exchange:
         """Leaves the job, and joins a job that begins with the state that torch's optimizer has now."""
