@@ -158,9 +158,9 @@ class Context:
             with contextlib.suppress(BaseException):
                 each.session.close()
         for state in self._states:
-            for joined in list(state._joined.values()):
+            for session in list(state._sessions.values()):
                 with contextlib.suppress(BaseException):
-                    joined.session.close()
+                    session.close()
 
 
 class Run:
