@@ -83,7 +83,7 @@ fn an_altered_bit_is_named_and_never_counted() {
                 );
             }
             let [other, _] = altered(&hub, asks, Stall::UP, HELLO + HEADER + 5);
-            says(&other, &[frame, "with chunk", "round 0 modulo 256"]);
+            says(&other, &[frame, "with chunk", "round 0 modulo 64"]);
         });
     }
 }

@@ -57,7 +57,7 @@ fn a_frame_is_exactly_its_chunk() {
     for wrong in wrongs {
         let (right, error) = error_after(Schedule::default(), wrong);
         let Span { offset, bytes } = wrong(right);
-        let seen = format!("a frame of {bytes} bytes for offset {offset} with chunk {CHUNK}");
+        let seen = format!("a frame of weights of {bytes} bytes for offset {offset} with chunk {CHUNK}");
         let expected = format!("expected {} bytes for offset {}", right.bytes, right.offset);
         says(error, &["worker 0 is gone", &seen, &expected]);
     }
@@ -68,7 +68,7 @@ fn a_frame_is_exactly_its_chunk() {
 fn an_empty_push_is_no_pull() {
     let _watchdog = Watchdog::start();
     let (_, error) = error_after(Schedule::KvStore, |_| Span { offset: 0, bytes: 0 });
-    says(error, &["worker 0 is gone", "a frame of 0 bytes for offset 0 with chunk 3"]);
+    says(error, &["worker 0 is gone", "a frame of weights of 0 bytes for offset 0 with chunk 3"]);
 }
 
 /// Sends on what comes, until the end.

@@ -104,7 +104,7 @@ fn a_term_that_only_the_newer_end_knows_is_refused_and_not_ignored() {
     request["terms"]["flavour"] = json!("strawberry");
     let (status, why) = refusal(&hub, "/v1/jobs/job/join", request.to_string());
     assert_eq!(status, 409);
-    says(why, &["unknown field `flavour`", "protocol 10", "10 to 11", "cannot be ignored"]);
+    says(why, &["unknown field `flavour`", "protocol 11", "11 to 12", "cannot be ignored"]);
     let hub = describe(&hub.address().to_string());
     assert_eq!((hub.protocol, hub.protocol_lowest), (PROTOCOL, Some(PROTOCOL)));
     assert!(hub.jobs.is_empty() && !hub.version.is_empty());

@@ -117,7 +117,7 @@ impl Expected {
     /// Whether these are a chunk's bytes of a content, else what was expected.
     fn is_place(
         &self,
-        Immediate { chunk, content, .. }: Immediate,
+        Immediate { chunk, content, round_bits }: Immediate,
         offset: Option<usize>,
         bytes: usize,
     ) -> Result<(), String> {
@@ -142,16 +142,18 @@ impl Expected {
             let frames = framing.frames(chunk);
             let (coded, raw) = (frames.span.offset, frames.frame(Kind::Raw, frames.value_bytes()));
             let header = frames.frame(Kind::Raw, 0);
-            let may_keep_first = matches!(self.end, End::Hub { may_keep_first: true, .. });
+            let keeps = matches!(self.end, End::Hub { may_keep_first: true, .. });
+            let may_keep = keeps && content == Content::Weights && round_bits == Round(0).low_bits();
+            let may_be_coded = content == Content::Gradient;
             let is_coded = is_at(coded) && (HEADER_BYTES..=frames.coded_bytes).contains(&bytes);
-            let is_coded = is_coded && content == Content::Gradient;
-            if is_coded || is(raw) || (may_keep_first && is(header)) {
+            if (may_be_coded && is_coded) || is(raw) || (may_keep && is(header)) {
                 return Ok(());
             }
-            return Err(format!(
-                "at most {} bytes for offset {coded}, or {} bytes for offset {}",
-                frames.coded_bytes, raw.bytes, raw.offset
-            ));
+            let of_raw = format!("{} bytes for offset {}", raw.bytes, raw.offset);
+            return Err(match may_be_coded {
+                true => format!("at most {} bytes for offset {coded}, or {of_raw}", frames.coded_bytes),
+                false => of_raw,
+            });
         }
         let place = match self.end {
             End::Hub { .. } => self.wire.gradient_span(chunk),
