@@ -138,25 +138,31 @@ impl Session {
         Ok(Window::new(described, memory.weights, !self.private, self.background.memory()))
     }
 
-    fn push(&self, key: u32) -> PyResult<()> {
-        self.push_as(key, Pushed::Gradient)
+    fn push(&self, keys: Vec<u32>) -> PyResult<()> {
+        self.push_as(&keys, Pushed::Gradient)
     }
 
-    /// Pushes a gradient that is another than what was sent ahead.
-    fn push_rewritten(&self, key: u32) -> PyResult<()> {
-        self.push_as(key, Pushed::Rewritten)
+    /// Pushes gradients that are others than what was sent ahead.
+    fn push_rewritten(&self, keys: Vec<u32>) -> PyResult<()> {
+        self.push_as(&keys, Pushed::Rewritten)
     }
 
-    fn push_nothing(&self, key: u32) -> PyResult<()> {
-        self.push_as(key, Pushed::Nothing)
+    fn push_nothing(&self, keys: Vec<u32>) -> PyResult<()> {
+        self.push_as(&keys, Pushed::Nothing)
     }
 
-    fn push_weights(&self, key: u32) -> PyResult<()> {
-        self.push_as(key, Pushed::Weights)
+    fn push_weights(&self, keys: Vec<u32>) -> PyResult<()> {
+        self.push_as(&keys, Pushed::Weights)
     }
 
-    fn send_ahead(&self, key: u32) -> PyResult<()> {
-        self.background.send_ahead(KeyId(key)).map_err(|error| of_session(&error))
+    fn send_ahead(&self, keys: Vec<u32>) -> PyResult<()> {
+        let keys: Vec<KeyId> = keys.into_iter().map(KeyId).collect();
+        self.background.send_ahead(&keys).map_err(|error| of_session(&error))
+    }
+
+    /// Whether each of these keys gains something by being sent ahead.
+    fn leave_ahead(&self, py: Python<'_>, keys: Vec<u32>) -> PyResult<Vec<bool>> {
+        self.call(py, move |session| Ok(keys.into_iter().map(|key| session.leaves_ahead(KeyId(key))).collect()))
     }
 
     fn was_left_alone(&self, key: u32) -> PyResult<bool> {
@@ -300,8 +306,9 @@ impl Session {
         answer.map_err(|error| of_cause(&error))
     }
 
-    fn push_as(&self, key: u32, what: Pushed) -> PyResult<()> {
-        self.background.push_as(KeyId(key), what).map_err(|error| of_session(&error))
+    fn push_as(&self, keys: &[u32], what: Pushed) -> PyResult<()> {
+        let keys: Vec<KeyId> = keys.iter().copied().map(KeyId).collect();
+        self.background.push_as(&keys, what).map_err(|error| of_session(&error))
     }
 
     fn key(&self, key: u32) -> PyResult<(&Key, &worker_shim::KeyMemory)> {

@@ -158,18 +158,21 @@ impl Background {
 
     /// Sends a key's gradient, as [`Session::push`]; returns at once.
     pub fn push(&self, key: KeyId) -> Result<(), BackgroundError> {
-        self.push_as(key, Pushed::Gradient)
+        self.push_as(&[key], Pushed::Gradient)
     }
 
-    /// Pushes what the caller has of a key, as [`Session::push_as`]; returns at once.
-    pub fn push_as(&self, key: KeyId, what: Pushed) -> Result<(), BackgroundError> {
-        self.shared()?.push(key, what)
+    /// Pushes what the caller has of keys, as [`Session::push_as`]; returns at once.
+    ///
+    /// # Errors
+    /// Returns the error of the first key that is refused. The keys before it are pushed.
+    pub fn push_as(&self, keys: &[KeyId], what: Pushed) -> Result<(), BackgroundError> {
+        self.shared()?.push(keys, what)
     }
 
-    /// Sends a key's gradient before its push, as [`Session::send_ahead`]; returns at once. The gradient may be written meanwhile, if
-    /// the push then says so.
-    pub fn send_ahead(&self, key: KeyId) -> Result<(), BackgroundError> {
-        self.shared()?.send_ahead(key)
+    /// Sends the gradients of keys before their pushes, as [`Session::send_ahead`]; returns at once. A gradient may be written
+    /// meanwhile, if the push then says so.
+    pub fn send_ahead(&self, keys: &[KeyId]) -> Result<(), BackgroundError> {
+        self.shared()?.send_ahead(keys)
     }
 
     /// Whether the key's last answer left its weights as they were, as [`Session::was_left_alone`]; not while it is under way.

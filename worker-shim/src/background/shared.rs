@@ -191,40 +191,53 @@ impl Shared {
 
 /// The part that callers change.
 impl Shared {
-    pub fn push(&self, key: KeyId, what: Pushed) -> Result<(), BackgroundError> {
-        let (mut state, open) = self.look(key)?;
-        let round = state.next_round;
-        let timed = state.stopwatch.push_begins(key, round);
-        let refuse = |error: SessionError| Err(error.into());
+    /// Notes a push of each key, and wakes the thread once. The keys before one that is refused are pushed.
+    pub fn push(&self, keys: &[KeyId], what: Pushed) -> Result<(), BackgroundError> {
+        let mut state = self.lock_alive()?;
+        let mut timed = Vec::new();
+        let noted = keys.iter().try_for_each(|&key| {
+            let round = state.next_round;
+            timed.extend(state.stopwatch.push_begins(key, round));
+            self.note_push(&mut state, key, what)
+        });
+        self.wake(state);
+        if !timed.is_empty() {
+            let mut state = self.lock();
+            timed.into_iter().for_each(|push| state.stopwatch.push_ends(push));
+        }
+        noted.map_err(Into::into)
+    }
+
+    fn note_push(&self, state: &mut State, key: KeyId, what: Pushed) -> Result<(), SessionError> {
+        let open = is_open(state, key)?;
         if !state.has_weights {
-            return refuse(Session::no_weights(&self.hub));
+            return Err(Session::no_weights(&self.hub));
         }
         if open {
-            return refuse(self.under_way(&state, key, "pushing it again"));
+            return Err(self.under_way(state, key, "pushing it again"));
         }
         if let (Pushed::Nothing | Pushed::Weights, Some(why)) = (what, self.gradients_only) {
             let (key, pushed) = (self.names[key.index()].clone(), what.name());
-            return refuse(ExchangeError::OnlyGradients { key, pushed, why }.into());
+            return Err(ExchangeError::OnlyGradients { key, pushed, why }.into());
         }
         state.open[key.index()] = true;
         state.notes.pushed(key, what);
         state.waiting.values_mut().for_each(|waiting| waiting.in_vain = None);
-        self.wake(state);
-        if let Some(timed) = timed {
-            self.lock().stopwatch.push_ends(timed);
-        }
         Ok(())
     }
 
-    /// Sends a key's gradient before its push.
-    pub fn send_ahead(&self, key: KeyId) -> Result<(), BackgroundError> {
-        let (mut state, open) = self.look(key)?;
-        if open {
-            return Err(self.under_way(&state, key, "sending its gradient ahead").into());
-        }
-        state.notes.ahead(key);
+    /// Sends the gradients of keys before their pushes.
+    pub fn send_ahead(&self, keys: &[KeyId]) -> Result<(), BackgroundError> {
+        let mut state = self.lock_alive()?;
+        let noted = keys.iter().try_for_each(|&key| match is_open(&state, key)? {
+            true => Err(self.under_way(&state, key, "sending its gradient ahead")),
+            false => {
+                state.notes.ahead(key);
+                Ok(())
+            }
+        });
         self.wake(state);
-        Ok(())
+        noted.map_err(Into::into)
     }
 
     fn under_way(&self, state: &State, key: KeyId, doing: &'static str) -> SessionError {
@@ -377,13 +390,8 @@ impl Shared {
     /// Whether a key is queued or under way.
     fn look(&self, key: KeyId) -> Result<(MutexGuard<'_, State>, bool), BackgroundError> {
         let state = self.lock_alive()?;
-        match state.open.get(key.index()).copied() {
-            Some(open) => Ok((state, open)),
-            None => {
-                let keys = state.open.len();
-                Err(SessionError::from(ExchangeError::NoSuchKey { key: key.0, keys }).into())
-            }
-        }
+        let open = is_open(&state, key)?;
+        Ok((state, open))
     }
 
     /// Waits until something has changed. After a time without a change, asks whether the caller was interrupted.
@@ -408,4 +416,10 @@ impl Shared {
             waker.wake();
         }
     }
+}
+
+fn is_open(state: &State, key: KeyId) -> Result<bool, SessionError> {
+    let keys = state.open.len();
+    let open = state.open.get(key.index()).copied();
+    open.ok_or(SessionError::from(ExchangeError::NoSuchKey { key: key.0, keys }))
 }

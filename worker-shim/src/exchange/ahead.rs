@@ -98,6 +98,12 @@ impl<P: Port> Exchange<P> {
         self.ahead.over = if over.contains(&true) { over } else { Vec::new() };
     }
 
+    /// Whether it gains something to send a key's gradient before its push.
+    pub fn leaves_ahead(&self, key: KeyId) -> bool {
+        let is_plain = self.first_awaited == Awaited::Answer && self.windows.coder().is_none();
+        !self.ahead.over.is_empty() && is_plain && self.slices.group(key).is_none()
+    }
+
     /// Sends the bytes of a key's gradient before its push, where that gains something; may be called again. The push is then
     /// without bytes, if they have left by then and are not [rewritten](Self::rewritten). The [`flush`](Self::flush) must follow soon.
     ///
@@ -106,8 +112,7 @@ impl<P: Port> Exchange<P> {
     pub fn send_ahead(&mut self, key: KeyId) -> Result<(), ExchangeError> {
         self.check_idle(key, "sending its gradient ahead")?;
         let is_first = self.keys[key.index()].round == Round(0) && self.broadcasts;
-        let is_plain = self.first_awaited == Awaited::Answer && self.windows.coder().is_none();
-        if self.ahead.over.is_empty() || !is_plain || is_first || self.slices.group(key).is_some() {
+        if is_first || !self.leaves_ahead(key) {
             return Ok(());
         }
         let was_ahead = std::mem::replace(&mut self.keys[key.index()].ahead, true);

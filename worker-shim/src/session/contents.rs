@@ -52,6 +52,11 @@ impl Session {
         sent.and(self.flush())
     }
 
+    /// Whether it gains something to [send a key ahead](Self::send_ahead), over the links that there are now.
+    pub fn leaves_ahead(&self, key: KeyId) -> bool {
+        !self.steps_alone() && self.exchange.leaves_ahead(key)
+    }
+
     /// [Sends](Self::send_ahead) a key ahead, up to the [`flush`](Self::flush), which must follow soon.
     pub(crate) fn put_ahead(&mut self, key: KeyId) -> Result<(), SessionError> {
         self.exchange.check_exists(key)?;

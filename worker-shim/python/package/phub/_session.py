@@ -9,7 +9,7 @@ import os
 import time
 import warnings
 import weakref
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -321,6 +321,12 @@ class Session:
             )
         return number
 
+    def _numbered(self, keys: Iterable[str]) -> List[int]:
+        try:
+            return [self._numbers[key] for key in keys]
+        except KeyError:
+            return [self._number(key) for key in keys]
+
     def _array(self, key: str, which: str) -> Array:
         array = self._arrays.get((key, which))
         if array is None:
@@ -366,8 +372,7 @@ class Session:
             JobFailedError, HubLostError, ...: the session is over.
         """
         push = self._native.push_rewritten if rewritten else self._native.push
-        for key in keys or self._keys:
-            push(self._number(key))
+        push(self._numbered(keys or self._keys))
 
     def push_nothing(self, *keys: str) -> None:
         """Pushes keys for which this worker has no gradient in this round; without names, none. It counts as zeros. If no
@@ -376,8 +381,7 @@ class Session:
         Raises:
             OrderError: a key is under way, or the job takes gradients only (SSP, ASP, Slim-DP).
         """
-        for key in keys:
-            self._native.push_nothing(self._number(key))
+        self._native.push_nothing(self._numbered(keys))
 
     def push_weights(self, *keys: str) -> None:
         """Pushes keys whose weights are replaced; without names, none. Each worker writes the new weights to
@@ -387,8 +391,7 @@ class Session:
             OrderError: as for `push_nothing`.
             JobFailedError: a later call raises it, if another worker pushed something else.
         """
-        for key in keys:
-            self._native.push_weights(self._number(key))
+        self._native.push_weights(self._numbered(keys))
 
     def send_ahead(self, *keys: str) -> None:
         """Sends the bytes of these gradients now, where that gains something, and counts nothing; without names, none. A `push`
@@ -399,8 +402,12 @@ class Session:
         Raises:
             OrderError: a key is under way.
         """
-        for key in keys:
-            self._native.send_ahead(self._number(key))
+        self._native.send_ahead(self._numbered(keys))
+
+    def leaves_ahead(self) -> List[str]:
+        """The keys of which `send_ahead` gains something, over the links that there are now."""
+        leave = self._native.leave_ahead(list(self._numbers.values()))
+        return [key for key, leaves in zip(self._keys, leave) if leaves]
 
     def was_left_alone(self, key: str) -> bool:
         """Whether the key's last answer left its weights as they were, because no worker had a gradient."""

@@ -102,9 +102,9 @@ class Exchange:
         self._gradients.nothing()
         for key in written:
             self._windows.write(key, torch.Tensor.detach(self.parameters[key]))
-            self._windows.do(key, self.session.push_weights)
-        for key in self.parameters.keys() - set(written):
-            self._windows.do(key, self.session.push_nothing)
+        self._windows.do(written, self.session.push_weights)
+        put = set(written)
+        self._windows.do([key for key in self.parameters if key not in put], self.session.push_nothing)
         self._weights.stepped()
         self._weights.settle_all()
 

@@ -47,12 +47,13 @@ class Gradients:
         mean: Optional["Mean"],
     ) -> None:
         """Args:
-            overlap: whether bytes leave in the backward pass.
+            overlap: whether bytes leave in the backward pass, of the keys of which that gains something.
             settle: waits until a key's window may be written.
             mean: the mean over several workers; None with one.
         """
         self._session, self._parameters, self._windows = session, parameters, windows
-        self._overlap, self._clip_value, self._settle, self._mean = overlap, clip_value, settle, mean
+        self._clip_value, self._settle, self._mean = clip_value, settle, mean
+        self._ahead = frozenset(session.leaves_ahead() if overlap else ())
         self._sent: Dict[str, _Sent] = {}
         # Backward passes that have added to a gradient since the last step; and before the last step, which tells the last one.
         self._passes: Dict[str, int] = {}
@@ -68,7 +69,8 @@ class Gradients:
     def follow(self, key: str) -> None:
         """Installs the hook of a parameter, if it has begun to need gradients."""
         parameter = self._parameters[key]
-        if parameter.requires_grad and key not in self._hooks:
+        is_asked = self._mean is not None or key in self._ahead
+        if is_asked and parameter.requires_grad and key not in self._hooks:
             self._hooks[key] = _after_accumulation(parameter, _calls(weakref.ref(self), key))
 
     # ---- the backward pass
@@ -87,7 +89,7 @@ class Gradients:
             return  # it can change without a trace, so that it leaves in step()
         if self._mean is not None:
             watch(gradient, self.touched)
-        if self._overlap and passes == self._expected.get(key, 1):
+        if key in self._ahead and passes == self._expected.get(key, 1):
             self._send_ahead(key, gradient)
 
     def _send_ahead(self, key: str, gradient: torch.Tensor) -> None:
@@ -95,7 +97,7 @@ class Gradients:
         self._clip(gradient)
         self._settle(key)
         self._windows.write(key, gradient)
-        self._windows.do(key, self._session.send_ahead)
+        self._windows.do((key,), self._session.send_ahead)
         watch(gradient, self.touched)
         self._sent[key] = _Sent(gradient, gradient._version)
 
@@ -130,25 +132,31 @@ class Gradients:
 
     def push(self) -> None:
         """Ends the round: what the parameters have as gradients is what the hub steps with."""
-        windows, session = self._windows, self._session
-        for key, parameter in self._parameters.items():
-            gradient, sent = parameter.grad, self._sent.get(key)
-            if gradient is None:
-                windows.do(key, session.push_nothing)
-            elif sent is not None and sent.gradient is gradient and is_watched(gradient) and gradient._version == sent.version:
-                windows.do(key, session.push)
-            else:
+        sent, rewritten, nothing = [], [], []
+        with unasked():
+            for key, parameter in self._parameters.items():
+                gradient = parameter.grad
+                if gradient is None:
+                    nothing.append(key)
+                    continue
+                was_sent = self._sent.get(key)
+                if was_sent is not None and was_sent.gradient is gradient and was_sent.version == gradient._version and is_watched(gradient):
+                    sent.append(key)
+                    continue
                 self._check(key, gradient)
-                if sent is None and not self._touched_at:
+                if was_sent is None and not self._touched_at:
                     self._clip(gradient)
-                windows.write(key, gradient)
-                windows.do(key, session.push if sent is None else self._push_rewritten)
-            if parameter.requires_grad:
-                self.follow(key)
+                self._windows.write(key, gradient)
+                (sent if was_sent is None else rewritten).append(key)
+                if key not in self._hooks:
+                    self.follow(key)
+        self._windows.do(sent, self._session.push)
+        self._windows.do(rewritten, self._push_rewritten)
+        self._windows.do(nothing, self._session.push_nothing)
         self._expected, self._passes, self._sent, self._touched_at = self._passes, {}, {}, ""
 
-    def _push_rewritten(self, key: str) -> None:
-        self._session.push(key, rewritten=True)
+    def _push_rewritten(self, *keys: str) -> None:
+        self._session.push(*keys, rewritten=True)
 
     def nothing(self) -> None:
         """Forgets what left in this round: another push has taken its place."""
@@ -160,14 +168,8 @@ class Gradients:
                 gradient.clamp_(-self._clip_value, self._clip_value)
 
     def _check(self, key: str, gradient: torch.Tensor) -> None:
-        with unasked():
-            is_sparse, shape = gradient.is_sparse, gradient.shape
-        if is_sparse:
+        if gradient.is_sparse:
             raise GradientError(f"parameter {key!r} has a sparse gradient; the hub takes dense ones (sparse=False)")
-        if shape != self._parameters[key].shape:
-            raise GradientError(
-                f"parameter {key!r} of shape {tuple(self._parameters[key].shape)} has a gradient of shape {tuple(shape)}"
-            )
 
     def leave(self) -> None:
         """Removes the hooks, and makes all gradients ordinary tensors."""
@@ -189,7 +191,7 @@ class Mean:
         self._join, self._make_windows = join, windows
         self._session: Optional[Session] = None
 
-    def replace(self, gradients: Dict[str, Optional[torch.Tensor]], parameters: Dict[str, torch.nn.Parameter]) -> None:
+    def replace(self, gradients: Dict[str, Any], parameters: Dict[str, torch.nn.Parameter]) -> None:
         """Puts the mean of all workers into each gradient. Where this worker has none and another has, it gets one.
 
         Raises:
@@ -200,19 +202,19 @@ class Mean:
                 self._session = self._join()
                 self._windows = self._make_windows(self._session)
             session, windows = self._session, self._windows
-            for key, gradient in gradients.items():
-                if gradient is None:
-                    windows.do(key, session.push_nothing)
-                else:
-                    windows.write(key, gradient)
-                    windows.do(key, session.push)
-            for key, gradient in gradients.items():
-                windows.settle(key)
-                if session.was_left_alone(key):
-                    continue
-                if gradient is None:
-                    gradient = parameters[key].grad = torch.empty_like(parameters[key], requires_grad=False)
-                windows.take(key, gradient)
+            made = [key for key, gradient in gradients.items() if gradient is not None]
+            with unasked():
+                for key in made:
+                    windows.write(key, gradients[key])
+                windows.do(made, session.push)
+                windows.do([key for key, gradient in gradients.items() if gradient is None], session.push_nothing)
+                for key, gradient in gradients.items():
+                    windows.settle(key)
+                    if session.was_left_alone(key):
+                        continue
+                    if gradient is None:
+                        gradient = parameters[key].grad = torch.empty_like(parameters[key], requires_grad=False)
+                    windows.take(key, torch.Tensor.detach(gradient))
         except Error as error:
             raise MeanError(
                 f"{line()}: gradients are read or written here, where DDP has the mean of all workers; the mean did not come: "

@@ -25,7 +25,7 @@ from ._windows import Windows
 class _Weight:
     """What is known of a parameter."""
 
-    __slots__ = ("parameter", "version", "is_exposed", "empty", "storage")
+    __slots__ = ("parameter", "values", "version", "is_exposed", "empty", "storage")
 
     def __init__(self, parameter: torch.nn.Parameter) -> None:
         self.parameter = parameter
@@ -35,10 +35,10 @@ class _Weight:
     def look_again(self) -> None:
         """Takes the memory where the parameter is now."""
         with unasked(), torch.no_grad():
-            values = torch.Tensor.detach(self.parameter)
-            self.empty = values.as_strided((0,), (1,))  # a write to it counts as one to the parameter
-            self.storage = _storage(values)
-            self.version = self.parameter._version
+            self.values = torch.Tensor.detach(self.parameter)
+            self.empty = self.values.as_strided((0,), (1,))  # a write to it counts as one to the parameter
+            self.storage = _storage(self.values)
+            self.version = self.values._version
 
 
 class Weights:
@@ -57,8 +57,9 @@ class Weights:
         """Takes the first values, and holds the parameters from now on."""
         for key, parameter in self.parameters.items():
             hold(parameter, self._holder)
-            self._windows.take(key, parameter)
-            self._weights[key] = _Weight(parameter)
+            weight = self._weights[key] = _Weight(parameter)
+            self._windows.take(key, weight.values)
+            weight.version = weight.values._version
         self._empties = [weight.empty for weight in self._weights.values()]
 
     # ---- reads
@@ -86,10 +87,10 @@ class Weights:
     def _take(self, key: str, wait: Callable[[str], None]) -> None:
         weight = self._weights[key]
         wait(key)
-        self._windows.take(key, weight.parameter)
+        self._windows.take(key, weight.values)
         self.pending.discard(key)
         mark_here(weight.parameter)
-        weight.version = weight.parameter._version
+        weight.version = weight.values._version
 
     def wait(self, keys: Iterable[str]) -> None:
         """Waits for values that a module computes with next."""
@@ -135,12 +136,11 @@ class Weights:
             claim(weight.parameter, self._holder)  # another optimizer may have stepped it
             if key in self.pending:
                 continue  # whoever writes reads first
-            if key in self._moved or weight.parameter._version != weight.version:
+            if key in self._moved or weight.values._version != weight.version:
                 found.append(key)
-            elif weight.is_exposed or _users(weight.storage) > _OWN_USERS:
-                if self._windows.differs(key, torch.Tensor.detach(weight.parameter)):
-                    found.append(key)
-                weight.is_exposed = False
+            elif weight.is_exposed and self._windows.differs(key, weight.values):
+                found.append(key)
+            weight.is_exposed = False
         self._moved.clear()
         return found
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import queue
 import threading
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
 from .._keys import Array
 from .._session import Session
-from ._held import unasked
 
 
 class _WithoutFlag:
@@ -75,8 +74,8 @@ def _forget_error(device: torch.device) -> None:
         pass
 
 
-Call = Callable[[str], None]
-"""A call of the session for a key, such as `Session.push`."""
+Call = Callable[..., None]
+"""A call of the session for keys, such as `Session.push`."""
 
 
 class HostWindows:
@@ -88,12 +87,13 @@ class HostWindows:
 
     def write(self, key: str, values: torch.Tensor) -> None:
         """Puts a gradient, or weights, into the window that the hub reads."""
-        with unasked(), torch.no_grad():
-            self._windows[key][0].copy_(values)
+        # With many small parameters `torch.no_grad` for each would cost as much as the copy.
+        self._windows[key][0].copy_(torch.Tensor.detach(values) if values.requires_grad else values)
 
-    def do(self, key: str, call: Call) -> None:
-        """Makes a call of the session for a key, once what was written is in the window."""
-        call(key)
+    def do(self, keys: Sequence[str], call: Call) -> None:
+        """Makes a call of the session for keys, once what was written is in the windows."""
+        if keys:
+            call(*keys)
 
     def wait(self, key: str) -> None:
         """Waits until the hub's answer is there, for a module that computes with it next."""
@@ -104,9 +104,8 @@ class HostWindows:
         self._session.settle(key)
 
     def take(self, key: str, into: torch.Tensor) -> None:
-        """Copies the hub's answer into a tensor."""
-        with unasked(), torch.no_grad():
-            into.copy_(self._windows[key][1])
+        """Copies the hub's answer into a tensor that requires no gradient."""
+        into.copy_(self._windows[key][1])
 
     def differs(self, key: str, values: torch.Tensor) -> bool:
         """Whether a tensor has other bits than the hub's last answer."""
@@ -153,17 +152,18 @@ class CudaWindows(HostWindows):
         window = self._windows[key][0]
         # After the values are made, and after the weights of the round before were copied out of their window.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream), unasked(), torch.no_grad():
-            window.copy_(values, non_blocking=True)
+        with torch.cuda.stream(self._stream):
+            window.copy_(torch.Tensor.detach(values), non_blocking=True)
             values.record_stream(self._stream)
             done = torch.cuda.Event()
             done.record(self._stream)
         self._copied[key] = done
 
-    def do(self, key: str, call: Call) -> None:
-        self._made[key].wait()
-        self._made[key].clear()
-        self._calls.put((self._copied.pop(key, None), key, call))
+    def do(self, keys: Sequence[str], call: Call) -> None:
+        for key in keys:
+            self._made[key].wait()
+            self._made[key].clear()
+            self._calls.put((self._copied.pop(key, None), key, call))
 
     def _run(self) -> None:
         while True:
@@ -197,8 +197,7 @@ class CudaWindows(HostWindows):
     def take(self, key: str, into: torch.Tensor) -> None:
         # The next answer cannot overwrite what is still being copied: it comes after the next push, and that push after
         # a later copy.
-        with unasked(), torch.no_grad():
-            into.copy_(self._windows[key][1], non_blocking=True)
+        into.copy_(self._windows[key][1], non_blocking=True)
 
     def close(self) -> None:
         self._calls.put(None)
