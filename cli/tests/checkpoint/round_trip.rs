@@ -19,7 +19,7 @@ fn jobs() -> impl Strategy<Value = Job> {
         // Any finite number from 0 is a learning rate.
         let rate = Some(f32::from_bits(rate).abs()).filter(|rate| *rate < 1e30);
         let (learning_rate, weight_decay) = (rate.unwrap_or(0.1), momentum / 7.0);
-        let (beta1, beta2, epsilon) = (momentum, momentum / 3.0, 1e-8);
+        let (beta1, beta2, epsilon) = (f64::from(momentum), f64::from(momentum) / 3.0, 1e-8);
         let optimizer = match Optimizer::NAMES[which] {
             "average" => Optimizer::Average,
             "sgd" => Optimizer::Sgd { learning_rate, weight_decay },

@@ -20,7 +20,7 @@ from ._gradients import Gradients, Mean
 from ._model import Model
 from ._settings import Settings, by_key
 from ._tensors import Broadcast
-from ._watched import zeroed
+from ._watched import release
 from ._weights import Weights
 from ._windows import windows
 
@@ -138,10 +138,10 @@ class Exchange:
             )
 
     def zeroed(self) -> None:
-        """The gradients that there are are zeros."""
+        """The gradients are zeros, at all workers: each is the mean."""
         for parameter in self.parameters.values():
             if parameter.grad is not None:
-                zeroed(parameter.grad)
+                release(parameter.grad)
 
     def synchronize(self) -> None:
         """Waits for all parameters, outside of a forward pass."""

@@ -22,7 +22,7 @@ from .._session import Session
 from ._errors import GradientError, MeanError
 from ._held import unasked
 from ._script import line
-from ._watched import is_exposed, is_watched, unwatch, watch
+from ._watched import is_exposed, is_watched, release, unwatch, watch
 from ._windows import Windows
 
 _ENGINE: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
@@ -87,12 +87,13 @@ class Gradients:
                 self._ends_backward = True
                 _ENGINE.queue_callback(self._backward_ended)
             return  # it can change without a trace, so that it leaves in step()
-        if self._mean is not None:
-            watch(gradient, self.touched)
         if key in self._ahead and passes == self._expected.get(key, 1):
             self._send_ahead(key, gradient)
+        elif self._mean is not None:
+            watch(gradient, self.touched)
 
     def _send_ahead(self, key: str, gradient: torch.Tensor) -> None:
+        release(gradient)
         self._check(key, gradient)
         self._clip(gradient)
         self._settle(key)

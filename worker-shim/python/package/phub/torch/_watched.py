@@ -14,7 +14,7 @@ import torch
 
 from ._held import WITHOUT_VALUES, call_unasked
 
-__all__ = ["is_exposed", "is_watched", "unwatch", "watch", "zeroed"]
+__all__ = ["is_exposed", "is_watched", "release", "unwatch", "watch"]
 
 Watcher = Callable[[], None]
 """A function that is called before the script reads or writes a watched gradient, and that unwatches it."""
@@ -44,7 +44,7 @@ class Watched:
         if function in _WITHOUT_VALUES or _traced() is not None:
             return call_unasked(function, types, args, kwargs or {})
         if function is torch.Tensor.zero_:
-            zeroed(args[0])
+            release(args[0])
             return function(*args, **(kwargs or {}))
         found: List[Any] = []
         _collect((args, kwargs), found)
@@ -75,12 +75,12 @@ def watch(gradient: Any, watcher: Watcher) -> None:
 def unwatch(gradient: Any) -> None:
     """Makes a watched gradient an ordinary tensor, which may be in other hands from now on."""
     if isinstance(gradient, Watched):
-        zeroed(gradient)
+        release(gradient)
         gradient._phub_is_exposed = True  # type: ignore[attr-defined]
 
 
-def zeroed(gradient: Any) -> None:
-    """Ends the watch of a gradient that is all zeros: at all workers, which is the mean, and of which nobody has a view."""
+def release(gradient: Any) -> None:
+    """Ends the watch of a gradient of which nobody has a view, and that may be read as it is."""
     own = getattr(type(gradient), "_phub_own", None)
     if own is not None:
         gradient.__class__ = own
