@@ -4,12 +4,12 @@ REFERENCE = "torch"
 """Plain torch with one worker, DDP over gloo with several."""
 
 HUB_WAYS = {
-    "tcp": {"transport": "tcp"},
+    "tcp": {"transport": "tcp", "chunk_bytes": 64},
     "memory": {},
     "waiting": {"overlap": False},
-    "unread": {"transport": "tcp"},
+    "unread": {"transport": "tcp", "chunk_bytes": 64},
 }
-"""Settings of `DistributedOptimizer`. Over TCP gradients leave ahead of `step()`; over shared memory they need not."""
+"""Settings of `DistributedOptimizer`. Over TCP gradients of several chunks leave ahead of `step()`; over shared memory they need not."""
 
 UNREAD = "unread"
 """The way of a script that does not read parameters between steps. A read waits for what a module must wait for."""

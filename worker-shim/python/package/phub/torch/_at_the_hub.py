@@ -145,7 +145,7 @@ class AtTheHub(Joined):
 
 
 def _optimizer(own: type) -> torch.optim.Optimizer:
-    optimizer: torch.optim.Optimizer = own.__new__(own)
+    optimizer: torch.optim.Optimizer = object.__new__(own)
     return optimizer
 
 

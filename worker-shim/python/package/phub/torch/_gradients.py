@@ -13,7 +13,7 @@ before `step()` finds the mean of all workers there, as with DDP. Owned by the t
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
 
 import torch
 
@@ -29,8 +29,14 @@ _ENGINE: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-de
 
 
 class _Sent(NamedTuple):
+    """A gradient whose bytes have left."""
+
     gradient: torch.Tensor
     version: int
+
+    def is_still(self, gradient: torch.Tensor) -> bool:
+        """Whether a parameter has this gradient, and nobody has written it since."""
+        return gradient is self.gradient and gradient._version == self.version and is_watched(gradient)
 
 
 class Gradients:
@@ -55,6 +61,8 @@ class Gradients:
         self._clip_value, self._settle, self._mean = clip_value, settle, mean
         self._ahead = frozenset(session.leaves_ahead() if overlap else ())
         self._sent: Dict[str, _Sent] = {}
+        self._left: Set[str] = set()
+        """Keys of which bytes have left in this round, of whatever gradient."""
         # Backward passes that have added to a gradient since the last step; and before the last step, which tells the last one.
         self._passes: Dict[str, int] = {}
         self._expected: Dict[str, int] = {}
@@ -101,6 +109,7 @@ class Gradients:
         self._windows.do((key,), self._session.send_ahead)
         watch(gradient, self.touched)
         self._sent[key] = _Sent(gradient, gradient._version)
+        self._left.add(key)
 
     def _backward_ended(self) -> None:
         """Where views of gradients may be in other hands, the means come before the script goes on."""
@@ -123,7 +132,7 @@ class Gradients:
             gradient = gradients[key] = parameter.grad
             if gradient is not None:
                 self._check(key, gradient)
-                if key not in self._sent:
+                if key not in self._left:
                     self._clip(gradient)
                 unwatch(gradient)
         self._sent.clear()
@@ -133,7 +142,9 @@ class Gradients:
 
     def push(self) -> None:
         """Ends the round: what the parameters have as gradients is what the hub steps with."""
-        sent, rewritten, nothing = [], [], []
+        sent: List[str] = []
+        rewritten: List[str] = []
+        nothing: List[str] = []
         with unasked():
             for key, parameter in self._parameters.items():
                 gradient = parameter.grad
@@ -141,20 +152,21 @@ class Gradients:
                     nothing.append(key)
                     continue
                 was_sent = self._sent.get(key)
-                if was_sent is not None and was_sent.gradient is gradient and was_sent.version == gradient._version and is_watched(gradient):
+                if was_sent is not None and was_sent.is_still(gradient):
                     sent.append(key)
                     continue
                 self._check(key, gradient)
-                if was_sent is None and not self._touched_at:
+                if key not in self._left and not self._touched_at:
                     self._clip(gradient)
                 self._windows.write(key, gradient)
-                (sent if was_sent is None else rewritten).append(key)
+                (rewritten if key in self._left else sent).append(key)
                 if key not in self._hooks:
                     self.follow(key)
         self._windows.do(sent, self._session.push)
         self._windows.do(rewritten, self._push_rewritten)
         self._windows.do(nothing, self._session.push_nothing)
-        self._expected, self._passes, self._sent, self._touched_at = self._passes, {}, {}, ""
+        self._expected, self._passes, self._touched_at = self._passes, {}, ""
+        self.nothing()
 
     def _push_rewritten(self, *keys: str) -> None:
         self._session.push(*keys, rewritten=True)
@@ -162,6 +174,7 @@ class Gradients:
     def nothing(self) -> None:
         """Forgets what left in this round: another push has taken its place."""
         self._sent.clear()
+        self._left.clear()
 
     def _clip(self, gradient: torch.Tensor) -> None:
         if self._clip_value is not None:

@@ -24,8 +24,8 @@ from torch._C import _disabled_torch_function_impl as call_unasked
 __all__ = ["Holder", "accesses", "call_unasked", "claim", "hold", "is_pending", "mark_here", "mark_pending", "release", "unasked"]
 
 # What training loops ask of a tensor between two steps, and which has nothing to do with its values.
-_PROPERTIES = ("grad", "requires_grad", "shape", "ndim", "dtype", "device", "layout", "is_cuda", "is_sparse", "is_leaf", "grad_fn")
-_MORE_PROPERTIES = ("_version", "names", "is_meta", "is_quantized", "is_mkldnn", "retains_grad", "output_nr", "_base")
+_PROPERTIES = ("grad", "requires_grad", "shape", "ndim", "dtype", "device", "layout", "is_leaf", "grad_fn")
+_MORE_PROPERTIES = ("is_cuda", "is_sparse", "_version", "names", "is_meta", "is_quantized", "is_mkldnn", "retains_grad", "output_nr", "_base")
 _METHODS = ("size", "dim", "numel", "nelement", "stride", "element_size", "is_floating_point", "is_complex", "register_hook")
 
 
@@ -52,7 +52,7 @@ class Holder(NamedTuple):
 # By `id`. A parameter's own attributes would be copied and pickled along with it.
 _HOLDERS: Dict[int, Holder] = {}
 
-_DATA: Any = torch.Tensor.data
+_DATA: Any = getattr(torch.Tensor, "data")  # noqa: B009, which a class has for its instances alone
 
 
 def _expose(parameter: Any) -> None:
@@ -159,7 +159,8 @@ def _held(kind: type, own: Any) -> type:
 def hold(parameter: Any, holder: Holder) -> None:
     """Makes a parameter a held one, with its values here."""
     claim(parameter, holder)
-    parameter.__class__ = _held(Held, getattr(type(parameter), "_phub_own", type(parameter)))
+    own: Any = type(parameter)
+    parameter.__class__ = _held(Held, getattr(own, "_phub_own", own))
 
 
 def claim(parameter: Any, holder: Holder) -> None:

@@ -58,7 +58,8 @@ def mix_in(optimizer: torch.optim.Optimizer, joined: Type[Joined], membership: M
     optimizer.__class__ = type(kind.__name__, (joined, kind), named)
     optimizer._phub = membership  # type: ignore[attr-defined]
     # Torch calls hooks of steps, and marks steps for its profiler, by a function around `step` of each class.
-    getattr(optimizer, "_patch_step_function", getattr(optimizer, "_hook_for_profile", None))()
+    patch: Any = getattr(optimizer, "_patch_step_function", None) or getattr(optimizer, "_hook_for_profile")  # noqa: B009
+    patch()
     if counted is not None:
         optimizer.step = _counting(optimizer, counted)  # type: ignore[method-assign]
     if hasattr(optimizer, "_step_supports_amp_scaling"):

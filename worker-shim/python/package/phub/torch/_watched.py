@@ -67,7 +67,8 @@ def _watched(own: Any) -> type:
 
 def watch(gradient: Any, watcher: Watcher) -> None:
     """Calls `watcher` before the next function of the script that has to do with the gradient's values."""
-    own = getattr(type(gradient), "_phub_own", type(gradient))
+    kind: Any = type(gradient)
+    own = getattr(kind, "_phub_own", kind)
     gradient._phub_watcher = watcher
     gradient.__class__ = _watched(own)
 

@@ -158,7 +158,7 @@ def _storage(values: torch.Tensor) -> Any:
 
 
 def _of_torch() -> Callable[[Any], int]:
-    count = getattr(torch._C, "_storage_Use_Count", None)
+    count = getattr(vars(torch)["_C"], "_storage_Use_Count", None)
     if count is not None:
         return lambda storage: int(count(storage._cdata))
 

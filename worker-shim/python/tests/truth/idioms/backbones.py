@@ -37,7 +37,7 @@ def unlike_seeds(ctx):
 def unlike_buffers(ctx):
     torch.manual_seed(ctx.rank)
     net = WithBuffers()
-    run = ctx.run(net, adamw)
+    run = ctx.run(net, adamw, wrap={"broadcast_buffers": True})
     ctx.record(net, not_saved=net.not_saved)
     run.train()
 
