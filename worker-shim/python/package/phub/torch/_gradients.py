@@ -6,8 +6,8 @@
               no gradient?                         pushed as nothing
 ```
 
-What `step()` finds is what counts; bytes that left before are only a start. With several workers a script that touches its gradients
-before `step()` finds the mean of all workers there, as with DDP. Owned by the thread of the script.
+What `step()` finds is what counts; bytes that left before are only a start. With several workers a script that touches its
+gradients before `step()` finds the mean of all workers there, as with DDP. Owned by the thread of the script.
 """
 
 from __future__ import annotations
