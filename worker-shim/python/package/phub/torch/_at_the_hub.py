@@ -1,4 +1,4 @@
-"""What changes in a torch optimizer when the hub makes its steps."""
+"""An optimizer whose steps the hub makes: the methods that differ from those of torch."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class AtTheHub(Joined):
     """State that a script has read since the last step: each parameter's, as it is and as it was, and the versions of its tensors."""
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
-        """Makes a step with the gradients, parameters and settings that there are now. Whatever reads a parameter waits for its new
-        values, a module that is called for all of its own; `synchronize` waits for all."""
+        """Makes a step with the gradients, parameters and settings that there are now, and does not wait for the new values.
+        Whatever reads a parameter waits for its values, and a module that is called for all of its own."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -37,13 +37,13 @@ class AtTheHub(Joined):
         return loss
 
     def zero_grad(self, *arguments: Any, **named: Any) -> None:
-        """As torch's own."""
+        """Zeros the gradients, or sets them to `None`."""
         with unasked():  # neither gradients nor parameters need be asked
             super().zero_grad(*arguments, **named)
             self._phub.zeroed()
 
     def synchronize(self) -> None:
-        """Waits until all parameters are new, as reading each of them does: for code that reads past torch."""
+        """Waits until all parameters have their new values: for code that reads memory past torch."""
         self._phub.synchronize()
 
     # ---- the state
@@ -82,8 +82,8 @@ class AtTheHub(Joined):
             raise StateError(f"{changed} was written, but the state is at the hub: give it another by load_state_dict")
 
     def state_dict(self) -> Dict[str, Any]:
-        """As torch's own: the groups, and the optimizer state, which is fetched from the hub. It is the state between
-        this worker's last step and its next one; the others may go on meanwhile. Not every worker need call it.
+        """Returns the groups, and the optimizer state, which is fetched from the hub. It is the state between this worker's last
+        step and its next one; other workers may go on meanwhile. Not every worker need call it.
 
         Raises:
             RefusedError: the hubs of a job stand before different rounds, as they may unless it is "bsp".
@@ -113,7 +113,7 @@ class AtTheHub(Joined):
         self._phub = self._phub_join.again(self._phub)
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
-        """As torch's own: every worker leaves the job, and joins a new job with the keys of all groups, which begins with rank 0's
+        """Adds a group: every worker leaves the job, and joins a new job with the keys of all groups, which begins with rank 0's
         parameters and state. So call this on every worker."""
         super().add_param_group(param_group)
         if "_phub" in self.__dict__:

@@ -138,7 +138,7 @@ class Exchange:
             )
 
     def zeroed(self) -> None:
-        """The gradients are zeros, at all workers: each is the mean."""
+        """Ends the watch of gradients that are zeros, at all workers: each is the mean."""
         for parameter in self.parameters.values():
             if parameter.grad is not None:
                 release(parameter.grad)

@@ -6,8 +6,8 @@
               no gradient?                         pushed as nothing
 ```
 
-What `step()` finds is what counts; what left before is only a start. With several workers a script that touches its gradients
-before `step()` finds the mean of all workers there, as with DDP. Owned by the thread of the script.
+What `step()` finds is what counts; bytes that left before are only a start. With several workers a script that touches its
+gradients before `step()` finds the mean of all workers there, as with DDP. Owned by the thread of the script.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Gradients:
         self._left.add(key)
 
     def _backward_ended(self) -> None:
-        """Where views of gradients may be in other hands, the means come before the script goes on."""
+        """Makes the means before the script goes on, because a script may have views of gradients."""
         self._ends_backward = False
         self._average()
 

@@ -70,7 +70,7 @@ class Held:
 
     @property
     def data(self) -> torch.Tensor:
-        """As torch's own."""
+        """A view of the values. A write to it leaves no trace, so it is noted."""
         _expose(self)
         with unasked():
             found: torch.Tensor = _DATA.__get__(self)
@@ -87,22 +87,22 @@ class Held:
             holder.moved(self)
 
     def detach(self) -> torch.Tensor:
-        """As torch's own."""
+        """Returns a view of the values, and notes it."""
         _expose(self)
         return super().detach()  # type: ignore[misc, no-any-return]
 
     def data_ptr(self) -> int:
-        """As torch's own."""
+        """Returns the address of the values, and notes it."""
         _expose(self)
         return super().data_ptr()  # type: ignore[misc, no-any-return]
 
     def storage(self) -> Any:
-        """As torch's own."""
+        """Returns the memory of the values, and notes it."""
         _expose(self)
         return super().storage()  # type: ignore[misc]
 
     def untyped_storage(self) -> Any:
-        """As torch's own."""
+        """Returns the memory of the values, and notes it."""
         _expose(self)
         return super().untyped_storage()  # type: ignore[misc]
 
@@ -116,7 +116,7 @@ class Held:
     # A copy is an ordinary parameter.
 
     def _phub_plain(self) -> Any:
-        """The same values as an ordinary parameter."""
+        """Returns an ordinary parameter with these values."""
         _read(self)
         plain: Any = torch.Tensor._make_subclass(self._phub_own, super().detach(), self.requires_grad)  # type: ignore
         plain.__dict__.update(self.__dict__)
@@ -137,7 +137,7 @@ class Held:
 
 
 class Pending(Held):
-    """The same while the values are on their way."""
+    """Mixed into a parameter's own class while its values are on their way."""
 
     _phub_is_pending = True
 

@@ -1,4 +1,4 @@
-"""What `DistributedOptimizer` knows of a model: names of parameters, and what is not trained."""
+"""A model, as `DistributedOptimizer` knows it: names of parameters, and tensors that are not trained."""
 
 from __future__ import annotations
 

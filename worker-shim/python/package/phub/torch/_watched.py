@@ -1,4 +1,4 @@
-"""Gradients whose bytes have left: torch asks their class before each function, which says so to their watcher first.
+"""Gradients that are watched: torch asks their class before each function, and the class calls the gradient's watcher first.
 
 A read changes nothing with one worker. With several, `p.grad` is this worker's own gradient, and a script expects the mean of
 all workers, as DDP has it: the watcher puts the mean there before the function runs. After a function the gradient is an

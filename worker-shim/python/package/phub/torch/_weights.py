@@ -23,7 +23,7 @@ from ._windows import Windows
 
 
 class _Weight:
-    """What is known of a parameter."""
+    """A parameter with its memory, and the version that its values had when they came."""
 
     __slots__ = ("parameter", "values", "version", "is_exposed", "empty", "storage")
 
@@ -114,7 +114,7 @@ class Weights:
             self._windows.settle(key)
 
     def free_all(self) -> None:
-        """As `free`, of all keys."""
+        """Waits until the windows of all keys may be written."""
         for key in self.pending:
             self._windows.settle(key)
 
@@ -147,7 +147,7 @@ class Weights:
     # ---- the end
 
     def leave(self) -> None:
-        """Makes the parameters ordinary ones, with the values that they have."""
+        """Makes the parameters ordinary ones again, with the values that they have."""
         self.pending.clear()
         for parameter in self.parameters.values():
             release(parameter, self._holder)
