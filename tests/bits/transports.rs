@@ -100,7 +100,7 @@ fn a_worker_that_no_transport_takes_to_the_hub_ends_the_wait_of_the_others() {
         says(Session::join(by_shm).err().unwrap(), &["no way to the data path"]);
         says(
             waits.join().unwrap(),
-            &["worker 1", "no way to the data path", "shm: the hub does not offer it"],
+            &["rank 1 failed", "no way to the data path", "shm: the hub does not offer it"],
         );
     });
 }

@@ -162,7 +162,9 @@ impl Session {
 
     /// Whether each of these keys gains something by being sent ahead.
     fn leave_ahead(&self, py: Python<'_>, keys: Vec<u32>) -> PyResult<Vec<bool>> {
-        self.call(py, move |session| Ok(keys.into_iter().map(|key| session.leaves_ahead(KeyId(key))).collect()))
+        self.call(py, move |session| {
+            Ok(keys.into_iter().map(|key| session.leaves_ahead(KeyId(key))).collect())
+        })
     }
 
     fn was_left_alone(&self, key: u32) -> PyResult<bool> {

@@ -68,6 +68,7 @@ class Gradients:
         self._expected: Dict[str, int] = {}
         self._hooks: Dict[str, Any] = {}
         self._touched_at = ""
+        self._is_touched = self._was_touched = False  # in this round, and in the last one: then bytes ahead would be lost
         self._ends_backward = False
         for key, parameter in parameters.items():
             if parameter.grad is not None:
@@ -91,11 +92,9 @@ class Gradients:
         self._sent.pop(key, None)
         passes = self._passes[key] = self._passes.get(key, 0) + 1
         if is_exposed(gradient):
-            if self._mean is not None and not self._ends_backward:
-                self._ends_backward = True
-                _ENGINE.queue_callback(self._backward_ended)
+            self._average_after_backward()
             return  # it can change without a trace, so that it leaves in step()
-        if key in self._ahead and passes == self._expected.get(key, 1):
+        if key in self._ahead and not self._was_touched and passes == self._expected.get(key, 1):
             self._send_ahead(key, gradient)
         elif self._mean is not None:
             watch(gradient, self.touched)
@@ -113,14 +112,27 @@ class Gradients:
 
     def _backward_ended(self) -> None:
         """Makes the means before the script goes on, because a script may have views of gradients."""
-        self._ends_backward = False
-        self._average()
+        if self._ends_backward:
+            self._ends_backward = False
+            self._average()
+
+    def _average_after_backward(self) -> bool:
+        """Lets the means come at the end of the backward pass that runs on this thread, if one does."""
+        if self._mean is None:
+            return False
+        try:
+            _ENGINE.queue_callback(self._backward_ended)
+        except RuntimeError:
+            return False
+        self._ends_backward = True
+        return True
 
     # ---- between the backward pass and the next one
 
     def touched(self) -> None:
         """The script is about to read or write a gradient that was watched."""
-        if self._mean is not None and not _in_backward():
+        self._is_touched = True
+        if self._mean is not None and not self._average_after_backward():
             self._average()
 
     def _average(self) -> None:
@@ -166,6 +178,7 @@ class Gradients:
         self._windows.do(rewritten, self._push_rewritten)
         self._windows.do(nothing, self._session.push_nothing)
         self._expected, self._passes, self._touched_at = self._passes, {}, ""
+        self._was_touched, self._is_touched = self._is_touched, False
         self.nothing()
 
     def _push_rewritten(self, *keys: str) -> None:
@@ -241,19 +254,6 @@ class Mean:
         if session is not None:
             self._windows.close()
             session.leave()
-
-
-def _in_backward() -> bool:
-    """Whether this thread is in a backward pass: in a hook, of which other gradients are still to come."""
-    try:
-        _ENGINE.queue_callback(_nothing)
-    except RuntimeError:
-        return False
-    return True
-
-
-def _nothing() -> None:
-    pass
 
 
 def _calls(this: "weakref.ref[Gradients]", key: str) -> Callable[..., None]:

@@ -43,7 +43,7 @@ class Holder(NamedTuple):
 
     read: Callable[[Any], None]
     """Waits for the values; it ends with `mark_here`."""
-    exposed: Callable[[Any], None]
+    exposed: Callable[[Any, bool], None]
     """Notes that the values can be written without a trace from now on."""
     moved: Callable[[Any], None]
     """Notes that the script has given the parameter other memory."""
@@ -55,11 +55,11 @@ _HOLDERS: Dict[int, Holder] = {}
 _DATA: Any = getattr(torch.Tensor, "data")  # noqa: B009, which a class has for its instances alone
 
 
-def _expose(parameter: Any) -> None:
+def _expose(parameter: Any, forever: bool = False) -> None:
     holder = _HOLDERS.get(id(parameter))
     if holder is not None:
         holder.read(parameter)
-        holder.exposed(parameter)
+        holder.exposed(parameter, forever)
 
 
 class Held:
@@ -93,7 +93,7 @@ class Held:
 
     def data_ptr(self) -> int:
         """Returns the address of the values, and notes it."""
-        _expose(self)
+        _expose(self, forever=True)  # nobody knows how long an address is used
         return super().data_ptr()  # type: ignore[misc, no-any-return]
 
     def storage(self) -> Any:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Iterable, Optional, Tuple, Union
 
 import torch
 
 from .._compression import SlimDP
 from .._hub import Hub
+from .._launch import worker
 from .._phub import SettingsError
 from ._at_the_hub import AtTheHub
+from ._errors import WrapError
 from ._join import Join
-from ._joined import mix_in
+from ._joined import Joined, mix_in
 from ._local import LocalExchange, StepsItself
 from ._model import Model
 from ._settings import Settings, UnsupportedOptimizerError
+
+_NUMBERS = itertools.count(1)
 
 __all__ = ["DistributedOptimizer", "UnsupportedOptimizerError"]
 
@@ -65,6 +70,8 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
         UnsupportedOptimizerError: the hub cannot run it; the message says which it can run, and what to do.
         SettingsError: two parameters of one name, a parameter without a name, a type that the hub does not take.
     """
+    if isinstance(optimizer, Joined):
+        raise WrapError("this optimizer is a DistributedOptimizer already: wrap it once, or leave() and make another of torch's own")
     if "backward_passes_per_step" in session:
         raise SettingsError("backward_passes_per_step: step() takes what all backward passes before it have summed; leave it out")
     if session.get("consistency", "bsp") != "bsp" or session.get("on_loss", "stop") != "stop":
@@ -77,6 +84,9 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
         )
     if "pull_layers" in session:
         raise SettingsError("pull_layers: DistributedOptimizer takes layers from the modules; leave them out")
+    number = next(_NUMBERS)  # scripts wrap in one order on all workers
+    if "job" not in session and number > 1:
+        session["job"] = f"{worker().job[:56]}-{number}"
     session.update(hub=hub, rank=rank, world_size=world_size, schedule=schedule)
     model = Model(optimizer, named_parameters)
     if slim:

@@ -25,11 +25,11 @@ from ._windows import Windows
 class _Weight:
     """A parameter with its memory, and the version that its values had when they came."""
 
-    __slots__ = ("parameter", "values", "version", "is_exposed", "empty", "storage")
+    __slots__ = ("parameter", "values", "version", "is_exposed", "has_address_out", "empty", "storage")
 
     def __init__(self, parameter: torch.nn.Parameter) -> None:
         self.parameter = parameter
-        self.is_exposed = False
+        self.is_exposed = self.has_address_out = False
         self.look_again()
 
     def look_again(self) -> None:
@@ -71,7 +71,7 @@ class Weights:
         viewed = []
         for key, weight in self._weights.items():
             mark_pending(weight.parameter)
-            if _users(weight.storage) > _OWN_USERS:
+            if weight.has_address_out or _users(weight.storage) > _OWN_USERS:
                 weight.is_exposed = True
                 viewed.append(key)
         self.pending.update(self._weights)
@@ -120,8 +120,10 @@ class Weights:
 
     # ---- writes
 
-    def _exposed(self, parameter: torch.nn.Parameter) -> None:
-        self._weights[self._keys[id(parameter)]].is_exposed = True
+    def _exposed(self, parameter: torch.nn.Parameter, forever: bool) -> None:
+        weight = self._weights[self._keys[id(parameter)]]
+        weight.is_exposed = True
+        weight.has_address_out |= forever
 
     def _has_moved(self, parameter: torch.nn.Parameter) -> None:
         key = self._keys[id(parameter)]
