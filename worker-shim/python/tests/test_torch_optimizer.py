@@ -228,6 +228,18 @@ def test_changes_that_the_hub_cannot_follow(hub):
         wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, backward_passes_per_step=2)
 
 
+def test_each_optimizer_of_a_script_has_a_job_of_its_own(hub):
+    first, second = Net(), Net()
+    optimizers = [
+        phub.torch.DistributedOptimizer(torch.optim.SGD(each.parameters(), lr=0.1), each, hub=hub, rank=0, world_size=1)
+        for each in (first, second)
+    ]
+    jobs = {optimizer.session.job for optimizer in optimizers}
+    assert len(jobs) == 2
+    with pytest.raises(phub.torch.WrapError, match="is a DistributedOptimizer already: wrap it once"):
+        wrap(optimizers[0], first, hub)
+
+
 def test_what_is_no_model_of_the_hub():
     model = Net()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)

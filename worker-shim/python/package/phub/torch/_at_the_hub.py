@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 import torch
 
@@ -15,13 +15,25 @@ from ._joined import Joined
 from ._state import to_torch
 
 
+class _Read(NamedTuple):
+    """A parameter's state, which a script has read."""
+
+    values: Dict[str, Any]
+    versions: Dict[str, int]
+
+    def changed(self, now: Dict[str, Any]) -> List[str]:
+        """Returns the names of what the script has written since."""
+        replaced = [name for name in {*now, *self.values} if now.get(name) is not self.values.get(name)]
+        return replaced + [name for name, version in self.versions.items() if self.values[name]._version != version]
+
+
 class AtTheHub(Joined):
     """Mixed into an optimizer's own class."""
 
     _phub: Exchange
     _phub_join: Join
-    _phub_read: Optional[List[Tuple[Dict[str, Any], Dict[str, Any], Dict[str, int]]]] = None
-    """State that a script has read since the last step: each parameter's, as it is and as it was, and the versions of its tensors."""
+    _phub_read: Optional[Dict[Any, _Read]] = None
+    """The state that a script has read since the last step, by parameter."""
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
         """Makes a step with the gradients, parameters and settings that there are now, and does not wait for the new values.
@@ -30,7 +42,7 @@ class AtTheHub(Joined):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check_state_is_unwritten()
+        self._take_changes_of_state()
         if self._phub_join.model.has_grown:
             self._join_anew()
         self._phub.step(self.param_groups)
@@ -59,27 +71,37 @@ class AtTheHub(Joined):
                 kept = to_torch(state, key, parameter)
                 if kept:
                     found[parameter] = kept
-            self._phub_read = [(each, dict(each), _versions(each)) for each in found.values()]
+            self._phub_read = {parameter: _Read(dict(kept), _versions(kept)) for parameter, kept in found.items()}
         return found
 
     @state.setter
     def state(self, state: Any) -> None:
-        if "_phub" in self.__dict__:
+        if "_phub" not in self.__dict__:
+            self.__dict__["state"] = state
+        elif state:
             raise StateError("optimizer.state is at the hub: give it another state by load_state_dict")
-        self.__dict__["state"] = state
+        else:
+            self.reset_state()
 
-    def _check_state_is_unwritten(self) -> None:
-        """Raises a `StateError` if the script has written state that it has read since the last step, which is dropped."""
-        read, self._phub_read = self._phub_read or [], None
+    def reset_state(self, *parameters: torch.Tensor) -> None:
+        """Sets the optimizer state of parameters to zero before the next step, and their numbers of steps; without parameters, of
+        all. To clear `optimizer.state`, or to delete a parameter's part of it, does the same. Every worker calls it."""
+        self._phub.reset(parameters or self._phub.parameters.values())
+
+    def _take_changes_of_state(self) -> None:
+        """Resets the state that a script has taken away since the last step. Raises a `StateError` if it has written some."""
+        read, self._phub_read = self._phub_read or {}, None
         found = dict(self.__dict__["state"])
         self.__dict__["state"].clear()
-        changed = "optimizer.state" if len(found) != len(read) else ""
-        for now, before, versions in read:
-            names = [name for name in {*now, *before} if now.get(name) is not before.get(name)]
-            names += [name for name, version in versions.items() if before[name]._version != version]
-            changed = changed or (f"{names[0]!r} of optimizer.state" if names else "")
+        changed = [] if found.keys() <= read.keys() else ["optimizer.state"]
+        for parameter, kept in found.items():
+            if parameter in read:
+                changed += [f"{name!r} of optimizer.state" for name in read[parameter].changed(kept)]
         if changed:
-            raise StateError(f"{changed} was written, but the state is at the hub: give it another by load_state_dict")
+            raise StateError(f"{changed[0]} was written, but the state is at the hub: give it another by load_state_dict")
+        gone = [parameter for parameter in read if parameter not in found]
+        if gone:
+            self.reset_state(*gone)
 
     def state_dict(self) -> Dict[str, Any]:
         """Returns the groups, and the optimizer state, which is fetched from the hub. It is the state between this worker's last

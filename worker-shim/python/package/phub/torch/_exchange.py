@@ -8,7 +8,7 @@ takes the values that were written.
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set
 
 import torch
 from torch.nn.modules import module as torch_module
@@ -53,6 +53,7 @@ class Exchange:
         self._learns_layers = session.pull is not None
         self._handles: List[Any] = []
         self._buffers_are_old = False
+        self._resets: Set[str] = set()
         self.has_stepped = session.next_round > 1
         """Whether the hub may have weights that are not the first ones."""
 
@@ -114,10 +115,12 @@ class Exchange:
             self.session.pull_by(self._coverage.layers)
             self._learns_layers = False
         change = self._settings.changed(groups)
+        resets, self._resets = self._resets, set()
         # One call is enough: no round ends without rank 0, which has not begun this round.
-        if change is not None and self.session.rank == 0:
-            keys = None if change.groups is None else by_key(change.groups, groups, self.parameters)
-            self.session.set_optimizer(change.optimizer, keys)
+        if (change is not None or resets) and self.session.rank == 0:
+            has_keys = change is not None and change.groups is not None
+            keys = by_key(self._settings.groups, groups, self.parameters) if has_keys else None
+            self.session.set_optimizer(self._settings.optimizer, keys, reset=sorted(resets))
 
     def _before_forward(self, module: torch.nn.Module) -> None:
         if self._buffers is not None and self._buffers_are_old and self._model.is_whole(module):
@@ -142,6 +145,11 @@ class Exchange:
         for parameter in self.parameters.values():
             if parameter.grad is not None:
                 release(parameter.grad)
+
+    def reset(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Sets the optimizer state of these parameters to zero before the next step."""
+        ours = {id(parameter) for parameter in parameters}
+        self._resets |= {key for key, parameter in self.parameters.items() if id(parameter) in ours}
 
     def synchronize(self) -> None:
         """Waits for all parameters, outside of a forward pass."""

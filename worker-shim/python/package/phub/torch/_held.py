@@ -21,21 +21,34 @@ import torch
 from torch._C import DisableTorchFunction as unasked
 from torch._C import _disabled_torch_function_impl as call_unasked
 
-__all__ = ["Holder", "accesses", "call_unasked", "claim", "hold", "is_pending", "mark_here", "mark_pending", "release", "unasked"]
+__all__ = [
+    "Holder",
+    "call_unasked",
+    "claim",
+    "hold",
+    "is_pending",
+    "mark_here",
+    "mark_pending",
+    "release",
+    "unasked",
+]
 
 # What training loops ask of a tensor between two steps, and which has nothing to do with its values.
 _PROPERTIES = ("grad", "requires_grad", "shape", "ndim", "dtype", "device", "layout", "is_leaf", "grad_fn")
-_MORE_PROPERTIES = ("is_cuda", "is_sparse", "_version", "names", "is_meta", "is_quantized", "is_mkldnn", "retains_grad", "output_nr", "_base")
+_MORE_PROPERTIES = ("is_cuda", "is_sparse", "_version", "names", "is_meta", "is_quantized", "is_mkldnn", "retains_grad", "_base")
 _METHODS = ("size", "dim", "numel", "nelement", "stride", "element_size", "is_floating_point", "is_complex", "register_hook")
 
 
-def accesses(*names: str) -> FrozenSet[Any]:
-    """The functions that torch asks a tensor's class about when a property of these names is used."""
+def _accesses(*names: str) -> FrozenSet[Any]:
+    """Returns the functions of which torch asks a tensor's class when a property of these names is used."""
     properties = [getattr(torch.Tensor, name) for name in names if hasattr(torch.Tensor, name)]
     return frozenset(access for each in properties for access in (each.__get__, each.__set__, each.__delete__))
 
 
-WITHOUT_VALUES: FrozenSet[Any] = accesses(*_PROPERTIES, *_MORE_PROPERTIES) | {getattr(torch.Tensor, name) for name in _METHODS}
+WITHOUT_VALUES: FrozenSet[Any] = _accesses(*_PROPERTIES, *_MORE_PROPERTIES) | {
+    getattr(torch.Tensor, name) for name in _METHODS
+}
+"""Functions that have nothing to do with a tensor's values."""
 
 
 class Holder(NamedTuple):

@@ -193,3 +193,12 @@ def training_stopped_by_a_hook(ctx):
             continue
         run.optimizer.step()
         ctx.record(run.net, loss=loss)
+
+
+@idiom(needs=(2, 1))
+def norms_read_by_a_hook_and_after_the_pass(ctx):
+    run, seen = ctx.run(), []
+    for each in run.net.parameters():
+        each.register_post_accumulate_grad_hook(lambda each: seen.append(each.grad.norm().item()))
+    for _ in run.before_steps():
+        ctx.record(norm=sum(each.grad.norm() for each in run.net.parameters()))

@@ -1,5 +1,7 @@
 """Parameters that a script writes after `step()`, each step or now and then."""
 
+import ctypes
+
 import torch
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -188,3 +190,12 @@ def only_one_parameter(ctx):
     run = ctx.run(make=adamw)
     for _ in run.after_steps():
         run.net.head.bias.data.sub_(run.net.head.bias.data.mean())
+
+
+@idiom()
+def written_at_an_older_address(ctx):
+    run = ctx.run()
+    weight = run.net.head.weight
+    values = (ctypes.c_float * weight.numel()).from_address(weight.data_ptr())
+    for _ in run.after_steps():
+        values[:] = [min(max(each, -0.1), 0.1) for each in values]
