@@ -1,13 +1,13 @@
 """Samples a second with phub.torch beside DistributedDataParallel over gloo, on the same work in the same run; how much
 of each one's communication is hidden behind compute; and what the hooks cost a step.
 
-    torchrun --standalone --nproc-per-node 4 worker-shim/python/benches/steps.py [--model vgg|resnet] [--legs 8]
+    torchrun --standalone --nproc-per-node 4 worker-shim/python/benches/steps.py [--model vgg|resnet|transformer] [--legs 8]
 
 Legs of both alternate, so that a machine whose load changes is the same to both; what counts is the median of the
 ratios of neighbours. What is hidden is `1 - (step - compute) / communication`, in legs that are neighbours, too. Compute
 is what all workers need at once for the same work without communication: forward and backward, with DDP also the step.
 Communication is what the same bytes need without compute: all keys pushed and waited for, or all of DDP's buckets reduced.
-`--model resnet` is ResNet-18, `vgg` has few multiply-adds and many parameters.
+`--model resnet` is ResNet-18, `vgg` has few multiply-adds and many parameters, `transformer` has layers alike.
 """
 
 import argparse
@@ -64,6 +64,20 @@ def vgg():
     return torch.nn.Sequential(*layers)
 
 
+class Transformer(torch.nn.Module):
+    """A vision transformer of 4 layers: 49 patches, 8.7 M parameters."""
+
+    def __init__(self, width=384):
+        super().__init__()
+        self.patches = torch.nn.Conv2d(3, width, 32, 32)
+        layer = torch.nn.TransformerEncoderLayer(width, 6, 4 * width, dropout=0.0, batch_first=True)
+        self.layers = torch.nn.TransformerEncoder(layer, 4)
+        self.head = torch.nn.Linear(width, 1000)
+
+    def forward(self, images):
+        return self.head(self.layers(self.patches(images).flatten(2).transpose(1, 2)).mean(1))
+
+
 def steps(model, optimizer, images, labels, count):
     """Seconds of so many steps."""
     begun = time.perf_counter()
@@ -101,6 +115,9 @@ class NoSteps(torch.optim.SGD):
         pass
 
 
+MODELS = {"vgg": vgg, "resnet": resnet, "transformer": Transformer}
+
+
 def spread(values):
     """Median, lowest and highest."""
     ordered = sorted(values)
@@ -109,7 +126,7 @@ def spread(values):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=["vgg", "resnet"], default="vgg")
+    parser.add_argument("--model", choices=list(MODELS), default="vgg")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--legs", type=int, default=8)
     parser.add_argument("--steps", type=int, default=4, help="of a leg")
@@ -120,7 +137,7 @@ def main():
     torch.manual_seed(1)
     me = phub.worker()
     images, labels = torch.randn(arguments.batch, 3, 224, 224), torch.randint(0, 1000, (arguments.batch,))
-    make = {"vgg": vgg, "resnet": resnet}[arguments.model]
+    make = MODELS[arguments.model]
 
     torch.distributed.init_process_group("gloo")
     gloo = torch.nn.parallel.DistributedDataParallel(make())

@@ -59,7 +59,8 @@ class Gradients:
         """
         self._session, self._parameters, self._windows = session, parameters, windows
         self._clip_value, self._settle, self._mean = clip_value, settle, mean
-        self._ahead = frozenset(session.leaves_ahead() if overlap else ())
+        ahead = session.keys if windows.crosses_a_bus else session.leaves_ahead()
+        self._ahead = frozenset(ahead if overlap else ())
         self._sent: Dict[str, _Sent] = {}
         self._left: Set[str] = set()
         """Keys of which bytes have left in this round, of whatever gradient."""

@@ -81,6 +81,9 @@ Call = Callable[..., None]
 class HostWindows:
     """The windows of parameters in host memory."""
 
+    crosses_a_bus = False
+    """Whether to write early gains time: the copy goes on beside the computation."""
+
     def __init__(self, session: Session) -> None:
         self._session = session
         self._windows = {key: (tensor(session, key, "gradient"), tensor(session, key, "weights")) for key in session.keys}
@@ -132,6 +135,8 @@ class CudaWindows(HostWindows):
 
     A call waits for its copy on a thread of its own, so that the backward pass does not.
     """
+
+    crosses_a_bus = True
 
     def __init__(self, session: Session, device: torch.device) -> None:
         super().__init__(session)
