@@ -102,7 +102,6 @@ READS = {
     "numpy": lambda model: torch.from_numpy(model.second.weight.detach().numpy().copy()),
     "dlpack": lambda model: torch.from_dlpack(model.second.weight.detach()).clone(),
     "its storage": lambda model: torch.tensor(model.second.weight.storage().tolist()),
-    "its address": lambda model: at(model.second.weight.data_ptr()),
     "into another": lambda model: out(model.second.weight),
     "a vector": lambda model: torch.nn.utils.parameters_to_vector(model.parameters()),
     "several": lambda model: torch.stack(torch._foreach_norm(list(model.parameters()))),
@@ -282,6 +281,16 @@ def test_two_optimizers_for_the_same_parameters(hub):
         optimizer.leave()
     assert are_ordinary(ours)
     same(ours, theirs)
+
+
+def test_at_an_address_that_was_taken_the_value_is_new_after_the_step(hub, monkeypatch):
+    held = Held(hub, monkeypatch)
+    address = held.model.second.weight.data_ptr()
+    old = at(address)
+    backward(held.model, *data())
+    held.optimizer.step()
+    assert held.is_pushed, "the step has waited"
+    assert at(address) != old
 
 
 def test_a_parameter_that_is_moved_is_stepped_where_it_is(hub):

@@ -6,8 +6,8 @@ ERRORS = {
     "optimizers.of_the_scripts_own": ("the hub cannot run code of the script", "ctx.run(make=Signs"),
     "optimizers.sparse_gradients": ("the hub's keys are dense", ""),
     "rates.momentum_of_groups_that_differ": ("the hub has one momentum for all keys", "ctx"),
-    "rates.momentum_switched_off": ("the hub keeps other state without momentum", "run.optimizer.step()"),
-    "states.averages_set_to_zero": ("the state is the hub's: load_state_dict gives it another", "step()"),
+    "rates.momentum_switched_off": ("the hub keeps other state without momentum", "two_groups"),
+    "states.averages_set_to_zero": ("the state is the hub's: load_state_dict gives it another", "run.train"),
     "loops.uneven_inputs": ("a round has all workers", "ctx.join"),
     "precision.float64_parameters": ("the hub computes in float32", ""),
 }
