@@ -188,7 +188,7 @@ pub(crate) trait Reply<R, W> {
     #[inline]
     fn prepare(&mut self, _stepped: Stepped, _read: &mut R, _weights: &W) {}
 
-    /// Prepares, below other hubs, the word that none of so many workers has a gradient of a chunk.
+    /// Prepares what a hub below others sends up for a chunk of which none of its `workers` has a gradient.
     fn prepare_nothing(&mut self, _chunk: &Chunk, _place: usize, _workers: u32) {}
 
     /// The job goes on from `first` with weights that no step made: workers get these weights next.
