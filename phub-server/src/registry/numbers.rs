@@ -20,6 +20,20 @@ use super::{Refusal, Registry, on_thread};
 /// its own round, and says so if they are gone.
 const KEPT_ROUNDS: u32 = 1024;
 
+/// The largest list of a job with few keys, by [`NumbersByRound::size`]. A member may name any round, so the list has a bound.
+const MOST: usize = 1 << 22;
+
+/// Checks that a job's list has room for one more change.
+fn check_room(list: &NumbersByRound, keys: usize) -> Result<(), String> {
+    let (size, most) = (list.size() + 64 + 2 * keys, MOST.max(16 * keys));
+    if size > most {
+        return Err(format!(
+            "the job would hold {size} numbers of rounds that are not over; expected at most {most}: change numbers from the next round on alone"
+        ));
+    }
+    Ok(())
+}
+
 /// A change that a worker asks for.
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
@@ -85,6 +99,7 @@ impl Registry {
             let (job, rank) = inner.member(job, token)?;
             let numbers = change.after(job.numbers.at(from));
             job.terms.check_numbers(&numbers).map_err(|error| Refusal::Bad(error.to_string()))?;
+            check_room(&job.numbers, job.terms.keys.len()).map_err(Refusal::Bad)?;
             check_reset(&job.terms, &reset).map_err(Refusal::Bad)?;
             let above = job.above.clone();
             let asked = match above {
@@ -116,9 +131,11 @@ impl Registry {
             return self.passed_on(id, changed);
         }
         if let Some(oldest) = answers(asked).await?.into_iter().flatten().min() {
-            let oldest = Round(oldest.min(from).0.saturating_sub(KEPT_ROUNDS));
             // A job that has ended needs none.
-            let _ = self.of_job(id, |job| job.numbers.forget_before(oldest));
+            let _ = self.of_job(id, |job| {
+                let kept = if job.numbers.size() > MOST / 2 { 0 } else { KEPT_ROUNDS };
+                job.numbers.forget_before(Round(oldest.min(from).0.saturating_sub(kept)));
+            });
         }
         Ok(())
     }
@@ -140,4 +157,23 @@ fn check_reset(terms: &JobTerms, reset: &[KeyId]) -> Result<(), String> {
         ));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_takes_no_more_changes_than_its_bound() {
+        let numbers = Numbers::new(Optimizer::Sgd { learning_rate: 0.1, weight_decay: 0.0 });
+        let mut list = NumbersByRound::new(numbers.clone());
+        let mut rounds = (1..).map(Round);
+        while check_room(&list, 1 << 20).is_ok() {
+            let table: Arc<[Multipliers]> = vec![[1.0, 1.0]; 1 << 20].into();
+            list.change(rounds.next().unwrap(), numbers.with(numbers.optimizer, Some(table)));
+        }
+        assert_eq!(rounds.next(), Some(Round(8)), "seven tables of a million keys");
+        let error = check_room(&list, 1 << 20).unwrap_err();
+        assert!(error.contains("expected at most 16777216"), "{error}");
+    }
 }

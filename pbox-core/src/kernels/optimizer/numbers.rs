@@ -72,8 +72,13 @@ impl NumbersByRound {
     /// The numbers of a round.
     #[inline]
     pub fn at(&self, round: Round) -> &Numbers {
-        let last = self.changes.iter().rev().find(|&&(from, _)| from <= round);
-        &last.unwrap_or(&self.changes[0]).1
+        &self.changes[self.current(round)].1
+    }
+
+    /// The size of the list, for a bound: 64 for each change, and two for each key of a table of multipliers.
+    pub fn size(&self) -> usize {
+        let of = |numbers: &Numbers| 64 + 2 * numbers.multipliers.as_ref().map_or(0, |table| table.len());
+        self.changes.iter().map(|(_, numbers)| of(numbers)).sum()
     }
 
     /// The changes that matter from `round` on: (first round, numbers), rounds ascending, the first at `round` or before.
@@ -122,6 +127,7 @@ mod tests {
         let again = NumbersByRound::of_changes(from_six).unwrap();
         assert_eq!(rates(&again, &[4, 6, 7, 9]), [0.01, 0.01, 0.02, 0.5], "nothing is known of before");
         assert_eq!(NumbersByRound::of_changes([]), None);
+        assert_eq!(numbers.size(), 3 * 64);
     }
 
     #[test]
@@ -133,6 +139,7 @@ mod tests {
         assert_eq!(third, Numbers { optimizer: sgd(0.2, 0.5).optimizer, multipliers: Some(table) });
         assert_eq!(third.with_learning_rate(0.1).optimizer, sgd(0.1, 0.5).optimizer);
         assert_eq!(first.with_learning_rate(0.2).multipliers, None);
+        assert_eq!(NumbersByRound::new(second).size(), 64 + 4);
     }
 
     #[test]

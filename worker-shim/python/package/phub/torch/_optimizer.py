@@ -86,7 +86,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
         raise SettingsError("pull_layers: DistributedOptimizer takes layers from the modules; leave them out")
     number = next(_NUMBERS)  # scripts wrap in one order on all workers
     if "job" not in session and number > 1:
-        session["job"] = f"{worker().job[:56]}-{number}"
+        session["job"] = f"{worker().job[:50]}-{number}"
     session.update(hub=hub, rank=rank, world_size=world_size, schedule=schedule)
     model = Model(optimizer, named_parameters)
     if slim:
