@@ -44,8 +44,8 @@ class Exchange:
         self.session, self._model, self._buffers = session, model, buffers
         self.parameters = parameters = model.trained
         self._settings, self._overlap, self._clip_value = settings, overlap, clip_value
-        self._windows = windows(session, next(iter(parameters.values())).device)
         device = next(iter(parameters.values())).device
+        self._windows = windows(session, device)
         self._mean = Mean(join_mean, lambda joined: windows(joined, device)) if session.world_size > 1 else None
         self._weights = Weights(parameters, self._windows)
         self._coverage = Coverage({id(parameter): key for key, parameter in parameters.items()})
