@@ -146,7 +146,11 @@ impl Control {
         trust: Option<Trust>,
     ) -> Self {
         let config =
-            ureq::Agent::config_builder().timeout_global(Some(timeout)).http_status_as_error(false).build();
+            ureq::Agent::config_builder()
+            .timeout_global(Some(timeout))
+            .http_status_as_error(false)
+            .proxy(None) // hubs are reached directly
+            .build();
         let agent = encrypted::agent(config, trust.as_ref());
         let (credential, hub, job) = (credential.cloned(), hub.to_owned(), job.to_owned());
         Control { agent, timeout, credential, trust, hub, job }
@@ -201,8 +205,13 @@ impl Control {
 
     /// `GET` of a page that needs this right, of any status.
     pub fn get(&self, page: &str, right: Right) -> Result<Response<Body>, Failure> {
+        self.get_of(page, right, ALL_JOBS)
+    }
+
+    /// `GET` of a page that needs this right to one job, or to all, of any status.
+    pub fn get_of(&self, page: &str, right: Right, job: &str) -> Result<Response<Body>, Failure> {
         let get = self.agent.get(self.url(page));
-        let get = match self.shown(right, ALL_JOBS) {
+        let get = match self.shown(right, job) {
             Some(shown) => get.header(AUTHORIZATION, shown),
             None => get,
         };

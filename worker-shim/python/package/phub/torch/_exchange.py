@@ -145,6 +145,7 @@ class Exchange:
         for parameter in self.parameters.values():
             if parameter.grad is not None:
                 release(parameter.grad)
+        self._gradients.zeroed()
 
     def reset(self, parameters: Iterable[torch.Tensor]) -> None:
         """Sets the optimizer state of these parameters to zero before the next step."""
