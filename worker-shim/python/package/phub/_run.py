@@ -40,6 +40,8 @@ class Agreement:
     """`host:port` of the hub that rank 0 has started, or is to start."""
     machine: Optional[Machine]
     """The place on this machine, with the ports of the hubs."""
+    is_served: bool = False
+    """Whether the hubs run."""
 
 
 _AGREED: Dict[Tuple[Worker, bool], Agreement] = {}
@@ -79,7 +81,7 @@ def _agree(me: Worker, token: Optional[str], is_named: bool, other: Optional[Agr
     if machine is not None:
         mine = f"127.0.0.1:{texts[machine.ranks[0]][1]}"
         machine = dataclasses.replace(machine, hub=mine, mesh=f"{machine.number}/{machine.of}@{serve_at}")
-    return Agreement(word, serve_at, machine)
+    return Agreement(word, serve_at, machine, is_served=True)
 
 
 def _board_of(me: Worker) -> Optional[_board.Board]:
@@ -159,8 +161,8 @@ def word_at(at: Place, job: str, meeting: Callable[[str], str]) -> str:
     return _WORDS[at]
 
 
-# How many jobs of a kind this process has named at a place.
-_MADE: Dict[Tuple[Place, Optional[Helper]], int] = {}
+# How many jobs of a name and a kind this process has made at a place.
+_MADE: Dict[Tuple[Place, str, Optional[Helper]], int] = {}
 
 # A child of a fork is no worker of this run.
 os.register_at_fork(after_in_child=lambda: [each.clear() for each in (_AGREED, _WORDS, _MADE)])  # type: ignore[attr-defined]
@@ -176,7 +178,8 @@ class Naming:
 
     def take(self, helper: Optional[Helper]) -> str:
         """The next name."""
-        number = _MADE[(self._at, helper)] = _MADE.get((self._at, helper), 0) + 1
+        number = _MADE.get((self._at, self._base, helper), 0) + 1
+        _MADE[self._at, self._base, helper] = number
         self._taken = helper, number
         if helper is not None:
             return f"{self._base}-{helper.kind}-{number}"
@@ -184,5 +187,7 @@ class Naming:
 
     def give_back(self) -> None:
         """Gives the last name to the next job: this one was not joined."""
-        if self._taken is not None and _MADE[(self._at, self._taken[0])] == self._taken[1]:
-            _MADE[(self._at, self._taken[0])] -= 1
+        if self._taken is not None:
+            helper, number = self._taken
+            if _MADE.get((self._at, self._base, helper)) == number:
+                _MADE[self._at, self._base, helper] = number - 1

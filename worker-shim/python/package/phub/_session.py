@@ -237,10 +237,10 @@ class Session:
         self._token = settings["token"] = token
         is_me = (self.rank, self.world_size) == (me.rank, me.world_size)
         is_plain = isinstance(job, str) or (job is None and (me.is_named or on_loss == "continue"))
-        word = None
+        word, is_served = None, False
         if is_me and (not is_plain or (hub is None and me.hub is None)):
             agreed = _run.agree(me, token, is_hub_named=hub is not None)
-            word, me = agreed.word, dataclasses.replace(me, serve_at=agreed.serve_at, machine=agreed.machine)
+            word, is_served, me = agreed.word, agreed.is_served, dataclasses.replace(me, serve_at=agreed.serve_at, machine=agreed.machine)
         machine = self._machine(me, hub, mesh, settings)
         # Nobody starts a hub again that a worker, or this script, has started.
         is_own = isinstance(hub, Hub) or (hub is None and me.hub is None)
@@ -252,7 +252,7 @@ class Session:
         if machine is not None:
             local, settings["mesh"] = (machine.rank, machine.world_size), machine.mesh
         self._ranks = range(self.world_size) if machine is None else machine.ranks
-        address = hub.address if isinstance(hub, Hub) else hub if hub is not None else self._find_hub(me, machine)
+        address = hub.address if isinstance(hub, Hub) else hub if hub is not None else self._find_hub(me, machine, is_served)
         self.hub_address = address
         shapes = {name: tuple(key.shape) for name, key in self._keys.items()}
         deadline = time.monotonic() + join_limit
@@ -308,9 +308,9 @@ class Session:
             return None
         return machine
 
-    def _find_hub(self, me: Worker, machine: Optional[Machine]) -> str:
+    def _find_hub(self, me: Worker, machine: Optional[Machine], is_served: bool) -> str:
         if machine is not None:
-            if machine.starts and machine.rank == 0:
+            if machine.starts and machine.rank == 0 and not is_served:
                 serve_beside(machine.hub, self._token)
             return machine.hub
         if me.hub is not None:
@@ -320,6 +320,8 @@ class Session:
                 "no hub: say hub='host:port' or set PHUB_HUB to one that runs (phub-server serve); under torchrun and Slurm, "
                 "under mpiexec on one machine or with MASTER_ADDR and MASTER_PORT, and without a launcher, workers start hubs"
             )
+        if is_served:
+            return me.serve_at
         if me.launcher and self.world_size > 1 and me.serve_at.endswith(":0"):
             raise _phub.SettingsError(
                 f"{me.launcher}: its workers cannot tell each other where their hub is: set PHUB_PORT to a port for it, or "

@@ -9,6 +9,7 @@ from typing import Any, Callable, Protocol, Type
 
 import torch
 
+from .._phub import LeftError
 from .._session import Session, Times
 from ._errors import WrapError
 
@@ -28,6 +29,8 @@ def leave_dropped(job: str, leave: Callable[[], None]) -> None:
     """Leaves a job of which a script has dropped what joined it. That may be at any line, so that an error is a line in the log."""
     try:
         leave()
+    except LeftError:
+        pass  # the script has left it
     except Exception as error:
         _LOG.warning("job %s: what joined it was dropped, and could not leave: %s", job, error)
 
