@@ -44,7 +44,7 @@ pub fn above(py: Python<'_>, address: &str, job: &str, token: Option<&str>) -> P
     Ok(jobs.into_iter().find(|each| each.name == job).map_or(Vec::new(), |each| each.above))
 }
 
-/// The part of a job's state that the hub at this address has, of about so many bytes; none where it has no part.
+/// The part of a job's state that the hub at this address has; none where it has no part. `bytes` is about its length.
 #[pyfunction]
 pub fn fetch_state(
     py: Python<'_>,
@@ -79,7 +79,7 @@ pub struct StateBytes {
 
 #[pymethods]
 impl StateBytes {
-    /// The next bytes, at most so many; none at the end.
+    /// The next bytes, at most this number; none at the end.
     fn read<'py>(&self, py: Python<'py>, most: usize) -> PyResult<Bound<'py, PyBytes>> {
         let read = py.detach(|| {
             let mut bytes = vec![0; most.min(MOST_BYTES)];

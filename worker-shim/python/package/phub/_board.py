@@ -1,5 +1,5 @@
-"""Where the workers of a run write what the others read: torch's store, or files of this user on one machine. They may be older
-than the run: torchrun's store has all keys of the attempt before a restart."""
+"""Boards, on which the workers of a run write texts for each other: torch's store, or files of this user on one machine. They
+may be older than the run: torchrun's store has all keys of the attempt before a restart."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class StoreBoard(Board):
         self._store.set(f"phub/{name}", text)
 
     def now(self, name: str) -> Optional[str]:
-        # Without `wait`: before torch 2.1 a store that has waited in vain gets the answer at its next question.
+        # Without `wait`: before torch 2.1 a wait without success disturbs the next call.
         key = f"phub/{name}"
         if hasattr(self._store, "check"):
             return bytes(self._store.get(key)).decode() if self._store.check([key]) else None

@@ -1,4 +1,4 @@
-"""What the workers of a run agree on: a word that no other run has, and where the hub is that they start.
+"""The agreement of the workers of a run: a word that no other run has, and where the hub is that they start.
 
 ```
    workers                           agree by
@@ -32,7 +32,7 @@ _NAME, _NUMBERED = 40, 56
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """What all workers of a run know."""
+    """The facts that all workers of a run know."""
 
     word: Optional[str]
     """A word that no other run has; None if workers agree on one at the hub."""
@@ -85,7 +85,7 @@ def _agree(me: Worker, token: Optional[str], is_named: bool, other: Optional[Agr
 
 
 def _board_of(me: Worker) -> Optional[_board.Board]:
-    """What the workers can write on, if anything."""
+    """A board that all workers of the run have, if there is one."""
     if me.store is not None:
         found: Optional[_board.Board] = _board.of_torchrun(me.store)
         if found is not None:

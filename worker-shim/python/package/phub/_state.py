@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 _STATE = "optimizer/"
 # Bytes that Python gives the session at a time.
 _PIECE = 1 << 20
-# A state has so many tensors of each key at most: its weights, and two of Adam.
+# The most tensors of a key in a state: its weights, and two of Adam.
 _MOST_TENSORS = 3
 # Hubs may be above hubs so many times.
 _MAX_DEPTH = 16

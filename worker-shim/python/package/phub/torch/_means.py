@@ -32,7 +32,7 @@ def pieces(elements: int) -> Iterator[Tuple[int, int]]:
 
 
 class Way(NamedTuple):
-    """What becomes of a tensor: a type of numbers, and their mean or their sum. A sum of whole numbers is exact."""
+    """The type of a tensor's numbers, and whether they become means or sums. A sum of whole numbers is exact."""
 
     dtype: str
     optimizer: Union[Average, Sum]
