@@ -145,8 +145,7 @@ impl Control {
         credential: Option<&Credential>,
         trust: Option<Trust>,
     ) -> Self {
-        let config =
-            ureq::Agent::config_builder()
+        let config = ureq::Agent::config_builder()
             .timeout_global(Some(timeout))
             .http_status_as_error(false)
             .proxy(None) // hubs are reached directly

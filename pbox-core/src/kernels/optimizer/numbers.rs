@@ -150,7 +150,11 @@ mod tests {
             let of: Optimizer =
                 serde_json::from_str(&format!(r#"{{"name":"{name}"{rate}{momentum}}}"#)).unwrap();
             let changed = of.with_learning_rate(0.25);
-            assert_eq!(changed.learning_rate(), if matches!(name, "average" | "sum") { 0.0 } else { 0.25 }, "{name}");
+            assert_eq!(
+                changed.learning_rate(),
+                if matches!(name, "average" | "sum") { 0.0 } else { 0.25 },
+                "{name}"
+            );
             assert_eq!(changed.with_learning_rate(of.learning_rate()), of, "{name}: nothing else changes");
         }
     }

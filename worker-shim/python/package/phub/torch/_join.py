@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterable, List, Optional
 import torch
 
 from .._keys import Key
-from .._optimizers import Average, state_names
+from .._optimizers import Average, Sgd, state_names
 from .._session import Session
 from ._exchange import Exchange
 from ._joined import leave_dropped
@@ -107,7 +107,8 @@ class Join:
             return None
         self.model.broadcast_rest(self._session)
         buffers = self.model.buffers if self._broadcast_buffers else {}
-        return Broadcast(buffers, {**self._place(), "job": f"{joined.job[:54]}-buffers"}) if buffers else None
+        job = {**self._place(), "job": f"{joined.job[:54]}-buffers"}
+        return Broadcast(buffers, job, Sgd(0.0)) if buffers else None
 
 
 def _keys(optimizer: torch.optim.Optimizer, parameters: Dict[str, torch.nn.Parameter], settings: Settings) -> Dict[str, Key]:

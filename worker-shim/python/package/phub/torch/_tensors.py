@@ -48,14 +48,19 @@ def broadcast_parameters(
             kind = "quantized" if each.is_quantized else "without values (device 'meta')" if each.is_meta else each.layout
             raise SettingsError(f"broadcast_parameters: {name!r} is {kind}; expected a dense tensor of numbers: {_OTHERS}")
     settings = {"job": Helper("broadcast"), "hub": hub, "rank": rank, "world_size": world_size, **session}
-    Broadcast(tensors, settings).leave()
+    Broadcast(tensors, settings, Sum()).leave()  # a hub keeps no checkpoint of it
 
 
 class Broadcast:
     """Tensors that are rank 0's at all workers."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> None:
-        """Joins a job, and gives every worker rank 0's tensors. `settings`: of the session."""
+    def __init__(self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any], optimizer: Union[Sum, Sgd]) -> None:
+        """Joins a job, and gives every worker rank 0's tensors.
+
+        Args:
+            settings: of the session.
+            optimizer: `Sum()` for tensors that are given once, `Sgd(0.0)` for those that a hub keeps for a job that goes on.
+        """
         self._tensors = {name: each for name, each in tensors.items() if each.numel() > 0}
         self._session: Optional[Session] = None
         if not self._tensors:
@@ -64,10 +69,14 @@ class Broadcast:
             name: Key(tuple(each.shape), DTYPES[each.dtype]) if each.dtype in DTYPES else Key(_pieces(each).shape)
             for name, each in self._tensors.items()
         }
-        self._session = Session(keys=keys, optimizer=Sgd(0.0), **settings)
+        self._session = Session(keys=keys, optimizer=optimizer, **settings)
         try:
             self._write(self._session)
-            self._session.broadcast()
+            if isinstance(optimizer, Sgd):
+                self._session.broadcast()
+            else:
+                (self._session.push if self._session.rank == 0 else self._session.push_nothing)(*self._tensors)
+                self._session.wait()
             self._read(self._session)
         except BaseException:
             self._session.close()
