@@ -4,9 +4,11 @@ import gc
 import importlib
 import json
 import os
+import threading
 import urllib.request
 import weakref
 
+import numpy as np
 import pytest
 from conftest import in_processes
 
@@ -69,6 +71,32 @@ def test_each_object_has_a_job_of_its_own_and_a_dropped_one_leaves_it(hub):
     first = names[0]
     assert first.startswith("train-") and names[1:] == [f"{first}-{number}" for number in range(2, 7)]
     assert jobs_at(hub.address) == []
+
+
+def test_a_drop_waits_for_no_other_worker(hub):
+    world = {"hub": hub, "world_size": 2, "job": "slow"}
+    keys = {"weight": phub.Key((1, 2))}
+
+    def join_other(sessions):
+        sessions.append(phub.Session(rank=1, **world, schedule="p3", keys=keys, optimizer=phub.Sgd(0.5)))
+        sessions[0].broadcast()
+
+    sessions = []
+    other = threading.Thread(target=join_other, args=(sessions,))
+    other.start()
+    model = torch.nn.Linear(2, 1, bias=False)
+    optimizer = phub.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), model, rank=0, **world)
+    other.join()
+    before = model.weight.detach().clone()
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    del optimizer  # the other has not pushed, so that the values are still to come
+    sessions[0].push_pull("weight", np.ones((1, 2)))
+    assert torch.equal(model.weight.detach(), before - 0.5), "a read waits for them, as ever"
+    sessions[0].leave()
+    next_one = phub.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), model, hub=hub, rank=0, world_size=1)
+    assert "slow" not in jobs_at(hub.address)
+    next_one.leave()
 
 
 def hooks(rank, store, hub):

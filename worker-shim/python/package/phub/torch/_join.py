@@ -41,6 +41,7 @@ class Join:
 
     def first(self, optimizer: torch.optim.Optimizer) -> Exchange:
         """Joins with the state of torch's optimizer."""
+        _leave_dropped()
         self._current = self._join(optimizer, {})
         self._job = self._current.session.job
         return self._current
@@ -63,8 +64,10 @@ class Join:
         return self._current
 
     def leave_dropped(self) -> None:
-        """Leaves the job of an optimizer that the script has dropped."""
-        leave_dropped(self._current.session.job, self._current.leave)
+        """Leaves the job of an optimizer that the script has dropped, now or when its last values have come. Until then its
+        parameters wait for these, as ever."""
+        _DROPPED.append(self._current)
+        _leave_dropped()
 
     def _join(self, optimizer: torch.optim.Optimizer, changed: Dict[str, Any]) -> Exchange:
         parameters = self.model.trained
@@ -109,6 +112,18 @@ class Join:
         buffers = self.model.buffers if self._broadcast_buffers else {}
         job = {**self._place(), "job": f"{joined.job[:54]}-buffers"}
         return Broadcast(buffers, job, Sgd(0.0)) if buffers else None
+
+
+# Exchanges of optimizers that the script has dropped.
+_DROPPED: List[Exchange] = []
+
+
+def _leave_dropped() -> None:
+    """Leaves the jobs of dropped optimizers whose last values have come: a line that drops one waits for no other worker."""
+    for exchange in list(_DROPPED):
+        if exchange.is_settled and exchange in _DROPPED:
+            _DROPPED.remove(exchange)
+            leave_dropped(exchange.session.job, exchange.leave)
 
 
 def _keys(optimizer: torch.optim.Optimizer, parameters: Dict[str, torch.nn.Parameter], settings: Settings) -> Dict[str, Key]:
