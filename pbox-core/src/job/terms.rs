@@ -57,6 +57,10 @@ pub struct JobTerms {
     /// How many of each hub's cores the job gets. Default all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<u32>,
+    /// Whether the hub may answer [bytes ahead](crate::Content::Ahead): a worker that sends some lets it write the chunk's weights
+    /// from then on. Only bare BSP with one level does, and not by layer; elsewhere it changes nothing. Default false.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub answers_ahead: bool,
     /// What workers and their hub agree on for the links between them.
     #[serde(default)]
     pub level: LevelTerms,
@@ -140,6 +144,7 @@ impl JobTerms {
             hubs: 1,
             split_above: SPLIT_ABOVE,
             cores: None,
+            answers_ahead: false,
             level: LevelTerms::default(),
             keys,
         }
@@ -223,6 +228,7 @@ impl JobTerms {
             hubs,
             split_above,
             cores,
+            answers_ahead,
             level,
             ..
         } = self;
@@ -244,6 +250,7 @@ impl JobTerms {
             ("hubs", hubs.to_string()),
             ("split_above", split_above.to_string()),
             ("cores", or(cores.map(|cores| cores.to_string()), "all")),
+            ("answers_ahead", answers_ahead.to_string()),
         ]
     }
 }

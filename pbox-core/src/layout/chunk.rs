@@ -58,7 +58,8 @@ pub enum Content {
     Nothing = 1,
     /// New weights; of several pushes those of the lowest rank. The broadcast, round 0, consists of such pushes.
     Weights = 2,
-    /// Bytes of a gradient whose push comes later: no arrival, and may come again.
+    /// Bytes of a gradient whose push comes later: no arrival, and may come again. From the hub: the weights that the step would make
+    /// of bytes ahead. The answer follows, with other bytes, or with none.
     Ahead = 3,
 }
 

@@ -6,7 +6,7 @@
 //! | bare values, a sum with its count | all of the chunk's or group's, at its place |
 //! | a raw frame of a compressed job | the same |
 //! | a coded frame | at most its room, at its place |
-//! | nothing, of a gradient | asked for: a pull repeats the immediate of a notice; or sent ahead for the same round |
+//! | nothing, of a gradient or its answer | asked for: a pull repeats the immediate of a notice; or sent ahead for the same round |
 //! | nothing, without a gradient | all; of a hub below, the count of its workers |
 //!
 //! The weights that a hub below others broadcasts count only from the first machine. Another one sends no values.
@@ -29,6 +29,8 @@ use crate::layout::{ChunkId, Content, Immediate, Round};
 pub struct Expected {
     wire: Wire,
     end: End,
+    /// Chunks whose bytes came ahead, without the push or answer yet: the round bits of each.
+    ahead: HashMap<ChunkId, u8>,
 }
 
 #[derive(Debug)]
@@ -37,8 +39,6 @@ enum End {
     Hub {
         /// Notices without a pull: the round bits of each, by chunk.
         noticed: HashMap<ChunkId, u8>,
-        /// Chunks whose bytes came ahead, without the push yet: the round bits of each.
-        ahead: HashMap<ChunkId, u8>,
         /// Whether the other end is a hub whose first weights do not count.
         may_keep_first: bool,
         /// Chunks of which it sent no first weights.
@@ -55,24 +55,29 @@ impl Expected {
     /// What a hub expects of member `rank`.
     pub fn of_member(wire: &Wire, rank: u32) -> Self {
         let may_keep_first = wire.members.are_hubs() && rank > 0;
-        let (noticed, ahead, kept) = (HashMap::new(), HashMap::new(), HashSet::new());
-        Expected { wire: wire.clone(), end: End::Hub { noticed, ahead, may_keep_first, kept } }
+        let (noticed, kept) = (HashMap::new(), HashSet::new());
+        Self::new(wire, End::Hub { noticed, may_keep_first, kept })
     }
 
     /// What a member expects of a hub.
     pub fn of_hub(wire: &Wire, schedule: Schedule) -> Self {
         let asks_again = wire.framing().is_some_and(|framing| framing.codecs().is_none());
-        Expected { wire: wire.clone(), end: End::Member { has_notices: schedule.pulls() || asks_again } }
+        Self::new(wire, End::Member { has_notices: schedule.pulls() || asks_again })
+    }
+
+    fn new(wire: &Wire, end: End) -> Self {
+        Expected { wire: wire.clone(), end, ahead: HashMap::new() }
     }
 
     /// Whether a frame without bytes may come now.
     fn takes_empty(&mut self, Immediate { chunk, round_bits, content }: Immediate) -> bool {
+        let is_of = |bits: u8| bits == round_bits;
+        let mut came = || self.ahead.remove(&chunk).is_some_and(is_of);
         match (&mut self.end, content) {
-            (End::Member { has_notices }, Content::Gradient) => *has_notices,
+            (End::Member { has_notices }, Content::Gradient) => came() || *has_notices,
             (End::Member { .. }, content) => content == Content::Nothing,
-            (End::Hub { noticed, ahead, .. }, Content::Gradient) => {
-                let is_of = |bits: u8| bits == round_bits;
-                ahead.remove(&chunk).is_some_and(is_of) || noticed.remove(&chunk).is_some_and(is_of)
+            (End::Hub { noticed, .. }, Content::Gradient) => {
+                came() || noticed.remove(&chunk).is_some_and(is_of)
             }
             (End::Hub { .. }, Content::Nothing) => !self.wire.members.are_hubs(),
             (End::Hub { may_keep_first, kept, .. }, Content::Weights) => {
@@ -83,11 +88,11 @@ impl Expected {
         }
     }
 
-    /// Notes bytes of a push that may come: what came ahead is without use, or the push is still to come.
+    /// Notes bytes that may come: what came ahead is without use, or the push or answer is still to come.
     fn note_bytes(&mut self, Immediate { chunk, round_bits, content }: Immediate) {
-        match (&mut self.end, content) {
-            (End::Hub { ahead, .. }, Content::Ahead) => _ = ahead.insert(chunk, round_bits),
-            (End::Hub { ahead, .. }, _) if !ahead.is_empty() => _ = ahead.remove(&chunk),
+        match content {
+            Content::Ahead => _ = self.ahead.insert(chunk, round_bits),
+            _ if !self.ahead.is_empty() => _ = self.ahead.remove(&chunk),
             _ => {}
         }
     }
@@ -134,7 +139,7 @@ impl Expected {
                 return if is(count) { Ok(()) } else { Err(expected()) };
             }
             (Content::Nothing, _) => return Err("no bytes".into()),
-            (Content::Ahead, End::Hub { .. }) if !of_hubs && self.wire.framing().is_none() => {}
+            (Content::Ahead, _) if !of_hubs && self.wire.framing().is_none() => {}
             (Content::Ahead, _) => return Err("bytes with their push, in this job".into()),
             (Content::Gradient | Content::Weights, _) => {}
         }
@@ -298,7 +303,10 @@ mod tests {
         let mut member = Expected::of_hub(&wire(LevelTerms::default()), Schedule::Sliced);
         assert_eq!(member.check(empty, of(2, 7, Content::Nothing)), Ok(()));
         assert_eq!(member.check(whole, of(2, 7, Content::Weights)), Ok(()));
-        assert!(member.check(whole, of(2, 7, Content::Ahead)).is_err());
+        assert!(member.check(empty, imm(2, 7)).is_err(), "no weights came ahead");
+        assert_eq!(member.check(whole, of(2, 7, Content::Ahead)), Ok(()));
+        assert_eq!(member.check(empty, imm(2, 7)), Ok(()));
+        assert!(member.check(empty, imm(2, 7)).is_err(), "a second time");
     }
 
     #[test]

@@ -161,7 +161,7 @@ impl Simulated {
         let (port, layout) = (net.port(), Arc::clone(layout));
         let mut exchange = Exchange::new(port, endpoints, layout, windows, slices);
         exchange.set_credit(self.terms.worker_credit);
-        exchange.let_ahead(vec![self.terms.is_orderly; self.cores.len()]);
+        exchange.let_ahead(vec![self.terms.is_orderly; self.cores.len()], self.terms.job.answers_ahead);
         if let Some(batch) = self.terms.batch_keys.filter(|_| schedule.pulls()) {
             let keys = exchange.layout().keys().len();
             let layers = (0..keys as u32).rev().map(|key| vec![KeyId(key)]).collect();

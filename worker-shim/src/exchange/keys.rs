@@ -58,17 +58,21 @@ impl<P: Port> Exchange<P> {
     }
 
     /// A key's weights, as of its last finished round.
+    ///
+    /// # Errors
+    /// While the key is under way. Where the hub answers bytes ahead, also from [`send_ahead`](Self::send_ahead) on, unless the weights
+    /// are a copy.
     pub fn weights<E: Element>(&self, key: KeyId) -> Result<&[E], ExchangeError> {
-        self.check_idle_as::<E>(key, "reading its weights")?;
-        // SAFETY: `check_idle_as` saw that no push of the key is unanswered, and `&self` keeps it so.
+        self.check_read_as::<E>(key, "reading its weights")?;
+        // SAFETY: `check_read_as` saw that no push of the key is unanswered, and none of its bytes, and `&self` keeps it so.
         Ok(unsafe { self.windows.weights(key) })
     }
 
     /// A key's weights to read and its gradient to write, together.
     pub fn tensors<E: Element>(&mut self, key: KeyId) -> Result<(&[E], &mut [E]), ExchangeError> {
-        self.check_idle_as::<E>(key, "using its tensors")?;
+        self.check_read_as::<E>(key, "using its tensors")?;
         let Exchange { windows, layout, .. } = self;
-        // SAFETY: `check_idle_as` saw that no push of the key is unanswered, and `&mut self` keeps it so.
+        // SAFETY: `check_read_as` saw that no push of the key is unanswered, and none of its bytes, and `&mut self` keeps it so.
         let (weights, gradient) = unsafe { windows.tensors(key) };
         Ok((weights, gradient.ok_or_else(|| in_dma_buf(layout, key))?))
     }
@@ -109,6 +113,15 @@ impl<P: Port> Exchange<P> {
     }
 
     /// Checks that the key is idle, and that its type is `E`.
+    fn check_read_as<E: Element>(&self, key: KeyId, doing: &'static str) -> Result<(), ExchangeError> {
+        self.check_idle_as::<E>(key, doing)?;
+        let may_come = self.ahead.are_answered && self.keys[key.index()].ahead;
+        match may_come && !self.windows.has_copy() {
+            true => Err(self.under_way(key, doing)),
+            false => Ok(()),
+        }
+    }
+
     fn check_idle_as<E: Element>(&self, key: KeyId, doing: &'static str) -> Result<(), ExchangeError> {
         self.check_idle(key, doing)?;
         let Key { name, dtype, .. } = &self.layout.keys()[key.index()];

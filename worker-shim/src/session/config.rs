@@ -115,6 +115,7 @@ impl SessionConfig {
         let terms = &mut self.terms;
         match name {
             "chunk_bytes" => terms.chunk_bytes = read(value)?,
+            "answers_ahead" => terms.answers_ahead = read(value)?,
             "schedule" => terms.level.schedule = read(value)?,
             "slice_bytes" => terms.level.slice_bytes = Some(read(value)?),
             "credit" => terms.level.credit = Some(read(value)?),
@@ -155,7 +156,7 @@ impl SessionConfig {
             "hub_present" => self.hub_present = read(value)?,
             "wait_limit" => self.wait_limit = seconds()?,
             _ => {
-                return Err("there are chunk_bytes, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, dma_buf, compare_every, pull, transport, checksum, nics, rails, trace, join_limit, hub_wait, hub_present, wait_limit".into());
+                return Err("there are chunk_bytes, answers_ahead, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, dma_buf, compare_every, pull, transport, checksum, nics, rails, trace, join_limit, hub_wait, hub_present, wait_limit".into());
             }
         }
         Ok(())

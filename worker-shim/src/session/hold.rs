@@ -198,7 +198,7 @@ impl Session {
         let receive = |hub: usize| Receive::Into(windows.received()[former[hub].cores.start].clone());
         let Attached { port, endpoints, received, slices, hubs, ways } =
             attach(let_in, &self.config, &wire, windows.sent(), receive, deadline)?;
-        self.exchange.let_ahead(drafts(&endpoints));
+        self.exchange.let_ahead(drafts(&endpoints), self.config.terms.answers_ahead);
         self.exchange.reconnect(port, endpoints, received, slices);
         self.exchange.set_credit(self.credit);
         (self.hubs, self.ways) = (hubs, ways);

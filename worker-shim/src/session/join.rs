@@ -107,7 +107,7 @@ impl Session {
             session.pulling = Some(Pulling::begin(pull, &mut session.exchange)?);
         }
         session.exchange.set_credit(session.credit);
-        session.exchange.let_ahead(ahead);
+        session.exchange.let_ahead(ahead, session.config.terms.answers_ahead);
         if let Some(state) = state.filter(|_| wanted) {
             let terms = &session.config.terms;
             let placed = (terms.level.schedule, terms.split_above);

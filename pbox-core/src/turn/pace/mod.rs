@@ -110,6 +110,12 @@ pub(crate) trait Pace: Sized {
     /// weights.
     fn answered(&self, place: usize, rank: u32, round: Round) -> Content;
 
+    /// Whether a worker has what [`answered`](Self::answered) says already: the bytes came ahead.
+    #[inline]
+    fn has_answer(&self, _place: usize, _rank: u32) -> bool {
+        false
+    }
+
     /// Whether it is worker `rank`'s turn to push a chunk, and for which round.
     fn check(&self, place: usize, rank: u32, round_bits: u8) -> Result<Round, OutOfTurn>;
 
@@ -167,6 +173,26 @@ pub(crate) trait Pace: Sized {
         rank: u32,
         of: (Round, Content),
     ) -> Option<Finished>;
+
+    /// Takes bytes that a worker whose [turn](Self::check) it is has sent ahead. Returns true where the window has the weights now
+    /// that the step would make: they are to be answered ahead.
+    fn take_ahead<M: Mode>(
+        _shard: &mut ShardOf<Self, M>,
+        _kernels: &Kernels,
+        _place: usize,
+        _rank: u32,
+    ) -> bool {
+        false
+    }
+
+    /// Notes that a worker is answered ahead, if it has sent its bytes so.
+    fn note_ahead(&mut self, _place: usize, _rank: u32) -> bool {
+        false
+    }
+
+    /// All windows have the weights of the last step again, and none that are answered ahead. That comes before everything but
+    /// arrivals.
+    fn take_back<M: Mode>(_shard: &mut ShardOf<Self, M>) {}
 
     /// Ends a chunk's rounds before `before` with the pushes that are in, in a job that is over: nobody is answered. False
     /// where rounds of this pace cannot be ended like this.

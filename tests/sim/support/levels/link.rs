@@ -168,7 +168,7 @@ impl Levels {
         let mut exchange =
             Exchange::new(self.net.port(), endpoints, Arc::clone(&self.layout), windows, slices);
         exchange.set_credit(self.terms.worker_credit);
-        exchange.let_ahead(vec![self.terms.is_orderly; self.nodes[node].cores.len()]);
+        exchange.let_ahead(vec![self.terms.is_orderly; self.nodes[node].cores.len()], false);
         Ok(Worker { exchange, node, rank, ends, memory, alive: true })
     }
 }

@@ -107,6 +107,7 @@ class Session:
         on_loss: str = "stop",
         schedule: str = "sliced",
         slice_bytes: Optional[int] = None,
+        answers_ahead: bool = False,
         credit: Union[int, str, None] = None,
         pull: Optional[str] = None,
         pull_layers: Optional[Sequence[Sequence[str]]] = None,
@@ -148,6 +149,8 @@ class Session:
             schedule: "kvstore", "layerwise", "sliced" or "p3": in what order gradients and weights leave. With "p3" the
                 first keys overtake the others.
             slice_bytes: the most bytes of a unit of the schedule. Default: a chunk.
+            answers_ahead: whether the hub may answer `send_ahead` before the `push`, where it can. `weights(key)` may then change from
+                `send_ahead` on, and hold when the `push` is answered. It costs the hub a copy of the model.
             credit: bytes that may be under way on each link, "auto" or "none". Default: depends on the schedule.
             pull: with "kvstore", the batches of layers in which weights are pulled: "ibatch" (they overlap the forward
                 pass best), "greedy", "layer" or "all". The session measures layers from the calls of `wait`; push all
@@ -212,6 +215,7 @@ class Session:
             "on_loss": on_loss,
             "schedule": schedule,
             "slice_bytes": slice_bytes,
+            "answers_ahead": str(bool(answers_ahead)).lower(),
             "credit": credit,
             "pull": pull,
             "weights": weights,
