@@ -69,7 +69,7 @@ impl JobMemory {
         // Frames are no place for the hub's own weights.
         let of_the_job = u64::from(wire.framing().is_none() || !own_weights);
         let window = wire.gradient_window_bytes() as u64;
-        let shows_ahead = terms.answers_ahead && !is_below && !own_weights && wire.framing().is_none();
+        let shows_ahead = terms.has_answers_ahead() && !is_below;
         let of_a_snapshot = 4 * wire.layout().parameters() * terms.optimizer.saved_per_element() as u64;
         JobMemory {
             gradients: workers.saturating_mul(window),

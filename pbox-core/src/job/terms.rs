@@ -179,6 +179,13 @@ impl JobTerms {
         consistency.steps_alone() || compression.is_some_and(|compression| compression.has_own_answers())
     }
 
+    /// Whether the hub that steps [answers bytes ahead](Self::answers_ahead).
+    pub fn has_answers_ahead(&self) -> bool {
+        let LevelTerms { consistency, compression, schedule, members, .. } = self.level;
+        let is_bare = compression.is_none() && members == Members::Workers;
+        self.answers_ahead && is_bare && consistency == Consistency::Bsp && !schedule.by_layer()
+    }
+
     /// What workers and a hub below others agree on, of a job with these terms. A codec, SSP and ASP are for the links between
     /// the hubs; workers share memory with their hub, and step together.
     pub fn beside(&self) -> JobTerms {

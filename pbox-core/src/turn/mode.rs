@@ -124,7 +124,7 @@ impl Shard {
                 } else {
                     let (mut stages, mut pace) =
                         (Staged::new(terms, of_chunks, read, weights, RawForAll)?, together());
-                    if terms.answers_ahead && !terms.level.schedule.by_layer() {
+                    if terms.has_answers_ahead() {
                         (stages, pace) = (stages.showing()?, pace.answering_ahead());
                     }
                     let shard = ShardOf::new(pace, stages, terms, wire, chunks, restored, snapshot_every);

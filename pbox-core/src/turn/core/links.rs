@@ -86,7 +86,7 @@ impl<P: Port> Core<P> {
         for entry in self.shards.iter_mut().filter_map(|entry| of_job(entry, id)) {
             entry.replies.attach(member.rank, link);
             let (answers_ahead, chunks) =
-                of_mode!(&entry.shard, shard => (shard.terms.answers_ahead, shard.keys().len()));
+                of_mode!(&entry.shard, shard => (shard.terms.has_answers_ahead(), shard.keys().len()));
             if credit.is_some() || answers_ahead {
                 // Chunks beyond it wait here, in the order of the level's schedule.
                 entry.replies.make_room(member.rank, if answers_ahead { 2 * chunks } else { chunks });
