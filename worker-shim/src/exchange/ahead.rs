@@ -108,6 +108,11 @@ impl<P: Port> Exchange<P> {
         !self.ahead.over.is_empty() && is_plain && self.slices.group(key).is_none()
     }
 
+    /// Whether bytes of a key have left ahead of its next push, or of the one under way.
+    pub(crate) fn has_left(&self, key: KeyId) -> bool {
+        self.keys.get(key.index()).is_some_and(|state| state.ahead)
+    }
+
     /// Sends the bytes of a key's gradient before its push, where that gains something; may be called again. The push is then
     /// without bytes, if they have left by then and are not [rewritten](Self::rewritten). The [`flush`](Self::flush) must follow soon.
     ///
