@@ -5,9 +5,7 @@ use std::io::Read;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use pbox_core::control::{
-    JobState, JoinReply, Late, Latest, LeaveRequest, Left, PresentReply, RelinkRequest, StateReply,
-};
+use pbox_core::control::{JobState, JoinReply, Late, Latest, LeaveRequest, Left, RelinkRequest, StateReply};
 use pbox_core::{Round, Share};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -92,11 +90,6 @@ impl Hub {
     /// The ranks that take part now, ascending.
     pub fn members(&self) -> Vec<u32> {
         self.heartbeat.news().reply.members.iter().map(|member| member.rank).collect()
-    }
-
-    /// With what each key will begin, while the hub waits for weights of this member, or to hear that it brings none.
-    pub fn present(&self) -> Option<PresentReply> {
-        self.heartbeat.news().reply.present.clone()
     }
 
     /// The first of the ranks that left of which `test` is true.
@@ -213,7 +206,7 @@ impl Hub {
     ///
     /// # Errors
     /// As for [`post`](Self::post), and when the state is not so long.
-    pub fn send_state(&self, values: Box<dyn Read + Send>, bytes: u64) -> Result<(), MemberError> {
+    pub(crate) fn send_state(&self, values: Box<dyn Read + Send>, bytes: u64) -> Result<(), MemberError> {
         let reply = self.control.send_state("bring a state", &self.token, values, bytes);
         reply.map(|_: StateReply| ()).map_err(|error| self.lost_if_unreachable(error))
     }

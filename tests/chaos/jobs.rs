@@ -90,15 +90,6 @@ pub const JOBS: [Job; 10] = [
         touched_by: &[KILLED],
     },
     Job {
-        name: "present",
-        kind: Kind::Present,
-        shape: &[2],
-        hubs: &[&[KILLED]],
-        above: &[],
-        transports: &[None, TCP],
-        touched_by: &[KILLED],
-    },
-    Job {
         name: "two-hubs",
         kind: Kind::Exact,
         shape: &[2],

@@ -67,7 +67,7 @@ fn taken(count: usize, stopped: usize) -> Vec<f32> {
             session.wait_all().unwrap();
         }
         end_together(&mut session, &ended, WORKERS);
-        assert_eq!(session.returns(), Returns { times: 1, lost_rounds: 0, ..Returns::default() });
+        assert_eq!(session.returns(), Returns { times: 1, lost_rounds: 0 });
         let last = session.keys().map(|key| session.weights::<f32>(key).unwrap()[0]);
         last.zip(first).map(|(last, first)| first - last).collect::<Vec<_>>()
     });

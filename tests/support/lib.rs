@@ -172,7 +172,6 @@ pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
         mesh: None,
         peers: None,
         reached: None,
-        present: None,
         relinks: false,
         terms,
     }

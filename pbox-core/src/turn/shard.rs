@@ -145,11 +145,6 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     pub fn restore(&mut self, layout: &Layout, restored: &Restored) {
         self.stages.restore(layout, restored);
         self.begin_at(restored.round());
-        for place in 0..self.keys.len() {
-            self.pace.pass_to(place, restored.begins(self.keys[place]));
-        }
-        // Every chunk comes to the next one by a step.
-        self.snapshots.begin_at(restored.last_begin());
     }
 
     /// The job begins with this round, and not with round 0. No worker takes part yet.
@@ -344,10 +339,9 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         Some(Front { lowest: rounds().min()?, highest: rounds().max()? })
     }
 
-    /// Places of the chunks for which workers that take part from `from` on get an answer at once, and of which round.
-    pub fn finished_before(&self, from: Round) -> Vec<(usize, Round)> {
-        let finished = |place| Some((place, self.pace.finished_before(place, from)?));
-        (0..self.keys.len()).filter_map(finished).collect()
+    /// Places of the chunks for which workers that take part from `from` on get an answer at once, of the round before.
+    pub fn finished_before(&self, from: Round) -> Vec<usize> {
+        (0..self.keys.len()).filter(|&place| self.pace.has_finished_before(place, from)).collect()
     }
 
     /// For the next chunk, from `place` on: does the work that a hold delayed or that a changed roster calls for.

@@ -406,9 +406,6 @@ impl<M: Mode> Staged<M> {
         for (place, chunk) in kept.iter().enumerate() {
             let of_layout = layout.chunk(chunk.id);
             let key = of_layout.key;
-            if restored.tensors(key) == 0 {
-                continue;
-            }
             let before = of_layout.span.offset - layout.key_span(key).offset;
             let start = before / layout.keys()[key.index()].dtype.bytes();
             typed!(chunk.dtype, E => {
@@ -601,13 +598,10 @@ impl Steps {
         let (elements, states) = (chunk.elements, self.optimizer.state_per_element());
         let range = start..start + elements;
         let weights = restored.weights(key, range.clone());
-        let there = states.min(restored.tensors(key) - 1);
-        if there == states {
-            self.counts.restore(place, key, restored);
-        }
+        self.counts.restore(place, key, restored);
         let (master, state) = self.kept_of::<E>(chunk);
         master.copy_from_slice(&weights[..master.len()]);
-        for which in 0..there {
+        for which in 0..states {
             let state = &mut state[which * elements..][..elements];
             state.copy_from_slice(restored.state(key, which, range.clone()));
         }

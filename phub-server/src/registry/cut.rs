@@ -108,9 +108,7 @@ impl Registry {
         }
         // All hubs begin with the same round, and no worker pushes before it takes part at all hubs.
         let held = if begins { self.hold_here(id).await? } else { self.hold_everywhere(id).await? };
-        // Keys of a job that begins with the present may be ahead of its first round.
-        let front = held.front.filter(|_| !begins);
-        let from = front.unwrap_or(first_round).max(first_round);
+        let from = held.front.unwrap_or(first_round).max(first_round);
         self.release_everywhere(id, held, from, &Purpose::Admit(Arc::clone(ranks))).await?;
         self.take_part(id, ranks, from)?;
         Ok(())

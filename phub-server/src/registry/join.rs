@@ -4,10 +4,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use fabric::{Ranges, RecvWindow, SendWindow, Span, Spans, any};
-use pbox_core::control::{
-    JobState, JoinReply, JoinRequest, NumbersSet, PROTOCOL, Present, Versions, check_job_name,
-};
-use pbox_core::{ChunkId, JobId, Numbers, Round, Share, Wire};
+use pbox_core::control::{JobState, JoinReply, JoinRequest, PROTOCOL, Versions, check_job_name};
+use pbox_core::{ChunkId, JobId, Share, Wire};
 
 use super::STOPS;
 use super::above::MAX_DEPTH;
@@ -59,12 +57,6 @@ impl Registry {
     ) -> Result<JoinReply, Refusal> {
         check_request(&name, &request).map_err(Refusal::Bad)?;
         let relays = self.up.relays(&request);
-        if relays && request.present.is_some() {
-            return Err(Refusal::Bad(format!(
-                "job {name:?}: hub_present: it does not go with a hub below others: the hubs above have the weights; leave it \
-                 out, and the job goes on from their checkpoint"
-            )));
-        }
         if relays && request.through.contains(&self.id) {
             return Err(Refusal::Conflict(format!(
                 "job {name:?} came to this hub through {} hub(s), of which it is one: hubs that are above each other form a \
@@ -166,7 +158,6 @@ impl Registry {
         let given = request.peers.as_ref().and_then(|peers| peers.pass.clone());
         let pass = given.unwrap_or_else(|| job.hubs.next_pass(self.store.is_some()));
         job.add_member(rank, pass.worker, request.relinks);
-        request.present.iter().for_each(|present| job.has_present(rank, present.clone()));
         request.reached.into_iter().for_each(|round| job.worker_has_reached(rank, round));
         tracing::info!(job = name, rank, workers = job.terms.workers, "worker joined");
         let protocol = request.versions().common(Versions::OURS).unwrap_or(PROTOCOL);
@@ -322,7 +313,6 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), String> {
         return Err(format!("hub {hub} of {}: hubs are numbered from 0", terms.hubs));
     }
     check_peers(request)?;
-    check_present(request)?;
     if request.through.len() > MAX_DEPTH {
         return Err(format!(
             "the job came through {} hubs, at most {MAX_DEPTH} are allowed",
@@ -330,29 +320,6 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), String> {
         ));
     }
     Ok(())
-}
-
-/// Whether a job with these terms can bring the present back, and the worker says all that it has of it.
-fn check_present(JoinRequest { present, terms, mesh, .. }: &JoinRequest) -> Result<(), String> {
-    let Some(Present { lost, learning_rate, numbers, keys }) = present else { return Ok(()) };
-    Present::check_goes_with(terms, mesh.is_some()).map_err(|why| format!("hub_present: {why}"))?;
-    if !keys.is_empty() && keys.len() != terms.keys.len() {
-        let (seen, expected) = (keys.len(), terms.keys.len());
-        return Err(format!("present has {seen} keys; expected those of the manifest, {expected}, or none"));
-    }
-    let rounds = keys.iter().map(|stand| stand.round).chain(learning_rate.map(|(from, _)| from));
-    let rounds = rounds.chain(numbers.as_ref().map(|set| set.from_round));
-    if rounds.chain([Round(*lost)]).any(|round| round >= Round::LIMIT) {
-        return Err(format!(
-            "present has a round that no job comes to; expected less than {}",
-            Round::LIMIT.0
-        ));
-    }
-    if let Some(NumbersSet { optimizer, keys, .. }) = numbers {
-        let numbers = Numbers { optimizer: *optimizer, multipliers: keys.as_deref().map(Into::into) };
-        terms.check_numbers(&numbers).map_err(|why| why.to_string())?;
-    }
-    learning_rate.map_or(Ok(()), |(_, rate)| terms.check_learning_rate(rate)).map_err(|why| why.to_string())
 }
 
 /// Whether a worker of a job over several hubs says what the hubs need to find each other.

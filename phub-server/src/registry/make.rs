@@ -17,7 +17,6 @@ use pbox_core::{
 
 use super::above::{MadeAbove, WaysUp, name_above};
 use super::job::{Cores, Job};
-use super::saved::present::Bringing;
 use super::{Inner, Refusal, Registry};
 use crate::cores::CoreHandle;
 use crate::cores::lanes::{self, Lane};
@@ -157,7 +156,6 @@ impl Registry {
         let mut job = Job::new(making.id, Arc::clone(terms), wire, cores, weights, hubs, restored.as_deref());
         (job.above, job.mesh, job.promised) = (joined, request.mesh.clone(), promised);
         job.owner = making.owner;
-        job.bringing = request.present.as_ref().map(|_| Bringing::new(terms.workers));
         job.checkpoints.warning = warning.flatten();
         Ok(Made { job, shards, above: ways })
     }

@@ -51,12 +51,6 @@ impl Change {
             Change::All(optimizer, multipliers) => former.with(*optimizer, multipliers.clone()),
         }
     }
-
-    /// Makes the change from a round on.
-    pub fn make(&self, numbers: &mut NumbersByRound, from: Round) {
-        let changed = self.after(numbers.at(from));
-        numbers.change(from, changed);
-    }
 }
 
 impl Registry {

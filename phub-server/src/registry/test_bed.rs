@@ -69,7 +69,6 @@ pub fn request() -> JoinRequest {
         mesh: None,
         peers: None,
         reached: None,
-        present: None,
         relinks: false,
         terms,
     }

@@ -71,31 +71,6 @@ def test_a_training_goes_on_with_a_hub_that_is_started_again(saved, tmp_path, na
         optimizer.leave()
 
 
-def test_a_hub_without_checkpoints_is_brought_to_the_present():
-    def wrapped(model, hub):
-        return wrap(OPTIMIZERS["sgd"](model.parameters()), model, hub, hub_present=True)
-
-    with phub.serve(cores=1) as hub:
-        model = Net()
-        optimizer = wrapped(model, hub)
-        train(model, optimizer, 0, 10)
-        optimizer.leave()
-        expected = models.digest(model)
-    hub = phub.serve(cores=1)
-    address = hub.address
-    model = Net()
-    optimizer = wrapped(model, address)
-    train(model, optimizer, 0, 5)
-    optimizer.synchronize()
-    hub.stop("for the test")
-    with phub.serve(address, cores=1):
-        train(model, optimizer, 5, 10)
-        optimizer.synchronize()
-        assert models.digest(model) == expected
-        assert optimizer.session.returns == phub.Returns(times=1, lost_rounds=0)
-        optimizer.leave()
-
-
 def file_at(address):
     """Of the pages there."""
     with open("/proc/self/maps") as maps:

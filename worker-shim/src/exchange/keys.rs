@@ -31,18 +31,10 @@ impl<P: Port> Exchange<P> {
     /// # Errors
     /// When answers came that this worker does not await.
     pub fn begin(&mut self, first: Round) -> Result<(), ExchangeError> {
-        self.begin_each(first, |_| first)
-    }
-
-    /// As [`begin`](Self::begin), and with each key from a round of its own on, none before `first`.
-    ///
-    /// # Errors
-    /// As for [`begin`](Self::begin).
-    pub fn begin_each(&mut self, first: Round, begins: impl Fn(KeyId) -> Round) -> Result<(), ExchangeError> {
         self.windows.coder_mut().into_iter().for_each(|coder| coder.begin(first));
         if first > Round(0) {
             for key in (0..self.keys.len() as u32).map(KeyId) {
-                self.keys[key.index()].round = Round(begins(key).max(first).0 - 1);
+                self.keys[key.index()].round = Round(first.0 - 1);
                 self.await_answers(key, Content::Gradient);
             }
         }
@@ -86,16 +78,6 @@ impl<P: Port> Exchange<P> {
         let Exchange { windows, layout, .. } = self;
         let name = || layout.keys()[key.index()].name.clone();
         windows.weights_mut(key).ok_or_else(|| ExchangeError::HubsWeights { key: name() })
-    }
-
-    /// The bytes of a key's weights, also while the key is under way: its hub is lost, and they may be of two rounds.
-    pub(crate) fn bytes_of_weights(&self, key: KeyId) -> &[u8] {
-        self.windows.bytes_of_weights(key)
-    }
-
-    /// Whether a key that is under way has none of its answers, and its weights are a copy: they are those before the round.
-    pub(crate) fn is_untouched(&self, key: KeyId) -> bool {
-        self.windows.has_copy() && self.outstanding(key) as usize == self.layout.key_chunks(key).len()
     }
 
     /// With Slim-DP, makes all gradients zero: they were written for a broadcast that does not take place.

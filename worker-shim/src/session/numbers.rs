@@ -2,19 +2,11 @@
 //!
 //! On the caller's thread. The hubs make the change, all cores from the same round on.
 
-use pbox_core::control::{LearningRateRequest, NumbersSet, OptimizerRequest};
-use pbox_core::{KeyId, Multipliers, Numbers, Optimizer, Round};
+use pbox_core::control::{LearningRateRequest, OptimizerRequest};
+use pbox_core::{KeyId, Multipliers, Numbers, Optimizer};
 
 use super::error::SessionError;
 use super::session::Session;
-
-/// The last changes of a worker, which it names to a hub that is back. Rounds are counted with those that were lost.
-#[derive(Debug, Default)]
-pub(super) struct LastSet {
-    pub numbers: Option<NumbersSet>,
-    /// The learning rate that was set after these numbers.
-    pub rate: Option<(Round, f32)>,
-}
 
 impl Session {
     /// Changes the learning rate from the next round on, for all workers: the short form of
@@ -28,9 +20,7 @@ impl Session {
                 let request = LearningRateRequest { token: hub.token.clone(), learning_rate, from_round };
                 hub.post("learning-rate", "change the learning rate", &request).map(|_: serde_json::Value| ())
             })
-        })?;
-        self.last_set.rate = Some((self.counted(self.next_round()), learning_rate));
-        Ok(())
+        })
     }
 
     /// Changes all numbers of the optimizer from the next round on, for all workers: those of `optimizer`, which is of the job's
@@ -73,11 +63,6 @@ impl Session {
                 hub.post("optimizer", "change the optimizer's numbers", &request)
                     .map(|_: serde_json::Value| ())
             })
-        })?;
-        let from_round = self.counted(self.next_round());
-        let former = self.last_set.numbers.take().and_then(|former| former.keys);
-        let numbers = Some(NumbersSet { from_round, optimizer, keys: multipliers.or(former) });
-        self.last_set = LastSet { numbers, rate: None };
-        Ok(())
+        })
     }
 }

@@ -254,7 +254,6 @@ fn pairs(
         mesh: None,
         peers: None,
         reached: None,
-        present: None,
         relinks: false,
         terms,
     };

@@ -175,7 +175,6 @@ impl Up {
         let through = request.through.iter().cloned().chain([id.to_owned()]).collect();
         let request = JoinRequest {
             reached: None,
-            present: None,
             relinks: true,
             protocol: PROTOCOL,
             protocol_lowest: Versions::OURS.lowest_of_several(),

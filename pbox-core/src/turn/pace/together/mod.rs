@@ -200,10 +200,6 @@ impl Pace for Arrivals {
         }
     }
 
-    fn pass_to(&mut self, index: usize, round: Round) {
-        self.begin(index, round);
-    }
-
     fn admit(&mut self, rank: u32, from: Round) {
         self.roster.admit(rank, from);
     }
@@ -315,9 +311,8 @@ impl Pace for Arrivals {
         count.into()
     }
 
-    fn finished_before(&self, place: usize, from: Round) -> Option<Round> {
-        let round = self.round(place);
-        (from > Round(0) && round >= from).then(|| Round(round.0 - 1))
+    fn has_finished_before(&self, place: usize, from: Round) -> bool {
+        from > Round(0) && self.round(place) == from
     }
 
     #[inline]
