@@ -64,7 +64,7 @@ impl Session {
         if is_skipped || self.steps_alone() {
             return Ok(()); // its next push is not sent, or would not know its bytes
         }
-        if self.looks && self.exchange.leaves_ahead(key) && self.exchange.is_ready(key) {
+        if self.digests.is_some() && self.exchange.leaves_ahead(key) && self.exchange.is_ready(key) {
             self.compare(key)?; // the hub may write the weights from now on
         }
         match self.exchange.send_ahead(key) {

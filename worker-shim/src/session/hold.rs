@@ -200,6 +200,7 @@ impl Session {
         let begins = self.counted(self.first);
         let highest = membership::reached(&self.hubs).unwrap_or_default().max(own).max(begins);
         self.check_can_go_on(stood, highest).map_err(|error| Again::Never(error.into()))?;
+        self.tell_numbers_again()?;
         // Workers of a machine step together, whatever the machines do.
         let steps_alone = self.config.terms.level.consistency != Consistency::Bsp;
         let reached = if steps_alone { own.max(begins) } else { highest };

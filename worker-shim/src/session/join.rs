@@ -86,6 +86,7 @@ impl Session {
             lost: 0,
             asked,
             is_below_others,
+            numbers: None,
             digests,
             given_up,
             stopwatch: Stopwatch::begin(Round(0), Traffic::default()),

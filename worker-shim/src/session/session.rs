@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use fabric::{Idle, Port, Until, any};
 use membership::{Hub, MemberError, Way};
-use pbox_core::{Content, Element, KeyId, Layout, LevelTerms, Round};
+use pbox_core::{Content, Element, KeyId, Layout, LevelTerms, Numbers, Round};
 
 use super::compare::Digests;
 use super::config::SessionConfig;
@@ -61,6 +61,8 @@ pub struct Session {
     /// What its joins ask for. With hubs above its hub, [`config`](Self::config) has what is between it and its hub.
     pub(super) asked: LevelTerms,
     pub(super) is_below_others: bool,
+    /// What this worker has set of the optimizer's numbers, last.
+    pub(super) numbers: Option<Numbers>,
     /// If the hub compares weights.
     pub(super) digests: Option<Digests>,
     pub(super) given_up: GivenUp,

@@ -121,6 +121,7 @@ class Exchange:
         """Tells the hub the numbers of now, so that what it answers ahead is most often what `step()` asks for."""
         try:
             if self._groups and self._settings.differs(self._groups):
+                self._weights.free_all()  # numbers change between rounds
                 self._tell(self._groups, set())
         except UnsupportedOptimizerError:
             pass  # `step()` says so

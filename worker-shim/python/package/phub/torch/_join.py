@@ -78,6 +78,8 @@ class Join:
                     stacklevel=4,
                 )
             buffers = self._buffers(joined)
+            if joined.rank == 0 and joined.next_round > 0:  # the hub's numbers may be those of a checkpoint
+                joined.set_optimizer(settings.optimizer, by_key(settings.groups, optimizer.param_groups, parameters))
             exchange = Exchange(joined, self.model, settings, lambda: self._join_mean(joined, keys), buffers, **self._exchange)
             exchange.start()
         except BaseException:
