@@ -274,22 +274,21 @@ def test_a_state_that_does_not_fit_is_refused(hub, saved, name, change, words):
 
 
 def test_a_job_that_goes_on_has_the_numbers_of_its_script(tmp_path):
-    def step(rate, decay, hub):
+    def steps(hub, *rates):
         model = torch.nn.Linear(3, 1, bias=False)
-        weight = model.weight
-        torch.nn.init.zeros_(weight)
-        groups = [{"params": [weight], "weight_decay": decay}]
-        optimizer = wrap(torch.optim.SGD(groups, lr=rate), model, hub)
-        weight.grad = torch.ones(1, 3)
-        optimizer.step()
-        (found,) = weight.tolist()
+        torch.nn.init.zeros_(model.weight)
+        optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.5), model, hub)
+        for rate in rates:
+            optimizer.param_groups[0]["lr"] = rate
+            model.weight.grad = torch.ones(1, 3)
+            optimizer.step()
+        found = model.weight[0].tolist()
         optimizer.leave()
         return found
 
     with phub.serve(cores=1, checkpoints=tmp_path) as hub:
-        assert step(0.5, 0.0, hub) == [-0.5] * 3
-        assert step(0.25, 0.0, hub) == [-0.75] * 3
-        assert step(0.25, 1.0, hub) == [-0.75 - 0.25 * (1 - 0.75)] * 3
+        assert steps(hub, 0.5, 0.25) == [-0.75] * 3
+        assert steps(hub, 0.5) == [-1.25] * 3, "and not the rate of the checkpoint"
 
 
 def test_a_job_that_has_a_checkpoint_says_that_it_goes_on_with_that(tmp_path, saved):
