@@ -151,6 +151,7 @@ impl Registry {
         }
         job.admits(request).map_err(Refusal::Conflict)?;
         check_pass(job, request)?;
+        job.check_reached(rank, request.reached).map_err(Refusal::Conflict)?;
         let token = new_token()?;
         inner.tokens.insert(token, (id, rank));
         inner.shown.insert(fabric::name_of(token), token);

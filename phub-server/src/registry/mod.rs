@@ -310,6 +310,7 @@ impl Registry {
     pub fn ready(self: &Arc<Self>, job: &str, token: &str, reached: Option<Round>) -> Result<(), Refusal> {
         let mut inner = self.lock();
         let (job, rank) = inner.member(job, token)?;
+        job.check_reached(rank, reached).map_err(Refusal::Conflict)?;
         reached.into_iter().for_each(|round| job.worker_has_reached(rank, round));
         let (id, arrival) = (job.id, job.ready(rank));
         self.follow_arrival(&inner, id, arrival);
