@@ -62,7 +62,7 @@ pub struct NoRound {
     seen: u32,
 }
 
-/// Of messages and files. Half of the room behind the [limit](Round::LIMIT) is taken: a job may be there for a moment.
+/// A number in a message or a file. Half of the room behind the [limit](Round::LIMIT) is taken: a job may be there for a moment.
 impl TryFrom<u32> for Round {
     type Error = NoRound;
 
@@ -156,18 +156,6 @@ mod tests {
 
     proptest! {
         #[test]
-    fn a_number_that_no_round_has_is_refused() {
-        let read = |text: &str| serde_json::from_str::<Round>(text).map_err(|error| error.to_string());
-        assert_eq!(read("4026531839"), Ok(Round::LIMIT));
-        assert_eq!(serde_json::to_string(&Round(7)).unwrap(), "7");
-        for text in ["4294967295", "4294967294"] {
-            let error = read(text).unwrap_err();
-            assert!(error.contains("is no round: a job ends before round 4026531839"), "{error}");
-        }
-        assert!(Round(71).is_near(Round(7)) && !Round(72).is_near(Round(7)) && Round(1).is_near(Round(7)));
-    }
-
-    #[test]
         fn immediates_survive_the_wire(chunk in 0..MAX_CHUNKS, round: u32, content in 0..4usize) {
             let content = [Content::Gradient, Content::Nothing, Content::Weights, Content::Ahead][content];
             let immediate = Immediate::new(ChunkId(chunk), Round(round)).with(content);
@@ -185,5 +173,17 @@ mod tests {
             prop_assert_ne!(control, Round(round.wrapping_add(near)).low_bits());
             prop_assert_ne!(control, Round(round.wrapping_sub(near)).low_bits());
         }
+    }
+
+    #[test]
+    fn a_number_that_no_round_has_is_refused() {
+        let read = |text: &str| serde_json::from_str::<Round>(text).map_err(|error| error.to_string());
+        assert_eq!(read("4026531839"), Ok(Round::LIMIT));
+        assert_eq!(serde_json::to_string(&Round(7)).unwrap(), "7");
+        for text in ["4294967295", "4294967294"] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains("is no round: a job ends before round 4026531839"), "{error}");
+        }
+        assert!(Round(71).is_near(Round(7)) && !Round(72).is_near(Round(7)) && Round(1).is_near(Round(7)));
     }
 }

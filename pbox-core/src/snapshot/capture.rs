@@ -26,7 +26,7 @@ pub struct Taken {
     pub occasion: Occasion,
     /// The part has the state before this round.
     pub before: Round,
-    /// Where it is said once for several snapshots: the last round before which one was due. None of them is taken.
+    /// The last of several rounds before which a snapshot was due, if this is the result of all of them: none is taken.
     pub through: Option<Round>,
     /// The part, or why there is none.
     pub part: Result<SnapshotPart, String>,

@@ -86,7 +86,7 @@ pub(crate) struct Hubs {
     /// At the other hubs: the cuts of hub 0, and the lock that keeps other cuts from beginning here meanwhile.
     pub held: Follower,
     lease: Option<OwnedMutexGuard<()>>,
-    /// At the other hubs: the highest round of this hub's chunks when the last cut began.
+    /// The highest round of this hub's chunks when hub 0 began the last cut.
     pub front: Option<Round>,
     /// While the last state of the failed job is being saved.
     pub ending: Option<Ending>,
