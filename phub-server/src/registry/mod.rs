@@ -60,6 +60,7 @@ use pbox_core::{Discarded, JobId, Round};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
 
+use crate::alarm::guarded;
 use crate::checkpoint::CheckpointStore;
 use crate::cores::{CoreHandle, CoreThread, Report};
 use above::Meetings;
@@ -174,7 +175,7 @@ pub(crate) struct Registry {
     pub stops: watch::Sender<Option<String>>,
     /// Jobs whose checkpoint at the hub's stop is not written yet, or cannot be written.
     pub unsaved: watch::Sender<Vec<String>>,
-    cores: Vec<CoreHandle>,
+    pub(crate) cores: Vec<CoreHandle>,
     kernels: &'static Kernels,
     transports: Vec<TransportAddress>,
     heartbeat_limit: Duration,
@@ -183,7 +184,7 @@ pub(crate) struct Registry {
     /// If the hub notes what its cores do.
     timeline: Option<Timeline>,
     /// Used by the control thread alone.
-    runtime: Handle,
+    pub(crate) runtime: Handle,
 }
 
 impl Registry {
@@ -403,7 +404,7 @@ fn token_of(text: &str) -> Token {
 }
 
 /// Runs work that waits for the disk on a thread of its own.
-async fn on_thread<T: Send + 'static>(
+pub(crate) async fn on_thread<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, String> {
@@ -411,7 +412,7 @@ async fn on_thread<T: Send + 'static>(
     // The work's own values are dropped before its result is seen: a hub that stops needs the last reference to the
     // registry.
     let run = move || drop(done.send(work()));
-    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(run);
+    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(guarded(run));
     spawned.map_err(|error| format!("no thread {name}: {error}"))?;
     result.await.map_err(|_| format!("the thread {name} failed; see the log"))
 }
