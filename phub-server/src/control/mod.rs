@@ -100,14 +100,20 @@ impl Desk {
     }
 
     /// Reads a request that may have some numbers for each key of a job.
-    async fn by_key<T: DeserializeOwned>(
+    async fn by_key<T: DeserializeOwned + Send + 'static>(
         &self,
         what: &'static str,
         job: &str,
         request: Request,
     ) -> Result<T, Refusal> {
         let limit = self.limits.small_bytes + self.limits.key_bytes * self.registry.keys_of(job);
-        Ok(parse(what, &self.read(limit, request).await?.bytes)?)
+        let received = self.read(limit, request).await?;
+        if received.bytes.len() <= self.limits.small_bytes {
+            return Ok(parse(what, &received.bytes)?);
+        }
+        // Megabytes, and this thread answers all heartbeats.
+        let parsed = on_thread("phub-numbers", move || parse(what, &received.bytes)).await;
+        Ok(parsed.map_err(Refusal::Exhausted)??)
     }
 
     /// Reads a request of a few fields.
