@@ -20,6 +20,7 @@ use pbox_core::Expected;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
+use crate::alarm::guarded;
 use crate::cores::{Report, lanes};
 use crate::registry::{Registry, STOPS};
 use crate::seldom::Seldom;
@@ -62,7 +63,7 @@ pub(crate) fn start(
         failed: Seldom::default(),
         refused: Seldom::default(),
     });
-    std::thread::Builder::new().name("phub-rendezvous".into()).spawn(move || {
+    std::thread::Builder::new().name("phub-rendezvous".into()).spawn(guarded(move || {
         let room = Arc::new(WaitingRoom::default());
         loop {
             let accepted = match listener.accept() {
@@ -76,7 +77,9 @@ pub(crate) fn start(
             let begun = accepted.and_then(|(accepted, place)| {
                 let shared = Arc::clone(&shared);
                 let thread = std::thread::Builder::new().name("phub-handshake".into());
-                thread.spawn(move || shared.handshake(accepted, place)).map_err(|error| error.to_string())
+                thread
+                    .spawn(guarded(move || shared.handshake(accepted, place)))
+                    .map_err(|error| error.to_string())
             });
             if let Err(error) = begun {
                 if let Some(times) = shared.not_accepted.count() {
@@ -85,7 +88,7 @@ pub(crate) fn start(
                 std::thread::sleep(ACCEPT_PAUSE);
             }
         }
-    })
+    }))
 }
 
 impl Rendezvous {

@@ -43,7 +43,7 @@ pub struct Job {
 
 const TCP: Option<&str> = Some("tcp");
 
-pub const JOBS: [Job; 10] = [
+pub const JOBS: [Job; 9] = [
     Job {
         name: "exact",
         kind: Kind::Exact,

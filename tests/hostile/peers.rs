@@ -97,4 +97,20 @@ fn hubs_that_know_the_secret_hold_and_release() {
         assert_eq!(stale.0, 409, "{}", stale.1);
     }
     assert_eq!((hold(3).0, release(3).0), (200, 200));
+    assert_eq!(hold(4).0, 200);
+    let until = |from: u32, admitted: &[u64]| {
+        let body = json!({"secret": secret, "cut": 4, "from": from, "admitted": admitted});
+        refusal(&hub, &format!("{JOB}/release"), body.to_string())
+    };
+    for (from, admitted, words) in [
+        (65, &[][..], "at most 64 rounds apart"),
+        (4_000_000_000, &[1], "at most 64 rounds apart"),
+        (u32::MAX, &[1], "is no round"),
+        (0, &[1; 1025], "at most 1024"),
+    ] {
+        let (status, why) = until(from, admitted);
+        assert_eq!(status, 400, "{why}");
+        says(why, &[words]);
+    }
+    assert_eq!(release(4).0, 200, "a wrong release ends nothing");
 }

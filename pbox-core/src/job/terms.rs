@@ -65,6 +65,7 @@ pub struct JobTerms {
     #[serde(default)]
     pub level: LevelTerms,
     /// The model, in the order of the forward pass.
+    #[serde(deserialize_with = "manifest::read")]
     pub keys: Vec<Key>,
 }
 

@@ -24,7 +24,7 @@ pub struct Restored {
 pub struct RestoredKey {
     /// The key's elements that are present: all, unless the job is spread over several hubs.
     pub elements: Range<usize>,
-    /// Where each of its tensors begins, by [`Tensor::place`]; empty when no element of the key is present.
+    /// The place where each of its tensors begins, by [`Tensor::place`]; empty when no element of the key is present.
     pub starts: Vec<usize>,
 }
 

@@ -175,6 +175,15 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
+    /// A chunk has come from one round to a later one without a step. Costs the same for any number of rounds.
+    #[cold]
+    pub fn capture_passed(&mut self, place: usize, was: Round, now: Round) {
+        for round in self.snapshots.pass(was, now) {
+            self.copy_to_snapshot(place, round);
+        }
+        self.snapshots.skip_to(now);
+    }
+
     #[cold]
     fn copy_to_snapshot(&mut self, place: usize, round: Round) {
         let range = self.stages.chunk(place).in_snapshot.clone();

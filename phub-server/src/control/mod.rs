@@ -13,6 +13,7 @@ mod speed;
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -32,7 +33,7 @@ use serde::de::DeserializeOwned;
 use timeline::Clock;
 use tokio::sync::Semaphore;
 
-use crate::registry::{Refusal, Registry, Sent};
+use crate::registry::{Refusal, Registry, Sent, on_thread};
 use body::{Parts, Received};
 use crowd::ClientAddress;
 use guard::Sees;
@@ -87,6 +88,8 @@ struct Desk {
     listeners: Arc<Semaphore>,
     /// A permit for each timeline that may be made and sent now.
     traces: Arc<Semaphore>,
+    /// Whose NICs are asked now: one request's at a time.
+    nics: Arc<Semaphore>,
     /// A permit for each link that may be measured now.
     transfers: Arc<Semaphore>,
 }
@@ -97,14 +100,20 @@ impl Desk {
     }
 
     /// Reads a request that may have some numbers for each key of a job.
-    async fn by_key<T: DeserializeOwned>(
+    async fn by_key<T: DeserializeOwned + Send + 'static>(
         &self,
         what: &'static str,
         job: &str,
         request: Request,
     ) -> Result<T, Refusal> {
         let limit = self.limits.small_bytes + self.limits.key_bytes * self.registry.keys_of(job);
-        Ok(parse(what, &self.read(limit, request).await?.bytes)?)
+        let received = self.read(limit, request).await?;
+        if received.bytes.len() <= self.limits.small_bytes {
+            return Ok(parse(what, &received.bytes)?);
+        }
+        // Megabytes, and this thread answers all heartbeats.
+        let parsed = on_thread("phub-numbers", move || parse(what, &received.bytes)).await;
+        Ok(parsed.map_err(Refusal::Exhausted)??)
     }
 
     /// Reads a request of a few fields.
@@ -123,6 +132,7 @@ pub(crate) fn router(
     let room = Arc::new(Semaphore::new(limits.bodies_bytes));
     let listeners = Arc::new(Semaphore::new(page::LISTENERS));
     let traces = Arc::new(Semaphore::new(TRACES));
+    let nics = Arc::new(Semaphore::new(1));
     let picture = Bytes::from(picture);
     let transfers = Arc::new(Semaphore::new(speed::TRANSFERS));
     Router::new()
@@ -152,7 +162,7 @@ pub(crate) fn router(
         .merge(peers::routes())
         .route_layer(from_fn_with_state(guard, guard::admit))
         .fallback(async || no_such_page())
-        .with_state(Desk { registry, limits, room, listeners, traces, transfers })
+        .with_state(Desk { registry, limits, room, listeners, traces, nics, transfers })
 }
 
 type Answer = Result<Response, Refusal>;
@@ -192,10 +202,15 @@ async fn hub(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answ
     done(&hub)
 }
 
-/// What NICs have counted: not on the control thread, as a driver may take its time.
+/// Asks NICs what they have counted: not on the control thread, as a driver may take its time, and not on the threads for joins, which
+/// may be at work for seconds.
 async fn nics(desk: &Desk) -> Vec<NicReply> {
     let registry = Arc::clone(&desk.registry);
-    tokio::task::spawn_blocking(move || registry.nics()).await.unwrap_or_default()
+    if !registry.has_nics() {
+        return Vec::new();
+    }
+    let _one_at_a_time = desk.nics.acquire().await;
+    on_thread("phub-nics", move || registry.nics()).await.unwrap_or_default()
 }
 
 async fn events(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answer {
@@ -233,7 +248,7 @@ async fn join(
     // Most joins are small, and many come at once.
     let is_small = received.bytes.len() <= desk.limits.small_bytes;
     let promise = (!is_small).then(|| desk.registry.promise_join(received.bytes.len())).transpose()?;
-    // Parsing has its own thread: a manifest may have 256 MiB, and this thread answers all heartbeats.
+    // Parsing has its own thread: a manifest may have 64 MiB, and this thread answers all heartbeats.
     let parsing = tokio::task::spawn_blocking(move || parse_join(&received.bytes));
     let request = parsing.await.map_err(|_| Refusal::Gone("the hub could not do it".into()))??;
     let joined = desk.registry.join_from(job, request, Some(from)).await?;
@@ -329,7 +344,7 @@ async fn ready(State(desk): State<Desk>, Path(job): Path<String>, request: Reque
 }
 
 async fn health(State(desk): State<Desk>) -> Answer {
-    desk.registry.check_open()?;
+    desk.registry.check_health(Instant::now())?;
     Ok("ok\n".into_response())
 }
 

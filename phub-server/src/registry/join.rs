@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use fabric::{Ranges, RecvWindow, SendWindow, Span, Spans, any};
 use pbox_core::control::{JobState, JoinReply, JoinRequest, PROTOCOL, Versions, check_job_name};
-use pbox_core::{ChunkId, JobId, Share, Wire};
+use pbox_core::job::Difference;
+use pbox_core::{ChunkId, JobId, JobTerms, Share, Wire};
 
 use super::STOPS;
 use super::above::MAX_DEPTH;
@@ -123,10 +124,28 @@ impl Registry {
                 self.begin(&mut inner, made);
             }
         }
-        if inner.closed {
-            return Err(Refusal::Gone(STOPS.into()));
+        // Not under the lock, for which everybody would wait: there may be a quarter of a million keys.
+        let mut compared: Option<(Arc<JobTerms>, Option<Difference>)> = None;
+        loop {
+            if inner.closed {
+                return Err(Refusal::Gone(STOPS.into()));
+            }
+            let Some(terms) = inner.names.get(name).map(|id| &inner.jobs[id].terms) else {
+                return Ok(None); // it ended meanwhile: another one begins
+            };
+            match &compared {
+                Some((with, difference)) if Arc::ptr_eq(with, terms) => {
+                    return self.add_worker(&mut inner, name, request, difference.as_ref()).map(Some);
+                }
+                _ => {
+                    let terms = Arc::clone(terms);
+                    drop(inner);
+                    let difference = terms.first_difference(&request.terms);
+                    compared = Some((terms, difference));
+                    inner = self.lock();
+                }
+            }
         }
-        self.add_worker(&mut inner, name, request).map(Some)
     }
 
     /// Whether there may be one more job.
@@ -141,16 +160,23 @@ impl Registry {
         )))
     }
 
-    /// Takes a worker into an existing job.
-    fn add_worker(&self, inner: &mut Inner, name: &str, request: &JoinRequest) -> Result<JoinReply, Refusal> {
+    /// Takes a worker into an existing job. `difference` is that of its terms.
+    fn add_worker(
+        &self,
+        inner: &mut Inner,
+        name: &str,
+        request: &JoinRequest,
+        difference: Option<&Difference>,
+    ) -> Result<JoinReply, Refusal> {
         let rank = request.rank;
         let id = inner.names[name];
         let job = &inner.jobs[&id];
         if job.may_become_free(rank) {
             return Err(Refusal::Busy(format!("rank {rank} of job {name:?} is not free yet: try again")));
         }
-        job.admits(request).map_err(Refusal::Conflict)?;
+        job.admits(request, difference).map_err(Refusal::Conflict)?;
         check_pass(job, request)?;
+        job.check_reached(rank, request.reached).map_err(Refusal::Conflict)?;
         let token = new_token()?;
         inner.tokens.insert(token, (id, rank));
         inner.shown.insert(fabric::name_of(token), token);

@@ -18,6 +18,7 @@ use pbox_core::{
 use super::above::{MadeAbove, WaysUp, name_above};
 use super::job::{Cores, Job};
 use super::{Inner, Refusal, Registry};
+use crate::alarm::guarded;
 use crate::cores::CoreHandle;
 use crate::cores::lanes::{self, Lane};
 use crate::cores::near::Near;
@@ -177,7 +178,7 @@ impl Registry {
         // A thread that goes near cores stays there. Without it pages are small.
         let thread = std::thread::Builder::new().name("phub-memory".into());
         std::thread::scope(|scope| {
-            thread.spawn_scoped(scope, || Near::new().huge_pages(owned, collapse)).is_ok()
+            thread.spawn_scoped(scope, guarded(|| Near::new().huge_pages(owned, collapse))).is_ok()
         });
     }
 
@@ -188,10 +189,11 @@ impl Registry {
                 let CoreHandle { lane, waker, .. } = &self.cores[core];
                 let thread = std::thread::Builder::new().name("phub-memory".into());
                 let (cpu, waker) = (lane.cpu, waker.clone());
-                thread.spawn_scoped(scope, move || {
+                let made = guarded(move || {
                     Near::new().go_to(cpu);
                     MadeShard::new(spec, waker)
-                })
+                });
+                thread.spawn_scoped(scope, made)
             };
             let threads: Vec<_> = cores.iter().zip(specs).map(make).collect();
             let made = threads.into_iter().map(|thread| {

@@ -236,7 +236,7 @@ impl Session {
     /// A round of the hub, counted with those that were lost before: another worker may have heard of a return of the hub of
     /// which this one has not, as the hub was lost again meanwhile.
     pub(super) fn counted(&self, round: Round) -> Round {
-        Round(round.0 + self.lost)
+        Round(round.0.saturating_add(self.lost))
     }
 
     fn push_again(&mut self, key: KeyId, content: Content) -> Result<(), SessionError> {

@@ -19,7 +19,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use authority::Token;
-use pbox_core::control::{PartsReply, Pass, WholeRounds};
+use pbox_core::control::{PartsReply, Pass, ReleaseRequest, WholeRounds};
+use pbox_core::job::MAX_WORKERS;
 use pbox_core::{Piece, Round, Share};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -85,6 +86,8 @@ pub(crate) struct Hubs {
     /// At the other hubs: the cuts of hub 0, and the lock that keeps other cuts from beginning here meanwhile.
     pub held: Follower,
     lease: Option<OwnedMutexGuard<()>>,
+    /// The highest round of this hub's chunks when hub 0 began the last cut.
+    pub front: Option<Round>,
     /// While the last state of the failed job is being saved.
     pub ending: Option<Ending>,
 }
@@ -104,7 +107,7 @@ impl Hubs {
         let files = Files::new(files);
         let whole = if share.hub == 0 { files.whole() } else { WholeRounds::default() };
         let (arrivals, held) = (Arrivals::default(), Follower::default());
-        let (cuts, workers, lease, ending) = (0, 0, None, None);
+        let (cuts, workers, lease, front, ending) = (0, 0, None, None, None);
         Hubs {
             share,
             pieces,
@@ -118,6 +121,7 @@ impl Hubs {
             files,
             held,
             lease,
+            front,
             ending,
         }
     }
@@ -154,6 +158,26 @@ impl Hubs {
     pub fn release(&mut self, cut: u64) -> Result<Option<OwnedMutexGuard<()>>, StaleCut> {
         self.held.release(cut)?;
         Ok(self.lease.take())
+    }
+
+    /// Whether the cut that hub 0 ends can be where it says, and lets in no more workers than the job has.
+    pub fn check_release(
+        &self,
+        ReleaseRequest { from, admitted, snapshot, ends, .. }: &ReleaseRequest,
+    ) -> Result<(), String> {
+        let does_something = *snapshot || *ends || !admitted.is_empty();
+        if admitted.len() > MAX_WORKERS as usize {
+            return Err(format!("{} workers are admitted: a job has at most {MAX_WORKERS}", admitted.len()));
+        }
+        match self.front {
+            Some(front) if !from.is_near(front) || does_something && *from < front => Err(format!(
+                "a cut before round {}: this hub's chunks have come to round {}, and those of all hubs are at most {} rounds apart",
+                from.0,
+                front.0,
+                Round::APART
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// The job has failed: nobody waits for the end of a cut any more.

@@ -187,8 +187,8 @@ impl Job {
         }
     }
 
-    /// Whether a worker with this request may join. The error says what differs from the job's terms.
-    pub fn admits(&self, request: &JoinRequest) -> Result<(), String> {
+    /// Whether a worker with this request may join. The error says what differs from the job's terms, which is known.
+    pub fn admits(&self, request: &JoinRequest, difference: Option<&Difference>) -> Result<(), String> {
         let Job { name, terms, hubs: Hubs { share, .. }, .. } = self;
         let rank = request.rank;
         if request.hub != share.hub {
@@ -198,7 +198,7 @@ impl Job {
                 request.hub, request.terms.hubs
             ));
         }
-        match terms.first_difference(&request.terms) {
+        match difference {
             None => {}
             Some(Difference { what: "manifest", theirs, .. }) => {
                 return Err(format!(

@@ -6,6 +6,8 @@
 //!   the job's or hub's end ----+
 //! ```
 
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -34,6 +36,8 @@ pub(in crate::registry) const DISK_LIMIT: Duration = Duration::from_secs(3600);
 #[derive(Debug, Default)]
 pub(crate) struct Checkpoints {
     pub(in crate::registry) collecting: Vec<Collecting>,
+    /// The rounds that each core has passed last without snapshots, and of which it says nothing more.
+    pub(in crate::registry) passed: HashMap<usize, RangeInclusive<Round>>,
     pub(in crate::registry) asked: u64,
     /// Held while a file is written: the last state of a failed job is written last.
     pub(in crate::registry) writing: Arc<Mutex<()>>,

@@ -352,9 +352,9 @@ impl Pace for Arrivals {
         before: Round,
     ) -> bool {
         let ShardOf { pace, stages, .. } = shard;
-        while pace.round(place) < before {
+        if pace.round(place) < before {
             pace.end_round(stages, kernels, place);
-            pace.advance(place, Content::Gradient);
+            pace.begin(place, before); // of the rounds between there is no push
         }
         true
     }
@@ -417,7 +417,7 @@ fn skip_deserted<M: Mode>(shard: &mut ShardOf<Arrivals, M>, place: usize) -> Opt
     }
     let round = shard.pace.round(place);
     shard.stages.greet(place);
-    (round.0 - skipped + 1..=round.0).for_each(|round| shard.capture(place, Round(round)));
+    shard.capture_passed(place, Round(round.0 - skipped), round);
     let last = Round(round.0 - 1);
     Some(Finished { skipped, ..shard.finished(place, last, 0) })
 }
