@@ -139,7 +139,6 @@ fn the_way_to_a_hub_is_measured() {
     for (name, words) in [
         ("way to", ["pass", "with 1 cores"]),
         ("path MTU to", ["pass", "bytes: a packet of that size came there"]),
-        ("TCP from", ["pass", "Gb/s by one connection"]),
         ("RDMA to", ["note", "the hub there offers none"]),
     ] {
         says(check(&text, &format!("{name} {}", hub.address)), &words);

@@ -20,7 +20,6 @@ mod heartbeat;
 mod hub;
 mod join;
 mod nearest;
-mod speed;
 mod state;
 
 pub use authority::Credential;
@@ -29,5 +28,4 @@ pub use data_path::{DataPath, NicSettings, Ports, Way, open};
 pub use error::MemberError;
 pub use hub::{Hub, Missing, lost, reached, takes_part};
 pub use join::{LetIn, describe, hub_addresses, join_all, meet, placements, wait_for};
-pub use speed::{MEASURED_IN, measure};
 pub use state::{all_of, bring};

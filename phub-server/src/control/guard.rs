@@ -32,7 +32,6 @@ fn needed(method: &Method, page: &str) -> Option<Right> {
             | "/v1/jobs/{job}/leave"
             | "/v1/jobs/{job}/peers/{verb}",
         ) => None,
-        ("GET", "/v1/speed") => Some(Right::Join),
         ("POST", "/v1/drain" | "/v1/jobs/{job}/stop") => Some(Right::Operate),
         ("GET" | "HEAD", _) => Some(Right::Read),
         _ => Some(Right::Join),

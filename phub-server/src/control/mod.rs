@@ -9,7 +9,6 @@ mod metrics;
 mod page;
 mod peers;
 mod serve;
-mod speed;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -51,7 +50,6 @@ GET  /v1/events                     what GET /v1/hub says, each second, as serve
 GET  /v1/trace                      a timeline of the last rounds, if the hub has --trace
 GET  /v1/clock                      the hub's clock, for timelines of several machines
 GET  /v1/topology                   the hub's machine with its cores and NICs, as SVG
-GET  /v1/speed                      zeros for 100 ms at most, for a hub that measures its link
 GET  /metrics                       the same figures for Prometheus
 POST /v1/jobs/{job}/join            a worker asks to take part
 POST /v1/jobs/{job}/heartbeat       a worker lives, and gets the news
@@ -87,8 +85,6 @@ struct Desk {
     listeners: Arc<Semaphore>,
     /// A permit for each timeline that may be made and sent now.
     traces: Arc<Semaphore>,
-    /// A permit for each link that may be measured now.
-    transfers: Arc<Semaphore>,
 }
 
 impl Desk {
@@ -124,7 +120,6 @@ pub(crate) fn router(
     let listeners = Arc::new(Semaphore::new(page::LISTENERS));
     let traces = Arc::new(Semaphore::new(TRACES));
     let picture = Bytes::from(picture);
-    let transfers = Arc::new(Semaphore::new(speed::TRANSFERS));
     Router::new()
         .route("/", get(async |headers: HeaderMap| page::page(&headers)))
         .route("/v1/health", get(health))
@@ -133,7 +128,6 @@ pub(crate) fn router(
         .route("/v1/trace", get(trace))
         .route("/v1/clock", get(async || done(&ClockReply { id: Clock::id(), ns: Clock::now_ns() })))
         .route("/v1/topology", get(async || ([(CONTENT_TYPE, "image/svg+xml")], picture)))
-        .route("/v1/speed", get(async |State(desk): State<Desk>| speed::zeros(desk.transfers)))
         .route("/metrics", get(figures))
         .route("/v1/jobs/{job}/join", post(join))
         .route("/v1/jobs/{job}/heartbeat", post(heartbeat))
@@ -152,7 +146,7 @@ pub(crate) fn router(
         .merge(peers::routes())
         .route_layer(from_fn_with_state(guard, guard::admit))
         .fallback(async || no_such_page())
-        .with_state(Desk { registry, limits, room, listeners, traces, transfers })
+        .with_state(Desk { registry, limits, room, listeners, traces })
 }
 
 type Answer = Result<Response, Refusal>;
