@@ -221,7 +221,7 @@ fn who_reads_the_wire_sees_neither_tokens_nor_names_of_keys() {
         worker.leave();
         let seen = seen.lock().unwrap();
         assert!(seen.len() > 500, "{} bytes crossed", seen.len());
-        for words in ["Bearer phub-join.job.", KEY, "/v1/jobs/job", "\"token\""] {
+        for words in ["Phub-Proof join.job.", KEY, "/v1/jobs/job", "\"token\""] {
             let is_seen = seen.windows(words.len()).any(|part| part == words.as_bytes());
             assert_eq!(is_seen, !is_encrypted, "{words:?}");
         }

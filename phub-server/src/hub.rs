@@ -300,6 +300,7 @@ fn up(
         above,
         control,
         credential,
+        peers: settings.peers.clone().unwrap_or_default(),
         interface: interface::address(settings.interface.as_ref())?,
         limit: Duration::from_secs(settings.heartbeat_limit_s),
         start_limit: Duration::from_secs(settings.above_limit_s),

@@ -5,6 +5,7 @@ pub(crate) mod by_hand;
 mod control_port;
 mod data_socket;
 mod frames;
+mod outside;
 mod peers;
 mod posts;
 mod spans;

@@ -34,7 +34,7 @@ use tokio::sync::Semaphore;
 use crate::registry::{Refusal, Registry, Sent};
 use body::{Parts, Received};
 use crowd::ClientAddress;
-use guard::Sees;
+use guard::{Sees, Shown};
 
 pub(crate) use encryption::Encryption;
 pub(crate) use guard::Guard;
@@ -60,7 +60,7 @@ POST /v1/jobs/{job}/compare         a worker's weights, by a digest, against tho
 POST /v1/jobs/{job}/checkpoint      write the job's state to its file now (no body)
 GET  /v1/jobs/{job}/state           the job's state, as a checkpoint file
 POST /v1/jobs/{job}/offer           rank 0 has a state for a new job
-POST /v1/jobs/{job}/state?token=... rank 0 brings the state that a new job begins with
+POST /v1/jobs/{job}/state           rank 0 brings the state that a new job begins with
 POST /v1/jobs/{job}/meet            the hubs of a mesh learn each other's addresses
 POST /v1/jobs/{job}/ready           all members of a hub below are there
 POST /v1/jobs/{job}/leave           a worker is done
@@ -68,7 +68,7 @@ POST /v1/jobs/{job}/stop            stop the job, after its checkpoint (no body)
 POST /v1/drain                      take no more jobs, and end with the last (no body)
 GET  /v1/jobs/{job}/parts/{hub}/{hubs}   the rounds whose checkpoint this hub has a part of
 GET  /v1/jobs/{job}/parts/{hub}/{hubs}/{round}   the same, and whether the part of a round is damaged
-POST /v1/jobs/{job}/peers/{verb}    the other hubs of a job, with its secret
+POST /v1/jobs/{job}/peers/{verb}    the other hubs of a job
 ";
 
 /// Timelines at the same time. Each may have tens of megabytes.
@@ -144,7 +144,7 @@ pub(crate) fn router(
         .route("/v1/jobs/{job}/stop", post(stop))
         .route("/v1/drain", post(drain))
         .merge(peers::routes())
-        .route_layer(from_fn_with_state(guard, guard::admit))
+        .route_layer(from_fn_with_state((guard, Arc::clone(&registry)), guard::admit))
         .fallback(async || no_such_page())
         .with_state(Desk { registry, limits, room, listeners, traces })
 }
@@ -303,8 +303,11 @@ async fn offer(State(desk): State<Desk>, Path(job): Path<String>, request: Reque
 
 async fn bring_state(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
     let Desk { registry, limits, .. } = desk;
-    let token = request.uri().query().and_then(|query| query.strip_prefix("token=")).unwrap_or_default();
-    let mut coming = registry.state_comes(&job, token)?;
+    let token = match request.extensions().get() {
+        Some(Shown::Member(token)) => token.clone(),
+        _ => String::new(),
+    };
+    let mut coming = registry.state_comes(&job, &token)?;
     let mut parts = Parts::new(request, coming.bytes(), &limits)?;
     while let Some(part) = parts.next().await? {
         coming.append(part).await?;

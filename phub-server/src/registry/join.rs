@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fabric::{Ranges, RecvWindow, SendWindow, Span, Spans, any};
 use pbox_core::control::{
-    JobState, JoinReply, JoinRequest, NumbersSet, PROTOCOL, Present, Versions, check_job_name,
+    JobState, JoinReply, JoinRequest, NumbersSet, PROTOCOL, Present, Versions, check_address, check_job_name,
 };
 use pbox_core::{ChunkId, JobId, Numbers, Round, Share, Wire};
 
@@ -15,7 +15,7 @@ use super::hubs::Secret;
 use super::job::{Cores, Job};
 use super::links::links_by;
 use super::loss::Cause;
-use super::{Inner, Refusal, Registry, Token, on_thread};
+use super::{Inner, Refusal, Registry, Token, on_thread, token_of};
 use crate::cores::near::Near;
 
 const UNKNOWN_TOKEN: &str = "the token is not one of this hub's; join first";
@@ -72,6 +72,7 @@ impl Registry {
                 request.through.len()
             )));
         }
+        let waits_for_hubs = relays || request.peers.is_some();
         let asked = Arc::new((name, request));
         let limit = tokio::time::Instant::now() + self.heartbeat_limit;
         loop {
@@ -81,8 +82,8 @@ impl Registry {
             // On its own thread: to make a job means to read its checkpoint and to lay out its memory.
             let (registry, asked) = (Arc::clone(self), Arc::clone(&asked));
             let joining = move || registry.try_join(&asked.0, &asked.1, from);
-            let answer = match relays {
-                // The threads for joins are few. This join waits for joins at other hubs, or at this hub itself.
+            let answer = match waits_for_hubs {
+                // The threads for joins are few. This join waits for answers of other hubs, or of this hub itself.
                 true => {
                     on_thread("phub-above", joining).await.unwrap_or_else(|why| Err(Refusal::Exhausted(why)))
                 }
@@ -200,6 +201,11 @@ impl Registry {
     /// Whose token it is. Says nothing of whether the worker is connected already.
     pub fn expects(&self, token: Token) -> Result<(JobId, u32), String> {
         self.lock().tokens.get(&token).copied().ok_or_else(|| UNKNOWN_TOKEN.into())
+    }
+
+    /// Whether a member has this token.
+    pub fn has_member(&self, token: &str) -> bool {
+        self.lock().tokens.contains_key(&token_of(token))
     }
 
     /// What a connection with this token gets. A token is good for one connection.
@@ -366,6 +372,9 @@ fn check_peers(request: &JoinRequest) -> Result<(), String> {
             )),
         };
     };
+    if let Some(error) = peers.hubs.iter().find_map(|hub| check_address(hub).err()) {
+        return Err(format!("{share}: peers: {error}"));
+    }
     if share.is_whole() || peers.hubs.len() != share.hubs as usize {
         let named = peers.hubs.len();
         return Err(format!(

@@ -11,7 +11,7 @@ use fabric::any::{self, Transport};
 use fabric::tcp::Frames;
 use fabric::verbs::{self, NicOptions};
 use fabric::{Arrival, LinkId, NicPair, Port as _, Posted, Receive, SendWindow, Until};
-use membership::{NicSettings, Ports};
+use membership::{Named, NicSettings, Ports};
 use pbox_core::control::{HubReply, JoinRequest, PROTOCOL, Versions};
 use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, JobTerms, Key, Optimizer, Round, Wire};
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, ip_mtu, set_ip_mtu_discover};
@@ -249,7 +249,7 @@ fn pairs(
         terms,
     };
     let job = format!("phub-doctor-{}", hub.cores.len());
-    let mut let_in = membership::join_all(&[address], &job, PATIENCE, &request, credential)
+    let mut let_in = membership::join_all(&[address], &job, PATIENCE, &request, credential, &Named::Here)
         .map_err(|error| in_words(&error))?;
     let window = SendWindow::new(wire.gradient_window_bytes()).map_err(|error| in_words(&error))?;
     let (window, _) = window.split(vec![Vec::new()]).map_err(|error| in_words(&error))?;

@@ -27,12 +27,7 @@ fn told(host: &Host) -> Option<Known> {
 }
 
 /// The choice for machines with such links. `apart`: so many hubs above are apart.
-fn advice(
-    (gbps, nic): Known,
-    job: (&JobTerms, &Wire),
-    machines: u32,
-    apart: Option<u32>,
-) -> Option<String> {
+fn advice((gbps, nic): Known, job: (&JobTerms, &Wire), machines: u32, apart: Option<u32>) -> Option<String> {
     let shapes = Shapes::new(job, machines, apart, 1, Some(gbps)).ok()?;
     let choice = choose(&shapes.all);
     let gbps = (gbps * 1e3).round() / 1e3;

@@ -1,4 +1,5 @@
-//! What the other hubs of a job ask of this one, and what this one tells them. Each request shows the job's secret.
+//! What the other hubs of a job ask of this one, and what this one tells them. Each request proves that it comes from a hub, and has
+//! the job's secret.
 //!
 //! | request | from | to |
 //! | --- | --- | --- |
