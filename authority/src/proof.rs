@@ -68,7 +68,7 @@ impl Token {
 }
 
 impl Proof {
-    /// What it claims: the right, the job, and when the token expires.
+    /// Returns the right, the job and the time that it claims.
     pub(crate) fn claim(&self) -> (Right, &str, Option<u64>) {
         (self.right, &self.job, self.expires)
     }

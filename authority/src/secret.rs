@@ -62,7 +62,7 @@ impl Secret {
         self.token_until(right, job, None)
     }
 
-    /// The same, which expires so many seconds after 1970 began.
+    /// Makes the token of a right to a job, which expires at a time: in seconds since 1970 began.
     pub fn token_until(&self, right: Right, job: &str, expires: Option<u64>) -> Token {
         let proof = hex(&self.mac(right, job, expires).finalize().into_bytes());
         Token { right, job: job.to_owned(), expires, proof }
@@ -125,7 +125,7 @@ impl Secrets {
     }
 }
 
-/// So many random bytes.
+/// Draws random bytes.
 pub(crate) fn random<const BYTES: usize>() -> std::io::Result<[u8; BYTES]> {
     let mut bytes = [0; BYTES];
     let drawn = getrandom(&mut bytes, GetRandomFlags::empty())?;

@@ -23,7 +23,7 @@ pub enum Right {
 const RIGHTS: [(Right, &str); 4] =
     [(Right::Read, "read"), (Right::Join, "join"), (Right::Operate, "operate"), (Right::Peer, "peer")];
 
-/// What follows a job's name in that of its sums, at the hubs above.
+/// The end of the name of a job of sums, at the hubs above: before it stands the name of the job.
 pub const SUMS: &str = ".above";
 
 impl Right {
@@ -56,7 +56,7 @@ pub struct Token {
     pub right: Right,
     /// The job, or [`ALL_JOBS`].
     pub job: String,
-    /// When it expires, in seconds since 1970 began.
+    /// The time at which it expires, in seconds since 1970 began.
     pub expires: Option<u64>,
     /// HMAC-SHA256, in hexadecimal digits.
     pub(crate) proof: String,

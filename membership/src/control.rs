@@ -20,7 +20,7 @@ use crate::named::Named;
 /// A hub that takes a state more slowly than this is stuck.
 const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
 
-/// What members ask for by a right to their job, and not as members.
+/// The verbs that members ask for by a right to their job, and not as members.
 const BY_RIGHT: [&str; 3] = ["join", "meet", "checkpoint"];
 
 /// Bytes of a refusal that are kept.
@@ -117,9 +117,9 @@ pub(crate) struct Control {
     agent: ureq::Agent,
     /// Of each request.
     pub timeout: Duration,
-    /// What requests are proved by.
+    /// The secret or token that proves requests.
     credential: Option<Credential>,
-    /// Who named the address.
+    /// The one who named the address.
     pub named: Named,
     /// The token of a member, once it is one.
     member: Option<String>,
@@ -152,7 +152,7 @@ impl Control {
         Control { agent, timeout, ..self.clone() }
     }
 
-    /// The same control port, asked by the member that has this token.
+    /// Asks it as the member that has this token.
     pub fn of_member(mut self, token: &str) -> Self {
         self.member = Some(token.to_owned());
         self
@@ -278,7 +278,7 @@ impl Control {
         reply.map(|reply: OfferReply| reply.state_bytes)
     }
 
-    /// `POST /v1/jobs/{job}/state`, of a member: so many bytes of `values`, which may take longer than other requests.
+    /// Sends `POST /v1/jobs/{job}/state` of a member, with `bytes` of `values`. It may take longer than other requests.
     pub fn send_state<R: Answer>(
         &self,
         what: &'static str,
@@ -373,7 +373,7 @@ impl Control {
     }
 }
 
-/// What makes requests. A hub is reached directly, whatever the environment says of proxies, and leads nowhere else.
+/// Makes what sends requests. A hub is reached directly, whatever the environment says of proxies, and leads nowhere else.
 fn agent_within(timeout: Duration, trust: Option<&Trust>, named: &Named) -> ureq::Agent {
     let config = ureq::Agent::config_builder()
         .timeout_global(Some(timeout))

@@ -1,4 +1,4 @@
-//! What the library of HTTP connects with: directly, to where a hub's name leads, and over TLS to hubs that this process trusts.
+//! Connections for the library of HTTP: directly, to where a hub's name leads, and over TLS to hubs that this process trusts.
 
 use std::io::{Read, Write};
 
@@ -20,7 +20,8 @@ use crate::named::{Named, look_up};
 /// Addresses of a name that are tried: as many as the library has room for.
 const ADDRESSES: usize = 16;
 
-/// What makes requests with these settings, to addresses that somebody named: without TLS, or over TLS to hubs that are trusted.
+/// Makes what sends requests with these settings, to addresses that somebody named: without TLS, or over TLS to hubs that are
+/// trusted.
 pub(crate) fn agent(config: Config, trust: Option<&Trust>, named: Named) -> Agent {
     let connect = ().chain(TcpConnector::default());
     match trust {

@@ -1,5 +1,5 @@
-//! Who named the address of a hub, and what a process does with it: names are looked up by threads of their own, within a limit, and
-//! those that came from outside lead only where the operator allows.
+//! Addresses of hubs by who named them. Names are looked up by threads of their own, within a limit. Addresses that came from outside
+//! lead only where the operator allows.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -20,7 +20,7 @@ const NO_ANSWER: &str = "no name server answered in time";
 /// Lookups that have not ended.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
-/// Who named an address.
+/// The one who named an address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Named {
     /// This process's own settings.

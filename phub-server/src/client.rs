@@ -34,9 +34,9 @@ const LONGEST_REASON: usize = 4096;
 pub struct Address {
     /// As the job's workers name it.
     pub name: String,
-    /// Who named it.
+    /// The one who named it.
     named: Named,
-    /// Where that is, once it was found.
+    /// The place, once it was found.
     found: Arc<OnceCell<SocketAddr>>,
 }
 
@@ -46,7 +46,7 @@ impl Address {
         Address { name: name.to_owned(), named, found: Arc::default() }
     }
 
-    /// Where it is. Waits for a name server on another thread.
+    /// Finds the place. Another thread waits for the name server.
     async fn resolve(&self) -> Result<SocketAddr, String> {
         let look_up = || async {
             let (done, found) = oneshot::channel();

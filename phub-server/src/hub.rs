@@ -299,6 +299,7 @@ fn up(
     Ok(Up {
         above,
         control,
+        for_outside: credential.clone().filter(|_| !settings.insecure),
         credential,
         peers: settings.peers.clone().unwrap_or_default(),
         interface: interface::address(settings.interface.as_ref())?,

@@ -248,3 +248,14 @@ fn a_member_is_no_hub_of_its_job() {
     assert_eq!(status, 401);
     assert_eq!(describe(&hubs[0].address().to_string()).jobs.len(), 1, "the job is there");
 }
+
+#[test]
+fn a_hub_that_serves_everybody_proves_nothing_for_them() {
+    let _watchdog = Watchdog::start();
+    let hub = Hub::start(&HubSettings { insecure: true, ..settings(1, PATIENT_S) }).unwrap();
+    let attacker = first_of_mesh(hub.address().to_string(), let_in(u32::MAX, &[0]));
+    refusal(&hub, JOIN, body(&with_mesh(&attacker.address())));
+    let seen = attacker.seen();
+    assert!(seen.iter().any(|seen| seen.path.ends_with("/join")), "{seen:?}");
+    assert!(seen.iter().all(|seen| seen.shown.is_none()), "{seen:?}");
+}

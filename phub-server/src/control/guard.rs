@@ -66,7 +66,7 @@ impl Sees {
     }
 }
 
-/// What a request shows of who asks, as the header `Authorization` has it.
+/// The header `Authorization` of a request, which says who asks.
 #[derive(Clone, Debug)]
 pub(super) enum Shown {
     Token(Token),

@@ -59,9 +59,11 @@ pub(crate) struct Up {
     pub above: Option<HubsAbove>,
     /// The control port of this hub.
     pub control: SocketAddr,
-    /// What this hub shows to them.
+    /// The secret that proves requests to the hubs above.
     pub credential: Option<Credential>,
-    /// Where addresses may lead that a join or an answer names.
+    /// The same for hubs that joins name. None where everybody may join, who has no right elsewhere.
+    pub for_outside: Option<Credential>,
+    /// The peers to which addresses of a join or an answer may lead.
     pub peers: PeerList,
     /// The address of the interface by which hubs of other machines reach it, if the settings name an interface.
     pub interface: Option<IpAddr>,
@@ -113,7 +115,7 @@ impl Wake for Bell {
 }
 
 impl Up {
-    /// Who names the hubs of a mesh, and the other hubs of a job.
+    /// Returns who names the hubs of a mesh, and the other hubs of a job.
     pub(super) fn outside(&self) -> Named {
         Named::Outside(self.peers.clone())
     }
@@ -137,7 +139,7 @@ impl Up {
             }
             (Some(mesh), None) => mesh,
         };
-        let (named, credential) = (self.outside(), self.credential.as_ref());
+        let (named, credential) = (self.outside(), self.for_outside.as_ref());
         membership::wait_for(&[&mesh.meet], &named, deadline, &|| false).map_err(not_joined)?;
         let address = self.address_for(mesh).map_err(conflict)?;
         let hubs = membership::meet(mesh, name, address, deadline, credential, &named).map_err(not_joined)?;
@@ -200,9 +202,11 @@ impl Up {
         let name = name_above(name);
         check_job_name(&name).map_err(|error| refused(format!("at the hubs above: {error}")))?;
         let addresses: Vec<&str> = above.hubs.iter().map(String::as_str).collect();
-        let named = if above.own.is_some() { self.outside() } else { Named::Here };
+        let (named, credential) = match above.own {
+            Some(_) => (self.outside(), self.for_outside.as_ref()),
+            None => (Named::Here, self.credential.as_ref()),
+        };
         membership::wait_for(&addresses, &named, deadline, &|| false).map_err(not_joined)?;
-        let credential = self.credential.as_ref();
         let hubs = membership::join_all(&addresses, &name, self.limit, &request, credential, &named);
         let hubs = hubs.map_err(not_joined)?;
         let placed = Above {

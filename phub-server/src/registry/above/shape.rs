@@ -1,4 +1,4 @@
-//! What the links allow a job on several machines, in the log of their hubs.
+//! The shape that links allow a job on several machines, in the log of their hubs.
 
 use pbox_core::{JobTerms, Wire};
 use topology::Host;

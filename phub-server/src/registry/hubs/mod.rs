@@ -179,7 +179,7 @@ impl Hubs {
 pub(crate) struct Peers {
     pub job: String,
     pub secret: Secret,
-    /// What requests are proved by.
+    /// The secret that proves requests.
     pub credential: Option<Credential>,
     /// This hub.
     pub own: u32,

@@ -52,7 +52,7 @@ impl Registry {
                 Some(secret) => secret,
                 None => Secret(new_token()?),
             },
-            credential: self.up.credential.clone(),
+            credential: self.up.for_outside.clone(),
             own: share.hub,
             addresses: named.map(|name| Address::new(name, self.up.outside())).collect(),
             owners: (0..share.hubs).map(owns).collect(),
