@@ -217,7 +217,10 @@ impl LetIn {
         let LetIn { control, share, reply, .. } = self;
         let nonsense = |saw: String| MemberError::Nonsense { hub: control.hub.clone(), what: "join", saw };
         let cores = &reply.cores;
-        if cores.is_empty() || !cores.is_sorted() || cores.iter().any(|&core| core >= reply.ports) {
+        if cores.is_empty()
+            || !cores.is_sorted_by(|core, next| core < next)
+            || cores.iter().any(|&core| core >= reply.ports)
+        {
             return Err(nonsense(format!("cores {cores:?} of {}", reply.ports)));
         }
         let nodes = self.cores();

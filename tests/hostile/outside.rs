@@ -99,6 +99,7 @@ fn a_worker_survives_a_hub_that_says_it_has_2_to_the_32_ports() {
         (let_in(u32::MAX, &[0]), "4294967295 ports: expected 4096"),
         (let_in(u32::MAX, &[u32::MAX - 1]), "4294967295 ports: expected 4096"),
         (let_in(1, &[0, 1, 2]), "3 cores: expected 1"),
+        (let_in(2, &[0, 0]), "cores [0, 0] of 2"),
         (value!({"heartbeat_limit_ms": u64::MAX}), "ms for a heartbeat: expected 3600000"),
         (value!({"nodes": 4_000_000_000u32}), "no answer"),
         (
@@ -115,6 +116,19 @@ fn a_worker_survives_a_hub_that_says_it_has_2_to_the_32_ports() {
         }
         assert!(recorder.seen().iter().all(|seen| !seen.text.contains("Bearer")), "{error}");
     }
+}
+
+#[test]
+fn one_of_several_hubs_has_no_hubs_above() {
+    let _watchdog = Watchdog::start();
+    let mut answer = let_in(1, &[0]);
+    answer["above"] = value!({"schedule": "sliced", "split_above": 1, "cores": [1]});
+    answer["pass"] = value!({"secret": "0".repeat(32), "worker": 1, "first_round": 0, "checkpoints": false});
+    let hubs = [0, 1].map(|_| {
+        let answer = answer.clone();
+        Recorder::start(move |_| json(answer.clone())).address()
+    });
+    says(refused(config_at(&hubs.join(","), "job", 0, 1)), &["hubs above one of several hubs"]);
 }
 
 #[test]

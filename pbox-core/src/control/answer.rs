@@ -5,8 +5,8 @@ use serde::de::DeserializeOwned;
 
 use super::{
     CheckpointReply, ClockReply, FailedReply, HeartbeatReply, HoldReply, HubReply, JobState, JoinReply,
-    LastReply, LeaveReply, MeetReply, OfferReply, PartsReply, StateReply, TransportAddress, WrittenReply,
-    check_address,
+    LastReply, LeaveReply, MeetReply, OfferReply, PartState, PartsReply, StateReply, TransportAddress,
+    WrittenReply, check_address,
 };
 use crate::job::{MAX_HUBS, MAX_WORKERS};
 use crate::layout::Round;
@@ -17,6 +17,9 @@ pub const MAX_PORTS: u32 = 4096;
 const MAX_HEARTBEAT_LIMIT_MS: u64 = 3_600_000;
 /// The most rounds of files in an answer. A hub keeps a few of a job.
 const MAX_FILES: usize = 1 << 16;
+
+/// The most bytes of a state, or of a hub's part of it. Those of several hubs are added.
+const MAX_STATE_BYTES: u64 = 1 << 50;
 
 /// An answer of a hub.
 pub trait Answer: DeserializeOwned {
@@ -44,6 +47,15 @@ fn rounds(rounds: impl IntoIterator<Item = Round>) -> Result<(), String> {
         None => Ok(()),
         Some(round) => Err(format!("round {}: expected {} at most", round.0, Round::LIMIT.0)),
     }
+}
+
+/// The rounds of a hub's files.
+fn files(of: &[Round]) -> Result<(), String> {
+    at_most("files", of.len(), MAX_FILES)?;
+    if !of.is_sorted_by(|round, next| round < next) {
+        return Err("rounds of files: expected them ascending".into());
+    }
+    rounds(of.iter().copied())
 }
 
 fn ranks(ranks: impl IntoIterator<Item = u32>) -> Result<(), String> {
@@ -99,8 +111,7 @@ impl Answer for HeartbeatReply {
 
 impl Answer for OfferReply {
     fn check(&self) -> Result<(), String> {
-        // What is brought is compared with the length of the values, and several are added.
-        at_most("bytes of a state", self.state_bytes.unwrap_or(0), 1u64 << 50)
+        at_most("bytes of a state", self.state_bytes.unwrap_or(0), MAX_STATE_BYTES)
     }
 }
 
@@ -124,8 +135,7 @@ impl Answer for CheckpointReply {
 
 impl Answer for PartsReply {
     fn check(&self) -> Result<(), String> {
-        at_most("files", self.rounds.len(), MAX_FILES)?;
-        rounds(self.rounds.iter().copied())
+        files(&self.rounds)
     }
 }
 
@@ -137,8 +147,10 @@ impl Answer for HoldReply {
 
 impl Answer for WrittenReply {
     fn check(&self) -> Result<(), String> {
-        at_most("files", self.rounds.len(), MAX_FILES)?;
-        rounds(self.rounds.iter().copied())
+        if let PartState::Written(bytes) = self.part {
+            at_most("bytes of a part", bytes, MAX_STATE_BYTES)?;
+        }
+        files(&self.rounds)
     }
 }
 
@@ -150,7 +162,7 @@ impl Answer for FailedReply {
 
 impl Answer for LastReply {
     fn check(&self) -> Result<(), String> {
-        Ok(())
+        at_most("bytes of a part", self.bytes, MAX_STATE_BYTES)
     }
 }
 
@@ -221,6 +233,14 @@ mod tests {
         assert!(news(serde_json::json!({"rank": u32::MAX, "from": 7})).unwrap_err().contains("rank"));
         let hold = checked::<HoldReply>(serde_json::json!({"front": u32::MAX}));
         assert!(hold.unwrap_err().contains("round"));
+        let parts = |rounds: serde_json::Value| {
+            checked::<PartsReply>(serde_json::json!({"keeps": true, "every": null, "rounds": rounds}))
+        };
+        assert_eq!(parts(serde_json::json!([1, 2])), Ok(()));
+        assert!(parts(serde_json::json!([2, 1])).unwrap_err().contains("ascending"));
+        assert!(parts(serde_json::json!([1, u32::MAX])).unwrap_err().contains("round 4294967295"));
+        let part = serde_json::json!({"rounds": [], "part": {"written": u64::MAX}});
+        assert!(checked::<WrittenReply>(part).unwrap_err().contains("bytes of a part"));
         let meet = checked::<MeetReply>(serde_json::json!({"hubs": ["a:1", "b:1/path"]}));
         assert!(meet.unwrap_err().contains("b:1/path"));
         assert!(checked::<MeetReply>(serde_json::json!({"hubs": vec!["a:1"; 1000]})).is_err());
