@@ -21,11 +21,13 @@ use rustls::pki_types::ServerName;
 use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::sync::{OnceCell, oneshot};
+use tokio::sync::{OnceCell, Semaphore, oneshot};
 use tokio_rustls::TlsConnector;
 
 /// The longest answer: the rounds of a job's checkpoints, or all jobs of a hub.
 const ANSWER_BYTES: usize = 4 << 20;
+/// Names of one job that are looked up at a time.
+const LOOKUPS: usize = 4;
 /// Bytes of a refusal that are kept.
 const LONGEST_REASON: usize = 4096;
 
@@ -38,19 +40,35 @@ pub struct Address {
     named: Named,
     /// The place, once it was found.
     found: Arc<OnceCell<SocketAddr>>,
+    /// A permit for each lookup of this address, and of those that were named with it.
+    lookups: Arc<Semaphore>,
 }
 
 impl Address {
     /// A `host:port` that somebody named. It is looked up when it is first asked.
     pub fn new(name: &str, named: Named) -> Self {
-        Address { name: name.to_owned(), named, found: Arc::default() }
+        Address { name: name.to_owned(), named, found: Arc::default(), lookups: Arc::new(Semaphore::new(1)) }
+    }
+
+    /// Several, which somebody named together. Few are looked up at a time, so that others find a thread for their own.
+    pub fn several<'a>(names: impl IntoIterator<Item = &'a String>, named: &Named) -> Vec<Self> {
+        let lookups = Arc::new(Semaphore::new(LOOKUPS));
+        let address =
+            |name: &String| Address { lookups: Arc::clone(&lookups), ..Self::new(name, named.clone()) };
+        names.into_iter().map(address).collect()
     }
 
     /// Finds the place. Another thread waits for the name server.
     async fn resolve(&self) -> Result<SocketAddr, String> {
         let look_up = || async {
+            let permit =
+                Arc::clone(&self.lookups).acquire_owned().await.map_err(|error| error.to_string())?;
             let (done, found) = oneshot::channel();
-            look_up_with(&self.name, &self.named, move |result| drop(done.send(result)));
+            look_up_with(&self.name, &self.named, move |result| {
+                // Also where nobody waits any more: the thread is there until now.
+                drop(permit);
+                drop(done.send(result));
+            });
             let found = tokio::time::timeout(LOOKUP_LIMIT, found).await;
             let found = found.map_err(|_| "no name server answered in time".to_owned())?;
             let found = found.map_err(|_| "there is no thread for it".to_owned())?;

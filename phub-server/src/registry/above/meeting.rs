@@ -156,7 +156,7 @@ mod tests {
     fn all_learn_all_addresses_and_a_second_meeting_begins_anew() {
         let meetings = Meetings::default();
         crate::registry::test_bed::runtime().block_on(async {
-            for port in 0..2 {
+            for port in 1..3 {
                 let (a, b) = (format!("a:{port}"), format!("b:{port}"));
                 let met = tokio::join!(
                     meetings.meet("job", request("1/2", &b, 9000)),

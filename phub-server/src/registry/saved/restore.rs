@@ -54,7 +54,7 @@ impl Registry {
             },
             credential: self.up.for_outside.clone(),
             own: share.hub,
-            addresses: named.map(|name| Address::new(name, self.up.outside())).collect(),
+            addresses: Address::several(named, &self.up.outside()),
             owners: (0..share.hubs).map(owns).collect(),
             limit: self.heartbeat_limit,
         });
