@@ -2,7 +2,7 @@
 //!
 //! Once, at the join. Knows the hubs' offers and this member's settings; nothing of rounds.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -15,8 +15,10 @@ use fabric::{FrameRule, Joined, NicPair, PlannedLink, PortId, Receive, RecvWindo
 use pbox_core::control::TransportAddress;
 use pbox_core::{Expected, Placement, Schedule, Wire};
 
+use crate::control::Control;
 use crate::error::MemberError;
 use crate::join::LetIn;
+use crate::named::{LOOKUP_LIMIT, look_up};
 use crate::nearest;
 
 /// By which transport a member reaches a hub.
@@ -326,12 +328,13 @@ impl<'a> Route<'a> {
     /// A hub that listens at all its addresses is reached at the address of its control port.
     fn reached_at(&self, address: SocketAddr) -> Result<SocketAddr, String> {
         if !address.ip().is_unspecified() {
+            let named = &self.hub.control.named;
+            named.check(&address.ip().to_string(), address.ip()).map_err(|error| error.to_string())?;
             return Ok(address);
         }
-        let hub = &self.hub.control.hub;
-        let mut found = hub.to_socket_addrs().map_err(|error| format!("resolving {hub}: {error}"))?;
-        let found = found.next().ok_or_else(|| format!("{hub} has no address"))?;
-        Ok(SocketAddr::new(found.ip(), address.port()))
+        let Control { hub, named, .. } = &self.hub.control;
+        let found = look_up(hub, named, LOOKUP_LIMIT).map_err(|error| format!("resolving {hub}: {error}"))?;
+        Ok(SocketAddr::new(found[0].ip(), address.port()))
     }
 }
 

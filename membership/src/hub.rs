@@ -5,10 +5,11 @@ use std::io::Read;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use pbox_core::control::{JobState, JoinReply, Late, Latest, LeaveRequest, Left, RelinkRequest, StateReply};
+use pbox_core::control::{
+    Answer, JobState, JoinReply, Late, Latest, LeaveRequest, Left, RelinkRequest, StateReply,
+};
 use pbox_core::{Round, Share};
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 use crate::control::{Cause, Control, Failure, HubClock, insist};
 use crate::error::MemberError;
@@ -151,7 +152,7 @@ impl Hub {
     ///
     /// # Errors
     /// When the hub is lost, the job has failed, or the hub refuses.
-    pub fn post<Q: Serialize, R: DeserializeOwned>(
+    pub fn post<Q: Serialize, R: Answer>(
         &self,
         verb: &str,
         what: &'static str,

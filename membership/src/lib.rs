@@ -19,8 +19,8 @@ mod error;
 mod heartbeat;
 mod hub;
 mod join;
+mod named;
 mod nearest;
-mod speed;
 mod state;
 
 pub use authority::Credential;
@@ -29,5 +29,5 @@ pub use data_path::{DataPath, NicSettings, Ports, Way, open};
 pub use error::MemberError;
 pub use hub::{Hub, Missing, lost, reached, takes_part};
 pub use join::{LetIn, describe, hub_addresses, join_all, meet, placements, wait_for};
-pub use speed::{MEASURED_IN, measure};
+pub use named::{LOOKUP_LIMIT, Named, PeerList, look_up, look_up_with};
 pub use state::{all_of, bring};

@@ -338,7 +338,9 @@ fn up(
     Ok(Up {
         above,
         control,
+        for_outside: credential.clone().filter(|_| !settings.insecure),
         credential,
+        peers: settings.peers.clone().unwrap_or_default(),
         interface: interface::address(settings.interface.as_ref())?,
         limit: Duration::from_secs(settings.heartbeat_limit_s),
         start_limit: Duration::from_secs(settings.above_limit_s),

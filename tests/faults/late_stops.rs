@@ -110,7 +110,8 @@ fn a_worker_that_comes_while_the_hub_stops_begins_at_the_next_hub() {
     session.wait(FIRST).unwrap();
     let stops = std::thread::spawn(move || hub.finish());
     let name = address.to_string();
-    let health = || membership::wait_for(&[name.as_str()], Instant::now(), &|| false);
+    let health =
+        || membership::wait_for(&[name.as_str()], &membership::Named::Here, Instant::now(), &|| false);
     until("the hub says that it stops", || {
         health().is_err_and(|error| error.to_string().contains("the hub is stopping"))
     });

@@ -6,6 +6,7 @@ pub(crate) mod by_hand;
 mod control_port;
 mod data_socket;
 mod frames;
+mod outside;
 mod peers;
 mod posts;
 mod spans;

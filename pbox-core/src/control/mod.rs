@@ -3,6 +3,8 @@
 //! Plain data, spoken by both roles and by people with `curl`; `docs/protocol.md` shows examples.
 //! Unknown fields are refused, so that a misspelt setting is not ignored in silence.
 
+mod address;
+mod answer;
 mod hub;
 mod known;
 mod mesh;
@@ -13,6 +15,8 @@ mod reason;
 mod rounds;
 mod versions;
 
+pub use address::{NotAnAddress, check_address, host_of, ip_of};
+pub use answer::{Answer, MAX_PORTS};
 pub use hub::{CoreReply, CountsReply, HubReply, JobReply, LinkReply, LostReply, MemberReply, NicReply};
 pub use mesh::{Machine, MeetReply, MeetRequest, Mesh, NotAMachine};
 pub use numbers::{LearningRateRequest, OptimizerRequest};

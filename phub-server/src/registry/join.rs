@@ -4,7 +4,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use fabric::{Ranges, RecvWindow, SendWindow, Span, Spans, any};
-use pbox_core::control::{JobState, JoinReply, JoinRequest, PROTOCOL, Versions, check_job_name};
+use pbox_core::control::{
+    JobState, JoinReply, JoinRequest, PROTOCOL, Versions, check_address, check_job_name,
+};
 use pbox_core::job::Difference;
 use pbox_core::{ChunkId, JobId, JobTerms, Share, Wire};
 
@@ -14,7 +16,7 @@ use super::hubs::Secret;
 use super::job::{Cores, Job};
 use super::links::links_by;
 use super::loss::Cause;
-use super::{Inner, Refusal, Registry, Token, on_thread};
+use super::{Inner, Refusal, Registry, Token, on_thread, token_of};
 use crate::cores::near::Near;
 
 const UNKNOWN_TOKEN: &str = "the token is not one of this hub's; join first";
@@ -65,6 +67,7 @@ impl Registry {
                 request.through.len()
             )));
         }
+        let waits_for_hubs = relays || request.peers.is_some();
         let asked = Arc::new((name, request));
         let limit = tokio::time::Instant::now() + self.heartbeat_limit;
         loop {
@@ -74,8 +77,8 @@ impl Registry {
             // On its own thread: to make a job means to read its checkpoint and to lay out its memory.
             let (registry, asked) = (Arc::clone(self), Arc::clone(&asked));
             let joining = move || registry.try_join(&asked.0, &asked.1, from);
-            let answer = match relays {
-                // The threads for joins are few. This join waits for joins at other hubs, or at this hub itself.
+            let answer = match waits_for_hubs {
+                // The threads for joins are few. This join waits for answers of other hubs, or of this hub itself.
                 true => {
                     on_thread("phub-above", joining).await.unwrap_or_else(|why| Err(Refusal::Exhausted(why)))
                 }
@@ -219,6 +222,11 @@ impl Registry {
         self.lock().tokens.get(&token).copied().ok_or_else(|| UNKNOWN_TOKEN.into())
     }
 
+    /// Whether a member has this token.
+    pub fn has_member(&self, token: &str) -> bool {
+        self.lock().tokens.contains_key(&token_of(token))
+    }
+
     /// What a connection with this token gets. A token is good for one connection.
     pub fn admission(&self, token: Token) -> Result<Admission, String> {
         let mut admission = self.shared_admission(token)?;
@@ -359,6 +367,9 @@ fn check_peers(request: &JoinRequest) -> Result<(), String> {
             )),
         };
     };
+    if let Some(error) = peers.hubs.iter().find_map(|hub| check_address(hub).err()) {
+        return Err(format!("{share}: peers: {error}"));
+    }
     if share.is_whole() || peers.hubs.len() != share.hubs as usize {
         let named = peers.hubs.len();
         return Err(format!(

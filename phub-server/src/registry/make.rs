@@ -119,7 +119,7 @@ impl Registry {
             optimizer = ?terms.optimizer, level = ?terms.level, workers = terms.workers, "new job"
         );
         if let Some(let_in) = &let_in {
-            let_in.above.log_shape(name, (&of_shards, &wire), self.up.credential.as_ref());
+            let_in.above.log_shape(name, (&of_shards, &wire));
         }
         let restored = restored.map(Arc::new);
         let (weights, mut shards, joined, ways) = match (let_in, &below) {

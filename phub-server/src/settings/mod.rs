@@ -15,6 +15,7 @@ use clap::Parser;
 use clap::builder::BoolishValueParser;
 use fabric::any::Transport;
 use fabric::verbs::{NicList, RailMap};
+use membership::PeerList;
 use pbox_core::control::Machine;
 use topology::{CoreChoice, CpuId};
 
@@ -155,6 +156,11 @@ pub struct HubSettings {
     /// if that is 0.0.0.0, the interface that leads to the first machine.
     #[arg(long, env = "PHUB_INTERFACE", value_name = "NAME")]
     pub interface: Option<NicList>,
+
+    /// Hosts and networks that this hub may ask because a join or another hub names them, like 10.0.0.0/8,hub-1.example: the hubs
+    /// of a mesh, and the other hubs of a job. Those of --above need not be there. Default: all.
+    #[arg(long, env = "PHUB_PEERS", value_name = "LIST")]
+    pub peers: Option<PeerList>,
 
     /// How many seconds the first worker of a job waits for hubs above, or of the mesh, that do not answer yet.
     #[arg(long, env = "PHUB_ABOVE_LIMIT_S", default_value_t = 30, value_name = "SECONDS")]

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use membership::Named;
 use pbox_core::control::JobState;
 use pyo3::prelude::*;
 
@@ -13,7 +14,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// Whether a hub answers at this address.
 #[pyfunction]
 pub fn answers(py: Python<'_>, address: &str) -> bool {
-    py.detach(|| membership::wait_for(&[address], Instant::now(), &|| false)).is_ok()
+    py.detach(|| membership::wait_for(&[address], &Named::Here, Instant::now(), &|| false)).is_ok()
 }
 
 /// Whether all jobs of the hub at this address have ended.

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use fabric::tcp::Frames;
 use fabric::{Port, Receive, RecvWindow, SendWindow, Until, any};
-use membership::{Credential, DataPath, Hub, LetIn, MemberError, Ports, Way};
+use membership::{Credential, DataPath, Hub, LetIn, MemberError, Named, Ports, Way};
 use pbox_core::control::{JoinRequest, PROTOCOL, Versions, check_job_name};
 use pbox_core::{Credit, Round, Slices, Wire};
 
@@ -178,7 +178,7 @@ pub(super) fn let_in(
 ) -> Result<Vec<LetIn>, SessionError> {
     let addresses = membership::hub_addresses(&config.hub)?;
     if until > Instant::now() {
-        membership::wait_for(&addresses, until, given_up)?;
+        membership::wait_for(&addresses, &Named::Here, until, given_up)?;
     }
     let request = JoinRequest {
         protocol: PROTOCOL,
@@ -197,7 +197,7 @@ pub(super) fn let_in(
         None => Credential::find_if_any().map_err(MemberError::from)?,
     };
     let (job, limit) = (&config.job, config.join_limit);
-    Ok(membership::join_all(&addresses, job, limit, &request, credential.as_ref())?)
+    Ok(membership::join_all(&addresses, job, limit, &request, credential.as_ref(), &Named::Here)?)
 }
 
 /// What leads to the hubs.

@@ -1,4 +1,5 @@
-//! What the other hubs of a job ask of this one, and what this one tells them. Each request shows the job's secret.
+//! Requests of the other hubs of a job to this one, and of this one to them. Each proves that it comes from a hub, and has the job's
+//! secret.
 //!
 //! | request | from | to |
 //! | --- | --- | --- |
