@@ -67,7 +67,8 @@ impl Hub {
     pub fn start_with(settings: &HubSettings, limits: ControlLimits) -> Result<Self, HubError> {
         let guard = Arc::new(Guard::new(settings)?);
         let encryption = Arc::new(Encryption::new(settings)?);
-        let store = settings.checkpoints.as_ref().map(CheckpointStore::open).transpose()?;
+        let open = |dir| CheckpointStore::open_for(dir, settings.checkpoint_mode);
+        let store = settings.checkpoints.as_ref().map(open).transpose()?;
         let store = store.map(|store| store.keeping(settings.checkpoint_keep));
         let trace = settings.trace.as_ref().map(TraceFile::create).transpose()?;
         let host = Host::live()?;

@@ -18,7 +18,7 @@ use fabric::verbs::{NicList, RailMap};
 use pbox_core::control::Machine;
 use topology::{CoreChoice, CpuId};
 
-use crate::checkpoint::KEEP;
+use crate::checkpoint::{FileMode, KEEP};
 use crate::registry::Quotas;
 
 pub use idle_choice::IdleChoice;
@@ -133,6 +133,10 @@ pub struct HubSettings {
     /// from the newest that is not damaged. Each needs room on the disk. A job over several hubs keeps its last two.
     #[arg(long, env = "PHUB_CHECKPOINT_KEEP", default_value_t = KEEP, value_name = "COUNT")]
     pub checkpoint_keep: NonZeroU32,
+
+    /// Who may read the checkpoints: the mode of their files, like 640; the directory gets the same if the hub makes it.
+    #[arg(long, env = "PHUB_CHECKPOINT_MODE", default_value_t, value_name = "MODE")]
+    pub checkpoint_mode: FileMode,
 
     /// Hubs above this hub: host:port of each, with commas between them. This hub then sums what its own workers push,
     /// sends one stream of sums up, and hands down what comes back. The hubs above step, keep the optimizer's state and
