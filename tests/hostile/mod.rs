@@ -7,5 +7,6 @@ mod data_socket;
 mod frames;
 mod peers;
 mod posts;
+mod same_machine;
 mod spans;
 mod strangers;

@@ -74,7 +74,7 @@ pub fn on_a_disk_for_two(dir: &Path) {
 }
 
 #[test]
-fn a_directory_that_was_replaced_is_not_written() {
+fn a_directory_that_was_replaced_is_locked_before_it_is_written() {
     let parent = tempfile::tempdir().unwrap();
     let (dir, away) = (parent.path().join("here"), parent.path().join("away"));
     let (store, job) = (CheckpointStore::open(&dir).unwrap(), Job::small(SGD));
@@ -83,9 +83,13 @@ fn a_directory_that_was_replaced_is_not_written() {
     says(error, &["/here", "still the same", "make the directory"]);
     let second = CheckpointStore::open(&dir).unwrap();
     let error = store.save("job", Share::WHOLE, &job.snapshot(Round(1))).unwrap_err();
-    says(error, &["/here", "is not the one that this hub has locked", "start the hub again"]);
+    says(error, &["/here", "in use by another hub"]);
     assert_eq!(files(&dir), [""; 0]);
     second.save("job", Share::WHOLE, &job.snapshot(Round(1))).unwrap();
+    // Once it is free, it is locked and written.
+    drop(second);
+    store.save("job", Share::WHOLE, &job.snapshot(Round(2))).unwrap();
+    says(CheckpointStore::open(&dir).unwrap_err(), &["in use by another hub"]);
 }
 
 #[test]

@@ -1,43 +1,44 @@
-//! Waking a port that sleeps at descriptors, by a datagram. `crate::ring::bell` says when; `futex` wakes other sleepers.
+//! Waking a port that sleeps at descriptors. `crate::ring::bell` says when; `futex` wakes other sleepers.
 //!
 //! ```text
-//!   the sleeper's process                                       its peers
-//!   receiver of port 0  <--connected--> sender --(descriptor)-> sendto(sender, "phub-bell-NAME-0")
-//!   receiver of port 1  <--connected-/
+//!   hub, for each connection                                    worker
+//!   eventfd of port i  ----------- (descriptor) --------------> writes it, and so wakes port i
+//!   its own sender  ---- sendto(sender, "phub-bell-NAME-0") --> receiver of port 0
 //! ```
 //!
-//! A receiver never leaves its process. It is connected to its sender, so the kernel takes datagrams for it from that
-//! socket alone, which only peers have. What a hostile peer can do with a sender: wake the ports, and fill or shut the
-//! sender, so that others wake nobody. A sleep has a time-out.
+//! All of it is one connection's, so that nobody disturbs the others. A worker may do what it likes with its eventfds: it
+//! wakes the hub's ports, or does not. The hub never reads one, because a peer that makes it blocking would hold the hub up:
+//! its epoll tells each write once (edges). Nor does the hub write what a worker has: its sender never leaves its process, and
+//! each call says that it does not block.
 //!
-//! Waking never blocks, whatever descriptor a peer has handed over: each call says so by itself (`MSG_DONTWAIT`). An
-//! eventfd has no such call. Whoever has a descriptor of it can make it blocking for everybody, and fill it.
+//! A receiver never leaves its process either. It is connected to the hub's sender before it has a name, so the kernel takes
+//! datagrams for it from that socket alone: what strangers send, with descriptors whose closing blocks, never reaches it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect, recv,
-    sendto, socket_with, sockopt,
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, connect,
+    recv, sendto, shutdown, socket_with,
 };
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// Ports that share a sender. The kernel counts what they have not taken yet against the sender's buffer, and a default
-/// one has room for some 270 datagrams. Each port has one at a time.
-const PORTS_PER_SENDER: usize = 128;
+/// The most eventfds of a connection. Ports beyond share them: a message has room for 253 descriptors.
+const MAX_EVENTS: usize = 240;
 
-/// How many senders a group of so many ports has.
-pub const fn senders(ports: usize) -> usize {
-    ports.div_ceil(PORTS_PER_SENDER)
+/// The number of eventfds of a connection with `ports` ports of the hub.
+pub const fn events(ports: usize) -> usize {
+    if ports < MAX_EVENTS { ports } else { MAX_EVENTS }
 }
 
-/// What the sockets of a group are named after.
+/// The name of the sockets of one end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Name(pub [u8; 16]);
 
 impl Name {
-    fn random() -> Result<Self, Errno> {
+    pub fn random() -> Result<Self, Errno> {
         let mut name = [0; 16];
         getrandom(&mut name, GetRandomFlags::empty())?;
         Ok(Name(name))
@@ -54,146 +55,189 @@ impl Name {
     }
 }
 
-/// A port's socket, readable when a peer woke the port.
+/// The descriptor that ends a sleep of a port of this end.
 #[derive(Debug)]
-pub struct Receiver(OwnedFd);
+pub enum WokenBy {
+    /// The hub's: a worker writes it, and nobody reads it.
+    Event(OwnedFd),
+    /// The worker's: the hub sends to it.
+    Receiver(OwnedFd),
+}
 
-impl Receiver {
-    /// Takes one datagram, if there is one.
+impl WokenBy {
+    /// One of the hub, for one connection.
+    pub fn event() -> Result<Self, Errno> {
+        Ok(WokenBy::Event(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+    }
+
+    /// That of a worker's port, for what the hub's sender of this name sends.
+    pub fn receiver(own: Name, sender: Name, port: usize) -> Result<Self, Errno> {
+        let socket = socket()?;
+        // In this order: with a name and without a peer, it would take datagrams from everybody.
+        connect(&socket, &sender.address("ring", 0)?)?;
+        bind(&socket, &own.receiver(port)?)?;
+        Ok(WokenBy::Receiver(socket))
+    }
+
+    /// Takes what has come, so that more has room.
     pub fn quieten(&self) {
-        let _ = recv(&self.0, &mut [0; 1], RecvFlags::DONTWAIT);
-    }
-}
-
-impl AsFd for Receiver {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
-/// The sockets of a group of so many ports: their name, the senders to hand over, and each port's receiver.
-pub fn sockets(ports: usize) -> Result<(Name, Vec<OwnedFd>, Vec<Receiver>), Errno> {
-    let name = Name::random()?;
-    let bound = |address: &SocketAddrUnix| {
-        let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-        bind(&socket, address)?;
-        Ok(socket)
-    };
-    let addresses = (0..senders(ports)).map(|number| name.address("ring", number));
-    let addresses = addresses.collect::<Result<Vec<_>, _>>()?;
-    let senders = addresses.iter().map(bound).collect::<Result<_, _>>()?;
-    let receiver = |port| {
-        let socket = bound(&name.receiver(port)?)?;
-        connect(&socket, &addresses[port / PORTS_PER_SENDER])?;
-        Ok(Receiver(socket))
-    };
-    Ok((name, senders, (0..ports).map(receiver).collect::<Result<_, _>>()?))
-}
-
-/// The senders that a peer handed over.
-#[derive(Debug)]
-pub struct Senders {
-    name: Name,
-    sockets: Vec<Arc<OwnedFd>>,
-}
-
-impl Senders {
-    /// Those of a peer with so many ports.
-    pub fn open(what: &str, name: Name, ports: usize, sockets: Vec<OwnedFd>) -> Result<Self, String> {
-        assert_eq!(sockets.len(), senders(ports), "the caller has counted them");
-        for socket in &sockets {
-            let kind = sockopt::socket_domain(socket)
-                .and_then(|domain| Ok((domain, sockopt::socket_type(socket)?)))
-                .map_err(|errno| format!("{what}: expected a Unix socket for datagrams: {errno}"))?;
-            if kind != (AddressFamily::UNIX, SocketType::DGRAM) {
-                let (family, kind) = (kind.0.as_raw(), kind.1.as_raw());
-                return Err(format!(
-                    "{what}: expected a Unix socket for datagrams, got family {family} of type {kind}"
-                ));
-            }
+        /// More than a socket's queue holds.
+        const MOST: usize = 1024;
+        if let WokenBy::Receiver(socket) = self {
+            let more = |_: &usize| recv(socket, &mut [0; 1], RecvFlags::DONTWAIT).is_ok();
+            let _ = (0..MOST).take_while(more).count();
         }
-        Ok(Senders { name, sockets: sockets.into_iter().map(Arc::new).collect() })
+    }
+}
+
+impl AsFd for WokenBy {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        let (WokenBy::Event(fd) | WokenBy::Receiver(fd)) = self;
+        fd.as_fd()
+    }
+}
+
+/// The hub's end of what wakes the worker of one connection.
+#[derive(Debug)]
+pub struct Sender {
+    pub name: Name,
+    socket: Arc<OwnedFd>,
+}
+
+impl Sender {
+    pub fn new() -> Result<Self, Errno> {
+        let (name, socket) = (Name::random()?, socket()?);
+        // Its name is public. What strangers sent would be closed with it, by a core.
+        shutdown(&socket, Shutdown::Read)?;
+        bind(&socket, &name.address("ring", 0)?)?;
+        Ok(Sender { name, socket: Arc::new(socket) })
     }
 
-    /// What wakes this port.
-    pub fn waker(&self, port: usize) -> Waker {
-        let address = self.name.receiver(port).expect("a name of 50 bytes is short enough");
-        Waker { sender: Arc::clone(&self.sockets[port / PORTS_PER_SENDER]), address }
+    /// Makes what wakes a port of the worker whose receivers have this name.
+    pub fn waker(&self, worker: Name, port: usize) -> Waker {
+        let address = worker.receiver(port).expect("a name of 50 bytes is short enough");
+        Waker::Datagram { sender: Arc::clone(&self.socket), address }
     }
+}
+
+fn socket() -> Result<OwnedFd, Errno> {
+    socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
 }
 
 /// Wakes one port of a peer.
 #[derive(Debug)]
-pub struct Waker {
-    sender: Arc<OwnedFd>,
-    address: SocketAddrUnix,
+pub enum Waker {
+    /// An eventfd of the hub.
+    Event(Arc<OwnedFd>),
+    /// A socket of a worker.
+    Datagram { sender: Arc<OwnedFd>, address: SocketAddrUnix },
 }
 
 impl Waker {
-    /// Never blocks. If it fails, the peer is gone, or has so many datagrams that it is awake.
+    /// If it fails, the peer is gone, or has so much to take that it is awake. The hub never blocks here.
     pub fn wake(&self) {
-        let _ = sendto(&self.sender, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL, &self.address);
+        match self {
+            Waker::Event(event) => {
+                let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+            }
+            Waker::Datagram { sender, address } => {
+                let _ = sendto(sender, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL, address);
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    use rustix::net::{Shutdown, shutdown};
+    use std::mem::MaybeUninit;
+
+    use rustix::event::{Timespec, epoll};
 
     use super::*;
     use crate::conformance::Watchdog;
 
     const MANY: usize = 10_000;
 
-    /// Of a peer with so many ports: what it keeps, and what it hands over.
-    fn peer(ports: usize) -> (Vec<OwnedFd>, Vec<Receiver>, Senders) {
-        let (name, sockets, receivers) = sockets(ports).unwrap();
-        let handed = sockets.iter().map(|socket| socket.try_clone().unwrap()).collect();
-        (sockets, receivers, Senders::open("a peer's bells", name, ports, handed).unwrap())
-    }
+    /// An epoll that has a port's descriptor as the port has it.
+    struct Port(OwnedFd, WokenBy);
 
-    fn rang(receiver: &Receiver) -> bool {
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut [PollFd::new(receiver, PollFlags::IN)], Some(&now)).unwrap() > 0
-    }
-
-    #[test]
-    fn all_ports_of_a_peer_can_be_woken_before_one_of_them_looks() {
-        let (_sockets, receivers, senders) = peer(2 * PORTS_PER_SENDER + 1);
-        for (port, receiver) in receivers.iter().enumerate() {
-            assert!(!rang(receiver), "port {port} is woken for another one");
-            senders.waker(port).wake();
-            assert!(rang(receiver), "port {port} sleeps on");
+    impl Port {
+        fn new(woken_by: WokenBy) -> Self {
+            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+            let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
+            epoll::add(&epoll, &woken_by, epoll::EventData::new_u64(0), edges).unwrap();
+            Port(epoll, woken_by)
         }
-        for receiver in &receivers {
-            receiver.quieten();
-            assert!(!rang(receiver));
-            receiver.quieten(); // does not wait for a datagram
+
+        fn rang(&self) -> bool {
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let mut events = [const { MaybeUninit::uninit() }; 1];
+            let rang = !epoll::wait(&self.0, &mut events, Some(&now)).unwrap().0.is_empty();
+            self.1.quieten();
+            rang
         }
     }
 
     #[test]
-    fn waking_never_blocks_whatever_a_peer_does_with_its_sockets() {
+    fn a_port_is_woken_each_time_and_no_other_is() {
         let _watchdog = Watchdog::start();
-        let (sockets, receivers, senders) = peer(1);
-        let waker = senders.waker(0);
-        // These sockets block by themselves, and the peer takes nothing.
-        (0..MANY).for_each(|_| waker.wake());
-        assert!(rang(&receivers[0]));
-        shutdown(&sockets[0], Shutdown::Both).unwrap();
+        let (sender, name) = (Sender::new().unwrap(), Name::random().unwrap());
+        let ports = [0, 1].map(|port| Port::new(WokenBy::receiver(name, sender.name, port).unwrap()));
+        let wakers = [0, 1].map(|port| sender.waker(name, port));
+        let event = WokenBy::event().unwrap();
+        let handed = Waker::Event(Arc::new(event.as_fd().try_clone_to_owned().unwrap()));
+        let hub = Port::new(event);
+        for _ in 0..3 {
+            assert!(!ports[0].rang() && !ports[1].rang() && !hub.rang());
+            wakers[1].wake();
+            assert!(!ports[0].rang() && ports[1].rang());
+            handed.wake();
+            assert!(hub.rang());
+        }
+    }
+
+    #[test]
+    fn a_worker_that_takes_nothing_holds_up_neither_the_hub_nor_other_workers() {
+        let _watchdog = Watchdog::start();
+        let (deaf, name) = (Sender::new().unwrap(), Name::random().unwrap());
+        let receiver = WokenBy::receiver(name, deaf.name, 0).unwrap();
+        (0..MANY).for_each(|_| deaf.waker(name, 0).wake());
+        let (sender, other) = (Sender::new().unwrap(), Name::random().unwrap());
+        let port = Port::new(WokenBy::receiver(other, sender.name, 0).unwrap());
+        sender.waker(other, 0).wake();
+        assert!(port.rang());
+        // Once it takes what has come, it is woken again.
+        let deaf_port = Port::new(receiver);
+        assert!(deaf_port.rang() && !deaf_port.rang());
+        deaf.waker(name, 0).wake();
+        assert!(deaf_port.rang());
+    }
+
+    #[test]
+    fn a_worker_that_fills_its_eventfd_disturbs_itself_alone() {
+        let _watchdog = Watchdog::start();
+        let [own, other] = [(); 2].map(|()| WokenBy::event().unwrap());
+        rustix::io::write(&own, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        let waker = Waker::Event(Arc::new(other.as_fd().try_clone_to_owned().unwrap()));
+        let port = Port::new(other);
+        own.quieten(); // does not wait
         waker.wake();
-        drop(receivers);
-        waker.wake();
+        assert!(port.rang());
     }
 
     #[test]
     fn the_kernel_takes_no_datagram_of_a_stranger() {
-        let (_sockets, receivers, senders) = peer(1);
-        let address = senders.waker(0).address;
-        let stranger = sockets(1).unwrap().1.remove(0);
+        let (sender, name) = (Sender::new().unwrap(), Name::random().unwrap());
+        let port = Port::new(WokenBy::receiver(name, sender.name, 0).unwrap());
+        let address = name.receiver(0).unwrap();
+        let stranger = socket().unwrap();
         assert_eq!(sendto(&stranger, &[0], SendFlags::DONTWAIT, &address), Err(Errno::PERM));
         assert_eq!(connect(&stranger, &address), Err(Errno::PERM));
-        assert!(!rang(&receivers[0]));
+        let to_the_hub = sender.name.address("ring", 0).unwrap();
+        assert_eq!(
+            sendto(&stranger, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL, &to_the_hub),
+            Err(Errno::PIPE)
+        );
+        assert!(!port.rang());
     }
 }

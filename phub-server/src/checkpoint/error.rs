@@ -31,12 +31,6 @@ pub enum CheckpointError {
     )]
     InUse { dir: PathBuf, holder: Option<u32> },
 
-    #[error(
-        "checkpoint directory {dir} is not the one that this hub has locked: it was moved or removed, and another one has its \
-         name; nothing is written there; bring it back, or start the hub again"
-    )]
-    Replaced { dir: PathBuf },
-
     #[error(transparent)]
     JobName(#[from] InvalidJobName),
 

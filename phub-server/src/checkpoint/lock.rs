@@ -8,7 +8,7 @@
 //! The file is the hub's user's alone, and never read or written: there is nothing in it. A symbolic link in its place is an
 //! error. The kernel says who has a lock, because a name in a file outlives its process.
 //!
-//! Of the thread that opens the directory, and of those that save. Must not know checkpoints.
+//! Owned by the thread that opens the directory, and of those that save. Must not know checkpoints.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -35,7 +35,7 @@ pub(super) struct Lock {
 pub(super) enum NotLocked {
     /// Another process has it: this one, if the kernel says so.
     InUse(Option<u32>),
-    /// What was tried, and the error.
+    /// An error, behind what was tried.
     Failed(&'static str, io::Error),
 }
 
@@ -77,7 +77,7 @@ impl Drop for Lock {
     }
 }
 
-/// For what tests know of a forked child.
+/// The directory's descriptor.
 impl AsFd for Lock {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()
@@ -115,7 +115,7 @@ fn holder(file: &File) -> Option<u32> {
     holder_in(&locks, &format!("{:02x}:{:02x}:{}", major(about.dev()), minor(about.dev()), about.ino()))
 }
 
-/// As above, from the text of `/proc/locks`.
+/// The same, from the text of `/proc/locks`.
 fn holder_in(locks: &str, file: &str) -> Option<u32> {
     let held = locks.lines().find_map(|line| match *line.split_ascii_whitespace().collect::<Vec<_>>() {
         [_, "FLOCK", _, _, process, of, ..] if of == file => Some(process),

@@ -1,4 +1,4 @@
-//! Who may read checkpoints: the hub's user, unless the hub is told otherwise.
+//! Permission to read checkpoints: the hub's user has it alone, unless the hub is told otherwise.
 //!
 //! Plain values; any thread.
 

@@ -18,6 +18,7 @@ use std::io;
 use std::num::NonZeroU32;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use pbox_core::control::check_job_name;
 use pbox_core::{Key, Optimizer, Restored, Share, Snapshot};
@@ -45,7 +46,8 @@ pub struct CheckpointStore {
     /// How many checkpoints of a job are kept.
     pub(super) keep: NonZeroU32,
     mode: FileMode,
-    lock: Lock,
+    /// Taken anew where the directory was replaced.
+    lock: Mutex<Lock>,
     /// Removals of old files for want of room, for the log.
     pub(super) made_room: Seldom,
 }
@@ -69,10 +71,7 @@ impl CheckpointStore {
             Err(_) if dir.is_dir() => {}
             made => made.map_err(failed("making it"))?,
         }
-        let lock = Lock::take(&dir).map_err(|why| match why {
-            NotLocked::InUse(holder) => CheckpointError::InUse { dir: dir.clone(), holder },
-            NotLocked::Failed(doing, error) => failed(doing)(error),
-        })?;
+        let lock = Mutex::new(take_lock(&dir)?);
         remove_temporaries(&dir).map_err(failed("removing what a former hub left half written"))?;
         let store =
             CheckpointStore { dir: dir.clone(), keep: KEEP, mode, lock, made_room: Seldom::default() };
@@ -149,11 +148,7 @@ impl CheckpointStore {
     /// very last step failed. A state that is not finite replaces nothing: it is kept under another name.
     pub fn save(&self, job: &str, share: Share, snapshot: &Snapshot) -> Result<u64, CheckpointError> {
         let path = self.file_of(job, share, snapshot.round())?;
-        match self.lock.is_of(&self.dir) {
-            Ok(true) => {}
-            Ok(false) => return Err(CheckpointError::Replaced { dir: self.dir.clone() }),
-            Err(error) => return Err(self.failed("looking whether it is still the same", error)),
-        }
+        self.keep_lock()?;
         let unusable = |error| CheckpointError::Keys { job: job.to_owned(), error };
         let plan = Plan::new(job, snapshot, share).map_err(unusable)?;
         let (whole, round) = (share.is_whole(), snapshot.round());
@@ -172,6 +167,17 @@ impl CheckpointStore {
             tracing::warn!(job, %error, "old checkpoints are left");
         }
         Ok(plan.file_bytes)
+    }
+
+    /// Locks the directory that has the name now, if somebody has put another one in its place.
+    fn keep_lock(&self) -> Result<(), CheckpointError> {
+        let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_same = lock.is_of(&self.dir);
+        if !is_same.map_err(|error| self.failed("looking whether it is still the same", error))? {
+            *lock = take_lock(&self.dir)?;
+            tracing::warn!("{} is another directory than before; it is locked now", self.dir.display());
+        }
+        Ok(())
     }
 
     /// A file name that no other save has.
@@ -215,6 +221,14 @@ impl CheckpointStore {
         }
         Ok(())
     }
+}
+
+fn take_lock(dir: &Path) -> Result<Lock, CheckpointError> {
+    let dir = dir.to_owned();
+    Lock::take(&dir).map_err(|why| match why {
+        NotLocked::InUse(holder) => CheckpointError::InUse { dir, holder },
+        NotLocked::Failed(doing, error) => CheckpointError::Directory { dir, doing, error },
+    })
 }
 
 /// Removes temporary files. This hub holds the lock, so nobody writes them.
@@ -273,7 +287,7 @@ mod tests {
     fn a_closed_directory_is_free_although_a_forked_child_still_has_its_lock_file_open() {
         let dir = tempfile::tempdir().unwrap();
         let store = CheckpointStore::open(dir.path()).unwrap();
-        let _of_the_child = store.lock.as_fd().try_clone_to_owned().unwrap();
+        let _of_the_child = store.lock.lock().unwrap().as_fd().try_clone_to_owned().unwrap();
         drop(store);
         CheckpointStore::open(dir.path()).unwrap();
     }

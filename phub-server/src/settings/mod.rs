@@ -134,7 +134,7 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_CHECKPOINT_KEEP", default_value_t = KEEP, value_name = "COUNT")]
     pub checkpoint_keep: NonZeroU32,
 
-    /// Who may read the checkpoints: the mode of their files, like 640; the directory gets the same if the hub makes it.
+    /// The mode of checkpoint files, like 640 where a group may read them; the directory gets the same if the hub makes it.
     #[arg(long, env = "PHUB_CHECKPOINT_MODE", default_value_t, value_name = "MODE")]
     pub checkpoint_mode: FileMode,
 
