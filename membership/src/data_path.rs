@@ -123,9 +123,10 @@ pub fn open(
     };
     for (number, (hub, route)) in hubs.iter().zip(&routes).enumerate() {
         let (mut joined, way) = route.connect_by_the_best_way(window, &receive(number), deadline)?;
-        let rule = || -> Box<dyn FrameRule> { Box::new(Expected::of_hub(wire, schedule)) };
-        for endpoint in &mut joined.endpoints {
-            endpoint.obey(rule);
+        let placement = Arc::new(route.placement.clone());
+        for (core, endpoint) in joined.endpoints.iter_mut().enumerate() {
+            let rule = Expected::of_hub(wire, schedule).on_core(&placement, core);
+            endpoint.obey(|| -> Box<dyn FrameRule> { Box::new(rule) });
             if hub.reply.relinks {
                 endpoint.end_with_port();
             }
@@ -242,8 +243,8 @@ impl<'a> Route<'a> {
         Ok(Route { hub, ports, token, placement, plan })
     }
 
-    /// Tries the hub's transports, best first. A transport that does not lead there is passed over. When a hub is
-    /// reached and refuses, no other transport is tried.
+    /// Tries the hub's transports, best first. A transport that does not lead there is passed over, and so is shared memory that
+    /// fails in whatever way. When a hub is reached by another one and refuses, no other transport is tried.
     fn connect_by_the_best_way(
         &self,
         window: &Arc<SendWindow>,
@@ -252,7 +253,7 @@ impl<'a> Route<'a> {
     ) -> Result<(Joined<any::Endpoint>, Way), MemberError> {
         let (wanted, offered) = (self.ports.transport, &self.hub.reply.transports);
         let mut tried = Vec::new();
-        for offer in offered {
+        for (place, offer) in offered.iter().enumerate() {
             let transport = offer.transport();
             let why_not = match self.way_by(offer, receive) {
                 Ok((address, why)) => {
@@ -261,7 +262,10 @@ impl<'a> Route<'a> {
                         let carried = self.plan.iter().flat_map(|link| link.carries.up.iter());
                         window.collapse_by_node(&[carried.collect()], |_| ());
                     }
-                    let limit = deadline.saturating_duration_since(Instant::now());
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    // Whoever is silent at the hub's name here leaves time for the transports after it.
+                    let is_last = place + 1 == offered.len() || wanted.is_some();
+                    let limit = if is_shared && !is_last { left / 2 } else { left };
                     let (group, receive) = (&self.ports.group, receive.clone());
                     match any::connect(&address, self.token, group, window, receive, &self.plan, limit) {
                         Ok(mut joined) => {

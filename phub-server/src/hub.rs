@@ -76,7 +76,8 @@ impl Hub {
         let _entered = alarm.enter();
         let guard = Arc::new(Guard::new(settings)?);
         let encryption = Arc::new(Encryption::new(settings)?);
-        let store = settings.checkpoints.as_ref().map(CheckpointStore::open).transpose()?;
+        let open = |dir| CheckpointStore::open_for(dir, settings.checkpoint_mode);
+        let store = settings.checkpoints.as_ref().map(open).transpose()?;
         let store = store.map(|store| store.keeping(settings.checkpoint_keep));
         let trace = settings.trace.as_ref().map(TraceFile::create).transpose()?;
         let host = Host::live()?;
@@ -99,7 +100,8 @@ impl Hub {
                 "frames over TCP have checksums; RDMA has those of its NICs, and shared memory moves no bytes"
             );
         }
-        let (listeners, transports) = open_data_paths(settings, address, lanes.len(), has_rdma)?;
+        let (listeners, transports) =
+            open_data_paths(settings, address, lanes.len(), has_rdma, group.unshared())?;
         let (reports, inbox) = unbounded_channel();
         let (discard, freeing) = free()?;
         let cores = lanes.into_iter().zip(ports).enumerate().map(|(number, (lane, port))| {
@@ -355,14 +357,20 @@ fn open_data_paths(
     control: SocketAddr,
     ports: usize,
     has_rdma: bool,
+    unshared: Option<String>,
 ) -> Result<(Vec<Arc<Listener>>, Vec<TransportAddress>), HubError> {
     let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
     // The best first. Each once, whatever the order of the setting.
     for transport in Transport::ALL.into_iter().filter(|&each| settings.offers(each)) {
         let (listener, address) = match transport {
+            Transport::Shm if unshared.is_some() => {
+                let why = unshared.as_deref().unwrap_or_default();
+                tracing::warn!(why, "workers of this machine use another transport than shared memory");
+                continue;
+            }
             Transport::Shm => {
-                // Unique on this machine while the process lives. It goes with the process.
-                let address = format!("phub-{}-{}", std::process::id(), control.port());
+                // Nobody foresees it, so nobody else has it, also in other network namespaces. It goes with the process.
+                let address = shm::Listener::new_address().map_err(ConnectError::from)?;
                 let listener = shm::Listener::bind(&address).map_err(ConnectError::from)?;
                 (Listener::Shm(listener), TransportAddress::Shm { machine: any::machine(), address })
             }
@@ -385,7 +393,10 @@ fn open_data_paths(
         addresses.push(address);
     }
     if listeners.is_empty() {
-        return Err(HubError::NoTransport);
+        return Err(match unshared {
+            Some(why) => ConnectError::from(shm::ConnectError::Unshared(why)).into(),
+            None => HubError::NoTransport,
+        });
     }
     Ok((listeners, addresses))
 }

@@ -9,5 +9,6 @@ mod frames;
 mod outside;
 mod peers;
 mod posts;
+mod same_machine;
 mod spans;
 mod strangers;

@@ -15,6 +15,7 @@
 //! bytes ahead.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use fabric::{FrameRule, Imm, Span};
 
@@ -23,6 +24,7 @@ use super::counted;
 use super::frame::{HEADER_BYTES, Kind};
 use crate::job::Schedule;
 use crate::layout::{ChunkId, Content, Immediate, Round};
+use crate::place::Placement;
 
 /// What one end of a link expects of the other.
 #[derive(Debug)]
@@ -31,6 +33,8 @@ pub struct Expected {
     end: End,
     /// Chunks whose bytes came ahead, without the push or answer yet: the round bits of each.
     ahead: HashMap<ChunkId, u8>,
+    /// The core that the link leads to, in this placement; its chunks alone cross the link.
+    core: Option<(Arc<Placement>, usize)>,
 }
 
 #[derive(Debug)]
@@ -66,7 +70,22 @@ impl Expected {
     }
 
     fn new(wire: &Wire, end: End) -> Self {
-        Expected { wire: wire.clone(), end, ahead: HashMap::new() }
+        Expected { wire: wire.clone(), end, ahead: HashMap::new(), core: None }
+    }
+
+    /// Expects the chunks of one core of the placement alone, whose link it is. All links of a member lead to one window: what came
+    /// by another core's link would be written while the chunk's own core reads it.
+    pub fn on_core(self, placement: &Arc<Placement>, core: usize) -> Self {
+        Expected { core: Some((Arc::clone(placement), core)), ..self }
+    }
+
+    /// Whether a chunk, or each of a group, crosses the link.
+    fn is_of_core(&self, chunk: ChunkId) -> bool {
+        let Some((placement, core)) = &self.core else { return true };
+        match self.wire.group(chunk) {
+            Some(mut group) => group.all(|chunk| placement.owner(ChunkId(chunk)) == *core),
+            None => placement.owner(chunk) == *core,
+        }
     }
 
     /// Whether a frame without bytes may come now.
@@ -103,6 +122,9 @@ impl Expected {
         let (chunk, chunks) = (immediate.chunk, self.wire.layout().chunks().len());
         if chunk.index() >= chunks && self.wire.group(chunk).is_none() {
             return Err(format!("a frame for chunk {}, where the job has {chunks} chunks", chunk.0));
+        }
+        if !self.is_of_core(chunk) {
+            return Err(format!("a frame for chunk {}, which another core has", chunk.0));
         }
         if bytes == 0 && self.takes_empty(immediate) {
             self.note_bytes(immediate);
@@ -198,8 +220,6 @@ impl FrameRule for Expected {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::job::{JobTerms, LevelTerms, Members};
     use crate::kernels::Optimizer;
@@ -255,6 +275,25 @@ mod tests {
             }
             let error = end.check(span(0, 64), imm(4, 1)).unwrap_err();
             assert_eq!(error, "a frame for chunk 4, where the job has 4 chunks");
+        }
+    }
+
+    #[test]
+    fn a_chunk_comes_by_the_link_of_its_core() {
+        let wire = wire(LevelTerms::default());
+        let placement = Arc::new(Placement::new(wire.layout(), 2));
+        let place = |chunk| wire.gradient_span(ChunkId(chunk));
+        for core in 0..2 {
+            for end in [Expected::of_member(&wire, 1), Expected::of_hub(&wire, Schedule::Sliced)] {
+                let mut end = end.on_core(&placement, core);
+                for chunk in 0..4 {
+                    let crosses = placement.owner(ChunkId(chunk)) == core;
+                    let expected = format!("a frame for chunk {chunk}, which another core has");
+                    let expected = if crosses { Ok(()) } else { Err(expected) };
+                    assert_eq!(end.check(place(chunk), imm(chunk, 1)), expected);
+                    assert_eq!(end.check_length(place(chunk).bytes, imm(chunk, 1)), expected);
+                }
+            }
         }
     }
 

@@ -19,7 +19,7 @@ use membership::PeerList;
 use pbox_core::control::Machine;
 use topology::{CoreChoice, CpuId};
 
-use crate::checkpoint::KEEP;
+use crate::checkpoint::{FileMode, KEEP};
 use crate::registry::Quotas;
 
 pub use idle_choice::IdleChoice;
@@ -134,6 +134,10 @@ pub struct HubSettings {
     /// from the newest that is not damaged. Each needs room on the disk. A job over several hubs keeps its last two.
     #[arg(long, env = "PHUB_CHECKPOINT_KEEP", default_value_t = KEEP, value_name = "COUNT")]
     pub checkpoint_keep: NonZeroU32,
+
+    /// The mode of checkpoint files, like 640 where a group may read them; the directory gets the same if the hub makes it.
+    #[arg(long, env = "PHUB_CHECKPOINT_MODE", default_value_t, value_name = "MODE")]
+    pub checkpoint_mode: FileMode,
 
     /// Hubs above this hub: host:port of each, with commas between them. This hub then sums what its own workers push,
     /// sends one stream of sums up, and hands down what comes back. The hubs above step, keep the optimizer's state and

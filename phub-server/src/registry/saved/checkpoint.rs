@@ -45,8 +45,10 @@ pub(crate) struct Checkpoints {
     pub(in crate::registry) reading: Arc<tokio::sync::Mutex<()>>,
     /// The last checkpoint that was written.
     pub last: Option<CheckpointReply>,
-    /// Why the last attempt failed.
+    /// Why the last attempt failed, or was skipped.
     pub error: Option<String>,
+    /// Whether it failed: nothing but another attempt makes good what is lost then.
+    pub has_failed: bool,
     /// Why the job did not go on from its newest checkpoint.
     pub warning: Option<String>,
     /// The last one that was begun here, by its round, and how it is: other hubs of the job ask.
@@ -221,6 +223,7 @@ impl Registry {
         let _ = self.of_job(id, |job| match result {
             Ok(written) => {
                 written.error_before = job.checkpoints.error.take();
+                job.checkpoints.has_failed = false;
                 let CheckpointReply { bytes, milliseconds, .. } = &*written;
                 tracing::info!(job = job.name, round = round.0, bytes, milliseconds, "checkpoint written");
                 job.checkpoints.last = Some(written.clone());
@@ -228,6 +231,7 @@ impl Registry {
             }
             Err(error) => {
                 tracing::warn!(job = job.name, round = round.0, error, "checkpoint failed");
+                job.checkpoints.has_failed = true;
                 job.checkpoints.error = Some(error.clone());
                 job.checkpoints.part.send_replace((round, PartState::Failed(error.clone())));
             }
