@@ -1,19 +1,20 @@
 //! Who may ask a hub for what, and who is a hub.
 //!
 //! ```text
-//!   secret of the cluster --HMAC-SHA256--> token of a right and a job --in a request--> hub: the same, compared
+//!   secret of the cluster --HMAC-SHA256--> token of a right and a job --HMAC-SHA256--> proof of one request
 //! ```
 //!
-//! Whoever has the secret may do everything. Whoever has a token may do what the token names. A request carries a token and
-//! never the secret, so that whoever reads one request on the wire learns one job's token.
+//! Whoever has the secret may do everything. Whoever has a token may do what the token names. A request carries a proof, and
+//! neither a token nor the secret: whoever reads it, or is asked, can repeat that request and nothing else.
 //!
-//! This crate must never know requests, hubs, or jobs.
+//! This crate must never know what requests are about, nor hubs, nor jobs.
 
 #![forbid(unsafe_code)]
 
 mod certificate;
 mod credential;
 mod own_file;
+mod proof;
 mod secret;
 mod token;
 mod trust;
@@ -21,6 +22,7 @@ mod trust;
 pub use certificate::{TlsError, fingerprint, serve};
 pub use credential::{Credential, CredentialError};
 pub use own_file::directory as own_directory;
+pub use proof::{BodyDigest, Proof};
 pub use secret::{Secret, Secrets, WeakSecret};
-pub use token::{ALL_JOBS, NotAToken, Right, Token};
+pub use token::{ALL_JOBS, NotAToken, Right, SUMS, Token};
 pub use trust::{Trust, explain};

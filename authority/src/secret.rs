@@ -6,6 +6,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::Sha256;
 
+use crate::proof::Proof;
 use crate::token::{Right, Token};
 
 /// The fewest characters of a secret: 16 letters by chance are beyond guessing.
@@ -48,10 +49,7 @@ impl Secret {
     /// # Errors
     /// When the kernel gives no random bits.
     pub fn random() -> std::io::Result<Self> {
-        let mut bits = [0; 32];
-        let drawn = getrandom(&mut bits, GetRandomFlags::empty())?;
-        assert_eq!(drawn, bits.len(), "the kernel gives so few bytes at once");
-        Ok(Secret(hex(&bits)))
+        Ok(Secret(hex(&random::<32>()?)))
     }
 
     /// The secret itself, to keep it in a file.
@@ -61,19 +59,29 @@ impl Secret {
 
     /// The token of a right to a job, or to [`ALL_JOBS`](crate::ALL_JOBS).
     pub fn token(&self, right: Right, job: &str) -> Token {
-        let proof = hex(&self.mac(right, job).finalize().into_bytes());
-        Token { right, job: job.to_owned(), proof }
+        self.token_until(right, job, None)
+    }
+
+    /// Makes the token of a right to a job, which expires at a time: in seconds since 1970 began.
+    pub fn token_until(&self, right: Right, job: &str, expires: Option<u64>) -> Token {
+        let proof = hex(&self.mac(right, job, expires).finalize().into_bytes());
+        Token { right, job: job.to_owned(), expires, proof }
     }
 
     /// Whether this secret made the token. The time that this takes tells nothing of the right answer.
     fn made(&self, token: &Token) -> bool {
-        unhex(&token.proof)
-            .is_some_and(|proof| self.mac(token.right, &token.job).verify_slice(&proof).is_ok())
+        unhex(&token.proof).is_some_and(|proof| {
+            self.mac(token.right, &token.job, token.expires).verify_slice(&proof).is_ok()
+        })
     }
 
-    fn mac(&self, right: Right, job: &str) -> Hmac<Sha256> {
+    fn mac(&self, right: Right, job: &str, expires: Option<u64>) -> Hmac<Sha256> {
         let mut mac = Hmac::new_from_slice(self.0.as_bytes()).expect("a key may have any length");
-        mac.update(format!("phub 1 {right} {job}").as_bytes());
+        let about = match expires {
+            None => format!("phub 1 {right} {job}"),
+            Some(at) => format!("phub 2 {right} {job} {at}"),
+        };
+        mac.update(about.as_bytes());
         mac
     }
 }
@@ -108,13 +116,28 @@ impl Secrets {
     pub fn made(&self, token: &Token) -> bool {
         self.0.iter().any(|secret| secret.made(token))
     }
+
+    /// The token whose holder made the proof of a request, if one of them made that.
+    pub fn proved(&self, proof: &Proof, method: &str, path: &str) -> Option<Token> {
+        let (right, job, expires) = proof.claim();
+        let mut tokens = self.0.iter().map(|secret| secret.token_until(right, job, expires));
+        tokens.find(|token| proof.is_by(token, method, path))
+    }
+}
+
+/// Draws random bytes.
+pub(crate) fn random<const BYTES: usize>() -> std::io::Result<[u8; BYTES]> {
+    let mut bytes = [0; BYTES];
+    let drawn = getrandom(&mut bytes, GetRandomFlags::empty())?;
+    assert_eq!(drawn, BYTES, "the kernel gives so few bytes at once");
+    Ok(bytes)
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn unhex(text: &str) -> Option<Vec<u8>> {
+pub(crate) fn unhex(text: &str) -> Option<Vec<u8>> {
     let digits = text.as_bytes();
     let pairs = digits.chunks(2).map(|pair| {
         // A number may have a sign, and digits have none.
@@ -137,6 +160,18 @@ mod tests {
         // printf 'phub 1 join resnet' | openssl dgst -sha256 -hmac correct-horse-battery
         let token = Secret::new(TEXT).unwrap().token(Right::Join, "resnet");
         assert_eq!(token.proof, "12c9c8fa914285fc15e7e88b82db4f3c6e2702708eea1cbe419d6a5271701e35");
+    }
+
+    #[test]
+    fn a_time_is_part_of_what_is_proved() {
+        let secret = Secret::new(TEXT).unwrap();
+        // printf 'phub 2 join resnet 1800000000' | openssl dgst -sha256 -hmac correct-horse-battery
+        let token = secret.token_until(Right::Join, "resnet", Some(1_800_000_000));
+        assert_eq!(token.proof, "55c8850a6b8cd793e45691a30f8d9df332c943aa9ab570c2b29369e03088711f");
+        assert!(secret.made(&token));
+        for expires in [None, Some(1_800_000_001)] {
+            assert!(!secret.made(&Token { expires, ..token.clone() }));
+        }
     }
 
     #[test]

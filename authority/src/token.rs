@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// In a token: all jobs of a hub, and the hub itself.
 pub const ALL_JOBS: &str = "*";
@@ -15,10 +16,22 @@ pub enum Right {
     Join,
     /// Stop jobs, and have a hub take no more.
     Operate,
+    /// Be another hub of a job. No other right contains it, and it contains none: only who has the secret has it.
+    Peer,
 }
 
-const RIGHTS: [(Right, &str); 3] =
-    [(Right::Read, "read"), (Right::Join, "join"), (Right::Operate, "operate")];
+const RIGHTS: [(Right, &str); 4] =
+    [(Right::Read, "read"), (Right::Join, "join"), (Right::Operate, "operate"), (Right::Peer, "peer")];
+
+/// The end of the name of a job of sums, at the hubs above: before it stands the name of the job.
+pub const SUMS: &str = ".above";
+
+impl Right {
+    /// Whether it contains another one.
+    pub fn contains(self, other: Right) -> bool {
+        self == other || (self >= other && self != Right::Peer)
+    }
+}
 
 impl fmt::Display for Right {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -30,25 +43,30 @@ impl FromStr for Right {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let found = RIGHTS.iter().find(|(_, name)| *name == text);
+        // Nobody gives the right of a hub away.
+        let found = RIGHTS.iter().find(|(right, name)| *name == text && *right != Right::Peer);
         found.map(|(right, _)| *right).ok_or_else(|| "expected read, join or operate".into())
     }
 }
 
-/// A right to a job, and its proof. As a text: `phub-join.resnet.5f3c...`.
+/// A right to a job, and its proof. As a text: `phub-join.resnet.5f3c...`; one that expires `phub-join@1800000000.resnet.5f3c...`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
     /// What it allows.
     pub right: Right,
     /// The job, or [`ALL_JOBS`].
     pub job: String,
+    /// The time at which it expires, in seconds since 1970 began.
+    pub expires: Option<u64>,
     /// HMAC-SHA256, in hexadecimal digits.
     pub(crate) proof: String,
 }
 
 /// A text is no token.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a token; expected phub-RIGHT.JOB.PROOF, as `phub-server token` prints it")]
+#[error(
+    "not a token; expected phub-RIGHT.JOB.PROOF or phub-RIGHT@SECONDS.JOB.PROOF, as `phub-server token` prints it"
+)]
 pub struct NotAToken;
 
 impl Token {
@@ -57,18 +75,42 @@ impl Token {
 
     /// Whether it gives this right to this job.
     pub fn allows(&self, right: Right, job: &str) -> bool {
-        self.right >= right && self.covers(job)
+        self.right.contains(right) && self.covers(job)
     }
 
-    /// Whether it is about this job.
+    /// Whether it is about this job: the one that it names, or that of its sums at hubs above.
     pub fn covers(&self, job: &str) -> bool {
-        self.job == ALL_JOBS || self.job == job
+        let mut rest = job.strip_prefix(&self.job);
+        while let Some(above) = rest.and_then(|rest| rest.strip_prefix(SUMS)) {
+            rest = Some(above);
+        }
+        self.job == ALL_JOBS || rest == Some("")
+    }
+
+    /// Whether its time is over.
+    pub fn has_expired(&self, now: SystemTime) -> bool {
+        let seconds = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        self.expires.is_some_and(|expires| seconds >= expires)
+    }
+
+    /// A right, and until when it holds, as a token names them.
+    pub(crate) fn right_of(text: &str) -> Option<(Right, Option<u64>)> {
+        let (name, expires) = match text.split_once('@') {
+            None => (text, None),
+            // One spelling of each number.
+            Some((name, at)) => {
+                (name, Some(at.parse().ok().filter(|number: &u64| number.to_string() == at)?))
+            }
+        };
+        let right = RIGHTS.iter().find(|(_, known)| *known == name)?.0;
+        Some((right, expires))
     }
 }
 
 impl fmt::Display for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}.{}.{}", Self::BEGIN, self.right, self.job, self.proof)
+        let until = self.expires.map_or(String::new(), |at| format!("@{at}"));
+        write!(f, "{}{}{until}.{}.{}", Self::BEGIN, self.right, self.job, self.proof)
     }
 }
 
@@ -86,7 +128,8 @@ impl FromStr for Token {
             let (right, rest) = text.strip_prefix(Self::BEGIN)?.split_once('.')?;
             // A job's name may have dots.
             let (job, proof) = rest.rsplit_once('.')?;
-            Some(Token { right: right.parse().ok()?, job: job.to_owned(), proof: proof.to_owned() })
+            let (right, expires) = Self::right_of(right)?;
+            Some(Token { right, expires, job: job.to_owned(), proof: proof.to_owned() })
         };
         parts().ok_or(NotAToken)
     }
@@ -114,5 +157,34 @@ mod tests {
         assert!(join.allows(Right::Join, "a") && join.allows(Right::Read, "a"));
         assert!(!join.allows(Right::Operate, "a") && !join.allows(Right::Join, "b"));
         assert!(all.allows(Right::Read, "b") && !all.allows(Right::Join, "b"));
+    }
+
+    #[test]
+    fn nobody_is_a_hub_by_another_right() {
+        let secret = Secret::random().unwrap();
+        let (operate, peer) = (secret.token(Right::Operate, ALL_JOBS), secret.token(Right::Peer, "a"));
+        assert!(!operate.allows(Right::Peer, "a"));
+        assert!(peer.allows(Right::Peer, "a") && !peer.allows(Right::Read, "a"));
+        assert!("peer".parse::<Right>().is_err(), "nobody gives it away");
+    }
+
+    #[test]
+    fn a_job_is_also_that_of_its_sums() {
+        let token = Secret::random().unwrap().token(Right::Join, "a");
+        assert!(token.covers("a.above") && token.covers("a.above.above"));
+        for other in ["a.abov", "a.above.b", "aa.above", "a.", "", "above"] {
+            assert!(!token.covers(other), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn a_token_expires_at_its_second() {
+        let token = Secret::random().unwrap().token_until(Right::Read, "a.b", Some(1000));
+        assert_eq!(token.to_string().parse(), Ok(token.clone()));
+        let at = |seconds| UNIX_EPOCH + std::time::Duration::from_secs(seconds);
+        assert!(!token.has_expired(at(999)) && token.has_expired(at(1000)));
+        for wrong in ["phub-read@.a.00", "phub-read@+1.a.00", "phub-read@01.a.00", "phub-read@x.a.00"] {
+            assert_eq!(wrong.parse::<Token>(), Err(NotAToken), "{wrong}");
+        }
     }
 }

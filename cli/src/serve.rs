@@ -57,18 +57,24 @@ pub fn serve(settings: &HubSettings) -> anyhow::Result<()> {
             }
         }
     };
+    let mut broke = false;
     let end = runtime.block_on(async {
         tokio::select! {
             signal = next_signal() => signal.to_owned(),
             why = unused() => why,
             () = drained() => "it takes no more jobs, and the last one has ended".to_owned(),
+            what = hub.broken() => {
+                broke = true;
+                what
+            }
         }
     });
     tracing::info!("{end}: the hub stops once checkpoints are written; another signal ends it at once");
     let unsaved = hub.unsaved();
     let (done, stopped) = oneshot::channel();
+    let bug = broke.then(|| anyhow!("{end}"));
     let stop = move || {
-        hub.stop(&format!("the hub was stopped by {end}"));
+        hub.stop(&if broke { end } else { format!("the hub was stopped by {end}") });
         let _ = done.send(());
     };
     std::thread::Builder::new().name("phub-stop".into()).spawn(stop).context("stopping the hub")?;
@@ -77,7 +83,8 @@ pub fn serve(settings: &HubSettings) -> anyhow::Result<()> {
             stopped = stopped => stopped.context("stopping the hub failed; see the log"),
             signal = next_signal() => Err(cut_short(signal, &unsaved.borrow())),
         }
-    })
+    })?;
+    bug.map_or(Ok(()), Err)
 }
 
 /// The error after a second signal: which checkpoints are lost.

@@ -1,6 +1,7 @@
 //! `phub-server token`: makes secrets, and tokens from them.
 
 use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use authority::{ALL_JOBS, Credential, Right, Secret};
 use clap::Parser;
@@ -24,7 +25,7 @@ use pbox_core::control::check_job_name;
 #[derive(Clone, Debug, Parser)]
 pub struct TokenArgs {
     /// Print a new secret, by chance. It is kept nowhere else.
-    #[arg(long, conflicts_with_all = ["right", "job", "token_file"])]
+    #[arg(long, conflicts_with_all = ["right", "job", "expires", "token_file"])]
     new: bool,
 
     /// What the token allows. Each contains the ones before it: read (what the hub does, and the state of jobs), join (take
@@ -35,6 +36,10 @@ pub struct TokenArgs {
     /// The job that the token is for. Default: all jobs.
     #[arg(long, value_name = "NAME")]
     job: Option<String>,
+
+    /// How long the token is good for: 30d, 12h, 45m or 90s. Default: as long as the secret. The hub's clock decides.
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    expires: Option<Duration>,
 
     /// File with the secret. Default: PHUB_TOKEN, the file PHUB_TOKEN_FILE, or ~/.config/phub/secret.
     #[arg(long, value_name = "FILE")]
@@ -59,7 +64,22 @@ impl TokenArgs {
             None => Credential::find()?,
         };
         let secret = credential.secrets()?.first();
-        println!("{}", secret.token(self.right, self.job.as_deref().unwrap_or(ALL_JOBS)));
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+        let expires = self.expires.map(|time| (now + time).as_secs());
+        println!("{}", secret.token_until(self.right, self.job.as_deref().unwrap_or(ALL_JOBS), expires));
         Ok(())
     }
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    let wrong = || {
+        format!("{text:?}: expected a number of days, hours, minutes or seconds, like 30d, 12h, 45m or 90s")
+    };
+    let units = [("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)];
+    let (number, unit) = units
+        .iter()
+        .find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, seconds)))
+        .ok_or_else(wrong)?;
+    let number: u32 = number.parse().map_err(|_| wrong())?;
+    if number == 0 { Err(wrong()) } else { Ok(Duration::from_secs(u64::from(number) * unit)) }
 }

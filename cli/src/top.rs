@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use authority::{ALL_JOBS, Credential, Right, Token};
 use clap::Parser;
+use membership::Named;
 use pbox_core::control::{CoreReply, HubReply, JobReply};
 use phub_server::client::Address;
 use tokio::runtime::Builder;
@@ -52,7 +53,7 @@ impl TopArgs {
     async fn watch(&self, token: Option<Token>) -> anyhow::Result<()> {
         let mut interrupt = signal(SignalKind::interrupt()).context("catching SIGINT")?;
         let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
-        let address = Address::resolve(&self.hub);
+        let address = Address::new(&self.hub, Named::Here);
         let in_terminal = std::io::stdout().is_terminal() && !self.once;
         let mut ticks = interval(PAUSE);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -134,12 +134,18 @@ fn the_way_to_a_hub_is_measured() {
     let serve = ["serve", "--listen", "127.0.0.1:0", "--transports", "shm,tcp", "--cores", "1"];
     let hub = Serve::start(phub_server(&serve).env("RUST_LOG", "warn"));
     let here = ["--listen", "127.0.0.1:0", "--transports", "shm"];
-    let (status, text) = doctor(&[&here[..], &["--peer", &hub.address]].concat());
+    // Hubs are reached directly, whatever proxies there are: nobody listens at this one.
+    let nowhere = "http://127.0.0.1:1";
+    let proxies =
+        ["http_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"].map(|name| (name, nowhere));
+    let asked =
+        phub_server(&[&["doctor"], &here[..], &["--peer", &hub.address]].concat()).envs(proxies).output();
+    let asked = asked.unwrap();
+    let (status, text) = (asked.status.code(), String::from_utf8(asked.stdout).unwrap());
     assert_eq!(status, Some(0), "{text}");
     for (name, words) in [
         ("way to", ["pass", "with 1 cores"]),
         ("path MTU to", ["pass", "bytes: a packet of that size came there"]),
-        ("TCP from", ["pass", "Gb/s by one connection"]),
         ("RDMA to", ["note", "the hub there offers none"]),
     ] {
         says(check(&text, &format!("{name} {}", hub.address)), &words);

@@ -4,7 +4,6 @@ mod checkpoint;
 mod command_line;
 mod doctor;
 mod serve;
-mod speed;
 mod support;
 mod tls;
 mod token;

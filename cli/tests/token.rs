@@ -58,6 +58,15 @@ fn a_user_needs_to_do_nothing_on_one_machine() {
     let of_job = token(home.path(), &["--right", "join", "--job", "job"]);
     join(&hub.address, "job", &of_job).leave().unwrap();
     says(refused(&hub.address, "other", &of_job), &["allows to join job \"job\""]);
+    let expires = token(home.path(), &["--right", "join", "--job", "job", "--expires", "30d"]);
+    assert!(expires.starts_with("phub-join@"), "{expires}");
+    join(&hub.address, "job", &expires).leave().unwrap();
+    // A token that says another time is none.
+    let longer = expires.replacen("@1", "@9", 1);
+    says(refused(&hub.address, "job", &longer), &["not of its secret"]);
+    for wrong in ["0d", "30", "d", "1.5d", "30w"] {
+        says(failure(&mut phub_server(&["token", "--expires", wrong])), &["expected a number of days"]);
+    }
     let read = token(home.path(), &[]);
     says(refused(&hub.address, "job", &read), &["allows to read job \"*\"", "to join job \"job\""]);
 }

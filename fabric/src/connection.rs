@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use rustix::net::Shutdown;
 
 use crate::port::CloseReason;
-use crate::watch::{Register, Watch, Watched};
+use crate::watch::{Register, SocketEvents, Watch, Watched};
 
 /// What a port shares with the watch.
 pub(crate) trait Alarm: Send + Sync + std::fmt::Debug {
@@ -33,6 +33,24 @@ pub(crate) struct Connection {
 impl Connection {
     /// A connection over `socket`, which the watch looks after from now on.
     pub fn watched(watch: &Watch, socket: OwnedFd, ports: Vec<Arc<dyn Alarm>>) -> std::io::Result<Arc<Self>> {
+        Self::with_events(watch, socket, ports, SocketEvents::Any)
+    }
+
+    /// A connection over a socket that this end may have shut for reading.
+    pub fn watched_to_its_end(
+        watch: &Watch,
+        socket: OwnedFd,
+        ports: Vec<Arc<dyn Alarm>>,
+    ) -> std::io::Result<Arc<Self>> {
+        Self::with_events(watch, socket, ports, SocketEvents::HangUp)
+    }
+
+    fn with_events(
+        watch: &Watch,
+        socket: OwnedFd,
+        ports: Vec<Arc<dyn Alarm>>,
+        events: SocketEvents,
+    ) -> std::io::Result<Arc<Self>> {
         let register = Arc::clone(watch.register());
         let number = register.number();
         let connection = Arc::new(Connection {
@@ -44,7 +62,7 @@ impl Connection {
             failure: OnceLock::new(),
         });
         let watched: Arc<dyn Watched> = connection.clone();
-        watch.add_socket(number, &connection.socket, &watched)?;
+        watch.add_socket(number, &connection.socket, &watched, events)?;
         Ok(connection)
     }
 

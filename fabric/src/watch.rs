@@ -21,6 +21,15 @@ pub(crate) trait Watched: Send + Sync + std::fmt::Debug {
     fn ready(&self);
 }
 
+/// What is the end of a socket.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SocketEvents {
+    /// Nothing is sent after the handshake: any event is.
+    Any,
+    /// That it is shut in both directions, by whichever end.
+    HangUp,
+}
+
 type Numbered = (u64, HashMap<u64, Weak<dyn Watched>>);
 
 /// The watched owners, by number. Each owner removes itself when it is dropped.
@@ -76,9 +85,18 @@ impl Watch {
     }
 
     /// Watches a socket until it ends or its owner is dropped.
-    pub fn add_socket(&self, number: u64, fd: impl AsFd, owner: &Arc<dyn Watched>) -> std::io::Result<()> {
-        // Nothing is sent after the handshake: any event of the socket is its end.
-        self.add(number, fd, owner, EventFlags::IN | EventFlags::RDHUP | EventFlags::ONESHOT)
+    pub fn add_socket(
+        &self,
+        number: u64,
+        fd: impl AsFd,
+        owner: &Arc<dyn Watched>,
+        events: SocketEvents,
+    ) -> std::io::Result<()> {
+        let events = match events {
+            SocketEvents::Any => EventFlags::IN | EventFlags::RDHUP,
+            SocketEvents::HangUp => EventFlags::empty(), // which epoll always tells
+        };
+        self.add(number, fd, owner, events | EventFlags::ONESHOT)
     }
 
     /// Watches a descriptor whose owner reads all events each time.

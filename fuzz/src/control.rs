@@ -3,14 +3,14 @@
 //! A body that parses is checked as the hub checks it. If it is valid, it parses to the same value after it is
 //! written again. Must not know HTTP.
 
-use pbox_core::Wire;
 use pbox_core::control::{
-    ArrivedRequest, CheckpointRequest, CompareRequest, ErrorReply, FailedReply, FailedRequest,
+    Answer, ArrivedRequest, CheckpointRequest, CompareRequest, ErrorReply, FailedReply, FailedRequest,
     HeartbeatReply, HeartbeatRequest, HoldReply, HoldRequest, HubReply, JoinReply, LastRequest,
-    LearningRateRequest, LeaveRequest, LostRequest, OfferReply, OfferRequest, OptimizerRequest, ParseError,
-    PartsReply, ReleaseRequest, WrittenReply, WrittenRequest, check_job_name, parse, parse_from_hub,
-    parse_join,
+    LearningRateRequest, LeaveRequest, LostRequest, MAX_PORTS, OfferReply, OfferRequest, OptimizerRequest,
+    ParseError, PartsReply, ReleaseRequest, WrittenReply, WrittenRequest, check_job_name, parse,
+    parse_from_hub, parse_join,
 };
+use pbox_core::{Below, Key, Layout, Wire};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -22,8 +22,8 @@ pub fn run(bytes: &[u8]) {
         1 => request::<HeartbeatRequest>("heartbeat", body, |_| true),
         2 => request::<LearningRateRequest>("learning-rate", body, |r| r.learning_rate.is_finite()),
         3 => request::<LeaveRequest>("leave", body, |_| true),
-        4 => reply::<JoinReply>(body),
-        5 => reply::<HeartbeatReply>(body),
+        4 => let_in(body),
+        5 => answer::<HeartbeatReply>(body),
         6 => reply::<HubReply>(body),
         7 => reply::<ErrorReply>(body),
         8 => {
@@ -39,14 +39,14 @@ pub fn run(bytes: &[u8]) {
         12 => of_hub::<ArrivedRequest>("arrived", body),
         13 => of_hub::<LostRequest>("lost", body),
         14 => of_hub::<CheckpointRequest>("checkpoint", body),
-        15 => reply::<HoldReply>(body),
-        16 => reply::<WrittenReply>(body),
-        17 => reply::<PartsReply>(body),
+        15 => answer::<HoldReply>(body),
+        16 => answer::<WrittenReply>(body),
+        17 => answer::<PartsReply>(body),
         18 => request::<OfferRequest>("offer", body, |_| true),
-        19 => reply::<OfferReply>(body),
+        19 => answer::<OfferReply>(body),
         20 => of_hub::<FailedRequest>("failed", body),
         21 => of_hub::<LastRequest>("last", body),
-        22 => reply::<FailedReply>(body),
+        22 => answer::<FailedReply>(body),
         23 => request::<OptimizerRequest>("optimizer", body, is_plain),
         _ => request::<CompareRequest>("compare", body, |_| true),
     }
@@ -95,6 +95,29 @@ fn of_hub<T: DeserializeOwned + Serialize>(what: &'static str, body: &[u8]) {
 fn reply<T: DeserializeOwned + Serialize>(body: &[u8]) {
     if let Ok(reply) = serde_json::from_slice::<T>(body) {
         check_round_trip(&reply, true);
+    }
+}
+
+/// An answer whose numbers a hub may say, or not.
+fn answer<T: Answer + Serialize>(body: &[u8]) {
+    if let Ok(answer) = serde_json::from_slice::<T>(body) {
+        check_round_trip(&answer, true);
+        if let Err(why) = answer.check() {
+            assert!(why.len() < 1000, "{why}");
+        }
+    }
+}
+
+/// Whoever joins makes what the answer says without harm.
+fn let_in(body: &[u8]) {
+    answer::<JoinReply>(body);
+    let Ok(reply) = serde_json::from_slice::<JoinReply>(body) else { return };
+    if reply.check().is_ok() {
+        assert!(reply.ports <= MAX_PORTS && reply.cores.len() <= reply.ports as usize);
+        let layout = Layout::new(vec![Key::f32("a", [100])], 64).expect("a small layout");
+        if let Some(Ok(placements)) = reply.above.map(|above| above.placements(&layout)) {
+            Below::new(&placements, reply.cores.len().max(1));
+        }
     }
 }
 

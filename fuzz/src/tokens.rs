@@ -4,20 +4,26 @@
 
 use std::sync::LazyLock;
 
-use authority::{ALL_JOBS, Credential, Right, Secret, Secrets, Token};
+use authority::{ALL_JOBS, Credential, Proof, Right, Secret, Secrets, Token};
 
 /// The secret of the hub.
 static OURS: LazyLock<Secrets> =
     LazyLock::new(|| Secret::random().expect("the kernel has random bits").into());
 const RIGHTS: [Right; 3] = [Right::Read, Right::Join, Right::Operate];
 
-/// The bytes are a token, a file of secrets, and the parts of a token.
+const PATH: &str = "/v1/jobs/job/join";
+
+/// The bytes are a token, a proof, a file of secrets, and the parts of a token.
 pub fn run(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     if let Ok(token) = text.parse::<Token>() {
         assert_eq!(token.to_string(), text, "no other spelling");
         assert!(!OURS.made(&token), "somebody guessed 256 bits: {text}");
         check_rights(&token);
+    }
+    if let Ok(proof) = text.parse::<Proof>() {
+        assert_eq!(proof.to_string(), text, "no other spelling");
+        assert_eq!(OURS.proved(&proof, "POST", PATH), None, "somebody guessed 256 bits: {text}");
     }
     match Credential::parse(&text, "the fuzzer") {
         Ok(credential) => {
@@ -56,6 +62,7 @@ fn altered(bytes: &[u8]) {
     let job: String = job.iter().take(64).map(|byte| char::from(b'a' + byte % 26)).collect();
     let token = OURS.first().token(RIGHTS[usize::from(*right) % 3], &job);
     assert!(OURS.made(&token));
+    altered_proof(&token, *at, *to);
     let mut text = token.to_string().into_bytes();
     let place = usize::from(*at) % text.len();
     // The case of the proof's digits is of no account.
@@ -65,5 +72,20 @@ fn altered(bytes: &[u8]) {
     text[place] = *to;
     if let Ok(token) = String::from_utf8_lossy(&text).parse::<Token>() {
         assert!(!OURS.made(&token), "{token}");
+    }
+}
+
+/// A proof by a token of our own, of which one byte is another one, is none.
+fn altered_proof(token: &Token, at: u8, to: u8) {
+    let proof = token.prove("POST", PATH, b"{}").expect("the kernel has random bits");
+    assert!(OURS.proved(&proof, "POST", PATH).as_ref() == Some(token));
+    let mut text = proof.to_string().into_bytes();
+    let place = usize::from(at) % text.len();
+    if text[place].eq_ignore_ascii_case(&to) {
+        return;
+    }
+    text[place] = to;
+    if let Ok(proof) = String::from_utf8_lossy(&text).parse::<Proof>() {
+        assert_eq!(OURS.proved(&proof, "POST", PATH), None, "{proof}");
     }
 }

@@ -6,19 +6,25 @@ use std::time::{Duration, Instant};
 use authority::{ALL_JOBS, Credential, Right, Trust, explain};
 use pbox_core::Round;
 use pbox_core::control::{
-    ClockReply, ErrorReply, HubReply, LeaveReply, LeaveRequest, OfferReply, OfferRequest,
+    Answer, ClockReply, ErrorReply, HubReply, LeaveReply, LeaveRequest, OfferReply, OfferRequest,
 };
 use serde::Serialize;
-use serde::de::DeserializeOwned;
-use ureq::http::header::{AUTHORIZATION, RETRY_AFTER};
+use ureq::http::header::{AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER};
 use ureq::http::{Response, StatusCode};
 use ureq::{Body, SendBody};
 
 use crate::encrypted;
 use crate::error::MemberError;
+use crate::named::Named;
 
 /// A hub that takes a state more slowly than this is stuck.
 const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
+
+/// The verbs that members ask for by a right to their job, and not as members.
+const BY_RIGHT: [&str; 3] = ["join", "meet", "checkpoint"];
+
+/// Bytes of a refusal that are kept.
+const LONGEST_REASON: usize = 4096;
 
 /// The pause before a request that failed is made again.
 pub(crate) const RETRY: Duration = Duration::from_millis(100);
@@ -111,8 +117,12 @@ pub(crate) struct Control {
     agent: ureq::Agent,
     /// Of each request.
     pub timeout: Duration,
-    /// What requests show.
+    /// The secret or token that proves requests.
     credential: Option<Credential>,
+    /// The one who named the address.
+    pub named: Named,
+    /// The token of a member, once it is one.
+    member: Option<String>,
     /// Whom it trusts to be a hub; `None`: it does not ask.
     trust: Option<Trust>,
     /// The address of the control port.
@@ -128,64 +138,57 @@ impl Control {
         job: &str,
         timeout: Duration,
         credential: Option<&Credential>,
+        named: &Named,
     ) -> Result<Self, MemberError> {
-        Ok(Self::with(
-            hub,
-            job,
-            timeout,
-            credential,
-            Trust::find().map_err(|error| MemberError::Trust(error.into()))?,
-        ))
-    }
-
-    fn with(
-        hub: &str,
-        job: &str,
-        timeout: Duration,
-        credential: Option<&Credential>,
-        trust: Option<Trust>,
-    ) -> Self {
-        let config = ureq::Agent::config_builder()
-            .timeout_global(Some(timeout))
-            .http_status_as_error(false)
-            .proxy(None) // hubs are reached directly
-            .build();
-        let agent = encrypted::agent(config, trust.as_ref());
+        let trust = Trust::find().map_err(|error| MemberError::Trust(error.into()))?;
+        let agent = agent_within(timeout, trust.as_ref(), named);
         let (credential, hub, job) = (credential.cloned(), hub.to_owned(), job.to_owned());
-        Control { agent, timeout, credential, trust, hub, job }
+        Ok(Control { agent, timeout, credential, named: named.clone(), member: None, trust, hub, job })
     }
 
     /// The same control port, asked with another time limit.
     pub fn within(&self, timeout: Duration) -> Self {
-        Self::with(&self.hub, &self.job, timeout, self.credential.as_ref(), self.trust.clone())
+        let agent = agent_within(timeout, self.trust.as_ref(), &self.named);
+        Control { agent, timeout, ..self.clone() }
     }
 
-    /// The address of a page.
-    fn url(&self, page: &str) -> String {
+    /// Asks it as the member that has this token.
+    pub fn of_member(mut self, token: &str) -> Self {
+        self.member = Some(token.to_owned());
+        self
+    }
+
+    /// The address of a path.
+    fn url(&self, path: &str) -> String {
         let scheme = if self.trust.is_some() { "https" } else { "http" };
-        format!("{scheme}://{}/v1/{page}", self.hub)
+        format!("{scheme}://{}{path}", self.hub)
     }
 
     /// `POST /v1/jobs/{job}/{verb}`, once.
-    pub fn post<Q: Serialize, R: DeserializeOwned>(
+    pub fn post<Q: Serialize, R: Answer>(
         &self,
         verb: &str,
         what: &'static str,
         request: &Q,
     ) -> Result<R, Failure> {
-        let url = self.url(&format!("jobs/{}/{verb}", self.job));
-        let post = self.agent.post(&url);
-        let post = match self.shown(Right::Join, &self.job) {
+        let path = format!("/v1/jobs/{}/{verb}", self.job);
+        let body = serde_json::to_vec(request).expect("requests are plain data");
+        let post = self.agent.post(self.url(&path)).header(CONTENT_TYPE, "application/json");
+        let shown = match &self.member {
+            Some(member) if !BY_RIGHT.contains(&verb) => Some(by_member(member)),
+            _ => self.proved(Right::Join, "POST", &path, &body)?,
+        };
+        let post = match shown {
             Some(shown) => post.header(AUTHORIZATION, shown),
             None => post,
         };
-        let response = post.send_json(request);
+        let response = post.send(&body[..]);
         self.read_reply(what, response.map_err(|error| self.unreachable(error))?)
     }
 
     /// `GET /v1/hub`.
     pub fn describe(&self) -> Result<HubReply, MemberError> {
-        let reply = self.get("hub", Right::Read);
+        let reply = self.get("/v1/hub");
         reply
             .and_then(|response| self.read_reply("describe itself", response))
             .map_err(|failure| failure.error)
@@ -194,7 +197,7 @@ impl Control {
     /// `GET /v1/clock`, with the time at which the hub has read its clock, as exactly as one request tells.
     pub fn clock(&self) -> Result<HubClock, MemberError> {
         let asked = Instant::now();
-        let reply = self.get("clock", Right::Read);
+        let reply = self.get("/v1/clock");
         let reply: ClockReply = reply
             .and_then(|response| self.read_reply("tell the time", response))
             .map_err(|failure| failure.error)?;
@@ -202,28 +205,28 @@ impl Control {
         Ok(HubClock { reply, at: asked + within, within })
     }
 
-    /// `GET` of a page that needs this right, of any status.
-    pub fn get(&self, page: &str, right: Right) -> Result<Response<Body>, Failure> {
-        self.get_of(page, right, ALL_JOBS)
-    }
-
-    /// `GET` of a page that needs this right to one job, or to all, of any status.
-    pub fn get_of(&self, page: &str, right: Right, job: &str) -> Result<Response<Body>, Failure> {
-        let get = self.agent.get(self.url(page));
-        let get = match self.shown(right, job) {
+    /// `GET` of a page to read, of any status.
+    pub fn get(&self, path: &str) -> Result<Response<Body>, Failure> {
+        let get = self.agent.get(self.url(path));
+        let get = match self.proved(Right::Read, "GET", path, b"")? {
             Some(shown) => get.header(AUTHORIZATION, shown),
             None => get,
         };
         get.call().map_err(|error| self.unreachable(error))
     }
 
-    /// The header that shows a right to a job.
-    fn shown(&self, right: Right, job: &str) -> Option<String> {
-        self.credential.as_ref().map(|credential| format!("Bearer {}", credential.token(right, job)))
+    /// The header that proves a right to this job; without a job, to all.
+    fn proved(&self, right: Right, method: &str, path: &str, body: &[u8]) -> Result<Option<String>, Failure> {
+        let Some(credential) = &self.credential else { return Ok(None) };
+        let job = if self.job.is_empty() { ALL_JOBS } else { &self.job };
+        let proof = credential.token(right, job).prove(method, path, body);
+        let proof =
+            proof.map_err(|error| Failure { cause: Cause::Refused, error: MemberError::System(error) })?;
+        Ok(Some(format!("Phub-Proof {proof}")))
     }
 
     /// `POST /v1/jobs/{job}/join`. A proxy that does not reach the hub, and a hub that asks for another try, are asked again.
-    pub fn join<Q: Serialize, R: DeserializeOwned>(&self, request: &Q) -> Result<R, MemberError> {
+    pub fn join<Q: Serialize, R: Answer>(&self, request: &Q) -> Result<R, MemberError> {
         let begun = Instant::now();
         insist(self.timeout, Failure::passes_for_newcomer, || {
             // Of a later try, what is left of the limit.
@@ -235,9 +238,12 @@ impl Control {
 
     /// `GET /v1/health`. An error, too, while the hub stops.
     pub fn check_health(&self) -> Result<(), Failure> {
-        let response = self.agent.get(self.url("health")).call().map_err(|error| self.unreachable(error))?;
+        let response =
+            self.agent.get(self.url("/v1/health")).call().map_err(|error| self.unreachable(error))?;
         match response.status() {
-            StatusCode::SERVICE_UNAVAILABLE => self.read_reply("let workers join", response),
+            StatusCode::SERVICE_UNAVAILABLE => {
+                self.read_reply("let workers join", response).map(|_: serde_json::Value| ())
+            }
             _ => Ok(()),
         }
     }
@@ -272,19 +278,20 @@ impl Control {
         reply.map(|reply: OfferReply| reply.state_bytes)
     }
 
-    /// `POST /v1/jobs/{job}/state?token=...`: so many bytes of `values`, which may take longer than other requests.
-    pub fn send_state<R: DeserializeOwned>(
+    /// Sends `POST /v1/jobs/{job}/state` of a member, with `bytes` of `values`. It may take longer than other requests.
+    pub fn send_state<R: Answer>(
         &self,
         what: &'static str,
         token: &str,
         values: Box<dyn Read + Send>,
         bytes: u64,
     ) -> Result<R, MemberError> {
-        let url = self.url(&format!("jobs/{}/state?token={token}", self.job));
+        let url = self.url(&format!("/v1/jobs/{}/state", self.job));
         let while_sending = self.timeout + Duration::from_secs(bytes / SLOWEST_BYTES_PER_S);
         let request = self.agent.post(&url).config().timeout_global(Some(while_sending)).build();
         // The hub compares the length with what comes.
         let request = request.header("content-length", bytes.to_string());
+        let request = request.header(AUTHORIZATION, by_member(token));
         let mut values = Exactly { values, left: bytes, wrong: None };
         let response = request.send(SendBody::from_reader(&mut values));
         if let Some(why) = values.wrong {
@@ -295,7 +302,9 @@ impl Control {
     }
 
     fn unreachable(&self, error: ureq::Error) -> Failure {
-        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+        use io::ErrorKind::{
+            BrokenPipe, ConnectionAborted, ConnectionReset, PermissionDenied, UnexpectedEof,
+        };
         let ends = [BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof];
         if let ureq::Error::Io(error) = &error
             && let Some(why) = explain(error)
@@ -304,6 +313,7 @@ impl Control {
             return Failure { cause: Cause::Refused, error };
         }
         let cause = match &error {
+            ureq::Error::Io(error) if error.kind() == PermissionDenied => Cause::Refused,
             ureq::Error::Io(error) if ends.contains(&error.kind()) => Cause::Cut,
             ureq::Error::Protocol(_) => Cause::Cut,
             _ => Cause::Unreachable,
@@ -312,7 +322,7 @@ impl Control {
         Failure { cause, error }
     }
 
-    pub fn read_reply<R: DeserializeOwned>(
+    pub fn read_reply<R: Answer>(
         &self,
         what: &'static str,
         mut response: Response<Body>,
@@ -327,13 +337,23 @@ impl Control {
             error: MemberError::Nonsense {
                 hub: self.hub.clone(),
                 what,
-                saw: format!("{status}, {:?}", body.chars().take(200).collect::<String>()),
+                saw: match self.named.is_outside() {
+                    // What answers may be anything that this process reaches, and whoever named it must not read that.
+                    true => format!("{status}, and no answer of a hub"),
+                    false => format!("{status}, {:?}", body.chars().take(200).collect::<String>()),
+                },
             },
         };
         if status.is_success() {
-            return serde_json::from_str(&body).map_err(|_| nonsense());
+            let reply: R = serde_json::from_str(&body).map_err(|_| nonsense())?;
+            let strange = |saw| Failure {
+                cause: Cause::Strange,
+                error: MemberError::Nonsense { hub: self.hub.clone(), what, saw },
+            };
+            return reply.check().map(|()| reply).map_err(strange);
         }
-        let ErrorReply { error: why } = serde_json::from_str(&body).map_err(|_| nonsense())?;
+        let ErrorReply { error: mut why } = serde_json::from_str(&body).map_err(|_| nonsense())?;
+        why.truncate(why.floor_char_boundary(LONGEST_REASON));
         let cause = match (passes, asks_again) {
             (true, true) => Cause::Passing,
             (true, false) => Cause::Busy,
@@ -351,6 +371,22 @@ impl Control {
         };
         Err(Failure { cause, error })
     }
+}
+
+/// Makes what sends requests. A hub is reached directly, whatever the environment says of proxies, and leads nowhere else.
+fn agent_within(timeout: Duration, trust: Option<&Trust>, named: &Named) -> ureq::Agent {
+    let config = ureq::Agent::config_builder()
+        .timeout_global(Some(timeout))
+        .http_status_as_error(false)
+        .proxy(None)
+        .max_redirects(0)
+        .build();
+    encrypted::agent(config, trust, named.clone())
+}
+
+/// The header by which a member says who it is.
+fn by_member(token: &str) -> String {
+    format!("Phub-Member {token}")
 }
 
 /// Exactly so many bytes, or an error: a body cannot end before the length that its header says.

@@ -2,7 +2,7 @@
 //!
 //! Once, at the join. Knows the hubs' offers and this member's settings; nothing of rounds.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -15,8 +15,10 @@ use fabric::{FrameRule, Joined, NicPair, PlannedLink, PortId, Receive, RecvWindo
 use pbox_core::control::TransportAddress;
 use pbox_core::{Expected, Placement, Schedule, Wire};
 
+use crate::control::Control;
 use crate::error::MemberError;
 use crate::join::LetIn;
+use crate::named::{LOOKUP_LIMIT, look_up};
 use crate::nearest;
 
 /// By which transport a member reaches a hub.
@@ -121,9 +123,10 @@ pub fn open(
     };
     for (number, (hub, route)) in hubs.iter().zip(&routes).enumerate() {
         let (mut joined, way) = route.connect_by_the_best_way(window, &receive(number), deadline)?;
-        let rule = || -> Box<dyn FrameRule> { Box::new(Expected::of_hub(wire, schedule)) };
-        for endpoint in &mut joined.endpoints {
-            endpoint.obey(rule);
+        let placement = Arc::new(route.placement.clone());
+        for (core, endpoint) in joined.endpoints.iter_mut().enumerate() {
+            let rule = Expected::of_hub(wire, schedule).on_core(&placement, core);
+            endpoint.obey(|| -> Box<dyn FrameRule> { Box::new(rule) });
             if hub.reply.relinks {
                 endpoint.end_with_port();
             }
@@ -240,8 +243,8 @@ impl<'a> Route<'a> {
         Ok(Route { hub, ports, token, placement, plan })
     }
 
-    /// Tries the hub's transports, best first. A transport that does not lead there is passed over. When a hub is
-    /// reached and refuses, no other transport is tried.
+    /// Tries the hub's transports, best first. A transport that does not lead there is passed over, and so is shared memory that
+    /// fails in whatever way. When a hub is reached by another one and refuses, no other transport is tried.
     fn connect_by_the_best_way(
         &self,
         window: &Arc<SendWindow>,
@@ -250,7 +253,7 @@ impl<'a> Route<'a> {
     ) -> Result<(Joined<any::Endpoint>, Way), MemberError> {
         let (wanted, offered) = (self.ports.transport, &self.hub.reply.transports);
         let mut tried = Vec::new();
-        for offer in offered {
+        for (place, offer) in offered.iter().enumerate() {
             let transport = offer.transport();
             let why_not = match self.way_by(offer, receive) {
                 Ok((address, why)) => {
@@ -259,7 +262,10 @@ impl<'a> Route<'a> {
                         let carried = self.plan.iter().flat_map(|link| link.carries.up.iter());
                         window.collapse_by_node(&[carried.collect()], |_| ());
                     }
-                    let limit = deadline.saturating_duration_since(Instant::now());
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    // Whoever is silent at the hub's name here leaves time for the transports after it.
+                    let is_last = place + 1 == offered.len() || wanted.is_some();
+                    let limit = if is_shared && !is_last { left / 2 } else { left };
                     let (group, receive) = (&self.ports.group, receive.clone());
                     match any::connect(&address, self.token, group, window, receive, &self.plan, limit) {
                         Ok(mut joined) => {
@@ -326,12 +332,13 @@ impl<'a> Route<'a> {
     /// A hub that listens at all its addresses is reached at the address of its control port.
     fn reached_at(&self, address: SocketAddr) -> Result<SocketAddr, String> {
         if !address.ip().is_unspecified() {
+            let named = &self.hub.control.named;
+            named.check(&address.ip().to_string(), address.ip()).map_err(|error| error.to_string())?;
             return Ok(address);
         }
-        let hub = &self.hub.control.hub;
-        let mut found = hub.to_socket_addrs().map_err(|error| format!("resolving {hub}: {error}"))?;
-        let found = found.next().ok_or_else(|| format!("{hub} has no address"))?;
-        Ok(SocketAddr::new(found.ip(), address.port()))
+        let Control { hub, named, .. } = &self.hub.control;
+        let found = look_up(hub, named, LOOKUP_LIMIT).map_err(|error| format!("resolving {hub}: {error}"))?;
+        Ok(SocketAddr::new(found[0].ip(), address.port()))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Requests over TLS, to hubs that this process trusts: what the library of HTTP connects with.
+//! Connections for the library of HTTP: directly, to where a hub's name leads, and over TLS to hubs that this process trusts.
 
 use std::io::{Read, Write};
 
@@ -11,17 +11,37 @@ use ureq::unversioned::transport::{
 use ureq::{Agent, Error};
 
 use ureq::config::Config;
-use ureq::unversioned::resolver::DefaultResolver;
-use ureq::unversioned::transport::{ConnectProxyConnector, TcpConnector};
+use ureq::http::Uri;
+use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
+use ureq::unversioned::transport::TcpConnector;
 
-/// What makes requests with these settings: without TLS, or over TLS to hubs that are trusted.
-pub(crate) fn agent(config: Config, trust: Option<&Trust>) -> Agent {
+use crate::named::{Named, look_up};
+
+/// Addresses of a name that are tried: as many as the library has room for.
+const ADDRESSES: usize = 16;
+
+/// Makes what sends requests with these settings, to addresses that somebody named: without TLS, or over TLS to hubs that are
+/// trusted.
+pub(crate) fn agent(config: Config, trust: Option<&Trust>, named: Named) -> Agent {
+    let connect = ().chain(TcpConnector::default());
     match trust {
-        None => config.new_agent(),
-        Some(trust) => {
-            let connect = ().chain(ConnectProxyConnector::default()).chain(TcpConnector::default());
-            Agent::with_parts(config, connect.chain(Encrypt(trust.clone())), DefaultResolver::default())
+        None => Agent::with_parts(config, connect, Names(named)),
+        Some(trust) => Agent::with_parts(config, connect.chain(Encrypt(trust.clone())), Names(named)),
+    }
+}
+
+/// Finds where a name leads.
+#[derive(Debug)]
+struct Names(Named);
+
+impl Resolver for Names {
+    fn resolve(&self, uri: &Uri, _: &Config, timeout: NextTimeout) -> Result<ResolvedSocketAddrs, Error> {
+        let address = uri.authority().map_or("", |authority| authority.as_str());
+        let mut room = self.empty();
+        for found in look_up(address, &self.0, *timeout.after)?.into_iter().take(ADDRESSES) {
+            room.push(found);
         }
+        Ok(room)
     }
 }
 

@@ -5,11 +5,12 @@
 use std::io::{self, Read};
 use std::time::Duration;
 
-use authority::{Credential, Right};
+use authority::Credential;
 use ureq::http::StatusCode;
 
 use crate::control::Control;
 use crate::error::MemberError;
+use crate::named::Named;
 
 /// How long a hub may take to begin: half of it is for the end of a round.
 const BEGIN_LIMIT: Duration = Duration::from_secs(60);
@@ -43,9 +44,8 @@ pub fn fetch_state(
     credential: Option<&Credential>,
 ) -> Result<Option<StateReader>, MemberError> {
     let limit = BEGIN_LIMIT + Duration::from_secs(bytes / SLOWEST_BYTES_PER_S);
-    let control = Control::new(address, job, limit, credential)?;
-    let page = format!("jobs/{job}/state");
-    let response = control.get_of(&page, Right::Read, job).map_err(|failure| failure.error)?;
+    let control = Control::new(address, job, limit, credential, &Named::Here)?;
+    let response = control.get(&format!("/v1/jobs/{job}/state")).map_err(|failure| failure.error)?;
     match response.status() {
         StatusCode::OK => {
             let body = Box::new(response.into_body().into_reader());

@@ -68,7 +68,6 @@ impl Heartbeat {
             held_up_by: Vec::new(),
             reached: None,
             lost: 0,
-            present: None,
         };
         let news = Mutex::new(News { reply, lost: None });
         let (changed, latest, waker) = (Condvar::new(), Mutex::default(), Mutex::default());

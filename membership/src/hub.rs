@@ -6,11 +6,10 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use pbox_core::control::{
-    JobState, JoinReply, Late, Latest, LeaveRequest, Left, PresentReply, RelinkRequest, StateReply,
+    Answer, JobState, JoinReply, Late, Latest, LeaveRequest, Left, RelinkRequest, StateReply,
 };
 use pbox_core::{Round, Share};
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 use crate::control::{Cause, Control, Failure, HubClock, insist};
 use crate::error::MemberError;
@@ -94,11 +93,6 @@ impl Hub {
         self.heartbeat.news().reply.members.iter().map(|member| member.rank).collect()
     }
 
-    /// With what each key will begin, while the hub waits for weights of this member, or to hear that it brings none.
-    pub fn present(&self) -> Option<PresentReply> {
-        self.heartbeat.news().reply.present.clone()
-    }
-
     /// The first of the ranks that left of which `test` is true.
     pub fn find_left(&self, test: impl Fn(&Left) -> bool) -> Option<Left> {
         self.heartbeat.news().reply.left.iter().find(|left| test(left)).copied()
@@ -158,7 +152,7 @@ impl Hub {
     ///
     /// # Errors
     /// When the hub is lost, the job has failed, or the hub refuses.
-    pub fn post<Q: Serialize, R: DeserializeOwned>(
+    pub fn post<Q: Serialize, R: Answer>(
         &self,
         verb: &str,
         what: &'static str,
@@ -213,7 +207,7 @@ impl Hub {
     ///
     /// # Errors
     /// As for [`post`](Self::post), and when the state is not so long.
-    pub fn send_state(&self, values: Box<dyn Read + Send>, bytes: u64) -> Result<(), MemberError> {
+    pub(crate) fn send_state(&self, values: Box<dyn Read + Send>, bytes: u64) -> Result<(), MemberError> {
         let reply = self.control.send_state("bring a state", &self.token, values, bytes);
         reply.map(|_: StateReply| ()).map_err(|error| self.lost_if_unreachable(error))
     }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use authority::Credential;
 use pbox_core::control::{
     HubReply, JoinReply, JoinRequest, LeaveRequest, MeetReply, MeetRequest, Mesh, PROTOCOL, Peers, Versions,
+    check_address,
 };
 use pbox_core::{Above, Below, CoreNodes, Layout, MAX_HUBS, Placement, Round, Schedule, Share};
 
@@ -16,6 +17,7 @@ use crate::control::{Cause, Control, Failure};
 use crate::error::MemberError;
 use crate::heartbeat::Heartbeat;
 use crate::hub::Hub;
+use crate::named::Named;
 
 /// Time limit for telling a hub that a member which it let in does not come.
 const FAREWELL_LIMIT: Duration = Duration::from_secs(2);
@@ -39,16 +41,8 @@ pub fn hub_addresses(list: &str) -> Result<Vec<&str>, MemberError> {
     if hubs.contains(&"") {
         return wrong("one of them is empty".into());
     }
-    let is_address = |hub: &str| {
-        let (host, port) = hub.rsplit_once(':').unwrap_or((hub, ""));
-        // An IPv6 address stands in brackets.
-        let is_host = !host.is_empty()
-            && !host.contains(['/', '@', ' '])
-            && (host.ends_with(']') || !host.contains(':'));
-        is_host && port.parse::<u16>().is_ok_and(|port| port > 0)
-    };
-    if let Some(other) = hubs.iter().find(|hub| !is_address(hub)) {
-        return wrong(format!("{other:?} is no address of a control port"));
+    if let Some(error) = hubs.iter().find_map(|hub| check_address(hub).err()) {
+        return wrong(error.to_string());
     }
     if hubs.len() > MAX_HUBS as usize {
         return wrong(format!("{} of them", hubs.len()));
@@ -65,12 +59,13 @@ pub fn hub_addresses(list: &str) -> Result<Vec<&str>, MemberError> {
 /// When they cannot until the deadline, when the caller gives up, and when one is there and no TLS is possible with it.
 pub fn wait_for(
     addresses: &[&str],
+    named: &Named,
     deadline: Instant,
     given_up: &dyn Fn() -> bool,
 ) -> Result<(), MemberError> {
     let (begun, mut tries) = (Instant::now(), 0);
     for address in addresses {
-        let control = Control::new(address, "", HEALTH_LIMIT, None)?;
+        let control = Control::new(address, "", HEALTH_LIMIT, None, named)?;
         while let Err(Failure { cause, error }) = control.check_health() {
             tries += 1;
             let left = deadline.saturating_duration_since(Instant::now());
@@ -96,11 +91,11 @@ pub fn describe(
     limit: Duration,
     credential: Option<&Credential>,
 ) -> Result<HubReply, MemberError> {
-    Control::new(address, "", limit, credential)?.describe()
+    Control::new(address, "", limit, credential, &Named::Here)?.describe()
 }
 
 /// Tells the first machine's hub of a mesh where this machine's hub is, and waits for the others. Returns the addresses of
-/// the hubs of all machines.
+/// the hubs of all machines. `named` says who named the place, and so the others.
 ///
 /// # Errors
 /// When a machine is missing at the deadline, or there are two of a number.
@@ -110,6 +105,7 @@ pub fn meet(
     address: String,
     deadline: Instant,
     credential: Option<&Credential>,
+    named: &Named,
 ) -> Result<Vec<String>, MemberError> {
     let left = deadline.saturating_duration_since(Instant::now());
     let wait_ms = left.as_millis() as u64;
@@ -117,7 +113,7 @@ pub fn meet(
     let machine = mesh.machine;
     let request = MeetRequest { protocol: PROTOCOL, protocol_lowest, machine, address, wait_ms };
     // So that the hub can say which machine is missing.
-    let control = Control::new(&mesh.meet, job, left + FAREWELL_LIMIT, credential)?;
+    let control = Control::new(&mesh.meet, job, left + FAREWELL_LIMIT, credential, named)?;
     let MeetReply { hubs } = control
         .post("meet", "wait for the hubs of the other machines", &request)
         .map_err(|failure| failure.error)?;
@@ -127,13 +123,13 @@ pub fn meet(
         _ => Err(MemberError::Nonsense {
             hub: mesh.meet.clone(),
             what: "meet",
-            saw: format!("the hubs {list:?} of {} machines", mesh.machine.of),
+            saw: format!("{} hubs, not all different, of {} machines", hubs.len(), mesh.machine.of),
         }),
     }
 }
 
 /// Joins a job at each of its hubs. `request` is for the first hub; each hub is told its own number.
-/// `limit` is the time limit of each request, `credential` what they show.
+/// `limit` is the time limit of each request, `credential` what proves them, `named` who named the addresses.
 ///
 /// # Errors
 /// When a hub cannot be reached or refuses. The hubs that have let this member in are then told that it does not come.
@@ -143,6 +139,7 @@ pub fn join_all(
     limit: Duration,
     request: &JoinRequest,
     credential: Option<&Credential>,
+    named: &Named,
 ) -> Result<Vec<LetIn>, MemberError> {
     let names = addresses.iter().map(|&address| address.to_owned()).collect();
     let mut peers = (addresses.len() > 1).then_some(Peers { hubs: names, pass: None });
@@ -153,7 +150,7 @@ pub fn join_all(
             peers.pass = first.reply.pass.clone();
         }
         let request = JoinRequest { hub, peers: peers.clone(), ..request.clone() };
-        let_in.push(LetIn::join(Control::new(address, job, limit, credential)?, request)?);
+        let_in.push(LetIn::join(Control::new(address, job, limit, credential, named)?, request)?);
     }
     Ok(let_in)
 }
@@ -179,6 +176,7 @@ impl LetIn {
             let (hub, ours) = (control.hub.clone(), request.versions());
             return Err(MemberError::Protocol { hub, used: reply.protocol, ours });
         }
+        let control = control.of_member(&reply.token);
         let share = Share::of_hub(&request.terms, request.hub);
         let farewell = (!share.is_whole()).then(|| control.within(FAREWELL_LIMIT));
         // From now on: windows and links may take longer to make than the hub bears silence.
@@ -219,7 +217,10 @@ impl LetIn {
         let LetIn { control, share, reply, .. } = self;
         let nonsense = |saw: String| MemberError::Nonsense { hub: control.hub.clone(), what: "join", saw };
         let cores = &reply.cores;
-        if cores.is_empty() || !cores.is_sorted() || cores.iter().any(|&core| core >= reply.ports) {
+        if cores.is_empty()
+            || !cores.is_sorted_by(|core, next| core < next)
+            || cores.iter().any(|&core| core >= reply.ports)
+        {
             return Err(nonsense(format!("cores {cores:?} of {}", reply.ports)));
         }
         let nodes = self.cores();
@@ -227,6 +228,7 @@ impl LetIn {
             return Err(nonsense(format!("NUMA nodes for {} cores, of {}", nodes.cores(), cores.len())));
         }
         let placement = match &reply.above {
+            Some(_) if !share.is_whole() => return Err(nonsense("hubs above one of several hubs".into())),
             None => Placement::of_share(layout, schedule, *share, nodes),
             Some(above) => Below::new(&above.placements(layout).map_err(nonsense)?, cores.len()).placement,
         };

@@ -20,8 +20,8 @@ mod fetch;
 mod heartbeat;
 mod hub;
 mod join;
+mod named;
 mod nearest;
-mod speed;
 mod state;
 
 pub use authority::Credential;
@@ -31,5 +31,5 @@ pub use error::MemberError;
 pub use fetch::{StateReader, fetch_state};
 pub use hub::{Hub, Missing, lost, reached, takes_part};
 pub use join::{LetIn, describe, hub_addresses, join_all, meet, placements, wait_for};
-pub use speed::{MEASURED_IN, measure};
+pub use named::{LOOKUP_LIMIT, Named, PeerList, look_up, look_up_with};
 pub use state::{all_of, bring};

@@ -4,7 +4,8 @@
 //! know jobs.
 
 use std::error::Error;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use authority::{Token, Trust};
@@ -14,93 +15,129 @@ use hyper::client::conn::http1;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
-use pbox_core::control::ErrorReply;
+use membership::{LOOKUP_LIMIT, Named, look_up_with};
+use pbox_core::control::{Answer, ErrorReply, host_of};
 use rustls::pki_types::ServerName;
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::sync::{OnceCell, Semaphore, oneshot};
 use tokio_rustls::TlsConnector;
 
 /// The longest answer: the rounds of a job's checkpoints, or all jobs of a hub.
 const ANSWER_BYTES: usize = 4 << 20;
+/// Names of one job that are looked up at a time.
+const LOOKUPS: usize = 4;
+/// Bytes of a refusal that are kept.
+const LONGEST_REASON: usize = 4096;
 
 /// A hub's control port.
 #[derive(Clone, Debug)]
 pub struct Address {
     /// As the job's workers name it.
     pub name: String,
-    /// Where that is, or why nobody knows.
-    resolved: Result<SocketAddr, String>,
+    /// The one who named it.
+    named: Named,
+    /// The place, once it was found.
+    found: Arc<OnceCell<SocketAddr>>,
+    /// A permit for each lookup of this address, and of those that were named with it.
+    lookups: Arc<Semaphore>,
 }
 
 impl Address {
-    /// Looks a `host:port` up. May wait for a name server: not on the control thread.
-    pub fn resolve(name: &str) -> Self {
-        let resolved = match name.to_socket_addrs() {
-            Ok(mut addresses) => addresses.next().ok_or_else(|| "it has no address".to_owned()),
-            Err(error) => Err(error.to_string()),
-        };
-        Address { name: name.to_owned(), resolved }
+    /// A `host:port` that somebody named. It is looked up when it is first asked.
+    pub fn new(name: &str, named: Named) -> Self {
+        Address { name: name.to_owned(), named, found: Arc::default(), lookups: Arc::new(Semaphore::new(1)) }
     }
 
-    /// `POST`s a request, and waits for the answer at most for `limit`. An error says why no answer came.
-    pub async fn post<R: DeserializeOwned>(
+    /// Several, which somebody named together. Few are looked up at a time, so that others find a thread for their own.
+    pub fn several<'a>(names: impl IntoIterator<Item = &'a String>, named: &Named) -> Vec<Self> {
+        let lookups = Arc::new(Semaphore::new(LOOKUPS));
+        let address =
+            |name: &String| Address { lookups: Arc::clone(&lookups), ..Self::new(name, named.clone()) };
+        names.into_iter().map(address).collect()
+    }
+
+    /// Finds the place. Another thread waits for the name server.
+    async fn resolve(&self) -> Result<SocketAddr, String> {
+        let look_up = || async {
+            let permit =
+                Arc::clone(&self.lookups).acquire_owned().await.map_err(|error| error.to_string())?;
+            let (done, found) = oneshot::channel();
+            look_up_with(&self.name, &self.named, move |result| {
+                // Also where nobody waits any more: the thread is there until now.
+                drop(permit);
+                drop(done.send(result));
+            });
+            let found = tokio::time::timeout(LOOKUP_LIMIT, found).await;
+            let found = found.map_err(|_| "no name server answered in time".to_owned())?;
+            let found = found.map_err(|_| "there is no thread for it".to_owned())?;
+            found.map(|all| all[0]).map_err(|error| error.to_string())
+        };
+        self.found.get_or_try_init(look_up).await.copied()
+    }
+
+    /// `POST`s a request that this token proves, and waits for the answer at most for `limit`. An error says why no answer came.
+    pub async fn post<R: Answer>(
         &self,
         path: &str,
+        by: Option<Token>,
         request: &impl Serialize,
         limit: Duration,
     ) -> Result<R, String> {
         let body = serde_json::to_vec(request).expect("requests are plain data");
-        self.ask(Method::POST, path, None, body, limit).await
+        self.ask(Method::POST, path, by, body, limit).await
     }
 
-    /// `GET`s a page with a token, and waits so long for it.
-    pub async fn get<R: DeserializeOwned>(
-        &self,
-        path: &str,
-        shown: Option<Token>,
-        limit: Duration,
-    ) -> Result<R, String> {
-        self.ask(Method::GET, path, shown, Vec::new(), limit).await
+    /// `GET`s a page by a token, and waits so long for it.
+    pub async fn get<R: Answer>(&self, path: &str, by: Option<Token>, limit: Duration) -> Result<R, String> {
+        self.ask(Method::GET, path, by, Vec::new(), limit).await
     }
 
-    async fn ask<R: DeserializeOwned>(
+    async fn ask<R: Answer>(
         &self,
         method: Method,
         path: &str,
-        shown: Option<Token>,
+        by: Option<Token>,
         body: Vec<u8>,
         limit: Duration,
     ) -> Result<R, String> {
-        let unresolved = |error: &String| format!("its address cannot be resolved here: {error}");
-        let address = *self.resolved.as_ref().map_err(unresolved)?;
+        let proof = by.map(|token| token.prove(method.as_str(), path, &body)).transpose();
+        let proof = proof.map_err(|error| format!("the request cannot be proved: {error}"))?;
         let request = Request::builder()
             .method(method)
             .uri(path)
             .header(HOST, &self.name)
             .header(CONTENT_TYPE, "application/json");
-        let request = match shown {
-            Some(token) => request.header(AUTHORIZATION, format!("Bearer {token}")),
+        let request = match proof {
+            Some(proof) => request.header(AUTHORIZATION, format!("Phub-Proof {proof}")),
             None => request,
         };
-        let request =
-            request.body(Full::new(Bytes::from(body))).map_err(|error| unresolved(&error.to_string()))?;
-        let sent = tokio::time::timeout(limit, self.send(address, request)).await;
+        let request = request.body(Full::new(Bytes::from(body))).map_err(|error| error.to_string())?;
+        let unresolved = |error| format!("its address cannot be resolved here: {error}");
+        let sent = async {
+            let address = self.resolve().await.map_err(unresolved)?;
+            let sent = self.send(address, request).await;
+            sent.map_err(|error| format!("it cannot be reached: {}", in_words(&*error)))
+        };
         let silent = |_| {
             let seconds = limit.as_secs_f64();
             format!("no answer came within {seconds:.1} s: it hangs, was stopped, or was cut off")
         };
-        let (is_success, body) =
-            sent.map_err(silent)?.map_err(|error| format!("it cannot be reached: {}", in_words(&*error)))?;
-        let nonsense = |error: serde_json::Error| {
-            format!("its answer makes no sense: {error}; install the same version everywhere")
+        let (is_success, body) = tokio::time::timeout(limit, sent).await.map_err(silent)??;
+        let nonsense =
+            |why: String| format!("its answer makes no sense: {why}; install the same version everywhere");
+        let unread = |error: serde_json::Error| match self.named.is_outside() {
+            // What answers there may be anything, and whoever named it must not read that.
+            true => nonsense("it is not that of a hub".into()),
+            false => nonsense(error.to_string()),
         };
         if is_success {
-            return serde_json::from_slice(&body).map_err(nonsense);
+            let reply: R = serde_json::from_slice(&body).map_err(unread)?;
+            return reply.check().map(|()| reply).map_err(nonsense);
         }
-        let ErrorReply { error } = serde_json::from_slice(&body).map_err(nonsense)?;
-        Err(format!("it refuses: {error}"))
+        let ErrorReply { error } = serde_json::from_slice(&body).map_err(unread)?;
+        Err(format!("it refuses: {}", &error[..error.floor_char_boundary(LONGEST_REASON)]))
     }
 
     /// Whether the answer is a success, and its body.
@@ -113,8 +150,7 @@ impl Address {
         match Trust::find()? {
             None => exchange(stream, request).await,
             Some(trust) => {
-                let host = self.name.rsplit_once(':').map_or(&*self.name, |(host, _)| host);
-                let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+                let host = host_of(&self.name).to_owned();
                 let connector = TlsConnector::from(trust.config());
                 exchange(connector.connect(ServerName::try_from(host)?, stream).await?, request).await
             }

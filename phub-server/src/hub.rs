@@ -1,6 +1,7 @@
 //! The hub: its threads, from start to a clean stop.
 
 use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -16,10 +17,11 @@ use pbox_core::kernels::Kernels;
 use timeline::TraceFile;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, timeout_at};
 use topology::Host;
 
+use crate::alarm::{Alarm, Rung, guarded, guards_threads};
 use crate::checkpoint::CheckpointStore;
 use crate::control::{self, ControlLimits, Encryption, Guard};
 use crate::cores::lanes::{self, Lanes};
@@ -35,7 +37,7 @@ const SWEEP: Duration = Duration::from_millis(200);
 const STOOD_STILL: Duration = Duration::from_millis(500);
 /// How long a stop waits until each worker has been told why, in the answer to its heartbeat. Dead workers never ask.
 const TELL_LIMIT: Duration = Duration::from_secs(1);
-/// How many joins are read and checked at the same time; the others wait. Each may hold a manifest of a million keys, and
+/// How many joins are read and checked at the same time; the others wait. Each may hold a manifest of a quarter of a million keys, and
 /// the control thread needs a core, too.
 const JOINS_AT_ONCE: usize = 2;
 /// How long a thread for joins waits for the next join: the workers of a job come together.
@@ -54,7 +56,12 @@ pub struct Hub {
     freeing: Option<JoinHandle<()>>,
     /// What the cores did, for the end.
     trace: Option<TraceFile>,
-    stop_control: Option<oneshot::Sender<()>>,
+    stop_control: Option<watch::Sender<bool>>,
+    /// Hears of panics in all other threads.
+    alarm: Alarm,
+    listens: Option<JoinHandle<()>>,
+    /// Which one ended the hub.
+    broken: watch::Receiver<Option<String>>,
 }
 
 impl Hub {
@@ -65,9 +72,12 @@ impl Hub {
 
     /// As [`start`](Self::start), with other limits for the clients of the control port.
     pub fn start_with(settings: &HubSettings, limits: ControlLimits) -> Result<Self, HubError> {
+        let (alarm, rung) = Alarm::new();
+        let _entered = alarm.enter();
         let guard = Arc::new(Guard::new(settings)?);
         let encryption = Arc::new(Encryption::new(settings)?);
-        let store = settings.checkpoints.as_ref().map(CheckpointStore::open).transpose()?;
+        let open = |dir| CheckpointStore::open_for(dir, settings.checkpoint_mode);
+        let store = settings.checkpoints.as_ref().map(open).transpose()?;
         let store = store.map(|store| store.keeping(settings.checkpoint_keep));
         let trace = settings.trace.as_ref().map(TraceFile::create).transpose()?;
         let host = Host::live()?;
@@ -90,7 +100,8 @@ impl Hub {
                 "frames over TCP have checksums; RDMA has those of its NICs, and shared memory moves no bytes"
             );
         }
-        let (listeners, transports) = open_data_paths(settings, address, lanes.len(), has_rdma)?;
+        let (listeners, transports) =
+            open_data_paths(settings, address, lanes.len(), has_rdma, group.unshared())?;
         let (reports, inbox) = unbounded_channel();
         let (discard, freeing) = free()?;
         let cores = lanes.into_iter().zip(ports).enumerate().map(|(number, (lane, port))| {
@@ -123,12 +134,24 @@ impl Hub {
             rendezvous::start(Arc::clone(listener), group.clone(), registry, runtime.clone())
         };
         let rendezvous = listeners.iter().map(rendezvous).collect::<std::io::Result<_>>()?;
-        let (stop_control, stopped) = oneshot::channel();
+        let (stop_control, stopped) = watch::channel(false);
         let control = {
             let router = control::router(Arc::clone(&registry), Arc::clone(&guard), limits, picture);
             let (registry, encryption) = (Arc::clone(&registry), Arc::clone(&encryption));
-            std::thread::Builder::new().name("phub-control".into()).spawn(move || {
+            std::thread::Builder::new().name("phub-control".into()).spawn(guarded(move || {
                 run_control(control, socket, registry, (router, limits), encryption, inbox, stopped)
+            }))?
+        };
+        let (broke, broken) = watch::channel(None);
+        let listens = {
+            let registry = Arc::downgrade(&registry);
+            std::thread::Builder::new().name("phub-alarm".into()).spawn(move || {
+                let Ok(Rung::Panicked(what)) = rung.recv() else { return };
+                tracing::error!("{what}; the hub ends");
+                if let Some(registry) = registry.upgrade() {
+                    registry.end_all(&what);
+                }
+                broke.send_replace(Some(what));
             })?
         };
         if !fabric::shared_huge_pages() {
@@ -149,6 +172,9 @@ impl Hub {
             freeing: Some(freeing),
             trace,
             stop_control: Some(stop_control),
+            alarm,
+            listens: Some(listens),
+            broken,
         })
     }
 
@@ -207,6 +233,22 @@ impl Hub {
         }
     }
 
+    /// Ends when a thread of the hub has panicked, and the hub's jobs have ended for it: their checkpoints are written, and their
+    /// workers know. Says which thread, and why. Does not hold the hub.
+    pub fn broken(&self) -> impl Future<Output = String> + use<> {
+        let mut broken = self.broken.clone();
+        async move {
+            let what = match broken.wait_for(Option::is_some).await {
+                Ok(what) => what.clone(),
+                Err(_) => None, // the hub stops
+            };
+            match what {
+                Some(what) => what,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
     /// Ends when there has been no job for so long. Does not hold the hub.
     pub fn unused_for(&self, limit: Duration) -> impl Future<Output = ()> + use<> {
         let registry = self.registry.as_ref().expect("a hub that stops is nobody's any more");
@@ -236,15 +278,14 @@ impl Hub {
     fn shut_down(&mut self, reason: &str) {
         let Some(registry) = self.registry.take() else { return };
         tracing::info!(reason, "hub stops");
-        // A worker that came now would begin with a state that is no longer the hub's last.
-        registry.close();
-        registry.save_all(reason);
-        registry.stop(reason);
-        registry.wait_until_saved();
+        // It may be ending the jobs now, because of a panic.
+        self.alarm.end();
+        self.listens.take().map(JoinHandle::join);
+        registry.end_all(reason);
         self.listeners.iter().for_each(|listener| listener.stop());
         registry.wait_until_all_told(TELL_LIMIT);
         if let Some(stop) = self.stop_control.take() {
-            let _ = stop.send(());
+            let _ = stop.send(true);
         }
         for thread in self.rendezvous.drain(..).chain(self.control.take()) {
             let _ = thread.join();
@@ -299,7 +340,9 @@ fn up(
     Ok(Up {
         above,
         control,
+        for_outside: credential.clone().filter(|_| !settings.insecure),
         credential,
+        peers: settings.peers.clone().unwrap_or_default(),
         interface: interface::address(settings.interface.as_ref())?,
         limit: Duration::from_secs(settings.heartbeat_limit_s),
         start_limit: Duration::from_secs(settings.above_limit_s),
@@ -314,14 +357,20 @@ fn open_data_paths(
     control: SocketAddr,
     ports: usize,
     has_rdma: bool,
+    unshared: Option<String>,
 ) -> Result<(Vec<Arc<Listener>>, Vec<TransportAddress>), HubError> {
     let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
     // The best first. Each once, whatever the order of the setting.
     for transport in Transport::ALL.into_iter().filter(|&each| settings.offers(each)) {
         let (listener, address) = match transport {
+            Transport::Shm if unshared.is_some() => {
+                let why = unshared.as_deref().unwrap_or_default();
+                tracing::warn!(why, "workers of this machine use another transport than shared memory");
+                continue;
+            }
             Transport::Shm => {
-                // Unique on this machine while the process lives. It goes with the process.
-                let address = format!("phub-{}-{}", std::process::id(), control.port());
+                // Nobody foresees it, so nobody else has it, also in other network namespaces. It goes with the process.
+                let address = shm::Listener::new_address().map_err(ConnectError::from)?;
                 let listener = shm::Listener::bind(&address).map_err(ConnectError::from)?;
                 (Listener::Shm(listener), TransportAddress::Shm { machine: any::machine(), address })
             }
@@ -344,7 +393,10 @@ fn open_data_paths(
         addresses.push(address);
     }
     if listeners.is_empty() {
-        return Err(HubError::NoTransport);
+        return Err(match unshared {
+            Some(why) => ConnectError::from(shm::ConnectError::Unshared(why)).into(),
+            None => HubError::NoTransport,
+        });
     }
     Ok((listeners, addresses))
 }
@@ -355,7 +407,13 @@ fn control_runtime() -> std::io::Result<Runtime> {
         .max_blocking_threads(JOINS_AT_ONCE)
         .thread_name("phub-join")
         .thread_keep_alive(JOIN_THREAD_IDLE)
+        .on_thread_start(guards_threads())
         .build()
+}
+
+/// Does a part of a task that goes on after a panic: the [alarm](Alarm) ends the hub in order, which needs the tasks.
+fn survive(work: impl FnOnce()) {
+    let _ = catch_unwind(AssertUnwindSafe(work));
 }
 
 fn run_control(
@@ -365,14 +423,14 @@ fn run_control(
     (router, limits): (Router, ControlLimits),
     encryption: Arc<Encryption>,
     mut reports: UnboundedReceiver<Report>,
-    stopped: oneshot::Receiver<()>,
+    stopped: watch::Receiver<bool>,
 ) {
     runtime.block_on(async {
         let socket = tokio::net::TcpListener::from_std(socket).expect("the socket is non-blocking");
         let (sweeping, looking) = (Arc::clone(&registry), Arc::clone(&registry));
         tokio::spawn(async move {
             while let Some(report) = reports.recv().await {
-                registry.report(report);
+                survive(|| registry.report(report));
             }
         });
         tokio::spawn(async move {
@@ -384,20 +442,68 @@ fn run_control(
                 ticks.tick().await;
                 let late = last.elapsed().saturating_sub(SWEEP);
                 if late > STOOD_STILL {
-                    sweeping.stood_still(late);
+                    survive(|| sweeping.stood_still(late));
                 }
                 last = Instant::now();
-                sweeping.sweep();
+                survive(|| sweeping.sweep());
             }
         });
         tokio::spawn(async move {
             loop {
                 tokio::time::sleep(looking.late.pause()).await;
-                looking.look_at_rounds().await;
+                let looking = Arc::clone(&looking);
+                let _ = tokio::spawn(async move { looking.look_at_rounds().await }).await;
             }
         });
-        control::serve(socket, router, limits, encryption, stopped).await;
+        let mut ends = stopped.clone();
+        if tokio::spawn(control::serve(socket, router, limits, encryption, stopped)).await.is_err() {
+            let _ = ends.wait_for(|stops| *stops).await;
+        }
     });
     // Ends the tasks, which hold references to the registry.
     runtime.shutdown_timeout(Duration::ZERO);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::on_thread;
+    use crate::settings::{CoreSelection, IdleChoice};
+
+    /// Breaks a hub. Returns what ended it.
+    fn broken_by(breaks: impl FnOnce(&Registry)) -> String {
+        let settings = HubSettings {
+            listen: ([127, 0, 0, 1], 0).into(),
+            cores: Some(CoreSelection::Count(1)),
+            idle: IdleChoice::Sleep,
+            ..HubSettings::default()
+        };
+        let hub = Hub::start(&settings).unwrap();
+        let registry = hub.registry.as_ref().unwrap();
+        registry.check_open().unwrap();
+        breaks(registry);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let what = runtime.block_on(hub.broken());
+        registry.check_open().expect_err("it admits nobody");
+        hub.stop("a test");
+        what
+    }
+
+    #[test]
+    fn a_panic_anywhere_is_named_and_ends_the_hub_in_order() {
+        let says = |what: String, thread: &str| {
+            assert!(
+                what.contains(thread) && what.contains("hub.rs") && what.contains("as it should"),
+                "{what}"
+            );
+        };
+        says(broken_by(|registry| registry.cores[0].tell(|_| panic!("as it should"))), "thread phub-core-");
+        let task = async { panic!("as it should") };
+        says(broken_by(|registry| drop(registry.runtime.spawn(task))), "thread phub-control");
+        let file = on_thread("phub-checkpoint", || panic!("as it should"));
+        let file = async { file.await.unwrap() };
+        says(broken_by(|registry| drop(registry.runtime.spawn(file))), "thread phub-checkpoint");
+        let join = |registry: &Registry| drop(registry.runtime.spawn_blocking(|| panic!("as it should")));
+        says(broken_by(join), "thread phub-join");
+    }
 }

@@ -52,6 +52,8 @@ pub struct JobMemory {
     /// Master weights and the optimizer's state; with compression also what the workers have. 0 below other hubs, which keep
     /// them.
     pub kept: u64,
+    /// Former weights, where bytes ahead are answered.
+    pub former: u64,
     /// Room for a snapshot, where these are taken all the time.
     pub snapshots: u64,
     /// Over how many hubs the job is spread.
@@ -67,12 +69,14 @@ impl JobMemory {
         // Frames are no place for the hub's own weights.
         let of_the_job = u64::from(wire.framing().is_none() || !own_weights);
         let window = wire.gradient_window_bytes() as u64;
+        let shows_ahead = terms.has_answers_ahead() && !is_below;
         let of_a_snapshot = 4 * wire.layout().parameters() * terms.optimizer.saved_per_element() as u64;
         JobMemory {
             gradients: workers.saturating_mul(window),
             sums: if is_below { window } else { 0 },
             weights: (of_workers + of_the_job).saturating_mul(wire.weights_window_bytes() as u64),
             kept: if is_below { 0 } else { wire.kept_bytes(&terms.optimizer) },
+            former: if shows_ahead { wire.weights_window_bytes() as u64 } else { 0 },
             snapshots: if snapshots { of_a_snapshot } else { 0 },
             hubs: u64::from(terms.hubs),
         }
@@ -85,8 +89,10 @@ impl JobMemory {
 
     /// What the hub must have.
     pub fn needed(&self) -> u64 {
-        let JobMemory { gradients, sums, weights, kept, snapshots, .. } = *self;
-        self.share([gradients, sums, weights, kept, snapshots].into_iter().fold(0, u64::saturating_add))
+        let JobMemory { gradients, sums, weights, kept, former, snapshots, .. } = *self;
+        self.share(
+            [gradients, sums, weights, kept, former, snapshots].into_iter().fold(0, u64::saturating_add),
+        )
     }
 }
 
@@ -114,6 +120,9 @@ mod tests {
         );
         assert_eq!(memory.snapshots, 2 * MODEL, "weights and momentum");
         assert_eq!(memory.needed(), 8 * MODEL);
+        let ahead = JobTerms { answers_ahead: true, ..terms };
+        let with_former = JobMemory::new(&Wire::of_terms(&ahead).unwrap(), &ahead, true, false);
+        assert_eq!(with_former.needed(), 9 * MODEL);
     }
 
     #[test]

@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+mod alarm;
 pub mod checkpoint;
 pub mod client;
 mod control;

@@ -20,6 +20,7 @@ use pbox_core::Expected;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
+use crate::alarm::guarded;
 use crate::cores::{Report, lanes};
 use crate::registry::{Registry, STOPS};
 use crate::seldom::Seldom;
@@ -34,6 +35,9 @@ const GATHER_LIMIT: Duration = Duration::from_secs(10);
 
 /// The pause when descriptors have run out. No event says when there are some again, and accept would fail at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Threads of handshakes of one listener. Beyond, nobody is accepted: these may be busy closing what strangers sent.
+const MAX_THREADS: usize = 4096;
 
 /// What the handshakes of one listener share.
 struct Rendezvous {
@@ -62,9 +66,12 @@ pub(crate) fn start(
         failed: Seldom::default(),
         refused: Seldom::default(),
     });
-    std::thread::Builder::new().name("phub-rendezvous".into()).spawn(move || {
+    std::thread::Builder::new().name("phub-rendezvous".into()).spawn(guarded(move || {
         let room = Arc::new(WaitingRoom::default());
         loop {
+            while Arc::strong_count(&shared) > MAX_THREADS {
+                std::thread::sleep(ACCEPT_PAUSE);
+            }
             let accepted = match listener.accept() {
                 Ok(None) => return,
                 Ok(Some(accepted)) => room
@@ -76,7 +83,9 @@ pub(crate) fn start(
             let begun = accepted.and_then(|(accepted, place)| {
                 let shared = Arc::clone(&shared);
                 let thread = std::thread::Builder::new().name("phub-handshake".into());
-                thread.spawn(move || shared.handshake(accepted, place)).map_err(|error| error.to_string())
+                thread
+                    .spawn(guarded(move || shared.handshake(accepted, place)))
+                    .map_err(|error| error.to_string())
             });
             if let Err(error) = begun {
                 if let Some(times) = shared.not_accepted.count() {
@@ -85,28 +94,35 @@ pub(crate) fn start(
                 std::thread::sleep(ACCEPT_PAUSE);
             }
         }
-    })
+    }))
 }
 
 impl Rendezvous {
+    /// Shakes hands with one connection. What a stranger sent is closed when its `hello` is: nothing may be held then that others
+    /// wait for.
     fn handshake(&self, accepted: Accepted, place: Place) {
-        let mut hello = match accepted.hello(HANDSHAKE_LIMIT) {
+        let mut hello = match accepted.hello_then(HANDSHAKE_LIMIT, || drop(place)) {
             Ok(hello) => hello,
             Err(error) => return self.say_failed(&error),
         };
-        drop(place);
-        let Some(registry) = self.registry.upgrade() else { return hello.refuse(STOPS) };
-        hello.identify(|name| registry.token_named(name));
         // Before anything is kept of a connection.
-        if let Err(why) = registry.expects(hello.token()) {
+        let known = match self.registry.upgrade() {
+            Some(registry) => {
+                hello.identify(|name| registry.token_named(name));
+                registry.expects(hello.token())
+            }
+            None => Err(STOPS.into()),
+        };
+        if let Err(why) = known {
             return self.refuse(hello, &why);
         }
         match hello.gather() {
-            Ok(Gathered::Whole(hello)) => self.welcome(hello, &registry),
+            Ok(Gathered::Whole(hello)) => self.welcome(hello),
             Ok(Gathered::Waits(None)) => {}
             Ok(Gathered::Waits(Some(pending))) => {
                 let token = pending.token();
-                if let Err(error) = pending.wait(GATHER_LIMIT)
+                let waited = pending.wait(GATHER_LIMIT);
+                if let (Err(error), Some(registry)) = (waited, self.registry.upgrade())
                     && let Ok((job, rank)) = registry.expects(token)
                 {
                     let reason = format!("its data path could not be made: {error}");
@@ -118,7 +134,8 @@ impl Rendezvous {
     }
 
     /// Lets a worker in.
-    fn welcome(&self, hello: Hello, registry: &Arc<Registry>) {
+    fn welcome(&self, hello: Hello) {
+        let Some(registry) = self.registry.upgrade() else { return self.refuse(hello, STOPS) };
         let Ok(_turn) = self.runtime.block_on(self.welcomes.acquire()) else { return };
         let admission = match registry.admission(hello.token()) {
             Ok(admission) => admission,
@@ -130,11 +147,10 @@ impl Rendezvous {
         let again = || registry.readmit(&admission);
         match hello.welcome(&self.group, weights, window_bytes, &admission.cores.links, placed, again) {
             Ok(mut joined) => {
-                let rule = || -> Box<dyn FrameRule> {
-                    Box::new(Expected::of_member(&admission.wire, admission.rank))
-                };
-                for endpoint in &mut joined.endpoints {
-                    endpoint.obey(rule);
+                let placement = Arc::new(admission.cores.placement.clone());
+                for (core, endpoint) in joined.endpoints.iter_mut().enumerate() {
+                    let rule = Expected::of_member(&admission.wire, admission.rank).on_core(&placement, core);
+                    endpoint.obey(|| -> Box<dyn FrameRule> { Box::new(rule) });
                     if admission.relinks {
                         endpoint.end_with_port();
                     }
@@ -143,7 +159,7 @@ impl Rendezvous {
                 registry.attach(admission, joined.recv, joined.endpoints);
             }
             Err(error) if error.is_unreachable() => {
-                tracing::warn!(%error, "a worker cannot come by RDMA; it may come by another transport");
+                tracing::warn!(%error, "a worker cannot come by this transport; it may come by another one");
             }
             Err(error) => {
                 // The token was good for one connection, so the worker cannot connect again.

@@ -43,7 +43,7 @@ pub struct Job {
 
 const TCP: Option<&str> = Some("tcp");
 
-pub const JOBS: [Job; 10] = [
+pub const JOBS: [Job; 9] = [
     Job {
         name: "exact",
         kind: Kind::Exact,
@@ -83,15 +83,6 @@ pub const JOBS: [Job; 10] = [
     Job {
         name: "returns",
         kind: Kind::Returns,
-        shape: &[2],
-        hubs: &[&[KILLED]],
-        above: &[],
-        transports: &[None, TCP],
-        touched_by: &[KILLED],
-    },
-    Job {
-        name: "present",
-        kind: Kind::Present,
         shape: &[2],
         hubs: &[&[KILLED]],
         above: &[],

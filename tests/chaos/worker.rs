@@ -34,14 +34,12 @@ pub enum Kind {
     Ssp,
     /// BSP that holds out for its hub: weights that count rounds, which may go back.
     Returns,
-    /// The same, and the hub is brought to the present: rounds do not go back, and weights may lack some.
-    Present,
 }
 
 impl Kind {
     /// Whether it holds out for its hub.
     pub fn returns(self) -> bool {
-        matches!(self, Kind::Returns | Kind::Present)
+        self == Kind::Returns
     }
 }
 
@@ -81,7 +79,7 @@ impl Task {
         let mut training = match self.kind {
             Kind::Exact => plain(ADAM),
             Kind::Survivors => plain(SGD),
-            Kind::Ssp | Kind::Returns | Kind::Present => plain(COUNTING),
+            Kind::Ssp | Kind::Returns => plain(COUNTING),
             Kind::Codec => {
                 Training { job: self.job.clone(), ..Training::compressed("", "dgc:0.1:0.9:none:4") }
             }
@@ -102,7 +100,6 @@ impl Task {
                 config.compare_every = 0; // they have different weights
             }
             Kind::Returns => config.hub_wait = Duration::from_secs(60),
-            Kind::Present => (config.hub_wait, config.hub_present) = (Duration::from_secs(60), true),
             Kind::Exact | Kind::Codec => {}
         }
         config
@@ -130,7 +127,7 @@ impl Task {
             Kind::Codec => Box::new(Model::new(training.clone(), went_on_with)),
             Kind::Survivors => Box::new(Subsets::new(self, training, session.layout().clone(), first)),
             Kind::Ssp => Box::new(Pushes::new(self.number, training.workers, next, first)),
-            Kind::Returns | Kind::Present => Box::new(Rounds::new(next, &first)),
+            Kind::Returns => Box::new(Rounds::new(next, &first)),
         }
     }
 
@@ -167,7 +164,7 @@ impl Task {
     fn gradient(&self, round: u32, key: KeyId, into: &mut [f32]) {
         match self.kind {
             Kind::Ssp => Pushes::gradient(self.number, self.shape.iter().sum(), into),
-            Kind::Returns | Kind::Present => into.fill(1.0),
+            Kind::Returns => into.fill(1.0),
             _ => values::fill_gradient(self.seed, self.number, round, key, into),
         }
     }
@@ -214,9 +211,7 @@ fn train(task: &Task) -> Result<(), Ended> {
     let training = task.training();
     let mut session = Session::join(task.config(&training))?;
     match task.kind {
-        Kind::Ssp | Kind::Returns | Kind::Present => {
-            session.broadcast_weights(|_, weights: &mut [f32]| weights.fill(0.0))?
-        }
+        Kind::Ssp | Kind::Returns => session.broadcast_weights(|_, weights: &mut [f32]| weights.fill(0.0))?,
         _ => training.broadcast(&mut session, task.number)?,
     }
     let mut weights = read(&training, &session);

@@ -270,6 +270,22 @@ fn a_checkpoint_that_cannot_be_written_is_told_and_the_job_goes_on() {
     session.leave().unwrap();
 }
 
+/// Who leaves before the last one hears of it, too: nobody else may look at how the last one ends.
+#[test]
+fn all_who_leave_hear_that_the_last_attempt_failed() {
+    let _watchdog = Watchdog::start();
+    let parent = tempfile::tempdir().unwrap();
+    let (dir, away) = (parent.path().join("here"), parent.path().join("away"));
+    let hub = hub(&dir);
+    let mut sessions = ready_all(3, |rank| config(&hub, "job", rank, 3));
+    let mut leaves = || sessions.pop().unwrap().leave();
+    leaves().unwrap();
+    std::fs::rename(&dir, &away).unwrap();
+    refusal(&hub, "/v1/jobs/job/checkpoint", "");
+    says(leaves().unwrap_err(), &["last attempt", "tries again", dir.to_str().unwrap()]);
+    says(leaves().unwrap_err(), &[dir.to_str().unwrap()]);
+}
+
 /// The client leaves while the hub writes: the hub drops the reply and nothing else.
 #[test]
 fn a_client_that_hangs_up_leaves_the_next_checkpoint_possible() {

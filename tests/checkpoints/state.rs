@@ -12,8 +12,8 @@ use hub_tests::training::Training;
 use hub_tests::values::Saved;
 use hub_tests::values::{self, same_bits};
 use hub_tests::{
-    PATIENT_S, SGD, addresses, authorization, config, config_at, describe, hub, join_by_hand, join_request,
-    on_threads, post, post_json, ready_all, refusal, refused, says, settings, small_model,
+    PATIENT_S, SGD, addresses, authorization, bring, config, config_at, describe, hub, join_by_hand,
+    join_request, on_threads, post_json, ready_all, refusal, refused, says, settings, small_model,
 };
 use pbox_core::control::{ErrorReply, JobReply, JobState, OfferReply};
 use pbox_core::{Consistency, Dtype, Key, KeyId, Optimizer, Round};
@@ -279,22 +279,24 @@ fn a_bad_state_is_refused() {
         &["400: a state for average, which keeps none"],
     );
 
-    let path = |token: &str| format!("/v1/jobs/job/state?token={token}");
-    assert_eq!(refusal(&hub, "/v1/jobs/job/state", vec![0; bytes]).0, 404);
-    let (status, why) = refusal(&hub, &path(&second.token), vec![0; bytes]);
+    // Who brings it is in the header, and never in the address.
+    let in_address = format!("/v1/jobs/job/state?token={}", first.token);
+    for path in ["/v1/jobs/job/state", &in_address] {
+        assert_eq!(refusal(&hub, path, vec![0; bytes]).0, 404);
+    }
+    let (status, why) = bring(&hub, "job", &second.token, vec![0; bytes]);
     assert_eq!(status, 409);
     says(why, &["waits for no state of worker 1"]);
-    let (status, why) = refusal(&hub, &path(&first.token), vec![0; bytes - 4]);
+    let (status, why) = bring(&hub, "job", &first.token, vec![0; bytes - 4]);
     assert_eq!(status, 400);
     says(why, &[&format!("{} bytes, expected {bytes}", bytes - 4), "join again"]);
-    let (status, why) = refusal(&hub, &path(&first.token), vec![0; bytes]);
+    let (status, why) = bring(&hub, "job", &first.token, vec![0; bytes]);
     assert_eq!(status, 409, "once: {why}");
 
     request.terms.workers = 1;
     let alone = join_by_hand(&hub, "long", &request);
     offer(&hub, "long", &alone.token, 3).unwrap().unwrap();
-    let path = format!("/v1/jobs/long/state?token={}", alone.token);
-    assert_eq!(post(&hub, &path, vec![0; bytes + 1]).0, 413);
+    assert_eq!(bring(&hub, "long", &alone.token, vec![0; bytes + 1]).0, 413);
 }
 
 /// Numbers of rounds do not begin anew: the job ends long before.

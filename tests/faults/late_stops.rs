@@ -67,7 +67,7 @@ fn taken(count: usize, stopped: usize) -> Vec<f32> {
             session.wait_all().unwrap();
         }
         end_together(&mut session, &ended, WORKERS);
-        assert_eq!(session.returns(), Returns { times: 1, lost_rounds: 0, ..Returns::default() });
+        assert_eq!(session.returns(), Returns { times: 1, lost_rounds: 0 });
         let last = session.keys().map(|key| session.weights::<f32>(key).unwrap()[0]);
         last.zip(first).map(|(last, first)| first - last).collect::<Vec<_>>()
     });
@@ -110,7 +110,8 @@ fn a_worker_that_comes_while_the_hub_stops_begins_at_the_next_hub() {
     session.wait(FIRST).unwrap();
     let stops = std::thread::spawn(move || hub.finish());
     let name = address.to_string();
-    let health = || membership::wait_for(&[name.as_str()], Instant::now(), &|| false);
+    let health =
+        || membership::wait_for(&[name.as_str()], &membership::Named::Here, Instant::now(), &|| false);
     until("the hub says that it stops", || {
         health().is_err_and(|error| error.to_string().contains("the hub is stopping"))
     });

@@ -17,5 +17,4 @@ mod returns_alone_of_levels;
 mod returns_in_batches;
 mod returns_of_levels;
 mod returns_of_several;
-mod returns_present;
 mod returns_slim;

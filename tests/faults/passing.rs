@@ -122,6 +122,7 @@ fn a_member_lives_from_its_join_on() {
         Duration::from_secs(10),
         &request,
         Credential::find_if_any().unwrap().as_ref(),
+        &membership::Named::Here,
     )
     .unwrap();
     std::thread::sleep(Duration::from_secs(3));

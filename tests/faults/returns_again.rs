@@ -78,8 +78,8 @@ fn a_hub_may_be_lost_again_before_all_workers_are_back() {
         relay.stall(Way::Data, Stall::NONE);
         hub = start();
         let (first, second) = (first.join().unwrap(), second.join().unwrap());
-        assert_eq!(first.returns(), Returns { times: 2, lost_rounds: 3, ..Returns::default() });
-        assert_eq!(second.returns(), Returns { times: 1, lost_rounds: 3, ..Returns::default() });
+        assert_eq!(first.returns(), Returns { times: 2, lost_rounds: 3 });
+        assert_eq!(second.returns(), Returns { times: 1, lost_rounds: 3 });
         // Steps 1 to 3 are lost; 4 and 5 follow on 0.
         let mut reference = Reference::new(SEED, WORKERS, NESTEROV, &small_model());
         reference.advance(0.1);

@@ -62,11 +62,7 @@ fn a_hub_that_stops_loses_nothing_of_batches() {
                     step(&mut session, rank, number);
                 }
                 end_together(&mut session, &ended, WORKERS);
-                assert_eq!(
-                    session.returns(),
-                    Returns { times: STOPS, lost_rounds: 0, ..Returns::default() },
-                    "{batching}"
-                );
+                assert_eq!(session.returns(), Returns { times: STOPS, lost_rounds: 0 }, "{batching}");
                 weights(&session)
             })
         });
@@ -137,5 +133,5 @@ fn a_session_on_its_own_thread_pulls_in_batches_after_a_return() {
     round();
     round();
     let returns = sessions[0].with(|session| session.returns(), &mut || false).unwrap();
-    assert_eq!(returns, Returns { times: 1, lost_rounds: 0, ..Returns::default() });
+    assert_eq!(returns, Returns { times: 1, lost_rounds: 0 });
 }

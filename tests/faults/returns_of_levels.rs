@@ -183,7 +183,7 @@ fn stopped(is_mesh: bool, turn: &[usize]) {
                 session.wait_all().unwrap();
             }
             end_together(&mut session, &ended, MACHINES * WORKERS);
-            assert_eq!(session.returns(), Returns { times: count, lost_rounds: 0, ..Returns::default() });
+            assert_eq!(session.returns(), Returns { times: count, lost_rounds: 0 });
             weights(&session)
         })
     });

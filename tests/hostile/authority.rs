@@ -45,6 +45,7 @@ fn a_stranger_learns_nothing_and_changes_nothing() {
             ("POST", "/v1/jobs/other/join", &join),
             ("POST", "/v1/jobs/job/checkpoint", b""),
             ("POST", "/v1/jobs/job/meet", b"{}"),
+            ("POST", "/v1/jobs/job/peers/hold", br#"{"secret": "00"}"#),
         ] {
             let (status, said) = ask(&hub, method, path, shown, body);
             assert_eq!(status, 401, "{method} {path} {shown:?}");
@@ -55,12 +56,12 @@ fn a_stranger_learns_nothing_and_changes_nothing() {
             }
         }
         // These show what a join gave; nobody has that without one.
-        for verb in ["heartbeat", "leave", "learning-rate", "offer", "ready", "peers/hold"] {
+        for verb in ["heartbeat", "leave", "learning-rate", "offer", "ready"] {
             let body = br#"{"token": "00", "secret": "00", "seen": 0, "round": 1, "learning_rate": 1, "from_round": 1, "state_before": 1}"#;
             let (status, said) = ask(&hub, "POST", &format!("/v1/jobs/job/{verb}"), shown, body);
             assert!(matches!(status, 400 | 404), "{verb}: {status} {}", String::from_utf8_lossy(&said));
         }
-        assert_eq!(ask(&hub, "POST", "/v1/jobs/job/state?token=00", shown, &[0; 64]).0, 404);
+        assert_eq!(ask(&hub, "POST", "/v1/jobs/job/state", shown, &[0; 64]).0, 404);
     }
     assert_eq!(ask(&hub, "GET", "/v1/jobs/job/state", Some(&authorization()), b""), before);
     sessions.into_iter().for_each(|session| session.leave().unwrap());

@@ -4,6 +4,8 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use fabric::conformance::{Watchdog, alone};
+use fabric::shm::fuzzing;
+use fabric::{LinkPorts, PortId};
 use hub_tests::program::until;
 use hub_tests::training::Training;
 use hub_tests::usage::{holds, holds_at_rest};
@@ -46,20 +48,10 @@ fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
     fd
 }
 
-fn sender() -> OwnedFd {
-    net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).unwrap()
-}
-
 /// The hello of a worker with one port, which has a link to each of these cores.
 fn hello(token: [u8; 16], send_bytes: u64, cores: &[u32]) -> Vec<u8> {
-    let mut bytes = [b"phubshm3".as_slice(), &token, &send_bytes.to_le_bytes()].concat();
-    bytes.extend(1u32.to_le_bytes());
-    bytes.extend([b'n'; 16]);
-    bytes.extend((cores.len() as u32).to_le_bytes());
-    for &core in cores {
-        bytes.extend([0, core as u16].map(u16::to_le_bytes).as_flattened());
-    }
-    bytes
+    let link = |&core: &u32| LinkPorts { joiner: PortId(0), hub: PortId(core as u16) };
+    fuzzing::hello(token, send_bytes, 1, cores.iter().map(link).collect())
 }
 
 #[test]
@@ -72,11 +64,11 @@ fn garbage_on_the_data_path_costs_its_sender() {
         let reply = join_by_hand(&hub, "job", &join_request(0, 2));
         let address = shm_address(&reply);
         let token = u128::from_str_radix(&reply.token, 16).unwrap().to_be_bytes();
-        let plain = || vec![memfd(1 << 20, SealFlags::SHRINK), memfd(128, SealFlags::SHRINK), sender()];
+        let plain = || vec![memfd(1 << 20, SealFlags::SHRINK), memfd(128, SealFlags::SHRINK)];
         for time in 0..20u8 {
             let garbage: Vec<u8> = (0..=255).map(|byte: u8| byte.wrapping_mul(time)).collect();
             send(address, &garbage, &[]);
-            send(address, b"phubshm3", &plain());
+            send(address, b"phubshm4", &plain());
             send(address, &hello([time; 16], 1 << 20, &reply.cores), &plain());
             send(address, &hello(token, u64::MAX, &reply.cores), &[memfd(1, SealFlags::SHRINK)]);
             let many: Vec<OwnedFd> = (0..64).map(|_| memfd(4096, SealFlags::SHRINK)).collect();
@@ -89,7 +81,7 @@ fn garbage_on_the_data_path_costs_its_sender() {
         let told = send(
             address,
             &hello(token, 1 << 20, &reply.cores),
-            &[memfd(1 << 20, SealFlags::GROW), memfd(128, SealFlags::SHRINK), sender()],
+            &[memfd(1 << 20, SealFlags::GROW), memfd(128, SealFlags::SHRINK)],
         );
         let answer = read_reply(&told);
         assert!(answer.contains("lacks the seal against shrinking"), "{answer}");

@@ -1,11 +1,14 @@
 //! A stranger or a worker that sends garbage loses its connection, and nobody else loses anything.
 
 mod authority;
+mod busy;
 pub(crate) mod by_hand;
 mod control_port;
 mod data_socket;
 mod frames;
+mod outside;
 mod peers;
 mod posts;
+mod same_machine;
 mod spans;
 mod strangers;

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use fabric::conformance::Watchdog;
 use hub_tests::{
-    addresses, config_at, hub, join_by_hand, join_request, post_json, push_all, ready_all, refusal, says,
+    addresses, as_hub, config_at, hub, join_by_hand, join_request, post_as, push_all, ready_all, refusal,
+    says,
 };
 use pbox_core::control::{JoinRequest, Pass, Peers};
 use pbox_core::{JobTerms, OnLoss};
@@ -34,14 +35,14 @@ fn a_stranger_can_neither_hold_nor_release_a_job() {
         for secret in ["0".repeat(32), "+".repeat(32), String::new(), "f".repeat(1000)] {
             let mut body = body.clone();
             body["secret"] = json!(secret);
-            let (status, why) = refusal(hub, &format!("{JOB}/{verb}"), body.to_string());
+            let (status, why) = post_as(hub, &format!("{JOB}/{verb}"), &as_hub("job"), body.to_string());
             assert_eq!(status, 404, "{verb}: {why}");
-            says(why, &["no job \"job\" over several hubs here has this secret"]);
+            says(why, &["over several hubs here has this secret"]);
         }
-        let (status, why) = refusal(hub, &format!("{JOB}/{verb}"), body.to_string());
+        let (status, why) = post_as(hub, &format!("{JOB}/{verb}"), &as_hub("job"), body.to_string());
         assert_eq!(status, 400, "{verb} without a secret: {why}");
     }
-    let (status, _) = refusal(&hubs[0], &format!("{JOB}/other"), json!({}).to_string());
+    let (status, _) = post_as(&hubs[0], &format!("{JOB}/other"), &as_hub("job"), json!({}).to_string());
     assert_eq!(status, 404);
     push_all(&mut sessions[0]).unwrap();
     sessions[0].wait_all().unwrap();
@@ -86,7 +87,9 @@ fn hubs_that_know_the_secret_hold_and_release() {
     let pass =
         Pass { secret: secret.clone(), worker: 1, first_round: Default::default(), checkpoints: false };
     join_by_hand(&hub, "job", &at_second(&names, Some(pass)));
-    let ask = |verb: &str, body: serde_json::Value| post_json(&hub, &format!("{JOB}/{verb}"), &body);
+    let ask = |verb: &str, body: serde_json::Value| {
+        post_as(&hub, &format!("{JOB}/{verb}"), &as_hub("job"), body.to_string())
+    };
     let hold = |cut: u64| ask("hold", json!({"secret": secret, "cut": cut}));
     let release = |cut: u64| ask("release", json!({"secret": secret, "cut": cut, "from": 0}));
     assert_eq!(hold(1).0, 200);
@@ -97,4 +100,20 @@ fn hubs_that_know_the_secret_hold_and_release() {
         assert_eq!(stale.0, 409, "{}", stale.1);
     }
     assert_eq!((hold(3).0, release(3).0), (200, 200));
+    assert_eq!(hold(4).0, 200);
+    let until = |from: u32, admitted: &[u64]| {
+        let body = json!({"secret": secret, "cut": 4, "from": from, "admitted": admitted});
+        refusal(&hub, &format!("{JOB}/release"), body.to_string())
+    };
+    for (from, admitted, words) in [
+        (65, &[][..], "at most 64 rounds apart"),
+        (4_000_000_000, &[1], "at most 64 rounds apart"),
+        (u32::MAX, &[1], "is no round"),
+        (0, &[1; 1025], "at most 1024"),
+    ] {
+        let (status, why) = until(from, admitted);
+        assert_eq!(status, 400, "{why}");
+        says(why, &[words]);
+    }
+    assert_eq!(release(4).0, 200, "a wrong release ends nothing");
 }

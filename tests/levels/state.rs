@@ -3,7 +3,7 @@
 use fabric::conformance::Watchdog;
 use hub_tests::values::{self, bits};
 use hub_tests::{
-    authorization, config_at, hub, hub_below, join_by_hand, join_request, on_threads, post, refusal, says,
+    authorization, bring, config_at, hub, hub_below, join_by_hand, join_request, on_threads, says,
     small_model,
 };
 use pbox_core::{KeyId, Optimizer, Round, Schedule};
@@ -153,17 +153,15 @@ fn a_bad_offer_and_a_bad_state_are_refused_below_other_hubs() {
     let rank_1 = join_by_hand(first, "job", &join_request(1, 2));
     says(offer(first, "job", &rank_1.token, 3).unwrap_err(), &["400: worker 1 offers a state", "rank 0"]);
     says(offer(first, "job", &rank_0.token, 0).unwrap_err(), &["400: a state before round 0"]);
-    let path = format!("/v1/jobs/job/state?token={}", rank_0.token);
-    says(refusal(first, &path, [0; 4]).1, &["waits for no state of worker 0"]);
+    says(bring(first, "job", &rank_0.token, vec![0; 4]).1, &["waits for no state of worker 0"]);
     let bytes = offer(first, "job", &rank_0.token, 3).unwrap().unwrap() as usize;
     assert_eq!(bytes, 4 * elements());
     says(offer(first, "job", &rank_0.token, 3).unwrap_err(), &["409", "too late"]);
     let elsewhere = join_by_hand(second, "job", &join_request(0, 2));
     assert_eq!(offer(second, "job", &elsewhere.token, 3).unwrap(), None);
-    let path = |token: &str| format!("/v1/jobs/job/state?token={token}");
-    says(refusal(second, &path(&elsewhere.token), vec![0; bytes]).1, &["waits for no state"]);
-    assert_eq!(post(first, &path(&rank_0.token), vec![0; bytes + 1]).0, 413);
-    let (status, why) = refusal(first, &path(&rank_0.token), vec![0; bytes - 4]);
+    says(bring(second, "job", &elsewhere.token, vec![0; bytes]).1, &["waits for no state"]);
+    assert_eq!(bring(first, "job", &rank_0.token, vec![0; bytes + 1]).0, 413);
+    let (status, why) = bring(first, "job", &rank_0.token, vec![0; bytes - 4]);
     assert_eq!((status, why.contains("waits for no state")), (409, true), "once: {why}");
 }
 
@@ -174,8 +172,7 @@ fn a_short_state_is_refused_by_the_machines_hub() {
         let first = &machines.below[0];
         let joined = join_by_hand(first, "job", &join_request(0, 1));
         let bytes = offer(first, "job", &joined.token, 3).unwrap().unwrap() as usize;
-        let path = format!("/v1/jobs/job/state?token={}", joined.token);
-        let (status, why) = refusal(first, &path, vec![0; bytes - 4]);
+        let (status, why) = bring(first, "job", &joined.token, vec![0; bytes - 4]);
         assert_eq!(status, 400);
         says(why, &[&format!("{} bytes, expected {bytes}", bytes - 4), "join again"]);
     }

@@ -4,6 +4,7 @@ mod beside;
 mod churn;
 mod control_group;
 mod crowd;
+mod no_memfd;
 mod scarcity;
 mod sleeping;
 mod system_calls;

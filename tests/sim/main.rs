@@ -1,5 +1,6 @@
 //! Tests over the simulated network, by property, in one program. A failure prints its seed.
 
+mod ahead;
 mod bits;
 mod contents;
 mod doorbells;

@@ -229,6 +229,7 @@ fn links_that_are_made_again_at_any_moment_change_no_bit() {
             terms.shards = dice.from(1..=2) as usize;
         }
         terms.is_orderly = dice.below(2) == 0;
+        terms.job.answers_ahead = dice.below(2) == 0;
         let plan = match terms.job.level.compression {
             Some(Compression::Slim(_)) => Plan::plain(),
             _ => Plan::new(seed, true),

@@ -6,6 +6,7 @@
 
 pub mod program;
 pub mod proxy;
+pub mod recorder;
 pub mod relay;
 pub mod state;
 pub mod training;
@@ -172,7 +173,6 @@ pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
         mesh: None,
         peers: None,
         reached: None,
-        present: None,
         relinks: false,
         terms,
     }
@@ -185,11 +185,26 @@ pub fn authorization() -> String {
 
 /// Posts any body to the control port. Returns status and body of the reply.
 pub fn post(hub: &Hub, path: &str, body: impl AsRef<[u8]>) -> (u16, String) {
+    post_as(hub, path, &authorization(), body)
+}
+
+/// The header by which a request of another hub of the job is proved.
+pub fn as_hub(job: &str) -> String {
+    format!("Bearer {}", Credential::find().unwrap().token(Right::Peer, job))
+}
+
+/// The same as somebody who shows this.
+pub fn post_as(hub: &Hub, path: &str, shown: &str, body: impl AsRef<[u8]>) -> (u16, String) {
     let url = format!("http://{}{path}", hub.address());
     let agent = ureq::Agent::config_builder().http_status_as_error(false).build().new_agent();
-    let post = agent.post(&url).header("authorization", authorization());
+    let post = agent.post(&url).header("authorization", shown);
     let mut answer = post.send(body.as_ref()).unwrap_or_else(|e| panic!("{url}: {e}"));
     (answer.status().as_u16(), answer.body_mut().read_to_string().unwrap())
+}
+
+/// Brings a state as the member with this token. Returns status and body of the reply.
+pub fn bring(hub: &Hub, job: &str, token: &str, state: Vec<u8>) -> (u16, String) {
+    post_as(hub, &format!("/v1/jobs/{job}/state"), &format!("Phub-Member {token}"), state)
 }
 
 /// Posts JSON to the control port.

@@ -119,6 +119,7 @@ impl Plan {
         let path = head.split(' ').nth(1).unwrap().to_owned();
         if let Some((request, _)) = self.rewrites.get() {
             body = rewritten(&path, *request, &body);
+            head = by_token(&head);
         }
         let mut hub = TcpStream::connect(self.hub)?;
         write!(hub, "{head}content-length: {}\r\nconnection: close\r\n\r\n", body.len())?;
@@ -137,6 +138,13 @@ impl Plan {
             None => client.write_all(&answer),
         }
     }
+}
+
+/// The head of a request whose proof is about another body: it shows a token instead.
+fn by_token(head: &str) -> String {
+    let proves = |line: &&str| line.to_ascii_lowercase().starts_with("authorization: phub-proof ");
+    let shown = format!("authorization: {}\r\n", crate::authorization());
+    head.split_inclusive("\r\n").map(|line| if proves(&line) { shown.as_str() } else { line }).collect()
 }
 
 /// A JSON body after a change; any other body as it is.

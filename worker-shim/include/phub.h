@@ -139,7 +139,7 @@ PhubStatus phub_config_add_layer(PhubConfig *config,
 // private), "compression" (none, or a codec and its settings, as qsgd:8:512), "seed" of its randomness, "transport" (shm,
 // verbs, tcp), "checksum" (true, false: of what crosses by TCP), "nics", "rails" (OWN-NIC=HUB-NIC, with commas),
 // "cores", "compare_every" (rounds between comparisons of all workers' weights), "join_limit", "hub_wait" and
-// "wait_limit" (in seconds), "hub_present" (true, false: whether a hub that was lost is brought to the present), "dma_buf"
+// "wait_limit" (in seconds), "dma_buf"
 // (DESCRIPTOR or DESCRIPTOR:OFFSET of memory that gradients lie in and NICs read, such as a GPU's, for verbs; the descriptor
 // is copied, and phub_config_place says where each key lies), and with the
 // schedule kvstore "pull": none, or the batches of layers in which weights are pulled. These are ibatch (they overlap the

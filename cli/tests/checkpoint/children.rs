@@ -12,7 +12,7 @@ const VARIABLE: &str = "PHUB_CHECKPOINT_CHILD";
 pub fn child(mut command: Command, role: &str, dir: &Path) -> Command {
     let again = rerun(child_process);
     command.arg(again.get_program()).args(again.get_args());
-    command.env(VARIABLE, format!("{role} {}", dir.display())).stdin(Stdio::null());
+    command.env(VARIABLE, format!("{role}={}", dir.display())).stdin(Stdio::null());
     command
 }
 
@@ -54,10 +54,11 @@ pub fn succeeds(command: &mut Command) {
 #[test]
 fn child_process() {
     let Ok(what) = std::env::var(VARIABLE) else { return };
-    let (role, dir) = what.split_once(' ').unwrap();
+    let (role, dir) = what.split_once('=').unwrap();
     let dir = PathBuf::from(dir);
     match role {
         "full" => super::disk::on_a_small_disk(&dir),
+        "room for two" => super::disk::on_a_disk_for_two(&dir),
         "readonly" => super::disk::on_a_read_only_disk(&dir),
         "limited" => super::disk::under_a_size_limit(&dir),
         "saver" => super::killed::save_for_ever(&dir),

@@ -8,6 +8,7 @@ use pbox_core::{Key, Round, Share};
 use phub_server::checkpoint::CheckpointStore;
 
 use super::children::{child, prepared, shell_with_mounts, succeeds};
+use super::generations::not_finite;
 use super::snapshots::{Job, SGD, files, says};
 
 /// A file of 600 KB.
@@ -38,6 +39,57 @@ pub fn on_a_small_disk(dir: &Path) {
     std::fs::remove_file(store.path("job").unwrap()).unwrap();
     store.save("job", Share::WHOLE, &job.snapshot(Round(2))).unwrap();
     job.check(&job.load(&store, "job").unwrap(), Round(2));
+}
+
+#[test]
+fn a_disk_for_fewer_files_than_generations_keeps_the_newest() {
+    let Some(shell) = shell_with_mounts() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let mount = "mount -t tmpfs -o size=1500k tmpfs \"$dir\"";
+    succeeds(&mut child(prepared(shell, mount, dir.path()), "room for two", dir.path()));
+}
+
+/// As above.
+pub fn on_a_disk_for_two(dir: &Path) {
+    let (store, job) = (CheckpointStore::open(dir).unwrap(), job());
+    // Three are kept, and two have room.
+    for round in 1..=4 {
+        store.save("job", Share::WHOLE, &job.snapshot(Round(round))).unwrap();
+        job.check(&job.load(&store, "job").unwrap(), Round(round));
+    }
+    assert_eq!(files(dir), ["job.safetensors", "job@3.safetensors"]);
+    // A state that is not finite is no reason to remove one that is.
+    let error = store.save("job", Share::WHOLE, &not_finite(&job, Round(5), &[(0, f32::NAN)])).unwrap_err();
+    says(error, &["job.safetensors", "No space left", "as it was"]);
+    assert_eq!(files(dir), ["job.safetensors", "job@3.safetensors"]);
+    // One that nobody goes on from goes before those.
+    std::fs::rename(dir.join("job@3.safetensors"), dir.join("job@not-finite.safetensors")).unwrap();
+    store.save("job", Share::WHOLE, &job.snapshot(Round(6))).unwrap();
+    assert_eq!(files(dir), ["job.safetensors", "job@4.safetensors"]);
+    // Without a newest file the newest generation stays: it is all that the job has.
+    std::fs::remove_file(store.path("job").unwrap()).unwrap();
+    std::fs::write(dir.join("filler"), vec![1; 800_000]).unwrap();
+    store.save("job", Share::WHOLE, &job.snapshot(Round(7))).unwrap_err();
+    assert_eq!(files(dir), ["filler", "job@4.safetensors"]);
+}
+
+#[test]
+fn a_directory_that_was_replaced_is_locked_before_it_is_written() {
+    let parent = tempfile::tempdir().unwrap();
+    let (dir, away) = (parent.path().join("here"), parent.path().join("away"));
+    let (store, job) = (CheckpointStore::open(&dir).unwrap(), Job::small(SGD));
+    std::fs::rename(&dir, &away).unwrap();
+    let error = store.save("job", Share::WHOLE, &job.snapshot(Round(1))).unwrap_err();
+    says(error, &["/here", "still the same", "make the directory"]);
+    let second = CheckpointStore::open(&dir).unwrap();
+    let error = store.save("job", Share::WHOLE, &job.snapshot(Round(1))).unwrap_err();
+    says(error, &["/here", "in use by another hub"]);
+    assert_eq!(files(&dir), [""; 0]);
+    second.save("job", Share::WHOLE, &job.snapshot(Round(1))).unwrap();
+    // Once it is free, it is locked and written.
+    drop(second);
+    store.save("job", Share::WHOLE, &job.snapshot(Round(2))).unwrap();
+    says(CheckpointStore::open(&dir).unwrap_err(), &["in use by another hub"]);
 }
 
 #[test]
@@ -79,8 +131,11 @@ fn one_hub_at_a_time_has_a_directory() {
     let half_written = dir.path().join(".job.0123456789abcdef.phub-tmp");
     std::fs::write(&half_written, "the first hub is at it").unwrap();
     let error = CheckpointStore::open(dir.path()).unwrap_err();
-    let process = format!("process {}", std::process::id());
+    let process = format!("process {} has it locked", std::process::id());
     says(error, &[dir.path().to_str().unwrap(), "in use by another hub", &process, "another directory"]);
+    // It is the directory that is locked.
+    std::fs::remove_file(dir.path().join(".phub-lock")).unwrap();
+    says(CheckpointStore::open(dir.path()).unwrap_err(), &["in use by another hub", &process]);
     assert!(half_written.exists());
     drop(first);
     // A program that another test starts at this moment has the lock's descriptor until it is executed.

@@ -70,6 +70,34 @@ fn a_damaged_newest_falls_back_and_only_all_damaged_are_refused() {
 }
 
 #[test]
+fn a_flipped_bit_in_the_version_is_damage_and_a_newer_version_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = Job::small(ADAM);
+    let store = saved(dir.path(), &job, &[5, 10]);
+    let newest = store.path("job").unwrap();
+    let whole = std::fs::read(&newest).unwrap();
+    let key = b"\"phub_checkpoint\":\"";
+    let at = whole.windows(key.len()).position(|bytes| bytes == key).unwrap() + key.len();
+    assert_eq!(whole[at], b'1');
+    for bit in 0..8 {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1 << bit;
+        std::fs::write(&newest, bytes).unwrap();
+        let loaded = job.loaded(&store, "job").unwrap();
+        job.check(&loaded.restored, Round(5));
+        says(loaded.warning.unwrap(), &["goes on from", "job@5.safetensors", "job@damaged.safetensors"]);
+    }
+    // A newer program's, with the digest that belongs to it, is no damage: an older generation would hide the mistake.
+    let mut bytes = whole;
+    bytes[at] = b'2';
+    bytes[35..67].fill(b'0');
+    let digest = format!("{:032x}", xxhash_rust::xxh3::xxh3_128(&bytes));
+    bytes[35..67].copy_from_slice(digest.as_bytes());
+    std::fs::write(&newest, bytes).unwrap();
+    says(job.refusal(&store, "job"), &["job.safetensors", "format \"2\"", "reads format 1"]);
+}
+
+#[test]
 fn a_file_of_another_job_is_refused_and_not_taken_for_damage() {
     let dir = tempfile::tempdir().unwrap();
     let job = Job::small(ADAM);
@@ -79,7 +107,7 @@ fn a_file_of_another_job_is_refused_and_not_taken_for_damage() {
 }
 
 /// The state before a round, in which these values of core 0's part are not finite.
-fn not_finite(job: &Job, round: Round, values: &[(usize, f32)]) -> Snapshot {
+pub fn not_finite(job: &Job, round: Round, values: &[(usize, f32)]) -> Snapshot {
     let whole = job.snapshot(round);
     let (layout, numbers) = (whole.layout().clone(), whole.numbers().to_vec());
     let parts = whole.into_parts().into_iter().enumerate().map(|(core, part)| {

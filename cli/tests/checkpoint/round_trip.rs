@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use pbox_core::{Key, KeyId, Numbers, Optimizer, Round, Share, Tensor};
-use phub_server::checkpoint::CheckpointStore;
+use phub_server::checkpoint::{CheckpointStore, FileMode};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 
@@ -155,8 +156,32 @@ fn a_job_continues_from_its_last_checkpoint() {
         files(dir.path()),
         ["...safetensors", "..@2.safetensors", "sgd.safetensors", "sgd@1.safetensors"]
     );
-    let mode = std::fs::metadata(store.path("sgd").unwrap()).unwrap().permissions().mode();
-    assert_eq!(mode & 0o777 & !0o644, 0, "mode {mode:o}");
+}
+
+#[test]
+fn checkpoints_are_the_hubs_users_alone_unless_the_hub_is_told_otherwise() {
+    let parent = tempfile::tempdir().unwrap();
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    for (asked, of_file, of_directory) in [("600", 0o600, 0o700), ("640", 0o640, 0o750)] {
+        let dir = parent.path().join(asked);
+        let store = CheckpointStore::open_for(&dir, asked.parse().unwrap()).unwrap();
+        let job = Job::small(SGD);
+        for round in [Round(1), Round(2)] {
+            store.save("job", Share::WHOLE, &job.snapshot(round)).unwrap();
+        }
+        assert_eq!(mode(&dir), of_directory, "{asked}");
+        for name in files(&dir) {
+            assert_eq!(mode(&dir.join(&name)), of_file, "{asked}: {name}");
+        }
+        assert_eq!(mode(&dir.join(".phub-lock")), 0o600, "{asked}");
+    }
+    assert_eq!(FileMode::default().to_string(), "600");
+    // A directory that is there stays as it is.
+    let dir = parent.path().join("shared");
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
+    CheckpointStore::open(&dir).unwrap();
+    assert_eq!(mode(&dir), 0o755);
 }
 
 #[test]

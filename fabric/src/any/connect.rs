@@ -26,6 +26,11 @@ impl Group {
         Group { frames, ..self }
     }
 
+    /// Why nobody can connect by shared memory, if nobody can: this process may not make memory that it can share.
+    pub fn unshared(&self) -> Option<String> {
+        self.shm.unshared()
+    }
+
     /// Its RDMA, if there is any.
     pub fn rdma(&self) -> Option<&verbs::Group> {
         self.verbs.as_deref()
@@ -69,12 +74,12 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Whether the hub could not be reached at all by this transport, or no NIC of one end leads to one of the other. Another
-    /// transport may reach it.
+    /// Whether another transport may lead to the hub: it could not be reached at all by this one, or no NIC of one end leads to
+    /// one of the other. On shared memory whatever failed is this machine's matter.
     pub fn is_unreachable(&self) -> bool {
         matches!(
             self,
-            ConnectError::Shm(shm::ConnectError::Socket { doing: "connecting", .. })
+            ConnectError::Shm(_)
                 | ConnectError::Tcp(tcp::ConnectError::Socket { doing: "connecting to", .. })
                 | ConnectError::Verbs(verbs::ConnectError::Socket { doing: "connecting", .. })
                 | ConnectError::Verbs(verbs::ConnectError::NoPath(_))
@@ -138,10 +143,24 @@ pub enum Accepted {
 impl Accepted {
     /// Reads the peer's hello, within `timeout`.
     pub fn hello(self, timeout: Duration) -> Result<Hello, ConnectError> {
+        self.hello_then(timeout, || ())
+    }
+
+    /// Reads the peer's hello, and calls `heard` once there is something to read or no more to wait for: before anything is closed
+    /// that the peer sent.
+    pub fn hello_then(self, timeout: Duration, heard: impl FnOnce()) -> Result<Hello, ConnectError> {
         Ok(match self {
-            Accepted::Shm(accepted) => Hello::Shm(accepted.hello(timeout)?),
-            Accepted::Tcp(accepted) => Hello::Tcp(accepted.hello(timeout)?),
-            Accepted::Verbs(accepted) => Hello::Verbs(accepted.hello(timeout)?),
+            Accepted::Shm(accepted) => Hello::Shm(accepted.hello_then(timeout, heard)?),
+            Accepted::Tcp(accepted) => {
+                let hello = accepted.hello(timeout);
+                heard();
+                Hello::Tcp(hello?)
+            }
+            Accepted::Verbs(accepted) => {
+                let hello = accepted.hello(timeout);
+                heard();
+                Hello::Verbs(hello?)
+            }
         })
     }
 }
@@ -187,24 +206,25 @@ impl Hello {
         }
     }
 
-    /// Looks at the proof of its token, which `token_of` knows by the name that the hello shows. On shared memory nobody else
-    /// reads a hello, and it shows the token itself.
+    /// Looks at the proof of its token, which `token_of` knows by the name that the hello shows.
     pub fn identify(&mut self, token_of: impl FnOnce([u8; 16]) -> Option<[u8; 16]>) {
         match self {
-            Hello::Shm(_) => {}
+            Hello::Shm(hello) => hello.identify(token_of),
             Hello::Tcp(hello) => hello.identify(token_of),
             Hello::Verbs(hello) => hello.identify(token_of),
         }
     }
 
-    /// Puts this connection to the peer's others, once its token is known.
+    /// Takes what came with the hello, or puts this connection to the peer's others, once its token is known. Nobody may wait for
+    /// the caller: what a peer sent is closed here if it is wrong.
     pub fn gather(self) -> Result<Gathered, ConnectError> {
         Ok(match self {
             Hello::Tcp(hello) => match hello.gather()? {
                 tcp::Gathered::Whole(hello) => Gathered::Whole(Hello::Tcp(hello)),
                 tcp::Gathered::Waits(pending) => Gathered::Waits(pending),
             },
-            whole @ (Hello::Shm(_) | Hello::Verbs(_)) => Gathered::Whole(whole),
+            Hello::Shm(hello) => Gathered::Whole(Hello::Shm(hello.gather()?)),
+            whole @ Hello::Verbs(_) => Gathered::Whole(whole),
         })
     }
 
@@ -219,8 +239,8 @@ impl Hello {
 
     /// Lets the peer in. `ours` is sent to the peer, and what it sends comes to a window of `recv_bytes`. The links are
     /// those of `plan`, which the hello must name too. When the window is this end's own memory, `place` sees it before
-    /// any bytes arrive, so that the owners of its pages can touch them. `no_path` is called before the peer hears that no NIC of
-    /// it leads to one of this end: it may come by another transport then.
+    /// any bytes arrive, so that the owners of its pages can touch them. `no_path` is called before the peer hears that it may come
+    /// by another transport: no NIC of it leads to one of this end, or memory cannot be shared.
     pub fn welcome(
         self,
         group: &Group,
@@ -231,7 +251,9 @@ impl Hello {
         no_path: impl FnOnce(),
     ) -> Result<Joined<Endpoint>, ConnectError> {
         Ok(match self {
-            Hello::Shm(hello) => hello.welcome(&group.shm, ours, recv_bytes, plan)?.map(Endpoint::Shm),
+            Hello::Shm(hello) => {
+                hello.welcome_or(&group.shm, ours, recv_bytes, plan, no_path)?.map(Endpoint::Shm)
+            }
             Hello::Tcp(hello) => {
                 hello.welcome(group.frames, ours, recv_bytes, plan, place)?.map(Endpoint::Tcp)
             }

@@ -1,6 +1,7 @@
 //! The port over all transports. It asks the transports that have links, in turn.
 
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::time::Duration;
@@ -123,7 +124,11 @@ impl crate::Port for Port {
 
     fn attach(&mut self, endpoint: Endpoint) -> LinkId {
         match endpoint {
-            Endpoint::Shm(endpoint) => outer(SHM, self.shm.attach(endpoint)),
+            Endpoint::Shm(endpoint) => {
+                // Without it the peer does not end a sleep here, which has a time-out.
+                let _ = self.tcp.sleep_beside_edges(endpoint.woken_by().as_fd());
+                outer(SHM, self.shm.attach(endpoint))
+            }
             Endpoint::Tcp(endpoint) => outer(TCP, self.tcp.attach(endpoint)),
             Endpoint::Verbs(endpoint) => {
                 let port = self.verbs.as_mut().expect("only a group with RDMA makes such endpoints");
@@ -134,7 +139,11 @@ impl crate::Port for Port {
 
     fn detach(&mut self, link: LinkId) {
         match inner(link) {
-            (SHM, link) => self.shm.detach(link),
+            (SHM, link) => {
+                let left = self.shm.take_off(link);
+                // A peer may keep the descriptor open, and with it the epoll's watch.
+                left.into_iter().for_each(|woken_by| self.tcp.sleep_without(woken_by.as_fd()));
+            }
             (TCP, link) => self.tcp.detach(link),
             (_, link) => self.verbs.iter_mut().for_each(|port| port.detach(link)),
         }

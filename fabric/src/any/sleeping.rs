@@ -1,5 +1,5 @@
-//! Sleep on several transports at once: in TCP's epoll, which also watches the descriptors of RDMA and the one by which a
-//! peer on shared memory wakes a port that sleeps here. A port on shared memory alone sleeps on its futex, which is cheaper.
+//! Sleep on several transports at once: in TCP's epoll, which also watches the descriptors of RDMA and those by which
+//! peers on shared memory wake a port that sleeps here. A port on shared memory alone sleeps on its futex, which is cheaper.
 
 use std::time::Duration;
 
@@ -14,7 +14,6 @@ pub(super) fn sleep_together(
     verbs: Option<&verbs::Port>,
 ) -> std::io::Result<()> {
     shm.sleep_beside(tcp.waker());
-    tcp.sleep_beside(shm.fd())?;
     verbs.map_or(Ok(()), |port| tcp.sleep_beside(port.fd()))
 }
 

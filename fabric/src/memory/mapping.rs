@@ -212,7 +212,7 @@ impl Mapping {
 
     /// Has huge pages, on the node of the calling thread, where they lie in a range but for a little, whatever the machine's settings for
     /// huge pages are (Linux 6.1). Returns how many bytes have them. `access` is how a page is made that is not there yet: a
-    /// file's by reading; a private one by writing, for which the memory must be new.
+    /// file's by reading; a private one as by writing. Contents stay as they are.
     fn collapse(&self, ranges: &Ranges, access: Access) -> usize {
         /// Of linux/mman.h; not in every libc yet.
         const MADV_COLLAPSE: i32 = 25;
@@ -226,8 +226,7 @@ impl Mapping {
                 match access {
                     // SAFETY: inside this mapping, which is readable.
                     Access::Read => drop(unsafe { page.read_volatile() }),
-                    // SAFETY: inside this mapping, which is writable; it is new, so all is zero and nobody uses it.
-                    Access::ReadWrite => unsafe { page.write_volatile(0) },
+                    Access::ReadWrite => self.populate(Span { offset: part.offset + offset, bytes: 1 }),
                 }
             }
             for _ in 0..TRIES {
@@ -242,6 +241,22 @@ impl Mapping {
             0
         };
         ranges.huge_pages(self.bytes()).into_iter().map(collapse).sum()
+    }
+
+    /// Has the kernel allocate the pages of a span for writing, as if somebody wrote there (Linux 5.14). Contents stay as they
+    /// are, also where others read and write them meanwhile.
+    ///
+    /// # Panics
+    /// When the span ends beyond the mapping.
+    pub fn populate(&self, span: Span) {
+        assert!(span.end().is_some_and(|end| end <= self.bytes()), "{span:?} of {} bytes", self.bytes());
+        let begin = span.offset - span.offset % rustix::param::page_size();
+        let bytes = span.offset + span.bytes - begin;
+        if bytes > 0 {
+            let start = self.start.as_ptr().wrapping_add(begin);
+            // SAFETY: the range is this mapping's own, and the kernel changes no contents.
+            let _ = unsafe { madvise(start.cast(), bytes, Advice::LinuxPopulateWrite) };
+        }
     }
 
     /// Leaves this memory out of processes that are forked. Private pages that a NIC uses would be copied for each of them.

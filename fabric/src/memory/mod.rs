@@ -15,6 +15,7 @@ mod spans;
 mod window;
 
 pub(crate) use mapping::{Access, HUGE_PAGE, Mapping};
+pub(crate) use spans::check_plain;
 
 pub use dma_buf::{DmaBuf, DmaBufError};
 pub use machine::{SHARED_HUGE_PAGES, resident_bytes, shared_huge_pages};

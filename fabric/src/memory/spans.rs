@@ -173,22 +173,17 @@ impl RecvWindow {
         Ok(unsafe { std::slice::from_raw_parts(start, elements) })
     }
 
-    /// As [`SendWindow::collapse_by_node`]. Memory of this end must be new.
+    /// Has huge pages, as [`SendWindow::collapse_by_node`].
     pub fn collapse_by_node(&self, nodes: &[Ranges], go_to: impl FnMut(usize)) -> usize {
         let access = if self.local { Access::ReadWrite } else { Access::Read };
         self.mapping.collapse_by_node(nodes, access, go_to)
     }
 
-    /// Allocates every page of a span, on the node of the calling core if nobody touched the page yet. For memory of
-    /// this end, before a transport writes it.
+    /// Allocates every page of a span, on the node of the calling core if nobody touched the page yet. For memory of this end,
+    /// before a transport writes it. Contents stay as they are. Before Linux 5.14 it does nothing.
     pub fn populate(&self, span: Span) {
-        const PAGE: usize = 4096;
-        if self.place(span).is_none() {
-            return;
-        }
-        for offset in (span.offset..span.offset + span.bytes).step_by(PAGE) {
-            // SAFETY: in bounds and writable by `place`; the window is new, all its bytes are zero.
-            unsafe { self.mapping.as_ptr().add(offset).write_volatile(0) };
+        if self.place(span).is_some() {
+            self.mapping.populate(span);
         }
     }
 
@@ -234,17 +229,25 @@ fn check_file(fd: BorrowedFd, bytes: usize) -> Result<(), WindowError> {
     if !seals.contains(SealFlags::SHRINK) {
         return Err(WindowError::NotSealed { seen: seals.bits() });
     }
-    // A memfd of huge pages has a pool that can be empty when a page is first touched: SIGBUS, and no
-    // seal against it.
-    let kind = fstatfs(fd).map_err(memfd("fstatfs"))?.f_type as u64;
-    if kind != TMPFS {
-        return Err(WindowError::NotPlain { seen: kind });
-    }
+    check_plain(fd).map_err(|error| match error {
+        WindowError::Memfd { call, errno, .. } => WindowError::Memfd { call, bytes, errno },
+        error => error,
+    })?;
     let seen = fstat(fd).map_err(memfd("fstat"))?.st_size as u64;
     if seen < bytes as u64 {
         return Err(WindowError::TooSmall { expected: bytes, seen });
     }
     Ok(())
+}
+
+/// Checks that the pages of a peer's memfd are plain ones. A memfd of huge pages has a pool that can be empty when a page is
+/// first touched: SIGBUS, and no seal against it.
+pub(crate) fn check_plain(fd: BorrowedFd) -> Result<(), WindowError> {
+    let kind = fstatfs(fd).map_err(|errno| WindowError::Memfd { call: "fstatfs", bytes: 0, errno })?;
+    match kind.f_type as u64 {
+        TMPFS => Ok(()),
+        seen => Err(WindowError::NotPlain { seen }),
+    }
 }
 
 /// What windows may be read and written as: any bits are a value, and all its bits are its value's.
@@ -323,7 +326,7 @@ mod tests {
     #[test]
     fn a_view_shows_what_the_owner_writes() {
         let window = SendWindow::new(4096).unwrap();
-        let view = RecvWindow::open(window.fd(), 4096).unwrap();
+        let view = RecvWindow::open(window.fd().unwrap(), 4096).unwrap();
         let (_window, mut owned) = window.split(vec![vec![span(64, 128)]]).unwrap();
         owned[0].elements_mut::<f32>(0).fill(3.0);
         // SAFETY: one thread, no writer while the slice lives.
@@ -353,14 +356,14 @@ mod tests {
             window
         };
         let (former, later) = (window(3.0), window(5.0));
-        let view = RecvWindow::open(former.fd(), 3 << 20).unwrap();
+        let view = RecvWindow::open(former.fd().unwrap(), 3 << 20).unwrap();
         let (before, _) = view.elements_ptr::<f32>(span(64, 128)).unwrap();
         drop(former);
         let too_small = SendWindow::new(4096).unwrap();
-        assert!(matches!(view.reopen(too_small.fd()), Err(WindowError::TooSmall { .. })));
+        assert!(matches!(view.reopen(too_small.fd().unwrap()), Err(WindowError::TooSmall { .. })));
         // SAFETY: one thread, no writer while the slice lives.
         assert_eq!(unsafe { view.elements::<f32>(span(64, 128)) }.unwrap(), [3.0; 32], "it stays");
-        view.reopen(later.fd()).unwrap();
+        view.reopen(later.fd().unwrap()).unwrap();
         // SAFETY: as above.
         assert_eq!(unsafe { view.elements::<f32>(span(64, 128)) }.unwrap(), [5.0; 32]);
         assert_eq!(view.elements_ptr::<f32>(span(64, 128)).unwrap().0, before);
@@ -374,7 +377,7 @@ mod tests {
     fn what_a_transport_writes_into_a_shown_window_other_peers_see() {
         let (window, mut owned) = SendWindow::new(4096).unwrap().split(vec![vec![span(256, 64)]]).unwrap();
         let recv = RecvWindow::shown(&window);
-        let view = RecvWindow::open(window.fd(), 4096).unwrap();
+        let view = RecvWindow::open(window.fd().unwrap(), 4096).unwrap();
         // SAFETY: the window is local; the array is as long as the span; nobody reads meanwhile.
         unsafe { recv.write(span(64, 4), [1u8, 2, 3, 4].as_ptr()) }.unwrap();
         // SAFETY: one thread, no writer while the slice lives.
@@ -391,16 +394,16 @@ mod tests {
     #[test]
     fn nobody_but_the_owner_gets_a_writable_mapping() {
         let window = SendWindow::new(4096).unwrap();
-        let error = Mapping::shared("a test", window.fd(), 4096, Access::ReadWrite).unwrap_err();
+        let error = Mapping::shared("a test", window.fd().unwrap(), 4096, Access::ReadWrite).unwrap_err();
         assert_eq!(error.errno, Errno::PERM);
-        assert!(ftruncate(window.fd(), 1).is_err(), "sealed against shrinking");
+        assert!(ftruncate(window.fd().unwrap(), 1).is_err(), "sealed against shrinking");
     }
 
     #[test]
     fn a_window_that_is_too_small_or_can_shrink_is_refused() {
         let window = SendWindow::new(4096).unwrap();
         assert!(matches!(
-            RecvWindow::open(window.fd(), 8192),
+            RecvWindow::open(window.fd().unwrap(), 8192),
             Err(WindowError::TooSmall { expected: 8192, seen: 4096 })
         ));
         let fd = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
@@ -421,9 +424,30 @@ mod tests {
     }
 
     #[test]
+    fn pages_are_made_without_a_change_of_what_is_there() {
+        const BYTES: usize = 4 << 20;
+        let (window, source) = (RecvWindow::local(BYTES).unwrap(), [7; 8192]);
+        for (place, make) in [
+            (span(0, 8192), (|window| window.populate(span(64, BYTES - 64))) as fn(&RecvWindow)),
+            (span(2 << 20, 8192), |window| {
+                let all = [span(0, BYTES)].into_iter().collect();
+                window.collapse_by_node(&[all], |_| ());
+            }),
+        ] {
+            // SAFETY: the window is local, and nobody reads it meanwhile.
+            unsafe { window.write(place, source.as_ptr()) }.unwrap();
+            make(&window);
+            // SAFETY: one thread, no writer while the slice lives.
+            assert_eq!(unsafe { window.elements::<u8>(place) }.unwrap(), source);
+        }
+        window.populate(span(BYTES, 64)); // out of bounds: nothing
+        window.populate(span(0, 0));
+    }
+
+    #[test]
     fn a_span_is_read_as_whole_elements_only() {
         let window = SendWindow::new(4096).unwrap();
-        let view = RecvWindow::open(window.fd(), 4096).unwrap();
+        let view = RecvWindow::open(window.fd().unwrap(), 4096).unwrap();
         let (_window, mut owned) = window.split(vec![vec![span(64, 6)]]).unwrap();
         owned[0].elements_mut::<u16>(0).copy_from_slice(&[1, 2, 0x0304]);
         // SAFETY: one thread, no writer while the slice lives.

@@ -79,13 +79,15 @@ pub struct SendWindow {
 enum Memory {
     /// In a memfd that is mapped here.
     Memfd(Arc<Mapping>, OwnedFd),
+    /// Memory of this process alone, which may not make a memfd, and why.
+    Own(Arc<Mapping>, Errno),
     /// Where NICs alone get at them.
     DmaBuf(DmaBuf),
 }
 
 impl SendWindow {
     /// A zeroed window of `bytes`, in a sealed memfd: no name in any file system, gone with its
-    /// last holder.
+    /// last holder. Where this process may not make a memfd, as in some containers, it is in memory that is not shared.
     pub fn new(bytes: usize) -> Result<Self, WindowError> {
         let window = Self::sparse(bytes)?;
         window.mapping().collapse_on_one_node();
@@ -96,8 +98,13 @@ impl SendWindow {
     /// touches take no memory.
     pub fn sparse(bytes: usize) -> Result<Self, WindowError> {
         let memfd = |call| move |errno| WindowError::Memfd { call, bytes, errno };
-        let fd = memfd_create("phub-window", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            .map_err(memfd("memfd_create"))?;
+        let fd = match memfd_create("phub-window", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING) {
+            Err(errno @ (Errno::PERM | Errno::ACCESS | Errno::NOSYS)) => {
+                let mapping = Arc::new(Mapping::private("a window", bytes)?);
+                return Ok(SendWindow { memory: Memory::Own(mapping, errno), bytes, owned: Box::default() });
+            }
+            fd => fd.map_err(memfd("memfd_create"))?,
+        };
         ftruncate(&fd, bytes.max(1) as u64).map_err(memfd("ftruncate"))?;
         let mapping = Arc::new(Mapping::shared("a window", fd.as_fd(), bytes, Access::ReadWrite)?);
         fcntl_add_seals(&fd, SEALS).map_err(memfd("adding seals"))?;
@@ -127,18 +134,21 @@ impl SendWindow {
         self.bytes
     }
 
-    /// Its descriptor, to be passed to a peer on this machine.
-    pub fn fd(&self) -> BorrowedFd<'_> {
+    /// Its descriptor, to be passed to a peer on this machine; or why there is none, in words.
+    pub fn fd(&self) -> Result<BorrowedFd<'_>, String> {
         match &self.memory {
-            Memory::Memfd(_, fd) => fd.as_fd(),
-            Memory::DmaBuf(dma_buf) => dma_buf.as_fd(),
+            Memory::Memfd(_, fd) => Ok(fd.as_fd()),
+            Memory::Own(_, errno) => {
+                Err(format!("this process may not make memory that it shares (memfd_create: {errno})"))
+            }
+            Memory::DmaBuf(dma_buf) => Ok(dma_buf.as_fd()),
         }
     }
 
     /// The dma-buf that it is in.
     pub fn dma_buf(&self) -> Option<&DmaBuf> {
         match &self.memory {
-            Memory::Memfd(..) => None,
+            Memory::Memfd(..) | Memory::Own(..) => None,
             Memory::DmaBuf(dma_buf) => Some(dma_buf),
         }
     }
@@ -146,7 +156,7 @@ impl SendWindow {
     /// The memory itself.
     pub(super) fn mapping(&self) -> &Arc<Mapping> {
         match &self.memory {
-            Memory::Memfd(mapping, _) => mapping,
+            Memory::Memfd(mapping, _) | Memory::Own(mapping, _) => mapping,
             Memory::DmaBuf(_) => panic!("a window in a dma-buf has no address here"),
         }
     }

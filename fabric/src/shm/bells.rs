@@ -1,12 +1,11 @@
 //! The bells of a link: the one at which a port sleeps, and that of the peer, which the port rings.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
 use super::cells::{Bell, Words};
-use super::datagram::{self, Name, Receiver, Senders};
-use super::futex;
+use super::{futex, waking};
 use crate::plan::PortId;
 use crate::port_state::Ring;
 use crate::ring::AtomicU32;
@@ -16,27 +15,17 @@ use crate::ring::bell::{self, Place};
 #[derive(Debug)]
 pub(super) struct OwnBell {
     word: Bell,
-    receiver: Receiver,
     /// Ends a sleep at descriptors, from this process.
     beside: OnceLock<Waker>,
 }
 
 impl OwnBell {
-    pub fn new(word: Bell, receiver: Receiver) -> Self {
-        OwnBell { word, receiver, beside: OnceLock::new() }
+    pub fn new(word: Bell) -> Self {
+        OwnBell { word, beside: OnceLock::new() }
     }
 
     pub fn asleep(&self) -> &AtomicU32 {
         self.word.asleep()
-    }
-
-    /// Readable when a peer rang for a port that sleeps at descriptors.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.receiver.as_fd()
-    }
-
-    pub fn quieten(&self) {
-        self.receiver.quieten();
     }
 
     /// The port sleeps at descriptors, and this waker ends such a sleep. Panics when there is one already.
@@ -61,28 +50,17 @@ impl Ring for OwnBell {
 
 /// The bells of a peer's ports.
 #[derive(Debug)]
-pub(super) struct PeerBells {
-    words: Arc<Words>,
-    senders: Senders,
-}
+pub(super) struct PeerBells(Arc<Words>);
 
 impl PeerBells {
     /// Those of a peer with so many ports; what it handed over is checked.
-    pub fn open(
-        whose: &'static str,
-        name: Name,
-        ports: usize,
-        words: OwnedFd,
-        senders: Vec<OwnedFd>,
-    ) -> Result<Self, String> {
-        let words = Words::open(whose, words, Bell::bytes(ports))?;
-        Ok(PeerBells { words, senders: Senders::open(whose, name, ports, senders)? })
+    pub fn open(whose: &'static str, ports: usize, words: OwnedFd) -> Result<Self, String> {
+        Ok(PeerBells(Words::open(whose, words, Bell::bytes(ports))?))
     }
 
-    /// The bell of a port. Panics when the peer has no such port.
-    pub fn of(&self, port: PortId) -> PeerBell {
-        let waker = Box::new(self.senders.waker(port.index()));
-        PeerBell { word: Bell::new(&self.words, port.index()), waker }
+    /// The bell of a port, which `waker` wakes where it sleeps at descriptors. Panics when the peer has no such port.
+    pub fn of(&self, port: PortId, waker: waking::Waker) -> PeerBell {
+        PeerBell { word: Bell::new(&self.0, port.index()), waker: Box::new(waker) }
     }
 }
 
@@ -90,7 +68,7 @@ impl PeerBells {
 #[derive(Debug)]
 pub(super) struct PeerBell {
     pub word: Bell,
-    waker: Box<datagram::Waker>,
+    waker: Box<waking::Waker>,
 }
 
 impl PeerBell {

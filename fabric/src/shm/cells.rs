@@ -13,8 +13,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::io::Errno;
 
-use crate::memory::{Access, MapError, Mapping};
+use crate::memory::{Access, MapError, Mapping, check_plain};
 use crate::plan::PlannedLink;
 use crate::ring::AtomicU32;
 use crate::ring::{Cells, MAX_CAPACITY};
@@ -27,7 +28,8 @@ const APART: usize = 128;
 #[derive(Debug)]
 pub(super) struct Words {
     mapping: Mapping,
-    fd: OwnedFd,
+    /// The reason if there is none: then the words are this process's alone.
+    fd: Result<OwnedFd, Errno>,
 }
 
 impl Words {
@@ -38,12 +40,23 @@ impl Words {
         ftruncate(&fd, bytes as u64).map_err(fail)?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(fail)?;
         let mapping = Mapping::shared(what, fd.as_fd(), bytes, Access::ReadWrite)?;
-        Ok(Arc::new(Words { mapping, fd }))
+        Ok(Arc::new(Words { mapping, fd: Ok(fd) }))
+    }
+
+    /// Fresh words. Where this process may not make a memfd, as in some containers, they are its own.
+    pub fn new_or_own(what: &'static str, bytes: usize) -> Result<Arc<Self>, MapError> {
+        match memfd_create("phub-words", MemfdFlags::CLOEXEC) {
+            Err(errno @ (Errno::PERM | Errno::ACCESS | Errno::NOSYS)) => {
+                Ok(Arc::new(Words { mapping: Mapping::private(what, bytes)?, fd: Err(errno) }))
+            }
+            _ => Self::new(what, bytes),
+        }
     }
 
     /// The peer's words; its size and seal are checked.
     pub fn open(what: &'static str, fd: OwnedFd, bytes: usize) -> Result<Arc<Self>, String> {
         let seals = fcntl_get_seals(&fd).map_err(|errno| format!("{what}: reading seals: {errno}"))?;
+        check_plain(fd.as_fd()).map_err(|error| format!("{what}: {error}"))?;
         let seen = fstat(&fd).map_err(|errno| format!("{what}: fstat: {errno}"))?.st_size;
         if !seals.contains(SealFlags::SHRINK) || seen != bytes as i64 {
             return Err(format!(
@@ -53,11 +66,13 @@ impl Words {
         }
         let mapping =
             Mapping::shared(what, fd.as_fd(), bytes, Access::ReadWrite).map_err(|error| error.to_string())?;
-        Ok(Arc::new(Words { mapping, fd }))
+        Ok(Arc::new(Words { mapping, fd: Ok(fd) }))
     }
 
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+    /// Its descriptor, to be passed to a peer on this machine; or why there is none, in words.
+    pub fn fd(&self) -> Result<BorrowedFd<'_>, String> {
+        let why = |errno| format!("this process may not make memory that it shares (memfd_create: {errno})");
+        self.fd.as_ref().map(AsFd::as_fd).map_err(why)
     }
 
     /// The word at a byte offset.
@@ -161,5 +176,32 @@ impl Cells for MappedCells {
     fn slots(&self) -> &[AtomicU32] {
         // SAFETY: as for `tail`; `rings` checked that the last of `capacity` slots is in bounds.
         unsafe { std::slice::from_raw_parts(self.slots, self.capacity) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_huge_pages_are_refused() {
+        const BYTES: usize = 1 << 30;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+        // A kernel without them has no such file to offer.
+        let Ok(fd) = memfd_create("test", flags) else { return };
+        if ftruncate(&fd, BYTES as u64).is_err() {
+            return;
+        }
+        fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+        let error = Words::open("rings", fd, BYTES).unwrap_err();
+        assert!(error.contains("rings: the peer's window is not plain shared memory"), "{error}");
+    }
+
+    #[test]
+    fn words_of_this_process_alone_have_no_descriptor_and_say_why() {
+        let mapping = Mapping::private("test", 128).unwrap();
+        let words = Words { mapping, fd: Err(Errno::PERM) };
+        assert!(words.fd().unwrap_err().contains("memfd_create: "));
+        assert!(Words::new_or_own("test", 128).unwrap().fd().is_ok());
     }
 }

@@ -2,28 +2,34 @@
 //!
 //! ```text
 //!   worker                          hub
-//!   connect ----------------------> accept
-//!   Hello{token} + windows -------> Hello         the layer above looks the token up
-//!           <--- Welcome + windows, bells, rings  or Refused{why}
+//!   connect -----------------------------> accept
+//!   Hello{proof} + window, bells --------> Hello         looked at, not taken; the layer above knows the token
+//!                                          gather        now the descriptors are taken, and looked at
+//!           <--- Welcome + window, bells, rings, eventfds, or Refused{why}
 //! ```
+//!
+//! A descriptor may be one whose closing blocks. So whoever has nobody's token hands none over, and what a stranger sent is closed
+//! where nobody waits: in [`Hello::refuse`], `gather`, or where `hello` fails, which the layer above calls with nothing held. A
+//! socket takes nothing more once its hello is there.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::fs::fcntl_get_seals;
 use rustix::io::retry_on_intr;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect as connect_socket,
-    listen, shutdown, socket_with, sockopt,
+    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
+    connect as connect_socket, listen, shutdown, socket_with, sockopt,
 };
 
 use super::bells::PeerBells;
 use super::cells::{Words, rings, rings_bytes};
-use super::datagram::senders;
 use super::group::Group;
-use super::message::{HelloMessage, ReplyMessage, receive, send};
+use super::message::{HelloMessage, ReplyMessage, discard, dispose, drain, peek, receive, refuse, send};
 use super::port::Endpoint;
+use super::waking::{Name, Sender, Waker, WokenBy, events};
 use crate::connection::{Alarm, Connection};
 use crate::handshake::{Joined, Receive};
 use crate::memory::{RecvWindow, SendWindow, WindowError};
@@ -36,9 +42,7 @@ const BACKLOG: i32 = 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The socket failed.
-    #[error(
-        "{doing} at shared-memory address {address:?}: {error}; is the hub alive, on this machine and in this network namespace?"
-    )]
+    #[error("{doing} at shared-memory address {address:?}: {error}{}", advice(doing))]
     Socket {
         /// What was tried.
         doing: &'static str,
@@ -56,6 +60,19 @@ pub enum ConnectError {
     /// A window could not be opened.
     #[error(transparent)]
     Window(#[from] WindowError),
+    /// This end has no memory that it can share.
+    #[error("{0}: allow memfd_create (a container's seccomp profile refuses it), or use TCP alone")]
+    Unshared(String),
+}
+
+/// Advice about a socket that failed. A hub's own needs no other end.
+fn advice(doing: &str) -> &'static str {
+    match doing {
+        "connecting" | "sending the hello" | "waiting for the welcome" => {
+            "; is the hub alive, on this machine and in this network namespace?"
+        }
+        _ => "",
+    }
 }
 
 /// The hub's socket: an abstract name, which the kernel forgets with the last holder.
@@ -76,6 +93,15 @@ impl Listener {
         Ok(Listener { socket, address: address.to_owned() })
     }
 
+    /// A new address, which nobody can foresee.
+    ///
+    /// # Errors
+    /// When the kernel has no random numbers.
+    pub fn new_address() -> Result<String, ConnectError> {
+        let random = Name::random().map_err(|errno| socket_error("naming the hub", "phub-", errno))?;
+        Ok(format!("phub-{:032x}", u128::from_be_bytes(random.0)))
+    }
+
     /// The address to connect to.
     pub fn address(&self) -> &str {
         &self.address
@@ -84,7 +110,7 @@ impl Listener {
     /// Waits for the next connection; `Ok(None)` once [`stop`](Self::stop) was called.
     pub fn accept(&self) -> Result<Option<Accepted>, ConnectError> {
         match retry_on_intr(|| accept_with(&self.socket, SocketFlags::CLOEXEC)) {
-            Ok(socket) => Ok(Some(Accepted { socket })),
+            Ok(socket) => Ok(Some(Accepted { socket: Guest::new(socket) })),
             Err(rustix::io::Errno::INVAL) => Ok(None),
             Err(errno) => Err(socket_error("accepting", &self.address, errno)),
         }
@@ -92,28 +118,57 @@ impl Listener {
 
     /// Ends `accept` in whatever thread it waits.
     pub fn stop(&self) {
-        let _ = shutdown(&self.socket, rustix::net::Shutdown::Both);
+        let _ = shutdown(&self.socket, Shutdown::Both);
+    }
+}
+
+/// The socket of whoever connected. Until it is [let in](Self::let_in), what it has sent is closed with it.
+#[derive(Debug)]
+pub(super) struct Guest(Option<OwnedFd>);
+
+impl Guest {
+    pub fn new(socket: OwnedFd) -> Self {
+        Guest(Some(socket))
+    }
+
+    fn let_in(mut self) -> OwnedFd {
+        self.0.take().expect("once")
+    }
+}
+
+impl AsFd for Guest {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_ref().expect("it is not let in").as_fd()
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(dispose);
     }
 }
 
 /// A connection whose handshake has not begun.
 #[derive(Debug)]
 pub struct Accepted {
-    pub(super) socket: OwnedFd,
+    pub(super) socket: Guest,
 }
 
 impl Accepted {
     /// Reads the peer's hello, within `timeout`. The layer above lets its token in, whoever the peer's user is.
     pub fn hello(self, timeout: Duration) -> Result<Hello, ConnectError> {
-        let nonsense = |error: io::Error| ConnectError::Nonsense(error.to_string());
-        let (bytes, fds) = receive(self.socket.as_fd(), timeout).map_err(|error| {
-            let _ = send(self.socket.as_fd(), &ReplyMessage::Refused(error.to_string()).encode(), &[]);
-            nonsense(error)
-        })?;
-        match Offer::new(&bytes, fds) {
-            Ok(offer) => Ok(Hello { socket: self.socket, offer }),
+        self.hello_then(timeout, || ())
+    }
+
+    /// Reads the peer's hello, and calls `heard` once there is something to read or no more to wait for.
+    pub fn hello_then(self, timeout: Duration, heard: impl FnOnce()) -> Result<Hello, ConnectError> {
+        let read = peek(self.socket.as_fd(), timeout).map_err(|error| error.to_string());
+        let message = read.and_then(|bytes| HelloMessage::decode(&bytes));
+        heard();
+        match message {
+            Ok(message) => Ok(Hello { socket: self.socket, token: message.token, message, given: None }),
             Err(why) => {
-                let _ = send(self.socket.as_fd(), &ReplyMessage::Refused(why.clone()).encode(), &[]);
+                refuse(self.socket.as_fd(), &why);
                 Err(ConnectError::Nonsense(why))
             }
         }
@@ -129,19 +184,60 @@ impl AsFd for Accepted {
 /// A peer that wants in.
 #[derive(Debug)]
 pub struct Hello {
-    socket: OwnedFd,
-    offer: Offer,
+    socket: Guest,
+    /// The name of its token, until it is [identified](Self::identify).
+    token: [u8; 16],
+    message: HelloMessage,
+    /// Its window and its bells, once they are taken.
+    given: Option<[OwnedFd; 2]>,
 }
 
 impl Hello {
     /// The token that says who it is.
     pub fn token(&self) -> [u8; 16] {
-        self.offer.message.token
+        self.token
+    }
+
+    /// Looks at the proof of its token, which `token_of` knows by the name that the hello shows.
+    pub fn identify(&mut self, token_of: impl FnOnce([u8; 16]) -> Option<[u8; 16]>) {
+        if let Some(token) = token_of(self.message.token).filter(|&token| self.message.is_proven_by(token)) {
+            self.token = token;
+        }
     }
 
     /// Says no, and why.
     pub fn refuse(self, why: &str) {
-        let _ = send(self.socket.as_fd(), &ReplyMessage::Refused(why.to_owned()).encode(), &[]);
+        refuse(self.socket.as_fd(), why);
+    }
+
+    /// Takes the descriptors of the hello. Call it once the token is known, where nobody waits.
+    pub fn gather(mut self) -> Result<Self, ConnectError> {
+        let taken = self.take();
+        taken.inspect_err(|why| refuse(self.socket.as_fd(), why)).map_err(ConnectError::Nonsense)?;
+        Ok(self)
+    }
+
+    fn take(&mut self) -> Result<(), String> {
+        if self.given.is_some() {
+            return Ok(());
+        }
+        // What came behind the hello is closed here, and nothing more comes: later this socket is closed by a core.
+        let (bytes, fds) =
+            receive(self.socket.as_fd(), Duration::from_secs(1)).map_err(|error| error.to_string())?;
+        let _ = shutdown(&self.socket, Shutdown::Read);
+        drain(self.socket.as_fd());
+        let fds = offered(fds, 2)?;
+        if HelloMessage::decode(&bytes).as_ref() != Ok(&self.message) {
+            discard(fds);
+            return Err("the hello changed while it was read".into());
+        }
+        // Closing a memfd never blocks.
+        if let Some(why) = fds.iter().find_map(|fd| fcntl_get_seals(fd).err()) {
+            discard(fds);
+            return Err(format!("expected two memfds: reading seals: {}", io::Error::from(why)));
+        }
+        self.given = Some(fds.try_into().expect("their number was checked"));
+        Ok(())
     }
 
     /// Lets the peer in: `ours` goes to it read-only, its window of at least `recv_bytes` comes
@@ -153,61 +249,72 @@ impl Hello {
         recv_bytes: usize,
         plan: &[PlannedLink],
     ) -> Result<Joined<Endpoint>, ConnectError> {
-        let Hello { socket, offer } = self;
-        let opened = offer.open(&socket, group, recv_bytes, plan);
-        let (joined, words) = opened.inspect_err(|error| {
-            let _ = send(socket.as_fd(), &ReplyMessage::Refused(error.to_string()).encode(), &[]);
-        })?;
-        let (send_bytes, ports) = (ours.bytes() as u64, group.ports.len() as u32);
-        let reply = ReplyMessage::Welcome { send_bytes, ports, name: group.name };
-        let fds = group.offer([ours.fd(), group.bells.fd(), words.fd()]);
-        send(socket.as_fd(), &reply.encode(), &fds)
-            .map_err(|error| ConnectError::Nonsense(format!("sending the welcome: {error}")))?;
-        Ok(joined)
-    }
-}
-
-/// What a hello brought.
-#[derive(Debug)]
-struct Offer {
-    message: HelloMessage,
-    window: OwnedFd,
-    bells: OwnedFd,
-    senders: Vec<OwnedFd>,
-}
-
-impl Offer {
-    fn new(bytes: &[u8], fds: Vec<OwnedFd>) -> Result<Self, String> {
-        let message = HelloMessage::decode(bytes)?;
-        let ([window, bells], senders) = offered(fds, message.ports as usize)?;
-        Ok(Offer { message, window, bells, senders })
+        self.welcome_or(group, ours, recv_bytes, plan, || ())
     }
 
-    /// The hub's half of the connection; and the words of its rings.
-    fn open(
-        self,
-        socket: &OwnedFd,
+    /// Lets the peer in, as [`welcome`](Self::welcome) does. Where that fails, `refused` is called before the peer hears of it: it may come by another
+    /// transport then.
+    pub fn welcome_or(
+        mut self,
         group: &Arc<Group>,
+        ours: &SendWindow,
         recv_bytes: usize,
         plan: &[PlannedLink],
-    ) -> Result<(Joined<Endpoint>, Arc<Words>), ConnectError> {
-        let Offer { message: HelloMessage { send_bytes, ports, name, links, .. }, window, bells, senders } =
-            self;
-        check_ports(&links, plan).map_err(ConnectError::Nonsense)?;
-        if send_bytes < recv_bytes as u64 {
-            return Err(WindowError::TooSmall { expected: recv_bytes, seen: send_bytes }.into());
+        refused: impl FnOnce(),
+    ) -> Result<Joined<Endpoint>, ConnectError> {
+        let taken = self.take().map_err(ConnectError::Nonsense);
+        match taken.and_then(|()| self.let_in(group, ours, recv_bytes, plan)) {
+            Ok(joined) => {
+                self.socket.let_in();
+                Ok(joined)
+            }
+            Err(error) => {
+                refused();
+                refuse(self.socket.as_fd(), &error.to_string());
+                Err(error)
+            }
         }
-        let recv = RecvWindow::open(window.as_fd(), recv_bytes)?;
-        let bells = PeerBells::open("the worker's bells", name, ports as usize, bells, senders)
-            .map_err(ConnectError::Nonsense)?;
+    }
+
+    fn let_in(
+        &mut self,
+        group: &Arc<Group>,
+        ours: &SendWindow,
+        recv_bytes: usize,
+        plan: &[PlannedLink],
+    ) -> Result<Joined<Endpoint>, ConnectError> {
+        let (window, own_bells) = (shared(ours.fd())?, shared(group.bells())?);
+        let [their_window, bells] = self.given.take().expect("they were taken before");
+        let HelloMessage { send_bytes, ports, name, links, .. } = &self.message;
+        check_ports(links, plan).map_err(ConnectError::Nonsense)?;
+        if *send_bytes < recv_bytes as u64 {
+            return Err(WindowError::TooSmall { expected: recv_bytes, seen: *send_bytes }.into());
+        }
+        let recv = RecvWindow::open(their_window.as_fd(), recv_bytes)?;
+        let bells =
+            PeerBells::open("the worker's bells", *ports as usize, bells).map_err(ConnectError::Nonsense)?;
         let words = Words::new("rings", rings_bytes(plan)).map_err(WindowError::Map)?;
-        let connection = watched(group, socket, &ports_with_links(plan, |ports| ports.hub))?;
+        let used = ports_with_links(plan, |ports| ports.hub);
+        let sender = Sender::new().map_err(waking)?;
+        let woken_by: Vec<Arc<WokenBy>> = (0..events(used.len()))
+            .map(|_| WokenBy::event().map(Arc::new))
+            .collect::<Result<_, _>>()
+            .map_err(waking)?;
+        let connection = watched(group, self.socket.as_fd(), &used)?;
         let endpoint = |((up, down), ports): (_, &LinkPorts)| {
             let port = Arc::clone(&group.ports[ports.hub.index()]);
-            Endpoint::new(Arc::clone(&connection), port, down, up, bells.of(ports.joiner))
+            let bell = bells.of(ports.joiner, sender.waker(*name, ports.joiner.index()));
+            let woken_by = Arc::clone(&woken_by[place(&used, ports.hub) % woken_by.len()]);
+            Endpoint::new(Arc::clone(&connection), port, down, up, bell, woken_by)
         };
-        let endpoints = rings(&words, plan).into_iter().zip(&links).map(endpoint).collect();
-        Ok((Joined::new(Arc::new(recv), endpoints), words))
+        let endpoints = rings(&words, plan).into_iter().zip(links).map(endpoint).collect();
+        let (send_bytes, ports) = (ours.bytes() as u64, group.ports.len() as u32);
+        let reply = ReplyMessage::Welcome { send_bytes, ports, name: sender.name };
+        let rings = shared(words.fd())?;
+        let fds = [window, own_bells, rings].into_iter().chain(woken_by.iter().map(|event| event.as_fd()));
+        send(self.socket.as_fd(), &reply.encode(), &fds.collect::<Vec<_>>())
+            .map_err(|error| ConnectError::Nonsense(format!("sending the welcome: {error}")))?;
+        Ok(Joined::new(Arc::new(recv), endpoints))
     }
 }
 
@@ -222,14 +329,15 @@ pub fn connect(
     plan: &[PlannedLink],
     timeout: Duration,
 ) -> Result<Joined<Endpoint>, ConnectError> {
+    let fds = [shared(ours.fd())?, shared(group.bells())?];
     let socket = dial(address, timeout)?;
+    let name = Name::random().map_err(waking)?;
     let (send_bytes, ports) = (ours.bytes() as u64, group.ports.len() as u32);
-    let hello = HelloMessage { token, send_bytes, ports, name: group.name, links: ports_of(plan) };
+    let hello = HelloMessage::new(token, send_bytes, ports, name, ports_of(plan));
     let talk = |doing| move |error| ConnectError::Socket { doing, address: address.into(), error };
-    send(socket.as_fd(), &hello.encode(), &group.offer([ours.fd(), group.bells.fd()]))
-        .map_err(talk("sending the hello"))?;
+    send(socket.as_fd(), &hello.encode(), &fds).map_err(talk("sending the hello"))?;
     let answer = receive(socket.as_fd(), timeout).map_err(talk("waiting for the welcome"))?;
-    welcomed(answer, &socket, group, receive_into, plan)
+    welcomed(answer, &socket, group, name, receive_into, plan)
 }
 
 fn dial(address: &str, timeout: Duration) -> Result<OwnedFd, ConnectError> {
@@ -250,11 +358,12 @@ fn dial(address: &str, timeout: Duration) -> Result<OwnedFd, ConnectError> {
     Ok(socket)
 }
 
-/// The worker's half of a connection, from the hub's answer to its hello.
+/// The worker's half of a connection, from the hub's answer to its hello, in which its receivers have this name.
 pub(super) fn welcomed(
     (bytes, fds): (Vec<u8>, Vec<OwnedFd>),
     socket: &OwnedFd,
     group: &Arc<Group>,
+    own: Name,
     receive_into: impl Into<Receive>,
     plan: &[PlannedLink],
 ) -> Result<Joined<Endpoint>, ConnectError> {
@@ -262,42 +371,65 @@ pub(super) fn welcomed(
         ReplyMessage::Refused(why) => return Err(ConnectError::Refused(why)),
         ReplyMessage::Welcome { ports, name, .. } => (ports as usize, name),
     };
-    let planned = ports_with_links(plan, |ports| ports.hub);
-    if planned.last().is_some_and(|last| last.index() >= ports) {
-        return Err(ConnectError::Nonsense(format!("the hub has {ports} ports, the plan names {planned:?}")));
+    let of_hub = ports_with_links(plan, |ports| ports.hub);
+    if of_hub.last().is_some_and(|last| last.index() >= ports) {
+        return Err(ConnectError::Nonsense(format!("the hub has {ports} ports, the plan names {of_hub:?}")));
     }
-    let ([window, bells, words], senders) = offered(fds, ports).map_err(ConnectError::Nonsense)?;
+    let mut fds = offered(fds, 3 + events(of_hub.len())).map_err(ConnectError::Nonsense)?;
+    let events: Vec<Arc<OwnedFd>> = fds.split_off(3).into_iter().map(Arc::new).collect();
+    let [window, bells, words] = fds.try_into().expect("their number was checked");
     let recv = receive_into.into().view(window.as_fd())?;
-    let bells =
-        PeerBells::open("the hub's bells", name, ports, bells, senders).map_err(ConnectError::Nonsense)?;
+    let bells = PeerBells::open("the hub's bells", ports, bells).map_err(ConnectError::Nonsense)?;
     let words = Words::open("rings", words, rings_bytes(plan)).map_err(ConnectError::Nonsense)?;
-    let connection = watched(group, socket, &ports_with_links(plan, |ports| ports.joiner))?;
+    let used = ports_with_links(plan, |ports| ports.joiner);
+    let receiver = |port: &PortId| WokenBy::receiver(own, name, port.index()).map(Arc::new);
+    let woken_by: Vec<Arc<WokenBy>> = used.iter().map(receiver).collect::<Result<_, _>>().map_err(waking)?;
+    let connection = watched(group, socket.as_fd(), &used)?;
     let endpoint = |((up, down), link): (_, &PlannedLink)| {
         let port = Arc::clone(&group.ports[link.ports.joiner.index()]);
-        Endpoint::new(Arc::clone(&connection), port, up, down, bells.of(link.ports.hub))
+        let event = Arc::clone(&events[place(&of_hub, link.ports.hub) % events.len()]);
+        let bell = bells.of(link.ports.hub, Waker::Event(event));
+        let woken_by = Arc::clone(&woken_by[place(&used, link.ports.joiner)]);
+        Endpoint::new(Arc::clone(&connection), port, up, down, bell, woken_by)
     };
     let endpoints = rings(&words, plan).into_iter().zip(plan).map(endpoint).collect();
     Ok(Joined::new(recv, endpoints))
 }
 
-/// The first `N` descriptors that a peer with so many ports handed over, and its senders.
-fn offered<const N: usize>(
-    mut fds: Vec<OwnedFd>,
-    ports: usize,
-) -> Result<([OwnedFd; N], Vec<OwnedFd>), String> {
-    let expected = N + senders(ports);
+/// The place of a port among those of a connection.
+fn place(ports: &[PortId], port: PortId) -> usize {
+    ports.binary_search(&port).expect("the ports of a plan are those of its links")
+}
+
+/// The descriptors that a peer handed over, if there are as many as there must be.
+fn offered(fds: Vec<OwnedFd>, expected: usize) -> Result<Vec<OwnedFd>, String> {
     if fds.len() != expected {
-        return Err(format!("expected {expected} descriptors, got {}", fds.len()));
+        let why = format!("expected {expected} descriptors, got {}", fds.len());
+        discard(fds);
+        return Err(why);
     }
-    let senders = fds.split_off(N);
-    Ok((fds.try_into().expect("their number was checked"), senders))
+    Ok(fds)
+}
+
+fn shared<T>(memory: Result<T, String>) -> Result<T, ConnectError> {
+    memory.map_err(ConnectError::Unshared)
+}
+
+fn waking(errno: rustix::io::Errno) -> ConnectError {
+    let why = io::Error::from(errno);
+    ConnectError::Nonsense(format!("making what wakes the ports: {why}"))
 }
 
 /// The connection of these ports of the group.
-fn watched(group: &Arc<Group>, socket: &OwnedFd, ports: &[PortId]) -> Result<Arc<Connection>, ConnectError> {
+fn watched(
+    group: &Arc<Group>,
+    socket: BorrowedFd<'_>,
+    ports: &[PortId],
+) -> Result<Arc<Connection>, ConnectError> {
     let nonsense = |error: io::Error| ConnectError::Nonsense(format!("watching the socket: {error}"));
     let ports = ports.iter().map(|port| Arc::clone(&group.ports[port.index()]) as Arc<dyn Alarm>).collect();
-    Connection::watched(&group.watch, socket.try_clone().map_err(nonsense)?, ports).map_err(nonsense)
+    let socket = socket.try_clone_to_owned().map_err(nonsense)?;
+    Connection::watched_to_its_end(&group.watch, socket, ports).map_err(nonsense)
 }
 
 fn new_socket() -> Result<OwnedFd, rustix::io::Errno> {

@@ -5,15 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Endpoint;
-use super::connect::{Accepted, ConnectError, welcomed};
+use super::connect::{Accepted, ConnectError, Guest, welcomed};
 use super::group::Group;
 use super::message::{HelloMessage, ReplyMessage, receive};
+use super::waking::Name;
 use crate::handshake::Joined;
-use crate::plan::PlannedLink;
+use crate::plan::{LinkPorts, PlannedLink};
 
 /// The hub's end of a socket pair.
 pub fn accepted(socket: OwnedFd) -> Accepted {
-    Accepted { socket }
+    Accepted { socket: Guest::new(socket) }
 }
 
 /// What a worker makes of the answer that waits in its socket.
@@ -25,7 +26,13 @@ pub fn welcome(
 ) -> Result<Joined<Endpoint>, ConnectError> {
     let answer = receive(socket.as_fd(), Duration::from_secs(1))
         .map_err(|error| ConnectError::Nonsense(error.to_string()))?;
-    welcomed(answer, socket, group, recv_bytes, plan)
+    let own = Name::random().map_err(|errno| ConnectError::Nonsense(errno.to_string()))?;
+    welcomed(answer, socket, group, own, recv_bytes, plan)
+}
+
+/// The hello of a worker with this token.
+pub fn hello(token: [u8; 16], send_bytes: u64, ports: u32, links: Vec<LinkPorts>) -> Vec<u8> {
+    HelloMessage::new(token, send_bytes, ports, Name([9; 16]), links).encode()
 }
 
 /// Both decoders; what decodes is encoded to the same bytes, but for text that was no UTF-8.

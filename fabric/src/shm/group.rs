@@ -1,11 +1,10 @@
 //! A group: the ports of one process or one hub, their bells, and the watch over their connections.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use super::bells::OwnBell;
 use super::cells::{Bell, Words};
-use super::datagram::{self, Name};
 use crate::port_state;
 use crate::watch::Watch;
 
@@ -15,10 +14,7 @@ pub(super) type PortState = port_state::PortState<OwnBell>;
 /// The ports of one end, as the handshake sees them.
 #[derive(Debug)]
 pub struct Group {
-    pub(super) bells: Arc<Words>,
-    /// Of the sockets by which peers wake ports.
-    pub(super) name: Name,
-    senders: Vec<OwnedFd>,
+    bells: Arc<Words>,
     pub(super) ports: Vec<Arc<PortState>>,
     pub(super) watch: Watch,
 }
@@ -26,15 +22,19 @@ pub struct Group {
 impl Group {
     pub(super) fn new(ports: usize) -> std::io::Result<Arc<Self>> {
         assert!(ports > 0, "a group has at least one port");
-        let bells = Words::new("bells", Bell::bytes(ports)).map_err(std::io::Error::other)?;
-        let (name, senders, receivers) = datagram::sockets(ports)?;
-        let port = |(index, receiver)| PortState::new(OwnBell::new(Bell::new(&bells, index), receiver));
-        let ports = receivers.into_iter().enumerate().map(port).collect();
-        Ok(Arc::new(Group { bells, name, senders, ports, watch: Watch::start()? }))
+        let bells = Words::new_or_own("bells", Bell::bytes(ports)).map_err(std::io::Error::other)?;
+        let port = |index| PortState::new(OwnBell::new(Bell::new(&bells, index)));
+        let ports = (0..ports).map(port).collect();
+        Ok(Arc::new(Group { bells, ports, watch: Watch::start()? }))
     }
 
-    /// What a handshake hands over: these descriptors, and those by which peers wake ports.
-    pub(super) fn offer<'a, const N: usize>(&'a self, fds: [BorrowedFd<'a>; N]) -> Vec<BorrowedFd<'a>> {
-        fds.into_iter().chain(self.senders.iter().map(AsFd::as_fd)).collect()
+    /// The bells, to be passed to a peer on this machine.
+    pub(super) fn bells(&self) -> Result<BorrowedFd<'_>, String> {
+        self.bells.fd()
+    }
+
+    /// Why no peer can connect to it, if none can: this process may not make memory that it can share.
+    pub fn unshared(&self) -> Option<String> {
+        self.bells().err()
     }
 }

@@ -1,35 +1,40 @@
 //! The handshake's messages: fixed little-endian headers, with file descriptors beside them.
 //!
 //! Whatever comes in here comes from outside: each field is checked before it is used, and every
-//! wait has a time-out. See `docs/protocol.md`.
+//! wait has a time-out. A stranger's descriptors are not taken before its proof is looked at, and where they are closed nobody
+//! waits. See `docs/protocol.md`.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
+    SendAncillaryMessage, SendFlags, Shutdown, recv, recvmsg, sendmsg, shutdown, sockopt,
 };
 
-use super::datagram::{Name, senders};
+use super::waking::Name;
 use crate::handshake::{body, count, encode_links, links, nothing_left, take};
 use crate::plan::{LinkPorts, MAX_PORTS};
+use crate::proof::{PROOF, name_of, proof, proves};
 
 /// First bytes of every message; the digit is the version of this handshake.
-const MAGIC: [u8; 8] = *b"phubshm3";
-/// The most descriptors that a message carries.
-const MAX_FDS: usize = 3 + senders(MAX_PORTS);
+const MAGIC: [u8; 8] = *b"phubshm4";
+/// The most descriptors that a message of this machine's sockets carries (SCM_MAX_FD).
+const MAX_FDS: usize = 253;
 /// The longest message: a hello with all its links.
-const MAX_BYTES: usize = 56 + 4 * MAX_PORTS;
+const MAX_BYTES: usize = 56 + 4 * MAX_PORTS + PROOF;
+/// Messages of a stranger that may wait in its socket.
+const MOST_MESSAGES: usize = 1024;
 /// The longest refusal, with what comes before its text.
 const MAX_REFUSAL: usize = 1024;
 
-/// Worker to hub, with [gradient window, bells, senders].
-#[derive(Debug, PartialEq, Eq)]
+/// Worker to hub, with [gradient window, bells].
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HelloMessage {
+    /// The name of the worker's token, which is not shown itself.
     pub token: [u8; 16],
     pub send_bytes: u64,
     /// How many ports the worker has, each with a bell.
@@ -38,9 +43,11 @@ pub(super) struct HelloMessage {
     pub name: Name,
     /// What the links join, in the order of their rings.
     pub links: Vec<LinkPorts>,
+    /// That whoever says all this has the token.
+    pub proof: [u8; PROOF],
 }
 
-/// Hub to worker: come in, with [weights window, bells, rings, senders]; or not, and why.
+/// Hub to worker: come in, with [weights window, bells, rings, eventfds]; or not, and why. The name is that of the hub's sender.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ReplyMessage {
     Welcome { send_bytes: u64, ports: u32, name: Name },
@@ -48,7 +55,22 @@ pub(super) enum ReplyMessage {
 }
 
 impl HelloMessage {
+    /// The hello of whoever has the token.
+    pub fn new(token: [u8; 16], send_bytes: u64, ports: u32, name: Name, links: Vec<LinkPorts>) -> Self {
+        let hello = HelloMessage { token: name_of(token), send_bytes, ports, name, links, proof: [0; PROOF] };
+        HelloMessage { proof: proof(token, &hello.said()), ..hello }
+    }
+
+    pub fn is_proven_by(&self, token: [u8; 16]) -> bool {
+        self.token == name_of(token) && proves(token, &self.said(), &self.proof)
+    }
+
     pub fn encode(&self) -> Vec<u8> {
+        [&self.said()[..], &self.proof].concat()
+    }
+
+    /// The bytes that the proof is about.
+    fn said(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(self.token);
         bytes.extend(self.send_bytes.to_le_bytes());
@@ -65,11 +87,12 @@ impl HelloMessage {
         let ports = count(&mut body, "ports", 1..=MAX_PORTS)? as u32;
         let name = Name(take(&mut body)?);
         let links = links(&mut body)?;
+        let proof = take(&mut body)?;
         nothing_left(body)?;
         if let Some(link) = links.iter().find(|link| link.joiner.index() >= ports as usize) {
             return Err(format!("a link at port {} of {ports}", link.joiner.0));
         }
-        Ok(HelloMessage { token, send_bytes, ports, name, links })
+        Ok(HelloMessage { token, send_bytes, ports, name, links, proof })
     }
 }
 
@@ -118,44 +141,96 @@ pub(super) fn send(socket: BorrowedFd, bytes: &[u8], fds: &[BorrowedFd]) -> io::
     Ok(())
 }
 
+/// Tells a peer why it is refused, if it listens: nobody waits for it.
+pub(super) fn refuse(socket: BorrowedFd, why: &str) {
+    let bytes = ReplyMessage::Refused(why.to_owned()).encode();
+    let _ = rustix::net::send(socket, &bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+}
+
+/// Reads the next message within `timeout`, and leaves it and its descriptors where they are.
+pub(super) fn peek(socket: BorrowedFd, timeout: Duration) -> io::Result<Vec<u8>> {
+    sockopt::set_socket_timeout(socket, sockopt::Timeout::Recv, Some(timeout))?;
+    let mut bytes = vec![0; MAX_BYTES];
+    // Without room for descriptors. They stay in the socket, so that this closes none.
+    let read = retry_on_intr(|| recv(socket, &mut bytes, RecvFlags::PEEK)).map_err(silent_for(timeout))?;
+    come(bytes, read.0)
+}
+
 /// Receives one message and its descriptors, within `timeout`.
 pub(super) fn receive(socket: BorrowedFd, timeout: Duration) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     sockopt::set_socket_timeout(socket, sockopt::Timeout::Recv, Some(timeout))?;
+    let (bytes, count, fds, cut) = take_message(socket, RecvFlags::empty()).map_err(silent_for(timeout))?;
+    // Fewer than there is room for, and more came: this process may not have more.
+    if cut && fds.len() < MAX_FDS {
+        return Err(io::Error::other(
+            "descriptors came that the receiving process has no room for: raise its number of open files (ulimit -n)",
+        ));
+    }
+    Ok((come(bytes, count)?, fds))
+}
+
+/// Ends a conversation with a stranger, and closes what it has sent. It may be descriptors whose closing blocks: TCP sockets
+/// that linger do not after this, others may. So the caller holds nothing that others wait for.
+pub(super) fn dispose(socket: OwnedFd) {
+    let _ = shutdown(&socket, Shutdown::Both); // nothing more comes
+    drain(socket.as_fd());
+}
+
+/// Closes what is in a socket that takes nothing more, as above.
+pub(super) fn drain(socket: BorrowedFd) {
+    for _ in 0..MOST_MESSAGES {
+        match take_message(socket, RecvFlags::DONTWAIT) {
+            Ok((_, 0, fds, _)) if fds.is_empty() => break,
+            Ok((.., fds, _)) => discard(fds),
+            Err(_) => break,
+        }
+    }
+}
+
+/// Closes descriptors of a stranger, as above.
+pub(super) fn discard(fds: Vec<OwnedFd>) {
+    for fd in &fds {
+        let _ = sockopt::set_socket_linger(fd, None);
+    }
+}
+
+/// Bytes, their number, descriptors, and whether there were more of these.
+type Taken = (Vec<u8>, usize, Vec<OwnedFd>, bool);
+
+fn take_message(socket: BorrowedFd, flags: RecvFlags) -> Result<Taken, Errno> {
     let mut bytes = vec![0; MAX_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = retry_on_intr(|| {
-        recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)
-    })
-    .map_err(|errno| match errno {
+        recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags | RecvFlags::CMSG_CLOEXEC)
+    })?;
+    let fds = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+        _ => None,
+    });
+    let fds = fds.flatten().collect();
+    Ok((bytes, received.bytes, fds, received.flags.contains(ReturnFlags::CTRUNC)))
+}
+
+fn silent_for(timeout: Duration) -> impl Fn(Errno) -> io::Error {
+    move |errno| match errno {
         Errno::AGAIN => {
             let what = format!("the other end said nothing for {timeout:?}");
             io::Error::new(io::ErrorKind::TimedOut, what)
         }
         errno => errno.into(),
-    })?;
-    let fds: Vec<OwnedFd> = control
-        .drain()
-        .filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-            _ => None,
-        })
-        .flatten()
-        .collect();
-    // Fewer than there is room for, and more came: this process may not have more.
-    if received.flags.contains(ReturnFlags::CTRUNC) && fds.len() < MAX_FDS {
-        return Err(io::Error::other(
-            "descriptors came that the receiving process has no room for: raise its number of open files (ulimit -n)",
-        ));
     }
-    if received.bytes == 0 {
+}
+
+fn come(mut bytes: Vec<u8>, count: usize) -> io::Result<Vec<u8>> {
+    if count == 0 {
         return Err(io::Error::new(
             io::ErrorKind::UnexpectedEof,
             "the other end hung up during the handshake",
         ));
     }
-    bytes.truncate(received.bytes);
-    Ok((bytes, fds))
+    bytes.truncate(count);
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -176,7 +251,22 @@ mod tests {
     }
 
     fn hello(ports: u32, links: Vec<LinkPorts>) -> HelloMessage {
-        HelloMessage { token: [7; 16], send_bytes: 1 << 40, ports, name: Name([8; 16]), links }
+        HelloMessage::new([7; 16], 1 << 40, ports, Name([8; 16]), links)
+    }
+
+    #[test]
+    fn a_proof_is_of_one_token_and_of_all_that_was_said() {
+        let said = hello(1, vec![LinkPorts { joiner: PortId(0), hub: PortId(0) }]);
+        assert!(said.is_proven_by([7; 16]) && !said.is_proven_by([8; 16]));
+        assert!(!said.encode().windows(16).any(|bytes| bytes == [7; 16]), "the token is not shown");
+        for other in [
+            HelloMessage { send_bytes: 1, ..said.clone() },
+            HelloMessage { name: Name([9; 16]), ..said.clone() },
+            HelloMessage { token: [0; 16], ..said.clone() },
+            HelloMessage { proof: [0; PROOF], ..said.clone() },
+        ] {
+            assert!(!other.is_proven_by([7; 16]), "{other:?}");
+        }
     }
 
     #[test]
@@ -191,7 +281,7 @@ mod tests {
     #[test]
     fn another_version_is_named() {
         let error = HelloMessage::decode(b"phubshm9........").unwrap_err();
-        assert!(error.contains("phubshm3") && error.contains("phubshm9"), "{error}");
+        assert!(error.contains("phubshm4") && error.contains("phubshm9"), "{error}");
     }
 
     proptest! {

@@ -22,7 +22,6 @@ mod bells;
 #[allow(unsafe_code)]
 mod cells;
 mod connect;
-mod datagram;
 mod futex;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -31,6 +30,7 @@ mod message;
 mod port;
 #[cfg(test)]
 mod tests;
+mod waking;
 
 pub use connect::{Accepted, ConnectError, Hello, Listener, connect};
 pub use group::Group;

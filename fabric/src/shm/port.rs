@@ -1,6 +1,5 @@
 //! The port over shared memory: rings in, rings out, one bell.
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
@@ -10,6 +9,7 @@ use super::bells::PeerBell;
 use super::cells::MappedCells;
 use super::futex;
 use super::group::{Group, PortState};
+use super::waking::WokenBy;
 use crate::connection::Connection;
 use crate::ids::{Imm, LinkId, Span};
 use crate::links::{Attached, LinkState, Links};
@@ -28,6 +28,8 @@ pub struct Endpoint {
     pub(super) producer: Producer<MappedCells>,
     pub(super) consumer: Consumer<MappedCells>,
     peer_bell: PeerBell,
+    /// The descriptor by which the peer ends a sleep. All links of a connection at one port have it.
+    woken_by: Arc<WokenBy>,
 }
 
 impl std::fmt::Debug for Endpoint {
@@ -43,6 +45,7 @@ impl Endpoint {
         outgoing: MappedCells,
         incoming: MappedCells,
         peer_bell: PeerBell,
+        woken_by: Arc<WokenBy>,
     ) -> Self {
         Endpoint {
             connection,
@@ -50,7 +53,12 @@ impl Endpoint {
             producer: Producer::new(outgoing),
             consumer: Consumer::new(incoming),
             peer_bell,
+            woken_by,
         }
+    }
+
+    pub(crate) fn woken_by(&self) -> &Arc<WokenBy> {
+        &self.woken_by
     }
 }
 
@@ -119,8 +127,8 @@ impl Port {
         }
     }
 
-    /// As `wait`, at descriptors: `sleep` waits for [`fd`](Self::fd) among others, if there is nothing to see. Once for
-    /// all, [`sleep_beside`](Self::sleep_beside) has said what else ends such a sleep.
+    /// Waits as `wait` does, at descriptors: `sleep` waits for what the [links](Endpoint::woken_by) are woken by among others, if there is
+    /// nothing to see. Once for all, [`sleep_beside`](Self::sleep_beside) has said what else ends such a sleep.
     pub(crate) fn wait_beside(&mut self, until: Until, sleep: impl FnOnce()) {
         self.wait_at(Place::Descriptors, until, |_| sleep());
     }
@@ -143,13 +151,22 @@ impl Port {
         self.state.own.set_beside(waker);
     }
 
-    /// Readable when a peer ended a sleep at descriptors, until [`quieten`](Self::quieten).
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.state.own.fd()
+    /// A sleep at descriptors has ended by what a link is woken by.
+    pub(crate) fn quieten(&mut self) {
+        let mut last: Option<*const WokenBy> = None;
+        for (_, attached) in self.links.iter_mut() {
+            let woken_by = Arc::as_ptr(&attached.link.woken_by);
+            if last.replace(woken_by) != Some(woken_by) {
+                attached.link.woken_by.quieten();
+            }
+        }
     }
 
-    pub(crate) fn quieten(&self) {
-        self.state.own.quieten();
+    /// Detaches a link. Returns what the link was woken by, if no other link is.
+    pub(crate) fn take_off(&mut self, link: LinkId) -> Option<Arc<WokenBy>> {
+        let woken_by = Arc::clone(&self.links.remove(link)?.link.woken_by);
+        let is_others = self.links.iter().any(|(_, other)| Arc::ptr_eq(&other.link.woken_by, &woken_by));
+        (!is_others).then_some(woken_by)
     }
 
     /// Whether it has no link.
@@ -191,7 +208,7 @@ impl crate::Port for Port {
     }
 
     fn detach(&mut self, link: LinkId) {
-        self.links.remove(link);
+        self.take_off(link);
     }
 
     fn post(&mut self, id: LinkId, _span: Span, imm: Imm) -> Posted {

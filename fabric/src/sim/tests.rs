@@ -241,7 +241,7 @@ fn windows_of_two_sizes_are_not_joined() {
 #[should_panic = "RecvWindow::local"]
 fn a_view_of_a_window_is_not_written() {
     let (a, (b, _)) = (windows(BYTES).0, windows(BYTES));
-    let view = Arc::new(RecvWindow::open(a.send.fd(), BYTES).unwrap());
+    let view = Arc::new(RecvWindow::open(a.send.fd().unwrap(), BYTES).unwrap());
     Net::new(0, Faults::NONE).link(a, Windows { recv: view, ..b }, 1);
 }
 

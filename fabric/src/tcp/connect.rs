@@ -32,13 +32,20 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// The kernel probes a connection that was idle for this long.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
+/// Advice about a socket that failed. A hub that cannot listen has no other end.
+fn advice(doing: &str) -> &'static str {
+    match doing {
+        "listening at" => "; give another address, or stop who has it",
+        "accepting at" => "",
+        _ => "; is the hub alive, and is this port open between the machines?",
+    }
+}
+
 /// A handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The socket failed.
-    #[error(
-        "{doing} {address} by TCP: {error}; is the hub alive, and is this port open between the machines?"
-    )]
+    #[error("{doing} {address} by TCP: {error}{}", advice(doing))]
     Socket {
         /// What was tried.
         doing: &'static str,

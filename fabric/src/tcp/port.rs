@@ -11,6 +11,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
+use rustix::io::Errno;
 
 use super::link::{Endpoint, LINGER, Lingering, Link};
 use crate::ids::{Imm, LinkId, Span};
@@ -119,6 +120,21 @@ impl Port {
     pub(crate) fn sleep_beside(&self, fd: BorrowedFd) -> std::io::Result<()> {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(BESIDE), epoll::EventFlags::IN)?;
         Ok(())
+    }
+
+    /// Does the same for a descriptor that nobody reads: each write to it ends one sleep. One that is
+    /// there already stays.
+    pub(crate) fn sleep_beside_edges(&self, fd: BorrowedFd) -> std::io::Result<()> {
+        let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        match epoll::add(&self.epoll, fd, epoll::EventData::new_u64(BESIDE), edges) {
+            Ok(()) | Err(Errno::EXIST) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// The reverse of both.
+    pub(crate) fn sleep_without(&self, fd: BorrowedFd) {
+        let _ = epoll::delete(&self.epoll, fd);
     }
 
     /// As `wait`, and until a descriptor [beside](Self::sleep_beside) is readable. Returns whether one is.

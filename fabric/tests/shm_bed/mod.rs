@@ -1,6 +1,9 @@
 //! Shared memory, for those who meet over it.
 #![forbid(unsafe_code)]
 
+#[path = "../tokens/mod.rs"]
+mod tokens;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -45,7 +48,8 @@ impl Transport for Shm {
         bytes: usize,
         plan: &[PlannedLink],
     ) -> ([u8; 16], Joined<Port>) {
-        let hello = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap();
+        let mut hello = listener.accept().unwrap().unwrap().hello(TIMEOUT).unwrap();
+        hello.identify(tokens::token_named);
         let token = hello.token();
         let joined = hello.welcome(group, ours, bytes, plan).unwrap();
         (token, (joined.recv, joined.endpoints))

@@ -1,20 +1,22 @@
 //! A peer of the shared-memory handshake that says anything and offers any memory: as a worker to a
 //! real hub, or as a hub to a real worker.
 
+use std::io::Write;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use fabric::Joined;
-use fabric::shm::{ConnectError, Endpoint, connect, group};
-use fabric::{PlannedLink, SendWindow};
+use fabric::shm::{ConnectError, Endpoint, connect, fuzzing, group};
+use fabric::{LinkPorts, PlannedLink, PortId, SendWindow};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::{IoSlice, IoSliceMut};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 pub const WINDOW: usize = 4096;
 pub const TOKEN: [u8; 16] = *b"a worker's token";
-/// Of the sockets that wake the ports of a raw peer.
+/// Of the socket that wakes the ports of a worker.
 pub const NAME: [u8; 16] = *b"the name of ours";
 /// For what must not happen; the watchdog is more patient.
 pub const LONG: Duration = Duration::from_secs(30);
@@ -53,20 +55,29 @@ pub fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
     fd
 }
 
-/// A sender, as that of a peer with at most 128 ports.
-pub fn sender() -> OwnedFd {
-    net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).unwrap()
+/// An eventfd, as that of a hub's port.
+pub fn event() -> OwnedFd {
+    eventfd(0, EventfdFlags::NONBLOCK).unwrap()
 }
 
 /// A hello with one link, of ports 0.
 pub fn hello_bytes(send_bytes: u64, ports: u32) -> Vec<u8> {
-    let one_link = [1, 0, 0, 0, 0, 0, 0, 0];
-    [b"phubshm3".as_slice(), &TOKEN, &send_bytes.to_le_bytes(), &ports.to_le_bytes(), &NAME, &one_link]
-        .concat()
+    fuzzing::hello(TOKEN, send_bytes, ports, vec![LinkPorts { joiner: PortId(0), hub: PortId(0) }])
 }
 
 pub fn welcome_bytes(ports: u32) -> Vec<u8> {
-    [b"phubshm3\0".as_slice(), &(WINDOW as u64).to_le_bytes(), &ports.to_le_bytes(), &NAME].concat()
+    [b"phubshm4\0".as_slice(), &(WINDOW as u64).to_le_bytes(), &ports.to_le_bytes(), &NAME].concat()
+}
+
+/// A TCP socket that lingers: bytes of it are on their way to a peer that reads nothing, so that closing it waits for an hour.
+pub fn lingering() -> (OwnedFd, impl Sized) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let peer = listener.accept().unwrap();
+    socket.set_nonblocking(true).unwrap();
+    while socket.write(&[0; 1 << 16]).is_ok() {}
+    net::sockopt::set_socket_linger(&socket, Some(Duration::from_secs(3600))).unwrap();
+    (socket.into(), (listener, peer))
 }
 
 /// A socket of the handshake's kind, for saying anything.
@@ -103,6 +114,14 @@ impl RawPeer {
             assert!(control.push(net::SendAncillaryMessage::ScmRights(fds)));
         }
         net::sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, net::SendFlags::NOSIGNAL).unwrap();
+    }
+
+    /// As [`send`](Self::send), where the hub may take nothing more.
+    pub fn try_send(&self, bytes: &[u8], fds: &[BorrowedFd]) -> Result<(), rustix::io::Errno> {
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+        let mut control = net::SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(net::SendAncillaryMessage::ScmRights(fds)));
+        net::sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, net::SendFlags::NOSIGNAL).map(drop)
     }
 
     /// The next message; descriptors that came with it are closed.

@@ -4,7 +4,7 @@
 use std::os::fd::AsFd;
 
 use super::raw_peer::{
-    BELL_BYTES, GOOD, LONG, RINGS_BYTES, RawPeer, SHORT, TOKEN, WINDOW, join, memfd, new_address, sender,
+    BELL_BYTES, GOOD, LONG, RINGS_BYTES, RawPeer, SHORT, TOKEN, WINDOW, event, join, memfd, new_address,
     welcome_bytes,
 };
 use fabric::conformance::Watchdog;
@@ -40,9 +40,9 @@ fn a_hub_that_dies_between_hello_and_welcome_is_seen() {
 fn an_answer_that_no_hub_of_this_version_gives_is_nonsense() {
     let other_version = [b"phubshm0".as_slice(), &welcome_bytes(1)[8..]].concat();
     let cases: [(&[u8], &str); 6] = [
-        (&other_version, "expected the handshake \"phubshm3\", saw \"phubshm0\""),
-        (b"phubshm3\x07", "unknown reply kind 7"),
-        (b"phubshm3", "too short"),
+        (&other_version, "expected the handshake \"phubshm4\", saw \"phubshm0\""),
+        (b"phubshm4\x07", "unknown reply kind 7"),
+        (b"phubshm4", "too short"),
         (&welcome_bytes(1)[..20], "too short"),
         (&[welcome_bytes(1), vec![1, 2]].concat(), "2 bytes too many"),
         (&welcome_bytes(0), "0 ports are not between 1 and 4096"),
@@ -50,7 +50,7 @@ fn an_answer_that_no_hub_of_this_version_gives_is_nonsense() {
     for (bytes, expected) in cases {
         let error = answered(|hub| {
             let (window, bells) = (memfd(WINDOW as u64, GOOD), memfd(BELL_BYTES, GOOD));
-            let fds = [window, bells, memfd(RINGS_BYTES, GOOD), sender()];
+            let fds = [window, bells, memfd(RINGS_BYTES, GOOD), event()];
             hub.send(bytes, &fds.each_ref().map(AsFd::as_fd));
         });
         assert!(matches!(error, ConnectError::Nonsense(_)), "{error:?}");
@@ -89,11 +89,9 @@ fn descriptors_that_a_hub_must_not_offer_are_refused() {
         ),
         ([memfd(window, GOOD), memfd(bells, GOOD), memfd(rings, SealFlags::GROW)], "rings: expected"),
     ];
-    let with_a_sender = cases.map(|(memory, expected)| (memory, sender(), expected));
-    let good = [memfd(window, GOOD), memfd(bells, GOOD), memfd(rings, GOOD)];
-    let no_sender = [(good, memfd(1, GOOD), "the hub's bells: expected a Unix socket for datagrams")];
-    for (memory, sender, expected) in with_a_sender.into_iter().chain(no_sender) {
-        let fds: Vec<_> = memory.iter().chain([&sender]).map(AsFd::as_fd).collect();
+    for (memory, expected) in cases {
+        let event = event();
+        let fds: Vec<_> = memory.iter().chain([&event]).map(AsFd::as_fd).collect();
         let error = answered(|hub| hub.send(&welcome_bytes(1), &fds));
         assert!(error.to_string().contains(expected), "{error} lacks {expected:?}");
     }
@@ -107,7 +105,7 @@ fn answered(answer: impl FnOnce(RawPeer)) -> ConnectError {
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| join(&address, TOKEN, LONG));
         let hub = listens.accept();
-        assert_eq!(hub.receive()[..8], *b"phubshm3");
+        assert_eq!(hub.receive()[..8], *b"phubshm4");
         answer(hub);
         worker.join().unwrap().unwrap_err()
     })

@@ -11,7 +11,7 @@ use fabric::shm::{Group, fuzzing, group};
 use fabric::{PlannedLink, SendWindow, Span};
 use rustix::fs::SealFlags;
 
-use super::raw_peer::{CAPACITY, RawPeer, WINDOW, hello, memfd, sender, socket_pair, welcome};
+use super::raw_peer::{CAPACITY, RawPeer, WINDOW, event, hello, memfd, socket_pair, welcome};
 
 /// Never reached, because the peer has always sent a message.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -34,7 +34,7 @@ enum Offer {
     Bells,
     Rings,
     NoMemfd,
-    Sender,
+    Event,
 }
 
 #[derive(Arbitrary, Debug)]
@@ -107,7 +107,7 @@ fn shake_hands(ours: &Ours, peer: &Peer) {
     if let Ok(joined) = joined {
         assert_eq!(joined.endpoints.len(), 1);
         assert!(
-            offers.len() == if peer.is_hub { 4 } else { 3 },
+            offers.len() == if peer.is_hub { 4 } else { 2 },
             "admitted with {} descriptors",
             offers.len()
         );
@@ -150,6 +150,6 @@ fn open_offer(offer: &Offer) -> OwnedFd {
         Offer::Bells => memfd(128, SealFlags::SHRINK),
         Offer::Rings => memfd(1024, SealFlags::SHRINK),
         Offer::NoMemfd => std::fs::File::open("/dev/zero").expect("/dev/zero").into(),
-        Offer::Sender => sender(),
+        Offer::Event => event(),
     }
 }

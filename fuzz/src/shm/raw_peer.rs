@@ -3,6 +3,9 @@
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use fabric::shm::fuzzing;
+use fabric::{LinkPorts, PortId};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::{IoSlice, IoSliceMut};
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
@@ -11,7 +14,7 @@ use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 pub const WINDOW: usize = 4096;
 /// The capacity of both rings.
 pub const CAPACITY: u32 = 8;
-/// Of the sockets that wake the peer's ports.
+/// Of the socket that wakes a worker's ports.
 const NAME: [u8; 16] = [9; 16];
 
 /// The socket of the end under test, and the peer.
@@ -30,9 +33,9 @@ pub fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
     fd
 }
 
-/// A sender that the peer can offer.
-pub fn sender() -> OwnedFd {
-    net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None).expect("a socket")
+/// What wakes a port of a hub.
+pub fn event() -> OwnedFd {
+    eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd")
 }
 
 /// The peer's end of the socket.
@@ -78,12 +81,10 @@ impl RawPeer {
 
 /// A worker's hello, with one link of ports 0.
 pub fn hello(send_bytes: u64, ports: u32) -> Vec<u8> {
-    let one_link = [1, 0, 0, 0, 0, 0, 0, 0];
-    let (send_bytes, ports) = (send_bytes.to_le_bytes(), ports.to_le_bytes());
-    [b"phubshm3".as_slice(), &[7; 16], &send_bytes, &ports, &NAME, &one_link].concat()
+    fuzzing::hello([7; 16], send_bytes, ports, vec![LinkPorts { joiner: PortId(0), hub: PortId(0) }])
 }
 
 /// A hub's welcome.
 pub fn welcome(send_bytes: u64, ports: u32) -> Vec<u8> {
-    [b"phubshm3\0".as_slice(), &send_bytes.to_le_bytes(), &ports.to_le_bytes(), &NAME].concat()
+    [b"phubshm4\0".as_slice(), &send_bytes.to_le_bytes(), &ports.to_le_bytes(), &NAME].concat()
 }

@@ -13,7 +13,7 @@ use fabric::{Arrival, Imm, LinkId, PlannedLink, Port as _, Posted, SendWindow, S
 use rustix::fs::SealFlags;
 use rustix::io::pwrite;
 
-use super::raw_peer::{CAPACITY, RawPeer, WINDOW, hello, memfd, sender, socket_pair};
+use super::raw_peer::{CAPACITY, RawPeer, WINDOW, hello, memfd, socket_pair};
 
 const NOTHING: Span = Span { offset: 0, bytes: 0 };
 const STEPS: usize = 200;
@@ -76,8 +76,7 @@ struct Shared {
 fn join(group: &Arc<Group>, port: &mut Port, window: &SendWindow) -> (LinkId, Shared) {
     let (socket, raw) = socket_pair();
     let bells = memfd(128, SealFlags::SHRINK);
-    let offers =
-        [memfd(WINDOW as u64, SealFlags::SHRINK), bells.try_clone().expect("a descriptor"), sender()];
+    let offers = [memfd(WINDOW as u64, SealFlags::SHRINK), bells.try_clone().expect("a descriptor")];
     raw.send(&hello(WINDOW as u64, 1), &offers);
     let hello = fuzzing::accepted(socket).hello(Duration::from_secs(10)).expect("a good hello");
     let mut joined =

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::check_address;
 use crate::job::MAX_HUBS;
 
 /// A machine's number among the machines of a job, and how many there are: `1/4`.
@@ -39,7 +40,7 @@ pub enum NotAMachine {
     Range(String),
     /// The place to meet is missing.
     #[error(
-        "{0:?}: expected a machine and the control port of the first machine's hub, like 1/4@10.0.0.1:7077"
+        "{0:?}: expected a machine and the host and port of the first machine's hub, like 1/4@10.0.0.1:7077"
     )]
     Place(String),
 }
@@ -64,12 +65,9 @@ impl FromStr for Mesh {
 
     fn from_str(text: &str) -> Result<Self, NotAMachine> {
         let (machine, meet) = text.split_once('@').ok_or_else(|| NotAMachine::Place(text.to_owned()))?;
-        let is_address = meet
-            .rsplit_once(':')
-            .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0));
-        match is_address {
-            true => Ok(Mesh { machine: machine.parse()?, meet: meet.to_owned() }),
-            false => Err(NotAMachine::Place(text.to_owned())),
+        match check_address(meet) {
+            Ok(()) => Ok(Mesh { machine: machine.parse()?, meet: meet.to_owned() }),
+            Err(_) => Err(NotAMachine::Place(text.chars().take(100).collect())),
         }
     }
 }
@@ -156,7 +154,9 @@ mod tests {
         let mesh = Mesh { machine: Machine { number: 0, of: 2 }, meet: "[::1]:7077".into() };
         assert_eq!("0/2@[::1]:7077".parse(), Ok(mesh.clone()));
         assert_eq!(serde_json::to_string(&mesh).unwrap(), "\"0/2@[::1]:7077\"");
-        for wrong in ["0/2", "0/2@", "0/2@a", "0/2@a:0", "0/2@:7077"] {
+        for wrong in
+            ["0/2", "0/2@", "0/2@a", "0/2@a:0", "0/2@:7077", "0/2@a:1/path?", "0/2@me@a:1", "0/2@a/x?:1"]
+        {
             assert!(wrong.parse::<Mesh>().unwrap_err().to_string().contains(wrong), "{wrong}");
         }
         assert_eq!("2/2@a:1".parse::<Mesh>(), Err(NotAMachine::Range("2/2".into())));

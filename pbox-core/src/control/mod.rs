@@ -3,27 +3,29 @@
 //! Plain data, spoken by both roles and by people with `curl`; `docs/protocol.md` shows examples.
 //! Unknown fields are refused, so that a misspelt setting is not ignored in silence.
 
+mod address;
+mod answer;
 mod hub;
 mod known;
 mod mesh;
 mod numbers;
 mod parse;
 mod peers;
-mod present;
 mod reason;
 mod rounds;
 mod versions;
 
+pub use address::{NotAnAddress, check_address, host_of, ip_of};
+pub use answer::{Answer, MAX_PORTS};
 pub use hub::{CoreReply, CountsReply, HubReply, JobReply, LinkReply, LostReply, MemberReply, NicReply};
 pub use mesh::{Machine, MeetReply, MeetRequest, Mesh, NotAMachine};
-pub use numbers::{LearningRateRequest, NumbersSet, OptimizerRequest};
+pub use numbers::{LearningRateRequest, OptimizerRequest};
 pub use parse::{ParseError, parse, parse_from_hub, parse_join, parse_versioned};
 pub use peers::{
     ArrivedRequest, CheckpointRequest, FailedReply, FailedRequest, HoldReply, HoldRequest, LastReply,
     LastRequest, LostRequest, PartState, PartsReply, Pass, Peers, ReleaseRequest, RoundsInFlight,
     WholeRounds, WrittenReply, WrittenRequest,
 };
-pub use present::{Begins, Holds, Present, PresentReply, Stand};
 pub use reason::{MAX_REASON_BYTES, reason};
 pub use rounds::{
     GradientNorm, GradientsReply, LATENESS_BOUNDS_US, LatenessReply, Latest, MAX_PATH, RankReply, RoundsReply,
@@ -91,9 +93,6 @@ pub struct JoinRequest {
     /// return of a hub.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reached: Option<Round>,
-    /// Of a worker that asks for the present, if a hub is lost: what it has. Either all workers of a job ask for it, or none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub present: Option<Present>,
     /// Whether the worker makes its links again when it loses them while the hub lives, by a [`RelinkRequest`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub relinks: bool,
@@ -262,10 +261,6 @@ pub struct HeartbeatReply {
     /// How many rounds that is, for workers that join without having lost a hub.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub lost: u32,
-    /// While the job waits for the weights of workers that have the present: with what each key will begin. Every worker then
-    /// [brings](Begins::from) its keys, or that it has none to bring.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub present: Option<PresentReply>,
 }
 
 /// A worker that lives and has not pushed what others have pushed.

@@ -39,16 +39,3 @@ pub struct OptimizerRequest {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reset: Vec<u32>,
 }
-
-/// The numbers that a worker has set last, as it says when its hub is back.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct NumbersSet {
-    /// The first round that had them.
-    pub from_round: Round,
-    /// The job's optimizer with its numbers.
-    pub optimizer: Optimizer,
-    /// The multipliers of each key, if the worker has set them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub keys: Option<Vec<Multipliers>>,
-}

@@ -110,6 +110,7 @@ fn excerpt(error: &serde_json::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::manifest::MAX_KEYS;
 
     fn join() -> String {
         let terms = r#"{"workers":2,"chunk_bytes":64,"optimizer":{"name":"average"},"keys":[]}"#;
@@ -210,5 +211,14 @@ mod tests {
         assert!(matches!(parse_join(deep.as_bytes()), Err(ParseError::Malformed { .. })));
         let deep = format!(r#"{{"token":{}"#, "[".repeat(10_000));
         assert!(parse::<super::super::LeaveRequest>("leave", deep.as_bytes()).is_err());
+    }
+
+    #[test]
+    fn no_more_keys_are_read_than_a_manifest_has() {
+        let key = r#"{"name":"k","shape":[1],"dtype":"f32"},"#.repeat(MAX_KEYS + 1);
+        // What is behind is not even looked at.
+        let body = join().replace(r#""keys":[]"#, &format!(r#""keys":[{key}and no more of it"#));
+        let error = parse_join(body.as_bytes()).unwrap_err().to_string();
+        assert!(error.contains("262145 keys or more, at most 262144 are allowed"), "{error}");
     }
 }

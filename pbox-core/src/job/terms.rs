@@ -57,10 +57,15 @@ pub struct JobTerms {
     /// How many of each hub's cores the job gets. Default all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<u32>,
+    /// Whether the hub may answer [bytes ahead](crate::Content::Ahead): a worker that sends some lets it write the chunk's weights
+    /// from then on. Only bare BSP with one level does, and not by layer; elsewhere it changes nothing. Default false.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub answers_ahead: bool,
     /// What workers and their hub agree on for the links between them.
     #[serde(default)]
     pub level: LevelTerms,
     /// The model, in the order of the forward pass.
+    #[serde(deserialize_with = "manifest::read")]
     pub keys: Vec<Key>,
 }
 
@@ -140,6 +145,7 @@ impl JobTerms {
             hubs: 1,
             split_above: SPLIT_ABOVE,
             cores: None,
+            answers_ahead: false,
             level: LevelTerms::default(),
             keys,
         }
@@ -172,6 +178,13 @@ impl JobTerms {
     pub fn has_own_weights(&self) -> bool {
         let LevelTerms { consistency, compression, .. } = self.level;
         consistency.steps_alone() || compression.is_some_and(|compression| compression.has_own_answers())
+    }
+
+    /// Whether the hub that steps [answers bytes ahead](Self::answers_ahead).
+    pub fn has_answers_ahead(&self) -> bool {
+        let LevelTerms { consistency, compression, schedule, members, .. } = self.level;
+        let is_bare = compression.is_none() && members == Members::Workers;
+        self.answers_ahead && is_bare && consistency == Consistency::Bsp && !schedule.by_layer()
     }
 
     /// What workers and a hub below others agree on, of a job with these terms. A codec, SSP and ASP are for the links between
@@ -223,6 +236,7 @@ impl JobTerms {
             hubs,
             split_above,
             cores,
+            answers_ahead,
             level,
             ..
         } = self;
@@ -244,6 +258,7 @@ impl JobTerms {
             ("hubs", hubs.to_string()),
             ("split_above", split_above.to_string()),
             ("cores", or(cores.map(|cores| cores.to_string()), "all")),
+            ("answers_ahead", answers_ahead.to_string()),
         ]
     }
 }

@@ -27,12 +27,22 @@ impl ChunkId {
 
 /// A synchronous step, counted from 0 for each chunk of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(try_from = "u32")]
 pub struct Round(pub u32);
 
 impl Round {
     /// A job ends before this round, with an error: numbers of rounds have 32 bits, and must not begin anew. The rest is
     /// the room that a job has until its hub sees how far it is.
     pub const LIMIT: Round = Round(u32::MAX - (1 << 28));
+
+    /// The most rounds between two chunks of one job at its hubs. Workers push every key in every round, so that chunks are a round
+    /// or two apart. What another hub says is believed within this bound.
+    pub const APART: u32 = 64;
+
+    /// Whether another hub may say that a chunk is in this round, where this hub's highest is `ours`.
+    pub fn is_near(self, ours: Round) -> bool {
+        self.0 <= ours.0.saturating_add(Self::APART)
+    }
 
     /// The round after this one.
     pub fn next(self) -> Round {
@@ -42,6 +52,23 @@ impl Round {
     /// The part of the round that fits in an immediate.
     pub fn low_bits(self) -> u8 {
         self.0 as u8 & ROUND_BITS
+    }
+}
+
+/// A number from outside that is no round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{seen} is no round: a job ends before round {}", Round::LIMIT.0)]
+pub struct NoRound {
+    seen: u32,
+}
+
+/// A number in a message or a file. Half of the room behind the [limit](Round::LIMIT) is taken: a job may be there for a moment.
+impl TryFrom<u32> for Round {
+    type Error = NoRound;
+
+    fn try_from(seen: u32) -> Result<Self, NoRound> {
+        let room = u32::MAX - Round::LIMIT.0;
+        if seen <= Round::LIMIT.0 + room / 2 { Ok(Round(seen)) } else { Err(NoRound { seen }) }
     }
 }
 
@@ -58,7 +85,8 @@ pub enum Content {
     Nothing = 1,
     /// New weights; of several pushes those of the lowest rank. The broadcast, round 0, consists of such pushes.
     Weights = 2,
-    /// Bytes of a gradient whose push comes later: no arrival, and may come again.
+    /// Bytes of a gradient whose push comes later: no arrival, and may come again. From the hub: the weights that the step would make
+    /// of bytes ahead. The answer follows, with other bytes, or with none.
     Ahead = 3,
 }
 
@@ -146,5 +174,17 @@ mod tests {
             prop_assert_ne!(control, Round(round.wrapping_add(near)).low_bits());
             prop_assert_ne!(control, Round(round.wrapping_sub(near)).low_bits());
         }
+    }
+
+    #[test]
+    fn a_number_that_no_round_has_is_refused() {
+        let read = |text: &str| serde_json::from_str::<Round>(text).map_err(|error| error.to_string());
+        assert_eq!(read("4026531839"), Ok(Round::LIMIT));
+        assert_eq!(serde_json::to_string(&Round(7)).unwrap(), "7");
+        for text in ["4294967295", "4294967294"] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains("is no round: a job ends before round 4026531839"), "{error}");
+        }
+        assert!(Round(71).is_near(Round(7)) && !Round(72).is_near(Round(7)) && Round(1).is_near(Round(7)));
     }
 }

@@ -26,6 +26,8 @@ pub struct Taken {
     pub occasion: Occasion,
     /// The part has the state before this round.
     pub before: Round,
+    /// The last of several rounds before which a snapshot was due, if this is the result of all of them: none is taken.
+    pub through: Option<Round>,
     /// The part, or why there is none.
     pub part: Result<SnapshotPart, String>,
 }
@@ -93,6 +95,27 @@ impl Capture {
         round == self.due || self.current.as_ref().is_some_and(|current| current.before == round)
     }
 
+    /// Returns the rounds before which a chunk belongs in a snapshot that has come from one round to a later one without a step:
+    /// two at most, however many rounds it has passed. Of several that are due, the first is taken.
+    pub fn pass(&self, was: Round, now: Round) -> impl Iterator<Item = Round> + use<> {
+        let current = self.current.as_ref().map(|current| current.before);
+        let of = [current, Some(self.due).filter(|_| current != Some(self.due))];
+        of.into_iter().flatten().filter(move |&round| was < round && round <= now)
+    }
+
+    /// A chunk has passed all rounds before `now`: snapshots that are due there, and are not begun, will not be taken.
+    pub fn skip_to(&mut self, now: Round) {
+        let Some(every) = self.every.map(NonZeroU32::get).filter(|_| self.due <= now) else { return };
+        let before = self.due;
+        let through = Round(before.0 + (now.0 - before.0) / every * every);
+        self.due = Round(through.0.saturating_add(every));
+        if !self.chunks.is_empty() {
+            let why = "rounds were passed in which nobody was left to push".to_owned();
+            let (occasion, through) = (Occasion::Due(before), Some(through));
+            self.taken.push(Taken { occasion, before, through, part: Err(why) });
+        }
+    }
+
     /// Where to copy a chunk that has come to `round`: `range` of the part's values.
     #[cold]
     pub fn place(&mut self, round: Round, range: std::ops::Range<usize>) -> Option<&mut [f32]> {
@@ -115,7 +138,7 @@ impl Capture {
         {
             self.out = true;
             let part = SnapshotPart { chunks: self.chunks.clone(), values, steps };
-            self.taken.push(Taken { occasion, before, part: Ok(part) });
+            self.taken.push(Taken { occasion, before, through: None, part: Ok(part) });
         }
     }
 
@@ -131,7 +154,7 @@ impl Capture {
                 let left = self.chunks.len();
                 self.current = Some(Current { occasion, before, values, steps: vec![0; left], left });
             }
-            Err(why) => self.taken.push(Taken { occasion, before, part: Err(why) }),
+            Err(why) => self.taken.push(Taken { occasion, before, through: None, part: Err(why) }),
         }
         begins
     }
@@ -193,7 +216,7 @@ mod tests {
         for round in 1..=5 {
             reach(&mut taking, round, 1);
         }
-        let Taken { occasion, before, part } = taking.taken().unwrap();
+        let Taken { occasion, before, part, .. } = taking.taken().unwrap();
         assert_eq!((occasion, before), (Occasion::Due(Round(5)), Round(5)));
         let part = part.unwrap();
         assert_eq!(part.values.as_slice(), [5.0, 5.0, 5.1, 5.1]);
@@ -223,5 +246,30 @@ mod tests {
         taking.begin(Occasion::Asked(2), Round(11));
         (0..2).for_each(|place| reach(&mut taking, 11, place));
         assert_eq!(taking.taken().unwrap().part.unwrap().values.as_slice(), [11.0, 11.0, 11.1, 11.1]);
+    }
+    #[test]
+    fn rounds_that_are_passed_cost_as_much_as_one() {
+        let mut taking = every(5, 0);
+        let pass = |taking: &mut Capture, was, now, place| {
+            let rounds = Vec::from_iter(taking.pass(Round(was), Round(now)));
+            rounds.iter().for_each(|round| reach(taking, round.0, place));
+            taking.skip_to(Round(now));
+            rounds
+        };
+        let far = 4_000_000_003;
+        assert_eq!(pass(&mut taking, 2, far, 0), [Round(5)], "the first that is due is taken");
+        let skipped = taking.taken().unwrap();
+        assert_eq!(
+            (skipped.occasion, skipped.through),
+            (Occasion::Due(Round(10)), Some(Round(4_000_000_000)))
+        );
+        assert!(skipped.part.is_err() && taking.taken().is_none(), "all the others are one result");
+        taking.begin(Occasion::Asked(1), Round(7));
+        taking.taken().unwrap().part.unwrap_err();
+        assert_eq!(pass(&mut taking, 3, far, 1), [Round(5)]);
+        let Taken { before, part, .. } = taking.taken().unwrap();
+        assert_eq!((before, part.unwrap().values.as_slice()), (Round(5), &[5.0, 5.0, 5.1, 5.1][..]));
+        assert!(taking.taken().is_none());
+        assert_eq!(taking.due, Round(4_000_000_005));
     }
 }

@@ -17,8 +17,6 @@ pub struct Restored {
     keys: Vec<RestoredKey>,
     /// The steps of each key, if the state says so. Empty if it does not.
     steps: Vec<Option<u32>>,
-    /// By key, where not all begin with one round.
-    begins: Vec<Round>,
 }
 
 /// Where one key's tensors are among the values.
@@ -26,8 +24,7 @@ pub struct Restored {
 pub struct RestoredKey {
     /// The key's elements that are present: all, unless the job is spread over several hubs.
     pub elements: Range<usize>,
-    /// Where each of its tensors begins, by [`Tensor::place`]; empty when no element of the key is present. Tensors that are
-    /// missing stay as they are.
+    /// The place where each of its tensors begins, by [`Tensor::place`]; empty when no element of the key is present.
     pub starts: Vec<usize>,
 }
 
@@ -44,7 +41,7 @@ impl Restored {
         };
         assert!(keys.iter().all(inside), "every tensor is inside the checkpoint's values");
         let numbers = NumbersByRound::of_changes(numbers).expect("a checkpoint has the optimizer's numbers");
-        Restored { round, numbers, values, keys, steps: Vec::new(), begins: Vec::new() }
+        Restored { round, numbers, values, keys, steps: Vec::new() }
     }
 
     /// Adds how many steps each key has made, where that is known.
@@ -52,34 +49,14 @@ impl Restored {
         Restored { steps, ..self }
     }
 
-    /// The same, but each key begins with a round of its own, none before [`round`](Self::round).
-    pub fn with_rounds(self, begins: Vec<Round>) -> Self {
-        Restored { begins, ..self }
-    }
-
-    /// The round to go on with: the first one of any key.
+    /// The round to go on with.
     pub fn round(&self) -> Round {
         self.round
-    }
-
-    /// The round that a key begins with.
-    pub fn begins(&self, key: KeyId) -> Round {
-        self.begins.get(key.index()).copied().unwrap_or(self.round).max(self.round)
-    }
-
-    /// The last round that a key begins with.
-    pub fn last_begin(&self) -> Round {
-        self.begins.iter().copied().fold(self.round, Round::max)
     }
 
     /// How many steps a key has made, if the state says so.
     pub fn steps(&self, key: KeyId) -> Option<u32> {
         self.steps.get(key.index()).copied().flatten()
-    }
-
-    /// How many tensors of a key are there: first its weights, then its optimizer state.
-    pub fn tensors(&self, key: KeyId) -> usize {
-        self.keys[key.index()].starts.len()
     }
 
     /// The optimizer's numbers from that round on.

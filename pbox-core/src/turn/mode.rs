@@ -122,8 +122,11 @@ impl Shard {
                     let pace = apart();
                     Shard::Alone(ShardOf::new(pace, stages, terms, wire, chunks, restored, snapshot_every))
                 } else {
-                    let stages = Staged::new(terms, of_chunks, read, weights, RawForAll)?;
-                    let pace = together();
+                    let (mut stages, mut pace) =
+                        (Staged::new(terms, of_chunks, read, weights, RawForAll)?, together());
+                    if terms.has_answers_ahead() {
+                        (stages, pace) = (stages.showing()?, pace.answering_ahead());
+                    }
                     let shard = ShardOf::new(pace, stages, terms, wire, chunks, restored, snapshot_every);
                     Shard::Bare(shard.joining())
                 }

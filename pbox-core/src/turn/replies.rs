@@ -246,6 +246,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         match self.shard.arrive(self.kernels, rank, immediate) {
             Ok(Arrived::Noted) => Ok(None),
             Ok(Arrived::Finished(finished)) => Ok(Some(self.send(&finished))),
+            Ok(Arrived::Ahead(place, round)) => Ok(Some(self.answer_ahead(place, round))),
             Ok(Arrived::Unread(round)) => {
                 self.replies.post_control(&mut self.port, rank, immediate.chunk, round);
                 Ok(Some(Done::POSTED))
@@ -294,7 +295,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
                 None => self.shard.arrive_at(self.kernels, place, rank, Immediate { chunk, ..immediate }),
             };
             match arrived {
-                Ok(Arrived::Noted) => {}
+                Ok(Arrived::Noted | Arrived::Ahead(..)) => {}
                 Ok(Arrived::Finished(finished)) => {
                     done.steps += finished.steps;
                     done.round = finished.round;
@@ -372,6 +373,19 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
                 self.reply(finished.place, rank, round);
             }
         }
+    }
+
+    /// Sends weights ahead to the workers that have sent their bytes so.
+    #[cold]
+    fn answer_ahead(&mut self, place: usize, round: Round) -> Done {
+        let (chunk, content) = (self.shard.chunk(place), Content::Ahead);
+        for rank in 0..self.replies.workers {
+            let Some(link) = self.replies.links[rank as usize] else { continue };
+            if let Some(span) = self.shard.answer_ahead(place, rank) {
+                self.post_answer(link, place, rank, Answer { chunk, span, round, content });
+            }
+        }
+        Done::POSTED
     }
 
     /// A worker may have its answer of a round for one chunk. The answer goes out now, or with all of the layer's

@@ -88,6 +88,8 @@ pub(crate) enum Arrived {
     Noted,
     /// The chunk is finished with it.
     Finished(Finished),
+    /// The chunk at this place has weights ahead with it, of this round.
+    Ahead(usize, Round),
     /// The push cannot be read here, and does not count: the worker must push the chunk again for this round.
     Unread(Round),
 }
@@ -143,11 +145,6 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     pub fn restore(&mut self, layout: &Layout, restored: &Restored) {
         self.stages.restore(layout, restored);
         self.begin_at(restored.round());
-        for place in 0..self.keys.len() {
-            self.pace.pass_to(place, restored.begins(self.keys[place]));
-        }
-        // Every chunk comes to the next one by a step.
-        self.snapshots.begin_at(restored.last_begin());
     }
 
     /// The job begins with this round, and not with round 0. No worker takes part yet.
@@ -159,6 +156,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     /// Takes a snapshot of the state before round `before`, which no chunk may be past. A chunk is copied now if it
     /// has come to this round, otherwise when it comes to it.
     pub fn take_snapshot(&mut self, occasion: Occasion, before: Round) {
+        P::take_back(self);
         if !self.snapshots.begin(occasion, before) {
             return; // the one that is not done may be before the same round, and has copied these chunks
         }
@@ -177,6 +175,15 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
+    /// A chunk has come from one round to a later one without a step. Costs the same for any number of rounds.
+    #[cold]
+    pub fn capture_passed(&mut self, place: usize, was: Round, now: Round) {
+        for round in self.snapshots.pass(was, now) {
+            self.copy_to_snapshot(place, round);
+        }
+        self.snapshots.skip_to(now);
+    }
+
     #[cold]
     fn copy_to_snapshot(&mut self, place: usize, round: Round) {
         let range = self.stages.chunk(place).in_snapshot.clone();
@@ -189,6 +196,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     /// The state before round `before`, which no chunk is past, of a job that is over. Chunks that are behind end their rounds
     /// with the pushes that are in.
     pub fn last_state(&mut self, kernels: &Kernels, before: Round) -> Result<SnapshotPart, String> {
+        P::take_back(self);
         if !(0..self.keys.len()).all(|place| P::end_rounds(self, kernels, place, before)) {
             return Err("its weights are at the hubs above".to_owned());
         }
@@ -274,6 +282,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
 
     /// Lets worker `rank` take part from round `from` on. Call `settle` afterwards.
     pub fn admit(&mut self, rank: u32, from: Round) {
+        P::take_back(self);
         self.pace.admit(rank, from);
     }
 
@@ -284,6 +293,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     /// stepped and no worker gets an answer: the remaining workers would broadcast other weights. Below other hubs also
     /// when nobody is left to push a round, for whose sum the hub above waits.
     pub fn remove_worker(&mut self, rank: u32, discarded: &mut Discarded) -> Result<(), String> {
+        P::take_back(self);
         self.pace.remove(rank);
         self.stages.remove_worker(rank, discarded);
         match self.front() {
@@ -303,12 +313,14 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     /// The links of worker `rank` are lost, and it makes others: its pushes that are not stepped do not count until it makes
     /// them again. It still takes part.
     pub fn unlink(&mut self, rank: u32, discarded: &mut Discarded) {
+        P::take_back(self);
         self.pace.forget(rank);
         self.stages.unlink(rank, discarded);
     }
 
     /// Steps no chunk and answers no worker until [`release`](Self::release), so that the front stands still.
     pub fn hold(&mut self) {
+        P::take_back(self);
         self.until = Round(0);
     }
 
@@ -336,10 +348,9 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         Some(Front { lowest: rounds().min()?, highest: rounds().max()? })
     }
 
-    /// Places of the chunks for which workers that take part from `from` on get an answer at once, and of which round.
-    pub fn finished_before(&self, from: Round) -> Vec<(usize, Round)> {
-        let finished = |place| Some((place, self.pace.finished_before(place, from)?));
-        (0..self.keys.len()).filter_map(finished).collect()
+    /// Places of the chunks for which workers that take part from `from` on get an answer at once, of the round before.
+    pub fn finished_before(&self, from: Round) -> Vec<usize> {
+        (0..self.keys.len()).filter(|&place| self.pace.has_finished_before(place, from)).collect()
     }
 
     /// For the next chunk, from `place` on: does the work that a hold delayed or that a changed roster calls for.
@@ -446,7 +457,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         let taken = self.pace.takes(content, round).and_then(|()| M::Read::takes(content, is_first));
         taken.map_err(|why| self.wrong_content(place, of, why))?;
         if content == Content::Ahead {
-            return Ok(Arrived::Noted);
+            let is_ahead = P::take_ahead(self, kernels, place, rank);
+            return Ok(if is_ahead { Arrived::Ahead(place, round) } else { Arrived::Noted });
         }
         match self.stages.check_push(place, rank, content) {
             Ok(true) => {}
@@ -539,11 +551,17 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     pub fn answer(&mut self, kernels: &Kernels, place: usize, rank: u32, round: Round) -> (Span, Content) {
         self.pace.note_answer(place, rank);
         let content = self.pace.answered(place, rank, round);
-        if content == Content::Nothing && self.pace.is_push(rank) {
+        let stays = content == Content::Nothing && self.pace.is_push(rank);
+        if stays || self.pace.has_answer(place, rank) {
             return (NO_BYTES, content);
         }
         let first = self.pace.first_round(rank);
         (self.stages.answer(kernels, place, To { rank, round, first, content }), content)
+    }
+
+    /// The span of the weights ahead of a chunk, for a worker that has sent its gradient ahead.
+    pub fn answer_ahead(&mut self, place: usize, rank: u32) -> Option<Span> {
+        self.pace.note_ahead(place, rank).then(|| self.stages.chunk(place).span)
     }
 
     /// Gives a worker the answer again that it has lost.

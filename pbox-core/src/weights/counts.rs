@@ -59,7 +59,7 @@ impl StepCounts {
     /// The chunk at a place has made the steps of a state. A state that does not say how many has one for each round but the
     /// broadcast, and where workers step alone one for each of the workers.
     pub fn restore(&mut self, place: usize, key: KeyId, restored: &Restored) {
-        let of_rounds = || restored.begins(key).0.saturating_sub(1).saturating_mul(self.of_a_round);
+        let of_rounds = || restored.round().0.saturating_sub(1).saturating_mul(self.of_a_round);
         self.steps[place] = restored.steps(key).unwrap_or_else(of_rounds);
     }
 }

@@ -23,6 +23,7 @@ mod coded;
 mod counted;
 mod counts;
 mod discarded;
+mod former;
 mod frame_sum;
 mod gauge;
 mod own;

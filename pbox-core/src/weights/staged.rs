@@ -9,10 +9,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use fabric::{MapError, RecvWindow, Slab, Span, SpanError, Spans};
+use zerocopy::IntoBytes;
 
 use super::bare::Gradients;
 use super::chunks::Chunk;
 use super::counts::StepCounts;
+use super::former::Former;
 use super::gauge::{Gauge, Gauged};
 use super::{BareSlots, Discarded, Mode, RawForAll, Read, Reply, Stepped, To, Weights};
 use crate::job::JobTerms;
@@ -30,6 +32,8 @@ pub(crate) struct Staged<M: Mode> {
     gradients: Gradients,
     gauge: Gauge,
     steps: Steps,
+    /// Room for former weights, where [weights ahead](Self::show) are shown.
+    former: Option<Former>,
     read: M::Read,
     weights: M::Weights,
     pub reply: M::Reply,
@@ -58,7 +62,15 @@ impl<M: Mode> Staged<M> {
     ) -> Result<Self, MapError> {
         let (steps, single) = (Steps::new(terms, &chunks)?, chunks.len());
         let (gradients, gauge) = (Gradients::new(terms.workers), Gauge::new(terms, &chunks));
-        Ok(Staged { chunks, single, gradients, gauge, steps, read, weights, reply })
+        Ok(Staged { chunks, single, gradients, gauge, steps, former: None, read, weights, reply })
+    }
+
+    /// Lets it [show](Self::show) weights ahead.
+    pub fn showing(mut self) -> Result<Self, MapError> {
+        let optimizer = &self.steps.optimizer;
+        let kept = |chunk: &Chunk| chunk.elements * optimizer.kept_per_element(chunk.dtype);
+        self.former = Some(Former::new(&self.chunks, kept)?);
+        Ok(self)
     }
 
     /// The same without an optimizer: a step writes the sum. So many links lead up.
@@ -77,6 +89,7 @@ impl<M: Mode> Staged<M> {
             gradients: Gradients::new(terms.workers + ways),
             gauge: Gauge::off(),
             steps,
+            former: None,
             read,
             weights,
             reply,
@@ -222,6 +235,73 @@ impl<M: Mode> Staged<M> {
         self.reply.prepare_nothing(&self.chunks[place], place, workers);
     }
 
+    /// The window of a chunk gets the weights that a step with the pushes of `ranks` would make, and nothing else changes. They are
+    /// there until the chunk [is hidden](Self::hide), or [has stepped](Self::step_shown).
+    ///
+    /// # Safety
+    /// All of `ranks` have posted bytes of this chunk.
+    #[cold]
+    pub unsafe fn show(
+        &mut self,
+        kernels: &Kernels,
+        place: usize,
+        ranks: impl Iterator<Item = u32> + Clone,
+        round: Round,
+    ) {
+        let Staged { chunks, gradients, steps, former: Some(former), read, weights, .. } = self else {
+            return;
+        };
+        let chunk = &chunks[place];
+        typed!(chunk.dtype, E => {
+            let weights = weights.elements_mut::<E>(place);
+            former.of::<E>(chunk, place).copy_from_slice(weights);
+            let step = |slots: &Slots<E>, workers| {
+                steps.run_trial(kernels, (place, chunk), slots, workers, weights, round, former);
+            };
+            // SAFETY: the caller guarantees it. A worker that writes them again meanwhile alters this trial alone.
+            let pushes = unsafe { gradients.pushes(ranks, chunk.push) };
+            read.sum(kernels, chunk, place, round, pushes, step);
+        });
+    }
+
+    /// The window of a chunk gets its weights again.
+    #[cold]
+    pub fn hide(&mut self, place: usize) {
+        let Staged { chunks, former: Some(former), weights, .. } = self else { return };
+        let chunk = &chunks[place];
+        typed!(chunk.dtype, E => {
+            weights.elements_mut::<E>(place).copy_from_slice(former.of::<E>(chunk, place));
+        });
+    }
+
+    /// Makes the [step](Self::step) of a chunk of which weights ahead [are shown](Self::show). Returns whether they are those that the
+    /// step has made, bit by bit.
+    ///
+    /// # Safety
+    /// As for [`step`](Self::step).
+    #[cold]
+    pub unsafe fn step_shown(
+        &mut self,
+        kernels: &Kernels,
+        place: usize,
+        ranks: impl Iterator<Item = u32> + Clone,
+        missing: u32,
+        round: Round,
+    ) -> bool {
+        // SAFETY: the caller guarantees it.
+        unsafe { self.step_on::<true>(kernels, place, ranks, missing, round) };
+        let Staged { chunks, former: Some(former), weights, .. } = self else { return false };
+        let chunk = &chunks[place];
+        typed!(chunk.dtype, E => {
+            let (stepped, shown) = (former.of::<E>(chunk, place), weights.elements_mut::<E>(place));
+            let is_same = stepped.as_bytes() == shown.as_bytes();
+            if !is_same {
+                shown.copy_from_slice(stepped);
+            }
+            is_same
+        })
+    }
+
     /// The same for a job that is over: its workers may still read the answers of the round before. Returns the number of
     /// workers in the sum.
     ///
@@ -236,11 +316,31 @@ impl<M: Mode> Staged<M> {
         missing: u32,
         round: Round,
     ) -> u32 {
-        let Staged { chunks, gradients, gauge, steps, read, weights, .. } = self;
+        // SAFETY: the caller guarantees it.
+        unsafe { self.step_on::<false>(kernels, place, ranks, missing, round) }
+    }
+
+    /// Steps the weights in the window, or the former ones.
+    ///
+    /// # Safety
+    /// As for [`step`](Self::step).
+    #[inline]
+    unsafe fn step_on<const FORMER: bool>(
+        &mut self,
+        kernels: &Kernels,
+        place: usize,
+        ranks: impl Iterator<Item = u32> + Clone,
+        missing: u32,
+        round: Round,
+    ) -> u32 {
+        let Staged { chunks, gradients, gauge, steps, former, read, weights, .. } = self;
         let chunk = &chunks[place];
         let mut workers = 0;
         typed!(chunk.dtype, E => {
-            let weights = weights.elements_mut::<E>(place);
+            let weights = match former {
+                Some(former) if FORMER => former.of::<E>(chunk, place),
+                _ => weights.elements_mut::<E>(place),
+            };
             let step = |slots: &Slots<E>, count| {
                 workers = count + missing;
                 if gauge.concerns(round) {
@@ -306,9 +406,6 @@ impl<M: Mode> Staged<M> {
         for (place, chunk) in kept.iter().enumerate() {
             let of_layout = layout.chunk(chunk.id);
             let key = of_layout.key;
-            if restored.tensors(key) == 0 {
-                continue;
-            }
             let before = of_layout.span.offset - layout.key_span(key).offset;
             let start = before / layout.keys()[key.index()].dtype.bytes();
             typed!(chunk.dtype, E => {
@@ -434,21 +531,46 @@ impl Steps {
         round: Round,
     ) {
         let number = self.counts.count(place);
+        let Some((rule, step)) = self.step(chunk, workers, number, round) else { return };
+        let kept =
+            &mut self.kept.as_mut_slice()[chunk.kept..][..chunk.elements * rule.kept_per_element(E::DTYPE)];
+        kernels.run(&rule, &step, slots, weights, kept);
+    }
+
+    /// Makes a trial of the [step](Self::run): nothing changes except the weights.
+    #[allow(clippy::too_many_arguments)]
+    fn run_trial<E: Element>(
+        &self,
+        kernels: &Kernels,
+        (place, chunk): (usize, &Chunk),
+        slots: &Slots<E>,
+        workers: u32,
+        weights: &mut [E],
+        round: Round,
+        former: &mut Former,
+    ) {
+        let number = Round(self.counts.of(place).saturating_add(1));
+        let Some((rule, step)) = self.step(chunk, workers, number, round) else { return };
+        let kept = &self.kept.as_slice()[chunk.kept..][..chunk.elements * rule.kept_per_element(E::DTYPE)];
+        kernels.run(&rule, &step, slots, weights, former.trial(kept));
+    }
+
+    /// The rule of a chunk's step of this number, and its numbers. `None` where a step leaves the weights.
+    #[inline]
+    fn step(&self, chunk: &Chunk, workers: u32, number: Round, round: Round) -> Option<(Optimizer, Step)> {
         let Numbers { optimizer, multipliers } = self.numbers.at(round);
         let (rule, workers) = match self.rule {
-            Rule::Nothing => return,
-            Rule::Sum => (&Optimizer::Average, 1), // divided by the hub that steps
-            Rule::Mean => (&Optimizer::Average, workers),
-            Rule::Step => (optimizer, workers),
+            Rule::Nothing => return None,
+            Rule::Sum => (Optimizer::Average, 1), // divided by the hub that steps
+            Rule::Mean => (Optimizer::Average, workers),
+            Rule::Step => (*optimizer, workers),
         };
         let [lr_mult, wd_mult] = match multipliers {
             None => [chunk.lr_mult, chunk.wd_mult],
             Some(multipliers) => multipliers[chunk.key.index()],
         };
-        let step = Step::new(rule, workers, number, optimizer.learning_rate(), lr_mult, wd_mult);
-        let kept =
-            &mut self.kept.as_mut_slice()[chunk.kept..][..chunk.elements * rule.kept_per_element(E::DTYPE)];
-        kernels.run(rule, &step, slots, weights, kept);
+        let step = Step::new(&rule, workers, number, optimizer.learning_rate(), lr_mult, wd_mult);
+        Some((rule, step))
     }
 
     /// The chunk has these new weights. They become the master weights, too.
@@ -476,13 +598,10 @@ impl Steps {
         let (elements, states) = (chunk.elements, self.optimizer.state_per_element());
         let range = start..start + elements;
         let weights = restored.weights(key, range.clone());
-        let there = states.min(restored.tensors(key) - 1);
-        if there == states {
-            self.counts.restore(place, key, restored);
-        }
+        self.counts.restore(place, key, restored);
         let (master, state) = self.kept_of::<E>(chunk);
         master.copy_from_slice(&weights[..master.len()]);
-        for which in 0..there {
+        for which in 0..states {
             let state = &mut state[which * elements..][..elements];
             state.copy_from_slice(restored.state(key, which, range.clone()));
         }

@@ -6,7 +6,7 @@
 //! | bare values, a sum with its count | all of the chunk's or group's, at its place |
 //! | a raw frame of a compressed job | the same |
 //! | a coded frame | at most its room, at its place |
-//! | nothing, of a gradient | asked for: a pull repeats the immediate of a notice; or sent ahead for the same round |
+//! | nothing, of a gradient or its answer | asked for: a pull repeats the immediate of a notice; or sent ahead for the same round |
 //! | nothing, without a gradient | all; of a hub below, the count of its workers |
 //!
 //! The weights that a hub below others broadcasts count only from the first machine. Another one sends no values.
@@ -15,6 +15,7 @@
 //! bytes ahead.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use fabric::{FrameRule, Imm, Span};
 
@@ -23,12 +24,17 @@ use super::counted;
 use super::frame::{HEADER_BYTES, Kind};
 use crate::job::Schedule;
 use crate::layout::{ChunkId, Content, Immediate, Round};
+use crate::place::Placement;
 
 /// What one end of a link expects of the other.
 #[derive(Debug)]
 pub struct Expected {
     wire: Wire,
     end: End,
+    /// Chunks whose bytes came ahead, without the push or answer yet: the round bits of each.
+    ahead: HashMap<ChunkId, u8>,
+    /// The core that the link leads to, in this placement; its chunks alone cross the link.
+    core: Option<(Arc<Placement>, usize)>,
 }
 
 #[derive(Debug)]
@@ -37,8 +43,6 @@ enum End {
     Hub {
         /// Notices without a pull: the round bits of each, by chunk.
         noticed: HashMap<ChunkId, u8>,
-        /// Chunks whose bytes came ahead, without the push yet: the round bits of each.
-        ahead: HashMap<ChunkId, u8>,
         /// Whether the other end is a hub whose first weights do not count.
         may_keep_first: bool,
         /// Chunks of which it sent no first weights.
@@ -55,24 +59,44 @@ impl Expected {
     /// What a hub expects of member `rank`.
     pub fn of_member(wire: &Wire, rank: u32) -> Self {
         let may_keep_first = wire.members.are_hubs() && rank > 0;
-        let (noticed, ahead, kept) = (HashMap::new(), HashMap::new(), HashSet::new());
-        Expected { wire: wire.clone(), end: End::Hub { noticed, ahead, may_keep_first, kept } }
+        let (noticed, kept) = (HashMap::new(), HashSet::new());
+        Self::new(wire, End::Hub { noticed, may_keep_first, kept })
     }
 
     /// What a member expects of a hub.
     pub fn of_hub(wire: &Wire, schedule: Schedule) -> Self {
         let asks_again = wire.framing().is_some_and(|framing| framing.codecs().is_none());
-        Expected { wire: wire.clone(), end: End::Member { has_notices: schedule.pulls() || asks_again } }
+        Self::new(wire, End::Member { has_notices: schedule.pulls() || asks_again })
+    }
+
+    fn new(wire: &Wire, end: End) -> Self {
+        Expected { wire: wire.clone(), end, ahead: HashMap::new(), core: None }
+    }
+
+    /// Expects the chunks of one core of the placement alone, whose link it is. All links of a member lead to one window: what came
+    /// by another core's link would be written while the chunk's own core reads it.
+    pub fn on_core(self, placement: &Arc<Placement>, core: usize) -> Self {
+        Expected { core: Some((Arc::clone(placement), core)), ..self }
+    }
+
+    /// Whether a chunk, or each of a group, crosses the link.
+    fn is_of_core(&self, chunk: ChunkId) -> bool {
+        let Some((placement, core)) = &self.core else { return true };
+        match self.wire.group(chunk) {
+            Some(mut group) => group.all(|chunk| placement.owner(ChunkId(chunk)) == *core),
+            None => placement.owner(chunk) == *core,
+        }
     }
 
     /// Whether a frame without bytes may come now.
     fn takes_empty(&mut self, Immediate { chunk, round_bits, content }: Immediate) -> bool {
+        let is_of = |bits: u8| bits == round_bits;
+        let mut came = || self.ahead.remove(&chunk).is_some_and(is_of);
         match (&mut self.end, content) {
-            (End::Member { has_notices }, Content::Gradient) => *has_notices,
+            (End::Member { has_notices }, Content::Gradient) => came() || *has_notices,
             (End::Member { .. }, content) => content == Content::Nothing,
-            (End::Hub { noticed, ahead, .. }, Content::Gradient) => {
-                let is_of = |bits: u8| bits == round_bits;
-                ahead.remove(&chunk).is_some_and(is_of) || noticed.remove(&chunk).is_some_and(is_of)
+            (End::Hub { noticed, .. }, Content::Gradient) => {
+                came() || noticed.remove(&chunk).is_some_and(is_of)
             }
             (End::Hub { .. }, Content::Nothing) => !self.wire.members.are_hubs(),
             (End::Hub { may_keep_first, kept, .. }, Content::Weights) => {
@@ -83,11 +107,11 @@ impl Expected {
         }
     }
 
-    /// Notes bytes of a push that may come: what came ahead is without use, or the push is still to come.
+    /// Notes bytes that may come: what came ahead is without use, or the push or answer is still to come.
     fn note_bytes(&mut self, Immediate { chunk, round_bits, content }: Immediate) {
-        match (&mut self.end, content) {
-            (End::Hub { ahead, .. }, Content::Ahead) => _ = ahead.insert(chunk, round_bits),
-            (End::Hub { ahead, .. }, _) if !ahead.is_empty() => _ = ahead.remove(&chunk),
+        match content {
+            Content::Ahead => _ = self.ahead.insert(chunk, round_bits),
+            _ if !self.ahead.is_empty() => _ = self.ahead.remove(&chunk),
             _ => {}
         }
     }
@@ -98,6 +122,9 @@ impl Expected {
         let (chunk, chunks) = (immediate.chunk, self.wire.layout().chunks().len());
         if chunk.index() >= chunks && self.wire.group(chunk).is_none() {
             return Err(format!("a frame for chunk {}, where the job has {chunks} chunks", chunk.0));
+        }
+        if !self.is_of_core(chunk) {
+            return Err(format!("a frame for chunk {}, which another core has", chunk.0));
         }
         if bytes == 0 && self.takes_empty(immediate) {
             self.note_bytes(immediate);
@@ -134,7 +161,7 @@ impl Expected {
                 return if is(count) { Ok(()) } else { Err(expected()) };
             }
             (Content::Nothing, _) => return Err("no bytes".into()),
-            (Content::Ahead, End::Hub { .. }) if !of_hubs && self.wire.framing().is_none() => {}
+            (Content::Ahead, _) if !of_hubs && self.wire.framing().is_none() => {}
             (Content::Ahead, _) => return Err("bytes with their push, in this job".into()),
             (Content::Gradient | Content::Weights, _) => {}
         }
@@ -193,8 +220,6 @@ impl FrameRule for Expected {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::job::{JobTerms, LevelTerms, Members};
     use crate::kernels::Optimizer;
@@ -254,6 +279,25 @@ mod tests {
     }
 
     #[test]
+    fn a_chunk_comes_by_the_link_of_its_core() {
+        let wire = wire(LevelTerms::default());
+        let placement = Arc::new(Placement::new(wire.layout(), 2));
+        let place = |chunk| wire.gradient_span(ChunkId(chunk));
+        for core in 0..2 {
+            for end in [Expected::of_member(&wire, 1), Expected::of_hub(&wire, Schedule::Sliced)] {
+                let mut end = end.on_core(&placement, core);
+                for chunk in 0..4 {
+                    let crosses = placement.owner(ChunkId(chunk)) == core;
+                    let expected = format!("a frame for chunk {chunk}, which another core has");
+                    let expected = if crosses { Ok(()) } else { Err(expected) };
+                    assert_eq!(end.check(place(chunk), imm(chunk, 1)), expected);
+                    assert_eq!(end.check_length(place(chunk).bytes, imm(chunk, 1)), expected);
+                }
+            }
+        }
+    }
+
+    #[test]
     fn a_pull_answers_a_notice_once() {
         let wire = wire(LevelTerms { schedule: Schedule::KvStore, ..LevelTerms::default() });
         let mut hub = Expected::of_member(&wire, 0);
@@ -298,7 +342,10 @@ mod tests {
         let mut member = Expected::of_hub(&wire(LevelTerms::default()), Schedule::Sliced);
         assert_eq!(member.check(empty, of(2, 7, Content::Nothing)), Ok(()));
         assert_eq!(member.check(whole, of(2, 7, Content::Weights)), Ok(()));
-        assert!(member.check(whole, of(2, 7, Content::Ahead)).is_err());
+        assert!(member.check(empty, imm(2, 7)).is_err(), "no weights came ahead");
+        assert_eq!(member.check(whole, of(2, 7, Content::Ahead)), Ok(()));
+        assert_eq!(member.check(empty, imm(2, 7)), Ok(()));
+        assert!(member.check(empty, imm(2, 7)).is_err(), "a second time");
     }
 
     #[test]

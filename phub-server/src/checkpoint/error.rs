@@ -26,8 +26,8 @@ pub enum CheckpointError {
     Directory { dir: PathBuf, doing: &'static str, error: io::Error },
 
     #[error(
-        "checkpoint directory {dir} is in use by another hub{}; stop that one, or give this one another directory",
-        holder.map_or(String::new(), |pid| format!(" (process {pid})"))
+        "checkpoint directory {dir} is in use by another hub ({}); stop that one, or give this one another directory",
+        holder.map_or("of another machine or container".into(), |pid| format!("process {pid} has it locked"))
     )]
     InUse { dir: PathBuf, holder: Option<u32> },
 
@@ -218,6 +218,7 @@ fn advice(error: &io::Error) -> &'static str {
         Some(Errno::ACCESS | Errno::PERM | Errno::ROFS) => {
             "give a directory in which the hub's user may make, read and write files"
         }
+        Some(Errno::LOOP) => "remove the symbolic link, or give another directory",
         Some(Errno::NOENT | Errno::NOTDIR) => "make the directory, or give another one",
         Some(Errno::IO) => "look after the disk (dmesg), or give a directory on another one",
         Some(Errno::MFILE | Errno::NFILE) => "raise the number of open files (ulimit -n)",

@@ -156,6 +156,41 @@ impl CheckpointStore {
         std::fs::hard_link(newest, &kept).or_else(|_| std::fs::rename(newest, &kept))
     }
 
+    /// Removes the file of a job that is needed least, so that the state before `round` has room: one that no job goes on from,
+    /// one of a past that the job went back from, or the oldest generation. The newest that can be read stays. Returns whether
+    /// there was one.
+    pub(super) fn make_room(&self, job: &str, share: Share, round: Round) -> io::Result<bool> {
+        let mut names = vec![damaged_name(job, share), not_finite_name(job, share)];
+        if share.is_whole() {
+            let rounds = self.generations(job).map_err(io::Error::other)?;
+            let (past, mut older): (Vec<Round>, Vec<Round>) =
+                rounds.into_iter().partition(|&kept| kept >= round);
+            let has_newest = self.path(job).is_ok_and(|newest| about(&newest).is_ok());
+            if !has_newest {
+                older.pop();
+            }
+            names.extend(past.into_iter().chain(older).map(|round| generation_name(job, round)));
+        }
+        for path in names.iter().map(|name| self.file(name)) {
+            match std::fs::remove_file(&path) {
+                Ok(()) => {
+                    if let Some(times) = self.made_room.count() {
+                        tracing::warn!(
+                            job,
+                            times,
+                            "no room for a new checkpoint: {} is removed",
+                            path.display()
+                        );
+                    }
+                    return Ok(true);
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
+    }
+
     /// Removes the generations that are too many beside a newest of `round`; and those of the same and later rounds, which
     /// are of a past that the job went back from.
     pub(super) fn prune(&self, job: &str, round: Round) -> Result<(), CheckpointError> {

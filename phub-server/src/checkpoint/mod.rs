@@ -2,7 +2,7 @@
 //! before it; or each hub's part of a job over several hubs, a file for each round.
 //!
 //! `format` says what is in a file, `write` makes it, `read` takes it apart and believes nothing of it, `image` sends it,
-//! `store` is the directory, `generations` are the files before the newest, `parts` and `part_name` are the files of several
+//! `store` is the directory, `lock` and `permission` say who may use it, `generations` are the files before the newest, `parts` and `part_name` are the files of several
 //! hubs, `export` makes files for other programs. `docs/formats.md` has the format, `docs/decisions/0010-checkpoint-files.md`
 //! the reasons.
 //!
@@ -14,8 +14,10 @@ mod export;
 mod format;
 mod generations;
 mod image;
+mod lock;
 mod part_name;
 mod parts;
+mod permission;
 mod read;
 mod store;
 mod write;
@@ -26,6 +28,7 @@ pub use format::{check_keys, is_state};
 pub use generations::{Loaded, named};
 pub use image::Image;
 pub use parts::PartOf;
+pub use permission::FileMode;
 pub use read::{About, Decoded, about, decode};
 pub use store::{CheckpointStore, KEEP};
 

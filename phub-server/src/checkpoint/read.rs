@@ -47,7 +47,12 @@ pub struct Decoded {
 /// metadata, digest.
 pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeError> {
     let mut header = read_header(&mut file, file_bytes)?;
-    let metadata = metadata(&header)?;
+    let metadata = match metadata(&header) {
+        Err(version @ DecodeError::Version { .. }) => {
+            return Err(newer_or_damaged(version, header, file, file_bytes));
+        }
+        metadata => metadata?,
+    };
     let tensors = match from_safetensors(&header, file_bytes) {
         // Of a job whose hub keeps no weights; that there is nothing else in the file, the digest tells.
         Err(ManifestError::NoKeys) => Vec::new(),
@@ -61,7 +66,7 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
     let value_bytes = file_bytes - header.len() as u64;
     drop(header);
     let values = read_values(file, value_bytes, file_bytes, &mut hash)?;
-    compare(&metadata, &hash)?;
+    compare(&metadata.digest, &hash)?;
 
     let optimizer = optimizer(&metadata.optimizer)?;
     Ok(Decoded {
@@ -78,8 +83,33 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
 
 /// Reads a checkpoint as [`decode`] does, and keeps nothing of it: is it as it was written?
 pub(super) fn check_digest(mut file: impl Read, file_bytes: u64) -> Result<(), DecodeError> {
-    let mut header = read_header(&mut file, file_bytes)?;
-    let metadata = metadata(&header)?;
+    let header = read_header(&mut file, file_bytes)?;
+    match metadata(&header) {
+        Err(version @ DecodeError::Version { .. }) => {
+            Err(newer_or_damaged(version, header, file, file_bytes))
+        }
+        metadata => compare_rest(&metadata?.digest, header, file, file_bytes),
+    }
+}
+
+/// What is wrong with a file that says another version: one digit may be damaged, too. Every version has the same digest in the
+/// same place.
+fn newer_or_damaged(version: DecodeError, header: Vec<u8>, file: impl Read, file_bytes: u64) -> DecodeError {
+    let written = header.get(DIGEST_AT..DIGEST_AT + DIGEST_BYTES).unwrap_or_default();
+    let written = String::from_utf8_lossy(written).into_owned();
+    compare_rest(&written, header, file, file_bytes).err().unwrap_or(version)
+}
+
+/// Reads the file behind its header, and compares the digest of all with the one that is written.
+fn compare_rest(
+    written: &str,
+    mut header: Vec<u8>,
+    mut file: impl Read,
+    file_bytes: u64,
+) -> Result<(), DecodeError> {
+    if header.len() < DIGEST_AT + DIGEST_BYTES {
+        return Err(DecodeError::Ended { seen: header.len() as u64, expected: file_bytes });
+    }
     let mut hash = begin_digest(&mut header);
     let (mut seen, mut piece) = (header.len() as u64, vec![0; PIECE_BYTES]);
     loop {
@@ -96,7 +126,7 @@ pub(super) fn check_digest(mut file: impl Read, file_bytes: u64) -> Result<(), D
     if seen != file_bytes {
         return Err(DecodeError::Ended { seen, expected: file_bytes });
     }
-    compare(&metadata, &hash)
+    compare(written, &hash)
 }
 
 /// The digest of a file is that of its bytes with [`NO_DIGEST`] in its own place.
@@ -107,10 +137,10 @@ fn begin_digest(header: &mut [u8]) -> Xxh3 {
     hash
 }
 
-fn compare(metadata: &Metadata, hash: &Xxh3) -> Result<(), DecodeError> {
+fn compare(written: &str, hash: &Xxh3) -> Result<(), DecodeError> {
     match digest_text(hash) {
-        computed if metadata.digest == computed => Ok(()),
-        computed => Err(DecodeError::Digest { written: excerpt(&metadata.digest), computed }),
+        computed if written == computed => Ok(()),
+        computed => Err(DecodeError::Digest { written: excerpt(written), computed }),
     }
 }
 

@@ -4,7 +4,7 @@
 //!   <job>.safetensors                 the last whole checkpoint; `generations` has those before it
 //!   <job>@<round>.hub<h>of<n>.safetensors   this hub's part of a job over several hubs (`parts`)
 //!   .<job>.<16 hex digits>.phub-tmp   a file that is being written; removed at the next start
-//!   .phub-lock                        held (flock) while a hub uses the directory; names its process
+//!   .phub-lock                        held, as the directory itself is, while a hub uses it (`lock`)
 //! ```
 //!
 //! A job's name cannot lead out of the directory: it has no slash, and never stands alone, so that the
@@ -13,29 +13,30 @@
 //! Shared by the threads that save and load. After two saves of one job the file is that of the later save. Must not know
 //! the contents of a file.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, Write};
+use std::fs::File;
+use std::io;
 use std::num::NonZeroU32;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use pbox_core::control::check_job_name;
 use pbox_core::{Key, Optimizer, Restored, Share, Snapshot};
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::error::CheckpointError;
 use super::format::{FileShare, Plan, entries, of_piece, whole};
 use super::generations::not_finite_name;
+use super::lock::{Lock, NotLocked};
 use super::parts::PartOf;
+use super::permission::FileMode;
 use super::read::decode;
 use super::write::{self, Names};
+use crate::seldom::Seldom;
 
 /// How many checkpoints of a job are kept, unless the hub is told otherwise.
 pub const KEEP: NonZeroU32 = NonZeroU32::new(3).unwrap();
 
-const LOCK: &str = ".phub-lock";
 const TEMPORARY: &str = ".phub-tmp";
 
 /// A directory of checkpoints, which no other hub uses at the same time.
@@ -44,56 +45,41 @@ pub struct CheckpointStore {
     pub(super) dir: PathBuf,
     /// How many checkpoints of a job are kept.
     pub(super) keep: NonZeroU32,
-    _lock: Lock,
-}
-
-/// The locked file of a directory. A killed hub releases it, too.
-#[derive(Debug)]
-struct Lock(File);
-
-impl Drop for Lock {
-    /// Closing the file is not enough: a child that another thread has forked, and that has not yet become
-    /// its program, still has it open.
-    fn drop(&mut self) {
-        let _ = flock(&self.0, FlockOperation::Unlock);
-    }
+    mode: FileMode,
+    /// Taken anew where the directory was replaced.
+    lock: Mutex<Lock>,
+    /// Removals of old files for want of room, for the log.
+    pub(super) made_room: Seldom,
 }
 
 impl CheckpointStore {
-    /// Opens a directory, whose parent must exist, and removes files that a killed hub left half written.
+    /// Opens a directory for the hub's user alone; see [`open_for`](Self::open_for).
     pub fn open(dir: impl Into<PathBuf>) -> Result<Self, CheckpointError> {
+        Self::open_for(dir, FileMode::default())
+    }
+
+    /// Opens a directory, whose parent must exist, and removes files that a killed hub left half written. New files have this
+    /// mode. So has the directory if it is made here; one that is there stays as it is.
+    pub fn open_for(dir: impl Into<PathBuf>, mode: FileMode) -> Result<Self, CheckpointError> {
         let dir = dir.into();
         let failed = |doing| {
             let dir = dir.clone();
             move |error: io::Error| CheckpointError::Directory { dir, doing, error }
         };
         // Not its parents: a mistyped path, or a disk that is not mounted, must be an error.
-        match std::fs::create_dir(&dir) {
+        match mode.make_directory(&dir) {
             Err(_) if dir.is_dir() => {}
             made => made.map_err(failed("making it"))?,
         }
-        let lock = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o644)
-            .open(dir.join(LOCK))
-            .map_err(failed("opening its lock file .phub-lock"))?;
-        let mut lock = Lock(lock);
-        match flock(&lock.0, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => {
-                return Err(CheckpointError::InUse { dir, holder: holder(&mut lock.0) });
-            }
-            Err(errno) => return Err(failed("locking its lock file .phub-lock")(errno.into())),
-        }
+        let lock = Mutex::new(take_lock(&dir)?);
         remove_temporaries(&dir).map_err(failed("removing what a former hub left half written"))?;
-        // After the removal: the temporary files may have filled the disk.
-        sign(&mut lock.0).map_err(failed("writing its lock file .phub-lock"))?;
-        let store = CheckpointStore { dir: dir.clone(), keep: KEEP, _lock: lock };
+        let store =
+            CheckpointStore { dir: dir.clone(), keep: KEEP, mode, lock, made_room: Seldom::default() };
         // The lock file may be older than the permissions of the directory.
         store.probe().map_err(failed("making a file in it"))?;
+        if mode == FileMode::default() {
+            store.warn_of_readers().map_err(failed("looking who can read it"))?;
+        }
         Ok(store)
     }
 
@@ -162,17 +148,36 @@ impl CheckpointStore {
     /// very last step failed. A state that is not finite replaces nothing: it is kept under another name.
     pub fn save(&self, job: &str, share: Share, snapshot: &Snapshot) -> Result<u64, CheckpointError> {
         let path = self.file_of(job, share, snapshot.round())?;
+        self.keep_lock()?;
         let unusable = |error| CheckpointError::Keys { job: job.to_owned(), error };
         let plan = Plan::new(job, snapshot, share).map_err(unusable)?;
         let (whole, round) = (share.is_whole(), snapshot.round());
         let aside = self.file(&not_finite_name(job, share));
-        let names = Names { dir: &self.dir, path: &path, aside: &aside, temporary: self.temporary(job) };
+        let names = Names {
+            dir: &self.dir,
+            path: &path,
+            aside: &aside,
+            temporary: self.temporary(job),
+            mode: self.mode,
+        };
         let keep = || if whole { self.keep_newest(job, &path, round) } else { Ok(()) };
-        write::replace(names, &plan, snapshot, keep)?;
+        let make_room = || self.make_room(job, share, round);
+        write::replace(names, &plan, snapshot, make_room, keep)?;
         if whole && let Err(error) = self.prune(job, round) {
             tracing::warn!(job, %error, "old checkpoints are left");
         }
         Ok(plan.file_bytes)
+    }
+
+    /// Locks the directory that has the name now, if somebody has put another one in its place.
+    fn keep_lock(&self) -> Result<(), CheckpointError> {
+        let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_same = lock.is_of(&self.dir);
+        if !is_same.map_err(|error| self.failed("looking whether it is still the same", error))? {
+            *lock = take_lock(&self.dir)?;
+            tracing::warn!("{} is another directory than before; it is locked now", self.dir.display());
+        }
+        Ok(())
     }
 
     /// A file name that no other save has.
@@ -187,22 +192,43 @@ impl CheckpointStore {
     /// Whether files can be made here.
     fn probe(&self) -> io::Result<()> {
         let path = self.temporary("probe");
-        OpenOptions::new().write(true).create_new(true).mode(0o644).open(&path)?;
+        self.mode.make_file(&path)?;
         std::fs::remove_file(path)
+    }
+
+    /// Says which checkpoints other users can read: those of hubs that let them, in a directory that lets them.
+    fn warn_of_readers(&self) -> io::Result<()> {
+        if self.dir.metadata()?.mode() & 0o011 == 0 {
+            return Ok(());
+        }
+        let mut open = Vec::new();
+        for entry in std::fs::read_dir(&self.dir)? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let is_checkpoint = name.ends_with(".safetensors") && entry.file_type()?.is_file();
+            if is_checkpoint && entry.metadata()?.mode() & 0o044 != 0 {
+                open.push(name);
+            }
+        }
+        if let Some(first) = open.first() {
+            tracing::warn!(
+                count = open.len(),
+                first,
+                "other users can read checkpoints in {0}: chmod 600 {0}/*.safetensors closes them, and --checkpoint-mode 640 \
+                 says that a group may read them",
+                self.dir.display()
+            );
+        }
+        Ok(())
     }
 }
 
-/// Writes this process into the lock file, for the error of a hub that wants the directory, too.
-fn sign(lock: &mut File) -> io::Result<()> {
-    lock.set_len(0)?;
-    writeln!(lock, "{}", std::process::id())
-}
-
-/// The process in the lock file, if it is there already.
-fn holder(lock: &mut File) -> Option<u32> {
-    let mut text = String::new();
-    lock.rewind().and_then(|()| lock.take(16).read_to_string(&mut text)).ok()?;
-    text.trim().parse().ok()
+fn take_lock(dir: &Path) -> Result<Lock, CheckpointError> {
+    let dir = dir.to_owned();
+    Lock::take(&dir).map_err(|why| match why {
+        NotLocked::InUse(holder) => CheckpointError::InUse { dir, holder },
+        NotLocked::Failed(doing, error) => CheckpointError::Directory { dir, doing, error },
+    })
 }
 
 /// Removes temporary files. This hub holds the lock, so nobody writes them.
@@ -229,7 +255,10 @@ fn is_temporary(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
+    use crate::checkpoint::lock::LOCK;
 
     #[test]
     fn only_half_written_files_of_a_hub_are_removed() {
@@ -258,7 +287,7 @@ mod tests {
     fn a_closed_directory_is_free_although_a_forked_child_still_has_its_lock_file_open() {
         let dir = tempfile::tempdir().unwrap();
         let store = CheckpointStore::open(dir.path()).unwrap();
-        let _of_the_child = store._lock.0.try_clone().unwrap();
+        let _of_the_child = store.lock.lock().unwrap().as_fd().try_clone_to_owned().unwrap();
         drop(store);
         CheckpointStore::open(dir.path()).unwrap();
     }

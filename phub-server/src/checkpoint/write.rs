@@ -3,14 +3,15 @@
 //! ```text
 //!   make temporary -> reserve its length -> header, values -> digest -> fsync -> rename -> fsync dir
 //!        |___________________ an error: temporary removed, former file untouched ____|
+//!        |___ no room: an older file goes, and again, until none is left that may go
 //!                                  a value that is not finite: renamed to another file, former file untouched
 //! ```
 //!
 //! Owned by the thread that saves. Must not know the cores.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use pbox_core::Snapshot;
@@ -23,6 +24,7 @@ use zerocopy::IntoBytes;
 use super::PIECE_BYTES;
 use super::error::{CheckpointError, NotFinite};
 use super::format::{DIGEST_AT, Plan, digest_text};
+use super::permission::FileMode;
 
 const UNTOUCHED: &str = "the checkpoint before it is as it was";
 const REPLACED: &str = "the file is whole, but a power failure now may bring back the one before it";
@@ -50,16 +52,20 @@ pub(super) struct Names<'a> {
     pub aside: &'a Path,
     /// The file before the rename, which must not exist.
     pub temporary: PathBuf,
+    /// That of the new file.
+    pub mode: FileMode,
 }
 
-/// Writes `plan` with the snapshot's values to the temporary file, and renames it to `path`, right after `keep`.
+/// Writes `plan` with the snapshot's values to the temporary file, and renames it to `path`, right after `keep`. Where there is
+/// no room, it tries again as long as `make_room` removes something. A state that is not finite is not worth that.
 pub(super) fn replace(
     names: Names<'_>,
     plan: &Plan,
     snapshot: &Snapshot,
+    mut make_room: impl FnMut() -> io::Result<bool>,
     keep: impl FnOnce() -> io::Result<()>,
 ) -> Result<(), CheckpointError> {
-    let Names { dir, path, aside, temporary } = names;
+    let Names { dir, path, aside, temporary, mode } = names;
     let error = |kept| {
         move |(doing, error): Failed| CheckpointError::Save {
             path: path.to_owned(),
@@ -71,7 +77,20 @@ pub(super) fn replace(
             kept,
         }
     };
-    let mut written = write(temporary, plan, snapshot).map_err(error(UNTOUCHED))?;
+    let mut is_worth_it = None;
+    let mut written = loop {
+        let why = match write(&temporary, mode, plan, snapshot) {
+            Ok(written) => break written,
+            Err(why) => why,
+        };
+        let has_no_room = matches!(Errno::from_io_error(&why.1), Some(Errno::NOSPC | Errno::DQUOT));
+        let goes_on = has_no_room
+            && *is_worth_it.get_or_insert_with(|| is_finite(plan, snapshot))
+            && make_room().doing("removing an older one, to make room").map_err(error(UNTOUCHED))?;
+        if !goes_on {
+            return Err(error(UNTOUCHED)(why));
+        }
+    };
     if let Some(found) = written.not_finite.take() {
         written.rename(aside).map_err(error(UNTOUCHED))?;
         let (round, aside) = (snapshot.round(), aside.to_owned());
@@ -82,9 +101,9 @@ pub(super) fn replace(
     sync_dir(dir).map_err(error(REPLACED))
 }
 
-fn write(temporary: PathBuf, plan: &Plan, snapshot: &Snapshot) -> Result<Temporary, Failed> {
+fn write(path: &Path, mode: FileMode, plan: &Plan, snapshot: &Snapshot) -> Result<Temporary, Failed> {
     check_size_limit(plan.file_bytes).doing("checking the limit on file sizes")?;
-    let mut temporary = Temporary::make(temporary).doing("making a temporary file beside it")?;
+    let mut temporary = Temporary::make(path, mode).doing("making a temporary file beside it")?;
     reserve(&temporary.file, plan.file_bytes).doing("reserving its space")?;
     temporary.not_finite = fill(&temporary.file, plan, snapshot).doing("writing it")?;
     temporary.file.sync_all().doing("bringing it to the disk (fsync)")?;
@@ -109,9 +128,9 @@ struct Temporary {
 }
 
 impl Temporary {
-    fn make(path: PathBuf) -> io::Result<Self> {
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&path)?;
-        Ok(Temporary { file, path, remove: true, not_finite: None })
+    fn make(path: &Path, mode: FileMode) -> io::Result<Self> {
+        let file = mode.make_file(path)?;
+        Ok(Temporary { file, path: path.to_owned(), remove: true, not_finite: None })
     }
 
     fn rename(mut self, path: &Path) -> Result<(), Failed> {
@@ -152,6 +171,11 @@ fn fill(file: &File, plan: &Plan, snapshot: &Snapshot) -> io::Result<Option<NotF
     let (hash, not_finite) = stream(file, plan, snapshot)?;
     file.write_all_at(digest_text(&hash).as_bytes(), DIGEST_AT as u64)?;
     Ok(not_finite)
+}
+
+/// Whether all values are finite.
+fn is_finite(plan: &Plan, snapshot: &Snapshot) -> bool {
+    stream(io::sink(), plan, snapshot).is_ok_and(|(_, not_finite)| not_finite.is_none())
 }
 
 /// Writes the file from its beginning to its end, in large pieces. Returns the digest of what was written.

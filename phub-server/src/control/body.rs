@@ -5,12 +5,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use authority::BodyDigest;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
 use http_body_util::BodyExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
+use super::guard::Shown;
 use super::limits::ControlLimits;
 use crate::registry::Refusal;
 
@@ -28,7 +30,12 @@ pub(super) async fn read(
     limits: &ControlLimits,
     room: &Arc<Semaphore>,
 ) -> Result<Received, Refusal> {
+    let proof = match request.extensions().get() {
+        Some(Shown::Proof(proof)) => Some(proof.clone()),
+        _ => None,
+    };
     let mut parts = Parts::new(request, limit, limits)?;
+    let mut digest = BodyDigest::default();
     let (mut bytes, mut held): (_, Option<OwnedSemaphorePermit>) = (Vec::new(), None);
     while let Some(part) = parts.next().await? {
         let permit = Arc::clone(room).try_acquire_many_owned(part.len() as u32).map_err(|_| {
@@ -41,7 +48,14 @@ pub(super) async fn read(
             None => held = Some(permit),
             Some(held) => held.merge(permit),
         }
+        // Part by part: a whole join takes a second, in which nobody else would get an answer.
+        if proof.is_some() {
+            digest.update(&part);
+        }
         bytes.extend_from_slice(&part);
+    }
+    if proof.is_some_and(|proof| !proof.is_about(digest)) {
+        return Err(Refusal::Bad("the body is not the one that the request's proof is about".into()));
     }
     Ok(Received { bytes, _room: held })
 }

@@ -2,7 +2,8 @@
 //!
 //! A connection gives its place back when it ends. Runs on the control thread.
 
-use std::collections::{BTreeMap, HashMap};
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -21,7 +22,8 @@ impl ClientAddress {
 }
 
 /// The open connections. One that has shown no token yet is a stranger: it gives its place up when there is no other for a new
-/// one, the oldest first. So nobody without a token keeps those out who have one.
+/// one, the oldest of the address that has the most. So nobody without a token keeps those out who have one, and a crowd from one
+/// address takes the places of that crowd.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Crowd(Arc<Mutex<Open>>);
 
@@ -33,7 +35,9 @@ struct Open {
     places: HashMap<u64, IpAddr>,
     by_address: HashMap<IpAddr, usize>,
     /// How each stranger is told that its place is gone.
-    strangers: BTreeMap<u64, (IpAddr, oneshot::Sender<()>)>,
+    strangers: HashMap<u64, oneshot::Sender<()>>,
+    /// Their numbers.
+    strangers_of: HashMap<IpAddr, BTreeSet<u64>>,
 }
 
 /// The place of one connection, until it is dropped.
@@ -53,7 +57,7 @@ pub(super) struct Newcomer {
 impl Newcomer {
     /// It has shown a token.
     pub fn is_known(&self) {
-        self.crowd.lock().strangers.remove(&self.number);
+        self.crowd.lock().take_stranger(self.number);
     }
 }
 
@@ -79,16 +83,15 @@ impl Crowd {
         let from = counted_as(from.ip());
         let mut open = self.lock();
         let full = if open.by_address.get(&from).is_some_and(|&places| places >= limits.of_an_address) {
-            let oldest = open.strangers.iter().find(|(_, stranger)| stranger.0 == from);
-            Some(("your address", oldest.map(|(&number, _)| number)))
+            Some(("your address", open.strangers_of.get(&from).and_then(BTreeSet::first).copied()))
         } else if open.places.len() >= limits.connections || open.strangers.len() >= limits.strangers {
-            Some(("the hub's control port", open.strangers.keys().next().copied()))
+            Some(("the hub's control port", open.oldest_of_the_most()))
         } else {
             None
         };
         if let Some((who, oldest)) = full {
             let number = oldest.ok_or(who)?;
-            if let Some((_, gone)) = open.strangers.remove(&number) {
+            if let Some(gone) = open.take_stranger(number) {
                 let _ = gone.send(());
             }
             open.leave(number);
@@ -97,7 +100,8 @@ impl Crowd {
         let (number, (tell, gone)) = (open.newest, oneshot::channel());
         open.places.insert(number, from);
         *open.by_address.entry(from).or_default() += 1;
-        open.strangers.insert(number, (from, tell));
+        open.strangers.insert(number, tell);
+        open.strangers_of.entry(from).or_default().insert(number);
         Ok((Place { newcomer: Newcomer { crowd: self.clone(), number }, gone }, full.is_some()))
     }
 
@@ -107,9 +111,29 @@ impl Crowd {
 }
 
 impl Open {
+    /// The oldest stranger of the address that has the most; of several addresses, that of the oldest.
+    fn oldest_of_the_most(&self) -> Option<u64> {
+        let of_address = |numbers: &BTreeSet<u64>| Some((numbers.len(), Reverse(*numbers.first()?)));
+        self.strangers_of.values().filter_map(of_address).max().map(|(_, Reverse(number))| number)
+    }
+
+    /// This connection is no stranger any more.
+    fn take_stranger(&mut self, number: u64) -> Option<oneshot::Sender<()>> {
+        let tell = self.strangers.remove(&number)?;
+        if let Some(from) = self.places.get(&number)
+            && let Some(numbers) = self.strangers_of.get_mut(from)
+        {
+            numbers.remove(&number);
+            if numbers.is_empty() {
+                self.strangers_of.remove(from);
+            }
+        }
+        Some(tell)
+    }
+
     /// This connection has no place any more.
     fn leave(&mut self, number: u64) {
-        self.strangers.remove(&number);
+        self.take_stranger(number);
         let Some(from) = self.places.remove(&number) else { return };
         if let Some(places) = self.by_address.get_mut(&from) {
             *places -= 1;
@@ -163,7 +187,8 @@ mod tests {
         enter("[::ffff:10.0.0.1]:5").expect_err("the same machine");
         drop((second, third, other));
         let open = crowd.lock();
-        assert!(open.places.is_empty() && open.by_address.is_empty() && open.strangers.is_empty());
+        assert!(open.places.is_empty() && open.by_address.is_empty());
+        assert!(open.strangers.is_empty() && open.strangers_of.is_empty());
     }
 
     #[test]
@@ -199,5 +224,21 @@ mod tests {
         assert_eq!(stranger("10.0.0.3:3").unwrap_err(), "the hub's control port");
         drop((other, last));
         assert!(stranger("10.0.0.3:4").is_ok());
+    }
+
+    #[test]
+    fn a_crowd_leaves_a_client_its_place_until_its_first_bytes_come() {
+        let (crowd, limits) = (Crowd::default(), ControlLimits::of_connections(4096));
+        let stranger = |from: &str| crowd.enter(from.parse().unwrap(), &limits).unwrap().0;
+        let gone = |place: &mut Place| place.gone.try_recv().is_ok();
+        // Of a second in which 2000 come: the client's bytes are there after a third of it.
+        let mut slow = stranger("10.0.0.1:1");
+        let mut others = Vec::from_iter((0..2000).map(|_| stranger("10.0.0.1:2")));
+        assert!(!gone(&mut slow) && !others.iter_mut().any(gone));
+        // From elsewhere, however many there are.
+        let mut elsewhere = stranger("10.0.0.2:1");
+        others.extend((0..10_000).map(|_| stranger("10.0.0.1:3")));
+        assert!(gone(&mut slow) && !gone(&mut elsewhere));
+        assert_eq!(crowd.lock().strangers.len(), limits.strangers);
     }
 }

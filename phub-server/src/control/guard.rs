@@ -2,8 +2,9 @@
 
 use std::net::IpAddr;
 use std::sync::{Arc, RwLock};
+use std::time::SystemTime;
 
-use authority::{ALL_JOBS, Credential, CredentialError, Right, Secrets, Token};
+use authority::{ALL_JOBS, Credential, CredentialError, Proof, Right, Secrets, Token};
 use axum::extract::{MatchedPath, RawPathParams, Request, State};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, HeaderName, Method, StatusCode};
@@ -13,6 +14,7 @@ use pbox_core::control::ErrorReply;
 
 use super::crowd::Newcomer;
 use super::json;
+use crate::registry::Registry;
 use crate::settings::HubSettings;
 
 /// The right that a request needs. `None`: the page says nothing of jobs, or its request has a secret that a join gave.
@@ -29,10 +31,9 @@ fn needed(method: &Method, page: &str) -> Option<Right> {
             | "/v1/jobs/{job}/offer"
             | "/v1/jobs/{job}/state"
             | "/v1/jobs/{job}/ready"
-            | "/v1/jobs/{job}/leave"
-            | "/v1/jobs/{job}/peers/{verb}",
+            | "/v1/jobs/{job}/leave",
         ) => None,
-        ("GET", "/v1/speed") => Some(Right::Join),
+        ("POST", "/v1/jobs/{job}/peers/{verb}") => Some(Right::Peer),
         ("POST", "/v1/drain" | "/v1/jobs/{job}/stop") => Some(Right::Operate),
         ("GET" | "HEAD", _) => Some(Right::Read),
         _ => Some(Right::Join),
@@ -62,6 +63,37 @@ impl Sees {
     /// Whether it may see this job.
     pub fn job(&self, job: &str) -> bool {
         self.0.as_ref().is_none_or(|token| token.covers(job))
+    }
+}
+
+/// The header `Authorization` of a request, which says who asks.
+#[derive(Clone, Debug)]
+pub(super) enum Shown {
+    Token(Token),
+    /// It is about the request's body, too, which is compared when it has come.
+    Proof(Proof),
+    /// The token of a member.
+    Member(String),
+}
+
+impl Shown {
+    fn of(headers: &HeaderMap) -> Option<Self> {
+        let (scheme, shown) = text(headers, AUTHORIZATION)?.split_once(' ')?;
+        match scheme {
+            "Bearer" => shown.parse().ok().map(Shown::Token),
+            "Phub-Proof" => shown.parse().ok().map(Shown::Proof),
+            "Phub-Member" => Some(Shown::Member(shown.to_owned())),
+            _ => None,
+        }
+    }
+
+    /// The token that whoever asks has, if one of the secrets made it.
+    fn token(&self, secrets: &Secrets, method: &Method, path: &str) -> Option<Token> {
+        match self {
+            Shown::Token(token) => Some(token.clone()).filter(|token| secrets.made(token)),
+            Shown::Proof(proof) => secrets.proved(proof, method.as_str(), path),
+            Shown::Member(_) => None,
+        }
     }
 }
 
@@ -107,9 +139,8 @@ impl Guard {
 
     fn check(
         &self,
-        page: &str,
-        job: Option<&str>,
-        method: &Method,
+        (page, job): (&str, Option<&str>),
+        (method, path): (&Method, &str),
         headers: &HeaderMap,
     ) -> Result<Sees, Denied> {
         self.check_browser(headers)?;
@@ -117,23 +148,27 @@ impl Guard {
         let accepted = self.accepted.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let Some(secrets) = accepted.as_ref() else { return Ok(Sees(None)) };
         let unknown = |why: &str| Denied(StatusCode::UNAUTHORIZED, why.to_owned());
-        let shown = bearer(headers).ok_or_else(|| {
-            unknown(
+        if !headers.contains_key(AUTHORIZATION) {
+            return Err(unknown(
                 "it wants a token: set PHUB_TOKEN or PHUB_TOKEN_FILE to its secret, or send the header `Authorization: Bearer \
                  TOKEN` with what `phub-server token` prints",
-            )
-        })?;
-        let token = shown.parse::<Token>().ok().filter(|token| secrets.made(token)).ok_or_else(|| {
+            ));
+        }
+        let shown = Shown::of(headers).and_then(|shown| shown.token(secrets, method, path));
+        let token = shown.ok_or_else(|| {
             unknown(
                 "the token is not of its secret; set PHUB_TOKEN or PHUB_TOKEN_FILE to the same secret for hubs and workers \
                  (without them each user of each machine has a secret of its own)",
             )
         })?;
+        if token.has_expired(SystemTime::now()) {
+            return Err(unknown("the token has expired; make another one with `phub-server token`"));
+        }
         // Of what is about no job, everybody sees the jobs that the token covers.
         let allows = match (job, right) {
             (Some(job), _) => token.allows(right, job),
             (None, Right::Operate) => token.allows(right, ALL_JOBS),
-            (None, _) => token.right >= right,
+            (None, _) => token.right.contains(right),
         };
         if !allows {
             let (of, job) = (&token.job, job.unwrap_or(ALL_JOBS));
@@ -146,12 +181,15 @@ impl Guard {
         Ok(Sees(Some(token)))
     }
 
-    /// Whether a request shows a token of this hub's secret, whatever its page needs.
-    fn knows(&self, headers: &HeaderMap) -> bool {
+    /// Whether a request shows a token or a proof of this hub's secret, or is of a member, whatever its page needs.
+    fn knows(&self, shown: Option<&Shown>, method: &Method, path: &str, registry: &Registry) -> bool {
         let accepted = self.accepted.read().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let made =
-            |secrets: &Secrets| bearer(headers)?.parse().ok().filter(|token| secrets.made(token)).map(drop);
-        accepted.as_ref().is_none_or(|secrets| made(secrets).is_some())
+        let Some(secrets) = accepted.as_ref() else { return true };
+        match shown {
+            None => false,
+            Some(Shown::Member(token)) => registry.has_member(token),
+            Some(shown) => shown.token(secrets, method, path).is_some(),
+        }
     }
 
     /// Refuses what only a browser sends, on behalf of a web page from elsewhere.
@@ -179,10 +217,6 @@ impl Guard {
     }
 }
 
-fn bearer(headers: &HeaderMap) -> Option<&str> {
-    text(headers, AUTHORIZATION)?.strip_prefix("Bearer ")
-}
-
 fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok()
 }
@@ -197,21 +231,25 @@ fn names_this_machine(host: &str) -> bool {
 
 /// Asks the guard before each request.
 pub(super) async fn admit(
-    State(guard): State<Arc<Guard>>,
+    State((guard, registry)): State<(Arc<Guard>, Arc<Registry>)>,
     page: MatchedPath,
     parts: RawPathParams,
     mut request: Request,
     next: Next,
 ) -> Response {
     let job = parts.iter().find(|(name, _)| *name == "job").map(|(_, job)| job);
-    match guard.check(page.as_str(), job, request.method(), request.headers()) {
+    let (method, headers) = (request.method(), request.headers());
+    let path = request.uri().path_and_query().map_or("", |path| path.as_str());
+    match guard.check((page.as_str(), job), (method, path), headers) {
         Ok(sees) => {
-            if let Some(newcomer) =
-                request.extensions().get::<Newcomer>().filter(|_| guard.knows(request.headers()))
+            let shown = Shown::of(headers);
+            if let Some(newcomer) = request.extensions().get::<Newcomer>()
+                && guard.knows(shown.as_ref(), method, path, &registry)
             {
                 newcomer.is_known();
             }
             request.extensions_mut().insert(sees);
+            shown.into_iter().for_each(|shown| drop(request.extensions_mut().insert(shown)));
             next.run(request).await
         }
         Err(denied) => denied.into_response(),
@@ -250,7 +288,7 @@ mod tests {
 
     fn status(guard: &Guard, page: &str, method: Method, headers: &HeaderMap) -> u16 {
         guard
-            .check(page, page.contains("{job}").then_some("job"), &method, headers)
+            .check((page, page.contains("{job}").then_some("job")), (&method, page), headers)
             .map_or_else(|no| no.0.as_u16(), |_| 200)
     }
 
@@ -291,10 +329,56 @@ mod tests {
     }
 
     #[test]
+    fn a_proof_is_of_its_request_alone() {
+        let (secret, guard) = guard(|_| {});
+        let shown = |token: Token, method: &str, path: &str| {
+            let proof = token.prove(method, path, b"{}").unwrap();
+            headers(&[(AUTHORIZATION, &format!("Phub-Proof {proof}"))])
+        };
+        let join = || secret.token(Right::Join, "job");
+        let good = shown(join(), "POST", JOIN);
+        assert_eq!(status(&guard, JOIN, Method::POST, &good), 200);
+        let peers = "/v1/jobs/{job}/peers/{verb}";
+        for (page, method, shown, expected) in [
+            ("/v1/jobs/{job}/meet", Method::POST, good.clone(), 401),
+            ("/v1/hub", Method::GET, good, 401),
+            (JOIN, Method::POST, shown(secret.token(Right::Join, "other"), "POST", JOIN), 403),
+            (
+                JOIN,
+                Method::POST,
+                shown(Secret::random().unwrap().token(Right::Join, "job"), "POST", JOIN),
+                401,
+            ),
+            (peers, Method::POST, shown(join(), "POST", peers), 403),
+            (peers, Method::POST, shown(secret.token(Right::Operate, ALL_JOBS), "POST", peers), 403),
+            (peers, Method::POST, shown(secret.token(Right::Peer, "job"), "POST", peers), 200),
+            ("/v1/hub", Method::GET, shown(secret.token(Right::Peer, "job"), "GET", "/v1/hub"), 403),
+        ] {
+            assert_eq!(status(&guard, page, method.clone(), &shown), expected, "{method} {page}");
+        }
+    }
+
+    #[test]
+    fn a_token_that_has_expired_opens_nothing() {
+        let (secret, guard) = guard(|_| {});
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        for (expires, expected) in [(now + 3600, 200), (now - 1, 401)] {
+            let token = secret.token_until(Right::Join, "job", Some(expires));
+            let proof = token.prove("POST", JOIN, b"").unwrap();
+            for shown in [format!("Bearer {token}"), format!("Phub-Proof {proof}")] {
+                assert_eq!(
+                    status(&guard, JOIN, Method::POST, &headers(&[(AUTHORIZATION, &shown)])),
+                    expected
+                );
+            }
+        }
+    }
+
+    #[test]
     fn a_token_of_a_job_sees_that_job_alone() {
         let (secret, guard) = guard(|_| {});
         let shown = headers(&[(AUTHORIZATION, &format!("Bearer {}", secret.token(Right::Read, "job")))]);
-        let sees = guard.check("/v1/hub", None, &Method::GET, &shown).unwrap();
+        let sees = guard.check(("/v1/hub", None), (&Method::GET, "/v1/hub"), &shown).unwrap();
         assert!(sees.job("job") && !sees.job("other"));
     }
 

@@ -28,7 +28,7 @@ pub struct ControlLimits {
     pub connections: usize,
     /// Of these, the connections of one address.
     pub of_an_address: usize,
-    /// Connections that have shown no token yet. The oldest gives its place to a new one.
+    /// Connections that have shown no token yet. The oldest of the address that has the most gives its place to a new one.
     pub strangers: usize,
 }
 
@@ -37,10 +37,16 @@ impl Default for ControlLimits {
         // The data path and the windows need descriptors, too.
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         // A worker has two: this is enough for two jobs with the most workers.
-        let connections = (descriptors / 2).min(4096) as usize;
+        Self::of_connections((descriptors / 2).min(4096) as usize)
+    }
+}
+
+impl ControlLimits {
+    /// Returns the limits of a hub that may have this number of connections.
+    pub(super) fn of_connections(connections: usize) -> Self {
         ControlLimits {
-            // A manifest of a million keys.
-            join_bytes: 256 << 20,
+            // A manifest of the most keys, with 256 bytes for each.
+            join_bytes: 64 << 20,
             // A token and a few numbers.
             small_bytes: 64 << 10,
             // Two numbers as text, and what stands around them.
@@ -51,15 +57,16 @@ impl Default for ControlLimits {
             // request is on its way.
             headers: Duration::from_secs(20),
             body_stall: Duration::from_secs(10),
-            // The slowest rate at which a body may come. The longest join takes four hours at this rate.
+            // The slowest rate at which a body may come. The longest join takes an hour at this rate.
             body_bytes_per_s: 16 << 10,
             // The client was cut off, or it does not read.
             unread: Duration::from_secs(30),
             connections,
             // All workers of the largest job may be on one machine, or behind one gateway. The other half is for others.
             of_an_address: connections / 2,
-            // A worker shows its token with its first request.
-            strangers: connections / 8,
+            // A worker shows its token with its first request, whose bytes may come a while after the connection: with 2000 new
+            // connections a second, each has a second for them.
+            strangers: connections / 2,
         }
     }
 }

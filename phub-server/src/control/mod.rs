@@ -9,10 +9,10 @@ mod metrics;
 mod page;
 mod peers;
 mod serve;
-mod speed;
 
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -32,10 +32,10 @@ use serde::de::DeserializeOwned;
 use timeline::Clock;
 use tokio::sync::Semaphore;
 
-use crate::registry::{Refusal, Registry, Sent};
+use crate::registry::{Refusal, Registry, Sent, on_thread};
 use body::{Parts, Received};
 use crowd::ClientAddress;
-use guard::Sees;
+use guard::{Sees, Shown};
 
 pub(crate) use encryption::Encryption;
 pub(crate) use guard::Guard;
@@ -51,7 +51,6 @@ GET  /v1/events                     what GET /v1/hub says, each second, as serve
 GET  /v1/trace                      a timeline of the last rounds, if the hub has --trace
 GET  /v1/clock                      the hub's clock, for timelines of several machines
 GET  /v1/topology                   the hub's machine with its cores and NICs, as SVG
-GET  /v1/speed                      zeros for 100 ms at most, for a hub that measures its link
 GET  /metrics                       the same figures for Prometheus
 POST /v1/jobs/{job}/join            a worker asks to take part
 POST /v1/jobs/{job}/heartbeat       a worker lives, and gets the news
@@ -62,7 +61,7 @@ POST /v1/jobs/{job}/compare         a worker's weights, by a digest, against tho
 POST /v1/jobs/{job}/checkpoint      write the job's state to its file now (no body)
 GET  /v1/jobs/{job}/state           the job's state, as a checkpoint file
 POST /v1/jobs/{job}/offer           rank 0 has a state for a new job
-POST /v1/jobs/{job}/state?token=... rank 0 brings the state that a new job begins with
+POST /v1/jobs/{job}/state           rank 0 brings the state that a new job begins with
 POST /v1/jobs/{job}/meet            the hubs of a mesh learn each other's addresses
 POST /v1/jobs/{job}/ready           all members of a hub below are there
 POST /v1/jobs/{job}/leave           a worker is done
@@ -70,7 +69,7 @@ POST /v1/jobs/{job}/stop            stop the job, after its checkpoint (no body)
 POST /v1/drain                      take no more jobs, and end with the last (no body)
 GET  /v1/jobs/{job}/parts/{hub}/{hubs}   the rounds whose checkpoint this hub has a part of
 GET  /v1/jobs/{job}/parts/{hub}/{hubs}/{round}   the same, and whether the part of a round is damaged
-POST /v1/jobs/{job}/peers/{verb}    the other hubs of a job, with its secret
+POST /v1/jobs/{job}/peers/{verb}    the other hubs of a job
 ";
 
 /// Timelines at the same time. Each may have tens of megabytes.
@@ -87,8 +86,8 @@ struct Desk {
     listeners: Arc<Semaphore>,
     /// A permit for each timeline that may be made and sent now.
     traces: Arc<Semaphore>,
-    /// A permit for each link that may be measured now.
-    transfers: Arc<Semaphore>,
+    /// Whose NICs are asked now: one request's at a time.
+    nics: Arc<Semaphore>,
 }
 
 impl Desk {
@@ -97,14 +96,20 @@ impl Desk {
     }
 
     /// Reads a request that may have some numbers for each key of a job.
-    async fn by_key<T: DeserializeOwned>(
+    async fn by_key<T: DeserializeOwned + Send + 'static>(
         &self,
         what: &'static str,
         job: &str,
         request: Request,
     ) -> Result<T, Refusal> {
         let limit = self.limits.small_bytes + self.limits.key_bytes * self.registry.keys_of(job);
-        Ok(parse(what, &self.read(limit, request).await?.bytes)?)
+        let received = self.read(limit, request).await?;
+        if received.bytes.len() <= self.limits.small_bytes {
+            return Ok(parse(what, &received.bytes)?);
+        }
+        // Megabytes, and this thread answers all heartbeats.
+        let parsed = on_thread("phub-numbers", move || parse(what, &received.bytes)).await;
+        Ok(parsed.map_err(Refusal::Exhausted)??)
     }
 
     /// Reads a request of a few fields.
@@ -123,8 +128,8 @@ pub(crate) fn router(
     let room = Arc::new(Semaphore::new(limits.bodies_bytes));
     let listeners = Arc::new(Semaphore::new(page::LISTENERS));
     let traces = Arc::new(Semaphore::new(TRACES));
+    let nics = Arc::new(Semaphore::new(1));
     let picture = Bytes::from(picture);
-    let transfers = Arc::new(Semaphore::new(speed::TRANSFERS));
     Router::new()
         .route("/", get(async |headers: HeaderMap| page::page(&headers)))
         .route("/v1/health", get(health))
@@ -133,7 +138,6 @@ pub(crate) fn router(
         .route("/v1/trace", get(trace))
         .route("/v1/clock", get(async || done(&ClockReply { id: Clock::id(), ns: Clock::now_ns() })))
         .route("/v1/topology", get(async || ([(CONTENT_TYPE, "image/svg+xml")], picture)))
-        .route("/v1/speed", get(async |State(desk): State<Desk>| speed::zeros(desk.transfers)))
         .route("/metrics", get(figures))
         .route("/v1/jobs/{job}/join", post(join))
         .route("/v1/jobs/{job}/heartbeat", post(heartbeat))
@@ -150,9 +154,9 @@ pub(crate) fn router(
         .route("/v1/jobs/{job}/stop", post(stop))
         .route("/v1/drain", post(drain))
         .merge(peers::routes())
-        .route_layer(from_fn_with_state(guard, guard::admit))
+        .route_layer(from_fn_with_state((guard, Arc::clone(&registry)), guard::admit))
         .fallback(async || no_such_page())
-        .with_state(Desk { registry, limits, room, listeners, traces, transfers })
+        .with_state(Desk { registry, limits, room, listeners, traces, nics })
 }
 
 type Answer = Result<Response, Refusal>;
@@ -192,10 +196,15 @@ async fn hub(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answ
     done(&hub)
 }
 
-/// What NICs have counted: not on the control thread, as a driver may take its time.
+/// Asks NICs what they have counted: not on the control thread, as a driver may take its time, and not on the threads for joins, which
+/// may be at work for seconds.
 async fn nics(desk: &Desk) -> Vec<NicReply> {
     let registry = Arc::clone(&desk.registry);
-    tokio::task::spawn_blocking(move || registry.nics()).await.unwrap_or_default()
+    if !registry.has_nics() {
+        return Vec::new();
+    }
+    let _one_at_a_time = desk.nics.acquire().await;
+    on_thread("phub-nics", move || registry.nics()).await.unwrap_or_default()
 }
 
 async fn events(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answer {
@@ -233,7 +242,7 @@ async fn join(
     // Most joins are small, and many come at once.
     let is_small = received.bytes.len() <= desk.limits.small_bytes;
     let promise = (!is_small).then(|| desk.registry.promise_join(received.bytes.len())).transpose()?;
-    // Parsing has its own thread: a manifest may have 256 MiB, and this thread answers all heartbeats.
+    // Parsing has its own thread: a manifest may have 64 MiB, and this thread answers all heartbeats.
     let parsing = tokio::task::spawn_blocking(move || parse_join(&received.bytes));
     let request = parsing.await.map_err(|_| Refusal::Gone("the hub could not do it".into()))??;
     let joined = desk.registry.join_from(job, request, Some(from)).await?;
@@ -309,8 +318,11 @@ async fn offer(State(desk): State<Desk>, Path(job): Path<String>, request: Reque
 
 async fn bring_state(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
     let Desk { registry, limits, .. } = desk;
-    let token = request.uri().query().and_then(|query| query.strip_prefix("token=")).unwrap_or_default();
-    let mut coming = registry.state_comes(&job, token)?;
+    let token = match request.extensions().get() {
+        Some(Shown::Member(token)) => token.clone(),
+        _ => String::new(),
+    };
+    let mut coming = registry.state_comes(&job, &token)?;
     let mut parts = Parts::new(request, coming.bytes(), &limits)?;
     while let Some(part) = parts.next().await? {
         coming.append(part).await?;
@@ -329,7 +341,7 @@ async fn ready(State(desk): State<Desk>, Path(job): Path<String>, request: Reque
 }
 
 async fn health(State(desk): State<Desk>) -> Answer {
-    desk.registry.check_open()?;
+    desk.registry.check_health(Instant::now())?;
     Ok("ok\n".into_response())
 }
 

@@ -12,7 +12,7 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::oneshot;
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::crowd::{ClientAddress, Crowd};
@@ -46,7 +46,7 @@ pub(crate) async fn serve(
     router: Router,
     limits: ControlLimits,
     encryption: Arc<Encryption>,
-    mut stopped: oneshot::Receiver<()>,
+    mut stopped: watch::Receiver<bool>,
 ) {
     let (connections, crowd) = (GracefulShutdown::new(), Crowd::default());
     let (refused, given_up, failed) = (Seldom::default(), Seldom::default(), Seldom::default());
@@ -112,13 +112,17 @@ pub(crate) async fn serve(
                 }
             },
             // Shutdown requested, also if the sender is gone.
-            _ = &mut stopped => break,
+            () = is_told(&mut stopped) => break,
         }
     }
     drop(socket);
     if timeout(STOP_LIMIT, connections.shutdown()).await.is_err() {
         tracing::warn!("some requests did not end in {STOP_LIMIT:?}");
     }
+}
+
+async fn is_told(stopped: &mut watch::Receiver<bool>) {
+    let _ = stopped.wait_for(|stops| *stops).await;
 }
 
 fn tune(stream: &TcpStream, limits: ControlLimits) {

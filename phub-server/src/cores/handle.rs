@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::task::Waker;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use fabric::{IdlePolicy, any};
 use pbox_core::kernels::Kernels;
@@ -15,6 +16,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::near::give_way;
 use super::timeline::CoreTimeline;
 use super::{CoreThread, Lane};
+use crate::alarm::guarded;
 
 /// Work that a core thread is told to do between two turns.
 pub(crate) type Command = Box<dyn FnOnce(&mut CoreThread) + Send>;
@@ -55,6 +57,38 @@ pub(crate) struct Meters {
     pub held_back: AtomicU64,
 }
 
+/// Since when a core thread has commands that it has not looked at.
+#[derive(Debug)]
+pub(crate) struct Unheard {
+    begun: Instant,
+    /// Nanoseconds since then, and one; 0 for none.
+    since: AtomicU64,
+}
+
+impl Unheard {
+    pub fn new() -> Self {
+        Unheard { begun: Instant::now(), since: AtomicU64::new(0) }
+    }
+
+    /// There is a command.
+    fn note(&self) {
+        if self.since.load(Ordering::Relaxed) == 0 {
+            let now = self.begun.elapsed().as_nanos() as u64 + 1;
+            let _ = self.since.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    /// The thread looks at its commands. One that comes at this moment is looked at, too.
+    pub fn heard(&self) {
+        self.since.store(0, Ordering::Relaxed);
+    }
+
+    fn since(&self) -> Option<Instant> {
+        let since = self.since.load(Ordering::Relaxed).checked_sub(1)?;
+        Some(self.begun + Duration::from_nanos(since))
+    }
+}
+
 /// The hub's end of a core thread.
 #[derive(Debug)]
 pub(crate) struct CoreHandle {
@@ -62,6 +96,7 @@ pub(crate) struct CoreHandle {
     pub meters: Arc<Meters>,
     pub(super) commands: Sender<Command>,
     pub(super) mail: Arc<AtomicBool>,
+    pub(super) unheard: Arc<Unheard>,
     /// Wakes the thread.
     pub waker: Waker,
     pub(super) thread: Option<JoinHandle<()>>,
@@ -78,7 +113,7 @@ pub(crate) fn free() -> std::io::Result<(Sender<Discarded>, JoinHandle<()>)> {
             fabric::trim_heap();
         }
     };
-    Ok((discard, std::thread::Builder::new().name("phub-free".into()).spawn(free)?))
+    Ok((discard, std::thread::Builder::new().name("phub-free".into()).spawn(guarded(free))?))
 }
 
 impl CoreHandle {
@@ -97,13 +132,13 @@ impl CoreHandle {
         let cpu = lane.cpu;
         let (mut handle, mut thread) = CoreThread::new(number, lane, port, kernels, reports.clone(), discard);
         thread.timeline = has_timeline.then(CoreTimeline::new);
-        handle.thread =
-            Some(std::thread::Builder::new().name(format!("phub-core-{cpu}")).spawn(move || {
-                pin(cpu);
-                if catch_unwind(AssertUnwindSafe(|| thread.run(idle))).is_err() {
-                    let _ = reports.send(Report::CorePanicked { cpu });
-                }
-            })?);
+        let run = guarded(move || {
+            pin(cpu);
+            if catch_unwind(AssertUnwindSafe(|| thread.run(idle))).is_err() {
+                let _ = reports.send(Report::CorePanicked { cpu });
+            }
+        });
+        handle.thread = Some(std::thread::Builder::new().name(format!("phub-core-{cpu}")).spawn(run)?);
         Ok(handle)
     }
 
@@ -111,8 +146,19 @@ impl CoreHandle {
     pub fn tell(&self, command: impl FnOnce(&mut CoreThread) + Send + 'static) {
         // A thread that panicked takes no commands. The workers of its jobs see their links close.
         let _ = self.commands.send(Box::new(command));
+        self.unheard.note();
         self.mail.store(true, Ordering::Release); // [mail]
         self.waker.wake_by_ref();
+    }
+
+    /// Returns for how long, as of a moment, the thread has not looked at its commands. A thread that has none gets one, so that a
+    /// later look sees whether it took it.
+    pub fn deaf_for(&self, now: Instant) -> Duration {
+        let deaf = self.unheard.since().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        if self.unheard.since().is_none() {
+            self.tell(|_| {});
+        }
+        deaf
     }
 
     /// Waits for the thread to end after [`CoreThread::stop`].

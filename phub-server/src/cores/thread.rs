@@ -13,7 +13,7 @@ use pbox_core::{Core, Discarded, Gauged, JobId, LevelTerms, Notice, Watched};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::Lane;
-use super::handle::{Command, CoreHandle, Meters, Report};
+use super::handle::{Command, CoreHandle, Meters, Report, Unheard};
 use super::timeline::{CoreTimeline, Event};
 
 /// Turns between two publications of the meters while work never stops.
@@ -27,6 +27,7 @@ pub(crate) struct CoreThread {
     number: usize,
     inbox: Receiver<Command>,
     mail: Arc<AtomicBool>,
+    unheard: Arc<Unheard>,
     meters: Arc<Meters>,
     reports: UnboundedSender<Report>,
     /// To the thread that frees memory.
@@ -48,12 +49,14 @@ impl CoreThread {
     ) -> (CoreHandle, Self) {
         let (commands, inbox) = channel();
         let (mail, meters) = (Arc::new(AtomicBool::new(false)), Arc::new(Meters::default()));
+        let unheard = Arc::new(Unheard::new());
         let (waker, core) = (port.waker(), Core::new(port, kernels));
         let handle = CoreHandle {
             lane,
             meters: Arc::clone(&meters),
             commands,
             mail: Arc::clone(&mail),
+            unheard: Arc::clone(&unheard),
             waker,
             thread: None,
         };
@@ -63,6 +66,7 @@ impl CoreThread {
             number,
             inbox,
             mail,
+            unheard,
             meters,
             reports,
             discard,
@@ -113,6 +117,7 @@ impl CoreThread {
 
     /// Carries out the commands that are here.
     pub fn obey(&mut self) {
+        self.unheard.heard();
         while let Ok(command) = self.inbox.try_recv() {
             command(self);
             self.report_notices();

@@ -108,9 +108,7 @@ impl Registry {
         }
         // All hubs begin with the same round, and no worker pushes before it takes part at all hubs.
         let held = if begins { self.hold_here(id).await? } else { self.hold_everywhere(id).await? };
-        // Keys of a job that begins with the present may be ahead of its first round.
-        let front = held.front.filter(|_| !begins);
-        let from = front.unwrap_or(first_round).max(first_round);
+        let from = held.front.unwrap_or(first_round).max(first_round);
         self.release_everywhere(id, held, from, &Purpose::Admit(Arc::clone(ranks))).await?;
         self.take_part(id, ranks, from)?;
         Ok(())
@@ -131,9 +129,10 @@ impl Registry {
         let (peers, cut) = held.others.insert(others);
         let request = HoldRequest { secret: peers.secret.show(), cut: *cut };
         let fronts = peers.ask_all::<HoldReply>("hold", "hold the job's rounds", request).await;
-        match fronts.into_iter().collect::<Result<Vec<HoldReply>, String>>() {
-            Ok(fronts) => {
-                held.front = fronts.into_iter().map(|reply| reply.front).max().flatten().max(held.front);
+        let fronts = fronts.into_iter().collect::<Result<Vec<HoldReply>, String>>();
+        match fronts.and_then(|fronts| highest(fronts.iter().map(|reply| reply.front).chain([held.front]))) {
+            Ok(front) => {
+                held.front = front;
                 Ok(held)
             }
             Err(why) => {
@@ -236,6 +235,20 @@ impl Registry {
     }
 }
 
+/// The highest round of the chunks of all hubs.
+fn highest(fronts: impl Iterator<Item = Option<Round>> + Clone) -> Result<Option<Round>, String> {
+    let (lowest, highest) = (fronts.clone().flatten().min(), fronts.flatten().max());
+    match lowest.zip(highest) {
+        Some((lowest, highest)) if !highest.is_near(lowest) => Err(format!(
+            "one hub's chunks are in round {}, another's in round {}: those of all hubs are at most {} rounds apart",
+            lowest.0,
+            highest.0,
+            Round::APART
+        )),
+        _ => Ok(highest),
+    }
+}
+
 /// The answers of all cores that were asked. A core that stops gives none.
 pub(super) async fn answers<T>(asked: Vec<oneshot::Receiver<T>>) -> Result<Vec<T>, JobEnded> {
     let mut answers = Vec::with_capacity(asked.len());
@@ -243,4 +256,17 @@ pub(super) async fn answers<T>(asked: Vec<oneshot::Receiver<T>>) -> Result<Vec<T
         answers.push(answer.await.map_err(|_| JobEnded)?);
     }
     Ok(answers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hubs_whose_chunks_are_far_apart_are_not_believed() {
+        let highest = |fronts: &[Option<u32>]| highest(fronts.iter().map(|front| front.map(Round)));
+        assert_eq!(highest(&[Some(7), None, Some(8)]), Ok(Some(Round(8))));
+        assert_eq!(highest(&[None]), Ok(None));
+        assert!(highest(&[Some(7), Some(72)]).unwrap_err().contains("round 7, another's in round 72"));
+    }
 }

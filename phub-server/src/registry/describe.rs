@@ -28,6 +28,11 @@ impl Registry {
         ports.collect::<BTreeSet<_>>().into_iter().map(counted).collect()
     }
 
+    /// Whether a core has one.
+    pub fn has_nics(&self) -> bool {
+        self.cores.iter().any(|core| core.lane.nic.is_some())
+    }
+
     /// What the hub is, and what it has done so far, except for what NICs count.
     pub fn describe(&self) -> HubReply {
         use std::sync::atomic::Ordering::Relaxed;

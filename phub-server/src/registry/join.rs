@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use fabric::{Ranges, RecvWindow, SendWindow, Span, Spans, any};
 use pbox_core::control::{
-    JobState, JoinReply, JoinRequest, NumbersSet, PROTOCOL, Present, Versions, check_job_name,
+    JobState, JoinReply, JoinRequest, PROTOCOL, Versions, check_address, check_job_name,
 };
-use pbox_core::{ChunkId, JobId, Numbers, Round, Share, Wire};
+use pbox_core::job::Difference;
+use pbox_core::{ChunkId, JobId, JobTerms, Share, Wire};
 
 use super::STOPS;
 use super::above::MAX_DEPTH;
@@ -15,7 +16,7 @@ use super::hubs::Secret;
 use super::job::{Cores, Job};
 use super::links::links_by;
 use super::loss::Cause;
-use super::{Inner, Refusal, Registry, Token, on_thread};
+use super::{Inner, Refusal, Registry, Token, on_thread, token_of};
 use crate::cores::near::Near;
 
 const UNKNOWN_TOKEN: &str = "the token is not one of this hub's; join first";
@@ -59,12 +60,6 @@ impl Registry {
     ) -> Result<JoinReply, Refusal> {
         check_request(&name, &request).map_err(Refusal::Bad)?;
         let relays = self.up.relays(&request);
-        if relays && request.present.is_some() {
-            return Err(Refusal::Bad(format!(
-                "job {name:?}: hub_present: it does not go with a hub below others: the hubs above have the weights; leave it \
-                 out, and the job goes on from their checkpoint"
-            )));
-        }
         if relays && request.through.contains(&self.id) {
             return Err(Refusal::Conflict(format!(
                 "job {name:?} came to this hub through {} hub(s), of which it is one: hubs that are above each other form a \
@@ -72,6 +67,7 @@ impl Registry {
                 request.through.len()
             )));
         }
+        let waits_for_hubs = relays || request.peers.is_some();
         let asked = Arc::new((name, request));
         let limit = tokio::time::Instant::now() + self.heartbeat_limit;
         loop {
@@ -81,8 +77,8 @@ impl Registry {
             // On its own thread: to make a job means to read its checkpoint and to lay out its memory.
             let (registry, asked) = (Arc::clone(self), Arc::clone(&asked));
             let joining = move || registry.try_join(&asked.0, &asked.1, from);
-            let answer = match relays {
-                // The threads for joins are few. This join waits for joins at other hubs, or at this hub itself.
+            let answer = match waits_for_hubs {
+                // The threads for joins are few. This join waits for answers of other hubs, or of this hub itself.
                 true => {
                     on_thread("phub-above", joining).await.unwrap_or_else(|why| Err(Refusal::Exhausted(why)))
                 }
@@ -131,10 +127,28 @@ impl Registry {
                 self.begin(&mut inner, made);
             }
         }
-        if inner.closed {
-            return Err(Refusal::Gone(STOPS.into()));
+        // Not under the lock, for which everybody would wait: there may be a quarter of a million keys.
+        let mut compared: Option<(Arc<JobTerms>, Option<Difference>)> = None;
+        loop {
+            if inner.closed {
+                return Err(Refusal::Gone(STOPS.into()));
+            }
+            let Some(terms) = inner.names.get(name).map(|id| &inner.jobs[id].terms) else {
+                return Ok(None); // it ended meanwhile: another one begins
+            };
+            match &compared {
+                Some((with, difference)) if Arc::ptr_eq(with, terms) => {
+                    return self.add_worker(&mut inner, name, request, difference.as_ref()).map(Some);
+                }
+                _ => {
+                    let terms = Arc::clone(terms);
+                    drop(inner);
+                    let difference = terms.first_difference(&request.terms);
+                    compared = Some((terms, difference));
+                    inner = self.lock();
+                }
+            }
         }
-        self.add_worker(&mut inner, name, request).map(Some)
     }
 
     /// Whether there may be one more job.
@@ -149,16 +163,23 @@ impl Registry {
         )))
     }
 
-    /// Takes a worker into an existing job.
-    fn add_worker(&self, inner: &mut Inner, name: &str, request: &JoinRequest) -> Result<JoinReply, Refusal> {
+    /// Takes a worker into an existing job. `difference` is that of its terms.
+    fn add_worker(
+        &self,
+        inner: &mut Inner,
+        name: &str,
+        request: &JoinRequest,
+        difference: Option<&Difference>,
+    ) -> Result<JoinReply, Refusal> {
         let rank = request.rank;
         let id = inner.names[name];
         let job = &inner.jobs[&id];
         if job.may_become_free(rank) {
             return Err(Refusal::Busy(format!("rank {rank} of job {name:?} is not free yet: try again")));
         }
-        job.admits(request).map_err(Refusal::Conflict)?;
+        job.admits(request, difference).map_err(Refusal::Conflict)?;
         check_pass(job, request)?;
+        job.check_reached(rank, request.reached).map_err(Refusal::Conflict)?;
         let token = new_token()?;
         inner.tokens.insert(token, (id, rank));
         inner.shown.insert(fabric::name_of(token), token);
@@ -166,7 +187,6 @@ impl Registry {
         let given = request.peers.as_ref().and_then(|peers| peers.pass.clone());
         let pass = given.unwrap_or_else(|| job.hubs.next_pass(self.store.is_some()));
         job.add_member(rank, pass.worker, request.relinks);
-        request.present.iter().for_each(|present| job.has_present(rank, present.clone()));
         request.reached.into_iter().for_each(|round| job.worker_has_reached(rank, round));
         tracing::info!(job = name, rank, workers = job.terms.workers, "worker joined");
         let protocol = request.versions().common(Versions::OURS).unwrap_or(PROTOCOL);
@@ -200,6 +220,11 @@ impl Registry {
     /// Whose token it is. Says nothing of whether the worker is connected already.
     pub fn expects(&self, token: Token) -> Result<(JobId, u32), String> {
         self.lock().tokens.get(&token).copied().ok_or_else(|| UNKNOWN_TOKEN.into())
+    }
+
+    /// Whether a member has this token.
+    pub fn has_member(&self, token: &str) -> bool {
+        self.lock().tokens.contains_key(&token_of(token))
     }
 
     /// What a connection with this token gets. A token is good for one connection.
@@ -322,7 +347,6 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), String> {
         return Err(format!("hub {hub} of {}: hubs are numbered from 0", terms.hubs));
     }
     check_peers(request)?;
-    check_present(request)?;
     if request.through.len() > MAX_DEPTH {
         return Err(format!(
             "the job came through {} hubs, at most {MAX_DEPTH} are allowed",
@@ -330,29 +354,6 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), String> {
         ));
     }
     Ok(())
-}
-
-/// Whether a job with these terms can bring the present back, and the worker says all that it has of it.
-fn check_present(JoinRequest { present, terms, mesh, .. }: &JoinRequest) -> Result<(), String> {
-    let Some(Present { lost, learning_rate, numbers, keys }) = present else { return Ok(()) };
-    Present::check_goes_with(terms, mesh.is_some()).map_err(|why| format!("hub_present: {why}"))?;
-    if !keys.is_empty() && keys.len() != terms.keys.len() {
-        let (seen, expected) = (keys.len(), terms.keys.len());
-        return Err(format!("present has {seen} keys; expected those of the manifest, {expected}, or none"));
-    }
-    let rounds = keys.iter().map(|stand| stand.round).chain(learning_rate.map(|(from, _)| from));
-    let rounds = rounds.chain(numbers.as_ref().map(|set| set.from_round));
-    if rounds.chain([Round(*lost)]).any(|round| round >= Round::LIMIT) {
-        return Err(format!(
-            "present has a round that no job comes to; expected less than {}",
-            Round::LIMIT.0
-        ));
-    }
-    if let Some(NumbersSet { optimizer, keys, .. }) = numbers {
-        let numbers = Numbers { optimizer: *optimizer, multipliers: keys.as_deref().map(Into::into) };
-        terms.check_numbers(&numbers).map_err(|why| why.to_string())?;
-    }
-    learning_rate.map_or(Ok(()), |(_, rate)| terms.check_learning_rate(rate)).map_err(|why| why.to_string())
 }
 
 /// Whether a worker of a job over several hubs says what the hubs need to find each other.
@@ -366,6 +367,9 @@ fn check_peers(request: &JoinRequest) -> Result<(), String> {
             )),
         };
     };
+    if let Some(error) = peers.hubs.iter().find_map(|hub| check_address(hub).err()) {
+        return Err(format!("{share}: peers: {error}"));
+    }
     if share.is_whole() || peers.hubs.len() != share.hubs as usize {
         let named = peers.hubs.len();
         return Err(format!(

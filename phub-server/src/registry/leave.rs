@@ -18,7 +18,7 @@ const CHECKPOINT_AT_END: Duration = Duration::from_secs(2);
 
 impl Registry {
     /// A worker leaves. When the last worker has left, the job's state is in its checkpoint, or the reply says why not; a trial
-    /// leaves none. A second leave changes nothing.
+    /// leaves none. To the others the reply says why the last attempt failed, if it did. A second leave changes nothing.
     pub async fn leave(self: &Arc<Self>, job: &str, request: LeaveRequest) -> Result<LeaveReply, Refusal> {
         let token = token_of(&request.token);
         let left = self.leave_once(job, request).await;
@@ -49,14 +49,19 @@ impl Registry {
             self.lose_by(&mut self.lock(), id, rank, Cause::Other, &why, blame);
             return Ok(LeaveReply::default());
         }
-        let last = self.lock().member(job, &token).map(|(job, rank)| {
+        let (last, mut checkpoint_error) = self.lock().member(job, &token).map(|(job, rank)| {
             // Hub 0 has all hubs write a checkpoint, so a worker leaves hub 0 first.
             let is_last = job.state() == JobState::Running && !job.has_others(rank);
             // A job without weights has nothing to save. Its keys may be in different rounds, of which none ends.
             let saves = job.terms.optimizer.keeps_weights();
-            (is_last && saves && job.hubs.leads() && job.above.is_none()).then_some(job.id)
+            let last = is_last && saves && job.hubs.leads() && job.above.is_none();
+            // Others may not look at how the last one ends.
+            let failed = job.checkpoints.error.as_ref().filter(|_| !is_last && job.checkpoints.has_failed);
+            let failed = failed.map(|why| {
+                format!("the last attempt failed, and the hub tries again when the last worker leaves: {why}")
+            });
+            (last.then_some(job.id), failed)
         })?;
-        let mut checkpoint_error = None;
         if let Some(id) = last.filter(|_| self.store.is_some() && !was_trial)
             && let Err(why) = self.checkpoint_job(id, CHECKPOINT_AT_END).await
         {

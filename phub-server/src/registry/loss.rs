@@ -13,6 +13,7 @@ use super::job::Job;
 use super::late::Progress;
 use super::make::Load;
 use super::{Inner, KEEP_FAILED, Registry};
+use crate::alarm::guarded;
 
 /// Why a member is lost.
 #[derive(Clone, Copy, Debug)]
@@ -124,7 +125,7 @@ impl Registry {
                 registry.told_above(&mut registry.lock(), id);
             }
         };
-        if let Err(error) = std::thread::Builder::new().name("phub-above".into()).spawn(tell) {
+        if let Err(error) = std::thread::Builder::new().name("phub-above".into()).spawn(guarded(tell)) {
             tracing::warn!(%error, "no thread to tell the hubs above why the job failed here");
             self.told_above(inner, id);
         }
@@ -205,6 +206,16 @@ impl Registry {
             job.members.iter_mut().flatten().for_each(|member| member.heard = now);
             job.progress = Progress::new();
         }
+    }
+
+    /// Ends every job in order: admits nobody, writes the checkpoints that can be written, and tells all workers why. Not on the
+    /// control thread.
+    pub fn end_all(self: &Arc<Self>, reason: &str) {
+        // A worker that came now would begin with a state that is no longer the hub's last.
+        self.close();
+        self.save_all(reason);
+        self.stop(reason);
+        self.wait_until_saved();
     }
 
     /// Fails every job and admits no more.

@@ -17,8 +17,8 @@ use pbox_core::{
 
 use super::above::{MadeAbove, WaysUp, name_above};
 use super::job::{Cores, Job};
-use super::saved::present::Bringing;
 use super::{Inner, Refusal, Registry};
+use crate::alarm::guarded;
 use crate::cores::CoreHandle;
 use crate::cores::lanes::{self, Lane};
 use crate::cores::near::Near;
@@ -119,7 +119,7 @@ impl Registry {
             optimizer = ?terms.optimizer, level = ?terms.level, workers = terms.workers, "new job"
         );
         if let Some(let_in) = &let_in {
-            let_in.above.log_shape(name, (&of_shards, &wire), self.up.credential.as_ref());
+            let_in.above.log_shape(name, (&of_shards, &wire));
         }
         let restored = restored.map(Arc::new);
         let (weights, mut shards, joined, ways) = match (let_in, &below) {
@@ -157,7 +157,6 @@ impl Registry {
         let mut job = Job::new(making.id, Arc::clone(terms), wire, cores, weights, hubs, restored.as_deref());
         (job.above, job.mesh, job.promised) = (joined, request.mesh.clone(), promised);
         job.owner = making.owner;
-        job.bringing = request.present.as_ref().map(|_| Bringing::new(terms.workers));
         job.checkpoints.warning = warning.flatten();
         Ok(Made { job, shards, above: ways })
     }
@@ -179,7 +178,7 @@ impl Registry {
         // A thread that goes near cores stays there. Without it pages are small.
         let thread = std::thread::Builder::new().name("phub-memory".into());
         std::thread::scope(|scope| {
-            thread.spawn_scoped(scope, || Near::new().huge_pages(owned, collapse)).is_ok()
+            thread.spawn_scoped(scope, guarded(|| Near::new().huge_pages(owned, collapse))).is_ok()
         });
     }
 
@@ -190,10 +189,11 @@ impl Registry {
                 let CoreHandle { lane, waker, .. } = &self.cores[core];
                 let thread = std::thread::Builder::new().name("phub-memory".into());
                 let (cpu, waker) = (lane.cpu, waker.clone());
-                thread.spawn_scoped(scope, move || {
+                let made = guarded(move || {
                     Near::new().go_to(cpu);
                     MadeShard::new(spec, waker)
-                })
+                });
+                thread.spawn_scoped(scope, made)
             };
             let threads: Vec<_> = cores.iter().zip(specs).map(make).collect();
             let made = threads.into_iter().map(|thread| {

@@ -60,6 +60,7 @@ use pbox_core::{Discarded, JobId, Round};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
 
+use crate::alarm::guarded;
 use crate::checkpoint::CheckpointStore;
 use crate::cores::{CoreHandle, CoreThread, Report};
 use above::Meetings;
@@ -174,7 +175,7 @@ pub(crate) struct Registry {
     pub stops: watch::Sender<Option<String>>,
     /// Jobs whose checkpoint at the hub's stop is not written yet, or cannot be written.
     pub unsaved: watch::Sender<Vec<String>>,
-    cores: Vec<CoreHandle>,
+    pub(crate) cores: Vec<CoreHandle>,
     kernels: &'static Kernels,
     transports: Vec<TransportAddress>,
     heartbeat_limit: Duration,
@@ -183,7 +184,7 @@ pub(crate) struct Registry {
     /// If the hub notes what its cores do.
     timeline: Option<Timeline>,
     /// Used by the control thread alone.
-    runtime: Handle,
+    pub(crate) runtime: Handle,
 }
 
 impl Registry {
@@ -310,6 +311,7 @@ impl Registry {
     pub fn ready(self: &Arc<Self>, job: &str, token: &str, reached: Option<Round>) -> Result<(), Refusal> {
         let mut inner = self.lock();
         let (job, rank) = inner.member(job, token)?;
+        job.check_reached(rank, reached).map_err(Refusal::Conflict)?;
         reached.into_iter().for_each(|round| job.worker_has_reached(rank, round));
         let (id, arrival) = (job.id, job.ready(rank));
         self.follow_arrival(&inner, id, arrival);
@@ -402,7 +404,7 @@ fn token_of(text: &str) -> Token {
 }
 
 /// Runs work that waits for the disk on a thread of its own.
-async fn on_thread<T: Send + 'static>(
+pub(crate) async fn on_thread<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, String> {
@@ -410,7 +412,7 @@ async fn on_thread<T: Send + 'static>(
     // The work's own values are dropped before its result is seen: a hub that stops needs the last reference to the
     // registry.
     let run = move || drop(done.send(work()));
-    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(run);
+    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(guarded(run));
     spawned.map_err(|error| format!("no thread {name}: {error}"))?;
     result.await.map_err(|_| format!("the thread {name} failed; see the log"))
 }

@@ -51,12 +51,6 @@ impl Change {
             Change::All(optimizer, multipliers) => former.with(*optimizer, multipliers.clone()),
         }
     }
-
-    /// Makes the change from a round on.
-    pub fn make(&self, numbers: &mut NumbersByRound, from: Round) {
-        let changed = self.after(numbers.at(from));
-        numbers.change(from, changed);
-    }
 }
 
 impl Registry {
@@ -75,6 +69,10 @@ impl Registry {
     /// Changes the numbers of a job's optimizer. Returns when every core has them.
     pub async fn set_optimizer(&self, job: &str, request: OptimizerRequest) -> Result<(), Refusal> {
         let OptimizerRequest { token, optimizer, keys, from_round, reset } = request;
+        let (seen, most) = (reset.len(), self.keys_of(job));
+        if seen > most {
+            return Err(Refusal::Bad(format!("reset: {seen} keys of {most}: each key once at most")));
+        }
         let mut reset = Vec::from_iter(reset.into_iter().map(KeyId));
         reset.sort_unstable();
         self.set_numbers(job, &token, from_round, Change::All(optimizer, keys.map(Into::into)), reset).await
@@ -162,6 +160,7 @@ fn check_reset(terms: &JobTerms, reset: &[KeyId]) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::registry::test_bed;
 
     #[test]
     fn a_list_takes_no_more_changes_than_its_bound() {
@@ -175,5 +174,19 @@ mod tests {
         assert_eq!(rounds.next(), Some(Round(8)), "seven tables of a million keys");
         let error = check_room(&list, 1 << 20).unwrap_err();
         assert!(error.contains("expected at most 16777216"), "{error}");
+    }
+
+    #[test]
+    fn no_key_is_reset_twice() {
+        let (registry, mut core) = test_bed::registry();
+        test_bed::runtime().block_on(async {
+            let token = registry.join("job".into(), test_bed::request()).await.unwrap().token;
+            core.obey();
+            let optimizer = test_bed::request().terms.optimizer;
+            let reset = vec![0; 8_000_000]; // as many as a body may have
+            let request = OptimizerRequest { token, optimizer, keys: None, from_round: Round(1), reset };
+            let refused = registry.set_optimizer("job", request).await.unwrap_err();
+            assert!(matches!(refused, Refusal::Bad(why) if why.contains("8000000 keys of 1")));
+        });
     }
 }

@@ -1,12 +1,16 @@
 //! What operators ask for: the end of a job, no more jobs, and the end of the hub.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use pbox_core::control::{DrainReply, StopReply};
 
 use super::{Refusal, Registry};
 
 pub(crate) const STOPS: &str = "the hub is stopping";
+
+/// The longest work of a core between two looks at its commands. One turn takes milliseconds; a machine may be busy.
+const DEAF: Duration = Duration::from_secs(3);
 
 impl Registry {
     /// Stops a job, after a checkpoint where this hub writes them. Its workers are told.
@@ -50,6 +54,19 @@ impl Registry {
         if self.lock().closed { Err(Refusal::Busy(STOPS.into())) } else { Ok(()) }
     }
 
+    /// Refuses once the hub admits nobody any more, and while a core does not look at its commands: workers that join would wait for
+    /// it. It may be at work for as long as [`DEAF`].
+    pub fn check_health(&self, now: Instant) -> Result<(), Refusal> {
+        self.check_open()?;
+        match self.cores.iter().map(|core| (core.deaf_for(now), core.lane.cpu)).max() {
+            Some((deaf, cpu)) if deaf > DEAF => Err(Refusal::Busy(format!(
+                "the core thread on cpu {cpu} has not taken a command for {:.1} s: it hangs, or gets no processor",
+                deaf.as_secs_f64()
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// Refuses to make a job if there are to be no more.
     pub(super) fn check_takes_jobs(&self, name: &str) -> Result<(), Refusal> {
         if *self.draining.borrow() {
@@ -58,5 +75,26 @@ impl Registry {
             )));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::test_bed;
+
+    #[test]
+    fn a_core_that_takes_no_commands_is_not_well() {
+        let (registry, mut core) = test_bed::registry();
+        let later = || Instant::now() + 2 * DEAF;
+        registry.check_health(later()).unwrap(); // nothing was asked of it before
+        let Err(Refusal::Busy(why)) = registry.check_health(later()) else { panic!("it is well") };
+        assert!(why.contains("cpu 0 has not taken a command for"), "{why}");
+        registry.check_health(Instant::now()).unwrap();
+        core.obey();
+        registry.check_health(later()).unwrap();
+        registry.close();
+        core.obey();
+        assert!(registry.check_health(later()).is_err(), "a hub that stops");
     }
 }

@@ -32,6 +32,8 @@ pub fn registry_with(quotas: Quotas) -> (Arc<Registry>, CoreThread) {
         above: None,
         control: ([127, 0, 0, 1], 1).into(),
         credential: None,
+        for_outside: None,
+        peers: Default::default(),
         interface: None,
         limit,
         start_limit: limit,
@@ -69,7 +71,6 @@ pub fn request() -> JoinRequest {
         mesh: None,
         peers: None,
         reached: None,
-        present: None,
         relinks: false,
         terms,
     }

@@ -15,10 +15,11 @@ use clap::Parser;
 use clap::builder::BoolishValueParser;
 use fabric::any::Transport;
 use fabric::verbs::{NicList, RailMap};
+use membership::PeerList;
 use pbox_core::control::Machine;
 use topology::{CoreChoice, CpuId};
 
-use crate::checkpoint::KEEP;
+use crate::checkpoint::{FileMode, KEEP};
 use crate::registry::Quotas;
 
 pub use idle_choice::IdleChoice;
@@ -134,6 +135,10 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_CHECKPOINT_KEEP", default_value_t = KEEP, value_name = "COUNT")]
     pub checkpoint_keep: NonZeroU32,
 
+    /// The mode of checkpoint files, like 640 where a group may read them; the directory gets the same if the hub makes it.
+    #[arg(long, env = "PHUB_CHECKPOINT_MODE", default_value_t, value_name = "MODE")]
+    pub checkpoint_mode: FileMode,
+
     /// Hubs above this hub: host:port of each, with commas between them. This hub then sums what its own workers push,
     /// sends one stream of sums up, and hands down what comes back. The hubs above step, keep the optimizer's state and
     /// write the checkpoints. A mesh needs no setting here: its workers ask for it.
@@ -155,6 +160,11 @@ pub struct HubSettings {
     /// if that is 0.0.0.0, the interface that leads to the first machine.
     #[arg(long, env = "PHUB_INTERFACE", value_name = "NAME")]
     pub interface: Option<NicList>,
+
+    /// Hosts and networks that this hub may ask because a join or another hub names them, like 10.0.0.0/8,hub-1.example: the hubs
+    /// of a mesh, and the other hubs of a job. Those of --above need not be there. Default: all.
+    #[arg(long, env = "PHUB_PEERS", value_name = "LIST")]
+    pub peers: Option<PeerList>,
 
     /// How many seconds the first worker of a job waits for hubs above, or of the mesh, that do not answer yet.
     #[arg(long, env = "PHUB_ABOVE_LIMIT_S", default_value_t = 30, value_name = "SECONDS")]

@@ -89,6 +89,11 @@ impl Drafts {
         worker.send_ahead(key)
     }
 
+    /// Whether a key's gradient has left.
+    pub fn has(&self, key: KeyId) -> bool {
+        self.0.contains_key(&key)
+    }
+
     /// The key is written and pushed now.
     pub fn push<P: Port>(
         &mut self,

@@ -161,7 +161,7 @@ impl Simulated {
         let (port, layout) = (net.port(), Arc::clone(layout));
         let mut exchange = Exchange::new(port, endpoints, layout, windows, slices);
         exchange.set_credit(self.terms.worker_credit);
-        exchange.let_ahead(vec![self.terms.is_orderly; self.cores.len()]);
+        exchange.let_ahead(vec![self.terms.is_orderly; self.cores.len()], self.terms.job.answers_ahead);
         if let Some(batch) = self.terms.batch_keys.filter(|_| schedule.pulls()) {
             let keys = exchange.layout().keys().len();
             let layers = (0..keys as u32).rev().map(|key| vec![KeyId(key)]).collect();
@@ -184,12 +184,16 @@ impl Simulated {
         let own = own.into_iter().map(Some).chain(std::iter::repeat_with(|| None));
         let at_hub = Arc::new(RecvWindow::local(self.wire.weights_window_bytes())?);
         let (mut endpoints, mut ends) = (Vec::new(), Vec::new());
-        for ((core, capacity), own) in self.cores.iter_mut().zip(self.placement.capacities()).zip(own) {
+        let placement = Arc::new(self.placement.clone());
+        let cores = self.cores.iter_mut().enumerate().zip(self.placement.capacities()).zip(own);
+        for (((place, core), capacity), own) in cores {
             let hub = sim::Windows { send: Arc::clone(&weights), recv: Arc::clone(&at_hub) };
             let (mut to_hub, mut to_worker) = self.net.link(windows.clone(), hub, capacity.max(1));
             if self.terms.is_orderly {
-                to_hub.obey(Box::new(Expected::of_hub(&self.wire, self.terms.job.level.schedule)));
-                to_worker.obey(Box::new(Expected::of_member(&self.wire, rank)));
+                let of_hub = Expected::of_hub(&self.wire, self.terms.job.level.schedule);
+                to_hub.obey(Box::new(of_hub.on_core(&placement, place)));
+                let of_member = Expected::of_member(&self.wire, rank);
+                to_worker.obey(Box::new(of_member.on_core(&placement, place)));
             }
             ends.push(to_hub.id());
             endpoints.push(to_hub);

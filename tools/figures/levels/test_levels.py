@@ -51,12 +51,6 @@ class Wire(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         return [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
 
-    def test_the_speed_of_a_shaped_link_is_measured(self):
-        rows = self.rows("speed")
-        self.assertEqual([mbit for mbit, _ in rows], [1000, 200])
-        for mbit, gbps in rows:
-            self.assertLess(abs(gbps * 1000 / mbit - 1), 0.15, f"{gbps} Gb/s measured on a link of {mbit} Mb/s")
-
     def test_a_machine_sends_and_receives_one_stream_whatever_its_workers(self):
         shares = self.rows("count")
         self.assertEqual([workers for workers, _, _ in shares], [1, 2, 4, 8])
@@ -109,33 +103,10 @@ def count(binaries):
         print(workers, min(shares), max(shares), flush=True)
 
 
-def speed(binaries):
-    """Prints for each speed of a link the one that is measured on it, in Gb/s: the greatest of five,
-    because a busy machine measures less."""
-    from measure import PORT, SOCKET_BYTES, Machines, processes
-
-    machines = Machines(2)
-    address = f"{machines.address(0)}:{PORT}"
-    ask = [f"{binaries}/phub-server", "topology", "--machines", "2", "--workers-per-machine", "1", "--model", "googlenet"]
-    with processes() as start:
-        hub = start(machines, 0, [ask[0], "serve", "--listen", address, "--idle", "sleep"], stderr=subprocess.DEVNULL)
-        assert b"control port" in hub.stdout.readline()
-        for mbit in (1000, 200):
-            machines.limit([mbit, mbit], SOCKET_BYTES)
-            measured = []
-            while len(measured) < 5:
-                command = machines.inside(1, [*ask, "--measure", address])
-                said = subprocess.run(command, capture_output=True, text=True, check=False)
-                if "one may at a time" not in said.stderr:  # the transfer before is not over
-                    assert said.returncode == 0, said.stderr
-                    measured.append(float(said.stdout.split(" Gb/s, measured")[0].split()[-1]))
-            print(mbit, max(measured), flush=True)
-
-
 if __name__ == "__main__":
     sys.dont_write_bytecode = True
-    if sys.argv[1:2] in (["count"], ["speed"]):
-        {"count": count, "speed": speed}[sys.argv[1]](sys.argv[2])
+    if sys.argv[1:2] == ["count"]:
+        count(sys.argv[2])
     elif sys.argv[1:2] == ["reduce"]:
         reduce()
     else:

@@ -92,9 +92,7 @@ fn of_cause(error: &SessionError) -> PhubStatus {
         | E::Pull(_)
         | E::Setting(_)
         | E::Trace(_) => PhubStatus::Invalid,
-        E::Missing { .. } | E::PeerLeft { .. } | E::PresentDiffers { .. } | E::Stalled { .. } => {
-            PhubStatus::Others
-        }
+        E::Missing { .. } | E::PeerLeft { .. } | E::Stalled { .. } => PhubStatus::Others,
         E::Exchange(ExchangeError::NoSuchKey { .. } | ExchangeError::OtherType { .. }) => PhubStatus::Invalid,
         E::Exchange(
             ExchangeError::UnderWay { .. }

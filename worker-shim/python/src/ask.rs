@@ -4,7 +4,7 @@ use std::io::Read;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use membership::{MemberError, StateReader};
+use membership::{MemberError, Named, StateReader};
 use pbox_core::control::JobState;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -23,7 +23,7 @@ const MOST_BYTES: usize = 1 << 20;
 /// Whether a hub answers at this address.
 #[pyfunction]
 pub fn answers(py: Python<'_>, address: &str) -> bool {
-    py.detach(|| membership::wait_for(&[address], Instant::now(), &|| false)).is_ok()
+    py.detach(|| membership::wait_for(&[address], &Named::Here, Instant::now(), &|| false)).is_ok()
 }
 
 /// Whether all jobs of the hub at this address have ended.

@@ -59,7 +59,6 @@ pub fn of_cause(error: &SessionError) -> PyErr {
     let words = chain(error);
     match error {
         SessionError::Member(error) => of_membership(error, words),
-        SessionError::PresentDiffers { .. } => JobFailedError::new_err(words),
         SessionError::Window(_) => OutOfMemoryError::new_err(words),
         SessionError::Missing { .. } => MissingWorkersError::new_err(words),
         SessionError::PeerLeft { .. } => PeerLeftError::new_err(words),

@@ -251,10 +251,10 @@ impl Session {
         (times.rounds, total, pushing, waiting, asleep, sent, received, times.to_string())
     }
 
-    /// How often a lost hub came back, how many rounds were lost, and what of the present.
-    fn returns(&self, py: Python<'_>) -> PyResult<(u32, u64, u64, u64)> {
+    /// How often a lost hub came back, and how many rounds were lost.
+    fn returns(&self, py: Python<'_>) -> PyResult<(u32, u64)> {
         let returns = self.call(py, |session| Ok(session.returns()))?;
-        Ok((returns.times, returns.lost_rounds, returns.lost_in_part, returns.lost_state_rounds))
+        Ok((returns.times, returns.lost_rounds))
     }
 
     /// How often links were lost while the hub lived, and made again.

@@ -137,6 +137,28 @@ def test_workers_by_tcp_have_equal_weights_and_checksums_if_somebody_asks(of_hub
             session.leave()
 
 
+def test_the_hub_may_answer_before_the_push(hub):
+    keys = {"weight": (300, 100)}
+    sessions = pair(hub, keys=keys, optimizer=phub.Sgd(0.5), transport="tcp", answers_ahead=True, compare_every=1)
+    expected = np.zeros((300, 100), np.float32)
+    for number in range(4):
+        for rank, session in enumerate(sessions):
+            session.gradient("weight")[:] = 1 + 2 * rank
+            session.send_ahead("weight")
+        if number % 2 == 0:  # nothing but the answer can be waited for, so this may be before the hub's or behind
+            sessions[0].gradient("weight")[:] = 5
+            sessions[0].push("weight", rewritten=True)
+        else:
+            sessions[0].push("weight")
+        sessions[1].push("weight")
+        expected -= 0.5 * (4 if number % 2 == 0 else 2)
+        for session in sessions:
+            session.wait()
+            np.testing.assert_array_equal(session.weights("weight"), expected)
+    for session in sessions:
+        session.leave()
+
+
 def test_a_job_on_two_hubs():
     with phub.serve(cores=1) as first, phub.serve(cores=1) as second:
         with join(f"{first.address},{second.address}", keys={"large": (50_000,), "small": (3,)}) as session:

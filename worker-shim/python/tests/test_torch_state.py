@@ -71,31 +71,6 @@ def test_a_training_goes_on_with_a_hub_that_is_started_again(saved, tmp_path, na
         optimizer.leave()
 
 
-def test_a_hub_without_checkpoints_is_brought_to_the_present():
-    def wrapped(model, hub):
-        return wrap(OPTIMIZERS["sgd"](model.parameters()), model, hub, hub_present=True)
-
-    with phub.serve(cores=1) as hub:
-        model = Net()
-        optimizer = wrapped(model, hub)
-        train(model, optimizer, 0, 10)
-        optimizer.leave()
-        expected = models.digest(model)
-    hub = phub.serve(cores=1)
-    address = hub.address
-    model = Net()
-    optimizer = wrapped(model, address)
-    train(model, optimizer, 0, 5)
-    optimizer.synchronize()
-    hub.stop("for the test")
-    with phub.serve(address, cores=1):
-        train(model, optimizer, 5, 10)
-        optimizer.synchronize()
-        assert models.digest(model) == expected
-        assert optimizer.session.returns == phub.Returns(times=1, lost_rounds=0)
-        optimizer.leave()
-
-
 def file_at(address):
     """Of the pages there."""
     with open("/proc/self/maps") as maps:
@@ -296,6 +271,24 @@ def test_a_state_that_does_not_fit_is_refused(hub, saved, name, change, words):
         optimizer.load_state_dict(changed(state, change))
     train(model, optimizer, 0, 1)  # the job lives on
     assert optimizer.session.job == "job"
+
+
+def test_a_job_that_goes_on_has_the_numbers_of_its_script(tmp_path):
+    def steps(hub, *rates):
+        model = torch.nn.Linear(3, 1, bias=False)
+        torch.nn.init.zeros_(model.weight)
+        optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.5), model, hub)
+        for rate in rates:
+            optimizer.param_groups[0]["lr"] = rate
+            model.weight.grad = torch.ones(1, 3)
+            optimizer.step()
+        found = model.weight[0].tolist()
+        optimizer.leave()
+        return found
+
+    with phub.serve(cores=1, checkpoints=tmp_path) as hub:
+        assert steps(hub, 0.5, 0.25) == [-0.75] * 3
+        assert steps(hub, 0.5) == [-1.25] * 3, "and not the rate of the checkpoint"
 
 
 def test_a_job_that_has_a_checkpoint_says_that_it_goes_on_with_that(tmp_path, saved):

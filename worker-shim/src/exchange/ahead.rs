@@ -9,18 +9,19 @@
 //!     +----------------------- rewritten ------------------+
 //! ```
 //!
-//! Bytes ahead count nothing, and may leave again. They leave only between the answer of a round and the next push, so that the hub
+//! Bytes ahead count nothing, and may leave again. The hub may answer them ahead (`JobTerms::answers_ahead`): it writes the chunk's
+//! weights from then on, and they count when the answer comes. They leave only between the answer of a round and the next push, so that the hub
 //! reads none of them. On shared memory both windows are the same pages, and nothing is gained. Frames with checksums must not be
 //! rewritten while they leave, and a codec encodes once a push: there nothing leaves ahead.
 //!
 //! Part of the exchange, on the worker's thread. Knows no transport.
 
-use fabric::{Port, Span};
+use fabric::{LinkId, Port, Span};
 use pbox_core::{ChunkId, Content, Immediate, KeyId, Round};
 
 use super::error::ExchangeError;
 use super::exchange::{Awaited, Exchange, KeyState};
-use super::outbox::{NO_BYTES, Post};
+use super::outbox::{NO_BYTES, Post, Urgent};
 use super::windows::Windows;
 
 /// The chunks of keys that leave ahead.
@@ -28,6 +29,8 @@ use super::windows::Windows;
 pub(super) struct Ahead {
     /// Whether bytes that leave ahead gain something, by core. Empty if they do nowhere.
     over: Vec<bool>,
+    /// Whether the hub may answer them ahead.
+    pub are_answered: bool,
     /// The bytes of each chunk.
     chunks: Vec<Left>,
 }
@@ -47,7 +50,7 @@ enum Left {
 
 impl Ahead {
     pub fn new(chunks: usize) -> Self {
-        Ahead { over: Vec::new(), chunks: vec![Left::Here; chunks] }
+        Ahead { over: Vec::new(), are_answered: false, chunks: vec![Left::Here; chunks] }
     }
 
     /// What is to be posted of a chunk of a key that left ahead, if anything is.
@@ -93,8 +96,9 @@ pub(super) fn post_other(
 }
 
 impl<P: Port> Exchange<P> {
-    /// Lets bytes leave ahead over the links to these cores.
-    pub fn let_ahead(&mut self, over: Vec<bool>) {
+    /// Lets bytes leave ahead over the links to these cores. Whether the hub may answer them ahead.
+    pub fn let_ahead(&mut self, over: Vec<bool>, are_answered: bool) {
+        self.ahead.are_answered = are_answered;
         self.ahead.over = if over.contains(&true) { over } else { Vec::new() };
     }
 
@@ -102,6 +106,11 @@ impl<P: Port> Exchange<P> {
     pub fn leaves_ahead(&self, key: KeyId) -> bool {
         let is_plain = self.first_awaited == Awaited::Answer && self.windows.coder().is_none();
         !self.ahead.over.is_empty() && is_plain && self.slices.group(key).is_none()
+    }
+
+    /// Whether bytes of a key have left ahead of its next push, or of the one under way.
+    pub(crate) fn has_left(&self, key: KeyId) -> bool {
+        self.keys.get(key.index()).is_some_and(|state| state.ahead)
     }
 
     /// Sends the bytes of a key's gradient before its push, where that gains something; may be called again. The push is then
@@ -129,6 +138,17 @@ impl<P: Port> Exchange<P> {
         self.post_put()
     }
 
+    /// Whether an arrival may be weights ahead: of a key that was sent ahead, in its round. They count when the answer comes.
+    pub(super) fn may_come_ahead(&self, link: LinkId, arrival: Immediate) -> bool {
+        if arrival.chunk.index() >= self.awaited.len() {
+            return false;
+        }
+        let core = self.slices.core_of(arrival.chunk);
+        let KeyState { round, ahead, .. } = self.keys[self.layout.chunk(arrival.chunk).key.index()];
+        let is_of = arrival == Immediate::new(arrival.chunk, round).with(Content::Ahead);
+        ahead && is_of && link == self.outboxes[core].link
+    }
+
     /// A key's gradient is not what has left ahead: the next push sends all of it.
     pub fn rewritten(&mut self, key: KeyId) {
         if !self.keys.get(key.index()).is_some_and(|state| state.ahead && state.outstanding == 0) {
@@ -142,12 +162,22 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Queues the slices of a key that left ahead, but those that are queued still.
+    /// Queues the slices of a key that left ahead, but those that are queued still. The push of a slice whose bytes are all at the
+    /// hub passes all that waits here, so that its answer comes while other bytes leave.
     #[cold]
     pub(super) fn queue_rest(&mut self, key: KeyId) {
-        for slice in self.slices.of_key(key) {
-            if self.ahead.chunks[self.slices.chunks(slice)[0].index()] != Left::Queued {
-                self.queue(slice);
+        let KeyState { round, content, .. } = self.keys[key.index()];
+        for number in self.slices.of_key(key) {
+            let chunks = self.slices.chunks(number);
+            let is_sent = |chunk: &ChunkId| self.ahead.chunks[chunk.index()] == Left::Sent;
+            if content == Content::Gradient && chunks.iter().all(is_sent) {
+                let core = self.slices.slice(number).core;
+                for &chunk in chunks {
+                    self.ahead.chunks[chunk.index()] = Left::Pushed;
+                    self.outboxes[core].urgent.push_back(Urgent::Control(Immediate::new(chunk, round)));
+                }
+            } else if self.ahead.chunks[chunks[0].index()] != Left::Queued {
+                self.queue(number);
             }
         }
     }

@@ -467,7 +467,8 @@ impl<P: Port> Exchange<P> {
         self.keys[key.index()].outstanding == 0
     }
 
-    /// Whether the last push of a key, or the one under way so far, left its weights as they were: nobody had a gradient.
+    /// Whether the last push of a key, or the one under way so far, left its weights as they were: nobody had a gradient, and none
+    /// was answered ahead.
     pub fn was_left_alone(&self, key: KeyId) -> bool {
         self.keys[key.index()].left_alone
     }
@@ -523,8 +524,12 @@ impl<P: Port> Exchange<P> {
         if self.is_ready(key) {
             return Ok(());
         }
+        Err(self.under_way(key, doing))
+    }
+
+    pub(super) fn under_way(&self, key: KeyId, doing: &'static str) -> ExchangeError {
         let name = self.layout.keys()[key.index()].name.clone();
-        Err(ExchangeError::UnderWay { key: name, round: self.round(key).0, doing })
+        ExchangeError::UnderWay { key: name, round: self.round(key).0, doing }
     }
 }
 

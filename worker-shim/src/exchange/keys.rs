@@ -31,18 +31,10 @@ impl<P: Port> Exchange<P> {
     /// # Errors
     /// When answers came that this worker does not await.
     pub fn begin(&mut self, first: Round) -> Result<(), ExchangeError> {
-        self.begin_each(first, |_| first)
-    }
-
-    /// As [`begin`](Self::begin), and with each key from a round of its own on, none before `first`.
-    ///
-    /// # Errors
-    /// As for [`begin`](Self::begin).
-    pub fn begin_each(&mut self, first: Round, begins: impl Fn(KeyId) -> Round) -> Result<(), ExchangeError> {
         self.windows.coder_mut().into_iter().for_each(|coder| coder.begin(first));
         if first > Round(0) {
             for key in (0..self.keys.len() as u32).map(KeyId) {
-                self.keys[key.index()].round = Round(begins(key).max(first).0 - 1);
+                self.keys[key.index()].round = Round(first.0 - 1);
                 self.await_answers(key, Content::Gradient);
             }
         }
@@ -58,17 +50,21 @@ impl<P: Port> Exchange<P> {
     }
 
     /// A key's weights, as of its last finished round.
+    ///
+    /// # Errors
+    /// While the key is under way. Where the hub answers bytes ahead, also from [`send_ahead`](Self::send_ahead) on, unless the weights
+    /// are a copy.
     pub fn weights<E: Element>(&self, key: KeyId) -> Result<&[E], ExchangeError> {
-        self.check_idle_as::<E>(key, "reading its weights")?;
-        // SAFETY: `check_idle_as` saw that no push of the key is unanswered, and `&self` keeps it so.
+        self.check_read_as::<E>(key, "reading its weights")?;
+        // SAFETY: `check_read_as` saw that no push of the key is unanswered, and none of its bytes, and `&self` keeps it so.
         Ok(unsafe { self.windows.weights(key) })
     }
 
     /// A key's weights to read and its gradient to write, together.
     pub fn tensors<E: Element>(&mut self, key: KeyId) -> Result<(&[E], &mut [E]), ExchangeError> {
-        self.check_idle_as::<E>(key, "using its tensors")?;
+        self.check_read_as::<E>(key, "using its tensors")?;
         let Exchange { windows, layout, .. } = self;
-        // SAFETY: `check_idle_as` saw that no push of the key is unanswered, and `&mut self` keeps it so.
+        // SAFETY: `check_read_as` saw that no push of the key is unanswered, and none of its bytes, and `&mut self` keeps it so.
         let (weights, gradient) = unsafe { windows.tensors(key) };
         Ok((weights, gradient.ok_or_else(|| in_dma_buf(layout, key))?))
     }
@@ -82,16 +78,6 @@ impl<P: Port> Exchange<P> {
         let Exchange { windows, layout, .. } = self;
         let name = || layout.keys()[key.index()].name.clone();
         windows.weights_mut(key).ok_or_else(|| ExchangeError::HubsWeights { key: name() })
-    }
-
-    /// The bytes of a key's weights, also while the key is under way: its hub is lost, and they may be of two rounds.
-    pub(crate) fn bytes_of_weights(&self, key: KeyId) -> &[u8] {
-        self.windows.bytes_of_weights(key)
-    }
-
-    /// Whether a key that is under way has none of its answers, and its weights are a copy: they are those before the round.
-    pub(crate) fn is_untouched(&self, key: KeyId) -> bool {
-        self.windows.has_copy() && self.outstanding(key) as usize == self.layout.key_chunks(key).len()
     }
 
     /// With Slim-DP, makes all gradients zero: they were written for a broadcast that does not take place.
@@ -109,6 +95,15 @@ impl<P: Port> Exchange<P> {
     }
 
     /// Checks that the key is idle, and that its type is `E`.
+    fn check_read_as<E: Element>(&self, key: KeyId, doing: &'static str) -> Result<(), ExchangeError> {
+        self.check_idle_as::<E>(key, doing)?;
+        let may_come = self.ahead.are_answered && self.keys[key.index()].ahead;
+        match may_come && !self.windows.has_copy() {
+            true => Err(self.under_way(key, doing)),
+            false => Ok(()),
+        }
+    }
+
     fn check_idle_as<E: Element>(&self, key: KeyId, doing: &'static str) -> Result<(), ExchangeError> {
         self.check_idle(key, doing)?;
         let Key { name, dtype, .. } = &self.layout.keys()[key.index()];

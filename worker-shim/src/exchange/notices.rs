@@ -4,7 +4,7 @@
 //! Part of the exchange, on the worker's thread. Knows that keys are pulled, not which ones together.
 
 use fabric::{LinkId, Port};
-use pbox_core::{ChunkId, Immediate, KeyId};
+use pbox_core::{ChunkId, Content, Immediate, KeyId};
 
 use super::error::ExchangeError;
 use super::exchange::{Awaited, Exchange};
@@ -77,6 +77,9 @@ impl<P: Port> Exchange<P> {
         let Immediate { chunk, round_bits, content } = arrival;
         let unexpected =
             |expected: String| Err(ExchangeError::UnexpectedAnswer { chunk: chunk.0, round_bits, expected });
+        if content == Content::Ahead && self.may_come_ahead(link, arrival) {
+            return Ok(());
+        }
         if let Some(early) = &mut self.early {
             if early.len() == self.awaited.len() {
                 return unexpected("where no more than one of each chunk was expected".into());

@@ -195,17 +195,6 @@ impl Windows {
         unsafe { read(&self.private, &self.weights[0], self.layout.key_span(key)) }
     }
 
-    /// The bytes of a key's weights, whatever they are of.
-    pub(crate) fn bytes_of_weights(&self, key: KeyId) -> &[u8] {
-        let span = self.layout.key_span(key);
-        match &self.private {
-            Some(copy) => part(copy, span),
-            // SAFETY: the hub is lost and writes no more. If it only stood still and writes all the same, the weights of a key that
-            // is under way are read as bytes, and every byte is a value.
-            None => unsafe { self.weights[0].elements(span) }.expect("inside the window, by new"),
-        }
-    }
-
     /// A key's weights, to write; weights that are not sent stay as they are. `None` if only the hub writes weights.
     pub(crate) fn weights_mut<E: Element>(&mut self, key: KeyId) -> Option<&mut [E]> {
         let keeps_own = self.coder().is_some_and(Coder::keeps_own_weights);

@@ -1,7 +1,7 @@
 //! Comparing weights: whether all workers have the same. Each sends a digest of its weights every so many rounds, and the
 //! hub compares.
 //!
-//! On the caller's thread, before a push: until then the key's weights stay as they are.
+//! On the caller's thread, before a push, or before bytes leave ahead: until then the key's weights stay as they are.
 
 use std::collections::VecDeque;
 
@@ -79,12 +79,12 @@ impl Digests {
 }
 
 impl Session {
-    /// A key is about to be pushed. With the last key of a round that is compared, tells the hub the digest.
+    /// A key is about to be pushed, or sent ahead. With the last key of a round that is compared, tells the hub the digest.
     ///
     /// # Errors
     /// When the job has failed, as it does where weights differ.
     pub(super) fn compare(&mut self, key: KeyId) -> Result<(), SessionError> {
-        if self.skips.get(key.index()).is_some_and(|&skips| skips > 0) {
+        if self.exchange.has_left(key) || self.skips.get(key.index()).is_some_and(|&skips| skips > 0) {
             return Ok(());
         }
         let round = self.exchange.round(key);

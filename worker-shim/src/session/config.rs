@@ -8,7 +8,7 @@ use std::time::Duration;
 use fabric::any::Transport;
 use fabric::{DmaBuf, IdlePolicy, SendWindow};
 use membership::{Credential, NicSettings};
-use pbox_core::control::{Mesh, Present};
+use pbox_core::control::Mesh;
 use pbox_core::{JobTerms, Key, OnLoss, Optimizer, Wire};
 
 use crate::exchange::WeightsMode;
@@ -60,13 +60,6 @@ pub struct SessionConfig {
     /// session then goes on from the hub's checkpoint, in the same memory; [`Session::returns`](crate::Session::returns)
     /// says what was lost. 0: a lost hub ends the session. Default 60 s.
     pub hub_wait: Duration,
-    /// Whether the workers bring a hub that was lost to the present, each key with the weights of a worker that has the furthest,
-    /// instead of its checkpoint's. Exact for SGD with f32 keys, where [`Session::returns`](crate::Session::returns) says that
-    /// nothing was lost in part; that is certain between two rounds, and with [private](WeightsMode::Private) weights while no
-    /// chunk of a key has its answer. Momentum, Adam's moments and master weights are those of the checkpoint, or zero. All workers
-    /// of a job ask for it, or none. Costs a copy of the weights while the hub is lost. For BSP without compression and pulls in
-    /// batches, and not below other hubs. Default: false.
-    pub hub_present: bool,
     /// Time limit of a wait for a key, for workers that are alive but do not push. Default 30 min.
     pub wait_limit: Duration,
     /// Notes what the session does when, and writes the last rounds at its end: a timeline for <https://ui.perfetto.dev>. The
@@ -115,6 +108,7 @@ impl SessionConfig {
         let terms = &mut self.terms;
         match name {
             "chunk_bytes" => terms.chunk_bytes = read(value)?,
+            "answers_ahead" => terms.answers_ahead = read(value)?,
             "schedule" => terms.level.schedule = read(value)?,
             "slice_bytes" => terms.level.slice_bytes = Some(read(value)?),
             "credit" => terms.level.credit = Some(read(value)?),
@@ -152,10 +146,9 @@ impl SessionConfig {
             "trace" => self.trace = Some(value.into()),
             "join_limit" => self.join_limit = seconds()?,
             "hub_wait" => self.hub_wait = seconds()?,
-            "hub_present" => self.hub_present = read(value)?,
             "wait_limit" => self.wait_limit = seconds()?,
             _ => {
-                return Err("there are chunk_bytes, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, dma_buf, compare_every, pull, transport, checksum, nics, rails, trace, join_limit, hub_wait, hub_present, wait_limit".into());
+                return Err("there are chunk_bytes, answers_ahead, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, dma_buf, compare_every, pull, transport, checksum, nics, rails, trace, join_limit, hub_wait, wait_limit".into());
             }
         }
         Ok(())
@@ -175,18 +168,6 @@ impl SessionConfig {
             return Err(PullError::Nothing { batching, schedule });
         }
         pull.layers(self.terms.keys.len()).map(|_| ())
-    }
-
-    /// Checks that the hub can be brought to the present, if that is asked for.
-    pub(crate) fn check_present(&self) -> Result<(), InvalidSetting> {
-        let refused = |why: &str| InvalidSetting::new("hub_present", true, why);
-        match self.hub_present {
-            true if self.pull.is_some() => Err(refused(
-                "it does not go with pulls in batches: keys may begin with different rounds; leave one out",
-            )),
-            true => Present::check_goes_with(&self.terms, self.mesh.is_some()).map_err(|why| refused(&why)),
-            false => Ok(()),
-        }
     }
 
     /// Checks that gradients can lie in the dma-buf, if there is one. Then RDMA is the only transport.
@@ -232,7 +213,6 @@ impl SessionConfig {
             compare_every: 0,
             join_limit: Duration::from_secs(60),
             hub_wait: Duration::from_secs(60),
-            hub_present: false,
             wait_limit: Duration::from_secs(30 * 60),
             trace: std::env::var_os("PHUB_TRACE").filter(|path| !path.is_empty()).map(PathBuf::from),
             // A worker that spins on a core which the hub or another worker needs delays itself.

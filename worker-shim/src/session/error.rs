@@ -94,14 +94,6 @@ pub enum SessionError {
         /// Whom the hubs have named.
         late: Vec<Late>,
     },
-    /// The hub was lost, and workers have different weights of one round: none of them is the present.
-    #[error("job {job:?}: the hub cannot be brought to the present: {why}")]
-    PresentDiffers {
-        /// The job.
-        job: String,
-        /// Which key, and whose weights.
-        why: String,
-    },
     /// A call out of order, or a hub that broke the protocol.
     #[error(transparent)]
     Exchange(#[from] ExchangeError),

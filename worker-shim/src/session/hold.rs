@@ -13,8 +13,6 @@
 //! equally often at the end. Workers that step alone have no common round: each has a `reached` of its own, and
 //! begins as far ahead of the slowest as it was. So each loses the same number of rounds. Machines that step alone are like such
 //! workers, and the workers of a machine step together.
-//!
-//! With the [present](super::present) rounds go on, and each key has a line of its own.
 
 use std::time::{Duration, Instant};
 
@@ -42,10 +40,6 @@ pub struct Returns {
     /// So many rounds were lost in all: between the checkpoint of a hub that came back and the first round of which no
     /// worker had an answer. Where workers step alone, it is that of the slowest worker.
     pub lost_rounds: u64,
-    /// With [`hub_present`](SessionConfig::hub_present): so often a key lost the round that was under way, wholly or in part.
-    pub lost_in_part: u64,
-    /// With it: for so many rounds in all, the optimizer's state lacks what the weights have. 0 where it keeps none.
-    pub lost_state_rounds: u64,
 }
 
 /// Whether a session holds out for a hub that it lost.
@@ -66,10 +60,10 @@ impl Hold {
 
 /// Where a key stood when the hub was lost.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Stood {
+struct Stood {
     /// Of the push under way, else of the next one.
-    pub round: Round,
-    pub under_way: bool,
+    round: Round,
+    under_way: bool,
     /// The content of that push.
     content: Content,
     /// Pushes that are not sent, because of a former loss.
@@ -86,10 +80,7 @@ pub(super) enum Again {
 
 impl<E: Into<SessionError>> From<E> for Again {
     fn from(error: E) -> Self {
-        match error.into() {
-            error @ SessionError::PresentDiffers { .. } => Again::Never(error),
-            error => Again::Later(error),
-        }
+        Again::Later(error.into())
     }
 }
 
@@ -137,7 +128,6 @@ impl Session {
             skips: self.skips.get(key.index()).copied().unwrap_or(0),
         });
         let stood: Vec<Stood> = keys.collect();
-        self.kept = self.config.hub_present.then(|| self.keep(&stood));
         self.tell_other_hubs(&lost);
         while let Err(error) = self.go_on(&stood, since + wait) {
             let error = match error {
@@ -152,7 +142,6 @@ impl Session {
             std::thread::sleep(PAUSE);
         }
         self.hold = Hold::Waits;
-        self.kept = None;
         Ok(())
     }
 
@@ -182,8 +171,7 @@ impl Session {
         let own = stood.iter().map(|stood| self.counted(stood.round)).max().unwrap_or_default();
         let terms = JobTerms { level: self.asked, ..self.config.terms.clone() };
         let asked = SessionConfig { terms, ..self.config.clone() };
-        let present = self.kept.as_ref().map(|kept| kept.present(self.lost, &self.last_set));
-        let let_in = let_in(&asked, (Some(own), present), until, &self.given_up)?;
+        let let_in = let_in(&asked, Some(own), until, &self.given_up)?;
         if let_in[0].above().is_some() != self.is_below_others {
             let is = if self.is_below_others {
                 "it is not below other hubs any more"
@@ -198,7 +186,7 @@ impl Session {
         let receive = |hub: usize| Receive::Into(windows.received()[former[hub].cores.start].clone());
         let Attached { port, endpoints, received, slices, hubs, ways } =
             attach(let_in, &self.config, &wire, windows.sent(), receive, deadline)?;
-        self.exchange.let_ahead(drafts(&endpoints));
+        self.exchange.let_ahead(drafts(&endpoints), self.config.terms.answers_ahead);
         self.exchange.reconnect(port, endpoints, received, slices);
         self.exchange.set_credit(self.credit);
         (self.hubs, self.ways) = (hubs, ways);
@@ -206,14 +194,13 @@ impl Session {
             // With a profile of its own: the hub may be on another machine.
             self.pulling = Some(Pulling::begin(pull, &mut self.exchange)?);
         }
-        let present = self.begin(deadline)?;
+        self.begin(deadline)?;
         self.wait_all()?;
         // A checkpoint may hold a round whose answers no worker has seen.
         let begins = self.counted(self.first);
         let highest = membership::reached(&self.hubs).unwrap_or_default().max(own).max(begins);
-        if present.is_none() {
-            self.check_can_go_on(stood, highest).map_err(|error| Again::Never(error.into()))?;
-        }
+        self.check_can_go_on(stood, highest).map_err(|error| Again::Never(error.into()))?;
+        self.tell_numbers_again()?;
         // Workers of a machine step together, whatever the machines do.
         let steps_alone = self.config.terms.level.consistency != Consistency::Bsp;
         let reached = if steps_alone { own.max(begins) } else { highest };
@@ -221,7 +208,6 @@ impl Session {
         for (key, stood) in self.keys().zip(stood) {
             // Rounds of this key's pushes that some worker has an answer of, for this or another key.
             let round = self.counted(stood.round);
-            let reached = present.as_ref().map_or(reached, |present| present.line(key));
             let behind = reached.0.saturating_sub(round.0);
             if stood.under_way && round < begins {
                 self.exchange.answered_without(key, stood.round); // the weights that came have it
@@ -233,13 +219,10 @@ impl Session {
             }
         }
         self.digests.iter_mut().for_each(Digests::forget);
-        let lost_in_all = present.as_ref().map_or(reached.0 - self.first.0, |present| present.lost);
+        let lost_in_all = reached.0 - self.first.0;
         let lost = lost_in_all.saturating_sub(std::mem::replace(&mut self.lost, lost_in_all));
         self.returns.times += 1;
         self.returns.lost_rounds += u64::from(lost);
-        if let Some(present) = present {
-            self.came_to_the_present(&present);
-        }
         let (job, round) = (&self.config.job, self.first.0);
         tracing::warn!(
             job,
@@ -253,7 +236,7 @@ impl Session {
     /// A round of the hub, counted with those that were lost before: another worker may have heard of a return of the hub of
     /// which this one has not, as the hub was lost again meanwhile.
     pub(super) fn counted(&self, round: Round) -> Round {
-        Round(round.0 + self.lost)
+        Round(round.0.saturating_add(self.lost))
     }
 
     fn push_again(&mut self, key: KeyId, content: Content) -> Result<(), SessionError> {

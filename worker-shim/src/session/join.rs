@@ -7,15 +7,14 @@ use std::time::Instant;
 
 use fabric::tcp::Frames;
 use fabric::{Port, Receive, RecvWindow, SendWindow, Until, any};
-use membership::{Credential, DataPath, Hub, LetIn, MemberError, Ports, Way};
-use pbox_core::control::{JoinRequest, PROTOCOL, Present, PresentReply, Versions, check_job_name};
-use pbox_core::{Credit, KeyId, Round, Slices, Wire};
+use membership::{Credential, DataPath, Hub, LetIn, MemberError, Named, Ports, Way};
+use pbox_core::control::{JoinRequest, PROTOCOL, Versions, check_job_name};
+use pbox_core::{Credit, Round, Slices, Wire};
 
 use super::compare::Digests;
 use super::config::SessionConfig;
 use super::error::SessionError;
 use super::hold::{Hold, Returns, TELL_LIMIT};
-use super::numbers::LastSet;
 use super::relink::{self, Relinks};
 use super::session::{GivenUp, LOOK, Session};
 use super::state::State;
@@ -48,14 +47,13 @@ impl Session {
         config.terms.hubs = membership::hub_addresses(&config.hub)?.len() as u32;
         config.terms.check()?;
         config.check_pull()?;
-        config.check_present()?;
         let digests = Digests::of(&config)?;
         let mut wire = Wire::of_terms(&config.terms)?;
         config.check_dma_buf(&wire)?;
         let timeline =
             config.trace.as_ref().map(|path| Timeline::new(path, &config.job, config.rank, wire.layout()));
         let timeline = timeline.transpose()?;
-        let mut let_in = let_in(&config, (None, None), Instant::now() + config.hub_wait, &given_up)?;
+        let mut let_in = let_in(&config, None, Instant::now() + config.hub_wait, &given_up)?;
         let deadline = Instant::now() + config.join_limit;
         let (asked, is_below_others) = (config.terms.level, let_in[0].above().is_some());
         if is_below_others {
@@ -86,12 +84,9 @@ impl Session {
             returns: Returns::default(),
             relinks: Relinks::default(),
             lost: 0,
-            last_set: LastSet::default(),
-            kept: None,
-            brought: Vec::new(),
             asked,
             is_below_others,
-            looks: digests.is_some() || config.hub_present,
+            numbers: None,
             digests,
             given_up,
             stopwatch: Stopwatch::begin(Round(0), Traffic::default()),
@@ -107,20 +102,15 @@ impl Session {
             session.pulling = Some(Pulling::begin(pull, &mut session.exchange)?);
         }
         session.exchange.set_credit(session.credit);
-        session.exchange.let_ahead(ahead);
+        session.exchange.let_ahead(ahead, session.config.terms.answers_ahead);
         if let Some(state) = state.filter(|_| wanted) {
             let terms = &session.config.terms;
             let placed = (terms.level.schedule, terms.split_above);
             let tensors = terms.optimizer.saved_per_element();
             membership::bring(&session.hubs, state.values, session.exchange.layout(), placed, tensors)?;
         }
-        let present = session.begin(deadline)?;
+        session.begin(deadline)?;
         session.lost = membership::lost(&session.hubs);
-        if let Some(present) = present {
-            // Of the round that the others are in, they have pushed what this worker skips.
-            session.skips =
-                present.keys.iter().map(|key| key.round.0.saturating_sub(session.first.0)).collect();
-        }
         if session.pulling.is_none() {
             session.wait_all()?;
         }
@@ -129,23 +119,18 @@ impl Session {
         Ok(session)
     }
 
-    /// Waits until this worker takes part, and begins. Returns the present, if the job begins with it.
-    pub(super) fn begin(&mut self, deadline: Instant) -> Result<Option<PresentReply>, SessionError> {
-        self.brought = vec![None; self.hubs.len()];
-        let first = self.gather(deadline)?;
-        self.first = first;
-        let present = self.brought[0].take();
-        let begins = |key: KeyId| present.as_ref().map_or(first, |present| present.keys[key.index()].round);
-        self.exchange.begin_each(first, begins)?;
-        self.ready |= first > Round(0);
-        Ok(present)
+    /// Waits until this worker takes part, and begins.
+    pub(super) fn begin(&mut self, deadline: Instant) -> Result<(), SessionError> {
+        self.first = self.gather(deadline)?;
+        self.exchange.begin(self.first)?;
+        self.ready |= self.first > Round(0);
+        Ok(())
     }
 
     /// Waits until this worker takes part. Returns its first round. If it never does, the hubs where the job has not failed
     /// hear that it does not come, before it can join again.
     fn gather(&mut self, deadline: Instant) -> Result<Round, SessionError> {
-        // Another worker that saw first why there is no present may have ended the job.
-        let gathered = self.gather_until(deadline).or_else(|error| self.check_present().and(Err(error)));
+        let gathered = self.gather_until(deadline);
         if let Err(error) = &gathered {
             for hub in self.hubs.iter().filter(|hub| hub.end().is_none()) {
                 let _ = match error {
@@ -167,9 +152,7 @@ impl Session {
                 Ok(round) => return Ok(round),
                 Err(missing) => missing,
             };
-            self.check_present()?;
             self.check_alive()?;
-            self.bring_present()?;
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() || (self.given_up)() {
                 return Err(SessionError::Missing {
@@ -186,17 +169,16 @@ impl Session {
     }
 }
 
-/// Joins the job at each of its hubs, once they are there. `reached` and the present are of a worker that had joined
-/// before.
+/// Joins the job at each of its hubs, once they are there. `reached` is of a worker that had joined before.
 pub(super) fn let_in(
     config: &SessionConfig,
-    (reached, present): (Option<Round>, Option<Present>),
+    reached: Option<Round>,
     until: Instant,
     given_up: &dyn Fn() -> bool,
 ) -> Result<Vec<LetIn>, SessionError> {
     let addresses = membership::hub_addresses(&config.hub)?;
     if until > Instant::now() {
-        membership::wait_for(&addresses, until, given_up)?;
+        membership::wait_for(&addresses, &Named::Here, until, given_up)?;
     }
     let request = JoinRequest {
         protocol: PROTOCOL,
@@ -207,7 +189,6 @@ pub(super) fn let_in(
         mesh: config.mesh.clone(),
         peers: None,
         reached,
-        present: config.hub_present.then(|| present.unwrap_or_default()),
         relinks: relink::asks(config),
         terms: config.terms.clone(),
     };
@@ -216,7 +197,7 @@ pub(super) fn let_in(
         None => Credential::find_if_any().map_err(MemberError::from)?,
     };
     let (job, limit) = (&config.job, config.join_limit);
-    Ok(membership::join_all(&addresses, job, limit, &request, credential.as_ref())?)
+    Ok(membership::join_all(&addresses, job, limit, &request, credential.as_ref(), &Named::Here)?)
 }
 
 /// What leads to the hubs.

@@ -10,7 +10,6 @@ mod hold;
 mod hubs;
 mod join;
 mod numbers;
-mod present;
 mod relink;
 mod session;
 mod state;

@@ -2,19 +2,12 @@
 //!
 //! On the caller's thread. The hubs make the change, all cores from the same round on.
 
-use pbox_core::control::{LearningRateRequest, NumbersSet, OptimizerRequest};
+use membership::MemberError;
+use pbox_core::control::{LearningRateRequest, OptimizerRequest};
 use pbox_core::{KeyId, Multipliers, Numbers, Optimizer, Round};
 
 use super::error::SessionError;
 use super::session::Session;
-
-/// The last changes of a worker, which it names to a hub that is back. Rounds are counted with those that were lost.
-#[derive(Debug, Default)]
-pub(super) struct LastSet {
-    pub numbers: Option<NumbersSet>,
-    /// The learning rate that was set after these numbers.
-    pub rate: Option<(Round, f32)>,
-}
 
 impl Session {
     /// Changes the learning rate from the next round on, for all workers: the short form of
@@ -22,15 +15,17 @@ impl Session {
     pub fn set_learning_rate(&mut self, learning_rate: f32) -> Result<(), SessionError> {
         self.config.terms.check_learning_rate(learning_rate)?;
         self.exchange.check_quiet("changing the learning rate")?;
+        let optimizer =
+            self.numbers.as_ref().map_or(self.config.terms.optimizer, |numbers| numbers.optimizer);
+        let former = self.numbers.take().unwrap_or_else(|| Numbers::new(optimizer));
+        self.numbers = Some(former.with_learning_rate(learning_rate));
         self.ask(|session| {
             let from_round = session.next_round();
             session.hubs.iter().try_for_each(|hub| {
                 let request = LearningRateRequest { token: hub.token.clone(), learning_rate, from_round };
                 hub.post("learning-rate", "change the learning rate", &request).map(|_: serde_json::Value| ())
             })
-        })?;
-        self.last_set.rate = Some((self.counted(self.next_round()), learning_rate));
-        Ok(())
+        })
     }
 
     /// Changes all numbers of the optimizer from the next round on, for all workers: those of `optimizer`, which is of the job's
@@ -64,20 +59,27 @@ impl Session {
         let numbers = Numbers { optimizer, multipliers: multipliers.as_deref().map(Into::into) };
         self.config.terms.check_numbers(&numbers)?;
         self.exchange.check_quiet("changing the optimizer's numbers")?;
-        self.ask(|session| {
-            let from_round = session.next_round();
-            session.hubs.iter().try_for_each(|hub| {
-                let (token, keys) = (hub.token.clone(), multipliers.clone());
-                let reset = reset.iter().map(|key| key.0).collect();
-                let request = OptimizerRequest { token, optimizer, keys, from_round, reset };
-                hub.post("optimizer", "change the optimizer's numbers", &request)
-                    .map(|_: serde_json::Value| ())
-            })
-        })?;
-        let from_round = self.counted(self.next_round());
-        let former = self.last_set.numbers.take().and_then(|former| former.keys);
-        let numbers = Some(NumbersSet { from_round, optimizer, keys: multipliers.or(former) });
-        self.last_set = LastSet { numbers, rate: None };
-        Ok(())
+        let former = self.numbers.take().and_then(|former| former.multipliers);
+        let kept = numbers.multipliers.clone().or(former);
+        self.numbers = Some(Numbers { optimizer, multipliers: kept });
+        self.ask(|session| session.tell_numbers(&numbers, session.next_round(), reset))
+    }
+
+    /// Tells hubs that came back what this worker has set: their numbers are those of a checkpoint.
+    pub(super) fn tell_numbers_again(&self) -> Result<(), SessionError> {
+        match &self.numbers {
+            Some(numbers) => Ok(self.tell_numbers(numbers, self.first, &[])?),
+            None => Ok(()),
+        }
+    }
+
+    fn tell_numbers(&self, numbers: &Numbers, from_round: Round, reset: &[KeyId]) -> Result<(), MemberError> {
+        self.hubs.iter().try_for_each(|hub| {
+            let (token, optimizer) = (hub.token.clone(), numbers.optimizer);
+            let keys = numbers.multipliers.as_deref().map(<[_]>::to_vec);
+            let reset = reset.iter().map(|key| key.0).collect();
+            let request = OptimizerRequest { token, optimizer, keys, from_round, reset };
+            hub.post("optimizer", "change the optimizer's numbers", &request).map(|_: serde_json::Value| ())
+        })
     }
 }

@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 
 use fabric::{Idle, Port, Until, any};
 use membership::{Hub, MemberError, Way};
-use pbox_core::control::PresentReply;
-use pbox_core::{Content, Element, KeyId, Layout, LevelTerms, Round};
+use pbox_core::{Content, Element, KeyId, Layout, LevelTerms, Numbers, Round};
 
 use super::compare::Digests;
 use super::config::SessionConfig;
@@ -19,8 +18,6 @@ use super::contents::Pushed;
 use super::credit::{Trial, Tuner};
 use super::error::SessionError;
 use super::hold::{Hold, Returns};
-use super::numbers::LastSet;
-use super::present::Kept;
 use super::relink::Relinks;
 use super::timeline::Timeline;
 use super::times::{Stopwatch, Times};
@@ -61,17 +58,11 @@ pub struct Session {
     /// Rounds that the job has lost so far, also before this session: a round of the hub and this together are the same number
     /// for all workers.
     pub(super) lost: u32,
-    /// The optimizer's numbers that it has set last, by rounds that are counted like these.
-    pub(super) last_set: LastSet,
-    /// While its hub is lost, and it asks for the present: its weights.
-    pub(super) kept: Option<Arc<Kept>>,
-    /// By hub: the present, to which it has brought its part.
-    pub(super) brought: Vec<Option<PresentReply>>,
     /// What its joins ask for. With hubs above its hub, [`config`](Self::config) has what is between it and its hub.
     pub(super) asked: LevelTerms,
     pub(super) is_below_others: bool,
-    /// Whether something is done before each push: weights are compared, or the present is asked for.
-    pub(super) looks: bool,
+    /// What this worker has set of the optimizer's numbers, last.
+    pub(super) numbers: Option<Numbers>,
     /// If the hub compares weights.
     pub(super) digests: Option<Digests>,
     pub(super) given_up: GivenUp,
@@ -196,8 +187,8 @@ impl Session {
         }
         self.exchange.check_exists(key)?;
         let timed = self.stopwatch.push_begins(key, self.exchange.round(key));
-        if self.looks {
-            self.look_before_push(key)?;
+        if self.digests.is_some() {
+            self.compare(key)?;
         }
         let content =
             if what == Pushed::Gradient { Content::Gradient } else { self.other_content(key, what)? };
@@ -212,15 +203,6 @@ impl Session {
             self.stopwatch.push_ends(timed);
         }
         Ok(())
-    }
-
-    #[cold]
-    fn look_before_push(&mut self, key: KeyId) -> Result<(), SessionError> {
-        if self.config.hub_present {
-            // What is pushed to a hub that is gone may have been stepped, for all that anybody knows.
-            self.take_in(None)?;
-        }
-        self.compare(key)
     }
 
     fn send(&mut self, key: KeyId, content: Content) -> Result<(), SessionError> {
@@ -412,10 +394,7 @@ impl Session {
     /// The first round of which no key has its answer. Round 0 is the broadcast, if there is one. After the join it is
     /// the first round of this worker: not 0 if the job had begun.
     pub fn next_round(&self) -> Round {
-        // What a newcomer skips of a round that is under way is no round that it has.
-        let skips = |key: KeyId| self.skips.get(key.index()).copied().unwrap_or(0);
-        let next = |key: KeyId| Round(self.exchange.round(key).0.saturating_sub(skips(key)));
-        self.keys().map(next).fold(self.first, Round::max)
+        self.keys().map(|key| self.exchange.round(key)).fold(self.first, Round::max)
     }
 
     /// Its pulls, if weights are pulled in batches; and its exchange.

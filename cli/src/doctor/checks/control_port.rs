@@ -1,6 +1,7 @@
 //! The control port: is it free, or does a hub answer there? One request over HTTP; the judgement is pure.
 
 use authority::{ALL_JOBS, Credential, Right};
+use membership::Named;
 use phub_server::client::Address;
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
@@ -58,7 +59,8 @@ fn ask(address: SocketAddr) -> Result<HubReply, String> {
     let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
     let credential = Credential::find_if_any().map_err(|error| error.to_string())?;
     let token = credential.map(|credential| credential.token(Right::Read, ALL_JOBS));
-    let answer = runtime.block_on(Address::resolve(&address.to_string()).get("/v1/hub", token, PATIENCE));
+    let answer =
+        runtime.block_on(Address::new(&address.to_string(), Named::Here).get("/v1/hub", token, PATIENCE));
     answer.map_err(|error| format!("{address}: {error}"))
 }
 

@@ -45,7 +45,7 @@ fn try_shared_memory() -> Result<(), ShmError> {
     let (hub_group, mut hub_ports) = shm::group(1)?;
     let (worker_group, mut worker_ports) = shm::group(1)?;
     let (weights, gradients) = (SendWindow::new(WINDOW)?, SendWindow::new(WINDOW)?);
-    let listener = shm::Listener::bind(&format!("phub-doctor-{}", std::process::id()))?;
+    let listener = shm::Listener::bind(&shm::Listener::new_address()?)?;
     let address = listener.address();
     let (hub, worker) = std::thread::scope(|scope| {
         let worker = scope.spawn(|| {

@@ -1,4 +1,4 @@
-//! The way from this machine to a hub that runs elsewhere: packets of full size, bytes by TCP, and each pair of RDMA NICs, by a
+//! The way from this machine to a hub that runs elsewhere: packets of full size, and each pair of RDMA NICs, by a
 //! job of one round that has this process as its only worker.
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use fabric::any::{self, Transport};
 use fabric::tcp::Frames;
 use fabric::verbs::{self, NicOptions};
 use fabric::{Arrival, LinkId, NicPair, Port as _, Posted, Receive, SendWindow, Until};
-use membership::{MEASURED_IN, NicSettings, Ports};
+use membership::{Named, NicSettings, Ports};
 use pbox_core::control::{HubReply, JoinRequest, PROTOCOL, Versions};
 use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, JobTerms, Key, Optimizer, Round, Wire};
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, ip_mtu, set_ip_mtu_discover};
@@ -49,16 +49,6 @@ pub(crate) fn check(
     };
     report(Check::pass(&name, format!("a hub of version {} with {} cores", hub.version, hub.cores.len())));
     report(packets(peer, &address));
-    report(match membership::measure(&address, MEASURED_IN, credential) {
-        Ok(gbps) => {
-            Check::pass(format!("TCP from {peer}"), format!("{gbps:.3} Gb/s by one connection, for 100 ms"))
-        }
-        Err(error) => Check::warn(
-            format!("TCP from {peer}"),
-            error.to_string(),
-            "ask again: one measurement may run at a time",
-        ),
-    });
     report(rdma(peer, &address, &hub, credential, nics, ready));
 }
 
@@ -254,12 +244,11 @@ fn pairs(
         mesh: None,
         peers: None,
         reached: None,
-        present: None,
         relinks: false,
         terms,
     };
     let job = format!("phub-doctor-{}", hub.cores.len());
-    let mut let_in = membership::join_all(&[address], &job, PATIENCE, &request, credential)
+    let mut let_in = membership::join_all(&[address], &job, PATIENCE, &request, credential, &Named::Here)
         .map_err(|error| in_words(&error))?;
     let window = SendWindow::new(wire.gradient_window_bytes()).map_err(|error| in_words(&error))?;
     let (window, _) = window.split(vec![Vec::new()]).map_err(|error| in_words(&error))?;

@@ -6,9 +6,7 @@ mod text;
 
 pub(super) use text::write_rounds;
 
-use anyhow::{Context as _, bail};
-use authority::Credential;
-use membership::MEASURED_IN;
+use anyhow::bail;
 use pbox_core::{ChunkId, JobTerms, Key, Layout, MAX_HUBS, MAX_WORKERS, Optimizer, Wire};
 use phub_server::shapes::{Level, Shape, Shapes, fastest};
 use topology::{Host, Plan};
@@ -39,10 +37,6 @@ pub(super) struct MachinesArgs {
     /// The NIC is one that the hub would use. Virtual NICs tell none. Then only bytes are shown.
     #[arg(long, value_name = "GBPS", value_parser = gbps, requires = "machines")]
     link_gbps: Option<f64>,
-
-    /// Measures the speed of this machine's link by a transfer of at most 100 ms from the hub at this address.
-    #[arg(long, value_name = "HOST:PORT", requires = "machines", conflicts_with = "link_gbps")]
-    measure: Option<String>,
 }
 
 fn machines(text: &str) -> Result<u32, String> {
@@ -103,7 +97,7 @@ impl MachinesArgs {
         let terms = JobTerms { chunk_bytes, ..JobTerms::new(workers, keys, NESTEROV) };
         terms.check()?;
         let wire = Wire::of_terms(&terms)?;
-        let (gbps, link) = self.speed(host, plan)?;
+        let (gbps, link) = self.speed(host, plan);
         let Shapes { mesh, above, all } =
             Shapes::new((&terms, &wire), machines, self.above_hubs, cores, gbps)?;
         let host = host.summary();
@@ -111,25 +105,17 @@ impl MachinesArgs {
     }
 
     /// The speed of a machine's link, and where it is known from.
-    fn speed(&self, host: &Host, plan: &Plan) -> anyhow::Result<(Option<f64>, String)> {
+    fn speed(&self, host: &Host, plan: &Plan) -> (Option<f64>, String) {
         if let Some(gbps) = self.link_gbps {
-            return Ok((Some(gbps), format!("{gbps} Gb/s each way, by --link-gbps")));
-        }
-        if let Some(hub) = &self.measure {
-            let credential = Credential::find_if_any().context("what to show to the hub")?;
-            let gbps = membership::measure(hub, MEASURED_IN, credential.as_ref())?;
-            return Ok((Some(gbps), format!("{gbps:.3} Gb/s, measured from the hub at {hub}")));
+            return (Some(gbps), format!("{gbps} Gb/s each way, by --link-gbps"));
         }
         let nics = plan.nics().iter().filter_map(|placed| host.nic(placed.nic));
-        Ok(match fastest(nics) {
-            None => (
-                None,
-                "speed unknown, so bytes only: --link-gbps 25 gives it in Gb/s, --measure HOST:PORT measures it".to_owned(),
-            ),
+        match fastest(nics) {
+            None => (None, "speed unknown, so bytes only: --link-gbps 25 gives it in Gb/s".to_owned()),
             Some((gbps, name)) => {
                 (Some(gbps), format!("{gbps} Gb/s each way, that of {name}; --link-gbps gives another"))
             }
-        })
+        }
     }
 }
 

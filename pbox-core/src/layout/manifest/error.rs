@@ -14,7 +14,7 @@ pub enum ManifestError {
     NoKeys,
 
     #[error(
-        "the manifest has {seen} keys, at most {MAX_KEYS} are allowed; join small tensors into larger ones"
+        "the manifest has {seen} keys or more, at most {MAX_KEYS} are allowed; join small tensors into larger ones"
     )]
     TooManyKeys { seen: usize },
 

@@ -13,11 +13,16 @@ pub use error::ManifestError;
 pub use safetensors::{MAX_HEADER_BYTES, from_safetensors, header_bytes};
 
 use std::collections::HashMap;
+use std::fmt;
+
+use serde::Deserializer;
+use serde::de::{Error as _, SeqAccess, Visitor};
 
 use crate::layout::Key;
 
-/// The most keys of a manifest. The largest published models have about ten thousand tensors.
-pub const MAX_KEYS: usize = 1 << 20;
+/// The most keys of a manifest. Models of many experts have some ten thousand to a hundred thousand tensors, and a hub needs 0.6 kB
+/// for each, however small it is.
+pub const MAX_KEYS: usize = 1 << 18;
 /// The most bytes of a key's name.
 pub const MAX_NAME_BYTES: usize = 1024;
 /// The most dimensions of a shape, as in PyTorch and NumPy.
@@ -52,6 +57,30 @@ pub fn check(keys: &[Key]) -> Result<(), ManifestError> {
         };
     }
     Ok(())
+}
+
+/// Reads a list of keys, and no more of it than a manifest has.
+pub(crate) fn read<'de, D: Deserializer<'de>>(list: D) -> Result<Vec<Key>, D::Error> {
+    struct Keys;
+    impl<'de> Visitor<'de> for Keys {
+        type Value = Vec<Key>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list of keys")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<Key>, A::Error> {
+            let mut keys = Vec::new();
+            while let Some(key) = list.next_element()? {
+                if keys.len() == MAX_KEYS {
+                    return Err(A::Error::custom(ManifestError::TooManyKeys { seen: MAX_KEYS + 1 }));
+                }
+                keys.push(key);
+            }
+            Ok(keys)
+        }
+    }
+    list.deserialize_seq(Keys)
 }
 
 fn check_name(index: usize, key: &Key) -> Result<(), ManifestError> {

@@ -63,8 +63,8 @@ impl<P: Port> Core<P> {
         fronts.reduce(|a, b| Front { lowest: a.lowest.min(b.lowest), highest: a.highest.max(b.highest) })
     }
 
-    /// Lets a job's rounds go on. The workers in `admitted` take part from round `from` on, which no chunk may be past,
-    /// but where the job begins. They are sent the weights of the round before, now or when they are there.
+    /// Lets a job's rounds go on. The workers in `admitted` take part from round `from` on, which no chunk may be past.
+    /// They are sent the weights of the round before, now or when they are there.
     pub fn release(&mut self, id: JobId, from: Round, admitted: &[u32], notices: &mut Vec<Notice>) {
         for place in 0..self.shards.len() {
             let Core { shards, port, kernels, .. } = self;
@@ -76,10 +76,10 @@ impl<P: Port> Core<P> {
                         continue; // lost meanwhile: nobody may wait for it
                     }
                     work.shard.admit(rank, from);
-                    for (at, finished) in work.shard.finished_before(from) {
+                    for at in work.shard.finished_before(from) {
                         // There is room for all: nothing was posted to it before. If it closed, the port says so.
                         work.shard.greet(at);
-                        work.reply(at, rank, finished);
+                        work.reply(at, rank, Round(from.0 - 1));
                     }
                 }
             });

@@ -85,10 +85,11 @@ impl<P: Port> Core<P> {
         let link = self.port.attach(endpoint);
         for entry in self.shards.iter_mut().filter_map(|entry| of_job(entry, id)) {
             entry.replies.attach(member.rank, link);
-            if credit.is_some() {
+            let (answers_ahead, chunks) =
+                of_mode!(&entry.shard, shard => (shard.terms.has_answers_ahead(), shard.keys().len()));
+            if credit.is_some() || answers_ahead {
                 // Chunks beyond it wait here, in the order of the level's schedule.
-                let chunks = of_mode!(&entry.shard, shard => shard.keys().len());
-                entry.replies.make_room(member.rank, chunks);
+                entry.replies.make_room(member.rank, if answers_ahead { 2 * chunks } else { chunks });
                 self.port.set_credit(link, credit);
             }
         }

@@ -238,3 +238,6 @@ impl<P: Port> Core<P> {
 fn of_job(entry: &mut Option<JobShard>, id: JobId) -> Option<&mut JobShard> {
     entry.as_mut().filter(|entry| entry.id == id)
 }
+
+#[cfg(test)]
+mod tests;

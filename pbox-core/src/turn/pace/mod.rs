@@ -50,11 +50,7 @@ pub(crate) trait Pace: Sized {
     /// All chunks begin with round `first`, and nobody takes part.
     fn begin_at(&mut self, first: Round);
 
-    /// The chunk at a place begins with this later round. Only for workers that step together at the hub that steps.
-    fn pass_to(&mut self, _place: usize, _round: Round) {}
-
-    /// Worker `rank` takes part from round `from` on, which no chunk is past, but where a job begins. Settle every chunk
-    /// afterwards.
+    /// Worker `rank` takes part from round `from` on, which no chunk is past. Settle every chunk afterwards.
     fn admit(&mut self, rank: u32, from: Round);
 
     /// Worker `rank` no longer takes part. Its pushes that are not stepped do not count. Settle every chunk afterwards.
@@ -110,6 +106,12 @@ pub(crate) trait Pace: Sized {
     /// weights.
     fn answered(&self, place: usize, rank: u32, round: Round) -> Content;
 
+    /// Whether a worker has what [`answered`](Self::answered) says already: the bytes came ahead.
+    #[inline]
+    fn has_answer(&self, _place: usize, _rank: u32) -> bool {
+        false
+    }
+
     /// Whether it is worker `rank`'s turn to push a chunk, and for which round.
     fn check(&self, place: usize, rank: u32, round_bits: u8) -> Result<Round, OutOfTurn>;
 
@@ -133,10 +135,10 @@ pub(crate) trait Pace: Sized {
     /// Worker `rank` is answered for a chunk: it may push the chunk again.
     fn note_answer(&mut self, _place: usize, _rank: u32) {}
 
-    /// The round that a chunk has finished for all, of which newcomers who take part from `from` on are answered at once.
-    /// Newcomers who step alone are answered when the chunk settles.
-    fn finished_before(&self, _place: usize, _from: Round) -> Option<Round> {
-        None
+    /// Whether a chunk has finished the round before `from` for all, so that newcomers who take part from then on are answered at
+    /// once. Newcomers who step alone are answered when the chunk settles.
+    fn has_finished_before(&self, _place: usize, _from: Round) -> bool {
+        false
     }
 
     /// Calls `each` for the workers of a chunk that waits for pushes: with true for a worker that owes its push, with false for
@@ -167,6 +169,26 @@ pub(crate) trait Pace: Sized {
         rank: u32,
         of: (Round, Content),
     ) -> Option<Finished>;
+
+    /// Takes bytes that a worker whose [turn](Self::check) it is has sent ahead. Returns true where the window has the weights now
+    /// that the step would make: they are to be answered ahead.
+    fn take_ahead<M: Mode>(
+        _shard: &mut ShardOf<Self, M>,
+        _kernels: &Kernels,
+        _place: usize,
+        _rank: u32,
+    ) -> bool {
+        false
+    }
+
+    /// Notes that a worker is answered ahead, if it has sent its bytes so.
+    fn note_ahead(&mut self, _place: usize, _rank: u32) -> bool {
+        false
+    }
+
+    /// All windows have the weights of the last step again, and none that are answered ahead. That comes before everything but
+    /// arrivals.
+    fn take_back<M: Mode>(_shard: &mut ShardOf<Self, M>) {}
 
     /// Ends a chunk's rounds before `before` with the pushes that are in, in a job that is over: nobody is answered. False
     /// where rounds of this pace cannot be ended like this.

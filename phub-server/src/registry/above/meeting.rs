@@ -12,7 +12,7 @@ use std::collections::hash_map::Entry;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use pbox_core::control::{Machine, MeetReply, MeetRequest, check_job_name};
+use pbox_core::control::{Machine, MeetReply, MeetRequest, check_address, check_job_name};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -52,6 +52,7 @@ impl Meetings {
     pub async fn meet(&self, job: &str, request: MeetRequest) -> Result<MeetReply, Refusal> {
         let MeetRequest { machine, address, wait_ms, .. } = request;
         check_job_name(job).map_err(|error| Refusal::Bad(error.to_string()))?;
+        check_address(&address).map_err(|error| Refusal::Bad(error.to_string()))?;
         let mut seated = self.take_seat(job, machine, address)?;
         let wait = Duration::from_millis(wait_ms).min(LONGEST);
         let _ = timeout(wait, seated.news.wait_for(is_complete)).await.is_ok();
@@ -155,7 +156,7 @@ mod tests {
     fn all_learn_all_addresses_and_a_second_meeting_begins_anew() {
         let meetings = Meetings::default();
         crate::registry::test_bed::runtime().block_on(async {
-            for port in 0..2 {
+            for port in 1..3 {
                 let (a, b) = (format!("a:{port}"), format!("b:{port}"));
                 let met = tokio::join!(
                     meetings.meet("job", request("1/2", &b, 9000)),

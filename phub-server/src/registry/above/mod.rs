@@ -15,16 +15,17 @@ mod meeting;
 mod relink;
 mod shape;
 
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
-use authority::Credential;
+use authority::{Credential, SUMS};
 use fabric::any::{self, Transport};
 use fabric::{PortId, RecvWindow, SendWindow, WindowError};
-use membership::{LetIn, MemberError, Missing, Ports};
+use membership::{LOOKUP_LIMIT, LetIn, MemberError, Missing, Named, PeerList, Ports, look_up};
 use pbox_core::control::{
     JobState, JoinRequest, Machine, MeetReply, MeetRequest, Mesh, PROTOCOL, Versions, check_job_name,
 };
@@ -48,7 +49,7 @@ pub(super) const MAX_DEPTH: usize = 16;
 
 /// The name of a job at the hubs above. In a mesh both jobs are at one hub.
 pub(super) fn name_above(name: &str) -> String {
-    format!("{name}.above")
+    format!("{name}{SUMS}")
 }
 
 /// How this hub reaches other hubs.
@@ -58,8 +59,12 @@ pub(crate) struct Up {
     pub above: Option<HubsAbove>,
     /// The control port of this hub.
     pub control: SocketAddr,
-    /// What this hub shows to them.
+    /// The secret that proves requests to the hubs above.
     pub credential: Option<Credential>,
+    /// The same for hubs that joins name. None where everybody may join, who has no right elsewhere.
+    pub for_outside: Option<Credential>,
+    /// The peers to which addresses of a join or an answer may lead.
+    pub peers: PeerList,
     /// The address of the interface by which hubs of other machines reach it, if the settings name an interface.
     pub interface: Option<IpAddr>,
     /// Time limit of each request to them.
@@ -110,6 +115,11 @@ impl Wake for Bell {
 }
 
 impl Up {
+    /// Returns who names the hubs of a mesh, and the other hubs of a job.
+    pub(super) fn outside(&self) -> Named {
+        Named::Outside(self.peers.clone())
+    }
+
     /// Whether the sums of a job go up.
     pub(super) fn relays(&self, request: &JoinRequest) -> bool {
         request.mesh.is_some() || self.above.is_some() && request.terms.level.members != Members::Mesh
@@ -129,19 +139,22 @@ impl Up {
             }
             (Some(mesh), None) => mesh,
         };
-        membership::wait_for(&[&mesh.meet], deadline, &|| false).map_err(not_joined)?;
+        let (named, credential) = (self.outside(), self.for_outside.as_ref());
+        membership::wait_for(&[&mesh.meet], &named, deadline, &|| false).map_err(not_joined)?;
         let address = self.address_for(mesh).map_err(conflict)?;
-        let hubs =
-            membership::meet(mesh, name, address, deadline, self.credential.as_ref()).map_err(not_joined)?;
+        let hubs = membership::meet(mesh, name, address, deadline, credential, &named).map_err(not_joined)?;
         Ok(HubsAbove { hubs, machine: mesh.machine, own: Some(mesh.machine.number as usize) })
     }
 
     /// The address of this hub's control port for the hubs of a mesh.
     fn address_for(&self, mesh: &Mesh) -> Result<String, String> {
         let meet = || {
-            let connected =
-                TcpStream::connect(&mesh.meet).and_then(|to| Ok((to.local_addr()?, to.peer_addr()?)));
-            connected.map_err(|error| format!("connecting to the first machine at {}: {error}", mesh.meet))
+            let connect = || {
+                let first = look_up(&mesh.meet, &self.outside(), LOOKUP_LIMIT)?[0];
+                let to = TcpStream::connect_timeout(&first, self.limit)?;
+                Ok::<_, io::Error>((to.local_addr()?, to.peer_addr()?))
+            };
+            connect().map_err(|error| format!("connecting to the first machine at {}: {error}", mesh.meet))
         };
         let ip = match (self.interface, self.control.ip()) {
             (Some(ip), _) => ip,
@@ -175,7 +188,6 @@ impl Up {
         let through = request.through.iter().cloned().chain([id.to_owned()]).collect();
         let request = JoinRequest {
             reached: None,
-            present: None,
             relinks: true,
             protocol: PROTOCOL,
             protocol_lowest: Versions::OURS.lowest_of_several(),
@@ -189,9 +201,12 @@ impl Up {
         let name = name_above(name);
         check_job_name(&name).map_err(|error| refused(format!("at the hubs above: {error}")))?;
         let addresses: Vec<&str> = above.hubs.iter().map(String::as_str).collect();
-        membership::wait_for(&addresses, deadline, &|| false).map_err(not_joined)?;
-        let credential = self.credential.as_ref();
-        let hubs = membership::join_all(&addresses, &name, self.limit, &request, credential);
+        let (named, credential) = match above.own {
+            Some(_) => (self.outside(), self.for_outside.as_ref()),
+            None => (Named::Here, self.credential.as_ref()),
+        };
+        membership::wait_for(&addresses, &named, deadline, &|| false).map_err(not_joined)?;
+        let hubs = membership::join_all(&addresses, &name, self.limit, &request, credential, &named);
         let hubs = hubs.map_err(not_joined)?;
         let placed = Above {
             schedule: terms.level.schedule,

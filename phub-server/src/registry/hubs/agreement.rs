@@ -13,6 +13,9 @@ const GENERATIONS: usize = 2;
 /// The most files of rounds that other hubs may still write: a hub whose disk hangs must not fill the disks of others.
 const UNDECIDED: usize = 4;
 
+/// The most rounds of files that another hub is believed to have: several times [`GENERATIONS`] and [`UNDECIDED`].
+const MOST_FILES: usize = 64;
+
 /// The cuts of hub 0, as another hub of the job sees them.
 #[derive(Debug, Default)]
 pub(crate) struct Follower {
@@ -88,12 +91,12 @@ pub(crate) struct Files {
 impl Files {
     /// What each hub has when the job begins.
     pub fn new(rounds: impl IntoIterator<Item = (u32, Vec<Round>)>) -> Self {
-        Files { rounds: rounds.into_iter().collect() }
+        Files { rounds: rounds.into_iter().map(|(hub, rounds)| (hub, latest(rounds))).collect() }
     }
 
     /// A hub says what it has.
     pub fn report(&mut self, hub: u32, rounds: Vec<Round>) {
-        self.rounds.insert(hub, rounds);
+        self.rounds.insert(hub, latest(rounds));
     }
 
     /// The latest rounds that all hubs have.
@@ -110,6 +113,13 @@ impl Files {
         let decided = self.rounds.values().map(|rounds| rounds.iter().max().copied()).min().flatten();
         WholeRounds { rounds, decided }
     }
+}
+
+/// The latest rounds of those that a hub says it has files of. It has a few, and each is compared with those of all hubs.
+fn latest(mut rounds: Vec<Round>) -> Vec<Round> {
+    rounds.sort_unstable();
+    rounds.drain(..rounds.len().saturating_sub(MOST_FILES));
+    rounds
 }
 
 /// Whether a hub must keep its file of a round.
@@ -165,6 +175,10 @@ mod tests {
         assert_eq!(whole(&[&[10, 20, 30], &[10, 20]]), of(&[10, 20], Some(20)));
         assert_eq!(whole(&[&[10, 20], &[20, 30], &[10]]), of(&[], Some(10)));
         assert_eq!(whole(&[&[10], &[]]), of(&[], None));
+        let many = Vec::from_iter(0..1_000_000);
+        let files = Files::new([(0, rounds(&many)), (1, rounds(&many))]);
+        assert_eq!(files.whole(), of(&[999_998, 999_999], Some(999_999)));
+        assert!(files.rounds.values().all(|rounds| rounds.len() == MOST_FILES), "no more is compared");
     }
 
     /// A hub of the test: its disk, and what it was last told.

@@ -3,9 +3,11 @@
 //!
 //! ```text
 //!   worker --join--> hub 0 --pass: secret, name, first round--> worker --join with the pass--> hub 1, hub 2, ...
-//!   hub 0  --secret--> hub 1, hub 2, ...      hold, release, written, lost
-//!   hub 1  --secret--> hub 0                  arrived, lost, checkpoint
+//!   hub 0  --proof, secret--> hub 1, hub 2, ...      hold, release, written, lost
+//!   hub 1  --proof, secret--> hub 0                  arrived, lost, checkpoint
 //! ```
+//!
+//! The proof says that who asks is a hub: its workers know the job's secret, too. The secret says which job of this name is meant.
 //!
 //! Owned by a job, under the registry's lock; [`Peers`] is what a task takes along to ask.
 
@@ -18,11 +20,11 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use authority::Token;
-use pbox_core::control::{PartsReply, Pass, WholeRounds};
+use authority::{Credential, Right, Token};
+use pbox_core::control::{Answer, PartsReply, Pass, ReleaseRequest, WholeRounds};
+use pbox_core::job::MAX_WORKERS;
 use pbox_core::{Piece, Round, Share};
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinSet;
 
@@ -31,7 +33,7 @@ use crate::registry::saved::checkpoint::DISK_LIMIT;
 use agreement::{Arrivals, Files, Follower, StaleCut};
 pub(crate) use last::{Ending, Order};
 
-/// Proves that a request comes from a hub of the job. Only the job's workers and hubs know the secret.
+/// Names one of the jobs that have had a name: what hub 0 drew when it made the job. Its workers know it, too, so it proves nothing.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Secret(pub [u8; 16]);
 
@@ -85,6 +87,8 @@ pub(crate) struct Hubs {
     /// At the other hubs: the cuts of hub 0, and the lock that keeps other cuts from beginning here meanwhile.
     pub held: Follower,
     lease: Option<OwnedMutexGuard<()>>,
+    /// The highest round of this hub's chunks when hub 0 began the last cut.
+    pub front: Option<Round>,
     /// While the last state of the failed job is being saved.
     pub ending: Option<Ending>,
 }
@@ -104,7 +108,7 @@ impl Hubs {
         let files = Files::new(files);
         let whole = if share.hub == 0 { files.whole() } else { WholeRounds::default() };
         let (arrivals, held) = (Arrivals::default(), Follower::default());
-        let (cuts, workers, lease, ending) = (0, 0, None, None);
+        let (cuts, workers, lease, front, ending) = (0, 0, None, None, None);
         Hubs {
             share,
             pieces,
@@ -118,6 +122,7 @@ impl Hubs {
             files,
             held,
             lease,
+            front,
             ending,
         }
     }
@@ -156,6 +161,26 @@ impl Hubs {
         Ok(self.lease.take())
     }
 
+    /// Whether the cut that hub 0 ends can be where it says, and lets in no more workers than the job has.
+    pub fn check_release(
+        &self,
+        ReleaseRequest { from, admitted, snapshot, ends, .. }: &ReleaseRequest,
+    ) -> Result<(), String> {
+        let does_something = *snapshot || *ends || !admitted.is_empty();
+        if admitted.len() > MAX_WORKERS as usize {
+            return Err(format!("{} workers are admitted: a job has at most {MAX_WORKERS}", admitted.len()));
+        }
+        match self.front {
+            Some(front) if !from.is_near(front) || does_something && *from < front => Err(format!(
+                "a cut before round {}: this hub's chunks have come to round {}, and those of all hubs are at most {} rounds apart",
+                from.0,
+                front.0,
+                Round::APART
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// The job has failed: nobody waits for the end of a cut any more.
     pub fn end_hold(&mut self) {
         self.lease = None;
@@ -178,8 +203,8 @@ impl Hubs {
 pub(crate) struct Peers {
     pub job: String,
     pub secret: Secret,
-    /// What is shown at other hubs until they know the job's secret.
-    pub token: Option<Token>,
+    /// The secret that proves requests.
+    pub credential: Option<Credential>,
     /// This hub.
     pub own: u32,
     /// All hubs, in the order of the shares; empty if this hub is the only one.
@@ -201,8 +226,12 @@ impl Peers {
         &self.addresses[hub as usize].name
     }
 
+    fn token(&self, right: Right) -> Option<Token> {
+        self.credential.as_ref().map(|credential| credential.token(right, &self.job))
+    }
+
     /// Asks one hub. `what` says in an error what the hub was asked to do.
-    pub async fn ask<R: DeserializeOwned>(
+    pub async fn ask<R: Answer>(
         &self,
         hub: u32,
         verb: &str,
@@ -210,7 +239,8 @@ impl Peers {
         request: &impl Serialize,
     ) -> Result<R, String> {
         let path = format!("/v1/jobs/{}/peers/{verb}", self.job);
-        let answer = self.addresses[hub as usize].post(&path, request, self.limit).await;
+        let answer =
+            self.addresses[hub as usize].post(&path, self.token(Right::Peer), request, self.limit).await;
         answer.map_err(|error| self.unanswered(hub, what, &error))
     }
 
@@ -226,12 +256,12 @@ impl Peers {
 
     async fn ask_for_parts(&self, hub: u32, check: &str, limit: Duration) -> Result<PartsReply, String> {
         let path = format!("/v1/jobs/{}/parts/{hub}/{}{check}", self.job, self.addresses.len());
-        let answer = self.addresses[hub as usize].get(&path, self.token.clone(), limit).await;
+        let answer = self.addresses[hub as usize].get(&path, self.token(Right::Read), limit).await;
         answer.map_err(|error| self.unanswered(hub, "say which checkpoints it has", &error))
     }
 
     /// Asks all others at the same time; the answers are in the order of the hubs.
-    pub async fn ask_all<R: DeserializeOwned + Send + 'static>(
+    pub async fn ask_all<R: Answer + Send + 'static>(
         self: &Arc<Self>,
         verb: &'static str,
         what: &'static str,

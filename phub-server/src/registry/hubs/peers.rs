@@ -1,4 +1,5 @@
-//! What the other hubs of a job ask of this one, and what this one tells them. Each request shows the job's secret.
+//! Requests of the other hubs of a job to this one, and of this one to them. Each proves that it comes from a hub, and has the job's
+//! secret.
 //!
 //! | request | from | to |
 //! | --- | --- | --- |
@@ -82,6 +83,7 @@ impl Registry {
         let lease = cutting.lock_owned().await;
         self.of_job(id, |job| job.hubs.hold(cut, lease))?.map_err(stale)?;
         let front = self.hold(id).await?;
+        self.of_job(id, |job| job.hubs.front = front)?;
         tokio::spawn(self.end_overdue(id, cut));
         Ok(HoldReply { front })
     }
@@ -109,6 +111,8 @@ impl Registry {
         id: JobId,
         request: ReleaseRequest,
     ) -> Result<(), Refusal> {
+        // Before the cut ends: a wrong one ends nothing, and hub 0 may still say a right one.
+        self.of_job(id, |job| job.hubs.check_release(&request))?.map_err(Refusal::Bad)?;
         let ReleaseRequest { cut, from, admitted, snapshot, ends, .. } = request;
         let _lease = self.of_job(id, |job| job.hubs.release(cut))?.map_err(stale)?;
         let ranks: Arc<[u32]> =
@@ -160,6 +164,9 @@ impl Registry {
     pub fn arrived(self: &Arc<Self>, id: JobId, request: ArrivedRequest) -> Result<(), Refusal> {
         let ArrivedRequest { hub, worker, .. } = request;
         let complete = self.of_job(id, |job| {
+            if hub >= job.hubs.share.hubs {
+                return None;
+            }
             let rank = job.rank(worker).filter(|_| job.hubs.leads())?;
             job.hubs.arrivals.note(worker, hub, job.hubs.share.hubs).then_some(rank)
         });

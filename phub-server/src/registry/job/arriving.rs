@@ -97,12 +97,8 @@ impl Job {
         };
         let ranks = (0u32..).zip(&self.members);
         let missing: Vec<u32> = ranks.filter(|&(rank, m)| !there(rank, m)).map(|(rank, _)| rank).collect();
-        let present = if missing.is_empty() { self.waits_for_present() } else { None };
-        let complete = missing.is_empty() && present.is_none();
-        self.publish(|news| {
-            news.state = JobState::Gathering { missing, machines: Vec::new() };
-            news.present = present;
-        });
+        let complete = missing.is_empty();
+        self.publish(|news| news.state = JobState::Gathering { missing, machines: Vec::new() });
         if complete { Arrival::Complete((0..self.terms.workers).collect()) } else { Arrival::Waiting }
     }
 

@@ -33,7 +33,6 @@ use super::links::{MemberLink, by_nic};
 use super::pace::{LastRounds, not_finite, verdict};
 use super::relink::Unlinked;
 use super::saved::checkpoint::Checkpoints;
-use super::saved::present::Bringing;
 
 /// A worker that joined.
 #[derive(Debug)]
@@ -129,8 +128,6 @@ pub(crate) struct Job {
     brought: offered::Brought,
     /// How many steps each key has made in the state that rank 0 brings, if it says so.
     pub brought_steps: Vec<Option<u32>>,
-    /// If its workers ask for the present.
-    pub bringing: Option<Bringing>,
     pub progress: Progress,
     pub last_rounds: LastRounds,
     pub digests: Digests,
@@ -159,7 +156,6 @@ impl Job {
             held_up_by: Vec::new(),
             reached: None,
             lost: 0,
-            present: None,
         };
         Job {
             id,
@@ -184,7 +180,6 @@ impl Job {
             mesh: None,
             brought: offered::Brought::Nothing,
             brought_steps: Vec::new(),
-            bringing: None,
             progress: Progress::new(),
             last_rounds: LastRounds::default(),
             digests: Digests::default(),
@@ -192,8 +187,8 @@ impl Job {
         }
     }
 
-    /// Whether a worker with this request may join. The error says what differs from the job's terms.
-    pub fn admits(&self, request: &JoinRequest) -> Result<(), String> {
+    /// Whether a worker with this request may join. The error says what differs from the job's terms, which is known.
+    pub fn admits(&self, request: &JoinRequest, difference: Option<&Difference>) -> Result<(), String> {
         let Job { name, terms, hubs: Hubs { share, .. }, .. } = self;
         let rank = request.rank;
         if request.hub != share.hub {
@@ -203,7 +198,7 @@ impl Job {
                 request.hub, request.terms.hubs
             ));
         }
-        match terms.first_difference(&request.terms) {
+        match difference {
             None => {}
             Some(Difference { what: "manifest", theirs, .. }) => {
                 return Err(format!(
@@ -225,14 +220,6 @@ impl Job {
                 "job {name:?} has {} at this hub, worker {rank} asks for {}; all workers of a machine must ask for the same",
                 spoken(&self.mesh),
                 spoken(&request.mesh)
-            ));
-        }
-        if request.present.is_some() != self.bringing.is_some() {
-            let spoken = |asks: bool| if asks { "true" } else { "false" };
-            return Err(format!(
-                "job {name:?} has hub_present {}, worker {rank} asks for {}; all workers of a job must ask for the same",
-                spoken(self.bringing.is_some()),
-                spoken(request.present.is_some())
             ));
         }
         match self.members[rank as usize] {
@@ -307,13 +294,8 @@ impl Job {
         let slowest = self.reached.iter().flatten().min().copied().filter(|_| !ahead.is_empty());
         self.reached.fill(None);
         let first = self.first_round;
-        let lost = self.bringing.as_ref().and_then(Bringing::lost).filter(|_| begins);
-        self.bringing.iter_mut().for_each(Bringing::begins);
         self.publish(|news| {
-            news.present = None;
-            if let Some(lost) = lost {
-                news.lost = lost;
-            } else if begins {
+            if begins {
                 let reached = slowest.or(news.reached);
                 news.lost = reached.map_or(0, |reached| reached.0.saturating_sub(first.0));
             }

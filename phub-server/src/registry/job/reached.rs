@@ -25,6 +25,30 @@ impl Job {
         self.has_reached(round);
     }
 
+    /// Whether a member of this hub can have reached this round when it lost the hub. With SSP all are within the staleness.
+    pub fn check_reached(&self, rank: u32, reached: Option<Round>) -> Result<(), String> {
+        let (Some(reached), Consistency::Ssp { staleness }) = (reached, self.terms.level.consistency) else {
+            return Ok(());
+        };
+        if self.steps_together() || self.state() == JobState::Running {
+            return Ok(());
+        }
+        let most = staleness.saturating_add(Round::APART);
+        let others = (0u32..).zip(&self.reached).filter(|&(other, _)| other != rank);
+        let mut others = others.filter_map(|(other, reached)| Some((other, (*reached)?)));
+        match others.find(|(_, other)| reached.0.abs_diff(other.0) > most) {
+            None => Ok(()),
+            Some((other, theirs)) => Err(format!(
+                "{} says that it has reached round {}, and {} had reached {}: with {} they are at most {most} rounds apart",
+                self.spoken(rank),
+                reached.0,
+                self.spoken(other),
+                theirs.0,
+                self.terms.level.consistency
+            )),
+        }
+    }
+
     /// Whether its members have a common round here: those of a machine have, whatever the machines have among them.
     fn steps_together(&self) -> bool {
         self.terms.level.consistency == Consistency::Bsp || self.above.is_some()
@@ -37,6 +61,42 @@ impl Job {
         let Some(slowest) = slowest.filter(|_| !self.steps_together() && self.first_round > Round(0)) else {
             return Vec::new();
         };
-        self.reached.iter().map(|reached| reached.map_or(0, |reached| reached.0 - slowest.0)).collect()
+        let most = Round::LIMIT.0.saturating_sub(self.first_round.0);
+        let ahead = |reached: &Option<Round>| reached.map_or(0, |reached| (reached.0 - slowest.0).min(most));
+        self.reached.iter().map(ahead).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pbox_core::JobId;
+
+    use super::*;
+    use crate::registry::{Refusal, test_bed};
+
+    #[test]
+    fn members_with_a_bound_of_staleness_are_not_further_apart() {
+        let (registry, mut core) = test_bed::registry();
+        let ssp = Consistency::Ssp { staleness: 3 };
+        let join = |rank: u32, reached: u32, job: &str, consistency: Consistency| {
+            let mut request = test_bed::request();
+            (request.rank, request.reached) = (rank, Some(Round(reached)));
+            (request.terms.workers, request.terms.level.consistency) = (2, consistency);
+            test_bed::runtime().block_on(registry.join(job.into(), request))
+        };
+        join(0, 1, "job", ssp).unwrap();
+        core.obey();
+        let Err(Refusal::Conflict(why)) = join(1, 25_000, "job", ssp) else { panic!("it is believed") };
+        assert!(why.contains("round 25000") && why.contains("at most 67 rounds apart"), "{why}");
+        join(1, 68, "job", ssp).unwrap();
+        // Without a bound, they are as far apart as they say, and no round is beyond the last.
+        join(0, 1, "another", Consistency::Asp).unwrap();
+        join(1, Round::LIMIT.0, "another", Consistency::Asp).unwrap();
+        core.obey();
+        let ahead = |job: &mut Job| {
+            job.first_round = Round(10);
+            job.ahead()
+        };
+        assert_eq!(registry.of_job(JobId(1), ahead).unwrap(), [0, Round::LIMIT.0 - 10]);
     }
 }

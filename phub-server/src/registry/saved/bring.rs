@@ -7,8 +7,6 @@
 //!   below others: offer to the hubs above                 the hubs above
 //! ```
 //!
-//! Workers bring weights of the [present](super::present) in the same way, each those of some keys.
-//!
 //! A state that rank 0 brought is like a state from a checkpoint: workers that come later see no difference.
 
 use std::io::{self, Read};
@@ -34,8 +32,6 @@ const PARTS: usize = 8;
 #[derive(Debug)]
 pub(crate) struct Coming {
     job: JobId,
-    /// Of a rank that brings what it has of the present.
-    present_of: Option<u32>,
     before: Round,
     bytes: usize,
     seen: usize,
@@ -171,34 +167,33 @@ impl Registry {
 
     /// Makes room for the state that a worker brings, if its job waits for a state.
     pub fn state_comes(&self, name: &str, token: &str) -> Result<Coming, Refusal> {
-        let (id, present_of, before, bytes, above) = {
+        let (id, before, bytes, above) = {
             let mut inner = self.lock();
             let (job, rank) = inner.member(name, token)?;
-            let present = job.present_comes(rank);
             let awaited = if rank == 0 { job.state_comes() } else { None };
-            let (before, bytes) = present.or(awaited).ok_or_else(|| {
+            let (before, bytes) = awaited.ok_or_else(|| {
                 conflict(
                     name,
                     &format!(
                         "it waits for no state of worker {rank}: rank 0 offers one after its join, and brings it once, \
-                         where the answer has state_bytes; the others bring weights once, when the news ask for them"
+                         where the answer has state_bytes"
                     ),
                 )
             })?;
             let tensors = job.terms.optimizer.saved_per_element();
             let up = |above: &Arc<JoinedAbove>| (Arc::clone(above), Arc::clone(job.wire.layout()), tensors);
-            (job.id, present.map(|_| rank), before, bytes, job.above.as_ref().map(up))
+            (job.id, before, bytes, job.above.as_ref().map(up))
         };
         let goes = match above {
             Some((above, layout, tensors)) => Goes::Up(Upwards::start(above, layout, tensors)),
             None => Goes::Here(room_for(self, name, bytes)?),
         };
-        Ok(Coming { job: id, present_of, before, bytes: bytes as usize, seen: 0, goes })
+        Ok(Coming { job: id, before, bytes: bytes as usize, seen: 0, goes })
     }
 
     /// The state is complete: the job begins with it when all its workers are here.
     pub async fn begin_with(self: &Arc<Self>, coming: Coming) -> Result<StateReply, Refusal> {
-        let Coming { job: id, present_of, before: round, bytes, seen, goes } = coming;
+        let Coming { job: id, before: round, bytes, seen, goes } = coming;
         if seen != bytes {
             return Err(Refusal::Bad(format!(
                 "the state has {seen} bytes, expected {bytes}: f32 of all keys' weights in the order of the join, then \
@@ -206,10 +201,7 @@ impl Registry {
             )));
         }
         let values = match goes {
-            Goes::Here(values) => match present_of {
-                Some(rank) => return self.begin_with_present(id, rank, round, values),
-                None => Some(values),
-            },
+            Goes::Here(values) => Some(values),
             Goes::Up(Upwards { parts, mut brought }) => {
                 drop(parts); // this was all
                 end_of(&mut brought).await?;
@@ -224,33 +216,6 @@ impl Registry {
                 self.command(job, move |thread| thread.core.restore(id, &layout, &of_cores));
             }
             job.begin_with(restored.as_deref())
-        });
-        if let Arrival::Complete(ranks) = arrival? {
-            self.admit(id, ranks);
-        }
-        Ok(StateReply { round })
-    }
-
-    /// A rank has brought what it has of the present. With the last rank's the job begins.
-    fn begin_with_present(
-        self: &Arc<Self>,
-        id: JobId,
-        rank: u32,
-        round: Round,
-        values: Slab,
-    ) -> Result<StateReply, Refusal> {
-        let arrival = self.of_job(id, |job| {
-            let Some(parts) = job.present_came(rank, values) else { return Arrival::Waiting };
-            for part in parts.clone() {
-                let layout = Arc::clone(job.wire.layout());
-                self.command(job, move |thread| thread.core.restore(id, &layout, &part));
-            }
-            tracing::info!(
-                job = job.name,
-                round = round.0,
-                "begins with the weights that its workers brought"
-            );
-            job.begin_with_present(&parts)
         });
         if let Arrival::Complete(ranks) = arrival? {
             self.admit(id, ranks);

@@ -6,6 +6,8 @@
 //!   the job's or hub's end ----+
 //! ```
 
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -34,6 +36,8 @@ pub(in crate::registry) const DISK_LIMIT: Duration = Duration::from_secs(3600);
 #[derive(Debug, Default)]
 pub(crate) struct Checkpoints {
     pub(in crate::registry) collecting: Vec<Collecting>,
+    /// The rounds that each core has passed last without snapshots, and of which it says nothing more.
+    pub(in crate::registry) passed: HashMap<usize, RangeInclusive<Round>>,
     pub(in crate::registry) asked: u64,
     /// Held while a file is written: the last state of a failed job is written last.
     pub(in crate::registry) writing: Arc<Mutex<()>>,
@@ -41,8 +45,10 @@ pub(crate) struct Checkpoints {
     pub(in crate::registry) reading: Arc<tokio::sync::Mutex<()>>,
     /// The last checkpoint that was written.
     pub last: Option<CheckpointReply>,
-    /// Why the last attempt failed.
+    /// Why the last attempt failed, or was skipped.
     pub error: Option<String>,
+    /// Whether it failed: nothing but another attempt makes good what is lost then.
+    pub has_failed: bool,
     /// Why the job did not go on from its newest checkpoint.
     pub warning: Option<String>,
     /// The last one that was begun here, by its round, and how it is: other hubs of the job ask.
@@ -217,6 +223,7 @@ impl Registry {
         let _ = self.of_job(id, |job| match result {
             Ok(written) => {
                 written.error_before = job.checkpoints.error.take();
+                job.checkpoints.has_failed = false;
                 let CheckpointReply { bytes, milliseconds, .. } = &*written;
                 tracing::info!(job = job.name, round = round.0, bytes, milliseconds, "checkpoint written");
                 job.checkpoints.last = Some(written.clone());
@@ -224,6 +231,7 @@ impl Registry {
             }
             Err(error) => {
                 tracing::warn!(job = job.name, round = round.0, error, "checkpoint failed");
+                job.checkpoints.has_failed = true;
                 job.checkpoints.error = Some(error.clone());
                 job.checkpoints.part.send_replace((round, PartState::Failed(error.clone())));
             }

@@ -213,7 +213,10 @@ impl Registry {
             match tokio::time::timeout(limit, last.orders.recv()).await {
                 Ok(Some(Order::Rounds(done))) => drop(done.send(own)), // hub 0 may have hung up
                 Ok(Some(Order::Save(request, done))) => {
-                    let saved = self.write_last(last, &request).await;
+                    let saved = match check_before(request.before, own) {
+                        Ok(()) => self.write_last(last, &request).await,
+                        Err(why) => Err(why),
+                    };
                     let bytes = saved.as_ref().map(|saved| saved.as_ref().map_or(0, |reply| reply.bytes));
                     let _ = done.send(bytes.map_err(Clone::clone));
                     return saved;
@@ -307,10 +310,43 @@ impl Last {
             }
             all = all.into_iter().chain(rounds).reduce(both);
         }
+        all.map_or(Ok(()), |all| check_before(all.highest, own))?;
         Ok(all)
+    }
+}
+
+/// Whether all hubs can save the state before this round; 0 is no state. `own` are the rounds of this hub's chunks.
+fn check_before(before: Round, own: Option<RoundsInFlight>) -> Result<(), String> {
+    match own {
+        Some(own) if before > Round(0) && (before < own.highest || !before.is_near(own.highest)) => {
+            Err(format!(
+                "the state before round {} cannot be saved: this hub's chunks are in rounds {} to {}, and those of all hubs are at most {} \
+             rounds apart",
+                before.0,
+                own.lowest.0,
+                own.highest.0,
+                Round::APART
+            ))
+        }
+        _ => Ok(()),
     }
 }
 
 fn both(a: RoundsInFlight, b: RoundsInFlight) -> RoundsInFlight {
     RoundsInFlight { lowest: a.lowest.min(b.lowest), highest: a.highest.max(b.highest) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_last_state_is_near_the_rounds_that_are_here() {
+        let own = Some(RoundsInFlight { lowest: Round(6), highest: Round(7) });
+        for (before, is_right) in [(0, true), (6, false), (7, true), (8, true), (71, true), (72, false)] {
+            assert_eq!(check_before(Round(before), own).is_ok(), is_right, "{before}");
+        }
+        assert!(check_before(Round::LIMIT, own).unwrap_err().contains("at most 64"));
+        check_before(Round(72), None).unwrap();
+    }
 }

@@ -4,7 +4,6 @@
 //! | --- | --- |
 //! | `restore` | a new job goes on from its checkpoint |
 //! | `bring` | takes the state that rank 0 brings |
-//! | `present` | a job whose hub was lost: which worker has the furthest weights of each key |
 //! | `snapshot`, `checkpoint` | bring a job's state together, and to its file |
 //! | `last` | saves the last state of a job that failed |
 //! | `send` | sends the state to clients |
@@ -12,7 +11,6 @@
 pub(super) mod bring;
 pub(super) mod checkpoint;
 pub(super) mod last;
-pub(super) mod present;
 mod restore;
 mod send;
 pub(super) mod snapshot;

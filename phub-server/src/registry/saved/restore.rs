@@ -5,12 +5,11 @@
 //!   hub 0: own rounds + GET parts of every other hub --> the latest whole round --> pass --> the other hubs
 //! ```
 //!
-//! On a thread for joins: it waits for the disk, and for other hubs.
+//! On a thread for joins, or on one of its own where it waits for other hubs.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use authority::Right;
 use fabric::Slab;
 use pbox_core::control::{JoinRequest, PartsReply, Pass};
 use pbox_core::{JobTerms, Layout, Numbers, Restored, RestoredKey, Round, Share};
@@ -53,9 +52,9 @@ impl Registry {
                 Some(secret) => secret,
                 None => Secret(new_token()?),
             },
-            token: self.up.credential.as_ref().map(|credential| credential.token(Right::Read, name)),
+            credential: self.up.for_outside.clone(),
             own: share.hub,
-            addresses: named.map(|name| Address::resolve(name)).collect(),
+            addresses: Address::several(named, &self.up.outside()),
             owners: (0..share.hubs).map(owns).collect(),
             limit: self.heartbeat_limit,
         });

@@ -87,7 +87,7 @@ impl Registry {
             last: Bytes::new(),
         };
         let job = name.clone();
-        // On a thread of its own, because a job may have a million keys.
+        // On a thread of its own, because a job may have a quarter of a million keys.
         let image = on_thread("phub-state", move || Image::new(&job, snapshot, share)).await;
         let image = image.map_err(Refusal::Exhausted)?;
         let mut image = image.map_err(|error| conflict(error.to_string()))?;

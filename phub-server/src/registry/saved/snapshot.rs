@@ -3,6 +3,7 @@
 //! No core waits for the disk: while a part is being written, the next one is skipped. So the cores must be told of the
 //! end of every snapshot, however it ends. A [`Collected`] that is dropped tells them.
 
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use tokio::sync::oneshot;
 use crate::registry::Registry;
 use crate::registry::cut::{CutAt, JobEnded, Purpose};
 use crate::registry::job::Job;
+use crate::registry::saved::checkpoint::Checkpoints;
 
 /// Why a job before its first round has no state.
 pub(in crate::registry) const NO_WEIGHTS: &str =
@@ -91,12 +93,38 @@ impl Drop for Collected {
 impl Registry {
     /// A core has taken its part of a snapshot, or cannot take it.
     pub(in crate::registry) fn taken(self: &Arc<Self>, job: &mut Job, core: usize, taken: Taken) {
-        let Taken { occasion, before, part } = taken;
-        let (id, collecting) = (job.id, &mut job.checkpoints.collecting);
+        let Taken { occasion, before, through, part } = taken;
+        let Checkpoints { collecting, passed, .. } = &mut job.checkpoints;
+        if let (Some(through), Err(why)) = (through, &part) {
+            passed.insert(core, before..=through);
+            for place in (0..collecting.len()).rev() {
+                if is_due_in(job.checkpoints.collecting[place].occasion, &(before..=through)) {
+                    self.answered(job, place, core, Err(why.clone()));
+                }
+            }
+            return;
+        }
         let place = collecting.iter().position(|one| one.occasion == occasion).unwrap_or_else(|| {
-            collecting.push(self.collecting(id, occasion, before, None));
+            let mut one = self.collecting(job.id, occasion, before, None);
+            // Cores that have passed it say nothing more of it.
+            one.answers = passed.values().filter(|rounds| is_due_in(occasion, rounds)).count();
+            one.refused = (one.answers > 0).then(|| "another core has passed it".to_owned());
+            collecting.push(one);
             collecting.len() - 1
         });
+        self.answered(job, place, core, part);
+    }
+
+    /// A core has answered for the snapshot at this place of the list.
+    fn answered(
+        self: &Arc<Self>,
+        job: &mut Job,
+        place: usize,
+        core: usize,
+        part: Result<SnapshotPart, String>,
+    ) {
+        let collecting = &mut job.checkpoints.collecting;
+        let before = collecting[place].collected.before;
         let one = &mut collecting[place];
         one.answers += 1;
         match part {
@@ -237,6 +265,11 @@ impl Registry {
     }
 }
 
+/// Whether a snapshot is due before one of these rounds.
+fn is_due_in(occasion: Occasion, rounds: &RangeInclusive<Round>) -> bool {
+    matches!(occasion, Occasion::Due(round) if rounds.contains(&round))
+}
+
 pub(in crate::registry) fn overdue(before: Round) -> String {
     let round = before.0.saturating_sub(1);
     format!(
@@ -247,7 +280,7 @@ pub(in crate::registry) fn overdue(before: Round) -> String {
 /// The cores are told of the end of every snapshot, so that they can take the next one.
 #[cfg(test)]
 mod tests {
-    use pbox_core::Notice;
+    use pbox_core::{ChunkId, Notice};
 
     use pbox_core::control::CheckpointReply;
 
@@ -333,10 +366,39 @@ mod tests {
     fn a_snapshot_that_is_skipped_is_told() {
         let (registry, _core) = registry();
         let before = Round(7);
-        let skipped = Taken { occasion: Occasion::Due(before), before, part: Err("not written yet".into()) };
+        let (occasion, part) = (Occasion::Due(before), Err("not written yet".into()));
+        let skipped = Taken { occasion, before, through: None, part };
         let _in_runtime = test_bed::runtime().enter();
         registry.of_job(JobId(0), |job| registry.taken(job, 0, skipped)).unwrap();
         let error = registry.describe().jobs.remove(0).checkpoint_error.unwrap();
         assert!(error.contains("before round 7 was skipped: not written yet"), "{error}");
+    }
+    #[test]
+    fn a_core_that_has_passed_rounds_is_not_waited_for() {
+        let (registry, _core) = registry();
+        let _in_runtime = test_bed::runtime().enter();
+        let taken = |core, before, through, part: Result<SnapshotPart, String>| {
+            let (occasion, through) = (Occasion::Due(Round(before)), Option::<u32>::map(through, Round));
+            let taken = Taken { occasion, before: Round(before), through, part };
+            registry.of_job(JobId(0), |job| registry.taken(job, core, taken)).unwrap();
+        };
+        let part = || {
+            let values = fabric::Slab::zeroed("test", 16).unwrap();
+            Ok(SnapshotPart { chunks: vec![ChunkId(0)], values, steps: vec![0] })
+        };
+        let collecting = || {
+            let at = |one: &Collecting| (one.collected.before.0, one.answers);
+            registry
+                .of_job(JobId(0), |job| job.checkpoints.collecting.iter().map(at).collect::<Vec<_>>())
+                .unwrap()
+        };
+        // As if the job had two cores.
+        registry.of_job(JobId(0), |job| Arc::get_mut(&mut job.cores).unwrap().owners = 2).unwrap();
+        taken(0, 20, None, part());
+        assert_eq!(collecting(), [(20, 1)]);
+        taken(1, 10, Some(4_000_000_000), Err("passed".into()));
+        assert_eq!(collecting(), [], "the core has answered for each of these rounds");
+        taken(0, 30, None, part());
+        assert_eq!(collecting(), [], "and for those that another core comes to later");
     }
 }

@@ -123,6 +123,7 @@ impl Levels {
         let mut windows: Vec<_> =
             windows.into_iter().map(|(window, own)| (window, own.into_iter())).collect();
         let mut endpoints = Vec::new();
+        let on_cores = Arc::new(placement.clone());
         for (place, (&core, capacity)) in cores.iter().zip(placement.capacities()).enumerate() {
             let hub = place / cores_of_a_hub;
             let (window, own) = &mut windows[hub];
@@ -130,8 +131,9 @@ impl Levels {
             let of_hub = sim::Windows { send: Arc::clone(window), recv: Arc::clone(&at_hub) };
             let (mut to_hub, mut to_member) = self.net.link(member, of_hub, capacity.max(1));
             if self.terms.is_orderly {
-                to_hub.obey(Box::new(Expected::of_hub(wire, terms.level.schedule)));
-                to_member.obey(Box::new(Expected::of_member(wire, rank)));
+                let of_hub = Expected::of_hub(wire, terms.level.schedule);
+                to_hub.obey(Box::new(of_hub.on_core(&on_cores, place)));
+                to_member.obey(Box::new(Expected::of_member(wire, rank).on_core(&on_cores, place)));
             }
             endpoints.push((to_hub, Arc::clone(&received[hub])));
             let own = own.next();
@@ -168,7 +170,7 @@ impl Levels {
         let mut exchange =
             Exchange::new(self.net.port(), endpoints, Arc::clone(&self.layout), windows, slices);
         exchange.set_credit(self.terms.worker_credit);
-        exchange.let_ahead(vec![self.terms.is_orderly; self.nodes[node].cores.len()]);
+        exchange.let_ahead(vec![self.terms.is_orderly; self.nodes[node].cores.len()], false);
         Ok(Worker { exchange, node, rank, ends, memory, alive: true })
     }
 }

@@ -66,13 +66,10 @@ class Times:
 
 @dataclasses.dataclass(frozen=True)
 class Returns:
-    """How often a lost hub came back, and how many rounds were lost with it in all. With `hub_present`: how often a key lost the
-    round that was under way, wholly or in part, and for how many rounds the optimizer's state lacks what the weights have."""
+    """How often a lost hub came back, and how many rounds were lost with it in all."""
 
     times: int
     lost_rounds: int
-    lost_in_part: int = 0
-    lost_state_rounds: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +107,7 @@ class Session:
         on_loss: str = "stop",
         schedule: str = "sliced",
         slice_bytes: Optional[int] = None,
+        answers_ahead: bool = False,
         credit: Union[int, str, None] = None,
         pull: Optional[str] = None,
         pull_layers: Optional[Sequence[Sequence[str]]] = None,
@@ -126,7 +124,6 @@ class Session:
         compare_every: int = 0,
         join_limit: float = 60.0,
         hub_wait: Optional[float] = None,
-        hub_present: Optional[bool] = None,
         wait_limit: float = 1800.0,
         state: Optional[_state.State] = None,
     ) -> None:
@@ -153,6 +150,8 @@ class Session:
             schedule: "kvstore", "layerwise", "sliced" or "p3": in what order gradients and weights leave. With "p3" the
                 first keys overtake the others.
             slice_bytes: the most bytes of a unit of the schedule. Default: a chunk.
+            answers_ahead: whether the hub may answer `send_ahead` before the `push`, where it can. `weights(key)` may then change from
+                `send_ahead` on, and hold when the `push` is answered. It costs the hub a copy of the model.
             credit: bytes that may be under way on each link, "auto" or "none". Default: depends on the schedule.
             pull: with "kvstore", the batches of layers in which weights are pulled: "ibatch" (they overlap the forward
                 pass best), "greedy", "layer" or "all". The session measures layers from the calls of `wait`; push all
@@ -183,11 +182,6 @@ class Session:
                 session then goes on from the hub's checkpoint with the same arrays; `returns` says what was lost. For
                 "bsp" without `SlimDP`; elsewhere, and for a hub that workers start, a lost hub ends the session. Default:
                 `PHUB_HUB_WAIT`, or 60.
-            hub_present: whether the workers bring a hub that was lost to the present, with their weights, instead of its
-                checkpoint's; all workers ask for it, or none. Exact for SGD without momentum and float32 keys, where `returns`
-                says that nothing was lost in part. Elsewhere the optimizer's state is the checkpoint's, or zero. For "bsp"
-                without compression, pull and hubs above. Not used where a worker starts the hub, which nobody starts again.
-                Default: yes if `PHUB_HUB_PRESENT` is 1, no if it is unset, empty, 0 or false.
             wait_limit: seconds to wait for a key while all workers live.
             state: weights and optimizer state for a new job, instead of a broadcast, such as another session's
                 `state()`. Only rank 0's counts. A job that has weights already, or a checkpoint at its hub, ignores it:
@@ -217,6 +211,7 @@ class Session:
             "on_loss": on_loss,
             "schedule": schedule,
             "slice_bytes": slice_bytes,
+            "answers_ahead": str(bool(answers_ahead)).lower(),
             "credit": credit,
             "pull": pull,
             "weights": weights,
@@ -246,9 +241,6 @@ class Session:
         # Nobody starts a hub again that a worker, or this script, has started.
         is_own = isinstance(hub, Hub) or (hub is None and me.hub is None)
         settings["hub_wait"] = 0.0 if is_own else wait_for_hub() if hub_wait is None else hub_wait
-        if hub_present is None:
-            hub_present = os.environ.get("PHUB_HUB_PRESENT", "") not in ("", "0", "false")
-        settings["hub_present"] = str(bool(hub_present) and not is_own).lower()
         local = (self.rank, self.world_size)
         if machine is not None:
             local, settings["mesh"] = (machine.rank, machine.world_size), machine.mesh

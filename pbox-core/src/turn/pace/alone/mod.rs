@@ -369,8 +369,11 @@ impl Pace for Clocks {
 
     fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished> {
         let (former, now) = (shard.pace.round(place), shard.pace.find_slowest(place));
-        // Without its slowest worker a chunk may pass several rounds at once.
-        (former.0 + 1..=now.0).for_each(|round| come_to(shard, place, Round(round)));
+        // Without its slowest worker a chunk may pass several rounds at once. In a job that ends, its last state is captured apart.
+        let now_captured = shard.pace.last().map_or(now, |last| now.min(Round(last.0.saturating_sub(1))));
+        if now_captured > former {
+            shard.capture_passed(place, former, now_captured);
+        }
         let ranks = 0..shard.terms.workers;
         let steps = ranks.clone().filter(|&rank| step(shard, kernels, place, rank).is_some()).count() as u32;
         let is_due = steps > 0 || ranks.into_iter().any(|rank| shard.pace.may_answer(place, rank));

@@ -199,11 +199,11 @@ impl Pace for Relayed {
         due.filter(|_| self.unlinked.is_empty() || !self.unlinked.contains(&(place, link)))
     }
 
-    fn finished_before(&self, place: usize, from: Round) -> Option<Round> {
+    fn has_finished_before(&self, place: usize, from: Round) -> bool {
         // A chunk that waits for the weights of the round before is answered when they come.
         let begins =
             matches!(self.above[place], Above::Asked(round) | Above::Answered(round) if round < from);
-        self.below.finished_before(place, from).filter(|_| !begins)
+        self.below.has_finished_before(place, from) && !begins
     }
 
     #[inline]

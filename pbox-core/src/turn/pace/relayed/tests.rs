@@ -41,7 +41,7 @@ fn a_push_counts_as_at_a_hub_that_steps() {
 fn a_hub_that_comes_later_waits_for_the_weights_of_the_round_before() {
     let pace = relayed(Round(7));
     assert_eq!((pace.round(0), pace.check(0, FROM_ABOVE, 6)), (Round(7), Ok(Round(6))));
-    assert!(pace.finished_before(0, Round(7)).is_none(), "its workers are answered when the weights come");
+    assert!(!pace.has_finished_before(0, Round(7)), "its workers are answered when the weights come");
 }
 
 #[test]

@@ -8,23 +8,28 @@
 //!   weights and others     the job ends
 //! ```
 //!
-//! Owned by the core. Two bits per (chunk, worker), which no plain round touches.
+//! Owned by the core. Four bits per (chunk, worker), which no plain round touches.
 //!
 //! On the `unsafe` list: the calls that read the workers' pushes.
 
-use super::{Arrivals, OTHER, Pace, State};
+use super::{Arrivals, CAME, OTHER, Pace, SHOWS, State, TRIED};
 use crate::kernels::Kernels;
 use crate::layout::{Content, Round};
 use crate::weights::{Mode, Staged};
 
-/// Which workers have pushed what is no gradient, in the rounds in flight.
+/// Which workers have pushed what is no gradient, or have sent bytes ahead, in the rounds in flight; and who was answered ahead.
 #[derive(Debug)]
 pub(super) struct Contents {
-    /// Chunk by chunk: a bit for each worker that pushed nothing, then a bit for each that pushed weights.
+    /// Chunk by chunk a row of bits for each content of a push, by worker. In the row of [`ANSWERED_AHEAD`] those who were.
     words: Vec<u64>,
     words_per_row: usize,
     broadcasts: bool,
 }
+
+/// The rows of a chunk.
+const ROWS: usize = 4;
+/// No push that is noted here has this content, so the row is free.
+const ANSWERED_AHEAD: Content = Content::Gradient;
 
 /// Pushes of a round, taken together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +44,7 @@ impl Contents {
     /// The memory is touched when it is used.
     pub fn new(chunks: usize, workers: u32, broadcasts: bool) -> Self {
         let words_per_row = workers.div_ceil(64) as usize;
-        Contents { words: vec![0; chunks * 2 * words_per_row], words_per_row, broadcasts }
+        Contents { words: vec![0; chunks * ROWS * words_per_row], words_per_row, broadcasts }
     }
 
     /// Whether a round is the broadcast.
@@ -48,7 +53,7 @@ impl Contents {
     }
 
     fn bit(&self, index: usize, rank: u32, content: Content) -> (usize, u64) {
-        let row = 2 * index + usize::from(content == Content::Weights);
+        let row = ROWS * index + content as usize;
         (row * self.words_per_row + rank as usize / 64, 1 << (rank % 64))
     }
 
@@ -57,25 +62,73 @@ impl Contents {
         self.words[word] |= bit;
     }
 
-    /// A worker's push of a chunk does not count any more.
-    #[cold]
-    pub fn forget(&mut self, index: usize, rank: u32) {
-        for content in [Content::Nothing, Content::Weights] {
+    fn drop(&mut self, index: usize, rank: u32, contents: [Content; 2]) {
+        for content in contents {
             let (word, bit) = self.bit(index, rank, content);
             self.words[word] &= !bit;
         }
     }
 
-    /// A chunk's round is over.
-    fn clear(&mut self, index: usize) {
-        self.words[2 * index * self.words_per_row..][..2 * self.words_per_row].fill(0);
+    fn has(&self, index: usize, rank: u32, content: Content) -> bool {
+        let (word, bit) = self.bit(index, rank, content);
+        self.words[word] & bit != 0
     }
 
-    fn of(&self, index: usize, rank: u32) -> Content {
-        let is = |content: &Content| {
-            let (word, bit) = self.bit(index, rank, *content);
-            self.words[word] & bit != 0
-        };
+    /// A worker's push of a chunk does not count any more.
+    #[cold]
+    pub fn forget(&mut self, index: usize, rank: u32) {
+        self.drop(index, rank, [Content::Nothing, Content::Weights]);
+    }
+
+    /// Forgets what a worker has sent ahead, and was answered ahead.
+    pub fn forget_ahead(&mut self, index: usize, rank: u32) {
+        self.drop(index, rank, [Content::Ahead, ANSWERED_AHEAD]);
+    }
+
+    /// A worker has sent bytes ahead.
+    pub fn note_sent_ahead(&mut self, index: usize, rank: u32) {
+        self.note(index, rank, Content::Ahead);
+    }
+
+    /// A worker is answered ahead, if it has sent its bytes so.
+    pub fn note_ahead(&mut self, index: usize, rank: u32) -> bool {
+        let has_sent = self.has(index, rank, Content::Ahead);
+        if has_sent {
+            self.note(index, rank, ANSWERED_AHEAD);
+        }
+        has_sent
+    }
+
+    /// Whether a worker was answered ahead, in the round in flight or in the former one.
+    pub fn is_ahead(&self, index: usize, rank: u32) -> bool {
+        self.has(index, rank, ANSWERED_AHEAD)
+    }
+
+    /// Whether a worker has sent bytes ahead in the round in flight.
+    pub fn has_sent_ahead(&self, index: usize, rank: u32) -> bool {
+        self.has(index, rank, Content::Ahead)
+    }
+
+    fn row(&mut self, index: usize, content: Content) -> &mut [u64] {
+        let row = ROWS * index + content as usize;
+        &mut self.words[row * self.words_per_row..][..self.words_per_row]
+    }
+
+    /// Nobody was answered ahead.
+    pub fn clear_ahead(&mut self, index: usize) {
+        self.row(index, ANSWERED_AHEAD).fill(0);
+    }
+
+    /// A chunk's round is over.
+    fn clear(&mut self, index: usize) {
+        for content in [Content::Nothing, Content::Weights, Content::Ahead] {
+            self.row(index, content).fill(0);
+        }
+    }
+
+    /// The content of a worker's push that is in.
+    pub fn of(&self, index: usize, rank: u32) -> Content {
+        let is = |content: &Content| self.has(index, rank, *content);
         [Content::Nothing, Content::Weights].into_iter().find(is).unwrap_or_default()
     }
 }
@@ -88,11 +141,14 @@ impl Arrivals {
         self.contents.note(index, rank, content);
     }
 
-    /// The content of a chunk's answer that is not [the usual one](Pace::answered). Who has no weights yet gets them.
+    /// The content of a chunk's answer that is not [the usual one](Pace::answered). Who has no weights yet gets them, and who was
+    /// answered ahead.
     #[cold]
-    pub(super) fn answered_other(&self, former: u64, rank: u32, round: Round) -> Content {
+    pub(super) fn answered_other(&self, former: u64, place: usize, rank: u32, round: Round) -> Content {
         match former == Content::Nothing as u64 {
-            true if round < self.roster.first(rank) => Content::Gradient,
+            true if round < self.roster.first(rank) || self.contents.is_ahead(place, rank) => {
+                Content::Gradient
+            }
             true => Content::Nothing,
             false => Content::Weights,
         }
@@ -130,6 +186,11 @@ impl Arrivals {
             Together::Weights => Content::Weights,
             Together::Gradients => Content::Gradient,
         };
+        let word = self.words[place * self.words_per_chunk];
+        let (shows, mut came) = (word & SHOWS != 0, false);
+        if shows && content != Content::Gradient {
+            stages.hide(place);
+        }
         let pushed = self.pushed_as(place, content);
         // SAFETY: all of them have pushed this chunk, and are answered after this function.
         unsafe {
@@ -138,11 +199,20 @@ impl Arrivals {
                 Content::Weights => stages.put(kernels, place, pushed, round),
                 _ => {
                     let missing = stages.without_gradient(place, self.pushed_as(place, Content::Nothing));
-                    stages.step(kernels, place, pushed, missing, round);
+                    match shows {
+                        true => came = stages.step_shown(kernels, place, pushed, missing, round),
+                        false => stages.step(kernels, place, pushed, missing, round),
+                    }
                 }
             }
         }
         self.contents.clear(place);
+        if word & TRIED == 0 {
+            self.contents.clear_ahead(place);
+        }
+        if came {
+            self.words[place * self.words_per_chunk] |= CAME;
+        }
         Some(content)
     }
 

@@ -1,10 +1,11 @@
 //! Workers that step together (BSP): the last push of a round steps the chunk, and all are answered.
 //!
 //! Owned by the core. A bit per (chunk, worker) and a word per chunk. `contents` has the rounds of a chunk that are no plain
-//! step.
+//! step, and `ahead` those with bytes ahead.
 //!
 //! On the `unsafe` list: the call of the step.
 
+mod ahead;
 mod contents;
 
 use std::ops::Range;
@@ -25,13 +26,15 @@ pub(crate) struct Arrivals {
     words: Vec<u64>,
     words_per_chunk: usize,
     contents: Contents,
+    /// Whether [bytes ahead](ahead) are answered.
+    answers_ahead: bool,
 }
 
 /// A chunk's word.
 ///
 /// ```text
-///   63      32 31     30  29   28 27      0
-///   [ round   ][ other ][ former ][ count ]
+///   63      32   31      30    29   28    27       26    25      0
+///   [ round ][ other ][ came ][ former ][ shows ][ tried ][ count ]
 /// ```
 #[derive(Clone, Copy, Debug)]
 struct State {
@@ -42,11 +45,17 @@ struct State {
 }
 
 /// The bits of the count.
-const COUNT: u32 = (1 << 28) - 1;
+const COUNT: u32 = (1 << 26) - 1;
 /// The round in flight may be no plain step: its [contents](Contents) say what it is.
 const OTHER: u64 = 1 << 31;
 /// The first bit of the content of the former round's answer.
 const FORMER: u32 = 28;
+/// The former round's answer is what was answered [ahead].
+const CAME: u64 = 1 << 30;
+/// The window has weights [ahead] of the round in flight.
+const SHOWS: u64 = 1 << 27;
+/// They have been there in this round.
+const TRIED: u64 = 1 << 26;
 
 impl State {
     #[inline(always)]
@@ -69,6 +78,7 @@ impl Arrivals {
             words: vec![0; chunks * words_per_chunk],
             words_per_chunk,
             contents: Contents::new(chunks, workers, broadcasts),
+            answers_ahead: false,
         };
         arrivals.begin_at(Round(0));
         arrivals
@@ -141,7 +151,9 @@ impl Arrivals {
         place: usize,
     ) -> Option<Content> {
         debug_assert!(self.is_whole(place));
-        if self.words[place * self.words_per_chunk] & OTHER != 0 {
+        let word = &mut self.words[place * self.words_per_chunk];
+        *word &= !CAME;
+        if *word & OTHER != 0 {
             return self.conclude_other(stages, kernels, place);
         }
         let round = self.round(place);
@@ -158,8 +170,9 @@ impl Arrivals {
     /// Moves a whole chunk on to its next round. Its answers have this content.
     #[inline]
     pub fn advance(&mut self, index: usize, content: Content) {
+        let came = self.words[index * self.words_per_chunk] & CAME;
         self.begin(index, self.state(index).round.next());
-        self.words[index * self.words_per_chunk] |= (content as u64) << FORMER;
+        self.words[index * self.words_per_chunk] |= came | (content as u64) << FORMER;
     }
 
     /// Nobody's slot of a round is in.
@@ -187,10 +200,6 @@ impl Pace for Arrivals {
         }
     }
 
-    fn pass_to(&mut self, index: usize, round: Round) {
-        self.begin(index, round);
-    }
-
     fn admit(&mut self, rank: u32, from: Round) {
         self.roster.admit(rank, from);
     }
@@ -202,7 +211,10 @@ impl Pace for Arrivals {
     }
 
     fn forget(&mut self, rank: u32) {
-        (0..self.words.len() / self.words_per_chunk).for_each(|index| self.forget_push(index, rank));
+        for index in 0..self.words.len() / self.words_per_chunk {
+            self.forget_push(index, rank);
+            self.contents.forget_ahead(index, rank);
+        }
     }
 
     #[inline]
@@ -230,7 +242,13 @@ impl Pace for Arrivals {
     fn answered(&self, place: usize, rank: u32, round: Round) -> Content {
         // A group that has stepped as one has a place behind the chunks.
         let former = self.words.get(place * self.words_per_chunk).map_or(0, |word| word >> FORMER & 3);
-        if former == 0 { Content::Gradient } else { self.answered_other(former, rank, round) }
+        if former == 0 { Content::Gradient } else { self.answered_other(former, place, rank, round) }
+    }
+
+    #[inline]
+    fn has_answer(&self, place: usize, rank: u32) -> bool {
+        let came = self.words.get(place * self.words_per_chunk).is_some_and(|word| word & CAME != 0);
+        came && self.contents.is_ahead(place, rank)
     }
 
     #[inline]
@@ -293,9 +311,8 @@ impl Pace for Arrivals {
         count.into()
     }
 
-    fn finished_before(&self, place: usize, from: Round) -> Option<Round> {
-        let round = self.round(place);
-        (from > Round(0) && round >= from).then(|| Round(round.0 - 1))
+    fn has_finished_before(&self, place: usize, from: Round) -> bool {
+        from > Round(0) && self.round(place) == from
     }
 
     #[inline]
@@ -314,6 +331,20 @@ impl Pace for Arrivals {
         can_step.then(|| finish_round(shard, kernels, place))
     }
 
+    fn take_ahead<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize, rank: u32) -> bool {
+        shard.pace.answers_ahead && ahead::take(shard, kernels, place, rank)
+    }
+
+    fn note_ahead(&mut self, place: usize, rank: u32) -> bool {
+        self.contents.note_ahead(place, rank)
+    }
+
+    fn take_back<M: Mode>(shard: &mut ShardOf<Self, M>) {
+        if shard.pace.answers_ahead {
+            ahead::take_back(shard);
+        }
+    }
+
     fn end_rounds<M: Mode>(
         shard: &mut ShardOf<Self, M>,
         kernels: &Kernels,
@@ -321,9 +352,9 @@ impl Pace for Arrivals {
         before: Round,
     ) -> bool {
         let ShardOf { pace, stages, .. } = shard;
-        while pace.round(place) < before {
+        if pace.round(place) < before {
             pace.end_round(stages, kernels, place);
-            pace.advance(place, Content::Gradient);
+            pace.begin(place, before); // of the rounds between there is no push
         }
         true
     }
@@ -386,7 +417,7 @@ fn skip_deserted<M: Mode>(shard: &mut ShardOf<Arrivals, M>, place: usize) -> Opt
     }
     let round = shard.pace.round(place);
     shard.stages.greet(place);
-    (round.0 - skipped + 1..=round.0).for_each(|round| shard.capture(place, Round(round)));
+    shard.capture_passed(place, Round(round.0 - skipped), round);
     let last = Round(round.0 - 1);
     Some(Finished { skipped, ..shard.finished(place, last, 0) })
 }

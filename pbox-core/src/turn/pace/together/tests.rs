@@ -100,18 +100,3 @@ fn each_counts_from_its_round_on() {
     roster.remove(2);
     assert_eq!(roster.first_after(Round(2)), None, "nobody comes after");
 }
-
-#[test]
-fn chunks_may_begin_with_rounds_of_their_own() {
-    let mut arrivals = Arrivals::new(2, 2, false);
-    arrivals.begin_at(Round(7));
-    arrivals.pass_to(1, Round(8));
-    (0..2).for_each(|rank| arrivals.admit(rank, Round(7)));
-    let begins = [0, 1].map(|place| arrivals.finished_before(place, Round(7)));
-    assert_eq!(begins, [Some(Round(6)), Some(Round(7))], "each worker gets the weights before");
-    for (place, round) in [(0, 7), (1, 8)] {
-        assert_eq!(arrivals.arrive(place, 0, round), Ok(false));
-        assert_eq!(arrivals.arrive(place, 1, round), Ok(true));
-    }
-    assert_eq!(arrivals.skip_deserted(1), 0);
-}

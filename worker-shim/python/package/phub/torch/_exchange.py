@@ -19,7 +19,7 @@ from ._coverage import Coverage
 from ._errors import WrapError
 from ._gradients import Gradients, Mean
 from ._model import Model
-from ._settings import Settings, by_key
+from ._settings import Settings, UnsupportedOptimizerError, by_key
 from ._tensors import Broadcast
 from ._watched import release
 from ._weights import Weights
@@ -55,6 +55,7 @@ class Exchange:
         self._handles: List[Any] = []
         self._buffers_are_old = False
         self._resets: Set[str] = set()
+        self._groups: List[Dict[str, Any]] = []  # of torch's optimizer, once there was a step
         self.has_stepped = session.next_round > 1
         """Whether the hub may have weights that are not the first ones."""
 
@@ -67,7 +68,14 @@ class Exchange:
         self.session.broadcast()
         self._weights.begin()
         self._gradients = Gradients(
-            self.session, self.parameters, self._windows, self._overlap, self._clip_value, self._weights.free, self._mean
+            self.session,
+            self.parameters,
+            self._windows,
+            self._overlap,
+            self._clip_value,
+            self._backward_begins,
+            self._weights.lend,
+            self._mean,
         )
         this = weakref.ref(self)
 
@@ -110,13 +118,26 @@ class Exchange:
         self._weights.stepped()
         self._weights.settle_all()
 
+    def _backward_begins(self) -> None:
+        """Tells the hub the numbers of now, so that what it answers ahead is most often what `step()` asks for."""
+        try:
+            if self._groups and self._settings.differs(self._groups):
+                self._weights.free_all()  # numbers change between rounds
+                self._tell(self._groups, set())
+        except UnsupportedOptimizerError:
+            pass  # `step()` says so
+
     def _follow_settings(self, groups: List[Dict[str, Any]]) -> None:
+        self._groups = groups
         if self._learns_layers and self._coverage.layers:
             # Each worker learns by itself: workers need not pull the same batches.
             self.session.pull_by(self._coverage.layers)
             self._learns_layers = False
-        change = self._settings.changed(groups)
         resets, self._resets = self._resets, set()
+        self._tell(groups, resets)
+
+    def _tell(self, groups: List[Dict[str, Any]], resets: Set[str]) -> None:
+        change = self._settings.changed(groups)
         # One call is enough: no round ends without rank 0, which has not begun this round.
         if (change is not None or resets) and self.session.rank == 0:
             has_keys = change is not None and change.groups is not None

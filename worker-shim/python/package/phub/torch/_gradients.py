@@ -53,16 +53,18 @@ class Gradients:
         windows: Windows,
         overlap: bool,
         clip_value: Optional[float],
-        settle: Callable[[str], None],
+        begin: Callable[[], None],
+        lend: Callable[[str], None],
         mean: Optional["Mean"],
     ) -> None:
         """Args:
             overlap: whether bytes leave in the backward pass, of the keys of which that gains something.
-            settle: waits until a key's window may be written.
+            begin: is called before bytes leave, once a round.
+            lend: lets the hub write a key's window.
             mean: the mean over several workers; None with one.
         """
         self._session, self._parameters, self._windows = session, parameters, windows
-        self._clip_value, self._settle, self._mean = clip_value, settle, mean
+        self._clip_value, self._begin, self._lend, self._mean = clip_value, begin, lend, mean
         ahead = session.keys if windows.crosses_a_bus else session.leaves_ahead()
         self._ahead = frozenset(ahead if overlap else ())
         self._sent: Dict[str, _Sent] = {}
@@ -112,7 +114,9 @@ class Gradients:
         release(gradient)
         self._check(key, gradient)
         self._clip(gradient)
-        self._settle(key)
+        if not self._left:
+            self._begin()
+        self._lend(key)
         self._windows.write(key, gradient)
         self._windows.do((key,), self._session.send_ahead)
         watch(gradient, self.touched)

@@ -5,6 +5,7 @@ found at the next `step()`.
    step()              values are on their way, a read waits
    read, or a module   values are copied from the window into the parameter's own memory
    script writes       found by torch's count of writes; where that can miss one, by comparing with the window
+   bytes sent ahead    the window is the hub's, which may answer them there before `step()`
 ```
 
 A parameter's memory stays where it was, so views that a script has taken stay right: where there are some, `step()` waits.
@@ -14,22 +15,23 @@ Owned by the thread of the script.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Callable, Dict, Iterable, List, Set
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set
 
 import torch
 
 from ._held import Holder, claim, hold, mark_here, mark_pending, release, unasked
-from ._windows import Windows
+from ._windows import Windows, have_other_bits
 
 
 class _Weight:
     """A parameter with its memory, and the version that its values had when they came."""
 
-    __slots__ = ("parameter", "values", "version", "is_exposed", "has_address_out", "empty", "storage")
+    __slots__ = ("parameter", "values", "version", "is_exposed", "has_address_out", "is_lent", "known", "empty", "storage")
 
     def __init__(self, parameter: torch.nn.Parameter) -> None:
         self.parameter = parameter
-        self.is_exposed = self.has_address_out = False
+        self.is_exposed = self.has_address_out = self.is_lent = False
+        self.known: Optional[torch.Tensor] = None  # a copy, to compare with while the window is lent
         self.look_again()
 
     def look_again(self) -> None:
@@ -108,10 +110,15 @@ class Weights:
         """Waits for the values of all parameters."""
         self.settle(list(self.pending))
 
-    def free(self, key: str) -> None:
-        """Waits until a key's window may be written. The parameter keeps its values until it is read."""
-        if key in self.pending:
-            self._windows.settle(key)
+    def lend(self, key: str) -> None:
+        """Lets the hub write a key's window until the next `step()`, which compares the parameter with a copy instead."""
+        weight = self._weights[key]
+        self.settle((key,))
+        if weight.is_exposed:
+            if self._differs(key, weight):
+                self._moved.add(key)
+            self._know(weight)
+        weight.is_lent = True
 
     def free_all(self) -> None:
         """Waits until the windows of all keys may be written."""
@@ -124,6 +131,13 @@ class Weights:
         weight = self._weights[self._keys[id(parameter)]]
         weight.is_exposed = True
         weight.has_address_out |= forever
+        if weight.is_lent:
+            self._know(weight)
+
+    def _know(self, weight: _Weight) -> None:
+        if weight.known is None:
+            with unasked(), torch.no_grad():
+                weight.known = weight.values.clone()
 
     def _has_moved(self, parameter: torch.nn.Parameter) -> None:
         key = self._keys[id(parameter)]
@@ -140,11 +154,17 @@ class Weights:
                 continue  # whoever writes reads first
             if key in self._moved or weight.values._version != weight.version:
                 found.append(key)
-            elif weight.is_exposed and self._windows.differs(key, weight.values):
+            elif weight.is_exposed and self._differs(key, weight):
                 found.append(key)
-            weight.is_exposed = False
+            weight.is_exposed = weight.is_lent = False
+            weight.known = None
         self._moved.clear()
         return found
+
+    def _differs(self, key: str, weight: _Weight) -> bool:
+        if weight.known is not None:
+            return have_other_bits(weight.values, weight.known)
+        return self._windows.differs(key, weight.values)
 
     # ---- the end
 

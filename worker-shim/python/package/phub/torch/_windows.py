@@ -112,14 +112,18 @@ class HostWindows:
 
     def differs(self, key: str, values: torch.Tensor) -> bool:
         """Whether a tensor has other bits than the hub's last answer."""
-        answer = self._windows[key][1].to(values.device, values.dtype)
-        if values.is_contiguous() and not values.is_cuda:  # this takes an eighth of the time of torch's
-            return _COMPARE(values.data_ptr(), answer.data_ptr(), values.numel() * values.element_size()) != 0
-        bits = _BITS[values.element_size()]
-        return not torch.equal(values.view(bits), answer.view(bits))
+        return have_other_bits(values, self._windows[key][1].to(values.device, values.dtype))
 
     def close(self) -> None:
         """Nothing is left to be done."""
+
+
+def have_other_bits(values: torch.Tensor, others: torch.Tensor) -> bool:
+    """Whether two tensors of one type and shape differ in any bit."""
+    if values.is_contiguous() and others.is_contiguous() and not values.is_cuda:  # this takes an eighth of the time of torch's
+        return _COMPARE(values.data_ptr(), others.data_ptr(), values.numel() * values.element_size()) != 0
+    bits = _BITS[values.element_size()]
+    return not torch.equal(values.view(bits), others.view(bits))
 
 
 _COMPARE = ctypes.CDLL(None).memcmp

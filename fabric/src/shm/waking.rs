@@ -1,0 +1,243 @@
+//! Waking a port that sleeps at descriptors. `crate::ring::bell` says when; `futex` wakes other sleepers.
+//!
+//! ```text
+//!   hub, for each connection                                    worker
+//!   eventfd of port i  ----------- (descriptor) --------------> writes it, and so wakes port i
+//!   its own sender  ---- sendto(sender, "phub-bell-NAME-0") --> receiver of port 0
+//! ```
+//!
+//! All of it is one connection's, so that nobody disturbs the others. A worker may do what it likes with its eventfds: it
+//! wakes the hub's ports, or does not. The hub never reads one, because a peer that makes it blocking would hold the hub up:
+//! its epoll tells each write once (edges). Nor does the hub write what a worker has: its sender never leaves its process, and
+//! each call says that it does not block.
+//!
+//! A receiver never leaves its process either. It is connected to the hub's sender before it has a name, so the kernel takes
+//! datagrams for it from that socket alone: what strangers send, with descriptors whose closing blocks, never reaches it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, connect,
+    recv, sendto, shutdown, socket_with,
+};
+use rustix::rand::{GetRandomFlags, getrandom};
+
+/// The most eventfds of a connection. Ports beyond share them: a message has room for 253 descriptors.
+const MAX_EVENTS: usize = 240;
+
+/// The number of eventfds of a connection with `ports` ports of the hub.
+pub const fn events(ports: usize) -> usize {
+    if ports < MAX_EVENTS { ports } else { MAX_EVENTS }
+}
+
+/// The name of the sockets of one end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Name(pub [u8; 16]);
+
+impl Name {
+    pub fn random() -> Result<Self, Errno> {
+        let mut name = [0; 16];
+        getrandom(&mut name, GetRandomFlags::empty())?;
+        Ok(Name(name))
+    }
+
+    /// The address of what this name has of a kind: a receiver for each port, or a sender.
+    fn address(self, kind: &str, number: usize) -> Result<SocketAddrUnix, Errno> {
+        let name = u128::from_be_bytes(self.0);
+        SocketAddrUnix::new_abstract_name(format!("phub-{kind}-{name:032x}-{number}").as_bytes())
+    }
+
+    fn receiver(self, port: usize) -> Result<SocketAddrUnix, Errno> {
+        self.address("bell", port)
+    }
+}
+
+/// The descriptor that ends a sleep of a port of this end.
+#[derive(Debug)]
+pub enum WokenBy {
+    /// The hub's: a worker writes it, and nobody reads it.
+    Event(OwnedFd),
+    /// The worker's: the hub sends to it.
+    Receiver(OwnedFd),
+}
+
+impl WokenBy {
+    /// One of the hub, for one connection.
+    pub fn event() -> Result<Self, Errno> {
+        Ok(WokenBy::Event(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+    }
+
+    /// That of a worker's port, for what the hub's sender of this name sends.
+    pub fn receiver(own: Name, sender: Name, port: usize) -> Result<Self, Errno> {
+        let socket = socket()?;
+        // In this order: with a name and without a peer, it would take datagrams from everybody.
+        connect(&socket, &sender.address("ring", 0)?)?;
+        bind(&socket, &own.receiver(port)?)?;
+        Ok(WokenBy::Receiver(socket))
+    }
+
+    /// Takes what has come, so that more has room.
+    pub fn quieten(&self) {
+        /// More than a socket's queue holds.
+        const MOST: usize = 1024;
+        if let WokenBy::Receiver(socket) = self {
+            let more = |_: &usize| recv(socket, &mut [0; 1], RecvFlags::DONTWAIT).is_ok();
+            let _ = (0..MOST).take_while(more).count();
+        }
+    }
+}
+
+impl AsFd for WokenBy {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        let (WokenBy::Event(fd) | WokenBy::Receiver(fd)) = self;
+        fd.as_fd()
+    }
+}
+
+/// The hub's end of what wakes the worker of one connection.
+#[derive(Debug)]
+pub struct Sender {
+    pub name: Name,
+    socket: Arc<OwnedFd>,
+}
+
+impl Sender {
+    pub fn new() -> Result<Self, Errno> {
+        let (name, socket) = (Name::random()?, socket()?);
+        // Its name is public. What strangers sent would be closed with it, by a core.
+        shutdown(&socket, Shutdown::Read)?;
+        bind(&socket, &name.address("ring", 0)?)?;
+        Ok(Sender { name, socket: Arc::new(socket) })
+    }
+
+    /// Makes what wakes a port of the worker whose receivers have this name.
+    pub fn waker(&self, worker: Name, port: usize) -> Waker {
+        let address = worker.receiver(port).expect("a name of 50 bytes is short enough");
+        Waker::Datagram { sender: Arc::clone(&self.socket), address }
+    }
+}
+
+fn socket() -> Result<OwnedFd, Errno> {
+    socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+}
+
+/// Wakes one port of a peer.
+#[derive(Debug)]
+pub enum Waker {
+    /// An eventfd of the hub.
+    Event(Arc<OwnedFd>),
+    /// A socket of a worker.
+    Datagram { sender: Arc<OwnedFd>, address: SocketAddrUnix },
+}
+
+impl Waker {
+    /// If it fails, the peer is gone, or has so much to take that it is awake. The hub never blocks here.
+    pub fn wake(&self) {
+        match self {
+            Waker::Event(event) => {
+                let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+            }
+            Waker::Datagram { sender, address } => {
+                let _ = sendto(sender, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL, address);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::MaybeUninit;
+
+    use rustix::event::{Timespec, epoll};
+
+    use super::*;
+    use crate::conformance::Watchdog;
+
+    const MANY: usize = 10_000;
+
+    /// An epoll that has a port's descriptor as the port has it.
+    struct Port(OwnedFd, WokenBy);
+
+    impl Port {
+        fn new(woken_by: WokenBy) -> Self {
+            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+            let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
+            epoll::add(&epoll, &woken_by, epoll::EventData::new_u64(0), edges).unwrap();
+            Port(epoll, woken_by)
+        }
+
+        fn rang(&self) -> bool {
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let mut events = [const { MaybeUninit::uninit() }; 1];
+            let rang = !epoll::wait(&self.0, &mut events, Some(&now)).unwrap().0.is_empty();
+            self.1.quieten();
+            rang
+        }
+    }
+
+    #[test]
+    fn a_port_is_woken_each_time_and_no_other_is() {
+        let _watchdog = Watchdog::start();
+        let (sender, name) = (Sender::new().unwrap(), Name::random().unwrap());
+        let ports = [0, 1].map(|port| Port::new(WokenBy::receiver(name, sender.name, port).unwrap()));
+        let wakers = [0, 1].map(|port| sender.waker(name, port));
+        let event = WokenBy::event().unwrap();
+        let handed = Waker::Event(Arc::new(event.as_fd().try_clone_to_owned().unwrap()));
+        let hub = Port::new(event);
+        for _ in 0..3 {
+            assert!(!ports[0].rang() && !ports[1].rang() && !hub.rang());
+            wakers[1].wake();
+            assert!(!ports[0].rang() && ports[1].rang());
+            handed.wake();
+            assert!(hub.rang());
+        }
+    }
+
+    #[test]
+    fn a_worker_that_takes_nothing_holds_up_neither_the_hub_nor_other_workers() {
+        let _watchdog = Watchdog::start();
+        let (deaf, name) = (Sender::new().unwrap(), Name::random().unwrap());
+        let receiver = WokenBy::receiver(name, deaf.name, 0).unwrap();
+        (0..MANY).for_each(|_| deaf.waker(name, 0).wake());
+        let (sender, other) = (Sender::new().unwrap(), Name::random().unwrap());
+        let port = Port::new(WokenBy::receiver(other, sender.name, 0).unwrap());
+        sender.waker(other, 0).wake();
+        assert!(port.rang());
+        // Once it takes what has come, it is woken again.
+        let deaf_port = Port::new(receiver);
+        assert!(deaf_port.rang() && !deaf_port.rang());
+        deaf.waker(name, 0).wake();
+        assert!(deaf_port.rang());
+    }
+
+    #[test]
+    fn a_worker_that_fills_its_eventfd_disturbs_itself_alone() {
+        let _watchdog = Watchdog::start();
+        let [own, other] = [(); 2].map(|()| WokenBy::event().unwrap());
+        rustix::io::write(&own, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        let waker = Waker::Event(Arc::new(other.as_fd().try_clone_to_owned().unwrap()));
+        let port = Port::new(other);
+        own.quieten(); // does not wait
+        waker.wake();
+        assert!(port.rang());
+    }
+
+    #[test]
+    fn the_kernel_takes_no_datagram_of_a_stranger() {
+        let (sender, name) = (Sender::new().unwrap(), Name::random().unwrap());
+        let port = Port::new(WokenBy::receiver(name, sender.name, 0).unwrap());
+        let address = name.receiver(0).unwrap();
+        let stranger = socket().unwrap();
+        assert_eq!(sendto(&stranger, &[0], SendFlags::DONTWAIT, &address), Err(Errno::PERM));
+        assert_eq!(connect(&stranger, &address), Err(Errno::PERM));
+        let to_the_hub = sender.name.address("ring", 0).unwrap();
+        assert_eq!(
+            sendto(&stranger, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL, &to_the_hub),
+            Err(Errno::PIPE)
+        );
+        assert!(!port.rang());
+    }
+}

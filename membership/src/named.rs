@@ -1,0 +1,222 @@
+//! Addresses of hubs by who named them. Names are looked up by threads of their own, within a limit. Addresses that came from outside
+//! lead only where the operator allows.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::str::FromStr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use pbox_core::control::{check_address, host_of, ip_of};
+
+/// Names that are looked up at a time, in this process. A lookup that nobody waits for any more still has its thread.
+const AT_ONCE: usize = 256;
+/// The longest that anybody waits for a name server.
+pub const LOOKUP_LIMIT: Duration = Duration::from_secs(5);
+
+const NO_ANSWER: &str = "no name server answered in time";
+
+/// Lookups that have not ended.
+static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+
+/// The one who named an address.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Named {
+    /// This process's own settings.
+    #[default]
+    Here,
+    /// A join or an answer. It may lead to these.
+    Outside(PeerList),
+}
+
+impl Named {
+    /// Whether a hub may be asked at this address.
+    ///
+    /// # Errors
+    /// When the list of peers does not have it.
+    pub fn check(&self, host: &str, ip: IpAddr) -> io::Result<()> {
+        match self {
+            Named::Outside(peers) if !peers.allows(host, ip) => Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                format!("the peers that this hub may ask, by its --peers, are without {host} ({ip})"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether what answers there may be anything but a hub.
+    pub fn is_outside(&self) -> bool {
+        matches!(self, Named::Outside(_))
+    }
+}
+
+/// The hosts and networks that are allowed as peers: `10.0.0.0/8,hub-1.example,fd00::/8`. Empty: all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PeerList(Vec<Peer>);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Peer {
+    Name(String),
+    Network(IpAddr, u32),
+}
+
+impl PeerList {
+    fn allows(&self, host: &str, ip: IpAddr) -> bool {
+        let ip = ip.to_canonical();
+        let is_it = |peer: &Peer| match peer {
+            Peer::Name(name) => name.eq_ignore_ascii_case(host.trim_end_matches('.')),
+            Peer::Network(network, prefix) => is_within(*network, *prefix, ip),
+        };
+        self.0.is_empty() || self.0.iter().any(is_it)
+    }
+}
+
+fn is_within(network: IpAddr, prefix: u32, ip: IpAddr) -> bool {
+    let (network, ip, bits) = match (network, ip) {
+        (IpAddr::V4(network), IpAddr::V4(ip)) => (network.to_bits().into(), ip.to_bits().into(), 32),
+        (IpAddr::V6(network), IpAddr::V6(ip)) => (network.to_bits(), ip.to_bits(), 128),
+        _ => return false,
+    };
+    let differing: u128 = network ^ ip;
+    differing.checked_shr(bits - prefix).is_none_or(|differing| differing == 0)
+}
+
+impl FromStr for PeerList {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.split(',').map(str::trim).map(str::parse).collect::<Result<_, _>>().map(PeerList)
+    }
+}
+
+impl FromStr for Peer {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || {
+            let expected =
+                "a host without a port, or a network like 10.0.0.0/8; several with commas between them";
+            format!("{text:?}: expected {expected}")
+        };
+        let (address, prefix) = text.split_once('/').map_or((text, None), |(ip, prefix)| (ip, Some(prefix)));
+        let bare = address.strip_prefix('[').and_then(|bare| bare.strip_suffix(']')).unwrap_or(address);
+        let Ok(ip) = bare.parse::<IpAddr>() else {
+            let is_name =
+                prefix.is_none() && !text.contains('[') && check_address(&format!("{text}:1")).is_ok();
+            return is_name.then(|| Peer::Name(text.trim_end_matches('.').to_owned())).ok_or_else(wrong);
+        };
+        let bits = if ip.is_ipv4() { 32 } else { 128 };
+        let prefix = prefix.map_or(Ok(bits), |prefix| prefix.parse().map_err(|_| wrong()))?;
+        if prefix <= bits { Ok(Peer::Network(ip, prefix)) } else { Err(wrong()) }
+    }
+}
+
+/// One lookup that has not ended.
+struct UnderWay;
+
+impl UnderWay {
+    fn begin() -> Option<Self> {
+        let before = UNDER_WAY.fetch_add(1, Ordering::Relaxed);
+        Some(UnderWay).filter(|_| before < AT_ONCE)
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Looks an address up, and gives what is found to `done`: on a thread of its own, or at once where there is no name in it. `done`
+/// is dropped where there is no thread.
+pub fn look_up_with(
+    address: &str,
+    named: &Named,
+    done: impl FnOnce(io::Result<Vec<SocketAddr>>) + Send + 'static,
+) {
+    if let Err(error) = check_address(address) {
+        return done(Err(io::Error::new(io::ErrorKind::InvalidInput, error.to_string())));
+    }
+    // This asks nobody.
+    if ip_of(address).is_some() {
+        return done(find(address, named));
+    }
+    let Some(under_way) = UnderWay::begin() else {
+        let busy = format!("{AT_ONCE} names are being looked up already: the name server is slow");
+        return done(Err(io::Error::new(io::ErrorKind::TimedOut, busy)));
+    };
+    let (address, named) = (address.to_owned(), named.clone());
+    let work = move || {
+        let found = find(&address, &named);
+        drop(under_way);
+        done(found);
+    };
+    if let Err(error) = std::thread::Builder::new().name("phub-names".into()).spawn(work) {
+        tracing::warn!(%error, "no thread to look a name up");
+    }
+}
+
+/// Looks an address up, for at most so long.
+///
+/// # Errors
+/// When nothing is found in this time, or where it must not lead.
+pub fn look_up(address: &str, named: &Named, limit: Duration) -> io::Result<Vec<SocketAddr>> {
+    let (done, found) = mpsc::channel();
+    look_up_with(address, named, move |result| drop(done.send(result)));
+    let late = |_| io::Error::new(io::ErrorKind::TimedOut, NO_ANSWER);
+    found.recv_timeout(limit.min(LOOKUP_LIMIT)).map_err(late)?
+}
+
+fn find(address: &str, named: &Named) -> io::Result<Vec<SocketAddr>> {
+    let found: Vec<SocketAddr> = address.to_socket_addrs()?.collect();
+    let host = host_of(address);
+    found.iter().try_for_each(|found| named.check(host, found.ip()))?;
+    match found.is_empty() {
+        true => Err(io::Error::new(io::ErrorKind::NotFound, "it has no address")),
+        false => Ok(found),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peers_are_hosts_and_networks() {
+        let peers: PeerList = "10.0.0.0/8, hub-1.example, fd00::/8,192.168.1.5, [::1]".parse().unwrap();
+        for (host, ip, allowed) in [
+            ("10.2.3.4", "10.2.3.4", true),
+            ("11.2.3.4", "11.2.3.4", false),
+            ("anything", "10.0.0.1", true),
+            ("mapped", "::ffff:10.0.0.1", true),
+            ("HUB-1.example.", "11.0.0.1", true),
+            ("hub-2.example", "11.0.0.1", false),
+            ("::", "fd12::1", true),
+            ("::", "fe80::1", false),
+            ("192.168.1.5", "192.168.1.5", true),
+            ("192.168.1.6", "192.168.1.6", false),
+            ("::1", "::1", true),
+        ] {
+            assert_eq!(peers.allows(host, ip.parse().unwrap()), allowed, "{host} {ip}");
+        }
+        let all: PeerList = "0.0.0.0/0".parse().unwrap();
+        assert!(all.allows("a", "8.8.8.8".parse().unwrap()) && !all.allows("a", "::1".parse().unwrap()));
+        assert!(PeerList::default().allows("a", "8.8.8.8".parse().unwrap()));
+        for wrong in ["", "10.0.0.0/33", "10.0.0.0/x", "hub:7077", "hub/8", "a,,b", "[hub]", "http://hub"] {
+            assert!(wrong.parse::<PeerList>().unwrap_err().contains("expected a host"), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn what_came_from_outside_leads_only_where_it_may() {
+        let outside = Named::Outside("10.0.0.0/8".parse().unwrap());
+        let limit = Duration::from_secs(60);
+        assert_eq!(look_up("127.0.0.1:7", &Named::Here, limit).unwrap(), ["127.0.0.1:7".parse().unwrap()]);
+        let refused = look_up("127.0.0.1:7", &outside, limit).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+        assert!(refused.to_string().contains("--peers"), "{refused}");
+        let wrong = look_up("127.0.0.1:7/path", &Named::Here, limit).unwrap_err();
+        assert_eq!(wrong.kind(), io::ErrorKind::InvalidInput);
+    }
+}

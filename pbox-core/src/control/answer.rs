@@ -1,0 +1,248 @@
+//! Bounds of answers. An answer comes from another process, which may be anybody. Each of its numbers has a bound, which is checked
+//! where it is parsed: before anything is allocated, counted or waited for by it.
+
+use serde::de::DeserializeOwned;
+
+use super::{
+    CheckpointReply, ClockReply, FailedReply, HeartbeatReply, HoldReply, HubReply, JobState, JoinReply,
+    LastReply, LeaveReply, MeetReply, OfferReply, PartState, PartsReply, StateReply, TransportAddress,
+    WrittenReply, check_address,
+};
+use crate::job::{MAX_HUBS, MAX_WORKERS};
+use crate::layout::Round;
+
+/// The most ports of a hub: the hellos of the data path have no room for more.
+pub const MAX_PORTS: u32 = 4096;
+/// The longest time that a hub may bear a member's silence: that of `--heartbeat-limit-s`.
+const MAX_HEARTBEAT_LIMIT_MS: u64 = 3_600_000;
+/// The most rounds of files in an answer. A hub keeps a few of a job.
+const MAX_FILES: usize = 1 << 16;
+
+/// The most bytes of a state, or of a hub's part of it. Those of several hubs are added.
+const MAX_STATE_BYTES: u64 = 1 << 50;
+
+/// An answer of a hub.
+pub trait Answer: DeserializeOwned {
+    /// Whether its numbers are such as a hub says.
+    ///
+    /// # Errors
+    /// What is not, in words.
+    fn check(&self) -> Result<(), String>;
+}
+
+/// An answer of which nothing is read.
+impl Answer for serde_json::Value {
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+fn at_most(what: &str, seen: impl TryInto<u64>, most: impl TryInto<u64>) -> Result<(), String> {
+    let (seen, most) = (seen.try_into().unwrap_or(u64::MAX), most.try_into().unwrap_or(u64::MAX));
+    if seen <= most { Ok(()) } else { Err(format!("{seen} {what}: expected {most} at most")) }
+}
+
+fn rounds(rounds: impl IntoIterator<Item = Round>) -> Result<(), String> {
+    match rounds.into_iter().find(|&round| round > Round::LIMIT) {
+        None => Ok(()),
+        Some(round) => Err(format!("round {}: expected {} at most", round.0, Round::LIMIT.0)),
+    }
+}
+
+/// The rounds of a hub's files.
+fn files(of: &[Round]) -> Result<(), String> {
+    at_most("files", of.len(), MAX_FILES)?;
+    if !of.is_sorted_by(|round, next| round < next) {
+        return Err("rounds of files: expected them ascending".into());
+    }
+    rounds(of.iter().copied())
+}
+
+fn ranks(ranks: impl IntoIterator<Item = u32>) -> Result<(), String> {
+    let mut count = 0;
+    for rank in ranks {
+        count += 1;
+        at_most("as a rank", rank, MAX_WORKERS - 1)?;
+    }
+    at_most("ranks", count, u64::from(MAX_WORKERS))
+}
+
+impl Answer for JoinReply {
+    fn check(&self) -> Result<(), String> {
+        at_most("ports", self.ports, MAX_PORTS)?;
+        at_most("cores", self.cores.len(), self.ports)?;
+        at_most("ms for a heartbeat", self.heartbeat_limit_ms, MAX_HEARTBEAT_LIMIT_MS)?;
+        if self.heartbeat_limit_ms == 0 {
+            return Err("0 ms for a heartbeat: expected more".into());
+        }
+        for offer in &self.transports {
+            if let TransportAddress::Tcp { addresses } = offer {
+                at_most("addresses", addresses.len(), MAX_PORTS)?;
+            }
+        }
+        // `Above` bounds its cores where it is read, and its depth is that of JSON.
+        at_most("transports", self.transports.len(), 16)?;
+        rounds(self.pass.iter().map(|pass| pass.first_round))
+    }
+}
+
+impl Answer for MeetReply {
+    fn check(&self) -> Result<(), String> {
+        at_most("hubs", self.hubs.len(), MAX_HUBS)?;
+        self.hubs.iter().try_for_each(|hub| check_address(hub).map_err(|error| error.to_string()))
+    }
+}
+
+impl Answer for HeartbeatReply {
+    fn check(&self) -> Result<(), String> {
+        if let JobState::Gathering { missing, machines } = &self.state {
+            ranks(missing.iter().copied())?;
+            ranks(machines.iter().copied())?;
+        }
+        ranks(self.members.iter().map(|member| member.rank))?;
+        ranks(self.left.iter().map(|left| left.rank))?;
+        ranks(self.held_up_by.iter().map(|late| late.rank))?;
+        rounds(self.members.iter().map(|member| member.from))?;
+        rounds(self.left.iter().map(|left| left.round))?;
+        rounds(self.held_up_by.iter().map(|late| late.round))?;
+        rounds(self.reached.into_iter().chain([Round(self.lost)]))
+    }
+}
+
+impl Answer for OfferReply {
+    fn check(&self) -> Result<(), String> {
+        at_most("bytes of a state", self.state_bytes.unwrap_or(0), MAX_STATE_BYTES)
+    }
+}
+
+impl Answer for StateReply {
+    fn check(&self) -> Result<(), String> {
+        rounds([self.round])
+    }
+}
+
+impl Answer for LeaveReply {
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+impl Answer for CheckpointReply {
+    fn check(&self) -> Result<(), String> {
+        rounds([self.round])
+    }
+}
+
+impl Answer for PartsReply {
+    fn check(&self) -> Result<(), String> {
+        files(&self.rounds)
+    }
+}
+
+impl Answer for HoldReply {
+    fn check(&self) -> Result<(), String> {
+        rounds(self.front)
+    }
+}
+
+impl Answer for WrittenReply {
+    fn check(&self) -> Result<(), String> {
+        if let PartState::Written(bytes) = self.part {
+            at_most("bytes of a part", bytes, MAX_STATE_BYTES)?;
+        }
+        files(&self.rounds)
+    }
+}
+
+impl Answer for FailedReply {
+    fn check(&self) -> Result<(), String> {
+        rounds(self.rounds.iter().flat_map(|of| [of.lowest, of.highest]))
+    }
+}
+
+impl Answer for LastReply {
+    fn check(&self) -> Result<(), String> {
+        at_most("bytes of a part", self.bytes, MAX_STATE_BYTES)
+    }
+}
+
+/// For people.
+impl Answer for HubReply {
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+impl Answer for ClockReply {
+    fn check(&self) -> Result<(), String> {
+        // Times are subtracted as signed numbers.
+        at_most("ns", self.ns, i64::MAX.unsigned_abs() / 2)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn join() -> serde_json::Value {
+        serde_json::json!({"protocol": 11, "token": "00", "cores": [0], "placement": "", "ports": 1,
+            "transports": [], "heartbeat_limit_ms": 10_000})
+    }
+
+    fn checked<T: Answer>(answer: serde_json::Value) -> Result<(), String> {
+        serde_json::from_value::<T>(answer).map_err(|error| error.to_string())?.check()
+    }
+
+    #[test]
+    fn a_join_has_as_many_ports_as_a_hello_has_room_for() {
+        assert_eq!(checked::<JoinReply>(join()), Ok(()));
+        let address = "127.0.0.1:1";
+        for (field, value, words) in [
+            ("ports", serde_json::json!(u32::MAX), "4294967295 ports: expected 4096"),
+            ("cores", serde_json::json!([0, 1]), "2 cores: expected 1"),
+            ("heartbeat_limit_ms", serde_json::json!(u64::MAX), "ms for a heartbeat"),
+            ("heartbeat_limit_ms", serde_json::json!(0), "0 ms"),
+            (
+                "transports",
+                serde_json::json!([{"transport": "tcp", "addresses": vec![address; 4097]}]),
+                "4097 addresses",
+            ),
+            ("nodes", serde_json::json!(4_294_967_295u32), "4294967295 cores of a hub"),
+            (
+                "pass",
+                serde_json::json!({"secret": "", "worker": 0, "first_round": u32::MAX, "checkpoints": false}),
+                "round 4294967295",
+            ),
+        ] {
+            let mut answer = join();
+            answer[field] = value;
+            let why = checked::<JoinReply>(answer).unwrap_err();
+            assert!(why.contains(words), "{field}: {why}");
+        }
+    }
+
+    #[test]
+    fn rounds_and_ranks_are_such_as_a_job_comes_to() {
+        let news = |member: serde_json::Value| {
+            checked::<HeartbeatReply>(
+                serde_json::json!({"version": 1, "state": {"state": "running"}, "members": [member], "left": []}),
+            )
+        };
+        assert_eq!(news(serde_json::json!({"rank": 0, "from": 7})), Ok(()));
+        assert!(news(serde_json::json!({"rank": 0, "from": u32::MAX})).unwrap_err().contains("round"));
+        assert!(news(serde_json::json!({"rank": u32::MAX, "from": 7})).unwrap_err().contains("rank"));
+        let hold = checked::<HoldReply>(serde_json::json!({"front": u32::MAX}));
+        assert!(hold.unwrap_err().contains("round"));
+        let parts = |rounds: serde_json::Value| {
+            checked::<PartsReply>(serde_json::json!({"keeps": true, "every": null, "rounds": rounds}))
+        };
+        assert_eq!(parts(serde_json::json!([1, 2])), Ok(()));
+        assert!(parts(serde_json::json!([2, 1])).unwrap_err().contains("ascending"));
+        assert!(parts(serde_json::json!([1, u32::MAX])).unwrap_err().contains("round 4294967295"));
+        let part = serde_json::json!({"rounds": [], "part": {"written": u64::MAX}});
+        assert!(checked::<WrittenReply>(part).unwrap_err().contains("bytes of a part"));
+        let meet = checked::<MeetReply>(serde_json::json!({"hubs": ["a:1", "b:1/path"]}));
+        assert!(meet.unwrap_err().contains("b:1/path"));
+        assert!(checked::<MeetReply>(serde_json::json!({"hubs": vec!["a:1"; 1000]})).is_err());
+    }
+}

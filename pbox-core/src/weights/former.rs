@@ -1,0 +1,56 @@
+//! Former weights of chunks whose window shows weights ahead: those that the step would make of gradients that came before their
+//! pushes.
+//!
+//! ```text
+//!   show    window -> former; a trial of the step on the window, with a copy of the state
+//!   hide    former -> window
+//!   step    on the former weights, with the state itself; window <- former, if their bits differ
+//! ```
+//!
+//! Owned by the core, and laid out by place. Knows no rounds. Memory is touched when it is used.
+
+use fabric::{MapError, Slab};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::chunks::Chunk;
+use crate::kernels::Element;
+
+/// The alignment of weights, in bytes.
+const LINE: usize = 64;
+
+/// Room for the former weights of a shard's chunks, and for a trial of one step.
+#[derive(Debug)]
+pub(super) struct Former {
+    slab: Slab,
+    /// Where a chunk's weights begin, in bytes.
+    starts: Vec<usize>,
+    /// A copy of a chunk's master weights and state.
+    trial: Vec<f32>,
+}
+
+impl Former {
+    /// Room for chunks of which at most `kept` values an element are kept beside the weights.
+    pub fn new(chunks: &[Chunk], kept: impl Fn(&Chunk) -> usize) -> Result<Self, MapError> {
+        let mut end = 0;
+        let start = |chunk: &Chunk| {
+            end += chunk.bytes.next_multiple_of(LINE);
+            end - chunk.bytes.next_multiple_of(LINE)
+        };
+        let starts = chunks.iter().map(start).collect();
+        let trial = vec![0.0; chunks.iter().map(kept).max().unwrap_or(0)];
+        Ok(Former { slab: Slab::zeroed("former weights", end / size_of::<f32>())?, starts, trial })
+    }
+
+    /// A chunk's former weights.
+    pub fn of<E: Element>(&mut self, chunk: &Chunk, place: usize) -> &mut [E] {
+        let bytes = &mut self.slab.as_mut_slice().as_mut_bytes()[self.starts[place]..][..chunk.bytes];
+        <[E]>::mut_from_bytes(bytes).expect("a chunk holds whole elements, on 64 bytes")
+    }
+
+    /// Copies what is kept of a chunk, for a trial.
+    pub fn trial(&mut self, kept: &[f32]) -> &mut [f32] {
+        let trial = &mut self.trial[..kept.len()];
+        trial.copy_from_slice(kept);
+        trial
+    }
+}

@@ -1,0 +1,166 @@
+//! A panic in a thread of a hub, or in a task of its control thread, is a bug of the hub: it is named, and the hub ends in order.
+//!
+//! ```text
+//!   Hub::start: the calling thread belongs to the hub --> threads that it starts, and those that they start
+//!   panic --> the hook of this process --> the hub of that thread --> phub-alarm: checkpoints, workers are told, the end
+//! ```
+//!
+//! The hook sees panics whose result nobody looks at, too, and knows where they were. Must not know what a hub is.
+
+use std::cell::RefCell;
+use std::panic::{PanicHookInfo, set_hook, take_hook};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, Once, Weak};
+
+thread_local! {
+    /// That of the hub to which this thread belongs.
+    static OF_THREAD: RefCell<Option<Alarm>> = const { RefCell::new(None) };
+}
+
+/// The alarms of all hubs of this process: `phub-watch` works for all of them.
+static ALL: Mutex<Vec<Weak<Sender<Rung>>>> = Mutex::new(Vec::new());
+
+/// A word of an alarm.
+#[derive(Debug)]
+pub(crate) enum Rung {
+    /// A thread panicked: which, where and why.
+    Panicked(String),
+    /// The hub ends by itself.
+    Ends,
+}
+
+/// The alarm of a hub.
+#[derive(Clone, Debug)]
+pub(crate) struct Alarm(Arc<Sender<Rung>>);
+
+impl Alarm {
+    /// Makes an alarm, and the end that hears it.
+    pub fn new() -> (Self, Receiver<Rung>) {
+        static HOOK: Once = Once::new();
+        HOOK.call_once(|| {
+            let former = take_hook();
+            set_hook(Box::new(move |panic| {
+                former(panic);
+                ring(panic);
+            }));
+        });
+        let (sender, receiver) = channel();
+        let sender = Arc::new(sender);
+        let mut all = ALL.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        all.retain(|alarm| alarm.strong_count() > 0);
+        all.push(Arc::downgrade(&sender));
+        (Alarm(sender), receiver)
+    }
+
+    /// The calling thread belongs to the hub, until the value is dropped.
+    pub fn enter(&self) -> Entered {
+        Entered(OF_THREAD.replace(Some(self.clone())))
+    }
+
+    /// Nobody needs to listen any more.
+    pub fn end(&self) {
+        let _ = self.0.send(Rung::Ends);
+    }
+
+    fn ring(&self, what: &str) {
+        let _ = self.0.send(Rung::Panicked(what.to_owned()));
+    }
+}
+
+/// The thread belongs to a hub. Dropping it, the thread belongs to whom it belonged before.
+#[derive(Debug)]
+pub(crate) struct Entered(Option<Alarm>);
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        OF_THREAD.set(self.0.take());
+    }
+}
+
+/// Work for another thread, which then belongs to the hub of the calling thread.
+pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
+    let alarm = OF_THREAD.with_borrow(Clone::clone);
+    move || {
+        let _entered = alarm.as_ref().map(Alarm::enter);
+        work()
+    }
+}
+
+/// For threads that a runtime starts: they belong to the hub of the calling thread.
+pub(crate) fn guards_threads() -> impl Fn() + Send + Sync {
+    let alarm = Mutex::new(OF_THREAD.with_borrow(Clone::clone));
+    move || {
+        let alarm = alarm.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+        OF_THREAD.set(alarm);
+    }
+}
+
+/// A thread panics. Nothing here may panic.
+fn ring(panic: &PanicHookInfo<'_>) {
+    let thread = std::thread::current();
+    let name = thread.name().unwrap_or("without a name");
+    let place = panic.location().map_or_else(String::new, |at| format!(" at {}:{}", at.file(), at.line()));
+    let what = format!(
+        "the thread {name} panicked{place}: {}; that is a bug of the hub",
+        panic.payload_as_str().unwrap_or("it does not say why")
+    );
+    let own = OF_THREAD.try_with(|alarm| alarm.try_borrow().ok().and_then(|alarm| alarm.clone()));
+    heard_by(name, own.ok().flatten()).iter().for_each(|alarm| alarm.ring(&what));
+}
+
+/// The alarms that ring for a thread of this name, which belongs to a hub or to none.
+fn heard_by(name: &str, own: Option<Alarm>) -> Vec<Alarm> {
+    if own.is_some() || name != "phub-watch" {
+        return own.into_iter().collect();
+    }
+    let all = ALL.try_lock();
+    all.iter().flat_map(|all| all.iter()).filter_map(Weak::upgrade).map(Alarm).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Hears of a thread that panics.
+    fn heard(heard: &Receiver<Rung>) -> String {
+        match heard.recv().unwrap() {
+            Rung::Panicked(what) => what,
+            Rung::Ends => panic!("nobody ended it"),
+        }
+    }
+
+    #[test]
+    fn a_panic_is_heard_by_the_hub_of_its_thread() {
+        let (alarm, listens) = Alarm::new();
+        let (another, nothing) = Alarm::new();
+        let thread = |name: &str| std::thread::Builder::new().name(name.into());
+        let entered = alarm.enter();
+        let nested = guarded(move || {
+            let _ = thread("phub-inner").spawn(guarded(|| panic!("as it should"))).unwrap().join();
+        });
+        thread("phub-outer").spawn(nested).unwrap().join().unwrap();
+        drop(entered);
+        let what = heard(&listens);
+        assert!(
+            what.contains("phub-inner") && what.contains("alarm.rs") && what.contains("as it should"),
+            "{what}"
+        );
+        let _ = thread("of nobody").spawn(guarded(|| panic!("as it should"))).unwrap().join();
+        for (alarm, listens) in [(alarm, listens), (another, nothing)] {
+            alarm.end();
+            assert!(matches!(listens.recv(), Ok(Rung::Ends)));
+        }
+    }
+
+    #[test]
+    fn the_watch_of_a_process_is_heard_by_all_its_hubs() {
+        let (first, _heard) = Alarm::new();
+        let (second, _too) = Alarm::new();
+        let rings = |alarm: &Alarm, all: &[Alarm]| all.iter().any(|one| Arc::ptr_eq(&one.0, &alarm.0));
+        let all = heard_by("phub-watch", None);
+        assert!(rings(&first, &all) && rings(&second, &all));
+        assert!(heard_by("phub-session", None).is_empty());
+        let own = heard_by("phub-control", Some(first.clone()));
+        assert!(own.len() == 1 && rings(&first, &own));
+    }
+}

@@ -1,0 +1,200 @@
+//! The lock on a directory of checkpoints, which one hub at a time has.
+//!
+//! ```text
+//!   the directory itself   flock on its own descriptor: whatever is removed in it, a second hub of this machine waits
+//!   .phub-lock             flock on this file, too: a network file system shows it to hubs of other machines
+//! ```
+//!
+//! The file is the hub's user's alone, and never read or written: there is nothing in it. A symbolic link in its place is an
+//! error. The kernel says who has a lock, because a name in a file outlives its process.
+//!
+//! Owned by the thread that opens the directory, and of those that save. Must not know checkpoints.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock, major, minor};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+
+/// The file's name in the directory.
+pub(super) const LOCK: &str = ".phub-lock";
+
+/// A directory that no other hub uses. A killed hub releases it, too.
+#[derive(Debug)]
+pub(super) struct Lock {
+    directory: File,
+    file: File,
+}
+
+/// A directory is not this hub's.
+#[derive(Debug)]
+pub(super) enum NotLocked {
+    /// Another process has it: this one, if the kernel says so.
+    InUse(Option<u32>),
+    /// An error, behind what was tried.
+    Failed(&'static str, io::Error),
+}
+
+impl Lock {
+    /// Takes the directory, if it is free.
+    pub fn take(dir: &Path) -> Result<Self, NotLocked> {
+        let failed = |doing| move |error: io::Error| NotLocked::Failed(doing, error);
+        let flags = OFlags::DIRECTORY.bits() as i32;
+        let directory = OpenOptions::new().read(true).custom_flags(flags).open(dir);
+        let directory = directory.map_err(failed("opening it"))?;
+        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            // Not every file system can lock a directory. There is the file.
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::BADF) => {}
+            Err(Errno::WOULDBLOCK) => return Err(NotLocked::InUse(holder(&directory))),
+            Err(errno) => return Err(failed("locking it")(errno.into())),
+        }
+        let file = own_file(dir).map_err(failed("opening its lock file .phub-lock"))?;
+        let lock = Lock { directory, file };
+        match flock(&lock.file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(lock),
+            Err(Errno::WOULDBLOCK) => Err(NotLocked::InUse(holder(&lock.file))),
+            Err(errno) => Err(failed("locking its lock file .phub-lock")(errno.into())),
+        }
+    }
+
+    /// Whether the directory of this name is still the one that is locked.
+    pub fn is_of(&self, dir: &Path) -> io::Result<bool> {
+        let (locked, named) = (self.directory.metadata()?, dir.metadata()?);
+        Ok((locked.dev(), locked.ino()) == (named.dev(), named.ino()))
+    }
+}
+
+impl Drop for Lock {
+    /// Closing is not enough: a child that another thread has forked, and that has not yet become its program, still has
+    /// both open.
+    fn drop(&mut self) {
+        let _ = flock(&self.file, FlockOperation::Unlock);
+        let _ = flock(&self.directory, FlockOperation::Unlock);
+    }
+}
+
+/// The directory's descriptor.
+impl AsFd for Lock {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+}
+
+/// The lock file, which other users cannot open.
+fn own_file(dir: &Path) -> io::Result<File> {
+    // A FIFO in its place would block.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+    let open = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(flags)
+        .open(dir.join(LOCK));
+    let file = open?;
+    let about = file.metadata()?;
+    if !about.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    // Those of older hubs could be opened, and so locked, by everybody.
+    if about.uid() == geteuid().as_raw() && about.mode() & 0o077 != 0 {
+        fchmod(&file, Mode::RUSR | Mode::WUSR)?;
+    }
+    Ok(file)
+}
+
+/// The process that has a file locked. Nothing where it is of another machine, or of a container that is not seen here.
+fn holder(file: &File) -> Option<u32> {
+    let about = file.metadata().ok()?;
+    let locks = std::fs::read_to_string("/proc/locks").ok()?;
+    holder_in(&locks, &format!("{:02x}:{:02x}:{}", major(about.dev()), minor(about.dev()), about.ino()))
+}
+
+/// The same, from the text of `/proc/locks`.
+fn holder_in(locks: &str, file: &str) -> Option<u32> {
+    let held = locks.lines().find_map(|line| match *line.split_ascii_whitespace().collect::<Vec<_>>() {
+        [_, "FLOCK", _, _, process, of, ..] if of == file => Some(process),
+        _ => None,
+    });
+    held?.parse().ok().filter(|&process| process > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn words(taken: Result<Lock, NotLocked>) -> String {
+        format!("{:?}", taken.expect_err("it must not be taken"))
+    }
+
+    #[test]
+    fn a_lock_file_that_is_removed_frees_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Lock::take(dir.path()).unwrap();
+        std::fs::remove_file(dir.path().join(LOCK)).unwrap();
+        let process = format!("InUse(Some({}))", std::process::id());
+        assert_eq!(words(Lock::take(dir.path())), process);
+        drop(first);
+        Lock::take(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn a_link_in_the_lock_files_place_is_an_error_and_its_target_is_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("target");
+        std::fs::write(&target, "all that somebody has").unwrap();
+        std::os::unix::fs::symlink(&target, dir.path().join(LOCK)).unwrap();
+        let said = words(Lock::take(dir.path()));
+        assert!(said.contains("symbolic links"), "{said}");
+        assert_eq!(std::fs::read_to_string(&target).unwrap(), "all that somebody has");
+        std::fs::remove_file(dir.path().join(LOCK)).unwrap();
+        std::fs::create_dir(dir.path().join(LOCK)).unwrap();
+        assert!(words(Lock::take(dir.path())).contains("Is a directory"));
+    }
+
+    #[test]
+    fn others_cannot_open_the_lock_file_and_nothing_is_written_to_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join(LOCK);
+        // An older hub's.
+        std::fs::write(&file, "4711\n").unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
+        let lock = Lock::take(dir.path()).unwrap();
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "4711\n");
+        drop(lock);
+        // Who has the file alone is named by the kernel, and not by what an older hub has written.
+        let other = File::open(&file).unwrap();
+        flock(&other, FlockOperation::LockExclusive).unwrap();
+        assert_eq!(words(Lock::take(dir.path())), format!("InUse(Some({}))", std::process::id()));
+    }
+
+    #[test]
+    fn a_directory_of_the_same_name_is_another_one() {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("checkpoints");
+        std::fs::create_dir(&dir).unwrap();
+        let lock = Lock::take(&dir).unwrap();
+        assert!(lock.is_of(&dir).unwrap());
+        std::fs::rename(&dir, parent.path().join("old")).unwrap();
+        assert!(lock.is_of(&dir).is_err());
+        std::fs::create_dir(&dir).unwrap();
+        assert!(!lock.is_of(&dir).unwrap());
+    }
+
+    #[test]
+    fn who_waits_for_a_lock_does_not_hold_it() {
+        let locks = "1: POSIX  ADVISORY  WRITE 11 08:01:7 0 EOF\n2: FLOCK  ADVISORY  WRITE 12 08:01:7 0 EOF\n\
+                     2: -> FLOCK  ADVISORY  WRITE 13 08:01:7 0 EOF\n3: FLOCK  ADVISORY  WRITE 0 08:01:8 0 EOF\n";
+        assert_eq!(holder_in(locks, "08:01:7"), Some(12));
+        assert_eq!(holder_in(locks, "08:01:8"), None, "of a container that is not seen here");
+        assert_eq!(holder_in(locks, "08:01:9"), None);
+    }
+}

@@ -1,0 +1,87 @@
+//! Permission to read checkpoints: the hub's user has it alone, unless the hub is told otherwise.
+//!
+//! Plain values; any thread.
+
+use std::fmt;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+use std::str::FromStr;
+
+/// The mode of the files of checkpoints, like 600.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileMode(u32);
+
+impl Default for FileMode {
+    /// The hub's user alone reads and writes them.
+    fn default() -> Self {
+        FileMode(0o600)
+    }
+}
+
+impl FileMode {
+    /// Makes a file that is not there yet, for writing. A mode that lets others in was asked for, and the process's umask does
+    /// not count.
+    pub(super) fn make_file(self, path: &Path) -> io::Result<File> {
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        if self != FileMode::default() {
+            file.set_permissions(PermissionsExt::from_mode(self.0))?;
+        }
+        Ok(file)
+    }
+
+    /// Makes a directory for such files: who reads these may list it.
+    pub(super) fn make_directory(self, path: &Path) -> io::Result<()> {
+        DirBuilder::new().mode(0o700).create(path)?;
+        if self != FileMode::default() {
+            std::fs::set_permissions(path, PermissionsExt::from_mode(self.of_directory()))?;
+        }
+        Ok(())
+    }
+
+    fn of_directory(self) -> u32 {
+        0o700 | self.0 | (self.0 & 0o444) >> 2
+    }
+}
+
+impl fmt::Display for FileMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:03o}", self.0)
+    }
+}
+
+impl FromStr for FileMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || {
+            format!("{text:?} is no mode of files that the hub's user reads and writes, like 600, 640 or 660")
+        };
+        let digits = text.bytes().all(|digit| matches!(digit, b'0'..=b'7'));
+        let mode = u32::from_str_radix(text, 8).ok().filter(|_| digits).ok_or_else(wrong)?;
+        // Nobody starts a checkpoint, and nobody writes what he cannot read.
+        let writes_alone = mode & 0o222 & !(mode >> 1 & 0o222) != 0;
+        if mode & 0o600 != 0o600 || mode & !0o666 != 0 || writes_alone {
+            return Err(wrong());
+        }
+        Ok(FileMode(mode))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mode_is_one_of_files_that_the_hub_reads_and_writes() {
+        assert_eq!("600".parse(), Ok(FileMode::default()));
+        assert_eq!("0640".parse::<FileMode>().unwrap().to_string(), "640");
+        assert_eq!("640".parse::<FileMode>().unwrap().of_directory(), 0o750);
+        assert_eq!("664".parse::<FileMode>().unwrap().of_directory(), 0o775);
+        for wrong in ["", "400", "700", "620", "1600", "+600", "rw-------", "0o600"] {
+            let error = wrong.parse::<FileMode>().unwrap_err();
+            assert!(error.contains(&format!("{wrong:?}")), "{error}");
+        }
+    }
+}
