@@ -206,7 +206,7 @@ impl Control {
     }
 
     /// `GET` of a page to read, of any status.
-    fn get(&self, path: &str) -> Result<Response<Body>, Failure> {
+    pub fn get(&self, path: &str) -> Result<Response<Body>, Failure> {
         let get = self.agent.get(self.url(path));
         let get = match self.proved(Right::Read, "GET", path, b"")? {
             Some(shown) => get.header(AUTHORIZATION, shown),

@@ -62,6 +62,21 @@ with phub.Session(keys={"a": (3,)}, optimizer=phub.Average()) as session:
 """
 
 
+# A batch script that starts its one task itself, and one that should have used srun.
+ALONE = """#!/bin/sh
+#SBATCH --ntasks=1
+#SBATCH --output=alone.out
+python train.py
+"""
+WITHOUT_SRUN = """#!/bin/sh
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+#SBATCH --output=without.out
+python train.py
+"""
+WORDS = "none of its 4 tasks: start them by `srun python"
+
+
 class Cluster:
     """The daemons of Slurm, each in a namespace of its own."""
 
@@ -122,6 +137,13 @@ def check(name, done, out, tasks):
     print(f"slurm: {name}: losses {[ranks[rank] for rank in range(tasks)]}", flush=True)
 
 
+def refused(name, done, out):
+    """A process that is none of the tasks is told so at once."""
+    if done.returncode == 0 or WORDS not in out:
+        sys.exit(f"slurm: {name}: exit status {done.returncode}, expected an error with {WORDS!r}\n{out}\n{done.stderr}")
+    print(f"slurm: {name}: an error that says to use srun", flush=True)
+
+
 def main():
     with tempfile.TemporaryDirectory(prefix="phub-slurm-") as name:
         directory = Path(name)
@@ -142,6 +164,18 @@ def main():
         done = cluster.ask("sbatch", "--wait", "train.sbatch")
         outputs = list(directory.glob("slurm-*.out"))
         check("sbatch", done, "".join(out.read_text() for out in outputs), 4)
+        (directory / "alone.sbatch").write_text(ALONE)
+        done = cluster.ask("sbatch", "--wait", "alone.sbatch")
+        check("sbatch of one task", done, (directory / "alone.out").read_text(), 1)
+        (directory / "without.sbatch").write_text(WITHOUT_SRUN)
+        done = cluster.ask("sbatch", "--wait", "without.sbatch")
+        refused("sbatch without srun", done, (directory / "without.out").read_text())
+        ask = ("python", "-c", "import phub; print(phub.worker())")
+        done = cluster.ask("salloc", "-N2", "-n4", *ask)
+        refused("a shell", done, done.stderr)
+        # As Slurm starts the shell of a job itself, with use_interactive_step.
+        done = cluster.ask("salloc", "-N2", "-n4", "srun", "--interactive", "--preserve-env", *ask)
+        refused("an interactive step", done, done.stdout + done.stderr)
 
 
 if __name__ == "__main__":

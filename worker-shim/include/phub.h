@@ -99,7 +99,7 @@ const char *phub_version(void);
 // Begins the settings of a session: the hub's control port ("host:port", or several with commas), the job's name, this
 // worker's number from 0, the number of workers, and the optimizer that the hub runs, as JSON, such as
 // {"name": "nesterov", "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.0001}. The names are "average" (the
-// mean gradient comes back), "sgd", "momentum", "nesterov", "adam" and "adamw".
+// mean gradient comes back), "sum" (their sum), "sgd", "momentum", "nesterov", "adam" and "adamw".
 //
 // What must hold:
 // Texts end with a zero byte, and `config` points to room for a pointer.

@@ -66,7 +66,7 @@ pub struct Args {
     pub trace: Option<PathBuf>,
 
     /// What the hub does with a sum.
-    #[arg(long, default_value = "nesterov", value_name = "average|sgd|momentum|nesterov|adam|adamw", value_parser = optimizer, help_heading = JOB)]
+    #[arg(long, default_value = "nesterov", value_name = "average|sum|sgd|momentum|nesterov|adam|adamw", value_parser = optimizer, help_heading = JOB)]
     pub optimizer: Optimizer,
 
     /// Element type of the whole model. Default: that of the manifest's tensors, and f32 of a published network.
@@ -195,6 +195,7 @@ fn optimizer(name: &str) -> Result<Optimizer, String> {
     let (beta1, beta2, epsilon) = (0.9, 0.999, 1e-8);
     Ok(match name {
         "average" => Optimizer::Average,
+        "sum" => Optimizer::Sum,
         "sgd" => Optimizer::Sgd { learning_rate, weight_decay },
         "momentum" => Optimizer::Momentum { learning_rate, weight_decay, momentum },
         "nesterov" => Optimizer::Nesterov { learning_rate, weight_decay, momentum },

@@ -23,6 +23,7 @@ fn jobs() -> impl Strategy<Value = Job> {
         let (beta1, beta2, epsilon) = (f64::from(momentum), f64::from(momentum) / 3.0, 1e-8);
         let optimizer = match Optimizer::NAMES[which] {
             "average" => Optimizer::Average,
+            "sum" => Optimizer::Sum,
             "sgd" => Optimizer::Sgd { learning_rate, weight_decay },
             "momentum" => Optimizer::Momentum { learning_rate, weight_decay, momentum },
             "nesterov" => Optimizer::Nesterov { learning_rate, weight_decay, momentum },

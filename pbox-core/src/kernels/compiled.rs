@@ -100,7 +100,9 @@ impl Kernels {
             "the kept values match the slots"
         );
         match optimizer {
-            Optimizer::Average => self.sum::<E, Average>(step, slots, window, kept),
+            Optimizer::Average | Optimizer::Sum => {
+                self.sum::<E, Average>(step, slots, window, kept);
+            }
             Optimizer::Sgd { .. } => self.sum::<E, Sgd>(step, slots, window, kept),
             Optimizer::Momentum { .. } => self.sum::<E, Momentum>(step, slots, window, kept),
             Optimizer::Nesterov { .. } => self.sum::<E, Nesterov>(step, slots, window, kept),

@@ -24,7 +24,7 @@ pub fn sum(gradients: impl IntoIterator<Item = f32>) -> f32 {
 pub fn step(optimizer: &Optimizer, step: &Step, sum: f32, weight: &mut f32, state: &mut [f32]) {
     let mean = sum * step.rescale;
     match optimizer {
-        Optimizer::Average => *weight = mean,
+        Optimizer::Average | Optimizer::Sum => *weight = mean,
         Optimizer::Sgd { .. } => {
             let gradient = mean + step.weight_decay * *weight;
             *weight -= step.learning_rate * gradient;

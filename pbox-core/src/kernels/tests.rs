@@ -17,6 +17,7 @@ fn optimizers() -> impl Strategy<Value = Optimizer> {
         let (beta1, beta2) = (f64::from(momentum), f64::from(beta2));
         match Optimizer::NAMES[which] {
             "average" => Optimizer::Average,
+            "sum" => Optimizer::Sum,
             "sgd" => Optimizer::Sgd { learning_rate, weight_decay },
             "momentum" => Optimizer::Momentum { learning_rate, weight_decay, momentum },
             "nesterov" => Optimizer::Nesterov { learning_rate, weight_decay, momentum },
@@ -164,6 +165,23 @@ fn check_unchanged<E: Element>(all: &[E]) {
         kernels.run(&Optimizer::Average, &step, &view, &mut window, &mut []);
         assert!(bits(&window) == bits(all), "{kernels:?} {:?}", E::DTYPE);
     }
+}
+
+#[test]
+fn a_sum_of_whole_numbers_is_exact_where_a_mean_is_not() {
+    let gradients = [[1.0f32], [2.0], [4.0]];
+    let starts = gradients.each_ref().map(|each| each.as_ptr());
+    // SAFETY: `gradients` outlive the kernels' calls.
+    let view = unsafe { Slots::new(&starts, 1) };
+    for (optimizer, expected) in [(Optimizer::Sum, 7.0), (Optimizer::Average, 7.0 * (1.0 / 3.0))] {
+        let step = Step::new(&optimizer, 3, Round(1), 0.0, 1.0, 1.0);
+        for kernels in Kernels::available() {
+            let mut window = [0.0f32];
+            kernels.run(&optimizer, &step, &view, &mut window, &mut []);
+            assert_eq!(window, [expected], "{kernels:?}");
+        }
+    }
+    assert_ne!(7.0 * (1.0f32 / 3.0) * 3.0, 7.0);
 }
 
 #[test]

@@ -43,7 +43,7 @@ impl Tensor {
 /// PyTorch's names for an optimizer's state, in the order in which the kernels keep it.
 pub fn state_names(optimizer: &Optimizer) -> &'static [&'static str] {
     match optimizer {
-        Optimizer::Average | Optimizer::Sgd { .. } => &[],
+        Optimizer::Average | Optimizer::Sum | Optimizer::Sgd { .. } => &[],
         Optimizer::Momentum { .. } | Optimizer::Nesterov { .. } => &["momentum_buffer"],
         Optimizer::Adam { .. } | Optimizer::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
     }
@@ -310,7 +310,7 @@ mod tests {
     fn every_state_has_a_name() {
         for name in Optimizer::NAMES {
             let momentum = if matches!(name, "momentum" | "nesterov") { r#","momentum":0.5"# } else { "" };
-            let rate = if name == "average" { "" } else { r#","learning_rate":0.5"# };
+            let rate = if matches!(name, "average" | "sum") { "" } else { r#","learning_rate":0.5"# };
             let json = format!(r#"{{"name":"{name}"{rate}{momentum}}}"#);
             let optimizer: Optimizer = serde_json::from_str(&json).unwrap();
             assert_eq!(state_names(&optimizer).len(), optimizer.state_per_element(), "{name}");

@@ -1,7 +1,7 @@
 """Samples a second with phub.torch beside DistributedDataParallel over gloo, on the same work in the same run; how much
 of each one's communication is hidden behind compute; and what the hooks cost a step.
 
-    torchrun --standalone --nproc-per-node 4 worker-shim/python/benches/steps.py [--model vgg|resnet|transformer] [--legs 8]
+    torchrun --standalone --nproc_per_node 4 worker-shim/python/benches/steps.py [--model vgg|resnet|transformer] [--legs 8]
 
 Legs of both alternate, so that a machine whose load changes is the same to both; what counts is the median of the
 ratios of neighbours. What is hidden is `1 - (step - compute) / communication`, in legs that are neighbours, too. Compute

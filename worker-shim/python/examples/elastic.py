@@ -1,4 +1,4 @@
-"""A training that survives a lost worker: `torchrun --nproc-per-node 2 --max-restarts 3 elastic.py CHECKPOINT`.
+"""A training that survives a lost worker: `torchrun --nproc_per_node 2 --max_restarts 3 elastic.py CHECKPOINT`.
 
 torchrun starts all workers again, and they go on from the last checkpoint.
 """

@@ -1,4 +1,4 @@
-"""Accelerate by the hub: `torchrun --nproc-per-node 2 with_accelerate.py`."""
+"""Accelerate by the hub: `torchrun --nproc_per_node 2 with_accelerate.py`."""
 
 import torch
 from accelerate import Accelerator

@@ -1,4 +1,4 @@
-"""Lightning by the hub: `torchrun --nproc-per-node 2 with_lightning.py`."""
+"""Lightning by the hub: `torchrun --nproc_per_node 2 with_lightning.py`."""
 
 import os
 

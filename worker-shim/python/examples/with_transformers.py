@@ -1,4 +1,4 @@
-"""A small language model by Hugging Face's Trainer and the hub: `torchrun --nproc-per-node 2 with_transformers.py`."""
+"""A small language model by Hugging Face's Trainer and the hub: `torchrun --nproc_per_node 2 with_transformers.py`."""
 
 import tempfile
 

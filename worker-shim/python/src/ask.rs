@@ -1,15 +1,24 @@
 //! What the package asks hubs, as every worker asks: with this process's token, and trusting whom it trusts.
 
+use std::io::Read;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use membership::Named;
+use membership::{MemberError, Named, StateReader};
 use pbox_core::control::JobState;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
-use crate::errors::of_member;
+use crate::errors::{HubLostError, chain, of_member};
 use crate::setting::credential_of;
 
 const LIMIT: Duration = Duration::from_secs(5);
+
+/// For what the hub above says first of all.
+const STATE_LIMIT: Duration = Duration::from_secs(60);
+
+/// The most bytes of a state that one call reads.
+const MOST_BYTES: usize = 1 << 20;
 
 /// Whether a hub answers at this address.
 #[pyfunction]
@@ -24,4 +33,64 @@ pub fn is_done(py: Python<'_>, address: &str, token: Option<&str>) -> PyResult<b
     let hub = py.detach(|| membership::describe(address, LIMIT, credential.as_ref()));
     let jobs = hub.map_err(|error| of_member(&error))?.jobs;
     Ok(jobs.iter().all(|job| matches!(job.state, JobState::Failed { .. })))
+}
+
+/// The addresses of the hubs above the hub at this address, where a job's sums go; none if it has no hubs above it.
+#[pyfunction]
+pub fn above(py: Python<'_>, address: &str, job: &str, token: Option<&str>) -> PyResult<Vec<String>> {
+    let credential = credential_of(token)?;
+    let hub = py.detach(|| membership::describe(address, STATE_LIMIT, credential.as_ref()));
+    let jobs = hub.map_err(|error| lost(&error, address, job))?.jobs;
+    Ok(jobs.into_iter().find(|each| each.name == job).map_or(Vec::new(), |each| each.above))
+}
+
+/// The part of a job's state that the hub at this address has; none where it has no part. `bytes` is about its length.
+#[pyfunction]
+pub fn fetch_state(
+    py: Python<'_>,
+    address: &str,
+    job: &str,
+    bytes: u64,
+    token: Option<&str>,
+) -> PyResult<Option<StateBytes>> {
+    let credential = credential_of(token)?;
+    let found = py.detach(|| membership::fetch_state(address, job, bytes, credential.as_ref()));
+    let found = found.map_err(|error| lost(&error, address, job))?;
+    Ok(found.map(|reader| StateBytes { reader: Mutex::new(reader), job: job.to_owned() }))
+}
+
+/// A hub that was there when the session joined, and is not reached now.
+fn lost(error: &MemberError, address: &str, job: &str) -> PyErr {
+    match error {
+        MemberError::Unreachable { .. } => HubLostError::new_err(format!(
+            "the state of job {job:?} did not come from the hub at {address}: {}",
+            chain(error)
+        )),
+        _ => of_member(error),
+    }
+}
+
+/// The bytes of a job's state, on their way from a hub.
+#[pyclass(frozen, module = "phub._phub")]
+pub struct StateBytes {
+    reader: Mutex<StateReader>,
+    job: String,
+}
+
+#[pymethods]
+impl StateBytes {
+    /// The next bytes, at most this number; none at the end.
+    fn read<'py>(&self, py: Python<'py>, most: usize) -> PyResult<Bound<'py, PyBytes>> {
+        let read = py.detach(|| {
+            let mut bytes = vec![0; most.min(MOST_BYTES)];
+            let mut reader = self.reader.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            let count = reader.read(&mut bytes)?;
+            bytes.truncate(count);
+            Ok(bytes)
+        });
+        let lost = |error: std::io::Error| {
+            HubLostError::new_err(format!("the state of job {:?} did not come whole: {error}", self.job))
+        };
+        read.map(|bytes| PyBytes::new(py, &bytes)).map_err(lost)
+    }
 }

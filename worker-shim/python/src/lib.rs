@@ -35,5 +35,8 @@ fn _phub(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(setting::token, module)?)?;
     module.add_function(wrap_pyfunction!(ask::answers, module)?)?;
     module.add_function(wrap_pyfunction!(ask::is_done, module)?)?;
+    module.add_function(wrap_pyfunction!(ask::above, module)?)?;
+    module.add_function(wrap_pyfunction!(ask::fetch_state, module)?)?;
+    module.add_class::<ask::StateBytes>()?;
     errors::add_to(module)
 }

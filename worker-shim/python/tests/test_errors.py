@@ -35,6 +35,7 @@ def test_no_hub_is_named(monkeypatch):
         join(None, 1, 2)
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("SLURM_NTASKS", "2")
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
     with pytest.raises(phub.SettingsError, match="no hub: say hub=.*PHUB_HUB"):
         join(None)
 
@@ -87,7 +88,7 @@ def _has_job(hub):
     import json
     import urllib.request
 
-    request = urllib.request.Request(f"http://{hub.address}/v1/hub", headers=phub._secret.headers("read", "*", None))
+    request = urllib.request.Request(f"http://{hub.address}/v1/hub", headers={"Authorization": f"Bearer {phub._phub.token('read', '*', None)}"})
     with urllib.request.urlopen(request) as answer:
         return bool(json.load(answer)["jobs"])
 

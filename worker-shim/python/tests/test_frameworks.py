@@ -23,7 +23,7 @@ LOSS = re.compile(r"^(?:step|epoch) \d+: loss (\S+)$", re.MULTILINE)
 
 def launch(tmp_path, example, *arguments, options=()):
     # Each run has ports of its own, and a hub that rank 0 starts.
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", *options]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", *options]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PHUB_")}
     environment.update(PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1")
     return subprocess.Popen(
@@ -72,7 +72,7 @@ def test_example(tmp_path, example, package, calls):
 
 
 def test_elastic_training_goes_on_after_a_kill(tmp_path):
-    process = launch(tmp_path, "elastic.py", str(tmp_path / "checkpoint"), options=["--max-restarts", "1"])
+    process = launch(tmp_path, "elastic.py", str(tmp_path / "checkpoint"), options=["--max_restarts", "1"])
     said = ""
     for line in process.stdout:
         said += line

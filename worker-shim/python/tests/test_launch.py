@@ -17,12 +17,35 @@ from phub._launch import wait_for_hub
         ({"PHUB_RANK": "2", "PHUB_WORLD_SIZE": "3", "PHUB_HUB": "box:7077"}, (2, 3, "box:7077", None)),
         (
             {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"},
-            (1, 4, None, "10.0.0.1:29501"),
+            (1, 4, None, "10.0.0.1:21440"),
         ),
-        # torchrun --standalone takes a free port; the next one may be a connection's.
+        # The next run's store has the next port, and its hub another.
         (
-            {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "51007"},
-            (1, 4, None, "a:18240"),
+            {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "29501"},
+            (1, 4, None, "a:21456"),
+        ),
+        # Where rank 0 can tell the others, it takes a port that is free.
+        (
+            {
+                **{"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "a"},
+                **{"MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+            },
+            (1, 4, None, "a:0"),
+        ),
+        (
+            {
+                **{"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "a"},
+                **{"MASTER_PORT": "29500"},
+            },
+            (1, 4, None, "127.0.0.1:0"),
+        ),
+        # IPv6, with brackets and without.
+        *(
+            (
+                {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": host, "MASTER_PORT": "29500"},
+                (1, 4, None, "[fd00::7]:21440"),
+            )
+            for host in ("fd00::7", "[fd00::7]")
         ),
         (
             {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1", "PHUB_HUB": "box:1"},
@@ -37,6 +60,66 @@ from phub._launch import wait_for_hub
                 "SLURM_JOB_NODELIST": "gpu[07-09,12],cpu1",
             },
             (5, 6, None, "gpu07:19264"),
+        ),
+        (
+            {
+                **{"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_JOB_ID": "300", "SLURM_STEP_ID": "1"},
+                "SLURM_STEP_NODELIST": "rack[1-2,5]gpu[07-09],cpu1",
+            },
+            (5, 6, None, "rack1gpu07:19264"),
+        ),
+        # MPICH, Intel MPI, MVAPICH and horovodrun, on one machine.
+        *(
+            (
+                dict(zip(names, ("3", "4", "3", "4"))),
+                (3, 4, None, "127.0.0.1:0"),
+            )
+            for names in (
+                ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+                ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+                ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+                (
+                    *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+                    *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+                ),
+            )
+        ),
+        # On several machines the first must be named.
+        ({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, (3, 4, None, None)),
+        # Hydra starts its proxies by srun, whose ranks are those of machines.
+        (
+            {
+                **{"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+                **{"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "300", "SLURM_STEP_ID": "0"},
+            },
+            (3, 4, None, None),
+        ),
+        # Slurm speaks PMI itself.
+        (
+            {
+                **{"PMI_RANK": "3", "PMI_SIZE": "4", "SLURM_STEP_NODELIST": "a[1-2]"},
+                **{"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "300", "SLURM_STEP_ID": "1"},
+            },
+            (3, 4, None, "a1:19264"),
+        ),
+        # A batch script of one task, and an interactive step of a job with one, are one worker alone.
+        ({"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_NNODES": "1"}, (0, 1, None, "127.0.0.1:0")),
+        (
+            {
+                **{"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"},
+                "SLURM_STEP_ID": "4294967290",
+            },
+            (0, 1, None, "127.0.0.1:0"),
+        ),
+        ({"PHUB_RANK": "0", "PHUB_WORLD_SIZE": "1", "SLURM_JOB_ID": "77", "SLURM_NTASKS": "4"}, (0, 1, None, "127.0.0.1:0")),
+        # BytePS's launcher: two processes on each of three machines.
+        (
+            {
+                **{"DMLC_WORKER_ID": "1", "DMLC_NUM_WORKER": "3", "DMLC_ROLE": "worker"},
+                **{"BYTEPS_LOCAL_RANK": "1", "BYTEPS_LOCAL_SIZE": "2"},
+                **{"DMLC_PS_ROOT_URI": "fd00::9", "DMLC_PS_ROOT_PORT": "9000"},
+            },
+            (3, 6, "[fd00::9]:9000", None),
         ),
         (
             {
@@ -72,8 +155,16 @@ SLURM = {
     "environment, expected",
     [
         # Number, of; rank and workers there; the machine's hub; mesh.
-        (TORCHRUN, (1, 2, 1, 4, "127.0.0.1:29502", "1/2@10.0.0.1:29501")),
-        ({**OPEN_MPI, "MASTER_ADDR": "a", "MASTER_PORT": "29500"}, (1, 2, 1, 4, "127.0.0.1:29502", "1/2@a:29501")),
+        (TORCHRUN, (1, 2, 1, 4, "127.0.0.1:21441", "1/2@10.0.0.1:21440")),
+        ({**TORCHRUN, "MASTER_ADDR": "fd00::7"}, (1, 2, 1, 4, "127.0.0.1:21441", "1/2@[fd00::7]:21440")),
+        ({**OPEN_MPI, "MASTER_ADDR": "a", "MASTER_PORT": "29500"}, (1, 2, 1, 4, "127.0.0.1:21441", "1/2@a:21440")),
+        (
+            {
+                **{"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"},
+                **{"MASTER_ADDR": "a", "MASTER_PORT": "29500"},
+            },
+            (1, 2, 1, 4, "127.0.0.1:21441", "1/2@a:21440"),
+        ),
         (SLURM, (1, 2, 1, 3, "127.0.0.1:16449", "1/2@a1:16448")),
         ({**SLURM, "SLURM_GTIDS": "1,5,3"}, (1, 2, 1, 3, "127.0.0.1:16449", "1/2@a1:16448")),
         # On one machine, without a name of the first, by wish, or with a hub of one's own: rank 0's hub, or that.
@@ -153,8 +244,45 @@ def test_a_port_that_is_taken_is_named_with_the_way_out(monkeypatch):
 def test_a_restart_under_torchrun_is_another_job():
     torchrun = {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "run one"}
     jobs = [phub.worker({**torchrun, "TORCHELASTIC_RESTART_COUNT": count}).job for count in "01"]
+    assert phub.worker({**torchrun, "TORCHELASTIC_RUN_ID": "none"}).job == "train"
     assert jobs == ["run_one-0", "run_one-1"]
     assert phub.worker({**torchrun, "PHUB_JOB": "mine"}).job == "mine"
+
+
+@pytest.mark.parametrize(
+    "environment, words",
+    [
+        (
+            {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"},
+            "batch script or a shell of Slurm's job 77, and none of its 4 tasks: start them by `srun python",
+        ),
+        # An interactive step has the number of a step, or Slurm's own for such steps.
+        *(
+            (
+                {
+                    **{"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1"},
+                    "SLURM_STEP_ID": step,
+                },
+                "none of its 4 tasks: start them by `srun python",
+            )
+            for step in ("0", "4294967290")
+        ),
+        ({"SLURM_JOB_ID": "77", "SLURM_NNODES": "2"}, "none of its 2 tasks: start them by `srun python"),
+        ({"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2"}, "DMLC_WORKER_ID is not set.*Start the script by torchrun"),
+        ({"DMLC_ROLE": "server", "DMLC_NUM_WORKER": "2"}, "DMLC_ROLE is 'server'; the hub takes the place of servers"),
+        ({"PMIX_RANK": "1"}, "PMIX_RANK is set, .*start the script by torchrun, mpiexec or srun, or set PHUB_RANK"),
+        ({"RANK": "1"}, "RANK is set and WORLD_SIZE is not"),
+        ({"PMI_RANK": "1"}, "PMI_RANK is set and PMI_SIZE is not"),
+    ],
+)
+def test_a_launcher_that_does_not_say_who_this_is(environment, words, hub, monkeypatch):
+    with pytest.raises(phub.SettingsError, match=words):
+        phub.worker(environment)
+    # A script that says it itself needs no launcher.
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with phub.Session(hub, 0, 1, keys={"only": (3,)}, optimizer=phub.Average()) as session:
+        assert session.world_size == 1
 
 
 def test_an_environment_that_makes_no_sense():

@@ -18,6 +18,9 @@ pub enum Optimizer {
     /// The mean of the gradients: an all-reduce.
     #[serde(deserialize_with = "strict_json::none")]
     Average,
+    /// The sum of the gradients: an all-reduce whose sums of whole numbers are exact, below 2^24.
+    #[serde(deserialize_with = "strict_json::none")]
+    Sum,
     /// `w -= lr * (g + wd * w)`, where `g` is the mean of the gradients.
     Sgd {
         /// Step size.
@@ -117,12 +120,13 @@ pub struct InvalidOptimizer {
 
 impl Optimizer {
     /// The names of all optimizers, as in the settings.
-    pub const NAMES: [&str; 6] = ["average", "sgd", "momentum", "nesterov", "adam", "adamw"];
+    pub const NAMES: [&str; 7] = ["average", "sum", "sgd", "momentum", "nesterov", "adam", "adamw"];
 
     /// Its name.
     pub fn name(&self) -> &'static str {
         match self {
             Optimizer::Average => "average",
+            Optimizer::Sum => "sum",
             Optimizer::Sgd { .. } => "sgd",
             Optimizer::Momentum { .. } => "momentum",
             Optimizer::Nesterov { .. } => "nesterov",
@@ -134,7 +138,7 @@ impl Optimizer {
     /// The f32 of state that the hub keeps for each parameter, besides the weights.
     pub fn state_per_element(&self) -> usize {
         match self {
-            Optimizer::Average | Optimizer::Sgd { .. } => 0,
+            Optimizer::Average | Optimizer::Sum | Optimizer::Sgd { .. } => 0,
             Optimizer::Momentum { .. } | Optimizer::Nesterov { .. } => 1,
             Optimizer::Adam { .. } | Optimizer::AdamW { .. } => 2,
         }
@@ -152,13 +156,13 @@ impl Optimizer {
 
     /// Whether the hub keeps weights. If so, the first round is the broadcast of rank 0's weights.
     pub fn keeps_weights(&self) -> bool {
-        !matches!(self, Optimizer::Average)
+        !matches!(self, Optimizer::Average | Optimizer::Sum)
     }
 
     /// The step size at the start; zero if the optimizer has none.
     pub fn learning_rate(&self) -> f32 {
         match *self {
-            Optimizer::Average => 0.0,
+            Optimizer::Average | Optimizer::Sum => 0.0,
             Optimizer::Sgd { learning_rate, .. }
             | Optimizer::Momentum { learning_rate, .. }
             | Optimizer::Nesterov { learning_rate, .. }
@@ -170,7 +174,7 @@ impl Optimizer {
     /// Returns it with another step size.
     pub fn with_learning_rate(mut self, rate: f32) -> Self {
         match &mut self {
-            Optimizer::Average => {}
+            Optimizer::Average | Optimizer::Sum => {}
             Optimizer::Sgd { learning_rate, .. }
             | Optimizer::Momentum { learning_rate, .. }
             | Optimizer::Nesterov { learning_rate, .. }
@@ -183,7 +187,7 @@ impl Optimizer {
     /// The L2 penalty, or the decay of the weights; zero if the optimizer has none.
     pub fn weight_decay(&self) -> f32 {
         match *self {
-            Optimizer::Average => 0.0,
+            Optimizer::Average | Optimizer::Sum => 0.0,
             Optimizer::Sgd { weight_decay, .. }
             | Optimizer::Momentum { weight_decay, .. }
             | Optimizer::Nesterov { weight_decay, .. }
@@ -219,7 +223,7 @@ impl Optimizer {
         let fraction =
             |setting, seen: f32| finite(setting, seen, (0.0..1.0).contains(&seen), " from 0 to below 1");
         match *self {
-            Optimizer::Average | Optimizer::Sgd { .. } => {}
+            Optimizer::Average | Optimizer::Sum | Optimizer::Sgd { .. } => {}
             Optimizer::Momentum { momentum, .. } | Optimizer::Nesterov { momentum, .. } => {
                 fraction("momentum", momentum)?;
             }
@@ -238,7 +242,7 @@ impl Optimizer {
 /// The numbers of one step, after the key's multipliers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
-    /// Multiplies the sum: one over the number of workers.
+    /// Multiplies the sum: one over the number of workers, and 1 for `Sum`.
     pub rescale: f32,
     /// Learning rate times the key's multiplier.
     pub learning_rate: f32,
@@ -292,8 +296,9 @@ impl Step {
         let learning_rate = learning_rate * lr_mult;
         let weight_decay = optimizer.weight_decay() * wd_mult;
         let (mut momentum, mut adam) = (0.0, AdamStep::default());
+        let rescale = if *optimizer == Optimizer::Sum { 1.0 } else { 1.0 / workers as f32 };
         match *optimizer {
-            Optimizer::Average | Optimizer::Sgd { .. } => {}
+            Optimizer::Average | Optimizer::Sum | Optimizer::Sgd { .. } => {}
             Optimizer::Momentum { momentum: mu, .. } | Optimizer::Nesterov { momentum: mu, .. } => {
                 momentum = mu
             }
@@ -302,7 +307,7 @@ impl Step {
                 adam = AdamStep::new([beta1, beta2], epsilon, number, learning_rate, weight_decay);
             }
         }
-        Step { rescale: 1.0 / workers as f32, learning_rate, weight_decay, momentum, adam }
+        Step { rescale, learning_rate, weight_decay, momentum, adam }
     }
 }
 

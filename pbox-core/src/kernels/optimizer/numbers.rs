@@ -143,14 +143,18 @@ mod tests {
     }
 
     #[test]
-    fn every_optimizer_takes_a_learning_rate_but_the_average() {
+    fn every_optimizer_takes_a_learning_rate_but_mean_and_sum() {
         for name in Optimizer::NAMES {
             let momentum = if matches!(name, "momentum" | "nesterov") { r#","momentum":0.5"# } else { "" };
-            let rate = if name == "average" { "" } else { r#","learning_rate":0.5"# };
+            let rate = if matches!(name, "average" | "sum") { "" } else { r#","learning_rate":0.5"# };
             let of: Optimizer =
                 serde_json::from_str(&format!(r#"{{"name":"{name}"{rate}{momentum}}}"#)).unwrap();
             let changed = of.with_learning_rate(0.25);
-            assert_eq!(changed.learning_rate(), if name == "average" { 0.0 } else { 0.25 }, "{name}");
+            assert_eq!(
+                changed.learning_rate(),
+                if matches!(name, "average" | "sum") { 0.0 } else { 0.25 },
+                "{name}"
+            );
             assert_eq!(changed.with_learning_rate(of.learning_rate()), of, "{name}: nothing else changes");
         }
     }

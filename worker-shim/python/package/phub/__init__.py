@@ -20,7 +20,7 @@ from ._compression import Bf16, Compression, Dgc, F16, OneBit, Qsgd, RandomK, Sl
 from ._hub import Hub, serve
 from ._keys import Key, Places, places
 from ._launch import Machine, Worker, worker
-from ._optimizers import Adam, AdamW, Average, Momentum, Nesterov, Optimizer, Sgd
+from ._optimizers import Adam, AdamW, Average, Momentum, Nesterov, Optimizer, Sgd, Sum
 from ._phub import (
     ConnectError,
     Error,
@@ -86,6 +86,7 @@ __all__ = [
     "SlimDP",
     "StalledError",
     "State",
+    "Sum",
     "TernGrad",
     "TopK",
     "Times",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -83,35 +84,43 @@ def serve(
 _HUBS: Dict[str, Hub] = {}
 
 
-def serve_for(address: str, token: Optional[str] = None) -> str:
-    """Starts a hub at this address, if this process has not. Returns the address that workers find it at."""
+def serve_for(address: str, token: Optional[str] = None, *, is_here: bool = True) -> str:
+    """Starts a hub for the workers that find it at this address, if this process has not. Returns the address with its port.
+
+    Args:
+        is_here: whether all workers are on this machine. Otherwise it listens on all addresses: the one by which workers know
+            this machine, such as MASTER_ADDR, may be a name, and on this machine itself it may be "localhost".
+    """
+    host, _, port = address.rpartition(":")
     if address not in _HUBS:
-        # On all addresses unless this one is local: MASTER_ADDR may be a name, or another address of this machine.
-        host, _, port = address.rpartition(":")
-        here = host.startswith("127.") or host == "localhost"
         try:
-            _HUBS[address] = serve(f"{'127.0.0.1' if here else '0.0.0.0'}:{port}", token=token)
+            _HUBS[address] = serve(f"{'127.0.0.1' if is_here else _everywhere()}:{port}", token=token)
         except _phub.HubStartError as error:
             raise _phub.HubStartError(f"{error}. Under torchrun, PHUB_PORT chooses the port") from None
-    return _HUBS[address].address if address.endswith(":0") else address
+    return f"{host}:{_HUBS[address].address.rpartition(':')[2]}"
+
+
+def _everywhere() -> str:
+    """The address of all interfaces, by IPv6 and IPv4 where there are both."""
+    return "[::]" if socket.has_dualstack_ipv6() else "0.0.0.0"
 
 
 # The hub that a machine's first worker starts ends when it has had no job for so many seconds: a restart finds it.
 _UNUSED_S = 30
 
 
-def serve_beside(address: str, token: Optional[str] = None) -> None:
-    """Starts a hub for all workers of this machine, as a process of its own, unless there is one. It outlives this process.
-    The environment has its settings (`PHUB_CORES` and so on); without them half of the cores are left to the workers. Its
+def serve_beside(address: str, token: Optional[str] = None) -> str:
+    """Starts a hub for all workers of this machine, as a process of its own, unless there is one at this address. It outlives
+    this process. Returns the address with its port, which port 0 leaves to the hub. The environment has its settings (`PHUB_CORES` and so on); without them half of the cores are left to the workers. Its
     log is in the file `PHUB_HUB_LOG`, if that is set.
 
     Raises:
         HubStartError: it does not start; the message says why.
     """
-    if _phub.answers(address):
-        return
-    port = address.rpartition(":")[2]
-    command = [sys.executable, "-m", "phub", "serve", "--listen", f"0.0.0.0:{port}"]
+    host, _, port = address.rpartition(":")
+    if port != "0" and _phub.answers(address):
+        return address
+    command = [sys.executable, "-m", "phub", "serve", "--listen", f"{_everywhere()}:{port}"]
     if "PHUB_CORES" not in os.environ:
         command += ["--cores", "half"]
     if "PHUB_UNUSED_LIMIT_S" not in os.environ:
@@ -130,12 +139,13 @@ def serve_beside(address: str, token: Optional[str] = None) -> None:
         )
         assert hub.stdout is not None
         with hub.stdout as first:
-            if first.readline():
+            line = first.readline().decode().strip()
+            if line:
                 _BESIDE.append(hub)
-                return
+                return f"{host}:{line.rstrip('/').rpartition(':')[2]}"
         hub.wait()
-        if _phub.answers(address):
-            return  # another process was faster
+        if port != "0" and _phub.answers(address):
+            return address  # another process was faster
         said.seek(begin)
         why = said.read().decode(errors="replace").strip()
     raise _phub.HubStartError(f"the hub for this machine's workers did not start: {why}. PHUB_PORT chooses the port")
@@ -158,5 +168,5 @@ def stop_own_hubs() -> None:
     """Stops the hubs that this process has started for its sessions, when all workers have left."""
     for hub in _HUBS.values():
         if hub.is_own:
-            _wait_for_jobs(hub.address.replace("0.0.0.0", "127.0.0.1"), hub.token)
+            _wait_for_jobs(f"127.0.0.1:{hub.address.rpartition(':')[2]}", hub.token)
             hub.stop("rank 0, which started it, is done")

@@ -6,27 +6,45 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from typing import Mapping, Optional, Sequence, Tuple
+import sys
+from typing import Any, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ._phub import SettingsError
 
-# Launcher, its rank, its number of workers. An inner launcher comes before an outer one, such as torchrun under Slurm.
+
+class _Launcher(NamedTuple):
+    """The names of a launcher's variables."""
+
+    name: str
+    rank: str
+    size: str
+    local_rank: str = ""
+    local_size: str = ""
+
+
+# An inner launcher comes before an outer one, such as torchrun under Slurm.
 _LAUNCHERS = (
-    ("PHUB", "PHUB_RANK", "PHUB_WORLD_SIZE"),
-    ("torchrun", "RANK", "WORLD_SIZE"),
-    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("Slurm", "SLURM_PROCID", "SLURM_NTASKS"),
-    ("DMLC", "DMLC_WORKER_ID", "DMLC_NUM_WORKER"),
+    _Launcher("PHUB", "PHUB_RANK", "PHUB_WORLD_SIZE", "PHUB_LOCAL_RANK", "PHUB_LOCAL_WORLD_SIZE"),
+    _Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    _Launcher("Horovod", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+    _Launcher(
+        *("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ),
+    _Launcher(
+        *("MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+        *("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    ),
+    # MPICH and Intel MPI.
+    _Launcher("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-# The longest name of a job is 64, of which levels above and helpers of phub.torch add to it.
-_LONGEST_JOB = 48
-# What a launcher says about a process's place on its machine.
-_ON_MACHINE = {
-    "PHUB": ("PHUB_LOCAL_RANK", "PHUB_LOCAL_WORLD_SIZE"),
-    "torchrun": ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    "Open MPI": ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    "Slurm": ("SLURM_LOCALID", "SLURM_NODEID", "SLURM_NNODES"),
-}
+# Ranks of launchers that say no number of workers, or whose word for it is not known here.
+_RANKS_ALONE = ("PMIX_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK", "FLUX_TASK_RANK", "ALPS_APP_PE")
+_BY_HAND = "set PHUB_RANK and PHUB_WORLD_SIZE, and PHUB_HUB to a hub that runs"
+# Slurm numbers the steps of srun from 0; a batch script, an interactive shell and the like have numbers from here on.
+_SLURM_STEPS = 0xFFFF_FF00
+# The longest name of a job is 64, of which levels above and helpers of phub.torch add to it, and a word to a launcher's.
+_LONGEST_JOB, _LONGEST_RUN = 48, 32
 # Where a hub is that somebody started on each machine, if the environment names none.
 _BESIDE = "127.0.0.1:7077"
 
@@ -62,56 +80,168 @@ class Worker:
     world_size: int
     """The number of workers, of all machines."""
     job: str
-    """A name that all workers of this run have, and a later run does not."""
+    """The launcher's name of this run, or `PHUB_JOB`. Sessions add a word to a launcher's name, which no other run has."""
     hub: Optional[str]
     """`host:port` of a hub that runs, if the environment names a hub."""
     serve_at: Optional[str]
-    """`host:port` where rank 0 starts a hub, if the environment names none."""
+    """`host:port` where rank 0 starts a hub, if the environment names none. Port 0: one that is free then, which workers learn
+    from rank 0."""
     machine: Optional[Machine] = None
     """The place on this machine, if each machine has a hub."""
     store: Optional[Tuple[str, int]] = None
-    """Host and port of torch's store, by which workers that start hubs on several machines share a secret; None if they are
-    on one machine, or the environment names a secret."""
+    """Host and port of torchrun's store, if the environment says that there is one."""
+    launcher: str = ""
+    """The launcher's name, or ""."""
+    is_named: bool = False
+    """Whether `PHUB_JOB` names the job."""
+    is_on_one_machine: bool = False
+    """Whether all workers are known to be on this machine."""
+    is_port_set: bool = False
+    """Whether `PHUB_PORT` names the hub's port."""
+    shares_secret: bool = False
+    """Whether the workers start hubs on several machines, and share a new secret by torch's store."""
 
 
 def worker(environment: Optional[Mapping[str, str]] = None) -> Worker:
-    """This process's place, from `PHUB_RANK` and `PHUB_WORLD_SIZE`, torchrun, Open MPI, Slurm or `DMLC_*`. Without a
-    launcher it is the only worker.
+    """This process's place, from `PHUB_RANK` and `PHUB_WORLD_SIZE`, torchrun, Horovod, Open MPI, MPICH, Intel MPI, `DMLC_*`,
+    Slurm, or the process group of `torch.distributed`. Without a launcher it is the only worker.
 
     The hub is `PHUB_HUB`, else `DMLC_PS_ROOT_URI:DMLC_PS_ROOT_PORT`. If neither is set, the launcher's environment says
     where the first machine is, or `MASTER_ADDR` does. On one machine, rank 0 then starts a hub, on `PHUB_PORT` or a port
-    that follows from the run's. On several, the first worker of each machine starts a hub, and the hubs are a mesh. A
+    that it tells the others. On several, the first worker of each machine starts a hub, and the hubs are a mesh. A
     process without a launcher starts a hub for itself.
 
     `PHUB_LEVELS=flat` means a hub at rank 0 also on several machines. `PHUB_LEVELS=machine` means that a hub runs on each
     machine already, at `PHUB_HUB` or 127.0.0.1:7077: below other hubs, or in the mesh `PHUB_MESH`.
 
     Raises:
-        SettingsError: the launcher's environment is wrong.
+        SettingsError: the launcher's environment is wrong, or does not say which of how many workers this is.
     """
-    env = os.environ if environment is None else environment
-    rank, world_size, launcher = 0, 1, ""
+    return _place(os.environ if environment is None else environment, False, environment is None)
+
+
+def place_of(is_known: bool) -> Worker:
+    """This process's place. Where the script says its place and its hub itself, no launcher need know them."""
+    return _place(os.environ, is_known, True)
+
+
+def _place(env: Mapping[str, str], is_known: bool, is_own: bool) -> Worker:
     levels = env.get("PHUB_LEVELS", "auto")
     if levels not in ("auto", "flat", "machine"):
         raise SettingsError(f"environment: PHUB_LEVELS is {levels!r}; expected auto, flat or machine")
-    for name, rank_name, size_name in _LAUNCHERS:
-        if rank_name in env and size_name in env:
-            launcher, rank, world_size = name, _number(env, rank_name), _number(env, size_name)
-            break
+    try:
+        launcher, rank, world_size = _launched(env) or (_by_torch() if is_own else None) or ("", 0, 1)
+    except SettingsError:
+        if not is_known:
+            raise
+        launcher, rank, world_size = "", 0, 1
     if rank >= world_size:
         raise SettingsError(f"{launcher}: rank {rank} of {world_size} workers: expected a rank below that")
-    job = env.get("PHUB_JOB") or _job(env, launcher)
-    hub = env.get("PHUB_HUB")
+    named = env.get("PHUB_JOB")
+    job, hub = named or _job(env, launcher), env.get("PHUB_HUB")
     if levels == "machine":
-        return Worker(rank, world_size, job, hub or _BESIDE, None, _machine(env, launcher, rank, world_size, hub))
+        machine = _machine(env, launcher, rank, world_size, hub)
+        return Worker(rank, world_size, job, hub or _BESIDE, None, machine, launcher=launcher, is_named=bool(named))
     if hub is None and "DMLC_PS_ROOT_URI" in env:
-        hub = f"{env['DMLC_PS_ROOT_URI']}:{_number(env, 'DMLC_PS_ROOT_PORT')}"
-    serve_at = None if hub is not None else _first_hub(env, launcher)
+        hub = _address(env["DMLC_PS_ROOT_URI"], _number(env, "DMLC_PS_ROOT_PORT"))
+    store = _store(env) if launcher == "torchrun" else None
+    size_here = _size_here(env, launcher)
+    serve_at = None if hub is not None else _first_hub(env, launcher, world_size, size_here == world_size, store)
     machine = None
     if serve_at is not None and launcher and levels == "auto":
         machine = _machine(env, launcher, rank, world_size, serve_at, starts=True)
-    store = None if serve_at is None or launcher != "torchrun" else _store(env)
-    return Worker(rank, world_size, job, hub, serve_at, machine, store)
+    has_secret = "PHUB_TOKEN" in env or "PHUB_TOKEN_FILE" in env
+    return Worker(
+        *(rank, world_size, job, hub, serve_at, machine, store, launcher, bool(named), size_here == world_size),
+        is_port_set="PHUB_PORT" in env,
+        shares_secret=serve_at is not None and store is not None and size_here != world_size and not has_secret,
+    )
+
+
+def _launched(env: Mapping[str, str]) -> Optional[Tuple[str, int, int]]:
+    """Launcher, rank and number of workers.
+
+    Raises:
+        SettingsError: there is a launcher, but it does not say which of how many workers this is.
+    """
+    role = env.get("DMLC_ROLE", "worker")
+    if role != "worker" and "PHUB_RANK" not in env:
+        raise SettingsError(
+            f"environment: DMLC_ROLE is {role!r}; the hub takes the place of servers and scheduler: start it (phub-server serve), "
+            f"and workers only, with PHUB_HUB"
+        )
+    slurm = _slurm_task(env)
+    for name, rank, size, *_ in _LAUNCHERS:
+        if rank in env and size in env:
+            place = _number(env, rank), _number(env, size)
+            # Slurm speaks PMI, too, and says more by its own names.
+            return ("Slurm", *slurm) if name == "MPICH" and place == slurm else (name, *place)
+    if "DMLC_NUM_WORKER" in env:
+        return ("DMLC", *_dmlc(env))
+    if slurm is not None:
+        return ("Slurm", *slurm)
+    for name, rank, size, *_ in _LAUNCHERS:
+        if rank in env:
+            raise SettingsError(f"environment: {rank} is set and {size} is not, so nobody knows the number of workers: set both")
+    for rank in _RANKS_ALONE:
+        if rank in env:
+            raise SettingsError(
+                f"environment: {rank} is set, of a launcher whose number of workers is not known here: start the script by "
+                f"torchrun, mpiexec or srun, or {_BY_HAND}"
+            )
+    _refuse_outside_of_step(env)
+    return None
+
+
+def _dmlc(env: Mapping[str, str]) -> Tuple[int, int]:
+    """Rank and number of workers by ps-lite's names, of which there are several on a machine with BytePS's launcher."""
+    workers = _number(env, "DMLC_NUM_WORKER")
+    if "DMLC_WORKER_ID" not in env and workers > 1:
+        raise SettingsError(
+            f"environment: DMLC_NUM_WORKER is {workers} and DMLC_WORKER_ID is not set: launchers of ps-lite and MXNet do not tell "
+            f"workers apart before they connect. Start the script by torchrun, mpiexec or srun, or set DMLC_WORKER_ID"
+        )
+    number = _number(env, "DMLC_WORKER_ID") if workers > 1 or "DMLC_WORKER_ID" in env else 0
+    if "BYTEPS_LOCAL_RANK" not in env:
+        return number, workers
+    local = _number(env, "BYTEPS_LOCAL_SIZE")
+    return number * local + _number(env, "BYTEPS_LOCAL_RANK"), workers * local
+
+
+def _slurm_task(env: Mapping[str, str]) -> Optional[Tuple[int, int]]:
+    """Rank and number of tasks, where this is a task of srun; not in a batch script or a shell."""
+    tasks = env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS")
+    if "SLURM_PROCID" not in env or tasks is None:
+        return None
+    step = env.get("SLURM_STEP_ID") or env.get("SLURM_STEPID") or ""
+    rank, of = _number(env, "SLURM_PROCID"), _number({"SLURM_NTASKS": tasks}, "SLURM_NTASKS")
+    is_step = step.isdigit() and int(step) < _SLURM_STEPS
+    # An interactive step has one task, a shell for all tasks of the job.
+    is_shell = of == 1 and env.get("SLURM_NTASKS", "1") != "1"
+    return (rank, of) if (is_step and not is_shell) or rank > 0 else None
+
+
+def _refuse_outside_of_step(env: Mapping[str, str]) -> None:
+    """Refuses a batch script or a shell of a Slurm job that has several tasks: nobody starts the others."""
+    tasks = env.get("SLURM_NTASKS") or env.get("SLURM_NPROCS") or env.get("SLURM_JOB_NUM_NODES") or env.get("SLURM_NNODES") or "1"
+    if "SLURM_JOB_ID" in env and tasks != "1":
+        raise SettingsError(
+            f"environment: this is the batch script or a shell of Slurm's job {env['SLURM_JOB_ID']}, and none of its {tasks} tasks: "
+            f"start them by `srun python ...`; for one worker alone, set PHUB_RANK=0 and PHUB_WORLD_SIZE=1"
+        )
+
+
+def _by_torch() -> Optional[Tuple[str, int, int]]:
+    """Rank and number of workers of a process group that the script has made without a launcher."""
+    group = group_of_torch()
+    return None if group is None else ("torch", group.get_rank(), group.get_world_size())
+
+
+def group_of_torch() -> Any:
+    """The module `torch.distributed`, if the script has a process group."""
+    distributed = sys.modules.get("torch.distributed")
+    is_initialized = getattr(distributed, "is_initialized", None)
+    return distributed if is_initialized is not None and is_initialized() else None
 
 
 def wait_for_hub() -> float:
@@ -131,32 +261,54 @@ def wait_for_hub() -> float:
 
 
 def _store(env: Mapping[str, str]) -> Optional[Tuple[str, int]]:
-    """Torch's store, if workers of several machines need it to share a secret."""
-    has_secret = "PHUB_TOKEN" in env or "PHUB_TOKEN_FILE" in env
-    if has_secret or env.get("LOCAL_WORLD_SIZE") == env["WORLD_SIZE"] or env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+    """Torchrun's store, where its agent has one."""
+    if env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     return env["MASTER_ADDR"], _number(env, "MASTER_PORT")
 
 
-def _first_hub(env: Mapping[str, str], launcher: str) -> Optional[str]:
-    """`host:port` of the hub on the first machine, if the environment says where that is."""
+def names_of(launcher: str) -> Optional[_Launcher]:
+    """The variables of a launcher that has some for each worker."""
+    return next((each for each in _LAUNCHERS if each.name == launcher), None)
+
+
+def _size_here(env: Mapping[str, str], launcher: str) -> Optional[int]:
+    """The number of workers on this machine, if the launcher says it."""
+    names = names_of(launcher)
     if not launcher:
+        return 1
+    return _number(env, names.local_size) if names is not None and names.local_size in env else None
+
+
+def _first_hub(
+    env: Mapping[str, str], launcher: str, world_size: int, is_here: bool, store: Optional[Tuple[str, int]]
+) -> Optional[str]:
+    """`host:port` of the hub on the first machine, if the environment says where that is. Port 0: workers learn it."""
+    port = _number(env, "PHUB_PORT") if "PHUB_PORT" in env else 0
+    if not launcher or (world_size == 1 and not port):
         return "127.0.0.1:0"
+    if launcher == "torch":
+        return f"127.0.0.1:{port}"  # the workers tell each other where the first is
     host = env.get("MASTER_ADDR")
     if host is None and launcher == "Slurm":
         host = _first_of(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "")
-    if not host or launcher not in ("torchrun", "Open MPI", "Slurm"):
+    if launcher in ("PHUB", "DMLC") or not (host or is_here):
         return None
-    if "PHUB_PORT" in env:
-        port = _number(env, "PHUB_PORT")
-    elif "MASTER_PORT" in env:
-        port = _port_after(_number(env, "MASTER_PORT"))
-    elif launcher == "Slurm":
+    if is_here:
+        return f"127.0.0.1:{port}"
+    assert host is not None
+    if port or store is not None:
+        return _address(host, port)
+    if launcher == "Slurm":
         # Jobs that run at the same time have neighbouring numbers. A step has as many ports as it has machines.
-        port = 16384 + 64 * (_number(env, "SLURM_JOB_ID") + _number(env, "SLURM_STEP_ID")) % 16384
-    else:
-        return None
-    return f"{host}:{port}"
+        return _address(host, 16384 + 64 * (_number(env, "SLURM_JOB_ID") + _number(env, "SLURM_STEP_ID")) % 16384)
+    return _address(host, _port_of(_number(env, "MASTER_PORT"))) if "MASTER_PORT" in env else None
+
+
+def _address(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 address."""
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
 
 
 def _machine(
@@ -164,17 +316,14 @@ def _machine(
 ) -> Optional[Machine]:
     """The place on this machine. With `starts`, `hub` is that of the first machine; None if there is one machine only, or
     the launcher does not tell machines apart."""
-    names = _ON_MACHINE.get(launcher, ())
-    if starts and not all(name in env for name in names):
+    names = names_of(launcher)
+    local_names = ("SLURM_LOCALID", "SLURM_NODEID", "SLURM_NNODES") if launcher == "Slurm" else names and names[3:]
+    if starts and not (local_names and all(name in env for name in local_names)):
         return None
-    if launcher == "torchrun":
-        local, size = _number(env, "LOCAL_RANK"), _number(env, "LOCAL_WORLD_SIZE")
-    elif launcher == "Open MPI":
-        local, size = _number(env, "OMPI_COMM_WORLD_LOCAL_RANK"), _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE")
-    elif launcher == "Slurm":
+    if launcher == "Slurm":
         local, size = _number(env, "SLURM_LOCALID"), _tasks_here(env)
-    elif launcher == "PHUB" and "PHUB_LOCAL_RANK" in env:
-        local, size = _number(env, "PHUB_LOCAL_RANK"), _number(env, "PHUB_LOCAL_WORLD_SIZE")
+    elif names is not None and (launcher != "PHUB" or names.local_rank in env):
+        local, size = _number(env, names.local_rank), _number(env, names.local_size)
     else:
         local, size = rank, world_size
     if local >= size:
@@ -204,7 +353,7 @@ def _machine(
         return None
     host, _, port = (hub or "").rpartition(":")
     # Two machines of a test may be one host: each has a port of its own.
-    mine = f"127.0.0.1:{int(port) + number}"
+    mine = f"127.0.0.1:{int(port) + number if int(port) else 0}"
     return Machine(number, of, local, size, mine, f"{number}/{of}@{host}:{port}", starts, ranks)
 
 
@@ -221,28 +370,27 @@ def _tasks_here(env: Mapping[str, str]) -> int:
 
 
 def _first_of(nodes: str) -> str:
-    """The first of Slurm's nodes: "gpu[07-09,12],cpu1" begins with "gpu07"."""
-    found = re.match(r"([^,\[]*)(?:\[(\w+)[^\]]*\])?([^,\[]*)", nodes)
-    return "".join(part or "" for part in found.groups()) if found else ""
+    """The first of Slurm's nodes: "rack[1-2]gpu[07-09,12],cpu1" begins with "rack1gpu07"."""
+    found = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
+    return re.sub(r"\[(\w*)[^\]]*\]", r"\1", found.group() if found else "")
 
 
-def _port_after(master: int) -> int:
-    """The next port, or a port of 16384 to 32767 if Linux may give the next one to a connection at any moment. Torchrun
-    chooses such ports."""
-    port = master + 1
-    return port if port < 32768 else 16384 + port % 16384
+def _port_of(master: int) -> int:
+    """A port of 16384 to 28671, for workers that have no store: Linux gives no connection one of these, and neighbouring ports
+    of torch's have others that are 16 apart."""
+    return 16384 + 16 * (master % 768)
 
 
 def _job(env: Mapping[str, str], launcher: str) -> str:
     if launcher == "torchrun":
-        # A restart brings all workers back with new ranks. It is another job, unless PHUB_JOB names the same job: then
-        # that continues from its checkpoint.
-        parts = [env.get("TORCHELASTIC_RUN_ID", "run"), env.get("TORCHELASTIC_RESTART_COUNT", "0")]
+        parts = [env.get("TORCHELASTIC_RUN_ID", ""), env.get("TORCHELASTIC_RESTART_COUNT", "")]
+        if parts[0] in ("", "none"):  # torchrun's own word for a run without a name
+            parts = []
     elif launcher == "Slurm":
         parts = [env.get("SLURM_JOB_ID", "job"), env.get("SLURM_STEP_ID", "0")]
     else:
-        parts = [env.get("OMPI_MCA_ess_base_jobid", env.get("PMIX_NAMESPACE", "train"))]
-    return job_name("-".join(part or "train" for part in parts))
+        parts = [env.get("OMPI_MCA_ess_base_jobid", "") or env.get("PMIX_NAMESPACE", "")]
+    return job_name("-".join(part for part in parts if part))[:_LONGEST_RUN] or "train"
 
 
 def job_name(name: str) -> str:

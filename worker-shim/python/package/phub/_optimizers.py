@@ -17,6 +17,11 @@ class Average:
 
 
 @dataclasses.dataclass(frozen=True)
+class Sum:
+    """The sum of the gradients comes back: an all-reduce. Sums of whole numbers are exact, below 2^24."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Sgd:
     """`w -= lr * (g + wd * w)`"""
 
@@ -56,7 +61,7 @@ class AdamW(Adam):
     weight_decay: float = 0.01
 
 
-Optimizer = Union[Average, Sgd, Momentum, Nesterov, Adam, AdamW]
+Optimizer = Union[Average, Sum, Sgd, Momentum, Nesterov, Adam, AdamW]
 
 
 def state_names(optimizer: Optimizer) -> Tuple[str, ...]:
@@ -66,6 +71,11 @@ def state_names(optimizer: Optimizer) -> Tuple[str, ...]:
     if isinstance(optimizer, Adam):
         return ("exp_avg", "exp_avg_sq")
     return ()
+
+
+def keeps_weights(optimizer: Optimizer) -> bool:
+    """Whether the hub has weights, so that a job can go on with them."""
+    return not isinstance(optimizer, (Average, Sum))
 
 
 def to_json(optimizer: Optimizer) -> str:

@@ -6,9 +6,7 @@ import functools
 import importlib
 import secrets
 from datetime import timedelta
-from typing import Dict, Optional, Tuple
-
-from . import _phub
+from typing import Optional, Tuple
 
 # How long torch's store may take to answer.
 _STORE_LIMIT = timedelta(seconds=60)
@@ -28,9 +26,3 @@ def of_run(store: Optional[Tuple[str, int]]) -> Optional[str]:
     run = distributed.TCPStore(*store, is_master=False, timeout=_STORE_LIMIT, wait_for_workers=False)
     # The first who comes sets it. All get what is set.
     return bytes(run.compare_set(_KEY, "", secrets.token_hex(32))).decode()
-
-
-def headers(right: str, job: str, token: Optional[str]) -> Dict[str, str]:
-    """The headers of a request to a hub that needs a right to a job, or to all: "*"."""
-    shown = _phub.token(right, job, token)
-    return {} if shown is None else {"Authorization": f"Bearer {shown}"}

@@ -9,17 +9,20 @@ import os
 import time
 import warnings
 import weakref
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
 
-from . import _compression, _failure, _optimizers, _phub, _pull, _secret, _state
+from . import _compression, _failure, _optimizers, _phub, _pull, _run, _secret, _state
 from ._hub import RETRY_S, Hub, serve_beside, serve_for, stop_own_hubs
 from ._keys import Array, Key, described, key_of
-from ._launch import Machine, Worker, wait_for_hub, worker
+from ._launch import Machine, Worker, place_of, wait_for_hub
 
 _LOG = logging.getLogger("phub")
+
+# What says how a session reaches its hub.
+_OF_PLACE = ("transport", "nics", "rails", "mesh", "token", "hub_wait")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +100,7 @@ class Session:
         *,
         keys: Mapping[str, Union[Key, Sequence[int], Array]],
         optimizer: _optimizers.Optimizer,
-        job: Optional[str] = None,
+        job: Union[str, _run.Helper, None] = None,
         compression: Optional[_compression.Compression] = None,
         seed: int = 0,
         consistency: str = "bsp",
@@ -136,7 +139,9 @@ class Session:
             keys: the model, in the order of the forward pass: a shape, a `Key` or an array (for its shape and type)
                 by name.
             optimizer: what the hub does with the sum, such as `phub.Adam(learning_rate=1e-3)`.
-            job: name of the job. Default: from the launcher.
+            job: name of the job. Default: `PHUB_JOB`; else the launcher's name of the run, with a word that no other run has. The
+                second session without a name has "-2" behind it, and so on: all workers make their sessions in one order. With
+                `on_loss` "continue" workers may come later, and no word is added.
             compression: how gradients and weights are made smaller, such as `phub.Qsgd(bits=8)` or `phub.TopK(0.01)`.
                 Default: not at all.
             seed: seed of the random numbers of compression.
@@ -195,10 +200,10 @@ class Session:
         self.pull = pull
         self._layers = [[key] for key in self._keys] if pull_layers is None else [list(each) for each in pull_layers]
         layers = _pull.numbers(self._layers, self._numbers)
-        me = worker()
+        is_hub_known = hub is not None or bool(os.environ.get("PHUB_HUB"))
+        me = place_of(is_hub_known and rank is not None and world_size is not None)
         self.rank = me.rank if rank is None else rank
         self.world_size = me.world_size if world_size is None else world_size
-        self.job = me.job if job is None else job
         settings: Dict[str, object] = {
             "compression": None if compression is None else _compression.to_text(compression),
             "seed": seed,
@@ -222,8 +227,15 @@ class Session:
             "mesh": mesh,
         }
         if token is None:
-            token = hub.token if isinstance(hub, Hub) else _secret.of_run(me.store) if hub is None else None
+            shared = me.store if me.shares_secret else None
+            token = hub.token if isinstance(hub, Hub) else _secret.of_run(shared) if hub is None else None
         self._token = settings["token"] = token
+        is_me = (self.rank, self.world_size) == (me.rank, me.world_size)
+        is_plain = isinstance(job, str) or (job is None and (me.is_named or on_loss == "continue"))
+        word, is_served = None, False
+        if is_me and (not is_plain or (hub is None and me.hub is None)):
+            agreed = _run.agree(me, token, is_hub_named=hub is not None)
+            word, is_served, me = agreed.word, agreed.is_served, dataclasses.replace(me, serve_at=agreed.serve_at, machine=agreed.machine)
         machine = self._machine(me, hub, mesh, settings)
         # Nobody starts a hub again that a worker, or this script, has started.
         is_own = isinstance(hub, Hub) or (hub is None and me.hub is None)
@@ -232,31 +244,43 @@ class Session:
         if machine is not None:
             local, settings["mesh"] = (machine.rank, machine.world_size), machine.mesh
         self._ranks = range(self.world_size) if machine is None else machine.ranks
-        address = hub.address if isinstance(hub, Hub) else hub if hub is not None else self._find_hub(me, machine)
+        address = hub.address if isinstance(hub, Hub) else hub if hub is not None else self._find_hub(me, machine, is_served)
         self.hub_address = address
         shapes = {name: tuple(key.shape) for name, key in self._keys.items()}
         deadline = time.monotonic() + join_limit
-        while True:
-            settings["join_limit"] = max(deadline - time.monotonic(), 0.001)
-            try:
-                self._native = _phub.Session(
-                    address,
-                    self.job,
-                    *local,
-                    described(self._keys),
-                    _optimizers.to_json(optimizer),
-                    _given(settings),
-                    layers,
-                    None
-                    if state is None or self.rank != 0
-                    else (state.round, _state.steps(state, shapes), _state.pieces(state, shapes, optimizer)),
-                )
-                break
-            except _phub.UnreachableError:
-                # Only a hub that rank 0 starts may come later than the workers.
-                if hub is not None or me.serve_at is None or time.monotonic() > deadline:
-                    raise
-                time.sleep(RETRY_S)
+
+        def join(name: str, keys: Mapping[str, Key], to_do: _optimizers.Optimizer, given: Dict[str, object], *rest: Any) -> _phub.Session:
+            while True:
+                given["join_limit"] = max(deadline - time.monotonic(), 0.001)
+                try:
+                    return _phub.Session(address, name, *local, described(keys), _optimizers.to_json(to_do), _given(given), *rest)
+                except _phub.UnreachableError:
+                    # Only a hub that rank 0 starts may come later than the workers.
+                    if hub is not None or me.serve_at is None or time.monotonic() > deadline:
+                        raise
+                    time.sleep(RETRY_S)
+
+        def meet(name: str) -> str:
+            of_place = {setting: settings[setting] for setting in _OF_PLACE if setting in settings}
+            return _run.meet(self.rank, lambda keys, to_do: join(name, keys, to_do, of_place, [[0]], None))
+
+        at = _run.Place(address, self.rank, self.world_size, str(settings["mesh"]))
+        naming = _run.Naming(at, me.job, None if is_plain else word or _run.word_at(at, me.job, meet))
+        self.job = job if isinstance(job, str) else naming.take(job)
+        brought = None
+        if state is not None and self.rank == 0:
+            brought = state.round, _state.steps(state, shapes), _state.pieces(state, shapes, optimizer)
+        try:
+            self._native = join(self.job, self._keys, optimizer, settings, layers, brought)
+        except BaseException:
+            naming.give_back()
+            raise
+        if self.rank == 0 and self.next_round > (0 if state is None else state.round) and _optimizers.keeps_weights(optimizer):
+            _LOG.warning(
+                "job %s goes on before round %s, with the weights that its hub had of it; for a training from the start, give it "
+                "another name (job= or PHUB_JOB)",
+                *(self.job, self.next_round),
+            )
         self._arrays: Dict[Tuple[str, str], Array] = {}
         self._is_logged = False
         _SESSIONS.add(self)
@@ -276,17 +300,24 @@ class Session:
             return None
         return machine
 
-    def _find_hub(self, me: Worker, machine: Optional[Machine]) -> str:
+    def _find_hub(self, me: Worker, machine: Optional[Machine], is_served: bool) -> str:
         if machine is not None:
-            if machine.starts and machine.rank == 0:
+            if machine.starts and machine.rank == 0 and not is_served:
                 serve_beside(machine.hub, self._token)
             return machine.hub
         if me.hub is not None:
             return me.hub
         if me.serve_at is None:
             raise _phub.SettingsError(
-                "no hub: say hub='host:port' or set PHUB_HUB to one that runs (phub-server serve); under torchrun and "
-                "Slurm, with MASTER_ADDR and MASTER_PORT under Open MPI, and without a launcher, workers start hubs"
+                "no hub: say hub='host:port' or set PHUB_HUB to one that runs (phub-server serve); under torchrun and Slurm, "
+                "under mpiexec on one machine or with MASTER_ADDR and MASTER_PORT, and without a launcher, workers start hubs"
+            )
+        if is_served:
+            return me.serve_at
+        if me.launcher and self.world_size > 1 and me.serve_at.endswith(":0"):
+            raise _phub.SettingsError(
+                f"{me.launcher}: its workers cannot tell each other where their hub is: set PHUB_PORT to a port for it, or "
+                f"PHUB_HUB to a hub that runs"
             )
         if self.rank > 0 and me.serve_at.endswith(":0"):
             raise _phub.SettingsError(
@@ -295,7 +326,9 @@ class Session:
         if me.machine is not None and self.rank == 0:
             serve_beside(me.machine.hub, self._token)
             return me.serve_at
-        return serve_for(me.serve_at, self._token) if self.rank == 0 else me.serve_at
+        if self.rank > 0:
+            return me.serve_at
+        return serve_for(me.serve_at, self._token, is_here=me.is_on_one_machine)
 
     # ---- keys
 

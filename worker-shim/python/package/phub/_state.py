@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import http.client
 import io
 import json
 import math
@@ -13,19 +11,17 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 import numpy as np
 import numpy.typing as npt
 
-from . import _optimizers, _phub, _secret
+from . import _optimizers, _phub
 
 Array = npt.NDArray[Any]
 
 _STATE = "optimizer/"
 # Bytes that Python gives the session at a time.
 _PIECE = 1 << 20
-# The status of a hub that has no part of the job.
-_NO_PART = 204
+# The most tensors of a key in a state: its weights, and two of Adam.
+_MOST_TENSORS = 3
 # Hubs may be above hubs so many times.
 _MAX_DEPTH = 16
-# How long the hub may be silent, in seconds. It waits half of that for the end of a round.
-_SILENCE = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,13 +137,15 @@ def fetch(hubs: List[str], job: str, shapes: Mapping[str, Tuple[int, ...]], toke
     rounds: Dict[str, int] = {}
     steps: Dict[str, int] = {}
     bytes_ = 0
+    most = _MOST_TENSORS * sum(4 * math.prod(shape) for shape in shapes.values())
     for hub in hubs:
-        with _answer(hub, job, f"/v1/jobs/{job}/state", token) as answer:
-            if answer.status != _NO_PART:
-                rounds[hub], more, made = _read_into(tensors, shapes, answer, f"the state from the hub at {hub}")
-                bytes_ += more
-                # The parts of a key differ only if a job failed within a round that some of them had ended.
-                steps.update({key: max(count, steps.get(key, 0)) for key, count in made.items()})
+        part = _phub.fetch_state(hub, job, most, token)
+        if part is not None:
+            stream = io.BufferedReader(_Sent(part), _PIECE)
+            rounds[hub], more, made = _read_into(tensors, shapes, stream, f"the state from the hub at {hub}")
+            bytes_ += more
+            # The parts of a key differ only if a job failed within a round that some of them had ended.
+            steps.update({key: max(count, steps.get(key, 0)) for key, count in made.items()})
     if len(set(rounds.values())) != 1:
         each = ", ".join(f"{round_} at {hub}" for hub, round_ in rounds.items())
         raise _phub.RefusedError(
@@ -166,30 +164,26 @@ def fetch(hubs: List[str], job: str, shapes: Mapping[str, Tuple[int, ...]], toke
 def _top(hubs: List[str], job: str, token: Optional[str]) -> Tuple[List[str], str]:
     """The hubs that have a job's state, and its name there."""
     for _ in range(_MAX_DEPTH):
-        with _answer(hubs[0], job, "/v1/hub", token) as answer:
-            jobs = json.load(answer)["jobs"]
-        above = next((each["above"] for each in jobs if each["name"] == job and each.get("above")), None)
-        if above is None:
+        above = _phub.above(hubs[0], job, token)
+        if not above:
             return hubs, job
         hubs, job = above, f"{job}.above"
     raise _phub.RefusedError(f"job {job!r}: the hubs at {', '.join(hubs)} have more than {_MAX_DEPTH} levels above them")
 
 
-@contextlib.contextmanager
-def _answer(hub: str, job: str, path: str, token: Optional[str]) -> Iterator[http.client.HTTPResponse]:
-    """What a hub answers to a GET."""
-    connection = http.client.HTTPConnection(hub, timeout=_SILENCE)
-    try:
-        connection.request("GET", path, headers=_secret.headers("read", job, token))
-        answer = connection.getresponse()
-        if answer.status not in (200, _NO_PART):
-            why = json.loads(answer.read())["error"]
-            raise _phub.RefusedError(f"the hub at {hub} refused to give the state: {why}")
-        yield answer
-    except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
-        raise _phub.HubLostError(f"the state of job {job!r} did not come from the hub at {hub}: {error!r}") from error
-    finally:
-        connection.close()
+class _Sent(io.RawIOBase):
+    """The bytes that a hub sends."""
+
+    def __init__(self, part: _phub.StateBytes) -> None:
+        self._part = part
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, room: Any) -> int:
+        content = self._part.read(len(room))
+        room[: len(content)] = content
+        return len(content)
 
 
 def steps(state: State, keys: Iterable[str]) -> Optional[List[int]]:
@@ -218,8 +212,8 @@ def pieces(state: State, shapes: Mapping[str, Any], optimizer: _optimizers.Optim
     """
     names = [*shapes] + [name_of(each, key) for each in _optimizers.state_names(optimizer) for key in shapes]
     expected = dict(zip(names, [*shapes.values()] * len(names)))
-    if isinstance(optimizer, _optimizers.Average):
-        raise _phub.SettingsError("state: Average keeps none")
+    if not _optimizers.keeps_weights(optimizer):
+        raise _phub.SettingsError(f"state: {type(optimizer).__name__} keeps none")
     if not 1 <= state.round < 2**32 - 1:
         raise _phub.SettingsError(f"state: round {state.round}: expected 1, the round after the broadcast, or more")
     for name in names:

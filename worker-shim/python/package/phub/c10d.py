@@ -12,18 +12,20 @@ import functools
 import json
 import sys
 import threading
-import time
-import uuid
 import weakref
 from typing import Any, Callable, Counter, Deque, Dict, List, Optional, Tuple
 
 import torch
 
+from ._board import StoreBoard, gather
 from ._hub import serve_for
 from ._launch import worker
+from ._optimizers import Average, Sum
 from ._phub import SettingsError
+from ._run import new_word
 from ._session import Session
 from .torch._calls import Answer, Depths
+from .torch._means import Way
 from .torch._settings import DTYPES
 
 __all__ = ["counts"]
@@ -112,7 +114,9 @@ class _HubGroup(_Group):  # type: ignore[misc]
     """All workers: a group of gloo, of which the hub takes some calls."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta) -> None:
-        self.unique_name = _agree_on_name(store, rank, size, timeout)
+        # The store can be older than the group.
+        words = gather(StoreBoard(store), rank, size, new_word(), timeout.total_seconds())
+        self.unique_name = words[0]
         store = _c10d.PrefixStore(self.unique_name, store)
         super().__init__(store, rank, size)
         gloo, kind = _c10d.ProcessGroupGloo(store, rank, size, timeout=timeout), _Group.BackendType.GLOO
@@ -123,10 +127,10 @@ class _HubGroup(_Group):  # type: ignore[misc]
         hub, job = _agree_on_hub(store, rank, self.unique_name)
         limit = timeout.total_seconds()
 
-        def join(depth: int, dtype: str, **keys: Any) -> Session:
+        def join(depth: int, way: str, **keys: Any) -> Session:
             # A hub that comes back knows one round for all keys, and these are used unequally often: no waiting for it.
             limits: Dict[str, Any] = {"join_limit": limit, "wait_limit": limit, "hub_wait": 0.0}
-            name = f"{job}-{dtype}-of-callbacks-{depth}" if depth else f"{job}-{dtype}"
+            name = f"{job}-{way}-of-callbacks-{depth}" if depth else f"{job}-{way}"
             return Session(hub, rank, size, job=name, **keys, **limits)
 
         self._depths = Depths(join)
@@ -152,13 +156,11 @@ class _HubGroup(_Group):  # type: ignore[misc]
         _COUNTS["hub"]["allreduce"] += 1
         tensor = tensors[0].detach()
         flat = tensor.contiguous().view(-1)
-        times = self.size() if options.reduceOp == _c10d.ReduceOp.SUM else 1
+        way = Way(DTYPES[tensor.dtype], Sum() if options.reduceOp == _c10d.ReduceOp.SUM else Average())
         work = _CallUnderWay(self._depths, tensors)
 
         def done(error: Optional[BaseException]) -> None:
             try:
-                if error is None and times > 1:
-                    flat.mul_(times)
                 if error is None and flat.data_ptr() != tensor.data_ptr():
                     tensor.copy_(flat.view(tensor.shape))
             except BaseException as failed:
@@ -167,7 +169,7 @@ class _HubGroup(_Group):  # type: ignore[misc]
 
         if tensor.numel() == 1:
             self._small.append(work)
-        self._depths.average(DTYPES[tensor.dtype], flat, done)
+        self._depths.reduce(way, flat, done)
         return work
 
     def _mean_by_gloo(self, tensors: List[torch.Tensor], options: Any) -> _CallUnderWay:
@@ -205,46 +207,14 @@ def _is_the_hubs(tensors: List[torch.Tensor], op: Any) -> bool:
     )
 
 
-# How long rank 0 waits for a worker's word before it looks whether the worker has asked anew.
-_LOOK_AGAIN = datetime.timedelta(seconds=0.1)
-
-
-def _agree_on_name(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> str:
-    """A name from rank 0 that no other group has.
-
-    The store can be older than the group: torchrun's has all keys of the attempt before a restart. So each worker asks
-    with a word of its own, and rank 0 answers what it finds until the worker says that it got the answer.
-    """
-    mine = uuid.uuid4().hex[:8]
-    if rank > 0:
-        store.set(f"phub/{rank}", mine)
-        store.wait([f"phub/{mine}"], timeout)
-        name = str(store.get(f"phub/{mine}").decode())
-        store.set(f"phub/{name}/{rank}", "")
-        return name
-    deadline = time.monotonic() + timeout.total_seconds()
-    for other in range(1, size):
-        store.wait([f"phub/{other}"], timeout)
-        while True:
-            store.set(f"phub/{store.get(f'phub/{other}').decode()}", mine)
-            try:
-                store.wait([f"phub/{mine}/{other}"], _LOOK_AGAIN)
-                break
-            except RuntimeError:  # it was the word of a worker of an earlier group
-                if time.monotonic() > deadline:
-                    text = f"rank {other} of {size} did not come to the group in {timeout}: see what it says"
-                    raise RuntimeError(text) from None
-    return mine
-
-
 def _agree_on_hub(store: Any, rank: int, name: str) -> Tuple[Optional[str], str]:
     """Where the hub is, or None if the launcher's environment says it; and the name of the group's jobs, without their
     types of numbers."""
     if rank == 0:
         me = worker()
-        alone = me.hub is None and me.serve_at is not None and me.serve_at.endswith(":0")
-        # Without a launcher the store is how others know it.
-        hub = serve_for(str(me.serve_at)) if alone else None
+        # The store is how others know a port that is picked.
+        alone = me.hub is None and me.machine is None and me.serve_at is not None and me.serve_at.endswith(":0")
+        hub = serve_for(str(me.serve_at), is_here=me.is_on_one_machine) if alone else None
         store.set("phub", json.dumps([hub, f"{me.job[:32]}-c10d-{name}"]))
     said: Tuple[Optional[str], str] = tuple(json.loads(store.get("phub")))
     return said

@@ -128,11 +128,11 @@ class AtTheHub(Joined):
             self.__dict__["state"].clear()
             return
         try:
-            self._phub_join.check()
+            self._phub_join.check(self)
         except BaseException:
             self.__dict__["state"].clear()
             raise
-        self._phub = self._phub_join.again(self._phub)
+        self._phub = self._phub_join.again(self)
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """Adds a group: every worker leaves the job, and joins a new job with the keys of all groups, which begins with rank 0's
@@ -153,12 +153,12 @@ class AtTheHub(Joined):
         former = model.trained
         try:
             model.follow(self)
-            self._phub_join.check()
+            self._phub_join.check(self)
         except BaseException:
             model.trained = former
             self.__dict__["state"].clear()
             raise
-        self._phub = self._phub_join.again(self._phub)
+        self._phub = self._phub_join.again(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles an optimizer of torch's own, with the state of now."""

@@ -20,7 +20,7 @@ import torch
 
 from .._phub import OrderError
 from .._session import Session
-from ._means import Means
+from ._means import Means, Way
 
 _LOG = logging.getLogger("phub")
 
@@ -49,15 +49,15 @@ class Depths:
 
     def __init__(self, join: Callable[..., Session]) -> None:
         """Args:
-            join: makes a session from a depth, a type's name, and the keys and the optimizer of a `phub.Session`.
+            join: makes a session from a depth, a way's name, and the keys and the optimizer of a `phub.Session`.
         """
         self._join = join
         self._depths: List[_Depth] = []
         self._lock = threading.Lock()
 
-    def average(self, dtype: str, flat: torch.Tensor, done: Callable[[Optional[BaseException]], None]) -> None:
-        """Calls `Means.average` at the depth of the calling thread."""
-        self._here().means.average(dtype, flat, done)
+    def reduce(self, way: Way, flat: torch.Tensor, done: Callable[[Optional[BaseException]], None]) -> None:
+        """Calls `Means.reduce` at the depth of the calling thread."""
+        self._here().means.reduce(way, flat, done)
 
     def add(self, future: Any, callback: Callable[[Any], Any], answer: Optional["Answer"]) -> None:
         """Has `callback` called with the future when that is done, and `answer` have its value."""

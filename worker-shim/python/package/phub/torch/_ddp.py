@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from typing import Any, Dict, List, NamedTuple, Optional, Union
 
 import torch
 
 from .._hub import Hub
 from .._keys import Key
-from .._launch import worker
 from .._optimizers import Average
 from .._phub import Error, SettingsError
+from .._run import Helper
 from .._session import Session
+from ._joined import leave_dropped
 from ._settings import DTYPES
 from ._windows import tensor as window
 
@@ -55,8 +57,10 @@ class HubState:
         self._words: Dict[int, str] = {}
         self._made = 0
         self._answers: "queue.SimpleQueue[Optional[_Sent]]" = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._receive, name="phub-ddp", daemon=True)
+        # The thread does not know this state: one that a script has dropped leaves its jobs.
+        self._thread = threading.Thread(target=_receive, args=(self._answers,), name="phub-ddp", daemon=True)
         self._thread.start()
+        weakref.finalize(self, _drop, self._sessions, self._answers).atexit = False
 
     def average(self, bucket: Any) -> Any:
         """Sends a bucket; a future of its mean, in place.
@@ -105,7 +109,7 @@ class HubState:
             self.leave()
         self._made += 1
         keys = {_KEY: Key((buffer.numel(),), DTYPES[buffer.dtype])}
-        job = f"{self._job or worker().job[:40]}-ddp-{self._made}"
+        job = Helper("ddp") if self._job is None else f"{self._job}-ddp-{self._made}"
         try:
             session = Session(*self._place, keys=keys, optimizer=Average(), job=job, **self._settings)
         except Error as error:
@@ -113,24 +117,33 @@ class HubState:
         self._sessions[bucket.index()] = session
         return session
 
-    def _receive(self) -> None:
-        while True:
-            item = self._answers.get()
-            if item is None:
-                return
-            try:
-                item.session.wait(_KEY)
-                item.buffer.copy_(window(item.session, _KEY, "weights"))
-            except BaseException as error:
-                item.failed.append(error)
-            item.given.set_result(item.buffer)
-
     def leave(self) -> None:
         """Leaves all jobs. At the end of a script this happens automatically."""
         sessions: List[Session] = list(self._sessions.values())
         self._sessions.clear()
         for session in sessions:
             session.leave()
+
+
+def _receive(answers: "queue.SimpleQueue[Optional[_Sent]]") -> None:
+    while True:
+        item = answers.get()
+        if item is None:
+            return
+        try:
+            item.session.wait(_KEY)
+            item.buffer.copy_(window(item.session, _KEY, "weights"))
+        except BaseException as error:
+            item.failed.append(error)
+        item.given.set_result(item.buffer)
+        del item
+
+
+def _drop(sessions: Dict[int, Session], answers: "queue.SimpleQueue[Optional[_Sent]]") -> None:
+    """Leaves the jobs of a state that a script has dropped."""
+    answers.put(None)
+    for session in sessions.values():
+        leave_dropped(session.job, session.leave)
 
 
 def _spoken(bucket: Any) -> str:

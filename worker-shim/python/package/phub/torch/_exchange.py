@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Set
 import torch
 from torch.nn.modules import module as torch_module
 
+from .._phub import Error
 from .._session import Session
 from ._coverage import Coverage
 from ._errors import WrapError
@@ -166,6 +167,7 @@ class Exchange:
         for parameter in self.parameters.values():
             if parameter.grad is not None:
                 release(parameter.grad)
+        self._gradients.zeroed()
 
     def reset(self, parameters: Iterable[torch.Tensor]) -> None:
         """Sets the optimizer state of these parameters to zero before the next step."""
@@ -175,6 +177,14 @@ class Exchange:
     def synchronize(self) -> None:
         """Waits for all parameters, outside of a forward pass."""
         self._weights.settle_all()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether a leave waits for no other worker: the last values have come, or never will."""
+        try:
+            return self.session.world_size == 1 or all(self.session.is_ready(key) for key in self._weights.pending)
+        except Error:
+            return True
 
     def leave(self) -> None:
         """Waits for all, and leaves the job. Parameters keep their values. The script may write them again, also where

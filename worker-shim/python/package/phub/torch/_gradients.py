@@ -28,6 +28,10 @@ from ._windows import Windows
 _ENGINE: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
 
 
+def _no_gradient() -> Optional[torch.Tensor]:
+    return None
+
+
 class _Sent(NamedTuple):
     """A gradient whose bytes have left."""
 
@@ -69,6 +73,7 @@ class Gradients:
         # Backward passes that have added to a gradient since the last step; and before the last step, which tells the last one.
         self._passes: Dict[str, int] = {}
         self._expected: Dict[str, int] = {}
+        self._last: Dict[str, "weakref.ref[torch.Tensor]"] = {}
         self._hooks: Dict[str, Any] = {}
         self._touched_at = ""
         self._is_touched = self._was_touched = False  # in this round, and in the last one: then bytes ahead would be lost
@@ -93,6 +98,9 @@ class Gradients:
         if gradient is None:
             return  # another hook has taken it
         self._sent.pop(key, None)
+        if gradient is not self._last.get(key, _no_gradient)():
+            self._last[key] = weakref.ref(gradient)
+            self._passes[key] = 0  # the script has taken the former one away, with the passes that it had
         passes = self._passes[key] = self._passes.get(key, 0) + 1
         if is_exposed(gradient):
             self._average_after_backward()
@@ -188,6 +196,10 @@ class Gradients:
 
     def _push_rewritten(self, *keys: str) -> None:
         self._session.push(*keys, rewritten=True)
+
+    def zeroed(self) -> None:
+        """Forgets the backward passes of this round, whose sums the script has dropped, if it has not made a step."""
+        self._passes.clear()
 
     def nothing(self) -> None:
         """Forgets what left in this round: another push has taken its place."""

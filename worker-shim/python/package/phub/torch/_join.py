@@ -8,9 +8,10 @@ from typing import Any, Dict, Iterable, List, Optional
 import torch
 
 from .._keys import Key
-from .._optimizers import Average, state_names
+from .._optimizers import Average, Sgd, state_names
 from .._session import Session
 from ._exchange import Exchange
+from ._joined import leave_dropped
 from ._model import Model
 from ._settings import Settings, by_key, dtype_of
 from ._state import from_torch
@@ -22,6 +23,7 @@ class Join:
 
     keeps_state: bool
     """Whether the hub keeps optimizer state."""
+    _current: Exchange
 
     def __init__(
         self,
@@ -32,34 +34,43 @@ class Join:
         broadcast_buffers: bool,
     ) -> None:
         """`session`, `exchange`: their settings."""
-        self._optimizer, self._kind, self.model = optimizer, type(optimizer), model
+        # Not the optimizer itself: the one that a script drops goes at once, and leaves its job.
+        self._kind, self.model = type(optimizer), model
         self._session, self._exchange, self._broadcast_buffers = session, exchange, broadcast_buffers
         self._job, self._times = "", 0
 
-    def first(self) -> Exchange:
+    def first(self, optimizer: torch.optim.Optimizer) -> Exchange:
         """Joins with the state of torch's optimizer."""
-        exchange = self._join({})
-        self._job = exchange.session.job
-        return exchange
+        _leave_dropped()
+        self._current = self._join(optimizer, {})
+        self._job = self._current.session.job
+        return self._current
 
-    def check(self) -> None:
+    def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Checks that parameters and state fit, before any worker leaves: otherwise the job would end.
 
         Raises:
             SettingsError: the state belongs to another model or optimizer; a parameter is of a type that the hub does not take.
         """
-        settings = Settings.of(self._optimizer, self._kind)
-        _keys(self._optimizer, self.model.trained, settings)
-        from_torch(self._optimizer, self.model.trained, settings.optimizer)
+        settings = Settings.of(optimizer, self._kind)
+        _keys(optimizer, self.model.trained, settings)
+        from_torch(optimizer, self.model.trained, settings.optimizer)
 
-    def again(self, former: Exchange) -> Exchange:
+    def again(self, optimizer: torch.optim.Optimizer) -> Exchange:
         """Leaves the job, and joins a job that begins with the state that torch's optimizer has now."""
-        former.leave()
+        self._current.leave()
         self._times += 1
-        return self._join({"job": f"{self._job[:56]}.{self._times}"})
+        self._current = self._join(optimizer, {"job": f"{self._job[:56]}.{self._times}"})
+        return self._current
 
-    def _join(self, changed: Dict[str, Any]) -> Exchange:
-        optimizer, parameters = self._optimizer, self.model.trained
+    def leave_dropped(self) -> None:
+        """Leaves the job of an optimizer that the script has dropped, now or when its last values have come. Until then its
+        parameters wait for these, as ever."""
+        _DROPPED.append(self._current)
+        _leave_dropped()
+
+    def _join(self, optimizer: torch.optim.Optimizer, changed: Dict[str, Any]) -> Exchange:
+        parameters = self.model.trained
         settings = Settings.of(optimizer, self._kind)
         state = from_torch(optimizer, parameters, settings.optimizer)
         self.keeps_state = bool(state_names(settings.optimizer))
@@ -102,7 +113,20 @@ class Join:
             return None
         self.model.broadcast_rest(self._session)
         buffers = self.model.buffers if self._broadcast_buffers else {}
-        return Broadcast(buffers, {**self._place(), "job": f"{joined.job[:54]}-buffers"}) if buffers else None
+        job = {**self._place(), "job": f"{joined.job[:54]}-buffers"}
+        return Broadcast(buffers, job, Sgd(0.0)) if buffers else None
+
+
+# Exchanges of optimizers that the script has dropped.
+_DROPPED: List[Exchange] = []
+
+
+def _leave_dropped() -> None:
+    """Leaves the jobs of dropped optimizers whose last values have come: a line that drops one waits for no other worker."""
+    for exchange in list(_DROPPED):
+        if exchange.is_settled and exchange in _DROPPED:
+            _DROPPED.remove(exchange)
+            leave_dropped(exchange.session.job, exchange.leave)
 
 
 def _keys(optimizer: torch.optim.Optimizer, parameters: Dict[str, torch.nn.Parameter], settings: Settings) -> Dict[str, Key]:

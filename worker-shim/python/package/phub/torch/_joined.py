@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
+import logging
+import weakref
 from typing import Any, Callable, Protocol, Type
 
 import torch
 
+from .._phub import LeftError
 from .._session import Session, Times
 from ._errors import WrapError
+
+_LOG = logging.getLogger("phub")
 
 
 class Membership(Protocol):
@@ -18,6 +23,16 @@ class Membership(Protocol):
 
     def leave(self) -> None:
         """Waits for all keys that are under way, and leaves the job. Parameters keep their values."""
+
+
+def leave_dropped(job: str, leave: Callable[[], None]) -> None:
+    """Leaves a job of which a script has dropped what joined it. That may be at any line, so that an error is a line in the log."""
+    try:
+        leave()
+    except LeftError:
+        pass  # the script has left it
+    except Exception as error:
+        _LOG.warning("job %s: what joined it was dropped, and could not leave: %s", job, error)
 
 
 class Joined(torch.optim.Optimizer):
@@ -66,12 +81,13 @@ def mix_in(optimizer: torch.optim.Optimizer, joined: Type[Joined], membership: M
         optimizer._step_supports_amp_scaling = False  # so a GradScaler unscales gradients itself
 
 
-def _counting(optimizer: Any, counted: Callable[..., Any]) -> Callable[..., Any]:
+def _counting(counts: Any, counted: Callable[..., Any]) -> Callable[..., Any]:
     """The optimizer's step with the marks of a learning-rate scheduler, which counts steps by a function of its own around it."""
-    own = type(optimizer).step
+    own, this = type(counts).step, weakref.ref(counts)  # an optimizer that a script drops goes at once
 
     @functools.wraps(counted)
     def step(*arguments: Any, **named: Any) -> Any:
+        optimizer: Any = this()
         optimizer._opt_called = True
         optimizer._step_count = getattr(optimizer, "_step_count", 0) + 1
         return own(optimizer, *arguments, **named)

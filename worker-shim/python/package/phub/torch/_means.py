@@ -1,4 +1,4 @@
-"""Means of tensors of any shape, by sessions whose keys are fixed."""
+"""Sums and means of tensors of any shape, by sessions whose keys are fixed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import collections
 import queue
 import threading
 import warnings
-from typing import Any, Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple, Union
 
 import torch
 
 from .._keys import Key
-from .._optimizers import Average
+from .._optimizers import Average, Sum
 from .._phub import Error
 from .._session import Session
 from ._windows import tensor as window
@@ -31,39 +31,48 @@ def pieces(elements: int) -> Iterator[Tuple[int, int]]:
         elements -= size
 
 
-class _Piece(NamedTuple):
+class Way(NamedTuple):
+    """The type of a tensor's numbers, and whether they become means or sums. A sum of whole numbers is exact."""
+
     dtype: str
+    optimizer: Union[Average, Sum]
+
+    def __str__(self) -> str:
+        return self.dtype if isinstance(self.optimizer, Sum) else f"{self.dtype}-mean"
+
+
+class _Piece(NamedTuple):
+    way: Way
     key: str
     target: torch.Tensor
     done: Optional[Callable[[Optional[BaseException]], None]]  # for the last piece of a tensor
 
 
 class Means:
-    """Averages tensors in host memory, in place, in the order of the calls, which is the same at all workers.
+    """Sums or averages tensors in host memory, in place, in the order of the calls, which is the same at all workers.
 
-    A thread of its own does it, so no call waits. There is a session for each type of numbers, joined when the first
-    tensor of this type comes.
+    A thread of its own does it, so no call waits. There is a session for each way, joined when the first tensor of it comes.
     """
 
     def __init__(self, join: Callable[..., Session], begin: Callable[[], None]) -> None:
         """Args:
-            join: makes a session from a type's name and the keys and the optimizer of a `phub.Session`.
+            join: makes a session from a way's name and the keys and the optimizer of a `phub.Session`.
             begin: what the thread calls first.
         """
         self._join, self._begin = join, begin
-        self._sessions: Dict[str, Session] = {}
-        self._next: Dict[Tuple[str, int], int] = {}
+        self._sessions: Dict[Way, Session] = {}
+        self._next: Dict[Tuple[Way, int], int] = {}
         self._given: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
         self._under_way: Deque[_Piece] = collections.deque()
-        self._busy: Set[Tuple[str, str]] = set()
+        self._busy: Set[Tuple[Way, str]] = set()
         self._error: Optional[BaseException] = None
         self._thread = threading.Thread(target=self._run, name="phub-means", daemon=True)
         self._thread.start()
 
-    def average(self, dtype: str, flat: torch.Tensor, done: Callable[[Optional[BaseException]], None]) -> None:
-        """Replaces the elements of `flat`, which has one dimension, by their means. Then calls `done` on another thread:
+    def reduce(self, way: Way, flat: torch.Tensor, done: Callable[[Optional[BaseException]], None]) -> None:
+        """Replaces the elements of `flat`, which has one dimension, by their sums or means. Then calls `done` on another thread:
         with an error if there was one. After an error every later tensor has the same one."""
-        self._given.put((dtype, flat, done))
+        self._given.put((way, flat, done))
 
     def finish(self) -> None:
         """Waits for all tensors."""
@@ -94,27 +103,27 @@ class Means:
             item = self._given.get()
             if item is None:
                 break
-            dtype, flat, done = item
+            way, flat, done = item
             try:
                 if self._error is not None:
                     raise self._error
-                self._send(dtype, flat, done)
+                self._send(way, flat, done)
             except BaseException as error:
                 self._fail(error, done)
         while self._under_way:
             self._settle_oldest()
 
-    def _send(self, dtype: str, flat: torch.Tensor, done: Callable[[Optional[BaseException]], None]) -> None:
-        session = self._sessions.get(dtype)
+    def _send(self, way: Way, flat: torch.Tensor, done: Callable[[Optional[BaseException]], None]) -> None:
+        session = self._sessions.get(way)
         if session is None:
-            keys = {f"{size}/{slot}": Key((size,), dtype) for size in _SIZES for slot in range(_KEYS_OF_A_SIZE)}
-            session = self._sessions[dtype] = self._join(dtype, keys=keys, optimizer=Average())
+            keys = {f"{size}/{slot}": Key((size,), way.dtype) for size in _SIZES for slot in range(_KEYS_OF_A_SIZE)}
+            session = self._sessions[way] = self._join(str(way), keys=keys, optimizer=way.optimizer)
         cut: List[Tuple[int, int]] = list(pieces(flat.numel()))
         at = 0
         for number, (size, used) in enumerate(cut):
-            slot = self._next[(dtype, size)] = (self._next.get((dtype, size), -1) + 1) % _KEYS_OF_A_SIZE
+            slot = self._next[(way, size)] = (self._next.get((way, size), -1) + 1) % _KEYS_OF_A_SIZE
             key, target = f"{size}/{slot}", flat[at : at + used]
-            while (dtype, key) in self._busy:
+            while (way, key) in self._busy:
                 self._settle_oldest()
             if self._error is not None:
                 raise self._error
@@ -122,8 +131,8 @@ class Means:
             gradient[:used].copy_(target)
             gradient[used:].zero_()
             session.push(key)
-            self._busy.add((dtype, key))
-            self._under_way.append(_Piece(dtype, key, target, done if number == len(cut) - 1 else None))
+            self._busy.add((way, key))
+            self._under_way.append(_Piece(way, key, target, done if number == len(cut) - 1 else None))
             at += used
 
     def _settle_oldest(self) -> None:
@@ -131,12 +140,12 @@ class Means:
         try:
             if self._error is not None:
                 raise self._error
-            session = self._sessions[piece.dtype]
+            session = self._sessions[piece.way]
             session.wait(piece.key)
             piece.target.copy_(window(session, piece.key, "weights")[: piece.target.numel()])
         except BaseException as error:
             self._error = self._error or error
-        self._busy.discard((piece.dtype, piece.key))
+        self._busy.discard((piece.way, piece.key))
         if piece.done is not None:
             piece.done(self._error)
 

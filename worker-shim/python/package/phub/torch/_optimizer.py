@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
+import weakref
 from typing import Any, Iterable, Optional, Tuple, Union
 
 import torch
 
 from .._compression import SlimDP
 from .._hub import Hub
-from .._launch import worker
 from .._phub import SettingsError
 from ._at_the_hub import AtTheHub
 from ._errors import WrapError
 from ._join import Join
-from ._joined import Joined, mix_in
+from ._joined import Joined, leave_dropped, mix_in
 from ._local import LocalExchange, StepsItself
 from ._model import Model
 from ._settings import Settings, UnsupportedOptimizerError
-
-_NUMBERS = itertools.count(1)
 
 __all__ = ["DistributedOptimizer", "UnsupportedOptimizerError"]
 
@@ -84,22 +81,22 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
         )
     if "pull_layers" in session:
         raise SettingsError("pull_layers: DistributedOptimizer takes layers from the modules; leave them out")
-    number = next(_NUMBERS)  # scripts wrap in one order on all workers
-    if "job" not in session and number > 1:
-        session["job"] = f"{worker().job[:50]}-{number}"
     session.update(hub=hub, rank=rank, world_size=world_size, schedule=schedule)
     model = Model(optimizer, named_parameters)
     if slim:
         if clip_value is not None:
             raise SettingsError("with SlimDP the optimizer makes its own steps: clip gradients as without phub, before step()")
         model.broadcast_rest(session)
-        mix_in(optimizer, StepsItself, LocalExchange(model.trained, session))
+        local = LocalExchange(model.trained, session)
+        mix_in(optimizer, StepsItself, local)
+        weakref.finalize(optimizer, leave_dropped, local.session.job, local.leave).atexit = False
         return optimizer
     Settings.of(optimizer)  # first the error that the hub cannot run it
     if pull is not None:
         session["pull"] = pull
     join = Join(optimizer, model, session, {"clip_value": clip_value, "overlap": overlap}, broadcast_buffers)
-    mix_in(optimizer, AtTheHub, join.first())
+    mix_in(optimizer, AtTheHub, join.first(optimizer))
     optimizer._phub_join = join  # type: ignore[attr-defined]
+    weakref.finalize(optimizer, join.leave_dropped).atexit = False
     return optimizer
 

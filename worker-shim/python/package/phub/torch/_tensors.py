@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Union
 
 import numpy as np
@@ -10,19 +9,15 @@ import torch
 
 from .._hub import Hub
 from .._keys import Key
-from .._launch import worker
-from .._optimizers import Average, Sgd
+from .._optimizers import Sgd, Sum
+from .._phub import SettingsError
+from .._run import Helper
 from .._session import Session
 from ._settings import DTYPES
 from ._windows import tensor as window
 
-# Every worker makes the same calls in the same order, so the number of a call is the same everywhere.
-_CALLS = itertools.count()
 
-
-
-def _job(what: str) -> str:
-    return f"{worker().job[:40]}-{what}-{next(_CALLS)}"
+_OTHERS = "leave it out, and give the others rank 0's by torch.distributed.broadcast_object_list"
 
 
 def broadcast_parameters(
@@ -41,17 +36,31 @@ def broadcast_parameters(
     Args:
         parameters: tensors by name.
         hub, rank, world_size, session: as for `phub.Session`.
+
+    Raises:
+        SettingsError: one of them is no tensor of numbers, such as a module's extra state.
     """
     tensors = dict(parameters.items() if isinstance(parameters, Mapping) else parameters)
-    settings = {"job": _job("broadcast"), "hub": hub, "rank": rank, "world_size": world_size, **session}
-    Broadcast(tensors, settings).leave()
+    for name, each in tensors.items():
+        if not isinstance(each, torch.Tensor):
+            raise SettingsError(f"broadcast_parameters: {name!r} is {each!r:.60}; expected a tensor: {_OTHERS}")
+        if each.layout != torch.strided or each.is_quantized or each.is_meta:
+            kind = "quantized" if each.is_quantized else "without values (device 'meta')" if each.is_meta else each.layout
+            raise SettingsError(f"broadcast_parameters: {name!r} is {kind}; expected a dense tensor of numbers: {_OTHERS}")
+    settings = {"job": Helper("broadcast"), "hub": hub, "rank": rank, "world_size": world_size, **session}
+    Broadcast(tensors, settings, Sum()).leave()  # a hub keeps no checkpoint of it
 
 
 class Broadcast:
     """Tensors that are rank 0's at all workers."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> None:
-        """Joins a job, and gives every worker rank 0's tensors. `settings`: of the session."""
+    def __init__(self, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any], optimizer: Union[Sum, Sgd]) -> None:
+        """Joins a job, and gives every worker rank 0's tensors.
+
+        Args:
+            settings: of the session.
+            optimizer: `Sum()` for tensors that are given once, `Sgd(0.0)` for those that a hub keeps for a job that goes on.
+        """
         self._tensors = {name: each for name, each in tensors.items() if each.numel() > 0}
         self._session: Optional[Session] = None
         if not self._tensors:
@@ -60,10 +69,14 @@ class Broadcast:
             name: Key(tuple(each.shape), DTYPES[each.dtype]) if each.dtype in DTYPES else Key(_pieces(each).shape)
             for name, each in self._tensors.items()
         }
-        self._session = Session(keys=keys, optimizer=Sgd(0.0), **settings)
+        self._session = Session(keys=keys, optimizer=optimizer, **settings)
         try:
             self._write(self._session)
-            self._session.broadcast()
+            if isinstance(optimizer, Sgd):
+                self._session.broadcast()
+            else:
+                (self._session.push if self._session.rank == 0 else self._session.push_nothing)(*self._tensors)
+                self._session.wait()
             self._read(self._session)
         except BaseException:
             self._session.close()
@@ -119,7 +132,8 @@ def allreduce_metrics(
     world_size: Optional[int] = None,
     **session: Any,
 ) -> Dict[str, float]:
-    """The mean over all workers of each number, in f32: losses, accuracies. Every worker calls it, with the same names.
+    """The mean over all workers of each number: losses, accuracies. Every worker calls it, with the same names. The sum is in f32,
+    so that it is exact for whole numbers below 2^24.
 
     Args:
         metrics: numbers by name.
@@ -128,8 +142,8 @@ def allreduce_metrics(
     names: List[str] = sorted(metrics)
     if not names:
         return {}
-    settings: Dict[str, Any] = {"job": _job("metrics"), **session}
+    settings: Dict[str, Any] = {"job": Helper("metrics"), **session}
     keys = {name: (1,) for name in names}
-    with Session(hub, rank, world_size, keys=keys, optimizer=Average(), **settings) as joined:
-        means = joined.average({name: [float(metrics[name])] for name in names})
-    return {name: float(means[name][0]) for name in metrics}
+    with Session(hub, rank, world_size, keys=keys, optimizer=Sum(), **settings) as joined:
+        sums = joined.average({name: [float(metrics[name])] for name in names})
+    return {name: float(sums[name][0]) / joined.world_size for name in metrics}

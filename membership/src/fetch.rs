@@ -1,0 +1,62 @@
+//! A job's state as a hub sends it, read piece by piece: it is never in memory as a whole.
+//!
+//! On the thread that asks. Must not know what is in the state.
+
+use std::io::{self, Read};
+use std::time::Duration;
+
+use authority::Credential;
+use ureq::http::StatusCode;
+
+use crate::control::Control;
+use crate::error::MemberError;
+use crate::named::Named;
+
+/// How long a hub may take to begin: half of it is for the end of a round.
+const BEGIN_LIMIT: Duration = Duration::from_secs(60);
+
+/// A hub that sends a state more slowly than this is stuck.
+const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
+
+/// The bytes of a state, as of a checkpoint's file.
+pub struct StateReader {
+    body: Box<dyn Read + Send>,
+    hub: String,
+}
+
+impl Read for StateReader {
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        let cut = |error: io::Error| {
+            io::Error::new(error.kind(), format!("the hub at {} was cut off: {error}", self.hub))
+        };
+        self.body.read(room).map_err(cut)
+    }
+}
+
+/// The part of a job's state that the hub at this address has; `None` where it has no part. `bytes` is about its length.
+///
+/// # Errors
+/// When the hub is not reached, refuses, or is not trusted.
+pub fn fetch_state(
+    address: &str,
+    job: &str,
+    bytes: u64,
+    credential: Option<&Credential>,
+) -> Result<Option<StateReader>, MemberError> {
+    let limit = BEGIN_LIMIT + Duration::from_secs(bytes / SLOWEST_BYTES_PER_S);
+    let control = Control::new(address, job, limit, credential, &Named::Here)?;
+    let response = control.get(&format!("/v1/jobs/{job}/state")).map_err(|failure| failure.error)?;
+    match response.status() {
+        StatusCode::OK => {
+            let body = Box::new(response.into_body().into_reader());
+            Ok(Some(StateReader { body, hub: address.to_owned() }))
+        }
+        StatusCode::NO_CONTENT => Ok(None),
+        status => {
+            let (what, hub) = ("give the state", address.to_owned());
+            let strange = || MemberError::Nonsense { hub, what, saw: status.to_string() };
+            let said = control.read_reply::<serde_json::Value>(what, response);
+            Err(said.map_or_else(|failure| failure.error, |_| strange()))
+        }
+    }
+}

@@ -1,0 +1,199 @@
+"""Boards, on which the workers of a run write texts for each other: torch's store, or files of this user on one machine. They
+may be older than the run: torchrun's store has all keys of the attempt before a restart."""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import importlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+import time
+import uuid
+from typing import Any, List, Optional, Tuple
+
+from ._launch import group_of_torch
+from ._phub import MissingWorkersError, SettingsError
+
+_PAUSE_S = 0.02
+# What a store has where nothing was written.
+_NOTHING = "-"
+# How long rank 0 waits for a worker's word before it looks whether the worker has asked anew, in seconds.
+_LOOK_AGAIN_S = 0.2
+_LIMIT_S = 60.0
+
+
+class Board:
+    """Texts by name."""
+
+    def set(self, name: str, text: str) -> None:
+        """Writes a text."""
+        raise NotImplementedError
+
+    def now(self, name: str) -> Optional[str]:
+        """Returns a text; None if it is not there."""
+        raise NotImplementedError
+
+    def get(self, name: str, limit_s: float) -> Optional[str]:
+        """Waits for a text, and returns it; None if it does not come."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            text = self.now(name)
+            if text is not None or time.monotonic() > deadline:
+                return text
+            time.sleep(_PAUSE_S)
+
+
+def gather(board: Board, rank: int, size: int, text: str, limit_s: float = _LIMIT_S) -> List[str]:
+    """The texts of all workers, in the order of ranks, each from a worker that is there now.
+
+    Each worker asks with a word of its own. Rank 0 answers what it finds, until the worker says that it got the answer: a word
+    of a worker of an earlier run gets none.
+
+    Raises:
+        MissingWorkersError: a worker has not come.
+    """
+    mine = uuid.uuid4().hex[:12]
+    deadline = time.monotonic() + limit_s
+    if rank > 0:
+        board.set(f"ask/{rank}", mine)
+        word = board.get(f"seen/{mine}", limit_s)
+        if word is not None:
+            board.set(f"here/{mine}", text)
+            said = board.get(f"all/{word}", max(deadline - time.monotonic(), 0.0))
+            if said is not None:
+                return list(json.loads(said))
+        raise MissingWorkersError(
+            f"rank {rank} of {size} has waited {limit_s:.0f} s for rank 0, or for another rank, to tell where the hub is: see what "
+            f"they say"
+        )
+    texts = [text]
+    for other in range(1, size):
+        found = None
+        while found is None:
+            word = board.get(f"ask/{other}", max(deadline - time.monotonic(), 0.0))
+            if word is not None:
+                board.set(f"seen/{word}", mine)
+                found = board.get(f"here/{word}", _LOOK_AGAIN_S)
+            if found is None and time.monotonic() > deadline:
+                raise MissingWorkersError(f"rank {other} of {size} did not come in {limit_s:.0f} s: see what it says")
+        texts.append(found)
+    board.set(f"all/{mine}", json.dumps(texts))
+    return texts
+
+
+class StoreBoard(Board):
+    """A store of torch."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def set(self, name: str, text: str) -> None:
+        self._store.set(f"phub/{name}", text)
+
+    def now(self, name: str) -> Optional[str]:
+        # Without `wait`: before torch 2.1 a wait without success disturbs the next call.
+        key = f"phub/{name}"
+        if hasattr(self._store, "check"):
+            return bytes(self._store.get(key)).decode() if self._store.check([key]) else None
+        found = bytes(self._store.compare_set(key, _NOTHING, _NOTHING)).decode()
+        return None if found == _NOTHING else found
+
+
+class FileBoard(Board):
+    """Files of a directory that belongs to this user alone."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+
+    def _file(self, name: str) -> str:
+        return os.path.join(self._directory, name.replace("/", "."))
+
+    def set(self, name: str, text: str) -> None:
+        new = self._file(f"{name}.{uuid.uuid4().hex[:8]}.new")
+        with open(new, "x") as file:
+            file.write(text)
+        os.replace(new, self._file(name))
+
+    def now(self, name: str) -> Optional[str]:
+        try:
+            with open(self._file(name)) as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+
+    def remove(self) -> None:
+        """Removes the directory."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def of_torchrun(store: Tuple[str, int]) -> Optional[StoreBoard]:
+    """The store of torchrun's agent; None where this is not torchrun's own Python."""
+    try:
+        distributed = importlib.import_module("torch.distributed")
+    except ImportError:
+        return None
+    host = store[0][1:-1] if store[0].startswith("[") else store[0]
+    limit = datetime.timedelta(seconds=_LIMIT_S)
+    return StoreBoard(distributed.TCPStore(host, store[1], is_master=False, timeout=limit, wait_for_workers=False))
+
+
+def of_group(rank: int, size: int) -> Optional[StoreBoard]:
+    """The store of the script's process group, if the group has all workers of the run."""
+    distributed = group_of_torch()
+    if distributed is None or (distributed.get_rank(), distributed.get_world_size()) != (rank, size):
+        return None
+    return StoreBoard(distributed.distributed_c10d._get_default_store())
+
+
+def of_user(variable: str, rank: int) -> Optional[FileBoard]:
+    """Files for the workers that one process on this machine has started: the first above this one whose environment lacks their
+    launcher's variable. None if that cannot be told."""
+    starter = _starter(variable)
+    if starter is None:
+        return None
+    board = FileBoard(os.path.join(_own_directory(), starter))
+    if rank == 0:
+        atexit.register(board.remove)
+    return board
+
+
+def _starter(variable: str) -> Optional[str]:
+    pid = os.getppid()
+    try:
+        while pid > 0:
+            with open(f"/proc/{pid}/environ", "rb") as environ:
+                is_ours = any(each.startswith(f"{variable}=".encode()) for each in environ.read().split(b"\0"))
+            with open(f"/proc/{pid}/stat") as file:
+                # After the name, which may have spaces: state, parent, ..., start as the 20th.
+                fields = file.read().rpartition(")")[2].split()
+            if not is_ours:
+                return f"{pid}-{fields[19]}"
+            pid = int(fields[1])
+    except OSError:
+        pass
+    return None
+
+
+def _own_directory() -> str:
+    """A directory that nobody else can write.
+
+    Raises:
+        SettingsError: somebody else has it.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base is None or not os.access(base, os.W_OK):
+        base = tempfile.gettempdir()
+    own = os.path.join(base, f"phub-{os.getuid()}")
+    os.makedirs(own, mode=0o700, exist_ok=True)
+    found = os.lstat(own)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise SettingsError(
+            f"{own}: expected a directory of this user that nobody else can write, where workers find their hub: remove it, or "
+            f"set PHUB_PORT to a port for the hub"
+        )
+    return own

@@ -1,0 +1,193 @@
+"""The agreement of the workers of a run: a word that no other run has, and where the hub is that they start.
+
+```
+   workers                           agree by
+   of torchrun, with its store       the store
+   of a script with a process group  torch's store of the group
+   of one process on one machine     files of this user
+   others, who know the hub          a job at the hub
+```
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import secrets
+import socket
+from typing import Callable, Dict, Mapping, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from . import _board, _hub, _phub
+from ._keys import Key
+from ._launch import Machine, Worker, names_of
+from ._optimizers import Optimizer, Sum
+
+_WORD_BYTES = 4
+# So much of a name is kept where something is added.
+_NAME, _NUMBERED = 40, 56
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """The facts that all workers of a run know."""
+
+    word: Optional[str]
+    """A word that no other run has; None if workers agree on one at the hub."""
+    serve_at: Optional[str]
+    """`host:port` of the hub that rank 0 has started, or is to start."""
+    machine: Optional[Machine]
+    """The place on this machine, with the ports of the hubs."""
+    is_served: bool = False
+    """Whether the hubs run."""
+
+
+_AGREED: Dict[Tuple[Worker, bool], Agreement] = {}
+
+
+def agree(me: Worker, token: Optional[str], is_hub_named: bool) -> Agreement:
+    """Agrees with all workers of the launcher, once in a process. Starts the hubs whose ports are picked, unless the script names
+    its hub.
+
+    Raises:
+        MissingWorkersError: a worker has not come.
+        HubStartError: a hub does not start.
+    """
+    is_named = is_hub_named or me.serve_at is None
+    if (me, is_named) not in _AGREED:
+        _AGREED[me, is_named] = _agree(me, token, is_named, _AGREED.get((me, not is_named)))
+    return _AGREED[me, is_named]
+
+
+def _agree(me: Worker, token: Optional[str], is_named: bool, other: Optional[Agreement]) -> Agreement:
+    board = None if me.world_size == 1 or (is_named and other is not None) else _board_of(me)
+    if board is None:
+        word = other.word if other is not None else new_word() if me.world_size == 1 else None
+        return Agreement(word, me.serve_at, me.machine)
+    picks = not is_named and not me.is_port_set
+    port = _start(me, board, token) if picks else ""
+    said = _board.gather(board, me.rank, me.world_size, json.dumps([new_word(), port, socket.gethostname()]))
+    texts = [json.loads(each) for each in said]
+    word, first, host_of_first = texts[0]
+    word = word if other is None else other.word
+    if not picks or me.serve_at is None:
+        return Agreement(word, me.serve_at, me.machine)
+    host, machine = me.serve_at.rpartition(":")[0], me.machine
+    if me.launcher == "torch" and any(host != host_of_first for *_, host in texts):
+        host = host_of_first
+    serve_at = f"{host}:{first}"
+    if machine is not None:
+        mine = f"127.0.0.1:{texts[machine.ranks[0]][1]}"
+        machine = dataclasses.replace(machine, hub=mine, mesh=f"{machine.number}/{machine.of}@{serve_at}")
+    return Agreement(word, serve_at, machine, is_served=True)
+
+
+def _board_of(me: Worker) -> Optional[_board.Board]:
+    """A board that all workers of the run have, if there is one."""
+    if me.store is not None:
+        found: Optional[_board.Board] = _board.of_torchrun(me.store)
+        if found is not None:
+            return found
+    by_group = _board.of_group(me.rank, me.world_size)
+    names = names_of(me.launcher)
+    if by_group is not None or names is None or not me.is_on_one_machine:
+        return by_group
+    return _board.of_user(names.rank, me.rank)
+
+
+def _start(me: Worker, board: _board.Board, token: Optional[str]) -> str:
+    """Starts the hub that this worker is to start, on a port that is free. Returns the port, or ""."""
+    assert me.serve_at is not None
+    if me.machine is None:
+        if me.rank != 0:
+            return ""
+        host = me.serve_at.rpartition(":")[0]
+        return _hub.serve_for(f"{host}:0", token, is_here=me.is_on_one_machine).rpartition(":")[2]
+    if me.machine.rank != 0:
+        return ""
+    # A restart finds the hub of the attempt before: it has the checkpoints.
+    name = f"beside/{me.machine.number}"
+    former = board.now(name)
+    if former is not None and _phub.answers(f"127.0.0.1:{former}"):
+        return former
+    port = _hub.serve_beside("127.0.0.1:0", token).rpartition(":")[2]
+    board.set(name, port)
+    return port
+
+
+def new_word() -> str:
+    """A word that no other run has."""
+    return secrets.token_hex(_WORD_BYTES)
+
+
+class Place(NamedTuple):
+    """A worker's place at a hub. A process may have several, with ranks that its script gives."""
+
+    hub: str
+    rank: int
+    world_size: int
+    mesh: str
+
+
+class Helper(NamedTuple):
+    """The kind of a job that helps others, such as the broadcast of what has no gradients. Its name is always this run's own."""
+
+    kind: str
+
+
+Join = Callable[[Mapping[str, Key], Optimizer], _phub.Session]
+
+
+def meet(rank: int, join: Join) -> str:
+    """Agrees on rank 0's word in a job of its own."""
+    session = join({"word": Key((_WORD_BYTES,))}, Sum())
+    np.asarray(session.gradient(0))[:] = list(bytes.fromhex(new_word())) if rank == 0 else 0.0
+    session.push([0])
+    session.wait(0)
+    word = np.asarray(session.weights(0)).astype(np.uint8).tobytes().hex()
+    session.leave()
+    return word
+
+
+_WORDS: Dict[Place, str] = {}
+
+
+def word_at(at: Place, job: str, meeting: Callable[[str], str]) -> str:
+    """The word of a run whose workers agree on it at their hub, in a job whose name is given to `meeting`."""
+    if at not in _WORDS:
+        _WORDS[at] = new_word() if at.world_size == 1 else meeting(f"{job[:_NAME]}-meeting")
+    return _WORDS[at]
+
+
+# How many jobs of a name and a kind this process has made at a place.
+_MADE: Dict[Tuple[Place, str, Optional[Helper]], int] = {}
+
+# A child of a fork is no worker of this run.
+os.register_at_fork(after_in_child=lambda: [each.clear() for each in (_AGREED, _WORDS, _MADE)])  # type: ignore[attr-defined]
+
+
+class Naming:
+    """The name of a job: the run's, its word if it has one, and a number from the second on. All workers make their jobs in one
+    order, so that the numbers agree."""
+
+    def __init__(self, at: Place, job: str, word: Optional[str]) -> None:
+        self._at, self._base = at, f"{job[:_NAME]}-{word}" if word else job
+        self._taken: Optional[Tuple[Optional[Helper], int]] = None
+
+    def take(self, helper: Optional[Helper]) -> str:
+        """The next name."""
+        number = _MADE.get((self._at, self._base, helper), 0) + 1
+        _MADE[self._at, self._base, helper] = number
+        self._taken = helper, number
+        if helper is not None:
+            return f"{self._base}-{helper.kind}-{number}"
+        return self._base if number == 1 else f"{self._base[:_NUMBERED]}-{number}"
+
+    def give_back(self) -> None:
+        """Gives the last name to the next job: this one was not joined."""
+        if self._taken is not None:
+            helper, number = self._taken
+            if _MADE.get((self._at, self._base, helper)) == number:
+                _MADE[self._at, self._base, helper] = number - 1
