@@ -6,6 +6,8 @@ use authority::{ALL_JOBS, Credential, Right, Secret};
 use clap::Parser;
 use pbox_core::control::check_job_name;
 
+use crate::out::line;
+
 /// Settings of `phub-server token`.
 ///
 /// A hub and its workers share one secret. Give it to all of them by PHUB_TOKEN, or by a file that PHUB_TOKEN_FILE or
@@ -48,8 +50,7 @@ impl TokenArgs {
     /// When there is no secret, or the job can have no such name.
     pub fn run(&self) -> anyhow::Result<()> {
         if self.new {
-            println!("{}", Secret::random()?.reveal());
-            return Ok(());
+            return line(Secret::random()?.reveal());
         }
         if let Some(job) = &self.job {
             check_job_name(job)?;
@@ -59,7 +60,6 @@ impl TokenArgs {
             None => Credential::find()?,
         };
         let secret = credential.secrets()?.first();
-        println!("{}", secret.token(self.right, self.job.as_deref().unwrap_or(ALL_JOBS)));
-        Ok(())
+        line(secret.token(self.right, self.job.as_deref().unwrap_or(ALL_JOBS)))
     }
 }

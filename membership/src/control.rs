@@ -1,12 +1,13 @@
 //! The client of the control port: one blocking call a request.
 
 use std::io::{self, Read};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use authority::{ALL_JOBS, Credential, Right, Trust, explain};
 use pbox_core::Round;
 use pbox_core::control::{
-    ClockReply, ErrorReply, HubReply, LeaveReply, LeaveRequest, OfferReply, OfferRequest,
+    ClockReply, ErrorReply, HOST_HEADER, HubReply, LeaveReply, LeaveRequest, OfferReply, OfferRequest,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -22,6 +23,17 @@ const SLOWEST_BYTES_PER_S: u64 = 1 << 20;
 
 /// The pause before a request that failed is made again.
 pub(crate) const RETRY: Duration = Duration::from_millis(100);
+
+/// The name that this machine gives itself, for the logs and pages of hubs.
+pub fn own_host() -> &'static str {
+    static HOST: OnceLock<String> = OnceLock::new();
+    HOST.get_or_init(|| {
+        let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let is_fit = |letter: char| letter.is_ascii_alphanumeric() || "-._".contains(letter);
+        let name = name.trim();
+        if !name.is_empty() && name.chars().all(is_fit) { name.to_owned() } else { "unnamed".to_owned() }
+    })
+}
 
 /// Why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,7 +183,7 @@ impl Control {
         request: &Q,
     ) -> Result<R, Failure> {
         let url = self.url(&format!("jobs/{}/{verb}", self.job));
-        let post = self.agent.post(&url);
+        let post = self.agent.post(&url).header(HOST_HEADER, own_host());
         let post = match self.shown(Right::Join, &self.job) {
             Some(shown) => post.header(AUTHORIZATION, shown),
             None => post,
@@ -201,7 +213,7 @@ impl Control {
 
     /// `GET` of a page that needs this right, of any status.
     pub fn get(&self, page: &str, right: Right) -> Result<Response<Body>, Failure> {
-        let get = self.agent.get(self.url(page));
+        let get = self.agent.get(self.url(page)).header(HOST_HEADER, own_host());
         let get = match self.shown(right, ALL_JOBS) {
             Some(shown) => get.header(AUTHORIZATION, shown),
             None => get,
@@ -300,7 +312,11 @@ impl Control {
             ureq::Error::Protocol(_) => Cause::Cut,
             _ => Cause::Unreachable,
         };
-        let error = MemberError::Unreachable { hub: self.hub.clone(), cause: error.to_string() };
+        let cause_in_words = match &error {
+            ureq::Error::Timeout(_) => format!("no answer came within {:.1} s", self.timeout.as_secs_f64()),
+            other => other.to_string(),
+        };
+        let error = MemberError::Unreachable { hub: self.hub.clone(), cause: cause_in_words };
         Failure { cause, error }
     }
 

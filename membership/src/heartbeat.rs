@@ -69,6 +69,7 @@ impl Heartbeat {
             reached: None,
             lost: 0,
             present: None,
+            refused: None,
         };
         let news = Mutex::new(News { reply, lost: None });
         let (changed, latest, waker) = (Condvar::new(), Mutex::default(), Mutex::default());

@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod boolean;
 mod control;
 mod data_path;
 mod encrypted;
@@ -24,7 +25,8 @@ mod speed;
 mod state;
 
 pub use authority::Credential;
-pub use control::HubClock;
+pub use boolean::{NotABoolean, boolean};
+pub use control::{HubClock, own_host};
 pub use data_path::{DataPath, NicSettings, Ports, Way, open};
 pub use error::MemberError;
 pub use hub::{Hub, Missing, lost, reached, takes_part};

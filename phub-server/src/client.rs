@@ -14,7 +14,7 @@ use hyper::client::conn::http1;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
-use pbox_core::control::ErrorReply;
+use pbox_core::control::{ErrorReply, HOST_HEADER};
 use rustls::pki_types::ServerName;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -65,6 +65,16 @@ impl Address {
         self.ask(Method::GET, path, shown, Vec::new(), limit).await
     }
 
+    /// `POST`s nothing with a token, and waits so long for the answer.
+    pub async fn order<R: DeserializeOwned>(
+        &self,
+        path: &str,
+        shown: Option<Token>,
+        limit: Duration,
+    ) -> Result<R, String> {
+        self.ask(Method::POST, path, shown, Vec::new(), limit).await
+    }
+
     async fn ask<R: DeserializeOwned>(
         &self,
         method: Method,
@@ -79,7 +89,8 @@ impl Address {
             .method(method)
             .uri(path)
             .header(HOST, &self.name)
-            .header(CONTENT_TYPE, "application/json");
+            .header(CONTENT_TYPE, "application/json")
+            .header(HOST_HEADER, membership::own_host());
         let request = match shown {
             Some(token) => request.header(AUTHORIZATION, format!("Bearer {token}")),
             None => request,

@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+mod asker;
 pub mod checkpoint;
 pub mod client;
 mod control;
@@ -20,9 +21,11 @@ mod cores;
 mod error;
 mod hub;
 pub mod job_memory;
+pub mod needs;
 pub mod open_files;
 mod pieces;
 pub mod program;
+mod refusals;
 mod registry;
 mod rendezvous;
 mod seldom;

@@ -14,7 +14,9 @@ mod reason;
 mod rounds;
 mod versions;
 
-pub use hub::{CoreReply, CountsReply, HubReply, JobReply, LinkReply, LostReply, MemberReply, NicReply};
+pub use hub::{
+    CoreReply, CountsReply, HubReply, JobReply, LinkReply, LostReply, MemberReply, NicReply, RefusalReply,
+};
 pub use mesh::{Machine, MeetReply, MeetRequest, Mesh, NotAMachine};
 pub use numbers::{LearningRateRequest, NumbersSet, OptimizerRequest};
 pub use parse::{ParseError, parse, parse_from_hub, parse_join, parse_versioned};
@@ -29,6 +31,9 @@ pub use rounds::{
     GradientNorm, GradientsReply, LATENESS_BOUNDS_US, LatenessReply, Latest, MAX_PATH, RankReply, RoundsReply,
 };
 pub use versions::{PROTOCOL, PROTOCOL_LOWEST, Versions};
+
+/// The header of a request with the name that the client's machine gives itself, for people who look for it. It proves nothing.
+pub const HOST_HEADER: &str = "phub-host";
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -97,6 +102,9 @@ pub struct JoinRequest {
     /// Whether the worker makes its links again when it loses them while the hub lives, by a [`RelinkRequest`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub relinks: bool,
+    /// Whether the job is a trial, such as a probe's: the hub neither reads nor writes checkpoints of it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub trial: bool,
     /// The terms on which all ends of the job agree.
     pub terms: JobTerms,
 }
@@ -266,6 +274,9 @@ pub struct HeartbeatReply {
     /// [brings](Begins::from) its keys, or that it has none to bring.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub present: Option<PresentReply>,
+    /// The last worker whose join the hub refused, and why, while others gather.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
 }
 
 /// A worker that lives and has not pushed what others have pushed.

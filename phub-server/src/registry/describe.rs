@@ -28,7 +28,7 @@ impl Registry {
         ports.collect::<BTreeSet<_>>().into_iter().map(counted).collect()
     }
 
-    /// What the hub is, and what it has done so far, except for what NICs count.
+    /// Says what the hub is and has done so far, except for what NICs count and whom it refused.
     pub fn describe(&self) -> HubReply {
         use std::sync::atomic::Ordering::Relaxed;
         let rdma = self.up.group.rdma();
@@ -56,6 +56,8 @@ impl Registry {
             cores: self.cores.iter().enumerate().map(core).collect(),
             nics: Vec::new(),
             jobs: inner.jobs.values().map(Job::describe).collect(),
+            refusals: Vec::new(),
+            timeline: self.timeline.is_some(),
         }
     }
 }

@@ -71,6 +71,7 @@ pub fn request() -> JoinRequest {
         reached: None,
         present: None,
         relinks: false,
+        trial: false,
         terms,
     }
 }

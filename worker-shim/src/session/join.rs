@@ -45,6 +45,7 @@ impl Session {
         given_up: GivenUp,
     ) -> Result<Self, SessionError> {
         check_job_name(&config.job)?;
+        SessionConfig::check_environment()?;
         config.terms.hubs = membership::hub_addresses(&config.hub)?.len() as u32;
         config.terms.check()?;
         config.check_pull()?;
@@ -209,6 +210,7 @@ pub(super) fn let_in(
         reached,
         present: config.hub_present.then(|| present.unwrap_or_default()),
         relinks: relink::asks(config),
+        trial: config.trial,
         terms: config.terms.clone(),
     };
     let credential = match &config.token {

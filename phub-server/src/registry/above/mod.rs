@@ -177,6 +177,7 @@ impl Up {
             reached: None,
             present: None,
             relinks: true,
+            trial: request.trial,
             protocol: PROTOCOL,
             protocol_lowest: Versions::OURS.lowest_of_several(),
             rank: number,
