@@ -25,7 +25,8 @@ fn report_in(dtype: Dtype, rounds: &str, arguments: &[&str]) -> serde_json::Valu
     write_manifest(&model, &[1, 17, 16_385, 100_000].map(of));
     let mut command = probe_program();
     command
-        .args(["--json", "--workers", "3", "--rounds", rounds])
+        .args(["--json", "--rounds", rounds])
+        .args((!arguments.contains(&"--workers")).then_some(["--workers", "3"]).into_iter().flatten())
         .args(arguments)
         .arg("--manifest")
         .arg(&model);
@@ -163,5 +164,32 @@ fn compressed_rounds_report_their_bytes() {
                 assert!(crossed > 0.0 && crossed < 0.55 * whole, "{codec}: {crossed} of {whole}");
             }
         }
+    }
+}
+
+/// The second run at a hub with checkpoints said "wrong result".
+#[test]
+fn a_hub_with_checkpoints_takes_one_run_after_another() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let mut settings = hub_tests::settings(1, hub_tests::PATIENT_S);
+    settings.checkpoints = Some(dir.path().join("checkpoints"));
+    settings.checkpoint_every = std::num::NonZeroU32::new(2);
+    let hub = phub_server::Hub::start(&settings).unwrap();
+    let address = hub.address().to_string();
+    for run in 0..2 {
+        let report = report(&["--hub", &address, "--workers", "1", "--rank", "0"]);
+        assert_eq!(report["checked"], true, "run {run}: {report}");
+    }
+    let left =
+        std::fs::read_dir(dir.path().join("checkpoints")).unwrap().map(|entry| entry.unwrap().file_name());
+    let left: Vec<_> = left.filter(|name| name.to_string_lossy().contains("safetensors")).collect();
+    assert!(left.is_empty(), "{left:?}");
+    // A run that is to outlive its hub has checkpoints: the next one goes on from there.
+    for run in 0..2 {
+        let asked =
+            ["--hub", &address, "--workers", "1", "--rank", "0", "--job", "kept", "--hub-wait-s", "30"];
+        let report = report(&asked);
+        assert_eq!(report["checked"], true, "run {run}: {report}");
     }
 }
