@@ -184,3 +184,59 @@ fn help_teaches() {
     let help = String::from_utf8_lossy(&output.stdout);
     says(&help, &["--transports verbs --nics mlx5", "Exit status: 0", "--workers", "--manifest", "--json"]);
 }
+
+/// Each of these stops `serve`, and the doctor said that nothing was in the way.
+#[test]
+fn what_stops_serve_is_a_failure() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    std::fs::write(at("file"), "").unwrap();
+    for (settings, name) in [
+        (vec!["--tls-cert".to_owned(), at("none.crt"), "--tls-key".into(), at("none.key")], "certificate"),
+        (vec!["--token-file".into(), at("none")], "secret"),
+        (vec!["--interface".into(), "nowhere7".into()], "interface"),
+        (vec!["--checkpoints".into(), at("no/where")], "checkpoints"),
+        (vec!["--checkpoints".into(), at("file")], "checkpoints"),
+        (vec!["--trace".into(), at("no/trace.json")], "timeline"),
+        (vec!["--late-limit-s".into(), "3".into()], "settings"),
+        (vec!["--data-listen".into(), "127.0.0.1:7999".into()], "settings"),
+    ] {
+        let listen = if name == "settings" { "127.0.0.1:7999" } else { "127.0.0.1:0" };
+        let settings: Vec<&str> =
+            ["--listen", listen].into_iter().chain(settings.iter().map(String::as_str)).collect();
+        let (status, text) = doctor(&settings);
+        assert_eq!(status, Some(1), "{settings:?}\n{text}");
+        assert!(check(&text, name).starts_with("FAIL"), "{settings:?}\n{text}");
+        says(failure(&[&["serve"][..], &settings].concat()), &["phub-server: "]);
+    }
+}
+
+#[test]
+fn a_job_that_does_not_fit_is_a_failure() {
+    let _watchdog = Watchdog::start();
+    let (status, text) = doctor(&["--listen", "127.0.0.1:0", "--model", "vgg19-22k", "--workers", "1024"]);
+    assert_eq!(status, Some(1), "{text}");
+    says(check(&text, "memory"), &["FAIL", "vgg19-22k with 1024 workers needs", "GB"]);
+    let (_, text) = doctor(&["--listen", "127.0.0.1:0"]);
+    assert!(check(&text, "threads").starts_with("pass"), "{text}");
+}
+
+/// Where the system gives no threads, in a child whose user has no more: nobody panics.
+#[test]
+fn threads_that_cannot_be_made_are_a_failure() {
+    let _watchdog = Watchdog::start();
+    if rustix::process::getuid().is_root() {
+        eprintln!("skipped: root has no such limit");
+        return;
+    }
+    let mut command = std::process::Command::new("sh");
+    let program = env!("CARGO_BIN_EXE_phub-server");
+    let output = command
+        .args(["-c", &format!("ulimit -u 1; exec {program} doctor --listen 127.0.0.1:0")])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!((output.status.code(), &*String::from_utf8_lossy(&output.stderr)), (Some(1), ""), "{text}");
+    says(check(&text, "threads"), &["FAIL", "ulimit -u"]);
+}

@@ -174,6 +174,7 @@ pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
         reached: None,
         present: None,
         relinks: false,
+        trial: false,
         terms,
     }
 }
