@@ -186,3 +186,31 @@ def test_how_long_sessions_wait_for_a_hub_is_said_by_the_environment(monkeypatch
         monkeypatch.setenv("PHUB_HUB_WAIT", wrong)
         with pytest.raises(phub.SettingsError, match=f"PHUB_HUB_WAIT is '{wrong}'"):
             wait_for_hub()
+
+
+def test_a_variable_that_is_empty_is_not_set():
+    worker = phub.worker({"PHUB_HUB": "", "PHUB_JOB": "", "PHUB_RANK": "", "PHUB_LEVELS": "", "PHUB_PORT": ""})
+    assert (worker.rank, worker.world_size, worker.hub, worker.serve_at) == (0, 1, None, "127.0.0.1:0")
+
+
+def test_the_variable_of_a_kubernetes_service_is_explained():
+    environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "PHUB_PORT": "tcp://10.0.0.1:7077"}
+    with pytest.raises(phub.SettingsError, match="Kubernetes.*Service another name"):
+        phub.worker(environment)
+
+
+def test_only_an_error_of_the_port_names_the_variable_of_the_port(monkeypatch, tmp_path):
+    monkeypatch.setenv("PHUB_CHECKPOINTS", str(tmp_path / "no" / "where"))
+    with pytest.raises(phub.HubStartError, match="checkpoint directory") as refused:
+        _hub.serve_for("127.0.0.1:0")
+    assert "PHUB_PORT" not in str(refused.value)
+
+
+def test_a_lone_process_needs_no_home(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+    for name in ("PHUB_TOKEN", "PHUB_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    with phub.Session(keys={"a": (3,)}, optimizer=phub.Average()) as session:
+        assert session.world_size == 1

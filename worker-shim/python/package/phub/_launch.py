@@ -89,7 +89,9 @@ def worker(environment: Optional[Mapping[str, str]] = None) -> Worker:
     Raises:
         SettingsError: the launcher's environment is wrong.
     """
-    env = os.environ if environment is None else environment
+    # A variable of ours that is empty is not set.
+    given = os.environ if environment is None else environment
+    env = {name: text for name, text in given.items() if text or not name.startswith("PHUB_")}
     rank, world_size, launcher = 0, 1, ""
     levels = env.get("PHUB_LEVELS", "auto")
     if levels not in ("auto", "flat", "machine"):
@@ -120,7 +122,7 @@ def wait_for_hub() -> float:
     Raises:
         SettingsError: it is no number of seconds.
     """
-    text = os.environ.get("PHUB_HUB_WAIT", "60")
+    text = os.environ.get("PHUB_HUB_WAIT") or "60"
     try:
         seconds = float(text)
     except ValueError:
@@ -252,6 +254,11 @@ def job_name(name: str) -> str:
 
 def _number(env: Mapping[str, str], name: str) -> int:
     text = env.get(name, "")
+    if name == "PHUB_PORT" and "://" in text:
+        raise SettingsError(
+            f"environment: PHUB_PORT is {text!r}, which Kubernetes sets in pods beside a Service with the name phub; expected a "
+            "number: give the Service another name, or the pod enableServiceLinks: false"
+        )
     if not text.isascii() or not text.isdigit():
         raise SettingsError(f"environment: {name} is {text!r}; expected a number")
     return int(text)

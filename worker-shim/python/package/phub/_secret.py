@@ -30,6 +30,11 @@ def of_run(store: Optional[Tuple[str, int]]) -> Optional[str]:
     return bytes(run.compare_set(_KEY, "", secrets.token_hex(32))).decode()
 
 
+def of_lone_process() -> Optional[str]:
+    """A secret for a process and the hub in it, where this user can keep none: nobody else needs it."""
+    return None if _phub.token("read", "*", None) is not None else secrets.token_hex(32)
+
+
 def headers(right: str, job: str, token: Optional[str]) -> Dict[str, str]:
     """The headers of a request to a hub that needs a right to a job, or to all: "*"."""
     shown = _phub.token(right, job, token)

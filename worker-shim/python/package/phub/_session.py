@@ -228,6 +228,8 @@ class Session:
         }
         if token is None:
             token = hub.token if isinstance(hub, Hub) else _secret.of_run(me.store) if hub is None else None
+        if token is None and hub is None and self.world_size == 1 and (me.serve_at or "").endswith(":0"):
+            token = _secret.of_lone_process()
         self._token = settings["token"] = token
         machine = self._machine(me, hub, mesh, settings)
         # Nobody starts a hub again that a worker, or this script, has started.
