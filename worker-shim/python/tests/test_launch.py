@@ -1,6 +1,8 @@
 """Who a process is, by its launcher's environment."""
 
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -202,15 +204,20 @@ def test_the_variable_of_a_kubernetes_service_is_explained():
 def test_only_an_error_of_the_port_names_the_variable_of_the_port(monkeypatch, tmp_path):
     monkeypatch.setenv("PHUB_CHECKPOINTS", str(tmp_path / "no" / "where"))
     with pytest.raises(phub.HubStartError, match="checkpoint directory") as refused:
-        _hub.serve_for("127.0.0.1:0")
+        _hub.serve_for("localhost:0")
     assert "PHUB_PORT" not in str(refused.value)
 
 
-def test_a_lone_process_needs_no_home(monkeypatch, tmp_path):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("HOME", str(tmp_path / "file"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
-    for name in ("PHUB_TOKEN", "PHUB_TOKEN_FILE"):
+def test_a_lone_process_needs_no_home(monkeypatch):
+    for name in ("XDG_CONFIG_HOME", "PHUB_TOKEN", "PHUB_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
-    with phub.Session(keys={"a": (3,)}, optimizer=phub.Average()) as session:
-        assert session.world_size == 1
+    monkeypatch.setenv("HOME", "/proc/nowhere")
+    # Two sessions, of the one hub.
+    script = """
+import phub
+for job in ("a", "b"):
+    with phub.Session(keys={"a": (3,)}, optimizer=phub.Average(), job=job) as session:
+        print(session.world_size)
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert said.stdout.split() == ["1", "1"], said.stderr

@@ -30,6 +30,7 @@ def of_run(store: Optional[Tuple[str, int]]) -> Optional[str]:
     return bytes(run.compare_set(_KEY, "", secrets.token_hex(32))).decode()
 
 
+@functools.lru_cache(maxsize=None)
 def of_lone_process() -> Optional[str]:
     """A secret for a process and the hub in it, where this user can keep none: nobody else needs it."""
     return None if _phub.token("read", "*", None) is not None else secrets.token_hex(32)
