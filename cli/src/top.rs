@@ -113,8 +113,8 @@ fn screen(address: &str, hub: &HubReply, before: Option<&HubReply>) -> String {
         ranks.sort_by_key(|rank| std::cmp::Reverse((rank.last, rank.greatest_us)));
         let _ = writeln!(
             text,
-            "  {:>6} {:>9} {:>12} {:>10} {:>10}  {}",
-            "rank", "was last", "then late by", "median", "greatest", "where"
+            "  {:>6} {:>9} {:>12} {:>10} {:>10}  where",
+            "rank", "was last", "then late by", "median", "greatest"
         );
         for rank in ranks.iter().take(RANKS) {
             let part = format!("{}%", 100 * rank.last / rounds.window.max(1));

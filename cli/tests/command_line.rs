@@ -98,6 +98,7 @@ fn what_nccl_is_told_stops_nobody() {
 fn nics_that_are_not_there_are_refused() {
     let _watchdog = Watchdog::start();
     let error = failure(&["serve", "--listen", "127.0.0.1:0", "--nics", "=no_such_nic7"]);
+    says(&error, &["--nics asks for RDMA, and this hub has none"]);
     // Without the library, or without a device, the error says that.
     assert!(["no_such_nic7", "libibverbs", "RDMA"].iter().any(|word| error.contains(word)), "{error}");
 }
@@ -124,6 +125,9 @@ fn the_environment_has_one_rule() {
         let (well, log) = serve(&[("PHUB_INSECURE", on)]);
         assert!(well && log.contains(word), "PHUB_INSECURE={on}: {log}");
     }
+    let (well, error) = serve(&[("PHUB_NICS", "=no_such_nic7")]);
+    assert!(!well);
+    says(error, &["--nics comes from the environment: PHUB_NICS is \"=no_such_nic7\""]);
     let (well, error) = serve(&[("PHUB_CHECKSUM", "maybe")]);
     assert!(!well);
     says(error, &["--checksum", "PHUB_CHECKSUM is \"maybe\""]);

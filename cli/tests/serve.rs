@@ -163,7 +163,10 @@ fn a_hub_stopped_beyond_the_limit_is_given_up() {
     let hub = serve(dir.path(), &["--heartbeat-limit-s", "1"]);
     let mut sessions = in_the_middle_of_a_round(&hub.address);
     hub.signal(Signal::STOP);
-    says(sessions[0].wait_all().unwrap_err(), &["\"job\"", "lost the hub", &hub.address, "no answer came within"]);
+    says(
+        sessions[0].wait_all().unwrap_err(),
+        &["\"job\"", "lost the hub", &hub.address, "no answer came within"],
+    );
 }
 
 #[test]
@@ -304,6 +307,11 @@ fn who_joins_who_is_refused_and_who_stops_is_named() {
     drop(session);
     assert_eq!(hub.end().0.code(), Some(i32::from(phub_cli::exit::DRAINED)));
     let log: Vec<String> = log.map_while(Result::ok).collect();
+    let made = log.iter().find(|line| line.contains("new job")).expect("the hub says so");
+    says(made, &["optimizer=\"average\"", "cores=\"0\""]);
+    let settings = log.iter().find(|line| line.contains("settings: control 127.0.0.1:0")).expect("one line");
+    says(settings, &["wants tokens", "checkpoints off", "cores 1"]);
+    assert!(!log.iter().any(|line| line.contains("Some(")), "Rust's own words: {log:#?}");
     for words in ["worker joined", "refused", "an operator stops a job", "the hub takes no more jobs"] {
         let line = log.iter().find(|line| line.contains(words));
         assert!(line.is_some_and(|line| line.contains("127.0.0.1")), "{words}: {log:#?}");

@@ -15,7 +15,7 @@ pub enum HubError {
     #[error("reading this machine's topology: {0}")]
     Topology(#[from] topology::HostError),
     /// The requested cores are not available.
-    #[error("choosing cores: {0}")]
+    #[error("choosing cores (--cores): {0}")]
     Place(#[from] topology::PlaceError),
     /// Settings do not go with each other.
     #[error("{0}")]
@@ -73,7 +73,7 @@ pub enum HubError {
         there_are: Vec<String>,
     },
     /// The data path cannot be opened.
-    #[error("opening the data path: {0}")]
+    #[error("opening the data path (--data-listen): {0}")]
     DataPath(#[from] ConnectError),
     /// RDMA was requested and is not available.
     #[error("RDMA: {0}")]
@@ -100,6 +100,14 @@ pub enum HubError {
     NoNic {
         /// The RDMA devices of this machine.
         there_are: Vec<String>,
+    },
+    /// A setting asks for RDMA, and there is none.
+    #[error("{setting} asks for RDMA, and this hub has none: {error}")]
+    Asked {
+        /// The flag.
+        setting: &'static str,
+        /// Why there is none.
+        error: Box<HubError>,
     },
     /// Workers would have no way to the hub.
     #[error("--transports names none: no worker could reach the hub; leave it out to offer all")]

@@ -21,8 +21,11 @@ const BESIDE_CORES: usize = 16;
 /// What is there, in words; nothing where the settings do not need it.
 type Found = Result<Option<String>, HubError>;
 
+/// A look at one need.
+type Look = fn(&HubSettings) -> Found;
+
 /// All needs by name, in the order in which `serve` looks at them.
-const NEEDS: [(&str, fn(&HubSettings) -> Found); 6] = [
+const NEEDS: [(&str, Look); 6] = [
     ("settings", |settings| settings.check().map(|()| Some(settings.to_string()))),
     ("secret", secret),
     ("certificate", certificate),

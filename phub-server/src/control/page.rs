@@ -131,6 +131,12 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_page_offers_a_timeline_where_there_is_one() {
+        assert!(PAGE.contains("id=\"traceline\" hidden"), "until the hub says so");
+        assert!(PAGE.contains("$(\"traceline\").hidden = !hub.timeline"));
+    }
+
+    #[test]
     fn the_page_has_nothing_from_elsewhere() {
         for foreign in ["http:", "https:", "src=", "@import", "url(", "innerHTML", "eval(", "localStorage"] {
             assert!(!PAGE.contains(foreign), "the page has {foreign}");

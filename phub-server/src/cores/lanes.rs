@@ -46,7 +46,10 @@ pub(crate) fn choose(host: &Host, settings: &HubSettings) -> Result<Lanes, HubEr
             Ok(lanes) => return Ok(lanes),
             // What was set wrongly is no lack of RDMA.
             Err(error @ HubError::Rdma(VerbsError::Setting(_))) => return Err(error),
-            Err(error) if wants_rdma(settings) => return Err(error),
+            Err(error) if wants_rdma(settings) => {
+                let setting = if settings.nics.is_some() { "--nics" } else { "--transports" };
+                return Err(HubError::Asked { setting, error: Box::new(error) });
+            }
             Err(error) => tracing::info!("no RDMA: {error}"),
         }
     }

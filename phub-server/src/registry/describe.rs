@@ -61,3 +61,22 @@ impl Registry {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use pbox_core::Round;
+    use pbox_core::control::CheckpointReply;
+
+    use crate::registry::test_bed::{registry, request, runtime};
+
+    /// A query of the docs, the rounds that would be lost with the hub, gave -8.
+    #[test]
+    fn a_job_is_not_behind_its_own_checkpoint() {
+        let (registry, _core) = registry();
+        runtime().block_on(registry.join("job".into(), request())).unwrap();
+        assert_eq!(registry.describe().jobs[0].round, Round(0));
+        let last = CheckpointReply { round: Round(8), bytes: 1, milliseconds: 1, error_before: None };
+        registry.lock().jobs.values_mut().for_each(|job| job.checkpoints.last = Some(last.clone()));
+        assert_eq!(registry.describe().jobs[0].round, Round(8));
+    }
+}

@@ -15,17 +15,17 @@ const OTHERS: [&str; 2] = ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"];
 /// # Errors
 /// When the setting names none that has an address.
 pub(crate) fn address(setting: Option<&NicList>) -> Result<Option<IpAddr>, HubError> {
-    let interfaces = get_if_addrs()?;
     match setting {
         // A list of what not to use leaves the choice to the routes.
         Some(list) if !list.names_devices() => Ok(None),
         Some(list) => {
-            choose(list, interfaces).map(Some).map_err(|there_are| HubError::NoInterface { there_are })
+            let chosen = choose(list, get_if_addrs()?);
+            chosen.map(Some).map_err(|there_are| HubError::NoInterface { there_are })
         }
-        None => {
-            let set = OTHERS.iter().find_map(|&name| Some((name, set_by_others(name)?)));
-            Ok(set.and_then(|(name, text)| of_others(name, &text, interfaces)))
-        }
+        None => match OTHERS.iter().find_map(|&name| Some((name, set_by_others(name)?))) {
+            Some((name, text)) => Ok(of_others(name, &text, get_if_addrs()?)),
+            None => Ok(None),
+        },
     }
 }
 

@@ -218,7 +218,9 @@ impl HubSettings {
     pub fn check(&self) -> Result<(), HubError> {
         let wrong = |why: String| Err(HubError::Settings(why));
         if self.insecure && self.token_file.is_some() {
-            return wrong("--token-file names a secret, and --insecure serves everybody; leave one out".to_owned());
+            return wrong(
+                "--token-file names a secret, and --insecure serves everybody; leave one out".to_owned(),
+            );
         }
         if let Some(limit) = self.late_limit_s.filter(|&limit| limit < self.late_warning_s) {
             return wrong(format!(
