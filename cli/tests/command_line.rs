@@ -137,6 +137,9 @@ fn the_environment_has_one_rule() {
     let (well, error) = serve(&[("PHUB_TRACE", "/no/such/directory/trace.json")]);
     assert!(!well);
     says(error, &["--trace comes from the environment: PHUB_TRACE is"]);
+    let mut doctor = phub_server(&["doctor", "--listen", "127.0.0.1:0"]);
+    let text = String::from_utf8(doctor.env("PHUB_CHECKPOINT", "/x").output().unwrap().stdout).unwrap();
+    says(text, &["warn  environment", "was PHUB_CHECKPOINTS meant?"]);
     let (well, log) = serve(&[("PHUB_CHECKPOINT", "/x"), ("PHUB_PORT", "tcp://10.0.0.1:7077")]);
     assert!(well, "{log}");
     says(

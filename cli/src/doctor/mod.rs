@@ -19,9 +19,9 @@ use std::path::Path;
 use fabric::any::Transport;
 use fabric::verbs::{self, Device, Nccl, NicList, NicOptions};
 use membership::NicSettings;
-use phub_server::HubSettings;
 use phub_server::lanes::{self, OnNics};
 use phub_server::program::ModelSource;
+use phub_server::{HubSettings, environment_warnings};
 use rustix::process::{Resource, getrlimit};
 use topology::{Host, NicChoice, NicKind};
 
@@ -92,6 +92,9 @@ impl DoctorArgs {
 
         let seen = control_port::look(settings.listen);
         serve::needs(settings, &seen).for_each(|check| report.add(check));
+        for warning in environment_warnings() {
+            report.add(Check::warn("environment", warning, "unset it, or set what was meant"));
+        }
         for warning in &nccl.warnings {
             report.add(Check::warn(
                 "NCCL's settings",

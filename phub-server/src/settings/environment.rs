@@ -36,8 +36,8 @@ const OF_TESTS: [&str; 6] =
 /// More letters than these apart, two names are not the same one mistyped.
 const NEAR: usize = 3;
 
-/// What is wrong with the names of this process's environment, a sentence each.
-pub(crate) fn warnings() -> Vec<String> {
+/// Returns what is wrong with the names of this process's environment, a sentence each.
+pub fn warnings() -> Vec<String> {
     warnings_of(
         std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))),
@@ -103,6 +103,8 @@ fn distance(one: &str, other: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::path::{Path, PathBuf};
+
     use super::*;
 
     fn of(variables: &[(&str, &str)]) -> Vec<String> {
@@ -130,6 +132,45 @@ mod tests {
         let names =
             ["PHUB_LISTEN", "PHUB_NICS", "PHUB_RDMA_TIMEOUT", "PHUB_HUB_WAIT", "PHUB_TOKEN", "PHUB_TEST_X"];
         assert_eq!(of(&names.map(|name| (name, "1"))), [""; 0]);
+    }
+
+    /// The names that the sources of hubs and workers have, as the list is kept by hand.
+    #[test]
+    fn every_name_in_the_sources_is_known() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let known = known();
+        let mut dirs: Vec<PathBuf> = [
+            "authority/src",
+            "fabric/src",
+            "membership/src",
+            "worker-shim/src",
+            "worker-shim/python/package",
+            "cli/src",
+        ]
+        .map(|dir| root.join(dir))
+        .to_vec();
+        let mut seen = 0;
+        while let Some(dir) = dirs.pop() {
+            for path in std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()) {
+                if path.is_dir() {
+                    dirs.push(path);
+                    continue;
+                }
+                let text = std::fs::read_to_string(&path).unwrap_or_default();
+                let is_of_a_name =
+                    |letter: char| letter.is_ascii_uppercase() || letter.is_ascii_digit() || letter == '_';
+                for (at, _) in text.match_indices(OURS) {
+                    let end = text[at..].find(|letter| !is_of_a_name(letter)).unwrap_or(text.len() - at);
+                    let name = &text[at..at + end];
+                    let is_whole = !text[..at].ends_with(is_of_a_name) && !name.ends_with('_');
+                    if is_whole && !OF_TESTS.iter().any(|tests| name.starts_with(tests)) {
+                        assert!(known.iter().any(|known| known == name), "{name} in {}", path.display());
+                        seen += 1;
+                    }
+                }
+            }
+        }
+        assert!(seen > 50, "{seen}");
     }
 
     #[test]
