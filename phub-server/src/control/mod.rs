@@ -237,7 +237,7 @@ async fn join(
     let from = client.asker(request.headers());
     let joined = join_of(&desk, &from, &job, request).await;
     if let Err(refusal) = &joined {
-        desk.refusals.add(Some(&from), Some(&job), &format!("join: {}", refusal.why()));
+        desk.refusals.add(Some(&from), Some(&job), refusal.why());
     }
     joined
 }
