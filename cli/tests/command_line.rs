@@ -125,6 +125,9 @@ fn the_environment_has_one_rule() {
         let (well, log) = serve(&[("PHUB_INSECURE", on)]);
         assert!(well && log.contains(word), "PHUB_INSECURE={on}: {log}");
     }
+    let (well, error) = serve(&[("PHUB_CHECKPOINTS", "/no/such/directory")]);
+    assert!(!well);
+    says(error, &["--checkpoints comes from the environment: PHUB_CHECKPOINTS is \"/no/such/directory\""]);
     let (well, error) = serve(&[("PHUB_NICS", "=no_such_nic7")]);
     assert!(!well);
     says(error, &["--nics comes from the environment: PHUB_NICS is \"=no_such_nic7\""]);

@@ -52,7 +52,7 @@ pub enum HubError {
     #[error("--tls-cert, --tls-key, --tls-client-ca: {0}")]
     Certificate(#[from] TlsError),
     /// The directory of checkpoints cannot be used.
-    #[error(transparent)]
+    #[error("--checkpoints: {0}")]
     Checkpoints(#[from] CheckpointError),
     /// The file of the timeline cannot be written.
     #[error("--trace: {0}")]

@@ -4,10 +4,11 @@ use std::ffi::OsString;
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
-use hub_tests::{PATIENT_S, config, join_request, post_json, push_all, ready_all, refused, says, settings};
+use hub_tests::{PATIENT_S, config, join_request, post_json, push_all, refused, says, settings};
 use pbox_core::control::LeaveRequest;
 use pbox_core::{ChunkId, Round};
 use phub_server::Hub;
+use worker_shim::Session;
 
 use crate::hostile::by_hand::{ByHand, JOB};
 
@@ -52,13 +53,11 @@ fn a_job_that_is_a_trial_goes_on_from_no_checkpoint_and_writes_none() {
     settings.checkpoint_every = std::num::NonZeroU32::new(1);
     let hub = Hub::start(&settings).unwrap();
     let run = |trial: bool| {
-        let mut sessions = ready_all(1, |rank| {
-            let mut config = config(&hub, JOB, rank, 1);
-            config.trial = trial;
-            config
-        });
-        let mut session = sessions.remove(0);
+        let mut config_of_run = config(&hub, JOB, 0, 1);
+        config_of_run.trial = trial;
+        let mut session = Session::join(config_of_run).unwrap();
         let first = session.next_round();
+        session.broadcast_weights(|_, weights| weights.fill(1.0)).unwrap(); // a round, of a new job
         for _ in 0..3 {
             push_all(&mut session).unwrap();
             session.wait_all().unwrap();
@@ -77,5 +76,5 @@ fn a_job_that_is_a_trial_goes_on_from_no_checkpoint_and_writes_none() {
     let kept = of_the_job();
     assert!(kept > 0);
     assert_eq!((run(true), of_the_job()), (Round(0), kept), "another's checkpoints are left alone");
-    assert_eq!(run(false), Round(3));
+    assert_eq!(run(false), Round(4));
 }

@@ -14,8 +14,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use authority::{Credential, CredentialError};
-use clap::Parser;
 use clap::builder::BoolishValueParser;
+use clap::{CommandFactory, Parser};
 use fabric::any::Transport;
 use fabric::verbs::{NicList, RailMap, VerbsError};
 use pbox_core::control::Machine;
@@ -209,6 +209,11 @@ impl HubSettings {
     pub fn of_arguments(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, String> {
         let all = std::iter::once("phub-server".into()).chain(arguments);
         program::parse(all).map_err(|unusable| unusable.in_words())
+    }
+
+    /// Says which of the flags that a text names come from the environment, beside these arguments.
+    pub fn variables_in(text: &str, arguments: &[OsString]) -> Vec<String> {
+        program::variables_in(text, &Self::command(), arguments)
     }
 
     /// Whether the settings go with each other.
