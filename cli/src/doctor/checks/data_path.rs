@@ -48,7 +48,8 @@ fn try_shared_memory() -> Result<(), ShmError> {
     let listener = shm::Listener::bind(&shm::Listener::new_address()?)?;
     let address = listener.address();
     let (hub, worker) = std::thread::scope(|scope| {
-        let worker = scope.spawn(|| {
+        let thread = std::thread::Builder::new().name("phub-doctor".into());
+        let worker = thread.spawn_scoped(scope, || {
             shm::connect(
                 address,
                 [0; 16],
@@ -58,7 +59,7 @@ fn try_shared_memory() -> Result<(), ShmError> {
                 &PlannedLink::of_one_port(&[1]),
                 PATIENCE,
             )
-        });
+        })?;
         let hub = listener.accept().and_then(|accepted| {
             let hello = accepted.expect("nobody stops the listener").hello(PATIENCE)?;
             hello.welcome(&hub_group, &weights, WINDOW, &PlannedLink::of_one_port(&[1]))
@@ -66,8 +67,8 @@ fn try_shared_memory() -> Result<(), ShmError> {
         if hub.is_err() {
             listener.stop();
         }
-        (hub, worker.join().expect("connecting does not panic"))
-    });
+        Ok::<_, ShmError>((hub, worker.join().expect("connecting does not panic")))
+    })?;
     let (mut hub, mut worker) = (hub?, worker?);
     let (mut hub_port, mut worker_port) = (hub_ports.remove(0), worker_ports.remove(0));
     hub_port.attach(hub.endpoints.remove(0));

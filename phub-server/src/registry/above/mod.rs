@@ -189,6 +189,7 @@ impl Up {
         let request = JoinRequest {
             reached: None,
             relinks: true,
+            trial: request.trial,
             protocol: PROTOCOL,
             protocol_lowest: Versions::OURS.lowest_of_several(),
             rank: number,
