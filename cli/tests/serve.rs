@@ -39,11 +39,27 @@ fn push_all(session: &mut Session) -> Result<(), SessionError> {
     session.keys().try_for_each(|key| session.push(key))
 }
 
-/// What a process of this id can leave in the system.
-fn left_behind(pid: u32, dir: &Path) -> Vec<String> {
+/// The sockets of a process that have abstract names.
+fn named_sockets(pid: u32) -> Vec<String> {
+    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let links = descriptors.filter_map(|fd| std::fs::read_link(fd.path()).ok());
+    let own: Vec<String> = links.map(|link| link.display().to_string()).collect();
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+    // "Num RefCount Protocol Flags Type St Inode Path"
+    let fields = sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let named = fields.filter(|fields| {
+        fields.get(7).is_some_and(|name| name.starts_with("@phub-"))
+            && own.contains(&format!("socket:[{}]", fields[6]))
+    });
+    named.map(|fields| fields[7].to_owned()).collect()
+}
+
+/// What a process of this id, which had these sockets, can leave in the system.
+fn left_behind(pid: u32, dir: &Path, names: &[String]) -> Vec<String> {
     let mut left = Vec::new();
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
-    left.extend(sockets.lines().filter(|line| line.contains(&format!("@phub-{pid}-"))).map(String::from));
+    let is_left = |name: &&String| sockets.lines().any(|line| line.ends_with(&format!(" {name}")));
+    left.extend(names.iter().filter(is_left).cloned());
     for place in [Path::new("/dev/shm"), dir] {
         let files = std::fs::read_dir(place).into_iter().flatten().flatten().map(|file| file.path());
         let ours = files.filter(|path| place == dir || path.to_string_lossy().contains("phub"));
@@ -63,8 +79,13 @@ fn left_behind(pid: u32, dir: &Path) -> Vec<String> {
 fn a_signal_ends_it_well(signal: Signal, name: &str) {
     let dir = tempfile::tempdir().unwrap();
     let mut hub = serve(dir.path(), &[]);
-    assert!(!left_behind(hub.pid(), dir.path()).is_empty(), "the test sees what there is to see");
     let mut sessions = in_the_middle_of_a_round(&hub.address);
+    let names = named_sockets(hub.pid());
+    assert!(
+        left_behind(hub.pid(), dir.path(), &names).len() > names.len(),
+        "the test sees what there is to see"
+    );
+    assert!(!names.is_empty(), "the hub's, and the one by which it wakes each worker");
     let told = ["\"job\" failed", "the hub was stopped", name];
     std::thread::scope(|scope| {
         let (waiting, other) = sessions.split_at_mut(1);
@@ -79,7 +100,7 @@ fn a_signal_ends_it_well(signal: Signal, name: &str) {
     let (status, said) = hub.end();
     assert_eq!((status.code(), said.as_str()), (Some(0), ""));
     drop(sessions);
-    assert_eq!(left_behind(hub.pid(), dir.path()), [""; 0]);
+    assert_eq!(left_behind(hub.pid(), dir.path(), &names), [""; 0]);
 }
 
 #[test]
@@ -138,9 +159,10 @@ fn without_a_job_it_ends_well_too() {
     let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let mut hub = serve(dir.path(), &[]);
+    let names = named_sockets(hub.pid());
     hub.signal(Signal::TERM);
     assert_eq!(hub.end().0.code(), Some(0));
-    assert_eq!(left_behind(hub.pid(), dir.path()), [""; 0]);
+    assert_eq!(left_behind(hub.pid(), dir.path(), &names), [""; 0]);
 }
 
 #[test]
@@ -149,10 +171,11 @@ fn a_kill_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let mut hub = serve(dir.path(), &[]);
     let mut sessions = in_the_middle_of_a_round(&hub.address);
+    let names = named_sockets(hub.pid());
     hub.signal(Signal::KILL);
     says(sessions[0].wait_all().unwrap_err(), &["\"job\"", "lost the hub", &hub.address, "was killed"]);
     assert!(!hub.end().0.success());
-    assert_eq!(left_behind(hub.pid(), dir.path()), [""; 0]);
+    assert_eq!(left_behind(hub.pid(), dir.path(), &names), [""; 0]);
 }
 
 /// A hub that is silent beyond the limit is given up, though its links are open.

@@ -285,7 +285,12 @@ impl<'a> Route<'a> {
                             tried.push(why.to_owned());
                             return Ok((joined, Way { transport, reason: tried.join("; "), paths }));
                         }
-                        Err(error) if error.is_unreachable() => error.to_string(),
+                        Err(error) if error.is_unreachable() => {
+                            if is_shared && !is_last {
+                                tracing::warn!(%error, "no shared memory with the hub; another transport is tried");
+                            }
+                            error.to_string()
+                        }
                         Err(error) => {
                             let hub = self.hub.control.hub.clone();
                             return Err(MemberError::DataPath { hub, error: Box::new(error) });

@@ -33,6 +33,11 @@ pub(crate) fn shared_memory() -> Check {
     const NAME: &str = "shared memory";
     match try_shared_memory() {
         Ok(()) => Check::pass(NAME, "memfds, an abstract socket and rings work between a hub and a worker"),
+        Err(error @ ShmError::Connect(shm::ConnectError::Unshared(_))) => Check::warn(
+            NAME,
+            error.to_string(),
+            "allow memfd_create (a container's seccomp profile); workers of this machine use TCP without it",
+        ),
         Err(error) => Check::fail(
             NAME,
             error.to_string(),
@@ -45,6 +50,9 @@ fn try_shared_memory() -> Result<(), ShmError> {
     let (hub_group, mut hub_ports) = shm::group(1)?;
     let (worker_group, mut worker_ports) = shm::group(1)?;
     let (weights, gradients) = (SendWindow::new(WINDOW)?, SendWindow::new(WINDOW)?);
+    if let Some(why) = worker_group.unshared() {
+        return Err(shm::ConnectError::Unshared(why).into());
+    }
     let listener = shm::Listener::bind(&shm::Listener::new_address()?)?;
     let address = listener.address();
     let (hub, worker) = std::thread::scope(|scope| {
