@@ -64,10 +64,11 @@ impl Credential {
     /// # Errors
     /// When there is none, or what is there is of no use.
     pub fn find() -> Result<Self, CredentialError> {
-        if let Ok(text) = std::env::var(TEXT) {
+        // A variable that is empty is not set.
+        if let Some(text) = std::env::var(TEXT).ok().filter(|text| !text.is_empty()) {
             return Self::parse(&text, TEXT);
         }
-        if let Some(path) = std::env::var_os(FILE) {
+        if let Some(path) = std::env::var_os(FILE).filter(|path| !path.is_empty()) {
             return Self::read(Path::new(&path));
         }
         let path = own_file::path().ok_or(CredentialError::Nowhere)?;

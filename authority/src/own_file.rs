@@ -25,7 +25,8 @@ pub fn directory() -> Option<PathBuf> {
 pub(crate) fn read(path: &Path) -> Result<String, CredentialError> {
     let failed = |error| CredentialError::Unreadable { path: path.to_owned(), error };
     match fs::metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+        // Of a home that is a file, as /dev/null, the error of the attempt says it.
+        Err(error) if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&error.kind()) => {
             make(path).map_err(|error| CredentialError::Unmade { path: path.to_owned(), error })?;
         }
         Err(error) => return Err(failed(error)),
@@ -75,6 +76,12 @@ mod tests {
         assert!(texts.iter().all(|text| text == &texts[0]));
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_home_that_is_a_file_has_no_room_for_a_secret() {
+        let error = read(Path::new("/dev/null/.config/phub/secret")).unwrap_err();
+        assert!(matches!(error, CredentialError::Unmade { .. }), "{error}");
     }
 
     #[test]

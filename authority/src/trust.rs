@@ -41,8 +41,9 @@ impl Trust {
     /// # Errors
     /// When what is there is of no use.
     pub fn find() -> Result<Option<Self>, TlsError> {
-        let path = |name| std::env::var_os(name).map(PathBuf::from);
-        let prints = std::env::var(FINGERPRINT).ok();
+        // A variable that is empty is not set.
+        let path = |name| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+        let prints = std::env::var(FINGERPRINT).ok().filter(|prints| !prints.is_empty());
         let whom: Arc<dyn ServerCertVerifier> = match (path(AUTHORITY), prints) {
             (None, None) => return Ok(None),
             (Some(_), Some(_)) => return Err(TlsError::Both),

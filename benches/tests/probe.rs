@@ -1,11 +1,13 @@
 //! The probe as a program, in each element type, consistency and schedule. Its own workers compare its results with the
 //! oracle bit for bit.
 
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::Stdio;
+use std::sync::{Arc, Mutex};
 
 use crate::probe_program;
 use fabric::conformance::Watchdog;
-use hub_tests::program::write_manifest;
+use hub_tests::program::{Program, until, write_manifest};
 use pbox_core::{Credit, Dtype, Key};
 
 /// Runs the probe for some rounds on keys of odd sizes. Returns its report.
@@ -25,7 +27,8 @@ fn report_in(dtype: Dtype, rounds: &str, arguments: &[&str]) -> serde_json::Valu
     write_manifest(&model, &[1, 17, 16_385, 100_000].map(of));
     let mut command = probe_program();
     command
-        .args(["--json", "--workers", "3", "--rounds", rounds])
+        .args(["--json", "--rounds", rounds])
+        .args((!arguments.contains(&"--workers")).then_some(["--workers", "3"]).into_iter().flatten())
         .args(arguments)
         .arg("--manifest")
         .arg(&model);
@@ -164,4 +167,90 @@ fn compressed_rounds_report_their_bytes() {
             }
         }
     }
+}
+
+/// The second run at a hub with checkpoints said "wrong result".
+#[test]
+fn a_hub_with_checkpoints_takes_one_run_after_another() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let mut settings = hub_tests::settings(1, hub_tests::PATIENT_S);
+    settings.checkpoints = Some(dir.path().join("checkpoints"));
+    settings.checkpoint_every = std::num::NonZeroU32::new(2);
+    let hub = phub_server::Hub::start(&settings).unwrap();
+    let address = hub.address().to_string();
+    for run in 0..2 {
+        let report = report(&["--hub", &address, "--workers", "1", "--rank", "0"]);
+        assert_eq!(report["checked"], true, "run {run}: {report}");
+    }
+    let left =
+        std::fs::read_dir(dir.path().join("checkpoints")).unwrap().map(|entry| entry.unwrap().file_name());
+    let left: Vec<_> = left.filter(|name| name.to_string_lossy().contains("safetensors")).collect();
+    assert!(left.is_empty(), "{left:?}");
+    // A run that is to outlive its hub has checkpoints: the next one goes on from there.
+    for run in 0..2 {
+        let asked =
+            ["--hub", &address, "--workers", "1", "--rank", "0", "--job", "kept", "--hub-wait-s", "30"];
+        let report = report(&asked);
+        assert_eq!(report["checked"], true, "run {run}: {report}");
+    }
+}
+
+/// A way to a hub that may be another one later.
+struct Way {
+    at: String,
+    hub: Arc<Mutex<String>>,
+}
+
+impl Way {
+    fn to(hub: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (at, hub) = (listener.local_addr().unwrap().to_string(), Arc::new(Mutex::new(hub.to_owned())));
+        let to = Arc::clone(&hub);
+        std::thread::spawn(move || {
+            for client in listener.incoming().map(Result::unwrap) {
+                // Where no hub listens, the client's connection ends.
+                let Ok(hub) = TcpStream::connect(&*to.lock().unwrap()) else { continue };
+                for (mut from, mut into) in
+                    [(client.try_clone().unwrap(), hub.try_clone().unwrap()), (hub, client)]
+                {
+                    std::thread::spawn(move || {
+                        let _ = std::io::copy(&mut from, &mut into);
+                        let _ = into.shutdown(Shutdown::Both);
+                    });
+                }
+            }
+        });
+        Way { at, hub }
+    }
+}
+
+/// After a return that lost rounds the probe said "wrong result".
+#[test]
+fn a_run_goes_on_with_a_hub_that_lost_rounds() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let start = || {
+        let mut command = probe_program();
+        command.args(["--role", "hub", "--cores", "1"]).env("PHUB_CHECKPOINTS", dir.path());
+        let mut hub = Program::start(command.env("PHUB_CHECKPOINT_EVERY", "20"));
+        let address = hub.read_line().expect("the hub says where it is");
+        (hub, address)
+    };
+    let (hub, first) = start();
+    let way = Way::to(&first);
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| {
+            let asked = ["--hub", &way.at, "--workers", "1", "--rank", "0", "--hub-wait-s", "60"];
+            report_of("3000", &asked)
+        });
+        until("a checkpoint is there", || {
+            hub_tests::describe(&first).jobs.iter().any(|job| job.checkpoint.is_some())
+        });
+        drop(hub); // killed
+        let (_hub, second) = start();
+        *way.hub.lock().unwrap() = second;
+        let report = run.join().unwrap();
+        assert_eq!(report["checked"], true, "{report}");
+    });
 }

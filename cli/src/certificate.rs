@@ -9,6 +9,8 @@ use anyhow::Context;
 use clap::Parser;
 use rcgen::{CertificateParams, DnType, KeyPair};
 
+use crate::out::line;
+
 /// Settings of `phub-server certificate`.
 ///
 /// For a first try, and for clusters without an authority of their own:
@@ -54,10 +56,9 @@ impl CertificateArgs {
         let (of_key, of_certificate) = (out.join("hub.key"), out.join("hub.crt"));
         write(&of_key, 0o600, &key.serialize_pem())?;
         write(&of_certificate, 0o644, &certificate.pem())?;
-        println!("certificate: {} (for {})", of_certificate.display(), names.join(", "));
-        println!("key:         {} (keep it secret)", of_key.display());
-        println!("fingerprint: {}", authority::fingerprint(certificate.der()));
-        Ok(())
+        line(format_args!("certificate: {} (for {})", of_certificate.display(), names.join(", ")))?;
+        line(format_args!("key:         {} (keep it secret)", of_key.display()))?;
+        line(format_args!("fingerprint: {}", authority::fingerprint(certificate.der())))
     }
 }
 

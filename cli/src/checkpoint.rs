@@ -8,6 +8,8 @@ use anyhow::{Context, bail, ensure};
 use clap::{Parser, Subcommand};
 use phub_server::checkpoint::{Decoded, about, decode, export, is_state};
 
+use crate::out::line;
+
 /// Look at the checkpoints of a hub, also while it runs: nothing here changes them.
 #[derive(Clone, Debug, Parser)]
 pub struct CheckpointArgs {
@@ -49,7 +51,10 @@ impl CheckpointArgs {
     pub fn run(&self) -> anyhow::Result<bool> {
         match &self.command {
             Command::List { directory } => list(directory).map(|()| true),
-            Command::Verify { files } => Ok(files.iter().filter(|file| !verify(file)).count() == 0),
+            Command::Verify { files } => {
+                let all: Vec<bool> = files.iter().map(|file| verify(file)).collect::<anyhow::Result<_>>()?;
+                Ok(!all.contains(&false))
+            }
             Command::Export { file, to, with_state } => write(file, to, *with_state).map(|()| true),
         }
     }
@@ -64,11 +69,10 @@ fn list(directory: &Path) -> anyhow::Result<()> {
     }
     names.sort();
     if names.is_empty() {
-        println!("{} has no checkpoints", directory.display());
-        return Ok(());
+        return line(format_args!("{} has no checkpoints", directory.display()));
     }
     let width = names.iter().map(String::len).max().unwrap_or(0).max(4);
-    println!("{:width$}  {:<20} {:>10} {:>12} {:>8}", "file", "job", "round", "bytes", "age");
+    line(format_args!("{:width$}  {:<20} {:>10} {:>12} {:>8}", "file", "job", "round", "bytes", "age"))?;
     for name in names {
         let path = directory.join(&name);
         let (bytes, age) = std::fs::metadata(&path)
@@ -83,12 +87,14 @@ fn list(directory: &Path) -> anyhow::Result<()> {
         match about(&path) {
             Ok(about) => {
                 let ended = about.ended.map(|ended| format!("  {ended}")).unwrap_or_default();
-                println!(
+                line(format_args!(
                     "{name:width$}  {:<20} {:>10} {bytes:>12} {age:>8}{ended}",
                     about.job, about.round.0
-                );
+                ))?;
             }
-            Err(error) => println!("{name:width$}  {:<20} {:>10} {bytes:>12} {age:>8}  {error}", "?", "?"),
+            Err(error) => {
+                line(format_args!("{name:width$}  {:<20} {:>10} {bytes:>12} {age:>8}  {error}", "?", "?"))?;
+            }
         }
     }
     Ok(())
@@ -113,12 +119,12 @@ fn read(path: &Path) -> anyhow::Result<Decoded> {
 }
 
 /// Whether a file is whole and finite; says so.
-fn verify(path: &Path) -> bool {
+fn verify(path: &Path) -> anyhow::Result<bool> {
     let checkpoint = match read(path) {
         Ok(checkpoint) => checkpoint,
         Err(error) => {
-            println!("FAIL  {error:#}");
-            return false;
+            line(format_args!("FAIL  {error:#}"))?;
+            return Ok(false);
         }
     };
     let (mut parameters, mut not_finite, mut first) = (0, 0, None);
@@ -132,10 +138,12 @@ fn verify(path: &Path) -> bool {
     let (path, round, optimizer) = (path.display(), checkpoint.round().0, checkpoint.optimizer().name());
     let seen = format!("{path}: before round {round}, {optimizer}, {parameters} parameters{part}");
     match first {
-        None => println!("pass  {seen}"),
-        Some(name) => println!("FAIL  {seen}; {not_finite} value(s) are NaN or infinite, first in {name:?}"),
+        None => line(format_args!("pass  {seen}"))?,
+        Some(name) => {
+            line(format_args!("FAIL  {seen}; {not_finite} value(s) are NaN or infinite, first in {name:?}"))?;
+        }
     }
-    first.is_none()
+    Ok(first.is_none())
 }
 
 fn write(path: &Path, to: &Path, with_state: bool) -> anyhow::Result<()> {
@@ -147,6 +155,5 @@ fn write(path: &Path, to: &Path, with_state: bool) -> anyhow::Result<()> {
         );
     }
     let tensors = export(&checkpoint, to, with_state).with_context(|| format!("writing {}", to.display()))?;
-    println!("{}: {tensors} tensors, before round {}", to.display(), checkpoint.round().0);
-    Ok(())
+    line(format_args!("{}: {tensors} tensors, before round {}", to.display(), checkpoint.round().0))
 }

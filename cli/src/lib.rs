@@ -1,5 +1,5 @@
-//! The `phub-server` program: `serve` runs the hub, `top` shows how its jobs go, `topology` shows a machine and a plan for it,
-//! `doctor` checks what a hub needs here. The Python package runs it, too.
+//! The `phub-server` program: `serve` runs the hub, `status`, `stop` and `drain` ask one, `top` shows how its jobs go, `topology`
+//! shows a machine and a plan for it, `doctor` checks what a hub needs here. The Python package runs it, too.
 //!
 //! A crate of its own, so that programs that have a hub within them are built without it.
 
@@ -8,6 +8,8 @@
 mod certificate;
 mod checkpoint;
 pub mod doctor;
+mod operate;
+mod out;
 mod serve;
 mod token;
 mod top;
@@ -16,14 +18,15 @@ mod trace;
 
 use std::ffi::OsString;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use phub_server::HubSettings;
-use phub_server::program::{LogFormat, log, succeeds};
+use phub_server::program::{LogFormat, Unusable, log, parse, succeeds, variables_in};
 
 use certificate::CertificateArgs;
 use checkpoint::CheckpointArgs;
 use doctor::DoctorArgs;
-use serve::serve;
+use operate::{DrainArgs, StatusArgs, StopArgs};
+use serve::{End, serve};
 use token::TokenArgs;
 use top::TopArgs;
 use topology::TopologyArgs;
@@ -49,6 +52,12 @@ enum Command {
         #[arg(long, value_enum)]
         log_format: Option<LogFormat>,
     },
+    /// Say how a hub is, and who takes part in its jobs.
+    Status(StatusArgs),
+    /// Stop a job, after its checkpoint.
+    Stop(StopArgs),
+    /// Have a hub take no more jobs, and end with its last.
+    Drain(DrainArgs),
     /// Show sockets, cores and NICs of this machine or another, and where a job's chunks would go.
     Topology(TopologyArgs),
     /// Show how a hub's jobs go, and for whom it waits, until Ctrl-C.
@@ -65,28 +74,59 @@ enum Command {
     Token(TokenArgs),
 }
 
-/// Runs the program with these arguments, of which the first is its name. Returns whether all went well; what went wrong is
-/// on stderr. Arguments that are wrong, and `--help`, end the process.
+/// The exit statuses of the program, beside 2 for arguments that are wrong.
+pub mod exit {
+    /// The status where all went well.
+    pub const WELL: u8 = 0;
+    /// The status of a failure.
+    pub const FAILED: u8 = 1;
+    /// The status of a hub that has ended because it was drained: whoever supervises it does not start it again.
+    pub const DRAINED: u8 = 3;
+}
+
+/// Runs the program as [`status`] does. Returns whether all went well.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> bool {
-    let result = match Cli::parse_from(arguments).command {
-        Command::Serve { settings, log_format } => log("info", log_format).and_then(|()| serve(&settings)),
+    status(arguments) == exit::WELL
+}
+
+/// Runs the program with these arguments, of which the first is its name. Returns its [exit status](exit); what went wrong is
+/// on stderr. Arguments that are wrong, and `--help`, end the process.
+pub fn status(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let cli: Cli = parse(arguments.iter().cloned()).unwrap_or_else(|unusable: Unusable| unusable.exit());
+    let result = match cli.command {
+        Command::Serve { settings, log_format } => {
+            match log("info", log_format).and_then(|()| serve(&settings)) {
+                Ok(End::Drained) => return exit::DRAINED,
+                other => other.map(drop),
+            }
+        }
+        Command::Status(args) => args.run(),
+        Command::Stop(args) => args.run(),
+        Command::Drain(args) => args.run(),
         Command::Topology(args) => args.run(),
         Command::Top(args) => args.run(),
         Command::Token(args) => args.run(),
         Command::Trace(args) => args.run(),
         Command::Certificate(args) => args.run(),
-        // It has printed what is wrong.
+        // They have printed what is wrong.
         Command::Checkpoint(args) => match args.run() {
-            Ok(true) => Ok(()),
-            Ok(false) => return false,
-            Err(error) => Err(error),
+            Ok(false) => return exit::FAILED,
+            other => other.map(drop),
         },
         Command::Doctor(args) => match args.run() {
-            Ok(true) => Ok(()),
-            // The doctor has printed what is wrong.
-            Ok(false) => return false,
-            Err(error) => Err(error),
+            Ok(false) => return exit::FAILED,
+            other => other.map(drop),
         },
     };
-    succeeds("phub-server", result)
+    let said = result.as_ref().err().map(|error| format!("{error:#}"));
+    if succeeds("phub-server", result) {
+        return exit::WELL;
+    }
+    let command = Cli::command();
+    let chosen = arguments.iter().skip(1).find_map(|name| command.find_subcommand(name)).unwrap_or(&command);
+    for note in variables_in(&said.unwrap_or_default(), chosen, &arguments) {
+        eprintln!("  {note}");
+    }
+    exit::FAILED
 }

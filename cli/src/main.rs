@@ -3,8 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match phub_cli::run(std::env::args_os()) {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
-    }
+    phub_cli::status(std::env::args_os()).into()
 }

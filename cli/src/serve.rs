@@ -1,17 +1,31 @@
 //! `phub-server serve`: the hub, until a signal.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use phub_server::{Hub, HubSettings, raise_open_files};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
+use crate::out::line;
+
+/// A second SIGTERM within this time is the first one: `timeout` sends it to its child, and then to the child's group.
+const ONE_SIGTERM: Duration = Duration::from_secs(2);
+
+/// Why a hub has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// A signal, or want of use.
+    Stopped,
+    /// A drain: it was to take no more jobs, and the last one has ended.
+    Drained,
+}
+
 /// Runs a hub until a signal, a drain or the end of its use.
 ///
 /// # Errors
 /// When it cannot start, or is ended before its checkpoints are written.
-pub fn serve(settings: &HubSettings) -> anyhow::Result<()> {
+pub fn serve(settings: &HubSettings) -> anyhow::Result<End> {
     raise_open_files();
     fabric::few_heaps();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -21,7 +35,10 @@ pub fn serve(settings: &HubSettings) -> anyhow::Result<()> {
     let mut hangup = signal(SignalKind::hangup()).context("catching SIGHUP")?;
     let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
     let hub = Hub::start(settings)?;
-    println!("phub-server: control port {}://{}", hub.scheme(), hub.address());
+    // Nobody need read it.
+    if let Err(error) = line(format_args!("phub-server: control port {}://{}", hub.scheme(), hub.address())) {
+        tracing::warn!("{error:#}: it would have had the address of the control port");
+    }
     let mut drain = signal(SignalKind::user_defined1()).context("catching SIGUSR1")?;
     let (reload_secret, reload_certificate) = (hub.reload_secret(), hub.reload_certificate());
     let reload = || {
@@ -52,39 +69,50 @@ pub fn serve(settings: &HubSettings) -> anyhow::Result<()> {
     let mut drained = async || {
         loop {
             tokio::select! {
-                _ = drain.recv() => hub.drain(),
+                _ = drain.recv() => hub.drain("SIGUSR1"),
                 () = hub.drained() => return,
             }
         }
     };
     let mut broke = false;
-    let end = runtime.block_on(async {
+    let (why, end) = runtime.block_on(async {
         tokio::select! {
-            signal = next_signal() => signal.to_owned(),
-            why = unused() => why,
-            () = drained() => "it takes no more jobs, and the last one has ended".to_owned(),
+            signal = next_signal() => (signal.to_owned(), End::Stopped),
+            why = unused() => (why, End::Stopped),
+            () = drained() => ("it takes no more jobs, and the last one has ended".to_owned(), End::Drained),
             what = hub.broken() => {
                 broke = true;
-                what
+                (what, End::Stopped)
             }
         }
     });
-    tracing::info!("{end}: the hub stops once checkpoints are written; another signal ends it at once");
+    let ended_at = Instant::now();
+    tracing::info!("{why}: the hub stops once checkpoints are written; another signal ends it at once");
     let unsaved = hub.unsaved();
     let (done, stopped) = oneshot::channel();
-    let bug = broke.then(|| anyhow!("{end}"));
+    let bug = broke.then(|| anyhow!("{why}"));
+    let first = why.clone();
+    let reason = if broke { why } else { format!("the hub was stopped by {why}") };
     let stop = move || {
-        hub.stop(&if broke { end } else { format!("the hub was stopped by {end}") });
+        hub.stop(&reason);
         let _ = done.send(());
     };
     std::thread::Builder::new().name("phub-stop".into()).spawn(stop).context("stopping the hub")?;
+    let mut another_signal = async || {
+        loop {
+            let signal = next_signal().await;
+            if (signal, &*first) != ("SIGTERM", "SIGTERM") || ended_at.elapsed() > ONE_SIGTERM {
+                return signal;
+            }
+        }
+    };
     runtime.block_on(async {
         tokio::select! {
             stopped = stopped => stopped.context("stopping the hub failed; see the log"),
-            signal = next_signal() => Err(cut_short(signal, &unsaved.borrow())),
+            signal = another_signal() => Err(cut_short(signal, &unsaved.borrow())),
         }
     })?;
-    bug.map_or(Ok(()), Err)
+    bug.map_or(Ok(end), Err)
 }
 
 /// The error after a second signal: which checkpoints are lost.

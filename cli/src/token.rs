@@ -7,6 +7,8 @@ use authority::{ALL_JOBS, Credential, Right, Secret};
 use clap::Parser;
 use pbox_core::control::check_job_name;
 
+use crate::out::line;
+
 /// Settings of `phub-server token`.
 ///
 /// A hub and its workers share one secret. Give it to all of them by PHUB_TOKEN, or by a file that PHUB_TOKEN_FILE or
@@ -53,8 +55,7 @@ impl TokenArgs {
     /// When there is no secret, or the job can have no such name.
     pub fn run(&self) -> anyhow::Result<()> {
         if self.new {
-            println!("{}", Secret::random()?.reveal());
-            return Ok(());
+            return line(Secret::random()?.reveal());
         }
         if let Some(job) = &self.job {
             check_job_name(job)?;
@@ -66,8 +67,7 @@ impl TokenArgs {
         let secret = credential.secrets()?.first();
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
         let expires = self.expires.map(|time| (now + time).as_secs());
-        println!("{}", secret.token_until(self.right, self.job.as_deref().unwrap_or(ALL_JOBS), expires));
-        Ok(())
+        line(secret.token_until(self.right, self.job.as_deref().unwrap_or(ALL_JOBS), expires))
     }
 }
 

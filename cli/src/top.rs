@@ -8,11 +8,13 @@ use anyhow::{Context, anyhow};
 use authority::{ALL_JOBS, Credential, Right, Token};
 use clap::Parser;
 use membership::Named;
-use pbox_core::control::{CoreReply, HubReply, JobReply};
+use pbox_core::control::{CoreReply, HubReply, JobReply, MemberReply};
 use phub_server::client::Address;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{MissedTickBehavior, interval};
+
+use crate::operate::bare;
 
 /// The time limit of an answer.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -20,6 +22,9 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_secs(1);
 /// Ranks of a job that are shown, those that are waited for most.
 const RANKS: usize = 8;
+/// Refusals that are shown, and for how long.
+const REFUSALS: usize = 3;
+const FRESH_S: u64 = 300;
 /// Moves to the corner, and clears what is below.
 const CLEAR: &str = "\x1b[H\x1b[J";
 
@@ -53,7 +58,7 @@ impl TopArgs {
     async fn watch(&self, token: Option<Token>) -> anyhow::Result<()> {
         let mut interrupt = signal(SignalKind::interrupt()).context("catching SIGINT")?;
         let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
-        let address = Address::new(&self.hub, Named::Here);
+        let address = Address::new(bare(&self.hub), Named::Here);
         let in_terminal = std::io::stdout().is_terminal() && !self.once;
         let mut ticks = interval(PAUSE);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -94,6 +99,9 @@ fn lines(hub: &HubReply) -> String {
 fn screen(address: &str, hub: &HubReply, before: Option<&HubReply>) -> String {
     let mut text = format!("hub {address}, {}, {} MiB\n", hub.version, hub.rss_bytes >> 20);
     let before = before.filter(|before| before.id == hub.id);
+    for refusal in hub.refusals.iter().filter(|refusal| refusal.ago_s < FRESH_S).take(REFUSALS) {
+        let _ = writeln!(text, "refused {refusal}");
+    }
     let busy = hub.cores.iter().enumerate().map(|(number, core)| {
         let part = part_busy(core, before.and_then(|before| before.cores.get(number)));
         format!("cpu {} {:.0}%", core.cpu, 100.0 * part)
@@ -106,7 +114,7 @@ fn screen(address: &str, hub: &HubReply, before: Option<&HubReply>) -> String {
         ranks.sort_by_key(|rank| std::cmp::Reverse((rank.last, rank.greatest_us)));
         let _ = writeln!(
             text,
-            "  {:>6} {:>9} {:>12} {:>10} {:>10}",
+            "  {:>6} {:>9} {:>12} {:>10} {:>10}  where",
             "rank", "was last", "then late by", "median", "greatest"
         );
         for rank in ranks.iter().take(RANKS) {
@@ -114,9 +122,11 @@ fn screen(address: &str, hub: &HubReply, before: Option<&HubReply>) -> String {
             let [late, median, greatest] = [rank.late_us, rank.median_us, rank.greatest_us]
                 .map(|us| format!("{:.2} ms", us as f64 / 1e3));
             let awaited = if rounds.waits_for.contains(&rank.rank) { "  awaited" } else { "" };
+            let member = job.members.iter().find(|member| member.rank == rank.rank);
+            let place = member.map(MemberReply::place).unwrap_or_default();
             let _ = writeln!(
                 text,
-                "  {:>6} {part:>9} {late:>12} {median:>10} {greatest:>10}{awaited}",
+                "  {:>6} {part:>9} {late:>12} {median:>10} {greatest:>10}  {place}{awaited}",
                 rank.rank
             );
         }

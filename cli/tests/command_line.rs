@@ -17,6 +17,8 @@ fn serve_settings_out_of_range() {
         (["--cores", "0,0"], ["cpu", "0", "named twice"]),
         (["--idle", "never"], ["never", "--idle", "busy-poll"]),
         (["--listen", "localhost"], ["localhost", "--listen", "invalid"]),
+        (["--late-limit-s", "5"], ["--late-limit-s is 5", "--late-warning-s 30", "not less"]),
+        (["--interface", "nowhere7"], ["--interface", "no interface", "lo"]),
         (["--heartbeat-limit-s", "0"], ["0", "--heartbeat-limit-s", "1..=3600"]),
         (["--rdma-timeout", "32"], ["32", "--rdma-timeout", "1..=31"]),
         (["--rdma-mtu", "jumbo"], ["jumbo", "--rdma-mtu", "invalid"]),
@@ -31,7 +33,8 @@ fn settings_of_the_environment_are_named_by_it() {
     let _watchdog = Watchdog::start();
     let output = phub_server(&["serve"]).env("PHUB_HEARTBEAT_LIMIT_S", "soon").output().unwrap();
     assert!(!output.status.success());
-    says(String::from_utf8_lossy(&output.stderr), &["soon", "--heartbeat-limit-s", "invalid"]);
+    let from = "--heartbeat-limit-s comes from the environment: PHUB_HEARTBEAT_LIMIT_S is \"soon\"";
+    says(String::from_utf8_lossy(&output.stderr), &["soon", "--heartbeat-limit-s", "invalid", from]);
     let output = phub_server(&["serve"]).env("RUST_LOG", "phub_server=loud").output().unwrap();
     assert!(!output.status.success());
     says(
@@ -52,10 +55,104 @@ fn flags_of_rdma_paths_are_those_of_the_table() {
             says(String::from_utf8_lossy(&help), &[setting.flag, &setting.variables.join(", ")]);
         }
     }
-    let mut doctor = phub_server(&["doctor", "--rdma-sl", "15"]);
-    let output = doctor.env("PHUB_RDMA_SL", "16").env("NCCL_IB_TC", "256").output().unwrap();
-    assert!(!output.status.success());
-    says(String::from_utf8_lossy(&output.stderr), &["NCCL_IB_TC", "\"256\"", "from 0 to 255"]);
+    // Ours stops a hub, also where there is no RDMA.
+    for command in ["serve", "doctor"] {
+        let mut program =
+            phub_server(&[command, "--rdma-sl", "15", "--listen", "127.0.0.1:0", "--unused-limit-s", "0"]);
+        let output = program.env("PHUB_RDMA_SL", "16").env("PHUB_RDMA_TC", "256").output().unwrap();
+        assert!(!output.status.success());
+        let said = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+        says(said, &["PHUB_RDMA_TC", "\"256\"", "from 0 to 255"]);
+    }
+}
+
+/// Each was seen to stop a hub, a doctor, and so a unit and a pod.
+#[test]
+fn what_nccl_is_told_stops_nobody() {
+    let _watchdog = Watchdog::start();
+    for (name, value, warned) in [
+        ("NCCL_SOCKET_IFNAME", "ib", true),
+        ("NCCL_SOCKET_IFNAME", "^docker,lo", false),
+        ("NCCL_SOCKET_IFNAME", "=eth7,=lo", true),
+        ("GLOO_SOCKET_IFNAME", "eth7", true),
+        ("NCCL_IB_RETRY_CNT", "13", true),
+        ("NCCL_IB_TIMEOUT", "50", true),
+        ("NCCL_IB_PKEY", "0x2", false),
+        ("NCCL_IB_GID_INDEX", "-1", false),
+        ("NCCL_IB_HCA", "^mlx5_bond_0:1", false),
+        ("NCCL_IB_HCA", "mlx5_7", false),
+        ("NCCL_IB_DISABLE", "1", false),
+    ] {
+        let serve = ["serve", "--listen", "127.0.0.1:0", "--cores", "1", "--unused-limit-s", "0"];
+        let output = phub_server(&serve).env(name, value).output().unwrap();
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{name}={value}: {log}");
+        assert_eq!(log.contains(name), warned || name == "NCCL_IB_DISABLE", "{name}={value}: {log}");
+        let output = phub_server(&["doctor", "--listen", "127.0.0.1:0"]).env(name, value).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{name}={value}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[test]
+fn nics_that_are_not_there_are_refused() {
+    let _watchdog = Watchdog::start();
+    let error = failure(&["serve", "--listen", "127.0.0.1:0", "--nics", "=no_such_nic7"]);
+    says(&error, &["--nics asks for RDMA, and this hub has none"]);
+    // Without the library, or without a device, the error says that.
+    assert!(["no_such_nic7", "libibverbs", "RDMA"].iter().any(|word| error.contains(word)), "{error}");
+}
+
+/// One rule for all variables: empty is unset, on and off have the same words, and a name that is none is told.
+#[test]
+fn the_environment_has_one_rule() {
+    let _watchdog = Watchdog::start();
+    let serve = |variables: &[(&str, &str)]| {
+        let serve = ["serve", "--listen", "127.0.0.1:0", "--cores", "1", "--unused-limit-s", "0"];
+        let output = phub_server(&serve).envs(variables.iter().copied()).output().unwrap();
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let empty =
+        ["PHUB_NICS", "PHUB_CHECKPOINTS", "PHUB_INSECURE", "PHUB_CHECKSUM", "PHUB_CORES", "PHUB_DATA_LISTEN"];
+    let (well, log) = serve(&empty.map(|name| (name, "")));
+    assert!(well && log.contains("wants tokens") && log.contains("checkpoints off"), "{log}");
+    for (on, word) in [
+        ("1", "serves everybody"),
+        ("yes", "serves everybody"),
+        ("off", "wants tokens"),
+        ("0", "wants tokens"),
+    ] {
+        let (well, log) = serve(&[("PHUB_INSECURE", on)]);
+        assert!(well && log.contains(word), "PHUB_INSECURE={on}: {log}");
+    }
+    let (well, error) = serve(&[("PHUB_CHECKPOINTS", "/no/such/directory")]);
+    assert!(!well);
+    says(error, &["--checkpoints comes from the environment: PHUB_CHECKPOINTS is \"/no/such/directory\""]);
+    let (well, error) = serve(&[("PHUB_NICS", "=no_such_nic7")]);
+    assert!(!well);
+    says(error, &["--nics comes from the environment: PHUB_NICS is \"=no_such_nic7\""]);
+    let (well, error) = serve(&[("PHUB_CHECKSUM", "maybe")]);
+    assert!(!well);
+    says(error, &["--checksum", "PHUB_CHECKSUM is \"maybe\""]);
+    let (well, error) = serve(&[("PHUB_CHECKPOINT_EVERY", "100")]);
+    assert!(!well);
+    says(error, &["--checkpoints", "set in the environment: PHUB_CHECKPOINT_EVERY"]);
+    let (well, error) = serve(&[("PHUB_TRACE", "/no/such/directory/trace.json")]);
+    assert!(!well);
+    says(error, &["--trace comes from the environment: PHUB_TRACE is"]);
+    let mut doctor = phub_server(&["doctor", "--listen", "127.0.0.1:0"]);
+    let text = String::from_utf8(doctor.env("PHUB_CHECKPOINT", "/x").output().unwrap().stdout).unwrap();
+    says(text, &["warn  environment", "was PHUB_CHECKPOINTS meant?"]);
+    let (well, log) = serve(&[("PHUB_CHECKPOINT", "/x"), ("PHUB_PORT", "tcp://10.0.0.1:7077")]);
+    assert!(well, "{log}");
+    says(
+        log,
+        &[
+            "PHUB_CHECKPOINT is no setting",
+            "was PHUB_CHECKPOINTS meant?",
+            "PHUB_PORT is of a Kubernetes Service",
+        ],
+    );
 }
 
 #[test]
@@ -287,6 +384,41 @@ fn topology_of_machines_that_cannot_be() {
     says(more("--model", "vgg-18"), &["--model"]);
     says(failure(&["topology", "--machines", "2"]), &["--workers-per-machine"]);
     says(failure(&["topology", "--link-gbps", "2"]), &["--machines"]);
+}
+
+#[test]
+fn topology_without_a_model_heeds_what_it_is_told() {
+    let _watchdog = Watchdog::start();
+    let of = |more: &[&str]| {
+        let output = phub_server(&[&["topology", "--synthetic", "sockets:2 cores:2 nics:1"], more].concat())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let plan = |more: &[&str]| -> serde_json::Value {
+        serde_json::from_str(&of(&[&["--json"], more].concat())).unwrap()
+    };
+    let cpus = |plan: &serde_json::Value| {
+        plan["cores"].as_array().unwrap().iter().map(|core| core["cpu"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    let chosen = plan(&["--cores", "1,3", "--nics", "nic0"]);
+    assert_eq!(cpus(&chosen), [1, 3]);
+    assert_eq!(chosen["nics"].as_array().unwrap().len(), 1, "{chosen}");
+    let with_model = plan(&["--model", "resnet50", "--cores", "2"]);
+    let bytes = with_model["cores"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|core| core["bytes"].as_u64().unwrap())
+        .sum::<u64>();
+    assert!(bytes > 100_000_000, "{with_model}");
+    assert_ne!(of(&["--cores", "1"]), of(&[]), "the plan is shown");
+    says(failure(&["topology", "--synthetic", "sockets:1", "--cores", "9"]), &["asked for 9 cores"]);
+    says(
+        failure(&["topology", "--synthetic", "sockets:1", "--chunk-bytes", "4096"]),
+        &["--chunk-bytes needs a model"],
+    );
 }
 
 #[test]

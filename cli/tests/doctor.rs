@@ -190,3 +190,70 @@ fn help_teaches() {
     let help = String::from_utf8_lossy(&output.stdout);
     says(&help, &["--transports verbs --nics mlx5", "Exit status: 0", "--workers", "--manifest", "--json"]);
 }
+
+/// Each of these stops `serve`, and the doctor said that nothing was in the way.
+#[test]
+fn what_stops_serve_is_a_failure() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    std::fs::write(at("file"), "").unwrap();
+    for (settings, name) in [
+        (vec!["--tls-cert".to_owned(), at("none.crt"), "--tls-key".into(), at("none.key")], "certificate"),
+        (vec!["--token-file".into(), at("none")], "secret"),
+        (vec!["--interface".into(), "nowhere7".into()], "interface"),
+        (vec!["--checkpoints".into(), at("no/where")], "checkpoints"),
+        (vec!["--checkpoints".into(), at("file")], "checkpoints"),
+        (vec!["--trace".into(), at("no/trace.json")], "timeline"),
+        (vec!["--late-limit-s".into(), "3".into()], "settings"),
+        (vec!["--data-listen".into(), "127.0.0.1:7999".into()], "settings"),
+    ] {
+        let listen = if name == "settings" { "127.0.0.1:7999" } else { "127.0.0.1:0" };
+        let settings: Vec<&str> =
+            ["--listen", listen].into_iter().chain(settings.iter().map(String::as_str)).collect();
+        let (status, text) = doctor(&settings);
+        assert_eq!(status, Some(1), "{settings:?}\n{text}");
+        assert!(check(&text, name).starts_with("FAIL"), "{settings:?}\n{text}");
+        says(failure(&[&["serve"][..], &settings].concat()), &["phub-server: "]);
+    }
+}
+
+#[test]
+fn a_job_that_does_not_fit_is_a_failure() {
+    let _watchdog = Watchdog::start();
+    let (status, text) = doctor(&["--listen", "127.0.0.1:0", "--model", "vgg19-22k", "--workers", "1024"]);
+    assert_eq!(status, Some(1), "{text}");
+    says(check(&text, "memory"), &["FAIL", "vgg19-22k with 1024 workers needs", "GB"]);
+    let (_, text) = doctor(&["--listen", "127.0.0.1:0"]);
+    assert!(check(&text, "threads").starts_with("pass"), "{text}");
+}
+
+/// Where the system gives no threads nobody panics. Root has no such limit, so a user without rights tries it.
+#[test]
+fn threads_that_cannot_be_made_are_a_failure() {
+    let _watchdog = Watchdog::start();
+    let place = tempfile::tempdir().unwrap();
+    let everybody = || std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(place.path(), everybody()).unwrap();
+    let program = place.path().join("phub-server");
+    std::fs::copy(env!("CARGO_BIN_EXE_phub-server"), &program).unwrap();
+    for command in ["doctor", "serve"] {
+        let script =
+            format!("ulimit -u 3 && exec {} {command} --listen 127.0.0.1:0 --cores 1", program.display());
+        let mut shell = std::process::Command::new("setpriv");
+        shell.args(["--reuid", "61234", "--regid", "61234", "--clear-groups", "bash", "-c", &script]);
+        let shell = shell.env("HOME", place.path()).env_remove("PHUB_TOKEN").env("RUST_LOG", "error");
+        let Ok(output) = shell.output() else {
+            eprintln!("skipped: there is no setpriv");
+            return;
+        };
+        let said = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+        if said.contains("setpriv: ") {
+            eprintln!("skipped: only root becomes another user");
+            return;
+        }
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        says(&said, &["this hub needs 17 threads", "ulimit -u", "TasksMax="]);
+        assert!(!said.contains("panicked"), "{said}");
+    }
+}

@@ -39,11 +39,27 @@ fn push_all(session: &mut Session) -> Result<(), SessionError> {
     session.keys().try_for_each(|key| session.push(key))
 }
 
-/// What a process of this id can leave in the system.
-fn left_behind(pid: u32, dir: &Path) -> Vec<String> {
+/// The sockets of a process that have abstract names.
+fn named_sockets(pid: u32) -> Vec<String> {
+    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let links = descriptors.filter_map(|fd| std::fs::read_link(fd.path()).ok());
+    let own: Vec<String> = links.map(|link| link.display().to_string()).collect();
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+    // "Num RefCount Protocol Flags Type St Inode Path"
+    let fields = sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let named = fields.filter(|fields| {
+        fields.get(7).is_some_and(|name| name.starts_with("@phub-"))
+            && own.contains(&format!("socket:[{}]", fields[6]))
+    });
+    named.map(|fields| fields[7].to_owned()).collect()
+}
+
+/// What a process of this id, which had these sockets, can leave in the system.
+fn left_behind(pid: u32, dir: &Path, names: &[String]) -> Vec<String> {
     let mut left = Vec::new();
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
-    left.extend(sockets.lines().filter(|line| line.contains(&format!("@phub-{pid}-"))).map(String::from));
+    let is_left = |name: &&String| sockets.lines().any(|line| line.ends_with(&format!(" {name}")));
+    left.extend(names.iter().filter(is_left).cloned());
     for place in [Path::new("/dev/shm"), dir] {
         let files = std::fs::read_dir(place).into_iter().flatten().flatten().map(|file| file.path());
         let ours = files.filter(|path| place == dir || path.to_string_lossy().contains("phub"));
@@ -63,8 +79,13 @@ fn left_behind(pid: u32, dir: &Path) -> Vec<String> {
 fn a_signal_ends_it_well(signal: Signal, name: &str) {
     let dir = tempfile::tempdir().unwrap();
     let mut hub = serve(dir.path(), &[]);
-    assert!(!left_behind(hub.pid(), dir.path()).is_empty(), "the test sees what there is to see");
     let mut sessions = in_the_middle_of_a_round(&hub.address);
+    let names = named_sockets(hub.pid());
+    assert!(
+        left_behind(hub.pid(), dir.path(), &names).len() > names.len(),
+        "the test sees what there is to see"
+    );
+    assert!(!names.is_empty(), "the hub's, and the one by which it wakes each worker");
     let told = ["\"job\" failed", "the hub was stopped", name];
     std::thread::scope(|scope| {
         let (waiting, other) = sessions.split_at_mut(1);
@@ -79,7 +100,7 @@ fn a_signal_ends_it_well(signal: Signal, name: &str) {
     let (status, said) = hub.end();
     assert_eq!((status.code(), said.as_str()), (Some(0), ""));
     drop(sessions);
-    assert_eq!(left_behind(hub.pid(), dir.path()), [""; 0]);
+    assert_eq!(left_behind(hub.pid(), dir.path(), &names), [""; 0]);
 }
 
 #[test]
@@ -138,9 +159,10 @@ fn without_a_job_it_ends_well_too() {
     let _watchdog = Watchdog::start();
     let dir = tempfile::tempdir().unwrap();
     let mut hub = serve(dir.path(), &[]);
+    let names = named_sockets(hub.pid());
     hub.signal(Signal::TERM);
     assert_eq!(hub.end().0.code(), Some(0));
-    assert_eq!(left_behind(hub.pid(), dir.path()), [""; 0]);
+    assert_eq!(left_behind(hub.pid(), dir.path(), &names), [""; 0]);
 }
 
 #[test]
@@ -149,10 +171,11 @@ fn a_kill_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let mut hub = serve(dir.path(), &[]);
     let mut sessions = in_the_middle_of_a_round(&hub.address);
+    let names = named_sockets(hub.pid());
     hub.signal(Signal::KILL);
     says(sessions[0].wait_all().unwrap_err(), &["\"job\"", "lost the hub", &hub.address, "was killed"]);
     assert!(!hub.end().0.success());
-    assert_eq!(left_behind(hub.pid(), dir.path()), [""; 0]);
+    assert_eq!(left_behind(hub.pid(), dir.path(), &names), [""; 0]);
 }
 
 /// A hub that is silent beyond the limit is given up, though its links are open.
@@ -163,7 +186,10 @@ fn a_hub_stopped_beyond_the_limit_is_given_up() {
     let hub = serve(dir.path(), &["--heartbeat-limit-s", "1"]);
     let mut sessions = in_the_middle_of_a_round(&hub.address);
     hub.signal(Signal::STOP);
-    says(sessions[0].wait_all().unwrap_err(), &["\"job\"", "lost the hub", &hub.address, "timeout"]);
+    says(
+        sessions[0].wait_all().unwrap_err(),
+        &["\"job\"", "lost the hub", &hub.address, "no answer came within"],
+    );
 }
 
 #[test]
@@ -194,6 +220,7 @@ fn a_second_hub_takes_another_port() {
     drop(sessions);
 }
 
+/// As its unit knows it: a hub that was drained is not started again.
 #[test]
 fn a_drained_hub_ends_with_its_last_job() {
     let _watchdog = Watchdog::start();
@@ -205,5 +232,111 @@ fn a_drained_hub_ends_with_its_last_job() {
     sessions.iter_mut().for_each(|session| session.wait_all().unwrap());
     sessions.into_iter().for_each(|session| session.leave().unwrap());
     let (status, said) = hub.end();
-    assert_eq!((status.code(), said.as_str()), (Some(0), ""));
+    assert_eq!((status.code(), said.as_str()), (Some(i32::from(phub_cli::exit::DRAINED)), ""));
+}
+
+/// `timeout 8 phub-server serve` sends SIGTERM to the hub, and then to its group.
+#[test]
+fn a_second_sigterm_at_once_is_the_first() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = phub_server(&["serve", "--listen", "127.0.0.1:0", "--cores", "1", "--checkpoints"]);
+    let mut hub = Serve::start(command.arg(dir.path()).stderr(Stdio::piped()));
+    let mut log = hub.stderr();
+    let session = between_two_keys(&hub.address, "job");
+    hub.signal(Signal::TERM);
+    // The hub waits for the second key: from here on another signal would end it at once.
+    assert!(log.by_ref().map_while(Result::ok).any(|line| line.contains("SIGTERM: the hub stops")));
+    hub.signal(Signal::TERM);
+    let (status, _) = hub.end();
+    let said: Vec<String> = log.map_while(Result::ok).collect();
+    assert_eq!(status.code(), Some(0), "{said:?}");
+    drop(session);
+}
+
+#[test]
+fn nobody_need_read_what_it_says() {
+    let _watchdog = Watchdog::start();
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut command =
+        phub_server(&["serve", "--listen", "127.0.0.1:0", "--cores", "1", "--unused-limit-s", "0"]);
+    let output = command.stdout(full).stderr(Stdio::piped()).output().unwrap();
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{log}");
+    says(log, &["writing to stdout", "hub stopped"]);
+}
+
+#[test]
+fn what_nobody_reads_ends_no_command_in_a_panic() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let list = ["checkpoint", "list", dir.path().to_str().unwrap()];
+    for arguments in [&["token", "--new"][..], &list, &["topology"]] {
+        let (read, write) = std::io::pipe().unwrap();
+        drop(read);
+        let output = phub_server(arguments).stdout(write).stderr(Stdio::piped()).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{arguments:?}");
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}");
+    }
+}
+
+/// What an operator needs to find somebody: in the log, in `status`, and with `stop` and `drain`.
+#[test]
+fn who_joins_who_is_refused_and_who_stops_is_named() {
+    let _watchdog = Watchdog::start();
+    let secret = "0123456789abcdef0123456789abcdef";
+    let mut hub = Serve::start(
+        phub_server(&["serve", "--listen", "127.0.0.1:0", "--cores", "1"])
+            .env("PHUB_TOKEN", secret)
+            .stderr(Stdio::piped()),
+    );
+    let log = hub.stderr();
+    let address = hub.address.clone();
+    let said = |arguments: &[&str]| {
+        let output = phub_server(arguments).env("PHUB_TOKEN", secret).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{arguments:?}: {stderr}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let keys = vec![Key::f32("a", [100])];
+    let mut config = SessionConfig::new(&address, "job", 0, 1, keys, Optimizer::Average);
+    config.token = Some(worker_shim::Credential::parse(secret, "the test").unwrap());
+    config.idle = IdlePolicy::SHARED;
+    config.hub_wait = Duration::ZERO;
+    let session = Session::join(config.clone()).unwrap();
+    assert!(Session::join(config.clone()).is_err(), "the rank is taken");
+    config.token =
+        Some(worker_shim::Credential::parse("another-secret-of-32-letters-...", "the test").unwrap());
+    assert!(Session::join(config).is_err(), "it is another secret");
+
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    let place = format!("127.0.0.1 ({})", host.trim());
+    let status = said(&["status", &format!("http://{address}/")]);
+    says(
+        &status,
+        &[
+            "job job:",
+            &format!("rank    0  {place}"),
+            "refused of late",
+            "rank 0 of job \"job\" is taken",
+            "not of its secret",
+        ],
+    );
+    assert!(status.matches(&place).count() >= 3, "{status}");
+    let json: serde_json::Value = serde_json::from_str(&said(&["status", "--json", &address])).unwrap();
+    assert_eq!(json["jobs"][0]["members"][0]["address"], "127.0.0.1");
+    says(said(&["stop", "job", &address]), &["job \"job\" was stopped"]);
+    says(said(&["drain", &address]), &["takes no more jobs"]);
+    drop(session);
+    assert_eq!(hub.end().0.code(), Some(i32::from(phub_cli::exit::DRAINED)));
+    let log: Vec<String> = log.map_while(Result::ok).collect();
+    let made = log.iter().find(|line| line.contains("new job")).expect("the hub says so");
+    says(made, &["optimizer=\"average\"", "cores=\"0\""]);
+    let settings = log.iter().find(|line| line.contains("settings: control 127.0.0.1:0")).expect("one line");
+    says(settings, &["wants tokens", "checkpoints off", "cores 1"]);
+    assert!(!log.iter().any(|line| line.contains("Some(")), "Rust's own words: {log:#?}");
+    for words in ["worker joined", "refused", "an operator stops a job", "the hub takes no more jobs"] {
+        let line = log.iter().find(|line| line.contains(words));
+        assert!(line.is_some_and(|line| line.contains("127.0.0.1")), "{words}: {log:#?}");
+    }
 }

@@ -136,7 +136,7 @@ fn workers_trust_a_hub_by_fingerprint_or_certificate_and_no_other() {
         let output = command.env("PHUB_TOKEN", SECRET).envs(trust.iter().copied()).output().unwrap();
         String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
     };
-    says(shown(&by_print), &["hub"]);
+    says(shown(&by_print), &["job"]);
     says(shown(&[]), &["speaks TLS alone"]);
     // A man in the middle: a hub that is another one, with the same secret.
     let man = Serve::start(&mut serve(Some(&other)));

@@ -1,12 +1,13 @@
 //! The client of the control port: one blocking call a request.
 
 use std::io::{self, Read};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use authority::{ALL_JOBS, Credential, Right, Trust, explain};
 use pbox_core::Round;
 use pbox_core::control::{
-    Answer, ClockReply, ErrorReply, HubReply, LeaveReply, LeaveRequest, OfferReply, OfferRequest,
+    Answer, ClockReply, ErrorReply, HOST_HEADER, HubReply, LeaveReply, LeaveRequest, OfferReply, OfferRequest,
 };
 use serde::Serialize;
 use ureq::http::header::{AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER};
@@ -28,6 +29,17 @@ const LONGEST_REASON: usize = 4096;
 
 /// The pause before a request that failed is made again.
 pub(crate) const RETRY: Duration = Duration::from_millis(100);
+
+/// The name that this machine gives itself, for the logs and pages of hubs.
+pub fn own_host() -> &'static str {
+    static HOST: OnceLock<String> = OnceLock::new();
+    HOST.get_or_init(|| {
+        let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let is_fit = |letter: char| letter.is_ascii_alphanumeric() || "-._".contains(letter);
+        let name = name.trim();
+        if !name.is_empty() && name.chars().all(is_fit) { name.to_owned() } else { "unnamed".to_owned() }
+    })
+}
 
 /// Why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,7 +185,11 @@ impl Control {
     ) -> Result<R, Failure> {
         let path = format!("/v1/jobs/{}/{verb}", self.job);
         let body = serde_json::to_vec(request).expect("requests are plain data");
-        let post = self.agent.post(self.url(&path)).header(CONTENT_TYPE, "application/json");
+        let post = self
+            .agent
+            .post(self.url(&path))
+            .header(CONTENT_TYPE, "application/json")
+            .header(HOST_HEADER, own_host());
         let shown = match &self.member {
             Some(member) if !BY_RIGHT.contains(&verb) => Some(by_member(member)),
             _ => self.proved(Right::Join, "POST", &path, &body)?,
@@ -207,7 +223,7 @@ impl Control {
 
     /// `GET` of a page to read, of any status.
     pub fn get(&self, path: &str) -> Result<Response<Body>, Failure> {
-        let get = self.agent.get(self.url(path));
+        let get = self.agent.get(self.url(path)).header(HOST_HEADER, own_host());
         let get = match self.proved(Right::Read, "GET", path, b"")? {
             Some(shown) => get.header(AUTHORIZATION, shown),
             None => get,
@@ -318,7 +334,11 @@ impl Control {
             ureq::Error::Protocol(_) => Cause::Cut,
             _ => Cause::Unreachable,
         };
-        let error = MemberError::Unreachable { hub: self.hub.clone(), cause: error.to_string() };
+        let cause_in_words = match &error {
+            ureq::Error::Timeout(_) => format!("no answer came within {:.1} s", self.timeout.as_secs_f64()),
+            other => other.to_string(),
+        };
+        let error = MemberError::Unreachable { hub: self.hub.clone(), cause: cause_in_words };
         Failure { cause, error }
     }
 

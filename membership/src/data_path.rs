@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use fabric::any::{self, Address, Transport};
 use fabric::tcp::Frames;
-use fabric::verbs::{self, Device, Fitness, GroupOptions, NicList, NicOptions, PathFlags, RailMap};
+use fabric::verbs::{self, Device, Fitness, GroupOptions, Nccl, NicList, NicOptions, PathFlags, RailMap};
 use fabric::{FrameRule, Joined, NicPair, PlannedLink, PortId, Receive, RecvWindow, SendWindow};
 use pbox_core::control::TransportAddress;
 use pbox_core::{Expected, Placement, Schedule, Wire};
@@ -30,6 +30,13 @@ pub struct Way {
     pub reason: String,
     /// Which NICs the links go over; nothing where there is no choice.
     pub paths: Vec<NicPair>,
+}
+
+impl Way {
+    /// Which NICs the links go over, in words.
+    pub fn spoken_paths(&self) -> String {
+        self.paths.iter().map(|pair| pair.words.as_str()).collect::<Vec<_>>().join("; ")
+    }
 }
 
 /// The ports at which a member's links end.
@@ -161,13 +168,18 @@ fn make_rdma(
     if !hubs.iter().any(|hub| wanted(hub) && offered(hub)) {
         return Err("no hub is to be reached by it".into());
     }
+    let nccl = Nccl::of_environment(&nics.paths, nics.list.is_some());
+    if nccl.disabled && transport.is_none() && nics.list.is_none() {
+        return Err("NCCL_IB_DISABLE turns it off".into());
+    }
+    nccl.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     let local_rank = nearest::local_rank(rank, |name| std::env::var(name).ok());
     let rails = nics.rails.clone().map_or_else(RailMap::of_environment, Ok).map_err(|e| e.to_string())?;
     if !rails.is_empty() {
         tracing::info!(%rails, "NICs of this machine and of the hub's are paired by a map");
     }
     let options = GroupOptions { rails, first_vector: local_rank, paths: nics.paths.clone() };
-    let nics = usable_nics(nics.list.as_ref(), local_rank)?;
+    let nics = usable_nics(nics.list.as_ref().unwrap_or(&nccl.list), local_rank)?;
     let (group, port) = verbs::worker_group(&nics, options).map_err(|error| error.to_string())?;
     Ok((group, vec![port]))
 }
@@ -188,10 +200,9 @@ fn is_near(machine: &str, address: &str) -> Result<(), String> {
 }
 
 /// The RDMA NICs of this machine that may be used: the named NICs, or all that can be used. The nearest come first.
-fn usable_nics(named: Option<&NicList>, local_rank: u32) -> Result<Vec<NicOptions>, String> {
-    let list = named.cloned().map_or_else(NicList::of_nccl, Ok).map_err(|e| e.to_string())?;
+fn usable_nics(list: &NicList, local_rank: u32) -> Result<Vec<NicOptions>, String> {
     let devices = verbs::devices().map_err(|error| error.to_string())?;
-    let fitness = Fitness::of(&devices, &list);
+    let fitness = Fitness::of(&devices, list);
     fitness.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     let is_up = |device: &Device, nic: &NicOptions| device.port(nic.port).is_some_and(|port| port.active);
     let usable = |device: &Device, nic: &NicOptions| {
@@ -274,7 +285,12 @@ impl<'a> Route<'a> {
                             tried.push(why.to_owned());
                             return Ok((joined, Way { transport, reason: tried.join("; "), paths }));
                         }
-                        Err(error) if error.is_unreachable() => error.to_string(),
+                        Err(error) if error.is_unreachable() => {
+                            if is_shared && !is_last {
+                                tracing::warn!(%error, "no shared memory with the hub; another transport is tried");
+                            }
+                            error.to_string()
+                        }
                         Err(error) => {
                             let hub = self.hub.control.hub.clone();
                             return Err(MemberError::DataPath { hub, error: Box::new(error) });

@@ -68,6 +68,7 @@ impl Heartbeat {
             held_up_by: Vec::new(),
             reached: None,
             lost: 0,
+            refused: None,
         };
         let news = Mutex::new(News { reply, lost: None });
         let (changed, latest, waker) = (Condvar::new(), Mutex::default(), Mutex::default());

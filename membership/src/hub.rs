@@ -42,16 +42,22 @@ pub struct Missing {
     pub ranks: Vec<u32>,
     /// Where none is missing: the machines whose hubs are not ready above.
     pub machines: Vec<u32>,
+    /// A worker that came and was refused, and why.
+    pub refused: Option<String>,
 }
 
 impl Missing {
     /// What a worker of so many waits for, in words.
     pub fn spoken(&self, workers: u32) -> String {
-        match self {
-            Missing { ranks, machines } if ranks.is_empty() && !machines.is_empty() => {
+        let missing = match self {
+            Missing { ranks, machines, .. } if ranks.is_empty() && !machines.is_empty() => {
                 format!("machine(s) {machines:?}, where the hub or some workers are missing")
             }
             Missing { ranks, .. } => format!("worker(s) {ranks:?} of {workers} to join"),
+        };
+        match &self.refused {
+            Some(refused) => format!("{missing} (the hub has refused {refused})"),
+            None => missing,
         }
     }
 }
@@ -64,9 +70,12 @@ pub fn takes_part(hubs: &[Hub], rank: u32) -> Result<Round, Missing> {
         match (news.reply.members.iter().find(|member| member.rank == rank), &news.reply.state) {
             (Some(member), _) => from = from.max(member.from),
             (None, JobState::Gathering { missing, machines }) => {
-                waits_for = Some(Missing { ranks: missing.clone(), machines: machines.clone() });
+                let refused = news.reply.refused.clone();
+                waits_for = Some(Missing { ranks: missing.clone(), machines: machines.clone(), refused });
             }
-            (None, _) => waits_for = Some(Missing { ranks: vec![rank], machines: Vec::new() }),
+            (None, _) => {
+                waits_for = Some(Missing { ranks: vec![rank], machines: Vec::new(), refused: None });
+            }
         }
     }
     waits_for.map_or(Ok(from), Err)

@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod boolean;
 mod control;
 mod data_path;
 mod encrypted;
@@ -25,7 +26,8 @@ mod nearest;
 mod state;
 
 pub use authority::Credential;
-pub use control::HubClock;
+pub use boolean::{NotABoolean, boolean};
+pub use control::{HubClock, own_host};
 pub use data_path::{DataPath, NicSettings, Ports, Way, open};
 pub use error::MemberError;
 pub use fetch::{StateReader, fetch_state};

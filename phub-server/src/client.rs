@@ -16,7 +16,7 @@ use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
 use membership::{LOOKUP_LIMIT, Named, look_up_with};
-use pbox_core::control::{Answer, ErrorReply, host_of};
+use pbox_core::control::{Answer, ErrorReply, HOST_HEADER, host_of};
 use rustls::pki_types::ServerName;
 use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -94,6 +94,16 @@ impl Address {
         self.ask(Method::GET, path, by, Vec::new(), limit).await
     }
 
+    /// `POST`s nothing by a token, and waits so long for the answer.
+    pub async fn order<R: Answer>(
+        &self,
+        path: &str,
+        by: Option<Token>,
+        limit: Duration,
+    ) -> Result<R, String> {
+        self.ask(Method::POST, path, by, Vec::new(), limit).await
+    }
+
     async fn ask<R: Answer>(
         &self,
         method: Method,
@@ -108,7 +118,8 @@ impl Address {
             .method(method)
             .uri(path)
             .header(HOST, &self.name)
-            .header(CONTENT_TYPE, "application/json");
+            .header(CONTENT_TYPE, "application/json")
+            .header(HOST_HEADER, membership::own_host());
         let request = match proof {
             Some(proof) => request.header(AUTHORIZATION, format!("Phub-Proof {proof}")),
             None => request,

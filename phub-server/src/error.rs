@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use authority::{CredentialError, TlsError};
 use fabric::any::ConnectError;
-use fabric::verbs::{ParseNicListError, VerbsError};
+use fabric::verbs::VerbsError;
 
 use crate::checkpoint::CheckpointError;
 
@@ -15,8 +15,24 @@ pub enum HubError {
     #[error("reading this machine's topology: {0}")]
     Topology(#[from] topology::HostError),
     /// The requested cores are not available.
-    #[error("choosing cores: {0}")]
+    #[error("choosing cores (--cores): {0}")]
     Place(#[from] topology::PlaceError),
+    /// Settings do not go with each other.
+    #[error("{0}")]
+    Settings(String),
+    /// The system does not give the hub its threads.
+    #[error(
+        "this hub needs {needed} threads, and {made} can be made: {error}; allow more (ulimit -u, TasksMax= of a unit, pids.max of \
+         a container), or use fewer --cores"
+    )]
+    Threads {
+        /// The number that it needs.
+        needed: usize,
+        /// The number that could be made.
+        made: usize,
+        /// The kernel's answer.
+        error: std::io::Error,
+    },
     /// The control port cannot be opened.
     #[error(
         "cannot listen on {listen} for the control port: {error}; choose another with --listen (port 0 takes a free one)"
@@ -36,7 +52,7 @@ pub enum HubError {
     #[error("--tls-cert, --tls-key, --tls-client-ca: {0}")]
     Certificate(#[from] TlsError),
     /// The directory of checkpoints cannot be used.
-    #[error(transparent)]
+    #[error("--checkpoints: {0}")]
     Checkpoints(#[from] CheckpointError),
     /// The file of the timeline cannot be written.
     #[error("--trace: {0}")]
@@ -49,7 +65,7 @@ pub enum HubError {
     Alone,
     /// No network interface has this name.
     #[error(
-        "--interface, or NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME, names no interface that has an address; this machine has: {}",
+        "--interface names no interface that has an address; this machine has: {}",
         .there_are.join(", ")
     )]
     NoInterface {
@@ -57,14 +73,25 @@ pub enum HubError {
         there_are: Vec<String>,
     },
     /// The data path cannot be opened.
-    #[error("opening the data path: {0}")]
+    #[error("opening the data path (--data-listen): {0}")]
     DataPath(#[from] ConnectError),
     /// RDMA was requested and is not available.
     #[error("RDMA: {0}")]
     Rdma(#[from] VerbsError),
-    /// The list of NICs in the environment makes no sense.
-    #[error("RDMA: {0}")]
-    NicList(#[from] ParseNicListError),
+    /// NCCL's variable turns RDMA off, and no setting of ours asks for it.
+    #[error("NCCL_IB_DISABLE turns it off; --transports or --nics turns it on again")]
+    Disabled,
+    /// Our own list names NICs that this machine does not have.
+    #[error(
+        "--nics names {}, which this machine does not have; its RDMA devices: {}",
+        .absent.join(", "), if .there_are.is_empty() { "none".to_owned() } else { .there_are.join(", ") }
+    )]
+    AbsentNics {
+        /// Their names, as the list has them.
+        absent: Vec<String>,
+        /// The RDMA devices of this machine.
+        there_are: Vec<String>,
+    },
     /// The list of NICs leaves no NIC.
     #[error(
         "RDMA: no NIC is left to be used; this machine's RDMA devices: {}; see --nics",
@@ -73,6 +100,14 @@ pub enum HubError {
     NoNic {
         /// The RDMA devices of this machine.
         there_are: Vec<String>,
+    },
+    /// A setting asks for RDMA, and there is none.
+    #[error("{setting} asks for RDMA, and this hub has none: {error}")]
+    Asked {
+        /// The flag.
+        setting: &'static str,
+        /// Why there is none.
+        error: Box<HubError>,
     },
     /// Workers would have no way to the hub.
     #[error("--transports names none: no worker could reach the hub; leave it out to offer all")]

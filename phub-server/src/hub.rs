@@ -27,9 +27,10 @@ use crate::control::{self, ControlLimits, Encryption, Guard};
 use crate::cores::lanes::{self, Lanes};
 use crate::cores::{CoreHandle, Report, free};
 use crate::error::HubError;
+use crate::needs;
 use crate::registry::{HubsAbove, LateLimits, Parts, Registry, Timeline, Up};
 use crate::rendezvous;
-use crate::settings::{HubSettings, interface};
+use crate::settings::{HubSettings, environment, interface};
 
 /// How often the hub looks for silent workers: a small part of the shortest heartbeat limit.
 const SWEEP: Duration = Duration::from_millis(200);
@@ -74,6 +75,9 @@ impl Hub {
     pub fn start_with(settings: &HubSettings, limits: ControlLimits) -> Result<Self, HubError> {
         let (alarm, rung) = Alarm::new();
         let _entered = alarm.enter();
+        environment::warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
+        tracing::info!("settings: {settings}");
+        needs::needs(settings).try_for_each(|(_, found)| found.map(drop))?;
         let guard = Arc::new(Guard::new(settings)?);
         let encryption = Arc::new(Encryption::new(settings)?);
         let open = |dir| CheckpointStore::open_for(dir, settings.checkpoint_mode);
@@ -82,6 +86,7 @@ impl Hub {
         let trace = settings.trace.as_ref().map(TraceFile::create).transpose()?;
         let host = Host::live()?;
         let Lanes { lanes, rdma, picture } = lanes::choose(&host, settings)?;
+        needs::threads(lanes.len())?;
         let kernels = Kernels::detect();
         let (idle, idle_reason) = settings.idle.policy(lanes.len(), host.cpus.len());
         tracing::info!(kernels = kernels.name(), idle = idle_reason, "core threads");
@@ -207,9 +212,9 @@ impl Hub {
         self.registry.as_ref().expect("a hub that stops is nobody's any more").unsaved.subscribe()
     }
 
-    /// Takes no more jobs.
-    pub fn drain(&self) {
-        self.registry.as_ref().expect("a hub that stops is nobody's any more").drain();
+    /// Takes no more jobs, because of somebody or something, for the log.
+    pub fn drain(&self, by: &str) {
+        self.registry.as_ref().expect("a hub that stops is nobody's any more").drain(by);
     }
 
     /// Ends when the hub takes no more jobs, and the last one has ended. Does not hold the hub.
@@ -331,8 +336,8 @@ fn up(
     let above = match (&settings.above, settings.machine) {
         (None, Some(_)) => return Err(HubError::Alone),
         (Some(hubs), Some(machine)) => {
-            let hubs = membership::hub_addresses(hubs)?.into_iter().map(str::to_owned).collect();
-            tracing::info!(?hubs, %machine, "sums go up to other hubs");
+            let hubs: Vec<String> = membership::hub_addresses(hubs)?.into_iter().map(str::to_owned).collect();
+            tracing::info!(hubs = hubs.join(","), %machine, "sums go up to other hubs");
             Some(HubsAbove { hubs, machine, own: None })
         }
         (_, None) => None,
@@ -388,7 +393,7 @@ fn open_data_paths(
                 (Listener::Tcp(listener), TransportAddress::Tcp { addresses })
             }
         };
-        tracing::info!(%transport, ?address, "data path");
+        tracing::info!(%transport, address = spoken(&address), "data path");
         listeners.push(Arc::new(listener));
         addresses.push(address);
     }
@@ -399,6 +404,15 @@ fn open_data_paths(
         });
     }
     Ok((listeners, addresses))
+}
+
+/// Says where a data path is.
+fn spoken(address: &TransportAddress) -> String {
+    match address {
+        TransportAddress::Shm { address, .. } => address.clone(),
+        TransportAddress::Verbs { address } => address.to_string(),
+        TransportAddress::Tcp { addresses } => addresses.first().map(ToString::to_string).unwrap_or_default(),
+    }
 }
 
 fn control_runtime() -> std::io::Result<Runtime> {

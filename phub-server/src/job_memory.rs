@@ -82,6 +82,11 @@ impl JobMemory {
         }
     }
 
+    /// Returns what a hub promises a job with these terms, with its tables of keys and chunks.
+    pub fn promised(&self, terms: &JobTerms) -> u64 {
+        self.needed().saturating_add(tables_bytes(terms))
+    }
+
     /// This hub's share of so many bytes of the whole job.
     pub fn share(&self, bytes: u64) -> u64 {
         bytes / self.hubs

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod alarm;
+mod asker;
 pub mod checkpoint;
 pub mod client;
 mod control;
@@ -21,9 +22,11 @@ mod cores;
 mod error;
 mod hub;
 pub mod job_memory;
+pub mod needs;
 pub mod open_files;
 mod pieces;
 pub mod program;
+mod refusals;
 mod registry;
 mod rendezvous;
 mod seldom;
@@ -37,4 +40,5 @@ pub use error::HubError;
 pub use hub::Hub;
 pub use open_files::raise_open_files;
 pub use pbox_core::control::Machine;
+pub use settings::environment::warnings as environment_warnings;
 pub use settings::{CoreSelection, HubSettings, IdleChoice, PathArgs};

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use fabric::conformance::Watchdog;
+use hub_tests::program::until;
 use hub_tests::{
     NOWHERE, config, config_at, describe, hub, join_by_hand, join_request, on_threads, post_json, refusal,
     refused, says,
@@ -279,6 +280,26 @@ fn workers_that_do_not_come_are_named() {
     assert!(matches!(error, SessionError::Missing { .. }));
     // The job has failed for all, so its name is free again.
     Session::join(config(&hub, "job", 0, 1)).unwrap().leave().unwrap();
+}
+
+/// Rank 0 waited for a minute, and was not told that rank 1 had come with another model.
+#[test]
+fn who_waits_is_told_who_was_refused() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    std::thread::scope(|scope| {
+        let mut first = config(&hub, "job", 0, 2);
+        first.join_limit = Duration::from_secs(2);
+        let waiting = scope.spawn(|| refused(first));
+        until("rank 0 waits", || {
+            describe(&hub.address().to_string()).jobs.iter().any(|job| !job.members.is_empty())
+        });
+        let mut other = config(&hub, "job", 1, 2);
+        other.terms.keys.pop();
+        says(refused(other), &["manifests differ"]);
+        let told = waiting.join().unwrap();
+        says(told, &["[1] of 2 to join", "the hub has refused rank 1 at 127.0.0.1", "manifests differ"]);
+    });
 }
 
 #[test]

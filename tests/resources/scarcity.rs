@@ -64,7 +64,10 @@ fn a_job_without_enough_memory_is_refused() {
     assert_eq!(describe(&hub.address).jobs, [], "a refused job is none");
     hub.lives();
     // There is room for the weights, but not for the worker's window.
-    says(refused(of_mib(&hub, "half", 256)), &[&words[..], &["268435456 bytes", "a peer's window"]].concat());
+    says(
+        refused(of_mib(&hub, "half", 256)),
+        &[&words[..], &["268435456 bytes", "a receive window"]].concat(),
+    );
     let told =
         |job: &JobReply| matches!(&job.state, JobState::Failed { reason, .. } if reason.contains(words[0]));
     until("the job is failed, and its name is free", || describe(&hub.address).jobs.iter().any(told));

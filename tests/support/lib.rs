@@ -174,6 +174,7 @@ pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
         peers: None,
         reached: None,
         relinks: false,
+        trial: false,
         terms,
     }
 }

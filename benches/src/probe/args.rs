@@ -342,6 +342,8 @@ impl Args {
             NicSettings { list: self.nics.clone(), rails: self.rails.clone(), paths: self.paths.0.clone() };
         config.join_limit = Duration::from_secs(self.join_limit_s);
         config.hub_wait = Duration::from_secs(self.hub_wait_s);
+        // A run begins where no other has ended, and leaves nothing behind; what is to outlive its hub needs a checkpoint.
+        config.trial = self.hub_wait_s == 0;
         config.trace = self.trace_part();
         config.weights = match self.weights {
             WeightsChoice::Shared => WeightsMode::Shared,

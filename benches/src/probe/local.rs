@@ -2,6 +2,8 @@
 //! rounds, some passes of the limit, some rounds again. On a shared machine the memory's speed changes from second to second, so
 //! the ratio within a leg counts. A probe of a hub that runs elsewhere has one worker process and one leg.
 
+use std::path::PathBuf;
+
 use anyhow::{Result, bail};
 use fabric::any::Transport;
 use pbox_core::Wire;
@@ -17,7 +19,8 @@ use crate::child::ChildProcess;
 const LEGS: u32 = 10;
 const ROUNDS_PER_LEG: u32 = 5;
 
-pub(super) fn run(args: &Args) -> Result<Report> {
+/// Returns what was seen, and where the timeline is.
+pub(super) fn run(args: &Args) -> Result<(Report, Option<PathBuf>)> {
     let (_, keys) = args.keys()?;
     let wire = Wire::of_terms(&args.terms(keys.clone()))?;
     let layout = wire.layout();
@@ -25,7 +28,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     if is_here {
         check_memory(args, &wire)?;
     }
-    let mut trace = args.trace.as_deref().map(Trace::create).transpose()?;
+    let mut trace = args.trace.as_deref().map(|path| Trace::create(path, args.rank)).transpose()?;
     let progress = progress_bar(args);
 
     let start = |hub| ChildProcess::start(format!("hub {hub}"), &args.for_role("hub"));
@@ -114,7 +117,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
     workers.into_iter().try_for_each(ChildProcess::finish)?;
     hubs.iter_mut().try_for_each(|hub| hub.send("stop"))?;
     hubs.into_iter().try_for_each(ChildProcess::finish)?;
-    trace.map(Trace::finish).transpose()?;
+    let traced = trace.map(Trace::finish).transpose()?;
 
     progress.finish_and_clear();
     if args.ends_alike() {
@@ -131,7 +134,7 @@ pub(super) fn run(args: &Args) -> Result<Report> {
         computed: &computed,
         pull: pulls.swap_remove(0),
     };
-    Report::new(args, measured)
+    Ok((Report::new(args, measured)?, traced))
 }
 
 /// Refuses a run that needs more memory than there is, before the kernel kills a process. The run needs a gradient window for

@@ -45,8 +45,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         "--hubs {} with --machines: each machine has one hub; leave one of the two out",
         args.hubs
     );
-    local::run(&args)?.print(args.json)?;
-    if let Some(path) = &args.trace {
+    let (report, traced) = local::run(&args)?;
+    report.print(args.json)?;
+    if let Some(path) = traced {
         eprintln!("timeline of the last rounds: {}; https://ui.perfetto.dev opens it", path.display());
     }
     Ok(())

@@ -8,6 +8,8 @@ use timeline::{TraceFile, merge};
 /// The file, and those of the children. These go with it.
 pub(super) struct Trace {
     file: TraceFile,
+    /// The path that the children were told, from which their files have their names.
+    told: PathBuf,
     parts: Vec<PathBuf>,
 }
 
@@ -18,31 +20,61 @@ pub(super) fn part(path: &Path, pid: u32) -> PathBuf {
     part.into()
 }
 
+/// `run.json` of rank 3: `run.rank3.json`.
+fn of_rank(path: &Path, rank: u32) -> PathBuf {
+    match path.extension() {
+        Some(extension) => path.with_extension(format!("rank{rank}.{}", extension.display())),
+        None => path.with_extension(format!("rank{rank}")),
+    }
+}
+
 impl Trace {
-    /// Before anything is started.
-    pub fn create(path: &Path) -> Result<Self> {
-        Ok(Trace { file: TraceFile::create(path)?, parts: Vec::new() })
+    /// Makes the file, before anything is started. Of one rank of a hub that runs elsewhere the file has the rank in its name, as a worker's: all
+    /// ranks may be told the same.
+    pub fn create(path: &Path, rank: Option<u32>) -> Result<Self> {
+        let file = rank.map_or_else(|| path.to_owned(), |rank| of_rank(path, rank));
+        Ok(Trace { file: TraceFile::create(file)?, told: path.to_owned(), parts: Vec::new() })
+    }
+
+    /// Returns its path.
+    pub fn path(&self) -> &Path {
+        self.file.path()
     }
 
     /// A hub was started.
     pub fn add_hub(&mut self, pid: u32) {
-        self.parts.push(part(self.file.path(), pid));
+        self.parts.push(part(&self.told, pid));
     }
 
     /// A worker was started.
     pub fn add_worker(&mut self, pid: u32, rank: u32) {
-        self.parts.push(part(self.file.path(), pid).with_extension(format!("rank{rank}.part")));
+        self.parts.push(part(&self.told, pid).with_extension(format!("rank{rank}.part")));
     }
 
     /// All children have ended well.
-    pub fn finish(mut self) -> Result<()> {
+    pub fn finish(mut self) -> Result<PathBuf> {
         let (processes, _) = merge(&self.parts)?;
-        Ok(self.file.write(&processes)?)
+        self.file.write(&processes)?;
+        Ok(self.path().to_owned())
     }
 }
 
 impl Drop for Trace {
     fn drop(&mut self) {
         self.parts.iter().for_each(|part| drop(std::fs::remove_file(part)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_ranks_that_are_told_one_file_have_a_file_each() {
+        let dir = tempfile::tempdir().unwrap();
+        let told = dir.path().join("run.json");
+        let paths =
+            [None, Some(0), Some(1)].map(|rank| Trace::create(&told, rank).unwrap().path().to_owned());
+        assert_eq!(paths, ["run.json", "run.rank0.json", "run.rank1.json"].map(|name| dir.path().join(name)));
     }
 }

@@ -8,12 +8,13 @@ use pbox_core::{DEFAULT_CHUNK_BYTES, Key, Layout, LayoutError, Placement};
 pub(crate) struct Job {
     pub name: String,
     pub workers: u32,
+    pub keys: Vec<Key>,
     layout: Layout,
 }
 
 impl Job {
     pub fn new(name: String, keys: Vec<Key>, workers: u32) -> Result<Self, LayoutError> {
-        Ok(Job { name, workers, layout: Layout::new(keys, DEFAULT_CHUNK_BYTES)? })
+        Ok(Job { name, workers, layout: Layout::new(keys.clone(), DEFAULT_CHUNK_BYTES)?, keys })
     }
 
     /// The bytes that the hub registers of one window of a worker, as the kernel counts them: each NIC the chunks of its lanes

@@ -17,17 +17,18 @@ mod report;
 use std::path::Path;
 
 use fabric::any::Transport;
-use fabric::verbs::{self, Device, NicList, NicOptions};
+use fabric::verbs::{self, Device, Nccl, NicList, NicOptions};
 use membership::NicSettings;
-use phub_server::HubSettings;
 use phub_server::lanes::{self, OnNics};
 use phub_server::program::ModelSource;
+use phub_server::{HubSettings, environment_warnings};
 use rustix::process::{Resource, getrlimit};
 use topology::{Host, NicChoice, NicKind};
 
 use check::{Check, Verdict};
+use checks::control_port::Seen;
 use checks::rdma::{Candidate, Found, Need};
-use checks::{checkpoints, control_port, cores, data_path, files, locality, memory, moving, nic, peer, rdma};
+use checks::{control_port, cores, data_path, files, locality, memory, moving, nic, peer, rdma, serve};
 use facts::{Cpus, HugePages, KernelRdma, Memlock};
 use job::Job;
 use nic_facts::NicFacts;
@@ -85,18 +86,28 @@ impl DoctorArgs {
         let (model, keys) = self.model.keys_or("resnet50")?;
         let job = Job::new(model, keys, self.workers)?;
         let host = Host::live()?;
-        let list = lanes::nic_list(settings)?;
-        let traffic_class = settings.paths.0.traffic_class()?;
+        let nccl = lanes::nccl(settings);
         let mut report = Report::new(Form::of(self.json), subject(settings, &job));
 
-        let rdma = check_rdma(&mut report, settings, &host, &list, traffic_class);
+        let seen = control_port::look(settings.listen);
+        serve::needs(settings, &seen).for_each(|check| report.add(check));
+        for warning in environment_warnings() {
+            report.add(Check::warn("environment", warning, "unset it, or set what was meant"));
+        }
+        for warning in &nccl.warnings {
+            report.add(Check::warn(
+                "NCCL's settings",
+                warning,
+                "unset it for this hub, or set ours in its place",
+            ));
+        }
+        let rdma = check_rdma(&mut report, settings, &host, &nccl);
         check_memory(&mut report, &job, rdma.plan.as_ref());
         let nodes = check_cores(&mut report, settings, &host, &job, rdma.plan.as_ref());
         report.add(files::open_files(job.workers, nodes.len(), &getrlimit(Resource::Nofile)));
-        check_ways(&mut report, settings, &rdma);
-        if let Some(dir) = &settings.checkpoints {
-            report.add(checkpoints::directory(dir));
-        }
+        report.add(serve::threads(nodes.len()));
+        report.add(serve::memory(settings, &job, self.model.is_given()));
+        check_ways(&mut report, settings, &rdma, &seen);
         for nic in &rdma.ready {
             report.add(moving::over(nic, job.deepest_lane(&nodes), &settings.paths.0));
             report.add(moving::from_gpus(nic));
@@ -108,6 +119,7 @@ impl DoctorArgs {
                 paths: settings.paths.0.clone(),
             };
             let credential = settings.credential().ok();
+            let peer = crate::operate::bare(peer);
             peer::check(peer, credential.as_ref(), &nics, &rdma.ready, &mut |check| report.add(check));
         }
         Ok(report.end() < Verdict::Fail)
@@ -128,21 +140,25 @@ fn subject(settings: &HubSettings, job: &Job) -> String {
 }
 
 /// Checks RDMA from the library to the GIDs. Each step needs the step before.
-fn check_rdma(
-    report: &mut Report,
-    settings: &HubSettings,
-    host: &Host,
-    list: &NicList,
-    traffic_class: u8,
-) -> Rdma {
+fn check_rdma(report: &mut Report, settings: &HubSettings, host: &Host, nccl: &Nccl) -> Rdma {
     let nothing = Rdma { plan: None, ready: Vec::new() };
     if !settings.offers(Transport::Verbs) {
         report.add(Check::note("RDMA", "--transports does not name verbs"));
         return nothing;
     }
+    let asked = lanes::wants_rdma(settings);
+    if nccl.disabled && !asked {
+        report.add(Check::note(
+            "RDMA",
+            "NCCL_IB_DISABLE turns it off; --transports or --nics turns it on again",
+        ));
+        return nothing;
+    }
+    let list = &lanes::nic_list(settings, nccl);
+    // What cannot be is among the settings.
+    let traffic_class = settings.paths.0.traffic_class().unwrap_or(0);
     let kernel = KernelRdma::read();
     let has_nics = !kernel.devices.is_empty() || host.nics.iter().any(|nic| nic.kind != NicKind::Ethernet);
-    let asked = settings.transports.is_some() || settings.nics.is_some();
     let need = if asked || has_nics { Need::Wanted } else { Need::Idle };
     let devices = verbs::devices();
     let found = Found { kernel, devices, library: facts::loaded("/libibverbs.so") };
@@ -156,7 +172,9 @@ fn check_rdma(
         Ok(plan) => Some(plan),
         Err(error) => {
             let fix = "phub-server topology shows cores and NICs; --cores and --nics choose among them";
-            report.add(Check::fail("NICs to use", error.to_string(), fix));
+            // As `serve` does: it goes without RDMA where nobody asked for it.
+            let verdict = if asked { Verdict::Fail } else { Verdict::Warn };
+            report.add(Check { verdict, ..Check::fail("NICs to use", error.to_string(), fix) });
             None
         }
     };
@@ -255,16 +273,15 @@ fn check_cores(
 }
 
 /// Checks the control port and the data paths.
-fn check_ways(report: &mut Report, settings: &HubSettings, rdma: &Rdma) {
-    let seen = control_port::look(settings.listen);
-    report.add(control_port::judge(settings.listen, &seen));
+fn check_ways(report: &mut Report, settings: &HubSettings, rdma: &Rdma, seen: &Seen) {
+    report.add(control_port::judge(settings.listen, seen));
     if settings.offers(Transport::Shm) {
         report.add(data_path::shared_memory());
     }
     if settings.offers(Transport::Tcp) {
-        report.add(data_path::tcp(settings, &seen));
+        report.add(data_path::tcp(settings, seen));
     }
     if rdma.plan.is_some() {
-        report.add(data_path::handshake(settings, &seen));
+        report.add(data_path::handshake(settings, seen));
     }
 }

@@ -9,10 +9,11 @@ use std::io::{IsTerminal, Write as _};
 use std::ops::Range;
 use std::path::PathBuf;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, Key, Layout, Placement};
 use phub_server::CoreSelection;
 use phub_server::program::ModelSource;
+use serde_json::json;
 use topology::{Host, NicChoice, PlaceError, Plan, Request, render};
 
 use machines::MachinesArgs;
@@ -51,9 +52,9 @@ pub struct TopologyArgs {
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     workers: u32,
 
-    /// Size of a chunk.
-    #[arg(long, default_value_t = DEFAULT_CHUNK_BYTES, value_name = "BYTES")]
-    chunk_bytes: usize,
+    /// Size of a chunk of the job. Default: as a job has it.
+    #[arg(long, value_name = "BYTES")]
+    chunk_bytes: Option<usize>,
 
     /// Cores that sum and step: a number, or cpus like 0,2,4-7. Default: as `serve` has it.
     #[arg(long, value_name = "N|LIST")]
@@ -73,9 +74,26 @@ pub struct TopologyArgs {
     #[command(flatten)]
     racks: RacksArgs,
 
+    /// Print one JSON object instead: cores and NICs of the plan, with what each owns of the job, and the plan's reasons.
+    #[arg(long, conflicts_with_all = ["machines", "racks"])]
+    json: bool,
+
     /// Also draw the machine and the plan, or the machines, into this file.
     #[arg(long, value_name = "FILE.svg")]
     svg: Option<PathBuf>,
+}
+
+/// A plan, for programs.
+fn as_json(host: &Host, plan: &Plan) -> serde_json::Value {
+    let nic_name = |id| host.nic(id).map(|nic| nic.name.as_str());
+    let core = |core: &topology::PlacedCore| {
+        let nics: Vec<_> = core.nics.iter().filter_map(|&id| nic_name(id)).collect();
+        json!({"cpu": core.cpu.0, "node": core.node.0, "nics": nics, "bytes": core.load_bytes})
+    };
+    let nic = |nic: &topology::PlacedNic| json!({"name": nic.name, "cores": nic.cores.len(), "bytes": nic.load_bytes});
+    let cores: Vec<_> = plan.cores().iter().map(core).collect();
+    let nics: Vec<_> = plan.nics().iter().map(nic).collect();
+    json!({"cpus": host.cpus.len(), "cores": cores, "nics": nics, "reasons": plan.reasons()})
 }
 
 impl TopologyArgs {
@@ -87,7 +105,7 @@ impl TopologyArgs {
             _ => Host::live()?,
         };
         let (mut text, picture) = if self.racks.are_given() {
-            (self.racks.text(self.needed_model("--racks")?, self.chunk_bytes)?, String::new())
+            (self.racks.text(self.needed_model("--racks")?, self.chunk())?, String::new())
         } else if self.machines.are_given() {
             self.of_machines(&host)?
         } else {
@@ -97,7 +115,9 @@ impl TopologyArgs {
             std::fs::write(path, picture).with_context(|| {
                 format!("cannot write {}: the directory must exist and be yours to write", path.display())
             })?;
-            let _ = writeln!(text, "\nPicture: {}", path.display());
+            if !self.json {
+                let _ = writeln!(text, "\nPicture: {}", path.display());
+            }
         }
         // A closed pipe is no error: the reader has seen enough.
         let mut out = std::io::stdout();
@@ -111,22 +131,43 @@ impl TopologyArgs {
     /// Text and picture of the machine, and of a plan for it if there is a model.
     fn of_one(&self, host: &Host) -> anyhow::Result<(String, String)> {
         let mut text = String::new();
-        let plan = match self.model.keys()? {
+        let model = self.model.keys()?;
+        let has_model = model.is_some();
+        let plan = match model {
+            None if self.chunk_bytes.is_some() => {
+                bail!(
+                    "--chunk-bytes needs a model, which has chunks; add --model resnet50, or --manifest FILE.safetensors"
+                )
+            }
+            // Without a job there is a choice of cores and NICs all the same.
+            None if self.chooses() || self.json => Some(topology::place(host, &self.request(&[]))?),
             None => None,
             Some((name, keys)) => {
-                let layout = Layout::new(keys, self.chunk_bytes)?;
+                let layout = Layout::new(keys, self.chunk())?;
                 let plan = self.place(host, &layout)?;
                 let _ = write!(text, "\n{}", self.traffic(&name, &layout, &plan));
                 Some(plan)
             }
         };
+        if let (true, Some(plan)) = (self.json, &plan) {
+            return Ok((format!("{}\n", as_json(host, plan)), render::svg(host, Some(plan), "run")));
+        }
         text.insert_str(0, &render::text(host, plan.as_ref(), "run"));
-        if plan.is_none() {
+        if !has_model {
             text.push_str(
                 "\nAdd --model resnet50 to see where its chunks would go, --svg FILE to draw it.\n",
             );
         }
         Ok((text, render::svg(host, plan.as_ref(), "run")))
+    }
+
+    fn chunk(&self) -> usize {
+        self.chunk_bytes.unwrap_or(DEFAULT_CHUNK_BYTES)
+    }
+
+    /// Whether the settings choose among cores and NICs.
+    fn chooses(&self) -> bool {
+        self.cores.is_some() || self.nics.is_some() || !self.except_nics.is_empty()
     }
 
     /// The model's name and keys, which this setting needs.
@@ -140,7 +181,7 @@ impl TopologyArgs {
     fn of_machines(&self, host: &Host) -> anyhow::Result<(String, String)> {
         let model = self.needed_model("--machines")?;
         let plan = topology::place(host, &self.request(&[]))?;
-        let job = self.machines.job(host, &plan, model, self.chunk_bytes)?;
+        let job = self.machines.job(host, &plan, model, self.chunk())?;
         Ok((job.text(), job.svg()))
     }
 

@@ -27,6 +27,7 @@ mod handles;
 mod handshake;
 #[allow(unsafe_code)]
 mod loopback;
+mod nccl;
 mod nic;
 mod nic_list;
 mod path_settings;
@@ -52,6 +53,7 @@ pub use handshake::connect::{Accepted, ConnectError, Hello, Listener, connect};
 #[doc(hidden)]
 pub use handshake::fuzzing;
 pub use loopback::{Loopback, LoopbackError, loopback};
+pub use nccl::Nccl;
 pub use nic::{Nic, NicOptions};
 pub use nic_list::{NicList, ParseNicListError};
 pub use path_settings::{PATH_SETTINGS, PathFlags, PathSetting, SettingError};

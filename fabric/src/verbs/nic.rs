@@ -67,7 +67,7 @@ impl Nic {
         let attr = context.port(port.number)?;
         let port_name = format!("{} port {}", context.device, port.number);
         let key = |index| context.partition_key(port.number, index);
-        settings.check_pkey(&port_name, attr.pkey_tbl_len, key)?;
+        let settings = settings.with_pkey(&port_name, attr.pkey_tbl_len, key)?;
         let not_active = |state: String| DeviceError::NotActive {
             device: context.device.clone(),
             wanted: Some(port.number),

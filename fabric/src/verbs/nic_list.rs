@@ -33,17 +33,35 @@ pub struct ParseNicListError {
 }
 
 impl NicList {
-    /// As NCCL is told in this environment, by `NCCL_IB_HCA` and `NCCL_IB_GID_INDEX`; every NIC where it is not.
-    ///
-    /// # Errors
-    /// When it is told what nobody can follow.
-    pub fn of_nccl() -> Result<Self, ParseNicListError> {
-        let mut list: NicList = std::env::var("NCCL_IB_HCA").unwrap_or_default().parse()?;
-        if let Ok(index) = std::env::var("NCCL_IB_GID_INDEX") {
-            let what = "NCCL_IB_GID_INDEX is no number from 0 to 255";
-            list.gid_index = Some(index.parse().map_err(|_| ParseNicListError { entry: index, what })?);
+    /// A list as NCCL reads it, and what of it names nothing. Every device where it names none.
+    pub fn of_nccl(text: &str) -> (Self, Vec<String>) {
+        let (except, exact, rest) = marks(text.trim());
+        let (mut entries, mut left_out) = (Vec::new(), Vec::new());
+        for one in rest.split(',').map(str::trim).filter(|one| !one.is_empty() && !one.starts_with(':')) {
+            match entry(one) {
+                Ok(entry) => entries.push(entry),
+                Err(error) => left_out.push(error.to_string()),
+            }
         }
-        Ok(list)
+        if entries.is_empty() {
+            if left_out.is_empty() {
+                left_out.push("it names no device".to_owned());
+            }
+            return (NicList::default(), left_out);
+        }
+        (NicList { except, exact, entries, gid_index: None }, left_out)
+    }
+
+    /// Gives devices for which the list names no GID the one of this index.
+    pub(super) fn set_gid_index(&mut self, index: u8) {
+        self.gid_index = Some(index);
+    }
+
+    /// The entries that are none of these devices, as they were written. What is not to be used need not be there.
+    pub fn absent(&self, devices: &[&str]) -> Vec<String> {
+        let wanted = self.entries.iter().filter(|_| !self.except);
+        let absent = wanted.filter(|entry| !devices.iter().any(|device| self.is(entry, device)));
+        absent.map(ToString::to_string).collect()
     }
 
     /// How the device of this name is to be used; `None` if it is not.
@@ -62,17 +80,35 @@ impl NicList {
             }
             _ => vec![options],
         };
-        self.entries_of(&device.name).into_iter().flat_map(each_port).collect()
+        let is_used = |nic: &NicOptions| {
+            let ports = device.ports.iter().map(|port| port.number);
+            let its: Vec<u8> = match (nic.port, active.as_slice()) {
+                (Some(port), _) | (None, &[port]) => vec![port],
+                (None, _) => ports.collect(),
+            };
+            !self.except || its.is_empty() || !its.iter().all(|&port| self.is_left_out(&device.name, port))
+        };
+        self.entries_of(&device.name).into_iter().flat_map(each_port).filter(is_used).collect()
+    }
+
+    /// Whether a list of what is not used has this port.
+    fn is_left_out(&self, device: &str, port: u8) -> bool {
+        self.entries.iter().any(|entry| self.is(entry, device) && entry.port.is_none_or(|its| its == port))
+    }
+
+    /// Whether an entry is of this device.
+    fn is(&self, entry: &NicOptions, device: &str) -> bool {
+        if self.exact { entry.device == device } else { device.starts_with(&entry.device) }
     }
 
     /// What the list says of a device: several times where it names several ports.
     fn entries_of(&self, device: &str) -> Vec<NicOptions> {
-        let is = |entry: &&NicOptions| {
-            if self.exact { entry.device == device } else { device.starts_with(&entry.device) }
-        };
-        let mut found: Vec<NicOptions> = self.entries.iter().filter(is).cloned().collect();
+        let its = self.entries.iter().filter(|entry| self.is(entry, device));
+        let mut found: Vec<NicOptions> = its.cloned().collect();
         if self.except || self.entries.is_empty() {
-            found = if found.is_empty() { vec![NicOptions::new(device)] } else { Vec::new() };
+            // Where a port is named, the device has others.
+            let is_whole = |entry: &NicOptions| entry.port.is_none();
+            found = if found.iter().any(is_whole) { Vec::new() } else { vec![NicOptions::new(device)] };
         }
         for options in &mut found {
             options.device = device.to_owned();
@@ -91,19 +127,25 @@ impl FromStr for NicList {
     type Err = ParseNicListError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (except, rest) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
-        let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));
+        let (except, exact, rest) = marks(text);
         let entries: Vec<NicOptions> =
             rest.split(',').filter(|entry| !entry.is_empty()).map(entry).collect::<Result<_, _>>()?;
         let error = |what| ParseNicListError { entry: text.to_owned(), what };
         if entries.is_empty() && !text.is_empty() {
             return Err(error("names no device"));
         }
-        if except && entries.iter().any(|entry| entry.port.is_some() || entry.gid_index.is_some()) {
-            return Err(error("a device that is not used has neither port nor GID"));
+        if except && entries.iter().any(|entry| entry.gid_index.is_some()) {
+            return Err(error("a device that is not used has no GID"));
         }
         Ok(NicList { except, exact, entries, gid_index: None })
     }
+}
+
+/// Whether a list says what is not used, and whether names are exact; and the rest of it.
+fn marks(text: &str) -> (bool, bool, &str) {
+    let (except, rest) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
+    let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));
+    (except, exact, rest)
 }
 
 fn entry(text: &str) -> Result<NicOptions, ParseNicListError> {
@@ -168,6 +210,29 @@ mod tests {
     }
 
     #[test]
+    fn a_port_that_is_not_used_leaves_its_device_the_others() {
+        let device = |active: &[bool]| Device::made_up("mlx5_bond_0", active);
+        let nics = |list: &str, active: &[bool]| -> Vec<String> {
+            let list: NicList = list.parse().unwrap();
+            list.nics(&device(active)).iter().map(NicOptions::to_string).collect()
+        };
+        assert_eq!(nics("^mlx5_bond_0:1", &[true]), [""; 0]);
+        assert_eq!(nics("^mlx5_bond_0:1", &[true, true]), ["mlx5_bond_0:2"]);
+        assert_eq!(nics("^mlx5_bond_0:1", &[false, true]), ["mlx5_bond_0"]);
+        assert_eq!(nics("^=mlx5_bond:1", &[true]), ["mlx5_bond_0"]);
+        assert_eq!(nics("^mlx5_bond_0:1,mlx5_bond_0:2", &[true, true]), [""; 0]);
+    }
+
+    #[test]
+    fn entries_without_a_device_are_named() {
+        let absent = |list: &str| list.parse::<NicList>().unwrap().absent(&["mlx5_0", "mlx5_10"]);
+        assert_eq!(absent("mlx5,mlx5_1"), [""; 0]);
+        assert_eq!(absent("=mlx5_1:1,mlx5_0"), ["mlx5_1:1"]);
+        assert_eq!(absent("^rxe0"), [""; 0]);
+        assert_eq!(absent(""), [""; 0]);
+    }
+
+    #[test]
     fn what_nobody_can_follow_is_refused() {
         for (text, what) in [
             ("^", "names no device"),
@@ -175,7 +240,7 @@ mod tests {
             ("mlx5_0:x", "a port that is no number"),
             ("mlx5_0@256", "a GID index"),
             (":1", "has no device"),
-            ("^mlx5_0:1", "neither port nor GID"),
+            ("^mlx5_0@1", "has no GID"),
         ] {
             let error = text.parse::<NicList>().unwrap_err().to_string();
             assert!(error.contains(what) && error.contains("mlx5_0:1@3"), "{text}: {error}");

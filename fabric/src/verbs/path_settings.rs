@@ -6,13 +6,15 @@ use std::fmt;
 use std::time::Duration;
 
 use super::address::Mtu;
+use super::nccl;
 
 /// A setting of RDMA paths.
 #[derive(Debug)]
 pub struct PathSetting {
     /// As programs take it: `--rdma-timeout`. It goes before the variables.
     pub flag: &'static str,
-    /// Ours, and then NCCL's, as many fabrics have these set already. The first that is set counts.
+    /// Ours, and then NCCL's, as many fabrics have these set already. The first that is set counts, unless NCCL's has a number
+    /// that it cannot have here, or lets NCCL choose.
     pub variables: &'static [&'static str],
     /// The smallest number that it may be.
     pub least: u16,
@@ -158,14 +160,59 @@ impl PathSetting {
         flags: &PathFlags,
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<(u16, &'static str), SettingError> {
-        let flag = flags.0.get(self.flag).map(|value| (self.flag, value.to_string()));
-        let variable = || self.variables.iter().find_map(|&name| Some((name, environment(name)?)));
-        let Some((name, seen)) = flag.or_else(variable) else { return Ok((self.default, self.variables[0])) };
+        let Some((name, seen)) = self.said(flags, environment) else {
+            return Ok((self.default, self.variables[0]));
+        };
         let PathSetting { least, most, default, .. } = *self;
-        let number = seen.trim().parse().ok().filter(|number| (least..=most).contains(number));
-        let expected = format!("a number from {least} to {most}");
-        number.map(|number| (number, name)).ok_or(SettingError { name, seen, expected, default })
+        match self.number(name, &seen) {
+            Some(number) => Ok((number, name)),
+            None if is_nccls(name) => Ok((default, self.variables[0])),
+            None => {
+                let expected = format!("a number from {least} to {most}");
+                Err(SettingError { name, seen, expected, default })
+            }
+        }
     }
+
+    /// The flag or variable that counts, and what it says. A variable that is empty is not set.
+    fn said(
+        &self,
+        flags: &PathFlags,
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Option<(&'static str, String)> {
+        let flag = flags.0.get(self.flag).map(|value| (self.flag, value.to_string()));
+        let set = |name: &str| environment(name).filter(|text| !text.trim().is_empty());
+        flag.or_else(|| self.variables.iter().find_map(|&name| Some((name, set(name)?))))
+    }
+
+    /// The number that a flag or variable says, if it may be.
+    fn number(&self, name: &str, seen: &str) -> Option<u16> {
+        let number =
+            if is_nccls(name) { u16::try_from(nccl::number(seen)?).ok() } else { seen.trim().parse().ok() };
+        number.filter(|number| (self.least..=self.most).contains(number))
+    }
+
+    /// Why NCCL's variable does not count, if it would but for its number.
+    pub(super) fn warning(
+        &self,
+        flags: &PathFlags,
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Option<String> {
+        let (name, seen) = self.said(flags, environment)?;
+        let counts = !is_nccls(name) || self.number(name, &seen).is_some() || nccl::is_own_choice(&seen);
+        let PathSetting { least, most, default, flag, .. } = self;
+        (!counts).then(|| {
+            format!(
+                "{name} is {seen:?}, which does not count here: expected a number from {least} to {most}; {default} counts \
+                 ({flag} changes it)"
+            )
+        })
+    }
+}
+
+/// Whether a variable is of another program, which may mean more by it than a queue pair can be told.
+fn is_nccls(name: &str) -> bool {
+    name.starts_with("NCCL_")
 }
 
 /// Whether what a NIC writes may reach memory in any order. Its completion comes after all of it, whatever the order is.
@@ -224,9 +271,23 @@ impl PathSettings {
         })
     }
 
-    /// Whether the table of a port has the partition key. It has `keys` entries, and `key` says what is there, as far as the
-    /// driver does.
-    pub fn check_pkey(
+    /// Returns these settings with a partition key that the table of a port has. Where NCCL's variable names another one, it is
+    /// ours by default. The table has `keys` entries, and `key` says what is there, as far as the driver does.
+    pub fn with_pkey(
+        self,
+        port: &str,
+        keys: u16,
+        key: impl Fn(u16) -> Option<u16>,
+    ) -> Result<Self, SettingError> {
+        let by_default = PathSettings { pkey_index: PKEY.default, pkey_name: PKEY.variables[0], ..self };
+        match self.check_pkey(port, keys, key) {
+            Ok(()) => Ok(self),
+            Err(_) if is_nccls(self.pkey_name) => Ok(by_default),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn check_pkey(
         &self,
         port: &str,
         keys: u16,
@@ -340,20 +401,34 @@ mod tests {
     fn what_is_out_of_range_is_named_with_what_was_expected() {
         for (name, value, range) in [
             ("PHUB_RDMA_TIMEOUT", "0", "from 1 to 31"),
-            ("NCCL_IB_TIMEOUT", "32", "from 1 to 31"),
             ("PHUB_RDMA_RETRIES", "8", "from 0 to 7"),
-            ("NCCL_IB_RETRY_CNT", "seven", "from 0 to 7"),
-            ("NCCL_IB_TC", "256", "from 0 to 255"),
+            ("PHUB_RDMA_RETRIES", "seven", "from 0 to 7"),
+            ("PHUB_RDMA_TC", "256", "from 0 to 255"),
             ("PHUB_RDMA_SL", "16", "from 0 to 15"),
             ("PHUB_RDMA_MTU", "9000", "from 256 to 4096"),
-            ("NCCL_IB_PKEY", "-1", "from 0 to 65535"),
-            ("NCCL_IB_ADAPTIVE_ROUTING", "2", "from 0 to 1"),
+            ("PHUB_RDMA_PKEY", "-1", "from 0 to 65535"),
+            ("PHUB_RDMA_ADAPTIVE_ROUTING", "2", "from 0 to 1"),
             ("PHUB_RDMA_RNR_RETRIES", "8", "from 0 to 7"),
-            ("NCCL_IB_PCI_RELAXED_ORDERING", "3", "from 0 to 2"),
+            ("PHUB_RDMA_RELAXED_ORDERING", "3", "from 0 to 2"),
         ] {
             let error = read(&[(name, value)]).unwrap_err();
             assert!(error.contains(name) && error.contains(value) && error.contains(range), "{error}");
         }
+    }
+
+    #[test]
+    fn a_number_of_nccls_that_cannot_be_is_as_if_it_were_not_set() {
+        let wrong = [
+            ("NCCL_IB_TIMEOUT", "50"),
+            ("NCCL_IB_RETRY_CNT", "13"),
+            ("NCCL_IB_TC", "-1"),
+            ("NCCL_IB_SL", "high"),
+            ("NCCL_IB_ADAPTIVE_ROUTING", "-2"),
+            ("NCCL_IB_PCI_RELAXED_ORDERING", ""),
+        ];
+        assert_eq!(read(&wrong), read(&[]));
+        assert_eq!(read(&[("NCCL_IB_PKEY", "0x2")]).unwrap().pkey_index, 2);
+        assert_eq!(read(&[("PHUB_RDMA_TIMEOUT", ""), ("NCCL_IB_TIMEOUT", "19")]).unwrap().timeout, 19);
     }
 
     #[test]
@@ -363,13 +438,16 @@ mod tests {
             let checked = settings.check_pkey("mlx5_0 port 1", table.len() as u16, key);
             checked.map_err(|error| error.to_string())
         };
-        let settings = read(&[("NCCL_IB_PKEY", "3")]).unwrap();
+        let settings = read(&[("PHUB_RDMA_PKEY", "3")]).unwrap();
         assert_eq!(check(&settings, &[0xffff, 0, 0, 0x8003]), Ok(()));
         assert_eq!(settings.check_pkey("mlx5_0 port 1", 4, |_| None), Ok(()), "the driver does not say");
         let error = check(&settings, &[0xffff, 0, 0]).unwrap_err();
-        let expected =
-            "NCCL_IB_PKEY is \"3\"; expected a number from 0 to 2, as the table of mlx5_0 port 1 has 3 keys";
+        let expected = "PHUB_RDMA_PKEY is \"3\"; expected a number from 0 to 2, as the table of mlx5_0 port 1 has 3 keys";
         assert!(error.contains(expected), "{error}");
+        assert!(settings.with_pkey("mlx5_0 port 1", 3, |_| None).is_err());
+        let of_nccl = read(&[("NCCL_IB_PKEY", "3")]).unwrap();
+        assert_eq!(of_nccl.with_pkey("mlx5_0 port 1", 4, |_| None).unwrap().pkey_index, 3);
+        assert_eq!(of_nccl.with_pkey("mlx5_0 port 1", 3, |_| None).unwrap().pkey_index, 0);
         let settings = read_with(&[(&PKEY, 2)], &[("NCCL_IB_PKEY", "3")]).unwrap();
         for empty in [0, 0x8000] {
             let error = check(&settings, &[0xffff, 0, empty, 0x8003]).unwrap_err();

@@ -4,9 +4,9 @@
 use serde::de::DeserializeOwned;
 
 use super::{
-    CheckpointReply, ClockReply, FailedReply, HeartbeatReply, HoldReply, HubReply, JobState, JoinReply,
-    LastReply, LeaveReply, MeetReply, OfferReply, PartState, PartsReply, StateReply, TransportAddress,
-    WrittenReply, check_address,
+    CheckpointReply, ClockReply, DrainReply, FailedReply, HeartbeatReply, HoldReply, HubReply, JobState,
+    JoinReply, LastReply, LeaveReply, MeetReply, OfferReply, PartState, PartsReply, StateReply, StopReply,
+    TransportAddress, WrittenReply, check_address,
 };
 use crate::job::{MAX_HUBS, MAX_WORKERS};
 use crate::layout::Round;
@@ -130,6 +130,19 @@ impl Answer for LeaveReply {
 impl Answer for CheckpointReply {
     fn check(&self) -> Result<(), String> {
         rounds([self.round])
+    }
+}
+
+impl Answer for StopReply {
+    fn check(&self) -> Result<(), String> {
+        self.checkpoint.iter().try_for_each(CheckpointReply::check)
+    }
+}
+
+/// For people.
+impl Answer for DrainReply {
+    fn check(&self) -> Result<(), String> {
+        Ok(())
     }
 }
 

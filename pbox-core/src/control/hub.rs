@@ -3,6 +3,7 @@
 //! Plain data. `docs/protocol.md#hub` has the table.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -41,6 +42,50 @@ pub struct HubReply {
     pub nics: Vec<NicReply>,
     /// Its jobs.
     pub jobs: Vec<JobReply>,
+    /// The last that it has refused, the newest first: joins, and requests without the right to what they asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refusals: Vec<RefusalReply>,
+    /// Whether it notes a timeline, which `GET /v1/trace` sends.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub timeline: bool,
+}
+
+/// A request that the hub refused.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusalReply {
+    /// Seconds since the last time.
+    pub ago_s: u64,
+    /// How often the same was refused.
+    pub times: u64,
+    /// Whose request it was: the address from which it came.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// The name that its machine gives itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// The job that it named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<String>,
+    /// Why, in words.
+    pub why: String,
+}
+
+/// One line.
+impl fmt::Display for RefusalReply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} s ago, {}", self.ago_s, place(self.address.as_deref(), self.host.as_deref()))?;
+        self.job.as_ref().map_or(Ok(()), |job| write!(f, ", job {job:?}"))?;
+        if self.times > 1 {
+            write!(f, ", {} times", self.times)?;
+        }
+        write!(f, ": {}", self.why)
+    }
+}
+
+/// The place of somebody, in words: `10.0.0.5 (node7)`.
+fn place(address: Option<&str>, host: Option<&str>) -> String {
+    let address = address.unwrap_or("nowhere");
+    host.map_or_else(|| address.to_owned(), |host| format!("{address} ({host})"))
 }
 
 /// What has happened at the hub since its start.
@@ -173,6 +218,12 @@ pub struct MemberReply {
     pub rank: u32,
     /// Time since its last heartbeat.
     pub silent_ms: u64,
+    /// The address from which it joined.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// The name that its machine gives itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
     /// The transport of its links, once it has some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<String>,
@@ -182,6 +233,13 @@ pub struct MemberReply {
     /// Of a hub below: which of its own workers it last said is late.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latest: Option<Latest>,
+}
+
+impl MemberReply {
+    /// Says where it is: `10.0.0.5 (node7)`.
+    pub fn place(&self) -> String {
+        place(self.address.as_deref(), self.host.as_deref())
+    }
 }
 
 /// The bytes that have crossed a worker's links by one NIC of the hub, since the worker joined.

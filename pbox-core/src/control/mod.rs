@@ -17,7 +17,9 @@ mod versions;
 
 pub use address::{NotAnAddress, check_address, host_of, ip_of};
 pub use answer::{Answer, MAX_PORTS};
-pub use hub::{CoreReply, CountsReply, HubReply, JobReply, LinkReply, LostReply, MemberReply, NicReply};
+pub use hub::{
+    CoreReply, CountsReply, HubReply, JobReply, LinkReply, LostReply, MemberReply, NicReply, RefusalReply,
+};
 pub use mesh::{Machine, MeetReply, MeetRequest, Mesh, NotAMachine};
 pub use numbers::{LearningRateRequest, OptimizerRequest};
 pub use parse::{ParseError, parse, parse_from_hub, parse_join, parse_versioned};
@@ -31,6 +33,9 @@ pub use rounds::{
     GradientNorm, GradientsReply, LATENESS_BOUNDS_US, LatenessReply, Latest, MAX_PATH, RankReply, RoundsReply,
 };
 pub use versions::{PROTOCOL, PROTOCOL_LOWEST, Versions};
+
+/// The header of a request with the name that the client's machine gives itself, for people who look for it. It proves nothing.
+pub const HOST_HEADER: &str = "phub-host";
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -96,6 +101,9 @@ pub struct JoinRequest {
     /// Whether the worker makes its links again when it loses them while the hub lives, by a [`RelinkRequest`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub relinks: bool,
+    /// Whether the job is a trial, such as a probe's: the hub neither reads nor writes checkpoints of it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub trial: bool,
     /// The terms on which all ends of the job agree.
     pub terms: JobTerms,
 }
@@ -261,6 +269,9 @@ pub struct HeartbeatReply {
     /// How many rounds that is, for workers that join without having lost a hub.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub lost: u32,
+    /// The last worker whose join the hub refused, and why, while others gather.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
 }
 
 /// A worker that lives and has not pushed what others have pushed.

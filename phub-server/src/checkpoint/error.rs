@@ -89,6 +89,11 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
+    /// Whether another hub has the directory.
+    pub fn is_in_use(&self) -> bool {
+        matches!(self, CheckpointError::InUse { .. })
+    }
+
     /// Whether a file is damaged, so that the one before it is better than none. A file of another job, or of a newer
     /// program, is not.
     pub(super) fn is_damage(&self) -> bool {

@@ -7,17 +7,26 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use axum::http::HeaderMap;
+use pbox_core::control::HOST_HEADER;
 use tokio::sync::oneshot;
 
 use super::limits::ControlLimits;
+use crate::asker::Asker;
 
-/// The address of a request's client, as it is [counted](counted_as).
+/// The address of a request's client.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ClientAddress(pub IpAddr);
+pub(super) struct ClientAddress(IpAddr);
 
 impl ClientAddress {
     pub fn new(from: SocketAddr) -> Self {
-        ClientAddress(counted_as(from.ip()))
+        ClientAddress(from.ip().to_canonical())
+    }
+
+    /// Returns who asks, with the name that a header of the request gives.
+    pub fn asker(self, headers: &HeaderMap) -> Asker {
+        let host = headers.get(HOST_HEADER).and_then(|host| host.to_str().ok());
+        Asker { counted: counted_as(self.0), address: self.0, host: None }.named(host)
     }
 }
 

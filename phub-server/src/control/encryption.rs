@@ -42,6 +42,14 @@ impl Encryption {
         Ok(Encryption { settings: settings.clone(), config })
     }
 
+    /// Whether these settings make clients speak TLS.
+    ///
+    /// # Errors
+    /// When the certificate or the key is of no use.
+    pub fn is_possible(settings: &HubSettings) -> Result<bool, TlsError> {
+        Ok(read(settings)?.is_some())
+    }
+
     /// Whether clients must speak TLS.
     pub fn is_on(&self) -> bool {
         self.config.is_some()

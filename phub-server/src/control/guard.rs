@@ -12,8 +12,9 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use pbox_core::control::ErrorReply;
 
-use super::crowd::Newcomer;
+use super::crowd::{ClientAddress, Newcomer};
 use super::json;
+use crate::refusals::Refusals;
 use crate::registry::Registry;
 use crate::settings::HubSettings;
 
@@ -53,6 +54,8 @@ pub(crate) struct Guard {
     credential: Option<Credential>,
     /// Everybody who can reach it is on this machine, so that a web page is the only stranger from elsewhere.
     local: bool,
+    /// The requests that it did not let in.
+    pub refusals: Arc<Refusals>,
 }
 
 /// What a request may see.
@@ -63,6 +66,11 @@ impl Sees {
     /// Whether it may see this job.
     pub fn job(&self, job: &str) -> bool {
         self.0.as_ref().is_none_or(|token| token.covers(job))
+    }
+
+    /// Whether it may see this job, or what is about no job.
+    pub fn job_or_all(&self, job: Option<&str>) -> bool {
+        self.job(job.unwrap_or(ALL_JOBS))
     }
 }
 
@@ -118,7 +126,7 @@ impl Guard {
             (Some(credential.secrets()?.clone()), Some(credential))
         };
         let (accepted, local) = (RwLock::new(accepted), settings.listen.ip().is_loopback());
-        Ok(Guard { settings: settings.clone(), accepted, credential, local })
+        Ok(Guard { settings: settings.clone(), accepted, credential, local, refusals: Arc::default() })
     }
 
     /// What this hub shows to other hubs.
@@ -252,7 +260,12 @@ pub(super) async fn admit(
             shown.into_iter().for_each(|shown| drop(request.extensions_mut().insert(shown)));
             next.run(request).await
         }
-        Err(denied) => denied.into_response(),
+        Err(denied) => {
+            let from = request.extensions().get::<ClientAddress>().map(|from| from.asker(request.headers()));
+            let what = format!("{} {}: {}", request.method(), page.as_str(), denied.1);
+            guard.refusals.add(from.as_ref(), job, &what);
+            denied.into_response()
+        }
     }
 }
 

@@ -401,6 +401,8 @@ mod tests {
             members: vec![MemberReply {
                 rank: 0,
                 silent_ms: 1500,
+                address: None,
+                host: None,
                 transport: Some("tcp".into()),
                 links: vec![LinkReply { nic: "eth0".into(), sent_bytes: 10, received_bytes: 11 }],
                 latest: None,
@@ -441,6 +443,8 @@ mod tests {
             cores: vec![core],
             nics: vec![nic],
             jobs: vec![job, failed],
+            refusals: Vec::new(),
+            timeline: false,
         };
         let page = page(&hub);
         let figures: BTreeSet<&str> = page

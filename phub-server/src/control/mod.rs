@@ -32,6 +32,8 @@ use serde::de::DeserializeOwned;
 use timeline::Clock;
 use tokio::sync::Semaphore;
 
+use crate::asker::Asker;
+use crate::refusals::Refusals;
 use crate::registry::{Refusal, Registry, Sent, on_thread};
 use body::{Parts, Received};
 use crowd::ClientAddress;
@@ -79,6 +81,7 @@ const TRACES: usize = 2;
 #[derive(Clone, Debug)]
 struct Desk {
     registry: Arc<Registry>,
+    refusals: Arc<Refusals>,
     limits: ControlLimits,
     /// A permit for each byte that all bodies together may still have.
     room: Arc<Semaphore>,
@@ -130,6 +133,7 @@ pub(crate) fn router(
     let traces = Arc::new(Semaphore::new(TRACES));
     let nics = Arc::new(Semaphore::new(1));
     let picture = Bytes::from(picture);
+    let refusals = Arc::clone(&guard.refusals);
     Router::new()
         .route("/", get(async |headers: HeaderMap| page::page(&headers)))
         .route("/v1/health", get(health))
@@ -156,7 +160,7 @@ pub(crate) fn router(
         .merge(peers::routes())
         .route_layer(from_fn_with_state((guard, Arc::clone(&registry)), guard::admit))
         .fallback(async || no_such_page())
-        .with_state(Desk { registry, limits, room, listeners, traces, nics })
+        .with_state(Desk { registry, refusals, limits, room, listeners, traces, nics })
 }
 
 type Answer = Result<Response, Refusal>;
@@ -187,6 +191,7 @@ async fn hub(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answ
     desk.registry.look_at_waits().await;
     let mut hub = desk.registry.describe();
     hub.jobs.retain(|job| sees.job(&job.name));
+    hub.refusals = desk.refusals.replies(|job| sees.job_or_all(job));
     // By far the most of it, and of use to a picture alone.
     for job in &mut hub.jobs {
         job.rounds.iter_mut().for_each(|rounds| rounds.recent.clear());
@@ -208,7 +213,7 @@ async fn nics(desk: &Desk) -> Vec<NicReply> {
 }
 
 async fn events(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answer {
-    page::events(&desk.registry, &desk.listeners, sees)
+    page::events(&desk.registry, &desk.refusals, &desk.listeners, sees)
 }
 
 async fn figures(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Response {
@@ -234,10 +239,19 @@ async fn trace(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> An
 
 async fn join(
     State(desk): State<Desk>,
-    Extension(ClientAddress(from)): Extension<ClientAddress>,
+    Extension(client): Extension<ClientAddress>,
     Path(job): Path<String>,
     request: Request,
 ) -> Answer {
+    let from = client.asker(request.headers());
+    let joined = join_of(&desk, &from, &job, request).await;
+    if let Err(refusal) = &joined {
+        desk.refusals.add(Some(&from), Some(&job), refusal.why());
+    }
+    joined
+}
+
+async fn join_of(desk: &Desk, from: &Asker, job: &str, request: Request) -> Answer {
     let received = desk.read(desk.limits.join_bytes, request).await?;
     // Most joins are small, and many come at once.
     let is_small = received.bytes.len() <= desk.limits.small_bytes;
@@ -245,7 +259,7 @@ async fn join(
     // Parsing has its own thread: a manifest may have 64 MiB, and this thread answers all heartbeats.
     let parsing = tokio::task::spawn_blocking(move || parse_join(&received.bytes));
     let request = parsing.await.map_err(|_| Refusal::Gone("the hub could not do it".into()))??;
-    let joined = desk.registry.join_from(job, request, Some(from)).await?;
+    let joined = desk.registry.join_from(job.to_owned(), request, Some(from.clone())).await?;
     drop(promise);
     done(&joined)
 }
@@ -350,12 +364,22 @@ async fn leave(State(desk): State<Desk>, Path(job): Path<String>, request: Reque
     done(&to_its_end(async move { desk.registry.leave(&job, request).await }).await?)
 }
 
-async fn stop(State(desk): State<Desk>, Path(job): Path<String>) -> Answer {
-    done(&to_its_end(async move { desk.registry.stop_job(&job).await }).await?)
+async fn stop(
+    State(desk): State<Desk>,
+    Extension(client): Extension<ClientAddress>,
+    Path(job): Path<String>,
+    headers: HeaderMap,
+) -> Answer {
+    let by = client.asker(&headers).to_string();
+    done(&to_its_end(async move { desk.registry.stop_job(&job, &by).await }).await?)
 }
 
-async fn drain(State(desk): State<Desk>) -> Answer {
-    done(&desk.registry.drain())
+async fn drain(
+    State(desk): State<Desk>,
+    Extension(client): Extension<ClientAddress>,
+    headers: HeaderMap,
+) -> Answer {
+    done(&desk.registry.drain(&client.asker(&headers).to_string()))
 }
 
 fn json(status: StatusCode, body: &impl Serialize) -> Response {

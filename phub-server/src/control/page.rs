@@ -26,6 +26,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use super::INDEX;
 use super::guard::Sees;
 use crate::pieces::Pieces;
+use crate::refusals::Refusals;
 use crate::registry::{Refusal, Registry, random_name};
 
 const PAGE: &str = include_str!("page.html");
@@ -66,6 +67,7 @@ pub(super) fn page(headers: &HeaderMap) -> Response {
 /// Events until the hub stops or the listener is gone.
 pub(super) fn events(
     registry: &Arc<Registry>,
+    refusals: &Arc<Refusals>,
     listeners: &Arc<Semaphore>,
     sees: Sees,
 ) -> Result<Response, Refusal> {
@@ -75,23 +77,30 @@ pub(super) fn events(
         ))
     })?;
     let (listener, pieces) = Pieces::new(1);
-    tokio::spawn(tell(Arc::downgrade(registry), listener, sees, place));
+    let seen = Seen { sees, refusals: Arc::clone(refusals) };
+    tokio::spawn(tell(Arc::downgrade(registry), listener, seen, place));
     let about = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
     Ok((StatusCode::OK, about, Body::new(pieces)).into_response())
 }
 
-async fn tell(registry: Weak<Registry>, listener: Sender<Bytes>, sees: Sees, _place: OwnedSemaphorePermit) {
+/// The part of the hub that a listener sees.
+struct Seen {
+    sees: Sees,
+    refusals: Arc<Refusals>,
+}
+
+async fn tell(registry: Weak<Registry>, listener: Sender<Bytes>, seen: Seen, _place: OwnedSemaphorePermit) {
     let Some(mut stops) = registry.upgrade().map(|registry| registry.stops.subscribe()) else { return };
     let stopped = async move { stops.wait_for(Option::is_some).await.ok().and_then(|why| why.clone()) };
     tokio::select! {
-        () = tell_hub(&registry, &listener, &sees) => {}
+        () = tell_hub(&registry, &listener, &seen) => {}
         // A listener that does not read does not hold the hub's stop up.
         why = stopped => drop(timeout(PAUSE, listener.send(event("end", &why))).await),
     }
 }
 
 /// Ends when the listener is gone, or has had all the events of one answer.
-async fn tell_hub(registry: &Weak<Registry>, listener: &Sender<Bytes>, sees: &Sees) {
+async fn tell_hub(registry: &Weak<Registry>, listener: &Sender<Bytes>, Seen { sees, refusals }: &Seen) {
     let mut ticks = interval(PAUSE);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for _ in 0..EVENTS {
@@ -103,6 +112,7 @@ async fn tell_hub(registry: &Weak<Registry>, listener: &Sender<Bytes>, sees: &Se
             let mut hub = registry.describe();
             hub.jobs.retain(|job| sees.job(&job.name));
             hub.jobs.sort_by(|a, b| a.name.cmp(&b.name));
+            hub.refusals = refusals.replies(|job| sees.job_or_all(job));
             hub
         };
         if !matches!(timeout(UNREAD, listener.send(event("hub", &hub))).await, Ok(Ok(()))) {
@@ -119,6 +129,12 @@ fn event(name: &str, data: &impl Serialize) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_page_offers_a_timeline_where_there_is_one() {
+        assert!(PAGE.contains("id=\"traceline\" hidden"), "until the hub says so");
+        assert!(PAGE.contains("$(\"traceline\").hidden = !hub.timeline"));
+    }
 
     #[test]
     fn the_page_has_nothing_from_elsewhere() {

@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 
 use fabric::any::{self, Transport};
-use fabric::verbs::{self, Device, Fitness, GroupOptions, Nic, NicList, NicOptions, VerbsError};
+use fabric::verbs::{self, Device, Fitness, GroupOptions, Nccl, Nic, NicList, NicOptions, VerbsError};
 use topology::{Host, NicChoice, NicId, Plan, Request};
 
 use crate::error::HubError;
@@ -40,11 +40,16 @@ pub(crate) struct Lanes {
 /// Chooses cores and NICs. Missing RDMA is an error only if the settings ask for RDMA.
 pub(crate) fn choose(host: &Host, settings: &HubSettings) -> Result<Lanes, HubError> {
     if settings.offers(Transport::Verbs) {
-        match with_rdma(host, settings) {
+        let nccl = nccl(settings);
+        nccl.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        match with_rdma(host, settings, &nccl) {
             Ok(lanes) => return Ok(lanes),
             // What was set wrongly is no lack of RDMA.
             Err(error @ HubError::Rdma(VerbsError::Setting(_))) => return Err(error),
-            Err(error) if settings.transports.is_some() => return Err(error),
+            Err(error) if wants_rdma(settings) => {
+                let setting = if settings.nics.is_some() { "--nics" } else { "--transports" };
+                return Err(HubError::Asked { setting, error: Box::new(error) });
+            }
             Err(error) => tracing::info!("no RDMA: {error}"),
         }
     }
@@ -54,8 +59,21 @@ pub(crate) fn choose(host: &Host, settings: &HubSettings) -> Result<Lanes, HubEr
     Ok(Lanes { lanes, rdma: None, picture: topology::render::machine_svg(host, &plan) })
 }
 
-fn with_rdma(host: &Host, settings: &HubSettings) -> Result<Lanes, HubError> {
-    let list = nic_list(settings)?;
+/// Whether the settings ask for RDMA, so that a hub without it is another one than was asked for.
+pub fn wants_rdma(settings: &HubSettings) -> bool {
+    settings.transports.is_some() || settings.nics.is_some()
+}
+
+/// Reads what NCCL's variables say, where ours do not.
+pub fn nccl(settings: &HubSettings) -> Nccl {
+    Nccl::of_environment(&settings.paths.0, settings.nics.is_some())
+}
+
+fn with_rdma(host: &Host, settings: &HubSettings, nccl: &Nccl) -> Result<Lanes, HubError> {
+    if nccl.disabled && !wants_rdma(settings) {
+        return Err(HubError::Disabled);
+    }
+    let list = nic_list(settings, nccl);
     // This comes first: its error says whether the library or a device is missing.
     let devices = verbs::devices()?;
     let OnNics { mut lanes, plan } = on_nics(host, settings, &list, &devices)?;
@@ -67,8 +85,8 @@ fn with_rdma(host: &Host, settings: &HubSettings) -> Result<Lanes, HubError> {
     let options = GroupOptions { rails, first_vector: 0, paths: settings.paths.0.clone() };
     let (group, ports) = verbs::group(&nics, options)?;
     for (nic, error) in group.lost() {
-        // A list is a request, and an error is its answer.
-        if list.names_devices() {
+        // Our own list is a request, and an error is its answer.
+        if settings.nics.is_some() && list.names_devices() {
             return Err(error.into());
         }
         tracing::warn!(%nic, "its cores take part in jobs once it opens, which is tried when a job begins: {error}");
@@ -105,8 +123,8 @@ impl OnNics {
 }
 
 /// The NICs that the settings or the environment name.
-pub fn nic_list(settings: &HubSettings) -> Result<NicList, HubError> {
-    Ok(settings.nics.clone().map_or_else(NicList::of_nccl, Ok)?)
+pub fn nic_list(settings: &HubSettings, nccl: &Nccl) -> NicList {
+    settings.nics.clone().unwrap_or_else(|| nccl.list.clone())
 }
 
 /// Deals these devices to cores. Opens no device.
@@ -116,6 +134,12 @@ pub fn on_nics(
     list: &NicList,
     devices: &[Device],
 ) -> Result<OnNics, HubError> {
+    let there_are: Vec<&str> = devices.iter().map(|device| &*device.name).collect();
+    let absent = list.absent(&there_are);
+    if settings.nics.is_some() && !absent.is_empty() {
+        let there_are = there_are.into_iter().map(str::to_owned).collect();
+        return Err(HubError::AbsentNics { absent, there_are });
+    }
     let fitness = Fitness::of(devices, list);
     fitness.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     let nics_of = |name: &str| -> Vec<NicOptions> {

@@ -1,9 +1,11 @@
 //! What the project's programs share: their log, how they end, and the model that they are given.
 
+mod arguments;
 mod exit;
 mod log;
 mod model_source;
 
+pub use arguments::{Unusable, parse, variables_in};
 pub use exit::{exit_code, succeeds};
 pub use log::{LogFormat, log};
 pub use model_source::ModelSource;

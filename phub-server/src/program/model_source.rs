@@ -23,6 +23,11 @@ pub struct ModelSource {
 }
 
 impl ModelSource {
+    /// Whether somebody named a model.
+    pub fn is_given(&self) -> bool {
+        self.model.is_some() || self.manifest.is_some()
+    }
+
     /// The model's name for people, and its keys; `None` if neither setting was given.
     pub fn keys(&self) -> anyhow::Result<Option<(String, Vec<Key>)>> {
         match self {

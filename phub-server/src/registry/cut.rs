@@ -118,7 +118,8 @@ impl Registry {
     pub(super) fn take_part(&self, id: JobId, ranks: &[u32], from: Round) -> Result<(), JobEnded> {
         self.of_job(id, |job| {
             job.take_part(ranks, from);
-            tracing::info!(job = job.name, ?ranks, from = from.0, "workers take part");
+            let ranks: Vec<String> = ranks.iter().map(u32::to_string).collect();
+            tracing::info!(job = job.name, ranks = ranks.join(","), from = from.0, "workers take part");
         })
     }
 

@@ -33,7 +33,7 @@ impl Registry {
         self.cores.iter().any(|core| core.lane.nic.is_some())
     }
 
-    /// What the hub is, and what it has done so far, except for what NICs count.
+    /// Says what the hub is and has done so far, except for what NICs count and whom it refused.
     pub fn describe(&self) -> HubReply {
         use std::sync::atomic::Ordering::Relaxed;
         let rdma = self.up.group.rdma();
@@ -61,6 +61,27 @@ impl Registry {
             cores: self.cores.iter().enumerate().map(core).collect(),
             nics: Vec::new(),
             jobs: inner.jobs.values().map(Job::describe).collect(),
+            refusals: Vec::new(),
+            timeline: self.timeline.is_some(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pbox_core::Round;
+    use pbox_core::control::CheckpointReply;
+
+    use crate::registry::test_bed::{registry, request, runtime};
+
+    /// A query of the docs, the rounds that would be lost with the hub, gave -8.
+    #[test]
+    fn a_job_is_not_behind_its_own_checkpoint() {
+        let (registry, _core) = registry();
+        runtime().block_on(registry.join("job".into(), request())).unwrap();
+        assert_eq!(registry.describe().jobs[0].round, Round(0));
+        let last = CheckpointReply { round: Round(8), bytes: 1, milliseconds: 1, error_before: None };
+        registry.lock().jobs.values_mut().for_each(|job| job.checkpoints.last = Some(last.clone()));
+        assert_eq!(registry.describe().jobs[0].round, Round(8));
     }
 }

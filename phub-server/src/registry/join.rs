@@ -1,6 +1,5 @@
 //! Joining: the checks of a request, tokens, and the connection to the data path.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use fabric::{Ranges, RecvWindow, SendWindow, Span, Spans, any};
@@ -17,6 +16,7 @@ use super::job::{Cores, Job};
 use super::links::links_by;
 use super::loss::Cause;
 use super::{Inner, Refusal, Registry, Token, on_thread, token_of};
+use crate::asker::Asker;
 use crate::cores::near::Near;
 
 const UNKNOWN_TOKEN: &str = "the token is not one of this hub's; join first";
@@ -44,11 +44,19 @@ impl Registry {
         self: &Arc<Self>,
         name: String,
         request: JoinRequest,
-        from: Option<IpAddr>,
+        from: Option<Asker>,
     ) -> Result<JoinReply, Refusal> {
+        let (rank, who, job) = (request.rank, from.clone(), name.clone());
         let joined = self.wait_to_join(name, request, from).await;
-        let counts = &mut self.lock().counts;
-        *(if joined.is_ok() { &mut counts.joins } else { &mut counts.refused_joins }) += 1;
+        let mut inner = self.lock();
+        match &joined {
+            Ok(_) => inner.counts.joins += 1,
+            Err(refusal) => {
+                inner.counts.refused_joins += 1;
+                let named = inner.names.get(&job).and_then(|id| inner.jobs.get(id));
+                named.into_iter().for_each(|job| job.refused(rank, who.as_ref(), refusal.why()));
+            }
+        }
         joined
     }
 
@@ -56,7 +64,7 @@ impl Registry {
         self: &Arc<Self>,
         name: String,
         request: JoinRequest,
-        from: Option<IpAddr>,
+        from: Option<Asker>,
     ) -> Result<JoinReply, Refusal> {
         check_request(&name, &request).map_err(Refusal::Bad)?;
         let relays = self.up.relays(&request);
@@ -68,7 +76,7 @@ impl Registry {
             )));
         }
         let waits_for_hubs = relays || request.peers.is_some();
-        let asked = Arc::new((name, request));
+        let asked = Arc::new((name, request, from));
         let limit = tokio::time::Instant::now() + self.heartbeat_limit;
         loop {
             let freed = self.freed.notified();
@@ -76,7 +84,7 @@ impl Registry {
             freed.as_mut().enable(); // before `try_join`, so that no wake-up is missed
             // On its own thread: to make a job means to read its checkpoint and to lay out its memory.
             let (registry, asked) = (Arc::clone(self), Arc::clone(&asked));
-            let joining = move || registry.try_join(&asked.0, &asked.1, from);
+            let joining = move || registry.try_join(&asked.0, &asked.1, asked.2.as_ref());
             let answer = match waits_for_hubs {
                 // The threads for joins are few. This join waits for answers of other hubs, or of this hub itself.
                 true => {
@@ -107,7 +115,7 @@ impl Registry {
         self: &Arc<Self>,
         name: &str,
         request: &JoinRequest,
-        from: Option<IpAddr>,
+        from: Option<&Asker>,
     ) -> Result<Option<JoinReply>, Refusal> {
         let mut inner = self.lock();
         if inner.making.contains_key(name) {
@@ -116,8 +124,9 @@ impl Registry {
         if !inner.closed && !inner.names.contains_key(name) {
             self.check_takes_jobs(name)?;
             self.check_number_of_jobs(&inner, name)?;
-            self.check_jobs_of(&inner, name, from)?;
-            let making = self.reserve(&mut inner, name, from);
+            let owner = from.map(|from| from.counted);
+            self.check_jobs_of(&inner, name, owner)?;
+            let making = self.reserve(&mut inner, name, owner);
             drop(inner);
             let made = self.make(&making, name, request);
             inner = self.lock();
@@ -138,7 +147,7 @@ impl Registry {
             };
             match &compared {
                 Some((with, difference)) if Arc::ptr_eq(with, terms) => {
-                    return self.add_worker(&mut inner, name, request, difference.as_ref()).map(Some);
+                    return self.add_worker(&mut inner, name, request, from, difference.as_ref()).map(Some);
                 }
                 _ => {
                     let terms = Arc::clone(terms);
@@ -169,6 +178,7 @@ impl Registry {
         inner: &mut Inner,
         name: &str,
         request: &JoinRequest,
+        from: Option<&Asker>,
         difference: Option<&Difference>,
     ) -> Result<JoinReply, Refusal> {
         let rank = request.rank;
@@ -185,10 +195,12 @@ impl Registry {
         inner.shown.insert(fabric::name_of(token), token);
         let job = inner.jobs.get_mut(&id).expect("named jobs exist");
         let given = request.peers.as_ref().and_then(|peers| peers.pass.clone());
-        let pass = given.unwrap_or_else(|| job.hubs.next_pass(self.store.is_some()));
-        job.add_member(rank, pass.worker, request.relinks);
+        let saves = self.saves(job);
+        let pass = given.unwrap_or_else(|| job.hubs.next_pass(saves));
+        job.add_member(rank, pass.worker, request.relinks, from.cloned());
         request.reached.into_iter().for_each(|round| job.worker_has_reached(rank, round));
-        tracing::info!(job = name, rank, workers = job.terms.workers, "worker joined");
+        let at = from.map(Asker::to_string);
+        tracing::info!(job = name, rank, workers = job.terms.workers, from = at, "worker joined");
         let protocol = request.versions().common(Versions::OURS).unwrap_or(PROTOCOL);
         let pass = Some(pass).filter(|_| job.hubs.leads() && !job.hubs.share.is_whole());
         let relinks = job.relinks(rank);

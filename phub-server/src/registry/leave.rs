@@ -54,7 +54,7 @@ impl Registry {
             let is_last = job.state() == JobState::Running && !job.has_others(rank);
             // A job without weights has nothing to save. Its keys may be in different rounds, of which none ends.
             let saves = job.terms.optimizer.keeps_weights();
-            let last = is_last && saves && job.hubs.leads() && job.above.is_none();
+            let last = is_last && saves && !job.trial && job.hubs.leads() && job.above.is_none();
             // Others may not look at how the last one ends.
             let failed = job.checkpoints.error.as_ref().filter(|_| !is_last && job.checkpoints.has_failed);
             let failed = failed.map(|why| {
@@ -96,7 +96,7 @@ impl Registry {
         let (job, rank) = inner.member(job, token)?;
         let id = job.id;
         if let JobState::Gathering { missing, machines } = job.state() {
-            let missing = Missing { ranks: missing, machines }.spoken(job.terms.workers);
+            let missing = Missing { ranks: missing, machines, refused: None }.spoken(job.terms.workers);
             let reason = format!("worker {rank} gave up waiting for {missing}");
             self.fail(&mut inner, id, &reason);
             return Ok(None);
@@ -105,7 +105,7 @@ impl Registry {
             // There is nothing to leave. Another job may have the name by now.
             return Ok(None);
         }
-        tracing::info!(job = job.name, rank, round = round.0, "worker left");
+        tracing::info!(job = job.name, rank, round = round.0, from = job.place(rank), "worker left");
         job.forget_arrival(rank);
         let is_last = job.left(rank, round);
         let above = job.above.take_if(|_| is_last);

@@ -68,13 +68,15 @@ impl Registry {
             Cause::Late => &mut lost.late,
             Cause::Other => &mut lost.other,
         } += 1;
+        let from = job.place(rank);
         if !job.goes_on() || job.state() != JobState::Running {
+            tracing::warn!(job = job.name, rank, from, reason, "worker lost");
             return self.fail_by(inner, id, reason, blame);
         }
         if !job.has_others(rank) {
             return self.fail_by(inner, id, &format!("{reason}; no worker is left"), blame);
         }
-        tracing::warn!(job = job.name, rank, reason, "worker lost; the job goes on");
+        tracing::warn!(job = job.name, rank, from, reason, "worker lost; the job goes on");
         job.lost(rank);
         let told =
             format!("job {:?} goes on without this worker: {reason}; join again to take part", job.name);

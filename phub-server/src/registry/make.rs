@@ -12,7 +12,8 @@ use std::sync::Arc;
 use fabric::{PortId, Ranges, SendWindow, Spans};
 use pbox_core::control::JoinRequest;
 use pbox_core::{
-    CoreNodes, JobId, JobTerms, Layout, LevelTerms, MadeShard, Members, Placement, ShardSpec, Wire,
+    CoreNodes, JobId, JobTerms, Layout, LevelTerms, MadeShard, Members, Placement, Restored, Round,
+    ShardSpec, Wire,
 };
 
 use super::above::{MadeAbove, WaysUp, name_above};
@@ -23,6 +24,11 @@ use crate::cores::CoreHandle;
 use crate::cores::lanes::{self, Lane};
 use crate::cores::near::Near;
 use crate::job_memory::{self, JobMemory};
+
+/// Numbers, with commas between them.
+fn listed(numbers: &[usize]) -> String {
+    numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
+}
 
 /// What a job that is being made will need.
 #[derive(Debug, Default)]
@@ -97,13 +103,14 @@ impl Registry {
         self.promise(name, terms, tables)?;
         let wire =
             Wire::of_terms(&of_shards).map_err(|error| Refusal::Bad(format!("job {name:?}: {error}")))?;
-        let memory = JobMemory::new(&wire, terms, self.checkpoint_every.is_some(), relays);
-        let promised = memory.needed().saturating_add(tables);
+        let snapshots = self.checkpoint_every.is_some() && !request.trial;
+        let promised = JobMemory::new(&wire, terms, snapshots, relays).promised(terms);
         self.promise(name, terms, promised)?;
         let let_in = relays.then(|| self.up.join(name, request, &self.id)).transpose()?;
         let (loaded, hubs) = self.restore(name, request, wire.layout())?;
         let (restored, warning) = loaded.map(|loaded| (loaded.restored, loaded.warning)).unzip();
         let layout = wire.layout();
+        let restored_round = restored.as_ref().map_or(Round(0), Restored::round);
         let numbers = self.choose_cores(name, layout, terms);
         let below = let_in.as_ref().map(|let_in| let_in.place(numbers.len())).transpose()?;
         let placement = match &below {
@@ -115,8 +122,10 @@ impl Registry {
         let links = placement.links(&wire, self.cores.len(), numbers.iter().copied(), &[PortId(0)]);
         tracing::info!(
             job = name, keys = layout.keys().len(), chunks = layout.chunks().len(),
-            model_mb = layout.model_bytes() as f64 / 1e6, share = %hubs.share, cores = ?numbers,
-            optimizer = ?terms.optimizer, level = ?terms.level, workers = terms.workers, "new job"
+            model_mb = layout.model_bytes() as f64 / 1e6, share = %hubs.share, cores = listed(&numbers),
+            optimizer = terms.optimizer.name(), consistency = %terms.level.consistency,
+            schedule = %terms.level.schedule, workers = terms.workers, round = restored_round.0,
+            continues = restored_round > Round(0), "new job"
         );
         if let Some(let_in) = &let_in {
             let_in.above.log_shape(name, (&of_shards, &wire));
@@ -148,7 +157,8 @@ impl Registry {
             }
         };
         for shard in &mut shards {
-            (shard.restored, shard.snapshot_every) = (restored.clone(), self.checkpoint_every);
+            (shard.restored, shard.snapshot_every) =
+                (restored.clone(), self.checkpoint_every.filter(|_| !request.trial));
         }
         let shards = self
             .make_shards(&numbers, shards)
@@ -156,7 +166,7 @@ impl Registry {
         let cores = Arc::new(Cores { numbers, placement, links, owners });
         let mut job = Job::new(making.id, Arc::clone(terms), wire, cores, weights, hubs, restored.as_deref());
         (job.above, job.mesh, job.promised) = (joined, request.mesh.clone(), promised);
-        job.owner = making.owner;
+        (job.owner, job.trial) = (making.owner, request.trial);
         job.checkpoints.warning = warning.flatten();
         Ok(Made { job, shards, above: ways })
     }
@@ -267,7 +277,7 @@ impl Registry {
             tracing::warn!(
                 job = name,
                 cpu = lane.cpu,
-                ?device,
+                device,
                 "the job does without a core whose NIC is lost or has no link"
             );
         }

@@ -96,6 +96,21 @@ pub(crate) enum Refusal {
     Exhausted(String),
 }
 
+impl Refusal {
+    /// The text for the person who made the request.
+    pub fn why(&self) -> &str {
+        match self {
+            Refusal::Bad(why)
+            | Refusal::Conflict(why)
+            | Refusal::Busy(why)
+            | Refusal::Gone(why)
+            | Refusal::TooLarge(why)
+            | Refusal::Stalled(why)
+            | Refusal::Exhausted(why) => why,
+        }
+    }
+}
+
 type Token = [u8; 16];
 
 #[derive(Debug, Default)]

@@ -13,12 +13,12 @@ pub(crate) const STOPS: &str = "the hub is stopping";
 const DEAF: Duration = Duration::from_secs(3);
 
 impl Registry {
-    /// Stops a job, after a checkpoint where this hub writes them. Its workers are told.
-    pub async fn stop_job(self: &Arc<Self>, name: &str) -> Result<StopReply, Refusal> {
+    /// Stops a job for somebody, after a checkpoint where this hub writes them. Its workers are told.
+    pub async fn stop_job(self: &Arc<Self>, name: &str, by: &str) -> Result<StopReply, Refusal> {
         let (id, saves) = {
             let inner = self.lock();
             let id = inner.named(name)?;
-            (id, self.store.is_some() && inner.jobs[&id].above.is_none())
+            (id, self.saves(&inner.jobs[&id]) && inner.jobs[&id].above.is_none())
         };
         let written = match saves {
             true => Some(self.checkpoint_at_stop(id).await),
@@ -28,14 +28,15 @@ impl Registry {
             Ok(checkpoint) => (checkpoint, None),
             Err(why) => (None, Some(why)),
         };
-        self.fail(&mut self.lock(), id, "an operator stopped it");
+        tracing::info!(job = name, by, "an operator stops a job");
+        self.fail(&mut self.lock(), id, &format!("an operator stopped it, at {by}"));
         Ok(StopReply { checkpoint, checkpoint_error })
     }
 
-    /// Takes no more jobs. Those that run go on, and their workers may come back.
-    pub fn drain(&self) -> DrainReply {
+    /// Takes no more jobs, because of somebody or something. Those that run go on, and their workers may come back.
+    pub fn drain(&self, by: &str) -> DrainReply {
         if !self.draining.send_replace(true) {
-            tracing::info!("the hub takes no more jobs, and ends with its last");
+            tracing::info!(by, "the hub takes no more jobs, and ends with its last");
         }
         let inner = self.lock();
         let mut jobs: Vec<String> = inner.names.keys().chain(inner.making.keys()).cloned().collect();

@@ -395,7 +395,15 @@ mod tests {
         let rounds = rows((0..101).map(|_| [0, 7_000, 0])).reply().unwrap();
         let member = |rank, path, waited_us| {
             let latest = Some(Latest { path, window: 100, last: 98, late_us: 6_500, waited_us });
-            MemberReply { rank, silent_ms: 0, transport: None, links: Vec::new(), latest }
+            MemberReply {
+                rank,
+                silent_ms: 0,
+                address: None,
+                host: None,
+                transport: None,
+                links: Vec::new(),
+                latest,
+            }
         };
         let members = [member(0, vec![3], 0), member(1, vec![4, 2], 0)];
         assert_eq!(

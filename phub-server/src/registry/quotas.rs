@@ -96,10 +96,16 @@ mod tests {
     use pbox_core::JobId;
 
     use super::*;
+    use crate::asker::Asker;
     use crate::registry::test_bed::{registry_with, request, runtime};
 
-    const ONE: Option<IpAddr> = Some(IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1)));
-    const OTHER: Option<IpAddr> = Some(IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2)));
+    const ONE: Option<Asker> = from([10, 0, 0, 1]);
+    const OTHER: Option<Asker> = from([10, 0, 0, 2]);
+
+    const fn from([a, b, c, d]: [u8; 4]) -> Option<Asker> {
+        let address = IpAddr::V4(std::net::Ipv4Addr::new(a, b, c, d));
+        Some(Asker { counted: address, address, host: None })
+    }
 
     fn why(refused: Result<pbox_core::control::JoinReply, Refusal>) -> String {
         match refused {

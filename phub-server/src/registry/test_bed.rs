@@ -72,6 +72,7 @@ pub fn request() -> JoinRequest {
         peers: None,
         reached: None,
         relinks: false,
+        trial: false,
         terms,
     }
 }

@@ -7,25 +7,48 @@ use if_addrs::{Interface, get_if_addrs};
 
 use crate::error::HubError;
 
-/// Settings of other programs that name the interface to be used, in NCCL's form.
+/// Settings of other programs that name the interface to be used, in NCCL's form. What they say is a wish: it stops no hub.
 const OTHERS: [&str; 2] = ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"];
 
 /// The address of the interface that the setting names, else the environment; `None` if neither names an interface.
+///
+/// # Errors
+/// When the setting names none that has an address.
 pub(crate) fn address(setting: Option<&NicList>) -> Result<Option<IpAddr>, HubError> {
-    let of_others =
-        || OTHERS.iter().find_map(|name| std::env::var(name).ok().filter(|list| !list.is_empty()));
-    let list = match setting {
-        Some(list) => list.clone(),
-        None => of_others().unwrap_or_default().parse()?,
-    };
-    // A list of what not to use leaves the choice to the routes.
+    match setting {
+        // A list of what not to use leaves the choice to the routes.
+        Some(list) if !list.names_devices() => Ok(None),
+        Some(list) => {
+            let chosen = choose(list, get_if_addrs()?);
+            chosen.map(Some).map_err(|there_are| HubError::NoInterface { there_are })
+        }
+        None => match OTHERS.iter().find_map(|&name| Some((name, set_by_others(name)?))) {
+            Some((name, text)) => Ok(of_others(name, &text, get_if_addrs()?)),
+            None => Ok(None),
+        },
+    }
+}
+
+fn set_by_others(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|list| !list.trim().is_empty())
+}
+
+/// The address that another program's variable leads to: beginnings of names, with commas between them, exact ones after `=`,
+/// all others after `^`, and ports, which count for nothing.
+fn of_others(name: &str, text: &str, interfaces: Vec<Interface>) -> Option<IpAddr> {
+    let names: Vec<&str> = text.split(',').map(|one| one.split(':').next().unwrap_or_default()).collect();
+    let (list, _) = NicList::of_nccl(&names.join(","));
     if !list.names_devices() {
-        return Ok(None);
+        return None;
     }
-    match choose(&list, get_if_addrs()?) {
-        Ok(address) => Ok(Some(address)),
-        Err(there_are) => Err(HubError::NoInterface { there_are }),
+    let chosen = choose(&list, interfaces);
+    if let Err(there_are) = &chosen {
+        let there_are = there_are.join(", ");
+        tracing::warn!(
+            "{name} is {text:?}, and no interface of that name has an address: the routes choose. This machine has: {there_are}"
+        );
     }
+    chosen.ok()
 }
 
 /// The first address of an interface in the list, IPv4 before IPv6; else all interfaces.
@@ -53,5 +76,17 @@ mod tests {
         assert_eq!(address_of("^lo").unwrap(), None);
         let error = address_of("nowhere7").unwrap_err().to_string();
         assert!(error.contains("--interface") && error.contains("lo"), "{error}");
+    }
+
+    #[test]
+    fn what_another_program_is_told_stops_no_hub() {
+        let of = |text: &str| of_others("NCCL_SOCKET_IFNAME", text, get_if_addrs().unwrap());
+        let loopback = Some(IpAddr::from([127, 0, 0, 1]));
+        for text in ["lo", "=lo", "l", "ib,lo", "lo:1", "=ib0,lo"] {
+            assert_eq!(of(text), loopback, "{text}");
+        }
+        for text in ["ib", "=l", "^lo", "^", ":1", "nowhere7,"] {
+            assert_eq!(of(text), None, "{text}");
+        }
     }
 }

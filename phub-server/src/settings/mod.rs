@@ -1,8 +1,11 @@
 //! The hub's settings: each declared once, with its default, its doc and its environment name.
 
+pub(crate) mod environment;
 mod idle_choice;
 pub(crate) mod interface;
+mod listen;
 mod path_args;
+mod words;
 
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
@@ -11,15 +14,17 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use authority::{Credential, CredentialError};
-use clap::Parser;
 use clap::builder::BoolishValueParser;
+use clap::{CommandFactory, Parser};
 use fabric::any::Transport;
-use fabric::verbs::{NicList, RailMap};
+use fabric::verbs::{NicList, RailMap, VerbsError};
 use membership::PeerList;
 use pbox_core::control::Machine;
 use topology::{CoreChoice, CpuId};
 
 use crate::checkpoint::{FileMode, KEEP};
+use crate::error::HubError;
+use crate::program::{self, Unusable};
 use crate::registry::Quotas;
 
 pub use idle_choice::IdleChoice;
@@ -29,17 +34,17 @@ pub use path_args::PathArgs;
 #[derive(Clone, Debug, Parser)]
 pub struct HubSettings {
     /// Address of the control port. Port 0 takes a free port and prints it.
-    #[arg(long, env = "PHUB_LISTEN", default_value = "127.0.0.1:7077", value_name = "IP:PORT")]
+    #[arg(long, env = "PHUB_LISTEN", default_value = "127.0.0.1:7077", value_name = "IP:PORT", value_parser = listen::address)]
     pub listen: SocketAddr,
 
     /// File with the cluster's secret, which workers and the hubs of a job must have, too; a line each while it changes
     /// (SIGHUP reads it again). Default: PHUB_TOKEN, the file PHUB_TOKEN_FILE, or this user's own, ~/.config/phub/secret,
     /// which is made if it is not there. `phub-server token` makes secrets, and tokens that allow one thing.
-    #[arg(long, value_name = "FILE", conflicts_with = "insecure")]
+    #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 
     /// Serve everybody who can reach the ports: whoever can may read all weights and end all jobs.
-    #[arg(long, env = "PHUB_INSECURE")]
+    #[arg(long, env = "PHUB_INSECURE", value_parser = BoolishValueParser::new())]
     pub insecure: bool,
 
     /// File with the certificate of the control port, in PEM, which then speaks TLS alone; behind it those that vouch for it.
@@ -65,9 +70,9 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_TRANSPORTS", value_delimiter = ',', value_name = "LIST")]
     pub transports: Option<Vec<Transport>>,
 
-    /// Address for gradients and weights over TCP; the next port is for RDMA's handshake. Default: free ports at the
-    /// control port's address.
-    #[arg(long, env = "PHUB_DATA_LISTEN", value_name = "IP:PORT")]
+    /// Address for gradients and weights over TCP; the next port is for RDMA's handshake. Default: the control port's address,
+    /// with ports 7078 and 7079 if the control port is 7077, else free ones.
+    #[arg(long, env = "PHUB_DATA_LISTEN", value_name = "IP:PORT", value_parser = listen::address)]
     pub data_listen: Option<SocketAddr>,
 
     /// Put checksums on gradients and weights over TCP, whose own has 16 bits: bytes that a NIC, a switch or memory alters end
@@ -202,7 +207,7 @@ pub struct HubSettings {
 /// The settings of `phub-server serve` without arguments: the defaults above, and the environment.
 impl Default for HubSettings {
     fn default() -> Self {
-        Self::parse_from(["phub-server"])
+        program::parse(["phub-server".into()]).unwrap_or_else(|unusable: Unusable| unusable.exit())
     }
 }
 
@@ -213,12 +218,59 @@ impl HubSettings {
     /// When there is no such setting, or it has no such value: in words.
     pub fn of_arguments(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, String> {
         let all = std::iter::once("phub-server".into()).chain(arguments);
-        Self::try_parse_from(all).map_err(|error| {
-            let text = error.render().to_string();
-            // Behind an empty line comes advice for people who type.
-            let why = text.split("\n\n").next().unwrap_or_default();
-            why.trim_start_matches("error: ").trim_end().to_owned()
-        })
+        program::parse(all).map_err(|unusable| unusable.in_words())
+    }
+
+    /// Says which of the flags that a text names come from the environment, beside these arguments.
+    pub fn variables_in(text: &str, arguments: &[OsString]) -> Vec<String> {
+        program::variables_in(text, &Self::command(), arguments)
+    }
+
+    /// Whether the settings go with each other.
+    ///
+    /// # Errors
+    /// When they do not: in words.
+    pub fn check(&self) -> Result<(), HubError> {
+        let wrong = |why: String| Err(HubError::Settings(why));
+        if self.insecure && self.token_file.is_some() {
+            return wrong(
+                "--token-file names a secret, and --insecure serves everybody; leave one out".to_owned(),
+            );
+        }
+        if let Some(limit) = self.late_limit_s.filter(|&limit| limit < self.late_warning_s) {
+            return wrong(format!(
+                "--late-limit-s is {limit}, and --late-warning-s {}: a worker is named before it is lost; give a limit that is not \
+                 less, or a smaller warning",
+                self.late_warning_s
+            ));
+        }
+        let (control, data) = (self.listen, self.data_path(self.listen.ip()));
+        let ports = [
+            ("its data path", data, Transport::Tcp),
+            ("RDMA's handshake", self.handshake(control.ip()), Transport::Verbs),
+        ];
+        for (what, address, transport) in ports {
+            let meets =
+                |one: IpAddr, other: IpAddr| one == other || one.is_unspecified() || other.is_unspecified();
+            if self.offers(transport)
+                && address.port() > 0
+                && address.port() == control.port()
+                && meets(address.ip(), control.ip())
+            {
+                return wrong(format!(
+                    "--listen {control} and --data-listen {data} leave one port for the control port and for {what}, which is at \
+                     {address}; move one of them"
+                ));
+            }
+        }
+        if self.machine.is_some() && self.above.is_none() {
+            return Err(HubError::Alone);
+        }
+        self.above.as_deref().map(membership::hub_addresses).transpose()?;
+        if self.offers(Transport::Verbs) {
+            self.paths.0.traffic_class().map_err(VerbsError::from)?;
+        }
+        Ok(())
     }
 
     /// What one address, and one job, may have.
@@ -247,7 +299,9 @@ impl HubSettings {
 
     /// Where gradients and weights come over TCP. `control` is the address of the control port.
     pub fn data_path(&self, control: IpAddr) -> SocketAddr {
-        self.data_listen.unwrap_or(SocketAddr::new(control, 0))
+        // Beside another control port there may be other hubs.
+        let port = if self.listen.port() == listen::CONTROL_PORT { listen::DATA_PORT } else { 0 };
+        self.data_listen.unwrap_or(SocketAddr::new(control, port))
     }
 
     /// Where RDMA's handshake comes: the port after that of TCP.
@@ -324,5 +378,39 @@ mod tests {
         assert_eq!("3,".parse(), Ok(CoreSelection::Cpus(vec![CpuId(3)])));
         assert!("6-4".parse::<CoreSelection>().is_err());
         assert!("four".parse::<CoreSelection>().unwrap_err().contains("four"));
+    }
+
+    fn refused(arguments: &[&str]) -> String {
+        let settings = HubSettings::of_arguments(arguments.iter().map(Into::into)).unwrap();
+        settings.check().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn settings_that_do_not_go_together_are_refused() {
+        let late = refused(&["--late-limit-s", "5", "--late-warning-s", "30"]);
+        assert!(late.contains("--late-limit-s is 5") && late.contains("not less"), "{late}");
+        for ports in [
+            ["--listen", "127.0.0.1:7100", "--data-listen", "127.0.0.1:7100"],
+            ["--listen", "127.0.0.1:7100", "--data-listen", "0.0.0.0:7100"],
+            ["--listen", "0.0.0.0:7101", "--data-listen", "10.0.0.1:7100"],
+        ] {
+            let one = refused(&ports);
+            assert!(one.contains("one port") && one.contains(ports[3]), "{one}");
+        }
+        let two = ["--listen", "10.0.0.1:7100", "--data-listen", "10.0.0.2:7100"];
+        assert!(HubSettings::of_arguments(two.map(Into::into)).unwrap().check().is_ok());
+    }
+
+    #[test]
+    fn the_default_control_port_has_a_data_port_beside_it() {
+        let of = |arguments: &[&str]| {
+            let settings = HubSettings::of_arguments(arguments.iter().map(Into::into)).unwrap();
+            let control = settings.listen.ip();
+            [settings.data_path(control), settings.handshake(control)].map(|address| address.to_string())
+        };
+        assert_eq!(of(&[]), ["127.0.0.1:7078", "127.0.0.1:7079"]);
+        assert_eq!(of(&["--listen", "0.0.0.0:7077"]), ["0.0.0.0:7078", "0.0.0.0:7079"]);
+        assert_eq!(of(&["--listen", "10.0.0.1:8000"]), ["10.0.0.1:0", "10.0.0.1:0"]);
+        assert_eq!(of(&["--data-listen", "10.0.0.1:9000"]), ["10.0.0.1:9000", "10.0.0.1:9001"]);
     }
 }

@@ -225,7 +225,7 @@ fn changes(dice: &mut Dice, terms: &Terms, keys: usize, rounds: u32) -> Vec<(Rou
         let (momentum, beta1, beta2) = (0.5, [0.5, 0.875][dice.below(2) as usize], 0.75);
         let epsilon = 0.25;
         let optimizer = match numbers.optimizer {
-            Optimizer::Average => Optimizer::Average,
+            same @ (Optimizer::Average | Optimizer::Sum) => same,
             Optimizer::Sgd { .. } => Optimizer::Sgd { learning_rate, weight_decay },
             Optimizer::Momentum { .. } => Optimizer::Momentum { learning_rate, weight_decay, momentum },
             Optimizer::Nesterov { .. } => Optimizer::Nesterov { learning_rate, weight_decay, momentum },

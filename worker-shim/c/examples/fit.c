@@ -1,7 +1,8 @@
 /* Fits a line to points with several workers: the smallest complete program with libphub.
  *
  *     phub-server serve &
- *     cc fit.c -I worker-shim/include -L target/release -lphub -lm -o fit
+ *     cc worker-shim/c/examples/fit.c -I worker-shim/include -L target/release -Wl,-rpath,$PWD/target/release \
+ *         -lphub -lm -o fit
  *     ./fit 127.0.0.1:7077 0 2 & ./fit 127.0.0.1:7077 1 2
  *
  * Each worker has its own points of y = 3x - 2. The hub sums the workers' gradients and steps. After 400 rounds every

@@ -23,11 +23,14 @@ impl Hub {
     /// Starts a hub with the arguments of `phub-server serve`; when it returns, workers can join.
     #[new]
     fn new(py: Python<'_>, arguments: Vec<OsString>, token: Option<&str>) -> PyResult<Self> {
-        let settings = HubSettings::of_arguments(arguments).map_err(SettingsError::new_err)?;
+        let settings =
+            HubSettings::of_arguments(arguments.iter().cloned()).map_err(SettingsError::new_err)?;
         let settings = HubSettings { token: token.map(credential).transpose()?, ..settings };
-        let hub = py
-            .detach(|| phub_server::Hub::start(&settings))
-            .map_err(|error| HubStartError::new_err(chain(&error)))?;
+        let hub = py.detach(|| phub_server::Hub::start(&settings)).map_err(|error| {
+            let why = chain(&error);
+            let variables = HubSettings::variables_in(&why, &arguments);
+            HubStartError::new_err(std::iter::once(why).chain(variables).collect::<Vec<_>>().join("; "))
+        })?;
         Ok(Hub { address: hub.address(), hub: Mutex::new(Some(hub)), owner: std::process::id() })
     }
 

@@ -16,10 +16,10 @@ mod window;
 
 use pyo3::prelude::*;
 
-/// `phub-server` with these arguments, of which the first is its name. Returns whether all went well.
+/// `phub-server` with these arguments, of which the first is its name. Returns its exit status.
 #[pyfunction]
-fn run_server(py: Python<'_>, arguments: Vec<std::ffi::OsString>) -> bool {
-    py.detach(|| phub_cli::run(arguments))
+fn run_server(py: Python<'_>, arguments: Vec<std::ffi::OsString>) -> u8 {
+    py.detach(|| phub_cli::status(arguments))
 }
 
 /// The native part of `phub`.

@@ -1,6 +1,8 @@
 """Who a process is, by its launcher's environment."""
 
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -314,3 +316,36 @@ def test_how_long_sessions_wait_for_a_hub_is_said_by_the_environment(monkeypatch
         monkeypatch.setenv("PHUB_HUB_WAIT", wrong)
         with pytest.raises(phub.SettingsError, match=f"PHUB_HUB_WAIT is '{wrong}'"):
             wait_for_hub()
+
+
+def test_a_variable_that_is_empty_is_not_set():
+    worker = phub.worker({"PHUB_HUB": "", "PHUB_JOB": "", "PHUB_RANK": "", "PHUB_LEVELS": "", "PHUB_PORT": ""})
+    assert (worker.rank, worker.world_size, worker.hub, worker.serve_at) == (0, 1, None, "127.0.0.1:0")
+
+
+def test_the_variable_of_a_kubernetes_service_is_explained():
+    environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "PHUB_PORT": "tcp://10.0.0.1:7077"}
+    with pytest.raises(phub.SettingsError, match="Kubernetes.*Service another name"):
+        phub.worker(environment)
+
+
+def test_only_an_error_of_the_port_names_the_variable_of_the_port(monkeypatch, tmp_path):
+    monkeypatch.setenv("PHUB_CHECKPOINTS", str(tmp_path / "no" / "where"))
+    with pytest.raises(phub.HubStartError, match="checkpoint directory") as refused:
+        _hub.serve_for("localhost:0")
+    assert "PHUB_PORT" not in str(refused.value)
+
+
+def test_a_lone_process_needs_no_home(monkeypatch):
+    for name in ("XDG_CONFIG_HOME", "PHUB_TOKEN", "PHUB_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/proc/nowhere")
+    # Two sessions, of the one hub.
+    script = """
+import phub
+for job in ("a", "b"):
+    with phub.Session(keys={"a": (3,)}, optimizer=phub.Average(), job=job) as session:
+        print(session.world_size)
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert said.stdout.split() == ["1", "1"], said.stderr

@@ -14,6 +14,8 @@ use pbox_core::{JobTerms, Key, OnLoss, Optimizer, Wire};
 use crate::exchange::WeightsMode;
 use crate::pull::{Pull, PullError};
 
+const CHECKSUM: &str = "PHUB_CHECKSUM";
+
 /// Settings of a [`Session`](crate::Session).
 #[derive(Clone, Debug)]
 pub struct SessionConfig {
@@ -42,8 +44,11 @@ pub struct SessionConfig {
     /// RDMA NICs of this worker, and which of a hub's each goes with.
     pub nics: NicSettings,
     /// Puts checksums on gradients and weights over TCP, whose own has 16 bits, in both directions. They are also there if
-    /// the hub wants them. Default: whether `PHUB_CHECKSUM` is set, to neither nothing nor 0.
+    /// the hub wants them. Default: whether `PHUB_CHECKSUM` is on: 1, true, yes or on.
     pub checksum: bool,
+    /// Whether the job is a trial, as a probe's: the hub neither reads nor writes checkpoints of it. All workers of a job ask for
+    /// it, or none. Default: false.
+    pub trial: bool,
     /// Where weights are read. Default: shared.
     pub weights: WeightsMode,
     /// Where gradients lie, if something else than this process writes them, such as a GPU: a dma-buf that NICs read. Each key is
@@ -85,6 +90,15 @@ impl InvalidSetting {
 }
 
 impl SessionConfig {
+    /// Whether what the environment says of sessions can be followed.
+    pub(super) fn check_environment() -> Result<(), InvalidSetting> {
+        let why = membership::boolean(CHECKSUM).err();
+        why.map_or(Ok(()), |why| {
+            let seen = std::env::var(CHECKSUM).unwrap_or_default();
+            Err(InvalidSetting::new(CHECKSUM, seen, &why.to_string()))
+        })
+    }
+
     /// Changes a setting that has a default, for callers in other languages: by its name, with a text as it stands on a
     /// command line. Time limits are in seconds.
     ///
@@ -207,7 +221,8 @@ impl SessionConfig {
             pull: None,
             transport: None,
             nics: NicSettings::default(),
-            checksum: std::env::var("PHUB_CHECKSUM").is_ok_and(|set| !["", "0", "false"].contains(&&*set)),
+            checksum: membership::boolean(CHECKSUM).ok().flatten().unwrap_or(false),
+            trial: false,
             weights: WeightsMode::Shared,
             dma_buf: None,
             compare_every: 0,

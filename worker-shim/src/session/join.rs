@@ -44,6 +44,7 @@ impl Session {
         given_up: GivenUp,
     ) -> Result<Self, SessionError> {
         check_job_name(&config.job)?;
+        SessionConfig::check_environment()?;
         config.terms.hubs = membership::hub_addresses(&config.hub)?.len() as u32;
         config.terms.check()?;
         config.check_pull()?;
@@ -190,6 +191,7 @@ pub(super) fn let_in(
         peers: None,
         reached,
         relinks: relink::asks(config),
+        trial: config.trial,
         terms: config.terms.clone(),
     };
     let credential = match &config.token {

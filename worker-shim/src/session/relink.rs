@@ -121,9 +121,10 @@ impl Session {
         self.exchange.set_credit(self.credit);
         (self.hubs, self.ways) = (hubs, ways);
         self.relinks.times += 1;
-        for (hub, Way { transport, reason, paths }) in self.hubs.iter().zip(&self.ways) {
-            let (job, hub) = (&self.config.job, hub.address());
-            tracing::warn!(job, hub, %transport, ?paths, "{lost}; the links are made again: {reason}");
+        for (hub, way) in self.hubs.iter().zip(&self.ways) {
+            let (job, hub, paths) = (&self.config.job, hub.address(), way.spoken_paths());
+            let Way { transport, reason, .. } = way;
+            tracing::warn!(job, hub, %transport, paths, "{lost}; the links are made again: {reason}");
         }
         Ok(())
     }

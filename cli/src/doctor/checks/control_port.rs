@@ -137,6 +137,8 @@ mod tests {
             cores,
             nics: Vec::new(),
             jobs,
+            refusals: Vec::new(),
+            timeline: false,
         }))
     }
 

@@ -33,6 +33,11 @@ pub(crate) fn shared_memory() -> Check {
     const NAME: &str = "shared memory";
     match try_shared_memory() {
         Ok(()) => Check::pass(NAME, "memfds, an abstract socket and rings work between a hub and a worker"),
+        Err(error @ ShmError::Connect(shm::ConnectError::Unshared(_))) => Check::warn(
+            NAME,
+            error.to_string(),
+            "allow memfd_create (a container's seccomp profile); workers of this machine use TCP without it",
+        ),
         Err(error) => Check::fail(
             NAME,
             error.to_string(),
@@ -45,10 +50,14 @@ fn try_shared_memory() -> Result<(), ShmError> {
     let (hub_group, mut hub_ports) = shm::group(1)?;
     let (worker_group, mut worker_ports) = shm::group(1)?;
     let (weights, gradients) = (SendWindow::new(WINDOW)?, SendWindow::new(WINDOW)?);
+    if let Some(why) = worker_group.unshared() {
+        return Err(shm::ConnectError::Unshared(why).into());
+    }
     let listener = shm::Listener::bind(&shm::Listener::new_address()?)?;
     let address = listener.address();
     let (hub, worker) = std::thread::scope(|scope| {
-        let worker = scope.spawn(|| {
+        let thread = std::thread::Builder::new().name("phub-doctor".into());
+        let worker = thread.spawn_scoped(scope, || {
             shm::connect(
                 address,
                 [0; 16],
@@ -58,7 +67,7 @@ fn try_shared_memory() -> Result<(), ShmError> {
                 &PlannedLink::of_one_port(&[1]),
                 PATIENCE,
             )
-        });
+        })?;
         let hub = listener.accept().and_then(|accepted| {
             let hello = accepted.expect("nobody stops the listener").hello(PATIENCE)?;
             hello.welcome(&hub_group, &weights, WINDOW, &PlannedLink::of_one_port(&[1]))
@@ -66,8 +75,8 @@ fn try_shared_memory() -> Result<(), ShmError> {
         if hub.is_err() {
             listener.stop();
         }
-        (hub, worker.join().expect("connecting does not panic"))
-    });
+        Ok::<_, ShmError>((hub, worker.join().expect("connecting does not panic")))
+    })?;
     let (mut hub, mut worker) = (hub?, worker?);
     let (mut hub_port, mut worker_port) = (hub_ports.remove(0), worker_ports.remove(0));
     hub_port.attach(hub.endpoints.remove(0));

@@ -1,6 +1,5 @@
 //! What the doctor judges, one file for each prerequisite. Each takes facts, or makes a trial, and returns a `Check`.
 
-pub(super) mod checkpoints;
 pub(super) mod control_port;
 pub(super) mod cores;
 pub(super) mod data_path;
@@ -11,3 +10,4 @@ pub(super) mod moving;
 pub(super) mod nic;
 pub(super) mod peer;
 pub(super) mod rdma;
+pub(super) mod serve;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs, UdpSocket};
 use std::time::{Duration, Instant};
 
 use authority::Credential;
@@ -12,7 +12,7 @@ use fabric::tcp::Frames;
 use fabric::verbs::{self, NicOptions};
 use fabric::{Arrival, LinkId, NicPair, Port as _, Posted, Receive, SendWindow, Until};
 use membership::{Named, NicSettings, Ports};
-use pbox_core::control::{HubReply, JoinRequest, PROTOCOL, Versions};
+use pbox_core::control::{HubReply, JoinRequest, PROTOCOL, TransportAddress, Versions};
 use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, JobTerms, Key, Optimizer, Round, Wire};
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, ip_mtu, set_ip_mtu_discover};
 
@@ -22,6 +22,8 @@ use crate::doctor::check::{Check, Verdict};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// For an answer to a packet.
 const ECHO: Duration = Duration::from_secs(1);
+/// For a connection to a data port.
+const CONNECT: Duration = Duration::from_secs(3);
 /// Chunks of each link: 1 MiB, which takes 20 us at 400 Gb/s and 40 ms on soft-RoCE.
 const CHUNKS: usize = 32;
 /// The most chunks in all.
@@ -48,8 +50,57 @@ pub(crate) fn check(
         }
     };
     report(Check::pass(&name, format!("a hub of version {} with {} cores", hub.version, hub.cores.len())));
+    report(data_addresses(peer, &address, &hub));
     report(packets(peer, &address));
     report(rdma(peer, &address, &hub, credential, nics, ready));
+}
+
+/// Whether each address of the data paths that the hub names can be connected to: a port that a firewall swallows shows only when
+/// a worker joins.
+fn data_addresses(peer: &str, control: &str, hub: &HubReply) -> Check {
+    let name = format!("data ports of {peer}");
+    let mut all: Vec<SocketAddr> = Vec::new();
+    for way in &hub.transports {
+        match way {
+            TransportAddress::Shm { .. } => {}
+            TransportAddress::Verbs { address } => all.push(*address),
+            TransportAddress::Tcp { addresses } => all.extend(addresses),
+        }
+    }
+    // All zeros stands for the address of the control port.
+    let of_control = control.to_socket_addrs().ok().and_then(|mut found| found.next());
+    for address in all.iter_mut().filter(|address| address.ip().is_unspecified()) {
+        of_control.iter().for_each(|control| address.set_ip(control.ip()));
+    }
+    all.sort_unstable();
+    all.dedup();
+    let tried: Vec<(SocketAddr, Option<Error>)> =
+        all.into_iter().map(|to| (to, TcpStream::connect_timeout(&to, CONNECT).err())).collect();
+    judge_addresses(name, &tried)
+}
+
+fn judge_addresses(name: String, tried: &[(SocketAddr, Option<Error>)]) -> Check {
+    if tried.is_empty() {
+        return Check::note(name, "the hub there names none: its workers must be on its machine");
+    }
+    let open: Vec<String> =
+        tried.iter().filter(|(_, error)| error.is_none()).map(|(to, _)| to.to_string()).collect();
+    let shut: Vec<String> =
+        tried.iter().filter_map(|(to, error)| error.as_ref().map(|error| format!("{to}: {error}"))).collect();
+    if shut.is_empty() {
+        return Check::pass(name, format!("each one takes a connection: {}", open.join(", ")));
+    }
+    let ports: Vec<String> =
+        tried.iter().filter(|(_, error)| error.is_some()).map(|(to, _)| to.port().to_string()).collect();
+    Check::fail(
+        name,
+        format!("no connection to {}", shut.join("; ")),
+        format!(
+            "let TCP port {} pass (firewall, security group, port of the container); --data-listen chooses the ports there, by default \
+             7078 and 7079",
+            ports.join(", ")
+        ),
+    )
 }
 
 /// What became of a packet that must not be cut.
@@ -245,6 +296,7 @@ fn pairs(
         peers: None,
         reached: None,
         relinks: false,
+        trial: true,
         terms,
     };
     let job = format!("phub-doctor-{}", hub.cores.len());
@@ -332,6 +384,29 @@ mod tests {
         let (mtu, large, _) = send_packets(free).unwrap();
         assert_eq!(large, Echo::Came);
         assert!(mtu >= 1280, "{mtu}");
+    }
+
+    #[test]
+    fn a_data_port_that_takes_no_connection_is_a_failure() {
+        let open = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let shut = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let reply = |addresses: &[SocketAddr]| -> HubReply {
+            let reply = r#"{"protocol":1,"version":"1","kernels":"","rss_bytes":0,"transports":[],"cores":[],"jobs":[]}"#;
+            let hub: HubReply = serde_json::from_str(reply).unwrap();
+            HubReply { transports: vec![TransportAddress::Tcp { addresses: addresses.to_vec() }], ..hub }
+        };
+        let anywhere = SocketAddr::from(([0, 0, 0, 0], open.local_addr().unwrap().port()));
+        let look = |addresses: &[SocketAddr]| data_addresses("there", "127.0.0.1:1", &reply(addresses));
+        assert_eq!(look(&[anywhere, anywhere]).verdict, Verdict::Pass);
+        let failed = look(&[anywhere, shut]);
+        assert_eq!(failed.verdict, Verdict::Fail);
+        let port = format!("port {} pass", shut.port());
+        assert!(
+            failed.seen.contains(&shut.to_string()) && failed.fix.unwrap().contains(&port),
+            "{}",
+            failed.seen
+        );
+        assert_eq!(look(&[]).verdict, Verdict::Note);
     }
 
     #[test]

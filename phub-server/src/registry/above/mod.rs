@@ -61,7 +61,7 @@ pub(crate) struct Up {
     pub control: SocketAddr,
     /// The secret that proves requests to the hubs above.
     pub credential: Option<Credential>,
-    /// The same for hubs that joins name. None where everybody may join, who has no right elsewhere.
+    /// The secret that proves requests to hubs which joins name. None where everybody may join, who has no right elsewhere.
     pub for_outside: Option<Credential>,
     /// The peers to which addresses of a join or an answer may lead.
     pub peers: PeerList,
@@ -189,6 +189,7 @@ impl Up {
         let request = JoinRequest {
             reached: None,
             relinks: true,
+            trial: request.trial,
             protocol: PROTOCOL,
             protocol_lowest: Versions::OURS.lowest_of_several(),
             rank: number,

@@ -144,9 +144,9 @@ impl Registry {
         Ok(self.of_job(id, |job| {
             job.relinks_above.end();
             self.add_above(job, above.links.level, ways);
-            for (hub, Way { transport, reason, paths }) in above.addresses().iter().zip(paths) {
-                let job = &job.name;
-                tracing::warn!(job, hub, %transport, ?paths, "{lost}; the links are made again: {reason}");
+            for (hub, way) in above.addresses().iter().zip(paths) {
+                let (job, paths, Way { transport, reason, .. }) = (&job.name, way.spoken_paths(), way);
+                tracing::warn!(job, hub, %transport, paths, "{lost}; the links are made again: {reason}");
             }
         })?)
     }

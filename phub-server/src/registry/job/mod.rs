@@ -16,6 +16,7 @@ use fabric::any::Transport;
 use fabric::{PlannedLink, SendWindow};
 use pbox_core::control::{
     HeartbeatReply, JobReply, JobState, JoinRequest, Late, Latest, Member as Taking, MemberReply, Mesh,
+    reason,
 };
 use pbox_core::job::Difference;
 use pbox_core::{
@@ -33,12 +34,15 @@ use super::links::{MemberLink, by_nic};
 use super::pace::{LastRounds, not_finite, verdict};
 use super::relink::Unlinked;
 use super::saved::checkpoint::Checkpoints;
+use crate::asker::Asker;
 
 /// A worker that joined.
 #[derive(Debug)]
 pub(crate) struct Member {
     /// The number of cores that have its link. For a member that is going: of cores that have not let go of it yet.
     pub(super) cores: usize,
+    /// The one who joined.
+    pub(super) from: Option<Asker>,
     /// When its last heartbeat came.
     pub heard: Instant,
     /// Of a hub below: which of its own workers is late, as it said last.
@@ -102,6 +106,8 @@ pub(crate) struct Job {
     pub promised: u64,
     /// The address of the worker that made it.
     pub owner: Option<IpAddr>,
+    /// Whether it neither goes on from a checkpoint nor leaves one.
+    pub trial: bool,
     /// How many keys it has, and their bytes.
     model: (usize, u64),
     pub cores: Arc<Cores>,
@@ -156,6 +162,7 @@ impl Job {
             held_up_by: Vec::new(),
             reached: None,
             lost: 0,
+            refused: None,
         };
         Job {
             id,
@@ -163,6 +170,7 @@ impl Job {
             terms,
             promised: 0,
             owner: None,
+            trial: false,
             model: (wire.layout().keys().len(), wire.layout().model_bytes()),
             wire,
             cores,
@@ -222,6 +230,14 @@ impl Job {
                 spoken(&request.mesh)
             ));
         }
+        if request.trial != self.trial {
+            let spoken = |is_trial: bool| if is_trial { "a trial" } else { "no trial" };
+            return Err(format!(
+                "job {name:?} is {}, worker {rank} asks for {}; use another job name",
+                spoken(self.trial),
+                spoken(request.trial)
+            ));
+        }
         match self.members[rank as usize] {
             Some(_) => Err(format!(
                 "rank {rank} of job {name:?} is taken (after a crash, until the hub notices that the former worker is gone: try again); give each worker its own rank from 0 to {}, or use another job name",
@@ -238,9 +254,10 @@ impl Job {
     }
 
     /// A worker has joined.
-    pub fn add_member(&mut self, rank: u32, worker: u64, relinks: bool) {
+    pub fn add_member(&mut self, rank: u32, worker: u64, relinks: bool, from: Option<Asker>) {
         self.members[rank as usize] = Some(Member {
             cores: 0,
+            from,
             heard: Instant::now(),
             latest: None,
             transport: None,
@@ -265,6 +282,11 @@ impl Job {
             Members::Workers => format!("worker {rank}"),
             Members::Hubs | Members::Mesh => format!("the hub of machine {rank}"),
         }
+    }
+
+    /// Says where a member joined from, for the log.
+    pub fn place(&self, rank: u32) -> Option<String> {
+        self.member(rank)?.from.as_ref().map(Asker::to_string)
     }
 
     /// What names a rank's worker at all hubs of the job.
@@ -299,7 +321,7 @@ impl Job {
                 let reached = slowest.or(news.reached);
                 news.lost = reached.map_or(0, |reached| reached.0.saturating_sub(first.0));
             }
-            news.state = JobState::Running;
+            (news.state, news.refused) = (JobState::Running, None);
             news.members.extend(here);
             news.members.sort_by_key(|member| member.rank);
         });
@@ -336,6 +358,14 @@ impl Job {
         is_news
     }
 
+    /// A join was refused, and others gather: they hear of it, since they wait for that worker.
+    pub fn refused(&self, rank: u32, from: Option<&Asker>, why: &str) {
+        if matches!(self.state(), JobState::Gathering { .. }) {
+            let at = from.map(|from| format!(" at {from}")).unwrap_or_default();
+            self.publish(|news| news.refused = Some(format!("rank {rank}{at}: {}", reason(why))));
+        }
+    }
+
     pub fn failed(&self) -> bool {
         self.failed_at.is_some()
     }
@@ -355,6 +385,8 @@ impl Job {
         let describe = |(rank, member): (u32, &Member)| MemberReply {
             rank,
             silent_ms: member.heard.elapsed().as_millis() as u64,
+            address: member.from.as_ref().map(|from| from.address.to_string()),
+            host: member.from.as_ref().and_then(|from| from.host.as_deref().map(str::to_owned)),
             transport: member.transport.map(|transport| transport.to_string()),
             links: by_nic(&member.links),
             latest: member.latest.clone(),
@@ -366,6 +398,9 @@ impl Job {
     pub fn describe(&self) -> JobReply {
         let (news, rounds) = (self.news.borrow(), self.last_rounds.reply());
         let round = rounds.as_ref().map_or(Round(0), |rounds| rounds.round).max(self.progress.round());
+        // A checkpoint may be newer than the hub's last look.
+        let saved = self.checkpoints.last.as_ref().map_or(Round(0), |checkpoint| checkpoint.round);
+        let round = round.max(saved);
         let members = self.describe_members();
         let gradients = self.last_rounds.gradients();
         let mut verdict = verdict(&news.state, round, &news.held_up_by, rounds.as_ref(), &members);

@@ -22,6 +22,7 @@ use crate::registry::hubs::Peers;
 use crate::registry::hubs::agreement::{is_needed, may_write};
 use crate::registry::job::Job;
 use crate::registry::{Refusal, Registry, on_thread};
+use crate::seldom::Seldom;
 
 /// How long a request waits for the round in flight, while workers compute.
 pub(in crate::registry) const ROUND_LIMIT: Duration = Duration::from_secs(30);
@@ -49,6 +50,8 @@ pub(crate) struct Checkpoints {
     pub error: Option<String>,
     /// Whether it failed: nothing but another attempt makes good what is lost then.
     pub has_failed: bool,
+    /// For the log, which says it now and then.
+    pub failures: Seldom,
     /// Why the job did not go on from its newest checkpoint.
     pub warning: Option<String>,
     /// The last one that was begun here, by its round, and how it is: other hubs of the job ask.
@@ -56,6 +59,11 @@ pub(crate) struct Checkpoints {
 }
 
 impl Registry {
+    /// Whether this hub writes checkpoints of a job that has no hubs above.
+    pub(in crate::registry) fn saves(&self, job: &Job) -> bool {
+        self.store.is_some() && !job.trial
+    }
+
     /// Writes a checkpoint of a job now: its state before the round that is furthest ahead.
     pub async fn checkpoint(self: &Arc<Self>, name: &str) -> Result<CheckpointReply, Refusal> {
         let id = self.lock().named(name);
@@ -69,7 +77,11 @@ impl Registry {
                 "this hub writes no checkpoints: start it with --checkpoints DIRECTORY".into(),
             ));
         }
-        let written = self.checkpoint_job(id?, ROUND_LIMIT).await;
+        let id = id?;
+        if self.of_job(id, |job| job.trial).is_ok_and(|is_trial| is_trial) {
+            return Err(Refusal::Conflict(format!("job {name:?} is a trial, which has no checkpoints")));
+        }
+        let written = self.checkpoint_job(id, ROUND_LIMIT).await;
         written.map_err(|why| Refusal::Exhausted(format!("job {name:?}: {why}")))
     }
 
@@ -86,7 +98,7 @@ impl Registry {
         // Of a mesh, the job above is here, too.
         let is_saved = |job: &Job| match &job.above {
             Some(_) => job.mesh.is_none() && !job.goes_on(),
-            None => self.store.is_some(),
+            None => self.saves(job),
         };
         let running = |job: &&Job| job.state() == JobState::Running && is_saved(job);
         let named = |job: &Job| (job.id, job.name.clone());
@@ -112,7 +124,11 @@ impl Registry {
         why: &str,
     ) -> Result<(), String> {
         let Some(above) = self.of_job(id, |job| job.above.clone())? else {
-            return if self.store.is_some() { self.checkpoint_at_stop(id).await.map(drop) } else { Ok(()) };
+            return if self.of_job(id, |job| self.saves(job))? {
+                self.checkpoint_at_stop(id).await.map(drop)
+            } else {
+                Ok(())
+            };
         };
         // If the disk takes longer, the state is at the cut all the same.
         let (why, limit) = (why.to_owned(), ROUND_LIMIT_AT_STOP + self.up.limit);
@@ -230,7 +246,10 @@ impl Registry {
                 job.checkpoints.part.send_replace((round, PartState::Written(*bytes)));
             }
             Err(error) => {
-                tracing::warn!(job = job.name, round = round.0, error, "checkpoint failed");
+                // A disk that is full is full for the next one, too.
+                if let Some(times) = job.checkpoints.failures.count() {
+                    tracing::warn!(job = job.name, round = round.0, times, error, "checkpoint failed");
+                }
                 job.checkpoints.has_failed = true;
                 job.checkpoints.error = Some(error.clone());
                 job.checkpoints.part.send_replace((round, PartState::Failed(error.clone())));

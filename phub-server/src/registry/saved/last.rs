@@ -56,7 +56,7 @@ impl Registry {
     /// Holds a job that is about to fail, if its state is saved here. Under the lock.
     pub(in crate::registry) fn hold_last(&self, job: &mut Job, reason: &str, blame: Blame) -> Option<Last> {
         let id = job.id;
-        if self.store.is_none() || job.state() != JobState::Running || job.above.is_some() {
+        if !self.saves(job) || job.state() != JobState::Running || job.above.is_some() {
             return None;
         }
         let (order, orders) = mpsc::channel(1);

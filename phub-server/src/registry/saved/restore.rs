@@ -43,7 +43,9 @@ impl Registry {
         let (terms, schedule) = (&request.terms, request.terms.level.schedule);
         let share = Share::of_hub(terms, request.hub);
         let pieces = share.pieces(layout, schedule);
-        let owns = |hub| self.store.is_none() || !Share { hub, ..share }.pieces(layout, schedule).is_empty();
+        // A trial has no checkpoints, and goes on from none.
+        let store = self.store.as_ref().filter(|_| !request.trial);
+        let owns = |hub| store.is_none() || !Share { hub, ..share }.pieces(layout, schedule).is_empty();
         let pass = request.peers.as_ref().and_then(|peers| peers.pass.as_ref());
         let named = request.peers.iter().flat_map(|peers| &peers.hubs);
         let peers = Arc::new(Peers {
@@ -59,14 +61,14 @@ impl Registry {
             limit: self.heartbeat_limit,
         });
         let part = PartOf { job: name, share, pieces: &pieces };
-        let beginning = match (&self.store, pass) {
+        let beginning = match (store, pass) {
             _ if share.is_whole() => Ok(Beginning::default()),
-            (store, Some(pass)) => follow(store.as_ref(), part, pass),
+            (store, Some(pass)) => follow(store, part, pass),
             (Some(store), None) => self.lead(store, part, &peers),
             (None, None) => Ok(Beginning::default()),
         };
         let Beginning { round: first_round, mut files, warning } = beginning.map_err(conflict)?;
-        let restored = match &self.store {
+        let restored = match store {
             Some(store) if share.is_whole() => store.load(name, &terms.keys, &terms.optimizer),
             Some(store) if first_round > Round(0) => {
                 // No later round is whole. The job writes the later rounds again.

@@ -152,7 +152,9 @@ impl Registry {
                 }
                 let asked = done.is_some_and(|done| done.send(Err(why.clone())).is_ok());
                 if !asked {
-                    tracing::warn!(job = job.name, round = before.0, why, "checkpoint skipped");
+                    if let Some(times) = job.checkpoints.failures.count() {
+                        tracing::warn!(job = job.name, round = before.0, times, why, "checkpoint skipped");
+                    }
                     let skipped = format!("the checkpoint before round {} was skipped: {why}", before.0);
                     job.checkpoints.error = Some(skipped);
                 }

@@ -38,7 +38,7 @@ refused() {
     grep -F "$words" /tmp/refused || { cat /tmp/refused && exit 1; }
 }
 refused "cannot open the RDMA device rxe1" phub-server serve --nics =rxe1 --transports verbs --listen 127.0.0.1:0
-refused 'NCCL_IB_SL is "16"; expected a number from 0 to 15' NCCL_IB_SL=16 phub-server serve --listen 127.0.0.1:0
+refused 'PHUB_RDMA_SL is "16"; expected a number from 0 to 15' PHUB_RDMA_SL=16 phub-server serve --listen 127.0.0.1:0
 refused 'PHUB_RDMA_PKEY is "999"; expected a number from 0 to' PHUB_RDMA_PKEY=999 phub-server serve --listen 127.0.0.1:0
 # The checks after this one have three NICs.
 ip address add 10.77.2.1/24 dev nic2

@@ -4,4 +4,4 @@ import sys
 
 from . import _phub
 
-sys.exit(not _phub.run_server(["phub-server", *sys.argv[1:]]))
+sys.exit(_phub.run_server(["phub-server", *sys.argv[1:]]))

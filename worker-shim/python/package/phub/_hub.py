@@ -96,13 +96,18 @@ def serve_for(address: str, token: Optional[str] = None, *, is_here: bool = True
         try:
             _HUBS[address] = serve(f"{'127.0.0.1' if is_here else _everywhere()}:{port}", token=token)
         except _phub.HubStartError as error:
-            raise _phub.HubStartError(f"{error}. Under torchrun, PHUB_PORT chooses the port") from None
+            raise _phub.HubStartError(_with_advice(str(error))) from None
     return f"{host}:{_HUBS[address].address.rpartition(':')[2]}"
 
 
 def _everywhere() -> str:
     """The address of all interfaces, by IPv6 and IPv4 where there are both."""
     return "[::]" if socket.has_dualstack_ipv6() else "0.0.0.0"
+
+
+def _with_advice(why: str) -> str:
+    """Why a hub did not start, and the variable that helps where it is the port."""
+    return f"{why}. PHUB_PORT chooses the port" if "in use" in why or "cannot listen" in why else why
 
 
 # The hub that a machine's first worker starts ends when it has had no job for so many seconds: a restart finds it.
@@ -148,7 +153,7 @@ def serve_beside(address: str, token: Optional[str] = None) -> str:
             return address  # another process was faster
         said.seek(begin)
         why = said.read().decode(errors="replace").strip()
-    raise _phub.HubStartError(f"the hub for this machine's workers did not start: {why}. PHUB_PORT chooses the port")
+    raise _phub.HubStartError(_with_advice(f"the hub for this machine's workers did not start: {why}"))
 
 
 # Hubs beside this process, so that Python does not warn that they still run.

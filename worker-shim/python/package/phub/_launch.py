@@ -126,6 +126,8 @@ def place_of(is_known: bool) -> Worker:
 
 
 def _place(env: Mapping[str, str], is_known: bool, is_own: bool) -> Worker:
+    # A variable of ours that is empty is not set.
+    env = {name: text for name, text in env.items() if text or not name.startswith("PHUB_")}
     levels = env.get("PHUB_LEVELS", "auto")
     if levels not in ("auto", "flat", "machine"):
         raise SettingsError(f"environment: PHUB_LEVELS is {levels!r}; expected auto, flat or machine")
@@ -250,7 +252,7 @@ def wait_for_hub() -> float:
     Raises:
         SettingsError: it is no number of seconds.
     """
-    text = os.environ.get("PHUB_HUB_WAIT", "60")
+    text = os.environ.get("PHUB_HUB_WAIT") or "60"
     try:
         seconds = float(text)
     except ValueError:
@@ -400,6 +402,11 @@ def job_name(name: str) -> str:
 
 def _number(env: Mapping[str, str], name: str) -> int:
     text = env.get(name, "")
+    if name == "PHUB_PORT" and "://" in text:
+        raise SettingsError(
+            f"environment: PHUB_PORT is {text!r}, which Kubernetes sets in pods beside a Service with the name phub; expected a "
+            "number: give the Service another name, or the pod enableServiceLinks: false"
+        )
     if not text.isascii() or not text.isdigit():
         raise SettingsError(f"environment: {name} is {text!r}; expected a number")
     return int(text)

@@ -26,3 +26,9 @@ def of_run(store: Optional[Tuple[str, int]]) -> Optional[str]:
     run = distributed.TCPStore(*store, is_master=False, timeout=_STORE_LIMIT, wait_for_workers=False)
     # The first who comes sets it. All get what is set.
     return bytes(run.compare_set(_KEY, "", secrets.token_hex(32))).decode()
+
+
+@functools.lru_cache(maxsize=None)
+def of_lone_process() -> Optional[str]:
+    """A secret for a process and the hub in it, where this user can keep none: nobody else needs it."""
+    return None if _phub.token("read", "*", None) is not None else secrets.token_hex(32)

@@ -229,6 +229,8 @@ class Session:
         if token is None:
             shared = me.store if me.shares_secret else None
             token = hub.token if isinstance(hub, Hub) else _secret.of_run(shared) if hub is None else None
+        if token is None and hub is None and self.world_size == 1 and (me.serve_at or "").endswith(":0"):
+            token = _secret.of_lone_process()
         self._token = settings["token"] = token
         is_me = (self.rank, self.world_size) == (me.rank, me.world_size)
         is_plain = isinstance(job, str) or (job is None and (me.is_named or on_loss == "continue"))

@@ -1,0 +1,186 @@
+//! `phub-server status`, `stop` and `drain`: what an operator asks a hub for.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use authority::{ALL_JOBS, Credential, Right};
+use clap::Parser;
+use membership::Named;
+use pbox_core::control::{Answer, DrainReply, HubReply, JobReply, StopReply, check_job_name};
+use phub_server::client::Address;
+use tokio::runtime::Builder;
+
+use crate::out::line;
+
+/// The time limit of an answer.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// The same of a stop, which writes a checkpoint first.
+const UNTIL_SAVED: Duration = Duration::from_secs(300);
+/// Members of a job, and refusals, that are shown.
+const SHOWN: usize = 64;
+
+/// Settings of `phub-server status`.
+#[derive(Clone, Debug, Parser)]
+pub struct StatusArgs {
+    /// The hub's control port.
+    #[arg(default_value = "127.0.0.1:7077", value_name = "HOST:PORT")]
+    hub: String,
+
+    /// Print what GET /v1/hub says instead.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Settings of `phub-server stop`.
+///
+/// A hub itself ends by SIGTERM (`systemctl stop phub-server`), or with its last job after `phub-server drain`.
+#[derive(Clone, Debug, Parser)]
+pub struct StopArgs {
+    /// The job.
+    #[arg(value_name = "JOB")]
+    job: String,
+
+    /// The hub's control port.
+    #[arg(default_value = "127.0.0.1:7077", value_name = "HOST:PORT")]
+    hub: String,
+}
+
+/// Settings of `phub-server drain`.
+#[derive(Clone, Debug, Parser)]
+pub struct DrainArgs {
+    /// The hub's control port.
+    #[arg(default_value = "127.0.0.1:7077", value_name = "HOST:PORT")]
+    hub: String,
+}
+
+impl StatusArgs {
+    /// Prints how the hub is.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn run(&self) -> anyhow::Result<()> {
+        let hub: HubReply = ask(&self.hub, None, "/v1/hub", Right::Read, ALL_JOBS, PATIENCE)?;
+        if self.json {
+            return line(serde_json::to_string(&hub)?);
+        }
+        line(described(bare(&self.hub), &hub).trim_end())
+    }
+}
+
+impl StopArgs {
+    /// Stops the job.
+    ///
+    /// # Errors
+    /// When the hub does not answer, or refuses, or the job's checkpoint was not written.
+    pub fn run(&self) -> anyhow::Result<()> {
+        check_job_name(&self.job)?;
+        let path = format!("/v1/jobs/{}/stop", self.job);
+        let reply: StopReply = ask(&self.hub, Some(()), &path, Right::Operate, &self.job, UNTIL_SAVED)?;
+        if let Some(why) = reply.checkpoint_error {
+            return Err(anyhow!("job {:?} was stopped, and its checkpoint was not written: {why}", self.job));
+        }
+        let saved =
+            reply.checkpoint.map(|saved| format!("; its checkpoint is before round {}", saved.round.0));
+        line(format_args!("job {:?} was stopped{}", self.job, saved.unwrap_or_default()))
+    }
+}
+
+impl DrainArgs {
+    /// Drains the hub.
+    ///
+    /// # Errors
+    /// When the hub does not answer, or refuses.
+    pub fn run(&self) -> anyhow::Result<()> {
+        let DrainReply { jobs } = ask(&self.hub, Some(()), "/v1/drain", Right::Operate, ALL_JOBS, PATIENCE)?;
+        match jobs.as_slice() {
+            [] => line("the hub takes no more jobs; it has none, and ends now"),
+            jobs => {
+                line(format_args!("the hub takes no more jobs, and ends with these: {}", jobs.join(", ")))
+            }
+        }
+    }
+}
+
+/// An address as a hub is asked: without the scheme of a browser's address.
+pub(crate) fn bare(hub: &str) -> &str {
+    let hub = hub.trim();
+    hub.strip_prefix("http://").or(hub.strip_prefix("https://")).unwrap_or(hub).trim_end_matches('/')
+}
+
+/// Asks a hub for a page, or `posts` to it.
+fn ask<R: Answer>(
+    hub: &str,
+    posts: Option<()>,
+    path: &str,
+    right: Right,
+    job: &str,
+    limit: Duration,
+) -> anyhow::Result<R> {
+    let credential = Credential::find_if_any().context("what to show to the hub")?;
+    let token = credential.map(|credential| credential.token(right, job));
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let address = Address::new(bare(hub), Named::Here);
+    let answer = runtime.block_on(async {
+        match posts {
+            None => address.get(path, token, limit).await,
+            Some(()) => address.order(path, token, limit).await,
+        }
+    });
+    answer.map_err(|why| anyhow!("hub {hub}: {why}"))
+}
+
+fn described(address: &str, hub: &HubReply) -> String {
+    let mut text = format!("hub {address}: version {}, {} MiB", hub.version, hub.rss_bytes >> 20);
+    let ways: Vec<String> = hub.transports.iter().map(|way| way.transport().to_string()).collect();
+    let _ = writeln!(text, ", {} cores, by {}", hub.cores.len(), ways.join(", "));
+    if hub.draining {
+        let _ = writeln!(text, "it takes no more jobs, and ends with its last");
+    }
+    let counts = &hub.counts;
+    let _ = writeln!(
+        text,
+        "since its start: {} joins, {} refused, {} jobs failed",
+        counts.joins, counts.refused_joins, counts.failed_jobs
+    );
+    let mut jobs: Vec<&JobReply> = hub.jobs.iter().collect();
+    jobs.sort_by_key(|job| &job.name);
+    for job in jobs {
+        let _ = writeln!(text, "\njob {}: {}", job.name, job.verdict);
+        if let Some(checkpoint) = &job.checkpoint {
+            let _ = writeln!(text, "  checkpoint before round {}", checkpoint.round.0);
+        }
+        if let Some(why) = &job.checkpoint_error {
+            let _ = writeln!(text, "  the last attempt at a checkpoint failed: {why}");
+        }
+        for member in job.members.iter().take(SHOWN) {
+            let silent = member.silent_ms as f64 / 1e3;
+            let way = member.transport.as_deref().unwrap_or("no links yet");
+            let _ = writeln!(
+                text,
+                "  rank {:>4}  {}  {way}, heard {silent:.1} s ago",
+                member.rank,
+                member.place()
+            );
+        }
+    }
+    if !hub.refusals.is_empty() {
+        let _ = writeln!(text, "\nrefused of late:");
+    }
+    for refusal in hub.refusals.iter().take(SHOWN) {
+        let _ = writeln!(text, "  {refusal}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_browsers_address_is_a_hubs() {
+        for hub in ["10.0.0.1:7077", "http://10.0.0.1:7077", "https://10.0.0.1:7077/", " 10.0.0.1:7077 "] {
+            assert_eq!(bare(hub), "10.0.0.1:7077");
+        }
+    }
+}

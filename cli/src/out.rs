@@ -1,0 +1,18 @@
+//! What a command prints. Rust's own macros panic where stdout is closed or full.
+
+use std::fmt::Display;
+use std::io::{ErrorKind, Write};
+
+use anyhow::Context;
+
+/// Prints a line. Where nobody reads any more, as behind `| head`, the process ends: its reader has seen enough.
+///
+/// # Errors
+/// When stdout takes nothing for another reason.
+pub(crate) fn line(text: impl Display) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
+        other => other.context("writing to stdout"),
+    }
+}

@@ -1,0 +1,53 @@
+//! Who asks something of the hub: for its quotas by its address, and for people who look for it.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// The longest name of a machine that is kept.
+const HOST_BYTES: usize = 64;
+
+/// Somebody who asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Asker {
+    /// The address under which it is counted.
+    pub counted: IpAddr,
+    /// Its own.
+    pub address: IpAddr,
+    /// The name that its machine gives itself, which proves nothing.
+    pub host: Option<Arc<str>>,
+}
+
+impl Asker {
+    /// A name that can stand in a log and on a page: of some letters, and not too long.
+    pub fn named(self, host: Option<&str>) -> Self {
+        let is_fit = |letter: char| letter.is_ascii_alphanumeric() || "-._".contains(letter);
+        let host =
+            host.filter(|host| !host.is_empty() && host.len() <= HOST_BYTES && host.chars().all(is_fit));
+        Asker { host: host.map(Arc::from), ..self }
+    }
+}
+
+/// Its place, in words: `10.0.0.5 (node7)`.
+impl fmt::Display for Asker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.address)?;
+        self.host.as_ref().map_or(Ok(()), |host| write!(f, " ({host})"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_could_be_anything_else_is_none() {
+        let address = IpAddr::from([10, 0, 0, 5]);
+        let named =
+            |host: &str| Asker { counted: address, address, host: None }.named(Some(host)).to_string();
+        assert_eq!(named("node-7.rack_1"), "10.0.0.5 (node-7.rack_1)");
+        for host in ["", "a b", "<b>", "\u{1b}[2J", &"x".repeat(65)] {
+            assert_eq!(named(host), "10.0.0.5", "{host:?}");
+        }
+    }
+}

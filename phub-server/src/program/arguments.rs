@@ -1,0 +1,128 @@
+//! Command lines, and the environment beside them: the one place where programs make settings of both.
+//!
+//! A variable that is empty is not set. An error says which variable a value came from.
+
+use std::ffi::{OsStr, OsString};
+
+use clap::builder::Resettable;
+use clap::error::ErrorKind;
+use clap::{ArgMatches, Command, CommandFactory, FromArgMatches};
+
+/// Arguments that nobody can follow.
+#[derive(Debug)]
+pub struct Unusable {
+    error: clap::Error,
+    /// Which of what is named comes from the environment.
+    notes: Vec<String>,
+}
+
+impl Unusable {
+    /// Why, in one sentence or two.
+    pub fn in_words(&self) -> String {
+        let text = self.error.render().to_string();
+        // Behind an empty line comes advice for people who type.
+        let why = text.split("\n\n").next().unwrap_or_default();
+        let why = why.trim_start_matches("error: ").trim_end().to_owned();
+        self.notes.iter().fold(why, |why, note| format!("{why}\n  {note}"))
+    }
+
+    /// Says so, and ends the process, as clap does.
+    pub fn exit(self) -> ! {
+        let _ = self.error.print();
+        self.notes.iter().for_each(|note| eprintln!("\n{note}"));
+        std::process::exit(self.error.exit_code())
+    }
+}
+
+/// Parses the arguments of a program, of which the first is its name.
+///
+/// # Errors
+/// When they, or the environment beside them, make no sense. So end `--help` and `--version`, too.
+pub fn parse<T: CommandFactory + FromArgMatches>(
+    arguments: impl IntoIterator<Item = OsString>,
+) -> Result<T, Unusable> {
+    let mut command = without_empty(T::command());
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let unusable = |error: clap::Error, command: &Command| {
+        let is_wrong = !matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+        let notes = if is_wrong { notes(&error, command, &arguments) } else { Vec::new() };
+        Unusable { error, notes }
+    };
+    let parsed = |command: &mut Command| -> Result<T, clap::Error> {
+        let mut matches: ArgMatches = command.try_get_matches_from_mut(&arguments)?;
+        T::from_arg_matches_mut(&mut matches).map_err(|error| error.format(command))
+    };
+    parsed(&mut command).map_err(|error| unusable(error, &command))
+}
+
+/// Which flags that a text names come from the environment, as a sentence each.
+pub fn variables_in(text: &str, command: &Command, arguments: &[OsString]) -> Vec<String> {
+    let from = |(flag, variable, value): (String, String, String)| {
+        names(text, &flag).then(|| format!("{flag} comes from the environment: {variable} is {value:?}"))
+    };
+    of_environment(command, arguments).into_iter().filter_map(from).collect()
+}
+
+fn notes(error: &clap::Error, command: &Command, arguments: &[OsString]) -> Vec<String> {
+    let command = chosen(command, arguments);
+    let text = error.render().to_string();
+    let mut notes = variables_in(text.split("\n\n").next().unwrap_or_default(), command, arguments);
+    if error.kind() == ErrorKind::MissingRequiredArgument && notes.is_empty() {
+        let set: Vec<String> =
+            of_environment(command, arguments).into_iter().map(|(_, name, _)| name).collect();
+        notes.extend((!set.is_empty()).then(|| format!("set in the environment: {}", set.join(", "))));
+    }
+    notes
+}
+
+/// The subcommand that the arguments choose, or the command itself.
+fn chosen<'a>(command: &'a Command, arguments: &[OsString]) -> &'a Command {
+    let name = arguments.iter().skip(1).find_map(|argument| command.find_subcommand(argument));
+    name.unwrap_or(command)
+}
+
+/// The flags whose value is the environment's: flag, variable, value.
+fn of_environment(command: &Command, arguments: &[OsString]) -> Vec<(String, String, String)> {
+    let of_arg = |arg: &clap::Arg| {
+        let (flag, variable) = (format!("--{}", arg.get_long()?), arg.get_env()?.to_str()?.to_owned());
+        let is_given = |given: &OsString| {
+            let given = given.to_string_lossy();
+            given == flag || given.strip_prefix(&flag).is_some_and(|rest| rest.starts_with('='))
+        };
+        let value = std::env::var_os(&variable).filter(|value| !value.is_empty())?;
+        (!arguments.iter().any(is_given)).then(|| (flag, variable, value.to_string_lossy().into_owned()))
+    };
+    command.get_arguments().filter_map(of_arg).collect()
+}
+
+/// Whether a text has a flag, and not only a longer one that begins so.
+fn names(text: &str, flag: &str) -> bool {
+    text.match_indices(flag).any(|(at, _)| {
+        let next = text[at + flag.len()..].chars().next();
+        !next.is_some_and(|next| next.is_ascii_alphanumeric() || next == '-')
+    })
+}
+
+/// The command, for which variables that are empty are not set.
+fn without_empty(command: Command) -> Command {
+    let is_empty = |name: &OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
+    let command = command.mut_args(|arg| match arg.get_env().is_some_and(is_empty) {
+        true => arg.env(Resettable::<clap::builder::OsStr>::Reset),
+        false => arg,
+    });
+    let subcommands: Vec<String> = command.get_subcommands().map(|each| each.get_name().to_owned()).collect();
+    subcommands.into_iter().fold(command, |command, name| command.mut_subcommand(name, without_empty))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flag_is_not_a_longer_one() {
+        assert!(names("choose another with --listen (port 0)", "--listen"));
+        assert!(names("'--listen <IP:PORT>'", "--listen"));
+        assert!(!names("--checkpoint-every needs it", "--checkpoint"));
+        assert!(!names("--checkpoints", "--checkpoint"));
+    }
+}
