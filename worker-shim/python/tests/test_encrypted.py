@@ -14,7 +14,7 @@ import phub
 def encrypted(tmp_path, monkeypatch, capfd):
     """A hub with TLS, which this process trusts."""
     pair = {"tls_cert": tmp_path / "hub.crt", "tls_key": tmp_path / "hub.key"}
-    assert phub._phub.run_server(["phub-server", "certificate", "--out", str(tmp_path)])
+    assert phub._phub.run_server(["phub-server", "certificate", "--out", str(tmp_path)]) == 0
     monkeypatch.setenv("PHUB_TLS_FINGERPRINT", re.search(r"fingerprint: (\w+)", capfd.readouterr().out)[1])
     with phub.serve(cores=1, idle="sleep", **pair) as hub:
         yield hub

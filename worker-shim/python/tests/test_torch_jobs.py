@@ -78,7 +78,7 @@ def test_a_drop_waits_for_no_other_worker(hub):
     keys = {"weight": phub.Key((1, 2))}
 
     def join_other(sessions):
-        sessions.append(phub.Session(rank=1, **world, schedule="p3", keys=keys, optimizer=phub.Sgd(0.5)))
+        sessions.append(phub.Session(rank=1, **world, schedule="p3", answers_ahead=True, keys=keys, optimizer=phub.Sgd(0.5)))
         sessions[0].broadcast()
 
     sessions = []

@@ -116,8 +116,8 @@ _UNUSED_S = 30
 
 def serve_beside(address: str, token: Optional[str] = None) -> str:
     """Starts a hub for all workers of this machine, as a process of its own, unless there is one at this address. It outlives
-    this process. Returns the address with its port, which port 0 leaves to the hub. The environment has its settings (`PHUB_CORES` and so on); without them half of the cores are left to the workers. Its
-    log is in the file `PHUB_HUB_LOG`, if that is set.
+    this process. Returns the address with its port: port 0 takes a free one. The environment has its settings (`PHUB_CORES`
+    and so on); without them half of the cores are left to the workers. Its log is in the file `PHUB_HUB_LOG`, if that is set.
 
     Raises:
         HubStartError: it does not start; the message says why.

@@ -237,7 +237,8 @@ class Session:
         word, is_served = None, False
         if is_me and (not is_plain or (hub is None and me.hub is None)):
             agreed = _run.agree(me, token, is_hub_named=hub is not None)
-            word, is_served, me = agreed.word, agreed.is_served, dataclasses.replace(me, serve_at=agreed.serve_at, machine=agreed.machine)
+            word, is_served = agreed.word, agreed.is_served
+            me = dataclasses.replace(me, serve_at=agreed.serve_at, machine=agreed.machine)
         machine = self._machine(me, hub, mesh, settings)
         # Nobody starts a hub again that a worker, or this script, has started.
         is_own = isinstance(hub, Hub) or (hub is None and me.hub is None)
@@ -251,7 +252,9 @@ class Session:
         shapes = {name: tuple(key.shape) for name, key in self._keys.items()}
         deadline = time.monotonic() + join_limit
 
-        def join(name: str, keys: Mapping[str, Key], to_do: _optimizers.Optimizer, given: Dict[str, object], *rest: Any) -> _phub.Session:
+        def join(
+            name: str, keys: Mapping[str, Key], to_do: _optimizers.Optimizer, given: Dict[str, object], *rest: Any
+        ) -> _phub.Session:
             while True:
                 given["join_limit"] = max(deadline - time.monotonic(), 0.001)
                 try:
