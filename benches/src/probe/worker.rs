@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use membership::Credential;
 use pbox_core::control::HubReply;
-use pbox_core::{Consistency, Element, KeyId};
+use pbox_core::{Consistency, Element, KeyId, Optimizer};
 use serde::{Deserialize, Serialize};
 use worker_shim::{Session, Traffic};
 
@@ -62,6 +62,7 @@ struct Worker<E> {
     expected: Expected<E>,
     /// The weights before the first round of the job.
     at_first: Expected<E>,
+    optimizer: Optimizer,
     consistency: Consistency,
     rank: u32,
     workers: u32,
@@ -102,11 +103,14 @@ impl<E: Element> Worker<E> {
         let more = if plan.is_some() { exchanges + lead_in } else { 0 };
         let rounds = WARM_UP + more + args.rounds + u32::from(consistency.steps_alone());
         let before = session.traffic();
-        let (begins, at_first) = (session.next_round().0, expected.clone());
+        let at_first = expected.clone();
+        // Where pushes step alone, weights depend on the number of steps, and a run is a trial.
+        let begins = if consistency.steps_alone() { 0 } else { steps_of(&session, optimizer) };
         let mut worker = Worker {
             session,
             expected,
             at_first,
+            optimizer,
             consistency,
             rank,
             workers,
@@ -139,7 +143,7 @@ impl<E: Element> Worker<E> {
 
     /// Expects what the job's round makes, where a hub has come back and lost rounds.
     fn go_where_the_job_is(&mut self) {
-        let round = self.session.next_round().0;
+        let round = steps_of(&self.session, self.optimizer);
         if round < self.round && !self.consistency.steps_alone() {
             self.rounds -= self.round - round;
             self.round = round;
@@ -194,6 +198,11 @@ impl<E: Element> Worker<E> {
         }
         Ok(())
     }
+}
+
+/// The steps of a job before its next round: the first round of a job with weights is the broadcast.
+fn steps_of(session: &Session, optimizer: Optimizer) -> u32 {
+    session.next_round().0.saturating_sub(u32::from(optimizer.keeps_weights()))
 }
 
 /// Checks one line of some chunks after a round.
