@@ -8,6 +8,8 @@ import secrets
 from datetime import timedelta
 from typing import Optional, Tuple
 
+from . import _phub
+
 # How long torch's store may take to answer.
 _STORE_LIMIT = timedelta(seconds=60)
 _KEY = "phub/secret"
