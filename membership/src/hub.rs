@@ -31,6 +31,8 @@ pub struct Hub {
     pub(crate) limit: Duration,
     /// Whether the hub waits for this member when it loses its links, and [makes others](Self::relink).
     pub relinks: bool,
+    /// Whether the hub answers bytes ahead.
+    pub answers_ahead: bool,
     /// Its cores, by their number in the placement.
     pub cores: Range<usize>,
 }

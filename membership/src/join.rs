@@ -271,6 +271,7 @@ impl LetIn {
             token: self.reply.token.clone(),
             limit: self.reply.limit(),
             relinks: self.reply.relinks,
+            answers_ahead: self.reply.answers_ahead,
             cores,
         }
     }

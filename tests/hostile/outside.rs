@@ -69,9 +69,11 @@ fn a_hub_shows_no_token_to_an_address_of_a_join_and_survives_what_it_says() {
     }
     let secrets = Credential::find().unwrap();
     for Seen { path, shown, text, .. } in &seen {
-        assert!(!text.contains("Bearer") && !text.contains("phub-"), "{text}");
+        let rights = [Right::Read, Right::Join, Right::Operate, Right::Peer];
+        let has_token = rights.iter().any(|right| text.contains(&format!("phub-{right}.")));
+        assert!(!text.contains("Bearer") && !has_token, "{text}");
         for job in ["job", "job.above", ALL_JOBS] {
-            for right in [Right::Read, Right::Join, Right::Operate, Right::Peer] {
+            for right in rights {
                 let token = secrets.token(right, job).to_string();
                 assert!(!text.contains(token.rsplit('.').next().unwrap()), "{path} shows {token}");
             }

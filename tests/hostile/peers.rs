@@ -102,8 +102,7 @@ fn hubs_that_know_the_secret_hold_and_release() {
     assert_eq!((hold(3).0, release(3).0), (200, 200));
     assert_eq!(hold(4).0, 200);
     let until = |from: u32, admitted: &[u64]| {
-        let body = json!({"secret": secret, "cut": 4, "from": from, "admitted": admitted});
-        refusal(&hub, &format!("{JOB}/release"), body.to_string())
+        ask("release", json!({"secret": secret, "cut": 4, "from": from, "admitted": admitted}))
     };
     for (from, admitted, words) in [
         (65, &[][..], "at most 64 rounds apart"),

@@ -149,6 +149,9 @@ pub struct JoinReply {
     /// Whether the hub waits for a worker that makes its links again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub relinks: bool,
+    /// Whether the hub answers bytes ahead, so that a worker sends some only if it lets the hub write its weights then.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub answers_ahead: bool,
 }
 
 impl JoinReply {

@@ -58,7 +58,8 @@ pub struct JobTerms {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<u32>,
     /// Whether the hub may answer [bytes ahead](crate::Content::Ahead): a worker that sends some lets it write the chunk's weights
-    /// from then on. Only bare BSP with one level does, and not by layer; elsewhere it changes nothing. Default false.
+    /// from then on. Only bare BSP with one level does, and not by layer; elsewhere it changes nothing. The first worker's counts:
+    /// the answer of a join tells the others, who send nothing ahead if they do not want that. Default false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub answers_ahead: bool,
     /// What workers and their hub agree on for the links between them.
@@ -224,7 +225,7 @@ impl JobTerms {
         Some(Difference { what: "manifest", ours: String::new(), theirs: difference.to_string() })
     }
 
-    /// Every term but the keys, by name, as an error says it.
+    /// Every term in which workers agree but the keys, by name, as an error says it.
     fn spoken(&self) -> Vec<(&'static str, String)> {
         let JobTerms {
             workers,
@@ -236,7 +237,6 @@ impl JobTerms {
             hubs,
             split_above,
             cores,
-            answers_ahead,
             level,
             ..
         } = self;
@@ -258,7 +258,6 @@ impl JobTerms {
             ("hubs", hubs.to_string()),
             ("split_above", split_above.to_string()),
             ("cores", or(cores.map(|cores| cores.to_string()), "all")),
-            ("answers_ahead", answers_ahead.to_string()),
         ]
     }
 }

@@ -221,6 +221,7 @@ impl Registry {
             heartbeat_limit_ms: self.heartbeat_limit.as_millis() as u64,
             pass: None,
             relinks: false,
+            answers_ahead: job.above.is_none() && job.terms.has_answers_ahead(),
         }
     }
 

@@ -86,12 +86,6 @@ impl Registry {
         change: Change,
         reset: Vec<KeyId>,
     ) -> Result<(), Refusal> {
-        if from >= Round::LIMIT {
-            let (seen, limit) = (from.0, Round::LIMIT.0);
-            return Err(Refusal::Bad(format!(
-                "numbers from round {seen} on, which no job comes to; expected less than {limit}"
-            )));
-        }
         let (id, above, asked) = {
             let mut inner = self.lock();
             let (job, rank) = inner.member(job, token)?;

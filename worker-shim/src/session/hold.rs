@@ -186,10 +186,11 @@ impl Session {
         let receive = |hub: usize| Receive::Into(windows.received()[former[hub].cores.start].clone());
         let Attached { port, endpoints, received, slices, hubs, ways } =
             attach(let_in, &self.config, &wire, windows.sent(), receive, deadline)?;
-        self.exchange.let_ahead(drafts(&endpoints), self.config.terms.answers_ahead);
+        let drafts = drafts(&endpoints);
         self.exchange.reconnect(port, endpoints, received, slices);
         self.exchange.set_credit(self.credit);
         (self.hubs, self.ways) = (hubs, ways);
+        self.let_ahead(drafts);
         if let Some(pull) = &self.config.pull {
             // With a profile of its own: the hub may be on another machine.
             self.pulling = Some(Pulling::begin(pull, &mut self.exchange)?);

@@ -103,7 +103,7 @@ impl Session {
             session.pulling = Some(Pulling::begin(pull, &mut session.exchange)?);
         }
         session.exchange.set_credit(session.credit);
-        session.exchange.let_ahead(ahead, session.config.terms.answers_ahead);
+        session.let_ahead(ahead);
         if let Some(state) = state.filter(|_| wanted) {
             let terms = &session.config.terms;
             let placed = (terms.level.schedule, terms.split_above);
@@ -118,6 +118,13 @@ impl Session {
         session.hold = Hold::of(session.config.hub_wait);
         session.stopwatch.restart(session.next_round(), session.traffic());
         Ok(session)
+    }
+
+    /// Lets gradients leave ahead over the links to these cores. Where a hub answers them, only if this worker asks for that.
+    pub(super) fn let_ahead(&mut self, over: Vec<bool>) {
+        let are_answered = self.hubs.iter().any(|hub| hub.answers_ahead);
+        let may = self.config.terms.answers_ahead || !are_answered;
+        self.exchange.let_ahead(if may { over } else { Vec::new() }, are_answered);
     }
 
     /// Waits until this worker takes part, and begins.

@@ -116,7 +116,7 @@ impl Session {
         let receive = |hub| Receive::Into(of_hub(hub));
         let Attached { port, endpoints, received, hubs, ways, .. } =
             attach(let_in, &self.config, &wire, windows.sent(), receive, deadline)?;
-        self.exchange.let_ahead(drafts(&endpoints), self.config.terms.answers_ahead);
+        self.let_ahead(drafts(&endpoints));
         self.exchange.relink(port, endpoints, received);
         self.exchange.set_credit(self.credit);
         (self.hubs, self.ways) = (hubs, ways);
