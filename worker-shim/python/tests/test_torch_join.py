@@ -40,7 +40,8 @@ def train(way, store, hub, rank, initial):
     if state is not None:
         state.leave()
     if way != "phub":
-        dist.barrier()  # torch 1.13 waits for ever for what a rank that is gone has not finished
+        # In torch 1.13 a group that ends joins its thread with the GIL, which the thread wants where it drops a last tensor.
+        dist.barrier()
     dist.destroy_process_group()
     return losses, models.digest(model)
 
