@@ -48,10 +48,10 @@ expect worker 2
 end_hub
 
 serve --listen 127.0.0.1:7077
-phub-server serve --listen 127.0.0.1:7078 &>/tmp/worker.hub &
+phub-server serve --listen 127.0.0.1:7177 &>/tmp/worker.hub &
 other=$!
-within 60 listens 127.0.0.1 7078
-train 127.0.0.1:7077,127.0.0.1:7078
+within 60 listens 127.0.0.1 7177
+train 127.0.0.1:7077,127.0.0.1:7177
 expect worker 2
 expect hub 1
 expect other 1
