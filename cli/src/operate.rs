@@ -15,7 +15,7 @@ use crate::out::line;
 
 /// The time limit of an answer.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// The same of a stop, which writes a checkpoint first.
+/// Time limit of a stop, which writes a checkpoint first.
 const UNTIL_SAVED: Duration = Duration::from_secs(300);
 /// Members of a job, and refusals, that are shown.
 const SHOWN: usize = 64;

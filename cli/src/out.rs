@@ -1,4 +1,4 @@
-//! What a command prints. Rust's own macros panic where stdout is closed or full.
+//! Output of commands. Rust's own macros panic where stdout is closed or full.
 
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};

@@ -1,4 +1,4 @@
-//! Who asks something of the hub: for its quotas by its address, and for people who look for it.
+//! Clients that ask something of the hub: for its quotas by its address, and for people who look for it.
 
 use std::fmt;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! What a hub needs of its settings and of its machine before its first thread. `serve` stops at the first that is missing, and
+//! Needs of a hub, in its settings and its machine, before its first thread. `serve` stops at the first that is missing, and
 //! the doctor says all.
 //!
 //! Ports, cores and NICs are not among it: what takes them says what is wrong with them.

@@ -1,4 +1,4 @@
-//! What the hub has refused of late, and to whom: for people who ask why a worker does not come. Bounded, in memory and in the
+//! Refusals of late, and whose requests they were: for people who ask why a worker does not come. Bounded, in memory and in the
 //! log, because anybody can be refused.
 
 use std::collections::VecDeque;
@@ -69,7 +69,7 @@ impl Refusals {
     }
 }
 
-/// So many letters of a text.
+/// Returns so many letters of a text.
 fn cut(text: &str, letters: usize) -> String {
     match text.char_indices().nth(letters) {
         Some((at, _)) => format!("{}...", &text[..at]),

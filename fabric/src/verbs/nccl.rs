@@ -1,4 +1,4 @@
-//! What NCCL's variables say, by NCCL's own grammar. They are another program's: what it would not take, or what no queue pair
+//! NCCL's variables, read by NCCL's own grammar. They are another program's: what it would not take, or what no queue pair
 //! can be told, is a warning here, and our default counts. Our own variables and flags go before them.
 
 use super::nic_list::NicList;

@@ -22,7 +22,7 @@ const LINE: usize = 64;
 #[derive(Debug)]
 pub(super) struct Former {
     slab: Slab,
-    /// Where a chunk's weights begin, in bytes.
+    /// The start of each chunk's weights, in bytes.
     starts: Vec<usize>,
     /// A copy of a chunk's master weights and state.
     trial: Vec<f32>,

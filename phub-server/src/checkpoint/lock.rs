@@ -115,7 +115,7 @@ fn holder(file: &File) -> Option<u32> {
     holder_in(&locks, &format!("{:02x}:{:02x}:{}", major(about.dev()), minor(about.dev()), about.ino()))
 }
 
-/// The same, from the text of `/proc/locks`.
+/// Finds the holder in the text of `/proc/locks`.
 fn holder_in(locks: &str, file: &str) -> Option<u32> {
     let held = locks.lines().find_map(|line| match *line.split_ascii_whitespace().collect::<Vec<_>>() {
         [_, "FLOCK", _, _, process, of, ..] if of == file => Some(process),

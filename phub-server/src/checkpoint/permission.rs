@@ -1,4 +1,4 @@
-//! Permission to read checkpoints: the hub's user has it alone, unless the hub is told otherwise.
+//! Permission to read checkpoints: the hub's user has it alone, unless a setting opens them.
 //!
 //! Plain values; any thread.
 

@@ -61,7 +61,7 @@ pub struct Session {
     /// What its joins ask for. With hubs above its hub, [`config`](Self::config) has what is between it and its hub.
     pub(super) asked: LevelTerms,
     pub(super) is_below_others: bool,
-    /// What this worker has set of the optimizer's numbers, last.
+    /// Numbers of the optimizer that this worker has set last.
     pub(super) numbers: Option<Numbers>,
     /// If the hub compares weights.
     pub(super) digests: Option<Digests>,

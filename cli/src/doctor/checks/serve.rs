@@ -1,4 +1,4 @@
-//! What `serve` itself looks at before it starts, by its own function; and the memory and the threads that it takes then.
+//! Checks that `serve` itself makes before it starts, by its own function; and the memory and the threads that it takes then.
 
 use pbox_core::{JobTerms, Optimizer, Wire};
 use phub_server::job_memory::JobMemory;
@@ -20,7 +20,7 @@ pub(crate) fn needs<'a>(settings: &'a HubSettings, control: &'a Seen) -> impl It
     })
 }
 
-/// What repairs a need, where its error does not say all.
+/// The repair of a need, where its error does not say all.
 fn fix(name: &str) -> &'static str {
     match name {
         "secret" => {

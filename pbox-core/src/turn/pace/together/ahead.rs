@@ -30,7 +30,7 @@ impl Arrivals {
     }
 }
 
-/// As [`Pace::take_ahead`].
+/// Implements [`Pace::take_ahead`].
 #[cold]
 pub(super) fn take<M: Mode>(
     shard: &mut ShardOf<Arrivals, M>,
@@ -54,7 +54,7 @@ pub(super) fn take<M: Mode>(
     true
 }
 
-/// As [`Pace::take_back`].
+/// Implements [`Pace::take_back`].
 pub(super) fn take_back<M: Mode>(shard: &mut ShardOf<Arrivals, M>) {
     let ShardOf { pace, stages, .. } = shard;
     for (place, words) in pace.words.chunks_exact_mut(pace.words_per_chunk).enumerate() {
