@@ -65,5 +65,6 @@ fn a_hub_prints_no_more_than_a_line_of_a_strangers_reason() {
         waits.join().unwrap()
     });
     says(&waits, &["rank 1 failed: no way  yyyy"]);
-    assert!(waits.len() < MAX_REASON_BYTES + 100 && !waits.contains('\n'), "{waits}");
+    // The worker hears it from the hub's notice, or while it connects, with more words in front.
+    assert!(waits.len() < MAX_REASON_BYTES + 200 && !waits.contains('\n'), "{waits}");
 }
