@@ -388,8 +388,8 @@ pub struct LeaveReply {
     pub checkpoint_error: Option<String>,
 }
 
-/// `POST /v1/jobs/{job}/compare`: a worker's weights before a round, which all workers should have. The hub answers at once,
-/// and the job fails when those of all are there and differ.
+/// `POST /v1/jobs/{job}/compare`: a digest of weights that all workers should have: those before a round, or those that workers
+/// write in it. The hub answers at once. The job fails when the digests of all workers are there and differ.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CompareRequest {
@@ -400,6 +400,9 @@ pub struct CompareRequest {
     /// The sum, modulo 2^64, of the keys' XXH3 digests of 64 bits. The seed of each is the key's number, and its bytes are
     /// those of the key's weights.
     pub digest: u64,
+    /// Whether the weights are those that the worker writes in this round, of the keys that it writes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub written: bool,
 }
 
 /// The body of every reply that reports an error.

@@ -188,7 +188,7 @@ impl Session {
         self.exchange.check_exists(key)?;
         let timed = self.stopwatch.push_begins(key, self.exchange.round(key));
         if self.digests.is_some() {
-            self.compare(key)?;
+            self.compare(key, what)?;
         }
         let content =
             if what == Pushed::Gradient { Content::Gradient } else { self.other_content(key, what)? };

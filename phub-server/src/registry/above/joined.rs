@@ -12,6 +12,7 @@ use pbox_core::{Above, KeyId, Layout, Round};
 use tokio::sync::watch;
 
 use super::links::LinksAbove;
+use crate::registry::compare::Compared;
 use crate::registry::loss::Blame;
 use crate::registry::numbers::Change;
 
@@ -170,9 +171,10 @@ impl JoinedAbove {
         })
     }
 
-    /// Tells the hubs above which weights all members here have before a round. May wait for them.
-    pub fn compare(&self, round: Round, digest: u64) -> Result<(), MemberError> {
-        let request = CompareRequest { token: self.hubs[0].token.clone(), round, digest };
+    /// Tells the hubs above which weights all members here have, or write. May wait for them.
+    pub fn compare(&self, compared: Compared, digest: u64) -> Result<(), MemberError> {
+        let Compared { round, written } = compared;
+        let request = CompareRequest { token: self.hubs[0].token.clone(), round, digest, written };
         self.hubs[0].post("compare", "compare weights", &request).map(|_: serde_json::Value| ())
     }
 
