@@ -5,9 +5,7 @@ use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use half::{bf16, f16};
 use hub_tests::values::flip_a_bit;
-use hub_tests::{
-    FIRST, SECOND, config, describe, hub, hub_below, on_threads, push_all, ready_all, refused, says,
-};
+use hub_tests::{SECOND, config, describe, hub, hub_below, on_threads, push_all, ready_all, refused, says};
 use pbox_core::{Consistency, Dtype, Key, Round};
 use phub_server::Hub;
 use worker_shim::{Pushed, Session, SessionConfig, SessionError};
@@ -79,7 +77,7 @@ fn workers_that_are_not_in_step_have_nothing_to_compare() {
     }
 }
 
-/// A round in which each worker writes a value of its own making into one key, and pushes the other's gradient.
+/// A round in which each worker writes a value of its own into one key, and pushes the gradients of the rest.
 fn write(sessions: &mut [Session], value: impl Fn(usize) -> f32) -> Vec<Result<(), SessionError>> {
     let pushed: Vec<_> = sessions
         .iter_mut()
@@ -87,11 +85,21 @@ fn write(sessions: &mut [Session], value: impl Fn(usize) -> f32) -> Vec<Result<(
         .map(|(rank, session)| {
             session.gradient_mut::<f32>(SECOND)?.fill(value(rank));
             session.push_as(Pushed::Weights, [SECOND])?;
-            session.push(FIRST)
+            let rest: Vec<_> = session.keys().filter(|&key| key != SECOND).collect();
+            session.push_keys(rest)
         })
         .collect();
     let wait = |(session, pushed): (&mut Session, Result<_, _>)| pushed.and_then(|()| session.wait_all());
     sessions.iter_mut().zip(pushed).map(wait).collect()
+}
+
+/// Writes different values, and sees that every session ends with these words, in that round or the next one.
+fn differ(sessions: &mut [Session], value: impl Fn(usize) -> f32, words: &[&str]) {
+    let ends = write(sessions, value);
+    for (session, end) in sessions.iter_mut().zip(ends) {
+        let end = end.and_then(|()| push_all(session)).and_then(|()| session.wait_all());
+        says(end.unwrap_err(), words);
+    }
 }
 
 #[test]
@@ -106,11 +114,8 @@ fn weights_that_workers_write_are_compared_in_every_round() {
         assert!(sessions.iter().all(|session| session.weights::<f32>(SECOND).unwrap()[0] == round as f32));
     }
     assert_eq!(equal_before(&hub), Some(Round(3)));
-    write(&mut sessions, |rank| if rank == 1 { 7.0 } else { 8.0 });
-    for session in &mut sessions {
-        let error = push_all(session).and_then(|()| session.wait_all()).unwrap_err();
-        says(error, &["workers [0, 2] and [1] wrote different weights in round 4", "write the same on all"]);
-    }
+    let words = ["workers [0, 2] and [1] wrote different weights in round 4", "write the same on all"];
+    differ(&mut sessions, |rank| if rank == 1 { 7.0 } else { 8.0 }, &words);
 }
 
 #[test]
@@ -126,9 +131,6 @@ fn machines_that_write_different_weights_are_named() {
         session
     });
     assert!(write(&mut sessions, |_| 1.0).iter().all(Result::is_ok));
-    write(&mut sessions, |machine| machine as f32);
-    for session in &mut sessions {
-        let error = push_all(session).and_then(|()| session.wait_all()).unwrap_err();
-        says(error, &["machines [0] and [1] wrote different weights in round 2"]);
-    }
+    let words = ["machines [0] and [1] wrote different weights in round 2"];
+    differ(&mut sessions, |machine| machine as f32, &words);
 }
