@@ -23,6 +23,7 @@ mod hub;
 mod join;
 mod named;
 mod nearest;
+mod relinks;
 mod state;
 
 pub use authority::Credential;
@@ -34,4 +35,5 @@ pub use fetch::{StateReader, fetch_state};
 pub use hub::{Hub, Missing, lost, reached, takes_part};
 pub use join::{LetIn, describe, hub_addresses, join_all, meet, placements, wait_for};
 pub use named::{LOOKUP_LIMIT, Named, PeerList, look_up, look_up_with};
+pub use relinks::{Again, PAUSE, Relinks, say_made};
 pub use state::{all_of, bring};

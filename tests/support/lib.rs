@@ -21,7 +21,7 @@ use std::time::Duration;
 use authority::{ALL_JOBS, Credential, Right};
 use fabric::IdlePolicy;
 use fabric::any::Transport;
-use pbox_core::control::{ErrorReply, HubReply, JoinReply, JoinRequest, PROTOCOL, TransportAddress};
+use pbox_core::control::{ErrorReply, HubReply, JoinReply, JoinRequest, TransportAddress};
 use pbox_core::{JobTerms, Key, KeyId};
 use phub_server::{ControlLimits, CoreSelection, Hub, HubSettings, IdleChoice, Machine};
 use serde::Serialize;
@@ -164,19 +164,7 @@ pub fn refused(config: SessionConfig) -> String {
 /// The join request of a worker of the small model.
 pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
     let terms = JobTerms { chunk_bytes: 64, ..JobTerms::new(workers, small_model(), SGD) };
-    JoinRequest {
-        protocol: PROTOCOL,
-        protocol_lowest: None,
-        rank,
-        hub: 0,
-        through: Vec::new(),
-        mesh: None,
-        peers: None,
-        reached: None,
-        relinks: false,
-        trial: false,
-        terms,
-    }
+    JoinRequest::new(rank, terms)
 }
 
 /// The header by which a request of this user may do everything.

@@ -109,6 +109,23 @@ pub struct JoinRequest {
 }
 
 impl JoinRequest {
+    /// A plain request of a worker at the job's only hub, or at its first one.
+    pub fn new(rank: u32, terms: JobTerms) -> Self {
+        JoinRequest {
+            protocol: PROTOCOL,
+            protocol_lowest: Versions::OURS.lowest_of_several(),
+            rank,
+            hub: 0,
+            through: Vec::new(),
+            mesh: None,
+            peers: None,
+            reached: None,
+            relinks: false,
+            trial: false,
+            terms,
+        }
+    }
+
     /// The versions that the worker speaks.
     pub fn versions(&self) -> Versions {
         Versions::of(self.protocol, self.protocol_lowest)

@@ -9,7 +9,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use fabric::{Idle, Port, Until, any};
-use membership::{Hub, MemberError, Way};
+use membership::{Hub, MemberError, Relinks, Way};
 use pbox_core::{Content, Element, KeyId, Layout, LevelTerms, Numbers, Round};
 
 use super::compare::Digests;
@@ -18,7 +18,6 @@ use super::contents::Pushed;
 use super::credit::{Trial, Tuner};
 use super::error::SessionError;
 use super::hold::{Hold, Returns};
-use super::relink::Relinks;
 use super::timeline::Timeline;
 use super::times::{Stopwatch, Times};
 use crate::exchange::{Exchange, Traffic, Windows};

@@ -26,9 +26,7 @@ use authority::{Credential, SUMS};
 use fabric::any::{self, Transport};
 use fabric::{PortId, RecvWindow, SendWindow, WindowError};
 use membership::{LOOKUP_LIMIT, LetIn, MemberError, Missing, Named, PeerList, Ports, look_up};
-use pbox_core::control::{
-    JobState, JoinRequest, Machine, MeetReply, MeetRequest, Mesh, PROTOCOL, Versions, check_job_name,
-};
+use pbox_core::control::{JobState, JoinRequest, Machine, MeetReply, MeetRequest, Mesh, check_job_name};
 use pbox_core::{Above, Below, JobId, JobTerms, LevelTerms, Members, Round, ShardSpec, WindowsBelow, Wire};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
@@ -186,19 +184,9 @@ impl Up {
         terms.check().map_err(|error| refused(format!("at the hubs above: {error}")))?;
         let wire = Wire::of_terms(&terms).map_err(|error| refused(error.to_string()))?;
         let through = request.through.iter().cloned().chain([id.to_owned()]).collect();
-        let request = JoinRequest {
-            reached: None,
-            relinks: true,
-            trial: request.trial,
-            protocol: PROTOCOL,
-            protocol_lowest: Versions::OURS.lowest_of_several(),
-            rank: number,
-            hub: 0,
-            through,
-            mesh: None,
-            peers: None,
-            terms: terms.clone(),
-        };
+        let trial = request.trial;
+        let request =
+            JoinRequest { relinks: true, trial, through, ..JoinRequest::new(number, terms.clone()) };
         let name = name_above(name);
         check_job_name(&name).map_err(|error| refused(format!("at the hubs above: {error}")))?;
         let addresses: Vec<&str> = above.hubs.iter().map(String::as_str).collect();
