@@ -17,6 +17,7 @@ use pbox_core::{JobId, Look, Round};
 use super::job::Job;
 use super::loss::Cause;
 use super::{Inner, Registry};
+use crate::cores::Command;
 
 /// When workers are late.
 #[derive(Clone, Copy, Debug)]
@@ -93,7 +94,7 @@ impl Registry {
         let jobs: Vec<JobId> = self.lock().jobs.values().filter(running).map(|job| job.id).collect();
         for id in jobs {
             // A core that does not answer is stuck or has stopped, and a later look asks again.
-            let asked = self.ask(id, move |thread| thread.core.look(id));
+            let asked = self.ask(id, |reply| Command::Look { job: id, reply });
             let Ok(Ok(looks)) = tokio::time::timeout(self.late.pause(), asked).await else { continue };
             let look = looks.into_iter().fold(Look::default(), Look::with);
             self.judge(&mut self.lock(), id, &look);

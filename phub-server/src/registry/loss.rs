@@ -14,6 +14,7 @@ use super::late::Progress;
 use super::make::Load;
 use super::{Inner, KEEP_FAILED, Registry};
 use crate::alarm::guarded;
+use crate::cores::Command;
 
 /// Why a member is lost.
 #[derive(Clone, Copy, Debug)]
@@ -80,7 +81,7 @@ impl Registry {
         job.lost(rank);
         let told =
             format!("job {:?} goes on without this worker: {reason}; join again to take part", job.name);
-        self.command(job, move |thread| thread.remove_worker(id, rank));
+        self.command(job, || Command::RemoveWorker { job: id, rank });
         job.forget_arrival(rank);
         if let Some(worker) = job.worker(rank) {
             self.tell_lost(job, worker, reason);
@@ -109,7 +110,7 @@ impl Registry {
                     inner.making.insert(job.name.clone(), Load::default());
                     self.save_last(last);
                 }
-                None => self.command(job, move |thread| thread.remove_job(id)),
+                None => self.command(job, || Command::RemoveJob { job: id }),
             },
         }
         // Joins may wait for the job's name, or for one of its ranks.
@@ -135,7 +136,7 @@ impl Registry {
 
     fn told_above(&self, inner: &mut Inner, id: JobId) {
         if let Some(job) = inner.jobs.get(&id) {
-            self.command(job, move |thread| thread.remove_job(id));
+            self.command(job, || Command::RemoveJob { job: id });
         }
         inner.untold_above.remove(&id);
         self.told.notify_all();

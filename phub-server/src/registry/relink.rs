@@ -22,6 +22,7 @@ use super::job::{Job, Member, Standing};
 use super::join::new_token;
 use super::loss::Cause;
 use super::{Inner, Refusal, Registry, Token};
+use crate::cores::Command;
 
 /// A worker whose link has ended and which lives takes the news of it within this time.
 const LIVES_WITHIN: Duration = Duration::from_secs(2);
@@ -81,7 +82,7 @@ impl Registry {
             cores: cores + former.map_or(0, |former| former.cores),
             token: None,
         });
-        self.command(job, move |thread| thread.unlink_worker(id, rank));
+        self.command(job, || Command::UnlinkWorker { job: id, rank });
     }
 
     /// A worker that has lost its links makes others. Answers when all cores have let go of the former ones.

@@ -18,6 +18,7 @@ use pbox_core::{AnswersAbove, JobId};
 
 use super::JoinedAbove;
 use super::links::Linked;
+use crate::cores::Command;
 use crate::registry::cut::JobEnded;
 use crate::registry::job::Job;
 use crate::registry::loss::Blame;
@@ -155,7 +156,7 @@ impl Registry {
     async fn unlink_above(&self, id: JobId) -> Result<Option<Instant>, Again> {
         let begin = |job: &mut Job| {
             job.relinks_above.begin(job.cores.numbers.len());
-            self.command(job, move |thread| thread.unlink_above(id));
+            self.command(job, || Command::UnlinkAbove { job: id });
         };
         self.of_job(id, begin)?;
         let limit = tokio::time::Instant::now() + self.up.limit;

@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use zerocopy::IntoBytes;
 
+use crate::cores::{Carried, Command};
 use crate::registry::above::{JoinedAbove, not_joined};
 use crate::registry::job::{Arrival, Job};
 use crate::registry::{Refusal, Registry, on_thread};
@@ -213,7 +214,8 @@ impl Registry {
             let restored = values.map(|values| Arc::new(restored(job, round, values)));
             if let Some(of_cores) = restored.clone() {
                 let layout = Arc::clone(job.wire.layout());
-                self.command(job, move |thread| thread.core.restore(id, &layout, &of_cores));
+                let (layout, state) = (|| Carried(Arc::clone(&layout)), || Carried(Arc::clone(&of_cores)));
+                self.command(job, || Command::Restore { job: id, layout: layout(), state: state() });
             }
             job.begin_with(restored.as_deref())
         });

@@ -22,6 +22,7 @@ use pbox_core::{
 use tokio::sync::{mpsc, oneshot};
 
 use super::checkpoint::DISK_LIMIT;
+use crate::cores::Command;
 use crate::registry::cut::answers;
 use crate::registry::hubs::agreement::is_needed;
 use crate::registry::hubs::{Ending, Order, Peers};
@@ -74,7 +75,7 @@ impl Registry {
             reason: reason.to_owned(),
             blame,
             cores: job.cores.numbers.clone(),
-            fronts: self.ask_cores(job, move |thread| thread.core.hold(id)),
+            fronts: self.ask_cores(&job.cores.numbers, |reply| Command::Hold { job: id, reply }),
             layout: Arc::clone(job.wire.layout()),
             share: hubs.share,
             pieces: hubs.pieces.clone(),
@@ -101,7 +102,7 @@ impl Registry {
             // No file of this job comes later, beside those of a job that goes on from here.
             let _ = on_thread("phub-checkpoint", move || drop(writing.lock())).await;
             for core in cores {
-                registry.cores[core].tell(move |thread| thread.remove_job(id));
+                registry.cores[core].tell(Command::RemoveJob { job: id });
             }
             let mut inner = registry.lock();
             inner.making.remove(&name);
@@ -254,12 +255,8 @@ impl Registry {
         if before == Round(0) || last.pieces.is_empty() {
             return Ok(None);
         }
-        let ask = |&core: &usize| {
-            let (done, answer) = oneshot::channel();
-            self.cores[core].tell(move |thread| drop(done.send(thread.core.last_state(id, before))));
-            answer
-        };
-        let parts = answers(last.cores.iter().map(ask).collect()).await?;
+        let last_state = |reply| Command::LastState { job: id, before, reply };
+        let parts = answers(self.ask_cores(&last.cores, last_state)).await?;
         let parts = parts.into_iter().flatten().collect::<Result<Vec<SnapshotPart>, String>>()?;
         let numbers = last.numbers.changes_from(before);
         let snapshot = Snapshot::of_share(last.layout, last.pieces, last.optimizer, before, numbers, parts);
