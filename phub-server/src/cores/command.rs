@@ -1,4 +1,4 @@
-//! Commands: the things that a core thread is told to do between two turns, as data that can be printed.
+//! Commands: the work of a core thread between two turns, as data that can be printed.
 //!
 //! A command names its job by number, and a worker by its rank. Windows, links and shards have no numbers yet, so a command
 //! carries them. Knows no core: [`obey`](super::obey) carries commands out.
@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 
 use super::Event;
 
-/// Work that a core thread is told to do between two turns.
+/// Work for a core thread between two turns.
 #[derive(Debug)]
 pub(crate) enum Command {
     /// Do nothing. A look at the commands shows that the thread is not stuck.
@@ -37,13 +37,13 @@ pub(crate) enum Command {
         weights: Carried<Option<Spans>>,
         link: Box<any::Endpoint>,
     },
-    /// Let go of the link of a worker that makes another.
+    /// Drop the link of a worker that makes another.
     UnlinkWorker { job: JobId, rank: u32 },
     /// Remove a worker.
     RemoveWorker { job: JobId, rank: u32 },
     /// Take the links that lead up.
     AddAbove { job: JobId, level: LevelTerms, ways: Carried<WaysOfCore> },
-    /// Let go of the links that lead up.
+    /// Drop the links that lead up.
     UnlinkAbove { job: JobId },
     /// Begin with the round that the hubs above have begun with.
     BeginBelow { job: JobId, first: Round, reply: Reply<()> },
@@ -57,7 +57,7 @@ pub(crate) enum Command {
     TakeSnapshot { job: JobId, occasion: Occasion, before: Round },
     /// Take back the memory of a snapshot's part, unless it is lost. The next snapshot may be taken.
     GiveBack { job: JobId, values: Option<Slab> },
-    /// Go on with the rounds of a held job. The admitted ranks take part from a round on, those of `ahead` so many rounds later.
+    /// Go on with the rounds of a held job. The admitted ranks take part from a round on; `ahead` is added to it, by rank.
     Release { job: JobId, from: Round, admitted: Arc<[u32]>, ahead: Arc<[u32]>, reply: Reply<()> },
     /// Change the optimizer's numbers from a round on, and set the state of keys to zero. Say the oldest round in flight.
     SetNumbers { job: JobId, from: Round, numbers: Numbers, reset: Arc<[KeyId]>, reply: Reply<Option<Round>> },
@@ -85,7 +85,7 @@ pub(crate) type LastEvents = (usize, (Vec<Event>, u64));
 pub(crate) struct Measured {
     /// For how long the core waited for whom.
     pub watched: Watched,
-    /// What the core saw of the gradients.
+    /// The gradients, as the core saw them.
     pub gauged: Gauged,
     /// The bytes that crossed the workers' links to this core, by rank; none on shared memory.
     pub crossed: Vec<(u32, Crossed)>,

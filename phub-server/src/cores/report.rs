@@ -2,18 +2,18 @@
 
 use pbox_core::{AnswersAbove, JobId, Taken};
 
-/// What a core thread reports. There are few reports for each worker and job, and their number bounds the channel.
+/// News from a core thread. There are few reports for each worker and job, and their number bounds the channel.
 #[derive(Debug)]
 pub(crate) enum Report {
     /// This core has the worker's link.
     Attached { job: JobId, rank: u32 },
-    /// This core has let go of the worker, and reports nothing more about it.
+    /// This core has dropped the worker, and reports nothing more about it.
     Removed { job: JobId, rank: u32 },
-    /// This core has let go of the links that a worker has lost, and reports nothing more about them.
+    /// This core has dropped the links that a worker has lost, and reports nothing more about these links.
     Unlinked { job: JobId, rank: u32 },
     /// The worker's link ended or could not be made: by itself, or because the worker broke the protocol.
     WorkerGone { job: JobId, rank: u32, reason: String, by_itself: bool },
-    /// This core has let go of the links that lead up, and reports nothing more about them. This had come by them.
+    /// This core has dropped the links that lead up, by which these answers had come. It reports nothing more about these links.
     UnlinkedAbove { job: JobId, answers: AnswersAbove },
     /// A link to a hub above ended.
     AboveGone { job: JobId, reason: String },

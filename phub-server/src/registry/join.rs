@@ -263,7 +263,7 @@ impl Registry {
         let mut inner = self.lock();
         let Some(id) = inner.tokens.get(&token).map(|&(id, _)| id) else { return };
         if let Some(job) = inner.jobs.get_mut(&id) {
-            job.not_connected(rank, token);
+            job.not_connected(rank);
         }
     }
 

@@ -15,9 +15,7 @@ impl Job {
         if self.goes_on() {
             self.lost(rank);
         } else {
-            if let Some(member) = &mut self.members[rank as usize] {
-                member.standing = Standing::Left;
-            }
+            self.standing(rank).into_iter().for_each(|standing| *standing = Standing::Left);
             self.publish(|news| {
                 news.members.retain(|member| member.rank != rank);
                 news.left.push(Left { rank, round });
@@ -28,10 +26,8 @@ impl Job {
 
     /// A worker was lost, and the job goes on.
     pub fn lost(&mut self, rank: u32) {
-        if let Some(member) = &mut self.members[rank as usize] {
-            member.standing = Standing::Going;
-            member.cores = self.cores.numbers.len();
-        }
+        let cores = self.cores.numbers.len();
+        self.standing(rank).into_iter().for_each(|standing| standing.lose(cores));
     }
 
     /// No hub expects this worker any more.
@@ -43,13 +39,9 @@ impl Job {
 
     /// A core has let go of a worker. After the last core the rank is free, and the news say that no round waits for it.
     pub fn removed(&mut self, rank: u32) {
-        let slot = &mut self.members[rank as usize];
-        if let Some(member) = slot.as_mut().filter(|member| member.standing == Standing::Going) {
-            member.cores -= 1;
-            if member.cores == 0 {
-                *slot = None;
-                self.publish(|news| news.members.retain(|member| member.rank != rank));
-            }
+        if self.standing(rank).is_some_and(Standing::removed) {
+            self.members[rank as usize] = None;
+            self.publish(|news| news.members.retain(|member| member.rank != rank));
         }
     }
 

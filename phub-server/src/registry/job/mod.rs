@@ -1,22 +1,24 @@
 //! A job: its terms, its members, and the news that its workers wait for.
 //!
-//! Owned by the registry, under its lock. Decides nothing about cores and connections. `arriving` has how members come to take part,
-//! `leaving` how they and the job end, `offered` the state that rank 0 brings, `reached` how far members were before they lost their hub.
+//! Owned by the registry, under its lock. Decides nothing about cores and connections. `member` has the states of a member and its
+//! transitions; `arriving` has how members come to take part, `leaving` how they and the job end, `offered` the state that rank 0
+//! brings, `reached` how far members were before they lost their hub.
 
 mod arriving;
 mod leaving;
+pub(super) mod member;
 mod offered;
 mod reached;
+#[cfg(test)]
+mod tests;
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use fabric::any::Transport;
 use fabric::{PlannedLink, SendWindow};
 use pbox_core::control::{
-    HeartbeatReply, JobReply, JobState, JoinRequest, Late, Latest, Member as Taking, MemberReply, Mesh,
-    reason,
+    HeartbeatReply, JobReply, JobState, JoinRequest, Late, Member as Taking, MemberReply, Mesh, reason,
 };
 use pbox_core::job::Difference;
 use pbox_core::{
@@ -25,61 +27,17 @@ use pbox_core::{
 use tokio::sync::watch;
 
 pub(crate) use arriving::Arrival;
+pub(crate) use member::Member;
+use member::Standing;
 
 use super::above::{JoinedAbove, RelinksAbove};
 use super::compare::Digests;
 use super::hubs::Hubs;
 use super::late::Progress;
-use super::links::{MemberLink, by_nic};
+use super::links::by_nic;
 use super::pace::{LastRounds, not_finite, verdict};
-use super::relink::Unlinked;
 use super::saved::checkpoint::Checkpoints;
 use crate::asker::Asker;
-
-/// A worker that joined.
-#[derive(Debug)]
-pub(crate) struct Member {
-    /// The number of cores that have its link. For a member that is going: of cores that have not let go of it yet.
-    pub(super) cores: usize,
-    /// The one who joined.
-    pub(super) from: Option<Asker>,
-    /// When its last heartbeat came.
-    pub heard: Instant,
-    /// Of a hub below: which of its own workers is late, as it said last.
-    pub latest: Option<Latest>,
-    /// The transport of its links, once it has some.
-    pub transport: Option<Transport>,
-    /// Its links, one for each core of the job.
-    pub links: Vec<MemberLink>,
-    /// Names it at all hubs of the job.
-    worker: u64,
-    /// Of a hub below: whether all its own members are there. A worker is always ready.
-    ready: bool,
-    pub(super) standing: Standing,
-    /// Whether it makes its links again when they are lost.
-    pub(super) relinks: bool,
-    /// Its last heartbeat ended without an answer.
-    pub hung_up: bool,
-    /// Its links are lost, and it may make others.
-    pub(super) unlinked: Option<Unlinked>,
-    /// Of the connection by which it made its links again, or makes them.
-    pub(super) token: Option<[u8; 16]>,
-}
-
-/// How a member stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
-    /// Joined.
-    Joined,
-    /// Has connected to the data path, and does not take part yet.
-    Coming,
-    /// Takes part.
-    Here,
-    /// Left in good order, in a job that does not continue without its ranks.
-    Left,
-    /// Lost or left, and the job goes on. The rank is free when all cores have let go of the member.
-    Going,
-}
 
 /// The hub's cores that own a job's chunks.
 #[derive(Debug)]
@@ -255,25 +213,26 @@ impl Job {
 
     /// A worker has joined.
     pub fn add_member(&mut self, rank: u32, worker: u64, relinks: bool, from: Option<Asker>) {
+        let is_ready = self.terms.level.members == Members::Workers;
         self.members[rank as usize] = Some(Member {
-            cores: 0,
+            standing: Standing::Joined { is_ready },
             from,
             heard: Instant::now(),
             latest: None,
             transport: None,
             links: Vec::new(),
             worker,
-            ready: self.terms.level.members == Members::Workers,
-            standing: Standing::Joined,
             relinks: relinks && self.mesh.is_none(),
             hung_up: false,
-            unlinked: None,
-            token: None,
         });
     }
 
     pub(super) fn member(&self, rank: u32) -> Option<&Member> {
         self.members.get(rank as usize)?.as_ref()
+    }
+
+    pub(super) fn standing(&mut self, rank: u32) -> Option<&mut Standing> {
+        self.members.get_mut(rank as usize)?.as_mut().map(|member| &mut member.standing)
     }
 
     /// A member, in words.
@@ -304,10 +263,7 @@ impl Job {
         let (mut here, ahead) = (Vec::new(), self.ahead());
         for &rank in ranks {
             let from = Round(from.0.saturating_add(ahead.get(rank as usize).copied().unwrap_or(0)));
-            if let Some(member) = &mut self.members[rank as usize]
-                && member.standing == Standing::Coming
-            {
-                member.standing = Standing::Here;
+            if self.standing(rank).is_some_and(Standing::take_part) {
                 here.push(Taking { rank, from });
             }
         }
@@ -334,16 +290,17 @@ impl Job {
 
     /// Whether the worker is a member that has not left.
     pub fn has(&self, rank: u32) -> bool {
-        self.stands(rank, &[Standing::Joined, Standing::Coming, Standing::Here])
+        self.member(rank).is_some_and(|member| member.standing.is_member())
     }
 
     /// Whether a worker other than `rank` takes part.
     pub fn has_others(&self, rank: u32) -> bool {
-        (0..self.terms.workers).any(|other| other != rank && self.stands(other, &[Standing::Here]))
+        (0..self.terms.workers).any(|other| other != rank && self.takes_part(other))
     }
 
-    pub(super) fn stands(&self, rank: u32, standings: &[Standing]) -> bool {
-        self.members[rank as usize].as_ref().is_some_and(|member| standings.contains(&member.standing))
+    /// Whether a worker takes part, with or without links.
+    pub(super) fn takes_part(&self, rank: u32) -> bool {
+        self.member(rank).is_some_and(|member| member.standing.takes_part())
     }
 
     /// These workers hold the rounds up. Returns whether they are others than before: that is news.

@@ -3,7 +3,7 @@
 use pbox_core::control::JobState;
 use pbox_core::{Restored, Round};
 
-use super::{Arrival, Job, Member, Standing};
+use super::{Arrival, Job, Standing};
 
 /// Whether a job waits for the state of rank 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,8 +24,8 @@ impl Job {
         if self.first_round > Round(0) || !matches!(self.state(), JobState::Gathering { .. }) {
             return Ok(false);
         }
-        let may_begin = |member: &Member| member.ready && member.standing != Standing::Joined;
-        if self.brought != Brought::Nothing || self.members[0].as_ref().is_some_and(may_begin) {
+        let may_begin = matches!(self.standing(0), Some(Standing::Connecting { is_ready: true, .. }));
+        if self.brought != Brought::Nothing || may_begin {
             return Err(format!(
                 "{} offers a state too late: it may once, after its join and before it connects to the data path; a hub \
                  below others, before it is ready",
