@@ -13,7 +13,7 @@
 
 use std::sync::Arc;
 
-use pbox_core::control::{HoldReply, HoldRequest, JobState, ReleaseRequest};
+use pbox_core::control::{HoldReply, HoldRequest, ReleaseRequest};
 use pbox_core::{JobId, Round};
 use tokio::sync::{OwnedMutexGuard, oneshot};
 
@@ -99,7 +99,7 @@ impl Registry {
     }
 
     async fn admit_at_cut(self: &Arc<Self>, id: JobId, ranks: &Arc<[u32]>) -> Result<(), String> {
-        let begins = |job: &mut Job| (job.first_round, matches!(job.state(), JobState::Gathering { .. }));
+        let begins = |job: &mut Job| (job.first_round, job.gathers());
         let (mut first_round, begins) = self.of_job(id, begins)?;
         if begins && let Some(first) = self.takes_part_above(id).await? {
             self.ask(id, |reply| Command::BeginBelow { job: id, first, reply }).await?;

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pbox_core::control::{JobState, Late};
+use pbox_core::control::Late;
 use pbox_core::{JobId, Look, Round};
 
 use super::job::Job;
@@ -90,7 +90,7 @@ impl Registry {
     /// Looks at each running job once.
     pub async fn look_at_rounds(self: &Arc<Self>) {
         self.look_at_waits().await;
-        let running = |job: &&Job| job.state() == JobState::Running;
+        let running = |job: &&Job| job.runs();
         let jobs: Vec<JobId> = self.lock().jobs.values().filter(running).map(|job| job.id).collect();
         for id in jobs {
             // A core that does not answer is stuck or has stopped, and a later look asks again.
@@ -103,7 +103,7 @@ impl Registry {
 
     /// Does what follows from a look at a job.
     fn judge(&self, inner: &mut Inner, id: JobId, look: &Look) {
-        let Some(job) = inner.jobs.get_mut(&id).filter(|job| job.state() == JobState::Running) else {
+        let Some(job) = inner.jobs.get_mut(&id).filter(|job| job.runs()) else {
             return;
         };
         if look.round >= Round::LIMIT {

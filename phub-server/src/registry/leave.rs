@@ -52,7 +52,7 @@ impl Registry {
         }
         let (last, mut checkpoint_error) = self.lock().member(job, &token).map(|(job, rank)| {
             // Hub 0 has all hubs write a checkpoint, so a worker leaves hub 0 first.
-            let is_last = job.state() == JobState::Running && !job.has_others(rank);
+            let is_last = job.runs() && !job.has_others(rank);
             // A job without weights has nothing to save. Its keys may be in different rounds, of which none ends.
             let saves = job.terms.optimizer.keeps_weights();
             let last = is_last && saves && !job.trial && job.hubs.leads() && job.above.is_none();

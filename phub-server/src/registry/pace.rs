@@ -285,8 +285,7 @@ impl Registry {
     pub async fn look_at_waits(self: &Arc<Self>) {
         let now = Instant::now();
         let stale = |job: &mut &mut Job| {
-            let stale =
-                job.state() == JobState::Running && job.last_rounds.asked.is_none_or(|at| now - at > FRESH);
+            let stale = job.runs() && job.last_rounds.asked.is_none_or(|at| now - at > FRESH);
             job.last_rounds.asked = if stale { Some(now) } else { job.last_rounds.asked };
             stale
         };

@@ -151,7 +151,7 @@ impl Job {
     /// Whether it may do so now.
     pub fn may_relink(&self, rank: u32) -> bool {
         let may = |member: &Member| member.relinks && member.transport.is_some() && !member.hung_up;
-        self.state() == JobState::Running && self.takes_part(rank) && self.member(rank).is_some_and(may)
+        self.runs() && self.takes_part(rank) && self.member(rank).is_some_and(may)
     }
 
     /// Returns what is known of the lost links of a worker that has no others.

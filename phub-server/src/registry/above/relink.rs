@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use membership::Way;
-use pbox_core::control::JobState;
 use pbox_core::{AnswersAbove, JobId};
 
 use super::JoinedAbove;
@@ -83,7 +82,7 @@ impl Registry {
             if job.relinks_above.unlinked.is_some() {
                 return; // the others end, too
             }
-            let may = !stopping && job.state() == JobState::Running && above.may_relink();
+            let may = !stopping && job.runs() && above.may_relink();
             if may {
                 job.relinks_above.begin(job.cores.numbers.len());
             }

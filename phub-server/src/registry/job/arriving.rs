@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use pbox_core::control::JobState;
-
 use super::offered::Brought;
-use super::{Job, Standing};
+use super::{Gathering, Job, Life, Standing};
 
 /// What follows when all cores have a worker's link.
 #[derive(Debug, PartialEq, Eq)]
@@ -57,10 +55,10 @@ impl Job {
         if !self.waits_for_cut(rank) {
             return Arrival::Waiting;
         }
-        match self.state() {
-            JobState::Running => Arrival::Newcomer(rank),
-            JobState::Failed { .. } => Arrival::Waiting,
-            JobState::Gathering { .. } => self.gathered(),
+        match self.life {
+            Life::Running => Arrival::Newcomer(rank),
+            Life::Failed { .. } => Arrival::Waiting,
+            Life::Gathering(_) => self.gathered(),
         }
     }
 
@@ -71,19 +69,26 @@ impl Job {
 
     /// Publishes which ranks are missing in a job that has not begun.
     pub(in crate::registry) fn gathered(&mut self) -> Arrival {
-        let there = |rank: u32| (rank > 0 || self.brought == Brought::Nothing) && self.waits_for_cut(rank);
+        let waits_for_state = self.gathering().is_some_and(|gathering| gathering.brought != Brought::Nothing);
+        let there = |rank: u32| (rank > 0 || !waits_for_state) && self.waits_for_cut(rank);
         let missing: Vec<u32> = (0..self.terms.workers).filter(|&rank| !there(rank)).collect();
         let complete = missing.is_empty();
-        self.publish(|news| news.state = JobState::Gathering { missing, machines: Vec::new() });
+        self.wait_for(missing, Vec::new());
         if complete { Arrival::Complete((0..self.terms.workers).collect()) } else { Arrival::Waiting }
     }
 
     /// All workers are here, and at the hubs above these machines are missing.
-    pub fn wait_for_machines(&self, machines: Vec<u32>) {
-        let state = JobState::Gathering { missing: Vec::new(), machines };
-        if self.state() != state {
-            self.publish(|news| news.state = state);
+    pub fn wait_for_machines(&mut self, machines: Vec<u32>) {
+        let differs = |now: &Gathering| !now.missing.is_empty() || now.machines != machines;
+        if self.gathering().is_some_and(differs) {
+            self.wait_for(Vec::new(), machines);
         }
+    }
+
+    fn wait_for(&mut self, missing: Vec<u32>, machines: Vec<u32>) {
+        let Some(gathering) = self.gathering_mut() else { return };
+        (gathering.missing, gathering.machines) = (missing, machines);
+        self.publish(|_| {});
     }
 }
 

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use pbox_core::control::{JobState, Left};
+use pbox_core::control::Left;
 use pbox_core::{Discarded, JobTerms, Layout, Round, Wire};
 
-use super::offered::Brought;
-use super::{Job, Standing};
+use super::{Job, Life, Standing};
+use crate::registry::hubs::Ending;
 
 impl Job {
     /// A worker left in good order. True if it was the last.
@@ -46,11 +46,11 @@ impl Job {
     }
 
     /// Ends the job for all its workers: on its own account, or because the hub stops.
-    pub fn fail(&mut self, reason: &str, hub_stops: bool) {
-        (self.weights, self.failed_at) = (None, Some(Instant::now()));
-        self.brought = Brought::Nothing;
+    pub fn fail(&mut self, reason: &str, hub_stops: bool, ending: Option<Ending>) {
+        self.weights = None;
+        self.life = Life::Failed { at: Instant::now(), reason: reason.to_owned(), hub_stops, ending };
         self.hubs.end_hold();
-        self.publish(|news| news.state = JobState::Failed { reason: reason.to_owned(), hub_stops });
+        self.publish(|_| {});
     }
 
     /// Gives back what a failed job knows of its keys and chunks: it is there for its news alone.

@@ -1,11 +1,12 @@
 //! A job: its terms, its members, and the news that its workers wait for.
 //!
-//! Owned by the registry, under its lock. Decides nothing about cores and connections. `member` has the states of a member and its
-//! transitions; `arriving` has how members come to take part, `leaving` how they and the job end, `offered` the state that rank 0
+//! Owned by the registry, under its lock. Decides nothing about cores and connections. `life` has the states of a job, `member`
+//! those of a member; `arriving` has how members come to take part, `leaving` how they and the job end, `offered` the state that rank 0
 //! brings, `reached` how far members were before they lost their hub.
 
 mod arriving;
 mod leaving;
+mod life;
 pub(super) mod member;
 mod offered;
 mod reached;
@@ -18,7 +19,7 @@ use std::time::Instant;
 
 use fabric::{PlannedLink, SendWindow};
 use pbox_core::control::{
-    HeartbeatReply, JobReply, JobState, JoinRequest, Late, Member as Taking, MemberReply, Mesh, reason,
+    HeartbeatReply, JobReply, JoinRequest, Late, Member as Taking, MemberReply, Mesh, reason,
 };
 use pbox_core::job::Difference;
 use pbox_core::{
@@ -27,6 +28,7 @@ use pbox_core::{
 use tokio::sync::watch;
 
 pub(crate) use arriving::Arrival;
+use life::{Gathering, Life};
 pub(crate) use member::Member;
 use member::Standing;
 
@@ -57,6 +59,7 @@ pub(crate) struct Cores {
 pub(crate) struct Job {
     pub id: JobId,
     pub name: String,
+    life: Life,
     /// What the first worker asked for. The others must ask for the same.
     pub terms: Arc<JobTerms>,
     pub wire: Wire,
@@ -72,11 +75,8 @@ pub(crate) struct Job {
     /// The weights: the window of all workers, or with SSP and ASP the hub's own. `None` once the job has failed.
     pub weights: Option<Arc<SendWindow>>,
     pub members: Vec<Option<Member>>,
-    pub failed_at: Option<Instant>,
     /// The round that it began with.
     pub first_round: Round,
-    /// By rank, until the job begins: the round that a worker of this hub had reached when it lost a hub.
-    reached: Vec<Option<Round>>,
     /// Held during a cut: there is one cut at a time.
     pub cutting: Arc<tokio::sync::Mutex<()>>,
     /// The optimizer's numbers, as the workers have set them.
@@ -89,9 +89,6 @@ pub(crate) struct Job {
     pub(super) relinks_above: RelinksAbove,
     /// The mesh that its workers ask for.
     pub mesh: Option<Mesh>,
-    brought: offered::Brought,
-    /// How many steps each key has made in the state that rank 0 brings, if it says so.
-    pub brought_steps: Vec<Option<u32>>,
     pub progress: Progress,
     pub last_rounds: LastRounds,
     pub digests: Digests,
@@ -111,10 +108,10 @@ impl Job {
         let workers = terms.workers;
         let at_start = || NumbersByRound::new(Numbers::new(terms.optimizer));
         let numbers = restored.map_or_else(at_start, Restored::numbers);
-        let state = JobState::Gathering { missing: (0..workers).collect(), machines: Vec::new() };
+        let life = Life::new(workers);
         let news = HeartbeatReply {
             version: 1,
-            state,
+            state: life.state(),
             members: Vec::new(),
             left: Vec::new(),
             held_up_by: Vec::new(),
@@ -125,6 +122,7 @@ impl Job {
         Job {
             id,
             name: hubs.peers.job.clone(),
+            life,
             terms,
             promised: 0,
             owner: None,
@@ -134,9 +132,7 @@ impl Job {
             cores,
             weights: Some(weights),
             members: (0..workers).map(|_| None).collect(),
-            failed_at: None,
             first_round: restored.map_or(Round(0), Restored::round),
-            reached: vec![None; workers as usize],
             cutting: Arc::default(),
             numbers,
             checkpoints: Checkpoints::default(),
@@ -144,8 +140,6 @@ impl Job {
             above: None,
             relinks_above: RelinksAbove::default(),
             mesh: None,
-            brought: offered::Brought::Nothing,
-            brought_steps: Vec::new(),
             progress: Progress::new(),
             last_rounds: LastRounds::default(),
             digests: Digests::default(),
@@ -208,7 +202,7 @@ impl Job {
     /// Whether the rank is taken now, in a job that would go on without its worker.
     pub fn may_become_free(&self, rank: u32) -> bool {
         let taken = self.members.get(rank as usize).is_some_and(Option::is_some);
-        taken && self.goes_on() && self.state() == JobState::Running
+        taken && self.goes_on() && self.runs()
     }
 
     /// A worker has joined.
@@ -267,17 +261,15 @@ impl Job {
                 here.push(Taking { rank, from });
             }
         }
-        let begins = self.state() != JobState::Running;
-        // Where workers step alone, each is as far ahead as it was.
-        let slowest = self.reached.iter().flatten().min().copied().filter(|_| !ahead.is_empty());
-        self.reached.fill(None);
-        let first = self.first_round;
+        let (first, former) = (self.first_round, std::mem::replace(&mut self.life, Life::Running));
         self.publish(|news| {
-            if begins {
+            if let Life::Gathering(Gathering { reached, .. }) = former {
+                // Where workers step alone, each is as far ahead as it was.
+                let slowest = reached.into_iter().flatten().min().filter(|_| !ahead.is_empty());
                 let reached = slowest.or(news.reached);
                 news.lost = reached.map_or(0, |reached| reached.0.saturating_sub(first.0));
             }
-            (news.state, news.refused) = (JobState::Running, None);
+            news.refused = None;
             news.members.extend(here);
             news.members.sort_by_key(|member| member.rank);
         });
@@ -317,25 +309,10 @@ impl Job {
 
     /// A join was refused, and others gather: they hear of it, since they wait for that worker.
     pub fn refused(&self, rank: u32, from: Option<&Asker>, why: &str) {
-        if matches!(self.state(), JobState::Gathering { .. }) {
+        if self.gathers() {
             let at = from.map(|from| format!(" at {from}")).unwrap_or_default();
             self.publish(|news| news.refused = Some(format!("rank {rank}{at}: {}", reason(why))));
         }
-    }
-
-    pub fn failed(&self) -> bool {
-        self.failed_at.is_some()
-    }
-
-    pub fn state(&self) -> JobState {
-        self.news.borrow().state.clone()
-    }
-
-    pub(super) fn publish(&self, change: impl FnOnce(&mut HeartbeatReply)) {
-        self.news.send_modify(|news| {
-            change(news);
-            news.version += 1;
-        });
     }
 
     fn describe_members(&self) -> Vec<MemberReply> {

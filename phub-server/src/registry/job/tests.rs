@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use fabric::any::Transport;
-use pbox_core::control::{JoinReply, RelinkRequest};
-use pbox_core::{JobId, Members, OnLoss, Round};
+use pbox_core::control::{JobState, JoinReply, RelinkRequest};
+use pbox_core::{Consistency, JobId, Members, OnLoss, Round};
 
 use super::{Arrival, Job};
 use crate::cores::{CoreThread, Report};
@@ -21,12 +21,13 @@ struct Bed {
     core: CoreThread,
     on_loss: OnLoss,
     members: Members,
+    consistency: Consistency,
 }
 
 impl Bed {
     fn new(on_loss: OnLoss, members: Members) -> Self {
         let (registry, core) = test_bed::registry();
-        Bed { registry, core, on_loss, members }
+        Bed { registry, core, on_loss, members, consistency: Consistency::Bsp }
     }
 
     /// A job that runs, and goes on without lost workers.
@@ -44,7 +45,7 @@ impl Bed {
         let mut request = test_bed::request();
         (request.rank, request.relinks) = (rank, true);
         (request.terms.workers, request.terms.on_loss) = (2, self.on_loss);
-        request.terms.level.members = self.members;
+        (request.terms.level.members, request.terms.level.consistency) = (self.members, self.consistency);
         let joined = test_bed::runtime().block_on(self.registry.join("job".into(), request));
         self.core.obey();
         token_of(&joined.unwrap().token)
@@ -268,4 +269,98 @@ fn a_worker_that_is_lost_makes_no_links_again() {
     assert!(matches!(refused, Err(Refusal::Gone(why)) if why.contains("it broke the protocol")));
     bed.registry.report(Report::Removed { job: JOB, rank: 1 });
     assert!(bed.is_free(1));
+}
+
+#[test]
+fn a_job_waits_for_the_state_that_was_offered() {
+    let mut bed = Bed::new(OnLoss::Stop, Members::Workers);
+    bed.join(0);
+    bed.join(1);
+    bed.of_job(|job| {
+        assert!(job.state_offered(vec![]).unwrap());
+        job.state_offered(vec![]).expect_err("once");
+        assert_eq!(job.state_comes(), None, "nobody has said whether it is wanted");
+    });
+    bed.attach(0);
+    assert_eq!(bed.attach(1), Arrival::Waiting);
+    bed.of_job(|job| {
+        assert_eq!(job.state(), JobState::Gathering { missing: vec![0], machines: vec![] });
+        assert_eq!(job.state_wanted(Round(9), Some(64)), Arrival::Waiting);
+        assert_eq!((job.state_comes(), job.state_comes()), (Some((Round(9), 64)), None));
+        assert_eq!(job.begin_with(None), Arrival::Complete([0, 1].into()));
+        job.take_part(&[0, 1], Round(9));
+        assert!(!job.state_offered(vec![]).unwrap(), "it has begun");
+    });
+}
+
+#[test]
+fn a_state_that_nobody_wants_keeps_nobody_waiting() {
+    let mut bed = Bed::new(OnLoss::Stop, Members::Workers);
+    bed.join(0);
+    bed.join(1);
+    assert!(bed.of_job(|job| job.state_offered(vec![])).unwrap());
+    bed.attach(1);
+    assert_eq!(bed.attach(0), Arrival::Waiting);
+    assert_eq!(bed.of_job(|job| job.state_wanted(Round(9), None)), Arrival::Complete([0, 1].into()));
+}
+
+#[test]
+fn a_job_that_waits_for_machines_says_so_once() {
+    let mut bed = Bed::new(OnLoss::Stop, Members::Workers);
+    for rank in [0, 1] {
+        bed.join(rank);
+        bed.attach(rank);
+    }
+    bed.of_job(|job| {
+        job.wait_for_machines(vec![2]);
+        let version = job.news.borrow().version;
+        job.wait_for_machines(vec![2]);
+        assert_eq!(job.news.borrow().version, version);
+        assert_eq!(job.state(), JobState::Gathering { missing: vec![], machines: vec![2] });
+        job.wait_for_machines(vec![]);
+        assert_eq!(job.news.borrow().version, version + 1);
+    });
+}
+
+#[test]
+fn a_job_that_has_begun_forgets_what_its_workers_had_reached() {
+    let mut bed = Bed::new(OnLoss::Continue, Members::Workers);
+    bed.consistency = Consistency::Asp;
+    for (rank, reached) in [(0, 15), (1, 18)] {
+        bed.join(rank);
+        bed.attach(rank);
+        bed.of_job(|job| job.worker_has_reached(rank, Round(reached)));
+    }
+    bed.of_job(|job| {
+        job.first_round = Round(10);
+        assert_eq!(job.ahead(), [0, 3]);
+        job.take_part(&[0, 1], Round(10));
+        assert!(job.ahead().is_empty());
+        assert_eq!(job.news.borrow().lost, 5, "rounds of the slowest");
+        let members = |job: &Job| job.news.borrow().members.iter().map(|m| m.from.0).collect::<Vec<_>>();
+        assert_eq!(members(job), [10, 13]);
+        // A newcomer says how far it was, and begins where the others are.
+        job.worker_has_reached(1, Round(20));
+        assert!(job.ahead().is_empty());
+        assert_eq!(job.news.borrow().reached, Some(Round(20)));
+    });
+}
+
+#[test]
+fn a_failed_job_stays_failed_for_the_first_reason() {
+    let mut bed = Bed::new(OnLoss::Stop, Members::Workers);
+    bed.join(0);
+    bed.join(1);
+    bed.attach(0);
+    bed.registry.fail(&mut bed.registry.lock(), JOB, "the first");
+    bed.registry.fail(&mut bed.registry.lock(), JOB, "the second");
+    let (job, rank) = (JOB, 1);
+    bed.registry.report(Report::Attached { job, rank });
+    bed.registry.report(Report::WorkerGone { job, rank, reason: "it died".into(), by_itself: true });
+    let mut inner = bed.registry.lock();
+    let job = inner.jobs.get_mut(&job).unwrap();
+    assert_eq!(job.state(), JobState::Failed { reason: "the first".into(), hub_stops: false });
+    assert!(job.weights.is_none() && !job.state_offered(vec![]).unwrap() && job.state_comes().is_none());
+    assert!(job.connect(1, [0; 16]).is_ok(), "its news say what has become of it");
+    assert_eq!(job.attached(1), Arrival::Waiting);
 }

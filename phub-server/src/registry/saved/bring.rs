@@ -126,7 +126,7 @@ fn restored(job: &Job, before: Round, values: Slab) -> Restored {
         keys[key.index()] = RestoredKey { elements: elements.clone(), starts };
     }
     let numbers = vec![(Round(0), Numbers::new(*optimizer))];
-    Restored::new(before, numbers, values, keys).with_steps(job.brought_steps.clone())
+    Restored::new(before, numbers, values, keys).with_steps(job.brought_steps())
 }
 
 impl Registry {
@@ -142,12 +142,11 @@ impl Registry {
             check_offer(job, rank, before, steps.as_deref()).map_err(Refusal::Bad)?;
             let above = job.above.clone();
             let is_for_all = above.as_ref().is_none_or(|above| above.speaks_for_all());
-            let wanted = is_for_all && job.state_offered().map_err(|why| conflict(name, &why))?;
+            let own = if above.is_none() { steps.as_deref().unwrap_or_default() } else { &[] };
+            let own = own.iter().copied().map(Some).collect();
+            let wanted = is_for_all && job.state_offered(own).map_err(|why| conflict(name, &why))?;
             if !wanted {
                 return Ok(OfferReply { state_bytes: None });
-            }
-            if above.is_none() {
-                job.brought_steps = steps.iter().flatten().copied().map(Some).collect();
             }
             (job.id, above)
         };

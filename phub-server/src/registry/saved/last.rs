@@ -13,8 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use pbox_core::control::{
-    CheckpointReply, FailedReply, FailedRequest, JobState, LastReply, LastRequest, RoundsInFlight,
-    WholeRounds,
+    CheckpointReply, FailedReply, FailedRequest, LastReply, LastRequest, RoundsInFlight, WholeRounds,
 };
 use pbox_core::{
     Front, JobId, Layout, NumbersByRound, Optimizer, Piece, Round, Share, Snapshot, SnapshotPart,
@@ -54,14 +53,19 @@ pub(in crate::registry) struct Last {
 }
 
 impl Registry {
-    /// Holds a job that is about to fail, if its state is saved here. Under the lock.
-    pub(in crate::registry) fn hold_last(&self, job: &mut Job, reason: &str, blame: Blame) -> Option<Last> {
+    /// Holds a job that is about to fail, if its state is saved here. Returns how this hub takes part in that, too. Under the lock.
+    pub(in crate::registry) fn hold_last(
+        &self,
+        job: &Job,
+        reason: &str,
+        blame: Blame,
+    ) -> Option<(Last, Ending)> {
         let id = job.id;
-        if !self.saves(job) || job.state() != JobState::Running || job.above.is_some() {
+        if !self.saves(job) || !job.runs() || job.above.is_some() {
             return None;
         }
         let (order, orders) = mpsc::channel(1);
-        job.hubs.ending = Some(if job.hubs.leads() { Ending::Leads } else { Ending::Follows(order) });
+        let ending = if job.hubs.leads() { Ending::Leads } else { Ending::Follows(order) };
         let checkpoint = job.checkpoints.last.as_ref().map(|last| last.round);
         let hubs = &job.hubs;
         let newest = match (hubs.share.is_whole(), hubs.leads()) {
@@ -69,7 +73,7 @@ impl Registry {
             (false, true) => hubs.whole.rounds.last().copied(),
             (false, false) => hubs.rounds.last().copied(),
         };
-        Some(Last {
+        let last = Last {
             id,
             name: job.name.clone(),
             reason: reason.to_owned(),
@@ -86,7 +90,8 @@ impl Registry {
             whole: hubs.whole.clone(),
             writing: Arc::clone(&job.checkpoints.writing),
             orders,
-        })
+        };
+        Some((last, ending))
     }
 
     /// Saves the state, and then ends the job on its cores. Returns at once.
@@ -107,10 +112,9 @@ impl Registry {
             let mut inner = registry.lock();
             inner.making.remove(&name);
             registry.freed.notify_waiters();
-            let job = inner.jobs.get_mut(&id);
-            let checkpoints = job.map(|Job { hubs, checkpoints, .. }| {
-                hubs.ending = None;
-                checkpoints
+            let checkpoints = inner.jobs.get_mut(&id).map(|job| {
+                job.end_saving();
+                &mut job.checkpoints
             });
             match (saved, checkpoints) {
                 (Ok(Some(reply)), checkpoints) => {
