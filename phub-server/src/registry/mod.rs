@@ -4,7 +4,7 @@
 //! | file | what it does |
 //! | --- | --- |
 //! | here | reports of cores, heartbeats |
-//! | `job` | one job's members and news |
+//! | `job` | one job's life, members and news |
 //! | `join` | lets workers in |
 //! | `leave` | lets workers go, ends jobs |
 //! | `make` | makes a job for its first worker |
