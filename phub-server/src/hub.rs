@@ -481,6 +481,7 @@ fn run_control(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cores::Command;
     use crate::registry::on_thread;
     use crate::settings::{CoreSelection, IdleChoice};
 
@@ -511,7 +512,10 @@ mod tests {
                 "{what}"
             );
         };
-        says(broken_by(|registry| registry.cores[0].tell(|_| panic!("as it should"))), "thread phub-core-");
+        says(
+            broken_by(|registry| registry.cores[0].tell(Command::Test(|| panic!("as it should")))),
+            "thread phub-core-",
+        );
         let task = async { panic!("as it should") };
         says(broken_by(|registry| drop(registry.runtime.spawn(task))), "thread phub-control");
         let file = on_thread("phub-checkpoint", || panic!("as it should"));

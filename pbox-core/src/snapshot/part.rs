@@ -6,6 +6,7 @@
 //!
 //! Plain data. The core that owns the chunks fills a part, and the writer of the checkpoint reads it. Knows no file.
 
+use std::fmt;
 use std::sync::Arc;
 
 use fabric::Slab;
@@ -49,8 +50,7 @@ pub fn state_names(optimizer: &Optimizer) -> &'static [&'static str] {
     }
 }
 
-/// One core's part of a snapshot.
-#[derive(Debug)]
+/// One core's part of a snapshot. A print shows sizes alone.
 pub struct SnapshotPart {
     /// The chunks that the core owns.
     pub chunks: Vec<ChunkId>,
@@ -58,6 +58,16 @@ pub struct SnapshotPart {
     pub values: Slab,
     /// For each chunk: how many steps it has made.
     pub steps: Vec<u32>,
+}
+
+impl fmt::Debug for SnapshotPart {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (chunks, values) = (self.chunks.len(), self.values.as_slice().len());
+        out.debug_struct("SnapshotPart")
+            .field("chunks", &chunks)
+            .field("values", &values)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A hub's state of a job when every chunk has ended a round and none has begun the next: of the whole job, or of the

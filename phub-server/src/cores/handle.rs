@@ -9,42 +9,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use fabric::{IdlePolicy, any};
+use pbox_core::Discarded;
 use pbox_core::kernels::Kernels;
-use pbox_core::{AnswersAbove, Discarded, JobId, Taken};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::near::give_way;
 use super::timeline::CoreTimeline;
-use super::{CoreThread, Lane};
+use super::{Command, CoreThread, Lane, Report};
 use crate::alarm::guarded;
-
-/// Work that a core thread is told to do between two turns.
-pub(crate) type Command = Box<dyn FnOnce(&mut CoreThread) + Send>;
-
-/// What a core thread reports. There are few reports for each worker and job, and their number bounds the channel.
-#[derive(Debug)]
-pub(crate) enum Report {
-    /// This core has the worker's link.
-    Attached { job: JobId, rank: u32 },
-    /// This core has let go of the worker, and reports nothing more about it.
-    Removed { job: JobId, rank: u32 },
-    /// This core has let go of the links that a worker has lost, and reports nothing more about them.
-    Unlinked { job: JobId, rank: u32 },
-    /// The worker's link ended or could not be made: by itself, or because the worker broke the protocol.
-    WorkerGone { job: JobId, rank: u32, reason: String, by_itself: bool },
-    /// This core has let go of the links that lead up, and reports nothing more about them. This had come by them.
-    UnlinkedAbove { job: JobId, answers: AnswersAbove },
-    /// A link to a hub above ended.
-    AboveGone { job: JobId, reason: String },
-    /// This core's part of a snapshot is taken, or cannot be taken.
-    Snapshot { job: JobId, core: usize, taken: Taken },
-    /// This many of the core's chunks skipped rounds whose workers are all gone.
-    Skipped { job: JobId, chunks: u64 },
-    /// The core cannot take the job, or cannot continue it.
-    JobFailed { job: JobId, reason: String },
-    /// The thread has ended, by a bug of the hub.
-    CorePanicked { cpu: u32 },
-}
 
 /// What a core has done. Other threads may read it at any time.
 #[derive(Debug, Default)]
@@ -143,9 +115,9 @@ impl CoreHandle {
     }
 
     /// Tells the thread what to do after its current turn.
-    pub fn tell(&self, command: impl FnOnce(&mut CoreThread) + Send + 'static) {
+    pub fn tell(&self, command: Command) {
         // A thread that panicked takes no commands. The workers of its jobs see their links close.
-        let _ = self.commands.send(Box::new(command));
+        let _ = self.commands.send(command);
         self.unheard.note();
         self.mail.store(true, Ordering::Release); // [mail]
         self.waker.wake_by_ref();
@@ -156,12 +128,12 @@ impl CoreHandle {
     pub fn deaf_for(&self, now: Instant) -> Duration {
         let deaf = self.unheard.since().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
         if self.unheard.since().is_none() {
-            self.tell(|_| {});
+            self.tell(Command::Nothing);
         }
         deaf
     }
 
-    /// Waits for the thread to end after [`CoreThread::stop`].
+    /// Waits for the thread to end after [`Command::Stop`].
     pub fn join(&mut self) {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

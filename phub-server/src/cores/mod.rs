@@ -1,13 +1,19 @@
-//! The hub's cores: `lanes` chooses their cpus and NICs, `thread` runs one, `handle` is the hub's end of it, `timeline` notes what it
-//! does if somebody wants to see it, `near` is for threads that work for a core.
+//! The hub's cores: `lanes` chooses their cpus and NICs, `thread` runs one, `handle` is the hub's end of it, `command` and `report`
+//! are what the two ends say to each other, and `obey` does what commands ask for. `timeline` notes what a core does if somebody
+//! wants to see it, `near` is for threads that work for a core.
 
+mod command;
 mod handle;
 pub mod lanes;
 pub(crate) mod near;
+mod obey;
+mod report;
 mod thread;
 mod timeline;
 
-pub(crate) use handle::{CoreHandle, Report, free};
+pub(crate) use command::{Carried, Command, LastEvents, Measured, Reply, WaysOfCore};
+pub(crate) use handle::{CoreHandle, free};
 pub(crate) use lanes::Lane;
+pub(crate) use report::Report;
 pub(crate) use thread::CoreThread;
 pub(crate) use timeline::Event;

@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use fabric::{Crossed, Idle, IdlePolicy, Port as _, RecvWindow, Spans, Until, any};
+use fabric::{Idle, IdlePolicy, Port as _, Until, any};
 use pbox_core::kernels::Kernels;
-use pbox_core::{Core, Discarded, Gauged, JobId, LevelTerms, Notice, Watched};
+use pbox_core::{Core, Discarded, JobId, Notice};
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::Lane;
-use super::handle::{Command, CoreHandle, Meters, Report, Unheard};
-use super::timeline::{CoreTimeline, Event};
+use super::handle::{CoreHandle, Meters, Unheard};
+use super::timeline::CoreTimeline;
+use super::{Command, Lane, Measured, Report};
 
 /// Turns between two publications of the meters while work never stops.
 const TURNS_PER_PUBLICATION: u32 = 1024;
@@ -24,17 +24,17 @@ pub(crate) struct CoreThread {
     pub core: Core<any::Port>,
     /// Notices that are not reported yet.
     pub notices: Vec<Notice>,
-    number: usize,
-    inbox: Receiver<Command>,
+    pub(super) number: usize,
+    pub(super) inbox: Receiver<Command>,
     mail: Arc<AtomicBool>,
-    unheard: Arc<Unheard>,
+    pub(super) unheard: Arc<Unheard>,
     meters: Arc<Meters>,
     reports: UnboundedSender<Report>,
     /// To the thread that frees memory.
-    discard: Sender<Discarded>,
+    pub(super) discard: Sender<Discarded>,
     clock: Clock,
     pub(super) timeline: Option<CoreTimeline>,
-    stops: bool,
+    pub(super) stops: bool,
 }
 
 impl CoreThread {
@@ -115,89 +115,7 @@ impl CoreThread {
         }
     }
 
-    /// Carries out the commands that are here.
-    pub fn obey(&mut self) {
-        self.unheard.heard();
-        while let Ok(command) = self.inbox.try_recv() {
-            command(self);
-            self.report_notices();
-        }
-    }
-
-    /// Takes a worker's link. `weights` is this core's part of the worker's own weights window, where it has one.
-    pub fn add_worker(
-        &mut self,
-        job: JobId,
-        rank: u32,
-        gradients: Arc<RecvWindow>,
-        weights: Option<Spans>,
-        endpoint: any::Endpoint,
-    ) {
-        let report = match self.core.add_worker(job, rank, gradients, weights, endpoint) {
-            Ok(former) => {
-                self.free(former);
-                Report::Attached { job, rank }
-            }
-            Err(error) => Report::WorkerGone { job, rank, reason: error.to_string(), by_itself: false },
-        };
-        self.report(report);
-    }
-
-    /// Takes the links of a job that lead up, each with the window that the hub above writes, unless the workers read it.
-    pub fn add_above(
-        &mut self,
-        job: JobId,
-        level: &LevelTerms,
-        ways: Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>,
-    ) {
-        let added = self.core.add_above(job, level, ways, &mut self.notices);
-        self.report_notices();
-        if let Err(error) = added {
-            self.report(Report::JobFailed { job, reason: error.to_string() });
-        }
-    }
-
-    /// Lets go of the links of a job that lead up.
-    pub fn unlink_above(&mut self, job: JobId) {
-        let (windows, answers) = self.core.unlink_above(job);
-        self.free(windows);
-        self.report(Report::UnlinkedAbove { job, answers });
-    }
-
-    /// Removes a worker's link.
-    pub fn remove_worker(&mut self, job: JobId, rank: u32) {
-        let windows = self.core.remove_worker(job, rank, &mut self.notices);
-        self.free(windows);
-        self.report_notices();
-        self.report(Report::Removed { job, rank });
-    }
-
-    /// Lets go of the link of a worker that makes another.
-    pub fn unlink_worker(&mut self, job: JobId, rank: u32) {
-        let windows = self.core.unlink_worker(job, rank);
-        self.free(windows);
-        self.report(Report::Unlinked { job, rank });
-    }
-
-    /// Ends a job.
-    pub fn remove_job(&mut self, job: JobId) {
-        let memory = self.core.remove_job(job);
-        self.free(memory);
-    }
-
-    /// Has memory freed, while rounds of other jobs go on.
-    fn free(&self, memory: Discarded) {
-        if !memory.is_empty() {
-            let _ = self.discard.send(memory);
-        }
-    }
-
-    /// Ends the thread.
-    pub fn stop(&mut self) {
-        self.stops = true;
-    }
-
-    fn report_notices(&mut self) {
+    pub(super) fn report_notices(&mut self) {
         let mut skipped: Option<(JobId, u64)> = None;
         for notice in self.notices.drain(..) {
             let report = match notice {
@@ -220,7 +138,7 @@ impl CoreThread {
         }
     }
 
-    fn report(&self, report: Report) {
+    pub(super) fn report(&self, report: Report) {
         let _ = self.reports.send(report);
     }
 
@@ -232,29 +150,16 @@ impl CoreThread {
         }
     }
 
-    /// For how long this core waited for whom in a job's last rounds, until now.
-    pub fn watched(&mut self, job: JobId) -> Watched {
+    /// Returns what this core has measured in a job's last rounds, until now.
+    pub(super) fn measured(&mut self, job: JobId) -> Measured {
         if !self.clock.working {
             self.core.begin_wait(self.clock.at(Instant::now()));
         }
-        self.core.watched(job)
-    }
-
-    /// The bytes that crossed the links of a job's workers to this core, by rank; none on shared memory.
-    pub fn crossed(&mut self, job: JobId) -> Vec<(u32, Crossed)> {
         let links: Vec<_> = self.core.links(job).collect();
         let port = self.core.port();
-        links.into_iter().filter_map(|(rank, link)| Some((rank, port.crossed(link)?))).collect()
-    }
-
-    /// What this core saw of a job's gradients.
-    pub fn gauged(&mut self, job: JobId) -> Gauged {
-        self.core.gauged(job)
-    }
-
-    /// The last events, and how many were before them. None without a timeline.
-    pub fn events(&self) -> (Vec<Event>, u64) {
-        self.timeline.as_ref().map_or_else(Default::default, CoreTimeline::events)
+        let crossed =
+            links.into_iter().filter_map(|(rank, link)| Some((rank, port.crossed(link)?))).collect();
+        Measured { watched: self.core.watched(job), gauged: self.core.gauged(job), crossed }
     }
 
     fn publish(&self) {

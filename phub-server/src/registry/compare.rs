@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use pbox_core::control::{CompareRequest, JobState};
+use pbox_core::control::CompareRequest;
 use pbox_core::{Members, Round};
 
 use super::job::Job;
@@ -98,7 +98,7 @@ impl Registry {
         let (id, above) = {
             let mut inner = self.lock();
             let (job, rank) = inner.member(job, &token)?;
-            if job.state() != JobState::Running {
+            if !job.runs() {
                 return Ok(()); // its news say why
             }
             let (id, compared) = (job.id, job.compare(rank, compared, digest));

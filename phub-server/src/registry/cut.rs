@@ -13,7 +13,7 @@
 
 use std::sync::Arc;
 
-use pbox_core::control::{HoldReply, HoldRequest, JobState, ReleaseRequest};
+use pbox_core::control::{HoldReply, HoldRequest, ReleaseRequest};
 use pbox_core::{JobId, Round};
 use tokio::sync::{OwnedMutexGuard, oneshot};
 
@@ -21,7 +21,7 @@ use super::hubs::Peers;
 use super::job::Job;
 use super::loss::{Blame, Cause};
 use super::{Refusal, Registry};
-use crate::cores::CoreThread;
+use crate::cores::{Command, Reply};
 
 /// The job ended meanwhile. Its workers have been told why.
 #[derive(Debug)]
@@ -99,10 +99,10 @@ impl Registry {
     }
 
     async fn admit_at_cut(self: &Arc<Self>, id: JobId, ranks: &Arc<[u32]>) -> Result<(), String> {
-        let begins = |job: &mut Job| (job.first_round, matches!(job.state(), JobState::Gathering { .. }));
+        let begins = |job: &mut Job| (job.first_round, job.gathers());
         let (mut first_round, begins) = self.of_job(id, begins)?;
         if begins && let Some(first) = self.takes_part_above(id).await? {
-            self.ask(id, move |thread| thread.core.begin_below(id, first)).await?;
+            self.ask(id, |reply| Command::BeginBelow { job: id, first, reply }).await?;
             self.of_job(id, |job| job.first_round = first)?;
             first_round = first;
         }
@@ -191,44 +191,42 @@ impl Registry {
 
     /// Holds a job on this hub's cores. Returns the highest round of its chunks here.
     pub(super) async fn hold(&self, id: JobId) -> Result<Option<Round>, JobEnded> {
-        let fronts = self.ask(id, move |thread| thread.core.hold(id)).await?;
+        let fronts = self.ask(id, |reply| Command::Hold { job: id, reply }).await?;
         Ok(fronts.into_iter().flatten().map(|front| front.highest).max())
     }
 
     /// Releases a job on this hub's cores.
     pub(super) async fn release(&self, id: JobId, from: Round, admitted: Arc<[u32]>) -> Result<(), JobEnded> {
         let ahead: Arc<[u32]> = self.of_job(id, |job| job.ahead().into())?;
-        let release = move |thread: &mut CoreThread| {
-            if !ahead.is_empty() {
-                thread.core.begin_ahead(id, &ahead);
-            }
-            thread.core.release(id, from, &admitted, &mut thread.notices);
+        let release = |reply| {
+            let (admitted, ahead) = (Arc::clone(&admitted), Arc::clone(&ahead));
+            Command::Release { job: id, from, admitted, ahead, reply }
         };
         self.ask(id, release).await.map(|_| ())
     }
 
     /// Asks every core of a job, and waits for all answers.
-    pub(super) async fn ask<T: Send + 'static>(
+    pub(super) async fn ask<T>(
         &self,
         id: JobId,
-        ask: impl FnOnce(&mut CoreThread) -> T + Clone + Send + 'static,
+        command: impl Fn(Reply<T>) -> Command,
     ) -> Result<Vec<T>, JobEnded> {
-        let asked = self.of_job(id, |job| self.ask_cores(job, ask))?;
+        let asked = self.of_job(id, |job| self.ask_cores(&job.cores.numbers, command))?;
         answers(asked).await
     }
 
-    /// Asks every core of a job. Under the lock.
-    pub(super) fn ask_cores<T: Send + 'static>(
+    /// Asks cores, by their numbers.
+    pub(super) fn ask_cores<T>(
         &self,
-        job: &Job,
-        ask: impl FnOnce(&mut CoreThread) -> T + Clone + Send + 'static,
+        cores: &[usize],
+        command: impl Fn(Reply<T>) -> Command,
     ) -> Vec<oneshot::Receiver<T>> {
         let ask = |&core: &usize| {
-            let (ask, (done, answer)) = (ask.clone(), oneshot::channel());
-            self.cores[core].tell(move |thread| drop(done.send(ask(thread))));
+            let (reply, answer) = Reply::new();
+            self.cores[core].tell(command(reply));
             answer
         };
-        job.cores.numbers.iter().map(ask).collect()
+        cores.iter().map(ask).collect()
     }
 
     pub(super) fn of_job<T>(&self, id: JobId, look: impl FnOnce(&mut Job) -> T) -> Result<T, JobEnded> {

@@ -18,6 +18,7 @@ use super::loss::Cause;
 use super::{Inner, Refusal, Registry, Token, on_thread, token_of};
 use crate::asker::Asker;
 use crate::cores::near::Near;
+use crate::cores::{Carried, Command};
 
 const UNKNOWN_TOKEN: &str = "the token is not one of this hub's; join first";
 
@@ -262,7 +263,7 @@ impl Registry {
         let mut inner = self.lock();
         let Some(id) = inner.tokens.get(&token).map(|&(id, _)| id) else { return };
         if let Some(job) = inner.jobs.get_mut(&id) {
-            job.not_connected(rank, token);
+            job.not_connected(rank);
         }
     }
 
@@ -341,9 +342,9 @@ impl Registry {
         }
         let mut own = admission.own.into_iter();
         for (&core, endpoint) in job.cores.numbers.iter().zip(endpoints) {
-            let (id, rank, gradients) = (admission.job, admission.rank, Arc::clone(&gradients));
-            let weights = own.next();
-            self.cores[core].tell(move |thread| thread.add_worker(id, rank, gradients, weights, endpoint));
+            let (gradients, weights) = (Carried(Arc::clone(&gradients)), Carried(own.next()));
+            let (job, rank, link) = (admission.job, admission.rank, Box::new(endpoint));
+            self.cores[core].tell(Command::AddWorker { job, rank, gradients, weights, link });
         }
     }
 }

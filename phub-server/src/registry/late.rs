@@ -11,12 +11,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pbox_core::control::{JobState, Late};
+use pbox_core::control::Late;
 use pbox_core::{JobId, Look, Round};
 
 use super::job::Job;
 use super::loss::Cause;
 use super::{Inner, Registry};
+use crate::cores::Command;
 
 /// When workers are late.
 #[derive(Clone, Copy, Debug)]
@@ -89,11 +90,11 @@ impl Registry {
     /// Looks at each running job once.
     pub async fn look_at_rounds(self: &Arc<Self>) {
         self.look_at_waits().await;
-        let running = |job: &&Job| job.state() == JobState::Running;
+        let running = |job: &&Job| job.runs();
         let jobs: Vec<JobId> = self.lock().jobs.values().filter(running).map(|job| job.id).collect();
         for id in jobs {
             // A core that does not answer is stuck or has stopped, and a later look asks again.
-            let asked = self.ask(id, move |thread| thread.core.look(id));
+            let asked = self.ask(id, |reply| Command::Look { job: id, reply });
             let Ok(Ok(looks)) = tokio::time::timeout(self.late.pause(), asked).await else { continue };
             let look = looks.into_iter().fold(Look::default(), Look::with);
             self.judge(&mut self.lock(), id, &look);
@@ -102,7 +103,7 @@ impl Registry {
 
     /// Does what follows from a look at a job.
     fn judge(&self, inner: &mut Inner, id: JobId, look: &Look) {
-        let Some(job) = inner.jobs.get_mut(&id).filter(|job| job.state() == JobState::Running) else {
+        let Some(job) = inner.jobs.get_mut(&id).filter(|job| job.runs()) else {
             return;
         };
         if look.round >= Round::LIMIT {

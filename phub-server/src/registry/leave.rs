@@ -11,6 +11,7 @@ use super::above::JoinedAbove;
 use super::loss::{Blame, Cause};
 use super::saved::snapshot::NO_WEIGHTS;
 use super::{Inner, KEEP_FAILED, Refusal, Registry, on_thread, token_of};
+use crate::cores::Command;
 
 /// How long the end of a job waits for the round in flight. All workers have left, so there is none, unless a worker left in
 /// the middle of a round.
@@ -51,7 +52,7 @@ impl Registry {
         }
         let (last, mut checkpoint_error) = self.lock().member(job, &token).map(|(job, rank)| {
             // Hub 0 has all hubs write a checkpoint, so a worker leaves hub 0 first.
-            let is_last = job.state() == JobState::Running && !job.has_others(rank);
+            let is_last = job.runs() && !job.has_others(rank);
             // A job without weights has nothing to save. Its keys may be in different rounds, of which none ends.
             let saves = job.terms.optimizer.keeps_weights();
             let last = is_last && saves && !job.trial && job.hubs.leads() && job.above.is_none();
@@ -110,7 +111,7 @@ impl Registry {
         let is_last = job.left(rank, round);
         let above = job.above.take_if(|_| is_last);
         if !is_last {
-            self.command(job, move |thread| thread.remove_worker(id, rank));
+            self.command(job, || Command::RemoveWorker { job: id, rank });
         } else if above.is_none() {
             self.end(&mut inner, id);
         }
@@ -123,7 +124,7 @@ impl Registry {
     pub(super) fn end(&self, inner: &mut Inner, id: JobId) {
         let Some(job) = inner.jobs.remove(&id) else { return };
         tracing::info!(job = job.name, "job ended: all workers left");
-        self.command(&job, move |thread| thread.remove_job(id));
+        self.command(&job, || Command::RemoveJob { job: id });
         if inner.names.get(&job.name) == Some(&id) {
             inner.names.remove(&job.name);
         }

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pbox_core::control::JobState;
 use pbox_core::{JobId, Members};
 
 use super::above::JoinedAbove;
@@ -14,6 +13,7 @@ use super::late::Progress;
 use super::make::Load;
 use super::{Inner, KEEP_FAILED, Registry};
 use crate::alarm::guarded;
+use crate::cores::Command;
 
 /// Why a member is lost.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +69,7 @@ impl Registry {
             Cause::Other => &mut lost.other,
         } += 1;
         let from = job.place(rank);
-        if !job.goes_on() || job.state() != JobState::Running {
+        if !job.goes_on() || !job.runs() {
             tracing::warn!(job = job.name, rank, from, reason, "worker lost");
             return self.fail_by(inner, id, reason, blame);
         }
@@ -80,7 +80,7 @@ impl Registry {
         job.lost(rank);
         let told =
             format!("job {:?} goes on without this worker: {reason}; join again to take part", job.name);
-        self.command(job, move |thread| thread.remove_worker(id, rank));
+        self.command(job, || Command::RemoveWorker { job: id, rank });
         job.forget_arrival(rank);
         if let Some(worker) = job.worker(rank) {
             self.tell_lost(job, worker, reason);
@@ -98,8 +98,8 @@ impl Registry {
         tracing::warn!(job = job.name, reason, "job failed");
         inner.counts.failed_jobs += 1;
         let blame = if inner.stopping { Blame::Hub } else { blame };
-        let last = self.hold_last(job, reason, blame);
-        job.fail(reason, blame == Blame::Hub);
+        let (last, ending) = self.hold_last(job, reason, blame).unzip();
+        job.fail(reason, blame == Blame::Hub, ending);
         inner.names.remove(&job.name);
         match job.above.take() {
             Some(above) if above.lives_at_some() => self.fail_above(inner, id, above, reason, blame),
@@ -109,7 +109,7 @@ impl Registry {
                     inner.making.insert(job.name.clone(), Load::default());
                     self.save_last(last);
                 }
-                None => self.command(job, move |thread| thread.remove_job(id)),
+                None => self.command(job, || Command::RemoveJob { job: id }),
             },
         }
         // Joins may wait for the job's name, or for one of its ranks.
@@ -135,7 +135,7 @@ impl Registry {
 
     fn told_above(&self, inner: &mut Inner, id: JobId) {
         if let Some(job) = inner.jobs.get(&id) {
-            self.command(job, move |thread| thread.remove_job(id));
+            self.command(job, || Command::RemoveJob { job: id });
         }
         inner.untold_above.remove(&id);
         self.told.notify_all();
@@ -168,7 +168,7 @@ impl Registry {
         let Inner { jobs, tokens, shown, lost, left, .. } = &mut *inner;
         lost.retain(|_, (until, _)| now < *until);
         left.retain(|_, until| now < *until);
-        jobs.retain(|_, job| job.failed_at.is_none_or(|at| now - at < KEEP_FAILED));
+        jobs.retain(|_, job| job.failed_at().is_none_or(|at| now - at < KEEP_FAILED));
         let failed = jobs.values_mut().filter(|job| job.failed());
         failed.filter_map(Job::forget_model).for_each(|model| self.free(model));
         forget_oldest(jobs, self.jobs_limit);
@@ -253,7 +253,7 @@ impl Registry {
 /// Forgets the failed jobs that have failed first, beyond this many failed ones.
 fn forget_oldest(jobs: &mut HashMap<JobId, Job>, limit: usize) {
     let mut failed: Vec<(Instant, JobId)> =
-        jobs.values().filter_map(|job| Some((job.failed_at?, job.id))).collect();
+        jobs.values().filter_map(|job| Some((job.failed_at()?, job.id))).collect();
     failed.sort_unstable_by_key(|&(at, _)| at);
     let beyond = failed.len().saturating_sub(limit);
     failed[..beyond].iter().for_each(|(_, id)| drop(jobs.remove(id)));

@@ -20,9 +20,9 @@ use super::above::{MadeAbove, WaysUp, name_above};
 use super::job::{Cores, Job};
 use super::{Inner, Refusal, Registry};
 use crate::alarm::guarded;
-use crate::cores::CoreHandle;
 use crate::cores::lanes::{self, Lane};
 use crate::cores::near::Near;
+use crate::cores::{Carried, Command, CoreHandle};
 use crate::job_memory::{self, JobMemory};
 
 /// Numbers, with commas between them.
@@ -246,7 +246,7 @@ impl Registry {
     pub(super) fn begin(&self, inner: &mut Inner, Made { job, shards, above }: Made) {
         let id = job.id;
         for (&core, shard) in job.cores.numbers.iter().zip(shards) {
-            self.cores[core].tell(move |thread| thread.core.add_shard(id, shard));
+            self.cores[core].tell(Command::AddShard { job: id, shard: Box::new(shard) });
         }
         if let Some((level, ways)) = above {
             self.add_above(&job, level, ways);
@@ -261,9 +261,8 @@ impl Registry {
 
     /// Sends a job's cores their links to the hubs above.
     pub(super) fn add_above(&self, job: &Job, level: LevelTerms, ways: WaysUp) {
-        let id = job.id;
         for (&core, ways) in job.cores.numbers.iter().zip(ways) {
-            self.cores[core].tell(move |thread| thread.add_above(id, &level, ways));
+            self.cores[core].tell(Command::AddAbove { job: job.id, level, ways: Carried(ways) });
         }
     }
 

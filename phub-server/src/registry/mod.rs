@@ -4,7 +4,7 @@
 //! | file | what it does |
 //! | --- | --- |
 //! | here | reports of cores, heartbeats |
-//! | `job` | one job's members and news |
+//! | `job` | one job's life, members and news |
 //! | `join` | lets workers in |
 //! | `leave` | lets workers go, ends jobs |
 //! | `make` | makes a job for its first worker |
@@ -62,7 +62,7 @@ use tokio::sync::{Notify, oneshot, watch};
 
 use crate::alarm::guarded;
 use crate::checkpoint::CheckpointStore;
-use crate::cores::{CoreHandle, CoreThread, Report};
+use crate::cores::{Command, CoreHandle, Report};
 use above::Meetings;
 use job::{Arrival, Job};
 use loss::Cause;
@@ -334,8 +334,8 @@ impl Registry {
     }
 
     /// Tells every core of a job what to do.
-    fn command(&self, job: &Job, command: impl FnOnce(&mut CoreThread) + Clone + Send + 'static) {
-        job.cores.numbers.iter().for_each(|&core| self.cores[core].tell(command.clone()));
+    fn command(&self, job: &Job, command: impl Fn() -> Command) {
+        job.cores.numbers.iter().for_each(|&core| self.cores[core].tell(command()));
     }
 
     /// How long the hub holds a request when there are no news. A living worker's next heartbeat then comes well within the
@@ -363,7 +363,7 @@ impl Registry {
 
     /// Stops the core threads and waits for them.
     pub fn stop_cores(mut self) {
-        self.cores.iter().for_each(|core| core.tell(CoreThread::stop));
+        self.cores.iter().for_each(|core| core.tell(Command::Stop));
         self.cores.iter_mut().for_each(CoreHandle::join);
     }
 }

@@ -15,6 +15,7 @@ use pbox_core::{Consistency, JobTerms, KeyId, Multipliers, Numbers, NumbersByRou
 
 use super::cut::answers;
 use super::{Refusal, Registry, on_thread};
+use crate::cores::Command;
 
 /// Rounds behind the slowest chunk whose numbers a job's list keeps. A checkpoint that is being put together needs the numbers of
 /// its own round, and says so if they are gone.
@@ -107,13 +108,13 @@ impl Registry {
                         ?optimizer,
                         "the optimizer's numbers change"
                     );
-                    let (id, of_cores) = (job.id, numbers.clone());
-                    job.numbers.change(from, numbers);
+                    job.numbers.change(from, numbers.clone());
                     let reset: Arc<[KeyId]> = reset.clone().into();
-                    self.ask_cores(job, move |thread| {
-                        thread.core.reset_state(id, from, &reset);
-                        thread.core.set_numbers(id, from, &of_cores)
-                    })
+                    let change = |reply| {
+                        let (numbers, reset) = (numbers.clone(), Arc::clone(&reset));
+                        Command::SetNumbers { job: job.id, from, numbers, reset, reply }
+                    };
+                    self.ask_cores(&job.cores.numbers, change)
                 }
             };
             (job.id, above, asked)

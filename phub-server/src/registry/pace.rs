@@ -16,6 +16,7 @@ use pbox_core::{Gauged, GaugedRound, JobId, Round, Watched};
 
 use super::Registry;
 use super::job::Job;
+use crate::cores::{Command, Measured};
 
 /// What was asked so lately is not asked again, whoever wants to know.
 const FRESH: Duration = Duration::from_millis(200);
@@ -284,8 +285,7 @@ impl Registry {
     pub async fn look_at_waits(self: &Arc<Self>) {
         let now = Instant::now();
         let stale = |job: &mut &mut Job| {
-            let stale =
-                job.state() == JobState::Running && job.last_rounds.asked.is_none_or(|at| now - at > FRESH);
+            let stale = job.runs() && job.last_rounds.asked.is_none_or(|at| now - at > FRESH);
             job.last_rounds.asked = if stale { Some(now) } else { job.last_rounds.asked };
             stale
         };
@@ -293,12 +293,11 @@ impl Registry {
             self.lock().jobs.values_mut().filter_map(|mut job| stale(&mut job).then_some(job.id)).collect();
         let deadline = tokio::time::Instant::now() + LIMIT;
         for id in jobs {
-            let asked =
-                self.ask(id, move |thread| (thread.watched(id), thread.gauged(id), thread.crossed(id)));
+            let asked = self.ask(id, |reply| Command::Measure { job: id, reply });
             let Ok(Ok(cores)) = tokio::time::timeout_at(deadline, asked).await else { continue };
             let _ = self.of_job(id, |job| {
                 let (mut all, mut gauges) = (Watched::default(), Gauged::default());
-                for (core, (watched, gauged, crossed)) in cores.into_iter().enumerate() {
+                for (core, Measured { watched, gauged, crossed }) in cores.into_iter().enumerate() {
                     (all, gauges) = (all.with(watched), gauges.with(gauged));
                     crossed.into_iter().for_each(|(rank, crossed)| job.note_crossed(rank, core, crossed));
                 }

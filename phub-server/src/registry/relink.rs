@@ -9,38 +9,21 @@
 //! ```
 //!
 //! A worker that died asks nothing. Its heartbeat, which is a request that the hub holds, ends with it. If it does not, there are
-//! news, which the heartbeat of a living worker takes at once: no heartbeat within [`LIVES_WITHIN`] is a death, too.
+//! news, which the heartbeat of a living worker takes at once: no heartbeat within two seconds is a death, too.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use fabric::any::Transport;
 use pbox_core::JobId;
 use pbox_core::control::{JobState, JoinReply, PROTOCOL, RelinkRequest};
 
-use super::job::{Job, Member, Standing};
+use super::job::member::{Standing, Unlinked};
+use super::job::{Job, Member};
 use super::join::new_token;
 use super::loss::Cause;
-use super::{Inner, Refusal, Registry, Token};
-
-/// A worker whose link has ended and which lives takes the news of it within this time.
-const LIVES_WITHIN: Duration = Duration::from_secs(2);
-/// The heartbeat of a worker that died ends within this time after its links. News would answer it.
-const DIES_WITHIN: Duration = Duration::from_millis(100);
-
-/// The links of a worker that takes part are lost.
-#[derive(Debug)]
-pub(crate) struct Unlinked {
-    /// Why the worker is lost if it makes no others.
-    why: String,
-    since: Instant,
-    /// Since when there are news of it.
-    told: Option<Instant>,
-    /// How many cores have not let go of the former links yet.
-    pub cores: usize,
-    /// By which the worker was told that it may connect, until it does.
-    pub token: Option<Token>,
-}
+use super::{Inner, Refusal, Registry};
+use crate::cores::Command;
 
 impl Registry {
     /// A link of a worker ended by itself. Whether the worker may make its links again: then it is not lost yet.
@@ -48,9 +31,10 @@ impl Registry {
         let may = !inner.stopping;
         // Nothing but a death ends a link on shared memory that its worker has not given up. One that makes its links again gives
         // up those to this hub, if it cannot have those to another.
-        let lives = |job: &Job| !job.is_on_shm(rank) || job.has_token(rank) || job.unlinked(rank).is_some();
-        let waits = |job: &&Job| may && job.may_relink(rank) && lives(job);
-        let Some(job) = inner.jobs.get(&id).filter(waits) else { return false };
+        let lives =
+            |member: &Member| member.transport != Some(Transport::Shm) || member.standing.has_relinked();
+        let waits = |job: &&mut Job| may && job.may_relink(rank) && job.member(rank).is_some_and(lives);
+        let Some(job) = inner.jobs.get_mut(&id).filter(waits) else { return false };
         // The ends of its links at the other cores are no news, and what becomes of new ones is the worker's to see.
         if job.unlinked(rank).is_none() {
             self.unlink(inner, id, rank, why);
@@ -68,20 +52,14 @@ impl Registry {
             why,
             "a worker has lost its links; its job waits until it makes others"
         );
+        let cores = job.cores.numbers.len();
+        let unlink = |standing: &mut Standing| standing.unlink(cores, why, Instant::now());
         // A connection that is on its way here is one of the lost.
-        if let Some(token) = job.relinks_by(rank, None) {
+        if let Some(token) = job.standing(rank).and_then(unlink) {
             tokens.remove(&token);
             shown.remove(&fabric::name_of(token));
         }
-        let cores = job.cores.numbers.len();
-        job.unlink(rank, |former| Unlinked {
-            why: why.to_owned(),
-            since: Instant::now(),
-            told: None,
-            cores: cores + former.map_or(0, |former| former.cores),
-            token: None,
-        });
-        self.command(job, move |thread| thread.unlink_worker(id, rank));
+        self.command(job, || Command::UnlinkWorker { job: id, rank });
     }
 
     /// A worker that has lost its links makes others. Answers when all cores have let go of the former ones.
@@ -102,7 +80,7 @@ impl Registry {
                 )));
             }
             // Unless they are about to let go, and the worker was not told yet that they have.
-            if job.unlinked(rank).is_none() || job.has_token(rank) {
+            if !job.member(rank).is_some_and(|member| member.standing.is_dropping()) {
                 let (id, why) = (job.id, format!("{} is gone: {why}", job.spoken(rank)));
                 self.unlink(&mut inner, id, rank, &why);
             }
@@ -116,15 +94,14 @@ impl Registry {
                 let mut inner = self.lock();
                 let (job, rank) = inner.member(name, &token)?;
                 let id = job.id;
-                let Some(unlinked) = job.unlinked_mut(rank) else {
+                let Some(unlinked) = job.unlinked(rank) else {
                     return Err(Refusal::Conflict(format!(
                         "job {name:?} ended while the links were let go of"
                     )));
                 };
-                if unlinked.cores == 0 {
+                if unlinked.is_dropped() {
                     let own = new_token()?;
-                    unlinked.token = Some(own);
-                    let former = job.relinks_by(rank, Some(own));
+                    let former = unlinked.grant(own);
                     let mut answer = self.answer_of_join(job, own, PROTOCOL);
                     let by_rdma = self.up.group.rdma().is_some_and(|rdma| !rdma.up().is_empty());
                     answer.transports.retain(|offer| by_rdma || offer.transport() != Transport::Verbs);
@@ -171,49 +148,26 @@ impl Job {
         self.member(rank).is_some_and(|member| member.relinks)
     }
 
-    /// Whether its links are on shared memory.
-    fn is_on_shm(&self, rank: u32) -> bool {
-        self.member(rank).is_some_and(|member| member.transport == Some(Transport::Shm))
-    }
-
     /// Whether it may do so now.
     pub fn may_relink(&self, rank: u32) -> bool {
         let may = |member: &Member| member.relinks && member.transport.is_some() && !member.hung_up;
-        self.state() == JobState::Running
-            && self.stands(rank, &[Standing::Here])
-            && self.member(rank).is_some_and(may)
+        self.runs() && self.takes_part(rank) && self.member(rank).is_some_and(may)
     }
 
-    /// What is known of the lost links of a worker that has no others.
-    pub fn unlinked(&self, rank: u32) -> Option<&Unlinked> {
-        self.member(rank)?.unlinked.as_ref()
-    }
-
-    /// As [`unlinked`](Self::unlinked).
-    pub fn unlinked_mut(&mut self, rank: u32) -> Option<&mut Unlinked> {
-        self.members.get_mut(rank as usize)?.as_mut()?.unlinked.as_mut()
-    }
-
-    /// A worker's links are lost.
-    pub fn unlink(&mut self, rank: u32, unlinked: impl FnOnce(Option<Unlinked>) -> Unlinked) {
-        if let Some(member) = &mut self.members[rank as usize] {
-            member.unlinked = Some(unlinked(member.unlinked.take()));
-            member.cores = 0;
-        }
+    /// Returns what is known of the lost links of a worker that has no others.
+    pub(super) fn unlinked(&mut self, rank: u32) -> Option<&mut Unlinked> {
+        self.standing(rank)?.unlinked()
     }
 
     /// The workers that have no links and do not live: each with why it is lost. There are news of those that may live.
     pub fn unlinked_dead(&mut self, now: Instant) -> Vec<(JobId, u32, String)> {
         let (mut dead, mut is_news) = (Vec::new(), false);
         for (rank, member) in (0..).zip(&mut self.members) {
-            let Some(member) = member.as_mut().filter(|member| member.standing == Standing::Here) else {
-                continue;
-            };
-            if let Some(unlinked) = &mut member.unlinked {
-                is_news |= unlinked.is_to_be_told(now);
-                if unlinked.is_dead(member.heard, now) {
-                    dead.push((self.id, rank, unlinked.why().to_owned()));
-                }
+            let Some(Member { standing, heard, .. }) = member else { continue };
+            let Some(unlinked) = standing.unlinked() else { continue };
+            is_news |= unlinked.is_to_be_told(now);
+            if unlinked.is_dead(*heard, now) {
+                dead.push((self.id, rank, unlinked.why.clone()));
             }
         }
         if is_news {
@@ -224,20 +178,7 @@ impl Job {
 
     /// A core has let go of a worker's lost links.
     pub fn core_unlinked(&mut self, rank: u32) {
-        if let Some(unlinked) = self.unlinked_mut(rank) {
-            unlinked.cores -= 1;
-        }
-    }
-
-    /// From now on a worker makes its links by a connection with this token. Returns the former one.
-    pub fn relinks_by(&mut self, rank: u32, token: Option<[u8; 16]>) -> Option<[u8; 16]> {
-        let member = self.members.get_mut(rank as usize)?.as_mut()?;
-        std::mem::replace(&mut member.token, token)
-    }
-
-    /// Whether there is a token by which it does so, or has done.
-    pub fn has_token(&self, rank: u32) -> bool {
-        self.member(rank).is_some_and(|member| member.token.is_some())
+        self.standing(rank).into_iter().for_each(Standing::dropped);
     }
 
     /// A worker lives.
@@ -251,25 +192,6 @@ impl Job {
     pub fn hangs_up(&mut self, rank: u32) -> Option<String> {
         let member = self.members.get_mut(rank as usize)?.as_mut()?;
         member.hung_up = true;
-        member.unlinked.as_ref().map(|unlinked| unlinked.why().to_owned())
-    }
-}
-
-impl Unlinked {
-    /// Why the worker is lost, if it makes no links.
-    pub fn why(&self) -> &str {
-        &self.why
-    }
-
-    /// Whether it is time for news, which a living worker takes.
-    pub fn is_to_be_told(&mut self, now: Instant) -> bool {
-        let is_time = self.told.is_none() && now - self.since > DIES_WITHIN;
-        self.told = self.told.or(is_time.then_some(now));
-        is_time
-    }
-
-    /// Whether a worker that was last heard of then does not live.
-    pub fn is_dead(&self, heard: Instant, now: Instant) -> bool {
-        self.told.is_some_and(|told| heard < told && now - told > LIVES_WITHIN)
+        member.standing.unlinked().map(|unlinked| unlinked.why.clone())
     }
 }

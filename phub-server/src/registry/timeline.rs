@@ -12,7 +12,7 @@ use timeline::{Clock, Process, Span};
 
 use super::job::Job;
 use super::{Refusal, Registry, on_thread};
-use crate::cores::Event;
+use crate::cores::{Carried, Command, Event, LastEvents};
 
 /// How long the cores may take: one that hangs is left out.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -84,13 +84,10 @@ impl Registry {
     pub fn timeline(&self, name: &str, sees: impl Fn(&str) -> bool) -> Option<Process> {
         let timeline = self.timeline.as_ref()?;
         let (tell, told) = channel();
-        for (number, core) in self.cores.iter().enumerate() {
-            let tell = tell.clone();
-            core.tell(move |thread| drop(tell.send((number, thread.events()))));
-        }
+        self.cores.iter().for_each(|core| core.tell(Command::Events(Carried(tell.clone()))));
         drop(tell);
         let deadline = Instant::now() + LIMIT;
-        let mut cores: Vec<(usize, (Vec<Event>, u64))> = Vec::new();
+        let mut cores: Vec<LastEvents> = Vec::new();
         while let Ok(core) = told.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             cores.push(core);
         }

@@ -26,7 +26,7 @@ use authority::{Credential, SUMS};
 use fabric::any::{self, Transport};
 use fabric::{PortId, RecvWindow, SendWindow, WindowError};
 use membership::{LOOKUP_LIMIT, LetIn, MemberError, Missing, Named, PeerList, Ports, look_up};
-use pbox_core::control::{JobState, JoinRequest, Machine, MeetReply, MeetRequest, Mesh, check_job_name};
+use pbox_core::control::{JoinRequest, Machine, MeetReply, MeetRequest, Mesh, check_job_name};
 use pbox_core::{Above, Below, JobId, JobTerms, LevelTerms, Members, Round, ShardSpec, WindowsBelow, Wire};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
@@ -324,7 +324,7 @@ impl Registry {
         let job = &inner.jobs[inner.names.get(&name_above(name))?];
         let number = request.machine.number as usize;
         let names: Vec<String> = job.hubs.peers.addresses.iter().map(|hub| hub.name.clone()).collect();
-        let waits = matches!(job.state(), JobState::Gathering { .. }) && !job.has(request.machine.number);
+        let waits = job.gathers() && !job.has(request.machine.number);
         let is_same =
             names.len() == request.machine.of as usize && names.get(number) == Some(&request.address);
         (waits && is_same).then_some(names)

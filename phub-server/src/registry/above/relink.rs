@@ -13,11 +13,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use membership::{Again, PAUSE, Relinks};
-use pbox_core::control::JobState;
 use pbox_core::{AnswersAbove, JobId};
 
 use super::JoinedAbove;
 use super::links::Linked;
+use crate::cores::Command;
 use crate::registry::cut::JobEnded;
 use crate::registry::job::Job;
 use crate::registry::loss::Blame;
@@ -72,7 +72,7 @@ impl Registry {
             if job.relinks_above.unlinked.is_some() {
                 return; // the others end, too
             }
-            let may = !stopping && job.state() == JobState::Running && above.may_relink();
+            let may = !stopping && job.runs() && above.may_relink();
             if may {
                 job.relinks_above.begin(job.cores.numbers.len());
             }
@@ -139,7 +139,7 @@ impl Registry {
     async fn unlink_above(&self, id: JobId) -> Result<(), Again<String>> {
         let begin = |job: &mut Job| {
             job.relinks_above.begin(job.cores.numbers.len());
-            self.command(job, move |thread| thread.unlink_above(id));
+            self.command(job, || Command::UnlinkAbove { job: id });
         };
         self.of_job(id, begin).map_err(ended)?;
         let limit = tokio::time::Instant::now() + self.up.limit;

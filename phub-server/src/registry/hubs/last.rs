@@ -70,7 +70,7 @@ impl Registry {
     }
 
     fn ending(&self, id: JobId) -> Option<Ending> {
-        self.lock().jobs.get(&id)?.hubs.ending.clone()
+        self.lock().jobs.get(&id)?.ending().cloned()
     }
 }
 

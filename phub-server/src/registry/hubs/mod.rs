@@ -89,8 +89,6 @@ pub(crate) struct Hubs {
     lease: Option<OwnedMutexGuard<()>>,
     /// The highest round of this hub's chunks when hub 0 began the last cut.
     pub front: Option<Round>,
-    /// While the last state of the failed job is being saved.
-    pub ending: Option<Ending>,
 }
 
 impl Hubs {
@@ -108,7 +106,7 @@ impl Hubs {
         let files = Files::new(files);
         let whole = if share.hub == 0 { files.whole() } else { WholeRounds::default() };
         let (arrivals, held) = (Arrivals::default(), Follower::default());
-        let (cuts, workers, lease, front, ending) = (0, 0, None, None, None);
+        let (cuts, workers, lease, front) = (0, 0, None, None);
         Hubs {
             share,
             pieces,
@@ -123,7 +121,6 @@ impl Hubs {
             held,
             lease,
             front,
-            ending,
         }
     }
 

@@ -27,6 +27,7 @@ use serde_json::Value;
 use super::agreement::StaleCut;
 use super::last::unknown;
 use crate::checkpoint::CheckpointError;
+use crate::cores::Command;
 use crate::registry::cut::CutAt;
 use crate::registry::job::Job;
 use crate::registry::loss::{Blame, Cause};
@@ -118,7 +119,8 @@ impl Registry {
         let ranks: Arc<[u32]> =
             self.of_job(id, |job| admitted.iter().filter_map(|&worker| job.rank(worker)).collect())?;
         if ends {
-            self.ask(id, move |thread| thread.core.end_before(id, from, &[])).await?;
+            let lines = || Arc::new([]);
+            self.ask(id, |reply| Command::EndBefore { job: id, before: from, lines: lines(), reply }).await?;
         }
         if snapshot {
             self.of_job(id, |job| {

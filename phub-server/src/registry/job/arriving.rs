@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use pbox_core::control::JobState;
-
 use super::offered::Brought;
-use super::{Job, Member, Standing};
+use super::{Gathering, Job, Life, Standing};
 
 /// What follows when all cores have a worker's link.
 #[derive(Debug, PartialEq, Eq)]
@@ -21,93 +19,76 @@ pub(crate) enum Arrival {
 impl Job {
     /// A worker connects to the data path. Only once, because a rank has one link to each core.
     pub fn connect(&mut self, rank: u32, token: [u8; 16]) -> Result<(), String> {
-        match &mut self.members[rank as usize] {
-            Some(member) if member.standing == Standing::Joined => {
-                member.standing = Standing::Coming;
-                Ok(())
-            }
-            Some(Member { unlinked: Some(unlinked), .. }) if unlinked.token == Some(token) => {
-                unlinked.token = None;
-                Ok(())
-            }
-            _ => Err(format!(
-                "worker {rank} of job {:?} is connected already, and a token is good for one connection; join again under another rank or job name",
-                self.name
-            )),
+        if self.standing(rank).is_some_and(|standing| standing.connect(token)) {
+            return Ok(());
         }
+        Err(format!(
+            "worker {rank} of job {:?} is connected already, and a token is good for one connection; join again under another rank or job name",
+            self.name
+        ))
     }
 
-    /// A connection of a worker, by this token, came to nothing: it may connect again.
-    pub fn not_connected(&mut self, rank: u32, token: [u8; 16]) {
-        match &mut self.members[rank as usize] {
-            Some(member) if member.standing == Standing::Coming => member.standing = Standing::Joined,
-            Some(Member { unlinked: Some(unlinked), .. }) => unlinked.token = Some(token),
-            _ => {}
-        }
+    /// A connection of a worker came to nothing: it may connect again.
+    pub fn not_connected(&mut self, rank: u32) {
+        self.standing(rank).into_iter().for_each(Standing::disconnect);
     }
 
     /// A core has a worker's link.
     pub fn attached(&mut self, rank: u32) -> Arrival {
         let cores = self.cores.numbers.len();
-        if let Some(member) = &mut self.members[rank as usize] {
-            match &member.unlinked {
-                // A link that is lost again already.
-                Some(unlinked) if unlinked.cores > 0 => {}
-                _ => member.cores += 1,
-            }
-            if member.cores >= cores && member.unlinked.take().is_some() {
-                tracing::info!(job = self.name, rank, "a worker has made its links again");
-            }
+        if self.standing(rank).is_some_and(|standing| standing.attach(cores)) {
+            tracing::info!(job = self.name, rank, "a worker has made its links again");
         }
         self.arrived(rank)
     }
 
     /// All members of a hub below are there.
     pub fn ready(&mut self, rank: u32) -> Arrival {
-        match &mut self.members[rank as usize] {
-            // A request that was made again, because its answer was lost.
-            Some(member) if member.ready => return Arrival::Waiting,
-            Some(member) => member.ready = true,
-            None => {}
+        match self.standing(rank).is_some_and(Standing::make_ready) {
+            true => self.arrived(rank),
+            false => Arrival::Waiting, // a request that was made again, because its answer was lost
         }
-        self.arrived(rank)
     }
 
     /// What follows when a member may have all that it needs.
     pub(super) fn arrived(&mut self, rank: u32) -> Arrival {
-        let cores = self.cores.numbers.len();
-        let is_there =
-            |member: &Member| member.ready && member.standing == Standing::Coming && member.cores >= cores;
-        if !self.members[rank as usize].as_ref().is_some_and(is_there) {
+        if !self.waits_for_cut(rank) {
             return Arrival::Waiting;
         }
-        match self.state() {
-            JobState::Running => Arrival::Newcomer(rank),
-            JobState::Failed { .. } => Arrival::Waiting,
-            JobState::Gathering { .. } => self.gathered(),
+        match self.life {
+            Life::Running => Arrival::Newcomer(rank),
+            Life::Failed { .. } => Arrival::Waiting,
+            Life::Gathering(_) => self.gathered(),
         }
+    }
+
+    /// Whether a member has all that it needs to take part.
+    fn waits_for_cut(&self, rank: u32) -> bool {
+        self.member(rank).is_some_and(|member| member.standing.waits_for_cut(self.cores.numbers.len()))
     }
 
     /// Publishes which ranks are missing in a job that has not begun.
     pub(in crate::registry) fn gathered(&mut self) -> Arrival {
-        let cores = self.cores.numbers.len();
-        let there = |rank: u32, member: &Option<Member>| {
-            let with_state = rank > 0 || self.brought == Brought::Nothing;
-            with_state && member.as_ref().is_some_and(|m| m.ready && m.cores >= cores)
-        };
-        let ranks = (0u32..).zip(&self.members);
-        let missing: Vec<u32> = ranks.filter(|&(rank, m)| !there(rank, m)).map(|(rank, _)| rank).collect();
+        let waits_for_state = self.gathering().is_some_and(|gathering| gathering.brought != Brought::Nothing);
+        let there = |rank: u32| (rank > 0 || !waits_for_state) && self.waits_for_cut(rank);
+        let missing: Vec<u32> = (0..self.terms.workers).filter(|&rank| !there(rank)).collect();
         let complete = missing.is_empty();
-        self.publish(|news| news.state = JobState::Gathering { missing, machines: Vec::new() });
+        self.wait_for(missing, Vec::new());
         if complete { Arrival::Complete((0..self.terms.workers).collect()) } else { Arrival::Waiting }
     }
 
     /// All workers are here, and at the hubs above these machines are missing.
-    pub fn wait_for_machines(&self, machines: Vec<u32>) {
-        let state = JobState::Gathering { missing: Vec::new(), machines };
-        if self.state() != state {
-            self.publish(|news| news.state = state);
+    pub fn wait_for_machines(&mut self, machines: Vec<u32>) {
+        let differs = |now: &Gathering| !now.missing.is_empty() || now.machines != machines;
+        if self.gathering().is_some_and(differs) {
+            self.wait_for(Vec::new(), machines);
         }
+    }
+
+    fn wait_for(&mut self, missing: Vec<u32>, machines: Vec<u32>) {
+        let Some(gathering) = self.gathering_mut() else { return };
+        (gathering.missing, gathering.machines) = (missing, machines);
+        self.publish(|_| {});
     }
 }
 

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use pbox_core::control::{JobState, Left};
+use pbox_core::control::Left;
 use pbox_core::{Discarded, JobTerms, Layout, Round, Wire};
 
-use super::offered::Brought;
-use super::{Job, Standing};
+use super::{Job, Life, Standing};
+use crate::registry::hubs::Ending;
 
 impl Job {
     /// A worker left in good order. True if it was the last.
@@ -15,9 +15,7 @@ impl Job {
         if self.goes_on() {
             self.lost(rank);
         } else {
-            if let Some(member) = &mut self.members[rank as usize] {
-                member.standing = Standing::Left;
-            }
+            self.standing(rank).into_iter().for_each(|standing| *standing = Standing::Left);
             self.publish(|news| {
                 news.members.retain(|member| member.rank != rank);
                 news.left.push(Left { rank, round });
@@ -28,10 +26,8 @@ impl Job {
 
     /// A worker was lost, and the job goes on.
     pub fn lost(&mut self, rank: u32) {
-        if let Some(member) = &mut self.members[rank as usize] {
-            member.standing = Standing::Going;
-            member.cores = self.cores.numbers.len();
-        }
+        let cores = self.cores.numbers.len();
+        self.standing(rank).into_iter().for_each(|standing| standing.lose(cores));
     }
 
     /// No hub expects this worker any more.
@@ -43,22 +39,18 @@ impl Job {
 
     /// A core has let go of a worker. After the last core the rank is free, and the news say that no round waits for it.
     pub fn removed(&mut self, rank: u32) {
-        let slot = &mut self.members[rank as usize];
-        if let Some(member) = slot.as_mut().filter(|member| member.standing == Standing::Going) {
-            member.cores -= 1;
-            if member.cores == 0 {
-                *slot = None;
-                self.publish(|news| news.members.retain(|member| member.rank != rank));
-            }
+        if self.standing(rank).is_some_and(Standing::removed) {
+            self.members[rank as usize] = None;
+            self.publish(|news| news.members.retain(|member| member.rank != rank));
         }
     }
 
     /// Ends the job for all its workers: on its own account, or because the hub stops.
-    pub fn fail(&mut self, reason: &str, hub_stops: bool) {
-        (self.weights, self.failed_at) = (None, Some(Instant::now()));
-        self.brought = Brought::Nothing;
+    pub fn fail(&mut self, reason: &str, hub_stops: bool, ending: Option<Ending>) {
+        self.weights = None;
+        self.life = Life::Failed { at: Instant::now(), reason: reason.to_owned(), hub_stops, ending };
         self.hubs.end_hold();
-        self.publish(|news| news.state = JobState::Failed { reason: reason.to_owned(), hub_stops });
+        self.publish(|_| {});
     }
 
     /// Gives back what a failed job knows of its keys and chunks: it is there for its news alone.

@@ -1,22 +1,25 @@
 //! A job: its terms, its members, and the news that its workers wait for.
 //!
-//! Owned by the registry, under its lock. Decides nothing about cores and connections. `arriving` has how members come to take part,
-//! `leaving` how they and the job end, `offered` the state that rank 0 brings, `reached` how far members were before they lost their hub.
+//! Owned by the registry, under its lock. Decides nothing about cores and connections. `life` has the states of a job, `member`
+//! those of a member; `arriving` has how members come to take part, `leaving` how they and the job end, `offered` the state that rank 0
+//! brings, `reached` how far members were before they lost their hub.
 
 mod arriving;
 mod leaving;
+mod life;
+pub(super) mod member;
 mod offered;
 mod reached;
+#[cfg(test)]
+mod tests;
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use fabric::any::Transport;
 use fabric::{PlannedLink, SendWindow};
 use pbox_core::control::{
-    HeartbeatReply, JobReply, JobState, JoinRequest, Late, Latest, Member as Taking, MemberReply, Mesh,
-    reason,
+    HeartbeatReply, JobReply, JoinRequest, Late, Member as Taking, MemberReply, Mesh, reason,
 };
 use pbox_core::job::Difference;
 use pbox_core::{
@@ -25,61 +28,18 @@ use pbox_core::{
 use tokio::sync::watch;
 
 pub(crate) use arriving::Arrival;
+use life::{Gathering, Life};
+pub(crate) use member::Member;
+use member::Standing;
 
 use super::above::{JoinedAbove, RelinksAbove};
 use super::compare::Digests;
 use super::hubs::Hubs;
 use super::late::Progress;
-use super::links::{MemberLink, by_nic};
+use super::links::by_nic;
 use super::pace::{LastRounds, not_finite, verdict};
-use super::relink::Unlinked;
 use super::saved::checkpoint::Checkpoints;
 use crate::asker::Asker;
-
-/// A worker that joined.
-#[derive(Debug)]
-pub(crate) struct Member {
-    /// The number of cores that have its link. For a member that is going: of cores that have not let go of it yet.
-    pub(super) cores: usize,
-    /// The one who joined.
-    pub(super) from: Option<Asker>,
-    /// When its last heartbeat came.
-    pub heard: Instant,
-    /// Of a hub below: which of its own workers is late, as it said last.
-    pub latest: Option<Latest>,
-    /// The transport of its links, once it has some.
-    pub transport: Option<Transport>,
-    /// Its links, one for each core of the job.
-    pub links: Vec<MemberLink>,
-    /// Names it at all hubs of the job.
-    worker: u64,
-    /// Of a hub below: whether all its own members are there. A worker is always ready.
-    ready: bool,
-    pub(super) standing: Standing,
-    /// Whether it makes its links again when they are lost.
-    pub(super) relinks: bool,
-    /// Its last heartbeat ended without an answer.
-    pub hung_up: bool,
-    /// Its links are lost, and it may make others.
-    pub(super) unlinked: Option<Unlinked>,
-    /// Of the connection by which it made its links again, or makes them.
-    pub(super) token: Option<[u8; 16]>,
-}
-
-/// How a member stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
-    /// Joined.
-    Joined,
-    /// Has connected to the data path, and does not take part yet.
-    Coming,
-    /// Takes part.
-    Here,
-    /// Left in good order, in a job that does not continue without its ranks.
-    Left,
-    /// Lost or left, and the job goes on. The rank is free when all cores have let go of the member.
-    Going,
-}
 
 /// The hub's cores that own a job's chunks.
 #[derive(Debug)]
@@ -99,6 +59,7 @@ pub(crate) struct Cores {
 pub(crate) struct Job {
     pub id: JobId,
     pub name: String,
+    life: Life,
     /// What the first worker asked for. The others must ask for the same.
     pub terms: Arc<JobTerms>,
     pub wire: Wire,
@@ -114,11 +75,8 @@ pub(crate) struct Job {
     /// The weights: the window of all workers, or with SSP and ASP the hub's own. `None` once the job has failed.
     pub weights: Option<Arc<SendWindow>>,
     pub members: Vec<Option<Member>>,
-    pub failed_at: Option<Instant>,
     /// The round that it began with.
     pub first_round: Round,
-    /// By rank, until the job begins: the round that a worker of this hub had reached when it lost a hub.
-    reached: Vec<Option<Round>>,
     /// Held during a cut: there is one cut at a time.
     pub cutting: Arc<tokio::sync::Mutex<()>>,
     /// The optimizer's numbers, as the workers have set them.
@@ -131,9 +89,6 @@ pub(crate) struct Job {
     pub(super) relinks_above: RelinksAbove,
     /// The mesh that its workers ask for.
     pub mesh: Option<Mesh>,
-    brought: offered::Brought,
-    /// How many steps each key has made in the state that rank 0 brings, if it says so.
-    pub brought_steps: Vec<Option<u32>>,
     pub progress: Progress,
     pub last_rounds: LastRounds,
     pub digests: Digests,
@@ -153,10 +108,10 @@ impl Job {
         let workers = terms.workers;
         let at_start = || NumbersByRound::new(Numbers::new(terms.optimizer));
         let numbers = restored.map_or_else(at_start, Restored::numbers);
-        let state = JobState::Gathering { missing: (0..workers).collect(), machines: Vec::new() };
+        let life = Life::new(workers);
         let news = HeartbeatReply {
             version: 1,
-            state,
+            state: life.state(),
             members: Vec::new(),
             left: Vec::new(),
             held_up_by: Vec::new(),
@@ -167,6 +122,7 @@ impl Job {
         Job {
             id,
             name: hubs.peers.job.clone(),
+            life,
             terms,
             promised: 0,
             owner: None,
@@ -176,9 +132,7 @@ impl Job {
             cores,
             weights: Some(weights),
             members: (0..workers).map(|_| None).collect(),
-            failed_at: None,
             first_round: restored.map_or(Round(0), Restored::round),
-            reached: vec![None; workers as usize],
             cutting: Arc::default(),
             numbers,
             checkpoints: Checkpoints::default(),
@@ -186,8 +140,6 @@ impl Job {
             above: None,
             relinks_above: RelinksAbove::default(),
             mesh: None,
-            brought: offered::Brought::Nothing,
-            brought_steps: Vec::new(),
             progress: Progress::new(),
             last_rounds: LastRounds::default(),
             digests: Digests::default(),
@@ -250,30 +202,31 @@ impl Job {
     /// Whether the rank is taken now, in a job that would go on without its worker.
     pub fn may_become_free(&self, rank: u32) -> bool {
         let taken = self.members.get(rank as usize).is_some_and(Option::is_some);
-        taken && self.goes_on() && self.state() == JobState::Running
+        taken && self.goes_on() && self.runs()
     }
 
     /// A worker has joined.
     pub fn add_member(&mut self, rank: u32, worker: u64, relinks: bool, from: Option<Asker>) {
+        let is_ready = self.terms.level.members == Members::Workers;
         self.members[rank as usize] = Some(Member {
-            cores: 0,
+            standing: Standing::Joined { is_ready },
             from,
             heard: Instant::now(),
             latest: None,
             transport: None,
             links: Vec::new(),
             worker,
-            ready: self.terms.level.members == Members::Workers,
-            standing: Standing::Joined,
             relinks: relinks && self.mesh.is_none(),
             hung_up: false,
-            unlinked: None,
-            token: None,
         });
     }
 
     pub(super) fn member(&self, rank: u32) -> Option<&Member> {
         self.members.get(rank as usize)?.as_ref()
+    }
+
+    pub(super) fn standing(&mut self, rank: u32) -> Option<&mut Standing> {
+        self.members.get_mut(rank as usize)?.as_mut().map(|member| &mut member.standing)
     }
 
     /// A member, in words.
@@ -304,24 +257,19 @@ impl Job {
         let (mut here, ahead) = (Vec::new(), self.ahead());
         for &rank in ranks {
             let from = Round(from.0.saturating_add(ahead.get(rank as usize).copied().unwrap_or(0)));
-            if let Some(member) = &mut self.members[rank as usize]
-                && member.standing == Standing::Coming
-            {
-                member.standing = Standing::Here;
+            if self.standing(rank).is_some_and(Standing::take_part) {
                 here.push(Taking { rank, from });
             }
         }
-        let begins = self.state() != JobState::Running;
-        // Where workers step alone, each is as far ahead as it was.
-        let slowest = self.reached.iter().flatten().min().copied().filter(|_| !ahead.is_empty());
-        self.reached.fill(None);
-        let first = self.first_round;
+        let (first, former) = (self.first_round, std::mem::replace(&mut self.life, Life::Running));
         self.publish(|news| {
-            if begins {
+            if let Life::Gathering(Gathering { reached, .. }) = former {
+                // Where workers step alone, each is as far ahead as it was.
+                let slowest = reached.into_iter().flatten().min().filter(|_| !ahead.is_empty());
                 let reached = slowest.or(news.reached);
                 news.lost = reached.map_or(0, |reached| reached.0.saturating_sub(first.0));
             }
-            (news.state, news.refused) = (JobState::Running, None);
+            news.refused = None;
             news.members.extend(here);
             news.members.sort_by_key(|member| member.rank);
         });
@@ -334,16 +282,17 @@ impl Job {
 
     /// Whether the worker is a member that has not left.
     pub fn has(&self, rank: u32) -> bool {
-        self.stands(rank, &[Standing::Joined, Standing::Coming, Standing::Here])
+        self.member(rank).is_some_and(|member| member.standing.is_member())
     }
 
     /// Whether a worker other than `rank` takes part.
     pub fn has_others(&self, rank: u32) -> bool {
-        (0..self.terms.workers).any(|other| other != rank && self.stands(other, &[Standing::Here]))
+        (0..self.terms.workers).any(|other| other != rank && self.takes_part(other))
     }
 
-    pub(super) fn stands(&self, rank: u32, standings: &[Standing]) -> bool {
-        self.members[rank as usize].as_ref().is_some_and(|member| standings.contains(&member.standing))
+    /// Whether a worker takes part, with or without links.
+    pub(super) fn takes_part(&self, rank: u32) -> bool {
+        self.member(rank).is_some_and(|member| member.standing.takes_part())
     }
 
     /// These workers hold the rounds up. Returns whether they are others than before: that is news.
@@ -360,25 +309,10 @@ impl Job {
 
     /// A join was refused, and others gather: they hear of it, since they wait for that worker.
     pub fn refused(&self, rank: u32, from: Option<&Asker>, why: &str) {
-        if matches!(self.state(), JobState::Gathering { .. }) {
+        if self.gathers() {
             let at = from.map(|from| format!(" at {from}")).unwrap_or_default();
             self.publish(|news| news.refused = Some(format!("rank {rank}{at}: {}", reason(why))));
         }
-    }
-
-    pub fn failed(&self) -> bool {
-        self.failed_at.is_some()
-    }
-
-    pub fn state(&self) -> JobState {
-        self.news.borrow().state.clone()
-    }
-
-    pub(super) fn publish(&self, change: impl FnOnce(&mut HeartbeatReply)) {
-        self.news.send_modify(|news| {
-            change(news);
-            news.version += 1;
-        });
     }
 
     fn describe_members(&self) -> Vec<MemberReply> {

@@ -1,9 +1,8 @@
 //! The state that rank 0 offers to a new job, and that the job then waits for.
 
-use pbox_core::control::JobState;
 use pbox_core::{Restored, Round};
 
-use super::{Arrival, Job, Member, Standing};
+use super::{Arrival, Job, Standing};
 
 /// Whether a job waits for the state of rank 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,26 +18,29 @@ pub(super) enum Brought {
 }
 
 impl Job {
-    /// Rank 0 offers a state. Returns whether the job has none of its own; it then waits.
-    pub fn state_offered(&mut self) -> Result<bool, String> {
-        if self.first_round > Round(0) || !matches!(self.state(), JobState::Gathering { .. }) {
+    /// Rank 0 offers a state, whose keys have made these steps. Returns whether the job has none of its own; it then waits.
+    pub fn state_offered(&mut self, steps: Vec<Option<u32>>) -> Result<bool, String> {
+        let may_begin = matches!(self.standing(0), Some(Standing::Connecting { is_ready: true, .. }));
+        let (first_round, who) = (self.first_round, self.spoken(0));
+        let Some(gathering) = self.gathering_mut().filter(|_| first_round == Round(0)) else {
             return Ok(false);
-        }
-        let may_begin = |member: &Member| member.ready && member.standing != Standing::Joined;
-        if self.brought != Brought::Nothing || self.members[0].as_ref().is_some_and(may_begin) {
+        };
+        if gathering.brought != Brought::Nothing || may_begin {
             return Err(format!(
-                "{} offers a state too late: it may once, after its join and before it connects to the data path; a hub \
-                 below others, before it is ready",
-                self.spoken(0)
+                "{who} offers a state too late: it may once, after its join and before it connects to the data path; a hub \
+                 below others, before it is ready"
             ));
         }
-        self.brought = Brought::Offered;
+        gathering.brought = Brought::Offered;
+        gathering.brought_steps = steps;
         Ok(true)
     }
 
     /// Whether the state before this round is wanted, and how long it must be.
     pub fn state_wanted(&mut self, before: Round, bytes: Option<u64>) -> Arrival {
-        self.brought = bytes.map_or(Brought::Nothing, |bytes| Brought::Awaited(before, bytes));
+        if let Some(gathering) = self.gathering_mut() {
+            gathering.brought = bytes.map_or(Brought::Nothing, |bytes| Brought::Awaited(before, bytes));
+        }
         self.arrived(0)
     }
 
@@ -48,17 +50,24 @@ impl Job {
         4 * elements * self.terms.optimizer.saved_per_element() as u64
     }
 
+    /// Returns how many steps each key has made in the state that rank 0 brings, if rank 0 says so.
+    pub fn brought_steps(&self) -> Vec<Option<u32>> {
+        self.gathering().map_or_else(Vec::new, |gathering| gathering.brought_steps.clone())
+    }
+
     /// The state begins to come, once. Returns the round that it is before, and its length in bytes.
     pub fn state_comes(&mut self) -> Option<(Round, u64)> {
-        let Brought::Awaited(before, bytes) = self.brought else { return None };
-        self.brought = Brought::Coming;
+        let gathering = self.gathering_mut()?;
+        let Brought::Awaited(before, bytes) = gathering.brought else { return None };
+        gathering.brought = Brought::Coming;
         Some((before, bytes))
     }
 
     /// The state is complete: here, or at the hubs above, which say with which round the job begins.
     pub fn begin_with(&mut self, restored: Option<&Restored>) -> Arrival {
-        self.brought = Brought::Nothing;
-        self.brought_steps = Vec::new();
+        if let Some(gathering) = self.gathering_mut() {
+            (gathering.brought, gathering.brought_steps) = (Brought::Nothing, Vec::new());
+        }
         if let Some(restored) = restored {
             self.first_round = restored.round();
             self.numbers = restored.numbers();

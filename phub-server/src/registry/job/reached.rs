@@ -1,6 +1,5 @@
 //! How far members were when they lost their hub: where a job goes on that begins again.
 
-use pbox_core::control::JobState;
 use pbox_core::{Consistency, Round};
 
 use super::Job;
@@ -19,8 +18,8 @@ impl Job {
 
     /// A member of this hub had reached this round when it lost the hub.
     pub fn worker_has_reached(&mut self, rank: u32, round: Round) {
-        if self.state() != JobState::Running {
-            self.reached[rank as usize] = Some(round);
+        if let Some(gathering) = self.gathering_mut() {
+            gathering.reached[rank as usize] = Some(round);
         }
         self.has_reached(round);
     }
@@ -30,11 +29,9 @@ impl Job {
         let (Some(reached), Consistency::Ssp { staleness }) = (reached, self.terms.level.consistency) else {
             return Ok(());
         };
-        if self.steps_together() || self.state() == JobState::Running {
-            return Ok(());
-        }
+        let Some(gathering) = self.gathering().filter(|_| !self.steps_together()) else { return Ok(()) };
         let most = staleness.saturating_add(Round::APART);
-        let others = (0u32..).zip(&self.reached).filter(|&(other, _)| other != rank);
+        let others = (0u32..).zip(&gathering.reached).filter(|&(other, _)| other != rank);
         let mut others = others.filter_map(|(other, reached)| Some((other, (*reached)?)));
         match others.find(|(_, other)| reached.0.abs_diff(other.0) > most) {
             None => Ok(()),
@@ -57,13 +54,14 @@ impl Job {
     /// How far each worker begins ahead of the slowest, by rank, in a job that begins again and whose workers step alone: as far
     /// as it was, so that all have made equally many steps at the end. Else nothing.
     pub fn ahead(&self) -> Vec<u32> {
-        let slowest = self.reached.iter().flatten().min();
+        let reached = self.gathering().map_or(&[][..], |gathering| &gathering.reached);
+        let slowest = reached.iter().flatten().min();
         let Some(slowest) = slowest.filter(|_| !self.steps_together() && self.first_round > Round(0)) else {
             return Vec::new();
         };
         let most = Round::LIMIT.0.saturating_sub(self.first_round.0);
         let ahead = |reached: &Option<Round>| reached.map_or(0, |reached| (reached.0 - slowest.0).min(most));
-        self.reached.iter().map(ahead).collect()
+        reached.iter().map(ahead).collect()
     }
 }
 

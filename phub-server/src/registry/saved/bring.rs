@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use zerocopy::IntoBytes;
 
+use crate::cores::{Carried, Command};
 use crate::registry::above::{JoinedAbove, not_joined};
 use crate::registry::job::{Arrival, Job};
 use crate::registry::{Refusal, Registry, on_thread};
@@ -125,7 +126,7 @@ fn restored(job: &Job, before: Round, values: Slab) -> Restored {
         keys[key.index()] = RestoredKey { elements: elements.clone(), starts };
     }
     let numbers = vec![(Round(0), Numbers::new(*optimizer))];
-    Restored::new(before, numbers, values, keys).with_steps(job.brought_steps.clone())
+    Restored::new(before, numbers, values, keys).with_steps(job.brought_steps())
 }
 
 impl Registry {
@@ -141,12 +142,11 @@ impl Registry {
             check_offer(job, rank, before, steps.as_deref()).map_err(Refusal::Bad)?;
             let above = job.above.clone();
             let is_for_all = above.as_ref().is_none_or(|above| above.speaks_for_all());
-            let wanted = is_for_all && job.state_offered().map_err(|why| conflict(name, &why))?;
+            let own = if above.is_none() { steps.as_deref().unwrap_or_default() } else { &[] };
+            let own = own.iter().copied().map(Some).collect();
+            let wanted = is_for_all && job.state_offered(own).map_err(|why| conflict(name, &why))?;
             if !wanted {
                 return Ok(OfferReply { state_bytes: None });
-            }
-            if above.is_none() {
-                job.brought_steps = steps.iter().flatten().copied().map(Some).collect();
             }
             (job.id, above)
         };
@@ -213,7 +213,8 @@ impl Registry {
             let restored = values.map(|values| Arc::new(restored(job, round, values)));
             if let Some(of_cores) = restored.clone() {
                 let layout = Arc::clone(job.wire.layout());
-                self.command(job, move |thread| thread.core.restore(id, &layout, &of_cores));
+                let (layout, state) = (|| Carried(Arc::clone(&layout)), || Carried(Arc::clone(&of_cores)));
+                self.command(job, || Command::Restore { job: id, layout: layout(), state: state() });
             }
             job.begin_with(restored.as_deref())
         });

@@ -11,7 +11,7 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use pbox_core::control::{CheckpointReply, CheckpointRequest, JobState, PartState};
+use pbox_core::control::{CheckpointReply, CheckpointRequest, PartState};
 use pbox_core::{JobId, Round, Snapshot};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -100,7 +100,7 @@ impl Registry {
             Some(_) => job.mesh.is_none() && !job.goes_on(),
             None => self.saves(job),
         };
-        let running = |job: &&Job| job.state() == JobState::Running && is_saved(job);
+        let running = |job: &&Job| job.runs() && is_saved(job);
         let named = |job: &Job| (job.id, job.name.clone());
         let jobs: Vec<(JobId, String)> = self.lock().jobs.values().filter(running).map(named).collect();
         self.unsaved.send_replace(jobs.iter().map(|(_, name)| name.clone()).collect());

@@ -13,8 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use pbox_core::control::{
-    CheckpointReply, FailedReply, FailedRequest, JobState, LastReply, LastRequest, RoundsInFlight,
-    WholeRounds,
+    CheckpointReply, FailedReply, FailedRequest, LastReply, LastRequest, RoundsInFlight, WholeRounds,
 };
 use pbox_core::{
     Front, JobId, Layout, NumbersByRound, Optimizer, Piece, Round, Share, Snapshot, SnapshotPart,
@@ -22,6 +21,7 @@ use pbox_core::{
 use tokio::sync::{mpsc, oneshot};
 
 use super::checkpoint::DISK_LIMIT;
+use crate::cores::Command;
 use crate::registry::cut::answers;
 use crate::registry::hubs::agreement::is_needed;
 use crate::registry::hubs::{Ending, Order, Peers};
@@ -53,14 +53,19 @@ pub(in crate::registry) struct Last {
 }
 
 impl Registry {
-    /// Holds a job that is about to fail, if its state is saved here. Under the lock.
-    pub(in crate::registry) fn hold_last(&self, job: &mut Job, reason: &str, blame: Blame) -> Option<Last> {
+    /// Holds a job that is about to fail, if its state is saved here. Returns how this hub takes part in that, too. Under the lock.
+    pub(in crate::registry) fn hold_last(
+        &self,
+        job: &Job,
+        reason: &str,
+        blame: Blame,
+    ) -> Option<(Last, Ending)> {
         let id = job.id;
-        if !self.saves(job) || job.state() != JobState::Running || job.above.is_some() {
+        if !self.saves(job) || !job.runs() || job.above.is_some() {
             return None;
         }
         let (order, orders) = mpsc::channel(1);
-        job.hubs.ending = Some(if job.hubs.leads() { Ending::Leads } else { Ending::Follows(order) });
+        let ending = if job.hubs.leads() { Ending::Leads } else { Ending::Follows(order) };
         let checkpoint = job.checkpoints.last.as_ref().map(|last| last.round);
         let hubs = &job.hubs;
         let newest = match (hubs.share.is_whole(), hubs.leads()) {
@@ -68,13 +73,13 @@ impl Registry {
             (false, true) => hubs.whole.rounds.last().copied(),
             (false, false) => hubs.rounds.last().copied(),
         };
-        Some(Last {
+        let last = Last {
             id,
             name: job.name.clone(),
             reason: reason.to_owned(),
             blame,
             cores: job.cores.numbers.clone(),
-            fronts: self.ask_cores(job, move |thread| thread.core.hold(id)),
+            fronts: self.ask_cores(&job.cores.numbers, |reply| Command::Hold { job: id, reply }),
             layout: Arc::clone(job.wire.layout()),
             share: hubs.share,
             pieces: hubs.pieces.clone(),
@@ -85,7 +90,8 @@ impl Registry {
             whole: hubs.whole.clone(),
             writing: Arc::clone(&job.checkpoints.writing),
             orders,
-        })
+        };
+        Some((last, ending))
     }
 
     /// Saves the state, and then ends the job on its cores. Returns at once.
@@ -101,15 +107,14 @@ impl Registry {
             // No file of this job comes later, beside those of a job that goes on from here.
             let _ = on_thread("phub-checkpoint", move || drop(writing.lock())).await;
             for core in cores {
-                registry.cores[core].tell(move |thread| thread.remove_job(id));
+                registry.cores[core].tell(Command::RemoveJob { job: id });
             }
             let mut inner = registry.lock();
             inner.making.remove(&name);
             registry.freed.notify_waiters();
-            let job = inner.jobs.get_mut(&id);
-            let checkpoints = job.map(|Job { hubs, checkpoints, .. }| {
-                hubs.ending = None;
-                checkpoints
+            let checkpoints = inner.jobs.get_mut(&id).map(|job| {
+                job.end_saving();
+                &mut job.checkpoints
             });
             match (saved, checkpoints) {
                 (Ok(Some(reply)), checkpoints) => {
@@ -254,12 +259,8 @@ impl Registry {
         if before == Round(0) || last.pieces.is_empty() {
             return Ok(None);
         }
-        let ask = |&core: &usize| {
-            let (done, answer) = oneshot::channel();
-            self.cores[core].tell(move |thread| drop(done.send(thread.core.last_state(id, before))));
-            answer
-        };
-        let parts = answers(last.cores.iter().map(ask).collect()).await?;
+        let last_state = |reply| Command::LastState { job: id, before, reply };
+        let parts = answers(self.ask_cores(&last.cores, last_state)).await?;
         let parts = parts.into_iter().flatten().collect::<Result<Vec<SnapshotPart>, String>>()?;
         let numbers = last.numbers.changes_from(before);
         let snapshot = Snapshot::of_share(last.layout, last.pieces, last.optimizer, before, numbers, parts);

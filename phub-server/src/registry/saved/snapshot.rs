@@ -12,6 +12,7 @@ use pbox_core::control::PartState;
 use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart, Taken, further};
 use tokio::sync::oneshot;
 
+use crate::cores::Command;
 use crate::registry::Registry;
 use crate::registry::cut::{CutAt, JobEnded, Purpose};
 use crate::registry::job::Job;
@@ -76,8 +77,8 @@ impl Collected {
         let Some(registry) = self.registry.upgrade() else { return }; // the cores are gone, too
         let mut parts = parts.into_iter();
         for &core in &self.cores {
-            let (job, values) = (self.job, parts.next().map(|part| part.values));
-            registry.cores[core].tell(move |thread| thread.core.give_back(job, values));
+            let values = parts.next().map(|part| part.values);
+            registry.cores[core].tell(Command::GiveBack { job: self.job, values });
         }
         registry.freed.notify_waiters();
     }
@@ -184,10 +185,7 @@ impl Registry {
         job.checkpoints.asked += 1;
         let occasion = Occasion::Asked(job.checkpoints.asked);
         job.checkpoints.collecting.push(self.collecting(job.id, occasion, before, done));
-        let id = job.id;
-        self.command(job, move |thread| {
-            thread.core.take_snapshot(id, occasion, before, &mut thread.notices);
-        });
+        self.command(job, || Command::TakeSnapshot { job: job.id, occasion, before });
     }
 
     /// A job's state before the round that is furthest ahead.
@@ -230,10 +228,10 @@ impl Registry {
         // Of several hubs each would need the lines of all: their workers step on, as if the hub were killed after the cut.
         let is_alone = self.of_job(id, |job| job.hubs.share.is_whole())?;
         let lines = match at {
-            CutAt::LastRound if is_alone => self.ask(id, move |thread| thread.core.lines(id)).await?,
+            CutAt::LastRound if is_alone => self.ask(id, |reply| Command::Lines { job: id, reply }).await?,
             _ => Vec::new(),
         };
-        let lines = lines.into_iter().reduce(further).unwrap_or_default();
+        let lines: Arc<[_]> = lines.into_iter().reduce(further).unwrap_or_default().into();
         let slowest = lines.iter().flatten().min().copied();
         let before = slowest.or(held.front).unwrap_or_default();
         if before == Round(0) {
@@ -242,7 +240,8 @@ impl Registry {
         }
         if at == CutAt::LastRound {
             // Whoever has pushed the next round makes this push again when the job goes on.
-            self.ask(id, move |thread| thread.core.end_before(id, before, &lines)).await?;
+            let lines = || Arc::clone(&lines);
+            self.ask(id, |reply| Command::EndBefore { job: id, before, lines: lines(), reply }).await?;
         }
         let (done, parts) = oneshot::channel();
         // A job that ended meanwhile says so at its release.

@@ -1,0 +1,138 @@
+//! Commands: the work of a core thread between two turns, as data that can be printed.
+//!
+//! A command names its job by number, and a worker by its rank. Windows, links and shards have no numbers yet, so a command
+//! carries them. Knows no core: [`obey`](super::obey) carries commands out.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use fabric::{Crossed, RecvWindow, Slab, Spans, any};
+use pbox_core::{
+    Front, Gauged, JobId, KeyId, Layout, LevelTerms, Look, MadeShard, Numbers, Occasion, Restored, Round,
+    SnapshotPart, Watched,
+};
+use tokio::sync::oneshot;
+
+use super::Event;
+
+/// Work for a core thread between two turns.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// Do nothing. A look at the commands shows that the thread is not stuck.
+    Nothing,
+    /// End the thread.
+    Stop,
+    /// Say the last events.
+    Events(Carried<Sender<LastEvents>>),
+    /// Own the chunks of a new job.
+    AddShard { job: JobId, shard: Box<MadeShard> },
+    /// Begin a job with a state, before anybody takes part in it.
+    Restore { job: JobId, layout: Carried<Arc<Layout>>, state: Carried<Arc<Restored>> },
+    /// Take a worker's link. `weights` is the core's part of the worker's own weights window, where the worker has one.
+    AddWorker {
+        job: JobId,
+        rank: u32,
+        gradients: Carried<Arc<RecvWindow>>,
+        weights: Carried<Option<Spans>>,
+        link: Box<any::Endpoint>,
+    },
+    /// Drop the link of a worker that makes another.
+    UnlinkWorker { job: JobId, rank: u32 },
+    /// Remove a worker.
+    RemoveWorker { job: JobId, rank: u32 },
+    /// Take the links that lead up.
+    AddAbove { job: JobId, level: LevelTerms, ways: Carried<WaysOfCore> },
+    /// Drop the links that lead up.
+    UnlinkAbove { job: JobId },
+    /// Begin with the round that the hubs above have begun with.
+    BeginBelow { job: JobId, first: Round, reply: Reply<()> },
+    /// Finish no round, and say which are in flight.
+    Hold { job: JobId, reply: Reply<Option<Front>> },
+    /// Say to which round each worker of a held job has come.
+    Lines { job: JobId, reply: Reply<Vec<Option<Round>>> },
+    /// Let no chunk of a held job go further than a round, or than these lines.
+    EndBefore { job: JobId, before: Round, lines: Arc<[Option<Round>]>, reply: Reply<()> },
+    /// Copy the state of a held job before a round.
+    TakeSnapshot { job: JobId, occasion: Occasion, before: Round },
+    /// Take back the memory of a snapshot's part, unless it is lost. The next snapshot may be taken.
+    GiveBack { job: JobId, values: Option<Slab> },
+    /// Go on with the rounds of a held job. The admitted ranks take part from a round on; `ahead` is added to it, by rank.
+    Release { job: JobId, from: Round, admitted: Arc<[u32]>, ahead: Arc<[u32]>, reply: Reply<()> },
+    /// Change the optimizer's numbers from a round on, and set the state of keys to zero. Say the oldest round in flight.
+    SetNumbers { job: JobId, from: Round, numbers: Numbers, reset: Arc<[KeyId]>, reply: Reply<Option<Round>> },
+    /// Say whether rounds move, and whose pushes they wait for.
+    Look { job: JobId, reply: Reply<Look> },
+    /// Say what was measured in the last rounds.
+    Measure { job: JobId, reply: Reply<Measured> },
+    /// Say the last state of a job that has failed while it was held; nothing without chunks.
+    LastState { job: JobId, before: Round, reply: Reply<Option<Result<SnapshotPart, String>>> },
+    /// End a job.
+    RemoveJob { job: JobId },
+    /// Do what a test wants.
+    #[cfg(test)]
+    Test(fn()),
+}
+
+/// A core's links to the hubs above, each with the window that the hub writes, unless that is the window that the workers read.
+pub(crate) type WaysOfCore = Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>;
+
+/// The last events of a core: its number, the events, and how many were before them. No events without a timeline.
+pub(crate) type LastEvents = (usize, (Vec<Event>, u64));
+
+/// The things that a core has measured in a job's last rounds.
+#[derive(Debug)]
+pub(crate) struct Measured {
+    /// For how long the core waited for whom.
+    pub watched: Watched,
+    /// The gradients, as the core saw them.
+    pub gauged: Gauged,
+    /// The bytes that crossed the workers' links to this core, by rank; none on shared memory.
+    pub crossed: Vec<(u32, Crossed)>,
+}
+
+/// The way back of a core's answer. A core that ends gives none, and the asker sees that.
+pub(crate) struct Reply<T>(oneshot::Sender<T>);
+
+impl<T> Reply<T> {
+    /// Makes the core's end and the asker's end.
+    pub fn new() -> (Self, oneshot::Receiver<T>) {
+        let (reply, answer) = oneshot::channel();
+        (Reply(reply), answer)
+    }
+
+    /// Sends the answer, unless the asker has gone.
+    pub fn send(self, answer: T) {
+        let _ = self.0.send(answer);
+    }
+}
+
+impl<T> fmt::Debug for Reply<T> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Reply")
+    }
+}
+
+/// A value without a number, such as a window. It may be as long as a model, so that a print shows the type alone.
+pub(crate) struct Carried<T>(pub T);
+
+impl<T> fmt::Debug for Carried<T> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(std::any::type_name::<T>())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_printed_in_a_line() {
+        let (job, (reply, _answer)) = (JobId(3), Reply::new());
+        let release = Command::Release { job, from: Round(8), admitted: [1].into(), ahead: [].into(), reply };
+        let said = "Release { job: JobId(3), from: Round(8), admitted: [1], ahead: [], reply: Reply }";
+        assert_eq!(format!("{release:?}"), said);
+        let layout = Carried(Arc::new(Layout::none()));
+        assert!(format!("{layout:?}").contains("Layout"));
+    }
+}

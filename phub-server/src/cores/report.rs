@@ -1,0 +1,28 @@
+//! Reports: the things that a core thread says by itself, as data that can be printed.
+
+use pbox_core::{AnswersAbove, JobId, Taken};
+
+/// News from a core thread. There are few reports for each worker and job, and their number bounds the channel.
+#[derive(Debug)]
+pub(crate) enum Report {
+    /// This core has the worker's link.
+    Attached { job: JobId, rank: u32 },
+    /// This core has dropped the worker, and reports nothing more about it.
+    Removed { job: JobId, rank: u32 },
+    /// This core has dropped the links that a worker has lost, and reports nothing more about these links.
+    Unlinked { job: JobId, rank: u32 },
+    /// The worker's link ended or could not be made: by itself, or because the worker broke the protocol.
+    WorkerGone { job: JobId, rank: u32, reason: String, by_itself: bool },
+    /// This core has dropped the links that lead up, by which these answers had come. It reports nothing more about these links.
+    UnlinkedAbove { job: JobId, answers: AnswersAbove },
+    /// A link to a hub above ended.
+    AboveGone { job: JobId, reason: String },
+    /// This core's part of a snapshot is taken, or cannot be taken.
+    Snapshot { job: JobId, core: usize, taken: Taken },
+    /// This many of the core's chunks skipped rounds whose workers are all gone.
+    Skipped { job: JobId, chunks: u64 },
+    /// The core cannot take the job, or cannot continue it.
+    JobFailed { job: JobId, reason: String },
+    /// The thread has ended, by a bug of the hub.
+    CorePanicked { cpu: u32 },
+}

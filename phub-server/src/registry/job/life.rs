@@ -1,0 +1,143 @@
+//! The life of a job: one state, and every transition between two states.
+//!
+//! | state | event | next state |
+//! | --- | --- | --- |
+//! | (a free name) | a worker's join makes the job | `Gathering` |
+//! | `Gathering` | rank 0 offers a state; the state is wanted, or not, and comes | `Gathering`, see [`Brought`](super::offered::Brought) |
+//! | `Gathering` | a member has all that it needs to take part | `Gathering`, with fewer ranks missing |
+//! | `Gathering` | the hubs above name machines that are missing | `Gathering`, with these machines missing |
+//! | `Gathering` | a cut lets all members take part | `Running` |
+//! | `Running` | the last member leaves | (a free name) |
+//! | `Gathering`, `Running` | the job fails, or its hub stops | `Failed` |
+//! | `Failed` | the last state is saved, or cannot be saved | `Failed`, without an ending |
+//! | `Failed` | a minute is over, or too many jobs have failed since | (forgotten) |
+//!
+//! A cut is no state of a life: a job is held while it gathers, when it begins, and while it runs. The news show the state to the
+//! workers. Owned by the job, under the registry's lock.
+
+use std::time::Instant;
+
+use pbox_core::Round;
+use pbox_core::control::{HeartbeatReply, JobState};
+
+use super::Job;
+use super::offered::Brought;
+use crate::registry::hubs::Ending;
+
+/// The state of a job.
+#[derive(Debug)]
+pub(super) enum Life {
+    /// Has not begun.
+    Gathering(Gathering),
+    /// Has begun, and makes rounds.
+    Running,
+    /// Has failed, or its hub stops. The job is kept for its news, and for its `ending` while the last state is being saved.
+    Failed { at: Instant, reason: String, hub_stops: bool, ending: Option<Ending> },
+}
+
+/// A job that has not begun.
+#[derive(Debug)]
+pub(super) struct Gathering {
+    /// The ranks that are missing.
+    pub missing: Vec<u32>,
+    /// The machines that are missing at the hubs above, once all ranks are here.
+    pub machines: Vec<u32>,
+    /// Whether the job waits for the state of rank 0.
+    pub brought: Brought,
+    /// How many steps each key has made in that state, if rank 0 says so.
+    pub brought_steps: Vec<Option<u32>>,
+    /// The round that each worker of this hub had reached when it lost a hub, by rank.
+    pub reached: Vec<Option<Round>>,
+}
+
+impl Life {
+    /// Begins the life of a job of this many workers.
+    pub fn new(workers: u32) -> Self {
+        Life::Gathering(Gathering {
+            missing: (0..workers).collect(),
+            machines: Vec::new(),
+            brought: Brought::Nothing,
+            brought_steps: Vec::new(),
+            reached: vec![None; workers as usize],
+        })
+    }
+
+    /// Returns the state as the news show it.
+    pub fn state(&self) -> JobState {
+        match self {
+            Life::Gathering(Gathering { missing, machines, .. }) => {
+                JobState::Gathering { missing: missing.clone(), machines: machines.clone() }
+            }
+            Life::Running => JobState::Running,
+            Life::Failed { reason, hub_stops, .. } => {
+                JobState::Failed { reason: reason.clone(), hub_stops: *hub_stops }
+            }
+        }
+    }
+}
+
+impl Job {
+    pub fn state(&self) -> JobState {
+        self.life.state()
+    }
+
+    /// Whether the job has not begun.
+    pub fn gathers(&self) -> bool {
+        matches!(self.life, Life::Gathering(_))
+    }
+
+    /// Whether the job has begun, and has not failed.
+    pub fn runs(&self) -> bool {
+        matches!(self.life, Life::Running)
+    }
+
+    pub fn failed(&self) -> bool {
+        self.failed_at().is_some()
+    }
+
+    /// Returns when the job failed.
+    pub fn failed_at(&self) -> Option<Instant> {
+        match self.life {
+            Life::Failed { at, .. } => Some(at),
+            _ => None,
+        }
+    }
+
+    /// Returns how this hub takes part in saving the last state, while that is done.
+    pub fn ending(&self) -> Option<&Ending> {
+        match &self.life {
+            Life::Failed { ending, .. } => ending.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// Notes that the last state is saved, or cannot be saved.
+    pub fn end_saving(&mut self) {
+        if let Life::Failed { ending, .. } = &mut self.life {
+            *ending = None;
+        }
+    }
+
+    pub(super) fn gathering(&self) -> Option<&Gathering> {
+        match &self.life {
+            Life::Gathering(gathering) => Some(gathering),
+            _ => None,
+        }
+    }
+
+    pub(super) fn gathering_mut(&mut self) -> Option<&mut Gathering> {
+        match &mut self.life {
+            Life::Gathering(gathering) => Some(gathering),
+            _ => None,
+        }
+    }
+
+    /// Publishes the state, and other news.
+    pub(in crate::registry) fn publish(&self, change: impl FnOnce(&mut HeartbeatReply)) {
+        self.news.send_modify(|news| {
+            change(news);
+            news.state = self.state();
+            news.version += 1;
+        });
+    }
+}
