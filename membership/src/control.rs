@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use authority::{ALL_JOBS, Credential, Right, Trust, explain};
 use pbox_core::Round;
 use pbox_core::control::{
-    Answer, ClockReply, ErrorReply, HOST_HEADER, HubReply, LeaveReply, LeaveRequest, OfferReply, OfferRequest,
+    Answer, ClockReply, ErrorReply, HOST_HEADER, HubReply, LeaveReply, LeaveRequest, OfferReply,
+    OfferRequest, RefusalCode,
 };
 use serde::Serialize;
 use ureq::http::header::{AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER};
@@ -58,6 +59,46 @@ pub(crate) enum Cause {
     Cut,
     /// There was no connection, or no answer in time.
     Unreachable,
+}
+
+impl Cause {
+    /// Returns what a refusal comes to. The status decides only where the hub sends no code that this program knows.
+    fn of_refusal(code: RefusalCode, status: StatusCode, asks_again: bool) -> Self {
+        use RefusalCode as Code;
+        match code {
+            Code::NoConnection => Cause::Passing,
+            Code::Stalled | Code::RankBusy | Code::JobDiffers | Code::Busy | Code::NotReady => Cause::Busy,
+            Code::PageUnknown
+            | Code::JobUnknown
+            | Code::TokenUnknown
+            | Code::WorkerLost
+            | Code::JobEnded
+            | Code::HubStops
+            | Code::Internal => Cause::Gone,
+            Code::Other if passes(status) && asks_again => Cause::Passing,
+            Code::Other if passes(status) => Cause::Busy,
+            Code::Other if status == StatusCode::NOT_FOUND => Cause::Gone,
+            _ => Cause::Refused,
+        }
+    }
+}
+
+/// Whether a status says that the same request may succeed later.
+fn passes(status: StatusCode) -> bool {
+    status.is_server_error() && status != StatusCode::INSUFFICIENT_STORAGE
+        || [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&status)
+}
+
+/// Whether a refusal is about what this process shows.
+fn is_about_rights(code: RefusalCode, status: StatusCode) -> bool {
+    use RefusalCode as Code;
+    match code {
+        Code::Other => [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN].contains(&status),
+        code => matches!(
+            code,
+            Code::TokenMissing | Code::TokenForeign | Code::TokenExpired | Code::NotAllowed | Code::WebPage
+        ),
+    }
 }
 
 /// A request that failed.
@@ -350,10 +391,8 @@ impl Control {
         let status = response.status();
         let asks_again = response.headers().contains_key(RETRY_AFTER);
         let body = response.body_mut().read_to_string().map_err(|error| self.unreachable(error))?;
-        let passes = status.is_server_error() && status != StatusCode::INSUFFICIENT_STORAGE
-            || [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&status);
         let nonsense = || Failure {
-            cause: if passes { Cause::Passing } else { Cause::Strange },
+            cause: if passes(status) { Cause::Passing } else { Cause::Strange },
             error: MemberError::Nonsense {
                 hub: self.hub.clone(),
                 what,
@@ -372,24 +411,16 @@ impl Control {
             };
             return reply.check().map(|()| reply).map_err(strange);
         }
-        let ErrorReply { error: mut why } = serde_json::from_str(&body).map_err(|_| nonsense())?;
+        let ErrorReply { code, error: mut why } = serde_json::from_str(&body).map_err(|_| nonsense())?;
         why.truncate(why.floor_char_boundary(LONGEST_REASON));
-        let cause = match (passes, asks_again) {
-            (true, true) => Cause::Passing,
-            (true, false) => Cause::Busy,
-            (false, _) if status == StatusCode::NOT_FOUND => Cause::Gone,
-            (false, _) => Cause::Refused,
-        };
         let hub = self.hub.clone();
-        let error = match status {
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                let shown =
-                    self.credential.as_ref().map_or("nothing".to_owned(), |it| it.source().to_owned());
-                MemberError::NotAllowed { hub, what, why, shown }
-            }
-            _ => MemberError::Refused { hub, what, why },
+        let error = if is_about_rights(code, status) {
+            let shown = self.credential.as_ref().map_or("nothing".to_owned(), |it| it.source().to_owned());
+            MemberError::NotAllowed { hub, what, code, why, shown }
+        } else {
+            MemberError::Refused { hub, what, code, why }
         };
-        Err(Failure { cause, error })
+        Err(Failure { cause: Cause::of_refusal(code, status, asks_again), error })
     }
 }
 
@@ -438,5 +469,24 @@ impl Read for Exactly {
             return Err(wrong("is too long".into()));
         }
         Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_refusal_comes_to_follows_from_its_code() {
+        for &code in RefusalCode::ALL {
+            let status = StatusCode::from_u16(code.status()).unwrap();
+            let asks_again = code == RefusalCode::NoConnection;
+            let by_code = Cause::of_refusal(code, status, false);
+            // An older hub sends the same status, and no code.
+            assert_eq!(by_code, Cause::of_refusal(RefusalCode::Other, status, asks_again), "{code}");
+            assert_eq!(is_about_rights(code, status), is_about_rights(RefusalCode::Other, status), "{code}");
+            // The status of something between this process and the hub changes nothing.
+            assert_eq!(by_code, Cause::of_refusal(code, StatusCode::IM_A_TEAPOT, true), "{code}");
+        }
     }
 }

@@ -18,6 +18,7 @@ use axum::http::header::{
     X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
 use axum::response::{IntoResponse, Response};
+use pbox_core::control::RefusalCode;
 use serde::Serialize;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -27,7 +28,7 @@ use super::INDEX;
 use super::guard::Sees;
 use crate::pieces::Pieces;
 use crate::refusals::Refusals;
-use crate::registry::{Refusal, Registry, random_name};
+use crate::registry::{Because, Refusal, Registry, random_name};
 
 const PAGE: &str = include_str!("page.html");
 /// Stands in the page where its scripts and styles have the word that the policy names.
@@ -72,7 +73,7 @@ pub(super) fn events(
     sees: Sees,
 ) -> Result<Response, Refusal> {
     let place = Arc::clone(listeners).try_acquire_owned().map_err(|_| {
-        Refusal::Busy(format!(
+        RefusalCode::Busy.because(format!(
             "{LISTENERS} listen to the events of this hub already; close a page, and try again"
         ))
     })?;

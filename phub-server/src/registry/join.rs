@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fabric::{Ranges, RecvWindow, SendWindow, Span, Spans, any};
 use pbox_core::control::{
-    JobState, JoinReply, JoinRequest, PROTOCOL, Versions, check_address, check_job_name,
+    JobState, JoinReply, JoinRequest, PROTOCOL, RefusalCode, Versions, check_address, check_job_name,
 };
 use pbox_core::job::Difference;
 use pbox_core::{ChunkId, JobId, JobTerms, Share, Wire};
@@ -15,7 +15,7 @@ use super::hubs::Secret;
 use super::job::{Cores, Job};
 use super::links::links_by;
 use super::loss::Cause;
-use super::{Inner, Refusal, Registry, Token, on_thread, token_of};
+use super::{Because, Inner, Refusal, Registry, Token, on_thread, token_of};
 use crate::asker::Asker;
 use crate::cores::near::Near;
 
@@ -54,7 +54,7 @@ impl Registry {
             Err(refusal) => {
                 inner.counts.refused_joins += 1;
                 let named = inner.names.get(&job).and_then(|id| inner.jobs.get(id));
-                named.into_iter().for_each(|job| job.refused(rank, who.as_ref(), refusal.why()));
+                named.into_iter().for_each(|job| job.refused(rank, who.as_ref(), &refusal.why));
             }
         }
         joined
@@ -66,14 +66,15 @@ impl Registry {
         request: JoinRequest,
         from: Option<Asker>,
     ) -> Result<JoinReply, Refusal> {
-        check_request(&name, &request).map_err(Refusal::Bad)?;
+        check_request(&name, &request).map_err(Refusal::bad)?;
         let relays = self.up.relays(&request);
         if relays && request.through.contains(&self.id) {
-            return Err(Refusal::Conflict(format!(
-                "job {name:?} came to this hub through {} hub(s), of which it is one: hubs that are above each other form a \
+            return Err(RefusalCode::Circle.because(format!(
+                    "job {name:?} came to this hub through {} hub(s), of which it is one: hubs that are above each other form a \
                  circle; the hub at the top has no --above",
-                request.through.len()
-            )));
+                    request.through.len()
+                ),
+            ));
         }
         let waits_for_hubs = relays || request.peers.is_some();
         let asked = Arc::new((name, request, from));
@@ -87,18 +88,17 @@ impl Registry {
             let joining = move || registry.try_join(&asked.0, &asked.1, asked.2.as_ref());
             let answer = match waits_for_hubs {
                 // The threads for joins are few. This join waits for answers of other hubs, or of this hub itself.
-                true => {
-                    on_thread("phub-above", joining).await.unwrap_or_else(|why| Err(Refusal::Exhausted(why)))
+                true => on_thread("phub-above", joining).await.unwrap_or_else(|why| Err(why.into())),
+                false => {
+                    tokio::task::spawn_blocking(joining).await.unwrap_or_else(|_| Err(Refusal::internal()))
                 }
-                false => tokio::task::spawn_blocking(joining)
-                    .await
-                    .unwrap_or_else(|_| Err(Refusal::Gone("the hub could not do it".into()))),
             };
             match answer {
                 // The thread that makes the job wakes this one. The worker's own limit ends the wait.
                 Ok(None) => freed.await,
                 Ok(Some(reply)) => return Ok(reply),
-                Err(Refusal::Busy(_)) if tokio::time::timeout_at(limit, freed).await.is_ok() => {}
+                Err(refusal) if may_pass(&refusal) && tokio::time::timeout_at(limit, freed).await.is_ok() => {
+                }
                 Err(refusal) => return Err(refusal),
             }
         }
@@ -140,7 +140,7 @@ impl Registry {
         let mut compared: Option<(Arc<JobTerms>, Option<Difference>)> = None;
         loop {
             if inner.closed {
-                return Err(Refusal::Gone(STOPS.into()));
+                return Err(RefusalCode::HubStops.because(STOPS));
             }
             let Some(terms) = inner.names.get(name).map(|id| &inner.jobs[id].terms) else {
                 return Ok(None); // it ended meanwhile: another one begins
@@ -166,10 +166,11 @@ impl Registry {
         if there < self.jobs_limit {
             return Ok(());
         }
-        Err(Refusal::Exhausted(format!(
-            "job {name:?}: this hub has {there} jobs, the most that it may have; end one, or start the hub with a higher \
+        Err(RefusalCode::JobsLimit.because(format!(
+                "job {name:?}: this hub has {there} jobs, the most that it may have; end one, or start the hub with a higher \
              --jobs-limit"
-        )))
+            ),
+        ))
     }
 
     /// Takes a worker into an existing job. `difference` is that of its terms.
@@ -185,11 +186,12 @@ impl Registry {
         let id = inner.names[name];
         let job = &inner.jobs[&id];
         if job.may_become_free(rank) {
-            return Err(Refusal::Busy(format!("rank {rank} of job {name:?} is not free yet: try again")));
+            return Err(RefusalCode::RankBusy
+                .because(format!("rank {rank} of job {name:?} is not free yet: try again")));
         }
-        job.admits(request, difference).map_err(Refusal::Conflict)?;
+        job.admits(request, difference)?;
         check_pass(job, request)?;
-        job.check_reached(rank, request.reached).map_err(Refusal::Conflict)?;
+        job.check_reached(rank, request.reached)?;
         let token = new_token()?;
         inner.tokens.insert(token, (id, rank));
         inner.shown.insert(fabric::name_of(token), token);
@@ -348,6 +350,11 @@ impl Registry {
     }
 }
 
+/// Whether a join that is refused may be let in when a rank is free, or a job has ended.
+fn may_pass(refusal: &Refusal) -> bool {
+    matches!(refusal.code, RefusalCode::RankBusy | RefusalCode::JobDiffers)
+}
+
 fn check_request(name: &str, request: &JoinRequest) -> Result<(), String> {
     check_job_name(name).map_err(|error| error.to_string())?;
     let JoinRequest { rank, hub, ref terms, .. } = *request;
@@ -408,17 +415,18 @@ fn check_pass(job: &Job, request: &JoinRequest) -> Result<(), Refusal> {
     if job.hubs.peers.secret.is(&pass.secret) && job.hubs.first_round == pass.first_round {
         return Ok(());
     }
-    Err(Refusal::Busy(format!(
-        "job {:?} is another one at hub 0, at {}, than here; if its hub 0 was started again, the job ends here soon: try \
+    Err(RefusalCode::JobDiffers.because(format!(
+            "job {:?} is another one at hub 0, at {}, than here; if its hub 0 was started again, the job ends here soon: try \
          again; otherwise use another job name",
-        job.name, peers.hubs[0],
-    )))
+            job.name, peers.hubs[0],
+        ),
+    ))
 }
 
 pub(super) fn new_token() -> Result<Token, Refusal> {
     let mut token = [0; 16];
     match rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty()) {
         Ok(16) => Ok(token),
-        seen => Err(Refusal::Exhausted(format!("no random bytes for a token: {seen:?}"))),
+        seen => Err(RefusalCode::NoResource.because(format!("no random bytes for a token: {seen:?}"))),
     }
 }

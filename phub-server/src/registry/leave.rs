@@ -9,7 +9,7 @@ use pbox_core::{Discarded, JobId, Members, Round};
 
 use super::above::JoinedAbove;
 use super::loss::{Blame, Cause};
-use super::saved::snapshot::NO_WEIGHTS;
+use super::saved::snapshot::NoSnapshot;
 use super::{Inner, KEEP_FAILED, Refusal, Registry, on_thread, token_of};
 
 /// How long the end of a job waits for the round in flight. All workers have left, so there is none, unless a worker left in
@@ -65,9 +65,10 @@ impl Registry {
         if let Some(id) = last.filter(|_| self.store.is_some() && !was_trial)
             && let Err(why) = self.checkpoint_job(id, CHECKPOINT_AT_END).await
         {
-            tracing::warn!(job, why, "no checkpoint at the job's end");
+            tracing::warn!(job, %why, "no checkpoint at the job's end");
             // A job without weights has nothing to lose.
-            checkpoint_error = Some(why).filter(|why| why != NO_WEIGHTS);
+            checkpoint_error =
+                Some(why).filter(|why| !matches!(why, NoSnapshot::NoWeights)).map(String::from);
         }
         if let Some((id, above)) = self.leave_now(job, &token, round)? {
             // Before the links close: a closed link alone is a loss.

@@ -9,6 +9,7 @@
 //! | `leave` | lets workers go, ends jobs |
 //! | `make` | makes a job for its first worker |
 //! | `numbers` | changes an optimizer's numbers |
+//! | `refusal` | why a request is refused |
 //! | `late` | names workers that hold rounds up |
 //! | `pace` | how fast rounds go, who is late in them, the verdict |
 //! | `promises` | the memory that jobs were promised |
@@ -42,6 +43,7 @@ mod operate;
 mod pace;
 mod promises;
 mod quotas;
+mod refusal;
 mod relink;
 mod saved;
 #[cfg(test)]
@@ -54,7 +56,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use pbox_core::control::{CountsReply, HeartbeatReply, Latest, TransportAddress};
+use pbox_core::control::{CountsReply, HeartbeatReply, Latest, RefusalCode, TransportAddress};
 use pbox_core::kernels::Kernels;
 use pbox_core::{Discarded, JobId, Round};
 use tokio::runtime::Handle;
@@ -71,45 +73,12 @@ pub(crate) use above::{HubsAbove, Up};
 pub(crate) use late::LateLimits;
 pub(crate) use operate::STOPS;
 pub(crate) use quotas::Quotas;
+pub(crate) use refusal::{Because, NoThread, Refusal};
 pub(crate) use saved::Sent;
 pub(crate) use timeline::Timeline;
 
 /// How long the registry keeps a failed job, and the reason why a worker was removed, for workers that have not asked yet.
 const KEEP_FAILED: Duration = Duration::from_secs(60);
-
-/// Why a request is refused. The text is for the person who made it.
-#[derive(Debug)]
-pub(crate) enum Refusal {
-    /// The request itself is wrong.
-    Bad(String),
-    /// It does not fit the job or the hub.
-    Conflict(String),
-    /// It does not fit yet: the worker may ask again.
-    Busy(String),
-    /// There is no such job, token or page.
-    Gone(String),
-    /// The body of the request is too long.
-    TooLarge(String),
-    /// The body of the request does not come.
-    Stalled(String),
-    /// The hub lacks memory, disk or threads.
-    Exhausted(String),
-}
-
-impl Refusal {
-    /// The text for the person who made the request.
-    pub fn why(&self) -> &str {
-        match self {
-            Refusal::Bad(why)
-            | Refusal::Conflict(why)
-            | Refusal::Busy(why)
-            | Refusal::Gone(why)
-            | Refusal::TooLarge(why)
-            | Refusal::Stalled(why)
-            | Refusal::Exhausted(why) => why,
-        }
-    }
-}
 
 type Token = [u8; 16];
 
@@ -326,7 +295,7 @@ impl Registry {
     pub fn ready(self: &Arc<Self>, job: &str, token: &str, reached: Option<Round>) -> Result<(), Refusal> {
         let mut inner = self.lock();
         let (job, rank) = inner.member(job, token)?;
-        job.check_reached(rank, reached).map_err(Refusal::Conflict)?;
+        job.check_reached(rank, reached)?;
         reached.into_iter().for_each(|round| job.worker_has_reached(rank, round));
         let (id, arrival) = (job.id, job.ready(rank));
         self.follow_arrival(&inner, id, arrival);
@@ -356,7 +325,7 @@ impl Registry {
         let (job, rank) = inner.member(job, token)?;
         let hold = job.heard_of(rank, latest).map_err(|why| {
             let (name, who) = (&job.name, job.spoken(rank));
-            Refusal::Bad(format!("job {name:?}: the heartbeat of {who} has a `latest` that cannot be: {why}"))
+            Refusal::bad(format!("job {name:?}: the heartbeat of {who} has a `latest` that cannot be: {why}"))
         })?;
         Ok((job.news.subscribe(), hold.unwrap_or(Duration::MAX).min(self.heartbeat_hold())))
     }
@@ -373,22 +342,25 @@ impl Inner {
     fn member(&mut self, job: &str, token: &str) -> Result<(&mut Job, u32), Refusal> {
         let token = token_of(token);
         if let Some((_, why)) = self.lost.get(&token) {
-            return Err(Refusal::Gone(why.clone()));
+            return Err(RefusalCode::WorkerLost.because(why.clone()));
         }
         let (id, rank) = self.tokens.get(&token).copied().unzip();
         match id.and_then(|id| self.jobs.get_mut(&id)).filter(|of| of.name == job).zip(rank) {
             Some(member) => Ok(member),
-            None => Err(Refusal::Gone(format!(
-                "no worker of job {job:?} has this token: it left, or its job ended more than {} s ago; join again",
-                KEEP_FAILED.as_secs()
-            ))),
+            None => Err(RefusalCode::TokenUnknown.because(format!(
+                    "no worker of job {job:?} has this token: it left, or its job ended more than {} s ago; join again",
+                    KEEP_FAILED.as_secs()
+                ),
+            )),
         }
     }
 
     /// The job of this name that has not failed.
     fn named(&self, name: &str) -> Result<JobId, Refusal> {
         let id = self.names.get(name).copied();
-        id.ok_or_else(|| Refusal::Gone(format!("no job {name:?} is here; GET /v1/hub lists them")))
+        id.ok_or_else(|| {
+            RefusalCode::JobUnknown.because(format!("no job {name:?} is here; GET /v1/hub lists them"))
+        })
     }
 
     /// Forgets a worker's tokens; `told` is the answer to a later request with them.
@@ -422,12 +394,12 @@ fn token_of(text: &str) -> Token {
 pub(crate) async fn on_thread<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, String> {
+) -> Result<T, NoThread> {
     let (done, result) = oneshot::channel();
     // The work's own values are dropped before its result is seen: a hub that stops needs the last reference to the
     // registry.
     let run = move || drop(done.send(work()));
     let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(guarded(run));
-    spawned.map_err(|error| format!("no thread {name}: {error}"))?;
-    result.await.map_err(|_| format!("the thread {name} failed; see the log"))
+    spawned.map_err(|error| NoThread(format!("no thread {name}: {error}")))?;
+    result.await.map_err(|_| NoThread(format!("the thread {name} failed; see the log")))
 }

@@ -5,7 +5,9 @@
 
 use std::net::IpAddr;
 
-use super::{Inner, Refusal, Registry};
+use pbox_core::control::RefusalCode;
+
+use super::{Because, Inner, Refusal, Registry};
 
 /// The quotas of this hub; by default there are none, because all workers of a cluster may be behind one gateway.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,24 +46,26 @@ impl Registry {
         if owned.len() < limit as usize {
             return Ok(());
         }
-        Err(Refusal::Exhausted(format!(
-            "job {name:?}: address {owner} has {} job(s) at this hub ({}), and --jobs-per-address lets it have {limit}; end \
+        Err(RefusalCode::Quota.because(format!(
+                "job {name:?}: address {owner} has {} job(s) at this hub ({}), and --jobs-per-address lets it have {limit}; end \
              one of them",
-            owned.len(),
-            named(&owned),
-        )))
+                owned.len(),
+                named(&owned),
+            ),
+        ))
     }
 
     /// Whether a job that is being made may be promised so many bytes.
     pub(super) fn check_memory_of(&self, inner: &Inner, name: &str, needed: u64) -> Result<(), Refusal> {
         let gb = |bytes: u64| bytes as f64 / 1e9;
         if let Some(limit) = self.quotas.memory_per_job.filter(|&limit| needed > limit) {
-            return Err(Refusal::Exhausted(format!(
-                "job {name:?} needs {:.2} GB of this hub's memory, and --memory-per-job lets a job have {:.2} GB; use fewer \
+            return Err(RefusalCode::Quota.because(format!(
+                    "job {name:?} needs {:.2} GB of this hub's memory, and --memory-per-job lets a job have {:.2} GB; use fewer \
                  workers or a smaller model",
-                gb(needed),
-                gb(limit)
-            )));
+                    gb(needed),
+                    gb(limit)
+                ),
+            ));
         }
         let owner = inner.making.get(name).and_then(|load| load.owner);
         let Some((limit, owner)) = self.quotas.memory_per_address.zip(owner) else { return Ok(()) };
@@ -71,15 +75,16 @@ impl Registry {
         if used.saturating_add(needed) <= limit {
             return Ok(());
         }
-        Err(Refusal::Exhausted(format!(
-            "job {name:?} needs {:.2} GB of this hub's memory; address {owner} has {:.2} GB in {} job(s) ({}), and \
+        Err(RefusalCode::Quota.because(format!(
+                "job {name:?} needs {:.2} GB of this hub's memory; address {owner} has {:.2} GB in {} job(s) ({}), and \
              --memory-per-address lets it have {:.2} GB; end one of them",
-            gb(needed),
-            gb(used),
-            owned.len(),
-            named(&owned),
-            gb(limit)
-        )))
+                gb(needed),
+                gb(used),
+                owned.len(),
+                named(&owned),
+                gb(limit)
+            ),
+        ))
     }
 }
 
@@ -109,7 +114,7 @@ mod tests {
 
     fn why(refused: Result<pbox_core::control::JoinReply, Refusal>) -> String {
         match refused {
-            Err(Refusal::Exhausted(why)) => why,
+            Err(Refusal { code: RefusalCode::Quota, why }) => why,
             other => panic!("{other:?}"),
         }
     }

@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 
 use fabric::any::Transport;
 use pbox_core::JobId;
-use pbox_core::control::{JobState, JoinReply, PROTOCOL, RelinkRequest};
+use pbox_core::control::{JobState, JoinReply, PROTOCOL, RefusalCode, RelinkRequest};
 
 use super::job::{Job, Member, Standing};
 use super::join::new_token;
 use super::loss::Cause;
-use super::{Inner, Refusal, Registry, Token};
+use super::{Because, Inner, Refusal, Registry, Token};
 
 /// A worker whose link has ended and which lives takes the news of it within this time.
 const LIVES_WITHIN: Duration = Duration::from_secs(2);
@@ -91,15 +91,16 @@ impl Registry {
             let mut inner = self.lock();
             let (job, rank) = inner.member(name, &token)?;
             if let JobState::Failed { reason, .. } = job.state() {
-                return Err(Refusal::Conflict(format!("job {name:?} has failed: {reason}")));
+                return Err(RefusalCode::JobFailed.because(format!("job {name:?} has failed: {reason}")));
             }
             job.lives(rank);
             if !job.may_relink(rank) {
-                return Err(Refusal::Conflict(format!(
-                    "{} of job {name:?} cannot make its links again: it said in its join that it would not, it takes no part, \
+                return Err(RefusalCode::NoRelink.because(format!(
+                        "{} of job {name:?} cannot make its links again: it said in its join that it would not, it takes no part, \
                      or it has hung up",
-                    job.spoken(rank)
-                )));
+                        job.spoken(rank)
+                    ),
+                ));
             }
             // Unless they are about to let go, and the worker was not told yet that they have.
             if job.unlinked(rank).is_none() || job.has_token(rank) {
@@ -117,9 +118,8 @@ impl Registry {
                 let (job, rank) = inner.member(name, &token)?;
                 let id = job.id;
                 let Some(unlinked) = job.unlinked_mut(rank) else {
-                    return Err(Refusal::Conflict(format!(
-                        "job {name:?} ended while the links were let go of"
-                    )));
+                    return Err(RefusalCode::JobFailed
+                        .because(format!("job {name:?} ended while the links were let go of")));
                 };
                 if unlinked.cores == 0 {
                     let own = new_token()?;
@@ -140,7 +140,7 @@ impl Registry {
                 }
             }
             if tokio::time::timeout_at(limit, freed).await.is_err() {
-                return Err(Refusal::Exhausted(format!(
+                return Err(RefusalCode::CoreSilent.because(format!(
                     "job {name:?}: a core of the hub did not let go of the former links in {} s",
                     self.heartbeat_limit.as_secs_f64()
                 )));

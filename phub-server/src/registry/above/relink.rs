@@ -131,7 +131,9 @@ impl Registry {
         // Asked before the links end that are left: on shared memory, too, their end is no death then.
         let (asked, why) = (Arc::clone(above), lost.to_owned());
         let let_in = on_thread("phub-above", move || asked.relink(&why)).await;
-        let let_in = let_in.map_err(Again::Never)?.map_err(|error| Again::Never(error.to_string()))?;
+        let let_in = let_in
+            .map_err(|error| Again::Never(error.into()))?
+            .map_err(|error| Again::Never(error.to_string()))?;
         let limit = self.up.start_limit;
         if self.unlink_above(id).await?.is_some_and(|since| since.elapsed() > limit) {
             let seconds = limit.as_secs_f64();
@@ -139,8 +141,9 @@ impl Registry {
         }
         let (made, deadline) = (Arc::clone(above), until.min(Instant::now() + self.up.limit));
         let made = on_thread("phub-above", move || made.links.make(&let_in, deadline)).await;
-        let Linked { ways, paths, .. } =
-            made.map_err(Again::Later)?.map_err(|error| Again::Later(error.to_string()))?;
+        let Linked { ways, paths, .. } = made
+            .map_err(|error| Again::Later(error.into()))?
+            .map_err(|error| Again::Later(error.to_string()))?;
         Ok(self.of_job(id, |job| {
             job.relinks_above.end();
             self.add_above(job, above.links.level, ways);

@@ -16,7 +16,7 @@ use fabric::any::Transport;
 use fabric::{PlannedLink, SendWindow};
 use pbox_core::control::{
     HeartbeatReply, JobReply, JobState, JoinRequest, Late, Latest, Member as Taking, MemberReply, Mesh,
-    reason,
+    RefusalCode, reason,
 };
 use pbox_core::job::Difference;
 use pbox_core::{
@@ -34,6 +34,7 @@ use super::links::{MemberLink, by_nic};
 use super::pace::{LastRounds, not_finite, verdict};
 use super::relink::Unlinked;
 use super::saved::checkpoint::Checkpoints;
+use super::{Because, Refusal};
 use crate::asker::Asker;
 
 /// A worker that joined.
@@ -195,9 +196,24 @@ impl Job {
         }
     }
 
-    /// Whether a worker with this request may join. The error says what differs from the job's terms, which is known.
-    pub fn admits(&self, request: &JoinRequest, difference: Option<&Difference>) -> Result<(), String> {
-        let Job { name, terms, hubs: Hubs { share, .. }, .. } = self;
+    /// Refuses a worker whose request does not fit. `difference` is that of its terms.
+    pub fn admits(&self, request: &JoinRequest, difference: Option<&Difference>) -> Result<(), Refusal> {
+        let differs = |why| RefusalCode::TermsDiffer.because(why);
+        self.check_terms(request, difference).map_err(differs)?;
+        let (Job { name, terms, .. }, rank) = (self, request.rank);
+        match self.members[rank as usize] {
+            Some(_) => Err(RefusalCode::RankTaken.because(format!(
+                    "rank {rank} of job {name:?} is taken (after a crash, until the hub notices that the former worker is gone: try again); give each worker its own rank from 0 to {}, or use another job name",
+                    terms.workers - 1
+                ),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that a worker asks for what the job is. The error says what differs.
+    fn check_terms(&self, request: &JoinRequest, difference: Option<&Difference>) -> Result<(), String> {
+        let Job { name, hubs: Hubs { share, .. }, .. } = self;
         let rank = request.rank;
         if request.hub != share.hub {
             return Err(format!(
@@ -238,13 +254,7 @@ impl Job {
                 spoken(request.trial)
             ));
         }
-        match self.members[rank as usize] {
-            Some(_) => Err(format!(
-                "rank {rank} of job {name:?} is taken (after a crash, until the hub notices that the former worker is gone: try again); give each worker its own rank from 0 to {}, or use another job name",
-                terms.workers - 1
-            )),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// Whether the rank is taken now, in a job that would go on without its worker.
