@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 use authority::{ALL_JOBS, Credential, Right, Trust, explain};
 use pbox_core::Round;
 use pbox_core::control::{
-    Answer, ClockReply, ErrorReply, HOST_HEADER, HubReply, LeaveReply, LeaveRequest, OfferReply,
-    OfferRequest, RefusalCode,
+    Answer, ClockReply, ErrorReply, HOST_HEADER, HubReply, LeaveReply, LeaveRequest, OfferReply, OfferRequest,
 };
 use serde::Serialize;
 use ureq::http::header::{AUTHORIZATION, CONTENT_TYPE, RETRY_AFTER};
@@ -17,6 +16,7 @@ use ureq::{Body, SendBody};
 
 use crate::encrypted;
 use crate::error::MemberError;
+use crate::failure::{Cause, Failure, RETRY, insist, is_about_rights, passes};
 use crate::named::Named;
 
 /// A hub that takes a state more slowly than this is stuck.
@@ -28,9 +28,6 @@ const BY_RIGHT: [&str; 3] = ["join", "meet", "checkpoint"];
 /// Bytes of a refusal that are kept.
 const LONGEST_REASON: usize = 4096;
 
-/// The pause before a request that failed is made again.
-pub(crate) const RETRY: Duration = Duration::from_millis(100);
-
 /// The name that this machine gives itself, for the logs and pages of hubs.
 pub fn own_host() -> &'static str {
     static HOST: OnceLock<String> = OnceLock::new();
@@ -40,117 +37,6 @@ pub fn own_host() -> &'static str {
         let name = name.trim();
         if !name.is_empty() && name.chars().all(is_fit) { name.to_owned() } else { "unnamed".to_owned() }
     })
-}
-
-/// Why a request failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cause {
-    /// The hub itself says no, for good.
-    Refused,
-    /// The hub knows no such job or member: this one's membership is over, as after the hub was started again.
-    Gone,
-    /// The hub itself says no for now.
-    Busy,
-    /// The answer is not the hub's, and says that the hub cannot be asked now; or the hub asks for another try.
-    Passing,
-    /// The answer is not one that a hub gives.
-    Strange,
-    /// The connection ended in the middle of the request: it may have been carried out.
-    Cut,
-    /// There was no connection, or no answer in time.
-    Unreachable,
-}
-
-impl Cause {
-    /// Returns what a refusal comes to. The status decides only where the hub sends no code that this program knows.
-    fn of_refusal(code: RefusalCode, status: StatusCode, asks_again: bool) -> Self {
-        use RefusalCode as Code;
-        match code {
-            Code::NoConnection => Cause::Passing,
-            Code::Stalled | Code::RankBusy | Code::JobDiffers | Code::Busy | Code::NotReady => Cause::Busy,
-            Code::PageUnknown
-            | Code::JobUnknown
-            | Code::TokenUnknown
-            | Code::WorkerLost
-            | Code::JobEnded
-            | Code::HubStops
-            | Code::Internal => Cause::Gone,
-            Code::Other if passes(status) && asks_again => Cause::Passing,
-            Code::Other if passes(status) => Cause::Busy,
-            Code::Other if status == StatusCode::NOT_FOUND => Cause::Gone,
-            _ => Cause::Refused,
-        }
-    }
-}
-
-/// Whether a status says that the same request may succeed later.
-fn passes(status: StatusCode) -> bool {
-    status.is_server_error() && status != StatusCode::INSUFFICIENT_STORAGE
-        || [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&status)
-}
-
-/// Whether a refusal is about what this process shows.
-fn is_about_rights(code: RefusalCode, status: StatusCode) -> bool {
-    use RefusalCode as Code;
-    match code {
-        Code::Other => [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN].contains(&status),
-        code => matches!(
-            code,
-            Code::TokenMissing | Code::TokenForeign | Code::TokenExpired | Code::NotAllowed | Code::WebPage
-        ),
-    }
-}
-
-/// A request that failed.
-#[derive(Debug)]
-pub(crate) struct Failure {
-    pub cause: Cause,
-    pub error: MemberError,
-}
-
-impl Failure {
-    /// Whether a member makes this request again. Its requests may be made twice, and it has spoken to this hub before.
-    /// Without a connection the hub is gone: its links say so, too.
-    pub fn passes_for_member(&self) -> bool {
-        !matches!(self.cause, Cause::Refused | Cause::Gone | Cause::Unreachable)
-    }
-
-    /// Whether a join is made again. The hub has not seen the request, or asks for another try.
-    fn passes_for_newcomer(&self) -> bool {
-        self.cause == Cause::Passing
-    }
-}
-
-/// Makes a request again while its failure may pass, until `limit` is over.
-///
-/// # Errors
-/// The last failure, with the error of the hub's last answer if the limit cut the last try short. It says how often and for how
-/// long the request was made.
-pub(crate) fn insist<R>(
-    limit: Duration,
-    passes: impl Fn(&Failure) -> bool,
-    mut ask: impl FnMut() -> Result<R, Failure>,
-) -> Result<R, Failure> {
-    let begun = Instant::now();
-    let mut answer = None;
-    for tries in 1.. {
-        let failure = match ask() {
-            Ok(reply) => return Ok(reply),
-            Err(failure) => failure,
-        };
-        let over = begun.elapsed() >= limit;
-        if over || !passes(&failure) {
-            let Failure { cause, error } = failure;
-            // The limit cut the last try short: what the hub said before is why the tries did not succeed.
-            let cut_short = over && cause == Cause::Unreachable;
-            let error = answer.filter(|_| cut_short).unwrap_or(error);
-            return Err(Failure { cause, error: error.after(tries, begun.elapsed()) });
-        }
-        answer = (failure.cause != Cause::Cut).then_some(failure.error);
-        // Nothing tells when a hub or a proxy can answer again.
-        std::thread::sleep(RETRY);
-    }
-    unreachable!("the limit ends the tries")
 }
 
 /// What the clock of a hub shows, and when.
@@ -469,24 +355,5 @@ impl Read for Exactly {
             return Err(wrong("is too long".into()));
         }
         Ok(count)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_refusal_comes_to_follows_from_its_code() {
-        for &code in RefusalCode::ALL {
-            let status = StatusCode::from_u16(code.status()).unwrap();
-            let asks_again = code == RefusalCode::NoConnection;
-            let by_code = Cause::of_refusal(code, status, false);
-            // An older hub sends the same status, and no code.
-            assert_eq!(by_code, Cause::of_refusal(RefusalCode::Other, status, asks_again), "{code}");
-            assert_eq!(is_about_rights(code, status), is_about_rights(RefusalCode::Other, status), "{code}");
-            // The status of something between this process and the hub changes nothing.
-            assert_eq!(by_code, Cause::of_refusal(code, StatusCode::IM_A_TEAPOT, true), "{code}");
-        }
     }
 }

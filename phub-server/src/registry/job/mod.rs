@@ -224,12 +224,12 @@ impl Job {
         }
         match difference {
             None => {}
-            Some(Difference { what: "manifest", theirs, .. }) => {
+            Some(Difference::Keys(theirs)) => {
                 return Err(format!(
                     "manifests differ in job {name:?}: {theirs}; all workers must build the same model (worker {rank})"
                 ));
             }
-            Some(Difference { what, ours, theirs }) => {
+            Some(Difference::Term { what, ours, theirs }) => {
                 return Err(format!(
                     "job {name:?} has {what} {ours}, worker {rank} asks for {theirs}; all workers of a job must ask \
                      for the same, or use another job name"
