@@ -80,9 +80,7 @@ impl Registry {
         let asked = Arc::new((name, request, from));
         let limit = tokio::time::Instant::now() + self.heartbeat_limit;
         loop {
-            let freed = self.freed.notified();
-            tokio::pin!(freed);
-            freed.as_mut().enable(); // before `try_join`, so that no wake-up is missed
+            let freed = self.freed.notified(); // before `try_join`, so that no wake-up is missed
             // On its own thread: to make a job means to read its checkpoint and to lay out its memory.
             let (registry, asked) = (Arc::clone(self), Arc::clone(&asked));
             let joining = move || registry.try_join(&asked.0, &asked.1, asked.2.as_ref());

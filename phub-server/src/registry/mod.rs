@@ -140,7 +140,8 @@ pub(crate) struct Registry {
     inner: Mutex<Inner>,
     /// A worker left `untold`, or a job `untold_above`.
     told: Condvar,
-    /// A rank or a name is free again, or the memory of a snapshot; or a job was made, or could not be made.
+    /// A rank or a name is free again, or the memory of a snapshot; or a job was made, or could not be made. All who wait
+    /// are woken, so a future that is made before the look misses nothing, even if nobody has polled it.
     pub freed: Arc<Notify>,
     store: Option<CheckpointStore>,
     checkpoint_every: Option<NonZeroU32>,

@@ -110,9 +110,7 @@ impl Registry {
         }
         let limit = tokio::time::Instant::now() + self.heartbeat_limit;
         loop {
-            let freed = self.freed.notified();
-            tokio::pin!(freed);
-            freed.as_mut().enable(); // before the look, so that no wake-up is missed
+            let freed = self.freed.notified(); // before the look, so that no wake-up is missed
             {
                 let mut inner = self.lock();
                 let (job, rank) = inner.member(name, &token)?;

@@ -319,9 +319,7 @@ impl Registry {
     pub async fn meet(&self, name: &str, request: MeetRequest) -> Result<MeetReply, Refusal> {
         let mut meeting = pin!(self.meetings.meet(name, request.clone()));
         loop {
-            let made = self.freed.notified();
-            tokio::pin!(made);
-            made.as_mut().enable(); // before the look, so that no job is missed
+            let made = self.freed.notified(); // before the look, so that no job is missed
             if let Some(hubs) = self.met(name, &request) {
                 return Ok(MeetReply { hubs });
             }

@@ -163,9 +163,7 @@ impl Registry {
         self.of_job(id, begin)?;
         let limit = tokio::time::Instant::now() + self.up.limit;
         loop {
-            let freed = self.freed.notified();
-            tokio::pin!(freed);
-            freed.as_mut().enable(); // before the look, so that no wake-up is missed
+            let freed = self.freed.notified(); // before the look, so that no wake-up is missed
             if let Some(in_vain) = self.of_job(id, |job| job.relinks_above.unlinked())? {
                 return Ok(in_vain);
             }

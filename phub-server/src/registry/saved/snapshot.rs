@@ -234,9 +234,7 @@ impl Registry {
     ) -> Result<Collected, NoSnapshot> {
         let deadline = tokio::time::Instant::now() + limit;
         loop {
-            let saved = self.freed.notified();
-            tokio::pin!(saved);
-            saved.as_mut().enable(); // before the request, so that no wake-up is missed
+            let saved = self.freed.notified(); // before the request, so that no wake-up is missed
             if at != CutAt::ThisHub {
                 // A hub skips a checkpoint while it writes the one before. What is wrong with a hub shows at the cut.
                 let _ = self.follow_parts(id, Round(0), Some(deadline)).await;
