@@ -27,7 +27,7 @@ use crate::cores::lanes::{self, Lanes};
 use crate::cores::{CoreHandle, Report, free};
 use crate::error::HubError;
 use crate::needs;
-use crate::registry::{HubsAbove, LateLimits, Parts, Registry, Timeline, Up};
+use crate::registry::{HubsAbove, LateLimits, Parts, Registry, Timeline, Up, random_name};
 use crate::rendezvous;
 use crate::settings::{HubSettings, environment, interface};
 
@@ -116,6 +116,7 @@ impl Hub {
         let control = control_runtime()?;
         let runtime = control.handle().clone();
         let registry = Registry::new(Parts {
+            id: random_name()?,
             cores,
             kernels,
             transports,

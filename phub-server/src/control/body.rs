@@ -96,11 +96,10 @@ impl<'a> Parts<'a> {
                 }
                 Err(_) => {
                     return Err(RefusalCode::Stalled.because(format!(
-                            "the body stalled: {seen} bytes came in {:.1} s; the hub waits {:.1} s for the next part, and expects {rate} bytes a second on average",
-                            begun.elapsed().as_secs_f64(),
-                            limits.body_stall.as_secs_f64()
-                        ),
-                    ));
+                        "the body stalled: {seen} bytes came in {:.1} s; the hub waits {:.1} s for the next part, and expects {rate} bytes a second on average",
+                        begun.elapsed().as_secs_f64(),
+                        limits.body_stall.as_secs_f64()
+                    )));
                 }
             };
             // Trailers have no meaning here.

@@ -333,11 +333,12 @@ async fn offer(State(desk): State<Desk>, Path(job): Path<String>, request: Reque
 
 async fn bring_state(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
     let Desk { registry, limits, .. } = desk;
-    let token = match request.extensions().get() {
-        Some(Shown::Member(token)) => token.clone(),
-        _ => String::new(),
+    let Some(Shown::Member(token)) = request.extensions().get() else {
+        return Err(
+            RefusalCode::TokenUnknown.because("the header shows no token of a join: `Phub-Member TOKEN`")
+        );
     };
-    let mut coming = registry.state_comes(&job, &token)?;
+    let mut coming = registry.state_comes(&job, token)?;
     let mut parts = Parts::new(request, coming.bytes(), &limits)?;
     while let Some(part) = parts.next().await? {
         coming.append(part).await?;

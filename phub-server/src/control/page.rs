@@ -44,12 +44,12 @@ const EVENTS: usize = 600;
 const UNREAD: Duration = Duration::from_secs(30);
 
 /// The page for a browser, and the list of requests for everybody else.
-pub(super) fn page(headers: &HeaderMap) -> Response {
+pub(super) fn page(headers: &HeaderMap) -> Result<Response, Refusal> {
     let accepts = headers.get(ACCEPT).and_then(|kinds| kinds.to_str().ok()).unwrap_or_default();
     if !accepts.contains("text/html") {
-        return INDEX.into_response();
+        return Ok(INDEX.into_response());
     }
-    let nonce = random_name();
+    let nonce = random_name().map_err(|error| RefusalCode::NoResource.because(error.to_string()))?;
     let policy = format!(
         "default-src 'none'; connect-src 'self'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; base-uri 'none'; \
          form-action 'none'; frame-ancestors 'none'"
@@ -62,7 +62,7 @@ pub(super) fn page(headers: &HeaderMap) -> Response {
         (REFERRER_POLICY, "no-referrer"),
         (CACHE_CONTROL, "no-store"),
     ];
-    (about, PAGE.replace(NONCE, &nonce)).into_response()
+    Ok((about, PAGE.replace(NONCE, &nonce)).into_response())
 }
 
 /// Events until the hub stops or the listener is gone.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use authority::{hex, random, unhex};
 use fabric::{Ranges, RecvWindow, SendWindow, Span, Spans, any};
 use pbox_core::control::{
     JobState, JoinReply, JoinRequest, PROTOCOL, RefusalCode, Versions, check_address, check_job_name,
@@ -15,7 +16,7 @@ use super::hubs::Secret;
 use super::job::{Cores, Job};
 use super::links::links_by;
 use super::loss::Cause;
-use super::{Because, Inner, Refusal, Registry, Token, on_thread, token_of};
+use super::{Because, Inner, Refusal, Registry, Token, on_thread};
 use crate::asker::Asker;
 use crate::cores::near::Near;
 
@@ -70,11 +71,10 @@ impl Registry {
         let relays = self.up.relays(&request);
         if relays && request.through.contains(&self.id) {
             return Err(RefusalCode::Circle.because(format!(
-                    "job {name:?} came to this hub through {} hub(s), of which it is one: hubs that are above each other form a \
-                 circle; the hub at the top has no --above",
-                    request.through.len()
-                ),
-            ));
+                "job {name:?} came to this hub through {} hub(s), of which it is one: hubs that are above each other form a \
+             circle; the hub at the top has no --above",
+                request.through.len()
+            )));
         }
         let waits_for_hubs = relays || request.peers.is_some();
         let asked = Arc::new((name, request, from));
@@ -165,10 +165,9 @@ impl Registry {
             return Ok(());
         }
         Err(RefusalCode::JobsLimit.because(format!(
-                "job {name:?}: this hub has {there} jobs, the most that it may have; end one, or start the hub with a higher \
-             --jobs-limit"
-            ),
-        ))
+            "job {name:?}: this hub has {there} jobs, the most that it may have; end one, or start the hub with a higher \
+         --jobs-limit"
+        )))
     }
 
     /// Takes a worker into an existing job. `difference` is that of its terms.
@@ -211,7 +210,7 @@ impl Registry {
     pub(super) fn answer_of_join(&self, job: &Job, token: Token, protocol: u32) -> JoinReply {
         JoinReply {
             protocol,
-            token: format!("{:032x}", u128::from_be_bytes(token)),
+            token: hex(&token),
             cores: job.cores.numbers.iter().map(|&core| core as u32).collect(),
             nodes: Some(self.nodes(&job.cores.numbers)).filter(|nodes| !nodes.is_one_node()),
             placement: job.cores.placement.digest(),
@@ -237,7 +236,7 @@ impl Registry {
 
     /// Whether a member has this token.
     pub fn has_member(&self, token: &str) -> bool {
-        self.lock().tokens.contains_key(&token_of(token))
+        unhex(token).is_some_and(|token: Token| self.lock().tokens.contains_key(&token))
     }
 
     /// What a connection with this token gets. A token is good for one connection.
@@ -398,7 +397,7 @@ fn check_peers(request: &JoinRequest) -> Result<(), String> {
         (0, Some(_)) => Err("a join to hub 0 has a pass, which hub 0 itself gives; leave it out".into()),
         (1.., None) => Err(format!("{share}: the pass is missing; join hub 0 first, and show its pass here")),
         (1.., Some(pass)) if Secret::parse(&pass.secret).is_none() => {
-            Err("the pass has no secret of 32 hexadecimal digits; show the pass as hub 0 gave it".into())
+            Err("the pass has no secret of 32 hexadecimal digits in small letters; show the pass as hub 0 gave it".into())
         }
         _ => Ok(()),
     }
@@ -414,17 +413,12 @@ fn check_pass(job: &Job, request: &JoinRequest) -> Result<(), Refusal> {
         return Ok(());
     }
     Err(RefusalCode::JobDiffers.because(format!(
-            "job {:?} is another one at hub 0, at {}, than here; if its hub 0 was started again, the job ends here soon: try \
-         again; otherwise use another job name",
-            job.name, peers.hubs[0],
-        ),
-    ))
+        "job {:?} is another one at hub 0, at {}, than here; if its hub 0 was started again, the job ends here soon: try \
+     again; otherwise use another job name",
+        job.name, peers.hubs[0],
+    )))
 }
 
 pub(super) fn new_token() -> Result<Token, Refusal> {
-    let mut token = [0; 16];
-    match rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty()) {
-        Ok(16) => Ok(token),
-        seen => Err(RefusalCode::NoResource.because(format!("no random bytes for a token: {seen:?}"))),
-    }
+    random().map_err(|error| RefusalCode::NoResource.because(format!("no random bytes for a token: {error}")))
 }

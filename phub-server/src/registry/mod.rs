@@ -56,6 +56,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
+use authority::{hex, random, unhex};
 use pbox_core::control::{CountsReply, HeartbeatReply, Latest, RefusalCode, TransportAddress};
 use pbox_core::kernels::Kernels;
 use pbox_core::{Discarded, JobId, Round};
@@ -112,6 +113,8 @@ struct Inner {
 
 /// What a registry is made of.
 pub(crate) struct Parts {
+    /// Names this start of the hub.
+    pub id: String,
     pub cores: Vec<CoreHandle>,
     pub kernels: &'static Kernels,
     pub transports: Vec<TransportAddress>,
@@ -175,6 +178,7 @@ pub(crate) struct Registry {
 impl Registry {
     pub fn new(parts: Parts) -> Arc<Self> {
         let Parts {
+            id,
             cores,
             kernels,
             transports,
@@ -191,7 +195,7 @@ impl Registry {
         } = parts;
         Arc::new_cyclic(|me| Registry {
             me: me.clone(),
-            id: random_name(),
+            id,
             up,
             meetings: Meetings::default(),
             inner: Mutex::default(),
@@ -341,18 +345,17 @@ impl Registry {
 impl Inner {
     /// The worker with this token, and its job.
     fn member(&mut self, job: &str, token: &str) -> Result<(&mut Job, u32), Refusal> {
-        let token = token_of(token);
-        if let Some((_, why)) = self.lost.get(&token) {
+        let token: Option<Token> = unhex(token);
+        if let Some((_, why)) = token.and_then(|token| self.lost.get(&token)) {
             return Err(RefusalCode::WorkerLost.because(why.clone()));
         }
-        let (id, rank) = self.tokens.get(&token).copied().unzip();
+        let (id, rank) = token.and_then(|token| self.tokens.get(&token).copied()).unzip();
         match id.and_then(|id| self.jobs.get_mut(&id)).filter(|of| of.name == job).zip(rank) {
             Some(member) => Ok(member),
             None => Err(RefusalCode::TokenUnknown.because(format!(
-                    "no worker of job {job:?} has this token: it left, or its job ended more than {} s ago; join again",
-                    KEEP_FAILED.as_secs()
-                ),
-            )),
+                "no worker of job {job:?} has this token: it left, or its job ended more than {} s ago; join again",
+                KEEP_FAILED.as_secs()
+            ))),
         }
     }
 
@@ -381,14 +384,9 @@ impl Inner {
     }
 }
 
-/// 32 hexadecimal digits that nobody foresees.
-pub(crate) fn random_name() -> String {
-    format!("{:032x}", u128::from_be_bytes(join::new_token().unwrap_or_default()))
-}
-
-/// A token as a request has it; zeros for what is none.
-fn token_of(text: &str) -> Token {
-    u128::from_str_radix(text, 16).unwrap_or(0).to_be_bytes()
+/// Draws 32 hexadecimal digits that nobody foresees.
+pub(crate) fn random_name() -> std::io::Result<String> {
+    random::<16>().map(|bytes| hex(&bytes))
 }
 
 /// Runs work that waits for the disk on a thread of its own.

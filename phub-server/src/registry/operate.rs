@@ -61,10 +61,9 @@ impl Registry {
         self.check_open()?;
         match self.cores.iter().map(|core| (core.deaf_for(now), core.lane.cpu)).max() {
             Some((deaf, cpu)) if deaf > DEAF => Err(RefusalCode::NotReady.because(format!(
-                    "the core thread on cpu {cpu} has not taken a command for {:.1} s: it hangs, or gets no processor",
-                    deaf.as_secs_f64()
-                ),
-            )),
+                "the core thread on cpu {cpu} has not taken a command for {:.1} s: it hangs, or gets no processor",
+                deaf.as_secs_f64()
+            ))),
             _ => Ok(()),
         }
     }
@@ -73,9 +72,8 @@ impl Registry {
     pub(super) fn check_takes_jobs(&self, name: &str) -> Result<(), Refusal> {
         if *self.draining.borrow() {
             return Err(RefusalCode::Draining.because(format!(
-                    "job {name:?}: this hub takes no new jobs, because it ends with those that it has; use another hub"
-                ),
-            ));
+                "job {name:?}: this hub takes no new jobs, because it ends with those that it has; use another hub"
+            )));
         }
         Ok(())
     }

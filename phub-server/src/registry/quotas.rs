@@ -47,12 +47,11 @@ impl Registry {
             return Ok(());
         }
         Err(RefusalCode::Quota.because(format!(
-                "job {name:?}: address {owner} has {} job(s) at this hub ({}), and --jobs-per-address lets it have {limit}; end \
-             one of them",
-                owned.len(),
-                named(&owned),
-            ),
-        ))
+            "job {name:?}: address {owner} has {} job(s) at this hub ({}), and --jobs-per-address lets it have {limit}; end \
+         one of them",
+            owned.len(),
+            named(&owned),
+        )))
     }
 
     /// Whether a job that is being made may be promised so many bytes.
@@ -60,12 +59,11 @@ impl Registry {
         let gb = |bytes: u64| bytes as f64 / 1e9;
         if let Some(limit) = self.quotas.memory_per_job.filter(|&limit| needed > limit) {
             return Err(RefusalCode::Quota.because(format!(
-                    "job {name:?} needs {:.2} GB of this hub's memory, and --memory-per-job lets a job have {:.2} GB; use fewer \
-                 workers or a smaller model",
-                    gb(needed),
-                    gb(limit)
-                ),
-            ));
+                "job {name:?} needs {:.2} GB of this hub's memory, and --memory-per-job lets a job have {:.2} GB; use fewer \
+             workers or a smaller model",
+                gb(needed),
+                gb(limit)
+            )));
         }
         let owner = inner.making.get(name).and_then(|load| load.owner);
         let Some((limit, owner)) = self.quotas.memory_per_address.zip(owner) else { return Ok(()) };
@@ -76,15 +74,14 @@ impl Registry {
             return Ok(());
         }
         Err(RefusalCode::Quota.because(format!(
-                "job {name:?} needs {:.2} GB of this hub's memory; address {owner} has {:.2} GB in {} job(s) ({}), and \
-             --memory-per-address lets it have {:.2} GB; end one of them",
-                gb(needed),
-                gb(used),
-                owned.len(),
-                named(&owned),
-                gb(limit)
-            ),
-        ))
+            "job {name:?} needs {:.2} GB of this hub's memory; address {owner} has {:.2} GB in {} job(s) ({}), and \
+         --memory-per-address lets it have {:.2} GB; end one of them",
+            gb(needed),
+            gb(used),
+            owned.len(),
+            named(&owned),
+            gb(limit)
+        )))
     }
 }
 

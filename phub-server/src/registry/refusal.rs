@@ -69,3 +69,31 @@ impl From<NoThread> for String {
         error.0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::test_bed::{registry, request, runtime};
+
+    #[test]
+    fn a_token_has_one_spelling_and_no_other_is_anybodys() {
+        let (registry, _core) = registry();
+        let token = runtime().block_on(registry.join("job".into(), request())).unwrap().token;
+        assert!(registry.has_member(&token) && registry.heartbeat("job", &token, None).is_ok());
+        let signed = format!("+{}", &token[1..]);
+        for wrong in
+            ["", "0", &"0".repeat(32), &token[1..], &format!("0{token}"), &token.to_uppercase(), &signed]
+        {
+            // A token of digits alone has no capital letters.
+            let refused = registry.heartbeat("job", wrong, None).map(drop);
+            let is_same = wrong == token;
+            assert_eq!(registry.has_member(wrong), is_same, "{wrong}");
+            assert_eq!(
+                refused.err().map(|refused| refused.code),
+                (!is_same).then_some(RefusalCode::TokenUnknown)
+            );
+        }
+        let refused = registry.heartbeat("another", &token, None).map(drop).unwrap_err();
+        assert_eq!(refused.code, RefusalCode::TokenUnknown);
+    }
+}

@@ -96,11 +96,10 @@ impl Registry {
             job.lives(rank);
             if !job.may_relink(rank) {
                 return Err(RefusalCode::NoRelink.because(format!(
-                        "{} of job {name:?} cannot make its links again: it said in its join that it would not, it takes no part, \
-                     or it has hung up",
-                        job.spoken(rank)
-                    ),
-                ));
+                    "{} of job {name:?} cannot make its links again: it said in its join that it would not, it takes no part, \
+                 or it has hung up",
+                    job.spoken(rank)
+                )));
             }
             // Unless they are about to let go, and the worker was not told yet that they have.
             if job.unlinked(rank).is_none() || job.has_token(rank) {

@@ -63,12 +63,11 @@ impl Meetings {
             return Ok(MeetReply { hubs: seats.into_iter().flatten().collect() });
         }
         Err(RefusalCode::MachinesMissing.because(format!(
-                "job {job:?}: no hub of machine(s) {missing:?} of {} has come within {:.1} s; a hub comes when the first worker of \
-             its machine joins",
-                machine.of,
-                wait.as_secs_f64()
-            ),
-        ))
+            "job {job:?}: no hub of machine(s) {missing:?} of {} has come within {:.1} s; a hub comes when the first worker of \
+         its machine joins",
+            machine.of,
+            wait.as_secs_f64()
+        )))
     }
 
     fn take_seat<'a>(

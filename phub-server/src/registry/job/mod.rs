@@ -203,10 +203,9 @@ impl Job {
         let (Job { name, terms, .. }, rank) = (self, request.rank);
         match self.members[rank as usize] {
             Some(_) => Err(RefusalCode::RankTaken.because(format!(
-                    "rank {rank} of job {name:?} is taken (after a crash, until the hub notices that the former worker is gone: try again); give each worker its own rank from 0 to {}, or use another job name",
-                    terms.workers - 1
-                ),
-            )),
+                "rank {rank} of job {name:?} is taken (after a crash, until the hub notices that the former worker is gone: try again); give each worker its own rank from 0 to {}, or use another job name",
+                terms.workers - 1
+            ))),
             None => Ok(()),
         }
     }

@@ -40,14 +40,13 @@ impl Job {
         match others.find(|(_, other)| reached.0.abs_diff(other.0) > most) {
             None => Ok(()),
             Some((other, theirs)) => Err(RefusalCode::ReachedDiffers.because(format!(
-                    "{} says that it has reached round {}, and {} had reached {}: with {} they are at most {most} rounds apart",
-                    self.spoken(rank),
-                    reached.0,
-                    self.spoken(other),
-                    theirs.0,
-                    self.terms.level.consistency
-                ),
-            )),
+                "{} says that it has reached round {}, and {} had reached {}: with {} they are at most {most} rounds apart",
+                self.spoken(rank),
+                reached.0,
+                self.spoken(other),
+                theirs.0,
+                self.terms.level.consistency
+            ))),
         }
     }
 
