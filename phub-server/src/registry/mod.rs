@@ -17,6 +17,7 @@
 //! | `loss` | loses workers, fails jobs |
 //! | `compare` | compares the workers' weights |
 //! | `describe` | says what the hub is and has done |
+//! | `thread` | a thread for work that waits |
 //! | `timeline` | a timeline of the last rounds |
 //! | `operate` | stops jobs and the hub for its operator |
 //! | `links` | what crosses the members' links, by NIC |
@@ -48,6 +49,7 @@ mod relink;
 mod saved;
 #[cfg(test)]
 mod test_bed;
+mod thread;
 mod timeline;
 
 use std::collections::{HashMap, HashSet};
@@ -61,9 +63,8 @@ use pbox_core::control::{CountsReply, HeartbeatReply, Latest, RefusalCode, Trans
 use pbox_core::kernels::Kernels;
 use pbox_core::{Discarded, JobId, Round};
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, watch};
 
-use crate::alarm::guarded;
 use crate::checkpoint::CheckpointStore;
 use crate::cores::{CoreHandle, CoreThread, Report};
 use above::Meetings;
@@ -74,8 +75,9 @@ pub(crate) use above::{HubsAbove, Up};
 pub(crate) use late::LateLimits;
 pub(crate) use operate::STOPS;
 pub(crate) use quotas::Quotas;
-pub(crate) use refusal::{Because, NoThread, Refusal};
+pub(crate) use refusal::{Because, Refusal};
 pub(crate) use saved::Sent;
+pub(crate) use thread::{NoThread, on_thread};
 pub(crate) use timeline::Timeline;
 
 /// How long the registry keeps a failed job, and the reason why a worker was removed, for workers that have not asked yet.
@@ -387,18 +389,4 @@ impl Inner {
 /// Draws 32 hexadecimal digits that nobody foresees.
 pub(crate) fn random_name() -> std::io::Result<String> {
     random::<16>().map(|bytes| hex(&bytes))
-}
-
-/// Runs work that waits for the disk on a thread of its own.
-pub(crate) async fn on_thread<T: Send + 'static>(
-    name: &str,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, NoThread> {
-    let (done, result) = oneshot::channel();
-    // The work's own values are dropped before its result is seen: a hub that stops needs the last reference to the
-    // registry.
-    let run = move || drop(done.send(work()));
-    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(guarded(run));
-    spawned.map_err(|error| NoThread(format!("no thread {name}: {error}")))?;
-    result.await.map_err(|_| NoThread(format!("the thread {name} failed; see the log")))
 }

@@ -53,23 +53,6 @@ impl From<JobEnded> for Refusal {
     }
 }
 
-impl From<NoThread> for Refusal {
-    fn from(error: NoThread) -> Self {
-        RefusalCode::NoResource.because(error)
-    }
-}
-
-/// A thread could not be had, or failed.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct NoThread(pub(super) String);
-
-impl From<NoThread> for String {
-    fn from(error: NoThread) -> Self {
-        error.0
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
