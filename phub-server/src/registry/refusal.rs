@@ -13,7 +13,7 @@ pub(crate) struct Refusal {
     pub why: String,
 }
 
-/// What makes a refusal of a code.
+/// The step from a code to a refusal.
 pub(crate) trait Because {
     /// Makes the refusal.
     fn because(self, why: impl Into<String>) -> Refusal;
