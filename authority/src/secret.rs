@@ -6,6 +6,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::Sha256;
 
+use crate::digits::{hex, unhex};
 use crate::proof::Proof;
 use crate::token::{Right, Token};
 
@@ -70,7 +71,7 @@ impl Secret {
 
     /// Whether this secret made the token. The time that this takes tells nothing of the right answer.
     fn made(&self, token: &Token) -> bool {
-        unhex(&token.proof).is_some_and(|proof| {
+        unhex::<32>(&token.proof).is_some_and(|proof| {
             self.mac(token.right, &token.job, token.expires).verify_slice(&proof).is_ok()
         })
     }
@@ -126,26 +127,14 @@ impl Secrets {
 }
 
 /// Draws random bytes.
-pub(crate) fn random<const BYTES: usize>() -> std::io::Result<[u8; BYTES]> {
+///
+/// # Errors
+/// Returns an error if the kernel gives none.
+pub fn random<const BYTES: usize>() -> std::io::Result<[u8; BYTES]> {
     let mut bytes = [0; BYTES];
     let drawn = getrandom(&mut bytes, GetRandomFlags::empty())?;
     assert_eq!(drawn, BYTES, "the kernel gives so few bytes at once");
     Ok(bytes)
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-pub(crate) fn unhex(text: &str) -> Option<Vec<u8>> {
-    let digits = text.as_bytes();
-    let pairs = digits.chunks(2).map(|pair| {
-        // A number may have a sign, and digits have none.
-        let is_digits = pair.len() == 2 && pair.iter().all(u8::is_ascii_hexdigit);
-        let text = std::str::from_utf8(pair).ok().filter(|_| is_digits)?;
-        u8::from_str_radix(text, 16).ok()
-    });
-    pairs.collect()
 }
 
 #[cfg(test)]
@@ -175,12 +164,13 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_has_no_other_spelling_with_signs() {
+    fn a_proof_has_no_other_spelling() {
         let secret = Secret::new(TEXT).unwrap();
         let token = secret.token(Right::Join, "resnet");
-        let signed = Token { proof: token.proof.replacen("02", "+2", 1), ..token.clone() };
-        assert_ne!(signed.proof, token.proof);
-        assert!(!secret.made(&signed));
+        for proof in [token.proof.replacen("02", "+2", 1), token.proof.to_uppercase()] {
+            assert_ne!(proof, token.proof);
+            assert!(!secret.made(&Token { proof, ..token.clone() }));
+        }
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod control;
 mod data_path;
 mod encrypted;
 mod error;
+mod failure;
 mod fetch;
 mod heartbeat;
 mod hub;

@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -28,7 +27,7 @@ use crate::cores::lanes::{self, Lanes};
 use crate::cores::{CoreHandle, Report, free};
 use crate::error::HubError;
 use crate::needs;
-use crate::registry::{HubsAbove, LateLimits, Parts, Registry, Timeline, Up};
+use crate::registry::{HubsAbove, LateLimits, Parts, Registry, Timeline, Up, random_name};
 use crate::rendezvous;
 use crate::settings::{HubSettings, environment, interface};
 
@@ -117,6 +116,7 @@ impl Hub {
         let control = control_runtime()?;
         let runtime = control.handle().clone();
         let registry = Registry::new(Parts {
+            id: random_name()?,
             cores,
             kernels,
             transports,
@@ -223,17 +223,15 @@ impl Hub {
         let (mut draining, all_freed) = (registry.draining.subscribe(), Arc::clone(&registry.freed));
         let registry = Arc::downgrade(registry);
         async move {
-            let mut freed = pin!(all_freed.notified());
             if draining.wait_for(|is_draining| *is_draining).await.is_err() {
                 return; // the hub stops
             }
             loop {
-                freed.as_mut().enable(); // before the look, so that no end is missed
+                let freed = all_freed.notified(); // before the look, so that no end is missed
                 if registry.upgrade().is_none_or(|registry| registry.is_drained()) {
                     return;
                 }
-                freed.as_mut().await;
-                freed.set(all_freed.notified());
+                freed.await;
             }
         }
     }

@@ -6,7 +6,7 @@ use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::training::Training;
 use hub_tests::{authorization, config, hub, join_request, push_all, ready_all, refused, says};
-use pbox_core::control::ErrorReply;
+use pbox_core::control::{ErrorReply, RefusalCode};
 use phub_server::Hub;
 
 /// Asks as somebody who shows this, or nothing. Returns status and body.
@@ -49,7 +49,8 @@ fn a_stranger_learns_nothing_and_changes_nothing() {
         ] {
             let (status, said) = ask(&hub, method, path, shown, body);
             assert_eq!(status, 401, "{method} {path} {shown:?}");
-            let ErrorReply { error } = serde_json::from_slice(&said).unwrap();
+            let ErrorReply { code, error } = serde_json::from_slice(&said).unwrap();
+            assert_eq!(code, RefusalCode::TokenForeign, "an empty header is one, too");
             says(&error, &["token"]);
             for secret in ["job", "rank", "nesterov", "/root", "sgd"] {
                 assert!(!error.contains(secret), "{method} {path} tells {secret:?}: {error}");

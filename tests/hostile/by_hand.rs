@@ -62,7 +62,7 @@ impl ByHand {
             TransportAddress::Verbs { address } => Address::Verbs(*address),
             TransportAddress::Tcp { addresses } => Address::Tcp(addresses.clone()),
         };
-        let token = u128::from_str_radix(&reply.token, 16).unwrap().to_be_bytes();
+        let token = authority::unhex(&reply.token).unwrap();
         let plan = PlannedLink::of_one_port(&placement.capacities());
         let joined = any::connect(
             &address,

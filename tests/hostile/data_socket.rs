@@ -63,7 +63,7 @@ fn garbage_on_the_data_path_costs_its_sender() {
         let mut steady = ready_all(2, |rank| config(&hub, "steady", rank, 2));
         let reply = join_by_hand(&hub, "job", &join_request(0, 2));
         let address = shm_address(&reply);
-        let token = u128::from_str_radix(&reply.token, 16).unwrap().to_be_bytes();
+        let token = authority::unhex(&reply.token).unwrap();
         let plain = || vec![memfd(1 << 20, SealFlags::SHRINK), memfd(128, SealFlags::SHRINK)];
         for time in 0..20u8 {
             let garbage: Vec<u8> = (0..=255).map(|byte: u8| byte.wrapping_mul(time)).collect();

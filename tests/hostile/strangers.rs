@@ -117,7 +117,7 @@ fn a_worker_that_does_not_come_whole_is_named_with_its_links() {
     let hub = hub(2);
     let mut steady = ready_all(2, |rank| by_tcp(config(&hub, "steady", rank, 2)));
     let reply = join_by_hand(&hub, "job", &join_request(0, 2));
-    let token = u128::from_str_radix(&reply.token, 16).unwrap().to_be_bytes();
+    let token = authority::unhex(&reply.token).unwrap();
     let port = tcp_address(&reply);
     let links = "link(s) 0, 3 came and link(s) 1, 2 did not come within";
     std::thread::scope(|scope| {
@@ -142,7 +142,7 @@ fn a_hello_that_is_replayed_or_made_up_is_refused() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     let reply = join_by_hand(&hub, "job", &join_request(0, 2));
-    let token = u128::from_str_radix(&reply.token, 16).unwrap().to_be_bytes();
+    let token = authority::unhex(&reply.token).unwrap();
     let port = tcp_address(&reply);
     let say = |bytes: &[u8]| {
         let mut stream = TcpStream::connect(port).unwrap();

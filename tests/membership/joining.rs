@@ -9,7 +9,7 @@ use hub_tests::{
     NOWHERE, config, config_at, describe, hub, join_by_hand, join_request, on_threads, post_json, refusal,
     refused, says,
 };
-use pbox_core::control::{HeartbeatReply, JobState, PROTOCOL};
+use pbox_core::control::{HeartbeatReply, JobState, PROTOCOL, RefusalCode};
 use pbox_core::{Key, Optimizer};
 use serde_json::json;
 use worker_shim::{Session, SessionError};
@@ -20,6 +20,28 @@ fn a_rank_is_taken_once() {
     let hub = hub(1);
     join_by_hand(&hub, "job", &join_request(1, 2));
     says(refused(config(&hub, "job", 1, 2)), &["rank 1", "\"job\"", "taken", "0 to 1", "another job name"]);
+}
+
+#[test]
+fn programs_tell_refusals_apart_by_their_codes() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    join_by_hand(&hub, "job", &join_request(1, 2));
+    let code_of = |worker| match Session::join(worker).err() {
+        Some(SessionError::Member(error)) => error.code(),
+        other => panic!("{other:?}"),
+    };
+    let mut other_terms = config(&hub, "job", 0, 2);
+    other_terms.terms.seed = 1;
+    let mut huge = config(&hub, "huge", 0, 1000);
+    (huge.terms.chunk_bytes, huge.terms.keys) = (1 << 20, vec![Key::f32("huge", [1 << 37])]);
+    for (worker, code) in [
+        (config(&hub, "job", 1, 2), RefusalCode::RankTaken),
+        (other_terms, RefusalCode::TermsDiffer),
+        (huge, RefusalCode::NoMemory),
+    ] {
+        assert_eq!(code_of(worker), Some(code));
+    }
 }
 
 #[test]

@@ -201,11 +201,13 @@ pub fn post_json(hub: &Hub, path: &str, body: &impl Serialize) -> (u16, String) 
     post(hub, path, serde_json::to_vec(body).unwrap())
 }
 
-/// Posts a request that the hub must refuse. Returns status and error: every refusal is JSON with an `error`.
+/// Posts a request that the hub must refuse. Returns status and error: every refusal is JSON with a
+/// code, from which the status follows, and an `error`.
 pub fn refusal(hub: &Hub, path: &str, body: impl AsRef<[u8]>) -> (u16, String) {
     let (status, body) = post(hub, path, body);
     assert!(status >= 400, "{path} was granted: {body}");
     let reply: ErrorReply = serde_json::from_str(&body).unwrap_or_else(|e| panic!("{path}: {e}: {body}"));
+    assert_eq!(status, reply.code.status(), "{path}: {}", reply.code);
     (status, reply.error)
 }
 

@@ -12,6 +12,7 @@ mod numbers;
 mod parse;
 mod peers;
 mod reason;
+mod refusal;
 mod rounds;
 mod versions;
 
@@ -29,6 +30,7 @@ pub use peers::{
     WholeRounds, WrittenReply, WrittenRequest,
 };
 pub use reason::{MAX_REASON_BYTES, reason};
+pub use refusal::{ErrorReply, RefusalCode};
 pub use rounds::{
     GradientNorm, GradientsReply, LATENESS_BOUNDS_US, LatenessReply, Latest, MAX_PATH, RankReply, RoundsReply,
 };
@@ -420,13 +422,6 @@ pub struct CompareRequest {
     /// Whether the weights are those that the worker writes in this round, of the keys that it writes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub written: bool,
-}
-
-/// The body of every reply that reports an error.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ErrorReply {
-    /// What was wrong, what was expected, and what to do next.
-    pub error: String,
 }
 
 /// `POST /v1/jobs/{job}/stop`: the job has been stopped.

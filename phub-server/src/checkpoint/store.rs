@@ -20,9 +20,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use authority::{hex, random, unhex};
 use pbox_core::control::check_job_name;
 use pbox_core::{Key, Optimizer, Restored, Share, Snapshot};
-use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::error::CheckpointError;
 use super::format::{FileShare, Plan, entries, of_piece, whole};
@@ -157,7 +157,7 @@ impl CheckpointStore {
             dir: &self.dir,
             path: &path,
             aside: &aside,
-            temporary: self.temporary(job),
+            temporary: self.temporary(job).map_err(|error| self.failed("naming a file", error))?,
             mode: self.mode,
         };
         let keep = || if whole { self.keep_newest(job, &path, round) } else { Ok(()) };
@@ -180,18 +180,15 @@ impl CheckpointStore {
         Ok(())
     }
 
-    /// A file name that no other save has.
-    fn temporary(&self, job: &str) -> PathBuf {
-        let mut random = [0; 8];
-        // The kernel returns up to 256 bytes at once when its pool is ready, which is before any hub starts.
-        let drawn = getrandom(&mut random, GetRandomFlags::empty());
-        debug_assert_eq!(drawn, Ok(random.len()));
-        self.dir.join(format!(".{job}.{:016x}{TEMPORARY}", u64::from_ne_bytes(random)))
+    /// Returns a file name that no other save has.
+    fn temporary(&self, job: &str) -> io::Result<PathBuf> {
+        let random = hex(&random::<8>()?);
+        Ok(self.dir.join(format!(".{job}.{random}{TEMPORARY}")))
     }
 
     /// Whether files can be made here.
     fn probe(&self) -> io::Result<()> {
-        let path = self.temporary("probe");
+        let path = self.temporary("probe")?;
         self.mode.make_file(&path)?;
         std::fs::remove_file(path)
     }
@@ -248,9 +245,7 @@ fn remove_temporaries(dir: &Path) -> io::Result<()> {
 /// `.<job>.<16 hexadecimal digits>.phub-tmp`.
 fn is_temporary(name: &str) -> bool {
     let parts = name.strip_prefix('.').and_then(|name| name.strip_suffix(TEMPORARY)?.rsplit_once('.'));
-    parts.is_some_and(|(job, random)| {
-        check_job_name(job).is_ok() && random.len() == 16 && random.chars().all(|c| c.is_ascii_hexdigit())
-    })
+    parts.is_some_and(|(job, random)| check_job_name(job).is_ok() && unhex::<8>(random).is_some())
 }
 
 #[cfg(test)]
@@ -264,7 +259,7 @@ mod tests {
     fn only_half_written_files_of_a_hub_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let store = CheckpointStore::open(dir.path()).unwrap();
-        let left = [store.temporary("job"), store.temporary("..")];
+        let left = [store.temporary("job").unwrap(), store.temporary("..").unwrap()];
         drop(store);
         let others = [
             "job.safetensors",

@@ -9,12 +9,13 @@ use authority::BodyDigest;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
 use http_body_util::BodyExt;
+use pbox_core::control::RefusalCode;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
 use super::guard::Shown;
 use super::limits::ControlLimits;
-use crate::registry::Refusal;
+use crate::registry::{Because, Refusal};
 
 /// A body that was read. Its bytes count against the limit of all bodies until it is dropped.
 #[derive(Debug)]
@@ -39,7 +40,7 @@ pub(super) async fn read(
     let (mut bytes, mut held): (_, Option<OwnedSemaphorePermit>) = (Vec::new(), None);
     while let Some(part) = parts.next().await? {
         let permit = Arc::clone(room).try_acquire_many_owned(part.len() as u32).map_err(|_| {
-            Refusal::Busy(format!(
+            RefusalCode::Busy.because(format!(
                 "other requests hold all of the {} bytes that the hub has for bodies; try again",
                 limits.bodies_bytes
             ))
@@ -55,7 +56,7 @@ pub(super) async fn read(
         bytes.extend_from_slice(&part);
     }
     if proof.is_some_and(|proof| !proof.is_about(digest)) {
-        return Err(Refusal::Bad("the body is not the one that the request's proof is about".into()));
+        return Err(Refusal::bad("the body is not the one that the request's proof is about"));
     }
     Ok(Received { bytes, _room: held })
 }
@@ -91,10 +92,10 @@ impl<'a> Parts<'a> {
                 Ok(Some(Ok(frame))) => frame,
                 Ok(None) => return Ok(None),
                 Ok(Some(Err(cause))) => {
-                    return Err(Refusal::Bad(format!("the body was cut off after {seen} bytes: {cause}")));
+                    return Err(Refusal::bad(format!("the body was cut off after {seen} bytes: {cause}")));
                 }
                 Err(_) => {
-                    return Err(Refusal::Stalled(format!(
+                    return Err(RefusalCode::Stalled.because(format!(
                         "the body stalled: {seen} bytes came in {:.1} s; the hub waits {:.1} s for the next part, and expects {rate} bytes a second on average",
                         begun.elapsed().as_secs_f64(),
                         limits.body_stall.as_secs_f64()
@@ -113,5 +114,6 @@ impl<'a> Parts<'a> {
 }
 
 fn too_large(limit: usize) -> Refusal {
-    Refusal::TooLarge(format!("the body has more than {limit} bytes, the most that this request may have"))
+    RefusalCode::TooLarge
+        .because(format!("the body has more than {limit} bytes, the most that this request may have"))
 }

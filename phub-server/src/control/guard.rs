@@ -6,16 +6,15 @@ use std::time::SystemTime;
 
 use authority::{ALL_JOBS, Credential, CredentialError, Proof, Right, Secrets, Token};
 use axum::extract::{MatchedPath, RawPathParams, Request, State};
-use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN, WWW_AUTHENTICATE};
-use axum::http::{HeaderMap, HeaderName, Method, StatusCode};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN};
+use axum::http::{HeaderMap, HeaderName, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use pbox_core::control::ErrorReply;
+use pbox_core::control::RefusalCode;
 
 use super::crowd::{ClientAddress, Newcomer};
-use super::json;
 use crate::refusals::Refusals;
-use crate::registry::Registry;
+use crate::registry::{Because, Refusal, Registry};
 use crate::settings::HubSettings;
 
 /// The right that a request needs. `None`: the page says nothing of jobs, or its request has a secret that a join gave.
@@ -105,10 +104,6 @@ impl Shown {
     }
 }
 
-/// Why a request is not let in.
-#[derive(Debug)]
-struct Denied(StatusCode, String);
-
 impl Guard {
     /// # Errors
     /// When there is no secret, and the settings do not say that the hub serves everybody.
@@ -150,27 +145,25 @@ impl Guard {
         (page, job): (&str, Option<&str>),
         (method, path): (&Method, &str),
         headers: &HeaderMap,
-    ) -> Result<Sees, Denied> {
+    ) -> Result<Sees, Refusal> {
         self.check_browser(headers)?;
         let Some(right) = needed(method, page) else { return Ok(Sees(None)) };
         let accepted = self.accepted.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let Some(secrets) = accepted.as_ref() else { return Ok(Sees(None)) };
-        let unknown = |why: &str| Denied(StatusCode::UNAUTHORIZED, why.to_owned());
         if !headers.contains_key(AUTHORIZATION) {
-            return Err(unknown(
-                "it wants a token: set PHUB_TOKEN or PHUB_TOKEN_FILE to its secret, or send the header `Authorization: Bearer \
+            return Err(RefusalCode::TokenMissing.because("it wants a token: set PHUB_TOKEN or PHUB_TOKEN_FILE to its secret, or send the header `Authorization: Bearer \
                  TOKEN` with what `phub-server token` prints",
             ));
         }
         let shown = Shown::of(headers).and_then(|shown| shown.token(secrets, method, path));
         let token = shown.ok_or_else(|| {
-            unknown(
-                "the token is not of its secret; set PHUB_TOKEN or PHUB_TOKEN_FILE to the same secret for hubs and workers \
+            RefusalCode::TokenForeign.because("the token is not of its secret; set PHUB_TOKEN or PHUB_TOKEN_FILE to the same secret for hubs and workers \
                  (without them each user of each machine has a secret of its own)",
             )
         })?;
         if token.has_expired(SystemTime::now()) {
-            return Err(unknown("the token has expired; make another one with `phub-server token`"));
+            let why = "the token has expired; make another one with `phub-server token`";
+            return Err(RefusalCode::TokenExpired.because(why));
         }
         // Of what is about no job, everybody sees the jobs that the token covers.
         let allows = match (job, right) {
@@ -184,7 +177,7 @@ impl Guard {
                 "the token allows to {} job {of:?}, and this needs one to {right} job {job:?}",
                 token.right
             );
-            return Err(Denied(StatusCode::FORBIDDEN, why));
+            return Err(RefusalCode::NotAllowed.because(why));
         }
         Ok(Sees(Some(token)))
     }
@@ -201,25 +194,25 @@ impl Guard {
     }
 
     /// Refuses what only a browser sends, on behalf of a web page from elsewhere.
-    fn check_browser(&self, headers: &HeaderMap) -> Result<(), Denied> {
+    fn check_browser(&self, headers: &HeaderMap) -> Result<(), Refusal> {
         let host = text(headers, HOST).unwrap_or_default();
         if let Some(origin) = text(headers, ORIGIN)
             && origin.split_once("://").is_none_or(|(_, from)| from != host)
         {
             let why = format!("a web page of {origin:?} may not ask this hub, which is {host:?}");
-            return Err(Denied(StatusCode::FORBIDDEN, why));
+            return Err(RefusalCode::WebPage.because(why));
         }
         // A name that leads here only since its owner says so.
         if self.local && self.settings.insecure && !names_this_machine(host) {
             let why = format!(
                 "this hub listens on this machine alone, and is not {host:?}; ask 127.0.0.1 or localhost"
             );
-            return Err(Denied(StatusCode::FORBIDDEN, why));
+            return Err(RefusalCode::WebPage.because(why));
         }
         let kind = text(headers, CONTENT_TYPE).map(|kind| kind.split(';').next().unwrap_or_default().trim());
         if let Some(form) = kind.filter(|kind| FORMS.iter().any(|form| kind.eq_ignore_ascii_case(form))) {
             let why = format!("its content is {form:?}; send `Content-Type: application/json`");
-            return Err(Denied(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
+            return Err(RefusalCode::WebForm.because(why));
         }
         Ok(())
     }
@@ -262,21 +255,10 @@ pub(super) async fn admit(
         }
         Err(denied) => {
             let from = request.extensions().get::<ClientAddress>().map(|from| from.asker(request.headers()));
-            let what = format!("{} {}: {}", request.method(), page.as_str(), denied.1);
+            let what = format!("{} {}: {}", request.method(), page.as_str(), denied.why);
             guard.refusals.add(from.as_ref(), job, &what);
             denied.into_response()
         }
-    }
-}
-
-impl IntoResponse for Denied {
-    fn into_response(self) -> Response {
-        let Denied(status, error) = self;
-        let mut response = json(status, &ErrorReply { error });
-        if status == StatusCode::UNAUTHORIZED {
-            response.headers_mut().insert(WWW_AUTHENTICATE, "Bearer".parse().expect("a header"));
-        }
-        response
     }
 }
 
@@ -302,7 +284,7 @@ mod tests {
     fn status(guard: &Guard, page: &str, method: Method, headers: &HeaderMap) -> u16 {
         guard
             .check((page, page.contains("{job}").then_some("job")), (&method, page), headers)
-            .map_or_else(|no| no.0.as_u16(), |_| 200)
+            .map_or_else(|no| no.code.status(), |_| 200)
     }
 
     #[test]

@@ -17,14 +17,14 @@ use std::time::Instant;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Extension, Path, Request, State};
-use axum::http::header::{CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_TYPE};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::header::{CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_TYPE, WWW_AUTHENTICATE};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use http_body_util::{BodyExt, Full};
 use pbox_core::control::{
-    ClockReply, ErrorReply, HeartbeatRequest, JobState, LeaveRequest, NicReply, ParseError, ReadyRequest,
+    ClockReply, ErrorReply, HeartbeatRequest, JobState, LeaveRequest, NicReply, ReadyRequest, RefusalCode,
     parse, parse_join, parse_versioned,
 };
 use serde::Serialize;
@@ -34,7 +34,7 @@ use tokio::sync::Semaphore;
 
 use crate::asker::Asker;
 use crate::refusals::Refusals;
-use crate::registry::{Refusal, Registry, Sent, on_thread};
+use crate::registry::{Because, Refusal, Registry, Sent, on_thread};
 use body::{Parts, Received};
 use crowd::ClientAddress;
 use guard::{Sees, Shown};
@@ -112,7 +112,7 @@ impl Desk {
         }
         // Megabytes, and this thread answers all heartbeats.
         let parsed = on_thread("phub-numbers", move || parse(what, &received.bytes)).await;
-        Ok(parsed.map_err(Refusal::Exhausted)??)
+        Ok(parsed??)
     }
 
     /// Reads a request of a few fields.
@@ -176,7 +176,7 @@ fn nothing(result: Result<(), Refusal>) -> Answer {
 }
 
 fn no_such_page() -> Answer {
-    Err(Refusal::Gone("no such page; GET / lists what there is".into()))
+    Err(RefusalCode::PageUnknown.because("no such page; GET / lists what there is"))
 }
 
 /// Carries out a request to its end, even if the client hangs up: a job must not stay held.
@@ -184,7 +184,7 @@ async fn to_its_end<T: Send + 'static>(
     work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
 ) -> Result<T, Refusal> {
     let ended = tokio::spawn(work).await;
-    ended.unwrap_or_else(|_| Err(Refusal::Gone("the hub could not do it".into())))
+    ended.unwrap_or_else(|_| Err(Refusal::internal()))
 }
 
 async fn hub(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answer {
@@ -225,7 +225,8 @@ async fn figures(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> 
 
 async fn trace(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answer {
     let permit = desk.traces.try_acquire_owned().map_err(|_| {
-        Refusal::Busy(format!("{TRACES} timelines are under way, which is the most at a time; try again"))
+        RefusalCode::Busy
+            .because(format!("{TRACES} timelines are under way, which is the most at a time; try again"))
     })?;
     let text = desk.registry.trace(move |job| sees.job(job)).await?;
     let name = "attachment; filename=\"phub-trace.json\"";
@@ -246,7 +247,7 @@ async fn join(
     let from = client.asker(request.headers());
     let joined = join_of(&desk, &from, &job, request).await;
     if let Err(refusal) = &joined {
-        desk.refusals.add(Some(&from), Some(&job), refusal.why());
+        desk.refusals.add(Some(&from), Some(&job), &refusal.why);
     }
     joined
 }
@@ -258,7 +259,7 @@ async fn join_of(desk: &Desk, from: &Asker, job: &str, request: Request) -> Answ
     let promise = (!is_small).then(|| desk.registry.promise_join(received.bytes.len())).transpose()?;
     // Parsing has its own thread: a manifest may have 64 MiB, and this thread answers all heartbeats.
     let parsing = tokio::task::spawn_blocking(move || parse_join(&received.bytes));
-    let request = parsing.await.map_err(|_| Refusal::Gone("the hub could not do it".into()))??;
+    let request = parsing.await.map_err(|_| Refusal::internal())??;
     let joined = desk.registry.join_from(job.to_owned(), request, Some(from.clone())).await?;
     drop(promise);
     done(&joined)
@@ -332,11 +333,12 @@ async fn offer(State(desk): State<Desk>, Path(job): Path<String>, request: Reque
 
 async fn bring_state(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
     let Desk { registry, limits, .. } = desk;
-    let token = match request.extensions().get() {
-        Some(Shown::Member(token)) => token.clone(),
-        _ => String::new(),
+    let Some(Shown::Member(token)) = request.extensions().get() else {
+        return Err(
+            RefusalCode::TokenUnknown.because("the header shows no token of a join: `Phub-Member TOKEN`")
+        );
     };
-    let mut coming = registry.state_comes(&job, &token)?;
+    let mut coming = registry.state_comes(&job, token)?;
     let mut parts = Parts::new(request, coming.bytes(), &limits)?;
     while let Some(part) = parts.next().await? {
         coming.append(part).await?;
@@ -388,26 +390,18 @@ fn json(status: StatusCode, body: &impl Serialize) -> Response {
     (status, [(CONTENT_TYPE, "application/json")], text).into_response()
 }
 
-impl From<ParseError> for Refusal {
-    fn from(error: ParseError) -> Self {
-        match error {
-            ParseError::Malformed { .. } => Refusal::Bad(error.to_string()),
-            ParseError::Protocol { .. } | ParseError::Newer { .. } => Refusal::Conflict(error.to_string()),
-        }
+/// The reply to a request that is refused.
+fn refused(code: RefusalCode, error: String) -> Response {
+    let status = StatusCode::from_u16(code.status()).expect("codes have statuses");
+    let mut response = json(status, &ErrorReply { code, error });
+    if status == StatusCode::UNAUTHORIZED {
+        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
+    response
 }
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let (status, error) = match self {
-            Refusal::Bad(error) => (StatusCode::BAD_REQUEST, error),
-            Refusal::Conflict(error) => (StatusCode::CONFLICT, error),
-            Refusal::Busy(error) => (StatusCode::SERVICE_UNAVAILABLE, error),
-            Refusal::Gone(error) => (StatusCode::NOT_FOUND, error),
-            Refusal::TooLarge(error) => (StatusCode::PAYLOAD_TOO_LARGE, error),
-            Refusal::Stalled(error) => (StatusCode::REQUEST_TIMEOUT, error),
-            Refusal::Exhausted(error) => (StatusCode::INSUFFICIENT_STORAGE, error),
-        };
-        json(status, &ErrorReply { error })
+        refused(self.code, self.why)
     }
 }

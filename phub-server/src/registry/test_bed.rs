@@ -41,6 +41,7 @@ pub fn registry_with(quotas: Quotas) -> (Arc<Registry>, CoreThread) {
         rdma: Ok(()),
     };
     let parts = Parts {
+        id: "a test".into(),
         cores: vec![core],
         kernels,
         transports: Vec::new(),

@@ -9,7 +9,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use fabric::{Idle, Port, Until, any};
-use membership::{Hub, MemberError, Relinks, Way};
+use membership::{Hub, Relinks, Way};
 use pbox_core::{Content, Element, KeyId, Layout, LevelTerms, Numbers, Round};
 
 use super::compare::Digests;
@@ -182,7 +182,7 @@ impl Session {
     /// Pushes a key that may stay here, if it is small, until the [`flush`](Self::flush), which must follow soon.
     pub(crate) fn put_as(&mut self, key: KeyId, what: Pushed) -> Result<(), SessionError> {
         if !self.ready {
-            return Err(Self::no_weights(&self.config.hub));
+            return Err(SessionError::NoWeights);
         }
         self.exchange.check_exists(key)?;
         let timed = self.stopwatch.push_begins(key, self.exchange.round(key));
@@ -223,12 +223,6 @@ impl Session {
             Ok(()) => Ok(()),
             Err(error) => self.survive_loss(error),
         }
-    }
-
-    /// Why there is no push before the broadcast.
-    pub(crate) fn no_weights(hub: &str) -> SessionError {
-        let why = "no weights yet: every worker calls broadcast_weights once before its first push".into();
-        MemberError::Refused { hub: hub.to_owned(), what: "push", why }.into()
     }
 
     /// Waits until the key's answer is there.

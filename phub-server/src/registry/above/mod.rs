@@ -26,13 +26,13 @@ use authority::{Credential, SUMS};
 use fabric::any::{self, Transport};
 use fabric::{PortId, RecvWindow, SendWindow, WindowError};
 use membership::{LOOKUP_LIMIT, LetIn, MemberError, Missing, Named, PeerList, Ports, look_up};
-use pbox_core::control::{JoinRequest, Machine, MeetReply, MeetRequest, Mesh, check_job_name};
+use pbox_core::control::{JoinRequest, Machine, MeetReply, MeetRequest, Mesh, RefusalCode, check_job_name};
 use pbox_core::{Above, Below, JobId, JobTerms, LevelTerms, Members, Round, ShardSpec, WindowsBelow, Wire};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use super::pace::TOLD_EVERY;
-use super::{Refusal, Registry, on_thread};
+use super::{Because, NoThread, Refusal, Registry, on_thread};
 
 use joined::reason_of;
 use links::{Linked, LinksAbove};
@@ -125,7 +125,7 @@ impl Up {
 
     /// The hubs above a job. In a mesh, waits until they have met.
     fn of_job(&self, name: &str, request: &JoinRequest, deadline: Instant) -> Result<HubsAbove, Refusal> {
-        let conflict = |why: String| Refusal::Conflict(format!("job {name:?}: {why}"));
+        let conflict = |why: String| RefusalCode::NoMesh.because(format!("job {name:?}: {why}"));
         let mesh = match (&request.mesh, &self.above) {
             (None, above) => return Ok(above.clone().expect("a job that is relayed has hubs above")),
             (Some(_), Some(above)) => {
@@ -174,7 +174,7 @@ impl Up {
 
     /// Joins the job above.
     pub(super) fn join(&self, name: &str, request: &JoinRequest, id: &str) -> Result<LetInAbove, Refusal> {
-        let refused = |why: String| Refusal::Bad(format!("job {name:?}: {why}"));
+        let refused = |why: String| Refusal::bad(format!("job {name:?}: {why}"));
         let deadline = Instant::now() + self.start_limit;
         request.terms.check_below().map_err(|error| refused(error.to_string()))?;
         let above = self.of_job(name, request, deadline)?;
@@ -218,7 +218,8 @@ impl Up {
         share: Option<Arc<SendWindow>>,
         huge_pages: impl FnOnce(&[ShardSpec]),
     ) -> Result<MadeAbove, Refusal> {
-        let exhausted = |error: WindowError| Refusal::Exhausted(format!("a job below other hubs: {error}"));
+        let exhausted =
+            |error: WindowError| RefusalCode::NoMemory.because(format!("a job below other hubs: {error}"));
         let LetInAbove { above, hubs, terms: terms_above, wire: wire_above, placed } = let_in;
         let (level, machine) = (terms_above.level, above.machine.number);
         let (WindowsBelow { sums, shown }, shards) =
@@ -278,8 +279,8 @@ impl LetInAbove {
 /// What a hub above refuses, this hub refuses.
 pub(super) fn not_joined(error: MemberError) -> Refusal {
     match error {
-        MemberError::Refused { .. } => Refusal::Conflict(error.to_string()),
-        error => Refusal::Exhausted(format!("this hub is below other hubs: {error}")),
+        MemberError::Refused { .. } => RefusalCode::RefusedAbove.because(error.to_string()),
+        error => RefusalCode::NoneAbove.because(format!("this hub is below other hubs: {error}")),
     }
 }
 
@@ -289,15 +290,15 @@ impl Registry {
     pub(super) fn passed_on<T>(
         &self,
         id: JobId,
-        answer: Result<Result<T, MemberError>, String>,
+        answer: Result<Result<T, MemberError>, NoThread>,
     ) -> Result<T, Refusal> {
-        answer.map_err(Refusal::Exhausted)?.map_err(|error| {
+        answer?.map_err(|error| {
             if !error.is_loss_of_hub() {
-                return Refusal::Conflict(error.to_string());
+                return RefusalCode::RefusedAbove.because(error.to_string());
             }
             let (reason, blame) = reason_of(error);
             self.fail_by(&mut self.lock(), id, &reason, blame);
-            Refusal::Gone(reason)
+            RefusalCode::JobEnded.because(reason)
         })
     }
 
@@ -305,9 +306,7 @@ impl Registry {
     pub async fn meet(&self, name: &str, request: MeetRequest) -> Result<MeetReply, Refusal> {
         let mut meeting = pin!(self.meetings.meet(name, request.clone()));
         loop {
-            let made = self.freed.notified();
-            tokio::pin!(made);
-            made.as_mut().enable(); // before the look, so that no job is missed
+            let made = self.freed.notified(); // before the look, so that no job is missed
             if let Some(hubs) = self.met(name, &request) {
                 return Ok(MeetReply { hubs });
             }

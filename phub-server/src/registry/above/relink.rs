@@ -121,12 +121,15 @@ impl Registry {
         // Asked before the links end that are left: on shared memory, too, their end is no death then.
         let (asked, why) = (Arc::clone(above), lost.to_owned());
         let let_in = on_thread("phub-above", move || asked.relink(&why)).await;
-        let let_in = let_in.map_err(Again::Never)?.map_err(|error| Again::Never(error.to_string()))?;
+        let let_in = let_in
+            .map_err(|error| Again::Never(error.into()))?
+            .map_err(|error| Again::Never(error.to_string()))?;
         self.unlink_above(id).await?;
         let (made, deadline) = (Arc::clone(above), until.min(Instant::now() + self.up.limit));
         let made = on_thread("phub-above", move || made.links.make(&let_in, deadline)).await;
-        let Linked { ways, paths, .. } =
-            made.map_err(Again::Later)?.map_err(|error| Again::Later(error.to_string()))?;
+        let Linked { ways, paths, .. } = made
+            .map_err(|error| Again::Later(error.into()))?
+            .map_err(|error| Again::Later(error.to_string()))?;
         let add = |job: &mut Job| {
             job.relinks_above.end();
             self.add_above(job, above.links.level, ways);
@@ -144,9 +147,7 @@ impl Registry {
         self.of_job(id, begin).map_err(ended)?;
         let limit = tokio::time::Instant::now() + self.up.limit;
         loop {
-            let freed = self.freed.notified();
-            tokio::pin!(freed);
-            freed.as_mut().enable(); // before the look, so that no wake-up is missed
+            let freed = self.freed.notified(); // before the look, so that no wake-up is missed
             let unlinked = self.of_job(id, |job| job.relinks_above.unlinked(self.up.start_limit));
             if let Some(may_try) = unlinked.map_err(ended)? {
                 return may_try.map_err(Again::Never);

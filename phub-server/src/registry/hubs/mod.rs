@@ -20,7 +20,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use authority::{Credential, Right, Token};
+use authority::{Credential, Right, Token, hex, unhex};
 use pbox_core::control::{Answer, PartsReply, Pass, ReleaseRequest, WholeRounds};
 use pbox_core::job::MAX_WORKERS;
 use pbox_core::{Piece, Round, Share};
@@ -38,11 +38,9 @@ pub(crate) use last::{Ending, Order};
 pub(crate) struct Secret(pub [u8; 16]);
 
 impl Secret {
-    /// From 32 hexadecimal digits.
+    /// Reads 32 hexadecimal digits.
     pub fn parse(text: &str) -> Option<Self> {
-        let is_hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let number = is_hex.then(|| u128::from_str_radix(text, 16).ok()).flatten()?;
-        Some(Secret(number.to_be_bytes()))
+        unhex(text).map(Secret)
     }
 
     /// Whether a request shows the secret. The time does not depend on which digit is wrong.
@@ -53,7 +51,7 @@ impl Secret {
 
     /// As a request shows it.
     pub fn show(&self) -> String {
-        format!("{:032x}", u128::from_be_bytes(self.0))
+        hex(&self.0)
     }
 }
 

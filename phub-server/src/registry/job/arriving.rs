@@ -103,7 +103,7 @@ mod tests {
         test_bed::runtime().block_on(async {
             let token = registry.join("job".into(), test_bed::request()).await.unwrap().token;
             core.obey();
-            let token = u128::from_str_radix(&token, 16).unwrap().to_be_bytes();
+            let token = authority::unhex(&token).unwrap();
             let admission = registry.admission(token).unwrap();
             assert!(registry.admission(token).unwrap_err().contains("connected already"));
             registry.readmit(&admission);

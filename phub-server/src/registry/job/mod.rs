@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use fabric::{PlannedLink, SendWindow};
 use pbox_core::control::{
-    HeartbeatReply, JobReply, JoinRequest, Late, Member as Taking, MemberReply, Mesh, reason,
+    HeartbeatReply, JobReply, JoinRequest, Late, Member as Taking, MemberReply, Mesh, RefusalCode, reason,
 };
 use pbox_core::job::Difference;
 use pbox_core::{
@@ -39,6 +39,7 @@ use super::late::Progress;
 use super::links::by_nic;
 use super::pace::{LastRounds, not_finite, verdict};
 use super::saved::checkpoint::Checkpoints;
+use super::{Because, Refusal};
 use crate::asker::Asker;
 
 /// The hub's cores that own a job's chunks.
@@ -147,9 +148,23 @@ impl Job {
         }
     }
 
-    /// Whether a worker with this request may join. The error says what differs from the job's terms, which is known.
-    pub fn admits(&self, request: &JoinRequest, difference: Option<&Difference>) -> Result<(), String> {
-        let Job { name, terms, hubs: Hubs { share, .. }, .. } = self;
+    /// Refuses a worker whose request does not fit. `difference` is that of its terms.
+    pub fn admits(&self, request: &JoinRequest, difference: Option<&Difference>) -> Result<(), Refusal> {
+        let differs = |why| RefusalCode::TermsDiffer.because(why);
+        self.check_terms(request, difference).map_err(differs)?;
+        let (Job { name, terms, .. }, rank) = (self, request.rank);
+        match self.members[rank as usize] {
+            Some(_) => Err(RefusalCode::RankTaken.because(format!(
+                "rank {rank} of job {name:?} is taken (after a crash, until the hub notices that the former worker is gone: try again); give each worker its own rank from 0 to {}, or use another job name",
+                terms.workers - 1
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that a worker asks for what the job is. The error says what differs.
+    fn check_terms(&self, request: &JoinRequest, difference: Option<&Difference>) -> Result<(), String> {
+        let Job { name, hubs: Hubs { share, .. }, .. } = self;
         let rank = request.rank;
         if request.hub != share.hub {
             return Err(format!(
@@ -160,12 +175,12 @@ impl Job {
         }
         match difference {
             None => {}
-            Some(Difference { what: "manifest", theirs, .. }) => {
+            Some(Difference::Keys(theirs)) => {
                 return Err(format!(
                     "manifests differ in job {name:?}: {theirs}; all workers must build the same model (worker {rank})"
                 ));
             }
-            Some(Difference { what, ours, theirs }) => {
+            Some(Difference::Term { what, ours, theirs }) => {
                 return Err(format!(
                     "job {name:?} has {what} {ours}, worker {rank} asks for {theirs}; all workers of a job must ask \
                      for the same, or use another job name"
@@ -190,13 +205,7 @@ impl Job {
                 spoken(request.trial)
             ));
         }
-        match self.members[rank as usize] {
-            Some(_) => Err(format!(
-                "rank {rank} of job {name:?} is taken (after a crash, until the hub notices that the former worker is gone: try again); give each worker its own rank from 0 to {}, or use another job name",
-                terms.workers - 1
-            )),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// Whether the rank is taken now, in a job that would go on without its worker.

@@ -1,8 +1,10 @@
 //! How far members were when they lost their hub: where a job goes on that begins again.
 
+use pbox_core::control::RefusalCode;
 use pbox_core::{Consistency, Round};
 
 use super::Job;
+use crate::registry::{Because, Refusal};
 
 impl Job {
     fn has_reached(&mut self, round: Round) {
@@ -25,7 +27,7 @@ impl Job {
     }
 
     /// Whether a member of this hub can have reached this round when it lost the hub. With SSP all are within the staleness.
-    pub fn check_reached(&self, rank: u32, reached: Option<Round>) -> Result<(), String> {
+    pub fn check_reached(&self, rank: u32, reached: Option<Round>) -> Result<(), Refusal> {
         let (Some(reached), Consistency::Ssp { staleness }) = (reached, self.terms.level.consistency) else {
             return Ok(());
         };
@@ -35,14 +37,14 @@ impl Job {
         let mut others = others.filter_map(|(other, reached)| Some((other, (*reached)?)));
         match others.find(|(_, other)| reached.0.abs_diff(other.0) > most) {
             None => Ok(()),
-            Some((other, theirs)) => Err(format!(
+            Some((other, theirs)) => Err(RefusalCode::ReachedDiffers.because(format!(
                 "{} says that it has reached round {}, and {} had reached {}: with {} they are at most {most} rounds apart",
                 self.spoken(rank),
                 reached.0,
                 self.spoken(other),
                 theirs.0,
                 self.terms.level.consistency
-            )),
+            ))),
         }
     }
 
@@ -70,7 +72,7 @@ mod tests {
     use pbox_core::JobId;
 
     use super::*;
-    use crate::registry::{Refusal, test_bed};
+    use crate::registry::test_bed;
 
     #[test]
     fn members_with_a_bound_of_staleness_are_not_further_apart() {
@@ -84,7 +86,8 @@ mod tests {
         };
         join(0, 1, "job", ssp).unwrap();
         core.obey();
-        let Err(Refusal::Conflict(why)) = join(1, 25_000, "job", ssp) else { panic!("it is believed") };
+        let Refusal { code, why } = join(1, 25_000, "job", ssp).expect_err("it is not believed");
+        assert_eq!(code, RefusalCode::ReachedDiffers);
         assert!(why.contains("round 25000") && why.contains("at most 67 rounds apart"), "{why}");
         join(1, 68, "job", ssp).unwrap();
         // Without a bound, they are as far apart as they say, and no round is beyond the last.

@@ -6,14 +6,18 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use fabric::any::Transport;
-use pbox_core::control::{JobState, JoinReply, RelinkRequest};
+use pbox_core::control::{JobState, JoinReply, RefusalCode, RelinkRequest};
 use pbox_core::{Consistency, JobId, Members, OnLoss, Round};
 
 use super::{Arrival, Job};
 use crate::cores::{CoreThread, Report};
-use crate::registry::{Refusal, Registry, Token, test_bed, token_of};
+use crate::registry::{Refusal, Registry, Token, test_bed};
 
 const JOB: JobId = JobId(0);
+
+fn token(digits: &str) -> Token {
+    authority::unhex(digits).unwrap()
+}
 
 /// A hub of one core with one job, which begins with two members.
 struct Bed {
@@ -48,7 +52,7 @@ impl Bed {
         (request.terms.level.members, request.terms.level.consistency) = (self.members, self.consistency);
         let joined = test_bed::runtime().block_on(self.registry.join("job".into(), request));
         self.core.obey();
-        token_of(&joined.unwrap().token)
+        token(&joined.unwrap().token)
     }
 
     fn of_job<T>(&self, look: impl FnOnce(&mut Job) -> T) -> T {
@@ -197,7 +201,7 @@ fn lost_links_are_made_again_by_one_connection() {
         assert!(job.has(1) && job.has_others(0), "it takes part all the same");
     });
     assert!(bed.is_unlinked(), "this link is one of the lost");
-    let own = token_of(&bed.relink(join, || bed.unlinked()).unwrap().token);
+    let own = token(&bed.relink(join, || bed.unlinked()).unwrap().token);
     assert_eq!(bed.registry.expects(own), Ok((JOB, 1)));
     bed.of_job(|job| {
         assert!(job.connect(1, join).unwrap_err().contains("connected already"), "another token");
@@ -216,7 +220,7 @@ fn links_that_are_lost_again_wait_for_the_cores_again() {
     let bed = Bed::running();
     let join = bed.token();
     bed.link_ends();
-    let first = token_of(&bed.relink(join, || bed.unlinked()).unwrap().token);
+    let first = token(&bed.relink(join, || bed.unlinked()).unwrap().token);
     bed.of_job(|job| job.connect(1, first).unwrap());
     // Its new links end, too, before the core has said that it has them.
     assert!(bed.link_ends());
@@ -225,7 +229,7 @@ fn links_that_are_lost_again_wait_for_the_cores_again() {
         bed.of_job(|job| job.attached(1));
         bed.unlinked();
     });
-    let second = token_of(&second.unwrap().token);
+    let second = token(&second.unwrap().token);
     bed.of_job(|job| {
         assert!(job.unlinked(1).is_some(), "the link of the first connection does not count");
         job.connect(1, first).unwrap_err();
@@ -266,7 +270,8 @@ fn a_worker_that_is_lost_makes_no_links_again() {
         bed.unlinked();
     };
     let refused = bed.relink(join, lost);
-    assert!(matches!(refused, Err(Refusal::Gone(why)) if why.contains("it broke the protocol")));
+    let refusal = refused.unwrap_err();
+    assert!(refusal.code == RefusalCode::WorkerLost && refusal.why.contains("it broke the protocol"));
     bed.registry.report(Report::Removed { job: JOB, rank: 1 });
     assert!(bed.is_free(1));
 }

@@ -135,9 +135,7 @@ impl Registry {
     pub fn wait_until_saved(&self) {
         let saved = async {
             loop {
-                let freed = self.freed.notified();
-                tokio::pin!(freed);
-                freed.as_mut().enable(); // before the look, so that no end is missed
+                let freed = self.freed.notified(); // before the look, so that no end is missed
                 if self.lock().making.is_empty() {
                     return;
                 }

@@ -11,7 +11,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use fabric::Slab;
-use pbox_core::control::{JoinRequest, PartsReply, Pass};
+use pbox_core::control::{JoinRequest, PartsReply, Pass, RefusalCode};
 use pbox_core::{JobTerms, Layout, Numbers, Restored, RestoredKey, Round, Share};
 
 use crate::checkpoint::{CheckpointError, CheckpointStore, Loaded, PartOf};
@@ -19,7 +19,7 @@ use crate::client::Address;
 use crate::registry::hubs::agreement::Files;
 use crate::registry::hubs::{Hubs, Peers, Secret};
 use crate::registry::join::new_token;
-use crate::registry::{Refusal, Registry};
+use crate::registry::{Because, Refusal, Registry};
 
 /// How a job over several hubs begins.
 #[derive(Default)]
@@ -39,7 +39,7 @@ impl Registry {
         request: &JoinRequest,
         layout: &Layout,
     ) -> Result<(Option<Loaded>, Hubs), Refusal> {
-        let conflict = |why: String| Refusal::Conflict(format!("job {name:?}: {why}"));
+        let conflict = |why: String| RefusalCode::CheckpointUnusable.because(format!("job {name:?}: {why}"));
         let (terms, schedule) = (&request.terms, request.terms.level.schedule);
         let share = Share::of_hub(terms, request.hub);
         let pieces = share.pieces(layout, schedule);
