@@ -30,7 +30,7 @@ use crate::error::HubError;
 use crate::needs;
 use crate::registry::{HubsAbove, LateLimits, Parts, Registry, Timeline, Up};
 use crate::rendezvous;
-use crate::settings::{HubSettings, environment, interface};
+use crate::settings::{HubSettings, interface};
 
 /// How often the hub looks for silent workers: a small part of the shortest heartbeat limit.
 const SWEEP: Duration = Duration::from_millis(200);
@@ -75,7 +75,7 @@ impl Hub {
     pub fn start_with(settings: &HubSettings, limits: ControlLimits) -> Result<Self, HubError> {
         let (alarm, rung) = Alarm::new();
         let _entered = alarm.enter();
-        environment::warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
+        membership::warn_of_environment();
         tracing::info!("settings: {settings}");
         needs::needs(settings).try_for_each(|(_, found)| found.map(drop))?;
         let guard = Arc::new(Guard::new(settings)?);

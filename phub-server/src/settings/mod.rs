@@ -1,6 +1,5 @@
 //! The hub's settings: each declared once, with its default, its doc and its environment name.
 
-pub(crate) mod environment;
 mod idle_choice;
 pub(crate) mod interface;
 mod listen;
@@ -368,6 +367,15 @@ impl FromStr for CoreSelection {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_flag_that_has_a_variable_is_known_by_its_name() {
+        let known: Vec<&str> = membership::known_variables().collect();
+        let command = HubSettings::command();
+        let names = command.get_arguments().filter_map(|flag| flag.get_env()?.to_str());
+        let names: Vec<&str> = names.filter(|name| !known.contains(name)).collect();
+        assert_eq!(names, [""; 0]);
+    }
 
     #[test]
     fn cores_are_a_count_or_a_list() {
