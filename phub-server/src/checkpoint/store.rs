@@ -59,7 +59,7 @@ impl CheckpointStore {
     }
 
     /// Opens a directory, whose parent must exist, and removes files that a killed hub left half written. New files have this
-    /// mode. So has the directory if it is made here; one that is there stays as it is.
+    /// mode. So has the directory if it is made here. A directory that exists keeps its mode, with a warning if that is open.
     pub fn open_for(dir: impl Into<PathBuf>, mode: FileMode) -> Result<Self, CheckpointError> {
         let dir = dir.into();
         let failed = |doing| {
@@ -77,6 +77,9 @@ impl CheckpointStore {
             CheckpointStore { dir: dir.clone(), keep: KEEP, mode, lock, made_room: Seldom::default() };
         // The lock file may be older than the permissions of the directory.
         store.probe().map_err(failed("making a file in it"))?;
+        if let Some(why) = store.is_open_to_others().map_err(failed("looking who can read it"))? {
+            tracing::warn!("{why}");
+        }
         if mode == FileMode::default() {
             store.warn_of_readers().map_err(failed("looking who can read it"))?;
         }
@@ -196,6 +199,30 @@ impl CheckpointStore {
         std::fs::remove_file(path)
     }
 
+    /// Says what other users can do to the directory, and what closes it, if its mode lets them do more than the files' mode asks
+    /// for. The mode itself stays: somebody may have chosen it, and other programs may need it.
+    fn is_open_to_others(&self) -> io::Result<Option<String>> {
+        let (mode, wanted, dir) = (self.dir.metadata()?.mode(), self.mode.of_directory(), self.dir.display());
+        let more = mode & 0o066 & !wanted;
+        if more == 0 {
+            return Ok(None);
+        }
+        let can = match more & 0o022 {
+            0 => "list it, and lock it so that no hub starts",
+            _ => "remove and replace what is in it, and lock it so that no hub starts",
+        };
+        let closes = match mode & 0o1000 {
+            0 => format!("chmod {wanted:03o} {dir} closes it"),
+            _ => {
+                "it is for files of all users: give --checkpoints a directory of its own below it".to_owned()
+            }
+        };
+        let mode = mode & 0o7777;
+        Ok(Some(format!(
+            "the directory of checkpoints {dir} has mode {mode:03o}: other users can {can}; {closes}"
+        )))
+    }
+
     /// Says which checkpoints other users can read: those of hubs that let them, in a directory that lets them.
     fn warn_of_readers(&self) -> io::Result<()> {
         if self.dir.metadata()?.mode() & 0o011 == 0 {
@@ -256,6 +283,7 @@ fn is_temporary(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
+    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
     use crate::checkpoint::lock::LOCK;
@@ -281,6 +309,31 @@ mod tests {
         let _store = CheckpointStore::open(dir.path()).unwrap();
         assert!(left.iter().all(|path| !path.exists()));
         assert!(others.iter().chain([&directory]).all(|path| path.exists()));
+    }
+
+    #[test]
+    fn a_directory_that_was_made_open_stays_so_and_is_told_with_what_closes_it() {
+        let parent = tempfile::tempdir().unwrap();
+        let told = |mode: u32, files: &str| {
+            let dir = parent.path().join(format!("{mode:o}-{files}"));
+            std::fs::create_dir(&dir).unwrap();
+            std::fs::set_permissions(&dir, PermissionsExt::from_mode(mode)).unwrap();
+            let store = CheckpointStore::open_for(&dir, files.parse().unwrap()).unwrap();
+            assert_eq!(dir.metadata().unwrap().mode() & 0o7777, mode);
+            store.is_open_to_others().unwrap()
+        };
+        for (mode, files, words) in [
+            (0o755, "600", "755: other users can list it, and lock it so that no hub starts; chmod 700 "),
+            (0o775, "600", "775: other users can remove and replace what is in it"),
+            (0o755, "640", "chmod 750 "),
+            (0o1777, "600", "a directory of its own below it"),
+        ] {
+            let told = told(mode, files).unwrap();
+            assert!(told.contains(words), "{told}");
+        }
+        assert_eq!([told(0o700, "600"), told(0o711, "600"), told(0o750, "640")], [None, None, None]);
+        let made = CheckpointStore::open(parent.path().join("made")).unwrap();
+        assert_eq!(made.is_open_to_others().unwrap(), None);
     }
 
     #[test]
