@@ -13,7 +13,7 @@ use hub_tests::values::Saved;
 use hub_tests::values::{self, same_bits};
 use hub_tests::{
     PATIENT_S, SGD, addresses, authorization, bring, config, config_at, describe, hub, join_by_hand,
-    join_request, on_threads, post_json, ready_all, refusal, refused, says, settings, small_model,
+    join_request, on_threads, post_as_member, ready_all, refusal, refused, says, settings, small_model,
 };
 use pbox_core::control::{ErrorReply, JobReply, JobState, OfferReply};
 use pbox_core::{Consistency, Dtype, Key, KeyId, Optimizer, Round};
@@ -182,8 +182,8 @@ pub(crate) fn offer(
     token: &str,
     before: u32,
 ) -> Result<Option<u64>, String> {
-    let request = json!({"token": token, "state_before": before});
-    let (status, body) = post_json(hub, &format!("/v1/jobs/{job}/offer"), &request);
+    let request = json!({"state_before": before}).to_string();
+    let (status, body) = post_as_member(hub, job, "offer", token, request);
     match status {
         200 => Ok(serde_json::from_str::<OfferReply>(&body).unwrap().state_bytes),
         _ => Err(format!("{status}: {}", serde_json::from_str::<ErrorReply>(&body).unwrap().error)),

@@ -15,25 +15,22 @@ use pbox_core::control::ErrorReply;
 use super::crowd::{ClientAddress, Newcomer};
 use super::json;
 use crate::refusals::Refusals;
-use crate::registry::Registry;
+use crate::registry::{Refusal, Registry};
 use crate::settings::HubSettings;
 
-/// The right that a request needs. `None`: the page says nothing of jobs, or its request has a secret that a join gave.
+/// Whether a request is a member's: it needs the token of a join, whatever tokens and secrets the hub accepts.
+fn is_of_a_member(method: &Method, page: &str) -> bool {
+    let verb = page.strip_prefix("/v1/jobs/{job}/");
+    let verbs =
+        ["heartbeat", "relink", "learning-rate", "optimizer", "compare", "offer", "state", "ready", "leave"];
+    method == Method::POST && verb.is_some_and(|verb| verbs.contains(&verb))
+}
+
+/// The right that a request needs. `None`: the page says nothing of jobs, or the request is a member's.
 fn needed(method: &Method, page: &str) -> Option<Right> {
     match (method.as_str(), page) {
         (_, "/" | "/v1/health") => None,
-        (
-            "POST",
-            "/v1/jobs/{job}/heartbeat"
-            | "/v1/jobs/{job}/relink"
-            | "/v1/jobs/{job}/learning-rate"
-            | "/v1/jobs/{job}/optimizer"
-            | "/v1/jobs/{job}/compare"
-            | "/v1/jobs/{job}/offer"
-            | "/v1/jobs/{job}/state"
-            | "/v1/jobs/{job}/ready"
-            | "/v1/jobs/{job}/leave",
-        ) => None,
+        _ if is_of_a_member(method, page) => None,
         ("POST", "/v1/jobs/{job}/peers/{verb}") => Some(Right::Peer),
         ("POST", "/v1/drain" | "/v1/jobs/{job}/stop") => Some(Right::Operate),
         ("GET" | "HEAD", _) => Some(Right::Read),
@@ -101,6 +98,34 @@ impl Shown {
             Shown::Token(token) => Some(token.clone()).filter(|token| secrets.made(token)),
             Shown::Proof(proof) => secrets.proved(proof, method.as_str(), path),
             Shown::Member(_) => None,
+        }
+    }
+}
+
+/// Returns the token by which a member asks; empty where the request shows none.
+pub(super) fn member_of(request: &Request) -> String {
+    match request.extensions().get() {
+        Some(Shown::Member(token)) => token.clone(),
+        _ => String::new(),
+    }
+}
+
+/// Why a member's request is not let in.
+enum NoMember {
+    /// It shows no token of a join.
+    Shows(Denied),
+    /// Its token is of no member of the job.
+    Is(Refusal),
+}
+
+/// Looks whether a member's request shows a token of its job, before anything of its body is read: a body may have megabytes, and
+/// strangers could fill with theirs all room that there is for bodies.
+fn check_member(shown: Option<&Shown>, job: &str, registry: &Registry) -> Result<(), NoMember> {
+    match shown {
+        Some(Shown::Member(token)) => registry.check_member(job, token).map_err(NoMember::Is),
+        _ => {
+            let why = "it wants the token that the worker's join gave, in the header `Authorization: Phub-Member TOKEN`";
+            Err(NoMember::Shows(Denied(StatusCode::UNAUTHORIZED, why.to_owned())))
         }
     }
 }
@@ -255,6 +280,14 @@ pub(super) async fn admit(
                 && guard.knows(shown.as_ref(), method, path, &registry)
             {
                 newcomer.is_known();
+            }
+            if is_of_a_member(method, page.as_str())
+                && let Err(no_member) = check_member(shown.as_ref(), job.unwrap_or_default(), &registry)
+            {
+                return match no_member {
+                    NoMember::Shows(denied) => denied.into_response(),
+                    NoMember::Is(refusal) => refusal.into_response(),
+                };
             }
             request.extensions_mut().insert(sees);
             shown.into_iter().for_each(|shown| drop(request.extensions_mut().insert(shown)));

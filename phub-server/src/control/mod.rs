@@ -24,8 +24,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use http_body_util::{BodyExt, Full};
 use pbox_core::control::{
-    ClockReply, ErrorReply, HeartbeatRequest, JobState, LeaveRequest, NicReply, ParseError, ReadyRequest,
-    parse, parse_join, parse_versioned,
+    ClockReply, CompareRequest, ErrorReply, HeartbeatRequest, JobState, LearningRateRequest, LeaveRequest,
+    NicReply, OfferRequest, OptimizerRequest, ParseError, ReadyRequest, RelinkRequest, parse, parse_join,
+    parse_versioned,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -37,7 +38,7 @@ use crate::refusals::Refusals;
 use crate::registry::{Refusal, Registry, Sent, on_thread};
 use body::{Parts, Received};
 use crowd::ClientAddress;
-use guard::{Sees, Shown};
+use guard::{Sees, member_of};
 
 pub(crate) use encryption::Encryption;
 pub(crate) use guard::Guard;
@@ -265,7 +266,8 @@ async fn join_of(desk: &Desk, from: &Asker, job: &str, request: Request) -> Answ
 }
 
 async fn heartbeat(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let HeartbeatRequest { token, seen, latest } = desk.small("heartbeat", request).await?;
+    let token = member_of(&request);
+    let HeartbeatRequest { seen, latest, .. } = desk.small("heartbeat", request).await?;
     let (mut news, hold) = desk.registry.heartbeat(&job, &token, latest)?;
     let mut waiting = Waiting { registry: &desk.registry, job: &job, token: &token, is_answered: false };
     // Ends early when there are news, and when the job's last worker leaves.
@@ -295,22 +297,24 @@ impl Drop for Waiting<'_> {
 }
 
 async fn relink(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let request = desk.small("relink", request).await?;
+    let request = RelinkRequest { token: member_of(&request), ..desk.small("relink", request).await? };
     done(&desk.registry.relink(&job, request).await?)
 }
 
 async fn learning_rate(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let request = desk.small("learning-rate", request).await?;
+    let request =
+        LearningRateRequest { token: member_of(&request), ..desk.small("learning-rate", request).await? };
     nothing(desk.registry.set_learning_rate(&job, request).await)
 }
 
 async fn optimizer(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let request = desk.by_key("optimizer", &job, request).await?;
+    let request =
+        OptimizerRequest { token: member_of(&request), ..desk.by_key("optimizer", &job, request).await? };
     nothing(desk.registry.set_optimizer(&job, request).await)
 }
 
 async fn compare(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let request = desk.small("compare", request).await?;
+    let request = CompareRequest { token: member_of(&request), ..desk.small("compare", request).await? };
     nothing(desk.registry.compare(&job, request).await)
 }
 
@@ -326,16 +330,13 @@ async fn state(State(desk): State<Desk>, Path(job): Path<String>) -> Answer {
 }
 
 async fn offer(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let request = desk.by_key("offer", &job, request).await?;
+    let request = OfferRequest { token: member_of(&request), ..desk.by_key("offer", &job, request).await? };
     done(&to_its_end(async move { desk.registry.offer(&job, request).await }).await?)
 }
 
 async fn bring_state(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
     let Desk { registry, limits, .. } = desk;
-    let token = match request.extensions().get() {
-        Some(Shown::Member(token)) => token.clone(),
-        _ => String::new(),
-    };
+    let token = member_of(&request);
     let mut coming = registry.state_comes(&job, &token)?;
     let mut parts = Parts::new(request, coming.bytes(), &limits)?;
     while let Some(part) = parts.next().await? {
@@ -350,7 +351,8 @@ async fn meet(State(desk): State<Desk>, Path(job): Path<String>, request: Reques
 }
 
 async fn ready(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let ReadyRequest { token, reached } = desk.small("ready", request).await?;
+    let token = member_of(&request);
+    let ReadyRequest { reached, .. } = desk.small("ready", request).await?;
     nothing(desk.registry.ready(&job, &token, reached))
 }
 
@@ -360,7 +362,7 @@ async fn health(State(desk): State<Desk>) -> Answer {
 }
 
 async fn leave(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let request: LeaveRequest = desk.small("leave", request).await?;
+    let request = LeaveRequest { token: member_of(&request), ..desk.small("leave", request).await? };
     done(&to_its_end(async move { desk.registry.leave(&job, request).await }).await?)
 }
 
