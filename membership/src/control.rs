@@ -336,6 +336,10 @@ impl Control {
         };
         let cause_in_words = match &error {
             ureq::Error::Timeout(_) => format!("no answer came within {:.1} s", self.timeout.as_secs_f64()),
+            ureq::Error::Protocol(error) => format!(
+                "what answers there does not speak HTTP ({error}): it is another program, or the port of a hub's data path (7078, where \
+                 the control port is 7077)"
+            ),
             other => other.to_string(),
         };
         let error = MemberError::Unreachable { hub: self.hub.clone(), cause: cause_in_words };
@@ -372,8 +376,8 @@ impl Control {
             };
             return reply.check().map(|()| reply).map_err(strange);
         }
-        let ErrorReply { error: mut why } = serde_json::from_str(&body).map_err(|_| nonsense())?;
-        why.truncate(why.floor_char_boundary(LONGEST_REASON));
+        let ErrorReply { error: why } = serde_json::from_str(&body).map_err(|_| nonsense())?;
+        let why = printable(&why);
         let cause = match (passes, asks_again) {
             (true, true) => Cause::Passing,
             (true, false) => Cause::Busy,
@@ -391,6 +395,12 @@ impl Control {
         };
         Err(Failure { cause, error })
     }
+}
+
+/// Returns a refusal as it can be printed: whoever answers may not be a hub, and the text goes to a terminal.
+fn printable(why: &str) -> String {
+    let why = &why[..why.floor_char_boundary(LONGEST_REASON)];
+    why.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
 /// Makes what sends requests. A hub is reached directly, whatever the environment says of proxies, and leads nowhere else.

@@ -22,6 +22,7 @@ use std::sync::{Mutex, PoisonError};
 
 use pbox_core::control::check_job_name;
 use pbox_core::{Key, Optimizer, Restored, Share, Snapshot};
+use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::error::CheckpointError;
@@ -69,6 +70,11 @@ impl CheckpointStore {
         // Not its parents: a mistyped path, or a disk that is not mounted, must be an error.
         match mode.make_directory(&dir) {
             Err(_) if dir.is_dir() => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(failed("opening it: a file has this name, or a link that leads nowhere")(
+                    io::Error::from_raw_os_error(Errno::NOTDIR.raw_os_error()),
+                ));
+            }
             made => made.map_err(failed("making it"))?,
         }
         let lock = Mutex::new(take_lock(&dir)?);

@@ -1,16 +1,19 @@
 //! Who may ask for what: the one table of rights, and the check of a request before anything of its body is read.
 
 use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::{Arc, RwLock};
 use std::time::SystemTime;
 
 use authority::{ALL_JOBS, Credential, CredentialError, Proof, Right, Secrets, Token};
+use axum::extract::rejection::RawPathParamsRejection;
 use axum::extract::{MatchedPath, RawPathParams, Request, State};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN, WWW_AUTHENTICATE};
 use axum::http::{HeaderMap, HeaderName, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use pbox_core::control::ErrorReply;
+use pbox_core::control::{ErrorReply, check_job_name};
 
 use super::crowd::{ClientAddress, Newcomer};
 use super::json;
@@ -148,6 +151,7 @@ impl Guard {
         } else {
             let credential = credential?;
             tracing::info!(secret = credential.source(), "requests need a token");
+            warn_of_readers(settings.token_file.as_deref());
             (Some(credential.secrets()?.clone()), Some(credential))
         };
         let (accepted, local) = (RwLock::new(accepted), settings.listen.ip().is_loopback());
@@ -250,6 +254,18 @@ impl Guard {
     }
 }
 
+/// Says if other users can read the secret's file. No error: Kubernetes mounts secrets with the mode 644, where nobody else is.
+fn warn_of_readers(file: Option<&Path>) {
+    let Some((file, about)) = file.and_then(|file| Some((file, file.metadata().ok()?))) else { return };
+    let mode = about.mode() & 0o777;
+    if mode & 0o044 != 0 {
+        let file = file.display();
+        tracing::warn!(
+            "other users can read the secret in {file}, which has mode {mode:03o}: chmod 600 {file}"
+        );
+    }
+}
+
 fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok()
 }
@@ -266,11 +282,19 @@ fn names_this_machine(host: &str) -> bool {
 pub(super) async fn admit(
     State((guard, registry)): State<(Arc<Guard>, Arc<Registry>)>,
     page: MatchedPath,
-    parts: RawPathParams,
+    parts: Result<RawPathParams, RawPathParamsRejection>,
     mut request: Request,
     next: Next,
 ) -> Response {
+    let bad = |why: String| Denied(StatusCode::BAD_REQUEST, why).into_response();
+    let parts = match parts {
+        Ok(parts) => parts,
+        Err(rejection) => return bad(format!("the path: {}; see docs/protocol.md", rejection.body_text())),
+    };
     let job = parts.iter().find(|(name, _)| *name == "job").map(|(_, job)| job);
+    if let Some(Err(error)) = job.map(check_job_name) {
+        return bad(error.to_string());
+    }
     let (method, headers) = (request.method(), request.headers());
     let path = request.uri().path_and_query().map_or("", |path| path.as_str());
     match guard.check((page.as_str(), job), (method, path), headers) {

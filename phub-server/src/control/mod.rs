@@ -92,6 +92,8 @@ struct Desk {
     traces: Arc<Semaphore>,
     /// Whose NICs are asked now: one request's at a time.
     nics: Arc<Semaphore>,
+    /// Who is told now which checkpoints are here. Each answer has a thread, and may read a whole file.
+    parts: Arc<Semaphore>,
 }
 
 impl Desk {
@@ -133,6 +135,7 @@ pub(crate) fn router(
     let listeners = Arc::new(Semaphore::new(page::LISTENERS));
     let traces = Arc::new(Semaphore::new(TRACES));
     let nics = Arc::new(Semaphore::new(1));
+    let parts = Arc::new(Semaphore::new(1));
     let picture = Bytes::from(picture);
     let refusals = Arc::clone(&guard.refusals);
     Router::new()
@@ -161,7 +164,8 @@ pub(crate) fn router(
         .merge(peers::routes())
         .route_layer(from_fn_with_state((guard, Arc::clone(&registry)), guard::admit))
         .fallback(async || no_such_page())
-        .with_state(Desk { registry, refusals, limits, room, listeners, traces, nics })
+        .method_not_allowed_fallback(async || no_such_method())
+        .with_state(Desk { registry, refusals, limits, room, listeners, traces, nics, parts })
 }
 
 type Answer = Result<Response, Refusal>;
@@ -178,6 +182,11 @@ fn nothing(result: Result<(), Refusal>) -> Answer {
 
 fn no_such_page() -> Answer {
     Err(Refusal::Gone("no such page; GET / lists what there is".into()))
+}
+
+fn no_such_method() -> Response {
+    let error = "this page is asked by another method; GET / lists what there is".to_owned();
+    json(StatusCode::METHOD_NOT_ALLOWED, &ErrorReply { error })
 }
 
 /// Carries out a request to its end, even if the client hangs up: a job must not stay held.

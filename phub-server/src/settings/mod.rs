@@ -171,7 +171,8 @@ pub struct HubSettings {
     pub peers: Option<PeerList>,
 
     /// How many seconds the first worker of a job waits for hubs above, or of the mesh, that do not answer yet.
-    #[arg(long, env = "PHUB_ABOVE_LIMIT_S", default_value_t = 30, value_name = "SECONDS")]
+    #[arg(long, env = "PHUB_ABOVE_LIMIT_S", default_value_t = 30, value_name = "SECONDS",
+          value_parser = clap::value_parser!(u64).range(..=86400))]
     pub above_limit_s: u64,
 
     /// The most jobs at a time. Another job is refused until one of these ends.
@@ -199,7 +200,8 @@ pub struct HubSettings {
     pub trace: Option<PathBuf>,
 
     /// End when there has been no job for this many seconds. Default: run until a signal.
-    #[arg(long, env = "PHUB_UNUSED_LIMIT_S", value_name = "SECONDS")]
+    #[arg(long, env = "PHUB_UNUSED_LIMIT_S", value_name = "SECONDS",
+          value_parser = clap::value_parser!(u64).range(..=31_536_000))]
     pub unused_limit_s: Option<u64>,
 }
 
