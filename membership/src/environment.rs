@@ -7,11 +7,12 @@ use fabric::verbs::PATH_SETTINGS;
 
 const OURS: &str = "PHUB_";
 /// Names of a hub's settings. A test of the hub compares them with its flags, which this crate does not know.
-const OF_HUBS: [&str; 31] = [
+const OF_HUBS: [&str; 32] = [
     "PHUB_ABOVE",
     "PHUB_ABOVE_LIMIT_S",
     "PHUB_CHECKPOINTS",
     "PHUB_CHECKPOINT_EVERY",
+    "PHUB_CHECKPOINT_JOBS",
     "PHUB_CHECKPOINT_KEEP",
     "PHUB_CHECKPOINT_MODE",
     "PHUB_CHECKSUM",

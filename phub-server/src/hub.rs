@@ -82,7 +82,8 @@ impl Hub {
         let encryption = Arc::new(Encryption::new(settings)?);
         let open = |dir| CheckpointStore::open_for(dir, settings.checkpoint_mode);
         let store = settings.checkpoints.as_ref().map(open).transpose()?;
-        let store = store.map(|store| store.keeping(settings.checkpoint_keep));
+        let store =
+            store.map(|store| store.keeping(settings.checkpoint_keep).keeping_jobs(settings.checkpoint_jobs));
         let trace = settings.trace.as_ref().map(TraceFile::create).transpose()?;
         let host = Host::live()?;
         let Lanes { lanes, rdma, picture } = lanes::choose(&host, settings)?;

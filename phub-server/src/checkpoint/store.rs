@@ -46,6 +46,8 @@ pub struct CheckpointStore {
     pub(super) dir: PathBuf,
     /// How many checkpoints of a job are kept.
     pub(super) keep: NonZeroU32,
+    /// The files of how many jobs are kept; of all, if nothing is said.
+    pub(super) jobs: Option<NonZeroU32>,
     mode: FileMode,
     /// Taken anew where the directory was replaced.
     lock: Mutex<Lock>,
@@ -79,8 +81,14 @@ impl CheckpointStore {
         }
         let lock = Mutex::new(take_lock(&dir)?);
         remove_temporaries(&dir).map_err(failed("removing what a former hub left half written"))?;
-        let store =
-            CheckpointStore { dir: dir.clone(), keep: KEEP, mode, lock, made_room: Seldom::default() };
+        let store = CheckpointStore {
+            dir: dir.clone(),
+            keep: KEEP,
+            jobs: None,
+            mode,
+            lock,
+            made_room: Seldom::default(),
+        };
         // The lock file may be older than the permissions of the directory.
         store.probe().map_err(failed("making a file in it"))?;
         if let Some(why) = store.is_open_to_others().map_err(failed("looking who can read it"))? {
@@ -95,6 +103,11 @@ impl CheckpointStore {
     /// Keeps so many checkpoints of a job over one hub.
     pub fn keeping(self, keep: NonZeroU32) -> Self {
         CheckpointStore { keep, ..self }
+    }
+
+    /// Keeps the files of this many jobs, and of all jobs if there is no number.
+    pub fn keeping_jobs(self, jobs: Option<NonZeroU32>) -> Self {
+        CheckpointStore { jobs, ..self }
     }
 
     /// A file of the directory.
@@ -179,7 +192,7 @@ impl CheckpointStore {
     }
 
     /// Locks the directory that has the name now, if somebody has put another one in its place.
-    fn keep_lock(&self) -> Result<(), CheckpointError> {
+    pub(super) fn keep_lock(&self) -> Result<(), CheckpointError> {
         let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let is_same = lock.is_of(&self.dir);
         if !is_same.map_err(|error| self.failed("looking whether it is still the same", error))? {

@@ -139,6 +139,12 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_CHECKPOINT_KEEP", default_value_t = KEEP, value_name = "COUNT")]
     pub checkpoint_keep: NonZeroU32,
 
+    /// The files of how many jobs are kept. When a job ends, those of the jobs that were saved longest ago go, but not of jobs that
+    /// are here, and not of jobs over several hubs. A run without PHUB_JOB is a job of its own, from which no other run goes on.
+    /// Default: all.
+    #[arg(long, env = "PHUB_CHECKPOINT_JOBS", value_name = "COUNT", requires = "checkpoints")]
+    pub checkpoint_jobs: Option<NonZeroU32>,
+
     /// The mode of checkpoint files, like 640 where a group may read them; the directory gets the same if the hub makes it.
     #[arg(long, env = "PHUB_CHECKPOINT_MODE", default_value_t, value_name = "MODE")]
     pub checkpoint_mode: FileMode,
