@@ -92,7 +92,7 @@ struct Desk {
     traces: Arc<Semaphore>,
     /// Whose NICs are asked now: one request's at a time.
     nics: Arc<Semaphore>,
-    /// Who is told now which checkpoints are here. Each answer has a thread, and may read a whole file.
+    /// A permit to say which checkpoints are here: one request at a time, as each has a thread and may read a whole file.
     parts: Arc<Semaphore>,
 }
 

@@ -135,7 +135,7 @@ impl Registry {
         }
     }
 
-    /// Removes the files of the jobs that were saved longest ago, where the hub keeps those of so many jobs. The name of each is
+    /// Removes the files of the jobs that were saved longest ago, if `--checkpoint-jobs` bounds their number. The name of each is
     /// reserved meanwhile, so that no job begins with files that go.
     fn remove_old_jobs(&self) {
         let Some(store) = &self.store else { return };
