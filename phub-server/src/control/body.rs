@@ -13,8 +13,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
-use super::guard::Shown;
 use super::limits::ControlLimits;
+use super::shown::Shown;
 use crate::registry::Refusal;
 
 /// Bytes that are read of one body before other requests have their turn. A client that sends faster than the hub reads would

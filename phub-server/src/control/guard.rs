@@ -6,28 +6,20 @@ use std::path::Path;
 use std::sync::{Arc, RwLock};
 use std::time::SystemTime;
 
-use authority::{ALL_JOBS, Credential, CredentialError, Proof, Right, Secrets, Token};
+use authority::{ALL_JOBS, Credential, CredentialError, Right, Secrets, Token};
 use axum::extract::rejection::RawPathParamsRejection;
 use axum::extract::{MatchedPath, RawPathParams, Request, State};
-use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN, WWW_AUTHENTICATE};
-use axum::http::{HeaderMap, HeaderName, Method, StatusCode};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN};
+use axum::http::{HeaderMap, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use pbox_core::control::{ErrorReply, check_job_name};
+use pbox_core::control::check_job_name;
 
 use super::crowd::{ClientAddress, Newcomer};
-use super::json;
+use super::shown::{Denied, Shown, check_member, is_of_a_member, text};
 use crate::refusals::Refusals;
-use crate::registry::{Refusal, Registry};
+use crate::registry::Registry;
 use crate::settings::HubSettings;
-
-/// Whether a request is a member's: it needs the token of a join, whatever tokens and secrets the hub accepts.
-fn is_of_a_member(method: &Method, page: &str) -> bool {
-    let verb = page.strip_prefix("/v1/jobs/{job}/");
-    let verbs =
-        ["heartbeat", "relink", "learning-rate", "optimizer", "compare", "offer", "state", "ready", "leave"];
-    method == Method::POST && verb.is_some_and(|verb| verbs.contains(&verb))
-}
 
 /// The right that a request needs. `None`: the page says nothing of jobs, or the request is a member's.
 fn needed(method: &Method, page: &str) -> Option<Right> {
@@ -73,69 +65,6 @@ impl Sees {
         self.job(job.unwrap_or(ALL_JOBS))
     }
 }
-
-/// The header `Authorization` of a request, which says who asks.
-#[derive(Clone, Debug)]
-pub(super) enum Shown {
-    Token(Token),
-    /// It is about the request's body, too, which is compared when it has come.
-    Proof(Proof),
-    /// The token of a member.
-    Member(String),
-}
-
-impl Shown {
-    fn of(headers: &HeaderMap) -> Option<Self> {
-        let (scheme, shown) = text(headers, AUTHORIZATION)?.split_once(' ')?;
-        match scheme {
-            "Bearer" => shown.parse().ok().map(Shown::Token),
-            "Phub-Proof" => shown.parse().ok().map(Shown::Proof),
-            "Phub-Member" => Some(Shown::Member(shown.to_owned())),
-            _ => None,
-        }
-    }
-
-    /// The token that whoever asks has, if one of the secrets made it.
-    fn token(&self, secrets: &Secrets, method: &Method, path: &str) -> Option<Token> {
-        match self {
-            Shown::Token(token) => Some(token.clone()).filter(|token| secrets.made(token)),
-            Shown::Proof(proof) => secrets.proved(proof, method.as_str(), path),
-            Shown::Member(_) => None,
-        }
-    }
-}
-
-/// Returns the token by which a member asks; empty where the request shows none.
-pub(super) fn member_of(request: &Request) -> String {
-    match request.extensions().get() {
-        Some(Shown::Member(token)) => token.clone(),
-        _ => String::new(),
-    }
-}
-
-/// Why a member's request is not let in.
-enum NoMember {
-    /// It shows no token of a join.
-    Shows(Denied),
-    /// Its token is of no member of the job.
-    Is(Refusal),
-}
-
-/// Looks whether a member's request shows a token of its job, before anything of its body is read: a body may have megabytes, and
-/// strangers could fill with theirs all room that there is for bodies.
-fn check_member(shown: Option<&Shown>, job: &str, registry: &Registry) -> Result<(), NoMember> {
-    match shown {
-        Some(Shown::Member(token)) => registry.check_member(job, token).map_err(NoMember::Is),
-        _ => {
-            let why = "it wants the token that the worker's join gave, in the header `Authorization: Phub-Member TOKEN`";
-            Err(NoMember::Shows(Denied(StatusCode::UNAUTHORIZED, why.to_owned())))
-        }
-    }
-}
-
-/// Why a request is not let in.
-#[derive(Debug)]
-struct Denied(StatusCode, String);
 
 impl Guard {
     /// # Errors
@@ -266,10 +195,6 @@ fn warn_of_readers(file: Option<&Path>) {
     }
 }
 
-fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
-    headers.get(name)?.to_str().ok()
-}
-
 /// Whether a `Host` is this machine by an address, or by the one name that no name server gives away.
 fn names_this_machine(host: &str) -> bool {
     let name =
@@ -308,10 +233,7 @@ pub(super) async fn admit(
             if is_of_a_member(method, page.as_str())
                 && let Err(no_member) = check_member(shown.as_ref(), job.unwrap_or_default(), &registry)
             {
-                return match no_member {
-                    NoMember::Shows(denied) => denied.into_response(),
-                    NoMember::Is(refusal) => refusal.into_response(),
-                };
+                return no_member.into_response();
             }
             request.extensions_mut().insert(sees);
             shown.into_iter().for_each(|shown| drop(request.extensions_mut().insert(shown)));
@@ -326,20 +248,10 @@ pub(super) async fn admit(
     }
 }
 
-impl IntoResponse for Denied {
-    fn into_response(self) -> Response {
-        let Denied(status, error) = self;
-        let mut response = json(status, &ErrorReply { error });
-        if status == StatusCode::UNAUTHORIZED {
-            response.headers_mut().insert(WWW_AUTHENTICATE, "Bearer".parse().expect("a header"));
-        }
-        response
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use authority::Secret;
+    use axum::http::HeaderName;
 
     use super::*;
 

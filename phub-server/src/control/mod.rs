@@ -9,6 +9,7 @@ mod metrics;
 mod page;
 mod peers;
 mod serve;
+mod shown;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -38,7 +39,8 @@ use crate::refusals::Refusals;
 use crate::registry::{Refusal, Registry, Sent, on_thread};
 use body::{Parts, Received};
 use crowd::ClientAddress;
-use guard::{Sees, member_of};
+use guard::Sees;
+use shown::member_of;
 
 pub(crate) use encryption::Encryption;
 pub(crate) use guard::Guard;
