@@ -2,8 +2,9 @@
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
+use std::process::Command;
 
-use crate::support::{failure, says};
+use crate::support::{failure, phub_server, says};
 
 /// An address that no machine has. A hub looks at all its files before it tries to listen there.
 const NOT_HERE: &str = "192.0.2.1:0";
@@ -43,6 +44,15 @@ fn settings_that_cannot_be_end_a_hub_before_it_begins() {
         };
         says(failure(&arguments), &words);
     }
+}
+
+#[test]
+fn a_machine_that_gives_no_descriptors_is_told_with_the_limit() {
+    let mut hub = Command::new("prlimit");
+    hub.arg("--nofile=20:20").arg(phub_server(&[]).get_program());
+    let output = hub.args(["serve", "--listen", "127.0.0.1:0"]).output().expect("util-linux is there");
+    says(String::from_utf8_lossy(&output.stderr), &["Too many open files", "ulimit -n"]);
+    assert!(!output.status.success());
 }
 
 #[test]
