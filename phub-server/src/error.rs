@@ -118,7 +118,7 @@ pub enum HubError {
     System(#[from] std::io::Error),
 }
 
-/// What to do about an error of the system, where that is known.
+/// Returns what to do about an error of the system, if that is known.
 fn advice(error: &std::io::Error) -> &'static str {
     match Errno::from_io_error(error) {
         Some(Errno::MFILE | Errno::NFILE) => "; raise the number of open files (ulimit -n)",

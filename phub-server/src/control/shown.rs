@@ -1,4 +1,4 @@
-//! What a request shows of who asks, and whether a member's request shows the token of a member.
+//! The header by which a request says who asks, and the look whether a member asks.
 
 use authority::{Proof, Secrets, Token};
 use axum::extract::Request;
