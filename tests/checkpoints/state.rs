@@ -282,7 +282,7 @@ fn a_bad_state_is_refused() {
     // Who brings it is in the header, and never in the address.
     let in_address = format!("/v1/jobs/job/state?token={}", first.token);
     for path in ["/v1/jobs/job/state", &in_address] {
-        assert_eq!(refusal(&hub, path, vec![0; bytes]).0, 404);
+        assert_eq!(refusal(&hub, path, vec![0; bytes]).0, 401);
     }
     let (status, why) = bring(&hub, "job", &second.token, vec![0; bytes]);
     assert_eq!(status, 409);

@@ -99,8 +99,10 @@ fn a_port_that_speaks_no_http_is_said_to_be_a_data_port_perhaps() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap().to_string();
     std::thread::spawn(move || {
+        let mut open = Vec::new();
         for mut client in listener.incoming().map_while(Result::ok) {
             let _ = client.write_all(b"SSH-2.0-OpenSSH_9.2\r\n");
+            open.push(client); // it waits for the other end's words
         }
     });
     says(refused(config_at(&at, "job", 0, 1)), &words);

@@ -224,9 +224,13 @@ fn garbage_is_refused_and_harms_no_job() {
     let mut negative = serde_json::to_value(join_request(0, 1)).unwrap();
     negative["rank"] = json!(-1);
     garbage.push(negative.to_string().into_bytes());
+    let member = join_by_hand(&hub, "other", &join_request(0, 2)).token;
     for verb in ["join", "heartbeat", "learning-rate", "leave"] {
         for body in &garbage {
-            let (status, error) = refusal(&hub, &format!("/v1/jobs/job/{verb}"), body);
+            let (status, error) = match verb {
+                "join" => refusal(&hub, "/v1/jobs/job/join", body),
+                _ => refusal_of_member(&hub, "other", verb, &member, body),
+            };
             assert!(matches!(status, 400 | 409 | 413), "{verb}: {status} {error}");
             assert!(error.len() < 1000, "{verb}: an error of {} bytes", error.len());
         }
