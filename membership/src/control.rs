@@ -68,6 +68,17 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
+    /// Says what may be there, if it hung up or said what is no HTTP before it had answered anything.
+    fn of_first_request(mut self) -> Self {
+        if let (Cause::Cut, MemberError::Unreachable { cause, .. }) = (self.cause, &mut self.error) {
+            *cause = format!(
+                "what answers there does not speak HTTP ({cause}): it is another program, or the port of a hub's data path (7078, where \
+                 the control port is 7077)"
+            );
+        }
+        self
+    }
+
     /// Whether a member makes this request again. Its requests may be made twice, and it has spoken to this hub before.
     /// Without a connection the hub is gone: its links say so, too.
     pub fn passes_for_member(&self) -> bool {
@@ -254,8 +265,8 @@ impl Control {
 
     /// `GET /v1/health`. An error, too, while the hub stops.
     pub fn check_health(&self) -> Result<(), Failure> {
-        let response =
-            self.agent.get(self.url("/v1/health")).call().map_err(|error| self.unreachable(error))?;
+        let response = self.agent.get(self.url("/v1/health")).call();
+        let response = response.map_err(|error| self.unreachable(error).of_first_request())?;
         match response.status() {
             StatusCode::SERVICE_UNAVAILABLE => {
                 self.read_reply("let workers join", response).map(|_: serde_json::Value| ())
@@ -336,10 +347,6 @@ impl Control {
         };
         let cause_in_words = match &error {
             ureq::Error::Timeout(_) => format!("no answer came within {:.1} s", self.timeout.as_secs_f64()),
-            ureq::Error::Protocol(error) => format!(
-                "what answers there does not speak HTTP ({error}): it is another program, or the port of a hub's data path (7078, where \
-                 the control port is 7077)"
-            ),
             other => other.to_string(),
         };
         let error = MemberError::Unreachable { hub: self.hub.clone(), cause: cause_in_words };
