@@ -17,13 +17,13 @@ const FEWEST: usize = 16;
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
-/// A text that is too easy to guess.
+/// A text that is too easy to guess, or that has more in it than a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the secret has {characters} characters; expected {FEWEST} or more without spaces, such as `phub-server token --new` prints"
+    "the secret {seen}; expected {FEWEST} or more without spaces, such as `phub-server token --new` prints"
 )]
 pub struct WeakSecret {
-    characters: usize,
+    seen: String,
 }
 
 impl fmt::Debug for Secret {
@@ -38,9 +38,17 @@ impl Secret {
     /// # Errors
     /// When it is short, or has spaces.
     pub fn new(text: &str) -> Result<Self, WeakSecret> {
+        let wrong = |seen: &str| Err(WeakSecret { seen: seen.to_owned() });
+        // Workers that have the variable from a shell would have another secret.
+        if text.starts_with("PHUB_TOKEN=") {
+            return wrong("begins with PHUB_TOKEN=, which is for a shell: put what follows it alone");
+        }
+        if ['"', '\''].iter().any(|mark| text.len() > 1 && text.starts_with(*mark) && text.ends_with(*mark)) {
+            return wrong("is in quotation marks: leave these out");
+        }
         let characters = text.chars().take_while(|each| !each.is_whitespace()).count();
         if characters < FEWEST || characters < text.chars().count() {
-            return Err(WeakSecret { characters });
+            return wrong(&format!("has {characters} characters"));
         }
         Ok(Secret(text.to_owned()))
     }
@@ -105,7 +113,11 @@ impl Secrets {
     pub fn from_lines(text: &str) -> Result<Self, WeakSecret> {
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
         let secrets: Vec<Secret> = lines.map(Secret::new).collect::<Result<_, _>>()?;
-        if secrets.is_empty() { Err(WeakSecret { characters: 0 }) } else { Ok(Secrets(secrets)) }
+        if secrets.is_empty() {
+            Err(WeakSecret { seen: "has 0 characters".to_owned() })
+        } else {
+            Ok(Secrets(secrets))
+        }
     }
 
     /// The one that is used.

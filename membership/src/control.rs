@@ -181,8 +181,8 @@ impl Control {
 
     /// `GET /v1/health`. An error, too, while the hub stops.
     pub fn check_health(&self) -> Result<(), Failure> {
-        let response =
-            self.agent.get(self.url("/v1/health")).call().map_err(|error| self.unreachable(error))?;
+        let response = self.agent.get(self.url("/v1/health")).call();
+        let response = response.map_err(|error| self.unreachable(error).of_first_request())?;
         match response.status() {
             StatusCode::SERVICE_UNAVAILABLE => {
                 self.read_reply("let workers join", response).map(|_: serde_json::Value| ())
@@ -297,8 +297,8 @@ impl Control {
             };
             return reply.check().map(|()| reply).map_err(strange);
         }
-        let ErrorReply { code, error: mut why } = serde_json::from_str(&body).map_err(|_| nonsense())?;
-        why.truncate(why.floor_char_boundary(LONGEST_REASON));
+        let ErrorReply { code, error: why } = serde_json::from_str(&body).map_err(|_| nonsense())?;
+        let why = printable(&why);
         let hub = self.hub.clone();
         let error = if is_about_rights(code, status) {
             let shown = self.credential.as_ref().map_or("nothing".to_owned(), |it| it.source().to_owned());
@@ -308,6 +308,12 @@ impl Control {
         };
         Err(Failure { cause: Cause::of_refusal(code, status, asks_again), error })
     }
+}
+
+/// Returns a refusal as it can be printed: whoever answers may not be a hub, and the text goes to a terminal.
+fn printable(why: &str) -> String {
+    let why = &why[..why.floor_char_boundary(LONGEST_REASON)];
+    why.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
 /// Makes what sends requests. A hub is reached directly, whatever the environment says of proxies, and leads nowhere else.

@@ -77,6 +77,17 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
+    /// Says what may be there, if it hung up or said what is no HTTP before it had answered anything.
+    pub fn of_first_request(mut self) -> Self {
+        if let (Cause::Cut, MemberError::Unreachable { cause, .. }) = (self.cause, &mut self.error) {
+            *cause = format!(
+                "what answers there does not speak HTTP ({cause}): it is another program, or the port of a hub's data path (7078, where \
+                 the control port is 7077)"
+            );
+        }
+        self
+    }
+
     /// Whether a member makes this request again. Its requests may be made twice, and it has spoken to this hub before.
     /// Without a connection the hub is gone: its links say so, too.
     pub fn passes_for_member(&self) -> bool {

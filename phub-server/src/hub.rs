@@ -29,7 +29,7 @@ use crate::error::HubError;
 use crate::needs;
 use crate::registry::{HubsAbove, LateLimits, Parts, Registry, Timeline, Up, random_name};
 use crate::rendezvous;
-use crate::settings::{HubSettings, environment, interface};
+use crate::settings::{HubSettings, interface};
 
 /// How often the hub looks for silent workers: a small part of the shortest heartbeat limit.
 const SWEEP: Duration = Duration::from_millis(200);
@@ -74,14 +74,15 @@ impl Hub {
     pub fn start_with(settings: &HubSettings, limits: ControlLimits) -> Result<Self, HubError> {
         let (alarm, rung) = Alarm::new();
         let _entered = alarm.enter();
-        environment::warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
+        membership::warn_of_environment();
         tracing::info!("settings: {settings}");
         needs::needs(settings).try_for_each(|(_, found)| found.map(drop))?;
         let guard = Arc::new(Guard::new(settings)?);
         let encryption = Arc::new(Encryption::new(settings)?);
         let open = |dir| CheckpointStore::open_for(dir, settings.checkpoint_mode);
         let store = settings.checkpoints.as_ref().map(open).transpose()?;
-        let store = store.map(|store| store.keeping(settings.checkpoint_keep));
+        let store =
+            store.map(|store| store.keeping(settings.checkpoint_keep).keeping_jobs(settings.checkpoint_jobs));
         let trace = settings.trace.as_ref().map(TraceFile::create).transpose()?;
         let host = Host::live()?;
         let Lanes { lanes, rdma, picture } = lanes::choose(&host, settings)?;

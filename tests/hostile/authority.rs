@@ -1,6 +1,9 @@
 //! A stranger who reaches the control port, and a user with another secret: they learn nothing of a job, change nothing, and
 //! the job's bits stay right.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
 use authority::{Credential, Right, Secret};
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
@@ -57,12 +60,31 @@ fn a_stranger_learns_nothing_and_changes_nothing() {
             }
         }
         // These show what a join gave; nobody has that without one.
-        for verb in ["heartbeat", "leave", "learning-rate", "offer", "ready"] {
+        for verb in [
+            "heartbeat",
+            "relink",
+            "leave",
+            "learning-rate",
+            "optimizer",
+            "compare",
+            "offer",
+            "ready",
+            "state",
+        ] {
             let body = br#"{"token": "00", "secret": "00", "seen": 0, "round": 1, "learning_rate": 1, "from_round": 1, "state_before": 1}"#;
             let (status, said) = ask(&hub, "POST", &format!("/v1/jobs/job/{verb}"), shown, body);
-            assert!(matches!(status, 400 | 404), "{verb}: {status} {}", String::from_utf8_lossy(&said));
+            assert_eq!(status, 401, "{verb}: {}", String::from_utf8_lossy(&said));
+            // Nothing of it is read: a hub that did would wait for these bytes.
+            let wrong = "Phub-Member 0123456789abcdef0123456789abcdef";
+            let mut half = TcpStream::connect(hub.address()).unwrap();
+            let head = format!(
+                "POST /v1/jobs/job/{verb} HTTP/1.1\r\nhost: hub\r\nauthorization: {wrong}\r\ncontent-length: 4000\r\n\r\n{{"
+            );
+            half.write_all(head.as_bytes()).unwrap();
+            let mut said = [0; 12];
+            half.read_exact(&mut said).unwrap();
+            assert_eq!(said, *b"HTTP/1.1 404", "{verb}");
         }
-        assert_eq!(ask(&hub, "POST", "/v1/jobs/job/state", shown, &[0; 64]).0, 404);
     }
     assert_eq!(ask(&hub, "GET", "/v1/jobs/job/state", Some(&authorization()), b""), before);
     sessions.into_iter().for_each(|session| session.leave().unwrap());

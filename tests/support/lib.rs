@@ -191,9 +191,38 @@ pub fn post_as(hub: &Hub, path: &str, shown: &str, body: impl AsRef<[u8]>) -> (u
     (answer.status().as_u16(), answer.body_mut().read_to_string().unwrap())
 }
 
+/// Posts as the member of the job with this token. Returns status and body of the reply.
+pub fn post_as_member(
+    hub: &Hub,
+    job: &str,
+    verb: &str,
+    token: &str,
+    body: impl AsRef<[u8]>,
+) -> (u16, String) {
+    post_as(hub, &format!("/v1/jobs/{job}/{verb}"), &format!("Phub-Member {token}"), body)
+}
+
 /// Brings a state as the member with this token. Returns status and body of the reply.
 pub fn bring(hub: &Hub, job: &str, token: &str, state: Vec<u8>) -> (u16, String) {
-    post_as(hub, &format!("/v1/jobs/{job}/state"), &format!("Phub-Member {token}"), state)
+    post_as_member(hub, job, "state", token, state)
+}
+
+/// As [`post_as_member`], with a request that the hub must refuse. Returns status and error.
+pub fn refusal_of_member(
+    hub: &Hub,
+    job: &str,
+    verb: &str,
+    token: &str,
+    body: impl AsRef<[u8]>,
+) -> (u16, String) {
+    let (status, body) = post_as_member(hub, job, verb, token, body);
+    let reply: ErrorReply = serde_json::from_str(&body).unwrap_or_else(|e| panic!("{verb}: {e}: {body}"));
+    (status, reply.error)
+}
+
+/// The member with this token leaves. Returns the status.
+pub fn leave_by_hand(hub: &Hub, job: &str, token: &str) -> u16 {
+    post_as_member(hub, job, "leave", token, r#"{"round": 0}"#).0
 }
 
 /// Posts JSON to the control port.

@@ -186,7 +186,8 @@ impl JoinReply {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RelinkRequest {
-    /// From the join.
+    /// The token of the join. It stands in the header of the request alone, and what a body says is not looked at.
+    #[serde(default, skip_serializing)]
     pub token: String,
     /// Why the former links ended, in words.
     pub why: String,
@@ -197,7 +198,8 @@ pub struct RelinkRequest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OfferRequest {
-    /// From the join.
+    /// The token of the join. It stands in the header of the request alone, and what a body says is not looked at.
+    #[serde(default, skip_serializing)]
     pub token: String,
     /// The round that the job would begin with.
     pub state_before: Round,
@@ -261,7 +263,8 @@ impl TransportAddress {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeartbeatRequest {
-    /// From the join.
+    /// The token of the join. It stands in the header of the request alone, and what a body says is not looked at.
+    #[serde(default, skip_serializing)]
     pub token: String,
     /// `version` of the last reply, 0 at first.
     pub seen: u64,
@@ -369,7 +372,8 @@ pub enum JobState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReadyRequest {
-    /// From the join.
+    /// The token of the join. It stands in the header of the request alone, and what a body says is not looked at.
+    #[serde(default, skip_serializing)]
     pub token: String,
     /// If its members had lost a hub: the highest round that one of them had reached, as in their joins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -380,7 +384,8 @@ pub struct ReadyRequest {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LeaveRequest {
-    /// From the join.
+    /// The token of the join. It stands in the header of the request alone, and what a body says is not looked at.
+    #[serde(default, skip_serializing)]
     pub token: String,
     /// The first round without the worker.
     pub round: Round,
@@ -412,7 +417,8 @@ pub struct LeaveReply {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CompareRequest {
-    /// From the join.
+    /// The token of the join. It stands in the header of the request alone, and what a body says is not looked at.
+    #[serde(default, skip_serializing)]
     pub token: String,
     /// The round.
     pub round: Round,

@@ -69,6 +69,8 @@ codes! {
     WebPage = "web_page", 403;
     /// The hub has no such page.
     PageUnknown = "page_unknown", 404;
+    /// The page is asked by another method.
+    OtherMethod = "other_method", 405;
     /// No job of this name is here; or none that has this secret.
     JobUnknown = "job_unknown", 404;
     /// No worker of the job has this token: it left, or its job ended.

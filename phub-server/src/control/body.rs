@@ -11,11 +11,16 @@ use axum::extract::Request;
 use http_body_util::BodyExt;
 use pbox_core::control::RefusalCode;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
-use super::guard::Shown;
 use super::limits::ControlLimits;
+use super::shown::Shown;
 use crate::registry::{Because, Refusal};
+
+/// Bytes that are read of one body before other requests have their turn. A client that sends faster than the hub reads would
+/// otherwise hold up everybody: three joins of 16 MB took the control thread for a second.
+const TURN_BYTES: usize = 256 << 10;
 
 /// A body that was read. Its bytes count against the limit of all bodies until it is dropped.
 #[derive(Debug)]
@@ -108,6 +113,10 @@ impl<'a> Parts<'a> {
                 return Err(too_large(limit));
             }
             self.seen += part.len();
+            if self.seen / TURN_BYTES > seen / TURN_BYTES {
+                // Sockets are looked at before this goes on.
+                yield_now().await;
+            }
             return Ok(Some(part));
         }
     }
@@ -116,4 +125,51 @@ impl<'a> Parts<'a> {
 fn too_large(limit: usize) -> Refusal {
     RefusalCode::TooLarge
         .because(format!("the body has more than {limit} bytes, the most that this request may have"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use axum::body::Body;
+    use hyper::body::Frame;
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    /// A body whose next part is always there.
+    struct Fast(usize);
+
+    impl HttpBody for Fast {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            let left = self.0.checked_sub(1);
+            self.0 = left.unwrap_or(0);
+            Poll::Ready(left.map(|_| Ok(Frame::data(Bytes::from_static(&[b'x'; 16 << 10])))))
+        }
+    }
+
+    #[test]
+    fn other_requests_have_their_turn_while_a_long_body_comes() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (limits, room) = (ControlLimits::default(), Arc::new(Semaphore::new(1 << 30)));
+            let other = tokio::spawn(async {
+                for _ in 0..32 {
+                    yield_now().await;
+                }
+            });
+            let request = Request::new(Body::new(Fast(1024)));
+            let received = read(request, 16 << 20, &limits, &room).await.unwrap();
+            assert_eq!(received.bytes.len(), 16 << 20);
+            assert!(other.is_finished(), "the other task has waited for the whole body");
+        });
+    }
 }

@@ -1,38 +1,31 @@
 //! Who may ask for what: the one table of rights, and the check of a request before anything of its body is read.
 
 use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::{Arc, RwLock};
 use std::time::SystemTime;
 
-use authority::{ALL_JOBS, Credential, CredentialError, Proof, Right, Secrets, Token};
+use authority::{ALL_JOBS, Credential, CredentialError, Right, Secrets, Token};
+use axum::extract::rejection::RawPathParamsRejection;
 use axum::extract::{MatchedPath, RawPathParams, Request, State};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN};
-use axum::http::{HeaderMap, HeaderName, Method};
+use axum::http::{HeaderMap, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use pbox_core::control::RefusalCode;
+use pbox_core::control::{RefusalCode, check_job_name};
 
 use super::crowd::{ClientAddress, Newcomer};
+use super::shown::{Shown, check_member, is_of_a_member, text};
 use crate::refusals::Refusals;
 use crate::registry::{Because, Refusal, Registry};
 use crate::settings::HubSettings;
 
-/// The right that a request needs. `None`: the page says nothing of jobs, or its request has a secret that a join gave.
+/// The right that a request needs. `None`: the page says nothing of jobs, or the request is a member's.
 fn needed(method: &Method, page: &str) -> Option<Right> {
     match (method.as_str(), page) {
         (_, "/" | "/v1/health") => None,
-        (
-            "POST",
-            "/v1/jobs/{job}/heartbeat"
-            | "/v1/jobs/{job}/relink"
-            | "/v1/jobs/{job}/learning-rate"
-            | "/v1/jobs/{job}/optimizer"
-            | "/v1/jobs/{job}/compare"
-            | "/v1/jobs/{job}/offer"
-            | "/v1/jobs/{job}/state"
-            | "/v1/jobs/{job}/ready"
-            | "/v1/jobs/{job}/leave",
-        ) => None,
+        _ if is_of_a_member(method, page) => None,
         ("POST", "/v1/jobs/{job}/peers/{verb}") => Some(Right::Peer),
         ("POST", "/v1/drain" | "/v1/jobs/{job}/stop") => Some(Right::Operate),
         ("GET" | "HEAD", _) => Some(Right::Read),
@@ -73,37 +66,6 @@ impl Sees {
     }
 }
 
-/// The header `Authorization` of a request, which says who asks.
-#[derive(Clone, Debug)]
-pub(super) enum Shown {
-    Token(Token),
-    /// It is about the request's body, too, which is compared when it has come.
-    Proof(Proof),
-    /// The token of a member.
-    Member(String),
-}
-
-impl Shown {
-    fn of(headers: &HeaderMap) -> Option<Self> {
-        let (scheme, shown) = text(headers, AUTHORIZATION)?.split_once(' ')?;
-        match scheme {
-            "Bearer" => shown.parse().ok().map(Shown::Token),
-            "Phub-Proof" => shown.parse().ok().map(Shown::Proof),
-            "Phub-Member" => Some(Shown::Member(shown.to_owned())),
-            _ => None,
-        }
-    }
-
-    /// The token that whoever asks has, if one of the secrets made it.
-    fn token(&self, secrets: &Secrets, method: &Method, path: &str) -> Option<Token> {
-        match self {
-            Shown::Token(token) => Some(token.clone()).filter(|token| secrets.made(token)),
-            Shown::Proof(proof) => secrets.proved(proof, method.as_str(), path),
-            Shown::Member(_) => None,
-        }
-    }
-}
-
 impl Guard {
     /// # Errors
     /// When there is no secret, and the settings do not say that the hub serves everybody.
@@ -118,6 +80,7 @@ impl Guard {
         } else {
             let credential = credential?;
             tracing::info!(secret = credential.source(), "requests need a token");
+            warn_of_readers(settings.token_file.as_deref());
             (Some(credential.secrets()?.clone()), Some(credential))
         };
         let (accepted, local) = (RwLock::new(accepted), settings.listen.ip().is_loopback());
@@ -218,8 +181,16 @@ impl Guard {
     }
 }
 
-fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
-    headers.get(name)?.to_str().ok()
+/// Says if other users can read the secret's file. No error: Kubernetes mounts secrets with the mode 644, where nobody else is.
+fn warn_of_readers(file: Option<&Path>) {
+    let Some((file, about)) = file.and_then(|file| Some((file, file.metadata().ok()?))) else { return };
+    let mode = about.mode() & 0o777;
+    if mode & 0o044 != 0 {
+        let file = file.display();
+        tracing::warn!(
+            "other users can read the secret in {file}, which has mode {mode:03o}: chmod 600 {file}"
+        );
+    }
 }
 
 /// Whether a `Host` is this machine by an address, or by the one name that no name server gives away.
@@ -234,11 +205,19 @@ fn names_this_machine(host: &str) -> bool {
 pub(super) async fn admit(
     State((guard, registry)): State<(Arc<Guard>, Arc<Registry>)>,
     page: MatchedPath,
-    parts: RawPathParams,
+    parts: Result<RawPathParams, RawPathParamsRejection>,
     mut request: Request,
     next: Next,
 ) -> Response {
+    let bad = |why: String| Refusal::bad(why).into_response();
+    let parts = match parts {
+        Ok(parts) => parts,
+        Err(rejection) => return bad(format!("the path: {}; see docs/protocol.md", rejection.body_text())),
+    };
     let job = parts.iter().find(|(name, _)| *name == "job").map(|(_, job)| job);
+    if let Some(Err(error)) = job.map(check_job_name) {
+        return bad(error.to_string());
+    }
     let (method, headers) = (request.method(), request.headers());
     let path = request.uri().path_and_query().map_or("", |path| path.as_str());
     match guard.check((page.as_str(), job), (method, path), headers) {
@@ -248,6 +227,11 @@ pub(super) async fn admit(
                 && guard.knows(shown.as_ref(), method, path, &registry)
             {
                 newcomer.is_known();
+            }
+            if is_of_a_member(method, page.as_str())
+                && let Err(refusal) = check_member(shown.as_ref(), job.unwrap_or_default(), &registry)
+            {
+                return refusal.into_response();
             }
             request.extensions_mut().insert(sees);
             shown.into_iter().for_each(|shown| drop(request.extensions_mut().insert(shown)));
@@ -265,6 +249,7 @@ pub(super) async fn admit(
 #[cfg(test)]
 mod tests {
     use authority::Secret;
+    use axum::http::HeaderName;
 
     use super::*;
 

@@ -9,6 +9,7 @@ mod metrics;
 mod page;
 mod peers;
 mod serve;
+mod shown;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -24,8 +25,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use http_body_util::{BodyExt, Full};
 use pbox_core::control::{
-    ClockReply, ErrorReply, HeartbeatRequest, JobState, LeaveRequest, NicReply, ReadyRequest, RefusalCode,
-    parse, parse_join, parse_versioned,
+    ClockReply, CompareRequest, ErrorReply, HeartbeatRequest, JobState, LearningRateRequest, LeaveRequest,
+    NicReply, OfferRequest, OptimizerRequest, ReadyRequest, RefusalCode, RelinkRequest, parse, parse_join,
+    parse_versioned,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -37,7 +39,8 @@ use crate::refusals::Refusals;
 use crate::registry::{Because, Refusal, Registry, Sent, on_thread};
 use body::{Parts, Received};
 use crowd::ClientAddress;
-use guard::{Sees, Shown};
+use guard::Sees;
+use shown::member_of;
 
 pub(crate) use encryption::Encryption;
 pub(crate) use guard::Guard;
@@ -91,6 +94,8 @@ struct Desk {
     traces: Arc<Semaphore>,
     /// Whose NICs are asked now: one request's at a time.
     nics: Arc<Semaphore>,
+    /// A permit to say which checkpoints are here: one request at a time, as each has a thread and may read a whole file.
+    parts: Arc<Semaphore>,
 }
 
 impl Desk {
@@ -132,6 +137,7 @@ pub(crate) fn router(
     let listeners = Arc::new(Semaphore::new(page::LISTENERS));
     let traces = Arc::new(Semaphore::new(TRACES));
     let nics = Arc::new(Semaphore::new(1));
+    let parts = Arc::new(Semaphore::new(1));
     let picture = Bytes::from(picture);
     let refusals = Arc::clone(&guard.refusals);
     Router::new()
@@ -160,7 +166,8 @@ pub(crate) fn router(
         .merge(peers::routes())
         .route_layer(from_fn_with_state((guard, Arc::clone(&registry)), guard::admit))
         .fallback(async || no_such_page())
-        .with_state(Desk { registry, refusals, limits, room, listeners, traces, nics })
+        .method_not_allowed_fallback(async || no_such_method())
+        .with_state(Desk { registry, refusals, limits, room, listeners, traces, nics, parts })
 }
 
 type Answer = Result<Response, Refusal>;
@@ -177,6 +184,13 @@ fn nothing(result: Result<(), Refusal>) -> Answer {
 
 fn no_such_page() -> Answer {
     Err(RefusalCode::PageUnknown.because("no such page; GET / lists what there is"))
+}
+
+fn no_such_method() -> Response {
+    refused(
+        RefusalCode::OtherMethod,
+        "this page is asked by another method; GET / lists what there is".into(),
+    )
 }
 
 /// Carries out a request to its end, even if the client hangs up: a job must not stay held.
@@ -266,7 +280,8 @@ async fn join_of(desk: &Desk, from: &Asker, job: &str, request: Request) -> Answ
 }
 
 async fn heartbeat(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let HeartbeatRequest { token, seen, latest } = desk.small("heartbeat", request).await?;
+    let token = member_of(&request);
+    let HeartbeatRequest { seen, latest, .. } = desk.small("heartbeat", request).await?;
     let (mut news, hold) = desk.registry.heartbeat(&job, &token, latest)?;
     let mut waiting = Waiting { registry: &desk.registry, job: &job, token: &token, is_answered: false };
     // Ends early when there are news, and when the job's last worker leaves.
@@ -296,22 +311,24 @@ impl Drop for Waiting<'_> {
 }
 
 async fn relink(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let request = desk.small("relink", request).await?;
+    let request = RelinkRequest { token: member_of(&request), ..desk.small("relink", request).await? };
     done(&desk.registry.relink(&job, request).await?)
 }
 
 async fn learning_rate(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let request = desk.small("learning-rate", request).await?;
+    let request =
+        LearningRateRequest { token: member_of(&request), ..desk.small("learning-rate", request).await? };
     nothing(desk.registry.set_learning_rate(&job, request).await)
 }
 
 async fn optimizer(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let request = desk.by_key("optimizer", &job, request).await?;
+    let request =
+        OptimizerRequest { token: member_of(&request), ..desk.by_key("optimizer", &job, request).await? };
     nothing(desk.registry.set_optimizer(&job, request).await)
 }
 
 async fn compare(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let request = desk.small("compare", request).await?;
+    let request = CompareRequest { token: member_of(&request), ..desk.small("compare", request).await? };
     nothing(desk.registry.compare(&job, request).await)
 }
 
@@ -327,18 +344,14 @@ async fn state(State(desk): State<Desk>, Path(job): Path<String>) -> Answer {
 }
 
 async fn offer(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let request = desk.by_key("offer", &job, request).await?;
+    let request = OfferRequest { token: member_of(&request), ..desk.by_key("offer", &job, request).await? };
     done(&to_its_end(async move { desk.registry.offer(&job, request).await }).await?)
 }
 
 async fn bring_state(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
     let Desk { registry, limits, .. } = desk;
-    let Some(Shown::Member(token)) = request.extensions().get() else {
-        return Err(
-            RefusalCode::TokenUnknown.because("the header shows no token of a join: `Phub-Member TOKEN`")
-        );
-    };
-    let mut coming = registry.state_comes(&job, token)?;
+    let token = member_of(&request);
+    let mut coming = registry.state_comes(&job, &token)?;
     let mut parts = Parts::new(request, coming.bytes(), &limits)?;
     while let Some(part) = parts.next().await? {
         coming.append(part).await?;
@@ -352,7 +365,8 @@ async fn meet(State(desk): State<Desk>, Path(job): Path<String>, request: Reques
 }
 
 async fn ready(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let ReadyRequest { token, reached } = desk.small("ready", request).await?;
+    let token = member_of(&request);
+    let ReadyRequest { reached, .. } = desk.small("ready", request).await?;
     nothing(desk.registry.ready(&job, &token, reached))
 }
 
@@ -362,7 +376,7 @@ async fn health(State(desk): State<Desk>) -> Answer {
 }
 
 async fn leave(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let request: LeaveRequest = desk.small("leave", request).await?;
+    let request = LeaveRequest { token: member_of(&request), ..desk.small("leave", request).await? };
     done(&to_its_end(async move { desk.registry.leave(&job, request).await }).await?)
 }
 

@@ -240,6 +240,15 @@ impl Registry {
         unhex(token).is_some_and(|token: Token| self.lock().tokens.contains_key(&token))
     }
 
+    /// Looks whether a member of the job has this token, or one that has left.
+    pub fn check_member(&self, job: &str, token: &str) -> Result<(), Refusal> {
+        let mut inner = self.lock();
+        match unhex(token).is_some_and(|token: Token| inner.left.contains_key(&token)) {
+            true => Ok(()),
+            false => inner.member(job, token).map(drop),
+        }
+    }
+
     /// What a connection with this token gets. A token is good for one connection.
     pub fn admission(&self, token: Token) -> Result<Admission, String> {
         let mut admission = self.shared_admission(token)?;

@@ -131,8 +131,42 @@ impl Registry {
         if inner.names.get(&job.name) == Some(&id) {
             inner.names.remove(&job.name);
         }
+        let had_files = self.saves(&job);
         self.free(Discarded::of(job));
         self.freed.notify_waiters();
+        if let Some(registry) = self.me.upgrade().filter(|_| had_files) {
+            self.runtime.spawn(on_thread("phub-checkpoint", move || registry.remove_old_jobs()));
+        }
+    }
+
+    /// Removes the files of the jobs that were saved longest ago, if `--checkpoint-jobs` bounds their number. The name of each is
+    /// reserved meanwhile, so that no job begins with files that go.
+    fn remove_old_jobs(&self) {
+        let Some(store) = &self.store else { return };
+        let (old, mut too_many) = match store.old_jobs() {
+            Ok(found) => found,
+            Err(error) => return tracing::warn!(%error, "files of old jobs stay"),
+        };
+        for job in old {
+            if too_many == 0 {
+                return;
+            }
+            let name = job.name.clone();
+            let mut inner = self.lock();
+            if inner.closed || inner.names.contains_key(&name) || inner.making.contains_key(&name) {
+                continue;
+            }
+            let _reserved = self.reserve(&mut inner, &name, None);
+            drop(inner);
+            match store.remove_job(job) {
+                Ok(()) => tracing::info!(
+                    job = name,
+                    "its checkpoints are removed: newer jobs have some (--checkpoint-jobs)"
+                ),
+                Err(error) => tracing::warn!(job = name, %error, "its files stay"),
+            }
+            too_many -= 1;
+        }
     }
 
     /// Has memory freed by another thread: this one answers all heartbeats.

@@ -106,7 +106,7 @@ impl Registry {
             _ => match last {
                 // Nobody goes on from the checkpoint before it meanwhile.
                 Some(last) => {
-                    inner.making.insert(job.name.clone(), Load::default());
+                    inner.making.insert(job.name.clone(), Load::of_last_state());
                     self.save_last(last);
                 }
                 None => self.command(job, || Command::RemoveJob { job: id }),

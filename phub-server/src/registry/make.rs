@@ -38,8 +38,17 @@ pub(super) struct Load {
     bytes: u64,
     /// The memory that it was promised.
     pub promised: u64,
+    /// Whether it is not made at all: it has failed, and its last state is being saved.
+    pub saves: bool,
     /// Whose job it will be.
     pub owner: Option<IpAddr>,
+}
+
+impl Load {
+    /// Returns that of a failed job whose last state is being saved.
+    pub fn of_last_state() -> Self {
+        Load { saves: true, ..Load::default() }
+    }
 }
 
 /// A name that is reserved while its job is made. When this is dropped, other workers of that name try again.
@@ -106,7 +115,8 @@ impl Registry {
         let snapshots = self.checkpoint_every.is_some() && !request.trial;
         let promised = JobMemory::new(&wire, terms, snapshots, relays).promised(terms);
         self.promise(name, terms, promised)?;
-        let let_in = relays.then(|| self.up.join(name, request, &self.id)).transpose()?;
+        let let_in =
+            relays.then(|| self.up.join(name, request, &self.id, &|| self.lock().closed)).transpose()?;
         let (loaded, hubs) = self.restore(name, request, wire.layout())?;
         let (restored, warning) = loaded.map(|loaded| (loaded.restored, loaded.warning)).unzip();
         let layout = wire.layout();

@@ -90,8 +90,9 @@ impl InvalidSetting {
 }
 
 impl SessionConfig {
-    /// Whether what the environment says of sessions can be followed.
+    /// Checks that what the environment says of sessions can be followed, and warns of names that are no settings.
     pub(super) fn check_environment() -> Result<(), InvalidSetting> {
+        membership::warn_of_environment();
         let why = membership::boolean(CHECKSUM).err();
         why.map_or(Ok(()), |why| {
             let seen = std::env::var(CHECKSUM).unwrap_or_default();

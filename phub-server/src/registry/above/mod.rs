@@ -124,7 +124,13 @@ impl Up {
     }
 
     /// The hubs above a job. In a mesh, waits until they have met.
-    fn of_job(&self, name: &str, request: &JoinRequest, deadline: Instant) -> Result<HubsAbove, Refusal> {
+    fn of_job(
+        &self,
+        name: &str,
+        request: &JoinRequest,
+        deadline: Instant,
+        given_up: &dyn Fn() -> bool,
+    ) -> Result<HubsAbove, Refusal> {
         let conflict = |why: String| RefusalCode::NoMesh.because(format!("job {name:?}: {why}"));
         let mesh = match (&request.mesh, &self.above) {
             (None, above) => return Ok(above.clone().expect("a job that is relayed has hubs above")),
@@ -138,7 +144,7 @@ impl Up {
             (Some(mesh), None) => mesh,
         };
         let (named, credential) = (self.outside(), self.for_outside.as_ref());
-        membership::wait_for(&[&mesh.meet], &named, deadline, &|| false).map_err(not_joined)?;
+        membership::wait_for(&[&mesh.meet], &named, deadline, given_up).map_err(not_joined)?;
         let address = self.address_for(mesh).map_err(conflict)?;
         let hubs = membership::meet(mesh, name, address, deadline, credential, &named).map_err(not_joined)?;
         Ok(HubsAbove { hubs, machine: mesh.machine, own: Some(mesh.machine.number as usize) })
@@ -172,12 +178,18 @@ impl Up {
         Ok(SocketAddr::new(ip, self.control.port()).to_string())
     }
 
-    /// Joins the job above.
-    pub(super) fn join(&self, name: &str, request: &JoinRequest, id: &str) -> Result<LetInAbove, Refusal> {
+    /// Joins the job above, unless the caller gives up while it waits for a hub that is not there.
+    pub(super) fn join(
+        &self,
+        name: &str,
+        request: &JoinRequest,
+        id: &str,
+        given_up: &dyn Fn() -> bool,
+    ) -> Result<LetInAbove, Refusal> {
         let refused = |why: String| Refusal::bad(format!("job {name:?}: {why}"));
         let deadline = Instant::now() + self.start_limit;
         request.terms.check_below().map_err(|error| refused(error.to_string()))?;
-        let above = self.of_job(name, request, deadline)?;
+        let above = self.of_job(name, request, deadline, given_up)?;
         let (Machine { number, of }, hubs) = (above.machine, above.hubs.len() as u32);
         let members = if above.own.is_some() { Members::Mesh } else { Members::Hubs };
         let terms = request.terms.above(members, hubs, of).map_err(|error| refused(error.to_string()))?;
@@ -194,7 +206,7 @@ impl Up {
             Some(_) => (self.outside(), self.for_outside.as_ref()),
             None => (Named::Here, self.credential.as_ref()),
         };
-        membership::wait_for(&addresses, &named, deadline, &|| false).map_err(not_joined)?;
+        membership::wait_for(&addresses, &named, deadline, given_up).map_err(not_joined)?;
         let hubs = membership::join_all(&addresses, &name, self.limit, &request, credential, &named);
         let hubs = hubs.map_err(not_joined)?;
         let placed = Above {

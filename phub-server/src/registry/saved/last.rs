@@ -136,7 +136,8 @@ impl Registry {
         let saved = async {
             loop {
                 let freed = self.freed.notified(); // before the look, so that no end is missed
-                if self.lock().making.is_empty() {
+                // Not for jobs that are made: they may wait for other hubs, or for a name server.
+                if !self.lock().making.values().any(|load| load.saves) {
                     return;
                 }
                 freed.await;
