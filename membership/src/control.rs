@@ -176,7 +176,7 @@ impl Control {
             let left = self.timeout.saturating_sub(begun.elapsed()).max(RETRY);
             self.within(left).post("join", "join", request)
         })
-        .map_err(|failure| failure.error)
+        .map_err(|failure| failure.of_first_request().error)
     }
 
     /// `GET /v1/health`. An error, too, while the hub stops.
