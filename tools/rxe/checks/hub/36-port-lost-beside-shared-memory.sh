@@ -9,33 +9,34 @@
 # build: interposer libibverbs.so.1
 # seconds: 240
 like_hardware
+# Hub and worker have events of their own: of two readers of one pipe, either may take an event.
+events=(/tmp/events.hub /tmp/events.worker)
 if [ "$PHUB_RXE_SIDE" = 1 ]; then
-    export LIKE_EVENTS=/tmp/events LIKE_EVENTS_OF=rxe1
-    rm -f $LIKE_EVENTS
-    mkfifo $LIKE_EVENTS
+    export LIKE_EVENTS=${events[0]} LIKE_EVENTS_OF=rxe1
+    rm -f "${events[@]}"
+    mkfifo "${events[@]}"
 fi
-# lose N M: rxe1 is down once rounds flow, the hubs here and there count so many relinks, and rounds flow; then it is back.
+# lose EVENTS N M: rxe1 is down once rounds flow, the hubs here and there count so many relinks, and rounds flow; then it is back.
 lose() {
     rounds_flow 127.0.0.1 7077
-    printf '\012' >$LIKE_EVENTS # 10, PORT_ERR
-    within 40 relinked 127.0.0.1 "$1"
-    within 40 relinked "$PHUB_RXE_PEER" "$2"
+    printf '\012' >"$1" # 10, PORT_ERR
+    within 40 relinked 127.0.0.1 "$2"
+    within 40 relinked "$PHUB_RXE_PEER" "$3"
     rounds_flow 127.0.0.1 7077
-    printf '\011' >$LIKE_EVENTS # 9, PORT_ACTIVE
+    printf '\011' >"$1" # 9, PORT_ACTIVE
 }
 ended() { [ "$(grep -cF "all workers left" /tmp/hub)" -ge "$1" ]; }
 model 60000 60000
-# The hub alone reads the events: a worker that took one would leave the hub without it.
-probe=(env -u LIKE_EVENTS -u LIKE_EVENTS_OF phub-probe --workers 1 --rank 0 --manifest /tmp/model --json --rounds 300)
+probe=(phub-probe --workers 1 --rank 0 --manifest /tmp/model --json --rounds 300)
 
 serve --listen 0.0.0.0:7077 --cores 2
 within 60 listens "$PHUB_RXE_PEER" 7077
 mesh="$((PHUB_RXE_SIDE - 1))/2@10.77.0.1:7077"
-"${probe[@]}" --hub 127.0.0.1:7077 --mesh "$mesh" --job mesh >/tmp/report.0 2>/tmp/worker.0 &
+env -u LIKE_EVENTS "${probe[@]}" --hub 127.0.0.1:7077 --mesh "$mesh" --job mesh >/tmp/report.0 2>/tmp/worker.0 &
 worker=$!
 if [ "$PHUB_RXE_SIDE" = 1 ]; then
     # This hub asks both hubs, and so does the other one.
-    lose 2 2
+    lose "${events[0]}" 2 2
 fi
 wait $worker
 jq -e '.checked and .transport == "shm"' /tmp/report.0
@@ -44,9 +45,11 @@ grep "the links are made again" /tmp/hub | grep "transport=verbs"
 within 60 ended 2
 
 if [ "$PHUB_RXE_SIDE" = 1 ]; then
-    "${probe[@]}" --hub "10.77.0.1:7077,$PHUB_RXE_PEER:7077" --hub-wait-s 60 --job both >/tmp/report.1 2>/tmp/worker.1 &
+    # Its hub has links on shared memory alone.
+    LIKE_EVENTS=${events[1]} "${probe[@]}" --hub "10.77.0.1:7077,$PHUB_RXE_PEER:7077" --hub-wait-s 60 --job both \
+        >/tmp/report.1 2>/tmp/worker.1 &
     worker=$!
-    lose 3 3
+    lose "${events[1]}" 3 3
     wait $worker
     jq -e .checked /tmp/report.1
     grep "the links are made again" /tmp/worker.1 | grep "transport=shm"
