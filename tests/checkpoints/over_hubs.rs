@@ -11,11 +11,11 @@ use hub_tests::program::{kill, until};
 use hub_tests::training::Training;
 use hub_tests::values::same_bits;
 use hub_tests::{
-    FIRST, addresses, authorization, config_at, describe, hub, join_all, on_threads, push_all, ready_all,
-    refused, says,
+    FIRST, addresses, authorization, config_at, describe, hub, join_all, join_by_hand, join_request,
+    on_threads, push_all, ready_all, refusal, refused, says,
 };
-use pbox_core::control::{CheckpointReply, ErrorReply};
-use pbox_core::{Dtype, Key, Optimizer, Round};
+use pbox_core::control::{CheckpointReply, ErrorReply, JoinRequest, Pass, Peers};
+use pbox_core::{Dtype, JobTerms, Key, Optimizer, Round};
 use phub_server::Hub;
 use rustix::process::Signal;
 use worker_shim::Session;
@@ -250,6 +250,41 @@ fn a_part_that_is_damaged_costs_one_generation_at_all_hubs() {
     let why = refused(config_at(&addresses(&hubs), "job", 0, 1));
     says(why, &["not whole", "damaged is hub 1, at", "job@3.hub1of2", "job@5.hub1of2", "digest"]);
     assert_eq!(rounds_in(dirs[1].path()), [3, 5], "nothing was renamed");
+}
+
+#[test]
+fn no_checkpoint_is_removed_for_a_pass_that_hub_0_does_not_confirm() {
+    let _watchdog = Watchdog::start();
+    let dirs = directories(2);
+    ended(&dirs);
+    let hubs = hubs(&dirs, None);
+    let terms = JobTerms { hubs: 2, ..join_request(0, 1).terms };
+    let names: Vec<String> = hubs.iter().map(|hub| hub.address().to_string()).collect();
+    let at = |hub: u32, pass: Option<Pass>| {
+        let peers = Some(Peers { hubs: names.clone(), pass });
+        JoinRequest { hub, peers, terms: terms.clone(), ..join_request(0, 1) }
+    };
+    let refused = |pass: Pass| {
+        let request = serde_json::to_vec(&at(1, Some(pass))).unwrap();
+        let (status, why) = refusal(&hubs[1], "/v1/jobs/job/join", request);
+        assert_eq!(status, 409, "{why}");
+        assert_eq!(whole(&dirs), [3, 5]);
+        why
+    };
+    // Of a former start of hub 0, when its last whole checkpoint was another.
+    let former = Pass { secret: "1".repeat(32), worker: 1, first_round: Round(3), checkpoints: true };
+    says(
+        refused(former.clone()),
+        &["begins with round 3", "keeps its checkpoints of rounds [5]", "join again"],
+    );
+    // Hub 0 has a job again.
+    let pass = join_by_hand(&hubs[0], "job", &at(0, None)).pass.unwrap();
+    assert_eq!(pass.first_round, Round(5));
+    says(refused(former), &["hub 0 of the job", "no job \"job\"", "has this secret"]);
+    let other = Pass { first_round: Round(3), ..pass.clone() };
+    says(refused(other), &["hub 0 of the job", "begins with round 5"]);
+    join_by_hand(&hubs[1], "job", &at(1, Some(pass)));
+    assert_eq!(whole(&dirs), [3, 5]);
 }
 
 #[test]

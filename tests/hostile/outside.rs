@@ -250,7 +250,9 @@ fn a_member_is_no_hub_of_its_job() {
     for right in [Right::Join, Right::Operate] {
         for job in ["job", ALL_JOBS] {
             let shown = format!("Bearer {}", all.token(right, job));
-            for verb in ["failed", "lost", "last", "hold", "release", "arrived", "checkpoint", "written"] {
+            for verb in
+                ["failed", "lost", "last", "hold", "release", "arrived", "begins", "checkpoint", "written"]
+            {
                 let body = value!({"secret": secret, "reason": "a member says so"}).to_string();
                 let path = format!("/v1/jobs/job/peers/{verb}");
                 let (status, said) = post_as(&hubs[0], &path, &shown, body.as_bytes());

@@ -28,6 +28,7 @@ fn a_stranger_can_neither_hold_nor_release_a_job() {
         ("release", json!({"cut": 1000, "from": 1, "admitted": [1], "snapshot": true})),
         ("written", json!({"before": 1, "whole": {"rounds": [], "decided": null}, "wait_ms": 100_000})),
         ("arrived", json!({"hub": 1, "worker": 1})),
+        ("begins", json!({"first_round": 0})),
         ("lost", json!({"worker": 1, "reason": "a stranger says so"})),
         ("checkpoint", json!({"round_limit_ms": 1000})),
     ]);

@@ -24,8 +24,8 @@ pub use mesh::{Machine, MeetReply, MeetRequest, Mesh, NotAMachine};
 pub use numbers::{LearningRateRequest, OptimizerRequest};
 pub use parse::{ParseError, parse, parse_from_hub, parse_join, parse_versioned};
 pub use peers::{
-    ArrivedRequest, CheckpointRequest, FailedReply, FailedRequest, HoldReply, HoldRequest, LastReply,
-    LastRequest, LostRequest, PartState, PartsReply, Pass, Peers, ReleaseRequest, RoundsInFlight,
+    ArrivedRequest, BeginsRequest, CheckpointRequest, FailedReply, FailedRequest, HoldReply, HoldRequest,
+    LastReply, LastRequest, LostRequest, PartState, PartsReply, Pass, Peers, ReleaseRequest, RoundsInFlight,
     WholeRounds, WrittenReply, WrittenRequest,
 };
 pub use reason::{MAX_REASON_BYTES, reason};

@@ -156,6 +156,16 @@ pub struct ArrivedRequest {
     pub worker: u64,
 }
 
+/// `POST /v1/jobs/{job}/peers/begins`, to hub 0: confirm that the job has not begun, and begins with this round.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BeginsRequest {
+    /// The job's secret.
+    pub secret: String,
+    /// The round, as a worker's pass says.
+    pub first_round: Round,
+}
+
 /// `POST /v1/jobs/{job}/peers/lost`: a hub has lost a worker, and the job goes on without it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

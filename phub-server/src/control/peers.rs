@@ -11,7 +11,8 @@ use serde::Deserialize;
 
 use super::{Answer, Desk, done, nothing, to_its_end};
 
-const VERBS: [&str; 8] = ["hold", "release", "written", "arrived", "lost", "checkpoint", "failed", "last"];
+const VERBS: [&str; 9] =
+    ["hold", "release", "written", "arrived", "begins", "lost", "checkpoint", "failed", "last"];
 
 /// The parts that every request of a hub has.
 #[derive(Deserialize)]
@@ -64,6 +65,7 @@ async fn peers(
             "release" => nothing(registry.released_by_lead(id, parse_from_hub(verb, body)?).await),
             "written" => done(&registry.written(id, parse_from_hub(verb, body)?).await?),
             "arrived" => nothing(registry.arrived(id, parse_from_hub(verb, body)?)),
+            "begins" => nothing(registry.begins(id, parse_from_hub(verb, body)?)),
             "lost" => nothing(registry.lost_elsewhere(id, parse_from_hub(verb, body)?)),
             _ => done(&registry.checkpoint_for_peer(id, parse_from_hub(verb, body)?).await?),
         }

@@ -86,6 +86,8 @@ impl Registry {
             self.tell_lost(job, worker, reason);
         }
         inner.forget(id, rank, Some(told));
+        // A request of the lost worker for other links may wait.
+        self.freed.notify_waiters();
     }
 
     pub(super) fn fail(&self, inner: &mut Inner, id: JobId, reason: &str) {

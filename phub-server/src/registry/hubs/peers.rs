@@ -6,6 +6,7 @@
 //! | hold, release: a cut | hub 0 | the others |
 //! | written: is your part of a checkpoint on the disk? | hub 0 | the others |
 //! | arrived: a newcomer's links are here | the others | hub 0 |
+//! | begins: does the job begin with this round? | the others | hub 0 |
 //! | lost: the job goes on without a worker | any hub, hub 0 tells all | hub 0, then the others |
 //! | checkpoint: cut the job and have all write | the others | hub 0 |
 //! | failed: the job has failed | any hub, hub 0 tells all | hub 0, then the others (`last`) |
@@ -17,8 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pbox_core::control::{
-    ArrivedRequest, CheckpointReply, CheckpointRequest, HoldReply, HoldRequest, LostRequest, PartState,
-    PartsReply, ReleaseRequest, WrittenReply, WrittenRequest, check_job_name,
+    ArrivedRequest, BeginsRequest, CheckpointReply, CheckpointRequest, HoldReply, HoldRequest, LostRequest,
+    PartState, PartsReply, ReleaseRequest, WrittenReply, WrittenRequest, check_job_name,
 };
 use pbox_core::job::MAX_HUBS;
 use pbox_core::{JobId, Round, Share};
@@ -176,6 +177,19 @@ impl Registry {
             self.admit(id, Arc::new([rank]));
         }
         Ok(())
+    }
+
+    /// Confirms, as hub 0, the round that a job begins with. Nothing has been written since hub 0 chose the round.
+    pub fn begins(&self, id: JobId, request: BeginsRequest) -> Result<(), Refusal> {
+        let first_round = self.of_job(id, |job| {
+            let begins = job.hubs.leads() && job.gathers();
+            begins.then_some(job.hubs.first_round)
+        })?;
+        match first_round {
+            Some(round) if round == request.first_round => Ok(()),
+            Some(round) => Err(Refusal::Conflict(format!("the job begins with round {}", round.0))),
+            None => Err(Refusal::Conflict("the job has begun, or this is not its hub 0".into())),
+        }
     }
 
     /// This hub has all links of a newcomer.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use fabric::any::Transport;
-use pbox_core::control::{JobState, JoinReply, RelinkRequest};
+use pbox_core::control::{BeginsRequest, JobState, JoinReply, RelinkRequest};
 use pbox_core::{Consistency, JobId, Members, OnLoss, Round};
 
 use super::{Arrival, Job};
@@ -260,12 +260,11 @@ fn a_worker_that_is_lost_makes_no_links_again() {
     let bed = Bed::running();
     let join = bed.token();
     bed.link_ends();
-    let lost = || {
+    // The request that waits is refused at once: the cores have not dropped the links.
+    let refused = bed.relink(join, || {
         let reason = "it broke the protocol".to_owned();
         bed.registry.report(Report::WorkerGone { job: JOB, rank: 1, reason, by_itself: false });
-        bed.unlinked();
-    };
-    let refused = bed.relink(join, lost);
+    });
     assert!(matches!(refused, Err(Refusal::Gone(why)) if why.contains("it broke the protocol")));
     bed.registry.report(Report::Removed { job: JOB, rank: 1 });
     assert!(bed.is_free(1));
@@ -344,6 +343,27 @@ fn a_job_that_has_begun_forgets_what_its_workers_had_reached() {
         assert!(job.ahead().is_empty());
         assert_eq!(job.news.borrow().reached, Some(Round(20)));
     });
+}
+
+#[test]
+fn a_first_round_is_confirmed_until_the_job_has_begun() {
+    let mut bed = Bed::new(OnLoss::Continue, Members::Workers);
+    bed.join(0);
+    bed.join(1);
+    let begins = |round| {
+        let request = BeginsRequest { secret: String::new(), first_round: Round(round) };
+        bed.registry.begins(JOB, request)
+    };
+    begins(0).unwrap();
+    assert!(matches!(begins(3), Err(Refusal::Conflict(why)) if why.contains("begins with round 0")));
+    for rank in [0, 1] {
+        bed.attach(rank);
+    }
+    bed.of_job(|job| job.take_part(&[0, 1], Round(0)));
+    assert!(
+        matches!(begins(0), Err(Refusal::Conflict(why)) if why.contains("has begun")),
+        "it may have written"
+    );
 }
 
 #[test]

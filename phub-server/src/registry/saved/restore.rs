@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!   hub 0: own rounds + GET parts of every other hub --> the latest whole round --> pass --> the other hubs
+//!   another hub that has later rounds: hub 0 confirms the pass --> the later rounds go
 //! ```
 //!
 //! On a thread for joins, or on one of its own where it waits for other hubs.
@@ -11,8 +12,9 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use fabric::Slab;
-use pbox_core::control::{JoinRequest, PartsReply, Pass};
+use pbox_core::control::{BeginsRequest, JoinRequest, PartsReply, Pass};
 use pbox_core::{JobTerms, Layout, Numbers, Restored, RestoredKey, Round, Share};
+use serde_json::Value;
 
 use crate::checkpoint::{CheckpointError, CheckpointStore, Loaded, PartOf};
 use crate::client::Address;
@@ -63,7 +65,7 @@ impl Registry {
         let part = PartOf { job: name, share, pieces: &pieces };
         let beginning = match (store, pass) {
             _ if share.is_whole() => Ok(Beginning::default()),
-            (store, Some(pass)) => follow(store, part, pass),
+            (store, Some(pass)) => self.follow(store, part, pass, &peers),
             (Some(store), None) => self.lead(store, part, &peers),
             (None, None) => Ok(Beginning::default()),
         };
@@ -192,29 +194,53 @@ impl Registry {
         }
         Ok(files)
     }
-}
 
-/// Another hub begins with the round that hub 0 has chosen.
-fn follow(store: Option<&CheckpointStore>, part: PartOf<'_>, pass: &Pass) -> Result<Beginning, String> {
-    let PartOf { job, share, pieces } = part;
-    if store.is_some() != pass.checkpoints {
-        let (with, without) = if pass.checkpoints { ("hub 0", "this hub") } else { ("this hub", "hub 0") };
-        return Err(format!(
-            "{share}: {with} writes checkpoints, and {without} does not; start all hubs of the job with --checkpoints \
-             DIRECTORY, or none"
-        ));
+    /// Another hub begins with the round that hub 0 has chosen.
+    fn follow(
+        &self,
+        store: Option<&CheckpointStore>,
+        part: PartOf<'_>,
+        pass: &Pass,
+        peers: &Arc<Peers>,
+    ) -> Result<Beginning, String> {
+        let PartOf { job, share, pieces } = part;
+        if store.is_some() != pass.checkpoints {
+            let (with, without) =
+                if pass.checkpoints { ("hub 0", "this hub") } else { ("this hub", "hub 0") };
+            return Err(format!(
+                "{share}: {with} writes checkpoints, and {without} does not; start all hubs of the job with --checkpoints \
+                 DIRECTORY, or none"
+            ));
+        }
+        let rounds = store.map(|store| store.rounds(job, share)).transpose()?.unwrap_or_default();
+        let first_round = pass.first_round;
+        let has_part = pieces.is_empty() || rounds.contains(&first_round);
+        let numbers = |rounds: &[Round]| rounds.iter().map(|round| round.0).collect::<Vec<_>>();
+        if first_round > Round(0) && !has_part || first_round == Round(0) && !rounds.is_empty() {
+            return Err(format!(
+                "{share}: hub 0 begins with round {}, and this hub has checkpoints of rounds {:?}; join again",
+                first_round.0,
+                numbers(&rounds)
+            ));
+        }
+        let later = &rounds[rounds.partition_point(|&round| round <= first_round)..];
+        if !later.is_empty() {
+            // A pass may be of a job that hub 0 has no more, or that has written later rounds since it began. What hub 0
+            // confirms stays true: no later round is at all hubs, and none is written without this one.
+            let request = BeginsRequest { secret: pass.secret.clone(), first_round };
+            let asked =
+                peers.ask::<Value>(0, "begins", "confirm the round that the job begins with", &request);
+            self.runtime.block_on(asked).map_err(|why| {
+                format!(
+                    "{share}: the pass says that the job begins with round {}, and this hub keeps its checkpoints of rounds {:?}: \
+                     {why}; join again",
+                    first_round.0,
+                    numbers(later)
+                )
+            })?;
+        }
+        Ok(Beginning { round: first_round, files: vec![(share.hub, rounds)], warning: None })
     }
-    let rounds = store.map(|store| store.rounds(job, share)).transpose()?.unwrap_or_default();
-    let first_round = pass.first_round;
-    let has_part = pieces.is_empty() || rounds.contains(&first_round);
-    if first_round > Round(0) && !has_part || first_round == Round(0) && !rounds.is_empty() {
-        let rounds: Vec<u32> = rounds.iter().map(|round| round.0).collect();
-        return Err(format!(
-            "{share}: hub 0 begins with round {}, and this hub has checkpoints of rounds {rounds:?}; join again",
-            first_round.0
-        ));
-    }
-    Ok(Beginning { round: first_round, files: vec![(share.hub, rounds)], warning: None })
 }
 
 fn load(
