@@ -32,10 +32,10 @@ use serde::de::DeserializeOwned;
 use timeline::Clock;
 use tokio::sync::Semaphore;
 
-use crate::asker::Asker;
 use crate::refusals::Refusals;
 use crate::registry::{Refusal, Registry, Sent, on_thread};
 use body::{Parts, Received};
+use coordinator::Asker;
 use crowd::ClientAddress;
 use guard::{Sees, Shown};
 

@@ -126,7 +126,7 @@ impl Registry {
     /// Holds a job at all its hubs. Where this hub leads several, and another one does not hold, nothing is held.
     pub(super) async fn hold_everywhere(self: &Arc<Self>, id: JobId) -> Result<Held, String> {
         let mut held = self.hold_here(id).await?;
-        let others = self.of_job(id, |job| (Arc::clone(&job.hubs.peers), job.hubs.next_cut()))?;
+        let others = self.of_job(id, |job| (Arc::clone(&job.peers), job.hubs.next_cut()))?;
         let (peers, cut) = held.others.insert(others);
         let request = HoldRequest { secret: peers.secret.show(), cut: *cut };
         let fronts = peers.ask_all::<HoldReply>("hold", "hold the job's rounds", request).await;

@@ -1,7 +1,9 @@
 //! Joining: the checks of a request, tokens, and the connection to the data path.
 
 use std::sync::Arc;
+use std::time::Instant;
 
+use coordinator::{Asker, Secret};
 use fabric::{Ranges, RecvWindow, SendWindow, Span, Spans, any};
 use pbox_core::control::{
     JobState, JoinReply, JoinRequest, PROTOCOL, Versions, check_address, check_job_name,
@@ -11,12 +13,10 @@ use pbox_core::{ChunkId, JobId, JobTerms, Share, Wire};
 
 use super::STOPS;
 use super::above::MAX_DEPTH;
-use super::hubs::Secret;
 use super::job::{Cores, Job};
 use super::links::links_by;
 use super::loss::Cause;
 use super::{Inner, Refusal, Registry, Token, on_thread, token_of};
-use crate::asker::Asker;
 use crate::cores::near::Near;
 use crate::cores::{Carried, Command};
 
@@ -54,7 +54,8 @@ impl Registry {
             Ok(_) => inner.counts.joins += 1,
             Err(refusal) => {
                 inner.counts.refused_joins += 1;
-                let named = inner.names.get(&job).and_then(|id| inner.jobs.get(id));
+                let id = inner.names.get(&job).copied();
+                let named = id.and_then(|id| inner.jobs.get_mut(&id));
                 named.into_iter().for_each(|job| job.refused(rank, who.as_ref(), refusal.why()));
             }
         }
@@ -198,7 +199,7 @@ impl Registry {
         let given = request.peers.as_ref().and_then(|peers| peers.pass.clone());
         let saves = self.saves(job);
         let pass = given.unwrap_or_else(|| job.hubs.next_pass(saves));
-        job.add_member(rank, pass.worker, request.relinks, from.cloned());
+        job.add_member(rank, pass.worker, request.relinks, from.cloned(), Instant::now());
         request.reached.into_iter().for_each(|round| job.worker_has_reached(rank, round));
         let at = from.map(Asker::to_string);
         tracing::info!(job = name, rank, workers = job.terms.workers, from = at, "worker joined");
@@ -406,7 +407,7 @@ fn check_pass(job: &Job, request: &JoinRequest) -> Result<(), Refusal> {
     else {
         return Ok(());
     };
-    if job.hubs.peers.secret.is(&pass.secret) && job.hubs.first_round == pass.first_round {
+    if job.hubs.secret.is(&pass.secret) && job.hubs.first_round == pass.first_round {
         return Ok(());
     }
     Err(Refusal::Busy(format!(

@@ -55,7 +55,7 @@ impl Registry {
             let is_last = job.runs() && !job.has_others(rank);
             // A job without weights has nothing to save. Its keys may be in different rounds, of which none ends.
             let saves = job.terms.optimizer.keeps_weights();
-            let last = is_last && saves && !job.trial && job.hubs.leads() && job.above.is_none();
+            let last = is_last && saves && !job.made.trial && job.hubs.leads() && job.above.is_none();
             // Others may not look at how the last one ends.
             let failed = job.checkpoints.error.as_ref().filter(|_| !is_last && job.checkpoints.has_failed);
             let failed = failed.map(|why| {
@@ -122,7 +122,8 @@ impl Registry {
 
     /// Ends a job that all workers have left.
     pub(super) fn end(&self, inner: &mut Inner, id: JobId) {
-        let Some(job) = inner.jobs.remove(&id) else { return };
+        let Some(mut job) = inner.jobs.remove(&id) else { return };
+        job.publish();
         tracing::info!(job = job.name, "job ended: all workers left");
         self.command(&job, || Command::RemoveJob { job: id });
         if inner.names.get(&job.name) == Some(&id) {

@@ -2,14 +2,14 @@
 //! until the workers know. Under the registry's lock.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use coordinator::Progress;
 use pbox_core::{JobId, Members};
 
 use super::above::JoinedAbove;
 use super::job::Job;
-use super::late::Progress;
 use super::make::Load;
 use super::{Inner, KEEP_FAILED, Registry};
 use crate::alarm::guarded;
@@ -208,7 +208,7 @@ impl Registry {
         let mut inner = self.lock();
         for job in inner.jobs.values_mut() {
             job.members.iter_mut().flatten().for_each(|member| member.heard = now);
-            job.progress = Progress::new();
+            job.rounds.progress = Progress::new(now);
         }
     }
 
@@ -248,7 +248,8 @@ impl Registry {
     /// Waits until every worker, and the hubs above, have been told that the hub stops; those that are dead never ask.
     pub fn wait_until_all_told(&self, limit: Duration) {
         let untold = |inner: &mut Inner| !inner.untold.is_empty() || !inner.untold_above.is_empty();
-        drop(self.told.wait_timeout_while(self.lock(), limit, untold));
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.told.wait_timeout_while(inner, limit, untold));
     }
 }
 

@@ -4,13 +4,13 @@
 //! | file | what it does |
 //! | --- | --- |
 //! | here | reports of cores, heartbeats |
-//! | `job` | one job's life, members and news |
+//! | `job` | one job: the coordinator's, with what this hub has for it |
 //! | `join` | lets workers in |
 //! | `leave` | lets workers go, ends jobs |
 //! | `make` | makes a job for its first worker |
 //! | `numbers` | changes an optimizer's numbers |
 //! | `late` | names workers that hold rounds up |
-//! | `pace` | how fast rounds go, who is late in them, the verdict |
+//! | `pace` | asks the cores how fast rounds go, and who is late in them |
 //! | `promises` | the memory that jobs were promised |
 //! | `quotas` | what one address, and one job, may have |
 //! | `loss` | loses workers, fails jobs |
@@ -18,7 +18,7 @@
 //! | `describe` | says what the hub is and has done |
 //! | `timeline` | a timeline of the last rounds |
 //! | `operate` | stops jobs and the hub for its operator |
-//! | `links` | what crosses the members' links, by NIC |
+//! | `links` | the NICs of the members' links |
 //! | `relink` | waits for workers that make their links again |
 //! | `cut` | stops a running job between two rounds |
 //! | `saved` | a job's state: brought, taken, saved, sent |
@@ -50,10 +50,12 @@ mod timeline;
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
+use std::ops::{Deref, DerefMut};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
+use coordinator::{Arrival, Token};
 use pbox_core::control::{CountsReply, HeartbeatReply, Latest, TransportAddress};
 use pbox_core::kernels::Kernels;
 use pbox_core::{Discarded, JobId, Round};
@@ -64,7 +66,7 @@ use crate::alarm::guarded;
 use crate::checkpoint::CheckpointStore;
 use crate::cores::{Command, CoreHandle, Report};
 use above::Meetings;
-use job::{Arrival, Job};
+use job::Job;
 use loss::Cause;
 
 pub(crate) use above::{HubsAbove, Up};
@@ -111,8 +113,6 @@ impl Refusal {
     }
 }
 
-type Token = [u8; 16];
-
 #[derive(Debug, Default)]
 struct Inner {
     counts: CountsReply,
@@ -139,6 +139,29 @@ struct Inner {
     untold: HashSet<(JobId, u32)>,
     /// Jobs whose failure the hubs above have not been told yet.
     untold_above: HashSet<JobId>,
+}
+
+/// The lock, held. What a job's members have not heard yet is published when it is given back.
+struct Locked<'a>(MutexGuard<'a, Inner>);
+
+impl Deref for Locked<'_> {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Inner {
+        &mut self.0
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.jobs.values_mut().for_each(Job::publish);
+    }
 }
 
 /// What a registry is made of.
@@ -247,8 +270,8 @@ impl Registry {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn lock(&self) -> Locked<'_> {
+        Locked(self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
     }
 
     /// Takes a report of a core thread.
@@ -319,6 +342,9 @@ impl Registry {
             Arrival::Complete(ranks) => self.admit(job, ranks),
             // It takes part when its links are at all hubs of its job.
             Arrival::Newcomer(rank) => self.tell_arrived(&inner.jobs[&job], rank),
+            Arrival::Relinked(rank) => {
+                tracing::info!(job = inner.jobs[&job].name, rank, "a worker has made its links again");
+            }
         }
     }
 
@@ -354,11 +380,11 @@ impl Registry {
     ) -> Result<(watch::Receiver<HeartbeatReply>, Duration), Refusal> {
         let mut inner = self.lock();
         let (job, rank) = inner.member(job, token)?;
-        let hold = job.heard_of(rank, latest).map_err(|why| {
+        let hold = job.heard_of(rank, latest, Instant::now()).map_err(|why| {
             let (name, who) = (&job.name, job.spoken(rank));
             Refusal::Bad(format!("job {name:?}: the heartbeat of {who} has a `latest` that cannot be: {why}"))
         })?;
-        Ok((job.news.subscribe(), hold.unwrap_or(Duration::MAX).min(self.heartbeat_hold())))
+        Ok((job.told.subscribe(), hold.unwrap_or(Duration::MAX).min(self.heartbeat_hold())))
     }
 
     /// Stops the core threads and waits for them.

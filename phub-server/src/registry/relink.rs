@@ -14,12 +14,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use coordinator::Standing;
 use fabric::any::Transport;
 use pbox_core::JobId;
 use pbox_core::control::{JobState, JoinReply, PROTOCOL, RelinkRequest};
 
-use super::job::member::{Standing, Unlinked};
-use super::job::{Job, Member};
+use super::job::Job;
 use super::join::new_token;
 use super::loss::Cause;
 use super::{Inner, Refusal, Registry};
@@ -29,11 +29,7 @@ impl Registry {
     /// A link of a worker ended by itself. Whether the worker may make its links again: then it is not lost yet.
     pub(super) fn waits_for_links(&self, inner: &mut Inner, id: JobId, rank: u32, why: &str) -> bool {
         let may = !inner.stopping;
-        // Nothing but a death ends a link on shared memory that its worker has not given up. One that makes its links again gives
-        // up those to this hub, if it cannot have those to another.
-        let lives =
-            |member: &Member| member.transport != Some(Transport::Shm) || member.standing.has_relinked();
-        let waits = |job: &&mut Job| may && job.may_relink(rank) && job.member(rank).is_some_and(lives);
+        let waits = |job: &&mut Job| may && job.waits_for_links(rank);
         let Some(job) = inner.jobs.get_mut(&id).filter(waits) else { return false };
         // The ends of its links at the other cores are no news, and what becomes of new ones is the worker's to see.
         if job.unlinked(rank).is_none() {
@@ -127,8 +123,11 @@ impl Registry {
 
     /// Looks for workers that have no links and do not live: each with why it is lost.
     pub(super) fn unlinked_dead(inner: &mut Inner, now: Instant) -> Vec<(JobId, u32, String)> {
-        let jobs = inner.jobs.values_mut().filter(|job| !job.failed());
-        jobs.flat_map(|job| job.unlinked_dead(now)).collect()
+        let mut dead = Vec::new();
+        for job in inner.jobs.values_mut().filter(|job| !job.failed()) {
+            dead.extend(job.unlinked_dead(now).into_iter().map(|(rank, why)| (job.id, rank, why)));
+        }
+        dead
     }
 
     /// A member's heartbeat ended without its answer.
@@ -139,59 +138,5 @@ impl Registry {
         if let Some(why) = why {
             self.lose(&mut inner, id, rank, Cause::Link, &why);
         }
-    }
-}
-
-impl Job {
-    /// Whether a worker makes its links again when they are lost.
-    pub fn relinks(&self, rank: u32) -> bool {
-        self.member(rank).is_some_and(|member| member.relinks)
-    }
-
-    /// Whether it may do so now.
-    pub fn may_relink(&self, rank: u32) -> bool {
-        let may = |member: &Member| member.relinks && member.transport.is_some() && !member.hung_up;
-        self.runs() && self.takes_part(rank) && self.member(rank).is_some_and(may)
-    }
-
-    /// Returns what is known of the lost links of a worker that has no others.
-    pub(super) fn unlinked(&mut self, rank: u32) -> Option<&mut Unlinked> {
-        self.standing(rank)?.unlinked()
-    }
-
-    /// The workers that have no links and do not live: each with why it is lost. There are news of those that may live.
-    pub fn unlinked_dead(&mut self, now: Instant) -> Vec<(JobId, u32, String)> {
-        let (mut dead, mut is_news) = (Vec::new(), false);
-        for (rank, member) in (0..).zip(&mut self.members) {
-            let Some(Member { standing, heard, .. }) = member else { continue };
-            let Some(unlinked) = standing.unlinked() else { continue };
-            is_news |= unlinked.is_to_be_told(now);
-            if unlinked.is_dead(*heard, now) {
-                dead.push((self.id, rank, unlinked.why.clone()));
-            }
-        }
-        if is_news {
-            self.publish(|_| {});
-        }
-        dead
-    }
-
-    /// A core has let go of a worker's lost links.
-    pub fn core_unlinked(&mut self, rank: u32) {
-        self.standing(rank).into_iter().for_each(Standing::dropped);
-    }
-
-    /// A worker lives.
-    pub fn lives(&mut self, rank: u32) {
-        if let Some(member) = &mut self.members[rank as usize] {
-            member.hung_up = false;
-        }
-    }
-
-    /// A member's heartbeat ended without an answer. Why the member is lost, if its links are.
-    pub fn hangs_up(&mut self, rank: u32) -> Option<String> {
-        let member = self.members.get_mut(rank as usize)?.as_mut()?;
-        member.hung_up = true;
-        member.standing.unlinked().map(|unlinked| unlinked.why.clone())
     }
 }

@@ -6,17 +6,17 @@ use super::Job;
 
 impl Job {
     fn has_reached(&mut self, round: Round) {
-        self.publish(|news| news.reached = news.reached.max(Some(round)));
+        self.tell(|news| news.reached = news.reached.max(Some(round)));
     }
 
-    /// A worker of any machine had reached this round when it lost a hub. Machines that step alone have no common round.
+    /// Notes that a worker of any machine had reached this round when it lost a hub. Machines that step alone have no common round.
     pub fn machines_have_reached(&mut self, round: Round) {
         if self.terms.level.consistency == Consistency::Bsp {
             self.has_reached(round);
         }
     }
 
-    /// A member of this hub had reached this round when it lost the hub.
+    /// Notes that a member of this hub had reached this round when it lost the hub.
     pub fn worker_has_reached(&mut self, rank: u32, round: Round) {
         if let Some(gathering) = self.gathering_mut() {
             gathering.reached[rank as usize] = Some(round);
@@ -24,7 +24,10 @@ impl Job {
         self.has_reached(round);
     }
 
-    /// Whether a member of this hub can have reached this round when it lost the hub. With SSP all are within the staleness.
+    /// Checks that a member of this hub can have reached this round when it lost the hub. With SSP all are within the staleness.
+    ///
+    /// # Errors
+    /// When it cannot, in words.
     pub fn check_reached(&self, rank: u32, reached: Option<Round>) -> Result<(), String> {
         let (Some(reached), Consistency::Ssp { staleness }) = (reached, self.terms.level.consistency) else {
             return Ok(());
@@ -48,10 +51,10 @@ impl Job {
 
     /// Whether its members have a common round here: those of a machine have, whatever the machines have among them.
     fn steps_together(&self) -> bool {
-        self.terms.level.consistency == Consistency::Bsp || self.above.is_some()
+        self.terms.level.consistency == Consistency::Bsp || self.made.is_below
     }
 
-    /// How far each worker begins ahead of the slowest, by rank, in a job that begins again and whose workers step alone: as far
+    /// Returns how far each worker begins ahead of the slowest, by rank, in a job that begins again and whose workers step alone: as far
     /// as it was, so that all have made equally many steps at the end. Else nothing.
     pub fn ahead(&self) -> Vec<u32> {
         let reached = self.gathering().map_or(&[][..], |gathering| &gathering.reached);
@@ -62,39 +65,5 @@ impl Job {
         let most = Round::LIMIT.0.saturating_sub(self.first_round.0);
         let ahead = |reached: &Option<Round>| reached.map_or(0, |reached| (reached.0 - slowest.0).min(most));
         reached.iter().map(ahead).collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use pbox_core::JobId;
-
-    use super::*;
-    use crate::registry::{Refusal, test_bed};
-
-    #[test]
-    fn members_with_a_bound_of_staleness_are_not_further_apart() {
-        let (registry, mut core) = test_bed::registry();
-        let ssp = Consistency::Ssp { staleness: 3 };
-        let join = |rank: u32, reached: u32, job: &str, consistency: Consistency| {
-            let mut request = test_bed::request();
-            (request.rank, request.reached) = (rank, Some(Round(reached)));
-            (request.terms.workers, request.terms.level.consistency) = (2, consistency);
-            test_bed::runtime().block_on(registry.join(job.into(), request))
-        };
-        join(0, 1, "job", ssp).unwrap();
-        core.obey();
-        let Err(Refusal::Conflict(why)) = join(1, 25_000, "job", ssp) else { panic!("it is believed") };
-        assert!(why.contains("round 25000") && why.contains("at most 67 rounds apart"), "{why}");
-        join(1, 68, "job", ssp).unwrap();
-        // Without a bound, they are as far apart as they say, and no round is beyond the last.
-        join(0, 1, "another", Consistency::Asp).unwrap();
-        join(1, Round::LIMIT.0, "another", Consistency::Asp).unwrap();
-        core.obey();
-        let ahead = |job: &mut Job| {
-            job.first_round = Round(10);
-            job.ahead()
-        };
-        assert_eq!(registry.of_job(JobId(1), ahead).unwrap(), [0, Round::LIMIT.0 - 10]);
     }
 }
