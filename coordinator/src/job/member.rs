@@ -185,13 +185,12 @@ impl Standing {
 
     /// Notes the loss of a member's links: all `cores` drop them. Returns the token of a connection that is lost, too.
     pub fn unlink(&mut self, cores: usize, why: &str, now: Instant) -> Option<Token> {
-        let (before, token) = match self {
-            Standing::TakesPart { relinked_by } => (0, *relinked_by),
-            Standing::Unlinked(Unlinked { relink: Relink::Dropping { cores }, .. }) => (*cores, None),
-            Standing::Unlinked(Unlinked { relink: Relink::Making { token, .. }, .. }) => (0, Some(*token)),
+        let token = match self {
+            Standing::TakesPart { relinked_by } => *relinked_by,
+            Standing::Unlinked(Unlinked { relink: Relink::Making { token, .. }, .. }) => Some(*token),
             _ => return None,
         };
-        let relink = Relink::Dropping { cores: cores + before };
+        let relink = Relink::Dropping { cores };
         *self = Standing::Unlinked(Unlinked { why: why.to_owned(), since: now, told: None, relink });
         token
     }

@@ -5,6 +5,7 @@
 //! that rank 0 brings, `reached` how far members were before they lost their hub.
 
 mod arriving;
+mod event;
 mod leaving;
 mod life;
 mod member;
@@ -25,6 +26,7 @@ use pbox_core::job::Difference;
 use pbox_core::{JobId, JobTerms, Members, NumbersByRound, OnLoss, Round};
 
 pub use arriving::Arrival;
+pub use event::{Cause, Effect, Event};
 use life::{Gathering, Life};
 pub use member::{Member, Standing, Unlinked};
 pub use news::News;

@@ -6,8 +6,8 @@ use fabric::any::Transport;
 use pbox_core::Members;
 use pbox_core::control::Latest;
 
-use super::Job;
 use super::member::{Member, Standing, Unlinked};
+use super::{Effect, Job};
 
 /// How often a hub tells those above it which of its workers is late, and how long they hold its heartbeats.
 pub const TOLD_EVERY: Duration = Duration::from_secs(1);
@@ -50,6 +50,13 @@ impl Job {
     /// Whether a worker makes its links again when they are lost.
     pub fn relinks(&self, rank: u32) -> bool {
         self.member(rank).is_some_and(|member| member.relinks)
+    }
+
+    /// Notes that a worker has lost its links, and that its job waits until it makes others.
+    pub fn unlink(&mut self, rank: u32, why: &str, now: Instant) -> Effect {
+        let cores = self.made.cores;
+        let token = self.standing(rank).and_then(|standing| standing.unlink(cores, why, now));
+        Effect::DropLinks(rank, token)
     }
 
     /// Whether a worker may make its links again now.

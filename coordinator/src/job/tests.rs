@@ -4,6 +4,10 @@ use pbox_core::control::JobState;
 use pbox_core::control::{HeartbeatReply, JoinRequest, PROTOCOL};
 use pbox_core::{Consistency, Key, Numbers, Optimizer, Share};
 
+use std::time::Duration;
+
+use fabric::any::Transport;
+
 use super::*;
 use crate::{Secret, Token};
 
@@ -193,4 +197,45 @@ fn a_job_that_has_begun_forgets_what_its_workers_had_reached() {
     job.worker_has_reached(1, Round(20));
     assert!(job.ahead().is_empty());
     assert_eq!(job.news.now().reached, Some(Round(20)));
+}
+
+/// The effects of the end of rank 1's link, by itself.
+fn link_ends(job: &mut Job) -> Vec<Effect> {
+    let ended = Event::LinkEnded { rank: 1, reason: "its link ended".into(), by_itself: true };
+    job.handle(ended, Instant::now())
+}
+
+fn is_lost(effects: &[Effect]) -> bool {
+    let why = "worker 1 is gone: its link ended".to_owned();
+    effects == [Effect::Lose(1, Cause::Link, why)]
+}
+
+#[test]
+fn the_links_of_a_worker_on_shared_memory_end_with_it() {
+    let mut job = running();
+    job.members[1].as_mut().unwrap().transport = Some(Transport::Shm);
+    assert!(is_lost(&link_ends(&mut job)) && job.unlinked(1).is_none());
+}
+
+#[test]
+fn a_worker_that_has_hung_up_and_has_no_links_is_lost_in_either_order() {
+    let mut job = running();
+    job.members[1].as_mut().unwrap().transport = Some(Transport::Tcp);
+    assert_eq!(job.handle(Event::HungUp(1), Instant::now()), [], "its links are there");
+    assert!(is_lost(&link_ends(&mut job)), "nobody is there to make others");
+    job.heard_of(1, None, Instant::now()).unwrap();
+    assert_eq!(link_ends(&mut job), [Effect::DropLinks(1, None)]);
+    assert_eq!(link_ends(&mut job), [], "the ends of its other links are no news");
+    assert!(is_lost(&job.handle(Event::HungUp(1), Instant::now())));
+}
+
+#[test]
+fn a_member_is_silent_for_as_long_as_the_limit() {
+    let mut job = running();
+    let (begun, limit) = (Instant::now(), Duration::from_secs(30));
+    job.heard_of(0, None, begun + limit).unwrap();
+    assert_eq!(job.handle(Event::Swept(limit), begun), []);
+    let lost = job.handle(Event::Swept(limit), begun + limit + Duration::from_secs(1));
+    let [Effect::Lose(1, Cause::Silent, why)] = &lost[..] else { panic!("{lost:?}") };
+    assert!(why.starts_with("worker 1 was silent for 31.0 s, the limit is 30.0 s"), "{why}");
 }

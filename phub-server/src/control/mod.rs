@@ -280,7 +280,7 @@ async fn heartbeat(State(desk): State<Desk>, Path(job): Path<String>, request: R
 
 /// A heartbeat that waits for news. When the worker's process ends, its connection ends, and this is dropped before the answer.
 struct Waiting<'a> {
-    registry: &'a Registry,
+    registry: &'a Arc<Registry>,
     job: &'a str,
     token: &'a str,
     is_answered: bool,

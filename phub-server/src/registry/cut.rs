@@ -13,13 +13,14 @@
 
 use std::sync::Arc;
 
+use coordinator::Cause;
 use pbox_core::control::{HoldReply, HoldRequest, ReleaseRequest};
 use pbox_core::{JobId, Round};
 use tokio::sync::{OwnedMutexGuard, oneshot};
 
 use super::hubs::Peers;
 use super::job::Job;
-use super::loss::{Blame, Cause};
+use super::loss::Blame;
 use super::{Refusal, Registry};
 use crate::cores::{Command, Reply};
 

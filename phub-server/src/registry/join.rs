@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use coordinator::{Asker, Secret};
+use coordinator::{Asker, Cause, Secret};
 use fabric::{Ranges, RecvWindow, SendWindow, Span, Spans, any};
 use pbox_core::control::{
     JobState, JoinReply, JoinRequest, PROTOCOL, Versions, check_address, check_job_name,
@@ -15,7 +15,6 @@ use super::STOPS;
 use super::above::MAX_DEPTH;
 use super::job::{Cores, Job};
 use super::links::links_by;
-use super::loss::Cause;
 use super::{Inner, Refusal, Registry, Token, on_thread, token_of};
 use crate::cores::near::Near;
 use crate::cores::{Carried, Command};

@@ -11,10 +11,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use coordinator::Cause;
 use pbox_core::{JobId, Look, Round};
 
 use super::job::Job;
-use super::loss::Cause;
 use super::{Inner, Registry};
 use crate::cores::Command;
 

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use coordinator::Cause;
 use membership::{MemberError, Missing};
 use pbox_core::control::{JobState, LeaveReply, LeaveRequest, reason};
 use pbox_core::{Discarded, JobId, Members, Round};
 
 use super::above::JoinedAbove;
-use super::loss::{Blame, Cause};
+use super::loss::Blame;
 use super::saved::snapshot::NO_WEIGHTS;
 use super::{Inner, KEEP_FAILED, Refusal, Registry, on_thread, token_of};
 use crate::cores::Command;

@@ -55,7 +55,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use coordinator::{Arrival, Token};
+use coordinator::{Effect, Event, Token};
 use pbox_core::control::{CountsReply, HeartbeatReply, Latest, TransportAddress};
 use pbox_core::kernels::Kernels;
 use pbox_core::{Discarded, JobId, Round};
@@ -67,7 +67,6 @@ use crate::checkpoint::CheckpointStore;
 use crate::cores::{Command, CoreHandle, Report};
 use above::Meetings;
 use job::Job;
-use loss::Cause;
 
 pub(crate) use above::{HubsAbove, Up};
 pub(crate) use late::LateLimits;
@@ -278,33 +277,18 @@ impl Registry {
     pub fn report(self: &Arc<Self>, report: Report) {
         let mut inner = self.lock();
         match report {
-            Report::Attached { job, rank } => {
-                let arrival = inner.jobs.get_mut(&job).map(|job| job.attached(rank));
-                self.follow_arrival(&inner, job, arrival.unwrap_or(Arrival::Waiting));
-            }
-            Report::Removed { job, rank } => {
-                if let Some(job) = inner.jobs.get_mut(&job) {
-                    job.removed(rank);
-                    self.freed.notify_waiters();
-                }
-            }
-            Report::Unlinked { job, rank } => {
-                if let Some(job) = inner.jobs.get_mut(&job) {
-                    job.core_unlinked(rank);
-                    self.freed.notify_waiters();
-                }
+            Report::Attached { job, rank } => self.happens(&mut inner, job, Event::Attached(rank)),
+            Report::Removed { job, rank } => self.happens(&mut inner, job, Event::Removed(rank)),
+            Report::Unlinked { job, rank } => self.happens(&mut inner, job, Event::Dropped(rank)),
+            Report::WorkerGone { job, rank, reason, by_itself } => {
+                // A hub that stops waits for nobody.
+                let by_itself = by_itself && !inner.stopping;
+                self.happens(&mut inner, job, Event::LinkEnded { rank, reason, by_itself });
             }
             Report::UnlinkedAbove { job, answers } => {
                 if let Some(job) = inner.jobs.get_mut(&job) {
                     job.relinks_above.core_unlinked(answers);
                     self.freed.notify_waiters();
-                }
-            }
-            Report::WorkerGone { job, rank, reason, by_itself } => {
-                let Some(member) = inner.jobs.get(&job).map(|job| job.spoken(rank)) else { return };
-                let why = format!("{member} is gone: {reason}");
-                if !(by_itself && self.waits_for_links(&mut inner, job, rank, &why)) {
-                    self.lose(&mut inner, job, rank, Cause::Link, &why);
                 }
             }
             Report::Snapshot { job, core, taken } => {
@@ -335,16 +319,25 @@ impl Registry {
         }
     }
 
-    /// Does what follows from an arrival.
-    fn follow_arrival(self: &Arc<Self>, inner: &Inner, job: JobId, arrival: Arrival) {
-        match arrival {
-            Arrival::Waiting => {}
-            Arrival::Complete(ranks) => self.admit(job, ranks),
+    /// Has a job take an event in, and carries out what follows.
+    fn happens(self: &Arc<Self>, inner: &mut Inner, id: JobId, event: Event) {
+        let Some(job) = inner.jobs.get_mut(&id) else { return };
+        for effect in job.handle(event, Instant::now()) {
+            self.carry_out(inner, id, effect);
+        }
+    }
+
+    fn carry_out(self: &Arc<Self>, inner: &mut Inner, id: JobId, effect: Effect) {
+        match effect {
+            Effect::Admit(ranks) => self.admit(id, ranks),
             // It takes part when its links are at all hubs of its job.
-            Arrival::Newcomer(rank) => self.tell_arrived(&inner.jobs[&job], rank),
-            Arrival::Relinked(rank) => {
-                tracing::info!(job = inner.jobs[&job].name, rank, "a worker has made its links again");
+            Effect::TellArrived(rank) => self.tell_arrived(&inner.jobs[&id], rank),
+            Effect::Relinked(rank) => {
+                tracing::info!(job = inner.jobs[&id].name, rank, "a worker has made its links again");
             }
+            Effect::DropLinks(rank, token) => self.drop_links(inner, id, rank, token),
+            Effect::Lose(rank, cause, reason) => self.lose(inner, id, rank, cause, &reason),
+            Effect::Wake => self.freed.notify_waiters(),
         }
     }
 
@@ -354,8 +347,8 @@ impl Registry {
         let (job, rank) = inner.member(job, token)?;
         job.check_reached(rank, reached).map_err(Refusal::Conflict)?;
         reached.into_iter().for_each(|round| job.worker_has_reached(rank, round));
-        let (id, arrival) = (job.id, job.ready(rank));
-        self.follow_arrival(&inner, id, arrival);
+        let (id, effect) = (job.id, job.ready(rank).effect());
+        effect.into_iter().for_each(|effect| self.carry_out(&mut inner, id, effect));
         Ok(())
     }
 

@@ -14,44 +14,28 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use coordinator::Standing;
+use coordinator::{Event, Token};
 use fabric::any::Transport;
 use pbox_core::JobId;
 use pbox_core::control::{JobState, JoinReply, PROTOCOL, RelinkRequest};
 
-use super::job::Job;
 use super::join::new_token;
-use super::loss::Cause;
 use super::{Inner, Refusal, Registry};
 use crate::cores::Command;
 
 impl Registry {
-    /// A link of a worker ended by itself. Whether the worker may make its links again: then it is not lost yet.
-    pub(super) fn waits_for_links(&self, inner: &mut Inner, id: JobId, rank: u32, why: &str) -> bool {
-        let may = !inner.stopping;
-        let waits = |job: &&mut Job| may && job.waits_for_links(rank);
-        let Some(job) = inner.jobs.get_mut(&id).filter(waits) else { return false };
-        // The ends of its links at the other cores are no news, and what becomes of new ones is the worker's to see.
-        if job.unlinked(rank).is_none() {
-            self.unlink(inner, id, rank, why);
-        }
-        true
-    }
-
-    /// Has all cores let go of a worker's links.
-    fn unlink(&self, inner: &mut Inner, id: JobId, rank: u32, why: &str) {
+    /// Has all cores drop a worker's links. A connection by this token, which may be on its way here, is one of the lost.
+    pub(super) fn drop_links(&self, inner: &mut Inner, id: JobId, rank: u32, token: Option<Token>) {
         let Inner { jobs, tokens, shown, .. } = inner;
         let Some(job) = jobs.get_mut(&id) else { return };
+        let why = job.unlinked(rank).map(|unlinked| unlinked.why.clone());
         tracing::warn!(
             job = job.name,
             rank,
             why,
             "a worker has lost its links; its job waits until it makes others"
         );
-        let cores = job.cores.numbers.len();
-        let unlink = |standing: &mut Standing| standing.unlink(cores, why, Instant::now());
-        // A connection that is on its way here is one of the lost.
-        if let Some(token) = job.standing(rank).and_then(unlink) {
+        if let Some(token) = token {
             tokens.remove(&token);
             shown.remove(&fabric::name_of(token));
         }
@@ -78,7 +62,8 @@ impl Registry {
             // Unless they are about to let go, and the worker was not told yet that they have.
             if !job.member(rank).is_some_and(|member| member.standing.is_dropping()) {
                 let (id, why) = (job.id, format!("{} is gone: {why}", job.spoken(rank)));
-                self.unlink(&mut inner, id, rank, &why);
+                let effect = job.unlink(rank, &why, Instant::now());
+                self.carry_out(&mut inner, id, effect);
             }
         }
         let limit = tokio::time::Instant::now() + self.heartbeat_limit;
@@ -121,22 +106,12 @@ impl Registry {
         }
     }
 
-    /// Looks for workers that have no links and do not live: each with why it is lost.
-    pub(super) fn unlinked_dead(inner: &mut Inner, now: Instant) -> Vec<(JobId, u32, String)> {
-        let mut dead = Vec::new();
-        for job in inner.jobs.values_mut().filter(|job| !job.failed()) {
-            dead.extend(job.unlinked_dead(now).into_iter().map(|(rank, why)| (job.id, rank, why)));
-        }
-        dead
-    }
-
     /// A member's heartbeat ended without its answer.
-    pub fn hung_up(&self, name: &str, token: &str) {
+    pub fn hung_up(self: &Arc<Self>, name: &str, token: &str) {
         let mut inner = self.lock();
-        let Ok((job, rank)) = inner.member(name, token) else { return };
-        let (id, why) = (job.id, job.hangs_up(rank));
-        if let Some(why) = why {
-            self.lose(&mut inner, id, rank, Cause::Link, &why);
+        let member = inner.member(name, token).map(|(job, rank)| (job.id, rank));
+        if let Ok((id, rank)) = member {
+            self.happens(&mut inner, id, Event::HungUp(rank));
         }
     }
 }

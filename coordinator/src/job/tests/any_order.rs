@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 
 use super::*;
+use crate::job;
 
 const WORKERS: u32 = 3;
 const CORES: usize = 2;
@@ -13,7 +14,7 @@ const CORES: usize = 2;
 #[derive(Clone, Copy, Debug)]
 enum Command {
     Add,
-    Unlink,
+    Drop,
     Remove,
 }
 
@@ -110,12 +111,14 @@ impl Hub {
                     self.job.take_part(&waiting, Round(1));
                 }
             }
-            Event::LinkEnds(rank) if self.job.waits_for_links(rank) && self.job.unlinked(rank).is_none() => {
-                self.unlink(rank);
+            Event::LinkEnds(rank) => {
+                let reason = "its link ended".to_owned();
+                self.handles(job::Event::LinkEnded { rank, reason, by_itself: true });
             }
             Event::Relink(rank) if self.job.may_relink(rank) => {
                 if !self.job.member(rank).unwrap().standing.is_dropping() {
-                    self.unlink(rank);
+                    let effect = self.job.unlink(rank, "it says so", now);
+                    self.carries_out(effect);
                 }
                 let token = [self.given + 1; 16];
                 if let Some(unlinked) = self.job.unlinked(rank).filter(|unlinked| unlinked.is_dropped()) {
@@ -123,42 +126,37 @@ impl Hub {
                     self.new_token(rank);
                 }
             }
-            Event::HangsUp(rank) => {
-                if self.job.has(rank) && self.job.hangs_up(rank).is_some() {
-                    self.lose(rank);
-                }
-            }
+            Event::HangsUp(rank) => self.handles(job::Event::HungUp(rank)),
             Event::Heartbeat(rank) => {
                 self.job.heard_of(rank, None, now).unwrap();
             }
             Event::Lose(rank) => self.lose(rank),
-            Event::Join(_) | Event::LinkEnds(_) | Event::Relink(_) => {}
+            Event::Join(_) | Event::Relink(_) => {}
         }
         self.publish();
     }
 
-    fn unlink(&mut self, rank: u32) {
-        self.job.standing(rank).unwrap().unlink(CORES, "its link ended", Instant::now());
-        self.tell(Command::Unlink, rank);
+    fn obeys(&mut self, core: usize) {
+        match self.cores[core].pop_front() {
+            Some((Command::Add, rank)) => self.handles(job::Event::Attached(rank)),
+            Some((Command::Drop, rank)) => self.handles(job::Event::Dropped(rank)),
+            Some((Command::Remove, rank)) => self.handles(job::Event::Removed(rank)),
+            None => {}
+        }
     }
 
-    fn obeys(&mut self, core: usize) {
-        let arrival = match self.cores[core].pop_front() {
-            Some((Command::Add, rank)) => self.job.attached(rank),
-            Some((Command::Unlink, rank)) => {
-                self.job.core_unlinked(rank);
-                Arrival::Waiting
-            }
-            Some((Command::Remove, rank)) => {
-                self.job.removed(rank);
-                Arrival::Waiting
-            }
-            None => Arrival::Waiting,
-        };
-        match arrival {
-            Arrival::Complete(ranks) => self.waiting.extend(ranks.iter()),
-            Arrival::Newcomer(rank) => self.waiting.push(rank),
-            Arrival::Waiting | Arrival::Relinked(_) => {}
+    fn handles(&mut self, event: job::Event) {
+        let effects = self.job.handle(event, Instant::now());
+        effects.into_iter().for_each(|effect| self.carries_out(effect));
+    }
+
+    fn carries_out(&mut self, effect: Effect) {
+        match effect {
+            Effect::Admit(ranks) => self.waiting.extend(ranks.iter()),
+            Effect::TellArrived(rank) => self.waiting.push(rank),
+            Effect::DropLinks(rank, _) => self.tell(Command::Drop, rank),
+            Effect::Lose(rank, ..) => self.lose(rank),
+            Effect::Relinked(_) | Effect::Wake => {}
         }
     }
 

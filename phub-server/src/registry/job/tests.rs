@@ -4,7 +4,6 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
 
 use coordinator::{Arrival, Token};
 use fabric::any::Transport;
@@ -74,7 +73,9 @@ impl Bed {
 
     /// A link of rank 1 ends by itself. Whether the job waits until others are made.
     fn link_ends(&self) -> bool {
-        self.registry.waits_for_links(&mut self.registry.lock(), JOB, 1, "its link ended")
+        let reason = "its link ended".to_owned();
+        self.registry.report(Report::WorkerGone { job: JOB, rank: 1, reason, by_itself: true });
+        self.of_job(|job| job.has(1))
     }
 
     /// Rank 1 wants to make links again. An answer comes while `meanwhile` is over.
@@ -162,23 +163,6 @@ fn links_that_are_lost_again_wait_for_the_cores_again() {
     // On shared memory, too, the links of such a worker may end while it lives.
     bed.of_job(|job| job.members[1].as_mut().unwrap().transport = Some(Transport::Shm));
     assert!(bed.link_ends());
-}
-
-#[test]
-fn the_links_of_a_worker_on_shared_memory_end_with_it() {
-    let bed = Bed::running();
-    bed.of_job(|job| job.members[1].as_mut().unwrap().transport = Some(Transport::Shm));
-    assert!(!bed.link_ends() && !bed.is_unlinked());
-}
-
-#[test]
-fn a_worker_that_has_hung_up_and_has_no_links_is_lost_in_either_order() {
-    let bed = Bed::running();
-    bed.of_job(|job| assert_eq!(job.hangs_up(1), None, "its links are there"));
-    assert!(!bed.link_ends(), "nobody is there to make others");
-    bed.of_job(|job| job.heard_of(1, None, Instant::now())).unwrap();
-    assert!(bed.link_ends());
-    bed.of_job(|job| assert_eq!(job.hangs_up(1).as_deref(), Some("its link ended")));
 }
 
 #[test]
