@@ -13,7 +13,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Arrival, Job};
+use super::{Arrival, Job, Standing};
 use crate::Token;
 
 /// An event of a job.
@@ -92,7 +92,7 @@ impl Job {
                 vec![Effect::Wake]
             }
             Event::Dropped(rank) => {
-                self.core_unlinked(rank);
+                self.standing(rank).into_iter().for_each(Standing::dropped);
                 vec![Effect::Wake]
             }
             Event::LinkEnded { rank, reason, by_itself } => {

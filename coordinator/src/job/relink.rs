@@ -6,7 +6,7 @@ use fabric::any::Transport;
 use pbox_core::Members;
 use pbox_core::control::Latest;
 
-use super::member::{Member, Standing, Unlinked};
+use super::member::{Member, Unlinked};
 use super::{Effect, Job};
 
 /// How often a hub tells those above it which of its workers is late, and how long they hold its heartbeats.
@@ -85,11 +85,6 @@ impl Job {
             self.tell(|_| {});
         }
         dead
-    }
-
-    /// Notes that a core has dropped a worker's lost links.
-    pub fn core_unlinked(&mut self, rank: u32) {
-        self.standing(rank).into_iter().for_each(Standing::dropped);
     }
 
     /// Notes that a worker lives.
