@@ -3,6 +3,7 @@
 
 - Every link leads to a file of the tree, and to a heading of it. Every path in backticks exists.
 - docs/architecture.md lists the files on the path of a chunk, and the totals are the sums. The script prints both.
+- docs/path-of-a-join.md lists the functions on the path of a join: each is in its file, and the totals are right.
 """
 
 import fnmatch
@@ -17,6 +18,7 @@ PATH = re.compile(r"`([\w.{},*/-]+)`")
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 ROW = re.compile(r"^\| `([^`]+)` \| .* \| (\d+) \|$", re.M)
 TOTALS = re.compile(r"\*\*(\d+) files, (\d+) questions\*\*")
+STEP = re.compile(r"^\| \d \| `([^`]+)` \| `([^`]+)` \|", re.M)
 
 
 def expand(path):
@@ -61,11 +63,25 @@ def path_of_a_chunk():
         yield f"the totals of the path of a chunk must be **{totals[0]} files, {totals[1]} questions**"
 
 
+def path_of_a_join():
+    """What is wrong with the list of functions on the path of a join."""
+    text = (ROOT / "docs/path-of-a-join.md").read_text()
+    steps = STEP.findall(text)
+    for file, function in steps:
+        path = ROOT / file
+        if not path.exists() or not re.search(rf"\bfn {function}\b", path.read_text()):
+            yield f"{file} has no function {function}"
+    totals = f"**{len(steps)} steps in {len({file for file, _ in steps})} files**"
+    if totals not in text:
+        yield f"the totals of the path of a join must be {totals}"
+
+
 def main():
     files = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
     tracked = {str(path) for file in files for path in (pathlib.Path(file), *pathlib.Path(file).parents)}
     tops = {file.split("/")[0] for file in files}
     wrong = [f"docs/architecture.md: {what}" for what in path_of_a_chunk()]
+    wrong += [f"docs/path-of-a-join.md: {what}" for what in path_of_a_join()]
     for page in sorted(ROOT / file for file in files if file.endswith(".md") and (ROOT / file).exists()):
         wrong += [f"{page.relative_to(ROOT)}: no file {path}" for path in wrong_paths(page, tracked, tops)]
         wrong += [f"{page.relative_to(ROOT)}: no page or heading {link}" for link in wrong_links(page)]

@@ -11,7 +11,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use sha2::{Digest, Sha256};
 
-use crate::secret::hex;
+use crate::digits::hex;
 
 /// Certificates or keys cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -102,6 +102,7 @@ impl Credential {
     /// When it is neither.
     pub fn parse(text: &str, place: &str) -> Result<Self, CredentialError> {
         let place = || place.to_owned();
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text); // a mark that some editors put before text
         let holds = if text.starts_with(Token::BEGIN) {
             let token = text.trim().parse();
             Holds::Token(token.map_err(|error| CredentialError::NotAToken { place: place(), error })?)
@@ -162,6 +163,23 @@ mod tests {
             "{error}"
         );
         assert!(!format!("{all:?} {one:?}").contains(secret.reveal()));
+    }
+
+    /// All of these are how people and their editors write a file.
+    #[test]
+    fn a_file_that_an_editor_has_touched_holds_the_same_secret() {
+        let own = Credential::parse("0123456789abcdef", "a test").unwrap().token(Right::Join, "job");
+        for text in ["0123456789abcdef\r\n", "\u{feff}0123456789abcdef\n", "\n  0123456789abcdef \n\n"] {
+            assert_eq!(Credential::parse(text, "a test").unwrap().token(Right::Join, "job"), own, "{text:?}");
+        }
+        for (text, word) in [
+            ("\"0123456789abcdef\"\n", "quotation marks: leave these out"),
+            ("PHUB_TOKEN=0123456789abcdef\n", "put what follows it alone"),
+        ] {
+            let error = Credential::parse(text, "the file x").unwrap_err().to_string();
+            assert!(error.contains("the file x") && error.contains(word), "{error}");
+            assert!(!error.contains("0123456789"), "{error}");
+        }
     }
 
     #[test]

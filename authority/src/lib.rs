@@ -13,6 +13,7 @@
 
 mod certificate;
 mod credential;
+mod digits;
 mod own_file;
 mod proof;
 mod secret;
@@ -21,8 +22,9 @@ mod trust;
 
 pub use certificate::{TlsError, fingerprint, serve};
 pub use credential::{Credential, CredentialError};
+pub use digits::{hex, unhex};
 pub use own_file::directory as own_directory;
 pub use proof::{BodyDigest, Proof};
-pub use secret::{Secret, Secrets, WeakSecret};
+pub use secret::{Secret, Secrets, WeakSecret, random};
 pub use token::{ALL_JOBS, NotAToken, Right, SUMS, Token};
 pub use trust::{Trust, explain};

@@ -13,7 +13,8 @@ use std::str::FromStr;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-use crate::secret::{hex, random, unhex};
+use crate::digits::{hex, unhex};
+use crate::secret::random;
 use crate::token::{NotAToken, Right, Token};
 
 /// Bytes of a nonce.
@@ -76,7 +77,7 @@ impl Proof {
     /// Whether whoever made it has this token. The time that this takes tells nothing of the right answer.
     pub(crate) fn is_by(&self, token: &Token, method: &str, path: &str) -> bool {
         let mac = || mac(token, method, path, &self.digest, &self.nonce);
-        unhex(&self.proof).is_some_and(|proof| mac().verify_slice(&proof).is_ok())
+        unhex::<32>(&self.proof).is_some_and(|proof| mac().verify_slice(&proof).is_ok())
     }
 
     /// Whether it is about a request with this body.

@@ -6,6 +6,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::Sha256;
 
+use crate::digits::{hex, unhex};
 use crate::proof::Proof;
 use crate::token::{Right, Token};
 
@@ -16,13 +17,13 @@ const FEWEST: usize = 16;
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
-/// A text that is too easy to guess.
+/// A text that is too easy to guess, or that has more in it than a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the secret has {characters} characters; expected {FEWEST} or more without spaces, such as `phub-server token --new` prints"
+    "the secret {seen}; expected {FEWEST} or more without spaces, such as `phub-server token --new` prints"
 )]
 pub struct WeakSecret {
-    characters: usize,
+    seen: String,
 }
 
 impl fmt::Debug for Secret {
@@ -37,9 +38,17 @@ impl Secret {
     /// # Errors
     /// When it is short, or has spaces.
     pub fn new(text: &str) -> Result<Self, WeakSecret> {
+        let wrong = |seen: &str| Err(WeakSecret { seen: seen.to_owned() });
+        // Workers that have the variable from a shell would have another secret.
+        if text.starts_with("PHUB_TOKEN=") {
+            return wrong("begins with PHUB_TOKEN=, which is for a shell: put what follows it alone");
+        }
+        if ['"', '\''].iter().any(|mark| text.len() > 1 && text.starts_with(*mark) && text.ends_with(*mark)) {
+            return wrong("is in quotation marks: leave these out");
+        }
         let characters = text.chars().take_while(|each| !each.is_whitespace()).count();
         if characters < FEWEST || characters < text.chars().count() {
-            return Err(WeakSecret { characters });
+            return wrong(&format!("has {characters} characters"));
         }
         Ok(Secret(text.to_owned()))
     }
@@ -70,7 +79,7 @@ impl Secret {
 
     /// Whether this secret made the token. The time that this takes tells nothing of the right answer.
     fn made(&self, token: &Token) -> bool {
-        unhex(&token.proof).is_some_and(|proof| {
+        unhex::<32>(&token.proof).is_some_and(|proof| {
             self.mac(token.right, &token.job, token.expires).verify_slice(&proof).is_ok()
         })
     }
@@ -104,7 +113,11 @@ impl Secrets {
     pub fn from_lines(text: &str) -> Result<Self, WeakSecret> {
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
         let secrets: Vec<Secret> = lines.map(Secret::new).collect::<Result<_, _>>()?;
-        if secrets.is_empty() { Err(WeakSecret { characters: 0 }) } else { Ok(Secrets(secrets)) }
+        if secrets.is_empty() {
+            Err(WeakSecret { seen: "has 0 characters".to_owned() })
+        } else {
+            Ok(Secrets(secrets))
+        }
     }
 
     /// The one that is used.
@@ -126,26 +139,14 @@ impl Secrets {
 }
 
 /// Draws random bytes.
-pub(crate) fn random<const BYTES: usize>() -> std::io::Result<[u8; BYTES]> {
+///
+/// # Errors
+/// Returns an error if the kernel gives none.
+pub fn random<const BYTES: usize>() -> std::io::Result<[u8; BYTES]> {
     let mut bytes = [0; BYTES];
     let drawn = getrandom(&mut bytes, GetRandomFlags::empty())?;
     assert_eq!(drawn, BYTES, "the kernel gives so few bytes at once");
     Ok(bytes)
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-pub(crate) fn unhex(text: &str) -> Option<Vec<u8>> {
-    let digits = text.as_bytes();
-    let pairs = digits.chunks(2).map(|pair| {
-        // A number may have a sign, and digits have none.
-        let is_digits = pair.len() == 2 && pair.iter().all(u8::is_ascii_hexdigit);
-        let text = std::str::from_utf8(pair).ok().filter(|_| is_digits)?;
-        u8::from_str_radix(text, 16).ok()
-    });
-    pairs.collect()
 }
 
 #[cfg(test)]
@@ -175,12 +176,13 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_has_no_other_spelling_with_signs() {
+    fn a_proof_has_no_other_spelling() {
         let secret = Secret::new(TEXT).unwrap();
         let token = secret.token(Right::Join, "resnet");
-        let signed = Token { proof: token.proof.replacen("02", "+2", 1), ..token.clone() };
-        assert_ne!(signed.proof, token.proof);
-        assert!(!secret.made(&signed));
+        for proof in [token.proof.replacen("02", "+2", 1), token.proof.to_uppercase()] {
+            assert_ne!(proof, token.proof);
+            assert!(!secret.made(&Token { proof, ..token.clone() }));
+        }
     }
 
     #[test]

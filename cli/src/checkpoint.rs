@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail, ensure};
 use clap::{Parser, Subcommand};
-use phub_server::checkpoint::{Decoded, about, decode, export, is_state};
+use phub_server::checkpoint::{Decoded, FileMode, about, decode, export, is_state};
 
 use crate::out::line;
 
@@ -37,6 +37,9 @@ enum Command {
         /// The new file. It must not be there.
         #[arg(long)]
         to: PathBuf,
+        /// The mode of the new file, like 640. 600: you alone read it, whatever the umask is.
+        #[arg(long, default_value_t, value_name = "MODE")]
+        mode: FileMode,
         /// Also what the optimizer keeps, under optimizer/NAME/KEY.
         #[arg(long)]
         with_state: bool,
@@ -55,13 +58,25 @@ impl CheckpointArgs {
                 let all: Vec<bool> = files.iter().map(|file| verify(file)).collect::<anyhow::Result<_>>()?;
                 Ok(!all.contains(&false))
             }
-            Command::Export { file, to, with_state } => write(file, to, *with_state).map(|()| true),
+            Command::Export { file, to, mode, with_state } => {
+                write(file, (to, *mode), *with_state).map(|()| true)
+            }
         }
     }
 }
 
 fn list(directory: &Path) -> anyhow::Result<()> {
-    let entries = std::fs::read_dir(directory).with_context(|| format!("reading {}", directory.display()))?;
+    let expected = "expected the directory of `phub-server serve --checkpoints`";
+    if directory.is_file() {
+        let above = directory.parent().filter(|above| *above != Path::new("")).unwrap_or(Path::new("."));
+        let (file, above) = (directory.display(), above.display());
+        bail!(
+            "{file} is a file; {expected}: `phub-server checkpoint list {above}` lists it beside others, and `phub-server checkpoint \
+             verify {file}` says what is in it"
+        );
+    }
+    let entries = std::fs::read_dir(directory)
+        .with_context(|| format!("reading {}: {expected}", directory.display()))?;
     let mut names: Vec<String> = Vec::new();
     for entry in entries {
         let name = entry?.file_name().to_string_lossy().into_owned();
@@ -84,7 +99,10 @@ fn list(directory: &Path) -> anyhow::Result<()> {
             })
             .unwrap_or_default();
         let age = age.map_or("?".to_owned(), spoken);
-        match about(&path) {
+        // To open a FIFO would wait for its writer.
+        let about =
+            if path.is_file() { about(&path).map_err(|e| e.to_string()) } else { Err("no file".into()) };
+        match about {
             Ok(about) => {
                 let ended = about.ended.map(|ended| format!("  {ended}")).unwrap_or_default();
                 line(format_args!(
@@ -112,9 +130,11 @@ fn spoken(time: Duration) -> String {
 }
 
 fn read(path: &Path) -> anyhow::Result<Decoded> {
-    let file = File::open(path).with_context(|| path.display().to_string())?;
+    let named = || path.display().to_string();
+    // Before it is opened: that of a FIFO would wait for its writer.
+    ensure!(path.metadata().with_context(named)?.is_file(), "{}: expected a file", path.display());
+    let file = File::open(path).with_context(named)?;
     let about = file.metadata()?;
-    ensure!(about.is_file(), "{}: expected a file", path.display());
     decode(file, about.len()).with_context(|| path.display().to_string())
 }
 
@@ -146,7 +166,7 @@ fn verify(path: &Path) -> anyhow::Result<bool> {
     Ok(first.is_none())
 }
 
-fn write(path: &Path, to: &Path, with_state: bool) -> anyhow::Result<()> {
+fn write(path: &Path, (to, mode): (&Path, FileMode), with_state: bool) -> anyhow::Result<()> {
     let checkpoint = read(path)?;
     if let Some(part) = checkpoint.part() {
         bail!(
@@ -154,6 +174,7 @@ fn write(path: &Path, to: &Path, with_state: bool) -> anyhow::Result<()> {
             path.display()
         );
     }
-    let tensors = export(&checkpoint, to, with_state).with_context(|| format!("writing {}", to.display()))?;
+    let tensors =
+        export(&checkpoint, to, mode, with_state).with_context(|| format!("writing {}", to.display()))?;
     line(format_args!("{}: {tensors} tensors, before round {}", to.display(), checkpoint.round().0))
 }

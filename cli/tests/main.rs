@@ -3,6 +3,7 @@
 mod checkpoint;
 mod command_line;
 mod doctor;
+mod mistakes;
 mod serve;
 mod support;
 mod tls;

@@ -10,6 +10,7 @@
 //! | `digests` | digests of the members' weights |
 //! | `links` | the bytes that cross the links of members |
 //! | `asker` | clients that ask a hub for something |
+//! | `refused` | why a job does not take a member |
 //!
 //! This crate must never know threads, locks, clocks, files or sockets: time is an argument, and what follows from an event is
 //! returned to the one who drives.
@@ -23,15 +24,17 @@ mod job;
 mod links;
 mod pace;
 mod progress;
+mod refused;
 mod verdict;
 
 pub use asker::Asker;
-pub use digests::Digests;
+pub use digests::{Compared, Digests};
 pub use hubs::{Arrivals, Files, Follower, Hubs, Secret, StaleCut, is_needed, may_write};
 pub use job::{Arrival, Cause, Effect, Event, Job, Made, Member, News, Standing, TOLD_EVERY, Unlinked};
 pub use links::MemberLink;
 pub use pace::{LastRounds, Rounds};
 pub use progress::Progress;
+pub use refused::Refused;
 pub use verdict::{not_finite, verdict};
 
 /// A secret that a member shows with its requests: bytes that nobody foresees.

@@ -16,6 +16,7 @@ use ureq::{Body, SendBody};
 
 use crate::encrypted;
 use crate::error::MemberError;
+use crate::failure::{Cause, Failure, RETRY, insist, is_about_rights, passes};
 use crate::named::Named;
 
 /// A hub that takes a state more slowly than this is stuck.
@@ -27,9 +28,6 @@ const BY_RIGHT: [&str; 3] = ["join", "meet", "checkpoint"];
 /// Bytes of a refusal that are kept.
 const LONGEST_REASON: usize = 4096;
 
-/// The pause before a request that failed is made again.
-pub(crate) const RETRY: Duration = Duration::from_millis(100);
-
 /// The name that this machine gives itself, for the logs and pages of hubs.
 pub fn own_host() -> &'static str {
     static HOST: OnceLock<String> = OnceLock::new();
@@ -39,77 +37,6 @@ pub fn own_host() -> &'static str {
         let name = name.trim();
         if !name.is_empty() && name.chars().all(is_fit) { name.to_owned() } else { "unnamed".to_owned() }
     })
-}
-
-/// Why a request failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cause {
-    /// The hub itself says no, for good.
-    Refused,
-    /// The hub knows no such job or member: this one's membership is over, as after the hub was started again.
-    Gone,
-    /// The hub itself says no for now.
-    Busy,
-    /// The answer is not the hub's, and says that the hub cannot be asked now; or the hub asks for another try.
-    Passing,
-    /// The answer is not one that a hub gives.
-    Strange,
-    /// The connection ended in the middle of the request: it may have been carried out.
-    Cut,
-    /// There was no connection, or no answer in time.
-    Unreachable,
-}
-
-/// A request that failed.
-#[derive(Debug)]
-pub(crate) struct Failure {
-    pub cause: Cause,
-    pub error: MemberError,
-}
-
-impl Failure {
-    /// Whether a member makes this request again. Its requests may be made twice, and it has spoken to this hub before.
-    /// Without a connection the hub is gone: its links say so, too.
-    pub fn passes_for_member(&self) -> bool {
-        !matches!(self.cause, Cause::Refused | Cause::Gone | Cause::Unreachable)
-    }
-
-    /// Whether a join is made again. The hub has not seen the request, or asks for another try.
-    fn passes_for_newcomer(&self) -> bool {
-        self.cause == Cause::Passing
-    }
-}
-
-/// Makes a request again while its failure may pass, until `limit` is over.
-///
-/// # Errors
-/// The last failure, with the error of the hub's last answer if the limit cut the last try short. It says how often and for how
-/// long the request was made.
-pub(crate) fn insist<R>(
-    limit: Duration,
-    passes: impl Fn(&Failure) -> bool,
-    mut ask: impl FnMut() -> Result<R, Failure>,
-) -> Result<R, Failure> {
-    let begun = Instant::now();
-    let mut answer = None;
-    for tries in 1.. {
-        let failure = match ask() {
-            Ok(reply) => return Ok(reply),
-            Err(failure) => failure,
-        };
-        let over = begun.elapsed() >= limit;
-        if over || !passes(&failure) {
-            let Failure { cause, error } = failure;
-            // The limit cut the last try short: what the hub said before is why the tries did not succeed.
-            let cut_short = over && cause == Cause::Unreachable;
-            let error = answer.filter(|_| cut_short).unwrap_or(error);
-            return Err(Failure { cause, error: error.after(tries, begun.elapsed()) });
-        }
-        answer = (failure.cause != Cause::Cut).then_some(failure.error);
-        // Nothing tells when a hub or a proxy can answer again.
-        std::thread::sleep(RETRY);
-    }
-    unreachable!("the limit ends the tries")
 }
 
 /// What the clock of a hub shows, and when.
@@ -249,13 +176,13 @@ impl Control {
             let left = self.timeout.saturating_sub(begun.elapsed()).max(RETRY);
             self.within(left).post("join", "join", request)
         })
-        .map_err(|failure| failure.error)
+        .map_err(|failure| failure.of_first_request().error)
     }
 
     /// `GET /v1/health`. An error, too, while the hub stops.
     pub fn check_health(&self) -> Result<(), Failure> {
-        let response =
-            self.agent.get(self.url("/v1/health")).call().map_err(|error| self.unreachable(error))?;
+        let response = self.agent.get(self.url("/v1/health")).call();
+        let response = response.map_err(|error| self.unreachable(error).of_first_request())?;
         match response.status() {
             StatusCode::SERVICE_UNAVAILABLE => {
                 self.read_reply("let workers join", response).map(|_: serde_json::Value| ())
@@ -350,10 +277,8 @@ impl Control {
         let status = response.status();
         let asks_again = response.headers().contains_key(RETRY_AFTER);
         let body = response.body_mut().read_to_string().map_err(|error| self.unreachable(error))?;
-        let passes = status.is_server_error() && status != StatusCode::INSUFFICIENT_STORAGE
-            || [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&status);
         let nonsense = || Failure {
-            cause: if passes { Cause::Passing } else { Cause::Strange },
+            cause: if passes(status) { Cause::Passing } else { Cause::Strange },
             error: MemberError::Nonsense {
                 hub: self.hub.clone(),
                 what,
@@ -372,25 +297,23 @@ impl Control {
             };
             return reply.check().map(|()| reply).map_err(strange);
         }
-        let ErrorReply { error: mut why } = serde_json::from_str(&body).map_err(|_| nonsense())?;
-        why.truncate(why.floor_char_boundary(LONGEST_REASON));
-        let cause = match (passes, asks_again) {
-            (true, true) => Cause::Passing,
-            (true, false) => Cause::Busy,
-            (false, _) if status == StatusCode::NOT_FOUND => Cause::Gone,
-            (false, _) => Cause::Refused,
-        };
+        let ErrorReply { code, error: why } = serde_json::from_str(&body).map_err(|_| nonsense())?;
+        let why = printable(&why);
         let hub = self.hub.clone();
-        let error = match status {
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                let shown =
-                    self.credential.as_ref().map_or("nothing".to_owned(), |it| it.source().to_owned());
-                MemberError::NotAllowed { hub, what, why, shown }
-            }
-            _ => MemberError::Refused { hub, what, why },
+        let error = if is_about_rights(code, status) {
+            let shown = self.credential.as_ref().map_or("nothing".to_owned(), |it| it.source().to_owned());
+            MemberError::NotAllowed { hub, what, code, why, shown }
+        } else {
+            MemberError::Refused { hub, what, code, why }
         };
-        Err(Failure { cause, error })
+        Err(Failure { cause: Cause::of_refusal(code, status, asks_again), error })
     }
+}
+
+/// Returns a refusal as it can be printed: whoever answers may not be a hub, and the text goes to a terminal.
+fn printable(why: &str) -> String {
+    let why = &why[..why.floor_char_boundary(LONGEST_REASON)];
+    why.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
 /// Makes what sends requests. A hub is reached directly, whatever the environment says of proxies, and leads nowhere else.

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use authority::unhex;
 use fabric::any::{self, Address, Transport};
 use fabric::tcp::Frames;
 use fabric::verbs::{self, Device, Fitness, GroupOptions, Nccl, NicList, NicOptions, PathFlags, RailMap};
@@ -247,7 +248,7 @@ impl<'a> Route<'a> {
     fn new(hub: &'a LetIn, wire: &Wire, schedule: Schedule, ports: &'a Ports) -> Result<Self, MemberError> {
         let LetIn { control, reply, .. } = hub;
         let nonsense = |saw: String| MemberError::Nonsense { hub: control.hub.clone(), what: "join", saw };
-        let token = token_bytes(&hub.token).ok_or_else(|| nonsense(format!("the token {:?}", hub.token)))?;
+        let token = unhex(&hub.token).ok_or_else(|| nonsense(format!("the token {:?}", hub.token)))?;
         let placement = hub.placement(schedule, wire.layout())?;
         let cores = reply.cores.iter().map(|&core| core as usize);
         let plan = placement.links(wire, reply.ports as usize, cores, &ports.dealt_to);
@@ -356,9 +357,4 @@ impl<'a> Route<'a> {
         let found = look_up(hub, named, LOOKUP_LIMIT).map_err(|error| format!("resolving {hub}: {error}"))?;
         Ok(SocketAddr::new(found[0].ip(), address.port()))
     }
-}
-
-fn token_bytes(hex: &str) -> Option<[u8; 16]> {
-    (hex.len() == 32).then_some(())?;
-    Some(u128::from_str_radix(hex, 16).ok()?.to_be_bytes())
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use authority::{CredentialError, TlsError};
 use fabric::any::ConnectError;
-use pbox_core::control::Versions;
+use pbox_core::control::{RefusalCode, Versions};
 
 /// A job could not be joined, or the membership ended.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +37,8 @@ pub enum MemberError {
         hub: String,
         /// What was asked.
         what: &'static str,
+        /// The code, by which programs decide.
+        code: RefusalCode,
         /// The hub's words.
         why: String,
     },
@@ -47,6 +49,8 @@ pub enum MemberError {
         hub: String,
         /// What was asked.
         what: &'static str,
+        /// The code, by which programs decide.
+        code: RefusalCode,
         /// The hub's words.
         why: String,
         /// Where the secret or token comes from that was shown.
@@ -165,6 +169,14 @@ impl MemberError {
     /// Whether a hub of the job is lost, or stops: the job may go on when it comes back.
     pub fn is_loss_of_hub(&self) -> bool {
         matches!(self, MemberError::HubLost { .. } | MemberError::JobFailed { hub_stops: true, .. })
+    }
+
+    /// Returns the code of a hub's refusal.
+    pub fn code(&self) -> Option<RefusalCode> {
+        match self {
+            MemberError::Refused { code, .. } | MemberError::NotAllowed { code, .. } => Some(*code),
+            _ => None,
+        }
     }
 
     /// The same error, with more words about a hub that is lost.

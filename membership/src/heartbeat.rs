@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use pbox_core::control::{HeartbeatReply, HeartbeatRequest, JobState, Latest};
 
-use crate::control::{Cause, Control, Failure, RETRY};
+use crate::control::Control;
 use crate::error::MemberError;
+use crate::failure::{Cause, Failure, RETRY};
 
 /// A request that takes this much longer than its own time limit shows that this process stood still.
 const STOOD_STILL: Duration = Duration::from_secs(1);

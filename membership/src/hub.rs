@@ -11,8 +11,9 @@ use pbox_core::control::{
 use pbox_core::{Round, Share};
 use serde::Serialize;
 
-use crate::control::{Cause, Control, Failure, HubClock, insist};
+use crate::control::{Control, HubClock};
 use crate::error::MemberError;
+use crate::failure::{Cause, Failure, insist};
 use crate::heartbeat::{Heartbeat, News};
 use crate::join::LetIn;
 

@@ -13,8 +13,9 @@ use pbox_core::control::{
 };
 use pbox_core::{Above, Below, CoreNodes, Layout, MAX_HUBS, Placement, Round, Schedule, Share};
 
-use crate::control::{Cause, Control, Failure};
+use crate::control::Control;
 use crate::error::MemberError;
+use crate::failure::{Cause, Failure};
 use crate::heartbeat::Heartbeat;
 use crate::hub::Hub;
 use crate::named::Named;

@@ -1,11 +1,12 @@
 //! Addresses of hubs by who named them. Names are looked up by threads of their own, within a limit. Addresses that came from outside
 //! lead only where the operator allows.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
 use pbox_core::control::{check_address, host_of, ip_of};
@@ -128,6 +129,17 @@ impl Drop for UnderWay {
     }
 }
 
+/// Whoever waits for a lookup: told what was found, or the kind and the words of the error.
+type Waiter = Box<dyn FnOnce(Result<&[SocketAddr], (io::ErrorKind, &str)>) + Send>;
+
+/// Those who wait, by address. A name that is asked for again waits for the lookup that is under way: whoever tries every two
+/// seconds would otherwise have all threads for a name that nobody resolves.
+static WAITING: Mutex<BTreeMap<String, Vec<Waiter>>> = Mutex::new(BTreeMap::new());
+
+fn waiting() -> MutexGuard<'static, BTreeMap<String, Vec<Waiter>>> {
+    WAITING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Looks an address up, and gives what is found to `done`: on a thread of its own, or at once where there is no name in it. `done`
 /// is dropped where there is no thread.
 pub fn look_up_with(
@@ -142,18 +154,34 @@ pub fn look_up_with(
     if ip_of(address).is_some() {
         return done(find(address, named));
     }
-    let Some(under_way) = UnderWay::begin() else {
+    let (host, named) = (host_of(address).to_owned(), named.clone());
+    let mut waiting_now = waiting();
+    let others = waiting_now.get(address).map(Vec::len);
+    let under_way = UnderWay::begin().filter(|_| others.is_none());
+    if under_way.is_none() && others.is_none_or(|others| others >= AT_ONCE) {
+        drop(waiting_now);
         let busy = format!("{AT_ONCE} names are being looked up already: the name server is slow");
         return done(Err(io::Error::new(io::ErrorKind::TimedOut, busy)));
-    };
-    let (address, named) = (address.to_owned(), named.clone());
+    }
+    let waiter: Waiter = Box::new(move |found| {
+        let found = found.map_err(|(kind, words)| io::Error::new(kind, words.to_owned()));
+        done(found.and_then(|found| allowed(&host, found.to_vec(), &named)));
+    });
+    waiting_now.entry(address.to_owned()).or_default().push(waiter);
+    drop(waiting_now);
+    let Some(under_way) = under_way else { return };
+    let asked = address.to_owned();
     let work = move || {
-        let found = find(&address, &named);
+        let found = asked.to_socket_addrs().map(Vec::from_iter);
         drop(under_way);
-        done(found);
+        let found = found.as_deref().map_err(|error| (error.kind(), error.to_string()));
+        for waiter in waiting().remove(&asked).unwrap_or_default() {
+            waiter(found.as_ref().map(|found| *found).map_err(|(kind, words)| (*kind, words.as_str())));
+        }
     };
     if let Err(error) = std::thread::Builder::new().name("phub-names".into()).spawn(work) {
         tracing::warn!(%error, "no thread to look a name up");
+        waiting().remove(address);
     }
 }
 
@@ -169,8 +197,11 @@ pub fn look_up(address: &str, named: &Named, limit: Duration) -> io::Result<Vec<
 }
 
 fn find(address: &str, named: &Named) -> io::Result<Vec<SocketAddr>> {
-    let found: Vec<SocketAddr> = address.to_socket_addrs()?.collect();
-    let host = host_of(address);
+    allowed(host_of(address), address.to_socket_addrs()?.collect(), named)
+}
+
+/// Returns the addresses of a host, if all of them may be asked.
+fn allowed(host: &str, found: Vec<SocketAddr>, named: &Named) -> io::Result<Vec<SocketAddr>> {
     found.iter().try_for_each(|found| named.check(host, found.ip()))?;
     match found.is_empty() {
         true => Err(io::Error::new(io::ErrorKind::NotFound, "it has no address")),

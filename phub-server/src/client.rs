@@ -147,7 +147,7 @@ impl Address {
             let reply: R = serde_json::from_slice(&body).map_err(unread)?;
             return reply.check().map(|()| reply).map_err(nonsense);
         }
-        let ErrorReply { error } = serde_json::from_slice(&body).map_err(unread)?;
+        let ErrorReply { error, .. } = serde_json::from_slice(&body).map_err(unread)?;
         Err(format!("it refuses: {}", &error[..error.floor_char_boundary(LONGEST_REASON)]))
     }
 

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use authority::{CredentialError, TlsError};
 use fabric::any::ConnectError;
 use fabric::verbs::VerbsError;
+use rustix::io::Errno;
 
 use crate::checkpoint::CheckpointError;
 
@@ -113,6 +114,16 @@ pub enum HubError {
     #[error("--transports names none: no worker could reach the hub; leave it out to offer all")]
     NoTransport,
     /// Threads or descriptors ran out.
-    #[error("starting the hub: {0}")]
+    #[error("starting the hub: {}{}", .0, advice(.0))]
     System(#[from] std::io::Error),
+}
+
+/// Returns what to do about an error of the system, if that is known.
+fn advice(error: &std::io::Error) -> &'static str {
+    match Errno::from_io_error(error) {
+        Some(Errno::MFILE | Errno::NFILE) => "; raise the number of open files (ulimit -n)",
+        Some(Errno::AGAIN) => "; raise the number of threads (ulimit -u, or the pids of its control group)",
+        Some(Errno::NOMEM) => "; free memory, or raise the limit of its control group",
+        _ => "",
+    }
 }

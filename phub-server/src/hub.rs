@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -28,9 +27,9 @@ use crate::cores::lanes::{self, Lanes};
 use crate::cores::{CoreHandle, Report, free};
 use crate::error::HubError;
 use crate::needs;
-use crate::registry::{HubsAbove, LateLimits, Parts, Registry, Timeline, Up};
+use crate::registry::{HubsAbove, LateLimits, Parts, Registry, Timeline, Up, random_name};
 use crate::rendezvous;
-use crate::settings::{HubSettings, environment, interface};
+use crate::settings::{HubSettings, interface};
 
 /// How often the hub looks for silent workers: a small part of the shortest heartbeat limit.
 const SWEEP: Duration = Duration::from_millis(200);
@@ -75,14 +74,15 @@ impl Hub {
     pub fn start_with(settings: &HubSettings, limits: ControlLimits) -> Result<Self, HubError> {
         let (alarm, rung) = Alarm::new();
         let _entered = alarm.enter();
-        environment::warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
+        membership::warn_of_environment();
         tracing::info!("settings: {settings}");
         needs::needs(settings).try_for_each(|(_, found)| found.map(drop))?;
         let guard = Arc::new(Guard::new(settings)?);
         let encryption = Arc::new(Encryption::new(settings)?);
         let open = |dir| CheckpointStore::open_for(dir, settings.checkpoint_mode);
         let store = settings.checkpoints.as_ref().map(open).transpose()?;
-        let store = store.map(|store| store.keeping(settings.checkpoint_keep));
+        let store =
+            store.map(|store| store.keeping(settings.checkpoint_keep).keeping_jobs(settings.checkpoint_jobs));
         let trace = settings.trace.as_ref().map(TraceFile::create).transpose()?;
         let host = Host::live()?;
         let Lanes { lanes, rdma, picture } = lanes::choose(&host, settings)?;
@@ -117,6 +117,7 @@ impl Hub {
         let control = control_runtime()?;
         let runtime = control.handle().clone();
         let registry = Registry::new(Parts {
+            id: random_name()?,
             cores,
             kernels,
             transports,
@@ -223,17 +224,15 @@ impl Hub {
         let (mut draining, all_freed) = (registry.draining.subscribe(), Arc::clone(&registry.freed));
         let registry = Arc::downgrade(registry);
         async move {
-            let mut freed = pin!(all_freed.notified());
             if draining.wait_for(|is_draining| *is_draining).await.is_err() {
                 return; // the hub stops
             }
             loop {
-                freed.as_mut().enable(); // before the look, so that no end is missed
+                let freed = all_freed.notified(); // before the look, so that no end is missed
                 if registry.upgrade().is_none_or(|registry| registry.is_drained()) {
                     return;
                 }
-                freed.as_mut().await;
-                freed.set(all_freed.notified());
+                freed.await;
             }
         }
     }

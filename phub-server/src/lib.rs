@@ -39,5 +39,4 @@ pub use error::HubError;
 pub use hub::Hub;
 pub use open_files::raise_open_files;
 pub use pbox_core::control::Machine;
-pub use settings::environment::warnings as environment_warnings;
 pub use settings::{CoreSelection, HubSettings, IdleChoice, PathArgs};

@@ -1,12 +1,15 @@
-//! A machine whose wall clock jumps, and one whose disk stands still: by a library that is loaded before the hub.
+//! A machine whose wall clock jumps, one whose disk stands still, and one whose name server is silent: by a library that is loaded before the hub.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use fabric::conformance::Watchdog;
-use hub_tests::describe;
 use hub_tests::program::until;
+use hub_tests::training::Training;
+use hub_tests::{authorization, describe, join_request};
+use pbox_core::control::{JoinRequest, Mesh};
 
 use super::{Behind, LIMIT_S, beside};
 use crate::processes::worker::Worker;
@@ -107,4 +110,51 @@ fn a_disk_that_stands_still_holds_up_no_round_and_loses_no_checkpoint() {
     hub.start_again(&variables);
     let worker = Worker::join(&format!("{address} job 0 1"));
     assert_eq!(worker.map(|worker| worker.next_round()).unwrap(), 202, "the state of all rounds is there");
+}
+
+/// How many threads of a process look names up.
+fn lookups(pid: u32) -> usize {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let names = threads.map(|thread| std::fs::read_to_string(thread.path().join("comm")).unwrap_or_default());
+    names.filter(|name| name == "phub-names\n").count()
+}
+
+/// Joins name meeting places whose names nobody resolves. The page, the metrics, other jobs and the stop wait for none of them.
+#[test]
+fn a_name_server_that_is_silent_holds_up_nobody_and_no_stop() {
+    let _watchdog = Watchdog::start();
+    let dir = tempfile::tempdir().unwrap();
+    let Some(library) = library(dir.path()) else { return };
+    let silent = dir.path().join("silent");
+    std::fs::write(&silent, "").unwrap();
+    let variables =
+        [("LD_PRELOAD", text(&library)), ("SILENT", text(&silent)), ("PHUB_ABOVE_LIMIT_S", "600")];
+    let mut hub = Behind::start(&variables);
+    let (address, ended) = (hub.address(), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for number in 0..4 {
+            let (address, ended) = (&address, &ended);
+            let mesh = Mesh { machine: "1/2".parse().unwrap(), meet: format!("hub-{number}.silent:7077") };
+            let request = JoinRequest { mesh: Some(mesh), ..join_request(0, 1) };
+            scope.spawn(move || {
+                let url = format!("http://{address}/v1/jobs/slow-{number}/join");
+                let join = ureq::post(url).header("authorization", authorization()).send_json(&request);
+                ended.fetch_add(1, Ordering::SeqCst);
+                join.expect_err("nobody meets it");
+            });
+        }
+        until("all of them look a name up", || lookups(hub.process.pid()) >= 4);
+        assert_eq!(describe(&address).jobs.len(), 0);
+        let metrics = ureq::get(format!("http://{address}/metrics")).header("authorization", authorization());
+        assert!(metrics.call().unwrap().body_mut().read_to_string().unwrap().contains("phub_"));
+        let beside = Training::small("beside");
+        let bits =
+            |weights: Vec<Vec<f32>>| Vec::from_iter(weights.concat().iter().map(|each| each.to_bits()));
+        assert_eq!(beside.run(&address).concat(), bits(beside.reference_after(beside.rounds)));
+        assert_eq!(ended.load(Ordering::SeqCst), 0, "the joins go on");
+        // Each join has asked again meanwhile.
+        std::thread::sleep(Duration::from_secs(LIMIT_S + 2));
+        assert_eq!(lookups(hub.process.pid()), 4, "one for each name");
+        assert!(hub.process.finish().success(), "the hub stops while the name server is silent");
+    });
 }

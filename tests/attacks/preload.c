@@ -1,8 +1,11 @@
 /* Loaded before a hub: its wall clock jumps by JUMP_S seconds to and fro at every look, and its disk stands still as long as
- * the file STALL is there. */
+ * the file STALL is there. Names that end in .silent have no answer of a name server as long as the file SILENT is there. */
 #define _GNU_SOURCE
+#include <dlfcn.h>
+#include <netdb.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <time.h>
@@ -34,6 +37,19 @@ time_t time(time_t *into) {
     clock_gettime(CLOCK_REALTIME, &precise);
     if (into) *into = precise.tv_sec;
     return precise.tv_sec;
+}
+
+int getaddrinfo(const char *restrict name, const char *restrict service, const struct addrinfo *restrict hints,
+                struct addrinfo **restrict found) {
+    int (*others)(const char *, const char *, const struct addrinfo *, struct addrinfo **);
+    size_t length = name ? strlen(name) : 0;
+    if (length > 7 && strcmp(name + length - 7, ".silent") == 0) {
+        const char *file = getenv("SILENT");
+        while (file && access(file, F_OK) == 0) usleep(10000);
+        return EAI_NONAME;
+    }
+    *(void **)&others = dlsym(RTLD_NEXT, "getaddrinfo");
+    return others(name, service, hints, found);
 }
 
 static void stall(void) {

@@ -10,8 +10,7 @@ use hub_tests::training::Training;
 use hub_tests::{
     PATIENT_S, config, describe, has_rdma, hub, push_all, ready_all, refused, says, settings, small_model,
 };
-use pbox_core::Credit;
-use pbox_core::Schedule;
+use pbox_core::{Credit, Key, Schedule};
 use phub_server::{Hub, HubSettings};
 use rustix::process::Signal;
 use worker_shim::{Session, SessionError, WeightsMode};
@@ -49,12 +48,36 @@ fn the_bits_are_the_same_by_every_transport() {
     }
 }
 
+/// The hub answers them ahead, and a third of the gradients is another when it is pushed.
+#[test]
+fn the_bits_are_the_same_with_bytes_ahead_by_every_transport() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let run = |job: &str, ahead, transport| {
+        let keys = vec![Key::f32("large", [300, 40]), Key::f32("small", [1]), Key::f32("third", [2000])];
+        let mut training = Training::new(job, keys, NESTEROV);
+        (training.chunk_bytes, training.workers, training.transport) = (1024, 4, transport);
+        (training.ahead, training.rounds) = (ahead, 12);
+        training.run(&hub.address().to_string())
+    };
+    let plain = run("plain", false, |_| None);
+    assert_eq!(run("shm", true, |_| Some(Transport::Shm)), plain);
+    assert_eq!(run("tcp", true, |_| Some(Transport::Tcp)), plain);
+    let mixed = |rank| Some(if rank % 2 == 0 { Transport::Shm } else { Transport::Tcp });
+    assert_eq!(run("mixed", true, mixed), plain);
+    if has_rdma() {
+        assert_eq!(run("verbs", true, |_| Some(Transport::Verbs)), plain);
+        let mixed = |rank| Some([Transport::Verbs, Transport::Tcp, Transport::Shm][rank as usize % 3]);
+        assert_eq!(run("mixed-with-rdma", true, mixed), plain);
+    }
+}
+
 /// Chunks larger than any socket's buffer, and enough rounds that every queue is full now and then.
 #[test]
 fn large_chunks_cross_by_tcp() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
-    let keys = vec![pbox_core::Key::f32("large", [3 << 20]), pbox_core::Key::f32("small", [100])];
+    let keys = vec![Key::f32("large", [3 << 20]), Key::f32("small", [100])];
     let mut training = Training::new("large", keys, NESTEROV);
     (training.chunk_bytes, training.transport) = (8 << 20, |_| Some(Transport::Tcp));
     training.run(&hub.address().to_string());

@@ -7,6 +7,7 @@ mod failed;
 mod lost;
 mod making;
 mod over_hubs;
+mod runs;
 pub(crate) mod state;
 mod steps;
 mod trial;

@@ -13,7 +13,7 @@ use hub_tests::values::Saved;
 use hub_tests::values::{self, same_bits};
 use hub_tests::{
     PATIENT_S, SGD, addresses, authorization, bring, config, config_at, describe, hub, join_by_hand,
-    join_request, on_threads, post_json, ready_all, refusal, refused, says, settings, small_model,
+    join_request, on_threads, post_as_member, ready_all, refusal, refused, says, settings, small_model,
 };
 use pbox_core::control::{ErrorReply, JobReply, JobState, OfferReply};
 use pbox_core::{Consistency, Dtype, Key, KeyId, Optimizer, Round};
@@ -182,8 +182,8 @@ pub(crate) fn offer(
     token: &str,
     before: u32,
 ) -> Result<Option<u64>, String> {
-    let request = json!({"token": token, "state_before": before});
-    let (status, body) = post_json(hub, &format!("/v1/jobs/{job}/offer"), &request);
+    let request = json!({"state_before": before}).to_string();
+    let (status, body) = post_as_member(hub, job, "offer", token, request);
     match status {
         200 => Ok(serde_json::from_str::<OfferReply>(&body).unwrap().state_bytes),
         _ => Err(format!("{status}: {}", serde_json::from_str::<ErrorReply>(&body).unwrap().error)),
@@ -282,7 +282,7 @@ fn a_bad_state_is_refused() {
     // Who brings it is in the header, and never in the address.
     let in_address = format!("/v1/jobs/job/state?token={}", first.token);
     for path in ["/v1/jobs/job/state", &in_address] {
-        assert_eq!(refusal(&hub, path, vec![0; bytes]).0, 404);
+        assert_eq!(refusal(&hub, path, vec![0; bytes]).0, 401);
     }
     let (status, why) = bring(&hub, "job", &second.token, vec![0; bytes]);
     assert_eq!(status, 409);

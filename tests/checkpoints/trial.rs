@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
-use hub_tests::{PATIENT_S, config, join_request, post_json, push_all, refused, says, settings};
+use hub_tests::{PATIENT_S, config, join_request, post_as_member, push_all, refused, says, settings};
 use pbox_core::control::LeaveRequest;
 use pbox_core::{ChunkId, Round};
 use phub_server::Hub;
@@ -29,8 +29,9 @@ fn kept_after(was_trial: bool) -> Vec<OsString> {
         answers += worker.poll();
     }
     let token = worker.reply.token.clone();
-    let leave = LeaveRequest { token, round: Round(1), was_trial, ..LeaveRequest::default() };
-    let (status, said) = post_json(&hub, &format!("/v1/jobs/{JOB}/leave"), &leave);
+    let leave =
+        serde_json::to_vec(&LeaveRequest { round: Round(1), was_trial, ..LeaveRequest::default() }).unwrap();
+    let (status, said) = post_as_member(&hub, JOB, "leave", &token, leave);
     assert_eq!((status, said.trim()), (200, "{}"));
     let names = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
     names.filter(|name| name.to_str().is_some_and(|name| name.contains(JOB))).collect()

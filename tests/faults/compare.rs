@@ -5,10 +5,10 @@ use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use half::{bf16, f16};
 use hub_tests::values::flip_a_bit;
-use hub_tests::{SECOND, config, describe, hub, on_threads, push_all, ready_all, refused, says};
+use hub_tests::{SECOND, config, describe, hub, hub_below, on_threads, push_all, ready_all, refused, says};
 use pbox_core::{Consistency, Dtype, Key, Round};
 use phub_server::Hub;
-use worker_shim::{Session, SessionConfig};
+use worker_shim::{Pushed, Session, SessionConfig, SessionError};
 
 const WORKERS: u32 = 3;
 
@@ -75,4 +75,62 @@ fn workers_that_are_not_in_step_have_nothing_to_compare() {
         let config = comparing(&hub, 0).with_terms(|terms| terms.level.consistency = consistency);
         says(refused(config), &["\"compare_every\"", "\"3\"", "different weights", "leave it out"]);
     }
+}
+
+/// A round in which each worker writes a value of its own into one key, and pushes the gradients of the rest.
+fn write(sessions: &mut [Session], value: impl Fn(usize) -> f32) -> Vec<Result<(), SessionError>> {
+    let pushed: Vec<_> = sessions
+        .iter_mut()
+        .enumerate()
+        .map(|(rank, session)| {
+            session.gradient_mut::<f32>(SECOND)?.fill(value(rank));
+            session.push_as(Pushed::Weights, [SECOND])?;
+            let rest: Vec<_> = session.keys().filter(|&key| key != SECOND).collect();
+            session.push_keys(rest)
+        })
+        .collect();
+    let wait = |(session, pushed): (&mut Session, Result<_, _>)| pushed.and_then(|()| session.wait_all());
+    sessions.iter_mut().zip(pushed).map(wait).collect()
+}
+
+/// Writes different values, and sees that every session ends with these words, in that round or the next one.
+fn differ(sessions: &mut [Session], value: impl Fn(usize) -> f32, words: &[&str]) {
+    let ends = write(sessions, value);
+    for (session, end) in sessions.iter_mut().zip(ends) {
+        let end = end.and_then(|()| push_all(session)).and_then(|()| session.wait_all());
+        says(end.unwrap_err(), words);
+    }
+}
+
+#[test]
+fn weights_that_workers_write_are_compared_in_every_round() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let mut sessions = ready_all(WORKERS, |rank| comparing(&hub, rank));
+    rounds(&mut sessions, 1);
+    // 2 is compared for what was written alone, and 3 also for what was there before.
+    for round in [2, 3] {
+        assert!(write(&mut sessions, |_| round as f32).iter().all(Result::is_ok));
+        assert!(sessions.iter().all(|session| session.weights::<f32>(SECOND).unwrap()[0] == round as f32));
+    }
+    assert_eq!(equal_before(&hub), Some(Round(3)));
+    let words = ["workers [0, 2] and [1] wrote different weights in round 4", "write the same on all"];
+    differ(&mut sessions, |rank| if rank == 1 { 7.0 } else { 8.0 }, &words);
+}
+
+#[test]
+fn machines_that_write_different_weights_are_named() {
+    let _watchdog = Watchdog::start();
+    let top = hub(1);
+    let list = top.address().to_string();
+    let below = [0, 1].map(|number| hub_below(&list, number, 2));
+    let mut sessions = on_threads(2, |machine| {
+        let config = config(&below[machine as usize], "job", 0, 1);
+        let mut session = Session::join(SessionConfig { compare_every: 100, ..config }).unwrap();
+        session.broadcast_written().unwrap();
+        session
+    });
+    assert!(write(&mut sessions, |_| 1.0).iter().all(Result::is_ok));
+    let words = ["machines [0] and [1] wrote different weights in round 2"];
+    differ(&mut sessions, |machine| machine as f32, &words);
 }

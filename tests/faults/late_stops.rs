@@ -10,6 +10,7 @@ use super::returning::{WORKERS, begun, end_together, start_process, waiting};
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
 use hub_tests::{FIRST, free_address, on_threads};
+use pbox_core::control::RefusalCode;
 use pbox_core::{KeyId, Optimizer};
 use worker_shim::{Returns, Session, SessionConfig};
 
@@ -113,7 +114,7 @@ fn a_worker_that_comes_while_the_hub_stops_begins_at_the_next_hub() {
     let health =
         || membership::wait_for(&[name.as_str()], &membership::Named::Here, Instant::now(), &|| false);
     until("the hub says that it stops", || {
-        health().is_err_and(|error| error.to_string().contains("the hub is stopping"))
+        health().is_err_and(|error| error.code() == Some(RefusalCode::NotReady))
     });
     let refused = Session::join(SessionConfig { hub_wait: Duration::ZERO, ..alone(address) });
     let refused = refused.err().expect("the hub refuses");

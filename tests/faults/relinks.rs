@@ -11,12 +11,13 @@ use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::program::{Program, until};
 use hub_tests::relay::{Relay, Stall, Way};
-use hub_tests::{describe, free_address, hub, join_by_hand, join_request, on_threads, refusal, says};
+use hub_tests::{
+    describe, free_address, hub, join_by_hand, join_request, on_threads, refusal_of_member, says,
+};
 use pbox_core::control::{JobState, JoinRequest};
 use pbox_core::slim::SlimDp;
 use pbox_core::{Compression, Consistency, KeyId, OnLoss, Schedule};
 use rustix::process::Signal;
-use serde_json::json;
 use worker_shim::batch::Batching;
 use worker_shim::{Background, Pull, Returns, Session, SessionConfig};
 
@@ -370,8 +371,7 @@ fn who_may_make_links_again_is_said_in_the_join_and_others_are_refused() {
         change(&mut request);
         let reply = join_by_hand(&hub, job, &request);
         assert_eq!(reply.relinks, relinks, "{job}");
-        let path = format!("/v1/jobs/{job}/relink");
-        let ask = |token: &str| refusal(&hub, &path, json!({"token": token, "why": "a test"}).to_string());
+        let ask = |token: &str| refusal_of_member(&hub, job, "relink", token, r#"{"why": "a test"}"#);
         // It takes no part yet.
         let (status, why) = ask(&reply.token);
         assert_eq!(status, 409);

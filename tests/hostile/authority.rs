@@ -1,12 +1,15 @@
 //! A stranger who reaches the control port, and a user with another secret: they learn nothing of a job, change nothing, and
 //! the job's bits stay right.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
 use authority::{Credential, Right, Secret};
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::training::Training;
 use hub_tests::{authorization, config, hub, join_request, push_all, ready_all, refused, says};
-use pbox_core::control::ErrorReply;
+use pbox_core::control::{ErrorReply, RefusalCode};
 use phub_server::Hub;
 
 /// Asks as somebody who shows this, or nothing. Returns status and body.
@@ -49,19 +52,39 @@ fn a_stranger_learns_nothing_and_changes_nothing() {
         ] {
             let (status, said) = ask(&hub, method, path, shown, body);
             assert_eq!(status, 401, "{method} {path} {shown:?}");
-            let ErrorReply { error } = serde_json::from_slice(&said).unwrap();
+            let ErrorReply { code, error } = serde_json::from_slice(&said).unwrap();
+            assert_eq!(code, RefusalCode::TokenForeign, "an empty header is one, too");
             says(&error, &["token"]);
             for secret in ["job", "rank", "nesterov", "/root", "sgd"] {
                 assert!(!error.contains(secret), "{method} {path} tells {secret:?}: {error}");
             }
         }
         // These show what a join gave; nobody has that without one.
-        for verb in ["heartbeat", "leave", "learning-rate", "offer", "ready"] {
+        for verb in [
+            "heartbeat",
+            "relink",
+            "leave",
+            "learning-rate",
+            "optimizer",
+            "compare",
+            "offer",
+            "ready",
+            "state",
+        ] {
             let body = br#"{"token": "00", "secret": "00", "seen": 0, "round": 1, "learning_rate": 1, "from_round": 1, "state_before": 1}"#;
             let (status, said) = ask(&hub, "POST", &format!("/v1/jobs/job/{verb}"), shown, body);
-            assert!(matches!(status, 400 | 404), "{verb}: {status} {}", String::from_utf8_lossy(&said));
+            assert_eq!(status, 401, "{verb}: {}", String::from_utf8_lossy(&said));
+            // Nothing of it is read: a hub that did would wait for these bytes.
+            let wrong = "Phub-Member 0123456789abcdef0123456789abcdef";
+            let mut half = TcpStream::connect(hub.address()).unwrap();
+            let head = format!(
+                "POST /v1/jobs/job/{verb} HTTP/1.1\r\nhost: hub\r\nauthorization: {wrong}\r\ncontent-length: 4000\r\n\r\n{{"
+            );
+            half.write_all(head.as_bytes()).unwrap();
+            let mut said = [0; 12];
+            half.read_exact(&mut said).unwrap();
+            assert_eq!(said, *b"HTTP/1.1 404", "{verb}");
         }
-        assert_eq!(ask(&hub, "POST", "/v1/jobs/job/state", shown, &[0; 64]).0, 404);
     }
     assert_eq!(ask(&hub, "GET", "/v1/jobs/job/state", Some(&authorization()), b""), before);
     sessions.into_iter().for_each(|session| session.leave().unwrap());

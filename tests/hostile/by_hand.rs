@@ -9,10 +9,8 @@ use fabric::verbs::{self, GroupOptions, NicOptions};
 use fabric::{
     Arrival, LinkId, PlannedLink, Port as _, Posted, Receive, RecvWindow, SendWindow, Span, Spans, Until,
 };
-use hub_tests::{join_by_hand, post_json, push_all, says};
-use pbox_core::control::{
-    HeartbeatReply, HeartbeatRequest, JobState, JoinReply, JoinRequest, TransportAddress,
-};
+use hub_tests::{join_by_hand, post_as_member, push_all, says};
+use pbox_core::control::{HeartbeatReply, JobState, JoinReply, JoinRequest, TransportAddress};
 use pbox_core::{ChunkId, Layout, Placement, Round, Wire};
 use phub_server::Hub;
 use worker_shim::{Session, SessionConfig};
@@ -62,7 +60,7 @@ impl ByHand {
             TransportAddress::Verbs { address } => Address::Verbs(*address),
             TransportAddress::Tcp { addresses } => Address::Tcp(addresses.clone()),
         };
-        let token = u128::from_str_radix(&reply.token, 16).unwrap().to_be_bytes();
+        let token = authority::unhex(&reply.token).unwrap();
         let plan = PlannedLink::of_one_port(&placement.capacities());
         let joined = any::connect(
             &address,
@@ -108,8 +106,8 @@ impl ByHand {
     pub fn until_running(&self, hub: &Hub) {
         let mut seen = 0;
         loop {
-            let request = HeartbeatRequest { token: self.reply.token.clone(), seen, latest: None };
-            let (status, news) = post_json(hub, &format!("/v1/jobs/{JOB}/heartbeat"), &request);
+            let request = format!(r#"{{"seen": {seen}}}"#);
+            let (status, news) = post_as_member(hub, JOB, "heartbeat", &self.reply.token, request);
             assert_eq!(status, 200, "{news}");
             let news: HeartbeatReply = serde_json::from_str(&news).unwrap();
             match news.state {

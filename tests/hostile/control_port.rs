@@ -82,7 +82,7 @@ fn bodies_that_do_not_come(hub: SocketAddr) {
     let mut client = Client::connect(hub);
     client.send(post("join", "content-length: 1000")).send("0123456789");
     says(client.read_all(), &["408", "stalled: 10 bytes", "error"]);
-    for verb in ["join", "heartbeat", "leave", "learning-rate"] {
+    for verb in ["join", "meet"] {
         let mut client = Client::connect(hub);
         client.send(post(verb, "content-length: 60000"));
         says(client.drip(" "), &["408", "stalled", "bytes a second"]);
@@ -95,13 +95,13 @@ fn bodies_that_do_not_come(hub: SocketAddr) {
 }
 
 fn bodies_that_are_too_long(hub: SocketAddr) {
-    for (verb, bytes, limit) in [("join", 1 << 30, "1048576"), ("leave", 70_000, "65536")] {
+    for (verb, bytes, limit) in [("join", 1 << 30, "1048576"), ("meet", 70_000, "65536")] {
         let mut client = Client::connect(hub);
         client.send(post(verb, &format!("content-length: {bytes}")));
         says(client.read_all(), &["413", limit, "the most that this request may have"]);
     }
     let mut client = Client::connect(hub);
-    client.send(post("leave", "transfer-encoding: chunked"));
+    client.send(post("meet", "transfer-encoding: chunked"));
     let chunk = format!("4000\r\n{}\r\n", "x".repeat(0x4000));
     // The hub may close before all of it is sent.
     (0..8).any(|_| client.0.write_all(chunk.as_bytes()).is_err());

@@ -9,7 +9,7 @@ use fabric::{LinkPorts, PortId};
 use hub_tests::program::until;
 use hub_tests::training::Training;
 use hub_tests::usage::{holds, holds_at_rest};
-use hub_tests::{config, hub, join_by_hand, join_request, post_json, push_all, ready_all, shm_address};
+use hub_tests::{config, hub, join_by_hand, join_request, leave_by_hand, push_all, ready_all, shm_address};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::IoSlice;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -63,7 +63,7 @@ fn garbage_on_the_data_path_costs_its_sender() {
         let mut steady = ready_all(2, |rank| config(&hub, "steady", rank, 2));
         let reply = join_by_hand(&hub, "job", &join_request(0, 2));
         let address = shm_address(&reply);
-        let token = u128::from_str_radix(&reply.token, 16).unwrap().to_be_bytes();
+        let token = authority::unhex(&reply.token).unwrap();
         let plain = || vec![memfd(1 << 20, SealFlags::SHRINK), memfd(128, SealFlags::SHRINK)];
         for time in 0..20u8 {
             let garbage: Vec<u8> = (0..=255).map(|byte: u8| byte.wrapping_mul(time)).collect();
@@ -86,8 +86,7 @@ fn garbage_on_the_data_path_costs_its_sender() {
         let answer = read_reply(&told);
         assert!(answer.contains("lacks the seal against shrinking"), "{answer}");
         drop(told);
-        let leave = serde_json::json!({"token": reply.token, "round": 0});
-        assert_eq!(post_json(&hub, "/v1/jobs/job/leave", &leave).0, 200);
+        assert_eq!(leave_by_hand(&hub, "job", &reply.token), 200);
 
         // More silent connections than there is room for: they hold up nobody for long, and each gets an error.
         let silent: Vec<OwnedFd> = (0..200).map(|_| connect(address)).collect();

@@ -1,5 +1,6 @@
 //! A stranger or a worker that sends garbage loses its connection, and nobody else loses anything.
 
+mod answers;
 mod authority;
 mod busy;
 pub(crate) mod by_hand;
@@ -9,6 +10,7 @@ mod frames;
 mod outside;
 mod peers;
 mod posts;
+mod requests;
 mod same_machine;
 mod spans;
 mod strangers;

@@ -1,6 +1,8 @@
 //! Addresses that a join names, and what answers there. A hub shows such an address a proof of the request itself and no token, asks
 //! only what a hub is asked, repeats nothing of what answers, believes no number that it cannot bear, and holds nobody else up.
 
+use std::io::ErrorKind;
+use std::net::TcpListener;
 use std::sync::mpsc;
 
 use authority::{ALL_JOBS, Credential, Right};
@@ -10,8 +12,8 @@ use hub_tests::training::Training;
 use hub_tests::{
     PATIENT_S, config_at, describe, hub, join_request, post_as, refusal, refused, says, settings,
 };
-use pbox_core::JobTerms;
 use pbox_core::control::{ErrorReply, JoinRequest, Mesh, PROTOCOL, Peers};
+use pbox_core::{JobTerms, Layout, Placement, Share};
 use phub_server::{Hub, HubSettings};
 use serde_json::{Value, json as value};
 
@@ -34,7 +36,7 @@ fn let_in(ports: u32, cores: &[u32]) -> Value {
 }
 
 /// Whoever is asked as the first hub of a mesh, and plays it; the other one is at `other`.
-fn first_of_mesh(other: String, join: Value) -> Recorder {
+fn first_of_mesh(other: String, join: impl Fn(&Seen) -> Value + Send + Sync + 'static) -> Recorder {
     // It must know its own address.
     let (tell, own) = mpsc::sync_channel::<String>(1);
     let own = std::sync::Mutex::new((own, None::<String>));
@@ -46,7 +48,7 @@ fn first_of_mesh(other: String, join: Value) -> Recorder {
         let me = own.1.clone().unwrap();
         match seen.path.rsplit('/').next().unwrap() {
             "meet" => json(value!({"hubs": [me, other]})),
-            "join" => json(join.clone()),
+            "join" => json(join(seen)),
             _ => json(value!({})),
         }
     });
@@ -58,7 +60,7 @@ fn first_of_mesh(other: String, join: Value) -> Recorder {
 fn a_hub_shows_no_token_to_an_address_of_a_join_and_survives_what_it_says() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
-    let attacker = first_of_mesh(hub.address().to_string(), let_in(u32::MAX, &[0]));
+    let attacker = first_of_mesh(hub.address().to_string(), |_| let_in(u32::MAX, &[0]));
     let (_, why) = refusal(&hub, JOIN, body(&with_mesh(&attacker.address())));
     says(&why, &["4294967295 ports: expected 4096 at most"]);
 
@@ -205,6 +207,34 @@ fn a_hub_asks_the_peers_that_its_operator_allows() {
     assert!(attacker.seen().is_empty(), "{:?}", attacker.seen());
 }
 
+/// A peer that may be asked says that its data path is on a machine that may not.
+#[test]
+fn an_answer_leads_a_data_path_only_to_the_peers_that_are_allowed() {
+    let _watchdog = Watchdog::start();
+    let peers = Some("127.0.0.1".parse().unwrap());
+    let hub = Hub::start(&HubSettings { peers, ..settings(1, PATIENT_S) }).unwrap();
+    let inside = TcpListener::bind("127.0.0.2:0").unwrap();
+    inside.set_nonblocking(true).unwrap();
+    let at = inside.local_addr().unwrap();
+    let attacker = first_of_mesh(hub.address().to_string(), move |seen| {
+        let asked: JoinRequest = serde_json::from_str(&seen.body).unwrap();
+        let terms = &asked.terms;
+        let layout = Layout::new(terms.keys.clone(), terms.chunk_bytes).unwrap();
+        let share = Share::of_hub(terms, asked.hub);
+        let placement = Placement::of_share(&layout, terms.level.schedule, share, 1);
+        let mut answer = let_in(1, &[0]);
+        answer["placement"] = value!(placement.digest());
+        answer["transports"][0]["addresses"] = value!([at.to_string()]);
+        answer["pass"] =
+            value!({"secret": "0".repeat(32), "worker": 1, "first_round": 0, "checkpoints": false});
+        answer
+    });
+    let (_, why) = refusal(&hub, JOIN, body(&with_mesh(&attacker.address())));
+    says(&why, &["--peers", "without 127.0.0.2"]);
+    let asked = inside.accept().map(|(_, from)| from).map_err(|error| error.kind());
+    assert_eq!(asked.unwrap_err(), ErrorKind::WouldBlock, "it has not connected there");
+}
+
 #[test]
 fn joins_that_wait_for_another_hub_hold_nobody_up() {
     let _watchdog = Watchdog::start();
@@ -271,7 +301,7 @@ fn a_member_is_no_hub_of_its_job() {
 fn a_hub_that_serves_everybody_proves_nothing_for_them() {
     let _watchdog = Watchdog::start();
     let hub = Hub::start(&HubSettings { insecure: true, ..settings(1, PATIENT_S) }).unwrap();
-    let attacker = first_of_mesh(hub.address().to_string(), let_in(u32::MAX, &[0]));
+    let attacker = first_of_mesh(hub.address().to_string(), |_| let_in(u32::MAX, &[0]));
     refusal(&hub, JOIN, body(&with_mesh(&attacker.address())));
     let seen = attacker.seen();
     assert!(seen.iter().any(|seen| seen.path.ends_with("/join")), "{seen:?}");

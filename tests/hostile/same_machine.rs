@@ -65,7 +65,7 @@ fn leads_to_an_impostor(path: &str, answer: &mut serde_json::Value) {
         return;
     }
     let token = answer["token"].as_str().unwrap();
-    TOKENS.lock().unwrap().push(u128::from_str_radix(token, 16).unwrap().to_be_bytes());
+    TOKENS.lock().unwrap().push(authority::unhex(token).unwrap());
     for offer in answer["transports"].as_array_mut().unwrap() {
         if offer.get("machine").is_some() {
             offer["address"] = impostor_name().into();

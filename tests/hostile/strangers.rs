@@ -11,7 +11,7 @@ use hub_tests::program::until;
 use hub_tests::training::Training;
 use hub_tests::usage::{holds, holds_at_rest};
 use hub_tests::{
-    config, hub, hub_with_limit, join_by_hand, join_request, post_json, push_all, ready_all, says,
+    config, hub, hub_with_limit, join_by_hand, join_request, leave_by_hand, push_all, ready_all, says,
 };
 use pbox_core::control::{JoinReply, TransportAddress};
 use worker_shim::{Session, SessionConfig};
@@ -104,8 +104,7 @@ fn a_token_that_nobody_has_is_refused_before_anything_is_kept() {
             says(told(stranger), &["the token is not one of this hub's", "join first"]);
         }
         until("nothing is kept of them", || holds(std::process::id()).descriptors <= with_jobs);
-        let leave = serde_json::json!({"token": unfinished.token, "round": 0});
-        assert_eq!(post_json(&hub, "/v1/jobs/unfinished/leave", &leave).0, 200);
+        assert_eq!(leave_by_hand(&hub, "unfinished", &unfinished.token), 200);
         steady.into_iter().for_each(|session| session.leave().unwrap());
         until("all descriptors are closed", || holds(std::process::id()).descriptors <= before.descriptors);
     });
@@ -117,7 +116,7 @@ fn a_worker_that_does_not_come_whole_is_named_with_its_links() {
     let hub = hub(2);
     let mut steady = ready_all(2, |rank| by_tcp(config(&hub, "steady", rank, 2)));
     let reply = join_by_hand(&hub, "job", &join_request(0, 2));
-    let token = u128::from_str_radix(&reply.token, 16).unwrap().to_be_bytes();
+    let token = authority::unhex(&reply.token).unwrap();
     let port = tcp_address(&reply);
     let links = "link(s) 0, 3 came and link(s) 1, 2 did not come within";
     std::thread::scope(|scope| {
@@ -142,7 +141,7 @@ fn a_hello_that_is_replayed_or_made_up_is_refused() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
     let reply = join_by_hand(&hub, "job", &join_request(0, 2));
-    let token = u128::from_str_radix(&reply.token, 16).unwrap().to_be_bytes();
+    let token = authority::unhex(&reply.token).unwrap();
     let port = tcp_address(&reply);
     let say = |bytes: &[u8]| {
         let mut stream = TcpStream::connect(port).unwrap();

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
-use hub_tests::{describe, hub, join_by_hand, join_request, post_json, push_all, says};
+use hub_tests::{describe, hub, join_by_hand, join_request, post_as_member, push_all, says};
 use pbox_core::Members;
-use pbox_core::control::{HeartbeatRequest, JobReply, JoinReply, Latest};
+use pbox_core::control::{JobReply, JoinReply, Latest};
 use phub_server::Hub;
 use worker_shim::Session;
 
@@ -81,8 +81,8 @@ fn what_cannot_be_late_is_refused_by_name() {
     };
     let latest = Latest { path: vec![2], window: 100, last: 98, late_us: 6_500, waited_us: 0 };
     let say = |job: &str, joined: &JoinReply, latest: &Latest| {
-        let request = HeartbeatRequest { token: joined.token.clone(), seen: 0, latest: Some(latest.clone()) };
-        post_json(&hub, &format!("/v1/jobs/{job}/heartbeat"), &request)
+        let request = serde_json::json!({"seen": 0, "latest": latest}).to_string();
+        post_as_member(&hub, job, "heartbeat", &joined.token, request)
     };
     let (worker, machine) = (join("job", Members::Workers), join("above", Members::Hubs));
     let (status, why) = say("job", &worker, &latest);

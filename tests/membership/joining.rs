@@ -6,10 +6,10 @@ use std::time::Duration;
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
 use hub_tests::{
-    NOWHERE, config, config_at, describe, hub, join_by_hand, join_request, on_threads, post_json, refusal,
-    refused, says,
+    NOWHERE, config, config_at, describe, hub, join_by_hand, join_request, on_threads, post_as_member,
+    refusal, refusal_of_member, refused, says,
 };
-use pbox_core::control::{HeartbeatReply, JobState, PROTOCOL};
+use pbox_core::control::{HeartbeatReply, JobState, PROTOCOL, RefusalCode};
 use pbox_core::{Key, Optimizer};
 use serde_json::json;
 use worker_shim::{Session, SessionError};
@@ -20,6 +20,28 @@ fn a_rank_is_taken_once() {
     let hub = hub(1);
     join_by_hand(&hub, "job", &join_request(1, 2));
     says(refused(config(&hub, "job", 1, 2)), &["rank 1", "\"job\"", "taken", "0 to 1", "another job name"]);
+}
+
+#[test]
+fn programs_tell_refusals_apart_by_their_codes() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    join_by_hand(&hub, "job", &join_request(1, 2));
+    let code_of = |worker| match Session::join(worker).err() {
+        Some(SessionError::Member(error)) => error.code(),
+        other => panic!("{other:?}"),
+    };
+    let mut other_terms = config(&hub, "job", 0, 2);
+    other_terms.terms.seed = 1;
+    let mut huge = config(&hub, "huge", 0, 1000);
+    (huge.terms.chunk_bytes, huge.terms.keys) = (1 << 20, vec![Key::f32("huge", [1 << 37])]);
+    for (worker, code) in [
+        (config(&hub, "job", 1, 2), RefusalCode::RankTaken),
+        (other_terms, RefusalCode::TermsDiffer),
+        (huge, RefusalCode::NoMemory),
+    ] {
+        assert_eq!(code_of(worker), Some(code));
+    }
 }
 
 #[test]
@@ -224,9 +246,13 @@ fn garbage_is_refused_and_harms_no_job() {
     let mut negative = serde_json::to_value(join_request(0, 1)).unwrap();
     negative["rank"] = json!(-1);
     garbage.push(negative.to_string().into_bytes());
+    let member = join_by_hand(&hub, "other", &join_request(0, 2)).token;
     for verb in ["join", "heartbeat", "learning-rate", "leave"] {
         for body in &garbage {
-            let (status, error) = refusal(&hub, &format!("/v1/jobs/job/{verb}"), body);
+            let (status, error) = match verb {
+                "join" => refusal(&hub, "/v1/jobs/job/join", body),
+                _ => refusal_of_member(&hub, "other", verb, &member, body),
+            };
             assert!(matches!(status, 400 | 409 | 413), "{verb}: {status} {error}");
             assert!(error.len() < 1000, "{verb}: an error of {} bytes", error.len());
         }
@@ -247,23 +273,28 @@ fn requests_need_the_token_of_a_member() {
     let hub = hub(1);
     let reply = join_by_hand(&hub, "job", &join_request(0, 2));
     let words = ["\"job\"", "token", "join again"];
-    for token in ["", "nonsense", "0", &"0".repeat(32), &"f".repeat(32), &"9".repeat(1000)] {
+    for token in ["nonsense", "0", &"0".repeat(32), &"f".repeat(32), &"9".repeat(1000)] {
         for (verb, body) in [
-            ("heartbeat", json!({"token": token, "seen": 0})),
-            ("learning-rate", json!({"token": token, "learning_rate": 0.1, "from_round": 1})),
-            ("leave", json!({"token": token, "round": 0})),
+            ("heartbeat", json!({"seen": 0})),
+            ("learning-rate", json!({"learning_rate": 0.1, "from_round": 1})),
+            ("leave", json!({"round": 0})),
         ] {
-            let (status, error) = refusal(&hub, &format!("/v1/jobs/job/{verb}"), body.to_string());
+            let (status, error) = refusal_of_member(&hub, "job", verb, token, body.to_string());
             assert_eq!(status, 404, "{verb} with token {token:?}: {error}");
             says(error, &words);
         }
     }
-    // A token is valid for its own job only.
+    // In the header: what a body says is not looked at.
     let body = json!({"token": reply.token, "seen": 0}).to_string();
-    let (status, error) = refusal(&hub, "/v1/jobs/other/heartbeat", body);
+    let (status, error) = refusal(&hub, "/v1/jobs/job/heartbeat", body);
+    assert_eq!(status, 401);
+    says(error, &["the token that the worker's join gave", "Phub-Member"]);
+    // A token is valid for its own job only.
+    let seen = r#"{"seen": 0}"#;
+    let (status, error) = refusal_of_member(&hub, "other", "heartbeat", &reply.token, seen);
     assert_eq!(status, 404);
     says(error, &["\"other\"", "token"]);
-    let (status, news) = post_json(&hub, "/v1/jobs/job/heartbeat", &json!({"token": reply.token, "seen": 0}));
+    let (status, news) = post_as_member(&hub, "job", "heartbeat", &reply.token, seen);
     assert_eq!(status, 200);
     let news: HeartbeatReply = serde_json::from_str(&news).unwrap();
     assert_eq!(news.state, JobState::Gathering { missing: vec![0, 1], machines: Vec::new() });

@@ -7,11 +7,10 @@ use fabric::IdlePolicy;
 use fabric::conformance::Watchdog;
 use hub_tests::training::Training;
 use hub_tests::{
-    FIRST, config, config_at, describe, hub, join_by_hand, join_request, on_threads, post_json, push_all,
+    FIRST, config, config_at, describe, hub, join_by_hand, join_request, leave_by_hand, on_threads, push_all,
     ready_all, refused, says,
 };
 use pbox_core::{Key, Optimizer};
-use serde_json::json;
 use worker_shim::{Session, SessionError};
 
 #[test]
@@ -85,11 +84,10 @@ fn leaving_a_failed_job_does_not_touch_its_namesake() {
     let _watchdog = Watchdog::start();
     let hub = hub(1);
     let old = join_by_hand(&hub, "job", &join_request(0, 2));
-    let leave = json!({"token": old.token, "round": 0});
-    assert_eq!(post_json(&hub, "/v1/jobs/job/leave", &leave).0, 200, "it gives up, and the job fails");
+    assert_eq!(leave_by_hand(&hub, "job", &old.token), 200, "it gives up, and the job fails");
     // The new job begins to gather; then the old worker leaves once more.
     join_by_hand(&hub, "job", &join_request(0, 2));
-    assert_eq!(post_json(&hub, "/v1/jobs/job/leave", &leave).0, 200);
+    assert_eq!(leave_by_hand(&hub, "job", &old.token), 200);
     let mut third = config(&hub, "job", 0, 2);
     third.join_limit = Duration::from_secs(5);
     let error = refused(third);

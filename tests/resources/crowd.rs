@@ -5,7 +5,6 @@ use crate::processes::worker::{Remote, Worker};
 use fabric::conformance::Watchdog;
 use hub_tests::usage::ticks;
 use hub_tests::{authorization, cpus, join_request};
-use pbox_core::control::HeartbeatRequest;
 
 const WORKERS: u32 = 16;
 /// In hundredths of a second, over two heartbeats of 3.3 s. A thread that spins uses 660, a thread that wakes every half
@@ -39,10 +38,10 @@ fn processes_that_wait_use_no_processor_time() {
     remote.iter_mut().for_each(|worker| worker.send("round"));
 
     let pids = [hub.pid(), remote[0].process().pid(), remote[1].process().pid()];
-    let post = |path: &str, body: serde_json::Value| -> serde_json::Value {
+    let post = |path: &str, shown: &str, body: serde_json::Value| -> serde_json::Value {
         let url = format!("http://{address}/v1/jobs/other/{path}");
         ureq::post(url)
-            .header("authorization", authorization())
+            .header("authorization", shown)
             .send_json(body)
             .unwrap()
             .body_mut()
@@ -50,11 +49,10 @@ fn processes_that_wait_use_no_processor_time() {
             .unwrap()
     };
     // Lets time pass without a clock: the hub holds a heartbeat that has no news.
-    let joined = post("join", serde_json::to_value(join_request(0, 2)).unwrap());
-    let token = joined["token"].as_str().unwrap().to_owned();
+    let joined = post("join", &authorization(), serde_json::to_value(join_request(0, 2)).unwrap());
+    let shown = format!("Phub-Member {}", joined["token"].as_str().unwrap());
     let beat = || {
-        let request = HeartbeatRequest { token: token.clone(), seen: 1, latest: None };
-        assert_eq!(post("heartbeat", serde_json::to_value(request).unwrap())["version"], 1);
+        assert_eq!(post("heartbeat", &shown, serde_json::json!({"seen": 1}))["version"], 1);
     };
     beat(); // the processes finish what they have to do
     let before = pids.map(ticks);

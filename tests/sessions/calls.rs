@@ -8,7 +8,7 @@ use fabric::conformance::Watchdog;
 use half::bf16;
 use hub_tests::{
     FIRST, SECOND, SGD, THIRD, config, hub, join_all, join_by_hand, join_request, on_threads, push_all,
-    ready_all, refusal, says,
+    ready_all, refusal_of_member, says,
 };
 use pbox_core::{KeyId, Optimizer, Round};
 use worker_shim::{Session, SessionError};
@@ -140,8 +140,8 @@ fn numbers_of_another_optimizer_are_refused() {
     let sgd = r#"{"name":"sgd","learning_rate":0.5}"#;
     let keys = request.terms.keys.len();
     let ask = |optimizer: &str, rest: String| {
-        let body = format!(r#"{{"token":"{}","optimizer":{optimizer}{rest}}}"#, reply.token);
-        refusal(&hub, "/v1/jobs/other/optimizer", body)
+        let body = format!(r#"{{"optimizer":{optimizer}{rest}}}"#);
+        refusal_of_member(&hub, "other", "optimizer", &reply.token, body)
     };
     for (optimizer, rest, words) in [
         (r#"{"name":"average"}"#, r#","from_round":1"#.to_owned(), "numbers are of average"),
@@ -176,8 +176,8 @@ fn learning_rates_are_finite_and_not_negative() {
     request.terms.workers = 1;
     let reply = join_by_hand(&hub, "other", &request);
     for rate in ["null", "1e39", "-1e39", "-5"] {
-        let body = format!(r#"{{"token":"{}","learning_rate":{rate},"from_round":1}}"#, reply.token);
-        let (status, error) = refusal(&hub, "/v1/jobs/other/learning-rate", body);
+        let body = format!(r#"{{"learning_rate":{rate},"from_round":1}}"#);
+        let (status, error) = refusal_of_member(&hub, "other", "learning-rate", &reply.token, body);
         assert_eq!(status, 400, "{rate}: {error}");
         says(error, &["learning"]);
     }
@@ -186,8 +186,8 @@ fn learning_rates_are_finite_and_not_negative() {
     session.set_learning_rate(0.5).unwrap();
     request.terms.keys[1].lr_mult = 10.0;
     let reply = join_by_hand(&hub, "third", &request);
-    let body = format!(r#"{{"token":"{}","learning_rate":3e38,"from_round":1}}"#, reply.token);
-    let (status, error) = refusal(&hub, "/v1/jobs/third/learning-rate", body);
+    let body = r#"{"learning_rate":3e38,"from_round":1}"#;
+    let (status, error) = refusal_of_member(&hub, "third", "learning-rate", &reply.token, body);
     assert_eq!(status, 400, "{error}");
     says(error, &["3000", "lr_mult 10", "second.bias", "beyond f32"]);
     go_on([session, peer], &[]);

@@ -1,8 +1,10 @@
 //! A worker that fails says why to the others, in the hub's own words for it: whatever it says is one line that can be printed.
 
 use fabric::conformance::Watchdog;
-use hub_tests::{FIRST, SECOND, addresses, config, config_at, hub, join_by_hand, join_request, on_threads};
-use hub_tests::{post_json, push_all, ready_all, refused, says};
+use hub_tests::{
+    FIRST, SECOND, addresses, config, config_at, hub, join_by_hand, join_request, on_threads, post_as_member,
+};
+use hub_tests::{push_all, ready_all, refused, says};
 use pbox_core::control::{LeaveRequest, MAX_REASON_BYTES};
 use worker_shim::Background;
 
@@ -54,14 +56,14 @@ fn a_hub_prints_no_more_than_a_line_of_a_strangers_reason() {
     let hub = hub(1);
     let token = join_by_hand(&hub, "job", &join_request(1, 2)).token;
     let failed = Some(format!("no\nway \u{202e}{}", "y".repeat(60_000)));
-    let request = LeaveRequest { token: token.clone(), failed, ..LeaveRequest::default() };
+    let request = serde_json::to_vec(&LeaveRequest { failed, ..LeaveRequest::default() }).unwrap();
     let waits = std::thread::scope(|scope| {
         let waits = scope.spawn(|| refused(config(&hub, "job", 0, 2)));
         hub_tests::program::until("the other worker waits", || {
             let jobs = hub_tests::describe(&hub.address().to_string()).jobs;
             jobs[0].members.len() == 2
         });
-        assert_eq!(post_json(&hub, "/v1/jobs/job/leave", &request).0, 200);
+        assert_eq!(post_as_member(&hub, "job", "leave", &token, &request).0, 200);
         waits.join().unwrap()
     });
     says(&waits, &["rank 1 failed: no way  yyyy"]);

@@ -4,3 +4,4 @@ mod background;
 mod background_ends;
 mod calls;
 mod failing;
+mod names;

@@ -21,7 +21,7 @@ use std::time::Duration;
 use authority::{ALL_JOBS, Credential, Right};
 use fabric::IdlePolicy;
 use fabric::any::Transport;
-use pbox_core::control::{ErrorReply, HubReply, JoinReply, JoinRequest, PROTOCOL, TransportAddress};
+use pbox_core::control::{ErrorReply, HubReply, JoinReply, JoinRequest, TransportAddress};
 use pbox_core::{JobTerms, Key, KeyId};
 use phub_server::{ControlLimits, CoreSelection, Hub, HubSettings, IdleChoice, Machine};
 use serde::Serialize;
@@ -164,19 +164,7 @@ pub fn refused(config: SessionConfig) -> String {
 /// The join request of a worker of the small model.
 pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
     let terms = JobTerms { chunk_bytes: 64, ..JobTerms::new(workers, small_model(), SGD) };
-    JoinRequest {
-        protocol: PROTOCOL,
-        protocol_lowest: None,
-        rank,
-        hub: 0,
-        through: Vec::new(),
-        mesh: None,
-        peers: None,
-        reached: None,
-        relinks: false,
-        trial: false,
-        terms,
-    }
+    JoinRequest::new(rank, terms)
 }
 
 /// The header by which a request of this user may do everything.
@@ -203,9 +191,38 @@ pub fn post_as(hub: &Hub, path: &str, shown: &str, body: impl AsRef<[u8]>) -> (u
     (answer.status().as_u16(), answer.body_mut().read_to_string().unwrap())
 }
 
+/// Posts as the member of the job with this token. Returns status and body of the reply.
+pub fn post_as_member(
+    hub: &Hub,
+    job: &str,
+    verb: &str,
+    token: &str,
+    body: impl AsRef<[u8]>,
+) -> (u16, String) {
+    post_as(hub, &format!("/v1/jobs/{job}/{verb}"), &format!("Phub-Member {token}"), body)
+}
+
 /// Brings a state as the member with this token. Returns status and body of the reply.
 pub fn bring(hub: &Hub, job: &str, token: &str, state: Vec<u8>) -> (u16, String) {
-    post_as(hub, &format!("/v1/jobs/{job}/state"), &format!("Phub-Member {token}"), state)
+    post_as_member(hub, job, "state", token, state)
+}
+
+/// As [`post_as_member`], with a request that the hub must refuse. Returns status and error.
+pub fn refusal_of_member(
+    hub: &Hub,
+    job: &str,
+    verb: &str,
+    token: &str,
+    body: impl AsRef<[u8]>,
+) -> (u16, String) {
+    let (status, body) = post_as_member(hub, job, verb, token, body);
+    let reply: ErrorReply = serde_json::from_str(&body).unwrap_or_else(|e| panic!("{verb}: {e}: {body}"));
+    (status, reply.error)
+}
+
+/// The member with this token leaves. Returns the status.
+pub fn leave_by_hand(hub: &Hub, job: &str, token: &str) -> u16 {
+    post_as_member(hub, job, "leave", token, r#"{"round": 0}"#).0
 }
 
 /// Posts JSON to the control port.
@@ -213,11 +230,13 @@ pub fn post_json(hub: &Hub, path: &str, body: &impl Serialize) -> (u16, String) 
     post(hub, path, serde_json::to_vec(body).unwrap())
 }
 
-/// Posts a request that the hub must refuse. Returns status and error: every refusal is JSON with an `error`.
+/// Posts a request that the hub must refuse. Returns status and error: every refusal is JSON with a
+/// code, from which the status follows, and an `error`.
 pub fn refusal(hub: &Hub, path: &str, body: impl AsRef<[u8]>) -> (u16, String) {
     let (status, body) = post(hub, path, body);
     assert!(status >= 400, "{path} was granted: {body}");
     let reply: ErrorReply = serde_json::from_str(&body).unwrap_or_else(|e| panic!("{path}: {e}: {body}"));
+    assert_eq!(status, reply.code.status(), "{path}: {}", reply.code);
     (status, reply.error)
 }
 

@@ -5,7 +5,7 @@ use fabric::any::Transport;
 use half::{bf16, f16};
 use pbox_core::Credit;
 use pbox_core::{Compression, Dtype, Element, Key, KeyId, Multipliers, Numbers, Optimizer, Schedule};
-use worker_shim::{Pull, Session, SessionConfig, SessionError, WeightsMode};
+use worker_shim::{Pull, Pushed, Session, SessionConfig, SessionError, WeightsMode};
 
 use super::model::Model;
 use super::values::{self, Reference, mix, same_bits};
@@ -27,6 +27,8 @@ pub struct Training {
     pub slice_bytes: Option<usize>,
     pub credit: Option<Credit>,
     pub pull: Option<Pull>,
+    /// Whether gradients leave before their pushes. A third of the keys then has another gradient at the push.
+    pub ahead: bool,
     /// The transport of each rank.
     pub transport: fn(u32) -> Option<Transport>,
     /// The learning rate from a round on.
@@ -52,6 +54,7 @@ impl Training {
             slice_bytes: None,
             credit: None,
             pull: None,
+            ahead: false,
             transport: |_| None,
             rates: Vec::new(),
             numbers: Vec::new(),
@@ -87,6 +90,7 @@ impl Training {
         config.weights = self.weights;
         (config.terms.level.schedule, config.terms.level.slice_bytes) = (self.schedule, self.slice_bytes);
         config.terms.level.credit = self.credit;
+        config.terms.answers_ahead = self.ahead;
         config.pull = self.pull.clone();
         config.transport = (self.transport)(rank);
         config.compare_every = 2; // the hub looks, too
@@ -179,11 +183,17 @@ impl Training {
             if rank == 0 {
                 self.change(&mut session, round).unwrap();
             }
+            if self.ahead {
+                self.send_ahead(&mut session, rank, round);
+            }
             for key in self.shuffled(rank, round) {
-                self.write(&mut session, key, |gradient| {
-                    values::fill_gradient(self.seed, rank, round, key, gradient);
-                });
-                session.push(key).unwrap();
+                if !self.ahead || self.is_rewritten(rank, round, key) {
+                    self.write(&mut session, key, |gradient| {
+                        values::fill_gradient(self.seed, rank, round, key, gradient);
+                    });
+                }
+                let is_other = self.ahead && self.is_rewritten(rank, round, key);
+                session.push_as(if is_other { Pushed::Rewritten } else { Pushed::Gradient }, [key]).unwrap();
             }
             // Waits for some keys one by one, in any order, then for the rest.
             for key in self.shuffled(rank, round + 1).into_iter().step_by(2) {
@@ -198,6 +208,23 @@ impl Training {
         let last = session.keys().map(|key| values::bits(&self.read(&session, key))).collect();
         session.leave().unwrap();
         last
+    }
+
+    /// Sends the gradients of a round ahead, and another one of keys that are written again.
+    fn send_ahead(&self, session: &mut Session, rank: u32, round: u32) {
+        let copies = (self.transport)(rank).is_some_and(|transport| transport != Transport::Shm);
+        assert_eq!(session.leaves_ahead(KeyId(0)), copies, "the first key of rank {rank}");
+        for key in self.shuffled(rank, round + 2) {
+            let sent = if self.is_rewritten(rank, round, key) { round + 1 } else { round };
+            self.write(session, key, |gradient| {
+                values::fill_gradient(self.seed, rank, sent, key, gradient);
+            });
+            session.send_ahead([key]).unwrap();
+        }
+    }
+
+    fn is_rewritten(&self, rank: u32, round: u32, key: KeyId) -> bool {
+        (rank + round + key.0).is_multiple_of(3)
     }
 
     /// Sets the numbers that hold from a round on.

@@ -19,9 +19,10 @@ use std::path::Path;
 use fabric::any::Transport;
 use fabric::verbs::{self, Device, Nccl, NicList, NicOptions};
 use membership::NicSettings;
+use membership::environment_warnings;
+use phub_server::HubSettings;
 use phub_server::lanes::{self, OnNics};
 use phub_server::program::ModelSource;
-use phub_server::{HubSettings, environment_warnings};
 use rustix::process::{Resource, getrlimit};
 use topology::{Host, NicChoice, NicKind};
 

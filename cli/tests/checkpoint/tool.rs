@@ -1,6 +1,8 @@
 //! `phub-server checkpoint`: what people see of the files of a hub.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Command;
 
 use pbox_core::{KeyId, Round, Share, Tensor};
 use phub_server::checkpoint::CheckpointStore;
@@ -55,13 +57,42 @@ fn files_are_listed_verified_and_exported() {
         let bits = elements.flat_map(|at| value(Round(7), id, Tensor::Weights, at).to_le_bytes());
         assert_eq!(model.tensor(&key.name).unwrap().data(), bits.collect::<Vec<u8>>(), "{}", key.name);
     }
+    let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&to), 0o600, "whatever the umask is");
     let (well, said) = checkpoint(&["export", text(&newest), "--to", text(&to)]);
     assert!(!well);
     says(said, &[text(&to), "exists"]);
     let all = dir.path().join("all.export");
-    assert!(checkpoint(&["export", text(&newest), "--with-state", "--to", text(&all)]).0);
+    assert!(checkpoint(&["export", text(&newest), "--with-state", "--mode", "644", "--to", text(&all)]).0);
+    assert_eq!(mode(&all), 0o644);
     let bytes = std::fs::read(&all).unwrap();
     assert_eq!(SafeTensors::deserialize(&bytes).unwrap().len(), 3 * job.keys.len());
+}
+
+/// A FIFO would make whoever opens it wait for ever.
+#[test]
+fn what_is_no_directory_and_what_is_no_file_is_said_with_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("train.safetensors");
+    std::fs::write(&file, "").unwrap();
+    let (well, said) = checkpoint(&["list", text(&file)]);
+    assert!(!well);
+    says(
+        said,
+        &["is a file; expected the directory of", &format!("checkpoint list {}", text(dir.path())), "verify"],
+    );
+    let (well, said) = checkpoint(&["list", text(&dir.path().join("nowhere"))]);
+    assert!(!well);
+    says(said, &["nowhere", "expected the directory of", "No such file"]);
+
+    let fifo = dir.path().join("pipe.safetensors");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let (well, said) = checkpoint(&["list", text(dir.path())]);
+    assert!(well, "{said}");
+    says(said, &["pipe.safetensors", "no file"]);
+    let (well, said) = checkpoint(&["verify", text(&fifo)]);
+    assert!(!well);
+    says(said, &["FAIL", "pipe.safetensors", "expected a file"]);
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 mod agreement;
 
+use authority::{hex, unhex};
 use pbox_core::control::{Pass, ReleaseRequest, WholeRounds};
 use pbox_core::job::MAX_WORKERS;
 use pbox_core::{Piece, Round, Share};
@@ -20,9 +21,7 @@ pub struct Secret(pub Token);
 impl Secret {
     /// Reads 32 hexadecimal digits.
     pub fn parse(text: &str) -> Option<Self> {
-        let is_hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let number = is_hex.then(|| u128::from_str_radix(text, 16).ok()).flatten()?;
-        Some(Secret(number.to_be_bytes()))
+        unhex(text).map(Secret)
     }
 
     /// Whether a request shows the secret. The time does not depend on which digit is wrong.
@@ -33,7 +32,7 @@ impl Secret {
 
     /// Returns the digits, as a request shows them.
     pub fn show(&self) -> String {
-        format!("{:032x}", u128::from_be_bytes(self.0))
+        hex(&self.0)
     }
 }
 

@@ -21,7 +21,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pbox_core::control::{JoinRequest, Late, Member as Taking, MemberReply, Mesh, reason};
+use pbox_core::control::{JoinRequest, Late, Member as Taking, MemberReply, Mesh, RefusalCode, reason};
 use pbox_core::job::Difference;
 use pbox_core::{JobId, JobTerms, Members, NumbersByRound, OnLoss, Round};
 
@@ -36,6 +36,7 @@ use crate::asker::Asker;
 use crate::hubs::Hubs;
 use crate::links::by_nic;
 use crate::pace::Rounds;
+use crate::refused::Refused;
 
 /// What is decided when a job is made.
 #[derive(Clone, Debug, Default)]
@@ -109,9 +110,26 @@ impl Job {
     /// Checks that a worker with this request may join. `difference` is that of its terms.
     ///
     /// # Errors
-    /// When it may not, in words.
-    pub fn admits(&self, request: &JoinRequest, difference: Option<&Difference>) -> Result<(), String> {
-        let Job { name, terms, hubs: Hubs { share, .. }, .. } = self;
+    /// When it may not.
+    pub fn admits(&self, request: &JoinRequest, difference: Option<&Difference>) -> Result<(), Refused> {
+        let differs = |why| Refused::new(RefusalCode::TermsDiffer, why);
+        self.check_terms(request, difference).map_err(differs)?;
+        let (Job { name, terms, .. }, rank) = (self, request.rank);
+        match self.members[rank as usize] {
+            Some(_) => Err(Refused::new(
+                RefusalCode::RankTaken,
+                format!(
+                    "rank {rank} of job {name:?} is taken (after a crash, until the hub notices that the former worker is gone: try again); give each worker its own rank from 0 to {}, or use another job name",
+                    terms.workers - 1
+                ),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that a worker asks for what the job is. The error says what differs.
+    fn check_terms(&self, request: &JoinRequest, difference: Option<&Difference>) -> Result<(), String> {
+        let Job { name, hubs: Hubs { share, .. }, .. } = self;
         let rank = request.rank;
         if request.hub != share.hub {
             return Err(format!(
@@ -122,12 +140,12 @@ impl Job {
         }
         match difference {
             None => {}
-            Some(Difference { what: "manifest", theirs, .. }) => {
+            Some(Difference::Keys(theirs)) => {
                 return Err(format!(
                     "manifests differ in job {name:?}: {theirs}; all workers must build the same model (worker {rank})"
                 ));
             }
-            Some(Difference { what, ours, theirs }) => {
+            Some(Difference::Term { what, ours, theirs }) => {
                 return Err(format!(
                     "job {name:?} has {what} {ours}, worker {rank} asks for {theirs}; all workers of a job must ask \
                      for the same, or use another job name"
@@ -152,13 +170,7 @@ impl Job {
                 spoken(request.trial)
             ));
         }
-        match self.members[rank as usize] {
-            Some(_) => Err(format!(
-                "rank {rank} of job {name:?} is taken (after a crash, until the hub notices that the former worker is gone: try again); give each worker its own rank from 0 to {}, or use another job name",
-                terms.workers - 1
-            )),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// Whether the rank is taken now, in a job that would go on without its worker.

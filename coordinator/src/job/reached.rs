@@ -1,8 +1,10 @@
 //! How far members were when they lost their hub: where a job goes on that begins again.
 
+use pbox_core::control::RefusalCode;
 use pbox_core::{Consistency, Round};
 
 use super::Job;
+use crate::refused::Refused;
 
 impl Job {
     fn has_reached(&mut self, round: Round) {
@@ -27,8 +29,8 @@ impl Job {
     /// Checks that a member of this hub can have reached this round when it lost the hub. With SSP all are within the staleness.
     ///
     /// # Errors
-    /// When it cannot, in words.
-    pub fn check_reached(&self, rank: u32, reached: Option<Round>) -> Result<(), String> {
+    /// When it cannot.
+    pub fn check_reached(&self, rank: u32, reached: Option<Round>) -> Result<(), Refused> {
         let (Some(reached), Consistency::Ssp { staleness }) = (reached, self.terms.level.consistency) else {
             return Ok(());
         };
@@ -38,13 +40,16 @@ impl Job {
         let mut others = others.filter_map(|(other, reached)| Some((other, (*reached)?)));
         match others.find(|(_, other)| reached.0.abs_diff(other.0) > most) {
             None => Ok(()),
-            Some((other, theirs)) => Err(format!(
-                "{} says that it has reached round {}, and {} had reached {}: with {} they are at most {most} rounds apart",
-                self.spoken(rank),
-                reached.0,
-                self.spoken(other),
-                theirs.0,
-                self.terms.level.consistency
+            Some((other, theirs)) => Err(Refused::new(
+                RefusalCode::ReachedDiffers,
+                format!(
+                    "{} says that it has reached round {}, and {} had reached {}: with {} they are at most {most} rounds apart",
+                    self.spoken(rank),
+                    reached.0,
+                    self.spoken(other),
+                    theirs.0,
+                    self.terms.level.consistency
+                ),
             )),
         }
     }

@@ -4,23 +4,24 @@ use std::time::Duration;
 
 use fabric::Crossed;
 use pbox_core::control::{Late, Latest};
-use pbox_core::{Look, Members, Round};
+use pbox_core::{Look, Members};
 
 use super::Job;
+use crate::digests::Compared;
 use crate::verdict::latest_below;
 
 impl Job {
-    /// Takes in the digest of a member's weights before a round. Returns whether all members are known to have the same weights.
+    /// Takes in the digest of weights that a member has, or writes. Returns whether all members are known to have the same weights.
     ///
     /// # Errors
     /// When they have not, in words.
-    pub fn compare(&mut self, rank: u32, round: Round, digest: u64) -> Result<bool, String> {
+    pub fn compare(&mut self, rank: u32, compared: Compared, digest: u64) -> Result<bool, String> {
         let members: Vec<u32> = (0..self.terms.workers).filter(|&rank| self.has(rank)).collect();
         let who = match self.terms.level.members {
             Members::Workers => "workers",
             Members::Hubs | Members::Mesh => "machines",
         };
-        self.rounds.digests.compare((rank, round, digest), &members, who)
+        self.rounds.digests.compare((rank, compared, digest), &members, who)
     }
 
     /// Returns which of all workers below this hub is late here, if one is.

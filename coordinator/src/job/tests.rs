@@ -96,9 +96,11 @@ fn a_rank_that_is_taken_admits_nobody_else() {
         trial: false,
         terms,
     };
-    assert!(job.admits(&request, None).unwrap_err().contains("rank 1 of job \"job\" is taken"));
+    let Refused { code, why } = job.admits(&request, None).unwrap_err();
+    assert!(code == RefusalCode::RankTaken && why.contains("rank 1 of job \"job\" is taken"), "{why}");
     job.lost(1);
-    assert!(job.admits(&request, None).unwrap_err().contains("is taken"), "the core has not removed it");
+    let code = job.admits(&request, None).unwrap_err().code;
+    assert_eq!(code, RefusalCode::RankTaken, "the core has not removed it");
     job.removed(1);
     job.admits(&request, None).unwrap();
 }

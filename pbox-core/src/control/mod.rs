@@ -12,6 +12,7 @@ mod numbers;
 mod parse;
 mod peers;
 mod reason;
+mod refusal;
 mod rounds;
 mod versions;
 
@@ -29,6 +30,7 @@ pub use peers::{
     WholeRounds, WrittenReply, WrittenRequest,
 };
 pub use reason::{MAX_REASON_BYTES, reason};
+pub use refusal::{ErrorReply, RefusalCode};
 pub use rounds::{
     GradientNorm, GradientsReply, LATENESS_BOUNDS_US, LatenessReply, Latest, MAX_PATH, RankReply, RoundsReply,
 };
@@ -109,6 +111,23 @@ pub struct JoinRequest {
 }
 
 impl JoinRequest {
+    /// A plain request of a worker at the job's only hub, or at its first one.
+    pub fn new(rank: u32, terms: JobTerms) -> Self {
+        JoinRequest {
+            protocol: PROTOCOL,
+            protocol_lowest: Versions::OURS.lowest_of_several(),
+            rank,
+            hub: 0,
+            through: Vec::new(),
+            mesh: None,
+            peers: None,
+            reached: None,
+            relinks: false,
+            trial: false,
+            terms,
+        }
+    }
+
     /// The versions that the worker speaks.
     pub fn versions(&self) -> Versions {
         Versions::of(self.protocol, self.protocol_lowest)
@@ -167,7 +186,8 @@ impl JoinReply {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RelinkRequest {
-    /// From the join.
+    /// The token of the join. It stands in the header of the request alone, and what a body says is not looked at.
+    #[serde(default, skip_serializing)]
     pub token: String,
     /// Why the former links ended, in words.
     pub why: String,
@@ -178,7 +198,8 @@ pub struct RelinkRequest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OfferRequest {
-    /// From the join.
+    /// The token of the join. It stands in the header of the request alone, and what a body says is not looked at.
+    #[serde(default, skip_serializing)]
     pub token: String,
     /// The round that the job would begin with.
     pub state_before: Round,
@@ -242,7 +263,8 @@ impl TransportAddress {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeartbeatRequest {
-    /// From the join.
+    /// The token of the join. It stands in the header of the request alone, and what a body says is not looked at.
+    #[serde(default, skip_serializing)]
     pub token: String,
     /// `version` of the last reply, 0 at first.
     pub seen: u64,
@@ -350,7 +372,8 @@ pub enum JobState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReadyRequest {
-    /// From the join.
+    /// The token of the join. It stands in the header of the request alone, and what a body says is not looked at.
+    #[serde(default, skip_serializing)]
     pub token: String,
     /// If its members had lost a hub: the highest round that one of them had reached, as in their joins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -361,7 +384,8 @@ pub struct ReadyRequest {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LeaveRequest {
-    /// From the join.
+    /// The token of the join. It stands in the header of the request alone, and what a body says is not looked at.
+    #[serde(default, skip_serializing)]
     pub token: String,
     /// The first round without the worker.
     pub round: Round,
@@ -388,25 +412,22 @@ pub struct LeaveReply {
     pub checkpoint_error: Option<String>,
 }
 
-/// `POST /v1/jobs/{job}/compare`: a worker's weights before a round, which all workers should have. The hub answers at once,
-/// and the job fails when those of all are there and differ.
+/// `POST /v1/jobs/{job}/compare`: a digest of weights that all workers should have: those before a round, or those that workers
+/// write in it. The hub answers at once. The job fails when the digests of all workers are there and differ.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CompareRequest {
-    /// From the join.
+    /// The token of the join. It stands in the header of the request alone, and what a body says is not looked at.
+    #[serde(default, skip_serializing)]
     pub token: String,
     /// The round.
     pub round: Round,
     /// The sum, modulo 2^64, of the keys' XXH3 digests of 64 bits. The seed of each is the key's number, and its bytes are
     /// those of the key's weights.
     pub digest: u64,
-}
-
-/// The body of every reply that reports an error.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ErrorReply {
-    /// What was wrong, what was expected, and what to do next.
-    pub error: String,
+    /// Whether the weights are those that the worker writes in this round, of the keys that it writes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub written: bool,
 }
 
 /// `POST /v1/jobs/{job}/stop`: the job has been stopped.

@@ -11,7 +11,8 @@ use crate::layout::Round;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LearningRateRequest {
-    /// The token of the join.
+    /// The token of the join. It stands in the header of the request alone, and what a body says is not looked at.
+    #[serde(default, skip_serializing)]
     pub token: String,
     /// The new rate.
     pub learning_rate: f32,
@@ -24,7 +25,8 @@ pub struct LearningRateRequest {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimizerRequest {
-    /// The token of the join.
+    /// The token of the join. It stands in the header of the request alone, and what a body says is not looked at.
+    #[serde(default, skip_serializing)]
     pub token: String,
     /// The job's optimizer with its new numbers, all of them.
     pub optimizer: Optimizer,

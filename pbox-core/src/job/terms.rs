@@ -122,15 +122,20 @@ pub enum InvalidTerms {
     Refused(#[from] Refused),
 }
 
-/// One term in which two ends differ.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Difference {
-    /// The term's name.
-    pub what: &'static str,
-    /// What the first end says.
-    pub ours: String,
-    /// What the other end says.
-    pub theirs: String,
+/// The first difference between the terms of two ends.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Difference {
+    /// A term has two values.
+    Term {
+        /// The term's name.
+        what: &'static str,
+        /// The value of the first end.
+        ours: String,
+        /// The value of the other end.
+        theirs: String,
+    },
+    /// The keys are not the same.
+    Keys(manifest::Difference),
 }
 
 impl JobTerms {
@@ -219,10 +224,9 @@ impl JobTerms {
         let pairs = self.spoken().into_iter().zip(theirs.spoken());
         let differing = pairs.into_iter().find(|((_, ours), (_, theirs))| ours != theirs);
         if let Some(((what, ours), (_, theirs))) = differing {
-            return Some(Difference { what, ours, theirs });
+            return Some(Difference::Term { what, ours, theirs });
         }
-        let difference = manifest::first_difference(&theirs.keys, &self.keys)?;
-        Some(Difference { what: "manifest", ours: String::new(), theirs: difference.to_string() })
+        manifest::first_difference(&theirs.keys, &self.keys).map(Difference::Keys)
     }
 
     /// Every term in which workers agree but the keys, by name, as an error says it.

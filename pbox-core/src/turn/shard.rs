@@ -550,9 +550,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     #[inline]
     pub fn answer(&mut self, kernels: &Kernels, place: usize, rank: u32, round: Round) -> (Span, Content) {
         self.pace.note_answer(place, rank);
-        let content = self.pace.answered(place, rank, round);
-        let stays = content == Content::Nothing && self.pace.is_push(rank);
-        if stays || self.pace.has_answer(place, rank) {
+        let (content, has_bytes) = self.pace.answer(place, rank, round);
+        if !has_bytes {
             return (NO_BYTES, content);
         }
         let first = self.pace.first_round(rank);

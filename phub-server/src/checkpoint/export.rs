@@ -2,7 +2,6 @@
 //!
 //! On the caller's thread. Must not know directories of checkpoints.
 
-use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -10,14 +9,15 @@ use serde_json::{Map, Value, json};
 use zerocopy::IntoBytes;
 
 use super::format::is_state;
+use super::permission::FileMode;
 use super::read::Decoded;
 
-/// Writes the weights of a checkpoint to a new file, and with `state` what the optimizer keeps beside them. Returns how many
-/// tensors these are.
+/// Writes the weights of a checkpoint to a new file of this mode, and with `state` what the optimizer keeps beside them. Returns
+/// how many tensors the file has.
 ///
 /// # Errors
 /// When the file is there already, or cannot be written.
-pub fn export(checkpoint: &Decoded, to: &Path, state: bool) -> io::Result<usize> {
+pub fn export(checkpoint: &Decoded, to: &Path, mode: FileMode, state: bool) -> io::Result<usize> {
     let chosen = || checkpoint.tensors().filter(|(tensor, _)| state || !is_state(&tensor.name));
     let mut header = Map::new();
     // Readers for PyTorch ask for this.
@@ -33,7 +33,7 @@ pub fn export(checkpoint: &Decoded, to: &Path, state: bool) -> io::Result<usize>
     let mut header = Value::from(header).to_string();
     // Values begin at a multiple of eight bytes.
     header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(8) - header.len()));
-    let mut file = OpenOptions::new().write(true).create_new(true).open(to)?;
+    let mut file = mode.make_file(to)?;
     file.write_all(&(header.len() as u64).to_le_bytes())?;
     file.write_all(header.as_bytes())?;
     chosen().try_for_each(|(_, values)| file.write_all(values.as_bytes()))?;

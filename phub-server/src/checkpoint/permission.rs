@@ -40,7 +40,8 @@ impl FileMode {
         Ok(())
     }
 
-    fn of_directory(self) -> u32 {
+    /// Returns the mode of a directory of such files.
+    pub(super) fn of_directory(self) -> u32 {
         0o700 | self.0 | (self.0 & 0o444) >> 2
     }
 }

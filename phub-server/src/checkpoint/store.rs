@@ -20,9 +20,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use authority::{hex, random, unhex};
 use pbox_core::control::check_job_name;
 use pbox_core::{Key, Optimizer, Restored, Share, Snapshot};
-use rustix::rand::{GetRandomFlags, getrandom};
+use rustix::io::Errno;
 
 use super::error::CheckpointError;
 use super::format::{FileShare, Plan, entries, of_piece, whole};
@@ -45,6 +46,8 @@ pub struct CheckpointStore {
     pub(super) dir: PathBuf,
     /// How many checkpoints of a job are kept.
     pub(super) keep: NonZeroU32,
+    /// The files of how many jobs are kept; of all, if nothing is said.
+    pub(super) jobs: Option<NonZeroU32>,
     mode: FileMode,
     /// Taken anew where the directory was replaced.
     lock: Mutex<Lock>,
@@ -59,7 +62,7 @@ impl CheckpointStore {
     }
 
     /// Opens a directory, whose parent must exist, and removes files that a killed hub left half written. New files have this
-    /// mode. So has the directory if it is made here; one that is there stays as it is.
+    /// mode. So has the directory if it is made here. A directory that exists keeps its mode, with a warning if that is open.
     pub fn open_for(dir: impl Into<PathBuf>, mode: FileMode) -> Result<Self, CheckpointError> {
         let dir = dir.into();
         let failed = |doing| {
@@ -69,14 +72,28 @@ impl CheckpointStore {
         // Not its parents: a mistyped path, or a disk that is not mounted, must be an error.
         match mode.make_directory(&dir) {
             Err(_) if dir.is_dir() => {}
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(failed("opening it: a file has this name, or a link that leads nowhere")(
+                    io::Error::from_raw_os_error(Errno::NOTDIR.raw_os_error()),
+                ));
+            }
             made => made.map_err(failed("making it"))?,
         }
         let lock = Mutex::new(take_lock(&dir)?);
         remove_temporaries(&dir).map_err(failed("removing what a former hub left half written"))?;
-        let store =
-            CheckpointStore { dir: dir.clone(), keep: KEEP, mode, lock, made_room: Seldom::default() };
+        let store = CheckpointStore {
+            dir: dir.clone(),
+            keep: KEEP,
+            jobs: None,
+            mode,
+            lock,
+            made_room: Seldom::default(),
+        };
         // The lock file may be older than the permissions of the directory.
         store.probe().map_err(failed("making a file in it"))?;
+        if let Some(why) = store.is_open_to_others().map_err(failed("looking who can read it"))? {
+            tracing::warn!("{why}");
+        }
         if mode == FileMode::default() {
             store.warn_of_readers().map_err(failed("looking who can read it"))?;
         }
@@ -86,6 +103,11 @@ impl CheckpointStore {
     /// Keeps so many checkpoints of a job over one hub.
     pub fn keeping(self, keep: NonZeroU32) -> Self {
         CheckpointStore { keep, ..self }
+    }
+
+    /// Keeps the files of this many jobs, and of all jobs if there is no number.
+    pub fn keeping_jobs(self, jobs: Option<NonZeroU32>) -> Self {
+        CheckpointStore { jobs, ..self }
     }
 
     /// A file of the directory.
@@ -157,7 +179,7 @@ impl CheckpointStore {
             dir: &self.dir,
             path: &path,
             aside: &aside,
-            temporary: self.temporary(job),
+            temporary: self.temporary(job).map_err(|error| self.failed("naming a file", error))?,
             mode: self.mode,
         };
         let keep = || if whole { self.keep_newest(job, &path, round) } else { Ok(()) };
@@ -170,7 +192,7 @@ impl CheckpointStore {
     }
 
     /// Locks the directory that has the name now, if somebody has put another one in its place.
-    fn keep_lock(&self) -> Result<(), CheckpointError> {
+    pub(super) fn keep_lock(&self) -> Result<(), CheckpointError> {
         let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let is_same = lock.is_of(&self.dir);
         if !is_same.map_err(|error| self.failed("looking whether it is still the same", error))? {
@@ -180,20 +202,41 @@ impl CheckpointStore {
         Ok(())
     }
 
-    /// A file name that no other save has.
-    fn temporary(&self, job: &str) -> PathBuf {
-        let mut random = [0; 8];
-        // The kernel returns up to 256 bytes at once when its pool is ready, which is before any hub starts.
-        let drawn = getrandom(&mut random, GetRandomFlags::empty());
-        debug_assert_eq!(drawn, Ok(random.len()));
-        self.dir.join(format!(".{job}.{:016x}{TEMPORARY}", u64::from_ne_bytes(random)))
+    /// Returns a file name that no other save has.
+    fn temporary(&self, job: &str) -> io::Result<PathBuf> {
+        let random = hex(&random::<8>()?);
+        Ok(self.dir.join(format!(".{job}.{random}{TEMPORARY}")))
     }
 
     /// Whether files can be made here.
     fn probe(&self) -> io::Result<()> {
-        let path = self.temporary("probe");
+        let path = self.temporary("probe")?;
         self.mode.make_file(&path)?;
         std::fs::remove_file(path)
+    }
+
+    /// Says what other users can do to the directory, and what closes it, if its mode lets them do more than the files' mode asks
+    /// for. The mode itself stays: somebody may have chosen it, and other programs may need it.
+    fn is_open_to_others(&self) -> io::Result<Option<String>> {
+        let (mode, wanted, dir) = (self.dir.metadata()?.mode(), self.mode.of_directory(), self.dir.display());
+        let more = mode & 0o066 & !wanted;
+        if more == 0 {
+            return Ok(None);
+        }
+        let can = match more & 0o022 {
+            0 => "list it, and lock it so that no hub starts",
+            _ => "remove and replace what is in it, and lock it so that no hub starts",
+        };
+        let closes = match mode & 0o1000 {
+            0 => format!("chmod {wanted:03o} {dir} closes it"),
+            _ => {
+                "it is for files of all users: give --checkpoints a directory of its own below it".to_owned()
+            }
+        };
+        let mode = mode & 0o7777;
+        Ok(Some(format!(
+            "the directory of checkpoints {dir} has mode {mode:03o}: other users can {can}; {closes}"
+        )))
     }
 
     /// Says which checkpoints other users can read: those of hubs that let them, in a directory that lets them.
@@ -248,14 +291,13 @@ fn remove_temporaries(dir: &Path) -> io::Result<()> {
 /// `.<job>.<16 hexadecimal digits>.phub-tmp`.
 fn is_temporary(name: &str) -> bool {
     let parts = name.strip_prefix('.').and_then(|name| name.strip_suffix(TEMPORARY)?.rsplit_once('.'));
-    parts.is_some_and(|(job, random)| {
-        check_job_name(job).is_ok() && random.len() == 16 && random.chars().all(|c| c.is_ascii_hexdigit())
-    })
+    parts.is_some_and(|(job, random)| check_job_name(job).is_ok() && unhex::<8>(random).is_some())
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
+    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
     use crate::checkpoint::lock::LOCK;
@@ -264,7 +306,7 @@ mod tests {
     fn only_half_written_files_of_a_hub_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let store = CheckpointStore::open(dir.path()).unwrap();
-        let left = [store.temporary("job"), store.temporary("..")];
+        let left = [store.temporary("job").unwrap(), store.temporary("..").unwrap()];
         drop(store);
         let others = [
             "job.safetensors",
@@ -281,6 +323,31 @@ mod tests {
         let _store = CheckpointStore::open(dir.path()).unwrap();
         assert!(left.iter().all(|path| !path.exists()));
         assert!(others.iter().chain([&directory]).all(|path| path.exists()));
+    }
+
+    #[test]
+    fn a_directory_that_was_made_open_stays_so_and_is_told_with_what_closes_it() {
+        let parent = tempfile::tempdir().unwrap();
+        let told = |mode: u32, files: &str| {
+            let dir = parent.path().join(format!("{mode:o}-{files}"));
+            std::fs::create_dir(&dir).unwrap();
+            std::fs::set_permissions(&dir, PermissionsExt::from_mode(mode)).unwrap();
+            let store = CheckpointStore::open_for(&dir, files.parse().unwrap()).unwrap();
+            assert_eq!(dir.metadata().unwrap().mode() & 0o7777, mode);
+            store.is_open_to_others().unwrap()
+        };
+        for (mode, files, words) in [
+            (0o755, "600", "755: other users can list it, and lock it so that no hub starts; chmod 700 "),
+            (0o775, "600", "775: other users can remove and replace what is in it"),
+            (0o755, "640", "chmod 750 "),
+            (0o1777, "600", "a directory of its own below it"),
+        ] {
+            let told = told(mode, files).unwrap();
+            assert!(told.contains(words), "{told}");
+        }
+        assert_eq!([told(0o700, "600"), told(0o711, "600"), told(0o750, "640")], [None, None, None]);
+        let made = CheckpointStore::open(parent.path().join("made")).unwrap();
+        assert_eq!(made.is_open_to_others().unwrap(), None);
     }
 
     #[test]

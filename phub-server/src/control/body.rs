@@ -9,12 +9,18 @@ use authority::BodyDigest;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
 use http_body_util::BodyExt;
+use pbox_core::control::RefusalCode;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::yield_now;
 use tokio::time::{Instant, timeout_at};
 
-use super::guard::Shown;
 use super::limits::ControlLimits;
-use crate::registry::Refusal;
+use super::shown::Shown;
+use crate::registry::{Because, Refusal};
+
+/// Bytes that are read of one body before other requests have their turn. A client that sends faster than the hub reads would
+/// otherwise hold up everybody: three joins of 16 MB took the control thread for a second.
+const TURN_BYTES: usize = 256 << 10;
 
 /// A body that was read. Its bytes count against the limit of all bodies until it is dropped.
 #[derive(Debug)]
@@ -39,7 +45,7 @@ pub(super) async fn read(
     let (mut bytes, mut held): (_, Option<OwnedSemaphorePermit>) = (Vec::new(), None);
     while let Some(part) = parts.next().await? {
         let permit = Arc::clone(room).try_acquire_many_owned(part.len() as u32).map_err(|_| {
-            Refusal::Busy(format!(
+            RefusalCode::Busy.because(format!(
                 "other requests hold all of the {} bytes that the hub has for bodies; try again",
                 limits.bodies_bytes
             ))
@@ -55,7 +61,7 @@ pub(super) async fn read(
         bytes.extend_from_slice(&part);
     }
     if proof.is_some_and(|proof| !proof.is_about(digest)) {
-        return Err(Refusal::Bad("the body is not the one that the request's proof is about".into()));
+        return Err(Refusal::bad("the body is not the one that the request's proof is about"));
     }
     Ok(Received { bytes, _room: held })
 }
@@ -91,10 +97,10 @@ impl<'a> Parts<'a> {
                 Ok(Some(Ok(frame))) => frame,
                 Ok(None) => return Ok(None),
                 Ok(Some(Err(cause))) => {
-                    return Err(Refusal::Bad(format!("the body was cut off after {seen} bytes: {cause}")));
+                    return Err(Refusal::bad(format!("the body was cut off after {seen} bytes: {cause}")));
                 }
                 Err(_) => {
-                    return Err(Refusal::Stalled(format!(
+                    return Err(RefusalCode::Stalled.because(format!(
                         "the body stalled: {seen} bytes came in {:.1} s; the hub waits {:.1} s for the next part, and expects {rate} bytes a second on average",
                         begun.elapsed().as_secs_f64(),
                         limits.body_stall.as_secs_f64()
@@ -107,11 +113,63 @@ impl<'a> Parts<'a> {
                 return Err(too_large(limit));
             }
             self.seen += part.len();
+            if self.seen / TURN_BYTES > seen / TURN_BYTES {
+                // Sockets are looked at before this goes on.
+                yield_now().await;
+            }
             return Ok(Some(part));
         }
     }
 }
 
 fn too_large(limit: usize) -> Refusal {
-    Refusal::TooLarge(format!("the body has more than {limit} bytes, the most that this request may have"))
+    RefusalCode::TooLarge
+        .because(format!("the body has more than {limit} bytes, the most that this request may have"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use axum::body::Body;
+    use hyper::body::Frame;
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    /// A body whose next part is always there.
+    struct Fast(usize);
+
+    impl HttpBody for Fast {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            let left = self.0.checked_sub(1);
+            self.0 = left.unwrap_or(0);
+            Poll::Ready(left.map(|_| Ok(Frame::data(Bytes::from_static(&[b'x'; 16 << 10])))))
+        }
+    }
+
+    #[test]
+    fn other_requests_have_their_turn_while_a_long_body_comes() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (limits, room) = (ControlLimits::default(), Arc::new(Semaphore::new(1 << 30)));
+            let other = tokio::spawn(async {
+                for _ in 0..32 {
+                    yield_now().await;
+                }
+            });
+            let request = Request::new(Body::new(Fast(1024)));
+            let received = read(request, 16 << 20, &limits, &room).await.unwrap();
+            assert_eq!(received.bytes.len(), 16 << 20);
+            assert!(other.is_finished(), "the other task has waited for the whole body");
+        });
+    }
 }

@@ -5,13 +5,14 @@ use std::sync::{Arc, RwLock};
 
 use authority::TlsError;
 use axum::Router;
+use pbox_core::control::RefusalCode;
 use rustix::net::{Shutdown, shutdown};
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
-use crate::registry::Refusal;
+use crate::registry::{Because, Refusal};
 use crate::settings::HubSettings;
 
 /// The first byte of every TLS connection, and of no HTTP request.
@@ -104,10 +105,8 @@ async fn read_to_end(stream: &TcpStream) -> io::Result<()> {
 }
 
 fn wants_tls() -> Refusal {
-    Refusal::Bad(
-        "it speaks TLS alone, and this request came without: set PHUB_TLS_FINGERPRINT to the fingerprint that its log shows, or \
-         PHUB_TLS_CA to a file with its certificate; with curl ask https:// with --cacert"
-            .into(),
+    RefusalCode::TlsWanted.because("it speaks TLS alone, and this request came without: set PHUB_TLS_FINGERPRINT to the fingerprint that its log shows, or \
+         PHUB_TLS_CA to a file with its certificate; with curl ask https:// with --cacert",
     )
 }
 

@@ -1,39 +1,31 @@
 //! Who may ask for what: the one table of rights, and the check of a request before anything of its body is read.
 
 use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::{Arc, RwLock};
 use std::time::SystemTime;
 
-use authority::{ALL_JOBS, Credential, CredentialError, Proof, Right, Secrets, Token};
+use authority::{ALL_JOBS, Credential, CredentialError, Right, Secrets, Token};
+use axum::extract::rejection::RawPathParamsRejection;
 use axum::extract::{MatchedPath, RawPathParams, Request, State};
-use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN, WWW_AUTHENTICATE};
-use axum::http::{HeaderMap, HeaderName, Method, StatusCode};
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN};
+use axum::http::{HeaderMap, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use pbox_core::control::ErrorReply;
+use pbox_core::control::{RefusalCode, check_job_name};
 
 use super::crowd::{ClientAddress, Newcomer};
-use super::json;
+use super::shown::{Shown, check_member, is_of_a_member, text};
 use crate::refusals::Refusals;
-use crate::registry::Registry;
+use crate::registry::{Because, Refusal, Registry};
 use crate::settings::HubSettings;
 
-/// The right that a request needs. `None`: the page says nothing of jobs, or its request has a secret that a join gave.
+/// The right that a request needs. `None`: the page says nothing of jobs, or the request is a member's.
 fn needed(method: &Method, page: &str) -> Option<Right> {
     match (method.as_str(), page) {
         (_, "/" | "/v1/health") => None,
-        (
-            "POST",
-            "/v1/jobs/{job}/heartbeat"
-            | "/v1/jobs/{job}/relink"
-            | "/v1/jobs/{job}/learning-rate"
-            | "/v1/jobs/{job}/optimizer"
-            | "/v1/jobs/{job}/compare"
-            | "/v1/jobs/{job}/offer"
-            | "/v1/jobs/{job}/state"
-            | "/v1/jobs/{job}/ready"
-            | "/v1/jobs/{job}/leave",
-        ) => None,
+        _ if is_of_a_member(method, page) => None,
         ("POST", "/v1/jobs/{job}/peers/{verb}") => Some(Right::Peer),
         ("POST", "/v1/drain" | "/v1/jobs/{job}/stop") => Some(Right::Operate),
         ("GET" | "HEAD", _) => Some(Right::Read),
@@ -74,41 +66,6 @@ impl Sees {
     }
 }
 
-/// The header `Authorization` of a request, which says who asks.
-#[derive(Clone, Debug)]
-pub(super) enum Shown {
-    Token(Token),
-    /// It is about the request's body, too, which is compared when it has come.
-    Proof(Proof),
-    /// The token of a member.
-    Member(String),
-}
-
-impl Shown {
-    fn of(headers: &HeaderMap) -> Option<Self> {
-        let (scheme, shown) = text(headers, AUTHORIZATION)?.split_once(' ')?;
-        match scheme {
-            "Bearer" => shown.parse().ok().map(Shown::Token),
-            "Phub-Proof" => shown.parse().ok().map(Shown::Proof),
-            "Phub-Member" => Some(Shown::Member(shown.to_owned())),
-            _ => None,
-        }
-    }
-
-    /// The token that whoever asks has, if one of the secrets made it.
-    fn token(&self, secrets: &Secrets, method: &Method, path: &str) -> Option<Token> {
-        match self {
-            Shown::Token(token) => Some(token.clone()).filter(|token| secrets.made(token)),
-            Shown::Proof(proof) => secrets.proved(proof, method.as_str(), path),
-            Shown::Member(_) => None,
-        }
-    }
-}
-
-/// Why a request is not let in.
-#[derive(Debug)]
-struct Denied(StatusCode, String);
-
 impl Guard {
     /// # Errors
     /// When there is no secret, and the settings do not say that the hub serves everybody.
@@ -123,6 +80,7 @@ impl Guard {
         } else {
             let credential = credential?;
             tracing::info!(secret = credential.source(), "requests need a token");
+            warn_of_readers(settings.token_file.as_deref());
             (Some(credential.secrets()?.clone()), Some(credential))
         };
         let (accepted, local) = (RwLock::new(accepted), settings.listen.ip().is_loopback());
@@ -150,27 +108,25 @@ impl Guard {
         (page, job): (&str, Option<&str>),
         (method, path): (&Method, &str),
         headers: &HeaderMap,
-    ) -> Result<Sees, Denied> {
+    ) -> Result<Sees, Refusal> {
         self.check_browser(headers)?;
         let Some(right) = needed(method, page) else { return Ok(Sees(None)) };
         let accepted = self.accepted.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let Some(secrets) = accepted.as_ref() else { return Ok(Sees(None)) };
-        let unknown = |why: &str| Denied(StatusCode::UNAUTHORIZED, why.to_owned());
         if !headers.contains_key(AUTHORIZATION) {
-            return Err(unknown(
-                "it wants a token: set PHUB_TOKEN or PHUB_TOKEN_FILE to its secret, or send the header `Authorization: Bearer \
+            return Err(RefusalCode::TokenMissing.because("it wants a token: set PHUB_TOKEN or PHUB_TOKEN_FILE to its secret, or send the header `Authorization: Bearer \
                  TOKEN` with what `phub-server token` prints",
             ));
         }
         let shown = Shown::of(headers).and_then(|shown| shown.token(secrets, method, path));
         let token = shown.ok_or_else(|| {
-            unknown(
-                "the token is not of its secret; set PHUB_TOKEN or PHUB_TOKEN_FILE to the same secret for hubs and workers \
+            RefusalCode::TokenForeign.because("the token is not of its secret; set PHUB_TOKEN or PHUB_TOKEN_FILE to the same secret for hubs and workers \
                  (without them each user of each machine has a secret of its own)",
             )
         })?;
         if token.has_expired(SystemTime::now()) {
-            return Err(unknown("the token has expired; make another one with `phub-server token`"));
+            let why = "the token has expired; make another one with `phub-server token`";
+            return Err(RefusalCode::TokenExpired.because(why));
         }
         // Of what is about no job, everybody sees the jobs that the token covers.
         let allows = match (job, right) {
@@ -184,7 +140,7 @@ impl Guard {
                 "the token allows to {} job {of:?}, and this needs one to {right} job {job:?}",
                 token.right
             );
-            return Err(Denied(StatusCode::FORBIDDEN, why));
+            return Err(RefusalCode::NotAllowed.because(why));
         }
         Ok(Sees(Some(token)))
     }
@@ -201,32 +157,40 @@ impl Guard {
     }
 
     /// Refuses what only a browser sends, on behalf of a web page from elsewhere.
-    fn check_browser(&self, headers: &HeaderMap) -> Result<(), Denied> {
+    fn check_browser(&self, headers: &HeaderMap) -> Result<(), Refusal> {
         let host = text(headers, HOST).unwrap_or_default();
         if let Some(origin) = text(headers, ORIGIN)
             && origin.split_once("://").is_none_or(|(_, from)| from != host)
         {
             let why = format!("a web page of {origin:?} may not ask this hub, which is {host:?}");
-            return Err(Denied(StatusCode::FORBIDDEN, why));
+            return Err(RefusalCode::WebPage.because(why));
         }
         // A name that leads here only since its owner says so.
         if self.local && self.settings.insecure && !names_this_machine(host) {
             let why = format!(
                 "this hub listens on this machine alone, and is not {host:?}; ask 127.0.0.1 or localhost"
             );
-            return Err(Denied(StatusCode::FORBIDDEN, why));
+            return Err(RefusalCode::WebPage.because(why));
         }
         let kind = text(headers, CONTENT_TYPE).map(|kind| kind.split(';').next().unwrap_or_default().trim());
         if let Some(form) = kind.filter(|kind| FORMS.iter().any(|form| kind.eq_ignore_ascii_case(form))) {
             let why = format!("its content is {form:?}; send `Content-Type: application/json`");
-            return Err(Denied(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
+            return Err(RefusalCode::WebForm.because(why));
         }
         Ok(())
     }
 }
 
-fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
-    headers.get(name)?.to_str().ok()
+/// Says if other users can read the secret's file. No error: Kubernetes mounts secrets with the mode 644, where nobody else is.
+fn warn_of_readers(file: Option<&Path>) {
+    let Some((file, about)) = file.and_then(|file| Some((file, file.metadata().ok()?))) else { return };
+    let mode = about.mode() & 0o777;
+    if mode & 0o044 != 0 {
+        let file = file.display();
+        tracing::warn!(
+            "other users can read the secret in {file}, which has mode {mode:03o}: chmod 600 {file}"
+        );
+    }
 }
 
 /// Whether a `Host` is this machine by an address, or by the one name that no name server gives away.
@@ -241,11 +205,19 @@ fn names_this_machine(host: &str) -> bool {
 pub(super) async fn admit(
     State((guard, registry)): State<(Arc<Guard>, Arc<Registry>)>,
     page: MatchedPath,
-    parts: RawPathParams,
+    parts: Result<RawPathParams, RawPathParamsRejection>,
     mut request: Request,
     next: Next,
 ) -> Response {
+    let bad = |why: String| Refusal::bad(why).into_response();
+    let parts = match parts {
+        Ok(parts) => parts,
+        Err(rejection) => return bad(format!("the path: {}; see docs/protocol.md", rejection.body_text())),
+    };
     let job = parts.iter().find(|(name, _)| *name == "job").map(|(_, job)| job);
+    if let Some(Err(error)) = job.map(check_job_name) {
+        return bad(error.to_string());
+    }
     let (method, headers) = (request.method(), request.headers());
     let path = request.uri().path_and_query().map_or("", |path| path.as_str());
     match guard.check((page.as_str(), job), (method, path), headers) {
@@ -256,33 +228,28 @@ pub(super) async fn admit(
             {
                 newcomer.is_known();
             }
+            if is_of_a_member(method, page.as_str())
+                && let Err(refusal) = check_member(shown.as_ref(), job.unwrap_or_default(), &registry)
+            {
+                return refusal.into_response();
+            }
             request.extensions_mut().insert(sees);
             shown.into_iter().for_each(|shown| drop(request.extensions_mut().insert(shown)));
             next.run(request).await
         }
         Err(denied) => {
             let from = request.extensions().get::<ClientAddress>().map(|from| from.asker(request.headers()));
-            let what = format!("{} {}: {}", request.method(), page.as_str(), denied.1);
+            let what = format!("{} {}: {}", request.method(), page.as_str(), denied.why);
             guard.refusals.add(from.as_ref(), job, &what);
             denied.into_response()
         }
     }
 }
 
-impl IntoResponse for Denied {
-    fn into_response(self) -> Response {
-        let Denied(status, error) = self;
-        let mut response = json(status, &ErrorReply { error });
-        if status == StatusCode::UNAUTHORIZED {
-            response.headers_mut().insert(WWW_AUTHENTICATE, "Bearer".parse().expect("a header"));
-        }
-        response
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use authority::Secret;
+    use axum::http::HeaderName;
 
     use super::*;
 
@@ -302,7 +269,7 @@ mod tests {
     fn status(guard: &Guard, page: &str, method: Method, headers: &HeaderMap) -> u16 {
         guard
             .check((page, page.contains("{job}").then_some("job")), (&method, page), headers)
-            .map_or_else(|no| no.0.as_u16(), |_| 200)
+            .map_or_else(|no| no.code.status(), |_| 200)
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod metrics;
 mod page;
 mod peers;
 mod serve;
+mod shown;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -17,15 +18,16 @@ use std::time::Instant;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Extension, Path, Request, State};
-use axum::http::header::{CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_TYPE};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::header::{CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_TYPE, WWW_AUTHENTICATE};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use http_body_util::{BodyExt, Full};
 use pbox_core::control::{
-    ClockReply, ErrorReply, HeartbeatRequest, JobState, LeaveRequest, NicReply, ParseError, ReadyRequest,
-    parse, parse_join, parse_versioned,
+    ClockReply, CompareRequest, ErrorReply, HeartbeatRequest, JobState, LearningRateRequest, LeaveRequest,
+    NicReply, OfferRequest, OptimizerRequest, ReadyRequest, RefusalCode, RelinkRequest, parse, parse_join,
+    parse_versioned,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -33,11 +35,12 @@ use timeline::Clock;
 use tokio::sync::Semaphore;
 
 use crate::refusals::Refusals;
-use crate::registry::{Refusal, Registry, Sent, on_thread};
+use crate::registry::{Because, Refusal, Registry, Sent, on_thread};
 use body::{Parts, Received};
 use coordinator::Asker;
 use crowd::ClientAddress;
-use guard::{Sees, Shown};
+use guard::Sees;
+use shown::member_of;
 
 pub(crate) use encryption::Encryption;
 pub(crate) use guard::Guard;
@@ -91,6 +94,8 @@ struct Desk {
     traces: Arc<Semaphore>,
     /// Whose NICs are asked now: one request's at a time.
     nics: Arc<Semaphore>,
+    /// A permit to say which checkpoints are here: one request at a time, as each has a thread and may read a whole file.
+    parts: Arc<Semaphore>,
 }
 
 impl Desk {
@@ -112,7 +117,7 @@ impl Desk {
         }
         // Megabytes, and this thread answers all heartbeats.
         let parsed = on_thread("phub-numbers", move || parse(what, &received.bytes)).await;
-        Ok(parsed.map_err(Refusal::Exhausted)??)
+        Ok(parsed??)
     }
 
     /// Reads a request of a few fields.
@@ -132,6 +137,7 @@ pub(crate) fn router(
     let listeners = Arc::new(Semaphore::new(page::LISTENERS));
     let traces = Arc::new(Semaphore::new(TRACES));
     let nics = Arc::new(Semaphore::new(1));
+    let parts = Arc::new(Semaphore::new(1));
     let picture = Bytes::from(picture);
     let refusals = Arc::clone(&guard.refusals);
     Router::new()
@@ -160,7 +166,8 @@ pub(crate) fn router(
         .merge(peers::routes())
         .route_layer(from_fn_with_state((guard, Arc::clone(&registry)), guard::admit))
         .fallback(async || no_such_page())
-        .with_state(Desk { registry, refusals, limits, room, listeners, traces, nics })
+        .method_not_allowed_fallback(async || no_such_method())
+        .with_state(Desk { registry, refusals, limits, room, listeners, traces, nics, parts })
 }
 
 type Answer = Result<Response, Refusal>;
@@ -176,7 +183,14 @@ fn nothing(result: Result<(), Refusal>) -> Answer {
 }
 
 fn no_such_page() -> Answer {
-    Err(Refusal::Gone("no such page; GET / lists what there is".into()))
+    Err(RefusalCode::PageUnknown.because("no such page; GET / lists what there is"))
+}
+
+fn no_such_method() -> Response {
+    refused(
+        RefusalCode::OtherMethod,
+        "this page is asked by another method; GET / lists what there is".into(),
+    )
 }
 
 /// Carries out a request to its end, even if the client hangs up: a job must not stay held.
@@ -184,7 +198,7 @@ async fn to_its_end<T: Send + 'static>(
     work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
 ) -> Result<T, Refusal> {
     let ended = tokio::spawn(work).await;
-    ended.unwrap_or_else(|_| Err(Refusal::Gone("the hub could not do it".into())))
+    ended.unwrap_or_else(|_| Err(Refusal::internal()))
 }
 
 async fn hub(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answer {
@@ -225,7 +239,8 @@ async fn figures(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> 
 
 async fn trace(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answer {
     let permit = desk.traces.try_acquire_owned().map_err(|_| {
-        Refusal::Busy(format!("{TRACES} timelines are under way, which is the most at a time; try again"))
+        RefusalCode::Busy
+            .because(format!("{TRACES} timelines are under way, which is the most at a time; try again"))
     })?;
     let text = desk.registry.trace(move |job| sees.job(job)).await?;
     let name = "attachment; filename=\"phub-trace.json\"";
@@ -246,7 +261,7 @@ async fn join(
     let from = client.asker(request.headers());
     let joined = join_of(&desk, &from, &job, request).await;
     if let Err(refusal) = &joined {
-        desk.refusals.add(Some(&from), Some(&job), refusal.why());
+        desk.refusals.add(Some(&from), Some(&job), &refusal.why);
     }
     joined
 }
@@ -258,14 +273,15 @@ async fn join_of(desk: &Desk, from: &Asker, job: &str, request: Request) -> Answ
     let promise = (!is_small).then(|| desk.registry.promise_join(received.bytes.len())).transpose()?;
     // Parsing has its own thread: a manifest may have 64 MiB, and this thread answers all heartbeats.
     let parsing = tokio::task::spawn_blocking(move || parse_join(&received.bytes));
-    let request = parsing.await.map_err(|_| Refusal::Gone("the hub could not do it".into()))??;
+    let request = parsing.await.map_err(|_| Refusal::internal())??;
     let joined = desk.registry.join_from(job.to_owned(), request, Some(from.clone())).await?;
     drop(promise);
     done(&joined)
 }
 
 async fn heartbeat(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let HeartbeatRequest { token, seen, latest } = desk.small("heartbeat", request).await?;
+    let token = member_of(&request);
+    let HeartbeatRequest { seen, latest, .. } = desk.small("heartbeat", request).await?;
     let (mut news, hold) = desk.registry.heartbeat(&job, &token, latest)?;
     let mut waiting = Waiting { registry: &desk.registry, job: &job, token: &token, is_answered: false };
     // Ends early when there are news, and when the job's last worker leaves.
@@ -295,22 +311,24 @@ impl Drop for Waiting<'_> {
 }
 
 async fn relink(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let request = desk.small("relink", request).await?;
+    let request = RelinkRequest { token: member_of(&request), ..desk.small("relink", request).await? };
     done(&desk.registry.relink(&job, request).await?)
 }
 
 async fn learning_rate(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let request = desk.small("learning-rate", request).await?;
+    let request =
+        LearningRateRequest { token: member_of(&request), ..desk.small("learning-rate", request).await? };
     nothing(desk.registry.set_learning_rate(&job, request).await)
 }
 
 async fn optimizer(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let request = desk.by_key("optimizer", &job, request).await?;
+    let request =
+        OptimizerRequest { token: member_of(&request), ..desk.by_key("optimizer", &job, request).await? };
     nothing(desk.registry.set_optimizer(&job, request).await)
 }
 
 async fn compare(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let request = desk.small("compare", request).await?;
+    let request = CompareRequest { token: member_of(&request), ..desk.small("compare", request).await? };
     nothing(desk.registry.compare(&job, request).await)
 }
 
@@ -326,16 +344,13 @@ async fn state(State(desk): State<Desk>, Path(job): Path<String>) -> Answer {
 }
 
 async fn offer(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let request = desk.by_key("offer", &job, request).await?;
+    let request = OfferRequest { token: member_of(&request), ..desk.by_key("offer", &job, request).await? };
     done(&to_its_end(async move { desk.registry.offer(&job, request).await }).await?)
 }
 
 async fn bring_state(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
     let Desk { registry, limits, .. } = desk;
-    let token = match request.extensions().get() {
-        Some(Shown::Member(token)) => token.clone(),
-        _ => String::new(),
-    };
+    let token = member_of(&request);
     let mut coming = registry.state_comes(&job, &token)?;
     let mut parts = Parts::new(request, coming.bytes(), &limits)?;
     while let Some(part) = parts.next().await? {
@@ -350,7 +365,8 @@ async fn meet(State(desk): State<Desk>, Path(job): Path<String>, request: Reques
 }
 
 async fn ready(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let ReadyRequest { token, reached } = desk.small("ready", request).await?;
+    let token = member_of(&request);
+    let ReadyRequest { reached, .. } = desk.small("ready", request).await?;
     nothing(desk.registry.ready(&job, &token, reached))
 }
 
@@ -360,7 +376,7 @@ async fn health(State(desk): State<Desk>) -> Answer {
 }
 
 async fn leave(State(desk): State<Desk>, Path(job): Path<String>, request: Request) -> Answer {
-    let request: LeaveRequest = desk.small("leave", request).await?;
+    let request = LeaveRequest { token: member_of(&request), ..desk.small("leave", request).await? };
     done(&to_its_end(async move { desk.registry.leave(&job, request).await }).await?)
 }
 
@@ -388,26 +404,18 @@ fn json(status: StatusCode, body: &impl Serialize) -> Response {
     (status, [(CONTENT_TYPE, "application/json")], text).into_response()
 }
 
-impl From<ParseError> for Refusal {
-    fn from(error: ParseError) -> Self {
-        match error {
-            ParseError::Malformed { .. } => Refusal::Bad(error.to_string()),
-            ParseError::Protocol { .. } | ParseError::Newer { .. } => Refusal::Conflict(error.to_string()),
-        }
+/// The reply to a request that is refused.
+fn refused(code: RefusalCode, error: String) -> Response {
+    let status = StatusCode::from_u16(code.status()).expect("codes have statuses");
+    let mut response = json(status, &ErrorReply { code, error });
+    if status == StatusCode::UNAUTHORIZED {
+        response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
+    response
 }
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let (status, error) = match self {
-            Refusal::Bad(error) => (StatusCode::BAD_REQUEST, error),
-            Refusal::Conflict(error) => (StatusCode::CONFLICT, error),
-            Refusal::Busy(error) => (StatusCode::SERVICE_UNAVAILABLE, error),
-            Refusal::Gone(error) => (StatusCode::NOT_FOUND, error),
-            Refusal::TooLarge(error) => (StatusCode::PAYLOAD_TOO_LARGE, error),
-            Refusal::Stalled(error) => (StatusCode::REQUEST_TIMEOUT, error),
-            Refusal::Exhausted(error) => (StatusCode::INSUFFICIENT_STORAGE, error),
-        };
-        json(status, &ErrorReply { error })
+        refused(self.code, self.why)
     }
 }

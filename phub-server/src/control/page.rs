@@ -18,6 +18,7 @@ use axum::http::header::{
     X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
 use axum::response::{IntoResponse, Response};
+use pbox_core::control::RefusalCode;
 use serde::Serialize;
 use tokio::sync::mpsc::Sender;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -27,7 +28,7 @@ use super::INDEX;
 use super::guard::Sees;
 use crate::pieces::Pieces;
 use crate::refusals::Refusals;
-use crate::registry::{Refusal, Registry, random_name};
+use crate::registry::{Because, Refusal, Registry, random_name};
 
 const PAGE: &str = include_str!("page.html");
 /// Stands in the page where its scripts and styles have the word that the policy names.
@@ -43,12 +44,12 @@ const EVENTS: usize = 600;
 const UNREAD: Duration = Duration::from_secs(30);
 
 /// The page for a browser, and the list of requests for everybody else.
-pub(super) fn page(headers: &HeaderMap) -> Response {
+pub(super) fn page(headers: &HeaderMap) -> Result<Response, Refusal> {
     let accepts = headers.get(ACCEPT).and_then(|kinds| kinds.to_str().ok()).unwrap_or_default();
     if !accepts.contains("text/html") {
-        return INDEX.into_response();
+        return Ok(INDEX.into_response());
     }
-    let nonce = random_name();
+    let nonce = random_name().map_err(|error| RefusalCode::NoResource.because(error.to_string()))?;
     let policy = format!(
         "default-src 'none'; connect-src 'self'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; base-uri 'none'; \
          form-action 'none'; frame-ancestors 'none'"
@@ -61,7 +62,7 @@ pub(super) fn page(headers: &HeaderMap) -> Response {
         (REFERRER_POLICY, "no-referrer"),
         (CACHE_CONTROL, "no-store"),
     ];
-    (about, PAGE.replace(NONCE, &nonce)).into_response()
+    Ok((about, PAGE.replace(NONCE, &nonce)).into_response())
 }
 
 /// Events until the hub stops or the listener is gone.
@@ -72,7 +73,7 @@ pub(super) fn events(
     sees: Sees,
 ) -> Result<Response, Refusal> {
     let place = Arc::clone(listeners).try_acquire_owned().map_err(|_| {
-        Refusal::Busy(format!(
+        RefusalCode::Busy.because(format!(
             "{LISTENERS} listen to the events of this hub already; close a page, and try again"
         ))
     })?;

@@ -30,6 +30,7 @@ pub(super) fn routes() -> Router<Desk> {
 
 async fn parts(State(desk): State<Desk>, Path((job, hub, hubs)): Path<(String, u32, u32)>) -> Answer {
     let share = Share { hub, hubs, ..Share::WHOLE };
+    let _one_at_a_time = desk.parts.acquire().await;
     done(&desk.registry.parts(job, share, None).await?)
 }
 
@@ -38,6 +39,7 @@ async fn check_part(
     Path((job, hub, hubs, round)): Path<(String, u32, u32, u32)>,
 ) -> Answer {
     let share = Share { hub, hubs, ..Share::WHOLE };
+    let _one_at_a_time = desk.parts.acquire().await;
     done(&desk.registry.parts(job, share, Some(Round(round))).await?)
 }
 

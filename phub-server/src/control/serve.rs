@@ -10,6 +10,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
+use pbox_core::control::{ErrorReply, RefusalCode};
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -29,11 +30,13 @@ const STOP_LIMIT: Duration = Duration::from_secs(3);
 
 /// The answer to a connection for which there is no place.
 fn turned_away(why: &str) -> String {
-    let body = format!("{{\"error\": \"{why}; try again\"}}\n");
+    let (code, error) = (RefusalCode::NoConnection, format!("{why}; try again"));
+    let body = serde_json::to_string(&ErrorReply { code, error }).expect("replies are plain data") + "\n";
     format!(
-        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\n\
+        "HTTP/1.1 {} Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\n\
          retry-after: 1\r\n\
          content-length: {}\r\n\r\n{body}",
+        code.status(),
         body.len()
     )
 }
@@ -148,7 +151,8 @@ mod tests {
         let text = turned_away("there is no place");
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         assert!(head.contains(&format!("content-length: {}", body.len())), "the body has {}", body.len());
-        let reply: pbox_core::control::ErrorReply = serde_json::from_str(body).unwrap();
+        let reply: ErrorReply = serde_json::from_str(body).unwrap();
         assert!(reply.error.contains("try again"));
+        assert_eq!(reply.code, RefusalCode::NoConnection);
     }
 }

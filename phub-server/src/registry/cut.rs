@@ -18,10 +18,10 @@ use pbox_core::control::{HoldReply, HoldRequest, ReleaseRequest};
 use pbox_core::{JobId, Round};
 use tokio::sync::{OwnedMutexGuard, oneshot};
 
+use super::Registry;
 use super::hubs::Peers;
 use super::job::Job;
 use super::loss::Blame;
-use super::{Refusal, Registry};
 use crate::cores::{Command, Reply};
 
 /// The job ended meanwhile. Its workers have been told why.
@@ -31,12 +31,6 @@ pub(crate) struct JobEnded;
 impl From<JobEnded> for String {
     fn from(JobEnded: JobEnded) -> Self {
         "the job ended meanwhile".to_owned()
-    }
-}
-
-impl From<JobEnded> for Refusal {
-    fn from(error: JobEnded) -> Self {
-        Refusal::Gone(error.into())
     }
 }
 

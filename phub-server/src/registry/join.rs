@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use authority::{hex, random, unhex};
 use coordinator::{Asker, Cause, Secret};
 use fabric::{Ranges, RecvWindow, SendWindow, Span, Spans, any};
 use pbox_core::control::{
-    JobState, JoinReply, JoinRequest, PROTOCOL, Versions, check_address, check_job_name,
+    JobState, JoinReply, JoinRequest, PROTOCOL, RefusalCode, Versions, check_address, check_job_name,
 };
 use pbox_core::job::Difference;
 use pbox_core::{ChunkId, JobId, JobTerms, Share, Wire};
@@ -15,7 +16,7 @@ use super::STOPS;
 use super::above::MAX_DEPTH;
 use super::job::{Cores, Job};
 use super::links::links_by;
-use super::{Inner, Refusal, Registry, Token, on_thread, token_of};
+use super::{Because, Inner, Refusal, Registry, Token, on_thread};
 use crate::cores::near::Near;
 use crate::cores::{Carried, Command};
 
@@ -55,7 +56,7 @@ impl Registry {
                 inner.counts.refused_joins += 1;
                 let id = inner.names.get(&job).copied();
                 let named = id.and_then(|id| inner.jobs.get_mut(&id));
-                named.into_iter().for_each(|job| job.refused(rank, who.as_ref(), refusal.why()));
+                named.into_iter().for_each(|job| job.refused(rank, who.as_ref(), &refusal.why));
             }
         }
         joined
@@ -67,12 +68,12 @@ impl Registry {
         request: JoinRequest,
         from: Option<Asker>,
     ) -> Result<JoinReply, Refusal> {
-        check_request(&name, &request).map_err(Refusal::Bad)?;
+        check_request(&name, &request).map_err(Refusal::bad)?;
         let relays = self.up.relays(&request);
         if relays && request.through.contains(&self.id) {
-            return Err(Refusal::Conflict(format!(
+            return Err(RefusalCode::Circle.because(format!(
                 "job {name:?} came to this hub through {} hub(s), of which it is one: hubs that are above each other form a \
-                 circle; the hub at the top has no --above",
+             circle; the hub at the top has no --above",
                 request.through.len()
             )));
         }
@@ -80,26 +81,23 @@ impl Registry {
         let asked = Arc::new((name, request, from));
         let limit = tokio::time::Instant::now() + self.heartbeat_limit;
         loop {
-            let freed = self.freed.notified();
-            tokio::pin!(freed);
-            freed.as_mut().enable(); // before `try_join`, so that no wake-up is missed
+            let freed = self.freed.notified(); // before `try_join`, so that no wake-up is missed
             // On its own thread: to make a job means to read its checkpoint and to lay out its memory.
             let (registry, asked) = (Arc::clone(self), Arc::clone(&asked));
             let joining = move || registry.try_join(&asked.0, &asked.1, asked.2.as_ref());
             let answer = match waits_for_hubs {
                 // The threads for joins are few. This join waits for answers of other hubs, or of this hub itself.
-                true => {
-                    on_thread("phub-above", joining).await.unwrap_or_else(|why| Err(Refusal::Exhausted(why)))
+                true => on_thread("phub-above", joining).await.unwrap_or_else(|why| Err(why.into())),
+                false => {
+                    tokio::task::spawn_blocking(joining).await.unwrap_or_else(|_| Err(Refusal::internal()))
                 }
-                false => tokio::task::spawn_blocking(joining)
-                    .await
-                    .unwrap_or_else(|_| Err(Refusal::Gone("the hub could not do it".into()))),
             };
             match answer {
                 // The thread that makes the job wakes this one. The worker's own limit ends the wait.
                 Ok(None) => freed.await,
                 Ok(Some(reply)) => return Ok(reply),
-                Err(Refusal::Busy(_)) if tokio::time::timeout_at(limit, freed).await.is_ok() => {}
+                Err(refusal) if may_pass(&refusal) && tokio::time::timeout_at(limit, freed).await.is_ok() => {
+                }
                 Err(refusal) => return Err(refusal),
             }
         }
@@ -141,7 +139,7 @@ impl Registry {
         let mut compared: Option<(Arc<JobTerms>, Option<Difference>)> = None;
         loop {
             if inner.closed {
-                return Err(Refusal::Gone(STOPS.into()));
+                return Err(RefusalCode::HubStops.because(STOPS));
             }
             let Some(terms) = inner.names.get(name).map(|id| &inner.jobs[id].terms) else {
                 return Ok(None); // it ended meanwhile: another one begins
@@ -167,9 +165,9 @@ impl Registry {
         if there < self.jobs_limit {
             return Ok(());
         }
-        Err(Refusal::Exhausted(format!(
+        Err(RefusalCode::JobsLimit.because(format!(
             "job {name:?}: this hub has {there} jobs, the most that it may have; end one, or start the hub with a higher \
-             --jobs-limit"
+         --jobs-limit"
         )))
     }
 
@@ -186,11 +184,12 @@ impl Registry {
         let id = inner.names[name];
         let job = &inner.jobs[&id];
         if job.may_become_free(rank) {
-            return Err(Refusal::Busy(format!("rank {rank} of job {name:?} is not free yet: try again")));
+            return Err(RefusalCode::RankBusy
+                .because(format!("rank {rank} of job {name:?} is not free yet: try again")));
         }
-        job.admits(request, difference).map_err(Refusal::Conflict)?;
+        job.admits(request, difference)?;
         check_pass(job, request)?;
-        job.check_reached(rank, request.reached).map_err(Refusal::Conflict)?;
+        job.check_reached(rank, request.reached)?;
         let token = new_token()?;
         inner.tokens.insert(token, (id, rank));
         inner.shown.insert(fabric::name_of(token), token);
@@ -212,7 +211,7 @@ impl Registry {
     pub(super) fn answer_of_join(&self, job: &Job, token: Token, protocol: u32) -> JoinReply {
         JoinReply {
             protocol,
-            token: format!("{:032x}", u128::from_be_bytes(token)),
+            token: hex(&token),
             cores: job.cores.numbers.iter().map(|&core| core as u32).collect(),
             nodes: Some(self.nodes(&job.cores.numbers)).filter(|nodes| !nodes.is_one_node()),
             placement: job.cores.placement.digest(),
@@ -238,7 +237,16 @@ impl Registry {
 
     /// Whether a member has this token.
     pub fn has_member(&self, token: &str) -> bool {
-        self.lock().tokens.contains_key(&token_of(token))
+        unhex(token).is_some_and(|token: Token| self.lock().tokens.contains_key(&token))
+    }
+
+    /// Looks whether a member of the job has this token, or one that has left.
+    pub fn check_member(&self, job: &str, token: &str) -> Result<(), Refusal> {
+        let mut inner = self.lock();
+        match unhex(token).is_some_and(|token: Token| inner.left.contains_key(&token)) {
+            true => Ok(()),
+            false => inner.member(job, token).map(drop),
+        }
     }
 
     /// What a connection with this token gets. A token is good for one connection.
@@ -349,6 +357,11 @@ impl Registry {
     }
 }
 
+/// Whether a join that is refused may be let in when a rank is free, or a job has ended.
+fn may_pass(refusal: &Refusal) -> bool {
+    matches!(refusal.code, RefusalCode::RankBusy | RefusalCode::JobDiffers)
+}
+
 fn check_request(name: &str, request: &JoinRequest) -> Result<(), String> {
     check_job_name(name).map_err(|error| error.to_string())?;
     let JoinRequest { rank, hub, ref terms, .. } = *request;
@@ -394,7 +407,7 @@ fn check_peers(request: &JoinRequest) -> Result<(), String> {
         (0, Some(_)) => Err("a join to hub 0 has a pass, which hub 0 itself gives; leave it out".into()),
         (1.., None) => Err(format!("{share}: the pass is missing; join hub 0 first, and show its pass here")),
         (1.., Some(pass)) if Secret::parse(&pass.secret).is_none() => {
-            Err("the pass has no secret of 32 hexadecimal digits; show the pass as hub 0 gave it".into())
+            Err("the pass has no secret of 32 hexadecimal digits in small letters; show the pass as hub 0 gave it".into())
         }
         _ => Ok(()),
     }
@@ -409,17 +422,13 @@ fn check_pass(job: &Job, request: &JoinRequest) -> Result<(), Refusal> {
     if job.hubs.secret.is(&pass.secret) && job.hubs.first_round == pass.first_round {
         return Ok(());
     }
-    Err(Refusal::Busy(format!(
+    Err(RefusalCode::JobDiffers.because(format!(
         "job {:?} is another one at hub 0, at {}, than here; if its hub 0 was started again, the job ends here soon: try \
-         again; otherwise use another job name",
+     again; otherwise use another job name",
         job.name, peers.hubs[0],
     )))
 }
 
 pub(super) fn new_token() -> Result<Token, Refusal> {
-    let mut token = [0; 16];
-    match rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty()) {
-        Ok(16) => Ok(token),
-        seen => Err(Refusal::Exhausted(format!("no random bytes for a token: {seen:?}"))),
-    }
+    random().map_err(|error| RefusalCode::NoResource.because(format!("no random bytes for a token: {error}")))
 }

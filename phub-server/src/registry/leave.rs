@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use authority::unhex;
 use coordinator::Cause;
 use membership::{MemberError, Missing};
 use pbox_core::control::{JobState, LeaveReply, LeaveRequest, reason};
@@ -10,8 +11,8 @@ use pbox_core::{Discarded, JobId, Members, Round};
 
 use super::above::JoinedAbove;
 use super::loss::Blame;
-use super::saved::snapshot::NO_WEIGHTS;
-use super::{Inner, KEEP_FAILED, Refusal, Registry, on_thread, token_of};
+use super::saved::snapshot::NoSnapshot;
+use super::{Inner, KEEP_FAILED, Refusal, Registry, Token, on_thread};
 use crate::cores::Command;
 
 /// How long the end of a job waits for the round in flight. All workers have left, so there is none, unless a worker left in
@@ -22,9 +23,10 @@ impl Registry {
     /// A worker leaves. When the last worker has left, the job's state is in its checkpoint, or the reply says why not; a trial
     /// leaves none. To the others the reply says why the last attempt failed, if it did. A second leave changes nothing.
     pub async fn leave(self: &Arc<Self>, job: &str, request: LeaveRequest) -> Result<LeaveReply, Refusal> {
-        let token = token_of(&request.token);
+        let token: Option<Token> = unhex(&request.token);
         let left = self.leave_once(job, request).await;
-        if left.is_err() && self.lock().left.contains_key(&token) { Ok(LeaveReply::default()) } else { left }
+        let has_left = || token.is_some_and(|token| self.lock().left.contains_key(&token));
+        if left.is_err() && has_left() { Ok(LeaveReply::default()) } else { left }
     }
 
     async fn leave_once(
@@ -67,9 +69,10 @@ impl Registry {
         if let Some(id) = last.filter(|_| self.store.is_some() && !was_trial)
             && let Err(why) = self.checkpoint_job(id, CHECKPOINT_AT_END).await
         {
-            tracing::warn!(job, why, "no checkpoint at the job's end");
+            tracing::warn!(job, %why, "no checkpoint at the job's end");
             // A job without weights has nothing to lose.
-            checkpoint_error = Some(why).filter(|why| why != NO_WEIGHTS);
+            checkpoint_error =
+                Some(why).filter(|why| !matches!(why, NoSnapshot::NoWeights)).map(String::from);
         }
         if let Some((id, above)) = self.leave_now(job, &token, round)? {
             // Before the links close: a closed link alone is a loss.
@@ -117,7 +120,7 @@ impl Registry {
             self.end(&mut inner, id);
         }
         inner.forget(id, rank, None);
-        inner.left.insert(token_of(token), Instant::now() + KEEP_FAILED);
+        inner.left.extend(unhex(token).map(|token: Token| (token, Instant::now() + KEEP_FAILED)));
         Ok(above.map(|above| (id, above)))
     }
 
@@ -130,8 +133,42 @@ impl Registry {
         if inner.names.get(&job.name) == Some(&id) {
             inner.names.remove(&job.name);
         }
+        let had_files = self.saves(&job);
         self.free(Discarded::of(job));
         self.freed.notify_waiters();
+        if let Some(registry) = self.me.upgrade().filter(|_| had_files) {
+            self.runtime.spawn(on_thread("phub-checkpoint", move || registry.remove_old_jobs()));
+        }
+    }
+
+    /// Removes the files of the jobs that were saved longest ago, if `--checkpoint-jobs` bounds their number. The name of each is
+    /// reserved meanwhile, so that no job begins with files that go.
+    fn remove_old_jobs(&self) {
+        let Some(store) = &self.store else { return };
+        let (old, mut too_many) = match store.old_jobs() {
+            Ok(found) => found,
+            Err(error) => return tracing::warn!(%error, "files of old jobs stay"),
+        };
+        for job in old {
+            if too_many == 0 {
+                return;
+            }
+            let name = job.name.clone();
+            let mut inner = self.lock();
+            if inner.closed || inner.names.contains_key(&name) || inner.making.contains_key(&name) {
+                continue;
+            }
+            let _reserved = self.reserve(&mut inner, &name, None);
+            drop(inner);
+            match store.remove_job(job) {
+                Ok(()) => tracing::info!(
+                    job = name,
+                    "its checkpoints are removed: newer jobs have some (--checkpoint-jobs)"
+                ),
+                Err(error) => tracing::warn!(job = name, %error, "its files stay"),
+            }
+            too_many -= 1;
+        }
     }
 
     /// Has memory freed by another thread: this one answers all heartbeats.

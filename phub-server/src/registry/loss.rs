@@ -95,7 +95,7 @@ impl Registry {
             _ => match last {
                 // Nobody goes on from the checkpoint before it meanwhile.
                 Some(last) => {
-                    inner.making.insert(job.name.clone(), Load::default());
+                    inner.making.insert(job.name.clone(), Load::of_last_state());
                     self.save_last(last);
                 }
                 None => self.command(job, || Command::RemoveJob { job: id }),
@@ -236,6 +236,7 @@ fn forget_oldest(jobs: &mut HashMap<JobId, Job>, limit: usize) {
 #[cfg(test)]
 mod tests {
     use pbox_core::JobId;
+    use pbox_core::control::RefusalCode;
 
     use crate::registry::Refusal;
     use crate::registry::test_bed::{JOBS_LIMIT, registry, request, runtime};
@@ -248,7 +249,8 @@ mod tests {
             for number in 0..JOBS_LIMIT {
                 join(format!("job-{number}")).await.unwrap();
             }
-            let Err(Refusal::Exhausted(why)) = join("another".into()).await else { panic!("there are 4") };
+            let Refusal { code, why } = join("another".into()).await.expect_err("there are 4");
+            assert_eq!(code, RefusalCode::JobsLimit);
             assert!(why.contains("4 jobs") && why.contains("--jobs-limit"), "{why}");
             registry.fail(&mut registry.lock(), JobId(0), "a test");
             join("another".into()).await.unwrap();

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fabric::{PortId, Ranges, SendWindow, Spans};
-use pbox_core::control::JoinRequest;
+use pbox_core::control::{JoinRequest, RefusalCode};
 use pbox_core::{
     CoreNodes, JobId, JobTerms, Layout, LevelTerms, MadeShard, Members, Numbers, NumbersByRound, Placement,
     Restored, Round, ShardSpec, Wire,
@@ -19,7 +19,7 @@ use pbox_core::{
 
 use super::above::{MadeAbove, WaysUp, name_above};
 use super::job::{Cores, Job};
-use super::{Inner, Refusal, Registry};
+use super::{Because, Inner, Refusal, Registry};
 use crate::alarm::guarded;
 use crate::cores::lanes::{self, Lane};
 use crate::cores::near::Near;
@@ -39,8 +39,17 @@ pub(super) struct Load {
     bytes: u64,
     /// The memory that it was promised.
     pub promised: u64,
+    /// Whether it is not made at all: it has failed, and its last state is being saved.
+    pub saves: bool,
     /// Whose job it will be.
     pub owner: Option<IpAddr>,
+}
+
+impl Load {
+    /// Returns that of a failed job whose last state is being saved.
+    pub fn of_last_state() -> Self {
+        Load { saves: true, ..Load::default() }
+    }
 }
 
 /// A name that is reserved while its job is made. When this is dropped, other workers of that name try again.
@@ -103,11 +112,12 @@ impl Registry {
         let tables = job_memory::tables_bytes(terms);
         self.promise(name, terms, tables)?;
         let wire =
-            Wire::of_terms(&of_shards).map_err(|error| Refusal::Bad(format!("job {name:?}: {error}")))?;
+            Wire::of_terms(&of_shards).map_err(|error| Refusal::bad(format!("job {name:?}: {error}")))?;
         let snapshots = self.checkpoint_every.is_some() && !request.trial;
         let promised = JobMemory::new(&wire, terms, snapshots, relays).promised(terms);
         self.promise(name, terms, promised)?;
-        let let_in = relays.then(|| self.up.join(name, request, &self.id)).transpose()?;
+        let let_in =
+            relays.then(|| self.up.join(name, request, &self.id, &|| self.lock().closed)).transpose()?;
         let (loaded, hubs, peers) = self.restore(name, request, wire.layout())?;
         let (restored, warning) = loaded.map(|loaded| (loaded.restored, loaded.warning)).unzip();
         let layout = wire.layout();
@@ -150,7 +160,7 @@ impl Registry {
                     _ => placement.job_window(&wire),
                 };
                 let (weights, claims) =
-                    made.map_err(|e| Refusal::Exhausted(format!("job {name:?}: weights: {e}")))?;
+                    made.map_err(|e| RefusalCode::NoMemory.because(format!("job {name:?}: weights: {e}")))?;
                 let chunks = placement.chunks_by_core();
                 let shards = ShardSpec::of_cores(&of_shards, &wire, chunks.into_iter().zip(claims));
                 self.huge_pages(&numbers, &shards); // before other threads touch the rest
@@ -163,7 +173,7 @@ impl Registry {
         }
         let shards = self
             .make_shards(&numbers, shards)
-            .map_err(|error| Refusal::Exhausted(format!("job {name:?}: {error}")))?;
+            .map_err(|error| RefusalCode::NoMemory.because(format!("job {name:?}: {error}")))?;
         let cores = Arc::new(Cores { numbers, placement, links, owners });
         let decided = coordinator::Made {
             cores: cores.numbers.len(),
@@ -234,7 +244,7 @@ impl Registry {
         self.check_memory_of(&inner, name, needed)?;
         self.check_room(&inner, needed).map_err(|why| {
             let elements = terms.keys.iter().filter_map(|key| key.bytes()).fold(0, u64::saturating_add);
-            Refusal::Exhausted(format!(
+            RefusalCode::NoMemory.because(format!(
                 "job {name:?}: {} workers of a {:.2} GB model with {} need {why}; use fewer workers, larger chunks or a \
                  smaller model, or end other jobs",
                 terms.workers,
@@ -250,7 +260,7 @@ impl Registry {
     fn weights_of(&self, name: &str) -> Result<Arc<SendWindow>, Refusal> {
         let inner = self.lock();
         let weights = inner.jobs[&inner.named(name)?].weights.clone();
-        weights.ok_or_else(|| Refusal::Gone(format!("job {name:?} has failed")))
+        weights.ok_or_else(|| RefusalCode::JobEnded.because(format!("job {name:?} has failed")))
     }
 
     /// Adds the job, and sends its cores their shards.

@@ -9,6 +9,7 @@
 //! | `leave` | lets workers go, ends jobs |
 //! | `make` | makes a job for its first worker |
 //! | `numbers` | changes an optimizer's numbers |
+//! | `refusal` | why a request is refused |
 //! | `late` | names workers that hold rounds up |
 //! | `pace` | asks the cores how fast rounds go, and who is late in them |
 //! | `promises` | the memory that jobs were promised |
@@ -16,6 +17,7 @@
 //! | `loss` | loses workers, fails jobs |
 //! | `compare` | compares the workers' weights |
 //! | `describe` | says what the hub is and has done |
+//! | `thread` | a thread for work that waits |
 //! | `timeline` | a timeline of the last rounds |
 //! | `operate` | stops jobs and the hub for its operator |
 //! | `links` | the NICs of the members' links |
@@ -42,10 +44,12 @@ mod operate;
 mod pace;
 mod promises;
 mod quotas;
+mod refusal;
 mod relink;
 mod saved;
 #[cfg(test)]
 mod test_bed;
+mod thread;
 mod timeline;
 
 use std::collections::{HashMap, HashSet};
@@ -55,14 +59,14 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
+use authority::{hex, random, unhex};
 use coordinator::{Effect, Event, Token};
-use pbox_core::control::{CountsReply, HeartbeatReply, Latest, TransportAddress};
+use pbox_core::control::{CountsReply, HeartbeatReply, Latest, RefusalCode, TransportAddress};
 use pbox_core::kernels::Kernels;
 use pbox_core::{Discarded, JobId, Round};
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, watch};
 
-use crate::alarm::guarded;
 use crate::checkpoint::CheckpointStore;
 use crate::cores::{Command, CoreHandle, Report};
 use above::Meetings;
@@ -72,45 +76,13 @@ pub(crate) use above::{HubsAbove, Up};
 pub(crate) use late::LateLimits;
 pub(crate) use operate::STOPS;
 pub(crate) use quotas::Quotas;
+pub(crate) use refusal::{Because, Refusal};
 pub(crate) use saved::Sent;
+pub(crate) use thread::{NoThread, on_thread};
 pub(crate) use timeline::Timeline;
 
 /// How long the registry keeps a failed job, and the reason why a worker was removed, for workers that have not asked yet.
 const KEEP_FAILED: Duration = Duration::from_secs(60);
-
-/// Why a request is refused. The text is for the person who made it.
-#[derive(Debug)]
-pub(crate) enum Refusal {
-    /// The request itself is wrong.
-    Bad(String),
-    /// It does not fit the job or the hub.
-    Conflict(String),
-    /// It does not fit yet: the worker may ask again.
-    Busy(String),
-    /// There is no such job, token or page.
-    Gone(String),
-    /// The body of the request is too long.
-    TooLarge(String),
-    /// The body of the request does not come.
-    Stalled(String),
-    /// The hub lacks memory, disk or threads.
-    Exhausted(String),
-}
-
-impl Refusal {
-    /// The text for the person who made the request.
-    pub fn why(&self) -> &str {
-        match self {
-            Refusal::Bad(why)
-            | Refusal::Conflict(why)
-            | Refusal::Busy(why)
-            | Refusal::Gone(why)
-            | Refusal::TooLarge(why)
-            | Refusal::Stalled(why)
-            | Refusal::Exhausted(why) => why,
-        }
-    }
-}
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -165,6 +137,8 @@ impl Drop for Locked<'_> {
 
 /// What a registry is made of.
 pub(crate) struct Parts {
+    /// Names this start of the hub.
+    pub id: String,
     pub cores: Vec<CoreHandle>,
     pub kernels: &'static Kernels,
     pub transports: Vec<TransportAddress>,
@@ -193,7 +167,8 @@ pub(crate) struct Registry {
     inner: Mutex<Inner>,
     /// A worker left `untold`, or a job `untold_above`.
     told: Condvar,
-    /// A rank or a name is free again, or the memory of a snapshot; or a job was made, or could not be made.
+    /// A rank or a name is free again, or the memory of a snapshot; or a job was made, or could not be made. All who wait
+    /// are woken, so a future that is made before the look misses nothing, even if nobody has polled it.
     pub freed: Arc<Notify>,
     store: Option<CheckpointStore>,
     checkpoint_every: Option<NonZeroU32>,
@@ -227,6 +202,7 @@ pub(crate) struct Registry {
 impl Registry {
     pub fn new(parts: Parts) -> Arc<Self> {
         let Parts {
+            id,
             cores,
             kernels,
             transports,
@@ -243,7 +219,7 @@ impl Registry {
         } = parts;
         Arc::new_cyclic(|me| Registry {
             me: me.clone(),
-            id: random_name(),
+            id,
             up,
             meetings: Meetings::default(),
             inner: Mutex::default(),
@@ -345,7 +321,7 @@ impl Registry {
     pub fn ready(self: &Arc<Self>, job: &str, token: &str, reached: Option<Round>) -> Result<(), Refusal> {
         let mut inner = self.lock();
         let (job, rank) = inner.member(job, token)?;
-        job.check_reached(rank, reached).map_err(Refusal::Conflict)?;
+        job.check_reached(rank, reached)?;
         reached.into_iter().for_each(|round| job.worker_has_reached(rank, round));
         let (id, effect) = (job.id, job.ready(rank).effect());
         effect.into_iter().for_each(|effect| self.carry_out(&mut inner, id, effect));
@@ -375,7 +351,7 @@ impl Registry {
         let (job, rank) = inner.member(job, token)?;
         let hold = job.heard_of(rank, latest, Instant::now()).map_err(|why| {
             let (name, who) = (&job.name, job.spoken(rank));
-            Refusal::Bad(format!("job {name:?}: the heartbeat of {who} has a `latest` that cannot be: {why}"))
+            Refusal::bad(format!("job {name:?}: the heartbeat of {who} has a `latest` that cannot be: {why}"))
         })?;
         Ok((job.told.subscribe(), hold.unwrap_or(Duration::MAX).min(self.heartbeat_hold())))
     }
@@ -390,14 +366,14 @@ impl Registry {
 impl Inner {
     /// The worker with this token, and its job.
     fn member(&mut self, job: &str, token: &str) -> Result<(&mut Job, u32), Refusal> {
-        let token = token_of(token);
-        if let Some((_, why)) = self.lost.get(&token) {
-            return Err(Refusal::Gone(why.clone()));
+        let token: Option<Token> = unhex(token);
+        if let Some((_, why)) = token.and_then(|token| self.lost.get(&token)) {
+            return Err(RefusalCode::WorkerLost.because(why.clone()));
         }
-        let (id, rank) = self.tokens.get(&token).copied().unzip();
+        let (id, rank) = token.and_then(|token| self.tokens.get(&token).copied()).unzip();
         match id.and_then(|id| self.jobs.get_mut(&id)).filter(|of| of.name == job).zip(rank) {
             Some(member) => Ok(member),
-            None => Err(Refusal::Gone(format!(
+            None => Err(RefusalCode::TokenUnknown.because(format!(
                 "no worker of job {job:?} has this token: it left, or its job ended more than {} s ago; join again",
                 KEEP_FAILED.as_secs()
             ))),
@@ -407,7 +383,9 @@ impl Inner {
     /// The job of this name that has not failed.
     fn named(&self, name: &str) -> Result<JobId, Refusal> {
         let id = self.names.get(name).copied();
-        id.ok_or_else(|| Refusal::Gone(format!("no job {name:?} is here; GET /v1/hub lists them")))
+        id.ok_or_else(|| {
+            RefusalCode::JobUnknown.because(format!("no job {name:?} is here; GET /v1/hub lists them"))
+        })
     }
 
     /// Forgets a worker's tokens; `told` is the answer to a later request with them.
@@ -427,26 +405,7 @@ impl Inner {
     }
 }
 
-/// 32 hexadecimal digits that nobody foresees.
-pub(crate) fn random_name() -> String {
-    format!("{:032x}", u128::from_be_bytes(join::new_token().unwrap_or_default()))
-}
-
-/// A token as a request has it; zeros for what is none.
-fn token_of(text: &str) -> Token {
-    u128::from_str_radix(text, 16).unwrap_or(0).to_be_bytes()
-}
-
-/// Runs work that waits for the disk on a thread of its own.
-pub(crate) async fn on_thread<T: Send + 'static>(
-    name: &str,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, String> {
-    let (done, result) = oneshot::channel();
-    // The work's own values are dropped before its result is seen: a hub that stops needs the last reference to the
-    // registry.
-    let run = move || drop(done.send(work()));
-    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(guarded(run));
-    spawned.map_err(|error| format!("no thread {name}: {error}"))?;
-    result.await.map_err(|_| format!("the thread {name} failed; see the log"))
+/// Draws 32 hexadecimal digits that nobody foresees.
+pub(crate) fn random_name() -> std::io::Result<String> {
+    random::<16>().map(|bytes| hex(&bytes))
 }

@@ -72,7 +72,7 @@ impl Registry {
         let OptimizerRequest { token, optimizer, keys, from_round, reset } = request;
         let (seen, most) = (reset.len(), self.keys_of(job));
         if seen > most {
-            return Err(Refusal::Bad(format!("reset: {seen} keys of {most}: each key once at most")));
+            return Err(Refusal::bad(format!("reset: {seen} keys of {most}: each key once at most")));
         }
         let mut reset = Vec::from_iter(reset.into_iter().map(KeyId));
         reset.sort_unstable();
@@ -91,9 +91,9 @@ impl Registry {
             let mut inner = self.lock();
             let (job, rank) = inner.member(job, token)?;
             let numbers = change.after(job.numbers.at(from));
-            job.terms.check_numbers(&numbers).map_err(|error| Refusal::Bad(error.to_string()))?;
-            check_room(&job.numbers, job.terms.keys.len()).map_err(Refusal::Bad)?;
-            check_reset(&job.terms, &reset).map_err(Refusal::Bad)?;
+            job.terms.check_numbers(&numbers).map_err(Refusal::bad)?;
+            check_room(&job.numbers, job.terms.keys.len()).map_err(Refusal::bad)?;
+            check_reset(&job.terms, &reset).map_err(Refusal::bad)?;
             let above = job.above.clone();
             let asked = match above {
                 Some(_) => Vec::new(),
@@ -181,7 +181,7 @@ mod tests {
             let reset = vec![0; 8_000_000]; // as many as a body may have
             let request = OptimizerRequest { token, optimizer, keys: None, from_round: Round(1), reset };
             let refused = registry.set_optimizer("job", request).await.unwrap_err();
-            assert!(matches!(refused, Refusal::Bad(why) if why.contains("8000000 keys of 1")));
+            assert!(refused.why.contains("8000000 keys of 1"));
         });
     }
 }

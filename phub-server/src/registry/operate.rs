@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pbox_core::control::{DrainReply, StopReply};
+use pbox_core::control::{DrainReply, RefusalCode, StopReply};
 
-use super::{Refusal, Registry};
+use super::{Because, Refusal, Registry};
 
 pub(crate) const STOPS: &str = "the hub is stopping";
 
@@ -52,7 +52,7 @@ impl Registry {
 
     /// Refuses once the hub admits nobody any more.
     pub fn check_open(&self) -> Result<(), Refusal> {
-        if self.lock().closed { Err(Refusal::Busy(STOPS.into())) } else { Ok(()) }
+        if self.lock().closed { Err(RefusalCode::NotReady.because(STOPS)) } else { Ok(()) }
     }
 
     /// Refuses once the hub admits nobody any more, and while a core does not look at its commands: workers that join would wait for
@@ -60,7 +60,7 @@ impl Registry {
     pub fn check_health(&self, now: Instant) -> Result<(), Refusal> {
         self.check_open()?;
         match self.cores.iter().map(|core| (core.deaf_for(now), core.lane.cpu)).max() {
-            Some((deaf, cpu)) if deaf > DEAF => Err(Refusal::Busy(format!(
+            Some((deaf, cpu)) if deaf > DEAF => Err(RefusalCode::NotReady.because(format!(
                 "the core thread on cpu {cpu} has not taken a command for {:.1} s: it hangs, or gets no processor",
                 deaf.as_secs_f64()
             ))),
@@ -71,7 +71,7 @@ impl Registry {
     /// Refuses to make a job if there are to be no more.
     pub(super) fn check_takes_jobs(&self, name: &str) -> Result<(), Refusal> {
         if *self.draining.borrow() {
-            return Err(Refusal::Conflict(format!(
+            return Err(RefusalCode::Draining.because(format!(
                 "job {name:?}: this hub takes no new jobs, because it ends with those that it has; use another hub"
             )));
         }
@@ -89,7 +89,8 @@ mod tests {
         let (registry, mut core) = test_bed::registry();
         let later = || Instant::now() + 2 * DEAF;
         registry.check_health(later()).unwrap(); // nothing was asked of it before
-        let Err(Refusal::Busy(why)) = registry.check_health(later()) else { panic!("it is well") };
+        let Refusal { code, why } = registry.check_health(later()).expect_err("it is not well");
+        assert_eq!(code, RefusalCode::NotReady);
         assert!(why.contains("cpu 0 has not taken a command for"), "{why}");
         registry.check_health(Instant::now()).unwrap();
         core.obey();

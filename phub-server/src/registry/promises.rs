@@ -12,8 +12,9 @@ use std::fmt;
 
 use fabric::MemoryRoom;
 use pbox_core::Discarded;
+use pbox_core::control::RefusalCode;
 
-use super::{Inner, Refusal, Registry};
+use super::{Because, Inner, Refusal, Registry};
 
 /// There is no room for what is needed.
 #[derive(Debug)]
@@ -71,8 +72,9 @@ impl Registry {
     pub fn promise_join(&self, text_bytes: usize) -> Result<Promise<'_>, Refusal> {
         let bytes = crate::job_memory::parsed_bytes(text_bytes);
         let mut inner = self.lock();
-        self.check_room(&inner, bytes)
-            .map_err(|why| Refusal::Exhausted(format!("reading this join needs {why}; try again later")))?;
+        self.check_room(&inner, bytes).map_err(|why| {
+            RefusalCode::NoMemory.because(format!("reading this join needs {why}; try again later"))
+        })?;
         inner.joins_bytes += bytes;
         Ok(Promise { registry: self, bytes })
     }
@@ -124,10 +126,8 @@ mod tests {
             large.terms.keys[0].shape = vec![1 << 38]; // 1 TiB
             large.terms.chunk_bytes = 1 << 30;
             let refused = registry.join("large".into(), large).await.unwrap_err();
-            assert!(
-                matches!(&refused, Refusal::Exhausted(why) if why.contains("GB of memory")),
-                "{refused:?}"
-            );
+            assert_eq!(refused.code, RefusalCode::NoMemory);
+            assert!(refused.why.contains("GB of memory"), "{refused:?}");
             assert_eq!(promised(), of_one, "a refused job has no promise");
             registry.join("second".into(), request()).await.unwrap();
             assert_eq!(promised(), 2 * of_one);
@@ -145,7 +145,8 @@ mod tests {
         assert!(registry.lock().promised() >= 1000);
         drop(promise);
         assert_eq!(registry.lock().promised(), 0);
-        let Err(Refusal::Exhausted(why)) = registry.promise_join(1 << 50) else { panic!("it fits nowhere") };
+        let Refusal { code, why } = registry.promise_join(1 << 50).map(|_| ()).expect_err("it fits nowhere");
+        assert_eq!(code, RefusalCode::NoMemory);
         assert!(why.contains("GB of memory"), "{why}");
         assert_eq!(registry.lock().promised(), 0);
     }

@@ -5,7 +5,9 @@
 
 use std::net::IpAddr;
 
-use super::{Inner, Refusal, Registry};
+use pbox_core::control::RefusalCode;
+
+use super::{Because, Inner, Refusal, Registry};
 
 /// The quotas of this hub; by default there are none, because all workers of a cluster may be behind one gateway.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,9 +46,9 @@ impl Registry {
         if owned.len() < limit as usize {
             return Ok(());
         }
-        Err(Refusal::Exhausted(format!(
+        Err(RefusalCode::Quota.because(format!(
             "job {name:?}: address {owner} has {} job(s) at this hub ({}), and --jobs-per-address lets it have {limit}; end \
-             one of them",
+         one of them",
             owned.len(),
             named(&owned),
         )))
@@ -56,9 +58,9 @@ impl Registry {
     pub(super) fn check_memory_of(&self, inner: &Inner, name: &str, needed: u64) -> Result<(), Refusal> {
         let gb = |bytes: u64| bytes as f64 / 1e9;
         if let Some(limit) = self.quotas.memory_per_job.filter(|&limit| needed > limit) {
-            return Err(Refusal::Exhausted(format!(
+            return Err(RefusalCode::Quota.because(format!(
                 "job {name:?} needs {:.2} GB of this hub's memory, and --memory-per-job lets a job have {:.2} GB; use fewer \
-                 workers or a smaller model",
+             workers or a smaller model",
                 gb(needed),
                 gb(limit)
             )));
@@ -71,9 +73,9 @@ impl Registry {
         if used.saturating_add(needed) <= limit {
             return Ok(());
         }
-        Err(Refusal::Exhausted(format!(
+        Err(RefusalCode::Quota.because(format!(
             "job {name:?} needs {:.2} GB of this hub's memory; address {owner} has {:.2} GB in {} job(s) ({}), and \
-             --memory-per-address lets it have {:.2} GB; end one of them",
+         --memory-per-address lets it have {:.2} GB; end one of them",
             gb(needed),
             gb(used),
             owned.len(),
@@ -109,7 +111,7 @@ mod tests {
 
     fn why(refused: Result<pbox_core::control::JoinReply, Refusal>) -> String {
         match refused {
-            Err(Refusal::Exhausted(why)) => why,
+            Err(Refusal { code: RefusalCode::Quota, why }) => why,
             other => panic!("{other:?}"),
         }
     }

@@ -17,10 +17,10 @@ use std::time::Instant;
 use coordinator::{Event, Token};
 use fabric::any::Transport;
 use pbox_core::JobId;
-use pbox_core::control::{JobState, JoinReply, PROTOCOL, RelinkRequest};
+use pbox_core::control::{JobState, JoinReply, PROTOCOL, RefusalCode, RelinkRequest};
 
 use super::join::new_token;
-use super::{Inner, Refusal, Registry};
+use super::{Because, Inner, Refusal, Registry};
 use crate::cores::Command;
 
 impl Registry {
@@ -49,13 +49,13 @@ impl Registry {
             let mut inner = self.lock();
             let (job, rank) = inner.member(name, &token)?;
             if let JobState::Failed { reason, .. } = job.state() {
-                return Err(Refusal::Conflict(format!("job {name:?} has failed: {reason}")));
+                return Err(RefusalCode::JobFailed.because(format!("job {name:?} has failed: {reason}")));
             }
             job.lives(rank);
             if !job.may_relink(rank) {
-                return Err(Refusal::Conflict(format!(
+                return Err(RefusalCode::NoRelink.because(format!(
                     "{} of job {name:?} cannot make its links again: it said in its join that it would not, it takes no part, \
-                     or it has hung up",
+                 or it has hung up",
                     job.spoken(rank)
                 )));
             }
@@ -68,17 +68,14 @@ impl Registry {
         }
         let limit = tokio::time::Instant::now() + self.heartbeat_limit;
         loop {
-            let freed = self.freed.notified();
-            tokio::pin!(freed);
-            freed.as_mut().enable(); // before the look, so that no wake-up is missed
+            let freed = self.freed.notified(); // before the look, so that no wake-up is missed
             {
                 let mut inner = self.lock();
                 let (job, rank) = inner.member(name, &token)?;
                 let id = job.id;
                 let Some(unlinked) = job.unlinked(rank) else {
-                    return Err(Refusal::Conflict(format!(
-                        "job {name:?} ended while the links were let go of"
-                    )));
+                    return Err(RefusalCode::JobFailed
+                        .because(format!("job {name:?} ended while the links were let go of")));
                 };
                 if unlinked.is_dropped() {
                     let own = new_token()?;
@@ -98,7 +95,7 @@ impl Registry {
                 }
             }
             if tokio::time::timeout_at(limit, freed).await.is_err() {
-                return Err(Refusal::Exhausted(format!(
+                return Err(RefusalCode::CoreSilent.because(format!(
                     "job {name:?}: a core of the hub did not let go of the former links in {} s",
                     self.heartbeat_limit.as_secs_f64()
                 )));

@@ -5,7 +5,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use fabric::any;
-use pbox_core::control::{JoinRequest, PROTOCOL};
+use pbox_core::control::JoinRequest;
 use pbox_core::kernels::Kernels;
 use pbox_core::{JobTerms, Key, Optimizer};
 use tokio::sync::mpsc::unbounded_channel;
@@ -41,6 +41,7 @@ pub fn registry_with(quotas: Quotas) -> (Arc<Registry>, CoreThread) {
         rdma: Ok(()),
     };
     let parts = Parts {
+        id: "a test".into(),
         cores: vec![core],
         kernels,
         transports: Vec::new(),
@@ -62,19 +63,7 @@ pub fn registry_with(quotas: Quotas) -> (Arc<Registry>, CoreThread) {
 pub fn request() -> JoinRequest {
     let optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
     let terms = JobTerms { chunk_bytes: 64, ..JobTerms::new(1, vec![Key::f32("a", [16])], optimizer) };
-    JoinRequest {
-        protocol: PROTOCOL,
-        protocol_lowest: None,
-        rank: 0,
-        hub: 0,
-        through: Vec::new(),
-        mesh: None,
-        peers: None,
-        reached: None,
-        relinks: false,
-        trial: false,
-        terms,
-    }
+    JoinRequest::new(0, terms)
 }
 
 pub fn runtime() -> tokio::runtime::Runtime {

@@ -7,11 +7,12 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use pbox_core::control::RefusalCode;
 use pbox_core::{ChunkId, Immediate, JobId, Layout, Round};
 use timeline::{Clock, Process, Span};
 
 use super::job::Job;
-use super::{Refusal, Registry, on_thread};
+use super::{Because, Refusal, Registry, on_thread};
 use crate::cores::{Carried, Command, Event, LastEvents};
 
 /// How long the cores may take: one that hangs is left out.
@@ -75,8 +76,9 @@ impl Registry {
             drop(registry); // before the answer is seen: a hub that stops needs the last reference
             process
         });
-        process.await.map_err(Refusal::Exhausted)?.ok_or_else(|| {
-            Refusal::Gone("this hub notes no timeline; start it with --trace FILE, or set PHUB_TRACE".into())
+        process.await?.ok_or_else(|| {
+            RefusalCode::PageUnknown
+                .because("this hub notes no timeline; start it with --trace FILE, or set PHUB_TRACE")
         })
     }
 

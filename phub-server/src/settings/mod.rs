@@ -1,6 +1,5 @@
 //! The hub's settings: each declared once, with its default, its doc and its environment name.
 
-pub(crate) mod environment;
 mod idle_choice;
 pub(crate) mod interface;
 mod listen;
@@ -140,6 +139,12 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_CHECKPOINT_KEEP", default_value_t = KEEP, value_name = "COUNT")]
     pub checkpoint_keep: NonZeroU32,
 
+    /// The files of how many jobs are kept. When a job ends, those of the jobs that were saved longest ago go, but not of jobs that
+    /// are here, and not of jobs over several hubs. A run without PHUB_JOB is a job of its own, from which no other run goes on.
+    /// Default: all.
+    #[arg(long, env = "PHUB_CHECKPOINT_JOBS", value_name = "COUNT", requires = "checkpoints")]
+    pub checkpoint_jobs: Option<NonZeroU32>,
+
     /// The mode of checkpoint files, like 640 where a group may read them; the directory gets the same if the hub makes it.
     #[arg(long, env = "PHUB_CHECKPOINT_MODE", default_value_t, value_name = "MODE")]
     pub checkpoint_mode: FileMode,
@@ -172,7 +177,8 @@ pub struct HubSettings {
     pub peers: Option<PeerList>,
 
     /// How many seconds the first worker of a job waits for hubs above, or of the mesh, that do not answer yet.
-    #[arg(long, env = "PHUB_ABOVE_LIMIT_S", default_value_t = 30, value_name = "SECONDS")]
+    #[arg(long, env = "PHUB_ABOVE_LIMIT_S", default_value_t = 30, value_name = "SECONDS",
+          value_parser = clap::value_parser!(u64).range(..=86400))]
     pub above_limit_s: u64,
 
     /// The most jobs at a time. Another job is refused until one of these ends.
@@ -200,7 +206,8 @@ pub struct HubSettings {
     pub trace: Option<PathBuf>,
 
     /// End when there has been no job for this many seconds. Default: run until a signal.
-    #[arg(long, env = "PHUB_UNUSED_LIMIT_S", value_name = "SECONDS")]
+    #[arg(long, env = "PHUB_UNUSED_LIMIT_S", value_name = "SECONDS",
+          value_parser = clap::value_parser!(u64).range(..=31_536_000))]
     pub unused_limit_s: Option<u64>,
 }
 
@@ -368,6 +375,15 @@ impl FromStr for CoreSelection {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_flag_that_has_a_variable_is_known_by_its_name() {
+        let known: Vec<&str> = membership::known_variables().collect();
+        let command = HubSettings::command();
+        let names = command.get_arguments().filter_map(|flag| flag.get_env()?.to_str());
+        let names: Vec<&str> = names.filter(|name| !known.contains(name)).collect();
+        assert_eq!(names, [""; 0]);
+    }
 
     #[test]
     fn cores_are_a_count_or_a_list() {

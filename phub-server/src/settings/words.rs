@@ -33,7 +33,9 @@ impl fmt::Display for HubSettings {
                     None => write!(f, " at the end of a job")?,
                     Some(rounds) => write!(f, " every {rounds} rounds")?,
                 }
-                write!(f, " ({} are kept)", self.checkpoint_keep)?;
+                write!(f, " ({} are kept", self.checkpoint_keep)?;
+                self.checkpoint_jobs.map_or(Ok(()), |jobs| write!(f, ", of {jobs} jobs"))?;
+                write!(f, ")")?;
             }
         }
         write!(f, ", a worker is dead after {} s", self.heartbeat_limit_s)?;

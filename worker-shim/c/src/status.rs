@@ -92,6 +92,7 @@ fn of_cause(error: &SessionError) -> PhubStatus {
         | E::Pull(_)
         | E::Setting(_)
         | E::Trace(_) => PhubStatus::Invalid,
+        E::NoWeights => PhubStatus::Order,
         E::Missing { .. } | E::PeerLeft { .. } | E::Stalled { .. } => PhubStatus::Others,
         E::Exchange(ExchangeError::NoSuchKey { .. } | ExchangeError::OtherType { .. }) => PhubStatus::Invalid,
         E::Exchange(
@@ -122,7 +123,6 @@ fn of_membership(error: &MemberError) -> PhubStatus {
         | E::NoTransport { .. }
         | E::Connect(_)
         | E::DataPath { .. } => PhubStatus::Unreachable,
-        E::Refused { what: "push", .. } => PhubStatus::Order,
         E::Refused { .. } | E::NotAllowed { .. } | E::NoTls { .. } | E::CheckpointLost { .. } => {
             PhubStatus::Refused
         }

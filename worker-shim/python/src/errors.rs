@@ -18,7 +18,9 @@ macro_rules! exceptions {
 
         /// Adds the classes to the module.
         pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
-            module.add("Error", module.py().get_type::<Error>())?;
+            let base = module.py().get_type::<Error>();
+            base.setattr("code", module.py().None())?;
+            module.add("Error", base)?;
             $(module.add(stringify!($name), module.py().get_type::<$name>())?;)*
             Ok(())
         }
@@ -59,6 +61,7 @@ pub fn of_cause(error: &SessionError) -> PyErr {
     let words = chain(error);
     match error {
         SessionError::Member(error) => of_membership(error, words),
+        SessionError::NoWeights => RefusedError::new_err(words),
         SessionError::Window(_) => OutOfMemoryError::new_err(words),
         SessionError::Missing { .. } => MissingWorkersError::new_err(words),
         SessionError::PeerLeft { .. } => PeerLeftError::new_err(words),
@@ -87,9 +90,10 @@ pub fn of_member(error: &MemberError) -> PyErr {
 fn of_membership(error: &MemberError, words: String) -> PyErr {
     match error {
         MemberError::Unreachable { .. } => UnreachableError::new_err(words),
-        MemberError::Refused { .. } | MemberError::NotAllowed { .. } | MemberError::NoTls { .. } => {
-            RefusedError::new_err(words)
+        MemberError::Refused { code, .. } | MemberError::NotAllowed { code, .. } => {
+            with_code(RefusedError::new_err(words), code.word())
         }
+        MemberError::NoTls { .. } => RefusedError::new_err(words),
         MemberError::Protocol { .. } | MemberError::Nonsense { .. } => ProtocolError::new_err(words),
         MemberError::Connect(_) | MemberError::DataPath { .. } | MemberError::NoTransport { .. } => {
             ConnectError::new_err(words)
@@ -103,6 +107,13 @@ fn of_membership(error: &MemberError, words: String) -> PyErr {
         | MemberError::Credential(_)
         | MemberError::Trust(_) => SettingsError::new_err(words),
     }
+}
+
+/// Adds the code of the hub's refusal to an exception.
+fn with_code(exception: PyErr, code: &str) -> PyErr {
+    // Without it, the class says `None`.
+    Python::attach(|py| drop(exception.value(py).setattr("code", code)));
+    exception
 }
 
 /// An error and its causes, each once.

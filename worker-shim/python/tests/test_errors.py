@@ -72,7 +72,7 @@ def test_workers_whose_models_differ(hub):
     def other():
         with pytest.raises(phub.RefusedError) as error:
             join(hub, 1, 2, keys={"weight": (3, 41), "bias": (7,)}, join_limit=5)
-        refused.append(str(error.value))
+        refused.append(error.value)
 
     first = threading.Thread(target=lambda: pytest.raises(phub.MissingWorkersError, join, hub, 0, 2, join_limit=1.5))
     first.start()
@@ -81,7 +81,7 @@ def test_workers_whose_models_differ(hub):
         pass
     other()
     first.join()
-    assert "weight" in refused[0], refused
+    assert "weight" in str(refused[0]) and refused[0].code == "terms_differ", refused
 
 
 def _has_job(hub):
@@ -95,8 +95,9 @@ def _has_job(hub):
 
 def test_calls_out_of_order(hub):
     session = join(hub)
-    with pytest.raises(phub.RefusedError, match="no weights yet"):
+    with pytest.raises(phub.RefusedError, match="no weights yet") as error:
         session.push()
+    assert error.value.code is None
     session.broadcast()
     with pytest.raises(phub.OrderError, match="'added' is none of this job's 2; keys are fixed at the join"):
         session.push("added")

@@ -212,3 +212,23 @@ def by_backend(rank, store, hub):
 @pytest.mark.skipif(not HAS_BACKEND, reason="phub.c10d needs torch 2.4")
 def test_the_backend_sums_whole_numbers_exactly(hub, tmp_path):
     assert in_processes(3, by_backend, tmp_path / "store", hub.address) == [([7.0, 7.0], 1.0)] * 3
+
+
+def write_what_differs(rank, hub):
+    model = torch.nn.Linear(5, 4)
+    settings = {"hub": hub, "rank": rank, "world_size": 2, "job": "written", "compare_every": 1000}
+    optimizer = phub.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, **settings)
+    try:
+        for limit in (0.1, 0.01 * (1 + rank)):
+            for _ in range(3):
+                model(torch.ones(3, 5)).sum().backward()
+                optimizer.step()
+                with torch.no_grad():
+                    model.weight.clamp_(-limit, limit)
+    except phub.JobFailedError as error:
+        return str(error)
+
+
+def test_weights_that_scripts_write_differently_are_an_error_if_they_are_compared(hub):
+    for seen in in_processes(2, write_what_differs, hub.address):
+        assert "workers [0] and [1] wrote different weights in round" in seen

@@ -72,7 +72,6 @@ struct Waiting {
 }
 
 pub(super) struct Shared {
-    hub: String,
     job: String,
     names: Vec<String>,
     /// Why the job takes gradients only, if it does.
@@ -108,9 +107,9 @@ impl Shared {
             waker: None,
             over: None,
         };
-        let (hub, job) = (config.hub.clone(), config.job.clone());
+        let job = config.job.clone();
         let gradients_only = gradients_only(&config.terms.level);
-        Shared { hub, job, names, gradients_only, state: Mutex::new(state), changed: Condvar::new() }
+        Shared { job, names, gradients_only, state: Mutex::new(state), changed: Condvar::new() }
     }
 
     pub fn job(&self) -> &str {
@@ -211,7 +210,7 @@ impl Shared {
     fn note_push(&self, state: &mut State, key: KeyId, what: Pushed) -> Result<(), SessionError> {
         let open = is_open(state, key)?;
         if !state.has_weights {
-            return Err(Session::no_weights(&self.hub));
+            return Err(SessionError::NoWeights);
         }
         if open {
             return Err(self.under_way(state, key, "pushing it again"));

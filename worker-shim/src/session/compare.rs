@@ -1,5 +1,5 @@
-//! Comparing weights: whether all workers have the same. Each sends a digest of its weights every so many rounds, and the
-//! hub compares.
+//! Comparing weights: whether all workers have the same. Each sends a digest of its weights every so many rounds, and one of the
+//! weights that it writes itself, in each round with any. The hub compares.
 //!
 //! On the caller's thread, before a push, or before bytes leave ahead: until then the key's weights stay as they are.
 
@@ -13,11 +13,12 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use zerocopy::IntoBytes;
 
 use super::config::{InvalidSetting, SessionConfig};
+use super::contents::Pushed;
 use super::error::SessionError;
 use super::session::Session;
 
-/// Rounds whose keys are not all pushed yet. Keys that a caller pushes ahead of others make a second one; of more, the
-/// oldest is never complete.
+/// Digests whose keys are not all pushed yet: two of a round, and two of the next one, whose keys a caller may push ahead of
+/// the rest. The oldest of more is never complete.
 const OPEN: usize = 4;
 
 /// The digests of a session that compares its weights.
@@ -28,12 +29,15 @@ pub(super) struct Digests {
     open: VecDeque<Open>,
 }
 
-/// A round, the keys that are in its digest, and the digest: the sum of theirs.
+/// A digest of a round, the sum of its keys' digests, and the number of keys that were looked at for it.
 #[derive(Debug)]
 struct Open {
     round: Round,
+    /// Whether the digest is of weights that the worker writes.
+    written: bool,
     keys: usize,
-    digest: u64,
+    /// None if no key is in it.
+    digest: Option<u64>,
 }
 
 impl Digests {
@@ -59,17 +63,20 @@ impl Digests {
         round > Round(0) && round.0.is_multiple_of(self.every)
     }
 
-    /// Takes a key's weights before a round in. Returns the round's digest if this was its last key.
-    fn take(&mut self, round: Round, key: KeyId, weights: &[u8]) -> Option<u64> {
-        let digest = xxh3_64_with_seed(weights, u64::from(key.0));
-        let at = self.open.iter().position(|open| open.round == round).unwrap_or_else(|| {
+    /// Takes a key in: its digest, if it has one. Returns the round's digest if this was its last key.
+    fn take(&mut self, round: Round, written: bool, digest: Option<u64>) -> Option<u64> {
+        let at = self.open.iter().position(|open| (open.round, open.written) == (round, written));
+        let at = at.unwrap_or_else(|| {
             self.open.truncate(OPEN - 1);
-            self.open.push_front(Open { round, keys: 0, digest: 0 });
+            self.open.push_front(Open { round, written, keys: 0, digest: None });
             0
         });
         let open = &mut self.open[at];
-        (open.keys, open.digest) = (open.keys + 1, open.digest.wrapping_add(digest));
-        if open.keys < self.keys { None } else { self.open.remove(at).map(|open| open.digest) }
+        open.keys += 1;
+        if let Some(digest) = digest {
+            open.digest = Some(open.digest.unwrap_or(0).wrapping_add(digest));
+        }
+        if open.keys < self.keys { None } else { self.open.remove(at)?.digest }
     }
 
     /// The session goes back to an earlier round.
@@ -79,25 +86,57 @@ impl Digests {
 }
 
 impl Session {
-    /// A key is about to be pushed, or sent ahead. With the last key of a round that is compared, tells the hub the digest.
+    /// A key is about to be pushed. With the last key of a round, tells the hub the digest of the weights before it, if they are
+    /// compared, and the digest of the weights that this worker writes in it, if it writes any.
     ///
     /// # Errors
     /// When the job has failed, as it does where weights differ.
-    pub(super) fn compare(&mut self, key: KeyId) -> Result<(), SessionError> {
-        if self.exchange.has_left(key) || self.skips.get(key.index()).is_some_and(|&skips| skips > 0) {
+    pub(super) fn compare(&mut self, key: KeyId, what: Pushed) -> Result<(), SessionError> {
+        self.compare_weights(key)?;
+        let round = self.exchange.round(key);
+        if self.is_skipped(key) || round == Round(0) {
             return Ok(());
         }
+        let written = if what == Pushed::Weights { Some(self.digest(key, true)?) } else { None };
+        let whole = self.digests.as_mut().and_then(|digests| digests.take(round, true, written));
+        whole.map_or(Ok(()), |digest| self.tell_digest(round, digest, true))
+    }
+
+    /// A key is about to be pushed, or sent ahead: as [`compare`](Self::compare), of the weights before the round.
+    pub(super) fn compare_weights(&mut self, key: KeyId) -> Result<(), SessionError> {
         let round = self.exchange.round(key);
-        let Some(digests) = self.digests.as_mut().filter(|digests| digests.has(round)) else { return Ok(()) };
-        let weights = match self.exchange.layout().keys()[key.index()].dtype {
-            Dtype::F32 => self.exchange.weights::<f32>(key)?.as_bytes(),
-            Dtype::F16 => self.exchange.weights::<f16>(key)?.as_bytes(),
-            Dtype::BF16 => self.exchange.weights::<bf16>(key)?.as_bytes(),
+        let is_compared = self.digests.as_ref().is_some_and(|digests| digests.has(round));
+        if !is_compared || self.exchange.has_left(key) || self.is_skipped(key) {
+            return Ok(());
+        }
+        let digest = Some(self.digest(key, false)?);
+        let whole = self.digests.as_mut().and_then(|digests| digests.take(round, false, digest));
+        whole.map_or(Ok(()), |digest| self.tell_digest(round, digest, false))
+    }
+
+    fn is_skipped(&self, key: KeyId) -> bool {
+        self.skips.get(key.index()).is_some_and(|&skips| skips > 0)
+    }
+
+    /// The digest of a key's weights, or of those that the caller has written where its gradient is.
+    fn digest(&mut self, key: KeyId, written: bool) -> Result<u64, SessionError> {
+        let dtype = self.exchange.layout().keys()[key.index()].dtype;
+        let exchange = &mut self.exchange;
+        let bytes = match (dtype, written) {
+            (Dtype::F32, false) => exchange.weights::<f32>(key)?.as_bytes(),
+            (Dtype::F16, false) => exchange.weights::<f16>(key)?.as_bytes(),
+            (Dtype::BF16, false) => exchange.weights::<bf16>(key)?.as_bytes(),
+            (Dtype::F32, true) => exchange.gradient_mut::<f32>(key)?.as_bytes(),
+            (Dtype::F16, true) => exchange.gradient_mut::<f16>(key)?.as_bytes(),
+            (Dtype::BF16, true) => exchange.gradient_mut::<bf16>(key)?.as_bytes(),
         };
-        let Some(digest) = digests.take(round, key, weights) else { return Ok(()) };
+        Ok(xxh3_64_with_seed(bytes, u64::from(key.0)))
+    }
+
+    fn tell_digest(&mut self, round: Round, digest: u64, written: bool) -> Result<(), SessionError> {
         // Of several hubs, the first one compares.
         let hub = &self.hubs[0];
-        let request = CompareRequest { token: hub.token.clone(), round, digest };
+        let request = CompareRequest { token: hub.token.clone(), round, digest, written };
         let told: Result<serde_json::Value, MemberError> = hub.post("compare", "compare weights", &request);
         told.map(|_| ()).or_else(|error| self.survive(error.into()))
     }

@@ -56,8 +56,8 @@ pub struct SessionConfig {
     /// compression. Default: in memory that the session makes.
     pub dma_buf: Option<DmaBuf>,
     /// Every so many rounds the hub compares a digest of all workers' weights, and the job ends if they differ: memory, a
-    /// network or a program has altered some. The digest costs a reading of the weights and a request to the hub. For BSP
-    /// without Slim-DP. 0: never. Default 0.
+    /// network or a program has altered some. The digest costs a reading of the weights and a request to the hub. Weights that
+    /// workers write themselves are compared in each round that has some. For BSP without Slim-DP. 0: never. Default 0.
     pub compare_every: u32,
     /// Time limit of the join: for the other workers, and for each reply of the hub. Default 60 s.
     pub join_limit: Duration,
@@ -90,8 +90,9 @@ impl InvalidSetting {
 }
 
 impl SessionConfig {
-    /// Whether what the environment says of sessions can be followed.
+    /// Checks that what the environment says of sessions can be followed, and warns of names that are no settings.
     pub(super) fn check_environment() -> Result<(), InvalidSetting> {
+        membership::warn_of_environment();
         let why = membership::boolean(CHECKSUM).err();
         why.map_or(Ok(()), |why| {
             let seen = std::env::var(CHECKSUM).unwrap_or_default();

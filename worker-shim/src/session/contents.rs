@@ -65,7 +65,7 @@ impl Session {
             return Ok(()); // its next push is not sent, or would not know its bytes
         }
         if self.digests.is_some() && self.exchange.leaves_ahead(key) && self.exchange.is_ready(key) {
-            self.compare(key)?; // the hub may write the weights from now on
+            self.compare_weights(key)?; // the hub may write the weights from now on
         }
         match self.exchange.send_ahead(key) {
             Ok(()) => Ok(()),

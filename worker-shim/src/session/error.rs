@@ -19,6 +19,9 @@ pub enum SessionError {
     /// The job could not be joined, or its hubs end the session.
     #[error(transparent)]
     Member(#[from] MemberError),
+    /// There is no push before the broadcast.
+    #[error("no weights yet: every worker calls broadcast_weights once before its first push")]
+    NoWeights,
     /// The job's name is not allowed.
     #[error(transparent)]
     JobName(#[from] InvalidJobName),

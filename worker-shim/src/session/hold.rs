@@ -14,10 +14,12 @@
 //! begins as far ahead of the slowest as it was. So each loses the same number of rounds. Machines that step alone are like such
 //! workers, and the workers of a machine step together.
 
+#![allow(clippy::result_large_err)] // once a loss
+
 use std::time::{Duration, Instant};
 
 use fabric::{Receive, any};
-use membership::{Hub, MemberError};
+use membership::{Again, Hub, MemberError, PAUSE};
 use pbox_core::{Consistency, Content, JobTerms, KeyId, Round, Wire};
 
 use super::compare::Digests;
@@ -27,8 +29,6 @@ use super::join::{Attached, attach, drafts, let_in};
 use super::session::Session;
 use crate::pull::Pulling;
 
-/// The pause between two attempts to join: nothing tells when a program begins to listen.
-const PAUSE: Duration = Duration::from_millis(100);
 /// Time limit for telling another hub of the job that one is lost.
 pub(super) const TELL_LIMIT: Duration = Duration::from_secs(2);
 
@@ -68,20 +68,6 @@ struct Stood {
     content: Content,
     /// Pushes that are not sent, because of a former loss.
     skips: u32,
-}
-
-/// Why a session does not go on yet.
-pub(super) enum Again {
-    /// Another attempt may succeed.
-    Later(SessionError),
-    /// None will.
-    Never(SessionError),
-}
-
-impl<E: Into<SessionError>> From<E> for Again {
-    fn from(error: E) -> Self {
-        Again::Later(error.into())
-    }
 }
 
 impl Session {
@@ -164,9 +150,9 @@ impl Session {
     }
 
     /// Joins again, and goes on.
-    fn go_on(&mut self, stood: &[Stood], until: Instant) -> Result<(), Again> {
+    fn go_on(&mut self, stood: &[Stood], until: Instant) -> Result<(), Again<SessionError>> {
         // Before the join: nothing that a hub sends which only stood still may come into the new one's window.
-        let (_group, mut ports) = any::group(1, None)?;
+        let (_group, mut ports) = any::group(1, None).map_err(SessionError::from)?;
         self.exchange.disconnect(ports.remove(0));
         let own = stood.iter().map(|stood| self.counted(stood.round)).max().unwrap_or_default();
         let terms = JobTerms { level: self.asked, ..self.config.terms.clone() };
@@ -181,7 +167,7 @@ impl Session {
             return Err(Again::Never(self.hubs[0].lost(format!("it came back, and {is}")).into()));
         }
         let deadline = Instant::now() + self.config.join_limit;
-        let wire = Wire::of_terms(&self.config.terms)?;
+        let wire = Wire::of_terms(&self.config.terms).map_err(SessionError::from)?;
         let (windows, former) = (self.exchange.windows(), &self.hubs);
         let receive = |hub: usize| Receive::Into(windows.received()[former[hub].cores.start].clone());
         let Attached { port, endpoints, received, slices, hubs, ways } =
@@ -193,7 +179,7 @@ impl Session {
         self.let_ahead(drafts);
         if let Some(pull) = &self.config.pull {
             // With a profile of its own: the hub may be on another machine.
-            self.pulling = Some(Pulling::begin(pull, &mut self.exchange)?);
+            self.pulling = Some(Pulling::begin(pull, &mut self.exchange).map_err(SessionError::from)?);
         }
         self.begin(deadline)?;
         self.wait_all()?;

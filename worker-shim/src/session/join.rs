@@ -7,15 +7,15 @@ use std::time::Instant;
 
 use fabric::tcp::Frames;
 use fabric::{Port, Receive, RecvWindow, SendWindow, Until, any};
-use membership::{Credential, DataPath, Hub, LetIn, MemberError, Named, Ports, Way};
-use pbox_core::control::{JoinRequest, PROTOCOL, Versions, check_job_name};
+use membership::{Credential, DataPath, Hub, LetIn, MemberError, Named, Ports, Relinks, Way};
+use pbox_core::control::{JoinRequest, check_job_name};
 use pbox_core::{Credit, Round, Slices, Wire};
 
 use super::compare::Digests;
 use super::config::SessionConfig;
 use super::error::SessionError;
 use super::hold::{Hold, Returns, TELL_LIMIT};
-use super::relink::{self, Relinks};
+use super::relink;
 use super::session::{GivenUp, LOOK, Session};
 use super::state::State;
 use super::timeline::{Timeline, Who};
@@ -189,17 +189,11 @@ pub(super) fn let_in(
         membership::wait_for(&addresses, &Named::Here, until, given_up)?;
     }
     let request = JoinRequest {
-        protocol: PROTOCOL,
-        protocol_lowest: Versions::OURS.lowest_of_several(),
-        rank: config.rank,
-        hub: 0,
-        through: Vec::new(),
         mesh: config.mesh.clone(),
-        peers: None,
         reached,
         relinks: relink::asks(config),
         trial: config.trial,
-        terms: config.terms.clone(),
+        ..JoinRequest::new(config.rank, config.terms.clone())
     };
     let credential = match &config.token {
         Some(given) => Some(given.clone()),

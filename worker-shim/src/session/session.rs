@@ -9,7 +9,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use fabric::{Idle, Port, Until, any};
-use membership::{Hub, MemberError, Way};
+use membership::{Hub, Relinks, Way};
 use pbox_core::{Content, Element, KeyId, Layout, LevelTerms, Numbers, Round};
 
 use super::compare::Digests;
@@ -18,7 +18,6 @@ use super::contents::Pushed;
 use super::credit::{Trial, Tuner};
 use super::error::SessionError;
 use super::hold::{Hold, Returns};
-use super::relink::Relinks;
 use super::timeline::Timeline;
 use super::times::{Stopwatch, Times};
 use crate::exchange::{Exchange, Traffic, Windows};
@@ -183,12 +182,12 @@ impl Session {
     /// Pushes a key that may stay here, if it is small, until the [`flush`](Self::flush), which must follow soon.
     pub(crate) fn put_as(&mut self, key: KeyId, what: Pushed) -> Result<(), SessionError> {
         if !self.ready {
-            return Err(Self::no_weights(&self.config.hub));
+            return Err(SessionError::NoWeights);
         }
         self.exchange.check_exists(key)?;
         let timed = self.stopwatch.push_begins(key, self.exchange.round(key));
         if self.digests.is_some() {
-            self.compare(key)?;
+            self.compare(key, what)?;
         }
         let content =
             if what == Pushed::Gradient { Content::Gradient } else { self.other_content(key, what)? };
@@ -224,12 +223,6 @@ impl Session {
             Ok(()) => Ok(()),
             Err(error) => self.survive_loss(error),
         }
-    }
-
-    /// Why there is no push before the broadcast.
-    pub(crate) fn no_weights(hub: &str) -> SessionError {
-        let why = "no weights yet: every worker calls broadcast_weights once before its first push".into();
-        MemberError::Refused { hub: hub.to_owned(), what: "push", why }.into()
     }
 
     /// Waits until the key's answer is there.

@@ -12,7 +12,7 @@ use fabric::tcp::Frames;
 use fabric::verbs::{self, NicOptions};
 use fabric::{Arrival, LinkId, NicPair, Port as _, Posted, Receive, SendWindow, Until};
 use membership::{Named, NicSettings, Ports};
-use pbox_core::control::{HubReply, JoinRequest, PROTOCOL, TransportAddress, Versions};
+use pbox_core::control::{HubReply, JoinRequest, TransportAddress};
 use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, JobTerms, Key, Optimizer, Round, Wire};
 use rustix::net::sockopt::{Ipv4PathMtuDiscovery, ip_mtu, set_ip_mtu_discover};
 
@@ -286,19 +286,7 @@ fn pairs(
     let terms = JobTerms::new(1, keys, Optimizer::Average);
     let wire = Wire::of_terms(&terms).map_err(|error| in_words(&error))?;
     let schedule = terms.level.schedule;
-    let request = JoinRequest {
-        protocol: PROTOCOL,
-        protocol_lowest: Versions::OURS.lowest_of_several(),
-        rank: 0,
-        hub: 0,
-        through: Vec::new(),
-        mesh: None,
-        peers: None,
-        reached: None,
-        relinks: false,
-        trial: true,
-        terms,
-    };
+    let request = JoinRequest { trial: true, ..JoinRequest::new(0, terms) };
     let job = format!("phub-doctor-{}", hub.cores.len());
     let mut let_in = membership::join_all(&[address], &job, PATIENCE, &request, credential, &Named::Here)
         .map_err(|error| in_words(&error))?;

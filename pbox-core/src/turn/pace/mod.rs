@@ -106,10 +106,11 @@ pub(crate) trait Pace: Sized {
     /// weights.
     fn answered(&self, place: usize, rank: u32, round: Round) -> Content;
 
-    /// Whether a worker has what [`answered`](Self::answered) says already: the bytes came ahead.
+    /// As [`answered`](Self::answered), and whether bytes go with it: none if weights stay as they are, or came ahead.
     #[inline]
-    fn has_answer(&self, _place: usize, _rank: u32) -> bool {
-        false
+    fn answer(&self, place: usize, rank: u32, round: Round) -> (Content, bool) {
+        let content = self.answered(place, rank, round);
+        (content, content != Content::Nothing || !self.is_push(rank))
     }
 
     /// Whether it is worker `rank`'s turn to push a chunk, and for which round.

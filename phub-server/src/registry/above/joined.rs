@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::time::{Duration, Instant};
 
+use coordinator::Compared;
 use membership::{Hub, LetIn, MemberError, Missing};
 use pbox_core::control::{
     CheckpointReply, CompareRequest, Late, Latest, LearningRateRequest, Machine, OptimizerRequest,
@@ -170,9 +171,10 @@ impl JoinedAbove {
         })
     }
 
-    /// Tells the hubs above which weights all members here have before a round. May wait for them.
-    pub fn compare(&self, round: Round, digest: u64) -> Result<(), MemberError> {
-        let request = CompareRequest { token: self.hubs[0].token.clone(), round, digest };
+    /// Tells the hubs above which weights all members here have, or write. May wait for them.
+    pub fn compare(&self, compared: Compared, digest: u64) -> Result<(), MemberError> {
+        let Compared { round, written } = compared;
+        let request = CompareRequest { token: self.hubs[0].token.clone(), round, digest, written };
         self.hubs[0].post("compare", "compare weights", &request).map(|_: serde_json::Value| ())
     }
 

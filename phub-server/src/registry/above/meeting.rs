@@ -12,11 +12,11 @@ use std::collections::hash_map::Entry;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use pbox_core::control::{Machine, MeetReply, MeetRequest, check_address, check_job_name};
+use pbox_core::control::{Machine, MeetReply, MeetRequest, RefusalCode, check_address, check_job_name};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::registry::Refusal;
+use crate::registry::{Because, Refusal};
 
 /// The longest that a hub waits for others.
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -51,8 +51,8 @@ impl Meetings {
     /// A hub is there, and waits for the hubs of the other machines.
     pub async fn meet(&self, job: &str, request: MeetRequest) -> Result<MeetReply, Refusal> {
         let MeetRequest { machine, address, wait_ms, .. } = request;
-        check_job_name(job).map_err(|error| Refusal::Bad(error.to_string()))?;
-        check_address(&address).map_err(|error| Refusal::Bad(error.to_string()))?;
+        check_job_name(job).map_err(Refusal::bad)?;
+        check_address(&address).map_err(Refusal::bad)?;
         let mut seated = self.take_seat(job, machine, address)?;
         let wait = Duration::from_millis(wait_ms).min(LONGEST);
         let _ = timeout(wait, seated.news.wait_for(is_complete)).await.is_ok();
@@ -62,9 +62,9 @@ impl Meetings {
         if missing.is_empty() {
             return Ok(MeetReply { hubs: seats.into_iter().flatten().collect() });
         }
-        Err(Refusal::Conflict(format!(
+        Err(RefusalCode::MachinesMissing.because(format!(
             "job {job:?}: no hub of machine(s) {missing:?} of {} has come within {:.1} s; a hub comes when the first worker of \
-             its machine joins",
+         its machine joins",
             machine.of,
             wait.as_secs_f64()
         )))
@@ -76,12 +76,15 @@ impl Meetings {
         machine: Machine,
         address: String,
     ) -> Result<Seated<'a>, Refusal> {
-        let conflict = |why: String| Err(Refusal::Conflict(format!("job {job:?}: {why}")));
+        let refuse = |code: RefusalCode, why: String| Err(code.because(format!("job {job:?}: {why}")));
         let mut meetings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let busy = meetings.len() >= MOST;
         let meeting = match meetings.entry(job.to_owned()) {
             Entry::Vacant(_) if busy => {
-                return conflict(format!("{MOST} other jobs wait for their machines here; try again"));
+                return refuse(
+                    RefusalCode::NoMesh,
+                    format!("{MOST} other jobs wait for their machines here; try again"),
+                );
             }
             Entry::Vacant(vacant) => vacant.insert(watch::Sender::new(vec![None; machine.of as usize])),
             Entry::Occupied(meeting) => meeting.into_mut(),
@@ -91,15 +94,21 @@ impl Meetings {
             (seats.len(), seats.get(machine.number as usize).cloned().flatten())
         };
         if expected != machine.of as usize {
-            return conflict(format!(
-                "machine {} says that there are {} machines, another one says {expected}",
-                machine.number, machine.of
-            ));
+            return refuse(
+                RefusalCode::NoMesh,
+                format!(
+                    "machine {} says that there are {} machines, another one says {expected}",
+                    machine.number, machine.of
+                ),
+            );
         }
         if let Some(taken) = taken {
-            return conflict(format!(
-                "the hubs at {taken} and {address} both say that they are machine {machine}; give each machine its own number",
-            ));
+            return refuse(
+                RefusalCode::RankTaken,
+                format!(
+                    "the hubs at {taken} and {address} both say that they are machine {machine}; give each machine its own number",
+                ),
+            );
         }
         meeting.send_modify(|seats| seats[machine.number as usize] = Some(address));
         let news = meeting.subscribe();
@@ -147,7 +156,7 @@ mod tests {
 
     fn refused(met: Result<MeetReply, Refusal>) -> String {
         match met {
-            Err(Refusal::Conflict(why)) => why,
+            Err(Refusal { why, .. }) => why,
             other => panic!("{other:?}"),
         }
     }

@@ -27,14 +27,12 @@ use coordinator::TOLD_EVERY;
 use fabric::any::{self, Transport};
 use fabric::{PortId, RecvWindow, SendWindow, WindowError};
 use membership::{LOOKUP_LIMIT, LetIn, MemberError, Missing, Named, PeerList, Ports, look_up};
-use pbox_core::control::{
-    JoinRequest, Machine, MeetReply, MeetRequest, Mesh, PROTOCOL, Versions, check_job_name,
-};
+use pbox_core::control::{JoinRequest, Machine, MeetReply, MeetRequest, Mesh, RefusalCode, check_job_name};
 use pbox_core::{Above, Below, JobId, JobTerms, LevelTerms, Members, Round, ShardSpec, WindowsBelow, Wire};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use super::{Refusal, Registry, on_thread};
+use super::{Because, NoThread, Refusal, Registry, on_thread};
 
 use joined::reason_of;
 use links::{Linked, LinksAbove};
@@ -126,8 +124,14 @@ impl Up {
     }
 
     /// The hubs above a job. In a mesh, waits until they have met.
-    fn of_job(&self, name: &str, request: &JoinRequest, deadline: Instant) -> Result<HubsAbove, Refusal> {
-        let conflict = |why: String| Refusal::Conflict(format!("job {name:?}: {why}"));
+    fn of_job(
+        &self,
+        name: &str,
+        request: &JoinRequest,
+        deadline: Instant,
+        given_up: &dyn Fn() -> bool,
+    ) -> Result<HubsAbove, Refusal> {
+        let conflict = |why: String| RefusalCode::NoMesh.because(format!("job {name:?}: {why}"));
         let mesh = match (&request.mesh, &self.above) {
             (None, above) => return Ok(above.clone().expect("a job that is relayed has hubs above")),
             (Some(_), Some(above)) => {
@@ -140,7 +144,7 @@ impl Up {
             (Some(mesh), None) => mesh,
         };
         let (named, credential) = (self.outside(), self.for_outside.as_ref());
-        membership::wait_for(&[&mesh.meet], &named, deadline, &|| false).map_err(not_joined)?;
+        membership::wait_for(&[&mesh.meet], &named, deadline, given_up).map_err(not_joined)?;
         let address = self.address_for(mesh).map_err(conflict)?;
         let hubs = membership::meet(mesh, name, address, deadline, credential, &named).map_err(not_joined)?;
         Ok(HubsAbove { hubs, machine: mesh.machine, own: Some(mesh.machine.number as usize) })
@@ -174,31 +178,27 @@ impl Up {
         Ok(SocketAddr::new(ip, self.control.port()).to_string())
     }
 
-    /// Joins the job above.
-    pub(super) fn join(&self, name: &str, request: &JoinRequest, id: &str) -> Result<LetInAbove, Refusal> {
-        let refused = |why: String| Refusal::Bad(format!("job {name:?}: {why}"));
+    /// Joins the job above, unless the caller gives up while it waits for a hub that is not there.
+    pub(super) fn join(
+        &self,
+        name: &str,
+        request: &JoinRequest,
+        id: &str,
+        given_up: &dyn Fn() -> bool,
+    ) -> Result<LetInAbove, Refusal> {
+        let refused = |why: String| Refusal::bad(format!("job {name:?}: {why}"));
         let deadline = Instant::now() + self.start_limit;
         request.terms.check_below().map_err(|error| refused(error.to_string()))?;
-        let above = self.of_job(name, request, deadline)?;
+        let above = self.of_job(name, request, deadline, given_up)?;
         let (Machine { number, of }, hubs) = (above.machine, above.hubs.len() as u32);
         let members = if above.own.is_some() { Members::Mesh } else { Members::Hubs };
         let terms = request.terms.above(members, hubs, of).map_err(|error| refused(error.to_string()))?;
         terms.check().map_err(|error| refused(format!("at the hubs above: {error}")))?;
         let wire = Wire::of_terms(&terms).map_err(|error| refused(error.to_string()))?;
         let through = request.through.iter().cloned().chain([id.to_owned()]).collect();
-        let request = JoinRequest {
-            reached: None,
-            relinks: true,
-            trial: request.trial,
-            protocol: PROTOCOL,
-            protocol_lowest: Versions::OURS.lowest_of_several(),
-            rank: number,
-            hub: 0,
-            through,
-            mesh: None,
-            peers: None,
-            terms: terms.clone(),
-        };
+        let trial = request.trial;
+        let request =
+            JoinRequest { relinks: true, trial, through, ..JoinRequest::new(number, terms.clone()) };
         let name = name_above(name);
         check_job_name(&name).map_err(|error| refused(format!("at the hubs above: {error}")))?;
         let addresses: Vec<&str> = above.hubs.iter().map(String::as_str).collect();
@@ -206,7 +206,7 @@ impl Up {
             Some(_) => (self.outside(), self.for_outside.as_ref()),
             None => (Named::Here, self.credential.as_ref()),
         };
-        membership::wait_for(&addresses, &named, deadline, &|| false).map_err(not_joined)?;
+        membership::wait_for(&addresses, &named, deadline, given_up).map_err(not_joined)?;
         let hubs = membership::join_all(&addresses, &name, self.limit, &request, credential, &named);
         let hubs = hubs.map_err(not_joined)?;
         let placed = Above {
@@ -230,7 +230,8 @@ impl Up {
         share: Option<Arc<SendWindow>>,
         huge_pages: impl FnOnce(&[ShardSpec]),
     ) -> Result<MadeAbove, Refusal> {
-        let exhausted = |error: WindowError| Refusal::Exhausted(format!("a job below other hubs: {error}"));
+        let exhausted =
+            |error: WindowError| RefusalCode::NoMemory.because(format!("a job below other hubs: {error}"));
         let LetInAbove { above, hubs, terms: terms_above, wire: wire_above, placed } = let_in;
         let (level, machine) = (terms_above.level, above.machine.number);
         let (WindowsBelow { sums, shown }, shards) =
@@ -290,8 +291,8 @@ impl LetInAbove {
 /// What a hub above refuses, this hub refuses.
 pub(super) fn not_joined(error: MemberError) -> Refusal {
     match error {
-        MemberError::Refused { .. } => Refusal::Conflict(error.to_string()),
-        error => Refusal::Exhausted(format!("this hub is below other hubs: {error}")),
+        MemberError::Refused { .. } => RefusalCode::RefusedAbove.because(error.to_string()),
+        error => RefusalCode::NoneAbove.because(format!("this hub is below other hubs: {error}")),
     }
 }
 
@@ -301,15 +302,15 @@ impl Registry {
     pub(super) fn passed_on<T>(
         &self,
         id: JobId,
-        answer: Result<Result<T, MemberError>, String>,
+        answer: Result<Result<T, MemberError>, NoThread>,
     ) -> Result<T, Refusal> {
-        answer.map_err(Refusal::Exhausted)?.map_err(|error| {
+        answer?.map_err(|error| {
             if !error.is_loss_of_hub() {
-                return Refusal::Conflict(error.to_string());
+                return RefusalCode::RefusedAbove.because(error.to_string());
             }
             let (reason, blame) = reason_of(error);
             self.fail_by(&mut self.lock(), id, &reason, blame);
-            Refusal::Gone(reason)
+            RefusalCode::JobEnded.because(reason)
         })
     }
 
@@ -317,9 +318,7 @@ impl Registry {
     pub async fn meet(&self, name: &str, request: MeetRequest) -> Result<MeetReply, Refusal> {
         let mut meeting = pin!(self.meetings.meet(name, request.clone()));
         loop {
-            let made = self.freed.notified();
-            tokio::pin!(made);
-            made.as_mut().enable(); // before the look, so that no job is missed
+            let made = self.freed.notified(); // before the look, so that no job is missed
             if let Some(hubs) = self.met(name, &request) {
                 return Ok(MeetReply { hubs });
             }

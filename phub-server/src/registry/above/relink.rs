@@ -12,7 +12,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use membership::Way;
+use membership::{Again, PAUSE, Relinks};
 use pbox_core::{AnswersAbove, JobId};
 
 use super::JoinedAbove;
@@ -23,23 +23,13 @@ use crate::registry::job::Job;
 use crate::registry::loss::Blame;
 use crate::registry::{Registry, on_thread};
 
-/// The pause before links are made again that could not be made: nothing tells when a way is open.
-const PAUSE: Duration = Duration::from_millis(100);
-
-/// Whether a job's links to the hubs above are lost.
+/// A job's links to the hubs above.
 #[derive(Debug, Default)]
 pub(in crate::registry) struct RelinksAbove {
-    /// They are, and others are being made: how many cores have not let go of the former links yet, and what had come by the
-    /// links of those that have.
+    /// While links are made again: how many cores have not let go of the former ones yet, and what had come by the links of
+    /// those that have.
     unlinked: Option<(usize, AnswersAbove)>,
-    /// Since when links have brought no answer that was awaited, and what had come before.
-    in_vain: Option<(Instant, u64)>,
-}
-
-/// Why links could not be made again, and whether that may change.
-enum Again {
-    Later(String),
-    Never(String),
+    relinks: Relinks,
 }
 
 impl RelinksAbove {
@@ -57,17 +47,17 @@ impl RelinksAbove {
         }
     }
 
-    /// Once all cores have let go: since when links have brought no answer.
-    fn unlinked(&mut self) -> Option<Option<Instant>> {
+    /// Once all cores have let go: whether links may be made again.
+    fn unlinked(&mut self, limit: Duration) -> Option<Result<(), String>> {
         let (0, AnswersAbove { came, awaited }) = self.unlinked? else { return None };
-        if self.in_vain.is_none_or(|(_, before)| came > before || awaited == 0) {
-            self.in_vain = (awaited > 0).then(|| (Instant::now(), came));
-        }
-        Some(self.in_vain.map(|(since, _)| since))
+        let now = Instant::now();
+        self.relinks.lost(now, came, awaited > 0, limit);
+        Some(self.relinks.may_try(now, limit))
     }
 
     fn end(&mut self) {
         self.unlinked = None;
+        self.relinks.made(Instant::now());
     }
 }
 
@@ -127,44 +117,40 @@ impl Registry {
         above: &Arc<JoinedAbove>,
         lost: &str,
         until: Instant,
-    ) -> Result<(), Again> {
+    ) -> Result<(), Again<String>> {
         // Asked before the links end that are left: on shared memory, too, their end is no death then.
         let (asked, why) = (Arc::clone(above), lost.to_owned());
         let let_in = on_thread("phub-above", move || asked.relink(&why)).await;
-        let let_in = let_in.map_err(Again::Never)?.map_err(|error| Again::Never(error.to_string()))?;
-        let limit = self.up.start_limit;
-        if self.unlink_above(id).await?.is_some_and(|since| since.elapsed() > limit) {
-            let seconds = limit.as_secs_f64();
-            return Err(Again::Never(format!("those before have brought no answer for {seconds} s")));
-        }
+        let let_in = let_in
+            .map_err(|error| Again::Never(error.into()))?
+            .map_err(|error| Again::Never(error.to_string()))?;
+        self.unlink_above(id).await?;
         let (made, deadline) = (Arc::clone(above), until.min(Instant::now() + self.up.limit));
         let made = on_thread("phub-above", move || made.links.make(&let_in, deadline)).await;
-        let Linked { ways, paths, .. } =
-            made.map_err(Again::Later)?.map_err(|error| Again::Later(error.to_string()))?;
-        Ok(self.of_job(id, |job| {
+        let Linked { ways, paths, .. } = made
+            .map_err(|error| Again::Later(error.into()))?
+            .map_err(|error| Again::Later(error.to_string()))?;
+        let add = |job: &mut Job| {
             job.relinks_above.end();
             self.add_above(job, above.links.level, ways);
-            for (hub, way) in above.addresses().iter().zip(paths) {
-                let (job, paths, Way { transport, reason, .. }) = (&job.name, way.spoken_paths(), way);
-                tracing::warn!(job, hub, %transport, paths, "{lost}; the links are made again: {reason}");
-            }
-        })?)
+            membership::say_made(&job.name, above.addresses().iter().map(String::as_str), &paths, lost);
+        };
+        self.of_job(id, add).map_err(ended)
     }
 
-    /// Has all cores let go of a job's links to the hubs above. Returns since when links have brought no answer.
-    async fn unlink_above(&self, id: JobId) -> Result<Option<Instant>, Again> {
+    /// Has all cores let go of a job's links to the hubs above. An error if no links are to be made again.
+    async fn unlink_above(&self, id: JobId) -> Result<(), Again<String>> {
         let begin = |job: &mut Job| {
             job.relinks_above.begin(job.cores.numbers.len());
             self.command(job, || Command::UnlinkAbove { job: id });
         };
-        self.of_job(id, begin)?;
+        self.of_job(id, begin).map_err(ended)?;
         let limit = tokio::time::Instant::now() + self.up.limit;
         loop {
-            let freed = self.freed.notified();
-            tokio::pin!(freed);
-            freed.as_mut().enable(); // before the look, so that no wake-up is missed
-            if let Some(in_vain) = self.of_job(id, |job| job.relinks_above.unlinked())? {
-                return Ok(in_vain);
+            let freed = self.freed.notified(); // before the look, so that no wake-up is missed
+            let unlinked = self.of_job(id, |job| job.relinks_above.unlinked(self.up.start_limit));
+            if let Some(may_try) = unlinked.map_err(ended)? {
+                return may_try.map_err(Again::Never);
             }
             if tokio::time::timeout_at(limit, freed).await.is_err() {
                 let seconds = self.up.limit.as_secs_f64();
@@ -176,8 +162,6 @@ impl Registry {
     }
 }
 
-impl From<JobEnded> for Again {
-    fn from(ended: JobEnded) -> Self {
-        Again::Never(ended.into())
-    }
+fn ended(ended: JobEnded) -> Again<String> {
+    Again::Never(ended.into())
 }

@@ -9,11 +9,11 @@
 //! Here is what a hub answers; `registry/saved/last.rs` asks.
 
 use pbox_core::JobId;
-use pbox_core::control::{FailedReply, FailedRequest, LastReply, LastRequest, RoundsInFlight};
+use pbox_core::control::{FailedReply, FailedRequest, LastReply, LastRequest, RefusalCode, RoundsInFlight};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::registry::loss::Blame;
-use crate::registry::{Refusal, Registry};
+use crate::registry::{Because, Refusal, Registry};
 
 /// How the hub of a failed job takes part in saving its last state.
 #[derive(Clone, Debug)]
@@ -64,9 +64,9 @@ impl Registry {
             && orders.send(Order::Save(request, done)).await.is_ok()
             && let Ok(saved) = saved.await
         {
-            return saved.map(|bytes| LastReply { bytes }).map_err(Refusal::Exhausted);
+            return saved.map(|bytes| LastReply { bytes }).map_err(|why| RefusalCode::NotSaved.because(why));
         }
-        Err(Refusal::Conflict("the failed job's last state is not here any more".into()))
+        Err(RefusalCode::NoState.because("the failed job's last state is not here any more"))
     }
 
     fn ending(&self, id: JobId) -> Option<Ending> {
@@ -75,5 +75,5 @@ impl Registry {
 }
 
 pub(super) fn unknown(name: &str) -> Refusal {
-    Refusal::Gone(format!("no job {name:?} over several hubs here has this secret"))
+    RefusalCode::JobUnknown.because(format!("no job {name:?} over several hubs here has this secret"))
 }

@@ -20,7 +20,7 @@ use std::time::Duration;
 use coordinator::{Cause, StaleCut};
 use pbox_core::control::{
     ArrivedRequest, BeginsRequest, CheckpointReply, CheckpointRequest, HoldReply, HoldRequest, LostRequest,
-    PartState, PartsReply, ReleaseRequest, WrittenReply, WrittenRequest, check_job_name,
+    PartState, PartsReply, RefusalCode, ReleaseRequest, WrittenReply, WrittenRequest, check_job_name,
 };
 use pbox_core::job::MAX_HUBS;
 use pbox_core::{JobId, Round, Share};
@@ -33,10 +33,10 @@ use crate::registry::cut::CutAt;
 use crate::registry::job::Job;
 use crate::registry::loss::Blame;
 use crate::registry::saved::checkpoint::ROUND_LIMIT;
-use crate::registry::{Refusal, Registry, on_thread};
+use crate::registry::{Because, Refusal, Registry, on_thread};
 
 fn stale(error: StaleCut) -> Refusal {
-    Refusal::Conflict(error.to_string())
+    RefusalCode::CutStale.because(error.to_string())
 }
 
 impl Registry {
@@ -54,9 +54,9 @@ impl Registry {
         share: Share,
         check: Option<Round>,
     ) -> Result<PartsReply, Refusal> {
-        check_job_name(&name).map_err(|error| Refusal::Bad(error.to_string()))?;
+        check_job_name(&name).map_err(Refusal::bad)?;
         if share.hub >= share.hubs || share.hubs > MAX_HUBS {
-            return Err(Refusal::Bad(format!("{share}: expected 1 to {MAX_HUBS} hubs, numbered from 0")));
+            return Err(Refusal::bad(format!("{share}: expected 1 to {MAX_HUBS} hubs, numbered from 0")));
         }
         let registry = Arc::clone(self);
         // Not on the threads for joins: they may wait for this answer of each other's hubs.
@@ -67,9 +67,9 @@ impl Registry {
             let damage = check.map(|round| store.damage(&name, share, round)).transpose()?;
             Ok((Some(rounds), damage.flatten()))
         };
-        let looked = on_thread("phub-parts", look).await.map_err(Refusal::Exhausted)?;
-        let (rounds, damage) =
-            looked.map_err(|error: CheckpointError| Refusal::Conflict(error.to_string()))?;
+        let looked = on_thread("phub-parts", look).await?;
+        let (rounds, damage) = looked
+            .map_err(|error: CheckpointError| RefusalCode::CheckpointUnusable.because(error.to_string()))?;
         let every = self.checkpoint_every.map(std::num::NonZeroU32::get);
         Ok(PartsReply { keeps: rounds.is_some(), every, rounds: rounds.unwrap_or_default(), damage })
     }
@@ -113,7 +113,7 @@ impl Registry {
         request: ReleaseRequest,
     ) -> Result<(), Refusal> {
         // Before the cut ends: a wrong one ends nothing, and hub 0 may still say a right one.
-        self.of_job(id, |job| job.hubs.check_release(&request))?.map_err(Refusal::Bad)?;
+        self.of_job(id, |job| job.hubs.check_release(&request))?.map_err(Refusal::bad)?;
         let ReleaseRequest { cut, from, admitted, snapshot, ends, .. } = request;
         let _lease = self.of_job(id, |job| job.release(cut))?.map_err(stale)?;
         let ranks: Arc<[u32]> =
@@ -184,8 +184,10 @@ impl Registry {
         })?;
         match first_round {
             Some(round) if round == request.first_round => Ok(()),
-            Some(round) => Err(Refusal::Conflict(format!("the job begins with round {}", round.0))),
-            None => Err(Refusal::Conflict("the job has begun, or this is not its hub 0".into())),
+            Some(round) => {
+                Err(RefusalCode::CheckpointUnusable.because(format!("the job begins with round {}", round.0)))
+            }
+            None => Err(RefusalCode::NoState.because("the job has begun, or this is not its hub 0")),
         }
     }
 
@@ -245,6 +247,6 @@ impl Registry {
     ) -> Result<CheckpointReply, Refusal> {
         let limit = Duration::from_millis(request.round_limit_ms).min(ROUND_LIMIT);
         let at = if request.ends { CutAt::LastRound } else { CutAt::AllHubs };
-        self.checkpoint_at(id, at, limit).await.map_err(Refusal::Exhausted)
+        self.checkpoint_at(id, at, limit).await.map_err(|why| RefusalCode::NotSaved.because(why))
     }
 }

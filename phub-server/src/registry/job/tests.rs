@@ -7,14 +7,18 @@ use std::task::{Context, Poll, Waker};
 
 use coordinator::{Arrival, Token};
 use fabric::any::Transport;
-use pbox_core::control::{BeginsRequest, JobState, JoinReply, RelinkRequest};
+use pbox_core::control::{BeginsRequest, JobState, JoinReply, RefusalCode, RelinkRequest};
 use pbox_core::{Consistency, JobId, Members, OnLoss, Round};
 
 use super::Job;
 use crate::cores::{CoreThread, Report};
-use crate::registry::{Refusal, Registry, test_bed, token_of};
+use crate::registry::{Refusal, Registry, test_bed};
 
 const JOB: JobId = JobId(0);
+
+fn token(digits: &str) -> Token {
+    authority::unhex(digits).unwrap()
+}
 
 /// A hub of one core with one job, which begins with two members.
 struct Bed {
@@ -49,7 +53,7 @@ impl Bed {
         (request.terms.level.members, request.terms.level.consistency) = (self.members, self.consistency);
         let joined = test_bed::runtime().block_on(self.registry.join("job".into(), request));
         self.core.obey();
-        token_of(&joined.unwrap().token)
+        token(&joined.unwrap().token)
     }
 
     fn of_job<T>(&self, look: impl FnOnce(&mut Job) -> T) -> T {
@@ -124,7 +128,7 @@ fn lost_links_are_made_again_by_one_connection() {
         assert!(job.has(1) && job.has_others(0), "it takes part all the same");
     });
     assert!(bed.is_unlinked(), "this link is one of the lost");
-    let own = token_of(&bed.relink(join, || bed.unlinked()).unwrap().token);
+    let own = token(&bed.relink(join, || bed.unlinked()).unwrap().token);
     assert_eq!(bed.registry.expects(own), Ok((JOB, 1)));
     bed.of_job(|job| {
         assert!(job.connect(1, join).unwrap_err().contains("connected already"), "another token");
@@ -143,7 +147,7 @@ fn links_that_are_lost_again_wait_for_the_cores_again() {
     let bed = Bed::running();
     let join = bed.token();
     bed.link_ends();
-    let first = token_of(&bed.relink(join, || bed.unlinked()).unwrap().token);
+    let first = token(&bed.relink(join, || bed.unlinked()).unwrap().token);
     bed.of_job(|job| job.connect(1, first).unwrap());
     // Its new links end, too, before the core has said that it has them.
     assert!(bed.link_ends());
@@ -152,7 +156,7 @@ fn links_that_are_lost_again_wait_for_the_cores_again() {
         bed.of_job(|job| job.attached(1));
         bed.unlinked();
     });
-    let second = token_of(&second.unwrap().token);
+    let second = token(&second.unwrap().token);
     bed.of_job(|job| {
         assert!(job.unlinked(1).is_some(), "the link of the first connection does not count");
         job.connect(1, first).unwrap_err();
@@ -175,7 +179,8 @@ fn a_worker_that_is_lost_makes_no_links_again() {
         let reason = "it broke the protocol".to_owned();
         bed.registry.report(Report::WorkerGone { job: JOB, rank: 1, reason, by_itself: false });
     });
-    assert!(matches!(refused, Err(Refusal::Gone(why)) if why.contains("it broke the protocol")));
+    let refusal = refused.unwrap_err();
+    assert!(refusal.code == RefusalCode::WorkerLost && refusal.why.contains("it broke the protocol"));
     bed.registry.report(Report::Removed { job: JOB, rank: 1 });
     assert!(bed.is_free(1));
 }
@@ -190,15 +195,14 @@ fn a_first_round_is_confirmed_until_the_job_has_begun() {
         bed.registry.begins(JOB, request)
     };
     begins(0).unwrap();
-    assert!(matches!(begins(3), Err(Refusal::Conflict(why)) if why.contains("begins with round 0")));
+    let Refusal { code, why } = begins(3).unwrap_err();
+    assert!(code == RefusalCode::CheckpointUnusable && why.contains("begins with round 0"), "{why}");
     for rank in [0, 1] {
         bed.attach(rank);
     }
     bed.of_job(|job| job.take_part(&[0, 1], Round(0)));
-    assert!(
-        matches!(begins(0), Err(Refusal::Conflict(why)) if why.contains("has begun")),
-        "it may have written"
-    );
+    let Refusal { code, why } = begins(0).unwrap_err();
+    assert!(code == RefusalCode::NoState && why.contains("has begun"), "it may have written");
 }
 
 #[test]
@@ -226,7 +230,7 @@ fn a_connection_that_led_nowhere_leaves_the_token_good_for_another() {
     test_bed::runtime().block_on(async {
         let token = registry.join("job".into(), test_bed::request()).await.unwrap().token;
         core.obey();
-        let token = u128::from_str_radix(&token, 16).unwrap().to_be_bytes();
+        let token = authority::unhex(&token).unwrap();
         let admission = registry.admission(token).unwrap();
         assert!(registry.admission(token).unwrap_err().contains("connected already"));
         registry.readmit(&admission);
@@ -247,7 +251,8 @@ fn members_with_a_bound_of_staleness_are_not_further_apart() {
     };
     join(0, 1, "job", ssp).unwrap();
     core.obey();
-    let Err(Refusal::Conflict(why)) = join(1, 25_000, "job", ssp) else { panic!("it is believed") };
+    let Refusal { code, why } = join(1, 25_000, "job", ssp).expect_err("it is not believed");
+    assert_eq!(code, RefusalCode::ReachedDiffers);
     assert!(why.contains("round 25000") && why.contains("at most 67 rounds apart"), "{why}");
     join(1, 68, "job", ssp).unwrap();
     // Without a bound, they are as far apart as they say, and no round is beyond the last.

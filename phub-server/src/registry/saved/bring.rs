@@ -16,7 +16,7 @@ use axum::body::Bytes;
 use coordinator::Arrival;
 use fabric::Slab;
 use membership::MemberError;
-use pbox_core::control::{OfferReply, OfferRequest, StateReply};
+use pbox_core::control::{OfferReply, OfferRequest, RefusalCode, StateReply};
 use pbox_core::{JobId, Layout, Numbers, Piece, Restored, RestoredKey, Round};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -25,7 +25,7 @@ use zerocopy::IntoBytes;
 use crate::cores::{Carried, Command};
 use crate::registry::above::{JoinedAbove, not_joined};
 use crate::registry::job::Job;
-use crate::registry::{Refusal, Registry, on_thread};
+use crate::registry::{Because, NoThread, Refusal, Registry, on_thread};
 
 /// Parts of a request's body on their way to the hubs above.
 const PARTS: usize = 8;
@@ -53,7 +53,7 @@ enum Goes {
 #[derive(Debug)]
 struct Upwards {
     parts: mpsc::Sender<Bytes>,
-    brought: JoinHandle<Result<Result<(), MemberError>, String>>,
+    brought: JoinHandle<Result<Result<(), MemberError>, NoThread>>,
 }
 
 impl Coming {
@@ -91,9 +91,8 @@ impl Upwards {
 }
 
 /// What became of a state that was brought to the hubs above.
-async fn end_of(brought: &mut JoinHandle<Result<Result<(), MemberError>, String>>) -> Result<(), Refusal> {
-    let ended = brought.await.unwrap_or_else(|error| Err(error.to_string()));
-    ended.map_err(Refusal::Exhausted)?.map_err(not_joined)
+async fn end_of(brought: &mut JoinHandle<Result<Result<(), MemberError>, NoThread>>) -> Result<(), Refusal> {
+    brought.await.unwrap_or_else(|error| Err(NoThread(error.to_string())))?.map_err(not_joined)
 }
 
 /// The values, for the thread that brings them.
@@ -140,7 +139,7 @@ impl Registry {
         let (id, above) = {
             let mut inner = self.lock();
             let (job, rank) = inner.member(name, &token)?;
-            check_offer(job, rank, before, steps.as_deref()).map_err(Refusal::Bad)?;
+            check_offer(job, rank, before, steps.as_deref()).map_err(Refusal::bad)?;
             let above = job.above.clone();
             let is_for_all = above.as_ref().is_none_or(|above| above.speaks_for_all());
             let own = if above.is_none() { steps.as_deref().unwrap_or_default() } else { &[] };
@@ -155,7 +154,7 @@ impl Registry {
             None => self.of_job(id, |job| Some(job.state_bytes())).map_err(Refusal::from),
             Some(above) => {
                 let asked = on_thread("phub-above", move || above.offer(before, steps)).await;
-                asked.map_err(Refusal::Exhausted).and_then(|asked| asked.map_err(not_joined))
+                asked.map_err(Refusal::from).and_then(|asked| asked.map_err(not_joined))
             }
         };
         let bytes = asked.as_ref().ok().copied().flatten();
@@ -196,7 +195,7 @@ impl Registry {
     pub async fn begin_with(self: &Arc<Self>, coming: Coming) -> Result<StateReply, Refusal> {
         let Coming { job: id, before: round, bytes, seen, goes } = coming;
         if seen != bytes {
-            return Err(Refusal::Bad(format!(
+            return Err(Refusal::bad(format!(
                 "the state has {seen} bytes, expected {bytes}: f32 of all keys' weights in the order of the join, then \
                  of their first optimizer state, then of their second; join again to bring it"
             )));
@@ -227,7 +226,7 @@ impl Registry {
 }
 
 fn conflict(job: &str, why: &str) -> Refusal {
-    Refusal::Conflict(format!("job {job:?}: {why}"))
+    RefusalCode::NoState.because(format!("job {job:?}: {why}"))
 }
 
 /// Whether this member can offer a state at all.
@@ -261,7 +260,8 @@ fn check_offer(job: &Job, rank: u32, before: Round, steps: Option<&[u32]>) -> Re
 
 /// Room for the values of a state.
 fn room_for(registry: &Registry, job: &str, bytes: u64) -> Result<Slab, Refusal> {
-    let no_room = |why: String| Refusal::Exhausted(format!("job {job:?}: no room for its state: {why}"));
+    let no_room =
+        |why: String| RefusalCode::NoMemory.because(format!("job {job:?}: no room for its state: {why}"));
     registry.check_room(&registry.lock(), bytes).map_err(|why| no_room(format!("it needs {why}")))?;
     let values = Slab::zeroed("a state", bytes as usize / size_of::<f32>());
     values.map_err(|error| no_room(error.to_string()))
@@ -282,7 +282,8 @@ mod tests {
                 |before| OfferRequest { token: token.clone(), state_before: Round(before), steps: None };
             registry.of_job(JobId(0), |job| job.connect(0, [0; 16])).unwrap().unwrap();
             let refused = registry.offer("job", offer(3)).await.unwrap_err();
-            assert!(matches!(refused, Refusal::Conflict(why) if why.contains("too late")));
+            assert_eq!(refused.code, RefusalCode::NoState);
+            assert!(refused.why.contains("too late"));
             registry.fail(&mut registry.lock(), JobId(0), "a test");
             // Who comes too late learns from the heartbeat that the job failed.
             assert_eq!(registry.offer("job", offer(3)).await.unwrap().state_bytes, None);

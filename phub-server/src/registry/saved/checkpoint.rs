@@ -12,16 +12,16 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use coordinator::{is_needed, may_write};
-use pbox_core::control::{CheckpointReply, CheckpointRequest, PartState};
+use pbox_core::control::{CheckpointReply, CheckpointRequest, PartState, RefusalCode};
 use pbox_core::{JobId, Round, Snapshot};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::snapshot::{Collected, Collecting};
+use super::snapshot::{Collected, Collecting, NoSnapshot};
 use crate::registry::cut::CutAt;
 use crate::registry::hubs::Peers;
 use crate::registry::job::Job;
-use crate::registry::{Refusal, Registry, on_thread};
+use crate::registry::{Because, Refusal, Registry, on_thread};
 use crate::seldom::Seldom;
 
 /// How long a request waits for the round in flight, while workers compute.
@@ -73,16 +73,16 @@ impl Registry {
             return self.passed_on(id, written);
         }
         if self.store.is_none() {
-            return Err(Refusal::Conflict(
-                "this hub writes no checkpoints: start it with --checkpoints DIRECTORY".into(),
-            ));
+            return Err(RefusalCode::NoCheckpoints
+                .because("this hub writes no checkpoints: start it with --checkpoints DIRECTORY"));
         }
         let id = id?;
         if self.of_job(id, |job| job.made.trial).is_ok_and(|is_trial| is_trial) {
-            return Err(Refusal::Conflict(format!("job {name:?} is a trial, which has no checkpoints")));
+            return Err(RefusalCode::NoCheckpoints
+                .because(format!("job {name:?} is a trial, which has no checkpoints")));
         }
         let written = self.checkpoint_job(id, ROUND_LIMIT).await;
-        written.map_err(|why| Refusal::Exhausted(format!("job {name:?}: {why}")))
+        written.map_err(|why| RefusalCode::NotSaved.because(format!("job {name:?}: {why}")))
     }
 
     /// Writes the checkpoints that can be written before the hub stops. Not on the control thread.
@@ -125,7 +125,7 @@ impl Registry {
     ) -> Result<(), String> {
         let Some(above) = self.of_job(id, |job| job.above.clone())? else {
             return if self.of_job(id, |job| self.saves(job))? {
-                self.checkpoint_at_stop(id).await.map(drop)
+                Ok(self.checkpoint_at_stop(id).await.map(drop)?)
             } else {
                 Ok(())
             };
@@ -141,7 +141,7 @@ impl Registry {
         self: &Arc<Self>,
         id: JobId,
     ) -> Result<CheckpointReply, String> {
-        self.checkpoint_at(id, CutAt::LastRound, ROUND_LIMIT_AT_STOP).await
+        Ok(self.checkpoint_at(id, CutAt::LastRound, ROUND_LIMIT_AT_STOP).await?)
     }
 
     /// As [`checkpoint`](Self::checkpoint). `limit` is the time limit for the round in flight.
@@ -149,7 +149,7 @@ impl Registry {
         self: &Arc<Self>,
         id: JobId,
         limit: Duration,
-    ) -> Result<CheckpointReply, String> {
+    ) -> Result<CheckpointReply, NoSnapshot> {
         self.checkpoint_at(id, CutAt::AllHubs, limit).await
     }
 
@@ -158,17 +158,17 @@ impl Registry {
         id: JobId,
         at: CutAt,
         limit: Duration,
-    ) -> Result<CheckpointReply, String> {
+    ) -> Result<CheckpointReply, NoSnapshot> {
         let (leads, peers) = self.of_job(id, |job| (job.hubs.leads(), Arc::clone(&job.peers)))?;
         if !leads {
             let lead = Peers { limit: limit + DISK_LIMIT, ..(*peers).clone() };
             let (secret, round_limit_ms) = (lead.secret.show(), limit.as_millis() as u64);
             let request = CheckpointRequest { secret, round_limit_ms, ends: at == CutAt::LastRound };
-            return lead.ask(0, "checkpoint", "write a checkpoint", &request).await;
+            return Ok(lead.ask(0, "checkpoint", "write a checkpoint", &request).await?);
         }
         let deadline = tokio::time::Instant::now() + limit;
         let collected = self.collect(id, at, limit).await?;
-        self.save_everywhere(collected, Some(deadline)).await
+        Ok(self.save_everywhere(collected, Some(deadline)).await?)
     }
 
     /// Writes a snapshot to the job's file. Where this hub leads several, the others have written their parts, too, whose
@@ -205,7 +205,7 @@ impl Registry {
             collected.give_back(snapshot);
             result
         };
-        let mut result = on_thread("phub-checkpoint", write).await.unwrap_or_else(Err);
+        let mut result = on_thread("phub-checkpoint", write).await.unwrap_or_else(|error| Err(error.into()));
         self.note(id, before, &mut result);
         result
     }

@@ -135,10 +135,9 @@ impl Registry {
     pub fn wait_until_saved(&self) {
         let saved = async {
             loop {
-                let freed = self.freed.notified();
-                tokio::pin!(freed);
-                freed.as_mut().enable(); // before the look, so that no end is missed
-                if self.lock().making.is_empty() {
+                let freed = self.freed.notified(); // before the look, so that no end is missed
+                // Not for jobs that are made: they may wait for other hubs, or for a name server.
+                if !self.lock().making.values().any(|load| load.saves) {
                     return;
                 }
                 freed.await;

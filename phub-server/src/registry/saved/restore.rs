@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use coordinator::{Files, Hubs, Secret};
 use fabric::Slab;
-use pbox_core::control::{BeginsRequest, JoinRequest, PartsReply, Pass};
+use pbox_core::control::{BeginsRequest, JoinRequest, PartsReply, Pass, RefusalCode};
 use pbox_core::{JobTerms, Layout, Numbers, Restored, RestoredKey, Round, Share};
 use serde_json::Value;
 
@@ -21,7 +21,7 @@ use crate::checkpoint::{CheckpointError, CheckpointStore, Loaded, PartOf};
 use crate::client::Address;
 use crate::registry::hubs::Peers;
 use crate::registry::join::new_token;
-use crate::registry::{Refusal, Registry};
+use crate::registry::{Because, Refusal, Registry};
 
 /// How a job over several hubs begins.
 #[derive(Default)]
@@ -41,7 +41,7 @@ impl Registry {
         request: &JoinRequest,
         layout: &Layout,
     ) -> Result<(Option<Loaded>, Hubs, Arc<Peers>), Refusal> {
-        let conflict = |why: String| Refusal::Conflict(format!("job {name:?}: {why}"));
+        let conflict = |why: String| RefusalCode::CheckpointUnusable.because(format!("job {name:?}: {why}"));
         let (terms, schedule) = (&request.terms, request.terms.level.schedule);
         let share = Share::of_hub(terms, request.hub);
         let pieces = share.pieces(layout, schedule);

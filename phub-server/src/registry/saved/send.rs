@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::Bytes;
+use pbox_core::control::RefusalCode;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
@@ -21,7 +22,7 @@ use crate::checkpoint::{Image, check_keys};
 use crate::pieces::Pieces;
 use crate::registry::above::name_above;
 use crate::registry::cut::CutAt;
-use crate::registry::{Refusal, Registry, on_thread};
+use crate::registry::{Because, Refusal, Registry, on_thread};
 
 /// Pieces of a state on their way to a client, beside the piece that is being made.
 const PIECES: usize = 1;
@@ -42,7 +43,7 @@ impl Registry {
     /// A job's state as a checkpoint file, as it is before the round that is furthest ahead; of a job over several hubs, this
     /// hub's part before its own round. Nothing where this hub has no part.
     pub async fn state(self: &Arc<Self>, name: &str) -> Result<Option<Sent>, Refusal> {
-        let conflict = |why: String| Refusal::Conflict(format!("job {name:?}: {why}"));
+        let conflict = |why: String| RefusalCode::NoState.because(format!("job {name:?}: {why}"));
         let id = self.lock().named(name)?;
         let can_have = self.of_job(id, |job| {
             let (share, optimizer) = (job.hubs.share, &job.terms.optimizer);
@@ -72,11 +73,12 @@ impl Registry {
         let turn = tokio::time::timeout(ROUND_LIMIT, reading.lock_owned()).await;
         let turn =
             turn.map_err(|_| conflict("another client reads its state, try again later".to_owned()))?;
-        let mut collected = self.collect(id, at, ROUND_LIMIT).await.map_err(conflict)?;
+        let mut collected = self.collect(id, at, ROUND_LIMIT).await.map_err(|why| conflict(why.into()))?;
         let copies = on_thread("phub-state", move || collected.copy().map(|()| collected)).await;
-        let exhausted =
-            |why: String| Refusal::Exhausted(format!("job {name:?}: its state cannot be sent: {why}"));
-        let mut collected = copies.flatten().map_err(exhausted)?;
+        let exhausted = |why: String| {
+            RefusalCode::NoMemory.because(format!("job {name:?}: its state cannot be sent: {why}"))
+        };
+        let mut collected = copies?.map_err(exhausted)?;
         let (name, snapshot) = self.snapshot(&mut collected).map_err(conflict)?;
         let (sink, pieces) = Pieces::new(PIECES);
         let mut sink = Sink {
@@ -89,8 +91,7 @@ impl Registry {
         let job = name.clone();
         // On a thread of its own, because a job may have a quarter of a million keys.
         let image = on_thread("phub-state", move || Image::new(&job, snapshot, share)).await;
-        let image = image.map_err(Refusal::Exhausted)?;
-        let mut image = image.map_err(|error| conflict(error.to_string()))?;
+        let mut image = image?.map_err(|error| conflict(error.to_string()))?;
         let bytes = image.bytes();
         let send = move || {
             let sent = image.write_to(&mut sink);

@@ -3,6 +3,7 @@
 //! No core waits for the disk: while a part is being written, the next one is skipped. So the cores must be told of the
 //! end of every snapshot, however it ends. A [`Collected`] that is dropped tells them.
 
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -18,9 +19,43 @@ use crate::registry::cut::{CutAt, JobEnded, Purpose};
 use crate::registry::job::Job;
 use crate::registry::saved::checkpoint::Checkpoints;
 
-/// Why a job before its first round has no state.
-pub(in crate::registry) const NO_WEIGHTS: &str =
-    "its state cannot be had: it has no weights yet, because no round is over";
+/// Why there is no snapshot of a job, or no checkpoint of it.
+#[derive(Debug)]
+pub(in crate::registry) enum NoSnapshot {
+    /// No round of the job is over.
+    NoWeights,
+    /// For another reason, in words.
+    Other(String),
+}
+
+impl fmt::Display for NoSnapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            NoSnapshot::NoWeights => {
+                "its state cannot be had: it has no weights yet, because no round is over"
+            }
+            NoSnapshot::Other(why) => why,
+        })
+    }
+}
+
+impl From<String> for NoSnapshot {
+    fn from(why: String) -> Self {
+        NoSnapshot::Other(why)
+    }
+}
+
+impl From<JobEnded> for NoSnapshot {
+    fn from(ended: JobEnded) -> Self {
+        NoSnapshot::Other(ended.into())
+    }
+}
+
+impl From<NoSnapshot> for String {
+    fn from(why: NoSnapshot) -> Self {
+        why.to_string()
+    }
+}
 
 /// A snapshot whose parts are still coming in.
 #[derive(Debug)]
@@ -195,12 +230,10 @@ impl Registry {
         id: JobId,
         at: CutAt,
         limit: Duration,
-    ) -> Result<Collected, String> {
+    ) -> Result<Collected, NoSnapshot> {
         let deadline = tokio::time::Instant::now() + limit;
         loop {
-            let saved = self.freed.notified();
-            tokio::pin!(saved);
-            saved.as_mut().enable(); // before the request, so that no wake-up is missed
+            let saved = self.freed.notified(); // before the request, so that no wake-up is missed
             if at != CutAt::ThisHub {
                 // A hub skips a checkpoint while it writes the one before. What is wrong with a hub shows at the cut.
                 let _ = self.follow_parts(id, Round(0), Some(deadline)).await;
@@ -220,7 +253,7 @@ impl Registry {
         self: &Arc<Self>,
         id: JobId,
         at: CutAt,
-    ) -> Result<(Round, oneshot::Receiver<Result<Collected, String>>), String> {
+    ) -> Result<(Round, oneshot::Receiver<Result<Collected, String>>), NoSnapshot> {
         let (held, purpose) = match at {
             CutAt::AllHubs => (self.hold_everywhere(id).await?, Purpose::Snapshot),
             CutAt::ThisHub => (self.hold_here(id).await?, Purpose::Snapshot),
@@ -237,7 +270,7 @@ impl Registry {
         let before = slowest.or(held.front).unwrap_or_default();
         if before == Round(0) {
             self.release_everywhere(id, held, before, &Purpose::Nothing).await?;
-            return Err(NO_WEIGHTS.to_owned());
+            return Err(NoSnapshot::NoWeights);
         }
         if at == CutAt::LastRound {
             // Whoever has pushed the next round makes this push again when the job goes on.

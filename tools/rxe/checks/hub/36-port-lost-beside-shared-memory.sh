@@ -25,7 +25,8 @@ lose() {
 }
 ended() { [ "$(grep -cF "all workers left" /tmp/hub)" -ge "$1" ]; }
 model 60000 60000
-probe=(phub-probe --workers 1 --rank 0 --manifest /tmp/model --json --rounds 300)
+# The hub alone reads the events: a worker that took one would leave the hub without it.
+probe=(env -u LIKE_EVENTS -u LIKE_EVENTS_OF phub-probe --workers 1 --rank 0 --manifest /tmp/model --json --rounds 300)
 
 serve --listen 0.0.0.0:7077 --cores 2
 within 60 listens "$PHUB_RXE_PEER" 7077

@@ -176,7 +176,8 @@ class Session:
                 workers share through torch's store.
             chunk_bytes: size of a chunk in bytes, a multiple of 64. Default: 32 KiB.
             compare_every: every so many rounds the hub compares a digest of all workers' weights. The job ends with an error
-                if they differ: memory, a network or a program has altered some. For "bsp" without `SlimDP`. 0: never.
+                if they differ: memory, a network or a program has altered some. Weights that workers write themselves are
+                compared in each round that has some. For "bsp" without `SlimDP`. 0: never.
             join_limit: seconds to wait for the other workers at the start.
             hub_wait: seconds to wait for a hub that is not there at the start, and for one that was lost to come back. The
                 session then goes on from the hub's checkpoint with the same arrays; `returns` says what was lost. For

@@ -141,6 +141,13 @@ impl Arrivals {
         self.contents.note(index, rank, content);
     }
 
+    /// A chunk's [answer](Pace::answer) that is not the usual one, or that came ahead to some.
+    #[cold]
+    pub(super) fn answer_other(&self, came: bool, place: usize, rank: u32, round: Round) -> (Content, bool) {
+        let content = self.answered(place, rank, round);
+        (content, content != Content::Nothing && !(came && self.contents.is_ahead(place, rank)))
+    }
+
     /// The content of a chunk's answer that is not [the usual one](Pace::answered). Who has no weights yet gets them, and who was
     /// answered ahead.
     #[cold]

@@ -246,9 +246,13 @@ impl Pace for Arrivals {
     }
 
     #[inline]
-    fn has_answer(&self, place: usize, rank: u32) -> bool {
-        let came = self.words.get(place * self.words_per_chunk).is_some_and(|word| word & CAME != 0);
-        came && self.contents.is_ahead(place, rank)
+    fn answer(&self, place: usize, rank: u32, round: Round) -> (Content, bool) {
+        // A group that has stepped as one has a place behind the chunks.
+        let word = self.words.get(place * self.words_per_chunk).map_or(0, |word| *word);
+        match word & (CAME | 3 << FORMER) {
+            0 => (Content::Gradient, true),
+            _ => self.answer_other(word & CAME != 0, place, rank, round),
+        }
     }
 
     #[inline]

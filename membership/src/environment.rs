@@ -1,22 +1,55 @@
-//! The names in the environment that begin with PHUB_: which there are, and what was meant by one that is none.
+//! The names in the environment that begin with PHUB_: which there are, and what was meant by one that is none. Hubs, workers and the
+//! doctor say so.
 
-use clap::CommandFactory;
+use std::sync::Once;
+
 use fabric::verbs::PATH_SETTINGS;
 
-use super::HubSettings;
-
 const OURS: &str = "PHUB_";
-/// Names that are no setting of a hub: of workers, of tools, and of all programs.
-const OTHERS: [&str; 21] = [
+/// Names of a hub's settings. A test of the hub compares them with its flags, which this crate does not know.
+const OF_HUBS: [&str; 32] = [
+    "PHUB_ABOVE",
+    "PHUB_ABOVE_LIMIT_S",
+    "PHUB_CHECKPOINTS",
+    "PHUB_CHECKPOINT_EVERY",
+    "PHUB_CHECKPOINT_JOBS",
+    "PHUB_CHECKPOINT_KEEP",
+    "PHUB_CHECKPOINT_MODE",
+    "PHUB_CHECKSUM",
+    "PHUB_CORES",
+    "PHUB_DATA_LISTEN",
+    "PHUB_HEARTBEAT_LIMIT_S",
+    "PHUB_IDLE",
+    "PHUB_INSECURE",
+    "PHUB_INTERFACE",
+    "PHUB_JOBS_LIMIT",
+    "PHUB_JOBS_PER_ADDRESS",
+    "PHUB_LATE_LIMIT_S",
+    "PHUB_LATE_WARNING_S",
+    "PHUB_LISTEN",
+    "PHUB_LOG_FORMAT",
+    "PHUB_MACHINE",
+    "PHUB_MEMORY_PER_ADDRESS",
+    "PHUB_MEMORY_PER_JOB",
+    "PHUB_NICS",
+    "PHUB_PEERS",
+    "PHUB_RAILS",
+    "PHUB_TLS_CERT",
+    "PHUB_TLS_CLIENT_CA",
+    "PHUB_TLS_KEY",
+    "PHUB_TRACE",
+    "PHUB_TRANSPORTS",
+    "PHUB_UNUSED_LIMIT_S",
+];
+/// Names of workers, of tools, and of all programs.
+const OTHERS: [&str; 18] = [
     "PHUB_TOKEN",
     "PHUB_TOKEN_FILE",
     "PHUB_TLS_FINGERPRINT",
     "PHUB_TLS_CA",
-    "PHUB_LOG_FORMAT",
     "PHUB_HUB",
     "PHUB_HUB_LOG",
     "PHUB_HUB_WAIT",
-    "PHUB_HUB_PRESENT",
     "PHUB_RANK",
     "PHUB_WORLD_SIZE",
     "PHUB_LOCAL_RANK",
@@ -28,7 +61,6 @@ const OTHERS: [&str; 21] = [
     "PHUB_LINKS",
     "PHUB_SERVER",
     "PHUB_PYTHON",
-    "PHUB_PEERS",
 ];
 /// Of this project's own tests.
 const OF_TESTS: [&str; 6] =
@@ -37,30 +69,34 @@ const OF_TESTS: [&str; 6] =
 const NEAR: usize = 3;
 
 /// Returns what is wrong with the names of this process's environment, a sentence each.
-pub fn warnings() -> Vec<String> {
+pub fn environment_warnings() -> Vec<String> {
     warnings_of(
         std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))),
     )
 }
 
+/// Logs these warnings, once in a process, however many hubs and workers it has.
+pub fn warn_of_environment() {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| environment_warnings().iter().for_each(|warning| tracing::warn!("{warning}")));
+}
+
 fn warnings_of(variables: impl Iterator<Item = (String, String)>) -> Vec<String> {
-    let known = known();
+    let known: Vec<&str> = known_variables().collect();
     let mut warnings: Vec<String> =
         variables.filter_map(|(name, value)| warning(&name, &value, &known)).collect();
     warnings.sort();
     warnings
 }
 
-/// All names that mean something.
-fn known() -> Vec<String> {
-    let command = HubSettings::command();
-    let of_flags = command.get_arguments().filter_map(|arg| Some(arg.get_env()?.to_str()?.to_owned()));
-    let of_paths = PATH_SETTINGS.iter().flat_map(|setting| setting.variables).map(|&name| name.to_owned());
-    of_flags.chain(of_paths).chain(OTHERS.map(str::to_owned)).collect()
+/// Returns all names that mean something.
+pub fn known_variables() -> impl Iterator<Item = &'static str> {
+    let of_paths = PATH_SETTINGS.iter().flat_map(|setting| setting.variables).copied();
+    OF_HUBS.into_iter().chain(OTHERS).chain(of_paths)
 }
 
-fn warning(name: &str, value: &str, known: &[String]) -> Option<String> {
+fn warning(name: &str, value: &str, known: &[&str]) -> Option<String> {
     if !name.starts_with(OURS) || OF_TESTS.iter().any(|tests| name.starts_with(tests)) {
         return None;
     }
@@ -70,7 +106,7 @@ fn warning(name: &str, value: &str, known: &[String]) -> Option<String> {
              name, or the pod enableServiceLinks: false"
         ));
     }
-    if known.iter().any(|known| known == name) {
+    if known.contains(&name) {
         return None;
     }
     let near = known.iter().min_by_key(|known| distance(name, known));
@@ -138,7 +174,7 @@ mod tests {
     #[test]
     fn every_name_in_the_sources_is_known() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let known = known();
+        let known: Vec<&str> = known_variables().collect();
         let mut dirs: Vec<PathBuf> = [
             "authority/src",
             "fabric/src",
@@ -156,6 +192,9 @@ mod tests {
                     dirs.push(path);
                     continue;
                 }
+                if path.ends_with("environment.rs") {
+                    continue; // the names below that are none
+                }
                 let text = std::fs::read_to_string(&path).unwrap_or_default();
                 let is_of_a_name =
                     |letter: char| letter.is_ascii_uppercase() || letter.is_ascii_digit() || letter == '_';
@@ -164,7 +203,7 @@ mod tests {
                     let name = &text[at..at + end];
                     let is_whole = !text[..at].ends_with(is_of_a_name) && !name.ends_with('_');
                     if is_whole && !OF_TESTS.iter().any(|tests| name.starts_with(tests)) {
-                        assert!(known.iter().any(|known| known == name), "{name} in {}", path.display());
+                        assert!(known.contains(&name), "{name} in {}", path.display());
                         seen += 1;
                     }
                 }

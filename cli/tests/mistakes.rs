@@ -1,0 +1,91 @@
+//! Mistakes that operators make: each ends at once, or is told, in words that name the setting, what was expected and what to do.
+
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::Command;
+
+use crate::support::{failure, phub_server, says};
+
+/// An address that no machine has. A hub looks at all its files before it tries to listen there.
+const NOT_HERE: &str = "192.0.2.1:0";
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// What `serve` says before it ends.
+fn serve(arguments: &[&str]) -> String {
+    failure(&[&["serve", "--listen", NOT_HERE], arguments].concat())
+}
+
+#[test]
+fn settings_that_cannot_be_end_a_hub_before_it_begins() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+    std::fs::write(&file, "\"0123456789abcdef\"\n").unwrap();
+    symlink(dir.path().join("nowhere"), &link).unwrap();
+    let endless = u64::MAX.to_string();
+    for (arguments, words) in [
+        (["--unused-limit-s", &endless], ["--unused-limit-s", "31536000"]),
+        (["--above-limit-s", &endless], ["--above-limit-s", "86400"]),
+        (["--cores", "0-4294967295"], ["--cores", "no range of cpus"]),
+        (["--checkpoints", text(&file)], ["a file has this name", "make the directory, or give another one"]),
+        (["--checkpoints", text(&link)], ["or a link that leads nowhere", "make the directory"]),
+        (["--checkpoints", "~/checkpoints"], ["~/checkpoints", "make the directory"]),
+        (["--token-file", text(&file)], [text(&file), "is in quotation marks: leave these out"]),
+        (["--token-file", text(dir.path())], [text(dir.path()), "Is a directory"]),
+        (["--listen", "::1:7077"], ["::1:7077", "[::1]:7077"]),
+        (["--data-listen", "7078"], ["7078", "10.0.0.1:7077"]),
+    ] {
+        // Given twice, --listen would be another mistake.
+        let arguments = match arguments[0] {
+            "--listen" => [&["serve"], &arguments[..]].concat(),
+            _ => [&["serve", "--listen", NOT_HERE], &arguments[..]].concat(),
+        };
+        says(failure(&arguments), &words);
+    }
+}
+
+#[test]
+fn a_machine_that_gives_no_descriptors_is_told_with_the_limit() {
+    let mut hub = Command::new("prlimit");
+    hub.arg("--nofile=20:20").arg(phub_server(&[]).get_program());
+    let output = hub.args(["serve", "--listen", "127.0.0.1:0"]).output().expect("util-linux is there");
+    says(String::from_utf8_lossy(&output.stderr), &["Too many open files", "ulimit -n"]);
+    assert!(!output.status.success());
+}
+
+#[test]
+fn files_that_others_can_read_are_told_with_the_command_that_closes_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let (checkpoints, secret) = (dir.path().join("checkpoints"), dir.path().join("secret"));
+    std::fs::create_dir(&checkpoints).unwrap();
+    // As editors of other systems write it.
+    std::fs::write(&secret, "\u{feff}0123456789abcdef\r\n").unwrap();
+    let open = |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    open(&checkpoints, 0o755);
+    open(&secret, 0o644);
+    let said = || serve(&["--checkpoints", text(&checkpoints), "--token-file", text(&secret)]);
+    let words = [
+        format!("other users can read the secret in {0}, which has mode 644: chmod 600 {0}", text(&secret)),
+        format!("chmod 700 {} closes it", text(&checkpoints)),
+    ];
+    says(said(), &[&words[0], &words[1], "cannot listen on 192.0.2.1:0"]);
+    open(&checkpoints, 0o700);
+    open(&secret, 0o600);
+    let said = said();
+    assert!(!said.contains("chmod"), "{said}");
+}
+
+#[test]
+fn what_is_no_hub_and_no_job_is_said_before_anybody_is_asked() {
+    for (arguments, words) in [
+        (&["status", "127.0.0.1"][..], ["\"127.0.0.1\"", "expected a host and a port"]),
+        (&["status", "http://127.0.0.1:1/v1/hub"], ["127.0.0.1:1/v1/hub", "expected a host and a port"]),
+        (&["status", "[::1]"], ["[::1]", "expected a host and a port"]),
+        (&["stop", "Jürgen's run", "127.0.0.1:1"], ["Jürgen", "expected 1 to 64 letters"]),
+        (&["stop", &"x".repeat(65), "127.0.0.1:1"], ["job name", "expected 1 to 64 letters"]),
+    ] {
+        says(failure(arguments), &words);
+    }
+}

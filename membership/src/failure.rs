@@ -1,0 +1,152 @@
+//! A request that failed: why, and whether it is made again. Must not know how requests are sent.
+
+use std::time::{Duration, Instant};
+
+use pbox_core::control::RefusalCode;
+use ureq::http::StatusCode;
+
+use crate::error::MemberError;
+
+/// The pause before a request that failed is made again.
+pub(crate) const RETRY: Duration = Duration::from_millis(100);
+
+/// Why a request failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// The hub itself says no, for good.
+    Refused,
+    /// The hub knows no such job or member: this one's membership is over, as after the hub was started again.
+    Gone,
+    /// The hub itself says no for now.
+    Busy,
+    /// The answer is not the hub's, and says that the hub cannot be asked now; or the hub asks for another try.
+    Passing,
+    /// The answer is not one that a hub gives.
+    Strange,
+    /// The connection ended in the middle of the request: it may have been carried out.
+    Cut,
+    /// There was no connection, or no answer in time.
+    Unreachable,
+}
+
+impl Cause {
+    /// Returns what a refusal comes to. The status decides only where the hub sends no code that this program knows.
+    pub fn of_refusal(code: RefusalCode, status: StatusCode, asks_again: bool) -> Self {
+        use RefusalCode as Code;
+        match code {
+            Code::NoConnection => Cause::Passing,
+            Code::Stalled | Code::RankBusy | Code::JobDiffers | Code::Busy | Code::NotReady => Cause::Busy,
+            Code::PageUnknown
+            | Code::JobUnknown
+            | Code::TokenUnknown
+            | Code::WorkerLost
+            | Code::JobEnded
+            | Code::HubStops
+            | Code::Internal => Cause::Gone,
+            Code::Other if passes(status) && asks_again => Cause::Passing,
+            Code::Other if passes(status) => Cause::Busy,
+            Code::Other if status == StatusCode::NOT_FOUND => Cause::Gone,
+            _ => Cause::Refused,
+        }
+    }
+}
+
+/// Whether a status says that the same request may succeed later.
+pub(crate) fn passes(status: StatusCode) -> bool {
+    status.is_server_error() && status != StatusCode::INSUFFICIENT_STORAGE
+        || [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&status)
+}
+
+/// Whether a refusal is about what this process shows.
+pub(crate) fn is_about_rights(code: RefusalCode, status: StatusCode) -> bool {
+    use RefusalCode as Code;
+    match code {
+        Code::Other => [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN].contains(&status),
+        code => matches!(
+            code,
+            Code::TokenMissing | Code::TokenForeign | Code::TokenExpired | Code::NotAllowed | Code::WebPage
+        ),
+    }
+}
+
+/// A request that failed.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub cause: Cause,
+    pub error: MemberError,
+}
+
+impl Failure {
+    /// Says what may be there, if it hung up or said what is no HTTP before it had answered anything.
+    pub fn of_first_request(mut self) -> Self {
+        if let (Cause::Cut, MemberError::Unreachable { cause, .. }) = (self.cause, &mut self.error) {
+            *cause = format!(
+                "what answers there does not speak HTTP, or has ended ({cause}): it may be another program, or the port of a hub's data path (7078, where \
+                 the control port is 7077)"
+            );
+        }
+        self
+    }
+
+    /// Whether a member makes this request again. Its requests may be made twice, and it has spoken to this hub before.
+    /// Without a connection the hub is gone: its links say so, too.
+    pub fn passes_for_member(&self) -> bool {
+        !matches!(self.cause, Cause::Refused | Cause::Gone | Cause::Unreachable)
+    }
+
+    /// Whether a join is made again. The hub has not seen the request, or asks for another try.
+    pub fn passes_for_newcomer(&self) -> bool {
+        self.cause == Cause::Passing
+    }
+}
+
+/// Makes a request again while its failure may pass, until `limit` is over.
+///
+/// # Errors
+/// The last failure, with the error of the hub's last answer if the limit cut the last try short. It says how often and for how
+/// long the request was made.
+pub(crate) fn insist<R>(
+    limit: Duration,
+    passes: impl Fn(&Failure) -> bool,
+    mut ask: impl FnMut() -> Result<R, Failure>,
+) -> Result<R, Failure> {
+    let begun = Instant::now();
+    let mut answer = None;
+    for tries in 1.. {
+        let failure = match ask() {
+            Ok(reply) => return Ok(reply),
+            Err(failure) => failure,
+        };
+        let over = begun.elapsed() >= limit;
+        if over || !passes(&failure) {
+            let Failure { cause, error } = failure;
+            // The limit cut the last try short: what the hub said before is why the tries did not succeed.
+            let cut_short = over && cause == Cause::Unreachable;
+            let error = answer.filter(|_| cut_short).unwrap_or(error);
+            return Err(Failure { cause, error: error.after(tries, begun.elapsed()) });
+        }
+        answer = (failure.cause != Cause::Cut).then_some(failure.error);
+        // Nothing tells when a hub or a proxy can answer again.
+        std::thread::sleep(RETRY);
+    }
+    unreachable!("the limit ends the tries")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_refusal_comes_to_follows_from_its_code() {
+        for &code in RefusalCode::ALL {
+            let status = StatusCode::from_u16(code.status()).unwrap();
+            let asks_again = code == RefusalCode::NoConnection;
+            let by_code = Cause::of_refusal(code, status, false);
+            // An older hub sends the same status, and no code.
+            assert_eq!(by_code, Cause::of_refusal(RefusalCode::Other, status, asks_again), "{code}");
+            assert_eq!(is_about_rights(code, status), is_about_rights(RefusalCode::Other, status), "{code}");
+            // The status of something between this process and the hub changes nothing.
+            assert_eq!(by_code, Cause::of_refusal(code, StatusCode::IM_A_TEAPOT, true), "{code}");
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Refusals: the body of each reply that reports an error, and the codes by which programs tell refusals apart.
+//!
+//! A text is for people, and may change with each version. A program decides by the code alone. `docs/protocol.md` has the
+//! table of the codes. Must not know HTTP beyond the number of a status.
+
+use std::fmt;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// The body of every reply that reports an error.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorReply {
+    /// The code, by which programs decide. Hubs from before codes send none.
+    #[serde(default, skip_serializing_if = "RefusalCode::is_other")]
+    pub code: RefusalCode,
+    /// What was wrong, what was expected, and what to do next.
+    pub error: String,
+}
+
+/// Declares the codes: each with its word on the wire, and the HTTP status that follows from the code.
+macro_rules! codes {
+    ($($(#[doc = $doc:literal])+ $code:ident = $word:literal, $status:literal;)*) => {
+        /// Why a hub refuses a request: what a client can distinguish.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+        pub enum RefusalCode {
+            $($(#[doc = $doc])+ $code,)*
+            /// None, from a hub that sends no codes, or one that this program does not know.
+            #[default]
+            Other,
+        }
+
+        impl RefusalCode {
+            /// All codes that this program knows.
+            pub const ALL: &[RefusalCode] = &[$(RefusalCode::$code,)*];
+
+            /// Returns the word on the wire.
+            pub fn word(self) -> &'static str {
+                match self {
+                    $(RefusalCode::$code => $word,)*
+                    RefusalCode::Other => "other",
+                }
+            }
+
+            /// Returns the HTTP status of a reply with this code.
+            pub fn status(self) -> u16 {
+                match self {
+                    $(RefusalCode::$code => $status,)*
+                    RefusalCode::Other => 500,
+                }
+            }
+        }
+    };
+}
+
+codes! {
+    /// The request itself is wrong.
+    BadRequest = "bad_request", 400;
+    /// The hub speaks TLS alone.
+    TlsWanted = "tls_wanted", 400;
+    /// The request shows no token of a secret.
+    TokenMissing = "token_missing", 401;
+    /// The token is not one of this hub's secret.
+    TokenForeign = "token_foreign", 401;
+    /// The token has expired.
+    TokenExpired = "token_expired", 401;
+    /// The token does not allow this request.
+    NotAllowed = "not_allowed", 403;
+    /// A web page from elsewhere asks.
+    WebPage = "web_page", 403;
+    /// The hub has no such page.
+    PageUnknown = "page_unknown", 404;
+    /// The page is asked by another method.
+    OtherMethod = "other_method", 405;
+    /// No job of this name is here; or none that has this secret.
+    JobUnknown = "job_unknown", 404;
+    /// No worker of the job has this token: it left, or its job ended.
+    TokenUnknown = "token_unknown", 404;
+    /// The job went on without this worker.
+    WorkerLost = "worker_lost", 404;
+    /// The job ended while the hub worked on the request.
+    JobEnded = "job_ended", 404;
+    /// The hub stops, and admits nobody.
+    HubStops = "hub_stops", 404;
+    /// A part of the hub failed; its log says why.
+    Internal = "internal", 404;
+    /// The body of the request came too slowly.
+    Stalled = "stalled", 408;
+    /// The two ends have no common version of the protocol.
+    ProtocolDiffers = "protocol_differs", 409;
+    /// The worker's terms are not those of the job.
+    TermsDiffer = "terms_differ", 409;
+    /// Another worker has the rank, or another hub the machine's number.
+    RankTaken = "rank_taken", 409;
+    /// The worker says that it has reached a round that cannot be.
+    ReachedDiffers = "reached_differs", 409;
+    /// The job has failed.
+    JobFailed = "job_failed", 409;
+    /// The worker cannot make its links again.
+    NoRelink = "no_relink", 409;
+    /// The job gives or takes no state here now.
+    NoState = "no_state", 409;
+    /// The hub writes no checkpoints of the job.
+    NoCheckpoints = "no_checkpoints", 409;
+    /// The job's checkpoint cannot be used.
+    CheckpointUnusable = "checkpoint_unusable", 409;
+    /// Another cut was ordered meanwhile: the request of another hub is out of date.
+    CutStale = "cut_stale", 409;
+    /// The hubs above each other form a circle.
+    Circle = "circle", 409;
+    /// The hubs of a mesh cannot meet here.
+    NoMesh = "no_mesh", 409;
+    /// The hubs of some machines did not meet in time.
+    MachinesMissing = "machines_missing", 409;
+    /// A hub above refuses.
+    RefusedAbove = "refused_above", 409;
+    /// The hub takes no new jobs, because it ends with those that it has.
+    Draining = "draining", 409;
+    /// The body of the request is too long.
+    TooLarge = "too_large", 413;
+    /// The body is of a kind that a web form sends.
+    WebForm = "web_form", 415;
+    /// The rank is not free yet: the worker may ask again.
+    RankBusy = "rank_busy", 503;
+    /// The job is another one at its hub 0: the worker may ask again.
+    JobDiffers = "job_differs", 503;
+    /// Others use all that the hub has for such requests: the client may ask again.
+    Busy = "busy", 503;
+    /// There is no connection left; the hub asks for another try.
+    NoConnection = "no_connection", 503;
+    /// The hub is not well, or stops: workers cannot join now.
+    NotReady = "not_ready", 503;
+    /// The hub lacks memory.
+    NoMemory = "no_memory", 507;
+    /// The hub lacks threads, or other things of its system.
+    NoResource = "no_resource", 507;
+    /// The hub has all the jobs that it may have.
+    JobsLimit = "jobs_limit", 507;
+    /// An address or a job has all that it may have.
+    Quota = "quota", 507;
+    /// The checkpoint was not written.
+    NotSaved = "not_saved", 507;
+    /// A core of the hub did not answer in time.
+    CoreSilent = "core_silent", 507;
+    /// The hubs above cannot be reached.
+    NoneAbove = "none_above", 507;
+}
+
+impl RefusalCode {
+    /// Whether it says nothing that this program knows.
+    pub fn is_other(&self) -> bool {
+        *self == RefusalCode::Other
+    }
+}
+
+impl fmt::Display for RefusalCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
+impl Serialize for RefusalCode {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.word())
+    }
+}
+
+impl<'de> Deserialize<'de> for RefusalCode {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let word = String::deserialize(deserializer)?;
+        let known = Self::ALL.iter().find(|code| code.word() == word);
+        Ok(known.copied().unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(body: &str) -> ErrorReply {
+        serde_json::from_str(body).unwrap()
+    }
+
+    #[test]
+    fn a_code_is_read_as_it_was_written() {
+        for &code in RefusalCode::ALL {
+            let body = serde_json::to_string(&ErrorReply { code, error: "no".into() }).unwrap();
+            assert_eq!(body, format!(r#"{{"code":"{code}","error":"no"}}"#));
+            assert_eq!(read(&body).code, code);
+        }
+    }
+
+    #[test]
+    fn a_hub_of_another_version_may_say_no_code_or_a_new_one() {
+        for body in [r#"{"error":"no"}"#, r#"{"error":"no","code":"of_tomorrow"}"#] {
+            assert_eq!(read(body), ErrorReply { code: RefusalCode::Other, error: "no".into() });
+        }
+    }
+
+    #[test]
+    fn the_page_has_all_codes_with_their_statuses() {
+        let page = include_str!("../../../docs/protocol.md");
+        let table = page.split("\n| code | status |").nth(1).expect("a table of codes");
+        let rows = table.lines().skip(2).map_while(|line| line.strip_prefix("| `"));
+        let rows: Vec<&str> = rows.map(|row| row.rsplit_once(" | ").unwrap().0).collect();
+        let codes = RefusalCode::ALL.iter().map(|code| format!("{code}` | {}", code.status()));
+        assert_eq!(rows, codes.collect::<Vec<_>>());
+    }
+}

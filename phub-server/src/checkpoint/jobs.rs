@@ -1,0 +1,86 @@
+//! The jobs that have checkpoints, and which of them are the oldest. Each run without a name of its own choice is a job of its own,
+//! and nobody goes on from most of them.
+//!
+//! Shared by the threads that save and load. Must not know which jobs are here.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use pbox_core::control::check_job_name;
+
+use super::error::CheckpointError;
+use super::part_name::PartName;
+use super::read::about;
+use super::store::CheckpointStore;
+
+/// A job that has files here.
+#[derive(Debug)]
+pub struct SavedJob {
+    /// Its name.
+    pub name: String,
+    /// Its files: the newest checkpoint, those before it, and those that were put aside.
+    files: Vec<PathBuf>,
+}
+
+impl CheckpointStore {
+    /// Returns the jobs whose files may go, the one that was saved longest ago first, and how many of them are too many. A job over
+    /// several hubs is not among them: each hub has a part, and all are needed. Nor is a file that no hub wrote.
+    ///
+    /// # Errors
+    /// When the directory cannot be read.
+    pub fn old_jobs(&self) -> Result<(Vec<SavedJob>, usize), CheckpointError> {
+        let Some(most) = self.jobs else { return Ok((Vec::new(), 0)) };
+        let found = self.by_job().map_err(|error| self.failed("looking for files of old jobs", error))?;
+        let mut jobs = Vec::new();
+        for (name, files) in found {
+            let newest = self.file(&format!("{name}.safetensors"));
+            let saved = newest.metadata().and_then(|file| file.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+            let is_whole = files.iter().all(|file| PartName::parse(&file_name(file)).is_none());
+            if is_whole && about(&newest).is_ok_and(|about| about.job == name) {
+                jobs.push((saved, SavedJob { name, files }));
+            }
+        }
+        jobs.sort_by_key(|(saved, _)| *saved);
+        let too_many = jobs.len().saturating_sub(most.get() as usize);
+        Ok((jobs.into_iter().map(|(_, job)| job).collect(), too_many))
+    }
+
+    /// Removes all files of a job that is not here. The newest goes last, so that a kill in between leaves a state to go on from.
+    ///
+    /// # Errors
+    /// When a file cannot be removed.
+    pub fn remove_job(&self, SavedJob { name, mut files }: SavedJob) -> Result<(), CheckpointError> {
+        self.keep_lock()?;
+        files.sort_by_key(|file| file_name(file) == format!("{name}.safetensors"));
+        for file in files {
+            match std::fs::remove_file(file) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(self.failed("removing files of an old job", error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// All files of the directory that are called like a checkpoint, by job.
+    fn by_job(&self) -> io::Result<HashMap<String, Vec<PathBuf>>> {
+        let mut jobs: HashMap<String, Vec<PathBuf>> = HashMap::new();
+        for entry in std::fs::read_dir(&self.dir)? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let Some(stem) = name.strip_suffix(".safetensors") else { continue };
+            let job = stem.split_once('@').map_or(stem, |(job, _)| job);
+            if check_job_name(job).is_ok() && entry.file_type()?.is_file() {
+                jobs.entry(job.to_owned()).or_default().push(entry.path());
+            }
+        }
+        Ok(jobs)
+    }
+}
+
+fn file_name(path: &std::path::Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}

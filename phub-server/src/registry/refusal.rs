@@ -1,0 +1,89 @@
+//! The refusal of a request. Must not know HTTP.
+
+use coordinator::Refused;
+use pbox_core::control::{ParseError, RefusalCode};
+
+use super::cut::JobEnded;
+
+/// Why a request is refused.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    /// The code, by which programs decide.
+    pub code: RefusalCode,
+    /// The text for the person who made the request.
+    pub why: String,
+}
+
+/// The step from a code to a refusal.
+pub(crate) trait Because {
+    /// Makes the refusal.
+    fn because(self, why: impl Into<String>) -> Refusal;
+}
+
+impl Because for RefusalCode {
+    fn because(self, why: impl Into<String>) -> Refusal {
+        Refusal { code: self, why: why.into() }
+    }
+}
+
+impl Refusal {
+    /// Refuses a request that is wrong in itself.
+    pub fn bad(why: impl ToString) -> Self {
+        RefusalCode::BadRequest.because(why.to_string())
+    }
+
+    /// Refuses for a cause that the hub's log has.
+    pub fn internal() -> Self {
+        RefusalCode::Internal.because("the hub could not do it")
+    }
+}
+
+impl From<ParseError> for Refusal {
+    fn from(error: ParseError) -> Self {
+        let code = match error {
+            ParseError::Malformed { .. } => RefusalCode::BadRequest,
+            ParseError::Protocol { .. } | ParseError::Newer { .. } => RefusalCode::ProtocolDiffers,
+        };
+        code.because(error.to_string())
+    }
+}
+
+impl From<Refused> for Refusal {
+    fn from(Refused { code, why }: Refused) -> Self {
+        Refusal { code, why }
+    }
+}
+
+impl From<JobEnded> for Refusal {
+    fn from(error: JobEnded) -> Self {
+        RefusalCode::JobEnded.because(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::test_bed::{registry, request, runtime};
+
+    #[test]
+    fn a_token_has_one_spelling_and_no_other_is_anybodys() {
+        let (registry, _core) = registry();
+        let token = runtime().block_on(registry.join("job".into(), request())).unwrap().token;
+        assert!(registry.has_member(&token) && registry.heartbeat("job", &token, None).is_ok());
+        let signed = format!("+{}", &token[1..]);
+        for wrong in
+            ["", "0", &"0".repeat(32), &token[1..], &format!("0{token}"), &token.to_uppercase(), &signed]
+        {
+            // A token of digits alone has no capital letters.
+            let refused = registry.heartbeat("job", wrong, None).map(drop);
+            let is_same = wrong == token;
+            assert_eq!(registry.has_member(wrong), is_same, "{wrong}");
+            assert_eq!(
+                refused.err().map(|refused| refused.code),
+                (!is_same).then_some(RefusalCode::TokenUnknown)
+            );
+        }
+        let refused = registry.heartbeat("another", &token, None).map(drop).unwrap_err();
+        assert_eq!(refused.code, RefusalCode::TokenUnknown);
+    }
+}

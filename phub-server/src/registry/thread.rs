@@ -1,0 +1,38 @@
+//! A thread of its own for work that waits: for the disk, or for other hubs. Must not know the work.
+
+use pbox_core::control::RefusalCode;
+use tokio::sync::oneshot;
+
+use super::{Because, Refusal};
+use crate::alarm::guarded;
+
+/// Runs work that waits for the disk on a thread of its own.
+pub(crate) async fn on_thread<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, NoThread> {
+    let (done, result) = oneshot::channel();
+    // The work's own values are dropped before its result is seen: a hub that stops needs the last reference to the
+    // registry.
+    let run = move || drop(done.send(work()));
+    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(guarded(run));
+    spawned.map_err(|error| NoThread(format!("no thread {name}: {error}")))?;
+    result.await.map_err(|_| NoThread(format!("the thread {name} failed; see the log")))
+}
+
+/// A thread could not be had, or failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct NoThread(pub(super) String);
+
+impl From<NoThread> for String {
+    fn from(error: NoThread) -> Self {
+        error.0
+    }
+}
+
+impl From<NoThread> for Refusal {
+    fn from(error: NoThread) -> Self {
+        RefusalCode::NoResource.because(error)
+    }
+}
