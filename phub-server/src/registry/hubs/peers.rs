@@ -185,7 +185,7 @@ impl Registry {
         match first_round {
             Some(round) if round == request.first_round => Ok(()),
             Some(round) => {
-                Err(RefusalCode::CheckpointUnusable.because(format!("the job begins with round {}", round.0)))
+                Err(RefusalCode::NoState.because(format!("the job begins with round {}", round.0)))
             }
             None => Err(RefusalCode::NoState.because("the job has begun, or this is not its hub 0")),
         }

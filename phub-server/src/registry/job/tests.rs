@@ -196,7 +196,7 @@ fn a_first_round_is_confirmed_until_the_job_has_begun() {
     };
     begins(0).unwrap();
     let Refusal { code, why } = begins(3).unwrap_err();
-    assert!(code == RefusalCode::CheckpointUnusable && why.contains("begins with round 0"), "{why}");
+    assert!(code == RefusalCode::NoState && why.contains("begins with round 0"), "{why}");
     for rank in [0, 1] {
         bed.attach(rank);
     }
