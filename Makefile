@@ -17,7 +17,7 @@ test: setup assertions loom python  ## test everything that needs no special har
 	sh tools/figures/check.sh
 
 # What passes a chunk, and what surrounds it. The server is not among them: a build of it for this takes minutes.
-ASSERTED = authority topology timeline fabric pbox-core membership worker-shim sim-tests
+ASSERTED = authority topology timeline fabric pbox-core membership coordinator worker-shim sim-tests
 assertions: setup  ## test units and simulated clusters with debug assertions and overflow checks
 	$(CARGO) test --lib --test seeds $(ASSERTED:%=-p %)
 

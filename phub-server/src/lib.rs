@@ -14,7 +14,6 @@
 #![forbid(unsafe_code)]
 
 mod alarm;
-mod asker;
 pub mod checkpoint;
 pub mod client;
 mod control;

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use pbox_core::control::RefusalReply;
 
-use crate::asker::Asker;
 use crate::seldom::Seldom;
+use coordinator::Asker;
 
 /// So many are kept; the same one again counts once.
 const KEPT: usize = 16;

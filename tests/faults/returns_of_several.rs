@@ -13,7 +13,8 @@ use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
 use hub_tests::values::fill_gradient;
-use hub_tests::{copying_transports, free_address, on_threads, ready_all, says, settings};
+use hub_tests::{copying_transports, describe, free_address, on_threads, ready_all, says, settings};
+use pbox_core::control::JobState;
 use pbox_core::{OnLoss, Round};
 use phub_server::{Hub, HubSettings};
 use worker_shim::{Returns, Session, SessionConfig};
@@ -38,20 +39,45 @@ fn one_hub_of_three_may_be_killed_in_a_job_that_goes_on_without_lost_workers() {
     killed(3, OnLoss::Continue);
 }
 
-/// All workers make all their steps, and have the same weights at the end.
+/// Workers that come back take part again, and have no weights yet, or just have them, when they lose another hub.
+#[test]
+fn another_hub_may_be_killed_as_a_job_begins_again() {
+    let _watchdog = Watchdog::start();
+    killed_by(3, OnLoss::Continue, |stops, hubs| {
+        stops.make(KILLS, |_| {
+            hubs.kill(0);
+            hubs.again(0);
+            let first = hubs.addresses[0].to_string();
+            until("the job begins again", || {
+                describe(&first).jobs.iter().any(|job| job.state == JobState::Running)
+            });
+            hubs.kill(1);
+            hubs.again(1);
+        });
+    });
+}
+
+const STEPS: u32 = 300;
+const KILLS: u32 = 5;
+
 fn killed(count: usize, on_loss: OnLoss) {
-    const STEPS: u32 = 300;
-    const KILLS: u32 = 5;
+    killed_by(count, on_loss, |stops, hubs| {
+        stops.kill(KILLS, |number| {
+            hubs.kill(number % count);
+            hubs.again(number % count);
+        });
+    });
+}
+
+/// All workers make all their steps, and have the same weights at the end.
+fn killed_by(count: usize, on_loss: OnLoss, kill: impl FnOnce(&Stops, &mut Hubs) + Send) {
     let mut hubs = Hubs::start(count, 10);
     let list = hubs.list();
     let (stops, ended) = (Stops::every(STEPS / (KILLS + 1)), AtomicU32::new(0));
     let seen = std::thread::scope(|scope| {
         scope.spawn(|| {
             until("a checkpoint is whole", || has_a_checkpoint(&hubs.dirs));
-            stops.kill(KILLS, |number| {
-                hubs.kill(number % count);
-                hubs.again(number % count);
-            });
+            kill(&stops, &mut hubs);
         });
         on_threads(WORKERS, |rank| {
             let mut session = begun(config(&list, rank).with_terms(|terms| terms.on_loss = on_loss));

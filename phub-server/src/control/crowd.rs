@@ -12,7 +12,7 @@ use pbox_core::control::HOST_HEADER;
 use tokio::sync::oneshot;
 
 use super::limits::ControlLimits;
-use crate::asker::Asker;
+use coordinator::Asker;
 
 /// The address of a request's client.
 #[derive(Clone, Copy, Debug)]

@@ -34,10 +34,10 @@ use serde::de::DeserializeOwned;
 use timeline::Clock;
 use tokio::sync::Semaphore;
 
-use crate::asker::Asker;
 use crate::refusals::Refusals;
 use crate::registry::{Because, Refusal, Registry, Sent, on_thread};
 use body::{Parts, Received};
+use coordinator::Asker;
 use crowd::ClientAddress;
 use guard::Sees;
 use shown::member_of;
@@ -296,7 +296,7 @@ async fn heartbeat(State(desk): State<Desk>, Path(job): Path<String>, request: R
 
 /// A heartbeat that waits for news. When the worker's process ends, its connection ends, and this is dropped before the answer.
 struct Waiting<'a> {
-    registry: &'a Registry,
+    registry: &'a Arc<Registry>,
     job: &'a str,
     token: &'a str,
     is_answered: bool,

@@ -13,6 +13,7 @@
 
 use std::sync::Arc;
 
+use coordinator::Cause;
 use pbox_core::control::{HoldReply, HoldRequest, ReleaseRequest};
 use pbox_core::{JobId, Round};
 use tokio::sync::{OwnedMutexGuard, oneshot};
@@ -20,7 +21,7 @@ use tokio::sync::{OwnedMutexGuard, oneshot};
 use super::Registry;
 use super::hubs::Peers;
 use super::job::Job;
-use super::loss::{Blame, Cause};
+use super::loss::Blame;
 use crate::cores::{Command, Reply};
 
 /// The job ended meanwhile. Its workers have been told why.
@@ -120,7 +121,7 @@ impl Registry {
     /// Holds a job at all its hubs. Where this hub leads several, and another one does not hold, nothing is held.
     pub(super) async fn hold_everywhere(self: &Arc<Self>, id: JobId) -> Result<Held, String> {
         let mut held = self.hold_here(id).await?;
-        let others = self.of_job(id, |job| (Arc::clone(&job.hubs.peers), job.hubs.next_cut()))?;
+        let others = self.of_job(id, |job| (Arc::clone(&job.peers), job.hubs.next_cut()))?;
         let (peers, cut) = held.others.insert(others);
         let request = HoldRequest { secret: peers.secret.show(), cut: *cut };
         let fronts = peers.ask_all::<HoldReply>("hold", "hold the job's rounds", request).await;

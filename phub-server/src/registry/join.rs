@@ -1,8 +1,10 @@
 //! Joining: the checks of a request, tokens, and the connection to the data path.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use authority::{hex, random, unhex};
+use coordinator::{Asker, Cause, Secret};
 use fabric::{Ranges, RecvWindow, SendWindow, Span, Spans, any};
 use pbox_core::control::{
     JobState, JoinReply, JoinRequest, PROTOCOL, RefusalCode, Versions, check_address, check_job_name,
@@ -12,12 +14,9 @@ use pbox_core::{ChunkId, JobId, JobTerms, Share, Wire};
 
 use super::STOPS;
 use super::above::MAX_DEPTH;
-use super::hubs::Secret;
 use super::job::{Cores, Job};
 use super::links::links_by;
-use super::loss::Cause;
 use super::{Because, Inner, Refusal, Registry, Token, on_thread};
-use crate::asker::Asker;
 use crate::cores::near::Near;
 use crate::cores::{Carried, Command};
 
@@ -55,7 +54,8 @@ impl Registry {
             Ok(_) => inner.counts.joins += 1,
             Err(refusal) => {
                 inner.counts.refused_joins += 1;
-                let named = inner.names.get(&job).and_then(|id| inner.jobs.get(id));
+                let id = inner.names.get(&job).copied();
+                let named = id.and_then(|id| inner.jobs.get_mut(&id));
                 named.into_iter().for_each(|job| job.refused(rank, who.as_ref(), &refusal.why));
             }
         }
@@ -197,7 +197,7 @@ impl Registry {
         let given = request.peers.as_ref().and_then(|peers| peers.pass.clone());
         let saves = self.saves(job);
         let pass = given.unwrap_or_else(|| job.hubs.next_pass(saves));
-        job.add_member(rank, pass.worker, request.relinks, from.cloned());
+        job.add_member(rank, pass.worker, request.relinks, from.cloned(), Instant::now());
         request.reached.into_iter().for_each(|round| job.worker_has_reached(rank, round));
         let at = from.map(Asker::to_string);
         tracing::info!(job = name, rank, workers = job.terms.workers, from = at, "worker joined");
@@ -419,7 +419,7 @@ fn check_pass(job: &Job, request: &JoinRequest) -> Result<(), Refusal> {
     else {
         return Ok(());
     };
-    if job.hubs.peers.secret.is(&pass.secret) && job.hubs.first_round == pass.first_round {
+    if job.hubs.secret.is(&pass.secret) && job.hubs.first_round == pass.first_round {
         return Ok(());
     }
     Err(RefusalCode::JobDiffers.because(format!(

@@ -11,11 +11,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pbox_core::control::Late;
+use coordinator::Cause;
 use pbox_core::{JobId, Look, Round};
 
 use super::job::Job;
-use super::loss::Cause;
 use super::{Inner, Registry};
 use crate::cores::Command;
 
@@ -32,57 +31,6 @@ impl LateLimits {
     /// The pause between two looks.
     pub fn pause(&self) -> Duration {
         (self.warning / 6).clamp(Duration::from_millis(250), Duration::from_secs(5))
-    }
-}
-
-/// How far a job was at the last look.
-#[derive(Debug)]
-pub(crate) struct Progress {
-    done: u64,
-    since: Instant,
-    round: Round,
-}
-
-impl Progress {
-    pub fn new() -> Self {
-        Progress { done: 0, since: Instant::now(), round: Round(0) }
-    }
-
-    /// The job's round.
-    pub fn round(&self) -> Round {
-        self.round
-    }
-
-    /// For how long nothing has moved.
-    fn note(&mut self, look: &Look) -> Duration {
-        if look.is_moving || look.done != self.done {
-            (self.done, self.since) = (look.done, Instant::now());
-        }
-        self.round = look.round;
-        self.since.elapsed()
-    }
-}
-
-impl Job {
-    /// Who is waited for, in words: on another machine the worker that its hub waits for, if it says so.
-    fn awaited(&self, rank: u32) -> String {
-        let latest = self.members[rank as usize].as_ref().and_then(|member| member.latest.as_ref());
-        match latest.filter(|latest| latest.waited_us > 0) {
-            Some(latest) => latest.of_machine(rank),
-            None => self.spoken(rank),
-        }
-    }
-
-    /// The workers that have been late for so long.
-    fn late(&self, look: &Look, time: Duration) -> Vec<Late> {
-        let late = look.late().map(|(rank, waits)| Late {
-            rank,
-            who: self.awaited(rank),
-            round: waits.round.unwrap_or(look.round),
-            chunks: waits.owes,
-            seconds: time.as_secs(),
-        });
-        late.collect()
     }
 }
 
@@ -115,7 +63,7 @@ impl Registry {
             );
             return self.fail(inner, id, &reason);
         }
-        let time = job.progress.note(look);
+        let time = job.rounds.progress.note(look, Instant::now());
         let late = if time < self.late.warning { Vec::new() } else { job.late(look, time) };
         if let Some(limit) = self.late.limit.filter(|&limit| time >= limit && job.hubs.share.is_whole()) {
             for late in &late {
@@ -128,7 +76,7 @@ impl Registry {
         let above = || job.above.as_ref().map_or_else(Vec::new, |above| above.held_up_by());
         let late = if late.is_empty() { above() } else { late };
         if job.held_up_by(late) {
-            let late = job.news.borrow().held_up_by.clone();
+            let late = job.news.now().held_up_by.clone();
             match late.is_empty() {
                 true => tracing::info!(job = job.name, "rounds go on"),
                 false => late.iter().for_each(|late| tracing::warn!(job = job.name, "{late}")),

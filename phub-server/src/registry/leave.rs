@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use authority::unhex;
+use coordinator::Cause;
 use membership::{MemberError, Missing};
 use pbox_core::control::{JobState, LeaveReply, LeaveRequest, reason};
 use pbox_core::{Discarded, JobId, Members, Round};
 
 use super::above::JoinedAbove;
-use super::loss::{Blame, Cause};
+use super::loss::Blame;
 use super::saved::snapshot::NoSnapshot;
 use super::{Inner, KEEP_FAILED, Refusal, Registry, Token, on_thread};
 use crate::cores::Command;
@@ -57,7 +58,7 @@ impl Registry {
             let is_last = job.runs() && !job.has_others(rank);
             // A job without weights has nothing to save. Its keys may be in different rounds, of which none ends.
             let saves = job.terms.optimizer.keeps_weights();
-            let last = is_last && saves && !job.trial && job.hubs.leads() && job.above.is_none();
+            let last = is_last && saves && !job.made.trial && job.hubs.leads() && job.above.is_none();
             // Others may not look at how the last one ends.
             let failed = job.checkpoints.error.as_ref().filter(|_| !is_last && job.checkpoints.has_failed);
             let failed = failed.map(|why| {
@@ -125,7 +126,8 @@ impl Registry {
 
     /// Ends a job that all workers have left.
     pub(super) fn end(&self, inner: &mut Inner, id: JobId) {
-        let Some(job) = inner.jobs.remove(&id) else { return };
+        let Some(mut job) = inner.jobs.remove(&id) else { return };
+        job.publish();
         tracing::info!(job = job.name, "job ended: all workers left");
         self.command(&job, || Command::RemoveJob { job: id });
         if inner.names.get(&job.name) == Some(&id) {

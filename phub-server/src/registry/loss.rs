@@ -2,31 +2,18 @@
 //! until the workers know. Under the registry's lock.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use coordinator::{Cause, Event, Progress};
 use pbox_core::{JobId, Members};
 
 use super::above::JoinedAbove;
 use super::job::Job;
-use super::late::Progress;
 use super::make::Load;
 use super::{Inner, KEEP_FAILED, Registry};
 use crate::alarm::guarded;
 use crate::cores::Command;
-
-/// Why a member is lost.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Cause {
-    /// Its link ended.
-    Link,
-    /// Its heartbeats stopped.
-    Silent,
-    /// It held a round up.
-    Late,
-    /// Another hub lost it, or it could not be let in.
-    Other,
-}
 
 /// Whose end a failure is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,28 +131,12 @@ impl Registry {
     }
 
     /// Removes workers that were silent too long, forgets old failures, and sees whether there are jobs.
-    pub fn sweep(&self) {
+    pub fn sweep(self: &Arc<Self>) {
         let mut inner = self.lock();
         let now = Instant::now();
-        let limit = self.heartbeat_limit;
-        let (mut silent, dead) = (Vec::new(), Self::unlinked_dead(&mut inner, now));
-        for job in inner.jobs.values().filter(|job| !job.failed()) {
-            for (member, rank) in job.members.iter().zip(0u32..) {
-                let Some(member) = member.as_ref().filter(|_| job.has(rank)) else { continue };
-                let silence = now - member.heard;
-                if silence > limit {
-                    silent.push((job.id, rank, format!(
-                        "{} was silent for {:.1} s, the limit is {:.1} s: it hangs, was stopped, or was cut off",
-                        job.spoken(rank), silence.as_secs_f64(), limit.as_secs_f64()
-                    )));
-                }
-            }
-        }
-        for (id, rank, reason) in silent {
-            self.lose(&mut inner, id, rank, Cause::Silent, &reason);
-        }
-        for (id, rank, why) in dead {
-            self.lose(&mut inner, id, rank, Cause::Link, &why);
+        let living = inner.jobs.values().filter(|job| !job.failed());
+        for id in living.map(|job| job.id).collect::<Vec<JobId>>() {
+            self.happens(&mut inner, id, Event::Swept(self.heartbeat_limit));
         }
         let Inner { jobs, tokens, shown, lost, left, .. } = &mut *inner;
         lost.retain(|_, (until, _)| now < *until);
@@ -208,7 +179,7 @@ impl Registry {
         let mut inner = self.lock();
         for job in inner.jobs.values_mut() {
             job.members.iter_mut().flatten().for_each(|member| member.heard = now);
-            job.progress = Progress::new();
+            job.rounds.progress = Progress::new(now);
         }
     }
 
@@ -248,7 +219,8 @@ impl Registry {
     /// Waits until every worker, and the hubs above, have been told that the hub stops; those that are dead never ask.
     pub fn wait_until_all_told(&self, limit: Duration) {
         let untold = |inner: &mut Inner| !inner.untold.is_empty() || !inner.untold_above.is_empty();
-        drop(self.told.wait_timeout_while(self.lock(), limit, untold));
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.told.wait_timeout_while(inner, limit, untold));
     }
 }
 

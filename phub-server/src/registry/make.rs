@@ -8,12 +8,13 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use fabric::{PortId, Ranges, SendWindow, Spans};
 use pbox_core::control::{JoinRequest, RefusalCode};
 use pbox_core::{
-    CoreNodes, JobId, JobTerms, Layout, LevelTerms, MadeShard, Members, Placement, Restored, Round,
-    ShardSpec, Wire,
+    CoreNodes, JobId, JobTerms, Layout, LevelTerms, MadeShard, Members, Numbers, NumbersByRound, Placement,
+    Restored, Round, ShardSpec, Wire,
 };
 
 use super::above::{MadeAbove, WaysUp, name_above};
@@ -117,7 +118,7 @@ impl Registry {
         self.promise(name, terms, promised)?;
         let let_in =
             relays.then(|| self.up.join(name, request, &self.id, &|| self.lock().closed)).transpose()?;
-        let (loaded, hubs) = self.restore(name, request, wire.layout())?;
+        let (loaded, hubs, peers) = self.restore(name, request, wire.layout())?;
         let (restored, warning) = loaded.map(|loaded| (loaded.restored, loaded.warning)).unzip();
         let layout = wire.layout();
         let restored_round = restored.as_ref().map_or(Round(0), Restored::round);
@@ -174,10 +175,20 @@ impl Registry {
             .make_shards(&numbers, shards)
             .map_err(|error| RefusalCode::NoMemory.because(format!("job {name:?}: {error}")))?;
         let cores = Arc::new(Cores { numbers, placement, links, owners });
-        let mut job = Job::new(making.id, Arc::clone(terms), wire, cores, weights, hubs, restored.as_deref());
-        (job.above, job.mesh, job.promised) = (joined, request.mesh.clone(), promised);
-        (job.owner, job.trial) = (making.owner, request.trial);
-        job.checkpoints.warning = warning.flatten();
+        let decided = coordinator::Made {
+            cores: cores.numbers.len(),
+            is_below: joined.is_some(),
+            promised,
+            owner: making.owner,
+            trial: request.trial,
+            mesh: request.mesh.clone(),
+        };
+        let at_start = || NumbersByRound::new(Numbers::new(terms.optimizer));
+        let from = (restored_round, restored.as_deref().map_or_else(at_start, Restored::numbers));
+        let named = (making.id, name.to_owned());
+        let job = coordinator::Job::new(named, Arc::clone(terms), decided, hubs, from, Instant::now());
+        let mut job = Job::new(job, wire, cores, weights, peers);
+        (job.above, job.checkpoints.warning) = (joined, warning.flatten());
         Ok(Made { job, shards, above: ways })
     }
 

@@ -4,14 +4,14 @@
 //! | file | what it does |
 //! | --- | --- |
 //! | here | reports of cores, heartbeats |
-//! | `job` | one job's life, members and news |
+//! | `job` | one job: the coordinator's, with what this hub has for it |
 //! | `join` | lets workers in |
 //! | `leave` | lets workers go, ends jobs |
 //! | `make` | makes a job for its first worker |
 //! | `numbers` | changes an optimizer's numbers |
 //! | `refusal` | why a request is refused |
 //! | `late` | names workers that hold rounds up |
-//! | `pace` | how fast rounds go, who is late in them, the verdict |
+//! | `pace` | asks the cores how fast rounds go, and who is late in them |
 //! | `promises` | the memory that jobs were promised |
 //! | `quotas` | what one address, and one job, may have |
 //! | `loss` | loses workers, fails jobs |
@@ -20,7 +20,7 @@
 //! | `thread` | a thread for work that waits |
 //! | `timeline` | a timeline of the last rounds |
 //! | `operate` | stops jobs and the hub for its operator |
-//! | `links` | what crosses the members' links, by NIC |
+//! | `links` | the NICs of the members' links |
 //! | `relink` | waits for workers that make their links again |
 //! | `cut` | stops a running job between two rounds |
 //! | `saved` | a job's state: brought, taken, saved, sent |
@@ -54,11 +54,13 @@ mod timeline;
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
+use std::ops::{Deref, DerefMut};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use authority::{hex, random, unhex};
+use coordinator::{Effect, Event, Token};
 use pbox_core::control::{CountsReply, HeartbeatReply, Latest, RefusalCode, TransportAddress};
 use pbox_core::kernels::Kernels;
 use pbox_core::{Discarded, JobId, Round};
@@ -68,8 +70,7 @@ use tokio::sync::{Notify, watch};
 use crate::checkpoint::CheckpointStore;
 use crate::cores::{Command, CoreHandle, Report};
 use above::Meetings;
-use job::{Arrival, Job};
-use loss::Cause;
+use job::Job;
 
 pub(crate) use above::{HubsAbove, Up};
 pub(crate) use late::LateLimits;
@@ -82,8 +83,6 @@ pub(crate) use timeline::Timeline;
 
 /// How long the registry keeps a failed job, and the reason why a worker was removed, for workers that have not asked yet.
 const KEEP_FAILED: Duration = Duration::from_secs(60);
-
-type Token = [u8; 16];
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -111,6 +110,29 @@ struct Inner {
     untold: HashSet<(JobId, u32)>,
     /// Jobs whose failure the hubs above have not been told yet.
     untold_above: HashSet<JobId>,
+}
+
+/// The lock, held. What a job's members have not heard yet is published when it is given back.
+struct Locked<'a>(MutexGuard<'a, Inner>);
+
+impl Deref for Locked<'_> {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Inner {
+        &mut self.0
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.jobs.values_mut().for_each(Job::publish);
+    }
 }
 
 /// What a registry is made of.
@@ -223,41 +245,26 @@ impl Registry {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn lock(&self) -> Locked<'_> {
+        Locked(self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
     }
 
     /// Takes a report of a core thread.
     pub fn report(self: &Arc<Self>, report: Report) {
         let mut inner = self.lock();
         match report {
-            Report::Attached { job, rank } => {
-                let arrival = inner.jobs.get_mut(&job).map(|job| job.attached(rank));
-                self.follow_arrival(&inner, job, arrival.unwrap_or(Arrival::Waiting));
-            }
-            Report::Removed { job, rank } => {
-                if let Some(job) = inner.jobs.get_mut(&job) {
-                    job.removed(rank);
-                    self.freed.notify_waiters();
-                }
-            }
-            Report::Unlinked { job, rank } => {
-                if let Some(job) = inner.jobs.get_mut(&job) {
-                    job.core_unlinked(rank);
-                    self.freed.notify_waiters();
-                }
+            Report::Attached { job, rank } => self.happens(&mut inner, job, Event::Attached(rank)),
+            Report::Removed { job, rank } => self.happens(&mut inner, job, Event::Removed(rank)),
+            Report::Unlinked { job, rank } => self.happens(&mut inner, job, Event::Dropped(rank)),
+            Report::WorkerGone { job, rank, reason, by_itself } => {
+                // A hub that stops waits for nobody.
+                let by_itself = by_itself && !inner.stopping;
+                self.happens(&mut inner, job, Event::LinkEnded { rank, reason, by_itself });
             }
             Report::UnlinkedAbove { job, answers } => {
                 if let Some(job) = inner.jobs.get_mut(&job) {
                     job.relinks_above.core_unlinked(answers);
                     self.freed.notify_waiters();
-                }
-            }
-            Report::WorkerGone { job, rank, reason, by_itself } => {
-                let Some(member) = inner.jobs.get(&job).map(|job| job.spoken(rank)) else { return };
-                let why = format!("{member} is gone: {reason}");
-                if !(by_itself && self.waits_for_links(&mut inner, job, rank, &why)) {
-                    self.lose(&mut inner, job, rank, Cause::Link, &why);
                 }
             }
             Report::Snapshot { job, core, taken } => {
@@ -288,13 +295,25 @@ impl Registry {
         }
     }
 
-    /// Does what follows from an arrival.
-    fn follow_arrival(self: &Arc<Self>, inner: &Inner, job: JobId, arrival: Arrival) {
-        match arrival {
-            Arrival::Waiting => {}
-            Arrival::Complete(ranks) => self.admit(job, ranks),
+    /// Has a job take an event in, and carries out what follows.
+    fn happens(self: &Arc<Self>, inner: &mut Inner, id: JobId, event: Event) {
+        let Some(job) = inner.jobs.get_mut(&id) else { return };
+        for effect in job.handle(event, Instant::now()) {
+            self.carry_out(inner, id, effect);
+        }
+    }
+
+    fn carry_out(self: &Arc<Self>, inner: &mut Inner, id: JobId, effect: Effect) {
+        match effect {
+            Effect::Admit(ranks) => self.admit(id, ranks),
             // It takes part when its links are at all hubs of its job.
-            Arrival::Newcomer(rank) => self.tell_arrived(&inner.jobs[&job], rank),
+            Effect::TellArrived(rank) => self.tell_arrived(&inner.jobs[&id], rank),
+            Effect::Relinked(rank) => {
+                tracing::info!(job = inner.jobs[&id].name, rank, "a worker has made its links again");
+            }
+            Effect::DropLinks(rank, token) => self.drop_links(inner, id, rank, token),
+            Effect::Lose(rank, cause, reason) => self.lose(inner, id, rank, cause, &reason),
+            Effect::Wake => self.freed.notify_waiters(),
         }
     }
 
@@ -304,8 +323,8 @@ impl Registry {
         let (job, rank) = inner.member(job, token)?;
         job.check_reached(rank, reached)?;
         reached.into_iter().for_each(|round| job.worker_has_reached(rank, round));
-        let (id, arrival) = (job.id, job.ready(rank));
-        self.follow_arrival(&inner, id, arrival);
+        let (id, effect) = (job.id, job.ready(rank).effect());
+        effect.into_iter().for_each(|effect| self.carry_out(&mut inner, id, effect));
         Ok(())
     }
 
@@ -330,11 +349,11 @@ impl Registry {
     ) -> Result<(watch::Receiver<HeartbeatReply>, Duration), Refusal> {
         let mut inner = self.lock();
         let (job, rank) = inner.member(job, token)?;
-        let hold = job.heard_of(rank, latest).map_err(|why| {
+        let hold = job.heard_of(rank, latest, Instant::now()).map_err(|why| {
             let (name, who) = (&job.name, job.spoken(rank));
             Refusal::bad(format!("job {name:?}: the heartbeat of {who} has a `latest` that cannot be: {why}"))
         })?;
-        Ok((job.news.subscribe(), hold.unwrap_or(Duration::MAX).min(self.heartbeat_hold())))
+        Ok((job.told.subscribe(), hold.unwrap_or(Duration::MAX).min(self.heartbeat_hold())))
     }
 
     /// Stops the core threads and waits for them.

@@ -54,7 +54,7 @@ impl Drop for Promise<'_> {
 impl Inner {
     /// All promises.
     pub(super) fn promised(&self) -> u64 {
-        let of_jobs = self.jobs.values().filter(|job| !job.failed()).map(|job| job.promised);
+        let of_jobs = self.jobs.values().filter(|job| !job.failed()).map(|job| job.made.promised);
         let of_making = self.making.values().map(|making| making.promised);
         of_jobs.chain(of_making).fold(self.joins_bytes, u64::saturating_add)
     }

@@ -23,9 +23,9 @@ pub(crate) struct Quotas {
 impl Inner {
     /// The jobs of an address that have not failed or are being made, and what each was promised.
     fn owned_by(&self, owner: IpAddr) -> Vec<(&str, u64)> {
-        let running = self.jobs.values().filter(|job| !job.failed() && job.owner == Some(owner));
+        let running = self.jobs.values().filter(|job| !job.failed() && job.made.owner == Some(owner));
         let making = self.making.iter().filter(|(_, load)| load.owner == Some(owner));
-        let running = running.map(|job| (job.name.as_str(), job.promised));
+        let running = running.map(|job| (job.name.as_str(), job.made.promised));
         let mut owned: Vec<_> =
             running.chain(making.map(|(name, load)| (name.as_str(), load.promised))).collect();
         owned.sort_unstable();
@@ -98,8 +98,8 @@ mod tests {
     use pbox_core::JobId;
 
     use super::*;
-    use crate::asker::Asker;
     use crate::registry::test_bed::{registry_with, request, runtime};
+    use coordinator::Asker;
 
     const ONE: Option<Asker> = from([10, 0, 0, 1]);
     const OTHER: Option<Asker> = from([10, 0, 0, 2]);

@@ -1,5 +1,6 @@
 //! The refusal of a request. Must not know HTTP.
 
+use coordinator::Refused;
 use pbox_core::control::{ParseError, RefusalCode};
 
 use super::cut::JobEnded;
@@ -44,6 +45,12 @@ impl From<ParseError> for Refusal {
             ParseError::Protocol { .. } | ParseError::Newer { .. } => RefusalCode::ProtocolDiffers,
         };
         code.because(error.to_string())
+    }
+}
+
+impl From<Refused> for Refusal {
+    fn from(Refused { code, why }: Refused) -> Self {
+        Refusal { code, why }
     }
 }
 

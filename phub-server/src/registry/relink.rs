@@ -14,48 +14,28 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use coordinator::{Event, Token};
 use fabric::any::Transport;
 use pbox_core::JobId;
 use pbox_core::control::{JobState, JoinReply, PROTOCOL, RefusalCode, RelinkRequest};
 
-use super::job::member::{Standing, Unlinked};
-use super::job::{Job, Member};
 use super::join::new_token;
-use super::loss::Cause;
 use super::{Because, Inner, Refusal, Registry};
 use crate::cores::Command;
 
 impl Registry {
-    /// A link of a worker ended by itself. Whether the worker may make its links again: then it is not lost yet.
-    pub(super) fn waits_for_links(&self, inner: &mut Inner, id: JobId, rank: u32, why: &str) -> bool {
-        let may = !inner.stopping;
-        // Nothing but a death ends a link on shared memory that its worker has not given up. One that makes its links again gives
-        // up those to this hub, if it cannot have those to another.
-        let lives =
-            |member: &Member| member.transport != Some(Transport::Shm) || member.standing.has_relinked();
-        let waits = |job: &&mut Job| may && job.may_relink(rank) && job.member(rank).is_some_and(lives);
-        let Some(job) = inner.jobs.get_mut(&id).filter(waits) else { return false };
-        // The ends of its links at the other cores are no news, and what becomes of new ones is the worker's to see.
-        if job.unlinked(rank).is_none() {
-            self.unlink(inner, id, rank, why);
-        }
-        true
-    }
-
-    /// Has all cores let go of a worker's links.
-    fn unlink(&self, inner: &mut Inner, id: JobId, rank: u32, why: &str) {
+    /// Has all cores drop a worker's links. A connection by this token, which may be on its way here, is one of the lost.
+    pub(super) fn drop_links(&self, inner: &mut Inner, id: JobId, rank: u32, token: Option<Token>) {
         let Inner { jobs, tokens, shown, .. } = inner;
         let Some(job) = jobs.get_mut(&id) else { return };
+        let why = job.unlinked(rank).map(|unlinked| unlinked.why.clone());
         tracing::warn!(
             job = job.name,
             rank,
             why,
             "a worker has lost its links; its job waits until it makes others"
         );
-        let cores = job.cores.numbers.len();
-        let unlink = |standing: &mut Standing| standing.unlink(cores, why, Instant::now());
-        // A connection that is on its way here is one of the lost.
-        if let Some(token) = job.standing(rank).and_then(unlink) {
+        if let Some(token) = token {
             tokens.remove(&token);
             shown.remove(&fabric::name_of(token));
         }
@@ -82,7 +62,8 @@ impl Registry {
             // Unless they are about to let go, and the worker was not told yet that they have.
             if !job.member(rank).is_some_and(|member| member.standing.is_dropping()) {
                 let (id, why) = (job.id, format!("{} is gone: {why}", job.spoken(rank)));
-                self.unlink(&mut inner, id, rank, &why);
+                let effect = job.unlink(rank, &why, Instant::now());
+                self.carry_out(&mut inner, id, effect);
             }
         }
         let limit = tokio::time::Instant::now() + self.heartbeat_limit;
@@ -122,73 +103,12 @@ impl Registry {
         }
     }
 
-    /// Looks for workers that have no links and do not live: each with why it is lost.
-    pub(super) fn unlinked_dead(inner: &mut Inner, now: Instant) -> Vec<(JobId, u32, String)> {
-        let jobs = inner.jobs.values_mut().filter(|job| !job.failed());
-        jobs.flat_map(|job| job.unlinked_dead(now)).collect()
-    }
-
     /// A member's heartbeat ended without its answer.
-    pub fn hung_up(&self, name: &str, token: &str) {
+    pub fn hung_up(self: &Arc<Self>, name: &str, token: &str) {
         let mut inner = self.lock();
-        let Ok((job, rank)) = inner.member(name, token) else { return };
-        let (id, why) = (job.id, job.hangs_up(rank));
-        if let Some(why) = why {
-            self.lose(&mut inner, id, rank, Cause::Link, &why);
+        let member = inner.member(name, token).map(|(job, rank)| (job.id, rank));
+        if let Ok((id, rank)) = member {
+            self.happens(&mut inner, id, Event::HungUp(rank));
         }
-    }
-}
-
-impl Job {
-    /// Whether a worker makes its links again when they are lost.
-    pub fn relinks(&self, rank: u32) -> bool {
-        self.member(rank).is_some_and(|member| member.relinks)
-    }
-
-    /// Whether it may do so now.
-    pub fn may_relink(&self, rank: u32) -> bool {
-        let may = |member: &Member| member.relinks && member.transport.is_some() && !member.hung_up;
-        self.runs() && self.takes_part(rank) && self.member(rank).is_some_and(may)
-    }
-
-    /// Returns what is known of the lost links of a worker that has no others.
-    pub(super) fn unlinked(&mut self, rank: u32) -> Option<&mut Unlinked> {
-        self.standing(rank)?.unlinked()
-    }
-
-    /// The workers that have no links and do not live: each with why it is lost. There are news of those that may live.
-    pub fn unlinked_dead(&mut self, now: Instant) -> Vec<(JobId, u32, String)> {
-        let (mut dead, mut is_news) = (Vec::new(), false);
-        for (rank, member) in (0..).zip(&mut self.members) {
-            let Some(Member { standing, heard, .. }) = member else { continue };
-            let Some(unlinked) = standing.unlinked() else { continue };
-            is_news |= unlinked.is_to_be_told(now);
-            if unlinked.is_dead(*heard, now) {
-                dead.push((self.id, rank, unlinked.why.clone()));
-            }
-        }
-        if is_news {
-            self.publish(|_| {});
-        }
-        dead
-    }
-
-    /// A core has let go of a worker's lost links.
-    pub fn core_unlinked(&mut self, rank: u32) {
-        self.standing(rank).into_iter().for_each(Standing::dropped);
-    }
-
-    /// A worker lives.
-    pub fn lives(&mut self, rank: u32) {
-        if let Some(member) = &mut self.members[rank as usize] {
-            member.hung_up = false;
-        }
-    }
-
-    /// A member's heartbeat ended without an answer. Why the member is lost, if its links are.
-    pub fn hangs_up(&mut self, rank: u32) -> Option<String> {
-        let member = self.members.get_mut(rank as usize)?.as_mut()?;
-        member.hung_up = true;
-        member.standing.unlinked().map(|unlinked| unlinked.why.clone())
     }
 }

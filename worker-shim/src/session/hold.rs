@@ -182,6 +182,18 @@ impl Session {
             self.pulling = Some(Pulling::begin(pull, &mut self.exchange).map_err(SessionError::from)?);
         }
         self.begin(deadline)?;
+        let back = self.catch_up(stood, own);
+        // It takes part: the hubs that live would wait for other links of it, since its heartbeats come, and keep its rank taken.
+        if let Err(Again::Later(SessionError::Member(lost))) = &back
+            && lost.is_loss_of_hub()
+        {
+            self.tell_other_hubs(lost);
+        }
+        back
+    }
+
+    /// Takes in the weights, and goes on with what is not in them. `own` is this worker's furthest round.
+    fn catch_up(&mut self, stood: &[Stood], own: Round) -> Result<(), Again<SessionError>> {
         self.wait_all()?;
         // A checkpoint may hold a round whose answers no worker has seen.
         let begins = self.counted(self.first);

@@ -23,6 +23,7 @@ use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use authority::{Credential, SUMS};
+use coordinator::TOLD_EVERY;
 use fabric::any::{self, Transport};
 use fabric::{PortId, RecvWindow, SendWindow, WindowError};
 use membership::{LOOKUP_LIMIT, LetIn, MemberError, Missing, Named, PeerList, Ports, look_up};
@@ -31,7 +32,6 @@ use pbox_core::{Above, Below, JobId, JobTerms, LevelTerms, Members, Round, Shard
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use super::pace::TOLD_EVERY;
 use super::{Because, NoThread, Refusal, Registry, on_thread};
 
 use joined::reason_of;
@@ -334,7 +334,7 @@ impl Registry {
         let inner = self.lock();
         let job = &inner.jobs[inner.names.get(&name_above(name))?];
         let number = request.machine.number as usize;
-        let names: Vec<String> = job.hubs.peers.addresses.iter().map(|hub| hub.name.clone()).collect();
+        let names: Vec<String> = job.peers.addresses.iter().map(|hub| hub.name.clone()).collect();
         let waits = job.gathers() && !job.has(request.machine.number);
         let is_same =
             names.len() == request.machine.of as usize && names.get(number) == Some(&request.address);
@@ -377,8 +377,7 @@ impl Registry {
     /// All workers are here: waits until this hub takes part above. Returns its first round there; `None` when no hubs are
     /// above.
     pub(super) async fn takes_part_above(&self, id: JobId) -> Result<Option<Round>, String> {
-        let of_job =
-            self.of_job(id, |job| job.above.clone().map(|above| (above, job.news.borrow().reached)))?;
+        let of_job = self.of_job(id, |job| job.above.clone().map(|above| (above, job.news.now().reached)))?;
         let Some((above, reached)) = of_job else { return Ok(None) };
         let mut news = above.news.clone();
         let said = on_thread("phub-above", move || above.say_ready(reached)).await?;

@@ -23,7 +23,7 @@ impl Registry {
         before: Round,
         deadline: Option<Instant>,
     ) -> Result<u64, String> {
-        let (leads, peers) = self.of_job(id, |job| (job.hubs.leads(), Arc::clone(&job.hubs.peers)))?;
+        let (leads, peers) = self.of_job(id, |job| (job.hubs.leads(), Arc::clone(&job.peers)))?;
         if !leads {
             return Ok(0);
         }

@@ -17,6 +17,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use coordinator::{Cause, StaleCut};
 use pbox_core::control::{
     ArrivedRequest, BeginsRequest, CheckpointReply, CheckpointRequest, HoldReply, HoldRequest, LostRequest,
     PartState, PartsReply, RefusalCode, ReleaseRequest, WrittenReply, WrittenRequest, check_job_name,
@@ -25,13 +26,12 @@ use pbox_core::job::MAX_HUBS;
 use pbox_core::{JobId, Round, Share};
 use serde_json::Value;
 
-use super::agreement::StaleCut;
 use super::last::unknown;
 use crate::checkpoint::CheckpointError;
 use crate::cores::Command;
 use crate::registry::cut::CutAt;
 use crate::registry::job::Job;
-use crate::registry::loss::{Blame, Cause};
+use crate::registry::loss::Blame;
 use crate::registry::saved::checkpoint::ROUND_LIMIT;
 use crate::registry::{Because, Refusal, Registry, on_thread};
 
@@ -43,7 +43,7 @@ impl Registry {
     /// The job of this name, if the request shows its secret. A stranger does not learn which jobs are here.
     pub fn of_peer(&self, name: &str, secret: &str) -> Result<JobId, Refusal> {
         let inner = self.lock();
-        let id = inner.names.get(name).filter(|id| inner.jobs[id].hubs.peers.secret.is(secret));
+        let id = inner.names.get(name).filter(|id| inner.jobs[id].hubs.secret.is(secret));
         id.copied().ok_or_else(|| unknown(name))
     }
 
@@ -83,7 +83,7 @@ impl Registry {
         let cut = request.cut;
         let cutting = self.of_job(id, |job| Arc::clone(&job.cutting))?;
         let lease = cutting.lock_owned().await;
-        self.of_job(id, |job| job.hubs.hold(cut, lease))?.map_err(stale)?;
+        self.of_job(id, |job| job.hold(cut, lease))?.map_err(stale)?;
         let front = self.hold(id).await?;
         self.of_job(id, |job| job.hubs.front = front)?;
         tokio::spawn(self.end_overdue(id, cut));
@@ -95,8 +95,7 @@ impl Registry {
         // Hub 0 asks all hubs to hold and then to release, and waits for each answer at most this long.
         let limit = 3 * self.heartbeat_limit;
         tokio::time::sleep(limit).await;
-        let overdue =
-            |job: &mut Job| job.hubs.held.is_held_by(cut).then(|| job.hubs.peers.name(0).to_owned());
+        let overdue = |job: &mut Job| job.hubs.held.is_held_by(cut).then(|| job.peers.name(0).to_owned());
         if let Ok(Some(lead)) = self.of_job(id, overdue) {
             let reason = format!(
                 "hub 0 of the job, at {lead}, holds its rounds and did not let them go on within {:.1} s: it hangs, was \
@@ -116,7 +115,7 @@ impl Registry {
         // Before the cut ends: a wrong one ends nothing, and hub 0 may still say a right one.
         self.of_job(id, |job| job.hubs.check_release(&request))?.map_err(Refusal::bad)?;
         let ReleaseRequest { cut, from, admitted, snapshot, ends, .. } = request;
-        let _lease = self.of_job(id, |job| job.hubs.release(cut))?.map_err(stale)?;
+        let _lease = self.of_job(id, |job| job.release(cut))?.map_err(stale)?;
         let ranks: Arc<[u32]> =
             self.of_job(id, |job| admitted.iter().filter_map(|&worker| job.rank(worker)).collect())?;
         if ends {
@@ -167,11 +166,9 @@ impl Registry {
     pub fn arrived(self: &Arc<Self>, id: JobId, request: ArrivedRequest) -> Result<(), Refusal> {
         let ArrivedRequest { hub, worker, .. } = request;
         let complete = self.of_job(id, |job| {
-            if hub >= job.hubs.share.hubs {
-                return None;
-            }
-            let rank = job.rank(worker).filter(|_| job.hubs.leads())?;
-            job.hubs.arrivals.note(worker, hub, job.hubs.share.hubs).then_some(rank)
+            let hubs = job.hubs.share.hubs;
+            let rank = job.rank(worker).filter(|_| hub < hubs && job.hubs.leads())?;
+            job.hubs.arrivals.note(worker, hub, hubs).then_some(rank)
         });
         if let Some(rank) = complete? {
             self.admit(id, Arc::new([rank]));
@@ -196,7 +193,7 @@ impl Registry {
 
     /// This hub has all links of a newcomer.
     pub(crate) fn tell_arrived(self: &Arc<Self>, job: &Job, rank: u32) {
-        let (registry, id, peers) = (Arc::clone(self), job.id, Arc::clone(&job.hubs.peers));
+        let (registry, id, peers) = (Arc::clone(self), job.id, Arc::clone(&job.peers));
         let Some(worker) = job.worker(rank) else { return };
         let request = ArrivedRequest { secret: peers.secret.show(), hub: peers.own, worker };
         tokio::spawn(async move {
@@ -228,7 +225,7 @@ impl Registry {
     /// Tells the other hubs that a worker is lost: hub 0 tells all of them, any other hub tells hub 0. Nobody waits for the
     /// answers: a hub that is not told sees the loss by itself a little later.
     pub(crate) fn tell_lost(&self, job: &Job, worker: u64, reason: &str) {
-        let peers = Arc::clone(&job.hubs.peers);
+        let peers = Arc::clone(&job.peers);
         let request = LostRequest { secret: peers.secret.show(), worker, reason: reason.to_owned() };
         self.runtime.spawn(async move {
             let what = "go on without a worker";

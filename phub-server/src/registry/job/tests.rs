@@ -1,17 +1,18 @@
-//! Tests of members: reports, requests and losses in orders that the lock allows.
+//! Tests of members: reports, requests and losses in orders that the lock allows. The coordinator tests what needs no core.
 
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use coordinator::{Arrival, Token};
 use fabric::any::Transport;
 use pbox_core::control::{BeginsRequest, JobState, JoinReply, RefusalCode, RelinkRequest};
 use pbox_core::{Consistency, JobId, Members, OnLoss, Round};
 
-use super::{Arrival, Job};
+use super::Job;
 use crate::cores::{CoreThread, Report};
-use crate::registry::{Refusal, Registry, Token, test_bed};
+use crate::registry::{Refusal, Registry, test_bed};
 
 const JOB: JobId = JobId(0);
 
@@ -76,7 +77,9 @@ impl Bed {
 
     /// A link of rank 1 ends by itself. Whether the job waits until others are made.
     fn link_ends(&self) -> bool {
-        self.registry.waits_for_links(&mut self.registry.lock(), JOB, 1, "its link ended")
+        let reason = "its link ended".to_owned();
+        self.registry.report(Report::WorkerGone { job: JOB, rank: 1, reason, by_itself: true });
+        self.of_job(|job| job.has(1))
     }
 
     /// Rank 1 wants to make links again. An answer comes while `meanwhile` is over.
@@ -112,82 +115,6 @@ impl Bed {
 
 fn shown(token: Token) -> String {
     format!("{:032x}", u128::from_be_bytes(token))
-}
-
-#[test]
-fn a_rank_is_free_when_the_cores_have_removed_its_worker() {
-    let bed = Bed::running();
-    bed.of_job(|job| {
-        job.lost(1);
-        assert!(!job.has(1) && job.may_become_free(1) && !job.has_others(0));
-    });
-    assert!(!bed.is_free(1));
-    bed.of_job(|job| job.removed(1));
-    assert!(bed.is_free(1));
-}
-
-#[test]
-fn a_rank_stays_taken_in_a_job_that_does_not_continue() {
-    let mut bed = Bed::new(OnLoss::Stop, Members::Workers);
-    for rank in [0, 1] {
-        bed.join(rank);
-        bed.attach(rank);
-    }
-    bed.of_job(|job| {
-        job.take_part(&[0, 1], Round(0));
-        assert!(!job.left(1, Round(3)) && !job.has(1) && !job.may_become_free(1));
-        job.removed(1);
-        assert!(job.left(0, Round(3)), "the last");
-    });
-    assert!(!bed.is_free(1));
-}
-
-#[test]
-fn a_link_that_is_reported_after_the_loss_does_not_keep_the_rank() {
-    let mut bed = Bed::running();
-    bed.of_job(|job| {
-        job.lost(1);
-        job.removed(1);
-    });
-    bed.join(1);
-    bed.of_job(|job| {
-        job.connect(1, [0; 16]).unwrap();
-        // The core has the link, and has not said so yet.
-        job.lost(1);
-        assert_eq!(job.attached(1), Arrival::Waiting);
-        job.removed(1);
-    });
-    assert!(bed.is_free(1));
-}
-
-#[test]
-fn a_newcomer_that_is_lost_before_its_cut_does_not_take_part() {
-    let mut bed = Bed::running();
-    bed.of_job(|job| {
-        job.lost(1);
-        job.removed(1);
-    });
-    bed.join(1);
-    assert_eq!(bed.attach(1), Arrival::Newcomer(1));
-    bed.of_job(|job| {
-        assert!(!job.has_others(0), "it does not take part yet");
-        job.lost(1);
-        job.take_part(&[1], Round(5));
-        assert!(!job.has(1));
-        assert!(job.news.borrow().members.iter().all(|member| member.from == Round(0)));
-    });
-}
-
-#[test]
-fn a_hub_below_takes_part_when_it_is_ready_and_connected_in_any_order() {
-    let mut bed = Bed::new(OnLoss::Stop, Members::Hubs);
-    bed.join(0);
-    bed.join(1);
-    assert_eq!(bed.attach(0), Arrival::Waiting);
-    assert_eq!(bed.of_job(|job| job.ready(0)), Arrival::Waiting, "rank 1 is missing");
-    assert_eq!(bed.of_job(|job| job.ready(1)), Arrival::Waiting, "it is not connected");
-    assert_eq!(bed.attach(1), Arrival::Complete([0, 1].into()));
-    assert_eq!(bed.of_job(|job| job.ready(1)), Arrival::Waiting, "its request was made again");
 }
 
 #[test]
@@ -243,23 +170,6 @@ fn links_that_are_lost_again_wait_for_the_cores_again() {
 }
 
 #[test]
-fn the_links_of_a_worker_on_shared_memory_end_with_it() {
-    let bed = Bed::running();
-    bed.of_job(|job| job.members[1].as_mut().unwrap().transport = Some(Transport::Shm));
-    assert!(!bed.link_ends() && !bed.is_unlinked());
-}
-
-#[test]
-fn a_worker_that_has_hung_up_and_has_no_links_is_lost_in_either_order() {
-    let bed = Bed::running();
-    bed.of_job(|job| assert_eq!(job.hangs_up(1), None, "its links are there"));
-    assert!(!bed.link_ends(), "nobody is there to make others");
-    bed.of_job(|job| job.heard_of(1, None)).unwrap();
-    assert!(bed.link_ends());
-    bed.of_job(|job| assert_eq!(job.hangs_up(1).as_deref(), Some("its link ended")));
-}
-
-#[test]
 fn a_worker_that_is_lost_makes_no_links_again() {
     let bed = Bed::running();
     let join = bed.token();
@@ -276,81 +186,6 @@ fn a_worker_that_is_lost_makes_no_links_again() {
 }
 
 #[test]
-fn a_job_waits_for_the_state_that_was_offered() {
-    let mut bed = Bed::new(OnLoss::Stop, Members::Workers);
-    bed.join(0);
-    bed.join(1);
-    bed.of_job(|job| {
-        assert!(job.state_offered(vec![]).unwrap());
-        job.state_offered(vec![]).expect_err("once");
-        assert_eq!(job.state_comes(), None, "nobody has said whether it is wanted");
-    });
-    bed.attach(0);
-    assert_eq!(bed.attach(1), Arrival::Waiting);
-    bed.of_job(|job| {
-        assert_eq!(job.state(), JobState::Gathering { missing: vec![0], machines: vec![] });
-        assert_eq!(job.state_wanted(Round(9), Some(64)), Arrival::Waiting);
-        assert_eq!((job.state_comes(), job.state_comes()), (Some((Round(9), 64)), None));
-        assert_eq!(job.begin_with(None), Arrival::Complete([0, 1].into()));
-        job.take_part(&[0, 1], Round(9));
-        assert!(!job.state_offered(vec![]).unwrap(), "it has begun");
-    });
-}
-
-#[test]
-fn a_state_that_nobody_wants_keeps_nobody_waiting() {
-    let mut bed = Bed::new(OnLoss::Stop, Members::Workers);
-    bed.join(0);
-    bed.join(1);
-    assert!(bed.of_job(|job| job.state_offered(vec![])).unwrap());
-    bed.attach(1);
-    assert_eq!(bed.attach(0), Arrival::Waiting);
-    assert_eq!(bed.of_job(|job| job.state_wanted(Round(9), None)), Arrival::Complete([0, 1].into()));
-}
-
-#[test]
-fn a_job_that_waits_for_machines_says_so_once() {
-    let mut bed = Bed::new(OnLoss::Stop, Members::Workers);
-    for rank in [0, 1] {
-        bed.join(rank);
-        bed.attach(rank);
-    }
-    bed.of_job(|job| {
-        job.wait_for_machines(vec![2]);
-        let version = job.news.borrow().version;
-        job.wait_for_machines(vec![2]);
-        assert_eq!(job.news.borrow().version, version);
-        assert_eq!(job.state(), JobState::Gathering { missing: vec![], machines: vec![2] });
-        job.wait_for_machines(vec![]);
-        assert_eq!(job.news.borrow().version, version + 1);
-    });
-}
-
-#[test]
-fn a_job_that_has_begun_forgets_what_its_workers_had_reached() {
-    let mut bed = Bed::new(OnLoss::Continue, Members::Workers);
-    bed.consistency = Consistency::Asp;
-    for (rank, reached) in [(0, 15), (1, 18)] {
-        bed.join(rank);
-        bed.attach(rank);
-        bed.of_job(|job| job.worker_has_reached(rank, Round(reached)));
-    }
-    bed.of_job(|job| {
-        job.first_round = Round(10);
-        assert_eq!(job.ahead(), [0, 3]);
-        job.take_part(&[0, 1], Round(10));
-        assert!(job.ahead().is_empty());
-        assert_eq!(job.news.borrow().lost, 5, "rounds of the slowest");
-        let members = |job: &Job| job.news.borrow().members.iter().map(|m| m.from.0).collect::<Vec<_>>();
-        assert_eq!(members(job), [10, 13]);
-        // A newcomer says how far it was, and begins where the others are.
-        job.worker_has_reached(1, Round(20));
-        assert!(job.ahead().is_empty());
-        assert_eq!(job.news.borrow().reached, Some(Round(20)));
-    });
-}
-
-#[test]
 fn a_first_round_is_confirmed_until_the_job_has_begun() {
     let mut bed = Bed::new(OnLoss::Continue, Members::Workers);
     bed.join(0);
@@ -360,12 +195,14 @@ fn a_first_round_is_confirmed_until_the_job_has_begun() {
         bed.registry.begins(JOB, request)
     };
     begins(0).unwrap();
-    assert!(begins(3).unwrap_err().why.contains("begins with round 0"));
+    let Refusal { code, why } = begins(3).unwrap_err();
+    assert!(code == RefusalCode::NoState && why.contains("begins with round 0"), "{why}");
     for rank in [0, 1] {
         bed.attach(rank);
     }
     bed.of_job(|job| job.take_part(&[0, 1], Round(0)));
-    assert!(begins(0).unwrap_err().why.contains("has begun"), "it may have written");
+    let Refusal { code, why } = begins(0).unwrap_err();
+    assert!(code == RefusalCode::NoState && why.contains("has begun"), "it may have written");
 }
 
 #[test]
@@ -385,4 +222,46 @@ fn a_failed_job_stays_failed_for_the_first_reason() {
     assert!(job.weights.is_none() && !job.state_offered(vec![]).unwrap() && job.state_comes().is_none());
     assert!(job.connect(1, [0; 16]).is_ok(), "its news say what has become of it");
     assert_eq!(job.attached(1), Arrival::Waiting);
+}
+
+#[test]
+fn a_connection_that_led_nowhere_leaves_the_token_good_for_another() {
+    let (registry, mut core) = test_bed::registry();
+    test_bed::runtime().block_on(async {
+        let token = registry.join("job".into(), test_bed::request()).await.unwrap().token;
+        core.obey();
+        let token = authority::unhex(&token).unwrap();
+        let admission = registry.admission(token).unwrap();
+        assert!(registry.admission(token).unwrap_err().contains("connected already"));
+        registry.readmit(&admission);
+        assert!(registry.admission(token).is_ok());
+        registry.of_job(JobId(0), |job| assert!(!job.failed())).unwrap();
+    });
+}
+
+#[test]
+fn members_with_a_bound_of_staleness_are_not_further_apart() {
+    let (registry, mut core) = test_bed::registry();
+    let ssp = Consistency::Ssp { staleness: 3 };
+    let join = |rank: u32, reached: u32, job: &str, consistency: Consistency| {
+        let mut request = test_bed::request();
+        (request.rank, request.reached) = (rank, Some(Round(reached)));
+        (request.terms.workers, request.terms.level.consistency) = (2, consistency);
+        test_bed::runtime().block_on(registry.join(job.into(), request))
+    };
+    join(0, 1, "job", ssp).unwrap();
+    core.obey();
+    let Refusal { code, why } = join(1, 25_000, "job", ssp).expect_err("it is not believed");
+    assert_eq!(code, RefusalCode::ReachedDiffers);
+    assert!(why.contains("round 25000") && why.contains("at most 67 rounds apart"), "{why}");
+    join(1, 68, "job", ssp).unwrap();
+    // Without a bound, they are as far apart as they say, and no round is beyond the last.
+    join(0, 1, "another", Consistency::Asp).unwrap();
+    join(1, Round::LIMIT.0, "another", Consistency::Asp).unwrap();
+    core.obey();
+    let ahead = |job: &mut Job| {
+        job.first_round = Round(10);
+        job.ahead()
+    };
+    assert_eq!(registry.of_job(JobId(1), ahead).unwrap(), [0, Round::LIMIT.0 - 10]);
 }

@@ -13,6 +13,7 @@ use std::io::{self, Read};
 use std::sync::Arc;
 
 use axum::body::Bytes;
+use coordinator::Arrival;
 use fabric::Slab;
 use membership::MemberError;
 use pbox_core::control::{OfferReply, OfferRequest, RefusalCode, StateReply};
@@ -23,7 +24,7 @@ use zerocopy::IntoBytes;
 
 use crate::cores::{Carried, Command};
 use crate::registry::above::{JoinedAbove, not_joined};
-use crate::registry::job::{Arrival, Job};
+use crate::registry::job::Job;
 use crate::registry::{Because, NoThread, Refusal, Registry, on_thread};
 
 /// Parts of a request's body on their way to the hubs above.
@@ -215,7 +216,7 @@ impl Registry {
                 let (layout, state) = (|| Carried(Arc::clone(&layout)), || Carried(Arc::clone(&of_cores)));
                 self.command(job, || Command::Restore { job: id, layout: layout(), state: state() });
             }
-            job.begin_with(restored.as_deref())
+            job.begin_with(restored.map(|restored| (restored.round(), restored.numbers())))
         });
         if let Arrival::Complete(ranks) = arrival? {
             self.admit(id, ranks);

@@ -11,6 +11,7 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use coordinator::{is_needed, may_write};
 use pbox_core::control::{CheckpointReply, CheckpointRequest, PartState, RefusalCode};
 use pbox_core::{JobId, Round, Snapshot};
 use tokio::sync::watch;
@@ -19,7 +20,6 @@ use tokio::task::JoinSet;
 use super::snapshot::{Collected, Collecting, NoSnapshot};
 use crate::registry::cut::CutAt;
 use crate::registry::hubs::Peers;
-use crate::registry::hubs::agreement::{is_needed, may_write};
 use crate::registry::job::Job;
 use crate::registry::{Because, Refusal, Registry, on_thread};
 use crate::seldom::Seldom;
@@ -61,7 +61,7 @@ pub(crate) struct Checkpoints {
 impl Registry {
     /// Whether this hub writes checkpoints of a job that has no hubs above.
     pub(in crate::registry) fn saves(&self, job: &Job) -> bool {
-        self.store.is_some() && !job.trial
+        self.store.is_some() && !job.made.trial
     }
 
     /// Writes a checkpoint of a job now: its state before the round that is furthest ahead.
@@ -77,7 +77,7 @@ impl Registry {
                 .because("this hub writes no checkpoints: start it with --checkpoints DIRECTORY"));
         }
         let id = id?;
-        if self.of_job(id, |job| job.trial).is_ok_and(|is_trial| is_trial) {
+        if self.of_job(id, |job| job.made.trial).is_ok_and(|is_trial| is_trial) {
             return Err(RefusalCode::NoCheckpoints
                 .because(format!("job {name:?} is a trial, which has no checkpoints")));
         }
@@ -97,7 +97,7 @@ impl Registry {
     async fn checkpoint_all(self: &Arc<Self>, why: &str) {
         // Of a mesh, the job above is here, too.
         let is_saved = |job: &Job| match &job.above {
-            Some(_) => job.mesh.is_none() && !job.goes_on(),
+            Some(_) => job.made.mesh.is_none() && !job.goes_on(),
             None => self.saves(job),
         };
         let running = |job: &&Job| job.runs() && is_saved(job);
@@ -159,7 +159,7 @@ impl Registry {
         at: CutAt,
         limit: Duration,
     ) -> Result<CheckpointReply, NoSnapshot> {
-        let (leads, peers) = self.of_job(id, |job| (job.hubs.leads(), Arc::clone(&job.hubs.peers)))?;
+        let (leads, peers) = self.of_job(id, |job| (job.hubs.leads(), Arc::clone(&job.peers)))?;
         if !leads {
             let lead = Peers { limit: limit + DISK_LIMIT, ..(*peers).clone() };
             let (secret, round_limit_ms) = (lead.secret.show(), limit.as_millis() as u64);

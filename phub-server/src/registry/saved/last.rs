@@ -12,6 +12,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use coordinator::is_needed;
 use pbox_core::control::{
     CheckpointReply, FailedReply, FailedRequest, LastReply, LastRequest, RoundsInFlight, WholeRounds,
 };
@@ -23,7 +24,6 @@ use tokio::sync::{mpsc, oneshot};
 use super::checkpoint::DISK_LIMIT;
 use crate::cores::Command;
 use crate::registry::cut::answers;
-use crate::registry::hubs::agreement::is_needed;
 use crate::registry::hubs::{Ending, Order, Peers};
 use crate::registry::job::Job;
 use crate::registry::loss::Blame;
@@ -85,7 +85,7 @@ impl Registry {
             pieces: hubs.pieces.clone(),
             optimizer: job.terms.optimizer,
             numbers: job.numbers.clone(),
-            peers: Arc::clone(&hubs.peers),
+            peers: Arc::clone(&job.peers),
             saved: newest.unwrap_or(job.first_round),
             whole: hubs.whole.clone(),
             writing: Arc::clone(&job.checkpoints.writing),
@@ -113,7 +113,7 @@ impl Registry {
             inner.making.remove(&name);
             registry.freed.notify_waiters();
             let checkpoints = inner.jobs.get_mut(&id).map(|job| {
-                job.end_saving();
+                job.ending = None;
                 &mut job.checkpoints
             });
             match (saved, checkpoints) {

@@ -11,6 +11,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use coordinator::{Files, Hubs, Secret};
 use fabric::Slab;
 use pbox_core::control::{BeginsRequest, JoinRequest, PartsReply, Pass, RefusalCode};
 use pbox_core::{JobTerms, Layout, Numbers, Restored, RestoredKey, Round, Share};
@@ -18,8 +19,7 @@ use serde_json::Value;
 
 use crate::checkpoint::{CheckpointError, CheckpointStore, Loaded, PartOf};
 use crate::client::Address;
-use crate::registry::hubs::agreement::Files;
-use crate::registry::hubs::{Hubs, Peers, Secret};
+use crate::registry::hubs::Peers;
 use crate::registry::join::new_token;
 use crate::registry::{Because, Refusal, Registry};
 
@@ -34,13 +34,13 @@ struct Beginning {
 }
 
 impl Registry {
-    /// The state that a new job goes on with, if it has a checkpoint; and its hubs.
+    /// The state that a new job goes on with, if it has a checkpoint; its hubs; and how to ask the others.
     pub(in crate::registry) fn restore(
         &self,
         name: &str,
         request: &JoinRequest,
         layout: &Layout,
-    ) -> Result<(Option<Loaded>, Hubs), Refusal> {
+    ) -> Result<(Option<Loaded>, Hubs, Arc<Peers>), Refusal> {
         let conflict = |why: String| RefusalCode::CheckpointUnusable.because(format!("job {name:?}: {why}"));
         let (terms, schedule) = (&request.terms, request.terms.level.schedule);
         let share = Share::of_hub(terms, request.hub);
@@ -91,7 +91,7 @@ impl Registry {
                 "goes on from its checkpoint; to start anew, remove the file or use another job name"
             );
         }
-        Ok((restored, Hubs::new(share, pieces, peers, first_round, files)))
+        Ok((restored, Hubs::new(share, pieces, peers.secret.clone(), first_round, files), peers))
     }
 
     /// Hub 0 decides with which round the job begins.

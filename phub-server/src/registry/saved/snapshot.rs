@@ -130,6 +130,7 @@ impl Registry {
     /// A core has taken its part of a snapshot, or cannot take it.
     pub(in crate::registry) fn taken(self: &Arc<Self>, job: &mut Job, core: usize, taken: Taken) {
         let Taken { occasion, before, through, part } = taken;
+        let id = job.id;
         let Checkpoints { collecting, passed, .. } = &mut job.checkpoints;
         if let (Some(through), Err(why)) = (through, &part) {
             passed.insert(core, before..=through);
@@ -141,7 +142,7 @@ impl Registry {
             return;
         }
         let place = collecting.iter().position(|one| one.occasion == occasion).unwrap_or_else(|| {
-            let mut one = self.collecting(job.id, occasion, before, None);
+            let mut one = self.collecting(id, occasion, before, None);
             // Cores that have passed it say nothing more of it.
             one.answers = passed.values().filter(|rounds| is_due_in(occasion, rounds)).count();
             one.refused = (one.answers > 0).then(|| "another core has passed it".to_owned());

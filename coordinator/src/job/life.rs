@@ -9,11 +9,10 @@
 //! | `Gathering` | a cut lets all members take part | `Running` |
 //! | `Running` | the last member leaves | (a free name) |
 //! | `Gathering`, `Running` | the job fails, or its hub stops | `Failed` |
-//! | `Failed` | the last state is saved, or cannot be saved | `Failed`, without an ending |
 //! | `Failed` | a minute is over, or too many jobs have failed since | (forgotten) |
 //!
 //! A cut is no state of a life: a job is held while it gathers, when it begins, and while it runs. The news show the state to the
-//! workers. Owned by the job, under the registry's lock.
+//! workers.
 
 use std::time::Instant;
 
@@ -22,7 +21,6 @@ use pbox_core::control::{HeartbeatReply, JobState};
 
 use super::Job;
 use super::offered::Brought;
-use crate::registry::hubs::Ending;
 
 /// The state of a job.
 #[derive(Debug)]
@@ -31,8 +29,8 @@ pub(super) enum Life {
     Gathering(Gathering),
     /// Has begun, and makes rounds.
     Running,
-    /// Has failed, or its hub stops. The job is kept for its news, and for its `ending` while the last state is being saved.
-    Failed { at: Instant, reason: String, hub_stops: bool, ending: Option<Ending> },
+    /// Has failed, or its hub stops. The job is kept for its news.
+    Failed { at: Instant, reason: String, hub_stops: bool },
 }
 
 /// A job that has not begun.
@@ -77,6 +75,7 @@ impl Life {
 }
 
 impl Job {
+    /// Returns the state as the news show it.
     pub fn state(&self) -> JobState {
         self.life.state()
     }
@@ -91,6 +90,7 @@ impl Job {
         matches!(self.life, Life::Running)
     }
 
+    /// Whether the job has failed, or its hub stops.
     pub fn failed(&self) -> bool {
         self.failed_at().is_some()
     }
@@ -100,21 +100,6 @@ impl Job {
         match self.life {
             Life::Failed { at, .. } => Some(at),
             _ => None,
-        }
-    }
-
-    /// Returns how this hub takes part in saving the last state, while that is done.
-    pub fn ending(&self) -> Option<&Ending> {
-        match &self.life {
-            Life::Failed { ending, .. } => ending.as_ref(),
-            _ => None,
-        }
-    }
-
-    /// Notes that the last state is saved, or cannot be saved.
-    pub fn end_saving(&mut self) {
-        if let Life::Failed { ending, .. } = &mut self.life {
-            *ending = None;
         }
     }
 
@@ -132,12 +117,12 @@ impl Job {
         }
     }
 
-    /// Publishes the state, and other news.
-    pub(in crate::registry) fn publish(&self, change: impl FnOnce(&mut HeartbeatReply)) {
-        self.news.send_modify(|news| {
+    /// Has members hear of the state, and of other news.
+    pub(super) fn tell(&mut self, change: impl FnOnce(&mut HeartbeatReply)) {
+        let state = self.state();
+        self.news.change(|news| {
             change(news);
-            news.state = self.state();
-            news.version += 1;
+            news.state = state;
         });
     }
 }

@@ -17,17 +17,16 @@
 //! | all of these | the member leaves a job that stops without it | `Left` |
 //! | `Leaving` | a core has removed the member | `Leaving`; after the last core a free rank |
 //!
-//! Every other event changes nothing: a core's report may be late. Owned by the job, under the registry's lock. Knows no job, no
-//! core and no news.
+//! Every other event changes nothing: a core's report may be late. Owned by the job. Knows no job, no core and no news.
 
 use std::time::{Duration, Instant};
 
 use fabric::any::Transport;
 use pbox_core::control::Latest;
 
+use crate::Token;
 use crate::asker::Asker;
-use crate::registry::Token;
-use crate::registry::links::MemberLink;
+use crate::links::MemberLink;
 
 /// A worker whose link has ended and which lives takes the news of it within this time.
 const LIVES_WITHIN: Duration = Duration::from_secs(2);
@@ -36,8 +35,9 @@ const DIES_WITHIN: Duration = Duration::from_millis(100);
 
 /// A worker, or a hub below, that joined.
 #[derive(Debug)]
-pub(crate) struct Member {
-    pub(in crate::registry) standing: Standing,
+pub struct Member {
+    /// Its state.
+    pub standing: Standing,
     /// The one who joined.
     pub(super) from: Option<Asker>,
     /// When its last heartbeat came.
@@ -51,31 +51,45 @@ pub(crate) struct Member {
     /// Names it at all hubs of the job.
     pub(super) worker: u64,
     /// Whether it makes its links again when they are lost.
-    pub(in crate::registry) relinks: bool,
+    pub relinks: bool,
     /// Its last heartbeat ended without an answer.
     pub hung_up: bool,
 }
 
 /// The state of a member.
 #[derive(Debug)]
-pub(in crate::registry) enum Standing {
+pub enum Standing {
     /// Has joined. A hub below is ready once all its own members are there; a worker is always ready.
-    Joined { is_ready: bool },
+    Joined {
+        /// Whether it has all that it needs beside its links.
+        is_ready: bool,
+    },
     /// Has connected to the data path. This many cores have its link.
-    Connecting { is_ready: bool, attached: usize },
+    Connecting {
+        /// Whether it has all that it needs beside its links.
+        is_ready: bool,
+        /// The number of cores.
+        attached: usize,
+    },
     /// Takes part. If its links were made again, this is the token of their connection.
-    TakesPart { relinked_by: Option<Token> },
+    TakesPart {
+        /// The token.
+        relinked_by: Option<Token>,
+    },
     /// Takes part, and its links are lost.
     Unlinked(Unlinked),
     /// Left in good order, in a job that does not continue without its ranks. The rank stays taken.
     Left,
     /// Was lost or left, and the job continues. This many cores have not removed the member yet.
-    Leaving { cores: usize },
+    Leaving {
+        /// The number of cores.
+        cores: usize,
+    },
 }
 
 /// The lost links of a member that takes part.
 #[derive(Debug)]
-pub(in crate::registry) struct Unlinked {
+pub struct Unlinked {
     /// Why the member is lost if it makes no others.
     pub why: String,
     since: Instant,
@@ -171,13 +185,12 @@ impl Standing {
 
     /// Notes the loss of a member's links: all `cores` drop them. Returns the token of a connection that is lost, too.
     pub fn unlink(&mut self, cores: usize, why: &str, now: Instant) -> Option<Token> {
-        let (before, token) = match self {
-            Standing::TakesPart { relinked_by } => (0, *relinked_by),
-            Standing::Unlinked(Unlinked { relink: Relink::Dropping { cores }, .. }) => (*cores, None),
-            Standing::Unlinked(Unlinked { relink: Relink::Making { token, .. }, .. }) => (0, Some(*token)),
+        let token = match self {
+            Standing::TakesPart { relinked_by } => *relinked_by,
+            Standing::Unlinked(Unlinked { relink: Relink::Making { token, .. }, .. }) => Some(*token),
             _ => return None,
         };
-        let relink = Relink::Dropping { cores: cores + before };
+        let relink = Relink::Dropping { cores };
         *self = Standing::Unlinked(Unlinked { why: why.to_owned(), since: now, told: None, relink });
         token
     }

@@ -1,6 +1,6 @@
 //! The state that rank 0 offers to a new job, and that the job then waits for.
 
-use pbox_core::{Restored, Round};
+use pbox_core::{NumbersByRound, Round};
 
 use super::{Arrival, Job, Standing};
 
@@ -18,7 +18,11 @@ pub(super) enum Brought {
 }
 
 impl Job {
-    /// Rank 0 offers a state, whose keys have made these steps. Returns whether the job has none of its own; it then waits.
+    /// Notes that rank 0 offers a state, whose keys have made these steps. Returns whether the job has none of its own; it then
+    /// waits.
+    ///
+    /// # Errors
+    /// When the offer comes too late, in words.
     pub fn state_offered(&mut self, steps: Vec<Option<u32>>) -> Result<bool, String> {
         let may_begin = matches!(self.standing(0), Some(Standing::Connecting { is_ready: true, .. }));
         let (first_round, who) = (self.first_round, self.spoken(0));
@@ -36,7 +40,7 @@ impl Job {
         Ok(true)
     }
 
-    /// Whether the state before this round is wanted, and how long it must be.
+    /// Notes whether the state before this round is wanted, and how long it must be.
     pub fn state_wanted(&mut self, before: Round, bytes: Option<u64>) -> Arrival {
         if let Some(gathering) = self.gathering_mut() {
             gathering.brought = bytes.map_or(Brought::Nothing, |bytes| Brought::Awaited(before, bytes));
@@ -44,7 +48,7 @@ impl Job {
         self.arrived(0)
     }
 
-    /// Length of this hub's state: f32 of weights and of what the optimizer keeps beside them.
+    /// Returns the length of this hub's state: f32 of weights and of what the optimizer keeps beside them.
     pub fn state_bytes(&self) -> u64 {
         let elements: u64 = self.hubs.pieces.iter().map(|piece| piece.elements.len() as u64).sum();
         4 * elements * self.terms.optimizer.saved_per_element() as u64
@@ -55,7 +59,7 @@ impl Job {
         self.gathering().map_or_else(Vec::new, |gathering| gathering.brought_steps.clone())
     }
 
-    /// The state begins to come, once. Returns the round that it is before, and its length in bytes.
+    /// Notes that the state begins to come, once. Returns the round that it is before, and its length in bytes.
     pub fn state_comes(&mut self) -> Option<(Round, u64)> {
         let gathering = self.gathering_mut()?;
         let Brought::Awaited(before, bytes) = gathering.brought else { return None };
@@ -63,14 +67,14 @@ impl Job {
         Some((before, bytes))
     }
 
-    /// The state is complete: here, or at the hubs above, which say with which round the job begins.
-    pub fn begin_with(&mut self, restored: Option<&Restored>) -> Arrival {
+    /// Notes that the state is complete: here, with its round and numbers, or at the hubs above, which say with which round the
+    /// job begins.
+    pub fn begin_with(&mut self, restored: Option<(Round, NumbersByRound)>) -> Arrival {
         if let Some(gathering) = self.gathering_mut() {
             (gathering.brought, gathering.brought_steps) = (Brought::Nothing, Vec::new());
         }
-        if let Some(restored) = restored {
-            self.first_round = restored.round();
-            self.numbers = restored.numbers();
+        if let Some((round, numbers)) = restored {
+            (self.first_round, self.numbers) = (round, numbers);
         }
         self.gathered()
     }

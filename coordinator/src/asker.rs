@@ -9,7 +9,7 @@ const HOST_BYTES: usize = 64;
 
 /// Somebody who asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Asker {
+pub struct Asker {
     /// The address under which it is counted.
     pub counted: IpAddr,
     /// Its own.

@@ -18,7 +18,7 @@ const MOST_FILES: usize = 64;
 
 /// The cuts of hub 0, as another hub of the job sees them.
 #[derive(Debug, Default)]
-pub(crate) struct Follower {
+pub struct Follower {
     /// The highest number that a cut had.
     last: u64,
     /// The cut that holds the job.
@@ -28,13 +28,18 @@ pub(crate) struct Follower {
 /// A request for a cut that is over, or for none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cut {asked} is over or was never begun, the last one is {last}")]
-pub(crate) struct StaleCut {
+pub struct StaleCut {
+    /// The number of the cut that was asked for.
     pub asked: u64,
+    /// The highest number that a cut had.
     pub last: u64,
 }
 
 impl Follower {
-    /// A cut begins. Each cut has a higher number than the one before: a request that comes too late holds nothing.
+    /// Begins a cut. Each cut has a higher number than the one before: a request that comes too late holds nothing.
+    ///
+    /// # Errors
+    /// When the cut is over.
     pub fn hold(&mut self, cut: u64) -> Result<(), StaleCut> {
         if cut <= self.last {
             return Err(StaleCut { asked: cut, last: self.last });
@@ -43,7 +48,10 @@ impl Follower {
         Ok(())
     }
 
-    /// The cut ends.
+    /// Ends the cut.
+    ///
+    /// # Errors
+    /// When the job is not held by it.
     pub fn release(&mut self, cut: u64) -> Result<(), StaleCut> {
         let last = self.last;
         if !self.is_held_by(cut) {
@@ -63,7 +71,7 @@ impl Follower {
 
 /// Which newcomers have their links at which hubs: hub 0 admits a worker that is at all of them.
 #[derive(Debug, Default)]
-pub(crate) struct Arrivals {
+pub struct Arrivals {
     hubs: HashMap<u64, HashSet<u32>>,
 }
 
@@ -84,7 +92,7 @@ impl Arrivals {
 /// The checkpoint files of all hubs of a job that own chunks of it. Each hub writes its files in the order of their
 /// rounds.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Files {
+pub struct Files {
     rounds: HashMap<u32, Vec<Round>>,
 }
 
@@ -123,12 +131,12 @@ fn latest(mut rounds: Vec<Round>) -> Vec<Round> {
 }
 
 /// Whether a hub must keep its file of a round.
-pub(crate) fn is_needed(whole: &WholeRounds, round: Round) -> bool {
+pub fn is_needed(whole: &WholeRounds, round: Round) -> bool {
     whole.rounds.contains(&round) || whole.decided.is_none_or(|decided| round > decided)
 }
 
 /// Whether a hub that has files of `rounds` may write one more.
-pub(crate) fn may_write(whole: &WholeRounds, rounds: &[Round]) -> bool {
+pub fn may_write(whole: &WholeRounds, rounds: &[Round]) -> bool {
     rounds.iter().filter(|&&round| whole.decided.is_none_or(|decided| round > decided)).count() < UNDECIDED
 }
 

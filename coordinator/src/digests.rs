@@ -1,0 +1,85 @@
+//! Digests of the members' weights, which show whether all have the same. A member sends one every few rounds, and one of the
+//! weights that it writes itself, if its program asks for that. A hub below others sends that of its workers on.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use pbox_core::Round;
+
+/// The most comparisons for which some digests are missing: two a round. Members of a job in step are at most two rounds apart.
+const OPEN: usize = 8;
+
+/// The weights that a digest is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Compared {
+    /// The round.
+    pub round: Round,
+    /// Whether the members write these weights in the round. Else they have them before it.
+    pub written: bool,
+}
+
+/// The digests that have come.
+#[derive(Debug, Default)]
+pub struct Digests {
+    open: VecDeque<(Compared, BTreeMap<u32, u64>)>,
+    /// The last round before which all members had the same weights.
+    pub equal: Option<Round>,
+}
+
+impl Digests {
+    /// Takes a member's digest in. Returns those of all these members, by rank, once they are there.
+    fn take(
+        &mut self,
+        rank: u32,
+        compared: Compared,
+        digest: u64,
+        members: &[u32],
+    ) -> Option<BTreeMap<u32, u64>> {
+        let at = self.open.iter().position(|open| open.0 == compared).unwrap_or_else(|| {
+            self.open.truncate(OPEN - 1);
+            self.open.push_front((compared, BTreeMap::new()));
+            0
+        });
+        let digests = &mut self.open[at].1;
+        digests.insert(rank, digest);
+        let is_whole = members.iter().all(|rank| digests.contains_key(rank));
+        if is_whole { self.open.remove(at).map(|open| open.1) } else { None }
+    }
+
+    /// Takes in the digest of weights that a member has, or writes. Returns whether all these members are known to have the same.
+    /// `who` names the members in words.
+    ///
+    /// # Errors
+    /// When they have not, in words.
+    pub(crate) fn compare(
+        &mut self,
+        (rank, compared, digest): (u32, Compared, u64),
+        members: &[u32],
+        who: &str,
+    ) -> Result<bool, String> {
+        let Some(digests) = self.take(rank, compared, digest, members) else { return Ok(false) };
+        let mut ranks: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+        digests.into_iter().for_each(|(rank, digest)| ranks.entry(digest).or_default().push(rank));
+        if ranks.len() == 1 {
+            if !compared.written {
+                self.equal = Some(compared.round);
+            }
+            return Ok(true);
+        }
+        let mut ranks: Vec<Vec<u32>> = ranks.into_values().collect();
+        ranks.sort_by_key(|ranks| (std::cmp::Reverse(ranks.len()), ranks[0]));
+        let equal: Vec<String> = ranks.iter().map(|ranks| format!("{ranks:?}")).collect();
+        let round = compared.round.0;
+        Err(match compared.written {
+            false => format!(
+                "weights differ before round {round}: those of {who} {} are not the same (compare_every); a network, memory or a \
+                 program has altered them on some machine: look at these, and go on from a checkpoint before that round",
+                equal.join(" and of ")
+            ),
+            true => format!(
+                "{who} {} wrote different weights in round {round} (compare_every); write the same on all, or leave compare_every \
+                 out: those of rank 0 count then",
+                equal.join(" and ")
+            ),
+        })
+    }
+}

@@ -1,0 +1,167 @@
+//! The hubs of a job, as one of them knows them. Hub 0 leads: it decides where the job is cut, and which workers take
+//! part from there on. A job of one hub is led by it, and has nobody to ask.
+//!
+//! Plain state. Asks no hub.
+
+mod agreement;
+
+use authority::{hex, unhex};
+use pbox_core::control::{Pass, ReleaseRequest, WholeRounds};
+use pbox_core::job::MAX_WORKERS;
+use pbox_core::{Piece, Round, Share};
+
+pub use agreement::{Arrivals, Files, Follower, StaleCut, is_needed, may_write};
+
+use crate::Token;
+
+/// Names one of the jobs that have had a name: what hub 0 drew when it made the job. Its workers know it, too, so it proves nothing.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(pub Token);
+
+impl Secret {
+    /// Reads 32 hexadecimal digits.
+    pub fn parse(text: &str) -> Option<Self> {
+        unhex(text).map(Secret)
+    }
+
+    /// Whether a request shows the secret. The time does not depend on which digit is wrong.
+    pub fn is(&self, shown: &str) -> bool {
+        let Some(Secret(shown)) = Secret::parse(shown) else { return false };
+        self.0.iter().zip(shown).fold(0, |differing, (ours, theirs)| differing | (ours ^ theirs)) == 0
+    }
+
+    /// Returns the digits, as a request shows them.
+    pub fn show(&self) -> String {
+        hex(&self.0)
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// The hubs of one job.
+#[derive(Debug)]
+pub struct Hubs {
+    /// Which of the hubs this one is.
+    pub share: Share,
+    /// The pieces of keys that this hub owns.
+    pub pieces: Vec<Piece>,
+    /// Says which of the jobs that have had the name this is.
+    pub secret: Secret,
+    /// The round of the checkpoint that the job goes on from, or 0.
+    pub first_round: Round,
+    /// The rounds of this hub's parts of checkpoints, ascending.
+    pub rounds: Vec<Round>,
+    /// Which rounds are whole, as far as this hub knows: hub 0 tells the others.
+    pub whole: WholeRounds,
+    /// The cuts that hub 0 has begun, and the workers that it has admitted; 0 at the others.
+    cuts: u64,
+    workers: u64,
+    /// The newcomers that have arrived at hubs, as hub 0 hears of them.
+    pub arrivals: Arrivals,
+    /// The files of each hub, as hub 0 hears of them.
+    files: Files,
+    /// The cuts of hub 0, as another hub hears of them.
+    pub held: Follower,
+    /// The highest round of this hub's chunks when hub 0 began the last cut.
+    pub front: Option<Round>,
+}
+
+impl Hubs {
+    /// The hubs of a job that begins. `files` are the rounds of the files of each hub that owns chunks; of another hub
+    /// than hub 0, only its own.
+    pub fn new(
+        share: Share,
+        pieces: Vec<Piece>,
+        secret: Secret,
+        first_round: Round,
+        files: Vec<(u32, Vec<Round>)>,
+    ) -> Self {
+        let own = files.iter().find(|(hub, _)| *hub == share.hub);
+        let rounds = own.map(|(_, rounds)| rounds.clone()).unwrap_or_default();
+        let files = Files::new(files);
+        let whole = if share.hub == 0 { files.whole() } else { WholeRounds::default() };
+        let (arrivals, held) = (Arrivals::default(), Follower::default());
+        let (cuts, workers, front) = (0, 0, None);
+        Hubs {
+            share,
+            pieces,
+            secret,
+            first_round,
+            rounds,
+            whole,
+            cuts,
+            workers,
+            arrivals,
+            files,
+            held,
+            front,
+        }
+    }
+
+    /// Whether this hub leads.
+    pub fn leads(&self) -> bool {
+        self.share.hub == 0
+    }
+
+    /// A pass for the next worker that hub 0 lets in.
+    pub fn next_pass(&mut self, checkpoints: bool) -> Pass {
+        self.workers += 1;
+        let (secret, worker, first_round) = (self.secret.show(), self.workers, self.first_round);
+        Pass { secret, worker, first_round, checkpoints }
+    }
+
+    /// Hub 0 begins a cut. Returns the cut's number.
+    pub fn next_cut(&mut self) -> u64 {
+        self.cuts += 1;
+        self.cuts
+    }
+
+    /// Notes that hub 0 holds the job for a cut.
+    ///
+    /// # Errors
+    /// When the cut is over, and at hub 0 itself.
+    pub fn hold(&mut self, cut: u64) -> Result<(), StaleCut> {
+        if self.leads() {
+            return Err(StaleCut { asked: cut, last: self.cuts });
+        }
+        self.held.hold(cut)
+    }
+
+    /// Checks that the cut that hub 0 ends can be where it says, and lets in no more workers than the job has.
+    ///
+    /// # Errors
+    /// When it cannot, in words.
+    pub fn check_release(
+        &self,
+        ReleaseRequest { from, admitted, snapshot, ends, .. }: &ReleaseRequest,
+    ) -> Result<(), String> {
+        let does_something = *snapshot || *ends || !admitted.is_empty();
+        if admitted.len() > MAX_WORKERS as usize {
+            return Err(format!("{} workers are admitted: a job has at most {MAX_WORKERS}", admitted.len()));
+        }
+        match self.front {
+            Some(front) if !from.is_near(front) || does_something && *from < front => Err(format!(
+                "a cut before round {}: this hub's chunks have come to round {}, and those of all hubs are at most {} rounds apart",
+                from.0,
+                front.0,
+                Round::APART
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Notes which files a hub has now.
+    pub fn has_files(&mut self, hub: u32, rounds: Vec<Round>) {
+        if hub == self.share.hub {
+            self.rounds.clone_from(&rounds);
+        }
+        if self.leads() {
+            self.files.report(hub, rounds);
+            self.whole = self.files.whole();
+        }
+    }
+}

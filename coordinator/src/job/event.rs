@@ -1,0 +1,134 @@
+//! The events that come to a job by themselves, and what the one who drives it then does.
+//!
+//! | event | from | effects |
+//! | --- | --- | --- |
+//! | a core has a member's link | that core | the arrival |
+//! | a core has removed a member, or dropped lost links | that core | requests that wait look again |
+//! | a member's link has ended | a core | all cores drop its links, or the member is lost |
+//! | a member's heartbeat has ended | the control port | the member is lost, if it has no links |
+//! | time passes | the sweep | silent members, and those that have no links and do not live, are lost |
+//!
+//! Requests of members are methods of their own, which have answers.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Arrival, Job, Standing};
+use crate::Token;
+
+/// An event of a job.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A core has a member's link.
+    Attached(u32),
+    /// A core has removed a member.
+    Removed(u32),
+    /// A core has dropped a member's lost link.
+    Dropped(u32),
+    /// A member's link has ended.
+    LinkEnded {
+        /// The member.
+        rank: u32,
+        /// The reason.
+        reason: String,
+        /// Whether the link ended by itself, so that the member may make others.
+        by_itself: bool,
+    },
+    /// A member's heartbeat has ended without its answer.
+    HungUp(u32),
+    /// Time has passed. Members may be silent for this long.
+    Swept(Duration),
+}
+
+/// An effect of an event, which the one who drives the job carries out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// A cut lets these workers take part.
+    Admit(Arc<[u32]>),
+    /// Hub 0 hears that a newcomer is here.
+    TellArrived(u32),
+    /// A member has made its links again.
+    Relinked(u32),
+    /// All cores drop a member's links. A connection by this token, which may be under way, is lost, too.
+    DropLinks(u32, Option<Token>),
+    /// A member is lost.
+    Lose(u32, Cause, String),
+    /// Requests that wait for the job look again.
+    Wake,
+}
+
+/// Why a member is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// Its link ended.
+    Link,
+    /// Its heartbeats stopped.
+    Silent,
+    /// It held a round up.
+    Late,
+    /// Another hub lost it, or it could not be let in.
+    Other,
+}
+
+impl Arrival {
+    /// Returns what follows from the arrival.
+    pub fn effect(self) -> Option<Effect> {
+        match self {
+            Arrival::Waiting => None,
+            Arrival::Complete(ranks) => Some(Effect::Admit(ranks)),
+            Arrival::Newcomer(rank) => Some(Effect::TellArrived(rank)),
+            Arrival::Relinked(rank) => Some(Effect::Relinked(rank)),
+        }
+    }
+}
+
+impl Job {
+    /// Takes an event in. Returns what follows from it, in order.
+    pub fn handle(&mut self, event: Event, now: Instant) -> Vec<Effect> {
+        match event {
+            Event::Attached(rank) => Vec::from_iter(self.attached(rank).effect()),
+            Event::Removed(rank) => {
+                self.removed(rank);
+                vec![Effect::Wake]
+            }
+            Event::Dropped(rank) => {
+                self.standing(rank).into_iter().for_each(Standing::dropped);
+                vec![Effect::Wake]
+            }
+            Event::LinkEnded { rank, reason, by_itself } => {
+                let why = format!("{} is gone: {reason}", self.spoken(rank));
+                match by_itself && self.waits_for_links(rank) {
+                    // The ends of its links at the other cores are no news, and what becomes of new ones is the worker's to see.
+                    true if self.unlinked(rank).is_some() => Vec::new(),
+                    true => vec![self.unlink(rank, &why, now)],
+                    false => vec![Effect::Lose(rank, Cause::Link, why)],
+                }
+            }
+            Event::HungUp(rank) => {
+                let lost = self.hangs_up(rank).map(|why| Effect::Lose(rank, Cause::Link, why));
+                Vec::from_iter(lost)
+            }
+            Event::Swept(limit) => {
+                let dead = self.unlinked_dead(now).into_iter();
+                let dead = dead.map(|(rank, why)| Effect::Lose(rank, Cause::Link, why));
+                self.silent(limit, now).chain(dead).collect()
+            }
+        }
+    }
+
+    /// Returns the loss of each member that has been silent for longer than the limit.
+    fn silent(&self, limit: Duration, now: Instant) -> impl Iterator<Item = Effect> {
+        let silence = move |rank: u32| {
+            let member = self.member(rank).filter(|member| member.standing.is_member())?;
+            let silence = Some(now - member.heard).filter(|&silence| silence > limit)?;
+            let reason = format!(
+                "{} was silent for {:.1} s, the limit is {:.1} s: it hangs, was stopped, or was cut off",
+                self.spoken(rank),
+                silence.as_secs_f64(),
+                limit.as_secs_f64()
+            );
+            Some(Effect::Lose(rank, Cause::Silent, reason))
+        };
+        (0..self.terms.workers).filter_map(silence)
+    }
+}

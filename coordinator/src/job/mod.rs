@@ -1,0 +1,307 @@
+//! A job: its terms, its members, and the news that its workers wait for.
+//!
+//! Plain state: decides nothing about cores and connections. `life` has the states of a job, `member` those of a member; `arriving`
+//! has how members come to take part, `leaving` how they and the job end, `relink` how they make links again, `offered` the state
+//! that rank 0 brings, `reached` how far members were before they lost their hub.
+
+mod arriving;
+mod event;
+mod leaving;
+mod life;
+mod member;
+mod news;
+mod offered;
+mod reached;
+mod relink;
+mod seen;
+#[cfg(test)]
+mod tests;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use pbox_core::control::{JoinRequest, Late, Member as Taking, MemberReply, Mesh, RefusalCode, reason};
+use pbox_core::job::Difference;
+use pbox_core::{JobId, JobTerms, Members, NumbersByRound, OnLoss, Round};
+
+pub use arriving::Arrival;
+pub use event::{Cause, Effect, Event};
+use life::{Gathering, Life};
+pub use member::{Member, Standing, Unlinked};
+pub use news::News;
+pub use relink::TOLD_EVERY;
+
+use crate::asker::Asker;
+use crate::hubs::Hubs;
+use crate::links::by_nic;
+use crate::pace::Rounds;
+use crate::refused::Refused;
+
+/// What is decided when a job is made.
+#[derive(Clone, Debug, Default)]
+pub struct Made {
+    /// The number of this hub's cores that have a link of each worker.
+    pub cores: usize,
+    /// Whether its sums go up to other hubs.
+    pub is_below: bool,
+    /// The memory that it was promised, in bytes.
+    pub promised: u64,
+    /// The address of the worker that made it.
+    pub owner: Option<IpAddr>,
+    /// Whether it neither goes on from a checkpoint nor leaves one.
+    pub trial: bool,
+    /// The mesh that its workers ask for.
+    pub mesh: Option<Mesh>,
+}
+
+/// One job.
+#[derive(Debug)]
+pub struct Job {
+    /// Its number at this hub.
+    pub id: JobId,
+    /// Its name.
+    pub name: String,
+    /// What the first worker asked for. The others must ask for the same.
+    pub terms: Arc<JobTerms>,
+    /// The decisions of the time when it was made.
+    pub made: Made,
+    life: Life,
+    /// Its members, by rank.
+    pub members: Vec<Option<Member>>,
+    /// The round that it began with.
+    pub first_round: Round,
+    /// The optimizer's numbers, as the workers have set them.
+    pub numbers: NumbersByRound,
+    /// Its hubs.
+    pub hubs: Hubs,
+    /// What is known of its rounds.
+    pub rounds: Rounds,
+    /// The news that its members hear.
+    pub news: News,
+}
+
+impl Job {
+    /// Begins the life of a job. `from` is the round that it begins with, and the numbers by then.
+    pub fn new(
+        (id, name): (JobId, String),
+        terms: Arc<JobTerms>,
+        made: Made,
+        hubs: Hubs,
+        from: (Round, NumbersByRound),
+        now: Instant,
+    ) -> Self {
+        let life = Life::new(terms.workers);
+        Job {
+            id,
+            name,
+            made,
+            members: (0..terms.workers).map(|_| None).collect(),
+            terms,
+            news: News::new(life.state()),
+            life,
+            first_round: from.0,
+            numbers: from.1,
+            hubs,
+            rounds: Rounds::new(now),
+        }
+    }
+
+    /// Checks that a worker with this request may join. `difference` is that of its terms.
+    ///
+    /// # Errors
+    /// When it may not.
+    pub fn admits(&self, request: &JoinRequest, difference: Option<&Difference>) -> Result<(), Refused> {
+        let differs = |why| Refused::new(RefusalCode::TermsDiffer, why);
+        self.check_terms(request, difference).map_err(differs)?;
+        let (Job { name, terms, .. }, rank) = (self, request.rank);
+        match self.members[rank as usize] {
+            Some(_) => Err(Refused::new(
+                RefusalCode::RankTaken,
+                format!(
+                    "rank {rank} of job {name:?} is taken (after a crash, until the hub notices that the former worker is gone: try again); give each worker its own rank from 0 to {}, or use another job name",
+                    terms.workers - 1
+                ),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that a worker asks for what the job is. The error says what differs.
+    fn check_terms(&self, request: &JoinRequest, difference: Option<&Difference>) -> Result<(), String> {
+        let Job { name, hubs: Hubs { share, .. }, .. } = self;
+        let rank = request.rank;
+        if request.hub != share.hub {
+            return Err(format!(
+                "job {name:?} has this hub as {share}, worker {rank} asks for hub {} of {}; all workers of a job must \
+                 name its hubs in the same order, or use another job name",
+                request.hub, request.terms.hubs
+            ));
+        }
+        match difference {
+            None => {}
+            Some(Difference::Keys(theirs)) => {
+                return Err(format!(
+                    "manifests differ in job {name:?}: {theirs}; all workers must build the same model (worker {rank})"
+                ));
+            }
+            Some(Difference::Term { what, ours, theirs }) => {
+                return Err(format!(
+                    "job {name:?} has {what} {ours}, worker {rank} asks for {theirs}; all workers of a job must ask \
+                     for the same, or use another job name"
+                ));
+            }
+        }
+        if request.mesh != self.made.mesh {
+            let spoken = |mesh: &Option<Mesh>| {
+                mesh.as_ref().map_or("no mesh".to_owned(), |mesh| format!("the mesh {mesh}"))
+            };
+            return Err(format!(
+                "job {name:?} has {} at this hub, worker {rank} asks for {}; all workers of a machine must ask for the same",
+                spoken(&self.made.mesh),
+                spoken(&request.mesh)
+            ));
+        }
+        if request.trial != self.made.trial {
+            let spoken = |is_trial: bool| if is_trial { "a trial" } else { "no trial" };
+            return Err(format!(
+                "job {name:?} is {}, worker {rank} asks for {}; use another job name",
+                spoken(self.made.trial),
+                spoken(request.trial)
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether the rank is taken now, in a job that would go on without its worker.
+    pub fn may_become_free(&self, rank: u32) -> bool {
+        let taken = self.members.get(rank as usize).is_some_and(Option::is_some);
+        taken && self.goes_on() && self.runs()
+    }
+
+    /// Notes that a worker has joined.
+    pub fn add_member(&mut self, rank: u32, worker: u64, relinks: bool, from: Option<Asker>, now: Instant) {
+        let is_ready = self.terms.level.members == Members::Workers;
+        self.members[rank as usize] = Some(Member {
+            standing: Standing::Joined { is_ready },
+            from,
+            heard: now,
+            latest: None,
+            transport: None,
+            links: Vec::new(),
+            worker,
+            relinks: relinks && self.made.mesh.is_none(),
+            hung_up: false,
+        });
+    }
+
+    /// Returns the member of a rank, if it has one.
+    pub fn member(&self, rank: u32) -> Option<&Member> {
+        self.members.get(rank as usize)?.as_ref()
+    }
+
+    /// Returns the state of the member of a rank, if it has one.
+    pub fn standing(&mut self, rank: u32) -> Option<&mut Standing> {
+        self.members.get_mut(rank as usize)?.as_mut().map(|member| &mut member.standing)
+    }
+
+    /// Names a member, in words.
+    pub fn spoken(&self, rank: u32) -> String {
+        match self.terms.level.members {
+            Members::Workers => format!("worker {rank}"),
+            Members::Hubs | Members::Mesh => format!("the hub of machine {rank}"),
+        }
+    }
+
+    /// Says where a member joined from, for the log.
+    pub fn place(&self, rank: u32) -> Option<String> {
+        self.member(rank)?.from.as_ref().map(Asker::to_string)
+    }
+
+    /// Returns what names a rank's worker at all hubs of the job.
+    pub fn worker(&self, rank: u32) -> Option<u64> {
+        self.members[rank as usize].as_ref().map(|member| member.worker)
+    }
+
+    /// Returns the rank of a worker that is named so, as long as it is a member.
+    pub fn rank(&self, worker: u64) -> Option<u32> {
+        (0..self.terms.workers).find(|&rank| self.worker(rank) == Some(worker) && self.has(rank))
+    }
+
+    /// Lets these workers take part from round `from` on, unless they were lost meanwhile.
+    pub fn take_part(&mut self, ranks: &[u32], from: Round) {
+        let (mut here, ahead) = (Vec::new(), self.ahead());
+        for &rank in ranks {
+            let from = Round(from.0.saturating_add(ahead.get(rank as usize).copied().unwrap_or(0)));
+            if self.standing(rank).is_some_and(Standing::take_part) {
+                here.push(Taking { rank, from });
+            }
+        }
+        let (first, former) = (self.first_round, std::mem::replace(&mut self.life, Life::Running));
+        self.tell(|news| {
+            if let Life::Gathering(Gathering { reached, .. }) = former {
+                // Where workers step alone, each is as far ahead as it was.
+                let slowest = reached.into_iter().flatten().min().filter(|_| !ahead.is_empty());
+                let reached = slowest.or(news.reached);
+                news.lost = reached.map_or(0, |reached| reached.0.saturating_sub(first.0));
+            }
+            news.refused = None;
+            news.members.extend(here);
+            news.members.sort_by_key(|member| member.rank);
+        });
+    }
+
+    /// Whether the running job goes on without lost workers.
+    pub fn goes_on(&self) -> bool {
+        self.terms.on_loss == OnLoss::Continue
+    }
+
+    /// Whether the worker is a member that has not left.
+    pub fn has(&self, rank: u32) -> bool {
+        self.member(rank).is_some_and(|member| member.standing.is_member())
+    }
+
+    /// Whether a worker other than `rank` takes part.
+    pub fn has_others(&self, rank: u32) -> bool {
+        (0..self.terms.workers).any(|other| other != rank && self.takes_part(other))
+    }
+
+    /// Whether a worker takes part, with or without links.
+    pub fn takes_part(&self, rank: u32) -> bool {
+        self.member(rank).is_some_and(|member| member.standing.takes_part())
+    }
+
+    /// Notes that these workers hold the rounds up. Returns whether they are others than before: that is news.
+    pub fn held_up_by(&mut self, late: Vec<Late>) -> bool {
+        let who = |late: &[Late]| late.iter().map(|late| late.who.clone()).collect::<Vec<_>>();
+        let is_news = who(&late) != who(&self.news.now().held_up_by);
+        match is_news {
+            true => self.news.change(|news| news.held_up_by = late),
+            false => self.news.correct(|news| news.held_up_by = late),
+        }
+        is_news
+    }
+
+    /// Notes that a join was refused. If others gather, they hear of it, since they wait for that worker.
+    pub fn refused(&mut self, rank: u32, from: Option<&Asker>, why: &str) {
+        if self.gathers() {
+            let at = from.map(|from| format!(" at {from}")).unwrap_or_default();
+            self.tell(|news| news.refused = Some(format!("rank {rank}{at}: {}", reason(why))));
+        }
+    }
+
+    /// Describes the members that have not left.
+    pub fn describe_members(&self, now: Instant) -> Vec<MemberReply> {
+        let describe = |(rank, member): (u32, &Member)| MemberReply {
+            rank,
+            silent_ms: (now - member.heard).as_millis() as u64,
+            address: member.from.as_ref().map(|from| from.address.to_string()),
+            host: member.from.as_ref().and_then(|from| from.host.as_deref().map(str::to_owned)),
+            transport: member.transport.map(|transport| transport.to_string()),
+            links: by_nic(&member.links),
+            latest: member.latest.clone(),
+        };
+        let ranks = (0u32..).zip(&self.members).filter(|&(rank, _)| self.has(rank));
+        ranks.filter_map(|(rank, member)| Some(describe((rank, member.as_ref()?)))).collect()
+    }
+}

@@ -1,0 +1,74 @@
+//! How far members were when they lost their hub: where a job goes on that begins again.
+
+use pbox_core::control::RefusalCode;
+use pbox_core::{Consistency, Round};
+
+use super::Job;
+use crate::refused::Refused;
+
+impl Job {
+    fn has_reached(&mut self, round: Round) {
+        self.tell(|news| news.reached = news.reached.max(Some(round)));
+    }
+
+    /// Notes that a worker of any machine had reached this round when it lost a hub. Machines that step alone have no common round.
+    pub fn machines_have_reached(&mut self, round: Round) {
+        if self.terms.level.consistency == Consistency::Bsp {
+            self.has_reached(round);
+        }
+    }
+
+    /// Notes that a member of this hub had reached this round when it lost the hub.
+    pub fn worker_has_reached(&mut self, rank: u32, round: Round) {
+        if let Some(gathering) = self.gathering_mut() {
+            gathering.reached[rank as usize] = Some(round);
+        }
+        self.has_reached(round);
+    }
+
+    /// Checks that a member of this hub can have reached this round when it lost the hub. With SSP all are within the staleness.
+    ///
+    /// # Errors
+    /// When it cannot.
+    pub fn check_reached(&self, rank: u32, reached: Option<Round>) -> Result<(), Refused> {
+        let (Some(reached), Consistency::Ssp { staleness }) = (reached, self.terms.level.consistency) else {
+            return Ok(());
+        };
+        let Some(gathering) = self.gathering().filter(|_| !self.steps_together()) else { return Ok(()) };
+        let most = staleness.saturating_add(Round::APART);
+        let others = (0u32..).zip(&gathering.reached).filter(|&(other, _)| other != rank);
+        let mut others = others.filter_map(|(other, reached)| Some((other, (*reached)?)));
+        match others.find(|(_, other)| reached.0.abs_diff(other.0) > most) {
+            None => Ok(()),
+            Some((other, theirs)) => Err(Refused::new(
+                RefusalCode::ReachedDiffers,
+                format!(
+                    "{} says that it has reached round {}, and {} had reached {}: with {} they are at most {most} rounds apart",
+                    self.spoken(rank),
+                    reached.0,
+                    self.spoken(other),
+                    theirs.0,
+                    self.terms.level.consistency
+                ),
+            )),
+        }
+    }
+
+    /// Whether its members have a common round here: those of a machine have, whatever the machines have among them.
+    fn steps_together(&self) -> bool {
+        self.terms.level.consistency == Consistency::Bsp || self.made.is_below
+    }
+
+    /// Returns how far each worker begins ahead of the slowest, by rank, in a job that begins again and whose workers step alone: as far
+    /// as it was, so that all have made equally many steps at the end. Else nothing.
+    pub fn ahead(&self) -> Vec<u32> {
+        let reached = self.gathering().map_or(&[][..], |gathering| &gathering.reached);
+        let slowest = reached.iter().flatten().min();
+        let Some(slowest) = slowest.filter(|_| !self.steps_together() && self.first_round > Round(0)) else {
+            return Vec::new();
+        };
+        let most = Round::LIMIT.0.saturating_sub(self.first_round.0);
+        let ahead = |reached: &Option<Round>| reached.map_or(0, |reached| (reached.0 - slowest.0).min(most));
+        reached.iter().map(ahead).collect()
+    }
+}

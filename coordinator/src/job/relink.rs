@@ -1,0 +1,103 @@
+//! Signs that members live, and members that lose their links and live.
+
+use std::time::{Duration, Instant};
+
+use fabric::any::Transport;
+use pbox_core::Members;
+use pbox_core::control::Latest;
+
+use super::member::{Member, Unlinked};
+use super::{Effect, Job};
+
+/// How often a hub tells those above it which of its workers is late, and how long they hold its heartbeats.
+pub const TOLD_EVERY: Duration = Duration::from_secs(1);
+
+impl Job {
+    /// Notes that a member lives, and what it says of its own workers. Returns how long the hub may hold a heartbeat that brings
+    /// news.
+    ///
+    /// # Errors
+    /// When it cannot say so, in words.
+    pub fn heard_of(
+        &mut self,
+        rank: u32,
+        latest: Option<Latest>,
+        now: Instant,
+    ) -> Result<Option<Duration>, String> {
+        let is_hub = self.terms.level.members != Members::Workers;
+        match &latest {
+            Some(_) if !is_hub => {
+                return Err("it is a worker, and only a hub has workers; leave it out".to_owned());
+            }
+            Some(latest) => latest.check()?,
+            None => {}
+        }
+        if let Some(member) = &mut self.members[rank as usize] {
+            (member.heard, member.hung_up, member.latest) = (now, false, latest);
+        }
+        Ok(is_hub.then_some(TOLD_EVERY))
+    }
+
+    /// Whether a worker whose link ended by itself may make its links again. Then it is not lost yet.
+    pub fn waits_for_links(&self, rank: u32) -> bool {
+        // Nothing but a death ends a link on shared memory that its worker has not given up. One that makes its links again gives
+        // up those to this hub, if it cannot have those to another.
+        let lives =
+            |member: &Member| member.transport != Some(Transport::Shm) || member.standing.has_relinked();
+        self.may_relink(rank) && self.member(rank).is_some_and(lives)
+    }
+
+    /// Whether a worker makes its links again when they are lost.
+    pub fn relinks(&self, rank: u32) -> bool {
+        self.member(rank).is_some_and(|member| member.relinks)
+    }
+
+    /// Notes that a worker has lost its links, and that its job waits until it makes others.
+    pub fn unlink(&mut self, rank: u32, why: &str, now: Instant) -> Effect {
+        let cores = self.made.cores;
+        let token = self.standing(rank).and_then(|standing| standing.unlink(cores, why, now));
+        Effect::DropLinks(rank, token)
+    }
+
+    /// Whether a worker may make its links again now.
+    pub fn may_relink(&self, rank: u32) -> bool {
+        let may = |member: &Member| member.relinks && member.transport.is_some() && !member.hung_up;
+        self.runs() && self.takes_part(rank) && self.member(rank).is_some_and(may)
+    }
+
+    /// Returns what is known of the lost links of a worker that has no others.
+    pub fn unlinked(&mut self, rank: u32) -> Option<&mut Unlinked> {
+        self.standing(rank)?.unlinked()
+    }
+
+    /// Returns the workers that have no links and do not live: each with why it is lost. There are news of those that may live.
+    pub fn unlinked_dead(&mut self, now: Instant) -> Vec<(u32, String)> {
+        let (mut dead, mut is_news) = (Vec::new(), false);
+        for (rank, member) in (0..).zip(&mut self.members) {
+            let Some(Member { standing, heard, .. }) = member else { continue };
+            let Some(unlinked) = standing.unlinked() else { continue };
+            is_news |= unlinked.is_to_be_told(now);
+            if unlinked.is_dead(*heard, now) {
+                dead.push((rank, unlinked.why.clone()));
+            }
+        }
+        if is_news {
+            self.tell(|_| {});
+        }
+        dead
+    }
+
+    /// Notes that a worker lives.
+    pub fn lives(&mut self, rank: u32) {
+        if let Some(member) = &mut self.members[rank as usize] {
+            member.hung_up = false;
+        }
+    }
+
+    /// Notes that a member's heartbeat ended without an answer. Returns why the member is lost, if its links are.
+    pub fn hangs_up(&mut self, rank: u32) -> Option<String> {
+        let member = self.members.get_mut(rank as usize)?.as_mut()?;
+        member.hung_up = true;
+        member.standing.unlinked().map(|unlinked| unlinked.why.clone())
+    }
+}

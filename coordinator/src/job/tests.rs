@@ -1,0 +1,243 @@
+//! Tests of a job: joins, reports and losses in the orders that a hub allows.
+
+use pbox_core::control::JobState;
+use pbox_core::control::{HeartbeatReply, JoinRequest, PROTOCOL};
+use pbox_core::{Consistency, Key, Numbers, Optimizer, Share};
+
+use std::time::Duration;
+
+use fabric::any::Transport;
+
+use super::*;
+use crate::{Secret, Token};
+
+mod any_order;
+
+/// A job of one core that gathers its workers.
+fn gathering(workers: u32, on_loss: OnLoss, members: Members, cores: usize) -> Job {
+    let optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
+    let mut terms = JobTerms::new(workers, vec![Key::f32("a", [16])], optimizer);
+    (terms.on_loss, terms.level.members) = (on_loss, members);
+    let hubs = Hubs::new(Share::WHOLE, Vec::new(), Secret([7; 16]), Round(0), Vec::new());
+    let made = Made { cores, ..Made::default() };
+    let from = (Round(0), NumbersByRound::new(Numbers::new(optimizer)));
+    Job::new((JobId(0), "job".into()), Arc::new(terms), made, hubs, from, Instant::now())
+}
+
+/// A job that gathers, and that two members have joined.
+fn of_two(on_loss: OnLoss, members: Members) -> Job {
+    let mut job = gathering(2, on_loss, members, 1);
+    join(&mut job, 0);
+    join(&mut job, 1);
+    job
+}
+
+/// A job that runs, and goes on without lost workers.
+fn running() -> Job {
+    let mut job = of_two(OnLoss::Continue, Members::Workers);
+    attach(&mut job, 0);
+    attach(&mut job, 1);
+    job.take_part(&[0, 1], Round(0));
+    job
+}
+
+fn join(job: &mut Job, rank: u32) {
+    job.add_member(rank, u64::from(rank), true, None, Instant::now());
+}
+
+/// A member connects, and the core has its link.
+fn attach(job: &mut Job, rank: u32) -> Arrival {
+    job.connect(rank, [0; 16]).unwrap();
+    job.attached(rank)
+}
+
+/// A worker is lost, and the core removes it.
+fn lose(job: &mut Job, rank: u32) {
+    job.lost(rank);
+    job.removed(rank);
+}
+
+#[test]
+fn a_rank_is_free_when_the_cores_have_removed_its_worker() {
+    let mut job = running();
+    job.lost(1);
+    assert!(!job.has(1) && job.may_become_free(1) && !job.has_others(0));
+    assert!(job.member(1).is_some());
+    job.removed(1);
+    assert!(job.member(1).is_none());
+}
+
+#[test]
+fn a_rank_stays_taken_in_a_job_that_does_not_continue() {
+    let mut job = of_two(OnLoss::Stop, Members::Workers);
+    attach(&mut job, 0);
+    attach(&mut job, 1);
+    job.take_part(&[0, 1], Round(0));
+    assert!(!job.left(1, Round(3)) && !job.has(1) && !job.may_become_free(1));
+    job.removed(1);
+    assert!(job.left(0, Round(3)), "the last");
+    assert!(job.member(1).is_some());
+}
+
+#[test]
+fn a_rank_that_is_taken_admits_nobody_else() {
+    let mut job = running();
+    let terms = (*job.terms).clone();
+    let request = JoinRequest {
+        protocol: PROTOCOL,
+        protocol_lowest: None,
+        rank: 1,
+        hub: 0,
+        through: Vec::new(),
+        mesh: None,
+        peers: None,
+        reached: None,
+        relinks: false,
+        trial: false,
+        terms,
+    };
+    let Refused { code, why } = job.admits(&request, None).unwrap_err();
+    assert!(code == RefusalCode::RankTaken && why.contains("rank 1 of job \"job\" is taken"), "{why}");
+    job.lost(1);
+    let code = job.admits(&request, None).unwrap_err().code;
+    assert_eq!(code, RefusalCode::RankTaken, "the core has not removed it");
+    job.removed(1);
+    job.admits(&request, None).unwrap();
+}
+
+#[test]
+fn a_link_that_is_reported_after_the_loss_does_not_keep_the_rank() {
+    let mut job = running();
+    lose(&mut job, 1);
+    join(&mut job, 1);
+    job.connect(1, [0; 16]).unwrap();
+    // The core has the link, and has not said so yet.
+    job.lost(1);
+    assert_eq!(job.attached(1), Arrival::Waiting);
+    job.removed(1);
+    assert!(job.member(1).is_none());
+}
+
+#[test]
+fn a_newcomer_that_is_lost_before_its_cut_does_not_take_part() {
+    let mut job = running();
+    lose(&mut job, 1);
+    join(&mut job, 1);
+    assert_eq!(attach(&mut job, 1), Arrival::Newcomer(1));
+    assert!(!job.has_others(0), "it does not take part yet");
+    job.lost(1);
+    job.take_part(&[1], Round(5));
+    assert!(!job.has(1));
+    assert!(job.news.now().members.iter().all(|member| member.from == Round(0)));
+}
+
+#[test]
+fn a_hub_below_takes_part_when_it_is_ready_and_connected_in_any_order() {
+    let mut job = of_two(OnLoss::Stop, Members::Hubs);
+    assert_eq!(attach(&mut job, 0), Arrival::Waiting);
+    assert_eq!(job.ready(0), Arrival::Waiting, "rank 1 is missing");
+    assert_eq!(job.ready(1), Arrival::Waiting, "it is not connected");
+    assert_eq!(attach(&mut job, 1), Arrival::Complete([0, 1].into()));
+    assert_eq!(job.ready(1), Arrival::Waiting, "its request was made again");
+}
+
+#[test]
+fn a_job_waits_for_the_state_that_was_offered() {
+    let mut job = of_two(OnLoss::Stop, Members::Workers);
+    assert!(job.state_offered(vec![]).unwrap());
+    job.state_offered(vec![]).expect_err("once");
+    assert_eq!(job.state_comes(), None, "nobody has said whether it is wanted");
+    attach(&mut job, 0);
+    assert_eq!(attach(&mut job, 1), Arrival::Waiting);
+    assert_eq!(job.state(), JobState::Gathering { missing: vec![0], machines: vec![] });
+    assert_eq!(job.state_wanted(Round(9), Some(64)), Arrival::Waiting);
+    assert_eq!((job.state_comes(), job.state_comes()), (Some((Round(9), 64)), None));
+    assert_eq!(job.begin_with(None), Arrival::Complete([0, 1].into()));
+    job.take_part(&[0, 1], Round(9));
+    assert!(!job.state_offered(vec![]).unwrap(), "it has begun");
+}
+
+#[test]
+fn a_state_that_nobody_wants_keeps_nobody_waiting() {
+    let mut job = of_two(OnLoss::Stop, Members::Workers);
+    assert!(job.state_offered(vec![]).unwrap());
+    attach(&mut job, 1);
+    assert_eq!(attach(&mut job, 0), Arrival::Waiting);
+    assert_eq!(job.state_wanted(Round(9), None), Arrival::Complete([0, 1].into()));
+}
+
+#[test]
+fn a_job_that_waits_for_machines_says_so_once() {
+    let mut job = of_two(OnLoss::Stop, Members::Workers);
+    attach(&mut job, 0);
+    attach(&mut job, 1);
+    job.wait_for_machines(vec![2]);
+    assert!(job.news.take().is_some());
+    job.wait_for_machines(vec![2]);
+    assert!(job.news.take().is_none());
+    assert_eq!(job.state(), JobState::Gathering { missing: vec![], machines: vec![2] });
+    job.wait_for_machines(vec![]);
+    assert!(job.news.take().is_some());
+}
+
+#[test]
+fn a_job_that_has_begun_forgets_what_its_workers_had_reached() {
+    let mut job = of_two(OnLoss::Continue, Members::Workers);
+    Arc::make_mut(&mut job.terms).level.consistency = Consistency::Asp;
+    for (rank, reached) in [(0, 15), (1, 18)] {
+        attach(&mut job, rank);
+        job.worker_has_reached(rank, Round(reached));
+    }
+    job.first_round = Round(10);
+    assert_eq!(job.ahead(), [0, 3]);
+    job.take_part(&[0, 1], Round(10));
+    assert!(job.ahead().is_empty());
+    assert_eq!(job.news.now().lost, 5, "rounds of the slowest");
+    let members: Vec<u32> = job.news.now().members.iter().map(|member| member.from.0).collect();
+    assert_eq!(members, [10, 13]);
+    // A newcomer says how far it was, and begins where the others are.
+    job.worker_has_reached(1, Round(20));
+    assert!(job.ahead().is_empty());
+    assert_eq!(job.news.now().reached, Some(Round(20)));
+}
+
+/// The effects of the end of rank 1's link, by itself.
+fn link_ends(job: &mut Job) -> Vec<Effect> {
+    let ended = Event::LinkEnded { rank: 1, reason: "its link ended".into(), by_itself: true };
+    job.handle(ended, Instant::now())
+}
+
+fn is_lost(effects: &[Effect]) -> bool {
+    let why = "worker 1 is gone: its link ended".to_owned();
+    effects == [Effect::Lose(1, Cause::Link, why)]
+}
+
+#[test]
+fn the_links_of_a_worker_on_shared_memory_end_with_it() {
+    let mut job = running();
+    job.members[1].as_mut().unwrap().transport = Some(Transport::Shm);
+    assert!(is_lost(&link_ends(&mut job)) && job.unlinked(1).is_none());
+}
+
+#[test]
+fn a_worker_that_has_hung_up_and_has_no_links_is_lost_in_either_order() {
+    let mut job = running();
+    job.members[1].as_mut().unwrap().transport = Some(Transport::Tcp);
+    assert_eq!(job.handle(Event::HungUp(1), Instant::now()), [], "its links are there");
+    assert!(is_lost(&link_ends(&mut job)), "nobody is there to make others");
+    job.heard_of(1, None, Instant::now()).unwrap();
+    assert_eq!(link_ends(&mut job), [Effect::DropLinks(1, None)]);
+    assert_eq!(link_ends(&mut job), [], "the ends of its other links are no news");
+    assert!(is_lost(&job.handle(Event::HungUp(1), Instant::now())));
+}
+
+#[test]
+fn a_member_is_silent_for_as_long_as_the_limit() {
+    let mut job = running();
+    let (begun, limit) = (Instant::now(), Duration::from_secs(30));
+    job.heard_of(0, None, begun + limit).unwrap();
+    assert_eq!(job.handle(Event::Swept(limit), begun), []);
+    let lost = job.handle(Event::Swept(limit), begun + limit + Duration::from_secs(1));
+    let [Effect::Lose(1, Cause::Silent, why)] = &lost[..] else { panic!("{lost:?}") };
+    assert!(why.starts_with("worker 1 was silent for 31.0 s, the limit is 30.0 s"), "{why}");
+}

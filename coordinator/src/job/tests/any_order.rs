@@ -1,0 +1,211 @@
+//! A job that goes on without lost workers, with cores that carry out their commands late, and events in any order.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::job;
+
+const WORKERS: u32 = 3;
+const CORES: usize = 2;
+
+/// What a core has been told about a rank, and has not done yet.
+#[derive(Clone, Copy, Debug)]
+enum Command {
+    Add,
+    Drop,
+    Remove,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// A worker wants to join.
+    Join(u32),
+    /// It connects, by the token that it has.
+    Connect(u32),
+    /// A core carries out its next command, and reports.
+    Core(usize),
+    /// The workers that wait for a cut take part.
+    Cut,
+    /// A link of a worker ends.
+    LinkEnds(u32),
+    /// A worker without links asks for others.
+    Relink(u32),
+    HangsUp(u32),
+    Heartbeat(u32),
+    Lose(u32),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let rank = || 0..WORKERS;
+    prop_oneof![
+        3 => rank().prop_map(Event::Join),
+        3 => rank().prop_map(Event::Connect),
+        8 => (0..CORES).prop_map(Event::Core),
+        3 => Just(Event::Cut),
+        2 => rank().prop_map(Event::LinkEnds),
+        3 => rank().prop_map(Event::Relink),
+        1 => rank().prop_map(Event::HangsUp),
+        1 => rank().prop_map(Event::Heartbeat),
+        1 => rank().prop_map(Event::Lose),
+    ]
+}
+
+/// A hub with one job, as far as the job sees it.
+struct Hub {
+    job: Job,
+    cores: Vec<VecDeque<(Command, u32)>>,
+    /// The last token of each rank.
+    tokens: Vec<Token>,
+    given: u8,
+    waiting: Vec<u32>,
+    /// The news as the workers have them.
+    told: HeartbeatReply,
+}
+
+impl Hub {
+    fn new() -> Self {
+        let job = gathering(WORKERS, OnLoss::Continue, Members::Workers, CORES);
+        let (cores, tokens) = (vec![VecDeque::new(); CORES], vec![[0; 16]; WORKERS as usize]);
+        Hub { told: job.news.now().clone(), job, cores, tokens, given: 0, waiting: Vec::new() }
+    }
+
+    fn tell(&mut self, command: Command, rank: u32) {
+        self.cores.iter_mut().for_each(|core| core.push_back((command, rank)));
+    }
+
+    fn new_token(&mut self, rank: u32) -> Token {
+        self.given += 1;
+        self.tokens[rank as usize] = [self.given; 16];
+        self.tokens[rank as usize]
+    }
+
+    fn lose(&mut self, rank: u32) {
+        if self.job.has(rank) && self.job.runs() && self.job.has_others(rank) {
+            self.job.lost(rank);
+            self.tell(Command::Remove, rank);
+        }
+    }
+
+    fn happens(&mut self, event: Event) {
+        let now = Instant::now();
+        match event {
+            Event::Join(rank) if self.job.member(rank).is_none() => {
+                self.new_token(rank);
+                self.job.add_member(rank, u64::from(self.given), true, None, now);
+            }
+            Event::Connect(rank) => {
+                let token = self.tokens[rank as usize];
+                if self.job.has(rank) && self.job.connect(rank, token).is_ok() {
+                    assert!(self.job.connect(rank, token).is_err(), "a token is good for one connection");
+                    self.job.members[rank as usize].as_mut().unwrap().transport =
+                        Some(fabric::any::Transport::Tcp);
+                    self.tell(Command::Add, rank);
+                }
+            }
+            Event::Core(core) => self.obeys(core),
+            Event::Cut => {
+                let waiting = std::mem::take(&mut self.waiting);
+                if !waiting.is_empty() {
+                    self.job.take_part(&waiting, Round(1));
+                }
+            }
+            Event::LinkEnds(rank) => {
+                let reason = "its link ended".to_owned();
+                self.handles(job::Event::LinkEnded { rank, reason, by_itself: true });
+            }
+            Event::Relink(rank) if self.job.may_relink(rank) => {
+                if !self.job.member(rank).unwrap().standing.is_dropping() {
+                    let effect = self.job.unlink(rank, "it says so", now);
+                    self.carries_out(effect);
+                }
+                let token = [self.given + 1; 16];
+                if let Some(unlinked) = self.job.unlinked(rank).filter(|unlinked| unlinked.is_dropped()) {
+                    unlinked.grant(token);
+                    self.new_token(rank);
+                }
+            }
+            Event::HangsUp(rank) => self.handles(job::Event::HungUp(rank)),
+            Event::Heartbeat(rank) => {
+                self.job.heard_of(rank, None, now).unwrap();
+            }
+            Event::Lose(rank) => self.lose(rank),
+            Event::Join(_) | Event::Relink(_) => {}
+        }
+        self.publish();
+    }
+
+    fn obeys(&mut self, core: usize) {
+        match self.cores[core].pop_front() {
+            Some((Command::Add, rank)) => self.handles(job::Event::Attached(rank)),
+            Some((Command::Drop, rank)) => self.handles(job::Event::Dropped(rank)),
+            Some((Command::Remove, rank)) => self.handles(job::Event::Removed(rank)),
+            None => {}
+        }
+    }
+
+    fn handles(&mut self, event: job::Event) {
+        let effects = self.job.handle(event, Instant::now());
+        effects.into_iter().for_each(|effect| self.carries_out(effect));
+    }
+
+    fn carries_out(&mut self, effect: Effect) {
+        match effect {
+            Effect::Admit(ranks) => self.waiting.extend(ranks.iter()),
+            Effect::TellArrived(rank) => self.waiting.push(rank),
+            Effect::DropLinks(rank, _) => self.tell(Command::Drop, rank),
+            Effect::Lose(rank, ..) => self.lose(rank),
+            Effect::Relinked(_) | Effect::Wake => {}
+        }
+    }
+
+    /// The driver publishes what is new. Members hear of a change by its version.
+    fn publish(&mut self) {
+        match self.job.news.take() {
+            Some(news) => {
+                assert!(news.version >= self.told.version);
+                assert!(news.version > self.told.version || news.members == self.told.members);
+                self.told.clone_from(news);
+            }
+            None => assert_eq!(self.told, *self.job.news.now(), "nothing is dropped"),
+        }
+    }
+
+    fn check(&mut self) {
+        for rank in 0..WORKERS {
+            let is_told = self.told.members.iter().filter(|member| member.rank == rank).count();
+            assert!(is_told <= 1, "rank {rank} has one owner");
+            if self.job.member(rank).is_none() {
+                assert_eq!(is_told, 0, "rank {rank} is free, and no round waits for it");
+                let has_work = |core: &VecDeque<(Command, u32)>| core.iter().any(|&(_, of)| of == rank);
+                assert!(!self.cores.iter().any(has_work), "rank {rank} is free, and no core has its worker");
+            }
+            if self.job.takes_part(rank) {
+                assert_eq!(is_told, 1, "rank {rank} takes part");
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn ranks_and_news_stay_true(events in proptest::collection::vec(event(), 1..200)) {
+        let mut hub = Hub::new();
+        for event in events {
+            hub.happens(event);
+            hub.check();
+        }
+        // The cores come to rest: whoever was lost is gone, and whoever has no links may make others.
+        for core in 0..CORES {
+            while !hub.cores[core].is_empty() {
+                hub.happens(Event::Core(core));
+                hub.check();
+            }
+        }
+        for rank in 0..WORKERS {
+            prop_assert!(hub.job.has(rank) || hub.job.member(rank).is_none(), "rank {} is free again", rank);
+            prop_assert!(hub.job.unlinked(rank).is_none_or(|unlinked| unlinked.is_dropped()));
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! The control of a hub as plain state: jobs, their members, their news, and what the hubs of one job agree on.
+//!
+//! | module | what it has |
+//! | --- | --- |
+//! | `job` | one job: its life, its members, its news |
+//! | `hubs` | the hubs of one job, as one of them knows them |
+//! | `pace` | how rounds go |
+//! | `verdict` | how they go in one line |
+//! | `progress` | how far a job was at the last look |
+//! | `digests` | digests of the members' weights |
+//! | `links` | the bytes that cross the links of members |
+//! | `asker` | clients that ask a hub for something |
+//! | `refused` | why a job does not take a member |
+//!
+//! This crate must never know threads, locks, clocks, files or sockets: time is an argument, and what follows from an event is
+//! returned to the one who drives.
+
+#![forbid(unsafe_code)]
+
+mod asker;
+mod digests;
+mod hubs;
+mod job;
+mod links;
+mod pace;
+mod progress;
+mod refused;
+mod verdict;
+
+pub use asker::Asker;
+pub use digests::{Compared, Digests};
+pub use hubs::{Arrivals, Files, Follower, Hubs, Secret, StaleCut, is_needed, may_write};
+pub use job::{Arrival, Cause, Effect, Event, Job, Made, Member, News, Standing, TOLD_EVERY, Unlinked};
+pub use links::MemberLink;
+pub use pace::{LastRounds, Rounds};
+pub use progress::Progress;
+pub use refused::Refused;
+pub use verdict::{not_finite, verdict};
+
+/// A secret that a member shows with its requests: bytes that nobody foresees.
+pub type Token = [u8; 16];

@@ -1,0 +1,33 @@
+//! The bytes that cross the links of a job's members, by NIC.
+//!
+//! The cores count.
+
+use std::collections::BTreeMap;
+
+use fabric::Crossed;
+use pbox_core::control::LinkReply;
+
+/// A link of a member.
+#[derive(Debug, Default)]
+pub struct MemberLink {
+    /// The interface or RDMA device that its bytes cross here. Empty if nobody knows, and on shared memory.
+    pub nic: String,
+    /// The bytes that have crossed it, when the core was asked last; none on shared memory.
+    pub crossed: Option<Crossed>,
+}
+
+/// The bytes that crossed these links, by NIC.
+pub(crate) fn by_nic(links: &[MemberLink]) -> Vec<LinkReply> {
+    let mut nics = BTreeMap::<&str, (u64, u64)>::new();
+    for MemberLink { nic, crossed } in links {
+        let Some(crossed) = crossed else { continue };
+        let (sent, received) = nics.entry(nic).or_default();
+        (*sent, *received) = (*sent + crossed.sent, *received + crossed.received);
+    }
+    let reply = |(nic, (sent_bytes, received_bytes)): (&str, _)| LinkReply {
+        nic: nic.to_owned(),
+        sent_bytes,
+        received_bytes,
+    };
+    nics.into_iter().map(reply).collect()
+}

@@ -1,0 +1,19 @@
+//! Why a job does not take a member. Who drives makes a reply of it.
+
+use pbox_core::control::RefusalCode;
+
+/// Why a job does not take a member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The code, by which programs decide.
+    pub code: RefusalCode,
+    /// The text for the person who asked.
+    pub why: String,
+}
+
+impl Refused {
+    /// Makes the refusal of a code and a text.
+    pub(crate) fn new(code: RefusalCode, why: String) -> Self {
+        Refused { code, why }
+    }
+}
