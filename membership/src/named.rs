@@ -129,11 +129,11 @@ impl Drop for UnderWay {
     }
 }
 
-/// Whoever waits for a lookup: told what was found, or the kind and the words of the error.
+/// A call for somebody who waits for a lookup: with what was found, or with the kind and the words of the error.
 type Waiter = Box<dyn FnOnce(Result<&[SocketAddr], (io::ErrorKind, &str)>) + Send>;
 
-/// Those who wait, by address. A name that is asked for again waits for the lookup that is under way: whoever tries every two
-/// seconds would otherwise have all threads for a name that nobody resolves.
+/// The waiters of each address. A name that is asked for again waits for the lookup that is under way. A client that tries every
+/// two seconds would otherwise take all threads for a name that nobody resolves.
 static WAITING: Mutex<BTreeMap<String, Vec<Waiter>>> = Mutex::new(BTreeMap::new());
 
 fn waiting() -> MutexGuard<'static, BTreeMap<String, Vec<Waiter>>> {
@@ -175,7 +175,8 @@ pub fn look_up_with(
         let found = asked.to_socket_addrs().map(Vec::from_iter);
         drop(under_way);
         let found = found.as_deref().map_err(|error| (error.kind(), error.to_string()));
-        for waiter in waiting().remove(&asked).unwrap_or_default() {
+        let waiters = waiting().remove(&asked).unwrap_or_default(); // nothing is locked while they are called
+        for waiter in waiters {
             waiter(found.as_ref().map(|found| *found).map_err(|(kind, words)| (*kind, words.as_str())));
         }
     };
@@ -237,6 +238,18 @@ mod tests {
         for wrong in ["", "10.0.0.0/33", "10.0.0.0/x", "hub:7077", "hub/8", "a,,b", "[hub]", "http://hub"] {
             assert!(wrong.parse::<PeerList>().unwrap_err().contains("expected a host"), "{wrong:?}");
         }
+    }
+
+    /// Whoever is called with what was found may look another name up.
+    #[test]
+    fn a_lookup_may_begin_another_one() {
+        let (found, addresses) = mpsc::channel();
+        look_up_with("localhost:1", &Named::Here, move |first| {
+            look_up_with("localhost:2", &Named::Here, move |second| {
+                found.send([first.unwrap()[0].port(), second.unwrap()[0].port()]).unwrap();
+            });
+        });
+        assert_eq!(addresses.recv_timeout(LOOKUP_LIMIT).unwrap(), [1, 2]);
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub struct Relinks {
     times: u32,
     /// Since when there are no links.
     lost: Option<Instant>,
-    /// When they were made last.
+    /// The time at which links were made last.
     made: Option<Instant>,
     /// Since when no answer has come that was awaited, and what had come before.
     in_vain: Option<(Instant, u64)>,
@@ -64,6 +64,11 @@ impl Relinks {
     /// Notes that links are there again.
     pub fn made(&mut self, now: Instant) {
         (self.times, self.lost, self.made) = (self.times + 1, None, Some(now));
+    }
+
+    /// Forgets the loss of links to a hub that was lost itself, and came back: the links to it are new.
+    pub fn forget(&mut self) {
+        *self = Relinks { times: self.times, ..Relinks::default() };
     }
 
     /// Checks that another try makes sense.
@@ -114,6 +119,17 @@ mod tests {
         assert_eq!(links.may_try(at(60), LIMIT), Err("not within 60 s".into()));
         links.made(at(60));
         assert_eq!((links.may_try(at(500), LIMIT), links.times()), (Ok(()), 1));
+    }
+
+    #[test]
+    fn a_hub_that_came_back_begins_anew() {
+        let (mut links, at) = links();
+        links.lost(at(0), 10, true, LIMIT);
+        links.made(at(1));
+        links.lost(at(2), 10, true, LIMIT);
+        links.forget(); // the hub is lost, too, and is back a while later
+        links.lost(at(500), 10, true, LIMIT);
+        assert_eq!((links.may_try(at(501), LIMIT), links.times()), (Ok(()), 1));
     }
 
     #[test]

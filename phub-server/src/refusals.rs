@@ -69,7 +69,7 @@ impl Refusals {
     }
 }
 
-/// Returns so many letters of a text.
+/// Returns the first letters of a text.
 fn cut(text: &str, letters: usize) -> String {
     match text.char_indices().nth(letters) {
         Some((at, _)) => format!("{}...", &text[..at]),

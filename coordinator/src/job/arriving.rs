@@ -6,7 +6,7 @@ use super::offered::Brought;
 use super::{Gathering, Job, Life, Standing};
 use crate::Token;
 
-/// What follows when all cores have a worker's link.
+/// The consequence of a link that a core has.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Arrival {
     /// Nothing: others are missing.
@@ -56,7 +56,7 @@ impl Job {
         }
     }
 
-    /// What follows when a member may have all that it needs.
+    /// Returns what follows when a member may have all that it needs.
     pub(super) fn arrived(&mut self, rank: u32) -> Arrival {
         if !self.waits_for_cut(rank) {
             return Arrival::Waiting;

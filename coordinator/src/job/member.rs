@@ -40,9 +40,9 @@ pub struct Member {
     pub standing: Standing,
     /// The one who joined.
     pub(super) from: Option<Asker>,
-    /// When its last heartbeat came.
+    /// The time of its last heartbeat.
     pub heard: Instant,
-    /// Of a hub below: which of its own workers is late, as it said last.
+    /// The late worker of a hub below, as it said last.
     pub latest: Option<Latest>,
     /// The transport of its links, once it has some.
     pub transport: Option<Transport>,

@@ -38,7 +38,7 @@ use crate::links::by_nic;
 use crate::pace::Rounds;
 use crate::refused::Refused;
 
-/// What is decided when a job is made.
+/// Decisions that are taken when a job is made.
 #[derive(Clone, Debug, Default)]
 pub struct Made {
     /// The number of this hub's cores that have a link of each worker.
@@ -62,7 +62,7 @@ pub struct Job {
     pub id: JobId,
     /// Its name.
     pub name: String,
-    /// What the first worker asked for. The others must ask for the same.
+    /// The terms of the first worker. All workers must ask for the same.
     pub terms: Arc<JobTerms>,
     /// The decisions of the time when it was made.
     pub made: Made,

@@ -11,7 +11,7 @@ pub(super) enum Brought {
     Nothing,
     /// The hubs above are asked whether they want it.
     Offered,
-    /// It waits for the state before this round, of so many bytes.
+    /// It waits for the state before this round, of this number of bytes.
     Awaited(Round, u64),
     /// The state is on its way.
     Coming,

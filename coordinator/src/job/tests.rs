@@ -1,12 +1,10 @@
 //! Tests of a job: joins, reports and losses in the orders that a hub allows.
 
-use pbox_core::control::JobState;
-use pbox_core::control::{HeartbeatReply, JoinRequest, PROTOCOL};
-use pbox_core::{Consistency, Key, Numbers, Optimizer, Share};
-
 use std::time::Duration;
 
 use fabric::any::Transport;
+use pbox_core::control::{HeartbeatReply, JobState, JoinRequest};
+use pbox_core::{Consistency, Key, Numbers, Optimizer, Share};
 
 use super::*;
 use crate::{Secret, Token};
@@ -82,20 +80,7 @@ fn a_rank_stays_taken_in_a_job_that_does_not_continue() {
 #[test]
 fn a_rank_that_is_taken_admits_nobody_else() {
     let mut job = running();
-    let terms = (*job.terms).clone();
-    let request = JoinRequest {
-        protocol: PROTOCOL,
-        protocol_lowest: None,
-        rank: 1,
-        hub: 0,
-        through: Vec::new(),
-        mesh: None,
-        peers: None,
-        reached: None,
-        relinks: false,
-        trial: false,
-        terms,
-    };
+    let request = JoinRequest::new(1, (*job.terms).clone());
     let Refused { code, why } = job.admits(&request, None).unwrap_err();
     assert!(code == RefusalCode::RankTaken && why.contains("rank 1 of job \"job\" is taken"), "{why}");
     job.lost(1);

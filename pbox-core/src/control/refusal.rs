@@ -13,7 +13,7 @@ pub struct ErrorReply {
     /// The code, by which programs decide. Hubs from before codes send none.
     #[serde(default, skip_serializing_if = "RefusalCode::is_other")]
     pub code: RefusalCode,
-    /// What was wrong, what was expected, and what to do next.
+    /// The text: what was wrong, what was expected, and what to do next.
     pub error: String,
 }
 

@@ -1,5 +1,5 @@
-//! Whether all members of a job have the same weights: each sends a digest of them every so many rounds, and of those that it
-//! writes itself, if its program asks for that. A hub below others sends the digest of its workers on.
+//! Comparisons of the members' weights, which [`coordinator`] makes: a job whose members differ fails. A hub below others sends the
+//! digest of its workers on.
 
 use coordinator::Compared;
 use pbox_core::control::CompareRequest;

@@ -44,7 +44,7 @@ pub(crate) struct Job {
     pub weights: Option<Arc<SendWindow>>,
     /// Held during a cut: there is one cut at a time.
     pub cutting: Arc<tokio::sync::Mutex<()>>,
-    /// At another hub than hub 0: keeps other cuts from beginning here while hub 0 holds the job.
+    /// The lock of `cutting`, while hub 0 holds the job at another hub: no other cut begins here.
     lease: Option<OwnedMutexGuard<()>>,
     pub checkpoints: Checkpoints,
     /// Asks the other hubs of the job.

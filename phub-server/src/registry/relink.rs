@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!   a link ended by itself, or its worker says so
-//!     -> every core lets go of the worker's links; its pushes that are not stepped do not count
-//!     -> the worker asks; when all cores have let go, it has the answer of a join, with a token for a connection
+//!     -> every core drops the worker's links; its pushes that are not stepped do not count
+//!     -> the worker asks; when all cores have dropped them, it has the answer of a join, with a token for a connection
 //!     -> a connection -> every core has a link -> the worker pushes again what has no answer
 //! ```
 //!
@@ -42,7 +42,7 @@ impl Registry {
         self.command(job, || Command::UnlinkWorker { job: id, rank });
     }
 
-    /// A worker that has lost its links makes others. Answers when all cores have let go of the former ones.
+    /// A worker that has lost its links makes others. Answers when all cores have dropped the former ones.
     pub async fn relink(self: &Arc<Self>, name: &str, request: RelinkRequest) -> Result<JoinReply, Refusal> {
         let RelinkRequest { token, why } = request;
         {
@@ -59,7 +59,7 @@ impl Registry {
                     job.spoken(rank)
                 )));
             }
-            // Unless they are about to let go, and the worker was not told yet that they have.
+            // Unless they are about to drop them, and the worker was not told yet that they have.
             if !job.member(rank).is_some_and(|member| member.standing.is_dropping()) {
                 let (id, why) = (job.id, format!("{} is gone: {why}", job.spoken(rank)));
                 let effect = job.unlink(rank, &why, Instant::now());
@@ -75,7 +75,7 @@ impl Registry {
                 let id = job.id;
                 let Some(unlinked) = job.unlinked(rank) else {
                     return Err(RefusalCode::JobFailed
-                        .because(format!("job {name:?} ended while the links were let go of")));
+                        .because(format!("job {name:?} ended while its cores dropped the links")));
                 };
                 if unlinked.is_dropped() {
                     let own = new_token()?;
@@ -96,7 +96,7 @@ impl Registry {
             }
             if tokio::time::timeout_at(limit, freed).await.is_err() {
                 return Err(RefusalCode::CoreSilent.because(format!(
-                    "job {name:?}: a core of the hub did not let go of the former links in {} s",
+                    "job {name:?}: a core of the hub did not drop the former links in {} s",
                     self.heartbeat_limit.as_secs_f64()
                 )));
             }

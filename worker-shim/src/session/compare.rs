@@ -1,5 +1,5 @@
-//! Comparing weights: whether all workers have the same. Each sends a digest of its weights every so many rounds, and one of the
-//! weights that it writes itself, in each round with any. The hub compares.
+//! Digests of a worker's weights, by which the hub sees whether all workers have the same. A session sends one of its weights every
+//! `compare_every` rounds, and one of the weights that it writes itself, in each round with any.
 //!
 //! On the caller's thread, before a push, or before bytes leave ahead: until then the key's weights stay as they are.
 

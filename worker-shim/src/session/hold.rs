@@ -128,6 +128,7 @@ impl Session {
             std::thread::sleep(PAUSE);
         }
         self.hold = Hold::Waits;
+        self.relinks.forget();
         Ok(())
     }
 

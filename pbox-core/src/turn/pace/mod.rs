@@ -106,7 +106,8 @@ pub(crate) trait Pace: Sized {
     /// weights.
     fn answered(&self, place: usize, rank: u32, round: Round) -> Content;
 
-    /// As [`answered`](Self::answered), and whether bytes go with it: none if weights stay as they are, or came ahead.
+    /// Returns the content of an answer, as [`answered`](Self::answered) does, and whether bytes go with it. None go if weights stay as
+    /// they are, or came ahead.
     #[inline]
     fn answer(&self, place: usize, rank: u32, round: Round) -> (Content, bool) {
         let content = self.answered(place, rank, round);

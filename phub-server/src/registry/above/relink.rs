@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   a link that leads up ended
-//!     -> the hubs above let go of this hub's links, and of its sums that are not stepped
-//!     -> every core here lets go of its links -> others, over whatever leads there now
+//!     -> the hubs above drop this hub's links, and its sums that are not stepped
+//!     -> every core here drops its links -> others, over whatever leads there now
 //!     -> the sums that have no answer go up again; a sum that is stepped is answered again
 //! ```
 //!
@@ -26,19 +26,19 @@ use crate::registry::{Registry, on_thread};
 /// A job's links to the hubs above.
 #[derive(Debug, Default)]
 pub(in crate::registry) struct RelinksAbove {
-    /// While links are made again: how many cores have not let go of the former ones yet, and what had come by the links of
-    /// those that have.
+    /// The cores that have not dropped the former links yet, by number, and the answers that had come by the dropped ones; while links
+    /// are made again.
     unlinked: Option<(usize, AnswersAbove)>,
     relinks: Relinks,
 }
 
 impl RelinksAbove {
-    /// All these cores are to let go of their links.
+    /// Notes that this number of cores is to drop its links.
     fn begin(&mut self, cores: usize) {
         self.unlinked = Some((cores, AnswersAbove::default()));
     }
 
-    /// A core has let go.
+    /// Notes that a core has dropped its links.
     pub fn core_unlinked(&mut self, of_core: AnswersAbove) {
         if let Some((cores, answers)) = &mut self.unlinked {
             *cores -= 1;
@@ -47,7 +47,7 @@ impl RelinksAbove {
         }
     }
 
-    /// Once all cores have let go: whether links may be made again.
+    /// Returns whether links may be made again, once all cores have dropped theirs.
     fn unlinked(&mut self, limit: Duration) -> Option<Result<(), String>> {
         let (0, AnswersAbove { came, awaited }) = self.unlinked? else { return None };
         let now = Instant::now();
@@ -138,7 +138,7 @@ impl Registry {
         self.of_job(id, add).map_err(ended)
     }
 
-    /// Has all cores let go of a job's links to the hubs above. An error if no links are to be made again.
+    /// Has all cores drop a job's links to the hubs above. Returns an error if no links are to be made again.
     async fn unlink_above(&self, id: JobId) -> Result<(), Again<String>> {
         let begin = |job: &mut Job| {
             job.relinks_above.begin(job.cores.numbers.len());
@@ -154,9 +154,7 @@ impl Registry {
             }
             if tokio::time::timeout_at(limit, freed).await.is_err() {
                 let seconds = self.up.limit.as_secs_f64();
-                return Err(Again::Never(format!(
-                    "a core did not let go of the former links in {seconds} s"
-                )));
+                return Err(Again::Never(format!("a core did not drop the former links in {seconds} s")));
             }
         }
     }
