@@ -1,8 +1,10 @@
 //! The hub: its threads, from start to a clean stop.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -37,6 +39,8 @@ const SWEEP: Duration = Duration::from_millis(200);
 const STOOD_STILL: Duration = Duration::from_millis(500);
 /// How long a stop waits until each worker has been told why, in the answer to its heartbeat. Dead workers never ask.
 const TELL_LIMIT: Duration = Duration::from_secs(1);
+/// How long a stop waits for threads that shake hands, or work on files.
+const GONE_LIMIT: Duration = Duration::from_secs(5);
 /// How many joins are read and checked at the same time; the others wait. Each may hold a manifest of a quarter of a million keys, and
 /// the control thread needs a core, too.
 const JOINS_AT_ONCE: usize = 2;
@@ -49,6 +53,8 @@ pub struct Hub {
     guard: Arc<Guard>,
     encryption: Arc<Encryption>,
     registry: Option<Arc<Registry>>,
+    /// Closed when nobody uses the registry any more.
+    all_gone: Receiver<Infallible>,
     listeners: Vec<Arc<Listener>>,
     rendezvous: Vec<JoinHandle<()>>,
     control: Option<JoinHandle<()>>,
@@ -116,6 +122,7 @@ impl Hub {
         let cores = cores.collect::<std::io::Result<Vec<_>>>()?;
         let control = control_runtime()?;
         let runtime = control.handle().clone();
+        let (gone, all_gone) = channel();
         let registry = Registry::new(Parts {
             id: random_name()?,
             cores,
@@ -134,6 +141,7 @@ impl Hub {
             up: up(settings, &group, has_rdma, address, guard.credential())?,
             timeline: trace.as_ref().map(|_| Timeline::new()),
             runtime: runtime.clone(),
+            gone,
         });
         let rendezvous = |listener: &Arc<Listener>| {
             let registry = Arc::downgrade(&registry);
@@ -172,6 +180,7 @@ impl Hub {
             guard,
             encryption,
             registry: Some(registry),
+            all_gone,
             listeners,
             rendezvous,
             control: Some(control),
@@ -295,12 +304,13 @@ impl Hub {
             let _ = thread.join();
         }
         self.write_trace(&registry);
-        match Arc::try_unwrap(registry) {
-            Ok(registry) => {
-                registry.stop_cores();
-                self.freeing.take().map(JoinHandle::join);
+        // A thread that writes or removes files may have it, too.
+        drop(registry);
+        match self.all_gone.recv_timeout(GONE_LIMIT) {
+            Err(RecvTimeoutError::Timeout) => {
+                tracing::warn!("a handshake, or work on a file, is still open; threads end with the process");
             }
-            Err(_) => tracing::warn!("a handshake is still open; core threads end with the process"),
+            _ => drop(self.freeing.take().map(JoinHandle::join)),
         }
         tracing::info!("hub stopped");
     }
@@ -484,15 +494,18 @@ mod tests {
     use crate::registry::on_thread;
     use crate::settings::{CoreSelection, IdleChoice};
 
-    /// Breaks a hub. Returns what ended it.
-    fn broken_by(breaks: impl FnOnce(&Registry)) -> String {
-        let settings = HubSettings {
+    fn settings() -> HubSettings {
+        HubSettings {
             listen: ([127, 0, 0, 1], 0).into(),
             cores: Some(CoreSelection::Count(1)),
             idle: IdleChoice::Sleep,
             ..HubSettings::default()
-        };
-        let hub = Hub::start(&settings).unwrap();
+        }
+    }
+
+    /// Breaks a hub. Returns what ended it.
+    fn broken_by(breaks: impl FnOnce(&Registry)) -> String {
+        let hub = Hub::start(&settings()).unwrap();
         let registry = hub.registry.as_ref().unwrap();
         registry.check_open().unwrap();
         breaks(registry);
@@ -522,5 +535,23 @@ mod tests {
         says(broken_by(|registry| drop(registry.runtime.spawn(file))), "thread phub-checkpoint");
         let join = |registry: &Registry| drop(registry.runtime.spawn_blocking(|| panic!("as it should")));
         says(broken_by(join), "thread phub-join");
+    }
+
+    #[test]
+    fn a_stop_waits_for_a_thread_that_works_on_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = HubSettings { checkpoints: Some(dir.path().to_owned()), ..settings() };
+        let hub = Hub::start(&settings).unwrap();
+        let registry = Arc::clone(hub.registry.as_ref().unwrap());
+        let (next_hub, started) = channel::<Infallible>();
+        let works = std::thread::spawn(move || {
+            let _ = started.recv_timeout(Duration::from_millis(200));
+            drop(registry);
+        });
+        hub.stop("a test");
+        let next = Hub::start(&settings);
+        drop(next_hub);
+        next.expect("the directory is free");
+        works.join().unwrap();
     }
 }

@@ -53,6 +53,8 @@ pub enum Effect {
     DropLinks(u32, Option<Token>),
     /// A member is lost.
     Lose(u32, Cause, String),
+    /// The job fails.
+    Fail(String, Blame),
     /// Requests that wait for the job look again.
     Wake,
 }
@@ -68,6 +70,15 @@ pub enum Cause {
     Late,
     /// Another hub lost it, or it could not be let in.
     Other,
+}
+
+/// The one whose end a job's failure is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blame {
+    /// The job itself, or one of its workers.
+    Job,
+    /// A hub of the job, which stops or is lost. Workers may wait until it comes back.
+    Hub,
 }
 
 impl Arrival {

@@ -26,7 +26,7 @@ use pbox_core::job::Difference;
 use pbox_core::{JobId, JobTerms, Members, NumbersByRound, OnLoss, Round};
 
 pub use arriving::Arrival;
-pub use event::{Cause, Effect, Event};
+pub use event::{Blame, Cause, Effect, Event};
 use life::{Gathering, Life};
 pub use member::{Member, Standing, Unlinked};
 pub use news::News;

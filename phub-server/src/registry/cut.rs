@@ -13,7 +13,7 @@
 
 use std::sync::Arc;
 
-use coordinator::Cause;
+use coordinator::{Blame, Cause};
 use pbox_core::control::{HoldReply, HoldRequest, ReleaseRequest};
 use pbox_core::{JobId, Round};
 use tokio::sync::{OwnedMutexGuard, oneshot};
@@ -21,7 +21,6 @@ use tokio::sync::{OwnedMutexGuard, oneshot};
 use super::Registry;
 use super::hubs::Peers;
 use super::job::Job;
-use super::loss::Blame;
 use crate::cores::{Command, Reply};
 
 /// The job ended meanwhile. Its workers have been told why.

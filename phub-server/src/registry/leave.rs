@@ -4,13 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use authority::unhex;
-use coordinator::Cause;
+use coordinator::{Blame, Cause};
 use membership::{MemberError, Missing};
 use pbox_core::control::{JobState, LeaveReply, LeaveRequest, reason};
 use pbox_core::{Discarded, JobId, Members, Round};
 
 use super::above::JoinedAbove;
-use super::loss::Blame;
 use super::saved::snapshot::NoSnapshot;
 use super::{Inner, KEEP_FAILED, Refusal, Registry, Token, on_thread};
 use crate::cores::Command;

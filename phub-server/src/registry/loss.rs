@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use coordinator::{Cause, Event, Progress};
+use coordinator::{Blame, Cause, Event, Progress};
 use pbox_core::{JobId, Members};
 
 use super::above::JoinedAbove;
@@ -14,15 +14,6 @@ use super::make::Load;
 use super::{Inner, KEEP_FAILED, Registry};
 use crate::alarm::guarded;
 use crate::cores::Command;
-
-/// Whose end a failure is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Blame {
-    /// The job's own, or that of one of its workers.
-    Job,
-    /// A hub stops or is lost, this one or another of the job. Workers may hold out for it.
-    Hub,
-}
 
 impl Registry {
     /// A worker is lost: its job fails, or goes on without it, if the job's terms say so and another worker is left.

@@ -53,6 +53,7 @@ mod thread;
 mod timeline;
 
 use std::collections::{HashMap, HashSet};
+use std::convert::Infallible;
 use std::num::NonZeroU32;
 use std::ops::{Deref, DerefMut};
 use std::sync::mpsc::Sender;
@@ -152,6 +153,8 @@ pub(crate) struct Parts {
     pub up: Up,
     pub timeline: Option<Timeline>,
     pub runtime: Handle,
+    /// Dropped behind everything else.
+    pub gone: Sender<Infallible>,
 }
 
 /// All jobs of the hub.
@@ -197,6 +200,17 @@ pub(crate) struct Registry {
     timeline: Option<Timeline>,
     /// Used by the control thread alone.
     pub(crate) runtime: Handle,
+    /// Tells the hub, when the registry is dropped, that nobody uses its directory of checkpoints any more. The last field is
+    /// dropped last.
+    _gone: Sender<Infallible>,
+}
+
+impl Drop for Registry {
+    /// Stops the core threads and waits for them.
+    fn drop(&mut self) {
+        self.cores.iter().for_each(|core| core.tell(Command::Stop));
+        self.cores.iter_mut().for_each(CoreHandle::join);
+    }
 }
 
 impl Registry {
@@ -216,6 +230,7 @@ impl Registry {
             up,
             timeline,
             runtime,
+            gone,
         } = parts;
         Arc::new_cyclic(|me| Registry {
             me: me.clone(),
@@ -242,6 +257,7 @@ impl Registry {
             late,
             timeline,
             runtime,
+            _gone: gone,
         })
     }
 
@@ -313,6 +329,7 @@ impl Registry {
             }
             Effect::DropLinks(rank, token) => self.drop_links(inner, id, rank, token),
             Effect::Lose(rank, cause, reason) => self.lose(inner, id, rank, cause, &reason),
+            Effect::Fail(reason, blame) => self.fail_by(inner, id, &reason, blame),
             Effect::Wake => self.freed.notify_waiters(),
         }
     }
@@ -354,12 +371,6 @@ impl Registry {
             Refusal::bad(format!("job {name:?}: the heartbeat of {who} has a `latest` that cannot be: {why}"))
         })?;
         Ok((job.told.subscribe(), hold.unwrap_or(Duration::MAX).min(self.heartbeat_hold())))
-    }
-
-    /// Stops the core threads and waits for them.
-    pub fn stop_cores(mut self) {
-        self.cores.iter().for_each(|core| core.tell(Command::Stop));
-        self.cores.iter_mut().for_each(CoreHandle::join);
     }
 }
 

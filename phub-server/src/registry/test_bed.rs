@@ -55,6 +55,7 @@ pub fn registry_with(quotas: Quotas) -> (Arc<Registry>, CoreThread) {
         up,
         timeline: None,
         runtime: runtime().handle().clone(),
+        gone: channel().0,
     };
     (Registry::new(parts), thread)
 }

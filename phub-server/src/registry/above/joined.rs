@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::time::{Duration, Instant};
 
-use coordinator::Compared;
+use coordinator::{Blame, Compared};
 use membership::{Hub, LetIn, MemberError, Missing};
 use pbox_core::control::{
     CheckpointReply, CompareRequest, Late, Latest, LearningRateRequest, Machine, OptimizerRequest,
@@ -13,7 +13,6 @@ use pbox_core::{Above, KeyId, Layout, Round};
 use tokio::sync::watch;
 
 use super::links::LinksAbove;
-use crate::registry::loss::Blame;
 use crate::registry::numbers::Change;
 
 /// Time limit for telling the hubs above why a job failed here.

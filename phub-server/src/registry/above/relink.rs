@@ -12,6 +12,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use coordinator::Blame;
 use membership::{Again, PAUSE, Relinks};
 use pbox_core::{AnswersAbove, JobId};
 
@@ -20,7 +21,6 @@ use super::links::Linked;
 use crate::cores::Command;
 use crate::registry::cut::JobEnded;
 use crate::registry::job::Job;
-use crate::registry::loss::Blame;
 use crate::registry::{Registry, on_thread};
 
 /// A job's links to the hubs above.

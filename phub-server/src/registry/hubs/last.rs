@@ -8,11 +8,11 @@
 //!
 //! Here is what a hub answers; `registry/saved/last.rs` asks.
 
+use coordinator::Blame;
 use pbox_core::JobId;
 use pbox_core::control::{FailedReply, FailedRequest, LastReply, LastRequest, RefusalCode, RoundsInFlight};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::registry::loss::Blame;
 use crate::registry::{Because, Refusal, Registry};
 
 /// How the hub of a failed job takes part in saving its last state.

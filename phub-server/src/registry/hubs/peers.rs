@@ -17,7 +17,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coordinator::{Cause, StaleCut};
+use coordinator::{Blame, Cause, StaleCut};
 use pbox_core::control::{
     ArrivedRequest, BeginsRequest, CheckpointReply, CheckpointRequest, HoldReply, HoldRequest, LostRequest,
     PartState, PartsReply, RefusalCode, ReleaseRequest, WrittenReply, WrittenRequest, check_job_name,
@@ -31,7 +31,6 @@ use crate::checkpoint::CheckpointError;
 use crate::cores::Command;
 use crate::registry::cut::CutAt;
 use crate::registry::job::Job;
-use crate::registry::loss::Blame;
 use crate::registry::saved::checkpoint::ROUND_LIMIT;
 use crate::registry::{Because, Refusal, Registry, on_thread};
 

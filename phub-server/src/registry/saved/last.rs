@@ -12,7 +12,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use coordinator::is_needed;
+use coordinator::{Blame, is_needed};
 use pbox_core::control::{
     CheckpointReply, FailedReply, FailedRequest, LastReply, LastRequest, RoundsInFlight, WholeRounds,
 };
@@ -26,7 +26,6 @@ use crate::cores::Command;
 use crate::registry::cut::answers;
 use crate::registry::hubs::{Ending, Order, Peers};
 use crate::registry::job::Job;
-use crate::registry::loss::Blame;
 use crate::registry::{Registry, on_thread};
 
 /// A job that has failed, and whose cores hold it.
