@@ -3,8 +3,8 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -53,8 +53,8 @@ pub struct Hub {
     guard: Arc<Guard>,
     encryption: Arc<Encryption>,
     registry: Option<Arc<Registry>>,
-    /// Closed when nobody uses the registry any more.
-    all_gone: Receiver<Infallible>,
+    /// Closed when nobody uses the registry any more. Several threads may share a hub; one stops it.
+    all_gone: Mutex<Receiver<Infallible>>,
     listeners: Vec<Arc<Listener>>,
     rendezvous: Vec<JoinHandle<()>>,
     control: Option<JoinHandle<()>>,
@@ -180,7 +180,7 @@ impl Hub {
             guard,
             encryption,
             registry: Some(registry),
-            all_gone,
+            all_gone: Mutex::new(all_gone),
             listeners,
             rendezvous,
             control: Some(control),
@@ -306,7 +306,8 @@ impl Hub {
         self.write_trace(&registry);
         // A thread that writes or removes files may have it, too.
         drop(registry);
-        match self.all_gone.recv_timeout(GONE_LIMIT) {
+        let all_gone = self.all_gone.get_mut().unwrap_or_else(PoisonError::into_inner);
+        match all_gone.recv_timeout(GONE_LIMIT) {
             Err(RecvTimeoutError::Timeout) => {
                 tracing::warn!("a handshake, or work on a file, is still open; threads end with the process");
             }

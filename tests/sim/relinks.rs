@@ -96,8 +96,9 @@ impl Links {
             match made_in {
                 None => {}
                 Some(0) => {
-                    *made_in = None;
-                    job.relink(rank).unwrap();
+                    if job.relink(rank).unwrap() {
+                        *made_in = None;
+                    }
                 }
                 Some(left) => *left -= 1,
             }
@@ -230,6 +231,7 @@ fn links_that_are_made_again_at_any_moment_change_no_bit() {
         }
         terms.is_orderly = dice.below(2) == 0;
         terms.job.answers_ahead = dice.below(2) == 0;
+        terms.late = (dice.below(2) == 0).then_some(seed);
         let plan = match terms.job.level.compression {
             Some(Compression::Slim(_)) => Plan::plain(),
             _ => Plan::new(seed, true),
@@ -269,6 +271,7 @@ fn workers_that_step_alone_push_again_and_every_push_counts_once() {
         // Exact for the numbers that are pushed here.
         level.compression = (dice.below(2) == 0).then(|| "bf16".parse().unwrap());
         let net = Net::new(seed, Faults { delay: 0..40, reorder: seed.is_multiple_of(2), ..Faults::NONE });
+        terms.late = (dice.below(2) == 0).then_some(seed);
         let level = terms.job.level;
         let mut race = Race::new(seed, net, &layout, terms, ROUNDS);
         let mut links = Links::new(seed);

@@ -135,21 +135,20 @@ impl Hubs {
     ///
     /// # Errors
     /// When it cannot, in words.
-    pub fn check_release(
-        &self,
-        ReleaseRequest { from, admitted, snapshot, ends, .. }: &ReleaseRequest,
-    ) -> Result<(), String> {
-        let does_something = *snapshot || *ends || !admitted.is_empty();
+    pub fn check_release(&self, request: &ReleaseRequest) -> Result<(), String> {
+        let ReleaseRequest { from, admitted, .. } = request;
         if admitted.len() > MAX_WORKERS as usize {
             return Err(format!("{} workers are admitted: a job has at most {MAX_WORKERS}", admitted.len()));
         }
         match self.front {
-            Some(front) if !from.is_near(front) || does_something && *from < front => Err(format!(
-                "a cut before round {}: this hub's chunks have come to round {}, and those of all hubs are at most {} rounds apart",
-                from.0,
-                front.0,
-                Round::APART
-            )),
+            Some(front) if !from.is_near(front) || !request.asks_for_nothing() && *from < front => {
+                Err(format!(
+                    "a cut before round {}: this hub's chunks have come to round {}, and those of all hubs are at most {} rounds apart",
+                    from.0,
+                    front.0,
+                    Round::APART
+                ))
+            }
             _ => Ok(()),
         }
     }

@@ -7,13 +7,18 @@
 //! | a member's link has ended | a core | all cores drop its links, or the member is lost |
 //! | a member's heartbeat has ended | the control port | the member is lost, if it has no links |
 //! | time passes | the sweep | silent members, and those that have no links and do not live, are lost |
+//! | a step of a cut is done | the driver | the cut's next step, see [`cut`](super::cut) |
 //!
 //! Requests of members are methods of their own, which have answers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Arrival, Job, Standing};
+use pbox_core::Round;
+use pbox_core::control::ArrivedRequest;
+
+use super::cut::{CutId, NotCut, Step, Stepped};
+use super::{Job, Standing};
 use crate::Token;
 
 /// An event of a job.
@@ -38,15 +43,25 @@ pub enum Event {
     HungUp(u32),
     /// Time has passed. Members may be silent for this long.
     Swept(Duration),
+    /// A step of a cut is done.
+    Cut(CutId, Stepped),
 }
 
 /// An effect of an event, which the one who drives the job carries out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// A cut lets these workers take part.
-    Admit(Arc<[u32]>),
-    /// Hub 0 hears that a newcomer is here.
-    TellArrived(u32),
+    /// A step of a cut is due.
+    Cut(CutId, Step),
+    /// This hub is held for a cut of hub 0. Its chunks have come to this round, if it has chunks.
+    CutHeld(CutId, Option<Round>),
+    /// A cut is over. It was before this round.
+    CutOver(CutId, Result<Round, NotCut>),
+    /// Hub 0 has held the job for longer than this.
+    HeldTooLong(Duration),
+    /// These ranks take part from this round on.
+    TookPart(Arc<[u32]>, Round),
+    /// Hub 0 is told that a newcomer is here.
+    TellArrived(ArrivedRequest),
     /// A member has made its links again.
     Relinked(u32),
     /// All cores drop a member's links. A connection by this token, which may be under way, is lost, too.
@@ -81,23 +96,15 @@ pub enum Blame {
     Hub,
 }
 
-impl Arrival {
-    /// Returns what follows from the arrival.
-    pub fn effect(self) -> Option<Effect> {
-        match self {
-            Arrival::Waiting => None,
-            Arrival::Complete(ranks) => Some(Effect::Admit(ranks)),
-            Arrival::Newcomer(rank) => Some(Effect::TellArrived(rank)),
-            Arrival::Relinked(rank) => Some(Effect::Relinked(rank)),
-        }
-    }
-}
-
 impl Job {
     /// Takes an event in. Returns what follows from it, in order.
     pub fn handle(&mut self, event: Event, now: Instant) -> Vec<Effect> {
         match event {
-            Event::Attached(rank) => Vec::from_iter(self.attached(rank).effect()),
+            Event::Attached(rank) => {
+                let arrival = self.attached(rank);
+                self.follows(arrival, now)
+            }
+            Event::Cut(cut, stepped) => self.stepped(cut, stepped, now),
             Event::Removed(rank) => {
                 self.removed(rank);
                 vec![Effect::Wake]
@@ -122,7 +129,7 @@ impl Job {
             Event::Swept(limit) => {
                 let dead = self.unlinked_dead(now).into_iter();
                 let dead = dead.map(|(rank, why)| Effect::Lose(rank, Cause::Link, why));
-                self.silent(limit, now).chain(dead).collect()
+                self.silent(limit, now).chain(dead).chain(self.held_too_long(limit, now)).collect()
             }
         }
     }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use pbox_core::control::Left;
 use pbox_core::{JobTerms, Piece, Round};
 
-use super::{Job, Life, Standing};
+use super::{Effect, Job, Life, Standing};
 
 impl Job {
     /// Notes that a worker left in good order. True if it was the last.
@@ -45,9 +45,10 @@ impl Job {
     }
 
     /// Ends the job for all its workers: on its own account, or because the hub stops.
-    pub fn fail(&mut self, reason: &str, hub_stops: bool, now: Instant) {
+    pub fn fail(&mut self, reason: &str, hub_stops: bool, now: Instant) -> Vec<Effect> {
         self.life = Life::Failed { at: now, reason: reason.to_owned(), hub_stops };
         self.tell(|_| {});
+        self.end_cuts()
     }
 
     /// Gives back what a failed job knows of its keys: it is there for its news alone.

@@ -1,10 +1,11 @@
 //! A job: its terms, its members, and the news that its workers wait for.
 //!
 //! Plain state: decides nothing about cores and connections. `life` has the states of a job, `member` those of a member; `arriving`
-//! has how members come to take part, `leaving` how they and the job end, `relink` how they make links again, `offered` the state
+//! has how members come to take part, `cut` how the job is stopped for that, `leaving` how they and the job end, `relink` how they make links again, `offered` the state
 //! that rank 0 brings, `reached` how far members were before they lost their hub.
 
 mod arriving;
+mod cut;
 mod event;
 mod leaving;
 mod life;
@@ -26,6 +27,8 @@ use pbox_core::job::Difference;
 use pbox_core::{JobId, JobTerms, Members, NumbersByRound, OnLoss, Round};
 
 pub use arriving::Arrival;
+use cut::Cuts;
+pub use cut::{CutAt, CutId, NotCut, NotReleased, Purpose, Step, Stepped};
 pub use event::{Blame, Cause, Effect, Event};
 use life::{Gathering, Life};
 pub use member::{Member, Standing, Unlinked};
@@ -67,6 +70,7 @@ pub struct Job {
     /// The decisions of the time when it was made.
     pub made: Made,
     life: Life,
+    cuts: Cuts,
     /// Its members, by rank.
     pub members: Vec<Option<Member>>,
     /// The round that it began with.
@@ -100,6 +104,7 @@ impl Job {
             terms,
             news: News::new(life.state()),
             life,
+            cuts: Cuts::default(),
             first_round: from.0,
             numbers: from.1,
             hubs,

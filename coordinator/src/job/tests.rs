@@ -10,6 +10,7 @@ use super::*;
 use crate::{Secret, Token};
 
 mod any_order;
+mod cuts;
 
 /// A job of one core that gathers its workers.
 fn gathering(workers: u32, on_loss: OnLoss, members: Members, cores: usize) -> Job {

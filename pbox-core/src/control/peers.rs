@@ -96,6 +96,13 @@ pub struct ReleaseRequest {
     pub ends: bool,
 }
 
+impl ReleaseRequest {
+    /// Whether the job goes on as before the cut.
+    pub fn asks_for_nothing(&self) -> bool {
+        !self.snapshot && !self.ends && self.admitted.is_empty()
+    }
+}
+
 /// `POST /v1/jobs/{job}/peers/written`: the hub replies when it has written its part of a checkpoint, or cannot write
 /// it. It replies after `wait_ms` at the latest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

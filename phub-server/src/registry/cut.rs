@@ -1,26 +1,21 @@
 //! Cuts: a running job is stopped between two rounds, for new workers and for checkpoints.
 //!
-//! ```text
-//!   hold ----> every core: finish no round, say which are in flight
-//!        <---- fronts: chunk a is in round 7, chunk b in round 8: the cut is before round 8
-//!   release -> every core: admitted workers take part from round 8 on, and get the weights of round 7:
-//!              the chunks that have them are sent now, the others when they do; likewise a snapshot
-//! ```
-//!
-//! A job over several hubs is cut by hub 0, which asks the others to hold and to release in the same way
-//! ([`peers`](super::hubs) answers). A hold lasts as long as two messages to each core, and two to each hub; nobody waits
-//! for a worker in it.
+//! The [coordinator](coordinator::Job::cut) decides on the steps of a cut. Here they are taken: cores and other hubs are asked, and
+//! those who wait for the cut are told.
 
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
-use coordinator::{Blame, Cause};
-use pbox_core::control::{HoldReply, HoldRequest, ReleaseRequest};
-use pbox_core::{JobId, Round};
-use tokio::sync::{OwnedMutexGuard, oneshot};
+use coordinator::{CutId, Event, NotCut, Purpose, Step, Stepped};
+use pbox_core::control::{HoldReply, PartState};
+use pbox_core::{JobId, Round, further};
+use serde_json::Value;
+use tokio::sync::oneshot;
 
 use super::Registry;
-use super::hubs::Peers;
 use super::job::Job;
+use super::saved::snapshot::Collected;
 use crate::cores::{Command, Reply};
 
 /// The job ended meanwhile. Its workers have been told why.
@@ -33,170 +28,134 @@ impl From<JobEnded> for String {
     }
 }
 
-/// Why a job is cut.
-#[derive(Clone, Debug)]
-pub(super) enum Purpose {
-    /// For nothing: another hub does not hold.
-    Nothing,
-    /// These ranks take part from the cut on.
-    Admit(Arc<[u32]>),
-    /// The other hubs write their part of a checkpoint of the state at the cut.
-    Snapshot,
-    /// The same, and the job ends there: no chunk goes further at any hub.
-    LastSnapshot,
-}
+/// The round before which a cut is, or to which a held job's chunks have come; or why there is no cut.
+pub(super) type Came = Result<Option<Round>, NotCut>;
 
-/// Where a job is cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CutAt {
-    /// At all its hubs before the same round: hub 0 leads.
-    AllHubs,
-    /// At this hub, before its own round. The others do not hear of it.
-    ThisHub,
-    /// At all its hubs, as the job is about to end: its workers make no round beyond, which would be lost with the job.
-    LastRound,
-}
+/// Those who wait for a cut to end, or for hub 0's to hold the job; each perhaps with the way of a snapshot.
+#[derive(Debug, Default)]
+pub(super) struct WaitForCuts(HashMap<CutId, (oneshot::Sender<Came>, Option<Collects>)>);
 
-impl Purpose {
-    fn admitted(&self) -> Arc<[u32]> {
-        match self {
-            Purpose::Admit(ranks) => Arc::clone(ranks),
-            Purpose::Nothing | Purpose::Snapshot | Purpose::LastSnapshot => Arc::new([]),
+/// The way of a snapshot to the one who asked for it.
+pub(super) type Collects = oneshot::Sender<Result<Collected, String>>;
+
+impl WaitForCuts {
+    /// Waits for a cut, which may be for a snapshot.
+    pub fn wait_for(&mut self, cut: CutId, collects: Option<Collects>) -> oneshot::Receiver<Came> {
+        let (done, came) = oneshot::channel();
+        self.0.insert(cut, (done, collects));
+        came
+    }
+
+    /// Returns the way of the snapshot that a cut is for, if somebody here has asked for it.
+    fn collects(&mut self, cut: CutId) -> Option<Collects> {
+        self.0.get_mut(&cut)?.1.take()
+    }
+
+    /// Tells the one who waits, if somebody does.
+    pub fn tell(&mut self, cut: CutId, came: Came) {
+        if let Some((done, _)) = self.0.remove(&cut) {
+            let _ = done.send(came);
         }
     }
 }
 
-/// A job that is held at all its hubs.
-#[derive(Debug)]
-pub(super) struct Held {
-    /// The round of the chunk that is furthest ahead.
-    pub front: Option<Round>,
-    /// The other hubs, and the number of the cut there.
-    others: Option<(Arc<Peers>, u64)>,
-    _cutting: OwnedMutexGuard<()>,
-}
-
 impl Registry {
-    /// Lets workers take part: all workers of a job that begins, or a newcomer. All cores of all hubs have their links.
-    /// Returns at once; the work is done on the control thread's runtime.
-    pub(super) fn admit(self: &Arc<Self>, id: JobId, ranks: Arc<[u32]>) {
-        let registry = Arc::clone(self);
-        tokio::spawn(async move {
-            if let Err(why) = registry.admit_at_cut(id, &ranks).await {
-                let mut inner = registry.lock();
-                for &rank in ranks.iter() {
-                    let reason = format!("worker {rank} could not be let in: {why}");
-                    registry.lose(&mut inner, id, rank, Cause::Other, &reason);
+    /// Cuts a job, and waits until the cut is over, or until hub 0's cut holds the job.
+    pub(super) async fn cut(
+        &self,
+        id: JobId,
+        purpose: Purpose,
+        collects: Option<Collects>,
+    ) -> Result<Came, JobEnded> {
+        let came = {
+            let mut inner = self.lock();
+            let job = inner.running(id)?;
+            let (cut, effects) = job.cut(purpose, Instant::now());
+            let came = job.wait_for_cuts.wait_for(cut, collects);
+            self.carry_out_all(&mut inner, id, effects);
+            came
+        };
+        came.await.map_err(|_| JobEnded)
+    }
+
+    /// Takes a step of a cut. The job is told what came of it, unless it ends meanwhile.
+    pub(super) fn step(&self, job: &mut Job, cut: CutId, step: Step) {
+        let (id, peers) = (job.id, Arc::clone(&job.peers));
+        match step {
+            Step::BeginAbove => {
+                let Some(registry) = self.me.upgrade() else { return };
+                let begin = async move { Ok(Stepped::Above(registry.takes_part_above(id).await)) };
+                self.tell_step(id, cut, begin);
+            }
+            Step::BeginBelow(first) => {
+                let asked = self.ask_job(job, |reply| Command::BeginBelow { job: id, first, reply });
+                self.tell_step(id, cut, async { answers(asked).await.map(|_| Stepped::Below) });
+            }
+            Step::Hold => {
+                let asked = self.ask_job(job, |reply| Command::Hold { job: id, reply });
+                self.tell_step(id, cut, async {
+                    let fronts = answers(asked).await?.into_iter().flatten();
+                    Ok(Stepped::Held(fronts.map(|front| front.highest).max()))
+                });
+            }
+            Step::HoldOthers(request) => self.tell_step(id, cut, async move {
+                let fronts = peers.ask_all::<HoldReply>("hold", "hold the job's rounds", request).await;
+                let fronts = fronts.into_iter().map(|reply| reply.map(|reply| reply.front)).collect();
+                Ok(Stepped::OthersHeld(fronts))
+            }),
+            Step::Lines => {
+                let asked = self.ask_job(job, |reply| Command::Lines { job: id, reply });
+                self.tell_step(id, cut, async {
+                    let lines = answers(asked).await?.into_iter().reduce(further);
+                    Ok(Stepped::Lines(lines.unwrap_or_default().into()))
+                });
+            }
+            Step::EndBefore(before, lines) => {
+                let lines = || Arc::clone(&lines);
+                let end = |reply| Command::EndBefore { job: id, before, lines: lines(), reply };
+                let asked = self.ask_job(job, end);
+                self.tell_step(id, cut, async { answers(asked).await.map(|_| Stepped::Ends) });
+            }
+            Step::TakeSnapshot(before) => {
+                let collects = job.wait_for_cuts.collects(cut);
+                if collects.is_none() {
+                    job.checkpoints.part.send_replace((before, PartState::Collecting));
                 }
+                self.take_snapshot(job, before, collects);
+            }
+            Step::ReleaseOthers(request) => self.tell_step(id, cut, async move {
+                let released = peers.ask_all::<Value>("release", "let the job's rounds go on", request).await;
+                Ok(Stepped::OthersReleased(released.into_iter().try_for_each(|released| released.map(drop))))
+            }),
+            Step::Release { from, admitted, ahead } => {
+                let of_core = || (Arc::clone(&admitted), Arc::clone(&ahead));
+                let asked = self.ask_job(job, |reply| {
+                    let (admitted, ahead) = of_core();
+                    Command::Release { job: id, from, admitted, ahead, reply }
+                });
+                self.tell_step(id, cut, async { answers(asked).await.map(|_| Stepped::Released) });
+            }
+        }
+    }
+
+    /// Tells a job what came of a step.
+    fn tell_step(
+        &self,
+        id: JobId,
+        cut: CutId,
+        step: impl Future<Output = Result<Stepped, JobEnded>> + Send + 'static,
+    ) {
+        let Some(registry) = self.me.upgrade() else { return };
+        self.runtime.spawn(async move {
+            if let Ok(stepped) = step.await {
+                registry.happens(&mut registry.lock(), id, Event::Cut(cut, stepped));
             }
         });
     }
 
-    async fn admit_at_cut(self: &Arc<Self>, id: JobId, ranks: &Arc<[u32]>) -> Result<(), String> {
-        let begins = |job: &mut Job| (job.first_round, job.gathers());
-        let (mut first_round, begins) = self.of_job(id, begins)?;
-        if begins && let Some(first) = self.takes_part_above(id).await? {
-            self.ask(id, |reply| Command::BeginBelow { job: id, first, reply }).await?;
-            self.of_job(id, |job| job.first_round = first)?;
-            first_round = first;
-        }
-        // All hubs begin with the same round, and no worker pushes before it takes part at all hubs.
-        let held = if begins { self.hold_here(id).await? } else { self.hold_everywhere(id).await? };
-        let from = held.front.unwrap_or(first_round).max(first_round);
-        self.release_everywhere(id, held, from, &Purpose::Admit(Arc::clone(ranks))).await?;
-        self.take_part(id, ranks, from)?;
-        Ok(())
-    }
-
-    /// Workers take part now.
-    pub(super) fn take_part(&self, id: JobId, ranks: &[u32], from: Round) -> Result<(), JobEnded> {
-        self.of_job(id, |job| {
-            job.take_part(ranks, from);
-            let ranks: Vec<String> = ranks.iter().map(u32::to_string).collect();
-            tracing::info!(job = job.name, ranks = ranks.join(","), from = from.0, "workers take part");
-        })
-    }
-
-    /// Holds a job at all its hubs. Where this hub leads several, and another one does not hold, nothing is held.
-    pub(super) async fn hold_everywhere(self: &Arc<Self>, id: JobId) -> Result<Held, String> {
-        let mut held = self.hold_here(id).await?;
-        let others = self.of_job(id, |job| (Arc::clone(&job.peers), job.hubs.next_cut()))?;
-        let (peers, cut) = held.others.insert(others);
-        let request = HoldRequest { secret: peers.secret.show(), cut: *cut };
-        let fronts = peers.ask_all::<HoldReply>("hold", "hold the job's rounds", request).await;
-        let fronts = fronts.into_iter().collect::<Result<Vec<HoldReply>, String>>();
-        match fronts.and_then(|fronts| highest(fronts.iter().map(|reply| reply.front).chain([held.front]))) {
-            Ok(front) => {
-                held.front = front;
-                Ok(held)
-            }
-            Err(why) => {
-                // The hub that did not answer may hold the job all the same, so it is released with the others.
-                let from = held.front.unwrap_or_default();
-                self.release_others(id, &held, from, &Purpose::Nothing).await;
-                self.release(id, from, Arc::new([])).await?;
-                Err(why)
-            }
-        }
-    }
-
-    /// Holds a job at this hub alone.
-    pub(super) async fn hold_here(&self, id: JobId) -> Result<Held, JobEnded> {
-        let cutting = self.of_job(id, |job| Arc::clone(&job.cutting))?;
-        let cutting = cutting.lock_owned().await;
-        let front = self.hold(id).await?;
-        Ok(Held { front, others: None, _cutting: cutting })
-    }
-
-    /// Ends a cut before round `from` at all hubs. If a hub does not answer, the job fails, because its workers would wait
-    /// for each other.
-    pub(super) async fn release_everywhere(
-        &self,
-        id: JobId,
-        held: Held,
-        from: Round,
-        purpose: &Purpose,
-    ) -> Result<(), String> {
-        let released = self.release_others(id, &held, from, purpose).await;
-        self.release(id, from, purpose.admitted()).await?;
-        let refused = released.into_iter().find_map(Result::err);
-        let Some(why) = refused else { return Ok(()) };
-        self.fail_by(&mut self.lock(), id, &format!("a cut did not end: {why}"), Blame::Hub);
-        Err(why)
-    }
-
-    async fn release_others(
-        &self,
-        id: JobId,
-        held: &Held,
-        from: Round,
-        purpose: &Purpose,
-    ) -> Vec<Result<serde_json::Value, String>> {
-        let Some((peers, cut)) = &held.others else { return Vec::new() };
-        let ranks = purpose.admitted();
-        let workers = |job: &mut Job| ranks.iter().filter_map(|&rank| job.worker(rank)).collect();
-        let admitted = self.of_job(id, workers).unwrap_or_default();
-        let snapshot = matches!(purpose, Purpose::Snapshot | Purpose::LastSnapshot);
-        let ends = matches!(purpose, Purpose::LastSnapshot);
-        let request =
-            ReleaseRequest { secret: peers.secret.show(), cut: *cut, from, admitted, snapshot, ends };
-        peers.ask_all("release", "let the job's rounds go on", request).await
-    }
-
-    /// Holds a job on this hub's cores. Returns the highest round of its chunks here.
-    pub(super) async fn hold(&self, id: JobId) -> Result<Option<Round>, JobEnded> {
-        let fronts = self.ask(id, |reply| Command::Hold { job: id, reply }).await?;
-        Ok(fronts.into_iter().flatten().map(|front| front.highest).max())
-    }
-
-    /// Releases a job on this hub's cores.
-    pub(super) async fn release(&self, id: JobId, from: Round, admitted: Arc<[u32]>) -> Result<(), JobEnded> {
-        let ahead: Arc<[u32]> = self.of_job(id, |job| job.ahead().into())?;
-        let release = |reply| {
-            let (admitted, ahead) = (Arc::clone(&admitted), Arc::clone(&ahead));
-            Command::Release { job: id, from, admitted, ahead, reply }
-        };
-        self.ask(id, release).await.map(|_| ())
+    /// Asks every core of a job.
+    fn ask_job<T>(&self, job: &Job, command: impl Fn(Reply<T>) -> Command) -> Vec<oneshot::Receiver<T>> {
+        self.ask_cores(&job.cores.numbers, command)
     }
 
     /// Asks every core of a job, and waits for all answers.
@@ -224,21 +183,7 @@ impl Registry {
     }
 
     pub(super) fn of_job<T>(&self, id: JobId, look: impl FnOnce(&mut Job) -> T) -> Result<T, JobEnded> {
-        self.lock().jobs.get_mut(&id).filter(|job| !job.failed()).map(look).ok_or(JobEnded)
-    }
-}
-
-/// The highest round of the chunks of all hubs.
-fn highest(fronts: impl Iterator<Item = Option<Round>> + Clone) -> Result<Option<Round>, String> {
-    let (lowest, highest) = (fronts.clone().flatten().min(), fronts.flatten().max());
-    match lowest.zip(highest) {
-        Some((lowest, highest)) if !highest.is_near(lowest) => Err(format!(
-            "one hub's chunks are in round {}, another's in round {}: those of all hubs are at most {} rounds apart",
-            lowest.0,
-            highest.0,
-            Round::APART
-        )),
-        _ => Ok(highest),
+        self.lock().running(id).map(look)
     }
 }
 
@@ -249,17 +194,4 @@ pub(super) async fn answers<T>(asked: Vec<oneshot::Receiver<T>>) -> Result<Vec<T
         answers.push(answer.await.map_err(|_| JobEnded)?);
     }
     Ok(answers)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn hubs_whose_chunks_are_far_apart_are_not_believed() {
-        let highest = |fronts: &[Option<u32>]| highest(fronts.iter().map(|front| front.map(Round)));
-        assert_eq!(highest(&[Some(7), None, Some(8)]), Ok(Some(Round(8))));
-        assert_eq!(highest(&[None]), Ok(None));
-        assert!(highest(&[Some(7), Some(72)]).unwrap_err().contains("round 7, another's in round 72"));
-    }
 }

@@ -9,13 +9,14 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Instant;
 
-use coordinator::{StaleCut, not_finite, verdict};
+use coordinator::{Effect, not_finite, verdict};
 use fabric::{PlannedLink, SendWindow};
 use pbox_core::control::{HeartbeatReply, JobReply};
 use pbox_core::{Discarded, Layout, Placement, Round, Wire};
-use tokio::sync::{OwnedMutexGuard, watch};
+use tokio::sync::watch;
 
 use super::above::{JoinedAbove, RelinksAbove};
+use super::cut::WaitForCuts;
 use super::hubs::{Ending, Peers};
 use super::saved::checkpoint::Checkpoints;
 
@@ -42,10 +43,7 @@ pub(crate) struct Job {
     pub cores: Arc<Cores>,
     /// The weights: the window of all workers, or with SSP and ASP the hub's own. `None` once the job has failed.
     pub weights: Option<Arc<SendWindow>>,
-    /// Held during a cut: there is one cut at a time.
-    pub cutting: Arc<tokio::sync::Mutex<()>>,
-    /// The lock of `cutting`, while hub 0 holds the job at another hub: no other cut begins here.
-    lease: Option<OwnedMutexGuard<()>>,
+    pub(super) wait_for_cuts: WaitForCuts,
     pub checkpoints: Checkpoints,
     /// Asks the other hubs of the job.
     pub peers: Arc<Peers>,
@@ -88,8 +86,7 @@ impl Job {
             wire,
             cores,
             weights: Some(weights),
-            cutting: Arc::default(),
-            lease: None,
+            wait_for_cuts: WaitForCuts::default(),
             checkpoints: Checkpoints::default(),
             peers,
             above: None,
@@ -109,23 +106,10 @@ impl Job {
         }
     }
 
-    /// Notes that hub 0 has begun a cut, and that nothing else here stops the job meanwhile.
-    pub fn hold(&mut self, cut: u64, lease: OwnedMutexGuard<()>) -> Result<(), StaleCut> {
-        self.hubs.hold(cut)?;
-        self.lease = Some(lease);
-        Ok(())
-    }
-
-    /// Notes that the cut is over. Returns the lock that kept other cuts from beginning: drop it when the job goes on.
-    pub fn release(&mut self, cut: u64) -> Result<Option<OwnedMutexGuard<()>>, StaleCut> {
-        self.hubs.held.release(cut)?;
-        Ok(self.lease.take())
-    }
-
     /// Ends the job for all its workers: on its own account, or because the hub stops. Nobody waits for the end of a cut any more.
-    pub fn fail(&mut self, reason: &str, hub_stops: bool, ending: Option<Ending>) {
-        (self.weights, self.lease, self.ending) = (None, None, ending);
-        self.state.fail(reason, hub_stops, Instant::now());
+    pub fn fail(&mut self, reason: &str, hub_stops: bool, ending: Option<Ending>) -> Vec<Effect> {
+        (self.weights, self.wait_for_cuts, self.ending) = (None, WaitForCuts::default(), ending);
+        self.state.fail(reason, hub_stops, Instant::now())
     }
 
     /// Gives back what a failed job knows of its keys and chunks: it is there for its news alone.

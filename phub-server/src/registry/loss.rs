@@ -79,7 +79,7 @@ impl Registry {
         inner.counts.failed_jobs += 1;
         let blame = if inner.stopping { Blame::Hub } else { blame };
         let (last, ending) = self.hold_last(job, reason, blame).unzip();
-        job.fail(reason, blame == Blame::Hub, ending);
+        let effects = job.fail(reason, blame == Blame::Hub, ending);
         inner.names.remove(&job.name);
         match job.above.take() {
             Some(above) if above.lives_at_some() => self.fail_above(inner, id, above, reason, blame),
@@ -92,6 +92,7 @@ impl Registry {
                 None => self.command(job, || Command::RemoveJob { job: id }),
             },
         }
+        self.carry_out_all(inner, id, effects);
         // Joins may wait for the job's name, or for one of its ranks.
         self.freed.notify_waiters();
     }

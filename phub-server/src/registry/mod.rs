@@ -61,7 +61,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use authority::{hex, random, unhex};
-use coordinator::{Effect, Event, Token};
+use coordinator::{Blame, Effect, Event, Token};
 use pbox_core::control::{CountsReply, HeartbeatReply, Latest, RefusalCode, TransportAddress};
 use pbox_core::kernels::Kernels;
 use pbox_core::{Discarded, JobId, Round};
@@ -71,6 +71,8 @@ use tokio::sync::{Notify, watch};
 use crate::checkpoint::CheckpointStore;
 use crate::cores::{Command, CoreHandle, Report};
 use above::Meetings;
+use cut::JobEnded;
+use hubs::held_too_long;
 use job::Job;
 
 pub(crate) use above::{HubsAbove, Up};
@@ -312,20 +314,34 @@ impl Registry {
     }
 
     /// Has a job take an event in, and carries out what follows.
-    fn happens(self: &Arc<Self>, inner: &mut Inner, id: JobId, event: Event) {
+    fn happens(&self, inner: &mut Inner, id: JobId, event: Event) {
         let Some(job) = inner.jobs.get_mut(&id) else { return };
-        for effect in job.handle(event, Instant::now()) {
-            self.carry_out(inner, id, effect);
-        }
+        let effects = job.handle(event, Instant::now());
+        self.carry_out_all(inner, id, effects);
     }
 
-    fn carry_out(self: &Arc<Self>, inner: &mut Inner, id: JobId, effect: Effect) {
+    /// Carries out what follows for a job, in order.
+    fn carry_out_all(&self, inner: &mut Inner, id: JobId, effects: Vec<Effect>) {
+        effects.into_iter().for_each(|effect| self.carry_out(inner, id, effect));
+    }
+
+    fn carry_out(&self, inner: &mut Inner, id: JobId, effect: Effect) {
+        let Some(job) = inner.jobs.get_mut(&id) else { return };
         match effect {
-            Effect::Admit(ranks) => self.admit(id, ranks),
-            // It takes part when its links are at all hubs of its job.
-            Effect::TellArrived(rank) => self.tell_arrived(&inner.jobs[&id], rank),
+            Effect::Cut(cut, step) => self.step(job, cut, step),
+            Effect::CutHeld(cut, front) => job.wait_for_cuts.tell(cut, Ok(front)),
+            Effect::CutOver(cut, over) => job.wait_for_cuts.tell(cut, over.map(Some)),
+            Effect::HeldTooLong(limit) => {
+                let reason = held_too_long(job, limit);
+                self.fail_by(inner, id, &reason, Blame::Hub);
+            }
+            Effect::TookPart(ranks, from) => {
+                let ranks: Vec<String> = ranks.iter().map(u32::to_string).collect();
+                tracing::info!(job = job.name, ranks = ranks.join(","), from = from.0, "workers take part");
+            }
+            Effect::TellArrived(request) => self.tell_arrived(job, request),
             Effect::Relinked(rank) => {
-                tracing::info!(job = inner.jobs[&id].name, rank, "a worker has made its links again");
+                tracing::info!(job = job.name, rank, "a worker has made its links again");
             }
             Effect::DropLinks(rank, token) => self.drop_links(inner, id, rank, token),
             Effect::Lose(rank, cause, reason) => self.lose(inner, id, rank, cause, &reason),
@@ -340,8 +356,9 @@ impl Registry {
         let (job, rank) = inner.member(job, token)?;
         job.check_reached(rank, reached)?;
         reached.into_iter().for_each(|round| job.worker_has_reached(rank, round));
-        let (id, effect) = (job.id, job.ready(rank).effect());
-        effect.into_iter().for_each(|effect| self.carry_out(&mut inner, id, effect));
+        let (id, arrival) = (job.id, job.ready(rank));
+        let effects = job.follows(arrival, Instant::now());
+        self.carry_out_all(&mut inner, id, effects);
         Ok(())
     }
 
@@ -389,6 +406,11 @@ impl Inner {
                 KEEP_FAILED.as_secs()
             ))),
         }
+    }
+
+    /// The job of this number, unless it has failed.
+    fn running(&mut self, id: JobId) -> Result<&mut Job, JobEnded> {
+        self.jobs.get_mut(&id).filter(|job| !job.failed()).ok_or(JobEnded)
     }
 
     /// The job of this name that has not failed.

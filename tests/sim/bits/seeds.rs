@@ -60,6 +60,7 @@ impl Cluster {
         let layout = Arc::new(Layout::new(keys.collect(), 64 * dice.from(1..=3) as usize).unwrap());
         let mut terms = Terms::new(dice.from(1..=4) as u32, dice.from(1..=4) as usize, optimizer(&mut dice));
         terms.job.on_loss = trouble.on_loss();
+        terms.late = (dice.below(2) == 0).then_some(seed);
         let faults = trouble.faults(&mut dice);
         let rounds = dice.from(1..=5) as u32;
         terms.job.level.schedule = Schedule::ALL[dice.below(4) as usize];
@@ -105,7 +106,7 @@ impl Cluster {
                 let begun = self.is_begun();
                 match self.trouble.strike(&mut self.dice, &self.job, begun) {
                     Some(Strike::Kill(rank)) => self.job.kill(rank),
-                    Some(Strike::Rejoin(rank)) => self.job.rejoin(rank).unwrap(),
+                    Some(Strike::Rejoin(rank)) => _ = self.job.rejoin(rank).unwrap(),
                     None => {}
                 }
             }

@@ -36,6 +36,7 @@ impl Cluster {
         let layout = Arc::new(Layout::new(keys.collect(), 64 * dice.from(1..=3) as usize).unwrap());
         let mut terms = Terms::new(dice.from(1..=4) as u32, dice.from(1..=4) as usize, SGD);
         terms.job.on_loss = trouble.on_loss();
+        terms.late = (dice.below(2) == 0).then_some(seed);
         terms.job.level.consistency = match dice.below(5) {
             0 => Consistency::Asp,
             staleness => Consistency::Ssp { staleness: staleness as u32 - 1 },

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 #![allow(missing_docs)] // no user reads this crate
 
+pub mod control;
 pub mod levels;
 pub mod model;
 pub mod plan;

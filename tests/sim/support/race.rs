@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crate::levels::Levels;
 use crate::simulated::{Simulated, Terms};
 use fabric::sim::{self, Net};
-use pbox_core::{Consistency, KeyId, Layout, Optimizer};
+use pbox_core::{Consistency, KeyId, Layout, Optimizer, Round};
 use worker_shim::{Exchange, ExchangeError};
 
 pub const SGD: Optimizer = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 };
@@ -115,6 +115,7 @@ impl Race {
     pub fn step(&mut self) {
         let core = self.draw(self.job.cores.len() as u64) as usize;
         self.job.cores[core].turn(&mut self.job.notices);
+        self.job.control().unwrap();
         let rank = self.draw(self.telling.len() as u64) as usize;
         if self.job.is_alive(rank as u32) {
             self.job.workers[rank].flush().unwrap();
@@ -147,9 +148,9 @@ impl Race {
 
     /// A worker that was killed comes back. Its pushes are zeros from now on.
     pub fn rejoin(&mut self, rank: u32) {
-        self.job.rejoin(rank).unwrap();
+        let Round(from) = self.job.rejoin(rank).unwrap();
         self.telling[rank as usize] = false;
-        self.goes_on(rank as usize);
+        self.goes_on(rank as usize, from);
     }
 }
 
@@ -316,20 +317,25 @@ impl<J: Job> Race<J> {
     }
 
     /// A worker that came back goes on with the round from which it takes part.
-    fn goes_on(&mut self, worker: usize) {
-        let keys = self.keys();
-        let exchange = self.job.exchange(worker);
-        let from = keys.map(|key| exchange.round(key).0 + 1).max().unwrap();
+    fn goes_on(&mut self, worker: usize, from: u32) {
         self.pushed[worker].fill(from);
         self.answered[worker].fill(from - 1);
     }
 }
 
 impl Race<Levels> {
+    /// The round from which a worker that has just come back takes part.
+    fn first_round(&mut self, worker: usize) -> u32 {
+        let keys = self.keys();
+        let exchange = self.job.exchange(worker);
+        keys.map(|key| exchange.round(key).0 + 1).max().unwrap()
+    }
+
     /// A worker of a machine that goes on comes back.
     pub fn rejoin_worker(&mut self, worker: usize) {
         self.job.rejoin(worker).unwrap();
-        self.goes_on(worker);
+        let from = self.first_round(worker);
+        self.goes_on(worker, from);
     }
 
     /// A machine comes back with all its workers. Its pushes are zeros from now on.
@@ -338,7 +344,8 @@ impl Race<Levels> {
         self.telling[self.job.rank_above(node)] = false;
         for worker in 0..self.member.len() {
             if self.job.workers[worker].node == node {
-                self.goes_on(worker);
+                let from = self.first_round(worker);
+                self.goes_on(worker, from);
             }
         }
     }

@@ -5,15 +5,19 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::Result;
+use coordinator::Event;
 use fabric::sim::{self, EndId, Net};
 use fabric::{RecvWindow, SendWindow};
 use pbox_core::frame::HEADER_BYTES;
 use pbox_core::kernels::Kernels;
 use pbox_core::{
-    ChunkId, Core, Credit, Expected, JobId, JobTerms, KeyId, Layout, LevelTerms, Notice, OnLoss, Optimizer,
+    ChunkId, Core, Credit, Expected, JobId, JobTerms, KeyId, Layout, LevelTerms, Notice, Optimizer,
     Placement, Round, ShardSpec, Share, Slices, Wire,
 };
 use worker_shim::{Batches, Exchange, ExchangeError, WeightsMode, Windows};
+
+use crate::control::{Command, Control};
+use crate::trouble::Dice;
 
 /// The terms of a simulated cluster.
 #[derive(Clone, Debug)]
@@ -31,6 +35,9 @@ pub struct Terms {
     /// The network keeps the order of posts, as real transports do, and loses and repeats none: gradients may leave ahead, and
     /// both ends of a link look at what comes.
     pub is_orderly: bool,
+    /// Cores carry the commands of the control out late, and the control takes reports in late, by this seed. Without a seed both
+    /// are done at once.
+    pub late: Option<u64>,
 }
 
 impl Terms {
@@ -40,7 +47,7 @@ impl Terms {
         let job = JobTerms { seed: SEED, ..JobTerms::new(workers, Vec::new(), optimizer) };
         let level = LevelTerms { slice_bytes: Some(0), credit: Some(Credit::None), ..job.level };
         let job = JobTerms { level, ..job };
-        Terms { job, cores, shards: 1, batch_keys: None, worker_credit: None, is_orderly: false }
+        Terms { job, cores, shards: 1, batch_keys: None, worker_credit: None, is_orderly: false, late: None }
     }
 
     /// The same cluster with other terms of the job.
@@ -76,6 +83,10 @@ pub struct Simulated {
     pub arrivals: Vec<u64>,
     /// The notices of all cores so far.
     pub notices: Vec<Notice>,
+    /// How many of them the control has heard.
+    heard: usize,
+    control: Control,
+    dice: Dice,
 }
 
 /// A core's chunks as those of its shards. A key's chunks stay together, because schedules by layer answer them together, and
@@ -118,7 +129,8 @@ impl Simulated {
             }
             hub.push(core);
         }
-        let workers = job.workers;
+        let (workers, cores_of_hub) = (job.workers, hub.len());
+        let dice = Dice::new(terms.late.unwrap_or(0));
         let mut simulated = Simulated {
             net,
             wire,
@@ -133,6 +145,9 @@ impl Simulated {
             alive: vec![true; workers as usize],
             arrivals: vec![0; workers as usize],
             notices: Vec::new(),
+            heard: 0,
+            control: Control::new(&job, cores_of_hub),
+            dice,
         };
         for rank in 0..workers {
             let (exchange, ends, windows) = simulated.connect(rank)?;
@@ -140,8 +155,7 @@ impl Simulated {
             simulated.ends.push(ends);
             simulated.windows.push(windows);
         }
-        let ranks: Vec<u32> = (0..workers).collect();
-        simulated.admit(&ranks)?;
+        simulated.control_all()?;
         Ok(simulated)
     }
 
@@ -152,6 +166,7 @@ impl Simulated {
         let (gradients, spans) = Windows::gradients(wire)?;
         let at_worker = Arc::new(RecvWindow::local(wire.weights_window_bytes())?);
         let own_windows = sim::Windows { send: gradients, recv: Arc::clone(&at_worker) };
+        self.control.join(rank);
         let (endpoints, ends) = self.link(rank, &own_windows)?;
         let Simulated { net, wire, placement, .. } = self;
         let windows =
@@ -185,8 +200,8 @@ impl Simulated {
         let at_hub = Arc::new(RecvWindow::local(self.wire.weights_window_bytes())?);
         let (mut endpoints, mut ends) = (Vec::new(), Vec::new());
         let placement = Arc::new(self.placement.clone());
-        let cores = self.cores.iter_mut().enumerate().zip(self.placement.capacities()).zip(own);
-        for (((place, core), capacity), own) in cores {
+        let capacities = self.placement.capacities().into_iter().enumerate().zip(own);
+        for ((place, capacity), own) in capacities {
             let hub = sim::Windows { send: Arc::clone(&weights), recv: Arc::clone(&at_hub) };
             let (mut to_hub, mut to_worker) = self.net.link(windows.clone(), hub, capacity.max(1));
             if self.terms.is_orderly {
@@ -197,27 +212,34 @@ impl Simulated {
             }
             ends.push(to_hub.id());
             endpoints.push(to_hub);
-            core.add_worker(JOB, rank, Arc::clone(&at_hub), own, to_worker)?;
+            self.control.add(place, rank, Arc::clone(&at_hub), own, to_worker);
         }
         Ok((endpoints, ends))
     }
 
-    /// A worker that lives makes its links again, as the registry and a session do it. Some steps may lie between the two halves.
+    /// A worker that lives loses its links, and asks for others.
     pub fn unlink(&mut self, rank: u32) {
-        self.cores.iter_mut().for_each(|core| drop(core.unlink_worker(JOB, rank)));
+        self.hear();
+        self.control.unlink(rank);
         self.workers[rank as usize].cut(self.net.port());
         self.alive[rank as usize] = false;
+        self.control_at_once().expect("links are dropped");
     }
 
-    /// The other half.
-    pub fn relink(&mut self, rank: u32) -> Result<()> {
+    /// The worker makes its links again, if all cores have dropped the former ones. Returns whether it does.
+    pub fn relink(&mut self, rank: u32) -> Result<bool> {
+        if !self.control.relink(rank) {
+            return Ok(false);
+        }
         let windows = self.windows[rank as usize].clone();
         let (endpoints, ends) = self.link(rank, &windows)?;
         let (worker, port) = (&mut self.workers[rank as usize], self.net.port());
         worker.relink(port, endpoints, vec![windows.recv; self.placement.cores()]);
         worker.set_credit(self.terms.worker_credit);
         (self.ends[rank as usize], self.alive[rank as usize]) = (ends, true);
-        Ok(worker.push_again()?)
+        self.control_at_once()?;
+        self.workers[rank as usize].push_again()?;
+        Ok(true)
     }
 
     /// Lets every worker pull these layers in these batches from now on.
@@ -230,12 +252,83 @@ impl Simulated {
         self.batches = self.workers.iter_mut().map(begin).collect();
     }
 
-    /// Lets workers take part from the next cut on, as the hub's registry does.
-    fn admit(&mut self, ranks: &[u32]) -> Result<()> {
-        let from = self.hold();
-        self.release(from, ranks);
-        for &rank in ranks {
+    /// Does all that is under way in the control.
+    fn control_all(&mut self) -> Result<()> {
+        self.hear();
+        while self.control.is_busy() {
+            (0..self.cores.len()).try_for_each(|core| self.obey(core))?;
+            self.control.work();
+            self.begin()?;
+        }
+        Ok(())
+    }
+
+    /// The same, unless the control is late.
+    fn control_at_once(&mut self) -> Result<()> {
+        if self.terms.late.is_none() { self.control_all() } else { Ok(()) }
+    }
+
+    /// Does a part of what is under way in the control, or all of it if nothing is late.
+    pub fn control(&mut self) -> Result<()> {
+        self.hear();
+        if self.terms.late.is_none() {
+            return self.control_all();
+        }
+        for core in 0..self.cores.len() {
+            if self.dice.below(4) == 0 {
+                self.obey(core)?;
+            }
+        }
+        if self.dice.below(2) == 0 {
+            self.control.work();
+        }
+        self.begin()
+    }
+
+    /// The control hears what cores have said by themselves, before what they say of commands.
+    fn hear(&mut self) {
+        self.notices[self.heard..].iter().for_each(|notice| self.control.hear(notice));
+        self.heard = self.notices.len();
+    }
+
+    /// Workers that take part since the last call begin.
+    fn begin(&mut self) -> Result<()> {
+        for (rank, from) in self.control.begun() {
             self.workers[rank as usize].begin(from)?;
+        }
+        Ok(())
+    }
+
+    /// Lets a core carry out its next command.
+    fn obey(&mut self, place: usize) -> Result<()> {
+        self.hear();
+        let Some(command) = self.control.next_command(place) else { return Ok(()) };
+        let core = &mut self.cores[place];
+        match command {
+            Command::Add { rank, gradients, own, link } => {
+                core.add_worker(JOB, rank, gradients, own, *link)?;
+                self.control.report(Event::Attached(rank));
+            }
+            Command::Unlink(rank) => {
+                drop(core.unlink_worker(JOB, rank));
+                self.control.report(Event::Dropped(rank));
+            }
+            Command::Remove(rank) => {
+                drop(core.remove_worker(JOB, rank, &mut self.notices));
+                self.hear();
+                self.control.report(Event::Removed(rank));
+            }
+            Command::Hold(cut) => {
+                let front = core.hold(JOB).map(|front| front.highest);
+                self.control.answer(cut, Some(front));
+            }
+            Command::Release { cut, from, admitted, ahead } => {
+                if !ahead.is_empty() {
+                    core.begin_ahead(JOB, &ahead);
+                }
+                core.release(JOB, from, &admitted, &mut self.notices);
+                self.control.answer(cut, None);
+            }
         }
         Ok(())
     }
@@ -255,16 +348,28 @@ impl Simulated {
     pub fn kill(&mut self, rank: u32) {
         self.alive[rank as usize] = false;
         self.ends[rank as usize].iter().for_each(|&end| self.net.kill(end));
+        self.control.hangs_up(rank);
     }
 
-    /// A worker that was killed comes back without weights.
-    pub fn rejoin(&mut self, rank: u32) -> Result<()> {
-        self.remove_worker(rank);
+    /// A worker that was killed comes back without weights. Returns the round from which it takes part. The hub may see only now
+    /// that the worker was gone.
+    pub fn rejoin(&mut self, rank: u32) -> Result<Round> {
+        self.hear();
+        self.control.lose(rank, "it comes back");
+        self.control_all()?;
         let (exchange, ends, windows) = self.connect(rank)?;
         (self.workers[rank as usize], self.ends[rank as usize]) = (exchange, ends);
         self.windows[rank as usize] = windows;
         self.alive[rank as usize] = true;
-        self.admit(&[rank])
+        self.control()?;
+        while !self.control.job.takes_part(rank) {
+            anyhow::ensure!(self.control.is_busy(), "worker {rank} waits, and nothing is under way");
+            self.turn()?;
+            self.control()?;
+        }
+        let members = &self.control.job.news.now().members;
+        let from = members.iter().find(|member| member.rank == rank).map(|member| member.from);
+        Ok(from.expect("it takes part"))
     }
 
     /// In the next push of a chunk by a worker with Slim-DP, the network inverts a byte of the signature of the significant
@@ -272,11 +377,6 @@ impl Simulated {
     pub fn corrupt_signature(&self, rank: u32, chunk: ChunkId) {
         let end = self.ends[rank as usize][self.placement.owner(chunk)];
         self.net.flip_next(end, self.wire.weights_span(chunk).offset + HEADER_BYTES);
-    }
-
-    /// Removes a worker from all cores, as the registry does when a core has lost it.
-    pub fn remove_worker(&mut self, rank: u32) {
-        self.cores.iter_mut().for_each(|core| drop(core.remove_worker(JOB, rank, &mut self.notices)));
     }
 
     /// Whether a worker lives.
@@ -291,18 +391,14 @@ impl Simulated {
 
     /// Every core and every living worker works once. True if anything happened.
     pub fn step(&mut self) -> Result<bool, ExchangeError> {
-        let mut worked = false;
-        let heard = self.notices.len();
+        self.control().expect("cores take what the control gives them");
+        self.turn()
+    }
+
+    fn turn(&mut self) -> Result<bool, ExchangeError> {
+        let mut worked = self.control.is_busy();
         for core in &mut self.cores {
             worked |= core.turn(&mut self.notices);
-        }
-        if self.terms.job.on_loss == OnLoss::Continue {
-            let gone = |notice: &Notice| match notice {
-                Notice::WorkerGone { rank, .. } => Some(*rank),
-                _ => None,
-            };
-            let gone: Vec<u32> = self.notices[heard..].iter().filter_map(gone).collect();
-            gone.into_iter().for_each(|rank| self.remove_worker(rank));
         }
         let workers = self.workers.iter_mut().zip(&mut self.batches).zip(&mut self.arrivals).zip(&self.alive);
         for (((worker, batches), arrivals), _) in workers.filter(|(_, alive)| **alive) {

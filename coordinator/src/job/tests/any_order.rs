@@ -26,7 +26,7 @@ enum Event {
     Connect(u32),
     /// A core carries out its next command, and reports.
     Core(usize),
-    /// The workers that wait for a cut take part.
+    /// The cores take the next step of a cut.
     Cut,
     /// A link of a worker ends.
     LinkEnds(u32),
@@ -59,7 +59,8 @@ struct Hub {
     /// The last token of each rank.
     tokens: Vec<Token>,
     given: u8,
-    waiting: Vec<u32>,
+    /// The steps of cuts that are due.
+    steps: VecDeque<(CutId, Step)>,
     /// The news as the workers have them.
     told: HeartbeatReply,
 }
@@ -68,7 +69,7 @@ impl Hub {
     fn new() -> Self {
         let job = gathering(WORKERS, OnLoss::Continue, Members::Workers, CORES);
         let (cores, tokens) = (vec![VecDeque::new(); CORES], vec![[0; 16]; WORKERS as usize]);
-        Hub { told: job.news.now().clone(), job, cores, tokens, given: 0, waiting: Vec::new() }
+        Hub { told: job.news.now().clone(), job, cores, tokens, given: 0, steps: VecDeque::new() }
     }
 
     fn tell(&mut self, command: Command, rank: u32) {
@@ -106,10 +107,13 @@ impl Hub {
             }
             Event::Core(core) => self.obeys(core),
             Event::Cut => {
-                let waiting = std::mem::take(&mut self.waiting);
-                if !waiting.is_empty() {
-                    self.job.take_part(&waiting, Round(1));
-                }
+                let Some((cut, step)) = self.steps.pop_front() else { return };
+                let stepped = match step {
+                    Step::Hold => Stepped::Held(Some(Round(1))),
+                    Step::Release { .. } => Stepped::Released,
+                    step => panic!("a job of one hub has no such step: {step:?}"),
+                };
+                self.handles(job::Event::Cut(cut, stepped));
             }
             Event::LinkEnds(rank) => {
                 let reason = "its link ended".to_owned();
@@ -152,11 +156,14 @@ impl Hub {
 
     fn carries_out(&mut self, effect: Effect) {
         match effect {
-            Effect::Admit(ranks) => self.waiting.extend(ranks.iter()),
-            Effect::TellArrived(rank) => self.waiting.push(rank),
+            Effect::Cut(cut, step) => {
+                self.steps.push_back((cut, step));
+                assert_eq!(self.steps.len(), 1, "there is one cut at a time, and one step of it");
+            }
             Effect::DropLinks(rank, _) => self.tell(Command::Drop, rank),
             Effect::Lose(rank, ..) => self.lose(rank),
-            Effect::Relinked(_) | Effect::Wake => {}
+            Effect::Relinked(_) | Effect::Wake | Effect::TookPart(..) | Effect::CutOver(..) => {}
+            effect => panic!("a job of one hub has no such effect: {effect:?}"),
         }
     }
 
@@ -173,6 +180,9 @@ impl Hub {
     }
 
     fn check(&mut self) {
+        let waits = (0..WORKERS)
+            .any(|rank| self.job.member(rank).is_some_and(|member| member.standing.waits_for_cut(CORES)));
+        assert!(!waits || self.job.gathers() || !self.steps.is_empty(), "whoever waits for a cut gets one");
         for rank in 0..WORKERS {
             let is_told = self.told.members.iter().filter(|member| member.rank == rank).count();
             assert!(is_told <= 1, "rank {rank} has one owner");

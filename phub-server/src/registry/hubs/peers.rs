@@ -15,9 +15,9 @@
 //! On the control thread. A request is carried out even if the client hangs up meanwhile: a job must not stay held.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use coordinator::{Blame, Cause, StaleCut};
+use coordinator::{Cause, CutAt, NotCut, NotReleased, Purpose};
 use pbox_core::control::{
     ArrivedRequest, BeginsRequest, CheckpointReply, CheckpointRequest, HoldReply, HoldRequest, LostRequest,
     PartState, PartsReply, RefusalCode, ReleaseRequest, WrittenReply, WrittenRequest, check_job_name,
@@ -28,14 +28,31 @@ use serde_json::Value;
 
 use super::last::unknown;
 use crate::checkpoint::CheckpointError;
-use crate::cores::Command;
-use crate::registry::cut::CutAt;
+use crate::registry::cut::JobEnded;
 use crate::registry::job::Job;
 use crate::registry::saved::checkpoint::ROUND_LIMIT;
 use crate::registry::{Because, Refusal, Registry, on_thread};
 
-fn stale(error: StaleCut) -> Refusal {
-    RefusalCode::CutStale.because(error.to_string())
+fn not_cut(why: NotCut) -> Refusal {
+    let code = if matches!(why, NotCut::Stale(_)) { RefusalCode::CutStale } else { RefusalCode::NoState };
+    code.because(why.to_string())
+}
+
+fn not_released(why: NotReleased) -> Refusal {
+    match why {
+        NotReleased::Stale(stale) => RefusalCode::CutStale.because(stale.to_string()),
+        NotReleased::Wrong(why) => Refusal::bad(why),
+    }
+}
+
+/// Says that hub 0 holds a job for too long.
+pub(crate) fn held_too_long(job: &Job, limit: Duration) -> String {
+    format!(
+        "hub 0 of the job, at {}, holds its rounds and did not let them go on within {:.1} s: it hangs, was stopped, or was \
+         cut off",
+        job.peers.name(0),
+        limit.as_secs_f64()
+    )
 }
 
 impl Registry {
@@ -79,30 +96,8 @@ impl Registry {
         id: JobId,
         request: HoldRequest,
     ) -> Result<HoldReply, Refusal> {
-        let cut = request.cut;
-        let cutting = self.of_job(id, |job| Arc::clone(&job.cutting))?;
-        let lease = cutting.lock_owned().await;
-        self.of_job(id, |job| job.hold(cut, lease))?.map_err(stale)?;
-        let front = self.hold(id).await?;
-        self.of_job(id, |job| job.hubs.front = front)?;
-        tokio::spawn(self.end_overdue(id, cut));
+        let front = self.cut(id, Purpose::Follow(request.cut), None).await?.map_err(not_cut)?;
         Ok(HoldReply { front })
-    }
-
-    /// Fails a job that hub 0 holds and does not release.
-    async fn end_overdue(self: Arc<Self>, id: JobId, cut: u64) {
-        // Hub 0 asks all hubs to hold and then to release, and waits for each answer at most this long.
-        let limit = 3 * self.heartbeat_limit;
-        tokio::time::sleep(limit).await;
-        let overdue = |job: &mut Job| job.hubs.held.is_held_by(cut).then(|| job.peers.name(0).to_owned());
-        if let Ok(Some(lead)) = self.of_job(id, overdue) {
-            let reason = format!(
-                "hub 0 of the job, at {lead}, holds its rounds and did not let them go on within {:.1} s: it hangs, was \
-                 stopped, or was cut off",
-                limit.as_secs_f64()
-            );
-            self.fail_by(&mut self.lock(), id, &reason, Blame::Hub);
-        }
     }
 
     /// Hub 0 ends a cut.
@@ -111,26 +106,15 @@ impl Registry {
         id: JobId,
         request: ReleaseRequest,
     ) -> Result<(), Refusal> {
-        // Before the cut ends: a wrong one ends nothing, and hub 0 may still say a right one.
-        self.of_job(id, |job| job.hubs.check_release(&request))?.map_err(Refusal::bad)?;
-        let ReleaseRequest { cut, from, admitted, snapshot, ends, .. } = request;
-        let _lease = self.of_job(id, |job| job.release(cut))?.map_err(stale)?;
-        let ranks: Arc<[u32]> =
-            self.of_job(id, |job| admitted.iter().filter_map(|&worker| job.rank(worker)).collect())?;
-        if ends {
-            let lines = || Arc::new([]);
-            self.ask(id, |reply| Command::EndBefore { job: id, before: from, lines: lines(), reply }).await?;
-        }
-        if snapshot {
-            self.of_job(id, |job| {
-                job.checkpoints.part.send_replace((from, PartState::Collecting));
-                self.take_snapshot(job, from, None);
-            })?;
-        }
-        self.release(id, from, Arc::clone(&ranks)).await?;
-        if !ranks.is_empty() {
-            self.take_part(id, &ranks, from)?;
-        }
+        let over = {
+            let mut inner = self.lock();
+            let job = inner.running(id)?;
+            let (cut, effects) = job.released_by_lead(request).map_err(not_released)?;
+            let over = job.wait_for_cuts.wait_for(cut, None);
+            self.carry_out_all(&mut inner, id, effects);
+            over
+        };
+        over.await.map_err(|_| JobEnded)?.map_err(not_cut)?;
         Ok(())
     }
 
@@ -164,14 +148,9 @@ impl Registry {
     /// A newcomer's links are at a hub: hub 0 lets it take part once they are at all of them.
     pub fn arrived(self: &Arc<Self>, id: JobId, request: ArrivedRequest) -> Result<(), Refusal> {
         let ArrivedRequest { hub, worker, .. } = request;
-        let complete = self.of_job(id, |job| {
-            let hubs = job.hubs.share.hubs;
-            let rank = job.rank(worker).filter(|_| hub < hubs && job.hubs.leads())?;
-            job.hubs.arrivals.note(worker, hub, hubs).then_some(rank)
-        });
-        if let Some(rank) = complete? {
-            self.admit(id, Arc::new([rank]));
-        }
+        let mut inner = self.lock();
+        let effects = inner.running(id)?.arrived_at(hub, worker, Instant::now());
+        self.carry_out_all(&mut inner, id, effects);
         Ok(())
     }
 
@@ -190,20 +169,15 @@ impl Registry {
         }
     }
 
-    /// This hub has all links of a newcomer.
-    pub(crate) fn tell_arrived(self: &Arc<Self>, job: &Job, rank: u32) {
-        let (registry, id, peers) = (Arc::clone(self), job.id, Arc::clone(&job.peers));
-        let Some(worker) = job.worker(rank) else { return };
-        let request = ArrivedRequest { secret: peers.secret.show(), hub: peers.own, worker };
-        tokio::spawn(async move {
-            if peers.own == 0 {
-                // If the job has ended, its workers have been told why.
-                let _ = registry.arrived(id, request);
-                return;
-            }
+    /// Tells hub 0 that this hub has all links of a newcomer.
+    pub(crate) fn tell_arrived(&self, job: &Job, request: ArrivedRequest) {
+        let Some(registry) = self.me.upgrade() else { return };
+        let (id, peers) = (job.id, Arc::clone(&job.peers));
+        self.runtime.spawn(async move {
             let told = peers.ask::<Value>(0, "arrived", "let a newcomer take part", &request).await;
             if let Err(why) = told {
-                registry.lose_worker(id, worker, |rank| format!("worker {rank} could not be let in: {why}"));
+                let reason = |rank| format!("worker {rank} could not be let in: {why}");
+                registry.lose_worker(id, request.worker, reason);
             }
         });
     }

@@ -11,9 +11,9 @@
 
 use std::io::{self, Read};
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::body::Bytes;
-use coordinator::Arrival;
 use fabric::Slab;
 use membership::MemberError;
 use pbox_core::control::{OfferReply, OfferRequest, RefusalCode, StateReply};
@@ -158,9 +158,12 @@ impl Registry {
             }
         };
         let bytes = asked.as_ref().ok().copied().flatten();
-        let arrival = self.of_job(id, |job| job.state_wanted(before, bytes))?;
-        if let Arrival::Complete(ranks) = arrival {
-            self.admit(id, ranks);
+        {
+            let mut inner = self.lock();
+            let job = inner.running(id)?;
+            let arrival = job.state_wanted(before, bytes);
+            let effects = job.follows(arrival, Instant::now());
+            self.carry_out_all(&mut inner, id, effects);
         }
         asked.map(|state_bytes| OfferReply { state_bytes })
     }
@@ -208,19 +211,18 @@ impl Registry {
                 None
             }
         };
-        let arrival = self.of_job(id, |job| {
-            tracing::info!(job = job.name, round = round.0, "begins with the state that worker 0 brought");
-            let restored = values.map(|values| Arc::new(restored(job, round, values)));
-            if let Some(of_cores) = restored.clone() {
-                let layout = Arc::clone(job.wire.layout());
-                let (layout, state) = (|| Carried(Arc::clone(&layout)), || Carried(Arc::clone(&of_cores)));
-                self.command(job, || Command::Restore { job: id, layout: layout(), state: state() });
-            }
-            job.begin_with(restored.map(|restored| (restored.round(), restored.numbers())))
-        });
-        if let Arrival::Complete(ranks) = arrival? {
-            self.admit(id, ranks);
+        let mut inner = self.lock();
+        let job = inner.running(id)?;
+        tracing::info!(job = job.name, round = round.0, "begins with the state that worker 0 brought");
+        let restored = values.map(|values| Arc::new(restored(job, round, values)));
+        if let Some(of_cores) = restored.clone() {
+            let layout = Arc::clone(job.wire.layout());
+            let (layout, state) = (|| Carried(Arc::clone(&layout)), || Carried(Arc::clone(&of_cores)));
+            self.command(job, || Command::Restore { job: id, layout: layout(), state: state() });
         }
+        let arrival = job.begin_with(restored.map(|restored| (restored.round(), restored.numbers())));
+        let effects = job.follows(arrival, Instant::now());
+        self.carry_out_all(&mut inner, id, effects);
         Ok(StateReply { round })
     }
 }

@@ -11,14 +11,13 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use coordinator::{is_needed, may_write};
+use coordinator::{CutAt, is_needed, may_write};
 use pbox_core::control::{CheckpointReply, CheckpointRequest, PartState, RefusalCode};
 use pbox_core::{JobId, Round, Snapshot};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::snapshot::{Collected, Collecting, NoSnapshot};
-use crate::registry::cut::CutAt;
 use crate::registry::hubs::Peers;
 use crate::registry::job::Job;
 use crate::registry::{Because, Refusal, Registry, on_thread};

@@ -8,6 +8,7 @@
 //! A client may be slow, and a checkpoint must not wait for it: the client's copy is not the cores' memory. There is one
 //! copy for each job.
 
+use coordinator::CutAt;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,7 +22,6 @@ use super::checkpoint::ROUND_LIMIT;
 use crate::checkpoint::{Image, check_keys};
 use crate::pieces::Pieces;
 use crate::registry::above::name_above;
-use crate::registry::cut::CutAt;
 use crate::registry::{Because, Refusal, Registry, on_thread};
 
 /// Pieces of a state on their way to a client, beside the piece that is being made.

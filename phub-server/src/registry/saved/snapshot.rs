@@ -8,14 +8,15 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use coordinator::{CutAt, NotCut, Purpose};
 use fabric::Slab;
 use pbox_core::control::PartState;
-use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart, Taken, further};
+use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart, Taken};
 use tokio::sync::oneshot;
 
 use crate::cores::Command;
 use crate::registry::Registry;
-use crate::registry::cut::{CutAt, JobEnded, Purpose};
+use crate::registry::cut::JobEnded;
 use crate::registry::job::Job;
 use crate::registry::saved::checkpoint::Checkpoints;
 
@@ -42,6 +43,15 @@ impl fmt::Display for NoSnapshot {
 impl From<String> for NoSnapshot {
     fn from(why: String) -> Self {
         NoSnapshot::Other(why)
+    }
+}
+
+impl From<NotCut> for NoSnapshot {
+    fn from(why: NotCut) -> Self {
+        match why {
+            NotCut::NoWeights => NoSnapshot::NoWeights,
+            why => NoSnapshot::Other(why.to_string()),
+        }
     }
 }
 
@@ -200,20 +210,20 @@ impl Registry {
     }
 
     fn collecting(
-        self: &Arc<Self>,
+        &self,
         job: JobId,
         occasion: Occasion,
         before: Round,
         done: Option<oneshot::Sender<Result<Collected, String>>>,
     ) -> Collecting {
-        let registry = Arc::downgrade(self); // which has it among its jobs
+        let registry = self.me.clone(); // which has it among its jobs
         let collected = Collected { registry, job, before, cores: Vec::new(), parts: Vec::new() };
         Collecting { occasion, collected, answers: 0, refused: None, done }
     }
 
     /// Asks the cores of a held job for its state.
     pub(in crate::registry) fn take_snapshot(
-        self: &Arc<Self>,
+        &self,
         job: &mut Job,
         before: Round,
         done: Option<oneshot::Sender<Result<Collected, String>>>,
@@ -254,34 +264,9 @@ impl Registry {
         id: JobId,
         at: CutAt,
     ) -> Result<(Round, oneshot::Receiver<Result<Collected, String>>), NoSnapshot> {
-        let (held, purpose) = match at {
-            CutAt::AllHubs => (self.hold_everywhere(id).await?, Purpose::Snapshot),
-            CutAt::ThisHub => (self.hold_here(id).await?, Purpose::Snapshot),
-            CutAt::LastRound => (self.hold_everywhere(id).await?, Purpose::LastSnapshot),
-        };
-        // Of several hubs each would need the lines of all: their workers step on, as if the hub were killed after the cut.
-        let is_alone = self.of_job(id, |job| job.hubs.share.is_whole())?;
-        let lines = match at {
-            CutAt::LastRound if is_alone => self.ask(id, |reply| Command::Lines { job: id, reply }).await?,
-            _ => Vec::new(),
-        };
-        let lines: Arc<[_]> = lines.into_iter().reduce(further).unwrap_or_default().into();
-        let slowest = lines.iter().flatten().min().copied();
-        let before = slowest.or(held.front).unwrap_or_default();
-        if before == Round(0) {
-            self.release_everywhere(id, held, before, &Purpose::Nothing).await?;
-            return Err(NoSnapshot::NoWeights);
-        }
-        if at == CutAt::LastRound {
-            // Whoever has pushed the next round makes this push again when the job goes on.
-            let lines = || Arc::clone(&lines);
-            self.ask(id, |reply| Command::EndBefore { job: id, before, lines: lines(), reply }).await?;
-        }
         let (done, parts) = oneshot::channel();
-        // A job that ended meanwhile says so at its release.
-        let _ = self.of_job(id, |job| self.take_snapshot(job, before, Some(done)));
-        self.release_everywhere(id, held, before, &purpose).await?;
-        Ok((before, parts))
+        let before = self.cut(id, Purpose::Snapshot(at), Some(done)).await??;
+        Ok((before.unwrap_or_default(), parts))
     }
 
     /// Puts the parts together. Returns the job's name, too. The caller gives the parts back.

@@ -1,0 +1,251 @@
+//! Cuts of a job over two hubs: steps are taken late, and what hub 0 asks the other is delivered late, or given up by hub 0.
+
+use std::collections::{HashMap, VecDeque};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::job;
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// A hub cuts the job for a snapshot at all hubs, which hub 0 leads, or at itself.
+    Snapshot(usize),
+    /// Rank 1 takes part from a cut of hub 0 on.
+    Admit,
+    /// A hub takes its next step; its chunks have come to this round.
+    Step(usize, u32),
+    /// A request of hub 0 is delivered: the one at this place among those that are not.
+    Deliver(usize),
+    /// Hub 0 gives a request up. It may be delivered all the same.
+    GiveUp(usize),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        2 => (0..2_usize).prop_map(Event::Snapshot),
+        1 => Just(Event::Admit),
+        6 => (0..2_usize, 5..8_u32).prop_map(|(hub, front)| Event::Step(hub, front)),
+        4 => (0..3_usize).prop_map(Event::Deliver),
+        1 => (0..3_usize).prop_map(Event::GiveUp),
+    ]
+}
+
+/// A request of hub 0 that has not been delivered, or not been answered.
+struct Ask {
+    cut: CutId,
+    step: Step,
+    is_delivered: bool,
+    is_given_up: bool,
+}
+
+/// A hub of the job.
+struct Hub {
+    job: Job,
+    steps: VecDeque<(CutId, Step)>,
+    is_held: bool,
+    failed: bool,
+    /// The cuts that somebody waits for.
+    waited_for: Vec<CutId>,
+    /// The snapshots that were taken, by the cut.
+    taken: Vec<(CutId, Round)>,
+    /// The rounds from which rank 1 takes part.
+    admitted: Vec<Round>,
+}
+
+/// Both hubs.
+struct Hubs {
+    hubs: [Hub; 2],
+    asks: Vec<Ask>,
+    /// The request of hub 0 that each cut at the other hub answers.
+    answers: HashMap<CutId, usize>,
+}
+
+impl Hub {
+    fn new(hub: u32) -> Self {
+        let mut job = gathering(2, OnLoss::Continue, Members::Workers, 1);
+        job.hubs = crate::Hubs::new(
+            Share { hub, hubs: 2, ..Share::WHOLE },
+            Vec::new(),
+            Secret([7; 16]),
+            Round(0),
+            Vec::new(),
+        );
+        join(&mut job, 0);
+        join(&mut job, 1);
+        job.connect(0, [1; 16]).unwrap();
+        job.take_part(&[0], Round(1));
+        job.connect(1, [2; 16]).unwrap();
+        let (steps, waited_for) = (VecDeque::new(), Vec::new());
+        let (taken, admitted) = (Vec::new(), Vec::new());
+        Hub { job, steps, is_held: false, failed: false, waited_for, taken, admitted }
+    }
+}
+
+impl Hubs {
+    fn happens(&mut self, event: Event) {
+        let now = Instant::now();
+        match event {
+            Event::Snapshot(hub) => {
+                let at = if hub == 0 { CutAt::AllHubs } else { CutAt::ThisHub };
+                self.cut(hub, Purpose::Snapshot(at));
+            }
+            Event::Admit => self.cut(0, Purpose::Admit([1].into())),
+            Event::Step(hub, front) => self.step(hub, front),
+            Event::Deliver(place) => {
+                let undelivered = (0..self.asks.len()).filter(|&ask| !self.asks[ask].is_delivered);
+                if let Some(ask) = undelivered.skip(place).next() {
+                    self.deliver(ask, now);
+                }
+            }
+            Event::GiveUp(place) => {
+                let waits = (0..self.asks.len()).filter(|&ask| !self.asks[ask].is_given_up);
+                if let Some(ask) = waits.skip(place).next() {
+                    self.answer(ask, Err("no answer".into()));
+                }
+            }
+        }
+    }
+
+    fn cut(&mut self, hub: usize, purpose: Purpose) {
+        if self.hubs[hub].failed {
+            return;
+        }
+        let (cut, effects) = self.hubs[hub].job.cut(purpose, Instant::now());
+        self.hubs[hub].waited_for.push(cut);
+        self.carry_out(hub, effects);
+    }
+
+    fn handles(&mut self, hub: usize, event: job::Event) {
+        let effects = self.hubs[hub].job.handle(event, Instant::now());
+        self.carry_out(hub, effects);
+    }
+
+    fn step(&mut self, number: usize, front: u32) {
+        let hub = &mut self.hubs[number];
+        let Some((cut, step)) = hub.steps.pop_front() else { return };
+        let stepped = match step {
+            Step::Hold => {
+                assert!(!std::mem::replace(&mut hub.is_held, true), "hub {number} is held twice");
+                Stepped::Held(Some(Round(front)))
+            }
+            Step::Release { .. } => {
+                assert!(std::mem::replace(&mut hub.is_held, false), "hub {number} is released, and not held");
+                Stepped::Released
+            }
+            Step::TakeSnapshot(before) => {
+                assert!(hub.is_held, "hub {number} is held while a snapshot is taken");
+                return hub.taken.push((cut, before));
+            }
+            step => panic!("these cuts have no such step: {step:?}"),
+        };
+        self.handles(number, job::Event::Cut(cut, stepped));
+    }
+
+    fn deliver(&mut self, ask: usize, now: Instant) {
+        self.asks[ask].is_delivered = true;
+        let hub = &mut self.hubs[1];
+        if hub.failed {
+            return self.answer(ask, Err("the job has failed".into()));
+        }
+        let (cut, effects) = match self.asks[ask].step.clone() {
+            Step::HoldOthers(request) => hub.job.cut(Purpose::Follow(request.cut), now),
+            Step::ReleaseOthers(request) => match hub.job.released_by_lead(request) {
+                Ok(released) => released,
+                Err(why) => return self.answer(ask, Err(why.to_string())),
+            },
+            step => panic!("no request: {step:?}"),
+        };
+        if let Some(hold) = self.answers.insert(cut, ask) {
+            assert!(self.asks[hold].is_given_up, "hub 0 waits for a hold, or ends it");
+        }
+        self.carry_out(1, effects);
+    }
+
+    /// Answers a request of hub 0, unless hub 0 has given it up.
+    fn answer(&mut self, ask: usize, answer: Result<Option<Round>, String>) {
+        let Ask { cut, step, is_given_up, .. } = &mut self.asks[ask];
+        if std::mem::replace(is_given_up, true) {
+            return;
+        }
+        let stepped = match step {
+            Step::HoldOthers(_) => Stepped::OthersHeld(answer.map(|front| vec![front])),
+            _ => Stepped::OthersReleased(answer.map(drop)),
+        };
+        let event = job::Event::Cut(*cut, stepped);
+        self.handles(0, event);
+    }
+
+    fn carry_out(&mut self, number: usize, effects: Vec<Effect>) {
+        for effect in effects {
+            let hub = &mut self.hubs[number];
+            match effect {
+                Effect::Cut(cut, step @ (Step::HoldOthers(_) | Step::ReleaseOthers(_))) => {
+                    self.asks.push(Ask { cut, step, is_delivered: false, is_given_up: false });
+                }
+                Effect::Cut(cut, step) => hub.steps.push_back((cut, step)),
+                Effect::CutHeld(cut, front) => {
+                    let ask = self.answers.remove(&cut).expect("hub 0 has asked for it");
+                    self.answer(ask, Ok(front));
+                }
+                Effect::CutOver(cut, over) => {
+                    hub.waited_for.retain(|waited_for| *waited_for != cut);
+                    if let Some(ask) = (number == 1).then(|| self.answers.remove(&cut)).flatten() {
+                        self.answer(ask, over.map(Some).map_err(|why| why.to_string()));
+                    }
+                }
+                Effect::TookPart(ranks, from) => {
+                    assert_eq!(*ranks, [1]);
+                    hub.admitted.push(from);
+                }
+                Effect::Lose(rank, ..) => {
+                    hub.job.lost(rank);
+                    hub.waited_for.clear(); // of the newcomer; a snapshot says so by itself
+                }
+                Effect::Fail(reason, _) => {
+                    (hub.failed, hub.waited_for) = (true, Vec::new());
+                    let effects = hub.job.fail(&reason, true, Instant::now());
+                    self.carry_out(number, effects);
+                }
+                effect => panic!("these cuts have no such effect: {effect:?}"),
+            }
+        }
+    }
+
+    /// Everything that is under way comes to its end.
+    fn settle(&mut self) {
+        let is_open = |ask: &Ask| !ask.is_delivered;
+        while self.hubs.iter().any(|hub| !hub.steps.is_empty()) || self.asks.iter().any(is_open) {
+            self.happens(Event::Deliver(0));
+            self.happens(Event::Step(0, 7));
+            self.happens(Event::Step(1, 7));
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_job_stays_held_and_all_hubs_are_cut_at_one_round(events in proptest::collection::vec(event(), 1..120)) {
+        let mut hubs = Hubs { hubs: [Hub::new(0), Hub::new(1)], asks: Vec::new(), answers: HashMap::new() };
+        events.into_iter().for_each(|event| hubs.happens(event));
+        hubs.settle();
+        let [lead, other] = &hubs.hubs;
+        prop_assert!(lead.failed || !lead.is_held, "hub 0 is held");
+        if other.is_held && !other.failed {
+            // Hub 0 does not know that it holds the other. That has an end.
+            let limit = Duration::from_secs(1);
+            let later = Instant::now() + 4 * limit;
+            let overdue = hubs.hubs[1].job.held_too_long(limit, later);
+            prop_assert_eq!(overdue, Some(Effect::HeldTooLong(3 * limit)));
+        } else {
+            prop_assert!(other.waited_for.is_empty() || other.failed, "somebody waits at the other hub");
+        }
+        let [lead, other] = &hubs.hubs;
+        prop_assert!(lead.waited_for.is_empty(), "somebody waits at hub 0: {:?}", lead.waited_for);
+        if !lead.failed && !lead.admitted.is_empty() {
+            prop_assert_eq!(&lead.admitted, &other.admitted, "the newcomer takes part everywhere from one round on");
+        }
+        let of_lead: Vec<Round> = lead.taken.iter().map(|&(_, before)| before).collect();
+        prop_assert!(lead.failed || of_lead.len() <= other.taken.len(), "each snapshot of hub 0 has its part");
+    }
+}
