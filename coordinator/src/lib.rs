@@ -11,6 +11,7 @@
 //! | `links` | the bytes that cross the links of members |
 //! | `asker` | clients that ask a hub for something |
 //! | `refused` | why a job does not take a member |
+//! | `tokens` | the tokens of members, and what each is good for |
 //!
 //! This crate must never know threads, locks, clocks, files or sockets: time is an argument, and what follows from an event is
 //! returned to the one who drives.
@@ -25,6 +26,7 @@ mod links;
 mod pace;
 mod progress;
 mod refused;
+mod tokens;
 mod verdict;
 
 pub use asker::Asker;
@@ -37,6 +39,7 @@ pub use links::MemberLink;
 pub use pace::{LastRounds, Rounds};
 pub use progress::Progress;
 pub use refused::Refused;
+pub use tokens::{KEEP_FAILED, Tokens, Unserved};
 pub use verdict::{not_finite, verdict};
 
 /// A secret that a member shows with its requests: bytes that nobody foresees.

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use authority::unhex;
-use coordinator::{Blame, Cause};
+use coordinator::{Blame, Cause, Unserved};
 use membership::{MemberError, Missing};
 use pbox_core::control::{JobState, LeaveReply, LeaveRequest, reason};
 use pbox_core::{Discarded, JobId, Members, Round};
 
 use super::above::JoinedAbove;
 use super::saved::snapshot::NoSnapshot;
-use super::{Inner, KEEP_FAILED, Refusal, Registry, Token, on_thread};
+use super::{Inner, Refusal, Registry, on_thread};
 use crate::cores::Command;
 
 /// How long the end of a job waits for the round in flight. All workers have left, so there is none, unless a worker left in
@@ -22,9 +22,9 @@ impl Registry {
     /// A worker leaves. When the last worker has left, the job's state is in its checkpoint, or the reply says why not; a trial
     /// leaves none. To the others the reply says why the last attempt failed, if it did. A second leave changes nothing.
     pub async fn leave(self: &Arc<Self>, job: &str, request: LeaveRequest) -> Result<LeaveReply, Refusal> {
-        let token: Option<Token> = unhex(&request.token);
+        let token = request.token.clone();
         let left = self.leave_once(job, request).await;
-        let has_left = || token.is_some_and(|token| self.lock().left.contains_key(&token));
+        let has_left = || self.lock().tokens.owner_by_digits(&token) == Err(Unserved::Left);
         if left.is_err() && has_left() { Ok(LeaveReply::default()) } else { left }
     }
 
@@ -118,8 +118,9 @@ impl Registry {
         } else if above.is_none() {
             self.end(&mut inner, id);
         }
-        inner.forget(id, rank, None);
-        inner.left.extend(unhex(token).map(|token: Token| (token, Instant::now() + KEEP_FAILED)));
+        if let Some(token) = unhex(token) {
+            inner.tokens.left((id, rank), token, Instant::now());
+        }
         Ok(above.map(|above| (id, above)))
     }
 

@@ -5,13 +5,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use coordinator::{Blame, Cause, Event, Progress};
+use coordinator::{Blame, Cause, Event, KEEP_FAILED, Progress};
 use pbox_core::{JobId, Members};
 
 use super::above::JoinedAbove;
 use super::job::Job;
 use super::make::Load;
-use super::{Inner, KEEP_FAILED, Registry};
+use super::{Inner, Registry};
 use crate::alarm::guarded;
 use crate::cores::Command;
 
@@ -63,7 +63,7 @@ impl Registry {
         if let Some(worker) = job.worker(rank) {
             self.tell_lost(job, worker, reason);
         }
-        inner.forget(id, rank, Some(told));
+        inner.tokens.lost((id, rank), &told, Instant::now());
         // A request of the lost worker for other links may wait.
         self.freed.notify_waiters();
     }
@@ -129,15 +129,12 @@ impl Registry {
         for id in living.map(|job| job.id).collect::<Vec<JobId>>() {
             self.happens(&mut inner, id, Event::Swept(self.heartbeat_limit));
         }
-        let Inner { jobs, tokens, shown, lost, left, .. } = &mut *inner;
-        lost.retain(|_, (until, _)| now < *until);
-        left.retain(|_, until| now < *until);
+        let Inner { jobs, tokens, .. } = &mut *inner;
         jobs.retain(|_, job| job.failed_at().is_none_or(|at| now - at < KEEP_FAILED));
         let failed = jobs.values_mut().filter(|job| job.failed());
         failed.filter_map(Job::forget_model).for_each(|model| self.free(model));
         forget_oldest(jobs, self.jobs_limit);
-        tokens.retain(|_, (job, _)| jobs.contains_key(job));
-        shown.retain(|_, token| tokens.contains_key(token));
+        tokens.sweep(|job| jobs.contains_key(&job), now);
         let is_used = self.is_used(&inner);
         let changed = self.unused_since.send_if_modified(|since| {
             let was_used = since.is_none();

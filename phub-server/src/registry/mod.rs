@@ -60,8 +60,8 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use authority::{hex, random, unhex};
-use coordinator::{Effect, Event, Token};
+use authority::{hex, random};
+use coordinator::{Effect, Event, KEEP_FAILED, Token, Tokens, Unserved};
 use pbox_core::control::{CountsReply, HeartbeatReply, Latest, RefusalCode, TransportAddress};
 use pbox_core::kernels::Kernels;
 use pbox_core::{Discarded, JobId, Round};
@@ -82,9 +82,6 @@ pub(crate) use saved::Sent;
 pub(crate) use thread::{NoThread, on_thread};
 pub(crate) use timeline::Timeline;
 
-/// How long the registry keeps a failed job, and the reason why a worker was removed, for workers that have not asked yet.
-const KEEP_FAILED: Duration = Duration::from_secs(60);
-
 #[derive(Debug, Default)]
 struct Inner {
     counts: CountsReply,
@@ -95,13 +92,7 @@ struct Inner {
     making: HashMap<String, make::Load>,
     /// The memory that joins were promised that are being read.
     joins_bytes: u64,
-    tokens: HashMap<Token, (JobId, u32)>,
-    /// The same tokens, by what a hello calls them.
-    shown: HashMap<[u8; 16], Token>,
-    /// Tokens of workers that left, and until when the hub remembers them: a leave whose answer was lost comes again.
-    left: HashMap<Token, Instant>,
-    /// Tokens of workers that jobs continued without: until when the hub remembers them, and why they were removed.
-    lost: HashMap<Token, (Instant, String)>,
+    tokens: Tokens,
     next_job: u64,
     /// Nobody may join any more: the hub writes its checkpoints, and then stops.
     closed: bool,
@@ -377,18 +368,18 @@ impl Registry {
 impl Inner {
     /// The worker with this token, and its job.
     fn member(&mut self, job: &str, token: &str) -> Result<(&mut Job, u32), Refusal> {
-        let token: Option<Token> = unhex(token);
-        if let Some((_, why)) = token.and_then(|token| self.lost.get(&token)) {
-            return Err(RefusalCode::WorkerLost.because(why.clone()));
-        }
-        let (id, rank) = token.and_then(|token| self.tokens.get(&token).copied()).unzip();
-        match id.and_then(|id| self.jobs.get_mut(&id)).filter(|of| of.name == job).zip(rank) {
-            Some(member) => Ok(member),
-            None => Err(RefusalCode::TokenUnknown.because(format!(
+        let owner = match self.tokens.owner_by_digits(token) {
+            Ok(owner) => Some(owner),
+            Err(Unserved::Lost(why)) => return Err(RefusalCode::WorkerLost.because(why)),
+            Err(Unserved::Left | Unserved::Unknown) => None,
+        };
+        let member = owner.and_then(|(id, rank)| Some((self.jobs.get_mut(&id)?, rank)));
+        member.filter(|(of, _)| of.name == job).ok_or_else(|| {
+            RefusalCode::TokenUnknown.because(format!(
                 "no worker of job {job:?} has this token: it left, or its job ended more than {} s ago; join again",
                 KEEP_FAILED.as_secs()
-            ))),
-        }
+            ))
+        })
     }
 
     /// The job of this name that has not failed.
@@ -397,22 +388,6 @@ impl Inner {
         id.ok_or_else(|| {
             RefusalCode::JobUnknown.because(format!("no job {name:?} is here; GET /v1/hub lists them"))
         })
-    }
-
-    /// Forgets a worker's tokens; `told` is the answer to a later request with them.
-    fn forget(&mut self, id: JobId, rank: u32, told: Option<String>) {
-        let its: Vec<Token> = self
-            .tokens
-            .iter()
-            .filter(|&(_, &member)| member == (id, rank))
-            .map(|(&token, _)| token)
-            .collect();
-        for token in its {
-            self.tokens.remove(&token);
-            if let Some(told) = &told {
-                self.lost.insert(token, (Instant::now() + KEEP_FAILED, told.clone()));
-            }
-        }
     }
 }
 

@@ -26,7 +26,7 @@ use crate::cores::Command;
 impl Registry {
     /// Has all cores drop a worker's links. A connection by this token, which may be on its way here, is one of the lost.
     pub(super) fn drop_links(&self, inner: &mut Inner, id: JobId, rank: u32, token: Option<Token>) {
-        let Inner { jobs, tokens, shown, .. } = inner;
+        let Inner { jobs, tokens, .. } = inner;
         let Some(job) = jobs.get_mut(&id) else { return };
         let why = job.unlinked(rank).map(|unlinked| unlinked.why.clone());
         tracing::warn!(
@@ -35,10 +35,7 @@ impl Registry {
             why,
             "a worker has lost its links; its job waits until it makes others"
         );
-        if let Some(token) = token {
-            tokens.remove(&token);
-            shown.remove(&fabric::name_of(token));
-        }
+        token.into_iter().for_each(|token| tokens.withdraw(token));
         self.command(job, || Command::UnlinkWorker { job: id, rank });
     }
 
@@ -85,12 +82,8 @@ impl Registry {
                     answer.transports.retain(|offer| by_rdma || offer.transport() != Transport::Verbs);
                     inner.counts.relinks += 1;
                     // Of a request that was made again, because its answer was lost.
-                    if let Some(former) = former {
-                        inner.tokens.remove(&former);
-                        inner.shown.remove(&fabric::name_of(former));
-                    }
-                    inner.tokens.insert(own, (id, rank));
-                    inner.shown.insert(fabric::name_of(own), own);
+                    former.into_iter().for_each(|former| inner.tokens.withdraw(former));
+                    inner.tokens.give(own, (id, rank));
                     return Ok(answer);
                 }
             }
