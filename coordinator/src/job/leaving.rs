@@ -1,4 +1,4 @@
-//! Members that leave or are lost, and the end of the job.
+//! Members that leave, and the end of the job.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,8 +23,8 @@ impl Job {
         !(0..self.terms.workers).any(|rank| self.has(rank))
     }
 
-    /// Notes that a worker was lost, and that the job goes on.
-    pub fn lost(&mut self, rank: u32) {
+    /// Notes that a worker is no member any more, and that the job goes on.
+    pub(super) fn lost(&mut self, rank: u32) {
         let cores = self.made.cores;
         self.standing(rank).into_iter().for_each(|standing| standing.lose(cores));
     }

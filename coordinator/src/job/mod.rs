@@ -1,13 +1,14 @@
 //! A job: its terms, its members, and the news that its workers wait for.
 //!
 //! Plain state: decides nothing about cores and connections. `life` has the states of a job, `member` those of a member; `arriving`
-//! has how members come to take part, `leaving` how they and the job end, `relink` how they make links again, `offered` the state
+//! has how members come to take part, `leaving` and `loss` how they and the job end, `relink` how they make links again, `offered` the state
 //! that rank 0 brings, `reached` how far members were before they lost their hub.
 
 mod arriving;
 mod event;
 mod leaving;
 mod life;
+mod loss;
 mod member;
 mod news;
 mod offered;

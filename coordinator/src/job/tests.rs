@@ -193,8 +193,8 @@ fn link_ends(job: &mut Job) -> Vec<Effect> {
 }
 
 fn is_lost(effects: &[Effect]) -> bool {
-    let why = "worker 1 is gone: its link ended".to_owned();
-    effects == [Effect::Lose(1, Cause::Link, why)]
+    let why = "worker 1 is gone: its link ended";
+    matches!(effects, [Effect::Lost { rank: 1, cause: Cause::Link, reason, .. }, ..] if reason == why)
 }
 
 #[test]
@@ -210,6 +210,9 @@ fn a_worker_that_has_hung_up_and_has_no_links_is_lost_in_either_order() {
     job.members[1].as_mut().unwrap().transport = Some(Transport::Tcp);
     assert_eq!(job.handle(Event::HungUp(1), Instant::now()), [], "its links are there");
     assert!(is_lost(&link_ends(&mut job)), "nobody is there to make others");
+    let mut job = running();
+    job.members[1].as_mut().unwrap().transport = Some(Transport::Tcp);
+    job.handle(Event::HungUp(1), Instant::now());
     job.heard_of(1, None, Instant::now()).unwrap();
     assert_eq!(link_ends(&mut job), [Effect::DropLinks(1, None)]);
     assert_eq!(link_ends(&mut job), [], "the ends of its other links are no news");
@@ -223,6 +226,74 @@ fn a_member_is_silent_for_as_long_as_the_limit() {
     job.heard_of(0, None, begun + limit).unwrap();
     assert_eq!(job.handle(Event::Swept(limit), begun), []);
     let lost = job.handle(Event::Swept(limit), begun + limit + Duration::from_secs(1));
-    let [Effect::Lose(1, Cause::Silent, why)] = &lost[..] else { panic!("{lost:?}") };
+    let [Effect::Lost { rank: 1, cause: Cause::Silent, reason: why, .. }, ..] = &lost[..] else {
+        panic!("{lost:?}")
+    };
     assert!(why.starts_with("worker 1 was silent for 31.0 s, the limit is 30.0 s"), "{why}");
+}
+
+/// The failure that follows from the loss of rank 1.
+fn failure(job: &mut Job, cause: Cause) -> Option<(String, Blame)> {
+    match &job.lose(1, cause, "it died")[..] {
+        [Effect::Lost { goes_on: false, .. }, Effect::Fail(reason, blame)] => Some((reason.clone(), *blame)),
+        [Effect::Lost { goes_on: true, .. }, ..] => None,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_job_goes_on_without_a_lost_worker_and_its_tokens_say_why() {
+    let mut job = running();
+    let effects = job.lose(1, Cause::Other, "it died");
+    let why = "job \"job\" goes on without this worker: it died; join again to take part".to_owned();
+    let reason = "it died".to_owned();
+    let lost = Effect::Lost { rank: 1, cause: Cause::Other, reason: reason.clone(), goes_on: true };
+    let told = Effect::TellLost { worker: 1, reason };
+    assert_eq!(effects, [lost, Effect::RemoveWorker(1), told, Effect::Forget { rank: 1, why }, Effect::Wake]);
+    assert!(job.lose(1, Cause::Link, "its link ended").is_empty(), "it is lost once");
+    let failed = Some(("it died; no worker is left".to_owned(), Blame::Job));
+    assert_eq!(
+        job.lose(0, Cause::Link, "it died").last(),
+        failed.map(|(why, by)| Effect::Fail(why, by)).as_ref()
+    );
+}
+
+#[test]
+fn a_job_that_has_not_begun_or_does_not_go_on_fails_with_its_worker() {
+    let died = |blame| Some(("it died".to_owned(), blame));
+    assert_eq!(failure(&mut of_two(OnLoss::Continue, Members::Workers), Cause::Link), died(Blame::Job));
+    let mut job = of_two(OnLoss::Stop, Members::Workers);
+    attach(&mut job, 0);
+    attach(&mut job, 1);
+    job.take_part(&[0, 1], Round(0));
+    assert_eq!(failure(&mut job, Cause::Late), died(Blame::Job));
+    assert_eq!(failure(&mut job, Cause::HubLost), died(Blame::Hub), "it may come back");
+    job.fail("it died", false, Instant::now());
+    assert!(job.lose(0, Cause::Link, "it died").is_empty());
+}
+
+#[test]
+fn a_hub_below_that_is_gone_without_a_word_may_come_back() {
+    let mut job = of_two(OnLoss::Stop, Members::Hubs);
+    let mut blame = |cause| failure(&mut job, cause).unwrap().1;
+    assert_eq!([Cause::Link, Cause::Silent].map(&mut blame), [Blame::Hub; 2]);
+    assert_eq!([Cause::Late, Cause::Other].map(&mut blame), [Blame::Job; 2]);
+}
+
+#[test]
+fn a_worker_that_has_left_closes_its_links() {
+    let mut job = running();
+    job.left(1, Round(3));
+    assert!(link_ends(&mut job).is_empty());
+}
+
+#[test]
+fn a_job_fails_with_the_first_of_its_silent_workers() {
+    let mut job = of_two(OnLoss::Stop, Members::Workers);
+    let later = Instant::now() + Duration::from_secs(31);
+    let effects = job.handle(Event::Swept(Duration::from_secs(30)), later);
+    let [Effect::Lost { rank: 0, .. }, Effect::Fail(why, Blame::Job)] = &effects[..] else {
+        panic!("{effects:?}")
+    };
+    assert!(why.starts_with("worker 0 was silent"), "{why}");
 }

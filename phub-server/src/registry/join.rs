@@ -249,7 +249,7 @@ impl Registry {
     }
 
     /// What a connection with this token gets. A token is good for one connection.
-    pub fn admission(&self, token: Token) -> Result<Admission, String> {
+    pub fn admission(self: &Arc<Self>, token: Token) -> Result<Admission, String> {
         let mut admission = self.shared_admission(token)?;
         if admission.wire.has_own_weights() {
             // Outside the lock: the window is as large as the model.

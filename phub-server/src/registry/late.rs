@@ -50,7 +50,7 @@ impl Registry {
     }
 
     /// Does what follows from a look at a job.
-    fn judge(&self, inner: &mut Inner, id: JobId, look: &Look) {
+    fn judge(self: &Arc<Self>, inner: &mut Inner, id: JobId, look: &Look) {
         let Some(job) = inner.jobs.get_mut(&id).filter(|job| job.runs()) else {
             return;
         };

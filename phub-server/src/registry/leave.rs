@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use authority::unhex;
-use coordinator::{Blame, Cause, Unserved};
+use coordinator::{Cause, Unserved};
 use membership::{MemberError, Missing};
 use pbox_core::control::{JobState, LeaveReply, LeaveRequest, reason};
 use pbox_core::{Discarded, JobId, Members, Round};
@@ -48,8 +48,8 @@ impl Registry {
             if ends && let Err(why) = self.end_at_cut(id, &why).await {
                 tracing::warn!(job, why, "the job does not end between two rounds");
             }
-            let blame = if hub_lost { Blame::Hub } else { Blame::Job };
-            self.lose_by(&mut self.lock(), id, rank, Cause::Other, &why, blame);
+            let cause = if hub_lost { Cause::HubLost } else { Cause::Other };
+            self.lose(&mut self.lock(), id, rank, cause, &why);
             return Ok(LeaveReply::default());
         }
         let (last, mut checkpoint_error) = self.lock().member(job, &token).map(|(job, rank)| {

@@ -72,6 +72,7 @@ use crate::checkpoint::CheckpointStore;
 use crate::cores::{Command, CoreHandle, Report};
 use above::Meetings;
 use job::Job;
+use loss::{lost_by, say_lost};
 
 pub(crate) use above::{HubsAbove, Up};
 pub(crate) use late::LateLimits;
@@ -305,23 +306,31 @@ impl Registry {
     /// Has a job take an event in, and carries out what follows.
     fn happens(self: &Arc<Self>, inner: &mut Inner, id: JobId, event: Event) {
         let Some(job) = inner.jobs.get_mut(&id) else { return };
-        for effect in job.handle(event, Instant::now()) {
-            self.carry_out(inner, id, effect);
-        }
+        let effects = job.handle(event, Instant::now());
+        self.carry_out(inner, id, effects);
     }
 
-    fn carry_out(self: &Arc<Self>, inner: &mut Inner, id: JobId, effect: Effect) {
-        match effect {
-            Effect::Admit(ranks) => self.admit(id, ranks),
-            // It takes part when its links are at all hubs of its job.
-            Effect::TellArrived(rank) => self.tell_arrived(&inner.jobs[&id], rank),
-            Effect::Relinked(rank) => {
-                tracing::info!(job = inner.jobs[&id].name, rank, "a worker has made its links again");
+    fn carry_out(self: &Arc<Self>, inner: &mut Inner, id: JobId, effects: impl IntoIterator<Item = Effect>) {
+        for effect in effects {
+            let Some(job) = inner.jobs.get(&id) else { return };
+            match effect {
+                Effect::Admit(ranks) => self.admit(id, ranks),
+                // It takes part when its links are at all hubs of its job.
+                Effect::TellArrived(rank) => self.tell_arrived(job, rank),
+                Effect::Relinked(rank) => {
+                    tracing::info!(job = job.name, rank, "a worker has made its links again");
+                }
+                Effect::DropLinks(rank, token) => self.drop_links(inner, id, rank, token),
+                Effect::Lost { rank, cause, reason, goes_on } => {
+                    say_lost(job, rank, &reason, goes_on);
+                    *lost_by(cause, &mut inner.counts.lost) += 1;
+                }
+                Effect::RemoveWorker(rank) => self.command(job, || Command::RemoveWorker { job: id, rank }),
+                Effect::TellLost { worker, reason } => self.tell_lost(job, worker, &reason),
+                Effect::Forget { rank, why } => inner.tokens.lost((id, rank), &why, Instant::now()),
+                Effect::Fail(reason, blame) => self.fail_by(inner, id, &reason, blame),
+                Effect::Wake => self.freed.notify_waiters(),
             }
-            Effect::DropLinks(rank, token) => self.drop_links(inner, id, rank, token),
-            Effect::Lose(rank, cause, reason) => self.lose(inner, id, rank, cause, &reason),
-            Effect::Fail(reason, blame) => self.fail_by(inner, id, &reason, blame),
-            Effect::Wake => self.freed.notify_waiters(),
         }
     }
 
@@ -332,7 +341,7 @@ impl Registry {
         job.check_reached(rank, reached)?;
         reached.into_iter().for_each(|round| job.worker_has_reached(rank, round));
         let (id, effect) = (job.id, job.ready(rank).effect());
-        effect.into_iter().for_each(|effect| self.carry_out(&mut inner, id, effect));
+        self.carry_out(&mut inner, id, effect);
         Ok(())
     }
 

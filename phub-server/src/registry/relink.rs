@@ -60,7 +60,7 @@ impl Registry {
             if !job.member(rank).is_some_and(|member| member.standing.is_dropping()) {
                 let (id, why) = (job.id, format!("{} is gone: {why}", job.spoken(rank)));
                 let effect = job.unlink(rank, &why, Instant::now());
-                self.carry_out(&mut inner, id, effect);
+                self.carry_out(&mut inner, id, [effect]);
             }
         }
         let limit = tokio::time::Instant::now() + self.heartbeat_limit;

@@ -1,11 +1,13 @@
-//! A job that goes on without lost workers, with cores that carry out their commands late, and events in any order.
+//! Jobs that go on without lost workers, with cores that carry out their commands late, and events in any order.
+//!
+//! Where a job fails, the workers make another one.
 
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::job;
+use crate::{Tokens, job};
 
 const WORKERS: u32 = 3;
 const CORES: usize = 2;
@@ -56,8 +58,10 @@ fn event() -> impl Strategy<Value = Event> {
 struct Hub {
     job: Job,
     cores: Vec<VecDeque<(Command, u32)>>,
-    /// The last token of each rank.
+    /// The last token of each rank, and that of its join.
     tokens: Vec<Token>,
+    joined: Vec<Token>,
+    served: Tokens,
     given: u8,
     waiting: Vec<u32>,
     /// The news as the workers have them.
@@ -68,7 +72,18 @@ impl Hub {
     fn new() -> Self {
         let job = gathering(WORKERS, OnLoss::Continue, Members::Workers, CORES);
         let (cores, tokens) = (vec![VecDeque::new(); CORES], vec![[0; 16]; WORKERS as usize]);
-        Hub { told: job.news.now().clone(), job, cores, tokens, given: 0, waiting: Vec::new() }
+        let (told, joined, served) = (job.news.now().clone(), tokens.clone(), Tokens::default());
+        Hub { told, job, cores, tokens, joined, served, given: 0, waiting: Vec::new() }
+    }
+
+    /// A hub whose job has begun.
+    fn running() -> Self {
+        let mut hub = Hub::new();
+        let cores = || (0..CORES).map(Event::Core);
+        let member = |rank| [Event::Join(rank), Event::Connect(rank)].into_iter().chain(cores());
+        (0..WORKERS).flat_map(member).chain([Event::Cut]).for_each(|event| hub.happens(event));
+        assert!(hub.job.runs());
+        hub
     }
 
     fn tell(&mut self, command: Command, rank: u32) {
@@ -77,22 +92,17 @@ impl Hub {
 
     fn new_token(&mut self, rank: u32) -> Token {
         self.given += 1;
-        self.tokens[rank as usize] = [self.given; 16];
-        self.tokens[rank as usize]
-    }
-
-    fn lose(&mut self, rank: u32) {
-        if self.job.has(rank) && self.job.runs() && self.job.has_others(rank) {
-            self.job.lost(rank);
-            self.tell(Command::Remove, rank);
-        }
+        let token = [self.given; 16];
+        self.served.give(token, (self.job.id, rank));
+        self.tokens[rank as usize] = token;
+        token
     }
 
     fn happens(&mut self, event: Event) {
         let now = Instant::now();
         match event {
             Event::Join(rank) if self.job.member(rank).is_none() => {
-                self.new_token(rank);
+                self.joined[rank as usize] = self.new_token(rank);
                 self.job.add_member(rank, u64::from(self.given), true, None, now);
             }
             Event::Connect(rank) => {
@@ -130,10 +140,16 @@ impl Hub {
             Event::Heartbeat(rank) => {
                 self.job.heard_of(rank, None, now).unwrap();
             }
-            Event::Lose(rank) => self.lose(rank),
+            Event::Lose(rank) => {
+                let effects = self.job.lose(rank, Cause::Other, "a test");
+                effects.into_iter().for_each(|effect| self.carries_out(effect));
+            }
             Event::Join(_) | Event::Relink(_) => {}
         }
         self.publish();
+        if self.job.failed() {
+            *self = Hub::running();
+        }
     }
 
     fn obeys(&mut self, core: usize) {
@@ -154,9 +170,18 @@ impl Hub {
         match effect {
             Effect::Admit(ranks) => self.waiting.extend(ranks.iter()),
             Effect::TellArrived(rank) => self.waiting.push(rank),
-            Effect::DropLinks(rank, _) => self.tell(Command::Drop, rank),
-            Effect::Lose(rank, ..) => self.lose(rank),
-            Effect::Relinked(_) | Effect::Wake => {}
+            Effect::DropLinks(rank, token) => {
+                token.into_iter().for_each(|token| self.served.withdraw(token));
+                self.tell(Command::Drop, rank);
+            }
+            Effect::RemoveWorker(rank) => self.tell(Command::Remove, rank),
+            Effect::Forget { rank, why } => self.served.lost((self.job.id, rank), &why, Instant::now()),
+            Effect::Fail(reason, blame) => {
+                let taking = (0..WORKERS).filter(|&rank| self.job.takes_part(rank)).count();
+                assert!(!self.job.runs() || taking <= 1, "it goes on without lost workers");
+                self.job.fail(&reason, blame == Blame::Hub, Instant::now());
+            }
+            Effect::Relinked(_) | Effect::Lost { .. } | Effect::TellLost { .. } | Effect::Wake => {}
         }
     }
 
@@ -184,6 +209,9 @@ impl Hub {
             if self.job.takes_part(rank) {
                 assert_eq!(is_told, 1, "rank {rank} takes part");
             }
+            let owner = self.served.owner(self.joined[rank as usize]);
+            assert_eq!(owner.is_ok(), self.job.has(rank), "the token of its join serves rank {rank}");
+            assert!(self.job.has(rank) || self.served.owner(self.tokens[rank as usize]).is_err());
         }
     }
 }

@@ -209,12 +209,12 @@ impl Registry {
     }
 
     /// Another hub has lost a worker, so this hub gives the worker up, too.
-    pub fn lost_elsewhere(&self, id: JobId, request: LostRequest) -> Result<(), Refusal> {
+    pub fn lost_elsewhere(self: &Arc<Self>, id: JobId, request: LostRequest) -> Result<(), Refusal> {
         self.lose_worker(id, request.worker, |_| request.reason);
         Ok(())
     }
 
-    fn lose_worker(&self, id: JobId, worker: u64, reason: impl FnOnce(u32) -> String) {
+    fn lose_worker(self: &Arc<Self>, id: JobId, worker: u64, reason: impl FnOnce(u32) -> String) {
         let mut inner = self.lock();
         if let Some(rank) = inner.jobs.get(&id).and_then(|job| job.rank(worker)) {
             self.lose(&mut inner, id, rank, Cause::Other, &reason(rank));
