@@ -28,6 +28,7 @@ use pbox_core::{JobId, JobTerms, Members, NumbersByRound, OnLoss, Round};
 
 pub use arriving::Arrival;
 pub use event::{Blame, Cause, Effect, Event};
+pub use leaving::Leave;
 use life::{Gathering, Life};
 pub use member::{Member, Standing, Unlinked};
 pub use news::News;

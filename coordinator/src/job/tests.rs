@@ -71,9 +71,10 @@ fn a_rank_stays_taken_in_a_job_that_does_not_continue() {
     attach(&mut job, 0);
     attach(&mut job, 1);
     job.take_part(&[0, 1], Round(0));
-    assert!(!job.left(1, Round(3)) && !job.has(1) && !job.may_become_free(1));
+    assert_eq!(job.leave(1, Round(3)), Leave::Left);
+    assert!(!job.has(1) && !job.may_become_free(1));
     job.removed(1);
-    assert!(job.left(0, Round(3)), "the last");
+    assert_eq!(job.leave(0, Round(3)), Leave::Last);
     assert!(job.member(1).is_some());
 }
 
@@ -283,7 +284,7 @@ fn a_hub_below_that_is_gone_without_a_word_may_come_back() {
 #[test]
 fn a_worker_that_has_left_closes_its_links() {
     let mut job = running();
-    job.left(1, Round(3));
+    job.leave(1, Round(3));
     assert!(link_ends(&mut job).is_empty());
 }
 
@@ -296,4 +297,14 @@ fn a_job_fails_with_the_first_of_its_silent_workers() {
         panic!("{effects:?}")
     };
     assert!(why.starts_with("worker 0 was silent"), "{why}");
+}
+
+#[test]
+fn a_worker_that_leaves_a_job_that_gathers_gives_it_up() {
+    let mut job = of_two(OnLoss::Continue, Members::Workers);
+    attach(&mut job, 0);
+    let why = "worker 0 gave up waiting for worker(s) [1] of 2 to join".to_owned();
+    assert_eq!(job.leave(0, Round(0)), Leave::Fails(why.clone()));
+    job.fail(&why, false, Instant::now());
+    assert_eq!(job.leave(1, Round(0)), Leave::Nothing);
 }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use authority::unhex;
-use coordinator::{Cause, Unserved};
-use membership::{MemberError, Missing};
-use pbox_core::control::{JobState, LeaveReply, LeaveRequest, reason};
+use coordinator::{Cause, Leave, Unserved};
+use membership::MemberError;
+use pbox_core::control::{LeaveReply, LeaveRequest, reason};
 use pbox_core::{Discarded, JobId, Members, Round};
 
 use super::above::JoinedAbove;
@@ -88,8 +88,7 @@ impl Registry {
         Ok(LeaveReply { checkpoint_error })
     }
 
-    /// If others still gather, the job fails: it cannot begin without this worker. Returns a job that ends when this hub
-    /// has left it above.
+    /// Carries a leave out. Returns a job that ends when this hub has left it above.
     fn leave_now(
         &self,
         job: &str,
@@ -99,19 +98,16 @@ impl Registry {
         let mut inner = self.lock();
         let (job, rank) = inner.member(job, token)?;
         let id = job.id;
-        if let JobState::Gathering { missing, machines } = job.state() {
-            let missing = Missing { ranks: missing, machines, refused: None }.spoken(job.terms.workers);
-            let reason = format!("worker {rank} gave up waiting for {missing}");
-            self.fail(&mut inner, id, &reason);
-            return Ok(None);
-        }
-        if job.failed() {
-            // There is nothing to leave. Another job may have the name by now.
-            return Ok(None);
-        }
+        let is_last = match job.leave(rank, round) {
+            Leave::Nothing => return Ok(None),
+            Leave::Fails(reason) => {
+                self.fail(&mut inner, id, &reason);
+                return Ok(None);
+            }
+            Leave::Left => false,
+            Leave::Last => true,
+        };
         tracing::info!(job = job.name, rank, round = round.0, from = job.place(rank), "worker left");
-        job.forget_arrival(rank);
-        let is_last = job.left(rank, round);
         let above = job.above.take_if(|_| is_last);
         if !is_last {
             self.command(job, || Command::RemoveWorker { job: id, rank });

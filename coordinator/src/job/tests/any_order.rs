@@ -37,6 +37,7 @@ enum Event {
     HangsUp(u32),
     Heartbeat(u32),
     Lose(u32),
+    Leave(u32),
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -51,6 +52,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => rank().prop_map(Event::HangsUp),
         1 => rank().prop_map(Event::Heartbeat),
         1 => rank().prop_map(Event::Lose),
+        1 => rank().prop_map(Event::Leave),
     ]
 }
 
@@ -144,7 +146,19 @@ impl Hub {
                 let effects = self.job.lose(rank, Cause::Other, "a test");
                 effects.into_iter().for_each(|effect| self.carries_out(effect));
             }
-            Event::Join(_) | Event::Relink(_) => {}
+            Event::Leave(rank) if self.job.has(rank) => match self.job.leave(rank, Round(9)) {
+                Leave::Nothing => unreachable!("the job has not failed"),
+                Leave::Fails(why) => self.carries_out(Effect::Fail(why, Blame::Job)),
+                Leave::Left => {
+                    self.served.left((self.job.id, rank), self.joined[rank as usize], now);
+                    self.tell(Command::Remove, rank);
+                }
+                Leave::Last => {
+                    assert!((0..WORKERS).all(|rank| !self.job.has(rank)));
+                    return *self = Hub::running();
+                }
+            },
+            Event::Join(_) | Event::Relink(_) | Event::Leave(_) => {}
         }
         self.publish();
         if self.job.failed() {
