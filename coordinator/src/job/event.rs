@@ -78,6 +78,8 @@ pub enum Effect {
         /// The answer to its later requests.
         why: String,
     },
+    /// Others than before hold the rounds up, or nobody does: the log says what the news say.
+    HeldUp,
     /// The job fails.
     Fail(String, Blame),
     /// Requests that wait for the job look again.

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use fabric::any::Transport;
-use pbox_core::control::{HeartbeatReply, JobState, JoinRequest};
-use pbox_core::{Consistency, Key, Numbers, Optimizer, Share};
+use pbox_core::control::{HeartbeatReply, JobState, JoinRequest, Late};
+use pbox_core::{Consistency, Key, Look, Numbers, Optimizer, Share, Waits};
 
 use super::*;
 use crate::{Secret, Token};
@@ -307,4 +307,53 @@ fn a_worker_that_leaves_a_job_that_gathers_gives_it_up() {
     assert_eq!(job.leave(0, Round(0)), Leave::Fails(why.clone()));
     job.fail(&why, false, Instant::now());
     assert_eq!(job.leave(1, Round(0)), Leave::Nothing);
+}
+
+/// A look at a job where nothing has moved: a chunk in round 7 has waited for rank 1.
+fn waiting() -> Look {
+    let owes = Waits { owes: 1, round: Some(Round(7)), is_waiting: false };
+    Look { round: Round(7), done: 15, workers: [(1, owes)].into(), ..Look::default() }
+}
+
+/// The effects of looks at a job after so many seconds.
+fn judge(job: &mut Job, looks: &[(u64, &Look)], limit: Option<u64>, above: &[Late]) -> Vec<Vec<Effect>> {
+    let (begun, limit) = (Instant::now(), limit.map(Duration::from_secs));
+    let limits = LateLimits { warning: Duration::from_secs(10), limit };
+    let at = |seconds: u64| begun + Duration::from_secs(seconds);
+    looks.iter().map(|&(seconds, look)| job.judge(look, &limits, above.to_vec(), at(seconds))).collect()
+}
+
+#[test]
+fn a_late_worker_is_named_once_and_is_lost_after_the_limit() {
+    let mut job = running();
+    let (look, moved) = (waiting(), Look { is_moving: true, ..waiting() });
+    let looks = [(0, &look), (9, &look), (10, &look), (20, &look), (21, &moved), (40, &look), (51, &look)];
+    let effects = judge(&mut job, &looks, Some(30), &[]);
+    let (none, held_up) = (vec![], vec![Effect::HeldUp]);
+    assert_eq!(effects[..6], [&none, &none, &held_up, &none, &held_up, &held_up].map(Vec::clone));
+    let [Effect::Lost { rank: 1, cause: Cause::Late, reason, goes_on: true }, ..] = &effects[6][..] else {
+        panic!("{effects:?}")
+    };
+    let why = "worker 1 lives and holds up round 7: 1 chunk(s) have waited for its push for 30 s; the limit is 30 s \
+               (--late-limit-s)";
+    assert_eq!(reason, why);
+}
+
+#[test]
+fn where_nobody_is_late_the_hubs_above_say_who_is() {
+    let mut job = running();
+    let look = Look { workers: Default::default(), ..waiting() };
+    let above = Late { rank: 3, who: "the hub of machine 3".into(), round: Round(7), chunks: 1, seconds: 12 };
+    let effects = judge(&mut job, &[(0, &look), (12, &look)], None, std::slice::from_ref(&above));
+    assert_eq!(effects, [vec![Effect::HeldUp], vec![]]);
+    assert_eq!(job.news.now().held_up_by, [above]);
+}
+
+#[test]
+fn a_job_ends_before_the_last_round_that_there_is() {
+    let last = Look { round: Round::LIMIT, ..Look::default() };
+    let effects = judge(&mut running(), &[(0, &last)], None, &[]).concat();
+    assert!(matches!(&effects[..], [Effect::Fail(why, Blame::Job)] if why.contains("save its weights")));
+    let gathering = judge(&mut of_two(OnLoss::Stop, Members::Workers), &[(0, &last)], None, &[]);
+    assert_eq!(gathering, [vec![]]);
 }

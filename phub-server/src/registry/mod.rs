@@ -10,7 +10,7 @@
 //! | `make` | makes a job for its first worker |
 //! | `numbers` | changes an optimizer's numbers |
 //! | `refusal` | why a request is refused |
-//! | `late` | names workers that hold rounds up |
+//! | `late` | looks whether rounds go on |
 //! | `pace` | asks the cores how fast rounds go, and who is late in them |
 //! | `promises` | the memory that jobs were promised |
 //! | `quotas` | what one address, and one job, may have |
@@ -61,7 +61,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use authority::{hex, random};
-use coordinator::{Effect, Event, KEEP_FAILED, Token, Tokens, Unserved};
+use coordinator::{Effect, Event, KEEP_FAILED, LateLimits, Token, Tokens, Unserved};
 use pbox_core::control::{CountsReply, HeartbeatReply, Latest, RefusalCode, TransportAddress};
 use pbox_core::kernels::Kernels;
 use pbox_core::{Discarded, JobId, Round};
@@ -72,10 +72,10 @@ use crate::checkpoint::CheckpointStore;
 use crate::cores::{Command, CoreHandle, Report};
 use above::Meetings;
 use job::Job;
+use late::say_held_up;
 use loss::{lost_by, say_lost};
 
 pub(crate) use above::{HubsAbove, Up};
-pub(crate) use late::LateLimits;
 pub(crate) use operate::STOPS;
 pub(crate) use quotas::Quotas;
 pub(crate) use refusal::{Because, Refusal};
@@ -328,6 +328,7 @@ impl Registry {
                 Effect::RemoveWorker(rank) => self.command(job, || Command::RemoveWorker { job: id, rank }),
                 Effect::TellLost { worker, reason } => self.tell_lost(job, worker, &reason),
                 Effect::Forget { rank, why } => inner.tokens.lost((id, rank), &why, Instant::now()),
+                Effect::HeldUp => say_held_up(job),
                 Effect::Fail(reason, blame) => self.fail_by(inner, id, &reason, blame),
                 Effect::Wake => self.freed.notify_waiters(),
             }
