@@ -33,8 +33,8 @@ pub use asker::Asker;
 pub use digests::{Compared, Digests};
 pub use hubs::{Arrivals, Files, Follower, Hubs, Secret, StaleCut, is_needed, may_write};
 pub use job::{
-    Arrival, Blame, Cause, Effect, Event, Job, LateLimits, Leave, Made, Member, News, Standing, TOLD_EVERY,
-    Unlinked,
+    Arrival, Blame, Cause, Effect, Event, Grant, Job, LateLimits, Leave, Made, Member, News, Standing,
+    TOLD_EVERY, Unlinked,
 };
 pub use links::MemberLink;
 pub use pace::{LastRounds, Rounds};

@@ -34,7 +34,7 @@ pub use leaving::Leave;
 use life::{Gathering, Life};
 pub use member::{Member, Standing, Unlinked};
 pub use news::News;
-pub use relink::TOLD_EVERY;
+pub use relink::{Grant, TOLD_EVERY};
 
 use crate::asker::Asker;
 use crate::hubs::Hubs;

@@ -357,3 +357,26 @@ fn a_job_ends_before_the_last_round_that_there_is() {
     let gathering = judge(&mut of_two(OnLoss::Stop, Members::Workers), &[(0, &last)], None, &[]);
     assert_eq!(gathering, [vec![]]);
 }
+
+#[test]
+fn a_worker_has_other_links_when_all_cores_have_dropped_the_former_ones() {
+    let (mut job, now) = (running(), Instant::now());
+    let code = |refused: Result<Option<Effect>, Refused>| refused.unwrap_err().code;
+    assert_eq!(code(job.ask_for_links(1, "a NIC is down", now)), RefusalCode::NoRelink, "it has had none");
+    job.members[1].as_mut().unwrap().transport = Some(Transport::Tcp);
+    let drops = Ok(Some(Effect::DropLinks(1, None)));
+    assert_eq!(job.ask_for_links(1, "a NIC is down", now), drops);
+    assert_eq!(job.unlinked(1).unwrap().why, "worker 1 is gone: a NIC is down");
+    assert_eq!(job.ask_for_links(1, "a NIC is down", now), Ok(None), "the core drops them");
+    assert_eq!(job.grant_links(1, [1; 16]), Ok(Grant::Waits));
+    job.handle(Event::Dropped(1), now);
+    assert_eq!(job.grant_links(1, [1; 16]), Ok(Grant::Connection { former: None }));
+    assert_eq!(job.grant_links(1, [2; 16]), Ok(Grant::Connection { former: Some([1; 16]) }));
+    assert!(job.connect(1, [1; 16]).is_err() && job.connect(1, [2; 16]).is_ok());
+    // It was let in, and says that these links are lost, too.
+    assert_eq!(job.ask_for_links(1, "again", now), Ok(Some(Effect::DropLinks(1, Some([2; 16])))));
+    job.lose(1, Cause::Link, "it died");
+    assert_eq!(job.grant_links(1, [3; 16]).unwrap_err().code, RefusalCode::JobFailed);
+    job.fail("a test", false, now);
+    assert_eq!(code(job.ask_for_links(0, "late", now)), RefusalCode::JobFailed);
+}

@@ -127,14 +127,12 @@ impl Hub {
                 let reason = "its link ended".to_owned();
                 self.handles(job::Event::LinkEnded { rank, reason, by_itself: true });
             }
-            Event::Relink(rank) if self.job.may_relink(rank) => {
-                if !self.job.member(rank).unwrap().standing.is_dropping() {
-                    let effect = self.job.unlink(rank, "it says so", now);
-                    self.carries_out(effect);
-                }
-                let token = [self.given + 1; 16];
-                if let Some(unlinked) = self.job.unlinked(rank).filter(|unlinked| unlinked.is_dropped()) {
-                    unlinked.grant(token);
+            Event::Relink(rank) => {
+                let asked = self.job.ask_for_links(rank, "it says so", now);
+                assert_eq!(asked.is_ok(), self.job.may_relink(rank));
+                asked.ok().flatten().into_iter().for_each(|effect| self.carries_out(effect));
+                if let Ok(Grant::Connection { former }) = self.job.grant_links(rank, [self.given + 1; 16]) {
+                    former.into_iter().for_each(|former| self.served.withdraw(former));
                     self.new_token(rank);
                 }
             }
@@ -158,7 +156,7 @@ impl Hub {
                     return *self = Hub::running();
                 }
             },
-            Event::Join(_) | Event::Relink(_) | Event::Leave(_) => {}
+            Event::Join(_) | Event::Leave(_) => {}
         }
         self.publish();
         if self.job.failed() {
@@ -225,7 +223,8 @@ impl Hub {
             }
             let owner = self.served.owner(self.joined[rank as usize]);
             assert_eq!(owner.is_ok(), self.job.has(rank), "the token of its join serves rank {rank}");
-            assert!(self.job.has(rank) || self.served.owner(self.tokens[rank as usize]).is_err());
+            let serves = self.served.owner(self.tokens[rank as usize]).is_ok();
+            assert!(!serves || self.job.has(rank), "no token serves who is gone from rank {rank}");
         }
     }
 }
