@@ -8,7 +8,8 @@
 //! | a member's heartbeat has ended | the control port | the member is lost, if it has no links |
 //! | time passes | the sweep | silent members, and those that have no links and do not live, are lost |
 //!
-//! Requests of members are methods of their own, which have answers.
+//! Requests of members are methods of their own, which have answers. A look at the rounds, and a loss that somebody else has
+//! seen, are methods, too.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

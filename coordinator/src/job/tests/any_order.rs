@@ -194,6 +194,7 @@ impl Hub {
                 self.job.fail(&reason, blame == Blame::Hub, Instant::now());
             }
             Effect::Relinked(_) | Effect::Lost { .. } | Effect::TellLost { .. } | Effect::Wake => {}
+            Effect::HeldUp => unreachable!("nobody looks at rounds"),
         }
     }
 
