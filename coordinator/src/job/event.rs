@@ -65,20 +65,10 @@ pub enum Effect {
     },
     /// All cores remove a member.
     RemoveWorker(u32),
-    /// The other hubs of the job hear that a worker, named as at all hubs, is lost.
-    TellLost {
-        /// The worker.
-        worker: u64,
-        /// The reason.
-        reason: String,
-    },
-    /// The tokens of a lost member serve it no longer, and say why.
-    Forget {
-        /// The member.
-        rank: u32,
-        /// The answer to its later requests.
-        why: String,
-    },
+    /// The other hubs of the job hear that a worker, named as at all hubs, is lost for this reason.
+    TellLost(u64, String),
+    /// The tokens of a lost member serve it no longer, and answer this.
+    Forget(u32, String),
     /// Others than before hold the rounds up, or nobody does: the log says what the news say.
     HeldUp,
     /// The job fails.

@@ -31,8 +31,8 @@ impl Job {
         vec![
             lost(true),
             Effect::RemoveWorker(rank),
-            Effect::TellLost { worker, reason: reason.to_owned() },
-            Effect::Forget { rank, why },
+            Effect::TellLost(worker, reason.to_owned()),
+            Effect::Forget(rank, why),
             // The lost worker may wait for other links.
             Effect::Wake,
         ]

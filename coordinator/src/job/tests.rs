@@ -249,8 +249,8 @@ fn a_job_goes_on_without_a_lost_worker_and_its_tokens_say_why() {
     let why = "job \"job\" goes on without this worker: it died; join again to take part".to_owned();
     let reason = "it died".to_owned();
     let lost = Effect::Lost { rank: 1, cause: Cause::Other, reason: reason.clone(), goes_on: true };
-    let told = Effect::TellLost { worker: 1, reason };
-    assert_eq!(effects, [lost, Effect::RemoveWorker(1), told, Effect::Forget { rank: 1, why }, Effect::Wake]);
+    let told = Effect::TellLost(1, reason);
+    assert_eq!(effects, [lost, Effect::RemoveWorker(1), told, Effect::Forget(1, why), Effect::Wake]);
     assert!(job.lose(1, Cause::Link, "its link ended").is_empty(), "it is lost once");
     let failed = Some(("it died; no worker is left".to_owned(), Blame::Job));
     assert_eq!(

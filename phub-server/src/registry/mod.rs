@@ -326,8 +326,8 @@ impl Registry {
                     *lost_by(cause, &mut inner.counts.lost) += 1;
                 }
                 Effect::RemoveWorker(rank) => self.command(job, || Command::RemoveWorker { job: id, rank }),
-                Effect::TellLost { worker, reason } => self.tell_lost(job, worker, &reason),
-                Effect::Forget { rank, why } => inner.tokens.lost((id, rank), &why, Instant::now()),
+                Effect::TellLost(worker, reason) => self.tell_lost(job, worker, &reason),
+                Effect::Forget(rank, why) => inner.tokens.lost((id, rank), &why, Instant::now()),
                 Effect::HeldUp => say_held_up(job),
                 Effect::Fail(reason, blame) => self.fail_by(inner, id, &reason, blame),
                 Effect::Wake => self.freed.notify_waiters(),

@@ -187,13 +187,13 @@ impl Hub {
                 self.tell(Command::Drop, rank);
             }
             Effect::RemoveWorker(rank) => self.tell(Command::Remove, rank),
-            Effect::Forget { rank, why } => self.served.lost((self.job.id, rank), &why, Instant::now()),
+            Effect::Forget(rank, why) => self.served.lost((self.job.id, rank), &why, Instant::now()),
             Effect::Fail(reason, blame) => {
                 let taking = (0..WORKERS).filter(|&rank| self.job.takes_part(rank)).count();
                 assert!(!self.job.runs() || taking <= 1, "it goes on without lost workers");
                 self.job.fail(&reason, blame == Blame::Hub, Instant::now());
             }
-            Effect::Relinked(_) | Effect::Lost { .. } | Effect::TellLost { .. } | Effect::Wake => {}
+            Effect::Relinked(_) | Effect::Lost { .. } | Effect::TellLost(..) | Effect::Wake => {}
             Effect::HeldUp => unreachable!("nobody looks at rounds"),
         }
     }
