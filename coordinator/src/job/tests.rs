@@ -245,7 +245,9 @@ fn failure(job: &mut Job, cause: Cause) -> Option<(String, Blame)> {
 #[test]
 fn a_job_goes_on_without_a_lost_worker_and_its_tokens_say_why() {
     let mut job = running();
+    job.hubs.arrivals.note(1, 0, 2);
     let effects = job.lose(1, Cause::Other, "it died");
+    assert!(!job.hubs.arrivals.note(1, 1, 2), "no hub expects it");
     let why = "job \"job\" goes on without this worker: it died; join again to take part".to_owned();
     let reason = "it died".to_owned();
     let lost = Effect::Lost { rank: 1, cause: Cause::Other, reason: reason.clone(), goes_on: true };
@@ -284,7 +286,9 @@ fn a_hub_below_that_is_gone_without_a_word_may_come_back() {
 #[test]
 fn a_worker_that_has_left_closes_its_links() {
     let mut job = running();
+    job.hubs.arrivals.note(1, 0, 2);
     job.leave(1, Round(3));
+    assert!(!job.hubs.arrivals.note(1, 1, 2), "no hub expects it");
     assert!(link_ends(&mut job).is_empty());
 }
 
@@ -364,8 +368,9 @@ fn a_worker_has_other_links_when_all_cores_have_dropped_the_former_ones() {
     let code = |refused: Result<Option<Effect>, Refused>| refused.unwrap_err().code;
     assert_eq!(code(job.ask_for_links(1, "a NIC is down", now)), RefusalCode::NoRelink, "it has had none");
     job.members[1].as_mut().unwrap().transport = Some(Transport::Tcp);
+    job.handle(Event::HungUp(1), now);
     let drops = Ok(Some(Effect::DropLinks(1, None)));
-    assert_eq!(job.ask_for_links(1, "a NIC is down", now), drops);
+    assert_eq!(job.ask_for_links(1, "a NIC is down", now), drops, "it asks, so it lives");
     assert_eq!(job.unlinked(1).unwrap().why, "worker 1 is gone: a NIC is down");
     assert_eq!(job.ask_for_links(1, "a NIC is down", now), Ok(None), "the core drops them");
     assert_eq!(job.grant_links(1, [1; 16]), Ok(Grant::Waits));
