@@ -27,7 +27,7 @@ type Owner = (JobId, u32);
 #[derive(Debug, Default)]
 pub struct Tokens {
     all: HashMap<Token, State>,
-    /// Those that serve a member, by what a hello calls them.
+    /// Tokens that serve a member, by what a hello calls them.
     shown: HashMap<[u8; 16], Token>,
 }
 
@@ -82,7 +82,7 @@ impl Tokens {
         self.shown.get(&name).copied()
     }
 
-    /// Withdraws a token from its member, which keeps its others.
+    /// Withdraws a token from its member, which may have more.
     pub fn withdraw(&mut self, token: Token) {
         if self.owner(token).is_ok() {
             self.all.remove(&token);
@@ -90,7 +90,7 @@ impl Tokens {
         }
     }
 
-    /// Notes that a member has left by this token. Its others are withdrawn.
+    /// Notes that a member has left by this token. Its other tokens are withdrawn.
     pub fn left(&mut self, owner: Owner, by: Token, now: Instant) {
         self.withdraw_all(owner);
         self.all.insert(by, State::Served(Unserved::Left, now + KEEP_FAILED));

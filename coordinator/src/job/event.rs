@@ -69,7 +69,7 @@ pub enum Effect {
     TellLost(u64, String),
     /// The tokens of a lost member serve it no longer, and answer this.
     Forget(u32, String),
-    /// Others than before hold the rounds up, or nobody does: the log says what the news say.
+    /// The news name other workers that hold the rounds up, or no worker any more. The log says so.
     HeldUp,
     /// The job fails.
     Fail(String, Blame),

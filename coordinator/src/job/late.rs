@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   a look at all cores --> did anything move since the last look?
-//!       no, for the warning's time: who owes pushes that others have made --> the news say so
+//!       no, for the warning's time: who owes pushes that another worker has made --> the news say so
 //!       no, for the limit:          they are lost
 //! ```
 
@@ -56,7 +56,7 @@ impl Job {
         Vec::from_iter(self.held_up_by(late).then_some(Effect::HeldUp))
     }
 
-    /// Returns the workers that have been late for so long.
+    /// Returns the workers that are late. Nothing has moved for this time.
     fn late(&self, look: &Look, time: Duration) -> Vec<Late> {
         let late = look.late().map(|(rank, waits)| Late {
             rank,
@@ -77,7 +77,7 @@ impl Job {
         }
     }
 
-    /// Notes that these workers hold the rounds up. Returns whether they are others than before: that is news.
+    /// Notes who holds the rounds up. Returns whether that is news: the workers were not the same before.
     fn held_up_by(&mut self, late: Vec<Late>) -> bool {
         let who = |late: &[Late]| late.iter().map(|late| late.who.clone()).collect::<Vec<_>>();
         let is_news = who(&late) != who(&self.news.now().held_up_by);

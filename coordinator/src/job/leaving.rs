@@ -15,7 +15,7 @@ pub enum Leave {
     Nothing,
     /// The job fails for this reason: it cannot begin without the worker.
     Fails(String),
-    /// All cores remove the worker. Others have not left.
+    /// All cores remove the worker. The job has other members.
     Left,
     /// The worker was the last, and the job ends.
     Last,

@@ -66,10 +66,10 @@ impl Job {
         self.member(rank).is_some_and(|member| member.relinks)
     }
 
-    /// Notes that a worker has lost its links, as it says, and asks for others. Returns what follows.
+    /// Notes that a worker has lost its links, as it says, and asks for new ones. Returns what follows.
     ///
     /// # Errors
-    /// When it cannot have others.
+    /// When it cannot have new ones.
     pub fn ask_for_links(&mut self, rank: u32, why: &str, now: Instant) -> Result<Option<Effect>, Refused> {
         if let Life::Failed { reason, .. } = &self.life {
             let why = format!("job {:?} has failed: {reason}", self.name);

@@ -319,7 +319,7 @@ fn waiting() -> Look {
     Look { round: Round(7), done: 15, workers: [(1, owes)].into(), ..Look::default() }
 }
 
-/// The effects of looks at a job after so many seconds.
+/// The effects of looks at a job, each after its number of seconds.
 fn judge(job: &mut Job, looks: &[(u64, &Look)], limit: Option<u64>, above: &[Late]) -> Vec<Vec<Effect>> {
     let (begun, limit) = (Instant::now(), limit.map(Duration::from_secs));
     let limits = LateLimits { warning: Duration::from_secs(10), limit };

@@ -177,11 +177,8 @@ impl Registry {
 
 /// Says in the log that a worker is lost.
 pub(super) fn say_lost(job: &Job, rank: u32, reason: &str, goes_on: bool) {
-    let from = job.place(rank);
-    match goes_on {
-        true => tracing::warn!(job = job.name, rank, from, reason, "worker lost; the job goes on"),
-        false => tracing::warn!(job = job.name, rank, from, reason, "worker lost"),
-    }
+    let (from, goes_on) = (job.place(rank), if goes_on { "; the job goes on" } else { "" });
+    tracing::warn!(job = job.name, rank, from, reason, "worker lost{goes_on}");
 }
 
 /// The number of workers that were lost by a cause.
