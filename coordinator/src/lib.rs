@@ -11,6 +11,7 @@
 //! | `links` | the bytes that cross the links of members |
 //! | `asker` | clients that ask a hub for something |
 //! | `refused` | why a job does not take a member |
+//! | `tokens` | the tokens of members, and what each is good for |
 //!
 //! This crate must never know threads, locks, clocks, files or sockets: time is an argument, and what follows from an event is
 //! returned to the one who drives.
@@ -25,19 +26,21 @@ mod links;
 mod pace;
 mod progress;
 mod refused;
+mod tokens;
 mod verdict;
 
 pub use asker::Asker;
 pub use digests::{Compared, Digests};
 pub use hubs::{Arrivals, Files, Follower, Hubs, Secret, StaleCut, is_needed, may_write};
 pub use job::{
-    Arrival, Blame, Cause, CutAt, CutId, Effect, Event, Job, Made, Member, News, NotCut, NotReleased,
-    Purpose, Standing, Step, Stepped, TOLD_EVERY, Unlinked,
+    Arrival, Blame, Cause, CutAt, CutId, Effect, Event, Grant, Job, LateLimits, Leave, Made, Member, News,
+    NotCut, NotReleased, Purpose, Standing, Step, Stepped, TOLD_EVERY, Unlinked,
 };
 pub use links::MemberLink;
 pub use pace::{LastRounds, Rounds};
 pub use progress::Progress;
 pub use refused::Refused;
+pub use tokens::{KEEP_FAILED, Tokens, Unserved};
 pub use verdict::{not_finite, verdict};
 
 /// A secret that a member shows with its requests: bytes that nobody foresees.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use pbox_core::control::{
-    Answer, JobState, JoinReply, Late, Latest, LeaveRequest, Left, RelinkRequest, StateReply,
+    Answer, JobState, JoinReply, Late, Latest, LeaveRequest, Left, RelinkRequest, StateReply, missing,
 };
 use pbox_core::{Round, Share};
 use serde::Serialize;
@@ -52,12 +52,7 @@ pub struct Missing {
 impl Missing {
     /// What a worker of so many waits for, in words.
     pub fn spoken(&self, workers: u32) -> String {
-        let missing = match self {
-            Missing { ranks, machines, .. } if ranks.is_empty() && !machines.is_empty() => {
-                format!("machine(s) {machines:?}, where the hub or some workers are missing")
-            }
-            Missing { ranks, .. } => format!("worker(s) {ranks:?} of {workers} to join"),
-        };
+        let missing = missing(&self.ranks, &self.machines, workers);
         match &self.refused {
             Some(refused) => format!("{missing} (the hub has refused {refused})"),
             None => missing,

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use authority::Credential;
 use axum::Router;
+use coordinator::LateLimits;
 use fabric::any::{self, ConnectError, Listener, Transport};
 use fabric::tcp::{self, Frames};
 use fabric::{shm, verbs};
@@ -29,7 +30,7 @@ use crate::cores::lanes::{self, Lanes};
 use crate::cores::{CoreHandle, Report, free};
 use crate::error::HubError;
 use crate::needs;
-use crate::registry::{HubsAbove, LateLimits, Parts, Registry, Timeline, Up, random_name};
+use crate::registry::{HubsAbove, Parts, Registry, Timeline, Up, random_name};
 use crate::rendezvous;
 use crate::settings::{HubSettings, interface};
 

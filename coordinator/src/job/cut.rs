@@ -488,10 +488,12 @@ impl Job {
         }
         match (failed, &cut.purpose) {
             (Some(why), Purpose::Admit(ranks)) => {
-                let lost = |&rank| {
-                    Effect::Lose(rank, Cause::Other, format!("worker {rank} could not be let in: {why}"))
-                };
-                effects.extend(ranks.iter().map(lost));
+                let why = |rank| format!("worker {rank} could not be let in: {why}");
+                let lost = ranks.iter().map(|&rank| (rank, Cause::Other, why(rank))).collect();
+                effects.extend(self.lose_all(lost));
+                if matches!(effects.last(), Some(Effect::Fail(..))) {
+                    return effects; // which ends all cuts
+                }
             }
             (Some(why), _) => effects.push(Effect::CutOver(cut.id, Err(why))),
             (None, _) => {

@@ -9,7 +9,8 @@
 //! | time passes | the sweep | silent members, and those that have no links and do not live, are lost |
 //! | a step of a cut is done | the driver | the cut's next step, see [`cut`](super::cut) |
 //!
-//! Requests of members are methods of their own, which have answers.
+//! Requests of members are methods of their own, which have answers. A look at the rounds, and a loss that somebody else has
+//! seen, are methods, too.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -66,8 +67,25 @@ pub enum Effect {
     Relinked(u32),
     /// All cores drop a member's links. A connection by this token, which may be under way, is lost, too.
     DropLinks(u32, Option<Token>),
-    /// A member is lost.
-    Lose(u32, Cause, String),
+    /// A member is lost: it is counted, and the log says so.
+    Lost {
+        /// The member.
+        rank: u32,
+        /// The cause.
+        cause: Cause,
+        /// The reason.
+        reason: String,
+        /// Whether the job goes on without it.
+        goes_on: bool,
+    },
+    /// All cores remove a member.
+    RemoveWorker(u32),
+    /// The other hubs of the job hear that a worker, named as at all hubs, is lost for this reason.
+    TellLost(u64, String),
+    /// The tokens of a lost member serve it no longer, and answer this.
+    Forget(u32, String),
+    /// The news name other workers that hold the rounds up, or no worker any more. The log says so.
+    HeldUp,
     /// The job fails.
     Fail(String, Blame),
     /// Requests that wait for the job look again.
@@ -83,7 +101,9 @@ pub enum Cause {
     Silent,
     /// It held a round up.
     Late,
-    /// Another hub lost it, or it could not be let in.
+    /// It has lost a hub of the job, and says so.
+    HubLost,
+    /// Another hub lost it, it gives up, or it could not be let in.
     Other,
 }
 
@@ -119,23 +139,26 @@ impl Job {
                     // The ends of its links at the other cores are no news, and what becomes of new ones is the worker's to see.
                     true if self.unlinked(rank).is_some() => Vec::new(),
                     true => vec![self.unlink(rank, &why, now)],
-                    false => vec![Effect::Lose(rank, Cause::Link, why)],
+                    false => self.lose(rank, Cause::Link, &why),
                 }
             }
             Event::HungUp(rank) => {
-                let lost = self.hangs_up(rank).map(|why| Effect::Lose(rank, Cause::Link, why));
-                Vec::from_iter(lost)
+                let why = self.hangs_up(rank);
+                why.map_or_else(Vec::new, |why| self.lose(rank, Cause::Link, &why))
             }
             Event::Swept(limit) => {
                 let dead = self.unlinked_dead(now).into_iter();
-                let dead = dead.map(|(rank, why)| Effect::Lose(rank, Cause::Link, why));
-                self.silent(limit, now).chain(dead).chain(self.held_too_long(limit, now)).collect()
+                let dead = dead.map(|(rank, why)| (rank, Cause::Link, why));
+                let lost = self.silent(limit, now).chain(dead).collect();
+                let mut effects = self.lose_all(lost);
+                effects.extend(self.held_too_long(limit, now));
+                effects
             }
         }
     }
 
-    /// Returns the loss of each member that has been silent for longer than the limit.
-    fn silent(&self, limit: Duration, now: Instant) -> impl Iterator<Item = Effect> {
+    /// Returns the members that have been silent for longer than the limit, and why they are lost.
+    fn silent(&self, limit: Duration, now: Instant) -> impl Iterator<Item = (u32, Cause, String)> {
         let silence = move |rank: u32| {
             let member = self.member(rank).filter(|member| member.standing.is_member())?;
             let silence = Some(now - member.heard).filter(|&silence| silence > limit)?;
@@ -145,7 +168,7 @@ impl Job {
                 silence.as_secs_f64(),
                 limit.as_secs_f64()
             );
-            Some(Effect::Lose(rank, Cause::Silent, reason))
+            Some((rank, Cause::Silent, reason))
         };
         (0..self.terms.workers).filter_map(silence)
     }

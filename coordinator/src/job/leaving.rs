@@ -1,16 +1,38 @@
-//! Members that leave or are lost, and the end of the job.
+//! Members that leave, and the end of the job.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use pbox_core::control::Left;
+use pbox_core::control::{Left, missing};
 use pbox_core::{JobTerms, Piece, Round};
 
-use super::{Effect, Job, Life, Standing};
+use super::{Effect, Gathering, Job, Life, Standing};
+
+/// The consequence of a leave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Leave {
+    /// Nothing: the job has failed. Another one may have its name.
+    Nothing,
+    /// The job fails for this reason: it cannot begin without the worker.
+    Fails(String),
+    /// All cores remove the worker. The job has other members.
+    Left,
+    /// The worker was the last, and the job ends.
+    Last,
+}
 
 impl Job {
-    /// Notes that a worker left in good order. True if it was the last.
-    pub fn left(&mut self, rank: u32, round: Round) -> bool {
+    /// Lets a worker leave in good order, before this round. Returns what follows.
+    pub fn leave(&mut self, rank: u32, round: Round) -> Leave {
+        match &self.life {
+            Life::Failed { .. } => return Leave::Nothing,
+            Life::Gathering(Gathering { missing: ranks, machines, .. }) => {
+                let missing = missing(ranks, machines, self.terms.workers);
+                return Leave::Fails(format!("worker {rank} gave up waiting for {missing}"));
+            }
+            Life::Running => {}
+        }
+        self.worker(rank).into_iter().for_each(|worker| self.hubs.arrivals.forget(worker));
         if self.goes_on() {
             self.lost(rank);
         } else {
@@ -20,20 +42,16 @@ impl Job {
                 news.left.push(Left { rank, round });
             });
         }
-        !(0..self.terms.workers).any(|rank| self.has(rank))
+        match (0..self.terms.workers).any(|rank| self.has(rank)) {
+            true => Leave::Left,
+            false => Leave::Last,
+        }
     }
 
-    /// Notes that a worker was lost, and that the job goes on.
-    pub fn lost(&mut self, rank: u32) {
+    /// Notes that a worker is no member any more, and that the job goes on.
+    pub(super) fn lost(&mut self, rank: u32) {
         let cores = self.made.cores;
         self.standing(rank).into_iter().for_each(|standing| standing.lose(cores));
-    }
-
-    /// Forgets that a worker arrived: no hub expects it any more.
-    pub fn forget_arrival(&mut self, rank: u32) {
-        if let Some(worker) = self.worker(rank) {
-            self.hubs.arrivals.forget(worker);
-        }
     }
 
     /// Notes that a core has removed a worker. After the last core the rank is free, and the news say that no round waits for it.

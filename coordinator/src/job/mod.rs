@@ -1,14 +1,17 @@
 //! A job: its terms, its members, and the news that its workers wait for.
 //!
 //! Plain state: decides nothing about cores and connections. `life` has the states of a job, `member` those of a member; `arriving`
-//! has how members come to take part, `cut` how the job is stopped for that, `leaving` how they and the job end, `relink` how they make links again, `offered` the state
+//! has how members come to take part, `cut` how the job is stopped for that, `late` who of them holds rounds up, `leaving` and
+//! `loss` how they and the job end, `relink` how they make links again, `offered` the state
 //! that rank 0 brings, `reached` how far members were before they lost their hub.
 
 mod arriving;
 mod cut;
 mod event;
+mod late;
 mod leaving;
 mod life;
+mod loss;
 mod member;
 mod news;
 mod offered;
@@ -22,7 +25,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pbox_core::control::{JoinRequest, Late, Member as Taking, MemberReply, Mesh, RefusalCode, reason};
+use pbox_core::control::{JoinRequest, Member as Taking, MemberReply, Mesh, RefusalCode, reason};
 use pbox_core::job::Difference;
 use pbox_core::{JobId, JobTerms, Members, NumbersByRound, OnLoss, Round};
 
@@ -30,10 +33,12 @@ pub use arriving::Arrival;
 use cut::Cuts;
 pub use cut::{CutAt, CutId, NotCut, NotReleased, Purpose, Step, Stepped};
 pub use event::{Blame, Cause, Effect, Event};
+pub use late::LateLimits;
+pub use leaving::Leave;
 use life::{Gathering, Life};
 pub use member::{Member, Standing, Unlinked};
 pub use news::News;
-pub use relink::TOLD_EVERY;
+pub use relink::{Grant, TOLD_EVERY};
 
 use crate::asker::Asker;
 use crate::hubs::Hubs;
@@ -274,17 +279,6 @@ impl Job {
     /// Whether a worker takes part, with or without links.
     pub fn takes_part(&self, rank: u32) -> bool {
         self.member(rank).is_some_and(|member| member.standing.takes_part())
-    }
-
-    /// Notes that these workers hold the rounds up. Returns whether they are others than before: that is news.
-    pub fn held_up_by(&mut self, late: Vec<Late>) -> bool {
-        let who = |late: &[Late]| late.iter().map(|late| late.who.clone()).collect::<Vec<_>>();
-        let is_news = who(&late) != who(&self.news.now().held_up_by);
-        match is_news {
-            true => self.news.change(|news| news.held_up_by = late),
-            false => self.news.correct(|news| news.held_up_by = late),
-        }
-        is_news
     }
 
     /// Notes that a join was refused. If others gather, they hear of it, since they wait for that worker.

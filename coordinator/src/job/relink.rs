@@ -4,13 +4,27 @@ use std::time::{Duration, Instant};
 
 use fabric::any::Transport;
 use pbox_core::Members;
-use pbox_core::control::Latest;
+use pbox_core::control::{Latest, RefusalCode};
 
 use super::member::{Member, Unlinked};
-use super::{Effect, Job};
+use super::{Effect, Job, Life};
+use crate::Token;
+use crate::refused::Refused;
 
 /// How often a hub tells those above it which of its workers is late, and how long they hold its heartbeats.
 pub const TOLD_EVERY: Duration = Duration::from_secs(1);
+
+/// What a worker gets that has asked for other links.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grant {
+    /// Nothing yet: some cores have not dropped the former links.
+    Waits,
+    /// A connection.
+    Connection {
+        /// The token of the same request before, whose answer was lost. It is good for nothing now.
+        former: Option<Token>,
+    },
+}
 
 impl Job {
     /// Notes that a member lives, and what it says of its own workers. Returns how long the hub may hold a heartbeat that brings
@@ -39,7 +53,7 @@ impl Job {
     }
 
     /// Whether a worker whose link ended by itself may make its links again. Then it is not lost yet.
-    pub fn waits_for_links(&self, rank: u32) -> bool {
+    pub(super) fn waits_for_links(&self, rank: u32) -> bool {
         // Nothing but a death ends a link on shared memory that its worker has not given up. One that makes its links again gives
         // up those to this hub, if it cannot have those to another.
         let lives =
@@ -52,15 +66,59 @@ impl Job {
         self.member(rank).is_some_and(|member| member.relinks)
     }
 
+    /// Notes that a worker has lost its links, as it says, and asks for new ones. Returns what follows.
+    ///
+    /// # Errors
+    /// When it cannot have new ones.
+    pub fn ask_for_links(&mut self, rank: u32, why: &str, now: Instant) -> Result<Option<Effect>, Refused> {
+        if let Life::Failed { reason, .. } = &self.life {
+            let why = format!("job {:?} has failed: {reason}", self.name);
+            return Err(Refused::new(RefusalCode::JobFailed, why));
+        }
+        if let Some(member) = &mut self.members[rank as usize] {
+            member.hung_up = false;
+        }
+        if !self.may_relink(rank) {
+            let why = format!(
+                "{} of job {:?} cannot make its links again: it said in its join that it would not, it takes no part, or it has \
+                 hung up",
+                self.spoken(rank),
+                self.name
+            );
+            return Err(Refused::new(RefusalCode::NoRelink, why));
+        }
+        // The cores may be about to drop them, and the worker was not told yet that they have.
+        let is_dropping = self.member(rank).is_some_and(|member| member.standing.is_dropping());
+        let why = format!("{} is gone: {why}", self.spoken(rank));
+        Ok((!is_dropping).then(|| self.unlink(rank, &why, now)))
+    }
+
+    /// Grants a worker that has asked for other links one connection by this token, once all cores have dropped the former links.
+    ///
+    /// # Errors
+    /// When the job has ended.
+    pub fn grant_links(&mut self, rank: u32, token: Token) -> Result<Grant, Refused> {
+        match self.unlinked(rank) {
+            Some(unlinked) if unlinked.is_dropped() => {
+                Ok(Grant::Connection { former: unlinked.grant(token) })
+            }
+            Some(_) => Ok(Grant::Waits),
+            None => Err(Refused::new(
+                RefusalCode::JobFailed,
+                format!("job {:?} ended while its cores dropped the links", self.name),
+            )),
+        }
+    }
+
     /// Notes that a worker has lost its links, and that its job waits until it makes others.
-    pub fn unlink(&mut self, rank: u32, why: &str, now: Instant) -> Effect {
+    pub(super) fn unlink(&mut self, rank: u32, why: &str, now: Instant) -> Effect {
         let cores = self.made.cores;
         let token = self.standing(rank).and_then(|standing| standing.unlink(cores, why, now));
         Effect::DropLinks(rank, token)
     }
 
     /// Whether a worker may make its links again now.
-    pub fn may_relink(&self, rank: u32) -> bool {
+    pub(super) fn may_relink(&self, rank: u32) -> bool {
         let may = |member: &Member| member.relinks && member.transport.is_some() && !member.hung_up;
         self.runs() && self.takes_part(rank) && self.member(rank).is_some_and(may)
     }
@@ -85,13 +143,6 @@ impl Job {
             self.tell(|_| {});
         }
         dead
-    }
-
-    /// Notes that a worker lives.
-    pub fn lives(&mut self, rank: u32) {
-        if let Some(member) = &mut self.members[rank as usize] {
-            member.hung_up = false;
-        }
     }
 
     /// Notes that a member's heartbeat ended without an answer. Returns why the member is lost, if its links are.

@@ -1,10 +1,8 @@
 //! The words of members and cores on the job's rounds.
 
-use std::time::Duration;
-
 use fabric::Crossed;
-use pbox_core::control::{Late, Latest};
-use pbox_core::{Look, Members};
+use pbox_core::Members;
+use pbox_core::control::Latest;
 
 use super::Job;
 use crate::digests::Compared;
@@ -27,27 +25,6 @@ impl Job {
     /// Returns which of all workers below this hub is late here, if one is.
     pub fn latest(&self) -> Option<Latest> {
         latest_below(&self.rounds.last.reply()?, |rank| self.member(rank)?.latest.clone())
-    }
-
-    /// Says who is waited for: on another machine the worker that its hub waits for, if it says so.
-    fn awaited(&self, rank: u32) -> String {
-        let latest = self.members[rank as usize].as_ref().and_then(|member| member.latest.as_ref());
-        match latest.filter(|latest| latest.waited_us > 0) {
-            Some(latest) => latest.of_machine(rank),
-            None => self.spoken(rank),
-        }
-    }
-
-    /// Returns the workers that have been late for so long.
-    pub fn late(&self, look: &Look, time: Duration) -> Vec<Late> {
-        let late = look.late().map(|(rank, waits)| Late {
-            rank,
-            who: self.awaited(rank),
-            round: waits.round.unwrap_or(look.round),
-            chunks: waits.owes,
-            seconds: time.as_secs(),
-        });
-        late.collect()
     }
 
     /// Notes how many bytes have crossed a member's link to one of the job's cores.

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use fabric::any::Transport;
-use pbox_core::control::{HeartbeatReply, JobState, JoinRequest};
-use pbox_core::{Consistency, Key, Numbers, Optimizer, Share};
+use pbox_core::control::{HeartbeatReply, JobState, JoinRequest, Late};
+use pbox_core::{Consistency, Key, Look, Numbers, Optimizer, Share, Waits};
 
 use super::*;
 use crate::{Secret, Token};
@@ -72,9 +72,10 @@ fn a_rank_stays_taken_in_a_job_that_does_not_continue() {
     attach(&mut job, 0);
     attach(&mut job, 1);
     job.take_part(&[0, 1], Round(0));
-    assert!(!job.left(1, Round(3)) && !job.has(1) && !job.may_become_free(1));
+    assert_eq!(job.leave(1, Round(3)), Leave::Left);
+    assert!(!job.has(1) && !job.may_become_free(1));
     job.removed(1);
-    assert!(job.left(0, Round(3)), "the last");
+    assert_eq!(job.leave(0, Round(3)), Leave::Last);
     assert!(job.member(1).is_some());
 }
 
@@ -194,8 +195,8 @@ fn link_ends(job: &mut Job) -> Vec<Effect> {
 }
 
 fn is_lost(effects: &[Effect]) -> bool {
-    let why = "worker 1 is gone: its link ended".to_owned();
-    effects == [Effect::Lose(1, Cause::Link, why)]
+    let why = "worker 1 is gone: its link ended";
+    matches!(effects, [Effect::Lost { rank: 1, cause: Cause::Link, reason, .. }, ..] if reason == why)
 }
 
 #[test]
@@ -211,6 +212,9 @@ fn a_worker_that_has_hung_up_and_has_no_links_is_lost_in_either_order() {
     job.members[1].as_mut().unwrap().transport = Some(Transport::Tcp);
     assert_eq!(job.handle(Event::HungUp(1), Instant::now()), [], "its links are there");
     assert!(is_lost(&link_ends(&mut job)), "nobody is there to make others");
+    let mut job = running();
+    job.members[1].as_mut().unwrap().transport = Some(Transport::Tcp);
+    job.handle(Event::HungUp(1), Instant::now());
     job.heard_of(1, None, Instant::now()).unwrap();
     assert_eq!(link_ends(&mut job), [Effect::DropLinks(1, None)]);
     assert_eq!(link_ends(&mut job), [], "the ends of its other links are no news");
@@ -224,6 +228,161 @@ fn a_member_is_silent_for_as_long_as_the_limit() {
     job.heard_of(0, None, begun + limit).unwrap();
     assert_eq!(job.handle(Event::Swept(limit), begun), []);
     let lost = job.handle(Event::Swept(limit), begun + limit + Duration::from_secs(1));
-    let [Effect::Lose(1, Cause::Silent, why)] = &lost[..] else { panic!("{lost:?}") };
+    let [Effect::Lost { rank: 1, cause: Cause::Silent, reason: why, .. }, ..] = &lost[..] else {
+        panic!("{lost:?}")
+    };
     assert!(why.starts_with("worker 1 was silent for 31.0 s, the limit is 30.0 s"), "{why}");
+}
+
+/// The failure that follows from the loss of rank 1.
+fn failure(job: &mut Job, cause: Cause) -> Option<(String, Blame)> {
+    match &job.lose(1, cause, "it died")[..] {
+        [Effect::Lost { goes_on: false, .. }, Effect::Fail(reason, blame)] => Some((reason.clone(), *blame)),
+        [Effect::Lost { goes_on: true, .. }, ..] => None,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_job_goes_on_without_a_lost_worker_and_its_tokens_say_why() {
+    let mut job = running();
+    job.hubs.arrivals.note(1, 0, 2);
+    let effects = job.lose(1, Cause::Other, "it died");
+    assert!(!job.hubs.arrivals.note(1, 1, 2), "no hub expects it");
+    let why = "job \"job\" goes on without this worker: it died; join again to take part".to_owned();
+    let reason = "it died".to_owned();
+    let lost = Effect::Lost { rank: 1, cause: Cause::Other, reason: reason.clone(), goes_on: true };
+    let told = Effect::TellLost(1, reason);
+    assert_eq!(effects, [lost, Effect::RemoveWorker(1), told, Effect::Forget(1, why), Effect::Wake]);
+    assert!(job.lose(1, Cause::Link, "its link ended").is_empty(), "it is lost once");
+    let failed = Some(("it died; no worker is left".to_owned(), Blame::Job));
+    assert_eq!(
+        job.lose(0, Cause::Link, "it died").last(),
+        failed.map(|(why, by)| Effect::Fail(why, by)).as_ref()
+    );
+}
+
+#[test]
+fn a_job_that_has_not_begun_or_does_not_go_on_fails_with_its_worker() {
+    let died = |blame| Some(("it died".to_owned(), blame));
+    assert_eq!(failure(&mut of_two(OnLoss::Continue, Members::Workers), Cause::Link), died(Blame::Job));
+    let mut job = of_two(OnLoss::Stop, Members::Workers);
+    attach(&mut job, 0);
+    attach(&mut job, 1);
+    job.take_part(&[0, 1], Round(0));
+    assert_eq!(failure(&mut job, Cause::Late), died(Blame::Job));
+    assert_eq!(failure(&mut job, Cause::HubLost), died(Blame::Hub), "it may come back");
+    job.fail("it died", false, Instant::now());
+    assert!(job.lose(0, Cause::Link, "it died").is_empty());
+}
+
+#[test]
+fn a_hub_below_that_is_gone_without_a_word_may_come_back() {
+    let mut job = of_two(OnLoss::Stop, Members::Hubs);
+    let mut blame = |cause| failure(&mut job, cause).unwrap().1;
+    assert_eq!([Cause::Link, Cause::Silent].map(&mut blame), [Blame::Hub; 2]);
+    assert_eq!([Cause::Late, Cause::Other].map(&mut blame), [Blame::Job; 2]);
+}
+
+#[test]
+fn a_worker_that_has_left_closes_its_links() {
+    let mut job = running();
+    job.hubs.arrivals.note(1, 0, 2);
+    job.leave(1, Round(3));
+    assert!(!job.hubs.arrivals.note(1, 1, 2), "no hub expects it");
+    assert!(link_ends(&mut job).is_empty());
+}
+
+#[test]
+fn a_job_fails_with_the_first_of_its_silent_workers() {
+    let mut job = of_two(OnLoss::Stop, Members::Workers);
+    let later = Instant::now() + Duration::from_secs(31);
+    let effects = job.handle(Event::Swept(Duration::from_secs(30)), later);
+    let [Effect::Lost { rank: 0, .. }, Effect::Fail(why, Blame::Job)] = &effects[..] else {
+        panic!("{effects:?}")
+    };
+    assert!(why.starts_with("worker 0 was silent"), "{why}");
+}
+
+#[test]
+fn a_worker_that_leaves_a_job_that_gathers_gives_it_up() {
+    let mut job = of_two(OnLoss::Continue, Members::Workers);
+    attach(&mut job, 0);
+    let why = "worker 0 gave up waiting for worker(s) [1] of 2 to join".to_owned();
+    assert_eq!(job.leave(0, Round(0)), Leave::Fails(why.clone()));
+    job.fail(&why, false, Instant::now());
+    assert_eq!(job.leave(1, Round(0)), Leave::Nothing);
+}
+
+/// A look at a job where nothing has moved: a chunk in round 7 has waited for rank 1.
+fn waiting() -> Look {
+    let owes = Waits { owes: 1, round: Some(Round(7)), is_waiting: false };
+    Look { round: Round(7), done: 15, workers: [(1, owes)].into(), ..Look::default() }
+}
+
+/// The effects of looks at a job, each after its number of seconds.
+fn judge(job: &mut Job, looks: &[(u64, &Look)], limit: Option<u64>, above: &[Late]) -> Vec<Vec<Effect>> {
+    let (begun, limit) = (Instant::now(), limit.map(Duration::from_secs));
+    let limits = LateLimits { warning: Duration::from_secs(10), limit };
+    let at = |seconds: u64| begun + Duration::from_secs(seconds);
+    looks.iter().map(|&(seconds, look)| job.judge(look, &limits, above.to_vec(), at(seconds))).collect()
+}
+
+#[test]
+fn a_late_worker_is_named_once_and_is_lost_after_the_limit() {
+    let mut job = running();
+    let (look, moved) = (waiting(), Look { is_moving: true, ..waiting() });
+    let looks = [(0, &look), (9, &look), (10, &look), (20, &look), (21, &moved), (40, &look), (51, &look)];
+    let effects = judge(&mut job, &looks, Some(30), &[]);
+    let (none, held_up) = (vec![], vec![Effect::HeldUp]);
+    assert_eq!(effects[..6], [&none, &none, &held_up, &none, &held_up, &held_up].map(Vec::clone));
+    let [Effect::Lost { rank: 1, cause: Cause::Late, reason, goes_on: true }, ..] = &effects[6][..] else {
+        panic!("{effects:?}")
+    };
+    let why = "worker 1 lives and holds up round 7: 1 chunk(s) have waited for its push for 30 s; the limit is 30 s \
+               (--late-limit-s)";
+    assert_eq!(reason, why);
+}
+
+#[test]
+fn where_nobody_is_late_the_hubs_above_say_who_is() {
+    let mut job = running();
+    let look = Look { workers: Default::default(), ..waiting() };
+    let above = Late { rank: 3, who: "the hub of machine 3".into(), round: Round(7), chunks: 1, seconds: 12 };
+    let effects = judge(&mut job, &[(0, &look), (12, &look)], None, std::slice::from_ref(&above));
+    assert_eq!(effects, [vec![Effect::HeldUp], vec![]]);
+    assert_eq!(job.news.now().held_up_by, [above]);
+}
+
+#[test]
+fn a_job_ends_before_the_last_round_that_there_is() {
+    let last = Look { round: Round::LIMIT, ..Look::default() };
+    let effects = judge(&mut running(), &[(0, &last)], None, &[]).concat();
+    assert!(matches!(&effects[..], [Effect::Fail(why, Blame::Job)] if why.contains("save its weights")));
+    let gathering = judge(&mut of_two(OnLoss::Stop, Members::Workers), &[(0, &last)], None, &[]);
+    assert_eq!(gathering, [vec![]]);
+}
+
+#[test]
+fn a_worker_has_other_links_when_all_cores_have_dropped_the_former_ones() {
+    let (mut job, now) = (running(), Instant::now());
+    let code = |refused: Result<Option<Effect>, Refused>| refused.unwrap_err().code;
+    assert_eq!(code(job.ask_for_links(1, "a NIC is down", now)), RefusalCode::NoRelink, "it has had none");
+    job.members[1].as_mut().unwrap().transport = Some(Transport::Tcp);
+    job.handle(Event::HungUp(1), now);
+    let drops = Ok(Some(Effect::DropLinks(1, None)));
+    assert_eq!(job.ask_for_links(1, "a NIC is down", now), drops, "it asks, so it lives");
+    assert_eq!(job.unlinked(1).unwrap().why, "worker 1 is gone: a NIC is down");
+    assert_eq!(job.ask_for_links(1, "a NIC is down", now), Ok(None), "the core drops them");
+    assert_eq!(job.grant_links(1, [1; 16]), Ok(Grant::Waits));
+    job.handle(Event::Dropped(1), now);
+    assert_eq!(job.grant_links(1, [1; 16]), Ok(Grant::Connection { former: None }));
+    assert_eq!(job.grant_links(1, [2; 16]), Ok(Grant::Connection { former: Some([1; 16]) }));
+    assert!(job.connect(1, [1; 16]).is_err() && job.connect(1, [2; 16]).is_ok());
+    // It was let in, and says that these links are lost, too.
+    assert_eq!(job.ask_for_links(1, "again", now), Ok(Some(Effect::DropLinks(1, Some([2; 16])))));
+    job.lose(1, Cause::Link, "it died");
+    assert_eq!(job.grant_links(1, [3; 16]).unwrap_err().code, RefusalCode::JobFailed);
+    job.fail("a test", false, now);
+    assert_eq!(code(job.ask_for_links(0, "late", now)), RefusalCode::JobFailed);
 }

@@ -368,6 +368,14 @@ pub enum JobState {
     },
 }
 
+/// Says who is missing in a job of this many workers that gathers: ranks, or else machines.
+pub fn missing(ranks: &[u32], machines: &[u32], workers: u32) -> String {
+    match ranks.is_empty() && !machines.is_empty() {
+        true => format!("machine(s) {machines:?}, where the hub or some workers are missing"),
+        false => format!("worker(s) {ranks:?} of {workers} to join"),
+    }
+}
+
 /// `POST /v1/jobs/{job}/ready`: all members of a hub below are there, and it may take part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -72,7 +72,7 @@ impl Registry {
             let job = inner.running(id)?;
             let (cut, effects) = job.cut(purpose, Instant::now());
             let came = job.wait_for_cuts.wait_for(cut, collects);
-            self.carry_out_all(&mut inner, id, effects);
+            self.carry_out(&mut inner, id, effects);
             came
         };
         came.await.map_err(|_| JobEnded)

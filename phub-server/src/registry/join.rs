@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use authority::{hex, random, unhex};
-use coordinator::{Asker, Cause, Secret};
+use authority::{hex, random};
+use coordinator::{Asker, Cause, Secret, Unserved};
 use fabric::{Ranges, RecvWindow, SendWindow, Span, Spans, any};
 use pbox_core::control::{
     JobState, JoinReply, JoinRequest, PROTOCOL, RefusalCode, Versions, check_address, check_job_name,
@@ -191,8 +191,7 @@ impl Registry {
         check_pass(job, request)?;
         job.check_reached(rank, request.reached)?;
         let token = new_token()?;
-        inner.tokens.insert(token, (id, rank));
-        inner.shown.insert(fabric::name_of(token), token);
+        inner.tokens.give(token, (id, rank));
         let job = inner.jobs.get_mut(&id).expect("named jobs exist");
         let given = request.peers.as_ref().and_then(|peers| peers.pass.clone());
         let saves = self.saves(job);
@@ -227,30 +226,30 @@ impl Registry {
 
     /// The token that a hello calls by this name.
     pub fn token_named(&self, name: [u8; 16]) -> Option<Token> {
-        self.lock().shown.get(&name).copied()
+        self.lock().tokens.named(name)
     }
 
     /// Whose token it is. Says nothing of whether the worker is connected already.
     pub fn expects(&self, token: Token) -> Result<(JobId, u32), String> {
-        self.lock().tokens.get(&token).copied().ok_or_else(|| UNKNOWN_TOKEN.into())
+        self.lock().tokens.owner(token).map_err(|_| UNKNOWN_TOKEN.into())
     }
 
     /// Whether a member has this token.
     pub fn has_member(&self, token: &str) -> bool {
-        unhex(token).is_some_and(|token: Token| self.lock().tokens.contains_key(&token))
+        self.lock().tokens.owner_by_digits(token).is_ok()
     }
 
     /// Looks whether a member of the job has this token, or one that has left.
     pub fn check_member(&self, job: &str, token: &str) -> Result<(), Refusal> {
         let mut inner = self.lock();
-        match unhex(token).is_some_and(|token: Token| inner.left.contains_key(&token)) {
-            true => Ok(()),
-            false => inner.member(job, token).map(drop),
+        match inner.tokens.owner_by_digits(token) {
+            Err(Unserved::Left) => Ok(()),
+            _ => inner.member(job, token).map(drop),
         }
     }
 
     /// What a connection with this token gets. A token is good for one connection.
-    pub fn admission(&self, token: Token) -> Result<Admission, String> {
+    pub fn admission(self: &Arc<Self>, token: Token) -> Result<Admission, String> {
         let mut admission = self.shared_admission(token)?;
         if admission.wire.has_own_weights() {
             // Outside the lock: the window is as large as the model.
@@ -269,7 +268,7 @@ impl Registry {
     /// The connection led nowhere, and the other end knows: the token is good for one by another transport.
     pub fn readmit(&self, &Admission { token, rank, .. }: &Admission) {
         let mut inner = self.lock();
-        let Some(id) = inner.tokens.get(&token).map(|&(id, _)| id) else { return };
+        let Ok((id, _)) = inner.tokens.owner(token) else { return };
         if let Some(job) = inner.jobs.get_mut(&id) {
             job.not_connected(rank);
         }
@@ -325,7 +324,7 @@ impl Registry {
     /// An admission with the job's weights, which may not be the worker's.
     fn shared_admission(&self, token: Token) -> Result<Admission, String> {
         let mut inner = self.lock();
-        let &(id, rank) = inner.tokens.get(&token).ok_or(UNKNOWN_TOKEN)?;
+        let (id, rank) = inner.tokens.owner(token).map_err(|_| UNKNOWN_TOKEN)?;
         let job = inner.jobs.get_mut(&id).expect("tokens name jobs that exist");
         let weights = job.weights.clone().ok_or_else(|| match job.state() {
             JobState::Failed { reason, .. } => format!("job {:?} has failed: {reason}", job.name),
@@ -342,7 +341,7 @@ impl Registry {
         let links = links_by(&endpoints);
         // Under the lock, so that a command to remove the worker comes after its links.
         let mut inner = self.lock();
-        let Some(id) = inner.tokens.get(&admission.token).map(|&(id, _)| id) else { return };
+        let Ok((id, _)) = inner.tokens.owner(admission.token) else { return };
         let Some(job) = inner.jobs.get_mut(&id) else { return };
         if let Some(member) = &mut job.members[admission.rank as usize] {
             member.transport = endpoints.first().map(any::Endpoint::transport);

@@ -1,38 +1,15 @@
-//! Who holds a job's rounds up: a worker whose heartbeats come, and whose pushes do not.
+//! Looks at running jobs: every few seconds their cores say, between two turns, how far they are. The coordinator judges.
 //!
-//! ```text
-//!   every few seconds, each running job: its cores look --> did anything move since the last look?
-//!       no, for --late-warning-s: who owes pushes that others have made --> log, news, GET /v1/hub
-//!       no, for --late-limit-s:   they are lost
-//! ```
-//!
-//! On the control thread. The cores look between two turns.
+//! On the control thread.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use coordinator::Cause;
-use pbox_core::{JobId, Look, Round};
+use pbox_core::{JobId, Look};
 
+use super::Registry;
 use super::job::Job;
-use super::{Inner, Registry};
 use crate::cores::Command;
-
-/// When workers are late.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LateLimits {
-    /// They are named after this time.
-    pub warning: Duration,
-    /// They are lost after this time.
-    pub limit: Option<Duration>,
-}
-
-impl LateLimits {
-    /// The pause between two looks.
-    pub fn pause(&self) -> Duration {
-        (self.warning / 6).clamp(Duration::from_millis(250), Duration::from_secs(5))
-    }
-}
 
 impl Registry {
     /// Looks at each running job once.
@@ -45,42 +22,20 @@ impl Registry {
             let asked = self.ask(id, |reply| Command::Look { job: id, reply });
             let Ok(Ok(looks)) = tokio::time::timeout(self.late.pause(), asked).await else { continue };
             let look = looks.into_iter().fold(Look::default(), Look::with);
-            self.judge(&mut self.lock(), id, &look);
+            let mut inner = self.lock();
+            let Some(job) = inner.jobs.get_mut(&id) else { continue };
+            let above = job.above.as_ref().map_or_else(Vec::new, |above| above.held_up_by());
+            let effects = job.judge(&look, &self.late, above, Instant::now());
+            self.carry_out(&mut inner, id, effects);
         }
     }
+}
 
-    /// Does what follows from a look at a job.
-    fn judge(&self, inner: &mut Inner, id: JobId, look: &Look) {
-        let Some(job) = inner.jobs.get_mut(&id).filter(|job| job.runs()) else {
-            return;
-        };
-        if look.round >= Round::LIMIT {
-            let reason = format!(
-                "it has come to round {}, and a job ends before round {}: save its weights, and begin a job of another name with \
-                 them",
-                look.round.0,
-                Round::LIMIT.0
-            );
-            return self.fail(inner, id, &reason);
-        }
-        let time = job.rounds.progress.note(look, Instant::now());
-        let late = if time < self.late.warning { Vec::new() } else { job.late(look, time) };
-        if let Some(limit) = self.late.limit.filter(|&limit| time >= limit && job.hubs.share.is_whole()) {
-            for late in &late {
-                let reason = format!("{late}; the limit is {} s (--late-limit-s)", limit.as_secs());
-                self.lose(inner, id, late.rank, Cause::Late, &reason);
-            }
-            return;
-        }
-        // Where all workers here have pushed, the hubs above may know whom they wait for.
-        let above = || job.above.as_ref().map_or_else(Vec::new, |above| above.held_up_by());
-        let late = if late.is_empty() { above() } else { late };
-        if job.held_up_by(late) {
-            let late = job.news.now().held_up_by.clone();
-            match late.is_empty() {
-                true => tracing::info!(job = job.name, "rounds go on"),
-                false => late.iter().for_each(|late| tracing::warn!(job = job.name, "{late}")),
-            }
-        }
+/// Says in the log who holds a job's rounds up now.
+pub(super) fn say_held_up(job: &Job) {
+    let late = &job.news.now().held_up_by;
+    match late.is_empty() {
+        true => tracing::info!(job = job.name, "rounds go on"),
+        false => late.iter().for_each(|late| tracing::warn!(job = job.name, "{late}")),
     }
 }

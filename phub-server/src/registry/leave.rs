@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use authority::unhex;
-use coordinator::{Blame, Cause};
-use membership::{MemberError, Missing};
-use pbox_core::control::{JobState, LeaveReply, LeaveRequest, reason};
+use coordinator::{Cause, Leave, Unserved};
+use membership::MemberError;
+use pbox_core::control::{LeaveReply, LeaveRequest, reason};
 use pbox_core::{Discarded, JobId, Members, Round};
 
 use super::above::JoinedAbove;
 use super::saved::snapshot::NoSnapshot;
-use super::{Inner, KEEP_FAILED, Refusal, Registry, Token, on_thread};
+use super::{Inner, Refusal, Registry, on_thread};
 use crate::cores::Command;
 
 /// How long the end of a job waits for the round in flight. All workers have left, so there is none, unless a worker left in
@@ -22,9 +22,9 @@ impl Registry {
     /// A worker leaves. When the last worker has left, the job's state is in its checkpoint, or the reply says why not; a trial
     /// leaves none. To the others the reply says why the last attempt failed, if it did. A second leave changes nothing.
     pub async fn leave(self: &Arc<Self>, job: &str, request: LeaveRequest) -> Result<LeaveReply, Refusal> {
-        let token: Option<Token> = unhex(&request.token);
+        let token = request.token.clone();
         let left = self.leave_once(job, request).await;
-        let has_left = || token.is_some_and(|token| self.lock().left.contains_key(&token));
+        let has_left = || self.lock().tokens.owner_by_digits(&token) == Err(Unserved::Left);
         if left.is_err() && has_left() { Ok(LeaveReply::default()) } else { left }
     }
 
@@ -48,8 +48,8 @@ impl Registry {
             if ends && let Err(why) = self.end_at_cut(id, &why).await {
                 tracing::warn!(job, why, "the job does not end between two rounds");
             }
-            let blame = if hub_lost { Blame::Hub } else { Blame::Job };
-            self.lose_by(&mut self.lock(), id, rank, Cause::Other, &why, blame);
+            let cause = if hub_lost { Cause::HubLost } else { Cause::Other };
+            self.lose(&mut self.lock(), id, rank, cause, &why);
             return Ok(LeaveReply::default());
         }
         let (last, mut checkpoint_error) = self.lock().member(job, &token).map(|(job, rank)| {
@@ -88,8 +88,7 @@ impl Registry {
         Ok(LeaveReply { checkpoint_error })
     }
 
-    /// If others still gather, the job fails: it cannot begin without this worker. Returns a job that ends when this hub
-    /// has left it above.
+    /// Carries a leave out. Returns a job that ends when this hub has left it above.
     fn leave_now(
         &self,
         job: &str,
@@ -99,27 +98,25 @@ impl Registry {
         let mut inner = self.lock();
         let (job, rank) = inner.member(job, token)?;
         let id = job.id;
-        if let JobState::Gathering { missing, machines } = job.state() {
-            let missing = Missing { ranks: missing, machines, refused: None }.spoken(job.terms.workers);
-            let reason = format!("worker {rank} gave up waiting for {missing}");
-            self.fail(&mut inner, id, &reason);
-            return Ok(None);
-        }
-        if job.failed() {
-            // There is nothing to leave. Another job may have the name by now.
-            return Ok(None);
-        }
+        let is_last = match job.leave(rank, round) {
+            Leave::Nothing => return Ok(None),
+            Leave::Fails(reason) => {
+                self.fail(&mut inner, id, &reason);
+                return Ok(None);
+            }
+            Leave::Left => false,
+            Leave::Last => true,
+        };
         tracing::info!(job = job.name, rank, round = round.0, from = job.place(rank), "worker left");
-        job.forget_arrival(rank);
-        let is_last = job.left(rank, round);
         let above = job.above.take_if(|_| is_last);
         if !is_last {
             self.command(job, || Command::RemoveWorker { job: id, rank });
         } else if above.is_none() {
             self.end(&mut inner, id);
         }
-        inner.forget(id, rank, None);
-        inner.left.extend(unhex(token).map(|token: Token| (token, Instant::now() + KEEP_FAILED)));
+        if let Some(token) = unhex(token) {
+            inner.tokens.left((id, rank), token, Instant::now());
+        }
         Ok(above.map(|above| (id, above)))
     }
 

@@ -5,67 +5,30 @@ use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use coordinator::{Blame, Cause, Event, Progress};
-use pbox_core::{JobId, Members};
+use coordinator::{Blame, Cause, Event, KEEP_FAILED, Progress};
+use pbox_core::JobId;
+use pbox_core::control::LostReply;
 
 use super::above::JoinedAbove;
 use super::job::Job;
 use super::make::Load;
-use super::{Inner, KEEP_FAILED, Registry};
+use super::{Inner, Registry};
 use crate::alarm::guarded;
 use crate::cores::Command;
 
 impl Registry {
     /// A worker is lost: its job fails, or goes on without it, if the job's terms say so and another worker is left.
-    pub(super) fn lose(&self, inner: &mut Inner, id: JobId, rank: u32, cause: Cause, reason: &str) {
-        // A hub below that is gone without a word may come back.
-        let is_hub = |job: &Job| job.terms.level.members != Members::Workers;
-        let blame = match cause {
-            Cause::Link | Cause::Silent if inner.jobs.get(&id).is_some_and(is_hub) => Blame::Hub,
-            _ => Blame::Job,
-        };
-        self.lose_by(inner, id, rank, cause, reason, blame);
-    }
-
-    /// As [`lose`](Self::lose); `blame` is of the job's failure.
-    pub(super) fn lose_by(
-        &self,
+    pub(super) fn lose(
+        self: &Arc<Self>,
         inner: &mut Inner,
         id: JobId,
         rank: u32,
         cause: Cause,
         reason: &str,
-        blame: Blame,
     ) {
-        // A worker that has left closes its links.
-        let Some(job) = inner.jobs.get_mut(&id).filter(|job| !job.failed() && job.has(rank)) else { return };
-        let lost = &mut inner.counts.lost;
-        *match cause {
-            Cause::Link => &mut lost.link,
-            Cause::Silent => &mut lost.silent,
-            Cause::Late => &mut lost.late,
-            Cause::Other => &mut lost.other,
-        } += 1;
-        let from = job.place(rank);
-        if !job.goes_on() || !job.runs() {
-            tracing::warn!(job = job.name, rank, from, reason, "worker lost");
-            return self.fail_by(inner, id, reason, blame);
-        }
-        if !job.has_others(rank) {
-            return self.fail_by(inner, id, &format!("{reason}; no worker is left"), blame);
-        }
-        tracing::warn!(job = job.name, rank, from, reason, "worker lost; the job goes on");
-        job.lost(rank);
-        let told =
-            format!("job {:?} goes on without this worker: {reason}; join again to take part", job.name);
-        self.command(job, || Command::RemoveWorker { job: id, rank });
-        job.forget_arrival(rank);
-        if let Some(worker) = job.worker(rank) {
-            self.tell_lost(job, worker, reason);
-        }
-        inner.forget(id, rank, Some(told));
-        // A request of the lost worker for other links may wait.
-        self.freed.notify_waiters();
+        let Some(job) = inner.jobs.get_mut(&id) else { return };
+        let effects = job.lose(rank, cause, reason);
+        self.carry_out(inner, id, effects);
     }
 
     pub(super) fn fail(&self, inner: &mut Inner, id: JobId, reason: &str) {
@@ -92,7 +55,7 @@ impl Registry {
                 None => self.command(job, || Command::RemoveJob { job: id }),
             },
         }
-        self.carry_out_all(inner, id, effects);
+        self.carry_out(inner, id, effects);
         // Joins may wait for the job's name, or for one of its ranks.
         self.freed.notify_waiters();
     }
@@ -130,15 +93,12 @@ impl Registry {
         for id in living.map(|job| job.id).collect::<Vec<JobId>>() {
             self.happens(&mut inner, id, Event::Swept(self.heartbeat_limit));
         }
-        let Inner { jobs, tokens, shown, lost, left, .. } = &mut *inner;
-        lost.retain(|_, (until, _)| now < *until);
-        left.retain(|_, until| now < *until);
+        let Inner { jobs, tokens, .. } = &mut *inner;
         jobs.retain(|_, job| job.failed_at().is_none_or(|at| now - at < KEEP_FAILED));
         let failed = jobs.values_mut().filter(|job| job.failed());
         failed.filter_map(Job::forget_model).for_each(|model| self.free(model));
         forget_oldest(jobs, self.jobs_limit);
-        tokens.retain(|_, (job, _)| jobs.contains_key(job));
-        shown.retain(|_, token| tokens.contains_key(token));
+        tokens.sweep(|job| jobs.contains_key(&job), now);
         let is_used = self.is_used(&inner);
         let changed = self.unused_since.send_if_modified(|since| {
             let was_used = since.is_none();
@@ -213,6 +173,22 @@ impl Registry {
         let untold = |inner: &mut Inner| !inner.untold.is_empty() || !inner.untold_above.is_empty();
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.told.wait_timeout_while(inner, limit, untold));
+    }
+}
+
+/// Says in the log that a worker is lost.
+pub(super) fn say_lost(job: &Job, rank: u32, reason: &str, goes_on: bool) {
+    let (from, goes_on) = (job.place(rank), if goes_on { "; the job goes on" } else { "" });
+    tracing::warn!(job = job.name, rank, from, reason, "worker lost{goes_on}");
+}
+
+/// The number of workers that were lost by a cause.
+pub(super) fn lost_by(cause: Cause, lost: &mut LostReply) -> &mut u64 {
+    match cause {
+        Cause::Link => &mut lost.link,
+        Cause::Silent => &mut lost.silent,
+        Cause::Late => &mut lost.late,
+        Cause::HubLost | Cause::Other => &mut lost.other,
     }
 }
 

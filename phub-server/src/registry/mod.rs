@@ -10,7 +10,7 @@
 //! | `make` | makes a job for its first worker |
 //! | `numbers` | changes an optimizer's numbers |
 //! | `refusal` | why a request is refused |
-//! | `late` | names workers that hold rounds up |
+//! | `late` | looks whether rounds go on |
 //! | `pace` | asks the cores how fast rounds go, and who is late in them |
 //! | `promises` | the memory that jobs were promised |
 //! | `quotas` | what one address, and one job, may have |
@@ -60,8 +60,8 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use authority::{hex, random, unhex};
-use coordinator::{Blame, Effect, Event, Token};
+use authority::{hex, random};
+use coordinator::{Blame, Effect, Event, KEEP_FAILED, LateLimits, Token, Tokens, Unserved};
 use pbox_core::control::{CountsReply, HeartbeatReply, Latest, RefusalCode, TransportAddress};
 use pbox_core::kernels::Kernels;
 use pbox_core::{Discarded, JobId, Round};
@@ -74,18 +74,16 @@ use above::Meetings;
 use cut::JobEnded;
 use hubs::held_too_long;
 use job::Job;
+use late::say_held_up;
+use loss::{lost_by, say_lost};
 
 pub(crate) use above::{HubsAbove, Up};
-pub(crate) use late::LateLimits;
 pub(crate) use operate::STOPS;
 pub(crate) use quotas::Quotas;
 pub(crate) use refusal::{Because, Refusal};
 pub(crate) use saved::Sent;
 pub(crate) use thread::{NoThread, on_thread};
 pub(crate) use timeline::Timeline;
-
-/// How long the registry keeps a failed job, and the reason why a worker was removed, for workers that have not asked yet.
-const KEEP_FAILED: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -97,13 +95,7 @@ struct Inner {
     making: HashMap<String, make::Load>,
     /// The memory that joins were promised that are being read.
     joins_bytes: u64,
-    tokens: HashMap<Token, (JobId, u32)>,
-    /// The same tokens, by what a hello calls them.
-    shown: HashMap<[u8; 16], Token>,
-    /// Tokens of workers that left, and until when the hub remembers them: a leave whose answer was lost comes again.
-    left: HashMap<Token, Instant>,
-    /// Tokens of workers that jobs continued without: until when the hub remembers them, and why they were removed.
-    lost: HashMap<Token, (Instant, String)>,
+    tokens: Tokens,
     next_job: u64,
     /// Nobody may join any more: the hub writes its checkpoints, and then stops.
     closed: bool,
@@ -317,36 +309,46 @@ impl Registry {
     fn happens(&self, inner: &mut Inner, id: JobId, event: Event) {
         let Some(job) = inner.jobs.get_mut(&id) else { return };
         let effects = job.handle(event, Instant::now());
-        self.carry_out_all(inner, id, effects);
+        self.carry_out(inner, id, effects);
     }
 
     /// Carries out what follows for a job, in order.
-    fn carry_out_all(&self, inner: &mut Inner, id: JobId, effects: Vec<Effect>) {
-        effects.into_iter().for_each(|effect| self.carry_out(inner, id, effect));
-    }
-
-    fn carry_out(&self, inner: &mut Inner, id: JobId, effect: Effect) {
-        let Some(job) = inner.jobs.get_mut(&id) else { return };
-        match effect {
-            Effect::Cut(cut, step) => self.step(job, cut, step),
-            Effect::CutHeld(cut, front) => job.wait_for_cuts.tell(cut, Ok(front)),
-            Effect::CutOver(cut, over) => job.wait_for_cuts.tell(cut, over.map(Some)),
-            Effect::HeldTooLong(limit) => {
-                let reason = held_too_long(job, limit);
-                self.fail_by(inner, id, &reason, Blame::Hub);
+    fn carry_out(&self, inner: &mut Inner, id: JobId, effects: impl IntoIterator<Item = Effect>) {
+        for effect in effects {
+            let Some(job) = inner.jobs.get_mut(&id) else { return };
+            match effect {
+                Effect::Cut(cut, step) => self.step(job, cut, step),
+                Effect::CutHeld(cut, front) => job.wait_for_cuts.tell(cut, Ok(front)),
+                Effect::CutOver(cut, over) => job.wait_for_cuts.tell(cut, over.map(Some)),
+                Effect::HeldTooLong(limit) => {
+                    let reason = held_too_long(job, limit);
+                    self.fail_by(inner, id, &reason, Blame::Hub);
+                }
+                Effect::TookPart(ranks, from) => {
+                    let ranks: Vec<String> = ranks.iter().map(u32::to_string).collect();
+                    tracing::info!(
+                        job = job.name,
+                        ranks = ranks.join(","),
+                        from = from.0,
+                        "workers take part"
+                    );
+                }
+                Effect::TellArrived(request) => self.tell_arrived(job, request),
+                Effect::Relinked(rank) => {
+                    tracing::info!(job = job.name, rank, "a worker has made its links again");
+                }
+                Effect::DropLinks(rank, token) => self.drop_links(inner, id, rank, token),
+                Effect::Lost { rank, cause, reason, goes_on } => {
+                    say_lost(job, rank, &reason, goes_on);
+                    *lost_by(cause, &mut inner.counts.lost) += 1;
+                }
+                Effect::RemoveWorker(rank) => self.command(job, || Command::RemoveWorker { job: id, rank }),
+                Effect::TellLost(worker, reason) => self.tell_lost(job, worker, &reason),
+                Effect::Forget(rank, why) => inner.tokens.lost((id, rank), &why, Instant::now()),
+                Effect::HeldUp => say_held_up(job),
+                Effect::Fail(reason, blame) => self.fail_by(inner, id, &reason, blame),
+                Effect::Wake => self.freed.notify_waiters(),
             }
-            Effect::TookPart(ranks, from) => {
-                let ranks: Vec<String> = ranks.iter().map(u32::to_string).collect();
-                tracing::info!(job = job.name, ranks = ranks.join(","), from = from.0, "workers take part");
-            }
-            Effect::TellArrived(request) => self.tell_arrived(job, request),
-            Effect::Relinked(rank) => {
-                tracing::info!(job = job.name, rank, "a worker has made its links again");
-            }
-            Effect::DropLinks(rank, token) => self.drop_links(inner, id, rank, token),
-            Effect::Lose(rank, cause, reason) => self.lose(inner, id, rank, cause, &reason),
-            Effect::Fail(reason, blame) => self.fail_by(inner, id, &reason, blame),
-            Effect::Wake => self.freed.notify_waiters(),
         }
     }
 
@@ -358,7 +360,7 @@ impl Registry {
         reached.into_iter().for_each(|round| job.worker_has_reached(rank, round));
         let (id, arrival) = (job.id, job.ready(rank));
         let effects = job.follows(arrival, Instant::now());
-        self.carry_out_all(&mut inner, id, effects);
+        self.carry_out(&mut inner, id, effects);
         Ok(())
     }
 
@@ -394,18 +396,18 @@ impl Registry {
 impl Inner {
     /// The worker with this token, and its job.
     fn member(&mut self, job: &str, token: &str) -> Result<(&mut Job, u32), Refusal> {
-        let token: Option<Token> = unhex(token);
-        if let Some((_, why)) = token.and_then(|token| self.lost.get(&token)) {
-            return Err(RefusalCode::WorkerLost.because(why.clone()));
-        }
-        let (id, rank) = token.and_then(|token| self.tokens.get(&token).copied()).unzip();
-        match id.and_then(|id| self.jobs.get_mut(&id)).filter(|of| of.name == job).zip(rank) {
-            Some(member) => Ok(member),
-            None => Err(RefusalCode::TokenUnknown.because(format!(
+        let owner = match self.tokens.owner_by_digits(token) {
+            Ok(owner) => Some(owner),
+            Err(Unserved::Lost(why)) => return Err(RefusalCode::WorkerLost.because(why)),
+            Err(Unserved::Left | Unserved::Unknown) => None,
+        };
+        let member = owner.and_then(|(id, rank)| Some((self.jobs.get_mut(&id)?, rank)));
+        member.filter(|(of, _)| of.name == job).ok_or_else(|| {
+            RefusalCode::TokenUnknown.because(format!(
                 "no worker of job {job:?} has this token: it left, or its job ended more than {} s ago; join again",
                 KEEP_FAILED.as_secs()
-            ))),
-        }
+            ))
+        })
     }
 
     /// The job of this number, unless it has failed.
@@ -419,22 +421,6 @@ impl Inner {
         id.ok_or_else(|| {
             RefusalCode::JobUnknown.because(format!("no job {name:?} is here; GET /v1/hub lists them"))
         })
-    }
-
-    /// Forgets a worker's tokens; `told` is the answer to a later request with them.
-    fn forget(&mut self, id: JobId, rank: u32, told: Option<String>) {
-        let its: Vec<Token> = self
-            .tokens
-            .iter()
-            .filter(|&(_, &member)| member == (id, rank))
-            .map(|(&token, _)| token)
-            .collect();
-        for token in its {
-            self.tokens.remove(&token);
-            if let Some(told) = &told {
-                self.lost.insert(token, (Instant::now() + KEEP_FAILED, told.clone()));
-            }
-        }
     }
 }
 

@@ -14,10 +14,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use coordinator::{Event, Token};
+use coordinator::{Event, Grant, Token};
 use fabric::any::Transport;
 use pbox_core::JobId;
-use pbox_core::control::{JobState, JoinReply, PROTOCOL, RefusalCode, RelinkRequest};
+use pbox_core::control::{JoinReply, PROTOCOL, RefusalCode, RelinkRequest};
 
 use super::join::new_token;
 use super::{Because, Inner, Refusal, Registry};
@@ -26,7 +26,7 @@ use crate::cores::Command;
 impl Registry {
     /// Has all cores drop a worker's links. A connection by this token, which may be on its way here, is one of the lost.
     pub(super) fn drop_links(&self, inner: &mut Inner, id: JobId, rank: u32, token: Option<Token>) {
-        let Inner { jobs, tokens, shown, .. } = inner;
+        let Inner { jobs, tokens, .. } = inner;
         let Some(job) = jobs.get_mut(&id) else { return };
         let why = job.unlinked(rank).map(|unlinked| unlinked.why.clone());
         tracing::warn!(
@@ -35,64 +35,24 @@ impl Registry {
             why,
             "a worker has lost its links; its job waits until it makes others"
         );
-        if let Some(token) = token {
-            tokens.remove(&token);
-            shown.remove(&fabric::name_of(token));
-        }
+        token.into_iter().for_each(|token| tokens.withdraw(token));
         self.command(job, || Command::UnlinkWorker { job: id, rank });
     }
 
     /// A worker that has lost its links makes others. Answers when all cores have dropped the former ones.
     pub async fn relink(self: &Arc<Self>, name: &str, request: RelinkRequest) -> Result<JoinReply, Refusal> {
-        let RelinkRequest { token, why } = request;
+        let (RelinkRequest { token, why }, own) = (request, new_token()?);
         {
             let mut inner = self.lock();
             let (job, rank) = inner.member(name, &token)?;
-            if let JobState::Failed { reason, .. } = job.state() {
-                return Err(RefusalCode::JobFailed.because(format!("job {name:?} has failed: {reason}")));
-            }
-            job.lives(rank);
-            if !job.may_relink(rank) {
-                return Err(RefusalCode::NoRelink.because(format!(
-                    "{} of job {name:?} cannot make its links again: it said in its join that it would not, it takes no part, \
-                 or it has hung up",
-                    job.spoken(rank)
-                )));
-            }
-            // Unless they are about to drop them, and the worker was not told yet that they have.
-            if !job.member(rank).is_some_and(|member| member.standing.is_dropping()) {
-                let (id, why) = (job.id, format!("{} is gone: {why}", job.spoken(rank)));
-                let effect = job.unlink(rank, &why, Instant::now());
-                self.carry_out(&mut inner, id, effect);
-            }
+            let (id, effect) = (job.id, job.ask_for_links(rank, &why, Instant::now())?);
+            self.carry_out(&mut inner, id, effect);
         }
         let limit = tokio::time::Instant::now() + self.heartbeat_limit;
         loop {
             let freed = self.freed.notified(); // before the look, so that no wake-up is missed
-            {
-                let mut inner = self.lock();
-                let (job, rank) = inner.member(name, &token)?;
-                let id = job.id;
-                let Some(unlinked) = job.unlinked(rank) else {
-                    return Err(RefusalCode::JobFailed
-                        .because(format!("job {name:?} ended while its cores dropped the links")));
-                };
-                if unlinked.is_dropped() {
-                    let own = new_token()?;
-                    let former = unlinked.grant(own);
-                    let mut answer = self.answer_of_join(job, own, PROTOCOL);
-                    let by_rdma = self.up.group.rdma().is_some_and(|rdma| !rdma.up().is_empty());
-                    answer.transports.retain(|offer| by_rdma || offer.transport() != Transport::Verbs);
-                    inner.counts.relinks += 1;
-                    // Of a request that was made again, because its answer was lost.
-                    if let Some(former) = former {
-                        inner.tokens.remove(&former);
-                        inner.shown.remove(&fabric::name_of(former));
-                    }
-                    inner.tokens.insert(own, (id, rank));
-                    inner.shown.insert(fabric::name_of(own), own);
-                    return Ok(answer);
-                }
+            if let Some(answer) = self.grant_links(name, &token, own)? {
+                return Ok(answer);
             }
             if tokio::time::timeout_at(limit, freed).await.is_err() {
                 return Err(RefusalCode::CoreSilent.because(format!(
@@ -101,6 +61,20 @@ impl Registry {
                 )));
             }
         }
+    }
+
+    /// Grants a worker that waits for other links a connection by a token of its `own`, unless it has to wait on.
+    fn grant_links(&self, name: &str, token: &str, own: Token) -> Result<Option<JoinReply>, Refusal> {
+        let mut inner = self.lock();
+        let (job, rank) = inner.member(name, token)?;
+        let Grant::Connection { former } = job.grant_links(rank, own)? else { return Ok(None) };
+        let (id, mut answer) = (job.id, self.answer_of_join(job, own, PROTOCOL));
+        let by_rdma = self.up.group.rdma().is_some_and(|rdma| !rdma.up().is_empty());
+        answer.transports.retain(|offer| by_rdma || offer.transport() != Transport::Verbs);
+        inner.counts.relinks += 1;
+        former.into_iter().for_each(|former| inner.tokens.withdraw(former));
+        inner.tokens.give(own, (id, rank));
+        Ok(Some(answer))
     }
 
     /// A member's heartbeat ended without its answer.

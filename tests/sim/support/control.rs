@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coordinator::{Cause, CutId, Effect, Event, Hubs, Made, Secret, Step, Stepped, Token};
+use coordinator::{Cause, CutId, Effect, Event, Grant, Hubs, Made, Secret, Step, Stepped, Token, Tokens};
 use fabric::any::Transport;
 use fabric::{RecvWindow, Spans, sim};
 use pbox_core::{JobTerms, Notice, Numbers, NumbersByRound, Round, Share};
@@ -67,7 +67,8 @@ pub struct Control {
     /// Why the job has failed.
     pub failed: Option<String>,
     now: Instant,
-    tokens: u8,
+    tokens: Tokens,
+    given: u128,
     story: VecDeque<String>,
 }
 
@@ -95,7 +96,8 @@ impl Control {
             begun: Vec::new(),
             failed: None,
             now,
-            tokens: 0,
+            tokens: Tokens::default(),
+            given: 0,
             story: VecDeque::new(),
         }
     }
@@ -107,21 +109,25 @@ impl Control {
         self.story.push_back(line);
     }
 
-    fn token(&mut self) -> Token {
-        self.tokens = self.tokens.wrapping_add(1);
-        [self.tokens; 16]
+    /// Gives a worker a new token.
+    fn token(&mut self, rank: u32) -> Token {
+        self.given += 1;
+        let token = self.given.to_be_bytes();
+        self.tokens.give(token, (JOB, rank));
+        token
     }
 
     /// Lets a worker join, and connects it. Its links come by [`add`](Self::add).
     pub fn join(&mut self, rank: u32) {
         assert!(self.job.member(rank).is_none(), "rank {rank} is taken");
         self.tell(format!("worker {rank} joins"));
-        let token = self.token();
-        self.job.add_member(rank, u64::from(self.tokens), true, None, self.now);
+        let token = self.token(rank);
+        self.job.add_member(rank, self.given as u64, true, None, self.now);
         self.connect(rank, token);
     }
 
     fn connect(&mut self, rank: u32, token: Token) {
+        assert_eq!(self.tokens.owner(token), Ok((JOB, rank)), "a new token serves its member");
         self.job.connect(rank, token).expect("a new token is good for a connection");
         assert!(self.job.connect(rank, token).is_err(), "a token is good for one connection");
         self.job.members[rank as usize].as_mut().expect("it has joined").transport = Some(Transport::Tcp);
@@ -146,21 +152,20 @@ impl Control {
 
     /// A worker that lives gives its links up, and asks for others.
     pub fn unlink(&mut self, rank: u32) {
-        assert!(self.job.may_relink(rank), "worker {rank} may make its links again");
-        if !self.job.member(rank).is_some_and(|member| member.standing.is_dropping()) {
-            let effect = self.job.unlink(rank, "it says so", self.now);
-            self.carry_out(effect);
-        }
+        let lost = self.job.ask_for_links(rank, "it says so", self.now).expect("it takes part, and lives");
+        lost.into_iter().for_each(|effect| self.carry_out(effect));
         self.check();
     }
 
     /// A worker that has asked for links connects, if all cores have dropped the former links. Returns whether it does.
     pub fn relink(&mut self, rank: u32) -> bool {
-        let token = self.token();
-        let Some(unlinked) = self.job.unlinked(rank).filter(|unlinked| unlinked.is_dropped()) else {
+        let token = self.token(rank);
+        let granted = self.job.grant_links(rank, token).expect("the job goes on");
+        let Grant::Connection { former } = granted else {
+            self.tokens.withdraw(token);
             return false;
         };
-        unlinked.grant(token);
+        former.into_iter().for_each(|former| self.tokens.withdraw(former));
         self.connect(rank, token);
         self.tell(format!("worker {rank} makes its links again"));
         true
@@ -168,7 +173,8 @@ impl Control {
 
     /// Loses a worker.
     pub fn lose(&mut self, rank: u32, reason: &str) {
-        self.carry_out(Effect::Lose(rank, Cause::Other, reason.to_owned()));
+        let effects = self.job.lose(rank, Cause::Other, reason);
+        effects.into_iter().for_each(|effect| self.carry_out(effect));
         self.check();
     }
 
@@ -249,23 +255,20 @@ impl Control {
                 let began = members.iter().filter(|member| ranks.contains(&member.rank));
                 self.begun.extend(began.map(|member| (member.rank, member.from)));
             }
-            Effect::DropLinks(rank, _) => self.command(|| Command::Unlink(rank)),
-            Effect::Lose(rank, _, reason) => self.loses(rank, reason),
+            Effect::DropLinks(rank, token) => {
+                token.into_iter().for_each(|token| self.tokens.withdraw(token));
+                self.command(|| Command::Unlink(rank));
+            }
+            Effect::RemoveWorker(rank) => self.command(|| Command::Remove(rank)),
+            Effect::Forget(rank, why) => self.tokens.lost((JOB, rank), &why, self.now),
             Effect::Fail(reason, _) => self.fails(reason),
-            Effect::CutOver(..) | Effect::Relinked(_) | Effect::Wake => {}
+            Effect::CutOver(..)
+            | Effect::Relinked(_)
+            | Effect::Lost { .. }
+            | Effect::TellLost(..)
+            | Effect::Wake => {}
             effect => panic!("a job of one hub has no such effect: {effect:?}"),
         }
-    }
-
-    fn loses(&mut self, rank: u32, reason: String) {
-        if self.failed.is_some() || !self.job.has(rank) {
-            return;
-        }
-        if !self.job.goes_on() || !self.job.runs() || !self.job.has_others(rank) {
-            return self.fails(reason);
-        }
-        self.job.lost(rank);
-        self.command(|| Command::Remove(rank));
     }
 
     fn fails(&mut self, reason: String) {

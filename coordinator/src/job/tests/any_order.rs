@@ -1,11 +1,13 @@
-//! A job that goes on without lost workers, with cores that carry out their commands late, and events in any order.
+//! Jobs that go on without lost workers, with cores that carry out their commands late, and events in any order.
+//!
+//! Where a job fails, the workers make another one.
 
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::job;
+use crate::{Tokens, job};
 
 const WORKERS: u32 = 3;
 const CORES: usize = 2;
@@ -35,6 +37,7 @@ enum Event {
     HangsUp(u32),
     Heartbeat(u32),
     Lose(u32),
+    Leave(u32),
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -49,6 +52,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => rank().prop_map(Event::HangsUp),
         1 => rank().prop_map(Event::Heartbeat),
         1 => rank().prop_map(Event::Lose),
+        1 => rank().prop_map(Event::Leave),
     ]
 }
 
@@ -56,8 +60,10 @@ fn event() -> impl Strategy<Value = Event> {
 struct Hub {
     job: Job,
     cores: Vec<VecDeque<(Command, u32)>>,
-    /// The last token of each rank.
+    /// The last token of each rank, and that of its join.
     tokens: Vec<Token>,
+    joined: Vec<Token>,
+    served: Tokens,
     given: u8,
     /// The steps of cuts that are due.
     steps: VecDeque<(CutId, Step)>,
@@ -69,7 +75,19 @@ impl Hub {
     fn new() -> Self {
         let job = gathering(WORKERS, OnLoss::Continue, Members::Workers, CORES);
         let (cores, tokens) = (vec![VecDeque::new(); CORES], vec![[0; 16]; WORKERS as usize]);
-        Hub { told: job.news.now().clone(), job, cores, tokens, given: 0, steps: VecDeque::new() }
+        let (told, joined, served) = (job.news.now().clone(), tokens.clone(), Tokens::default());
+        Hub { told, job, cores, tokens, joined, served, given: 0, steps: VecDeque::new() }
+    }
+
+    /// A hub whose job has begun.
+    fn running() -> Self {
+        let mut hub = Hub::new();
+        let cores = || (0..CORES).map(Event::Core);
+        let member = |rank| [Event::Join(rank), Event::Connect(rank)].into_iter().chain(cores());
+        let steps = [Event::Cut, Event::Cut];
+        (0..WORKERS).flat_map(member).chain(steps).for_each(|event| hub.happens(event));
+        assert!(hub.job.runs());
+        hub
     }
 
     fn tell(&mut self, command: Command, rank: u32) {
@@ -78,22 +96,17 @@ impl Hub {
 
     fn new_token(&mut self, rank: u32) -> Token {
         self.given += 1;
-        self.tokens[rank as usize] = [self.given; 16];
-        self.tokens[rank as usize]
-    }
-
-    fn lose(&mut self, rank: u32) {
-        if self.job.has(rank) && self.job.runs() && self.job.has_others(rank) {
-            self.job.lost(rank);
-            self.tell(Command::Remove, rank);
-        }
+        let token = [self.given; 16];
+        self.served.give(token, (self.job.id, rank));
+        self.tokens[rank as usize] = token;
+        token
     }
 
     fn happens(&mut self, event: Event) {
         let now = Instant::now();
         match event {
             Event::Join(rank) if self.job.member(rank).is_none() => {
-                self.new_token(rank);
+                self.joined[rank as usize] = self.new_token(rank);
                 self.job.add_member(rank, u64::from(self.given), true, None, now);
             }
             Event::Connect(rank) => {
@@ -119,14 +132,12 @@ impl Hub {
                 let reason = "its link ended".to_owned();
                 self.handles(job::Event::LinkEnded { rank, reason, by_itself: true });
             }
-            Event::Relink(rank) if self.job.may_relink(rank) => {
-                if !self.job.member(rank).unwrap().standing.is_dropping() {
-                    let effect = self.job.unlink(rank, "it says so", now);
-                    self.carries_out(effect);
-                }
-                let token = [self.given + 1; 16];
-                if let Some(unlinked) = self.job.unlinked(rank).filter(|unlinked| unlinked.is_dropped()) {
-                    unlinked.grant(token);
+            Event::Relink(rank) => {
+                let asked = self.job.ask_for_links(rank, "it says so", now);
+                assert_eq!(asked.is_ok(), self.job.may_relink(rank));
+                asked.ok().flatten().into_iter().for_each(|effect| self.carries_out(effect));
+                if let Ok(Grant::Connection { former }) = self.job.grant_links(rank, [self.given + 1; 16]) {
+                    former.into_iter().for_each(|former| self.served.withdraw(former));
                     self.new_token(rank);
                 }
             }
@@ -134,10 +145,28 @@ impl Hub {
             Event::Heartbeat(rank) => {
                 self.job.heard_of(rank, None, now).unwrap();
             }
-            Event::Lose(rank) => self.lose(rank),
-            Event::Join(_) | Event::Relink(_) => {}
+            Event::Lose(rank) => {
+                let effects = self.job.lose(rank, Cause::Other, "a test");
+                effects.into_iter().for_each(|effect| self.carries_out(effect));
+            }
+            Event::Leave(rank) if self.job.has(rank) => match self.job.leave(rank, Round(9)) {
+                Leave::Nothing => unreachable!("the job has not failed"),
+                Leave::Fails(why) => self.carries_out(Effect::Fail(why, Blame::Job)),
+                Leave::Left => {
+                    self.served.left((self.job.id, rank), self.joined[rank as usize], now);
+                    self.tell(Command::Remove, rank);
+                }
+                Leave::Last => {
+                    assert!((0..WORKERS).all(|rank| !self.job.has(rank)));
+                    return *self = Hub::running();
+                }
+            },
+            Event::Join(_) | Event::Leave(_) => {}
         }
         self.publish();
+        if self.job.failed() {
+            *self = Hub::running();
+        }
     }
 
     fn obeys(&mut self, core: usize) {
@@ -160,9 +189,21 @@ impl Hub {
                 self.steps.push_back((cut, step));
                 assert_eq!(self.steps.len(), 1, "there is one cut at a time, and one step of it");
             }
-            Effect::DropLinks(rank, _) => self.tell(Command::Drop, rank),
-            Effect::Lose(rank, ..) => self.lose(rank),
-            Effect::Relinked(_) | Effect::Wake | Effect::TookPart(..) | Effect::CutOver(..) => {}
+            Effect::DropLinks(rank, token) => {
+                token.into_iter().for_each(|token| self.served.withdraw(token));
+                self.tell(Command::Drop, rank);
+            }
+            Effect::RemoveWorker(rank) => self.tell(Command::Remove, rank),
+            Effect::Forget(rank, why) => self.served.lost((self.job.id, rank), &why, Instant::now()),
+            Effect::Fail(reason, blame) => {
+                let taking = (0..WORKERS).filter(|&rank| self.job.takes_part(rank)).count();
+                assert!(!self.job.runs() || taking <= 1, "it goes on without lost workers");
+                let effects = self.job.fail(&reason, blame == Blame::Hub, Instant::now());
+                assert_eq!(effects, [], "no other hub is held");
+                self.steps.clear();
+            }
+            Effect::Relinked(_) | Effect::Lost { .. } | Effect::TellLost(..) | Effect::Wake => {}
+            Effect::TookPart(..) | Effect::CutOver(..) => {}
             effect => panic!("a job of one hub has no such effect: {effect:?}"),
         }
     }
@@ -194,6 +235,10 @@ impl Hub {
             if self.job.takes_part(rank) {
                 assert_eq!(is_told, 1, "rank {rank} takes part");
             }
+            let owner = self.served.owner(self.joined[rank as usize]);
+            assert_eq!(owner.is_ok(), self.job.has(rank), "the token of its join serves rank {rank}");
+            let serves = self.served.owner(self.tokens[rank as usize]).is_ok();
+            assert!(!serves || self.job.has(rank), "no token serves who is gone from rank {rank}");
         }
     }
 }

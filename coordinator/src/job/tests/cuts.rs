@@ -111,8 +111,9 @@ impl Hubs {
         if self.hubs[hub].failed {
             return;
         }
+        let is_waited_for = matches!(purpose, Purpose::Snapshot(_));
         let (cut, effects) = self.hubs[hub].job.cut(purpose, Instant::now());
-        self.hubs[hub].waited_for.push(cut);
+        self.hubs[hub].waited_for.extend(is_waited_for.then_some(cut));
         self.carry_out(hub, effects);
     }
 
@@ -198,10 +199,8 @@ impl Hubs {
                     assert_eq!(*ranks, [1]);
                     hub.admitted.push(from);
                 }
-                Effect::Lose(rank, ..) => {
-                    hub.job.lost(rank);
-                    hub.waited_for.clear(); // of the newcomer; a snapshot says so by itself
-                }
+                Effect::Lost { .. } | Effect::RemoveWorker(_) | Effect::TellLost(..) => {}
+                Effect::Forget(..) | Effect::Wake => {}
                 Effect::Fail(reason, _) => {
                     (hub.failed, hub.waited_for) = (true, Vec::new());
                     let effects = hub.job.fail(&reason, true, Instant::now());

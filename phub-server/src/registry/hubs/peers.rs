@@ -111,7 +111,7 @@ impl Registry {
             let job = inner.running(id)?;
             let (cut, effects) = job.released_by_lead(request).map_err(not_released)?;
             let over = job.wait_for_cuts.wait_for(cut, None);
-            self.carry_out_all(&mut inner, id, effects);
+            self.carry_out(&mut inner, id, effects);
             over
         };
         over.await.map_err(|_| JobEnded)?.map_err(not_cut)?;
@@ -150,7 +150,7 @@ impl Registry {
         let ArrivedRequest { hub, worker, .. } = request;
         let mut inner = self.lock();
         let effects = inner.running(id)?.arrived_at(hub, worker, Instant::now());
-        self.carry_out_all(&mut inner, id, effects);
+        self.carry_out(&mut inner, id, effects);
         Ok(())
     }
 
@@ -183,12 +183,12 @@ impl Registry {
     }
 
     /// Another hub has lost a worker, so this hub gives the worker up, too.
-    pub fn lost_elsewhere(&self, id: JobId, request: LostRequest) -> Result<(), Refusal> {
+    pub fn lost_elsewhere(self: &Arc<Self>, id: JobId, request: LostRequest) -> Result<(), Refusal> {
         self.lose_worker(id, request.worker, |_| request.reason);
         Ok(())
     }
 
-    fn lose_worker(&self, id: JobId, worker: u64, reason: impl FnOnce(u32) -> String) {
+    fn lose_worker(self: &Arc<Self>, id: JobId, worker: u64, reason: impl FnOnce(u32) -> String) {
         let mut inner = self.lock();
         if let Some(rank) = inner.jobs.get(&id).and_then(|job| job.rank(worker)) {
             self.lose(&mut inner, id, rank, Cause::Other, &reason(rank));

@@ -27,12 +27,14 @@ struct Bed {
     on_loss: OnLoss,
     members: Members,
     consistency: Consistency,
+    /// The tokens of its joins.
+    tokens: Vec<Token>,
 }
 
 impl Bed {
     fn new(on_loss: OnLoss, members: Members) -> Self {
         let (registry, core) = test_bed::registry();
-        Bed { registry, core, on_loss, members, consistency: Consistency::Bsp }
+        Bed { registry, core, on_loss, members, consistency: Consistency::Bsp, tokens: Vec::new() }
     }
 
     /// A job that runs, and goes on without lost workers.
@@ -46,14 +48,14 @@ impl Bed {
         bed
     }
 
-    fn join(&mut self, rank: u32) -> Token {
+    fn join(&mut self, rank: u32) {
         let mut request = test_bed::request();
         (request.rank, request.relinks) = (rank, true);
         (request.terms.workers, request.terms.on_loss) = (2, self.on_loss);
         (request.terms.level.members, request.terms.level.consistency) = (self.members, self.consistency);
         let joined = test_bed::runtime().block_on(self.registry.join("job".into(), request));
         self.core.obey();
-        token(&joined.unwrap().token)
+        self.tokens.push(token(&joined.unwrap().token));
     }
 
     fn of_job<T>(&self, look: impl FnOnce(&mut Job) -> T) -> T {
@@ -71,8 +73,7 @@ impl Bed {
 
     /// The token with which rank 1 joined.
     fn token(&self) -> Token {
-        let inner = self.registry.lock();
-        inner.tokens.iter().find(|(_, of)| of.1 == 1).map(|(token, _)| *token).unwrap()
+        self.tokens[1]
     }
 
     /// A link of rank 1 ends by itself. Whether the job waits until others are made.

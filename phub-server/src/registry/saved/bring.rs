@@ -163,7 +163,7 @@ impl Registry {
             let job = inner.running(id)?;
             let arrival = job.state_wanted(before, bytes);
             let effects = job.follows(arrival, Instant::now());
-            self.carry_out_all(&mut inner, id, effects);
+            self.carry_out(&mut inner, id, effects);
         }
         asked.map(|state_bytes| OfferReply { state_bytes })
     }
@@ -222,7 +222,7 @@ impl Registry {
         }
         let arrival = job.begin_with(restored.map(|restored| (restored.round(), restored.numbers())));
         let effects = job.follows(arrival, Instant::now());
-        self.carry_out_all(&mut inner, id, effects);
+        self.carry_out(&mut inner, id, effects);
         Ok(StateReply { round })
     }
 }

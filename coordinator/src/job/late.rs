@@ -1,0 +1,90 @@
+//! Who holds a job's rounds up: a worker whose heartbeats come, and whose pushes do not.
+//!
+//! ```text
+//!   a look at all cores --> did anything move since the last look?
+//!       no, for the warning's time: who owes pushes that another worker has made --> the news say so
+//!       no, for the limit:          they are lost
+//! ```
+
+use std::time::{Duration, Instant};
+
+use pbox_core::control::Late;
+use pbox_core::{Look, Round};
+
+use super::{Blame, Cause, Effect, Job};
+
+/// When workers are late.
+#[derive(Clone, Copy, Debug)]
+pub struct LateLimits {
+    /// They are named after this time.
+    pub warning: Duration,
+    /// They are lost after this time.
+    pub limit: Option<Duration>,
+}
+
+impl LateLimits {
+    /// Returns the pause between two looks.
+    pub fn pause(&self) -> Duration {
+        (self.warning / 6).clamp(Duration::from_millis(250), Duration::from_secs(5))
+    }
+}
+
+impl Job {
+    /// Judges a look at all cores of the job. `above` hold its rounds up at the hubs above. Returns what follows.
+    pub fn judge(&mut self, look: &Look, limits: &LateLimits, above: Vec<Late>, now: Instant) -> Vec<Effect> {
+        if !self.runs() {
+            return Vec::new();
+        }
+        if look.round >= Round::LIMIT {
+            let reason = format!(
+                "it has come to round {}, and a job ends before round {}: save its weights, and begin a job of another name with \
+                 them",
+                look.round.0,
+                Round::LIMIT.0
+            );
+            return vec![Effect::Fail(reason, Blame::Job)];
+        }
+        let time = self.rounds.progress.note(look, now);
+        let late = if time < limits.warning { Vec::new() } else { self.late(look, time) };
+        if let Some(limit) = limits.limit.filter(|&limit| time >= limit && self.hubs.share.is_whole()) {
+            let why = |late: &Late| format!("{late}; the limit is {} s (--late-limit-s)", limit.as_secs());
+            let lost = late.iter().map(|late| (late.rank, Cause::Late, why(late)));
+            return self.lose_all(lost.collect());
+        }
+        // Where all workers here have pushed, the hubs above may know whom they wait for.
+        let late = if late.is_empty() { above } else { late };
+        Vec::from_iter(self.held_up_by(late).then_some(Effect::HeldUp))
+    }
+
+    /// Returns the workers that are late. Nothing has moved for this time.
+    fn late(&self, look: &Look, time: Duration) -> Vec<Late> {
+        let late = look.late().map(|(rank, waits)| Late {
+            rank,
+            who: self.awaited(rank),
+            round: waits.round.unwrap_or(look.round),
+            chunks: waits.owes,
+            seconds: time.as_secs(),
+        });
+        late.collect()
+    }
+
+    /// Says who is waited for: on another machine the worker that its hub waits for, if it says so.
+    fn awaited(&self, rank: u32) -> String {
+        let latest = self.members[rank as usize].as_ref().and_then(|member| member.latest.as_ref());
+        match latest.filter(|latest| latest.waited_us > 0) {
+            Some(latest) => latest.of_machine(rank),
+            None => self.spoken(rank),
+        }
+    }
+
+    /// Notes who holds the rounds up. Returns whether that is news: the workers were not the same before.
+    fn held_up_by(&mut self, late: Vec<Late>) -> bool {
+        let who = |late: &[Late]| late.iter().map(|late| late.who.clone()).collect::<Vec<_>>();
+        let is_news = who(&late) != who(&self.news.now().held_up_by);
+        match is_news {
+            true => self.news.change(|news| news.held_up_by = late),
+            false => self.news.correct(|news| news.held_up_by = late),
+        }
+        is_news
+    }
+}

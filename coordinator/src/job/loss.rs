@@ -1,0 +1,61 @@
+//! Members that are lost: their job fails, or goes on without them.
+//!
+//! | the job | what follows |
+//! | --- | --- |
+//! | has not begun, or does not go on without lost members | it fails |
+//! | goes on, and no other member takes part | it fails: no worker is left |
+//! | goes on, and another member takes part | cores remove the member, other hubs are told, and its tokens say why |
+//! | has failed | nothing |
+//!
+//! A member that has left closes its links, and is not lost.
+
+use pbox_core::Members;
+
+use super::{Blame, Cause, Effect, Job};
+
+impl Job {
+    /// Loses a member, unless it has left or the job has failed. Returns what follows, in order.
+    pub fn lose(&mut self, rank: u32, cause: Cause, reason: &str) -> Vec<Effect> {
+        let member = self.member(rank).filter(|member| member.standing.is_member() && !self.failed());
+        let Some(worker) = member.map(|member| member.worker) else { return Vec::new() };
+        let goes_on = self.goes_on() && self.runs();
+        let lost = |goes_on| Effect::Lost { rank, cause, reason: reason.to_owned(), goes_on };
+        if !goes_on || !self.has_others(rank) {
+            let last = if goes_on { "; no worker is left" } else { "" };
+            return vec![lost(false), Effect::Fail(format!("{reason}{last}"), self.blame(cause))];
+        }
+        self.lost(rank);
+        self.hubs.arrivals.forget(worker);
+        let why =
+            format!("job {:?} goes on without this worker: {reason}; join again to take part", self.name);
+        vec![
+            lost(true),
+            Effect::RemoveWorker(rank),
+            Effect::TellLost(worker, reason.to_owned()),
+            Effect::Forget(rank, why),
+            // The lost worker may wait for other links.
+            Effect::Wake,
+        ]
+    }
+
+    /// Loses several members, one after another, for as long as the job has not to fail.
+    pub(super) fn lose_all(&mut self, lost: Vec<(u32, Cause, String)>) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        for (rank, cause, reason) in lost {
+            effects.extend(self.lose(rank, cause, &reason));
+            if matches!(effects.last(), Some(Effect::Fail(..))) {
+                break;
+            }
+        }
+        effects
+    }
+
+    /// Returns whose end it is when the job fails with a member. A hub below that is gone without a word may come back.
+    fn blame(&self, cause: Cause) -> Blame {
+        match cause {
+            Cause::HubLost => Blame::Hub,
+            Cause::Link | Cause::Silent if self.terms.level.members != Members::Workers => Blame::Hub,
+            Cause::Link | Cause::Silent | Cause::Late | Cause::Other => Blame::Job,
+        }
+    }
+}
