@@ -17,6 +17,8 @@ enum Event {
     Step(usize, u32),
     /// A request of hub 0 is delivered: the one at this place among those that are not.
     Deliver(usize),
+    /// A request of hub 0 that was delivered is delivered once more. Nobody waits for the answer.
+    Repeat(usize),
     /// Hub 0 gives a request up. It may be delivered all the same.
     GiveUp(usize),
 }
@@ -28,6 +30,7 @@ fn event() -> impl Strategy<Value = Event> {
         6 => (0..2_usize, 5..8_u32).prop_map(|(hub, front)| Event::Step(hub, front)),
         4 => (0..3_usize).prop_map(Event::Deliver),
         1 => (0..3_usize).prop_map(Event::GiveUp),
+        1 => (0..8_usize).prop_map(Event::Repeat),
     ]
 }
 
@@ -98,6 +101,13 @@ impl Hubs {
                     self.deliver(ask, now);
                 }
             }
+            Event::Repeat(ask) => {
+                let is_delivered = self.asks.get(ask).is_some_and(|ask| ask.is_delivered);
+                if is_delivered && !self.hubs[1].failed {
+                    let effects = self.request(ask, now).map_or_else(|_| Vec::new(), |(_, effects)| effects);
+                    self.carry_out(1, effects);
+                }
+            }
             Event::GiveUp(place) => {
                 let waits = (0..self.asks.len()).filter(|&ask| !self.asks[ask].is_given_up);
                 if let Some(ask) = waits.skip(place).next() {
@@ -145,22 +155,27 @@ impl Hubs {
 
     fn deliver(&mut self, ask: usize, now: Instant) {
         self.asks[ask].is_delivered = true;
-        let hub = &mut self.hubs[1];
-        if hub.failed {
+        if self.hubs[1].failed {
             return self.answer(ask, Err("the job has failed".into()));
         }
-        let (cut, effects) = match self.asks[ask].step.clone() {
-            Step::HoldOthers(request) => hub.job.cut(Purpose::Follow(request.cut), now),
-            Step::ReleaseOthers(request) => match hub.job.released_by_lead(request) {
-                Ok(released) => released,
-                Err(why) => return self.answer(ask, Err(why.to_string())),
-            },
-            step => panic!("no request: {step:?}"),
+        let (cut, effects) = match self.request(ask, now) {
+            Ok(asked) => asked,
+            Err(why) => return self.answer(ask, Err(why.to_string())),
         };
         if let Some(hold) = self.answers.insert(cut, ask) {
             assert!(self.asks[hold].is_given_up, "hub 0 waits for a hold, or ends it");
         }
         self.carry_out(1, effects);
+    }
+
+    /// Has the other hub take a request in.
+    fn request(&mut self, ask: usize, now: Instant) -> Result<(CutId, Vec<Effect>), NotReleased> {
+        let job = &mut self.hubs[1].job;
+        match self.asks[ask].step.clone() {
+            Step::HoldOthers(request) => Ok(job.cut(Purpose::Follow(request.cut), now)),
+            Step::ReleaseOthers(request) => job.released_by_lead(request),
+            step => panic!("no request: {step:?}"),
+        }
     }
 
     /// Answers a request of hub 0, unless hub 0 has given it up.
@@ -186,8 +201,10 @@ impl Hubs {
                 }
                 Effect::Cut(cut, step) => hub.steps.push_back((cut, step)),
                 Effect::CutHeld(cut, front) => {
-                    let ask = self.answers.remove(&cut).expect("hub 0 has asked for it");
-                    self.answer(ask, Ok(front));
+                    // Hub 0 does not wait for the answer of a request that was delivered twice.
+                    if let Some(ask) = self.answers.remove(&cut) {
+                        self.answer(ask, Ok(front));
+                    }
                 }
                 Effect::CutOver(cut, over) => {
                     hub.waited_for.retain(|waited_for| *waited_for != cut);
