@@ -81,8 +81,7 @@ impl Links {
             let cut = self.dice.below(job.ends[rank].len() as u64) as usize;
             job.net().cut(job.ends[rank][cut]);
             for _ in 0..self.dice.below(4) {
-                let Simulated { cores, notices, .. } = job;
-                cores.iter_mut().for_each(|core| _ = core.turn(notices));
+                (0..job.cores.len()).for_each(|core| _ = job.turn_core(core));
             }
         }
         job.unlink(rank as u32);
@@ -312,7 +311,7 @@ fn dropped_after_repeats(seed: u64, lost: bool) -> [bool; 2] {
         job.net().duplicate_next(job.ends[0][0]);
         let _ = job.workers[0].push(KeyId(0)); // whose link may be closed by now
         for _ in 0..200 {
-            job.cores[0].turn(&mut job.notices);
+            job.turn_core(0);
             let _ = job.workers[0].progress(); // a second answer is one too many, and so is a link that closed
         }
         job.notices.iter().any(|notice| matches!(notice, Notice::WorkerGone { by_itself: false, .. }))
