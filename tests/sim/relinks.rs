@@ -94,11 +94,8 @@ impl Links {
         for (rank, made_in) in (0..).zip(&mut self.made_in) {
             match made_in {
                 None => {}
-                Some(0) => {
-                    if job.relink(rank).unwrap() {
-                        *made_in = None;
-                    }
-                }
+                // The cores may not have dropped the former ones yet.
+                Some(0) => *made_in = (!job.relink(rank).unwrap()).then_some(0),
                 Some(left) => *left -= 1,
             }
         }

@@ -7,7 +7,7 @@ use fabric::sim::{Faults, Net, seeds};
 use pbox_core::OnLoss;
 use pbox_core::{Consistency, Key, KeyId, Layout, Notice, Schedule};
 use sim_tests::race::{Race, SGD};
-use sim_tests::simulated::{Simulated, Terms};
+use sim_tests::simulated::Terms;
 
 const WORKERS: u32 = 3;
 /// Rounds with gradients. One more round, of zeros, shows the final weights.
