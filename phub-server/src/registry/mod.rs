@@ -51,6 +51,7 @@ mod saved;
 mod test_bed;
 mod thread;
 mod timeline;
+mod waits;
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
@@ -71,7 +72,6 @@ use tokio::sync::{Notify, watch};
 use crate::checkpoint::CheckpointStore;
 use crate::cores::{Command, CoreHandle, Report};
 use above::Meetings;
-use cut::JobEnded;
 use hubs::held_too_long;
 use job::Job;
 use late::say_held_up;
@@ -80,7 +80,7 @@ use loss::{lost_by, say_lost};
 pub(crate) use above::{HubsAbove, Up};
 pub(crate) use operate::STOPS;
 pub(crate) use quotas::Quotas;
-pub(crate) use refusal::{Because, Refusal};
+pub(crate) use refusal::{Because, JobEnded, Refusal};
 pub(crate) use saved::Sent;
 pub(crate) use thread::{NoThread, on_thread};
 pub(crate) use timeline::Timeline;
@@ -184,7 +184,7 @@ pub(crate) struct Registry {
     pub stops: watch::Sender<Option<String>>,
     /// Jobs whose checkpoint at the hub's stop is not written yet, or cannot be written.
     pub unsaved: watch::Sender<Vec<String>>,
-    pub(crate) cores: Vec<CoreHandle>,
+    pub(crate) cores: Arc<[CoreHandle]>,
     kernels: &'static Kernels,
     transports: Vec<TransportAddress>,
     heartbeat_limit: Duration,
@@ -203,7 +203,7 @@ impl Drop for Registry {
     /// Stops the core threads and waits for them.
     fn drop(&mut self) {
         self.cores.iter().for_each(|core| core.tell(Command::Stop));
-        self.cores.iter_mut().for_each(CoreHandle::join);
+        self.cores.iter().for_each(CoreHandle::join);
     }
 }
 
@@ -244,7 +244,7 @@ impl Registry {
             draining: watch::Sender::default(),
             stops: watch::Sender::default(),
             unsaved: watch::Sender::default(),
-            cores,
+            cores: cores.into(),
             kernels,
             transports,
             heartbeat_limit,

@@ -1,9 +1,7 @@
-//! The refusal of a request. Must not know HTTP.
+//! The refusal of a request, and the end of a job while somebody waits for it. Must not know HTTP.
 
 use coordinator::Refused;
 use pbox_core::control::{ParseError, RefusalCode};
-
-use super::cut::JobEnded;
 
 /// Why a request is refused.
 #[derive(Debug)]
@@ -51,6 +49,16 @@ impl From<ParseError> for Refusal {
 impl From<Refused> for Refusal {
     fn from(Refused { code, why }: Refused) -> Self {
         Refusal { code, why }
+    }
+}
+
+/// The job ended meanwhile. Its workers have been told why.
+#[derive(Debug)]
+pub(crate) struct JobEnded;
+
+impl From<JobEnded> for String {
+    fn from(JobEnded: JobEnded) -> Self {
+        "the job ended meanwhile".to_owned()
     }
 }
 

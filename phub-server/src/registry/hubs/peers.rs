@@ -28,9 +28,9 @@ use serde_json::Value;
 
 use super::last::unknown;
 use crate::checkpoint::CheckpointError;
-use crate::registry::cut::JobEnded;
+use crate::registry::JobEnded;
 use crate::registry::job::Job;
-use crate::registry::saved::checkpoint::ROUND_LIMIT;
+use crate::registry::saved::collected::ROUND_LIMIT;
 use crate::registry::{Because, Refusal, Registry, on_thread};
 
 fn not_cut(why: NotCut) -> Refusal {
