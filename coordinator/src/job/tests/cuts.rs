@@ -19,6 +19,8 @@ enum Event {
     Deliver(usize),
     /// A request of hub 0 that was delivered is delivered once more. Nobody waits for the answer.
     Repeat(usize),
+    /// The job fails at hub 0.
+    Fail,
     /// Hub 0 gives a request up. It may be delivered all the same.
     GiveUp(usize),
 }
@@ -26,10 +28,10 @@ enum Event {
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         2 => (0..2_usize).prop_map(Event::Snapshot),
-        1 => Just(Event::Admit),
         6 => (0..2_usize, 5..8_u32).prop_map(|(hub, front)| Event::Step(hub, front)),
         4 => (0..3_usize).prop_map(Event::Deliver),
         1 => (0..3_usize).prop_map(Event::GiveUp),
+        1 => prop_oneof![9 => Just(Event::Admit), 1 => Just(Event::Fail)],
         1 => (0..8_usize).prop_map(Event::Repeat),
     ]
 }
@@ -62,6 +64,7 @@ struct Hubs {
     asks: Vec<Ask>,
     /// The request of hub 0 that each cut at the other hub answers.
     answers: HashMap<CutId, usize>,
+    has_given_up: bool,
 }
 
 impl Hub {
@@ -108,7 +111,10 @@ impl Hubs {
                     self.carry_out(1, effects);
                 }
             }
+            Event::Fail if self.hubs[0].failed => {}
+            Event::Fail => self.carry_out(0, vec![Effect::Fail("it fails".into(), Blame::Job)]),
             Event::GiveUp(place) => {
+                self.has_given_up = true;
                 let waits = (0..self.asks.len()).filter(|&ask| !self.asks[ask].is_given_up);
                 if let Some(ask) = waits.skip(place).next() {
                     self.answer(ask, Err("no answer".into()));
@@ -163,7 +169,8 @@ impl Hubs {
             Err(why) => return self.answer(ask, Err(why.to_string())),
         };
         if let Some(hold) = self.answers.insert(cut, ask) {
-            assert!(self.asks[hold].is_given_up, "hub 0 waits for a hold, or ends it");
+            let gave_up = self.asks[hold].is_given_up || self.hubs[0].failed;
+            assert!(gave_up, "hub 0 waits for a hold, or ends it");
         }
         self.carry_out(1, effects);
     }
@@ -242,12 +249,13 @@ impl Hubs {
 proptest! {
     #[test]
     fn no_job_stays_held_and_all_hubs_are_cut_at_one_round(events in proptest::collection::vec(event(), 1..120)) {
-        let mut hubs = Hubs { hubs: [Hub::new(0), Hub::new(1)], asks: Vec::new(), answers: HashMap::new() };
+        let mut hubs = Hubs { hubs: [Hub::new(0), Hub::new(1)], asks: Vec::new(), answers: HashMap::new(), has_given_up: false };
         events.into_iter().for_each(|event| hubs.happens(event));
         hubs.settle();
         let [lead, other] = &hubs.hubs;
         prop_assert!(lead.failed || !lead.is_held, "hub 0 is held");
         if other.is_held && !other.failed {
+            prop_assert!(hubs.has_given_up, "hub 0 ends what it has begun");
             // Hub 0 does not know that it holds the other. That has an end.
             let limit = Duration::from_secs(1);
             let later = Instant::now() + 4 * limit;
