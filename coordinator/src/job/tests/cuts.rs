@@ -49,6 +49,8 @@ struct Hub {
     job: Job,
     steps: VecDeque<(CutId, Step)>,
     is_held: bool,
+    /// The round that its chunks had come to at the last hold.
+    front: Round,
     failed: bool,
     /// The cuts that somebody waits for.
     waited_for: Vec<CutId>,
@@ -84,7 +86,7 @@ impl Hub {
         job.connect(1, [2; 16]).unwrap();
         let (steps, waited_for) = (VecDeque::new(), Vec::new());
         let (taken, admitted) = (Vec::new(), Vec::new());
-        Hub { job, steps, is_held: false, failed: false, waited_for, taken, admitted }
+        Hub { job, steps, is_held: false, front: Round(0), failed: false, waited_for, taken, admitted }
     }
 }
 
@@ -144,6 +146,7 @@ impl Hubs {
         let stepped = match step {
             Step::Hold => {
                 assert!(!std::mem::replace(&mut hub.is_held, true), "hub {number} is held twice");
+                hub.front = Round(front);
                 Stepped::Held(Some(Round(front)))
             }
             Step::Release { .. } => {
@@ -152,6 +155,7 @@ impl Hubs {
             }
             Step::TakeSnapshot(before) => {
                 assert!(hub.is_held, "hub {number} is held while a snapshot is taken");
+                assert!(before >= hub.front, "no chunk is past a snapshot");
                 return hub.taken.push((cut, before));
             }
             step => panic!("these cuts have no such step: {step:?}"),
@@ -221,6 +225,7 @@ impl Hubs {
                 }
                 Effect::TookPart(ranks, from) => {
                     assert_eq!(*ranks, [1]);
+                    assert!(from >= hub.front, "no chunk is past the round of a newcomer");
                     hub.admitted.push(from);
                 }
                 Effect::Lost { .. } | Effect::RemoveWorker(_) | Effect::TellLost(..) => {}
