@@ -5,6 +5,7 @@ mod bits;
 mod contents;
 mod doorbells;
 mod full_rings;
+mod lives;
 mod network;
 mod relinks;
 mod staleness;

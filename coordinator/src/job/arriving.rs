@@ -80,7 +80,10 @@ impl Job {
     pub fn follows(&mut self, arrival: Arrival, now: Instant) -> Vec<Effect> {
         match arrival {
             Arrival::Waiting => Vec::new(),
-            Arrival::Complete(ranks) => self.cut(Purpose::Admit(ranks), now).1,
+            Arrival::Complete(ranks) => {
+                let workers = ranks.iter().filter_map(|&rank| self.worker(rank)).collect();
+                self.cut(Purpose::Admit(workers), now).1
+            }
             Arrival::Relinked(rank) => vec![Effect::Relinked(rank)],
             Arrival::Newcomer(rank) => {
                 let Some(worker) = self.worker(rank) else { return Vec::new() };
@@ -96,9 +99,11 @@ impl Job {
     /// Notes, as hub 0, that a hub has all links of a newcomer. A cut lets the newcomer take part once all hubs have them.
     pub fn arrived_at(&mut self, hub: u32, worker: u64, now: Instant) -> Vec<Effect> {
         let hubs = self.hubs.share.hubs;
-        let rank = self.rank(worker).filter(|_| hub < hubs && self.hubs.leads());
-        let complete = rank.filter(|_| self.hubs.arrivals.note(worker, hub, hubs));
-        complete.map_or_else(Vec::new, |rank| self.cut(Purpose::Admit([rank].into()), now).1)
+        let is_member = self.rank(worker).is_some() && hub < hubs && self.hubs.leads();
+        match is_member && self.hubs.arrivals.note(worker, hub, hubs) {
+            true => self.cut(Purpose::Admit([worker].into()), now).1,
+            false => Vec::new(),
+        }
     }
 
     /// Tells which ranks are missing in a job that has not begun.

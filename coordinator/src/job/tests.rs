@@ -106,6 +106,27 @@ fn a_link_that_is_reported_after_the_loss_does_not_keep_the_rank() {
 }
 
 #[test]
+fn a_worker_that_takes_the_rank_of_a_newcomer_does_not_take_part_by_the_cut_of_that_newcomer() {
+    let now = Instant::now();
+    let mut job = gathering(2, OnLoss::Continue, Members::Workers, 1);
+    join(&mut job, 0);
+    attach(&mut job, 0);
+    job.take_part(&[0], Round(1));
+    job.add_member(1, 7, true, None, now);
+    job.connect(1, [7; 16]).unwrap();
+    let [Effect::Cut(cut, Step::Hold)] = job.handle(Event::Attached(1), now)[..] else { panic!("a cut") };
+    job.lose(1, Cause::Other, "it dies");
+    job.handle(Event::Removed(1), now);
+    job.add_member(1, 8, true, None, now);
+    job.connect(1, [8; 16]).unwrap();
+    let released = job.handle(Event::Cut(cut, Stepped::Held(Some(Round(3)))), now);
+    let nobody = Step::Release { from: Round(3), admitted: [].into(), ahead: [].into() };
+    assert_eq!(released, [Effect::Cut(cut, nobody)]);
+    job.handle(Event::Cut(cut, Stepped::Released), now);
+    assert!(!job.takes_part(1), "no core has its link");
+}
+
+#[test]
 fn a_newcomer_that_is_lost_before_its_cut_does_not_take_part() {
     let mut job = running();
     lose(&mut job, 1);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coordinator::{
-    Cause, CutId, Effect, Event, Grant, Hubs, Made, Purpose, Secret, Step, Stepped, Token, Tokens,
+    Cause, CutAt, CutId, Effect, Event, Grant, Hubs, Made, Purpose, Secret, Step, Stepped, Token, Tokens,
 };
 use fabric::any::Transport;
 use fabric::{RecvWindow, Spans, sim};
@@ -38,6 +38,8 @@ pub enum Command {
     Remove(u32),
     /// Finish no round.
     Hold(CutId),
+    /// Take a snapshot before a round, for the cut of this number.
+    Snapshot(CutId, Round),
     /// Go on.
     Release { cut: CutId, from: Round, admitted: Arc<[u32]>, ahead: Arc<[u32]> },
 }
@@ -49,6 +51,7 @@ impl fmt::Display for Command {
             Command::Unlink(rank) => write!(out, "drops the link of worker {rank}"),
             Command::Remove(rank) => write!(out, "removes worker {rank}"),
             Command::Hold(cut) => write!(out, "holds for {cut:?}"),
+            Command::Snapshot(_, before) => write!(out, "takes a snapshot before round {}", before.0),
             Command::Release { cut, from, admitted, .. } => {
                 write!(out, "goes on after {cut:?}, with {admitted:?} from round {}", from.0)
             }
@@ -75,6 +78,8 @@ pub struct Control {
     /// Why the job has failed.
     pub failed: Option<String>,
     now: Instant,
+    /// Whether one seed is replayed, which prints the story as it goes.
+    is_told_aloud: bool,
     tokens: Tokens,
     given: u128,
     story: VecDeque<String>,
@@ -106,6 +111,7 @@ impl Control {
             follows: HashMap::new(),
             failed: None,
             now,
+            is_told_aloud: std::env::var_os("PHUB_SIM_SEED").is_some(),
             tokens: Tokens::default(),
             given: 0,
             story: VecDeque::new(),
@@ -114,6 +120,9 @@ impl Control {
 
     /// Adds a line to the story.
     pub fn tell(&mut self, line: String) {
+        if self.is_told_aloud {
+            eprintln!("hub {}: {line}", self.job.hubs.share.hub);
+        }
         if self.story.len() == TOLD {
             self.story.pop_front();
         }
@@ -190,6 +199,12 @@ impl Control {
     /// Loses a worker.
     pub fn lose(&mut self, rank: u32, cause: Cause, reason: &str) {
         let effects = self.job.lose(rank, cause, reason);
+        self.carry_out_all(effects);
+    }
+
+    /// Cuts the job for a snapshot at all hubs, which hub 0 leads.
+    pub fn snapshot(&mut self) {
+        let (_, effects) = self.job.cut(Purpose::Snapshot(CutAt::AllHubs), self.now);
         self.carry_out_all(effects);
     }
 
@@ -304,6 +319,7 @@ impl Control {
             },
             Effect::TellArrived(request) => self.letters.push(Letter::Arrived(request)),
             Effect::TellLost(worker, reason) => self.letters.push(Letter::Lost(worker, reason)),
+            Effect::Cut(cut, Step::TakeSnapshot(before)) => self.command(|| Command::Snapshot(cut, before)),
             Effect::Cut(cut, step) => {
                 assert_eq!(self.answers.0, 0, "one step at a time");
                 self.answers = (self.commands.len(), None);
@@ -354,7 +370,7 @@ impl Control {
                     let is_of_rank = |command: &Command| match command {
                         Command::Add { rank: of, .. } => *of == rank,
                         Command::Unlink(of) | Command::Remove(of) => *of == rank,
-                        Command::Hold(_) | Command::Release { .. } => false,
+                        Command::Hold(_) | Command::Snapshot(..) | Command::Release { .. } => false,
                     };
                     let has_work = |commands: &VecDeque<_>| commands.iter().any(is_of_rank);
                     assert!(

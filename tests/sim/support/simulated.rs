@@ -11,7 +11,7 @@ use fabric::{RecvWindow, SendWindow};
 use pbox_core::frame::HEADER_BYTES;
 use pbox_core::kernels::Kernels;
 use pbox_core::{
-    ChunkId, Core, Credit, Expected, JobId, JobTerms, KeyId, Layout, LevelTerms, Notice, Optimizer,
+    ChunkId, Core, Credit, Expected, JobId, JobTerms, KeyId, Layout, LevelTerms, Notice, Occasion, Optimizer,
     Placement, Round, ShardSpec, Share, Slices, Wire,
 };
 use worker_shim::{Batches, Exchange, ExchangeError, WeightsMode, Windows};
@@ -85,6 +85,8 @@ pub struct Simulated {
     /// The notices of all cores so far.
     pub notices: Vec<Notice>,
     hubs: Hubs,
+    /// The snapshots that cores were asked for.
+    snapshots: u64,
     /// The workers that take part at hub 0, and not at all hubs yet, each with its first round.
     begins: Vec<(u32, Round)>,
     dice: Dice,
@@ -147,6 +149,7 @@ impl Simulated {
             arrivals: vec![0; workers as usize],
             notices: Vec::new(),
             hubs: Hubs::new(&job, cores),
+            snapshots: 0,
             begins: Vec::new(),
             dice,
         };
@@ -325,6 +328,10 @@ impl Simulated {
                 self.hear(place, heard);
                 self.hubs.hubs[hub].report(Event::Removed(rank));
             }
+            Command::Snapshot(_, before) => {
+                self.snapshots += 1;
+                core.take_snapshot(JOB, Occasion::Asked(self.snapshots), before, &mut self.notices);
+            }
             Command::Hold(cut) => {
                 let front = core.hold(JOB).map(|front| front.highest);
                 control.answer(cut, Some(front));
@@ -363,14 +370,45 @@ impl Simulated {
     pub fn rejoin(&mut self, rank: u32) -> Result<Round> {
         self.hubs.lead().lose(rank, Cause::Other, "it comes back");
         self.wait_until(|hubs| hubs.is_free(rank))?;
-        let (exchange, ends, windows) = self.connect(rank)?;
-        (self.workers[rank as usize], self.ends[rank as usize]) = (exchange, ends);
-        self.windows[rank as usize] = windows;
-        self.alive[rank as usize] = true;
+        anyhow::ensure!(self.come_back(rank)?, "rank {rank} is free");
         self.wait_until(|hubs| hubs.lead().job.takes_part(rank))?;
         let members = &self.hubs.lead().job.news.now().members;
         let from = members.iter().find(|member| member.rank == rank).map(|member| member.from);
         Ok(from.expect("it takes part"))
+    }
+
+    /// A worker that was killed joins again without weights, if its rank is free at all hubs. Returns whether it does. It takes part
+    /// some steps later.
+    pub fn come_back(&mut self, rank: u32) -> Result<bool> {
+        if !self.hubs.is_free(rank) {
+            return Ok(false);
+        }
+        self.begins.retain(|(begins, _)| *begins != rank); // of its former life
+        let (exchange, ends, windows) = self.connect(rank)?;
+        (self.workers[rank as usize], self.ends[rank as usize]) = (exchange, ends);
+        self.windows[rank as usize] = windows;
+        self.alive[rank as usize] = true;
+        Ok(true)
+    }
+
+    /// Whether a worker takes part at all hubs, and knows it.
+    pub fn takes_part(&self, rank: u32) -> bool {
+        self.hubs.takes_part(rank) && self.begins.iter().all(|(begins, _)| *begins != rank)
+    }
+
+    /// Cuts the job for a snapshot at all hubs. Each core says later what came of it.
+    pub fn snapshot(&mut self) {
+        self.hubs.lead().snapshot();
+    }
+
+    /// Lets a core take the next snapshot. The memory of the one before is lost.
+    pub fn give_back(&mut self, core: usize) {
+        self.cores[core].give_back(JOB, None);
+    }
+
+    /// Whether the control has something to do.
+    pub fn is_busy(&self) -> bool {
+        self.hubs.is_busy()
     }
 
     /// Turns until the control has come to something.

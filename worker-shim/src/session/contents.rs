@@ -98,7 +98,7 @@ impl Session {
         }
     }
 
-    fn steps_alone(&self) -> bool {
+    pub(super) fn steps_alone(&self) -> bool {
         self.asked.consistency != Consistency::Bsp
     }
 }

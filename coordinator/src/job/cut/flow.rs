@@ -150,13 +150,12 @@ impl Job {
 
     /// Returns the ranks that take part from the cut on.
     pub(super) fn admitted(&self, cut: &Cut) -> Arc<[u32]> {
-        match (&cut.purpose, &cut.release) {
-            (Purpose::Admit(ranks), _) if cut.failed.is_none() => Arc::clone(ranks),
-            (Purpose::Follow(_), Some(release)) => {
-                release.admitted.iter().filter_map(|&worker| self.rank(worker)).collect()
-            }
-            _ => [].into(),
-        }
+        let workers = match (&cut.purpose, &cut.release) {
+            (Purpose::Admit(workers), _) if cut.failed.is_none() => workers,
+            (Purpose::Follow(_), Some(release)) => &release.admitted[..],
+            _ => &[],
+        };
+        workers.iter().filter_map(|&worker| self.rank(worker)).collect()
     }
 
     /// The cut is over. The next one begins.
@@ -168,9 +167,10 @@ impl Job {
             return vec![Effect::CutOver(cut.id, Err(NotCut::Hub(why))), Effect::Fail(reason, Blame::Hub)];
         }
         match (failed, &cut.purpose) {
-            (Some(why), Purpose::Admit(ranks)) => {
+            (Some(why), Purpose::Admit(workers)) => {
                 let why = |rank| format!("worker {rank} could not be let in: {why}");
-                let lost = ranks.iter().map(|&rank| (rank, Cause::Other, why(rank))).collect();
+                let ranks = workers.iter().filter_map(|&worker| self.rank(worker));
+                let lost = ranks.map(|rank| (rank, Cause::Other, why(rank))).collect();
                 effects.extend(self.lose_all(lost));
                 if matches!(effects.last(), Some(Effect::Fail(..))) {
                     return effects; // which ends all cuts

@@ -37,8 +37,8 @@ pub struct CutId(u64);
 /// The reason for a cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// These ranks take part from the cut on.
-    Admit(Arc<[u32]>),
+    /// These workers, named as at all hubs, take part from the cut on. A rank may have another worker by then.
+    Admit(Arc<[u64]>),
     /// The cores take a snapshot.
     Snapshot(CutAt),
     /// Hub 0 cuts the job, by this number of its own.
