@@ -95,12 +95,8 @@ impl Links {
         for (rank, made_in) in (0..).zip(&mut self.made_in) {
             match made_in {
                 None => {}
-                Some(0) => {
-                    if job.relink(rank).unwrap() {
-                        *made_in = None;
-                    }
-                }
-                Some(left) => *left -= 1,
+                Some(0) if job.relink(rank).unwrap() => *made_in = None,
+                Some(left) => *left = left.saturating_sub(1),
             }
         }
     }

@@ -5,7 +5,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::Result;
-use coordinator::Event;
 use fabric::sim::{self, EndId, Net};
 use fabric::{RecvWindow, SendWindow};
 use pbox_core::frame::HEADER_BYTES;
@@ -16,7 +15,7 @@ use pbox_core::{
 };
 use worker_shim::{Batches, Exchange, ExchangeError, WeightsMode, Windows};
 
-use crate::control::{Command, Control};
+use crate::control::Control;
 use crate::trouble::Dice;
 
 /// The terms of a simulated cluster.
@@ -146,7 +145,7 @@ impl Simulated {
             arrivals: vec![0; workers as usize],
             notices: Vec::new(),
             heard: 0,
-            control: Control::new(&job, cores_of_hub),
+            control: Control::new((JOB, "the job".to_owned()), &job, cores_of_hub, false),
             dice,
         };
         for rank in 0..workers {
@@ -302,34 +301,8 @@ impl Simulated {
     /// Lets a core carry out its next command.
     fn obey(&mut self, place: usize) -> Result<()> {
         self.hear();
-        let Some(command) = self.control.next_command(place) else { return Ok(()) };
-        let core = &mut self.cores[place];
-        match command {
-            Command::Add { rank, gradients, own, link } => {
-                core.add_worker(JOB, rank, gradients, own, *link)?;
-                self.control.report(Event::Attached(rank));
-            }
-            Command::Unlink(rank) => {
-                drop(core.unlink_worker(JOB, rank));
-                self.control.report(Event::Dropped(rank));
-            }
-            Command::Remove(rank) => {
-                drop(core.remove_worker(JOB, rank, &mut self.notices));
-                self.hear();
-                self.control.report(Event::Removed(rank));
-            }
-            Command::Hold(cut) => {
-                let front = core.hold(JOB).map(|front| front.highest);
-                self.control.answer(cut, Some(front));
-            }
-            Command::Release { cut, from, admitted, ahead } => {
-                if !ahead.is_empty() {
-                    core.begin_ahead(JOB, &ahead);
-                }
-                core.release(JOB, from, &admitted, &mut self.notices);
-                self.control.answer(cut, None);
-            }
-        }
+        self.control.obey(place, self.cores.get_mut(place), &mut self.notices)?;
+        self.heard = self.notices.len();
         Ok(())
     }
 
@@ -367,9 +340,7 @@ impl Simulated {
             self.turn()?;
             self.control()?;
         }
-        let members = &self.control.job.news.now().members;
-        let from = members.iter().find(|member| member.rank == rank).map(|member| member.from);
-        Ok(from.expect("it takes part"))
+        Ok(self.control.first_round(rank).expect("it takes part"))
     }
 
     /// In the next push of a chunk by a worker with Slim-DP, the network inverts a byte of the signature of the significant
