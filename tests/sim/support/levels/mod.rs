@@ -132,7 +132,9 @@ impl Levels {
         let dice = Dice::new(terms.late.unwrap_or(0));
         let mut tree = Levels { net, layout, terms, cores: Vec::new(), nodes, workers, notices, dice };
         tree.add(root, None, 0)?;
-        tree.control_all()?;
+        tree.until(|tree| {
+            (0..tree.nodes.len()).all(|node| tree.begins(node, 0..tree.nodes[node].members.len() as u32))
+        })?;
         Ok(tree)
     }
 
@@ -295,7 +297,7 @@ impl Levels {
         self.lose(node, rank)?;
         if self.nodes[node].alive {
             self.workers[worker] = self.connect(node, rank)?;
-            self.until(|tree| tree.begins(node, &[rank]))?;
+            self.until(|tree| tree.begins(node, [rank]))?;
         }
         Ok(())
     }
@@ -315,9 +317,9 @@ impl Levels {
             let Member::Worker(worker) = member else { panic!("a hub of workers") };
             self.workers[worker] = self.connect(node, rank)?;
         }
-        let ranks: Vec<u32> = (0..members.len() as u32).collect();
+        let ranks = 0..members.len() as u32;
         self.nodes[node].members = members;
-        self.until(|tree| tree.begins(node, &ranks))
+        self.until(|tree| tree.begins(node, ranks.clone()))
     }
 
     /// A hub may see only now that a member that comes back was gone.
@@ -327,10 +329,10 @@ impl Levels {
         self.control_all()
     }
 
-    /// Whether workers of a node take part, or the node has ended.
-    fn begins(&self, node: usize, ranks: &[u32]) -> bool {
+    /// Whether members of a node take part, or the node has ended.
+    fn begins(&self, node: usize, ranks: impl IntoIterator<Item = u32>) -> bool {
         let Node { alive, control, .. } = &self.nodes[node];
-        !alive || ranks.iter().all(|&rank| control.job.takes_part(rank))
+        !alive || ranks.into_iter().all(|rank| control.job.takes_part(rank))
     }
 
     /// Whether a worker lives.
