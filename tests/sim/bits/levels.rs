@@ -103,7 +103,8 @@ impl Tree {
         let faults = trouble.faults(&mut dice);
         let rounds = dice.from(1..=4) as u32;
         let is_orderly = trouble != Trouble::Posts && !faults.reorder;
-        let terms = Terms { job, levels, cores, worker_credit, mesh, is_orderly };
+        let late = (mix(seed).is_multiple_of(2)).then_some(seed);
+        let terms = Terms { job, levels, cores, worker_credit, mesh, is_orderly, late };
         let plan = Plan::new(seed, optimizer.keeps_weights()).alike(trouble.on_loss() == OnLoss::Continue);
         let expected = match terms.levels[0].compression {
             None => expected(&layout, optimizer, trouble, &shape, rounds, plan),
@@ -386,7 +387,7 @@ fn workers_and_hubs_below_other_hubs_make_their_links_again_and_no_bit_changes()
         tree.losses = Losses::of(20);
         tree.run().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         losses += 20 - tree.losses.left;
-        assert!(tree.job.notices.is_empty(), "seed {seed}: {:?}", tree.job.notices);
+        assert!(tree.job.is_whole(), "seed {seed}: {:?}", tree.job.notices);
     }
     assert!(losses > 5000, "only {losses} losses");
 }

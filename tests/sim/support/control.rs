@@ -1,4 +1,4 @@
-//! The control of a simulated hub: the coordinator's job, cores that carry commands out late, and reports that come late.
+//! The control of a job at a simulated hub: the coordinator's job, cores that carry commands out late, and reports that come late.
 //!
 //! ```text
 //!   event -> job -> effects -> commands, a queue for each core -> core -> reports, one queue -> event
@@ -16,30 +16,38 @@ use coordinator::{
     Cause, CutAt, CutId, Effect, Event, Grant, Hubs, Made, Purpose, Secret, Step, Stepped, Token, Tokens,
 };
 use fabric::any::Transport;
-use fabric::{RecvWindow, Spans, sim};
+use fabric::{RecvWindow, SpanError, Spans, sim};
 use pbox_core::control::{ArrivedRequest, ReleaseRequest};
-use pbox_core::{JobTerms, Notice, Numbers, NumbersByRound, Round, Share};
+use pbox_core::{Core, JobId, JobTerms, LevelTerms, Notice, Numbers, NumbersByRound, Occasion, Round, Share};
 
 use crate::hubs::Letter;
-use crate::simulated::JOB;
 
 /// The last lines of a story are those that matter.
 const TOLD: usize = 60;
 /// The time from one step to the next.
 const TICK: Duration = Duration::from_millis(1);
 
+/// A link that leads up, and the window that a hub above writes.
+pub type WayUp = (sim::Endpoint, Option<Arc<RecvWindow>>);
+
 /// Work for a simulated core.
-pub enum Command {
+enum Command {
     /// Take a worker's link.
     Add { rank: u32, gradients: Arc<RecvWindow>, own: Option<Spans>, link: Box<sim::Endpoint> },
     /// Drop the link of a worker that makes another.
     Unlink(u32),
     /// Remove a worker.
     Remove(u32),
+    /// Take the links that lead up.
+    AddAbove(LevelTerms, Vec<WayUp>),
+    /// Drop the links that lead up.
+    UnlinkAbove,
+    /// Begin with the round of the hubs above.
+    BeginBelow(CutId, Round),
     /// Finish no round.
     Hold(CutId),
-    /// Take a snapshot before a round, for the cut of this number.
-    Snapshot(CutId, Round),
+    /// Take a snapshot before a round.
+    Snapshot(Round),
     /// Go on.
     Release { cut: CutId, from: Round, admitted: Arc<[u32]>, ahead: Arc<[u32]> },
 }
@@ -50,8 +58,11 @@ impl fmt::Display for Command {
             Command::Add { rank, .. } => write!(out, "takes the link of worker {rank}"),
             Command::Unlink(rank) => write!(out, "drops the link of worker {rank}"),
             Command::Remove(rank) => write!(out, "removes worker {rank}"),
+            Command::AddAbove(_, ways) => write!(out, "takes {} links that lead up", ways.len()),
+            Command::UnlinkAbove => write!(out, "drops the links that lead up"),
+            Command::BeginBelow(_, first) => write!(out, "begins with round {}", first.0),
             Command::Hold(cut) => write!(out, "holds for {cut:?}"),
-            Command::Snapshot(_, before) => write!(out, "takes a snapshot before round {}", before.0),
+            Command::Snapshot(before) => write!(out, "takes a snapshot before round {}", before.0),
             Command::Release { cut, from, admitted, .. } => {
                 write!(out, "goes on after {cut:?}, with {admitted:?} from round {}", from.0)
             }
@@ -59,7 +70,7 @@ impl fmt::Display for Command {
     }
 }
 
-/// The control of a hub with one job.
+/// The control of a job at a hub.
 pub struct Control {
     /// The job.
     pub job: coordinator::Job,
@@ -75,6 +86,12 @@ pub struct Control {
     pub letters: Vec<Letter>,
     /// At another hub than hub 0: the cut of hub 0 that each cut here answers, and whether by its end.
     follows: HashMap<CutId, (CutId, bool)>,
+    /// The snapshots that the cores were asked for.
+    snapshots: u64,
+    /// The cut that lets the members begin, which waits for the hubs above.
+    waits_above: Option<CutId>,
+    /// The cores that have links to the hubs above, which are lost, until there are others.
+    unlinked_above: Option<usize>,
     /// Why the job has failed.
     pub failed: Option<String>,
     now: Instant,
@@ -88,7 +105,7 @@ pub struct Control {
 impl Drop for Control {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("the last of what happened:");
+            eprintln!("the last of what happened to {}:", self.job.name);
             self.story.iter().for_each(|line| eprintln!("  {line}"));
         }
     }
@@ -96,11 +113,16 @@ impl Drop for Control {
 
 impl Control {
     /// The control of a job that gathers, at the hub of this share, on this many cores.
-    pub fn new(terms: &Arc<JobTerms>, cores: usize, share: Share) -> Self {
+    pub fn new(
+        named: (JobId, String),
+        terms: &Arc<JobTerms>,
+        share: Share,
+        cores: usize,
+        is_below: bool,
+    ) -> Self {
         let hubs = Hubs::new(share, Vec::new(), Secret([7; 16]), Round(0), Vec::new());
         let from = (Round(0), NumbersByRound::new(Numbers::new(terms.optimizer)));
-        let (named, now) = ((JOB, "job".to_owned()), Instant::now());
-        let made = Made { cores, ..Made::default() };
+        let (made, now) = (Made { cores, is_below, ..Made::default() }, Instant::now());
         Control {
             job: coordinator::Job::new(named, Arc::clone(terms), made, hubs, from, now),
             commands: (0..cores).map(|_| VecDeque::new()).collect(),
@@ -109,6 +131,9 @@ impl Control {
             begun: Vec::new(),
             letters: Vec::new(),
             follows: HashMap::new(),
+            snapshots: 0,
+            waits_above: None,
+            unlinked_above: None,
             failed: None,
             now,
             is_told_aloud: std::env::var_os("PHUB_SIM_SEED").is_some(),
@@ -121,7 +146,7 @@ impl Control {
     /// Adds a line to the story.
     pub fn tell(&mut self, line: String) {
         if self.is_told_aloud {
-            eprintln!("hub {}: {line}", self.job.hubs.share.hub);
+            eprintln!("{}, hub {}: {line}", self.job.name, self.job.hubs.share.hub);
         }
         if self.story.len() == TOLD {
             self.story.pop_front();
@@ -133,21 +158,26 @@ impl Control {
     fn token(&mut self, rank: u32) -> Token {
         self.given += 1;
         let token = self.given.to_be_bytes();
-        self.tokens.give(token, (JOB, rank));
+        self.tokens.give(token, (self.job.id, rank));
         token
     }
 
-    /// Lets a worker join, and connects it. Its links come by [`add`](Self::add).
-    pub fn join(&mut self, rank: u32, worker: u64) {
+    /// Lets a member join, and connects it. Its links come by [`add`](Self::add).
+    pub fn join(&mut self, rank: u32) {
+        self.join_as(rank, 1 + self.given as u64);
+    }
+
+    /// The same of a worker that is named at several hubs.
+    pub fn join_as(&mut self, rank: u32, worker: u64) {
         assert!(self.job.member(rank).is_none(), "rank {rank} is taken");
-        self.tell(format!("worker {rank} joins"));
+        self.tell(format!("{} joins", self.job.spoken(rank)));
         let token = self.token(rank);
         self.job.add_member(rank, worker, true, None, self.now);
         self.connect(rank, token);
     }
 
     fn connect(&mut self, rank: u32, token: Token) {
-        assert_eq!(self.tokens.owner(token), Ok((JOB, rank)), "a new token serves its member");
+        assert_eq!(self.tokens.owner(token), Ok((self.job.id, rank)), "a new token serves its member");
         self.job.connect(rank, token).expect("a new token is good for a connection");
         assert!(self.job.connect(rank, token).is_err(), "a token is good for one connection");
         self.job.members[rank as usize].as_mut().expect("it has joined").transport = Some(Transport::Tcp);
@@ -165,19 +195,65 @@ impl Control {
         self.commands[core].push_back(Command::Add { rank, gradients, own, link: Box::new(link) });
     }
 
-    /// Notes that a worker has died: its heartbeat ends.
+    /// Gives a core links that lead up.
+    pub fn add_above(&mut self, core: usize, level: LevelTerms, ways: Vec<WayUp>) {
+        self.unlinked_above = None;
+        self.commands[core].push_back(Command::AddAbove(level, ways));
+    }
+
+    /// Notes that the links that lead up are lost, and that there will be others.
+    pub fn loses_above(&mut self) {
+        self.unlinked_above = Some(self.commands.len());
+    }
+
+    /// Has all cores drop the links that lead up.
+    pub fn unlink_above(&mut self) {
+        self.command(|| Command::UnlinkAbove);
+    }
+
+    /// Whether all cores have dropped the links that lead up.
+    pub fn is_unlinked_above(&self) -> bool {
+        self.unlinked_above == Some(0)
+    }
+
+    /// Whether all members are here, and the hubs above have to let this one take part.
+    pub fn waits_above(&self) -> bool {
+        self.waits_above.is_some()
+    }
+
+    /// Notes that the hubs above let this one take part from a round on.
+    pub fn begins_above(&mut self, first: Round) {
+        let cut = self.waits_above.take().expect("it waits");
+        self.reports.push_back(Event::Cut(cut, Stepped::Above(Ok(Some(first)))));
+    }
+
+    /// Notes that all members of a hub below are there. Returns the round that it takes part from, if it does.
+    pub fn ready(&mut self, rank: u32) -> Option<Round> {
+        let arrival = self.job.ready(rank);
+        let effects = self.job.follows(arrival, self.now);
+        self.carry_out_all(effects);
+        self.first_round(rank)
+    }
+
+    /// Returns the round that a member takes part from, if it does.
+    pub fn first_round(&self, rank: u32) -> Option<Round> {
+        let member = self.job.news.now().members.iter().find(|member| member.rank == rank)?;
+        Some(member.from)
+    }
+
+    /// Notes that a member has died: its heartbeat ends.
     pub fn hangs_up(&mut self, rank: u32) {
         self.reports.push_back(Event::HungUp(rank));
     }
 
-    /// A worker that lives gives its links up, and asks for others.
+    /// A member that lives gives its links up, and asks for others.
     pub fn unlink(&mut self, rank: u32) {
         let lost = self.job.ask_for_links(rank, "it says so", self.now).expect("it takes part, and lives");
         lost.into_iter().for_each(|effect| self.carry_out(effect));
         self.check();
     }
 
-    /// A worker that has asked for links connects, if all cores have dropped the former links. Returns whether it does.
+    /// A member that has asked for links connects, if all cores have dropped the former links. Returns whether it does.
     pub fn relink(&mut self, rank: u32) -> bool {
         let token = self.token(rank);
         let granted = self.job.grant_links(rank, token).expect("the job goes on");
@@ -187,7 +263,7 @@ impl Control {
         };
         former.into_iter().for_each(|former| self.tokens.withdraw(former));
         self.connect(rank, token);
-        self.tell(format!("worker {rank} makes its links again"));
+        self.tell(format!("{} makes its links again", self.job.spoken(rank)));
         true
     }
 
@@ -196,9 +272,9 @@ impl Control {
         self.job.unlinked(rank).is_some_and(|unlinked| unlinked.is_dropped())
     }
 
-    /// Loses a worker.
-    pub fn lose(&mut self, rank: u32, cause: Cause, reason: &str) {
-        let effects = self.job.lose(rank, cause, reason);
+    /// Loses a member.
+    pub fn lose(&mut self, rank: u32, reason: &str) {
+        let effects = self.job.lose(rank, Cause::Other, reason);
         self.carry_out_all(effects);
     }
 
@@ -241,33 +317,93 @@ impl Control {
 
     /// Notes what a core has said by itself.
     pub fn hear(&mut self, notice: &Notice) {
-        if let Notice::WorkerGone { rank, reason, by_itself, .. } = notice {
-            let (rank, reason, by_itself) = (*rank, reason.clone(), *by_itself);
-            self.reports.push_back(Event::LinkEnded { rank, reason, by_itself });
+        match notice {
+            Notice::WorkerGone { rank, reason, by_itself, .. } => {
+                let (rank, reason, by_itself) = (*rank, reason.clone(), *by_itself);
+                self.reports.push_back(Event::LinkEnded { rank, reason, by_itself });
+            }
+            // The ends of links that are lost anyway are no news.
+            Notice::AboveGone { .. } if self.unlinked_above.is_some() => {}
+            Notice::AboveGone { reason, .. } | Notice::JobFailed { reason, .. } => self.fails(reason.clone()),
+            Notice::Snapshot { .. } | Notice::Skipped { .. } => {}
         }
     }
 
-    /// Returns a core's next command.
-    pub fn next_command(&mut self, core: usize) -> Option<Command> {
-        let command = self.commands[core].pop_front()?;
-        self.tell(format!("core {core} {command}"));
-        Some(command)
+    /// Has a core carry out its next command. A core that is gone does nothing.
+    ///
+    /// # Errors
+    /// When a window lacks chunks.
+    pub fn obey(
+        &mut self,
+        place: usize,
+        core: Option<&mut Core<sim::Port>>,
+        notices: &mut Vec<Notice>,
+    ) -> Result<(), SpanError> {
+        let (Some(command), Some(core)) = (self.commands[place].pop_front(), core) else { return Ok(()) };
+        self.tell(format!("core {place} {command}"));
+        let (job, heard) = (self.job.id, notices.len());
+        let done = match command {
+            Command::Add { rank, gradients, own, link } => {
+                drop(core.add_worker(job, rank, gradients, own, *link)?);
+                Some(Event::Attached(rank))
+            }
+            Command::Unlink(rank) => {
+                drop(core.unlink_worker(job, rank));
+                Some(Event::Dropped(rank))
+            }
+            Command::Remove(rank) => {
+                drop(core.remove_worker(job, rank, notices));
+                Some(Event::Removed(rank))
+            }
+            Command::AddAbove(level, ways) => {
+                core.add_above(job, &level, ways, notices)?;
+                None
+            }
+            Command::UnlinkAbove => {
+                drop(core.unlink_above(job));
+                *self.unlinked_above.as_mut().expect("they are lost") -= 1;
+                None
+            }
+            Command::BeginBelow(cut, first) => {
+                core.begin_below(job, first);
+                self.answer(cut, Stepped::Below)
+            }
+            Command::Snapshot(before) => {
+                self.snapshots += 1;
+                core.take_snapshot(job, Occasion::Asked(self.snapshots), before, notices);
+                None
+            }
+            Command::Hold(cut) => {
+                let front = core.hold(job).map(|front| front.highest);
+                self.answer(cut, Stepped::Held(front))
+            }
+            Command::Release { cut, from, admitted, ahead } => {
+                if !ahead.is_empty() {
+                    core.begin_ahead(job, &ahead);
+                }
+                core.release(job, from, &admitted, notices);
+                self.answer(cut, Stepped::Released)
+            }
+        };
+        notices[heard..].iter().for_each(|notice| self.hear(notice));
+        self.reports.extend(done);
+        Ok(())
     }
 
-    /// Notes that a core has carried a command out.
-    pub fn report(&mut self, event: Event) {
-        self.reports.push_back(event);
-    }
-
-    /// Notes a core's answer to the step of a cut. The last one ends the step.
-    pub fn answer(&mut self, cut: CutId, front: Option<Option<Round>>) {
+    /// Notes a core's answer to the step of a cut. Returns the end of the step after the last answer.
+    fn answer(&mut self, cut: CutId, mut stepped: Stepped) -> Option<Event> {
         let (left, highest) = &mut self.answers;
         *left -= 1;
-        *highest = front.flatten().max(*highest);
-        if *left == 0 {
-            let stepped = if front.is_some() { Stepped::Held(*highest) } else { Stepped::Released };
-            self.reports.push_back(Event::Cut(cut, stepped));
+        if let Stepped::Held(front) = &mut stepped {
+            *highest = (*highest).max(*front);
+            *front = *highest;
         }
+        (*left == 0).then_some(Event::Cut(cut, stepped))
+    }
+
+    /// Notes an event, which the job takes in behind those before.
+    pub fn report(&mut self, event: Event) {
+        self.reports.push_back(event);
     }
 
     /// Takes in the next report. Returns whether there was one.
@@ -276,14 +412,22 @@ impl Control {
         let Some(event) = self.reports.pop_front() else { return false };
         self.tell(format!("{event:?}"));
         let effects = self.job.handle(event, self.now);
-        self.carry_out_all(effects);
+        effects.into_iter().for_each(|effect| self.carry_out(effect));
         self.job.news.take();
+        self.check();
         true
     }
 
     /// Whether something is under way.
     pub fn is_busy(&self) -> bool {
         !self.reports.is_empty() || self.commands.iter().any(|commands| !commands.is_empty())
+    }
+
+    /// Forgets what is under way, of a job that has ended.
+    pub fn end(&mut self) {
+        self.commands.iter_mut().for_each(VecDeque::clear);
+        self.reports.clear();
+        self.waits_above = None;
     }
 
     /// Returns the ranks that take part since the last call, each with its first round.
@@ -319,11 +463,13 @@ impl Control {
             },
             Effect::TellArrived(request) => self.letters.push(Letter::Arrived(request)),
             Effect::TellLost(worker, reason) => self.letters.push(Letter::Lost(worker, reason)),
-            Effect::Cut(cut, Step::TakeSnapshot(before)) => self.command(|| Command::Snapshot(cut, before)),
+            Effect::Cut(_, Step::TakeSnapshot(before)) => self.command(|| Command::Snapshot(before)),
+            Effect::Cut(cut, Step::BeginAbove) => self.waits_above = Some(cut),
             Effect::Cut(cut, step) => {
                 assert_eq!(self.answers.0, 0, "one step at a time");
                 self.answers = (self.commands.len(), None);
                 match step {
+                    Step::BeginBelow(first) => self.command(|| Command::BeginBelow(cut, first)),
                     Step::Hold => self.command(|| Command::Hold(cut)),
                     Step::Release { from, admitted, ahead } => self.command(|| {
                         let (admitted, ahead) = (Arc::clone(&admitted), Arc::clone(&ahead));
@@ -333,16 +479,16 @@ impl Control {
                 }
             }
             Effect::TookPart(ranks, _) => {
-                let members = &self.job.news.now().members;
-                let began = members.iter().filter(|member| ranks.contains(&member.rank));
-                self.begun.extend(began.map(|member| (member.rank, member.from)));
+                let began: Vec<_> =
+                    ranks.iter().filter_map(|&rank| Some((rank, self.first_round(rank)?))).collect();
+                self.begun.extend(began);
             }
             Effect::DropLinks(rank, token) => {
                 token.into_iter().for_each(|token| self.tokens.withdraw(token));
                 self.command(|| Command::Unlink(rank));
             }
             Effect::RemoveWorker(rank) => self.command(|| Command::Remove(rank)),
-            Effect::Forget(rank, why) => self.tokens.lost((JOB, rank), &why, self.now),
+            Effect::Forget(rank, why) => self.tokens.lost((self.job.id, rank), &why, self.now),
             Effect::Fail(reason, _) => self.fails(reason),
             Effect::Relinked(_) | Effect::Lost { .. } | Effect::Wake => {}
             effect => panic!("no simulated job has such an effect: {effect:?}"),
@@ -350,6 +496,9 @@ impl Control {
     }
 
     fn fails(&mut self, reason: String) {
+        if self.failed.is_some() {
+            return;
+        }
         let effects = self.job.fail(&reason, false, self.now);
         self.failed = Some(reason);
         effects.into_iter().for_each(|effect| self.carry_out(effect));
@@ -370,7 +519,7 @@ impl Control {
                     let is_of_rank = |command: &Command| match command {
                         Command::Add { rank: of, .. } => *of == rank,
                         Command::Unlink(of) | Command::Remove(of) => *of == rank,
-                        Command::Hold(_) | Command::Snapshot(..) | Command::Release { .. } => false,
+                        _ => false,
                     };
                     let has_work = |commands: &VecDeque<_>| commands.iter().any(is_of_rank);
                     assert!(

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use coordinator::{Cause, CutId, Event, Purpose, Stepped};
+use coordinator::{CutId, Event, Purpose, Stepped};
 use pbox_core::control::{ArrivedRequest, HoldRequest, ReleaseRequest};
 use pbox_core::{JobTerms, Round, Share};
 
 use crate::control::Control;
+use crate::simulated::JOB;
 use crate::trouble::Dice;
 
 /// A request to another hub, or its answer.
@@ -42,7 +43,8 @@ pub struct Hubs {
 impl Hubs {
     /// The hubs of a job that gathers, each with this many cores.
     pub fn new(terms: &Arc<JobTerms>, cores: usize) -> Self {
-        let hub = |hub| Control::new(terms, cores, Share::of_hub(terms, hub));
+        let hub =
+            |hub| Control::new((JOB, "the job".to_owned()), terms, Share::of_hub(terms, hub), cores, false);
         let hubs = (0..terms.hubs).map(hub).collect();
         Hubs { hubs, letters: Vec::new(), answers: HashMap::new(), workers: 0 }
     }
@@ -55,7 +57,7 @@ impl Hubs {
     /// Lets a worker join at all hubs.
     pub fn join(&mut self, rank: u32) {
         self.workers += 1;
-        self.hubs.iter_mut().for_each(|hub| hub.join(rank, self.workers));
+        self.hubs.iter_mut().for_each(|hub| hub.join_as(rank, self.workers));
     }
 
     /// Whether a rank is free at all hubs.
@@ -148,7 +150,7 @@ impl Hubs {
             Letter::Arrived(request) => hub.arrived(&request),
             Letter::Lost(worker, reason) => {
                 if let Some(rank) = hub.job.rank(worker) {
-                    hub.lose(rank, Cause::Other, &reason);
+                    hub.lose(rank, &reason);
                 }
             }
         }

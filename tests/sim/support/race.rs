@@ -324,29 +324,24 @@ impl<J: Job> Race<J> {
 }
 
 impl Race<Levels> {
-    /// The round from which a worker that has just come back takes part.
-    fn first_round(&mut self, worker: usize) -> u32 {
-        let keys = self.keys();
-        let exchange = self.job.exchange(worker);
-        keys.map(|key| exchange.round(key).0 + 1).max().unwrap()
-    }
-
     /// A worker of a machine that goes on comes back.
     pub fn rejoin_worker(&mut self, worker: usize) {
         self.job.rejoin(worker).unwrap();
-        let from = self.first_round(worker);
-        self.goes_on(worker, from);
+        self.has_come_back(worker);
     }
 
     /// A machine comes back with all its workers. Its pushes are zeros from now on.
     pub fn rejoin_machine(&mut self, node: usize) {
         self.job.rejoin_hub(node).unwrap();
         self.telling[self.job.rank_above(node)] = false;
-        for worker in 0..self.member.len() {
-            if self.job.workers[worker].node == node {
-                let from = self.first_round(worker);
-                self.goes_on(worker, from);
-            }
-        }
+        let of_node = |worker: &usize| self.job.workers[*worker].node == node;
+        let back: Vec<usize> = (0..self.member.len()).filter(of_node).collect();
+        back.into_iter().for_each(|worker| self.has_come_back(worker));
+    }
+
+    /// A worker that has come back goes on, unless its hub has ended meanwhile.
+    fn has_come_back(&mut self, worker: usize) {
+        let from = self.job.first_round(worker);
+        from.into_iter().for_each(|Round(from)| self.goes_on(worker, from));
     }
 }

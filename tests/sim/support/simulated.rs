@@ -5,18 +5,16 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::Result;
-use coordinator::{Cause, Event};
 use fabric::sim::{self, EndId, Net};
 use fabric::{RecvWindow, SendWindow};
 use pbox_core::frame::HEADER_BYTES;
 use pbox_core::kernels::Kernels;
 use pbox_core::{
-    ChunkId, Core, Credit, Expected, JobId, JobTerms, KeyId, Layout, LevelTerms, Notice, Occasion, Optimizer,
+    ChunkId, Core, Credit, Expected, JobId, JobTerms, KeyId, Layout, LevelTerms, Notice, Optimizer,
     Placement, Round, ShardSpec, Share, Slices, Wire,
 };
 use worker_shim::{Batches, Exchange, ExchangeError, WeightsMode, Windows};
 
-use crate::control::Command;
 use crate::hubs::Hubs;
 use crate::trouble::Dice;
 
@@ -85,8 +83,6 @@ pub struct Simulated {
     /// The notices of all cores so far.
     pub notices: Vec<Notice>,
     hubs: Hubs,
-    /// The snapshots that cores were asked for.
-    snapshots: u64,
     /// The workers that take part at hub 0, and not at all hubs yet, each with its first round.
     begins: Vec<(u32, Round)>,
     dice: Dice,
@@ -149,7 +145,6 @@ impl Simulated {
             arrivals: vec![0; workers as usize],
             notices: Vec::new(),
             hubs: Hubs::new(&job, cores),
-            snapshots: 0,
             begins: Vec::new(),
             dice,
         };
@@ -310,41 +305,8 @@ impl Simulated {
 
     /// Lets a core carry out its next command.
     fn obey(&mut self, place: usize) -> Result<()> {
-        let hub = place / self.terms.cores;
-        let Some(command) = self.hubs.hubs[hub].next_command(place % self.terms.cores) else { return Ok(()) };
-        let (core, heard) = (&mut self.cores[place], self.notices.len());
-        let control = &mut self.hubs.hubs[hub];
-        match command {
-            Command::Add { rank, gradients, own, link } => {
-                core.add_worker(JOB, rank, gradients, own, *link)?;
-                control.report(Event::Attached(rank));
-            }
-            Command::Unlink(rank) => {
-                drop(core.unlink_worker(JOB, rank));
-                control.report(Event::Dropped(rank));
-            }
-            Command::Remove(rank) => {
-                drop(core.remove_worker(JOB, rank, &mut self.notices));
-                self.hear(place, heard);
-                self.hubs.hubs[hub].report(Event::Removed(rank));
-            }
-            Command::Snapshot(_, before) => {
-                self.snapshots += 1;
-                core.take_snapshot(JOB, Occasion::Asked(self.snapshots), before, &mut self.notices);
-            }
-            Command::Hold(cut) => {
-                let front = core.hold(JOB).map(|front| front.highest);
-                control.answer(cut, Some(front));
-            }
-            Command::Release { cut, from, admitted, ahead } => {
-                if !ahead.is_empty() {
-                    core.begin_ahead(JOB, &ahead);
-                }
-                core.release(JOB, from, &admitted, &mut self.notices);
-                control.answer(cut, None);
-            }
-        }
-        Ok(())
+        let (hub, core) = (place / self.terms.cores, place % self.terms.cores);
+        Ok(self.hubs.hubs[hub].obey(core, self.cores.get_mut(place), &mut self.notices)?)
     }
 
     /// Holds the job. Returns the round that no chunk has passed.
@@ -368,13 +330,11 @@ impl Simulated {
     /// A worker that was killed comes back without weights. Returns the round from which it takes part. The hub may see only now
     /// that the worker was gone.
     pub fn rejoin(&mut self, rank: u32) -> Result<Round> {
-        self.hubs.lead().lose(rank, Cause::Other, "it comes back");
+        self.hubs.lead().lose(rank, "it comes back");
         self.wait_until(|hubs| hubs.is_free(rank))?;
         anyhow::ensure!(self.come_back(rank)?, "rank {rank} is free");
         self.wait_until(|hubs| hubs.lead().job.takes_part(rank))?;
-        let members = &self.hubs.lead().job.news.now().members;
-        let from = members.iter().find(|member| member.rank == rank).map(|member| member.from);
-        Ok(from.expect("it takes part"))
+        Ok(self.hubs.lead().first_round(rank).expect("it takes part"))
     }
 
     /// A worker that was killed joins again without weights, if its rank is free at all hubs. Returns whether it does. It takes part

@@ -5,22 +5,44 @@ use std::sync::Arc;
 use anyhow::Result;
 use fabric::sim;
 use fabric::{RecvWindow, SendWindow};
-use pbox_core::{Below, Expected, JobTerms, Placement, ShardSpec, Share, Slices, WindowsBelow, Wire};
+use pbox_core::{
+    Below, Expected, JobTerms, LevelTerms, Placement, ShardSpec, Share, Slices, WindowsBelow, Wire,
+};
 use worker_shim::{Exchange, WeightsMode, Windows};
 
 use super::{ABOVE, JOB, Levels, Node, Up, Worker};
+use crate::control::{Control, WayUp};
+
+impl Node {
+    /// Gives the cores links that lead up.
+    pub(super) fn takes_ways_up(&mut self, (level, ways): (LevelTerms, Vec<Vec<WayUp>>)) {
+        let of_cores = ways.into_iter().enumerate();
+        of_cores.for_each(|(place, ways)| self.control.add_above(place, level, ways));
+    }
+}
 
 impl Levels {
-    /// A hub without members. Below another, it is connected to it.
+    /// A hub of this number without members. Below another, it is connected to it.
     pub(super) fn make(
         &mut self,
+        number: usize,
         terms: Arc<JobTerms>,
         above: Option<(usize, u32)>,
         cores_of_a_hub: usize,
         depth: usize,
     ) -> Result<Node> {
         let wire = Wire::new(Arc::clone(&self.layout), &terms);
-        let node = |shares, placement, weights, job, cores| Node {
+        let control = |job, cores| {
+            Control::new(
+                (job, format!("the job of hub {number}")),
+                &terms,
+                Share::WHOLE,
+                cores,
+                above.is_some(),
+            )
+        };
+        let node = |shares, placement, weights, job, cores: Vec<usize>| Node {
+            control: control(job, cores.len()),
             terms: Arc::clone(&terms),
             wire: wire.clone(),
             shares,
@@ -78,13 +100,19 @@ impl Levels {
         };
         let shown = Arc::new(RecvWindow::shown(&weights));
         let up = Up { sums, shown, takes_answers, own, ways: below.ways };
-        self.link_up((parent, rank), &up, &cores)?;
-        let made = node(vec![below.placement.clone()], below.placement, vec![weights], JOB, cores);
+        self.nodes[parent].control.join(rank);
+        let ways = self.link_up((parent, rank), &up)?;
+        let mut made = node(vec![below.placement.clone()], below.placement, vec![weights], JOB, cores);
+        made.takes_ways_up(ways);
         Ok(Node { up: Some(up), ..made })
     }
 
-    /// Links a hub to all cores of the hub above, where it is a member of this rank.
-    pub(super) fn link_up(&mut self, (parent, rank): (usize, u32), up: &Up, cores: &[usize]) -> Result<()> {
+    /// Links a hub to all cores of the hub above, where it is a member of this rank. Returns the links of each of its cores.
+    pub(super) fn link_up(
+        &mut self,
+        (parent, rank): (usize, u32),
+        up: &Up,
+    ) -> Result<(LevelTerms, Vec<Vec<WayUp>>)> {
         let Node { terms, wire, .. } = &self.nodes[parent];
         let (level, bytes) = (terms.level, wire.weights_window_bytes());
         let received = |hub| match up.takes_answers || up.own == Some(hub) {
@@ -94,13 +122,8 @@ impl Levels {
         let ends = self.link(parent, rank, &up.sums, received)?;
         let ends = ends.into_iter().map(|(end, window)| (end, up.takes_answers.then_some(window)));
         let mut ends: Vec<_> = ends.map(Some).collect();
-        for (&core, ways) in cores.iter().zip(&up.ways) {
-            let ends: Vec<_> = ways.iter().filter_map(|&way| ends[way].take()).collect();
-            let mut notices = Vec::new();
-            self.core(core).add_above(JOB, &level, ends, &mut notices)?;
-            assert!(notices.is_empty(), "{notices:?}");
-        }
-        Ok(())
+        let of_core = |ways: &Vec<usize>| ways.iter().filter_map(|&way| ends[way].take()).collect();
+        Ok((level, up.ways.iter().map(of_core).collect()))
     }
 
     /// Links a member's windows to all cores of a node; `recv` says by hub what the member receives into. Returns the
@@ -112,7 +135,7 @@ impl Levels {
         send: &Arc<SendWindow>,
         recv: impl Fn(usize) -> Result<Arc<RecvWindow>>,
     ) -> Result<Vec<(sim::Endpoint, Arc<RecvWindow>)>> {
-        let Node { wire, placement, shares, weights, job, cores, terms, .. } = &self.nodes[node];
+        let Node { wire, placement, shares, weights, cores, terms, control, .. } = &mut self.nodes[node];
         let cores_of_a_hub = cores.len() / weights.len();
         let at_hub = Arc::new(RecvWindow::local(wire.gradient_window_bytes())?);
         let windows = match wire.has_own_weights() {
@@ -124,7 +147,7 @@ impl Levels {
             windows.into_iter().map(|(window, own)| (window, own.into_iter())).collect();
         let mut endpoints = Vec::new();
         let on_cores = Arc::new(placement.clone());
-        for (place, (&core, capacity)) in cores.iter().zip(placement.capacities()).enumerate() {
+        for (place, capacity) in placement.capacities().into_iter().enumerate() {
             let hub = place / cores_of_a_hub;
             let (window, own) = &mut windows[hub];
             let member = sim::Windows { send: Arc::clone(send), recv: Arc::clone(&received[hub]) };
@@ -136,10 +159,7 @@ impl Levels {
                 to_member.obey(Box::new(Expected::of_member(wire, rank).on_core(&on_cores, place)));
             }
             endpoints.push((to_hub, Arc::clone(&received[hub])));
-            let own = own.next();
-            if let Some(core) = &mut self.cores[core] {
-                core.add_worker(*job, rank, Arc::clone(&at_hub), own, to_member)?;
-            }
+            control.add(place, rank, Arc::clone(&at_hub), own.next(), to_member);
         }
         Ok(endpoints)
     }
@@ -161,6 +181,7 @@ impl Levels {
         let (wire, placement, level) = (wire.clone(), placement.clone(), terms.level);
         let (send, spans) = Windows::gradients(&wire)?;
         let memory = sim::Windows { send, recv: Arc::new(RecvWindow::local(wire.weights_window_bytes())?) };
+        self.nodes[node].control.join(rank);
         let endpoints = self.link_worker(node, rank, &memory)?;
         let ends = endpoints.iter().map(sim::Endpoint::id).collect();
         let received = vec![Arc::clone(&memory.recv); placement.cores()];

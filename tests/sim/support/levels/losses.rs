@@ -48,16 +48,16 @@ impl Losses {
         }
     }
 
-    /// Those whose time has come make others.
+    /// Those whose time has come make others, once the former ones are dropped.
     pub fn mend(&mut self, job: &mut Levels) {
-        let due: Vec<Member> =
-            self.unlinked.extract_if(.., |_, left| *left == 0).map(|(member, _)| member).collect();
-        self.unlinked.values_mut().for_each(|left| *left -= 1);
-        for member in due {
-            match member {
-                Member::Worker(worker) => job.relink(worker).unwrap(),
-                Member::Hub(hub) => job.relink_hub(hub).unwrap(),
-            }
-        }
+        self.unlinked.retain(|member, left| {
+            let is_mended = *left == 0
+                && match *member {
+                    Member::Worker(worker) => job.relink(worker).unwrap(),
+                    Member::Hub(hub) => job.relink_hub(hub).unwrap(),
+                };
+            *left = left.saturating_sub(1);
+            !is_mended
+        });
     }
 }

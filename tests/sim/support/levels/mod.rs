@@ -1,6 +1,7 @@
 //! Hubs below hubs over the simulated transport, in one thread: a tree whose root steps and whose leaves are workers. The
 //! caller makes every step, and a seed decides the rest.
 
+mod drive;
 mod link;
 mod losses;
 mod strike;
@@ -11,8 +12,11 @@ use anyhow::Result;
 use fabric::sim::{self, EndId, Net};
 use fabric::{RecvWindow, SendWindow};
 use pbox_core::kernels::Kernels;
-use pbox_core::{Core, JobId, JobTerms, Layout, LevelTerms, Members, Notice, OnLoss, Placement, Round, Wire};
+use pbox_core::{Core, JobId, JobTerms, Layout, LevelTerms, Members, Notice, Placement, Round, Wire};
 use worker_shim::{Exchange, ExchangeError};
+
+use crate::control::Control;
+use crate::trouble::Dice;
 
 pub use losses::Losses;
 pub use strike::{ENDS, Strike};
@@ -45,6 +49,8 @@ pub struct Terms {
     pub mesh: bool,
     /// As in [`simulated`](crate::simulated::Terms::is_orderly).
     pub is_orderly: bool,
+    /// As in [`simulated`](crate::simulated::Terms::late).
+    pub late: Option<u64>,
 }
 
 /// A hub, or the hubs of the root together.
@@ -68,6 +74,7 @@ pub struct Node {
     /// How it is linked to the hub above.
     up: Option<Up>,
     alive: bool,
+    control: Control,
 }
 
 /// The windows of a hub's links that lead up.
@@ -113,6 +120,8 @@ pub struct Levels {
     pub workers: Vec<Worker>,
     /// The notices of all nodes so far, each with its node.
     pub notices: Vec<(usize, Notice)>,
+    /// When the control works, if it is late.
+    dice: Dice,
 }
 
 impl Levels {
@@ -120,9 +129,12 @@ impl Levels {
     pub fn new(net: Net, layout: &Arc<Layout>, terms: Terms, root: &[Shape]) -> Result<Self> {
         let layout = Arc::clone(layout);
         let (nodes, workers, notices) = (Vec::new(), Vec::new(), Vec::new());
-        let mut tree = Levels { net, layout, terms, cores: Vec::new(), nodes, workers, notices };
+        let dice = Dice::new(terms.late.unwrap_or(0));
+        let mut tree = Levels { net, layout, terms, cores: Vec::new(), nodes, workers, notices, dice };
         tree.add(root, None, 0)?;
-        tree.begin(0, Round(0))?;
+        tree.until(|tree| {
+            (0..tree.nodes.len()).all(|node| tree.begins(node, 0..tree.nodes[node].members.len() as u32))
+        })?;
         Ok(tree)
     }
 
@@ -151,7 +163,7 @@ impl Levels {
             hubs,
             ..self.terms.job.clone()
         };
-        let node = self.make(Arc::new(terms), above, cores, depth)?;
+        let node = self.make(number, Arc::new(terms), above, cores, depth)?;
         self.nodes.push(node);
         for (rank, shape) in (0..).zip(below) {
             let member = match shape {
@@ -183,51 +195,30 @@ impl Levels {
         cores.filter_map(|(_, core)| core.as_mut())
     }
 
-    /// Lets all members of a node and below take part from a round on, as the registries of its hubs do.
-    fn begin(&mut self, node: usize, from: Round) -> Result<()> {
-        if self.nodes[node].above.is_some() {
-            self.cores_of(node).for_each(|core| core.begin_below(JOB, from));
-        }
-        let members = self.nodes[node].members.clone();
-        let from = self.admit(node, &(0..members.len() as u32).collect::<Vec<_>>());
-        for member in members {
-            match member {
-                Member::Hub(below) => self.begin(below, from)?,
-                Member::Worker(worker) => self.workers[worker].exchange.begin(from)?,
-            }
-        }
-        Ok(())
-    }
-
-    /// Lets members of a node take part from the next cut on. Returns its round.
-    fn admit(&mut self, node: usize, ranks: &[u32]) -> Round {
-        let mut notices = Vec::new();
-        let job = self.nodes[node].job;
-        let fronts = self.cores_of(node).filter_map(|core| core.hold(job));
-        let from = fronts.map(|front| front.highest).max().unwrap_or_default();
-        self.cores_of(node).for_each(|core| core.release(job, from, ranks, &mut notices));
-        self.notices.extend(notices.into_iter().map(|notice| (node, notice)));
-        from
-    }
-
     /// Kills a worker: its links end without a goodbye.
     pub fn kill(&mut self, worker: usize) {
-        self.workers[worker].alive = false;
-        self.workers[worker].ends.iter().for_each(|&end| self.net.kill(end));
+        let Worker { node, rank, ref mut alive, ref ends, .. } = self.workers[worker];
+        *alive = false;
+        ends.iter().for_each(|&end| self.net.kill(end));
+        self.nodes[node].control.hangs_up(rank);
     }
 
-    /// A worker that lives loses its links: its hub lets go of them. It counts as dead until it makes others.
+    /// A worker that lives loses its links, and asks for others. It counts as dead until it makes them.
     pub fn unlink(&mut self, worker: usize) {
         let Worker { node, rank, .. } = self.workers[worker];
-        self.cores_of(node).for_each(|core| drop(core.unlink_worker(JOB, rank)));
+        self.nodes[node].control.unlink(rank);
         let port = self.net.port();
         self.workers[worker].exchange.cut(port);
         self.workers[worker].alive = false;
+        self.control_at_once().expect("links are dropped");
     }
 
-    /// It makes others, and pushes again what has no answer.
-    pub fn relink(&mut self, worker: usize) -> Result<()> {
+    /// It makes others, if all cores have dropped the former ones, and pushes again what has no answer. Returns whether it does.
+    pub fn relink(&mut self, worker: usize) -> Result<bool> {
         let Worker { node, rank, ref memory, .. } = self.workers[worker];
+        if !self.nodes[node].control.relink(rank) {
+            return Ok(false);
+        }
         let memory = memory.clone();
         let endpoints = self.link_worker(node, rank, &memory)?;
         let (port, credit) = (self.net.port(), self.terms.worker_credit);
@@ -236,39 +227,56 @@ impl Levels {
         let received = vec![memory.recv; endpoints.len()];
         exchange.relink(port, endpoints, received);
         exchange.set_credit(credit);
-        Ok(exchange.push_again()?)
+        self.control_at_once()?;
+        self.workers[worker].exchange.push_again()?;
+        Ok(true)
     }
 
-    /// A hub loses the links to the hub above, which lets go of them. All cores make so many turns before this hub does, too.
+    /// A hub loses the links to the hub above, and asks for others. All cores make so many turns before this hub drops its ends.
     pub fn unlink_hub(&mut self, node: usize, turns: u64) {
         let (parent, rank) = self.nodes[node].above.expect("a hub below another");
-        let job = self.nodes[parent].job;
-        self.cores_of(parent).for_each(|core| drop(core.unlink_worker(job, rank)));
+        self.nodes[node].control.loses_above();
+        self.nodes[parent].control.unlink(rank);
+        self.control_at_once().expect("links are dropped");
         for _ in 0..turns {
-            let cores = self.cores.iter_mut().flatten();
-            cores.for_each(|core| _ = core.turn(&mut Vec::new())); // the links end: that is no news
+            self.turn_cores();
         }
-        self.cores_of(node).for_each(|core| drop(core.unlink_above(JOB)));
+        self.nodes[node].control.unlink_above();
+        self.control_at_once().expect("links are dropped");
     }
 
-    /// It makes others, and its sums that have no answer go up again.
-    pub fn relink_hub(&mut self, node: usize) -> Result<()> {
-        let Node { above, up, cores, .. } = &self.nodes[node];
-        let (above, up, cores) = (above.expect("as before"), up.clone().expect("as before"), cores.clone());
-        self.link_up(above, &up, &cores)
+    /// It makes others, if all cores have dropped the former ones, and its sums that have no answer go up again. Returns
+    /// whether it does.
+    pub fn relink_hub(&mut self, node: usize) -> Result<bool> {
+        let Node { above, up, control, .. } = &self.nodes[node];
+        let ((parent, rank), up) = (above.expect("as before"), up.clone().expect("as before"));
+        if !control.is_unlinked_above() || !self.nodes[parent].control.relink(rank) {
+            return Ok(false);
+        }
+        let ways = self.link_up((parent, rank), &up)?;
+        self.nodes[node].takes_ways_up(ways);
+        self.control_at_once()?;
+        Ok(true)
     }
 
     /// Kills a hub: all its links end.
     pub fn kill_hub(&mut self, node: usize) {
-        self.nodes[node].alive = false;
         for number in self.nodes[node].cores.clone() {
             self.cores[number] = None;
+        }
+        self.is_gone(node);
+        if let Some((parent, rank)) = self.nodes[node].above {
+            self.nodes[parent].control.hangs_up(rank);
         }
     }
 
     /// Kills a hub and all below.
     pub fn kill_machine(&mut self, node: usize) {
         self.kill_hub(node);
+        self.kill_below(node);
+    }
+
+    fn kill_below(&mut self, node: usize) {
         for member in self.nodes[node].members.clone() {
             match member {
                 Member::Worker(worker) => self.kill(worker),
@@ -277,43 +285,66 @@ impl Levels {
         }
     }
 
-    /// A worker that was killed comes back to its hub.
+    /// A hub's job makes no round any more.
+    fn is_gone(&mut self, node: usize) {
+        self.nodes[node].alive = false;
+        self.nodes[node].control.end();
+    }
+
+    /// A worker that was killed comes back to its hub, which may end meanwhile.
     pub fn rejoin(&mut self, worker: usize) -> Result<()> {
         let Worker { node, rank, .. } = self.workers[worker];
-        self.remove(node, rank);
-        self.workers[worker] = self.connect(node, rank)?;
-        let from = self.admit(node, &[rank]);
-        self.workers[worker].exchange.begin(from)?;
+        self.lose(node, rank)?;
+        if self.nodes[node].alive {
+            self.workers[worker] = self.connect(node, rank)?;
+            self.until(|tree| tree.begins(node, [rank]))?;
+        }
         Ok(())
     }
 
-    /// A hub of workers that was killed comes back with all its workers.
+    /// A hub of workers that was killed comes back with all its workers, and may end meanwhile.
     pub fn rejoin_hub(&mut self, node: usize) -> Result<()> {
         let Node { above, cores_of_a_hub, depth, .. } = self.nodes[node];
         let (parent, rank) = above.expect("the root does not come back");
-        self.remove(parent, rank);
-        let made = self.make(Arc::clone(&self.nodes[node].terms), above, cores_of_a_hub, depth)?;
+        self.lose(parent, rank)?;
+        if !self.nodes[parent].alive {
+            return Ok(());
+        }
+        let terms = Arc::clone(&self.nodes[node].terms);
+        let made = self.make(node, terms, above, cores_of_a_hub, depth)?;
         let members = std::mem::replace(&mut self.nodes[node], made).members;
-        for (rank, member) in (0..).zip(members) {
+        for (rank, &member) in (0..).zip(&members) {
             let Member::Worker(worker) = member else { panic!("a hub of workers") };
             self.workers[worker] = self.connect(node, rank)?;
-            self.nodes[node].members.push(member);
         }
-        let from = self.admit(parent, &[rank]);
-        self.begin(node, from)
+        let ranks = 0..members.len() as u32;
+        self.nodes[node].members = members;
+        self.until(|tree| tree.begins(node, ranks.clone()))
     }
 
-    /// Removes a member from all cores of a node, as the registry does when a core has lost it.
-    fn remove(&mut self, node: usize, rank: u32) {
-        let mut notices = Vec::new();
-        let job = self.nodes[node].job;
-        self.cores_of(node).for_each(|core| drop(core.remove_worker(job, rank, &mut notices)));
-        self.notices.extend(notices.into_iter().map(|notice| (node, notice)));
+    /// A hub may see only now that a member that comes back was gone.
+    fn lose(&mut self, node: usize, rank: u32) -> Result<()> {
+        self.nodes[node].control.lose(rank, "it comes back");
+        self.end_failed(node);
+        self.control_all()
+    }
+
+    /// Whether members of a node take part, or the node has ended.
+    fn begins(&self, node: usize, ranks: impl IntoIterator<Item = u32>) -> bool {
+        let Node { alive, control, .. } = &self.nodes[node];
+        !alive || ranks.into_iter().all(|rank| control.job.takes_part(rank))
     }
 
     /// Whether a worker lives.
     pub fn is_alive(&self, worker: usize) -> bool {
         self.workers[worker].alive
+    }
+
+    /// Returns the round from which a worker takes part, if it does.
+    pub fn first_round(&self, worker: usize) -> Option<Round> {
+        let Worker { node, rank, .. } = self.workers[worker];
+        let of_node = &self.nodes[node];
+        of_node.control.first_round(rank).filter(|_| of_node.alive)
     }
 
     /// Whether a hub lives.
@@ -338,22 +369,29 @@ impl Levels {
 
     /// Every core and every living worker works once. True if anything happened.
     pub fn step(&mut self) -> Result<bool, ExchangeError> {
+        self.control().expect("cores take what the control gives them");
+        self.turn()
+    }
+
+    fn turn(&mut self) -> Result<bool, ExchangeError> {
+        let mut worked = self.turn_cores() | self.are_controls_busy();
+        for worker in self.workers.iter_mut().filter(|worker| worker.alive) {
+            worked |= worker.exchange.progress()? > 0;
+        }
+        Ok(worked)
+    }
+
+    fn turn_cores(&mut self) -> bool {
         let mut worked = false;
         for core in 0..self.cores.len() {
             let mut notices = Vec::new();
             worked |= self.cores[core].as_mut().is_some_and(|core| core.turn(&mut notices));
             for notice in notices {
                 let node = self.node_of(core, &notice);
-                if self.nodes[node].alive {
-                    self.follow(node, &notice);
-                }
-                self.notices.push((node, notice));
+                self.hear(node, notice);
             }
         }
-        for worker in self.workers.iter_mut().filter(|worker| worker.alive) {
-            worked |= worker.exchange.progress()? > 0;
-        }
-        Ok(worked)
+        worked
     }
 
     /// The node that a core's notice is about.
@@ -367,33 +405,5 @@ impl Levels {
         };
         let of_core = |node: &Node| node.job == job && node.cores.contains(&core);
         self.nodes.iter().position(of_core).expect("a core's job is a node's")
-    }
-
-    /// Does what a hub's registry does: goes on without a lost member, or ends the job here.
-    fn follow(&mut self, node: usize, notice: &Notice) {
-        match *notice {
-            Notice::Snapshot { .. } | Notice::Skipped { .. } => {}
-            Notice::WorkerGone { rank, .. } if self.terms.job.on_loss == OnLoss::Continue => {
-                let heard = self.notices.len();
-                self.remove(node, rank);
-                let failed = |(_, notice): &(usize, Notice)| matches!(notice, Notice::JobFailed { .. });
-                let alone = !self.nodes[node].members.iter().any(|member| self.lives(*member));
-                if alone || self.notices[heard..].iter().any(failed) {
-                    self.kill_machine(node);
-                }
-            }
-            // Other workers of this hub could not go on elsewhere.
-            _ if self.terms.job.on_loss == OnLoss::Continue => self.kill_machine(node),
-            Notice::WorkerGone { .. } | Notice::AboveGone { .. } | Notice::JobFailed { .. } => {
-                self.kill_hub(node);
-            }
-        }
-    }
-
-    fn lives(&self, member: Member) -> bool {
-        match member {
-            Member::Worker(worker) => self.workers[worker].alive,
-            Member::Hub(node) => self.nodes[node].alive,
-        }
     }
 }

@@ -58,7 +58,7 @@ impl Levels {
     }
 
     /// Whether nobody has died.
-    fn is_whole(&self) -> bool {
+    pub fn is_whole(&self) -> bool {
         let hubs = (0..self.nodes.len()).all(|hub| self.is_hub_alive(hub));
         hubs && (0..self.workers.len()).all(|worker| self.is_alive(worker))
     }

@@ -1,0 +1,126 @@
+//! Drives the controls of a tree's hubs, at once or late, as the threads of real hubs do.
+
+use anyhow::Result;
+use pbox_core::{Notice, OnLoss};
+
+use super::{Levels, Member, Node};
+
+impl Levels {
+    /// Does a part of what is under way in the controls, or all of it if nothing is late.
+    pub(super) fn control(&mut self) -> Result<()> {
+        if self.terms.late.is_none() {
+            return self.control_all();
+        }
+        for node in 0..self.nodes.len() {
+            for place in 0..self.nodes[node].cores.len() {
+                if self.dice.below(4) == 0 {
+                    self.obey(node, place)?;
+                }
+            }
+            if self.dice.below(2) == 0 {
+                self.work(node)?;
+            }
+        }
+        self.look_above();
+        Ok(())
+    }
+
+    /// Does all that is under way in the controls.
+    pub(super) fn control_all(&mut self) -> Result<()> {
+        while self.look_above() || self.are_controls_busy() {
+            for node in 0..self.nodes.len() {
+                (0..self.nodes[node].cores.len()).try_for_each(|place| self.obey(node, place))?;
+                self.work(node)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The same, unless the control is late.
+    pub(super) fn control_at_once(&mut self) -> Result<()> {
+        if self.terms.late.is_none() { self.control_all() } else { Ok(()) }
+    }
+
+    /// Makes turns until something is so.
+    pub(super) fn until(&mut self, is_so: impl Fn(&Self) -> bool) -> Result<()> {
+        loop {
+            self.control()?;
+            if is_so(self) {
+                return Ok(());
+            }
+            let is_busy = self.are_controls_busy();
+            anyhow::ensure!(self.turn()? || is_busy, "somebody waits, and nothing is under way");
+        }
+    }
+
+    pub(super) fn are_controls_busy(&self) -> bool {
+        self.nodes.iter().any(|node| node.alive && node.control.is_busy())
+    }
+
+    /// Lets a node's core carry out its next command.
+    fn obey(&mut self, node: usize, place: usize) -> Result<()> {
+        let (Levels { nodes, cores, .. }, mut notices) = (&mut *self, Vec::new());
+        let of_node = &mut nodes[node];
+        if of_node.alive {
+            of_node.control.obey(place, cores[of_node.cores[place]].as_mut(), &mut notices)?;
+        }
+        self.notices.extend(notices.into_iter().map(|notice| (node, notice)));
+        self.end_failed(node);
+        Ok(())
+    }
+
+    /// Lets a node take in the next report. Its workers that take part from then on begin.
+    fn work(&mut self, node: usize) -> Result<()> {
+        let Some(of_node) = self.nodes.get_mut(node).filter(|node| node.alive) else { return Ok(()) };
+        of_node.control.work();
+        for (rank, from) in of_node.control.begun() {
+            if let Member::Worker(worker) = of_node.members[rank as usize] {
+                self.workers[worker].exchange.begin(from)?;
+            }
+        }
+        self.end_failed(node);
+        Ok(())
+    }
+
+    /// Nodes that wait for the hubs above look whether they take part there, the lowest first. Returns whether one does.
+    fn look_above(&mut self) -> bool {
+        let mut begins = false;
+        for node in (1..self.nodes.len()).rev() {
+            let Node { control, above, .. } = &self.nodes[node];
+            let Some((parent, rank)) = above.filter(|_| control.waits_above()) else { continue };
+            // As often as it looks: a request whose answer was lost is made again.
+            if let Some(first) = self.nodes[parent].control.ready(rank) {
+                self.nodes[node].control.begins_above(first);
+                begins = true;
+            }
+        }
+        begins
+    }
+
+    /// A node's control hears what a core has said by itself.
+    pub(super) fn hear(&mut self, node: usize, notice: Notice) {
+        if self.nodes[node].alive {
+            self.nodes[node].control.hear(&notice);
+        }
+        self.notices.push((node, notice));
+        self.end_failed(node);
+    }
+
+    /// Ends a job that has failed at a hub: its cores close all links, and the hub above hears why.
+    pub(super) fn end_failed(&mut self, node: usize) {
+        let Some(why) = self.nodes[node].control.failed.clone().filter(|_| self.nodes[node].alive) else {
+            return;
+        };
+        let job = self.nodes[node].job;
+        self.cores_of(node).for_each(|core| drop(core.remove_job(job)));
+        self.is_gone(node);
+        if let Some((parent, rank)) = self.nodes[node].above.filter(|&(parent, _)| self.nodes[parent].alive) {
+            self.nodes[parent].control.lose(rank, &why);
+            self.end_failed(parent);
+        }
+        if self.terms.job.on_loss == OnLoss::Continue {
+            // Workers of this hub could not go on elsewhere.
+            self.kill_below(node);
+        }
+    }
+}
