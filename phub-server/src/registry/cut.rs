@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use coordinator::{CutId, Event, NotCut, Purpose, Step, Stepped};
+use coordinator::{CutId, Event, JobEnded, NotCut, Purpose, Step, Stepped};
 use pbox_core::control::{HoldReply, PartState};
 use pbox_core::{JobId, Round, further};
 use serde_json::Value;
@@ -17,16 +17,6 @@ use super::Registry;
 use super::job::Job;
 use super::saved::snapshot::Collected;
 use crate::cores::{Command, Reply};
-
-/// The job ended meanwhile. Its workers have been told why.
-#[derive(Debug)]
-pub(crate) struct JobEnded;
-
-impl From<JobEnded> for String {
-    fn from(JobEnded: JobEnded) -> Self {
-        "the job ended meanwhile".to_owned()
-    }
-}
 
 /// The round before which a cut is, or to which a held job's chunks have come; or why there is no cut.
 pub(super) type Came = Result<Option<Round>, NotCut>;

@@ -1,9 +1,7 @@
 //! The refusal of a request. Must not know HTTP.
 
-use coordinator::Refused;
+use coordinator::{JobEnded, Refused};
 use pbox_core::control::{ParseError, RefusalCode};
-
-use super::cut::JobEnded;
 
 /// Why a request is refused.
 #[derive(Debug)]

@@ -12,14 +12,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coordinator::Blame;
+use coordinator::{Blame, JobEnded};
 use membership::{Again, PAUSE, Relinks};
 use pbox_core::{AnswersAbove, JobId};
 
 use super::JoinedAbove;
 use super::links::Linked;
 use crate::cores::Command;
-use crate::registry::cut::JobEnded;
 use crate::registry::job::Job;
 use crate::registry::{Registry, on_thread};
 
@@ -66,8 +65,8 @@ impl Registry {
     pub(in crate::registry) fn lost_above(&self, id: JobId, reason: String) {
         let (above, may) = {
             let mut inner = self.lock();
-            let stopping = inner.stopping;
-            let Some(job) = inner.jobs.get_mut(&id).filter(|job| !job.failed()) else { return };
+            let stopping = inner.stops();
+            let Ok(job) = inner.running(id) else { return };
             let Some(above) = job.above.clone() else { return };
             if job.relinks_above.unlinked.is_some() {
                 return; // the others end, too

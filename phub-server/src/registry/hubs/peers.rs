@@ -17,7 +17,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coordinator::{Cause, CutAt, NotCut, NotReleased, Purpose};
+use coordinator::{Cause, CutAt, JobEnded, NotCut, NotReleased, Purpose};
 use pbox_core::control::{
     ArrivedRequest, BeginsRequest, CheckpointReply, CheckpointRequest, HoldReply, HoldRequest, LostRequest,
     PartState, PartsReply, RefusalCode, ReleaseRequest, WrittenReply, WrittenRequest, check_job_name,
@@ -28,7 +28,6 @@ use serde_json::Value;
 
 use super::last::unknown;
 use crate::checkpoint::CheckpointError;
-use crate::registry::cut::JobEnded;
 use crate::registry::job::Job;
 use crate::registry::saved::checkpoint::ROUND_LIMIT;
 use crate::registry::{Because, Refusal, Registry, on_thread};
@@ -59,8 +58,8 @@ impl Registry {
     /// The job of this name, if the request shows its secret. A stranger does not learn which jobs are here.
     pub fn of_peer(&self, name: &str, secret: &str) -> Result<JobId, Refusal> {
         let inner = self.lock();
-        let id = inner.names.get(name).filter(|id| inner.jobs[id].hubs.secret.is(secret));
-        id.copied().ok_or_else(|| unknown(name))
+        let job = inner.named(name).filter(|job| job.hubs.secret.is(secret));
+        job.map(|job| job.id).ok_or_else(|| unknown(name))
     }
 
     /// Which checkpoints this hub has of a share of a job, and whether its part of the round to check is whole.
@@ -190,7 +189,7 @@ impl Registry {
 
     fn lose_worker(self: &Arc<Self>, id: JobId, worker: u64, reason: impl FnOnce(u32) -> String) {
         let mut inner = self.lock();
-        if let Some(rank) = inner.jobs.get(&id).and_then(|job| job.rank(worker)) {
+        if let Some(rank) = inner.job(id).and_then(|job| job.rank(worker)) {
             self.lose(&mut inner, id, rank, Cause::Other, &reason(rank));
         }
     }

@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use coordinator::{CutAt, NotCut, Purpose};
+use coordinator::{CutAt, JobEnded, NotCut, Purpose};
 use fabric::Slab;
 use pbox_core::control::PartState;
 use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart, Taken};
@@ -16,7 +16,6 @@ use tokio::sync::oneshot;
 
 use crate::cores::Command;
 use crate::registry::Registry;
-use crate::registry::cut::JobEnded;
 use crate::registry::job::Job;
 use crate::registry::saved::checkpoint::Checkpoints;
 
