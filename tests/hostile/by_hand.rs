@@ -160,7 +160,8 @@ pub fn attack(
         violate(&mut attacker);
         attacker.until_cut_off();
         let error = victim.join().expect("the victim gets an error");
-        says(&error, &[&format!("{JOB:?} failed"), "worker 0 is gone"]);
+        // Whoever still shakes hands hears it from the data path, in other words.
+        says(&error, &[&format!("{JOB:?}"), " failed", "worker 0 is gone"]);
         error
     })
 }

@@ -81,8 +81,7 @@ impl Links {
             let cut = self.dice.below(job.ends[rank].len() as u64) as usize;
             job.net().cut(job.ends[rank][cut]);
             for _ in 0..self.dice.below(4) {
-                let Simulated { cores, notices, .. } = job;
-                cores.iter_mut().for_each(|core| _ = core.turn(notices));
+                (0..job.cores.len()).for_each(|core| _ = job.turn_core(core));
             }
         }
         job.unlink(rank as u32);
@@ -95,11 +94,8 @@ impl Links {
         for (rank, made_in) in (0..).zip(&mut self.made_in) {
             match made_in {
                 None => {}
-                Some(0) => {
-                    if job.relink(rank).unwrap() {
-                        *made_in = None;
-                    }
-                }
+                // The cores may not have dropped the former ones yet.
+                Some(0) => *made_in = (!job.relink(rank).unwrap()).then_some(0),
                 Some(left) => *left -= 1,
             }
         }
@@ -312,7 +308,7 @@ fn dropped_after_repeats(seed: u64, lost: bool) -> [bool; 2] {
         job.net().duplicate_next(job.ends[0][0]);
         let _ = job.workers[0].push(KeyId(0)); // whose link may be closed by now
         for _ in 0..200 {
-            job.cores[0].turn(&mut job.notices);
+            job.turn_core(0);
             let _ = job.workers[0].progress(); // a second answer is one too many, and so is a link that closed
         }
         job.notices.iter().any(|notice| matches!(notice, Notice::WorkerGone { by_itself: false, .. }))

@@ -1,9 +1,12 @@
 //! Members that come to take part: they connect, cores get their links, and when all that a job needs is there, it begins.
 
 use std::sync::Arc;
+use std::time::Instant;
+
+use pbox_core::control::ArrivedRequest;
 
 use super::offered::Brought;
-use super::{Gathering, Job, Life, Standing};
+use super::{Effect, Gathering, Job, Life, Purpose, Standing};
 use crate::Token;
 
 /// The consequence of a link that a core has.
@@ -71,6 +74,31 @@ impl Job {
     /// Whether a member has all that it needs to take part.
     fn waits_for_cut(&self, rank: u32) -> bool {
         self.member(rank).is_some_and(|member| member.standing.waits_for_cut(self.made.cores))
+    }
+
+    /// Returns what follows from an arrival.
+    pub fn follows(&mut self, arrival: Arrival, now: Instant) -> Vec<Effect> {
+        match arrival {
+            Arrival::Waiting => Vec::new(),
+            Arrival::Complete(ranks) => self.cut(Purpose::Admit(ranks), now).1,
+            Arrival::Relinked(rank) => vec![Effect::Relinked(rank)],
+            Arrival::Newcomer(rank) => {
+                let Some(worker) = self.worker(rank) else { return Vec::new() };
+                let (hub, secret) = (self.hubs.share.hub, self.hubs.secret.show());
+                match self.hubs.leads() {
+                    true => self.arrived_at(hub, worker, now),
+                    false => vec![Effect::TellArrived(ArrivedRequest { secret, hub, worker })],
+                }
+            }
+        }
+    }
+
+    /// Notes, as hub 0, that a hub has all links of a newcomer. A cut lets the newcomer take part once all hubs have them.
+    pub fn arrived_at(&mut self, hub: u32, worker: u64, now: Instant) -> Vec<Effect> {
+        let hubs = self.hubs.share.hubs;
+        let rank = self.rank(worker).filter(|_| hub < hubs && self.hubs.leads());
+        let complete = rank.filter(|_| self.hubs.arrivals.note(worker, hub, hubs));
+        complete.map_or_else(Vec::new, |rank| self.cut(Purpose::Admit([rank].into()), now).1)
     }
 
     /// Tells which ranks are missing in a job that has not begun.

@@ -14,6 +14,7 @@ mod life;
 mod loss;
 mod member;
 mod news;
+mod numbers;
 mod offered;
 mod reached;
 mod relink;
@@ -38,6 +39,7 @@ pub use leaving::Leave;
 use life::{Gathering, Life};
 pub use member::{Member, Standing, Unlinked};
 pub use news::News;
+pub use numbers::Change;
 pub use relink::{Grant, TOLD_EVERY};
 
 use crate::asker::Asker;

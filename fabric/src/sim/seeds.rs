@@ -2,8 +2,10 @@
 
 /// Names the one seed to run instead of all.
 const VARIABLE: &str = "PHUB_SIM_SEED";
+/// Names the factor by which there are more seeds.
+const TIMES: &str = "PHUB_SIM_TIMES";
 
-/// The seeds `0..count`; or only `PHUB_SIM_SEED`, where that is set. When the body of the loop
+/// The seeds `0..count`, or `PHUB_SIM_TIMES` as many; or only `PHUB_SIM_SEED`, where that is set. When the body of the loop
 /// panics, the seed is printed:
 ///
 /// ```should_panic
@@ -13,12 +15,15 @@ const VARIABLE: &str = "PHUB_SIM_SEED";
 /// ```
 ///
 /// # Panics
-/// When `PHUB_SIM_SEED` is not a decimal number of 64 bits.
+/// When a variable is not a decimal number of 64 bits.
 pub fn seeds(count: u64) -> Seeds {
-    let replay = std::env::var(VARIABLE).ok().map(|text| {
-        text.parse().unwrap_or_else(|error| panic!("{VARIABLE}={text:?} is not a decimal seed: {error}"))
-    });
-    Seeds::new(count, replay)
+    Seeds::new(count.saturating_mul(number(TIMES).unwrap_or(1)), number(VARIABLE))
+}
+
+/// Reads a variable of the environment, if it is set.
+fn number(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|error| panic!("{variable}={text:?} is not a decimal number: {error}")))
 }
 
 /// Iterator over seeds; see [`seeds`].

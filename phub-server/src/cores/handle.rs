@@ -1,9 +1,9 @@
 //! The hub's end of a core thread: it starts it, tells it what to do, hears its reports and reads its meters.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -71,7 +71,7 @@ pub(crate) struct CoreHandle {
     pub(super) unheard: Arc<Unheard>,
     /// Wakes the thread.
     pub waker: Waker,
-    pub(super) thread: Option<JoinHandle<()>>,
+    pub(super) thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// Starts the thread that frees what others discard. It ends when nobody is left who could.
@@ -110,7 +110,8 @@ impl CoreHandle {
                 let _ = reports.send(Report::CorePanicked { cpu });
             }
         });
-        handle.thread = Some(std::thread::Builder::new().name(format!("phub-core-{cpu}")).spawn(run)?);
+        let thread = std::thread::Builder::new().name(format!("phub-core-{cpu}")).spawn(run)?;
+        *handle.thread.get_mut().unwrap_or_else(PoisonError::into_inner) = Some(thread);
         Ok(handle)
     }
 
@@ -134,8 +135,8 @@ impl CoreHandle {
     }
 
     /// Waits for the thread to end after [`Command::Stop`].
-    pub fn join(&mut self) {
-        if let Some(thread) = self.thread.take() {
+    pub fn join(&self) {
+        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
             let _ = thread.join();
         }
     }

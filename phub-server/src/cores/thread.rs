@@ -2,9 +2,9 @@
 //!
 //! Between turns it looks at one flag. Commands and reports cross by channel, outside the round path.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fabric::{Idle, IdlePolicy, Port as _, Until, any};
@@ -58,7 +58,7 @@ impl CoreThread {
             mail: Arc::clone(&mail),
             unheard: Arc::clone(&unheard),
             waker,
-            thread: None,
+            thread: Mutex::default(),
         };
         let thread = CoreThread {
             core,

@@ -3,51 +3,19 @@
 //! The [coordinator](coordinator::Job::cut) decides on the steps of a cut. Here they are taken: cores and other hubs are asked, and
 //! those who wait for the cut are told.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use coordinator::{CutId, Event, JobEnded, NotCut, Purpose, Step, Stepped};
+use coordinator::{CutId, Event, Purpose, Step, Stepped};
 use pbox_core::control::{HoldReply, PartState};
-use pbox_core::{JobId, Round, further};
+use pbox_core::{JobId, further};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-use super::Registry;
 use super::job::Job;
-use super::saved::snapshot::Collected;
+use super::waits::{Came, Collects, answers};
+use super::{JobEnded, Registry};
 use crate::cores::{Command, Reply};
-
-/// The round before which a cut is, or to which a held job's chunks have come; or why there is no cut.
-pub(super) type Came = Result<Option<Round>, NotCut>;
-
-/// Those who wait for a cut to end, or for hub 0's to hold the job; each perhaps with the way of a snapshot.
-#[derive(Debug, Default)]
-pub(super) struct WaitForCuts(HashMap<CutId, (oneshot::Sender<Came>, Option<Collects>)>);
-
-/// The way of a snapshot to the one who asked for it.
-pub(super) type Collects = oneshot::Sender<Result<Collected, String>>;
-
-impl WaitForCuts {
-    /// Waits for a cut, which may be for a snapshot.
-    pub fn wait_for(&mut self, cut: CutId, collects: Option<Collects>) -> oneshot::Receiver<Came> {
-        let (done, came) = oneshot::channel();
-        self.0.insert(cut, (done, collects));
-        came
-    }
-
-    /// Returns the way of the snapshot that a cut is for, if somebody here has asked for it.
-    fn collects(&mut self, cut: CutId) -> Option<Collects> {
-        self.0.get_mut(&cut)?.1.take()
-    }
-
-    /// Tells the one who waits, if somebody does.
-    pub fn tell(&mut self, cut: CutId, came: Came) {
-        if let Some((done, _)) = self.0.remove(&cut) {
-            let _ = done.send(came);
-        }
-    }
-}
 
 impl Registry {
     /// Cuts a job, and waits until the cut is over, or until hub 0's cut holds the job.
@@ -175,13 +143,4 @@ impl Registry {
     pub(super) fn of_job<T>(&self, id: JobId, look: impl FnOnce(&mut Job) -> T) -> Result<T, JobEnded> {
         self.lock().running(id).map(look)
     }
-}
-
-/// The answers of all cores that were asked. A core that stops gives none.
-pub(super) async fn answers<T>(asked: Vec<oneshot::Receiver<T>>) -> Result<Vec<T>, JobEnded> {
-    let mut answers = Vec::with_capacity(asked.len());
-    for answer in asked {
-        answers.push(answer.await.map_err(|_| JobEnded)?);
-    }
-    Ok(answers)
 }

@@ -16,9 +16,9 @@ use pbox_core::{Discarded, Layout, Placement, Round, Wire};
 use tokio::sync::watch;
 
 use super::above::{JoinedAbove, RelinksAbove};
-use super::cut::WaitForCuts;
 use super::hubs::{Ending, Peers};
-use super::saved::checkpoint::Checkpoints;
+use super::saved::collected::Checkpoints;
+use super::waits::WaitForCuts;
 
 /// The hub's cores that own a job's chunks.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use pbox_core::control::{LeaveReply, LeaveRequest, reason};
 use pbox_core::{Discarded, JobId, Members, Round};
 
 use super::above::JoinedAbove;
-use super::saved::snapshot::NoSnapshot;
+use super::saved::collected::NoSnapshot;
 use super::{Inner, Refusal, Registry, on_thread};
 use crate::cores::Command;
 

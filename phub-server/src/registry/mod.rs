@@ -49,6 +49,7 @@ mod saved;
 mod test_bed;
 mod thread;
 mod timeline;
+mod waits;
 
 use std::convert::Infallible;
 use std::num::NonZeroU32;
@@ -75,7 +76,7 @@ use loss::say_lost;
 use make::Load;
 
 pub(crate) use above::{HubsAbove, Up};
-pub(crate) use coordinator::{Quotas, STOPS};
+pub(crate) use coordinator::{JobEnded, Quotas, STOPS};
 pub(crate) use refusal::{Because, Refusal};
 pub(crate) use saved::Sent;
 pub(crate) use thread::{NoThread, on_thread};
@@ -158,7 +159,7 @@ pub(crate) struct Registry {
     pub stops: watch::Sender<Option<String>>,
     /// Jobs whose checkpoint at the hub's stop is not written yet, or cannot be written.
     pub unsaved: watch::Sender<Vec<String>>,
-    pub(crate) cores: Vec<CoreHandle>,
+    pub(crate) cores: Arc<[CoreHandle]>,
     kernels: &'static Kernels,
     transports: Vec<TransportAddress>,
     heartbeat_limit: Duration,
@@ -177,7 +178,7 @@ impl Drop for Registry {
     /// Stops the core threads and waits for them.
     fn drop(&mut self) {
         self.cores.iter().for_each(|core| core.tell(Command::Stop));
-        self.cores.iter_mut().for_each(CoreHandle::join);
+        self.cores.iter().for_each(CoreHandle::join);
     }
 }
 
@@ -216,7 +217,7 @@ impl Registry {
             draining: watch::Sender::default(),
             stops: watch::Sender::default(),
             unsaved: watch::Sender::default(),
-            cores,
+            cores: cores.into(),
             kernels,
             transports,
             heartbeat_limit,

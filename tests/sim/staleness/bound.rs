@@ -7,7 +7,7 @@ use fabric::sim::{Faults, Net, seeds};
 use pbox_core::OnLoss;
 use pbox_core::{Consistency, Key, KeyId, Layout, Notice, Schedule};
 use sim_tests::race::{Race, SGD};
-use sim_tests::simulated::{Simulated, Terms};
+use sim_tests::simulated::Terms;
 
 const WORKERS: u32 = 3;
 /// Rounds with gradients. One more round, of zeros, shows the final weights.
@@ -174,8 +174,7 @@ fn a_push_before_the_answer_costs_the_link() {
         race.job.net().duplicate_next(end);
         race.push_all(&[0]);
         for _ in 0..200 {
-            let Simulated { cores, notices, .. } = &mut race.job;
-            cores.iter_mut().for_each(|core| _ = core.turn(notices));
+            (0..race.job.cores.len()).for_each(|core| _ = race.job.turn_core(core));
         }
         let [Notice::WorkerGone { rank: 0, reason, .. }] = &race.job.notices[..] else {
             panic!("{consistency}: {:?}", race.job.notices)

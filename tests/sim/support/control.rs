@@ -7,16 +7,20 @@
 //! The driver of a real hub does the same with threads. Both queues keep their order, and the caller decides when something
 //! leaves one. After each event the control checks what must always be true; a failure prints the story so far.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coordinator::{Cause, CutId, Effect, Event, Grant, Hubs, Made, Secret, Step, Stepped, Token, Tokens};
+use coordinator::{
+    Cause, CutId, Effect, Event, Grant, Hubs, Made, Purpose, Secret, Step, Stepped, Token, Tokens,
+};
 use fabric::any::Transport;
 use fabric::{RecvWindow, Spans, sim};
+use pbox_core::control::{ArrivedRequest, ReleaseRequest};
 use pbox_core::{JobTerms, Notice, Numbers, NumbersByRound, Round, Share};
 
+use crate::hubs::Letter;
 use crate::simulated::JOB;
 
 /// The last lines of a story are those that matter.
@@ -64,6 +68,10 @@ pub struct Control {
     answers: (usize, Option<Round>),
     /// The ranks that take part since the last look, each with its first round.
     begun: Vec<(u32, Round)>,
+    /// What other hubs are asked, or told.
+    pub letters: Vec<Letter>,
+    /// At another hub than hub 0: the cut of hub 0 that each cut here answers, and whether by its end.
+    follows: HashMap<CutId, (CutId, bool)>,
     /// Why the job has failed.
     pub failed: Option<String>,
     now: Instant,
@@ -82,9 +90,9 @@ impl Drop for Control {
 }
 
 impl Control {
-    /// The control of a job that gathers, on this many cores.
-    pub fn new(terms: &Arc<JobTerms>, cores: usize) -> Self {
-        let hubs = Hubs::new(Share::WHOLE, Vec::new(), Secret([7; 16]), Round(0), Vec::new());
+    /// The control of a job that gathers, at the hub of this share, on this many cores.
+    pub fn new(terms: &Arc<JobTerms>, cores: usize, share: Share) -> Self {
+        let hubs = Hubs::new(share, Vec::new(), Secret([7; 16]), Round(0), Vec::new());
         let from = (Round(0), NumbersByRound::new(Numbers::new(terms.optimizer)));
         let (named, now) = ((JOB, "job".to_owned()), Instant::now());
         let made = Made { cores, ..Made::default() };
@@ -94,6 +102,8 @@ impl Control {
             reports: VecDeque::new(),
             answers: (0, None),
             begun: Vec::new(),
+            letters: Vec::new(),
+            follows: HashMap::new(),
             failed: None,
             now,
             tokens: Tokens::default(),
@@ -102,7 +112,8 @@ impl Control {
         }
     }
 
-    fn tell(&mut self, line: String) {
+    /// Adds a line to the story.
+    pub fn tell(&mut self, line: String) {
         if self.story.len() == TOLD {
             self.story.pop_front();
         }
@@ -118,11 +129,11 @@ impl Control {
     }
 
     /// Lets a worker join, and connects it. Its links come by [`add`](Self::add).
-    pub fn join(&mut self, rank: u32) {
+    pub fn join(&mut self, rank: u32, worker: u64) {
         assert!(self.job.member(rank).is_none(), "rank {rank} is taken");
         self.tell(format!("worker {rank} joins"));
         let token = self.token(rank);
-        self.job.add_member(rank, self.given as u64, true, None, self.now);
+        self.job.add_member(rank, worker, true, None, self.now);
         self.connect(rank, token);
     }
 
@@ -171,9 +182,44 @@ impl Control {
         true
     }
 
+    /// Whether all cores have dropped the links of a worker that has asked for others.
+    pub fn has_dropped(&mut self, rank: u32) -> bool {
+        self.job.unlinked(rank).is_some_and(|unlinked| unlinked.is_dropped())
+    }
+
     /// Loses a worker.
-    pub fn lose(&mut self, rank: u32, reason: &str) {
-        let effects = self.job.lose(rank, Cause::Other, reason);
+    pub fn lose(&mut self, rank: u32, cause: Cause, reason: &str) {
+        let effects = self.job.lose(rank, cause, reason);
+        self.carry_out_all(effects);
+    }
+
+    /// Cuts the job for hub 0.
+    pub fn follow(&mut self, of_lead: CutId, purpose: Purpose) {
+        let (cut, effects) = self.job.cut(purpose, self.now);
+        self.follows.insert(cut, (of_lead, false));
+        self.carry_out_all(effects);
+    }
+
+    /// Ends a cut that hub 0 leads.
+    pub fn released_by_lead(&mut self, of_lead: CutId, request: ReleaseRequest) {
+        match self.job.released_by_lead(request) {
+            Ok((cut, effects)) => {
+                self.follows.insert(cut, (of_lead, true));
+                self.carry_out_all(effects);
+            }
+            Err(why) => self.letters.push(Letter::Released(of_lead, Err(why.to_string()))),
+        }
+    }
+
+    /// Notes, as hub 0, that a hub has all links of a newcomer.
+    pub fn arrived(&mut self, request: &ArrivedRequest) {
+        if self.failed.is_none() {
+            let effects = self.job.arrived_at(request.hub, request.worker, self.now);
+            self.carry_out_all(effects);
+        }
+    }
+
+    fn carry_out_all(&mut self, effects: Vec<Effect>) {
         effects.into_iter().for_each(|effect| self.carry_out(effect));
         self.check();
     }
@@ -215,9 +261,8 @@ impl Control {
         let Some(event) = self.reports.pop_front() else { return false };
         self.tell(format!("{event:?}"));
         let effects = self.job.handle(event, self.now);
-        effects.into_iter().for_each(|effect| self.carry_out(effect));
+        self.carry_out_all(effects);
         self.job.news.take();
-        self.check();
         true
     }
 
@@ -238,6 +283,27 @@ impl Control {
     fn carry_out(&mut self, effect: Effect) {
         self.tell(format!("  {effect:?}"));
         match effect {
+            Effect::Cut(cut, Step::HoldOthers(request)) => self.letters.push(Letter::Hold(cut, request)),
+            Effect::Cut(cut, Step::ReleaseOthers(request)) => {
+                self.letters.push(Letter::Release(cut, request))
+            }
+            Effect::CutHeld(cut, front) => {
+                let (of_lead, _) = self.follows[&cut];
+                self.letters.push(Letter::Held(of_lead, Ok(front)));
+            }
+            Effect::CutOver(cut, over) => match self.follows.remove(&cut) {
+                None => {}
+                Some((of_lead, true)) => {
+                    let over = over.map(drop).map_err(|why| why.to_string());
+                    self.letters.push(Letter::Released(of_lead, over));
+                }
+                Some((of_lead, false)) => {
+                    let over = over.map(Some).map_err(|why| why.to_string());
+                    self.letters.push(Letter::Held(of_lead, over));
+                }
+            },
+            Effect::TellArrived(request) => self.letters.push(Letter::Arrived(request)),
+            Effect::TellLost(worker, reason) => self.letters.push(Letter::Lost(worker, reason)),
             Effect::Cut(cut, step) => {
                 assert_eq!(self.answers.0, 0, "one step at a time");
                 self.answers = (self.commands.len(), None);
@@ -247,7 +313,7 @@ impl Control {
                         let (admitted, ahead) = (Arc::clone(&admitted), Arc::clone(&ahead));
                         Command::Release { cut, from, admitted, ahead }
                     }),
-                    step => panic!("a job of one hub has no such step: {step:?}"),
+                    step => panic!("no simulated job has such a step: {step:?}"),
                 }
             }
             Effect::TookPart(ranks, _) => {
@@ -262,12 +328,8 @@ impl Control {
             Effect::RemoveWorker(rank) => self.command(|| Command::Remove(rank)),
             Effect::Forget(rank, why) => self.tokens.lost((JOB, rank), &why, self.now),
             Effect::Fail(reason, _) => self.fails(reason),
-            Effect::CutOver(..)
-            | Effect::Relinked(_)
-            | Effect::Lost { .. }
-            | Effect::TellLost(..)
-            | Effect::Wake => {}
-            effect => panic!("a job of one hub has no such effect: {effect:?}"),
+            Effect::Relinked(_) | Effect::Lost { .. } | Effect::Wake => {}
+            effect => panic!("no simulated job has such an effect: {effect:?}"),
         }
     }
 
@@ -302,6 +364,8 @@ impl Control {
                 }
                 Some(member) => {
                     let waits = member.standing.waits_for_cut(self.commands.len()) && !self.job.gathers();
+                    // Of several hubs, the newcomer may not be at all of them yet.
+                    let waits = waits && self.job.hubs.share.is_whole();
                     assert!(!waits || self.is_busy(), "worker {rank} waits for a cut, and there is none");
                     assert!(owners == 1 || !self.job.takes_part(rank), "worker {rank} takes part");
                 }

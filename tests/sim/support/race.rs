@@ -114,7 +114,7 @@ impl Race {
     /// Lets one core and one worker work, drawn at random, and checks what was answered.
     pub fn step(&mut self) {
         let core = self.draw(self.job.cores.len() as u64) as usize;
-        self.job.cores[core].turn(&mut self.job.notices);
+        self.job.turn_core(core);
         self.job.control().unwrap();
         let rank = self.draw(self.telling.len() as u64) as usize;
         if self.job.is_alive(rank as u32) {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::Result;
-use coordinator::Event;
+use coordinator::{Cause, Event};
 use fabric::sim::{self, EndId, Net};
 use fabric::{RecvWindow, SendWindow};
 use pbox_core::frame::HEADER_BYTES;
@@ -16,7 +16,8 @@ use pbox_core::{
 };
 use worker_shim::{Batches, Exchange, ExchangeError, WeightsMode, Windows};
 
-use crate::control::{Command, Control};
+use crate::control::Command;
+use crate::hubs::Hubs;
 use crate::trouble::Dice;
 
 /// The terms of a simulated cluster.
@@ -83,9 +84,9 @@ pub struct Simulated {
     pub arrivals: Vec<u64>,
     /// The notices of all cores so far.
     pub notices: Vec<Notice>,
-    /// How many of them the control has heard.
-    heard: usize,
-    control: Control,
+    hubs: Hubs,
+    /// The workers that take part at hub 0, and not at all hubs yet, each with its first round.
+    begins: Vec<(u32, Round)>,
     dice: Dice,
 }
 
@@ -129,7 +130,7 @@ impl Simulated {
             }
             hub.push(core);
         }
-        let (workers, cores_of_hub) = (job.workers, hub.len());
+        let workers = job.workers;
         let dice = Dice::new(terms.late.unwrap_or(0));
         let mut simulated = Simulated {
             net,
@@ -145,8 +146,8 @@ impl Simulated {
             alive: vec![true; workers as usize],
             arrivals: vec![0; workers as usize],
             notices: Vec::new(),
-            heard: 0,
-            control: Control::new(&job, cores_of_hub),
+            hubs: Hubs::new(&job, cores),
+            begins: Vec::new(),
             dice,
         };
         for rank in 0..workers {
@@ -166,7 +167,7 @@ impl Simulated {
         let (gradients, spans) = Windows::gradients(wire)?;
         let at_worker = Arc::new(RecvWindow::local(wire.weights_window_bytes())?);
         let own_windows = sim::Windows { send: gradients, recv: Arc::clone(&at_worker) };
-        self.control.join(rank);
+        self.hubs.join(rank);
         let (endpoints, ends) = self.link(rank, &own_windows)?;
         let Simulated { net, wire, placement, .. } = self;
         let windows =
@@ -212,15 +213,15 @@ impl Simulated {
             }
             ends.push(to_hub.id());
             endpoints.push(to_hub);
-            self.control.add(place, rank, Arc::clone(&at_hub), own, to_worker);
+            let (hub, core) = (place / self.terms.cores, place % self.terms.cores);
+            self.hubs.hubs[hub].add(core, rank, Arc::clone(&at_hub), own, to_worker);
         }
         Ok((endpoints, ends))
     }
 
-    /// A worker that lives loses its links, and asks for others.
+    /// A worker that lives loses its links, and asks all hubs for others.
     pub fn unlink(&mut self, rank: u32) {
-        self.hear();
-        self.control.unlink(rank);
+        self.hubs.hubs.iter_mut().for_each(|hub| hub.unlink(rank));
         self.workers[rank as usize].cut(self.net.port());
         self.alive[rank as usize] = false;
         self.control_at_once().expect("links are dropped");
@@ -228,7 +229,7 @@ impl Simulated {
 
     /// The worker makes its links again, if all cores have dropped the former ones. Returns whether it does.
     pub fn relink(&mut self, rank: u32) -> Result<bool> {
-        if !self.control.relink(rank) {
+        if !self.hubs.relink(rank) {
             return Ok(false);
         }
         let windows = self.windows[rank as usize].clone();
@@ -254,10 +255,9 @@ impl Simulated {
 
     /// Does all that is under way in the control.
     fn control_all(&mut self) -> Result<()> {
-        self.hear();
-        while self.control.is_busy() {
+        while self.hubs.is_busy() {
             (0..self.cores.len()).try_for_each(|core| self.obey(core))?;
-            self.control.work();
+            self.hubs.work(None);
             self.begin()?;
         }
         Ok(())
@@ -270,7 +270,6 @@ impl Simulated {
 
     /// Does a part of what is under way in the control, or all of it if nothing is late.
     pub fn control(&mut self) -> Result<()> {
-        self.hear();
         if self.terms.late.is_none() {
             return self.control_all();
         }
@@ -279,21 +278,28 @@ impl Simulated {
                 self.obey(core)?;
             }
         }
-        if self.dice.below(2) == 0 {
-            self.control.work();
-        }
+        self.hubs.work(Some(&mut self.dice));
         self.begin()
     }
 
-    /// The control hears what cores have said by themselves, before what they say of commands.
-    fn hear(&mut self) {
-        self.notices[self.heard..].iter().for_each(|notice| self.control.hear(notice));
-        self.heard = self.notices.len();
+    /// Lets a core turn. Its hub hears what the core says by itself.
+    pub fn turn_core(&mut self, core: usize) -> bool {
+        let heard = self.notices.len();
+        let worked = self.cores[core].turn(&mut self.notices);
+        self.hear(core, heard);
+        worked
     }
 
-    /// Workers that take part since the last call begin.
+    /// The hub of a core hears the core's notices from this one on.
+    fn hear(&mut self, core: usize, from: usize) {
+        let hub = &mut self.hubs.hubs[core / self.terms.cores];
+        self.notices[from..].iter().for_each(|notice| hub.hear(notice));
+    }
+
+    /// Workers that take part at all hubs begin. A session waits for the news of all its hubs, too.
     fn begin(&mut self) -> Result<()> {
-        for (rank, from) in self.control.begun() {
+        self.begins.extend(self.hubs.lead().begun());
+        for (rank, from) in self.begins.extract_if(.., |(rank, _)| self.hubs.takes_part(*rank)) {
             self.workers[rank as usize].begin(from)?;
         }
         Ok(())
@@ -301,33 +307,34 @@ impl Simulated {
 
     /// Lets a core carry out its next command.
     fn obey(&mut self, place: usize) -> Result<()> {
-        self.hear();
-        let Some(command) = self.control.next_command(place) else { return Ok(()) };
-        let core = &mut self.cores[place];
+        let hub = place / self.terms.cores;
+        let Some(command) = self.hubs.hubs[hub].next_command(place % self.terms.cores) else { return Ok(()) };
+        let (core, heard) = (&mut self.cores[place], self.notices.len());
+        let control = &mut self.hubs.hubs[hub];
         match command {
             Command::Add { rank, gradients, own, link } => {
                 core.add_worker(JOB, rank, gradients, own, *link)?;
-                self.control.report(Event::Attached(rank));
+                control.report(Event::Attached(rank));
             }
             Command::Unlink(rank) => {
                 drop(core.unlink_worker(JOB, rank));
-                self.control.report(Event::Dropped(rank));
+                control.report(Event::Dropped(rank));
             }
             Command::Remove(rank) => {
                 drop(core.remove_worker(JOB, rank, &mut self.notices));
-                self.hear();
-                self.control.report(Event::Removed(rank));
+                self.hear(place, heard);
+                self.hubs.hubs[hub].report(Event::Removed(rank));
             }
             Command::Hold(cut) => {
                 let front = core.hold(JOB).map(|front| front.highest);
-                self.control.answer(cut, Some(front));
+                control.answer(cut, Some(front));
             }
             Command::Release { cut, from, admitted, ahead } => {
                 if !ahead.is_empty() {
                     core.begin_ahead(JOB, &ahead);
                 }
                 core.release(JOB, from, &admitted, &mut self.notices);
-                self.control.answer(cut, None);
+                control.answer(cut, None);
             }
         }
         Ok(())
@@ -348,28 +355,33 @@ impl Simulated {
     pub fn kill(&mut self, rank: u32) {
         self.alive[rank as usize] = false;
         self.ends[rank as usize].iter().for_each(|&end| self.net.kill(end));
-        self.control.hangs_up(rank);
+        self.hubs.hubs.iter_mut().for_each(|hub| hub.hangs_up(rank));
     }
 
     /// A worker that was killed comes back without weights. Returns the round from which it takes part. The hub may see only now
     /// that the worker was gone.
     pub fn rejoin(&mut self, rank: u32) -> Result<Round> {
-        self.hear();
-        self.control.lose(rank, "it comes back");
-        self.control_all()?;
+        self.hubs.lead().lose(rank, Cause::Other, "it comes back");
+        self.wait_until(|hubs| hubs.is_free(rank))?;
         let (exchange, ends, windows) = self.connect(rank)?;
         (self.workers[rank as usize], self.ends[rank as usize]) = (exchange, ends);
         self.windows[rank as usize] = windows;
         self.alive[rank as usize] = true;
+        self.wait_until(|hubs| hubs.lead().job.takes_part(rank))?;
+        let members = &self.hubs.lead().job.news.now().members;
+        let from = members.iter().find(|member| member.rank == rank).map(|member| member.from);
+        Ok(from.expect("it takes part"))
+    }
+
+    /// Turns until the control has come to something.
+    fn wait_until(&mut self, is_there: impl Fn(&mut Hubs) -> bool) -> Result<()> {
         self.control()?;
-        while !self.control.job.takes_part(rank) {
-            anyhow::ensure!(self.control.is_busy(), "worker {rank} waits, and nothing is under way");
+        while !is_there(&mut self.hubs) {
+            anyhow::ensure!(self.hubs.is_busy(), "a worker comes back, and nothing is under way");
             self.turn()?;
             self.control()?;
         }
-        let members = &self.control.job.news.now().members;
-        let from = members.iter().find(|member| member.rank == rank).map(|member| member.from);
-        Ok(from.expect("it takes part"))
+        Ok(())
     }
 
     /// In the next push of a chunk by a worker with Slim-DP, the network inverts a byte of the signature of the significant
@@ -396,9 +408,9 @@ impl Simulated {
     }
 
     fn turn(&mut self) -> Result<bool, ExchangeError> {
-        let mut worked = self.control.is_busy();
-        for core in &mut self.cores {
-            worked |= core.turn(&mut self.notices);
+        let mut worked = self.hubs.is_busy();
+        for core in 0..self.cores.len() {
+            worked |= self.turn_core(core);
         }
         let workers = self.workers.iter_mut().zip(&mut self.batches).zip(&mut self.arrivals).zip(&self.alive);
         for (((worker, batches), arrivals), _) in workers.filter(|(_, alive)| **alive) {

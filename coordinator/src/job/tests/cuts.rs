@@ -17,6 +17,10 @@ enum Event {
     Step(usize, u32),
     /// A request of hub 0 is delivered: the one at this place among those that are not.
     Deliver(usize),
+    /// A request of hub 0 that was delivered is delivered once more. Nobody waits for the answer.
+    Repeat(usize),
+    /// The job fails at hub 0.
+    Fail,
     /// Hub 0 gives a request up. It may be delivered all the same.
     GiveUp(usize),
 }
@@ -24,10 +28,11 @@ enum Event {
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         2 => (0..2_usize).prop_map(Event::Snapshot),
-        1 => Just(Event::Admit),
         6 => (0..2_usize, 5..8_u32).prop_map(|(hub, front)| Event::Step(hub, front)),
         4 => (0..3_usize).prop_map(Event::Deliver),
         1 => (0..3_usize).prop_map(Event::GiveUp),
+        1 => prop_oneof![9 => Just(Event::Admit), 1 => Just(Event::Fail)],
+        1 => (0..8_usize).prop_map(Event::Repeat),
     ]
 }
 
@@ -44,6 +49,8 @@ struct Hub {
     job: Job,
     steps: VecDeque<(CutId, Step)>,
     is_held: bool,
+    /// The round that its chunks had come to at the last hold.
+    front: Round,
     failed: bool,
     /// The cuts that somebody waits for.
     waited_for: Vec<CutId>,
@@ -59,6 +66,7 @@ struct Hubs {
     asks: Vec<Ask>,
     /// The request of hub 0 that each cut at the other hub answers.
     answers: HashMap<CutId, usize>,
+    has_given_up: bool,
 }
 
 impl Hub {
@@ -78,7 +86,7 @@ impl Hub {
         job.connect(1, [2; 16]).unwrap();
         let (steps, waited_for) = (VecDeque::new(), Vec::new());
         let (taken, admitted) = (Vec::new(), Vec::new());
-        Hub { job, steps, is_held: false, failed: false, waited_for, taken, admitted }
+        Hub { job, steps, is_held: false, front: Round(0), failed: false, waited_for, taken, admitted }
     }
 }
 
@@ -98,7 +106,17 @@ impl Hubs {
                     self.deliver(ask, now);
                 }
             }
+            Event::Repeat(ask) => {
+                let is_delivered = self.asks.get(ask).is_some_and(|ask| ask.is_delivered);
+                if is_delivered && !self.hubs[1].failed {
+                    let effects = self.request(ask, now).map_or_else(|_| Vec::new(), |(_, effects)| effects);
+                    self.carry_out(1, effects);
+                }
+            }
+            Event::Fail if self.hubs[0].failed => {}
+            Event::Fail => self.carry_out(0, vec![Effect::Fail("it fails".into(), Blame::Job)]),
             Event::GiveUp(place) => {
+                self.has_given_up = true;
                 let waits = (0..self.asks.len()).filter(|&ask| !self.asks[ask].is_given_up);
                 if let Some(ask) = waits.skip(place).next() {
                     self.answer(ask, Err("no answer".into()));
@@ -128,6 +146,7 @@ impl Hubs {
         let stepped = match step {
             Step::Hold => {
                 assert!(!std::mem::replace(&mut hub.is_held, true), "hub {number} is held twice");
+                hub.front = Round(front);
                 Stepped::Held(Some(Round(front)))
             }
             Step::Release { .. } => {
@@ -136,6 +155,7 @@ impl Hubs {
             }
             Step::TakeSnapshot(before) => {
                 assert!(hub.is_held, "hub {number} is held while a snapshot is taken");
+                assert!(before >= hub.front, "no chunk is past a snapshot");
                 return hub.taken.push((cut, before));
             }
             step => panic!("these cuts have no such step: {step:?}"),
@@ -145,22 +165,28 @@ impl Hubs {
 
     fn deliver(&mut self, ask: usize, now: Instant) {
         self.asks[ask].is_delivered = true;
-        let hub = &mut self.hubs[1];
-        if hub.failed {
+        if self.hubs[1].failed {
             return self.answer(ask, Err("the job has failed".into()));
         }
-        let (cut, effects) = match self.asks[ask].step.clone() {
-            Step::HoldOthers(request) => hub.job.cut(Purpose::Follow(request.cut), now),
-            Step::ReleaseOthers(request) => match hub.job.released_by_lead(request) {
-                Ok(released) => released,
-                Err(why) => return self.answer(ask, Err(why.to_string())),
-            },
-            step => panic!("no request: {step:?}"),
+        let (cut, effects) = match self.request(ask, now) {
+            Ok(asked) => asked,
+            Err(why) => return self.answer(ask, Err(why.to_string())),
         };
         if let Some(hold) = self.answers.insert(cut, ask) {
-            assert!(self.asks[hold].is_given_up, "hub 0 waits for a hold, or ends it");
+            let gave_up = self.asks[hold].is_given_up || self.hubs[0].failed;
+            assert!(gave_up, "hub 0 waits for a hold, or ends it");
         }
         self.carry_out(1, effects);
+    }
+
+    /// Has the other hub take a request in.
+    fn request(&mut self, ask: usize, now: Instant) -> Result<(CutId, Vec<Effect>), NotReleased> {
+        let job = &mut self.hubs[1].job;
+        match self.asks[ask].step.clone() {
+            Step::HoldOthers(request) => Ok(job.cut(Purpose::Follow(request.cut), now)),
+            Step::ReleaseOthers(request) => job.released_by_lead(request),
+            step => panic!("no request: {step:?}"),
+        }
     }
 
     /// Answers a request of hub 0, unless hub 0 has given it up.
@@ -186,8 +212,10 @@ impl Hubs {
                 }
                 Effect::Cut(cut, step) => hub.steps.push_back((cut, step)),
                 Effect::CutHeld(cut, front) => {
-                    let ask = self.answers.remove(&cut).expect("hub 0 has asked for it");
-                    self.answer(ask, Ok(front));
+                    // Hub 0 does not wait for the answer of a request that was delivered twice.
+                    if let Some(ask) = self.answers.remove(&cut) {
+                        self.answer(ask, Ok(front));
+                    }
                 }
                 Effect::CutOver(cut, over) => {
                     hub.waited_for.retain(|waited_for| *waited_for != cut);
@@ -197,6 +225,7 @@ impl Hubs {
                 }
                 Effect::TookPart(ranks, from) => {
                     assert_eq!(*ranks, [1]);
+                    assert!(from >= hub.front, "no chunk is past the round of a newcomer");
                     hub.admitted.push(from);
                 }
                 Effect::Lost { .. } | Effect::RemoveWorker(_) | Effect::TellLost(..) => {}
@@ -225,12 +254,13 @@ impl Hubs {
 proptest! {
     #[test]
     fn no_job_stays_held_and_all_hubs_are_cut_at_one_round(events in proptest::collection::vec(event(), 1..120)) {
-        let mut hubs = Hubs { hubs: [Hub::new(0), Hub::new(1)], asks: Vec::new(), answers: HashMap::new() };
+        let mut hubs = Hubs { hubs: [Hub::new(0), Hub::new(1)], asks: Vec::new(), answers: HashMap::new(), has_given_up: false };
         events.into_iter().for_each(|event| hubs.happens(event));
         hubs.settle();
         let [lead, other] = &hubs.hubs;
         prop_assert!(lead.failed || !lead.is_held, "hub 0 is held");
         if other.is_held && !other.failed {
+            prop_assert!(hubs.has_given_up, "hub 0 ends what it has begun");
             // Hub 0 does not know that it holds the other. That has an end.
             let limit = Duration::from_secs(1);
             let later = Instant::now() + 4 * limit;

@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::time::{Duration, Instant};
 
-use coordinator::{Blame, Compared};
+use coordinator::{Blame, Change, Compared};
 use membership::{Hub, LetIn, MemberError, Missing};
 use pbox_core::control::{
     CheckpointReply, CompareRequest, Late, Latest, LearningRateRequest, Machine, OptimizerRequest,
@@ -13,7 +13,6 @@ use pbox_core::{Above, KeyId, Layout, Round};
 use tokio::sync::watch;
 
 use super::links::LinksAbove;
-use crate::registry::numbers::Change;
 
 /// Time limit for telling the hubs above why a job failed here.
 const FAREWELL_LIMIT: Duration = Duration::from_secs(1);

@@ -10,7 +10,7 @@ use pbox_core::{LevelTerms, Wire};
 
 /// A job's links to the hubs above, by core of this hub, each with the window that the hub writes, unless that is the window
 /// that the workers read.
-pub(in crate::registry) type WaysUp = Vec<Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>>;
+pub(crate) type WaysUp = Vec<Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>>;
 
 /// All that is needed to make them.
 pub(super) struct LinksAbove {

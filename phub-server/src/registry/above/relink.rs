@@ -10,65 +10,28 @@
 //! The workers here wait meanwhile, as for any late hub.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use coordinator::{Blame, JobEnded};
-use membership::{Again, PAUSE, Relinks};
-use pbox_core::{AnswersAbove, JobId};
+use coordinator::Blame;
+use membership::{Again, PAUSE};
+use pbox_core::JobId;
 
 use super::JoinedAbove;
 use super::links::Linked;
 use crate::cores::Command;
+use crate::registry::JobEnded;
 use crate::registry::job::Job;
 use crate::registry::{Registry, on_thread};
 
-/// A job's links to the hubs above.
-#[derive(Debug, Default)]
-pub(in crate::registry) struct RelinksAbove {
-    /// The cores that have not dropped the former links yet, by number, and the answers that had come by the dropped ones; while links
-    /// are made again.
-    unlinked: Option<(usize, AnswersAbove)>,
-    relinks: Relinks,
-}
-
-impl RelinksAbove {
-    /// Notes that this number of cores is to drop its links.
-    fn begin(&mut self, cores: usize) {
-        self.unlinked = Some((cores, AnswersAbove::default()));
-    }
-
-    /// Notes that a core has dropped its links.
-    pub fn core_unlinked(&mut self, of_core: AnswersAbove) {
-        if let Some((cores, answers)) = &mut self.unlinked {
-            *cores -= 1;
-            answers.came += of_core.came;
-            answers.awaited += of_core.awaited;
-        }
-    }
-
-    /// Returns whether links may be made again, once all cores have dropped theirs.
-    fn unlinked(&mut self, limit: Duration) -> Option<Result<(), String>> {
-        let (0, AnswersAbove { came, awaited }) = self.unlinked? else { return None };
-        let now = Instant::now();
-        self.relinks.lost(now, came, awaited > 0, limit);
-        Some(self.relinks.may_try(now, limit))
-    }
-
-    fn end(&mut self) {
-        self.unlinked = None;
-        self.relinks.made(Instant::now());
-    }
-}
-
 impl Registry {
     /// A link that leads up ended. The links are made again, or the job fails. If the hub above lives, its news say why.
-    pub(in crate::registry) fn lost_above(&self, id: JobId, reason: String) {
+    pub(crate) fn lost_above(&self, id: JobId, reason: String) {
         let (above, may) = {
             let mut inner = self.lock();
             let stopping = inner.stops();
             let Ok(job) = inner.running(id) else { return };
             let Some(above) = job.above.clone() else { return };
-            if job.relinks_above.unlinked.is_some() {
+            if job.relinks_above.are_lost() {
                 return; // the others end, too
             }
             let may = !stopping && job.runs() && above.may_relink();

@@ -12,7 +12,7 @@ type Known = (f64, String);
 impl HubsAbove {
     /// Logs which shape the links of a job's machines favour, if a NIC tells its speed. `job` is that of the workers of this
     /// machine, in bare values. All machines are taken to be like this one.
-    pub(in crate::registry) fn log_shape(&self, name: &str, job: (&JobTerms, &Wire)) {
+    pub(crate) fn log_shape(&self, name: &str, job: (&JobTerms, &Wire)) {
         let apart = self.own.is_none().then_some(self.hubs.len() as u32);
         let told = Host::from_sysfs("/sys").ok().and_then(|host| told(&host));
         if let Some(advice) = told.and_then(|known| advice(known, job, self.machine.of, apart)) {

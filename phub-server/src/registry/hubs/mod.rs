@@ -26,7 +26,7 @@ use serde::Serialize;
 use tokio::task::JoinSet;
 
 use crate::client::Address;
-use crate::registry::saved::checkpoint::DISK_LIMIT;
+use crate::registry::saved::collected::DISK_LIMIT;
 pub(crate) use last::{Ending, Order};
 pub(crate) use peers::held_too_long;
 

@@ -6,60 +6,22 @@
 //!   the job's or hub's end ----+
 //! ```
 
-use std::collections::HashMap;
-use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coordinator::{CutAt, is_needed, may_write};
 use pbox_core::control::{CheckpointReply, CheckpointRequest, PartState, RefusalCode};
 use pbox_core::{JobId, Round, Snapshot};
-use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::snapshot::{Collected, Collecting, NoSnapshot};
+use super::collected::{Collected, DISK_LIMIT, NoSnapshot, ROUND_LIMIT, ROUND_LIMIT_AT_STOP};
 use crate::registry::hubs::Peers;
 use crate::registry::job::Job;
 use crate::registry::{Because, Refusal, Registry, on_thread};
-use crate::seldom::Seldom;
-
-/// How long a request waits for the round in flight, while workers compute.
-pub(in crate::registry) const ROUND_LIMIT: Duration = Duration::from_secs(30);
-/// The same at the end of a job: perhaps nobody pushes any more.
-const ROUND_LIMIT_AT_STOP: Duration = Duration::from_secs(10);
-
-/// How long a stop waits for checkpoints, and another hub for hub 0 to have one written: a terabyte takes this long on a
-/// slow disk.
-pub(in crate::registry) const DISK_LIMIT: Duration = Duration::from_secs(3600);
-
-/// The checkpoints of one job.
-#[derive(Debug, Default)]
-pub(crate) struct Checkpoints {
-    pub(in crate::registry) collecting: Vec<Collecting>,
-    /// The rounds that each core has passed last without snapshots, and of which it says nothing more.
-    pub(in crate::registry) passed: HashMap<usize, RangeInclusive<Round>>,
-    pub(in crate::registry) asked: u64,
-    /// Held while a file is written: the last state of a failed job is written last.
-    pub(in crate::registry) writing: Arc<Mutex<()>>,
-    /// Held while a client reads the state: one at a time, because each has a copy of it.
-    pub(in crate::registry) reading: Arc<tokio::sync::Mutex<()>>,
-    /// The last checkpoint that was written.
-    pub last: Option<CheckpointReply>,
-    /// Why the last attempt failed, or was skipped.
-    pub error: Option<String>,
-    /// Whether it failed: nothing but another attempt makes good what is lost then.
-    pub has_failed: bool,
-    /// For the log, which says it now and then.
-    pub failures: Seldom,
-    /// Why the job did not go on from its newest checkpoint.
-    pub warning: Option<String>,
-    /// The last one that was begun here, by its round, and how it is: other hubs of the job ask.
-    pub part: watch::Sender<(Round, PartState)>,
-}
 
 impl Registry {
     /// Whether this hub writes checkpoints of a job that has no hubs above.
-    pub(in crate::registry) fn saves(&self, job: &Job) -> bool {
+    pub(crate) fn saves(&self, job: &Job) -> bool {
         self.store.is_some() && !job.made.trial
     }
 
@@ -117,11 +79,7 @@ impl Registry {
     }
 
     /// Ends a job between two rounds, before it fails because a hub stops. The hubs above save it, where there are some.
-    pub(in crate::registry) async fn end_at_cut(
-        self: &Arc<Self>,
-        id: JobId,
-        why: &str,
-    ) -> Result<(), String> {
+    pub(crate) async fn end_at_cut(self: &Arc<Self>, id: JobId, why: &str) -> Result<(), String> {
         let Some(above) = self.of_job(id, |job| job.above.clone())? else {
             return if self.of_job(id, |job| self.saves(job))? {
                 Ok(self.checkpoint_at_stop(id).await.map(drop)?)
@@ -136,15 +94,12 @@ impl Registry {
     }
 
     /// Writes the checkpoint of a job that is then ended. The job makes no round after it, so that nothing is lost.
-    pub(in crate::registry) async fn checkpoint_at_stop(
-        self: &Arc<Self>,
-        id: JobId,
-    ) -> Result<CheckpointReply, String> {
+    pub(crate) async fn checkpoint_at_stop(self: &Arc<Self>, id: JobId) -> Result<CheckpointReply, String> {
         Ok(self.checkpoint_at(id, CutAt::LastRound, ROUND_LIMIT_AT_STOP).await?)
     }
 
     /// As [`checkpoint`](Self::checkpoint). `limit` is the time limit for the round in flight.
-    pub(in crate::registry) async fn checkpoint_job(
+    pub(crate) async fn checkpoint_job(
         self: &Arc<Self>,
         id: JobId,
         limit: Duration,
@@ -152,7 +107,7 @@ impl Registry {
         self.checkpoint_at(id, CutAt::AllHubs, limit).await
     }
 
-    pub(in crate::registry) async fn checkpoint_at(
+    pub(crate) async fn checkpoint_at(
         self: &Arc<Self>,
         id: JobId,
         at: CutAt,
@@ -172,7 +127,7 @@ impl Registry {
 
     /// Writes a snapshot to the job's file. Where this hub leads several, the others have written their parts, too, whose
     /// chunks must have come to the round until the deadline.
-    pub(in crate::registry) async fn save_everywhere(
+    pub(crate) async fn save_everywhere(
         self: &Arc<Self>,
         collected: Collected,
         deadline: Option<tokio::time::Instant>,
@@ -190,10 +145,7 @@ impl Registry {
     }
 
     /// Writes a snapshot to the job's file, even if nobody waits for it any more.
-    pub(in crate::registry) async fn save(
-        self: &Arc<Self>,
-        mut collected: Collected,
-    ) -> Result<CheckpointReply, String> {
+    pub(crate) async fn save(self: &Arc<Self>, mut collected: Collected) -> Result<CheckpointReply, String> {
         let (id, before) = (collected.job, collected.before);
         let (name, snapshot) = self.snapshot(&mut collected)?;
         self.of_job(id, |job| job.checkpoints.part.send_replace((before, PartState::Writing)))?;

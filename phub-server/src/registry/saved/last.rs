@@ -21,15 +21,15 @@ use pbox_core::{
 };
 use tokio::sync::{mpsc, oneshot};
 
-use super::checkpoint::DISK_LIMIT;
+use super::collected::DISK_LIMIT;
 use crate::cores::Command;
-use crate::registry::cut::answers;
 use crate::registry::hubs::{Ending, Order, Peers};
 use crate::registry::job::Job;
+use crate::registry::waits::answers;
 use crate::registry::{Registry, on_thread};
 
 /// A job that has failed, and whose cores hold it.
-pub(in crate::registry) struct Last {
+pub(crate) struct Last {
     id: JobId,
     name: String,
     reason: String,
@@ -53,12 +53,7 @@ pub(in crate::registry) struct Last {
 
 impl Registry {
     /// Holds a job that is about to fail, if its state is saved here. Returns how this hub takes part in that, too. Under the lock.
-    pub(in crate::registry) fn hold_last(
-        &self,
-        job: &Job,
-        reason: &str,
-        blame: Blame,
-    ) -> Option<(Last, Ending)> {
+    pub(crate) fn hold_last(&self, job: &Job, reason: &str, blame: Blame) -> Option<(Last, Ending)> {
         let id = job.id;
         if !self.saves(job) || !job.runs() || job.above.is_some() {
             return None;
@@ -94,7 +89,7 @@ impl Registry {
     }
 
     /// Saves the state, and then ends the job on its cores. Returns at once.
-    pub(in crate::registry) fn save_last(&self, last: Last) {
+    pub(crate) fn save_last(&self, last: Last) {
         let Some(registry) = self.me.upgrade() else { return };
         self.runtime.spawn(async move {
             let (id, name, cores) = (last.id, last.name.clone(), last.cores.clone());

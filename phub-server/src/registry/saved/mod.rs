@@ -4,12 +4,14 @@
 //! | --- | --- |
 //! | `restore` | a new job goes on from its checkpoint |
 //! | `bring` | takes the state that rank 0 brings |
+//! | `collected` | what a job has of checkpoints |
 //! | `snapshot`, `checkpoint` | bring a job's state together, and to its file |
 //! | `last` | saves the last state of a job that failed |
 //! | `send` | sends the state to clients |
 
 pub(super) mod bring;
 pub(super) mod checkpoint;
+pub(super) mod collected;
 pub(super) mod last;
 mod restore;
 mod send;

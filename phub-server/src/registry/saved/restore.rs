@@ -35,7 +35,7 @@ struct Beginning {
 
 impl Registry {
     /// The state that a new job goes on with, if it has a checkpoint; its hubs; and how to ask the others.
-    pub(in crate::registry) fn restore(
+    pub(crate) fn restore(
         &self,
         name: &str,
         request: &JoinRequest,

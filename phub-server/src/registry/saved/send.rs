@@ -18,7 +18,7 @@ use pbox_core::control::RefusalCode;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
-use super::checkpoint::ROUND_LIMIT;
+use super::collected::ROUND_LIMIT;
 use crate::checkpoint::{Image, check_keys};
 use crate::pieces::Pieces;
 use crate::registry::above::name_above;

@@ -3,141 +3,23 @@
 //! No core waits for the disk: while a part is being written, the next one is skipped. So the cores must be told of the
 //! end of every snapshot, however it ends. A [`Collected`] that is dropped tells them.
 
-use std::fmt;
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
-use coordinator::{CutAt, JobEnded, NotCut, Purpose};
-use fabric::Slab;
+use coordinator::{CutAt, Purpose};
 use pbox_core::control::PartState;
 use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart, Taken};
 use tokio::sync::oneshot;
 
+use super::collected::{Checkpoints, Collected, Collecting, NoSnapshot};
 use crate::cores::Command;
-use crate::registry::Registry;
 use crate::registry::job::Job;
-use crate::registry::saved::checkpoint::Checkpoints;
-
-/// Why there is no snapshot of a job, or no checkpoint of it.
-#[derive(Debug)]
-pub(in crate::registry) enum NoSnapshot {
-    /// No round of the job is over.
-    NoWeights,
-    /// For another reason, in words.
-    Other(String),
-}
-
-impl fmt::Display for NoSnapshot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            NoSnapshot::NoWeights => {
-                "its state cannot be had: it has no weights yet, because no round is over"
-            }
-            NoSnapshot::Other(why) => why,
-        })
-    }
-}
-
-impl From<String> for NoSnapshot {
-    fn from(why: String) -> Self {
-        NoSnapshot::Other(why)
-    }
-}
-
-impl From<NotCut> for NoSnapshot {
-    fn from(why: NotCut) -> Self {
-        match why {
-            NotCut::NoWeights => NoSnapshot::NoWeights,
-            why => NoSnapshot::Other(why.to_string()),
-        }
-    }
-}
-
-impl From<JobEnded> for NoSnapshot {
-    fn from(ended: JobEnded) -> Self {
-        NoSnapshot::Other(ended.into())
-    }
-}
-
-impl From<NoSnapshot> for String {
-    fn from(why: NoSnapshot) -> Self {
-        why.to_string()
-    }
-}
-
-/// A snapshot whose parts are still coming in.
-#[derive(Debug)]
-pub(in crate::registry) struct Collecting {
-    occasion: Occasion,
-    collected: Collected,
-    /// Cores that have answered.
-    answers: usize,
-    refused: Option<String>,
-    /// The request that waits for it.
-    done: Option<oneshot::Sender<Result<Collected, String>>>,
-}
-
-/// The parts of a snapshot, each with its core. When this is dropped, nobody will write the snapshot any more, and the cores
-/// get the memory of their parts back.
-#[derive(Debug)]
-pub(in crate::registry) struct Collected {
-    registry: Weak<Registry>,
-    pub job: JobId,
-    pub before: Round,
-    cores: Vec<usize>,
-    parts: Vec<SnapshotPart>,
-}
-
-impl Collected {
-    /// Copies the parts, so that the cores have their memory back at once.
-    pub(in crate::registry) fn copy(&mut self) -> Result<(), String> {
-        let bytes: usize = self.parts.iter().map(|part| size_of_val(part.values.as_slice())).sum();
-        let available = fabric::available_bytes().unwrap_or(u64::MAX);
-        if available < bytes as u64 {
-            return Err(format!(
-                "a copy needs {bytes} bytes of memory, this machine has {available} available"
-            ));
-        }
-        let copied = self.parts.iter().map(|SnapshotPart { chunks, values, steps }| {
-            let mut copy = Slab::zeroed("a copy of a state", values.as_slice().len())?;
-            copy.as_mut_slice().copy_from_slice(values.as_slice());
-            Ok(SnapshotPart { chunks: chunks.clone(), values: copy, steps: steps.clone() })
-        });
-        let copied: Result<Vec<SnapshotPart>, fabric::MapError> = copied.collect();
-        let parts = std::mem::replace(&mut self.parts, copied.map_err(|error| error.to_string())?);
-        self.end(parts);
-        self.cores.clear();
-        Ok(())
-    }
-
-    /// The snapshot that was made of the parts is not needed any more.
-    pub(in crate::registry) fn give_back(mut self, snapshot: Snapshot) {
-        self.parts = snapshot.into_parts();
-    }
-
-    /// Tells the cores that they may take the next snapshot, in the memory of these parts.
-    fn end(&self, parts: Vec<SnapshotPart>) {
-        let Some(registry) = self.registry.upgrade() else { return }; // the cores are gone, too
-        let mut parts = parts.into_iter();
-        for &core in &self.cores {
-            let values = parts.next().map(|part| part.values);
-            registry.cores[core].tell(Command::GiveBack { job: self.job, values });
-        }
-        registry.freed.notify_waiters();
-    }
-}
-
-impl Drop for Collected {
-    fn drop(&mut self) {
-        let parts = std::mem::take(&mut self.parts);
-        self.end(parts);
-    }
-}
+use crate::registry::{JobEnded, Registry};
 
 impl Registry {
     /// A core has taken its part of a snapshot, or cannot take it.
-    pub(in crate::registry) fn taken(self: &Arc<Self>, job: &mut Job, core: usize, taken: Taken) {
+    pub(crate) fn taken(self: &Arc<Self>, job: &mut Job, core: usize, taken: Taken) {
         let Taken { occasion, before, through, part } = taken;
         let id = job.id;
         let Checkpoints { collecting, passed, .. } = &mut job.checkpoints;
@@ -215,13 +97,14 @@ impl Registry {
         before: Round,
         done: Option<oneshot::Sender<Result<Collected, String>>>,
     ) -> Collecting {
-        let registry = self.me.clone(); // which has it among its jobs
-        let collected = Collected { registry, job, before, cores: Vec::new(), parts: Vec::new() };
+        let (cores_of_hub, freed) = (Arc::downgrade(&self.cores), Arc::clone(&self.freed));
+        let (cores, parts) = (Vec::new(), Vec::new());
+        let collected = Collected { cores_of_hub, freed, job, before, cores, parts };
         Collecting { occasion, collected, answers: 0, refused: None, done }
     }
 
     /// Asks the cores of a held job for its state.
-    pub(in crate::registry) fn take_snapshot(
+    pub(crate) fn take_snapshot(
         &self,
         job: &mut Job,
         before: Round,
@@ -234,7 +117,7 @@ impl Registry {
     }
 
     /// A job's state before the round that is furthest ahead.
-    pub(in crate::registry) async fn collect(
+    pub(crate) async fn collect(
         self: &Arc<Self>,
         id: JobId,
         at: CutAt,
@@ -269,10 +152,7 @@ impl Registry {
     }
 
     /// Puts the parts together. Returns the job's name, too. The caller gives the parts back.
-    pub(in crate::registry) fn snapshot(
-        &self,
-        collected: &mut Collected,
-    ) -> Result<(String, Snapshot), String> {
+    pub(crate) fn snapshot(&self, collected: &mut Collected) -> Result<(String, Snapshot), String> {
         let (before, parts) = (collected.before, std::mem::take(&mut collected.parts));
         let (name, layout, pieces, optimizer, numbers) = self.of_job(collected.job, |job| {
             let numbers = job.numbers.changes_from(before);
@@ -289,7 +169,7 @@ fn is_due_in(occasion: Occasion, rounds: &RangeInclusive<Round>) -> bool {
     matches!(occasion, Occasion::Due(round) if rounds.contains(&round))
 }
 
-pub(in crate::registry) fn overdue(before: Round) -> String {
+pub(crate) fn overdue(before: Round) -> String {
     let round = before.0.saturating_sub(1);
     format!(
         "its state cannot be had: round {round} did not end in time, because not all workers have pushed all of it"

@@ -18,14 +18,16 @@
 //! There is one cut at a time, and the next one waits. A hold lasts as long as two messages to each core, and two to each hub.
 //! No hold waits for a worker.
 
+mod flow;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pbox_core::Round;
-use pbox_core::control::{ArrivedRequest, HoldRequest, ReleaseRequest};
+use pbox_core::control::{HoldRequest, ReleaseRequest};
 
-use super::{Arrival, Blame, Cause, Effect, Job};
+use super::{Effect, Job};
 use crate::hubs::StaleCut;
 
 /// The number of a cut at this hub.
@@ -203,31 +205,6 @@ impl Job {
         (id, self.next_cut(now))
     }
 
-    /// Returns what follows from an arrival.
-    pub fn follows(&mut self, arrival: Arrival, now: Instant) -> Vec<Effect> {
-        match arrival {
-            Arrival::Waiting => Vec::new(),
-            Arrival::Complete(ranks) => self.cut(Purpose::Admit(ranks), now).1,
-            Arrival::Relinked(rank) => vec![Effect::Relinked(rank)],
-            Arrival::Newcomer(rank) => {
-                let Some(worker) = self.worker(rank) else { return Vec::new() };
-                let (hub, secret) = (self.hubs.share.hub, self.hubs.secret.show());
-                match self.hubs.leads() {
-                    true => self.arrived_at(hub, worker, now),
-                    false => vec![Effect::TellArrived(ArrivedRequest { secret, hub, worker })],
-                }
-            }
-        }
-    }
-
-    /// Notes, as hub 0, that a hub has all links of a newcomer. A cut lets the newcomer take part once all hubs have them.
-    pub fn arrived_at(&mut self, hub: u32, worker: u64, now: Instant) -> Vec<Effect> {
-        let hubs = self.hubs.share.hubs;
-        let rank = self.rank(worker).filter(|_| hub < hubs && self.hubs.leads());
-        let complete = rank.filter(|_| self.hubs.arrivals.note(worker, hub, hubs));
-        complete.map_or_else(Vec::new, |rank| self.cut(Purpose::Admit([rank].into()), now).1)
-    }
-
     /// Notes that hub 0 releases the job.
     ///
     /// # Errors
@@ -241,10 +218,12 @@ impl Job {
         };
         let (id, is_held) = (cut.id, cut.waits_for == WaitsFor::Lead);
         // Hub 0 did not wait for the hold, and then asks for nothing more.
-        let may = match is_held || request.asks_for_nothing() {
-            true if is_held => self.hubs.check_release(&request),
-            true => Ok(()),
-            false => Err(format!("cut {asked} does not hold the job yet")),
+        let may = if is_held {
+            self.hubs.check_release(&request)
+        } else if request.asks_for_nothing() {
+            Ok(())
+        } else {
+            Err(format!("cut {asked} does not hold the job yet"))
         };
         if let Err(why) = may {
             // A wrong request ends nothing, and hub 0 may still send a right one.
@@ -333,180 +312,6 @@ impl Job {
         // Hub 0 asks all hubs to hold and then to release, and waits for each answer at most this long.
         let limit = 3 * limit;
         (now - cut.since > limit).then_some(Effect::HeldTooLong(limit))
-    }
-
-    fn goes_on_with(&mut self, cut: Cut, effects: Vec<Effect>) -> Vec<Effect> {
-        self.cuts.now = Some(cut);
-        effects
-    }
-
-    /// Begins the next cut that waits, if none is under way.
-    fn next_cut(&mut self, now: Instant) -> Vec<Effect> {
-        let mut effects = Vec::new();
-        while self.cuts.now.is_none()
-            && let Some((id, purpose)) = self.cuts.waiting.pop_front()
-        {
-            if let Purpose::Follow(cut) = purpose
-                && let Err(stale) = self.hubs.hold(cut)
-            {
-                effects.push(Effect::CutOver(id, Err(stale.into())));
-                continue;
-            }
-            let begins = self.gathers() && matches!(purpose, Purpose::Admit(_));
-            let (waits_for, step) = match begins && self.made.is_below {
-                true => (WaitsFor::Above, Step::BeginAbove),
-                false => (WaitsFor::Hold, Step::Hold),
-            };
-            effects.push(Effect::Cut(id, step));
-            self.cuts.now = Some(Cut {
-                id,
-                purpose,
-                waits_for,
-                begins,
-                front: None,
-                others: None,
-                before: Round(0),
-                since: now,
-                release: None,
-                failed: None,
-                unreleased: None,
-            });
-        }
-        effects
-    }
-
-    /// All cores of this hub hold the job.
-    fn held(&mut self, mut cut: Cut, front: Option<Round>, now: Instant) -> Vec<Effect> {
-        cut.front = front;
-        match cut.purpose {
-            Purpose::Follow(_) => {
-                self.hubs.front = front;
-                (cut.waits_for, cut.since) = (WaitsFor::Lead, now);
-                match cut.release {
-                    None => {
-                        let held = vec![Effect::CutHeld(cut.id, front)];
-                        self.goes_on_with(cut, held)
-                    }
-                    // Hub 0 waits for the end alone.
-                    Some(_) => {
-                        cut.before = front.unwrap_or_default();
-                        self.release(cut)
-                    }
-                }
-            }
-            // All hubs begin with the same round, and no worker pushes before it takes part at all hubs.
-            Purpose::Admit(_) if cut.begins => self.held_everywhere(cut),
-            Purpose::Snapshot(CutAt::ThisHub) => self.held_everywhere(cut),
-            _ if self.hubs.share.is_whole() => self.held_everywhere(cut),
-            _ => {
-                let (number, secret) = (self.hubs.next_cut(), self.hubs.secret.show());
-                cut.others = Some(number);
-                let request = HoldRequest { secret, cut: number };
-                let effects = cut.waits(WaitsFor::Others, Step::HoldOthers(request));
-                self.goes_on_with(cut, effects)
-            }
-        }
-    }
-
-    /// All hubs that the cut is for hold the job.
-    fn held_everywhere(&mut self, mut cut: Cut) -> Vec<Effect> {
-        match cut.purpose {
-            // Of several hubs each would need the lines of all: their workers step on, as if the hub were killed after the cut.
-            Purpose::Snapshot(CutAt::LastRound) if self.hubs.share.is_whole() => {
-                let effects = cut.waits(WaitsFor::Lines, Step::Lines);
-                self.goes_on_with(cut, effects)
-            }
-            Purpose::Snapshot(_) => self.take_snapshot(cut, [].into()),
-            Purpose::Admit(_) | Purpose::Follow(_) => {
-                cut.before = cut.front.unwrap_or(self.first_round).max(self.first_round);
-                self.release(cut)
-            }
-        }
-    }
-
-    /// Has the cores take a snapshot, if the cut is for one.
-    fn take_snapshot(&mut self, mut cut: Cut, lines: Arc<[Option<Round>]>) -> Vec<Effect> {
-        if let Purpose::Snapshot(_) = cut.purpose {
-            cut.before = lines.iter().flatten().min().copied().or(cut.front).unwrap_or_default();
-            if cut.before == Round(0) {
-                cut.failed = Some(NotCut::NoWeights);
-                return self.release(cut);
-            }
-        }
-        match cut.snapshot() {
-            // A worker that has pushed the next round makes this push again when the job goes on.
-            (_, true) => {
-                let effects = cut.waits(WaitsFor::End, Step::EndBefore(cut.before, lines));
-                self.goes_on_with(cut, effects)
-            }
-            _ => self.end_with_snapshot(cut),
-        }
-    }
-
-    fn end_with_snapshot(&mut self, cut: Cut) -> Vec<Effect> {
-        let takes = cut.snapshot().0.then_some(Effect::Cut(cut.id, Step::TakeSnapshot(cut.before)));
-        takes.into_iter().chain(self.release(cut)).collect()
-    }
-
-    fn release(&mut self, mut cut: Cut) -> Vec<Effect> {
-        let Some(request) = self.release_of_others(&cut) else { return self.release_here(cut) };
-        let effects = cut.waits(WaitsFor::OthersRelease, Step::ReleaseOthers(request));
-        self.goes_on_with(cut, effects)
-    }
-
-    fn release_of_others(&self, cut: &Cut) -> Option<ReleaseRequest> {
-        let (number, secret, (snapshot, ends)) = (cut.others?, self.hubs.secret.show(), cut.snapshot());
-        let admitted = self.admitted(cut).iter().filter_map(|&rank| self.worker(rank)).collect();
-        Some(ReleaseRequest { secret, cut: number, from: cut.before, admitted, snapshot, ends })
-    }
-
-    fn release_here(&mut self, mut cut: Cut) -> Vec<Effect> {
-        let (from, ahead) = (cut.before, self.ahead().into());
-        let admitted = self.admitted(&cut);
-        let effects = cut.waits(WaitsFor::Release, Step::Release { from, admitted, ahead });
-        self.goes_on_with(cut, effects)
-    }
-
-    /// Returns the ranks that take part from the cut on.
-    fn admitted(&self, cut: &Cut) -> Arc<[u32]> {
-        match (&cut.purpose, &cut.release) {
-            (Purpose::Admit(ranks), _) if cut.failed.is_none() => Arc::clone(ranks),
-            (Purpose::Follow(_), Some(release)) => {
-                release.admitted.iter().filter_map(|&worker| self.rank(worker)).collect()
-            }
-            _ => [].into(),
-        }
-    }
-
-    /// The cut is over. The next one begins.
-    fn over(&mut self, cut: Cut, failed: Option<NotCut>, now: Instant) -> Vec<Effect> {
-        let mut effects = Vec::new();
-        if let Some(why) = cut.unreleased {
-            // The workers would wait for each other.
-            let reason = format!("a cut did not end: {why}");
-            return vec![Effect::CutOver(cut.id, Err(NotCut::Hub(why))), Effect::Fail(reason, Blame::Hub)];
-        }
-        match (failed, &cut.purpose) {
-            (Some(why), Purpose::Admit(ranks)) => {
-                let why = |rank| format!("worker {rank} could not be let in: {why}");
-                let lost = ranks.iter().map(|&rank| (rank, Cause::Other, why(rank))).collect();
-                effects.extend(self.lose_all(lost));
-                if matches!(effects.last(), Some(Effect::Fail(..))) {
-                    return effects; // which ends all cuts
-                }
-            }
-            (Some(why), _) => effects.push(Effect::CutOver(cut.id, Err(why))),
-            (None, _) => {
-                let ranks = self.admitted(&cut);
-                if !ranks.is_empty() {
-                    self.take_part(&ranks, cut.before);
-                    effects.push(Effect::TookPart(ranks, cut.before));
-                }
-                effects.push(Effect::CutOver(cut.id, Ok(cut.before)));
-            }
-        }
-        effects.extend(self.next_cut(now));
-        effects
     }
 }
 

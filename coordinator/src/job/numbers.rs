@@ -1,0 +1,101 @@
+//! The numbers of a job's optimizer, which its members change while it runs.
+
+use std::sync::Arc;
+
+use pbox_core::{Consistency, KeyId, Multipliers, Numbers, NumbersByRound, Optimizer, Round};
+
+use super::Job;
+
+/// The number of rounds behind the slowest chunk whose numbers a job's list keeps. A checkpoint that is being put together needs the
+/// numbers of its own round, and says so if they are gone.
+const KEPT_ROUNDS: u32 = 1024;
+
+/// The largest list of a job with few keys, by [`NumbersByRound::size`]. A member may name any round, so the list has a bound.
+const MOST: usize = 1 << 22;
+
+/// A change that a member asks for.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// The learning rate alone.
+    Rate(f32),
+    /// All numbers, and the multipliers of each key if they are given.
+    All(Optimizer, Option<Arc<[Multipliers]>>),
+}
+
+impl Change {
+    /// Returns the numbers that follow those of a round.
+    fn after(&self, former: &Numbers) -> Numbers {
+        match self {
+            Change::Rate(rate) => former.with_learning_rate(*rate),
+            Change::All(optimizer, multipliers) => former.with(*optimizer, multipliers.clone()),
+        }
+    }
+}
+
+impl Job {
+    /// Returns the numbers from a round on after a change, which also sets the optimizer's state of some keys to zero.
+    ///
+    /// # Errors
+    /// When the job cannot have them, in words.
+    pub fn changed(&self, change: &Change, from: Round, reset: &[KeyId]) -> Result<Numbers, String> {
+        let numbers = change.after(self.numbers.at(from));
+        self.terms.check_numbers(&numbers).map_err(|error| error.to_string())?;
+        check_room(&self.numbers, self.terms.keys.len())?;
+        self.check_reset(reset)?;
+        Ok(numbers)
+    }
+
+    /// Forgets numbers of rounds that are over, when the oldest round in flight is this one.
+    pub fn forget_numbers(&mut self, oldest: Round) {
+        let kept = if self.numbers.size() > MOST / 2 { 0 } else { KEPT_ROUNDS };
+        self.numbers.forget_before(Round(oldest.0.saturating_sub(kept)));
+    }
+
+    /// Checks that the optimizer state of these keys can be set to zero.
+    fn check_reset(&self, reset: &[KeyId]) -> Result<(), String> {
+        let keys = self.terms.keys.len();
+        if let Some(key) = reset.iter().find(|key| key.index() >= keys) {
+            return Err(format!(
+                "reset: key {} of {keys}: keys are numbered from 0 in the order of the join",
+                key.0
+            ));
+        }
+        if !reset.is_empty() && self.terms.level.consistency != Consistency::Bsp {
+            return Err(format!(
+                "reset: with consistency {} a key has no border between two rounds of all workers; use bsp",
+                self.terms.level.consistency
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Checks that a job's list has room for one more change.
+fn check_room(list: &NumbersByRound, keys: usize) -> Result<(), String> {
+    let (size, most) = (list.size() + 64 + 2 * keys, MOST.max(16 * keys));
+    if size > most {
+        return Err(format!(
+            "the job would hold {size} numbers of rounds that are not over; expected at most {most}: change numbers from the next round on alone"
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_takes_no_more_changes_than_its_bound() {
+        let numbers = Numbers::new(Optimizer::Sgd { learning_rate: 0.1, weight_decay: 0.0 });
+        let mut list = NumbersByRound::new(numbers.clone());
+        let mut rounds = (1..).map(Round);
+        while check_room(&list, 1 << 20).is_ok() {
+            let table: Arc<[Multipliers]> = vec![[1.0, 1.0]; 1 << 20].into();
+            list.change(rounds.next().unwrap(), numbers.with(numbers.optimizer, Some(table)));
+        }
+        assert_eq!(rounds.next(), Some(Round(8)), "seven tables of a million keys");
+        let error = check_room(&list, 1 << 20).unwrap_err();
+        assert!(error.contains("expected at most 16777216"), "{error}");
+    }
+}

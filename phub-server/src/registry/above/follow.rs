@@ -1,0 +1,120 @@
+//! A job below other hubs, as the registry follows it: the meeting of a mesh, the news from above, and when the job begins there.
+
+use std::pin::pin;
+
+use coordinator::TOLD_EVERY;
+use membership::{MemberError, Missing};
+use pbox_core::control::{MeetReply, MeetRequest, RefusalCode};
+use pbox_core::{JobId, Round};
+use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
+
+use super::joined::reason_of;
+use super::name_above;
+use crate::registry::{Because, NoThread, Refusal, Registry, on_thread};
+
+impl Registry {
+    /// What a request comes to that was passed on to the hubs above. If one of them is lost, the job fails here first: its
+    /// workers join again, and nobody takes the first of them for the cause.
+    pub(crate) fn passed_on<T>(
+        &self,
+        id: JobId,
+        answer: Result<Result<T, MemberError>, NoThread>,
+    ) -> Result<T, Refusal> {
+        answer?.map_err(|error| {
+            if !error.is_loss_of_hub() {
+                return RefusalCode::RefusedAbove.because(error.to_string());
+            }
+            let (reason, blame) = reason_of(error);
+            self.fail_by(&mut self.lock(), id, &reason, blame);
+            RefusalCode::JobEnded.because(reason)
+        })
+    }
+
+    /// A hub of a mesh wants to know the hubs of all machines, and waits for them.
+    pub async fn meet(&self, name: &str, request: MeetRequest) -> Result<MeetReply, Refusal> {
+        let mut meeting = pin!(self.meetings.meet(name, request.clone()));
+        loop {
+            let made = self.freed.notified(); // before the look, so that no job is missed
+            if let Some(hubs) = self.met(name, &request) {
+                return Ok(MeetReply { hubs });
+            }
+            tokio::select! {
+                met = &mut meeting => return met,
+                () = made => {}
+            }
+        }
+    }
+
+    /// The hubs of a mesh that waits for this machine: they have met before, and this one could not join them then.
+    fn met(&self, name: &str, request: &MeetRequest) -> Option<Vec<String>> {
+        let inner = self.lock();
+        let job = inner.named(&name_above(name))?;
+        let number = request.machine.number as usize;
+        let names: Vec<String> = job.peers.addresses.iter().map(|hub| hub.name.clone()).collect();
+        let waits = job.gathers() && !job.has(request.machine.number);
+        let is_same =
+            names.len() == request.machine.of as usize && names.get(number) == Some(&request.address);
+        (waits && is_same).then_some(names)
+    }
+
+    /// Looks at the news from above whenever there are some, and says there who is late here, until the job ends.
+    pub(crate) fn listen_above(&self, id: JobId, mut news: watch::Receiver<()>) {
+        let registry = self.me.clone();
+        self.runtime.spawn(async move {
+            let mut ticks = tokio::time::interval(TOLD_EVERY);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            while registry.upgrade().is_some_and(|registry| registry.lives_above(id)) {
+                tokio::select! {
+                    changed = news.changed() => if changed.is_err() { return },
+                    _ = ticks.tick() => {
+                        let Some(registry) = registry.upgrade() else { return };
+                        registry.look_at_waits().await;
+                        let said = registry.of_job(id, |job| Some((job.above.clone()?, job.latest())));
+                        if let Ok(Some((above, latest))) = said {
+                            above.say_latest(latest);
+                        }
+                    }
+                }
+            }
+        });
+    }
+
+    /// Whether a job is still whole above. If it is not, it fails here.
+    fn lives_above(&self, id: JobId) -> bool {
+        let mut inner = self.lock();
+        let Some(above) = inner.job(id).and_then(|job| job.above.clone()) else { return false };
+        let end = above.end();
+        if let Some((reason, blame)) = &end {
+            self.fail_by(&mut inner, id, reason, *blame);
+        }
+        end.is_none()
+    }
+
+    /// All workers are here: waits until this hub takes part above. Returns its first round there; `None` when no hubs are
+    /// above.
+    pub(crate) async fn takes_part_above(&self, id: JobId) -> Result<Option<Round>, String> {
+        let of_job = self.of_job(id, |job| job.above.clone().map(|above| (above, job.news.now().reached)))?;
+        let Some((above, reached)) = of_job else { return Ok(None) };
+        let mut news = above.news.clone();
+        let said = on_thread("phub-above", move || above.say_ready(reached)).await?;
+        said.map_err(|error| error.to_string())?;
+        loop {
+            // News that come from here on end the wait below.
+            news.borrow_and_update();
+            let Some(above) = self.of_job(id, |job| job.above.clone())? else { return Ok(None) };
+            match above.takes_part() {
+                Ok(round) => {
+                    let reached = above.reached();
+                    self.of_job(id, |job| {
+                        reached.into_iter().for_each(|round| job.machines_have_reached(round))
+                    })?;
+                    return Ok(Some(round));
+                }
+                Err(Missing { ranks, .. }) => self.of_job(id, |job| job.wait_for_machines(ranks))?,
+            }
+            drop(above);
+            news.changed().await.map_err(|_| "the job ended meanwhile".to_owned())?;
+        }
+    }
+}

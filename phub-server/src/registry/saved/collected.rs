@@ -1,0 +1,169 @@
+//! A snapshot while its parts come in, and what a job has of checkpoints. Knows no registry: a job has it.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use coordinator::NotCut;
+use fabric::Slab;
+use pbox_core::control::{CheckpointReply, PartState};
+use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart};
+use tokio::sync::{Notify, oneshot, watch};
+
+use crate::cores::{Command, CoreHandle};
+use crate::registry::JobEnded;
+use crate::seldom::Seldom;
+
+/// How long a request waits for the round in flight, while workers compute.
+pub(crate) const ROUND_LIMIT: Duration = Duration::from_secs(30);
+/// The same at the end of a job: perhaps nobody pushes any more.
+pub(super) const ROUND_LIMIT_AT_STOP: Duration = Duration::from_secs(10);
+
+/// How long a stop waits for checkpoints, and another hub for hub 0 to have one written: a terabyte takes this long on a
+/// slow disk.
+pub(crate) const DISK_LIMIT: Duration = Duration::from_secs(3600);
+
+/// The checkpoints of one job.
+#[derive(Debug, Default)]
+pub(crate) struct Checkpoints {
+    pub(crate) collecting: Vec<Collecting>,
+    /// The rounds that each core has passed last without snapshots, and of which it says nothing more.
+    pub(crate) passed: HashMap<usize, RangeInclusive<Round>>,
+    pub(crate) asked: u64,
+    /// Held while a file is written: the last state of a failed job is written last.
+    pub(crate) writing: Arc<Mutex<()>>,
+    /// Held while a client reads the state: one at a time, because each has a copy of it.
+    pub(crate) reading: Arc<tokio::sync::Mutex<()>>,
+    /// The last checkpoint that was written.
+    pub last: Option<CheckpointReply>,
+    /// Why the last attempt failed, or was skipped.
+    pub error: Option<String>,
+    /// Whether it failed: nothing but another attempt makes good what is lost then.
+    pub has_failed: bool,
+    /// For the log, which says it now and then.
+    pub failures: Seldom,
+    /// Why the job did not go on from its newest checkpoint.
+    pub warning: Option<String>,
+    /// The last one that was begun here, by its round, and how it is: other hubs of the job ask.
+    pub part: watch::Sender<(Round, PartState)>,
+}
+
+/// A snapshot whose parts are still coming in.
+#[derive(Debug)]
+pub(crate) struct Collecting {
+    pub(super) occasion: Occasion,
+    pub(super) collected: Collected,
+    /// Cores that have answered.
+    pub(super) answers: usize,
+    pub(super) refused: Option<String>,
+    /// The request that waits for it.
+    pub(super) done: Option<oneshot::Sender<Result<Collected, String>>>,
+}
+
+/// The parts of a snapshot, each with its core. When this is dropped, nobody will write the snapshot any more, and the cores
+/// get the memory of their parts back.
+#[derive(Debug)]
+pub(crate) struct Collected {
+    pub(super) cores_of_hub: Weak<[CoreHandle]>,
+    /// Woken when the cores may take the next snapshot.
+    pub(super) freed: Arc<Notify>,
+    pub job: JobId,
+    pub before: Round,
+    pub(super) cores: Vec<usize>,
+    pub(super) parts: Vec<SnapshotPart>,
+}
+
+impl Collected {
+    /// Copies the parts, so that the cores have their memory back at once.
+    pub(crate) fn copy(&mut self) -> Result<(), String> {
+        let bytes: usize = self.parts.iter().map(|part| size_of_val(part.values.as_slice())).sum();
+        let available = fabric::available_bytes().unwrap_or(u64::MAX);
+        if available < bytes as u64 {
+            return Err(format!(
+                "a copy needs {bytes} bytes of memory, this machine has {available} available"
+            ));
+        }
+        let copied = self.parts.iter().map(|SnapshotPart { chunks, values, steps }| {
+            let mut copy = Slab::zeroed("a copy of a state", values.as_slice().len())?;
+            copy.as_mut_slice().copy_from_slice(values.as_slice());
+            Ok(SnapshotPart { chunks: chunks.clone(), values: copy, steps: steps.clone() })
+        });
+        let copied: Result<Vec<SnapshotPart>, fabric::MapError> = copied.collect();
+        let parts = std::mem::replace(&mut self.parts, copied.map_err(|error| error.to_string())?);
+        self.end(parts);
+        self.cores.clear();
+        Ok(())
+    }
+
+    /// The snapshot that was made of the parts is not needed any more.
+    pub(crate) fn give_back(mut self, snapshot: Snapshot) {
+        self.parts = snapshot.into_parts();
+    }
+
+    /// Tells the cores that they may take the next snapshot, in the memory of these parts.
+    fn end(&self, parts: Vec<SnapshotPart>) {
+        let Some(all) = self.cores_of_hub.upgrade() else { return };
+        let mut parts = parts.into_iter();
+        for &core in &self.cores {
+            let values = parts.next().map(|part| part.values);
+            all[core].tell(Command::GiveBack { job: self.job, values });
+        }
+        self.freed.notify_waiters();
+    }
+}
+
+impl Drop for Collected {
+    fn drop(&mut self) {
+        let parts = std::mem::take(&mut self.parts);
+        self.end(parts);
+    }
+}
+
+/// Why there is no snapshot of a job, or no checkpoint of it.
+#[derive(Debug)]
+pub(crate) enum NoSnapshot {
+    /// No round of the job is over.
+    NoWeights,
+    /// For another reason, in words.
+    Other(String),
+}
+
+impl fmt::Display for NoSnapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            NoSnapshot::NoWeights => {
+                "its state cannot be had: it has no weights yet, because no round is over"
+            }
+            NoSnapshot::Other(why) => why,
+        })
+    }
+}
+
+impl From<String> for NoSnapshot {
+    fn from(why: String) -> Self {
+        NoSnapshot::Other(why)
+    }
+}
+
+impl From<NotCut> for NoSnapshot {
+    fn from(why: NotCut) -> Self {
+        match why {
+            NotCut::NoWeights => NoSnapshot::NoWeights,
+            why => NoSnapshot::Other(why.to_string()),
+        }
+    }
+}
+
+impl From<JobEnded> for NoSnapshot {
+    fn from(ended: JobEnded) -> Self {
+        NoSnapshot::Other(ended.into())
+    }
+}
+
+impl From<NoSnapshot> for String {
+    fn from(why: NoSnapshot) -> Self {
+        why.to_string()
+    }
+}

@@ -1,0 +1,50 @@
+//! Those who wait for a cut of a job, which the job owns; and the wait for cores.
+
+use std::collections::HashMap;
+
+use coordinator::{CutId, NotCut};
+use pbox_core::Round;
+use tokio::sync::oneshot;
+
+use super::JobEnded;
+use super::saved::collected::Collected;
+
+/// The round before which a cut is, or to which a held job's chunks have come; or why there is no cut.
+pub(crate) type Came = Result<Option<Round>, NotCut>;
+
+/// Those who wait for a cut to end, or for hub 0's to hold the job; each perhaps with the way of a snapshot.
+#[derive(Debug, Default)]
+pub(crate) struct WaitForCuts(HashMap<CutId, (oneshot::Sender<Came>, Option<Collects>)>);
+
+/// The way of a snapshot to the one who asked for it.
+pub(crate) type Collects = oneshot::Sender<Result<Collected, String>>;
+
+impl WaitForCuts {
+    /// Waits for a cut, which may be for a snapshot.
+    pub fn wait_for(&mut self, cut: CutId, collects: Option<Collects>) -> oneshot::Receiver<Came> {
+        let (done, came) = oneshot::channel();
+        self.0.insert(cut, (done, collects));
+        came
+    }
+
+    /// Returns the way of the snapshot that a cut is for, if somebody here has asked for it.
+    pub fn collects(&mut self, cut: CutId) -> Option<Collects> {
+        self.0.get_mut(&cut)?.1.take()
+    }
+
+    /// Tells the one who waits, if somebody does.
+    pub fn tell(&mut self, cut: CutId, came: Came) {
+        if let Some((done, _)) = self.0.remove(&cut) {
+            let _ = done.send(came);
+        }
+    }
+}
+
+/// The answers of all cores that were asked. A core that stops gives none.
+pub(super) async fn answers<T>(asked: Vec<oneshot::Receiver<T>>) -> Result<Vec<T>, JobEnded> {
+    let mut answers = Vec::with_capacity(asked.len());
+    for answer in asked {
+        answers.push(answer.await.map_err(|_| JobEnded)?);
+    }
+    Ok(answers)
+}
