@@ -2,6 +2,7 @@
 //!
 //! | module | what it has |
 //! | --- | --- |
+//! | `hub` | a hub: all jobs, their names, tokens, quotas and promises |
 //! | `job` | one job: its life, its members, its news |
 //! | `hubs` | the hubs of one job, as one of them knows them |
 //! | `pace` | how rounds go |
@@ -20,6 +21,7 @@
 
 mod asker;
 mod digests;
+mod hub;
 mod hubs;
 mod job;
 mod links;
@@ -31,6 +33,7 @@ mod verdict;
 
 pub use asker::Asker;
 pub use digests::{Compared, Digests};
+pub use hub::{Found, Hub, JobEnded, Memory, Names, Newcomer, NoRoom, Quotas, STOPS};
 pub use hubs::{Arrivals, Files, Follower, Hubs, Secret, StaleCut, is_needed, may_write};
 pub use job::{
     Arrival, Blame, Cause, Change, CutAt, CutId, Effect, Event, Grant, Job, LateLimits, Leave, Made, Member,

@@ -55,12 +55,12 @@ impl Registry {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             kernels: self.kernels.name().to_owned(),
             rss_bytes: fabric::resident_bytes().unwrap_or(0),
-            draining: *self.draining.borrow(),
+            draining: inner.drains(),
             transports: self.transports.clone(),
             counts: inner.counts,
             cores: self.cores.iter().enumerate().map(core).collect(),
             nics: Vec::new(),
-            jobs: inner.jobs.values().map(Job::describe).collect(),
+            jobs: inner.jobs().map(Job::describe).collect(),
             refusals: Vec::new(),
             timeline: self.timeline.is_some(),
         }
@@ -81,7 +81,7 @@ mod tests {
         runtime().block_on(registry.join("job".into(), request())).unwrap();
         assert_eq!(registry.describe().jobs[0].round, Round(0));
         let last = CheckpointReply { round: Round(8), bytes: 1, milliseconds: 1, error_before: None };
-        registry.lock().jobs.values_mut().for_each(|job| job.checkpoints.last = Some(last.clone()));
+        registry.lock().jobs_mut().for_each(|job| job.checkpoints.last = Some(last.clone()));
         assert_eq!(registry.describe().jobs[0].round, Round(8));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use authority::{hex, random};
-use coordinator::{Asker, Cause, Secret, Unserved};
+use coordinator::{Asker, Cause, Found, Newcomer, Secret, Unserved};
 use fabric::{Ranges, RecvWindow, SendWindow, Span, Spans, any};
 use pbox_core::control::{
     JobState, JoinReply, JoinRequest, PROTOCOL, RefusalCode, Versions, check_address, check_job_name,
@@ -12,7 +12,6 @@ use pbox_core::control::{
 use pbox_core::job::Difference;
 use pbox_core::{ChunkId, JobId, JobTerms, Share, Wire};
 
-use super::STOPS;
 use super::above::MAX_DEPTH;
 use super::job::{Cores, Job};
 use super::links::links_by;
@@ -49,16 +48,8 @@ impl Registry {
     ) -> Result<JoinReply, Refusal> {
         let (rank, who, job) = (request.rank, from.clone(), name.clone());
         let joined = self.wait_to_join(name, request, from).await;
-        let mut inner = self.lock();
-        match &joined {
-            Ok(_) => inner.counts.joins += 1,
-            Err(refusal) => {
-                inner.counts.refused_joins += 1;
-                let id = inner.names.get(&job).copied();
-                let named = id.and_then(|id| inner.jobs.get_mut(&id));
-                named.into_iter().for_each(|job| job.refused(rank, who.as_ref(), &refusal.why));
-            }
-        }
+        let refused = joined.as_ref().err().map(|refusal| refusal.why.as_str());
+        self.lock().count_join(&job, rank, who.as_ref(), refused);
         joined
     }
 
@@ -117,36 +108,35 @@ impl Registry {
         from: Option<&Asker>,
     ) -> Result<Option<JoinReply>, Refusal> {
         let mut inner = self.lock();
-        if inner.making.contains_key(name) {
-            return Ok(None);
-        }
-        if !inner.closed && !inner.names.contains_key(name) {
-            self.check_takes_jobs(name)?;
-            self.check_number_of_jobs(&inner, name)?;
-            let owner = from.map(|from| from.counted);
-            self.check_jobs_of(&inner, name, owner)?;
-            let making = self.reserve(&mut inner, name, owner);
-            drop(inner);
-            let made = self.make(&making, name, request);
-            inner = self.lock();
-            making.end(&mut inner);
-            let made = made?;
-            if !inner.closed {
-                self.begin(&mut inner, made);
+        let owner = from.map(|from| from.counted);
+        match inner.find_or_reserve(name, owner)? {
+            Found::Reserved => return Ok(None),
+            Found::Job => {}
+            Found::Free(id) => {
+                drop(inner);
+                let making = self.making(id, name, owner);
+                let made = self.make(&making, name, request);
+                inner = self.lock();
+                making.end(&mut inner);
+                let made = made?;
+                if !inner.is_closed() {
+                    self.begin(&mut inner, made);
+                }
             }
         }
         // Not under the lock, for which everybody would wait: there may be a quarter of a million keys.
         let mut compared: Option<(Arc<JobTerms>, Option<Difference>)> = None;
         loop {
-            if inner.closed {
-                return Err(RefusalCode::HubStops.because(STOPS));
-            }
-            let Some(terms) = inner.names.get(name).map(|id| &inner.jobs[id].terms) else {
+            inner.check_open(RefusalCode::HubStops)?;
+            let Some(terms) = inner.named(name).map(|job| &job.terms) else {
                 return Ok(None); // it ended meanwhile: another one begins
             };
             match &compared {
                 Some((with, difference)) if Arc::ptr_eq(with, terms) => {
-                    return self.add_worker(&mut inner, name, request, from, difference.as_ref()).map(Some);
+                    let (difference, token, saves) =
+                        (difference.as_ref(), new_token()?, self.store.is_some());
+                    let newcomer = Newcomer { request, difference, from, token, saves };
+                    return self.add_worker(&mut inner, name, newcomer).map(Some);
                 }
                 _ => {
                     let terms = Arc::clone(terms);
@@ -159,46 +149,11 @@ impl Registry {
         }
     }
 
-    /// Whether there may be one more job.
-    fn check_number_of_jobs(&self, inner: &Inner, name: &str) -> Result<(), Refusal> {
-        let there = inner.names.len() + inner.making.len();
-        if there < self.jobs_limit {
-            return Ok(());
-        }
-        Err(RefusalCode::JobsLimit.because(format!(
-            "job {name:?}: this hub has {there} jobs, the most that it may have; end one, or start the hub with a higher \
-         --jobs-limit"
-        )))
-    }
-
-    /// Takes a worker into an existing job. `difference` is that of its terms.
-    fn add_worker(
-        &self,
-        inner: &mut Inner,
-        name: &str,
-        request: &JoinRequest,
-        from: Option<&Asker>,
-        difference: Option<&Difference>,
-    ) -> Result<JoinReply, Refusal> {
-        let rank = request.rank;
-        let id = inner.names[name];
-        let job = &inner.jobs[&id];
-        if job.may_become_free(rank) {
-            return Err(RefusalCode::RankBusy
-                .because(format!("rank {rank} of job {name:?} is not free yet: try again")));
-        }
-        job.admits(request, difference)?;
-        check_pass(job, request)?;
-        job.check_reached(rank, request.reached)?;
-        let token = new_token()?;
-        inner.tokens.give(token, (id, rank));
-        let job = inner.jobs.get_mut(&id).expect("named jobs exist");
-        let given = request.peers.as_ref().and_then(|peers| peers.pass.clone());
-        let saves = self.saves(job);
-        let pass = given.unwrap_or_else(|| job.hubs.next_pass(saves));
-        job.add_member(rank, pass.worker, request.relinks, from.cloned(), Instant::now());
-        request.reached.into_iter().for_each(|round| job.worker_has_reached(rank, round));
-        let at = from.map(Asker::to_string);
+    /// Takes a worker into an existing job.
+    fn add_worker(&self, inner: &mut Inner, name: &str, newcomer: Newcomer) -> Result<JoinReply, Refusal> {
+        let Newcomer { request, from, token, .. } = newcomer;
+        let (rank, at) = (request.rank, from.map(Asker::to_string));
+        let (job, pass) = inner.join(name, newcomer, Instant::now())?;
         tracing::info!(job = name, rank, workers = job.terms.workers, from = at, "worker joined");
         let protocol = request.versions().common(Versions::OURS).unwrap_or(PROTOCOL);
         let pass = Some(pass).filter(|_| job.hubs.leads() && !job.hubs.share.is_whole());
@@ -244,7 +199,7 @@ impl Registry {
         let mut inner = self.lock();
         match inner.tokens.owner_by_digits(token) {
             Err(Unserved::Left) => Ok(()),
-            _ => inner.member(job, token).map(drop),
+            _ => Ok(inner.member(job, token).map(drop)?),
         }
     }
 
@@ -269,7 +224,7 @@ impl Registry {
     pub fn readmit(&self, &Admission { token, rank, .. }: &Admission) {
         let mut inner = self.lock();
         let Ok((id, _)) = inner.tokens.owner(token) else { return };
-        if let Some(job) = inner.jobs.get_mut(&id) {
+        if let Some(job) = inner.job_mut(id) {
             job.not_connected(rank);
         }
     }
@@ -325,7 +280,7 @@ impl Registry {
     fn shared_admission(&self, token: Token) -> Result<Admission, String> {
         let mut inner = self.lock();
         let (id, rank) = inner.tokens.owner(token).map_err(|_| UNKNOWN_TOKEN)?;
-        let job = inner.jobs.get_mut(&id).expect("tokens name jobs that exist");
+        let job = inner.job_mut(id).expect("tokens name jobs that exist");
         let weights = job.weights.clone().ok_or_else(|| match job.state() {
             JobState::Failed { reason, .. } => format!("job {:?} has failed: {reason}", job.name),
             _ => format!("job {:?} has ended", job.name),
@@ -342,7 +297,7 @@ impl Registry {
         // Under the lock, so that a command to remove the worker comes after its links.
         let mut inner = self.lock();
         let Ok((id, _)) = inner.tokens.owner(admission.token) else { return };
-        let Some(job) = inner.jobs.get_mut(&id) else { return };
+        let Some(job) = inner.job_mut(id) else { return };
         if let Some(member) = &mut job.members[admission.rank as usize] {
             member.transport = endpoints.first().map(any::Endpoint::transport);
             member.links = links;
@@ -410,22 +365,6 @@ fn check_peers(request: &JoinRequest) -> Result<(), String> {
         }
         _ => Ok(()),
     }
-}
-
-/// Whether a worker's pass is of this job, and not of a job of the same name that hub 0 has begun since.
-fn check_pass(job: &Job, request: &JoinRequest) -> Result<(), Refusal> {
-    let Some((peers, pass)) = request.peers.as_ref().and_then(|peers| Some((peers, peers.pass.as_ref()?)))
-    else {
-        return Ok(());
-    };
-    if job.hubs.secret.is(&pass.secret) && job.hubs.first_round == pass.first_round {
-        return Ok(());
-    }
-    Err(RefusalCode::JobDiffers.because(format!(
-        "job {:?} is another one at hub 0, at {}, than here; if its hub 0 was started again, the job ends here soon: try \
-     again; otherwise use another job name",
-        job.name, peers.hubs[0],
-    )))
 }
 
 pub(super) fn new_token() -> Result<Token, Refusal> {

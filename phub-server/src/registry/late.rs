@@ -16,14 +16,14 @@ impl Registry {
     pub async fn look_at_rounds(self: &Arc<Self>) {
         self.look_at_waits().await;
         let running = |job: &&Job| job.runs();
-        let jobs: Vec<JobId> = self.lock().jobs.values().filter(running).map(|job| job.id).collect();
+        let jobs: Vec<JobId> = self.lock().jobs().filter(running).map(|job| job.id).collect();
         for id in jobs {
             // A core that does not answer is stuck or has stopped, and a later look asks again.
             let asked = self.ask(id, |reply| Command::Look { job: id, reply });
             let Ok(Ok(looks)) = tokio::time::timeout(self.late.pause(), asked).await else { continue };
             let look = looks.into_iter().fold(Look::default(), Look::with);
             let mut inner = self.lock();
-            let Some(job) = inner.jobs.get_mut(&id) else { continue };
+            let Some(job) = inner.job_mut(id) else { continue };
             let above = job.above.as_ref().map_or_else(Vec::new, |above| above.held_up_by());
             let effects = job.judge(&look, &self.late, above, Instant::now());
             self.carry_out(&mut inner, id, effects);

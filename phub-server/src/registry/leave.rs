@@ -98,7 +98,8 @@ impl Registry {
         let mut inner = self.lock();
         let (job, rank) = inner.member(job, token)?;
         let id = job.id;
-        let is_last = match job.leave(rank, round) {
+        let left = inner.leave((id, rank), unhex(token), round, Instant::now());
+        let is_last = match left {
             Leave::Nothing => return Ok(None),
             Leave::Fails(reason) => {
                 self.fail(&mut inner, id, &reason);
@@ -107,6 +108,7 @@ impl Registry {
             Leave::Left => false,
             Leave::Last => true,
         };
+        let Some(job) = inner.job_mut(id) else { return Ok(None) };
         tracing::info!(job = job.name, rank, round = round.0, from = job.place(rank), "worker left");
         let above = job.above.take_if(|_| is_last);
         if !is_last {
@@ -114,21 +116,15 @@ impl Registry {
         } else if above.is_none() {
             self.end(&mut inner, id);
         }
-        if let Some(token) = unhex(token) {
-            inner.tokens.left((id, rank), token, Instant::now());
-        }
         Ok(above.map(|above| (id, above)))
     }
 
     /// Ends a job that all workers have left.
     pub(super) fn end(&self, inner: &mut Inner, id: JobId) {
-        let Some(mut job) = inner.jobs.remove(&id) else { return };
+        let Some(mut job) = inner.end(id, Instant::now()) else { return };
         job.publish();
         tracing::info!(job = job.name, "job ended: all workers left");
         self.command(&job, || Command::RemoveJob { job: id });
-        if inner.names.get(&job.name) == Some(&id) {
-            inner.names.remove(&job.name);
-        }
         let had_files = self.saves(&job);
         self.free(Discarded::of(job));
         self.freed.notify_waiters();
@@ -151,7 +147,7 @@ impl Registry {
             }
             let name = job.name.clone();
             let mut inner = self.lock();
-            if inner.closed || inner.names.contains_key(&name) || inner.making.contains_key(&name) {
+            if inner.is_closed() || !inner.names.is_free(&name) {
                 continue;
             }
             let _reserved = self.reserve(&mut inner, &name, None);

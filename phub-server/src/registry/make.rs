@@ -31,25 +31,12 @@ fn listed(numbers: &[usize]) -> String {
     numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// What a job that is being made will need.
+/// The load that a job which is being made will be for cores.
 #[derive(Debug, Default)]
 pub(super) struct Load {
     cores: Vec<usize>,
     /// The load on each of them.
     bytes: u64,
-    /// The memory that it was promised.
-    pub promised: u64,
-    /// Whether it is not made at all: it has failed, and its last state is being saved.
-    pub saves: bool,
-    /// Whose job it will be.
-    pub owner: Option<IpAddr>,
-}
-
-impl Load {
-    /// Returns that of a failed job whose last state is being saved.
-    pub fn of_last_state() -> Self {
-        Load { saves: true, ..Load::default() }
-    }
 }
 
 /// A name that is reserved while its job is made. When this is dropped, other workers of that name try again.
@@ -65,7 +52,7 @@ impl Making<'_> {
     /// The job is made, or cannot be made. Under the lock, so that the job can begin at once.
     pub fn end(mut self, inner: &mut Inner) {
         if let Some(name) = self.name.take() {
-            inner.making.remove(name);
+            inner.names.release(name);
             self.registry.freed.notify_waiters();
         }
     }
@@ -74,7 +61,7 @@ impl Making<'_> {
 impl Drop for Making<'_> {
     fn drop(&mut self) {
         if let Some(name) = self.name {
-            self.registry.lock().making.remove(name);
+            self.registry.lock().names.release(name);
             self.registry.freed.notify_waiters();
         }
     }
@@ -97,9 +84,12 @@ impl Registry {
         name: &'a str,
         owner: Option<IpAddr>,
     ) -> Making<'a> {
-        let id = JobId(inner.next_job);
-        inner.next_job += 1;
-        inner.making.insert(name.to_owned(), Load { owner, ..Load::default() });
+        let id = inner.names.reserve(name, owner);
+        self.making(id, name, owner)
+    }
+
+    /// Has a name that is reserved for this job.
+    pub(super) fn making<'a>(&'a self, id: JobId, name: &'a str, owner: Option<IpAddr>) -> Making<'a> {
         Making { registry: self, id, name: Some(name), owner }
     }
 
@@ -110,14 +100,14 @@ impl Registry {
         let of_shards = if relays { Arc::new(terms.beside()) } else { Arc::clone(terms) };
         // The layout is a table, too.
         let tables = job_memory::tables_bytes(terms);
-        self.promise(name, terms, tables)?;
+        self.lock().promise(name, terms, tables, self.memory())?;
         let wire =
             Wire::of_terms(&of_shards).map_err(|error| Refusal::bad(format!("job {name:?}: {error}")))?;
         let snapshots = self.checkpoint_every.is_some() && !request.trial;
         let promised = JobMemory::new(&wire, terms, snapshots, relays).promised(terms);
-        self.promise(name, terms, promised)?;
+        self.lock().promise(name, terms, promised, self.memory())?;
         let let_in =
-            relays.then(|| self.up.join(name, request, &self.id, &|| self.lock().closed)).transpose()?;
+            relays.then(|| self.up.join(name, request, &self.id, &|| self.lock().is_closed())).transpose()?;
         let (loaded, hubs, peers) = self.restore(name, request, wire.layout())?;
         let (restored, warning) = loaded.map(|loaded| (loaded.restored, loaded.warning)).unzip();
         let layout = wire.layout();
@@ -237,29 +227,11 @@ impl Registry {
         })
     }
 
-    /// Promises a job that is being made all its memory, or refuses it: otherwise the kernel would kill the hub for it.
-    fn promise(&self, name: &str, terms: &JobTerms, needed: u64) -> Result<(), Refusal> {
-        let mut inner = self.lock();
-        inner.making.get_mut(name).expect("its name is reserved").promised = 0;
-        self.check_memory_of(&inner, name, needed)?;
-        self.check_room(&inner, needed).map_err(|why| {
-            let elements = terms.keys.iter().filter_map(|key| key.bytes()).fold(0, u64::saturating_add);
-            RefusalCode::NoMemory.because(format!(
-                "job {name:?}: {} workers of a {:.2} GB model with {} need {why}; use fewer workers, larger chunks or a \
-                 smaller model, or end other jobs",
-                terms.workers,
-                elements as f64 / 1e9,
-                terms.optimizer.name(),
-            ))
-        })?;
-        inner.making.get_mut(name).expect("its name is reserved").promised = needed;
-        Ok(())
-    }
-
     /// The weights of the job of this name.
     fn weights_of(&self, name: &str) -> Result<Arc<SendWindow>, Refusal> {
         let inner = self.lock();
-        let weights = inner.jobs[&inner.named(name)?].weights.clone();
+        let id = inner.id(name)?;
+        let weights = inner.job(id).and_then(|job| job.weights.clone());
         weights.ok_or_else(|| RefusalCode::JobEnded.because(format!("job {name:?} has failed")))
     }
 
@@ -276,8 +248,7 @@ impl Registry {
             self.listen_above(id, above.news.clone());
         }
         self.timeline.iter().for_each(|timeline| timeline.begins(&job));
-        inner.names.insert(job.name.clone(), job.id);
-        inner.jobs.insert(job.id, job);
+        inner.begin(job);
     }
 
     /// Sends a job's cores their links to the hubs above.
@@ -306,11 +277,11 @@ impl Registry {
         let of_a_core = |layout: &Layout, hubs: u32, cores: usize| {
             layout.model_bytes() / (u64::from(hubs) * cores as u64)
         };
-        for job in inner.jobs.values().filter(|job| !job.failed()) {
+        for job in inner.living() {
             let bytes = of_a_core(job.wire.layout(), job.terms.hubs, job.cores.numbers.len());
             job.cores.numbers.iter().for_each(|&core| load[core] += bytes);
         }
-        for Load { cores, bytes, .. } in inner.making.values() {
+        for Load { cores, bytes } in inner.names.loads() {
             cores.iter().for_each(|&core| load[core] += bytes);
         }
         let mut cores: Vec<usize> = (0..self.cores.len()).filter(|&core| of_use[core]).collect();
@@ -318,8 +289,7 @@ impl Registry {
         cores.truncate(terms.cores.map_or(usize::MAX, |wanted| wanted as usize));
         cores.sort_unstable();
         let bytes = of_a_core(layout, terms.hubs, cores.len());
-        let load = inner.making.get_mut(name).expect("its name is reserved");
-        (load.cores, load.bytes) = (cores.clone(), bytes);
+        *inner.names.load(name).expect("its name is reserved") = Load { cores: cores.clone(), bytes };
         cores
     }
 }

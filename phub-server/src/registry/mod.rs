@@ -12,8 +12,7 @@
 //! | `refusal` | why a request is refused |
 //! | `late` | looks whether rounds go on |
 //! | `pace` | asks the cores how fast rounds go, and who is late in them |
-//! | `promises` | the memory that jobs were promised |
-//! | `quotas` | what one address, and one job, may have |
+//! | `promises` | the memory of this process |
 //! | `loss` | loses workers, fails jobs |
 //! | `compare` | compares the workers' weights |
 //! | `describe` | says what the hub is and has done |
@@ -43,7 +42,6 @@ mod numbers;
 mod operate;
 mod pace;
 mod promises;
-mod quotas;
 mod refusal;
 mod relink;
 mod saved;
@@ -53,7 +51,6 @@ mod thread;
 mod timeline;
 mod waits;
 
-use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::num::NonZeroU32;
 use std::ops::{Deref, DerefMut};
@@ -62,8 +59,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use authority::{hex, random};
-use coordinator::{Blame, Effect, Event, KEEP_FAILED, LateLimits, Token, Tokens, Unserved};
-use pbox_core::control::{CountsReply, HeartbeatReply, Latest, RefusalCode, TransportAddress};
+use coordinator::{Blame, Effect, Event, LateLimits, Token};
+use pbox_core::control::{HeartbeatReply, Latest, TransportAddress};
 use pbox_core::kernels::Kernels;
 use pbox_core::{Discarded, JobId, Round};
 use tokio::runtime::Handle;
@@ -75,37 +72,18 @@ use above::Meetings;
 use hubs::held_too_long;
 use job::Job;
 use late::say_held_up;
-use loss::{lost_by, say_lost};
+use loss::say_lost;
+use make::Load;
 
 pub(crate) use above::{HubsAbove, Up};
-pub(crate) use operate::STOPS;
-pub(crate) use quotas::Quotas;
-pub(crate) use refusal::{Because, JobEnded, Refusal};
+pub(crate) use coordinator::{JobEnded, Quotas, STOPS};
+pub(crate) use refusal::{Because, Refusal};
 pub(crate) use saved::Sent;
 pub(crate) use thread::{NoThread, on_thread};
 pub(crate) use timeline::Timeline;
 
-#[derive(Debug, Default)]
-struct Inner {
-    counts: CountsReply,
-    jobs: HashMap<JobId, Job>,
-    /// Jobs that have not failed, by name.
-    names: HashMap<String, JobId>,
-    /// Jobs that are being made outside the lock, by name.
-    making: HashMap<String, make::Load>,
-    /// The memory that joins were promised that are being read.
-    joins_bytes: u64,
-    tokens: Tokens,
-    next_job: u64,
-    /// Nobody may join any more: the hub writes its checkpoints, and then stops.
-    closed: bool,
-    /// All jobs end, or have ended, because the hub stops.
-    stopping: bool,
-    /// Workers that have not been told yet that the hub stops.
-    untold: HashSet<(JobId, u32)>,
-    /// Jobs whose failure the hubs above have not been told yet.
-    untold_above: HashSet<JobId>,
-}
+/// What is under the lock.
+type Inner = coordinator::Hub<Job, Load>;
 
 /// The lock, held. What a job's members have not heard yet is published when it is given back.
 struct Locked<'a>(MutexGuard<'a, Inner>);
@@ -126,7 +104,7 @@ impl DerefMut for Locked<'_> {
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        self.jobs.values_mut().for_each(Job::publish);
+        self.jobs_mut().for_each(Job::publish);
     }
 }
 
@@ -162,16 +140,13 @@ pub(crate) struct Registry {
     /// The hubs of meshes that learn each other's addresses here.
     meetings: Meetings,
     inner: Mutex<Inner>,
-    /// A worker left `untold`, or a job `untold_above`.
+    /// A worker, or the hubs above, have been told.
     told: Condvar,
     /// A rank or a name is free again, or the memory of a snapshot; or a job was made, or could not be made. All who wait
     /// are woken, so a future that is made before the look misses nothing, even if nobody has polled it.
     pub freed: Arc<Notify>,
     store: Option<CheckpointStore>,
     checkpoint_every: Option<NonZeroU32>,
-    /// The most jobs at a time.
-    jobs_limit: usize,
-    quotas: Quotas,
     /// To the thread that frees memory.
     discard: Sender<Discarded>,
     /// Of this process, when there were no jobs.
@@ -231,13 +206,11 @@ impl Registry {
             id,
             up,
             meetings: Meetings::default(),
-            inner: Mutex::default(),
+            inner: Mutex::new(Inner::new(jobs_limit, quotas)),
             told: Condvar::new(),
             freed: Arc::default(),
             checkpoint_every: checkpoint_every.filter(|_| store.is_some()),
             store,
-            jobs_limit,
-            quotas,
             discard,
             resident_at_start: fabric::resident_bytes().unwrap_or(0),
             unused_since: watch::Sender::new(Some(Instant::now())),
@@ -268,22 +241,22 @@ impl Registry {
             Report::Unlinked { job, rank } => self.happens(&mut inner, job, Event::Dropped(rank)),
             Report::WorkerGone { job, rank, reason, by_itself } => {
                 // A hub that stops waits for nobody.
-                let by_itself = by_itself && !inner.stopping;
+                let by_itself = by_itself && !inner.stops();
                 self.happens(&mut inner, job, Event::LinkEnded { rank, reason, by_itself });
             }
             Report::UnlinkedAbove { job, answers } => {
-                if let Some(job) = inner.jobs.get_mut(&job) {
+                if let Some(job) = inner.job_mut(job) {
                     job.relinks_above.core_unlinked(answers);
                     self.freed.notify_waiters();
                 }
             }
             Report::Snapshot { job, core, taken } => {
-                if let Some(job) = inner.jobs.get_mut(&job) {
+                if let Some(job) = inner.job_mut(job) {
                     self.taken(job, core, taken);
                 }
             }
             Report::Skipped { job, chunks } => {
-                if let Some(job) = inner.jobs.get(&job) {
+                if let Some(job) = inner.job(job) {
                     let why = "all workers of some rounds are gone";
                     tracing::warn!(job = job.name, chunks, why, "chunks keep their weights for these rounds");
                 }
@@ -307,15 +280,15 @@ impl Registry {
 
     /// Has a job take an event in, and carries out what follows.
     fn happens(&self, inner: &mut Inner, id: JobId, event: Event) {
-        let Some(job) = inner.jobs.get_mut(&id) else { return };
-        let effects = job.handle(event, Instant::now());
+        let effects = inner.handle(id, event, Instant::now());
         self.carry_out(inner, id, effects);
     }
 
     /// Carries out what follows for a job, in order.
     fn carry_out(&self, inner: &mut Inner, id: JobId, effects: impl IntoIterator<Item = Effect>) {
         for effect in effects {
-            let Some(job) = inner.jobs.get_mut(&id) else { return };
+            inner.note(id, &effect, Instant::now());
+            let Some(job) = inner.job_mut(id) else { return };
             match effect {
                 Effect::Cut(cut, step) => self.step(job, cut, step),
                 Effect::CutHeld(cut, front) => job.wait_for_cuts.tell(cut, Ok(front)),
@@ -337,14 +310,11 @@ impl Registry {
                 Effect::Relinked(rank) => {
                     tracing::info!(job = job.name, rank, "a worker has made its links again");
                 }
-                Effect::DropLinks(rank, token) => self.drop_links(inner, id, rank, token),
-                Effect::Lost { rank, cause, reason, goes_on } => {
-                    say_lost(job, rank, &reason, goes_on);
-                    *lost_by(cause, &mut inner.counts.lost) += 1;
-                }
+                Effect::DropLinks(rank, _) => self.drop_links(job, rank),
+                Effect::Lost { rank, reason, goes_on, .. } => say_lost(job, rank, &reason, goes_on),
                 Effect::RemoveWorker(rank) => self.command(job, || Command::RemoveWorker { job: id, rank }),
                 Effect::TellLost(worker, reason) => self.tell_lost(job, worker, &reason),
-                Effect::Forget(rank, why) => inner.tokens.lost((id, rank), &why, Instant::now()),
+                Effect::Forget(..) => {} // noted
                 Effect::HeldUp => say_held_up(job),
                 Effect::Fail(reason, blame) => self.fail_by(inner, id, &reason, blame),
                 Effect::Wake => self.freed.notify_waiters(),
@@ -390,37 +360,6 @@ impl Registry {
             Refusal::bad(format!("job {name:?}: the heartbeat of {who} has a `latest` that cannot be: {why}"))
         })?;
         Ok((job.told.subscribe(), hold.unwrap_or(Duration::MAX).min(self.heartbeat_hold())))
-    }
-}
-
-impl Inner {
-    /// The worker with this token, and its job.
-    fn member(&mut self, job: &str, token: &str) -> Result<(&mut Job, u32), Refusal> {
-        let owner = match self.tokens.owner_by_digits(token) {
-            Ok(owner) => Some(owner),
-            Err(Unserved::Lost(why)) => return Err(RefusalCode::WorkerLost.because(why)),
-            Err(Unserved::Left | Unserved::Unknown) => None,
-        };
-        let member = owner.and_then(|(id, rank)| Some((self.jobs.get_mut(&id)?, rank)));
-        member.filter(|(of, _)| of.name == job).ok_or_else(|| {
-            RefusalCode::TokenUnknown.because(format!(
-                "no worker of job {job:?} has this token: it left, or its job ended more than {} s ago; join again",
-                KEEP_FAILED.as_secs()
-            ))
-        })
-    }
-
-    /// The job of this number, unless it has failed.
-    fn running(&mut self, id: JobId) -> Result<&mut Job, JobEnded> {
-        self.jobs.get_mut(&id).filter(|job| !job.failed()).ok_or(JobEnded)
-    }
-
-    /// The job of this name that has not failed.
-    fn named(&self, name: &str) -> Result<JobId, Refusal> {
-        let id = self.names.get(name).copied();
-        id.ok_or_else(|| {
-            RefusalCode::JobUnknown.because(format!("no job {name:?} is here; GET /v1/hub lists them"))
-        })
     }
 }
 

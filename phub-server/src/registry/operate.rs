@@ -7,8 +7,6 @@ use pbox_core::control::{DrainReply, RefusalCode, StopReply};
 
 use super::{Because, Refusal, Registry};
 
-pub(crate) const STOPS: &str = "the hub is stopping";
-
 /// The longest work of a core between two looks at its commands. One turn takes milliseconds; a machine may be busy.
 const DEAF: Duration = Duration::from_secs(3);
 
@@ -17,8 +15,8 @@ impl Registry {
     pub async fn stop_job(self: &Arc<Self>, name: &str, by: &str) -> Result<StopReply, Refusal> {
         let (id, saves) = {
             let inner = self.lock();
-            let id = inner.named(name)?;
-            (id, self.saves(&inner.jobs[&id]) && inner.jobs[&id].above.is_none())
+            let id = inner.id(name)?;
+            (id, inner.job(id).is_some_and(|job| self.saves(job) && job.above.is_none()))
         };
         let written = match saves {
             true => Some(self.checkpoint_at_stop(id).await),
@@ -35,24 +33,21 @@ impl Registry {
 
     /// Takes no more jobs, because of somebody or something. Those that run go on, and their workers may come back.
     pub fn drain(&self, by: &str) -> DrainReply {
+        let jobs = self.lock().drain();
         if !self.draining.send_replace(true) {
             tracing::info!(by, "the hub takes no more jobs, and ends with its last");
         }
-        let inner = self.lock();
-        let mut jobs: Vec<String> = inner.names.keys().chain(inner.making.keys()).cloned().collect();
-        jobs.sort();
-        jobs.dedup();
         DrainReply { jobs }
     }
 
     /// Admits nobody any more, because the hub stops.
     pub fn close(&self) {
-        self.lock().closed = true;
+        self.lock().close();
     }
 
     /// Refuses once the hub admits nobody any more.
     pub fn check_open(&self) -> Result<(), Refusal> {
-        if self.lock().closed { Err(RefusalCode::NotReady.because(STOPS)) } else { Ok(()) }
+        Ok(self.lock().check_open(RefusalCode::NotReady)?)
     }
 
     /// Refuses once the hub admits nobody any more, and while a core does not look at its commands: workers that join would wait for
@@ -66,16 +61,6 @@ impl Registry {
             ))),
             _ => Ok(()),
         }
-    }
-
-    /// Refuses to make a job if there are to be no more.
-    pub(super) fn check_takes_jobs(&self, name: &str) -> Result<(), Refusal> {
-        if *self.draining.borrow() {
-            return Err(RefusalCode::Draining.because(format!(
-                "job {name:?}: this hub takes no new jobs, because it ends with those that it has; use another hub"
-            )));
-        }
-        Ok(())
     }
 }
 

@@ -17,12 +17,8 @@ impl Registry {
     pub async fn look_at_waits(self: &Arc<Self>) {
         let now = Instant::now();
         let is_stale = |job: &mut &mut Job| job.runs() && job.rounds.last.is_to_be_asked(now);
-        let jobs: Vec<JobId> = self
-            .lock()
-            .jobs
-            .values_mut()
-            .filter_map(|mut job| is_stale(&mut job).then_some(job.id))
-            .collect();
+        let jobs: Vec<JobId> =
+            self.lock().jobs_mut().filter_map(|mut job| is_stale(&mut job).then_some(job.id)).collect();
         let deadline = tokio::time::Instant::now() + LIMIT;
         for id in jobs {
             let asked = self.ask(id, |reply| Command::Measure { job: id, reply });

@@ -1,6 +1,6 @@
-//! The refusal of a request, and the end of a job while somebody waits for it. Must not know HTTP.
+//! The refusal of a request. Must not know HTTP.
 
-use coordinator::Refused;
+use coordinator::{JobEnded, Refused};
 use pbox_core::control::{ParseError, RefusalCode};
 
 /// Why a request is refused.
@@ -49,16 +49,6 @@ impl From<ParseError> for Refusal {
 impl From<Refused> for Refusal {
     fn from(Refused { code, why }: Refused) -> Self {
         Refusal { code, why }
-    }
-}
-
-/// The job ended meanwhile. Its workers have been told why.
-#[derive(Debug)]
-pub(crate) struct JobEnded;
-
-impl From<JobEnded> for String {
-    fn from(JobEnded: JobEnded) -> Self {
-        "the job ended meanwhile".to_owned()
     }
 }
 

@@ -16,26 +16,23 @@ use std::time::Instant;
 
 use coordinator::{Event, Grant, Token};
 use fabric::any::Transport;
-use pbox_core::JobId;
 use pbox_core::control::{JoinReply, PROTOCOL, RefusalCode, RelinkRequest};
 
+use super::job::Job;
 use super::join::new_token;
-use super::{Because, Inner, Refusal, Registry};
+use super::{Because, Refusal, Registry};
 use crate::cores::Command;
 
 impl Registry {
-    /// Has all cores drop a worker's links. A connection by this token, which may be on its way here, is one of the lost.
-    pub(super) fn drop_links(&self, inner: &mut Inner, id: JobId, rank: u32, token: Option<Token>) {
-        let Inner { jobs, tokens, .. } = inner;
-        let Some(job) = jobs.get_mut(&id) else { return };
-        let why = job.unlinked(rank).map(|unlinked| unlinked.why.clone());
+    /// Has all cores drop a worker's links.
+    pub(super) fn drop_links(&self, job: &mut Job, rank: u32) {
+        let (id, why) = (job.id, job.unlinked(rank).map(|unlinked| unlinked.why.clone()));
         tracing::warn!(
             job = job.name,
             rank,
             why,
             "a worker has lost its links; its job waits until it makes others"
         );
-        token.into_iter().for_each(|token| tokens.withdraw(token));
         self.command(job, || Command::UnlinkWorker { job: id, rank });
     }
 

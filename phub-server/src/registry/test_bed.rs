@@ -19,11 +19,6 @@ pub const JOBS_LIMIT: usize = 4;
 
 /// The registry, and what its core's thread would own.
 pub fn registry() -> (Arc<Registry>, CoreThread) {
-    registry_with(Quotas::default())
-}
-
-/// The same with quotas.
-pub fn registry_with(quotas: Quotas) -> (Arc<Registry>, CoreThread) {
     let (group, mut ports) = any::group(1, None).unwrap();
     let lane = Lane { cpu: 0, node: 0, nic: None };
     let (kernels, limit) = (Kernels::detect(), Duration::from_secs(30));
@@ -51,7 +46,7 @@ pub fn registry_with(quotas: Quotas) -> (Arc<Registry>, CoreThread) {
         store: None,
         checkpoint_every: None,
         jobs_limit: JOBS_LIMIT,
-        quotas,
+        quotas: Quotas::default(),
         discard: channel().0,
         up,
         timeline: None,

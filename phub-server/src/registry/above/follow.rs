@@ -49,7 +49,7 @@ impl Registry {
     /// The hubs of a mesh that waits for this machine: they have met before, and this one could not join them then.
     fn met(&self, name: &str, request: &MeetRequest) -> Option<Vec<String>> {
         let inner = self.lock();
-        let job = &inner.jobs[inner.names.get(&name_above(name))?];
+        let job = inner.named(&name_above(name))?;
         let number = request.machine.number as usize;
         let names: Vec<String> = job.peers.addresses.iter().map(|hub| hub.name.clone()).collect();
         let waits = job.gathers() && !job.has(request.machine.number);
@@ -83,7 +83,7 @@ impl Registry {
     /// Whether a job is still whole above. If it is not, it fails here.
     fn lives_above(&self, id: JobId) -> bool {
         let mut inner = self.lock();
-        let Some(above) = inner.jobs.get(&id).and_then(|job| job.above.clone()) else { return false };
+        let Some(above) = inner.job(id).and_then(|job| job.above.clone()) else { return false };
         let end = above.end();
         if let Some((reason, blame)) = &end {
             self.fail_by(&mut inner, id, reason, *blame);

@@ -28,8 +28,8 @@ impl Registry {
     pub(crate) fn lost_above(&self, id: JobId, reason: String) {
         let (above, may) = {
             let mut inner = self.lock();
-            let stopping = inner.stopping;
-            let Some(job) = inner.jobs.get_mut(&id).filter(|job| !job.failed()) else { return };
+            let stopping = inner.stops();
+            let Ok(job) = inner.running(id) else { return };
             let Some(above) = job.above.clone() else { return };
             if job.relinks_above.are_lost() {
                 return; // the others end, too

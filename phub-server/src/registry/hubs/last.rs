@@ -37,7 +37,7 @@ impl Registry {
     /// As [`of_peer`](Self::of_peer), also of a job that has failed.
     pub fn of_peer_at_end(&self, name: &str, secret: &str) -> Result<JobId, Refusal> {
         let inner = self.lock();
-        let mut jobs = inner.jobs.values();
+        let mut jobs = inner.jobs();
         let job = jobs.find(|job| job.name == name && job.hubs.secret.is(secret));
         job.map(|job| job.id).ok_or_else(|| unknown(name))
     }
@@ -70,7 +70,7 @@ impl Registry {
     }
 
     fn ending(&self, id: JobId) -> Option<Ending> {
-        self.lock().jobs.get(&id)?.ending.clone()
+        self.lock().job(id)?.ending.clone()
     }
 }
 

@@ -59,8 +59,8 @@ impl Registry {
     /// The job of this name, if the request shows its secret. A stranger does not learn which jobs are here.
     pub fn of_peer(&self, name: &str, secret: &str) -> Result<JobId, Refusal> {
         let inner = self.lock();
-        let id = inner.names.get(name).filter(|id| inner.jobs[id].hubs.secret.is(secret));
-        id.copied().ok_or_else(|| unknown(name))
+        let job = inner.named(name).filter(|job| job.hubs.secret.is(secret));
+        job.map(|job| job.id).ok_or_else(|| unknown(name))
     }
 
     /// Which checkpoints this hub has of a share of a job, and whether its part of the round to check is whole.
@@ -190,7 +190,7 @@ impl Registry {
 
     fn lose_worker(self: &Arc<Self>, id: JobId, worker: u64, reason: impl FnOnce(u32) -> String) {
         let mut inner = self.lock();
-        if let Some(rank) = inner.jobs.get(&id).and_then(|job| job.rank(worker)) {
+        if let Some(rank) = inner.job(id).and_then(|job| job.rank(worker)) {
             self.lose(&mut inner, id, rank, Cause::Other, &reason(rank));
         }
     }

@@ -218,7 +218,7 @@ fn a_failed_job_stays_failed_for_the_first_reason() {
     bed.registry.report(Report::Attached { job, rank });
     bed.registry.report(Report::WorkerGone { job, rank, reason: "it died".into(), by_itself: true });
     let mut inner = bed.registry.lock();
-    let job = inner.jobs.get_mut(&job).unwrap();
+    let job = inner.job_mut(job).unwrap();
     assert_eq!(job.state(), JobState::Failed { reason: "the first".into(), hub_stops: false });
     assert!(job.weights.is_none() && !job.state_offered(vec![]).unwrap() && job.state_comes().is_none());
     assert!(job.connect(1, [0; 16]).is_ok(), "its news say what has become of it");

@@ -264,7 +264,7 @@ fn check_offer(job: &Job, rank: u32, before: Round, steps: Option<&[u32]>) -> Re
 fn room_for(registry: &Registry, job: &str, bytes: u64) -> Result<Slab, Refusal> {
     let no_room =
         |why: String| RefusalCode::NoMemory.because(format!("job {job:?}: no room for its state: {why}"));
-    registry.check_room(&registry.lock(), bytes).map_err(|why| no_room(format!("it needs {why}")))?;
+    registry.lock().check_room(bytes, registry.memory()).map_err(|why| no_room(format!("it needs {why}")))?;
     let values = Slab::zeroed("a state", bytes as usize / size_of::<f32>());
     values.map_err(|error| no_room(error.to_string()))
 }

@@ -27,7 +27,7 @@ impl Registry {
 
     /// Writes a checkpoint of a job now: its state before the round that is furthest ahead.
     pub async fn checkpoint(self: &Arc<Self>, name: &str) -> Result<CheckpointReply, Refusal> {
-        let id = self.lock().named(name);
+        let id = self.lock().id(name);
         let above = |id| Some((id, self.of_job(id, |job| job.above.clone()).ok()??));
         if let Some((id, above)) = id.as_ref().ok().and_then(|&id| above(id)) {
             let written = on_thread("phub-above", move || above.checkpoint()).await;
@@ -63,7 +63,7 @@ impl Registry {
         };
         let running = |job: &&Job| job.runs() && is_saved(job);
         let named = |job: &Job| (job.id, job.name.clone());
-        let jobs: Vec<(JobId, String)> = self.lock().jobs.values().filter(running).map(named).collect();
+        let jobs: Vec<(JobId, String)> = self.lock().jobs().filter(running).map(named).collect();
         self.unsaved.send_replace(jobs.iter().map(|(_, name)| name.clone()).collect());
         let mut saves = JoinSet::new();
         for (id, job) in jobs {

@@ -104,9 +104,9 @@ impl Registry {
                 registry.cores[core].tell(Command::RemoveJob { job: id });
             }
             let mut inner = registry.lock();
-            inner.making.remove(&name);
+            inner.names.release(&name);
             registry.freed.notify_waiters();
-            let checkpoints = inner.jobs.get_mut(&id).map(|job| {
+            let checkpoints = inner.job_mut(id).map(|job| {
                 job.ending = None;
                 &mut job.checkpoints
             });
@@ -131,7 +131,7 @@ impl Registry {
             loop {
                 let freed = self.freed.notified(); // before the look, so that no end is missed
                 // Not for jobs that are made: they may wait for other hubs, or for a name server.
-                if !self.lock().making.values().any(|load| load.saves) {
+                if !self.lock().names.saves_any() {
                     return;
                 }
                 freed.await;

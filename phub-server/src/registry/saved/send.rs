@@ -44,7 +44,7 @@ impl Registry {
     /// hub's part before its own round. Nothing where this hub has no part.
     pub async fn state(self: &Arc<Self>, name: &str) -> Result<Option<Sent>, Refusal> {
         let conflict = |why: String| RefusalCode::NoState.because(format!("job {name:?}: {why}"));
-        let id = self.lock().named(name)?;
+        let id = self.lock().id(name)?;
         let can_have = self.of_job(id, |job| {
             let (share, optimizer) = (job.hubs.share, &job.terms.optimizer);
             if let Some(above) = &job.above {

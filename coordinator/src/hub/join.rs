@@ -1,0 +1,149 @@
+//! Joins: a worker finds a job, makes one, or is refused.
+
+use std::net::IpAddr;
+use std::ops::DerefMut;
+use std::time::Instant;
+
+use pbox_core::JobId;
+use pbox_core::control::{JoinRequest, Pass, RefusalCode};
+use pbox_core::job::Difference;
+
+use super::{Hub, STOPS};
+use crate::Token;
+use crate::asker::Asker;
+use crate::job::Job;
+use crate::refused::Refused;
+
+/// What a worker that wants to join finds under a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// A job that is being made, or whose last state is being saved. The worker waits.
+    Reserved,
+    /// A job that has not failed.
+    Job,
+    /// Nothing: the name is reserved now for a job of this number, which the worker has made.
+    Free(JobId),
+}
+
+/// A worker that comes to a job.
+#[derive(Clone, Copy, Debug)]
+pub struct Newcomer<'a> {
+    /// Its request.
+    pub request: &'a JoinRequest,
+    /// How its terms differ from the job's.
+    pub difference: Option<&'a Difference>,
+    /// Its place.
+    pub from: Option<&'a Asker>,
+    /// A token that nobody has had.
+    pub token: Token,
+    /// Whether this hub writes checkpoints.
+    pub saves: bool,
+}
+
+impl<J: DerefMut<Target = Job>, L: Default> Hub<J, L> {
+    /// Looks what a worker that comes from this address finds under a name. A free name is reserved for it.
+    ///
+    /// # Errors
+    /// When there may not be one more job, or not of this address; or the hub admits nobody.
+    pub fn find_or_reserve(&mut self, name: &str, owner: Option<IpAddr>) -> Result<Found, Refused> {
+        if self.names.is_reserved(name) {
+            return Ok(Found::Reserved);
+        }
+        self.check_open(RefusalCode::HubStops)?;
+        if self.names.job(name).is_some() {
+            return Ok(Found::Job);
+        }
+        self.check_takes_jobs(name)?;
+        self.check_jobs_of(name, owner)?;
+        Ok(Found::Free(self.names.reserve(name, owner)))
+    }
+
+    /// Refuses with this code once the hub admits nobody.
+    ///
+    /// # Errors
+    /// When it admits nobody.
+    pub fn check_open(&self, code: RefusalCode) -> Result<(), Refused> {
+        if self.closed { Err(Refused::new(code, STOPS.to_owned())) } else { Ok(()) }
+    }
+
+    /// Refuses to make a job if there may not be one more.
+    fn check_takes_jobs(&self, name: &str) -> Result<(), Refused> {
+        let there = self.names.len();
+        if self.draining {
+            let why = format!(
+                "job {name:?}: this hub takes no new jobs, because it ends with those that it has; use another hub"
+            );
+            return Err(Refused::new(RefusalCode::Draining, why));
+        }
+        if there >= self.jobs_limit {
+            let why = format!(
+                "job {name:?}: this hub has {there} jobs, the most that it may have; end one, or start the hub with a \
+                 higher --jobs-limit"
+            );
+            return Err(Refused::new(RefusalCode::JobsLimit, why));
+        }
+        Ok(())
+    }
+
+    /// Begins a job that was made under a reserved name, which is free again.
+    pub fn begin(&mut self, job: J) {
+        self.names.give(&job.name, job.id);
+        self.jobs.insert(job.id, job);
+    }
+
+    /// Takes a worker into the job of a name, which is there. Returns the job, and what the worker shows to the job's other hubs.
+    ///
+    /// # Errors
+    /// When the job refuses it.
+    pub fn join(&mut self, name: &str, comes: Newcomer, now: Instant) -> Result<(&mut J, Pass), Refused> {
+        let Newcomer { request, difference, from, token, saves } = comes;
+        let (id, rank) = (self.id(name)?, request.rank);
+        let job = self.jobs.get_mut(&id).expect("names are of jobs that are there");
+        job.may_come(request, difference)?;
+        self.tokens.give(token, (id, rank));
+        let given = request.peers.as_ref().and_then(|peers| peers.pass.clone());
+        let saves = saves && !job.made.trial;
+        let pass = given.unwrap_or_else(|| job.hubs.next_pass(saves));
+        job.add_member(rank, pass.worker, request.relinks, from.cloned(), now);
+        request.reached.into_iter().for_each(|round| job.worker_has_reached(rank, round));
+        Ok((job, pass))
+    }
+
+    /// Counts a join that is over. Members that gather hear why the worker of this rank was refused.
+    pub fn count_join(&mut self, name: &str, rank: u32, from: Option<&Asker>, refused: Option<&str>) {
+        let Some(why) = refused else { return self.counts.joins += 1 };
+        self.counts.refused_joins += 1;
+        let named = self.names.job(name).and_then(|id| self.job_mut(id));
+        named.into_iter().for_each(|job| job.refused(rank, from, why));
+    }
+}
+
+impl Job {
+    /// Checks that a worker may come to this job now. `difference` is that of its terms.
+    fn may_come(&self, request: &JoinRequest, difference: Option<&Difference>) -> Result<(), Refused> {
+        let rank = request.rank;
+        if self.may_become_free(rank) {
+            let why = format!("rank {rank} of job {:?} is not free yet: try again", self.name);
+            return Err(Refused::new(RefusalCode::RankBusy, why));
+        }
+        self.admits(request, difference)?;
+        self.check_pass(request)?;
+        self.check_reached(rank, request.reached)
+    }
+
+    /// Checks that a worker's pass is of this job, and not of a job of the same name that hub 0 has begun since.
+    fn check_pass(&self, request: &JoinRequest) -> Result<(), Refused> {
+        let Some(peers) = &request.peers else { return Ok(()) };
+        let is_ours =
+            |pass: &Pass| self.hubs.secret.is(&pass.secret) && self.hubs.first_round == pass.first_round;
+        if peers.pass.as_ref().is_none_or(is_ours) {
+            return Ok(());
+        }
+        let why = format!(
+            "job {:?} is another one at hub 0, at {}, than here; if its hub 0 was started again, the job ends here soon: \
+             try again; otherwise use another job name",
+            self.name, peers.hubs[0],
+        );
+        Err(Refused::new(RefusalCode::JobDiffers, why))
+    }
+}

@@ -1,0 +1,116 @@
+//! Names of jobs. A name has one owner: a job that has not failed, or whoever has reserved it.
+//!
+//! ```text
+//!   free --reserve--> reserved --release--> free, or at once the name of the job that was made
+//!    ^                    ^
+//!    |                    | keep, until its last state is saved
+//!    +-- fails, ends -- a job's
+//! ```
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+
+use pbox_core::JobId;
+
+/// A name that is reserved, and what its job will need.
+#[derive(Debug, Default)]
+pub(super) struct Reserved<L> {
+    /// The memory that the job was promised.
+    pub promised: u64,
+    /// The address whose job it will be.
+    pub owner: Option<IpAddr>,
+    /// Whether it is not made at all: it has failed, and its last state is being saved.
+    saves: bool,
+    /// The notes of the one who drives.
+    load: L,
+}
+
+/// The names of a hub's jobs.
+#[derive(Debug, Default)]
+pub struct Names<L> {
+    /// The numbers of jobs that have not failed.
+    jobs: HashMap<String, JobId>,
+    pub(super) reserved: BTreeMap<String, Reserved<L>>,
+    /// The number of the next job.
+    next: u64,
+}
+
+impl<L: Default> Names<L> {
+    /// Returns the job of this name that has not failed.
+    pub fn job(&self, name: &str) -> Option<JobId> {
+        self.jobs.get(name).copied()
+    }
+
+    /// Whether a name is nobody's.
+    pub fn is_free(&self, name: &str) -> bool {
+        !self.jobs.contains_key(name) && !self.is_reserved(name)
+    }
+
+    /// Whether the job of a name is being made, or its last state is being saved.
+    pub fn is_reserved(&self, name: &str) -> bool {
+        self.reserved.contains_key(name)
+    }
+
+    /// Whether the last state of a failed job is being saved.
+    pub fn saves_any(&self) -> bool {
+        self.reserved.values().any(|reserved| reserved.saves)
+    }
+
+    /// Returns the number of names that are not free.
+    pub fn len(&self) -> usize {
+        self.jobs.len() + self.reserved.len()
+    }
+
+    /// Whether all names are free.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the names that are not free, in order.
+    pub(super) fn all(&self) -> Vec<String> {
+        let mut all: Vec<String> = self.jobs.keys().chain(self.reserved.keys()).cloned().collect();
+        all.sort();
+        all
+    }
+
+    /// Reserves a free name for a job of this owner. Returns the job's number.
+    pub fn reserve(&mut self, name: &str, owner: Option<IpAddr>) -> JobId {
+        debug_assert!(self.is_free(name), "{name:?} has an owner");
+        self.reserved.insert(name.to_owned(), Reserved { owner, ..Reserved::default() });
+        self.next += 1;
+        JobId(self.next - 1)
+    }
+
+    /// Frees a name that was reserved.
+    pub fn release(&mut self, name: &str) {
+        self.reserved.remove(name);
+    }
+
+    /// Reserves the name of a job that has failed, until its last state is saved.
+    pub fn keep(&mut self, name: &str) {
+        self.reserved.insert(name.to_owned(), Reserved { saves: true, ..Reserved::default() });
+    }
+
+    /// Returns the notes of a reserved name.
+    pub fn load(&mut self, name: &str) -> Option<&mut L> {
+        self.reserved.get_mut(name).map(|reserved| &mut reserved.load)
+    }
+
+    /// Returns the notes of all reserved names.
+    pub fn loads(&self) -> impl Iterator<Item = &L> {
+        self.reserved.values().map(|reserved| &reserved.load)
+    }
+
+    /// Gives a free name to a job.
+    pub(super) fn give(&mut self, name: &str, id: JobId) {
+        debug_assert!(self.is_free(name), "{name:?} has an owner");
+        self.jobs.insert(name.to_owned(), id);
+    }
+
+    /// Frees the name of a job, if it is that job's still.
+    pub(super) fn take(&mut self, name: &str, id: JobId) {
+        if self.job(name) == Some(id) {
+            self.jobs.remove(name);
+        }
+    }
+}

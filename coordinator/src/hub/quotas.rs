@@ -1,0 +1,93 @@
+//! What one address, and one job, may have of a hub. An address owns the jobs that it made; this machine's own addresses are
+//! one, and so is a network of IPv6 with 64 bits.
+//!
+//! A token for a job needs no quota of its own: there is one job of a name at a time.
+
+use std::net::IpAddr;
+use std::ops::DerefMut;
+
+use pbox_core::control::RefusalCode;
+
+use super::Hub;
+use crate::job::Job;
+use crate::refused::Refused;
+
+/// The quotas of a hub; by default there are none, because all workers of a cluster may be behind one gateway.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quotas {
+    /// The most jobs of an address.
+    pub jobs_per_address: Option<u32>,
+    /// The most bytes that an address' jobs may be promised together.
+    pub memory_per_address: Option<u64>,
+    /// The most bytes that a job may be promised.
+    pub memory_per_job: Option<u64>,
+}
+
+impl<J: DerefMut<Target = Job>, L: Default> Hub<J, L> {
+    /// Returns the jobs of an address that have not failed or are being made, and what each was promised.
+    fn owned_by(&self, owner: IpAddr) -> Vec<(&str, u64)> {
+        let running = self.living().filter(|job| job.made.owner == Some(owner));
+        let running = running.map(|job| (job.name.as_str(), job.made.promised));
+        let making = self.names.reserved.iter().filter(|(_, reserved)| reserved.owner == Some(owner));
+        let making = making.map(|(name, reserved)| (name.as_str(), reserved.promised));
+        let mut owned: Vec<_> = running.chain(making).collect();
+        owned.sort_unstable();
+        owned
+    }
+
+    /// Checks that an address may make one more job.
+    pub(super) fn check_jobs_of(&self, name: &str, owner: Option<IpAddr>) -> Result<(), Refused> {
+        let Some((limit, owner)) = self.quotas.jobs_per_address.zip(owner) else { return Ok(()) };
+        let owned = self.owned_by(owner);
+        if owned.len() < limit as usize {
+            return Ok(());
+        }
+        let why = format!(
+            "job {name:?}: address {owner} has {} job(s) at this hub ({}), and --jobs-per-address lets it have {limit}; \
+             end one of them",
+            owned.len(),
+            shown(&owned),
+        );
+        Err(Refused::new(RefusalCode::Quota, why))
+    }
+
+    /// Checks that a job that is being made may be promised so many bytes.
+    pub(super) fn check_memory_of(&self, name: &str, needed: u64) -> Result<(), Refused> {
+        let gb = |bytes: u64| bytes as f64 / 1e9;
+        if let Some(limit) = self.quotas.memory_per_job.filter(|&limit| needed > limit) {
+            let why = format!(
+                "job {name:?} needs {:.2} GB of this hub's memory, and --memory-per-job lets a job have {:.2} GB; use \
+                 fewer workers or a smaller model",
+                gb(needed),
+                gb(limit)
+            );
+            return Err(Refused::new(RefusalCode::Quota, why));
+        }
+        let owner = self.names.reserved.get(name).and_then(|reserved| reserved.owner);
+        let Some((limit, owner)) = self.quotas.memory_per_address.zip(owner) else { return Ok(()) };
+        let mut owned = self.owned_by(owner);
+        owned.retain(|(job, _)| *job != name);
+        let used = owned.iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add);
+        if used.saturating_add(needed) <= limit {
+            return Ok(());
+        }
+        let why = format!(
+            "job {name:?} needs {:.2} GB of this hub's memory; address {owner} has {:.2} GB in {} job(s) ({}), and \
+             --memory-per-address lets it have {:.2} GB; end one of them",
+            gb(needed),
+            gb(used),
+            owned.len(),
+            shown(&owned),
+            gb(limit)
+        );
+        Err(Refused::new(RefusalCode::Quota, why))
+    }
+}
+
+/// Names the first of several jobs, for an error.
+fn shown(owned: &[(&str, u64)]) -> String {
+    const SHOWN: usize = 8;
+    let mut names: Vec<&str> = owned.iter().take(SHOWN).map(|(name, _)| *name).collect();
+    names.extend((owned.len() > SHOWN).then_some("..."));
+    names.join(", ")
+}

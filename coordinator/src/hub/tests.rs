@@ -1,0 +1,251 @@
+//! Tests of a hub: how many jobs there may be, and of whom; what is promised; what an end leaves behind.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use fabric::{MemoryBound, MemoryRoom};
+use pbox_core::control::JoinRequest;
+use pbox_core::{JobTerms, Key, Numbers, NumbersByRound, Optimizer, Round, Share};
+
+use super::*;
+use crate::job::{Blame, Leave, Made};
+use crate::{Hubs, Secret, Token};
+
+mod any_order;
+
+type Hub = super::Hub<Box<Job>>;
+
+const GB: u64 = 1_000_000_000;
+const JOBS_LIMIT: usize = 4;
+const WORKERS: u32 = 2;
+const ONE: Option<IpAddr> = Some(IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1)));
+const OTHER: Option<IpAddr> = Some(IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2)));
+
+fn terms() -> JobTerms {
+    let optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
+    JobTerms::new(WORKERS, vec![Key::f32("a", [16])], optimizer)
+}
+
+fn job((id, name): (JobId, &str), owner: Option<IpAddr>, promised: u64) -> Box<Job> {
+    let terms = terms();
+    let hubs = Hubs::new(Share::WHOLE, Vec::new(), Secret([7; 16]), Round(0), Vec::new());
+    let made = Made { cores: 1, owner, promised, ..Made::default() };
+    let from = (Round(0), NumbersByRound::new(Numbers::new(terms.optimizer)));
+    Box::new(Job::new((id, name.to_owned()), Arc::new(terms), made, hubs, from, Instant::now()))
+}
+
+fn room(gigabytes: u64, used: u64) -> Option<Memory> {
+    let room = MemoryRoom { bytes: gigabytes * GB, bound: MemoryBound::Machine };
+    Some(Memory { room, used: used * GB })
+}
+
+/// Makes a job that is promised so much memory.
+fn make(hub: &mut Hub, name: &str, owner: Option<IpAddr>, bytes: u64) -> Result<JobId, Refused> {
+    let Found::Free(id) = hub.find_or_reserve(name, owner)? else { panic!("{name} is not free") };
+    let promised = hub.promise(name, &terms(), bytes, room(100, 0));
+    hub.names.release(name);
+    promised?;
+    hub.begin(job((id, name), owner, bytes));
+    Ok(id)
+}
+
+fn join(hub: &mut Hub, name: &str, rank: u32, token: Token, now: Instant) -> Result<JobId, Refused> {
+    let request = &JoinRequest::new(rank, terms());
+    let newcomer = Newcomer { request, difference: None, from: None, token, saves: false };
+    hub.join(name, newcomer, now).map(|(job, _)| job.id)
+}
+
+/// All members of a job connect, and it begins.
+fn run(job: &mut Job) {
+    for rank in 0..WORKERS {
+        job.connect(rank, [0; 16]).unwrap();
+        job.attached(rank);
+    }
+    job.take_part(&[0, 1], Round(0));
+}
+
+fn fail(hub: &mut Hub, id: JobId, now: Instant) {
+    if let Some((job, blame)) = hub.fails(id, Blame::Job) {
+        job.fail("a test", blame == Blame::Hub, now);
+    }
+}
+
+fn refused<T>(answer: Result<T, Refused>, code: RefusalCode, words: &[&str]) {
+    let Err(refused) = answer else { panic!("it is let in") };
+    assert_eq!(refused.code, code);
+    words.iter().for_each(|words| assert!(refused.why.contains(words), "{}", refused.why));
+}
+
+#[test]
+fn one_job_more_than_the_limit_is_refused_until_another_ends() {
+    let mut hub = Hub::new(JOBS_LIMIT, Quotas::default());
+    for number in 0..JOBS_LIMIT - 1 {
+        make(&mut hub, &format!("job-{number}"), None, 0).unwrap();
+    }
+    // A job that is being made is one, too.
+    let making = hub.find_or_reserve("made", None).unwrap();
+    assert_eq!(making, Found::Free(JobId(3)));
+    refused(make(&mut hub, "another", None, 0), RefusalCode::JobsLimit, &["4 jobs", "--jobs-limit"]);
+    hub.names.release("made");
+    hub.begin(job((JobId(3), "made"), None, 0));
+    refused(make(&mut hub, "another", None, 0), RefusalCode::JobsLimit, &[]);
+    fail(&mut hub, JobId(0), Instant::now());
+    make(&mut hub, "another", None, 0).unwrap();
+}
+
+#[test]
+fn a_hub_that_ends_with_its_jobs_takes_their_workers_and_one_that_stops_takes_nobody() {
+    let mut hub = Hub::new(JOBS_LIMIT, Quotas::default());
+    make(&mut hub, "b", None, 0).unwrap();
+    hub.find_or_reserve("a", None).unwrap();
+    assert_eq!(hub.drain(), ["a", "b"]);
+    refused(hub.find_or_reserve("c", None), RefusalCode::Draining, &["takes no new jobs"]);
+    assert_eq!(hub.find_or_reserve("b", None), Ok(Found::Job));
+    assert_eq!(hub.find_or_reserve("a", None), Ok(Found::Reserved));
+    hub.close();
+    refused(hub.find_or_reserve("b", None), RefusalCode::HubStops, &[STOPS]);
+    refused(hub.find_or_reserve("c", None), RefusalCode::HubStops, &[STOPS]);
+    assert!(hub.is_used() && hub.drains());
+    fail(&mut hub, JobId(0), Instant::now());
+    hub.names.release("a");
+    assert!(!hub.is_used());
+}
+
+#[test]
+fn an_address_has_its_jobs_and_no_more_and_others_have_theirs() {
+    let mut hub = Hub::new(JOBS_LIMIT, Quotas { jobs_per_address: Some(2), ..Quotas::default() });
+    make(&mut hub, "a", ONE, 0).unwrap();
+    make(&mut hub, "b", ONE, 0).unwrap();
+    let words = ["10.0.0.1", "2 job(s)", "(a, b)", "--jobs-per-address", "have 2"];
+    refused(make(&mut hub, "c", ONE, 0), RefusalCode::Quota, &words);
+    make(&mut hub, "c", OTHER, 0).unwrap();
+    fail(&mut hub, JobId(0), Instant::now());
+    make(&mut hub, "d", ONE, 0).unwrap();
+}
+
+#[test]
+fn the_memory_of_a_job_and_of_an_address_has_a_limit() {
+    let mut hub = Hub::new(JOBS_LIMIT, Quotas { memory_per_address: Some(2 * GB), ..Quotas::default() });
+    make(&mut hub, "a", ONE, GB).unwrap();
+    make(&mut hub, "b", ONE, GB).unwrap();
+    let words = ["10.0.0.1", "2 job(s)", "(a, b)", "--memory-per-address"];
+    refused(make(&mut hub, "c", ONE, GB), RefusalCode::Quota, &words);
+    assert_eq!(hub.promised(), 2 * GB, "a refused job has no promise");
+    make(&mut hub, "c", OTHER, GB).unwrap();
+    let mut hub = Hub::new(JOBS_LIMIT, Quotas { memory_per_job: Some(GB - 1), ..Quotas::default() });
+    refused(make(&mut hub, "a", ONE, GB), RefusalCode::Quota, &["--memory-per-job"]);
+}
+
+#[test]
+fn what_is_promised_and_not_used_is_used() {
+    let promised = |gigabytes: u64| {
+        let mut hub = Hub::new(JOBS_LIMIT, Quotas::default());
+        make(&mut hub, "job", None, gigabytes * GB).unwrap();
+        hub
+    };
+    let fits = |needed: u64, room, hub: &Hub| hub.check_room(needed * GB, room);
+    let (none, first) = (promised(0), promised(14));
+    assert!(fits(14, room(23, 0), &none).is_ok());
+    let refused = fits(14, room(23, 0), &first).unwrap_err().to_string();
+    assert!(refused.contains("14.00 GB of memory, this machine has 23.00 GB"), "{refused}");
+    assert!(refused.contains("14.00 GB are promised to other jobs"), "{refused}");
+    assert!(fits(9, room(23, 0), &first).is_ok());
+    // The first job has touched its memory: it is missing in the room, and is not counted twice.
+    assert!(fits(9, room(9, 14), &first).is_ok());
+    assert!(fits(9, room(16, 7), &first).is_ok());
+    assert!(fits(10, room(16, 7), &first).is_err());
+    // What else the process has is no room.
+    assert!(fits(9, room(8, 14), &none).is_err());
+    assert!(fits(9, None, &first).is_ok(), "who knows");
+}
+
+#[test]
+fn the_promises_are_as_before_when_a_job_is_refused_fails_or_ends() {
+    let mut hub = Hub::new(JOBS_LIMIT, Quotas::default());
+    make(&mut hub, "first", None, GB).unwrap();
+    let large = make(&mut hub, "large", None, 1000 * GB);
+    refused(large, RefusalCode::NoMemory, &["1000.00 GB of memory", "fewer workers"]);
+    assert_eq!(hub.promised(), GB, "a refused job has no promise");
+    let second = make(&mut hub, "second", None, GB).unwrap();
+    hub.promise_join(5, room(100, 0)).unwrap();
+    refused(hub.promise_join(100 * GB, room(100, 0)), RefusalCode::NoMemory, &["reading this join needs"]);
+    assert_eq!(hub.promised(), 2 * GB + 5);
+    hub.end_join(5);
+    fail(&mut hub, second, Instant::now());
+    assert_eq!(hub.promised(), GB);
+    hub.end(JobId(0), Instant::now());
+    assert_eq!(hub.promised(), 0);
+}
+
+#[test]
+fn the_name_of_a_failed_job_is_reserved_until_its_last_state_is_saved() {
+    let mut hub = Hub::new(JOBS_LIMIT, Quotas::default());
+    make(&mut hub, "job", ONE, GB).unwrap();
+    fail(&mut hub, JobId(0), Instant::now());
+    hub.names.keep("job");
+    assert_eq!(hub.find_or_reserve("job", ONE), Ok(Found::Reserved));
+    assert!(hub.names.saves_any() && hub.is_used());
+    hub.names.release("job");
+    assert_eq!(hub.find_or_reserve("job", ONE), Ok(Found::Free(JobId(1))));
+    assert!(!hub.names.saves_any());
+}
+
+/// While a hub leaves the hubs above, a worker may join the job that has no worker any more.
+#[test]
+fn a_worker_that_joins_behind_the_last_leave_has_no_token_when_the_job_has_ended() {
+    let (mut hub, now) = (Hub::new(JOBS_LIMIT, Quotas::default()), Instant::now());
+    let id = make(&mut hub, "job", None, 0).unwrap();
+    hub.job_mut(id).unwrap().made.is_below = true;
+    let terms = &mut hub.job_mut(id).unwrap().terms;
+    Arc::make_mut(terms).on_loss = pbox_core::OnLoss::Continue;
+    for rank in 0..WORKERS {
+        join(&mut hub, "job", rank, [rank as u8; 16], now).unwrap();
+    }
+    run(hub.job_mut(id).unwrap());
+    assert_eq!(hub.leave((id, 1), Some([1; 16]), Round(3), now), Leave::Left);
+    hub.job_mut(id).unwrap().removed(1);
+    assert_eq!(hub.leave((id, 0), Some([0; 16]), Round(3), now), Leave::Last);
+    join(&mut hub, "job", 1, [2; 16], now).unwrap();
+    hub.end(id, now);
+    assert_eq!(hub.tokens.owner([2; 16]), Err(Unserved::Unknown));
+    assert_eq!(hub.tokens.owner([0; 16]), Err(Unserved::Left), "a second leave changes nothing");
+}
+
+#[test]
+fn a_failed_job_is_kept_for_its_members_until_it_is_old_or_others_have_failed_since() {
+    let (mut hub, now) = (Hub::new(JOBS_LIMIT, Quotas::default()), Instant::now());
+    for number in 0..=JOBS_LIMIT as u8 {
+        let id = make(&mut hub, "job", None, 0).unwrap();
+        join(&mut hub, "job", 0, [number; 16], now).unwrap();
+        fail(&mut hub, id, now);
+    }
+    hub.sweep(now);
+    let kept: Vec<JobId> = hub.jobs().map(|job| job.id).collect();
+    assert_eq!(kept, [1, 2, 3, 4].map(JobId), "the first is forgotten");
+    let digits = |number| authority::hex(&[number; 16]);
+    assert!(hub.member("job", &digits(1)).is_ok() && hub.member("another", &digits(1)).is_err());
+    refused(hub.member("job", &digits(0)), RefusalCode::TokenUnknown, &["more than 60 s ago"]);
+    hub.sweep(now + KEEP_FAILED);
+    assert_eq!(hub.jobs().count(), 0);
+    refused(hub.member("job", &digits(1)), RefusalCode::TokenUnknown, &[]);
+}
+
+#[test]
+fn a_hub_that_stops_waits_for_its_members_and_for_the_hubs_above() {
+    let (mut hub, now) = (Hub::new(JOBS_LIMIT, Quotas::default()), Instant::now());
+    let id = make(&mut hub, "job", None, 0).unwrap();
+    join(&mut hub, "job", 1, [1; 16], now).unwrap();
+    hub.close();
+    assert_eq!(hub.stop(), [id]);
+    let (job, blame) = hub.fails(id, Blame::Job).unwrap();
+    assert_eq!(blame, Blame::Hub, "whatever ends while the hub stops, its stop ends");
+    job.fail("a test", true, now);
+    hub.tells_above(id);
+    assert_eq!(hub.stop(), [], "all have failed");
+    assert!(!hub.told("job", &authority::hex(&[2; 16])) && hub.has_untold());
+    assert!(hub.told("job", &authority::hex(&[1; 16])) && hub.has_untold());
+    hub.told_above(id);
+    assert!(!hub.has_untold());
+    assert!(hub.fails(id, Blame::Job).is_none());
+    assert_eq!(hub.counts.failed_jobs, 1);
+}
