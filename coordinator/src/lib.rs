@@ -33,8 +33,9 @@ pub use asker::Asker;
 pub use digests::{Compared, Digests};
 pub use hubs::{Arrivals, Files, Follower, Hubs, Secret, StaleCut, is_needed, may_write};
 pub use job::{
-    Arrival, Blame, Cause, CutAt, CutId, Effect, Event, Grant, Job, LateLimits, Leave, Made, Member, News,
-    NotCut, NotReleased, Purpose, Standing, Step, Stepped, TOLD_EVERY, Unlinked,
+    Arrival, Blame, Cause, CutAt, CutId, Effect, Event, Grant, Job, LastStep, LastStepped, LateLimits, Leave,
+    Made, Member, News, NotCut, NotReleased, Purpose, Saved, Saves, Standing, Step, Stepped, TOLD_EVERY,
+    Unlinked,
 };
 pub use links::MemberLink;
 pub use pace::{LastRounds, Rounds};

@@ -41,19 +41,15 @@ impl Registry {
         tracing::warn!(job = job.name, reason, "job failed");
         inner.counts.failed_jobs += 1;
         let blame = if inner.stopping { Blame::Hub } else { blame };
-        let (last, ending) = self.hold_last(job, reason, blame).unzip();
-        let effects = job.fail(reason, blame == Blame::Hub, ending);
+        let effects = job.fail(reason, blame, self.saves_last(job));
         inner.names.remove(&job.name);
         match job.above.take() {
             Some(above) if above.lives_at_some() => self.fail_above(inner, id, above, reason, blame),
-            _ => match last {
-                // Nobody goes on from the checkpoint before it meanwhile.
-                Some(last) => {
-                    inner.making.insert(job.name.clone(), Load::of_last_state());
-                    self.save_last(last);
-                }
-                None => self.command(job, || Command::RemoveJob { job: id }),
-            },
+            // Nobody goes on from the checkpoint before it meanwhile.
+            _ if job.is_being_saved() => {
+                drop(inner.making.insert(job.name.clone(), Load::of_last_state()));
+            }
+            _ => self.command(job, || Command::RemoveJob { job: id }),
         }
         self.carry_out(inner, id, effects);
         // Joins may wait for the job's name, or for one of its ranks.
@@ -89,13 +85,12 @@ impl Registry {
     pub fn sweep(self: &Arc<Self>) {
         let mut inner = self.lock();
         let now = Instant::now();
-        let living = inner.jobs.values().filter(|job| !job.failed());
-        for id in living.map(|job| job.id).collect::<Vec<JobId>>() {
+        for id in inner.jobs.keys().copied().collect::<Vec<JobId>>() {
             self.happens(&mut inner, id, Event::Swept(self.heartbeat_limit));
         }
         let Inner { jobs, tokens, .. } = &mut *inner;
-        jobs.retain(|_, job| job.failed_at().is_none_or(|at| now - at < KEEP_FAILED));
-        let failed = jobs.values_mut().filter(|job| job.failed());
+        jobs.retain(|_, job| is_kept(job) || job.failed_at().is_some_and(|at| now - at < KEEP_FAILED));
+        let failed = jobs.values_mut().filter(|job| !is_kept(job));
         failed.filter_map(Job::forget_model).for_each(|model| self.free(model));
         forget_oldest(jobs, self.jobs_limit);
         tokens.sweep(|job| jobs.contains_key(&job), now);
@@ -192,10 +187,16 @@ pub(super) fn lost_by(cause: Cause, lost: &mut LostReply) -> &mut u64 {
     }
 }
 
+/// Whether a job is kept as it is: it has not failed, or its last state is not saved yet.
+fn is_kept(job: &Job) -> bool {
+    !job.failed() || job.is_being_saved()
+}
+
 /// Forgets the failed jobs that have failed first, beyond this many failed ones.
 fn forget_oldest(jobs: &mut HashMap<JobId, Job>, limit: usize) {
+    let failed = jobs.values().filter(|job| !is_kept(job));
     let mut failed: Vec<(Instant, JobId)> =
-        jobs.values().filter_map(|job| Some((job.failed_at()?, job.id))).collect();
+        failed.filter_map(|job| Some((job.failed_at()?, job.id))).collect();
     failed.sort_unstable_by_key(|&(at, _)| at);
     let beyond = failed.len().saturating_sub(limit);
     failed[..beyond].iter().for_each(|(_, id)| drop(jobs.remove(id)));
