@@ -93,14 +93,14 @@ impl Hubs {
             Event::Admit => self.cut(0, Purpose::Admit([1].into())),
             Event::Step(hub, front) => self.step(hub, front),
             Event::Deliver(place) => {
-                let undelivered = (0..self.asks.len()).filter(|&ask| !self.asks[ask].is_delivered);
-                if let Some(ask) = undelivered.skip(place).next() {
+                let mut undelivered = (0..self.asks.len()).filter(|&ask| !self.asks[ask].is_delivered);
+                if let Some(ask) = undelivered.nth(place) {
                     self.deliver(ask, now);
                 }
             }
             Event::GiveUp(place) => {
-                let waits = (0..self.asks.len()).filter(|&ask| !self.asks[ask].is_given_up);
-                if let Some(ask) = waits.skip(place).next() {
+                let mut waits = (0..self.asks.len()).filter(|&ask| !self.asks[ask].is_given_up);
+                if let Some(ask) = waits.nth(place) {
                     self.answer(ask, Err("no answer".into()));
                 }
             }
