@@ -36,8 +36,9 @@ pub use digests::{Compared, Digests};
 pub use hub::{Found, Hub, JobEnded, Memory, Names, Newcomer, NoRoom, Quotas, STOPS};
 pub use hubs::{Arrivals, Files, Follower, Hubs, Secret, StaleCut, is_needed, may_write};
 pub use job::{
-    Arrival, Blame, Cause, Change, CutAt, CutId, Effect, Event, Grant, Job, LateLimits, Leave, Made, Member,
-    News, NotCut, NotReleased, Purpose, Standing, Step, Stepped, TOLD_EVERY, Unlinked,
+    Arrival, Blame, Cause, Change, CutAt, CutId, Effect, Event, Grant, Job, LastStep, LastStepped,
+    LateLimits, Leave, Made, Member, News, NotCut, NotReleased, Purpose, Saved, Saves, Standing, Step,
+    Stepped, TOLD_EVERY, Unlinked,
 };
 pub use links::MemberLink;
 pub use pace::{LastRounds, Rounds};

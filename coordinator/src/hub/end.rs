@@ -107,12 +107,13 @@ impl<J: DerefMut<Target = Job>, L: Default> Hub<J, L> {
         !self.names.is_empty()
     }
 
-    /// Forgets failed jobs that are old or too many, their tokens and their members.
+    /// Forgets failed jobs that are old or too many, their tokens and their members. A job whose last state is being saved stays.
     pub fn sweep(&mut self, now: Instant) {
         let Hub { jobs, tokens, untold, jobs_limit, .. } = self;
-        jobs.retain(|_, job| job.failed_at().is_none_or(|at| now - at < KEEP_FAILED));
+        jobs.retain(|_, job| job.is_kept() || job.failed_at().is_some_and(|at| now - at < KEEP_FAILED));
+        let failed = jobs.iter().filter(|(_, job)| !job.is_kept());
         let mut failed: Vec<(Instant, JobId)> =
-            jobs.iter().filter_map(|(&id, job)| Some((job.failed_at()?, id))).collect();
+            failed.filter_map(|(&id, job)| Some((job.failed_at()?, id))).collect();
         failed.sort_unstable();
         let beyond = failed.len().saturating_sub(*jobs_limit);
         failed[..beyond].iter().for_each(|(_, id)| drop(jobs.remove(id)));

@@ -6,8 +6,9 @@
 //! | a core has removed a member, or dropped lost links | that core | requests that wait look again |
 //! | a member's link has ended | a core | all cores drop its links, or the member is lost |
 //! | a member's heartbeat has ended | the control port | the member is lost, if it has no links |
-//! | time passes | the sweep | silent members, and those that have no links and do not live, are lost |
+//! | time passes | the sweep | silent members, and those that have no links and do not live, are lost; long waits for hub 0 end |
 //! | a step of a cut is done | the driver | the cut's next step, see [`cut`](super::cut) |
+//! | a step of saving the last state is done | the driver | the next step, see [`last`](super::last) |
 //!
 //! Requests of members are methods of their own, which have answers. A look at the rounds, and a loss that somebody else has
 //! seen, are methods, too.
@@ -16,9 +17,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pbox_core::Round;
-use pbox_core::control::ArrivedRequest;
+use pbox_core::control::{ArrivedRequest, FailedReply, LastReply};
 
 use super::cut::{CutId, NotCut, Step, Stepped};
+use super::last::{LastStep, LastStepped, Saved};
 use super::{Job, Standing};
 use crate::Token;
 
@@ -46,6 +48,8 @@ pub enum Event {
     Swept(Duration),
     /// A step of a cut is done.
     Cut(CutId, Stepped),
+    /// A step of saving the last state is done.
+    Last(LastStepped),
 }
 
 /// An effect of an event, which the one who drives the job carries out.
@@ -90,6 +94,14 @@ pub enum Effect {
     Fail(String, Blame),
     /// Requests that wait for the job look again.
     Wake,
+    /// A step of saving the last state is due.
+    Last(LastStep),
+    /// All hubs that ask are told whether this hub holds the failed job.
+    Holds(FailedReply),
+    /// Hub 0, if it asks, is told what came of this hub's part of the last state.
+    HasPart(Result<LastReply, String>),
+    /// All cores remove the failed job, and its name is free. Its last state is saved, or not.
+    LastOver(Saved),
 }
 
 /// Why a member is lost.
@@ -125,6 +137,7 @@ impl Job {
                 self.follows(arrival, now)
             }
             Event::Cut(cut, stepped) => self.stepped(cut, stepped, now),
+            Event::Last(stepped) => self.last_stepped(stepped, now),
             Event::Removed(rank) => {
                 self.removed(rank);
                 vec![Effect::Wake]
@@ -146,6 +159,7 @@ impl Job {
                 let why = self.hangs_up(rank);
                 why.map_or_else(Vec::new, |why| self.lose(rank, Cause::Link, &why))
             }
+            Event::Swept(limit) if self.failed() => self.last_overdue(limit, now),
             Event::Swept(limit) => {
                 let dead = self.unlinked_dead(now).into_iter();
                 let dead = dead.map(|(rank, why)| (rank, Cause::Link, why));

@@ -2,12 +2,13 @@
 //!
 //! Plain state: decides nothing about cores and connections. `life` has the states of a job, `member` those of a member; `arriving`
 //! has how members come to take part, `cut` how the job is stopped for that, `late` who of them holds rounds up, `leaving` and
-//! `loss` how they and the job end, `relink` how they make links again, `offered` the state
+//! `loss` how they and the job end, `last` how its last state is saved then, `relink` how they make links again, `offered` the state
 //! that rank 0 brings, `reached` how far members were before they lost their hub.
 
 mod arriving;
 mod cut;
 mod event;
+mod last;
 mod late;
 mod leaving;
 mod life;
@@ -34,6 +35,8 @@ pub use arriving::Arrival;
 use cut::Cuts;
 pub use cut::{CutAt, CutId, NotCut, NotReleased, Purpose, Step, Stepped};
 pub use event::{Blame, Cause, Effect, Event};
+use last::Last;
+pub use last::{LastStep, LastStepped, Saved, Saves};
 pub use late::LateLimits;
 pub use leaving::Leave;
 use life::{Gathering, Life};
@@ -78,6 +81,8 @@ pub struct Job {
     pub made: Made,
     life: Life,
     cuts: Cuts,
+    /// Its last state, while that is saved.
+    last: Option<Last>,
     /// Its members, by rank.
     pub members: Vec<Option<Member>>,
     /// The round that it began with.
@@ -112,6 +117,7 @@ impl Job {
             news: News::new(life.state()),
             life,
             cuts: Cuts::default(),
+            last: None,
             first_round: from.0,
             numbers: from.1,
             hubs,

@@ -11,6 +11,7 @@ use crate::{Secret, Token};
 
 mod any_order;
 mod cuts;
+mod last;
 
 /// A job of one core that gathers its workers.
 fn gathering(workers: u32, on_loss: OnLoss, members: Members, cores: usize) -> Job {

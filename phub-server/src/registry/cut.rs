@@ -112,7 +112,11 @@ impl Registry {
     }
 
     /// Asks every core of a job.
-    fn ask_job<T>(&self, job: &Job, command: impl Fn(Reply<T>) -> Command) -> Vec<oneshot::Receiver<T>> {
+    pub(super) fn ask_job<T>(
+        &self,
+        job: &Job,
+        command: impl Fn(Reply<T>) -> Command,
+    ) -> Vec<oneshot::Receiver<T>> {
         self.ask_cores(&job.cores.numbers, command)
     }
 

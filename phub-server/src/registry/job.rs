@@ -9,14 +9,14 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Instant;
 
-use coordinator::{Effect, not_finite, verdict};
+use coordinator::{Blame, Effect, Saves, not_finite, verdict};
 use fabric::{PlannedLink, SendWindow};
 use pbox_core::control::{HeartbeatReply, JobReply};
 use pbox_core::{Discarded, Layout, Placement, Round, Wire};
 use tokio::sync::watch;
 
 use super::above::{JoinedAbove, RelinksAbove};
-use super::hubs::{Ending, Peers};
+use super::hubs::{Peers, WaitForLast};
 use super::saved::collected::Checkpoints;
 use super::waits::WaitForCuts;
 
@@ -51,8 +51,7 @@ pub(crate) struct Job {
     pub above: Option<Arc<JoinedAbove>>,
     /// Whether the links to them are lost, and made again.
     pub(super) relinks_above: RelinksAbove,
-    /// How this hub takes part in saving the last state of a failed job, while that is done.
-    pub ending: Option<Ending>,
+    pub(super) wait_for_last: WaitForLast,
     /// The news that were published last.
     pub told: watch::Sender<HeartbeatReply>,
 }
@@ -91,7 +90,7 @@ impl Job {
             peers,
             above: None,
             relinks_above: RelinksAbove::default(),
-            ending: None,
+            wait_for_last: WaitForLast::default(),
         }
     }
 
@@ -107,9 +106,12 @@ impl Job {
     }
 
     /// Ends the job for all its workers: on its own account, or because the hub stops. Nobody waits for the end of a cut any more.
-    pub fn fail(&mut self, reason: &str, hub_stops: bool, ending: Option<Ending>) -> Vec<Effect> {
-        (self.weights, self.wait_for_cuts, self.ending) = (None, WaitForCuts::default(), ending);
-        self.state.fail(reason, hub_stops, Instant::now())
+    pub fn fail(&mut self, reason: &str, blame: Blame, saves: Option<Saves>) -> Vec<Effect> {
+        (self.weights, self.wait_for_cuts) = (None, WaitForCuts::default());
+        match saves {
+            Some(saves) => self.state.fail_and_save(reason, blame, saves, Instant::now()),
+            None => self.state.fail(reason, blame == Blame::Hub, Instant::now()),
+        }
     }
 
     /// Gives back what a failed job knows of its keys and chunks: it is there for its news alone.

@@ -36,19 +36,15 @@ impl Registry {
     pub(super) fn fail_by(&self, inner: &mut Inner, id: JobId, reason: &str, blame: Blame) {
         let Some((job, blame)) = inner.fails(id, blame) else { return };
         tracing::warn!(job = job.name, reason, "job failed");
-        let (last, ending) = self.hold_last(job, reason, blame).unzip();
-        let effects = job.fail(reason, blame == Blame::Hub, ending);
+        let effects = job.fail(reason, blame, self.saves_last(job));
         match job.above.take() {
             Some(above) if above.lives_at_some() => self.fail_above(inner, id, above, reason, blame),
-            _ => match last {
-                // Nobody goes on from the checkpoint before it meanwhile.
-                Some(last) => {
-                    let name = job.name.clone();
-                    inner.names.keep(&name);
-                    self.save_last(last);
-                }
-                None => self.command(job, || Command::RemoveJob { job: id }),
-            },
+            // Nobody goes on from the checkpoint before it meanwhile.
+            _ if job.is_being_saved() => {
+                let name = job.name.clone();
+                inner.names.keep(&name);
+            }
+            _ => self.command(job, || Command::RemoveJob { job: id }),
         }
         self.carry_out(inner, id, effects);
         // Joins may wait for the job's name, or for one of its ranks.
@@ -84,10 +80,10 @@ impl Registry {
     pub fn sweep(self: &Arc<Self>) {
         let mut inner = self.lock();
         let now = Instant::now();
-        for id in inner.living().map(|job| job.id).collect::<Vec<JobId>>() {
+        for id in inner.jobs().map(|job| job.id).collect::<Vec<JobId>>() {
             self.happens(&mut inner, id, Event::Swept(self.heartbeat_limit));
         }
-        let failed = inner.jobs_mut().filter(|job| job.failed());
+        let failed = inner.jobs_mut().filter(|job| !job.is_kept());
         failed.filter_map(Job::forget_model).for_each(|model| self.free(model));
         inner.sweep(now);
         let is_used = self.is_used(&inner);

@@ -318,6 +318,10 @@ impl Registry {
                 Effect::HeldUp => say_held_up(job),
                 Effect::Fail(reason, blame) => self.fail_by(inner, id, &reason, blame),
                 Effect::Wake => self.freed.notify_waiters(),
+                Effect::Last(step) => self.last_step(job, step),
+                Effect::Holds(holds) => job.wait_for_last.tell_holds(&holds),
+                Effect::HasPart(part) => job.wait_for_last.tell_part(part),
+                Effect::LastOver(saved) => self.last_is_over(job, saved),
             }
         }
     }

@@ -1,36 +1,34 @@
-//! The last state of a failed job over several hubs: all hubs save the same round, or none does.
-//!
-//! ```text
-//!   hub 1 --failed: why--> hub 0                the job fails there, too
-//!   hub 0 --failed: why--> hub 1, hub 2, ...    each holds its cores, and answers with the rounds of its chunks
-//!   hub 0 --last: the highest round--> hub 1, hub 2, ...   each ends its rounds before it, and writes its part
-//! ```
-//!
-//! Here is what a hub answers; `registry/saved/last.rs` asks.
+//! The last state of a failed job over several hubs: what this hub answers. The [coordinator](coordinator::LastStep) decides on it, and
+//! `registry/saved/last.rs` asks the other hubs.
+
+use std::time::Instant;
 
 use coordinator::Blame;
 use pbox_core::JobId;
-use pbox_core::control::{FailedReply, FailedRequest, LastReply, LastRequest, RefusalCode, RoundsInFlight};
-use tokio::sync::{mpsc, oneshot};
+use pbox_core::control::{FailedReply, FailedRequest, LastReply, LastRequest, RefusalCode};
+use tokio::sync::oneshot;
 
 use crate::registry::{Because, Refusal, Registry};
 
-/// How the hub of a failed job takes part in saving its last state.
-#[derive(Clone, Debug)]
-pub(crate) enum Ending {
-    /// As hub 0, which asks the others.
-    Leads,
-    /// As another hub, which carries out what hub 0 asks.
-    Follows(mpsc::Sender<Order>),
+/// Other hubs that wait for an answer about the last state.
+#[derive(Debug, Default)]
+pub(crate) struct WaitForLast {
+    /// Whether this hub holds the job.
+    holds: Vec<oneshot::Sender<FailedReply>>,
+    /// What comes of this hub's part.
+    part: Option<oneshot::Sender<Result<LastReply, String>>>,
 }
 
-/// What hub 0 asks of another hub that holds a failed job.
-#[derive(Debug)]
-pub(crate) enum Order {
-    /// Say the rounds of your chunks.
-    Rounds(oneshot::Sender<Option<RoundsInFlight>>),
-    /// Save the state, and say how many bytes are on the disk.
-    Save(LastRequest, oneshot::Sender<Result<u64, String>>),
+impl WaitForLast {
+    /// Tells all hubs that ask whether this one holds the job.
+    pub fn tell_holds(&mut self, holds: &FailedReply) {
+        self.holds.drain(..).for_each(|done| drop(done.send(holds.clone()))); // they may have hung up
+    }
+
+    /// Tells hub 0 what came of this hub's part, if it asks.
+    pub fn tell_part(&mut self, part: Result<LastReply, String>) {
+        self.part.take().into_iter().for_each(|done| drop(done.send(part.clone())));
+    }
 }
 
 impl Registry {
@@ -45,32 +43,36 @@ impl Registry {
     /// The job has failed at another hub.
     pub async fn failed_elsewhere(&self, id: JobId, request: FailedRequest) -> Result<FailedReply, Refusal> {
         let blame = if request.hub_stops { Blame::Hub } else { Blame::Job };
-        self.fail_by(&mut self.lock(), id, &request.reason, blame);
-        let ending = self.ending(id);
-        let (done, rounds) = oneshot::channel();
-        let rounds = match &ending {
-            Some(Ending::Follows(orders)) if orders.send(Order::Rounds(done)).await.is_ok() => {
-                rounds.await.ok().flatten()
+        let (done, holds) = oneshot::channel();
+        {
+            let mut inner = self.lock();
+            self.fail_by(&mut inner, id, &request.reason, blame);
+            if let Some(job) = inner.job_mut(id) {
+                job.wait_for_last.holds.push(done);
+                let effects = job.asked_to_hold(Instant::now());
+                self.carry_out(&mut inner, id, effects);
             }
-            _ => None,
-        };
-        Ok(FailedReply { saves: ending.is_some(), rounds })
+        }
+        Ok(holds.await.unwrap_or(FailedReply { saves: false, rounds: None }))
     }
 
     /// Hub 0 has decided what the last state is.
     pub async fn save_part(&self, id: JobId, request: LastRequest) -> Result<LastReply, Refusal> {
-        let (done, saved) = oneshot::channel();
-        if let Some(Ending::Follows(orders)) = self.ending(id)
-            && orders.send(Order::Save(request, done)).await.is_ok()
-            && let Ok(saved) = saved.await
+        let (done, part) = oneshot::channel();
         {
-            return saved.map(|bytes| LastReply { bytes }).map_err(|why| RefusalCode::NotSaved.because(why));
+            let mut inner = self.lock();
+            let job = inner.job_mut(id);
+            let effects = job.and_then(|job| {
+                let effects = job.asked_for_part(request)?;
+                job.wait_for_last.part = Some(done);
+                Some(effects)
+            });
+            self.carry_out(&mut inner, id, effects.into_iter().flatten());
         }
-        Err(RefusalCode::NoState.because("the failed job's last state is not here any more"))
-    }
-
-    fn ending(&self, id: JobId) -> Option<Ending> {
-        self.lock().job(id)?.ending.clone()
+        match part.await {
+            Ok(part) => part.map_err(|why| RefusalCode::NotSaved.because(why)),
+            Err(_) => Err(RefusalCode::NoState.because("the failed job's last state is not here any more")),
+        }
     }
 }
 

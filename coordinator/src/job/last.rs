@@ -1,0 +1,356 @@
+//! The last state of a failed job: it is saved before its cores forget it. All hubs of the job save the same round, or hub 0 saves
+//! none.
+//!
+//! ```text
+//!   hub 1 --failed: why--> hub 0                the job fails there, too
+//!   hub 0 --failed: why--> hub 1, hub 2, ...    each holds its cores, and answers with the rounds of its chunks
+//!   hub 0 --last: the highest round--> hub 1, hub 2, ...   each ends its rounds before it, and writes its part
+//! ```
+//!
+//! | a hub | waits until | and then |
+//! | --- | --- | --- |
+//! | any | its cores hold the job | hub 0 tells the other hubs `failed`, another hub tells hub 0; the only hub writes |
+//! | hub 0 | the other hubs have answered | asks those that hold the job to write their parts, or to write nothing |
+//! | hub 0 | they have written | writes its part, if all others have |
+//! | another | hub 0 has answered | answers hub 0, if hub 0 saves |
+//! | another | hub 0 asks for its part | writes it; if hub 0 does not ask in time, nothing |
+//! | any | it has written | ends the job on its cores, and the name is free |
+//!
+//! A hub that has nothing to write, or cannot, comes to the end at once. A hub below other hubs has no state: the hubs above save it.
+
+use std::time::{Duration, Instant};
+
+use pbox_core::control::{
+    CheckpointReply, FailedReply, FailedRequest, LastReply, LastRequest, RoundsInFlight,
+};
+use pbox_core::{Front, Round};
+
+use super::{Blame, Effect, Job};
+
+/// What the driver knows of a failed job whose last state is saved.
+#[derive(Clone, Debug, Default)]
+pub struct Saves {
+    /// The round of its last checkpoint, if this is its only hub.
+    pub newest: Option<Round>,
+    /// Whether it fails because this hub stops.
+    pub stops: bool,
+    /// The names of its hubs, if there are several.
+    pub hubs: Vec<String>,
+}
+
+/// A step of saving a last state, which the driver takes. The driver answers each with what came of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LastStep {
+    /// Hold the job on all cores.
+    Hold,
+    /// Tell the other hubs that the job has failed.
+    TellOthers(FailedRequest),
+    /// Tell hub 0 that the job has failed.
+    TellLead(FailedRequest),
+    /// Have these hubs write their parts.
+    HaveWritten(Vec<u32>, LastRequest),
+    /// Write this hub's part.
+    Write(LastRequest),
+}
+
+/// The result of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LastStepped {
+    /// All cores hold the job. The chunks of those that have chunks are in these rounds.
+    Held(Result<Vec<Front>, String>),
+    /// The other hubs have answered, in their order.
+    OthersTold(Vec<Result<FailedReply, String>>),
+    /// Hub 0 has answered.
+    LeadTold(Result<FailedReply, String>),
+    /// The hubs that were asked have written their parts, or not.
+    OthersWritten(Vec<Result<LastReply, String>>),
+    /// This hub's part is written, or not.
+    Written(Result<CheckpointReply, String>),
+}
+
+/// The state that is saved; nothing where there was nothing new; or why it is not saved.
+pub type Saved = Result<Option<CheckpointReply>, String>;
+
+/// The last state of a job, as long as it is being saved.
+#[derive(Debug)]
+pub(super) struct Last {
+    waits_for: WaitsFor,
+    /// The rounds of this hub's chunks, which stand still.
+    own: Option<RoundsInFlight>,
+    /// What other hubs hear of the failure.
+    failed: FailedRequest,
+    /// How the job ended, for people.
+    ended: String,
+    /// The round of the last checkpoint. Of another hub than hub 0, that of its own part.
+    saved: Round,
+    /// The names of the hubs.
+    hubs: Vec<String>,
+}
+
+/// The result that a hub waits for.
+#[derive(Debug)]
+enum WaitsFor {
+    Hold,
+    /// At hub 0: the answers of the other hubs.
+    Others,
+    /// At hub 0: their parts. The result is there already, if this hub then writes nothing.
+    Parts(LastRequest, Option<Saved>),
+    /// At another hub: the answer of hub 0.
+    Lead,
+    /// At another hub, since this time: hub 0 says what to write.
+    Order(Instant),
+    /// The parts of the other hubs have this many bytes.
+    Write(u64),
+}
+
+impl Job {
+    /// As [`fail`](Self::fail), and has the job's last state saved, if it has one.
+    pub fn fail_and_save(&mut self, reason: &str, blame: Blame, saves: Saves, now: Instant) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        if self.runs() {
+            self.last = Some(self.last_of(reason, blame, saves));
+            effects.push(Effect::Last(LastStep::Hold));
+        }
+        effects.extend(self.fail(reason, blame == Blame::Hub, now));
+        effects
+    }
+
+    /// Whether the job has failed, and its last state is being saved.
+    pub fn is_being_saved(&self) -> bool {
+        self.last.is_some()
+    }
+
+    /// Whether the job is kept as it is: it has not failed, or its last state is being saved.
+    pub fn is_kept(&self) -> bool {
+        !self.failed() || self.is_being_saved()
+    }
+
+    /// Tells another hub, at which the job has failed, whether this hub holds it; as soon as this is known.
+    pub fn asked_to_hold(&mut self, now: Instant) -> Vec<Effect> {
+        let holds = |saves, rounds| vec![Effect::Holds(FailedReply { saves, rounds })];
+        let Some(last) = &mut self.last else { return holds(false, None) };
+        match &mut last.waits_for {
+            _ if self.hubs.leads() => holds(true, None),
+            WaitsFor::Hold | WaitsFor::Lead => Vec::new(),
+            WaitsFor::Order(since) => {
+                *since = now;
+                holds(true, last.own)
+            }
+            _ => holds(true, last.own),
+        }
+    }
+
+    /// Writes, at another hub, what hub 0 has decided on. Returns nothing if the state is not here any more.
+    pub fn asked_for_part(&mut self, request: LastRequest) -> Option<Vec<Effect>> {
+        let last = self.last.take_if(|last| matches!(last.waits_for, WaitsFor::Order(_)))?;
+        Some(match check_before(request.before, last.own) {
+            Ok(()) => self.write(last, request, 0),
+            Err(why) => over(Err(why)),
+        })
+    }
+
+    /// Notes what came of a step. The result of another step than the hub waits for changes nothing.
+    pub(super) fn last_stepped(&mut self, stepped: LastStepped, now: Instant) -> Vec<Effect> {
+        let Some(mut last) = self.last.take() else { return Vec::new() };
+        match (std::mem::replace(&mut last.waits_for, WaitsFor::Hold), stepped) {
+            (WaitsFor::Hold, LastStepped::Held(Err(why))) => over(Err(why)),
+            (WaitsFor::Hold, LastStepped::Held(Ok(fronts))) => {
+                let rounds = |Front { lowest, highest }| RoundsInFlight { lowest, highest };
+                last.own = fronts.into_iter().map(rounds).reduce(both);
+                let failed = last.failed.clone();
+                match (self.hubs.share.is_whole(), self.hubs.leads()) {
+                    (true, _) => self.others_hold(last, Vec::new()),
+                    (false, true) => self.waits(last, WaitsFor::Others, LastStep::TellOthers(failed)),
+                    (false, false) => self.waits(last, WaitsFor::Lead, LastStep::TellLead(failed)),
+                }
+            }
+            (WaitsFor::Others, LastStepped::OthersTold(replies)) => self.others_hold(last, replies),
+            (WaitsFor::Parts(request, is_over), LastStepped::OthersWritten(parts)) => {
+                self.others_have_written(last, request, is_over, parts)
+            }
+            (WaitsFor::Lead, LastStepped::LeadTold(told)) => match told {
+                Ok(FailedReply { saves: true, .. }) => {
+                    let holds = FailedReply { saves: true, rounds: last.own };
+                    self.last = Some(Last { waits_for: WaitsFor::Order(now), ..last });
+                    vec![Effect::Holds(holds)]
+                }
+                Ok(_) => {
+                    over(last.unsaved(format!("{} saves no last state (its log says why)", last.name(0))))
+                }
+                Err(why) => over(last.unsaved(why)),
+            },
+            (WaitsFor::Write(of_others), LastStepped::Written(written)) => {
+                over(written.map(|reply| Some(CheckpointReply { bytes: reply.bytes + of_others, ..reply })))
+            }
+            (waits_for, _) => {
+                self.last = Some(Last { waits_for, ..last });
+                Vec::new()
+            }
+        }
+    }
+
+    /// Ends, at another hub, the wait for what hub 0 says, when hub 0 has been silent for too long.
+    pub(super) fn last_overdue(&mut self, limit: Duration, now: Instant) -> Vec<Effect> {
+        // Hub 0 asks all hubs for their rounds, and waits for each at most for the limit.
+        let limit = 3 * limit;
+        let is_late = |last: &Last| matches!(last.waits_for, WaitsFor::Order(since) if now - since > limit);
+        let Some(last) = self.last.take_if(|last| is_late(last)) else { return Vec::new() };
+        let (lead, seconds) = (last.name(0), limit.as_secs_f64());
+        over(last.unsaved(format!("{lead} did not say within {seconds:.1} s which round all hubs save")))
+    }
+
+    fn last_of(&self, reason: &str, blame: Blame, Saves { newest, stops, hubs }: Saves) -> Last {
+        let newest = match (self.hubs.share.is_whole(), self.hubs.leads()) {
+            (true, _) => newest,
+            (false, true) => self.hubs.whole.rounds.last().copied(),
+            (false, false) => self.hubs.rounds.last().copied(),
+        };
+        let secret = self.hubs.secret.show();
+        let failed = FailedRequest { secret, reason: reason.to_owned(), hub_stops: blame == Blame::Hub };
+        let mut last = Last {
+            waits_for: WaitsFor::Hold,
+            own: None,
+            failed,
+            ended: format!("failed: {reason}"),
+            saved: newest.unwrap_or(self.first_round),
+            hubs,
+        };
+        if stops && !self.hubs.share.is_whole() {
+            last.failed.reason = format!("{} stops: {reason}", last.name(self.hubs.share.hub));
+        }
+        last
+    }
+
+    fn waits(&mut self, last: Last, waits_for: WaitsFor, step: LastStep) -> Vec<Effect> {
+        self.last = Some(Last { waits_for, ..last });
+        vec![Effect::Last(step)]
+    }
+
+    /// Decides, as hub 0, what all hubs save: the state before the highest round of any chunk, if it is new.
+    fn others_hold(&mut self, last: Last, replies: Vec<Result<FailedReply, String>>) -> Vec<Effect> {
+        let holds = |reply: &Result<FailedReply, String>| reply.as_ref().is_ok_and(|reply| reply.saves);
+        // A hub that is gone is not waited for once more.
+        let there = (1..).zip(&replies).filter(|(_, reply)| holds(reply)).map(|(hub, _)| hub).collect();
+        let rounds = last.of_all(replies);
+        let (mut before, mut ended) = (Round(0), last.ended.clone());
+        if let Ok(Some(RoundsInFlight { lowest, highest })) = rounds
+            && lowest > Round(0)
+            && highest > last.saved
+        {
+            before = highest;
+            if lowest < before {
+                let round = before.0 - 1;
+                ended += &format!("; round {round} was ended with the gradients that had come");
+            }
+        }
+        let (secret, whole) = (self.hubs.secret.show(), self.hubs.whole.clone());
+        let request = LastRequest { secret, before, ended, whole };
+        // A hub that stops has had all hubs write a checkpoint before, and may be gone.
+        let is_over = rounds.err().map(|why| last.unsaved(why));
+        match self.hubs.share.is_whole() {
+            true => self.others_have_written(last, request, is_over, Vec::new()),
+            false => {
+                let step = LastStep::HaveWritten(there, request.clone());
+                self.waits(last, WaitsFor::Parts(request, is_over), step)
+            }
+        }
+    }
+
+    /// Writes hub 0's part after the others: a job that has a part here alone, and no whole round before, could not be started again.
+    fn others_have_written(
+        &mut self,
+        last: Last,
+        request: LastRequest,
+        is_over: Option<Saved>,
+        parts: Vec<Result<LastReply, String>>,
+    ) -> Vec<Effect> {
+        let of_others =
+            parts.into_iter().map(|part| part.map(|part| part.bytes)).sum::<Result<u64, String>>();
+        match (is_over, of_others) {
+            (Some(saved), _) => over(saved),
+            (None, Ok(of_others)) => self.write(last, request, of_others),
+            (None, Err(why)) => over(Err(why)),
+        }
+    }
+
+    fn write(&mut self, last: Last, request: LastRequest, of_others: u64) -> Vec<Effect> {
+        match request.before == Round(0) || self.hubs.pieces.is_empty() {
+            true => over(Ok(None)),
+            false => self.waits(last, WaitsFor::Write(of_others), LastStep::Write(request)),
+        }
+    }
+}
+
+impl Last {
+    /// Returns what is said when the state is not saved for this reason: nothing, if all of it is in the last checkpoint.
+    fn unsaved(&self, why: String) -> Saved {
+        match self.own.is_none_or(|own| own.highest <= self.saved) {
+            true => Ok(None),
+            false => Err(why),
+        }
+    }
+
+    /// Returns the rounds of the chunks of all hubs.
+    fn of_all(&self, others: Vec<Result<FailedReply, String>>) -> Result<Option<RoundsInFlight>, String> {
+        let mut all = self.own;
+        for (hub, reply) in (1..).zip(others) {
+            let FailedReply { saves, rounds } = reply?;
+            if !saves {
+                let name = self.name(hub);
+                return Err(format!("{name} has forgotten its part of the state (its log says why)"));
+            }
+            all = all.into_iter().chain(rounds).reduce(both);
+        }
+        all.map_or(Ok(()), |all| check_before(all.highest, self.own))?;
+        Ok(all)
+    }
+
+    fn name(&self, hub: u32) -> String {
+        format!("hub {hub} of the job, at {},", self.hubs[hub as usize])
+    }
+}
+
+/// The end. Hubs that still wait for an answer hear that the job is not held any more, or what came of this hub's part.
+fn over(saved: Saved) -> Vec<Effect> {
+    let bytes = |saved: &Option<CheckpointReply>| saved.as_ref().map_or(0, |reply| reply.bytes);
+    let part = saved.as_ref().map(|saved| LastReply { bytes: bytes(saved) }).map_err(Clone::clone);
+    let holds = FailedReply { saves: false, rounds: None };
+    vec![Effect::Holds(holds), Effect::HasPart(part), Effect::LastOver(saved)]
+}
+
+/// Checks that all hubs can save the state before this round; 0 is no state. `own` are the rounds of this hub's chunks.
+fn check_before(before: Round, own: Option<RoundsInFlight>) -> Result<(), String> {
+    match own {
+        Some(own) if before > Round(0) && (before < own.highest || !before.is_near(own.highest)) => {
+            Err(format!(
+                "the state before round {} cannot be saved: this hub's chunks are in rounds {} to {}, and those of all hubs are at most {} \
+             rounds apart",
+                before.0,
+                own.lowest.0,
+                own.highest.0,
+                Round::APART
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns the rounds of the chunks of both.
+fn both(a: RoundsInFlight, b: RoundsInFlight) -> RoundsInFlight {
+    RoundsInFlight { lowest: a.lowest.min(b.lowest), highest: a.highest.max(b.highest) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_last_state_is_near_the_rounds_that_are_here() {
+        let own = Some(RoundsInFlight { lowest: Round(6), highest: Round(7) });
+        for (before, is_right) in [(0, true), (6, false), (7, true), (8, true), (71, true), (72, false)] {
+            assert_eq!(check_before(Round(before), own).is_ok(), is_right, "{before}");
+        }
+        assert!(check_before(Round::LIMIT, own).unwrap_err().contains("at most 64"));
+        check_before(Round(72), None).unwrap();
+    }
+}
