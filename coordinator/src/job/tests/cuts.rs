@@ -214,6 +214,8 @@ impl Hubs {
                 Effect::CutHeld(cut, front) => {
                     // Hub 0 does not wait for the answer of a request that was delivered twice.
                     if let Some(ask) = self.answers.remove(&cut) {
+                        let waits_for_hold = matches!(self.asks[ask].step, Step::HoldOthers(_));
+                        assert!(waits_for_hold, "a release is answered at its end");
                         self.answer(ask, Ok(front));
                     }
                 }
