@@ -6,15 +6,15 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use coordinator::{CutId, Event, Purpose, Step, Stepped};
+use coordinator::{CutId, Event, JobEnded, Purpose, Step, Stepped};
 use pbox_core::control::{HoldReply, PartState};
 use pbox_core::{JobId, further};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
+use super::Registry;
 use super::job::Job;
 use super::waits::{Came, Collects, answers};
-use super::{JobEnded, Registry};
 use crate::cores::{Command, Reply};
 
 impl Registry {

@@ -16,9 +16,9 @@ use pbox_core::{Discarded, Layout, Placement, Round, Wire};
 use tokio::sync::watch;
 
 use super::above::{JoinedAbove, RelinksAbove};
-use super::hubs::{Peers, WaitForLast};
+use super::hubs::Peers;
 use super::saved::collected::Checkpoints;
-use super::waits::WaitForCuts;
+use super::waits::{WaitForCuts, WaitForLast};
 
 /// The hub's cores that own a job's chunks.
 #[derive(Debug)]
@@ -31,6 +31,14 @@ pub(crate) struct Cores {
     pub links: Vec<PlannedLink>,
     /// How many of the cores own chunks: all, unless the job has fewer chunks than cores.
     pub owners: usize,
+}
+
+/// The load that a job which is being made will be for cores.
+#[derive(Debug, Default)]
+pub(crate) struct Load {
+    pub cores: Vec<usize>,
+    /// The load on each of them.
+    pub bytes: u64,
 }
 
 /// One job. Its state is that of the coordinator's job.

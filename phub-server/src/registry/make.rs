@@ -18,7 +18,7 @@ use pbox_core::{
 };
 
 use super::above::{MadeAbove, WaysUp, name_above};
-use super::job::{Cores, Job};
+use super::job::{Cores, Job, Load};
 use super::{Because, Inner, Refusal, Registry};
 use crate::alarm::guarded;
 use crate::cores::lanes::{self, Lane};
@@ -29,14 +29,6 @@ use crate::job_memory::{self, JobMemory};
 /// Numbers, with commas between them.
 fn listed(numbers: &[usize]) -> String {
     numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
-}
-
-/// The load that a job which is being made will be for cores.
-#[derive(Debug, Default)]
-pub(super) struct Load {
-    cores: Vec<usize>,
-    /// The load on each of them.
-    bytes: u64,
 }
 
 /// A name that is reserved while its job is made. When this is dropped, other workers of that name try again.

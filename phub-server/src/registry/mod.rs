@@ -3,7 +3,8 @@
 //!
 //! | file | what it does |
 //! | --- | --- |
-//! | here | reports of cores, heartbeats |
+//! | here | what the registry is made of, heartbeats |
+//! | `effects` | takes reports of cores, and carries out what follows from events |
 //! | `job` | one job: the coordinator's, with what this hub has for it |
 //! | `join` | lets workers in |
 //! | `leave` | lets workers go, ends jobs |
@@ -30,6 +31,7 @@ mod above;
 mod compare;
 mod cut;
 mod describe;
+mod effects;
 mod hubs;
 mod job;
 mod join;
@@ -59,24 +61,20 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use authority::{hex, random};
-use coordinator::{Blame, Effect, Event, LateLimits, Token};
+use coordinator::{LateLimits, Quotas, Token};
 use pbox_core::control::{HeartbeatReply, Latest, TransportAddress};
 use pbox_core::kernels::Kernels;
-use pbox_core::{Discarded, JobId, Round};
+use pbox_core::{Discarded, Round};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 
 use crate::checkpoint::CheckpointStore;
-use crate::cores::{Command, CoreHandle, Report};
+use crate::cores::{Command, CoreHandle};
 use above::Meetings;
-use hubs::held_too_long;
-use job::Job;
-use late::say_held_up;
-use loss::say_lost;
-use make::Load;
+use job::{Job, Load};
 
 pub(crate) use above::{HubsAbove, Up};
-pub(crate) use coordinator::{JobEnded, Quotas, STOPS};
+pub(crate) use coordinator::STOPS;
 pub(crate) use refusal::{Because, Refusal};
 pub(crate) use saved::Sent;
 pub(crate) use thread::{NoThread, on_thread};
@@ -230,100 +228,6 @@ impl Registry {
 
     fn lock(&self) -> Locked<'_> {
         Locked(self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
-    }
-
-    /// Takes a report of a core thread.
-    pub fn report(self: &Arc<Self>, report: Report) {
-        let mut inner = self.lock();
-        match report {
-            Report::Attached { job, rank } => self.happens(&mut inner, job, Event::Attached(rank)),
-            Report::Removed { job, rank } => self.happens(&mut inner, job, Event::Removed(rank)),
-            Report::Unlinked { job, rank } => self.happens(&mut inner, job, Event::Dropped(rank)),
-            Report::WorkerGone { job, rank, reason, by_itself } => {
-                // A hub that stops waits for nobody.
-                let by_itself = by_itself && !inner.stops();
-                self.happens(&mut inner, job, Event::LinkEnded { rank, reason, by_itself });
-            }
-            Report::UnlinkedAbove { job, answers } => {
-                if let Some(job) = inner.job_mut(job) {
-                    job.relinks_above.core_unlinked(answers);
-                    self.freed.notify_waiters();
-                }
-            }
-            Report::Snapshot { job, core, taken } => {
-                if let Some(job) = inner.job_mut(job) {
-                    self.taken(job, core, taken);
-                }
-            }
-            Report::Skipped { job, chunks } => {
-                if let Some(job) = inner.job(job) {
-                    let why = "all workers of some rounds are gone";
-                    tracing::warn!(job = job.name, chunks, why, "chunks keep their weights for these rounds");
-                }
-            }
-            Report::AboveGone { job, reason } => {
-                drop(inner);
-                self.lost_above(job, reason);
-            }
-            Report::JobFailed { job, reason } => self.fail(&mut inner, job, &reason),
-            Report::CorePanicked { cpu } => {
-                drop(inner);
-                // Its chunks have no owner any more, and no new job would get all cores.
-                let reason = format!(
-                    "the hub's core thread on cpu {cpu} panicked (its log says why); restart the hub"
-                );
-                tracing::error!(reason);
-                self.stop(&reason);
-            }
-        }
-    }
-
-    /// Has a job take an event in, and carries out what follows.
-    fn happens(&self, inner: &mut Inner, id: JobId, event: Event) {
-        let effects = inner.handle(id, event, Instant::now());
-        self.carry_out(inner, id, effects);
-    }
-
-    /// Carries out what follows for a job, in order.
-    fn carry_out(&self, inner: &mut Inner, id: JobId, effects: impl IntoIterator<Item = Effect>) {
-        for effect in effects {
-            inner.note(id, &effect, Instant::now());
-            let Some(job) = inner.job_mut(id) else { return };
-            match effect {
-                Effect::Cut(cut, step) => self.step(job, cut, step),
-                Effect::CutHeld(cut, front) => job.wait_for_cuts.tell(cut, Ok(front)),
-                Effect::CutOver(cut, over) => job.wait_for_cuts.tell(cut, over.map(Some)),
-                Effect::HeldTooLong(limit) => {
-                    let reason = held_too_long(job, limit);
-                    self.fail_by(inner, id, &reason, Blame::Hub);
-                }
-                Effect::TookPart(ranks, from) => {
-                    let ranks: Vec<String> = ranks.iter().map(u32::to_string).collect();
-                    tracing::info!(
-                        job = job.name,
-                        ranks = ranks.join(","),
-                        from = from.0,
-                        "workers take part"
-                    );
-                }
-                Effect::TellArrived(request) => self.tell_arrived(job, request),
-                Effect::Relinked(rank) => {
-                    tracing::info!(job = job.name, rank, "a worker has made its links again");
-                }
-                Effect::DropLinks(rank, _) => self.drop_links(job, rank),
-                Effect::Lost { rank, reason, goes_on, .. } => say_lost(job, rank, &reason, goes_on),
-                Effect::RemoveWorker(rank) => self.command(job, || Command::RemoveWorker { job: id, rank }),
-                Effect::TellLost(worker, reason) => self.tell_lost(job, worker, &reason),
-                Effect::Forget(..) => {} // noted
-                Effect::HeldUp => say_held_up(job),
-                Effect::Fail(reason, blame) => self.fail_by(inner, id, &reason, blame),
-                Effect::Wake => self.freed.notify_waiters(),
-                Effect::Last(step) => self.last_step(job, step),
-                Effect::Holds(holds) => job.wait_for_last.tell_holds(&holds),
-                Effect::HasPart(part) => job.wait_for_last.tell_part(part),
-                Effect::LastOver(saved) => self.last_is_over(job, saved),
-            }
-        }
     }
 
     /// All members of a hub below are there.

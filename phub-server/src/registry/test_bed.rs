@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use coordinator::LateLimits;
+use coordinator::{LateLimits, Quotas};
 use fabric::any;
 use pbox_core::control::JoinRequest;
 use pbox_core::kernels::Kernels;
 use pbox_core::{JobTerms, Key, Optimizer};
 use tokio::sync::mpsc::unbounded_channel;
 
-use super::{Parts, Quotas, Registry, Up};
+use super::{Parts, Registry, Up};
 use crate::cores::{CoreThread, Lane};
 
 /// The most jobs of this registry.

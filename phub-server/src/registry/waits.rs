@@ -1,12 +1,12 @@
-//! Those who wait for a cut of a job, which the job owns; and the wait for cores.
+//! Those who wait for a cut of a job, or for its last state: the job owns them. And the wait for cores.
 
 use std::collections::HashMap;
 
-use coordinator::{CutId, NotCut};
+use coordinator::{CutId, JobEnded, NotCut};
 use pbox_core::Round;
+use pbox_core::control::{FailedReply, LastReply};
 use tokio::sync::oneshot;
 
-use super::JobEnded;
 use super::saved::collected::Collected;
 
 /// The round before which a cut is, or to which a held job's chunks have come; or why there is no cut.
@@ -37,6 +37,27 @@ impl WaitForCuts {
         if let Some((done, _)) = self.0.remove(&cut) {
             let _ = done.send(came);
         }
+    }
+}
+
+/// Other hubs that wait for an answer about the last state.
+#[derive(Debug, Default)]
+pub(crate) struct WaitForLast {
+    /// Whether this hub holds the job.
+    pub holds: Vec<oneshot::Sender<FailedReply>>,
+    /// What comes of this hub's part.
+    pub part: Option<oneshot::Sender<Result<LastReply, String>>>,
+}
+
+impl WaitForLast {
+    /// Tells all hubs that ask whether this one holds the job.
+    pub fn tell_holds(&mut self, holds: &FailedReply) {
+        self.holds.drain(..).for_each(|done| drop(done.send(holds.clone()))); // they may have hung up
+    }
+
+    /// Tells hub 0 what came of this hub's part, if it asks.
+    pub fn tell_part(&mut self, part: Result<LastReply, String>) {
+        self.part.take().into_iter().for_each(|done| drop(done.send(part.clone())));
     }
 }
 

@@ -15,6 +15,7 @@ use std::str::FromStr;
 use authority::{Credential, CredentialError};
 use clap::builder::BoolishValueParser;
 use clap::{CommandFactory, Parser};
+use coordinator::Quotas;
 use fabric::any::Transport;
 use fabric::verbs::{NicList, RailMap, VerbsError};
 use membership::PeerList;
@@ -24,7 +25,6 @@ use topology::{CoreChoice, CpuId};
 use crate::checkpoint::{FileMode, KEEP};
 use crate::error::HubError;
 use crate::program::{self, Unusable};
-use crate::registry::Quotas;
 
 pub use idle_choice::IdleChoice;
 pub use path_args::PathArgs;

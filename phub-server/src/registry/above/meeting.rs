@@ -16,7 +16,7 @@ use pbox_core::control::{Machine, MeetReply, MeetRequest, RefusalCode, check_add
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::registry::{Because, Refusal};
+use crate::registry::refusal::{Because, Refusal};
 
 /// The longest that a hub waits for others.
 const LONGEST: Duration = Duration::from_secs(3600);

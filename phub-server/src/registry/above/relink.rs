@@ -12,14 +12,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use coordinator::Blame;
+use coordinator::{Blame, JobEnded};
 use membership::{Again, PAUSE};
 use pbox_core::JobId;
 
 use super::JoinedAbove;
 use super::links::Linked;
 use crate::cores::Command;
-use crate::registry::JobEnded;
 use crate::registry::job::Job;
 use crate::registry::{Registry, on_thread};
 

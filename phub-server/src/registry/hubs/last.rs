@@ -10,27 +10,6 @@ use tokio::sync::oneshot;
 
 use crate::registry::{Because, Refusal, Registry};
 
-/// Other hubs that wait for an answer about the last state.
-#[derive(Debug, Default)]
-pub(crate) struct WaitForLast {
-    /// Whether this hub holds the job.
-    holds: Vec<oneshot::Sender<FailedReply>>,
-    /// What comes of this hub's part.
-    part: Option<oneshot::Sender<Result<LastReply, String>>>,
-}
-
-impl WaitForLast {
-    /// Tells all hubs that ask whether this one holds the job.
-    pub fn tell_holds(&mut self, holds: &FailedReply) {
-        self.holds.drain(..).for_each(|done| drop(done.send(holds.clone()))); // they may have hung up
-    }
-
-    /// Tells hub 0 what came of this hub's part, if it asks.
-    pub fn tell_part(&mut self, part: Result<LastReply, String>) {
-        self.part.take().into_iter().for_each(|done| drop(done.send(part.clone())));
-    }
-}
-
 impl Registry {
     /// As [`of_peer`](Self::of_peer), also of a job that has failed.
     pub fn of_peer_at_end(&self, name: &str, secret: &str) -> Result<JobId, Refusal> {

@@ -27,7 +27,6 @@ use tokio::task::JoinSet;
 
 use crate::client::Address;
 use crate::registry::saved::collected::DISK_LIMIT;
-pub(crate) use last::WaitForLast;
 pub(crate) use peers::held_too_long;
 
 /// Asks the other hubs of a job.

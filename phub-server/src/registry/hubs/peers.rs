@@ -17,7 +17,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coordinator::{Cause, CutAt, NotCut, NotReleased, Purpose};
+use coordinator::{Cause, CutAt, JobEnded, NotCut, NotReleased, Purpose};
 use pbox_core::control::{
     ArrivedRequest, BeginsRequest, CheckpointReply, CheckpointRequest, HoldReply, HoldRequest, LostRequest,
     PartState, PartsReply, RefusalCode, ReleaseRequest, WrittenReply, WrittenRequest, check_job_name,
@@ -28,7 +28,6 @@ use serde_json::Value;
 
 use super::last::unknown;
 use crate::checkpoint::CheckpointError;
-use crate::registry::JobEnded;
 use crate::registry::job::Job;
 use crate::registry::saved::collected::ROUND_LIMIT;
 use crate::registry::{Because, Refusal, Registry, on_thread};

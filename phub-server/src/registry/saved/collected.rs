@@ -6,14 +6,13 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use coordinator::NotCut;
+use coordinator::{JobEnded, NotCut};
 use fabric::Slab;
 use pbox_core::control::{CheckpointReply, PartState};
 use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart};
 use tokio::sync::{Notify, oneshot, watch};
 
 use crate::cores::{Command, CoreHandle};
-use crate::registry::JobEnded;
 use crate::seldom::Seldom;
 
 /// How long a request waits for the round in flight, while workers compute.

@@ -7,15 +7,15 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coordinator::{CutAt, Purpose};
+use coordinator::{CutAt, JobEnded, Purpose};
 use pbox_core::control::PartState;
 use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart, Taken};
 use tokio::sync::oneshot;
 
 use super::collected::{Checkpoints, Collected, Collecting, NoSnapshot};
 use crate::cores::Command;
+use crate::registry::Registry;
 use crate::registry::job::Job;
-use crate::registry::{JobEnded, Registry};
 
 impl Registry {
     /// A core has taken its part of a snapshot, or cannot take it.

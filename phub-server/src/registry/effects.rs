@@ -1,0 +1,109 @@
+//! Events and effects: a core's report is an event of its job, and what follows from events is carried out, in order.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use coordinator::{Blame, Effect, Event};
+use pbox_core::JobId;
+
+use super::hubs::held_too_long;
+use super::late::say_held_up;
+use super::loss::say_lost;
+use super::{Inner, Registry};
+use crate::cores::{Command, Report};
+
+impl Registry {
+    /// Takes a report of a core thread.
+    pub fn report(self: &Arc<Self>, report: Report) {
+        let mut inner = self.lock();
+        match report {
+            Report::Attached { job, rank } => self.happens(&mut inner, job, Event::Attached(rank)),
+            Report::Removed { job, rank } => self.happens(&mut inner, job, Event::Removed(rank)),
+            Report::Unlinked { job, rank } => self.happens(&mut inner, job, Event::Dropped(rank)),
+            Report::WorkerGone { job, rank, reason, by_itself } => {
+                // A hub that stops waits for nobody.
+                let by_itself = by_itself && !inner.stops();
+                self.happens(&mut inner, job, Event::LinkEnded { rank, reason, by_itself });
+            }
+            Report::UnlinkedAbove { job, answers } => {
+                if let Some(job) = inner.job_mut(job) {
+                    job.relinks_above.core_unlinked(answers);
+                    self.freed.notify_waiters();
+                }
+            }
+            Report::Snapshot { job, core, taken } => {
+                if let Some(job) = inner.job_mut(job) {
+                    self.taken(job, core, taken);
+                }
+            }
+            Report::Skipped { job, chunks } => {
+                if let Some(job) = inner.job(job) {
+                    let why = "all workers of some rounds are gone";
+                    tracing::warn!(job = job.name, chunks, why, "chunks keep their weights for these rounds");
+                }
+            }
+            Report::AboveGone { job, reason } => {
+                drop(inner);
+                self.lost_above(job, reason);
+            }
+            Report::JobFailed { job, reason } => self.fail(&mut inner, job, &reason),
+            Report::CorePanicked { cpu } => {
+                drop(inner);
+                // Its chunks have no owner any more, and no new job would get all cores.
+                let reason = format!(
+                    "the hub's core thread on cpu {cpu} panicked (its log says why); restart the hub"
+                );
+                tracing::error!(reason);
+                self.stop(&reason);
+            }
+        }
+    }
+
+    /// Has a job take an event in, and carries out what follows.
+    pub(super) fn happens(&self, inner: &mut Inner, id: JobId, event: Event) {
+        let effects = inner.handle(id, event, Instant::now());
+        self.carry_out(inner, id, effects);
+    }
+
+    /// Carries out what follows for a job, in order.
+    pub(super) fn carry_out(&self, inner: &mut Inner, id: JobId, effects: impl IntoIterator<Item = Effect>) {
+        for effect in effects {
+            inner.note(id, &effect, Instant::now());
+            let Some(job) = inner.job_mut(id) else { return };
+            match effect {
+                Effect::Cut(cut, step) => self.step(job, cut, step),
+                Effect::CutHeld(cut, front) => job.wait_for_cuts.tell(cut, Ok(front)),
+                Effect::CutOver(cut, over) => job.wait_for_cuts.tell(cut, over.map(Some)),
+                Effect::HeldTooLong(limit) => {
+                    let reason = held_too_long(job, limit);
+                    self.fail_by(inner, id, &reason, Blame::Hub);
+                }
+                Effect::TookPart(ranks, from) => {
+                    let ranks: Vec<String> = ranks.iter().map(u32::to_string).collect();
+                    tracing::info!(
+                        job = job.name,
+                        ranks = ranks.join(","),
+                        from = from.0,
+                        "workers take part"
+                    );
+                }
+                Effect::TellArrived(request) => self.tell_arrived(job, request),
+                Effect::Relinked(rank) => {
+                    tracing::info!(job = job.name, rank, "a worker has made its links again");
+                }
+                Effect::DropLinks(rank, _) => self.drop_links(job, rank),
+                Effect::Lost { rank, reason, goes_on, .. } => say_lost(job, rank, &reason, goes_on),
+                Effect::RemoveWorker(rank) => self.command(job, || Command::RemoveWorker { job: id, rank }),
+                Effect::TellLost(worker, reason) => self.tell_lost(job, worker, &reason),
+                Effect::Forget(..) => {} // noted
+                Effect::HeldUp => say_held_up(job),
+                Effect::Fail(reason, blame) => self.fail_by(inner, id, &reason, blame),
+                Effect::Wake => self.freed.notify_waiters(),
+                Effect::Last(step) => self.last_step(job, step),
+                Effect::Holds(holds) => job.wait_for_last.tell_holds(&holds),
+                Effect::HasPart(part) => job.wait_for_last.tell_part(part),
+                Effect::LastOver(saved) => self.last_is_over(job, saved),
+            }
+        }
+    }
+}
