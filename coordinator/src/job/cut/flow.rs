@@ -15,6 +15,23 @@ use pbox_core::control::{HoldRequest, ReleaseRequest};
 use super::{Cut, CutAt, NotCut, Purpose, Step, WaitsFor};
 use crate::job::{Blame, Cause, Effect, Job};
 
+impl Cut {
+    /// Whether the cut ends with a snapshot, and whether the job ends there.
+    fn snapshot(&self) -> (bool, bool) {
+        match (&self.purpose, &self.release) {
+            _ if self.failed.is_some() => (false, false),
+            (Purpose::Admit(_), _) | (Purpose::Follow(_), None) => (false, false),
+            (Purpose::Snapshot(at), _) => (true, *at == CutAt::LastRound),
+            (Purpose::Follow(_), Some(release)) => (release.snapshot, release.ends),
+        }
+    }
+
+    pub(super) fn waits(&mut self, waits_for: WaitsFor, step: Step) -> Vec<Effect> {
+        self.waits_for = waits_for;
+        vec![Effect::Cut(self.id, step)]
+    }
+}
+
 impl Job {
     pub(super) fn goes_on_with(&mut self, cut: Cut, effects: Vec<Effect>) -> Vec<Effect> {
         self.cuts.now = Some(cut);
