@@ -51,7 +51,7 @@ impl<J: DerefMut<Target = Job>, L: Default> Hub<J, L> {
         Err(Refused::new(RefusalCode::Quota, why))
     }
 
-    /// Checks that a job that is being made may be promised so many bytes.
+    /// Checks that a job that is being made may be promised this memory.
     pub(super) fn check_memory_of(&self, name: &str, needed: u64) -> Result<(), Refused> {
         let gb = |bytes: u64| bytes as f64 / 1e9;
         if let Some(limit) = self.quotas.memory_per_job.filter(|&limit| needed > limit) {

@@ -190,7 +190,7 @@ fn the_name_of_a_failed_job_is_reserved_until_its_last_state_is_saved() {
     assert!(!hub.names.saves_any());
 }
 
-/// While a hub leaves the hubs above, a worker may join the job that has no worker any more.
+/// A worker may join a job that has no worker any more, while the hub leaves the hubs above.
 #[test]
 fn a_worker_that_joins_behind_the_last_leave_has_no_token_when_the_job_has_ended() {
     let (mut hub, now) = (Hub::new(JOBS_LIMIT, Quotas::default()), Instant::now());

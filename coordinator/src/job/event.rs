@@ -63,9 +63,9 @@ pub enum Effect {
     CutOver(CutId, Result<Round, NotCut>),
     /// Hub 0 has held the job for longer than this.
     HeldTooLong(Duration),
-    /// These ranks take part from this round on.
+    /// Ranks take part from this round on.
     TookPart(Arc<[u32]>, Round),
-    /// Hub 0 is told that a newcomer is here.
+    /// Hub 0 is notified that a newcomer is here.
     TellArrived(ArrivedRequest),
     /// A member has made its links again.
     Relinked(u32),
@@ -98,7 +98,7 @@ pub enum Effect {
     Last(LastStep),
     /// All hubs that ask are told whether this hub holds the failed job.
     Holds(FailedReply),
-    /// Hub 0, if it asks, is told what came of this hub's part of the last state.
+    /// Hub 0, if it asks, gets the result of this hub's part of the last state.
     HasPart(Result<LastReply, String>),
     /// All cores remove the failed job, and its name is free. Its last state is saved, or not.
     LastOver(Saved),

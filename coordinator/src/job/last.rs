@@ -27,7 +27,7 @@ use pbox_core::{Front, Round};
 
 use super::{Blame, Effect, Job};
 
-/// What the driver knows of a failed job whose last state is saved.
+/// The things that the driver knows of a failed job whose last state is saved.
 #[derive(Clone, Debug, Default)]
 pub struct Saves {
     /// The round of its last checkpoint, if this is its only hub.
@@ -77,7 +77,7 @@ pub(super) struct Last {
     waits_for: WaitsFor,
     /// The rounds of this hub's chunks, which stand still.
     own: Option<RoundsInFlight>,
-    /// What other hubs hear of the failure.
+    /// The failure, as other hubs are notified of it.
     failed: FailedRequest,
     /// How the job ended, for people.
     ended: String,
@@ -91,20 +91,20 @@ pub(super) struct Last {
 #[derive(Debug)]
 enum WaitsFor {
     Hold,
-    /// At hub 0: the answers of the other hubs.
+    /// The answers of the other hubs, at hub 0.
     Others,
-    /// At hub 0: their parts. The result is there already, if this hub then writes nothing.
+    /// The parts of the other hubs, at hub 0. The result is there already, if this hub then writes nothing.
     Parts(LastRequest, Option<Saved>),
-    /// At another hub: the answer of hub 0.
+    /// The answer of hub 0, at another hub.
     Lead,
-    /// At another hub, since this time: hub 0 says what to write.
+    /// The time since which another hub waits for hub 0 to say what to write.
     Order(Instant),
     /// The parts of the other hubs have this many bytes.
     Write(u64),
 }
 
 impl Job {
-    /// As [`fail`](Self::fail), and has the job's last state saved, if it has one.
+    /// Ends the job as [`fail`](Self::fail) does, and has its last state saved, if it has one.
     pub fn fail_and_save(&mut self, reason: &str, blame: Blame, saves: Saves, now: Instant) -> Vec<Effect> {
         let mut effects = Vec::new();
         if self.runs() {

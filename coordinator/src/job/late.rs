@@ -1,4 +1,4 @@
-//! Who holds a job's rounds up: a worker whose heartbeats come, and whose pushes do not.
+//! Workers that hold a job's rounds up: a worker whose heartbeats come, and whose pushes do not.
 //!
 //! ```text
 //!   a look at all cores --> did anything move since the last look?
@@ -13,7 +13,7 @@ use pbox_core::{Look, Round};
 
 use super::{Blame, Cause, Effect, Job};
 
-/// When workers are late.
+/// The limits after which workers are late.
 #[derive(Clone, Copy, Debug)]
 pub struct LateLimits {
     /// They are named after this time.

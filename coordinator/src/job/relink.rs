@@ -14,7 +14,7 @@ use crate::refused::Refused;
 /// How often a hub tells those above it which of its workers is late, and how long they hold its heartbeats.
 pub const TOLD_EVERY: Duration = Duration::from_secs(1);
 
-/// What a worker gets that has asked for other links.
+/// The answer to a worker that has asked for other links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grant {
     /// Nothing yet: some cores have not dropped the former links.

@@ -36,7 +36,7 @@ impl Registry {
         came.await.map_err(|_| JobEnded)
     }
 
-    /// Takes a step of a cut. The job is told what came of it, unless it ends meanwhile.
+    /// Takes a step of a cut. Its result is an event of the job, unless the job ends meanwhile.
     pub(super) fn step(&self, job: &mut Job, cut: CutId, step: Step) {
         let (id, peers) = (job.id, Arc::clone(&job.peers));
         match step {

@@ -1,4 +1,4 @@
-//! Those who wait for a cut of a job, or for its last state: the job owns them. And the wait for cores.
+//! Waits for a cut of a job, and for its last state, which the job owns; and for the answers of cores.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use super::saved::collected::Collected;
 /// The round before which a cut is, or to which a held job's chunks have come; or why there is no cut.
 pub(crate) type Came = Result<Option<Round>, NotCut>;
 
-/// Those who wait for a cut to end, or for hub 0's to hold the job; each perhaps with the way of a snapshot.
+/// The requests that wait for a cut to end, or to hold the job for hub 0; each perhaps with the way of a snapshot.
 #[derive(Debug, Default)]
 pub(crate) struct WaitForCuts(HashMap<CutId, (oneshot::Sender<Came>, Option<Collects>)>);
 
@@ -45,7 +45,7 @@ impl WaitForCuts {
 pub(crate) struct WaitForLast {
     /// Whether this hub holds the job.
     pub holds: Vec<oneshot::Sender<FailedReply>>,
-    /// What comes of this hub's part.
+    /// The one who waits for this hub's part.
     pub part: Option<oneshot::Sender<Result<LastReply, String>>>,
 }
 

@@ -37,7 +37,7 @@ pub struct CutId(u64);
 /// The reason for a cut.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// These workers, named as at all hubs, take part from the cut on. A rank may have another worker by then.
+    /// Workers, named as at all hubs, take part from the cut on. A rank may have another worker by then.
     Admit(Arc<[u64]>),
     /// The cores take a snapshot.
     Snapshot(CutAt),
@@ -48,11 +48,11 @@ pub enum Purpose {
 /// The place of a cut for a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CutAt {
-    /// At all hubs of the job before the same round: hub 0 leads.
+    /// All hubs of the job are cut before the same round: hub 0 leads.
     AllHubs,
-    /// At this hub, before its own round. The other hubs are not told.
+    /// This hub is cut before its own round. The other hubs are not notified.
     ThisHub,
-    /// At all hubs of the job, which is about to end. Its workers make no round beyond the cut, because the round would be lost.
+    /// All hubs of the job are cut, which is about to end. Its workers make no round beyond the cut, because the round would be lost.
     LastRound,
 }
 
@@ -154,9 +154,9 @@ struct Cut {
     others: Option<u64>,
     /// The cut is before this round, once that is decided.
     before: Round,
-    /// At another hub than hub 0: the time of the hold.
+    /// The time of the hold, at another hub than hub 0.
     since: Instant,
-    /// At another hub than hub 0: the release by hub 0.
+    /// The release by hub 0, at another hub than hub 0.
     release: Option<ReleaseRequest>,
     /// Why the cut changes nothing.
     failed: Option<NotCut>,

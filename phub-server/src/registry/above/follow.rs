@@ -14,7 +14,7 @@ use super::name_above;
 use crate::registry::{Because, NoThread, Refusal, Registry, on_thread};
 
 impl Registry {
-    /// What a request comes to that was passed on to the hubs above. If one of them is lost, the job fails here first: its
+    /// Returns the result of a request that was passed on to the hubs above. If one of them is lost, the job fails here first: its
     /// workers join again, and nobody takes the first of them for the cause.
     pub(crate) fn passed_on<T>(
         &self,

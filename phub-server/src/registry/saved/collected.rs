@@ -17,7 +17,7 @@ use crate::seldom::Seldom;
 
 /// How long a request waits for the round in flight, while workers compute.
 pub(crate) const ROUND_LIMIT: Duration = Duration::from_secs(30);
-/// The same at the end of a job: perhaps nobody pushes any more.
+/// The time limit at the end of a job: perhaps nobody pushes any more.
 pub(super) const ROUND_LIMIT_AT_STOP: Duration = Duration::from_secs(10);
 
 /// How long a stop waits for checkpoints, and another hub for hub 0 to have one written: a terabyte takes this long on a

@@ -33,7 +33,7 @@ impl Registry {
         })
     }
 
-    /// Takes a step of saving a last state. The job is told what came of it.
+    /// Takes a step of saving a last state. Its result is an event of the job.
     pub(crate) fn last_step(&self, job: &Job, step: LastStep) {
         let (id, peers) = (job.id, Arc::clone(&job.peers));
         match step {
