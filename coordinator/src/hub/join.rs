@@ -14,7 +14,7 @@ use crate::asker::Asker;
 use crate::job::Job;
 use crate::refused::Refused;
 
-/// What a worker that wants to join finds under a name.
+/// The state of a name, as a worker that wants to join finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// A job that is being made, or whose last state is being saved. The worker waits.

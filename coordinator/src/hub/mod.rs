@@ -62,7 +62,7 @@ pub struct Hub<J, L = ()> {
     joins_bytes: u64,
     /// The tokens of the members of all jobs.
     pub tokens: Tokens,
-    /// What it has done.
+    /// The counts of what it has done.
     pub counts: CountsReply,
     /// Whether it takes no more jobs.
     draining: bool,

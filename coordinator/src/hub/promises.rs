@@ -24,7 +24,7 @@ use crate::refused::Refused;
 pub struct Memory {
     /// Its room for more.
     pub room: MemoryRoom,
-    /// What has become resident since it had no job, in bytes.
+    /// The memory that has become resident since it had no job, in bytes.
     pub used: u64,
 }
 
@@ -56,7 +56,7 @@ impl<J: DerefMut<Target = Job>, L: Default> Hub<J, L> {
         of_jobs.chain(of_making).fold(self.joins_bytes, u64::saturating_add)
     }
 
-    /// Checks that so many bytes more may be promised. Nothing is known of the room of some machines.
+    /// Checks that this memory more may be promised. The room of some machines is not known.
     ///
     /// # Errors
     /// When there is no room.

@@ -1,4 +1,4 @@
-//! What one address, and one job, may have of a hub. An address owns the jobs that it made; this machine's own addresses are
+//! Quotas: the jobs and the memory that one address, and one job, may have of a hub. An address owns the jobs that it made; this machine's own addresses are
 //! one, and so is a network of IPv6 with 64 bits.
 //!
 //! A token for a job needs no quota of its own: there is one job of a name at a time.
