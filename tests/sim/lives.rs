@@ -69,16 +69,16 @@ impl Life {
     fn happens(&mut self, rank: u32) {
         // Where only a newcomer is left, rounds before its first one are skipped.
         let is_whole = |&other: &u32| {
-            let worker = &self.job.workers[other as usize];
-            other != rank && self.stages[other as usize] == Stage::TakesPart && !worker.lacks_first_weights()
+            let takes_part = other != rank && self.stages[other as usize] == Stage::TakesPart;
+            takes_part && !self.job.lacks_first_weights(other)
         };
         let may_die = (0..WORKERS).any(|other| is_whole(&other));
         let stage = &mut self.stages[rank as usize];
         match (*stage, self.dice.below(3)) {
             (Stage::Dead, _) if self.job.come_back(rank).unwrap() => *stage = Stage::Joined,
             (Stage::Unlinked, 1..) if self.job.relink(rank).unwrap() => *stage = Stage::TakesPart,
-            // A session that has no weights yet joins again.
-            (Stage::TakesPart, 0) if !self.job.workers[rank as usize].lacks_first_weights() => {
+            // A hub drops a newcomer that asks again for weights which are not there yet.
+            (Stage::TakesPart, 0) if !self.job.lacks_first_weights(rank) => {
                 self.job.unlink(rank);
                 *stage = Stage::Unlinked;
             }

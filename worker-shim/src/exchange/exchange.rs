@@ -108,8 +108,6 @@ pub struct Exchange<P: Port> {
     pub(super) broadcasts: bool,
     /// How often a whole key is handed out by the exchange's owner: 0 or 1.
     pub(super) hand_outs: u32,
-    /// The first round of this worker.
-    pub(super) first: Round,
     /// Answers that came before the first round was known; `None` once it is.
     pub(super) early: Option<Vec<(LinkId, Immediate)>>,
     /// Bytes that went over links that are no more.
@@ -148,7 +146,6 @@ impl<P: Port> Exchange<P> {
             slices,
             pulls: Pulls::AtOnce,
             hand_outs: 0,
-            first: Round(0),
             early: Some(Vec::new()),
             received: 0,
             unflushed: 0,

@@ -31,7 +31,6 @@ impl<P: Port> Exchange<P> {
     /// # Errors
     /// When answers came that this worker does not await.
     pub fn begin(&mut self, first: Round) -> Result<(), ExchangeError> {
-        self.first = first;
         self.windows.coder_mut().into_iter().for_each(|coder| coder.begin(first));
         if first > Round(0) {
             for key in (0..self.keys.len() as u32).map(KeyId) {
@@ -41,12 +40,6 @@ impl<P: Port> Exchange<P> {
         }
         let early = self.early.take().unwrap_or_default();
         early.into_iter().try_for_each(|(link, answer)| self.take_arrival(link, answer))
-    }
-
-    /// Whether a key still waits for the weights with which this worker begins. No push asks for them, so that no push asks for
-    /// them again.
-    pub fn lacks_first_weights(&self) -> bool {
-        self.keys.iter().any(|key| key.outstanding > 0 && key.round < self.first)
     }
 
     /// A key's gradient, to write. Its contents are the caller's until [`push`](Self::push).

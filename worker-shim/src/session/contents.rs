@@ -98,7 +98,7 @@ impl Session {
         }
     }
 
-    pub(super) fn steps_alone(&self) -> bool {
+    fn steps_alone(&self) -> bool {
         self.asked.consistency != Consistency::Bsp
     }
 }

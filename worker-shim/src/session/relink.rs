@@ -81,9 +81,7 @@ impl Session {
     fn may_relink(&self) -> bool {
         let is_moved = self.ways.iter().any(|way| way.transport != Transport::Shm);
         let may = self.hubs.iter().all(|hub| hub.relinks && hub.end().is_none());
-        may && is_moved
-            && self.hold == Hold::Waits
-            && (self.steps_alone() || !self.exchange.lacks_first_weights())
+        may && is_moved && self.hold == Hold::Waits
     }
 
     fn make_links(&mut self, lost: &ExchangeError) -> Result<(), Again<SessionError>> {

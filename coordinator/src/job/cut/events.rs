@@ -119,7 +119,7 @@ impl Job {
         )
     }
 
-    /// Returns for how long hub 0 holds the job beyond the time in which it ends each cut.
+    /// Returns what follows when hub 0 holds the job for longer than any cut takes.
     pub(in crate::job) fn held_too_long(&self, limit: Duration, now: Instant) -> Option<Effect> {
         let cut = self.cuts.now.as_ref().filter(|cut| cut.waits_for == WaitsFor::Lead)?;
         // Hub 0 asks all hubs to hold and then to release, and waits for each answer at most this long.
