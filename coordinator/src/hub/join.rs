@@ -134,6 +134,14 @@ impl Job {
     /// Checks that a worker's pass is of this job, and not of a job of the same name that hub 0 has begun since.
     fn check_pass(&self, request: &JoinRequest) -> Result<(), Refused> {
         let Some(peers) = &request.peers else { return Ok(()) };
+        if let Some(other) = peers.pass.as_ref().and_then(|pass| self.rank(pass.worker)) {
+            let why = format!(
+                "job {:?}: the pass of worker {} is that of worker {other}, which is here; a worker gets a pass of its own from \
+                 hub 0 in each join",
+                self.name, request.rank
+            );
+            return Err(Refused::new(RefusalCode::JobDiffers, why));
+        }
         let is_ours =
             |pass: &Pass| self.hubs.secret.is(&pass.secret) && self.hubs.first_round == pass.first_round;
         if peers.pass.as_ref().is_none_or(is_ours) {

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use fabric::{MemoryBound, MemoryRoom};
-use pbox_core::control::JoinRequest;
+use pbox_core::control::{JoinRequest, Pass, Peers};
 use pbox_core::{JobTerms, Key, Numbers, NumbersByRound, Optimizer, Round, Share};
 
 use super::*;
@@ -74,6 +74,23 @@ fn refused<T>(answer: Result<T, Refused>, code: RefusalCode, words: &[&str]) {
     let Err(refused) = answer else { panic!("it is let in") };
     assert_eq!(refused.code, code);
     words.iter().for_each(|words| assert!(refused.why.contains(words), "{}", refused.why));
+}
+
+#[test]
+fn a_pass_lets_one_worker_in() {
+    let (mut hub, now) = (Hub::new(JOBS_LIMIT, Quotas::default()), Instant::now());
+    make(&mut hub, "job", ONE, GB).unwrap();
+    let secret = Secret([7; 16]).show();
+    let pass = Pass { secret, worker: 7, first_round: Round(0), checkpoints: false };
+    let mut with_pass = |rank: u32| {
+        let peers = Peers { hubs: vec!["hub:1".into(), "hub:2".into()], pass: Some(pass.clone()) };
+        let request = &JoinRequest { peers: Some(peers), ..JoinRequest::new(rank, terms()) };
+        let newcomer =
+            Newcomer { request, difference: None, from: None, token: [rank as u8 + 1; 16], saves: false };
+        hub.join("job", newcomer, now).map(|_| ())
+    };
+    with_pass(0).unwrap();
+    refused(with_pass(1), RefusalCode::JobDiffers, &["the pass of worker 1", "worker 0", "of its own"]);
 }
 
 #[test]
