@@ -72,7 +72,7 @@ impl Job {
     /// When it cannot have new ones.
     pub fn ask_for_links(&mut self, rank: u32, why: &str, now: Instant) -> Result<Option<Effect>, Refused> {
         if let Life::Failed { reason, .. } = &self.life {
-            let why = format!("job {:?} has failed: {reason}", self.name);
+            let why = format!("job {:?} failed: {reason}", self.name);
             return Err(Refused::new(RefusalCode::JobFailed, why));
         }
         if let Some(member) = &mut self.members[rank as usize] {

@@ -282,7 +282,7 @@ impl Registry {
         let (id, rank) = inner.tokens.owner(token).map_err(|_| UNKNOWN_TOKEN)?;
         let job = inner.job_mut(id).expect("tokens name jobs that exist");
         let weights = job.weights.clone().ok_or_else(|| match job.state() {
-            JobState::Failed { reason, .. } => format!("job {:?} has failed: {reason}", job.name),
+            JobState::Failed { reason, .. } => format!("job {:?} failed: {reason}", job.name),
             _ => format!("job {:?} has ended", job.name),
         })?;
         job.connect(rank, token)?;
