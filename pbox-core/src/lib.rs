@@ -19,6 +19,7 @@ mod snapshot;
 mod strict_json;
 mod turn;
 mod weights;
+mod whole;
 mod wire;
 
 pub use job::{

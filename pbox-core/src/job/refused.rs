@@ -7,6 +7,9 @@
 //! | Slim-DP | schedules by layer | a push may have to come again, so a layer is never whole |
 //! | Slim-DP | `continue` | a selection would wait for rounds that a lost worker did not push |
 //! | SSP, ASP | `average` | a mean is of all workers' gradients of one round |
+//! | `clip_norm` | SSP, ASP | each push is a step, and has no whole gradient |
+//! | `clip_norm` | compression, several hubs, hubs as members | not built yet |
+//! | `clip_norm` | `ablate` | what is left out has no norm |
 //! | hubs as members | Slim-DP | it needs each worker's own steps |
 //! | hubs as members | `kvstore` | a hub has no forward pass that it could pull for |
 //!
@@ -18,10 +21,12 @@
 //! | a codec, if members are hubs | frames would be decoded and encoded again, with an error at each level |
 //! | SSP, ASP, if members are hubs | machines step alone between two levels only |
 //! | several hubs | the workers of a machine have one hub |
+//! | `clip_norm` | not built yet |
 
 use super::compression::Compression;
 use super::on_loss::OnLoss;
 use super::terms::JobTerms;
+use crate::kernels::Ablate;
 
 /// Two terms of a job exclude each other.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -45,6 +50,9 @@ enum Term {
     AloneBetween,
     Pulls,
     SeveralHubs,
+    ClipNorm,
+    Compression,
+    Ablate,
 }
 
 const TABLE: &[(Term, Term, &str)] = &[
@@ -74,11 +82,25 @@ const TABLE: &[(Term, Term, &str)] = &[
         Term::Average,
         "a mean is of all workers' gradients of one round; use bsp, or an optimizer that keeps weights",
     ),
+    (
+        Term::ClipNorm,
+        Term::StepsAlone,
+        "each push is a step of its own, and no step has the gradients of all keys; use bsp",
+    ),
+    (
+        Term::ClipNorm,
+        Term::Compression,
+        "the norm of decoded sums is not gathered yet; leave out the compression, or clip before you push",
+    ),
+    (Term::ClipNorm, Term::SeveralHubs, "hubs do not tell each other their norms yet; use one hub"),
+    (Term::ClipNorm, Term::HubsBelow, "levels do not gather norms yet; use a hub that is below none"),
+    (Term::ClipNorm, Term::Ablate, "what is left out has no norm"),
     (Term::HubsBelow, Term::SlimDp, "it needs each worker's own steps; use a level without it"),
     (Term::HubsBelow, Term::Pulls, "a hub has no forward pass that it could pull for; use sliced or p3"),
 ];
 
 const BELOW: &[(Term, &str)] = &[
+    (Term::ClipNorm, "levels do not gather norms yet; use a hub that is below none"),
     (Term::AloneBetween, "machines step alone between two levels only; use bsp, or put fewer hubs above"),
     (Term::SlimDp, "it needs each worker's own steps; use a hub that is below none"),
     (
@@ -107,7 +129,7 @@ pub(super) fn check(terms: &JobTerms) -> Result<(), Refused> {
 impl Term {
     /// How the job's terms say it; `None` when the job does without it.
     fn spoken(self, terms: &JobTerms) -> Option<String> {
-        let JobTerms { optimizer, on_loss, level, .. } = terms;
+        let JobTerms { optimizer, ablate, on_loss, level, .. } = terms;
         let (has, spoken) = match self {
             Term::SlimDp => (matches!(level.compression, Some(Compression::Slim(_))), "Slim-DP".to_owned()),
             Term::Average => (!optimizer.keeps_weights(), format!("the optimizer {}", optimizer.name())),
@@ -125,6 +147,9 @@ impl Term {
                 let alone = level.consistency.steps_alone() && level.members.are_hubs();
                 (alone, format!("consistency {} from hubs below", level.consistency))
             }
+            Term::ClipNorm => (terms.clip_norm.is_some(), "clip_norm".to_owned()),
+            Term::Compression => (level.compression.is_some(), "compression".to_owned()),
+            Term::Ablate => (*ablate != Ablate::default(), "ablate".to_owned()),
             Term::SeveralHubs => (terms.hubs > 1, format!("{} hubs", terms.hubs)),
             Term::Pulls => (level.schedule.pulls(), format!("schedule {}", level.schedule)),
         };

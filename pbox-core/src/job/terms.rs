@@ -38,6 +38,10 @@ pub struct JobTerms {
     pub chunk_bytes: usize,
     /// What the hub does with a sum.
     pub optimizer: Optimizer,
+    /// The most that the norm of a round's mean gradient may be, of all keys together: a longer one is scaled down, as by
+    /// `torch.nn.utils.clip_grad_norm_`. Steps then wait for the gradients of all keys. Default: no bound.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clip_norm: Option<f32>,
     /// What the hub leaves out, for measurement. Default nothing.
     #[serde(default)]
     pub ablate: Ablate,
@@ -106,6 +110,8 @@ pub enum InvalidTerms {
     NoCores,
     #[error("{seen} hubs: expected 1 to {MAX_HUBS}")]
     Hubs { seen: u32 },
+    #[error("clip_norm {seen}: expected a number above 0; leave it out for no bound")]
+    ClipNorm { seen: f32 },
     #[error("a credit of 0 bytes: a link has at least 1; leave it out for no bound")]
     NoCredit,
     #[error("optimizer: {0}")]
@@ -145,6 +151,7 @@ impl JobTerms {
             workers,
             chunk_bytes: DEFAULT_CHUNK_BYTES,
             optimizer,
+            clip_norm: None,
             ablate: Ablate::default(),
             seed: 0,
             on_loss: OnLoss::default(),
@@ -171,6 +178,11 @@ impl JobTerms {
         if self.level.credit == Some(Credit::Bytes(0)) {
             return Err(InvalidTerms::NoCredit);
         }
+        if let Some(seen) = self.clip_norm
+            && !(seen.is_finite() && seen > 0.0)
+        {
+            return Err(InvalidTerms::ClipNorm { seen });
+        }
         self.optimizer.check()?;
         if let Some(compression) = &self.level.compression {
             compression.check()?;
@@ -190,7 +202,11 @@ impl JobTerms {
     pub fn has_answers_ahead(&self) -> bool {
         let LevelTerms { consistency, compression, schedule, members, .. } = self.level;
         let is_bare = compression.is_none() && members == Members::Workers;
-        self.answers_ahead && is_bare && consistency == Consistency::Bsp && !schedule.by_layer()
+        self.answers_ahead
+            && self.clip_norm.is_none()
+            && is_bare
+            && consistency == Consistency::Bsp
+            && !schedule.by_layer()
     }
 
     /// What workers and a hub below others agree on, of a job with these terms. A codec, SSP and ASP are for the links between
@@ -235,6 +251,7 @@ impl JobTerms {
             workers,
             chunk_bytes,
             optimizer,
+            clip_norm,
             ablate,
             seed,
             on_loss,
@@ -250,6 +267,7 @@ impl JobTerms {
             ("workers", workers.to_string()),
             ("chunk_bytes", chunk_bytes.to_string()),
             ("optimizer", format!("{optimizer:?}")),
+            ("clip_norm", or(clip_norm.map(|most| most.to_string()), "none")),
             ("ablate", format!("{ablate:?}")),
             ("compression", or(compression.map(|compression| compression.to_string()), "none")),
             ("seed", seed.to_string()),

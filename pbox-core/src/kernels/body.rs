@@ -12,9 +12,9 @@ use super::rule::Rule;
 use crate::layout::Dtype;
 
 /// One chunk, with its kept values by kind. Kinds that the rule does not use are empty.
-struct Chunk<'a, E> {
+struct Chunk<'a, S, E> {
     step: &'a Step,
-    slots: &'a Slots<'a, E>,
+    slots: &'a Slots<'a, S>,
     window: &'a mut [E],
     master: &'a mut [f32],
     first: &'a mut [f32],
@@ -23,10 +23,10 @@ struct Chunk<'a, E> {
 
 /// Sums and steps a chunk. `kept` has its master weights, if it has any, then its state.
 #[inline(always)]
-pub(super) fn run<E: Element, R: Rule, I: Convert<E> + Convert<f32>>(
+pub(super) fn run<S: Element, E: Element, R: Rule, I: Convert<S> + Convert<E> + Convert<f32>>(
     isa: I,
     step: &Step,
-    slots: &Slots<E>,
+    slots: &Slots<S>,
     window: &mut [E],
     kept: &mut [f32],
 ) {
@@ -76,9 +76,9 @@ fn has_master<E: Element, R: Rule>() -> bool {
     R::KEEPS_WEIGHTS && !matches!(E::DTYPE, Dtype::F32)
 }
 
-impl<E: Element> Chunk<'_, E> {
+impl<S: Element, E: Element> Chunk<'_, S, E> {
     #[inline(always)]
-    fn block<R: Rule, I: Convert<E> + Convert<f32>>(&mut self, isa: I, at: usize) {
+    fn block<R: Rule, I: Convert<S> + Convert<E> + Convert<f32>>(&mut self, isa: I, at: usize) {
         let block = at..at + I::Vector::LENGTH;
         let sum = self.sum(isa, at);
         let unused = isa.splat(0.0);
@@ -108,7 +108,7 @@ impl<E: Element> Chunk<'_, E> {
     /// in cache run at 195 to 218 GB/s this way (AVX-512). With one slot an iteration they run at 137 to 195 GB/s,
     /// depending on the loop's address.
     #[inline(always)]
-    fn sum<I: Convert<E>>(&self, isa: I, at: usize) -> I::Vector {
+    fn sum<I: Convert<S>>(&self, isa: I, at: usize) -> I::Vector {
         let mut sum = self.slot(isa, 0, at);
         let workers = self.slots.workers();
         let mut rank = 1;
@@ -133,7 +133,7 @@ impl<E: Element> Chunk<'_, E> {
     }
 
     #[inline(always)]
-    fn slot<I: Convert<E>>(&self, isa: I, rank: usize, at: usize) -> I::Vector {
+    fn slot<I: Convert<S>>(&self, isa: I, rank: usize, at: usize) -> I::Vector {
         isa.widen_for_sum(&self.slots.slot(rank)[at..at + I::Vector::LENGTH])
     }
 }

@@ -48,6 +48,22 @@ static ALL: &[Kernels] = &[
     Kernels { name: "scalar", set: InstructionSet::Scalar, available: || true },
 ];
 
+/// `by_rule!(optimizer, R => work::<R>())`: the same work with the rule of an optimizer.
+macro_rules! by_rule {
+    ($optimizer:expr, $R:ident => $work:expr) => {
+        by_rule!($optimizer, $R => $work;
+            Average | Sum => Average, Sgd => Sgd, Momentum => Momentum, Nesterov => Nesterov, Adam => Adam, AdamW => AdamW)
+    };
+    ($optimizer:expr, $R:ident => $work:expr; $($($Optimizer:ident)|+ => $Rule:ident),+) => {
+        match $optimizer {
+            $($(Optimizer::$Optimizer { .. })|+ => {
+                type $R = $Rule;
+                $work
+            })+
+        }
+    };
+}
+
 impl Kernels {
     /// The best kernels that this processor runs.
     pub fn detect() -> &'static Kernels {
@@ -92,23 +108,35 @@ impl Kernels {
         window: &mut [E],
         kept: &mut [f32],
     ) {
-        let elements = slots.elements();
-        assert_eq!(window.len(), elements, "the window and the slots have the same length");
-        assert_eq!(
-            kept.len(),
-            elements * optimizer.kept_per_element(E::DTYPE),
-            "the kept values match the slots"
-        );
-        match optimizer {
-            Optimizer::Average | Optimizer::Sum => {
-                self.sum::<E, Average>(step, slots, window, kept);
-            }
-            Optimizer::Sgd { .. } => self.sum::<E, Sgd>(step, slots, window, kept),
-            Optimizer::Momentum { .. } => self.sum::<E, Momentum>(step, slots, window, kept),
-            Optimizer::Nesterov { .. } => self.sum::<E, Nesterov>(step, slots, window, kept),
-            Optimizer::Adam { .. } => self.sum::<E, Adam>(step, slots, window, kept),
-            Optimizer::AdamW { .. } => self.sum::<E, AdamW>(step, slots, window, kept),
-        }
+        check_lengths(optimizer, slots, window, kept);
+        by_rule!(optimizer, R => self.sum::<E, R>(step, slots, window, kept));
+    }
+
+    /// Steps as [`run`](Self::run) on a gradient that is summed already.
+    ///
+    /// # Panics
+    /// When lengths differ.
+    pub fn step<E: Element>(
+        &self,
+        optimizer: &Optimizer,
+        step: &Step,
+        gradient: &[f32],
+        window: &mut [E],
+        kept: &mut [f32],
+    ) {
+        Slots::with_one(gradient, |slots| E::step(self, optimizer, step, slots, window, kept));
+    }
+
+    pub(super) fn step_as<E: Element>(
+        &self,
+        optimizer: &Optimizer,
+        step: &Step,
+        slots: &Slots,
+        window: &mut [E],
+        kept: &mut [f32],
+    ) {
+        check_lengths(optimizer, slots, window, kept);
+        by_rule!(optimizer, R => self.step_on::<E, R>(step, slots, window, kept));
     }
 
     /// Converts the elements to f32, with the bits of [`Element::to_f32`] except for NaNs.
@@ -155,6 +183,22 @@ impl Kernels {
         }
     }
 
+    /// As [`sum`](Self::sum), of a slot in f32.
+    fn step_on<E: Element, R: Rule>(&self, step: &Step, slots: &Slots, window: &mut [E], kept: &mut [f32]) {
+        match self.set {
+            // SAFETY: only `available` hands out kernels, after it detected their instruction set.
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx512 => unsafe { isa::avx512::step::<E, R>(step, slots, window, kept) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx2 => unsafe { isa::avx2::step::<E, R>(step, slots, window, kept) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            InstructionSet::Neon => unsafe { isa::neon::step::<E, R>(step, slots, window, kept) },
+            InstructionSet::Scalar => isa::scalar::step::<E, R>(step, slots, window, kept),
+        }
+    }
+
     /// Does work that is compiled for the instruction set. `codec` and `slim` define other work than sums.
     pub(crate) fn work<W: Work>(&self, work: W) -> W::Output {
         match self.set {
@@ -176,6 +220,19 @@ impl std::fmt::Debug for Kernels {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Kernels").field(&self.name).finish()
     }
+}
+
+/// Checks that the slots, the window and what is kept are of the same elements.
+fn check_lengths<S: Element, E: Element>(
+    optimizer: &Optimizer,
+    slots: &Slots<S>,
+    window: &[E],
+    kept: &[f32],
+) {
+    let elements = slots.elements();
+    assert_eq!(window.len(), elements, "the window and the slots have the same length");
+    let expected = elements * optimizer.kept_per_element(E::DTYPE);
+    assert_eq!(kept.len(), expected, "the kept values match the slots");
 }
 
 struct Widen<'a, E> {

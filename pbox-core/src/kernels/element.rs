@@ -44,6 +44,16 @@ pub trait Converted: Sized {
         kept: &mut [f32],
     );
 
+    /// As [`Kernels::step`], on the only slot.
+    fn step(
+        kernels: &Kernels,
+        optimizer: &Optimizer,
+        step: &Step,
+        gradient: &Slots,
+        window: &mut [Self],
+        kept: &mut [f32],
+    );
+
     /// As [`Kernels::widen`].
     fn widen_all(kernels: &Kernels, elements: &[Self], wide: &mut [f32]);
 
@@ -52,10 +62,13 @@ pub trait Converted: Sized {
 
     /// As [`Kernels::magnitude`].
     fn magnitude(kernels: &Kernels, slots: &Slots<Self>, workers: u32) -> Magnitude;
+
+    /// As [`Kernels::mean`].
+    fn mean(kernels: &Kernels, slots: &Slots<Self>, rescale: f32, at: usize, means: &mut [f32]) -> Magnitude;
 }
 
 macro_rules! converted {
-    ($($E:ident)*) => {$(
+    ($($E:ident: $step_as:ident)*) => {$(
         impl Converted for $E {
             #[inline(always)]
             fn converter<I: Converter>(isa: I) -> impl Convert<Self> + Convert<f32> {
@@ -75,6 +88,18 @@ macro_rules! converted {
             }
 
             #[inline(never)]
+            fn step(
+                kernels: &Kernels,
+                optimizer: &Optimizer,
+                step: &Step,
+                gradient: &Slots,
+                window: &mut [Self],
+                kept: &mut [f32],
+            ) {
+                kernels.$step_as(optimizer, step, gradient, window, kept);
+            }
+
+            #[inline(never)]
             fn widen_all(kernels: &Kernels, elements: &[Self], wide: &mut [f32]) {
                 kernels.widen_as(elements, wide);
             }
@@ -88,10 +113,22 @@ macro_rules! converted {
             fn magnitude(kernels: &Kernels, slots: &Slots<Self>, workers: u32) -> Magnitude {
                 kernels.magnitude_as(slots, workers)
             }
+
+            #[inline(never)]
+            fn mean(
+                kernels: &Kernels,
+                slots: &Slots<Self>,
+                rescale: f32,
+                at: usize,
+                means: &mut [f32],
+            ) -> Magnitude {
+                kernels.mean_as(slots, rescale, at, means)
+            }
         }
     )*};
 }
-converted!(f32 f16 bf16);
+// A step on f32 is the loop of one slot.
+converted!(f32: run_as f16: step_as bf16: step_as);
 
 /// `typed!(dtype, E => work::<E>())`: the same work for the element type that `dtype` names.
 #[macro_export]

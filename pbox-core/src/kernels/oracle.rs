@@ -73,6 +73,30 @@ pub fn step_rounded<E: Element>(
     }
 }
 
+/// The lanes of a sum of squares.
+pub(super) const LANES: usize = 32;
+
+/// The squares of the mean gradients of a block, added in f64: each to the lane of its index, then lane after lane.
+pub fn squares(block: &[f32]) -> f64 {
+    let mut lanes = [0.0; LANES];
+    for (index, &mean) in block.iter().enumerate() {
+        lanes[index % LANES] += f64::from(mean) * f64::from(mean);
+    }
+    lanes.iter().sum()
+}
+
+/// The norm of all blocks of a model, in its order.
+pub fn norm(squares: impl Iterator<Item = f64>) -> f32 {
+    squares.sum::<f64>().sqrt() as f32
+}
+
+/// What the mean gradients of a round are multiplied by, so that their norm is at most `most`: that of
+/// `torch.nn.utils.clip_grad_norm_`. An infinite norm makes it 0, and one that is no number makes it none.
+pub fn clip_scale(norm: f32, most: f32) -> f32 {
+    let scale = most / (norm + 1e-6);
+    if scale > 1.0 { 1.0 } else { scale }
+}
+
 fn adam(step: &AdamStep, gradient: f32, weight: &mut f32, state: &mut [f32]) {
     state[0] = step.beta1 * state[0] + step.gain1 * gradient;
     state[1] = step.beta2 * state[1] + step.gain2 * gradient * gradient;
@@ -83,6 +107,15 @@ fn adam(step: &AdamStep, gradient: f32, weight: &mut f32, state: &mut [f32]) {
 mod tests {
     use super::*;
     use crate::layout::Round;
+
+    #[test]
+    fn the_scale_is_that_of_torch() {
+        assert_eq!(
+            [0.0, 0.5, 2.0, f32::INFINITY].map(|norm| clip_scale(norm, 1.0)),
+            [1.0, 1.0, 1.0 / 2.000_001, 0.0]
+        );
+        assert!(clip_scale(f32::NAN, 1.0).is_nan());
+    }
 
     /// The first step of Adam has size `lr` against the gradient's sign, for gradients of any size.
     #[test]

@@ -11,14 +11,15 @@ use crate::job::{Compression, Members};
 use crate::kernels::Optimizer;
 use crate::layout::Round;
 use crate::weights::{
-    Alone, Bare, BareSlots, BelowCoded, BelowHubs, BetweenHubs, Chunk, Coded, CodedAlone, CodedForAll,
-    CodedForEach, CodedRelay, CountedSlots, FrameSum, HubWeights, Hubs, HubsAlone, OneSum, RawForAll,
-    RawForEach, Relay, Slim, SlimPushes, SlimReply, Staged,
+    Alone, Bare, BareByNorm, BareSlots, BelowCoded, BelowHubs, BetweenHubs, Chunk, Coded, CodedAlone,
+    CodedForAll, CodedForEach, CodedRelay, CountedSlots, FrameSum, GatherNorm, HubWeights, Hubs, HubsAlone,
+    OneSum, RawForAll, RawForEach, Relay, Slim, SlimPushes, SlimReply, Staged,
 };
 
 /// A shard in one of the modes: its pace, and the types of its stages.
 pub(super) enum Shard {
     Bare(ShardOf<Arrivals, Bare>),
+    BareByNorm(ShardOf<Arrivals, BareByNorm>),
     Alone(ShardOf<Clocks, Alone>),
     Coded(ShardOf<Arrivals, Coded>),
     CodedAlone(ShardOf<Clocks, CodedAlone>),
@@ -35,6 +36,7 @@ macro_rules! of_mode {
     ($shard:expr, $name:ident => $work:expr) => {
         match $shard {
             $crate::turn::mode::Shard::Bare($name) => $work,
+            $crate::turn::mode::Shard::BareByNorm($name) => $work,
             $crate::turn::mode::Shard::Alone($name) => $work,
             $crate::turn::mode::Shard::Coded($name) => $work,
             $crate::turn::mode::Shard::CodedAlone($name) => $work,
@@ -54,7 +56,8 @@ impl Shard {
     /// Allocates and touches the shard's own memory: call it on the thread that owns the core. `waker` wakes that
     /// thread.
     pub fn new(spec: ShardSpec, waker: Waker) -> Result<Self, MapError> {
-        let ShardSpec { terms, wire, chunks, mut weights, restored, snapshot_every, above, board } = spec;
+        let ShardSpec { terms, wire, chunks, mut weights, restored, snapshot_every, above, board, whole } =
+            spec;
         let (terms, wire, restored) = (&terms, &wire, restored.as_deref());
         assert_eq!(weights.len(), chunks.len(), "one span a chunk");
         let workers = terms.workers;
@@ -114,6 +117,14 @@ impl Shard {
                     let pace = together();
                     Shard::Hubs(ShardOf::new(pace, stages, terms, wire, chunks, restored, snapshot_every))
                 }
+            }
+            None if let Some(part) = whole => {
+                let read = BareSlots::new(terms.ablate);
+                let of_sum = terms.optimizer == Optimizer::Sum;
+                let gather = GatherNorm::new(part, of_sum, &of_chunks, waker)?;
+                let stages = Staged::gathering(terms, of_chunks, (read, gather), weights, RawForAll)?;
+                let pace = together();
+                Shard::BareByNorm(ShardOf::new(pace, stages, terms, wire, chunks, restored, snapshot_every))
             }
             None => {
                 let read = BareSlots::new(terms.ablate);

@@ -22,7 +22,7 @@ use super::violation::Violation;
 use crate::job::{JobTerms, LevelTerms, Schedule};
 use crate::kernels::Kernels;
 use crate::layout::{ChunkId, Content, Immediate, KeyId, Round};
-use crate::weights::Mode;
+use crate::weights::{Gather, Mode};
 
 /// The span of control messages: they carry an immediate, and no bytes.
 const NO_BYTES: Span = Span { offset: 0, bytes: 0 };
@@ -244,7 +244,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
     #[inline]
     pub fn take_arrival(&mut self, rank: u32, immediate: Immediate) -> Result<Option<Done>, Violation> {
         match self.shard.arrive(self.kernels, rank, immediate) {
-            Ok(Arrived::Noted) => Ok(None),
+            Ok(Arrived::Noted) => Ok(self.gathered()),
             Ok(Arrived::Finished(finished)) => Ok(Some(self.send(&finished))),
             Ok(Arrived::Ahead(place, round)) => Ok(Some(self.answer_ahead(place, round))),
             Ok(Arrived::Unread(round)) => {
@@ -258,6 +258,12 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
                 None => Err(violation),
             },
         }
+    }
+
+    /// What there is to do where the core has gathered its part of the whole gradient, and nothing is finished yet.
+    #[inline]
+    fn gathered(&self) -> Option<Done> {
+        (M::Gather::WAITS && self.shard.has_task()).then_some(Done { has_task: true, ..Done::POSTED })
     }
 
     /// Gives a worker's post of a group to the shard, chunk by chunk. If all chunks are finished with it, the group is

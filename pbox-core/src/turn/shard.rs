@@ -18,7 +18,7 @@ use crate::job::{JobTerms, OnLoss};
 use crate::kernels::{Kernels, Numbers};
 use crate::layout::{ChunkId, Content, Immediate, KeyId, Layout, Round};
 use crate::snapshot::{Capture, Occasion, Restored, SnapshotPart, Taken};
-use crate::weights::{Bare, Discarded, Mode, Read, Reply, Staged, To};
+use crate::weights::{Bare, Discarded, Gather, Mode, Read, Staged, To};
 use crate::wire::Wire;
 use crate::wire::frame::FrameError;
 
@@ -150,6 +150,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     /// The job begins with this round, and not with round 0. No worker takes part yet.
     pub fn begin_at(&mut self, first: Round) {
         self.pace.begin_at(first);
+        self.stages.gather.begin_at(first);
         self.snapshots.begin_at(first);
     }
 
@@ -321,6 +322,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     /// Steps no chunk and answers no worker until [`release`](Self::release), so that the front stands still.
     pub fn hold(&mut self) {
         P::take_back(self);
+        self.stages.gather.take_back();
         self.until = Round(0);
     }
 
@@ -342,10 +344,11 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.pace.end_at(lines);
     }
 
-    /// The rounds in flight; `None` when the core owns no chunk of the job.
+    /// The rounds in flight; `None` when the core owns no chunk of the job. A round is as good as over once it is
+    /// [found](Gather::open) what its steps wait for.
     pub fn front(&self) -> Option<Front> {
         let rounds = || (0..self.keys.len()).map(|place| self.pace.round(place));
-        Some(Front { lowest: rounds().min()?, highest: rounds().max()? })
+        Some(Front { lowest: rounds().min()?, highest: rounds().max()?.max(self.stages.gather.open()) })
     }
 
     /// Places of the chunks for which workers that take part from `from` on get an answer at once, of the round before.
@@ -530,7 +533,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     /// [failure](Self::take_failure).
     #[inline]
     pub fn has_task(&self) -> bool {
-        self.stages.reply.has_task() | self.snapshots.has_taken() | self.failure.is_some()
+        self.stages.has_task() | self.snapshots.has_taken() | self.failure.is_some()
     }
 
     /// Does a task of the stages for one chunk. Returns whether there was a chunk to do. Call `settle` when no task

@@ -11,6 +11,7 @@ use crate::place::Below;
 use crate::slim::Board;
 use crate::snapshot::Restored;
 use crate::weights::CodedWays;
+use crate::whole::WholeGradient;
 use crate::wire::{Wire, counted};
 
 /// One core's part of a job, before it is made.
@@ -33,6 +34,8 @@ pub struct ShardSpec {
     pub(super) above: Option<AboveSpec>,
     /// In a job with Slim-DP: where the hub's cores meet to select the significant set.
     pub(super) board: Option<Arc<Board>>,
+    /// In a job whose steps wait for the whole gradient: where the hub's cores meet, and the number of this core's part.
+    pub(super) whole: Option<(Arc<WholeGradient>, usize)>,
 }
 
 /// The way of one core's sums to the hubs above.
@@ -151,6 +154,7 @@ impl ShardSpec {
             snapshot_every: None,
             above: None,
             board: None,
+            whole: None,
         };
         let mut specs: Vec<ShardSpec> = cores.into_iter().map(spec).collect();
         if let Some(Compression::Slim(slim)) = &terms.level.compression {
@@ -160,6 +164,13 @@ impl ShardSpec {
             let all = specs.iter().flat_map(|spec| &spec.chunks).map(elements).sum();
             let board = Arc::new(Board::new(slim, parts, wire.layout().chunks().len(), all));
             specs.iter_mut().for_each(|spec| spec.board = Some(Arc::clone(&board)));
+        }
+        if let Some(most) = terms.clip_norm {
+            let parts = specs.iter().filter(|spec| !spec.chunks.is_empty()).count();
+            let of_hub = wire.layout().chunks().iter().map(|chunk| chunk.span.bytes);
+            let whole = Arc::new(WholeGradient::new(most, parts, of_hub));
+            let specs = specs.iter_mut().filter(|spec| !spec.chunks.is_empty()).enumerate();
+            specs.for_each(|(part, spec)| spec.whole = Some((Arc::clone(&whole), part)));
         }
         specs
     }

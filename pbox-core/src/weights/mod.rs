@@ -1,8 +1,10 @@
-//! The three stages of a core for a chunk: read the workers' pushes, step, and reply.
+//! The three stages of a core for a chunk: read the workers' pushes, step, and reply. Between the first two a mode may wait for the
+//! whole gradient.
 //!
 //! ```text
 //!   mode                  read             step into                        reply
 //!   BSP                   bare slots       the window that workers read     shared, raw
+//!   BSP, by the norm      bare slots, kept the window that workers read     shared, raw
 //!   SSP, ASP              bare slots       a window that only the hub sees  each worker's own, raw
 //!   codec, BSP            decoded frames   the hub's own f32                shared, coded
 //!   codec, SSP or ASP     decoded frames   the hub's own f32                each worker's own, coded
@@ -25,6 +27,7 @@ mod counts;
 mod discarded;
 mod former;
 mod frame_sum;
+mod gather;
 mod gauge;
 mod own;
 mod private;
@@ -47,6 +50,7 @@ pub(crate) use coded::{CodedForAll, CodedForEach};
 pub(crate) use counted::CountedSlots;
 pub use discarded::Discarded;
 pub(crate) use frame_sum::FrameSum;
+pub(crate) use gather::{Gather, GatherNorm, NoGather};
 pub use gauge::{Gauged, GaugedRound};
 pub(crate) use own::RawForEach;
 pub(crate) use private::HubWeights;
@@ -54,20 +58,25 @@ pub(crate) use relay::{CodedRelay, CodedWays, OneSum, Relay};
 pub(crate) use slim::{SlimPushes, SlimReply};
 pub(crate) use staged::Staged;
 
-/// The types of the three stages.
+/// The types of the stages.
 pub(crate) trait Mode {
     type Read: Read;
+    type Gather: Gather;
     type Weights: Weights;
     type Reply: Reply<Self::Read, Self::Weights>;
 }
 
 macro_rules! mode {
     ($(#[$doc:meta])* $Mode:ident: $Read:ty, $Weights:ty, $Reply:ty) => {
+        mode!($(#[$doc])* $Mode: $Read, $Weights, $Reply, NoGather);
+    };
+    ($(#[$doc:meta])* $Mode:ident: $Read:ty, $Weights:ty, $Reply:ty, $Gather:ty) => {
         $(#[$doc])*
         pub(crate) enum $Mode {}
 
         impl Mode for $Mode {
             type Read = $Read;
+            type Gather = $Gather;
             type Weights = $Weights;
             type Reply = $Reply;
         }
@@ -75,6 +84,7 @@ macro_rules! mode {
 }
 
 mode!(/** BSP. */ Bare: BareSlots, Spans, RawForAll);
+mode!(/** BSP whose steps wait for the norm of the whole gradient. */ BareByNorm: BareSlots, Spans, RawForAll, GatherNorm);
 mode!(/** SSP and ASP. */ Alone: BareSlots, Spans, RawForEach);
 mode!(/** A codec, in BSP. */ Coded: FrameSum, HubWeights, CodedForAll);
 mode!(/** A codec, in SSP and ASP. */ CodedAlone: FrameSum, HubWeights, CodedForEach);

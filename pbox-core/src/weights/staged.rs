@@ -15,6 +15,7 @@ use super::bare::Gradients;
 use super::chunks::Chunk;
 use super::counts::StepCounts;
 use super::former::Former;
+use super::gather::{Gather, NoGather};
 use super::gauge::{Gauge, Gauged};
 use super::{BareSlots, Discarded, Mode, RawForAll, Read, Reply, Stepped, To, Weights};
 use crate::job::JobTerms;
@@ -35,6 +36,7 @@ pub(crate) struct Staged<M: Mode> {
     /// Room for former weights, where [weights ahead](Self::show) are shown.
     former: Option<Former>,
     read: M::Read,
+    pub gather: M::Gather,
     weights: M::Weights,
     pub reply: M::Reply,
 }
@@ -51,7 +53,7 @@ impl<M: Mode<Read = BareSlots, Weights = Spans, Reply = RawForAll>> Staged<M> {
     }
 }
 
-impl<M: Mode> Staged<M> {
+impl<M: Mode<Gather = NoGather>> Staged<M> {
     /// Allocates and touches memory: call it on the thread that owns the core.
     pub fn new(
         terms: &JobTerms,
@@ -60,17 +62,7 @@ impl<M: Mode> Staged<M> {
         weights: M::Weights,
         reply: M::Reply,
     ) -> Result<Self, MapError> {
-        let (steps, single) = (Steps::new(terms, &chunks)?, chunks.len());
-        let (gradients, gauge) = (Gradients::new(terms.workers), Gauge::new(terms, &chunks));
-        Ok(Staged { chunks, single, gradients, gauge, steps, former: None, read, weights, reply })
-    }
-
-    /// Lets it [show](Self::show) weights ahead.
-    pub fn showing(mut self) -> Result<Self, MapError> {
-        let optimizer = &self.steps.optimizer;
-        let kept = |chunk: &Chunk| chunk.elements * optimizer.kept_per_element(chunk.dtype);
-        self.former = Some(Former::new(&self.chunks, kept)?);
-        Ok(self)
+        Self::gathering(terms, chunks, (read, NoGather), weights, reply)
     }
 
     /// The same without an optimizer: a step writes the sum. So many links lead up.
@@ -91,9 +83,33 @@ impl<M: Mode> Staged<M> {
             steps,
             former: None,
             read,
+            gather: NoGather,
             weights,
             reply,
         })
+    }
+}
+
+impl<M: Mode> Staged<M> {
+    /// As [`new`](Self::new), for steps that wait for what the second stage gathers.
+    pub fn gathering(
+        terms: &JobTerms,
+        chunks: Vec<Chunk>,
+        (read, gather): (M::Read, M::Gather),
+        weights: M::Weights,
+        reply: M::Reply,
+    ) -> Result<Self, MapError> {
+        let (steps, single) = (Steps::new(terms, &chunks)?, chunks.len());
+        let (gradients, gauge) = (Gradients::new(terms.workers), Gauge::new(terms, &chunks));
+        Ok(Staged { chunks, single, gradients, gauge, steps, former: None, read, gather, weights, reply })
+    }
+
+    /// Lets it [show](Self::show) weights ahead.
+    pub fn showing(mut self) -> Result<Self, MapError> {
+        let optimizer = &self.steps.optimizer;
+        let kept = |chunk: &Chunk| chunk.elements * optimizer.kept_per_element(chunk.dtype);
+        self.former = Some(Former::new(&self.chunks, kept)?);
+        Ok(self)
     }
 
     /// The shard's chunks, by place.
@@ -154,6 +170,35 @@ impl<M: Mode> Staged<M> {
         let spans = places.filter_map(|place| reply.place_of_answers(&chunks[place]));
         let touched = Arc::clone(&window);
         gradients.add(link, window, spans.inspect(|&span| touched.touch(span)))
+    }
+
+    /// Takes a chunk in for `round`, with the mean of the pushes of `ranks`. The arguments are those of the [step](Self::step), which
+    /// uses this mean.
+    ///
+    /// # Safety
+    /// As for [`step`](Self::step).
+    pub unsafe fn take_in(
+        &mut self,
+        kernels: &Kernels,
+        place: usize,
+        ranks: impl Iterator<Item = u32> + Clone,
+        missing: u32,
+        round: Round,
+    ) {
+        let Staged { chunks, gradients, gauge, read, gather, .. } = self;
+        let chunk = &chunks[place];
+        typed!(chunk.dtype, E => {
+            let take_in = |slots: &Slots<E>, count| {
+                let workers = count + missing;
+                if gauge.concerns(round) {
+                    gauge.look(kernels, slots, workers, round);
+                }
+                gather.take_in(kernels, chunk, place, round, slots, workers);
+            };
+            // SAFETY: the caller guarantees it.
+            let pushes = unsafe { gradients.pushes(ranks, chunk.push) };
+            read.sum(kernels, chunk, place, round, pushes, take_in);
+        });
     }
 
     /// Sums the pushes of `ranks`, steps a chunk in `round`, and prepares its answers. `missing`: the number of other workers, which
@@ -333,8 +378,17 @@ impl<M: Mode> Staged<M> {
         missing: u32,
         round: Round,
     ) -> u32 {
-        let Staged { chunks, gradients, gauge, steps, former, read, weights, .. } = self;
+        let Staged { chunks, gradients, gauge, steps, former, read, gather, weights, .. } = self;
         let chunk = &chunks[place];
+        if M::Gather::WAITS {
+            let (mean, workers) = gather.mean(chunk, place);
+            let Some(scale) = gather.found(round) else { return 0 }; // nobody has stepped this round
+            typed!(chunk.dtype, E => {
+                let weights = weights.elements_mut::<E>(place);
+                steps.run_on_mean(kernels, (place, chunk), (mean, workers), scale, weights, round);
+            });
+            return workers;
+        }
         let mut workers = 0;
         typed!(chunk.dtype, E => {
             let weights = match former {
@@ -454,9 +508,15 @@ impl<M: Mode> Staged<M> {
         &mut self.steps.numbers
     }
 
-    /// As [`Reply::work`].
+    /// Whether there is a task for the core between turns.
+    #[inline]
+    pub fn has_task(&self) -> bool {
+        self.reply.has_task() | self.gather.awaits_others()
+    }
+
+    /// As [`Reply::work`], or hears what the other cores have gathered.
     pub fn work(&mut self) -> bool {
-        self.reply.work(&self.weights)
+        if M::Gather::WAITS { self.gather.hear() } else { self.reply.work(&self.weights) }
     }
 }
 
@@ -535,6 +595,24 @@ impl Steps {
         let kept =
             &mut self.kept.as_mut_slice()[chunk.kept..][..chunk.elements * rule.kept_per_element(E::DTYPE)];
         kernels.run(&rule, &step, slots, weights, kept);
+    }
+
+    /// As [`run`](Self::run), on the mean of this many workers, times a scale.
+    fn run_on_mean<E: Element>(
+        &mut self,
+        kernels: &Kernels,
+        (place, chunk): (usize, &Chunk),
+        (mean, workers): (&[f32], u32),
+        scale: f32,
+        weights: &mut [E],
+        round: Round,
+    ) {
+        let number = self.counts.count(place);
+        let Some((rule, mut step)) = self.step(chunk, workers, number, round) else { return };
+        step.rescale = scale;
+        let kept =
+            &mut self.kept.as_mut_slice()[chunk.kept..][..chunk.elements * rule.kept_per_element(E::DTYPE)];
+        kernels.step(&rule, &step, mean, weights, kept);
     }
 
     /// Makes a trial of the [step](Self::run): nothing changes except the weights.

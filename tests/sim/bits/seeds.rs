@@ -73,6 +73,8 @@ impl Cluster {
         terms.shards = dice.from(1..=2) as usize;
         terms.is_orderly = trouble != Trouble::Posts && !faults.reorder;
         terms.job.answers_ahead = dice.below(2) == 0;
+        let is_plain = terms.job.hubs == 1 && terms.job.level.compression.is_none();
+        terms.job.clip_norm = (is_plain && dice.below(2) == 0).then(|| dice.from(1..=40) as f32 * 50.0);
         let is_alike = terms.job.on_loss == OnLoss::Continue;
         let plan = Plan::new(seed, terms.job.optimizer.keeps_weights()).alike(is_alike);
         let drafts = (0..terms.job.workers).map(|_| Drafts::default()).collect();
@@ -274,6 +276,14 @@ fn expected(
     let mut by_round = Vec::new();
     for round in (0..=rounds).map(Round) {
         let mut weights: Vec<Vec<f32>> = keys.iter().map(zeros).collect();
+        let scale = terms.job.clip_norm.map(|most| {
+            let mean = |key: KeyId, chunk: u32| mean_of(layout, terms, plan, round, key, ChunkId(chunk));
+            let of_chunks = |key: KeyId| layout.key_chunks(key).map(move |chunk| (key, chunk));
+            let is_stepped = |chunk: u32| !skipped.contains(&(ChunkId(chunk), round.0));
+            let chunks = keys.iter().flat_map(|&key| of_chunks(key)).filter(|&(_, chunk)| is_stepped(chunk));
+            let squares = chunks.map(|(key, chunk)| oracle::squares(&mean(key, chunk)));
+            oracle::clip_scale(oracle::norm(squares), most)
+        });
         let mut hub = hub.iter_mut();
         for &key in &keys {
             for (i, weight) in weights[key.index()].iter_mut().enumerate() {
@@ -286,7 +296,7 @@ fn expected(
                     };
                     let Numbers { optimizer, multipliers } = numbers.at(round);
                     let multipliers = multipliers.as_ref().map_or([1.0; 2], |of_keys| of_keys[key.index()]);
-                    element.advance(terms, (optimizer, multipliers), together, pushed);
+                    element.advance(terms, (optimizer, multipliers), scale, together, pushed);
                 }
                 *weight = element.seen;
             }
@@ -294,6 +304,21 @@ fn expected(
         by_round.push(weights);
     }
     by_round
+}
+
+/// The mean gradient of a chunk in a round, which is zero without gradients.
+fn mean_of(layout: &Layout, terms: &Terms, plan: Plan, round: Round, key: KeyId, chunk: ChunkId) -> Vec<f32> {
+    let span = layout.chunk(chunk).span;
+    let first = (span.offset - layout.key_span(key).offset) / 4;
+    let workers = terms.job.workers;
+    let is_step = plan.together(workers, round, key) == Content::Gradient;
+    let mean = |element: usize| {
+        let pushes = |rank| plan.content(rank, round, key) != Content::Nothing;
+        let of = |rank| value(terms, rank, round, key, element);
+        let rescale = if terms.job.optimizer == Optimizer::Sum { 1.0 } else { 1.0 / workers as f32 };
+        oracle::sum((0..workers).filter(|&rank| pushes(rank)).map(of)) * rescale
+    };
+    (first..first + span.bytes / 4).map(|element| if is_step { mean(element) } else { 0.0 }).collect()
 }
 
 /// One element at the hub and at the workers.
@@ -313,6 +338,7 @@ impl Element {
         &mut self,
         terms: &Terms,
         (optimizer, [lr_mult, wd_mult]): (&Optimizer, Multipliers),
+        scale: Option<f32>,
         together: Content,
         pushed: impl Fn(u32) -> Option<f32>,
     ) {
@@ -326,8 +352,12 @@ impl Element {
         let coded = |value| if compressed { rounded(Dtype::BF16, value) } else { value };
         self.steps += 1;
         let (number, rate) = (Round(self.steps), optimizer.learning_rate());
-        let step = Step::new(optimizer, terms.job.workers, number, rate, lr_mult, wd_mult);
-        let sum = oracle::sum((0..terms.job.workers).filter_map(pushed).map(coded));
+        let mut step = Step::new(optimizer, terms.job.workers, number, rate, lr_mult, wd_mult);
+        let mut sum = oracle::sum((0..terms.job.workers).filter_map(pushed).map(coded));
+        if let Some(scale) = scale {
+            sum *= step.rescale; // the mean, which is what is clipped
+            step.rescale = scale;
+        }
         oracle::step(optimizer, &step, sum, &mut self.weight, &mut self.state);
         if !compressed {
             self.seen = self.weight;

@@ -13,7 +13,7 @@ use crate::kernels::{Element, Slots, Step, body};
 /// Rounds to the nearest, ties to even, in any mode of the processor.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
-/// Proves that the processor has the instruction set: only `work` and `sum` make such a value.
+/// Proves that the processor has the instruction set: only `work`, `sum` and `step` make such a value.
 #[derive(Clone, Copy)]
 struct Avx512(());
 
@@ -29,7 +29,17 @@ pub(in crate::kernels) fn sum<E: Element, R: Rule>(
     window: &mut [E],
     kept: &mut [f32],
 ) {
-    body::run::<E, R, _>(E::converter(Avx512(())), step, slots, window, kept);
+    body::run::<E, E, R, _>(E::converter(Avx512(())), step, slots, window, kept);
+}
+
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(in crate::kernels) fn step<E: Element, R: Rule>(
+    step: &Step,
+    slots: &Slots,
+    window: &mut [E],
+    kept: &mut [f32],
+) {
+    body::run::<f32, E, R, _>(E::converter(Avx512(())), step, slots, window, kept);
 }
 
 pairs!(

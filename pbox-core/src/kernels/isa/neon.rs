@@ -11,7 +11,7 @@ use super::{Convert, Work, pairs};
 use crate::kernels::rule::Rule;
 use crate::kernels::{Element, Slots, Step, body};
 
-/// Proves that the processor has the instruction set: only `work` and `sum` make such a value.
+/// Proves that the processor has the instruction set: only `work`, `sum` and `step` make such a value.
 #[derive(Clone, Copy)]
 struct Neon(());
 
@@ -27,7 +27,17 @@ pub(in crate::kernels) fn sum<E: Element, R: Rule>(
     window: &mut [E],
     kept: &mut [f32],
 ) {
-    body::run::<E, R, _>(E::converter(Neon(())), step, slots, window, kept);
+    body::run::<E, E, R, _>(E::converter(Neon(())), step, slots, window, kept);
+}
+
+#[target_feature(enable = "neon")]
+pub(in crate::kernels) fn step<E: Element, R: Rule>(
+    step: &Step,
+    slots: &Slots,
+    window: &mut [E],
+    kept: &mut [f32],
+) {
+    body::run::<f32, E, R, _>(E::converter(Neon(())), step, slots, window, kept);
 }
 
 pairs!(Neon, F32x8, float32x4_t, 8, vdupq_n_f32, vaddq_f32, vsubq_f32, vmulq_f32, vdivq_f32, vsqrtq_f32);

@@ -25,7 +25,17 @@ pub(in crate::kernels) fn sum<E: Element, R: Rule>(
     window: &mut [E],
     kept: &mut [f32],
 ) {
-    body::run::<E, R, _>(E::converter(Scalar::<8>), step, slots, window, kept);
+    body::run::<E, E, R, _>(E::converter(Scalar::<8>), step, slots, window, kept);
+}
+
+#[inline(never)]
+pub(in crate::kernels) fn step<E: Element, R: Rule>(
+    step: &Step,
+    slots: &Slots,
+    window: &mut [E],
+    kept: &mut [f32],
+) {
+    body::run::<f32, E, R, _>(E::converter(Scalar::<8>), step, slots, window, kept);
 }
 
 /// `N` numbers.

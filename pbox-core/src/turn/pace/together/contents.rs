@@ -33,7 +33,7 @@ const ANSWERED_AHEAD: Content = Content::Gradient;
 
 /// Pushes of a round, taken together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Together {
+pub(super) enum Together {
     Gradients,
     Nothing,
     Weights,
@@ -120,7 +120,7 @@ impl Contents {
     }
 
     /// A chunk's round is over.
-    fn clear(&mut self, index: usize) {
+    pub fn clear(&mut self, index: usize) {
         for content in [Content::Nothing, Content::Weights, Content::Ahead] {
             self.row(index, content).fill(0);
         }
@@ -162,12 +162,12 @@ impl Arrivals {
     }
 
     /// The workers whose slots of a chunk are in, and whose push has this content, ascending.
-    fn pushed_as(&self, index: usize, content: Content) -> impl Iterator<Item = u32> + Clone {
+    pub(super) fn pushed_as(&self, index: usize, content: Content) -> impl Iterator<Item = u32> + Clone {
         self.pushed(index).filter(move |&rank| self.contents.of(index, rank) == content)
     }
 
     /// Takes together the pushes of a chunk that are in; at least one is.
-    fn together(&self, index: usize) -> Together {
+    pub(super) fn together(&self, index: usize) -> Together {
         let has = |content| self.pushed_as(index, content).next().is_some();
         match (has(Content::Gradient), has(Content::Nothing), has(Content::Weights)) {
             (false, false, true) => Together::Weights,

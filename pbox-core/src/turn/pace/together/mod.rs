@@ -7,6 +7,7 @@
 
 mod ahead;
 mod contents;
+mod gathered;
 
 use std::ops::Range;
 
@@ -14,7 +15,7 @@ use super::{OutOfTurn, Pace, Whole};
 use crate::kernels::Kernels;
 use crate::layout::{Content, Round};
 use crate::turn::shard::{Finished, ShardOf};
-use crate::weights::{Mode, Reply, Staged};
+use crate::weights::{Gather, Mode, Reply, Staged};
 use contents::Contents;
 
 /// Arrival state of a shard's chunks.
@@ -150,13 +151,16 @@ impl Arrivals {
         kernels: &Kernels,
         place: usize,
     ) -> Option<Content> {
-        debug_assert!(self.is_whole(place));
+        debug_assert!(self.is_whole(place) || M::Gather::WAITS);
+        let round = self.round(place);
         let word = &mut self.words[place * self.words_per_chunk];
         *word &= !CAME;
         if *word & OTHER != 0 {
-            return self.conclude_other(stages, kernels, place);
+            if !stages.gather.has_mean(place, round) {
+                return self.conclude_other(stages, kernels, place);
+            }
+            self.contents.clear(place); // the mean was decided when the chunk was taken in
         }
-        let round = self.round(place);
         // SAFETY: all who take part have pushed this chunk, and are answered after this function.
         unsafe { stages.step(kernels, place, self.roster.ranks(round), 0, round) };
         Some(Content::Gradient)
@@ -331,7 +335,7 @@ impl Pace for Arrivals {
             shard.pace.note_content(place, rank, content);
         }
         let can_step =
-            shard.pace.note(place, rank) && round < shard.until && !shard.stages.reply.awaits_task(round);
+            shard.pace.note(place, rank) && round < shard.until && may_finish(shard, kernels, place);
         can_step.then(|| finish_round(shard, kernels, place))
     }
 
@@ -389,11 +393,22 @@ impl Pace for Arrivals {
         if round >= shard.until {
             return None;
         }
+        if M::Gather::WAITS && shard.stages.gather.has(place, round) {
+            return gathered::settle(shard, kernels, place);
+        }
         if !shard.pace.is_whole(place) {
             return skip_deserted(shard, place);
         }
-        (!shard.stages.reply.awaits_task(round)).then(|| finish_round(shard, kernels, place))
+        may_finish(shard, kernels, place).then(|| finish_round(shard, kernels, place))
     }
+}
+
+/// Whether a chunk whose slots are all in waits for nothing else.
+#[inline]
+fn may_finish<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, place: usize) -> bool {
+    let ShardOf { pace, stages, .. } = shard;
+    !stages.reply.awaits_task(pace.round(place))
+        && (!M::Gather::WAITS || gathered::gather(pace, stages, kernels, place))
 }
 
 /// Sum and step of a chunk whose slots are all in, or what else they ask for; it is then in its next round.
@@ -415,9 +430,13 @@ fn finish_round<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, pl
 /// All workers that took part in a chunk's round are gone, and workers of a later round wait for its end. These get the
 /// weights as they are.
 fn skip_deserted<M: Mode>(shard: &mut ShardOf<Arrivals, M>, place: usize) -> Option<Finished> {
+    let deserted = shard.pace.round(place);
     let skipped = shard.pace.skip_deserted(place);
     if skipped == 0 {
         return None;
+    }
+    if M::Gather::WAITS {
+        gathered::pass(&shard.pace, &mut shard.stages, place, deserted);
     }
     let round = shard.pace.round(place);
     shard.stages.greet(place);

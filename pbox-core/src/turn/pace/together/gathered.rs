@@ -1,0 +1,63 @@
+//! Chunks whose steps wait for the whole gradient: each is taken in with its last push, and steps once the round is found.
+//!
+//! On the `unsafe` list: the call that reads the workers' pushes.
+
+use super::contents::Together;
+use super::{Arrivals, OTHER, Pace, finish_round, skip_deserted};
+use crate::kernels::Kernels;
+use crate::layout::{Content, Round};
+use crate::turn::shard::{Finished, ShardOf};
+use crate::weights::{Gather, Mode, Staged};
+
+/// Takes a chunk in whose slots are all in. Returns whether it may conclude its round.
+pub(super) fn gather<M: Mode>(
+    pace: &Arrivals,
+    stages: &mut Staged<M>,
+    kernels: &Kernels,
+    place: usize,
+) -> bool {
+    let round = pace.round(place);
+    if pace.contents.must_be_weights(round) {
+        return true; // it has no gradients
+    }
+    if !stages.gather.has(place, round) {
+        let is_plain = pace.words[place * pace.words_per_chunk] & OTHER == 0;
+        // SAFETY: all of them have pushed this chunk, and are answered after its step.
+        unsafe {
+            match if is_plain { Together::Gradients } else { pace.together(place) } {
+                Together::Mixed => return true, // the job fails
+                Together::Nothing | Together::Weights => stages.gather.take_nothing(place, round),
+                Together::Gradients if is_plain => {
+                    stages.take_in(kernels, place, pace.roster.ranks(round), 0, round);
+                }
+                Together::Gradients => {
+                    let missing = stages.without_gradient(place, pace.pushed_as(place, Content::Nothing));
+                    let pushed = pace.pushed_as(place, Content::Gradient);
+                    stages.take_in(kernels, place, pushed, missing, round);
+                }
+            }
+        }
+    }
+    stages.gather.found(round).is_some()
+}
+
+/// Steps a chunk that is taken in, once its round is found: also if the workers that pushed it are gone, or push it again.
+pub(super) fn settle<M: Mode>(
+    shard: &mut ShardOf<Arrivals, M>,
+    kernels: &Kernels,
+    place: usize,
+) -> Option<Finished> {
+    shard.stages.gather.found(shard.pace.round(place))?;
+    let finished = finish_round(shard, kernels, place);
+    Some(match skip_deserted(shard, place) {
+        Some(passed) => Finished { steps: finished.steps, ..passed },
+        None => finished,
+    })
+}
+
+/// Takes a chunk in that passes a round which nobody is left to push: the others wait for it.
+pub(super) fn pass<M: Mode>(pace: &Arrivals, stages: &mut Staged<M>, place: usize, round: Round) {
+    if !pace.contents.must_be_weights(round) && !stages.gather.has(place, round) {
+        stages.gather.take_nothing(place, round);
+    }
+}

@@ -1,0 +1,277 @@
+//! The stage between sum and step, where steps wait for a number of the whole gradient: a core keeps the mean of each chunk until
+//! those of the round are there at all cores.
+//!
+//! ```text
+//!   last push of a chunk --> its mean, which is kept, and the squares of its blocks
+//!   last chunk of the core --> its part of the whole gradient
+//!   last core --> the scale --> every chunk steps on its mean, times the scale
+//! ```
+//!
+//! A mean that is kept is decided: a worker that is lost afterwards has its gradient in the step of every chunk. That also costs
+//! less than a second pass over the pushes, from two workers on.
+//!
+//! Owned by the core, and laid out by place.
+
+use std::sync::Arc;
+use std::task::Waker;
+
+use fabric::{MapError, Slab};
+
+use super::chunks::Chunk;
+use crate::kernels::{Element, Kernels, Slots};
+use crate::layout::Round;
+use crate::whole::{BLOCK_BYTES, WholeGradient, blocks_of};
+
+/// What a mode's steps wait for beside the pushes of their chunk.
+pub(crate) trait Gather {
+    /// Whether steps wait for anything. Where they do not, the compiler leaves all of it out.
+    const WAITS: bool;
+
+    /// Whether a chunk is taken in for a round.
+    fn has(&self, place: usize, round: Round) -> bool;
+
+    /// Keeps the mean of a chunk's pushes, of so many workers.
+    fn take_in<E: Element>(
+        &mut self,
+        kernels: &Kernels,
+        chunk: &Chunk,
+        place: usize,
+        round: Round,
+        slots: &Slots<E>,
+        workers: u32,
+    );
+
+    /// Whether a chunk is taken in for a round with a mean, and steps.
+    fn has_mean(&self, place: usize, round: Round) -> bool;
+
+    /// Takes a chunk in that has no gradient in its round.
+    fn take_nothing(&mut self, place: usize, round: Round);
+
+    /// Takes in none of the chunks of a round that is not found: their pushes may change.
+    fn take_back(&mut self);
+
+    /// The first round that may not be found yet.
+    fn open(&self) -> Round;
+
+    /// The number that a round's steps wait for, once it is found.
+    fn found(&self, round: Round) -> Option<f32>;
+
+    /// The mean of a chunk that was taken in, and the workers in it.
+    fn mean(&self, chunk: &Chunk, place: usize) -> (&[f32], u32);
+
+    /// The chunks begin with this round.
+    fn begin_at(&mut self, first: Round);
+
+    /// Whether the core waits for the others.
+    fn awaits_others(&self) -> bool;
+
+    /// Hears of the others. Returns whether the round is found.
+    fn hear(&mut self) -> bool;
+}
+
+/// Steps that wait for nothing but the pushes of their chunk.
+#[derive(Debug)]
+pub(crate) struct NoGather;
+
+impl Gather for NoGather {
+    const WAITS: bool = false;
+
+    fn has(&self, _: usize, _: Round) -> bool {
+        true
+    }
+
+    fn take_in<E: Element>(&mut self, _: &Kernels, _: &Chunk, _: usize, _: Round, _: &Slots<E>, _: u32) {}
+
+    #[inline]
+    fn has_mean(&self, _: usize, _: Round) -> bool {
+        false
+    }
+
+    fn take_nothing(&mut self, _: usize, _: Round) {}
+
+    #[inline]
+    fn take_back(&mut self) {}
+
+    #[inline]
+    fn open(&self) -> Round {
+        Round(0)
+    }
+
+    fn found(&self, _: Round) -> Option<f32> {
+        Some(1.0)
+    }
+
+    fn mean(&self, _: &Chunk, _: usize) -> (&[f32], u32) {
+        (&[], 0)
+    }
+
+    fn begin_at(&mut self, _: Round) {}
+
+    #[inline]
+    fn awaits_others(&self) -> bool {
+        false
+    }
+
+    fn hear(&mut self) -> bool {
+        false
+    }
+}
+
+/// One core's part of the whole gradient.
+#[derive(Debug)]
+pub(crate) struct GatherNorm {
+    whole: Arc<WholeGradient>,
+    /// By place.
+    parts: Vec<Part>,
+    /// Squares of the blocks of all chunks.
+    squares: Vec<f64>,
+    /// Means of all chunks, while they wait.
+    means: Slab,
+    /// The last round in which chunks were taken in.
+    round: Round,
+    /// How many chunks were taken in for it: all, once the core has given its part.
+    taken: usize,
+    /// Whether it has given its part, and has not heard what was found.
+    awaits: bool,
+    /// Whether the answer is a sum and not a mean.
+    of_sum: bool,
+}
+
+/// A chunk's part.
+#[derive(Debug)]
+struct Part {
+    /// The last round for which it was taken in.
+    round: Option<Round>,
+    /// The workers in its mean; 0 without a gradient.
+    workers: u32,
+    /// Where its mean begins.
+    start: usize,
+    /// Where its blocks begin among those of the core, and in the model.
+    blocks: usize,
+    first: usize,
+}
+
+impl GatherNorm {
+    /// Allocates and touches memory: call it on the thread that owns the core.
+    pub fn new(
+        (whole, part): (Arc<WholeGradient>, usize),
+        of_sum: bool,
+        chunks: &[Chunk],
+        waker: Waker,
+    ) -> Result<Self, MapError> {
+        whole.wake(part, waker);
+        let (mut elements, mut blocks) = (0, 0);
+        let of = |chunk: &Chunk| {
+            let part =
+                Part { round: None, workers: 0, start: elements, blocks, first: whole.first_block(chunk.id) };
+            elements += chunk.elements;
+            blocks += blocks_of(chunk.bytes);
+            part
+        };
+        let parts: Vec<Part> = chunks.iter().map(of).collect();
+        let mut means = Slab::zeroed("means that wait for the whole gradient", elements)?;
+        means.as_mut_slice().fill(0.0);
+        let squares = vec![0.0; blocks];
+        Ok(GatherNorm { whole, parts, squares, means, round: Round(0), taken: 0, awaits: false, of_sum })
+    }
+
+    fn note(&mut self, place: usize, round: Round, workers: u32) {
+        if round != self.round {
+            (self.round, self.taken) = (round, 0); // the round before is found
+        }
+        let part = &mut self.parts[place];
+        (part.round, part.workers) = (Some(round), workers);
+        self.taken += 1;
+        if self.taken == self.parts.len() {
+            self.awaits = true;
+            let GatherNorm { parts, squares, .. } = self;
+            let ends = parts.iter().skip(1).map(|next| next.blocks).chain([squares.len()]);
+            let blocks = parts
+                .iter()
+                .zip(ends)
+                .flat_map(|(part, end)| (part.first..).zip(squares[part.blocks..end].iter().copied()));
+            self.whole.give(round, blocks);
+        }
+    }
+}
+
+impl Gather for GatherNorm {
+    const WAITS: bool = true;
+
+    fn has(&self, place: usize, round: Round) -> bool {
+        self.parts[place].round == Some(round)
+    }
+
+    fn take_in<E: Element>(
+        &mut self,
+        kernels: &Kernels,
+        chunk: &Chunk,
+        place: usize,
+        round: Round,
+        slots: &Slots<E>,
+        workers: u32,
+    ) {
+        let Part { start, blocks, .. } = self.parts[place];
+        let means = &mut self.means.as_mut_slice()[start..][..chunk.elements];
+        let of_block = BLOCK_BYTES / size_of::<E>();
+        let rescale = if self.of_sum { 1.0 } else { 1.0 / workers as f32 };
+        for (block, means) in means.chunks_mut(of_block).enumerate() {
+            let seen = kernels.mean(slots, rescale, block * of_block, means);
+            self.squares[blocks + block] = match seen.not_finite {
+                0 => seen.squares,
+                // Infinite, or no number, as the values are.
+                _ => means.iter().map(|&mean| f64::from(mean) * f64::from(mean)).sum(),
+            };
+        }
+        self.note(place, round, workers);
+    }
+
+    fn has_mean(&self, place: usize, round: Round) -> bool {
+        self.has(place, round) && self.parts[place].workers > 0
+    }
+
+    fn take_nothing(&mut self, place: usize, round: Round) {
+        let start = self.parts[place].blocks;
+        let end = self.parts.get(place + 1).map_or(self.squares.len(), |next| next.blocks);
+        self.squares[start..end].fill(0.0);
+        self.note(place, round, 0);
+    }
+
+    fn take_back(&mut self) {
+        let has_given = self.taken == self.parts.len();
+        if self.taken > 0 && (!has_given || self.whole.take_back(self.round)) {
+            let open = self.round;
+            self.parts.iter_mut().for_each(|part| part.round = part.round.filter(|&round| round != open));
+            (self.taken, self.awaits) = (0, false);
+        }
+    }
+
+    fn open(&self) -> Round {
+        if self.whole.is_whole(self.round) { self.round.next() } else { self.round }
+    }
+
+    #[inline]
+    fn found(&self, round: Round) -> Option<f32> {
+        self.whole.scale(round)
+    }
+
+    fn mean(&self, chunk: &Chunk, place: usize) -> (&[f32], u32) {
+        let part = &self.parts[place];
+        (&self.means.as_slice()[part.start..][..chunk.elements], part.workers)
+    }
+
+    fn begin_at(&mut self, first: Round) {
+        self.round = first;
+    }
+
+    #[inline]
+    fn awaits_others(&self) -> bool {
+        self.awaits
+    }
+
+    fn hear(&mut self) -> bool {
+        let is_found = self.found(self.round).is_some();
+        self.awaits &= !is_found;
+        is_found
+    }
+}
