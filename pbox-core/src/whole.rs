@@ -13,11 +13,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 
-use crate::kernels::oracle::{clip_scale, norm};
+use crate::kernels::oracle::{BLOCK_BYTES, clip_scale, norm};
 use crate::layout::{ChunkId, Round};
-
-/// The bytes of a block: squares are added block by block. No block has elements of two chunks.
-pub const BLOCK_BYTES: usize = 32 << 10;
 
 /// The whole gradient of one round after the other, of one job at one hub.
 #[derive(Debug)]

@@ -69,6 +69,10 @@ pub struct Args {
     #[arg(long, default_value = "nesterov", value_name = "average|sum|sgd|momentum|nesterov|adam|adamw", value_parser = optimizer, help_heading = JOB)]
     pub optimizer: Optimizer,
 
+    /// Scale the mean gradient of each round down to this norm, of all keys together.
+    #[arg(long, value_name = "NORM", help_heading = JOB)]
+    pub clip_norm: Option<f32>,
+
     /// Element type of the whole model. Default: that of the manifest's tensors, and f32 of a published network.
     #[arg(long, value_name = "f32|f16|bf16", value_parser = dtype, help_heading = JOB)]
     pub dtype: Option<Dtype>,
@@ -279,13 +283,14 @@ impl Args {
         }
     }
 
-    /// Whether the machine's limit is asked for, and can be compared with the rounds. A hub that leaves work out, decodes, or
+    /// Whether the machine's limit is asked for, and can be compared with the rounds. A hub that leaves work out, decodes, clips, or
     /// steps once a push does other work than the limit, and a hub that waits for compute does less.
     pub fn has_limit(&self) -> bool {
         self.limit == LimitChoice::On
             && self.compute.compute.is_none()
             && self.compress.is_none()
             && self.ablate.is_empty()
+            && self.clip_norm.is_none()
             && self.machines.is_none()
             && !self.consistency.steps_alone()
     }
@@ -322,6 +327,7 @@ impl Args {
     pub fn terms(&self, keys: Vec<Key>) -> JobTerms {
         JobTerms {
             chunk_bytes: self.chunk_bytes,
+            clip_norm: self.clip_norm,
             ablate: self.ablate(),
             split_above: self.compute.split_above(),
             level: self.level(),

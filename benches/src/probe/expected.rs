@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 
 use pbox_core::{
-    Ablate, ChunkId, Compression, Consistency, Element, KeyId, Layout, Optimizer, Round, oracle,
+    Ablate, Chunk, ChunkId, Compression, Consistency, Element, KeyId, Layout, Optimizer, Round, oracle,
 };
 
 /// A prime: a wrong address that is off by a power of two hits another value.
@@ -27,6 +27,8 @@ pub struct Expected<E> {
     machines: Option<u32>,
     /// Steps are of one rank, or machine, each; all push rank 0's gradient.
     alone: bool,
+    /// What a mean gradient is multiplied by.
+    scale: Option<f32>,
     /// Whether results must be the oracle's.
     exact: bool,
     /// The next step.
@@ -96,8 +98,43 @@ impl<E: Element> Expected<E> {
         let workers = if alone && machines.is_none() { 1 } else { workers };
         let machines = machines.map(|machines| if alone { 1 } else { machines });
         let possible = VecDeque::from([weights]);
-        let (exact, next) = (true, Round(1));
-        Expected { optimizer, ablate, workers, machines, alone, exact, next, weights, kept, possible }
+        let (exact, next, scale) = (true, Round(1), None);
+        Expected { optimizer, ablate, workers, machines, alone, scale, exact, next, weights, kept, possible }
+    }
+
+    /// With gradients that are clipped to a norm, which is that of every round.
+    pub fn clipped(mut self, layout: &Layout, most: f32) -> Self {
+        let rescale = self.numbers(Round(1)).rescale;
+        let means: [f32; PERIOD] = std::array::from_fn(|phase| self.sum(phase) * rescale);
+        let of_chunk = |chunk: &Chunk| {
+            let key = chunk.key;
+            let first = (chunk.span.offset - layout.key_span(key).offset) / size_of::<E>();
+            let elements = first..first + chunk.span.bytes / size_of::<E>();
+            let means: Vec<f32> = elements.map(|element| means[phase(key, element)]).collect();
+            let blocks = means.chunks(oracle::BLOCK_BYTES / size_of::<E>());
+            blocks.map(oracle::squares).collect::<Vec<_>>()
+        };
+        let squares = layout.chunks().iter().flat_map(of_chunk);
+        self.scale = Some(oracle::clip_scale(oracle::norm(squares), most));
+        self
+    }
+
+    /// The numbers of a step.
+    fn numbers(&self, round: Round) -> oracle::Step {
+        let optimizer = if self.ablate.optimize { Optimizer::Average } else { self.optimizer };
+        let gradients = self.workers * self.machines.unwrap_or(1);
+        oracle::Step::new(&optimizer, gradients, round, self.optimizer.learning_rate(), 1.0, 1.0)
+    }
+
+    /// The sum of an element's gradients.
+    fn sum(&self, phase: usize) -> f32 {
+        let of = |count: u32| if self.ablate.aggregate { 1 } else { count };
+        let ranks = (0..of(self.workers)).map(|rank| if self.alone { 0 } else { rank });
+        let sum = oracle::sum(ranks.map(|rank| gradient::<E>(rank, phase).to_f32()));
+        let Some(machines) = self.machines else { return sum };
+        // It crosses in the key's type.
+        let of_a_machine = E::from_f32(sum).to_f32();
+        oracle::sum((0..of(machines)).map(|_| of_a_machine))
     }
 
     /// With compression any result is accepted.
@@ -133,20 +170,15 @@ impl<E: Element> Expected<E> {
             return;
         }
         let optimizer = if optimize { Optimizer::Average } else { self.optimizer };
-        let rate = self.optimizer.learning_rate();
-        let gradients = self.workers * self.machines.unwrap_or(1);
-        let step = oracle::Step::new(&optimizer, gradients, self.next, rate, 1.0, 1.0);
+        let step = self.numbers(self.next);
+        // What is clipped is the mean.
+        let mean = self.scale.map(|scale| (step.rescale, oracle::Step { rescale: scale, ..step }));
         self.next = self.next.next();
-        let of = |count: u32| if aggregate { 1 } else { count };
         for p in 0..PERIOD {
-            let rank = |rank| if self.alone { 0 } else { rank };
-            let ranks = (0..of(self.workers)).map(rank);
-            let mut sum = oracle::sum(ranks.map(|rank| gradient::<E>(rank, p).to_f32()));
-            if let Some(machines) = self.machines {
-                // It crosses in the key's type.
-                let of_a_machine = E::from_f32(sum).to_f32();
-                sum = oracle::sum((0..of(machines)).map(|_| of_a_machine));
-            }
+            let (sum, step) = match mean {
+                Some((rescale, step)) => (self.sum(p) * rescale, step),
+                None => (self.sum(p), step),
+            };
             oracle::step_rounded(&optimizer, &step, sum, &mut self.weights[p], &mut self.kept[p]);
         }
     }

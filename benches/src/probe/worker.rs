@@ -96,8 +96,11 @@ impl<E: Element> Worker<E> {
         let (workers, consistency) = (args.workers, args.consistency);
         let machines = args.mesh.as_ref().map(|mesh| mesh.machine.of);
         let steppers = machines.unwrap_or(workers);
-        let expected =
+        let mut expected =
             Expected::new(optimizer, args.ablate(), consistency, workers, machines).compressed(args.compress);
+        if let Some(most) = args.clip_norm {
+            expected = expected.clipped(session.layout(), most);
+        }
         let exchanges = args.compute.exchanges;
         let lead_in = computing::LEAD_IN + args.pull.profile_rounds();
         let more = if plan.is_some() { exchanges + lead_in } else { 0 };

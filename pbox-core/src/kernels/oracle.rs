@@ -73,6 +73,9 @@ pub fn step_rounded<E: Element>(
     }
 }
 
+/// The bytes of a block, in the type of its key: squares are added block by block. No block has elements of two chunks.
+pub const BLOCK_BYTES: usize = 32 << 10;
+
 /// The lanes of a sum of squares.
 pub(super) const LANES: usize = 32;
 

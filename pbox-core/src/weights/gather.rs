@@ -18,9 +18,10 @@ use std::task::Waker;
 use fabric::{MapError, Slab};
 
 use super::chunks::Chunk;
+use crate::kernels::oracle::BLOCK_BYTES;
 use crate::kernels::{Element, Kernels, Slots};
 use crate::layout::Round;
-use crate::whole::{BLOCK_BYTES, WholeGradient, blocks_of};
+use crate::whole::{WholeGradient, blocks_of};
 
 /// What a mode's steps wait for beside the pushes of their chunk.
 pub(crate) trait Gather {

@@ -103,6 +103,7 @@ class Session:
         job: Union[str, _run.Helper, None] = None,
         compression: Optional[_compression.Compression] = None,
         seed: int = 0,
+        clip_norm: Optional[float] = None,
         consistency: str = "bsp",
         on_loss: str = "stop",
         schedule: str = "sliced",
@@ -145,6 +146,9 @@ class Session:
             compression: how gradients and weights are made smaller, such as `phub.Qsgd(bits=8)` or `phub.TopK(0.01)`.
                 Default: not at all.
             seed: seed of the random numbers of compression.
+            clip_norm: the most that the norm of a round's mean gradient may be, of all keys together. The hub scales a longer one down, as
+                `torch.nn.utils.clip_grad_norm_` does. No key is answered before all are pushed: push every key of a round before
+                you wait for one. For "bsp" at one hub, without compression. Default: no bound.
             consistency: "bsp", "ssp:N" or "asp": how far workers may be apart.
             on_loss: "stop" or "continue": what becomes of the job when a worker is lost.
             schedule: "kvstore", "layerwise", "sliced" or "p3": in what order gradients and weights leave. With "p3" the
@@ -208,6 +212,7 @@ class Session:
         settings: Dict[str, object] = {
             "compression": None if compression is None else _compression.to_text(compression),
             "seed": seed,
+            "clip_norm": clip_norm,
             "consistency": consistency,
             "on_loss": on_loss,
             "schedule": schedule,

@@ -28,6 +28,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
     hub: Union[str, Hub, None] = None,
     rank: Optional[int] = None,
     world_size: Optional[int] = None,
+    clip_norm: Optional[float] = None,
     clip_value: Optional[float] = None,
     overlap: bool = True,
     broadcast_buffers: bool = False,
@@ -53,6 +54,8 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
         named_parameters: the model, or its `named_parameters()`, in the order of the forward pass; every parameter of the optimizer
             must be among them. Names must be the same in all workers. Default: numbers.
         hub, rank, world_size: as for `phub.Session`; default: from the launcher's environment.
+        clip_norm: the hub scales the mean gradient of all parameters so that its norm is at most this, as
+            `torch.nn.utils.clip_grad_norm_` does after DDP, and without the exchange of gradients that this call costs.
         clip_value: each worker's gradients are clipped to plus and minus this, before the mean.
         overlap: whether bytes of gradients leave in the backward pass, and weights come in the next forward pass. Without it all
             happens in `step()`. The numbers are the same.
@@ -84,7 +87,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
     session.update(hub=hub, rank=rank, world_size=world_size, schedule=schedule)
     model = Model(optimizer, named_parameters)
     if slim:
-        if clip_value is not None:
+        if clip_value is not None or clip_norm is not None:
             raise SettingsError("with SlimDP the optimizer makes its own steps: clip gradients as without phub, before step()")
         model.broadcast_rest(session)
         local = LocalExchange(model.trained, session)
@@ -92,6 +95,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
         weakref.finalize(optimizer, leave_dropped, local.session.job, local.leave).atexit = False
         return optimizer
     Settings.of(optimizer)  # first the error that the hub cannot run it
+    session["clip_norm"] = clip_norm
     if pull is not None:
         session["pull"] = pull
     join = Join(optimizer, model, session, {"clip_value": clip_value, "overlap": overlap}, broadcast_buffers)
