@@ -2,6 +2,7 @@
 
 mod ahead;
 mod bits;
+mod clipped;
 mod contents;
 mod doorbells;
 mod full_rings;

@@ -17,6 +17,7 @@ pub struct Training {
     pub job: String,
     pub keys: Vec<Key>,
     pub optimizer: Optimizer,
+    pub clip_norm: Option<f32>,
     pub compression: Option<Compression>,
     pub workers: u32,
     pub chunk_bytes: usize,
@@ -44,6 +45,7 @@ impl Training {
             job: job.into(),
             keys,
             optimizer,
+            clip_norm: None,
             compression: None,
             workers: 3,
             chunk_bytes: pbox_core::DEFAULT_CHUNK_BYTES,
@@ -84,7 +86,7 @@ impl Training {
     pub fn config(&self, hub: &str, rank: u32) -> SessionConfig {
         let mut config = config_at(hub, &self.job, rank, self.workers);
         config.terms.keys = self.keys.clone();
-        config.terms.optimizer = self.optimizer;
+        (config.terms.optimizer, config.terms.clip_norm) = (self.optimizer, self.clip_norm);
         config.terms.chunk_bytes = self.chunk_bytes;
         (config.terms.level.compression, config.terms.seed) = (self.compression, self.seed);
         config.weights = self.weights;
@@ -116,7 +118,7 @@ impl Training {
         if let Some(compression) = self.compression {
             return self.expected_of(compression);
         }
-        let mut reference = Reference::new(self.seed, self.workers, self.optimizer, &self.keys);
+        let mut reference = self.reference();
         let mut expected = vec![reference.weights.clone()];
         for round in 0..self.rounds {
             reference.advance_by(&self.numbers(round));
@@ -152,9 +154,13 @@ impl Training {
         });
     }
 
+    fn reference(&self) -> Reference {
+        Reference::new(self.seed, self.workers, self.optimizer, &self.keys).clipped(self.clip_norm)
+    }
+
     /// The weights after `rounds` rounds.
     pub fn reference_after(&self, rounds: u32) -> Vec<Vec<f32>> {
-        let mut reference = Reference::new(self.seed, self.workers, self.optimizer, &self.keys);
+        let mut reference = self.reference();
         (0..rounds).for_each(|round| reference.advance_by(&self.numbers(round)));
         reference.weights
     }

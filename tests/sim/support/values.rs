@@ -63,6 +63,7 @@ pub struct Reference {
     /// Workers by machine, where each machine sums first.
     machines: Vec<u32>,
     optimizer: Optimizer,
+    clip_norm: Option<f32>,
     keys: Vec<Key>,
     round: u32,
     /// By key: how many steps it has made.
@@ -92,6 +93,7 @@ impl Reference {
             workers,
             machines,
             optimizer,
+            clip_norm: None,
             keys: keys.to_vec(),
             round: 0,
             steps: vec![0; keys.len()],
@@ -154,8 +156,16 @@ impl Reference {
         self.advance_by(&Numbers::new(self.optimizer.with_learning_rate(learning_rate)));
     }
 
+    /// The server that clips the mean of each round to a norm, if there is one.
+    pub fn clipped(self, clip_norm: Option<f32>) -> Self {
+        Reference { clip_norm, ..self }
+    }
+
     /// Makes one round with these numbers.
     pub fn advance_by(&mut self, Numbers { optimizer, multipliers }: &Numbers) {
+        let mut sums: Vec<Vec<f32>> = (0..self.keys.len()).map(|key| self.sums(key)).collect();
+        let rescale = Step::new(optimizer, self.workers, Round(1), 0.0, 1.0, 1.0).rescale;
+        let scale = self.clip_norm.map(|most| self.scale(&mut sums, rescale, most));
         for (key, settings) in self.keys.iter().enumerate() {
             let of_terms = [settings.lr_mult, settings.wd_mult];
             let [lr_mult, wd_mult] = multipliers.as_ref().map_or(of_terms, |of_keys| of_keys[key]);
@@ -163,21 +173,39 @@ impl Reference {
             let number = Round(self.steps[key]);
             let step =
                 Step::new(optimizer, self.workers, number, optimizer.learning_rate(), lr_mult, wd_mult);
-            let gradient = |rank, i| rounded(settings.dtype, value(self.seed, rank, self.round, key, i));
+            let step = Step { rescale: scale.unwrap_or(rescale), ..step };
             let values = self.master[key].iter_mut().zip(&mut self.state[key]).enumerate();
             for (i, (master, state)) in values {
-                let mut next = 0;
-                let sum_of_machine = |&workers: &u32| {
-                    let ranks = next..next + workers;
-                    next = ranks.end;
-                    oracle::sum(ranks.map(|rank| gradient(rank, i)))
-                };
-                let sum = oracle::sum(self.machines.iter().map(sum_of_machine));
-                oracle::step(optimizer, &step, sum, master, state);
+                oracle::step(optimizer, &step, sums[key][i], master, state);
                 self.weights[key][i] = rounded(settings.dtype, *master);
             }
         }
         self.round += 1;
+    }
+
+    /// The sums of a key's gradients.
+    fn sums(&self, key: usize) -> Vec<f32> {
+        let dtype = self.keys[key].dtype;
+        let gradient = |rank, i| rounded(dtype, value(self.seed, rank, self.round, key, i));
+        let sum = |i| {
+            let mut next = 0;
+            let sum_of_machine = |&workers: &u32| {
+                let ranks = next..next + workers;
+                next = ranks.end;
+                oracle::sum(ranks.map(|rank| gradient(rank, i)))
+            };
+            oracle::sum(self.machines.iter().map(sum_of_machine))
+        };
+        (0..self.master[key].len()).map(sum).collect()
+    }
+
+    /// Makes means of sums. Returns what clips them to a norm.
+    fn scale(&self, sums: &mut [Vec<f32>], rescale: f32, most: f32) -> f32 {
+        sums.iter_mut().flatten().for_each(|sum| *sum *= rescale);
+        let blocks = sums.iter().zip(&self.keys).flat_map(|(means, key)| {
+            means.chunks(oracle::BLOCK_BYTES / key.dtype.bytes()).map(oracle::squares)
+        });
+        oracle::clip_scale(oracle::norm(blocks), most)
     }
 }
 

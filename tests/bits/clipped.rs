@@ -1,0 +1,94 @@
+//! Gradients that are clipped by the norm of all keys together, bit for bit: by every transport and schedule, for any number of
+//! cores, any type and any size of a chunk; and what does not clip is a plain job.
+
+use fabric::any::Transport;
+use fabric::conformance::Watchdog;
+use hub_tests::training::Training;
+use hub_tests::{hub, says};
+use pbox_core::{Compression, Dtype, Key, Optimizer, Schedule};
+use worker_shim::{Session, WeightsMode};
+
+const ADAM: Optimizer =
+    Optimizer::Adam { learning_rate: 0.01, weight_decay: 1e-3, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
+const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-3, momentum: 0.9 };
+
+/// Sizes around a block, which is 32 KiB, in all types. The norm of a round's mean is about 120.
+fn keys() -> Vec<Key> {
+    let sizes = [1u64, 17, 8192, 8193, 16_384, 50_000];
+    let dtypes = [Dtype::F32, Dtype::BF16, Dtype::F16].into_iter().cycle();
+    sizes.iter().zip(dtypes).map(|(&size, dtype)| Key::new(dtype, format!("of {size}"), [size])).collect()
+}
+
+fn clipped(job: &str, optimizer: Optimizer, most: f32) -> Training {
+    Training { clip_norm: Some(most), workers: 2, rounds: 4, ..Training::new(job, keys(), optimizer) }
+}
+
+#[test]
+fn clipped_gradients_are_exact() {
+    let _watchdog = Watchdog::start();
+    for optimizer in [Optimizer::Average, Optimizer::Sum, NESTEROV, ADAM] {
+        let runs = [1, 2].map(|cores| {
+            let training = clipped(optimizer.name(), optimizer, 3.0);
+            training.run(&hub(cores).address().to_string())
+        });
+        assert!(runs[0] == runs[1], "{}: one core and two give the same bits", optimizer.name());
+    }
+}
+
+#[test]
+fn the_bits_are_the_same_by_every_transport_and_schedule() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let run = |training: Training| training.run(&hub.address().to_string());
+    let expected = run(clipped("shm", NESTEROV, 3.0));
+    for schedule in [Schedule::KvStore, Schedule::Layerwise, Schedule::Sliced, Schedule::P3] {
+        let tcp: fn(u32) -> Option<Transport> = |rank| (rank == 1).then_some(Transport::Tcp);
+        let job = format!("{schedule}-with-tcp");
+        let seen = run(Training { schedule, transport: tcp, ..clipped(&job, NESTEROV, 3.0) });
+        assert!(seen == expected, "{schedule}");
+    }
+    run(Training { weights: WeightsMode::Private, ..clipped("private", NESTEROV, 3.0) });
+}
+
+#[test]
+fn the_size_of_chunks_does_not_show() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let runs = [32 << 10, 96 << 10, 1 << 20].map(|chunk_bytes| {
+        let job = format!("chunks-of-{chunk_bytes}");
+        Training { chunk_bytes, ..clipped(&job, ADAM, 3.0) }.run(&hub.address().to_string())
+    });
+    assert!(runs.iter().all(|run| *run == runs[0]), "every chunk size gives the same bits");
+}
+
+#[test]
+fn a_norm_that_is_never_reached_changes_no_bit() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let far = clipped("far", NESTEROV, 1e6);
+    let plain = Training { job: "plain".into(), clip_norm: None, ..far.clone() };
+    assert!(far.run(&hub.address().to_string()) == plain.run(&hub.address().to_string()));
+}
+
+#[test]
+fn what_has_no_norm_is_refused() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let join = |change: &dyn Fn(&mut worker_shim::SessionConfig)| {
+        let mut config = clipped("refused", NESTEROV, 3.0).config(&hub.address().to_string(), 0);
+        change(&mut config);
+        Session::join(config).map(|_| ()).unwrap_err().to_string()
+    };
+    for (value, seen) in
+        [("0", "clip_norm 0"), ("-1", "clip_norm -1"), ("inf", "clip_norm inf"), ("nan", "clip_norm NaN")]
+    {
+        let error = join(&|config| config.set("clip_norm", value).unwrap());
+        says(&error, &[seen, "expected a number above 0"]);
+    }
+    let error = join(&|config| config.set("consistency", "asp").unwrap());
+    says(&error, &["clip_norm with consistency asp", "use bsp"]);
+    let error = join(&|config| {
+        config.terms.level.compression = Some("qsgd:8:64".parse::<Compression>().unwrap());
+    });
+    says(&error, &["clip_norm with compression", "clip before you push"]);
+}
