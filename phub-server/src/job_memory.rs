@@ -54,6 +54,8 @@ pub struct JobMemory {
     pub kept: u64,
     /// Former weights, where bytes ahead are answered.
     pub former: u64,
+    /// Means in f32, where steps wait for the norm of all.
+    pub means: u64,
     /// Room for a snapshot, where these are taken all the time.
     pub snapshots: u64,
     /// Over how many hubs the job is spread.
@@ -76,6 +78,7 @@ impl JobMemory {
             sums: if is_below { window } else { 0 },
             weights: (of_workers + of_the_job).saturating_mul(wire.weights_window_bytes() as u64),
             kept: if is_below { 0 } else { wire.kept_bytes(&terms.optimizer) },
+            means: if terms.clip_norm.is_some() { 4 * wire.layout().parameters() } else { 0 },
             former: if shows_ahead { wire.weights_window_bytes() as u64 } else { 0 },
             snapshots: if snapshots { of_a_snapshot } else { 0 },
             hubs: u64::from(terms.hubs),
@@ -94,10 +97,9 @@ impl JobMemory {
 
     /// What the hub must have.
     pub fn needed(&self) -> u64 {
-        let JobMemory { gradients, sums, weights, kept, former, snapshots, .. } = *self;
-        self.share(
-            [gradients, sums, weights, kept, former, snapshots].into_iter().fold(0, u64::saturating_add),
-        )
+        let JobMemory { gradients, sums, weights, kept, former, means, snapshots, .. } = *self;
+        let all = [gradients, sums, weights, kept, former, means, snapshots];
+        self.share(all.into_iter().fold(0, u64::saturating_add))
     }
 }
 
@@ -125,9 +127,11 @@ mod tests {
         );
         assert_eq!(memory.snapshots, 2 * MODEL, "weights and momentum");
         assert_eq!(memory.needed(), 8 * MODEL);
-        let ahead = JobTerms { answers_ahead: true, ..terms };
-        let with_former = JobMemory::new(&Wire::of_terms(&ahead).unwrap(), &ahead, true, false);
-        assert_eq!(with_former.needed(), 9 * MODEL);
+        let needed = |terms: JobTerms| {
+            JobMemory::new(&Wire::of_terms(&terms).unwrap(), &terms, true, false).needed()
+        };
+        assert_eq!(needed(JobTerms { answers_ahead: true, ..terms.clone() }), 9 * MODEL);
+        assert_eq!(needed(JobTerms { clip_norm: Some(1.0), ..terms }), 9 * MODEL);
     }
 
     #[test]

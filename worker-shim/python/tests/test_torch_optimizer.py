@@ -113,6 +113,31 @@ def test_clipping_by_value(hub):
     same(ours, theirs)
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("most", [0.05, 0.5, 100.0])  # always, sometimes, never
+def test_clipping_by_norm(hub, name, most):
+    ours, theirs = Net(), Net()
+    optimizer = wrap(OPTIMIZERS[name](ours.parameters()), ours, hub, clip_norm=most)
+    local, norms = OPTIMIZERS[name](theirs.parameters()), []
+    for number in range(200):
+        for model, each in ((ours, optimizer), (theirs, local)):
+            each.zero_grad()
+            backward(model, *data(number))
+            if model is theirs:
+                norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), most))
+            each.step()
+    assert {0.05: min(norms) > most, 0.5: min(norms) < most < max(norms), 100.0: max(norms) < most}[most], "as meant"
+    for (key, our), their in zip(ours.state_dict().items(), theirs.state_dict().values()):
+        torch.testing.assert_close(our, their, rtol=1e-4, atol=1e-5, msg=lambda words: f"{key}: {words}")
+
+
+def test_a_norm_that_is_none_is_refused(hub):
+    for most in (0.0, -1.0, float("nan"), float("inf")):
+        model = Net()
+        with pytest.raises(phub.SettingsError, match="clip_norm.*expected a number above 0"):
+            wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, clip_norm=most)
+
+
 def test_a_gradient_that_is_changed_before_the_step_counts(hub):
     ours, theirs = Net(), Net()
     optimizer = wrap(torch.optim.SGD(ours.parameters(), lr=0.1), ours, hub)
