@@ -127,9 +127,8 @@ mod tests {
         );
         assert_eq!(memory.snapshots, 2 * MODEL, "weights and momentum");
         assert_eq!(memory.needed(), 8 * MODEL);
-        let needed = |terms: JobTerms| {
-            JobMemory::new(&Wire::of_terms(&terms).unwrap(), &terms, true, false).needed()
-        };
+        let needed =
+            |terms: JobTerms| JobMemory::new(&Wire::of_terms(&terms).unwrap(), &terms, true, false).needed();
         assert_eq!(needed(JobTerms { answers_ahead: true, ..terms.clone() }), 9 * MODEL);
         assert_eq!(needed(JobTerms { clip_norm: Some(1.0), ..terms }), 9 * MODEL);
     }
