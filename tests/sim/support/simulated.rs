@@ -351,13 +351,6 @@ impl Simulated {
         Ok(true)
     }
 
-    /// Whether a worker that takes part still waits for some of the weights with which it begins.
-    pub fn lacks_first_weights(&self, rank: u32) -> bool {
-        let (worker, first) = (&self.workers[rank as usize], self.hubs.hubs[0].first_round(rank));
-        let lacks = |key| !worker.is_ready(key) && first.is_some_and(|first| worker.round(key) < first);
-        (0..worker.layout().keys().len() as u32).any(|key| lacks(KeyId(key)))
-    }
-
     /// Whether a worker takes part at all hubs, and knows it.
     pub fn takes_part(&self, rank: u32) -> bool {
         self.hubs.takes_part(rank) && self.begins.iter().all(|(begins, _)| *begins != rank)

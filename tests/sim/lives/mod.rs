@@ -1,13 +1,16 @@
 //! Lives of jobs: workers that die, lose their links, come back and die again before they take part, and snapshots, all at any
 //! moment, at one hub or several, whose control is late.
 //!
-//! All workers push ones, and the mean of ones is one, whoever takes part: at a learning rate of 1 a weight after round `r` is `-r`. A
-//! round that is stepped twice, or not at all, has another weight.
+//! All workers push ones, and the mean of ones is one, whoever takes part: at a learning rate of 1 a weight after round `r` is `-r`, less
+//! the rounds that all who took part left behind. A round that is stepped twice, or not at all, has another weight.
+
+mod ledger;
 
 use std::sync::Arc;
 
 use fabric::sim::{Faults, Net, seeds};
-use pbox_core::{Key, KeyId, Layout, Notice, OnLoss, Round};
+use ledger::Ledger;
+use pbox_core::{Key, KeyId, Layout, Notice, OnLoss, Round, Schedule};
 use sim_tests::race::SGD;
 use sim_tests::simulated::{Simulated, Terms};
 use sim_tests::trouble::Dice;
@@ -35,6 +38,7 @@ struct Life {
     dice: Dice,
     layout: Arc<Layout>,
     job: Simulated,
+    ledger: Ledger,
     stages: Vec<Stage>,
     /// The notices that were read.
     read: usize,
@@ -50,10 +54,11 @@ impl Life {
         let mut terms = Terms::new(WORKERS, dice.from(1..=2) as usize, SGD);
         (terms.job.hubs, terms.job.on_loss, terms.late) =
             (dice.from(1..=3) as u32, OnLoss::Continue, Some(seed));
+        terms.job.level.schedule = Schedule::ALL[dice.below(4) as usize];
         let net = Net::new(seed, Faults { delay: 0..dice.from(1..=20), ..Faults::NONE });
         let job = Simulated::new(net, &layout, terms).unwrap();
-        let stages = vec![Stage::TakesPart; WORKERS as usize];
-        Life { dice, layout, job, stages, read: 0, snapshots: 0, deaths: 0 }
+        let (ledger, stages) = (Ledger::new(&layout), vec![Stage::TakesPart; WORKERS as usize]);
+        Life { dice, layout, job, ledger, stages, read: 0, snapshots: 0, deaths: 0 }
     }
 
     fn keys(&self) -> impl Iterator<Item = KeyId> + use<> {
@@ -67,18 +72,13 @@ impl Life {
 
     /// Something happens to a worker. One always takes part, because the job ends without.
     fn happens(&mut self, rank: u32) {
-        // Where only a newcomer is left, rounds before its first one are skipped.
-        let is_whole = |&other: &u32| {
-            let takes_part = other != rank && self.stages[other as usize] == Stage::TakesPart;
-            takes_part && !self.job.lacks_first_weights(other)
-        };
-        let may_die = (0..WORKERS).any(|other| is_whole(&other));
+        let takes_part = |&other: &u32| other != rank && self.stages[other as usize] == Stage::TakesPart;
+        let may_die = (0..WORKERS).any(|other| takes_part(&other));
         let stage = &mut self.stages[rank as usize];
         match (*stage, self.dice.below(3)) {
             (Stage::Dead, _) if self.job.come_back(rank).unwrap() => *stage = Stage::Joined,
             (Stage::Unlinked, 1..) if self.job.relink(rank).unwrap() => *stage = Stage::TakesPart,
-            // A hub drops a newcomer that asks again for weights which are not there yet.
-            (Stage::TakesPart, 0) if !self.job.lacks_first_weights(rank) => {
+            (Stage::TakesPart, 0) => {
                 self.job.unlink(rank);
                 *stage = Stage::Unlinked;
             }
@@ -127,12 +127,7 @@ impl Life {
             return;
         }
         for key in self.keys().filter(|&key| worker.is_ready(key) && worker.round(key) > Round(0)) {
-            let expected = -(worker.round(key).0 as f32 - 1.0);
-            let weights = worker.weights::<f32>(key).unwrap();
-            assert!(
-                weights.iter().all(|&weight| weight == expected),
-                "rank {rank}, {key:?}: {weights:?}, not {expected}"
-            );
+            self.ledger.check(worker, key);
         }
     }
 
@@ -143,18 +138,13 @@ impl Life {
             match notice {
                 Notice::Snapshot { taken, .. } => {
                     if let Ok(part) = &taken.part {
-                        let expected = -(taken.before.0 as f32 - 1.0);
-                        let values = part.values.as_slice();
-                        assert!(
-                            values.iter().all(|&value| value == expected),
-                            "{:?}: {values:?}",
-                            taken.before
-                        );
+                        self.ledger.check_part(part, &self.layout, taken.before);
                         self.snapshots += 1;
                     }
                     done += 1;
                 }
                 Notice::WorkerGone { by_itself: true, .. } => {}
+                Notice::Skipped { chunk, rounds, .. } => self.ledger.skip(*chunk, rounds.clone()),
                 notice => panic!("{notice:?}, {:?}", self.stages),
             }
         }
