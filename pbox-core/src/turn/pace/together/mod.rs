@@ -132,7 +132,7 @@ impl Arrivals {
         self.roster.keep_back(rank);
     }
 
-    /// As [`Pace::repeated`], where the worker's first weights of the chunk are there or not.
+    /// Looks at a push out of turn, as [`Pace::repeated`] does. The worker's first weights of the chunk are there or not.
     pub fn repeats(&mut self, index: usize, rank: u32, bits: u8, has_first: bool) -> Option<Repeated> {
         let is_first = !has_first || self.ungreeted.has_lost(index, rank);
         let next = if is_first { self.roster.first(rank) } else { self.round(index) };
