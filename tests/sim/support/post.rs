@@ -24,6 +24,8 @@ struct Sent {
     from: usize,
     to: usize,
     letter: Letter,
+    /// Whether it was given up, and comes much later.
+    is_late: bool,
 }
 
 /// The step of a cut that hub 0 waits for the other hubs to take.
@@ -68,13 +70,13 @@ impl Post {
             Letter::Lost(..) | Letter::Failed(_) if from == 0 => 1..hubs,
             _ => 0..1,
         };
-        self.sent.extend(to.map(|to| Sent { from, to, letter: letter.clone() }));
+        self.sent.extend(to.map(|to| Sent { from, to, letter: letter.clone(), is_late: false }));
     }
 
     /// Returns the letters that come now, each with its hubs.
     pub fn due(&mut self, mut is_due: impl FnMut() -> bool) -> Vec<(usize, usize, Letter)> {
-        let due = self.sent.extract_if(.., |_| is_due());
-        due.map(|Sent { from, to, letter }| (from, to, letter)).collect()
+        let due = self.sent.extract_if(.., |sent| is_due() && (!sent.is_late || is_due() && is_due()));
+        due.map(|Sent { from, to, letter, .. }| (from, to, letter)).collect()
     }
 
     /// Notes a hub's answer. Returns what hub 0 then knows, if it has all answers.
@@ -104,10 +106,9 @@ impl Post {
         if let Some(ask) = self.asks.get(which % (self.asks.len() + 1)) {
             let (cut, releases) = (ask.cut, ask.releases);
             let silent = ask.answers.iter().position(Option::is_none).expect("else it is over") + 1;
-            let is_of = |sent: &mut Sent| sent.to == silent && sent.letter.asks() == Some((cut, releases));
-            if is_lost {
-                self.sent.extract_if(.., is_of).for_each(drop);
-            }
+            let is_of = |sent: &Sent| sent.to == silent && sent.letter.asks() == Some((cut, releases));
+            self.sent.retain(|sent| !is_lost || !is_of(sent));
+            self.sent.iter_mut().filter(|sent| is_of(sent)).for_each(|sent| sent.is_late = true);
             self.given_up += 1;
             return (self.answered(silent, cut, releases, Err("no answer came".to_owned())), None);
         }
@@ -117,8 +118,9 @@ impl Post {
         let Sent { from, letter, .. } = &self.sent[place];
         let given_up = Some((*from, letter.clone()));
         self.given_up += 1;
-        if is_lost {
-            self.sent.remove(place);
+        match is_lost {
+            true => _ = self.sent.remove(place),
+            false => self.sent[place].is_late = true,
         }
         (None, given_up)
     }
