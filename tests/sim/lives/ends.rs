@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pbox_core::Round;
-use pbox_core::control::{JobState, JoinRequest, RefusalCode};
+use pbox_core::control::{JoinRequest, RefusalCode};
 use sim_tests::simulated::{Again, JOB};
 
 use super::life::{Life, Stage, WORKERS, simulated};
@@ -22,8 +22,7 @@ impl Life {
             assert!(core.hold(JOB).is_none(), "core {place} has chunks");
         }
         for hub in &mut self.job.hubs.hubs {
-            let state = &hub.heard().state;
-            assert!(matches!(state, JobState::Failed { .. }), "members have heard {state:?}");
+            assert!(hub.failure().is_some(), "members hear nothing: {:?}", hub.heard());
             hub.forget();
         }
         self.counts.ends += 1;
@@ -31,12 +30,8 @@ impl Life {
 
     /// Workers that have heard of a failure at one hub give their links up, and tell the others that they have lost it.
     fn tell_hubs(&mut self) {
-        let mut states = self.job.hubs.hubs.iter().map(|hub| &hub.heard().state);
-        let failed = states.find_map(|state| match state {
-            JobState::Failed { reason, .. } => Some(reason.clone()),
-            _ => None,
-        });
-        let Some(reason) = failed else { return };
+        let failed = self.job.hubs.hubs.iter().find_map(|hub| hub.failure());
+        let Some(reason) = failed.map(str::to_owned) else { return };
         for rank in 0..WORKERS {
             let next = match self.stages[rank as usize] {
                 Stage::Joined => Stage::Dead,

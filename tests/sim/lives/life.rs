@@ -38,7 +38,7 @@ pub enum Plot {
     Calm,
     /// The death of a worker, which ends a job that does not go on, or of the last one.
     Deaths,
-    /// A hub that stops.
+    /// A hub that stops, or dies.
     Stop,
     /// Hubs that do not hear each other.
     Silence,
@@ -144,7 +144,10 @@ impl Life {
                 8 if self.plot == Plot::Silence => self.time_passes(),
                 9 if self.plot == Plot::Stop && self.dice.below(4) == 0 => {
                     let hub = self.dice.below(self.job.hubs.hubs.len() as u64) as usize;
-                    self.job.hubs.hubs[hub].stops();
+                    match self.dice.below(2) {
+                        0 => self.job.hubs.hubs[hub].stops(),
+                        _ => self.job.hubs.hubs[hub].dies(),
+                    }
                 }
                 _ => {}
             }

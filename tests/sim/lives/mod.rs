@@ -1,5 +1,5 @@
 //! Lives of jobs: workers that die, lose their links, come back and die again before they take part; snapshots; hubs that do not hear
-//! each other, stop, and come back from a checkpoint; all at any moment, at one hub or several, whose control is late.
+//! each other, stop, die, and come back from a checkpoint; all at any moment, at one hub or several, whose control is late.
 //!
 //! All workers push ones, and the mean of ones is one, whoever takes part: at a learning rate of 1 a weight after round `r` is `-r`, less
 //! the rounds that all who took part left behind.

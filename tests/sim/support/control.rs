@@ -101,6 +101,8 @@ pub struct Control {
     pub failed: Option<String>,
     /// Whether cores then forget it, as those of a real hub do. Otherwise the caller looks at them.
     pub forgets: bool,
+    /// Whether the hub has died.
+    is_dead: bool,
     now: Instant,
     /// Whether one seed is replayed, which prints the story as it goes.
     is_told_aloud: bool,
@@ -148,6 +150,7 @@ impl Control {
             unlinked_above: None,
             failed: None,
             forgets: false,
+            is_dead: false,
             now,
             is_told_aloud: std::env::var_os("PHUB_SIM_SEED").is_some(),
             tokens: Tokens::default(),
@@ -275,7 +278,7 @@ impl Control {
     /// A member that has asked for links connects, if all cores have dropped the former links. Returns whether it does.
     pub fn relink(&mut self, rank: u32) -> bool {
         // An answer may be lost, and the same request comes again.
-        let asks = if self.given.len() % 3 == 0 { 2 } else { 1 };
+        let asks = if self.given.len().is_multiple_of(3) { 2 } else { 1 };
         let tokens = Vec::from_iter((0..asks).map(|_| self.token(rank)));
         for &token in &tokens {
             let granted = self.job.grant_links(rank, token).expect("the job goes on");

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use coordinator::{Cause, Event, KEEP_FAILED, Unserved};
 use pbox_core::Round;
+use pbox_core::control::JobState;
 
 use super::{Command, Control};
 use crate::hubs::Letter;
@@ -23,6 +24,22 @@ impl Control {
     /// Ends the job because its hub stops.
     pub fn stops(&mut self) {
         self.end_for("the hub is stopping".to_owned(), true);
+    }
+
+    /// The hub dies: its links close, and nobody is told why.
+    pub fn dies(&mut self) {
+        let heard = self.heard.clone();
+        self.end_for("the hub is gone".to_owned(), false);
+        (self.heard, self.is_dead) = (heard, true);
+        self.letters.retain(|letter| matches!(letter, Letter::Held(..) | Letter::Released(..)));
+    }
+
+    /// Returns why the job has failed here, as members hear it, or see that nothing answers.
+    pub fn failure(&self) -> Option<&str> {
+        match &self.heard.state {
+            JobState::Failed { reason, .. } => Some(reason),
+            _ => self.failed.as_deref().filter(|_| self.is_dead),
+        }
     }
 
     /// Ends the job because a hub of it has failed.
