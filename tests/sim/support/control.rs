@@ -7,6 +7,8 @@
 //! The driver of a real hub does the same with threads. Both queues keep their order, and the caller decides when something
 //! leaves one. After each event the control checks what must always be true; a failure prints the story so far.
 
+mod ends;
+
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
@@ -17,7 +19,7 @@ use coordinator::{
 };
 use fabric::any::Transport;
 use fabric::{RecvWindow, SpanError, Spans, sim};
-use pbox_core::control::{ArrivedRequest, ReleaseRequest};
+use pbox_core::control::{ArrivedRequest, HeartbeatReply, Member, ReleaseRequest};
 use pbox_core::{Core, JobId, JobTerms, LevelTerms, Notice, Numbers, NumbersByRound, Occasion, Round, Share};
 
 use crate::hubs::Letter;
@@ -50,6 +52,8 @@ enum Command {
     Snapshot(Round),
     /// Go on.
     Release { cut: CutId, from: Round, admitted: Arc<[u32]>, ahead: Arc<[u32]> },
+    /// Forget the job, which has failed.
+    End,
 }
 
 impl fmt::Display for Command {
@@ -66,6 +70,7 @@ impl fmt::Display for Command {
             Command::Release { cut, from, admitted, .. } => {
                 write!(out, "goes on after {cut:?}, with {admitted:?} from round {}", from.0)
             }
+            Command::End => write!(out, "forgets the job"),
         }
     }
 }
@@ -94,11 +99,20 @@ pub struct Control {
     unlinked_above: Option<usize>,
     /// Why the job has failed.
     pub failed: Option<String>,
+    /// Whether cores then forget it, as those of a real hub do. Otherwise the caller looks at them.
+    pub forgets: bool,
+    /// Whether the hub has died.
+    is_dead: bool,
     now: Instant,
     /// Whether one seed is replayed, which prints the story as it goes.
     is_told_aloud: bool,
     tokens: Tokens,
-    given: u128,
+    /// The tokens that were given, each with its rank.
+    given: Vec<(Token, u32)>,
+    /// The news that members have heard.
+    heard: HeartbeatReply,
+    /// How often those who wait were told to look again.
+    pub wakes: u64,
     story: VecDeque<String>,
 }
 
@@ -123,8 +137,8 @@ impl Control {
         let hubs = Hubs::new(share, Vec::new(), Secret([7; 16]), Round(0), Vec::new());
         let from = (Round(0), NumbersByRound::new(Numbers::new(terms.optimizer)));
         let (made, now) = (Made { cores, is_below, ..Made::default() }, Instant::now());
+        let job = coordinator::Job::new(named, Arc::clone(terms), made, hubs, from, now);
         Control {
-            job: coordinator::Job::new(named, Arc::clone(terms), made, hubs, from, now),
             commands: (0..cores).map(|_| VecDeque::new()).collect(),
             reports: VecDeque::new(),
             answers: (0, None),
@@ -135,10 +149,15 @@ impl Control {
             waits_above: None,
             unlinked_above: None,
             failed: None,
+            forgets: false,
+            is_dead: false,
             now,
             is_told_aloud: std::env::var_os("PHUB_SIM_SEED").is_some(),
             tokens: Tokens::default(),
-            given: 0,
+            given: Vec::new(),
+            heard: job.news.now().clone(),
+            job,
+            wakes: 0,
             story: VecDeque::new(),
         }
     }
@@ -156,21 +175,24 @@ impl Control {
 
     /// Gives a worker a new token.
     fn token(&mut self, rank: u32) -> Token {
-        self.given += 1;
-        let token = self.given.to_be_bytes();
+        let token = (1 + self.given.len() as u128).to_be_bytes();
+        self.given.push((token, rank));
         self.tokens.give(token, (self.job.id, rank));
         token
     }
 
     /// Lets a member join, and connects it. Its links come by [`add`](Self::add).
     pub fn join(&mut self, rank: u32) {
-        self.join_as(rank, 1 + self.given as u64);
+        self.join_as(rank, 1 + self.given.len() as u64);
     }
 
     /// The same of a worker that is named at several hubs.
     pub fn join_as(&mut self, rank: u32, worker: u64) {
         assert!(self.job.member(rank).is_none(), "rank {rank} is taken");
         self.tell(format!("{} joins", self.job.spoken(rank)));
+        for (token, _) in self.given.iter().filter(|(_, of)| *of == rank) {
+            assert!(self.tokens.owner(*token).is_err(), "a token of a former worker serves the next one");
+        }
         let token = self.token(rank);
         self.job.add_member(rank, worker, true, None, self.now);
         self.connect(rank, token);
@@ -255,14 +277,20 @@ impl Control {
 
     /// A member that has asked for links connects, if all cores have dropped the former links. Returns whether it does.
     pub fn relink(&mut self, rank: u32) -> bool {
-        let token = self.token(rank);
-        let granted = self.job.grant_links(rank, token).expect("the job goes on");
-        let Grant::Connection { former } = granted else {
-            self.tokens.withdraw(token);
-            return false;
-        };
-        former.into_iter().for_each(|former| self.tokens.withdraw(former));
-        self.connect(rank, token);
+        // An answer may be lost, and the same request comes again.
+        let asks = if self.given.len().is_multiple_of(3) { 2 } else { 1 };
+        let tokens = Vec::from_iter((0..asks).map(|_| self.token(rank)));
+        for &token in &tokens {
+            let granted = self.job.grant_links(rank, token).expect("the job goes on");
+            let Grant::Connection { former } = granted else {
+                tokens.into_iter().for_each(|token| self.tokens.withdraw(token));
+                return false;
+            };
+            former.into_iter().for_each(|former| self.tokens.withdraw(former));
+        }
+        self.connect(rank, tokens[asks - 1]);
+        let its = self.given.iter().filter(|(token, _)| self.tokens.owner(*token) == Ok((self.job.id, rank)));
+        assert_eq!(its.count(), 2, "rank {rank} has the token of its join and that of its links");
         self.tell(format!("{} makes its links again", self.job.spoken(rank)));
         true
     }
@@ -295,7 +323,10 @@ impl Control {
     pub fn released_by_lead(&mut self, of_lead: CutId, request: ReleaseRequest) {
         match self.job.released_by_lead(request) {
             Ok((cut, effects)) => {
-                self.follows.insert(cut, (of_lead, true));
+                if let Some((of_lead, false)) = self.follows.insert(cut, (of_lead, true)) {
+                    // Nothing, if the hold was answered before.
+                    self.letters.push(Letter::Held(of_lead, Err("it is released".to_owned())));
+                }
                 self.carry_out_all(effects);
             }
             Err(why) => self.letters.push(Letter::Released(of_lead, Err(why.to_string()))),
@@ -312,6 +343,7 @@ impl Control {
 
     fn carry_out_all(&mut self, effects: Vec<Effect>) {
         effects.into_iter().for_each(|effect| self.carry_out(effect));
+        self.publish();
         self.check();
     }
 
@@ -377,6 +409,10 @@ impl Control {
                 let front = core.hold(job).map(|front| front.highest);
                 self.answer(cut, Stepped::Held(front))
             }
+            Command::End => {
+                drop(core.remove_job(job));
+                None
+            }
             Command::Release { cut, from, admitted, ahead } => {
                 if !ahead.is_empty() {
                     core.begin_ahead(job, &ahead);
@@ -413,9 +449,23 @@ impl Control {
         self.tell(format!("{event:?}"));
         let effects = self.job.handle(event, self.now);
         effects.into_iter().for_each(|effect| self.carry_out(effect));
-        self.job.news.take();
+        self.publish();
         self.check();
         true
+    }
+
+    /// Publishes the news, if there are any. Members hear them by their version. Notes who takes part since the last ones.
+    fn publish(&mut self) {
+        let version = self.heard.version;
+        let Some(news) = self.job.news.take().filter(|news| news.version > version) else { return };
+        let former = std::mem::replace(&mut self.heard, news.clone());
+        let is_new = |member: &&Member| !former.members.contains(member);
+        self.begun.extend(self.heard.members.iter().filter(is_new).map(|member| (member.rank, member.from)));
+    }
+
+    /// Returns the news that members have heard.
+    pub fn heard(&self) -> &HeartbeatReply {
+        &self.heard
     }
 
     /// Whether something is under way.
@@ -478,11 +528,6 @@ impl Control {
                     step => panic!("no simulated job has such a step: {step:?}"),
                 }
             }
-            Effect::TookPart(ranks, _) => {
-                let began: Vec<_> =
-                    ranks.iter().filter_map(|&rank| Some((rank, self.first_round(rank)?))).collect();
-                self.begun.extend(began);
-            }
             Effect::DropLinks(rank, token) => {
                 token.into_iter().for_each(|token| self.tokens.withdraw(token));
                 self.command(|| Command::Unlink(rank));
@@ -490,18 +535,11 @@ impl Control {
             Effect::RemoveWorker(rank) => self.command(|| Command::Remove(rank)),
             Effect::Forget(rank, why) => self.tokens.lost((self.job.id, rank), &why, self.now),
             Effect::Fail(reason, _) => self.fails(reason),
-            Effect::Relinked(_) | Effect::Lost { .. } | Effect::Wake => {}
+            Effect::HeldTooLong(limit) => self.fails(format!("hub 0 holds the job for more than {limit:?}")),
+            Effect::Wake => self.wakes += 1,
+            Effect::TookPart(..) | Effect::Relinked(_) | Effect::Lost { .. } => {}
             effect => panic!("no simulated job has such an effect: {effect:?}"),
         }
-    }
-
-    fn fails(&mut self, reason: String) {
-        if self.failed.is_some() {
-            return;
-        }
-        let effects = self.job.fail(&reason, false, self.now);
-        self.failed = Some(reason);
-        effects.into_iter().for_each(|effect| self.carry_out(effect));
     }
 
     /// Checks what must always be true.

@@ -1,13 +1,13 @@
 //! The hubs of one job: the control of each, and the requests between them, which come late and in any order.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use coordinator::{CutId, Event, Purpose, Stepped};
+use coordinator::{CutId, Purpose};
 use pbox_core::control::{ArrivedRequest, HoldRequest, ReleaseRequest};
 use pbox_core::{JobTerms, Round, Share};
 
 use crate::control::Control;
+use crate::post::Post;
 use crate::simulated::JOB;
 use crate::trouble::Dice;
 
@@ -26,18 +26,31 @@ pub enum Letter {
     Arrived(ArrivedRequest),
     /// A hub has lost a worker, and goes on.
     Lost(u64, String),
+    /// The job has failed at a hub.
+    Failed(String),
+}
+
+impl Letter {
+    /// Returns the cut whose step it asks for, if it does, and whether that is the release.
+    pub fn asks(&self) -> Option<(CutId, bool)> {
+        match self {
+            Letter::Hold(cut, _) => Some((*cut, false)),
+            Letter::Release(cut, _) => Some((*cut, true)),
+            _ => None,
+        }
+    }
 }
 
 /// The hubs of a job.
 pub struct Hubs {
     /// The control of each.
     pub hubs: Vec<Control>,
-    /// The letters that are under way, each with the hub that gets it.
-    letters: Vec<(usize, Letter)>,
-    /// The answers of the other hubs to a step of a cut.
-    answers: HashMap<CutId, Vec<Result<Option<Round>, String>>>,
+    /// The letters between them.
+    pub post: Post,
     /// The workers that have joined.
     workers: u64,
+    /// By rank, the worker that has joined last.
+    names: Vec<u64>,
 }
 
 impl Hubs {
@@ -46,7 +59,7 @@ impl Hubs {
         let hub =
             |hub| Control::new((JOB, "the job".to_owned()), terms, Share::of_hub(terms, hub), cores, false);
         let hubs = (0..terms.hubs).map(hub).collect();
-        Hubs { hubs, letters: Vec::new(), answers: HashMap::new(), workers: 0 }
+        Hubs { hubs, post: Post::default(), workers: 0, names: vec![0; terms.workers as usize] }
     }
 
     /// Hub 0.
@@ -57,6 +70,7 @@ impl Hubs {
     /// Lets a worker join at all hubs.
     pub fn join(&mut self, rank: u32) {
         self.workers += 1;
+        self.names[rank as usize] = self.workers;
         self.hubs.iter_mut().for_each(|hub| hub.join_as(rank, self.workers));
     }
 
@@ -76,9 +90,26 @@ impl Hubs {
         are_dropped && self.hubs.iter_mut().all(|hub| hub.relink(rank))
     }
 
+    /// Whether all hubs have the worker that has joined last as a member.
+    pub fn have(&self, rank: u32) -> bool {
+        let worker = self.names[rank as usize];
+        self.hubs.iter().all(|hub| hub.job.rank(worker) == Some(rank))
+    }
+
+    /// Returns how often those who wait were woken.
+    pub fn wakes(&self) -> u64 {
+        self.hubs.iter().map(|hub| hub.wakes).sum()
+    }
+
+    /// Whether the job has failed at a hub, and whether at all of them.
+    pub fn has_failed(&self) -> (bool, bool) {
+        let failed = self.hubs.iter().filter(|hub| hub.failed.is_some()).count();
+        (failed > 0, failed == self.hubs.len())
+    }
+
     /// Whether something is under way.
     pub fn is_busy(&self) -> bool {
-        !self.letters.is_empty() || self.hubs.iter().any(Control::is_busy)
+        self.post.is_busy() || self.hubs.iter().any(Control::is_busy)
     }
 
     /// Every control takes in its next report, and every letter is delivered; or some of them, as the dice say.
@@ -89,37 +120,35 @@ impl Hubs {
                 hub.work();
             }
         }
-        self.post();
-        let letters = std::mem::take(&mut self.letters);
-        let (due, later): (Vec<_>, Vec<_>) = letters.into_iter().partition(|_| is_due(4));
-        self.letters = later;
-        for (to, letter) in due {
-            self.deliver(to, letter);
-            self.post();
+        self.collect();
+        for (from, to, letter) in self.post.due(|| is_due(4)) {
+            self.deliver(from, to, letter);
+            self.collect();
         }
-    }
-
-    /// Takes the letters that the hubs have written.
-    fn post(&mut self) {
-        let others = self.hubs.len();
-        for from in 0..others {
-            for letter in std::mem::take(&mut self.hubs[from].letters) {
-                match letter {
-                    Letter::Hold(cut, _) | Letter::Release(cut, _) => {
-                        self.answers.insert(cut, Vec::new());
-                        self.letters.extend((1..others).map(|to| (to, letter.clone())));
-                    }
-                    Letter::Lost(..) if from == 0 => {
-                        self.letters.extend((1..others).map(|to| (to, letter.clone())));
-                    }
-                    _ => self.letters.push((0, letter)),
-                }
+        if let Some(dice) = dice {
+            let (known, given_up) = self.post.trouble(dice);
+            known.into_iter().for_each(|event| self.lead().report(event));
+            if let Some((from, Letter::Arrived(request))) = given_up {
+                let hub = &mut self.hubs[from];
+                hub.job
+                    .rank(request.worker)
+                    .into_iter()
+                    .for_each(|rank| hub.lose(rank, "it could not be let in"));
             }
         }
     }
 
-    fn deliver(&mut self, to: usize, letter: Letter) {
-        let others = self.hubs.len() - 1;
+    /// Takes the letters that the hubs have written.
+    fn collect(&mut self) {
+        let hubs = self.hubs.len();
+        for from in 0..hubs {
+            for letter in std::mem::take(&mut self.hubs[from].letters) {
+                self.post.take(from, letter, hubs);
+            }
+        }
+    }
+
+    fn deliver(&mut self, from: usize, to: usize, letter: Letter) {
         let hub = &mut self.hubs[to];
         hub.tell(format!("gets {letter:?}"));
         let ended = || Err("the job ended meanwhile".to_owned());
@@ -131,22 +160,13 @@ impl Hubs {
             Letter::Hold(cut, request) => hub.follow(cut, Purpose::Follow(request.cut)),
             Letter::Release(cut, request) => hub.released_by_lead(cut, request),
             Letter::Held(cut, front) => {
-                let answers = self.answers.entry(cut).or_default();
-                answers.push(front);
-                if answers.len() == others {
-                    let fronts = std::mem::take(answers).into_iter().collect();
-                    hub.report(Event::Cut(cut, Stepped::OthersHeld(fronts)));
-                }
+                self.post.answered(from, cut, false, front).into_iter().for_each(|event| hub.report(event));
             }
             Letter::Released(cut, released) => {
-                let answers = self.answers.entry(cut).or_default();
-                answers.push(released.map(|()| None));
-                if answers.len() == others {
-                    let released =
-                        std::mem::take(answers).into_iter().try_for_each(|answer| answer.map(drop));
-                    hub.report(Event::Cut(cut, Stepped::OthersReleased(released)));
-                }
+                let answer = released.map(|()| None);
+                self.post.answered(from, cut, true, answer).into_iter().for_each(|event| hub.report(event));
             }
+            Letter::Failed(reason) => hub.fails(reason),
             Letter::Arrived(request) => hub.arrived(&request),
             Letter::Lost(worker, reason) => {
                 if let Some(rank) = hub.job.rank(worker) {

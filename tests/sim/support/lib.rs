@@ -8,6 +8,7 @@ pub mod hubs;
 pub mod levels;
 pub mod model;
 pub mod plan;
+pub mod post;
 pub mod race;
 pub mod simulated;
 pub mod trouble;

@@ -11,7 +11,7 @@ use pbox_core::frame::HEADER_BYTES;
 use pbox_core::kernels::Kernels;
 use pbox_core::{
     ChunkId, Core, Credit, Expected, JobId, JobTerms, KeyId, Layout, LevelTerms, Notice, Optimizer,
-    Placement, Round, ShardSpec, Share, Slices, Wire,
+    Placement, Restored, Round, ShardSpec, Share, Slices, Wire,
 };
 use worker_shim::{Batches, Exchange, ExchangeError, WeightsMode, Windows};
 
@@ -37,6 +37,17 @@ pub struct Terms {
     /// Cores carry the commands of the control out late, and the control takes reports in late, by this seed. Without a seed both
     /// are done at once.
     pub late: Option<u64>,
+    /// The job goes on from a state.
+    pub again: Option<Again>,
+}
+
+/// A job that goes on from a state after its hubs have ended.
+#[derive(Clone, Debug)]
+pub struct Again {
+    /// The state of all hubs, if there is one.
+    pub restored: Option<Arc<Restored>>,
+    /// The round that each worker had reached, by rank; nothing of those that come new.
+    pub reached: Vec<Option<Round>>,
 }
 
 impl Terms {
@@ -46,7 +57,16 @@ impl Terms {
         let job = JobTerms { seed: SEED, ..JobTerms::new(workers, Vec::new(), optimizer) };
         let level = LevelTerms { slice_bytes: Some(0), credit: Some(Credit::None), ..job.level };
         let job = JobTerms { level, ..job };
-        Terms { job, cores, shards: 1, batch_keys: None, worker_credit: None, is_orderly: false, late: None }
+        Terms {
+            job,
+            cores,
+            shards: 1,
+            batch_keys: None,
+            worker_credit: None,
+            is_orderly: false,
+            late: None,
+            again: None,
+        }
     }
 
     /// The same cluster with other terms of the job.
@@ -82,9 +102,12 @@ pub struct Simulated {
     pub arrivals: Vec<u64>,
     /// The notices of all cores so far.
     pub notices: Vec<Notice>,
-    hubs: Hubs,
+    /// The control of each hub.
+    pub hubs: Hubs,
     /// The workers that take part at hub 0, and not at all hubs yet, each with its first round.
     begins: Vec<(u32, Round)>,
+    /// By rank: what had woken those who wait when the worker was told to wait.
+    waits: Vec<Option<u64>>,
     dice: Dice,
 }
 
@@ -123,13 +146,18 @@ impl Simulated {
         let mut hub = Vec::new();
         for _ in 0..placement.cores() {
             let mut core = Core::new(net.port(), Kernels::detect());
-            for spec in specs.by_ref().take(terms.shards) {
+            for mut spec in specs.by_ref().take(terms.shards) {
+                spec.restored = terms.again.as_ref().and_then(|again| again.restored.clone());
                 core.add_job(JOB, spec)?;
             }
             hub.push(core);
         }
         let workers = job.workers;
-        let dice = Dice::new(terms.late.unwrap_or(0));
+        let (dice, mut hubs) = (Dice::new(terms.late.unwrap_or(0)), Hubs::new(&job, cores));
+        if let Some(Again { restored, reached }) = &terms.again {
+            let first = restored.as_ref().map_or(Round(0), |restored| restored.round());
+            hubs.hubs.iter_mut().for_each(|hub| hub.begin_again(first, reached));
+        }
         let mut simulated = Simulated {
             net,
             wire,
@@ -144,8 +172,9 @@ impl Simulated {
             alive: vec![true; workers as usize],
             arrivals: vec![0; workers as usize],
             notices: Vec::new(),
-            hubs: Hubs::new(&job, cores),
+            hubs,
             begins: Vec::new(),
+            waits: vec![None; workers as usize],
             dice,
         };
         for rank in 0..workers {
@@ -227,7 +256,7 @@ impl Simulated {
 
     /// The worker makes its links again, if all cores have dropped the former ones. Returns whether it does.
     pub fn relink(&mut self, rank: u32) -> Result<bool> {
-        if !self.hubs.relink(rank) {
+        if !self.is_woken(rank, |hubs| hubs.relink(rank)) {
             return Ok(false);
         }
         let windows = self.windows[rank as usize].clone();
@@ -340,7 +369,7 @@ impl Simulated {
     /// A worker that was killed joins again without weights, if its rank is free at all hubs. Returns whether it does. It takes part
     /// some steps later.
     pub fn come_back(&mut self, rank: u32) -> Result<bool> {
-        if !self.hubs.is_free(rank) {
+        if !self.is_woken(rank, |hubs| hubs.is_free(rank)) {
             return Ok(false);
         }
         self.begins.retain(|(begins, _)| *begins != rank); // of its former life
@@ -351,11 +380,17 @@ impl Simulated {
         Ok(true)
     }
 
-    /// Whether a worker that takes part still waits for some of the weights with which it begins.
-    pub fn lacks_first_weights(&self, rank: u32) -> bool {
-        let (worker, first) = (&self.workers[rank as usize], self.hubs.hubs[0].first_round(rank));
-        let lacks = |key| !worker.is_ready(key) && first.is_some_and(|first| worker.round(key) < first);
-        (0..worker.layout().keys().len() as u32).any(|key| lacks(KeyId(key)))
+    /// Asks the hubs for something, which may have the worker wait. It asks again only when a hub wakes those who wait.
+    fn is_woken(&mut self, rank: u32, ask: impl FnOnce(&mut Hubs) -> bool) -> bool {
+        let (woken, waits) = (self.hubs.wakes(), self.waits[rank as usize]);
+        let is_there = waits != Some(woken) && ask(&mut self.hubs);
+        self.waits[rank as usize] = (!is_there).then_some(woken);
+        is_there
+    }
+
+    /// A worker without links asks all hubs for links once more, because an answer was lost.
+    pub fn asks_again(&mut self, rank: u32) {
+        self.hubs.hubs.iter_mut().for_each(|hub| hub.unlink(rank));
     }
 
     /// Whether a worker takes part at all hubs, and knows it.
@@ -401,6 +436,11 @@ impl Simulated {
         self.alive[rank as usize]
     }
 
+    /// The placement of the chunks.
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
     /// The network, to break.
     pub fn net(&self) -> &Net {
         &self.net
@@ -417,9 +457,17 @@ impl Simulated {
         for core in 0..self.cores.len() {
             worked |= self.turn_core(core);
         }
-        let workers = self.workers.iter_mut().zip(&mut self.batches).zip(&mut self.arrivals).zip(&self.alive);
-        for (((worker, batches), arrivals), _) in workers.filter(|(_, alive)| **alive) {
-            let count = worker.progress()?;
+        let (may_end, _) = self.hubs.has_failed();
+        let workers =
+            self.workers.iter_mut().zip(&mut self.batches).zip(&mut self.arrivals).zip(&mut self.alive);
+        for (((worker, batches), arrivals), alive) in workers.filter(|(_, alive)| **alive) {
+            let count = match worker.progress() {
+                Err(_) if may_end => {
+                    *alive = false;
+                    continue;
+                }
+                progress => progress?,
+            };
             if let Some(batches) = batches {
                 batches.take_news(worker);
                 batches.pull(worker)?;

@@ -61,6 +61,13 @@ impl Relayed {
         let round = self.below.round(place);
         matches!(self.above[place], Above::Asked(up) | Above::Answered(up) if up == round)
     }
+
+    /// Whether a chunk waits for the weights of the round before, with which workers begin that take part from a round on.
+    fn waits_for_first(&self, place: usize, from: Round) -> bool {
+        let is_asked =
+            matches!(self.above[place], Above::Asked(round) | Above::Answered(round) if round < from);
+        is_asked || self.below.round(place) < from
+    }
 }
 
 impl Pace for Relayed {
@@ -96,15 +103,19 @@ impl Pace for Relayed {
             } else if self.below.is_in(place, rank) {
                 self.unlinked.insert((place, rank));
             }
+            if self.waits_for_first(place, self.below.first_round(rank)) {
+                self.below.lose_first(place, rank);
+            }
         }
     }
 
     fn repeated(&mut self, place: usize, rank: u32, round_bits: u8) -> Option<Repeated> {
         let waits = self.is_up(place) && self.below.round(place).low_bits() == round_bits;
-        if waits {
-            return self.unlinked.remove(&(place, rank)).then_some(Repeated::Waits);
+        if waits && self.unlinked.remove(&(place, rank)) {
+            return Some(Repeated::Waits);
         }
-        match self.below.repeated(place, rank, round_bits)? {
+        let has_first = !self.waits_for_first(place, self.below.first_round(rank));
+        match self.below.repeats(place, rank, round_bits, has_first)? {
             Repeated::Answered(round) if self.unlinked.remove(&(place, rank)) => Some(Repeated::Due(round)),
             repeated => Some(repeated),
         }
@@ -201,9 +212,7 @@ impl Pace for Relayed {
 
     fn has_finished_before(&self, place: usize, from: Round) -> bool {
         // A chunk that waits for the weights of the round before is answered when they come.
-        let begins =
-            matches!(self.above[place], Above::Asked(round) | Above::Answered(round) if round < from);
-        self.below.has_finished_before(place, from) && !begins
+        self.below.has_finished_before(place, from) && !self.waits_for_first(place, from)
     }
 
     #[inline]

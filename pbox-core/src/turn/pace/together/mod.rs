@@ -8,15 +8,17 @@
 mod ahead;
 mod contents;
 mod gathered;
+mod ungreeted;
 
 use std::ops::Range;
 
-use super::{OutOfTurn, Pace, Whole};
+use super::{OutOfTurn, Pace, Repeated, Whole};
 use crate::kernels::Kernels;
 use crate::layout::{Content, Round};
 use crate::turn::shard::{Finished, ShardOf};
 use crate::weights::{Gather, Mode, Reply, Staged};
 use contents::Contents;
+use ungreeted::Ungreeted;
 
 /// Arrival state of a shard's chunks.
 #[derive(Debug)]
@@ -27,6 +29,7 @@ pub(crate) struct Arrivals {
     words: Vec<u64>,
     words_per_chunk: usize,
     contents: Contents,
+    ungreeted: Ungreeted,
     /// Whether [bytes ahead](ahead) are answered.
     answers_ahead: bool,
 }
@@ -79,6 +82,7 @@ impl Arrivals {
             words: vec![0; chunks * words_per_chunk],
             words_per_chunk,
             contents: Contents::new(chunks, workers, broadcasts),
+            ungreeted: Ungreeted::default(),
             answers_ahead: false,
         };
         arrivals.begin_at(Round(0));
@@ -120,6 +124,31 @@ impl Arrivals {
                 self.contents.forget(index, rank);
             }
         }
+    }
+
+    /// Notes that a worker lost its links before its first weights of a chunk were there: their answer waits for its
+    /// [push](Self::repeats).
+    pub fn lose_first(&mut self, index: usize, rank: u32) {
+        self.ungreeted.lose(index, rank);
+        self.roster.keep_back(rank);
+    }
+
+    /// Looks at a push out of turn, as [`Pace::repeated`] does. The worker's first weights of the chunk are there or not.
+    pub fn repeats(&mut self, index: usize, rank: u32, bits: u8, has_first: bool) -> Option<Repeated> {
+        let is_first = !has_first || self.ungreeted.has_lost(index, rank);
+        let next = if is_first { self.roster.first(rank) } else { self.round(index) };
+        let round = Round(next.0.checked_sub(1)?);
+        match round.low_bits() == bits && (!is_first || self.ungreeted.ask(index, rank, has_first)) {
+            false => None,
+            true if !is_first => Some(Repeated::Answered(round)),
+            true => Some(if has_first { Repeated::Due(round) } else { Repeated::Waits }),
+        }
+    }
+
+    /// Whether a worker waits for these weights as its first ones, because it [lost](Self::lose_first) its links before.
+    #[cold]
+    fn greets(&mut self, index: usize, finished: Round, rank: u32) -> bool {
+        self.roster.has(rank, finished.next()) && self.ungreeted.greet(index, rank)
     }
 
     /// Whether the slots of all workers that take part are in.
@@ -211,6 +240,7 @@ impl Pace for Arrivals {
     fn remove(&mut self, rank: u32) {
         if self.roster.remove(rank) {
             self.forget(rank);
+            self.ungreeted.forget(rank);
         }
     }
 
@@ -218,7 +248,14 @@ impl Pace for Arrivals {
         for index in 0..self.words.len() / self.words_per_chunk {
             self.forget_push(index, rank);
             self.contents.forget_ahead(index, rank);
+            if self.round(index) < self.roster.first(rank) {
+                self.lose_first(index, rank);
+            }
         }
+    }
+
+    fn repeated(&mut self, index: usize, rank: u32, round_bits: u8) -> Option<Repeated> {
+        self.repeats(index, rank, round_bits, self.round(index) >= self.roster.first(rank))
     }
 
     #[inline]
@@ -307,8 +344,9 @@ impl Pace for Arrivals {
 
     /// A worker that takes part in the next round gets the weights of this one.
     #[inline]
-    fn answer_due(&mut self, _: usize, finished: Round, rank: u32) -> Option<Round> {
-        self.roster.has(rank, finished.next()).then_some(finished)
+    fn answer_due(&mut self, index: usize, finished: Round, rank: u32) -> Option<Round> {
+        let is_due = self.roster.is_answered(rank, finished.next()) || self.greets(index, finished, rank);
+        is_due.then_some(finished)
     }
 
     fn each_waiting(&self, index: usize, each: &mut dyn FnMut(u32, bool)) -> u64 {
@@ -450,6 +488,9 @@ fn skip_deserted<M: Mode>(shard: &mut ShardOf<Arrivals, M>, place: usize) -> Opt
 struct Roster {
     /// First round of each rank; `None` for ranks that do not take part.
     from: Vec<Option<Round>>,
+    /// Round of each rank before which answers come without a push of this rank: the first one, unless the answer before is
+    /// [kept back](Self::keep_back).
+    answered_from: Vec<Option<Round>>,
     count: u32,
     /// All of `count` take part from this round on.
     settled: Round,
@@ -458,7 +499,8 @@ struct Roster {
 impl Roster {
     /// An empty roster for at most `ranks` workers.
     fn new(ranks: u32) -> Self {
-        Roster { from: vec![None; ranks as usize], count: 0, settled: Round(0) }
+        let none = vec![None; ranks as usize];
+        Roster { from: none.clone(), answered_from: none, count: 0, settled: Round(0) }
     }
 
     /// Lets `rank` take part from round `from` on.
@@ -466,6 +508,7 @@ impl Roster {
         if self.from[rank as usize].replace(from).is_none() {
             self.count += 1;
         }
+        self.answered_from[rank as usize] = Some(from);
         self.settled = self.settled.max(from);
     }
 
@@ -476,8 +519,20 @@ impl Roster {
         if self.from[rank as usize].take().is_none() {
             return false;
         }
+        self.answered_from[rank as usize] = None;
         self.count -= 1;
         true
+    }
+
+    /// Keeps back the answers before the first round of `rank`.
+    fn keep_back(&mut self, rank: u32) {
+        self.answered_from[rank as usize] = self.from[rank as usize].map(Round::next);
+    }
+
+    /// Whether `rank` is answered before this round, and the answer is not [kept back](Self::keep_back).
+    #[inline]
+    fn is_answered(&self, rank: u32, before: Round) -> bool {
+        self.answered_from[rank as usize].is_some_and(|from| from <= before)
     }
 
     /// The number of workers that take part in a round.

@@ -80,6 +80,70 @@ fn a_newcomer_is_waited_for_from_its_round_on() {
     assert_eq!(arrivals.arrive(0, 1, 1), Ok(true));
 }
 
+/// Worker 0 makes a round of these chunks. Returns the round for worker 1, if it is answered then.
+fn finish(arrivals: &mut Arrivals, index: usize) -> Option<Round> {
+    let round = arrivals.round(index);
+    assert_eq!(arrivals.arrive(index, 0, round.low_bits()), Ok(true));
+    arrivals.advance(index, Content::Gradient);
+    assert_eq!(arrivals.answer_due(index, round, 0), Some(round), "worker 0 has its links");
+    arrivals.answer_due(index, round, 1)
+}
+
+/// Three chunks before the rounds 3, 2 and 1, and worker 1 takes part from round 3 on.
+fn behind() -> Arrivals {
+    let mut arrivals = arrivals(3, 2);
+    arrivals.remove(1);
+    for (index, rounds) in [3, 2, 1].into_iter().enumerate() {
+        (0..rounds).for_each(|_| _ = finish(&mut arrivals, index));
+    }
+    arrivals.admit(1, Round(3));
+    arrivals
+}
+
+#[test]
+fn a_newcomer_with_other_links_is_answered_once_when_it_has_asked_and_the_weights_are_there() {
+    const FIRST: u8 = 2;
+    let mut arrivals = behind();
+    arrivals.forget(1);
+    assert_eq!(
+        arrivals.repeated(0, 1, FIRST),
+        Some(Repeated::Answered(Round(2))),
+        "it was here before the loss"
+    );
+    assert_eq!(finish(&mut arrivals, 1), None, "it has not asked");
+    assert_eq!(arrivals.repeated(1, 1, FIRST), Some(Repeated::Due(Round(2))));
+    assert_eq!(arrivals.repeated(2, 1, 0), None, "no round that it asks for");
+    assert_eq!(arrivals.repeated(2, 1, FIRST), Some(Repeated::Waits));
+    assert_eq!(arrivals.repeated(2, 1, FIRST), None, "it has asked");
+    assert_eq!(finish(&mut arrivals, 2), None, "round 1 is before its time");
+    assert_eq!(finish(&mut arrivals, 2), Some(Round(2)));
+    for index in 0..3 {
+        assert_eq!(arrivals.arrive(index, 1, 3), Ok(false));
+        assert_eq!(finish(&mut arrivals, index), Some(Round(3)), "as all others");
+    }
+}
+
+#[test]
+fn a_newcomer_may_lose_its_links_again_and_again() {
+    const FIRST: u8 = 2;
+    let mut arrivals = behind();
+    arrivals.forget(1);
+    assert_eq!(finish(&mut arrivals, 1), None);
+    assert_eq!(arrivals.repeated(2, 1, FIRST), Some(Repeated::Waits));
+    arrivals.forget(1);
+    assert_eq!(
+        [finish(&mut arrivals, 2), finish(&mut arrivals, 2)],
+        [None, None],
+        "it asked by former links"
+    );
+    for index in [1, 2] {
+        assert_eq!(arrivals.repeated(index, 1, FIRST), Some(Repeated::Due(Round(2))));
+    }
+    arrivals.remove(1);
+    arrivals.admit(1, Round(4));
+    assert_eq!(finish(&mut arrivals, 0), Some(Round(3)), "the next worker of the rank has lost nothing");
+}
+
 #[test]
 fn each_counts_from_its_round_on() {
     let mut roster = Roster::new(4);

@@ -1,0 +1,89 @@
+//! The end of a job, and a job that comes back; and joins that are refused.
+
+use std::sync::Arc;
+
+use pbox_core::Round;
+use pbox_core::control::{JoinRequest, RefusalCode};
+use sim_tests::simulated::{Again, JOB};
+
+use super::life::{Life, Stage, WORKERS, simulated};
+
+impl Life {
+    /// The job has failed at a hub. Everybody hears of it, and nothing is left of it anywhere.
+    pub fn end(&mut self) {
+        let is_over = |life: &mut Life| {
+            life.tell_hubs();
+            let waits = |stage: &Stage| matches!(stage, Stage::Dead | Stage::HubLost);
+            life.job.hubs.has_failed().1 && !life.job.is_busy() && life.stages.iter().all(waits)
+        };
+        self.until(is_over, 0);
+        for (place, core) in self.job.cores.iter_mut().enumerate() {
+            assert_eq!(core.links(JOB).count(), 0, "core {place} has links");
+            assert!(core.hold(JOB).is_none(), "core {place} has chunks");
+        }
+        for hub in &mut self.job.hubs.hubs {
+            assert!(hub.failure().is_some(), "members hear nothing: {:?}", hub.heard());
+            hub.forget();
+        }
+        self.counts.ends += 1;
+    }
+
+    /// Workers that have heard of a failure at one hub give their links up, and tell the others that they have lost it.
+    fn tell_hubs(&mut self) {
+        let failed = self.job.hubs.hubs.iter().find_map(|hub| hub.failure());
+        let Some(reason) = failed.map(str::to_owned) else { return };
+        for rank in 0..WORKERS {
+            let next = match self.stages[rank as usize] {
+                Stage::Joined => Stage::Dead,
+                Stage::TakesPart | Stage::Unlinked => Stage::HubLost,
+                Stage::Dead | Stage::HubLost => continue,
+            };
+            if self.dice.below(8) == 0 {
+                self.job.kill(rank);
+                self.stages[rank as usize] = next;
+                self.job.hubs.hubs.iter_mut().for_each(|hub| hub.loses_hub(rank, &reason));
+            }
+        }
+    }
+
+    /// The hubs come back from the last round that is on all disks, and so do the workers that live, with what they have reached.
+    pub fn come_back(&mut self) {
+        let restored = self.disks.restore().map(Arc::new);
+        let first = restored.as_ref().map_or(Round(0), |restored| restored.round());
+        self.ledger.begin_again(first);
+        let reached = |rank: u32| {
+            let worker = &self.job.workers[rank as usize];
+            let comes_back = self.stages[rank as usize] == Stage::HubLost;
+            self.keys().map(|key| worker.round(key)).min().filter(|_| comes_back)
+        };
+        let reached = Vec::from_iter((0..WORKERS).map(reached));
+        let furthest = reached.iter().flatten().max().map_or(0, |reached| reached.0);
+        self.counts.returns += usize::from(restored.is_some());
+        self.terms.again = Some(Again { restored, reached });
+        self.terms.late = Some(self.dice.below(u64::MAX));
+        self.job = simulated(&mut self.dice, &self.layout, &self.terms);
+        (self.read, self.stages) = (0, vec![Stage::TakesPart; WORKERS as usize]);
+        for hub in &self.job.hubs.hubs {
+            assert_eq!(hub.heard().lost, furthest.saturating_sub(first.0), "rounds are lost");
+        }
+    }
+
+    /// Workers ask to join with a taken rank, or with other terms.
+    pub fn refuses(&mut self) {
+        let (rank, differs) = (self.dice.below(u64::from(WORKERS)) as u32, self.dice.below(3) == 0);
+        for (number, hub) in (0..).zip(&self.job.hubs.hubs) {
+            let mut terms = (*hub.job.terms).clone();
+            terms.chunk_bytes += usize::from(differs);
+            let request = JoinRequest { hub: number, ..JoinRequest::new(rank, terms) };
+            let difference = hub.job.terms.first_difference(&request.terms);
+            let refused = hub.job.admits(&request, difference.as_ref());
+            let expected = match hub.job.member(rank) {
+                _ if differs => Some(RefusalCode::TermsDiffer),
+                Some(_) => Some(RefusalCode::RankTaken),
+                None => None,
+            };
+            assert_eq!(refused.err().map(|refused| refused.code), expected, "rank {rank}");
+            self.counts.refusals += usize::from(expected.is_some());
+        }
+    }
+}

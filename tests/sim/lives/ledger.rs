@@ -1,0 +1,77 @@
+//! The ledger of a job's rounds: which of them no chunk has stepped, and so what each weight must be.
+
+use std::ops::Range;
+
+use pbox_core::{ChunkId, KeyId, Layout, Round, SnapshotPart};
+use worker_shim::Exchange;
+
+/// The rounds that chunks have left out. All others are stepped once, and take 1 from a weight. Round 0 makes it 0.
+pub struct Ledger {
+    /// By chunk, in order.
+    skipped: Vec<Vec<Range<u32>>>,
+    /// Whether hubs count all steps: a checkpoint has no count for each chunk.
+    is_counted: bool,
+}
+
+impl Ledger {
+    /// The ledger of a job that has left out nothing.
+    pub fn new(layout: &Layout) -> Self {
+        Ledger { skipped: vec![Vec::new(); layout.chunks().len()], is_counted: true }
+    }
+
+    /// Notes that a chunk leaves out rounds. No round is left out twice.
+    pub fn skip(&mut self, chunk: ChunkId, rounds: Range<u32>) {
+        let of_chunk = &mut self.skipped[chunk.index()];
+        let former = of_chunk.last().map_or(1, |last| last.end);
+        assert!(former <= rounds.start && !rounds.is_empty(), "{chunk:?}: {rounds:?} after {of_chunk:?}");
+        of_chunk.push(rounds);
+    }
+
+    /// The job goes on from the state before a round.
+    pub fn begin_again(&mut self, Round(before): Round) {
+        for rounds in self.skipped.iter_mut().flatten() {
+            (rounds.start, rounds.end) = (rounds.start.min(before), rounds.end.min(before));
+        }
+        self.skipped.iter_mut().for_each(|of_chunk| of_chunk.retain(|rounds| !rounds.is_empty()));
+        self.is_counted = false;
+    }
+
+    /// Returns how many steps a chunk has made before a round, without the broadcast.
+    pub fn steps(&self, chunk: ChunkId, Round(before): Round) -> u32 {
+        let left_out = self.skipped[chunk.index()].iter();
+        let left_out: u32 = left_out.map(|rounds| rounds.end.min(before).saturating_sub(rounds.start)).sum();
+        before.saturating_sub(1) - left_out
+    }
+
+    /// Checks the weights of a key that a worker may push for its round.
+    pub fn check<P: fabric::Port>(&self, worker: &Exchange<P>, key: KeyId) {
+        let (layout, round) = (worker.layout(), worker.round(key));
+        let mut weights = worker.weights::<f32>(key).unwrap();
+        for chunk in layout.key_chunks(key).map(ChunkId) {
+            let of_chunk;
+            (of_chunk, weights) = weights.split_at(layout.chunk(chunk).span.bytes / 4);
+            self.check_values(of_chunk, chunk, round);
+        }
+        assert!(weights.is_empty());
+    }
+
+    /// Checks a part of a snapshot before a round.
+    pub fn check_part(&self, part: &SnapshotPart, layout: &Layout, before: Round) {
+        let mut values = part.values.as_slice();
+        for (&chunk, &steps) in part.chunks.iter().zip(&part.steps) {
+            let of_chunk;
+            (of_chunk, values) = values.split_at(layout.chunk(chunk).span.bytes / 4);
+            self.check_values(of_chunk, chunk, before);
+            assert!(
+                !self.is_counted || steps == self.steps(chunk, before),
+                "{chunk:?}: {steps} before {before:?}"
+            );
+        }
+    }
+
+    fn check_values(&self, weights: &[f32], chunk: ChunkId, before: Round) {
+        let expected = -(self.steps(chunk, before) as f32);
+        let is_right = weights.iter().all(|&weight| weight == expected);
+        assert!(is_right, "{chunk:?} before {before:?}: {weights:?}, not {expected}");
+    }
+}

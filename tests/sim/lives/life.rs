@@ -1,0 +1,318 @@
+//! A life: what happens to workers and hubs, and what their weights must be meanwhile.
+
+use std::sync::Arc;
+
+use fabric::sim::{Faults, Net};
+use pbox_core::{Key, KeyId, Layout, Notice, OnLoss, Round, Schedule};
+use sim_tests::race::SGD;
+use sim_tests::simulated::{Simulated, Terms};
+use sim_tests::trouble::Dice;
+
+use super::Counts;
+use super::disks::Disks;
+use super::ledger::Ledger;
+
+pub const WORKERS: u32 = 3;
+/// The number of steps in which something may happen.
+const STEPS: u32 = 300;
+/// The most rounds that a worker's keys are apart.
+const AHEAD: u32 = 3;
+
+/// The state of a worker, as its own program knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    Dead,
+    /// It has joined, and waits until it takes part.
+    Joined,
+    TakesPart,
+    /// It has asked for other links.
+    Unlinked,
+    /// It has lost a hub, and waits until the hubs come back.
+    HubLost,
+}
+
+/// What may end the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plot {
+    /// Nothing.
+    Calm,
+    /// The death of a worker, which ends a job that does not go on, or of the last one.
+    Deaths,
+    /// A hub that stops, or dies.
+    Stop,
+    /// Hubs that do not hear each other.
+    Silence,
+}
+
+pub struct Life {
+    pub dice: Dice,
+    pub layout: Arc<Layout>,
+    pub terms: Terms,
+    pub job: Simulated,
+    pub ledger: Ledger,
+    pub disks: Disks,
+    pub plot: Plot,
+    pub stages: Vec<Stage>,
+    /// The notices that were read.
+    pub read: usize,
+    pub counts: Counts,
+}
+
+impl Life {
+    pub fn new(seed: u64) -> Self {
+        let mut dice = Dice::new(seed);
+        let keys = (0..dice.from(1..=5)).map(|key| Key::f32(format!("{key}"), [1 + 40 * dice.below(3)]));
+        let layout = Arc::new(Layout::new(keys.collect(), 64).unwrap());
+        let mut terms = Terms::new(WORKERS, dice.from(1..=2) as usize, SGD);
+        (terms.job.hubs, terms.late) = (dice.from(1..=3) as u32, Some(seed));
+        terms.job.on_loss = if dice.below(6) == 0 { OnLoss::Stop } else { OnLoss::Continue };
+        terms.job.level.schedule = Schedule::ALL[dice.below(4) as usize];
+        let job = simulated(&mut dice, &layout, &terms);
+        let disks = Disks::new(&layout, job.placement(), (terms.job.hubs, terms.cores));
+        let (ledger, stages) = (Ledger::new(&layout), vec![Stage::TakesPart; WORKERS as usize]);
+        let (plot, counts) = (Plot::Calm, Counts::default());
+        Life { dice, layout, terms, job, ledger, disks, plot, stages, read: 0, counts }
+    }
+
+    /// The job lives, and may fail and come back, until nothing more happens to it.
+    pub fn live(mut self, counts: &mut Counts) {
+        for plots in [3, 2, 0] {
+            self.plot = match self.dice.below(6) {
+                0 if plots > 0 => Plot::Deaths,
+                1 if plots > 0 => Plot::Stop,
+                2 if plots > 0 => Plot::Silence,
+                _ => Plot::Calm,
+            };
+            self.begin();
+            self.happen();
+            if !self.fails() {
+                self.finish();
+            }
+            self.counts.given_up += self.job.hubs.post.given_up;
+            if !self.fails() {
+                break;
+            }
+            self.end();
+            self.come_back();
+        }
+        self.counts.failures = self.disks.failures;
+        counts.add(&self.counts);
+    }
+
+    pub fn keys(&self) -> impl Iterator<Item = KeyId> + use<> {
+        (0..self.layout.keys().len() as u32).map(KeyId)
+    }
+
+    /// The rounds of all workers and keys.
+    fn rounds(&self) -> impl Iterator<Item = u32> {
+        self.job.workers.iter().flat_map(|worker| self.keys().map(|key| worker.round(key).0))
+    }
+
+    /// Whether the job has failed at a hub.
+    pub fn fails(&self) -> bool {
+        self.job.hubs.has_failed().0
+    }
+
+    fn goes_on(&self) -> bool {
+        self.terms.job.on_loss == OnLoss::Continue
+    }
+
+    /// All workers have weights, and take part. A job whose worker dies before that ends.
+    fn begin(&mut self) {
+        let first = self.rounds().max().unwrap();
+        let have_begun = |life: &mut Life| {
+            let takes_part = |rank| life.job.takes_part(rank);
+            let is_ready = |worker: &worker_shim::Exchange<_>| life.keys().all(|key| worker.is_ready(key));
+            let begun = life.rounds().all(|round| round > first);
+            begun && (0..WORKERS).all(takes_part) && life.job.workers.iter().all(is_ready)
+        };
+        self.until(have_begun, first);
+    }
+
+    /// Anything may happen, as long as the job does not fail.
+    fn happen(&mut self) {
+        let silence = Some(3 + self.dice.below(30)).filter(|_| self.plot == Plot::Silence);
+        self.job.hubs.post.gives_up_one_in = silence;
+        for _ in 0..STEPS {
+            match self.dice.below(60) {
+                0 => self.job.snapshot(),
+                1..7 => {
+                    let rank = self.dice.below(u64::from(WORKERS)) as u32;
+                    self.happens(rank);
+                }
+                7 => self.refuses(),
+                8 if self.plot == Plot::Silence => self.time_passes(),
+                9 if self.plot == Plot::Stop && self.dice.below(4) == 0 => {
+                    let hub = self.dice.below(self.job.hubs.hubs.len() as u64) as usize;
+                    match self.dice.below(2) {
+                        0 => self.job.hubs.hubs[hub].stops(),
+                        _ => self.job.hubs.hubs[hub].dies(),
+                    }
+                }
+                _ => {}
+            }
+            self.step(u32::MAX);
+            if self.fails() {
+                return;
+            }
+        }
+    }
+
+    /// Something happens to a worker. One always takes part, because the job ends without, unless it may end.
+    fn happens(&mut self, rank: u32) {
+        let takes_part = |&other: &u32| other != rank && self.stages[other as usize] == Stage::TakesPart;
+        let is_last = !(0..WORKERS).any(|other| takes_part(&other));
+        let may_die = self.plot == Plot::Deaths || self.goes_on() && !is_last;
+        let stage = &mut self.stages[rank as usize];
+        match (*stage, self.dice.below(3)) {
+            (Stage::Dead, _) if self.job.come_back(rank).unwrap() => *stage = Stage::Joined,
+            (Stage::Unlinked, 1..) if self.job.relink(rank).unwrap() => *stage = Stage::TakesPart,
+            (Stage::Unlinked, 0) if self.dice.below(3) == 0 => self.job.asks_again(rank),
+            (Stage::TakesPart, 0) => {
+                self.job.unlink(rank);
+                *stage = Stage::Unlinked;
+            }
+            (Stage::TakesPart | Stage::Unlinked | Stage::Joined, 1) if may_die => self.dies(rank),
+            _ => {}
+        }
+    }
+
+    pub fn dies(&mut self, rank: u32) {
+        self.job.kill(rank);
+        self.stages[rank as usize] = Stage::Dead;
+        self.counts.deaths += 1;
+    }
+
+    /// So much time passes that hubs do not wait for each other any more.
+    fn time_passes(&mut self) {
+        for hub in &mut self.job.hubs.hubs {
+            hub.time_passes(|rank| self.stages[rank as usize] != Stage::Dead);
+        }
+    }
+
+    /// Workers that take part push what they can, and everybody works once.
+    fn step(&mut self, until: u32) {
+        for rank in 0..WORKERS {
+            self.hear(rank);
+            if self.stages[rank as usize] == Stage::TakesPart && self.dice.below(3) > 0 {
+                self.push(rank, until);
+            }
+        }
+        self.job.step().unwrap();
+        self.read_notices();
+        for rank in 0..WORKERS {
+            self.check(rank);
+        }
+    }
+
+    /// A worker hears whether it takes part, or is lost: at hubs that do not hear each other, one may have given it up.
+    fn hear(&mut self, rank: u32) {
+        let stage = &mut self.stages[rank as usize];
+        if *stage == Stage::Joined && self.job.takes_part(rank) {
+            *stage = Stage::TakesPart;
+        }
+        if *stage != Stage::Dead && !self.fails() && !self.job.hubs.have(rank) {
+            assert_eq!(self.plot, Plot::Silence, "rank {rank} is lost, and lives");
+            self.dies(rank);
+        }
+    }
+
+    fn push(&mut self, rank: u32, until: u32) {
+        let slowest = self.keys().map(|key| self.job.workers[rank as usize].round(key).0).min().unwrap();
+        for key in self.keys() {
+            let worker = &mut self.job.workers[rank as usize];
+            let Round(round) = worker.round(key);
+            let may = worker.is_ready(key) && round <= until.min(slowest + AHEAD);
+            if may && self.dice.below(2) == 0 {
+                let value = if round == 0 { 0.0 } else { 1.0 };
+                worker.gradient_mut::<f32>(key).unwrap().fill(value);
+                let pushed = worker.push(key);
+                assert!(pushed.is_ok() || self.fails(), "rank {rank}: {pushed:?}");
+            }
+        }
+    }
+
+    /// A worker's weights are those of its round.
+    fn check(&self, rank: u32) {
+        let worker = &self.job.workers[rank as usize];
+        if matches!(self.stages[rank as usize], Stage::TakesPart | Stage::Unlinked) {
+            let is_due = |key: &KeyId| worker.is_ready(*key) && worker.round(*key) > Round(0);
+            self.keys().filter(is_due).for_each(|key| self.ledger.check(worker, key));
+        }
+    }
+
+    /// Snapshots have the weights of their round. Each core may then take the next one.
+    fn read_notices(&mut self) {
+        let mut done = 0;
+        for notice in &self.job.notices[self.read..] {
+            match notice {
+                Notice::Snapshot { taken, .. } => {
+                    if let Ok(part) = &taken.part {
+                        self.ledger.check_part(part, &self.layout, taken.before);
+                        self.disks.take(part, taken.before, &mut self.dice);
+                        self.counts.snapshots += 1;
+                    }
+                    done += 1;
+                }
+                Notice::Skipped { chunk, rounds, .. } => self.ledger.skip(*chunk, rounds.clone()),
+                Notice::WorkerGone { by_itself: true, .. } => {}
+                notice => panic!("{notice:?}, {:?}", self.stages),
+            }
+        }
+        self.read = self.job.notices.len();
+        if done > 0 {
+            (0..self.job.cores.len()).for_each(|core| self.job.give_back(core));
+        }
+    }
+
+    /// Everybody comes back, and makes some rounds more, unless the job fails after all.
+    fn finish(&mut self) {
+        self.job.hubs.post.gives_up_one_in = None;
+        let come_back = |life: &mut Life| {
+            // A hub may still wait for one that it does not hear.
+            if life.plot == Plot::Silence && life.dice.below(200) == 0 {
+                life.time_passes();
+            }
+            for rank in 0..WORKERS {
+                let stage = &mut life.stages[rank as usize];
+                match *stage {
+                    _ if life.job.hubs.has_failed().0 => return true,
+                    Stage::Dead if life.job.come_back(rank).unwrap() => *stage = Stage::Joined,
+                    Stage::Unlinked if life.job.relink(rank).unwrap() => *stage = Stage::TakesPart,
+                    _ => {}
+                }
+            }
+            life.stages.iter().all(|&stage| stage == Stage::TakesPart)
+        };
+        // A job that does not go on has no place for a worker that comes back.
+        self.until(come_back, u32::MAX);
+        let last = self.rounds().max().unwrap() + 3;
+        let is_done = |life: &mut Life| {
+            if life.plot == Plot::Silence && life.dice.below(200) == 0 {
+                life.time_passes();
+            }
+            let is_done = life.rounds().all(|round| round > last) && !life.job.is_busy();
+            is_done || life.fails()
+        };
+        self.until(is_done, last);
+    }
+
+    /// Steps until something is so, which must be before long.
+    pub fn until(&mut self, mut is_so: impl FnMut(&mut Life) -> bool, last: u32) {
+        for _ in 0..20_000 {
+            if is_so(self) {
+                return;
+            }
+            self.step(last);
+        }
+        panic!("nothing comes of it: {:?}, {:?}", self.plot, self.stages);
+    }
+}
+
+/// A job over a network with a seed of its own.
+pub fn simulated(dice: &mut Dice, layout: &Arc<Layout>, terms: &Terms) -> Simulated {
+    let net = Net::new(dice.below(u64::MAX), Faults { delay: 0..dice.from(1..=20), ..Faults::NONE });
+    let mut job = Simulated::new(net, layout, terms.clone()).unwrap();
+    job.hubs.hubs.iter_mut().for_each(|hub| hub.forgets = true);
+    job
+}

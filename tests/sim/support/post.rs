@@ -1,0 +1,127 @@
+//! The letters between the hubs of a job: late, in any order, and, where that is wanted, lost or given up.
+//!
+//! ```text
+//!   ask --letter--> other hub --answer--> ask      each hub answers once; what comes behind is thrown away
+//!    |     lost        | late       | lost
+//!    +--- given up: the ask has no answer of this hub ---
+//! ```
+//!
+//! A hub makes each request once, by a connection of its own, and waits for the answer for a limited time. A request that is given
+//! up may be carried out all the same, or come later than the next one.
+
+use coordinator::{CutId, Event, Stepped};
+use pbox_core::Round;
+
+use crate::hubs::Letter;
+use crate::trouble::Dice;
+
+/// An answer to a step of a cut: the round that a hub's chunks have come to, or nothing.
+type Answer = Result<Option<Round>, String>;
+
+/// A letter on its way.
+#[derive(Debug)]
+struct Sent {
+    from: usize,
+    to: usize,
+    letter: Letter,
+    /// Whether it was given up, and comes much later.
+    is_late: bool,
+}
+
+/// The step of a cut that hub 0 waits for the other hubs to take.
+#[derive(Debug)]
+struct Ask {
+    cut: CutId,
+    /// Whether the hubs release the job, and do not hold it.
+    releases: bool,
+    /// By hub, without hub 0.
+    answers: Vec<Option<Answer>>,
+}
+
+/// The post of a job.
+#[derive(Debug, Default)]
+pub struct Post {
+    sent: Vec<Sent>,
+    asks: Vec<Ask>,
+    /// One request is given up in this many steps.
+    pub gives_up_one_in: Option<u64>,
+    /// The requests that were given up.
+    pub given_up: usize,
+}
+
+impl Post {
+    /// Whether something is under way.
+    pub fn is_busy(&self) -> bool {
+        !self.sent.is_empty() || !self.asks.is_empty()
+    }
+
+    /// Takes a letter of a hub to the hubs that it is for.
+    pub fn take(&mut self, from: usize, letter: Letter, hubs: usize) {
+        let to = match letter {
+            Letter::Hold(..) | Letter::Release(..) => {
+                let asks = letter.asks().into_iter();
+                self.asks.extend(asks.map(|(cut, releases)| Ask {
+                    cut,
+                    releases,
+                    answers: vec![None; hubs - 1],
+                }));
+                1..hubs
+            }
+            Letter::Lost(..) | Letter::Failed(_) if from == 0 => 1..hubs,
+            _ => 0..1,
+        };
+        self.sent.extend(to.map(|to| Sent { from, to, letter: letter.clone(), is_late: false }));
+    }
+
+    /// Returns the letters that come now, each with its hubs.
+    pub fn due(&mut self, mut is_due: impl FnMut() -> bool) -> Vec<(usize, usize, Letter)> {
+        let due = self.sent.extract_if(.., |sent| is_due() && (!sent.is_late || is_due() && is_due()));
+        due.map(|Sent { from, to, letter, .. }| (from, to, letter)).collect()
+    }
+
+    /// Notes a hub's answer. Returns what hub 0 then knows, if it has all answers.
+    pub fn answered(&mut self, hub: usize, cut: CutId, releases: bool, answer: Answer) -> Option<Event> {
+        let is_of = |ask: &Ask| ask.cut == cut && ask.releases == releases;
+        let place = self.asks.iter().position(is_of)?; // else it comes too late
+        self.asks[place].answers[hub - 1].get_or_insert(answer);
+        if self.asks[place].answers.contains(&None) {
+            return None;
+        }
+        let mut answers = self.asks.remove(place).answers.into_iter().flatten();
+        Some(Event::Cut(
+            cut,
+            match releases {
+                true => Stepped::OthersReleased(answers.try_for_each(|answer| answer.map(drop))),
+                false => Stepped::OthersHeld(answers.collect()),
+            },
+        ))
+    }
+
+    /// Gives a request up, as the dice say, which may be lost or come later. Returns what hub 0 then knows, or the hub and its letter.
+    pub fn trouble(&mut self, dice: &mut Dice) -> (Option<Event>, Option<(usize, Letter)>) {
+        if self.gives_up_one_in.is_none_or(|one_in| dice.below(one_in) > 0) {
+            return (None, None);
+        }
+        let (which, is_lost) = (dice.below(1 << 20) as usize, dice.below(2) == 0);
+        if let Some(ask) = self.asks.get(which % (self.asks.len() + 1)) {
+            let (cut, releases) = (ask.cut, ask.releases);
+            let silent = ask.answers.iter().position(Option::is_none).expect("else it is over") + 1;
+            let is_of = |sent: &Sent| sent.to == silent && sent.letter.asks() == Some((cut, releases));
+            self.sent.retain(|sent| !is_lost || !is_of(sent));
+            self.sent.iter_mut().filter(|sent| is_of(sent)).for_each(|sent| sent.is_late = true);
+            self.given_up += 1;
+            return (self.answered(silent, cut, releases, Err("no answer came".to_owned())), None);
+        }
+        let is_told =
+            |sent: &Sent| matches!(sent.letter, Letter::Arrived(_) | Letter::Lost(..) | Letter::Failed(_));
+        let Some(place) = self.sent.iter().position(is_told) else { return (None, None) };
+        let Sent { from, letter, .. } = &self.sent[place];
+        let given_up = Some((*from, letter.clone()));
+        self.given_up += 1;
+        match is_lost {
+            true => _ = self.sent.remove(place),
+            false => self.sent[place].is_late = true,
+        }
+        (None, given_up)
+    }
+}
