@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use pbox_core::control::check_job_name;
 use pbox_core::{Key, Optimizer, Restored, Round, Share};
 
+use super::disk;
 use super::error::CheckpointError;
 use super::part_name::PartName;
 use super::read::about;
@@ -118,7 +119,7 @@ impl CheckpointStore {
     /// Gives a damaged file another name, so that it does not become a generation; says so.
     fn put_aside(&self, job: &str, newest: &Path, error: &CheckpointError) -> String {
         let aside = self.file(&damaged_name(job, Share::WHOLE));
-        match std::fs::rename(newest, &aside) {
+        match disk::rename(newest, &aside) {
             Ok(()) => format!("{error} (it is {} now)", aside.display()),
             Err(failed) => format!("{error} (giving it the name {} failed: {failed})", aside.display()),
         }
@@ -148,12 +149,12 @@ impl CheckpointStore {
             return Ok(());
         }
         let kept: PathBuf = self.file(&generation_name(job, round));
-        match std::fs::remove_file(&kept) {
+        match disk::remove(&kept) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
         // Not every file system has hard links. Without them a kill here leaves the job its older generations alone.
-        std::fs::hard_link(newest, &kept).or_else(|_| std::fs::rename(newest, &kept))
+        disk::link(newest, &kept).or_else(|_| disk::rename(newest, &kept))
     }
 
     /// Removes the file of a job that is needed least, so that the state before `round` has room: one that no job goes on from,
@@ -172,7 +173,7 @@ impl CheckpointStore {
             names.extend(past.into_iter().chain(older).map(|round| generation_name(job, round)));
         }
         for path in names.iter().map(|name| self.file(name)) {
-            match std::fs::remove_file(&path) {
+            match disk::remove(&path) {
                 Ok(()) => {
                     if let Some(times) = self.made_room.count() {
                         tracing::warn!(
@@ -199,7 +200,7 @@ impl CheckpointStore {
         let too_many = older.saturating_sub(self.keep.get() as usize - 1);
         for gone in rounds[..too_many].iter().chain(&rounds[older..]) {
             let path = self.file(&generation_name(job, *gone));
-            std::fs::remove_file(&path).map_err(|error| self.failed("removing an old checkpoint", error))?;
+            disk::remove(&path).map_err(|error| self.failed("removing an old checkpoint", error))?;
             tracing::debug!(job, "removed {}", path.display());
         }
         Ok(())

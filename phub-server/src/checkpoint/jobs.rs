@@ -10,6 +10,7 @@ use std::time::SystemTime;
 
 use pbox_core::control::check_job_name;
 
+use super::disk;
 use super::error::CheckpointError;
 use super::part_name::PartName;
 use super::read::about;
@@ -55,7 +56,7 @@ impl CheckpointStore {
         self.keep_lock()?;
         files.sort_by_key(|file| file_name(file) == format!("{name}.safetensors"));
         for file in files {
-            match std::fs::remove_file(file) {
+            match disk::remove(&file) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     return Err(self.failed("removing files of an old job", error));
                 }

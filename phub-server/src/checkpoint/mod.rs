@@ -9,6 +9,7 @@
 //! Called from whatever thread may wait for a disk, never from a core's. Must not know cores, workers,
 //! or how a snapshot came to be.
 
+mod disk;
 mod error;
 mod export;
 mod format;

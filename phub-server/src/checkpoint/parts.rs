@@ -10,6 +10,7 @@ use std::path::PathBuf;
 
 use pbox_core::{Key, Optimizer, Piece, Restored, Round, Share};
 
+use super::disk;
 use super::error::CheckpointError;
 use super::generations::damaged_name;
 use super::part_name::PartName;
@@ -90,7 +91,7 @@ impl CheckpointStore {
         for later in self.rounds(job, share)?.into_iter().filter(|&later| later > round) {
             if let Some(why) = self.damage(job, share, later)? {
                 let aside = self.file(&damaged_name(job, share));
-                std::fs::rename(self.file_of(job, share, later)?, &aside)
+                disk::rename(&self.file_of(job, share, later)?, &aside)
                     .map_err(|error| self.failed("giving a damaged part another name", error))?;
                 tracing::warn!(job, why, "a damaged checkpoint is {} now", aside.display());
             }
@@ -115,7 +116,7 @@ impl CheckpointStore {
         let (kept, gone): (Vec<Round>, Vec<Round>) = rounds.into_iter().partition(|&round| keep(round));
         for round in gone {
             let path = self.file_of(job, share, round)?;
-            std::fs::remove_file(&path)
+            disk::remove(&path)
                 .map_err(|error| self.failed("removing a part that is not needed", error))?;
             tracing::debug!(job, round = round.0, "removed {}", path.display());
         }

@@ -25,6 +25,7 @@ use pbox_core::control::check_job_name;
 use pbox_core::{Key, Optimizer, Restored, Share, Snapshot};
 use rustix::io::Errno;
 
+use super::disk;
 use super::error::CheckpointError;
 use super::format::{FileShare, Plan, entries, of_piece, whole};
 use super::generations::not_finite_name;
@@ -212,7 +213,7 @@ impl CheckpointStore {
     fn probe(&self) -> io::Result<()> {
         let path = self.temporary("probe")?;
         self.mode.make_file(&path)?;
-        std::fs::remove_file(path)
+        disk::remove(&path)
     }
 
     /// Says what other users can do to the directory, and what closes it, if its mode lets them do more than the files' mode asks
@@ -281,7 +282,7 @@ fn remove_temporaries(dir: &Path) -> io::Result<()> {
         let name = entry.file_name();
         let ours = name.to_str().is_some_and(is_temporary);
         if ours && entry.file_type()?.is_file() {
-            std::fs::remove_file(entry.path())?;
+            disk::remove(&entry.path())?;
             tracing::info!("removed {}, which a former hub left half written", entry.path().display());
         }
     }
