@@ -81,6 +81,7 @@ impl CheckpointStore {
             made => made.map_err(failed("making it"))?,
         }
         let lock = Mutex::new(take_lock(&dir)?);
+        bring_to_disk(&dir).map_err(failed("bringing it to the disk (fsync)"))?;
         remove_temporaries(&dir).map_err(failed("removing what a former hub left half written"))?;
         let store = CheckpointStore {
             dir: dir.clone(),
@@ -273,6 +274,18 @@ fn take_lock(dir: &Path) -> Result<Lock, CheckpointError> {
         NotLocked::InUse(holder) => CheckpointError::InUse { dir, holder },
         NotLocked::Failed(doing, error) => CheckpointError::Directory { dir, doing, error },
     })
+}
+
+/// Brings the directory and its own name to the disk. A hub that was killed may have changed both and not done that, and jobs go
+/// on from what is seen here.
+fn bring_to_disk(dir: &Path) -> io::Result<()> {
+    disk::sync_dir(dir)?;
+    let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty());
+    match disk::sync_dir(parent.unwrap_or(Path::new("."))) {
+        // Who may not list the directory above cannot sync it.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        synced => synced,
+    }
 }
 
 /// Removes temporary files. This hub holds the lock, so nobody writes them.
