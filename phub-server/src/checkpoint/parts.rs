@@ -105,7 +105,9 @@ impl CheckpointStore {
         Ok(if share.is_whole() { whole } else { self.file(&PartName::new(job, round, share).file()) })
     }
 
-    /// Removes the parts of all rounds that `keep` does not want; returns those that are left, ascending.
+    /// Removes the parts of all rounds that `keep` does not want; returns the rounds that are left, ascending. If the latest part goes,
+    /// the job goes back and writes its round again. So the removal is on the disk when this returns: a part that came back after a
+    /// crash would make a round whole with the new parts of other hubs.
     pub fn keep_parts(
         &self,
         job: &str,
@@ -114,11 +116,17 @@ impl CheckpointStore {
     ) -> Result<Vec<Round>, CheckpointError> {
         let rounds = self.rounds(job, share)?;
         let (kept, gone): (Vec<Round>, Vec<Round>) = rounds.into_iter().partition(|&round| keep(round));
+        let goes_back = gone.last() > kept.last();
         for round in gone {
             let path = self.file_of(job, share, round)?;
-            disk::remove(&path)
-                .map_err(|error| self.failed("removing a part that is not needed", error))?;
+            disk::remove(&path).map_err(|error| self.failed("removing a part that is not needed", error))?;
             tracing::debug!(job, round = round.0, "removed {}", path.display());
+        }
+        if goes_back {
+            let synced = disk::sync_dir(&self.dir);
+            synced.map_err(|error| {
+                self.failed("bringing the removal of later parts to the disk (fsync)", error)
+            })?;
         }
         Ok(kept)
     }
