@@ -94,6 +94,7 @@ impl CheckpointStore {
             Err(error) if error.is_damage() => Some(error),
             Err(error) => return Err(error),
         };
+        let mut damage_of_older = None;
         for round in self.generations(job)?.into_iter().rev() {
             let path = self.file(&generation_name(job, round));
             let restored = match self.load_file(path.clone(), job, keys, optimizer, None) {
@@ -101,6 +102,7 @@ impl CheckpointStore {
                 Ok(None) => continue,
                 Err(error) if error.is_damage() => {
                     tracing::warn!(job, %error, "an older checkpoint is damaged, too");
+                    damage_of_older.get_or_insert(error);
                     continue;
                 }
                 Err(error) => return Err(error),
@@ -113,7 +115,7 @@ impl CheckpointStore {
             let warning = format!("it goes on from the checkpoint before, {path}: {why}");
             return Ok(Some(Loaded { restored, warning: Some(warning) }));
         }
-        damage.map_or(Ok(None), Err)
+        damage.or(damage_of_older).map_or(Ok(None), Err)
     }
 
     /// Gives a damaged file another name, so that it does not become a generation; says so.
@@ -231,5 +233,13 @@ mod tests {
         let part = Share { hub: 0, hubs: 2, ..Share::WHOLE };
         assert_eq!(named(&not_finite_name("a", part)), None);
         assert_eq!(named(&damaged_name("a", part)), None);
+    }
+    #[test]
+    fn a_job_whose_older_generations_alone_are_left_and_are_damaged_is_not_begun_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = CheckpointStore::open(dir.path()).unwrap();
+        std::fs::write(store.file(&generation_name("job", Round(3))), "torn").unwrap();
+        let optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
+        assert!(store.load("job", &[Key::f32("a", [1])], &optimizer).unwrap_err().is_damage());
     }
 }
