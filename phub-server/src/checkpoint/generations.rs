@@ -167,7 +167,7 @@ impl CheckpointStore {
         if share.is_whole() {
             let rounds = self.generations(job).map_err(io::Error::other)?;
             let (past, mut older): (Vec<Round>, Vec<Round>) =
-                rounds.into_iter().partition(|&kept| kept >= round);
+                rounds.into_iter().partition(|&kept| kept > round);
             let has_newest = self.path(job).is_ok_and(|newest| about(&newest).is_ok());
             if !has_newest {
                 older.pop();
@@ -241,5 +241,17 @@ mod tests {
         std::fs::write(store.file(&generation_name("job", Round(3))), "torn").unwrap();
         let optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
         assert!(store.load("job", &[Key::f32("a", [1])], &optimizer).unwrap_err().is_damage());
+    }
+
+    #[test]
+    fn the_only_generation_stays_where_there_is_no_room_for_another_state_of_its_round() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = CheckpointStore::open(dir.path()).unwrap();
+        for round in [3, 4] {
+            std::fs::write(store.file(&generation_name("job", Round(round))), "a state").unwrap();
+        }
+        assert!(store.make_room("job", Share::WHOLE, Round(3)).unwrap(), "round 4 is of a past");
+        assert!(!store.make_room("job", Share::WHOLE, Round(3)).unwrap());
+        assert_eq!(store.generations("job").unwrap(), [Round(3)]);
     }
 }
