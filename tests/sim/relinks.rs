@@ -176,7 +176,8 @@ impl Run {
             }
             self.step();
             steps += 1;
-            assert!(steps < 100_000, "round {round} does not end: {:?}", self.job.notices);
+            let notices = &self.job.notices;
+            assert!(steps < 100_000, "{}: round {round} does not end: {notices:?}", self.terms);
         }
     }
 

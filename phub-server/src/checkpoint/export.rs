@@ -33,10 +33,11 @@ pub fn export(checkpoint: &Decoded, to: &Path, mode: FileMode, state: bool) -> i
     let mut header = Value::from(header).to_string();
     // Values begin at a multiple of eight bytes.
     header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(8) - header.len()));
-    let mut file = mode.make_file(to)?;
-    file.write_all(&(header.len() as u64).to_le_bytes())?;
-    file.write_all(header.as_bytes())?;
-    chosen().try_for_each(|(_, values)| file.write_all(values.as_bytes()))?;
-    file.sync_all()?;
+    let file = mode.make_file(to)?;
+    let mut out = &file;
+    out.write_all(&(header.len() as u64).to_le_bytes())?;
+    out.write_all(header.as_bytes())?;
+    chosen().try_for_each(|(_, values)| out.write_all(values.as_bytes()))?;
+    file.sync()?;
     Ok(tensors)
 }

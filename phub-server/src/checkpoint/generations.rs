@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use pbox_core::control::check_job_name;
 use pbox_core::{Key, Optimizer, Restored, Round, Share};
 
+use super::disk;
 use super::error::CheckpointError;
 use super::part_name::PartName;
 use super::read::about;
@@ -93,6 +94,7 @@ impl CheckpointStore {
             Err(error) if error.is_damage() => Some(error),
             Err(error) => return Err(error),
         };
+        let mut damage_of_older = None;
         for round in self.generations(job)?.into_iter().rev() {
             let path = self.file(&generation_name(job, round));
             let restored = match self.load_file(path.clone(), job, keys, optimizer, None) {
@@ -100,6 +102,7 @@ impl CheckpointStore {
                 Ok(None) => continue,
                 Err(error) if error.is_damage() => {
                     tracing::warn!(job, %error, "an older checkpoint is damaged, too");
+                    damage_of_older.get_or_insert(error);
                     continue;
                 }
                 Err(error) => return Err(error),
@@ -112,13 +115,13 @@ impl CheckpointStore {
             let warning = format!("it goes on from the checkpoint before, {path}: {why}");
             return Ok(Some(Loaded { restored, warning: Some(warning) }));
         }
-        damage.map_or(Ok(None), Err)
+        damage.or(damage_of_older).map_or(Ok(None), Err)
     }
 
     /// Gives a damaged file another name, so that it does not become a generation; says so.
     fn put_aside(&self, job: &str, newest: &Path, error: &CheckpointError) -> String {
         let aside = self.file(&damaged_name(job, Share::WHOLE));
-        match std::fs::rename(newest, &aside) {
+        match disk::rename(newest, &aside) {
             Ok(()) => format!("{error} (it is {} now)", aside.display()),
             Err(failed) => format!("{error} (giving it the name {} failed: {failed})", aside.display()),
         }
@@ -148,12 +151,12 @@ impl CheckpointStore {
             return Ok(());
         }
         let kept: PathBuf = self.file(&generation_name(job, round));
-        match std::fs::remove_file(&kept) {
+        match disk::remove(&kept) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
         // Not every file system has hard links. Without them a kill here leaves the job its older generations alone.
-        std::fs::hard_link(newest, &kept).or_else(|_| std::fs::rename(newest, &kept))
+        disk::link(newest, &kept).or_else(|_| disk::rename(newest, &kept))
     }
 
     /// Removes the file of a job that is needed least, so that the state before `round` has room: one that no job goes on from,
@@ -164,7 +167,7 @@ impl CheckpointStore {
         if share.is_whole() {
             let rounds = self.generations(job).map_err(io::Error::other)?;
             let (past, mut older): (Vec<Round>, Vec<Round>) =
-                rounds.into_iter().partition(|&kept| kept >= round);
+                rounds.into_iter().partition(|&kept| kept > round);
             let has_newest = self.path(job).is_ok_and(|newest| about(&newest).is_ok());
             if !has_newest {
                 older.pop();
@@ -172,7 +175,7 @@ impl CheckpointStore {
             names.extend(past.into_iter().chain(older).map(|round| generation_name(job, round)));
         }
         for path in names.iter().map(|name| self.file(name)) {
-            match std::fs::remove_file(&path) {
+            match disk::remove(&path) {
                 Ok(()) => {
                     if let Some(times) = self.made_room.count() {
                         tracing::warn!(
@@ -199,7 +202,7 @@ impl CheckpointStore {
         let too_many = older.saturating_sub(self.keep.get() as usize - 1);
         for gone in rounds[..too_many].iter().chain(&rounds[older..]) {
             let path = self.file(&generation_name(job, *gone));
-            std::fs::remove_file(&path).map_err(|error| self.failed("removing an old checkpoint", error))?;
+            disk::remove(&path).map_err(|error| self.failed("removing an old checkpoint", error))?;
             tracing::debug!(job, "removed {}", path.display());
         }
         Ok(())
@@ -230,5 +233,25 @@ mod tests {
         let part = Share { hub: 0, hubs: 2, ..Share::WHOLE };
         assert_eq!(named(&not_finite_name("a", part)), None);
         assert_eq!(named(&damaged_name("a", part)), None);
+    }
+    #[test]
+    fn a_job_whose_older_generations_alone_are_left_and_are_damaged_is_not_begun_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = CheckpointStore::open(dir.path()).unwrap();
+        std::fs::write(store.file(&generation_name("job", Round(3))), "torn").unwrap();
+        let optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
+        assert!(store.load("job", &[Key::f32("a", [1])], &optimizer).unwrap_err().is_damage());
+    }
+
+    #[test]
+    fn the_only_generation_stays_where_there_is_no_room_for_another_state_of_its_round() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = CheckpointStore::open(dir.path()).unwrap();
+        for round in [3, 4] {
+            std::fs::write(store.file(&generation_name("job", Round(round))), "a state").unwrap();
+        }
+        assert!(store.make_room("job", Share::WHOLE, Round(3)).unwrap(), "round 4 is of a past");
+        assert!(!store.make_room("job", Share::WHOLE, Round(3)).unwrap());
+        assert_eq!(store.generations("job").unwrap(), [Round(3)]);
     }
 }

@@ -10,6 +10,7 @@ use std::time::SystemTime;
 
 use pbox_core::control::check_job_name;
 
+use super::disk;
 use super::error::CheckpointError;
 use super::part_name::PartName;
 use super::read::about;
@@ -47,22 +48,23 @@ impl CheckpointStore {
         Ok((jobs.into_iter().map(|(_, job)| job).collect(), too_many))
     }
 
-    /// Removes all files of a job that is not here. The newest goes last, so that a kill in between leaves a state to go on from.
+    /// Removes all files of a job that is not here. The newest goes last, when the others are gone on the disk, too: after a crash
+    /// in between no older state is the newest.
     ///
     /// # Errors
     /// When a file cannot be removed.
-    pub fn remove_job(&self, SavedJob { name, mut files }: SavedJob) -> Result<(), CheckpointError> {
+    pub fn remove_job(&self, SavedJob { name, files }: SavedJob) -> Result<(), CheckpointError> {
         self.keep_lock()?;
-        files.sort_by_key(|file| file_name(file) == format!("{name}.safetensors"));
-        for file in files {
-            match std::fs::remove_file(file) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(self.failed("removing files of an old job", error));
-                }
-                _ => {}
-            }
-        }
-        Ok(())
+        let (newest, older): (Vec<PathBuf>, Vec<PathBuf>) =
+            files.into_iter().partition(|file| file_name(file) == format!("{name}.safetensors"));
+        let remove = |files: Vec<PathBuf>| {
+            files.iter().try_for_each(|file| match disk::remove(file) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            })
+        };
+        let removed = remove(older).and_then(|()| disk::sync_dir(&self.dir)).and_then(|()| remove(newest));
+        removed.map_err(|error| self.failed("removing files of an old job", error))
     }
 
     /// All files of the directory that are called like a checkpoint, by job.

@@ -2,13 +2,17 @@
 //! before it; or each hub's part of a job over several hubs, a file for each round.
 //!
 //! `format` says what is in a file, `write` makes it, `read` takes it apart and believes nothing of it, `image` sends it,
-//! `store` is the directory, `lock` and `permission` say who may use it, `generations` are the files before the newest, `parts` and `part_name` are the files of several
-//! hubs, `export` makes files for other programs. `docs/formats.md` has the format, `docs/decisions/0010-checkpoint-files.md`
+//! `store` is the directory, `lock` and `permission` say who may use it, `generations` are the files before the newest, `parts` and
+//! `part_name` are the files of several hubs, `export` makes files for other programs. All change files by `disk`, so that `crash`
+//! can show by seed what a loss of power leaves. `docs/formats.md` has the format, `docs/decisions/0010-checkpoint-files.md`
 //! the reasons.
 //!
 //! Called from whatever thread may wait for a disk, never from a core's. Must not know cores, workers,
 //! or how a snapshot came to be.
 
+#[cfg(test)]
+mod crash;
+mod disk;
 mod error;
 mod export;
 mod format;

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 
 use pbox_core::{Key, Optimizer, Piece, Restored, Round, Share};
 
+use super::disk;
 use super::error::CheckpointError;
 use super::generations::damaged_name;
 use super::part_name::PartName;
@@ -90,7 +91,7 @@ impl CheckpointStore {
         for later in self.rounds(job, share)?.into_iter().filter(|&later| later > round) {
             if let Some(why) = self.damage(job, share, later)? {
                 let aside = self.file(&damaged_name(job, share));
-                std::fs::rename(self.file_of(job, share, later)?, &aside)
+                disk::rename(&self.file_of(job, share, later)?, &aside)
                     .map_err(|error| self.failed("giving a damaged part another name", error))?;
                 tracing::warn!(job, why, "a damaged checkpoint is {} now", aside.display());
             }
@@ -104,7 +105,9 @@ impl CheckpointStore {
         Ok(if share.is_whole() { whole } else { self.file(&PartName::new(job, round, share).file()) })
     }
 
-    /// Removes the parts of all rounds that `keep` does not want; returns those that are left, ascending.
+    /// Removes the parts of all rounds that `keep` does not want; returns the rounds that are left, ascending. If the latest part goes,
+    /// the job goes back and writes its round again. So the removal is on the disk when this returns: a part that came back after a
+    /// crash would make a round whole with the new parts of other hubs.
     pub fn keep_parts(
         &self,
         job: &str,
@@ -113,11 +116,17 @@ impl CheckpointStore {
     ) -> Result<Vec<Round>, CheckpointError> {
         let rounds = self.rounds(job, share)?;
         let (kept, gone): (Vec<Round>, Vec<Round>) = rounds.into_iter().partition(|&round| keep(round));
+        let goes_back = gone.last() > kept.last();
         for round in gone {
             let path = self.file_of(job, share, round)?;
-            std::fs::remove_file(&path)
-                .map_err(|error| self.failed("removing a part that is not needed", error))?;
+            disk::remove(&path).map_err(|error| self.failed("removing a part that is not needed", error))?;
             tracing::debug!(job, round = round.0, "removed {}", path.display());
+        }
+        if goes_back {
+            let synced = disk::sync_dir(&self.dir);
+            synced.map_err(|error| {
+                self.failed("bringing the removal of later parts to the disk (fsync)", error)
+            })?;
         }
         Ok(kept)
     }

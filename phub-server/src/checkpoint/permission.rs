@@ -3,11 +3,12 @@
 //! Plain values; any thread.
 
 use std::fmt;
-use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::str::FromStr;
+
+use super::disk::{self, NewFile};
 
 /// The mode of the files of checkpoints, like 600.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,17 +24,17 @@ impl Default for FileMode {
 impl FileMode {
     /// Makes a file that is not there yet, for writing. A mode that lets others in was asked for, and the process's umask does
     /// not count.
-    pub(super) fn make_file(self, path: &Path) -> io::Result<File> {
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    pub(super) fn make_file(self, path: &Path) -> io::Result<NewFile> {
+        let file = NewFile::make(path)?;
         if self != FileMode::default() {
-            file.set_permissions(PermissionsExt::from_mode(self.0))?;
+            file.set_mode(self.0)?;
         }
         Ok(file)
     }
 
     /// Makes a directory for such files: who reads these may list it.
     pub(super) fn make_directory(self, path: &Path) -> io::Result<()> {
-        DirBuilder::new().mode(0o700).create(path)?;
+        disk::make_dir(path)?;
         if self != FileMode::default() {
             std::fs::set_permissions(path, PermissionsExt::from_mode(self.of_directory()))?;
         }

@@ -25,6 +25,7 @@ use pbox_core::control::check_job_name;
 use pbox_core::{Key, Optimizer, Restored, Share, Snapshot};
 use rustix::io::Errno;
 
+use super::disk;
 use super::error::CheckpointError;
 use super::format::{FileShare, Plan, entries, of_piece, whole};
 use super::generations::not_finite_name;
@@ -80,6 +81,7 @@ impl CheckpointStore {
             made => made.map_err(failed("making it"))?,
         }
         let lock = Mutex::new(take_lock(&dir)?);
+        bring_to_disk(&dir).map_err(failed("bringing it to the disk (fsync)"))?;
         remove_temporaries(&dir).map_err(failed("removing what a former hub left half written"))?;
         let store = CheckpointStore {
             dir: dir.clone(),
@@ -212,7 +214,7 @@ impl CheckpointStore {
     fn probe(&self) -> io::Result<()> {
         let path = self.temporary("probe")?;
         self.mode.make_file(&path)?;
-        std::fs::remove_file(path)
+        disk::remove(&path)
     }
 
     /// Says what other users can do to the directory, and what closes it, if its mode lets them do more than the files' mode asks
@@ -274,6 +276,18 @@ fn take_lock(dir: &Path) -> Result<Lock, CheckpointError> {
     })
 }
 
+/// Brings the directory and its own name to the disk. A hub that was killed may have changed both and not done that, and jobs go
+/// on from what is seen here.
+fn bring_to_disk(dir: &Path) -> io::Result<()> {
+    disk::sync_dir(dir)?;
+    let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty());
+    match disk::sync_dir(parent.unwrap_or(Path::new("."))) {
+        // Who may not list the directory above cannot sync it.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        synced => synced,
+    }
+}
+
 /// Removes temporary files. This hub holds the lock, so nobody writes them.
 fn remove_temporaries(dir: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
@@ -281,7 +295,7 @@ fn remove_temporaries(dir: &Path) -> io::Result<()> {
         let name = entry.file_name();
         let ours = name.to_str().is_some_and(is_temporary);
         if ours && entry.file_type()?.is_file() {
-            std::fs::remove_file(entry.path())?;
+            disk::remove(&entry.path())?;
             tracing::info!("removed {}, which a former hub left half written", entry.path().display());
         }
     }

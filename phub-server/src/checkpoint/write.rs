@@ -9,19 +9,18 @@
 //!
 //! Owned by the thread that saves. Must not know the cores.
 
-use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use pbox_core::Snapshot;
-use rustix::fs::{FallocateFlags, fallocate, statvfs};
-use rustix::io::{Errno, retry_on_intr};
+use rustix::fs::statvfs;
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use xxhash_rust::xxh3::Xxh3;
 use zerocopy::IntoBytes;
 
 use super::PIECE_BYTES;
+use super::disk::{self, NewFile};
 use super::error::{CheckpointError, NotFinite};
 use super::format::{DIGEST_AT, Plan, digest_text};
 use super::permission::FileMode;
@@ -98,30 +97,24 @@ pub(super) fn replace(
     }
     keep().doing("keeping the one before it").map_err(error(UNTOUCHED))?;
     written.rename(path).map_err(error(UNTOUCHED))?;
-    sync_dir(dir).map_err(error(REPLACED))
+    // A rename is on the disk when the directory is.
+    let synced = disk::sync_dir(dir).doing("bringing its name to the disk (fsync of the directory)");
+    synced.map_err(error(REPLACED))
 }
 
 fn write(path: &Path, mode: FileMode, plan: &Plan, snapshot: &Snapshot) -> Result<Temporary, Failed> {
     check_size_limit(plan.file_bytes).doing("checking the limit on file sizes")?;
     let mut temporary = Temporary::make(path, mode).doing("making a temporary file beside it")?;
-    reserve(&temporary.file, plan.file_bytes).doing("reserving its space")?;
+    // A full disk gives an error here, before the long write.
+    temporary.file.reserve(plan.file_bytes).doing("reserving its space")?;
     temporary.not_finite = fill(&temporary.file, plan, snapshot).doing("writing it")?;
-    temporary.file.sync_all().doing("bringing it to the disk (fsync)")?;
+    temporary.file.sync().doing("bringing it to the disk (fsync)")?;
     Ok(temporary)
-}
-
-/// A rename is on the disk when the directory is.
-fn sync_dir(dir: &Path) -> Result<(), Failed> {
-    match File::open(dir).and_then(|dir| dir.sync_all()) {
-        // Some network file systems cannot do this; their server has the name.
-        Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(()),
-        result => result.doing("bringing its name to the disk (fsync of the directory)"),
-    }
 }
 
 /// The file before the rename. It is removed on drop, unless it was renamed.
 struct Temporary {
-    file: File,
+    file: NewFile,
     path: PathBuf,
     remove: bool,
     not_finite: Option<NotFinite>,
@@ -134,7 +127,7 @@ impl Temporary {
     }
 
     fn rename(mut self, path: &Path) -> Result<(), Failed> {
-        std::fs::rename(&self.path, path).doing("renaming the temporary file to it")?;
+        disk::rename(&self.path, path).doing("renaming the temporary file to it")?;
         self.remove = false;
         Ok(())
     }
@@ -143,7 +136,7 @@ impl Temporary {
 impl Drop for Temporary {
     fn drop(&mut self) {
         if self.remove
-            && let Err(error) = std::fs::remove_file(&self.path)
+            && let Err(error) = disk::remove(&self.path)
         {
             tracing::warn!("cannot remove {}: {error}; the next start will", self.path.display());
         }
@@ -158,18 +151,9 @@ fn check_size_limit(bytes: u64) -> Result<(), Errno> {
     }
 }
 
-/// A full disk gives an error here, before the long write.
-fn reserve(file: &File, bytes: u64) -> Result<(), Errno> {
-    match retry_on_intr(|| fallocate(file, FallocateFlags::empty(), 0, bytes)) {
-        // Not every file system can reserve space. Then a full disk gives an error later.
-        Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
-        result => result,
-    }
-}
-
-fn fill(file: &File, plan: &Plan, snapshot: &Snapshot) -> io::Result<Option<NotFinite>> {
+fn fill(file: &NewFile, plan: &Plan, snapshot: &Snapshot) -> io::Result<Option<NotFinite>> {
     let (hash, not_finite) = stream(file, plan, snapshot)?;
-    file.write_all_at(digest_text(&hash).as_bytes(), DIGEST_AT as u64)?;
+    file.write_at(digest_text(&hash).as_bytes(), DIGEST_AT as u64)?;
     Ok(not_finite)
 }
 

@@ -1,0 +1,112 @@
+//! Changes of files and directories: every write, rename and removal of the checkpoints goes through here.
+//!
+//! A test notes each change in its [`journal`](super::crash::journal), and may let it fail: after a loss of power nothing
+//! changes any more. The shipped program has nothing of this.
+//!
+//! Called from whatever thread may wait for a disk. Must not know what is in a file.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::{Errno, retry_on_intr};
+
+#[cfg(test)]
+use super::crash::journal::{Change, note};
+
+/// A file that was made here, open for writing.
+#[derive(Debug)]
+pub(super) struct NewFile(File);
+
+impl NewFile {
+    /// Makes a file for this user alone. Fails where there is one.
+    pub fn make(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        #[cfg(test)]
+        note(Change::Make(path, &file))?;
+        Ok(NewFile(file))
+    }
+
+    /// Sets the mode, whatever the process's umask is.
+    pub fn set_mode(&self, mode: u32) -> io::Result<()> {
+        self.0.set_permissions(PermissionsExt::from_mode(mode))
+    }
+
+    /// Reserves space for this many bytes, which are zeros until they are written.
+    pub fn reserve(&self, bytes: u64) -> io::Result<()> {
+        #[cfg(test)]
+        note(Change::Reserve(&self.0, bytes))?;
+        match retry_on_intr(|| fallocate(&self.0, FallocateFlags::empty(), 0, bytes)) {
+            // Not every file system can reserve space. Then a full disk gives an error later.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+            result => Ok(result?),
+        }
+    }
+
+    /// Writes in the middle of the file.
+    pub fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        #[cfg(test)]
+        note(Change::WriteAt(&self.0, bytes, at))?;
+        self.0.write_all_at(bytes, at)
+    }
+
+    /// Brings the contents to the disk.
+    pub fn sync(&self) -> io::Result<()> {
+        #[cfg(test)]
+        note(Change::Sync(&self.0))?;
+        self.0.sync_all()
+    }
+}
+
+impl Write for &NewFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        #[cfg(test)]
+        note(Change::Append(&self.0, bytes))?;
+        (&self.0).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Makes a directory for this user alone.
+pub(super) fn make_dir(path: &Path) -> io::Result<()> {
+    #[cfg(test)]
+    note(Change::MakeDir(path))?;
+    DirBuilder::new().mode(0o700).create(path)
+}
+
+/// Gives a file another name, and so replaces the file that had the name.
+pub(super) fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    #[cfg(test)]
+    note(Change::Rename(from, to))?;
+    std::fs::rename(from, to)
+}
+
+/// Gives a file a second name.
+pub(super) fn link(file: &Path, name: &Path) -> io::Result<()> {
+    #[cfg(test)]
+    note(Change::Link(file, name))?;
+    std::fs::hard_link(file, name)
+}
+
+/// Removes a name.
+pub(super) fn remove(path: &Path) -> io::Result<()> {
+    #[cfg(test)]
+    note(Change::Remove(path))?;
+    std::fs::remove_file(path)
+}
+
+/// Brings the names in a directory to the disk: what was made, renamed or removed in it.
+pub(super) fn sync_dir(dir: &Path) -> io::Result<()> {
+    #[cfg(test)]
+    note(Change::SyncDir(dir))?;
+    match File::open(dir).and_then(|dir| dir.sync_all()) {
+        // Some network file systems cannot do this; their server has the name.
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(()),
+        result => result,
+    }
+}
