@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 mod tests;
 
 /// The pause before the next try: nothing tells when a path is open, or when a program listens.
-pub const PAUSE: Duration = Duration::from_millis(100);
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// A member of a job.
 #[derive(Clone, Debug)]
