@@ -49,7 +49,7 @@ pub struct Member {
     unanswered: Option<(Instant, u64)>,
 }
 
-/// What a member was promised, and promises itself.
+/// The hubs of a member, and how long it tries after a loss.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// The number of the job's hubs.
@@ -115,7 +115,7 @@ pub enum End {
     JobOver,
 }
 
-/// What a member does next.
+/// A step of a member, which somebody else carries out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Takes in the weights with which it begins, or goes on.

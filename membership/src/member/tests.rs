@@ -137,7 +137,7 @@ impl Life {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
 
-    /// At most one step is under way, so at most one request to a hub. Only that step's end begins another. After the end of the
+    /// One step is under way at most, so one request to a hub at most. Only that step's end begins another. After the end of the
     /// membership nothing is tried. No pause begins behind the limit.
     #[test]
     fn one_step_is_under_way_at_a_time_in_any_order_of_events(

@@ -47,7 +47,7 @@ pub struct Session {
     pub(super) first: Round,
     /// Weights were broadcast, or the optimizer keeps none.
     pub(super) ready: bool,
-    /// What it does after a loss.
+    /// Its state as a member, which says what follows from a loss.
     pub(super) member: Member,
     /// By key: the pushes that are not sent, because other workers have lost their round with a former hub. Empty if no
     /// hub was lost.
