@@ -12,7 +12,7 @@ use authority::unhex;
 use fabric::any::{self, Address, Transport};
 use fabric::tcp::Frames;
 use fabric::verbs::{self, Device, Fitness, GroupOptions, Nccl, NicList, NicOptions, PathFlags, RailMap};
-use fabric::{FrameRule, Joined, NicPair, PlannedLink, PortId, Receive, RecvWindow, SendWindow};
+use fabric::{FrameRule, Joined, PlannedLink, PortId, Receive, RecvWindow, SendWindow};
 use pbox_core::control::TransportAddress;
 use pbox_core::{Expected, Placement, Schedule, Wire};
 
@@ -21,24 +21,7 @@ use crate::error::MemberError;
 use crate::join::LetIn;
 use crate::named::{LOOKUP_LIMIT, look_up};
 use crate::nearest;
-
-/// By which transport a member reaches a hub.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Way {
-    /// The transport.
-    pub transport: Transport,
-    /// Why by this one, in words.
-    pub reason: String,
-    /// Which NICs the links go over; nothing where there is no choice.
-    pub paths: Vec<NicPair>,
-}
-
-impl Way {
-    /// Which NICs the links go over, in words.
-    pub fn spoken_paths(&self) -> String {
-        self.paths.iter().map(|pair| pair.words.as_str()).collect::<Vec<_>>().join("; ")
-    }
-}
+use crate::way::Way;
 
 /// The ports at which a member's links end.
 pub struct Ports {

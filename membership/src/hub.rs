@@ -89,6 +89,11 @@ pub fn lost(hubs: &[Hub]) -> u32 {
     hubs.iter().map(|hub| hub.heartbeat.news().reply.lost).max().unwrap_or(0)
 }
 
+/// Whether these hubs wait for a member that makes its links again, as far as their news say.
+pub fn wait_for_links(hubs: &[Hub]) -> bool {
+    hubs.iter().all(|hub| hub.relinks && hub.end().is_none())
+}
+
 impl Hub {
     /// The address of its control port.
     pub fn address(&self) -> &str {

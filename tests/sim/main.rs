@@ -7,6 +7,7 @@ mod contents;
 mod doorbells;
 mod full_rings;
 mod lives;
+mod members;
 mod network;
 mod relinks;
 mod staleness;

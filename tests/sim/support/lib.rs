@@ -6,6 +6,7 @@
 pub mod control;
 pub mod hubs;
 pub mod levels;
+pub mod member;
 pub mod model;
 pub mod plan;
 pub mod post;

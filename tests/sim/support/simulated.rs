@@ -248,10 +248,25 @@ impl Simulated {
 
     /// A worker that lives loses its links, and asks all hubs for others.
     pub fn unlink(&mut self, rank: u32) {
-        self.hubs.hubs.iter_mut().for_each(|hub| hub.unlink(rank));
+        (0..self.hubs.hubs.len()).for_each(|hub| self.ask_for_links(rank, hub));
+        self.drop_links(rank);
+        self.control_at_once().expect("links are dropped");
+    }
+
+    /// A worker that lives asks a hub for other links.
+    pub fn ask_for_links(&mut self, rank: u32, hub: usize) {
+        self.hubs.hubs[hub].unlink(rank);
+    }
+
+    /// Whether all cores of a hub have dropped the links of a worker that has asked for others.
+    pub fn has_dropped_links(&mut self, rank: u32, hub: usize) -> bool {
+        self.hubs.hubs[hub].has_dropped(rank)
+    }
+
+    /// A worker drops its links.
+    pub fn drop_links(&mut self, rank: u32) {
         self.workers[rank as usize].cut(self.net.port());
         self.alive[rank as usize] = false;
-        self.control_at_once().expect("links are dropped");
     }
 
     /// The worker makes its links again, if all cores have dropped the former ones. Returns whether it does.

@@ -1,6 +1,6 @@
-//! Holding out for a hub that was lost: until it is back, and then on from its state.
+//! Waiting for a hub that was lost: until it is back, and then on from its state.
 //!
-//! On the caller's thread, inside a push or a wait, which goes on afterwards.
+//! On the caller's thread, inside a push or a wait, which goes on afterwards. [`Member`](membership::Member) says what to do when.
 //!
 //! ```text
 //!   lost --> the job's other hubs are told --> join again, until all hubs are there --> links to the same memory
@@ -19,7 +19,7 @@
 use std::time::{Duration, Instant};
 
 use fabric::{Receive, any};
-use membership::{Again, Hub, MemberError, PAUSE};
+use membership::{End, Event, Failure, Hub, MemberError, Step};
 use pbox_core::{Consistency, Content, JobTerms, KeyId, Round, Wire};
 
 use super::compare::Digests;
@@ -42,19 +42,17 @@ pub struct Returns {
     pub lost_rounds: u64,
 }
 
-/// Whether a session holds out for a hub that it lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Hold {
-    /// A lost hub ends the session: while it joins, too.
-    Never,
-    /// For [`hub_wait`](SessionConfig::hub_wait).
-    Waits,
+/// Why a try failed.
+enum Again<E> {
+    /// Another try may succeed.
+    Later(E),
+    /// None will.
+    Never(E),
 }
 
-impl Hold {
-    /// Of a session that has joined.
-    pub fn of(hub_wait: Duration) -> Self {
-        if hub_wait.is_zero() { Hold::Never } else { Hold::Waits }
+impl<E> From<E> for Again<E> {
+    fn from(error: E) -> Self {
+        Again::Later(error)
     }
 }
 
@@ -76,9 +74,9 @@ impl Session {
         self.returns
     }
 
-    /// Whether it holds out in a job whose workers, or machines, have no common round.
-    pub(super) fn holds_out_alone(&self) -> bool {
-        self.hold == Hold::Waits && self.asked.consistency != Consistency::Bsp
+    /// Whether it waits for hubs in a job whose workers, or machines, have no common round.
+    pub(super) fn waits_alone(&self) -> bool {
+        self.member.waits_for_hubs() && self.asked.consistency != Consistency::Bsp
     }
 
     /// Whether a push is one of those that are not sent.
@@ -87,24 +85,27 @@ impl Session {
         left.map(|left| *left -= 1).is_some()
     }
 
-    /// Holds out for the hub if this error is its loss.
+    /// Waits for the hub, and goes on, if this error is its loss.
     ///
     /// # Errors
     /// The same error if it is another, and if the hub does not come back.
     pub(super) fn survive(&mut self, error: SessionError) -> Result<(), SessionError> {
-        let lost = match error {
-            SessionError::Member(lost) if lost.is_loss_of_hub() && self.hold == Hold::Waits => lost,
+        let (lost, end) = match error {
+            SessionError::Member(lost) if lost.is_loss_of_hub() => (lost, End::HubLost),
+            SessionError::Member(over @ MemberError::JobFailed { .. }) => (over, End::JobOver),
             other => return Err(other),
         };
-        self.hold = Hold::Never;
+        let Some(step @ Step::TellLoss) = self.member.handle(Event::Ended(end), Instant::now()) else {
+            return Err(lost.into());
+        };
         self.stopwatch.wait_begins();
-        let back = self.hold_out(lost);
+        let back = self.wait_for_hub(step, lost);
         self.stopwatch.wait_ends();
         back
     }
 
-    /// Waits for the hub that was lost, and goes on.
-    fn hold_out(&mut self, lost: MemberError) -> Result<(), SessionError> {
+    /// Carries the steps out by which the worker comes back to the hub that was lost.
+    fn wait_for_hub(&mut self, mut step: Step, lost: MemberError) -> Result<(), SessionError> {
         let (since, wait) = (Instant::now(), self.config.hub_wait);
         tracing::warn!("{lost}; waiting up to {} s for the hub to come back", wait.as_secs_f64());
         let keys = self.keys().map(|key| Stood {
@@ -114,22 +115,34 @@ impl Session {
             skips: self.skips.get(key.index()).copied().unwrap_or(0),
         });
         let stood: Vec<Stood> = keys.collect();
-        self.tell_other_hubs(&lost);
-        while let Err(error) = self.go_on(&stood, since + wait) {
-            let error = match error {
-                Again::Never(error) => return Err(error),
-                Again::Later(error) => error,
+        let own = stood.iter().map(|stood| self.counted(stood.round)).max().unwrap_or_default();
+        let mut why = None;
+        loop {
+            let event = match step {
+                Step::TellLoss => {
+                    match &why {
+                        Some(SessionError::Member(again)) => self.tell_other_hubs(again),
+                        _ => self.tell_other_hubs(&lost),
+                    }
+                    Event::Told
+                }
+                Step::Join(until) => ended(self.join_again(own, until), Event::TakesPart, &mut why),
+                Step::CatchUp => ended(self.catch_up(&stood, own), Event::CaughtUp, &mut why),
+                Step::Wait(until) => self.pause(until),
+                Step::GiveUp(over) => {
+                    let error = why.expect("a try failed");
+                    if over.is_none() {
+                        return Err(error);
+                    }
+                    let waited = since.elapsed().as_secs_f64();
+                    let more = format!("; the hub did not come back within {waited:.1} s: {error}");
+                    return Err(lost.with_more(&more).into());
+                }
+                Step::GoOn => return Ok(()),
+                step => unreachable!("{step:?} leads to no hub"),
             };
-            if Instant::now() >= since + wait || (self.given_up)() {
-                let waited = since.elapsed().as_secs_f64();
-                let more = format!("; the hub did not come back within {waited:.1} s: {error}");
-                return Err(lost.with_more(&more).into());
-            }
-            std::thread::sleep(PAUSE);
+            step = self.member.handle(event, Instant::now()).expect("the end of a step");
         }
-        self.hold = Hold::Waits;
-        self.relinks.forget();
-        Ok(())
     }
 
     /// The job's other hubs end their part of it, and tell the other workers why: before this worker's links end, which alone
@@ -150,12 +163,11 @@ impl Session {
         }
     }
 
-    /// Joins again, and goes on.
-    fn go_on(&mut self, stood: &[Stood], until: Instant) -> Result<(), Again<SessionError>> {
+    /// Joins again, until it takes part. `own` is this worker's furthest round.
+    fn join_again(&mut self, own: Round, until: Instant) -> Result<(), Again<SessionError>> {
         // Before the join: nothing that a hub sends which only stood still may come into the new one's window.
         let (_group, mut ports) = any::group(1, None).map_err(SessionError::from)?;
         self.exchange.disconnect(ports.remove(0));
-        let own = stood.iter().map(|stood| self.counted(stood.round)).max().unwrap_or_default();
         let terms = JobTerms { level: self.asked, ..self.config.terms.clone() };
         let asked = SessionConfig { terms, ..self.config.clone() };
         let let_in = let_in(&asked, Some(own), until, &self.given_up)?;
@@ -182,15 +194,7 @@ impl Session {
             // With a profile of its own: the hub may be on another machine.
             self.pulling = Some(Pulling::begin(pull, &mut self.exchange).map_err(SessionError::from)?);
         }
-        self.begin(deadline)?;
-        let back = self.catch_up(stood, own);
-        // It takes part: the hubs that live would wait for other links of it, since its heartbeats come, and keep its rank taken.
-        if let Err(Again::Later(SessionError::Member(lost))) = &back
-            && lost.is_loss_of_hub()
-        {
-            self.tell_other_hubs(lost);
-        }
-        back
+        Ok(self.begin(deadline)?)
     }
 
     /// Takes in the weights, and goes on with what is not in them. `own` is this worker's furthest round.
@@ -263,4 +267,18 @@ impl Session {
         }
         Ok(())
     }
+}
+
+/// Returns the event to which a step's result comes, and keeps why it failed.
+fn ended(result: Result<(), Again<SessionError>>, event: Event, why: &mut Option<SessionError>) -> Event {
+    let (failure, error) = match result {
+        Ok(()) => return event,
+        Err(Again::Never(error)) => (Failure::ForGood, error),
+        Err(Again::Later(error)) => match &error {
+            SessionError::Member(lost) if lost.is_loss_of_hub() => (Failure::HubLost, error),
+            _ => (Failure::ForNow, error),
+        },
+    };
+    *why = Some(error);
+    Event::Failed(failure)
 }

@@ -125,8 +125,7 @@ impl Session {
     pub(super) fn check_alive(&mut self) -> Result<(), SessionError> {
         let Some(end) = self.hubs.iter().find_map(Hub::end) else { return Ok(()) };
         // News may be faster than this worker's own look at its links. A link that failed at this end says why.
-        let limit =
-            if end.is_loss_of_hub() && self.holds_out_alone() { REASON_LIMIT } else { Duration::ZERO };
+        let limit = if end.is_loss_of_hub() && self.waits_alone() { REASON_LIMIT } else { Duration::ZERO };
         match self.exchange.take_last(Instant::now() + limit) {
             Err(error @ ExchangeError::Closed { here: true, .. }) => self.survive(self.explain(error)),
             _ => self.survive(end.into()),

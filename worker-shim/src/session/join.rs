@@ -7,14 +7,14 @@ use std::time::Instant;
 
 use fabric::tcp::Frames;
 use fabric::{Port, Receive, RecvWindow, SendWindow, Until, any};
-use membership::{Credential, DataPath, Hub, LetIn, MemberError, Named, Ports, Relinks, Way};
+use membership::{Credential, DataPath, Event, Hub, LetIn, Limits, Member, MemberError, Named, Ports, Way};
 use pbox_core::control::{JoinRequest, check_job_name};
 use pbox_core::{Credit, Round, Slices, Wire};
 
 use super::compare::Digests;
 use super::config::SessionConfig;
 use super::error::SessionError;
-use super::hold::{Hold, Returns, TELL_LIMIT};
+use super::hold::{Returns, TELL_LIMIT};
 use super::relink;
 use super::session::{GivenUp, LOOK, Session};
 use super::state::State;
@@ -73,6 +73,7 @@ impl Session {
         let windows = Windows::new(&wire, config.rank, gradients, received, config.weights)?;
         let credit = config.terms.level.credit();
         let ahead = drafts(&endpoints);
+        let limits = Limits { hubs: hubs.len(), links: config.hub_wait, hub: config.hub_wait };
         let mut session = Session {
             ready: !config.terms.optimizer.keeps_weights(),
             exchange: Exchange::new(port, endpoints, Arc::clone(wire.layout()), windows, slices),
@@ -80,10 +81,9 @@ impl Session {
             tuner: (credit == Credit::Auto).then(Default::default),
             pulling: None,
             first: Round(0),
-            hold: Hold::Never,
+            member: Member::new(limits),
             skips: Vec::new(),
             returns: Returns::default(),
-            relinks: Relinks::default(),
             lost: 0,
             asked,
             is_below_others,
@@ -111,11 +111,12 @@ impl Session {
             membership::bring(&session.hubs, state.values, session.exchange.layout(), placed, tensors)?;
         }
         session.begin(deadline)?;
+        session.member.handle(Event::TakesPart, Instant::now());
         session.lost = membership::lost(&session.hubs);
         if session.pulling.is_none() {
             session.wait_all()?;
         }
-        session.hold = Hold::of(session.config.hub_wait);
+        session.member.handle(Event::CaughtUp, Instant::now());
         session.stopwatch.restart(session.next_round(), session.traffic());
         Ok(session)
     }

@@ -1,6 +1,7 @@
 //! Making links again that were lost while the hub lives, as with a NIC: in the same memory, over whatever leads to the hub now.
 //!
-//! On the caller's thread, inside a push or a wait, which goes on afterwards. A hub that is lost is another matter (`hold`).
+//! On the caller's thread, inside a push or a wait, which goes on afterwards. [`Member`](membership::Member) says what to do when. A
+//! hub that is lost is another matter (`hold`).
 //!
 //! ```text
 //!   a link closed --> the hub lets go of all links of this worker, and of its pushes that are not stepped
@@ -11,14 +12,12 @@
 
 use std::time::Instant;
 
-use fabric::any::Transport;
 use fabric::{Receive, any};
-use membership::{Again, Hub, PAUSE};
+use membership::{Event, Failure, Hub, LetIn, Over, Step, Way};
 use pbox_core::Wire;
 
 use super::config::SessionConfig;
 use super::error::SessionError;
-use super::hold::Hold;
 use super::join::{Attached, attach, drafts};
 use super::session::Session;
 use crate::exchange::ExchangeError;
@@ -31,7 +30,7 @@ pub(super) fn asks(config: &SessionConfig) -> bool {
 impl Session {
     /// How often this session has made its links again, after it had lost them while its hub lived.
     pub fn relinks(&self) -> u32 {
-        self.relinks.times()
+        self.member.relinks()
     }
 
     /// Goes on after an error of the exchange, if it is the loss of links or of the hub.
@@ -40,59 +39,87 @@ impl Session {
     /// The same error, in the hub's words if it has some, if it is another, and if it does not pass.
     #[cold]
     pub(super) fn survive_loss(&mut self, error: ExchangeError) -> Result<(), SessionError> {
-        let mut lost = error;
-        while matches!(lost, ExchangeError::Closed { .. }) && self.may_relink() {
-            let (came, is_awaited) = (self.traffic().received, !self.is_quiet());
-            self.relinks.lost(Instant::now(), came, is_awaited, self.config.hub_wait);
-            self.stopwatch.wait_begins();
-            let made = self.make_links(&lost);
-            self.stopwatch.wait_ends();
-            let why = match made {
-                Ok(()) => match self.exchange.push_again() {
-                    Ok(()) => return Ok(()),
-                    Err(again) => {
-                        lost = again;
-                        "the new ones are lost, too".to_owned()
-                    }
-                },
-                // The hub is gone, or has words of its own.
-                Err(Again::Never(why)) => {
-                    tracing::warn!("{lost}; the hub does not wait for other links: {why}");
-                    break;
-                }
-                Err(Again::Later(why)) => why.to_string(),
-            };
-            let over = match self.relinks.may_try(Instant::now(), self.config.hub_wait) {
-                Err(over) => Some(format!("; {over}")),
-                Ok(()) => (self.given_up)().then(String::new),
-            };
-            if let Some(over) = over {
-                // The other workers wait for this one, which does not come.
-                let why = format!("its links could not be made again: {why}{over} ({lost})");
-                self.send_failed(&why);
-                break;
-            }
-            tracing::warn!("{lost}; the links are not made again yet: {why}");
-            std::thread::sleep(PAUSE);
+        if !matches!(error, ExchangeError::Closed { .. }) {
+            return Err(error.into());
         }
-        self.survive(self.explain(lost))
+        let may_relink = self.ways.iter().any(Way::may_break) && membership::wait_for_links(&self.hubs);
+        let Some(step) = self.member.handle(Event::LinkEnded { may_relink }, Instant::now()) else {
+            return Err(self.explain(error));
+        };
+        self.stopwatch.wait_begins();
+        let made = self.mend_links(step, error);
+        self.stopwatch.wait_ends();
+        made
     }
 
-    fn may_relink(&self) -> bool {
-        let is_moved = self.ways.iter().any(|way| way.transport != Transport::Shm);
-        let may = self.hubs.iter().all(|hub| hub.relinks && hub.end().is_none());
-        may && is_moved && self.hold == Hold::Waits
+    /// Carries the steps out by which links are made again, or the hub says why it does not wait for them.
+    fn mend_links(&mut self, mut step: Step, mut lost: ExchangeError) -> Result<(), SessionError> {
+        let (mut let_in, mut why) = (Vec::new(), None);
+        loop {
+            let event = match step {
+                Step::Ask(hub) => {
+                    if hub == 0 {
+                        let_in.clear();
+                    }
+                    match self.hubs[hub].relink(lost.to_string()) {
+                        Ok(hub) => {
+                            let_in.push(hub);
+                            Event::Granted
+                        }
+                        // The hub is gone, or has words of its own.
+                        Err(why) => {
+                            tracing::warn!("{lost}; the hub does not wait for other links: {why}");
+                            Event::Failed(Failure::ForGood)
+                        }
+                    }
+                }
+                Step::DropLinks => match any::group(1, None) {
+                    // What a hub sent that only stood still must not come behind what the new links bring.
+                    Ok((_group, mut ports)) => {
+                        self.exchange.cut(ports.remove(0));
+                        Event::Dropped { came: self.traffic().received, is_awaited: !self.is_quiet() }
+                    }
+                    Err(error) => failed_for_now(&lost, error, &mut why),
+                },
+                Step::MakeLinks => match self.make_links(std::mem::take(&mut let_in), &lost) {
+                    Ok(()) => match self.exchange.push_again() {
+                        Ok(()) => Event::LinksMade,
+                        Err(again) => {
+                            lost = again;
+                            failed_for_now(&lost, "the new ones are lost, too", &mut why)
+                        }
+                    },
+                    Err(error) => failed_for_now(&lost, error, &mut why),
+                },
+                Step::Wait(until) => self.pause(until),
+                Step::Explain(over) => {
+                    if let Some(over) = over {
+                        // The other workers wait for this one, which does not come.
+                        let over = (over != Over::CallerGaveUp).then(|| over.to_string());
+                        let why = why.into_iter().chain(over).collect::<Vec<_>>().join("; ");
+                        self.send_failed(&format!("its links could not be made again: {why} ({lost})"));
+                    }
+                    return self.survive(self.explain(lost));
+                }
+                Step::GoOn => return Ok(()),
+                step => unreachable!("{step:?} makes no links"),
+            };
+            step = self.member.handle(event, Instant::now()).expect("the end of a step");
+        }
     }
 
-    fn make_links(&mut self, lost: &ExchangeError) -> Result<(), Again<SessionError>> {
+    /// Waits until this time, or until the caller gives up.
+    pub(super) fn pause(&self, until: Instant) -> Event {
+        if (self.given_up)() {
+            return Event::CallerGaveUp;
+        }
+        std::thread::sleep(until.saturating_duration_since(Instant::now()));
+        Event::TimePassed
+    }
+
+    fn make_links(&mut self, let_in: Vec<LetIn>, lost: &ExchangeError) -> Result<(), SessionError> {
         let deadline = Instant::now() + self.config.join_limit;
-        // Asked before the links end that are left: on shared memory, too, their end is no death then.
-        let relink = |hub: &Hub| hub.relink(lost.to_string()).map_err(|error| Again::Never(error.into()));
-        let let_in = self.hubs.iter().map(relink).collect::<Result<_, _>>()?;
-        // The former links end first: what a hub sent that only stood still must not come behind what the new links bring.
-        let (_group, mut ports) = any::group(1, None).map_err(SessionError::from)?;
-        self.exchange.cut(ports.remove(0));
-        let wire = Wire::of_terms(&self.config.terms).map_err(SessionError::from)?;
+        let wire = Wire::of_terms(&self.config.terms)?;
         let windows = self.exchange.windows();
         let of_hub = |hub: usize| windows.received()[self.hubs[hub].cores.start].clone();
         let receive = |hub| Receive::Into(of_hub(hub));
@@ -102,9 +129,16 @@ impl Session {
         self.exchange.relink(port, endpoints, received);
         self.exchange.set_credit(self.credit);
         (self.hubs, self.ways) = (hubs, ways);
-        self.relinks.made(Instant::now());
         let hubs = self.hubs.iter().map(Hub::address);
         membership::say_made(&self.config.job, hubs, &self.ways, &lost.to_string());
         Ok(())
     }
+}
+
+/// Says that links could not be made, and keeps why.
+fn failed_for_now(lost: &ExchangeError, error: impl ToString, why: &mut Option<String>) -> Event {
+    let error = error.to_string();
+    tracing::warn!("{lost}; the links are not made again yet: {error}");
+    *why = Some(error);
+    Event::Failed(Failure::ForNow)
 }

@@ -9,7 +9,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use fabric::{Idle, Port, Until, any};
-use membership::{Hub, Relinks, Way};
+use membership::{Hub, Member, Way};
 use pbox_core::{Content, Element, KeyId, Layout, LevelTerms, Numbers, Round};
 
 use super::compare::Digests;
@@ -17,7 +17,7 @@ use super::config::SessionConfig;
 use super::contents::Pushed;
 use super::credit::{Trial, Tuner};
 use super::error::SessionError;
-use super::hold::{Hold, Returns};
+use super::hold::Returns;
 use super::timeline::Timeline;
 use super::times::{Stopwatch, Times};
 use crate::exchange::{Exchange, Traffic, Windows};
@@ -47,13 +47,12 @@ pub struct Session {
     pub(super) first: Round,
     /// Weights were broadcast, or the optimizer keeps none.
     pub(super) ready: bool,
-    /// Whether it holds out for a hub that it lost.
-    pub(super) hold: Hold,
+    /// Its state as a member, which says what follows from a loss.
+    pub(super) member: Member,
     /// By key: the pushes that are not sent, because other workers have lost their round with a former hub. Empty if no
     /// hub was lost.
     pub(super) skips: Vec<u32>,
     pub(super) returns: Returns,
-    pub(super) relinks: Relinks,
     /// Rounds that the job has lost so far, also before this session: a round of the hub and this together are the same number
     /// for all workers.
     pub(super) lost: u32,

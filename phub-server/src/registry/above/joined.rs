@@ -4,7 +4,7 @@ use std::io::Read;
 use std::time::{Duration, Instant};
 
 use coordinator::{Blame, Change, Compared};
-use membership::{Hub, LetIn, MemberError, Missing};
+use membership::{Hub, MemberError, Missing};
 use pbox_core::control::{
     CheckpointReply, CompareRequest, Late, Latest, LearningRateRequest, Machine, OptimizerRequest,
     ReadyRequest,
@@ -25,8 +25,8 @@ pub(crate) struct JoinedAbove {
     /// How the hubs above place chunks.
     pub placed: Above,
     pub(super) links: LinksAbove,
-    /// Some links are not on shared memory.
-    pub(super) is_moved: bool,
+    /// Whether links may end while both ends live.
+    pub(super) may_break: bool,
     /// Changes with each piece of news.
     pub news: watch::Receiver<()>,
 }
@@ -83,12 +83,7 @@ impl JoinedAbove {
 
     /// Whether links that are lost are made again: the hubs above live, and wait for this hub.
     pub(super) fn may_relink(&self) -> bool {
-        self.is_moved && self.hubs.iter().all(|hub| hub.relinks && hub.end().is_none())
-    }
-
-    /// Has the hubs above let go of lost links. May wait for them.
-    pub(super) fn relink(&self, why: &str) -> Result<Vec<LetIn>, MemberError> {
-        self.hubs.iter().map(|hub| hub.relink(why.to_owned())).collect()
+        self.may_break && membership::wait_for_links(&self.hubs)
     }
 
     /// Why a link that leads up ended, of which this hub saw only `symptom`. A hub above that lives says it soon. May wait

@@ -24,9 +24,9 @@ use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use authority::{Credential, SUMS};
-use fabric::any::{self, Transport};
+use fabric::any;
 use fabric::{PortId, RecvWindow, SendWindow, WindowError};
-use membership::{LOOKUP_LIMIT, LetIn, MemberError, Named, PeerList, Ports, look_up};
+use membership::{LOOKUP_LIMIT, LetIn, MemberError, Named, PeerList, Ports, Way, look_up};
 use pbox_core::control::{JoinRequest, Machine, Mesh, RefusalCode, check_job_name};
 use pbox_core::{Above, Below, JobTerms, LevelTerms, Members, ShardSpec, WindowsBelow, Wire};
 use tokio::sync::watch;
@@ -265,9 +265,8 @@ impl Up {
         let (rung, news) = watch::channel(());
         let bell = Waker::from(Arc::new(Bell(rung)));
         let hubs = hubs.into_iter().zip(cores).map(|(hub, cores)| hub.keep(cores, bell.clone())).collect();
-        // Nothing but a death ends a link on shared memory.
-        let is_moved = paths.iter().any(|way| way.transport != Transport::Shm);
-        let joined = JoinedAbove { hubs, machine: above.machine, placed, links, is_moved, news };
+        let may_break = paths.iter().any(Way::may_break);
+        let joined = JoinedAbove { hubs, machine: above.machine, placed, links, may_break, news };
         Ok(MadeAbove { joined, weights, shards, level, ways })
     }
 }

@@ -7,13 +7,13 @@
 //!     -> the sums that have no answer go up again; a sum that is stepped is answered again
 //! ```
 //!
-//! The workers here wait meanwhile, as for any late hub.
+//! The workers here wait meanwhile, as for any late hub. [`Member`](membership::Member) says what to do when.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use coordinator::{Blame, JobEnded};
-use membership::{Again, PAUSE};
+use coordinator::Blame;
+use membership::{Event, Failure, LetIn, Step};
 use pbox_core::JobId;
 
 use super::JoinedAbove;
@@ -25,26 +25,23 @@ use crate::registry::{Registry, on_thread};
 impl Registry {
     /// A link that leads up ended. The links are made again, or the job fails. If the hub above lives, its news say why.
     pub(crate) fn lost_above(&self, id: JobId, reason: String) {
-        let (above, may) = {
+        let (above, step) = {
             let mut inner = self.lock();
             let stopping = inner.stops();
             let Ok(job) = inner.running(id) else { return };
             let Some(above) = job.above.clone() else { return };
-            if job.relinks_above.are_lost() {
-                return; // the others end, too
-            }
-            let may = !stopping && job.runs() && above.may_relink();
-            if may {
-                job.relinks_above.begin(job.cores.numbers.len());
-            }
-            (above, may)
+            let may_relink = !stopping && job.runs() && above.may_relink();
+            let step = job.relinks_above.link_ended(may_relink, above.hubs.len(), self.up.start_limit);
+            let Some(step) = step else { return };
+            (above, step)
         };
         let registry = self.me.clone();
         self.runtime.spawn(async move {
             let mut symptom = reason;
-            if may && let Some(registry) = registry.upgrade() {
-                match registry.make_links_above(id, &above, &symptom).await {
+            if let Some(registry) = registry.upgrade() {
+                match registry.mend_links_above(id, &above, step, &symptom).await {
                     Ok(()) => return,
+                    Err(why) if why.is_empty() => {}
                     Err(why) => symptom = format!("{symptom}; others could not be made: {why}"),
                 }
             }
@@ -58,69 +55,104 @@ impl Registry {
         });
     }
 
-    /// Makes a job's links to the hubs above again, for as long as these may take to start. An error says why not.
-    async fn make_links_above(&self, id: JobId, above: &Arc<JoinedAbove>, lost: &str) -> Result<(), String> {
-        let until = Instant::now() + self.up.start_limit;
-        loop {
-            let why = match self.try_links_above(id, above, lost, until).await {
-                Ok(()) => return Ok(()),
-                Err(Again::Later(why)) if Instant::now() < until => why,
-                Err(Again::Later(why) | Again::Never(why)) => return Err(why),
-            };
-            tracing::warn!("{lost}; the links to the hubs above are not made again yet: {why}");
-            tokio::time::sleep(PAUSE).await;
-        }
-    }
-
-    async fn try_links_above(
+    /// Carries the steps out by which a job's links to the hubs above are made again. An error says why they are not, or nothing if
+    /// nobody tried.
+    async fn mend_links_above(
         &self,
         id: JobId,
         above: &Arc<JoinedAbove>,
+        mut step: Step,
         lost: &str,
-        until: Instant,
-    ) -> Result<(), Again<String>> {
-        // Asked before the links end that are left: on shared memory, too, their end is no death then.
-        let (asked, why) = (Arc::clone(above), lost.to_owned());
-        let let_in = on_thread("phub-above", move || asked.relink(&why)).await;
-        let let_in = let_in
-            .map_err(|error| Again::Never(error.into()))?
-            .map_err(|error| Again::Never(error.to_string()))?;
-        self.unlink_above(id).await?;
-        let (made, deadline) = (Arc::clone(above), until.min(Instant::now() + self.up.limit));
-        let made = on_thread("phub-above", move || made.links.make(&let_in, deadline)).await;
-        let Linked { ways, paths, .. } = made
-            .map_err(|error| Again::Later(error.into()))?
-            .map_err(|error| Again::Later(error.to_string()))?;
-        let add = |job: &mut Job| {
-            job.relinks_above.end();
-            self.add_above(job, above.links.level, ways);
-            membership::say_made(&job.name, above.addresses().iter().map(String::as_str), &paths, lost);
-        };
-        self.of_job(id, add).map_err(ended)
+    ) -> Result<(), String> {
+        let (mut let_in, mut why) = (Vec::new(), None);
+        loop {
+            let done = match step {
+                Step::Ask(hub) => {
+                    if hub == 0 {
+                        let_in.clear();
+                    }
+                    let asked = self.ask_above(above, hub, lost).await;
+                    asked.map(|hub| let_in.push(hub)).map(|()| Event::Granted)
+                }
+                Step::DropLinks => self.unlink_above(id).await,
+                Step::MakeLinks => {
+                    match self.make_links_above(id, above, std::mem::take(&mut let_in), lost).await {
+                        Ok(()) => return Ok(()),
+                        Err(failed) => Err(failed),
+                    }
+                }
+                Step::Wait(until) => {
+                    tokio::time::sleep_until(until.into()).await;
+                    Ok(Event::TimePassed)
+                }
+                Step::Explain(over) => {
+                    let over = over.map(|over| over.to_string());
+                    return Err(why.into_iter().chain(over).collect::<Vec<_>>().join("; "));
+                }
+                step => unreachable!("{step:?} makes no links"),
+            };
+            let event = done.unwrap_or_else(|(failure, error)| {
+                tracing::warn!("{lost}; the links to the hubs above are not made again yet: {error}");
+                why = Some(error);
+                Event::Failed(failure)
+            });
+            step = self.of_job(id, |job| job.relinks_above.handle(event))?;
+        }
     }
 
-    /// Has all cores drop a job's links to the hubs above. Returns an error if no links are to be made again.
-    async fn unlink_above(&self, id: JobId) -> Result<(), Again<String>> {
+    async fn ask_above(
+        &self,
+        above: &Arc<JoinedAbove>,
+        hub: usize,
+        lost: &str,
+    ) -> Result<LetIn, (Failure, String)> {
+        let (above, lost) = (Arc::clone(above), lost.to_owned());
+        let asked = on_thread("phub-above", move || above.hubs[hub].relink(lost)).await;
+        asked.map_err(for_good)?.map_err(|error| for_good(error.to_string()))
+    }
+
+    /// Has all cores drop a job's links to the hubs above.
+    async fn unlink_above(&self, id: JobId) -> Result<Event, (Failure, String)> {
         let begin = |job: &mut Job| {
-            job.relinks_above.begin(job.cores.numbers.len());
+            job.relinks_above.unlink(job.cores.numbers.len());
             self.command(job, || Command::UnlinkAbove { job: id });
         };
-        self.of_job(id, begin).map_err(ended)?;
+        self.of_job(id, begin).map_err(for_good)?;
         let limit = tokio::time::Instant::now() + self.up.limit;
         loop {
             let freed = self.freed.notified(); // before the look, so that no wake-up is missed
-            let unlinked = self.of_job(id, |job| job.relinks_above.unlinked(self.up.start_limit));
-            if let Some(may_try) = unlinked.map_err(ended)? {
-                return may_try.map_err(Again::Never);
+            if let Some(unlinked) = self.of_job(id, |job| job.relinks_above.unlinked()).map_err(for_good)? {
+                return Ok(unlinked);
             }
             if tokio::time::timeout_at(limit, freed).await.is_err() {
                 let seconds = self.up.limit.as_secs_f64();
-                return Err(Again::Never(format!("a core did not drop the former links in {seconds} s")));
+                return Err(for_good(format!("a core did not drop the former links in {seconds} s")));
             }
         }
     }
+
+    async fn make_links_above(
+        &self,
+        id: JobId,
+        above: &Arc<JoinedAbove>,
+        let_in: Vec<LetIn>,
+        lost: &str,
+    ) -> Result<(), (Failure, String)> {
+        let (made, deadline) = (Arc::clone(above), Instant::now() + self.up.limit.min(self.up.start_limit));
+        let made = on_thread("phub-above", move || made.links.make(&let_in, deadline)).await;
+        let for_now = |error: String| (Failure::ForNow, error);
+        let Linked { ways, paths, .. } =
+            made.map_err(|error| for_now(error.into()))?.map_err(|error| for_now(error.to_string()))?;
+        let add = |job: &mut Job| {
+            // Before a core can say that one of them ended.
+            job.relinks_above.handle(Event::LinksMade);
+            self.add_above(job, above.links.level, ways);
+            membership::say_made(&job.name, above.addresses().iter().map(String::as_str), &paths, lost);
+        };
+        self.of_job(id, add).map_err(for_good)
+    }
 }
 
-fn ended(ended: JobEnded) -> Again<String> {
-    Again::Never(ended.into())
+fn for_good(error: impl Into<String>) -> (Failure, String) {
+    (Failure::ForGood, error.into())
 }

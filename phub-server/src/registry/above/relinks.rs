@@ -1,50 +1,52 @@
-//! The links of a job to the hubs above, while they are lost and made again. Owned by the job.
+//! The links of a job to the hubs above, as the job knows them: whether they are lost, and how many cores have dropped them. Owned by
+//! the job.
 
 use std::time::{Duration, Instant};
 
-use membership::Relinks;
+use membership::{Event, Limits, Member, Step};
 use pbox_core::AnswersAbove;
 
 /// A job's links to the hubs above.
 #[derive(Debug, Default)]
 pub(crate) struct RelinksAbove {
-    /// The cores that have not dropped the former links yet, by number, and the answers that had come by the dropped ones; while links
-    /// are made again.
-    unlinked: Option<(usize, AnswersAbove)>,
-    relinks: Relinks,
+    /// The job as a member at the hubs above, since it first lost a link.
+    member: Option<Member>,
+    /// The cores that have not dropped the former links yet, by number, and the answers that had come by the dropped ones.
+    unlinked: (usize, AnswersAbove),
 }
 
 impl RelinksAbove {
-    /// Whether links are lost, and others are made.
-    pub fn are_lost(&self) -> bool {
-        self.unlinked.is_some()
+    /// Notes that a link ended, of a job that takes part at this number of hubs above, and may make links again for `limit`. Returns
+    /// what is to do; nothing if other links ended before.
+    pub fn link_ended(&mut self, may_relink: bool, hubs: usize, limit: Duration) -> Option<Step> {
+        // The job fails without its hubs, and its workers come back with a new one.
+        let limits = Limits { hubs, links: limit, hub: Duration::ZERO };
+        let member = self.member.get_or_insert_with(|| Member::linked(limits));
+        member.handle(Event::LinkEnded { may_relink }, Instant::now())
+    }
+
+    /// Notes the end of a step. Returns the next one.
+    pub fn handle(&mut self, event: Event) -> Step {
+        let member = self.member.as_mut().expect("it lost a link");
+        member.handle(event, Instant::now()).expect("the end of a step")
     }
 
     /// Notes that this number of cores is to drop its links.
-    pub fn begin(&mut self, cores: usize) {
-        self.unlinked = Some((cores, AnswersAbove::default()));
+    pub fn unlink(&mut self, cores: usize) {
+        self.unlinked = (cores, AnswersAbove::default());
     }
 
     /// Notes that a core has dropped its links.
     pub fn core_unlinked(&mut self, of_core: AnswersAbove) {
-        if let Some((cores, answers)) = &mut self.unlinked {
-            *cores -= 1;
-            answers.came += of_core.came;
-            answers.awaited += of_core.awaited;
-        }
+        let (cores, answers) = &mut self.unlinked;
+        *cores -= 1;
+        answers.came += of_core.came;
+        answers.awaited += of_core.awaited;
     }
 
-    /// Returns whether links may be made again, once all cores have dropped theirs.
-    pub fn unlinked(&mut self, limit: Duration) -> Option<Result<(), String>> {
-        let (0, AnswersAbove { came, awaited }) = self.unlinked? else { return None };
-        let now = Instant::now();
-        self.relinks.lost(now, came, awaited > 0, limit);
-        Some(self.relinks.may_try(now, limit))
-    }
-
-    /// Notes that all links are made again.
-    pub fn end(&mut self) {
-        self.unlinked = None;
-        self.relinks.made(Instant::now());
+    /// Returns the event that all cores have dropped their links, once they have.
+    pub fn unlinked(&self) -> Option<Event> {
+        let (cores, AnswersAbove { came, awaited }) = self.unlinked;
+        (cores == 0).then_some(Event::Dropped { came, is_awaited: awaited > 0 })
     }
 }

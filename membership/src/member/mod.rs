@@ -1,0 +1,382 @@
+//! A member of a job, from its join to its end: its state, and what it does next. The same for a worker and for a hub below others.
+//!
+//! Each state but `Linked` and `Over` has one step under way, which somebody else carries out. Its end is the next event.
+//!
+//! | state | event | next state | step |
+//! | --- | --- | --- | --- |
+//! | `Joining` | it takes part | `CatchingUp` | take in the first weights |
+//! | `CatchingUp` | it has them | `Linked` | go on |
+//! | `Joining`, `CatchingUp` | a link ended | `Explaining` | ask the hubs why |
+//! | `Linked` | a link ended, and the hubs wait for others | `Asking` hub 0 | ask hub 0 for other links |
+//! | `Linked` | a link ended, and the hubs do not wait | `Explaining` | ask the hubs why |
+//! | `Asking` hub k | hub k waits for other links | `Asking` hub k + 1 | ask hub k + 1 |
+//! | `Asking` the last hub | it waits, too | `Dropping` | drop the former links |
+//! | `Dropping` | they are dropped, and answers came in time | `Making` | make other links |
+//! | `Making` | they are made | `Linked` | go on |
+//! | `Asking`, `Dropping`, `Making` | that failed for now | `Pausing` | wait |
+//! | `Pausing` | time passed | `Asking` hub 0 | ask hub 0 for other links |
+//! | all with lost links | that failed for good, or for too long | `Explaining` | ask the hubs why |
+//! | `Explaining`, `Linked` | a hub is lost, and the member waits for hubs | `Telling` | tell the job's other hubs |
+//! | `Explaining`, `Linked` | the membership ended in another way | `Over` | give up |
+//! | `Telling` | they are told | `Rejoining` | join again |
+//! | `Rejoining` | it takes part | `Recovering` | go on from the hub's weights |
+//! | `Recovering` | it has them | `Linked` | go on |
+//! | `Recovering` | a hub is lost again | `Telling`, then `Away` | tell the job's other hubs |
+//! | `Rejoining`, `Recovering` | that failed for now | `Away` | wait |
+//! | `Away` | time passed | `Rejoining` | join again |
+//! | all with a lost hub | that failed for good, or for too long | `Over` | give up |
+//!
+//! Every other event changes nothing: the step under way fails by itself if its hub is gone. A member that leaves needs no state: its
+//! program drops it. Without I/O, clock and threads: time
+//! comes in. Must not know errors, hubs' addresses, or what crosses the links.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+#[cfg(test)]
+mod tests;
+
+/// The pause before the next try: nothing tells when a path is open, or when a program listens.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A member of a job.
+#[derive(Clone, Debug)]
+pub struct Member {
+    limits: Limits,
+    state: State,
+    relinks: u32,
+    /// The time since which an awaited answer has not come, and the number of answers until then.
+    unanswered: Option<(Instant, u64)>,
+}
+
+/// The hubs of a member, and how long it tries after a loss.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The number of the job's hubs.
+    pub hubs: usize,
+    /// The longest time for making links again, and for links that bring no answer.
+    pub links: Duration,
+    /// The longest time for the return of a lost hub. With no time at all its loss ends the membership.
+    pub hub: Duration,
+}
+
+/// Something that happened to a member, or the end of its step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// All hubs let it take part.
+    TakesPart,
+    /// It has the weights with which it begins, or goes on.
+    CaughtUp,
+    /// A link ended.
+    LinkEnded {
+        /// Whether the hubs wait for other links, as far as the news say.
+        may_relink: bool,
+    },
+    /// The hub that was asked for links waits for them.
+    Granted,
+    /// The former links are dropped.
+    Dropped {
+        /// The number of answers that they brought, and the links before them. Bytes will do.
+        came: u64,
+        /// Whether an answer is missing.
+        is_awaited: bool,
+    },
+    /// Other links are made.
+    LinksMade,
+    /// The step failed.
+    Failed(Failure),
+    /// News of a hub, or its answer, end the membership.
+    Ended(End),
+    /// The job's other hubs are told.
+    Told,
+    /// The time is there that a pause lasts to.
+    TimePassed,
+    /// The member's own program waits no longer.
+    CallerGaveUp,
+}
+
+/// How a step failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// Another try may succeed.
+    ForNow,
+    /// No other try will succeed.
+    ForGood,
+    /// A hub of the job was lost meanwhile.
+    HubLost,
+}
+
+/// How a membership ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// A hub of the job is lost, or stops.
+    HubLost,
+    /// The job is over for this member.
+    JobOver,
+}
+
+/// A step of a member, which somebody else carries out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Takes in the weights with which it begins, or goes on.
+    CatchUp,
+    /// Asks the hub of this number for other links.
+    Ask(usize),
+    /// Drops its links. The hubs have been asked before, so that the end of links on shared memory is no death.
+    DropLinks,
+    /// Makes links to all hubs, and sends again what has no answer.
+    MakeLinks,
+    /// Waits until this time, or until its program gives up.
+    Wait(Instant),
+    /// Asks the hubs why a link ended. If it gave up making others, the other members wait for it until it says so.
+    Explain(Option<Over>),
+    /// Tells the job's other hubs that one is lost.
+    TellLoss,
+    /// Joins again at all hubs, as far as they are there before this time.
+    Join(Instant),
+    /// Goes on.
+    GoOn,
+    /// Gives up.
+    GiveUp(Option<Over>),
+}
+
+/// Why a member tries no longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// It tried for this time.
+    Limit(Duration),
+    /// Its links were lost again and again for this time, and brought no answer.
+    NoAnswer(Duration),
+    /// Its own program waits no longer.
+    CallerGaveUp,
+}
+
+/// The state of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Joining,
+    CatchingUp,
+    /// Links lead to all hubs: made again at this time, if they ever were.
+    Linked {
+        made: Option<Instant>,
+    },
+    /// Links are lost since this time, and the hubs live.
+    Unlinked {
+        since: Instant,
+        stage: Relink,
+    },
+    /// A link ended, and nobody knows why yet.
+    Explaining {
+        may_return: bool,
+    },
+    /// A hub is lost since this time.
+    HubLost {
+        since: Instant,
+        stage: Return,
+    },
+    Over,
+}
+
+/// The way to other links.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Relink {
+    Asking { hub: usize },
+    Dropping,
+    Making,
+    Pausing,
+}
+
+/// The way back to a hub.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Return {
+    Telling { again: bool },
+    Rejoining,
+    Recovering,
+    Away,
+}
+
+impl Member {
+    /// A member that joins.
+    pub fn new(limits: Limits) -> Self {
+        Member { limits, state: State::Joining, relinks: 0, unanswered: None }
+    }
+
+    /// A member that takes part.
+    pub fn linked(limits: Limits) -> Self {
+        Member { state: State::Linked { made: None }, ..Member::new(limits) }
+    }
+
+    /// Returns how often links were made again.
+    pub fn relinks(&self) -> u32 {
+        self.relinks
+    }
+
+    /// Whether the loss of a hub would not end the membership now.
+    pub fn waits_for_hubs(&self) -> bool {
+        let may = matches!(
+            self.state,
+            State::Linked { .. } | State::Unlinked { .. } | State::Explaining { may_return: true }
+        );
+        may && !self.limits.hub.is_zero()
+    }
+
+    /// Takes an event in. Returns the next step, or `None` if nothing follows: then the step under way goes on.
+    pub fn handle(&mut self, event: Event, now: Instant) -> Option<Step> {
+        match self.state {
+            State::Joining | State::CatchingUp => self.begin(event),
+            State::Linked { made } => self.lose(made, event, now),
+            State::Unlinked { since, stage } => self.relink(since, stage, event, now),
+            State::Explaining { may_return } => match event {
+                Event::Ended(end) => self.end(end, may_return, now),
+                _ => None,
+            },
+            State::HubLost { since, stage } => self.come_back(since, stage, event, now),
+            State::Over => None,
+        }
+    }
+
+    fn enter(&mut self, state: State, step: Step) -> Option<Step> {
+        self.state = state;
+        Some(step)
+    }
+
+    fn begin(&mut self, event: Event) -> Option<Step> {
+        match (self.state, event) {
+            (State::Joining, Event::TakesPart) => self.enter(State::CatchingUp, Step::CatchUp),
+            (State::CatchingUp, Event::CaughtUp) => self.enter(State::Linked { made: None }, Step::GoOn),
+            (_, Event::LinkEnded { .. }) => {
+                self.enter(State::Explaining { may_return: false }, Step::Explain(None))
+            }
+            (_, Event::Ended(_) | Event::Failed(_) | Event::CallerGaveUp) => {
+                self.enter(State::Over, Step::GiveUp(None))
+            }
+            _ => None,
+        }
+    }
+
+    fn lose(&mut self, made: Option<Instant>, event: Event, now: Instant) -> Option<Step> {
+        match event {
+            Event::LinkEnded { may_relink } if may_relink && !self.limits.links.is_zero() => {
+                // Links that held may wait for an answer: another member may be at its evaluation.
+                if made.is_some_and(|made| is_over(made, self.limits.links, now)) {
+                    self.unanswered = None;
+                }
+                self.ask(now, 0)
+            }
+            Event::LinkEnded { .. } => self.explain(None),
+            Event::Ended(end) => self.end(end, true, now),
+            _ => None,
+        }
+    }
+
+    fn relink(&mut self, since: Instant, stage: Relink, event: Event, now: Instant) -> Option<Step> {
+        match (stage, event) {
+            (Relink::Asking { hub }, Event::Granted) if hub + 1 < self.limits.hubs => {
+                self.ask(since, hub + 1)
+            }
+            (Relink::Asking { .. }, Event::Granted) => {
+                self.enter(State::Unlinked { since, stage: Relink::Dropping }, Step::DropLinks)
+            }
+            (Relink::Dropping, Event::Dropped { came, is_awaited }) => {
+                if !is_awaited || self.unanswered.is_none_or(|(_, before)| came > before) {
+                    self.unanswered = is_awaited.then_some((now, came));
+                }
+                match self.no_answer(now) {
+                    Some(over) => self.explain(Some(over)),
+                    None => self.enter(State::Unlinked { since, stage: Relink::Making }, Step::MakeLinks),
+                }
+            }
+            (Relink::Making, Event::LinksMade) => {
+                self.relinks += 1;
+                self.enter(State::Linked { made: Some(now) }, Step::GoOn)
+            }
+            (Relink::Pausing, Event::TimePassed) => self.ask(since, 0),
+            (Relink::Pausing, Event::CallerGaveUp) => self.explain(Some(Over::CallerGaveUp)),
+            (Relink::Pausing, _) => None,
+            (_, Event::Failed(Failure::ForNow)) => {
+                let limit = self.limits.links;
+                let over = is_over(since, limit, now).then_some(Over::Limit(limit)).or(self.no_answer(now));
+                match over {
+                    Some(over) => self.explain(Some(over)),
+                    None => {
+                        self.enter(State::Unlinked { since, stage: Relink::Pausing }, Step::Wait(now + PAUSE))
+                    }
+                }
+            }
+            (_, Event::Failed(_)) => self.explain(None),
+            _ => None,
+        }
+    }
+
+    fn come_back(&mut self, since: Instant, stage: Return, event: Event, now: Instant) -> Option<Step> {
+        let at = |stage| State::HubLost { since, stage };
+        let limit = self.limits.hub;
+        let again = |member: &mut Self| {
+            if is_over(since, limit, now) {
+                return member.enter(State::Over, Step::GiveUp(Some(Over::Limit(limit))));
+            }
+            member.enter(at(Return::Away), Step::Wait(now + PAUSE))
+        };
+        match (stage, event) {
+            (Return::Telling { again: false }, Event::Told) | (Return::Away, Event::TimePassed) => {
+                self.enter(at(Return::Rejoining), Step::Join(since + limit))
+            }
+            (Return::Telling { again: true }, Event::Told) => again(self),
+            (Return::Rejoining, Event::TakesPart) => self.enter(at(Return::Recovering), Step::CatchUp),
+            (Return::Recovering, Event::CaughtUp) => {
+                // Everything is new at a hub that came back.
+                self.unanswered = None;
+                self.enter(State::Linked { made: None }, Step::GoOn)
+            }
+            (Return::Rejoining | Return::Recovering, Event::Failed(Failure::ForGood)) => {
+                self.enter(State::Over, Step::GiveUp(None))
+            }
+            // It took part: the hubs that live would wait for other links of it.
+            (Return::Recovering, Event::Failed(Failure::HubLost)) => {
+                self.enter(at(Return::Telling { again: true }), Step::TellLoss)
+            }
+            (Return::Rejoining | Return::Recovering, Event::Failed(_)) => again(self),
+            (Return::Away, Event::CallerGaveUp) => {
+                self.enter(State::Over, Step::GiveUp(Some(Over::CallerGaveUp)))
+            }
+            _ => None,
+        }
+    }
+
+    fn ask(&mut self, since: Instant, hub: usize) -> Option<Step> {
+        self.enter(State::Unlinked { since, stage: Relink::Asking { hub } }, Step::Ask(hub))
+    }
+
+    fn explain(&mut self, over: Option<Over>) -> Option<Step> {
+        self.enter(State::Explaining { may_return: true }, Step::Explain(over))
+    }
+
+    fn end(&mut self, end: End, may_return: bool, now: Instant) -> Option<Step> {
+        if end == End::HubLost && may_return && !self.limits.hub.is_zero() {
+            let stage = Return::Telling { again: false };
+            return self.enter(State::HubLost { since: now, stage }, Step::TellLoss);
+        }
+        self.enter(State::Over, Step::GiveUp(None))
+    }
+
+    fn no_answer(&self, now: Instant) -> Option<Over> {
+        let (since, _) = self.unanswered?;
+        is_over(since, self.limits.links, now).then_some(Over::NoAnswer(self.limits.links))
+    }
+}
+
+impl fmt::Display for Over {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Over::Limit(limit) => write!(out, "not within {} s", limit.as_secs_f64()),
+            Over::NoAnswer(limit) => {
+                write!(out, "those before have brought no answer for {} s", limit.as_secs_f64())
+            }
+            Over::CallerGaveUp => out.write_str("its own program waits no longer"),
+        }
+    }
+}
+
+fn is_over(since: Instant, limit: Duration, now: Instant) -> bool {
+    now.saturating_duration_since(since) >= limit
+}

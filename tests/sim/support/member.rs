@@ -1,0 +1,210 @@
+//! The members of a simulated job, each with the machine that a session has. Their requests are lost, late, and made again.
+//!
+//! ```text
+//!   a link is cut -> machine -> ask hub k -- request: late, lost or twice --> job of hub k
+//!                                          <- answer, once its cores have dropped the links: late or lost -
+//!                 -> drop links -> make links, unless no path is open -> go on
+//! ```
+
+use std::time::{Duration, Instant};
+
+use membership::{Event, Failure, Limits, Member, Step};
+use worker_shim::ExchangeError;
+
+use crate::simulated::Simulated;
+use crate::trouble::Dice;
+
+/// The time from one step to the next.
+const TICK: Duration = Duration::from_millis(1);
+/// The time after which a request is made again.
+const RETRY: Duration = Duration::from_millis(30);
+/// The longest time for the tries of a member.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What the network did to the messages of members.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seen {
+    /// The requests and answers that were lost.
+    pub lost: u32,
+    /// The requests that were made again.
+    pub again: u32,
+    /// The requests that came after the member had gone on.
+    pub stale: u32,
+    /// The tries to make links that failed.
+    pub tries: u32,
+}
+
+/// A message between a member and a hub, which comes at a time.
+struct Message {
+    at: Instant,
+    rank: u32,
+    hub: usize,
+    /// The number of the request.
+    request: u64,
+    is_answer: bool,
+}
+
+/// A request that has no answer yet.
+struct Asked {
+    request: u64,
+    hub: usize,
+    again: Instant,
+}
+
+/// A member of the job.
+struct Simulation {
+    machine: Member,
+    asked: Option<Asked>,
+    /// The end of a pause.
+    pause: Option<Instant>,
+}
+
+/// All members of a job.
+pub struct Members {
+    members: Vec<Simulation>,
+    messages: Vec<Message>,
+    /// The requests that wait at a hub until its cores have dropped the links.
+    waiting: Vec<Message>,
+    dice: Dice,
+    now: Instant,
+    requests: u64,
+    pub seen: Seen,
+}
+
+impl Members {
+    /// The members of a job that takes part at this number of hubs.
+    pub fn new(seed: u64, workers: u32, hubs: usize) -> Self {
+        let limits = Limits { hubs, links: LIMIT, hub: LIMIT };
+        let member = |_| Simulation { machine: Member::linked(limits), asked: None, pause: None };
+        Members {
+            members: (0..workers).map(member).collect(),
+            messages: Vec::new(),
+            waiting: Vec::new(),
+            dice: Dice::new(seed),
+            now: Instant::now(),
+            requests: 0,
+            seen: Seen::default(),
+        }
+    }
+
+    /// Whether a member has links, as far as it knows.
+    pub fn has_links(&self, rank: u32) -> bool {
+        let Simulation { asked, pause, .. } = &self.members[rank as usize];
+        asked.is_none() && pause.is_none()
+    }
+
+    /// How often links were made again.
+    pub fn relinks(&self) -> u32 {
+        self.members.iter().map(|member| member.machine.relinks()).sum()
+    }
+
+    /// Tells a member that its link closed.
+    ///
+    /// # Panics
+    /// When the error is another.
+    pub fn closed(&mut self, job: &mut Simulated, rank: u32, error: &ExchangeError) {
+        assert!(matches!(error, ExchangeError::Closed { .. }), "worker {rank}: {error}");
+        self.happens(job, rank, Event::LinkEnded { may_relink: true });
+    }
+
+    /// Everybody works once: the control, the cores, the members that have links, and the messages that are due.
+    pub fn step(&mut self, job: &mut Simulated) {
+        self.now += TICK;
+        job.control().expect("cores take what the control gives them");
+        (0..job.cores.len()).for_each(|core| _ = job.turn_core(core));
+        for rank in 0..self.members.len() as u32 {
+            if self.has_links(rank)
+                && let Err(error) = job.workers[rank as usize].progress()
+            {
+                self.closed(job, rank, &error);
+            }
+            let Simulation { asked, pause, .. } = &mut self.members[rank as usize];
+            if pause.take_if(|until| self.now >= *until).is_some() {
+                self.happens(job, rank, Event::TimePassed);
+            } else if let Some(Asked { request, hub, again }) = asked
+                && self.now >= *again
+            {
+                let (request, hub) = (*request, *hub);
+                *again = self.now + RETRY;
+                self.seen.again += 1;
+                self.send(rank, hub, request, false);
+            }
+        }
+        let now = self.now;
+        for message in self.messages.extract_if(.., |message| message.at <= now).collect::<Vec<_>>() {
+            if message.is_answer {
+                self.answered(job, &message);
+            } else {
+                self.asks(job, message);
+            }
+        }
+        let dropped = |message: &mut Message| job.has_dropped_links(message.rank, message.hub);
+        for message in self.waiting.extract_if(.., dropped).collect::<Vec<_>>() {
+            self.send(message.rank, message.hub, message.request, true);
+        }
+    }
+
+    /// A request comes to its hub, perhaps long after it was made.
+    fn asks(&mut self, job: &mut Simulated, message: Message) {
+        let asked = &self.members[message.rank as usize].asked;
+        if asked.as_ref().is_none_or(|asked| asked.request != message.request) {
+            self.seen.stale += 1;
+        }
+        job.ask_for_links(message.rank, message.hub);
+        self.waiting.push(message);
+    }
+
+    /// An answer comes. Nobody waits for that of a request that was answered before.
+    fn answered(&mut self, job: &mut Simulated, message: &Message) {
+        let asked = &mut self.members[message.rank as usize].asked;
+        if asked.take_if(|asked| asked.request == message.request).is_some() {
+            self.happens(job, message.rank, Event::Granted);
+        }
+    }
+
+    /// Sends a message, which may be lost, or come late.
+    fn send(&mut self, rank: u32, hub: usize, request: u64, is_answer: bool) {
+        if self.dice.below(4) == 0 {
+            self.seen.lost += 1;
+            return;
+        }
+        let at = self.now + TICK * self.dice.below(50) as u32;
+        self.messages.push(Message { at, rank, hub, request, is_answer });
+    }
+
+    /// Tells a member's machine what happened, and carries out what follows.
+    fn happens(&mut self, job: &mut Simulated, rank: u32, event: Event) {
+        let mut next = self.members[rank as usize].machine.handle(event, self.now);
+        while let Some(step) = next {
+            let member = &mut self.members[rank as usize];
+            let done = match step {
+                Step::Ask(hub) => {
+                    assert!(member.asked.is_none(), "worker {rank} asks one hub at a time");
+                    self.requests += 1;
+                    member.asked = Some(Asked { request: self.requests, hub, again: self.now + RETRY });
+                    self.send(rank, hub, self.requests, false);
+                    return;
+                }
+                Step::DropLinks => {
+                    let worker = &job.workers[rank as usize];
+                    let (came, is_awaited) = (worker.traffic().received, worker.first_under_way().is_some());
+                    job.drop_links(rank);
+                    Event::Dropped { came, is_awaited }
+                }
+                // No path is open; or a late request has made a hub drop what it had granted.
+                Step::MakeLinks if self.dice.below(4) == 0 || !job.relink(rank).expect("links are made") => {
+                    self.seen.tries += 1;
+                    Event::Failed(Failure::ForNow)
+                }
+                Step::MakeLinks => Event::LinksMade,
+                Step::Wait(until) => {
+                    member.pause = Some(until);
+                    return;
+                }
+                Step::GoOn => return,
+                step => panic!("worker {rank} makes its links again, and nobody is lost: {step:?}"),
+            };
+            next = self.members[rank as usize].machine.handle(done, self.now);
+        }
+    }
+}
