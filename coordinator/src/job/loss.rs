@@ -15,7 +15,7 @@ use super::{Blame, Cause, Effect, Job};
 
 impl Job {
     /// Loses a member, unless it has left or the job has failed. Returns what follows, in order.
-    pub fn lose(&mut self, rank: u32, cause: Cause, reason: &str) -> Vec<Effect> {
+    pub(crate) fn lose(&mut self, rank: u32, cause: Cause, reason: &str) -> Vec<Effect> {
         let member = self.member(rank).filter(|member| member.standing.is_member() && !self.failed());
         let Some(worker) = member.map(|member| member.worker) else { return Vec::new() };
         let goes_on = self.goes_on() && self.runs();

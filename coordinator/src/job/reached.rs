@@ -12,14 +12,14 @@ impl Job {
     }
 
     /// Notes that a worker of any machine had reached this round when it lost a hub. Machines that step alone have no common round.
-    pub fn machines_have_reached(&mut self, round: Round) {
+    pub(crate) fn machines_have_reached(&mut self, round: Round) {
         if self.terms.level.consistency == Consistency::Bsp {
             self.has_reached(round);
         }
     }
 
     /// Notes that a member of this hub had reached this round when it lost the hub.
-    pub fn worker_has_reached(&mut self, rank: u32, round: Round) {
+    pub(crate) fn worker_has_reached(&mut self, rank: u32, round: Round) {
         if let Some(gathering) = self.gathering_mut() {
             gathering.reached[rank as usize] = Some(round);
         }

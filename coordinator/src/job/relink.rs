@@ -6,10 +6,10 @@ use fabric::any::Transport;
 use pbox_core::Members;
 use pbox_core::control::{Latest, RefusalCode};
 
-use super::member::{Member, Unlinked};
+use super::member::{Member, Standing, Unlinked};
 use super::{Effect, Job, Life};
-use crate::Token;
 use crate::refused::Refused;
+use crate::tokens::Token;
 
 /// How often a hub tells those above it which of its workers is late, and how long they hold its heartbeats.
 pub const TOLD_EVERY: Duration = Duration::from_secs(1);
@@ -32,7 +32,7 @@ impl Job {
     ///
     /// # Errors
     /// When it cannot say so, in words.
-    pub fn heard_of(
+    pub(crate) fn heard_of(
         &mut self,
         rank: u32,
         latest: Option<Latest>,
@@ -70,7 +70,12 @@ impl Job {
     ///
     /// # Errors
     /// When it cannot have new ones.
-    pub fn ask_for_links(&mut self, rank: u32, why: &str, now: Instant) -> Result<Option<Effect>, Refused> {
+    pub(crate) fn ask_for_links(
+        &mut self,
+        rank: u32,
+        why: &str,
+        now: Instant,
+    ) -> Result<Option<Effect>, Refused> {
         if let Life::Failed { reason, .. } = &self.life {
             let why = format!("job {:?} failed: {reason}", self.name);
             return Err(Refused::new(RefusalCode::JobFailed, why));
@@ -97,7 +102,7 @@ impl Job {
     ///
     /// # Errors
     /// When the job has ended.
-    pub fn grant_links(&mut self, rank: u32, token: Token) -> Result<Grant, Refused> {
+    pub(crate) fn grant_links(&mut self, rank: u32, token: Token) -> Result<Grant, Refused> {
         match self.unlinked(rank) {
             Some(unlinked) if unlinked.is_dropped() => {
                 Ok(Grant::Connection { former: unlinked.grant(token) })
@@ -123,13 +128,27 @@ impl Job {
         self.runs() && self.takes_part(rank) && self.member(rank).is_some_and(may)
     }
 
+    /// Returns why a worker is lost if it makes no links in place of those that it has lost.
+    pub fn why_unlinked(&self, rank: u32) -> Option<&str> {
+        match &self.member(rank)?.standing {
+            Standing::Unlinked(unlinked) => Some(&unlinked.why),
+            _ => None,
+        }
+    }
+
+    /// Whether all cores have dropped the links that a worker has lost.
+    pub fn has_dropped(&self, rank: u32) -> bool {
+        let dropped = |member: &Member| matches!(&member.standing, Standing::Unlinked(of) if of.is_dropped());
+        self.member(rank).is_some_and(dropped)
+    }
+
     /// Returns what is known of the lost links of a worker that has no others.
-    pub fn unlinked(&mut self, rank: u32) -> Option<&mut Unlinked> {
+    pub(crate) fn unlinked(&mut self, rank: u32) -> Option<&mut Unlinked> {
         self.standing(rank)?.unlinked()
     }
 
     /// Returns the workers that have no links and do not live: each with why it is lost. There are news of those that may live.
-    pub fn unlinked_dead(&mut self, now: Instant) -> Vec<(u32, String)> {
+    pub(crate) fn unlinked_dead(&mut self, now: Instant) -> Vec<(u32, String)> {
         let (mut dead, mut is_news) = (Vec::new(), false);
         for (rank, member) in (0..).zip(&mut self.members) {
             let Some(Member { standing, heard, .. }) = member else { continue };
@@ -146,7 +165,7 @@ impl Job {
     }
 
     /// Notes that a member's heartbeat ended without an answer. Returns why the member is lost, if its links are.
-    pub fn hangs_up(&mut self, rank: u32) -> Option<String> {
+    pub(crate) fn hangs_up(&mut self, rank: u32) -> Option<String> {
         let member = self.members.get_mut(rank as usize)?.as_mut()?;
         member.hung_up = true;
         member.standing.unlinked().map(|unlinked| unlinked.why.clone())

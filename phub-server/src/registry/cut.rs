@@ -4,8 +4,8 @@
 //! those who wait for the cut are told.
 
 use std::sync::Arc;
-use std::time::Instant;
 
+use coordinator::input::Cut;
 use coordinator::{CutId, Event, JobEnded, Purpose, Step, Stepped};
 use pbox_core::control::{HoldReply, PartState};
 use pbox_core::{JobId, further};
@@ -27,9 +27,8 @@ impl Registry {
     ) -> Result<Came, JobEnded> {
         let came = {
             let mut inner = self.lock();
-            let job = inner.running(id)?;
-            let (cut, effects) = job.cut(purpose, Instant::now());
-            let came = job.wait_for_cuts.wait_for(cut, collects);
+            let (cut, effects) = inner.ask(Cut { job: id, purpose })?;
+            let came = inner.running(id)?.1.wait_for_cuts.wait_for(cut, collects);
             self.carry_out(&mut inner, id, effects);
             came
         };
@@ -126,7 +125,7 @@ impl Registry {
         id: JobId,
         command: impl Fn(Reply<T>) -> Command,
     ) -> Result<Vec<T>, JobEnded> {
-        let asked = self.of_job(id, |job| self.ask_cores(&job.cores.numbers, command))?;
+        let asked = self.of_job(id, |_, job| self.ask_cores(&job.cores.numbers, command))?;
         answers(asked).await
     }
 
@@ -144,7 +143,12 @@ impl Registry {
         cores.iter().map(ask).collect()
     }
 
-    pub(super) fn of_job<T>(&self, id: JobId, look: impl FnOnce(&mut Job) -> T) -> Result<T, JobEnded> {
-        self.lock().running(id).map(look)
+    /// Looks at a job that has not failed.
+    pub(super) fn of_job<T>(
+        &self,
+        id: JobId,
+        look: impl FnOnce(&coordinator::Job, &mut Job) -> T,
+    ) -> Result<T, JobEnded> {
+        self.lock().running(id).map(|(state, job)| look(state, job))
     }
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use coordinator::input::Crossed;
 use pbox_core::{Gauged, JobId, Watched};
 
-use super::Registry;
-use super::job::Job;
+use super::{Both, Registry};
 use crate::cores::{Command, Measured};
 
 /// How long the cores may take to say it: one that hangs has its job described without.
@@ -16,21 +16,23 @@ impl Registry {
     /// Asks the cores how the rounds of running jobs go, unless they have just been asked.
     pub async fn look_at_waits(self: &Arc<Self>) {
         let now = Instant::now();
-        let is_stale = |job: &mut &mut Job| job.runs() && job.rounds.last.is_to_be_asked(now);
-        let jobs: Vec<JobId> =
-            self.lock().jobs_mut().filter_map(|mut job| is_stale(&mut job).then_some(job.id)).collect();
+        let is_stale = |(state, job): Both| state.runs() && job.last_rounds.is_to_be_asked(now);
+        let stale = |both: Both| Some(both.0.id()).filter(|_| is_stale(both));
+        let jobs: Vec<JobId> = self.lock().jobs().filter_map(stale).collect();
         let deadline = tokio::time::Instant::now() + LIMIT;
         for id in jobs {
             let asked = self.ask(id, |reply| Command::Measure { job: id, reply });
             let Ok(Ok(cores)) = tokio::time::timeout_at(deadline, asked).await else { continue };
-            let _ = self.of_job(id, |job| {
-                let (mut all, mut gauges) = (Watched::default(), Gauged::default());
-                for (core, Measured { watched, gauged, crossed }) in cores.into_iter().enumerate() {
-                    (all, gauges) = (all.with(watched), gauges.with(gauged));
-                    crossed.into_iter().for_each(|(rank, crossed)| job.note_crossed(rank, core, crossed));
-                }
-                job.rounds.last.note(all, gauges, Instant::now());
-            });
+            let (mut all, mut gauges, mut links) = (Watched::default(), Gauged::default(), Vec::new());
+            for (core, Measured { watched, gauged, crossed }) in cores.into_iter().enumerate() {
+                (all, gauges) = (all.with(watched), gauges.with(gauged));
+                links.extend(crossed.into_iter().map(|(rank, of)| (rank, core, (of.sent, of.received))));
+            }
+            let mut inner = self.lock();
+            inner.ask(Crossed { job: id, links });
+            if let Ok((_, job)) = inner.running(id) {
+                job.last_rounds.note(all, gauges, Instant::now());
+            }
         }
     }
 }

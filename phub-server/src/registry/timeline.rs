@@ -46,12 +46,8 @@ impl Timeline {
     }
 
     /// A job begins.
-    pub fn begins(&self, job: &Job) {
-        let named = Named {
-            job: job.name.clone(),
-            layout: Arc::clone(job.wire.layout()),
-            workers: job.terms.workers,
-        };
+    pub fn begins(&self, job: &Job, workers: u32) {
+        let named = Named { job: job.name.clone(), layout: Arc::clone(job.wire.layout()), workers };
         let mut jobs = self.jobs();
         jobs.push_back((job.id, named));
         if jobs.len() > JOBS {

@@ -12,18 +12,25 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use coordinator::input::{
+    Arrived, AskForLinks, Attach, Begin, Connect, Cut, Fail, GrantLinks, Happened, HubOf, Lose, Ready,
+    ReleasedByLead,
+};
 use coordinator::{
-    Cause, CutAt, CutId, Effect, Event, Grant, Hubs, Made, Purpose, Secret, Step, Stepped, Token, Tokens,
+    Blame, Cause, CutAt, CutId, Effect, Event, Hub, Join, LateLimits, Made, MemberOf, Purpose, Quotas,
+    Secret, Settings, Step, Stepped, Token,
 };
 use fabric::any::Transport;
 use fabric::{RecvWindow, SpanError, Spans, sim};
-use pbox_core::control::{ArrivedRequest, ReleaseRequest};
+use pbox_core::control::{ArrivedRequest, JoinRequest, Pass, ReleaseRequest};
 use pbox_core::{Core, JobId, JobTerms, LevelTerms, Notice, Numbers, NumbersByRound, Occasion, Round, Share};
 
 use crate::hubs::Letter;
 
 /// The last lines of a story are those that matter.
 const TOLD: usize = 60;
+/// The secret of the job.
+const SECRET: Secret = Secret([7; 16]);
 /// The time from one step to the next.
 const TICK: Duration = Duration::from_millis(1);
 
@@ -72,8 +79,10 @@ impl fmt::Display for Command {
 
 /// The control of a job at a hub.
 pub struct Control {
-    /// The job.
-    pub job: coordinator::Job,
+    /// The hub, which has the job alone.
+    hub: Hub,
+    id: JobId,
+    name: String,
     /// What each core has been told, and has not done yet.
     commands: Vec<VecDeque<Command>>,
     /// What the cores have done, and the job has not been told yet.
@@ -97,7 +106,6 @@ pub struct Control {
     now: Instant,
     /// Whether one seed is replayed, which prints the story as it goes.
     is_told_aloud: bool,
-    tokens: Tokens,
     given: u128,
     story: VecDeque<String>,
 }
@@ -105,7 +113,7 @@ pub struct Control {
 impl Drop for Control {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("the last of what happened to {}:", self.job.name);
+            eprintln!("the last of what happened to {}:", self.name);
             self.story.iter().for_each(|line| eprintln!("  {line}"));
         }
     }
@@ -120,11 +128,29 @@ impl Control {
         cores: usize,
         is_below: bool,
     ) -> Self {
-        let hubs = Hubs::new(share, Vec::new(), Secret([7; 16]), Round(0), Vec::new());
-        let from = (Round(0), NumbersByRound::new(Numbers::new(terms.optimizer)));
-        let (made, now) = (Made { cores, is_below, ..Made::default() }, Instant::now());
+        let late = LateLimits { warning: Duration::MAX, limit: None };
+        let mut hub = Hub::new(Settings { jobs_limit: 1, quotas: Quotas::default(), late });
+        let (id, name) = named;
+        let begin = Begin {
+            job: id,
+            name: name.clone(),
+            terms: Arc::clone(terms),
+            made: Made { cores, is_below, ..Made::default() },
+            hub: HubOf {
+                share,
+                pieces: Vec::new(),
+                secret: SECRET,
+                first_round: Round(0),
+                files: Vec::new(),
+            },
+            from: (Round(0), NumbersByRound::new(Numbers::new(terms.optimizer))),
+        };
+        let now = Instant::now();
+        hub.ask(begin, now);
         Control {
-            job: coordinator::Job::new(named, Arc::clone(terms), made, hubs, from, now),
+            hub,
+            id,
+            name,
             commands: (0..cores).map(|_| VecDeque::new()).collect(),
             reports: VecDeque::new(),
             answers: (0, None),
@@ -137,16 +163,28 @@ impl Control {
             failed: None,
             now,
             is_told_aloud: std::env::var_os("PHUB_SIM_SEED").is_some(),
-            tokens: Tokens::default(),
             given: 0,
             story: VecDeque::new(),
         }
     }
 
+    /// Returns the job.
+    pub fn job(&self) -> &coordinator::Job {
+        self.hub.job(self.id).expect("no job ends here")
+    }
+
+    fn ask<R: coordinator::Request>(&mut self, request: R) -> R::Answer {
+        self.hub.ask(request, self.now)
+    }
+
+    fn member(&self, rank: u32) -> MemberOf {
+        MemberOf { job: self.id, rank }
+    }
+
     /// Adds a line to the story.
     pub fn tell(&mut self, line: String) {
         if self.is_told_aloud {
-            eprintln!("{}, hub {}: {line}", self.job.name, self.job.hubs.share.hub);
+            eprintln!("{}, hub {}: {line}", self.name, self.job().hubs().share.hub);
         }
         if self.story.len() == TOLD {
             self.story.pop_front();
@@ -154,12 +192,10 @@ impl Control {
         self.story.push_back(line);
     }
 
-    /// Gives a worker a new token.
-    fn token(&mut self, rank: u32) -> Token {
+    /// Returns a new token.
+    fn token(&mut self) -> Token {
         self.given += 1;
-        let token = self.given.to_be_bytes();
-        self.tokens.give(token, (self.job.id, rank));
-        token
+        Token(self.given.to_be_bytes())
     }
 
     /// Lets a member join, and connects it. Its links come by [`add`](Self::add).
@@ -169,18 +205,24 @@ impl Control {
 
     /// The same of a worker that is named at several hubs.
     pub fn join_as(&mut self, rank: u32, worker: u64) {
-        assert!(self.job.member(rank).is_none(), "rank {rank} is taken");
-        self.tell(format!("{} joins", self.job.spoken(rank)));
-        let token = self.token(rank);
-        self.job.add_member(rank, worker, true, None, self.now);
+        assert!(self.job().member(rank).is_none(), "rank {rank} is taken");
+        self.tell(format!("{} joins", self.job().spoken(rank)));
+        let token = self.token();
+        let request = JoinRequest { relinks: true, ..JoinRequest::new(rank, (**self.job().terms()).clone()) };
+        let pass = Pass { secret: SECRET.show(), worker, first_round: Round(0), checkpoints: false };
+        let share = self.job().hubs().share;
+        let (hub, lead) = ((share.hub, share.hubs), Some(("hub 0".to_owned(), Some(pass))));
+        let join = Join { hub, lead, ..Join::new(&self.name, &request, token) };
+        self.ask(join).expect("its rank is free");
         self.connect(rank, token);
     }
 
     fn connect(&mut self, rank: u32, token: Token) {
-        assert_eq!(self.tokens.owner(token), Ok((self.job.id, rank)), "a new token serves its member");
-        self.job.connect(rank, token).expect("a new token is good for a connection");
-        assert!(self.job.connect(rank, token).is_err(), "a token is good for one connection");
-        self.job.members[rank as usize].as_mut().expect("it has joined").transport = Some(Transport::Tcp);
+        assert_eq!(self.hub.tokens().owner(token), Ok((self.id, rank)), "a new token serves its member");
+        let member = self.member(rank);
+        self.ask(Connect { member, token }).expect("a new token is good for a connection");
+        assert!(self.ask(Connect { member, token }).is_err(), "a token is good for one connection");
+        self.ask(Attach { member, transport: Transport::Tcp.to_string(), nics: Vec::new() });
     }
 
     /// Gives a core a worker's link.
@@ -229,15 +271,15 @@ impl Control {
 
     /// Notes that all members of a hub below are there. Returns the round that it takes part from, if it does.
     pub fn ready(&mut self, rank: u32) -> Option<Round> {
-        let arrival = self.job.ready(rank);
-        let effects = self.job.follows(arrival, self.now);
+        let ready = Ready { member: self.member(rank), reached: None };
+        let effects = self.ask(ready).expect("it has reached no round");
         self.carry_out_all(effects);
         self.first_round(rank)
     }
 
     /// Returns the round that a member takes part from, if it does.
     pub fn first_round(&self, rank: u32) -> Option<Round> {
-        let member = self.job.news.now().members.iter().find(|member| member.rank == rank)?;
+        let member = self.job().news().members.iter().find(|member| member.rank == rank)?;
         Some(member.from)
     }
 
@@ -248,52 +290,54 @@ impl Control {
 
     /// A member that lives gives its links up, and asks for others.
     pub fn unlink(&mut self, rank: u32) {
-        let lost = self.job.ask_for_links(rank, "it says so", self.now).expect("it takes part, and lives");
-        lost.into_iter().for_each(|effect| self.carry_out(effect));
-        self.check();
+        let asks = AskForLinks { member: self.member(rank), why: "it says so".to_owned() };
+        let lost = self.ask(asks).expect("it takes part, and lives");
+        self.carry_out_all(lost);
     }
 
     /// A member that has asked for links connects, if all cores have dropped the former links. Returns whether it does.
     pub fn relink(&mut self, rank: u32) -> bool {
-        let token = self.token(rank);
-        let granted = self.job.grant_links(rank, token).expect("the job goes on");
-        let Grant::Connection { former } = granted else {
-            self.tokens.withdraw(token);
-            return false;
-        };
-        former.into_iter().for_each(|former| self.tokens.withdraw(former));
-        self.connect(rank, token);
-        self.tell(format!("{} makes its links again", self.job.spoken(rank)));
-        true
+        let (member, token) = (self.member(rank), self.token());
+        let is_granted = self.ask(GrantLinks { member, token }).expect("the job goes on");
+        if is_granted {
+            self.connect(rank, token);
+            self.tell(format!("{} makes its links again", self.job().spoken(rank)));
+        }
+        is_granted
     }
 
     /// Whether all cores have dropped the links of a worker that has asked for others.
-    pub fn has_dropped(&mut self, rank: u32) -> bool {
-        self.job.unlinked(rank).is_some_and(|unlinked| unlinked.is_dropped())
+    pub fn has_dropped(&self, rank: u32) -> bool {
+        self.job().has_dropped(rank)
     }
 
     /// Loses a member.
     pub fn lose(&mut self, rank: u32, reason: &str) {
-        let effects = self.job.lose(rank, Cause::Other, reason);
+        let lose = Lose { member: self.member(rank), cause: Cause::Other, reason: reason.to_owned() };
+        let effects = self.ask(lose);
         self.carry_out_all(effects);
     }
 
     /// Cuts the job for a snapshot at all hubs, which hub 0 leads.
     pub fn snapshot(&mut self) {
-        let (_, effects) = self.job.cut(Purpose::Snapshot(CutAt::AllHubs), self.now);
+        let (_, effects) = self.cut(Purpose::Snapshot(CutAt::AllHubs));
         self.carry_out_all(effects);
+    }
+
+    fn cut(&mut self, purpose: Purpose) -> (CutId, Vec<Effect>) {
+        self.ask(Cut { job: self.id, purpose }).expect("the job goes on")
     }
 
     /// Cuts the job for hub 0.
     pub fn follow(&mut self, of_lead: CutId, purpose: Purpose) {
-        let (cut, effects) = self.job.cut(purpose, self.now);
+        let (cut, effects) = self.cut(purpose);
         self.follows.insert(cut, (of_lead, false));
         self.carry_out_all(effects);
     }
 
     /// Ends a cut that hub 0 leads.
     pub fn released_by_lead(&mut self, of_lead: CutId, request: ReleaseRequest) {
-        match self.job.released_by_lead(request) {
+        match self.ask(ReleasedByLead { job: self.id, request }).expect("the job goes on") {
             Ok((cut, effects)) => {
                 self.follows.insert(cut, (of_lead, true));
                 self.carry_out_all(effects);
@@ -305,7 +349,8 @@ impl Control {
     /// Notes, as hub 0, that a hub has all links of a newcomer.
     pub fn arrived(&mut self, request: &ArrivedRequest) {
         if self.failed.is_none() {
-            let effects = self.job.arrived_at(request.hub, request.worker, self.now);
+            let arrived = Arrived { job: self.id, hub: request.hub, worker: request.worker };
+            let effects = self.ask(arrived).expect("the job goes on");
             self.carry_out_all(effects);
         }
     }
@@ -341,7 +386,7 @@ impl Control {
     ) -> Result<(), SpanError> {
         let (Some(command), Some(core)) = (self.commands[place].pop_front(), core) else { return Ok(()) };
         self.tell(format!("core {place} {command}"));
-        let (job, heard) = (self.job.id, notices.len());
+        let (job, heard) = (self.id, notices.len());
         let done = match command {
             Command::Add { rank, gradients, own, link } => {
                 drop(core.add_worker(job, rank, gradients, own, *link)?);
@@ -411,10 +456,8 @@ impl Control {
         self.now += TICK;
         let Some(event) = self.reports.pop_front() else { return false };
         self.tell(format!("{event:?}"));
-        let effects = self.job.handle(event, self.now);
-        effects.into_iter().for_each(|effect| self.carry_out(effect));
-        self.job.news.take();
-        self.check();
+        let effects = self.ask(Happened { job: self.id, event });
+        self.carry_out_all(effects);
         true
     }
 
@@ -483,14 +526,10 @@ impl Control {
                     ranks.iter().filter_map(|&rank| Some((rank, self.first_round(rank)?))).collect();
                 self.begun.extend(began);
             }
-            Effect::DropLinks(rank, token) => {
-                token.into_iter().for_each(|token| self.tokens.withdraw(token));
-                self.command(|| Command::Unlink(rank));
-            }
+            Effect::DropLinks(rank, _) => self.command(|| Command::Unlink(rank)),
             Effect::RemoveWorker(rank) => self.command(|| Command::Remove(rank)),
-            Effect::Forget(rank, why) => self.tokens.lost((self.job.id, rank), &why, self.now),
             Effect::Fail(reason, _) => self.fails(reason),
-            Effect::Relinked(_) | Effect::Lost { .. } | Effect::Wake => {}
+            Effect::Relinked(_) | Effect::Lost { .. } | Effect::Forget(..) | Effect::Wake => {}
             effect => panic!("no simulated job has such an effect: {effect:?}"),
         }
     }
@@ -499,9 +538,10 @@ impl Control {
         if self.failed.is_some() {
             return;
         }
-        let effects = self.job.fail(&reason, false, self.now);
+        let fail = Fail { job: self.id, reason: reason.clone(), blame: Blame::Job, saves: None };
+        let failed = self.ask(fail).expect("it has not failed before");
         self.failed = Some(reason);
-        effects.into_iter().for_each(|effect| self.carry_out(effect));
+        failed.effects.into_iter().for_each(|effect| self.carry_out(effect));
     }
 
     /// Checks what must always be true.
@@ -509,11 +549,11 @@ impl Control {
         if self.failed.is_some() {
             return;
         }
-        let members = &self.job.news.now().members;
-        for rank in 0..self.job.terms.workers {
+        let members = &self.job().news().members;
+        for rank in 0..self.job().terms().workers {
             let owners = members.iter().filter(|member| member.rank == rank).count();
             assert!(owners <= 1, "rank {rank} has one owner");
-            match self.job.member(rank) {
+            match self.job().member(rank) {
                 None => {
                     assert_eq!(owners, 0, "rank {rank} is free, and no round waits for it");
                     let is_of_rank = |command: &Command| match command {
@@ -528,11 +568,11 @@ impl Control {
                     );
                 }
                 Some(member) => {
-                    let waits = member.standing.waits_for_cut(self.commands.len()) && !self.job.gathers();
+                    let waits = member.standing.waits_for_cut(self.commands.len()) && !self.job().gathers();
                     // Of several hubs, the newcomer may not be at all of them yet.
-                    let waits = waits && self.job.hubs.share.is_whole();
+                    let waits = waits && self.job().hubs().share.is_whole();
                     assert!(!waits || self.is_busy(), "worker {rank} waits for a cut, and there is none");
-                    assert!(owners == 1 || !self.job.takes_part(rank), "worker {rank} takes part");
+                    assert!(owners == 1 || !self.job().takes_part(rank), "worker {rank} takes part");
                 }
             }
         }

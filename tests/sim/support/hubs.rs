@@ -62,12 +62,12 @@ impl Hubs {
 
     /// Whether a rank is free at all hubs.
     pub fn is_free(&self, rank: u32) -> bool {
-        self.hubs.iter().all(|hub| hub.job.member(rank).is_none())
+        self.hubs.iter().all(|hub| hub.job().member(rank).is_none())
     }
 
     /// Whether a worker takes part at all hubs.
     pub fn takes_part(&self, rank: u32) -> bool {
-        self.hubs.iter().all(|hub| hub.job.takes_part(rank))
+        self.hubs.iter().all(|hub| hub.job().takes_part(rank))
     }
 
     /// A worker that has asked all hubs for links connects, if all cores have dropped the former links. Returns whether it does.
@@ -149,7 +149,7 @@ impl Hubs {
             }
             Letter::Arrived(request) => hub.arrived(&request),
             Letter::Lost(worker, reason) => {
-                if let Some(rank) = hub.job.rank(worker) {
+                if let Some(rank) = hub.job().rank(worker) {
                     hub.lose(rank, &reason);
                 }
             }

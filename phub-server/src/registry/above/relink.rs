@@ -27,13 +27,13 @@ impl Registry {
     pub(crate) fn lost_above(&self, id: JobId, reason: String) {
         let (above, may) = {
             let mut inner = self.lock();
-            let stopping = inner.stops();
-            let Ok(job) = inner.running(id) else { return };
+            let stopping = inner.hub().stops();
+            let Ok((state, job)) = inner.running(id) else { return };
             let Some(above) = job.above.clone() else { return };
             if job.relinks_above.are_lost() {
                 return; // the others end, too
             }
-            let may = !stopping && job.runs() && above.may_relink();
+            let may = !stopping && state.runs() && above.may_relink();
             if may {
                 job.relinks_above.begin(job.cores.numbers.len());
             }
@@ -91,7 +91,7 @@ impl Registry {
         let Linked { ways, paths, .. } = made
             .map_err(|error| Again::Later(error.into()))?
             .map_err(|error| Again::Later(error.to_string()))?;
-        let add = |job: &mut Job| {
+        let add = |_: &coordinator::Job, job: &mut Job| {
             job.relinks_above.end();
             self.add_above(job, above.links.level, ways);
             membership::say_made(&job.name, above.addresses().iter().map(String::as_str), &paths, lost);
@@ -101,7 +101,7 @@ impl Registry {
 
     /// Has all cores drop a job's links to the hubs above. Returns an error if no links are to be made again.
     async fn unlink_above(&self, id: JobId) -> Result<(), Again<String>> {
-        let begin = |job: &mut Job| {
+        let begin = |_: &coordinator::Job, job: &mut Job| {
             job.relinks_above.begin(job.cores.numbers.len());
             self.command(job, || Command::UnlinkAbove { job: id });
         };
@@ -109,7 +109,7 @@ impl Registry {
         let limit = tokio::time::Instant::now() + self.up.limit;
         loop {
             let freed = self.freed.notified(); // before the look, so that no wake-up is missed
-            let unlinked = self.of_job(id, |job| job.relinks_above.unlinked(self.up.start_limit));
+            let unlinked = self.of_job(id, |_, job| job.relinks_above.unlinked(self.up.start_limit));
             if let Some(may_try) = unlinked.map_err(ended)? {
                 return may_try.map_err(Again::Never);
             }

@@ -44,9 +44,9 @@ impl Registry {
     /// hub's part before its own round. Nothing where this hub has no part.
     pub async fn state(self: &Arc<Self>, name: &str) -> Result<Option<Sent>, Refusal> {
         let conflict = |why: String| RefusalCode::NoState.because(format!("job {name:?}: {why}"));
-        let id = self.lock().id(name)?;
-        let can_have = self.of_job(id, |job| {
-            let (share, optimizer) = (job.hubs.share, &job.terms.optimizer);
+        let id = self.lock().hub().id(name)?;
+        let can_have = self.of_job(id, |state, job| {
+            let (share, optimizer) = (state.hubs().share, &state.terms().optimizer);
             if let Some(above) = &job.above {
                 return Err(format!(
                     "its state is not at this hub but at those above: get it as that of job {:?} from {}",
@@ -61,7 +61,7 @@ impl Registry {
                 ));
             }
             check_keys(job.wire.layout().keys(), optimizer).map_err(|error| error.to_string())?;
-            Ok((share, !job.hubs.pieces.is_empty()))
+            Ok((share, !state.hubs().pieces.is_empty()))
         });
         let (share, has_part) = can_have?.map_err(conflict)?;
         if !has_part {
@@ -69,7 +69,7 @@ impl Registry {
         }
         // No cut over several hubs: the client compares the rounds of their parts.
         let at = if share.is_whole() { CutAt::AllHubs } else { CutAt::ThisHub };
-        let reading = self.of_job(id, |job| Arc::clone(&job.checkpoints.reading))?;
+        let reading = self.of_job(id, |_, job| Arc::clone(&job.checkpoints.reading))?;
         let turn = tokio::time::timeout(ROUND_LIMIT, reading.lock_owned()).await;
         let turn =
             turn.map_err(|_| conflict("another client reads its state, try again later".to_owned()))?;
