@@ -123,7 +123,7 @@ impl Job {
     }
 
     /// Whether the job has failed, and its last state is being saved.
-    pub fn is_being_saved(&self) -> bool {
+    pub(crate) fn is_being_saved(&self) -> bool {
         self.last.is_some()
     }
 

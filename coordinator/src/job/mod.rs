@@ -1,25 +1,27 @@
 //! A job: its terms, its members, and the news that its workers wait for.
 //!
-//! Plain state: decides nothing about cores and connections. `life` has the states of a job, `member` those of a member; `arriving`
-//! has how members come to take part, `cut` how the job is stopped for that, `late` who of them holds rounds up, `leaving` and
-//! `loss` how they and the job end, `last` how its last state is saved then, `relink` how they make links again, `offered` the state
-//! that rank 0 brings, `reached` how far members were before they lost their hub.
+//! Plain state: decides nothing about cores and connections.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | here | what a job is, and looks at it |
+//! | `life` | has the states of a job |
+//! | `members` | has its members: how they come, live, are late, and go |
+//! | `cut` | stops the job between two rounds |
+//! | `event` | takes in what comes by itself, and says what follows |
+//! | `offered` | has the state that rank 0 brings |
+//! | `numbers` | has the numbers of the optimizer |
+//! | `last` | has the last state saved |
+//! | `news` | has the news that members hear |
 
-mod arriving;
 mod cut;
 mod event;
 mod last;
-mod late;
-mod leaving;
 mod life;
-mod loss;
-mod member;
+mod members;
 mod news;
 mod numbers;
 mod offered;
-mod reached;
-mod relink;
-mod seen;
 #[cfg(test)]
 mod tests;
 
@@ -31,19 +33,15 @@ use pbox_core::control::{HeartbeatReply, Member as Taking, MemberReply, Mesh, Re
 use pbox_core::{JobId, JobTerms, Members, NumbersByRound, OnLoss, Piece, Round};
 use serde::{Deserialize, Serialize};
 
-pub use arriving::Arrival;
 use cut::Cuts;
 pub use cut::{CutAt, CutId, NotCut, NotReleased, Purpose, Step, Stepped};
 pub use event::{Blame, Cause, Effect, Event};
 use last::Last;
 pub use last::{LastStep, LastStepped, Saved, Saves};
-pub use late::LateLimits;
-pub use leaving::Leave;
 use life::{Gathering, Life};
-pub use member::{Member, Standing};
+pub use members::{Arrival, Grant, LateLimits, Leave, Member, Standing, TOLD_EVERY};
 pub use news::News;
 pub use numbers::Change;
-pub use relink::{Grant, TOLD_EVERY};
 
 use crate::asker::Asker;
 use crate::digests::Digests;
@@ -285,13 +283,8 @@ impl Job {
         }
     }
 
-    /// Says where a member joined from, for the log.
-    pub fn place(&self, rank: u32) -> Option<String> {
-        self.member(rank)?.from.as_ref().map(Asker::to_string)
-    }
-
     /// Returns what names a rank's worker at all hubs of the job.
-    pub fn worker(&self, rank: u32) -> Option<u64> {
+    pub(crate) fn worker(&self, rank: u32) -> Option<u64> {
         self.members[rank as usize].as_ref().map(|member| member.worker)
     }
 

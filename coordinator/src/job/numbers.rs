@@ -38,7 +38,7 @@ impl Job {
     ///
     /// # Errors
     /// When the job cannot have them, in words.
-    pub fn changed(&self, change: &Change, from: Round, reset: &[KeyId]) -> Result<Numbers, String> {
+    pub(crate) fn changed(&self, change: &Change, from: Round, reset: &[KeyId]) -> Result<Numbers, String> {
         let numbers = change.after(self.numbers.at(from));
         self.terms.check_numbers(&numbers).map_err(|error| error.to_string())?;
         check_room(&self.numbers, self.terms.keys.len())?;

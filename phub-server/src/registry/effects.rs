@@ -7,10 +7,10 @@ use coordinator::{Blame, Effect, Event};
 use pbox_core::JobId;
 
 use super::hubs::held_too_long;
-use super::late::say_held_up;
-use super::loss::say_lost;
 use super::{Inner, Registry};
 use crate::cores::{Command, Report};
+use crate::registry::members::loss::say_lost;
+use crate::registry::rounds::late::say_held_up;
 
 impl Registry {
     /// Takes a report of a core thread.

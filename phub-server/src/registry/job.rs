@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use super::above::{JoinedAbove, RelinksAbove};
 use super::hubs::Peers;
 use super::saved::collected::Checkpoints;
-use super::waits::{WaitForCuts, WaitForLast};
+use crate::registry::rounds::waits::{WaitForCuts, WaitForLast};
 
 /// The hub's cores that own a job's chunks.
 #[derive(Debug)]

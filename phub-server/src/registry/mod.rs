@@ -7,55 +7,36 @@
 //! | `effects` | takes reports of cores, and carries out what follows from events |
 //! | `inner` | what is under the lock: the coordinator, and what this hub has of each job |
 //! | `job` | what this hub has of one job beside the coordinator |
-//! | `join` | lets workers in |
-//! | `leave` | lets workers go, ends jobs |
 //! | `make` | makes a job for its first worker |
-//! | `numbers` | changes an optimizer's numbers |
+//! | `members` | lets workers in and go, loses them, waits for their links |
+//! | `rounds` | stops rounds, looks at them, changes what they step with |
 //! | `refusal` | why a request is refused |
-//! | `late` | looks whether rounds go on |
-//! | `pace` | asks the cores how fast rounds go, and who is late in them |
 //! | `promises` | the memory of this process |
-//! | `loss` | loses workers, fails jobs |
-//! | `compare` | compares the workers' weights |
 //! | `describe` | says what the hub is and has done |
 //! | `recorder` | writes down what the coordinator is asked |
 //! | `thread` | a thread for work that waits |
-//! | `timeline` | a timeline of the last rounds |
 //! | `operate` | stops jobs and the hub for its operator |
-//! | `links` | the NICs of the members' links |
-//! | `relink` | waits for workers that make their links again |
-//! | `cut` | stops a running job between two rounds |
 //! | `saved` | a job's state: brought, taken, saved, sent |
 //! | `above` | a job whose sums go up to other hubs |
 //! | `hubs` | a job over several hubs: what this one asks, what it answers, what they agree on |
 
 mod above;
-mod compare;
-mod cut;
 mod describe;
 mod effects;
 mod hubs;
 mod inner;
 mod job;
-mod join;
-mod late;
-mod leave;
-mod links;
-mod loss;
 mod make;
-mod numbers;
+mod members;
 mod operate;
-mod pace;
 mod promises;
 mod recorder;
 mod refusal;
-mod relink;
+mod rounds;
 mod saved;
 #[cfg(test)]
 mod test_bed;
 mod thread;
-mod timeline;
-mod waits;
 
 use std::convert::Infallible;
 use std::num::NonZeroU32;
@@ -83,9 +64,9 @@ pub(crate) use above::{HubsAbove, Up};
 pub(crate) use coordinator::STOPS;
 pub(crate) use recorder::Recorder;
 pub(crate) use refusal::{Because, Refusal};
+pub(crate) use rounds::timeline::Timeline;
 pub(crate) use saved::Sent;
 pub(crate) use thread::{NoThread, on_thread};
-pub(crate) use timeline::Timeline;
 
 /// The lock, held. What a job's members have not heard yet is published when it is given back.
 struct Locked<'a>(MutexGuard<'a, Inner>);

@@ -308,7 +308,7 @@ impl Control {
 
     /// Whether all cores have dropped the links of a worker that has asked for others.
     pub fn has_dropped(&self, rank: u32) -> bool {
-        self.job().has_dropped(rank)
+        self.job().member(rank).is_some_and(|member| member.standing.has_dropped())
     }
 
     /// Loses a member.

@@ -133,7 +133,7 @@ impl Bed {
     }
 
     fn is_unlinked(&self) -> bool {
-        self.of_job(|job| job.why_unlinked(1).is_some())
+        self.of_job(|job| job.member(1).is_some_and(|member| member.standing.why_unlinked().is_some()))
     }
 
     fn is_free(&self, rank: u32) -> bool {
@@ -237,7 +237,7 @@ fn a_failed_job_stays_failed_for_the_first_reason() {
     bed.registry.report(Report::WorkerGone { job, rank, reason: "it died".into(), by_itself: true });
     let mut inner = bed.registry.lock();
     let (state, own) = inner.job(job).unwrap();
-    assert_eq!(state.state(), JobState::Failed { reason: "the first".into(), hub_stops: false });
+    assert_eq!(state.news().state, JobState::Failed { reason: "the first".into(), hub_stops: false });
     assert!(own.weights.is_none());
     drop(inner);
     assert!(!bed.ask(Offer { job, steps: vec![] }).unwrap() && bed.ask(Comes { job }).is_none());

@@ -20,7 +20,7 @@ use super::collected::DISK_LIMIT;
 use crate::cores::Command;
 use crate::registry::hubs::Peers;
 use crate::registry::job::Job;
-use crate::registry::waits::answers;
+use crate::registry::rounds::waits::answers;
 use crate::registry::{Registry, on_thread};
 
 impl Registry {

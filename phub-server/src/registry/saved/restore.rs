@@ -21,7 +21,7 @@ use serde_json::Value;
 use crate::checkpoint::{CheckpointError, CheckpointStore, Loaded, PartOf};
 use crate::client::Address;
 use crate::registry::hubs::Peers;
-use crate::registry::join::new_token;
+use crate::registry::members::join::new_token;
 use crate::registry::{Because, Refusal, Registry};
 
 /// How a job over several hubs begins.

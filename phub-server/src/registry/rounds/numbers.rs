@@ -15,9 +15,9 @@ use coordinator::input::{ChangeNumbers, ForgetNumbers};
 use pbox_core::control::{LearningRateRequest, OptimizerRequest};
 use pbox_core::{KeyId, Numbers, Round};
 
-use super::waits::answers;
-use super::{Refusal, Registry, on_thread};
 use crate::cores::Command;
+use crate::registry::rounds::waits::answers;
+use crate::registry::{Refusal, Registry, on_thread};
 
 impl Registry {
     /// How many keys a job has; 0 for a job that is not here.

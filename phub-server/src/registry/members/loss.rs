@@ -5,17 +5,17 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use coordinator::input::{Fail, Forgotten, Lose, StoodStill, Stop, Sweep, TellAbove, Told, ToldAbove};
-use coordinator::{Blame, Cause, Event, MemberOf};
+use coordinator::{Blame, Cause, Event, Member, MemberOf};
 use pbox_core::{Discarded, JobId, Wire};
 
-use super::above::JoinedAbove;
-use super::{Inner, Registry};
 use crate::alarm::guarded;
 use crate::cores::Command;
+use crate::registry::above::JoinedAbove;
+use crate::registry::{Inner, Registry};
 
 impl Registry {
     /// A worker is lost: its job fails, or goes on without it, if the job's terms say so and another worker is left.
-    pub(super) fn lose(
+    pub(in crate::registry) fn lose(
         self: &Arc<Self>,
         inner: &mut Inner,
         id: JobId,
@@ -28,12 +28,12 @@ impl Registry {
         self.carry_out(inner, id, effects);
     }
 
-    pub(super) fn fail(&self, inner: &mut Inner, id: JobId, reason: &str) {
+    pub(in crate::registry) fn fail(&self, inner: &mut Inner, id: JobId, reason: &str) {
         self.fail_by(inner, id, reason, Blame::Job);
     }
 
     /// As [`fail`](Self::fail), and the workers are told whose end it is. Whatever ends while this hub stops, its stop ends.
-    pub(super) fn fail_by(&self, inner: &mut Inner, id: JobId, reason: &str, blame: Blame) {
+    pub(in crate::registry) fn fail_by(&self, inner: &mut Inner, id: JobId, reason: &str, blame: Blame) {
         let saves = inner.job(id).and_then(|(state, job)| self.saves_last(state, job));
         let failed = inner.ask(Fail { job: id, reason: reason.to_owned(), blame, saves });
         let (Some(failed), Some((_, job))) = (failed, inner.job(id)) else { return };
@@ -155,8 +155,9 @@ impl Registry {
 }
 
 /// Says in the log that a worker is lost.
-pub(super) fn say_lost(job: &coordinator::Job, rank: u32, reason: &str, goes_on: bool) {
-    let (from, goes_on) = (job.place(rank), if goes_on { "; the job goes on" } else { "" });
+pub(in crate::registry) fn say_lost(job: &coordinator::Job, rank: u32, reason: &str, goes_on: bool) {
+    let (from, goes_on) =
+        (job.member(rank).and_then(Member::place), if goes_on { "; the job goes on" } else { "" });
     tracing::warn!(job = job.name(), rank, from, reason, "worker lost{goes_on}");
 }
 
@@ -181,7 +182,7 @@ mod tests {
             assert!(jobs.iter().all(|job| job.keys == 1 && job.model_bytes == 64), "{jobs:?}");
             let mut inner = registry.lock();
             assert!(inner.job(JobId(0)).is_none());
-            let kept = |(state, job): super::super::Both| {
+            let kept = |(state, job): crate::registry::Both| {
                 state.terms().keys.len() + job.wire.layout().chunks().len()
             };
             assert_eq!(inner.jobs().map(kept).sum::<usize>(), 0);

@@ -12,14 +12,14 @@ use pbox_core::{JobId, further};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-use super::Registry;
-use super::job::Job;
-use super::waits::{Came, Collects, answers};
 use crate::cores::{Command, Reply};
+use crate::registry::Registry;
+use crate::registry::job::Job;
+use crate::registry::rounds::waits::{Came, Collects, answers};
 
 impl Registry {
     /// Cuts a job, and waits until the cut is over, or until hub 0's cut holds the job.
-    pub(super) async fn cut(
+    pub(in crate::registry) async fn cut(
         &self,
         id: JobId,
         purpose: Purpose,
@@ -36,7 +36,7 @@ impl Registry {
     }
 
     /// Takes a step of a cut. Its result is an event of the job, unless the job ends meanwhile.
-    pub(super) fn step(&self, job: &mut Job, cut: CutId, step: Step) {
+    pub(in crate::registry) fn step(&self, job: &mut Job, cut: CutId, step: Step) {
         let (id, peers) = (job.id, Arc::clone(&job.peers));
         match step {
             Step::BeginAbove => {
@@ -111,7 +111,7 @@ impl Registry {
     }
 
     /// Asks every core of a job.
-    pub(super) fn ask_job<T>(
+    pub(in crate::registry) fn ask_job<T>(
         &self,
         job: &Job,
         command: impl Fn(Reply<T>) -> Command,
@@ -120,7 +120,7 @@ impl Registry {
     }
 
     /// Asks every core of a job, and waits for all answers.
-    pub(super) async fn ask<T>(
+    pub(in crate::registry) async fn ask<T>(
         &self,
         id: JobId,
         command: impl Fn(Reply<T>) -> Command,
@@ -130,7 +130,7 @@ impl Registry {
     }
 
     /// Asks cores, by their numbers.
-    pub(super) fn ask_cores<T>(
+    pub(in crate::registry) fn ask_cores<T>(
         &self,
         cores: &[usize],
         command: impl Fn(Reply<T>) -> Command,
@@ -144,7 +144,7 @@ impl Registry {
     }
 
     /// Looks at a job that has not failed.
-    pub(super) fn of_job<T>(
+    pub(in crate::registry) fn of_job<T>(
         &self,
         id: JobId,
         look: impl FnOnce(&coordinator::Job, &mut Job) -> T,

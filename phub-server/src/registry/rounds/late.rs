@@ -7,8 +7,8 @@ use std::sync::Arc;
 use coordinator::input::Judge;
 use pbox_core::{JobId, Look};
 
-use super::Registry;
 use crate::cores::Command;
+use crate::registry::Registry;
 
 impl Registry {
     /// Looks at each running job once.
@@ -31,7 +31,7 @@ impl Registry {
 }
 
 /// Says in the log who holds a job's rounds up now.
-pub(super) fn say_held_up(job: &coordinator::Job) {
+pub(in crate::registry) fn say_held_up(job: &coordinator::Job) {
     let late = &job.news().held_up_by;
     match late.is_empty() {
         true => tracing::info!(job = job.name(), "rounds go on"),

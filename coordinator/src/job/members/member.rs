@@ -39,7 +39,7 @@ pub struct Member {
     /// Its state.
     pub standing: Standing,
     /// The one who joined.
-    pub(super) from: Option<Asker>,
+    pub(in crate::job) from: Option<Asker>,
     /// The time of its last heartbeat.
     pub heard: Instant,
     /// The late worker of a hub below, as it said last.
@@ -49,7 +49,7 @@ pub struct Member {
     /// Its links, one for each core of the job.
     pub links: Vec<MemberLink>,
     /// Names it at all hubs of the job.
-    pub(super) worker: u64,
+    pub(in crate::job) worker: u64,
     /// Whether it makes its links again when they are lost.
     pub relinks: bool,
     /// Its last heartbeat ended without an answer.
@@ -105,6 +105,13 @@ enum Relink {
     Dropping { cores: usize },
     /// The member makes links by one connection with this token. This many cores have its link.
     Making { token: Token, is_connected: bool, attached: usize },
+}
+
+impl Member {
+    /// Says where the member joined from, for the log.
+    pub fn place(&self) -> Option<String> {
+        self.from.as_ref().map(Asker::to_string)
+    }
 }
 
 impl Standing {
@@ -208,6 +215,19 @@ impl Standing {
             Standing::Unlinked(unlinked) => Some(unlinked),
             _ => None,
         }
+    }
+
+    /// Returns why the member is lost if it makes no links in place of those that it has lost.
+    pub fn why_unlinked(&self) -> Option<&str> {
+        match self {
+            Standing::Unlinked(unlinked) => Some(&unlinked.why),
+            _ => None,
+        }
+    }
+
+    /// Whether all cores have dropped the links that the member has lost.
+    pub fn has_dropped(&self) -> bool {
+        matches!(self, Standing::Unlinked(unlinked) if unlinked.is_dropped())
     }
 
     /// Whether the member has lost links since it takes part, so that it has ended, or may end, links by itself.

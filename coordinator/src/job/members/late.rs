@@ -12,7 +12,7 @@ use pbox_core::control::Late;
 use pbox_core::{Look, Round};
 use serde::{Deserialize, Serialize};
 
-use super::{Blame, Cause, Effect, Job};
+use crate::job::{Blame, Cause, Effect, Job};
 
 /// The limits after which workers are late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

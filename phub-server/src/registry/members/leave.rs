@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use authority::unhex;
 use coordinator::input::{self, End, Ended};
-use coordinator::{Cause, Leave, MemberOf, Token, Unserved};
+use coordinator::{Cause, Leave, Member, MemberOf, Token, Unserved};
 use membership::MemberError;
 use pbox_core::control::{LeaveReply, LeaveRequest, reason};
 use pbox_core::{Discarded, JobId, Members, Round};
 
-use super::above::JoinedAbove;
-use super::saved::collected::NoSnapshot;
-use super::{Inner, Refusal, Registry, on_thread};
 use crate::cores::Command;
+use crate::registry::above::JoinedAbove;
+use crate::registry::saved::collected::NoSnapshot;
+use crate::registry::{Inner, Refusal, Registry, on_thread};
 
 /// How long the end of a job waits for the round in flight. All workers have left, so there is none, unless a worker left in
 /// the middle of a round.
@@ -115,7 +115,8 @@ impl Registry {
             Leave::Last => true,
         };
         let Some((state, job)) = inner.job(id) else { return Ok(None) };
-        tracing::info!(job = job.name, rank, round = round.0, from = state.place(rank), "worker left");
+        let from = state.member(rank).and_then(Member::place);
+        tracing::info!(job = job.name, rank, round = round.0, from, "worker left");
         let above = job.above.take_if(|_| is_last);
         if !is_last {
             self.command(job, || Command::RemoveWorker { job: id, rank });
@@ -126,7 +127,7 @@ impl Registry {
     }
 
     /// Ends a job that all workers have left.
-    pub(super) fn end(&self, inner: &mut Inner, id: JobId) {
+    pub(in crate::registry) fn end(&self, inner: &mut Inner, id: JobId) {
         let ended = inner.ask(End { job: id }).zip(inner.remove(id));
         let Some((Ended(state), mut job)) = ended else { return };
         job.publish(&state);
@@ -171,7 +172,7 @@ impl Registry {
     }
 
     /// Has memory freed by another thread: this one answers all heartbeats.
-    pub(super) fn free(&self, memory: Discarded) {
+    pub(in crate::registry) fn free(&self, memory: Discarded) {
         let _ = self.discard.send(memory);
     }
 }

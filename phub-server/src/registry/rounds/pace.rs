@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use coordinator::input::Crossed;
 use pbox_core::{Gauged, JobId, Watched};
 
-use super::{Both, Registry};
 use crate::cores::{Command, Measured};
+use crate::registry::{Both, Registry};
 
 /// How long the cores may take to say it: one that hangs has its job described without.
 const LIMIT: Duration = Duration::from_millis(500);

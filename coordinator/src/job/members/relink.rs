@@ -6,8 +6,8 @@ use fabric::any::Transport;
 use pbox_core::Members;
 use pbox_core::control::{Latest, RefusalCode};
 
-use super::member::{Member, Standing, Unlinked};
-use super::{Effect, Job, Life};
+use super::member::{Member, Unlinked};
+use crate::job::{Effect, Job, Life};
 use crate::refused::Refused;
 use crate::tokens::Token;
 
@@ -53,17 +53,12 @@ impl Job {
     }
 
     /// Whether a worker whose link ended by itself may make its links again. Then it is not lost yet.
-    pub(super) fn waits_for_links(&self, rank: u32) -> bool {
+    pub(in crate::job) fn waits_for_links(&self, rank: u32) -> bool {
         // Nothing but a death ends a link on shared memory that its worker has not given up. One that makes its links again gives
         // up those to this hub, if it cannot have those to another.
         let lives =
             |member: &Member| member.transport != Some(Transport::Shm) || member.standing.has_relinked();
         self.may_relink(rank) && self.member(rank).is_some_and(lives)
-    }
-
-    /// Whether a worker makes its links again when they are lost.
-    pub fn relinks(&self, rank: u32) -> bool {
-        self.member(rank).is_some_and(|member| member.relinks)
     }
 
     /// Notes that a worker has lost its links, as it says, and asks for new ones. Returns what follows.
@@ -116,30 +111,16 @@ impl Job {
     }
 
     /// Notes that a worker has lost its links, and that its job waits until it makes others.
-    pub(super) fn unlink(&mut self, rank: u32, why: &str, now: Instant) -> Effect {
+    pub(in crate::job) fn unlink(&mut self, rank: u32, why: &str, now: Instant) -> Effect {
         let cores = self.made.cores;
         let token = self.standing(rank).and_then(|standing| standing.unlink(cores, why, now));
         Effect::DropLinks(rank, token)
     }
 
     /// Whether a worker may make its links again now.
-    pub(super) fn may_relink(&self, rank: u32) -> bool {
+    pub(in crate::job) fn may_relink(&self, rank: u32) -> bool {
         let may = |member: &Member| member.relinks && member.transport.is_some() && !member.hung_up;
         self.runs() && self.takes_part(rank) && self.member(rank).is_some_and(may)
-    }
-
-    /// Returns why a worker is lost if it makes no links in place of those that it has lost.
-    pub fn why_unlinked(&self, rank: u32) -> Option<&str> {
-        match &self.member(rank)?.standing {
-            Standing::Unlinked(unlinked) => Some(&unlinked.why),
-            _ => None,
-        }
-    }
-
-    /// Whether all cores have dropped the links that a worker has lost.
-    pub fn has_dropped(&self, rank: u32) -> bool {
-        let dropped = |member: &Member| matches!(&member.standing, Standing::Unlinked(of) if of.is_dropped());
-        self.member(rank).is_some_and(dropped)
     }
 
     /// Returns what is known of the lost links of a worker that has no others.

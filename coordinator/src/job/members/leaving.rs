@@ -6,7 +6,7 @@ use std::time::Instant;
 use pbox_core::control::{Left, missing};
 use pbox_core::{JobTerms, Round};
 
-use super::{Effect, Gathering, Job, Life, Model, Standing};
+use crate::job::{Effect, Gathering, Job, Life, Model, Standing};
 
 /// The consequence of a leave.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl Job {
     }
 
     /// Notes that a worker is no member any more, and that the job goes on.
-    pub(super) fn lost(&mut self, rank: u32) {
+    pub(in crate::job) fn lost(&mut self, rank: u32) {
         let cores = self.made.cores;
         self.standing(rank).into_iter().for_each(|standing| standing.lose(cores));
     }

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use pbox_core::control::ArrivedRequest;
 
-use super::offered::Brought;
-use super::{Effect, Gathering, Job, Life, Purpose, Standing};
+use crate::job::offered::Brought;
+use crate::job::{Effect, Gathering, Job, Life, Purpose, Standing};
 use crate::tokens::Token;
 
 /// The consequence of a link that a core has.
@@ -60,7 +60,7 @@ impl Job {
     }
 
     /// Returns what follows when a member may have all that it needs.
-    pub(super) fn arrived(&mut self, rank: u32) -> Arrival {
+    pub(in crate::job) fn arrived(&mut self, rank: u32) -> Arrival {
         if !self.waits_for_cut(rank) {
             return Arrival::Waiting;
         }

@@ -18,15 +18,15 @@ use coordinator::{Event, MemberOf, Token};
 use fabric::any::Transport;
 use pbox_core::control::{JoinReply, PROTOCOL, RefusalCode, RelinkRequest};
 
-use super::job::Job;
-use super::join::new_token;
-use super::{Because, Refusal, Registry};
 use crate::cores::Command;
+use crate::registry::job::Job;
+use crate::registry::members::join::new_token;
+use crate::registry::{Because, Refusal, Registry};
 
 impl Registry {
     /// Has all cores drop a worker's links.
-    pub(super) fn drop_links(&self, state: &coordinator::Job, job: &Job, rank: u32) {
-        let (id, why) = (job.id, state.why_unlinked(rank));
+    pub(in crate::registry) fn drop_links(&self, state: &coordinator::Job, job: &Job, rank: u32) {
+        let (id, why) = (job.id, state.member(rank).and_then(|member| member.standing.why_unlinked()));
         tracing::warn!(
             job = job.name,
             rank,

@@ -5,8 +5,8 @@ use fabric::any::Transport;
 use pbox_core::Members;
 use pbox_core::control::Latest;
 
-use super::Job;
 use crate::digests::Compared;
+use crate::job::Job;
 use crate::links::MemberLink;
 use crate::pace::LastRounds;
 use crate::verdict::latest_below;

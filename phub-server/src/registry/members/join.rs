@@ -11,12 +11,12 @@ use pbox_core::control::{
 };
 use pbox_core::{ChunkId, JobId, JobTerms, Share, Wire};
 
-use super::above::MAX_DEPTH;
-use super::job::{Cores, Job};
-use super::links::links_by;
-use super::{Because, Inner, Refusal, Registry, on_thread};
 use crate::cores::near::Near;
 use crate::cores::{Carried, Command};
+use crate::registry::above::MAX_DEPTH;
+use crate::registry::job::{Cores, Job};
+use crate::registry::members::links::links_by;
+use crate::registry::{Because, Inner, Refusal, Registry, on_thread};
 
 const UNKNOWN_TOKEN: &str = "the token is not one of this hub's; join first";
 
@@ -155,12 +155,12 @@ impl Registry {
         tracing::info!(job = job.name, rank, workers = state.terms().workers, from = at, "worker joined");
         let protocol = request.versions().common(Versions::OURS).unwrap_or(PROTOCOL);
         let pass = Some(pass).filter(|_| state.hubs().leads() && !state.hubs().share.is_whole());
-        let relinks = state.relinks(rank);
+        let relinks = state.member(rank).is_some_and(|member| member.relinks);
         Ok(JoinReply { pass, relinks, ..self.answer_of_join(state, job, token, protocol) })
     }
 
     /// Where a worker with this token finds the job's data path.
-    pub(super) fn answer_of_join(
+    pub(in crate::registry) fn answer_of_join(
         &self,
         state: &coordinator::Job,
         job: &Job,
@@ -283,12 +283,12 @@ impl Registry {
         let mut inner = self.lock();
         let (id, rank) = inner.hub().tokens().owner(token).map_err(|_| UNKNOWN_TOKEN)?;
         let (state, job) = inner.job(id).expect("tokens name jobs that exist");
-        let weights = job.weights.clone().ok_or_else(|| match state.state() {
+        let weights = job.weights.clone().ok_or_else(|| match &state.news().state {
             JobState::Failed { reason, .. } => format!("job {:?} failed: {reason}", job.name),
             _ => format!("job {:?} has ended", job.name),
         })?;
         let (wire, cores) = (job.wire.clone(), Arc::clone(&job.cores));
-        let relinks = state.relinks(rank);
+        let relinks = state.member(rank).is_some_and(|member| member.relinks);
         inner.ask(Connect { member: MemberOf { job: id, rank }, token })?;
         Ok(Admission { token, job: id, rank, relinks, weights, own: Vec::new(), wire, cores })
     }
@@ -369,7 +369,7 @@ fn check_peers(request: &JoinRequest) -> Result<(), String> {
     }
 }
 
-pub(super) fn new_token() -> Result<Token, Refusal> {
+pub(in crate::registry) fn new_token() -> Result<Token, Refusal> {
     random()
         .map(Token)
         .map_err(|error| RefusalCode::NoResource.because(format!("no random bytes for a token: {error}")))

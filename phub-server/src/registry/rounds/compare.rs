@@ -5,7 +5,7 @@ use coordinator::Compared;
 use coordinator::input::Compare;
 use pbox_core::control::CompareRequest;
 
-use super::{Refusal, Registry, on_thread};
+use crate::registry::{Refusal, Registry, on_thread};
 
 impl Registry {
     /// Compares a member's weights with those of the others. The job fails if they differ.
