@@ -8,8 +8,8 @@ use pbox_core::control::{JoinRequest, Pass, Peers};
 use pbox_core::{JobTerms, Key, Numbers, NumbersByRound, Optimizer, Round, Share};
 
 use super::*;
-use crate::input::{Begin, HubOf};
-use crate::job::{Blame, Leave, Made};
+use crate::input::{Begin, Fail, HubOf};
+use crate::job::{Blame, LastStep, Leave, Made, Saves};
 use crate::{LateLimits, Secret, Token};
 
 mod any_order;
@@ -205,10 +205,15 @@ fn the_promises_are_as_before_when_a_job_is_refused_fails_or_ends() {
 
 #[test]
 fn the_name_of_a_failed_job_is_reserved_until_its_last_state_is_saved() {
-    let mut hub = of_quotas(Quotas::default());
-    make(&mut hub, "job", ONE, GB).unwrap();
-    fail(&mut hub, JobId(0), Instant::now());
-    hub.names.keep("job");
+    let (mut hub, now) = (of_quotas(Quotas::default()), Instant::now());
+    let job = make(&mut hub, "job", ONE, GB).unwrap();
+    for rank in 0..WORKERS {
+        join(&mut hub, "job", rank, Token([rank as u8; 16]), now).unwrap();
+    }
+    run(hub.job_mut(job).unwrap());
+    let saves = Some(Saves::default());
+    let failed = hub.ask(Fail { job, reason: "a test".into(), blame: Blame::Job, saves }, now).unwrap();
+    assert!(failed.is_being_saved && failed.effects == [Effect::Last(LastStep::Hold)]);
     assert_eq!(hub.find_or_reserve("job", ONE), Ok(Found::Reserved));
     assert!(hub.names.saves_any() && hub.is_used());
     hub.names.release("job");

@@ -145,14 +145,13 @@ mod tests {
     fn a_record_whose_disk_is_too_slow_ends_and_says_so() {
         let (disk, file) = io::pipe().unwrap();
         let mut recorder = to(file);
-        let line = "x".repeat(1 << 20);
-        let queued = (0..).take_while(|_| {
+        let (line, most) = ("x".repeat(1 << 20), WAITING_BYTES >> 20);
+        let queued = (0..2 * most).take_while(|_| {
             recorder.queue(line.clone());
             recorder.lines.is_some()
         });
         // The disk has taken none in: one line is on its way, and the others wait.
         let queued = queued.count();
-        let most = WAITING_BYTES >> 20;
         assert!((most - 1..=most).contains(&queued), "{queued} lines");
         recorder.note(&coordinator::input::Sweep.into(), Instant::now(), &());
         let seen = std::thread::spawn(|| BufReader::new(disk).lines().collect::<io::Result<Vec<_>>>());

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use pbox_core::OnLoss;
+use pbox_core::control::LostReply;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -82,6 +84,8 @@ struct Driven {
     /// All tokens, with the job's name, and the member.
     given: Vec<(Token, &'static str, MemberOf)>,
     reads: Vec<u64>,
+    /// The members that were lost.
+    lost: u64,
     /// The number of the last job.
     last: Option<JobId>,
 }
@@ -102,6 +106,7 @@ impl Driven {
             reserved: BTreeMap::new(),
             given: Vec::new(),
             reads: Vec::new(),
+            lost: 0,
             last: None,
         }
     }
@@ -128,7 +133,11 @@ impl Driven {
                 let Some((name, (id, owner, promise))) = pick(at, made.collect()) else { return };
                 self.release(name);
                 if !self.hub.is_closed() {
-                    self.ask(begin((id, name), owner, promise));
+                    let mut begin = begin((id, name), owner, promise);
+                    if name >= "d" {
+                        Arc::make_mut(&mut begin.terms).on_loss = OnLoss::Continue;
+                    }
+                    self.ask(begin);
                 }
             }
             Event::Released(at) => {
@@ -146,9 +155,7 @@ impl Driven {
             Event::Lost(at) => {
                 let Some((_, _, member)) = pick(at, self.given.clone()) else { return };
                 let effects = self.ask(Lose { member, cause: Cause::Other, reason: "a test".to_owned() });
-                if effects.iter().any(|effect| matches!(effect, Effect::Fail(..))) {
-                    self.fails(member.job, None);
-                }
+                self.follows(member.job, effects);
             }
             Event::Told(at) => {
                 let Some((_, _, member)) = pick(at, self.given.clone()) else { return };
@@ -171,6 +178,11 @@ impl Driven {
             Event::IsRead(_) => {}
             Event::Swept(seconds) => {
                 self.now += Duration::from_secs(seconds);
+                for job in Vec::from_iter(self.hub.jobs().map(job::Job::id)) {
+                    let event = job::Event::Swept(Duration::from_secs(30));
+                    let effects = self.ask(Happened { job, event });
+                    self.follows(job, effects);
+                }
                 self.ask(Sweep);
                 let failed = self.hub.jobs().filter(|job| !job.is_kept()).count();
                 assert!(failed <= JOBS_LIMIT, "{failed} failed jobs are kept");
@@ -232,13 +244,38 @@ impl Driven {
         match self.ask(input::Leave { member, token: Some(token), round: Round(9) }) {
             Leave::Nothing => {}
             Leave::Fails(_) => drop(self.fails(member.job, None)),
-            Leave::Left => assert_eq!(self.hub.tokens.owner(token), Err(Unserved::Left)),
+            Leave::Left => {
+                assert_eq!(self.hub.tokens.owner(token), Err(Unserved::Left));
+                let (job, event) = (member.job, job::Event::Removed(member.rank));
+                self.ask(Happened { job, event });
+            }
             Leave::Last => drop(self.ask(End { job: member.job })),
         }
     }
 
     fn fails(&mut self, job: JobId, saves: Option<Saves>) -> Option<Failed> {
         self.ask(Fail { job, reason: "a test".to_owned(), blame: Blame::Job, saves })
+    }
+
+    /// The effects of a job are carried out.
+    fn follows(&mut self, job: JobId, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Fail(..) => drop(self.fails(job, None)),
+                Effect::Lost { .. } => self.lost += 1,
+                Effect::RemoveWorker(rank) => {
+                    self.ask(Happened { job, event: job::Event::Removed(rank) });
+                }
+                Effect::Forget(rank, why) => {
+                    let of_lost = |&&(_, _, member): &&(Token, _, _)| member == MemberOf { job, rank };
+                    for (token, ..) in self.given.iter().filter(of_lost) {
+                        let owner = self.hub.tokens.owner(*token);
+                        assert!(owner.is_err(), "{why}: {owner:?}");
+                    }
+                }
+                _ => {}
+            }
+        }
     }
 
     /// The hub stops, and all its jobs fail.
@@ -264,11 +301,16 @@ impl Driven {
         let promised: u64 = of_making.chain(of_jobs).chain(self.reads.iter().copied()).sum();
         assert_eq!(hub.promised(), promised);
         assert!(promised <= 100 * GB);
+        let LostReply { link, silent, late, other } = hub.counts.lost;
+        assert_eq!(link + silent + late + other, self.lost);
+        let serves = |&(token, ..): &(Token, _, _)| hub.tokens.owner(token).is_ok();
         for &(token, _, member) in &self.given {
+            let of_member = |&&(_, _, of): &&(Token, _, _)| of == member;
+            let is_served = self.given.iter().filter(of_member).any(serves);
             let member = (member.job, member.rank);
-            match hub.tokens.owner(token) {
-                Ok(owner) => assert!(owner == member && hub.job(member.0).is_some(), "{member:?} is there"),
-                Err(_) => assert!(!hub.end.untold.contains(&member), "{member:?} can be told"),
+            assert!(is_served || !hub.end.untold.contains(&member), "{member:?} can be told");
+            if let Ok(owner) = hub.tokens.owner(token) {
+                assert!(owner == member && hub.job(member.0).is_some(), "{member:?} is there");
             }
         }
     }
