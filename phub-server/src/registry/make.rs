@@ -14,11 +14,11 @@ use coordinator::input::{Begin, Reserve};
 use fabric::{PortId, Ranges, SendWindow, Spans};
 use pbox_core::control::{JoinRequest, RefusalCode};
 use pbox_core::{
-    CoreNodes, JobId, JobTerms, Layout, LevelTerms, MadeShard, Members, Numbers, NumbersByRound, Placement,
-    Restored, Round, ShardSpec, Wire,
+    Below, CoreNodes, JobId, JobTerms, Layout, LevelTerms, MadeShard, Members, Numbers, NumbersByRound,
+    Placement, Restored, Round, ShardSpec, Wire,
 };
 
-use super::above::{JoinedAbove, MadeAbove, WaysUp, name_above};
+use super::above::{JoinedAbove, LetInAbove, MadeAbove, WaysUp, name_above};
 use super::hubs::Peers;
 use super::job::{Cores, Job, Load};
 use super::{Because, Inner, Refusal, Registry};
@@ -77,6 +77,14 @@ pub(super) struct Made {
     above: Option<(LevelTerms, WaysUp)>,
 }
 
+/// The windows of a job, and the links that lead up.
+struct Windows {
+    weights: Arc<SendWindow>,
+    shards: Vec<ShardSpec>,
+    joined: Option<Arc<JoinedAbove>>,
+    ways: Option<(LevelTerms, WaysUp)>,
+}
+
 impl Registry {
     /// Reserves a name: nobody else makes a job of this name meanwhile.
     pub(super) fn reserve<'a>(&'a self, inner: &mut Inner, name: &'a str) -> Making<'a> {
@@ -130,31 +138,9 @@ impl Registry {
             let_in.above.log_shape(name, (&of_shards, &wire));
         }
         let restored = restored.map(Arc::new);
-        let (weights, mut shards, joined, ways) = match (let_in, &below) {
-            (Some(let_in), Some(below)) => {
-                let share = let_in.is_mesh().then(|| self.weights_of(&name_above(name))).transpose()?;
-                let made = self.up.link(let_in, (&of_shards, &wire), below, &numbers, share, |shards| {
-                    self.huge_pages(&numbers, shards);
-                })?;
-                let MadeAbove { joined, weights, shards, level, ways } = made;
-                (weights, shards, Some(Arc::new(joined)), Some((level, ways)))
-            }
-            _ => {
-                // In a mesh, the workers of this machine read all chunks in the window of this hub's share.
-                let made = match terms.level.members {
-                    Members::Mesh if wire.framing().is_none() && !wire.has_own_weights() => {
-                        placement.shown_window(&wire)
-                    }
-                    _ => placement.job_window(&wire),
-                };
-                let (weights, claims) =
-                    made.map_err(|e| RefusalCode::NoMemory.because(format!("job {name:?}: weights: {e}")))?;
-                let chunks = placement.chunks_by_core();
-                let shards = ShardSpec::of_cores(&of_shards, &wire, chunks.into_iter().zip(claims));
-                self.huge_pages(&numbers, &shards); // before other threads touch the rest
-                (weights, shards, None, None)
-            }
-        };
+        let above = let_in.zip(below.as_ref());
+        let windows = self.windows(name, terms, (&of_shards, &wire), above, &numbers, &placement)?;
+        let Windows { weights, mut shards, joined, ways } = windows;
         for shard in &mut shards {
             (shard.restored, shard.snapshot_every) =
                 (restored.clone(), self.checkpoint_every.filter(|_| !request.trial));
@@ -177,6 +163,43 @@ impl Registry {
         let begin = Begin { job, name, terms, made: decided, hub: hubs, from };
         let warning = warning.flatten();
         Ok(Made { begin, wire, cores, weights, peers, joined, warning, shards, above: ways })
+    }
+
+    /// Makes the windows of a job, and its links to the hubs above, if there are any.
+    fn windows(
+        &self,
+        name: &str,
+        terms: &JobTerms,
+        (of_shards, wire): (&Arc<JobTerms>, &Wire),
+        above: Option<(LetInAbove, &Below)>,
+        numbers: &[usize],
+        placement: &Placement,
+    ) -> Result<Windows, Refusal> {
+        let huge_pages = |shards: &[ShardSpec]| self.huge_pages(numbers, shards); // before other threads touch the rest
+        if let Some((let_in, below)) = above {
+            let share = let_in.is_mesh().then(|| self.weights_of(&name_above(name))).transpose()?;
+            let made = self.up.link(let_in, (of_shards, wire), below, numbers, share, huge_pages)?;
+            let MadeAbove { joined, weights, shards, level, ways } = made;
+            return Ok(Windows {
+                weights,
+                shards,
+                joined: Some(Arc::new(joined)),
+                ways: Some((level, ways)),
+            });
+        }
+        // In a mesh, the workers of this machine read all chunks in the window of this hub's share.
+        let made = match terms.level.members {
+            Members::Mesh if wire.framing().is_none() && !wire.has_own_weights() => {
+                placement.shown_window(wire)
+            }
+            _ => placement.job_window(wire),
+        };
+        let (weights, claims) =
+            made.map_err(|e| RefusalCode::NoMemory.because(format!("job {name:?}: weights: {e}")))?;
+        let chunks = placement.chunks_by_core();
+        let shards = ShardSpec::of_cores(of_shards, wire, chunks.into_iter().zip(claims));
+        huge_pages(&shards);
+        Ok(Windows { weights, shards, joined: None, ways: None })
     }
 
     /// The NUMA nodes of these cores.

@@ -35,23 +35,7 @@ impl Registry {
         LeaveRequest { token, round, failed, hub_lost, stops, was_trial }: LeaveRequest,
     ) -> Result<LeaveReply, Refusal> {
         if let Some(why) = failed {
-            let (id, rank, why, ends) = {
-                let mut inner = self.lock();
-                let (MemberOf { job: id, rank }, (state, _)) = inner.member(job, &token)?;
-                let is_worker = state.terms().level.members == Members::Workers;
-                let words = match (is_worker, hub_lost) {
-                    (false, _) => format!("machine {rank}: {why}"),
-                    (true, true) => format!("worker {rank}: {why}"),
-                    (true, false) => format!("rank {rank} failed: {}", reason(&why)),
-                };
-                (id, rank, words, stops && !is_worker && !state.goes_on())
-            };
-            if ends && let Err(why) = self.end_at_cut(id, &why).await {
-                tracing::warn!(job, why, "the job does not end between two rounds");
-            }
-            let cause = if hub_lost { Cause::HubLost } else { Cause::Other };
-            self.lose(&mut self.lock(), id, rank, cause, &why);
-            return Ok(LeaveReply::default());
+            return self.give_up(job, &token, (why, hub_lost, stops)).await;
         }
         let (last, mut checkpoint_error) =
             self.lock().member(job, &token).map(|(MemberOf { job: id, rank }, (state, job))| {
@@ -92,6 +76,32 @@ impl Registry {
             self.end(&mut self.lock(), id);
         }
         Ok(LeaveReply { checkpoint_error })
+    }
+
+    /// A worker gives up for a reason: it fails, or has lost a hub. A hub below may stop.
+    async fn give_up(
+        self: &Arc<Self>,
+        job: &str,
+        token: &str,
+        (why, hub_lost, stops): (String, bool, bool),
+    ) -> Result<LeaveReply, Refusal> {
+        let (id, rank, why, ends) = {
+            let mut inner = self.lock();
+            let (MemberOf { job: id, rank }, (state, _)) = inner.member(job, token)?;
+            let is_worker = state.terms().level.members == Members::Workers;
+            let words = match (is_worker, hub_lost) {
+                (false, _) => format!("machine {rank}: {why}"),
+                (true, true) => format!("worker {rank}: {why}"),
+                (true, false) => format!("rank {rank} failed: {}", reason(&why)),
+            };
+            (id, rank, words, stops && !is_worker && !state.goes_on())
+        };
+        if ends && let Err(why) = self.end_at_cut(id, &why).await {
+            tracing::warn!(job, why, "the job does not end between two rounds");
+        }
+        let cause = if hub_lost { Cause::HubLost } else { Cause::Other };
+        self.lose(&mut self.lock(), id, rank, cause, &why);
+        Ok(LeaveReply::default())
     }
 
     /// Carries a leave out. Returns a job that ends when this hub has left it above.

@@ -22,6 +22,7 @@ use super::collected::ROUND_LIMIT;
 use crate::checkpoint::{Image, check_keys};
 use crate::pieces::Pieces;
 use crate::registry::above::name_above;
+use crate::registry::job::Job;
 use crate::registry::{Because, Refusal, Registry, on_thread};
 
 /// Pieces of a state on their way to a client, beside the piece that is being made.
@@ -46,22 +47,8 @@ impl Registry {
         let conflict = |why: String| RefusalCode::NoState.because(format!("job {name:?}: {why}"));
         let id = self.lock().hub().id(name)?;
         let can_have = self.of_job(id, |state, job| {
-            let (share, optimizer) = (state.hubs().share, &state.terms().optimizer);
-            if let Some(above) = &job.above {
-                return Err(format!(
-                    "its state is not at this hub but at those above: get it as that of job {:?} from {}",
-                    name_above(name),
-                    above.addresses().join(", ")
-                ));
-            }
-            if !optimizer.keeps_weights() {
-                return Err(format!(
-                    "its optimizer, {}, keeps no weights: its workers have them",
-                    optimizer.name()
-                ));
-            }
-            check_keys(job.wire.layout().keys(), optimizer).map_err(|error| error.to_string())?;
-            Ok((share, !state.hubs().pieces.is_empty()))
+            check_has_state(state, job)?;
+            Ok((state.hubs().share, !state.hubs().pieces.is_empty()))
         });
         let (share, has_part) = can_have?.map_err(conflict)?;
         if !has_part {
@@ -106,6 +93,22 @@ impl Registry {
         tokio::spawn(on_thread("phub-state", send));
         Ok(Some(Sent { bytes, pieces }))
     }
+}
+
+/// Checks that the state of a job is at this hub, and can be in a file.
+fn check_has_state(state: &coordinator::Job, job: &Job) -> Result<(), String> {
+    let optimizer = &state.terms().optimizer;
+    if let Some(above) = &job.above {
+        return Err(format!(
+            "its state is not at this hub but at those above: get it as that of job {:?} from {}",
+            name_above(&job.name),
+            above.addresses().join(", ")
+        ));
+    }
+    if !optimizer.keeps_weights() {
+        return Err(format!("its optimizer, {}, keeps no weights: its workers have them", optimizer.name()));
+    }
+    check_keys(job.wire.layout().keys(), optimizer).map_err(|error| error.to_string())
 }
 
 /// Takes the pieces, for the client.
