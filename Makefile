@@ -1,5 +1,5 @@
 # On a fresh Debian or Ubuntu machine with Rust, `make run` and `make test` are enough.
-.PHONY: help run test check house bench setup assertions loom python frameworks fuzz miri asan other-compiler neon rxe slurm kubernetes chaos page perfetto figures compression dist clean sim
+.PHONY: help run test check house bench setup assertions loom python frameworks fuzz miri asan other-compiler neon rxe slurm kubernetes chaos page perfetto figures compression dist clean sim replay
 
 CARGO ?= cargo
 # Without a recent hwloc the programs use the sysfs reader alone.
@@ -54,6 +54,9 @@ perfetto: setup  ## read timelines with Perfetto's own trace processor, in a hea
 sim: setup  ## run the simulated clusters, TIMES as many seeds, or those of one SEED, which prints what happened where it fails
 	$(if $(TIMES),PHUB_SIM_TIMES=$(TIMES)) $(if $(filter command line,$(origin SEED)),PHUB_SIM_SEED=$(SEED)) \
 	$(CARGO) test --release -p sim-tests
+
+replay: setup  ## replay the record of a hub, FILE, and name the first answer that differs
+	$(CARGO) run --release -p phub-cli -- replay $(FILE)
 
 MINUTES ?= 5
 SEED ?= $$(date +%s)

@@ -1,5 +1,6 @@
 //! The `phub-server` program: `serve` runs the hub, `status`, `stop` and `drain` ask one, `top` shows how its jobs go, `topology`
-//! shows a machine and a plan for it, `doctor` checks what a hub needs here. The Python package runs it, too.
+//! shows a machine and a plan for it, `doctor` checks what a hub needs here, `replay` plays the record of a hub again. The Python
+//! package runs it, too.
 //!
 //! A crate of its own, so that programs that have a hub within them are built without it.
 
@@ -10,6 +11,7 @@ mod checkpoint;
 pub mod doctor;
 mod operate;
 mod out;
+mod replay;
 mod serve;
 mod token;
 mod top;
@@ -26,6 +28,7 @@ use certificate::CertificateArgs;
 use checkpoint::CheckpointArgs;
 use doctor::DoctorArgs;
 use operate::{DrainArgs, StatusArgs, StopArgs};
+use replay::ReplayArgs;
 use serve::{End, serve};
 use token::TokenArgs;
 use top::TopArgs;
@@ -68,6 +71,8 @@ enum Command {
     Checkpoint(CheckpointArgs),
     /// Make one timeline of those of hubs and workers, on one clock.
     Trace(TraceArgs),
+    /// Replay the record of a hub, and compare each answer.
+    Replay(ReplayArgs),
     /// Make a certificate for the control port, and its key.
     Certificate(CertificateArgs),
     /// Make a secret for hubs and workers, or a token that allows one thing.
@@ -111,6 +116,10 @@ pub fn status(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Certificate(args) => args.run(),
         // They have printed what is wrong.
         Command::Checkpoint(args) => match args.run() {
+            Ok(false) => return exit::FAILED,
+            other => other.map(drop),
+        },
+        Command::Replay(args) => match args.run() {
             Ok(false) => return exit::FAILED,
             other => other.map(drop),
         },

@@ -4,11 +4,13 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 /// The longest name of a machine that is kept.
 const HOST_BYTES: usize = 64;
 
 /// Somebody who asks.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asker {
     /// The address under which it is counted.
     pub counted: IpAddr,

@@ -4,12 +4,13 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use pbox_core::Round;
+use serde::{Deserialize, Serialize};
 
 /// The most comparisons for which some digests are missing: two a round. Members of a job in step are at most two rounds apart.
 const OPEN: usize = 8;
 
 /// The weights that a digest is of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Compared {
     /// The round.
     pub round: Round,

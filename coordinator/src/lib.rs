@@ -4,10 +4,12 @@
 //! | --- | --- |
 //! | `hub` | a hub: all jobs, their names, tokens, quotas and promises |
 //! | `job` | one job: its life, its members, its news |
+//! | `input` | everything that changes a hub |
 //! | `hubs` | the hubs of one job, as one of them knows them |
 //! | `pace` | how rounds go |
 //! | `verdict` | how they go in one line |
 //! | `progress` | how far a job was at the last look |
+//! | `record` | a record of all inputs, and its replay |
 //! | `digests` | digests of the members' weights |
 //! | `links` | the bytes that cross the links of members |
 //! | `asker` | clients that ask a hub for something |
@@ -23,29 +25,28 @@ mod asker;
 mod digests;
 mod hub;
 mod hubs;
+pub mod input;
 mod job;
 mod links;
 mod pace;
 mod progress;
+pub mod record;
 mod refused;
 mod tokens;
 mod verdict;
 
 pub use asker::Asker;
 pub use digests::{Compared, Digests};
-pub use hub::{Found, Hub, JobEnded, Memory, Names, Newcomer, NoRoom, Quotas, STOPS};
-pub use hubs::{Arrivals, Files, Follower, Hubs, Secret, StaleCut, is_needed, may_write};
-pub use job::{
-    Arrival, Blame, Cause, Change, CutAt, CutId, Effect, Event, Grant, Job, LastStep, LastStepped,
-    LateLimits, Leave, Made, Member, News, NotCut, NotReleased, Purpose, Saved, Saves, Standing, Step,
-    Stepped, TOLD_EVERY, Unlinked,
+pub use hub::{
+    Differs, Failed, Found, Hub, JobEnded, Join, Memory, Names, NoRoom, Promise, Quotas, STOPS, Settings,
 };
-pub use links::MemberLink;
-pub use pace::{LastRounds, Rounds};
-pub use progress::Progress;
+pub use hubs::{Files, Hubs, Secret, StaleCut, is_needed, may_write};
+pub use input::{Input, MemberOf, Request};
+pub use job::{
+    Blame, Cause, Change, CutAt, CutId, Effect, Event, Grant, Job, LastStep, LastStepped, LateLimits, Leave,
+    Made, Member, Model, NotCut, NotReleased, Purpose, Saved, Saves, Standing, Step, Stepped, TOLD_EVERY,
+};
+pub use pace::LastRounds;
 pub use refused::Refused;
-pub use tokens::{KEEP_FAILED, Tokens, Unserved};
+pub use tokens::{KEEP_FAILED, Token, Tokens, Unserved};
 pub use verdict::{not_finite, verdict};
-
-/// A secret that a member shows with its requests: bytes that nobody foresees.
-pub type Token = [u8; 16];

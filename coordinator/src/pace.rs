@@ -8,31 +8,10 @@ use std::time::{Duration, Instant};
 use pbox_core::control::{GradientNorm, GradientsReply, LatenessReply, RankReply, RoundsReply};
 use pbox_core::{Gauged, GaugedRound, Round, Watched};
 
-use crate::digests::Digests;
-use crate::progress::Progress;
-
 /// The time in which the cores are not asked again, whoever wants to know.
 const FRESH: Duration = Duration::from_millis(200);
 /// The time over which rounds a second are counted; with slower rounds, the last two changes.
 const RATE_OVER: Duration = Duration::from_secs(10);
-
-/// What is known of a job's rounds.
-#[derive(Debug)]
-pub struct Rounds {
-    /// How far the job was at the last look.
-    pub progress: Progress,
-    /// The last rounds.
-    pub last: LastRounds,
-    /// Whether all members have the same weights.
-    pub digests: Digests,
-}
-
-impl Rounds {
-    /// Begins the clock of a job.
-    pub fn new(now: Instant) -> Self {
-        Rounds { progress: Progress::new(now), last: LastRounds::default(), digests: Digests::default() }
-    }
-}
 
 /// A job's last rounds, as they were when the cores were asked last.
 #[derive(Debug, Default)]

@@ -10,12 +10,36 @@
 //! A sweep forgets members that have left or were lost after [`KEEP_FAILED`], and tokens of jobs that are gone.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::time::{Duration, Instant};
 
-use authority::unhex;
+use authority::{hex, unhex};
 use pbox_core::JobId;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::Token;
+/// A secret that a member shows with its requests: bytes that nobody foresees. A text of it shows nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Token(pub [u8; 16]);
+
+impl fmt::Debug for Token {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Token")
+    }
+}
+
+impl Serialize for Token {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&hex(&self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Token {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let digits = unhex(&String::deserialize(deserializer)?);
+        digits.map(Token).ok_or_else(|| D::Error::custom("expected a token of 32 hexadecimal digits"))
+    }
+}
 
 /// How long a hub keeps a failed job, and what became of a member, for members that have not asked yet.
 pub const KEEP_FAILED: Duration = Duration::from_secs(60);
@@ -52,9 +76,9 @@ pub enum Unserved {
 
 impl Tokens {
     /// Gives a new token to a member, which may have several.
-    pub fn give(&mut self, token: Token, owner: Owner) {
+    pub(crate) fn give(&mut self, token: Token, owner: Owner) {
         self.all.insert(token, State::Serves(owner));
-        self.shown.insert(fabric::name_of(token), token);
+        self.shown.insert(fabric::name_of(token.0), token);
     }
 
     /// Returns the member that a token serves.
@@ -74,7 +98,7 @@ impl Tokens {
     /// # Errors
     /// When it serves none.
     pub fn owner_by_digits(&self, digits: &str) -> Result<Owner, Unserved> {
-        unhex(digits).map_or(Err(Unserved::Unknown), |token| self.owner(token))
+        unhex(digits).map_or(Err(Unserved::Unknown), |token| self.owner(Token(token)))
     }
 
     /// Returns the token that a hello calls by this name.
@@ -83,21 +107,21 @@ impl Tokens {
     }
 
     /// Withdraws a token from its member, which may have more.
-    pub fn withdraw(&mut self, token: Token) {
+    pub(crate) fn withdraw(&mut self, token: Token) {
         if self.owner(token).is_ok() {
             self.all.remove(&token);
-            self.shown.remove(&fabric::name_of(token));
+            self.shown.remove(&fabric::name_of(token.0));
         }
     }
 
     /// Notes that a member has left by this token. Its other tokens are withdrawn.
-    pub fn left(&mut self, owner: Owner, by: Token, now: Instant) {
+    pub(crate) fn left(&mut self, owner: Owner, by: Token, now: Instant) {
         self.withdraw_all(owner);
         self.all.insert(by, State::Served(Unserved::Left, now + KEEP_FAILED));
     }
 
     /// Notes that a member was lost, for this reason.
-    pub fn lost(&mut self, owner: Owner, why: &str, now: Instant) {
+    pub(crate) fn lost(&mut self, owner: Owner, why: &str, now: Instant) {
         for token in self.withdraw_all(owner) {
             self.all.insert(token, State::Served(Unserved::Lost(why.to_owned()), now + KEEP_FAILED));
         }
@@ -111,7 +135,7 @@ impl Tokens {
     }
 
     /// Forgets what is known for long enough, and the tokens of jobs that are gone.
-    pub fn sweep(&mut self, has_job: impl Fn(JobId) -> bool, now: Instant) {
+    pub(crate) fn sweep(&mut self, has_job: impl Fn(JobId) -> bool, now: Instant) {
         self.all.retain(|_, state| match state {
             State::Serves((job, _)) => has_job(*job),
             State::Served(_, until) => now < *until,
@@ -133,16 +157,16 @@ mod tests {
     fn of_two() -> Tokens {
         let mut tokens = Tokens::default();
         for (token, owner) in [(1, MEMBER), (2, MEMBER), (3, OTHER)] {
-            tokens.give([token; 16], owner);
+            tokens.give(Token([token; 16]), owner);
         }
         tokens
     }
 
     fn owner(tokens: &Tokens, token: u8) -> Result<Owner, Unserved> {
-        let owner = tokens.owner([token; 16]);
+        let owner = tokens.owner(Token([token; 16]));
         let named = tokens.named(fabric::name_of([token; 16]));
-        assert_eq!(named, owner.is_ok().then_some([token; 16]), "a hello finds what serves a member");
-        assert_eq!(tokens.owner_by_digits(&authority::hex(&[token; 16])), owner);
+        assert_eq!(named, owner.is_ok().then_some(Token([token; 16])), "a hello finds what serves a member");
+        assert_eq!(tokens.owner_by_digits(&hex(&[token; 16])), owner);
         owner
     }
 
@@ -150,7 +174,7 @@ mod tests {
     fn a_token_serves_one_member_until_it_is_withdrawn() {
         let mut tokens = of_two();
         assert_eq!([1, 2, 3].map(|token| owner(&tokens, token)), [Ok(MEMBER), Ok(MEMBER), Ok(OTHER)]);
-        tokens.withdraw([2; 16]);
+        tokens.withdraw(Token([2; 16]));
         assert_eq!([1, 2].map(|token| owner(&tokens, token)), [Ok(MEMBER), Err(Unserved::Unknown)]);
         assert_eq!(tokens.owner_by_digits("0"), Err(Unserved::Unknown));
     }
@@ -160,7 +184,7 @@ mod tests {
         let (mut tokens, now) = (of_two(), Instant::now());
         let why = || Err(Unserved::Lost("it died".into()));
         tokens.lost(MEMBER, "it died", now);
-        tokens.withdraw([1; 16]);
+        tokens.withdraw(Token([1; 16]));
         tokens.sweep(|_| true, now + KEEP_FAILED / 2);
         assert_eq!([1, 2, 3].map(|token| owner(&tokens, token)), [why(), why(), Ok(OTHER)]);
         tokens.sweep(|_| true, now + KEEP_FAILED);
@@ -173,7 +197,7 @@ mod tests {
     #[test]
     fn a_member_leaves_by_one_token() {
         let (mut tokens, now) = (of_two(), Instant::now());
-        tokens.left(MEMBER, [1; 16], now);
+        tokens.left(MEMBER, Token([1; 16]), now);
         assert_eq!([1, 2].map(|token| owner(&tokens, token)), [Err(Unserved::Left), Err(Unserved::Unknown)]);
         tokens.sweep(|job| job != JobId(1), now + KEEP_FAILED);
         assert_eq!(
@@ -193,12 +217,12 @@ mod tests {
             for (what, token, seconds) in events {
                 match what {
                     // A hub draws no token twice.
-                    0 if token != 3 && tokens.owner([token; 16]) == Err(Unserved::Unknown) => {
-                        tokens.give([token; 16], MEMBER);
+                    0 if token != 3 && tokens.owner(Token([token; 16])) == Err(Unserved::Unknown) => {
+                        tokens.give(Token([token; 16]), MEMBER);
                     }
-                    1 if token != 3 => tokens.withdraw([token; 16]),
+                    1 if token != 3 => tokens.withdraw(Token([token; 16])),
                     2 => tokens.lost(MEMBER, "it died", now),
-                    3 if tokens.owner([token; 16]) == Ok(MEMBER) => tokens.left(MEMBER, [token; 16], now),
+                    3 if tokens.owner(Token([token; 16])) == Ok(MEMBER) => tokens.left(MEMBER, Token([token; 16]), now),
                     _ => {
                         now += Duration::from_secs(seconds);
                         tokens.sweep(|_| true, now);

@@ -1,6 +1,7 @@
 //! Why a hub does not start.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use authority::{CredentialError, TlsError};
 use fabric::any::ConnectError;
@@ -55,6 +56,14 @@ pub enum HubError {
     /// The directory of checkpoints cannot be used.
     #[error("--checkpoints: {0}")]
     Checkpoints(#[from] CheckpointError),
+    /// The record cannot be begun.
+    #[error("--record {}: {error}", file.display())]
+    Record {
+        /// The file.
+        file: PathBuf,
+        /// The reason.
+        error: std::io::Error,
+    },
     /// The file of the timeline cannot be written.
     #[error("--trace: {0}")]
     Trace(#[from] timeline::TraceError),

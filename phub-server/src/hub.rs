@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use authority::Credential;
 use axum::Router;
-use coordinator::LateLimits;
+use coordinator::{LateLimits, Settings};
 use fabric::any::{self, ConnectError, Listener, Transport};
 use fabric::tcp::{self, Frames};
 use fabric::{shm, verbs};
@@ -30,7 +31,7 @@ use crate::cores::lanes::{self, Lanes};
 use crate::cores::{CoreHandle, Report, free};
 use crate::error::HubError;
 use crate::needs;
-use crate::registry::{HubsAbove, Parts, Registry, Timeline, Up, random_name};
+use crate::registry::{HubsAbove, Parts, Recorder, Registry, Timeline, Up, random_name};
 use crate::rendezvous;
 use crate::settings::{HubSettings, interface};
 
@@ -124,20 +125,28 @@ impl Hub {
         let control = control_runtime()?;
         let runtime = control.handle().clone();
         let (gone, all_gone) = channel();
+        let decides = Settings {
+            jobs_limit: settings.jobs_limit as usize,
+            quotas: settings.quotas(),
+            late: LateLimits {
+                warning: Duration::from_secs(settings.late_warning_s),
+                limit: settings.late_limit_s.map(Duration::from_secs),
+            },
+        };
+        let record = |file: &PathBuf| {
+            let recorder = Recorder::start(file, decides);
+            recorder.map_err(|error| HubError::Record { file: file.clone(), error })
+        };
         let registry = Registry::new(Parts {
             id: random_name()?,
             cores,
             kernels,
             transports,
             heartbeat_limit: Duration::from_secs(settings.heartbeat_limit_s),
-            late: LateLimits {
-                warning: Duration::from_secs(settings.late_warning_s),
-                limit: settings.late_limit_s.map(Duration::from_secs),
-            },
+            decides,
+            recorder: settings.record.as_ref().map(record).transpose()?,
             store,
             checkpoint_every: settings.checkpoint_every,
-            jobs_limit: settings.jobs_limit as usize,
-            quotas: settings.quotas(),
             discard,
             up: up(settings, &group, has_rdma, address, guard.credential())?,
             timeline: trace.as_ref().map(|_| Timeline::new()),

@@ -14,6 +14,7 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use coordinator::Token;
 use fabric::FrameRule;
 use fabric::any::{Accepted, Gathered, Group, Hello, Listener};
 use pbox_core::Expected;
@@ -108,8 +109,8 @@ impl Rendezvous {
         // Before anything is kept of a connection.
         let known = match self.registry.upgrade() {
             Some(registry) => {
-                hello.identify(|name| registry.token_named(name));
-                registry.expects(hello.token())
+                hello.identify(|name| registry.token_named(name).map(|token| token.0));
+                registry.expects(Token(hello.token()))
             }
             None => Err(STOPS.into()),
         };
@@ -123,7 +124,7 @@ impl Rendezvous {
                 let token = pending.token();
                 let waited = pending.wait(GATHER_LIMIT);
                 if let (Err(error), Some(registry)) = (waited, self.registry.upgrade())
-                    && let Ok((job, rank)) = registry.expects(token)
+                    && let Ok((job, rank)) = registry.expects(Token(token))
                 {
                     let reason = format!("its data path could not be made: {error}");
                     registry.report(Report::WorkerGone { job, rank, reason, by_itself: true });
@@ -137,7 +138,7 @@ impl Rendezvous {
     fn welcome(&self, hello: Hello) {
         let Some(registry) = self.registry.upgrade() else { return self.refuse(hello, STOPS) };
         let Ok(_turn) = self.runtime.block_on(self.welcomes.acquire()) else { return };
-        let admission = match registry.admission(hello.token()) {
+        let admission = match registry.admission(Token(hello.token())) {
             Ok(admission) => admission,
             Err(why) => return self.refuse(hello, &why),
         };

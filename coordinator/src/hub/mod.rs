@@ -9,7 +9,7 @@
 //! | `promises` | promises memory |
 //! | `end` | ends jobs: one alone, or all of a hub that stops; forgets what is old |
 //!
-//! Of a job it must know nothing but the coordinator's [`Job`]: who drives may have more of it, to which that one belongs.
+//! Everything that changes a hub comes in by [`Hub::ask`], see [`input`](crate::input). Who drives reads the rest.
 
 mod end;
 mod join;
@@ -20,18 +20,20 @@ mod quotas;
 mod tests;
 
 use std::collections::{BTreeMap, HashSet};
-use std::ops::DerefMut;
 use std::time::Instant;
 
 use pbox_core::JobId;
 use pbox_core::control::{CountsReply, RefusalCode};
+use serde::{Deserialize, Serialize};
 
-pub use join::{Found, Newcomer};
+pub use end::Failed;
+pub use join::{Differs, Found, Join};
 pub use names::Names;
-pub use promises::{Memory, NoRoom};
+pub use promises::{Memory, NoRoom, Promise};
 pub use quotas::Quotas;
 
-use crate::job::{Cause, Effect, Event, Job};
+use crate::input::Request;
+use crate::job::{Cause, Effect, Job, LateLimits};
 use crate::refused::Refused;
 use crate::tokens::{KEEP_FAILED, Tokens, Unserved};
 
@@ -39,7 +41,7 @@ use crate::tokens::{KEEP_FAILED, Tokens, Unserved};
 pub const STOPS: &str = "the hub is stopping";
 
 /// The job ended meanwhile. Its workers have been told why.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobEnded;
 
 impl From<JobEnded> for String {
@@ -48,22 +50,37 @@ impl From<JobEnded> for String {
     }
 }
 
-/// A hub. Of a name that is reserved, who drives notes an `L`.
-#[derive(Debug)]
-pub struct Hub<J, L = ()> {
+/// The settings of a hub, as far as it decides by them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
     /// The most jobs at a time.
-    jobs_limit: usize,
-    quotas: Quotas,
+    pub jobs_limit: usize,
+    /// The quotas of addresses and of jobs.
+    pub quotas: Quotas,
+    /// The limits after which workers are late.
+    pub late: LateLimits,
+}
+
+/// A hub.
+#[derive(Debug)]
+pub struct Hub {
+    pub(crate) settings: Settings,
     /// All jobs, also those that have failed.
-    jobs: BTreeMap<JobId, J>,
+    pub(crate) jobs: BTreeMap<JobId, Job>,
     /// The names of jobs that have not failed, and names that are reserved.
-    pub names: Names<L>,
+    pub(crate) names: Names,
     /// The memory that joins were promised that are being read.
     joins_bytes: u64,
     /// The tokens of the members of all jobs.
-    pub tokens: Tokens,
+    pub(crate) tokens: Tokens,
     /// The counts of what it has done.
-    pub counts: CountsReply,
+    pub(crate) counts: CountsReply,
+    end: End,
+}
+
+/// The end of a hub.
+#[derive(Debug, Default)]
+struct End {
     /// Whether it takes no more jobs.
     draining: bool,
     /// Whether nobody may join any more: it writes its checkpoints, and then stops.
@@ -76,60 +93,57 @@ pub struct Hub<J, L = ()> {
     untold_above: HashSet<JobId>,
 }
 
-impl<J: DerefMut<Target = Job>, L: Default> Hub<J, L> {
+impl Hub {
     /// Makes a hub without jobs.
-    pub fn new(jobs_limit: usize, quotas: Quotas) -> Self {
+    pub fn new(settings: Settings) -> Self {
         Hub {
-            jobs_limit,
-            quotas,
+            settings,
             jobs: BTreeMap::new(),
             names: Names::default(),
             joins_bytes: 0,
             tokens: Tokens::default(),
             counts: CountsReply::default(),
-            draining: false,
-            closed: false,
-            stopping: false,
-            untold: HashSet::new(),
-            untold_above: HashSet::new(),
+            end: End::default(),
         }
     }
 
+    /// Carries a request out, and answers it. Nothing else changes a hub.
+    pub fn ask<R: Request>(&mut self, request: R, now: Instant) -> R::Answer {
+        request.apply(self, now)
+    }
+
     /// Returns the job of this number.
-    pub fn job(&self, id: JobId) -> Option<&J> {
+    pub fn job(&self, id: JobId) -> Option<&Job> {
         self.jobs.get(&id)
     }
 
-    /// Returns the job of this number.
-    pub fn job_mut(&mut self, id: JobId) -> Option<&mut J> {
-        self.jobs.get_mut(&id)
-    }
-
     /// Returns all jobs, also those that have failed.
-    pub fn jobs(&self) -> impl Iterator<Item = &J> {
+    pub fn jobs(&self) -> impl Iterator<Item = &Job> {
         self.jobs.values()
     }
 
-    /// Returns all jobs, also those that have failed.
-    pub fn jobs_mut(&mut self) -> impl Iterator<Item = &mut J> {
-        self.jobs.values_mut()
-    }
-
     /// Returns the jobs that have not failed.
-    pub fn living(&self) -> impl Iterator<Item = &J> {
+    pub fn living(&self) -> impl Iterator<Item = &Job> {
         self.jobs().filter(|job| !job.failed())
     }
 
-    /// Returns the job of this number, unless it has failed.
-    ///
-    /// # Errors
-    /// When it has failed or ended.
-    pub fn running(&mut self, id: JobId) -> Result<&mut J, JobEnded> {
-        self.job_mut(id).filter(|job| !job.failed()).ok_or(JobEnded)
+    /// Returns the names of jobs.
+    pub fn names(&self) -> &Names {
+        &self.names
+    }
+
+    /// Returns the tokens of members.
+    pub fn tokens(&self) -> &Tokens {
+        &self.tokens
+    }
+
+    /// Returns the counts of what it has done.
+    pub fn counts(&self) -> CountsReply {
+        self.counts
     }
 
     /// Returns the job of this name that has not failed.
-    pub fn named(&self, name: &str) -> Option<&J> {
+    pub fn named(&self, name: &str) -> Option<&Job> {
         self.job(self.names.job(name)?)
     }
 
@@ -148,13 +162,13 @@ impl<J: DerefMut<Target = Job>, L: Default> Hub<J, L> {
     ///
     /// # Errors
     /// When the token serves no member of the job.
-    pub fn member(&mut self, job: &str, token: &str) -> Result<(&mut J, u32), Refused> {
+    pub fn member(&self, job: &str, token: &str) -> Result<(&Job, u32), Refused> {
         let owner = match self.tokens.owner_by_digits(token) {
             Ok(owner) => Some(owner),
             Err(Unserved::Lost(why)) => return Err(Refused::new(RefusalCode::WorkerLost, why)),
             Err(Unserved::Left | Unserved::Unknown) => None,
         };
-        let member = owner.and_then(|(id, rank)| Some((self.jobs.get_mut(&id)?, rank)));
+        let member = owner.and_then(|(id, rank)| Some((self.jobs.get(&id)?, rank)));
         member.filter(|(of, _)| of.name == job).ok_or_else(|| {
             let why = format!(
                 "no worker of job {job:?} has this token: it left, or its job ended more than {} s ago; join again",
@@ -164,13 +178,23 @@ impl<J: DerefMut<Target = Job>, L: Default> Hub<J, L> {
         })
     }
 
-    /// Has a job take an event in. Returns what follows, in order.
-    pub fn handle(&mut self, id: JobId, event: Event, now: Instant) -> Vec<Effect> {
-        self.job_mut(id).map_or_else(Vec::new, |job| job.handle(event, now))
+    /// Returns the job of this number, to be changed.
+    pub(crate) fn job_mut(&mut self, id: JobId) -> Option<&mut Job> {
+        self.jobs.get_mut(&id)
     }
 
-    /// Notes what an effect of a job changes for tokens and counts. Who drives does the rest.
-    pub fn note(&mut self, id: JobId, effect: &Effect, now: Instant) {
+    /// Returns the job of this number, to be changed, unless it has failed.
+    pub(crate) fn running(&mut self, id: JobId) -> Result<&mut Job, JobEnded> {
+        self.job_mut(id).filter(|job| !job.failed()).ok_or(JobEnded)
+    }
+
+    /// Notes what the effects of a job change for tokens and counts. Returns the effects: who drives does the rest.
+    pub(crate) fn noted(&mut self, id: JobId, effects: Vec<Effect>, now: Instant) -> Vec<Effect> {
+        effects.iter().for_each(|effect| self.note(id, effect, now));
+        effects
+    }
+
+    fn note(&mut self, id: JobId, effect: &Effect, now: Instant) {
         let lost = &mut self.counts.lost;
         match effect {
             Effect::Lost { cause: Cause::Link, .. } => lost.link += 1,

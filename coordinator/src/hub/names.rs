@@ -14,28 +14,26 @@ use pbox_core::JobId;
 
 /// A name that is reserved, and what its job will need.
 #[derive(Debug, Default)]
-pub(super) struct Reserved<L> {
+pub(super) struct Reserved {
     /// The memory that the job was promised.
     pub promised: u64,
     /// The address whose job it will be.
     pub owner: Option<IpAddr>,
     /// Whether it is not made at all: it has failed, and its last state is being saved.
     saves: bool,
-    /// The notes of the one who drives.
-    load: L,
 }
 
 /// The names of a hub's jobs.
 #[derive(Debug, Default)]
-pub struct Names<L> {
+pub struct Names {
     /// The numbers of jobs that have not failed.
     jobs: HashMap<String, JobId>,
-    pub(super) reserved: BTreeMap<String, Reserved<L>>,
+    pub(super) reserved: BTreeMap<String, Reserved>,
     /// The number of the next job.
     next: u64,
 }
 
-impl<L: Default> Names<L> {
+impl Names {
     /// Returns the job of this name that has not failed.
     pub fn job(&self, name: &str) -> Option<JobId> {
         self.jobs.get(name).copied()
@@ -74,7 +72,7 @@ impl<L: Default> Names<L> {
     }
 
     /// Reserves a free name for a job of this owner. Returns the job's number.
-    pub fn reserve(&mut self, name: &str, owner: Option<IpAddr>) -> JobId {
+    pub(crate) fn reserve(&mut self, name: &str, owner: Option<IpAddr>) -> JobId {
         debug_assert!(self.is_free(name), "{name:?} has an owner");
         self.reserved.insert(name.to_owned(), Reserved { owner, ..Reserved::default() });
         self.next += 1;
@@ -82,23 +80,13 @@ impl<L: Default> Names<L> {
     }
 
     /// Frees a name that was reserved.
-    pub fn release(&mut self, name: &str) {
+    pub(crate) fn release(&mut self, name: &str) {
         self.reserved.remove(name);
     }
 
     /// Reserves the name of a job that has failed, until its last state is saved.
-    pub fn keep(&mut self, name: &str) {
+    pub(crate) fn keep(&mut self, name: &str) {
         self.reserved.insert(name.to_owned(), Reserved { saves: true, ..Reserved::default() });
-    }
-
-    /// Returns the notes of a reserved name.
-    pub fn load(&mut self, name: &str) -> Option<&mut L> {
-        self.reserved.get_mut(name).map(|reserved| &mut reserved.load)
-    }
-
-    /// Returns the notes of all reserved names.
-    pub fn loads(&self) -> impl Iterator<Item = &L> {
-        self.reserved.values().map(|reserved| &reserved.load)
     }
 
     /// Gives a free name to a job.

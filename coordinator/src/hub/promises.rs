@@ -9,30 +9,69 @@
 //! when one of these ends, its promise goes with it.
 
 use std::fmt;
-use std::ops::DerefMut;
 
 use fabric::MemoryRoom;
 use pbox_core::JobTerms;
 use pbox_core::control::RefusalCode;
+use serde::{Deserialize, Serialize};
 
 use super::Hub;
-use crate::job::Job;
 use crate::refused::Refused;
 
 /// The memory of this process.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Memory {
-    /// Its room for more.
-    pub room: MemoryRoom,
+    /// Its room for more, in bytes.
+    pub room: u64,
+    /// The room and its bound, in words.
+    pub words: String,
     /// The memory that has become resident since it had no job, in bytes.
     pub used: u64,
+}
+
+impl Memory {
+    /// Takes the room of the process in, and the memory that has become resident since it had no job.
+    pub fn new(room: &MemoryRoom, used: u64) -> Self {
+        Memory { room: room.bytes, words: room.to_string(), used }
+    }
+}
+
+/// A job that is being made needs memory.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Promise {
+    /// Its name, which is reserved.
+    pub name: String,
+    /// The number of its workers.
+    pub workers: u32,
+    /// The bytes of its model.
+    pub model_bytes: u64,
+    /// The name of its optimizer.
+    pub optimizer: String,
+    /// The bytes that it needs.
+    pub needed: u64,
+    /// The memory of this process, if it is known.
+    pub memory: Option<Memory>,
+}
+
+impl Promise {
+    /// Takes the needs of a job with these terms in.
+    pub fn new(name: &str, terms: &JobTerms, needed: u64, memory: Option<Memory>) -> Self {
+        Promise {
+            name: name.to_owned(),
+            workers: terms.workers,
+            model_bytes: terms.keys.iter().filter_map(|key| key.bytes()).fold(0, u64::saturating_add),
+            optimizer: terms.optimizer.name().to_owned(),
+            needed,
+            memory,
+        }
+    }
 }
 
 /// There is no room for what is needed.
 #[derive(Debug)]
 pub struct NoRoom {
     needed: u64,
-    room: MemoryRoom,
+    room: String,
     /// Promised, and not used yet.
     waiting: u64,
 }
@@ -48,7 +87,7 @@ impl fmt::Display for NoRoom {
     }
 }
 
-impl<J: DerefMut<Target = Job>, L: Default> Hub<J, L> {
+impl Hub {
     /// Returns the sum of all promises.
     pub fn promised(&self) -> u64 {
         let of_jobs = self.living().map(|job| job.made.promised);
@@ -61,19 +100,16 @@ impl<J: DerefMut<Target = Job>, L: Default> Hub<J, L> {
     /// # Errors
     /// When there is no room.
     pub fn check_room(&self, needed: u64, memory: Option<Memory>) -> Result<(), NoRoom> {
-        let Some(Memory { room, used }) = memory else { return Ok(()) };
+        let Some(Memory { room, words, used }) = memory else { return Ok(()) };
         let waiting = self.promised().saturating_sub(used);
-        match needed <= room.bytes.saturating_sub(waiting) {
+        match needed <= room.saturating_sub(waiting) {
             true => Ok(()),
-            false => Err(NoRoom { needed, room, waiting }),
+            false => Err(NoRoom { needed, room: words, waiting }),
         }
     }
 
     /// Promises the memory of a join that is being read.
-    ///
-    /// # Errors
-    /// When there is no room.
-    pub fn promise_join(&mut self, bytes: u64, memory: Option<Memory>) -> Result<(), Refused> {
+    pub(crate) fn promise_join(&mut self, bytes: u64, memory: Option<Memory>) -> Result<(), Refused> {
         self.check_room(bytes, memory).map_err(|why| {
             let why = format!("reading this join needs {why}; try again later");
             Refused::new(RefusalCode::NoMemory, why)
@@ -83,35 +119,25 @@ impl<J: DerefMut<Target = Job>, L: Default> Hub<J, L> {
     }
 
     /// Takes the promise of a join back, which is read.
-    pub fn end_join(&mut self, bytes: u64) {
+    pub(crate) fn end_join(&mut self, bytes: u64) {
         self.joins_bytes -= bytes;
     }
 
-    /// Promises a job that is being made all its memory, or refuses it: otherwise the kernel would kill the hub for it.
-    ///
-    /// # Errors
-    /// When there is no room, or a quota is used up. The job has no promise then.
-    pub fn promise(
-        &mut self,
-        name: &str,
-        terms: &JobTerms,
-        needed: u64,
-        memory: Option<Memory>,
-    ) -> Result<(), Refused> {
-        self.set_promise(name, 0);
-        self.check_memory_of(name, needed)?;
+    /// Promises a job that is being made all its memory, or refuses it: otherwise the kernel would kill the hub for it. A job that is
+    /// refused has no promise.
+    pub(crate) fn promise(&mut self, promise: Promise) -> Result<(), Refused> {
+        let Promise { name, workers, model_bytes, optimizer, needed, memory } = promise;
+        self.set_promise(&name, 0);
+        self.check_memory_of(&name, needed)?;
         self.check_room(needed, memory).map_err(|why| {
-            let elements = terms.keys.iter().filter_map(|key| key.bytes()).fold(0, u64::saturating_add);
             let why = format!(
-                "job {name:?}: {} workers of a {:.2} GB model with {} need {why}; use fewer workers, larger chunks or a \
-                 smaller model, or end other jobs",
-                terms.workers,
-                elements as f64 / 1e9,
-                terms.optimizer.name(),
+                "job {name:?}: {workers} workers of a {:.2} GB model with {optimizer} need {why}; use fewer workers, larger \
+                 chunks or a smaller model, or end other jobs",
+                model_bytes as f64 / 1e9,
             );
             Refused::new(RefusalCode::NoMemory, why)
         })?;
-        self.set_promise(name, needed);
+        self.set_promise(&name, needed);
         Ok(())
     }
 

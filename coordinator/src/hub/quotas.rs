@@ -4,16 +4,15 @@
 //! A token for a job needs no quota of its own: there is one job of a name at a time.
 
 use std::net::IpAddr;
-use std::ops::DerefMut;
 
 use pbox_core::control::RefusalCode;
+use serde::{Deserialize, Serialize};
 
 use super::Hub;
-use crate::job::Job;
 use crate::refused::Refused;
 
 /// The quotas of a hub; by default there are none, because all workers of a cluster may be behind one gateway.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quotas {
     /// The most jobs of an address.
     pub jobs_per_address: Option<u32>,
@@ -23,7 +22,7 @@ pub struct Quotas {
     pub memory_per_job: Option<u64>,
 }
 
-impl<J: DerefMut<Target = Job>, L: Default> Hub<J, L> {
+impl Hub {
     /// Returns the jobs of an address that have not failed or are being made, and what each was promised.
     fn owned_by(&self, owner: IpAddr) -> Vec<(&str, u64)> {
         let running = self.living().filter(|job| job.made.owner == Some(owner));
@@ -37,7 +36,7 @@ impl<J: DerefMut<Target = Job>, L: Default> Hub<J, L> {
 
     /// Checks that an address may make one more job.
     pub(super) fn check_jobs_of(&self, name: &str, owner: Option<IpAddr>) -> Result<(), Refused> {
-        let Some((limit, owner)) = self.quotas.jobs_per_address.zip(owner) else { return Ok(()) };
+        let Some((limit, owner)) = self.settings.quotas.jobs_per_address.zip(owner) else { return Ok(()) };
         let owned = self.owned_by(owner);
         if owned.len() < limit as usize {
             return Ok(());
@@ -54,7 +53,7 @@ impl<J: DerefMut<Target = Job>, L: Default> Hub<J, L> {
     /// Checks that a job that is being made may be promised this memory.
     pub(super) fn check_memory_of(&self, name: &str, needed: u64) -> Result<(), Refused> {
         let gb = |bytes: u64| bytes as f64 / 1e9;
-        if let Some(limit) = self.quotas.memory_per_job.filter(|&limit| needed > limit) {
+        if let Some(limit) = self.settings.quotas.memory_per_job.filter(|&limit| needed > limit) {
             let why = format!(
                 "job {name:?} needs {:.2} GB of this hub's memory, and --memory-per-job lets a job have {:.2} GB; use \
                  fewer workers or a smaller model",
@@ -64,7 +63,7 @@ impl<J: DerefMut<Target = Job>, L: Default> Hub<J, L> {
             return Err(Refused::new(RefusalCode::Quota, why));
         }
         let owner = self.names.reserved.get(name).and_then(|reserved| reserved.owner);
-        let Some((limit, owner)) = self.quotas.memory_per_address.zip(owner) else { return Ok(()) };
+        let Some((limit, owner)) = self.settings.quotas.memory_per_address.zip(owner) else { return Ok(()) };
         let mut owned = self.owned_by(owner);
         owned.retain(|(job, _)| *job != name);
         let used = owned.iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add);

@@ -2,18 +2,17 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
-use fabric::{MemoryBound, MemoryRoom};
 use pbox_core::control::{JoinRequest, Pass, Peers};
 use pbox_core::{JobTerms, Key, Numbers, NumbersByRound, Optimizer, Round, Share};
 
 use super::*;
-use crate::job::{Blame, Leave, Made};
-use crate::{Hubs, Secret, Token};
+use crate::input::{Begin, Fail, HubOf};
+use crate::job::{Blame, LastStep, Leave, Made, Saves};
+use crate::{LateLimits, Secret, Token};
 
 mod any_order;
-
-type Hub = super::Hub<Box<Job>>;
 
 const GB: u64 = 1_000_000_000;
 const JOBS_LIMIT: usize = 4;
@@ -21,53 +20,65 @@ const WORKERS: u32 = 2;
 const ONE: Option<IpAddr> = Some(IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1)));
 const OTHER: Option<IpAddr> = Some(IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2)));
 
+fn settings(quotas: Quotas) -> Settings {
+    let late = LateLimits { warning: Duration::from_secs(30), limit: None };
+    Settings { jobs_limit: JOBS_LIMIT, quotas, late }
+}
+
+/// A hub with these quotas.
+fn of_quotas(quotas: Quotas) -> Hub {
+    Hub::new(settings(quotas))
+}
+
 fn terms() -> JobTerms {
     let optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
     JobTerms::new(WORKERS, vec![Key::f32("a", [16])], optimizer)
 }
 
-fn job((id, name): (JobId, &str), owner: Option<IpAddr>, promised: u64) -> Box<Job> {
-    let terms = terms();
-    let hubs = Hubs::new(Share::WHOLE, Vec::new(), Secret([7; 16]), Round(0), Vec::new());
+/// A job of this owner begins, which was promised so much memory.
+fn begin((job, name): (JobId, &str), owner: Option<IpAddr>, promised: u64) -> Begin {
+    let hub = HubOf {
+        share: Share::WHOLE,
+        pieces: Vec::new(),
+        secret: Secret([7; 16]),
+        first_round: Round(0),
+        files: Vec::new(),
+    };
     let made = Made { cores: 1, owner, promised, ..Made::default() };
-    let from = (Round(0), NumbersByRound::new(Numbers::new(terms.optimizer)));
-    Box::new(Job::new((id, name.to_owned()), Arc::new(terms), made, hubs, from, Instant::now()))
+    let from = (Round(0), NumbersByRound::new(Numbers::new(terms().optimizer)));
+    Begin { job, name: name.to_owned(), terms: Arc::new(terms()), made, hub, from }
 }
 
 fn room(gigabytes: u64, used: u64) -> Option<Memory> {
-    let room = MemoryRoom { bytes: gigabytes * GB, bound: MemoryBound::Machine };
-    Some(Memory { room, used: used * GB })
+    let words = format!("this machine has {gigabytes}.00 GB");
+    Some(Memory { room: gigabytes * GB, words, used: used * GB })
 }
 
 /// Makes a job that is promised so much memory.
 fn make(hub: &mut Hub, name: &str, owner: Option<IpAddr>, bytes: u64) -> Result<JobId, Refused> {
     let Found::Free(id) = hub.find_or_reserve(name, owner)? else { panic!("{name} is not free") };
-    let promised = hub.promise(name, &terms(), bytes, room(100, 0));
+    let promised = hub.promise(Promise::new(name, &terms(), bytes, room(100, 0)));
     hub.names.release(name);
     promised?;
-    hub.begin(job((id, name), owner, bytes));
+    hub.ask(begin((id, name), owner, bytes), Instant::now());
     Ok(id)
 }
 
 fn join(hub: &mut Hub, name: &str, rank: u32, token: Token, now: Instant) -> Result<JobId, Refused> {
-    let request = &JoinRequest::new(rank, terms());
-    let newcomer = Newcomer { request, difference: None, from: None, token, saves: false };
-    hub.join(name, newcomer, now).map(|(job, _)| job.id)
+    hub.join(Join::new(name, &JoinRequest::new(rank, terms()), token), now).map(|(id, _)| id)
 }
 
 /// All members of a job connect, and it begins.
 fn run(job: &mut Job) {
     for rank in 0..WORKERS {
-        job.connect(rank, [0; 16]).unwrap();
+        job.connect(rank, Token([0; 16])).unwrap();
         job.attached(rank);
     }
     job.take_part(&[0, 1], Round(0));
 }
 
 fn fail(hub: &mut Hub, id: JobId, now: Instant) {
-    if let Some((job, blame)) = hub.fails(id, Blame::Job) {
-        job.fail("a test", blame == Blame::Hub, now);
-    }
+    hub.fail(id, "a test", Blame::Job, None, now);
 }
 
 fn refused<T>(answer: Result<T, Refused>, code: RefusalCode, words: &[&str]) {
@@ -78,16 +89,14 @@ fn refused<T>(answer: Result<T, Refused>, code: RefusalCode, words: &[&str]) {
 
 #[test]
 fn a_pass_lets_one_worker_in() {
-    let (mut hub, now) = (Hub::new(JOBS_LIMIT, Quotas::default()), Instant::now());
+    let (mut hub, now) = (of_quotas(Quotas::default()), Instant::now());
     make(&mut hub, "job", ONE, GB).unwrap();
     let secret = Secret([7; 16]).show();
     let pass = Pass { secret, worker: 7, first_round: Round(0), checkpoints: false };
     let mut with_pass = |rank: u32| {
         let peers = Peers { hubs: vec!["hub:1".into(), "hub:2".into()], pass: Some(pass.clone()) };
         let request = &JoinRequest { peers: Some(peers), ..JoinRequest::new(rank, terms()) };
-        let newcomer =
-            Newcomer { request, difference: None, from: None, token: [rank as u8 + 1; 16], saves: false };
-        hub.join("job", newcomer, now).map(|_| ())
+        hub.join(Join::new("job", request, Token([rank as u8 + 1; 16])), now).map(|_| ())
     };
     with_pass(0).unwrap();
     refused(with_pass(1), RefusalCode::JobDiffers, &["the pass of worker 1", "worker 0", "of its own"]);
@@ -95,7 +104,7 @@ fn a_pass_lets_one_worker_in() {
 
 #[test]
 fn one_job_more_than_the_limit_is_refused_until_another_ends() {
-    let mut hub = Hub::new(JOBS_LIMIT, Quotas::default());
+    let mut hub = of_quotas(Quotas::default());
     for number in 0..JOBS_LIMIT - 1 {
         make(&mut hub, &format!("job-{number}"), None, 0).unwrap();
     }
@@ -104,7 +113,7 @@ fn one_job_more_than_the_limit_is_refused_until_another_ends() {
     assert_eq!(making, Found::Free(JobId(3)));
     refused(make(&mut hub, "another", None, 0), RefusalCode::JobsLimit, &["4 jobs", "--jobs-limit"]);
     hub.names.release("made");
-    hub.begin(job((JobId(3), "made"), None, 0));
+    hub.ask(begin((JobId(3), "made"), None, 0), Instant::now());
     refused(make(&mut hub, "another", None, 0), RefusalCode::JobsLimit, &[]);
     fail(&mut hub, JobId(0), Instant::now());
     make(&mut hub, "another", None, 0).unwrap();
@@ -112,7 +121,7 @@ fn one_job_more_than_the_limit_is_refused_until_another_ends() {
 
 #[test]
 fn a_hub_that_ends_with_its_jobs_takes_their_workers_and_one_that_stops_takes_nobody() {
-    let mut hub = Hub::new(JOBS_LIMIT, Quotas::default());
+    let mut hub = of_quotas(Quotas::default());
     make(&mut hub, "b", None, 0).unwrap();
     hub.find_or_reserve("a", None).unwrap();
     assert_eq!(hub.drain(), ["a", "b"]);
@@ -130,7 +139,7 @@ fn a_hub_that_ends_with_its_jobs_takes_their_workers_and_one_that_stops_takes_no
 
 #[test]
 fn an_address_has_its_jobs_and_no_more_and_others_have_theirs() {
-    let mut hub = Hub::new(JOBS_LIMIT, Quotas { jobs_per_address: Some(2), ..Quotas::default() });
+    let mut hub = of_quotas(Quotas { jobs_per_address: Some(2), ..Quotas::default() });
     make(&mut hub, "a", ONE, 0).unwrap();
     make(&mut hub, "b", ONE, 0).unwrap();
     let words = ["10.0.0.1", "2 job(s)", "(a, b)", "--jobs-per-address", "have 2"];
@@ -142,21 +151,21 @@ fn an_address_has_its_jobs_and_no_more_and_others_have_theirs() {
 
 #[test]
 fn the_memory_of_a_job_and_of_an_address_has_a_limit() {
-    let mut hub = Hub::new(JOBS_LIMIT, Quotas { memory_per_address: Some(2 * GB), ..Quotas::default() });
+    let mut hub = of_quotas(Quotas { memory_per_address: Some(2 * GB), ..Quotas::default() });
     make(&mut hub, "a", ONE, GB).unwrap();
     make(&mut hub, "b", ONE, GB).unwrap();
     let words = ["10.0.0.1", "2 job(s)", "(a, b)", "--memory-per-address"];
     refused(make(&mut hub, "c", ONE, GB), RefusalCode::Quota, &words);
     assert_eq!(hub.promised(), 2 * GB, "a refused job has no promise");
     make(&mut hub, "c", OTHER, GB).unwrap();
-    let mut hub = Hub::new(JOBS_LIMIT, Quotas { memory_per_job: Some(GB - 1), ..Quotas::default() });
+    let mut hub = of_quotas(Quotas { memory_per_job: Some(GB - 1), ..Quotas::default() });
     refused(make(&mut hub, "a", ONE, GB), RefusalCode::Quota, &["--memory-per-job"]);
 }
 
 #[test]
 fn what_is_promised_and_not_used_is_used() {
     let promised = |gigabytes: u64| {
-        let mut hub = Hub::new(JOBS_LIMIT, Quotas::default());
+        let mut hub = of_quotas(Quotas::default());
         make(&mut hub, "job", None, gigabytes * GB).unwrap();
         hub
     };
@@ -178,7 +187,7 @@ fn what_is_promised_and_not_used_is_used() {
 
 #[test]
 fn the_promises_are_as_before_when_a_job_is_refused_fails_or_ends() {
-    let mut hub = Hub::new(JOBS_LIMIT, Quotas::default());
+    let mut hub = of_quotas(Quotas::default());
     make(&mut hub, "first", None, GB).unwrap();
     let large = make(&mut hub, "large", None, 1000 * GB);
     refused(large, RefusalCode::NoMemory, &["1000.00 GB of memory", "fewer workers"]);
@@ -196,10 +205,15 @@ fn the_promises_are_as_before_when_a_job_is_refused_fails_or_ends() {
 
 #[test]
 fn the_name_of_a_failed_job_is_reserved_until_its_last_state_is_saved() {
-    let mut hub = Hub::new(JOBS_LIMIT, Quotas::default());
-    make(&mut hub, "job", ONE, GB).unwrap();
-    fail(&mut hub, JobId(0), Instant::now());
-    hub.names.keep("job");
+    let (mut hub, now) = (of_quotas(Quotas::default()), Instant::now());
+    let job = make(&mut hub, "job", ONE, GB).unwrap();
+    for rank in 0..WORKERS {
+        join(&mut hub, "job", rank, Token([rank as u8; 16]), now).unwrap();
+    }
+    run(hub.job_mut(job).unwrap());
+    let saves = Some(Saves::default());
+    let failed = hub.ask(Fail { job, reason: "a test".into(), blame: Blame::Job, saves }, now).unwrap();
+    assert!(failed.is_being_saved && failed.effects == [Effect::Last(LastStep::Hold)]);
     assert_eq!(hub.find_or_reserve("job", ONE), Ok(Found::Reserved));
     assert!(hub.names.saves_any() && hub.is_used());
     hub.names.release("job");
@@ -210,30 +224,30 @@ fn the_name_of_a_failed_job_is_reserved_until_its_last_state_is_saved() {
 /// A worker may join a job that has no worker any more, while the hub leaves the hubs above.
 #[test]
 fn a_worker_that_joins_behind_the_last_leave_has_no_token_when_the_job_has_ended() {
-    let (mut hub, now) = (Hub::new(JOBS_LIMIT, Quotas::default()), Instant::now());
+    let (mut hub, now) = (of_quotas(Quotas::default()), Instant::now());
     let id = make(&mut hub, "job", None, 0).unwrap();
     hub.job_mut(id).unwrap().made.is_below = true;
     let terms = &mut hub.job_mut(id).unwrap().terms;
     Arc::make_mut(terms).on_loss = pbox_core::OnLoss::Continue;
     for rank in 0..WORKERS {
-        join(&mut hub, "job", rank, [rank as u8; 16], now).unwrap();
+        join(&mut hub, "job", rank, Token([rank as u8; 16]), now).unwrap();
     }
     run(hub.job_mut(id).unwrap());
-    assert_eq!(hub.leave((id, 1), Some([1; 16]), Round(3), now), Leave::Left);
+    assert_eq!(hub.leave((id, 1), Some(Token([1; 16])), Round(3), now), Leave::Left);
     hub.job_mut(id).unwrap().removed(1);
-    assert_eq!(hub.leave((id, 0), Some([0; 16]), Round(3), now), Leave::Last);
-    join(&mut hub, "job", 1, [2; 16], now).unwrap();
+    assert_eq!(hub.leave((id, 0), Some(Token([0; 16])), Round(3), now), Leave::Last);
+    join(&mut hub, "job", 1, Token([2; 16]), now).unwrap();
     hub.end(id, now);
-    assert_eq!(hub.tokens.owner([2; 16]), Err(Unserved::Unknown));
-    assert_eq!(hub.tokens.owner([0; 16]), Err(Unserved::Left), "a second leave changes nothing");
+    assert_eq!(hub.tokens.owner(Token([2; 16])), Err(Unserved::Unknown));
+    assert_eq!(hub.tokens.owner(Token([0; 16])), Err(Unserved::Left), "a second leave changes nothing");
 }
 
 #[test]
 fn a_failed_job_is_kept_for_its_members_until_it_is_old_or_others_have_failed_since() {
-    let (mut hub, now) = (Hub::new(JOBS_LIMIT, Quotas::default()), Instant::now());
+    let (mut hub, now) = (of_quotas(Quotas::default()), Instant::now());
     for number in 0..=JOBS_LIMIT as u8 {
         let id = make(&mut hub, "job", None, 0).unwrap();
-        join(&mut hub, "job", 0, [number; 16], now).unwrap();
+        join(&mut hub, "job", 0, Token([number; 16]), now).unwrap();
         fail(&mut hub, id, now);
     }
     hub.sweep(now);
@@ -249,20 +263,24 @@ fn a_failed_job_is_kept_for_its_members_until_it_is_old_or_others_have_failed_si
 
 #[test]
 fn a_hub_that_stops_waits_for_its_members_and_for_the_hubs_above() {
-    let (mut hub, now) = (Hub::new(JOBS_LIMIT, Quotas::default()), Instant::now());
+    let (mut hub, now) = (of_quotas(Quotas::default()), Instant::now());
     let id = make(&mut hub, "job", None, 0).unwrap();
-    join(&mut hub, "job", 1, [1; 16], now).unwrap();
+    join(&mut hub, "job", 1, Token([1; 16]), now).unwrap();
     hub.close();
     assert_eq!(hub.stop(), [id]);
-    let (job, blame) = hub.fails(id, Blame::Job).unwrap();
-    assert_eq!(blame, Blame::Hub, "whatever ends while the hub stops, its stop ends");
-    job.fail("a test", true, now);
+    let failed = hub.fail(id, "a test", Blame::Job, None, now).unwrap();
+    assert_eq!(failed.blame, Blame::Hub, "whatever ends while the hub stops, its stop ends");
     hub.tells_above(id);
     assert_eq!(hub.stop(), [], "all have failed");
-    assert!(!hub.told("job", &authority::hex(&[2; 16])) && hub.has_untold());
-    assert!(hub.told("job", &authority::hex(&[1; 16])) && hub.has_untold());
+    hub.told((id, 0));
+    hub.told_above(id);
+    assert!(hub.has_untold(), "of a member");
+    hub.told((id, 1));
+    assert!(!hub.has_untold());
+    hub.tells_above(id);
+    assert!(hub.has_untold(), "the hubs above");
     hub.told_above(id);
     assert!(!hub.has_untold());
-    assert!(hub.fails(id, Blame::Job).is_none());
+    assert!(hub.fail(id, "a test", Blame::Job, None, now).is_none());
     assert_eq!(hub.counts.failed_jobs, 1);
 }

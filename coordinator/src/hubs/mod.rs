@@ -9,14 +9,14 @@ use authority::{hex, unhex};
 use pbox_core::control::{Pass, ReleaseRequest, WholeRounds};
 use pbox_core::job::MAX_WORKERS;
 use pbox_core::{Piece, Round, Share};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use agreement::{Arrivals, Files, Follower, StaleCut, is_needed, may_write};
 
-use crate::Token;
-
 /// Names one of the jobs that have had a name: what hub 0 drew when it made the job. Its workers know it, too, so it proves nothing.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(pub Token);
+pub struct Secret(pub [u8; 16]);
 
 impl Secret {
     /// Reads 32 hexadecimal digits.
@@ -33,6 +33,19 @@ impl Secret {
     /// Returns the digits, as a request shows them.
     pub fn show(&self) -> String {
         hex(&self.0)
+    }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.show())
+    }
+}
+
+impl<'de> Deserialize<'de> for Secret {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Secret::parse(&text).ok_or_else(|| D::Error::custom("expected a secret of 32 hexadecimal digits"))
     }
 }
 
@@ -73,7 +86,7 @@ pub struct Hubs {
 impl Hubs {
     /// The hubs of a job that begins. `files` are the rounds of the files of each hub that owns chunks; of another hub
     /// than hub 0, only its own.
-    pub fn new(
+    pub(crate) fn new(
         share: Share,
         pieces: Vec<Piece>,
         secret: Secret,
@@ -108,14 +121,14 @@ impl Hubs {
     }
 
     /// A pass for the next worker that hub 0 lets in.
-    pub fn next_pass(&mut self, checkpoints: bool) -> Pass {
+    pub(crate) fn next_pass(&mut self, checkpoints: bool) -> Pass {
         self.workers += 1;
         let (secret, worker, first_round) = (self.secret.show(), self.workers, self.first_round);
         Pass { secret, worker, first_round, checkpoints }
     }
 
     /// Hub 0 begins a cut. Returns the cut's number.
-    pub fn next_cut(&mut self) -> u64 {
+    pub(crate) fn next_cut(&mut self) -> u64 {
         self.cuts += 1;
         self.cuts
     }
@@ -124,7 +137,7 @@ impl Hubs {
     ///
     /// # Errors
     /// When the cut is over, and at hub 0 itself.
-    pub fn hold(&mut self, cut: u64) -> Result<(), StaleCut> {
+    pub(crate) fn hold(&mut self, cut: u64) -> Result<(), StaleCut> {
         if self.leads() {
             return Err(StaleCut { asked: cut, last: self.cuts });
         }
@@ -154,7 +167,7 @@ impl Hubs {
     }
 
     /// Notes which files a hub has now.
-    pub fn has_files(&mut self, hub: u32, rounds: Vec<Round>) {
+    pub(crate) fn has_files(&mut self, hub: u32, rounds: Vec<Round>) {
         if hub == self.share.hub {
             self.rounds.clone_from(&rounds);
         }

@@ -18,14 +18,15 @@ use std::time::{Duration, Instant};
 
 use pbox_core::Round;
 use pbox_core::control::{ArrivedRequest, FailedReply, LastReply};
+use serde::{Deserialize, Serialize};
 
 use super::cut::{CutId, NotCut, Step, Stepped};
 use super::last::{LastStep, LastStepped, Saved};
 use super::{Job, Standing};
-use crate::Token;
+use crate::tokens::Token;
 
 /// An event of a job.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Event {
     /// A core has a member's link.
     Attached(u32),
@@ -105,7 +106,7 @@ pub enum Effect {
 }
 
 /// Why a member is lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cause {
     /// Its link ended.
     Link,
@@ -120,7 +121,7 @@ pub enum Cause {
 }
 
 /// The one whose end a job's failure is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Blame {
     /// The job itself, or one of its workers.
     Job,
@@ -130,7 +131,7 @@ pub enum Blame {
 
 impl Job {
     /// Takes an event in. Returns what follows from it, in order.
-    pub fn handle(&mut self, event: Event, now: Instant) -> Vec<Effect> {
+    pub(crate) fn handle(&mut self, event: Event, now: Instant) -> Vec<Effect> {
         match event {
             Event::Attached(rank) => {
                 let arrival = self.attached(rank);

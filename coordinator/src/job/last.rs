@@ -24,11 +24,12 @@ use pbox_core::control::{
     CheckpointReply, FailedReply, FailedRequest, LastReply, LastRequest, RoundsInFlight,
 };
 use pbox_core::{Front, Round};
+use serde::{Deserialize, Serialize};
 
 use super::{Blame, Effect, Job};
 
 /// The things that the driver knows of a failed job whose last state is saved.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Saves {
     /// The round of its last checkpoint, if this is its only hub.
     pub newest: Option<Round>,
@@ -54,7 +55,7 @@ pub enum LastStep {
 }
 
 /// The result of a step.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LastStepped {
     /// All cores hold the job. The chunks of those that have chunks are in these rounds.
     Held(Result<Vec<Front>, String>),
@@ -105,7 +106,13 @@ enum WaitsFor {
 
 impl Job {
     /// Ends the job as [`fail`](Self::fail) does, and has its last state saved, if it has one.
-    pub fn fail_and_save(&mut self, reason: &str, blame: Blame, saves: Saves, now: Instant) -> Vec<Effect> {
+    pub(crate) fn fail_and_save(
+        &mut self,
+        reason: &str,
+        blame: Blame,
+        saves: Saves,
+        now: Instant,
+    ) -> Vec<Effect> {
         let mut effects = Vec::new();
         if self.runs() {
             self.last = Some(self.last_of(reason, blame, saves));
@@ -116,7 +123,7 @@ impl Job {
     }
 
     /// Whether the job has failed, and its last state is being saved.
-    pub fn is_being_saved(&self) -> bool {
+    pub(crate) fn is_being_saved(&self) -> bool {
         self.last.is_some()
     }
 
@@ -126,7 +133,7 @@ impl Job {
     }
 
     /// Tells another hub, at which the job has failed, whether this hub holds it; as soon as this is known.
-    pub fn asked_to_hold(&mut self, now: Instant) -> Vec<Effect> {
+    pub(crate) fn asked_to_hold(&mut self, now: Instant) -> Vec<Effect> {
         let holds = |saves, rounds| vec![Effect::Holds(FailedReply { saves, rounds })];
         let Some(last) = &mut self.last else { return holds(false, None) };
         match &mut last.waits_for {
@@ -141,7 +148,7 @@ impl Job {
     }
 
     /// Writes, at another hub, what hub 0 has decided on. Returns nothing if the state is not here any more.
-    pub fn asked_for_part(&mut self, request: LastRequest) -> Option<Vec<Effect>> {
+    pub(crate) fn asked_for_part(&mut self, request: LastRequest) -> Option<Vec<Effect>> {
         let last = self.last.take_if(|last| matches!(last.waits_for, WaitsFor::Order(_)))?;
         Some(match check_before(request.before, last.own) {
             Ok(()) => self.write(last, request, 0),

@@ -76,7 +76,7 @@ impl Life {
 
 impl Job {
     /// Returns the state as the news show it.
-    pub fn state(&self) -> JobState {
+    pub(crate) fn state(&self) -> JobState {
         self.life.state()
     }
 
@@ -96,7 +96,7 @@ impl Job {
     }
 
     /// Returns when the job failed.
-    pub fn failed_at(&self) -> Option<Instant> {
+    pub(crate) fn failed_at(&self) -> Option<Instant> {
         match self.life {
             Life::Failed { at, .. } => Some(at),
             _ => None,

@@ -1,25 +1,27 @@
 //! A job: its terms, its members, and the news that its workers wait for.
 //!
-//! Plain state: decides nothing about cores and connections. `life` has the states of a job, `member` those of a member; `arriving`
-//! has how members come to take part, `cut` how the job is stopped for that, `late` who of them holds rounds up, `leaving` and
-//! `loss` how they and the job end, `last` how its last state is saved then, `relink` how they make links again, `offered` the state
-//! that rank 0 brings, `reached` how far members were before they lost their hub.
+//! Plain state: decides nothing about cores and connections.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | here | what a job is, and looks at it |
+//! | `life` | has the states of a job |
+//! | `members` | has its members: how they come, live, are late, and go |
+//! | `cut` | stops the job between two rounds |
+//! | `event` | takes in what comes by itself, and says what follows |
+//! | `offered` | has the state that rank 0 brings |
+//! | `numbers` | has the numbers of the optimizer |
+//! | `last` | has the last state saved |
+//! | `news` | has the news that members hear |
 
-mod arriving;
 mod cut;
 mod event;
 mod last;
-mod late;
-mod leaving;
 mod life;
-mod loss;
-mod member;
+mod members;
 mod news;
 mod numbers;
 mod offered;
-mod reached;
-mod relink;
-mod seen;
 #[cfg(test)]
 mod tests;
 
@@ -27,32 +29,30 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pbox_core::control::{JoinRequest, Member as Taking, MemberReply, Mesh, RefusalCode, reason};
-use pbox_core::job::Difference;
-use pbox_core::{JobId, JobTerms, Members, NumbersByRound, OnLoss, Round};
+use pbox_core::control::{HeartbeatReply, Member as Taking, MemberReply, Mesh, RefusalCode, reason};
+use pbox_core::{JobId, JobTerms, Members, NumbersByRound, OnLoss, Piece, Round};
+use serde::{Deserialize, Serialize};
 
-pub use arriving::Arrival;
 use cut::Cuts;
 pub use cut::{CutAt, CutId, NotCut, NotReleased, Purpose, Step, Stepped};
 pub use event::{Blame, Cause, Effect, Event};
 use last::Last;
 pub use last::{LastStep, LastStepped, Saved, Saves};
-pub use late::LateLimits;
-pub use leaving::Leave;
 use life::{Gathering, Life};
-pub use member::{Member, Standing, Unlinked};
+pub use members::{Arrival, Grant, LateLimits, Leave, Member, Standing, TOLD_EVERY};
 pub use news::News;
 pub use numbers::Change;
-pub use relink::{Grant, TOLD_EVERY};
 
 use crate::asker::Asker;
+use crate::digests::Digests;
+use crate::hub::{Differs, Join};
 use crate::hubs::Hubs;
 use crate::links::by_nic;
-use crate::pace::Rounds;
+use crate::progress::Progress;
 use crate::refused::Refused;
 
 /// Decisions that are taken when a job is made.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Made {
     /// The number of this hub's cores that have a link of each worker.
     pub cores: usize,
@@ -68,38 +68,37 @@ pub struct Made {
     pub mesh: Option<Mesh>,
 }
 
+/// The keys of a job, in its terms, and the pieces of them that its hub owns.
+pub type Model = (Arc<JobTerms>, Vec<Piece>);
+
 /// One job.
 #[derive(Debug)]
 pub struct Job {
-    /// Its number at this hub.
-    pub id: JobId,
-    /// Its name.
-    pub name: String,
-    /// The terms of the first worker. All workers must ask for the same.
-    pub terms: Arc<JobTerms>,
-    /// The decisions of the time when it was made.
-    pub made: Made,
+    pub(crate) id: JobId,
+    pub(crate) name: String,
+    pub(crate) terms: Arc<JobTerms>,
+    pub(crate) made: Made,
     life: Life,
     cuts: Cuts,
     /// Its last state, while that is saved.
     last: Option<Last>,
     /// Its members, by rank.
-    pub members: Vec<Option<Member>>,
+    pub(crate) members: Vec<Option<Member>>,
     /// The round that it began with.
-    pub first_round: Round,
-    /// The optimizer's numbers, as the workers have set them.
-    pub numbers: NumbersByRound,
-    /// Its hubs.
-    pub hubs: Hubs,
-    /// What is known of its rounds.
-    pub rounds: Rounds,
+    first_round: Round,
+    pub(crate) numbers: NumbersByRound,
+    pub(crate) hubs: Hubs,
+    /// How far it was at the last look.
+    pub(crate) progress: Progress,
+    /// Whether all members have the same weights.
+    digests: Digests,
     /// The news that its members hear.
-    pub news: News,
+    news: News,
 }
 
 impl Job {
     /// Begins the life of a job. `from` is the round that it begins with, and the numbers by then.
-    pub fn new(
+    pub(crate) fn new(
         (id, name): (JobId, String),
         terms: Arc<JobTerms>,
         made: Made,
@@ -121,18 +120,65 @@ impl Job {
             first_round: from.0,
             numbers: from.1,
             hubs,
-            rounds: Rounds::new(now),
+            progress: Progress::new(now),
+            digests: Digests::default(),
         }
     }
 
-    /// Checks that a worker with this request may join. `difference` is that of its terms.
-    ///
-    /// # Errors
-    /// When it may not.
-    pub fn admits(&self, request: &JoinRequest, difference: Option<&Difference>) -> Result<(), Refused> {
-        let differs = |why| Refused::new(RefusalCode::TermsDiffer, why);
-        self.check_terms(request, difference).map_err(differs)?;
-        let (Job { name, terms, .. }, rank) = (self, request.rank);
+    /// Returns its number at this hub.
+    pub fn id(&self) -> JobId {
+        self.id
+    }
+
+    /// Returns its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the terms of the first worker. All workers must ask for the same.
+    pub fn terms(&self) -> &Arc<JobTerms> {
+        &self.terms
+    }
+
+    /// Returns the decisions of the time when it was made.
+    pub fn made(&self) -> &Made {
+        &self.made
+    }
+
+    /// Returns its hubs.
+    pub fn hubs(&self) -> &Hubs {
+        &self.hubs
+    }
+
+    /// Returns the optimizer's numbers, as the workers have set them.
+    pub fn numbers(&self) -> &NumbersByRound {
+        &self.numbers
+    }
+
+    /// Returns the news that its members hear.
+    pub fn news(&self) -> &HeartbeatReply {
+        self.news.now()
+    }
+
+    /// Returns the number of changes of its news, also of those that members hear of later.
+    pub fn edition(&self) -> u64 {
+        self.news.edition()
+    }
+
+    /// Returns the round at the last look.
+    pub fn round(&self) -> Round {
+        self.progress.round()
+    }
+
+    /// Returns the last round before which all members had the same weights.
+    pub fn equal_before(&self) -> Option<Round> {
+        self.digests.equal
+    }
+
+    /// Checks that a worker may join.
+    pub(crate) fn admits(&self, join: &Join) -> Result<(), Refused> {
+        self.check_terms(join).map_err(|why| Refused::new(RefusalCode::TermsDiffer, why))?;
+        let (Job { name, terms, .. }, rank) = (self, join.rank);
         match self.members[rank as usize] {
             Some(_) => Err(Refused::new(
                 RefusalCode::RankTaken,
@@ -146,59 +192,65 @@ impl Job {
     }
 
     /// Checks that a worker asks for what the job is. The error says what differs.
-    fn check_terms(&self, request: &JoinRequest, difference: Option<&Difference>) -> Result<(), String> {
+    fn check_terms(&self, join: &Join) -> Result<(), String> {
         let Job { name, hubs: Hubs { share, .. }, .. } = self;
-        let rank = request.rank;
-        if request.hub != share.hub {
+        let (rank, (hub, hubs)) = (join.rank, join.hub);
+        if hub != share.hub {
             return Err(format!(
-                "job {name:?} has this hub as {share}, worker {rank} asks for hub {} of {}; all workers of a job must \
-                 name its hubs in the same order, or use another job name",
-                request.hub, request.terms.hubs
+                "job {name:?} has this hub as {share}, worker {rank} asks for hub {hub} of {hubs}; all workers of a job must \
+                 name its hubs in the same order, or use another job name"
             ));
         }
-        match difference {
+        match &join.differs {
             None => {}
-            Some(Difference::Keys(theirs)) => {
+            Some(Differs::Keys(theirs)) => {
                 return Err(format!(
                     "manifests differ in job {name:?}: {theirs}; all workers must build the same model (worker {rank})"
                 ));
             }
-            Some(Difference::Term { what, ours, theirs }) => {
+            Some(Differs::Term { what, ours, theirs }) => {
                 return Err(format!(
                     "job {name:?} has {what} {ours}, worker {rank} asks for {theirs}; all workers of a job must ask \
                      for the same, or use another job name"
                 ));
             }
         }
-        if request.mesh != self.made.mesh {
+        if join.mesh != self.made.mesh {
             let spoken = |mesh: &Option<Mesh>| {
                 mesh.as_ref().map_or("no mesh".to_owned(), |mesh| format!("the mesh {mesh}"))
             };
             return Err(format!(
                 "job {name:?} has {} at this hub, worker {rank} asks for {}; all workers of a machine must ask for the same",
                 spoken(&self.made.mesh),
-                spoken(&request.mesh)
+                spoken(&join.mesh)
             ));
         }
-        if request.trial != self.made.trial {
+        if join.trial != self.made.trial {
             let spoken = |is_trial: bool| if is_trial { "a trial" } else { "no trial" };
             return Err(format!(
                 "job {name:?} is {}, worker {rank} asks for {}; use another job name",
                 spoken(self.made.trial),
-                spoken(request.trial)
+                spoken(join.trial)
             ));
         }
         Ok(())
     }
 
     /// Whether the rank is taken now, in a job that would go on without its worker.
-    pub fn may_become_free(&self, rank: u32) -> bool {
+    pub(crate) fn may_become_free(&self, rank: u32) -> bool {
         let taken = self.members.get(rank as usize).is_some_and(Option::is_some);
         taken && self.goes_on() && self.runs()
     }
 
     /// Notes that a worker has joined.
-    pub fn add_member(&mut self, rank: u32, worker: u64, relinks: bool, from: Option<Asker>, now: Instant) {
+    pub(crate) fn add_member(
+        &mut self,
+        rank: u32,
+        worker: u64,
+        relinks: bool,
+        from: Option<Asker>,
+        now: Instant,
+    ) {
         let is_ready = self.terms.level.members == Members::Workers;
         self.members[rank as usize] = Some(Member {
             standing: Standing::Joined { is_ready },
@@ -219,7 +271,7 @@ impl Job {
     }
 
     /// Returns the state of the member of a rank, if it has one.
-    pub fn standing(&mut self, rank: u32) -> Option<&mut Standing> {
+    pub(crate) fn standing(&mut self, rank: u32) -> Option<&mut Standing> {
         self.members.get_mut(rank as usize)?.as_mut().map(|member| &mut member.standing)
     }
 
@@ -231,13 +283,8 @@ impl Job {
         }
     }
 
-    /// Says where a member joined from, for the log.
-    pub fn place(&self, rank: u32) -> Option<String> {
-        self.member(rank)?.from.as_ref().map(Asker::to_string)
-    }
-
     /// Returns what names a rank's worker at all hubs of the job.
-    pub fn worker(&self, rank: u32) -> Option<u64> {
+    pub(crate) fn worker(&self, rank: u32) -> Option<u64> {
         self.members[rank as usize].as_ref().map(|member| member.worker)
     }
 
@@ -247,7 +294,7 @@ impl Job {
     }
 
     /// Lets these workers take part from round `from` on, unless they were lost meanwhile.
-    pub fn take_part(&mut self, ranks: &[u32], from: Round) {
+    pub(crate) fn take_part(&mut self, ranks: &[u32], from: Round) {
         let (mut here, ahead) = (Vec::new(), self.ahead());
         for &rank in ranks {
             let from = Round(from.0.saturating_add(ahead.get(rank as usize).copied().unwrap_or(0)));
@@ -290,7 +337,7 @@ impl Job {
     }
 
     /// Notes that a join was refused. If others gather, they hear of it, since they wait for that worker.
-    pub fn refused(&mut self, rank: u32, from: Option<&Asker>, why: &str) {
+    pub(crate) fn refused(&mut self, rank: u32, from: Option<&Asker>, why: &str) {
         if self.gathers() {
             let at = from.map(|from| format!(" at {from}")).unwrap_or_default();
             self.tell(|news| news.refused = Some(format!("rank {rank}{at}: {}", reason(why))));

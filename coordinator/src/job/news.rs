@@ -1,6 +1,6 @@
 //! A job's news, which its members wait for.
 //!
-//! Whoever drives the job publishes them after each event.
+//! Whoever drives the job publishes them after each input.
 
 use pbox_core::control::{HeartbeatReply, JobState};
 
@@ -8,8 +8,8 @@ use pbox_core::control::{HeartbeatReply, JobState};
 #[derive(Debug)]
 pub struct News {
     told: HeartbeatReply,
-    /// Whether they have changed since they were published.
-    is_new: bool,
+    /// The number of changes.
+    edition: u64,
 }
 
 impl News {
@@ -25,7 +25,7 @@ impl News {
             lost: 0,
             refused: None,
         };
-        News { told, is_new: false }
+        News { told, edition: 0 }
     }
 
     /// Returns the news as they are now.
@@ -33,9 +33,9 @@ impl News {
         &self.told
     }
 
-    /// Returns the news if they have changed since this was asked last.
-    pub fn take(&mut self) -> Option<&HeartbeatReply> {
-        std::mem::take(&mut self.is_new).then_some(&self.told)
+    /// Returns the number of changes.
+    pub fn edition(&self) -> u64 {
+        self.edition
     }
 
     /// Changes the news, and has members hear of the change.
@@ -47,6 +47,6 @@ impl News {
     /// Changes the news. Members hear of the change with the next version.
     pub(super) fn correct(&mut self, change: impl FnOnce(&mut HeartbeatReply)) {
         change(&mut self.told);
-        self.is_new = true;
+        self.edition += 1;
     }
 }

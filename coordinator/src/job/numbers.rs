@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use pbox_core::{Consistency, KeyId, Multipliers, Numbers, NumbersByRound, Optimizer, Round};
+use serde::{Deserialize, Serialize};
 
 use super::Job;
 
@@ -14,7 +15,7 @@ const KEPT_ROUNDS: u32 = 1024;
 const MOST: usize = 1 << 22;
 
 /// A change that a member asks for.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Change {
     /// The learning rate alone.
     Rate(f32),
@@ -37,7 +38,7 @@ impl Job {
     ///
     /// # Errors
     /// When the job cannot have them, in words.
-    pub fn changed(&self, change: &Change, from: Round, reset: &[KeyId]) -> Result<Numbers, String> {
+    pub(crate) fn changed(&self, change: &Change, from: Round, reset: &[KeyId]) -> Result<Numbers, String> {
         let numbers = change.after(self.numbers.at(from));
         self.terms.check_numbers(&numbers).map_err(|error| error.to_string())?;
         check_room(&self.numbers, self.terms.keys.len())?;
@@ -46,7 +47,7 @@ impl Job {
     }
 
     /// Forgets numbers of rounds that are over, when the oldest round in flight is this one.
-    pub fn forget_numbers(&mut self, oldest: Round) {
+    pub(crate) fn forget_numbers(&mut self, oldest: Round) {
         let kept = if self.numbers.size() > MOST / 2 { 0 } else { KEPT_ROUNDS };
         self.numbers.forget_before(Round(oldest.0.saturating_sub(kept)));
     }

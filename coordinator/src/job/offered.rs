@@ -23,7 +23,7 @@ impl Job {
     ///
     /// # Errors
     /// When the offer comes too late, in words.
-    pub fn state_offered(&mut self, steps: Vec<Option<u32>>) -> Result<bool, String> {
+    pub(crate) fn state_offered(&mut self, steps: Vec<Option<u32>>) -> Result<bool, String> {
         let may_begin = matches!(self.standing(0), Some(Standing::Connecting { is_ready: true, .. }));
         let (first_round, who) = (self.first_round, self.spoken(0));
         let Some(gathering) = self.gathering_mut().filter(|_| first_round == Round(0)) else {
@@ -41,7 +41,7 @@ impl Job {
     }
 
     /// Notes whether the state before this round is wanted, and how long it must be.
-    pub fn state_wanted(&mut self, before: Round, bytes: Option<u64>) -> Arrival {
+    pub(crate) fn state_wanted(&mut self, before: Round, bytes: Option<u64>) -> Arrival {
         if let Some(gathering) = self.gathering_mut() {
             gathering.brought = bytes.map_or(Brought::Nothing, |bytes| Brought::Awaited(before, bytes));
         }
@@ -60,7 +60,7 @@ impl Job {
     }
 
     /// Notes that the state begins to come, once. Returns the round that it is before, and its length in bytes.
-    pub fn state_comes(&mut self) -> Option<(Round, u64)> {
+    pub(crate) fn state_comes(&mut self) -> Option<(Round, u64)> {
         let gathering = self.gathering_mut()?;
         let Brought::Awaited(before, bytes) = gathering.brought else { return None };
         gathering.brought = Brought::Coming;
@@ -69,7 +69,7 @@ impl Job {
 
     /// Notes that the state is complete: here, with its round and numbers, or at the hubs above, which say with which round the
     /// job begins.
-    pub fn begin_with(&mut self, restored: Option<(Round, NumbersByRound)>) -> Arrival {
+    pub(crate) fn begin_with(&mut self, restored: Option<(Round, NumbersByRound)>) -> Arrival {
         if let Some(gathering) = self.gathering_mut() {
             (gathering.brought, gathering.brought_steps) = (Brought::Nothing, Vec::new());
         }

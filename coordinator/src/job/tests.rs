@@ -47,7 +47,7 @@ fn join(job: &mut Job, rank: u32) {
 
 /// A member connects, and the core has its link.
 fn attach(job: &mut Job, rank: u32) -> Arrival {
-    job.connect(rank, [0; 16]).unwrap();
+    job.connect(rank, Token([0; 16])).unwrap();
     job.attached(rank)
 }
 
@@ -83,14 +83,14 @@ fn a_rank_stays_taken_in_a_job_that_does_not_continue() {
 #[test]
 fn a_rank_that_is_taken_admits_nobody_else() {
     let mut job = running();
-    let request = JoinRequest::new(1, (*job.terms).clone());
-    let Refused { code, why } = job.admits(&request, None).unwrap_err();
+    let join = Join::new("job", &JoinRequest::new(1, (*job.terms).clone()), Token([0; 16]));
+    let Refused { code, why } = job.admits(&join).unwrap_err();
     assert!(code == RefusalCode::RankTaken && why.contains("rank 1 of job \"job\" is taken"), "{why}");
     job.lost(1);
-    let code = job.admits(&request, None).unwrap_err().code;
+    let code = job.admits(&join).unwrap_err().code;
     assert_eq!(code, RefusalCode::RankTaken, "the core has not removed it");
     job.removed(1);
-    job.admits(&request, None).unwrap();
+    job.admits(&join).unwrap();
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn a_link_that_is_reported_after_the_loss_does_not_keep_the_rank() {
     let mut job = running();
     lose(&mut job, 1);
     join(&mut job, 1);
-    job.connect(1, [0; 16]).unwrap();
+    job.connect(1, Token([0; 16])).unwrap();
     // The core has the link, and has not said so yet.
     job.lost(1);
     assert_eq!(job.attached(1), Arrival::Waiting);
@@ -114,12 +114,12 @@ fn a_worker_that_takes_the_rank_of_a_newcomer_does_not_take_part_by_the_cut_of_t
     attach(&mut job, 0);
     job.take_part(&[0], Round(1));
     job.add_member(1, 7, true, None, now);
-    job.connect(1, [7; 16]).unwrap();
+    job.connect(1, Token([7; 16])).unwrap();
     let [Effect::Cut(cut, Step::Hold)] = job.handle(Event::Attached(1), now)[..] else { panic!("a cut") };
     job.lose(1, Cause::Other, "it dies");
     job.handle(Event::Removed(1), now);
     job.add_member(1, 8, true, None, now);
-    job.connect(1, [8; 16]).unwrap();
+    job.connect(1, Token([8; 16])).unwrap();
     let released = job.handle(Event::Cut(cut, Stepped::Held(Some(Round(3)))), now);
     let nobody = Step::Release { from: Round(3), admitted: [].into(), ahead: [].into() };
     assert_eq!(released, [Effect::Cut(cut, nobody)]);
@@ -180,13 +180,24 @@ fn a_job_that_waits_for_machines_says_so_once() {
     let mut job = of_two(OnLoss::Stop, Members::Workers);
     attach(&mut job, 0);
     attach(&mut job, 1);
+    let before = job.edition();
     job.wait_for_machines(vec![2]);
-    assert!(job.news.take().is_some());
+    assert_eq!(job.edition(), before + 1);
     job.wait_for_machines(vec![2]);
-    assert!(job.news.take().is_none());
+    assert_eq!(job.edition(), before + 1);
     assert_eq!(job.state(), JobState::Gathering { missing: vec![], machines: vec![2] });
     job.wait_for_machines(vec![]);
-    assert!(job.news.take().is_some());
+    assert_eq!(job.edition(), before + 2);
+}
+
+#[test]
+fn a_worker_that_was_far_ahead_begins_with_no_round_beyond_the_last() {
+    let mut job = of_two(OnLoss::Continue, Members::Workers);
+    Arc::make_mut(&mut job.terms).level.consistency = Consistency::Asp;
+    job.worker_has_reached(0, Round(1));
+    job.worker_has_reached(1, Round::LIMIT);
+    job.first_round = Round(10);
+    assert_eq!(job.ahead(), [0, Round::LIMIT.0 - 10]);
 }
 
 #[test]
@@ -396,15 +407,15 @@ fn a_worker_has_other_links_when_all_cores_have_dropped_the_former_ones() {
     assert_eq!(job.ask_for_links(1, "a NIC is down", now), drops, "it asks, so it lives");
     assert_eq!(job.unlinked(1).unwrap().why, "worker 1 is gone: a NIC is down");
     assert_eq!(job.ask_for_links(1, "a NIC is down", now), Ok(None), "the core drops them");
-    assert_eq!(job.grant_links(1, [1; 16]), Ok(Grant::Waits));
+    assert_eq!(job.grant_links(1, Token([1; 16])), Ok(Grant::Waits));
     job.handle(Event::Dropped(1), now);
-    assert_eq!(job.grant_links(1, [1; 16]), Ok(Grant::Connection { former: None }));
-    assert_eq!(job.grant_links(1, [2; 16]), Ok(Grant::Connection { former: Some([1; 16]) }));
-    assert!(job.connect(1, [1; 16]).is_err() && job.connect(1, [2; 16]).is_ok());
+    assert_eq!(job.grant_links(1, Token([1; 16])), Ok(Grant::Connection { former: None }));
+    assert_eq!(job.grant_links(1, Token([2; 16])), Ok(Grant::Connection { former: Some(Token([1; 16])) }));
+    assert!(job.connect(1, Token([1; 16])).is_err() && job.connect(1, Token([2; 16])).is_ok());
     // It was let in, and says that these links are lost, too.
-    assert_eq!(job.ask_for_links(1, "again", now), Ok(Some(Effect::DropLinks(1, Some([2; 16])))));
+    assert_eq!(job.ask_for_links(1, "again", now), Ok(Some(Effect::DropLinks(1, Some(Token([2; 16]))))));
     job.lose(1, Cause::Link, "it died");
-    assert_eq!(job.grant_links(1, [3; 16]).unwrap_err().code, RefusalCode::JobFailed);
+    assert_eq!(job.grant_links(1, Token([3; 16])).unwrap_err().code, RefusalCode::JobFailed);
     job.fail("a test", false, now);
     assert_eq!(code(job.ask_for_links(0, "late", now)), RefusalCode::JobFailed);
 }

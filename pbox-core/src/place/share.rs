@@ -17,12 +17,14 @@
 use std::cmp::Reverse;
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use super::runs::weights;
 use crate::job::{JobTerms, SPLIT_ABOVE, Schedule};
 use crate::layout::{ChunkId, Key, KeyId, Layout};
 
 /// One hub of a job, by number, and how the job is split over its hubs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Share {
     /// The hub's number, from 0.
     pub hub: u32,
@@ -54,7 +56,7 @@ impl std::fmt::Display for Share {
 }
 
 /// A hub's part of one key: neighbouring chunks.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
     /// The key.
     pub key: KeyId,

@@ -4,13 +4,15 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use super::pace::Pace;
 use super::shard::ShardOf;
 use crate::layout::Round;
 use crate::weights::Mode;
 
 /// What a core sees of a job.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Look {
     /// The round of the chunk that was looked at first, or of the chunk that is furthest ahead.
     pub round: Round,
@@ -23,7 +25,7 @@ pub struct Look {
 }
 
 /// One worker's part in what waits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waits {
     /// Chunks that others have pushed, and that wait for this worker's push.
     pub owes: u32,

@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use fabric::{RecvWindow, Slab, Span, SpanError, Spans};
+use serde::{Deserialize, Serialize};
 
 use super::pace::{Arrivals, Pace, Whole};
 use super::violation::Violation;
@@ -26,7 +27,7 @@ use crate::wire::frame::FrameError;
 const NEVER: Round = Round(u32::MAX);
 
 /// The rounds in flight of a shard's chunks. When workers step alone, a chunk's round is that of its slowest worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Front {
     /// Of the chunk that is furthest behind.
     pub lowest: Round,

@@ -6,7 +6,6 @@ use fabric::verbs::NicOptions;
 use pbox_core::control::{CoreReply, HubReply, NicReply, PROTOCOL, PROTOCOL_LOWEST};
 
 use super::Registry;
-use super::job::Job;
 use crate::cores::{CoreHandle, lanes};
 
 impl Registry {
@@ -47,7 +46,7 @@ impl Registry {
             asleep_ns: core.meters.asleep_ns.load(Relaxed),
             held_back: core.meters.held_back.load(Relaxed),
         };
-        let inner = self.lock();
+        let mut inner = self.lock();
         HubReply {
             protocol: PROTOCOL,
             protocol_lowest: Some(PROTOCOL_LOWEST),
@@ -55,12 +54,12 @@ impl Registry {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             kernels: self.kernels.name().to_owned(),
             rss_bytes: fabric::resident_bytes().unwrap_or(0),
-            draining: inner.drains(),
+            draining: inner.hub().drains(),
             transports: self.transports.clone(),
-            counts: inner.counts,
+            counts: inner.hub().counts(),
             cores: self.cores.iter().enumerate().map(core).collect(),
             nics: Vec::new(),
-            jobs: inner.jobs().map(Job::describe).collect(),
+            jobs: inner.jobs().map(|(state, job)| job.describe(state)).collect(),
             refusals: Vec::new(),
             timeline: self.timeline.is_some(),
         }
@@ -81,7 +80,7 @@ mod tests {
         runtime().block_on(registry.join("job".into(), request())).unwrap();
         assert_eq!(registry.describe().jobs[0].round, Round(0));
         let last = CheckpointReply { round: Round(8), bytes: 1, milliseconds: 1, error_before: None };
-        registry.lock().jobs_mut().for_each(|job| job.checkpoints.last = Some(last.clone()));
+        registry.lock().jobs().for_each(|(_, job)| job.checkpoints.last = Some(last.clone()));
         assert_eq!(registry.describe().jobs[0].round, Round(8));
     }
 }

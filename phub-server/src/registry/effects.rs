@@ -1,16 +1,16 @@
 //! Events and effects: a core's report is an event of its job, and what follows from events is carried out, in order.
 
 use std::sync::Arc;
-use std::time::Instant;
 
+use coordinator::input::Happened;
 use coordinator::{Blame, Effect, Event};
 use pbox_core::JobId;
 
 use super::hubs::held_too_long;
-use super::late::say_held_up;
-use super::loss::say_lost;
 use super::{Inner, Registry};
 use crate::cores::{Command, Report};
+use crate::registry::members::loss::say_lost;
+use crate::registry::rounds::late::say_held_up;
 
 impl Registry {
     /// Takes a report of a core thread.
@@ -22,22 +22,22 @@ impl Registry {
             Report::Unlinked { job, rank } => self.happens(&mut inner, job, Event::Dropped(rank)),
             Report::WorkerGone { job, rank, reason, by_itself } => {
                 // A hub that stops waits for nobody.
-                let by_itself = by_itself && !inner.stops();
+                let by_itself = by_itself && !inner.hub().stops();
                 self.happens(&mut inner, job, Event::LinkEnded { rank, reason, by_itself });
             }
             Report::UnlinkedAbove { job, answers } => {
-                if let Some(job) = inner.job_mut(job) {
+                if let Some((_, job)) = inner.job(job) {
                     job.relinks_above.core_unlinked(answers);
                     self.freed.notify_waiters();
                 }
             }
             Report::Snapshot { job, core, taken } => {
-                if let Some(job) = inner.job_mut(job) {
+                if let Some((_, job)) = inner.job(job) {
                     self.taken(job, core, taken);
                 }
             }
             Report::Skipped { job, chunks } => {
-                if let Some(job) = inner.job(job) {
+                if let Some((_, job)) = inner.job(job) {
                     let why = "all workers of some rounds are gone";
                     tracing::warn!(job = job.name, chunks, why, "chunks keep their weights for these rounds");
                 }
@@ -61,15 +61,14 @@ impl Registry {
 
     /// Has a job take an event in, and carries out what follows.
     pub(super) fn happens(&self, inner: &mut Inner, id: JobId, event: Event) {
-        let effects = inner.handle(id, event, Instant::now());
+        let effects = inner.ask(Happened { job: id, event });
         self.carry_out(inner, id, effects);
     }
 
     /// Carries out what follows for a job, in order.
     pub(super) fn carry_out(&self, inner: &mut Inner, id: JobId, effects: impl IntoIterator<Item = Effect>) {
         for effect in effects {
-            inner.note(id, &effect, Instant::now());
-            let Some(job) = inner.job_mut(id) else { return };
+            let Some((state, job)) = inner.job(id) else { return };
             match effect {
                 Effect::Cut(cut, step) => self.step(job, cut, step),
                 Effect::CutHeld(cut, front) => job.wait_for_cuts.tell(cut, Ok(front)),
@@ -91,15 +90,15 @@ impl Registry {
                 Effect::Relinked(rank) => {
                     tracing::info!(job = job.name, rank, "a worker has made its links again");
                 }
-                Effect::DropLinks(rank, _) => self.drop_links(job, rank),
-                Effect::Lost { rank, reason, goes_on, .. } => say_lost(job, rank, &reason, goes_on),
+                Effect::DropLinks(rank, _) => self.drop_links(state, job, rank),
+                Effect::Lost { rank, reason, goes_on, .. } => say_lost(state, rank, &reason, goes_on),
                 Effect::RemoveWorker(rank) => self.command(job, || Command::RemoveWorker { job: id, rank }),
                 Effect::TellLost(worker, reason) => self.tell_lost(job, worker, &reason),
-                Effect::Forget(..) => {} // noted
-                Effect::HeldUp => say_held_up(job),
+                Effect::Forget(..) => {} // the coordinator has noted it
+                Effect::HeldUp => say_held_up(state),
                 Effect::Fail(reason, blame) => self.fail_by(inner, id, &reason, blame),
                 Effect::Wake => self.freed.notify_waiters(),
-                Effect::Last(step) => self.last_step(job, step),
+                Effect::Last(step) => self.last_step(state, job, step),
                 Effect::Holds(holds) => job.wait_for_last.tell_holds(&holds),
                 Effect::HasPart(part) => job.wait_for_last.tell_part(part),
                 Effect::LastOver(saved) => self.last_is_over(job, saved),

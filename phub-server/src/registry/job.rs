@@ -1,24 +1,23 @@
-//! A job as this hub runs it: the coordinator's job, and what it has here of memory, cores, files and connections.
+//! The part of a job that this hub has beside the coordinator: memory, cores, files and connections.
 //!
 //! Owned by the registry, under its lock, which publishes the news.
 
 #[cfg(test)]
 mod tests;
 
-use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Instant;
 
-use coordinator::{Blame, Effect, Saves, not_finite, verdict};
+use coordinator::{LastRounds, not_finite, verdict};
 use fabric::{PlannedLink, SendWindow};
 use pbox_core::control::{HeartbeatReply, JobReply};
-use pbox_core::{Discarded, Layout, Placement, Round, Wire};
+use pbox_core::{JobId, Layout, Placement, Round, Wire};
 use tokio::sync::watch;
 
 use super::above::{JoinedAbove, RelinksAbove};
 use super::hubs::Peers;
 use super::saved::collected::Checkpoints;
-use super::waits::{WaitForCuts, WaitForLast};
+use crate::registry::rounds::waits::{WaitForCuts, WaitForLast};
 
 /// The hub's cores that own a job's chunks.
 #[derive(Debug)]
@@ -41,10 +40,11 @@ pub(crate) struct Load {
     pub bytes: u64,
 }
 
-/// One job. Its state is that of the coordinator's job.
+/// The part of a job that this hub has beside the coordinator.
 #[derive(Debug)]
 pub(crate) struct Job {
-    state: coordinator::Job,
+    pub id: JobId,
+    pub name: String,
     pub wire: Wire,
     /// How many keys it has, and their bytes.
     model: (usize, u64),
@@ -60,35 +60,24 @@ pub(crate) struct Job {
     /// Whether the links to them are lost, and made again.
     pub(super) relinks_above: RelinksAbove,
     pub(super) wait_for_last: WaitForLast,
-    /// The news that were published last.
+    /// Its last rounds, as the cores have seen them.
+    pub last_rounds: LastRounds,
+    /// The news that were published last, and their edition.
     pub told: watch::Sender<HeartbeatReply>,
-}
-
-impl Deref for Job {
-    type Target = coordinator::Job;
-
-    fn deref(&self) -> &coordinator::Job {
-        &self.state
-    }
-}
-
-impl DerefMut for Job {
-    fn deref_mut(&mut self) -> &mut coordinator::Job {
-        &mut self.state
-    }
+    edition: u64,
 }
 
 impl Job {
     pub fn new(
-        state: coordinator::Job,
+        state: &coordinator::Job,
         wire: Wire,
         cores: Arc<Cores>,
         weights: Arc<SendWindow>,
         peers: Arc<Peers>,
     ) -> Self {
         Job {
-            told: watch::Sender::new(state.news.now().clone()),
-            state,
+            id: state.id(),
+            name: state.name().to_owned(),
             model: (wire.layout().keys().len(), wire.layout().model_bytes()),
             wire,
             cores,
@@ -99,54 +88,52 @@ impl Job {
             above: None,
             relinks_above: RelinksAbove::default(),
             wait_for_last: WaitForLast::default(),
+            last_rounds: LastRounds::default(),
+            told: watch::Sender::new(state.news().clone()),
+            edition: state.edition(),
         }
     }
 
     /// Publishes the news, if they have changed.
-    pub fn publish(&mut self) {
-        if let Some(news) = self.state.news.take() {
+    pub fn publish(&mut self, state: &coordinator::Job) {
+        if std::mem::replace(&mut self.edition, state.edition()) != state.edition() {
             self.told.send_if_modified(|told| {
-                let is_news = told.version != news.version;
-                told.clone_from(news);
+                let is_news = told.version != state.news().version;
+                told.clone_from(state.news());
                 is_news
             });
         }
     }
 
-    /// Ends the job for all its workers: on its own account, or because the hub stops. Nobody waits for the end of a cut any more.
-    pub fn fail(&mut self, reason: &str, blame: Blame, saves: Option<Saves>) -> Vec<Effect> {
+    /// Ends what is of a living job alone. Nobody waits for the end of a cut any more.
+    pub fn fail(&mut self) {
         (self.weights, self.wait_for_cuts) = (None, WaitForCuts::default());
-        match saves {
-            Some(saves) => self.state.fail_and_save(reason, blame, saves, Instant::now()),
-            None => self.state.fail(reason, blame == Blame::Hub, Instant::now()),
-        }
     }
 
-    /// Gives back what a failed job knows of its keys and chunks: it is there for its news alone.
-    pub fn forget_model(&mut self) -> Option<Discarded> {
-        let model = self.state.forget_model()?;
-        let wire = std::mem::replace(&mut self.wire, Wire::plain(Arc::new(Layout::none())));
-        Some(Discarded::of((model, wire)))
+    /// Gives back what a failed job knows of its chunks: it is there for its news alone.
+    pub fn forget_wire(&mut self) -> Option<Wire> {
+        let is_known = !self.wire.layout().keys().is_empty();
+        is_known.then(|| std::mem::replace(&mut self.wire, Wire::plain(Arc::new(Layout::none()))))
     }
 
-    pub fn describe(&self) -> JobReply {
-        let (news, rounds) = (self.news.now(), self.rounds.last.reply());
-        let round = rounds.as_ref().map_or(Round(0), |rounds| rounds.round).max(self.rounds.progress.round());
+    pub fn describe(&self, state: &coordinator::Job) -> JobReply {
+        let (news, rounds) = (state.news(), self.last_rounds.reply());
+        let round = rounds.as_ref().map_or(Round(0), |rounds| rounds.round).max(state.round());
         // A checkpoint may be newer than the hub's last look.
         let saved = self.checkpoints.last.as_ref().map_or(Round(0), |checkpoint| checkpoint.round);
         let round = round.max(saved);
-        let members = self.describe_members(Instant::now());
-        let gradients = self.rounds.last.gradients();
+        let members = state.describe_members(Instant::now());
+        let gradients = self.last_rounds.gradients();
         let mut verdict = verdict(&news.state, round, &news.held_up_by, rounds.as_ref(), &members);
         verdict += &gradients.as_ref().map_or_else(String::new, not_finite);
         JobReply {
             name: self.name.clone(),
             state: news.state.clone(),
-            workers: self.terms.workers,
+            workers: state.terms().workers,
             members,
             round,
-            equal_before: self.rounds.digests.equal,
-            promised_bytes: self.made.promised,
+            equal_before: state.equal_before(),
+            promised_bytes: state.made().promised,
             above: self.above.as_ref().map_or_else(Vec::new, |above| above.addresses()),
             keys: self.model.0,
             model_bytes: self.model.1,

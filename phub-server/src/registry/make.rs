@@ -8,16 +8,18 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
 
+use coordinator::Promise;
+use coordinator::input::{Begin, Reserve};
 use fabric::{PortId, Ranges, SendWindow, Spans};
 use pbox_core::control::{JoinRequest, RefusalCode};
 use pbox_core::{
-    CoreNodes, JobId, JobTerms, Layout, LevelTerms, MadeShard, Members, Numbers, NumbersByRound, Placement,
-    Restored, Round, ShardSpec, Wire,
+    Below, CoreNodes, JobId, JobTerms, Layout, LevelTerms, MadeShard, Members, Numbers, NumbersByRound,
+    Placement, Restored, Round, ShardSpec, Wire,
 };
 
-use super::above::{MadeAbove, WaysUp, name_above};
+use super::above::{JoinedAbove, LetInAbove, MadeAbove, WaysUp, name_above};
+use super::hubs::Peers;
 use super::job::{Cores, Job, Load};
 use super::{Because, Inner, Refusal, Registry};
 use crate::alarm::guarded;
@@ -44,7 +46,7 @@ impl Making<'_> {
     /// The job is made, or cannot be made. Under the lock, so that the job can begin at once.
     pub fn end(mut self, inner: &mut Inner) {
         if let Some(name) = self.name.take() {
-            inner.names.release(name);
+            inner.release(name);
             self.registry.freed.notify_waiters();
         }
     }
@@ -53,7 +55,7 @@ impl Making<'_> {
 impl Drop for Making<'_> {
     fn drop(&mut self) {
         if let Some(name) = self.name {
-            self.registry.lock().names.release(name);
+            self.registry.lock().release(name);
             self.registry.freed.notify_waiters();
         }
     }
@@ -62,22 +64,32 @@ impl Drop for Making<'_> {
 /// A job with all its memory, and the shard of each core.
 #[derive(Debug)]
 pub(super) struct Made {
-    job: Job,
+    begin: Begin,
+    wire: Wire,
+    cores: Arc<Cores>,
+    weights: Arc<SendWindow>,
+    peers: Arc<Peers>,
+    joined: Option<Arc<JoinedAbove>>,
+    /// Why the job does not go on from its newest checkpoint.
+    warning: Option<String>,
     shards: Vec<MadeShard>,
     /// The links that lead up, by core, if there are hubs above.
     above: Option<(LevelTerms, WaysUp)>,
 }
 
+/// The windows of a job, and the links that lead up.
+struct Windows {
+    weights: Arc<SendWindow>,
+    shards: Vec<ShardSpec>,
+    joined: Option<Arc<JoinedAbove>>,
+    ways: Option<(LevelTerms, WaysUp)>,
+}
+
 impl Registry {
-    /// Reserves a name for this owner: nobody else makes a job of this name meanwhile.
-    pub(super) fn reserve<'a>(
-        &'a self,
-        inner: &mut Inner,
-        name: &'a str,
-        owner: Option<IpAddr>,
-    ) -> Making<'a> {
-        let id = inner.names.reserve(name, owner);
-        self.making(id, name, owner)
+    /// Reserves a name: nobody else makes a job of this name meanwhile.
+    pub(super) fn reserve<'a>(&'a self, inner: &mut Inner, name: &'a str) -> Making<'a> {
+        let id = inner.ask(Reserve { name: name.to_owned() });
+        self.making(id, name, None)
     }
 
     /// Has a name that is reserved for this job.
@@ -92,14 +104,16 @@ impl Registry {
         let of_shards = if relays { Arc::new(terms.beside()) } else { Arc::clone(terms) };
         // The layout is a table, too.
         let tables = job_memory::tables_bytes(terms);
-        self.lock().promise(name, terms, tables, self.memory())?;
+        let promise = |bytes| Promise::new(name, terms, bytes, self.memory());
+        self.lock().ask(promise(tables))?;
         let wire =
             Wire::of_terms(&of_shards).map_err(|error| Refusal::bad(format!("job {name:?}: {error}")))?;
         let snapshots = self.checkpoint_every.is_some() && !request.trial;
         let promised = JobMemory::new(&wire, terms, snapshots, relays).promised(terms);
-        self.lock().promise(name, terms, promised, self.memory())?;
-        let let_in =
-            relays.then(|| self.up.join(name, request, &self.id, &|| self.lock().is_closed())).transpose()?;
+        self.lock().ask(promise(promised))?;
+        let let_in = relays
+            .then(|| self.up.join(name, request, &self.id, &|| self.lock().hub().is_closed()))
+            .transpose()?;
         let (loaded, hubs, peers) = self.restore(name, request, wire.layout())?;
         let (restored, warning) = loaded.map(|loaded| (loaded.restored, loaded.warning)).unzip();
         let layout = wire.layout();
@@ -124,31 +138,9 @@ impl Registry {
             let_in.above.log_shape(name, (&of_shards, &wire));
         }
         let restored = restored.map(Arc::new);
-        let (weights, mut shards, joined, ways) = match (let_in, &below) {
-            (Some(let_in), Some(below)) => {
-                let share = let_in.is_mesh().then(|| self.weights_of(&name_above(name))).transpose()?;
-                let made = self.up.link(let_in, (&of_shards, &wire), below, &numbers, share, |shards| {
-                    self.huge_pages(&numbers, shards);
-                })?;
-                let MadeAbove { joined, weights, shards, level, ways } = made;
-                (weights, shards, Some(Arc::new(joined)), Some((level, ways)))
-            }
-            _ => {
-                // In a mesh, the workers of this machine read all chunks in the window of this hub's share.
-                let made = match terms.level.members {
-                    Members::Mesh if wire.framing().is_none() && !wire.has_own_weights() => {
-                        placement.shown_window(&wire)
-                    }
-                    _ => placement.job_window(&wire),
-                };
-                let (weights, claims) =
-                    made.map_err(|e| RefusalCode::NoMemory.because(format!("job {name:?}: weights: {e}")))?;
-                let chunks = placement.chunks_by_core();
-                let shards = ShardSpec::of_cores(&of_shards, &wire, chunks.into_iter().zip(claims));
-                self.huge_pages(&numbers, &shards); // before other threads touch the rest
-                (weights, shards, None, None)
-            }
-        };
+        let above = let_in.zip(below.as_ref());
+        let windows = self.windows(name, terms, (&of_shards, &wire), above, &numbers, &placement)?;
+        let Windows { weights, mut shards, joined, ways } = windows;
         for shard in &mut shards {
             (shard.restored, shard.snapshot_every) =
                 (restored.clone(), self.checkpoint_every.filter(|_| !request.trial));
@@ -167,11 +159,47 @@ impl Registry {
         };
         let at_start = || NumbersByRound::new(Numbers::new(terms.optimizer));
         let from = (restored_round, restored.as_deref().map_or_else(at_start, Restored::numbers));
-        let named = (making.id, name.to_owned());
-        let job = coordinator::Job::new(named, Arc::clone(terms), decided, hubs, from, Instant::now());
-        let mut job = Job::new(job, wire, cores, weights, peers);
-        (job.above, job.checkpoints.warning) = (joined, warning.flatten());
-        Ok(Made { job, shards, above: ways })
+        let (job, name, terms) = (making.id, name.to_owned(), Arc::clone(terms));
+        let begin = Begin { job, name, terms, made: decided, hub: hubs, from };
+        let warning = warning.flatten();
+        Ok(Made { begin, wire, cores, weights, peers, joined, warning, shards, above: ways })
+    }
+
+    /// Makes the windows of a job, and its links to the hubs above, if there are any.
+    fn windows(
+        &self,
+        name: &str,
+        terms: &JobTerms,
+        (of_shards, wire): (&Arc<JobTerms>, &Wire),
+        above: Option<(LetInAbove, &Below)>,
+        numbers: &[usize],
+        placement: &Placement,
+    ) -> Result<Windows, Refusal> {
+        let huge_pages = |shards: &[ShardSpec]| self.huge_pages(numbers, shards); // before other threads touch the rest
+        if let Some((let_in, below)) = above {
+            let share = let_in.is_mesh().then(|| self.weights_of(&name_above(name))).transpose()?;
+            let made = self.up.link(let_in, (of_shards, wire), below, numbers, share, huge_pages)?;
+            let MadeAbove { joined, weights, shards, level, ways } = made;
+            return Ok(Windows {
+                weights,
+                shards,
+                joined: Some(Arc::new(joined)),
+                ways: Some((level, ways)),
+            });
+        }
+        // In a mesh, the workers of this machine read all chunks in the window of this hub's share.
+        let made = match terms.level.members {
+            Members::Mesh if wire.framing().is_none() && !wire.has_own_weights() => {
+                placement.shown_window(wire)
+            }
+            _ => placement.job_window(wire),
+        };
+        let (weights, claims) =
+            made.map_err(|e| RefusalCode::NoMemory.because(format!("job {name:?}: weights: {e}")))?;
+        let chunks = placement.chunks_by_core();
+        let shards = ShardSpec::of_cores(of_shards, wire, chunks.into_iter().zip(claims));
+        huge_pages(&shards);
+        Ok(Windows { weights, shards, joined: None, ways: None })
     }
 
     /// The NUMA nodes of these cores.
@@ -221,15 +249,20 @@ impl Registry {
 
     /// The weights of the job of this name.
     fn weights_of(&self, name: &str) -> Result<Arc<SendWindow>, Refusal> {
-        let inner = self.lock();
-        let id = inner.id(name)?;
-        let weights = inner.job(id).and_then(|job| job.weights.clone());
+        let mut inner = self.lock();
+        let id = inner.hub().id(name)?;
+        let weights = inner.job(id).and_then(|(_, job)| job.weights.clone());
         weights.ok_or_else(|| RefusalCode::JobEnded.because(format!("job {name:?} has failed")))
     }
 
     /// Adds the job, and sends its cores their shards.
-    pub(super) fn begin(&self, inner: &mut Inner, Made { job, shards, above }: Made) {
-        let id = job.id;
+    pub(super) fn begin(&self, inner: &mut Inner, made: Made) {
+        let Made { begin, wire, cores, weights, peers, joined, warning, shards, above } = made;
+        let (id, workers) = (begin.job, begin.terms.workers);
+        inner.ask(begin);
+        let state = inner.hub().job(id).expect("it has begun");
+        let mut job = Job::new(state, wire, cores, weights, peers);
+        (job.above, job.checkpoints.warning) = (joined, warning);
         for (&core, shard) in job.cores.numbers.iter().zip(shards) {
             self.cores[core].tell(Command::AddShard { job: id, shard: Box::new(shard) });
         }
@@ -239,8 +272,8 @@ impl Registry {
         if let Some(above) = &job.above {
             self.listen_above(id, above.news.clone());
         }
-        self.timeline.iter().for_each(|timeline| timeline.begins(&job));
-        inner.begin(job);
+        self.timeline.iter().for_each(|timeline| timeline.begins(&job, workers));
+        inner.add(job);
     }
 
     /// Sends a job's cores their links to the hubs above.
@@ -269,11 +302,11 @@ impl Registry {
         let of_a_core = |layout: &Layout, hubs: u32, cores: usize| {
             layout.model_bytes() / (u64::from(hubs) * cores as u64)
         };
-        for job in inner.living() {
-            let bytes = of_a_core(job.wire.layout(), job.terms.hubs, job.cores.numbers.len());
+        for (state, job) in inner.jobs().filter(|(state, _)| !state.failed()) {
+            let bytes = of_a_core(job.wire.layout(), state.terms().hubs, job.cores.numbers.len());
             job.cores.numbers.iter().for_each(|&core| load[core] += bytes);
         }
-        for Load { cores, bytes } in inner.names.loads() {
+        for Load { cores, bytes } in inner.loads.values() {
             cores.iter().for_each(|&core| load[core] += bytes);
         }
         let mut cores: Vec<usize> = (0..self.cores.len()).filter(|&core| of_use[core]).collect();
@@ -281,7 +314,7 @@ impl Registry {
         cores.truncate(terms.cores.map_or(usize::MAX, |wanted| wanted as usize));
         cores.sort_unstable();
         let bytes = of_a_core(layout, terms.hubs, cores.len());
-        *inner.names.load(name).expect("its name is reserved") = Load { cores: cores.clone(), bytes };
+        inner.loads.insert(name.to_owned(), Load { cores: cores.clone(), bytes });
         cores
     }
 }
@@ -324,7 +357,7 @@ mod tests {
     fn others_of_the_name_wait_until_the_making_is_over_and_other_jobs_do_not() {
         let (registry, _inbox) = registry();
         runtime().block_on(async {
-            let making = registry.reserve(&mut registry.lock(), "job", None);
+            let making = registry.reserve(&mut registry.lock(), "job");
             registry.join("another".into(), request()).await.unwrap();
             let mut join = pin!(registry.join("job".into(), request()));
             // Each look at the disk is made on a thread for joins.

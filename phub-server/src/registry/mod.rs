@@ -5,53 +5,38 @@
 //! | --- | --- |
 //! | here | what the registry is made of, heartbeats |
 //! | `effects` | takes reports of cores, and carries out what follows from events |
-//! | `job` | one job: the coordinator's, with what this hub has for it |
-//! | `join` | lets workers in |
-//! | `leave` | lets workers go, ends jobs |
+//! | `inner` | what is under the lock: the coordinator, and what this hub has of each job |
+//! | `job` | what this hub has of one job beside the coordinator |
 //! | `make` | makes a job for its first worker |
-//! | `numbers` | changes an optimizer's numbers |
+//! | `members` | lets workers in and go, loses them, waits for their links |
+//! | `rounds` | stops rounds, looks at them, changes what they step with |
 //! | `refusal` | why a request is refused |
-//! | `late` | looks whether rounds go on |
-//! | `pace` | asks the cores how fast rounds go, and who is late in them |
 //! | `promises` | the memory of this process |
-//! | `loss` | loses workers, fails jobs |
-//! | `compare` | compares the workers' weights |
 //! | `describe` | says what the hub is and has done |
+//! | `recorder` | writes down what the coordinator is asked |
 //! | `thread` | a thread for work that waits |
-//! | `timeline` | a timeline of the last rounds |
 //! | `operate` | stops jobs and the hub for its operator |
-//! | `links` | the NICs of the members' links |
-//! | `relink` | waits for workers that make their links again |
-//! | `cut` | stops a running job between two rounds |
 //! | `saved` | a job's state: brought, taken, saved, sent |
 //! | `above` | a job whose sums go up to other hubs |
 //! | `hubs` | a job over several hubs: what this one asks, what it answers, what they agree on |
 
 mod above;
-mod compare;
-mod cut;
 mod describe;
 mod effects;
 mod hubs;
+mod inner;
 mod job;
-mod join;
-mod late;
-mod leave;
-mod links;
-mod loss;
 mod make;
-mod numbers;
+mod members;
 mod operate;
-mod pace;
 mod promises;
+mod recorder;
 mod refusal;
-mod relink;
+mod rounds;
 mod saved;
 #[cfg(test)]
 mod test_bed;
 mod thread;
-mod timeline;
-mod waits;
 
 use std::convert::Infallible;
 use std::num::NonZeroU32;
@@ -61,7 +46,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use authority::{hex, random};
-use coordinator::{LateLimits, Quotas, Token};
+use coordinator::input::{Heard, Ready};
+use coordinator::{LateLimits, Settings};
 use pbox_core::control::{HeartbeatReply, Latest, TransportAddress};
 use pbox_core::kernels::Kernels;
 use pbox_core::{Discarded, Round};
@@ -71,17 +57,16 @@ use tokio::sync::{Notify, watch};
 use crate::checkpoint::CheckpointStore;
 use crate::cores::{Command, CoreHandle};
 use above::Meetings;
-use job::{Job, Load};
+use inner::{Both, Inner};
+use job::Job;
 
 pub(crate) use above::{HubsAbove, Up};
 pub(crate) use coordinator::STOPS;
+pub(crate) use recorder::Recorder;
 pub(crate) use refusal::{Because, Refusal};
+pub(crate) use rounds::timeline::Timeline;
 pub(crate) use saved::Sent;
 pub(crate) use thread::{NoThread, on_thread};
-pub(crate) use timeline::Timeline;
-
-/// What is under the lock.
-type Inner = coordinator::Hub<Job, Load>;
 
 /// The lock, held. What a job's members have not heard yet is published when it is given back.
 struct Locked<'a>(MutexGuard<'a, Inner>);
@@ -102,7 +87,7 @@ impl DerefMut for Locked<'_> {
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        self.jobs_mut().for_each(Job::publish);
+        self.publish();
     }
 }
 
@@ -114,11 +99,11 @@ pub(crate) struct Parts {
     pub kernels: &'static Kernels,
     pub transports: Vec<TransportAddress>,
     pub heartbeat_limit: Duration,
-    pub late: LateLimits,
+    /// The settings by which the coordinator decides.
+    pub decides: Settings,
+    pub recorder: Option<Recorder>,
     pub store: Option<CheckpointStore>,
     pub checkpoint_every: Option<NonZeroU32>,
-    pub jobs_limit: usize,
-    pub quotas: Quotas,
     pub discard: Sender<Discarded>,
     pub up: Up,
     pub timeline: Option<Timeline>,
@@ -188,11 +173,10 @@ impl Registry {
             kernels,
             transports,
             heartbeat_limit,
-            late,
+            decides,
+            recorder,
             store,
             checkpoint_every,
-            jobs_limit,
-            quotas,
             discard,
             up,
             timeline,
@@ -204,7 +188,7 @@ impl Registry {
             id,
             up,
             meetings: Meetings::default(),
-            inner: Mutex::new(Inner::new(jobs_limit, quotas)),
+            inner: Mutex::new(Inner::new(decides, recorder)),
             told: Condvar::new(),
             freed: Arc::default(),
             checkpoint_every: checkpoint_every.filter(|_| store.is_some()),
@@ -219,7 +203,7 @@ impl Registry {
             kernels,
             transports,
             heartbeat_limit,
-            late,
+            late: decides.late,
             timeline,
             runtime,
             _gone: gone,
@@ -233,12 +217,9 @@ impl Registry {
     /// All members of a hub below are there.
     pub fn ready(self: &Arc<Self>, job: &str, token: &str, reached: Option<Round>) -> Result<(), Refusal> {
         let mut inner = self.lock();
-        let (job, rank) = inner.member(job, token)?;
-        job.check_reached(rank, reached)?;
-        reached.into_iter().for_each(|round| job.worker_has_reached(rank, round));
-        let (id, arrival) = (job.id, job.ready(rank));
-        let effects = job.follows(arrival, Instant::now());
-        self.carry_out(&mut inner, id, effects);
+        let (member, _) = inner.member(job, token)?;
+        let effects = inner.ask(Ready { member, reached })?;
+        self.carry_out(&mut inner, member.job, effects);
         Ok(())
     }
 
@@ -257,17 +238,17 @@ impl Registry {
     /// hub holds the heartbeat when there are none.
     pub fn heartbeat(
         &self,
-        job: &str,
+        name: &str,
         token: &str,
         latest: Option<Latest>,
     ) -> Result<(watch::Receiver<HeartbeatReply>, Duration), Refusal> {
         let mut inner = self.lock();
-        let (job, rank) = inner.member(job, token)?;
-        let hold = job.heard_of(rank, latest, Instant::now()).map_err(|why| {
-            let (name, who) = (&job.name, job.spoken(rank));
+        let (member, (state, job)) = inner.member(name, token)?;
+        let (told, who) = (job.told.subscribe(), state.spoken(member.rank));
+        let hold = inner.ask(Heard { member, latest }).map_err(|why| {
             Refusal::bad(format!("job {name:?}: the heartbeat of {who} has a `latest` that cannot be: {why}"))
         })?;
-        Ok((job.told.subscribe(), hold.unwrap_or(Duration::MAX).min(self.heartbeat_hold())))
+        Ok((told, hold.unwrap_or(Duration::MAX).min(self.heartbeat_hold())))
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use coordinator::input::{Close, Drain};
 use pbox_core::control::{DrainReply, RefusalCode, StopReply};
 
 use super::{Because, Refusal, Registry};
@@ -14,9 +15,9 @@ impl Registry {
     /// Stops a job for somebody, after a checkpoint where this hub writes them. Its workers are told.
     pub async fn stop_job(self: &Arc<Self>, name: &str, by: &str) -> Result<StopReply, Refusal> {
         let (id, saves) = {
-            let inner = self.lock();
-            let id = inner.id(name)?;
-            (id, inner.job(id).is_some_and(|job| self.saves(job) && job.above.is_none()))
+            let mut inner = self.lock();
+            let id = inner.hub().id(name)?;
+            (id, inner.job(id).is_some_and(|(state, job)| self.saves(state) && job.above.is_none()))
         };
         let written = match saves {
             true => Some(self.checkpoint_at_stop(id).await),
@@ -33,7 +34,7 @@ impl Registry {
 
     /// Takes no more jobs, because of somebody or something. Those that run go on, and their workers may come back.
     pub fn drain(&self, by: &str) -> DrainReply {
-        let jobs = self.lock().drain();
+        let jobs = self.lock().ask(Drain);
         if !self.draining.send_replace(true) {
             tracing::info!(by, "the hub takes no more jobs, and ends with its last");
         }
@@ -42,12 +43,12 @@ impl Registry {
 
     /// Admits nobody any more, because the hub stops.
     pub fn close(&self) {
-        self.lock().close();
+        self.lock().ask(Close);
     }
 
     /// Refuses once the hub admits nobody any more.
     pub fn check_open(&self) -> Result<(), Refusal> {
-        Ok(self.lock().check_open(RefusalCode::NotReady)?)
+        Ok(self.lock().hub().check_open(RefusalCode::NotReady)?)
     }
 
     /// Refuses once the hub admits nobody any more, and while a core does not look at its commands: workers that join would wait for

@@ -1,6 +1,7 @@
 //! The memory of this process, of which the coordinator promises some to jobs and joins.
 
 use coordinator::Memory;
+use coordinator::input::{EndJoin, PromiseJoin};
 use pbox_core::Discarded;
 
 use super::{Refusal, Registry};
@@ -14,7 +15,7 @@ pub(crate) struct Promise<'a> {
 
 impl Drop for Promise<'_> {
     fn drop(&mut self) {
-        self.registry.lock().end_join(self.bytes);
+        self.registry.lock().ask(EndJoin { bytes: self.bytes });
         // What the join left behind in the allocator goes back to the machine, by the thread that frees.
         self.registry.free(Discarded::default());
     }
@@ -24,13 +25,14 @@ impl Registry {
     /// The memory of this process, as far as it is known.
     pub(super) fn memory(&self) -> Option<Memory> {
         let used = fabric::resident_bytes().unwrap_or(0).saturating_sub(self.resident_at_start);
-        fabric::memory_room().map(|room| Memory { room, used })
+        fabric::memory_room().map(|room| Memory::new(&room, used))
     }
 
     /// Promises the memory of a request that is being read: a join's parsed manifest is several times its text.
     pub fn promise_join(&self, text_bytes: usize) -> Result<Promise<'_>, Refusal> {
         let bytes = crate::job_memory::parsed_bytes(text_bytes);
-        self.lock().promise_join(bytes, self.memory())?;
+        let memory = self.memory();
+        self.lock().ask(PromiseJoin { bytes, memory })?;
         Ok(Promise { registry: self, bytes })
     }
 }
@@ -47,7 +49,7 @@ mod tests {
     fn the_promises_are_as_before_when_a_job_is_refused_fails_or_ends() {
         let (registry, _core) = registry();
         runtime().block_on(async {
-            let promised = || registry.lock().promised();
+            let promised = || registry.lock().hub().promised();
             registry.join("first".into(), request()).await.unwrap();
             let of_one = promised();
             assert!(of_one > 0);
@@ -71,12 +73,12 @@ mod tests {
     fn a_join_that_is_read_has_a_promise_meanwhile() {
         let (registry, _core) = registry();
         let promise = registry.promise_join(1000).unwrap();
-        assert!(registry.lock().promised() >= 1000);
+        assert!(registry.lock().hub().promised() >= 1000);
         drop(promise);
-        assert_eq!(registry.lock().promised(), 0);
+        assert_eq!(registry.lock().hub().promised(), 0);
         let Refusal { code, why } = registry.promise_join(1 << 50).map(|_| ()).expect_err("it fits nowhere");
         assert_eq!(code, RefusalCode::NoMemory);
         assert!(why.contains("GB of memory"), "{why}");
-        assert_eq!(registry.lock().promised(), 0);
+        assert_eq!(registry.lock().hub().promised(), 0);
     }
 }

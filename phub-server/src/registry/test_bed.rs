@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use coordinator::{LateLimits, Quotas};
+use coordinator::{LateLimits, Quotas, Settings};
 use fabric::any;
 use pbox_core::control::JoinRequest;
 use pbox_core::kernels::Kernels;
@@ -42,11 +42,14 @@ pub fn registry() -> (Arc<Registry>, CoreThread) {
         kernels,
         transports: Vec::new(),
         heartbeat_limit: limit,
-        late: LateLimits { warning: limit, limit: None },
+        decides: Settings {
+            jobs_limit: JOBS_LIMIT,
+            quotas: Quotas::default(),
+            late: LateLimits { warning: limit, limit: None },
+        },
+        recorder: None,
         store: None,
         checkpoint_every: None,
-        jobs_limit: JOBS_LIMIT,
-        quotas: Quotas::default(),
         discard: channel().0,
         up,
         timeline: None,

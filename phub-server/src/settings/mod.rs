@@ -205,6 +205,11 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_TRACE", value_name = "FILE")]
     pub trace: Option<PathBuf>,
 
+    /// Write all that decides about jobs and workers into this file, for `phub-server replay FILE`: each request and event, with
+    /// its time and its answer. It has names and addresses, and no tokens. Default: nothing is written.
+    #[arg(long, env = "PHUB_RECORD", value_name = "FILE")]
+    pub record: Option<PathBuf>,
+
     /// End when there has been no job for this many seconds. Default: run until a signal.
     #[arg(long, env = "PHUB_UNUSED_LIMIT_S", value_name = "SECONDS",
           value_parser = clap::value_parser!(u64).range(..=31_536_000))]

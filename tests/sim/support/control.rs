@@ -14,18 +14,25 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use coordinator::input::{
+    Arrived, AskForLinks, Attach, Begin, Connect, Cut, GrantLinks, Happened, HubOf, Lose, Ready,
+    ReleasedByLead,
+};
 use coordinator::{
-    Cause, CutAt, CutId, Effect, Event, Grant, Hubs, Made, Purpose, Secret, Step, Stepped, Token, Tokens,
+    Cause, CutAt, CutId, Effect, Event, Hub, Join, LateLimits, Made, MemberOf, Purpose, Quotas, Secret,
+    Settings, Step, Stepped, Token,
 };
 use fabric::any::Transport;
 use fabric::{RecvWindow, SpanError, Spans, sim};
-use pbox_core::control::{ArrivedRequest, HeartbeatReply, Member, ReleaseRequest};
+use pbox_core::control::{ArrivedRequest, HeartbeatReply, JoinRequest, Member, Pass, ReleaseRequest};
 use pbox_core::{Core, JobId, JobTerms, LevelTerms, Notice, Numbers, NumbersByRound, Occasion, Round, Share};
 
 use crate::hubs::Letter;
 
 /// The last lines of a story are those that matter.
 const TOLD: usize = 60;
+/// The secret of the job.
+const SECRET: Secret = Secret([7; 16]);
 /// The time from one step to the next.
 const TICK: Duration = Duration::from_millis(1);
 
@@ -77,8 +84,10 @@ impl fmt::Display for Command {
 
 /// The control of a job at a hub.
 pub struct Control {
-    /// The job.
-    pub job: coordinator::Job,
+    /// The hub, which has the job alone.
+    hub: Hub,
+    id: JobId,
+    name: String,
     /// What each core has been told, and has not done yet.
     commands: Vec<VecDeque<Command>>,
     /// What the cores have done, and the job has not been told yet.
@@ -106,9 +115,10 @@ pub struct Control {
     now: Instant,
     /// Whether one seed is replayed, which prints the story as it goes.
     is_told_aloud: bool,
-    tokens: Tokens,
     /// The tokens that were given, each with its rank.
     given: Vec<(Token, u32)>,
+    /// The rounds that members had reached when they lost their hubs, by rank.
+    reached: Vec<Option<Round>>,
     /// The news that members have heard.
     heard: HeartbeatReply,
     /// How often those who wait were told to look again.
@@ -116,10 +126,21 @@ pub struct Control {
     story: VecDeque<String>,
 }
 
+/// A hub with one job alone, which begins with a round.
+fn hub_of(job: (JobId, String), terms: &Arc<JobTerms>, share: Share, made: Made, first: Round) -> Hub {
+    let late = LateLimits { warning: Duration::MAX, limit: None };
+    let mut hub = Hub::new(Settings { jobs_limit: 1, quotas: Quotas::default(), late });
+    let of_hub = HubOf { share, pieces: Vec::new(), secret: SECRET, first_round: first, files: Vec::new() };
+    let from = (first, NumbersByRound::new(Numbers::new(terms.optimizer)));
+    let (job, name) = job;
+    hub.ask(Begin { job, name, terms: Arc::clone(terms), made, hub: of_hub, from }, Instant::now());
+    hub
+}
+
 impl Drop for Control {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("the last of what happened to {}:", self.job.name);
+            eprintln!("the last of what happened to {}:", self.name);
             self.story.iter().for_each(|line| eprintln!("  {line}"));
         }
     }
@@ -134,11 +155,14 @@ impl Control {
         cores: usize,
         is_below: bool,
     ) -> Self {
-        let hubs = Hubs::new(share, Vec::new(), Secret([7; 16]), Round(0), Vec::new());
-        let from = (Round(0), NumbersByRound::new(Numbers::new(terms.optimizer)));
-        let (made, now) = (Made { cores, is_below, ..Made::default() }, Instant::now());
-        let job = coordinator::Job::new(named, Arc::clone(terms), made, hubs, from, now);
+        let made = Made { cores, is_below, ..Made::default() };
+        let hub = hub_of(named.clone(), terms, share, made, Round(0));
+        let ((id, name), now) = (named, Instant::now());
         Control {
+            heard: hub.job(id).expect("it begins").news().clone(),
+            hub,
+            id,
+            name,
             commands: (0..cores).map(|_| VecDeque::new()).collect(),
             reports: VecDeque::new(),
             answers: (0, None),
@@ -153,19 +177,30 @@ impl Control {
             is_dead: false,
             now,
             is_told_aloud: std::env::var_os("PHUB_SIM_SEED").is_some(),
-            tokens: Tokens::default(),
             given: Vec::new(),
-            heard: job.news.now().clone(),
-            job,
+            reached: vec![None; terms.workers as usize],
             wakes: 0,
             story: VecDeque::new(),
         }
     }
 
+    /// Returns the job.
+    pub fn job(&self) -> &coordinator::Job {
+        self.hub.job(self.id).expect("no job ends here")
+    }
+
+    fn ask<R: coordinator::Request>(&mut self, request: R) -> R::Answer {
+        self.hub.ask(request, self.now)
+    }
+
+    fn member(&self, rank: u32) -> MemberOf {
+        MemberOf { job: self.id, rank }
+    }
+
     /// Adds a line to the story.
     pub fn tell(&mut self, line: String) {
         if self.is_told_aloud {
-            eprintln!("{}, hub {}: {line}", self.job.name, self.job.hubs.share.hub);
+            eprintln!("{}, hub {}: {line}", self.name, self.job().hubs().share.hub);
         }
         if self.story.len() == TOLD {
             self.story.pop_front();
@@ -173,11 +208,10 @@ impl Control {
         self.story.push_back(line);
     }
 
-    /// Gives a worker a new token.
+    /// Returns a new token for a worker.
     fn token(&mut self, rank: u32) -> Token {
-        let token = (1 + self.given.len() as u128).to_be_bytes();
+        let token = Token((1 + self.given.len() as u128).to_be_bytes());
         self.given.push((token, rank));
-        self.tokens.give(token, (self.job.id, rank));
         token
     }
 
@@ -188,21 +222,37 @@ impl Control {
 
     /// The same of a worker that is named at several hubs.
     pub fn join_as(&mut self, rank: u32, worker: u64) {
-        assert!(self.job.member(rank).is_none(), "rank {rank} is taken");
-        self.tell(format!("{} joins", self.job.spoken(rank)));
+        assert!(self.job().member(rank).is_none(), "rank {rank} is taken");
+        self.tell(format!("{} joins", self.job().spoken(rank)));
         for (token, _) in self.given.iter().filter(|(_, of)| *of == rank) {
-            assert!(self.tokens.owner(*token).is_err(), "a token of a former worker serves the next one");
+            assert!(
+                self.hub.tokens().owner(*token).is_err(),
+                "a token of a former worker serves the next one"
+            );
         }
         let token = self.token(rank);
-        self.job.add_member(rank, worker, true, None, self.now);
+        self.ask(self.join_of(rank, worker, token)).expect("its rank is free");
         self.connect(rank, token);
     }
 
+    /// Returns the join of a worker that is named so at all hubs.
+    fn join_of(&self, rank: u32, worker: u64, token: Token) -> Join {
+        let job = self.job();
+        let request = JoinRequest { relinks: true, ..JoinRequest::new(rank, (**job.terms()).clone()) };
+        let first_round = job.hubs().first_round;
+        let pass = Pass { secret: SECRET.show(), worker, first_round, checkpoints: false };
+        let share = job.hubs().share;
+        let (hub, lead) = ((share.hub, share.hubs), Some(("hub 0".to_owned(), Some(pass))));
+        let reached = self.reached[rank as usize];
+        Join { hub, lead, reached, ..Join::new(&self.name, &request, token) }
+    }
+
     fn connect(&mut self, rank: u32, token: Token) {
-        assert_eq!(self.tokens.owner(token), Ok((self.job.id, rank)), "a new token serves its member");
-        self.job.connect(rank, token).expect("a new token is good for a connection");
-        assert!(self.job.connect(rank, token).is_err(), "a token is good for one connection");
-        self.job.members[rank as usize].as_mut().expect("it has joined").transport = Some(Transport::Tcp);
+        assert_eq!(self.hub.tokens().owner(token), Ok((self.id, rank)), "a new token serves its member");
+        let member = self.member(rank);
+        self.ask(Connect { member, token }).expect("a new token is good for a connection");
+        assert!(self.ask(Connect { member, token }).is_err(), "a token is good for one connection");
+        self.ask(Attach { member, transport: Transport::Tcp.to_string(), nics: Vec::new() });
     }
 
     /// Gives a core a worker's link.
@@ -251,15 +301,15 @@ impl Control {
 
     /// Notes that all members of a hub below are there. Returns the round that it takes part from, if it does.
     pub fn ready(&mut self, rank: u32) -> Option<Round> {
-        let arrival = self.job.ready(rank);
-        let effects = self.job.follows(arrival, self.now);
+        let ready = Ready { member: self.member(rank), reached: None };
+        let effects = self.ask(ready).expect("it has reached no round");
         self.carry_out_all(effects);
         self.first_round(rank)
     }
 
     /// Returns the round that a member takes part from, if it does.
     pub fn first_round(&self, rank: u32) -> Option<Round> {
-        let member = self.job.news.now().members.iter().find(|member| member.rank == rank)?;
+        let member = self.job().news().members.iter().find(|member| member.rank == rank)?;
         Some(member.from)
     }
 
@@ -270,9 +320,9 @@ impl Control {
 
     /// A member that lives gives its links up, and asks for others.
     pub fn unlink(&mut self, rank: u32) {
-        let lost = self.job.ask_for_links(rank, "it says so", self.now).expect("it takes part, and lives");
-        lost.into_iter().for_each(|effect| self.carry_out(effect));
-        self.check();
+        let asks = AskForLinks { member: self.member(rank), why: "it says so".to_owned() };
+        let lost = self.ask(asks).expect("it takes part, and lives");
+        self.carry_out_all(lost);
     }
 
     /// A member that has asked for links connects, if all cores have dropped the former links. Returns whether it does.
@@ -281,47 +331,50 @@ impl Control {
         let asks = if self.given.len().is_multiple_of(3) { 2 } else { 1 };
         let tokens = Vec::from_iter((0..asks).map(|_| self.token(rank)));
         for &token in &tokens {
-            let granted = self.job.grant_links(rank, token).expect("the job goes on");
-            let Grant::Connection { former } = granted else {
-                tokens.into_iter().for_each(|token| self.tokens.withdraw(token));
+            if !self.ask(GrantLinks { member: self.member(rank), token }).expect("the job goes on") {
                 return false;
-            };
-            former.into_iter().for_each(|former| self.tokens.withdraw(former));
+            }
         }
         self.connect(rank, tokens[asks - 1]);
-        let its = self.given.iter().filter(|(token, _)| self.tokens.owner(*token) == Ok((self.job.id, rank)));
+        let owner = Ok((self.id, rank));
+        let its = self.given.iter().filter(|(token, _)| self.hub.tokens().owner(*token) == owner);
         assert_eq!(its.count(), 2, "rank {rank} has the token of its join and that of its links");
-        self.tell(format!("{} makes its links again", self.job.spoken(rank)));
+        self.tell(format!("{} makes its links again", self.job().spoken(rank)));
         true
     }
 
     /// Whether all cores have dropped the links of a worker that has asked for others.
-    pub fn has_dropped(&mut self, rank: u32) -> bool {
-        self.job.unlinked(rank).is_some_and(|unlinked| unlinked.is_dropped())
+    pub fn has_dropped(&self, rank: u32) -> bool {
+        self.job().member(rank).is_some_and(|member| member.standing.has_dropped())
     }
 
     /// Loses a member.
     pub fn lose(&mut self, rank: u32, reason: &str) {
-        let effects = self.job.lose(rank, Cause::Other, reason);
+        let lose = Lose { member: self.member(rank), cause: Cause::Other, reason: reason.to_owned() };
+        let effects = self.ask(lose);
         self.carry_out_all(effects);
     }
 
     /// Cuts the job for a snapshot at all hubs, which hub 0 leads.
     pub fn snapshot(&mut self) {
-        let (_, effects) = self.job.cut(Purpose::Snapshot(CutAt::AllHubs), self.now);
+        let (_, effects) = self.cut(Purpose::Snapshot(CutAt::AllHubs));
         self.carry_out_all(effects);
+    }
+
+    fn cut(&mut self, purpose: Purpose) -> (CutId, Vec<Effect>) {
+        self.ask(Cut { job: self.id, purpose }).expect("the job goes on")
     }
 
     /// Cuts the job for hub 0.
     pub fn follow(&mut self, of_lead: CutId, purpose: Purpose) {
-        let (cut, effects) = self.job.cut(purpose, self.now);
+        let (cut, effects) = self.cut(purpose);
         self.follows.insert(cut, (of_lead, false));
         self.carry_out_all(effects);
     }
 
     /// Ends a cut that hub 0 leads.
     pub fn released_by_lead(&mut self, of_lead: CutId, request: ReleaseRequest) {
-        match self.job.released_by_lead(request) {
+        match self.ask(ReleasedByLead { job: self.id, request }).expect("the job goes on") {
             Ok((cut, effects)) => {
                 if let Some((of_lead, false)) = self.follows.insert(cut, (of_lead, true)) {
                     // Nothing, if the hold was answered before.
@@ -336,7 +389,8 @@ impl Control {
     /// Notes, as hub 0, that a hub has all links of a newcomer.
     pub fn arrived(&mut self, request: &ArrivedRequest) {
         if self.failed.is_none() {
-            let effects = self.job.arrived_at(request.hub, request.worker, self.now);
+            let arrived = Arrived { job: self.id, hub: request.hub, worker: request.worker };
+            let effects = self.ask(arrived).expect("the job goes on");
             self.carry_out_all(effects);
         }
     }
@@ -373,7 +427,7 @@ impl Control {
     ) -> Result<(), SpanError> {
         let (Some(command), Some(core)) = (self.commands[place].pop_front(), core) else { return Ok(()) };
         self.tell(format!("core {place} {command}"));
-        let (job, heard) = (self.job.id, notices.len());
+        let (job, heard) = (self.id, notices.len());
         let done = match command {
             Command::Add { rank, gradients, own, link } => {
                 drop(core.add_worker(job, rank, gradients, own, *link)?);
@@ -447,18 +501,19 @@ impl Control {
         self.now += TICK;
         let Some(event) = self.reports.pop_front() else { return false };
         self.tell(format!("{event:?}"));
-        let effects = self.job.handle(event, self.now);
-        effects.into_iter().for_each(|effect| self.carry_out(effect));
-        self.publish();
-        self.check();
+        let effects = self.ask(Happened { job: self.id, event });
+        self.carry_out_all(effects);
         true
     }
 
     /// Publishes the news, if there are any. Members hear them by their version. Notes who takes part since the last ones.
     fn publish(&mut self) {
-        let version = self.heard.version;
-        let Some(news) = self.job.news.take().filter(|news| news.version > version) else { return };
-        let former = std::mem::replace(&mut self.heard, news.clone());
+        let news = self.job().news();
+        if news.version == self.heard.version {
+            return;
+        }
+        let news = news.clone();
+        let former = std::mem::replace(&mut self.heard, news);
         let is_new = |member: &&Member| !former.members.contains(member);
         self.begun.extend(self.heard.members.iter().filter(is_new).map(|member| (member.rank, member.from)));
     }
@@ -528,16 +583,12 @@ impl Control {
                     step => panic!("no simulated job has such a step: {step:?}"),
                 }
             }
-            Effect::DropLinks(rank, token) => {
-                token.into_iter().for_each(|token| self.tokens.withdraw(token));
-                self.command(|| Command::Unlink(rank));
-            }
+            Effect::DropLinks(rank, _) => self.command(|| Command::Unlink(rank)),
             Effect::RemoveWorker(rank) => self.command(|| Command::Remove(rank)),
-            Effect::Forget(rank, why) => self.tokens.lost((self.job.id, rank), &why, self.now),
             Effect::Fail(reason, _) => self.fails(reason),
             Effect::HeldTooLong(limit) => self.fails(format!("hub 0 holds the job for more than {limit:?}")),
             Effect::Wake => self.wakes += 1,
-            Effect::TookPart(..) | Effect::Relinked(_) | Effect::Lost { .. } => {}
+            Effect::TookPart(..) | Effect::Relinked(_) | Effect::Lost { .. } | Effect::Forget(..) => {}
             effect => panic!("no simulated job has such an effect: {effect:?}"),
         }
     }
@@ -547,11 +598,11 @@ impl Control {
         if self.failed.is_some() {
             return;
         }
-        let members = &self.job.news.now().members;
-        for rank in 0..self.job.terms.workers {
+        let members = &self.job().news().members;
+        for rank in 0..self.job().terms().workers {
             let owners = members.iter().filter(|member| member.rank == rank).count();
             assert!(owners <= 1, "rank {rank} has one owner");
-            match self.job.member(rank) {
+            match self.job().member(rank) {
                 None => {
                     assert_eq!(owners, 0, "rank {rank} is free, and no round waits for it");
                     let is_of_rank = |command: &Command| match command {
@@ -566,11 +617,11 @@ impl Control {
                     );
                 }
                 Some(member) => {
-                    let waits = member.standing.waits_for_cut(self.commands.len()) && !self.job.gathers();
+                    let waits = member.standing.waits_for_cut(self.commands.len()) && !self.job().gathers();
                     // Of several hubs, the newcomer may not be at all of them yet.
-                    let waits = waits && self.job.hubs.share.is_whole();
+                    let waits = waits && self.job().hubs().share.is_whole();
                     assert!(!waits || self.is_busy(), "worker {rank} waits for a cut, and there is none");
-                    assert!(owners == 1 || !self.job.takes_part(rank), "worker {rank} takes part");
+                    assert!(owners == 1 || !self.job().takes_part(rank), "worker {rank} takes part");
                 }
             }
         }

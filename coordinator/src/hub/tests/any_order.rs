@@ -3,10 +3,17 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use pbox_core::OnLoss;
+use pbox_core::control::LostReply;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
 use super::*;
+use crate::input::{
+    self, Close, Connect, Drain, End, EndJoin, Fail, Find, Happened, Lose, PromiseJoin, Release, Stop, Sweep,
+    Told,
+};
+use crate::{LastStepped, MemberOf, Request, Saves, Stepped, job, record};
 
 const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 
@@ -68,12 +75,17 @@ type Making = (JobId, Option<IpAddr>, u64);
 /// A hub, and what its driver knows of it.
 struct Driven {
     hub: Hub,
+    begun: Instant,
     now: Instant,
+    /// The record of all inputs.
+    record: Vec<String>,
     /// Reserved names. Of the others, the last state is being saved.
     reserved: BTreeMap<&'static str, Option<Making>>,
     /// All tokens, with the job's name, and the member.
-    given: Vec<(Token, &'static str, (JobId, u32))>,
+    given: Vec<(Token, &'static str, MemberOf)>,
     reads: Vec<u64>,
+    /// The members that were lost.
+    lost: u64,
     /// The number of the last job.
     last: Option<JobId>,
 }
@@ -85,99 +97,105 @@ impl Driven {
             memory_per_address: Some(50 * GB),
             memory_per_job: Some(30 * GB),
         };
+        let now = Instant::now();
         Driven {
-            hub: Hub::new(JOBS_LIMIT, quotas),
-            now: Instant::now(),
+            hub: of_quotas(quotas),
+            begun: now,
+            now,
+            record: vec![record::head("a test", settings(quotas))],
             reserved: BTreeMap::new(),
             given: Vec::new(),
             reads: Vec::new(),
+            lost: 0,
             last: None,
         }
     }
 
+    fn ask<R: Request>(&mut self, request: R) -> R::Answer {
+        let input = request.clone().into();
+        let answer = self.hub.ask(request, self.now);
+        self.record.push(record::step(self.now - self.begun, &input, &answer));
+        answer
+    }
+
     fn happens(&mut self, event: Event) {
-        let (hub, now) = (&mut self.hub, self.now);
         match event {
             Event::Comes(name, owner) => self.comes(name, owner),
             Event::Needs(at, gigabytes) => {
-                let made = self.reserved.iter_mut().filter_map(|(&name, made)| Some((name, made.as_mut()?)));
-                let Some((name, (_, _, promise))) = pick(at, made.collect()) else { return };
-                let promised = hub.promise(name, &terms(), gigabytes * GB, room(100, 0));
-                *promise = promised.map_or(0, |()| gigabytes * GB);
+                let made = self.reserved.iter().filter_map(|(&name, made)| Some((name, (*made)?)));
+                let Some((name, (id, owner, _))) = pick(at, made.collect()) else { return };
+                let promised = self.ask(Promise::new(name, &terms(), gigabytes * GB, room(100, 0)));
+                let promise = promised.map_or(0, |()| gigabytes * GB);
+                self.reserved.insert(name, Some((id, owner, promise)));
             }
             Event::Made(at) => {
                 let made = self.reserved.iter().filter_map(|(&name, &made)| Some((name, made?)));
                 let Some((name, (id, owner, promise))) = pick(at, made.collect()) else { return };
-                self.reserved.remove(name);
-                hub.names.release(name);
-                if !hub.is_closed() {
-                    hub.begin(job((id, name), owner, promise));
+                self.release(name);
+                if !self.hub.is_closed() {
+                    let mut begin = begin((id, name), owner, promise);
+                    if name >= "d" {
+                        Arc::make_mut(&mut begin.terms).on_loss = OnLoss::Continue;
+                    }
+                    self.ask(begin);
                 }
             }
             Event::Released(at) => {
                 let Some(name) = pick(at, self.reserved.keys().copied().collect()) else { return };
-                self.reserved.remove(name);
-                hub.names.release(name);
+                self.release(name);
             }
             Event::Joins(name, rank) => {
-                let token = (self.given.len() as u128).to_le_bytes();
-                if let Ok(id) = join(hub, name, rank, token, now) {
-                    self.given.push((token, name, (id, rank)));
-                }
+                let token = Token((self.given.len() as u128).to_le_bytes());
+                let joined = self.ask(Join::new(name, &JoinRequest::new(rank, terms()), token));
+                let member = joined.map(|(job, _)| MemberOf { job, rank });
+                self.given.extend(member.map(|member| (token, name, member)));
             }
-            Event::Runs(name) => {
-                let Some(job) = hub.names.job(name).and_then(|id| hub.job_mut(id)) else { return };
-                if job.gathers() && (0..WORKERS).all(|rank| job.has(rank)) {
-                    run(job);
-                }
-            }
+            Event::Runs(name) => self.runs(name),
             Event::Leaves(at) => self.leaves(at),
             Event::Lost(at) => {
-                let Some((_, _, (id, rank))) = pick(at, self.given.clone()) else { return };
-                let Some(job) = hub.job_mut(id) else { return };
-                for effect in job.lose(rank, Cause::Other, "a test") {
-                    hub.note(id, &effect, now);
-                    if let Effect::Fail(..) = effect {
-                        fail(hub, id, now);
-                    }
-                }
+                let Some((_, _, member)) = pick(at, self.given.clone()) else { return };
+                let effects = self.ask(Lose { member, cause: Cause::Other, reason: "a test".to_owned() });
+                self.follows(member.job, effects);
             }
             Event::Told(at) => {
-                let Some((token, name, _)) = pick(at, self.given.clone()) else { return };
-                hub.told(name, &authority::hex(&token));
+                let Some((_, _, member)) = pick(at, self.given.clone()) else { return };
+                self.ask(Told { member });
             }
             Event::Fails(name, saves) => {
-                let Some(id) = hub.names.job(name) else { return };
-                fail(hub, id, now);
-                if saves {
-                    hub.names.keep(name);
+                let Some(id) = self.hub.names().job(name) else { return };
+                if self.fails(id, saves.then(Saves::default)).is_some_and(|failed| failed.is_being_saved) {
                     self.reserved.insert(name, None);
                 }
             }
             Event::Reads(gigabytes) => {
-                let promised = hub.promise_join(gigabytes * GB, room(100, 0));
+                let promised = self.ask(PromiseJoin { bytes: gigabytes * GB, memory: room(100, 0) });
                 self.reads.extend(promised.is_ok().then_some(gigabytes * GB));
             }
             Event::IsRead(at) if !self.reads.is_empty() => {
-                let read = self.reads.swap_remove(at.index(self.reads.len()));
-                hub.end_join(read);
+                let bytes = self.reads.swap_remove(at.index(self.reads.len()));
+                self.ask(EndJoin { bytes });
             }
             Event::IsRead(_) => {}
             Event::Swept(seconds) => {
                 self.now += Duration::from_secs(seconds);
-                hub.sweep(self.now);
-                let failed = hub.jobs().count() - hub.living().count();
+                for job in Vec::from_iter(self.hub.jobs().map(job::Job::id)) {
+                    let event = job::Event::Swept(Duration::from_secs(30));
+                    let effects = self.ask(Happened { job, event });
+                    self.follows(job, effects);
+                }
+                self.ask(Sweep);
+                let failed = self.hub.jobs().filter(|job| !job.is_kept()).count();
                 assert!(failed <= JOBS_LIMIT, "{failed} failed jobs are kept");
             }
-            Event::Drained => drop(hub.drain()),
-            Event::Closed => hub.close(),
+            Event::Drained => drop(self.ask(Drain)),
+            Event::Closed => self.ask(Close),
             Event::Stopped => self.stops(),
         }
     }
 
     fn comes(&mut self, name: &'static str, owner: Option<IpAddr>) {
         let (is_reserved, job) = (self.reserved.contains_key(name), self.hub.names.job(name));
-        match self.hub.find_or_reserve(name, owner) {
+        match self.ask(Find { name: name.to_owned(), owner }) {
             Ok(Found::Reserved) => assert!(is_reserved),
             Ok(Found::Job) => assert!(job.is_some() && !is_reserved && !self.hub.is_closed()),
             Ok(Found::Free(id)) => {
@@ -190,24 +208,81 @@ impl Driven {
         }
     }
 
-    fn leaves(&mut self, at: Index) {
-        let Some((token, name, member)) = pick(at, self.given.clone()) else { return };
-        if self.hub.member(name, &authority::hex(&token)).is_err() {
+    /// Frees a reserved name. If a last state was being saved, it cannot be.
+    fn release(&mut self, name: &'static str) {
+        if self.reserved.remove(name) == Some(None) {
+            let saved = self.hub.jobs().find(|job| job.name == name && job.is_being_saved()).unwrap().id;
+            let event = job::Event::Last(LastStepped::Held(Err("a test".to_owned())));
+            self.ask(Happened { job: saved, event });
+        }
+        self.ask(Release { name: name.to_owned() });
+    }
+
+    fn runs(&mut self, name: &str) {
+        let Some(job) = self.hub.named(name) else { return };
+        let id = job.id;
+        if !job.gathers() || !(0..WORKERS).all(|rank| job.has(rank)) {
             return;
         }
-        match self.hub.leave(member, Some(token), Round(9), self.now) {
+        let mut effects = Vec::new();
+        for rank in 0..WORKERS {
+            self.ask(Connect { member: MemberOf { job: id, rank }, token: Token([0; 16]) }).unwrap();
+            effects = self.ask(Happened { job: id, event: job::Event::Attached(rank) });
+        }
+        let [Effect::Cut(cut, _)] = effects[..] else { panic!("all are here") };
+        for stepped in [Stepped::Held(None), Stepped::Released] {
+            self.ask(Happened { job: id, event: job::Event::Cut(cut, stepped) });
+        }
+        assert!(self.hub.job(id).unwrap().runs());
+    }
+
+    fn leaves(&mut self, at: Index) {
+        let Some((token, name, member)) = pick(at, self.given.clone()) else { return };
+        if self.hub.member(name, &authority::hex(&token.0)).is_err() {
+            return;
+        }
+        match self.ask(input::Leave { member, token: Some(token), round: Round(9) }) {
             Leave::Nothing => {}
-            Leave::Fails(_) => fail(&mut self.hub, member.0, self.now),
-            Leave::Left => assert_eq!(self.hub.tokens.owner(token), Err(Unserved::Left)),
-            Leave::Last => drop(self.hub.end(member.0, self.now)),
+            Leave::Fails(_) => drop(self.fails(member.job, None)),
+            Leave::Left => {
+                assert_eq!(self.hub.tokens.owner(token), Err(Unserved::Left));
+                let (job, event) = (member.job, job::Event::Removed(member.rank));
+                self.ask(Happened { job, event });
+            }
+            Leave::Last => drop(self.ask(End { job: member.job })),
+        }
+    }
+
+    fn fails(&mut self, job: JobId, saves: Option<Saves>) -> Option<Failed> {
+        self.ask(Fail { job, reason: "a test".to_owned(), blame: Blame::Job, saves })
+    }
+
+    /// The effects of a job are carried out.
+    fn follows(&mut self, job: JobId, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Fail(..) => drop(self.fails(job, None)),
+                Effect::Lost { .. } => self.lost += 1,
+                Effect::RemoveWorker(rank) => {
+                    self.ask(Happened { job, event: job::Event::Removed(rank) });
+                }
+                Effect::Forget(rank, why) => {
+                    let of_lost = |&&(_, _, member): &&(Token, _, _)| member == MemberOf { job, rank };
+                    for (token, ..) in self.given.iter().filter(of_lost) {
+                        let owner = self.hub.tokens.owner(*token);
+                        assert!(owner.is_err(), "{why}: {owner:?}");
+                    }
+                }
+                _ => {}
+            }
         }
     }
 
     /// The hub stops, and all its jobs fail.
     fn stops(&mut self) {
-        self.hub.close();
-        for id in self.hub.stop() {
-            fail(&mut self.hub, id, self.now);
+        self.ask(Close);
+        for id in self.ask(Stop) {
+            self.fails(id, None);
         }
         assert_eq!(self.hub.living().count(), 0);
     }
@@ -226,24 +301,30 @@ impl Driven {
         let promised: u64 = of_making.chain(of_jobs).chain(self.reads.iter().copied()).sum();
         assert_eq!(hub.promised(), promised);
         assert!(promised <= 100 * GB);
+        let LostReply { link, silent, late, other } = hub.counts.lost;
+        assert_eq!(link + silent + late + other, self.lost);
+        let serves = |&(token, ..): &(Token, _, _)| hub.tokens.owner(token).is_ok();
         for &(token, _, member) in &self.given {
-            match hub.tokens.owner(token) {
-                Ok(owner) => assert!(owner == member && hub.job(member.0).is_some(), "{member:?} is there"),
-                Err(_) => assert!(!hub.untold.contains(&member), "{member:?} can be told"),
+            let of_member = |&&(_, _, of): &&(Token, _, _)| of == member;
+            let is_served = self.given.iter().filter(of_member).any(serves);
+            let member = (member.job, member.rank);
+            assert!(is_served || !hub.end.untold.contains(&member), "{member:?} can be told");
+            if let Ok(owner) = hub.tokens.owner(token) {
+                assert!(owner == member && hub.job(member.0).is_some(), "{member:?} is there");
             }
         }
     }
 
     /// Everybody is told, all that is reserved and read ends, and time passes.
     fn comes_to_rest(&mut self) {
-        for (token, name, _) in &self.given {
-            self.hub.told(name, &authority::hex(token));
+        for (_, _, member) in self.given.clone() {
+            self.ask(Told { member });
         }
         assert!(!self.hub.has_untold(), "all are told");
-        self.reserved.keys().for_each(|name| self.hub.names.release(name));
-        self.reads.iter().for_each(|&read| self.hub.end_join(read));
+        Vec::from_iter(self.reserved.keys().copied()).into_iter().for_each(|name| self.release(name));
+        std::mem::take(&mut self.reads).into_iter().for_each(|bytes| self.ask(EndJoin { bytes }));
         self.now += KEEP_FAILED;
-        self.hub.sweep(self.now);
+        self.ask(Sweep);
         assert!(self.hub.jobs.is_empty() && !self.hub.is_used() && self.hub.promised() == 0);
         let knows = |token| self.hub.tokens.owner(token) != Err(Unserved::Unknown);
         assert!(!self.given.iter().any(|&(token, ..)| knows(token)), "no token is kept for ever");
@@ -257,7 +338,7 @@ fn pick<T>(at: Index, mut all: Vec<T>) -> Option<T> {
 
 proptest! {
     #[test]
-    fn names_promises_and_tokens_stay_true(events in proptest::collection::vec(event(), 1..200)) {
+    fn names_promises_and_tokens_stay_true_and_a_replay_has_the_same_answers(events in proptest::collection::vec(event(), 1..200)) {
         let mut driven = Driven::new();
         for event in events {
             driven.happens(event);
@@ -266,5 +347,9 @@ proptest! {
         driven.stops();
         driven.check();
         driven.comes_to_rest();
+        let inputs = driven.record.len() - 1;
+        let replayed = record::replay(driven.record.into_iter().map(Ok::<_, String>)).unwrap();
+        prop_assert_eq!(replayed.inputs, inputs);
+        prop_assert_eq!(replayed.time, driven.now - driven.begun);
     }
 }

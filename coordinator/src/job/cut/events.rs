@@ -11,7 +11,7 @@ use crate::job::{Effect, Job};
 
 impl Job {
     /// Begins a cut, as soon as the cuts before are over. Returns its number, too.
-    pub fn cut(&mut self, purpose: Purpose, now: Instant) -> (CutId, Vec<Effect>) {
+    pub(crate) fn cut(&mut self, purpose: Purpose, now: Instant) -> (CutId, Vec<Effect>) {
         self.cuts.last += 1;
         let id = CutId(self.cuts.last);
         self.cuts.waiting.push_back((id, purpose));
@@ -22,7 +22,10 @@ impl Job {
     ///
     /// # Errors
     /// When the job is not held by the cut, or the cut cannot be where hub 0 says.
-    pub fn released_by_lead(&mut self, request: ReleaseRequest) -> Result<(CutId, Vec<Effect>), NotReleased> {
+    pub(crate) fn released_by_lead(
+        &mut self,
+        request: ReleaseRequest,
+    ) -> Result<(CutId, Vec<Effect>), NotReleased> {
         let asked = request.cut;
         let follows = |cut: &mut Cut| cut.purpose == Purpose::Follow(asked) && cut.release.is_none();
         let Some(mut cut) = self.cuts.now.take_if(follows) else {

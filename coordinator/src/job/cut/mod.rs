@@ -27,15 +27,16 @@ use std::time::Instant;
 
 use pbox_core::Round;
 use pbox_core::control::{HoldRequest, ReleaseRequest};
+use serde::{Deserialize, Serialize};
 
 use crate::hubs::StaleCut;
 
 /// The number of a cut at this hub.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CutId(u64);
 
 /// The reason for a cut.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Purpose {
     /// Workers, named as at all hubs, take part from the cut on. A rank may have another worker by then.
     Admit(Arc<[u64]>),
@@ -46,7 +47,7 @@ pub enum Purpose {
 }
 
 /// The place of a cut for a snapshot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CutAt {
     /// All hubs of the job are cut before the same round: hub 0 leads.
     AllHubs,
@@ -87,7 +88,7 @@ pub enum Step {
 }
 
 /// The result of a step.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stepped {
     /// The hubs above have begun with this round. There may be none.
     Above(Result<Option<Round>, String>),

@@ -81,9 +81,9 @@ impl Hub {
         );
         join(&mut job, 0);
         join(&mut job, 1);
-        job.connect(0, [1; 16]).unwrap();
+        job.connect(0, Token([1; 16])).unwrap();
         job.take_part(&[0], Round(1));
-        job.connect(1, [2; 16]).unwrap();
+        job.connect(1, Token([2; 16])).unwrap();
         let (steps, waited_for) = (VecDeque::new(), Vec::new());
         let (taken, admitted) = (Vec::new(), Vec::new());
         Hub { job, steps, is_held: false, front: Round(0), failed: false, waited_for, taken, admitted }

@@ -101,7 +101,7 @@ impl Hub {
         job.hubs =
             crate::Hubs::new(share, Vec::from_iter(front.map(|_| piece)), Secret([7; 16]), Round(0), files);
         join(&mut job, 0);
-        job.connect(0, [1; 16]).unwrap();
+        job.connect(0, crate::Token([1; 16])).unwrap();
         job.take_part(&[0], Round(0));
         Hub {
             job,

@@ -4,6 +4,8 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::Optimizer;
 use crate::layout::Round;
 
@@ -11,7 +13,7 @@ use crate::layout::Round;
 pub type Multipliers = [f32; 2];
 
 /// An optimizer's numbers, and what each key multiplies them by.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Numbers {
     /// The job's optimizer, with the numbers of now.
     pub optimizer: Optimizer,
@@ -38,7 +40,7 @@ impl Numbers {
 
 /// Numbers by round. A change names the first round that it holds for, so that all cores change at the same step, whatever
 /// round their chunks are in when the change arrives.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NumbersByRound {
     /// (first round, numbers), rounds ascending, at least one.
     changes: Vec<(Round, Numbers)>,

@@ -3,6 +3,7 @@
 use std::pin::pin;
 
 use coordinator::TOLD_EVERY;
+use coordinator::input::{MachinesReached, MissMachines};
 use membership::{MemberError, Missing};
 use pbox_core::control::{MeetReply, MeetRequest, RefusalCode};
 use pbox_core::{JobId, Round};
@@ -48,11 +49,11 @@ impl Registry {
 
     /// The hubs of a mesh that waits for this machine: they have met before, and this one could not join them then.
     fn met(&self, name: &str, request: &MeetRequest) -> Option<Vec<String>> {
-        let inner = self.lock();
-        let job = inner.named(&name_above(name))?;
+        let mut inner = self.lock();
+        let (state, job) = inner.named(&name_above(name))?;
         let number = request.machine.number as usize;
         let names: Vec<String> = job.peers.addresses.iter().map(|hub| hub.name.clone()).collect();
-        let waits = job.gathers() && !job.has(request.machine.number);
+        let waits = state.gathers() && !state.has(request.machine.number);
         let is_same =
             names.len() == request.machine.of as usize && names.get(number) == Some(&request.address);
         (waits && is_same).then_some(names)
@@ -70,7 +71,9 @@ impl Registry {
                     _ = ticks.tick() => {
                         let Some(registry) = registry.upgrade() else { return };
                         registry.look_at_waits().await;
-                        let said = registry.of_job(id, |job| Some((job.above.clone()?, job.latest())));
+                        let said = registry.of_job(id, |state, job| {
+                            Some((job.above.clone()?, state.latest(&job.last_rounds)))
+                        });
                         if let Ok(Some((above, latest))) = said {
                             above.say_latest(latest);
                         }
@@ -83,7 +86,7 @@ impl Registry {
     /// Whether a job is still whole above. If it is not, it fails here.
     fn lives_above(&self, id: JobId) -> bool {
         let mut inner = self.lock();
-        let Some(above) = inner.job(id).and_then(|job| job.above.clone()) else { return false };
+        let Some(above) = inner.job(id).and_then(|(_, job)| job.above.clone()) else { return false };
         let end = above.end();
         if let Some((reason, blame)) = &end {
             self.fail_by(&mut inner, id, reason, *blame);
@@ -94,7 +97,8 @@ impl Registry {
     /// All workers are here: waits until this hub takes part above. Returns its first round there; `None` when no hubs are
     /// above.
     pub(crate) async fn takes_part_above(&self, id: JobId) -> Result<Option<Round>, String> {
-        let of_job = self.of_job(id, |job| job.above.clone().map(|above| (above, job.news.now().reached)))?;
+        let of_job =
+            self.of_job(id, |state, job| job.above.clone().map(|above| (above, state.news().reached)))?;
         let Some((above, reached)) = of_job else { return Ok(None) };
         let mut news = above.news.clone();
         let said = on_thread("phub-above", move || above.say_ready(reached)).await?;
@@ -102,16 +106,17 @@ impl Registry {
         loop {
             // News that come from here on end the wait below.
             news.borrow_and_update();
-            let Some(above) = self.of_job(id, |job| job.above.clone())? else { return Ok(None) };
+            let Some(above) = self.of_job(id, |_, job| job.above.clone())? else { return Ok(None) };
             match above.takes_part() {
                 Ok(round) => {
-                    let reached = above.reached();
-                    self.of_job(id, |job| {
-                        reached.into_iter().for_each(|round| job.machines_have_reached(round))
-                    })?;
+                    if let Some(round) = above.reached() {
+                        self.lock().ask(MachinesReached { job: id, round })?;
+                    }
                     return Ok(Some(round));
                 }
-                Err(Missing { ranks, .. }) => self.of_job(id, |job| job.wait_for_machines(ranks))?,
+                Err(Missing { ranks, .. }) => {
+                    self.lock().ask(MissMachines { job: id, machines: ranks })?;
+                }
             }
             drop(above);
             news.changed().await.map_err(|_| "the job ended meanwhile".to_owned())?;

@@ -27,10 +27,10 @@ impl Registry {
     pub(crate) fn lost_above(&self, id: JobId, reason: String) {
         let (above, step) = {
             let mut inner = self.lock();
-            let stopping = inner.stops();
-            let Ok(job) = inner.running(id) else { return };
+            let stopping = inner.hub().stops();
+            let Ok((state, job)) = inner.running(id) else { return };
             let Some(above) = job.above.clone() else { return };
-            let may_relink = !stopping && job.runs() && above.may_relink();
+            let may_relink = !stopping && state.runs() && above.may_relink();
             let step = job.relinks_above.link_ended(may_relink, above.hubs.len(), self.up.start_limit);
             let Some(step) = step else { return };
             (above, step)
@@ -96,7 +96,7 @@ impl Registry {
                 why = Some(error);
                 Event::Failed(failure)
             });
-            step = self.of_job(id, |job| job.relinks_above.handle(event))?;
+            step = self.of_job(id, |_, job| job.relinks_above.handle(event))?;
         }
     }
 
@@ -113,7 +113,7 @@ impl Registry {
 
     /// Has all cores drop a job's links to the hubs above.
     async fn unlink_above(&self, id: JobId) -> Result<Event, (Failure, String)> {
-        let begin = |job: &mut Job| {
+        let begin = |_: &coordinator::Job, job: &mut Job| {
             job.relinks_above.unlink(job.cores.numbers.len());
             self.command(job, || Command::UnlinkAbove { job: id });
         };
@@ -121,7 +121,9 @@ impl Registry {
         let limit = tokio::time::Instant::now() + self.up.limit;
         loop {
             let freed = self.freed.notified(); // before the look, so that no wake-up is missed
-            if let Some(unlinked) = self.of_job(id, |job| job.relinks_above.unlinked()).map_err(for_good)? {
+            if let Some(unlinked) =
+                self.of_job(id, |_, job| job.relinks_above.unlinked()).map_err(for_good)?
+            {
                 return Ok(unlinked);
             }
             if tokio::time::timeout_at(limit, freed).await.is_err() {
@@ -143,7 +145,7 @@ impl Registry {
         let for_now = |error: String| (Failure::ForNow, error);
         let Linked { ways, paths, .. } =
             made.map_err(|error| for_now(error.into()))?.map_err(|error| for_now(error.to_string()))?;
-        let add = |job: &mut Job| {
+        let add = |_: &coordinator::Job, job: &mut Job| {
             // Before a core can say that one of them ended.
             job.relinks_above.handle(Event::LinksMade);
             self.add_above(job, above.links.level, ways);

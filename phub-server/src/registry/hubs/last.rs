@@ -1,9 +1,8 @@
 //! The last state of a failed job over several hubs: what this hub answers. The [coordinator](coordinator::LastStep) decides on it, and
 //! `registry/saved/last.rs` asks the other hubs.
 
-use std::time::Instant;
-
 use coordinator::Blame;
+use coordinator::input::{AskForPart, AskToHold};
 use pbox_core::JobId;
 use pbox_core::control::{FailedReply, FailedRequest, LastReply, LastRequest, RefusalCode};
 use tokio::sync::oneshot;
@@ -14,9 +13,9 @@ impl Registry {
     /// As [`of_peer`](Self::of_peer), also of a job that has failed.
     pub fn of_peer_at_end(&self, name: &str, secret: &str) -> Result<JobId, Refusal> {
         let inner = self.lock();
-        let mut jobs = inner.jobs();
-        let job = jobs.find(|job| job.name == name && job.hubs.secret.is(secret));
-        job.map(|job| job.id).ok_or_else(|| unknown(name))
+        let mut jobs = inner.hub().jobs();
+        let job = jobs.find(|job| job.name() == name && job.hubs().secret.is(secret));
+        job.map(coordinator::Job::id).ok_or_else(|| unknown(name))
     }
 
     /// The job has failed at another hub.
@@ -26,9 +25,9 @@ impl Registry {
         {
             let mut inner = self.lock();
             self.fail_by(&mut inner, id, &request.reason, blame);
-            if let Some(job) = inner.job_mut(id) {
+            if let Some((_, job)) = inner.job(id) {
                 job.wait_for_last.holds.push(done);
-                let effects = job.asked_to_hold(Instant::now());
+                let effects = inner.ask(AskToHold { job: id });
                 self.carry_out(&mut inner, id, effects);
             }
         }
@@ -40,13 +39,11 @@ impl Registry {
         let (done, part) = oneshot::channel();
         {
             let mut inner = self.lock();
-            let job = inner.job_mut(id);
-            let effects = job.and_then(|job| {
-                let effects = job.asked_for_part(request)?;
+            let effects = inner.ask(AskForPart { job: id, request });
+            if let Some((effects, (_, job))) = effects.zip(inner.job(id)) {
                 job.wait_for_last.part = Some(done);
-                Some(effects)
-            });
-            self.carry_out(&mut inner, id, effects.into_iter().flatten());
+                self.carry_out(&mut inner, id, effects);
+            }
         }
         match part.await {
             Ok(part) => part.map_err(|why| RefusalCode::NotSaved.because(why)),

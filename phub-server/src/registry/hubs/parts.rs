@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use coordinator::input::HasFiles;
 use pbox_core::control::{PartState, WrittenReply, WrittenRequest};
 use pbox_core::{JobId, Round};
 use tokio::time::Instant;
@@ -23,7 +24,7 @@ impl Registry {
         before: Round,
         deadline: Option<Instant>,
     ) -> Result<u64, String> {
-        let (leads, peers) = self.of_job(id, |job| (job.hubs.leads(), Arc::clone(&job.peers)))?;
+        let (leads, peers) = self.of_job(id, |state, job| (state.hubs().leads(), Arc::clone(&job.peers)))?;
         if !leads {
             return Ok(0);
         }
@@ -45,11 +46,11 @@ impl Registry {
             Err(format!("hub {hub} of the job, at {}, has no part of it: {why}", peers.name(hub)))
         };
         loop {
-            let whole = self.of_job(id, |job| job.hubs.whole.clone())?;
+            let whole = self.of_job(id, |state, _| state.hubs().whole.clone())?;
             let request = WrittenRequest { secret: peers.secret.show(), before, whole, wait_ms };
             let what = "write its part of a checkpoint";
             let reply: WrittenReply = peers.ask(hub, "written", what, &request).await?;
-            let _ = self.of_job(id, |job| job.hubs.has_files(hub, reply.rounds));
+            self.lock().ask(HasFiles { job: id, hub, rounds: reply.rounds });
             match reply.part {
                 PartState::Written(bytes) => return Ok(bytes),
                 PartState::Failed(why) => return failed(why),

@@ -15,8 +15,9 @@
 //! On the control thread. A request is carried out even if the client hangs up meanwhile: a job must not stay held.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use coordinator::input::{Arrived, HasWhole, ReleasedByLead};
 use coordinator::{Cause, CutAt, JobEnded, NotCut, NotReleased, Purpose};
 use pbox_core::control::{
     ArrivedRequest, BeginsRequest, CheckpointReply, CheckpointRequest, HoldReply, HoldRequest, LostRequest,
@@ -58,8 +59,8 @@ impl Registry {
     /// The job of this name, if the request shows its secret. A stranger does not learn which jobs are here.
     pub fn of_peer(&self, name: &str, secret: &str) -> Result<JobId, Refusal> {
         let inner = self.lock();
-        let job = inner.named(name).filter(|job| job.hubs.secret.is(secret));
-        job.map(|job| job.id).ok_or_else(|| unknown(name))
+        let job = inner.hub().named(name).filter(|job| job.hubs().secret.is(secret));
+        job.map(coordinator::Job::id).ok_or_else(|| unknown(name))
     }
 
     /// Which checkpoints this hub has of a share of a job, and whether its part of the round to check is whole.
@@ -107,9 +108,9 @@ impl Registry {
     ) -> Result<(), Refusal> {
         let over = {
             let mut inner = self.lock();
-            let job = inner.running(id)?;
-            let (cut, effects) = job.released_by_lead(request).map_err(not_released)?;
-            let over = job.wait_for_cuts.wait_for(cut, None);
+            let released = inner.ask(ReleasedByLead { job: id, request })?;
+            let (cut, effects) = released.map_err(not_released)?;
+            let over = inner.running(id)?.1.wait_for_cuts.wait_for(cut, None);
             self.carry_out(&mut inner, id, effects);
             over
         };
@@ -120,12 +121,8 @@ impl Registry {
     /// Hub 0 asks for this hub's part of a checkpoint.
     pub async fn written(&self, id: JobId, request: WrittenRequest) -> Result<WrittenReply, Refusal> {
         let WrittenRequest { before, whole, wait_ms, .. } = request;
-        let mut part = self.of_job(id, |job| {
-            if !job.hubs.leads() {
-                job.hubs.whole = whole;
-            }
-            job.checkpoints.part.subscribe()
-        })?;
+        let mut part = self.of_job(id, |_, job| job.checkpoints.part.subscribe())?;
+        self.lock().ask(HasWhole { job: id, whole });
         let wait = Duration::from_millis(wait_ms).min(self.heartbeat_hold());
         let is_under_way = |state: &PartState| matches!(state, PartState::Collecting | PartState::Writing);
         // Round 0 has no checkpoint: it stands for the part that is under way now, if there is one.
@@ -140,7 +137,7 @@ impl Registry {
         let _ =
             tokio::time::timeout(wait, part.wait_for(|part| !is_under_way(&asked_for(part)))).await.is_ok();
         let part = asked_for(&part.borrow());
-        let rounds = self.of_job(id, |job| job.hubs.rounds.clone())?;
+        let rounds = self.of_job(id, |state, _| state.hubs().rounds.clone())?;
         Ok(WrittenReply { rounds, part })
     }
 
@@ -148,16 +145,16 @@ impl Registry {
     pub fn arrived(self: &Arc<Self>, id: JobId, request: ArrivedRequest) -> Result<(), Refusal> {
         let ArrivedRequest { hub, worker, .. } = request;
         let mut inner = self.lock();
-        let effects = inner.running(id)?.arrived_at(hub, worker, Instant::now());
+        let effects = inner.ask(Arrived { job: id, hub, worker })?;
         self.carry_out(&mut inner, id, effects);
         Ok(())
     }
 
     /// Confirms, as hub 0, the round that a job begins with. Nothing has been written since hub 0 chose the round.
     pub fn begins(&self, id: JobId, request: BeginsRequest) -> Result<(), Refusal> {
-        let first_round = self.of_job(id, |job| {
-            let begins = job.hubs.leads() && job.gathers();
-            begins.then_some(job.hubs.first_round)
+        let first_round = self.of_job(id, |state, _| {
+            let begins = state.hubs().leads() && state.gathers();
+            begins.then_some(state.hubs().first_round)
         })?;
         match first_round {
             Some(round) if round == request.first_round => Ok(()),
@@ -189,7 +186,7 @@ impl Registry {
 
     fn lose_worker(self: &Arc<Self>, id: JobId, worker: u64, reason: impl FnOnce(u32) -> String) {
         let mut inner = self.lock();
-        if let Some(rank) = inner.job(id).and_then(|job| job.rank(worker)) {
+        if let Some(rank) = inner.hub().job(id).and_then(|job| job.rank(worker)) {
             self.lose(&mut inner, id, rank, Cause::Other, &reason(rank));
         }
     }

@@ -5,19 +5,23 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use coordinator::{Arrival, Token};
+use coordinator::input::{Attach, Comes, Connect, Disconnect, Happened, Offer};
+use coordinator::{Effect, Event, MemberOf, Request, Step, Stepped, Token};
 use fabric::any::Transport;
 use pbox_core::control::{BeginsRequest, JobState, JoinReply, RefusalCode, RelinkRequest};
 use pbox_core::{Consistency, JobId, Members, OnLoss, Round};
 
-use super::Job;
 use crate::cores::{CoreThread, Report};
 use crate::registry::{Refusal, Registry, test_bed};
 
 const JOB: JobId = JobId(0);
 
 fn token(digits: &str) -> Token {
-    authority::unhex(digits).unwrap()
+    Token(authority::unhex(digits).unwrap())
+}
+
+fn member(rank: u32) -> MemberOf {
+    MemberOf { job: JOB, rank }
 }
 
 /// A hub of one core with one job, which begins with two members.
@@ -40,12 +44,19 @@ impl Bed {
     /// A job that runs, and goes on without lost workers.
     fn running() -> Self {
         let mut bed = Bed::new(OnLoss::Continue, Members::Workers);
-        for rank in [0, 1] {
-            bed.join(rank);
-            bed.attach(rank);
-        }
-        bed.of_job(|job| job.take_part(&[0, 1], Round(0)));
+        bed.join(0);
+        bed.join(1);
+        bed.begin();
         bed
+    }
+
+    /// Both members connect, and the job begins.
+    fn begin(&self) {
+        self.attach(0);
+        let [Effect::Cut(cut, Step::Hold)] = self.attach(1)[..] else { panic!("all are here") };
+        for stepped in [Stepped::Held(None), Stepped::Released] {
+            self.ask(Happened { job: JOB, event: Event::Cut(cut, stepped) });
+        }
     }
 
     fn join(&mut self, rank: u32) {
@@ -58,17 +69,33 @@ impl Bed {
         self.tokens.push(token(&joined.unwrap().token));
     }
 
-    fn of_job<T>(&self, look: impl FnOnce(&mut Job) -> T) -> T {
-        self.registry.of_job(JOB, look).unwrap()
+    fn of_job<T>(&self, look: impl FnOnce(&coordinator::Job) -> T) -> T {
+        self.registry.of_job(JOB, |state, _| look(state)).unwrap()
+    }
+
+    fn ask<R: Request>(&self, request: R) -> R::Answer {
+        self.registry.lock().ask(request)
+    }
+
+    fn connect(&self, rank: u32, token: Token) -> Result<(), String> {
+        self.ask(Connect { member: member(rank), token })
+    }
+
+    /// A core has a member's link.
+    fn attached(&self, rank: u32) -> Vec<Effect> {
+        self.ask(Happened { job: JOB, event: Event::Attached(rank) })
+    }
+
+    /// The links of a member are of this transport.
+    fn has_links(&self, rank: u32, transport: Transport) {
+        self.ask(Attach { member: member(rank), transport: transport.to_string(), nics: Vec::new() });
     }
 
     /// A member connects, and the core has its link.
-    fn attach(&self, rank: u32) -> Arrival {
-        self.of_job(|job| {
-            job.connect(rank, [0; 16]).unwrap();
-            job.members[rank as usize].as_mut().unwrap().transport = Some(Transport::Tcp);
-            job.attached(rank)
-        })
+    fn attach(&self, rank: u32) -> Vec<Effect> {
+        self.connect(rank, Token([0; 16])).unwrap();
+        self.has_links(rank, Transport::Tcp);
+        self.attached(rank)
     }
 
     /// The token with which rank 1 joined.
@@ -106,7 +133,7 @@ impl Bed {
     }
 
     fn is_unlinked(&self) -> bool {
-        self.of_job(|job| job.unlinked(1).is_some())
+        self.of_job(|job| job.member(1).is_some_and(|member| member.standing.why_unlinked().is_some()))
     }
 
     fn is_free(&self, rank: u32) -> bool {
@@ -115,7 +142,7 @@ impl Bed {
 }
 
 fn shown(token: Token) -> String {
-    format!("{:032x}", u128::from_be_bytes(token))
+    authority::hex(&token.0)
 }
 
 #[test]
@@ -124,22 +151,18 @@ fn lost_links_are_made_again_by_one_connection() {
     let join = bed.token();
     assert!(bed.link_ends() && bed.is_unlinked());
     assert!(bed.link_ends(), "the ends of its other links are no news");
-    bed.of_job(|job| {
-        assert_eq!(job.attached(1), Arrival::Waiting);
-        assert!(job.has(1) && job.has_others(0), "it takes part all the same");
-    });
+    assert_eq!(bed.attached(1), []);
+    assert!(bed.of_job(|job| job.has(1) && job.has_others(0)), "it takes part all the same");
     assert!(bed.is_unlinked(), "this link is one of the lost");
     let own = token(&bed.relink(join, || bed.unlinked()).unwrap().token);
     assert_eq!(bed.registry.expects(own), Ok((JOB, 1)));
-    bed.of_job(|job| {
-        assert!(job.connect(1, join).unwrap_err().contains("connected already"), "another token");
-        job.connect(1, own).unwrap();
-        assert!(job.connect(1, own).unwrap_err().contains("connected already"));
-        job.not_connected(1);
-        job.connect(1, own).unwrap();
-        assert!(job.unlinked(1).is_some());
-        job.attached(1);
-    });
+    assert!(bed.connect(1, join).unwrap_err().contains("connected already"), "another token");
+    bed.connect(1, own).unwrap();
+    assert!(bed.connect(1, own).unwrap_err().contains("connected already"));
+    bed.ask(Disconnect { member: member(1) });
+    bed.connect(1, own).unwrap();
+    assert!(bed.is_unlinked());
+    bed.attached(1);
     assert!(!bed.is_unlinked());
 }
 
@@ -149,24 +172,22 @@ fn links_that_are_lost_again_wait_for_the_cores_again() {
     let join = bed.token();
     bed.link_ends();
     let first = token(&bed.relink(join, || bed.unlinked()).unwrap().token);
-    bed.of_job(|job| job.connect(1, first).unwrap());
+    bed.connect(1, first).unwrap();
     // Its new links end, too, before the core has said that it has them.
     assert!(bed.link_ends());
     let second = bed.relink(join, || {
         assert!(bed.registry.expects(first).is_err(), "the first connection is one of the lost");
-        bed.of_job(|job| job.attached(1));
+        bed.attached(1);
         bed.unlinked();
     });
     let second = token(&second.unwrap().token);
-    bed.of_job(|job| {
-        assert!(job.unlinked(1).is_some(), "the link of the first connection does not count");
-        job.connect(1, first).unwrap_err();
-        job.connect(1, second).unwrap();
-        job.attached(1);
-        assert!(job.unlinked(1).is_none());
-    });
+    assert!(bed.is_unlinked(), "the link of the first connection does not count");
+    bed.connect(1, first).unwrap_err();
+    bed.connect(1, second).unwrap();
+    bed.attached(1);
+    assert!(!bed.is_unlinked());
     // On shared memory, too, the links of such a worker may end while it lives.
-    bed.of_job(|job| job.members[1].as_mut().unwrap().transport = Some(Transport::Shm));
+    bed.has_links(1, Transport::Shm);
     assert!(bed.link_ends());
 }
 
@@ -198,10 +219,7 @@ fn a_first_round_is_confirmed_until_the_job_has_begun() {
     begins(0).unwrap();
     let Refusal { code, why } = begins(3).unwrap_err();
     assert!(code == RefusalCode::NoState && why.contains("begins with round 0"), "{why}");
-    for rank in [0, 1] {
-        bed.attach(rank);
-    }
-    bed.of_job(|job| job.take_part(&[0, 1], Round(0)));
+    bed.begin();
     let Refusal { code, why } = begins(0).unwrap_err();
     assert!(code == RefusalCode::NoState && why.contains("has begun"), "it may have written");
 }
@@ -218,11 +236,13 @@ fn a_failed_job_stays_failed_for_the_first_reason() {
     bed.registry.report(Report::Attached { job, rank });
     bed.registry.report(Report::WorkerGone { job, rank, reason: "it died".into(), by_itself: true });
     let mut inner = bed.registry.lock();
-    let job = inner.job_mut(job).unwrap();
-    assert_eq!(job.state(), JobState::Failed { reason: "the first".into(), hub_stops: false });
-    assert!(job.weights.is_none() && !job.state_offered(vec![]).unwrap() && job.state_comes().is_none());
-    assert!(job.connect(1, [0; 16]).is_ok(), "its news say what has become of it");
-    assert_eq!(job.attached(1), Arrival::Waiting);
+    let (state, own) = inner.job(job).unwrap();
+    assert_eq!(state.news().state, JobState::Failed { reason: "the first".into(), hub_stops: false });
+    assert!(own.weights.is_none());
+    drop(inner);
+    assert!(!bed.ask(Offer { job, steps: vec![] }).unwrap() && bed.ask(Comes { job }).is_none());
+    assert!(bed.connect(1, Token([0; 16])).is_ok(), "its news say what has become of it");
+    assert_eq!(bed.attached(1), []);
 }
 
 #[test]
@@ -231,12 +251,12 @@ fn a_connection_that_led_nowhere_leaves_the_token_good_for_another() {
     test_bed::runtime().block_on(async {
         let token = registry.join("job".into(), test_bed::request()).await.unwrap().token;
         core.obey();
-        let token = authority::unhex(&token).unwrap();
+        let token = self::token(&token);
         let admission = registry.admission(token).unwrap();
         assert!(registry.admission(token).unwrap_err().contains("connected already"));
         registry.readmit(&admission);
         assert!(registry.admission(token).is_ok());
-        registry.of_job(JobId(0), |job| assert!(!job.failed())).unwrap();
+        registry.of_job(JobId(0), |state, _| assert!(!state.failed())).unwrap();
     });
 }
 
@@ -256,13 +276,7 @@ fn members_with_a_bound_of_staleness_are_not_further_apart() {
     assert_eq!(code, RefusalCode::ReachedDiffers);
     assert!(why.contains("round 25000") && why.contains("at most 67 rounds apart"), "{why}");
     join(1, 68, "job", ssp).unwrap();
-    // Without a bound, they are as far apart as they say, and no round is beyond the last.
+    // Without a bound, they are as far apart as they say.
     join(0, 1, "another", Consistency::Asp).unwrap();
     join(1, Round::LIMIT.0, "another", Consistency::Asp).unwrap();
-    core.obey();
-    let ahead = |job: &mut Job| {
-        job.first_round = Round(10);
-        job.ahead()
-    };
-    assert_eq!(registry.of_job(JobId(1), ahead).unwrap(), [0, Round::LIMIT.0 - 10]);
 }

@@ -11,9 +11,10 @@
 
 use std::io::{self, Read};
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::body::Bytes;
+use coordinator::MemberOf;
+use coordinator::input::{BeginWith, Comes, Offer, Wanted};
 use fabric::Slab;
 use membership::MemberError;
 use pbox_core::control::{OfferReply, OfferRequest, RefusalCode, StateReply};
@@ -24,7 +25,6 @@ use zerocopy::IntoBytes;
 
 use crate::cores::{Carried, Command};
 use crate::registry::above::{JoinedAbove, not_joined};
-use crate::registry::job::Job;
 use crate::registry::{Because, NoThread, Refusal, Registry, on_thread};
 
 /// Parts of a request's body on their way to the hubs above.
@@ -114,10 +114,10 @@ impl Read for Values {
 }
 
 /// A state with its values in the order of a checkpoint.
-fn restored(job: &Job, before: Round, values: Slab) -> Restored {
-    let (pieces, optimizer) = (&job.hubs.pieces, &job.terms.optimizer);
+fn restored(job: &coordinator::Job, before: Round, values: Slab) -> Restored {
+    let (pieces, optimizer) = (&job.hubs().pieces, &job.terms().optimizer);
     let all: usize = pieces.iter().map(|piece| piece.elements.len()).sum();
-    let mut keys = vec![RestoredKey { elements: 0..0, starts: Vec::new() }; job.terms.keys.len()];
+    let mut keys = vec![RestoredKey { elements: 0..0, starts: Vec::new() }; job.terms().keys.len()];
     let mut begin = 0;
     for Piece { key, elements, .. } in pieces {
         let tensors = 0..optimizer.saved_per_element();
@@ -138,20 +138,21 @@ impl Registry {
     ) -> Result<OfferReply, Refusal> {
         let (id, above) = {
             let mut inner = self.lock();
-            let (job, rank) = inner.member(name, &token)?;
-            check_offer(job, rank, before, steps.as_deref()).map_err(Refusal::bad)?;
+            let (MemberOf { job: id, rank }, (state, job)) = inner.member(name, &token)?;
+            check_offer(state, rank, before, steps.as_deref()).map_err(Refusal::bad)?;
             let above = job.above.clone();
             let is_for_all = above.as_ref().is_none_or(|above| above.speaks_for_all());
             let own = if above.is_none() { steps.as_deref().unwrap_or_default() } else { &[] };
             let own = own.iter().copied().map(Some).collect();
-            let wanted = is_for_all && job.state_offered(own).map_err(|why| conflict(name, &why))?;
+            let offer = Offer { job: id, steps: own };
+            let wanted = is_for_all && inner.ask(offer).map_err(|why| conflict(name, &why))?;
             if !wanted {
                 return Ok(OfferReply { state_bytes: None });
             }
-            (job.id, above)
+            (id, above)
         };
         let asked = match above {
-            None => self.of_job(id, |job| Some(job.state_bytes())).map_err(Refusal::from),
+            None => self.of_job(id, |state, _| Some(state.state_bytes())).map_err(Refusal::from),
             Some(above) => {
                 let asked = on_thread("phub-above", move || above.offer(before, steps)).await;
                 asked.map_err(Refusal::from).and_then(|asked| asked.map_err(not_joined))
@@ -160,9 +161,7 @@ impl Registry {
         let bytes = asked.as_ref().ok().copied().flatten();
         {
             let mut inner = self.lock();
-            let job = inner.running(id)?;
-            let arrival = job.state_wanted(before, bytes);
-            let effects = job.follows(arrival, Instant::now());
+            let effects = inner.ask(Wanted { job: id, before, bytes })?;
             self.carry_out(&mut inner, id, effects);
         }
         asked.map(|state_bytes| OfferReply { state_bytes })
@@ -172,8 +171,8 @@ impl Registry {
     pub fn state_comes(&self, name: &str, token: &str) -> Result<Coming, Refusal> {
         let (id, before, bytes, above) = {
             let mut inner = self.lock();
-            let (job, rank) = inner.member(name, token)?;
-            let awaited = if rank == 0 { job.state_comes() } else { None };
+            let (MemberOf { job: id, rank }, _) = inner.member(name, token)?;
+            let awaited = if rank == 0 { inner.ask(Comes { job: id }) } else { None };
             let (before, bytes) = awaited.ok_or_else(|| {
                 conflict(
                     name,
@@ -183,9 +182,10 @@ impl Registry {
                     ),
                 )
             })?;
-            let tensors = job.terms.optimizer.saved_per_element();
+            let (_, (state, job)) = inner.member(name, token)?;
+            let tensors = state.terms().optimizer.saved_per_element();
             let up = |above: &Arc<JoinedAbove>| (Arc::clone(above), Arc::clone(job.wire.layout()), tensors);
-            (job.id, before, bytes, job.above.as_ref().map(up))
+            (id, before, bytes, job.above.as_ref().map(up))
         };
         let goes = match above {
             Some((above, layout, tensors)) => Goes::Up(Upwards::start(above, layout, tensors)),
@@ -212,16 +212,16 @@ impl Registry {
             }
         };
         let mut inner = self.lock();
-        let job = inner.running(id)?;
+        let (state, job) = inner.running(id)?;
         tracing::info!(job = job.name, round = round.0, "begins with the state that worker 0 brought");
-        let restored = values.map(|values| Arc::new(restored(job, round, values)));
+        let restored = values.map(|values| Arc::new(restored(state, round, values)));
         if let Some(of_cores) = restored.clone() {
             let layout = Arc::clone(job.wire.layout());
             let (layout, state) = (|| Carried(Arc::clone(&layout)), || Carried(Arc::clone(&of_cores)));
             self.command(job, || Command::Restore { job: id, layout: layout(), state: state() });
         }
-        let arrival = job.begin_with(restored.map(|restored| (restored.round(), restored.numbers())));
-        let effects = job.follows(arrival, Instant::now());
+        let restored = restored.map(|restored| (restored.round(), restored.numbers()));
+        let effects = inner.ask(BeginWith { job: id, restored })?;
         self.carry_out(&mut inner, id, effects);
         Ok(StateReply { round })
     }
@@ -232,8 +232,13 @@ fn conflict(job: &str, why: &str) -> Refusal {
 }
 
 /// Whether this member can offer a state at all.
-fn check_offer(job: &Job, rank: u32, before: Round, steps: Option<&[u32]>) -> Result<(), String> {
-    let optimizer = &job.terms.optimizer;
+fn check_offer(
+    job: &coordinator::Job,
+    rank: u32,
+    before: Round,
+    steps: Option<&[u32]>,
+) -> Result<(), String> {
+    let optimizer = &job.terms().optimizer;
     if rank != 0 {
         return Err(format!(
             "{} offers a state: rank 0's is everybody's, as in a broadcast",
@@ -247,7 +252,7 @@ fn check_offer(job: &Job, rank: u32, before: Round, steps: Option<&[u32]>) -> Re
             Round::LIMIT.0
         ));
     }
-    let (keys, seen) = (job.terms.keys.len(), steps.map_or(0, <[u32]>::len));
+    let (keys, seen) = (job.terms().keys.len(), steps.map_or(0, <[u32]>::len));
     if steps.is_some() && seen != keys {
         return Err(format!(
             "a state with the steps of {seen} keys: expected those of the job's {keys}, or none where all keys have made \
@@ -264,13 +269,20 @@ fn check_offer(job: &Job, rank: u32, before: Round, steps: Option<&[u32]>) -> Re
 fn room_for(registry: &Registry, job: &str, bytes: u64) -> Result<Slab, Refusal> {
     let no_room =
         |why: String| RefusalCode::NoMemory.because(format!("job {job:?}: no room for its state: {why}"));
-    registry.lock().check_room(bytes, registry.memory()).map_err(|why| no_room(format!("it needs {why}")))?;
+    registry
+        .lock()
+        .hub()
+        .check_room(bytes, registry.memory())
+        .map_err(|why| no_room(format!("it needs {why}")))?;
     let values = Slab::zeroed("a state", bytes as usize / size_of::<f32>());
     values.map_err(|error| no_room(error.to_string()))
 }
 
 #[cfg(test)]
 mod tests {
+    use coordinator::Token;
+    use coordinator::input::Connect;
+
     use super::*;
     use crate::registry::test_bed;
 
@@ -282,7 +294,8 @@ mod tests {
             core.obey();
             let offer =
                 |before| OfferRequest { token: token.clone(), state_before: Round(before), steps: None };
-            registry.of_job(JobId(0), |job| job.connect(0, [0; 16])).unwrap().unwrap();
+            let member = MemberOf { job: JobId(0), rank: 0 };
+            registry.lock().ask(Connect { member, token: Token([0; 16]) }).unwrap();
             let refused = registry.offer("job", offer(3)).await.unwrap_err();
             assert_eq!(refused.code, RefusalCode::NoState);
             assert!(refused.why.contains("too late"));

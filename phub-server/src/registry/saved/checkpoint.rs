@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use coordinator::input::HasFiles;
 use coordinator::{CutAt, is_needed, may_write};
 use pbox_core::control::{CheckpointReply, CheckpointRequest, PartState, RefusalCode};
 use pbox_core::{JobId, Round, Snapshot};
@@ -16,19 +17,18 @@ use tokio::task::JoinSet;
 
 use super::collected::{Collected, DISK_LIMIT, NoSnapshot, ROUND_LIMIT, ROUND_LIMIT_AT_STOP};
 use crate::registry::hubs::Peers;
-use crate::registry::job::Job;
-use crate::registry::{Because, Refusal, Registry, on_thread};
+use crate::registry::{Because, Both, Refusal, Registry, on_thread};
 
 impl Registry {
     /// Whether this hub writes checkpoints of a job that has no hubs above.
-    pub(crate) fn saves(&self, job: &Job) -> bool {
-        self.store.is_some() && !job.made.trial
+    pub(crate) fn saves(&self, job: &coordinator::Job) -> bool {
+        self.store.is_some() && !job.made().trial
     }
 
     /// Writes a checkpoint of a job now: its state before the round that is furthest ahead.
     pub async fn checkpoint(self: &Arc<Self>, name: &str) -> Result<CheckpointReply, Refusal> {
-        let id = self.lock().id(name);
-        let above = |id| Some((id, self.of_job(id, |job| job.above.clone()).ok()??));
+        let id = self.lock().hub().id(name);
+        let above = |id| Some((id, self.of_job(id, |_, job| job.above.clone()).ok()??));
         if let Some((id, above)) = id.as_ref().ok().and_then(|&id| above(id)) {
             let written = on_thread("phub-above", move || above.checkpoint()).await;
             return self.passed_on(id, written);
@@ -38,7 +38,7 @@ impl Registry {
                 .because("this hub writes no checkpoints: start it with --checkpoints DIRECTORY"));
         }
         let id = id?;
-        if self.of_job(id, |job| job.made.trial).is_ok_and(|is_trial| is_trial) {
+        if self.of_job(id, |state, _| state.made().trial).is_ok_and(|is_trial| is_trial) {
             return Err(RefusalCode::NoCheckpoints
                 .because(format!("job {name:?} is a trial, which has no checkpoints")));
         }
@@ -57,12 +57,12 @@ impl Registry {
 
     async fn checkpoint_all(self: &Arc<Self>, why: &str) {
         // Of a mesh, the job above is here, too.
-        let is_saved = |job: &Job| match &job.above {
-            Some(_) => job.made.mesh.is_none() && !job.goes_on(),
-            None => self.saves(job),
+        let is_saved = |(state, job): &Both| match &job.above {
+            Some(_) => state.made().mesh.is_none() && !state.goes_on(),
+            None => self.saves(state),
         };
-        let running = |job: &&Job| job.runs() && is_saved(job);
-        let named = |job: &Job| (job.id, job.name.clone());
+        let running = |both: &Both| both.0.runs() && is_saved(both);
+        let named = |(_, job): Both| (job.id, job.name.clone());
         let jobs: Vec<(JobId, String)> = self.lock().jobs().filter(running).map(named).collect();
         self.unsaved.send_replace(jobs.iter().map(|(_, name)| name.clone()).collect());
         let mut saves = JoinSet::new();
@@ -80,8 +80,8 @@ impl Registry {
 
     /// Ends a job between two rounds, before it fails because a hub stops. The hubs above save it, where there are some.
     pub(crate) async fn end_at_cut(self: &Arc<Self>, id: JobId, why: &str) -> Result<(), String> {
-        let Some(above) = self.of_job(id, |job| job.above.clone())? else {
-            return if self.of_job(id, |job| self.saves(job))? {
+        let Some(above) = self.of_job(id, |_, job| job.above.clone())? else {
+            return if self.of_job(id, |state, _| self.saves(state))? {
                 Ok(self.checkpoint_at_stop(id).await.map(drop)?)
             } else {
                 Ok(())
@@ -113,7 +113,7 @@ impl Registry {
         at: CutAt,
         limit: Duration,
     ) -> Result<CheckpointReply, NoSnapshot> {
-        let (leads, peers) = self.of_job(id, |job| (job.hubs.leads(), Arc::clone(&job.peers)))?;
+        let (leads, peers) = self.of_job(id, |state, job| (state.hubs().leads(), Arc::clone(&job.peers)))?;
         if !leads {
             let lead = Peers { limit: limit + DISK_LIMIT, ..(*peers).clone() };
             let (secret, round_limit_ms) = (lead.secret.show(), limit.as_millis() as u64);
@@ -135,7 +135,7 @@ impl Registry {
         let (id, before) = (collected.job, collected.before);
         let mut reply = self.save(collected).await?;
         let of_others = self.follow_parts(id, before, deadline).await.inspect_err(|why| {
-            let _ = self.of_job(id, |job| {
+            let _ = self.of_job(id, |_, job| {
                 tracing::warn!(job = job.name, round = before.0, why, "checkpoint is not whole");
                 job.checkpoints.error = Some(why.clone());
             });
@@ -148,7 +148,7 @@ impl Registry {
     pub(crate) async fn save(self: &Arc<Self>, mut collected: Collected) -> Result<CheckpointReply, String> {
         let (id, before) = (collected.job, collected.before);
         let (name, snapshot) = self.snapshot(&mut collected)?;
-        self.of_job(id, |job| job.checkpoints.part.send_replace((before, PartState::Writing)))?;
+        self.of_job(id, |_, job| job.checkpoints.part.send_replace((before, PartState::Writing)))?;
         let registry = Arc::clone(self);
         let write = move || {
             let result = registry.write(id, &name, &snapshot);
@@ -164,10 +164,12 @@ impl Registry {
     /// Writes the file. On its own thread, because it waits for the disk.
     fn write(&self, id: JobId, name: &str, snapshot: &Snapshot) -> Result<CheckpointReply, String> {
         let store = self.store.as_ref().expect("snapshots are taken where there is a store");
-        let writing = self.of_job(id, |job| Arc::clone(&job.checkpoints.writing))?;
+        let writing = self.of_job(id, |_, job| Arc::clone(&job.checkpoints.writing))?;
         let _writing = writing.lock();
-        let (share, rounds, whole) =
-            self.of_job(id, |job| (job.hubs.share, job.hubs.rounds.clone(), job.hubs.whole.clone()))?;
+        let (share, rounds, whole) = self.of_job(id, |state, _| {
+            let hubs = state.hubs();
+            (hubs.share, hubs.rounds.clone(), hubs.whole.clone())
+        })?;
         if !share.is_whole() && !may_write(&whole, &rounds) {
             return Err(format!(
                 "another hub of the job has not written its part of the rounds {:?}, which wait here for it; see the log \
@@ -179,7 +181,7 @@ impl Registry {
         let bytes = store.save(name, share, snapshot)?;
         if !share.is_whole() {
             let kept = store.keep_parts(name, share, |round| is_needed(&whole, round))?;
-            let _ = self.of_job(id, |job| job.hubs.has_files(share.hub, kept));
+            self.lock().ask(HasFiles { job: id, hub: share.hub, rounds: kept });
         }
         let milliseconds = start.elapsed().as_millis() as u64;
         Ok(CheckpointReply { round: snapshot.round(), bytes, milliseconds, error_before: None })
@@ -187,7 +189,7 @@ impl Registry {
 
     /// Keeps the result of a snapshot, for `GET /v1/hub` and for other hubs. A good one says why the one before failed.
     fn note(&self, id: JobId, round: Round, result: &mut Result<CheckpointReply, String>) {
-        let _ = self.of_job(id, |job| match result {
+        let _ = self.of_job(id, |_, job| match result {
             Ok(written) => {
                 written.error_before = job.checkpoints.error.take();
                 job.checkpoints.has_failed = false;

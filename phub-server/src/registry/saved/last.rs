@@ -20,13 +20,13 @@ use super::collected::DISK_LIMIT;
 use crate::cores::Command;
 use crate::registry::hubs::Peers;
 use crate::registry::job::Job;
-use crate::registry::waits::answers;
+use crate::registry::rounds::waits::answers;
 use crate::registry::{Registry, on_thread};
 
 impl Registry {
     /// Returns what the coordinator must know to have a job's last state saved, if this hub saves it.
-    pub(crate) fn saves_last(&self, job: &Job) -> Option<Saves> {
-        (self.saves(job) && job.above.is_none()).then(|| Saves {
+    pub(crate) fn saves_last(&self, state: &coordinator::Job, job: &Job) -> Option<Saves> {
+        (self.saves(state) && job.above.is_none()).then(|| Saves {
             newest: job.checkpoints.last.as_ref().map(|last| last.round),
             stops: self.stops.borrow().is_some(),
             hubs: job.peers.addresses.iter().map(|hub| hub.name.clone()).collect(),
@@ -34,7 +34,7 @@ impl Registry {
     }
 
     /// Takes a step of saving a last state. Its result is an event of the job.
-    pub(crate) fn last_step(&self, job: &Job, step: LastStep) {
+    pub(crate) fn last_step(&self, state: &coordinator::Job, job: &Job, step: LastStep) {
         let (id, peers) = (job.id, Arc::clone(&job.peers));
         match step {
             LastStep::Hold => {
@@ -62,7 +62,7 @@ impl Registry {
             }
             LastStep::Write(request) => {
                 let Some(registry) = self.me.upgrade() else { return };
-                let written = registry.write_last(job, request);
+                let written = registry.write_last(state, job, request);
                 self.tell_last(id, async { LastStepped::Written(written.await) });
             }
         }
@@ -79,14 +79,15 @@ impl Registry {
     /// Writes this hub's part, or the whole, where there is one.
     fn write_last(
         self: Arc<Self>,
+        state: &coordinator::Job,
         job: &Job,
         LastRequest { before, ended, whole, .. }: LastRequest,
     ) -> impl Future<Output = Result<CheckpointReply, String>> + Send + use<> {
         let id = job.id;
         let asked = self.ask_job(job, |reply| Command::LastState { job: id, before, reply });
         let (layout, share, pieces) =
-            (Arc::clone(job.wire.layout()), job.hubs.share, job.hubs.pieces.clone());
-        let (optimizer, numbers) = (job.terms.optimizer, job.numbers.changes_from(before));
+            (Arc::clone(job.wire.layout()), state.hubs().share, state.hubs().pieces.clone());
+        let (optimizer, numbers) = (state.terms().optimizer, state.numbers().changes_from(before));
         let (name, writing) = (job.name.clone(), Arc::clone(&job.checkpoints.writing));
         async move {
             let parts = answers(asked).await?.into_iter().flatten();
@@ -120,9 +121,9 @@ impl Registry {
                 registry.cores[core].tell(Command::RemoveJob { job: id });
             }
             let mut inner = registry.lock();
-            inner.names.release(&name);
+            inner.release(&name);
             registry.freed.notify_waiters();
-            let checkpoints = inner.job_mut(id).map(|job| &mut job.checkpoints);
+            let checkpoints = inner.job(id).map(|(_, job)| &mut job.checkpoints);
             match (saved, checkpoints) {
                 (Ok(Some(reply)), checkpoints) => {
                     tracing::info!(job = name, round = reply.round.0, "the failed job's last state is saved");
@@ -144,7 +145,7 @@ impl Registry {
             loop {
                 let freed = self.freed.notified(); // before the look, so that no end is missed
                 // Not for jobs that are made: they may wait for other hubs, or for a name server.
-                if !self.lock().names.saves_any() {
+                if !self.lock().hub().names().saves_any() {
                     return;
                 }
                 freed.await;

@@ -11,7 +11,8 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use coordinator::{Files, Hubs, Secret};
+use coordinator::input::HubOf;
+use coordinator::{Files, Secret};
 use fabric::Slab;
 use pbox_core::control::{BeginsRequest, JoinRequest, PartsReply, Pass, RefusalCode};
 use pbox_core::{JobTerms, Layout, Numbers, Restored, RestoredKey, Round, Share};
@@ -20,7 +21,7 @@ use serde_json::Value;
 use crate::checkpoint::{CheckpointError, CheckpointStore, Loaded, PartOf};
 use crate::client::Address;
 use crate::registry::hubs::Peers;
-use crate::registry::join::new_token;
+use crate::registry::members::join::new_token;
 use crate::registry::{Because, Refusal, Registry};
 
 /// How a job over several hubs begins.
@@ -40,7 +41,7 @@ impl Registry {
         name: &str,
         request: &JoinRequest,
         layout: &Layout,
-    ) -> Result<(Option<Loaded>, Hubs, Arc<Peers>), Refusal> {
+    ) -> Result<(Option<Loaded>, HubOf, Arc<Peers>), Refusal> {
         let conflict = |why: String| RefusalCode::CheckpointUnusable.because(format!("job {name:?}: {why}"));
         let (terms, schedule) = (&request.terms, request.terms.level.schedule);
         let share = Share::of_hub(terms, request.hub);
@@ -54,7 +55,7 @@ impl Registry {
             job: name.to_owned(),
             secret: match pass.and_then(|pass| Secret::parse(&pass.secret)) {
                 Some(secret) => secret,
-                None => Secret(new_token()?),
+                None => Secret(new_token()?.0),
             },
             credential: self.up.for_outside.clone(),
             own: share.hub,
@@ -91,7 +92,8 @@ impl Registry {
                 "goes on from its checkpoint; to start anew, remove the file or use another job name"
             );
         }
-        Ok((restored, Hubs::new(share, pieces, peers.secret.clone(), first_round, files), peers))
+        let hub = HubOf { share, pieces, secret: peers.secret.clone(), first_round, files };
+        Ok((restored, hub, peers))
     }
 
     /// Hub 0 decides with which round the job begins.

@@ -22,6 +22,7 @@ use super::collected::ROUND_LIMIT;
 use crate::checkpoint::{Image, check_keys};
 use crate::pieces::Pieces;
 use crate::registry::above::name_above;
+use crate::registry::job::Job;
 use crate::registry::{Because, Refusal, Registry, on_thread};
 
 /// Pieces of a state on their way to a client, beside the piece that is being made.
@@ -44,24 +45,10 @@ impl Registry {
     /// hub's part before its own round. Nothing where this hub has no part.
     pub async fn state(self: &Arc<Self>, name: &str) -> Result<Option<Sent>, Refusal> {
         let conflict = |why: String| RefusalCode::NoState.because(format!("job {name:?}: {why}"));
-        let id = self.lock().id(name)?;
-        let can_have = self.of_job(id, |job| {
-            let (share, optimizer) = (job.hubs.share, &job.terms.optimizer);
-            if let Some(above) = &job.above {
-                return Err(format!(
-                    "its state is not at this hub but at those above: get it as that of job {:?} from {}",
-                    name_above(name),
-                    above.addresses().join(", ")
-                ));
-            }
-            if !optimizer.keeps_weights() {
-                return Err(format!(
-                    "its optimizer, {}, keeps no weights: its workers have them",
-                    optimizer.name()
-                ));
-            }
-            check_keys(job.wire.layout().keys(), optimizer).map_err(|error| error.to_string())?;
-            Ok((share, !job.hubs.pieces.is_empty()))
+        let id = self.lock().hub().id(name)?;
+        let can_have = self.of_job(id, |state, job| {
+            check_has_state(state, job)?;
+            Ok((state.hubs().share, !state.hubs().pieces.is_empty()))
         });
         let (share, has_part) = can_have?.map_err(conflict)?;
         if !has_part {
@@ -69,7 +56,7 @@ impl Registry {
         }
         // No cut over several hubs: the client compares the rounds of their parts.
         let at = if share.is_whole() { CutAt::AllHubs } else { CutAt::ThisHub };
-        let reading = self.of_job(id, |job| Arc::clone(&job.checkpoints.reading))?;
+        let reading = self.of_job(id, |_, job| Arc::clone(&job.checkpoints.reading))?;
         let turn = tokio::time::timeout(ROUND_LIMIT, reading.lock_owned()).await;
         let turn =
             turn.map_err(|_| conflict("another client reads its state, try again later".to_owned()))?;
@@ -106,6 +93,22 @@ impl Registry {
         tokio::spawn(on_thread("phub-state", send));
         Ok(Some(Sent { bytes, pieces }))
     }
+}
+
+/// Checks that the state of a job is at this hub, and can be in a file.
+fn check_has_state(state: &coordinator::Job, job: &Job) -> Result<(), String> {
+    let optimizer = &state.terms().optimizer;
+    if let Some(above) = &job.above {
+        return Err(format!(
+            "its state is not at this hub but at those above: get it as that of job {:?} from {}",
+            name_above(&job.name),
+            above.addresses().join(", ")
+        ));
+    }
+    if !optimizer.keeps_weights() {
+        return Err(format!("its optimizer, {}, keeps no weights: its workers have them", optimizer.name()));
+    }
+    check_keys(job.wire.layout().keys(), optimizer).map_err(|error| error.to_string())
 }
 
 /// Takes the pieces, for the client.

@@ -154,10 +154,10 @@ impl Registry {
     /// Puts the parts together. Returns the job's name, too. The caller gives the parts back.
     pub(crate) fn snapshot(&self, collected: &mut Collected) -> Result<(String, Snapshot), String> {
         let (before, parts) = (collected.before, std::mem::take(&mut collected.parts));
-        let (name, layout, pieces, optimizer, numbers) = self.of_job(collected.job, |job| {
-            let numbers = job.numbers.changes_from(before);
+        let (name, layout, pieces, optimizer, numbers) = self.of_job(collected.job, |state, job| {
+            let numbers = state.numbers().changes_from(before);
             let layout = Arc::clone(job.wire.layout());
-            (job.name.clone(), layout, job.hubs.pieces.clone(), job.terms.optimizer, numbers)
+            (job.name.clone(), layout, state.hubs().pieces.clone(), state.terms().optimizer, numbers)
         })?;
         let snapshot = Snapshot::of_share(layout, pieces, optimizer, before, numbers, parts);
         Ok((name, snapshot.map_err(|error| error.to_string())?))
@@ -247,7 +247,7 @@ mod tests {
         let collected = collected(&registry, &mut core);
         let why = save(&registry, collected).unwrap_err(); // there is no store
         assert_heard(&mut core);
-        let error = registry.of_job(JobId(0), |job| job.checkpoints.error.clone());
+        let error = registry.of_job(JobId(0), |_, job| job.checkpoints.error.clone());
         assert_eq!(error.unwrap(), Some(why));
     }
 
@@ -268,7 +268,7 @@ mod tests {
         let (occasion, part) = (Occasion::Due(before), Err("not written yet".into()));
         let skipped = Taken { occasion, before, through: None, part };
         let _in_runtime = test_bed::runtime().enter();
-        registry.of_job(JobId(0), |job| registry.taken(job, 0, skipped)).unwrap();
+        registry.of_job(JobId(0), |_, job| registry.taken(job, 0, skipped)).unwrap();
         let error = registry.describe().jobs.remove(0).checkpoint_error.unwrap();
         assert!(error.contains("before round 7 was skipped: not written yet"), "{error}");
     }
@@ -279,7 +279,7 @@ mod tests {
         let taken = |core, before, through, part: Result<SnapshotPart, String>| {
             let (occasion, through) = (Occasion::Due(Round(before)), Option::<u32>::map(through, Round));
             let taken = Taken { occasion, before: Round(before), through, part };
-            registry.of_job(JobId(0), |job| registry.taken(job, core, taken)).unwrap();
+            registry.of_job(JobId(0), |_, job| registry.taken(job, core, taken)).unwrap();
         };
         let part = || {
             let values = fabric::Slab::zeroed("test", 16).unwrap();
@@ -288,11 +288,11 @@ mod tests {
         let collecting = || {
             let at = |one: &Collecting| (one.collected.before.0, one.answers);
             registry
-                .of_job(JobId(0), |job| job.checkpoints.collecting.iter().map(at).collect::<Vec<_>>())
+                .of_job(JobId(0), |_, job| job.checkpoints.collecting.iter().map(at).collect::<Vec<_>>())
                 .unwrap()
         };
         // As if the job had two cores.
-        registry.of_job(JobId(0), |job| Arc::get_mut(&mut job.cores).unwrap().owners = 2).unwrap();
+        registry.of_job(JobId(0), |_, job| Arc::get_mut(&mut job.cores).unwrap().owners = 2).unwrap();
         taken(0, 20, None, part());
         assert_eq!(collecting(), [(20, 1)]);
         taken(1, 10, Some(4_000_000_000), Err("passed".into()));

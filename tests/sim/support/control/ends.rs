@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use coordinator::{Cause, Event, KEEP_FAILED, Unserved};
+use coordinator::input::{Fail, Heard, Lose, Sweep};
+use coordinator::{Blame, Cause, Differs, Event, Join, KEEP_FAILED, Token, Unserved};
 use pbox_core::Round;
-use pbox_core::control::JobState;
+use pbox_core::control::{JobState, RefusalCode};
 
-use super::{Command, Control};
+use super::{Command, Control, hub_of};
 use crate::hubs::Letter;
 
 /// How long members and hubs may be silent.
@@ -15,10 +16,23 @@ const LIMIT: Duration = Duration::from_secs(10);
 impl Control {
     /// Has the job, which gathers, begin with a round. Its members had reached these rounds when they lost their hubs, by rank.
     pub fn begin_again(&mut self, first: Round, reached: &[Option<Round>]) {
-        (self.job.first_round, self.job.hubs.first_round) = (first, first);
-        for (rank, &reached) in (0..).zip(reached) {
-            reached.into_iter().for_each(|reached| self.job.worker_has_reached(rank, reached));
+        let (named, job) = ((self.id, self.name.clone()), self.job());
+        self.hub = hub_of(named, job.terms(), job.hubs().share, job.made().clone(), first);
+        self.reached = reached.to_vec();
+    }
+
+    /// A worker asks for a rank that is taken, or with other terms, and is refused. Returns false where it would be let in.
+    pub fn refuses(&mut self, rank: u32, differs: bool) -> bool {
+        let is_taken = self.job().member(rank).is_some();
+        if self.failed.is_some() || !(differs || is_taken) {
+            return false;
         }
+        let (what, ours, theirs) = ("chunk_bytes".to_owned(), "64".to_owned(), "128".to_owned());
+        let other = differs.then_some(Differs::Term { what, ours, theirs });
+        let join = Join { differs: other, ..self.join_of(rank, 0, Token([0xff; 16])) };
+        let expected = if differs { RefusalCode::TermsDiffer } else { RefusalCode::RankTaken };
+        assert_eq!(self.ask(join).map_err(|refused| refused.code), Err(expected), "rank {rank}");
+        true
     }
 
     /// Ends the job because its hub stops.
@@ -52,9 +66,11 @@ impl Control {
             return;
         }
         self.tell(format!("the job fails: {reason}"));
-        let effects = self.job.fail(&reason, stops, self.now);
+        let blame = if stops { Blame::Hub } else { Blame::Job };
+        let fail = Fail { job: self.id, reason: reason.clone(), blame, saves: None };
+        let failed = self.ask(fail).expect("it has not failed before");
         self.failed = Some(reason.clone());
-        effects.into_iter().for_each(|effect| self.carry_out(effect));
+        failed.effects.into_iter().for_each(|effect| self.carry_out(effect));
         for (of_lead, is_release) in std::mem::take(&mut self.follows).into_values() {
             let ended = "the job ended meanwhile".to_owned();
             self.letters.push(match is_release {
@@ -62,7 +78,7 @@ impl Control {
                 false => Letter::Held(of_lead, Err(ended)),
             });
         }
-        if !self.job.hubs.share.is_whole() {
+        if !self.job().hubs().share.is_whole() {
             self.letters.push(Letter::Failed(reason));
         }
         if self.forgets {
@@ -74,16 +90,19 @@ impl Control {
 
     /// Forgets the job, some time after its failure: no token serves anybody.
     pub fn forget(&mut self) {
-        self.tokens.sweep(|_| false, self.now + KEEP_FAILED);
+        self.now += 2 * KEEP_FAILED;
+        self.ask(Sweep);
+        assert!(self.hub.job(self.id).is_none() && self.hub.names().job(&self.name).is_none());
         for &(token, rank) in &self.given {
-            assert_eq!(self.tokens.owner(token), Err(Unserved::Unknown), "a token of rank {rank}");
+            assert_eq!(self.hub.tokens().owner(token), Err(Unserved::Unknown), "a token of rank {rank}");
         }
     }
 
     /// Loses a member that has lost another hub of the job, and says so.
     pub fn loses_hub(&mut self, rank: u32, reason: &str) {
-        if self.failed.is_none() && self.job.member(rank).is_some() {
-            let effects = self.job.lose(rank, Cause::HubLost, reason);
+        if self.failed.is_none() && self.job().member(rank).is_some() {
+            let (member, cause) = (self.member(rank), Cause::HubLost);
+            let effects = self.ask(Lose { member, cause, reason: reason.to_owned() });
             self.carry_out_all(effects);
         }
     }
@@ -91,8 +110,9 @@ impl Control {
     /// Much time passes. Members that live have said so.
     pub fn time_passes(&mut self, lives: impl Fn(u32) -> bool) {
         self.now += 4 * LIMIT;
-        for rank in (0..self.job.terms.workers).filter(|&rank| lives(rank)) {
-            self.job.heard_of(rank, None, self.now).expect("it says nothing of other workers");
+        for rank in (0..self.job().terms().workers).filter(|&rank| lives(rank)) {
+            let heard = Heard { member: self.member(rank), latest: None };
+            self.ask(heard).expect("it says nothing of other workers");
         }
         self.report(Event::Swept(LIMIT));
     }

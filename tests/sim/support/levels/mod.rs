@@ -332,7 +332,7 @@ impl Levels {
     /// Whether members of a node take part, or the node has ended.
     fn begins(&self, node: usize, ranks: impl IntoIterator<Item = u32>) -> bool {
         let Node { alive, control, .. } = &self.nodes[node];
-        !alive || ranks.into_iter().all(|rank| control.job.takes_part(rank))
+        !alive || ranks.into_iter().all(|rank| control.job().takes_part(rank))
     }
 
     /// Whether a worker lives.

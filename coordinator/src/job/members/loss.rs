@@ -11,11 +11,11 @@
 
 use pbox_core::Members;
 
-use super::{Blame, Cause, Effect, Job};
+use crate::job::{Blame, Cause, Effect, Job};
 
 impl Job {
     /// Loses a member, unless it has left or the job has failed. Returns what follows, in order.
-    pub fn lose(&mut self, rank: u32, cause: Cause, reason: &str) -> Vec<Effect> {
+    pub(crate) fn lose(&mut self, rank: u32, cause: Cause, reason: &str) -> Vec<Effect> {
         let member = self.member(rank).filter(|member| member.standing.is_member() && !self.failed());
         let Some(worker) = member.map(|member| member.worker) else { return Vec::new() };
         let goes_on = self.goes_on() && self.runs();
@@ -39,7 +39,7 @@ impl Job {
     }
 
     /// Loses several members, one after another, for as long as the job has not to fail.
-    pub(super) fn lose_all(&mut self, lost: Vec<(u32, Cause, String)>) -> Vec<Effect> {
+    pub(in crate::job) fn lose_all(&mut self, lost: Vec<(u32, Cause, String)>) -> Vec<Effect> {
         let mut effects = Vec::new();
         for (rank, cause, reason) in lost {
             effects.extend(self.lose(rank, cause, &reason));

@@ -11,18 +11,19 @@
 use std::sync::Arc;
 
 use coordinator::Change;
+use coordinator::input::{ChangeNumbers, ForgetNumbers};
 use pbox_core::control::{LearningRateRequest, OptimizerRequest};
 use pbox_core::{KeyId, Numbers, Round};
 
-use super::waits::answers;
-use super::{Refusal, Registry, on_thread};
 use crate::cores::Command;
+use crate::registry::rounds::waits::answers;
+use crate::registry::{Refusal, Registry, on_thread};
 
 impl Registry {
     /// How many keys a job has; 0 for a job that is not here.
     pub fn keys_of(&self, job: &str) -> usize {
         let inner = self.lock();
-        inner.named(job).map_or(0, |job| job.terms.keys.len())
+        inner.hub().named(job).map_or(0, |job| job.terms().keys.len())
     }
 
     /// Changes a job's learning rate. Returns when every core has the new rate.
@@ -53,8 +54,11 @@ impl Registry {
     ) -> Result<(), Refusal> {
         let (id, above, asked) = {
             let mut inner = self.lock();
-            let (job, rank) = inner.member(job, token)?;
-            let numbers = job.changed(&change, from, &reset).map_err(Refusal::bad)?;
+            let (member, _) = inner.member(job, token)?;
+            let request =
+                ChangeNumbers { job: member.job, change: change.clone(), from, reset: reset.clone() };
+            let numbers = inner.ask(request).map_err(Refusal::bad)?;
+            let (_, (_, job)) = inner.member(job, token)?;
             let above = job.above.clone();
             let asked = match above {
                 Some(_) => Vec::new(),
@@ -63,13 +67,12 @@ impl Registry {
                     let multipliers = if multipliers.is_some() { "set" } else { "those of the join" };
                     tracing::info!(
                         job = job.name,
-                        rank,
+                        rank = member.rank,
                         from_round = from.0,
                         multipliers,
                         ?optimizer,
                         "the optimizer's numbers change"
                     );
-                    job.numbers.change(from, numbers.clone());
                     let reset: Arc<[KeyId]> = reset.clone().into();
                     let change = |reply| {
                         let (numbers, reset) = (numbers.clone(), Arc::clone(&reset));
@@ -86,7 +89,7 @@ impl Registry {
         }
         if let Some(oldest) = answers(asked).await?.into_iter().flatten().min() {
             // A job that has ended needs none.
-            let _ = self.of_job(id, |job| job.forget_numbers(oldest.min(from)));
+            self.lock().ask(ForgetNumbers { job: id, oldest: oldest.min(from) });
         }
         Ok(())
     }

@@ -4,18 +4,18 @@
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use coordinator::{Blame, Cause, Event, Progress};
-use pbox_core::JobId;
+use coordinator::input::{Fail, Forgotten, Lose, StoodStill, Stop, Sweep, TellAbove, Told, ToldAbove};
+use coordinator::{Blame, Cause, Event, Member, MemberOf};
+use pbox_core::{Discarded, JobId, Wire};
 
-use super::above::JoinedAbove;
-use super::job::Job;
-use super::{Inner, Registry};
 use crate::alarm::guarded;
 use crate::cores::Command;
+use crate::registry::above::JoinedAbove;
+use crate::registry::{Inner, Registry};
 
 impl Registry {
     /// A worker is lost: its job fails, or goes on without it, if the job's terms say so and another worker is left.
-    pub(super) fn lose(
+    pub(in crate::registry) fn lose(
         self: &Arc<Self>,
         inner: &mut Inner,
         id: JobId,
@@ -23,37 +23,35 @@ impl Registry {
         cause: Cause,
         reason: &str,
     ) {
-        let Some(job) = inner.job_mut(id) else { return };
-        let effects = job.lose(rank, cause, reason);
+        let member = MemberOf { job: id, rank };
+        let effects = inner.ask(Lose { member, cause, reason: reason.to_owned() });
         self.carry_out(inner, id, effects);
     }
 
-    pub(super) fn fail(&self, inner: &mut Inner, id: JobId, reason: &str) {
+    pub(in crate::registry) fn fail(&self, inner: &mut Inner, id: JobId, reason: &str) {
         self.fail_by(inner, id, reason, Blame::Job);
     }
 
     /// As [`fail`](Self::fail), and the workers are told whose end it is. Whatever ends while this hub stops, its stop ends.
-    pub(super) fn fail_by(&self, inner: &mut Inner, id: JobId, reason: &str, blame: Blame) {
-        let Some((job, blame)) = inner.fails(id, blame) else { return };
+    pub(in crate::registry) fn fail_by(&self, inner: &mut Inner, id: JobId, reason: &str, blame: Blame) {
+        let saves = inner.job(id).and_then(|(state, job)| self.saves_last(state, job));
+        let failed = inner.ask(Fail { job: id, reason: reason.to_owned(), blame, saves });
+        let (Some(failed), Some((_, job))) = (failed, inner.job(id)) else { return };
         tracing::warn!(job = job.name, reason, "job failed");
-        let effects = job.fail(reason, blame, self.saves_last(job));
+        job.fail();
         match job.above.take() {
-            Some(above) if above.lives_at_some() => self.fail_above(inner, id, above, reason, blame),
-            // Nobody goes on from the checkpoint before it meanwhile.
-            _ if job.is_being_saved() => {
-                let name = job.name.clone();
-                inner.names.keep(&name);
-            }
+            Some(above) if above.lives_at_some() => self.fail_above(inner, id, above, reason, failed.blame),
+            _ if failed.is_being_saved => {}
             _ => self.command(job, || Command::RemoveJob { job: id }),
         }
-        self.carry_out(inner, id, effects);
+        self.carry_out(inner, id, failed.effects);
         // Joins may wait for the job's name, or for one of its ranks.
         self.freed.notify_waiters();
     }
 
     /// Tells the hubs above why a job failed here, and then closes its links: a closed link alone does not say why.
     fn fail_above(&self, inner: &mut Inner, id: JobId, above: Arc<JoinedAbove>, reason: &str, blame: Blame) {
-        inner.tells_above(id);
+        inner.ask(TellAbove { job: id });
         let (registry, reason) = (self.me.clone(), reason.to_owned());
         let tell = move || {
             above.fail(&reason, blame);
@@ -69,10 +67,10 @@ impl Registry {
     }
 
     fn told_above(&self, inner: &mut Inner, id: JobId) {
-        if let Some(job) = inner.job(id) {
+        if let Some((_, job)) = inner.job(id) {
             self.command(job, || Command::RemoveJob { job: id });
         }
-        inner.told_above(id);
+        inner.ask(ToldAbove { job: id });
         self.told.notify_all();
     }
 
@@ -80,12 +78,15 @@ impl Registry {
     pub fn sweep(self: &Arc<Self>) {
         let mut inner = self.lock();
         let now = Instant::now();
-        for id in inner.jobs().map(|job| job.id).collect::<Vec<JobId>>() {
+        for id in inner.hub().jobs().map(coordinator::Job::id).collect::<Vec<JobId>>() {
             self.happens(&mut inner, id, Event::Swept(self.heartbeat_limit));
         }
-        let failed = inner.jobs_mut().filter(|job| !job.is_kept());
-        failed.filter_map(Job::forget_model).for_each(|model| self.free(model));
-        inner.sweep(now);
+        let failed = inner.jobs().filter(|(state, _)| !state.is_kept());
+        let wires: Vec<Wire> = failed.filter_map(|(_, job)| job.forget_wire()).collect();
+        let Forgotten(models) = inner.ask(Sweep);
+        if !models.is_empty() || !wires.is_empty() {
+            self.free(Discarded::of((models, wires)));
+        }
         let is_used = self.is_used(&inner);
         let changed = self.unused_since.send_if_modified(|since| {
             let was_used = since.is_none();
@@ -99,27 +100,22 @@ impl Registry {
 
     /// Whether there is a job, or somebody makes it.
     fn is_used(&self, inner: &Inner) -> bool {
-        inner.is_used() || self.meetings.are_under_way()
+        inner.hub().is_used() || self.meetings.are_under_way()
     }
 
     /// Whether the hub takes no more jobs and has none.
     pub fn is_drained(&self) -> bool {
         let inner = self.lock();
-        inner.drains() && !self.is_used(&inner)
+        inner.hub().drains() && !self.is_used(&inner)
     }
 
     /// This hub itself stood still for so long, and could hear nobody.
     pub fn stood_still(&self, pause: Duration) {
-        let now = Instant::now();
         tracing::warn!(
             "this hub stood still for {:.1} s; the clocks of its workers begin anew",
             pause.as_secs_f64()
         );
-        let mut inner = self.lock();
-        for job in inner.jobs_mut() {
-            job.members.iter_mut().flatten().for_each(|member| member.heard = now);
-            job.rounds.progress = Progress::new(now);
-        }
+        self.lock().ask(StoodStill);
     }
 
     /// Ends every job in order: admits nobody, writes the checkpoints that can be written, and tells all workers why. Not on the
@@ -136,14 +132,17 @@ impl Registry {
     pub fn stop(&self, reason: &str) {
         self.stops.send_replace(Some(reason.to_owned()));
         let mut inner = self.lock();
-        for id in inner.stop() {
+        for id in inner.ask(Stop) {
             self.fail(&mut inner, id, reason);
         }
     }
 
     /// A worker is being told that its job failed.
     pub fn told(&self, job: &str, token: &str) {
-        if self.lock().told(job, token) {
+        let mut inner = self.lock();
+        let member = inner.member(job, token).map(|(member, _)| member);
+        if let Ok(member) = member {
+            inner.ask(Told { member });
             self.told.notify_all();
         }
     }
@@ -151,14 +150,15 @@ impl Registry {
     /// Waits until every worker, and the hubs above, have been told that the hub stops; those that are dead never ask.
     pub fn wait_until_all_told(&self, limit: Duration) {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(self.told.wait_timeout_while(inner, limit, |inner| inner.has_untold()));
+        drop(self.told.wait_timeout_while(inner, limit, |inner| inner.hub().has_untold()));
     }
 }
 
 /// Says in the log that a worker is lost.
-pub(super) fn say_lost(job: &Job, rank: u32, reason: &str, goes_on: bool) {
-    let (from, goes_on) = (job.place(rank), if goes_on { "; the job goes on" } else { "" });
-    tracing::warn!(job = job.name, rank, from, reason, "worker lost{goes_on}");
+pub(in crate::registry) fn say_lost(job: &coordinator::Job, rank: u32, reason: &str, goes_on: bool) {
+    let (from, goes_on) =
+        (job.member(rank).and_then(Member::place), if goes_on { "; the job goes on" } else { "" });
+    tracing::warn!(job = job.name(), rank, from, reason, "worker lost{goes_on}");
 }
 
 #[cfg(test)]
@@ -180,9 +180,11 @@ mod tests {
             let jobs = registry.describe().jobs;
             assert_eq!(jobs.len(), JOBS_LIMIT, "the first is forgotten");
             assert!(jobs.iter().all(|job| job.keys == 1 && job.model_bytes == 64), "{jobs:?}");
-            let inner = registry.lock();
+            let mut inner = registry.lock();
             assert!(inner.job(JobId(0)).is_none());
-            let kept = |job: &super::Job| job.terms.keys.len() + job.wire.layout().chunks().len();
+            let kept = |(state, job): crate::registry::Both| {
+                state.terms().keys.len() + job.wire.layout().chunks().len()
+            };
             assert_eq!(inner.jobs().map(kept).sum::<usize>(), 0);
         });
     }

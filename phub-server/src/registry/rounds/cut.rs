@@ -4,22 +4,22 @@
 //! those who wait for the cut are told.
 
 use std::sync::Arc;
-use std::time::Instant;
 
+use coordinator::input::Cut;
 use coordinator::{CutId, Event, JobEnded, Purpose, Step, Stepped};
 use pbox_core::control::{HoldReply, PartState};
 use pbox_core::{JobId, further};
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-use super::Registry;
-use super::job::Job;
-use super::waits::{Came, Collects, answers};
 use crate::cores::{Command, Reply};
+use crate::registry::Registry;
+use crate::registry::job::Job;
+use crate::registry::rounds::waits::{Came, Collects, answers};
 
 impl Registry {
     /// Cuts a job, and waits until the cut is over, or until hub 0's cut holds the job.
-    pub(super) async fn cut(
+    pub(in crate::registry) async fn cut(
         &self,
         id: JobId,
         purpose: Purpose,
@@ -27,9 +27,8 @@ impl Registry {
     ) -> Result<Came, JobEnded> {
         let came = {
             let mut inner = self.lock();
-            let job = inner.running(id)?;
-            let (cut, effects) = job.cut(purpose, Instant::now());
-            let came = job.wait_for_cuts.wait_for(cut, collects);
+            let (cut, effects) = inner.ask(Cut { job: id, purpose })?;
+            let came = inner.running(id)?.1.wait_for_cuts.wait_for(cut, collects);
             self.carry_out(&mut inner, id, effects);
             came
         };
@@ -37,7 +36,7 @@ impl Registry {
     }
 
     /// Takes a step of a cut. Its result is an event of the job, unless the job ends meanwhile.
-    pub(super) fn step(&self, job: &mut Job, cut: CutId, step: Step) {
+    pub(in crate::registry) fn step(&self, job: &mut Job, cut: CutId, step: Step) {
         let (id, peers) = (job.id, Arc::clone(&job.peers));
         match step {
             Step::BeginAbove => {
@@ -112,7 +111,7 @@ impl Registry {
     }
 
     /// Asks every core of a job.
-    pub(super) fn ask_job<T>(
+    pub(in crate::registry) fn ask_job<T>(
         &self,
         job: &Job,
         command: impl Fn(Reply<T>) -> Command,
@@ -121,17 +120,17 @@ impl Registry {
     }
 
     /// Asks every core of a job, and waits for all answers.
-    pub(super) async fn ask<T>(
+    pub(in crate::registry) async fn ask<T>(
         &self,
         id: JobId,
         command: impl Fn(Reply<T>) -> Command,
     ) -> Result<Vec<T>, JobEnded> {
-        let asked = self.of_job(id, |job| self.ask_cores(&job.cores.numbers, command))?;
+        let asked = self.of_job(id, |_, job| self.ask_cores(&job.cores.numbers, command))?;
         answers(asked).await
     }
 
     /// Asks cores, by their numbers.
-    pub(super) fn ask_cores<T>(
+    pub(in crate::registry) fn ask_cores<T>(
         &self,
         cores: &[usize],
         command: impl Fn(Reply<T>) -> Command,
@@ -144,7 +143,12 @@ impl Registry {
         cores.iter().map(ask).collect()
     }
 
-    pub(super) fn of_job<T>(&self, id: JobId, look: impl FnOnce(&mut Job) -> T) -> Result<T, JobEnded> {
-        self.lock().running(id).map(look)
+    /// Looks at a job that has not failed.
+    pub(in crate::registry) fn of_job<T>(
+        &self,
+        id: JobId,
+        look: impl FnOnce(&coordinator::Job, &mut Job) -> T,
+    ) -> Result<T, JobEnded> {
+        self.lock().running(id).map(|(state, job)| look(state, job))
     }
 }

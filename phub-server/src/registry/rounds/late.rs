@@ -3,39 +3,38 @@
 //! On the control thread.
 
 use std::sync::Arc;
-use std::time::Instant;
 
+use coordinator::input::Judge;
 use pbox_core::{JobId, Look};
 
-use super::Registry;
-use super::job::Job;
 use crate::cores::Command;
+use crate::registry::Registry;
 
 impl Registry {
     /// Looks at each running job once.
     pub async fn look_at_rounds(self: &Arc<Self>) {
         self.look_at_waits().await;
-        let running = |job: &&Job| job.runs();
-        let jobs: Vec<JobId> = self.lock().jobs().filter(running).map(|job| job.id).collect();
+        let running = |job: &&coordinator::Job| job.runs();
+        let jobs: Vec<JobId> = self.lock().hub().jobs().filter(running).map(coordinator::Job::id).collect();
         for id in jobs {
             // A core that does not answer is stuck or has stopped, and a later look asks again.
             let asked = self.ask(id, |reply| Command::Look { job: id, reply });
             let Ok(Ok(looks)) = tokio::time::timeout(self.late.pause(), asked).await else { continue };
             let look = looks.into_iter().fold(Look::default(), Look::with);
             let mut inner = self.lock();
-            let Some(job) = inner.job_mut(id) else { continue };
+            let Some((_, job)) = inner.job(id) else { continue };
             let above = job.above.as_ref().map_or_else(Vec::new, |above| above.held_up_by());
-            let effects = job.judge(&look, &self.late, above, Instant::now());
+            let effects = inner.ask(Judge { job: id, look, above });
             self.carry_out(&mut inner, id, effects);
         }
     }
 }
 
 /// Says in the log who holds a job's rounds up now.
-pub(super) fn say_held_up(job: &Job) {
-    let late = &job.news.now().held_up_by;
+pub(in crate::registry) fn say_held_up(job: &coordinator::Job) {
+    let late = &job.news().held_up_by;
     match late.is_empty() {
-        true => tracing::info!(job = job.name, "rounds go on"),
-        false => late.iter().for_each(|late| tracing::warn!(job = job.name, "{late}")),
+        true => tracing::info!(job = job.name(), "rounds go on"),
+        false => late.iter().for_each(|late| tracing::warn!(job = job.name(), "{late}")),
     }
 }

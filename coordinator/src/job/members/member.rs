@@ -24,9 +24,9 @@ use std::time::{Duration, Instant};
 use fabric::any::Transport;
 use pbox_core::control::Latest;
 
-use crate::Token;
 use crate::asker::Asker;
 use crate::links::MemberLink;
+use crate::tokens::Token;
 
 /// A worker whose link has ended and which lives takes the news of it within this time.
 const LIVES_WITHIN: Duration = Duration::from_secs(2);
@@ -39,7 +39,7 @@ pub struct Member {
     /// Its state.
     pub standing: Standing,
     /// The one who joined.
-    pub(super) from: Option<Asker>,
+    pub(in crate::job) from: Option<Asker>,
     /// The time of its last heartbeat.
     pub heard: Instant,
     /// The late worker of a hub below, as it said last.
@@ -49,7 +49,7 @@ pub struct Member {
     /// Its links, one for each core of the job.
     pub links: Vec<MemberLink>,
     /// Names it at all hubs of the job.
-    pub(super) worker: u64,
+    pub(in crate::job) worker: u64,
     /// Whether it makes its links again when they are lost.
     pub relinks: bool,
     /// Its last heartbeat ended without an answer.
@@ -107,9 +107,16 @@ enum Relink {
     Making { token: Token, is_connected: bool, attached: usize },
 }
 
+impl Member {
+    /// Says where the member joined from, for the log.
+    pub fn place(&self) -> Option<String> {
+        self.from.as_ref().map(Asker::to_string)
+    }
+}
+
 impl Standing {
     /// Notes a connection. False if the token is good for none now.
-    pub fn connect(&mut self, by: Token) -> bool {
+    pub(crate) fn connect(&mut self, by: Token) -> bool {
         match self {
             Standing::Joined { is_ready } => {
                 *self = Standing::Connecting { is_ready: *is_ready, attached: 0 };
@@ -123,7 +130,7 @@ impl Standing {
     }
 
     /// Takes a connection back that led nowhere.
-    pub fn disconnect(&mut self) {
+    pub(crate) fn disconnect(&mut self) {
         match self {
             Standing::Connecting { is_ready, .. } => *self = Standing::Joined { is_ready: *is_ready },
             Standing::Unlinked(Unlinked { relink: Relink::Making { is_connected, .. }, .. }) => {
@@ -134,7 +141,7 @@ impl Standing {
     }
 
     /// Notes that one of the job's `cores` has the member's link. True if lost links are made again.
-    pub fn attach(&mut self, cores: usize) -> bool {
+    pub(crate) fn attach(&mut self, cores: usize) -> bool {
         match self {
             Standing::Connecting { attached, .. } => *attached += 1,
             Standing::Unlinked(Unlinked { relink: Relink::Making { token, attached, .. }, .. }) => {
@@ -150,7 +157,7 @@ impl Standing {
     }
 
     /// Notes that a hub below has all its members. False if that was known.
-    pub fn make_ready(&mut self) -> bool {
+    pub(crate) fn make_ready(&mut self) -> bool {
         match self {
             Standing::Joined { is_ready } | Standing::Connecting { is_ready, .. } => {
                 !std::mem::replace(is_ready, true)
@@ -165,7 +172,7 @@ impl Standing {
     }
 
     /// Lets the member take part. False if it does not wait for that.
-    pub fn take_part(&mut self) -> bool {
+    pub(crate) fn take_part(&mut self) -> bool {
         let waits = matches!(self, Standing::Connecting { .. });
         if waits {
             *self = Standing::TakesPart { relinked_by: None };
@@ -184,7 +191,7 @@ impl Standing {
     }
 
     /// Notes the loss of a member's links: all `cores` drop them. Returns the token of a connection that is lost, too.
-    pub fn unlink(&mut self, cores: usize, why: &str, now: Instant) -> Option<Token> {
+    pub(crate) fn unlink(&mut self, cores: usize, why: &str, now: Instant) -> Option<Token> {
         let token = match self {
             Standing::TakesPart { relinked_by } => *relinked_by,
             Standing::Unlinked(Unlinked { relink: Relink::Making { token, .. }, .. }) => Some(*token),
@@ -196,18 +203,31 @@ impl Standing {
     }
 
     /// Notes that a core has dropped its lost link.
-    pub fn dropped(&mut self) {
+    pub(crate) fn dropped(&mut self) {
         if let Standing::Unlinked(Unlinked { relink: Relink::Dropping { cores }, .. }) = self {
             *cores -= 1;
         }
     }
 
     /// Returns what is known of lost links.
-    pub fn unlinked(&mut self) -> Option<&mut Unlinked> {
+    pub(crate) fn unlinked(&mut self) -> Option<&mut Unlinked> {
         match self {
             Standing::Unlinked(unlinked) => Some(unlinked),
             _ => None,
         }
+    }
+
+    /// Returns why the member is lost if it makes no links in place of those that it has lost.
+    pub fn why_unlinked(&self) -> Option<&str> {
+        match self {
+            Standing::Unlinked(unlinked) => Some(&unlinked.why),
+            _ => None,
+        }
+    }
+
+    /// Whether all cores have dropped the links that the member has lost.
+    pub fn has_dropped(&self) -> bool {
+        matches!(self, Standing::Unlinked(unlinked) if unlinked.is_dropped())
     }
 
     /// Whether the member has lost links since it takes part, so that it has ended, or may end, links by itself.
@@ -221,12 +241,12 @@ impl Standing {
     }
 
     /// Begins the end of a member of a job that continues: all `cores` remove it.
-    pub fn lose(&mut self, cores: usize) {
+    pub(crate) fn lose(&mut self, cores: usize) {
         *self = Standing::Leaving { cores };
     }
 
     /// Notes that a core has removed the member. True after the last core.
-    pub fn removed(&mut self) -> bool {
+    pub(crate) fn removed(&mut self) -> bool {
         let Standing::Leaving { cores } = self else { return false };
         *cores -= 1;
         *cores == 0
@@ -236,7 +256,7 @@ impl Standing {
 impl Unlinked {
     /// Lets the member connect by a new token, once all cores have dropped the former links. Returns the token before, of a
     /// request that was made again.
-    pub fn grant(&mut self, token: Token) -> Option<Token> {
+    pub(crate) fn grant(&mut self, token: Token) -> Option<Token> {
         let (former, attached) = match self.relink {
             Relink::Dropping { .. } => (None, 0),
             Relink::Making { token, attached, .. } => (Some(token), attached),
@@ -251,7 +271,7 @@ impl Unlinked {
     }
 
     /// Whether it is time for news, which a living member takes.
-    pub fn is_to_be_told(&mut self, now: Instant) -> bool {
+    pub(crate) fn is_to_be_told(&mut self, now: Instant) -> bool {
         let is_time = self.told.is_none() && now - self.since > DIES_WITHIN;
         self.told = self.told.or(is_time.then_some(now));
         is_time

@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 
 use pbox_core::control::Late;
 use pbox_core::{Look, Round};
+use serde::{Deserialize, Serialize};
 
-use super::{Blame, Cause, Effect, Job};
+use crate::job::{Blame, Cause, Effect, Job};
 
 /// The limits after which workers are late.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LateLimits {
     /// They are named after this time.
     pub warning: Duration,
@@ -31,7 +32,13 @@ impl LateLimits {
 
 impl Job {
     /// Judges a look at all cores of the job. `above` hold its rounds up at the hubs above. Returns what follows.
-    pub fn judge(&mut self, look: &Look, limits: &LateLimits, above: Vec<Late>, now: Instant) -> Vec<Effect> {
+    pub(crate) fn judge(
+        &mut self,
+        look: &Look,
+        limits: &LateLimits,
+        above: Vec<Late>,
+        now: Instant,
+    ) -> Vec<Effect> {
         if !self.runs() {
             return Vec::new();
         }
@@ -44,7 +51,7 @@ impl Job {
             );
             return vec![Effect::Fail(reason, Blame::Job)];
         }
-        let time = self.rounds.progress.note(look, now);
+        let time = self.progress.note(look, now);
         let late = if time < limits.warning { Vec::new() } else { self.late(look, time) };
         if let Some(limit) = limits.limit.filter(|&limit| time >= limit && self.hubs.share.is_whole()) {
             let why = |late: &Late| format!("{late}; the limit is {} s (--late-limit-s)", limit.as_secs());

@@ -1,18 +1,19 @@
 //! Workers that leave in good order, and the end of a job.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use authority::unhex;
-use coordinator::{Cause, Leave, Unserved};
+use coordinator::input::{self, End, Ended};
+use coordinator::{Cause, Leave, Member, MemberOf, Token, Unserved};
 use membership::MemberError;
 use pbox_core::control::{LeaveReply, LeaveRequest, reason};
 use pbox_core::{Discarded, JobId, Members, Round};
 
-use super::above::JoinedAbove;
-use super::saved::collected::NoSnapshot;
-use super::{Inner, Refusal, Registry, on_thread};
 use crate::cores::Command;
+use crate::registry::above::JoinedAbove;
+use crate::registry::saved::collected::NoSnapshot;
+use crate::registry::{Inner, Refusal, Registry, on_thread};
 
 /// How long the end of a job waits for the round in flight. All workers have left, so there is none, unless a worker left in
 /// the middle of a round.
@@ -24,7 +25,7 @@ impl Registry {
     pub async fn leave(self: &Arc<Self>, job: &str, request: LeaveRequest) -> Result<LeaveReply, Refusal> {
         let token = request.token.clone();
         let left = self.leave_once(job, request).await;
-        let has_left = || self.lock().tokens.owner_by_digits(&token) == Err(Unserved::Left);
+        let has_left = || self.lock().hub().tokens().owner_by_digits(&token) == Err(Unserved::Left);
         if left.is_err() && has_left() { Ok(LeaveReply::default()) } else { left }
     }
 
@@ -34,37 +35,26 @@ impl Registry {
         LeaveRequest { token, round, failed, hub_lost, stops, was_trial }: LeaveRequest,
     ) -> Result<LeaveReply, Refusal> {
         if let Some(why) = failed {
-            let (id, rank, why, ends) = {
-                let mut inner = self.lock();
-                let (job, rank) = inner.member(job, &token)?;
-                let is_worker = job.terms.level.members == Members::Workers;
-                let words = match (is_worker, hub_lost) {
-                    (false, _) => format!("machine {rank}: {why}"),
-                    (true, true) => format!("worker {rank}: {why}"),
-                    (true, false) => format!("rank {rank} failed: {}", reason(&why)),
-                };
-                (job.id, rank, words, stops && !is_worker && !job.goes_on())
-            };
-            if ends && let Err(why) = self.end_at_cut(id, &why).await {
-                tracing::warn!(job, why, "the job does not end between two rounds");
-            }
-            let cause = if hub_lost { Cause::HubLost } else { Cause::Other };
-            self.lose(&mut self.lock(), id, rank, cause, &why);
-            return Ok(LeaveReply::default());
+            return self.give_up(job, &token, (why, hub_lost, stops)).await;
         }
-        let (last, mut checkpoint_error) = self.lock().member(job, &token).map(|(job, rank)| {
-            // Hub 0 has all hubs write a checkpoint, so a worker leaves hub 0 first.
-            let is_last = job.runs() && !job.has_others(rank);
-            // A job without weights has nothing to save. Its keys may be in different rounds, of which none ends.
-            let saves = job.terms.optimizer.keeps_weights();
-            let last = is_last && saves && !job.made.trial && job.hubs.leads() && job.above.is_none();
-            // Others may not look at how the last one ends.
-            let failed = job.checkpoints.error.as_ref().filter(|_| !is_last && job.checkpoints.has_failed);
-            let failed = failed.map(|why| {
-                format!("the last attempt failed, and the hub tries again when the last worker leaves: {why}")
-            });
-            (last.then_some(job.id), failed)
-        })?;
+        let (last, mut checkpoint_error) =
+            self.lock().member(job, &token).map(|(MemberOf { job: id, rank }, (state, job))| {
+                // Hub 0 has all hubs write a checkpoint, so a worker leaves hub 0 first.
+                let is_last = state.runs() && !state.has_others(rank);
+                // A job without weights has nothing to save. Its keys may be in different rounds, of which none ends.
+                let saves = state.terms().optimizer.keeps_weights();
+                let last =
+                    is_last && saves && !state.made().trial && state.hubs().leads() && job.above.is_none();
+                // Others may not look at how the last one ends.
+                let failed =
+                    job.checkpoints.error.as_ref().filter(|_| !is_last && job.checkpoints.has_failed);
+                let failed = failed.map(|why| {
+                    format!(
+                        "the last attempt failed, and the hub tries again when the last worker leaves: {why}"
+                    )
+                });
+                (last.then_some(id), failed)
+            })?;
         if let Some(id) = last.filter(|_| self.store.is_some() && !was_trial)
             && let Err(why) = self.checkpoint_job(id, CHECKPOINT_AT_END).await
         {
@@ -88,6 +78,32 @@ impl Registry {
         Ok(LeaveReply { checkpoint_error })
     }
 
+    /// A worker gives up for a reason: it fails, or has lost a hub. A hub below may stop.
+    async fn give_up(
+        self: &Arc<Self>,
+        job: &str,
+        token: &str,
+        (why, hub_lost, stops): (String, bool, bool),
+    ) -> Result<LeaveReply, Refusal> {
+        let (id, rank, why, ends) = {
+            let mut inner = self.lock();
+            let (MemberOf { job: id, rank }, (state, _)) = inner.member(job, token)?;
+            let is_worker = state.terms().level.members == Members::Workers;
+            let words = match (is_worker, hub_lost) {
+                (false, _) => format!("machine {rank}: {why}"),
+                (true, true) => format!("worker {rank}: {why}"),
+                (true, false) => format!("rank {rank} failed: {}", reason(&why)),
+            };
+            (id, rank, words, stops && !is_worker && !state.goes_on())
+        };
+        if ends && let Err(why) = self.end_at_cut(id, &why).await {
+            tracing::warn!(job, why, "the job does not end between two rounds");
+        }
+        let cause = if hub_lost { Cause::HubLost } else { Cause::Other };
+        self.lose(&mut self.lock(), id, rank, cause, &why);
+        Ok(LeaveReply::default())
+    }
+
     /// Carries a leave out. Returns a job that ends when this hub has left it above.
     fn leave_now(
         &self,
@@ -96,9 +112,9 @@ impl Registry {
         round: Round,
     ) -> Result<Option<(JobId, Arc<JoinedAbove>)>, Refusal> {
         let mut inner = self.lock();
-        let (job, rank) = inner.member(job, token)?;
-        let id = job.id;
-        let left = inner.leave((id, rank), unhex(token), round, Instant::now());
+        let (member, _) = inner.member(job, token)?;
+        let MemberOf { job: id, rank } = member;
+        let left = inner.ask(input::Leave { member, token: unhex(token).map(Token), round });
         let is_last = match left {
             Leave::Nothing => return Ok(None),
             Leave::Fails(reason) => {
@@ -108,8 +124,9 @@ impl Registry {
             Leave::Left => false,
             Leave::Last => true,
         };
-        let Some(job) = inner.job_mut(id) else { return Ok(None) };
-        tracing::info!(job = job.name, rank, round = round.0, from = job.place(rank), "worker left");
+        let Some((state, job)) = inner.job(id) else { return Ok(None) };
+        let from = state.member(rank).and_then(Member::place);
+        tracing::info!(job = job.name, rank, round = round.0, from, "worker left");
         let above = job.above.take_if(|_| is_last);
         if !is_last {
             self.command(job, || Command::RemoveWorker { job: id, rank });
@@ -120,13 +137,14 @@ impl Registry {
     }
 
     /// Ends a job that all workers have left.
-    pub(super) fn end(&self, inner: &mut Inner, id: JobId) {
-        let Some(mut job) = inner.end(id, Instant::now()) else { return };
-        job.publish();
+    pub(in crate::registry) fn end(&self, inner: &mut Inner, id: JobId) {
+        let ended = inner.ask(End { job: id }).zip(inner.remove(id));
+        let Some((Ended(state), mut job)) = ended else { return };
+        job.publish(&state);
         tracing::info!(job = job.name, "job ended: all workers left");
         self.command(&job, || Command::RemoveJob { job: id });
-        let had_files = self.saves(&job);
-        self.free(Discarded::of(job));
+        let had_files = self.saves(&state);
+        self.free(Discarded::of((state, job)));
         self.freed.notify_waiters();
         if let Some(registry) = self.me.upgrade().filter(|_| had_files) {
             self.runtime.spawn(on_thread("phub-checkpoint", move || registry.remove_old_jobs()));
@@ -147,10 +165,10 @@ impl Registry {
             }
             let name = job.name.clone();
             let mut inner = self.lock();
-            if inner.is_closed() || !inner.names.is_free(&name) {
+            if inner.hub().is_closed() || !inner.hub().names().is_free(&name) {
                 continue;
             }
-            let _reserved = self.reserve(&mut inner, &name, None);
+            let _reserved = self.reserve(&mut inner, &name);
             drop(inner);
             match store.remove_job(job) {
                 Ok(()) => tracing::info!(
@@ -164,7 +182,7 @@ impl Registry {
     }
 
     /// Has memory freed by another thread: this one answers all heartbeats.
-    pub(super) fn free(&self, memory: Discarded) {
+    pub(in crate::registry) fn free(&self, memory: Discarded) {
         let _ = self.discard.send(memory);
     }
 }

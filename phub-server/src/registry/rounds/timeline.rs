@@ -11,9 +11,9 @@ use pbox_core::control::RefusalCode;
 use pbox_core::{ChunkId, Immediate, JobId, Layout, Round};
 use timeline::{Clock, Process, Span};
 
-use super::job::Job;
-use super::{Because, Refusal, Registry, on_thread};
 use crate::cores::{Carried, Command, Event, LastEvents};
+use crate::registry::job::Job;
+use crate::registry::{Because, Refusal, Registry, on_thread};
 
 /// How long the cores may take: one that hangs is left out.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -46,12 +46,8 @@ impl Timeline {
     }
 
     /// A job begins.
-    pub fn begins(&self, job: &Job) {
-        let named = Named {
-            job: job.name.clone(),
-            layout: Arc::clone(job.wire.layout()),
-            workers: job.terms.workers,
-        };
+    pub fn begins(&self, job: &Job, workers: u32) {
+        let named = Named { job: job.name.clone(), layout: Arc::clone(job.wire.layout()), workers };
         let mut jobs = self.jobs();
         jobs.push_back((job.id, named));
         if jobs.len() > JOBS {

@@ -7,9 +7,9 @@ use pbox_core::Members;
 use pbox_core::control::{Latest, RefusalCode};
 
 use super::member::{Member, Unlinked};
-use super::{Effect, Job, Life};
-use crate::Token;
+use crate::job::{Effect, Job, Life};
 use crate::refused::Refused;
+use crate::tokens::Token;
 
 /// How often a hub tells those above it which of its workers is late, and how long they hold its heartbeats.
 pub const TOLD_EVERY: Duration = Duration::from_secs(1);
@@ -32,7 +32,7 @@ impl Job {
     ///
     /// # Errors
     /// When it cannot say so, in words.
-    pub fn heard_of(
+    pub(crate) fn heard_of(
         &mut self,
         rank: u32,
         latest: Option<Latest>,
@@ -53,7 +53,7 @@ impl Job {
     }
 
     /// Whether a worker whose link ended by itself may make its links again. Then it is not lost yet.
-    pub(super) fn waits_for_links(&self, rank: u32) -> bool {
+    pub(in crate::job) fn waits_for_links(&self, rank: u32) -> bool {
         // Nothing but a death ends a link on shared memory that its worker has not given up. One that makes its links again gives
         // up those to this hub, if it cannot have those to another.
         let lives =
@@ -61,16 +61,16 @@ impl Job {
         self.may_relink(rank) && self.member(rank).is_some_and(lives)
     }
 
-    /// Whether a worker makes its links again when they are lost.
-    pub fn relinks(&self, rank: u32) -> bool {
-        self.member(rank).is_some_and(|member| member.relinks)
-    }
-
     /// Notes that a worker has lost its links, as it says, and asks for new ones. Returns what follows.
     ///
     /// # Errors
     /// When it cannot have new ones.
-    pub fn ask_for_links(&mut self, rank: u32, why: &str, now: Instant) -> Result<Option<Effect>, Refused> {
+    pub(crate) fn ask_for_links(
+        &mut self,
+        rank: u32,
+        why: &str,
+        now: Instant,
+    ) -> Result<Option<Effect>, Refused> {
         if let Life::Failed { reason, .. } = &self.life {
             let why = format!("job {:?} failed: {reason}", self.name);
             return Err(Refused::new(RefusalCode::JobFailed, why));
@@ -97,7 +97,7 @@ impl Job {
     ///
     /// # Errors
     /// When the job has ended.
-    pub fn grant_links(&mut self, rank: u32, token: Token) -> Result<Grant, Refused> {
+    pub(crate) fn grant_links(&mut self, rank: u32, token: Token) -> Result<Grant, Refused> {
         match self.unlinked(rank) {
             Some(unlinked) if unlinked.is_dropped() => {
                 Ok(Grant::Connection { former: unlinked.grant(token) })
@@ -111,25 +111,25 @@ impl Job {
     }
 
     /// Notes that a worker has lost its links, and that its job waits until it makes others.
-    pub(super) fn unlink(&mut self, rank: u32, why: &str, now: Instant) -> Effect {
+    pub(in crate::job) fn unlink(&mut self, rank: u32, why: &str, now: Instant) -> Effect {
         let cores = self.made.cores;
         let token = self.standing(rank).and_then(|standing| standing.unlink(cores, why, now));
         Effect::DropLinks(rank, token)
     }
 
     /// Whether a worker may make its links again now.
-    pub(super) fn may_relink(&self, rank: u32) -> bool {
+    pub(in crate::job) fn may_relink(&self, rank: u32) -> bool {
         let may = |member: &Member| member.relinks && member.transport.is_some() && !member.hung_up;
         self.runs() && self.takes_part(rank) && self.member(rank).is_some_and(may)
     }
 
     /// Returns what is known of the lost links of a worker that has no others.
-    pub fn unlinked(&mut self, rank: u32) -> Option<&mut Unlinked> {
+    pub(crate) fn unlinked(&mut self, rank: u32) -> Option<&mut Unlinked> {
         self.standing(rank)?.unlinked()
     }
 
     /// Returns the workers that have no links and do not live: each with why it is lost. There are news of those that may live.
-    pub fn unlinked_dead(&mut self, now: Instant) -> Vec<(u32, String)> {
+    pub(crate) fn unlinked_dead(&mut self, now: Instant) -> Vec<(u32, String)> {
         let (mut dead, mut is_news) = (Vec::new(), false);
         for (rank, member) in (0..).zip(&mut self.members) {
             let Some(Member { standing, heard, .. }) = member else { continue };
@@ -146,7 +146,7 @@ impl Job {
     }
 
     /// Notes that a member's heartbeat ended without an answer. Returns why the member is lost, if its links are.
-    pub fn hangs_up(&mut self, rank: u32) -> Option<String> {
+    pub(crate) fn hangs_up(&mut self, rank: u32) -> Option<String> {
         let member = self.members.get_mut(rank as usize)?.as_mut()?;
         member.hung_up = true;
         member.standing.unlinked().map(|unlinked| unlinked.why.clone())

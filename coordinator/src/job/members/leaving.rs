@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pbox_core::control::{Left, missing};
-use pbox_core::{JobTerms, Piece, Round};
+use pbox_core::{JobTerms, Round};
 
-use super::{Effect, Gathering, Job, Life, Standing};
+use crate::job::{Effect, Gathering, Job, Life, Model, Standing};
 
 /// The consequence of a leave.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub enum Leave {
 
 impl Job {
     /// Lets a worker leave in good order, before this round. Returns what follows.
-    pub fn leave(&mut self, rank: u32, round: Round) -> Leave {
+    pub(crate) fn leave(&mut self, rank: u32, round: Round) -> Leave {
         match &self.life {
             Life::Failed { .. } => return Leave::Nothing,
             Life::Gathering(Gathering { missing: ranks, machines, .. }) => {
@@ -49,13 +49,13 @@ impl Job {
     }
 
     /// Notes that a worker is no member any more, and that the job goes on.
-    pub(super) fn lost(&mut self, rank: u32) {
+    pub(in crate::job) fn lost(&mut self, rank: u32) {
         let cores = self.made.cores;
         self.standing(rank).into_iter().for_each(|standing| standing.lose(cores));
     }
 
     /// Notes that a core has removed a worker. After the last core the rank is free, and the news say that no round waits for it.
-    pub fn removed(&mut self, rank: u32) {
+    pub(crate) fn removed(&mut self, rank: u32) {
         if self.standing(rank).is_some_and(Standing::removed) {
             self.members[rank as usize] = None;
             self.tell(|news| news.members.retain(|member| member.rank != rank));
@@ -63,14 +63,14 @@ impl Job {
     }
 
     /// Ends the job for all its workers: on its own account, or because the hub stops.
-    pub fn fail(&mut self, reason: &str, hub_stops: bool, now: Instant) -> Vec<Effect> {
+    pub(crate) fn fail(&mut self, reason: &str, hub_stops: bool, now: Instant) -> Vec<Effect> {
         self.life = Life::Failed { at: now, reason: reason.to_owned(), hub_stops };
         self.tell(|_| {});
         self.end_cuts()
     }
 
     /// Gives back what a failed job knows of its keys: it is there for its news alone.
-    pub fn forget_model(&mut self) -> Option<(Arc<JobTerms>, Vec<Piece>)> {
+    pub(crate) fn forget_model(&mut self) -> Option<Model> {
         if self.terms.keys.is_empty() {
             return None;
         }

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use pbox_core::control::ArrivedRequest;
 
-use super::offered::Brought;
-use super::{Effect, Gathering, Job, Life, Purpose, Standing};
-use crate::Token;
+use crate::job::offered::Brought;
+use crate::job::{Effect, Gathering, Job, Life, Purpose, Standing};
+use crate::tokens::Token;
 
 /// The consequence of a link that a core has.
 #[derive(Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ impl Job {
     ///
     /// # Errors
     /// When the token is good for no connection now.
-    pub fn connect(&mut self, rank: u32, token: Token) -> Result<(), String> {
+    pub(crate) fn connect(&mut self, rank: u32, token: Token) -> Result<(), String> {
         if self.standing(rank).is_some_and(|standing| standing.connect(token)) {
             return Ok(());
         }
@@ -38,12 +38,12 @@ impl Job {
     }
 
     /// Notes that a connection of a worker came to nothing: it may connect again.
-    pub fn not_connected(&mut self, rank: u32) {
+    pub(crate) fn not_connected(&mut self, rank: u32) {
         self.standing(rank).into_iter().for_each(Standing::disconnect);
     }
 
     /// Notes that a core has a worker's link.
-    pub fn attached(&mut self, rank: u32) -> Arrival {
+    pub(crate) fn attached(&mut self, rank: u32) -> Arrival {
         let cores = self.made.cores;
         if self.standing(rank).is_some_and(|standing| standing.attach(cores)) {
             return Arrival::Relinked(rank);
@@ -52,7 +52,7 @@ impl Job {
     }
 
     /// Notes that all members of a hub below are there.
-    pub fn ready(&mut self, rank: u32) -> Arrival {
+    pub(crate) fn ready(&mut self, rank: u32) -> Arrival {
         match self.standing(rank).is_some_and(Standing::make_ready) {
             true => self.arrived(rank),
             false => Arrival::Waiting, // a request that was made again, because its answer was lost
@@ -60,7 +60,7 @@ impl Job {
     }
 
     /// Returns what follows when a member may have all that it needs.
-    pub(super) fn arrived(&mut self, rank: u32) -> Arrival {
+    pub(in crate::job) fn arrived(&mut self, rank: u32) -> Arrival {
         if !self.waits_for_cut(rank) {
             return Arrival::Waiting;
         }
@@ -77,7 +77,7 @@ impl Job {
     }
 
     /// Returns what follows from an arrival.
-    pub fn follows(&mut self, arrival: Arrival, now: Instant) -> Vec<Effect> {
+    pub(crate) fn follows(&mut self, arrival: Arrival, now: Instant) -> Vec<Effect> {
         match arrival {
             Arrival::Waiting => Vec::new(),
             Arrival::Complete(ranks) => {
@@ -97,7 +97,7 @@ impl Job {
     }
 
     /// Notes, as hub 0, that a hub has all links of a newcomer. A cut lets the newcomer take part once all hubs have them.
-    pub fn arrived_at(&mut self, hub: u32, worker: u64, now: Instant) -> Vec<Effect> {
+    pub(crate) fn arrived_at(&mut self, hub: u32, worker: u64, now: Instant) -> Vec<Effect> {
         let hubs = self.hubs.share.hubs;
         let is_member = self.rank(worker).is_some() && hub < hubs && self.hubs.leads();
         match is_member && self.hubs.arrivals.note(worker, hub, hubs) {
@@ -107,7 +107,7 @@ impl Job {
     }
 
     /// Tells which ranks are missing in a job that has not begun.
-    pub fn gathered(&mut self) -> Arrival {
+    pub(crate) fn gathered(&mut self) -> Arrival {
         let waits_for_state = self.gathering().is_some_and(|gathering| gathering.brought != Brought::Nothing);
         let there = |rank: u32| (rank > 0 || !waits_for_state) && self.waits_for_cut(rank);
         let missing: Vec<u32> = (0..self.terms.workers).filter(|&rank| !there(rank)).collect();
@@ -117,7 +117,7 @@ impl Job {
     }
 
     /// Tells that all workers are here, and that these machines are missing at the hubs above.
-    pub fn wait_for_machines(&mut self, machines: Vec<u32>) {
+    pub(crate) fn wait_for_machines(&mut self, machines: Vec<u32>) {
         let differs = |now: &Gathering| !now.missing.is_empty() || now.machines != machines;
         if self.gathering().is_some_and(differs) {
             self.wait_for(Vec::new(), machines);

@@ -12,21 +12,21 @@
 //! news, which the heartbeat of a living worker takes at once: no heartbeat within two seconds is a death, too.
 
 use std::sync::Arc;
-use std::time::Instant;
 
-use coordinator::{Event, Grant, Token};
+use coordinator::input::{AskForLinks, GrantLinks};
+use coordinator::{Event, MemberOf, Token};
 use fabric::any::Transport;
 use pbox_core::control::{JoinReply, PROTOCOL, RefusalCode, RelinkRequest};
 
-use super::job::Job;
-use super::join::new_token;
-use super::{Because, Refusal, Registry};
 use crate::cores::Command;
+use crate::registry::job::Job;
+use crate::registry::members::join::new_token;
+use crate::registry::{Because, Refusal, Registry};
 
 impl Registry {
     /// Has all cores drop a worker's links.
-    pub(super) fn drop_links(&self, job: &mut Job, rank: u32) {
-        let (id, why) = (job.id, job.unlinked(rank).map(|unlinked| unlinked.why.clone()));
+    pub(in crate::registry) fn drop_links(&self, state: &coordinator::Job, job: &Job, rank: u32) {
+        let (id, why) = (job.id, state.member(rank).and_then(|member| member.standing.why_unlinked()));
         tracing::warn!(
             job = job.name,
             rank,
@@ -41,9 +41,9 @@ impl Registry {
         let (RelinkRequest { token, why }, own) = (request, new_token()?);
         {
             let mut inner = self.lock();
-            let (job, rank) = inner.member(name, &token)?;
-            let (id, effect) = (job.id, job.ask_for_links(rank, &why, Instant::now())?);
-            self.carry_out(&mut inner, id, effect);
+            let (member, _) = inner.member(name, &token)?;
+            let effects = inner.ask(AskForLinks { member, why })?;
+            self.carry_out(&mut inner, member.job, effects);
         }
         let limit = tokio::time::Instant::now() + self.heartbeat_limit;
         loop {
@@ -63,23 +63,23 @@ impl Registry {
     /// Grants a worker that waits for other links a connection by a token of its `own`, unless it has to wait on.
     fn grant_links(&self, name: &str, token: &str, own: Token) -> Result<Option<JoinReply>, Refusal> {
         let mut inner = self.lock();
-        let (job, rank) = inner.member(name, token)?;
-        let Grant::Connection { former } = job.grant_links(rank, own)? else { return Ok(None) };
-        let (id, mut answer) = (job.id, self.answer_of_join(job, own, PROTOCOL));
+        let (member, _) = inner.member(name, token)?;
+        if !inner.ask(GrantLinks { member, token: own })? {
+            return Ok(None);
+        }
+        let (_, (state, job)) = inner.member(name, token)?;
+        let mut answer = self.answer_of_join(state, job, own, PROTOCOL);
         let by_rdma = self.up.group.rdma().is_some_and(|rdma| !rdma.up().is_empty());
         answer.transports.retain(|offer| by_rdma || offer.transport() != Transport::Verbs);
-        inner.counts.relinks += 1;
-        former.into_iter().for_each(|former| inner.tokens.withdraw(former));
-        inner.tokens.give(own, (id, rank));
         Ok(Some(answer))
     }
 
     /// A member's heartbeat ended without its answer.
     pub fn hung_up(self: &Arc<Self>, name: &str, token: &str) {
         let mut inner = self.lock();
-        let member = inner.member(name, token).map(|(job, rank)| (job.id, rank));
-        if let Ok((id, rank)) = member {
-            self.happens(&mut inner, id, Event::HungUp(rank));
+        let member = inner.member(name, token).map(|(member, _)| member);
+        if let Ok(MemberOf { job, rank }) = member {
+            self.happens(&mut inner, job, Event::HungUp(rank));
         }
     }
 }

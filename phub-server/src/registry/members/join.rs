@@ -1,23 +1,22 @@
 //! Joining: the checks of a request, tokens, and the connection to the data path.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use authority::{hex, random};
-use coordinator::{Asker, Cause, Found, Newcomer, Secret, Unserved};
+use coordinator::input::{Attach, Connect, CountJoin, Disconnect, Find};
+use coordinator::{Asker, Cause, Differs, Found, Join, MemberOf, Secret, Token, Unserved};
 use fabric::{Ranges, RecvWindow, SendWindow, Span, Spans, any};
 use pbox_core::control::{
     JobState, JoinReply, JoinRequest, PROTOCOL, RefusalCode, Versions, check_address, check_job_name,
 };
-use pbox_core::job::Difference;
 use pbox_core::{ChunkId, JobId, JobTerms, Share, Wire};
 
-use super::above::MAX_DEPTH;
-use super::job::{Cores, Job};
-use super::links::links_by;
-use super::{Because, Inner, Refusal, Registry, Token, on_thread};
 use crate::cores::near::Near;
 use crate::cores::{Carried, Command};
+use crate::registry::above::MAX_DEPTH;
+use crate::registry::job::{Cores, Job};
+use crate::registry::members::links::links_by;
+use crate::registry::{Because, Inner, Refusal, Registry, on_thread};
 
 const UNKNOWN_TOKEN: &str = "the token is not one of this hub's; join first";
 
@@ -48,8 +47,8 @@ impl Registry {
     ) -> Result<JoinReply, Refusal> {
         let (rank, who, job) = (request.rank, from.clone(), name.clone());
         let joined = self.wait_to_join(name, request, from).await;
-        let refused = joined.as_ref().err().map(|refusal| refusal.why.as_str());
-        self.lock().count_join(&job, rank, who.as_ref(), refused);
+        let refused = joined.as_ref().err().map(|refusal| refusal.why.clone());
+        self.lock().ask(CountJoin { name: job, rank, from: who, refused });
         joined
     }
 
@@ -109,7 +108,7 @@ impl Registry {
     ) -> Result<Option<JoinReply>, Refusal> {
         let mut inner = self.lock();
         let owner = from.map(|from| from.counted);
-        match inner.find_or_reserve(name, owner)? {
+        match inner.ask(Find { name: name.to_owned(), owner })? {
             Found::Reserved => return Ok(None),
             Found::Job => {}
             Found::Free(id) => {
@@ -119,30 +118,29 @@ impl Registry {
                 inner = self.lock();
                 making.end(&mut inner);
                 let made = made?;
-                if !inner.is_closed() {
+                if !inner.hub().is_closed() {
                     self.begin(&mut inner, made);
                 }
             }
         }
         // Not under the lock, for which everybody would wait: there may be a quarter of a million keys.
-        let mut compared: Option<(Arc<JobTerms>, Option<Difference>)> = None;
+        let mut compared: Option<(Arc<JobTerms>, Option<Differs>)> = None;
         loop {
-            inner.check_open(RefusalCode::HubStops)?;
-            let Some(terms) = inner.named(name).map(|job| &job.terms) else {
+            inner.hub().check_open(RefusalCode::HubStops)?;
+            let Some(terms) = inner.hub().named(name).map(coordinator::Job::terms) else {
                 return Ok(None); // it ended meanwhile: another one begins
             };
             match &compared {
-                Some((with, difference)) if Arc::ptr_eq(with, terms) => {
-                    let (difference, token, saves) =
-                        (difference.as_ref(), new_token()?, self.store.is_some());
-                    let newcomer = Newcomer { request, difference, from, token, saves };
-                    return self.add_worker(&mut inner, name, newcomer).map(Some);
+                Some((with, differs)) if Arc::ptr_eq(with, terms) => {
+                    let (differs, from, saves) = (differs.clone(), from.cloned(), self.store.is_some());
+                    let join = Join { differs, from, saves, ..Join::new(name, request, new_token()?) };
+                    return self.add_worker(&mut inner, request, join).map(Some);
                 }
                 _ => {
                     let terms = Arc::clone(terms);
                     drop(inner);
                     let difference = terms.first_difference(&request.terms);
-                    compared = Some((terms, difference));
+                    compared = Some((terms, difference.as_ref().map(Differs::from)));
                     inner = self.lock();
                 }
             }
@@ -150,22 +148,28 @@ impl Registry {
     }
 
     /// Takes a worker into an existing job.
-    fn add_worker(&self, inner: &mut Inner, name: &str, newcomer: Newcomer) -> Result<JoinReply, Refusal> {
-        let Newcomer { request, from, token, .. } = newcomer;
-        let (rank, at) = (request.rank, from.map(Asker::to_string));
-        let (job, pass) = inner.join(name, newcomer, Instant::now())?;
-        tracing::info!(job = name, rank, workers = job.terms.workers, from = at, "worker joined");
+    fn add_worker(&self, inner: &mut Inner, request: &JoinRequest, join: Join) -> Result<JoinReply, Refusal> {
+        let (rank, token, at) = (join.rank, join.token, join.from.as_ref().map(Asker::to_string));
+        let (id, pass) = inner.ask(join)?;
+        let (state, job) = inner.running(id)?;
+        tracing::info!(job = job.name, rank, workers = state.terms().workers, from = at, "worker joined");
         let protocol = request.versions().common(Versions::OURS).unwrap_or(PROTOCOL);
-        let pass = Some(pass).filter(|_| job.hubs.leads() && !job.hubs.share.is_whole());
-        let relinks = job.relinks(rank);
-        Ok(JoinReply { pass, relinks, ..self.answer_of_join(job, token, protocol) })
+        let pass = Some(pass).filter(|_| state.hubs().leads() && !state.hubs().share.is_whole());
+        let relinks = state.member(rank).is_some_and(|member| member.relinks);
+        Ok(JoinReply { pass, relinks, ..self.answer_of_join(state, job, token, protocol) })
     }
 
     /// Where a worker with this token finds the job's data path.
-    pub(super) fn answer_of_join(&self, job: &Job, token: Token, protocol: u32) -> JoinReply {
+    pub(in crate::registry) fn answer_of_join(
+        &self,
+        state: &coordinator::Job,
+        job: &Job,
+        token: Token,
+        protocol: u32,
+    ) -> JoinReply {
         JoinReply {
             protocol,
-            token: hex(&token),
+            token: hex(&token.0),
             cores: job.cores.numbers.iter().map(|&core| core as u32).collect(),
             nodes: Some(self.nodes(&job.cores.numbers)).filter(|nodes| !nodes.is_one_node()),
             placement: job.cores.placement.digest(),
@@ -175,29 +179,29 @@ impl Registry {
             heartbeat_limit_ms: self.heartbeat_limit.as_millis() as u64,
             pass: None,
             relinks: false,
-            answers_ahead: job.above.is_none() && job.terms.has_answers_ahead(),
+            answers_ahead: job.above.is_none() && state.terms().has_answers_ahead(),
         }
     }
 
     /// The token that a hello calls by this name.
     pub fn token_named(&self, name: [u8; 16]) -> Option<Token> {
-        self.lock().tokens.named(name)
+        self.lock().hub().tokens().named(name)
     }
 
     /// Whose token it is. Says nothing of whether the worker is connected already.
     pub fn expects(&self, token: Token) -> Result<(JobId, u32), String> {
-        self.lock().tokens.owner(token).map_err(|_| UNKNOWN_TOKEN.into())
+        self.lock().hub().tokens().owner(token).map_err(|_| UNKNOWN_TOKEN.into())
     }
 
     /// Whether a member has this token.
     pub fn has_member(&self, token: &str) -> bool {
-        self.lock().tokens.owner_by_digits(token).is_ok()
+        self.lock().hub().tokens().owner_by_digits(token).is_ok()
     }
 
     /// Looks whether a member of the job has this token, or one that has left.
     pub fn check_member(&self, job: &str, token: &str) -> Result<(), Refusal> {
         let mut inner = self.lock();
-        match inner.tokens.owner_by_digits(token) {
+        match inner.hub().tokens().owner_by_digits(token) {
             Err(Unserved::Left) => Ok(()),
             _ => Ok(inner.member(job, token).map(drop)?),
         }
@@ -223,10 +227,8 @@ impl Registry {
     /// The connection led nowhere, and the other end knows: the token is good for one by another transport.
     pub fn readmit(&self, &Admission { token, rank, .. }: &Admission) {
         let mut inner = self.lock();
-        let Ok((id, _)) = inner.tokens.owner(token) else { return };
-        if let Some(job) = inner.job_mut(id) {
-            job.not_connected(rank);
-        }
+        let Ok((job, _)) = inner.hub().tokens().owner(token) else { return };
+        inner.ask(Disconnect { member: MemberOf { job, rank } });
     }
 
     /// Allocates a worker's window, if it is the hub's memory, on the nodes of the cores that will read it. The handshake's
@@ -279,29 +281,29 @@ impl Registry {
     /// An admission with the job's weights, which may not be the worker's.
     fn shared_admission(&self, token: Token) -> Result<Admission, String> {
         let mut inner = self.lock();
-        let (id, rank) = inner.tokens.owner(token).map_err(|_| UNKNOWN_TOKEN)?;
-        let job = inner.job_mut(id).expect("tokens name jobs that exist");
-        let weights = job.weights.clone().ok_or_else(|| match job.state() {
+        let (id, rank) = inner.hub().tokens().owner(token).map_err(|_| UNKNOWN_TOKEN)?;
+        let (state, job) = inner.job(id).expect("tokens name jobs that exist");
+        let weights = job.weights.clone().ok_or_else(|| match &state.news().state {
             JobState::Failed { reason, .. } => format!("job {:?} failed: {reason}", job.name),
             _ => format!("job {:?} has ended", job.name),
         })?;
-        job.connect(rank, token)?;
         let (wire, cores) = (job.wire.clone(), Arc::clone(&job.cores));
-        let relinks = job.relinks(rank);
+        let relinks = state.member(rank).is_some_and(|member| member.relinks);
+        inner.ask(Connect { member: MemberOf { job: id, rank }, token })?;
         Ok(Admission { token, job: id, rank, relinks, weights, own: Vec::new(), wire, cores })
     }
 
     /// Gives a connected worker's links to the cores, unless its job went on without it meanwhile.
     pub fn attach(&self, admission: Admission, gradients: Arc<RecvWindow>, endpoints: Vec<any::Endpoint>) {
-        let links = links_by(&endpoints);
+        let nics = links_by(&endpoints);
         // Under the lock, so that a command to remove the worker comes after its links.
         let mut inner = self.lock();
-        let Ok((id, _)) = inner.tokens.owner(admission.token) else { return };
-        let Some(job) = inner.job_mut(id) else { return };
-        if let Some(member) = &mut job.members[admission.rank as usize] {
-            member.transport = endpoints.first().map(any::Endpoint::transport);
-            member.links = links;
+        let Ok((id, _)) = inner.hub().tokens().owner(admission.token) else { return };
+        let member = MemberOf { job: id, rank: admission.rank };
+        if let Some(endpoint) = endpoints.first() {
+            inner.ask(Attach { member, transport: endpoint.transport().to_string(), nics });
         }
+        let Some((_, job)) = inner.job(id) else { return };
         let mut own = admission.own.into_iter();
         for (&core, endpoint) in job.cores.numbers.iter().zip(endpoints) {
             let (gradients, weights) = (Carried(Arc::clone(&gradients)), Carried(own.next()));
@@ -367,6 +369,8 @@ fn check_peers(request: &JoinRequest) -> Result<(), String> {
     }
 }
 
-pub(super) fn new_token() -> Result<Token, Refusal> {
-    random().map_err(|error| RefusalCode::NoResource.because(format!("no random bytes for a token: {error}")))
+pub(in crate::registry) fn new_token() -> Result<Token, Refusal> {
+    random()
+        .map(Token)
+        .map_err(|error| RefusalCode::NoResource.because(format!("no random bytes for a token: {error}")))
 }

@@ -2,9 +2,10 @@
 //! digest of its workers on.
 
 use coordinator::Compared;
+use coordinator::input::Compare;
 use pbox_core::control::CompareRequest;
 
-use super::{Refusal, Registry, on_thread};
+use crate::registry::{Refusal, Registry, on_thread};
 
 impl Registry {
     /// Compares a member's weights with those of the others. The job fails if they differ.
@@ -13,13 +14,13 @@ impl Registry {
         let compared = Compared { round, written };
         let (id, above) = {
             let mut inner = self.lock();
-            let (job, rank) = inner.member(job, &token)?;
-            if !job.runs() {
+            let (member, (state, job)) = inner.member(job, &token)?;
+            if !state.runs() {
                 return Ok(()); // its news say why
             }
-            let (id, compared) = (job.id, job.compare(rank, compared, digest));
-            let above = match compared {
-                Ok(true) => job.above.clone(),
+            let (id, above) = (state.id(), job.above.clone());
+            let above = match inner.ask(Compare { member, compared, digest }) {
+                Ok(true) => above,
                 Ok(false) => None,
                 Err(reason) => {
                     self.fail(&mut inner, id, &reason);

@@ -1,11 +1,10 @@
-//! The links of a job's members, by NIC.
+//! The NICs of the links of a job's members.
 
-use coordinator::MemberLink;
 use fabric::any::{self, Device};
 use if_addrs::get_if_addrs;
 
 /// What is known of links before their bytes cross: the interface or RDMA device of each.
-pub(super) fn links_by(endpoints: &[any::Endpoint]) -> Vec<MemberLink> {
+pub(in crate::registry) fn links_by(endpoints: &[any::Endpoint]) -> Vec<String> {
     let devices: Vec<Option<Device>> = endpoints.iter().map(any::Endpoint::device).collect();
     let needs_names = devices.iter().flatten().any(|device| matches!(device, Device::At(_)));
     let interfaces = if needs_names { get_if_addrs().unwrap_or_default() } else { Vec::new() };
@@ -16,7 +15,5 @@ pub(super) fn links_by(endpoints: &[any::Endpoint]) -> Vec<MemberLink> {
             .find(|interface| interface.ip() == address)
             .map_or_else(String::new, |interface| interface.name.clone()),
     };
-    let link =
-        |device: Option<Device>| MemberLink { nic: device.map_or_else(String::new, named), crossed: None };
-    devices.into_iter().map(link).collect()
+    devices.into_iter().map(|device| device.map_or_else(String::new, named)).collect()
 }

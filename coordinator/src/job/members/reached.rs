@@ -3,7 +3,7 @@
 use pbox_core::control::RefusalCode;
 use pbox_core::{Consistency, Round};
 
-use super::Job;
+use crate::job::Job;
 use crate::refused::Refused;
 
 impl Job {
@@ -12,14 +12,14 @@ impl Job {
     }
 
     /// Notes that a worker of any machine had reached this round when it lost a hub. Machines that step alone have no common round.
-    pub fn machines_have_reached(&mut self, round: Round) {
+    pub(crate) fn machines_have_reached(&mut self, round: Round) {
         if self.terms.level.consistency == Consistency::Bsp {
             self.has_reached(round);
         }
     }
 
     /// Notes that a member of this hub had reached this round when it lost the hub.
-    pub fn worker_has_reached(&mut self, rank: u32, round: Round) {
+    pub(crate) fn worker_has_reached(&mut self, rank: u32, round: Round) {
         if let Some(gathering) = self.gathering_mut() {
             gathering.reached[rank as usize] = Some(round);
         }
@@ -30,7 +30,7 @@ impl Job {
     ///
     /// # Errors
     /// When it cannot.
-    pub fn check_reached(&self, rank: u32, reached: Option<Round>) -> Result<(), Refused> {
+    pub(crate) fn check_reached(&self, rank: u32, reached: Option<Round>) -> Result<(), Refused> {
         let (Some(reached), Consistency::Ssp { staleness }) = (reached, self.terms.level.consistency) else {
             return Ok(());
         };
@@ -61,7 +61,7 @@ impl Job {
 
     /// Returns how far each worker begins ahead of the slowest, by rank, in a job that begins again and whose workers step alone: as far
     /// as it was, so that all have made equally many steps at the end. Else nothing.
-    pub fn ahead(&self) -> Vec<u32> {
+    pub(crate) fn ahead(&self) -> Vec<u32> {
         let reached = self.gathering().map_or(&[][..], |gathering| &gathering.reached);
         let slowest = reached.iter().flatten().min();
         let Some(slowest) = slowest.filter(|_| !self.steps_together() && self.first_round > Round(0)) else {

@@ -7,7 +7,7 @@ use pbox_core::Round;
 use pbox_core::control::{FailedReply, LastReply};
 use tokio::sync::oneshot;
 
-use super::saved::collected::Collected;
+use crate::registry::saved::collected::Collected;
 
 /// The round before which a cut is, or to which a held job's chunks have come; or why there is no cut.
 pub(crate) type Came = Result<Option<Round>, NotCut>;
@@ -62,7 +62,7 @@ impl WaitForLast {
 }
 
 /// The answers of all cores that were asked. A core that stops gives none.
-pub(super) async fn answers<T>(asked: Vec<oneshot::Receiver<T>>) -> Result<Vec<T>, JobEnded> {
+pub(in crate::registry) async fn answers<T>(asked: Vec<oneshot::Receiver<T>>) -> Result<Vec<T>, JobEnded> {
     let mut answers = Vec::with_capacity(asked.len());
     for answer in asked {
         answers.push(answer.await.map_err(|_| JobEnded)?);

@@ -1,0 +1,41 @@
+//! `phub-server replay`: the record of a hub, played again.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Parser;
+use coordinator::record::{NotReplayed, replay};
+
+/// Replay the record of a hub, and compare each answer.
+///
+/// The inputs of the record go into a new hub without threads, sockets and files, at the times that the record has. The first answer
+/// that differs is shown with what happened before it. A record of this version has the same answers; that of another version shows
+/// what this one decides differently.
+#[derive(Clone, Debug, Parser)]
+pub struct ReplayArgs {
+    /// File that `phub-server serve --record` made.
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+}
+
+impl ReplayArgs {
+    /// Replays the file. Returns whether all answers are equal, and prints the first that differs.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or is no record.
+    pub fn run(&self) -> anyhow::Result<bool> {
+        let shown = || self.file.display().to_string();
+        let file = File::open(&self.file).with_context(shown)?;
+        match replay(BufReader::new(file).lines()) {
+            Ok(replayed) => println!("{replayed}"),
+            Err(NotReplayed::Differs(difference)) => {
+                println!("{difference}");
+                return Ok(false);
+            }
+            Err(error) => return Err(error).with_context(shown),
+        }
+        Ok(true)
+    }
+}

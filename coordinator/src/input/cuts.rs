@@ -1,0 +1,67 @@
+//! Requests for cuts: of this hub, and of hub 0 of a job.
+
+use std::time::Instant;
+
+use pbox_core::JobId;
+use pbox_core::control::ReleaseRequest;
+use serde::{Deserialize, Serialize};
+
+use super::Request;
+use crate::hub::{Hub, JobEnded};
+use crate::job::{CutId, Effect, NotReleased, Purpose};
+
+/// A running job is cut as soon as the cuts before are over. The answer has the number of the cut.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Cut {
+    /// The job.
+    pub job: JobId,
+    /// The purpose.
+    pub purpose: Purpose,
+}
+
+impl Request for Cut {
+    type Answer = Result<(CutId, Vec<Effect>), JobEnded>;
+
+    fn apply(self, hub: &mut Hub, now: Instant) -> Self::Answer {
+        let (cut, effects) = hub.running(self.job)?.cut(self.purpose, now);
+        Ok((cut, hub.noted(self.job, effects, now)))
+    }
+}
+
+/// Hub 0 ends a cut. The answer has the number of this hub's cut for it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ReleasedByLead {
+    /// The job.
+    pub job: JobId,
+    /// The end of the cut.
+    pub request: ReleaseRequest,
+}
+
+impl Request for ReleasedByLead {
+    type Answer = Result<Result<(CutId, Vec<Effect>), NotReleased>, JobEnded>;
+
+    fn apply(self, hub: &mut Hub, now: Instant) -> Self::Answer {
+        let released = hub.running(self.job)?.released_by_lead(self.request);
+        Ok(released.map(|(cut, effects)| (cut, hub.noted(self.job, effects, now))))
+    }
+}
+
+/// A hub has all links of a newcomer, as hub 0 hears.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Arrived {
+    /// The job.
+    pub job: JobId,
+    /// The hub.
+    pub hub: u32,
+    /// The newcomer, named as at all hubs.
+    pub worker: u64,
+}
+
+impl Request for Arrived {
+    type Answer = Result<Vec<Effect>, JobEnded>;
+
+    fn apply(self, hub: &mut Hub, now: Instant) -> Self::Answer {
+        let effects = hub.running(self.job)?.arrived_at(self.hub, self.worker, now);
+        Ok(hub.noted(self.job, effects, now))
+    }
+}

@@ -1,0 +1,90 @@
+//! Requests for the end of a hub: it takes no more jobs, admits nobody, stops, and its members hear of it.
+
+use std::time::Instant;
+
+use pbox_core::JobId;
+use serde::{Deserialize, Serialize};
+
+use super::{MemberOf, Request};
+use crate::hub::Hub;
+
+/// The hub takes no more jobs. The answer is the names of the jobs that it has, in order.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Drain;
+
+impl Request for Drain {
+    type Answer = Vec<String>;
+
+    fn apply(self, hub: &mut Hub, _: Instant) -> Vec<String> {
+        hub.drain()
+    }
+}
+
+/// The hub admits nobody any more.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Close;
+
+impl Request for Close {
+    type Answer = ();
+
+    fn apply(self, hub: &mut Hub, _: Instant) {
+        hub.close();
+    }
+}
+
+/// The hub stops. The answer is the jobs that fail for it, whose members then have to be told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Stop;
+
+impl Request for Stop {
+    type Answer = Vec<JobId>;
+
+    fn apply(self, hub: &mut Hub, _: Instant) -> Vec<JobId> {
+        hub.stop()
+    }
+}
+
+/// A member is being told that its job failed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Told {
+    /// The member.
+    pub member: MemberOf,
+}
+
+impl Request for Told {
+    type Answer = ();
+
+    fn apply(self, hub: &mut Hub, _: Instant) {
+        hub.told((self.member.job, self.member.rank));
+    }
+}
+
+/// The hubs above have to be told why a job failed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TellAbove {
+    /// The job.
+    pub job: JobId,
+}
+
+impl Request for TellAbove {
+    type Answer = ();
+
+    fn apply(self, hub: &mut Hub, _: Instant) {
+        hub.tells_above(self.job);
+    }
+}
+
+/// The hubs above have been told, or cannot be told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ToldAbove {
+    /// The job.
+    pub job: JobId,
+}
+
+impl Request for ToldAbove {
+    type Answer = ();
+
+    fn apply(self, hub: &mut Hub, _: Instant) {
+        hub.told_above(self.job);
+    }
+}

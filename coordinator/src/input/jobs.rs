@@ -1,0 +1,211 @@
+//! Requests for jobs: a name is reserved, memory is promised, a job begins, fails, ends.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use pbox_core::{JobId, JobTerms, NumbersByRound, Piece, Round, Share};
+use serde::{Deserialize, Serialize};
+
+use super::Request;
+use crate::hub::{Failed, Found, Hub, Memory, Promise};
+use crate::hubs::{Hubs, Secret};
+use crate::job::{Blame, Job, Made, Model, Saves};
+use crate::refused::Refused;
+
+/// A worker that comes from an address looks what it finds under a name. A free name is reserved for it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Find {
+    /// The name.
+    pub name: String,
+    /// The address.
+    pub owner: Option<IpAddr>,
+}
+
+impl Request for Find {
+    type Answer = Result<Found, Refused>;
+
+    fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
+        hub.find_or_reserve(&self.name, self.owner)
+    }
+}
+
+/// A free name is reserved. The answer is the number of its job.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Reserve {
+    /// The name.
+    pub name: String,
+}
+
+impl Request for Reserve {
+    type Answer = JobId;
+
+    fn apply(self, hub: &mut Hub, _: Instant) -> JobId {
+        hub.names.reserve(&self.name, None)
+    }
+}
+
+/// A reserved name is free again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Release {
+    /// The name.
+    pub name: String,
+}
+
+impl Request for Release {
+    type Answer = ();
+
+    fn apply(self, hub: &mut Hub, _: Instant) {
+        hub.names.release(&self.name);
+    }
+}
+
+impl Request for Promise {
+    type Answer = Result<(), Refused>;
+
+    fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
+        hub.promise(self)
+    }
+}
+
+/// A join that is being read needs memory.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PromiseJoin {
+    /// The bytes that it needs.
+    pub bytes: u64,
+    /// The memory of this process, if it is known.
+    pub memory: Option<Memory>,
+}
+
+impl Request for PromiseJoin {
+    type Answer = Result<(), Refused>;
+
+    fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
+        hub.promise_join(self.bytes, self.memory)
+    }
+}
+
+/// A join is read, and gives its memory back.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct EndJoin {
+    /// The bytes that it was promised.
+    pub bytes: u64,
+}
+
+impl Request for EndJoin {
+    type Answer = ();
+
+    fn apply(self, hub: &mut Hub, _: Instant) {
+        hub.end_join(self.bytes);
+    }
+}
+
+/// A job begins that was made under a reserved name, which is free again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Begin {
+    /// The number that its name was reserved for.
+    pub job: JobId,
+    /// Its name.
+    pub name: String,
+    /// The terms of its first worker.
+    pub terms: Arc<JobTerms>,
+    /// The decisions that were taken when it was made.
+    pub made: Made,
+    /// The place of this hub among its hubs.
+    pub hub: HubOf,
+    /// The round that it begins with, and the numbers by then.
+    pub from: (Round, NumbersByRound),
+}
+
+/// The place of a hub among the hubs of a job that begins.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HubOf {
+    /// Which of the hubs this one is.
+    pub share: Share,
+    /// The pieces of keys that this hub owns.
+    pub pieces: Vec<Piece>,
+    /// The secret that says which of the jobs that have had the name this is.
+    pub secret: Secret,
+    /// The round of the checkpoint that the job goes on from, or 0.
+    pub first_round: Round,
+    /// The rounds of the files of each hub that owns chunks; of another hub than hub 0, only its own.
+    pub files: Vec<(u32, Vec<Round>)>,
+}
+
+impl Request for Begin {
+    type Answer = ();
+
+    fn apply(self, hub: &mut Hub, now: Instant) {
+        let Begin { job, name, terms, made, hub: HubOf { share, pieces, secret, first_round, files }, from } =
+            self;
+        let hubs = Hubs::new(share, pieces, secret, first_round, files);
+        hub.begin(Job::new((job, name), terms, made, hubs, from, now));
+    }
+}
+
+/// A job fails, unless it has failed or ended.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Fail {
+    /// The job.
+    pub job: JobId,
+    /// The reason.
+    pub reason: String,
+    /// The one whose end it is.
+    pub blame: Blame,
+    /// The things to know for its last state, if this hub saves it.
+    pub saves: Option<Saves>,
+}
+
+impl Request for Fail {
+    type Answer = Option<Failed>;
+
+    fn apply(self, hub: &mut Hub, now: Instant) -> Option<Failed> {
+        hub.fail(self.job, &self.reason, self.blame, self.saves, now)
+    }
+}
+
+/// A job ends that all workers have left.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct End {
+    /// The job.
+    pub job: JobId,
+}
+
+impl Request for End {
+    type Answer = Option<Ended>;
+
+    fn apply(self, hub: &mut Hub, now: Instant) -> Option<Ended> {
+        hub.end(self.job, now).map(|job| Ended(Box::new(job)))
+    }
+}
+
+/// A job that has ended. It may be large, so that another thread frees it.
+pub struct Ended(pub Box<Job>);
+
+impl fmt::Debug for Ended {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_tuple("Ended").field(&self.0.name).finish()
+    }
+}
+
+/// Time has passed: failed jobs that are old or too many are forgotten.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Sweep;
+
+impl Request for Sweep {
+    type Answer = Forgotten;
+
+    fn apply(self, hub: &mut Hub, now: Instant) -> Forgotten {
+        Forgotten(hub.sweep(now))
+    }
+}
+
+/// The models of failed jobs, which another thread frees.
+pub struct Forgotten(pub Vec<Model>);
+
+impl fmt::Debug for Forgotten {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_tuple("Forgotten").field(&self.0.len()).finish()
+    }
+}

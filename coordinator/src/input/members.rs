@@ -1,0 +1,240 @@
+//! Requests for members: they join, connect, live, make other links, leave, are lost.
+
+use std::time::{Duration, Instant};
+
+use pbox_core::control::{Latest, Pass, RefusalCode};
+use pbox_core::{JobId, Round};
+use serde::{Deserialize, Serialize};
+
+use super::Request;
+use crate::asker::Asker;
+use crate::hub::{Hub, Join};
+use crate::job::{self, Cause, Effect, Grant};
+use crate::links::MemberLink;
+use crate::refused::Refused;
+use crate::tokens::Token;
+
+/// A member: its job, and its rank there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberOf {
+    /// The job.
+    pub job: JobId,
+    /// The rank.
+    pub rank: u32,
+}
+
+impl Request for Join {
+    type Answer = Result<(JobId, Pass), Refused>;
+
+    fn apply(self, hub: &mut Hub, now: Instant) -> Self::Answer {
+        hub.join(self, now)
+    }
+}
+
+/// A join is over.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CountJoin {
+    /// The name of the job.
+    pub name: String,
+    /// The rank.
+    pub rank: u32,
+    /// The place of the worker.
+    pub from: Option<Asker>,
+    /// The reason for a refusal.
+    pub refused: Option<String>,
+}
+
+impl Request for CountJoin {
+    type Answer = ();
+
+    fn apply(self, hub: &mut Hub, _: Instant) {
+        hub.count_join(&self.name, self.rank, self.from.as_ref(), self.refused.as_deref());
+    }
+}
+
+/// A member connects to the data path by a token, which is good for one connection.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Connect {
+    /// The member.
+    pub member: MemberOf,
+    /// The token.
+    pub token: Token,
+}
+
+impl Request for Connect {
+    type Answer = Result<(), String>;
+
+    fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
+        let MemberOf { job, rank } = self.member;
+        let job = hub.job_mut(job).ok_or_else(|| "the job has ended".to_owned())?;
+        job.connect(rank, self.token)
+    }
+}
+
+/// A connection of a member came to nothing: it may connect again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Disconnect {
+    /// The member.
+    pub member: MemberOf,
+}
+
+impl Request for Disconnect {
+    type Answer = ();
+
+    fn apply(self, hub: &mut Hub, _: Instant) {
+        let MemberOf { job, rank } = self.member;
+        hub.job_mut(job).into_iter().for_each(|job| job.not_connected(rank));
+    }
+}
+
+/// The links of a member are on their way to the cores.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Attach {
+    /// The member.
+    pub member: MemberOf,
+    /// The name of their transport.
+    pub transport: String,
+    /// The interface or RDMA device of each. Empty if nobody knows, and on shared memory.
+    pub nics: Vec<String>,
+}
+
+impl Request for Attach {
+    type Answer = ();
+
+    fn apply(self, hub: &mut Hub, _: Instant) {
+        let MemberOf { job, rank } = self.member;
+        let links = self.nics.into_iter().map(|nic| MemberLink { nic, crossed: None }).collect();
+        if let Some(job) = hub.job_mut(job) {
+            job.has_links(rank, self.transport.parse().ok(), links);
+        }
+    }
+}
+
+/// All members of a hub below are there. They had reached this round when they lost a hub.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Ready {
+    /// The hub below.
+    pub member: MemberOf,
+    /// The round.
+    pub reached: Option<Round>,
+}
+
+impl Request for Ready {
+    type Answer = Result<Vec<Effect>, Refused>;
+
+    fn apply(self, hub: &mut Hub, now: Instant) -> Self::Answer {
+        let MemberOf { job: id, rank } = self.member;
+        let Some(job) = hub.job_mut(id) else { return Ok(Vec::new()) };
+        job.check_reached(rank, self.reached)?;
+        self.reached.into_iter().for_each(|round| job.worker_has_reached(rank, round));
+        let arrival = job.ready(rank);
+        let effects = job.follows(arrival, now);
+        Ok(hub.noted(id, effects, now))
+    }
+}
+
+/// A member lives, and says which of its own workers is late. The answer is how long a heartbeat that brings news may be held, or
+/// why the member cannot say so.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Heard {
+    /// The member.
+    pub member: MemberOf,
+    /// The late worker.
+    pub latest: Option<Latest>,
+}
+
+impl Request for Heard {
+    type Answer = Result<Option<Duration>, String>;
+
+    fn apply(self, hub: &mut Hub, now: Instant) -> Self::Answer {
+        let MemberOf { job, rank } = self.member;
+        hub.job_mut(job).map_or(Ok(None), |job| job.heard_of(rank, self.latest, now))
+    }
+}
+
+/// A member has lost its links, as it says, and asks for others.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AskForLinks {
+    /// The member.
+    pub member: MemberOf,
+    /// The reason.
+    pub why: String,
+}
+
+impl Request for AskForLinks {
+    type Answer = Result<Vec<Effect>, Refused>;
+
+    fn apply(self, hub: &mut Hub, now: Instant) -> Self::Answer {
+        let MemberOf { job: id, rank } = self.member;
+        let Some(job) = hub.job_mut(id) else { return Ok(Vec::new()) };
+        let effects = job.ask_for_links(rank, &self.why, now)?.into_iter().collect();
+        Ok(hub.noted(id, effects, now))
+    }
+}
+
+/// A member that has asked for links gets a connection by a token, once all cores have dropped the former links. The answer is
+/// whether they have.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct GrantLinks {
+    /// The member.
+    pub member: MemberOf,
+    /// A token that nobody has had.
+    pub token: Token,
+}
+
+impl Request for GrantLinks {
+    type Answer = Result<bool, Refused>;
+
+    fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
+        let MemberOf { job: id, rank } = self.member;
+        let job = hub.job_mut(id).ok_or_else(|| {
+            Refused::new(RefusalCode::JobEnded, "the job ended while its cores dropped the links".to_owned())
+        })?;
+        let Grant::Connection { former } = job.grant_links(rank, self.token)? else { return Ok(false) };
+        hub.counts.relinks += 1;
+        former.into_iter().for_each(|former| hub.tokens.withdraw(former));
+        hub.tokens.give(self.token, (id, rank));
+        Ok(true)
+    }
+}
+
+/// A member leaves before a round. The token that it shows is good for nothing from then on.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Leave {
+    /// The member.
+    pub member: MemberOf,
+    /// The token.
+    pub token: Option<Token>,
+    /// The round.
+    pub round: Round,
+}
+
+impl Request for Leave {
+    type Answer = job::Leave;
+
+    fn apply(self, hub: &mut Hub, now: Instant) -> job::Leave {
+        let MemberOf { job, rank } = self.member;
+        hub.leave((job, rank), self.token, self.round, now)
+    }
+}
+
+/// A member is lost: its job fails, or goes on without it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Lose {
+    /// The member.
+    pub member: MemberOf,
+    /// The cause.
+    pub cause: Cause,
+    /// The reason.
+    pub reason: String,
+}
+
+impl Request for Lose {
+    type Answer = Vec<Effect>;
+
+    fn apply(self, hub: &mut Hub, now: Instant) -> Vec<Effect> {
+        let MemberOf { job: id, rank } = self.member;
+        let effects = hub.job_mut(id).map_or_else(Vec::new, |job| job.lose(rank, self.cause, &self.reason));
+        hub.noted(id, effects, now)
+    }
+}

@@ -1,0 +1,104 @@
+//! Everything that changes a hub: requests, each with its answer, and the time at which each comes.
+//!
+//! | file | requests |
+//! | --- | --- |
+//! | `jobs` | names and memory are reserved, a job begins, fails, ends |
+//! | `members` | a member joins, connects, lives, makes other links, leaves, is lost |
+//! | `rounds` | what is seen of rounds, numbers of optimizers, digests of weights |
+//! | `cuts` | cuts, as this hub or hub 0 of a job asks for them |
+//! | `states` | a state that rank 0 brings, files of states, the last state |
+//! | `ends` | the hub ends, and its members hear of it |
+//!
+//! A request has plain data: what is random, what is measured, and the time come in with it. So an [`Input`] can be written down, and
+//! the same inputs have the same answers.
+
+mod cuts;
+mod ends;
+mod jobs;
+mod members;
+mod rounds;
+mod states;
+
+use std::fmt;
+use std::time::Instant;
+
+use pbox_core::JobId;
+use serde::{Deserialize, Serialize};
+
+pub use cuts::*;
+pub use ends::*;
+pub use jobs::*;
+pub use members::*;
+pub use rounds::*;
+pub use states::*;
+
+use crate::hub::{Hub, Join, Promise};
+use crate::job::{Effect, Event};
+
+/// A request to a hub.
+pub trait Request: Clone + Into<Input> {
+    /// The answer.
+    type Answer: fmt::Debug;
+
+    /// Carries the request out, and answers it.
+    fn apply(self, hub: &mut Hub, now: Instant) -> Self::Answer;
+}
+
+/// Something has happened to a job.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Happened {
+    /// The job.
+    pub job: JobId,
+    /// The event.
+    pub event: Event,
+}
+
+impl Request for Happened {
+    type Answer = Vec<Effect>;
+
+    fn apply(self, hub: &mut Hub, now: Instant) -> Vec<Effect> {
+        let effects = hub.job_mut(self.job).map_or_else(Vec::new, |job| job.handle(self.event, now));
+        hub.noted(self.job, effects, now)
+    }
+}
+
+macro_rules! inputs {
+    ($($request:ident,)*) => {
+        /// Any request.
+        #[derive(Clone, Debug, Serialize, Deserialize)]
+        #[allow(missing_docs, reason = "each is the request of its name")]
+        pub enum Input {
+            $($request($request),)*
+        }
+
+        impl Input {
+            /// Carries the request out. Returns the answer in words.
+            pub fn apply(self, hub: &mut Hub, now: Instant) -> String {
+                match self {
+                    $(Input::$request(request) => format!("{:?}", hub.ask(request, now)),)*
+                }
+            }
+        }
+
+        $(impl From<$request> for Input {
+            fn from(request: $request) -> Self {
+                Input::$request(request)
+            }
+        })*
+    };
+}
+
+inputs! {
+    // Jobs.
+    Find, Reserve, Release, Promise, PromiseJoin, EndJoin, Begin, Fail, End, Sweep, Happened,
+    // Members.
+    Join, CountJoin, Connect, Disconnect, Attach, Ready, Heard, AskForLinks, GrantLinks, Leave, Lose,
+    // Rounds.
+    Judge, Crossed, ChangeNumbers, ForgetNumbers, Compare, StoodStill,
+    // Cuts.
+    Cut, ReleasedByLead, Arrived,
+    // States.
+    Offer, Wanted, Comes, BeginWith, MissMachines, MachinesReached, HasFiles, HasWhole, AskToHold, AskForPart,
+    // Ends.
+    Drain, Close, Stop, Told, TellAbove, ToldAbove,
+}

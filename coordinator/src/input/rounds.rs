@@ -1,0 +1,135 @@
+//! Requests for rounds: what cores see of them, numbers of optimizers, digests of weights.
+
+use std::time::Instant;
+
+use pbox_core::control::Late;
+use pbox_core::{JobId, KeyId, Look, Numbers, Round};
+use serde::{Deserialize, Serialize};
+
+use super::{MemberOf, Request};
+use crate::digests::Compared;
+use crate::hub::{Hub, JobEnded};
+use crate::job::{Change, Effect};
+use crate::progress::Progress;
+
+/// The cores of a job were looked at.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Judge {
+    /// The job.
+    pub job: JobId,
+    /// The look at all cores.
+    pub look: Look,
+    /// The workers that hold its rounds up at the hubs above.
+    pub above: Vec<Late>,
+}
+
+impl Request for Judge {
+    type Answer = Vec<Effect>;
+
+    fn apply(self, hub: &mut Hub, now: Instant) -> Vec<Effect> {
+        let limits = hub.settings.late;
+        let job = hub.job_mut(self.job);
+        let effects = job.map_or_else(Vec::new, |job| job.judge(&self.look, &limits, self.above, now));
+        hub.noted(self.job, effects, now)
+    }
+}
+
+/// Bytes have crossed the links of members.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Crossed {
+    /// The job.
+    pub job: JobId,
+    /// For each link its rank, the place of its core, and the bytes that were sent and received.
+    pub links: Vec<(u32, usize, (u64, u64))>,
+}
+
+impl Request for Crossed {
+    type Answer = ();
+
+    fn apply(self, hub: &mut Hub, _: Instant) {
+        let Some(job) = hub.job_mut(self.job) else { return };
+        for (rank, core, (sent, received)) in self.links {
+            job.note_crossed(rank, core, fabric::Crossed { sent, received });
+        }
+    }
+}
+
+/// A member changes the numbers of an optimizer from a round on. The answer is the numbers, or why the job cannot have them.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ChangeNumbers {
+    /// The job.
+    pub job: JobId,
+    /// The change.
+    pub change: Change,
+    /// The round.
+    pub from: Round,
+    /// The keys whose state of the optimizer is set to zero.
+    pub reset: Vec<KeyId>,
+}
+
+impl Request for ChangeNumbers {
+    type Answer = Result<Numbers, String>;
+
+    fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
+        let job = hub.job_mut(self.job).ok_or(JobEnded)?;
+        let numbers = job.changed(&self.change, self.from, &self.reset)?;
+        // Below other hubs, these have the numbers.
+        if !job.made.is_below {
+            job.numbers.change(self.from, numbers.clone());
+        }
+        Ok(numbers)
+    }
+}
+
+/// Rounds before the oldest one in flight are over, and their numbers are forgotten.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ForgetNumbers {
+    /// The job.
+    pub job: JobId,
+    /// The oldest round.
+    pub oldest: Round,
+}
+
+impl Request for ForgetNumbers {
+    type Answer = ();
+
+    fn apply(self, hub: &mut Hub, _: Instant) {
+        let job = hub.running(self.job); // a job that has ended needs none
+        job.into_iter().for_each(|job| job.forget_numbers(self.oldest));
+    }
+}
+
+/// A member shows the digest of its weights. The answer is whether all members are known to have the same, or how they differ.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Compare {
+    /// The member.
+    pub member: MemberOf,
+    /// The weights.
+    pub compared: Compared,
+    /// The digest.
+    pub digest: u64,
+}
+
+impl Request for Compare {
+    type Answer = Result<bool, String>;
+
+    fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
+        let MemberOf { job, rank } = self.member;
+        hub.job_mut(job).map_or(Ok(false), |job| job.compare(rank, self.compared, self.digest))
+    }
+}
+
+/// This hub itself stood still, and could hear nobody. The clocks of all members begin anew.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct StoodStill;
+
+impl Request for StoodStill {
+    type Answer = ();
+
+    fn apply(self, hub: &mut Hub, now: Instant) {
+        for job in hub.jobs.values_mut() {
+            job.members.iter_mut().flatten().for_each(|member| member.heard = now);
+            job.progress = Progress::new(now);
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Requests for states: a state that rank 0 brings, files of states, the last state of a failed job.
+
+use std::time::Instant;
+
+use pbox_core::control::{LastRequest, WholeRounds};
+use pbox_core::{JobId, NumbersByRound, Round};
+use serde::{Deserialize, Serialize};
+
+use super::Request;
+use crate::hub::{Hub, JobEnded};
+use crate::job::{Effect, Job};
+
+/// Rank 0 offers a state, whose keys have made these steps. The answer is whether the job has none of its own, and waits; or why the
+/// offer comes too late.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Offer {
+    /// The job.
+    pub job: JobId,
+    /// The steps of each key, if rank 0 says so.
+    pub steps: Vec<Option<u32>>,
+}
+
+impl Request for Offer {
+    type Answer = Result<bool, String>;
+
+    fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
+        hub.job_mut(self.job).map_or(Ok(false), |job| job.state_offered(self.steps))
+    }
+}
+
+/// The state before a round is wanted, and has this length; or it is not wanted.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Wanted {
+    /// The job.
+    pub job: JobId,
+    /// The round.
+    pub before: Round,
+    /// The length in bytes.
+    pub bytes: Option<u64>,
+}
+
+impl Request for Wanted {
+    type Answer = Result<Vec<Effect>, JobEnded>;
+
+    fn apply(self, hub: &mut Hub, now: Instant) -> Self::Answer {
+        let job = hub.running(self.job)?;
+        let arrival = job.state_wanted(self.before, self.bytes);
+        let effects = job.follows(arrival, now);
+        Ok(hub.noted(self.job, effects, now))
+    }
+}
+
+/// The state begins to come. The answer is the round that it is before, and its length in bytes, if the job waits for it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Comes {
+    /// The job.
+    pub job: JobId,
+}
+
+impl Request for Comes {
+    type Answer = Option<(Round, u64)>;
+
+    fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
+        hub.job_mut(self.job).and_then(Job::state_comes)
+    }
+}
+
+/// The state is complete: here, with its round and numbers, or at the hubs above.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BeginWith {
+    /// The job.
+    pub job: JobId,
+    /// The round and the numbers.
+    pub restored: Option<(Round, NumbersByRound)>,
+}
+
+impl Request for BeginWith {
+    type Answer = Result<Vec<Effect>, JobEnded>;
+
+    fn apply(self, hub: &mut Hub, now: Instant) -> Self::Answer {
+        let job = hub.running(self.job)?;
+        let arrival = job.begin_with(self.restored);
+        let effects = job.follows(arrival, now);
+        Ok(hub.noted(self.job, effects, now))
+    }
+}
+
+/// All workers are here, and these machines are missing at the hubs above.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MissMachines {
+    /// The job.
+    pub job: JobId,
+    /// The machines.
+    pub machines: Vec<u32>,
+}
+
+impl Request for MissMachines {
+    type Answer = Result<(), JobEnded>;
+
+    fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
+        hub.running(self.job).map(|job| job.wait_for_machines(self.machines))
+    }
+}
+
+/// A worker of any machine had reached this round when it lost a hub.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MachinesReached {
+    /// The job.
+    pub job: JobId,
+    /// The round.
+    pub round: Round,
+}
+
+impl Request for MachinesReached {
+    type Answer = Result<(), JobEnded>;
+
+    fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
+        hub.running(self.job).map(|job| job.machines_have_reached(self.round))
+    }
+}
+
+/// A hub of the job has files of these rounds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HasFiles {
+    /// The job.
+    pub job: JobId,
+    /// The hub.
+    pub hub: u32,
+    /// The rounds.
+    pub rounds: Vec<Round>,
+}
+
+impl Request for HasFiles {
+    type Answer = ();
+
+    fn apply(self, hub: &mut Hub, _: Instant) {
+        if let Ok(job) = hub.running(self.job) {
+            job.hubs.has_files(self.hub, self.rounds);
+        }
+    }
+}
+
+/// Hub 0 says which rounds are whole.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct HasWhole {
+    /// The job.
+    pub job: JobId,
+    /// The rounds.
+    pub whole: WholeRounds,
+}
+
+impl Request for HasWhole {
+    type Answer = ();
+
+    fn apply(self, hub: &mut Hub, _: Instant) {
+        if let Some(job) = hub.running(self.job).ok().filter(|job| !job.hubs.leads()) {
+            job.hubs.whole = self.whole;
+        }
+    }
+}
+
+/// Another hub, at which the job has failed, asks whether this hub holds it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AskToHold {
+    /// The job.
+    pub job: JobId,
+}
+
+impl Request for AskToHold {
+    type Answer = Vec<Effect>;
+
+    fn apply(self, hub: &mut Hub, now: Instant) -> Vec<Effect> {
+        let effects = hub.job_mut(self.job).map_or_else(Vec::new, |job| job.asked_to_hold(now));
+        hub.noted(self.job, effects, now)
+    }
+}
+
+/// Hub 0 has decided on the last state of a failed job. No answer says that the state is not here any more.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AskForPart {
+    /// The job.
+    pub job: JobId,
+    /// The decision.
+    pub request: LastRequest,
+}
+
+impl Request for AskForPart {
+    type Answer = Option<Vec<Effect>>;
+
+    fn apply(self, hub: &mut Hub, now: Instant) -> Self::Answer {
+        let effects = hub.job_mut(self.job)?.asked_for_part(self.request)?;
+        Some(hub.noted(self.job, effects, now))
+    }
+}

@@ -1,0 +1,380 @@
+//! A record of a hub: its settings, and every input with its time and its answer, a line of JSON each. A replay gives the inputs to a
+//! new hub, and compares the answers.
+//!
+//! ```text
+//!   {"record": "phub-server", "version": "0.1.0", "settings": {..}}
+//!   {"at_ns": 81220417, "input": {"Find": {"name": "job", "owner": null}}, "answer": "Ok(Free(JobId(0)))"}
+//!   ...
+//!   {"ended": "the hub stopped"}
+//! ```
+//!
+//! A record shows no token and no secret: a text of as many hexadecimal digits as these have is replaced by its digest. A hub takes
+//! the digest of a token for a token as good as any, and so a replay has the same answers.
+
+use std::collections::BTreeSet;
+use std::fmt::{self, Debug};
+use std::time::{Duration, Instant};
+
+use authority::{hex, unhex};
+use pbox_core::JobId;
+use serde::{Deserialize, Serialize};
+
+use crate::hub::{Hub, Settings};
+use crate::input::{Happened, Input};
+use crate::job::Event;
+
+/// The name of the format.
+const FORMAT: &str = "phub-server";
+/// The digits of a token and of a secret.
+const SECRET_DIGITS: usize = 32;
+/// The longest answer that a record has in full, in bytes. Of a longer one it has the beginning, the length and a digest.
+const LONGEST: usize = 4096;
+/// The lines before a difference that its story shows.
+const TOLD: usize = 8;
+/// The answers to sweeps that a story leaves out.
+const NOTHING: [&str; 2] = ["[]", "Forgotten(0)"];
+/// The longest piece of a line that a story shows, in characters.
+const SHOWN: usize = 600;
+
+/// The first line.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Head {
+    record: String,
+    version: String,
+    settings: Settings,
+}
+
+/// An input with its answer.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Step {
+    at_ns: u64,
+    input: Input,
+    answer: String,
+}
+
+/// The last line.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Ended {
+    ended: String,
+}
+
+/// Returns the first line of the record of a hub of this version.
+pub fn head(version: &str, settings: Settings) -> String {
+    json(&Head { record: FORMAT.to_owned(), version: version.to_owned(), settings })
+}
+
+/// Returns the line of an input, which came at this time after the beginning.
+pub fn step(at: Duration, input: &Input, answer: &dyn Debug) -> String {
+    let (input, answer) = (veiled(&json(input)), json(&shortened(&veiled(&format!("{answer:?}")))));
+    format!("{{\"at_ns\":{},\"input\":{input},\"answer\":{answer}}}", at.as_nanos())
+}
+
+/// Returns the last line, which says why the record ends.
+pub fn end(why: &str) -> String {
+    json(&Ended { ended: why.to_owned() })
+}
+
+fn json(of: &impl Serialize) -> String {
+    serde_json::to_string(of).expect("its keys are texts and numbers")
+}
+
+/// Replaces what may be a token or a secret by its digest.
+fn veiled(text: &str) -> String {
+    let mut veiled = String::with_capacity(text.len());
+    let mut rest = text;
+    while !rest.is_empty() {
+        let is_digit = |letter: char| letter.is_ascii_hexdigit();
+        let digits = rest.find(|letter| !is_digit(letter)).unwrap_or(rest.len());
+        let (run, behind) = rest.split_at(digits);
+        match unhex(run).filter(|_| run.len() == SECRET_DIGITS) {
+            Some(secret) => veiled += &hex(&fabric::name_of(secret)),
+            None => veiled += run,
+        }
+        let others = behind.find(is_digit).unwrap_or(behind.len());
+        let (between, behind) = behind.split_at(others);
+        veiled += between;
+        rest = behind;
+    }
+    veiled
+}
+
+/// Returns a text that is not too long.
+fn shortened(text: &str) -> String {
+    if text.len() <= LONGEST {
+        return text.to_owned();
+    }
+    // FNV-1a: the same text has the same digest in every version.
+    let digest = text.bytes().fold(0xcbf2_9ce4_8422_2325, |digest: u64, byte| {
+        (digest ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    format!("{} ... {} bytes, digest {digest:016x}", &text[..text.floor_char_boundary(LONGEST)], text.len())
+}
+
+/// The result of a replay in which all answers are equal.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Replayed {
+    /// The number of inputs.
+    pub inputs: usize,
+    /// The number of jobs.
+    pub jobs: usize,
+    /// The time from the beginning to the last input.
+    pub time: Duration,
+    /// The reason for the end of the record, if the hub has written its end.
+    pub ended: Option<String>,
+}
+
+impl fmt::Display for Replayed {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Replayed { inputs, jobs, time, ended } = self;
+        let ended = ended.as_deref().unwrap_or("it has no last line: the hub was killed, or still runs");
+        write!(
+            out,
+            "all answers are equal: {inputs} inputs, {jobs} jobs, {:.3} s; end of the record: {ended}",
+            time.as_secs_f64()
+        )
+    }
+}
+
+/// The reason why a replay ends early.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotReplayed {
+    /// A line cannot be read.
+    #[error("line {line}: {why}; expected {expected}")]
+    Line {
+        /// The number of the line, from 1.
+        line: usize,
+        /// The reason.
+        why: String,
+        /// The form that a line of this place has.
+        expected: &'static str,
+    },
+    /// An answer differs.
+    #[error("{0}")]
+    Differs(Box<Difference>),
+}
+
+/// The first answer that differs.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// The number of the line, from 1.
+    pub line: usize,
+    /// The lines before it, and the input.
+    pub story: Vec<String>,
+    /// The answer in the record.
+    pub expected: String,
+    /// The answer in the replay.
+    pub seen: String,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(out, "line {} has another answer. What happened:", self.line)?;
+        self.story.iter().try_for_each(|line| writeln!(out, "  {line}"))?;
+        writeln!(out, "expected: {}", self.expected)?;
+        write!(out, "seen:     {}", self.seen)
+    }
+}
+
+/// Replays the lines of a record.
+///
+/// # Errors
+/// At the first line that cannot be read, and at the first answer that differs.
+pub fn replay<E: fmt::Display>(
+    lines: impl IntoIterator<Item = Result<String, E>>,
+) -> Result<Replayed, NotReplayed> {
+    let mut lines = (1..).zip(lines);
+    let head = "{\"record\": \"phub-server\", \"version\": .., \"settings\": ..}";
+    let (_, first) = lines.next().unwrap_or_else(|| (1, Ok(String::new())));
+    let Head { record, version: _, settings } = read(1, first, head)?;
+    if record != FORMAT {
+        return Err(NotReplayed::Line { line: 1, why: format!("a record of {record:?}"), expected: head });
+    }
+    let (mut hub, begun) = (Hub::new(settings), Instant::now());
+    let mut replayed = Replayed { inputs: 0, jobs: 0, time: Duration::ZERO, ended: None };
+    let (mut story, mut jobs) = (Story::default(), BTreeSet::<JobId>::new());
+    for (number, line) in lines {
+        let expected = "{\"at_ns\": .., \"input\": .., \"answer\": ..}, and {\"ended\": ..} as the last line";
+        let line =
+            line.map_err(|error| NotReplayed::Line { line: number, why: error.to_string(), expected })?;
+        if replayed.ended.is_some() {
+            let why = "there is a line behind the end".to_owned();
+            return Err(NotReplayed::Line { line: number, why, expected });
+        }
+        if let Ok(Ended { ended }) = serde_json::from_str(&line) {
+            replayed.ended = Some(ended);
+            continue;
+        }
+        let Step { at_ns, input, answer } = read::<String, _>(number, Ok(line), expected)?;
+        let at = Duration::from_nanos(at_ns);
+        let Some(now) = begun.checked_add(at) else {
+            return Err(NotReplayed::Line { line: number, why: format!("the time {at_ns} ns"), expected });
+        };
+        let is_sweep =
+            matches!(&input, Input::Sweep(_) | Input::Happened(Happened { event: Event::Swept(_), .. }));
+        story.add(format!("{number}: {:.6} s: {}", at.as_secs_f64(), shown(&format!("{input:?}"))));
+        let seen = shortened(&input.apply(&mut hub, now));
+        if seen != answer {
+            return Err(NotReplayed::Differs(Box::new(story.difference(number, &answer, &seen))));
+        }
+        // Five times a second nothing has happened.
+        match is_sweep && NOTHING.contains(&seen.as_str()) {
+            true => drop(story.0.pop()),
+            false => story.add(format!("  -> {}", shown(&seen))),
+        }
+        jobs.extend(hub.jobs().map(|job| job.id));
+        (replayed.inputs, replayed.time) = (replayed.inputs + 1, at);
+    }
+    replayed.jobs = jobs.len();
+    Ok(replayed)
+}
+
+fn read<E: fmt::Display, T: for<'de> Deserialize<'de>>(
+    line: usize,
+    text: Result<String, E>,
+    expected: &'static str,
+) -> Result<T, NotReplayed> {
+    let why = match text {
+        Err(error) => error.to_string(),
+        Ok(text) => match serde_json::from_str(&text) {
+            Ok(read) => return Ok(read),
+            Err(error) => format!("{error}, in {}", shown(&text)),
+        },
+    };
+    Err(NotReplayed::Line { line, why, expected })
+}
+
+/// Returns the beginning of a text that may be long.
+fn shown(text: &str) -> String {
+    match text.char_indices().nth(SHOWN) {
+        Some((at, _)) => format!("{} ...", &text[..at]),
+        None => text.to_owned(),
+    }
+}
+
+/// The last lines before a difference.
+#[derive(Default)]
+struct Story(Vec<String>);
+
+impl Story {
+    fn add(&mut self, line: String) {
+        if self.0.len() > TOLD {
+            self.0.remove(0);
+        }
+        self.0.push(line);
+    }
+
+    /// Tells of a difference. Long answers are shown from shortly before the place where they differ.
+    fn difference(self, line: usize, expected: &str, seen: &str) -> Difference {
+        let same = expected.bytes().zip(seen.bytes()).take_while(|(a, b)| a == b).count();
+        let from = expected.floor_char_boundary(same.saturating_sub(SHOWN / 2));
+        let of = |text: &str| match from {
+            0 => shown(text),
+            _ => format!("... {}", shown(&text[from..])),
+        };
+        Difference { line, story: self.0, expected: of(expected), seen: of(seen) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hub::Quotas;
+    use crate::input::{Find, Release, Sweep};
+    use crate::job::LateLimits;
+    use crate::{Request, Token};
+
+    /// A record of a name that is reserved and released.
+    fn recorded() -> Vec<String> {
+        let late = LateLimits { warning: Duration::from_secs(30), limit: None };
+        let settings = Settings { jobs_limit: 4, quotas: Quotas::default(), late };
+        let (mut hub, now) = (Hub::new(settings), Instant::now());
+        let mut lines = vec![head("a test", settings)];
+        let mut ask = |input: Input| {
+            let answer = input.clone().apply(&mut hub, now);
+            // As if it were no text.
+            lines.push(step(Duration::from_millis(1500), &input, &format_args!("{answer}")));
+        };
+        ask(Find { name: "job".into(), owner: None }.into());
+        (0..2 * TOLD).for_each(|_| ask(Sweep.into()));
+        ask(Find { name: "job".into(), owner: None }.into());
+        ask(Release { name: "job".into() }.into());
+        ask(Sweep.into());
+        lines.push(end("the hub stopped"));
+        lines
+    }
+
+    fn replayed(lines: &[String]) -> Result<Replayed, NotReplayed> {
+        replay(lines.iter().cloned().map(Ok::<_, String>))
+    }
+
+    #[test]
+    fn a_record_has_the_same_answers_again() {
+        let replayed = replayed(&recorded()).unwrap();
+        assert_eq!((replayed.inputs, replayed.jobs), (4 + 2 * TOLD, 0));
+        assert_eq!(replayed.time, Duration::from_millis(1500));
+        assert!(
+            replayed.to_string().ends_with("20 inputs, 0 jobs, 1.500 s; end of the record: the hub stopped")
+        );
+    }
+
+    #[test]
+    fn the_first_answer_that_differs_is_shown_with_what_happened_before() {
+        let mut lines = recorded();
+        let at = 2 + 2 * TOLD;
+        lines[at] = lines[at].replace("Ok(Reserved)", "Ok(Job)");
+        let NotReplayed::Differs(difference) = replayed(&lines).unwrap_err() else { panic!("it differs") };
+        assert_eq!((difference.line, difference.expected.as_str()), (at + 1, "Ok(Job)"));
+        assert_eq!(difference.seen, "Ok(Reserved)");
+        let story = difference.to_string();
+        assert!(story.contains("2: 1.500000 s: Find(Find { name: \"job\""), "{story}");
+        assert!(story.contains("-> Ok(Free(JobId(0)))"), "{story}");
+    }
+
+    #[test]
+    fn a_line_that_cannot_be_read_is_named() {
+        let broken = |at: usize, line: &str| {
+            let mut lines = recorded();
+            lines.insert(at, line.to_owned());
+            replayed(&lines).unwrap_err().to_string()
+        };
+        for (at, line, words) in [
+            (0, "", "line 1: "),
+            (0, "{\"at_ns\":1}", "line 1: "),
+            (
+                1,
+                "{\"at_ns\":1,\"input\":{\"Nothing\":1},\"answer\":\"\"}",
+                "line 2: unknown variant `Nothing`",
+            ),
+            (2, "{\"at_ns\":1,\"in", "line 3: "),
+            (recorded().len(), "more", "there is a line behind the end"),
+        ] {
+            let error = broken(at, line);
+            assert!(error.contains(words) && error.contains("expected {"), "{error}");
+        }
+        assert!(replayed(&[]).unwrap_err().to_string().starts_with("line 1: "));
+    }
+
+    #[test]
+    fn a_record_shows_no_token_and_a_long_answer_is_short() {
+        let (token, of_it) = (hex(&[0xab; 16]), hex(&fabric::name_of([0xab; 16])));
+        assert_eq!(veiled(&format!("a {token}, \"{token}\"")), format!("a {of_it}, \"{of_it}\""));
+        let longer = format!("{token}0");
+        assert_eq!(veiled(&longer), longer);
+        assert_eq!(veiled(""), "");
+        assert_eq!(format!("{:?}", Token([1; 16])), "Token");
+        let of = |end: &str| shortened(&("é".repeat(LONGEST) + end));
+        assert!(of("a").len() < 2 * LONGEST && of("a") != of("b"), "{}", of("a"));
+    }
+
+    /// Each request can be written down and read.
+    #[test]
+    fn a_request_is_an_input() {
+        fn of<R: Request>(request: R) -> String {
+            json(&request.into())
+        }
+        assert_eq!(of(Sweep), "{\"Sweep\":null}");
+    }
+}

@@ -1,0 +1,98 @@
+//! What is under the registry's lock: the coordinator's hub, which decides, and what this hub has beside it of each job.
+//!
+//! Everything that changes the hub goes through [`Inner::ask`].
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Instant;
+
+use coordinator::input::Release;
+use coordinator::{Hub, Input, JobEnded, MemberOf, Refused, Request, Settings};
+use pbox_core::JobId;
+
+use super::job::{Job, Load};
+use super::recorder::Recorder;
+
+/// What is under the lock.
+#[derive(Debug)]
+pub(super) struct Inner {
+    hub: Hub,
+    /// The rest of each job that the coordinator has.
+    jobs: BTreeMap<JobId, Job>,
+    /// The load of jobs that are being made, by name.
+    pub loads: HashMap<String, Load>,
+    recorder: Option<Recorder>,
+}
+
+/// A job as the coordinator has it, and what this hub has of it.
+pub(super) type Both<'a> = (&'a coordinator::Job, &'a mut Job);
+
+impl Inner {
+    pub fn new(settings: Settings, recorder: Option<Recorder>) -> Self {
+        Inner { hub: Hub::new(settings), jobs: BTreeMap::new(), loads: HashMap::new(), recorder }
+    }
+
+    /// Asks the coordinator. The recorder notes it.
+    pub fn ask<R: Request>(&mut self, request: R) -> R::Answer {
+        let now = Instant::now();
+        let Some(recorder) = &mut self.recorder else { return self.hub.ask(request, now) };
+        let input: Input = request.clone().into();
+        let answer = self.hub.ask(request, now);
+        recorder.note(&input, now, &answer);
+        answer
+    }
+
+    /// Returns the coordinator's hub, to be read.
+    pub fn hub(&self) -> &Hub {
+        &self.hub
+    }
+
+    /// Returns a job.
+    pub fn job(&mut self, id: JobId) -> Option<Both<'_>> {
+        Some((self.hub.job(id)?, self.jobs.get_mut(&id)?))
+    }
+
+    /// Returns all jobs, also those that have failed.
+    pub fn jobs(&mut self) -> impl Iterator<Item = Both<'_>> {
+        let Inner { hub, jobs, .. } = self;
+        jobs.iter_mut().filter_map(|(&id, job)| Some((hub.job(id)?, job)))
+    }
+
+    /// Returns a job, unless it has failed.
+    pub fn running(&mut self, id: JobId) -> Result<Both<'_>, JobEnded> {
+        self.job(id).filter(|(state, _)| !state.failed()).ok_or(JobEnded)
+    }
+
+    /// Returns the job of this name that has not failed.
+    pub fn named(&mut self, name: &str) -> Option<Both<'_>> {
+        self.job(self.hub.names().job(name)?)
+    }
+
+    /// Returns the member of a job that shows this token, and the job.
+    pub fn member(&mut self, job: &str, token: &str) -> Result<(MemberOf, Both<'_>), Refused> {
+        let (state, rank) = self.hub.member(job, token)?;
+        let own = self.jobs.get_mut(&state.id()).expect("what the coordinator has is here");
+        Ok((MemberOf { job: state.id(), rank }, (state, own)))
+    }
+
+    /// Frees a name that was reserved.
+    pub fn release(&mut self, name: &str) {
+        self.loads.remove(name);
+        self.ask(Release { name: name.to_owned() });
+    }
+
+    /// Adds what this hub has of a job that begins.
+    pub fn add(&mut self, job: Job) {
+        self.jobs.insert(job.id, job);
+    }
+
+    /// Takes out what this hub has of a job that has ended.
+    pub fn remove(&mut self, id: JobId) -> Option<Job> {
+        self.jobs.remove(&id)
+    }
+
+    /// Publishes the news that have changed. Forgets what belongs to no job any more.
+    pub fn publish(&mut self) {
+        let Inner { hub, jobs, .. } = self;
+        jobs.retain(|&id, job| hub.job(id).map(|state| job.publish(state)).is_some());
+    }
+}

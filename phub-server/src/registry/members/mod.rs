@@ -1,0 +1,15 @@
+//! Members of jobs: how workers come, lose their links, and go.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | `join` | lets workers in |
+//! | `leave` | lets workers go, ends jobs |
+//! | `links` | the NICs of the members' links |
+//! | `loss` | loses workers, fails jobs |
+//! | `relink` | waits for workers that make their links again |
+
+pub(super) mod join;
+pub(super) mod leave;
+pub(super) mod links;
+pub(super) mod loss;
+pub(super) mod relink;

@@ -1,0 +1,38 @@
+//! Asks the cores how a job's rounds go: at each look at the rounds, and when somebody asks the hub. On the control thread.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use coordinator::input::Crossed;
+use pbox_core::{Gauged, JobId, Watched};
+
+use crate::cores::{Command, Measured};
+use crate::registry::{Both, Registry};
+
+/// How long the cores may take to say it: one that hangs has its job described without.
+const LIMIT: Duration = Duration::from_millis(500);
+
+impl Registry {
+    /// Asks the cores how the rounds of running jobs go, unless they have just been asked.
+    pub async fn look_at_waits(self: &Arc<Self>) {
+        let now = Instant::now();
+        let is_stale = |(state, job): Both| state.runs() && job.last_rounds.is_to_be_asked(now);
+        let stale = |both: Both| Some(both.0.id()).filter(|_| is_stale(both));
+        let jobs: Vec<JobId> = self.lock().jobs().filter_map(stale).collect();
+        let deadline = tokio::time::Instant::now() + LIMIT;
+        for id in jobs {
+            let asked = self.ask(id, |reply| Command::Measure { job: id, reply });
+            let Ok(Ok(cores)) = tokio::time::timeout_at(deadline, asked).await else { continue };
+            let (mut all, mut gauges, mut links) = (Watched::default(), Gauged::default(), Vec::new());
+            for (core, Measured { watched, gauged, crossed }) in cores.into_iter().enumerate() {
+                (all, gauges) = (all.with(watched), gauges.with(gauged));
+                links.extend(crossed.into_iter().map(|(rank, of)| (rank, core, (of.sent, of.received))));
+            }
+            let mut inner = self.lock();
+            inner.ask(Crossed { job: id, links });
+            if let Ok((_, job)) = inner.running(id) {
+                job.last_rounds.note(all, gauges, Instant::now());
+            }
+        }
+    }
+}
