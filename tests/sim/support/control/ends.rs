@@ -23,14 +23,19 @@ impl Control {
 
     /// A worker asks for a rank that is taken, or with other terms, and is refused. Returns false where it would be let in.
     pub fn refuses(&mut self, rank: u32, differs: bool) -> bool {
-        let is_taken = self.job().member(rank).is_some();
+        let job = self.job();
+        let (is_taken, may_be_free) = (job.member(rank).is_some(), job.goes_on() && job.runs());
         if self.failed.is_some() || !(differs || is_taken) {
             return false;
         }
         let (what, ours, theirs) = ("chunk_bytes".to_owned(), "64".to_owned(), "128".to_owned());
         let other = differs.then_some(Differs::Term { what, ours, theirs });
         let join = Join { differs: other, ..self.join_of(rank, 0, Token([0xff; 16])) };
-        let expected = if differs { RefusalCode::TermsDiffer } else { RefusalCode::RankTaken };
+        let expected = match (is_taken && may_be_free, differs) {
+            (true, _) => RefusalCode::RankBusy,
+            (false, true) => RefusalCode::TermsDiffer,
+            (false, false) => RefusalCode::RankTaken,
+        };
         assert_eq!(self.ask(join).map_err(|refused| refused.code), Err(expected), "rank {rank}");
         true
     }
