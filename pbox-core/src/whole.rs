@@ -23,7 +23,7 @@ pub struct WholeGradient {
     most: f32,
     /// The core of each part, once it is there.
     wakers: Vec<OnceLock<Waker>>,
-    /// By chunk: the number of its first block.
+    /// The number of each chunk's first block.
     first: Vec<usize>,
     /// The squares of each block, in the order of the model.
     blocks: Vec<AtomicU64>,
@@ -42,13 +42,13 @@ fn unpack(word: u64) -> (Round, u32) {
     (Round((word >> 32) as u32), word as u32)
 }
 
-/// The number of blocks of a chunk of so many bytes.
+/// The number of blocks of a chunk of this length in bytes.
 pub fn blocks_of(bytes: usize) -> usize {
     bytes.div_ceil(BLOCK_BYTES)
 }
 
 impl WholeGradient {
-    /// Makes one of chunks of so many bytes, for so many cores that own chunks.
+    /// Makes one for chunks of these lengths in bytes, and for `parts` cores that own chunks.
     pub fn new(most: f32, parts: usize, chunks: impl Iterator<Item = usize>) -> Self {
         let mut blocks = 0;
         let first = |bytes| {

@@ -27,7 +27,7 @@ pub struct Expected<E> {
     machines: Option<u32>,
     /// Steps are of one rank, or machine, each; all push rank 0's gradient.
     alone: bool,
-    /// What a mean gradient is multiplied by.
+    /// The factor of a mean gradient that is clipped.
     scale: Option<f32>,
     /// Whether results must be the oracle's.
     exact: bool,
@@ -102,7 +102,7 @@ impl<E: Element> Expected<E> {
         Expected { optimizer, ablate, workers, machines, alone, scale, exact, next, weights, kept, possible }
     }
 
-    /// With gradients that are clipped to a norm, which is that of every round.
+    /// Clips gradients to a norm. Every round has the same.
     pub fn clipped(mut self, layout: &Layout, most: f32) -> Self {
         let rescale = self.numbers(Round(1)).rescale;
         let means: [f32; PERIOD] = std::array::from_fn(|phase| self.sum(phase) * rescale);

@@ -183,7 +183,7 @@ impl Kernels {
         }
     }
 
-    /// As [`sum`](Self::sum), of a slot in f32.
+    /// Steps on a slot in f32 as [`sum`](Self::sum) does.
     fn step_on<E: Element, R: Rule>(&self, step: &Step, slots: &Slots, window: &mut [E], kept: &mut [f32]) {
         match self.set {
             // SAFETY: only `available` hands out kernels, after it detected their instruction set.

@@ -44,7 +44,7 @@ pub trait Converted: Sized {
         kept: &mut [f32],
     );
 
-    /// As [`Kernels::step`], on the only slot.
+    /// Steps on the only slot, see [`Kernels::step`].
     fn step(
         kernels: &Kernels,
         optimizer: &Optimizer,
@@ -63,7 +63,7 @@ pub trait Converted: Sized {
     /// As [`Kernels::magnitude`].
     fn magnitude(kernels: &Kernels, slots: &Slots<Self>, workers: u32) -> Magnitude;
 
-    /// As [`Kernels::mean`].
+    /// Writes a mean, see [`Kernels::mean`].
     fn mean(kernels: &Kernels, slots: &Slots<Self>, rescale: f32, at: usize, means: &mut [f32]) -> Magnitude;
 }
 

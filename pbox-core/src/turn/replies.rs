@@ -260,7 +260,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         }
     }
 
-    /// What there is to do where the core has gathered its part of the whole gradient, and nothing is finished yet.
+    /// Returns the core's task, if it has gathered its part of the whole gradient, and nothing is finished yet.
     #[inline]
     fn gathered(&self) -> Option<Done> {
         (M::Gather::WAITS && self.shard.has_task()).then_some(Done { has_task: true, ..Done::POSTED })

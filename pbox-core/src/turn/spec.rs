@@ -34,7 +34,7 @@ pub struct ShardSpec {
     pub(super) above: Option<AboveSpec>,
     /// In a job with Slim-DP: where the hub's cores meet to select the significant set.
     pub(super) board: Option<Arc<Board>>,
-    /// In a job whose steps wait for the whole gradient: where the hub's cores meet, and the number of this core's part.
+    /// The place where the hub's cores meet, and the number of this core's part, if steps wait for the whole gradient.
     pub(super) whole: Option<(Arc<WholeGradient>, usize)>,
 }
 

@@ -23,7 +23,7 @@ use crate::kernels::{Element, Kernels, Slots};
 use crate::layout::Round;
 use crate::whole::{WholeGradient, blocks_of};
 
-/// What a mode's steps wait for beside the pushes of their chunk.
+/// The wait of a mode's steps for more than the pushes of their chunk.
 pub(crate) trait Gather {
     /// Whether steps wait for anything. Where they do not, the compiler leaves all of it out.
     const WAITS: bool;
@@ -31,7 +31,7 @@ pub(crate) trait Gather {
     /// Whether a chunk is taken in for a round.
     fn has(&self, place: usize, round: Round) -> bool;
 
-    /// Keeps the mean of a chunk's pushes, of so many workers.
+    /// Keeps the mean of a chunk's pushes, which are those of `workers` workers.
     fn take_in<E: Element>(
         &mut self,
         kernels: &Kernels,
@@ -122,7 +122,7 @@ impl Gather for NoGather {
 #[derive(Debug)]
 pub(crate) struct GatherNorm {
     whole: Arc<WholeGradient>,
-    /// By place.
+    /// The chunks' parts, by place.
     parts: Vec<Part>,
     /// Squares of the blocks of all chunks.
     squares: Vec<f64>,
@@ -145,10 +145,11 @@ struct Part {
     round: Option<Round>,
     /// The workers in its mean; 0 without a gradient.
     workers: u32,
-    /// Where its mean begins.
+    /// The start of its mean.
     start: usize,
-    /// Where its blocks begin among those of the core, and in the model.
+    /// The number of its first block among those of the core.
     blocks: usize,
+    /// The number of its first block in the model.
     first: usize,
 }
 

@@ -91,7 +91,7 @@ impl<M: Mode<Gather = NoGather>> Staged<M> {
 }
 
 impl<M: Mode> Staged<M> {
-    /// As [`new`](Self::new), for steps that wait for what the second stage gathers.
+    /// Makes a shard, as [`new`](Self::new), whose steps wait for what is gathered.
     pub fn gathering(
         terms: &JobTerms,
         chunks: Vec<Chunk>,
@@ -514,7 +514,7 @@ impl<M: Mode> Staged<M> {
         self.reply.has_task() | self.gather.awaits_others()
     }
 
-    /// As [`Reply::work`], or hears what the other cores have gathered.
+    /// Does [the reply's work](Reply::work), or hears what the other cores have gathered.
     pub fn work(&mut self) -> bool {
         if M::Gather::WAITS { self.gather.hear() } else { self.reply.work(&self.weights) }
     }
@@ -597,7 +597,7 @@ impl Steps {
         kernels.run(&rule, &step, slots, weights, kept);
     }
 
-    /// As [`run`](Self::run), on the mean of this many workers, times a scale.
+    /// Steps, as [`run`](Self::run), on the mean of this many workers, times a scale.
     fn run_on_mean<E: Element>(
         &mut self,
         kernels: &Kernels,
