@@ -55,6 +55,8 @@ struct Asked {
 struct Simulation {
     machine: Member,
     asked: Option<Asked>,
+    /// The hubs that wait for its links, by number.
+    granted: Vec<usize>,
     /// The end of a pause.
     pause: Option<Instant>,
 }
@@ -68,6 +70,7 @@ pub struct Members {
     dice: Dice,
     now: Instant,
     requests: u64,
+    hubs: usize,
     pub seen: Seen,
 }
 
@@ -75,7 +78,8 @@ impl Members {
     /// The members of a job that takes part at this number of hubs.
     pub fn new(seed: u64, workers: u32, hubs: usize) -> Self {
         let limits = Limits { hubs, links: LIMIT, hub: LIMIT };
-        let member = |_| Simulation { machine: Member::linked(limits), asked: None, pause: None };
+        let member =
+            |_| Simulation { machine: Member::linked(limits), asked: None, granted: Vec::new(), pause: None };
         Members {
             members: (0..workers).map(member).collect(),
             messages: Vec::new(),
@@ -83,6 +87,7 @@ impl Members {
             dice: Dice::new(seed),
             now: Instant::now(),
             requests: 0,
+            hubs,
             seen: Seen::default(),
         }
     }
@@ -156,8 +161,9 @@ impl Members {
 
     /// An answer comes. Nobody waits for that of a request that was answered before.
     fn answered(&mut self, job: &mut Simulated, message: &Message) {
-        let asked = &mut self.members[message.rank as usize].asked;
+        let Simulation { asked, granted, .. } = &mut self.members[message.rank as usize];
         if asked.take_if(|asked| asked.request == message.request).is_some() {
+            granted.push(message.hub);
             self.happens(job, message.rank, Event::Granted);
         }
     }
@@ -180,12 +186,15 @@ impl Members {
             let done = match step {
                 Step::Ask(hub) => {
                     assert!(member.asked.is_none(), "worker {rank} asks one hub at a time");
+                    member.granted.truncate(hub);
                     self.requests += 1;
                     member.asked = Some(Asked { request: self.requests, hub, again: self.now + RETRY });
                     self.send(rank, hub, self.requests, false);
                     return;
                 }
                 Step::DropLinks => {
+                    let all: Vec<usize> = (0..self.hubs).collect();
+                    assert_eq!(member.granted, all, "worker {rank} asks all hubs before its links end");
                     let worker = &job.workers[rank as usize];
                     let (came, is_awaited) = (worker.traffic().received, worker.first_under_way().is_some());
                     job.drop_links(rank);
