@@ -76,6 +76,8 @@ impl WholeGradient {
     }
 
     /// Takes the squares of one core's blocks in a round, by number of the block. Called once a round for each part.
+    #[cold]
+    #[inline(never)] // a locked instruction, which the path of a chunk does not have
     pub fn give(&self, round: Round, blocks: impl Iterator<Item = (usize, f64)>) {
         for (block, squares) in blocks {
             self.blocks[block].store(squares.to_bits(), Ordering::Relaxed);

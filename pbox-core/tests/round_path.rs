@@ -256,8 +256,8 @@ fn allocates_nothing(job: Job) {
     });
 }
 
-/// Functions at which the walk stops: what they do happens once a worker or never, not once a chunk.
-const COLD: [&str; 17] = [
+/// Functions at which the walk stops: what they do happens once a worker, once a round or never, not once a chunk.
+const COLD: [&str; 19] = [
     // A worker that broke the protocol or hung up, and the words for it.
     "::drop_worker",
     "::to_string",
@@ -272,8 +272,12 @@ const COLD: [&str; 17] = [
     // Pushes that their job does not take, or that do not go together.
     "::wrong_content",
     "::fail",
+    // A newcomer that lost its links before it had all weights.
+    "ungreeted::Ungreeted::ask",
     // Where cores meet to select what Slim-DP sends, three times in so many rounds.
     "slim::board::Board::",
+    // Where cores meet to find the norm of a round, once a round.
+    "whole::WholeGradient::give",
     "::do_duties",
     // A ring with values that no correct peer writes.
     "Endpoint>>::corrupt",

@@ -35,6 +35,8 @@ impl Ungreeted {
     }
 
     /// Notes that a rank asks for the first weights of a chunk, of which it lost the answer. Returns false if it did not.
+    #[cold]
+    #[inline(never)] // it may allocate, which the path of a chunk does not
     pub fn ask(&mut self, place: usize, rank: u32, are_there: bool) -> bool {
         let had_lost = self.lost.remove(&(place, rank));
         if had_lost && !are_there {
