@@ -27,7 +27,7 @@ fi
 mkdir -p "$dir"
 export PATH="$dir/venv/bin:$PATH"
 [ -x "$dir/venv/bin/python" ] || "$python" -m venv --system-site-packages "$dir/venv"
-python -m pip install -q --disable-pip-version-check 'maturin>=1.9,<2' 'mypy>=1.8' 'prometheus-client>=0.20'
+python -m pip install -q --disable-pip-version-check 'maturin>=1.9,<2' 'mypy>=1.8' 'prometheus-client>=0.20' 'pytest-xdist>=3.5,<4'
 # With the features of the programs, so that cargo builds the crates below once for all tests.
 [ -n "$(sh "$root/tools/setup.sh" features)" ] || export MATURIN_PEP517_ARGS="--features hwloc"
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$root/target}"
@@ -37,5 +37,6 @@ python -m pip install -q --disable-pip-version-check --no-build-isolation --no-d
 cd "$dir"
 mypy --config-file "$root/worker-shim/python/pyproject.toml" -p phub
 python -m mypy.stubtest --ignore-disjoint-bases phub._phub
-python -m pytest -q -c "$root/worker-shim/python/pyproject.toml" --rootdir "$root/worker-shim/python" \
+# Most tests wait for something: one more at a time than cores takes half of the time.
+python -m pytest -q -n "$(($(nproc) + 1))" -c "$root/worker-shim/python/pyproject.toml" --rootdir "$root/worker-shim/python" \
     -p no:cacheprovider "$root/worker-shim/python/tests" "$@"
