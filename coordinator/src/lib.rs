@@ -5,6 +5,7 @@
 //! | `hub` | a hub: all jobs, their names, tokens, quotas and promises |
 //! | `job` | one job: its life, its members, its news |
 //! | `input` | everything that changes a hub |
+//! | `join` | a worker that comes to a job |
 //! | `hubs` | the hubs of one job, as one of them knows them |
 //! | `pace` | how rounds go |
 //! | `verdict` | how they go in one line |
@@ -27,6 +28,7 @@ mod hub;
 mod hubs;
 pub mod input;
 mod job;
+mod join;
 mod links;
 mod pace;
 mod progress;
@@ -37,15 +39,14 @@ mod verdict;
 
 pub use asker::Asker;
 pub use digests::{Compared, Digests};
-pub use hub::{
-    Differs, Failed, Found, Hub, JobEnded, Join, Memory, Names, NoRoom, Promise, Quotas, STOPS, Settings,
-};
+pub use hub::{Failed, Found, Hub, JobEnded, Memory, Names, NoRoom, Promise, Quotas, STOPS, Settings};
 pub use hubs::{Files, Hubs, Secret, StaleCut, is_needed, may_write};
 pub use input::{Input, MemberOf, Request};
 pub use job::{
     Blame, Cause, Change, CutAt, CutId, Effect, Event, Grant, Job, LastStep, LastStepped, LateLimits, Leave,
     Made, Member, Model, NotCut, NotReleased, Purpose, Saved, Saves, Standing, Step, Stepped, TOLD_EVERY,
 };
+pub use join::{Differs, Join};
 pub use pace::LastRounds;
 pub use refused::Refused;
 pub use tokens::{KEEP_FAILED, Token, Tokens, Unserved};

@@ -9,7 +9,7 @@
 //! | `promises` | promises memory |
 //! | `end` | ends jobs: one alone, or all of a hub that stops; forgets what is old |
 //!
-//! Everything that changes a hub comes in by [`Hub::ask`], see [`input`](crate::input). Who drives reads the rest.
+//! Everything that changes a hub comes in by [`Hub::ask`], which is in `input`. Who drives reads the rest.
 
 mod end;
 mod join;
@@ -27,12 +27,11 @@ use pbox_core::control::{CountsReply, RefusalCode};
 use serde::{Deserialize, Serialize};
 
 pub use end::Failed;
-pub use join::{Differs, Found, Join};
+pub use join::Found;
 pub use names::Names;
 pub use promises::{Memory, NoRoom, Promise};
 pub use quotas::Quotas;
 
-use crate::input::Request;
 use crate::job::{Cause, Effect, Job, LateLimits};
 use crate::refused::Refused;
 use crate::tokens::{KEEP_FAILED, Tokens, Unserved};
@@ -105,11 +104,6 @@ impl Hub {
             counts: CountsReply::default(),
             end: End::default(),
         }
-    }
-
-    /// Carries a request out, and answers it. Nothing else changes a hub.
-    pub fn ask<R: Request>(&mut self, request: R, now: Instant) -> R::Answer {
-        request.apply(self, now)
     }
 
     /// Returns the job of this number.

@@ -10,6 +10,7 @@ use pbox_core::{JobTerms, Key, Numbers, NumbersByRound, Optimizer, Round, Share}
 use super::*;
 use crate::input::{Begin, Fail, HubOf};
 use crate::job::{Blame, LastStep, Leave, Made, Saves};
+use crate::join::Join;
 use crate::{LateLimits, Secret, Token};
 
 mod any_order;

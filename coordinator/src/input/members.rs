@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::Request;
 use crate::asker::Asker;
-use crate::hub::{Hub, Join};
+use crate::hub::Hub;
 use crate::job::{self, Cause, Effect, Grant};
+use crate::join::Join;
 use crate::links::MemberLink;
 use crate::refused::Refused;
 use crate::tokens::Token;

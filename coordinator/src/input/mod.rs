@@ -32,8 +32,9 @@ pub use members::*;
 pub use rounds::*;
 pub use states::*;
 
-use crate::hub::{Hub, Join, Promise};
+use crate::hub::{Hub, Promise};
 use crate::job::{Effect, Event};
+use crate::join::Join;
 
 /// A request to a hub.
 pub trait Request: Clone + Into<Input> {
@@ -42,6 +43,13 @@ pub trait Request: Clone + Into<Input> {
 
     /// Carries the request out, and answers it.
     fn apply(self, hub: &mut Hub, now: Instant) -> Self::Answer;
+}
+
+impl Hub {
+    /// Carries a request out, and answers it. Nothing else changes a hub.
+    pub fn ask<R: Request>(&mut self, request: R, now: Instant) -> R::Answer {
+        request.apply(self, now)
+    }
 }
 
 /// Something has happened to a job.

@@ -3,7 +3,7 @@
 //! | state | event | next state |
 //! | --- | --- | --- |
 //! | (a free name) | a worker's join makes the job | `Gathering` |
-//! | `Gathering` | rank 0 offers a state; the state is wanted, or not, and comes | `Gathering`, see [`Brought`](super::offered::Brought) |
+//! | `Gathering` | rank 0 offers a state; the state is wanted, or not, and comes | `Gathering`, see [`Brought`] |
 //! | `Gathering` | a member has all that it needs to take part | `Gathering`, with fewer ranks missing |
 //! | `Gathering` | the hubs above name machines that are missing | `Gathering`, with these machines missing |
 //! | `Gathering` | a cut lets all members take part | `Running` |
@@ -20,7 +20,6 @@ use pbox_core::Round;
 use pbox_core::control::{HeartbeatReply, JobState};
 
 use super::Job;
-use super::offered::Brought;
 
 /// The state of a job.
 #[derive(Debug)]
@@ -31,6 +30,19 @@ pub(super) enum Life {
     Running,
     /// Has failed, or its hub stops. The job is kept for its news.
     Failed { at: Instant, reason: String, hub_stops: bool },
+}
+
+/// Whether a job waits for the state of rank 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Brought {
+    /// It does not wait.
+    Nothing,
+    /// The hubs above are asked whether they want it.
+    Offered,
+    /// It waits for the state before this round, of this number of bytes.
+    Awaited(Round, u64),
+    /// The state is on its way.
+    Coming,
 }
 
 /// A job that has not begun.

@@ -45,8 +45,8 @@ pub use numbers::Change;
 
 use crate::asker::Asker;
 use crate::digests::Digests;
-use crate::hub::{Differs, Join};
 use crate::hubs::Hubs;
+use crate::join::{Differs, Join};
 use crate::links::by_nic;
 use crate::progress::Progress;
 use crate::refused::Refused;

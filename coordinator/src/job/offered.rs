@@ -2,20 +2,8 @@
 
 use pbox_core::{NumbersByRound, Round};
 
+use super::life::Brought;
 use super::{Arrival, Job, Standing};
-
-/// Whether a job waits for the state of rank 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Brought {
-    /// It does not wait.
-    Nothing,
-    /// The hubs above are asked whether they want it.
-    Offered,
-    /// It waits for the state before this round, of this number of bytes.
-    Awaited(Round, u64),
-    /// The state is on its way.
-    Coming,
-}
 
 impl Job {
     /// Notes that rank 0 offers a state, whose keys have made these steps. Returns whether the job has none of its own; it then

@@ -6,10 +6,10 @@
 
 use std::ops::Range;
 
+use super::LANES;
 use super::compiled::{Kernels, Slots};
 use super::element::Element;
 use super::isa::{Convert, Converter, Vector, Work};
-use super::oracle::LANES;
 
 /// Of some values: the sum of the squares of those that are finite, and the number of the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -8,6 +8,7 @@
 //! All arithmetic is in f32. Gradients of another type are converted first, which is exact, and the result is
 //! rounded last.
 
+use super::LANES;
 use super::element::Element;
 pub use super::optimizer::Step;
 use super::optimizer::{AdamStep, Optimizer};
@@ -75,9 +76,6 @@ pub fn step_rounded<E: Element>(
 
 /// The bytes of a block, in the type of its key: squares are added block by block. No block has elements of two chunks.
 pub const BLOCK_BYTES: usize = 32 << 10;
-
-/// The lanes of a sum of squares.
-pub(super) const LANES: usize = 32;
 
 /// The squares of the mean gradients of a block, added in f64: each to the lane of its index, then lane after lane.
 pub fn squares(block: &[f32]) -> f64 {

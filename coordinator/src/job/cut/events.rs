@@ -57,7 +57,7 @@ impl Job {
     }
 
     /// Notes what came of a step of a cut. The result of another step than the cut waits for changes nothing.
-    pub(in crate::job) fn stepped(&mut self, id: CutId, stepped: Stepped, now: Instant) -> Vec<Effect> {
+    pub(crate) fn stepped(&mut self, id: CutId, stepped: Stepped, now: Instant) -> Vec<Effect> {
         let Some(mut cut) = self.cuts.now.take_if(|cut| cut.id == id) else { return Vec::new() };
         match (cut.waits_for, stepped) {
             (WaitsFor::Above, Stepped::Above(Err(why))) => self.over(cut, Some(NotCut::Hub(why)), now),
@@ -106,7 +106,7 @@ impl Job {
     }
 
     /// Ends all cuts of a job that has failed. The other hubs that hold the job for one are released.
-    pub(in crate::job) fn end_cuts(&mut self) -> Vec<Effect> {
+    pub(crate) fn end_cuts(&mut self) -> Vec<Effect> {
         let Cuts { waiting, now, .. } = &mut self.cuts;
         waiting.clear();
         let Some(mut cut) = now.take() else { return Vec::new() };
@@ -123,7 +123,7 @@ impl Job {
     }
 
     /// Returns what follows when hub 0 holds the job for longer than any cut takes.
-    pub(in crate::job) fn held_too_long(&self, limit: Duration, now: Instant) -> Option<Effect> {
+    pub(crate) fn held_too_long(&self, limit: Duration, now: Instant) -> Option<Effect> {
         let cut = self.cuts.now.as_ref().filter(|cut| cut.waits_for == WaitsFor::Lead)?;
         // Hub 0 asks all hubs to hold and then to release, and waits for each answer at most this long.
         let limit = 3 * limit;

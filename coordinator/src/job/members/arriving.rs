@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use pbox_core::control::ArrivedRequest;
 
-use crate::job::offered::Brought;
+use crate::job::life::Brought;
 use crate::job::{Effect, Gathering, Job, Life, Purpose, Standing};
 use crate::tokens::Token;
 
@@ -60,7 +60,7 @@ impl Job {
     }
 
     /// Returns what follows when a member may have all that it needs.
-    pub(in crate::job) fn arrived(&mut self, rank: u32) -> Arrival {
+    pub(crate) fn arrived(&mut self, rank: u32) -> Arrival {
         if !self.waits_for_cut(rank) {
             return Arrival::Waiting;
         }

@@ -49,7 +49,7 @@ impl Job {
     }
 
     /// Notes that a worker is no member any more, and that the job goes on.
-    pub(in crate::job) fn lost(&mut self, rank: u32) {
+    pub(crate) fn lost(&mut self, rank: u32) {
         let cores = self.made.cores;
         self.standing(rank).into_iter().for_each(|standing| standing.lose(cores));
     }

@@ -39,7 +39,7 @@ impl Job {
     }
 
     /// Loses several members, one after another, for as long as the job has not to fail.
-    pub(in crate::job) fn lose_all(&mut self, lost: Vec<(u32, Cause, String)>) -> Vec<Effect> {
+    pub(crate) fn lose_all(&mut self, lost: Vec<(u32, Cause, String)>) -> Vec<Effect> {
         let mut effects = Vec::new();
         for (rank, cause, reason) in lost {
             effects.extend(self.lose(rank, cause, &reason));

@@ -39,7 +39,7 @@ pub struct Member {
     /// Its state.
     pub standing: Standing,
     /// The one who joined.
-    pub(in crate::job) from: Option<Asker>,
+    pub(crate) from: Option<Asker>,
     /// The time of its last heartbeat.
     pub heard: Instant,
     /// The late worker of a hub below, as it said last.
@@ -49,7 +49,7 @@ pub struct Member {
     /// Its links, one for each core of the job.
     pub links: Vec<MemberLink>,
     /// Names it at all hubs of the job.
-    pub(in crate::job) worker: u64,
+    pub(crate) worker: u64,
     /// Whether it makes its links again when they are lost.
     pub relinks: bool,
     /// Its last heartbeat ended without an answer.

@@ -53,7 +53,7 @@ impl Job {
     }
 
     /// Whether a worker whose link ended by itself may make its links again. Then it is not lost yet.
-    pub(in crate::job) fn waits_for_links(&self, rank: u32) -> bool {
+    pub(crate) fn waits_for_links(&self, rank: u32) -> bool {
         // Nothing but a death ends a link on shared memory that its worker has not given up. One that makes its links again gives
         // up those to this hub, if it cannot have those to another.
         let lives =
@@ -111,14 +111,14 @@ impl Job {
     }
 
     /// Notes that a worker has lost its links, and that its job waits until it makes others.
-    pub(in crate::job) fn unlink(&mut self, rank: u32, why: &str, now: Instant) -> Effect {
+    pub(crate) fn unlink(&mut self, rank: u32, why: &str, now: Instant) -> Effect {
         let cores = self.made.cores;
         let token = self.standing(rank).and_then(|standing| standing.unlink(cores, why, now));
         Effect::DropLinks(rank, token)
     }
 
     /// Whether a worker may make its links again now.
-    pub(in crate::job) fn may_relink(&self, rank: u32) -> bool {
+    pub(crate) fn may_relink(&self, rank: u32) -> bool {
         let may = |member: &Member| member.relinks && member.transport.is_some() && !member.hung_up;
         self.runs() && self.takes_part(rank) && self.member(rank).is_some_and(may)
     }

@@ -20,13 +20,11 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
-use super::Dice;
-
 /// The length of a block that a loss of power zeroes: short, because the files of tests are.
 const BLOCK: usize = 64;
 
 /// A change that is about to be made. A `Make` is made already.
-pub(in crate::checkpoint) enum Change<'a> {
+pub(crate) enum Change<'a> {
     MakeDir(&'a Path),
     SyncDir(&'a Path),
     Make(&'a Path, &'a File),
@@ -220,7 +218,7 @@ pub(super) fn in_trouble<T>(trouble: Trouble, act: impl FnOnce() -> T) -> Option
 }
 
 /// Notes a change, which is made then unless this is an error.
-pub(in crate::checkpoint) fn note(change: Change<'_>) -> io::Result<()> {
+pub(crate) fn note(change: Change<'_>) -> io::Result<()> {
     JOURNAL.with_borrow_mut(|journal| journal.as_mut().map_or(Ok(()), |journal| Ok(journal.note(change)?)))
 }
 
@@ -410,5 +408,28 @@ impl Directory {
         for (name, file) in &self.names {
             std::fs::write(dir.join(name), &self.files[*file].now).unwrap();
         }
+    }
+}
+
+/// The dice of a story: SplitMix64.
+pub(super) struct Dice(pub(super) u64);
+
+impl Dice {
+    pub(super) fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (mixed ^ (mixed >> 31)).checked_rem(limit).unwrap_or(0)
+    }
+
+    pub(super) fn one_in(&mut self, count: u64) -> bool {
+        self.below(count) == 0
+    }
+
+    /// The numbers below `count` in any order.
+    pub(super) fn order(&mut self, count: usize) -> Vec<usize> {
+        let mut numbers: Vec<usize> = (0..count).collect();
+        (1..count).for_each(|last| numbers.swap(last, self.below(last as u64 + 1) as usize));
+        numbers
     }
 }

@@ -23,35 +23,12 @@ use pbox_core::{
     ChunkId, Key, Layout, Numbers, Optimizer, Piece, Restored, Round, Share, Snapshot, SnapshotPart, Tensor,
 };
 
-use self::journal::{End, Trouble, damage, in_trouble, take_away, tell};
+use self::journal::{Dice, End, Trouble, damage, in_trouble, take_away, tell};
 use super::{CheckpointError, CheckpointStore, PartOf};
 
 pub(super) mod journal;
 
 const OPTIMIZER: Optimizer = Optimizer::Momentum { learning_rate: 0.5, weight_decay: 0.0, momentum: 0.5 };
-
-/// The dice of a story: SplitMix64.
-pub(super) struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (mixed ^ (mixed >> 31)).checked_rem(limit).unwrap_or(0)
-    }
-
-    fn one_in(&mut self, count: u64) -> bool {
-        self.below(count) == 0
-    }
-
-    /// The numbers below `count` in any order.
-    fn order(&mut self, count: usize) -> Vec<usize> {
-        let mut numbers: Vec<usize> = (0..count).collect();
-        (1..count).for_each(|last| numbers.swap(last, self.below(last as u64 + 1) as usize));
-        numbers
-    }
-}
 
 /// A state that a job tried to write. Its values are its place among all, plus one.
 struct Written {

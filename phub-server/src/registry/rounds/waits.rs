@@ -62,7 +62,7 @@ impl WaitForLast {
 }
 
 /// The answers of all cores that were asked. A core that stops gives none.
-pub(in crate::registry) async fn answers<T>(asked: Vec<oneshot::Receiver<T>>) -> Result<Vec<T>, JobEnded> {
+pub(crate) async fn answers<T>(asked: Vec<oneshot::Receiver<T>>) -> Result<Vec<T>, JobEnded> {
     let mut answers = Vec::with_capacity(asked.len());
     for answer in asked {
         answers.push(answer.await.map_err(|_| JobEnded)?);
