@@ -1,0 +1,86 @@
+//! A worker that comes to a job, as the hub sees its request.
+
+use pbox_core::Round;
+use pbox_core::control::{JoinRequest, Mesh, Pass, Peers};
+use pbox_core::job::Difference;
+use serde::{Deserialize, Serialize};
+
+use crate::asker::Asker;
+use crate::tokens::Token;
+
+/// How the terms of a worker differ from those of its job, in words.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Differs {
+    /// The keys are not the same.
+    Keys(String),
+    /// A term has two values.
+    Term {
+        /// The name of the term.
+        what: String,
+        /// The value of the job.
+        ours: String,
+        /// The value of the worker.
+        theirs: String,
+    },
+}
+
+impl From<&Difference> for Differs {
+    fn from(difference: &Difference) -> Self {
+        match difference {
+            Difference::Keys(theirs) => Differs::Keys(theirs.to_string()),
+            Difference::Term { what, ours, theirs } => {
+                Differs::Term { what: (*what).to_owned(), ours: ours.clone(), theirs: theirs.clone() }
+            }
+        }
+    }
+}
+
+/// A worker comes to the job of a name. The answer has what the worker shows to the job's other hubs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Join {
+    /// The name of the job.
+    pub name: String,
+    /// The rank of the worker.
+    pub rank: u32,
+    /// The number of this hub, as the worker has it, and the number of hubs.
+    pub hub: (u32, u32),
+    /// The address of the job's hub 0, and the pass that it gave, of a job over several hubs.
+    pub lead: Option<(String, Option<Pass>)>,
+    /// The mesh that the worker asks for.
+    pub mesh: Option<Mesh>,
+    /// Whether it asks for a trial.
+    pub trial: bool,
+    /// Whether it makes its links again.
+    pub relinks: bool,
+    /// The round that it had reached when it lost a hub.
+    pub reached: Option<Round>,
+    /// How its terms differ from the job's.
+    pub differs: Option<Differs>,
+    /// Its place.
+    pub from: Option<Asker>,
+    /// A token that nobody has had.
+    pub token: Token,
+    /// Whether this hub writes checkpoints.
+    pub saves: bool,
+}
+
+impl Join {
+    /// Takes what the hub needs of a worker's request. The worker gets this token.
+    pub fn new(name: &str, request: &JoinRequest, token: Token) -> Self {
+        let lead = |peers: &Peers| Some((peers.hubs.first()?.clone(), peers.pass.clone()));
+        Join {
+            name: name.to_owned(),
+            rank: request.rank,
+            hub: (request.hub, request.terms.hubs),
+            lead: request.peers.as_ref().and_then(lead),
+            mesh: request.mesh.clone(),
+            trial: request.trial,
+            relinks: request.relinks,
+            reached: request.reached,
+            differs: None,
+            from: None,
+            token,
+            saves: false,
+        }
+    }
+}
