@@ -57,7 +57,7 @@ pub enum HubError {
     #[error("--checkpoints: {0}")]
     Checkpoints(#[from] CheckpointError),
     /// The record cannot be begun.
-    #[error("--record {}: {error}", file.display())]
+    #[error("--record {}: {error}; name a file in a directory that is there and that this user may write", file.display())]
     Record {
         /// The file.
         file: PathBuf,

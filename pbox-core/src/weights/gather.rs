@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A mean that is kept is decided: a worker that is lost afterwards has its gradient in the step of every chunk. That also costs
-//! less than a second pass over the pushes, from two workers on.
+//! less than a second pass over the pushes, from three workers on.
 //!
 //! Owned by the core, and laid out by place.
 
