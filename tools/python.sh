@@ -37,6 +37,6 @@ python -m pip install -q --disable-pip-version-check --no-build-isolation --no-d
 cd "$dir"
 mypy --config-file "$root/worker-shim/python/pyproject.toml" -p phub
 python -m mypy.stubtest --ignore-disjoint-bases phub._phub
-# Most tests wait for something: one more at a time than cores takes half of the time.
-python -m pytest -q -n "$(($(nproc) + 1))" -c "$root/worker-shim/python/pyproject.toml" --rootdir "$root/worker-shim/python" \
+# Most tests wait for something: they need 280 s of processor time.
+python -m pytest -q -n "$((2 * $(nproc) + 1))" -c "$root/worker-shim/python/pyproject.toml" --rootdir "$root/worker-shim/python" \
     -p no:cacheprovider "$root/worker-shim/python/tests" "$@"
