@@ -4,10 +4,11 @@
 //! ```text
 //!   two hubs     small keys        large ones
 //!   by layer     key 0 -> hub 1    key 1: [ hub 0 | hub 1 ]    above 10^6 parameters
-//!   by slices    key 0 -> hub 1    key 1: [ hub 0 | hub 1 ]    from one chunk a hub
+//!   by slices    key 0 -> hub 1    key 1: [ hub 0 | hub 1 ]    from one chunk a hub, or from four chunks a part
 //! ```
 //!
-//! By slices the keys of a [group](Layout::group) go to one hub.
+//! By slices the keys of a [group](Layout::group) go to one hub, and a key of fewer chunks than hubs to as many hubs as it has four
+//! chunks for: a layer of 255 chunks on one of 256 hubs would come to it from all machines at once.
 //!
 //! By layer is the parameter server that the papers compare with (P3, section 2: tensors of more than 10^6
 //! parameters, by default, are split evenly over the servers, others go to one server; here by LPT and not at
@@ -22,6 +23,9 @@ use serde::{Deserialize, Serialize};
 use super::runs::weights;
 use crate::job::{JobTerms, SPLIT_ABOVE, Schedule};
 use crate::layout::{ChunkId, Key, KeyId, Layout};
+
+/// By slices, a key with fewer chunks than there are hubs has at least so many in each part.
+const CHUNKS_OF_A_PART: u32 = 4;
 
 /// One hub of a job, by number, and how the job is split over its hubs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -89,9 +93,11 @@ pub fn pieces(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Range<u3
         return keys.collect();
     }
     let Share { hub, hubs, split_above } = share;
-    let splits = |chunks: &Range<u32>, key: &Key| match schedule.by_layer() {
-        true => key.elements().is_some_and(|elements| elements > split_above),
-        false => chunks.len() >= hubs as usize,
+    let parts = |chunks: &Range<u32>, key: &Key| match schedule.by_layer() {
+        true if key.elements().is_some_and(|elements| elements > split_above) => hubs,
+        true => 1,
+        false if chunks.len() >= hubs as usize => hubs,
+        false => (chunks.len() as u32 / CHUNKS_OF_A_PART).max(1),
     };
     // By slices, the keys of a group are dealt as one, so that they can leave as one.
     let mut groups = if schedule.by_layer() { [].iter() } else { layout.groups().iter() }.peekable();
@@ -101,10 +107,10 @@ pub fn pieces(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Range<u3
             while groups.next_if(|group| group.end <= chunks.start).is_some() {}
             match groups.peek().filter(|group| group.contains(&chunks.start)) {
                 Some(&group) => (group.start == chunks.start).then(|| vec![group.clone()]),
-                None if splits(&chunks, key) => {
-                    Some((0..hubs).map(|index| part(chunks.clone(), index, hubs)).collect())
+                None => {
+                    let parts = parts(&chunks, key);
+                    Some((0..parts).map(|index| part(chunks.clone(), index, parts)).collect())
                 }
-                None => Some(vec![chunks]),
             }
         })
         .map(|item: Vec<Range<u32>>| (weights(layout, &item).iter().sum(), item))
@@ -178,6 +184,46 @@ mod tests {
                 let mean = loads.iter().sum::<u64>() as f64 / f64::from(hubs);
                 let ratio = *loads.iter().max().unwrap() as f64 / mean;
                 assert!(ratio < 1.06, "{name}, {schedule}, {hubs} hubs: max/mean {ratio}");
+            }
+        }
+    }
+
+    /// The keys of a transformer of GPT-2's shape.
+    fn transformer(vocabulary: u64, positions: u64, width: u64, layers: u64) -> Vec<Key> {
+        let key = |name: String, shape: &[u64]| Key::f32(name, shape);
+        let norm = |name: &str| ["weight", "bias"].map(|of| key(format!("{name}.{of}"), &[width]));
+        let linear = |name: &str, from: u64, to: u64| {
+            [key(format!("{name}.weight"), &[from, to]), key(format!("{name}.bias"), &[to])]
+        };
+        let layer = |layer: u64| {
+            let [n1, n2] = ["ln_1", "ln_2"].map(|name| norm(&format!("h.{layer}.{name}")));
+            let of = [("attn", 1, 3), ("proj", 1, 1), ("fc", 1, 4), ("out", 4, 1)];
+            let of =
+                of.map(|(name, from, to)| linear(&format!("h.{layer}.{name}"), from * width, to * width));
+            n1.into_iter().chain(n2).chain(of.into_iter().flatten())
+        };
+        let ends = [key("wte".into(), &[vocabulary, width]), key("wpe".into(), &[positions, width])];
+        ends.into_iter().chain((0..layers).flat_map(layer)).chain(norm("ln_f")).collect()
+    }
+
+    #[test]
+    fn many_hubs_are_balanced() {
+        let published = ["resnet50", "vgg19"].map(|name| (name, model(name).unwrap().keys));
+        let shaped = [
+            ("BERT-large's shape", transformer(30_522, 512, 1024, 24)),
+            ("GPT-2 small", transformer(50_257, 1024, 768, 12)),
+            ("GPT-2 XL", transformer(50_257, 1024, 1600, 48)),
+        ];
+        for (name, keys) in published.into_iter().chain(shaped) {
+            let layout = Layout::new(keys, 32 * 1024).unwrap();
+            for hubs in [16, 64, 128, 256] {
+                let bytes =
+                    |share| weights(&layout, &pieces(&layout, Schedule::P3, share)).iter().sum::<u64>();
+                let most = shares(hubs).map(bytes).max().unwrap() as f64;
+                let mean = layout.chunks().iter().map(|chunk| chunk.span.bytes as f64).sum::<f64>()
+                    / f64::from(hubs);
+                println!("{name} over {hubs} hubs: the busiest has {:.2} of the mean", most / mean);
+                assert!(most < 1.15 * mean, "{name}, {hubs} hubs: {}", most / mean);
             }
         }
     }
