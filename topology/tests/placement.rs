@@ -1,7 +1,10 @@
 //! The properties of plans, by name, on made-up hosts.
 
 use std::collections::BTreeSet;
-use topology::{CoreChoice, CoreSlot, CpuId, Host, NicChoice, NodeId, PlaceError, Plan, Request, lpt, place};
+use topology::{
+    Cache, CacheKind, CoreChoice, CoreSlot, CpuId, Host, NicChoice, NodeId, PlaceError, Plan, Request, lpt,
+    place,
+};
 
 fn host(description: &str) -> Host {
     Host::from_synthetic(description).unwrap()
@@ -180,6 +183,57 @@ fn nics_with_rdma_get_so_many_cores_that_they_are_even() {
     assert_eq!(cpus(&plan("sockets:2 cores:9 nics:5 nic_gbps:56 nic_kind:infiniband")).len(), 18);
     // The kernel's TCP wants every core.
     assert_eq!(cpus(&plan("sockets:2 cores:14 nics:5 nic_gbps:56")).len(), 28);
+}
+
+#[test]
+fn half_of_the_cores_are_no_more_than_nics_with_rdma_want() {
+    let choose = |description: &str| {
+        let request = Request { cores: CoreChoice::HalfOfTheCores, ..Request::new(&[1; 840]) };
+        place(&host(description), &request).unwrap()
+    };
+    let rails = choose("sockets:2 cores:56 threads:2 nics:4 nic_gbps:400 nic_kind:infiniband");
+    assert!(rails.nics().iter().all(|nic| nic.cores.len() == 4));
+    assert!(has_reason(&rails, "16 of 28 cores on node 0 serve NICs."));
+    assert_eq!(choose("sockets:2 cores:4 nics:4 nic_gbps:400 nic_kind:infiniband").cores().len(), 4);
+    assert_eq!(choose("sockets:2 cores:56 nics:4 nic_gbps:400").cores().len(), 56);
+}
+
+/// An EPYC of one node and two threads a core, of whose cores eight share a cache of the third level.
+fn epyc(nics: &str) -> Host {
+    let mut host = host(&format!("cores:96 threads:2 {nics}"));
+    let cache = |index: usize| {
+        let cpus = host.cpus.iter().filter(|cpu| cpu.core.0 as usize / 8 == index).map(|cpu| cpu.id);
+        Cache { level: 3, kind: CacheKind::Unified, size_bytes: None, cpus: cpus.collect() }
+    };
+    let mut caches: Vec<Cache> = (0..12).map(cache).collect();
+    caches.extend(host.cpus.chunks(2).map(|of| Cache {
+        level: 2,
+        kind: CacheKind::Unified,
+        size_bytes: None,
+        cpus: of.iter().map(|cpu| cpu.id).collect(),
+    }));
+    host.caches = caches;
+    host
+}
+
+#[test]
+fn cores_are_taken_in_turn_over_the_caches_of_a_node() {
+    let caches = |plan: &Plan| plan.cores().iter().map(|core| core.core.0 / 8).collect::<BTreeSet<_>>().len();
+    let with_nics = epyc("nics:4 nic_gbps:400 nic_kind:infiniband");
+    for (host, cores, expected) in [
+        (&with_nics, CoreChoice::EvenOverNics, (16, 12)),
+        (&with_nics, CoreChoice::HalfOfTheCores, (16, 12)),
+        (&epyc(""), CoreChoice::HalfOfTheCores, (48, 12)),
+        (&epyc(""), CoreChoice::Count(6), (6, 6)),
+    ] {
+        let plan = place(host, &Request { cores: cores.clone(), ..Request::new(&[1; 840]) }).unwrap();
+        assert_eq!((plan.cores().len(), caches(&plan)), expected, "{cores:?}");
+        assert!(has_reason(&plan, &format!("taken in turn over last-level caches: {} of 12", expected.1)));
+        let physical: BTreeSet<_> = plan.cores().iter().map(|core| core.core).collect();
+        assert_eq!(physical.len(), expected.0, "no sibling is taken");
+    }
+    let all = place(&epyc(""), &Request::new(&[1; 840])).unwrap();
+    assert!(all.cores().len() == 96 && !has_reason(&all, "caches"), "there is no choice");
 }
 
 #[test]

@@ -28,13 +28,14 @@ pub fn choose(
         return Err(PlaceError::NoAllowedCpu { cpus: host.cpus.len() });
     }
     allowed.sort_by_key(|cpu| (cpu.node, cpu.core, cpu.id));
+    let caches = in_turn_over_caches(host, &mut allowed);
     let mut chosen: Vec<Cpu> = match choice {
         CoreChoice::Cpus(ids) => explicit(host, ids)?,
         CoreChoice::EveryCore => every_core(&allowed),
         CoreChoice::EvenOverNics => even_over_nics(every_core(&allowed), nics, reasons),
         CoreChoice::HalfOfTheCores => {
-            let cores = allowed.iter().map(|cpu| cpu.core).collect::<BTreeSet<_>>().len();
-            spread(&allowed, (cores / 2).max(1), nics, reasons)
+            let half = (every_core(&allowed).len() / 2).max(1);
+            even_over_nics(spread(&allowed, half, nics, reasons), nics, reasons)
         }
         CoreChoice::Count(0) => return Err(PlaceError::NoCores),
         CoreChoice::Count(count) if *count > allowed.len() => {
@@ -43,6 +44,10 @@ pub fn choose(
         CoreChoice::Count(count) => spread(&allowed, *count, nics, reasons),
     };
     if !matches!(choice, CoreChoice::Cpus(_)) {
+        let used = chosen.iter().filter_map(|cpu| last_cache(host, cpu.id)).collect::<BTreeSet<_>>().len();
+        if caches > 0 && chosen.len() < every_core(&allowed).len() {
+            reasons.push(format!("Cores were taken in turn over last-level caches: {used} of {caches}."));
+        }
         chosen.sort_by_key(|cpu| (cpu.node, cpu.core, cpu.id));
     }
     let shared = chosen.len() - chosen.iter().map(|cpu| cpu.core).collect::<BTreeSet<_>>().len();
@@ -50,6 +55,30 @@ pub fn choose(
         reasons.push(format!("{shared} of the {} owners share a physical core with another.", chosen.len()));
     }
     Ok(chosen)
+}
+
+/// Orders the cpus of each node so that neighbours in the order have different last-level caches: the link between the cores of a
+/// cache and the memory carries a part of the memory's speed. Returns the number of caches, or 0 if no node has several.
+fn in_turn_over_caches(host: &Host, cpus: &mut [&Cpu]) -> usize {
+    let mut cores: BTreeMap<(NodeId, Option<usize>), BTreeSet<CoreId>> = BTreeMap::new();
+    let group = |cpu: &Cpu| (cpu.node, last_cache(host, cpu.id));
+    for cpu in cpus.iter() {
+        cores.entry(group(cpu)).or_default().insert(cpu.core);
+    }
+    cpus.sort_by_cached_key(|cpu| {
+        let (node, cache) = group(cpu);
+        (node, cores[&(node, cache)].range(..cpu.core).count(), cache, cpu.core, cpu.id)
+    });
+    let shared: Vec<NodeId> =
+        cores.iter().filter(|(_, cores)| cores.len() > 1).map(|((node, _), _)| *node).collect();
+    let has_several = shared.windows(2).any(|pair| pair[0] == pair[1]);
+    if has_several { shared.len() } else { 0 }
+}
+
+/// The cache between a cpu and the memory, by index.
+fn last_cache(host: &Host, cpu: CpuId) -> Option<usize> {
+    let of_cpu = host.caches.iter().enumerate().filter(|(_, cache)| cache.cpus.binary_search(&cpu).is_ok());
+    of_cpu.max_by_key(|(_, cache)| cache.level).map(|(index, _)| index)
 }
 
 fn every_core(allowed: &[&Cpu]) -> Vec<Cpu> {

@@ -50,8 +50,8 @@ pub enum CoreChoice {
     /// As [`EveryCore`](Self::EveryCore); but where NICs have RDMA, only so many cores of their nodes that the fastest NIC has two
     /// to four, and each its share by speed as nearly as can be. Every core where there are too few for that.
     EvenOverNics,
-    /// One cpu of half of these cores, at least one: the others are for workers on the same host. Spread as a
-    /// [`Count`](Self::Count) is.
+    /// One cpu of half of these cores, at least one: the rest is for workers on the same host. Spread as a
+    /// [`Count`](Self::Count) is; and where NICs have RDMA, as few as [`EvenOverNics`](Self::EvenOverNics) takes.
     HalfOfTheCores,
     /// This many cpus, spread over the nodes in proportion to the speed of their NICs. Each node with NICs gets
     /// its first cpu before any gets a second. One cpu of each physical core comes first, then their siblings.
