@@ -237,6 +237,21 @@ fn cores_are_taken_in_turn_over_the_caches_of_a_node() {
 }
 
 #[test]
+fn slow_cores_own_nothing_unless_they_are_asked_for() {
+    let mut host = host("cores:8");
+    host.cpus[4..].iter_mut().for_each(|cpu| cpu.slow = true);
+    let choose = |cores: CoreChoice| place(&host, &Request { cores, ..Request::new(&[1; 8]) }).unwrap();
+    assert_eq!(cpus(&choose(CoreChoice::EveryCore)), [0, 1, 2, 3]);
+    assert!(has_reason(&choose(CoreChoice::EveryCore), "4 cores of less capacity own nothing"));
+    assert_eq!(cpus(&choose(CoreChoice::HalfOfTheCores)), [0, 1]);
+    assert_eq!(cpus(&choose(CoreChoice::Count(4))), [0, 1, 2, 3]);
+    assert_eq!(cpus(&choose(CoreChoice::Count(6))).len(), 6);
+    assert_eq!(cpus(&choose(CoreChoice::Cpus(vec![CpuId(7)]))), [7]);
+    host.cpus.iter_mut().for_each(|cpu| cpu.slow = true);
+    assert_eq!(place(&host, &Request::new(&[1; 8])).unwrap().cores().len(), 8, "there are no faster ones");
+}
+
+#[test]
 fn cores_near_no_nic_are_the_last_choice() {
     let host = host("sockets:2 nodes:2 cores:2 nics:1,0,0,0 nic_gbps:100");
     let choose =

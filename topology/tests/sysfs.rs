@@ -112,6 +112,24 @@ fn cores_nodes_and_caches_are_found() {
 }
 
 #[test]
+fn cores_of_less_capacity_are_found() {
+    let slow = |tree: &Tree| {
+        let host = tree.host().unwrap();
+        host.cpus.iter().filter(|cpu| cpu.slow).map(|cpu| cpu.id.0).collect::<Vec<_>>()
+    };
+    let arm = Tree::two_nodes();
+    assert_eq!(slow(&arm), [], "nothing is known of them");
+    for (cpu, capacity) in [1024, 1024, 717, 716, 1024, 1024, 717].iter().enumerate() {
+        arm.write(&format!("devices/system/cpu/cpu{cpu}/cpu_capacity"), &format!("{capacity}\n"));
+    }
+    assert_eq!(slow(&arm), [3], "one is just fast enough, and of the last nothing is known");
+    let intel = Tree::two_nodes();
+    intel.write("devices/cpu_core/cpus", "0-1,4-5\n");
+    intel.write("devices/cpu_atom/cpus", "2-3,6-7\n");
+    assert_eq!(slow(&intel), [2, 3, 6, 7]);
+}
+
+#[test]
 fn nics_are_found_where_their_hardware_is() {
     let tree = Tree::two_nodes();
     let ethernet = tree.pci("0000:03:00.0", "1\n");

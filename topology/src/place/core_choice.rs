@@ -28,6 +28,7 @@ pub fn choose(
         return Err(PlaceError::NoAllowedCpu { cpus: host.cpus.len() });
     }
     allowed.sort_by_key(|cpu| (cpu.node, cpu.core, cpu.id));
+    leave_slow_cores_out(choice, &mut allowed, reasons);
     let caches = in_turn_over_caches(host, &mut allowed);
     let mut chosen: Vec<Cpu> = match choice {
         CoreChoice::Cpus(ids) => explicit(host, ids)?,
@@ -55,6 +56,25 @@ pub fn choose(
         reasons.push(format!("{shared} of the {} owners share a physical core with another.", chosen.len()));
     }
     Ok(chosen)
+}
+
+/// Leaves out cores of less capacity, unless they are asked for: all cores have equal bytes, so each round would wait for them.
+fn leave_slow_cores_out(choice: &CoreChoice, cpus: &mut Vec<&Cpu>, reasons: &mut Vec<String>) {
+    let fast = cpus.iter().filter(|cpu| !cpu.slow).count();
+    let wanted = match choice {
+        CoreChoice::Cpus(_) => return,
+        CoreChoice::Count(count) => (1..=fast).contains(count),
+        CoreChoice::EveryCore | CoreChoice::EvenOverNics | CoreChoice::HalfOfTheCores => fast > 0,
+    };
+    let cores = every_core(cpus).len();
+    if wanted && fast < cpus.len() {
+        cpus.retain(|cpu| !cpu.slow);
+        let slow = cores - every_core(cpus).len();
+        reasons.push(format!(
+            "{} of less capacity own nothing: rounds would wait for them.",
+            count(slow, "core")
+        ));
+    }
 }
 
 /// Orders the cpus of each node so that neighbours in the order have different last-level caches: the link between the cores of a

@@ -44,7 +44,7 @@ impl<'a> Request<'a> {
 /// The cores that own items.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CoreChoice {
-    /// One cpu of every physical core that this process may run on.
+    /// One cpu of every physical core that this process may run on, without [slow](crate::Cpu::slow) ones beside faster ones.
     #[default]
     EveryCore,
     /// As [`EveryCore`](Self::EveryCore); but where NICs have RDMA, only so many cores of their nodes that the fastest NIC has two
@@ -54,7 +54,8 @@ pub enum CoreChoice {
     /// [`Count`](Self::Count) is; and where NICs have RDMA, as few as [`EvenOverNics`](Self::EvenOverNics) takes.
     HalfOfTheCores,
     /// This many cpus, spread over the nodes in proportion to the speed of their NICs. Each node with NICs gets
-    /// its first cpu before any gets a second. One cpu of each physical core comes first, then their siblings.
+    /// its first cpu before any gets a second. One cpu of each physical core comes first, then their siblings; no slow ones, if the
+    /// others are enough.
     Count(usize),
     /// Exactly these cpus, in this order: the first is slot 0.
     Cpus(Vec<CpuId>),

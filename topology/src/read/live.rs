@@ -31,6 +31,7 @@ fn survey(allowed: Option<&[u32]>, notes: &mut Vec<String>) -> Result<Survey, Ho
             return Ok(sysfs::read(Path::new(SYS), allowed)?);
         }
     };
+    survey.slow = sysfs::slow_cpus(Path::new(SYS));
     let by_hwloc = std::mem::take(&mut survey.nics);
     survey.nics = match sysfs::read_nics(Path::new(SYS), &mut survey.notes) {
         Ok(by_sysfs) => merge(by_sysfs, &by_hwloc),

@@ -13,6 +13,8 @@ pub(crate) struct Survey {
     pub source: Source,
     pub nodes: Vec<FoundNode>,
     pub cpus: Vec<FoundCpu>,
+    /// Cpus of cores of less capacity, ascending.
+    pub slow: Vec<u32>,
     pub caches: Vec<Cache>,
     pub nics: Vec<Nic>,
     pub notes: Vec<String>,
@@ -39,6 +41,7 @@ impl Survey {
             source,
             nodes: Vec::new(),
             cpus: Vec::new(),
+            slow: Vec::new(),
             caches: Vec::new(),
             nics: Vec::new(),
             notes: Vec::new(),
@@ -64,7 +67,7 @@ impl Survey {
             source: self.source,
             sockets: sockets.into_iter().map(|id| Socket { id }).collect(),
             nodes,
-            cpus: dense_cores(&self.cpus),
+            cpus: dense_cores(&self.cpus, &self.slow),
             caches: self.caches,
             nics: self.nics,
             notes: self.notes,
@@ -134,7 +137,7 @@ impl Survey {
     }
 }
 
-fn dense_cores(found: &[FoundCpu]) -> Vec<Cpu> {
+fn dense_cores(found: &[FoundCpu], slow: &[u32]) -> Vec<Cpu> {
     // Cores are numbered by socket, then by their first cpu, so that core order follows cpu order.
     let mut first_cpu: BTreeMap<(SocketId, u64), CpuId> = BTreeMap::new();
     for cpu in found {
@@ -152,6 +155,7 @@ fn dense_cores(found: &[FoundCpu]) -> Vec<Cpu> {
             socket: cpu.socket,
             node: cpu.node.unwrap_or(NodeId(0)),
             allowed: cpu.allowed,
+            slow: slow.binary_search(&cpu.id.0).is_ok(),
         })
         .collect()
 }

@@ -67,7 +67,25 @@ fn core(topology: &Path, cpu: u32) -> Result<u64, SysfsError> {
     Ok(u64::from(cpu))
 }
 
-/// A cache that cannot be read is left out: caches are shown to people, and no decision depends on them.
+/// Cpus with less than 0.7 of the capacity of the fastest, ascending. The kernel tells capacities on Arm; on x86 it lists the
+/// efficiency cores. What cannot be read is nobody's.
+pub(crate) fn slow_cpus(root: &Path) -> Vec<u32> {
+    let atoms = root.join("devices/cpu_atom/cpus");
+    if root.join("devices/cpu_core/cpus").exists() {
+        return attribute::list(&atoms).unwrap_or_default();
+    }
+    let directory = root.join("devices/system/cpu");
+    let capacity = |cpu: u32| attribute::integer(&directory.join(format!("cpu{cpu}/cpu_capacity"))).ok();
+    let online = attribute::list(&directory.join("online")).unwrap_or_default();
+    let of: Vec<(u32, i64)> = online.into_iter().filter_map(|cpu| Some((cpu, capacity(cpu)?))).collect();
+    let most = of.iter().map(|(_, capacity)| *capacity).max().unwrap_or(0);
+    of.into_iter()
+        .filter(|(_, capacity)| (*capacity as f64) < 0.7 * most as f64)
+        .map(|(cpu, _)| cpu)
+        .collect()
+}
+
+/// A cache that cannot be read is left out: its cores are then taken in the order of their numbers.
 fn cache(path: &Path) -> Option<Cache> {
     let level = attribute::integer(&path.join("level")).ok()?;
     let kind = match attribute::text_if_readable(&path.join("type"))?.as_str() {

@@ -10,6 +10,8 @@ mod nics;
 mod nodes;
 mod rdma;
 
+pub(crate) use cpus::slow_cpus;
+
 #[cfg(feature = "hwloc")]
 use crate::host::Nic;
 use crate::host::Source;
@@ -51,6 +53,7 @@ pub(crate) fn read(root: &Path, allowed: Option<&[u32]>) -> Result<Survey, Sysfs
     let mut survey = Survey::new(Source::LiveSysfs(root.to_owned()));
     let node_of_cpu = nodes::read(root, &mut survey)?;
     cpus::read(root, allowed, &node_of_cpu, &mut survey)?;
+    survey.slow = slow_cpus(root);
     match nics::read(root, &mut survey.notes) {
         Ok(nics) => survey.nics = nics,
         // A machine may have no network, but it must have cpus.
