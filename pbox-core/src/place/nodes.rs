@@ -17,7 +17,12 @@ use super::runs::{RUN_BYTES, bytes, units, weights};
 use crate::layout::{ChunkId, Layout};
 
 /// A huge page.
-const BLOCK_BYTES: u64 = 2 << 20;
+const PAGE_BYTES: u64 = 2 << 20;
+
+/// From so many bytes on, a node gets several huge pages of a share at a time. One call of the kernel collapses neighbours of one
+/// node, and each call interrupts all cpus of the machine.
+const LARGE_BYTES: u64 = 4 << 30;
+const PAGES_OF_A_LARGE_SHARE: u64 = 16;
 
 /// Blocks for each node that are dealt by runs.
 const LAST_BLOCKS: u64 = 2;
@@ -98,12 +103,14 @@ impl CoreNodes {
     /// Deals these pieces of a layout to the nodes.
     pub(super) fn deal(&self, layout: &Layout, pieces: Vec<Range<u32>>) -> Vec<OfNode> {
         let mut nodes = self.by_node();
-        let (all, blocks) = (weights(layout, &pieces).iter().sum::<u64>(), nodes.len() as u64 * BLOCK_BYTES);
+        let all = weights(layout, &pieces).iter().sum::<u64>();
+        let block = if all < LARGE_BYTES { PAGE_BYTES } else { PAGES_OF_A_LARGE_SHARE * PAGE_BYTES };
+        let blocks = nodes.len() as u64 * block;
         if nodes.len() == 1 || all < LEAST_BLOCKS * blocks {
             return vec![OfNode { cores: (0..self.0.len() as u32).collect(), pieces }];
         }
         let mut loads = vec![0; nodes.len()];
-        for part in parts(layout, pieces, all - LAST_BLOCKS * blocks) {
+        for part in parts(layout, pieces, block, all - LAST_BLOCKS * blocks) {
             let bytes: u64 = weights(layout, &part).iter().sum();
             // Which would be done first? (load + bytes) / cores, without fractions.
             let share = |node: usize, other: usize| (loads[node] + bytes) * nodes[other].cores.len() as u64;
@@ -128,12 +135,12 @@ impl CoreNodes {
     }
 }
 
-/// Cuts pieces of a layout where huge pages of the window begin, and behind so many bytes where runs do.
-fn parts(layout: &Layout, pieces: Vec<Range<u32>>, in_blocks: u64) -> Vec<Vec<Range<u32>>> {
+/// Cuts pieces of a layout where blocks of the window begin, and behind so many bytes where runs do.
+fn parts(layout: &Layout, pieces: Vec<Range<u32>>, block: u64, in_blocks: u64) -> Vec<Vec<Range<u32>>> {
     let mut parts: Vec<Vec<Range<u32>>> = Vec::new();
     let (mut before, mut last) = (0, None);
     for unit in units(layout, pieces) {
-        let length = if before < in_blocks { BLOCK_BYTES } else { RUN_BYTES };
+        let length = if before < in_blocks { block } else { RUN_BYTES };
         let place = Some((length, layout.chunk(ChunkId(unit.start)).span.offset as u64 / length));
         before += bytes(layout, &unit);
         if place != std::mem::replace(&mut last, place) {
@@ -171,6 +178,17 @@ mod tests {
             let node = [7, 7, 3, 3][placement.owner(ChunkId(id))];
             assert_eq!(node, by_page[chunk.span.offset >> 21], "chunk {id}");
         }
+    }
+
+    #[test]
+    fn a_large_share_has_large_blocks() {
+        let [few, many] = [4 << 28, (4 << 28) - 1].map(layout).map(|layout| {
+            let of_pages = nodes(&layout, &[0, 1], 2 << 20);
+            let most = of_pages.iter().filter(|&&node| node == 0).count() as f64 / of_pages.len() as f64;
+            assert!((most - 0.5).abs() < 0.02, "{most}");
+            of_pages.windows(2).filter(|pair| pair[0] != pair[1]).count()
+        });
+        assert!((100..200).contains(&few) && many > 2000, "{few} and {many} calls");
     }
 
     #[test]
