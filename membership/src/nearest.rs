@@ -1,5 +1,5 @@
 //! In which order a member takes the NICs of its machine: those of its own NUMA node first, and each member of a machine begins
-//! at another one.
+//! at another one. And how many members the machine has.
 //!
 //! Once, at the join. Knows the machine by /proc and /sys; nothing of hubs.
 
@@ -11,6 +11,16 @@ use fabric::verbs::Device;
 /// A member's number on its machine, as launchers say it. The first that is set counts.
 const LOCAL_RANK: [&str; 4] =
     ["PHUB_LOCAL_RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"];
+
+/// How many members are on this machine, as launchers say it. The first that is set counts.
+const LOCAL_SIZE: [&str; 4] =
+    ["PHUB_LOCAL_WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"];
+
+/// How many of a job's workers are on this machine: all, if no launcher says it.
+pub fn workers_here(workers: u32, environment: impl Fn(&str) -> Option<String>) -> u32 {
+    let said = LOCAL_SIZE.iter().find_map(|name| environment(name)?.parse().ok());
+    said.filter(|here| (1..=workers).contains(here)).unwrap_or(workers)
+}
 
 /// A member's number on its machine, or else its rank: this spreads members as well where ranks are dealt in blocks.
 pub(crate) fn local_rank(rank: u32, environment: impl Fn(&str) -> Option<String>) -> u32 {
@@ -62,6 +72,17 @@ fn cpus(list: &str) -> impl Iterator<Item = RangeInclusive<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn workers_of_other_machines_do_not_count() {
+        let said =
+            |text: &'static str| move |name: &str| (name == "LOCAL_WORLD_SIZE").then(|| text.to_owned());
+        assert_eq!(workers_here(16, said("4")), 4);
+        for unlikely in ["17", "0", "-1", "many", ""] {
+            assert_eq!(workers_here(16, said(unlikely)), 16, "{unlikely:?}");
+        }
+        assert_eq!(workers_here(16, |_| None), 16);
+    }
 
     #[test]
     fn each_member_begins_at_another_near_nic() {

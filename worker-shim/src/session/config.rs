@@ -70,7 +70,7 @@ pub struct SessionConfig {
     /// Notes what the session does when, and writes the last rounds at its end: a timeline for <https://ui.perfetto.dev>. The
     /// file has the rank before its extension: `run.json` becomes `run.rank3.json`. Default: what `PHUB_TRACE` says, else none.
     pub trace: Option<PathBuf>,
-    /// How the calling thread waits. Default: it spins if the machine has cores to spare.
+    /// How the calling thread waits. Default: it spins if the machine has more than two cores for each worker on it.
     pub idle: IdlePolicy,
 }
 
@@ -213,6 +213,7 @@ impl SessionConfig {
         optimizer: Optimizer,
     ) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        let here = membership::workers_here(workers, |name| std::env::var(name).ok());
         SessionConfig {
             hub: hub.into(),
             mesh: None,
@@ -233,7 +234,7 @@ impl SessionConfig {
             wait_limit: Duration::from_secs(30 * 60),
             trace: std::env::var_os("PHUB_TRACE").filter(|path| !path.is_empty()).map(PathBuf::from),
             // A worker that spins on a core which the hub or another worker needs delays itself.
-            idle: if cores > 2 * workers as usize { IdlePolicy::DEDICATED } else { IdlePolicy::SHARED },
+            idle: if cores > 2 * here as usize { IdlePolicy::DEDICATED } else { IdlePolicy::SHARED },
         }
     }
 }
