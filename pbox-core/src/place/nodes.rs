@@ -19,8 +19,8 @@ use crate::layout::{ChunkId, Layout};
 /// A huge page.
 const PAGE_BYTES: u64 = 2 << 20;
 
-/// From so many bytes on, a node gets several huge pages of a share at a time. One call of the kernel collapses neighbours of one
-/// node, and each call interrupts all cpus of the machine.
+/// The least share of which a node gets several huge pages at a time. One call of the kernel collapses neighbours of one node, and
+/// each call interrupts all cpus of the machine.
 const LARGE_BYTES: u64 = 4 << 30;
 const PAGES_OF_A_LARGE_SHARE: u64 = 16;
 
@@ -135,7 +135,7 @@ impl CoreNodes {
     }
 }
 
-/// Cuts pieces of a layout where blocks of the window begin, and behind so many bytes where runs do.
+/// Cuts pieces of a layout at the blocks of the window for the first `in_blocks` bytes, and at runs behind them.
 fn parts(layout: &Layout, pieces: Vec<Range<u32>>, block: u64, in_blocks: u64) -> Vec<Vec<Range<u32>>> {
     let mut parts: Vec<Vec<Range<u32>>> = Vec::new();
     let (mut before, mut last) = (0, None);

@@ -24,7 +24,7 @@ use super::runs::weights;
 use crate::job::{JobTerms, SPLIT_ABOVE, Schedule};
 use crate::layout::{ChunkId, Key, KeyId, Layout};
 
-/// By slices, a key with fewer chunks than there are hubs has at least so many in each part.
+/// The least chunks of a part, for a key that has fewer chunks than there are hubs.
 const CHUNKS_OF_A_PART: u32 = 4;
 
 /// One hub of a job, by number, and how the job is split over its hubs.
