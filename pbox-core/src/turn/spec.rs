@@ -167,8 +167,7 @@ impl ShardSpec {
         }
         if let Some(most) = terms.clip_norm {
             let parts = specs.iter().filter(|spec| !spec.chunks.is_empty()).count();
-            let of_hub = wire.layout().chunks().iter().map(|chunk| chunk.span.bytes);
-            let whole = Arc::new(WholeGradient::new(most, parts, of_hub));
+            let whole = Arc::new(WholeGradient::new(most, parts));
             let specs = specs.iter_mut().filter(|spec| !spec.chunks.is_empty()).enumerate();
             specs.for_each(|(part, spec)| spec.whole = Some((Arc::clone(&whole), part)));
         }
