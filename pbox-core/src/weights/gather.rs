@@ -15,13 +15,13 @@
 use std::sync::Arc;
 use std::task::Waker;
 
-use fabric::{MapError, Slab};
+use fabric::{MapError, Slab, Span, Spans};
 
 use super::chunks::Chunk;
 use crate::kernels::oracle::BLOCK_BYTES;
 use crate::kernels::{Element, Kernels, Slots};
-use crate::layout::Round;
-use crate::whole::{ExactSum, WholeGradient};
+use crate::layout::{ChunkId, Round};
+use crate::whole::{ExactSum, Found, Told, WholeGradient};
 
 /// The wait of a mode's steps for more than the pushes of their chunk.
 pub(crate) trait Gather {
@@ -54,8 +54,15 @@ pub(crate) trait Gather {
     /// The first round that may not be found yet.
     fn open(&self) -> Round;
 
-    /// The number that a round's steps wait for, once it is found.
-    fn found(&self, round: Round) -> Option<f32>;
+    /// Returns what a round's steps do, once it is found.
+    fn found(&self, round: Round) -> Option<Found>;
+
+    /// Writes what was found of a round, for the workers. Returns the core's first chunk, and the span to post; `None` where the
+    /// round is not found.
+    fn tell(&mut self, round: Round) -> Option<(ChunkId, Span)>;
+
+    /// The last round that is found.
+    fn last_found(&self) -> Option<Told>;
 
     /// The mean of a chunk that was taken in, and the workers in it.
     fn mean(&self, chunk: &Chunk, place: usize) -> (&[f32], u32);
@@ -98,8 +105,16 @@ impl Gather for NoGather {
         Round(0)
     }
 
-    fn found(&self, _: Round) -> Option<f32> {
-        Some(1.0)
+    fn found(&self, _: Round) -> Option<Found> {
+        None
+    }
+
+    fn tell(&mut self, _: Round) -> Option<(ChunkId, Span)> {
+        None
+    }
+
+    fn last_found(&self) -> Option<Told> {
+        None
     }
 
     fn mean(&self, _: &Chunk, _: usize) -> (&[f32], u32) {
@@ -124,7 +139,7 @@ pub(crate) struct GatherNorm {
     whole: Arc<WholeGradient>,
     /// The core's number there.
     part: usize,
-    /// By place.
+    /// One for each place.
     kept: Vec<Kept>,
     /// The squares of the chunks that were taken in for the last round.
     sum: ExactSum,
@@ -138,6 +153,12 @@ pub(crate) struct GatherNorm {
     awaits: bool,
     /// Whether the answer is a sum and not a mean.
     of_sum: bool,
+    /// The first chunk.
+    first: ChunkId,
+    /// The line that workers read.
+    line: Spans,
+    /// The content of the line.
+    told: Option<Told>,
 }
 
 /// What is kept of a chunk.
@@ -155,6 +176,7 @@ impl GatherNorm {
     /// Allocates and touches memory: call it on the thread that owns the core.
     pub fn new(
         (whole, part): (Arc<WholeGradient>, usize),
+        line: Spans,
         of_sum: bool,
         chunks: &[Chunk],
         waker: Waker,
@@ -169,8 +191,20 @@ impl GatherNorm {
         let kept: Vec<Kept> = chunks.iter().map(of).collect();
         let mut means = Slab::zeroed("means that wait for the whole gradient", elements)?;
         means.as_mut_slice().fill(0.0);
-        let (sum, round) = (ExactSum::default(), Round(0));
-        Ok(GatherNorm { whole, part, kept, sum, means, round, taken: 0, awaits: false, of_sum })
+        Ok(GatherNorm {
+            whole,
+            part,
+            kept,
+            sum: ExactSum::default(),
+            means,
+            round: Round(0),
+            taken: 0,
+            awaits: false,
+            of_sum,
+            first: chunks[0].id,
+            line,
+            told: None,
+        })
     }
 
     /// Begins a round, if it is another one: the round before is found.
@@ -245,8 +279,22 @@ impl Gather for GatherNorm {
     }
 
     #[inline]
-    fn found(&self, round: Round) -> Option<f32> {
-        self.whole.scale(round)
+    fn found(&self, round: Round) -> Option<Found> {
+        self.whole.found(round)
+    }
+
+    fn tell(&mut self, round: Round) -> Option<(ChunkId, Span)> {
+        self.found(round)?;
+        if self.told.is_none_or(|told| told.round != round) {
+            let told = self.whole.told();
+            told.write(self.line.elements_mut(0));
+            self.told = Some(told);
+        }
+        Some((self.first, self.line.span(0)))
+    }
+
+    fn last_found(&self) -> Option<Told> {
+        self.told
     }
 
     fn mean(&self, chunk: &Chunk, place: usize) -> (&[f32], u32) {

@@ -10,27 +10,48 @@
 //! open at a time: no chunk gets pushes of the next one before it has stepped.
 
 mod exact_sum;
+mod told;
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 
+use crate::job::JobTerms;
 use crate::kernels::oracle::clip_scale;
 use crate::layout::Round;
 pub use exact_sum::ExactSum;
+pub use told::Told;
 
 /// The whole gradient of one round after the other, of one job at one hub.
 #[derive(Debug)]
 pub struct WholeGradient {
     /// The most that its norm may be.
-    most: f32,
-    /// By core that owns chunks.
+    most: Option<f32>,
+    /// Whether a round with values that are not finite is skipped.
+    skips: bool,
+    /// A part for each core that owns chunks.
     parts: Vec<Part>,
     /// A round, and how many parts are in of it: all, if it is found.
     given: AtomicU64,
     /// The last round that is found, and its scale.
     found: AtomicU64,
+    /// The sum of that round.
+    sum: [AtomicU64; ExactSum::WORDS],
+    /// The rounds that were skipped.
+    skipped: AtomicU64,
 }
+
+/// The work of a round's steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Found {
+    /// They multiply means by this scale.
+    Scale(f32),
+    /// There is none: values are not finite.
+    Skip,
+}
+
+/// The scale of a round without steps: no number that an operation gives.
+const SKIP: u32 = u32::MAX;
 
 /// The place of one core.
 #[derive(Debug, Default)]
@@ -47,18 +68,29 @@ fn pack(round: Round, low: u32) -> u64 {
     u64::from(round.0) << 32 | u64::from(low)
 }
 
+fn write(words: &[AtomicU64; ExactSum::WORDS], sum: &ExactSum) {
+    words.iter().zip(sum.to_words()).for_each(|(place, word)| place.store(word, Ordering::Relaxed));
+}
+
+fn read(words: &[AtomicU64; ExactSum::WORDS]) -> ExactSum {
+    ExactSum::of_words(&words.each_ref().map(|word| word.load(Ordering::Relaxed)))
+}
+
 fn unpack(word: u64) -> (Round, u32) {
     (Round((word >> 32) as u32), word as u32)
 }
 
 impl WholeGradient {
-    /// Makes one for so many cores that own chunks.
-    pub fn new(most: f32, parts: usize) -> Self {
+    /// Makes the place where `parts` cores meet, those of a job that own chunks.
+    pub fn new(terms: &JobTerms, parts: usize) -> Self {
         WholeGradient {
-            most,
+            most: terms.clip_norm,
+            skips: terms.skip_nonfinite,
             parts: (0..parts).map(|_| Part::default()).collect(),
             given: AtomicU64::new(pack(Round(0), 0)),
             found: AtomicU64::new(pack(Round(u32::MAX), 0)),
+            sum: Default::default(),
+            skipped: AtomicU64::new(0),
         }
     }
 
@@ -71,8 +103,7 @@ impl WholeGradient {
     #[cold]
     #[inline(never)] // a locked instruction, which the path of a chunk does not have
     pub fn give(&self, round: Round, part: usize, sum: &ExactSum) {
-        let words = self.parts[part].sum.iter().zip(sum.to_words());
-        words.for_each(|(place, word)| place.store(word, Ordering::Relaxed));
+        write(&self.parts[part].sum, sum);
         let parts = self.parts.len() as u32;
         let more = |word| match unpack(word) {
             (open, given) if open == round => Some(pack(round, given + 1)),
@@ -85,19 +116,25 @@ impl WholeGradient {
             _ => 1,
         };
         if given == parts {
-            let scale = clip_scale(self.sum().norm(), self.most);
-            self.found.store(pack(round, scale.to_bits()), Ordering::Release);
+            self.find(round);
             self.parts.iter().filter_map(|part| part.waker.get()).for_each(Waker::wake_by_ref);
         }
     }
 
-    /// The sum of all parts.
-    fn sum(&self) -> ExactSum {
-        self.parts.iter().fold(ExactSum::default(), |mut sum, part| {
-            let words = part.sum.each_ref().map(|word| word.load(Ordering::Relaxed));
-            sum.join(&ExactSum::of_words(&words));
+    /// Adds all parts of a round. No core gives a part of the next round before it has seen this one.
+    fn find(&self, round: Round) {
+        let sum = self.parts.iter().fold(ExactSum::default(), |mut sum, part| {
+            sum.join(&read(&part.sum));
             sum
-        })
+        });
+        write(&self.sum, &sum);
+        let scale = if self.skips && !sum.is_finite() {
+            self.skipped.fetch_add(1, Ordering::Relaxed);
+            SKIP
+        } else {
+            self.most.map_or(1.0, |most| clip_scale(sum.norm(), most)).to_bits()
+        };
+        self.found.store(pack(round, scale), Ordering::Release);
     }
 
     /// Takes one core's part of a round back. Returns false where the round is found, or will be in a moment.
@@ -110,11 +147,18 @@ impl WholeGradient {
         self.given.fetch_update(Ordering::AcqRel, Ordering::Acquire, fewer).is_ok()
     }
 
-    /// The scale of a round, once it is found.
+    /// Returns what the steps of a round do, once it is found.
     #[inline]
-    pub fn scale(&self, round: Round) -> Option<f32> {
+    pub fn found(&self, round: Round) -> Option<Found> {
         let (found, scale) = unpack(self.found.load(Ordering::Acquire));
-        (found == round).then(|| f32::from_bits(scale))
+        let is_skip = scale == SKIP && self.skips;
+        (found == round).then(|| if is_skip { Found::Skip } else { Found::Scale(f32::from_bits(scale)) })
+    }
+
+    /// Returns what workers are told of the last round that is found.
+    pub fn told(&self) -> Told {
+        let (round, _) = unpack(self.found.load(Ordering::Acquire));
+        Told { round, skipped: self.skipped.load(Ordering::Relaxed), sum: read(&self.sum) }
     }
 
     /// Whether all parts of a round are in.
