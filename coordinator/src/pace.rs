@@ -79,8 +79,16 @@ impl LastRounds {
             not_finite: mean.not_finite,
         };
         let recent: Vec<GradientNorm> = self.gauged.whole().map(norm).collect();
-        let last = *recent.last()?;
-        Some(GradientsReply { every: self.gauged.every(), not_finite: self.gauged.not_finite, last, recent })
+        let looked_at = *recent.last()?;
+        let Gauged { not_finite, found, .. } = self.gauged;
+        let of_found = found.filter(|found| found.sum.is_finite()).map(|found| GradientNorm {
+            round: found.round,
+            norm: found.sum.value().sqrt(),
+            not_finite: 0,
+        });
+        let last = of_found.filter(|found| found.round > looked_at.round).unwrap_or(looked_at);
+        let skipped = found.map(|found| found.skipped);
+        Some(GradientsReply { every: self.gauged.every(), not_finite, skipped, last, recent })
     }
 
     /// Returns how rounds went; nothing while nobody was waited for.

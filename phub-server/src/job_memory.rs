@@ -78,7 +78,7 @@ impl JobMemory {
             sums: if is_below { window } else { 0 },
             weights: (of_workers + of_the_job).saturating_mul(wire.weights_window_bytes() as u64),
             kept: if is_below { 0 } else { wire.kept_bytes(&terms.optimizer) },
-            means: if terms.clip_norm.is_some() { 4 * wire.layout().parameters() } else { 0 },
+            means: if terms.waits_for_all() { 4 * wire.layout().parameters() } else { 0 },
             former: if shows_ahead { wire.weights_window_bytes() as u64 } else { 0 },
             snapshots: if snapshots { of_a_snapshot } else { 0 },
             hubs: u64::from(terms.hubs),
@@ -130,7 +130,9 @@ mod tests {
         let needed =
             |terms: JobTerms| JobMemory::new(&Wire::of_terms(&terms).unwrap(), &terms, true, false).needed();
         assert_eq!(needed(JobTerms { answers_ahead: true, ..terms.clone() }), 9 * MODEL);
-        assert_eq!(needed(JobTerms { clip_norm: Some(1.0), ..terms }), 9 * MODEL);
+        let lines = 32 * 128;
+        assert_eq!(needed(JobTerms { clip_norm: Some(1.0), ..terms.clone() }), 9 * MODEL + lines);
+        assert_eq!(needed(JobTerms { skip_nonfinite: true, ..terms }), 9 * MODEL + lines);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::training::Training;
 use hub_tests::{hub, says};
-use pbox_core::{Compression, Dtype, Key, Optimizer, Schedule};
+use pbox_core::{Compression, Dtype, Key, KeyId, Optimizer, Schedule};
 use worker_shim::{Session, WeightsMode};
 
 const ADAM: Optimizer =
@@ -70,6 +70,46 @@ fn a_norm_that_is_never_reached_changes_no_bit() {
     let [far, plain, near] =
         [far, plain, clipped("near", NESTEROV, 3.0)].map(|each| each.run(&hub.address().to_string()));
     assert!(far == plain && near != plain);
+}
+
+#[test]
+fn a_round_that_is_not_finite_is_no_step() {
+    let _watchdog = Watchdog::start();
+    for (optimizer, clip_norm) in [(NESTEROV, None), (ADAM, Some(3.0)), (Optimizer::Average, None)] {
+        let training = clipped(optimizer.name(), optimizer, 3.0);
+        let run = |training: Training, cores| training.run(&hub(cores).address().to_string());
+        let skipped = Training { clip_norm, skipped: vec![1, 2], rounds: 5, ..training };
+        assert!(run(skipped.clone(), 1) == run(skipped.clone(), 2), "{}", optimizer.name());
+        let tcp: fn(u32) -> Option<Transport> = |rank| (rank == 1).then_some(Transport::Tcp);
+        run(Training { transport: tcp, schedule: Schedule::KvStore, ..skipped }, 2);
+    }
+}
+
+/// As `torch.nn.utils.clip_grad_norm_` does with `error_if_nonfinite=False`.
+#[test]
+fn without_a_skip_an_infinite_norm_makes_all_zero_but_what_is_infinite() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let training = Training { workers: 1, ..clipped("infinite", Optimizer::Average, 3.0) };
+    let mut session = Session::join(training.config(&hub.address().to_string(), 0)).unwrap();
+    for (bad, is_none) in [(f32::INFINITY, false), (f32::NAN, true)] {
+        for key in session.keys() {
+            training.write(&mut session, key, |values| {
+                values.fill(1.0);
+                values[0] = if key == KeyId(2) { bad } else { 1.0 };
+            });
+            session.push(key).unwrap();
+        }
+        session.wait_all().unwrap();
+        let (_, norm) = session.norm().unwrap();
+        assert_eq!((norm.is_nan(), norm.is_finite(), session.skipped()), (is_none, false, 0));
+        for key in session.keys() {
+            let means = training.read(&session, key);
+            assert!(key != KeyId(2) || means[0].is_nan());
+            assert!(means[1..].iter().all(|mean| if is_none { mean.is_nan() } else { *mean == 0.0 }));
+        }
+    }
+    session.leave().unwrap();
 }
 
 #[test]

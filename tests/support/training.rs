@@ -18,6 +18,8 @@ pub struct Training {
     pub keys: Vec<Key>,
     pub optimizer: Optimizer,
     pub clip_norm: Option<f32>,
+    /// Rounds in which rank 1 pushes a value that is not finite, and which are skipped.
+    pub skipped: Vec<u32>,
     pub compression: Option<Compression>,
     pub workers: u32,
     pub chunk_bytes: usize,
@@ -46,6 +48,7 @@ impl Training {
             keys,
             optimizer,
             clip_norm: None,
+            skipped: Vec::new(),
             compression: None,
             workers: 3,
             chunk_bytes: pbox_core::DEFAULT_CHUNK_BYTES,
@@ -87,6 +90,7 @@ impl Training {
         let mut config = config_at(hub, &self.job, rank, self.workers);
         config.terms.keys = self.keys.clone();
         (config.terms.optimizer, config.terms.clip_norm) = (self.optimizer, self.clip_norm);
+        config.terms.skip_nonfinite = !self.skipped.is_empty();
         config.terms.chunk_bytes = self.chunk_bytes;
         (config.terms.level.compression, config.terms.seed) = (self.compression, self.seed);
         config.weights = self.weights;
@@ -121,7 +125,10 @@ impl Training {
         let mut reference = self.reference();
         let mut expected = vec![reference.weights.clone()];
         for round in 0..self.rounds {
-            reference.advance_by(&self.numbers(round));
+            match self.skipped.contains(&round) {
+                true => reference.lose(1),
+                false => reference.advance_by(&self.numbers(round)),
+            }
             expected.push(reference.weights.clone());
         }
         expected
@@ -158,6 +165,22 @@ impl Training {
         Reference::new(self.seed, self.workers, self.optimizer, &self.keys).clipped(self.clip_norm)
     }
 
+    /// The norms that workers are told of, by round.
+    fn norms(&self) -> Vec<f32> {
+        let mut reference = self.reference();
+        let norm = |round| match self.skipped.contains(&round) {
+            true => {
+                reference.lose(1);
+                f32::INFINITY
+            }
+            false => {
+                reference.advance_by(&self.numbers(round));
+                reference.norm
+            }
+        };
+        (0..self.rounds).map(norm).collect()
+    }
+
     /// The weights after `rounds` rounds.
     pub fn reference_after(&self, rounds: u32) -> Vec<Vec<f32>> {
         let mut reference = self.reference();
@@ -178,7 +201,9 @@ impl Training {
         let what = |round: &str, key: KeyId| {
             format!("job {}, rank {rank}, {round}, key {:?}", self.job, self.keys[key.index()].name)
         };
-        let mut session = Session::join(self.config(hub, rank)).unwrap();
+        let config = self.config(hub, rank);
+        let norms = config.terms.waits_for_all().then(|| self.norms());
+        let mut session = Session::join(config).unwrap();
         if self.optimizer.keeps_weights() {
             self.broadcast(&mut session, rank).unwrap();
             for key in session.keys() {
@@ -196,6 +221,9 @@ impl Training {
                 if !self.ahead || self.is_rewritten(rank, round, key) {
                     self.write(&mut session, key, |gradient| {
                         values::fill_gradient(self.seed, rank, round, key, gradient);
+                        if rank == 1 && self.skipped.contains(&round) && key.0 == 0 {
+                            gradient[0] = f32::INFINITY;
+                        }
                     });
                 }
                 let is_other = self.ahead && self.is_rewritten(rank, round, key);
@@ -206,6 +234,12 @@ impl Training {
                 session.wait(key).unwrap();
             }
             session.wait_all().unwrap();
+            let norm = norms.as_ref().map(|norms| norms[round as usize].to_bits());
+            assert_eq!(session.norm().map(|(_, norm)| norm.to_bits()), norm, "{}, round {round}", self.job);
+            let last = session.norm().map(|(round, _)| round.next());
+            assert!(last.is_none_or(|next| next == session.next_round()), "{last:?} is another round's");
+            let skipped = self.skipped.iter().filter(|&&each| each <= round).count();
+            assert_eq!(session.skipped(), skipped as u64, "{}, round {round}", self.job);
             for key in session.keys() {
                 let expected = &expected[round as usize + 1][key.index()];
                 same_bits(what(&format!("round {round}"), key), &self.read(&session, key), expected);

@@ -134,7 +134,7 @@ PhubStatus phub_config_add_layer(PhubConfig *config,
                                  const uint32_t *keys,
                                  size_t count);
 
-// Changes a setting that has a default: "chunk_bytes", "clip_norm", "schedule" (kvstore, layerwise, sliced, p3), "slice_bytes",
+// Changes a setting that has a default: "chunk_bytes", "clip_norm", "skip_nonfinite" (true or false), "schedule" (kvstore, layerwise, sliced, p3), "slice_bytes",
 // "credit" (none, auto, or bytes), "consistency" (bsp, ssp:S, asp), "on_loss" (stop, continue), "weights" (shared,
 // private), "compression" (none, or a codec and its settings, as qsgd:8:512), "seed" of its randomness, "transport" (shm,
 // verbs, tcp), "checksum" (true, false: of what crosses by TCP), "nics", "rails" (OWN-NIC=HUB-NIC, with commas),
@@ -249,6 +249,13 @@ PhubStatus phub_checkpoint(const PhubSession *session);
 // What must hold:
 // `session` is from phub_join and not yet freed, and `round` points to room for a result.
 PhubStatus phub_next_round(const PhubSession *session, uint32_t *round);
+
+// The norm of the mean gradient of all keys in the last round that is known, before it is clipped; that round; and how many rounds were
+// skipped. Of a job with "clip_norm" or "skip_nonfinite". Before the first such round the norm is NaN.
+//
+// What must hold:
+// `session` is from phub_join and not yet freed, and `norm`, `round` and `skipped` point to room for a result.
+PhubStatus phub_norm(const PhubSession *session, float *norm, uint32_t *round, uint64_t *skipped);
 
 // Waits for all keys that are under way, and leaves the job. The memory of gradients and weights stays until
 // phub_session_free.

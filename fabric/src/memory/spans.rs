@@ -58,6 +58,11 @@ impl Spans {
         Some(self.spans.len() - 1)
     }
 
+    /// Gives the spans from this index on to another owner.
+    pub fn split_off(&mut self, index: usize) -> Spans {
+        Spans { window: Arc::clone(&self.window), spans: self.spans.split_off(index) }
+    }
+
     /// The span's elements.
     ///
     /// # Panics

@@ -38,7 +38,10 @@ pub struct GradientsReply {
     pub every: u32,
     /// Values that were infinite or NaN, in all rounds that were looked at since the job began.
     pub not_finite: u64,
-    /// The last round that was looked at.
+    /// How many rounds changed nothing because of them. Of a job whose steps wait for the norm of each round.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skipped: Option<u64>,
+    /// The last round that was looked at, or whose norm steps have waited for.
     pub last: GradientNorm,
     /// The last ones, the oldest first. Only in `GET /v1/events`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -7,9 +7,9 @@
 //! | Slim-DP | schedules by layer | a push may have to come again, so a layer is never whole |
 //! | Slim-DP | `continue` | a selection would wait for rounds that a lost worker did not push |
 //! | SSP, ASP | `average` | a mean is of all workers' gradients of one round |
-//! | `clip_norm` | SSP, ASP | each push is a step, and has no whole gradient |
-//! | `clip_norm` | compression, several hubs, hubs as members | not built yet |
-//! | `clip_norm` | `ablate` | what is left out has no norm |
+//! | `clip_norm`, `skip_nonfinite` | SSP, ASP | each push is a step, and has no whole gradient |
+//! | `clip_norm`, `skip_nonfinite` | compression, several hubs, hubs as members | not built yet |
+//! | `clip_norm`, `skip_nonfinite` | `ablate` | what is left out has no norm |
 //! | hubs as members | Slim-DP | it needs each worker's own steps |
 //! | hubs as members | `kvstore` | a hub has no forward pass that it could pull for |
 //!
@@ -21,7 +21,7 @@
 //! | a codec, if members are hubs | frames would be decoded and encoded again, with an error at each level |
 //! | SSP, ASP, if members are hubs | machines step alone between two levels only |
 //! | several hubs | the workers of a machine have one hub |
-//! | `clip_norm` | not built yet |
+//! | `clip_norm`, `skip_nonfinite` | not built yet |
 
 use super::compression::Compression;
 use super::on_loss::OnLoss;
@@ -50,7 +50,7 @@ enum Term {
     AloneBetween,
     Pulls,
     SeveralHubs,
-    ClipNorm,
+    WholeGradient,
     Compression,
     Ablate,
 }
@@ -83,24 +83,24 @@ const TABLE: &[(Term, Term, &str)] = &[
         "a mean is of all workers' gradients of one round; use bsp, or an optimizer that keeps weights",
     ),
     (
-        Term::ClipNorm,
+        Term::WholeGradient,
         Term::StepsAlone,
         "each push is a step of its own, and no step has the gradients of all keys; use bsp",
     ),
     (
-        Term::ClipNorm,
+        Term::WholeGradient,
         Term::Compression,
         "the norm of decoded sums is not gathered yet; leave out the compression, or clip before you push",
     ),
-    (Term::ClipNorm, Term::SeveralHubs, "hubs do not tell each other their norms yet; use one hub"),
-    (Term::ClipNorm, Term::HubsBelow, "levels do not gather norms yet; use a hub that is below none"),
-    (Term::ClipNorm, Term::Ablate, "what is left out has no norm"),
+    (Term::WholeGradient, Term::SeveralHubs, "hubs do not tell each other their norms yet; use one hub"),
+    (Term::WholeGradient, Term::HubsBelow, "levels do not gather norms yet; use a hub that is below none"),
+    (Term::WholeGradient, Term::Ablate, "what is left out has no norm"),
     (Term::HubsBelow, Term::SlimDp, "it needs each worker's own steps; use a level without it"),
     (Term::HubsBelow, Term::Pulls, "a hub has no forward pass that it could pull for; use sliced or p3"),
 ];
 
 const BELOW: &[(Term, &str)] = &[
-    (Term::ClipNorm, "levels do not gather norms yet; use a hub that is below none"),
+    (Term::WholeGradient, "levels do not gather norms yet; use a hub that is below none"),
     (Term::AloneBetween, "machines step alone between two levels only; use bsp, or put fewer hubs above"),
     (Term::SlimDp, "it needs each worker's own steps; use a hub that is below none"),
     (
@@ -147,7 +147,10 @@ impl Term {
                 let alone = level.consistency.steps_alone() && level.members.are_hubs();
                 (alone, format!("consistency {} from hubs below", level.consistency))
             }
-            Term::ClipNorm => (terms.clip_norm.is_some(), "clip_norm".to_owned()),
+            Term::WholeGradient => {
+                let name = if terms.clip_norm.is_some() { "clip_norm" } else { "skip_nonfinite" };
+                (terms.waits_for_all(), name.to_owned())
+            }
             Term::Compression => (level.compression.is_some(), "compression".to_owned()),
             Term::Ablate => (*ablate != Ablate::default(), "ablate".to_owned()),
             Term::SeveralHubs => (terms.hubs > 1, format!("{} hubs", terms.hubs)),

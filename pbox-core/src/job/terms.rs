@@ -42,6 +42,10 @@ pub struct JobTerms {
     /// `torch.nn.utils.clip_grad_norm_`. Steps then wait for the gradients of all keys. Default: no bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f32>,
+    /// Whether a round whose mean gradient has a value that is not finite changes no weights and no state. Steps then wait as with
+    /// [`clip_norm`](Self::clip_norm). Default false.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub skip_nonfinite: bool,
     /// What the hub leaves out, for measurement. Default nothing.
     #[serde(default)]
     pub ablate: Ablate,
@@ -152,6 +156,7 @@ impl JobTerms {
             chunk_bytes: DEFAULT_CHUNK_BYTES,
             optimizer,
             clip_norm: None,
+            skip_nonfinite: false,
             ablate: Ablate::default(),
             seed: 0,
             on_loss: OnLoss::default(),
@@ -198,12 +203,17 @@ impl JobTerms {
         consistency.steps_alone() || compression.is_some_and(|compression| compression.has_own_answers())
     }
 
+    /// Whether steps wait for the whole gradient.
+    pub fn waits_for_all(&self) -> bool {
+        self.clip_norm.is_some() || self.skip_nonfinite
+    }
+
     /// Whether the hub that steps [answers bytes ahead](Self::answers_ahead).
     pub fn has_answers_ahead(&self) -> bool {
         let LevelTerms { consistency, compression, schedule, members, .. } = self.level;
         let is_bare = compression.is_none() && members == Members::Workers;
         self.answers_ahead
-            && self.clip_norm.is_none()
+            && !self.waits_for_all()
             && is_bare
             && consistency == Consistency::Bsp
             && !schedule.by_layer()
@@ -252,6 +262,7 @@ impl JobTerms {
             chunk_bytes,
             optimizer,
             clip_norm,
+            skip_nonfinite,
             ablate,
             seed,
             on_loss,
@@ -268,6 +279,7 @@ impl JobTerms {
             ("chunk_bytes", chunk_bytes.to_string()),
             ("optimizer", format!("{optimizer:?}")),
             ("clip_norm", or(clip_norm.map(|most| most.to_string()), "none")),
+            ("skip_nonfinite", skip_nonfinite.to_string()),
             ("ablate", format!("{ablate:?}")),
             ("compression", or(compression.map(|compression| compression.to_string()), "none")),
             ("seed", seed.to_string()),

@@ -86,9 +86,37 @@ pub fn squares(block: &[f32]) -> f64 {
     lanes.iter().sum()
 }
 
-/// The norm of all blocks of a model, in its order.
+/// The sum of squares of f32, in any order, rounded once to the nearest f64: bit by bit, with a count for each power of 2.
+pub fn exact_sum(squares: impl Iterator<Item = f64>) -> f64 {
+    const LOWEST: i32 = -350; // the lowest bit of 2^-298 in an f64
+    let (mut counts, mut not_finite) = ([0u64; 700], 0.0);
+    for square in squares.filter(|&square| square != 0.0) {
+        if !square.is_finite() {
+            not_finite += square;
+            continue;
+        }
+        let (exponent, fraction) = (square.to_bits() >> 52, square.to_bits() & ((1 << 52) - 1) | 1 << 52);
+        let lowest = (exponent as i32 - 1075 - LOWEST) as usize;
+        (0..53).for_each(|bit| counts[lowest + bit] += fraction >> bit & 1);
+    }
+    for bit in 1..counts.len() {
+        counts[bit] += counts[bit - 1] / 2;
+        counts[bit - 1] %= 2;
+    }
+    let top = counts.iter().rposition(|&count| count > 0).unwrap_or(0);
+    let lowest = top.saturating_sub(52);
+    let kept = counts[lowest..=top].iter().rev().fold(0, |value, bit| value * 2 + bit);
+    let (half, below) = match counts[..lowest].split_last() {
+        Some((half, below)) => (*half, kept % 2 + below.iter().sum::<u64>()),
+        None => (0, 0),
+    };
+    let rounded = (kept + half * below.min(1)) as f64 * 2f64.powi(lowest as i32 + LOWEST);
+    if not_finite == 0.0 { rounded } else { not_finite }
+}
+
+/// The norm of all blocks of a model.
 pub fn norm(squares: impl Iterator<Item = f64>) -> f32 {
-    squares.sum::<f64>().sqrt() as f32
+    exact_sum(squares).sqrt() as f32
 }
 
 /// The factor of a round's mean gradients, by which their norm becomes at most `most`: that of

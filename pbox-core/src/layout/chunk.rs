@@ -131,6 +131,11 @@ impl Immediate {
         Immediate { round_bits: round.low_bits() ^ 0x20, ..Self::new(chunk, round) }
     }
 
+    /// The immediate by which a core tells what it found of a round. `chunk` is its first chunk.
+    pub fn found(chunk: ChunkId, round: Round) -> Self {
+        Self::control(chunk, round).with(Content::Ahead)
+    }
+
     /// The 32 bits that the fabric carries.
     pub fn encode(self) -> Imm {
         debug_assert!(self.chunk.0 < MAX_CHUNKS);

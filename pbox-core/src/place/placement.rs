@@ -126,9 +126,7 @@ impl Placement {
     pub fn weights_window(&self, wire: &Wire) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
         let make = if self.owners.contains(&ELSEWHERE) { SendWindow::sparse } else { SendWindow::new };
         let window = make(wire.weights_window_bytes())?;
-        Ok(window
-            .split(self.spans_by_core(|id| wire.weights_span(id)))
-            .expect("chunks are disjoint in the windows"))
+        Ok(window.split(self.weights_spans(wire)).expect("chunks are disjoint in the windows"))
     }
 
     /// Like [`weights_window`](Self::weights_window), for the job. When each worker has its own weights and they are
@@ -138,17 +136,18 @@ impl Placement {
             return self.weights_window(wire);
         }
         let window = SendWindow::sparse(wire.weights_window_bytes())?;
-        Ok(window
-            .split(self.spans_by_core(|id| wire.weights_span(id)))
-            .expect("chunks are disjoint in the windows"))
+        Ok(window.split(self.weights_spans(wire)).expect("chunks are disjoint in the windows"))
     }
 
     /// Like [`job_window`](Self::job_window), for a hub with a share whose workers read all chunks in the window.
     pub fn shown_window(&self, wire: &Wire) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
         let window = SendWindow::new(wire.weights_window_bytes())?;
-        Ok(window
-            .split(self.spans_by_core(|id| wire.weights_span(id)))
-            .expect("chunks are disjoint in the windows"))
+        Ok(window.split(self.weights_spans(wire)).expect("chunks are disjoint in the windows"))
+    }
+
+    /// Each core's part of a weights window.
+    fn weights_spans(&self, wire: &Wire) -> Vec<Vec<Span>> {
+        self.chunks_by_core().iter().map(|chunks| wire.weights_spans(chunks)).collect()
     }
 
     /// Where each core's chunks lie, by the place of each chunk.
@@ -166,12 +165,12 @@ impl Placement {
         of_cores: impl Iterator<Item = usize>,
         joiner: &[PortId],
     ) -> Vec<PlannedLink> {
-        let (up, down) = (|id| wire.gradient_span(id), |id| wire.weights_span(id));
-        let spans = self.spans_by_core(up).into_iter().zip(self.spans_by_core(down));
+        let up = self.spans_by_core(|id| wire.gradient_span(id));
+        let spans = up.into_iter().zip(self.weights_spans(wire));
         let mut capacities = vec![0; ports];
         let mut carries = vec![Carries::default(); ports];
         for (port, (up, down)) in of_cores.zip(spans) {
-            capacities[port] = up.len().max(1) as u32;
+            capacities[port] = wire.posts(up.len());
             carries[port] = Carries { up: up.into_iter().collect(), down: down.into_iter().collect() };
         }
         let mut links = PlannedLink::dealt(&capacities, joiner);

@@ -83,6 +83,8 @@ pub(super) struct Replies {
     answers: Vec<Answer>,
     /// By rank: how many pushes a worker may repeat whose chunks are stepped, because it has lost the answers with its links.
     repeats: Vec<usize>,
+    /// The last round of which each worker was told what was found, by rank.
+    told: Vec<Option<Round>>,
 }
 
 impl Replies {
@@ -104,11 +106,15 @@ impl Replies {
             broken: Vec::new(),
             answers: Vec::with_capacity(longest_group),
             repeats: vec![0; workers as usize],
+            told: vec![None; workers as usize],
         }
     }
 
     /// Sets the link of a worker that has none.
     pub fn attach(&mut self, rank: u32, link: LinkId) {
+        if let Some(told) = self.told.get_mut(rank as usize) {
+            *told = None;
+        }
         self.links[rank as usize] = Some(link);
     }
 
@@ -197,7 +203,11 @@ impl Replies {
     #[cold]
     fn keep(&mut self, key: KeyId, rank: u32, answer: Answer) {
         let schedule = self.schedule_above.filter(|_| self.leads_up(rank)).unwrap_or(self.schedule);
-        match self.queues[rank as usize].push(schedule.priority(key), answer) {
+        self.keep_at(schedule.priority(key), rank, answer);
+    }
+
+    fn keep_at(&mut self, priority: u32, rank: u32, answer: Answer) {
+        match self.queues[rank as usize].push(priority, answer) {
             true => self.waiting += 1,
             false => self.broken.push((rank, Violation::RingFull)),
         }
@@ -336,6 +346,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
     /// one round.
     fn answer_beside(&mut self, group: ChunkId, places: Range<usize>, round: Round, rank: u32, whole: bool) {
         let Some(link) = self.replies.links[rank as usize] else { return };
+        self.tell(link, rank, round);
         let first = places.start;
         let mut answers = std::mem::take(&mut self.replies.answers);
         for place in places.clone() {
@@ -469,10 +480,27 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         }
     }
 
+    /// Tells a worker what was found of a round, before the round's first answer.
+    #[inline]
+    fn tell(&mut self, link: LinkId, rank: u32, round: Round) {
+        if !M::Gather::WAITS || self.replies.told[rank as usize] == Some(round) {
+            return;
+        }
+        let Some((chunk, span)) = self.shard.stages.gather.tell(round) else { return };
+        self.replies.told[rank as usize] = Some(round);
+        // The immediate is `Immediate::found`.
+        let told = Answer { chunk, span, round: Round(round.0 ^ 0x20), content: Content::Ahead };
+        let waits = !self.replies.queues[rank as usize].is_empty();
+        if waits || self.port.post(link, span, told.immediate().encode()) == Posted::Full {
+            self.replies.keep_at(0, rank, told);
+        }
+    }
+
     /// Sends one chunk to one worker, behind the answers that wait already, by its priority.
     #[inline]
     fn answer(&mut self, place: usize, rank: u32, round: Round) {
         let Some(link) = self.replies.links[rank as usize] else { return };
+        self.tell(link, rank, round);
         let (span, content) = self.shard.answer(self.kernels, place, rank, round);
         self.post_answer(link, place, rank, Answer { chunk: self.shard.chunk(place), span, round, content });
     }
@@ -480,6 +508,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
     /// As [`answer`](Self::answer), of an answer that is lost.
     fn answer_again(&mut self, place: usize, rank: u32, round: Round) {
         let Some(link) = self.replies.links[rank as usize] else { return };
+        self.tell(link, rank, round);
         let (span, content) = self.shard.answer_again(self.kernels, place, rank, round);
         self.post_answer(link, place, rank, Answer { chunk: self.shard.chunk(place), span, round, content });
     }

@@ -23,7 +23,7 @@ pub struct ShardSpec {
     pub wire: Wire,
     /// The chunks that this core owns, ascending.
     pub chunks: Vec<ChunkId>,
-    /// The spans of these chunks in the job's weights, in the same order: with BSP the window that all
+    /// The spans of these chunks in the job's weights, in the same order, and the core's [line](Wire::told_span), if it has one: with BSP the window that all
     /// workers read, below other hubs the values in the window of sums, otherwise a window that only the hub sees.
     pub weights: Spans,
     /// The state to go on with; without one, weights and state are zero and round 0 begins.
@@ -165,10 +165,9 @@ impl ShardSpec {
             let board = Arc::new(Board::new(slim, parts, wire.layout().chunks().len(), all));
             specs.iter_mut().for_each(|spec| spec.board = Some(Arc::clone(&board)));
         }
-        if let Some(most) = terms.clip_norm {
+        if terms.waits_for_all() {
             let parts = specs.iter().filter(|spec| !spec.chunks.is_empty()).count();
-            let of_hub = wire.layout().chunks().iter().map(|chunk| chunk.span.bytes);
-            let whole = Arc::new(WholeGradient::new(most, parts, of_hub));
+            let whole = Arc::new(WholeGradient::new(terms, parts));
             let specs = specs.iter_mut().filter(|spec| !spec.chunks.is_empty()).enumerate();
             specs.for_each(|(part, spec)| spec.whole = Some((Arc::clone(&whole), part)));
         }

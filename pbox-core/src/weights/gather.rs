@@ -2,7 +2,7 @@
 //! those of the round are there at all cores.
 //!
 //! ```text
-//!   last push of a chunk --> its mean, which is kept, and the squares of its blocks
+//!   last push of a chunk --> its mean, which is kept, and the sum of its squares
 //!   last chunk of the core --> its part of the whole gradient
 //!   last core --> the scale --> every chunk steps on its mean, times the scale
 //! ```
@@ -15,13 +15,13 @@
 use std::sync::Arc;
 use std::task::Waker;
 
-use fabric::{MapError, Slab};
+use fabric::{MapError, Slab, Span, Spans};
 
 use super::chunks::Chunk;
 use crate::kernels::oracle::BLOCK_BYTES;
 use crate::kernels::{Element, Kernels, Slots};
-use crate::layout::Round;
-use crate::whole::{WholeGradient, blocks_of};
+use crate::layout::{ChunkId, Round};
+use crate::whole::{ExactSum, Found, Told, WholeGradient};
 
 /// The wait of a mode's steps for more than the pushes of their chunk.
 pub(crate) trait Gather {
@@ -54,8 +54,15 @@ pub(crate) trait Gather {
     /// The first round that may not be found yet.
     fn open(&self) -> Round;
 
-    /// The number that a round's steps wait for, once it is found.
-    fn found(&self, round: Round) -> Option<f32>;
+    /// Returns what a round's steps do, once it is found.
+    fn found(&self, round: Round) -> Option<Found>;
+
+    /// Writes what was found of a round, for the workers. Returns the core's first chunk, and the span to post; `None` where the
+    /// round is not found.
+    fn tell(&mut self, round: Round) -> Option<(ChunkId, Span)>;
+
+    /// The last round that is found.
+    fn last_found(&self) -> Option<Told>;
 
     /// The mean of a chunk that was taken in, and the workers in it.
     fn mean(&self, chunk: &Chunk, place: usize) -> (&[f32], u32);
@@ -98,8 +105,16 @@ impl Gather for NoGather {
         Round(0)
     }
 
-    fn found(&self, _: Round) -> Option<f32> {
-        Some(1.0)
+    fn found(&self, _: Round) -> Option<Found> {
+        None
+    }
+
+    fn tell(&mut self, _: Round) -> Option<(ChunkId, Span)> {
+        None
+    }
+
+    fn last_found(&self) -> Option<Told> {
+        None
     }
 
     fn mean(&self, _: &Chunk, _: usize) -> (&[f32], u32) {
@@ -122,10 +137,12 @@ impl Gather for NoGather {
 #[derive(Debug)]
 pub(crate) struct GatherNorm {
     whole: Arc<WholeGradient>,
-    /// The chunks' parts, by place.
-    parts: Vec<Part>,
-    /// Squares of the blocks of all chunks.
-    squares: Vec<f64>,
+    /// The core's number there.
+    part: usize,
+    /// One for each place.
+    kept: Vec<Kept>,
+    /// The squares of the chunks that were taken in for the last round.
+    sum: ExactSum,
     /// Means of all chunks, while they wait.
     means: Slab,
     /// The last round in which chunks were taken in.
@@ -136,63 +153,74 @@ pub(crate) struct GatherNorm {
     awaits: bool,
     /// Whether the answer is a sum and not a mean.
     of_sum: bool,
+    /// The first chunk.
+    first: ChunkId,
+    /// The line that workers read.
+    line: Spans,
+    /// The content of the line.
+    told: Option<Told>,
 }
 
-/// A chunk's part.
+/// What is kept of a chunk.
 #[derive(Debug)]
-struct Part {
+struct Kept {
     /// The last round for which it was taken in.
     round: Option<Round>,
     /// The workers in its mean; 0 without a gradient.
     workers: u32,
     /// The start of its mean.
     start: usize,
-    /// The number of its first block among those of the core.
-    blocks: usize,
-    /// The number of its first block in the model.
-    first: usize,
 }
 
 impl GatherNorm {
     /// Allocates and touches memory: call it on the thread that owns the core.
     pub fn new(
         (whole, part): (Arc<WholeGradient>, usize),
+        line: Spans,
         of_sum: bool,
         chunks: &[Chunk],
         waker: Waker,
     ) -> Result<Self, MapError> {
         whole.wake(part, waker);
-        let (mut elements, mut blocks) = (0, 0);
+        let mut elements = 0;
         let of = |chunk: &Chunk| {
-            let part =
-                Part { round: None, workers: 0, start: elements, blocks, first: whole.first_block(chunk.id) };
+            let start = elements;
             elements += chunk.elements;
-            blocks += blocks_of(chunk.bytes);
-            part
+            Kept { round: None, workers: 0, start }
         };
-        let parts: Vec<Part> = chunks.iter().map(of).collect();
+        let kept: Vec<Kept> = chunks.iter().map(of).collect();
         let mut means = Slab::zeroed("means that wait for the whole gradient", elements)?;
         means.as_mut_slice().fill(0.0);
-        let squares = vec![0.0; blocks];
-        Ok(GatherNorm { whole, parts, squares, means, round: Round(0), taken: 0, awaits: false, of_sum })
+        Ok(GatherNorm {
+            whole,
+            part,
+            kept,
+            sum: ExactSum::default(),
+            means,
+            round: Round(0),
+            taken: 0,
+            awaits: false,
+            of_sum,
+            first: chunks[0].id,
+            line,
+            told: None,
+        })
+    }
+
+    /// Begins a round, if it is another one: the round before is found.
+    fn begin(&mut self, round: Round) {
+        if round != self.round {
+            (self.round, self.taken, self.sum) = (round, 0, ExactSum::default());
+        }
     }
 
     fn note(&mut self, place: usize, round: Round, workers: u32) {
-        if round != self.round {
-            (self.round, self.taken) = (round, 0); // the round before is found
-        }
-        let part = &mut self.parts[place];
-        (part.round, part.workers) = (Some(round), workers);
+        let kept = &mut self.kept[place];
+        (kept.round, kept.workers) = (Some(round), workers);
         self.taken += 1;
-        if self.taken == self.parts.len() {
+        if self.taken == self.kept.len() {
             self.awaits = true;
-            let GatherNorm { parts, squares, .. } = self;
-            let ends = parts.iter().skip(1).map(|next| next.blocks).chain([squares.len()]);
-            let blocks = parts
-                .iter()
-                .zip(ends)
-                .flat_map(|(part, end)| (part.first..).zip(squares[part.blocks..end].iter().copied()));
-            self.whole.give(round, blocks);
+            self.whole.give(round, self.part, &self.sum);
         }
     }
 }
@@ -201,7 +229,7 @@ impl Gather for GatherNorm {
     const WAITS: bool = true;
 
     fn has(&self, place: usize, round: Round) -> bool {
-        self.parts[place].round == Some(round)
+        self.kept[place].round == Some(round)
     }
 
     fn take_in<E: Element>(
@@ -213,38 +241,36 @@ impl Gather for GatherNorm {
         slots: &Slots<E>,
         workers: u32,
     ) {
-        let Part { start, blocks, .. } = self.parts[place];
-        let means = &mut self.means.as_mut_slice()[start..][..chunk.elements];
+        self.begin(round);
+        let means = &mut self.means.as_mut_slice()[self.kept[place].start..][..chunk.elements];
         let of_block = BLOCK_BYTES / size_of::<E>();
         let rescale = if self.of_sum { 1.0 } else { 1.0 / workers as f32 };
         for (block, means) in means.chunks_mut(of_block).enumerate() {
             let seen = kernels.mean(slots, rescale, block * of_block, means);
-            self.squares[blocks + block] = match seen.not_finite {
+            self.sum.add(match seen.not_finite {
                 0 => seen.squares,
                 // Infinite, or no number, as the values are.
                 _ => means.iter().map(|&mean| f64::from(mean) * f64::from(mean)).sum(),
-            };
+            });
         }
         self.note(place, round, workers);
     }
 
     fn has_mean(&self, place: usize, round: Round) -> bool {
-        self.has(place, round) && self.parts[place].workers > 0
+        self.has(place, round) && self.kept[place].workers > 0
     }
 
     fn take_nothing(&mut self, place: usize, round: Round) {
-        let start = self.parts[place].blocks;
-        let end = self.parts.get(place + 1).map_or(self.squares.len(), |next| next.blocks);
-        self.squares[start..end].fill(0.0);
+        self.begin(round);
         self.note(place, round, 0);
     }
 
     fn take_back(&mut self) {
-        let has_given = self.taken == self.parts.len();
+        let has_given = self.taken == self.kept.len();
         if self.taken > 0 && (!has_given || self.whole.take_back(self.round)) {
             let open = self.round;
-            self.parts.iter_mut().for_each(|part| part.round = part.round.filter(|&round| round != open));
-            (self.taken, self.awaits) = (0, false);
+            self.kept.iter_mut().for_each(|kept| kept.round = kept.round.filter(|&round| round != open));
+            (self.taken, self.sum, self.awaits) = (0, ExactSum::default(), false);
         }
     }
 
@@ -253,13 +279,27 @@ impl Gather for GatherNorm {
     }
 
     #[inline]
-    fn found(&self, round: Round) -> Option<f32> {
-        self.whole.scale(round)
+    fn found(&self, round: Round) -> Option<Found> {
+        self.whole.found(round)
+    }
+
+    fn tell(&mut self, round: Round) -> Option<(ChunkId, Span)> {
+        self.found(round)?;
+        if self.told.is_none_or(|told| told.round != round) {
+            let told = self.whole.told();
+            told.write(self.line.elements_mut(0));
+            self.told = Some(told);
+        }
+        Some((self.first, self.line.span(0)))
+    }
+
+    fn last_found(&self) -> Option<Told> {
+        self.told
     }
 
     fn mean(&self, chunk: &Chunk, place: usize) -> (&[f32], u32) {
-        let part = &self.parts[place];
-        (&self.means.as_slice()[part.start..][..chunk.elements], part.workers)
+        let kept = &self.kept[place];
+        (&self.means.as_slice()[kept.start..][..chunk.elements], kept.workers)
     }
 
     fn begin_at(&mut self, first: Round) {

@@ -7,6 +7,7 @@ use super::chunks::Chunk;
 use crate::job::JobTerms;
 use crate::kernels::{Element, Kernels, Magnitude, Slots};
 use crate::layout::Round;
+use crate::whole::Told;
 
 /// One round of so many is looked at, first round 1: round 0 has weights, and no gradients.
 ///
@@ -25,6 +26,8 @@ pub struct Gauged {
     pub not_finite: u64,
     /// The last rounds that were looked at, in any order.
     pub rounds: Vec<GaugedRound>,
+    /// The last round that all cores have found, if steps wait for that.
+    pub found: Option<Told>,
 }
 
 /// What was seen of one round's gradients.
@@ -89,7 +92,7 @@ impl Gauge {
     /// What it has seen.
     pub fn gauged(&self) -> Gauged {
         let Gauge { elements, not_finite, .. } = *self;
-        Gauged { elements, not_finite, rounds: self.rounds.iter().flatten().copied().collect() }
+        Gauged { elements, not_finite, rounds: self.rounds.iter().flatten().copied().collect(), found: None }
     }
 }
 
@@ -106,6 +109,7 @@ impl Gauged {
     pub fn with(mut self, other: Gauged) -> Self {
         self.elements += other.elements;
         self.not_finite += other.not_finite;
+        self.found = self.found.into_iter().chain(other.found).max_by_key(|found| found.round);
         for theirs in other.rounds {
             match self.rounds.iter_mut().find(|ours| ours.round == theirs.round) {
                 Some(ours) => ours.add(theirs.elements, theirs.mean),

@@ -22,6 +22,7 @@ use crate::job::JobTerms;
 use crate::kernels::{Ablate, Element, Kernels, Numbers, NumbersByRound, Optimizer, Slots, Step, typed};
 use crate::layout::{ChunkId, Content, KeyId, Layout, Round};
 use crate::snapshot::Restored;
+use crate::whole::Found;
 use crate::wire::frame::FrameError;
 
 /// A shard's chunks, their memory and their three stages.
@@ -382,7 +383,7 @@ impl<M: Mode> Staged<M> {
         let chunk = &chunks[place];
         if M::Gather::WAITS {
             let (mean, workers) = gather.mean(chunk, place);
-            let Some(scale) = gather.found(round) else { return 0 }; // nobody has stepped this round
+            let Some(Found::Scale(scale)) = gather.found(round) else { return 0 }; // nobody steps this round
             typed!(chunk.dtype, E => {
                 let weights = weights.elements_mut::<E>(place);
                 steps.run_on_mean(kernels, (place, chunk), (mean, workers), scale, weights, round);
@@ -489,7 +490,7 @@ impl<M: Mode> Staged<M> {
 
     /// What was seen of the gradients.
     pub fn gauged(&self) -> Gauged {
-        self.gauge.gauged()
+        Gauged { found: self.gather.last_found(), ..self.gauge.gauged() }
     }
 
     /// Sets a chunk's optimizer state to zero, as if it had made no step. Its weights stay.

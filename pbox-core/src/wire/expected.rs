@@ -7,6 +7,7 @@
 //! | a raw frame of a compressed job | the same |
 //! | a coded frame | at most its room, at its place |
 //! | nothing, of a gradient or its answer | asked for: a pull repeats the immediate of a notice; or sent ahead for the same round |
+//! | what a hub found of a round | all of the line of the core's first chunk |
 //! | nothing, without a gradient | all; of a hub below, the count of its workers |
 //!
 //! The weights that a hub below others broadcasts count only from the first machine. Another one sends no values.
@@ -126,6 +127,9 @@ impl Expected {
         if !self.is_of_core(chunk) {
             return Err(format!("a frame for chunk {}, which another core has", chunk.0));
         }
+        if self.is_told(immediate, offset, bytes) {
+            return Ok(());
+        }
         if bytes == 0 && self.takes_empty(immediate) {
             self.note_bytes(immediate);
             return Ok(());
@@ -139,6 +143,13 @@ impl Expected {
             format!("a frame{of} of {bytes} bytes{goes} with chunk {}: expected {expected}", chunk.0)
         });
         placed.inspect(|()| self.note_bytes(immediate))
+    }
+
+    /// Whether these may be what the hub found of a round. Round bits do not show that, so only jobs without bytes ahead have it.
+    fn is_told(&self, immediate: Immediate, offset: Option<usize>, bytes: usize) -> bool {
+        let is_down = matches!(self.end, End::Member { .. }) && immediate.content == Content::Ahead;
+        let line = is_down.then(|| self.wire.told_span(immediate.chunk)).flatten();
+        line.is_some_and(|line| bytes == line.bytes && offset.is_none_or(|offset| offset == line.offset))
     }
 
     /// Whether these are a chunk's bytes of a content, else what was expected.
@@ -247,6 +258,25 @@ mod tests {
 
     fn span(offset: usize, bytes: usize) -> Span {
         Span { offset, bytes }
+    }
+
+    #[test]
+    fn what_a_core_found_comes_in_its_line_and_from_a_hub_alone() {
+        let layout = Arc::new(Layout::new(vec![Key::f32("a", [35]), Key::f32("b", [2])], 64).unwrap());
+        let terms = JobTerms { clip_norm: Some(1.0), ..JobTerms::new(2, Vec::new(), SGD) };
+        let wire = Wire::new(layout, &terms);
+        let (line, imm) = (span(256 + 2 * 128, 128), Immediate::found(ChunkId(2), Round(7)).encode());
+        assert_eq!(wire.weights_spans(&[ChunkId(2)]), [span(128, 12), line]);
+        let mut hub = Expected::of_hub(&wire, Schedule::Sliced);
+        assert_eq!(hub.check(line, imm), Ok(()));
+        for other in [span(256, 128), span(line.offset, 64), span(line.offset, 0)] {
+            assert!(hub.check(other, imm).is_err(), "{other:?}");
+        }
+        let beyond = Immediate::found(ChunkId(4), Round(7)).encode();
+        assert!(hub.check(span(256 + 4 * 128, 128), beyond).is_err());
+        assert!(Expected::of_member(&wire, 0).check(line, imm).is_err());
+        let plain = Wire::plain(Arc::clone(wire.layout()));
+        assert!(Expected::of_hub(&plain, Schedule::Sliced).check(line, imm).is_err());
     }
 
     #[test]

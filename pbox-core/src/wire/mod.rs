@@ -38,6 +38,7 @@ use crate::job::{Compression, InvalidTerms, JobTerms, Members};
 use crate::kernels::{Element, Optimizer, typed};
 use crate::layout::{ChunkId, Content, Dtype, Immediate, Key, KeyId, Layout, Round};
 use crate::slim;
+use crate::whole::Told;
 use frame::{FrameError, HEADER_BYTES, Kind};
 
 /// Frames start on a cache line, as keys do.
@@ -55,6 +56,8 @@ pub struct Wire {
     has_own_weights: bool,
     has_groups: bool,
     broadcasts: bool,
+    /// Whether cores tell what they found of a round.
+    tells: bool,
 }
 
 /// The frames of a compressed job.
@@ -103,6 +106,7 @@ impl Wire {
             has_own_weights: false,
             has_groups: true,
             broadcasts: true,
+            tells: false,
         }
     }
 
@@ -117,6 +121,7 @@ impl Wire {
             has_own_weights: terms.has_own_weights(),
             has_groups: terms.level.posts_groups(),
             broadcasts: terms.optimizer.keeps_weights(),
+            tells: terms.waits_for_all(),
         }
     }
 
@@ -157,7 +162,31 @@ impl Wire {
 
     /// Size of a weights window.
     pub fn weights_window_bytes(&self) -> usize {
+        let lines = if self.tells { self.layout.chunks().len() * Told::BYTES } else { 0 };
+        self.chunks_bytes() + lines
+    }
+
+    /// Size of the part of a window that has the chunks.
+    fn chunks_bytes(&self) -> usize {
         self.framing.as_ref().map_or(self.layout.window_bytes(), |framing| framing.window_bytes)
+    }
+
+    /// The line in a weights window in which the core whose first chunk this is tells what it found, if the job has such lines.
+    pub fn told_span(&self, first: ChunkId) -> Option<Span> {
+        let offset = self.chunks_bytes() + first.index() * Told::BYTES;
+        (self.tells && first.index() < self.layout.chunks().len())
+            .then_some(Span { offset, bytes: Told::BYTES })
+    }
+
+    /// The spans of a core's chunks in a weights window, and of its [line](Self::told_span) behind them.
+    pub fn weights_spans(&self, chunks: &[ChunkId]) -> Vec<Span> {
+        let line = chunks.first().and_then(|&first| self.told_span(first));
+        chunks.iter().map(|&chunk| self.weights_span(chunk)).chain(line).collect()
+    }
+
+    /// Returns the number of posts that the link of a core with this number of chunks must hold.
+    pub fn posts(&self, chunks: usize) -> u32 {
+        chunks.max(1) as u32 + u32::from(self.tells)
     }
 
     /// Whether each chunk of a gradient window has a line behind it that counts gradients. Frames count them in their
@@ -169,7 +198,7 @@ impl Wire {
     /// Size of a gradient window.
     pub fn gradient_window_bytes(&self) -> usize {
         match self.has_counts() {
-            false => self.weights_window_bytes(),
+            false => self.chunks_bytes(),
             true => counted::window_bytes(&self.layout),
         }
     }

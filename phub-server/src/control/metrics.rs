@@ -275,6 +275,12 @@ impl Page {
             "Values of gradients that were infinite or NaN, in the rounds that were looked at",
             of(|job| Some(job.gradients.as_ref()?.not_finite as f64)),
         );
+        self.counter(
+            "job_rounds_left_out",
+            None,
+            "Rounds that changed nothing, because their mean gradient was not finite, with skip_nonfinite",
+            of(|job| Some(job.gradients.as_ref()?.skipped? as f64)),
+        );
         let of_rank = |job: &JobReply, rank: u32| vec![("job", job.name.clone()), ("rank", rank.to_string())];
         let silent = alive.iter().flat_map(|job| {
             job.members.iter().map(|member| (of_rank(job, member.rank), member.silent_ms as f64 / 1e3))
@@ -393,7 +399,8 @@ mod tests {
             recent: Vec::new(),
         };
         let last = GradientNorm { round: Round(65), norm: 0.5, not_finite: 0 };
-        let gradients = GradientsReply { every: 64, not_finite: 3, last, recent: Vec::new() };
+        let gradients =
+            GradientsReply { every: 64, not_finite: 3, skipped: Some(2), last, recent: Vec::new() };
         let job = JobReply {
             name: "job".into(),
             state: JobState::Running,
@@ -463,6 +470,7 @@ mod tests {
             "phub_relinks_total{} 2.0",
             "phub_workers_lost_total{cause=\"link\"} 7.0",
             "phub_job_gradients_not_finite_total{job=\"job\"} 3.0",
+            "phub_job_rounds_left_out_total{job=\"job\"} 2.0",
             "phub_nic_sent_bytes_total{nic=\"mlx5_0\",port=\"1\"} 1000.0",
             "phub_nic_events_total{nic=\"mlx5_0\",port=\"1\",event=\"out_of_sequence\"} 3.0",
             "phub_link_sent_bytes_total{job=\"job\",rank=\"0\",transport=\"tcp\",nic=\"eth0\"} 10.0",

@@ -42,6 +42,8 @@ struct Cluster {
     skipped: BTreeSet<(ChunkId, u32)>,
     /// The weights by round, key and element.
     expected: Vec<Vec<Vec<f32>>>,
+    /// By round: the norm that workers are told, in a job whose steps wait for it.
+    norms: Vec<Option<f32>>,
     job: Simulated,
     plan: Plan,
     /// By rank.
@@ -61,7 +63,7 @@ impl Cluster {
         let mut terms = Terms::new(dice.from(1..=4) as u32, dice.from(1..=4) as usize, optimizer(&mut dice));
         terms.job.on_loss = trouble.on_loss();
         terms.late = (dice.below(2) == 0).then_some(seed);
-        let faults = trouble.faults(&mut dice);
+        let mut faults = trouble.faults(&mut dice);
         let rounds = dice.from(1..=5) as u32;
         terms.job.level.schedule = Schedule::ALL[dice.below(4) as usize];
         terms.batch_keys = (dice.below(2) == 0).then(|| dice.from(1..=4) as usize);
@@ -71,10 +73,12 @@ impl Cluster {
         (terms.worker_credit, terms.job.level.credit) = (credit(), credit().map(Credit::Bytes));
         terms.job.hubs = dice.from(1..=3) as u32;
         terms.shards = dice.from(1..=2) as usize;
-        terms.is_orderly = trouble != Trouble::Posts && !faults.reorder;
-        terms.job.answers_ahead = dice.below(2) == 0;
         let is_plain = terms.job.hubs == 1 && terms.job.level.compression.is_none();
         terms.job.clip_norm = (is_plain && dice.below(2) == 0).then(|| dice.from(1..=40) as f32 * 50.0);
+        terms.job.skip_nonfinite = is_plain && dice.below(2) == 0;
+        faults.reorder &= !terms.job.waits_for_all(); // what a core tells comes before its answers
+        terms.is_orderly = trouble != Trouble::Posts && !faults.reorder;
+        terms.job.answers_ahead = dice.below(2) == 0;
         let is_alike = terms.job.on_loss == OnLoss::Continue;
         let plan = Plan::new(seed, terms.job.optimizer.keeps_weights()).alike(is_alike);
         let drafts = (0..terms.job.workers).map(|_| Drafts::default()).collect();
@@ -87,8 +91,8 @@ impl Cluster {
             });
             numbers.change(from, changed);
         }
-        let expected = expected(&layout, &terms, &numbers, rounds, &skipped, plan);
-        Cluster { dice, trouble, layout, terms, numbers, rounds, skipped, expected, job, plan, drafts }
+        let (expected, norms) = expected(&layout, &terms, &numbers, rounds, &skipped, plan);
+        Cluster { dice, trouble, layout, terms, numbers, rounds, skipped, expected, norms, job, plan, drafts }
     }
 
     fn keys(&self) -> impl Iterator<Item = KeyId> + use<> {
@@ -133,7 +137,7 @@ impl Cluster {
         }
         if self.skipped.len() > before {
             let Cluster { layout, terms, numbers, rounds, skipped, plan, .. } = self;
-            self.expected = expected(layout, terms, numbers, *rounds, skipped, *plan);
+            (self.expected, self.norms) = expected(layout, terms, numbers, *rounds, skipped, *plan);
         }
     }
 
@@ -154,9 +158,25 @@ impl Cluster {
                 );
                 if self.terms.job.on_loss != OnLoss::Continue && !self.terms.job.answers_ahead {
                     let together = self.plan.together(self.terms.job.workers, Round(before), key);
-                    assert_eq!(worker.was_left_alone(key), together == Content::Nothing, "{what}");
+                    let is_skipped = self.terms.job.skip_nonfinite && !is_finite(self.norms[before as usize]);
+                    let stays = together == Content::Nothing || is_skipped && together == Content::Gradient;
+                    assert_eq!(worker.was_left_alone(key), stays, "{what}");
                 }
             }
+        }
+        let told = worker.told().iter().flatten();
+        for told in told.clone() {
+            let norm = self.norms[told.round.0 as usize].expect("a round of gradients");
+            assert_eq!(told.sum.norm().to_bits(), norm.to_bits(), "rank {rank} is told of {:?}", told.round);
+        }
+        if self.terms.is_orderly
+            && self.terms.job.on_loss != OnLoss::Continue
+            && worker.is_ready(KeyId(0))
+            && let Some(last) = worker.round(KeyId(0)).0.checked_sub(1)
+            && self.norms[last as usize].is_some()
+        {
+            let rounds = told.map(|told| told.round.0).max();
+            assert_eq!(rounds, Some(last), "rank {rank} has the weights of round {last} and not its norm");
         }
         if worker.first_under_way().is_some() || worker.round(KeyId(0)).0 > self.rounds {
             return Ok(());
@@ -245,9 +265,20 @@ fn changes(dice: &mut Dice, terms: &Terms, keys: usize, rounds: u32) -> Vec<(Rou
     changes
 }
 
+fn is_finite(norm: Option<f32>) -> bool {
+    norm.is_none_or(f32::is_finite)
+}
+
 /// What a worker pushes. If workers come and go, all push the same whole number: the mean does not depend on who takes
-/// part.
+/// part. Where rounds are skipped, one of four has a value that is infinite.
 fn value(terms: &Terms, rank: u32, round: Round, key: KeyId, element: usize) -> f32 {
+    if terms.job.skip_nonfinite
+        && round > Round(0)
+        && (key.0, element) == (0, 0)
+        && mix(u64::from(round.0) ^ 0x5c1b) % 4 == 0
+    {
+        return f32::INFINITY;
+    }
     let rank = if terms.job.on_loss == OnLoss::Continue { 0 } else { rank };
     let mixed =
         mix(u64::from(rank) << 48 | u64::from(round.0) << 32 | u64::from(key.0) << 16 | element as u64);
@@ -263,7 +294,7 @@ fn expected(
     rounds: u32,
     skipped: &BTreeSet<(ChunkId, u32)>,
     plan: Plan,
-) -> Vec<Vec<Vec<f32>>> {
+) -> (Vec<Vec<Vec<f32>>>, Vec<Option<f32>>) {
     let chunk_of = |key: KeyId, element: usize| {
         let at = layout.key_span(key).offset + 4 * element;
         let ends = |&chunk: &u32| at < layout.chunk(ChunkId(chunk)).span.end().unwrap();
@@ -273,23 +304,30 @@ fn expected(
     let zeros = |key: &KeyId| vec![0.0; layout.key_span(*key).bytes / 4];
     let elements: usize = layout.parameters() as usize;
     let mut hub = vec![Element::default(); elements];
-    let mut by_round = Vec::new();
+    let (mut by_round, mut norms) = (Vec::new(), Vec::new());
     for round in (0..=rounds).map(Round) {
         let mut weights: Vec<Vec<f32>> = keys.iter().map(zeros).collect();
-        let scale = terms.job.clip_norm.map(|most| {
+        let is_broadcast = round == Round(0) && terms.job.optimizer.keeps_weights();
+        let norm = (terms.job.waits_for_all() && !is_broadcast).then(|| {
             let mean = |key: KeyId, chunk: u32| mean_of(layout, terms, plan, round, key, ChunkId(chunk));
             let of_chunks = |key: KeyId| layout.key_chunks(key).map(move |chunk| (key, chunk));
             let is_stepped = |chunk: u32| !skipped.contains(&(ChunkId(chunk), round.0));
             let chunks = keys.iter().flat_map(|&key| of_chunks(key)).filter(|&(_, chunk)| is_stepped(chunk));
             let squares = chunks.map(|(key, chunk)| oracle::squares(&mean(key, chunk)));
-            oracle::clip_scale(oracle::norm(squares), most)
+            oracle::norm(squares)
         });
+        norms.push(norm);
+        let is_skipped = terms.job.skip_nonfinite && !is_finite(norm);
+        let scale = norm.map(|norm| terms.job.clip_norm.map_or(1.0, |most| oracle::clip_scale(norm, most)));
         let mut hub = hub.iter_mut();
         for &key in &keys {
             for (i, weight) in weights[key.index()].iter_mut().enumerate() {
                 let element = hub.next().expect("as many as all keys have");
                 if !skipped.contains(&(chunk_of(key, i), round.0)) {
-                    let together = plan.together(terms.job.workers, round, key);
+                    let together = match plan.together(terms.job.workers, round, key) {
+                        Content::Gradient if is_skipped => Content::Nothing,
+                        together => together,
+                    };
                     let pushed = |rank| match plan.content(rank, round, key) {
                         Content::Nothing => None,
                         _ => Some(value(terms, rank, round, key, i)),
@@ -303,7 +341,7 @@ fn expected(
         }
         by_round.push(weights);
     }
-    by_round
+    (by_round, norms)
 }
 
 /// The mean gradient of a chunk in a round, which is zero without gradients.

@@ -139,7 +139,7 @@ impl Simulated {
         let shards =
             placement.chunks_by_core().into_iter().flat_map(|chunks| dealt(layout, &chunks, terms.shards));
         let shards: Vec<Vec<ChunkId>> = shards.collect();
-        let spans = |chunks: &Vec<ChunkId>| chunks.iter().map(|&chunk| wire.weights_span(chunk)).collect();
+        let spans = |chunks: &Vec<ChunkId>| wire.weights_spans(chunks);
         let (weights, claims) =
             SendWindow::new(wire.weights_window_bytes())?.split(shards.iter().map(spans).collect())?;
         let mut specs = ShardSpec::of_cores(&job, &wire, shards.into_iter().zip(claims)).into_iter();
@@ -225,13 +225,15 @@ impl Simulated {
             (Arc::clone(&self.weights), Vec::new())
         };
         let own = own.into_iter().map(Some).chain(std::iter::repeat_with(|| None));
-        let at_hub = Arc::new(RecvWindow::local(self.wire.weights_window_bytes())?);
+        let at_hub = Arc::new(RecvWindow::local(self.wire.gradient_window_bytes())?);
         let (mut endpoints, mut ends) = (Vec::new(), Vec::new());
         let placement = Arc::new(self.placement.clone());
         let capacities = self.placement.capacities().into_iter().enumerate().zip(own);
         for ((place, capacity), own) in capacities {
             let hub = sim::Windows { send: Arc::clone(&weights), recv: Arc::clone(&at_hub) };
-            let (mut to_hub, mut to_worker) = self.net.link(windows.clone(), hub, capacity.max(1));
+            // Each shard of a core tells what is found.
+            let posts = self.wire.posts(capacity as usize) + self.terms.shards as u32 - 1;
+            let (mut to_hub, mut to_worker) = self.net.link(windows.clone(), hub, posts);
             if self.terms.is_orderly {
                 let of_hub = Expected::of_hub(&self.wire, self.terms.job.level.schedule);
                 to_hub.obey(Box::new(of_hub.on_core(&placement, place)));

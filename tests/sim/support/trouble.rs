@@ -108,7 +108,7 @@ impl Trouble {
         };
         match (self, ended) {
             (Trouble::None | Trouble::ComingAndGoing, Ok(())) => "whole",
-            (Trouble::None | Trouble::ComingAndGoing, Err(error)) => panic!("{self:?}: {error}"),
+            (Trouble::None | Trouble::ComingAndGoing, Err(error)) => panic!("{self:?}: {error}, {notices:?}"),
             (Trouble::Posts | Trouble::Death, Ok(())) => "whole in spite of trouble",
             (Trouble::Posts, Err(_)) if said("pushed chunk") => "the hub saw a repeat",
             (Trouble::Posts, Err(error)) if error.contains("broke the protocol") => "a worker saw a repeat",

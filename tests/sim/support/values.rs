@@ -64,6 +64,8 @@ pub struct Reference {
     machines: Vec<u32>,
     optimizer: Optimizer,
     clip_norm: Option<f32>,
+    /// The norm of the mean gradient of the last round.
+    pub norm: f32,
     keys: Vec<Key>,
     round: u32,
     /// By key: how many steps it has made.
@@ -94,6 +96,7 @@ impl Reference {
             machines,
             optimizer,
             clip_norm: None,
+            norm: 0.0,
             keys: keys.to_vec(),
             round: 0,
             steps: vec![0; keys.len()],
@@ -165,7 +168,9 @@ impl Reference {
     pub fn advance_by(&mut self, Numbers { optimizer, multipliers }: &Numbers) {
         let mut sums: Vec<Vec<f32>> = (0..self.keys.len()).map(|key| self.sums(key)).collect();
         let rescale = Step::new(optimizer, self.workers, Round(1), 0.0, 1.0, 1.0).rescale;
-        let scale = self.clip_norm.map(|most| self.scale(&mut sums, rescale, most));
+        sums.iter_mut().flatten().for_each(|sum| *sum *= rescale);
+        self.norm = self.norm_of(&sums);
+        let scale = self.clip_norm.map_or(1.0, |most| oracle::clip_scale(self.norm, most));
         for (key, settings) in self.keys.iter().enumerate() {
             let of_terms = [settings.lr_mult, settings.wd_mult];
             let [lr_mult, wd_mult] = multipliers.as_ref().map_or(of_terms, |of_keys| of_keys[key]);
@@ -173,7 +178,7 @@ impl Reference {
             let number = Round(self.steps[key]);
             let step =
                 Step::new(optimizer, self.workers, number, optimizer.learning_rate(), lr_mult, wd_mult);
-            let step = Step { rescale: scale.unwrap_or(rescale), ..step };
+            let step = Step { rescale: scale, ..step };
             let values = self.master[key].iter_mut().zip(&mut self.state[key]).enumerate();
             for (i, (master, state)) in values {
                 oracle::step(optimizer, &step, sums[key][i], master, state);
@@ -199,13 +204,11 @@ impl Reference {
         (0..self.master[key].len()).map(sum).collect()
     }
 
-    /// Makes means of sums. Returns what clips them to a norm.
-    fn scale(&self, sums: &mut [Vec<f32>], rescale: f32, most: f32) -> f32 {
-        sums.iter_mut().flatten().for_each(|sum| *sum *= rescale);
-        let blocks = sums.iter().zip(&self.keys).flat_map(|(means, key)| {
+    fn norm_of(&self, means: &[Vec<f32>]) -> f32 {
+        let blocks = means.iter().zip(&self.keys).flat_map(|(means, key)| {
             means.chunks(oracle::BLOCK_BYTES / key.dtype.bytes()).map(oracle::squares)
         });
-        oracle::clip_scale(oracle::norm(blocks), most)
+        oracle::norm(blocks)
     }
 }
 

@@ -267,6 +267,32 @@ pub unsafe extern "C" fn phub_next_round(session: *const PhubSession, round: *mu
     unsafe { enter_session(session, |session| put("round", round, session.background.next_round().0)) }
 }
 
+/// The norm of the mean gradient of all keys in the last round that is known, before it is clipped; that round; and how many rounds were
+/// skipped. Of a job with "clip_norm" or "skip_nonfinite". Before the first such round the norm is NaN.
+///
+/// # Safety
+/// `session` is from phub_join and not yet freed, and `norm`, `round` and `skipped` point to room for a result.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn phub_norm(
+    session: *const PhubSession,
+    norm: *mut f32,
+    round: *mut u32,
+    skipped: *mut u64,
+) -> PhubStatus {
+    let call = |session: &PhubSession| {
+        let (last, count) = session.call(|session| (session.norm(), session.skipped()))?;
+        let (of_round, value) = last.map_or((0, f32::NAN), |(round, norm)| (round.0, norm));
+        // SAFETY: the caller's promise, for all three.
+        unsafe {
+            put("norm", norm, value)?;
+            put("round", round, of_round)?;
+            put("skipped", skipped, count)
+        }
+    };
+    // SAFETY: the caller's promise.
+    unsafe { enter_session(session, call) }
+}
+
 /// Waits for all keys that are under way, and leaves the job. The memory of gradients and weights stays until
 /// phub_session_free.
 ///

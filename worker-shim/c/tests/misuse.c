@@ -212,6 +212,14 @@ static void wrong_calls(const char *hub) {
     FINE(phub_push(session, 0));
     FINE(phub_wait(session, 0));
     FINE(phub_is_ready(session, 0, &ready));
+    float norm;
+    uint32_t of_round;
+    uint64_t skipped;
+    FINE(phub_norm(session, &norm, &of_round, &skipped));
+    if (norm == norm || of_round != 0 || skipped != 0) {
+        fprintf(stderr, "norm %f of round %u, %d skipped\n", norm, of_round, (int)skipped);
+        failures++;
+    }
     FINE(phub_weights(session, 0, &weights, &bytes));
     if (round != 1 || !ready || *(const float *)weights != 0.5f) {
         fprintf(stderr, "round %u, ready %d, weight %f\n", round, ready, *(const float *)weights);

@@ -262,6 +262,11 @@ impl Session {
         self.call(py, |session| Ok(session.relinks()))
     }
 
+    /// The last round whose norm is known, and the norm; the rounds that were skipped.
+    fn norm(&self, py: Python<'_>) -> PyResult<(Option<(u32, f32)>, u64)> {
+        self.call(py, |session| Ok((session.norm().map(|(round, norm)| (round.0, norm)), session.skipped())))
+    }
+
     #[getter]
     fn next_round(&self) -> u32 {
         self.background.next_round().0

@@ -126,7 +126,29 @@ def test_clipping_by_norm(hub, name, most):
             if model is theirs:
                 norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), most))
             each.step()
+        assert optimizer.grad_norm == pytest.approx(norms[-1].item(), rel=1e-4)
     assert (max(norms) > most) == (most < 100)
+    for (key, our), their in zip(ours.state_dict().items(), theirs.state_dict().values()):
+        torch.testing.assert_close(our, their, rtol=1e-4, atol=1e-5, msg=lambda words: f"{key}: {words}")
+
+
+def test_a_step_that_is_not_finite_is_left_out(hub):
+    ours, theirs = Net(), Net()
+    optimizer = wrap(torch.optim.Adam(ours.parameters()), ours, hub, skip_nonfinite=True)
+    local = torch.optim.Adam(theirs.parameters())
+    for number in range(6):
+        optimizer.zero_grad()
+        backward(ours, *data(number))
+        if number in (2, 3):
+            next(ours.parameters()).grad.fill_(float("inf"))
+            optimizer.step()
+            assert optimizer.grad_norm == float("inf")
+            continue
+        optimizer.step()
+        local.zero_grad()
+        backward(theirs, *data(number))
+        local.step()
+    assert optimizer._phub.session.skipped == 2
     for (key, our), their in zip(ours.state_dict().items(), theirs.state_dict().values()):
         torch.testing.assert_close(our, their, rtol=1e-4, atol=1e-5, msg=lambda words: f"{key}: {words}")
 

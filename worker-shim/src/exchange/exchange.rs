@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fabric::{Arrival, CloseReason, LinkId, Port, RecvWindow, Until};
-use pbox_core::{ChunkId, Content, Immediate, KeyId, Layout, Round, Slice, Slices};
+use pbox_core::{ChunkId, Content, Immediate, KeyId, Layout, Round, Slice, Slices, Told};
 
 use super::ahead::{Ahead, post_other};
 use super::error::ExchangeError;
@@ -113,6 +113,8 @@ pub struct Exchange<P: Port> {
     /// Bytes that went over links that are no more.
     pub(super) sent_before: u64,
     pub(super) received: u64,
+    /// The last line of each core, by core.
+    pub(super) told: Vec<Option<Told>>,
     /// Bytes of keys that were put since the last flush.
     unflushed: usize,
     arrivals: Box<[Arrival; BATCH]>,
@@ -148,6 +150,7 @@ impl<P: Port> Exchange<P> {
             hand_outs: 0,
             early: Some(Vec::new()),
             received: 0,
+            told: Vec::new(),
             unflushed: 0,
             arrivals: Box::new([Arrival::default(); BATCH]),
         }
@@ -217,6 +220,7 @@ impl<P: Port> Exchange<P> {
         self.keys.fill(KeyState::default());
         self.ahead.forget_all();
         self.early = Some(Vec::new());
+        self.told.clear();
     }
 
     /// Takes other links in the place of those that were lost. The memory stays; [`begin`](Self::begin) follows.
@@ -318,7 +322,7 @@ impl<P: Port> Exchange<P> {
         let chunks = self.layout.key_chunks(key);
         let state = &mut self.keys[key.index()];
         state.outstanding = chunks.len() as u32 + self.hand_outs;
-        (state.content, state.left_alone) = (content, content == Content::Nothing);
+        (state.content, state.left_alone) = (content, true);
         self.awaited[chunks.start as usize..chunks.end as usize].fill(self.first_awaited);
         match self.slices.group(key) {
             Some(group) => self.groups.open(group).into_iter().for_each(|core| self.outstanding[core] += 1),
@@ -428,7 +432,7 @@ impl<P: Port> Exchange<P> {
         let KeyState { round, content, .. } = self.keys[key.index()];
         let may_come = match arrival.content {
             Content::Weights => true,
-            Content::Nothing => content == Content::Nothing,
+            Content::Nothing => content == Content::Nothing || self.windows.tells(),
             Content::Gradient | Content::Ahead => false,
         };
         let is_of = arrival == Immediate::new(arrival.chunk, round).with(arrival.content);
@@ -460,6 +464,25 @@ impl<P: Port> Exchange<P> {
             *key_state = key_state.next();
         }
         Ok(())
+    }
+
+    /// Takes in what a core tells of a round. Returns whether the arrival is that.
+    #[cold]
+    pub(super) fn take_told(&mut self, link: LinkId, arrival: Immediate) -> bool {
+        let Some(core) = self.outboxes.iter().position(|outbox| outbox.link == link) else { return false };
+        // SAFETY: the core tells it before it answers a chunk of the round, and this worker has pushed no chunk again before that.
+        let told = unsafe { self.windows.told(arrival.chunk, core) };
+        let told = told.filter(|told| arrival == Immediate::found(arrival.chunk, told.round));
+        if told.is_some() {
+            self.told.resize(self.outboxes.len(), None);
+            self.told[core] = told;
+        }
+        told.is_some()
+    }
+
+    /// Returns the last line of each core, by core; `None` where a core told nothing yet.
+    pub fn told(&self) -> &[Option<Told>] {
+        &self.told
     }
 
     /// Whether no push of the key is under way.

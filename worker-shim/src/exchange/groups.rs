@@ -117,7 +117,7 @@ impl<P: Port> Exchange<P> {
             return false;
         }
         state.outstanding = 1 + self.hand_outs;
-        (state.content, state.left_alone) = (begun.content.1, begun.content.1 == Content::Nothing);
+        (state.content, state.left_alone) = (begun.content.1, true);
         self.awaited[(begun.first_chunk + key.0 - begun.keys.start) as usize] = self.first_awaited;
         members.push(key);
         of[begun.number as usize].open += 1;

@@ -77,7 +77,8 @@ impl<P: Port> Exchange<P> {
         let Immediate { chunk, round_bits, content } = arrival;
         let unexpected =
             |expected: String| Err(ExchangeError::UnexpectedAnswer { chunk: chunk.0, round_bits, expected });
-        if content == Content::Ahead && self.may_come_ahead(link, arrival) {
+        if content == Content::Ahead && (self.may_come_ahead(link, arrival) || self.take_told(link, arrival))
+        {
             return Ok(());
         }
         if let Some(early) = &mut self.early {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use fabric::{DmaBuf, RecvWindow, SendWindow, Slab, Span, Spans, WindowError};
 use pbox_core::frame::FrameError;
-use pbox_core::{ChunkId, Content, Element, KeyId, Layout, Round, Wire};
+use pbox_core::{ChunkId, Content, Element, KeyId, Layout, Round, Told, Wire};
 
 use super::coder::{Coder, elements, elements_mut, part, part_mut};
 
@@ -20,7 +20,7 @@ pub struct Windows {
     /// By core: the window that its hub writes, the same for all cores of a hub.
     weights: Vec<Arc<RecvWindow>>,
     private: Option<Slab>,
-    broadcasts: bool,
+    wire: Wire,
 }
 
 /// Where a worker reads its weights.
@@ -118,7 +118,7 @@ impl Windows {
                 Gradients::Framed(Box::new(Coder::new(framing, rank, values, gradients)?))
             }
         };
-        Ok(Windows { layout, gradients, weights, private, broadcasts: wire.broadcasts() })
+        Ok(Windows { layout, gradients, weights, private, wire: wire.clone() })
     }
 
     /// Encodes and decodes, if frames cross instead of values.
@@ -138,7 +138,23 @@ impl Windows {
 
     /// Whether round 0 is a broadcast of weights.
     pub(crate) fn broadcasts(&self) -> bool {
-        self.broadcasts
+        self.wire.broadcasts()
+    }
+
+    /// Whether the job tells what was found of a round, and may skip it.
+    pub(crate) fn tells(&self) -> bool {
+        self.wire.told_span(ChunkId(0)).is_some()
+    }
+
+    /// Reads the line of the core whose first chunk this is; `None` in a job without lines.
+    ///
+    /// # Safety
+    /// The core must have told it, and this worker must not have pushed all of the next round: the core writes it again only then.
+    pub(crate) unsafe fn told(&self, first: ChunkId, core: usize) -> Option<Told> {
+        let line = self.wire.told_span(first)?;
+        // SAFETY: the caller's promise.
+        let words = unsafe { self.weights[core].elements::<u64>(line) }.expect("inside the window, by new");
+        Some(Told::read(words))
     }
 
     /// The window that this worker writes.

@@ -73,7 +73,8 @@ impl Session {
         }
     }
 
-    /// Whether the key's last push, or the one under way so far, left its weights as they were, because no worker had a gradient.
+    /// Whether the key's last push, or the one under way so far, left its weights as they were: no worker had a gradient, or the
+    /// round was [skipped](Self::skipped).
     ///
     /// # Errors
     /// When there is no such key.

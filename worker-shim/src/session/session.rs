@@ -113,6 +113,18 @@ impl Session {
         Ok(())
     }
 
+    /// The norm of the mean gradient of all keys in the last round that is found, before it is clipped, and that round. Of a job with
+    /// `clip_norm` or `skip_nonfinite`; `None` before its first round. The weights of a round never come before its norm.
+    pub fn norm(&self) -> Option<(Round, f32)> {
+        let last = self.exchange.told().iter().flatten().max_by_key(|told| told.round)?;
+        Some((last.round, last.sum.norm()))
+    }
+
+    /// How many rounds of the job were skipped, because their mean gradient was not finite. In a job with `skip_nonfinite`.
+    pub fn skipped(&self) -> u64 {
+        self.exchange.told().iter().flatten().map(|told| told.skipped).max().unwrap_or(0)
+    }
+
     /// A key's gradient, to write in place. It still holds the last values; with Slim-DP the values that were sent are
     /// zero. `E` is the key's type.
     ///

@@ -89,7 +89,8 @@ impl<P: Port> Core<P> {
                 of_mode!(&entry.shard, shard => (shard.terms.has_answers_ahead(), shard.keys().len()));
             if credit.is_some() || answers_ahead {
                 // Chunks beyond it wait here, in the order of the level's schedule.
-                entry.replies.make_room(member.rank, if answers_ahead { 2 * chunks } else { chunks });
+                // One more for the line of a round that is found.
+                entry.replies.make_room(member.rank, if answers_ahead { 2 * chunks } else { chunks + 1 });
                 self.port.set_credit(link, credit);
             }
         }

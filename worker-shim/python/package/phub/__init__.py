@@ -42,7 +42,7 @@ from ._phub import (
     __version__,
 )
 from ._pull import PullPlan
-from ._session import Checkpoint, Returns, Session, Times, Traffic, Way
+from ._session import Checkpoint, Norm, Returns, Session, Times, Traffic, Way
 from ._state import State
 
 __all__ = [
@@ -79,6 +79,7 @@ __all__ = [
     "RandomK",
     "RefusedError",
     "ResourceError",
+    "Norm",
     "Returns",
     "Session",
     "SettingsError",

@@ -9,7 +9,7 @@ import os
 import time
 import warnings
 import weakref
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +72,13 @@ class Returns:
     lost_rounds: int
 
 
+class Norm(NamedTuple):
+    """The norm of the mean gradient of all keys in a round, before it is clipped."""
+
+    round: int
+    value: float
+
+
 @dataclasses.dataclass(frozen=True)
 class Way:
     """How a session reaches a hub: the transport, why this transport, and which NICs if there is a choice."""
@@ -104,6 +111,7 @@ class Session:
         compression: Optional[_compression.Compression] = None,
         seed: int = 0,
         clip_norm: Optional[float] = None,
+        skip_nonfinite: bool = False,
         consistency: str = "bsp",
         on_loss: str = "stop",
         schedule: str = "sliced",
@@ -149,6 +157,8 @@ class Session:
             clip_norm: the most that the norm of a round's mean gradient may be, of all keys together. The hub scales a longer one down, as
                 `torch.nn.utils.clip_grad_norm_` does. No key is answered before all are pushed: push every key of a round before
                 you wait for one. For "bsp" at one hub, without compression. Default: no bound.
+            skip_nonfinite: whether a round whose mean gradient has a value that is infinite or NaN is left out, at all workers: weights,
+                optimizer state and numbers of steps stay. `skipped` counts such rounds. Keys are answered as with `clip_norm`.
             consistency: "bsp", "ssp:N" or "asp": how far workers may be apart.
             on_loss: "stop" or "continue": what becomes of the job when a worker is lost.
             schedule: "kvstore", "layerwise", "sliced" or "p3": in what order gradients and weights leave. With "p3" the
@@ -213,6 +223,7 @@ class Session:
             "compression": None if compression is None else _compression.to_text(compression),
             "seed": seed,
             "clip_norm": clip_norm,
+            "skip_nonfinite": str(bool(skip_nonfinite)).lower(),
             "consistency": consistency,
             "on_loss": on_loss,
             "schedule": schedule,
@@ -446,7 +457,8 @@ class Session:
         return [key for key, leaves in zip(self._keys, leave) if leaves]
 
     def was_left_alone(self, key: str) -> bool:
-        """Whether the key's last answer left its weights as they were, because no worker had a gradient."""
+        """Whether the key's last answer left its weights as they were: no worker had a gradient, or the round is one of
+        `skipped`."""
         return self._native.was_left_alone(self._number(key))
 
     def wait(self, *keys: str) -> None:
@@ -581,6 +593,18 @@ class Session:
     def relinks(self) -> int:
         """How often the session has lost its links while its hub lived, and made others, such as over another NIC."""
         return self._native.relinks()
+
+    @property
+    def norm(self) -> Optional[Norm]:
+        """The norm of the last round that is known, with `clip_norm` or `skip_nonfinite`; `None` before the first one. It comes before
+        the weights of its round."""
+        norm, _ = self._native.norm()
+        return None if norm is None else Norm(*norm)
+
+    @property
+    def skipped(self) -> int:
+        """How many rounds of the job were left out by `skip_nonfinite`."""
+        return self._native.norm()[1]
 
     @property
     def traffic(self) -> Traffic:

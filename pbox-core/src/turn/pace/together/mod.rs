@@ -17,6 +17,7 @@ use crate::kernels::Kernels;
 use crate::layout::{Content, Round};
 use crate::turn::shard::{Finished, ShardOf};
 use crate::weights::{Gather, Mode, Reply, Staged};
+use crate::whole::Found;
 use contents::Contents;
 use ungreeted::Ungreeted;
 
@@ -189,6 +190,9 @@ impl Arrivals {
                 return self.conclude_other(stages, kernels, place);
             }
             self.contents.clear(place); // the mean was decided when the chunk was taken in
+        }
+        if M::Gather::WAITS && stages.gather.found(round) == Some(Found::Skip) {
+            return Some(Content::Nothing);
         }
         // SAFETY: all who take part have pushed this chunk, and are answered after this function.
         unsafe { stages.step(kernels, place, self.roster.ranks(round), 0, round) };

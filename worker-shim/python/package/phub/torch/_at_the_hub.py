@@ -58,6 +58,14 @@ class AtTheHub(Joined):
         """Waits until all parameters have their new values: for code that reads memory past torch."""
         self._phub.synchronize()
 
+    @property
+    def grad_norm(self) -> Optional[float]:
+        """The norm of the mean gradient of the last step, before the hub has clipped it; waits for all parameters. `None` without
+        `clip_norm` and `skip_nonfinite`."""
+        self.synchronize()
+        norm = self._phub.session.norm
+        return None if norm is None else norm.value
+
     # ---- the state
 
     @property

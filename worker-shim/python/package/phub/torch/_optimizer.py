@@ -55,7 +55,8 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
             must be among them. Names must be the same in all workers. Default: numbers.
         hub, rank, world_size: as for `phub.Session`; default: from the launcher's environment.
         clip_norm: the hub scales the mean gradient of all parameters so that its norm is at most this, as
-            `torch.nn.utils.clip_grad_norm_` does after DDP, and without the exchange of gradients that this call costs.
+            `torch.nn.utils.clip_grad_norm_` does after DDP, and without the exchange of gradients that this call costs. `grad_norm` is
+            the norm of the last step. With `skip_nonfinite=True` a step whose mean gradient is not finite is left out.
         clip_value: each worker's gradients are clipped to plus and minus this, before the mean.
         overlap: whether bytes of gradients leave in the backward pass, and weights come in the next forward pass. Without it all
             happens in `step()`. The numbers are the same.
