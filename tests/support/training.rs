@@ -18,6 +18,7 @@ pub struct Training {
     pub keys: Vec<Key>,
     pub optimizer: Optimizer,
     pub clip_norm: Option<f32>,
+    pub maximize: bool,
     pub compression: Option<Compression>,
     pub workers: u32,
     pub chunk_bytes: usize,
@@ -46,6 +47,7 @@ impl Training {
             keys,
             optimizer,
             clip_norm: None,
+            maximize: false,
             compression: None,
             workers: 3,
             chunk_bytes: pbox_core::DEFAULT_CHUNK_BYTES,
@@ -87,6 +89,7 @@ impl Training {
         let mut config = config_at(hub, &self.job, rank, self.workers);
         config.terms.keys = self.keys.clone();
         (config.terms.optimizer, config.terms.clip_norm) = (self.optimizer, self.clip_norm);
+        config.terms.maximize = self.maximize;
         config.terms.chunk_bytes = self.chunk_bytes;
         (config.terms.level.compression, config.terms.seed) = (self.compression, self.seed);
         config.weights = self.weights;
@@ -155,7 +158,9 @@ impl Training {
     }
 
     fn reference(&self) -> Reference {
-        Reference::new(self.seed, self.workers, self.optimizer, &self.keys).clipped(self.clip_norm)
+        let mut reference = Reference::new(self.seed, self.workers, self.optimizer, &self.keys);
+        reference.maximize = self.maximize;
+        reference.clipped(self.clip_norm)
     }
 
     /// The weights after `rounds` rounds.

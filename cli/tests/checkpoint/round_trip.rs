@@ -26,9 +26,13 @@ fn jobs() -> impl Strategy<Value = Job> {
             "sum" => Optimizer::Sum,
             "sgd" => Optimizer::Sgd { learning_rate, weight_decay },
             "momentum" => Optimizer::Momentum { learning_rate, weight_decay, momentum },
+            "dampened" => Optimizer::Dampened { learning_rate, weight_decay, momentum, dampening: momentum },
             "nesterov" => Optimizer::Nesterov { learning_rate, weight_decay, momentum },
             "adam" => Optimizer::Adam { learning_rate, weight_decay, beta1, beta2, epsilon },
             "adamw" => Optimizer::AdamW { learning_rate, weight_decay, beta1, beta2, epsilon },
+            "amsgrad" => Optimizer::AmsGrad { learning_rate, weight_decay, beta1, beta2, epsilon },
+            "amsgradw" => Optimizer::AmsGradW { learning_rate, weight_decay, beta1, beta2, epsilon },
+            "lion" => Optimizer::Lion { learning_rate, weight_decay, beta1, beta2 },
             other => unreachable!("{other} has no strategy"),
         };
         let key = |(i, (shape, lr_mult)): (usize, (Vec<u64>, f32))| {
@@ -49,11 +53,13 @@ fn check_with_the_library(job: &Job, bytes: &[u8], round: Round) {
         for tensor in Tensor::all(&job.optimizer) {
             let name = match (tensor, &job.optimizer) {
                 (Tensor::Weights, _) => key.name.clone(),
-                (Tensor::State(0), Optimizer::Adam { .. } | Optimizer::AdamW { .. }) => {
-                    format!("optimizer/exp_avg/{}", key.name)
-                }
-                (Tensor::State(0), _) => format!("optimizer/momentum_buffer/{}", key.name),
-                (Tensor::State(_), _) => format!("optimizer/exp_avg_sq/{}", key.name),
+                (
+                    Tensor::State(0),
+                    Optimizer::Momentum { .. } | Optimizer::Dampened { .. } | Optimizer::Nesterov { .. },
+                ) => format!("optimizer/momentum_buffer/{}", key.name),
+                (Tensor::State(0), _) => format!("optimizer/exp_avg/{}", key.name),
+                (Tensor::State(1), _) => format!("optimizer/exp_avg_sq/{}", key.name),
+                (Tensor::State(_), _) => format!("optimizer/max_exp_avg_sq/{}", key.name),
             };
             let view = file.tensor(&name).unwrap();
             assert_eq!(view.dtype(), safetensors::Dtype::F32);

@@ -10,6 +10,7 @@
 //! | `clip_norm` | SSP, ASP | each push is a step, and has no whole gradient |
 //! | `clip_norm` | compression, several hubs, hubs as members | not built yet |
 //! | `clip_norm` | `ablate` | what is left out has no norm |
+//! | `maximize` | `average`, `sum`, `ablate` | nothing steps |
 //! | hubs as members | Slim-DP | it needs each worker's own steps |
 //! | hubs as members | `kvstore` | a hub has no forward pass that it could pull for |
 //!
@@ -51,6 +52,7 @@ enum Term {
     Pulls,
     SeveralHubs,
     ClipNorm,
+    Maximize,
     Compression,
     Ablate,
 }
@@ -95,6 +97,8 @@ const TABLE: &[(Term, Term, &str)] = &[
     (Term::ClipNorm, Term::SeveralHubs, "hubs do not tell each other their norms yet; use one hub"),
     (Term::ClipNorm, Term::HubsBelow, "levels do not gather norms yet; use a hub that is below none"),
     (Term::ClipNorm, Term::Ablate, "what is left out has no norm"),
+    (Term::Maximize, Term::Average, "nothing steps up or down; leave it out"),
+    (Term::Maximize, Term::Ablate, "nothing steps up or down; leave it out"),
     (Term::HubsBelow, Term::SlimDp, "it needs each worker's own steps; use a level without it"),
     (Term::HubsBelow, Term::Pulls, "a hub has no forward pass that it could pull for; use sliced or p3"),
 ];
@@ -148,6 +152,7 @@ impl Term {
                 (alone, format!("consistency {} from hubs below", level.consistency))
             }
             Term::ClipNorm => (terms.clip_norm.is_some(), "clip_norm".to_owned()),
+            Term::Maximize => (terms.maximize, "maximize".to_owned()),
             Term::Compression => (level.compression.is_some(), "compression".to_owned()),
             Term::Ablate => (*ablate != Ablate::default(), "ablate".to_owned()),
             Term::SeveralHubs => (terms.hubs > 1, format!("{} hubs", terms.hubs)),

@@ -42,6 +42,9 @@ pub struct JobTerms {
     /// `torch.nn.utils.clip_grad_norm_`. Steps then wait for the gradients of all keys. Default: no bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f32>,
+    /// Whether steps go up the gradient and not down, as with PyTorch's `maximize`. Default false.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub maximize: bool,
     /// What the hub leaves out, for measurement. Default nothing.
     #[serde(default)]
     pub ablate: Ablate,
@@ -152,6 +155,7 @@ impl JobTerms {
             chunk_bytes: DEFAULT_CHUNK_BYTES,
             optimizer,
             clip_norm: None,
+            maximize: false,
             ablate: Ablate::default(),
             seed: 0,
             on_loss: OnLoss::default(),
@@ -252,6 +256,7 @@ impl JobTerms {
             chunk_bytes,
             optimizer,
             clip_norm,
+            maximize,
             ablate,
             seed,
             on_loss,
@@ -268,6 +273,7 @@ impl JobTerms {
             ("chunk_bytes", chunk_bytes.to_string()),
             ("optimizer", format!("{optimizer:?}")),
             ("clip_norm", or(clip_norm.map(|most| most.to_string()), "none")),
+            ("maximize", maximize.to_string()),
             ("ablate", format!("{ablate:?}")),
             ("compression", or(compression.map(|compression| compression.to_string()), "none")),
             ("seed", seed.to_string()),

@@ -526,6 +526,8 @@ struct Steps {
     /// What is kept is for this optimizer.
     optimizer: Optimizer,
     rule: Rule,
+    /// 1, or -1 where steps go up the gradient.
+    sign: f32,
     numbers: NumbersByRound,
     counts: StepCounts,
     /// By chunk, in f32: master weights, when the hub's weights are coarser, then optimizer state.
@@ -554,7 +556,7 @@ impl Steps {
         let optimizer = Optimizer::Average;
         let numbers = NumbersByRound::new(Numbers::new(optimizer));
         let counts = StepCounts::new(terms, chunks);
-        Ok(Steps { optimizer, rule, numbers, counts, kept })
+        Ok(Steps { optimizer, rule, sign: 1.0, numbers, counts, kept })
     }
 
     /// Allocates and touches memory: call it on the thread that owns the core.
@@ -570,7 +572,7 @@ impl Steps {
         };
         let numbers = NumbersByRound::new(Numbers::new(optimizer));
         let counts = StepCounts::new(terms, chunks.len());
-        Ok(Steps { optimizer, rule, numbers, counts, kept })
+        Ok(Steps { optimizer, rule, sign: if terms.maximize { -1.0 } else { 1.0 }, numbers, counts, kept })
     }
 
     /// Whether a checkpoint has values of this shard.
@@ -609,7 +611,7 @@ impl Steps {
     ) {
         let number = self.counts.count(place);
         let Some((rule, mut step)) = self.step(chunk, workers, number, round) else { return };
-        step.rescale = scale;
+        step.rescale = scale.copysign(step.rescale);
         let kept =
             &mut self.kept.as_mut_slice()[chunk.kept..][..chunk.elements * rule.kept_per_element(E::DTYPE)];
         kernels.step(&rule, &step, mean, weights, kept);
@@ -647,7 +649,8 @@ impl Steps {
             None => [chunk.lr_mult, chunk.wd_mult],
             Some(multipliers) => multipliers[chunk.key.index()],
         };
-        let step = Step::new(&rule, workers, number, optimizer.learning_rate(), lr_mult, wd_mult);
+        let mut step = Step::new(&rule, workers, number, optimizer.learning_rate(), lr_mult, wd_mult);
+        step.rescale *= self.sign;
         Some((rule, step))
     }
 

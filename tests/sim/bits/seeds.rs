@@ -232,10 +232,20 @@ fn changes(dice: &mut Dice, terms: &Terms, keys: usize, rounds: u32) -> Vec<(Rou
             Optimizer::Sgd { .. } => Optimizer::Sgd { learning_rate, weight_decay },
             Optimizer::Momentum { .. } => Optimizer::Momentum { learning_rate, weight_decay, momentum },
             Optimizer::Nesterov { .. } => Optimizer::Nesterov { learning_rate, weight_decay, momentum },
+            Optimizer::Dampened { .. } => {
+                Optimizer::Dampened { learning_rate, weight_decay, momentum, dampening: 0.25 }
+            }
             Optimizer::Adam { .. } => Optimizer::Adam { learning_rate, weight_decay, beta1, beta2, epsilon },
             Optimizer::AdamW { .. } => {
                 Optimizer::AdamW { learning_rate, weight_decay, beta1, beta2, epsilon }
             }
+            Optimizer::AmsGrad { .. } => {
+                Optimizer::AmsGrad { learning_rate, weight_decay, beta1, beta2, epsilon }
+            }
+            Optimizer::AmsGradW { .. } => {
+                Optimizer::AmsGradW { learning_rate, weight_decay, beta1, beta2, epsilon }
+            }
+            Optimizer::Lion { .. } => Optimizer::Lion { learning_rate, weight_decay, beta1, beta2 },
         };
         let of_key = |dice: &mut Dice| [[1.0, 1.0], [2.0, 0.0]][dice.below(2) as usize];
         let of_keys = (dice.below(2) == 0).then(|| (0..keys).map(|_| of_key(dice)).collect());
@@ -325,7 +335,7 @@ fn mean_of(layout: &Layout, terms: &Terms, plan: Plan, round: Round, key: KeyId,
 #[derive(Clone, Default)]
 struct Element {
     weight: f32,
-    state: [f32; 2],
+    state: [f32; 3],
     /// Steps so far: none in a round without workers.
     steps: u32,
     seen: f32,

@@ -27,7 +27,7 @@ struct Chunk {
     weights: Vec<f32>,
     /// The steps that it has made.
     steps: u32,
-    state: Vec<[f32; 2]>,
+    state: Vec<[f32; 3]>,
     /// The workers' weights.
     seen: Vec<f32>,
     /// What each rank's encoder keeps for the next round.
@@ -50,7 +50,7 @@ impl Model {
             Chunk {
                 weights: vec![0.0; elements],
                 steps: 0,
-                state: vec![[0.0; 2]; elements],
+                state: vec![[0.0; 3]; elements],
                 seen: vec![0.0; elements],
                 kept: vec![vec![0.0; elements * codec.state_per_element()]; workers as usize],
             }

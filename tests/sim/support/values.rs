@@ -64,6 +64,8 @@ pub struct Reference {
     machines: Vec<u32>,
     optimizer: Optimizer,
     clip_norm: Option<f32>,
+    /// Whether steps go up the gradient.
+    pub maximize: bool,
     keys: Vec<Key>,
     round: u32,
     /// By key: how many steps it has made.
@@ -71,14 +73,14 @@ pub struct Reference {
     /// The workers' weights, by key.
     pub weights: Vec<Vec<f32>>,
     master: Vec<Vec<f32>>,
-    state: Vec<Vec<[f32; 2]>>,
+    state: Vec<Vec<[f32; 3]>>,
 }
 
 impl Reference {
     /// A server after the broadcast, if the optimizer keeps weights.
     pub fn new(seed: u64, workers: u32, optimizer: Optimizer, keys: &[Key]) -> Self {
         let zeros: Vec<Vec<f32>> = keys.iter().map(|key| vec![0.0; elements(key)]).collect();
-        let state = keys.iter().map(|key| vec![[0.0; 2]; elements(key)]).collect();
+        let state = keys.iter().map(|key| vec![[0.0; 3]; elements(key)]).collect();
         let mut weights = zeros;
         if optimizer.keeps_weights() {
             for ((weights, id), key) in weights.iter_mut().zip(0..).zip(keys) {
@@ -94,6 +96,7 @@ impl Reference {
             machines,
             optimizer,
             clip_norm: None,
+            maximize: false,
             keys: keys.to_vec(),
             round: 0,
             steps: vec![0; keys.len()],
@@ -131,7 +134,7 @@ impl Reference {
 
     /// A key's optimizer state becomes zero.
     pub fn reset(&mut self, key: KeyId) {
-        self.state[key.index()].fill([0.0; 2]);
+        self.state[key.index()].fill([0.0; 3]);
         self.steps[key.index()] = 0;
     }
 
@@ -173,7 +176,8 @@ impl Reference {
             let number = Round(self.steps[key]);
             let step =
                 Step::new(optimizer, self.workers, number, optimizer.learning_rate(), lr_mult, wd_mult);
-            let step = Step { rescale: scale.unwrap_or(rescale), ..step };
+            let sign = if self.maximize { -1.0 } else { 1.0 };
+            let step = Step { rescale: sign * scale.unwrap_or(rescale), ..step };
             let values = self.master[key].iter_mut().zip(&mut self.state[key]).enumerate();
             for (i, (master, state)) in values {
                 oracle::step(optimizer, &step, sums[key][i], master, state);

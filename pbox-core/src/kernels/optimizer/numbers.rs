@@ -147,7 +147,11 @@ mod tests {
     #[test]
     fn every_optimizer_takes_a_learning_rate_but_mean_and_sum() {
         for name in Optimizer::NAMES {
-            let momentum = if matches!(name, "momentum" | "nesterov") { r#","momentum":0.5"# } else { "" };
+            let momentum = match name {
+                "momentum" | "nesterov" => r#","momentum":0.5"#,
+                "dampened" => r#","momentum":0.5,"dampening":0.5"#,
+                _ => "",
+            };
             let rate = if matches!(name, "average" | "sum") { "" } else { r#","learning_rate":0.5"# };
             let of: Optimizer =
                 serde_json::from_str(&format!(r#"{{"name":"{name}"{rate}{momentum}}}"#)).unwrap();
