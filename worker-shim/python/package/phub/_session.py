@@ -104,6 +104,7 @@ class Session:
         compression: Optional[_compression.Compression] = None,
         seed: int = 0,
         clip_norm: Optional[float] = None,
+        maximize: bool = False,
         consistency: str = "bsp",
         on_loss: str = "stop",
         schedule: str = "sliced",
@@ -149,6 +150,7 @@ class Session:
             clip_norm: the most that the norm of a round's mean gradient may be, of all keys together. The hub scales a longer one down, as
                 `torch.nn.utils.clip_grad_norm_` does. No key is answered before all are pushed: push every key of a round before
                 you wait for one. For "bsp" at one hub, without compression. Default: no bound.
+            maximize: whether steps go up the gradient and not down, as with PyTorch's `maximize`.
             consistency: "bsp", "ssp:N" or "asp": how far workers may be apart.
             on_loss: "stop" or "continue": what becomes of the job when a worker is lost.
             schedule: "kvstore", "layerwise", "sliced" or "p3": in what order gradients and weights leave. With "p3" the
@@ -213,6 +215,7 @@ class Session:
             "compression": None if compression is None else _compression.to_text(compression),
             "seed": seed,
             "clip_norm": clip_norm,
+            "maximize": str(bool(maximize)).lower(),
             "consistency": consistency,
             "on_loss": on_loss,
             "schedule": schedule,

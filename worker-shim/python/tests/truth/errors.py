@@ -2,7 +2,6 @@
 
 ERRORS = {
     "optimizers.rmsprop": ("the hub has no RMSprop", "ctx.run(make=torch.optim.RMSprop"),
-    "optimizers.amsgrad": ("the hub keeps no highest means", "amsgrad=True"),
     "optimizers.of_the_scripts_own": ("the hub cannot run code of the script", "ctx.run(make=Signs"),
     "optimizers.sparse_gradients": ("the hub's keys are dense", ""),
     "rates.momentum_of_groups_that_differ": ("the hub has one momentum for all keys", "ctx"),
@@ -13,7 +12,7 @@ ERRORS = {
 }
 """The reason for each idiom, and words of the line that the error must name."""
 
-MOST = 10
+MOST = 9
 """The most idioms that may be in the table above."""
 
 PROMISED = ("gradients", "scalers", "written_weights", "loaded_weights", "new_heads", "missing_gradients")

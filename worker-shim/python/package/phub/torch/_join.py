@@ -76,7 +76,7 @@ class Join:
         self.keeps_state = bool(state_names(settings.optimizer))
         keys = _keys(optimizer, parameters, settings)
         is_on_gpu = next(iter(parameters.values())).is_cuda
-        own: Dict[str, Any] = {"answers_ahead": self._exchange["overlap"]}
+        own: Dict[str, Any] = {"answers_ahead": self._exchange["overlap"], "maximize": settings.maximize}
         own["weights"] = "private" if is_on_gpu else "shared"  # the hub's pages cannot be pinned
         if self._session.get("pull") is not None:
             own["pull_layers"] = _by_module(keys)

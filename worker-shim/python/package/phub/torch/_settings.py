@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple, Type
 
 import torch
 
 from .. import _optimizers
 from .._phub import Error, SettingsError
+from ._lion import Lion
 
 
 class UnsupportedOptimizerError(Error):
@@ -16,18 +17,18 @@ class UnsupportedOptimizerError(Error):
 
 
 _HOW = (
-    "the hub runs torch.optim.SGD (with momentum and Nesterov), Adam and AdamW; to keep another optimizer local, leave "
-    "it as it is and average gradients: DistributedDataParallel with phub.torch.ddp_hook"
+    "the hub runs torch.optim.SGD, Adam and AdamW, and phub.torch.Lion; to keep another optimizer local, leave it as it is and "
+    " average gradients: DistributedDataParallel with phub.torch.ddp_hook"
 )
 
 # Settings that the hub does not have, and the values that they must have.
-_REFUSED: Dict[str, Any] = {"dampening": 0, "maximize": False, "amsgrad": False, "differentiable": False}
+_REFUSED: Dict[str, Any] = {"differentiable": False}
 
 # Settings that all groups have alike, because the hub has one number for all keys.
-_ALIKE = ("momentum", "nesterov", "betas", "eps")
+_ALIKE = ("momentum", "dampening", "nesterov", "betas", "eps", "amsgrad", "maximize")
 
 # Settings that decide which optimizer it is at the hub, which keeps other state for another one.
-_KIND = ("momentum", "nesterov", "decoupled_weight_decay")
+_KIND = ("momentum", "dampening", "nesterov", "amsgrad", "maximize", "decoupled_weight_decay")
 
 # All settings that a step depends on.
 _FOLLOWED = ("lr", "weight_decay", *_ALIKE, "decoupled_weight_decay", *_REFUSED)
@@ -74,9 +75,14 @@ class Settings:
             UnsupportedOptimizerError: the hub cannot run it; the message says which setting, and what to do.
         """
         kind = kind or type(optimizer)
-        if kind not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
+        if kind not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, Lion):
             raise UnsupportedOptimizerError(f"{kind.__module__}.{kind.__qualname__}: {_HOW}")
         return cls(kind, optimizer.param_groups)
+
+    @property
+    def maximize(self) -> bool:
+        """Whether steps go up the gradient."""
+        return _kind_of("maximize", self._seen[0])
 
     def differs(self, groups: Groups) -> bool:
         """Whether the groups say something else than they did last."""
@@ -182,11 +188,18 @@ def _hub_optimizer(kind: type, group: Dict[str, Any], rate: float, decay: float)
         momentum = float(group["momentum"])
         if momentum == 0.0:
             return _optimizers.Sgd(rate, decay)
+        if group["dampening"]:
+            return _optimizers.Dampened(rate, momentum, decay, float(group["dampening"]))
         with_momentum = _optimizers.Nesterov if group["nesterov"] else _optimizers.Momentum
         return with_momentum(rate, momentum, decay)
     beta1, beta2 = (float(beta) for beta in group["betas"])
+    if kind is Lion:
+        return _optimizers.Lion(rate, decay, beta1, beta2)
     is_decoupled = kind is torch.optim.AdamW or group.get("decoupled_weight_decay")
-    adam = _optimizers.AdamW if is_decoupled else _optimizers.Adam
+    if group["amsgrad"]:
+        adam: Type[_optimizers.Adam] = _optimizers.AmsGradW if is_decoupled else _optimizers.AmsGrad
+    else:
+        adam = _optimizers.AdamW if is_decoupled else _optimizers.Adam
     return adam(rate, decay, beta1, beta2, float(group["eps"]))
 
 
