@@ -91,7 +91,7 @@ impl Model {
             chunk.steps = state.before.0 - 1;
             for i in 0..chunk.weights.len() {
                 let (key, at) = (key.index(), begin + i);
-                (chunk.weights[i], chunk.state[i]) = (weights[key][at], [first[key][at], second[key][at]]);
+                (chunk.weights[i], chunk.state[i]) = (weights[key][at], [first[key][at], second[key][at], 0.0]);
             }
         }
         self.round = state.before;

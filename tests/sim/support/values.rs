@@ -119,7 +119,7 @@ impl Reference {
         self.steps.fill(self.round);
         for (key, state) in self.state.iter_mut().enumerate() {
             let values = first[key].iter().zip(&second[key]);
-            *state = values.map(|(&first, &second)| [first, second]).collect();
+            *state = values.map(|(&first, &second)| [first, second, 0.0]).collect();
         }
         for ((weights, master), key) in self.weights.iter_mut().zip(&self.master).zip(&self.keys) {
             *weights = master.iter().map(|&weight| rounded(key.dtype, weight)).collect();
