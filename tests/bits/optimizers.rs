@@ -4,7 +4,7 @@
 use fabric::conformance::Watchdog;
 use hub_tests::hub;
 use hub_tests::training::Training;
-use pbox_core::{Dtype, Key, Optimizer};
+use pbox_core::{Dtype, Groups, Key, Optimizer};
 use worker_shim::WeightsMode;
 
 const SGD: Optimizer = Optimizer::Sgd { learning_rate: 0.3, weight_decay: 0.01 };
@@ -168,11 +168,12 @@ fn all_numbers_change_between_rounds() {
             (5, next, Some(of_keys(2))),
         ];
         let rates = vec![(4, 0.125)];
-        on_one_and_two_cores(&Training {
-            rates,
-            numbers,
-            ..Training::new(optimizer.name(), keys, optimizer)
-        });
+        let plain = Training { rates, numbers, ..Training::new(optimizer.name(), keys, optimizer) };
+        on_one_and_two_cores(&plain);
+        // Some keys have the numbers of before, two of the small neighbours among them.
+        let of_keys = (0..plain.keys.len()).map(|key| u8::from([1, 4, 7, 8].contains(&key))).collect();
+        let groups = Groups { optimizers: vec![optimizer], of_keys };
+        on_one_and_two_cores(&Training { groups: Some(groups.into()), ..plain });
     }
 }
 

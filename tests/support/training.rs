@@ -1,10 +1,12 @@
 //! A whole job on threads: every worker pushes gradients that change every round, in an order of its own, and compares
 //! every weight of every round with the reference.
 
+use std::sync::Arc;
+
 use fabric::any::Transport;
 use half::{bf16, f16};
 use pbox_core::Credit;
-use pbox_core::{Compression, Dtype, Element, Key, KeyId, Multipliers, Numbers, Optimizer, Schedule};
+use pbox_core::{Compression, Dtype, Element, Groups, Key, KeyId, Multipliers, Numbers, Optimizer, Schedule};
 use worker_shim::{Pull, Pushed, Session, SessionConfig, SessionError, WeightsMode};
 
 use super::model::Model;
@@ -37,6 +39,8 @@ pub struct Training {
     pub rates: Vec<(u32, f32)>,
     /// The optimizer's numbers from a round on, and each key's multipliers if they change.
     pub numbers: Vec<(u32, Optimizer, Option<Vec<Multipliers>>)>,
+    /// Keys that have other numbers, where `numbers` change.
+    pub groups: Option<Arc<Groups>>,
 }
 
 impl Training {
@@ -62,6 +66,7 @@ impl Training {
             transport: |_| None,
             rates: Vec::new(),
             numbers: Vec::new(),
+            groups: None,
         }
     }
 
@@ -107,13 +112,19 @@ impl Training {
         let mut numbers = Numbers::new(self.optimizer);
         for round in 0..=round {
             for (_, optimizer, multipliers) in self.numbers.iter().filter(|(from, ..)| *from == round) {
-                numbers = numbers.with(*optimizer, multipliers.as_deref().map(Into::into));
+                numbers = numbers.then(self.changed(*optimizer, multipliers));
             }
             for &(_, rate) in self.rates.iter().filter(|&&(from, _)| from == round) {
                 numbers = numbers.with_learning_rate(rate);
             }
         }
         numbers
+    }
+
+    /// Numbers that the job changes to.
+    fn changed(&self, optimizer: Optimizer, multipliers: &Option<Vec<Multipliers>>) -> Numbers {
+        let multipliers = multipliers.as_deref().map(Into::into);
+        Numbers { optimizer, multipliers, groups: self.groups.clone() }
     }
 
     /// The weights after the broadcast and after each round.
@@ -241,7 +252,7 @@ impl Training {
     /// Sets the numbers that hold from a round on.
     fn change(&self, session: &mut Session, round: u32) -> Result<(), SessionError> {
         for (_, optimizer, multipliers) in self.numbers.iter().filter(|(from, ..)| *from == round) {
-            session.set_optimizer(*optimizer, multipliers.clone())?;
+            session.set_numbers(self.changed(*optimizer, multipliers), &[])?;
         }
         self.rates
             .iter()

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use pbox_core::{Key, KeyId, Numbers, Optimizer, Round, Share, Tensor};
+use pbox_core::{Groups, Key, KeyId, Numbers, Optimizer, Round, Share, Tensor};
 use phub_server::checkpoint::{CheckpointStore, FileMode};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
@@ -128,10 +128,12 @@ fn other_numbers_and_steps_stand_in_the_metadata() {
         let (_, header) = SafeTensors::read_metadata(&job.bytes()).unwrap();
         header.metadata().clone().unwrap()
     };
-    assert!(["optimizers", "steps"].iter().all(|entry| !metadata(&job).contains_key(*entry)));
+    assert!(["optimizers", "groups", "steps"].iter().all(|entry| !metadata(&job).contains_key(*entry)));
     let decayed = Optimizer::Sgd { learning_rate: 0.25, weight_decay: 0.5 };
     let of_keys = vec![[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]].into();
-    job.numbers.push((Round(9), Numbers { optimizer: decayed, multipliers: Some(of_keys) }));
+    let groups = Groups { optimizers: vec![SGD], of_keys: vec![0, 0, 1] };
+    let numbers = Numbers { optimizer: decayed, multipliers: Some(of_keys), groups: Some(groups.into()) };
+    job.numbers.push((Round(9), numbers));
     job.steps = BTreeMap::from([("fc.bias".to_owned(), 2), ("scale".to_owned(), 4)]);
     let seen = metadata(&job);
     assert_eq!(seen["steps"], r#"{"fc.bias":2}"#, "round 5 is after 4 steps");
@@ -140,6 +142,7 @@ fn other_numbers_and_steps_stand_in_the_metadata() {
     let (first, second, third) = (sgd("0.5", "0.0"), sgd("0.25", "0.0"), sgd("0.25", "0.5"));
     let expected = format!(r#"[[0,{first},null],[6,{second},null],[9,{third},{{"scale":[1.0,0.0]}}]]"#);
     assert_eq!(seen["optimizers"], expected);
+    assert_eq!(seen["groups"], format!(r#"[[9,[{first}],{{"fc.bias":1}}]]"#));
     let dir = tempfile::tempdir().unwrap();
     let store = CheckpointStore::open(dir.path()).unwrap();
     store.save("job", Share::WHOLE, &job.snapshot(Round(5))).unwrap();

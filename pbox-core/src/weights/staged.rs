@@ -124,11 +124,15 @@ impl<M: Mode> Staged<M> {
         &self.chunks[place]
     }
 
-    /// Whether the chunks at these places have the same multipliers in a round, so that a group of them can step as one.
+    /// Whether the chunks at these places have the same numbers in a round, so that a group of them can step as one.
     #[inline]
-    pub fn multiplies_alike(&self, places: Range<usize>, round: Round) -> bool {
-        let Some(multipliers) = &self.steps.numbers.at(round).multipliers else { return true };
-        let of = |chunk: &Chunk| multipliers[chunk.key.index()];
+    pub fn steps_alike(&self, places: Range<usize>, round: Round) -> bool {
+        let numbers = self.steps.numbers.at(round);
+        if numbers.multipliers.is_none() && numbers.groups.is_none() {
+            return true;
+        }
+        let multipliers = |key: KeyId| numbers.multipliers.as_ref().map(|table| table[key.index()]);
+        let of = |chunk: &Chunk| (multipliers(chunk.key), numbers.of(chunk.key));
         self.chunks[places].windows(2).all(|pair| of(&pair[0]) == of(&pair[1]))
     }
 
@@ -638,14 +642,15 @@ impl Steps {
     /// The rule of a chunk's step of this number, and its numbers. `None` where a step leaves the weights.
     #[inline]
     fn step(&self, chunk: &Chunk, workers: u32, number: Round, round: Round) -> Option<(Optimizer, Step)> {
-        let Numbers { optimizer, multipliers } = self.numbers.at(round);
+        let numbers = self.numbers.at(round);
+        let optimizer = numbers.of(chunk.key);
         let (rule, workers) = match self.rule {
             Rule::Nothing => return None,
             Rule::Sum => (Optimizer::Average, 1), // divided by the hub that steps
             Rule::Mean => (Optimizer::Average, workers),
             Rule::Step => (*optimizer, workers),
         };
-        let [lr_mult, wd_mult] = match multipliers {
+        let [lr_mult, wd_mult] = match &numbers.multipliers {
             None => [chunk.lr_mult, chunk.wd_mult],
             Some(multipliers) => multipliers[chunk.key.index()],
         };

@@ -13,7 +13,7 @@ use pbox_core::OnLoss;
 use pbox_core::codec::Codec;
 use pbox_core::oracle::{self, Step};
 use pbox_core::{
-    ChunkId, Compression, Content, Credit, Dtype, Key, KeyId, Layout, Multipliers, Notice, Numbers,
+    ChunkId, Compression, Content, Credit, Dtype, Groups, Key, KeyId, Layout, Multipliers, Notice, Numbers,
     NumbersByRound, Optimizer, Round, Schedule,
 };
 use sim_tests::plan::{Drafts, Plan};
@@ -249,7 +249,11 @@ fn changes(dice: &mut Dice, terms: &Terms, keys: usize, rounds: u32) -> Vec<(Rou
         };
         let of_key = |dice: &mut Dice| [[1.0, 1.0], [2.0, 0.0]][dice.below(2) as usize];
         let of_keys = (dice.below(2) == 0).then(|| (0..keys).map(|_| of_key(dice)).collect());
-        numbers = numbers.with(optimizer, of_keys);
+        let groups = (dice.below(3) == 0).then(|| {
+            let of_keys = (0..keys).map(|_| dice.below(2) as u8).collect();
+            Groups { optimizers: vec![terms.job.optimizer], of_keys }.into()
+        });
+        numbers = numbers.then(Numbers { optimizer, multipliers: of_keys, groups });
         changes.push((from, numbers.clone()));
     }
     changes
@@ -304,7 +308,8 @@ fn expected(
                         Content::Nothing => None,
                         _ => Some(value(terms, rank, round, key, i)),
                     };
-                    let Numbers { optimizer, multipliers } = numbers.at(round);
+                    let numbers = numbers.at(round);
+                    let (optimizer, multipliers) = (numbers.of(key), &numbers.multipliers);
                     let multipliers = multipliers.as_ref().map_or([1.0; 2], |of_keys| of_keys[key.index()]);
                     element.advance(terms, (optimizer, multipliers), scale, together, pushed);
                 }

@@ -165,13 +165,14 @@ impl Reference {
     }
 
     /// Makes one round with these numbers.
-    pub fn advance_by(&mut self, Numbers { optimizer, multipliers }: &Numbers) {
+    pub fn advance_by(&mut self, numbers: &Numbers) {
         let mut sums: Vec<Vec<f32>> = (0..self.keys.len()).map(|key| self.sums(key)).collect();
-        let rescale = Step::new(optimizer, self.workers, Round(1), 0.0, 1.0, 1.0).rescale;
+        let rescale = Step::new(&numbers.optimizer, self.workers, Round(1), 0.0, 1.0, 1.0).rescale;
         let scale = self.clip_norm.map(|most| self.scale(&mut sums, rescale, most));
         for (key, settings) in self.keys.iter().enumerate() {
             let of_terms = [settings.lr_mult, settings.wd_mult];
-            let [lr_mult, wd_mult] = multipliers.as_ref().map_or(of_terms, |of_keys| of_keys[key]);
+            let [lr_mult, wd_mult] = numbers.multipliers.as_ref().map_or(of_terms, |of_keys| of_keys[key]);
+            let optimizer = numbers.of(KeyId(key as u32));
             self.steps[key] += 1;
             let number = Round(self.steps[key]);
             let step =

@@ -228,7 +228,7 @@ def test_parameters_of_a_child_that_is_not_called_are_waited_for():
         (lambda p: torch.optim.RMSprop(p, lr=0.1), "RMSprop.*the hub runs.*ddp_hook"),
         (lambda p: torch.optim.Adam(p, differentiable=True), "differentiable=True"),
         (lambda p: torch.optim.SGD([{"params": p[:1]}, {"params": p[1:], "maximize": True}], lr=0.1), "differ in maximize"),
-        (lambda p: torch.optim.Adam([{"params": p[:1]}, {"params": p[1:], "eps": 1e-3}]), "differ in eps"),
+        (lambda p: torch.optim.Adam([{"params": p[:1]}, {"params": p[1:], "amsgrad": True}]), "differ in amsgrad"),
     ],
 )
 def test_optimizers_that_the_hub_cannot_run(make, words):

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::layout::{Dtype, Round};
 use crate::strict_json;
 
-pub use numbers::{Multipliers, Numbers, NumbersByRound};
+pub use numbers::{Groups, Multipliers, Numbers, NumbersByRound};
 
 /// How the hub computes what it sends back to the workers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
