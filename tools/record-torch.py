@@ -18,13 +18,34 @@ SETTINGS = [
     ("sgd", dict(learning_rate=0.05, weight_decay=0.01)),
     ("momentum", dict(learning_rate=0.1, momentum=0.9)),
     ("momentum", dict(learning_rate=0.02, momentum=0.5, weight_decay=0.05)),
+    ("dampened", dict(learning_rate=0.1, momentum=0.9, dampening=0.5)),
+    ("dampened", dict(learning_rate=0.02, momentum=0.5, dampening=0.1, weight_decay=0.05)),
     ("nesterov", dict(learning_rate=0.1, momentum=0.9)),
     ("nesterov", dict(learning_rate=0.02, momentum=0.5, weight_decay=0.05)),
     ("adam", dict(learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8)),
     ("adam", dict(learning_rate=0.01, beta1=0.8, beta2=0.95, epsilon=1e-3, weight_decay=0.1)),
     ("adamw", dict(learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.01)),
     ("adamw", dict(learning_rate=0.02, beta1=0.5, beta2=0.9, epsilon=1e-5, weight_decay=0.3)),
+    ("amsgrad", dict(learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8)),
+    ("amsgrad", dict(learning_rate=0.01, beta1=0.8, beta2=0.5, epsilon=1e-3, weight_decay=0.1)),
+    ("amsgradw", dict(learning_rate=0.02, beta1=0.5, beta2=0.5, epsilon=1e-5, weight_decay=0.3)),
+    ("lion", dict(learning_rate=0.001, beta1=0.9, beta2=0.99)),
+    ("lion", dict(learning_rate=0.02, beta1=0.5, beta2=0.25, weight_decay=0.3)),
 ]
+
+
+class Lion(torch.optim.Optimizer):
+    """Lion as its paper has it (Chen et al. 2023, program 1): PyTorch has none."""
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            (beta1, beta2), rate = group["betas"], group["lr"]
+            for each in group["params"]:
+                m = self.state[each].setdefault("exp_avg", torch.zeros_like(each))
+                each.mul_(1 - rate * group["weight_decay"])
+                each.add_(torch.sign(m * beta1 + each.grad * (1 - beta1)), alpha=-rate)
+                m.mul_(beta2).add_(each.grad, alpha=1 - beta2)
 
 
 def values(seed, scale):
@@ -42,12 +63,15 @@ def bits(tensor):
 
 def optimizer(name, parameters, s):
     rate, decay = s["learning_rate"], s["weight_decay"]
-    if name in ("adam", "adamw"):
-        kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
+    if "beta1" in s:
         betas = (s["beta1"], s["beta2"])
-        return kind(parameters, lr=rate, betas=betas, eps=s["epsilon"], weight_decay=decay, foreach=False)
-    nesterov, momentum = name == "nesterov", s.get("momentum", 0.0)
-    return torch.optim.SGD(parameters, lr=rate, momentum=momentum, nesterov=nesterov, weight_decay=decay, foreach=False)
+        if name == "lion":
+            return Lion(parameters, dict(lr=rate, betas=betas, weight_decay=decay))
+        kind = torch.optim.AdamW if name.endswith("w") else torch.optim.Adam
+        more = dict(eps=s["epsilon"], amsgrad=name.startswith("amsgrad"), foreach=False)
+        return kind(parameters, lr=rate, betas=betas, weight_decay=decay, **more)
+    more = {name: s.get(name, 0.0) for name in ("momentum", "dampening")}
+    return torch.optim.SGD(parameters, lr=rate, nesterov=name == "nesterov", weight_decay=decay, foreach=False, **more)
 
 
 def run(name, settings, first, gradients):

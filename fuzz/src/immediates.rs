@@ -185,7 +185,7 @@ impl Bed {
                 if rate.is_finite() {
                     let optimizer = self.optimizer.with_learning_rate(rate);
                     let multipliers = (from % 2 == 1).then(|| vec![[0.5, 2.0]; KEYS].into());
-                    let numbers = Numbers { optimizer, multipliers };
+                    let numbers = Numbers { multipliers, ..Numbers::new(optimizer) };
                     self.cores.iter_mut().for_each(|core| {
                         core.set_numbers(JOB, Round(from), &numbers);
                     });

@@ -28,7 +28,8 @@ pub use job::{
     Schedule,
 };
 pub use kernels::{
-    Ablate, Element, InvalidOptimizer, Magnitude, Multipliers, Numbers, NumbersByRound, Optimizer, oracle,
+    Ablate, Element, Groups, InvalidOptimizer, Magnitude, Multipliers, Numbers, NumbersByRound, Optimizer,
+    oracle,
 };
 pub use layout::{
     Chunk, ChunkId, Content, DEFAULT_CHUNK_BYTES, Dtype, Immediate, Key, KeyId, Layout, LayoutError,

@@ -56,7 +56,7 @@ fn optimizers_differ_from_pytorch_only_by_roundings() {
 fn worst_ulps_per_step(run: &Run, record: &Record) -> f32 {
     let optimizer = &run.optimizer;
     let mut weights = numbers(&record.first);
-    let mut state = vec![[0.0; 2]; weights.len()];
+    let mut state = vec![[0.0; 3]; weights.len()];
     let mut worst = 0.0f32;
     for (round, gradients) in (1..).zip(&record.gradients) {
         let step = Step::new(optimizer, 1, Round(round), optimizer.learning_rate(), 1.0, 1.0);

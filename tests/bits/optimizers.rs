@@ -4,7 +4,7 @@
 use fabric::conformance::Watchdog;
 use hub_tests::hub;
 use hub_tests::training::Training;
-use pbox_core::{Dtype, Key, Optimizer};
+use pbox_core::{Dtype, Groups, Key, Optimizer};
 use worker_shim::WeightsMode;
 
 const SGD: Optimizer = Optimizer::Sgd { learning_rate: 0.3, weight_decay: 0.01 };
@@ -14,6 +14,14 @@ const ADAM: Optimizer =
     Optimizer::Adam { learning_rate: 0.01, weight_decay: 1e-3, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
 const ADAMW: Optimizer =
     Optimizer::AdamW { learning_rate: 0.01, weight_decay: 0.1, beta1: 0.8, beta2: 0.99, epsilon: 1e-6 };
+
+const DAMPENED: Optimizer =
+    Optimizer::Dampened { learning_rate: 0.1, weight_decay: 1e-3, momentum: 0.9, dampening: 0.5 };
+const AMSGRAD: Optimizer =
+    Optimizer::AmsGrad { learning_rate: 0.01, weight_decay: 1e-3, beta1: 0.9, beta2: 0.5, epsilon: 1e-8 };
+const AMSGRADW: Optimizer =
+    Optimizer::AmsGradW { learning_rate: 0.01, weight_decay: 0.1, beta1: 0.8, beta2: 0.5, epsilon: 1e-6 };
+const LION: Optimizer = Optimizer::Lion { learning_rate: 1e-3, weight_decay: 0.1, beta1: 0.9, beta2: 0.99 };
 
 /// Sizes around a chunk of 8192 elements, with multipliers.
 fn odd_keys() -> Vec<Key> {
@@ -74,6 +82,33 @@ fn adamw_is_exact() {
     on_one_and_two_cores(&of_two_workers(ADAMW));
 }
 
+#[test]
+fn dampened_momentum_is_exact() {
+    let _watchdog = Watchdog::start();
+    on_one_and_two_cores(&of_two_workers(DAMPENED));
+}
+
+#[test]
+fn amsgrad_is_exact() {
+    let _watchdog = Watchdog::start();
+    on_one_and_two_cores(&of_two_workers(AMSGRAD));
+    on_one_and_two_cores(&of_two_workers(AMSGRADW));
+}
+
+#[test]
+fn lion_is_exact() {
+    let _watchdog = Watchdog::start();
+    on_one_and_two_cores(&of_two_workers(LION));
+}
+
+#[test]
+fn steps_up_the_gradient_are_exact() {
+    let _watchdog = Watchdog::start();
+    for (optimizer, clip_norm) in [(SGD, None), (ADAMW, None), (LION, None), (AMSGRAD, Some(3.0))] {
+        on_one_and_two_cores(&Training { maximize: true, clip_norm, ..of_two_workers(optimizer) });
+    }
+}
+
 fn of_two_workers(optimizer: Optimizer) -> Training {
     Training { workers: 2, ..Training::new(optimizer.name(), odd_keys(), optimizer) }
 }
@@ -90,7 +125,7 @@ fn mixed_keys() -> Vec<Key> {
 #[test]
 fn sixteen_bit_keys_are_exact() {
     let _watchdog = Watchdog::start();
-    for optimizer in [Optimizer::Average, SGD, MOMENTUM, NESTEROV, ADAM, ADAMW] {
+    for optimizer in [Optimizer::Average, SGD, MOMENTUM, NESTEROV, ADAM, ADAMW, AMSGRADW, LION] {
         let name = format!("mixed-{}", optimizer.name());
         let mut training = Training { workers: 2, rounds: 4, ..Training::new(name, mixed_keys(), optimizer) };
         on_one_and_two_cores(&training);
@@ -120,6 +155,8 @@ fn all_numbers_change_between_rounds() {
         (NESTEROV, Optimizer::Nesterov { learning_rate, weight_decay, momentum: 0.5 }),
         (ADAM, Optimizer::Adam { learning_rate, weight_decay, beta1: 0.5, beta2: 0.25, epsilon: 1e-3 }),
         (ADAMW, Optimizer::AdamW { learning_rate, weight_decay, beta1: 0.0, beta2: 0.9, epsilon: 1e-4 }),
+        (DAMPENED, Optimizer::Dampened { learning_rate, weight_decay, momentum: 0.5, dampening: 0.0 }),
+        (LION, Optimizer::Lion { learning_rate, weight_decay, beta1: 0.5, beta2: 0.25 }),
     ] {
         let mut keys = odd_keys();
         keys.extend((0..4).map(|number| Key::f32(format!("small {number}"), [16])));
@@ -131,11 +168,12 @@ fn all_numbers_change_between_rounds() {
             (5, next, Some(of_keys(2))),
         ];
         let rates = vec![(4, 0.125)];
-        on_one_and_two_cores(&Training {
-            rates,
-            numbers,
-            ..Training::new(optimizer.name(), keys, optimizer)
-        });
+        let plain = Training { rates, numbers, ..Training::new(optimizer.name(), keys, optimizer) };
+        on_one_and_two_cores(&plain);
+        // Some keys have the numbers of before, two of the small neighbours among them.
+        let of_keys = (0..plain.keys.len()).map(|key| u8::from([1, 4, 7, 8].contains(&key))).collect();
+        let groups = Groups { optimizers: vec![optimizer], of_keys };
+        on_one_and_two_cores(&Training { groups: Some(groups.into()), ..plain });
     }
 }
 

@@ -90,7 +90,7 @@ fn go_on_from_file(hubs: usize) {
     let first = start();
     let changes = |session: &mut Session| session.set_optimizer(next, of_keys());
     goes_on(&training, &first, Some(&state), changes, BEFORE + 1);
-    let changed = at_start.with(next, Some(table.clone().into()));
+    let changed = at_start.then(Numbers { multipliers: Some(table.clone().into()), ..Numbers::new(next) });
     (0..2).for_each(|_| reference.advance_by(&changed));
     first.into_iter().for_each(|hub| hub.stop("its checkpoint is written"));
 
@@ -132,7 +132,7 @@ fn the_state_of_a_key_is_set_to_zero_between_rounds() {
         Reference::new(training.seed, training.workers, ADAM, &training.keys).with(&state).with_steps(&STEPS);
     [0, 2].into_iter().for_each(|key| reference.reset(KeyId(key)));
     (0..3).for_each(|_| reference.advance_by(&Numbers::new(ADAM)));
-    let reset = |session: &mut Session| session.set_optimizer_and_reset(ADAM, None, &[KeyId(0), KeyId(2)]);
+    let reset = |session: &mut Session| session.set_numbers(Numbers::new(ADAM), &[KeyId(0), KeyId(2)]);
     for weights in goes_on(&training, &[hub], Some(&state), reset, BEFORE + 2) {
         for (key, (seen, expected)) in weights.iter().zip(&reference.weights).enumerate() {
             same_bits(format!("key {key}"), seen, expected);
@@ -148,14 +148,14 @@ fn states_of_keys_that_do_not_exist_are_not_set_to_zero() {
     config.terms.workers = 1;
     let mut session = Session::join(config.clone()).unwrap();
     session.broadcast_written().unwrap();
-    let refused = session.set_optimizer_and_reset(ADAM, None, &[KeyId(3)]).unwrap_err().to_string();
+    let refused = session.set_numbers(Numbers::new(ADAM), &[KeyId(3)]).unwrap_err().to_string();
     assert!(refused.contains("reset: key 3 of 3"), "{refused}");
     session.leave().unwrap();
     config.terms.level.consistency = Consistency::Asp;
     config.compare_every = 0;
     let mut session = Session::join(config).unwrap();
     session.broadcast_written().unwrap();
-    let refused = session.set_optimizer_and_reset(ADAM, None, &[KeyId(0)]).unwrap_err().to_string();
+    let refused = session.set_numbers(Numbers::new(ADAM), &[KeyId(0)]).unwrap_err().to_string();
     assert!(refused.contains("reset: with consistency asp"), "{refused}");
 }
 

@@ -61,7 +61,7 @@ struct Oracle<'a> {
     shape: &'a [u32],
     round: u32,
     weights: Vec<Vec<f32>>,
-    state: Vec<Vec<[f32; 2]>>,
+    state: Vec<Vec<[f32; 3]>>,
 }
 
 impl<'a> Oracle<'a> {
@@ -71,7 +71,7 @@ impl<'a> Oracle<'a> {
         if optimizer.keeps_weights() {
             weights.iter_mut().zip(0..).for_each(|(w, key)| values::fill_weights(SEED, KeyId(key), w));
         }
-        let state = keys.iter().map(|key| vec![[0.0; 2]; elements(key)]).collect();
+        let state = keys.iter().map(|key| vec![[0.0; 3]; elements(key)]).collect();
         Oracle { optimizer, shape, round: 0, weights, state }
     }
 

@@ -1,10 +1,12 @@
 //! A whole job on threads: every worker pushes gradients that change every round, in an order of its own, and compares
 //! every weight of every round with the reference.
 
+use std::sync::Arc;
+
 use fabric::any::Transport;
 use half::{bf16, f16};
 use pbox_core::Credit;
-use pbox_core::{Compression, Dtype, Element, Key, KeyId, Multipliers, Numbers, Optimizer, Schedule};
+use pbox_core::{Compression, Dtype, Element, Groups, Key, KeyId, Multipliers, Numbers, Optimizer, Schedule};
 use worker_shim::{Pull, Pushed, Session, SessionConfig, SessionError, WeightsMode};
 
 use super::model::Model;
@@ -20,6 +22,7 @@ pub struct Training {
     pub clip_norm: Option<f32>,
     /// Rounds in which rank 1 pushes a value that is not finite, and which are skipped.
     pub skipped: Vec<u32>,
+    pub maximize: bool,
     pub compression: Option<Compression>,
     pub workers: u32,
     pub chunk_bytes: usize,
@@ -38,6 +41,8 @@ pub struct Training {
     pub rates: Vec<(u32, f32)>,
     /// The optimizer's numbers from a round on, and each key's multipliers if they change.
     pub numbers: Vec<(u32, Optimizer, Option<Vec<Multipliers>>)>,
+    /// Keys that have other numbers, where `numbers` change.
+    pub groups: Option<Arc<Groups>>,
 }
 
 impl Training {
@@ -49,6 +54,7 @@ impl Training {
             optimizer,
             clip_norm: None,
             skipped: Vec::new(),
+            maximize: false,
             compression: None,
             workers: 3,
             chunk_bytes: pbox_core::DEFAULT_CHUNK_BYTES,
@@ -63,6 +69,7 @@ impl Training {
             transport: |_| None,
             rates: Vec::new(),
             numbers: Vec::new(),
+            groups: None,
         }
     }
 
@@ -91,6 +98,7 @@ impl Training {
         config.terms.keys = self.keys.clone();
         (config.terms.optimizer, config.terms.clip_norm) = (self.optimizer, self.clip_norm);
         config.terms.skip_nonfinite = !self.skipped.is_empty();
+        config.terms.maximize = self.maximize;
         config.terms.chunk_bytes = self.chunk_bytes;
         (config.terms.level.compression, config.terms.seed) = (self.compression, self.seed);
         config.weights = self.weights;
@@ -108,13 +116,19 @@ impl Training {
         let mut numbers = Numbers::new(self.optimizer);
         for round in 0..=round {
             for (_, optimizer, multipliers) in self.numbers.iter().filter(|(from, ..)| *from == round) {
-                numbers = numbers.with(*optimizer, multipliers.as_deref().map(Into::into));
+                numbers = numbers.then(self.changed(*optimizer, multipliers));
             }
             for &(_, rate) in self.rates.iter().filter(|&&(from, _)| from == round) {
                 numbers = numbers.with_learning_rate(rate);
             }
         }
         numbers
+    }
+
+    /// Numbers that the job changes to.
+    fn changed(&self, optimizer: Optimizer, multipliers: &Option<Vec<Multipliers>>) -> Numbers {
+        let multipliers = multipliers.as_deref().map(Into::into);
+        Numbers { optimizer, multipliers, groups: self.groups.clone() }
     }
 
     /// The weights after the broadcast and after each round.
@@ -162,7 +176,9 @@ impl Training {
     }
 
     fn reference(&self) -> Reference {
-        Reference::new(self.seed, self.workers, self.optimizer, &self.keys).clipped(self.clip_norm)
+        let mut reference = Reference::new(self.seed, self.workers, self.optimizer, &self.keys);
+        reference.maximize = self.maximize;
+        reference.clipped(self.clip_norm)
     }
 
     /// The norms that workers are told of, by round.
@@ -270,7 +286,7 @@ impl Training {
     /// Sets the numbers that hold from a round on.
     fn change(&self, session: &mut Session, round: u32) -> Result<(), SessionError> {
         for (_, optimizer, multipliers) in self.numbers.iter().filter(|(from, ..)| *from == round) {
-            session.set_optimizer(*optimizer, multipliers.clone())?;
+            session.set_numbers(self.changed(*optimizer, multipliers), &[])?;
         }
         self.rates
             .iter()

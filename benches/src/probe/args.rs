@@ -66,7 +66,7 @@ pub struct Args {
     pub trace: Option<PathBuf>,
 
     /// What the hub does with a sum.
-    #[arg(long, default_value = "nesterov", value_name = "average|sum|sgd|momentum|nesterov|adam|adamw", value_parser = optimizer, help_heading = JOB)]
+    #[arg(long, default_value = "nesterov", value_name = "average|sum|sgd|momentum|dampened|nesterov|adam|adamw|amsgrad|amsgradw|lion", value_parser = optimizer, help_heading = JOB)]
     pub optimizer: Optimizer,
 
     /// Scale the mean gradient of each round down to this norm, of all keys together.
@@ -193,7 +193,7 @@ pub struct Args {
     pub role: Option<ChildRole>,
 }
 
-/// An optimizer by its name, with the usual settings for ResNet-50; Adam and AdamW with PyTorch's defaults.
+/// An optimizer by its name, with the usual settings for ResNet-50; Adam and its kin with PyTorch's defaults.
 fn optimizer(name: &str) -> Result<Optimizer, String> {
     let (learning_rate, weight_decay, momentum) = (0.1, 1e-4, 0.9);
     let (beta1, beta2, epsilon) = (0.9, 0.999, 1e-8);
@@ -202,9 +202,13 @@ fn optimizer(name: &str) -> Result<Optimizer, String> {
         "sum" => Optimizer::Sum,
         "sgd" => Optimizer::Sgd { learning_rate, weight_decay },
         "momentum" => Optimizer::Momentum { learning_rate, weight_decay, momentum },
+        "dampened" => Optimizer::Dampened { learning_rate, weight_decay, momentum, dampening: 0.1 },
         "nesterov" => Optimizer::Nesterov { learning_rate, weight_decay, momentum },
         "adam" => Optimizer::Adam { learning_rate: 1e-3, weight_decay: 0.0, beta1, beta2, epsilon },
         "adamw" => Optimizer::AdamW { learning_rate: 1e-3, weight_decay: 0.01, beta1, beta2, epsilon },
+        "amsgrad" => Optimizer::AmsGrad { learning_rate: 1e-3, weight_decay: 0.0, beta1, beta2, epsilon },
+        "amsgradw" => Optimizer::AmsGradW { learning_rate: 1e-3, weight_decay: 0.01, beta1, beta2, epsilon },
+        "lion" => Optimizer::Lion { learning_rate: 1e-4, weight_decay: 1e-3, beta1, beta2: 0.99 },
         _ => return Err(format!("expected one of {}", Optimizer::NAMES.join(", "))),
     })
 }

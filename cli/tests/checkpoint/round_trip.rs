@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use pbox_core::{Key, KeyId, Numbers, Optimizer, Round, Share, Tensor};
+use pbox_core::{Groups, Key, KeyId, Numbers, Optimizer, Round, Share, Tensor};
 use phub_server::checkpoint::{CheckpointStore, FileMode};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
@@ -26,9 +26,13 @@ fn jobs() -> impl Strategy<Value = Job> {
             "sum" => Optimizer::Sum,
             "sgd" => Optimizer::Sgd { learning_rate, weight_decay },
             "momentum" => Optimizer::Momentum { learning_rate, weight_decay, momentum },
+            "dampened" => Optimizer::Dampened { learning_rate, weight_decay, momentum, dampening: momentum },
             "nesterov" => Optimizer::Nesterov { learning_rate, weight_decay, momentum },
             "adam" => Optimizer::Adam { learning_rate, weight_decay, beta1, beta2, epsilon },
             "adamw" => Optimizer::AdamW { learning_rate, weight_decay, beta1, beta2, epsilon },
+            "amsgrad" => Optimizer::AmsGrad { learning_rate, weight_decay, beta1, beta2, epsilon },
+            "amsgradw" => Optimizer::AmsGradW { learning_rate, weight_decay, beta1, beta2, epsilon },
+            "lion" => Optimizer::Lion { learning_rate, weight_decay, beta1, beta2 },
             other => unreachable!("{other} has no strategy"),
         };
         let key = |(i, (shape, lr_mult)): (usize, (Vec<u64>, f32))| {
@@ -49,11 +53,13 @@ fn check_with_the_library(job: &Job, bytes: &[u8], round: Round) {
         for tensor in Tensor::all(&job.optimizer) {
             let name = match (tensor, &job.optimizer) {
                 (Tensor::Weights, _) => key.name.clone(),
-                (Tensor::State(0), Optimizer::Adam { .. } | Optimizer::AdamW { .. }) => {
-                    format!("optimizer/exp_avg/{}", key.name)
-                }
-                (Tensor::State(0), _) => format!("optimizer/momentum_buffer/{}", key.name),
-                (Tensor::State(_), _) => format!("optimizer/exp_avg_sq/{}", key.name),
+                (
+                    Tensor::State(0),
+                    Optimizer::Momentum { .. } | Optimizer::Dampened { .. } | Optimizer::Nesterov { .. },
+                ) => format!("optimizer/momentum_buffer/{}", key.name),
+                (Tensor::State(0), _) => format!("optimizer/exp_avg/{}", key.name),
+                (Tensor::State(1), _) => format!("optimizer/exp_avg_sq/{}", key.name),
+                (Tensor::State(_), _) => format!("optimizer/max_exp_avg_sq/{}", key.name),
             };
             let view = file.tensor(&name).unwrap();
             assert_eq!(view.dtype(), safetensors::Dtype::F32);
@@ -122,10 +128,12 @@ fn other_numbers_and_steps_stand_in_the_metadata() {
         let (_, header) = SafeTensors::read_metadata(&job.bytes()).unwrap();
         header.metadata().clone().unwrap()
     };
-    assert!(["optimizers", "steps"].iter().all(|entry| !metadata(&job).contains_key(*entry)));
+    assert!(["optimizers", "groups", "steps"].iter().all(|entry| !metadata(&job).contains_key(*entry)));
     let decayed = Optimizer::Sgd { learning_rate: 0.25, weight_decay: 0.5 };
     let of_keys = vec![[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]].into();
-    job.numbers.push((Round(9), Numbers { optimizer: decayed, multipliers: Some(of_keys) }));
+    let groups = Groups { optimizers: vec![SGD], of_keys: vec![0, 0, 1] };
+    let numbers = Numbers { optimizer: decayed, multipliers: Some(of_keys), groups: Some(groups.into()) };
+    job.numbers.push((Round(9), numbers));
     job.steps = BTreeMap::from([("fc.bias".to_owned(), 2), ("scale".to_owned(), 4)]);
     let seen = metadata(&job);
     assert_eq!(seen["steps"], r#"{"fc.bias":2}"#, "round 5 is after 4 steps");
@@ -134,6 +142,7 @@ fn other_numbers_and_steps_stand_in_the_metadata() {
     let (first, second, third) = (sgd("0.5", "0.0"), sgd("0.25", "0.0"), sgd("0.25", "0.5"));
     let expected = format!(r#"[[0,{first},null],[6,{second},null],[9,{third},{{"scale":[1.0,0.0]}}]]"#);
     assert_eq!(seen["optimizers"], expected);
+    assert_eq!(seen["groups"], format!(r#"[[9,[{first}],{{"fc.bias":1}}]]"#));
     let dir = tempfile::tempdir().unwrap();
     let store = CheckpointStore::open(dir.path()).unwrap();
     store.save("job", Share::WHOLE, &job.snapshot(Round(5))).unwrap();

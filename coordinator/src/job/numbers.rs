@@ -1,8 +1,6 @@
 //! The numbers of a job's optimizer, which its members change while it runs.
 
-use std::sync::Arc;
-
-use pbox_core::{Consistency, KeyId, Multipliers, Numbers, NumbersByRound, Optimizer, Round};
+use pbox_core::{Consistency, KeyId, Numbers, NumbersByRound, Round};
 use serde::{Deserialize, Serialize};
 
 use super::Job;
@@ -19,8 +17,8 @@ const MOST: usize = 1 << 22;
 pub enum Change {
     /// The learning rate alone.
     Rate(f32),
-    /// All numbers, and the multipliers of each key if they are given.
-    All(Optimizer, Option<Arc<[Multipliers]>>),
+    /// All numbers. Multipliers that are not given stay.
+    All(Numbers),
 }
 
 impl Change {
@@ -28,7 +26,7 @@ impl Change {
     fn after(&self, former: &Numbers) -> Numbers {
         match self {
             Change::Rate(rate) => former.with_learning_rate(*rate),
-            Change::All(optimizer, multipliers) => former.with(*optimizer, multipliers.clone()),
+            Change::All(numbers) => former.then(numbers.clone()),
         }
     }
 }
@@ -41,7 +39,7 @@ impl Job {
     pub(crate) fn changed(&self, change: &Change, from: Round, reset: &[KeyId]) -> Result<Numbers, String> {
         let numbers = change.after(self.numbers.at(from));
         self.terms.check_numbers(&numbers).map_err(|error| error.to_string())?;
-        check_room(&self.numbers, self.terms.keys.len())?;
+        check_room(&self.numbers, &numbers, self.terms.keys.len())?;
         self.check_reset(reset)?;
         Ok(numbers)
     }
@@ -71,9 +69,9 @@ impl Job {
     }
 }
 
-/// Checks that a job's list has room for one more change.
-fn check_room(list: &NumbersByRound, keys: usize) -> Result<(), String> {
-    let (size, most) = (list.size() + 64 + 2 * keys, MOST.max(16 * keys));
+/// Checks that a job's list has room for a change.
+fn check_room(list: &NumbersByRound, change: &Numbers, keys: usize) -> Result<(), String> {
+    let (size, most) = (list.size() + change.size(), MOST.max(16 * keys));
     if size > most {
         return Err(format!(
             "the job would hold {size} numbers of rounds that are not over; expected at most {most}: change numbers from the next round on alone"
@@ -84,6 +82,10 @@ fn check_room(list: &NumbersByRound, keys: usize) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use pbox_core::{Multipliers, Optimizer};
+
     use super::*;
 
     #[test]
@@ -91,12 +93,13 @@ mod tests {
         let numbers = Numbers::new(Optimizer::Sgd { learning_rate: 0.1, weight_decay: 0.0 });
         let mut list = NumbersByRound::new(numbers.clone());
         let mut rounds = (1..).map(Round);
-        while check_room(&list, 1 << 20).is_ok() {
-            let table: Arc<[Multipliers]> = vec![[1.0, 1.0]; 1 << 20].into();
-            list.change(rounds.next().unwrap(), numbers.with(numbers.optimizer, Some(table)));
+        let table: Arc<[Multipliers]> = vec![[1.0, 1.0]; 1 << 20].into();
+        let change = Numbers { multipliers: Some(table), ..numbers };
+        while check_room(&list, &change, 1 << 20).is_ok() {
+            list.change(rounds.next().unwrap(), change.clone());
         }
         assert_eq!(rounds.next(), Some(Round(8)), "seven tables of a million keys");
-        let error = check_room(&list, 1 << 20).unwrap_err();
+        let error = check_room(&list, &change, 1 << 20).unwrap_err();
         assert!(error.contains("expected at most 16777216"), "{error}");
     }
 }

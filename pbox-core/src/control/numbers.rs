@@ -2,10 +2,12 @@
 //!
 //! Plain data. A job's terms say whether the numbers can be taken (`JobTerms::check_numbers`).
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
-use crate::kernels::{Multipliers, Optimizer};
-use crate::layout::Round;
+use crate::kernels::{Groups, Multipliers, Numbers, Optimizer};
+use crate::layout::{KeyId, Round};
 
 /// `POST /v1/jobs/{job}/learning-rate`: a new step size from a round on. The hub replies when every core has it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -33,11 +35,28 @@ pub struct OptimizerRequest {
     /// Learning rate and weight decay of each key are multiplied by these: a pair for each key, in the order of the join. They
     /// stay as they are without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub keys: Option<Vec<Multipliers>>,
+    pub keys: Option<Arc<[Multipliers]>>,
+    /// Keys that have other numbers, until the next request. No key without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub groups: Option<Arc<Groups>>,
     /// The first round that uses them.
     pub from_round: Round,
     /// Numbers of keys whose optimizer state is set to zero before that round, as if they had made no step. Workers step
     /// together, and the one that asks has not pushed the round.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reset: Vec<u32>,
+}
+
+impl OptimizerRequest {
+    /// Asks for these numbers from a round on, and for a state of zeros of some keys.
+    pub fn new(
+        token: String,
+        numbers: Numbers,
+        from_round: Round,
+        reset: impl IntoIterator<Item = KeyId>,
+    ) -> Self {
+        let Numbers { optimizer, multipliers: keys, groups } = numbers;
+        let reset = reset.into_iter().map(|key| key.0).collect();
+        OptimizerRequest { token, optimizer, keys, groups, from_round, reset }
+    }
 }

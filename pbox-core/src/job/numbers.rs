@@ -3,8 +3,8 @@
 //! Plain data. The numbers come from outside, and are checked where they enter.
 
 use super::terms::JobTerms;
-use crate::kernels::{InvalidOptimizer, Multipliers, Numbers, Optimizer};
-use crate::layout::Key;
+use crate::kernels::{Groups, InvalidOptimizer, Multipliers, Numbers, Optimizer};
+use crate::layout::{Key, KeyId};
 
 /// A learning rate that no step can have.
 #[derive(Debug, PartialEq, thiserror::Error)]
@@ -33,6 +33,7 @@ pub enum InvalidRate {
 
 /// Numbers that a job cannot go on with.
 #[derive(Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs)] // each variant is its message; the fields are what it prints
 pub enum InvalidNumbers {
     /// Numbers of another optimizer.
     #[error(
@@ -51,6 +52,12 @@ pub enum InvalidNumbers {
     /// A learning rate that no step can have.
     #[error(transparent)]
     Rate(#[from] InvalidRate),
+    #[error("{seen} numbers of groups; expected one for each of the job's {expected} keys")]
+    GroupCount { expected: usize, seen: usize },
+    #[error("{seen} groups: expected at most 255")]
+    Groups { seen: usize },
+    #[error("key {key:?} is in group {group}, and there are {groups} groups, from 1")]
+    NoGroup { key: String, group: u8, groups: usize },
     /// Multipliers of other keys.
     #[error("{seen} pairs of multipliers; expected one for each of the job's {expected} keys, or none")]
     Count {
@@ -115,36 +122,64 @@ impl Numbers {
     /// # Errors
     /// When they are of another kind of optimizer, or one of them is out of its range, also when it is multiplied for a key.
     pub fn check(&self, of_job: &Optimizer, keys: &[Key]) -> Result<(), InvalidNumbers> {
-        let Numbers { optimizer, multipliers } = self;
-        let (ours, theirs) = (of_job.name(), optimizer.name());
-        if ours != theirs {
-            return Err(InvalidNumbers::Kind { ours, theirs });
+        let Numbers { optimizer, multipliers, groups } = self;
+        let of_groups = groups.as_ref().map_or(&[][..], |groups| &groups.optimizers);
+        for optimizer in [optimizer].into_iter().chain(of_groups) {
+            let (ours, theirs) = (of_job.name(), optimizer.name());
+            if ours != theirs {
+                return Err(InvalidNumbers::Kind { ours, theirs });
+            }
+            let rate = optimizer.learning_rate();
+            if !rate.is_finite() || rate < 0.0 {
+                return Err(InvalidRate::Range { seen: rate }.into());
+            }
+            optimizer.check()?;
         }
-        let rate = optimizer.learning_rate();
-        if !rate.is_finite() || rate < 0.0 {
-            return Err(InvalidRate::Range { seen: rate }.into());
+        if let Some(groups) = groups {
+            check_groups(groups, keys)?;
         }
-        optimizer.check()?;
+        let numbered = || (0..).map(KeyId).zip(keys);
         let Some(multipliers) = multipliers else {
-            return keys.iter().try_for_each(|key| check_key(key, [key.lr_mult, key.wd_mult], self));
+            return numbered()
+                .try_for_each(|(id, key)| check_key(key, [key.lr_mult, key.wd_mult], self.of(id)));
         };
         let (expected, seen) = (keys.len(), multipliers.len());
         if expected != seen {
             return Err(InvalidNumbers::Count { expected, seen });
         }
-        keys.iter().zip(&**multipliers).try_for_each(|(key, &of_key)| check_key(key, of_key, self))
+        let mut pairs = numbered().zip(&**multipliers);
+        pairs.try_for_each(|((id, key), &of_key)| check_key(key, of_key, self.of(id)))
+    }
+}
+
+/// Whether each key is in one of the groups, or in none.
+fn check_groups(Groups { optimizers, of_keys }: &Groups, keys: &[Key]) -> Result<(), InvalidNumbers> {
+    let (groups, expected, seen) = (optimizers.len(), keys.len(), of_keys.len());
+    if groups > usize::from(u8::MAX) {
+        return Err(InvalidNumbers::Groups { seen: groups });
+    }
+    if expected != seen {
+        return Err(InvalidNumbers::GroupCount { expected, seen });
+    }
+    match keys.iter().zip(of_keys).find(|&(_, &group)| usize::from(group) > groups) {
+        Some((key, &group)) => Err(InvalidNumbers::NoGroup { key: key.name.clone(), group, groups }),
+        None => Ok(()),
     }
 }
 
 /// Whether a key can be stepped with these multipliers.
-fn check_key(key: &Key, [lr_mult, wd_mult]: Multipliers, numbers: &Numbers) -> Result<(), InvalidNumbers> {
+fn check_key(
+    key: &Key,
+    [lr_mult, wd_mult]: Multipliers,
+    optimizer: &Optimizer,
+) -> Result<(), InvalidNumbers> {
     let key = || key.name.clone();
     for (multiplier, seen) in [("lr_mult", lr_mult), ("wd_mult", wd_mult)] {
         if !seen.is_finite() {
             return Err(InvalidNumbers::Multiplier { key: key(), multiplier, seen });
         }
     }
-    let (rate, decay) = (numbers.optimizer.learning_rate(), numbers.optimizer.weight_decay());
+    let (rate, decay) = (optimizer.learning_rate(), optimizer.weight_decay());
     if !(rate * lr_mult).is_finite() {
         return Err(InvalidRate::Overflow { seen: rate, key: key(), multiplier: lr_mult }.into());
     }
@@ -163,8 +198,34 @@ mod tests {
 
     fn check(optimizer: Optimizer, multipliers: Option<&[Multipliers]>) -> Result<(), String> {
         let terms = JobTerms::new(1, vec![Key::f32("a", [1]), Key::f32("b", [1])], MOMENTUM);
-        let numbers = Numbers { optimizer, multipliers: multipliers.map(Into::into) };
+        let numbers = Numbers { multipliers: multipliers.map(Into::into), ..Numbers::new(optimizer) };
         terms.check_numbers(&numbers).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn groups_are_of_the_kind_and_in_range() {
+        let check = |optimizers: Vec<Optimizer>, of_keys: Vec<u8>| {
+            let groups = Some(Groups { optimizers, of_keys }.into());
+            let terms = JobTerms::new(1, vec![Key::f32("a", [1]), Key::f32("b", [1])], MOMENTUM);
+            let checked = terms.check_numbers(&Numbers { groups, ..Numbers::new(MOMENTUM) });
+            checked.map_err(|error| error.to_string())
+        };
+        assert_eq!(check(vec![MOMENTUM; 255], vec![0, 255]), Ok(()));
+        let other = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 0.0, momentum: 0.9 };
+        let wild = Optimizer::Momentum { learning_rate: 0.1, weight_decay: 0.0, momentum: 1.5 };
+        for (refused, words) in [
+            (check(vec![MOMENTUM; 256], vec![0, 1]), "256 groups: expected at most 255"),
+            (
+                check(vec![MOMENTUM], vec![0]),
+                "1 numbers of groups; expected one for each of the job's 2 keys",
+            ),
+            (check(vec![MOMENTUM], vec![0, 2]), "key \"b\" is in group 2, and there are 1 groups, from 1"),
+            (check(vec![other], vec![0, 1]), "these numbers are of nesterov"),
+            (check(vec![wild], vec![0, 1]), "momentum is 1.5"),
+        ] {
+            let seen = refused.unwrap_err();
+            assert!(seen.contains(words), "{seen}");
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! | `clip_norm`, `skip_nonfinite` | SSP, ASP | each push is a step, and has no whole gradient |
 //! | `clip_norm`, `skip_nonfinite` | compression, several hubs, hubs as members | not built yet |
 //! | `clip_norm`, `skip_nonfinite` | `ablate` | what is left out has no norm |
+//! | `maximize` | `average`, `sum`, `ablate` | nothing steps |
 //! | hubs as members | Slim-DP | it needs each worker's own steps |
 //! | hubs as members | `kvstore` | a hub has no forward pass that it could pull for |
 //!
@@ -51,6 +52,7 @@ enum Term {
     Pulls,
     SeveralHubs,
     WholeGradient,
+    Maximize,
     Compression,
     Ablate,
 }
@@ -95,6 +97,8 @@ const TABLE: &[(Term, Term, &str)] = &[
     (Term::WholeGradient, Term::SeveralHubs, "hubs do not tell each other their norms yet; use one hub"),
     (Term::WholeGradient, Term::HubsBelow, "levels do not gather norms yet; use a hub that is below none"),
     (Term::WholeGradient, Term::Ablate, "what is left out has no norm"),
+    (Term::Maximize, Term::Average, "nothing steps up or down; leave it out"),
+    (Term::Maximize, Term::Ablate, "nothing steps up or down; leave it out"),
     (Term::HubsBelow, Term::SlimDp, "it needs each worker's own steps; use a level without it"),
     (Term::HubsBelow, Term::Pulls, "a hub has no forward pass that it could pull for; use sliced or p3"),
 ];
@@ -151,6 +155,7 @@ impl Term {
                 let name = if terms.clip_norm.is_some() { "clip_norm" } else { "skip_nonfinite" };
                 (terms.waits_for_all(), name.to_owned())
             }
+            Term::Maximize => (terms.maximize, "maximize".to_owned()),
             Term::Compression => (level.compression.is_some(), "compression".to_owned()),
             Term::Ablate => (*ablate != Ablate::default(), "ablate".to_owned()),
             Term::SeveralHubs => (terms.hubs > 1, format!("{} hubs", terms.hubs)),

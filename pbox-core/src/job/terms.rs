@@ -46,6 +46,9 @@ pub struct JobTerms {
     /// [`clip_norm`](Self::clip_norm). Default false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub skip_nonfinite: bool,
+    /// Whether steps go up the gradient and not down, as with PyTorch's `maximize`. Default false.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub maximize: bool,
     /// What the hub leaves out, for measurement. Default nothing.
     #[serde(default)]
     pub ablate: Ablate,
@@ -157,6 +160,7 @@ impl JobTerms {
             optimizer,
             clip_norm: None,
             skip_nonfinite: false,
+            maximize: false,
             ablate: Ablate::default(),
             seed: 0,
             on_loss: OnLoss::default(),
@@ -263,6 +267,7 @@ impl JobTerms {
             optimizer,
             clip_norm,
             skip_nonfinite,
+            maximize,
             ablate,
             seed,
             on_loss,
@@ -280,6 +285,7 @@ impl JobTerms {
             ("optimizer", format!("{optimizer:?}")),
             ("clip_norm", or(clip_norm.map(|most| most.to_string()), "none")),
             ("skip_nonfinite", skip_nonfinite.to_string()),
+            ("maximize", maximize.to_string()),
             ("ablate", format!("{ablate:?}")),
             ("compression", or(compression.map(|compression| compression.to_string()), "none")),
             ("seed", seed.to_string()),

@@ -19,6 +19,7 @@ struct Chunk<'a, S, E> {
     master: &'a mut [f32],
     first: &'a mut [f32],
     second: &'a mut [f32],
+    third: &'a mut [f32],
 }
 
 /// Sums and steps a chunk. `kept` has its master weights, if it has any, then its state.
@@ -32,8 +33,9 @@ pub(super) fn run<S: Element, E: Element, R: Rule, I: Convert<S> + Convert<E> + 
 ) {
     let elements = slots.elements();
     let (master, state) = kept.split_at_mut(if has_master::<E, R>() { elements } else { 0 });
-    let (first, second) = state.split_at_mut(if R::STATE > 0 { elements } else { 0 });
-    let mut chunk = Chunk { step, slots, window, master, first, second };
+    let (first, state) = state.split_at_mut(if R::STATE > 0 { elements } else { 0 });
+    let (second, third) = state.split_at_mut(if R::STATE > 1 { elements } else { 0 });
+    let mut chunk = Chunk { step, slots, window, master, first, second, third };
     let length = I::Vector::LENGTH;
     let whole = elements - elements % length;
     for at in (0..whole).step_by(length) {
@@ -91,7 +93,8 @@ impl<S: Element, E: Element> Chunk<'_, S, E> {
         };
         let first = if R::STATE > 0 { isa.widen(&self.first[block.clone()]) } else { unused };
         let second = if R::STATE > 1 { isa.widen(&self.second[block.clone()]) } else { unused };
-        let (weight, [first, second]) = R::step(isa, self.step, sum, weight, [first, second]);
+        let third = if R::STATE > 2 { isa.widen(&self.third[block.clone()]) } else { unused };
+        let (weight, [first, second, third]) = R::step(isa, self.step, sum, weight, [first, second, third]);
         if has_master::<E, R>() {
             isa.narrow(weight, &mut self.master[block.clone()]);
         }
@@ -100,7 +103,10 @@ impl<S: Element, E: Element> Chunk<'_, S, E> {
             isa.narrow(first, &mut self.first[block.clone()]);
         }
         if R::STATE > 1 {
-            isa.narrow(second, &mut self.second[block]);
+            isa.narrow(second, &mut self.second[block.clone()]);
+        }
+        if R::STATE > 2 {
+            isa.narrow(third, &mut self.third[block]);
         }
     }
 

@@ -9,7 +9,7 @@ use super::body;
 use super::element::Element;
 use super::isa::{self, Converter, Work};
 use super::optimizer::{Optimizer, Step};
-use super::rule::{Adam, AdamW, Average, Momentum, Nesterov, Rule, Sgd};
+use super::rule::{Adam, AdamW, AmsGrad, AmsGradW, Average, Dampened, Lion, Momentum, Nesterov, Rule, Sgd};
 
 /// Kernels that are compiled for one instruction set.
 pub struct Kernels {
@@ -52,7 +52,8 @@ static ALL: &[Kernels] = &[
 macro_rules! by_rule {
     ($optimizer:expr, $R:ident => $work:expr) => {
         by_rule!($optimizer, $R => $work;
-            Average | Sum => Average, Sgd => Sgd, Momentum => Momentum, Nesterov => Nesterov, Adam => Adam, AdamW => AdamW)
+            Average | Sum => Average, Sgd => Sgd, Momentum => Momentum, Dampened => Dampened, Nesterov => Nesterov,
+            Adam => Adam, AdamW => AdamW, AmsGrad => AmsGrad, AmsGradW => AmsGradW, Lion => Lion)
     };
     ($optimizer:expr, $R:ident => $work:expr; $($($Optimizer:ident)|+ => $Rule:ident),+) => {
         match $optimizer {
@@ -85,7 +86,7 @@ impl Kernels {
     ///
     /// `kept` stays in the hub: [`Optimizer::kept_per_element`] f32 for each element. The master weights come
     /// first, if there are any; without them, `window` holds the weights. Then comes the optimizer's state: for
-    /// Adam and AdamW, all first moments of the chunk, then all second moments.
+    /// Adam and AdamW, all first moments of the chunk, then all second moments. AMSGrad has the highest second moments behind.
     ///
     /// # Panics
     /// When lengths differ.

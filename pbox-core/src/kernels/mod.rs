@@ -28,7 +28,9 @@ pub use element::Element;
 pub(crate) use element::typed;
 pub(crate) use isa::{Converter, Vector, Work};
 pub use magnitude::Magnitude;
-pub use optimizer::{Ablate, InvalidOptimizer, Multipliers, Numbers, NumbersByRound, Optimizer, Step};
+pub use optimizer::{
+    Ablate, Groups, InvalidOptimizer, Multipliers, Numbers, NumbersByRound, Optimizer, Step,
+};
 
 /// The lanes of a sum of squares: as many as the widest vector has values.
 const LANES: usize = 32;

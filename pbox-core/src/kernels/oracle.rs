@@ -21,7 +21,7 @@ pub fn sum(gradients: impl IntoIterator<Item = f32>) -> f32 {
 /// One element's step. The new `weight` is sent back; the new `state` stays in the hub.
 ///
 /// `state` belongs to the element and has at least [`state_per_element`](Optimizer::state_per_element) f32: `m`,
-/// then `v`.
+/// then `v`, then the highest `v`.
 pub fn step(optimizer: &Optimizer, step: &Step, sum: f32, weight: &mut f32, state: &mut [f32]) {
     let mean = sum * step.rescale;
     match optimizer {
@@ -35,18 +35,30 @@ pub fn step(optimizer: &Optimizer, step: &Step, sum: f32, weight: &mut f32, stat
             state[0] = step.momentum * state[0] + gradient;
             *weight -= step.learning_rate * state[0];
         }
+        Optimizer::Dampened { .. } => {
+            let gradient = mean + step.weight_decay * *weight;
+            state[0] = step.momentum * state[0] + step.gain * gradient;
+            *weight -= step.learning_rate * state[0];
+        }
         Optimizer::Nesterov { .. } => {
             let gradient = mean + step.weight_decay * *weight;
             state[0] = step.momentum * state[0] + gradient;
             *weight -= step.learning_rate * (gradient + step.momentum * state[0]);
         }
-        Optimizer::Adam { .. } => {
+        Optimizer::Adam { .. } | Optimizer::AmsGrad { .. } => {
             let gradient = mean + step.weight_decay * *weight;
-            adam(&step.adam, gradient, weight, state);
+            adam(optimizer, &step.adam, gradient, weight, state);
         }
-        Optimizer::AdamW { .. } => {
+        Optimizer::AdamW { .. } | Optimizer::AmsGradW { .. } => {
             *weight *= step.adam.keep;
-            adam(&step.adam, mean, weight, state);
+            adam(optimizer, &step.adam, mean, weight, state);
+        }
+        Optimizer::Lion { .. } => {
+            let AdamStep { beta1, gain1, beta2, gain2, step_size, keep, .. } = step.adam;
+            let toward = beta1 * state[0] + gain1 * mean;
+            let sign = if toward == 0.0 || toward.is_nan() { toward } else { 1.0f32.copysign(toward) };
+            *weight = *weight * keep - step_size * sign;
+            state[0] = beta2 * state[0] + gain2 * mean;
         }
     }
 }
@@ -126,10 +138,15 @@ pub fn clip_scale(norm: f32, most: f32) -> f32 {
     if scale > 1.0 { 1.0 } else { scale }
 }
 
-fn adam(step: &AdamStep, gradient: f32, weight: &mut f32, state: &mut [f32]) {
+fn adam(optimizer: &Optimizer, step: &AdamStep, gradient: f32, weight: &mut f32, state: &mut [f32]) {
     state[0] = step.beta1 * state[0] + step.gain1 * gradient;
     state[1] = step.beta2 * state[1] + step.gain2 * gradient * gradient;
-    *weight -= step.step_size * state[0] / (state[1].sqrt() / step.bias2 + step.epsilon);
+    let mut second = state[1];
+    if matches!(optimizer, Optimizer::AmsGrad { .. } | Optimizer::AmsGradW { .. }) {
+        second = if state[2] > second { state[2] } else { second };
+        state[2] = second;
+    }
+    *weight -= step.step_size * state[0] / (second.sqrt() / step.bias2 + step.epsilon);
 }
 
 #[cfg(test)]

@@ -9,15 +9,15 @@ use super::optimizer::Step;
 pub(super) trait Rule {
     /// Whether the step reads the weight, and does not only replace it.
     const KEEPS_WEIGHTS: bool = true;
-    /// The f32 of state for each element, at most 2.
+    /// The f32 of state for each element, at most 3.
     const STATE: usize;
 
     /// The new weight and state. State beyond `STATE` is neither read nor written.
     fn step<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector, state: State<I>) -> Stepped<I>;
 }
 
-/// State, at most two f32 for each element.
-type State<I> = [<I as Isa>::Vector; 2];
+/// State, at most three f32 for each element.
+type State<I> = [<I as Isa>::Vector; 3];
 
 /// The new weight and the new state.
 type Stepped<I> = (<I as Isa>::Vector, State<I>);
@@ -51,9 +51,22 @@ impl Rule for Momentum {
     const STATE: usize = 1;
 
     #[inline(always)]
-    fn step<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector, [m, _]: State<I>) -> Stepped<I> {
+    fn step<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector, [m, ..]: State<I>) -> Stepped<I> {
         let m = isa.splat(step.momentum) * m + gradient(isa, step, sum, weight);
-        (weight - isa.splat(step.learning_rate) * m, [m, m])
+        (weight - isa.splat(step.learning_rate) * m, [m; 3])
+    }
+}
+
+pub(super) struct Dampened;
+
+impl Rule for Dampened {
+    const STATE: usize = 1;
+
+    #[inline(always)]
+    fn step<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector, [m, ..]: State<I>) -> Stepped<I> {
+        let gradient = isa.splat(step.gain) * gradient(isa, step, sum, weight);
+        let m = isa.splat(step.momentum) * m + gradient;
+        (weight - isa.splat(step.learning_rate) * m, [m; 3])
     }
 }
 
@@ -63,11 +76,11 @@ impl Rule for Nesterov {
     const STATE: usize = 1;
 
     #[inline(always)]
-    fn step<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector, [m, _]: State<I>) -> Stepped<I> {
+    fn step<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector, [m, ..]: State<I>) -> Stepped<I> {
         let (rate, mu) = (isa.splat(step.learning_rate), isa.splat(step.momentum));
         let gradient = gradient(isa, step, sum, weight);
         let m = mu * m + gradient;
-        (weight - rate * (gradient + mu * m), [m, m])
+        (weight - rate * (gradient + mu * m), [m; 3])
     }
 }
 
@@ -78,7 +91,7 @@ impl Rule for Adam {
 
     #[inline(always)]
     fn step<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector, moments: State<I>) -> Stepped<I> {
-        let (update, moments) = update(isa, step, gradient(isa, step, sum, weight), moments);
+        let (update, moments) = update::<I, false>(isa, step, gradient(isa, step, sum, weight), moments);
         (weight - update, moments)
     }
 }
@@ -90,8 +103,46 @@ impl Rule for AdamW {
 
     #[inline(always)]
     fn step<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector, moments: State<I>) -> Stepped<I> {
-        let (update, moments) = update(isa, step, sum * isa.splat(step.rescale), moments);
+        let (update, moments) = update::<I, false>(isa, step, sum * isa.splat(step.rescale), moments);
         (weight * isa.splat(step.adam.keep) - update, moments)
+    }
+}
+
+pub(super) struct AmsGrad;
+
+impl Rule for AmsGrad {
+    const STATE: usize = 3;
+
+    #[inline(always)]
+    fn step<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector, moments: State<I>) -> Stepped<I> {
+        let (update, moments) = update::<I, true>(isa, step, gradient(isa, step, sum, weight), moments);
+        (weight - update, moments)
+    }
+}
+
+pub(super) struct AmsGradW;
+
+impl Rule for AmsGradW {
+    const STATE: usize = 3;
+
+    #[inline(always)]
+    fn step<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector, moments: State<I>) -> Stepped<I> {
+        let (update, moments) = update::<I, true>(isa, step, sum * isa.splat(step.rescale), moments);
+        (weight * isa.splat(step.adam.keep) - update, moments)
+    }
+}
+
+pub(super) struct Lion;
+
+impl Rule for Lion {
+    const STATE: usize = 1;
+
+    #[inline(always)]
+    fn step<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector, [m, ..]: State<I>) -> Stepped<I> {
+        let (numbers, gradient) = (&step.adam, sum * isa.splat(step.rescale));
+        let toward = isa.splat(numbers.beta1) * m + isa.splat(numbers.gain1) * gradient;
+        let m = isa.splat(numbers.beta2) * m + isa.splat(numbers.gain2) * gradient;
+        (weight * isa.splat(numbers.keep) - isa.splat(numbers.step_size) * sign(isa, toward), [m; 3])
     }
 }
 
@@ -101,12 +152,25 @@ fn gradient<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector) -> I
     sum * isa.splat(step.rescale) + isa.splat(step.weight_decay) * weight
 }
 
-/// The update that Adam subtracts from a weight, and the new moments.
+/// 1 or -1; a zero and a NaN stay as they are.
 #[inline(always)]
-fn update<I: Isa>(isa: I, step: &Step, gradient: I::Vector, [m, v]: State<I>) -> Stepped<I> {
+fn sign<I: Isa>(isa: I, values: I::Vector) -> I::Vector {
+    let zero = isa.splat(0.0);
+    values.if_above(zero, isa.splat(1.0), zero.if_above(values, isa.splat(-1.0), values))
+}
+
+/// The update that Adam subtracts from a weight, and the new moments. `HIGHEST`: divided by the highest second moment so far.
+#[inline(always)]
+fn update<I: Isa, const HIGHEST: bool>(
+    isa: I,
+    step: &Step,
+    gradient: I::Vector,
+    [m, v, highest]: State<I>,
+) -> Stepped<I> {
     let numbers = &step.adam;
     let m = isa.splat(numbers.beta1) * m + isa.splat(numbers.gain1) * gradient;
     let v = isa.splat(numbers.beta2) * v + isa.splat(numbers.gain2) * gradient * gradient;
-    let root = v.sqrt() / isa.splat(numbers.bias2);
-    (isa.splat(numbers.step_size) * m / (root + isa.splat(numbers.epsilon)), [m, v])
+    let highest = if HIGHEST { highest.if_above(v, highest, v) } else { v };
+    let root = highest.sqrt() / isa.splat(numbers.bias2);
+    (isa.splat(numbers.step_size) * m / (root + isa.splat(numbers.epsilon)), [m, v, highest])
 }

@@ -20,9 +20,13 @@ fn optimizers() -> impl Strategy<Value = Optimizer> {
             "sum" => Optimizer::Sum,
             "sgd" => Optimizer::Sgd { learning_rate, weight_decay },
             "momentum" => Optimizer::Momentum { learning_rate, weight_decay, momentum },
+            "dampened" => Optimizer::Dampened { learning_rate, weight_decay, momentum, dampening: epsilon },
             "nesterov" => Optimizer::Nesterov { learning_rate, weight_decay, momentum },
             "adam" => Optimizer::Adam { learning_rate, weight_decay, beta1, beta2, epsilon },
             "adamw" => Optimizer::AdamW { learning_rate, weight_decay, beta1, beta2, epsilon },
+            "amsgrad" => Optimizer::AmsGrad { learning_rate, weight_decay, beta1, beta2, epsilon },
+            "amsgradw" => Optimizer::AmsGradW { learning_rate, weight_decay, beta1, beta2, epsilon },
+            "lion" => Optimizer::Lion { learning_rate, weight_decay, beta1, beta2 },
             other => unreachable!("{other} has no strategy"),
         }
     })
@@ -79,7 +83,7 @@ impl Case {
         (0..self.elements).map(|i| E::from_f32(self.value(77, i))).collect()
     }
 
-    /// Master weights, first moments, second moments: those that the optimizer has.
+    /// Master weights, first moments, second moments, highest second moments: those that the optimizer has.
     fn kept<E: Element>(&self) -> Vec<f32> {
         let (state, per_element) =
             (self.optimizer.state_per_element(), self.optimizer.kept_per_element(E::DTYPE));
@@ -90,7 +94,7 @@ impl Case {
         }
         kept.extend(column(99));
         // A mean of squares has no sign.
-        kept.extend(column(55).map(f32::abs));
+        kept.extend(column(55).chain(column(41)).map(f32::abs));
         kept.truncate(self.elements * per_element);
         kept
     }

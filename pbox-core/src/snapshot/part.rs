@@ -45,8 +45,14 @@ impl Tensor {
 pub fn state_names(optimizer: &Optimizer) -> &'static [&'static str] {
     match optimizer {
         Optimizer::Average | Optimizer::Sum | Optimizer::Sgd { .. } => &[],
-        Optimizer::Momentum { .. } | Optimizer::Nesterov { .. } => &["momentum_buffer"],
+        Optimizer::Momentum { .. } | Optimizer::Dampened { .. } | Optimizer::Nesterov { .. } => {
+            &["momentum_buffer"]
+        }
         Optimizer::Adam { .. } | Optimizer::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
+        Optimizer::AmsGrad { .. } | Optimizer::AmsGradW { .. } => {
+            &["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
+        }
+        Optimizer::Lion { .. } => &["exp_avg"],
     }
 }
 
@@ -319,7 +325,11 @@ mod tests {
     #[test]
     fn every_state_has_a_name() {
         for name in Optimizer::NAMES {
-            let momentum = if matches!(name, "momentum" | "nesterov") { r#","momentum":0.5"# } else { "" };
+            let momentum = match name {
+                "momentum" | "nesterov" => r#","momentum":0.5"#,
+                "dampened" => r#","momentum":0.5,"dampening":0.5"#,
+                _ => "",
+            };
             let rate = if matches!(name, "average" | "sum") { "" } else { r#","learning_rate":0.5"# };
             let json = format!(r#"{{"name":"{name}"{rate}{momentum}}}"#);
             let optimizer: Optimizer = serde_json::from_str(&json).unwrap();

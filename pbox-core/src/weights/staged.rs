@@ -125,11 +125,15 @@ impl<M: Mode> Staged<M> {
         &self.chunks[place]
     }
 
-    /// Whether the chunks at these places have the same multipliers in a round, so that a group of them can step as one.
+    /// Whether the chunks at these places have the same numbers in a round, so that a group of them can step as one.
     #[inline]
-    pub fn multiplies_alike(&self, places: Range<usize>, round: Round) -> bool {
-        let Some(multipliers) = &self.steps.numbers.at(round).multipliers else { return true };
-        let of = |chunk: &Chunk| multipliers[chunk.key.index()];
+    pub fn steps_alike(&self, places: Range<usize>, round: Round) -> bool {
+        let numbers = self.steps.numbers.at(round);
+        if numbers.multipliers.is_none() && numbers.groups.is_none() {
+            return true;
+        }
+        let multipliers = |key: KeyId| numbers.multipliers.as_ref().map(|table| table[key.index()]);
+        let of = |chunk: &Chunk| (multipliers(chunk.key), numbers.of(chunk.key));
         self.chunks[places].windows(2).all(|pair| of(&pair[0]) == of(&pair[1]))
     }
 
@@ -527,6 +531,8 @@ struct Steps {
     /// What is kept is for this optimizer.
     optimizer: Optimizer,
     rule: Rule,
+    /// 1, or -1 where steps go up the gradient.
+    sign: f32,
     numbers: NumbersByRound,
     counts: StepCounts,
     /// By chunk, in f32: master weights, when the hub's weights are coarser, then optimizer state.
@@ -555,7 +561,7 @@ impl Steps {
         let optimizer = Optimizer::Average;
         let numbers = NumbersByRound::new(Numbers::new(optimizer));
         let counts = StepCounts::new(terms, chunks);
-        Ok(Steps { optimizer, rule, numbers, counts, kept })
+        Ok(Steps { optimizer, rule, sign: 1.0, numbers, counts, kept })
     }
 
     /// Allocates and touches memory: call it on the thread that owns the core.
@@ -571,7 +577,7 @@ impl Steps {
         };
         let numbers = NumbersByRound::new(Numbers::new(optimizer));
         let counts = StepCounts::new(terms, chunks.len());
-        Ok(Steps { optimizer, rule, numbers, counts, kept })
+        Ok(Steps { optimizer, rule, sign: if terms.maximize { -1.0 } else { 1.0 }, numbers, counts, kept })
     }
 
     /// Whether a checkpoint has values of this shard.
@@ -610,7 +616,7 @@ impl Steps {
     ) {
         let number = self.counts.count(place);
         let Some((rule, mut step)) = self.step(chunk, workers, number, round) else { return };
-        step.rescale = scale;
+        step.rescale = scale.copysign(step.rescale);
         let kept =
             &mut self.kept.as_mut_slice()[chunk.kept..][..chunk.elements * rule.kept_per_element(E::DTYPE)];
         kernels.step(&rule, &step, mean, weights, kept);
@@ -637,18 +643,20 @@ impl Steps {
     /// The rule of a chunk's step of this number, and its numbers. `None` where a step leaves the weights.
     #[inline]
     fn step(&self, chunk: &Chunk, workers: u32, number: Round, round: Round) -> Option<(Optimizer, Step)> {
-        let Numbers { optimizer, multipliers } = self.numbers.at(round);
+        let numbers = self.numbers.at(round);
+        let optimizer = numbers.of(chunk.key);
         let (rule, workers) = match self.rule {
             Rule::Nothing => return None,
             Rule::Sum => (Optimizer::Average, 1), // divided by the hub that steps
             Rule::Mean => (Optimizer::Average, workers),
             Rule::Step => (*optimizer, workers),
         };
-        let [lr_mult, wd_mult] = match multipliers {
+        let [lr_mult, wd_mult] = match &numbers.multipliers {
             None => [chunk.lr_mult, chunk.wd_mult],
             Some(multipliers) => multipliers[chunk.key.index()],
         };
-        let step = Step::new(&rule, workers, number, optimizer.learning_rate(), lr_mult, wd_mult);
+        let mut step = Step::new(&rule, workers, number, optimizer.learning_rate(), lr_mult, wd_mult);
+        step.rescale *= self.sign;
         Some((rule, step))
     }
 

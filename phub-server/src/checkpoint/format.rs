@@ -17,8 +17,8 @@ use std::ops::Range;
 
 use pbox_core::manifest::{self, MAX_HEADER_BYTES, ManifestError};
 use pbox_core::{
-    Key, KeyId, Multipliers as KeyMultipliers, Numbers, Optimizer, Piece, Round, Share, Snapshot, Tensor,
-    state_names,
+    Groups, Key, KeyId, Multipliers as KeyMultipliers, Numbers, Optimizer, Piece, Round, Share, Snapshot,
+    Tensor, state_names,
 };
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
@@ -73,12 +73,17 @@ pub(super) fn multipliers(keys: &[Key]) -> Multipliers {
 /// they are not those of the job's terms.
 pub(super) type NumbersFrom = (Round, Optimizer, Option<Multipliers>);
 
+/// The groups from a round on: the first round, their optimizers, and the number, from 1, of each key's that is in one.
+pub(super) type GroupsFrom = (Round, Vec<Optimizer>, BTreeMap<String, u8>);
+
 /// The numbers of a job, if they are not told by its terms and its learning rates.
 fn optimizers(snapshot: &Snapshot) -> Option<Vec<NumbersFrom>> {
     let (of_terms, keys) = (snapshot.optimizer(), snapshot.layout().keys());
     let is_told = |(_, numbers): &(Round, Numbers)| {
         let rate = numbers.optimizer.learning_rate();
-        numbers.multipliers.is_none() && numbers.optimizer == of_terms.with_learning_rate(rate)
+        numbers.multipliers.is_none()
+            && numbers.groups.is_none()
+            && numbers.optimizer == of_terms.with_learning_rate(rate)
     };
     let named = |of_keys: &[KeyMultipliers]| -> Multipliers {
         let with = keys.iter().zip(of_keys).filter(|(_, multipliers)| **multipliers != [1.0, 1.0]);
@@ -88,6 +93,18 @@ fn optimizers(snapshot: &Snapshot) -> Option<Vec<NumbersFrom>> {
         (*from, numbers.optimizer, numbers.multipliers.as_deref().map(named))
     };
     (!snapshot.numbers().iter().all(is_told)).then(|| snapshot.numbers().iter().map(of).collect())
+}
+
+/// The groups of a job, if it has some.
+fn groups(snapshot: &Snapshot) -> Option<Vec<GroupsFrom>> {
+    let keys = snapshot.layout().keys();
+    let of = |(from, numbers): &(Round, Numbers)| {
+        let Groups { optimizers, of_keys } = numbers.groups.as_deref()?;
+        let named = keys.iter().zip(of_keys).filter(|&(_, &group)| group > 0);
+        Some((*from, optimizers.clone(), named.map(|(key, &group)| (key.name.clone(), group)).collect()))
+    };
+    let groups: Vec<GroupsFrom> = snapshot.numbers().iter().filter_map(of).collect();
+    (!groups.is_empty()).then_some(groups)
 }
 
 /// The steps of the keys that have not made one in each round but the broadcast, if there are such keys.
@@ -125,6 +142,10 @@ pub(super) struct Metadata {
     /// rates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizers: Option<String>,
+    /// JSON, `[[first round, [optimizer, ...], {"key": its number from 1, ...}], ...]`: where keys have other numbers than
+    /// `optimizers` says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub groups: Option<String>,
     /// JSON, `{"key": steps, ...}`: of the keys that have not made one step in each round but the broadcast.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps: Option<String>,
@@ -152,6 +173,7 @@ impl Metadata {
             optimizer: json(snapshot.optimizer()),
             learning_rates: json(&rates),
             optimizers: optimizers(snapshot).as_ref().map(json),
+            groups: groups(snapshot).as_ref().map(json),
             steps: steps(snapshot).as_ref().map(json),
             multipliers: json(&multipliers(snapshot.layout().keys())),
             share: FileShare::new(share, snapshot.layout().keys(), snapshot.pieces()).as_ref().map(json),

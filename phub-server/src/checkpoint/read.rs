@@ -14,7 +14,7 @@ use std::str::FromStr;
 
 use fabric::Slab;
 use pbox_core::manifest::{ManifestError, from_safetensors, header_bytes};
-use pbox_core::{Dtype, Key, Numbers, Optimizer, Restored, RestoredKey, Round};
+use pbox_core::{Dtype, Groups, Key, Numbers, Optimizer, Restored, RestoredKey, Round};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use xxhash_rust::xxh3::Xxh3;
@@ -23,8 +23,8 @@ use zerocopy::IntoBytes;
 use super::PIECE_BYTES;
 use super::error::{DecodeError, Mismatch, excerpt};
 use super::format::{
-    DIGEST_AT, DIGEST_BYTES, Entry, FORMAT, FileShare, Metadata, Multipliers, NO_DIGEST, NumbersFrom,
-    PREFIX_BYTES, START, digest_text, is_state, json, multipliers, steps_of_rounds,
+    DIGEST_AT, DIGEST_BYTES, Entry, FORMAT, FileShare, GroupsFrom, Metadata, Multipliers, NO_DIGEST,
+    NumbersFrom, PREFIX_BYTES, START, digest_text, is_state, json, multipliers, steps_of_rounds,
 };
 
 /// A valid checkpoint of any job.
@@ -34,6 +34,7 @@ pub struct Decoded {
     optimizer: Optimizer,
     /// First round and numbers, rounds ascending, at least one.
     numbers: Vec<NumbersFrom>,
+    groups: Vec<GroupsFrom>,
     /// The steps of keys that have not made one a round.
     steps: BTreeMap<String, u32>,
     multipliers: Multipliers,
@@ -73,6 +74,7 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
         round: round(&metadata.round)?,
         optimizer,
         numbers: numbers(&metadata, &optimizer)?,
+        groups: metadata.groups.as_deref().map_or(Ok(Vec::new()), |seen| parse("groups", seen))?,
         steps: steps(&metadata, &tensors)?,
         multipliers: parse("multipliers", &metadata.multipliers)?,
         share: metadata.share.as_deref().map(|seen| parse("share", seen)).transpose()?,
@@ -384,7 +386,12 @@ impl Decoded {
             let by_key = |of: &Multipliers| {
                 keys.iter().map(|key| of.get(&key.name).copied().unwrap_or([1.0, 1.0])).collect()
             };
-            let numbers = Numbers { optimizer: *optimizer, multipliers: multipliers.as_ref().map(by_key) };
+            let groups = self.groups.iter().find(|(round, ..)| round == from).map(|(_, optimizers, of)| {
+                let of_keys = keys.iter().map(|key| of.get(&key.name).copied().unwrap_or(0)).collect();
+                Groups { optimizers: optimizers.clone(), of_keys }.into()
+            });
+            let multipliers = multipliers.as_ref().map(by_key);
+            let numbers = Numbers { optimizer: *optimizer, multipliers, groups };
             numbers.check(of_job, keys).map_err(|error| Mismatch::Numbers { round: from.0, error })?;
             Ok((*from, numbers))
         };

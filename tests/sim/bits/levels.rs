@@ -280,7 +280,7 @@ fn expected(
     let mut by_round = vec![Vec::new(); rounds as usize + 1];
     for (id, key) in (0..).map(KeyId).zip(layout.keys()) {
         let elements = key.elements().unwrap() as usize;
-        let (mut master, mut states, mut steps) = (vec![0.0f32; elements], vec![[0.0; 2]; elements], 0);
+        let (mut master, mut states, mut steps) = (vec![0.0f32; elements], vec![[0.0; 3]; elements], 0);
         for (round, weights) in (0..).map(Round).zip(&mut by_round) {
             steps += u32::from(plan.together(workers, round, id) == Content::Gradient);
             for (i, (master, state)) in master.iter_mut().zip(&mut states).enumerate() {

@@ -13,7 +13,7 @@ use pbox_core::OnLoss;
 use pbox_core::codec::Codec;
 use pbox_core::oracle::{self, Step};
 use pbox_core::{
-    ChunkId, Compression, Content, Credit, Dtype, Key, KeyId, Layout, Multipliers, Notice, Numbers,
+    ChunkId, Compression, Content, Credit, Dtype, Groups, Key, KeyId, Layout, Multipliers, Notice, Numbers,
     NumbersByRound, Optimizer, Round, Schedule,
 };
 use sim_tests::plan::{Drafts, Plan};
@@ -252,14 +252,28 @@ fn changes(dice: &mut Dice, terms: &Terms, keys: usize, rounds: u32) -> Vec<(Rou
             Optimizer::Sgd { .. } => Optimizer::Sgd { learning_rate, weight_decay },
             Optimizer::Momentum { .. } => Optimizer::Momentum { learning_rate, weight_decay, momentum },
             Optimizer::Nesterov { .. } => Optimizer::Nesterov { learning_rate, weight_decay, momentum },
+            Optimizer::Dampened { .. } => {
+                Optimizer::Dampened { learning_rate, weight_decay, momentum, dampening: 0.25 }
+            }
             Optimizer::Adam { .. } => Optimizer::Adam { learning_rate, weight_decay, beta1, beta2, epsilon },
             Optimizer::AdamW { .. } => {
                 Optimizer::AdamW { learning_rate, weight_decay, beta1, beta2, epsilon }
             }
+            Optimizer::AmsGrad { .. } => {
+                Optimizer::AmsGrad { learning_rate, weight_decay, beta1, beta2, epsilon }
+            }
+            Optimizer::AmsGradW { .. } => {
+                Optimizer::AmsGradW { learning_rate, weight_decay, beta1, beta2, epsilon }
+            }
+            Optimizer::Lion { .. } => Optimizer::Lion { learning_rate, weight_decay, beta1, beta2 },
         };
         let of_key = |dice: &mut Dice| [[1.0, 1.0], [2.0, 0.0]][dice.below(2) as usize];
         let of_keys = (dice.below(2) == 0).then(|| (0..keys).map(|_| of_key(dice)).collect());
-        numbers = numbers.with(optimizer, of_keys);
+        let groups = (dice.below(3) == 0).then(|| {
+            let of_keys = (0..keys).map(|_| dice.below(2) as u8).collect();
+            Groups { optimizers: vec![terms.job.optimizer], of_keys }.into()
+        });
+        numbers = numbers.then(Numbers { optimizer, multipliers: of_keys, groups });
         changes.push((from, numbers.clone()));
     }
     changes
@@ -332,7 +346,8 @@ fn expected(
                         Content::Nothing => None,
                         _ => Some(value(terms, rank, round, key, i)),
                     };
-                    let Numbers { optimizer, multipliers } = numbers.at(round);
+                    let numbers = numbers.at(round);
+                    let (optimizer, multipliers) = (numbers.of(key), &numbers.multipliers);
                     let multipliers = multipliers.as_ref().map_or([1.0; 2], |of_keys| of_keys[key.index()]);
                     element.advance(terms, (optimizer, multipliers), scale, together, pushed);
                 }
@@ -363,7 +378,7 @@ fn mean_of(layout: &Layout, terms: &Terms, plan: Plan, round: Round, key: KeyId,
 #[derive(Clone, Default)]
 struct Element {
     weight: f32,
-    state: [f32; 2],
+    state: [f32; 3],
     /// Steps so far: none in a round without workers.
     steps: u32,
     seen: f32,

@@ -24,7 +24,7 @@ struct Chunk {
     /// Its first element in its key.
     start: usize,
     weights: Vec<f32>,
-    state: Vec<[f32; 2]>,
+    state: Vec<[f32; 3]>,
     /// The significant set in force.
     significant: Option<Vec<u64>>,
     /// The weights of each worker.
@@ -56,7 +56,7 @@ impl Model {
             let weights: Vec<f32> = (0..elements).map(|i| value(0, Round(0), chunk.key, start + i)).collect();
             let local = vec![weights.clone(); terms.job.workers as usize];
             let left_out = vec![vec![0.0; elements]; terms.job.workers as usize];
-            let state = vec![[0.0; 2]; elements];
+            let state = vec![[0.0; 3]; elements];
             Chunk { key: chunk.key, start, state, significant: None, local, left_out, weights }
         };
         let chunks = layout.chunks().iter().map(chunk).collect();

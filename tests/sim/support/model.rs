@@ -27,7 +27,7 @@ struct Chunk {
     weights: Vec<f32>,
     /// The steps that it has made.
     steps: u32,
-    state: Vec<[f32; 2]>,
+    state: Vec<[f32; 3]>,
     /// The workers' weights.
     seen: Vec<f32>,
     /// What each rank's encoder keeps for the next round.
@@ -50,7 +50,7 @@ impl Model {
             Chunk {
                 weights: vec![0.0; elements],
                 steps: 0,
-                state: vec![[0.0; 2]; elements],
+                state: vec![[0.0; 3]; elements],
                 seen: vec![0.0; elements],
                 kept: vec![vec![0.0; elements * codec.state_per_element()]; workers as usize],
             }
@@ -91,7 +91,8 @@ impl Model {
             chunk.steps = state.before.0 - 1;
             for i in 0..chunk.weights.len() {
                 let (key, at) = (key.index(), begin + i);
-                (chunk.weights[i], chunk.state[i]) = (weights[key][at], [first[key][at], second[key][at]]);
+                (chunk.weights[i], chunk.state[i]) =
+                    (weights[key][at], [first[key][at], second[key][at], 0.0]);
             }
         }
         self.round = state.before;
@@ -115,7 +116,6 @@ impl Model {
         content: impl Fn(u32, KeyId) -> Content,
         value: impl Fn(u32, KeyId, usize) -> f32,
     ) {
-        let Numbers { optimizer, multipliers } = numbers;
         for id in 0..self.chunks.len() {
             let (key, first, dtype) = self.place(id);
             if content(0, key) == Content::Weights {
@@ -131,7 +131,8 @@ impl Model {
             }
             let Key { lr_mult, wd_mult, .. } = self.layout.keys()[key.index()];
             let [lr_mult, wd_mult] =
-                multipliers.as_ref().map_or([lr_mult, wd_mult], |of_keys| of_keys[key.index()]);
+                numbers.multipliers.as_ref().map_or([lr_mult, wd_mult], |of_keys| of_keys[key.index()]);
+            let optimizer = numbers.of(key);
             self.chunks[id].steps += 1;
             let number = Round(self.chunks[id].steps);
             let step =

@@ -28,13 +28,17 @@ impl Dice {
 pub fn optimizer(dice: &mut Dice) -> Optimizer {
     let (learning_rate, weight_decay, momentum) = (0.125, 0.01, 0.9);
     let (beta1, beta2, epsilon) = (0.9, 0.99, 1e-6);
-    match dice.below(6) {
+    match dice.below(10) {
         0 => Optimizer::Average,
         1 => Optimizer::Sgd { learning_rate, weight_decay },
         2 => Optimizer::Momentum { learning_rate, weight_decay, momentum },
         3 => Optimizer::Nesterov { learning_rate, weight_decay, momentum },
         4 => Optimizer::Adam { learning_rate, weight_decay, beta1, beta2, epsilon },
-        _ => Optimizer::AdamW { learning_rate, weight_decay, beta1, beta2, epsilon },
+        5 => Optimizer::AdamW { learning_rate, weight_decay, beta1, beta2, epsilon },
+        6 => Optimizer::Dampened { learning_rate, weight_decay, momentum, dampening: 0.5 },
+        7 => Optimizer::AmsGrad { learning_rate, weight_decay, beta1, beta2, epsilon },
+        8 => Optimizer::AmsGradW { learning_rate, weight_decay, beta1, beta2, epsilon },
+        _ => Optimizer::Lion { learning_rate, weight_decay, beta1, beta2 },
     }
 }
 

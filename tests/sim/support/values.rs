@@ -66,6 +66,8 @@ pub struct Reference {
     clip_norm: Option<f32>,
     /// The norm of the mean gradient of the last round.
     pub norm: f32,
+    /// Whether steps go up the gradient.
+    pub maximize: bool,
     keys: Vec<Key>,
     round: u32,
     /// By key: how many steps it has made.
@@ -73,14 +75,14 @@ pub struct Reference {
     /// The workers' weights, by key.
     pub weights: Vec<Vec<f32>>,
     master: Vec<Vec<f32>>,
-    state: Vec<Vec<[f32; 2]>>,
+    state: Vec<Vec<[f32; 3]>>,
 }
 
 impl Reference {
     /// A server after the broadcast, if the optimizer keeps weights.
     pub fn new(seed: u64, workers: u32, optimizer: Optimizer, keys: &[Key]) -> Self {
         let zeros: Vec<Vec<f32>> = keys.iter().map(|key| vec![0.0; elements(key)]).collect();
-        let state = keys.iter().map(|key| vec![[0.0; 2]; elements(key)]).collect();
+        let state = keys.iter().map(|key| vec![[0.0; 3]; elements(key)]).collect();
         let mut weights = zeros;
         if optimizer.keeps_weights() {
             for ((weights, id), key) in weights.iter_mut().zip(0..).zip(keys) {
@@ -97,6 +99,7 @@ impl Reference {
             optimizer,
             clip_norm: None,
             norm: 0.0,
+            maximize: false,
             keys: keys.to_vec(),
             round: 0,
             steps: vec![0; keys.len()],
@@ -119,7 +122,7 @@ impl Reference {
         self.steps.fill(self.round);
         for (key, state) in self.state.iter_mut().enumerate() {
             let values = first[key].iter().zip(&second[key]);
-            *state = values.map(|(&first, &second)| [first, second]).collect();
+            *state = values.map(|(&first, &second)| [first, second, 0.0]).collect();
         }
         for ((weights, master), key) in self.weights.iter_mut().zip(&self.master).zip(&self.keys) {
             *weights = master.iter().map(|&weight| rounded(key.dtype, weight)).collect();
@@ -134,7 +137,7 @@ impl Reference {
 
     /// A key's optimizer state becomes zero.
     pub fn reset(&mut self, key: KeyId) {
-        self.state[key.index()].fill([0.0; 2]);
+        self.state[key.index()].fill([0.0; 3]);
         self.steps[key.index()] = 0;
     }
 
@@ -165,20 +168,22 @@ impl Reference {
     }
 
     /// Makes one round with these numbers.
-    pub fn advance_by(&mut self, Numbers { optimizer, multipliers }: &Numbers) {
+    pub fn advance_by(&mut self, numbers: &Numbers) {
         let mut sums: Vec<Vec<f32>> = (0..self.keys.len()).map(|key| self.sums(key)).collect();
-        let rescale = Step::new(optimizer, self.workers, Round(1), 0.0, 1.0, 1.0).rescale;
+        let rescale = Step::new(&numbers.optimizer, self.workers, Round(1), 0.0, 1.0, 1.0).rescale;
         sums.iter_mut().flatten().for_each(|sum| *sum *= rescale);
         self.norm = self.norm_of(&sums);
         let scale = self.clip_norm.map_or(1.0, |most| oracle::clip_scale(self.norm, most));
         for (key, settings) in self.keys.iter().enumerate() {
             let of_terms = [settings.lr_mult, settings.wd_mult];
-            let [lr_mult, wd_mult] = multipliers.as_ref().map_or(of_terms, |of_keys| of_keys[key]);
+            let [lr_mult, wd_mult] = numbers.multipliers.as_ref().map_or(of_terms, |of_keys| of_keys[key]);
+            let optimizer = numbers.of(KeyId(key as u32));
             self.steps[key] += 1;
             let number = Round(self.steps[key]);
             let step =
                 Step::new(optimizer, self.workers, number, optimizer.learning_rate(), lr_mult, wd_mult);
-            let step = Step { rescale: scale, ..step };
+            let sign = if self.maximize { -1.0 } else { 1.0 };
+            let step = Step { rescale: sign * scale, ..step };
             let values = self.master[key].iter_mut().zip(&mut self.state[key]).enumerate();
             for (i, (master, state)) in values {
                 oracle::step(optimizer, &step, sums[key][i], master, state);

@@ -30,7 +30,8 @@ pub enum PhubDtype {
 /// Begins the settings of a session: the hub's control port ("host:port", or several with commas), the job's name, this
 /// worker's number from 0, the number of workers, and the optimizer that the hub runs, as JSON, such as
 /// {"name": "nesterov", "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.0001}. The names are "average" (the
-/// mean gradient comes back), "sum" (their sum), "sgd", "momentum", "nesterov", "adam" and "adamw".
+/// mean gradient comes back), "sum" (their sum), "sgd", "momentum", "dampened", "nesterov", "adam",
+/// "adamw", "amsgrad", "amsgradw" and "lion".
 ///
 /// # Safety
 /// Texts end with a zero byte, and `config` points to room for a pointer.
@@ -125,7 +126,7 @@ pub unsafe extern "C" fn phub_config_add_layer(
     })
 }
 
-/// Changes a setting that has a default: "chunk_bytes", "clip_norm", "skip_nonfinite" (true or false), "schedule" (kvstore, layerwise, sliced, p3), "slice_bytes",
+/// Changes a setting that has a default: "chunk_bytes", "clip_norm", "skip_nonfinite" and "maximize" (true, false), "schedule" (kvstore, layerwise, sliced, p3), "slice_bytes",
 /// "credit" (none, auto, or bytes), "consistency" (bsp, ssp:S, asp), "on_loss" (stop, continue), "weights" (shared,
 /// private), "compression" (none, or a codec and its settings, as qsgd:8:512), "seed" of its randomness, "transport" (shm,
 /// verbs, tcp), "checksum" (true, false: of what crosses by TCP), "nics", "rails" (OWN-NIC=HUB-NIC, with commas),

@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 
-use pbox_core::{Dtype, Key, KeyId, Layout, Multipliers, Optimizer, Round};
+use pbox_core::{Dtype, Groups, Key, KeyId, Layout, Multipliers, Numbers, Optimizer, Round};
 use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
 use worker_shim::{
@@ -200,16 +200,24 @@ impl Session {
         self.call(py, move |session| session.set_learning_rate(learning_rate))
     }
 
-    /// The optimizer as JSON, for each key its multipliers of learning rate and weight decay, and keys whose state becomes zero.
+    /// The optimizer as JSON, for each key its multipliers of learning rate and weight decay, keys whose state becomes zero, and
+    /// other optimizers with the number of each key's from 1, or 0.
     fn set_optimizer(
         &self,
         py: Python<'_>,
         optimizer: &str,
         multipliers: Option<Vec<Multipliers>>,
         reset: Vec<u32>,
+        groups: Option<(Vec<String>, Vec<u8>)>,
     ) -> PyResult<()> {
         let (optimizer, reset) = (optimizer_of(optimizer)?, Vec::from_iter(reset.into_iter().map(KeyId)));
-        self.call(py, move |session| session.set_optimizer_and_reset(optimizer, multipliers, &reset))
+        let group = |(optimizers, of_keys): (Vec<String>, Vec<u8>)| {
+            let optimizers = optimizers.iter().map(|each| optimizer_of(each)).collect::<PyResult<_>>()?;
+            PyResult::Ok(Groups { optimizers, of_keys }.into())
+        };
+        let groups = groups.map(group).transpose()?;
+        let numbers = Numbers { optimizer, multipliers: multipliers.map(Into::into), groups };
+        self.call(py, move |session| session.set_numbers(numbers, &reset))
     }
 
     fn pull_by(&self, py: Python<'_>, pull_layers: Vec<Vec<u32>>) -> PyResult<()> {

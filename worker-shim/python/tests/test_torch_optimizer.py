@@ -57,6 +57,12 @@ OPTIMIZERS = {
     "nesterov": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
     "adam": lambda groups: torch.optim.Adam(groups, lr=0.01, betas=(0.8, 0.99), eps=1e-6, weight_decay=0.1),
     "adamw": lambda groups: torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1),
+    "dampened": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9, dampening=0.5, weight_decay=0.01),
+    "amsgrad": lambda groups: torch.optim.Adam(groups, lr=0.01, betas=(0.8, 0.9), weight_decay=0.1, amsgrad=True),
+    "amsgradw": lambda groups: torch.optim.AdamW(groups, lr=0.01, betas=(0.8, 0.9), weight_decay=0.1, amsgrad=True),
+    "maximize": lambda groups: torch.optim.SGD(groups, lr=0.001, momentum=0.9, weight_decay=0.01, maximize=True),
+    "maximize, adam": lambda groups: torch.optim.Adam(groups, lr=0.001, weight_decay=0.1, maximize=True),
+    "lion": lambda groups: phub.torch.Lion(groups, lr=0.001, weight_decay=0.1),
 }
 
 
@@ -242,10 +248,9 @@ def test_parameters_of_a_child_that_is_not_called_are_waited_for():
     "make, words",
     [
         (lambda p: torch.optim.RMSprop(p, lr=0.1), "RMSprop.*the hub runs.*ddp_hook"),
-        (lambda p: torch.optim.Adam(p, amsgrad=True), "amsgrad=True"),
-        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5), "dampening=0.5"),
-        (lambda p: torch.optim.SGD(p, lr=0.1, maximize=True), "maximize=True"),
-        (lambda p: torch.optim.Adam([{"params": p[:1]}, {"params": p[1:], "eps": 1e-3}]), "differ in eps"),
+        (lambda p: torch.optim.Adam(p, differentiable=True), "differentiable=True"),
+        (lambda p: torch.optim.SGD([{"params": p[:1]}, {"params": p[1:], "maximize": True}], lr=0.1), "differ in maximize"),
+        (lambda p: torch.optim.Adam([{"params": p[:1]}, {"params": p[1:], "amsgrad": True}]), "differ in amsgrad"),
     ],
 )
 def test_optimizers_that_the_hub_cannot_run(make, words):

@@ -16,7 +16,7 @@ from test_torch_optimizer import OPTIMIZERS, Net, data, wrap  # noqa: E402
 import phub.torch  # noqa: E402
 from phub.torch._windows import pinnable  # noqa: E402
 
-KEEPING = ("momentum", "nesterov", "adam", "adamw")
+KEEPING = ("momentum", "nesterov", "adam", "adamw", "dampened", "amsgrad", "maximize, adam", "lion")
 
 
 def train(model, optimizer, first, last):

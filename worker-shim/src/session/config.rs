@@ -125,6 +125,7 @@ impl SessionConfig {
             "chunk_bytes" => terms.chunk_bytes = read(value)?,
             "clip_norm" => terms.clip_norm = unless_none(value)?,
             "skip_nonfinite" => terms.skip_nonfinite = read(value)?,
+            "maximize" => terms.maximize = read(value)?,
             "answers_ahead" => terms.answers_ahead = read(value)?,
             "schedule" => terms.level.schedule = read(value)?,
             "slice_bytes" => terms.level.slice_bytes = Some(read(value)?),
@@ -165,7 +166,7 @@ impl SessionConfig {
             "hub_wait" => self.hub_wait = seconds()?,
             "wait_limit" => self.wait_limit = seconds()?,
             _ => {
-                return Err("there are chunk_bytes, clip_norm, skip_nonfinite, answers_ahead, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, dma_buf, compare_every, pull, transport, checksum, nics, rails, trace, join_limit, hub_wait, wait_limit".into());
+                return Err("there are chunk_bytes, clip_norm, skip_nonfinite, maximize, answers_ahead, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, dma_buf, compare_every, pull, transport, checksum, nics, rails, trace, join_limit, hub_wait, wait_limit".into());
             }
         }
         Ok(())

@@ -41,27 +41,21 @@ impl Session {
         optimizer: Optimizer,
         multipliers: Option<Vec<Multipliers>>,
     ) -> Result<(), SessionError> {
-        self.set_optimizer_and_reset(optimizer, multipliers, &[])
+        let multipliers = multipliers.map(Into::into);
+        self.set_numbers(Numbers { multipliers, ..Numbers::new(optimizer) }, &[])
     }
 
-    /// Does the same, and has the optimizer state of some keys set to zero before the next round, as if they had made no step.
-    /// Their weights stay.
+    /// Does the same, with groups of keys that have other numbers, and sets the optimizer state of the keys `reset` to zero before
+    /// the next round, as if they had made no step. Their weights stay.
     ///
     /// # Errors
-    /// As for [`set_optimizer`](Self::set_optimizer); with SSP and ASP, where a key has no border between two rounds; and when a
-    /// key does not exist.
-    pub fn set_optimizer_and_reset(
-        &mut self,
-        optimizer: Optimizer,
-        multipliers: Option<Vec<Multipliers>>,
-        reset: &[KeyId],
-    ) -> Result<(), SessionError> {
-        let numbers = Numbers { optimizer, multipliers: multipliers.as_deref().map(Into::into) };
+    /// As for [`set_optimizer`](Self::set_optimizer), also for each group; with SSP and ASP, where a key has no border between two
+    /// rounds that it could be reset at; and when a key or its group does not exist.
+    pub fn set_numbers(&mut self, numbers: Numbers, reset: &[KeyId]) -> Result<(), SessionError> {
         self.config.terms.check_numbers(&numbers)?;
         self.exchange.check_quiet("changing the optimizer's numbers")?;
-        let former = self.numbers.take().and_then(|former| former.multipliers);
-        let kept = numbers.multipliers.clone().or(former);
-        self.numbers = Some(Numbers { optimizer, multipliers: kept });
+        let former = self.numbers.take();
+        self.numbers = Some(former.map_or(numbers.clone(), |former| former.then(numbers.clone())));
         self.ask(|session| session.tell_numbers(&numbers, session.next_round(), reset))
     }
 
@@ -75,10 +69,8 @@ impl Session {
 
     fn tell_numbers(&self, numbers: &Numbers, from_round: Round, reset: &[KeyId]) -> Result<(), MemberError> {
         self.hubs.iter().try_for_each(|hub| {
-            let (token, optimizer) = (hub.token.clone(), numbers.optimizer);
-            let keys = numbers.multipliers.as_deref().map(<[_]>::to_vec);
-            let reset = reset.iter().map(|key| key.0).collect();
-            let request = OptimizerRequest { token, optimizer, keys, from_round, reset };
+            let (token, reset) = (hub.token.clone(), reset.iter().copied());
+            let request = OptimizerRequest::new(token, numbers.clone(), from_round, reset);
             hub.post("optimizer", "change the optimizer's numbers", &request).map(|_: serde_json::Value| ())
         })
     }

@@ -52,7 +52,8 @@ pairs!(
     _mm256_sub_ps,
     _mm256_mul_ps,
     _mm256_div_ps,
-    _mm256_sqrt_ps
+    _mm256_sqrt_ps,
+    if_above
 );
 
 impl Convert<f32> for Avx2 {
@@ -137,6 +138,12 @@ impl Convert<bf16> for Avx2 {
             _mm256_storeu_si256(to.as_mut_ptr().cast(), packed);
         }
     }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn if_above(values: __m256, bound: __m256, then: __m256, or: __m256) -> __m256 {
+    _mm256_blendv_ps(or, then, _mm256_cmp_ps::<_CMP_GT_OQ>(values, bound))
 }
 
 /// Rounds to the nearest bf16, in the lower halves. Adding half an ulp minus 1, and 1 more if the kept part is odd,

@@ -52,7 +52,8 @@ pairs!(
     _mm512_sub_ps,
     _mm512_mul_ps,
     _mm512_div_ps,
-    _mm512_sqrt_ps
+    _mm512_sqrt_ps,
+    if_above
 );
 
 impl Convert<f32> for Avx512 {
@@ -145,6 +146,12 @@ static UPPER_HALVES: [u16; 32] = {
     }
     halves
 };
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn if_above(values: __m512, bound: __m512, then: __m512, or: __m512) -> __m512 {
+    _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(values, bound), or, then)
+}
 
 /// Rounds to the nearest bf16, in the upper halves. Adding half an ulp minus 1, and 1 more if the kept part is odd,
 /// carries into the kept part exactly if the nearest even number is above. AVX512-BF16 has one instruction for

@@ -41,6 +41,9 @@ pub trait Vector:
     const LENGTH: usize;
 
     fn sqrt(self) -> Self;
+
+    /// `then` where the value is above `bound`, and `or` elsewhere, also where one of the two is a NaN.
+    fn if_above(self, bound: Self, then: Self, or: Self) -> Self;
 }
 
 /// An instruction set. A value of this type proves that the processor has it.
@@ -77,7 +80,7 @@ pub trait Convert<E>: Isa {
 macro_rules! pairs {
     (
         $Isa:ident, $Pair:ident, $Register:ident, $length:literal, $splat:ident,
-        $add:ident, $sub:ident, $mul:ident, $div:ident, $sqrt:ident
+        $add:ident, $sub:ident, $mul:ident, $div:ident, $sqrt:ident, $if_above:ident
     ) => {
         #[doc = concat!(stringify!($length), " f32.")]
         #[derive(Clone, Copy)]
@@ -95,6 +98,14 @@ macro_rules! pairs {
             fn sqrt(self) -> Self {
                 // SAFETY: a pair is only made from a value that proves that the processor has the instruction set.
                 unsafe { $Pair($sqrt(self.0), $sqrt(self.1)) }
+            }
+
+            #[inline(always)]
+            fn if_above(self, bound: Self, then: Self, or: Self) -> Self {
+                // SAFETY: a pair is only made from a value that proves that the processor has the instruction set.
+                unsafe {
+                    $Pair($if_above(self.0, bound.0, then.0, or.0), $if_above(self.1, bound.1, then.1, or.1))
+                }
             }
         }
 

@@ -40,7 +40,19 @@ pub(in crate::kernels) fn step<E: Element, R: Rule>(
     body::run::<f32, E, R, _>(E::converter(Neon(())), step, slots, window, kept);
 }
 
-pairs!(Neon, F32x8, float32x4_t, 8, vdupq_n_f32, vaddq_f32, vsubq_f32, vmulq_f32, vdivq_f32, vsqrtq_f32);
+pairs!(
+    Neon,
+    F32x8,
+    float32x4_t,
+    8,
+    vdupq_n_f32,
+    vaddq_f32,
+    vsubq_f32,
+    vmulq_f32,
+    vdivq_f32,
+    vsqrtq_f32,
+    if_above
+);
 
 impl Convert<f32> for Neon {
     #[inline(always)]
@@ -112,6 +124,12 @@ impl Convert<bf16> for Neon {
             vst1q_u16(to.as_mut_ptr().cast(), vcombine_u16(vshrn_n_u32::<16>(low), vshrn_n_u32::<16>(high)));
         }
     }
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn if_above(values: float32x4_t, bound: float32x4_t, then: float32x4_t, or: float32x4_t) -> float32x4_t {
+    vbslq_f32(vcgtq_f32(values, bound), then, or)
 }
 
 /// Rounds to the nearest bf16, in the upper halves. Adding half an ulp minus 1, and 1 more if the kept part is odd,

@@ -76,6 +76,14 @@ impl<const N: usize> Vector for Numbers<N> {
     fn sqrt(self) -> Self {
         self.with(self, |value, _| value.sqrt())
     }
+
+    #[inline(always)]
+    fn if_above(self, bound: Self, then: Self, mut or: Self) -> Self {
+        for i in 0..N {
+            or.0[i] = if self.0[i] > bound.0[i] { then.0[i] } else { or.0[i] };
+        }
+        or
+    }
 }
 
 impl<const N: usize> Isa for Scalar<N> {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::layout::{Dtype, Round};
 use crate::strict_json;
 
-pub use numbers::{Multipliers, Numbers, NumbersByRound};
+pub use numbers::{Groups, Multipliers, Numbers, NumbersByRound};
 
 /// How the hub computes what it sends back to the workers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,6 +39,19 @@ pub enum Optimizer {
         weight_decay: f32,
         /// `mu`.
         momentum: f32,
+    },
+    /// Momentum that takes a part of each gradient, PyTorch's `SGD` with dampening `d`:
+    /// `g += wd * w; m = mu * m + (1 - d) * g; w -= lr * m`. A chunk's first step sets `m = g`.
+    Dampened {
+        /// Step size.
+        learning_rate: f32,
+        /// L2 penalty.
+        #[serde(default)]
+        weight_decay: f32,
+        /// `mu`.
+        momentum: f32,
+        /// `d`.
+        dampening: f32,
     },
     /// Nesterov's accelerated gradient as in PHub's public code (the paper gives no formula):
     /// `g += wd * w; m = mu * m + g; w -= lr * (g + mu * m)`.
@@ -92,6 +105,62 @@ pub enum Optimizer {
         #[serde(default = "epsilon")]
         epsilon: f32,
     },
+    /// [`Adam`], divided by the highest `v` so far and not by the last one: PyTorch's `Adam` with `amsgrad`.
+    ///
+    /// A chunk's state is all of its `m`, then all of its `v`, then all of its highest `v`.
+    ///
+    /// [`Adam`]: Optimizer::Adam
+    AmsGrad {
+        /// Step size.
+        learning_rate: f32,
+        /// L2 penalty.
+        #[serde(default)]
+        weight_decay: f32,
+        /// `b1`, the decay of the mean of gradients. Its distance from 1 counts, of which f32 has few digits.
+        #[serde(default = "beta1")]
+        beta1: f64,
+        /// `b2`, the decay of the mean of squared gradients.
+        #[serde(default = "beta2")]
+        beta2: f64,
+        /// `eps`, which keeps the quotient finite.
+        #[serde(default = "epsilon")]
+        epsilon: f32,
+    },
+    /// [`AdamW`], divided by the highest `v` so far: PyTorch's `AdamW` with `amsgrad`. Its state is that of [`AmsGrad`].
+    ///
+    /// [`AdamW`]: Optimizer::AdamW
+    /// [`AmsGrad`]: Optimizer::AmsGrad
+    AmsGradW {
+        /// Step size.
+        learning_rate: f32,
+        /// Decay of the weights, in units of the step size.
+        #[serde(default = "decoupled_weight_decay")]
+        weight_decay: f32,
+        /// `b1`, the decay of the mean of gradients. Its distance from 1 counts, of which f32 has few digits.
+        #[serde(default = "beta1")]
+        beta1: f64,
+        /// `b2`, the decay of the mean of squared gradients.
+        #[serde(default = "beta2")]
+        beta2: f64,
+        /// `eps`, which keeps the quotient finite.
+        #[serde(default = "epsilon")]
+        epsilon: f32,
+    },
+    /// Lion (Chen et al. 2023): `u = b1 * m + (1 - b1) * g; w = w * (1 - lr * wd) - lr * sign(u); m = b2 * m + (1 - b2) * g`.
+    /// The sign of zero is zero, and that of a NaN a NaN.
+    Lion {
+        /// Step size: all weights move by it, so it is three to ten times smaller than AdamW's.
+        learning_rate: f32,
+        /// Decay of the weights, in units of the step size.
+        #[serde(default)]
+        weight_decay: f32,
+        /// `b1`, the weight of `m` in a step's direction.
+        #[serde(default = "beta1")]
+        beta1: f64,
+        /// `b2`, the decay of the mean of gradients.
+        #[serde(default = "beta2_of_lion")]
+        beta2: f64,
+    },
 }
 
 // PyTorch's defaults.
@@ -100,6 +169,9 @@ fn beta1() -> f64 {
 }
 fn beta2() -> f64 {
     0.999
+}
+fn beta2_of_lion() -> f64 {
+    0.99
 }
 fn epsilon() -> f32 {
     1e-8
@@ -120,7 +192,10 @@ pub struct InvalidOptimizer {
 
 impl Optimizer {
     /// The names of all optimizers, as in the settings.
-    pub const NAMES: [&str; 7] = ["average", "sum", "sgd", "momentum", "nesterov", "adam", "adamw"];
+    pub const NAMES: [&str; 11] = [
+        "average", "sum", "sgd", "momentum", "dampened", "nesterov", "adam", "adamw", "amsgrad", "amsgradw",
+        "lion",
+    ];
 
     /// Its name.
     pub fn name(&self) -> &'static str {
@@ -129,9 +204,13 @@ impl Optimizer {
             Optimizer::Sum => "sum",
             Optimizer::Sgd { .. } => "sgd",
             Optimizer::Momentum { .. } => "momentum",
+            Optimizer::Dampened { .. } => "dampened",
             Optimizer::Nesterov { .. } => "nesterov",
             Optimizer::Adam { .. } => "adam",
             Optimizer::AdamW { .. } => "adamw",
+            Optimizer::AmsGrad { .. } => "amsgrad",
+            Optimizer::AmsGradW { .. } => "amsgradw",
+            Optimizer::Lion { .. } => "lion",
         }
     }
 
@@ -139,8 +218,10 @@ impl Optimizer {
     pub fn state_per_element(&self) -> usize {
         match self {
             Optimizer::Average | Optimizer::Sum | Optimizer::Sgd { .. } => 0,
-            Optimizer::Momentum { .. } | Optimizer::Nesterov { .. } => 1,
+            Optimizer::Momentum { .. } | Optimizer::Dampened { .. } | Optimizer::Nesterov { .. } => 1,
+            Optimizer::Lion { .. } => 1,
             Optimizer::Adam { .. } | Optimizer::AdamW { .. } => 2,
+            Optimizer::AmsGrad { .. } | Optimizer::AmsGradW { .. } => 3,
         }
     }
 
@@ -151,7 +232,12 @@ impl Optimizer {
 
     /// Whether a step depends on how many there were before.
     pub fn uses_steps(&self) -> bool {
-        matches!(self, Optimizer::Adam { .. } | Optimizer::AdamW { .. })
+        match self {
+            Optimizer::Average | Optimizer::Sum | Optimizer::Sgd { .. } => false,
+            Optimizer::Momentum { .. } | Optimizer::Nesterov { .. } | Optimizer::Lion { .. } => false,
+            Optimizer::Dampened { .. } | Optimizer::Adam { .. } | Optimizer::AdamW { .. } => true,
+            Optimizer::AmsGrad { .. } | Optimizer::AmsGradW { .. } => true,
+        }
     }
 
     /// Whether the hub keeps weights. If so, the first round is the broadcast of rank 0's weights.
@@ -165,9 +251,13 @@ impl Optimizer {
             Optimizer::Average | Optimizer::Sum => 0.0,
             Optimizer::Sgd { learning_rate, .. }
             | Optimizer::Momentum { learning_rate, .. }
+            | Optimizer::Dampened { learning_rate, .. }
             | Optimizer::Nesterov { learning_rate, .. }
             | Optimizer::Adam { learning_rate, .. }
-            | Optimizer::AdamW { learning_rate, .. } => learning_rate,
+            | Optimizer::AdamW { learning_rate, .. }
+            | Optimizer::AmsGrad { learning_rate, .. }
+            | Optimizer::AmsGradW { learning_rate, .. }
+            | Optimizer::Lion { learning_rate, .. } => learning_rate,
         }
     }
 
@@ -177,9 +267,13 @@ impl Optimizer {
             Optimizer::Average | Optimizer::Sum => {}
             Optimizer::Sgd { learning_rate, .. }
             | Optimizer::Momentum { learning_rate, .. }
+            | Optimizer::Dampened { learning_rate, .. }
             | Optimizer::Nesterov { learning_rate, .. }
             | Optimizer::Adam { learning_rate, .. }
-            | Optimizer::AdamW { learning_rate, .. } => *learning_rate = rate,
+            | Optimizer::AdamW { learning_rate, .. }
+            | Optimizer::AmsGrad { learning_rate, .. }
+            | Optimizer::AmsGradW { learning_rate, .. }
+            | Optimizer::Lion { learning_rate, .. } => *learning_rate = rate,
         }
         self
     }
@@ -190,9 +284,13 @@ impl Optimizer {
             Optimizer::Average | Optimizer::Sum => 0.0,
             Optimizer::Sgd { weight_decay, .. }
             | Optimizer::Momentum { weight_decay, .. }
+            | Optimizer::Dampened { weight_decay, .. }
             | Optimizer::Nesterov { weight_decay, .. }
             | Optimizer::Adam { weight_decay, .. }
-            | Optimizer::AdamW { weight_decay, .. } => weight_decay,
+            | Optimizer::AdamW { weight_decay, .. }
+            | Optimizer::AmsGrad { weight_decay, .. }
+            | Optimizer::AmsGradW { weight_decay, .. }
+            | Optimizer::Lion { weight_decay, .. } => weight_decay,
         }
     }
 
@@ -227,12 +325,22 @@ impl Optimizer {
             Optimizer::Momentum { momentum, .. } | Optimizer::Nesterov { momentum, .. } => {
                 fraction("momentum", momentum)?;
             }
+            Optimizer::Dampened { momentum, dampening, .. } => {
+                fraction("momentum", momentum)?;
+                fraction("dampening", dampening)?;
+            }
+            // A beta that rounds to 1 in f32 would be none.
             Optimizer::Adam { beta1, beta2, epsilon, .. }
-            | Optimizer::AdamW { beta1, beta2, epsilon, .. } => {
-                // A beta that rounds to 1 in f32 would be none.
+            | Optimizer::AdamW { beta1, beta2, epsilon, .. }
+            | Optimizer::AmsGrad { beta1, beta2, epsilon, .. }
+            | Optimizer::AmsGradW { beta1, beta2, epsilon, .. } => {
                 fraction("beta1", beta1 as f32)?;
                 fraction("beta2", beta2 as f32)?;
                 finite("epsilon", epsilon, epsilon > 0.0, " above 0")?;
+            }
+            Optimizer::Lion { beta1, beta2, .. } => {
+                fraction("beta1", beta1 as f32)?;
+                fraction("beta2", beta2 as f32)?;
             }
         }
         Ok(())
@@ -242,7 +350,7 @@ impl Optimizer {
 /// The numbers of one step, after the key's multipliers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
-    /// Multiplies the sum: one over the number of workers, and 1 for `Sum`.
+    /// Multiplies the sum: one over the number of workers, and 1 for `Sum`. Negative in a step up the gradient.
     pub rescale: f32,
     /// Learning rate times the key's multiplier.
     pub learning_rate: f32,
@@ -250,11 +358,13 @@ pub struct Step {
     pub weight_decay: f32,
     /// `mu` of momentum and Nesterov.
     pub momentum: f32,
-    /// The numbers of Adam and AdamW; zeros for the other optimizers.
+    /// The part of a gradient that dampened momentum takes.
+    pub gain: f32,
+    /// The numbers of Adam, AdamW, AMSGrad and Lion; zeros for the other optimizers.
     pub adam: AdamStep,
 }
 
-/// The numbers of one step of Adam and AdamW.
+/// The numbers of one step of Adam and its kin.
 ///
 /// They are computed in f64 from the settings and rounded once. The step uses them in the order of PyTorch's
 /// single-tensor reference, including the division by `bias2`, so that the results differ only by roundings
@@ -269,22 +379,22 @@ pub struct AdamStep {
     pub beta2: f32,
     /// `1 - b2`.
     pub gain2: f32,
-    /// `lr / (1 - b1^t)`.
+    /// `lr / (1 - b1^t)`; `lr` for Lion.
     pub step_size: f32,
     /// `sqrt(1 - b2^t)`.
     pub bias2: f32,
     /// `eps`.
     pub epsilon: f32,
-    /// `1 - lr * wd`, the factor of AdamW's weights.
+    /// `1 - lr * wd`, the factor of the weights of AdamW and Lion.
     pub keep: f32,
 }
 
 impl Step {
-    /// A chunk's step of this `number`, from 1 on, at `learning_rate`, for a key with these multipliers. Only the bias
-    /// correction of Adam and AdamW uses the number: that of the chunk's round, if each round but the broadcast was a step.
+    /// A chunk's step of this `number`, from 1 on, at `learning_rate`, for a key with these multipliers. Only optimizers that
+    /// [use steps](Optimizer::uses_steps) use the number: that of the chunk's round, if each round but the broadcast was a step.
     ///
     /// # Panics
-    /// With Adam or AdamW and number 0.
+    /// With Adam or its kin and number 0.
     pub fn new(
         optimizer: &Optimizer,
         workers: u32,
@@ -295,19 +405,28 @@ impl Step {
     ) -> Self {
         let learning_rate = learning_rate * lr_mult;
         let weight_decay = optimizer.weight_decay() * wd_mult;
-        let (mut momentum, mut adam) = (0.0, AdamStep::default());
+        let (mut momentum, mut gain, mut adam) = (0.0, 0.0, AdamStep::default());
         let rescale = if *optimizer == Optimizer::Sum { 1.0 } else { 1.0 / workers as f32 };
         match *optimizer {
             Optimizer::Average | Optimizer::Sum | Optimizer::Sgd { .. } => {}
             Optimizer::Momentum { momentum: mu, .. } | Optimizer::Nesterov { momentum: mu, .. } => {
                 momentum = mu
             }
+            Optimizer::Dampened { momentum: mu, dampening, .. } => {
+                (momentum, gain) = (mu, if number > Round(1) { 1.0 - dampening } else { 1.0 });
+            }
             Optimizer::Adam { beta1, beta2, epsilon, .. }
-            | Optimizer::AdamW { beta1, beta2, epsilon, .. } => {
+            | Optimizer::AdamW { beta1, beta2, epsilon, .. }
+            | Optimizer::AmsGrad { beta1, beta2, epsilon, .. }
+            | Optimizer::AmsGradW { beta1, beta2, epsilon, .. } => {
                 adam = AdamStep::new([beta1, beta2], epsilon, number, learning_rate, weight_decay);
             }
+            Optimizer::Lion { beta1, beta2, .. } => {
+                let numbers = AdamStep::new([beta1, beta2], 0.0, Round(1), learning_rate, weight_decay);
+                adam = AdamStep { step_size: learning_rate, ..numbers };
+            }
         }
-        Step { rescale, learning_rate, weight_decay, momentum, adam }
+        Step { rescale, learning_rate, weight_decay, momentum, gain, adam }
     }
 }
 

@@ -7,10 +7,20 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::Optimizer;
-use crate::layout::Round;
+use crate::layout::{KeyId, Round};
 
 /// The multipliers of a key: of the learning rate, and of the weight decay.
 pub type Multipliers = [f32; 2];
+
+/// Optimizers of some keys, which differ from the job's in their numbers and not in their kind.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Groups {
+    /// The optimizers, 255 or fewer.
+    pub optimizers: Vec<Optimizer>,
+    /// The optimizer of each key by its number from 1; 0: the job's.
+    pub of_keys: Vec<u8>,
+}
 
 /// An optimizer's numbers, and what each key multiplies them by.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,22 +29,48 @@ pub struct Numbers {
     pub optimizer: Optimizer,
     /// The multipliers of each key. `None`: those of the job's terms.
     pub multipliers: Option<Arc<[Multipliers]>>,
+    /// Keys that have other numbers. `None`: no key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub groups: Option<Arc<Groups>>,
 }
 
 impl Numbers {
     /// The numbers of a job that begins.
     pub fn new(optimizer: Optimizer) -> Self {
-        Numbers { optimizer, multipliers: None }
+        Numbers { optimizer, multipliers: None, groups: None }
     }
 
-    /// Returns them with another learning rate.
+    /// Returns them with another learning rate, of all keys.
     pub fn with_learning_rate(&self, rate: f32) -> Self {
-        Numbers { optimizer: self.optimizer.with_learning_rate(rate), multipliers: self.multipliers.clone() }
+        let mut next = self.clone();
+        next.optimizer = next.optimizer.with_learning_rate(rate);
+        for each in next.groups.iter_mut().flat_map(|groups| &mut Arc::make_mut(groups).optimizers) {
+            *each = each.with_learning_rate(rate);
+        }
+        next
     }
 
-    /// Returns them with another optimizer of the kind. Multipliers that are not given stay.
-    pub fn with(&self, optimizer: Optimizer, multipliers: Option<Arc<[Multipliers]>>) -> Self {
-        Numbers { optimizer, multipliers: multipliers.or_else(|| self.multipliers.clone()) }
+    /// Returns the numbers that follow these. Multipliers that are not given stay.
+    pub fn then(&self, next: Numbers) -> Self {
+        Numbers { multipliers: next.multipliers.or_else(|| self.multipliers.clone()), ..next }
+    }
+
+    /// The optimizer of a key.
+    #[inline]
+    pub fn of(&self, key: KeyId) -> &Optimizer {
+        let Some(groups) = &self.groups else { return &self.optimizer };
+        match groups.of_keys[key.index()] {
+            0 => &self.optimizer,
+            group => &groups.optimizers[usize::from(group) - 1],
+        }
+    }
+
+    /// The size in a list, for a bound: 64 for each optimizer, two for each key of a table of multipliers, one for each key of a
+    /// table of groups.
+    pub fn size(&self) -> usize {
+        let of_groups = |groups: &Arc<Groups>| 64 * groups.optimizers.len() + groups.of_keys.len();
+        64 + 2 * self.multipliers.as_ref().map_or(0, |table| table.len())
+            + self.groups.as_ref().map_or(0, of_groups)
     }
 }
 
@@ -77,10 +113,9 @@ impl NumbersByRound {
         &self.changes[self.current(round)].1
     }
 
-    /// The size of the list, for a bound: 64 for each change, and two for each key of a table of multipliers.
+    /// The size of the list, for a bound: that of all its numbers.
     pub fn size(&self) -> usize {
-        let of = |numbers: &Numbers| 64 + 2 * numbers.multipliers.as_ref().map_or(0, |table| table.len());
-        self.changes.iter().map(|(_, numbers)| of(numbers)).sum()
+        self.changes.iter().map(|(_, numbers)| numbers.size()).sum()
     }
 
     /// The changes that matter from `round` on: (first round, numbers), rounds ascending, the first at `round` or before.
@@ -136,18 +171,39 @@ mod tests {
     fn multipliers_stay_until_others_are_set() {
         let table: Arc<[Multipliers]> = vec![[2.0, 0.0], [1.0, 1.0]].into();
         let first = sgd(0.1, 0.0);
-        let second = first.with(first.optimizer, Some(Arc::clone(&table)));
-        let third = second.with(sgd(0.2, 0.5).optimizer, None);
-        assert_eq!(third, Numbers { optimizer: sgd(0.2, 0.5).optimizer, multipliers: Some(table) });
+        let second = first.then(Numbers { multipliers: Some(Arc::clone(&table)), ..first.clone() });
+        let third = second.then(sgd(0.2, 0.5));
+        assert_eq!(third, Numbers { multipliers: Some(table), ..sgd(0.2, 0.5) });
         assert_eq!(third.with_learning_rate(0.1).optimizer, sgd(0.1, 0.5).optimizer);
         assert_eq!(first.with_learning_rate(0.2).multipliers, None);
         assert_eq!(NumbersByRound::new(second).size(), 64 + 4);
     }
 
     #[test]
+    fn a_group_has_its_own_numbers_and_the_learning_rate_of_all() {
+        let groups = Groups { optimizers: vec![sgd(0.5, 0.25).optimizer], of_keys: vec![0, 1] };
+        let first = Numbers { groups: Some(groups.into()), ..sgd(0.1, 0.0) };
+        let of = |numbers: &Numbers| [0, 1].map(|key| *numbers.of(KeyId(key)));
+        let expected =
+            |first: f32, second: f32| [sgd(first, 0.0), sgd(second, 0.25)].map(|each| each.optimizer);
+        assert_eq!(of(&first), expected(0.1, 0.5));
+        assert_eq!(of(&first.with_learning_rate(2.0)), expected(2.0, 2.0));
+        assert_eq!(
+            of(&first.then(sgd(0.3, 0.0))),
+            [sgd(0.3, 0.0).optimizer; 2],
+            "they are those of the change"
+        );
+        assert_eq!(NumbersByRound::new(first).size(), 2 * 64 + 2);
+    }
+
+    #[test]
     fn every_optimizer_takes_a_learning_rate_but_mean_and_sum() {
         for name in Optimizer::NAMES {
-            let momentum = if matches!(name, "momentum" | "nesterov") { r#","momentum":0.5"# } else { "" };
+            let momentum = match name {
+                "momentum" | "nesterov" => r#","momentum":0.5"#,
+                "dampened" => r#","momentum":0.5,"dampening":0.5"#,
+                _ => "",
+            };
             let rate = if matches!(name, "average" | "sum") { "" } else { r#","learning_rate":0.5"# };
             let of: Optimizer =
                 serde_json::from_str(&format!(r#"{{"name":"{name}"{rate}{momentum}}}"#)).unwrap();

@@ -153,10 +153,9 @@ impl JoinedAbove {
                     let request = LearningRateRequest { token, learning_rate, from_round };
                     hub.post("learning-rate", "change the learning rate", &request)
                 }
-                Change::All(optimizer, keys) => {
-                    let (optimizer, keys) = (*optimizer, keys.as_deref().map(<[_]>::to_vec));
-                    let reset = reset.iter().map(|key| key.0).collect();
-                    let request = OptimizerRequest { token, optimizer, keys, from_round, reset };
+                Change::All(numbers) => {
+                    let reset = reset.iter().copied();
+                    let request = OptimizerRequest::new(token, numbers.clone(), from_round, reset);
                     hub.post("optimizer", "change the optimizer's numbers", &request)
                 }
             }

@@ -1,5 +1,5 @@
 //! Numbers of a job's optimizer that its workers change while it runs: learning rate, weight decay, momentum, betas, epsilon,
-//! and the multipliers of each key.
+//! the multipliers of each key, and groups of keys with other numbers.
 //!
 //! ```text
 //!   request --> checked against the terms --> this hub's cores, each from the same round on --> the answer
@@ -34,14 +34,15 @@ impl Registry {
 
     /// Changes the numbers of a job's optimizer. Returns when every core has them.
     pub async fn set_optimizer(&self, job: &str, request: OptimizerRequest) -> Result<(), Refusal> {
-        let OptimizerRequest { token, optimizer, keys, from_round, reset } = request;
+        let OptimizerRequest { token, optimizer, keys: multipliers, groups, from_round, reset } = request;
         let (seen, most) = (reset.len(), self.keys_of(job));
         if seen > most {
             return Err(Refusal::bad(format!("reset: {seen} keys of {most}: each key once at most")));
         }
         let mut reset = Vec::from_iter(reset.into_iter().map(KeyId));
         reset.sort_unstable();
-        self.set_numbers(job, &token, from_round, Change::All(optimizer, keys.map(Into::into)), reset).await
+        let numbers = Numbers { optimizer, multipliers, groups };
+        self.set_numbers(job, &token, from_round, Change::All(numbers), reset).await
     }
 
     async fn set_numbers(
@@ -63,13 +64,14 @@ impl Registry {
             let asked = match above {
                 Some(_) => Vec::new(),
                 None => {
-                    let Numbers { optimizer, multipliers } = &numbers;
+                    let Numbers { optimizer, multipliers, groups } = &numbers;
                     let multipliers = if multipliers.is_some() { "set" } else { "those of the join" };
                     tracing::info!(
                         job = job.name,
                         rank = member.rank,
                         from_round = from.0,
                         multipliers,
+                        groups = groups.as_ref().map_or(0, |groups| groups.optimizers.len()),
                         ?optimizer,
                         "the optimizer's numbers change"
                     );
@@ -108,7 +110,8 @@ mod tests {
             core.obey();
             let optimizer = test_bed::request().terms.optimizer;
             let reset = vec![0; 8_000_000]; // as many as a body may have
-            let request = OptimizerRequest { token, optimizer, keys: None, from_round: Round(1), reset };
+            let keys = reset.into_iter().map(KeyId);
+            let request = OptimizerRequest::new(token, Numbers::new(optimizer), Round(1), keys);
             let refused = registry.set_optimizer("job", request).await.unwrap_err();
             assert!(refused.why.contains("8000000 keys of 1"));
         });

@@ -20,7 +20,7 @@ from ._compression import Bf16, Compression, Dgc, F16, OneBit, Qsgd, RandomK, Sl
 from ._hub import Hub, serve
 from ._keys import Key, Places, places
 from ._launch import Machine, Worker, worker
-from ._optimizers import Adam, AdamW, Average, Momentum, Nesterov, Optimizer, Sgd, Sum
+from ._optimizers import Adam, AdamW, AmsGrad, AmsGradW, Average, Dampened, Lion, Momentum, Nesterov, Optimizer, Sgd, Sum
 from ._phub import (
     ConnectError,
     Error,
@@ -48,11 +48,14 @@ from ._state import State
 __all__ = [
     "Adam",
     "AdamW",
+    "AmsGrad",
+    "AmsGradW",
     "Average",
     "Bf16",
     "Checkpoint",
     "Compression",
     "ConnectError",
+    "Dampened",
     "Dgc",
     "Error",
     "F16",
@@ -63,6 +66,7 @@ __all__ = [
     "JobFailedError",
     "Key",
     "LeftError",
+    "Lion",
     "Machine",
     "MissingWorkersError",
     "Momentum",

@@ -39,6 +39,13 @@ class Momentum:
 
 
 @dataclasses.dataclass(frozen=True)
+class Dampened(Momentum):
+    """`g += wd * w; m = momentum * m + (1 - dampening) * g; w -= lr * m`: PyTorch's SGD with dampening. The first step sets `m = g`."""
+
+    dampening: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
 class Nesterov(Momentum):
     """`g += wd * w; m = momentum * m + g; w -= lr * (g + momentum * m)`"""
 
@@ -61,13 +68,38 @@ class AdamW(Adam):
     weight_decay: float = 0.01
 
 
-Optimizer = Union[Average, Sum, Sgd, Momentum, Nesterov, Adam, AdamW]
+@dataclasses.dataclass(frozen=True)
+class AmsGrad(Adam):
+    """Adam divided by the highest mean of squares so far: PyTorch's Adam with `amsgrad`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AmsGradW(AdamW):
+    """AdamW divided by the highest mean of squares so far: PyTorch's AdamW with `amsgrad`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lion:
+    """`u = beta1 * m + (1 - beta1) * g; w = w * (1 - lr * wd) - lr * sign(u); m = beta2 * m + (1 - beta2) * g` (Chen et al. 2023).
+    All weights move by the learning rate, so it is three to ten times smaller than AdamW's."""
+
+    learning_rate: float
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.99
+
+
+Optimizer = Union[Average, Sum, Sgd, Momentum, Nesterov, Adam, AdamW, Lion]
 
 
 def state_names(optimizer: Optimizer) -> Tuple[str, ...]:
     """PyTorch's words for what the hub keeps of each parameter beside its weight, in the hub's order."""
     if isinstance(optimizer, Momentum):
         return ("momentum_buffer",)
+    if isinstance(optimizer, Lion):
+        return ("exp_avg",)
+    if isinstance(optimizer, (AmsGrad, AmsGradW)):
+        return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
     if isinstance(optimizer, Adam):
         return ("exp_avg", "exp_avg_sq")
     return ()

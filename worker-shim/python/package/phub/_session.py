@@ -21,6 +21,9 @@ from ._launch import Machine, Worker, place_of, wait_for_hub
 
 _LOG = logging.getLogger("phub")
 
+# The most optimizers beside the job's that its keys may have.
+_MOST_GROUPS = 255
+
 # What says how a session reaches its hub.
 _OF_PLACE = ("transport", "nics", "rails", "mesh", "token", "hub_wait")
 
@@ -112,6 +115,7 @@ class Session:
         seed: int = 0,
         clip_norm: Optional[float] = None,
         skip_nonfinite: bool = False,
+        maximize: bool = False,
         consistency: str = "bsp",
         on_loss: str = "stop",
         schedule: str = "sliced",
@@ -159,6 +163,7 @@ class Session:
                 you wait for one. For "bsp" at one hub, without compression. Default: no bound.
             skip_nonfinite: whether a round whose mean gradient has a value that is infinite or NaN is left out, at all workers: weights,
                 optimizer state and numbers of steps stay. `skipped` counts such rounds. Keys are answered as with `clip_norm`.
+            maximize: whether steps go up the gradient and not down, as with PyTorch's `maximize`.
             consistency: "bsp", "ssp:N" or "asp": how far workers may be apart.
             on_loss: "stop" or "continue": what becomes of the job when a worker is lost.
             schedule: "kvstore", "layerwise", "sliced" or "p3": in what order gradients and weights leave. With "p3" the
@@ -224,6 +229,7 @@ class Session:
             "seed": seed,
             "clip_norm": clip_norm,
             "skip_nonfinite": str(bool(skip_nonfinite)).lower(),
+            "maximize": str(bool(maximize)).lower(),
             "consistency": consistency,
             "on_loss": on_loss,
             "schedule": schedule,
@@ -516,6 +522,7 @@ class Session:
         optimizer: _optimizers.Optimizer,
         keys: Optional[Mapping[str, Tuple[float, float]]] = None,
         reset: Sequence[str] = (),
+        groups: Optional[Mapping[str, _optimizers.Optimizer]] = None,
     ) -> None:
         """Changes the numbers of the optimizer from the next round on, for all workers: learning rate, weight decay,
         momentum, betas, epsilon. Call it when no key is under way; every worker may call it with the same values.
@@ -523,6 +530,8 @@ class Session:
         Args:
             optimizer: of the same class as the job's, with all its numbers.
             keys: by name of each key, the multipliers of its learning rate and weight decay. Default: they stay.
+            groups: by name, the optimizers of keys that have other numbers, of the same class; at most 255 different ones. They hold
+                until the next call. Default: no key.
             reset: keys whose optimizer state becomes zero before that round, as if they had made no step. For "bsp".
 
         Raises:
@@ -542,7 +551,19 @@ class Session:
             if name not in self._keys:
                 raise _phub.SettingsError(f"set_optimizer: reset: {name!r} is none of the job's keys")
         numbers = [self._numbers[name] for name in reset]
-        self._native.set_optimizer(_optimizers.to_json(optimizer), multipliers, numbers)
+        self._native.set_optimizer(_optimizers.to_json(optimizer), multipliers, numbers, self._of_groups(groups or {}))
+
+    def _of_groups(self, groups: Mapping[str, _optimizers.Optimizer]) -> Optional[Tuple[List[str], List[int]]]:
+        """The different optimizers, and the number of each key's from 1, or 0."""
+        strange = next((name for name in groups if name not in self._keys), None)
+        if strange is not None:
+            raise _phub.SettingsError(f"set_optimizer: groups: {strange!r} is none of the job's keys")
+        optimizers = list(dict.fromkeys(groups.values()))
+        if len(optimizers) > _MOST_GROUPS:
+            raise _phub.SettingsError(f"set_optimizer: groups: {len(optimizers)} different optimizers; expected at most {_MOST_GROUPS}")
+        numbers = {each: number for number, each in enumerate(optimizers, 1)}
+        of_keys = [numbers[groups[name]] if name in groups else 0 for name in self._keys]
+        return ([_optimizers.to_json(each) for each in optimizers], of_keys) if groups else None
 
     def pull_by(self, layers: Sequence[Sequence[str]]) -> None:
         """With `pull`: uses other layers from now on, for a caller that learns the order of its layers only as it

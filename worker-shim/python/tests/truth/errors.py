@@ -2,10 +2,8 @@
 
 ERRORS = {
     "optimizers.rmsprop": ("the hub has no RMSprop", "ctx.run(make=torch.optim.RMSprop"),
-    "optimizers.amsgrad": ("the hub keeps no highest means", "amsgrad=True"),
     "optimizers.of_the_scripts_own": ("the hub cannot run code of the script", "ctx.run(make=Signs"),
     "optimizers.sparse_gradients": ("the hub's keys are dense", ""),
-    "rates.momentum_of_groups_that_differ": ("the hub has one momentum for all keys", "ctx"),
     "rates.momentum_switched_off": ("the hub keeps other state without momentum", "two_groups"),
     "states.averages_set_to_zero": ("the state is the hub's: load_state_dict gives it another", "run.train"),
     "loops.uneven_inputs": ("a round has all workers", "ctx.join"),
@@ -13,7 +11,7 @@ ERRORS = {
 }
 """The reason for each idiom, and words of the line that the error must name."""
 
-MOST = 10
+MOST = 8
 """The most idioms that may be in the table above."""
 
 PROMISED = ("gradients", "scalers", "written_weights", "loaded_weights", "new_heads", "missing_gradients")

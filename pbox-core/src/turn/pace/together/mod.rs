@@ -421,7 +421,7 @@ impl Pace for Arrivals {
         let round = pace.round(places.start);
         let next = round.next();
         let apart = round >= shard.until || pace.roster.has_newcomers(next) || shard.snapshots.concerns(next);
-        if apart || stages.reply.awaits_task(round) || !stages.multiplies_alike(places.clone(), round) {
+        if apart || stages.reply.awaits_task(round) || !stages.steps_alike(places.clone(), round) {
             return None;
         }
         // SAFETY: all who take part have pushed each chunk of the group, and are answered after this function.

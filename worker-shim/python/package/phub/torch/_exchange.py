@@ -142,7 +142,8 @@ class Exchange:
         if (change is not None or resets) and self.session.rank == 0:
             has_keys = change is not None and change.groups is not None
             keys = by_key(self._settings.groups, groups, self.parameters) if has_keys else None
-            self.session.set_optimizer(self._settings.optimizer, keys, reset=sorted(resets))
+            others = self._settings.others(groups, self.parameters)
+            self.session.set_optimizer(self._settings.optimizer, keys, sorted(resets), others)
 
     def _before_forward(self, module: torch.nn.Module) -> None:
         if self._buffers is not None and self._buffers_are_old and self._model.is_whole(module):

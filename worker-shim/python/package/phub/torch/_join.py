@@ -76,7 +76,7 @@ class Join:
         self.keeps_state = bool(state_names(settings.optimizer))
         keys = _keys(optimizer, parameters, settings)
         is_on_gpu = next(iter(parameters.values())).is_cuda
-        own: Dict[str, Any] = {"answers_ahead": self._exchange["overlap"]}
+        own: Dict[str, Any] = {"answers_ahead": self._exchange["overlap"], "maximize": settings.maximize}
         own["weights"] = "private" if is_on_gpu else "shared"  # the hub's pages cannot be pinned
         if self._session.get("pull") is not None:
             own["pull_layers"] = _by_module(keys)
@@ -89,8 +89,11 @@ class Join:
                     stacklevel=4,
                 )
             buffers = self._buffers(joined)
-            if joined.rank == 0 and joined.next_round > 0:  # the hub's numbers may be those of a checkpoint
-                joined.set_optimizer(settings.optimizer, by_key(settings.groups, optimizer.param_groups, parameters))
+            others = settings.others(optimizer.param_groups, parameters)
+            # The hub's numbers may be those of a checkpoint, and are one optimizer's at the join.
+            if joined.rank == 0 and (joined.next_round > 0 or others):
+                multipliers = by_key(settings.groups, optimizer.param_groups, parameters)
+                joined.set_optimizer(settings.optimizer, multipliers, groups=others)
             exchange = Exchange(joined, self.model, settings, lambda: self._join_mean(joined, keys), buffers, **self._exchange)
             exchange.start()
         except BaseException:

@@ -50,7 +50,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
     when the values that were sent have come back. State, clipping and accumulation are as without phub.
 
     Args:
-        optimizer: `torch.optim.SGD`, with momentum and Nesterov or without, `Adam` or `AdamW`.
+        optimizer: `torch.optim.SGD`, `Adam` or `AdamW`, or `phub.torch.Lion`.
         named_parameters: the model, or its `named_parameters()`, in the order of the forward pass; every parameter of the optimizer
             must be among them. Names must be the same in all workers. Default: numbers.
         hub, rank, world_size: as for `phub.Session`; default: from the launcher's environment.

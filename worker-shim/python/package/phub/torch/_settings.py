@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
 
 import torch
 
 from .. import _optimizers
 from .._phub import Error, SettingsError
+from ._lion import Lion
 
 
 class UnsupportedOptimizerError(Error):
@@ -16,26 +17,25 @@ class UnsupportedOptimizerError(Error):
 
 
 _HOW = (
-    "the hub runs torch.optim.SGD (with momentum and Nesterov), Adam and AdamW; to keep another optimizer local, leave "
-    "it as it is and average gradients: DistributedDataParallel with phub.torch.ddp_hook"
+    "the hub runs torch.optim.SGD, Adam and AdamW, and phub.torch.Lion; to keep another optimizer local, leave it as it is and "
+    " average gradients: DistributedDataParallel with phub.torch.ddp_hook"
 )
 
 # Settings that the hub does not have, and the values that they must have.
-_REFUSED: Dict[str, Any] = {"dampening": 0, "maximize": False, "amsgrad": False, "differentiable": False}
+_REFUSED: Dict[str, Any] = {"differentiable": False}
 
-# Settings that all groups have alike, because the hub has one number for all keys.
-_ALIKE = ("momentum", "nesterov", "betas", "eps")
-
-# Settings that decide which optimizer it is at the hub, which keeps other state for another one.
-_KIND = ("momentum", "nesterov", "decoupled_weight_decay")
+# Settings that decide which optimizer it is at the hub, which keeps other state for another one, and runs one for all groups.
+_KIND = ("momentum", "dampening", "nesterov", "amsgrad", "maximize", "decoupled_weight_decay")
 
 # All settings that a step depends on.
-_FOLLOWED = ("lr", "weight_decay", *_ALIKE, "decoupled_weight_decay", *_REFUSED)
+_FOLLOWED = ("lr", "weight_decay", "betas", "eps", *_KIND, *_REFUSED)
 
 # Multipliers that differ less are the same: so far a ratio of numbers may be off by roundings.
 _ROUNDING = 2e-7
 
 Groups = List[Dict[str, Any]]
+
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,13 +58,20 @@ class Change:
 class Settings:
     """The groups of a torch optimizer, as numbers of the hub's optimizer and multipliers of its keys."""
 
-    optimizer: _optimizers.Optimizer
+    optimizers: Tuple[_optimizers.Optimizer, ...]
+    """That of each group, before the multipliers. The first one is the job's."""
+
     groups: Tuple[Multipliers, ...]
 
     def __init__(self, kind: type, groups: Groups) -> None:
         self._kind, self._seen = kind, _seen(groups)
         ones = tuple(Multipliers(1.0, 1.0) for _ in groups)
-        self.optimizer, self.groups = _numbers(kind, self._seen, ones)
+        self.optimizers, self.groups = _numbers(kind, self._seen, ones)
+
+    @property
+    def optimizer(self) -> _optimizers.Optimizer:
+        """The optimizer of the job."""
+        return self.optimizers[0]
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, kind: Optional[type] = None) -> Settings:
@@ -74,9 +81,14 @@ class Settings:
             UnsupportedOptimizerError: the hub cannot run it; the message says which setting, and what to do.
         """
         kind = kind or type(optimizer)
-        if kind not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
+        if kind not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, Lion):
             raise UnsupportedOptimizerError(f"{kind.__module__}.{kind.__qualname__}: {_HOW}")
         return cls(kind, optimizer.param_groups)
+
+    @property
+    def maximize(self) -> bool:
+        """Whether steps go up the gradient."""
+        return _kind_of("maximize", self._seen[0])
 
     def differs(self, groups: Groups) -> bool:
         """Whether the groups say something else than they did last."""
@@ -105,19 +117,30 @@ class Settings:
                         f"that is another optimizer to the hub, which keeps other state for it; a momentum that is small "
                         f"stays the same one"
                     )
-        optimizer, multipliers = _numbers(self._kind, seen, self.groups)
-        change = Change(optimizer, None if multipliers == self.groups else multipliers)
-        self._seen, self.optimizer, self.groups = seen, optimizer, multipliers
+        optimizers, multipliers = _numbers(self._kind, seen, self.groups)
+        change = Change(optimizers[0], None if multipliers == self.groups else multipliers)
+        self._seen, self.optimizers, self.groups = seen, optimizers, multipliers
         return change
+
+    def others(self, groups: Groups, parameters: Mapping[str, torch.Tensor]) -> Dict[str, _optimizers.Optimizer]:
+        """Returns the optimizer of each parameter, by its name, whose group has not the numbers of the first one."""
+        if len(set(self.optimizers)) == 1:
+            return {}
+        of_names = _by_name(self.optimizers, groups, parameters)
+        return {name: each for name, each in of_names.items() if each != self.optimizer}
 
 
 def by_key(
     multipliers: Tuple[Multipliers, ...], groups: Groups, parameters: Mapping[str, torch.Tensor]
 ) -> Dict[str, Tuple[float, float]]:
     """The multipliers of learning rate and weight decay of each parameter, by its name."""
-    group_of = {id(each): number for number, group in enumerate(groups) for each in group["params"]}
-    of_names = {name: multipliers[group_of[id(parameter)]] for name, parameter in parameters.items()}
+    of_names = _by_name(multipliers, groups, parameters)
     return {name: (each.learning_rate, each.weight_decay) for name, each in of_names.items()}
+
+
+def _by_name(of_groups: Sequence[_T], groups: Groups, parameters: Mapping[str, torch.Tensor]) -> Dict[str, _T]:
+    group_of = {id(each): number for number, group in enumerate(groups) for each in group["params"]}
+    return {name: of_groups[group_of[id(parameter)]] for name, parameter in parameters.items()}
 
 
 def _seen(groups: Groups) -> Tuple[Dict[str, Any], ...]:
@@ -138,8 +161,8 @@ def _kind_of(name: str, group: Dict[str, Any]) -> bool:
 
 def _numbers(
     kind: type, groups: Tuple[Dict[str, Any], ...], former: Tuple[Multipliers, ...]
-) -> Tuple[_optimizers.Optimizer, Tuple[Multipliers, ...]]:
-    """The hub's numbers, and the multipliers of each group; the former ones where they are the same, or could be any.
+) -> Tuple[Tuple[_optimizers.Optimizer, ...], Tuple[Multipliers, ...]]:
+    """The hub's optimizer for each group, and the multipliers of each group; the former ones where they are the same, or could be any.
 
     Raises:
         UnsupportedOptimizerError: the hub has no such numbers.
@@ -152,15 +175,16 @@ def _numbers(
                     f"{kind.__name__}: parameter group {number} has {name}={group[name]}, which the hub has not "
                     f"(expected {expected}); {_HOW}"
                 )
-        for name in _ALIKE:
-            if group.get(name) != first.get(name):
+        for name in _KIND:
+            if _kind_of(name, group) != _kind_of(name, first):
                 raise UnsupportedOptimizerError(
                     f"{kind.__name__}: its parameter groups differ in {name}: group 0 has {first.get(name)}, and group "
-                    f"{number} {group.get(name)}; in the hub they may differ in lr and weight_decay only; {_HOW}"
+                    f"{number} {group.get(name)}: these are two optimizers to the hub, which runs one; {_HOW}"
                 )
     rate, rates = _shares([group["lr"] for group in groups], [each.learning_rate for each in former])
     decay, decays = _shares([group["weight_decay"] for group in groups], [each.weight_decay for each in former])
-    return _hub_optimizer(kind, first, rate, decay), tuple(map(Multipliers, rates, decays))
+    optimizers = tuple(_hub_optimizer(kind, group, rate, decay) for group in groups)
+    return optimizers, tuple(map(Multipliers, rates, decays))
 
 
 def _shares(values: List[Any], former: List[float]) -> Tuple[float, List[float]]:
@@ -182,11 +206,18 @@ def _hub_optimizer(kind: type, group: Dict[str, Any], rate: float, decay: float)
         momentum = float(group["momentum"])
         if momentum == 0.0:
             return _optimizers.Sgd(rate, decay)
+        if group["dampening"]:
+            return _optimizers.Dampened(rate, momentum, decay, float(group["dampening"]))
         with_momentum = _optimizers.Nesterov if group["nesterov"] else _optimizers.Momentum
         return with_momentum(rate, momentum, decay)
     beta1, beta2 = (float(beta) for beta in group["betas"])
+    if kind is Lion:
+        return _optimizers.Lion(rate, decay, beta1, beta2)
     is_decoupled = kind is torch.optim.AdamW or group.get("decoupled_weight_decay")
-    adam = _optimizers.AdamW if is_decoupled else _optimizers.Adam
+    if group["amsgrad"]:
+        adam: Type[_optimizers.Adam] = _optimizers.AmsGradW if is_decoupled else _optimizers.AmsGrad
+    else:
+        adam = _optimizers.AdamW if is_decoupled else _optimizers.Adam
     return adam(rate, decay, beta1, beta2, float(group["eps"]))
 
 

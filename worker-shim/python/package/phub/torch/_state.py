@@ -20,7 +20,7 @@ def to_torch(state: State, key: str, parameter: torch.Tensor) -> Dict[str, Any]:
     if not state.made(key):
         return {}
     kept: Dict[str, Any] = {each: torch.from_numpy(state.of(each, key)).to(parameter) for each in state.names}
-    if "exp_avg" in kept:
+    if "exp_avg_sq" in kept:
         kept[_STEP] = torch.tensor(float(state.made(key)))
     return kept
 
@@ -44,7 +44,6 @@ def from_torch(
     if not any(kept.values()):
         return None
     names = _optimizers.state_names(at_hub)
-    is_momentum = names == ("momentum_buffer",)
     tensors: Dict[str, Any] = {key: _array(parameter) for key, parameter in parameters.items()}
     made: Dict[str, int] = {}
     for key, parameter in parameters.items():
@@ -64,8 +63,10 @@ def from_torch(
                     f"parameter {key!r}: its {name} is of shape {tuple(value.shape)}; expected {tuple(parameter.shape)}"
                 )
             tensors[name_of(name, key)] = _array(value)
-        if not is_momentum:
+        if "exp_avg_sq" in names:
             made[key] = steps_of(kept[key].get(_STEP, 0), f"parameter {key!r}")
+        elif isinstance(at_hub, _optimizers.Dampened):
+            made[key] = int(bool(seen))  # torch does not count, and its first step differs
     return State(max(made.values(), default=0) + 1, tensors, made)
 
 

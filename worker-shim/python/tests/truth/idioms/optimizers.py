@@ -61,6 +61,17 @@ def amsgrad(ctx):
 
 
 @idiom()
+def dampened(ctx):
+    ctx.run(dampening=0.3).train()
+
+
+@idiom()
+def maximized(ctx):
+    """The optimizer of an adversary, or of a return."""
+    ctx.run(make=adamw, maximize=True).train()
+
+
+@idiom()
 def rmsprop(ctx):
     """The optimizer of WGAN's paper."""
     ctx.run(make=torch.optim.RMSprop, lr=0.01).train()
