@@ -113,6 +113,10 @@ pub struct Exchange<P: Port> {
     /// Bytes that went over links that are no more.
     pub(super) sent_before: u64,
     pub(super) received: u64,
+    /// The place of each key in the order in which keys are needed, if that is another than the layout's.
+    pub(super) needed: Vec<u32>,
+    /// Keys that have got their last answer since somebody took them; `None` if nobody does.
+    pub(super) answered: Option<Vec<KeyId>>,
     /// Bytes of keys that were put since the last flush.
     unflushed: usize,
     arrivals: Box<[Arrival; BATCH]>,
@@ -148,6 +152,8 @@ impl<P: Port> Exchange<P> {
             hand_outs: 0,
             early: Some(Vec::new()),
             received: 0,
+            needed: Vec::new(),
+            answered: None,
             unflushed: 0,
             arrivals: Box::new([Arrival::default(); BATCH]),
         }
@@ -296,7 +302,8 @@ impl<P: Port> Exchange<P> {
     }
 
     pub(super) fn queue(&mut self, slice: u32) {
-        let &Slice { core, priority, .. } = self.slices.slice(slice);
+        let &Slice { key, core, priority, .. } = self.slices.slice(slice);
+        let priority = self.needed.get(key.index()).copied().unwrap_or(priority);
         let chunks = self.slices.chunks(slice);
         self.unflushed += chunks.iter().map(|&chunk| self.layout.span(chunk).bytes).sum::<usize>();
         assert!(self.outboxes[core].push(priority, slice), "a key is pushed once until it is answered");
@@ -458,6 +465,7 @@ impl<P: Port> Exchange<P> {
         key_state.outstanding -= 1;
         if key_state.outstanding == 0 {
             *key_state = key_state.next();
+            self.answered.iter_mut().for_each(|answered| answered.push(key));
         }
         Ok(())
     }
