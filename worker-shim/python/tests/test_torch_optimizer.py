@@ -2,7 +2,9 @@
 
 import threading
 
+import numpy as np
 import pytest
+from conftest import in_processes
 
 torch = pytest.importorskip("torch")
 
@@ -100,6 +102,52 @@ def test_another_number_of_passes_in_each_step(hub):
                 backward(model, *data(number))
             each.step()
     same(ours, theirs)
+
+
+def test_bytes_leave_in_the_last_of_the_passes_that_were_said(hub):
+    # One wide layer: small keys do not leave ahead.
+    torch.manual_seed(3)
+    model = torch.nn.Linear(64, 512)
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, transport="tcp", backward_passes_per_step=3)
+    gradients = optimizer._phub._gradients
+    left = []
+    for _ in range(4):
+        model(torch.ones(2, 64)).sum().backward()
+        left.append("weight" in gradients._left)
+    assert left == [False, False, True, True], "in the third; the fourth makes it another gradient"
+    assert "weight" not in gradients._sent
+    before = model.weight.detach().clone()
+    optimizer.step()
+    torch.testing.assert_close(model.weight, before - 0.1 * 8.0)
+
+
+def without_sync(rank, hub, file):
+    """What a script reads in `no_sync` and after it, with the hub and with DDP."""
+    torch.distributed.init_process_group("gloo", f"file://{file}", rank=rank, world_size=2)
+    ours, theirs = Net(), Net()
+    optimizer = wrap(torch.optim.SGD(ours.parameters(), lr=0.1), ours, hub, rank=rank, world_size=2)
+    ddp = torch.nn.parallel.DistributedDataParallel(theirs)
+    read = []
+    for model, called, apart in ((ours, ours, optimizer), (theirs, ddp, ddp)):
+        with apart.no_sync():
+            backward(called, *data(rank))
+            kept = model.first.weight.grad
+            own = kept.clone()
+        backward(called, *data(rank + 2))
+        read.append((own, kept.clone(), model.second.bias.grad.clone()))
+    optimizer.leave()
+    torch.distributed.destroy_process_group()
+    return [[each.numpy() for each in one] for one in read]
+
+
+def test_without_sync_gradients_are_the_workers_own(hub, tmp_path):
+    results = in_processes(2, without_sync, hub.address, tmp_path / "store")
+    for ours, theirs in results:
+        for our, their in zip(ours, theirs):
+            np.testing.assert_allclose(our, their, rtol=1e-5, atol=1e-7)
+    owns = [ours[0] for ours, _ in results]
+    assert np.abs(owns[0] - owns[1]).max() > 1e-3, "each worker has its own there"
+    np.testing.assert_array_equal(*(ours[1] for ours, _ in results), "and the mean behind it")
 
 
 def test_clipping_by_value(hub):
@@ -249,8 +297,8 @@ def test_changes_that_the_hub_cannot_follow(hub):
             optimizer.add_param_group({"params": [parameter]})
         assert len(optimizer.param_groups) == 2, "as before"
     train(model, optimizer, 1)
-    with pytest.raises(phub.SettingsError, match="backward_passes_per_step: .*leave it out"):
-        wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, backward_passes_per_step=2)
+    with pytest.raises(phub.SettingsError, match="backward_passes_per_step is 0: expected 1 or more"):
+        wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, backward_passes_per_step=0)
 
 
 def test_each_optimizer_of_a_script_has_a_job_of_its_own(hub):
