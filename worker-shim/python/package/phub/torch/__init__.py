@@ -10,6 +10,7 @@ pass makes them. Each module waits for its own parameters when the next forward 
 from ._checkpoint import load_checkpoint
 from ._ddp import HubState, ddp_hook
 from ._errors import GradientError, MeanError, StateError, WrapError
+from ._fsdp import Replicas
 from ._optimizer import DistributedOptimizer, UnsupportedOptimizerError
 from ._tensors import allreduce_metrics, broadcast_parameters
 
@@ -18,6 +19,7 @@ __all__ = [
     "GradientError",
     "HubState",
     "MeanError",
+    "Replicas",
     "StateError",
     "UnsupportedOptimizerError",
     "WrapError",
