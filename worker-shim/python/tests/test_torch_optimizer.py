@@ -121,33 +121,86 @@ def test_bytes_leave_in_the_last_of_the_passes_that_were_said(hub):
     torch.testing.assert_close(model.weight, before - 0.1 * 8.0)
 
 
-def without_sync(rank, hub, file):
-    """What a script reads in `no_sync` and after it, with the hub and with DDP."""
+def passed_without_sync(rank, model, called, wrapped):
+    with wrapped.no_sync():
+        backward(called, *data(rank))
+        kept = model.first.weight.grad
+        own = kept.clone()
+    backward(called, *data(rank + 2))
+    return own, kept, model.second.bias.grad
+
+
+def kept_and_zeroed(rank, model, called, _wrapped):
+    backward(called, *data(rank))
+    kept = model.first.weight.grad
+    kept.zero_()
+    backward(called, *data(rank + 2))
+    return data(rank)[0], kept, kept
+
+
+def kept_and_zeroed_by_the_optimizer(rank, model, called, wrapped):
+    optimizer = wrapped if wrapped is not called else torch.optim.SGD(model.parameters(), lr=0.1)
+    backward(called, *data(rank))
+    kept = model.first.weight.grad
+    optimizer.zero_grad(set_to_none=False)
+    backward(called, *data(rank + 2))
+    return data(rank)[0], kept, kept
+
+
+def given_by_the_script(rank, model, called, _wrapped):
+    kept = model.first.weight.grad = torch.ones(8, 6)
+    backward(called, *data(rank))
+    return data(rank)[0], kept, model.second.bias.grad
+
+
+def read_gradients(rank, work, hub, file):
+    """What a script reads with the hub and with DDP: values of each worker's own, and means."""
     torch.distributed.init_process_group("gloo", f"file://{file}", rank=rank, world_size=2)
     ours, theirs = Net(), Net()
     optimizer = wrap(torch.optim.SGD(ours.parameters(), lr=0.1), ours, hub, rank=rank, world_size=2)
     ddp = torch.nn.parallel.DistributedDataParallel(theirs)
-    read = []
-    for model, called, apart in ((ours, ours, optimizer), (theirs, ddp, ddp)):
-        with apart.no_sync():
-            backward(called, *data(rank))
-            kept = model.first.weight.grad
-            own = kept.clone()
-        backward(called, *data(rank + 2))
-        read.append((own, kept.clone(), model.second.bias.grad.clone()))
+    read = [[each.clone().numpy() for each in work(rank, *run)] for run in ((ours, ours, optimizer), (theirs, ddp, ddp))]
     optimizer.leave()
     torch.distributed.destroy_process_group()
-    return [[each.numpy() for each in one] for one in read]
+    return read
 
 
-def test_without_sync_gradients_are_the_workers_own(hub, tmp_path):
-    results = in_processes(2, without_sync, hub.address, tmp_path / "store")
+@pytest.mark.parametrize(
+    "work", [passed_without_sync, kept_and_zeroed, kept_and_zeroed_by_the_optimizer, given_by_the_script]
+)
+def test_a_script_reads_the_gradients_that_it_reads_with_ddp(hub, tmp_path, work):
+    results = in_processes(2, read_gradients, work, hub.address, tmp_path / "store")
     for ours, theirs in results:
         for our, their in zip(ours, theirs):
             np.testing.assert_allclose(our, their, rtol=1e-5, atol=1e-7)
-    owns = [ours[0] for ours, _ in results]
-    assert np.abs(owns[0] - owns[1]).max() > 1e-3, "each worker has its own there"
-    np.testing.assert_array_equal(*(ours[1] for ours, _ in results), "and the mean behind it")
+    (own, *means), (other, *same_means) = (ours for ours, _ in results)
+    assert np.abs(own - other).max() > 1e-3, "each worker has its own there"
+    np.testing.assert_array_equal(means[0], same_means[0])
+    np.testing.assert_array_equal(means[1], same_means[1])
+
+
+class Backwards(torch.nn.Module):
+    """A model whose modules are registered against the order in which they are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.third, self.second, self.first = torch.nn.Linear(8, 4), torch.nn.Linear(8, 8), torch.nn.Linear(6, 8)
+
+    def forward(self, inputs):
+        return self.third(torch.relu(self.second(torch.relu(self.first(inputs)))))
+
+
+def test_keys_leave_in_the_order_of_the_forward_pass(hub, monkeypatch):
+    model = Backwards()
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub)
+    pushed, needed = [], []
+    for name, into in (("push", pushed), ("need", needed)):
+        call = getattr(optimizer.session, name)
+        monkeypatch.setattr(optimizer.session, name, lambda *keys, call=call, into=into: (into.append(list(keys)), call(*keys)))
+    train(model, optimizer, 3)
+    called = [f"{module}.{own}" for module in ("first", "second", "third") for own in ("weight", "bias")]
+    assert pushed == [optimizer.session.keys, called, called] and needed == [called]
+    assert optimizer.session.keys[0] == "third.weight"
 
 
 def test_clipping_by_value(hub):
