@@ -22,5 +22,6 @@ python -m pip list --disable-pip-version-check 2>/dev/null | grep -E '^(torch|li
 python -m pytest -q -c "$root/worker-shim/python/pyproject.toml" --rootdir "$root/worker-shim/python" \
     -p no:cacheprovider "$root/worker-shim/python/tests/test_c10d.py" "$root/worker-shim/python/tests/test_c10d_callbacks.py" \
     "$root/worker-shim/python/tests/test_torch_join.py" "$root/worker-shim/python/tests/test_torch_ddp_errors.py" \
-    "$root/worker-shim/python/tests/test_torch_warnings.py" "$root/worker-shim/python/tests/test_frameworks.py" \
+    "$root/worker-shim/python/tests/test_torch_warnings.py" "$root/worker-shim/python/tests/test_torch_fsdp.py" \
+    "$root/worker-shim/python/tests/test_frameworks.py" \
     "$root/worker-shim/python/tests/test_ray.py" "$root/worker-shim/python/tests/truth" "$@"

@@ -19,11 +19,22 @@ const CREDIT: usize = 4 * CHUNK;
 const FIRST: KeyId = KeyId(0);
 const LAST: KeyId = KeyId(1);
 
-/// A worker pushes the last layer and, when a part of it has left, the first layer. Returns how many bytes of the last layer
-/// arrive after the second push and before the end of the first layer.
+/// As [`late_bytes_of`], of layers that are registered in the order in which they are needed.
 fn late_bytes(schedule: Schedule, slice_bytes: usize, credit: Option<usize>) -> usize {
-    let layout =
-        Arc::new(Layout::new(vec![Key::f32("first", [320]), Key::f32("last", [6400])], CHUNK).unwrap());
+    late_bytes_of([FIRST, LAST], schedule, slice_bytes, credit)
+}
+
+/// A worker pushes the layer that it needs last and, when a part of it has left, the one that it needs first. Returns how many bytes
+/// of the last layer arrive after the second push and before the end of the first layer.
+fn late_bytes_of(
+    [first, last]: [KeyId; 2],
+    schedule: Schedule,
+    slice_bytes: usize,
+    credit: Option<usize>,
+) -> usize {
+    let mut keys = vec![Key::f32("first", [320]), Key::f32("last", [6400])];
+    keys.swap(0, first.index());
+    let layout = Arc::new(Layout::new(keys, CHUNK).unwrap());
     let placement = Placement::new(&layout, 1);
     let net = Net::new(1, Faults::NONE);
     let wire = Wire::plain(Arc::clone(&layout));
@@ -38,6 +49,9 @@ fn late_bytes(schedule: Schedule, slice_bytes: usize, credit: Option<usize>) -> 
     let mut worker = Exchange::new(net.port(), vec![end], Arc::clone(&layout), windows, slices);
     worker.begin(pbox_core::Round(0)).unwrap();
     worker.set_credit(credit);
+    if first > last {
+        worker.need(&[first, last]).unwrap();
+    }
     let mut hub = net.port();
     hub.attach(far);
     // One arrival at a time. After each the worker works.
@@ -47,14 +61,14 @@ fn late_bytes(schedule: Schedule, slice_bytes: usize, credit: Option<usize>) -> 
         worker.progress().unwrap();
         layout.chunk(Immediate::decode(arrivals[0].imm).chunk)
     };
-    worker.push(LAST).unwrap();
-    (0..7).for_each(|_| assert_eq!(look(&mut worker).key, LAST));
-    worker.push(FIRST).unwrap();
-    let (mut late, mut missing) = (0, layout.key_chunks(FIRST).len());
+    worker.push(last).unwrap();
+    (0..7).for_each(|_| assert_eq!(look(&mut worker).key, last));
+    worker.push(first).unwrap();
+    let (mut late, mut missing) = (0, layout.key_chunks(first).len());
     while missing > 0 {
         let chunk = look(&mut worker);
         match chunk.key {
-            FIRST => missing -= 1,
+            key if key == first => missing -= 1,
             _ => late += chunk.span.bytes,
         }
     }
@@ -75,6 +89,15 @@ fn urgent_chunks_overtake_all_but_the_credit() {
     // A slice that has begun is finished first.
     let late = late_bytes(Schedule::P3, 10 * CHUNK, Some(CREDIT));
     assert!(late > CREDIT && late <= CREDIT + 10 * CHUNK, "{late} bytes late, with slices of ten chunks");
+}
+
+/// A model whose first layer is registered last, as its worker has learnt meanwhile.
+#[test]
+fn a_layer_that_is_needed_first_overtakes_wherever_it_is_registered() {
+    let _watchdog = Watchdog::start();
+    let late = |schedule| late_bytes_of([LAST, FIRST], schedule, CHUNK, Some(CREDIT));
+    assert!(late(Schedule::P3) <= CREDIT);
+    assert_eq!(late(Schedule::Sliced), 6400 * 4 - 7 * CHUNK, "a FIFO stays one");
 }
 
 /// The hub sends by priority too: of the answers that wait, the first layer's leave first.

@@ -187,6 +187,11 @@ impl Session {
         self.background.is_ready(KeyId(key)).map_err(|error| of_session(&error))
     }
 
+    fn are_ready(&self, keys: Vec<u32>) -> PyResult<Vec<bool>> {
+        let keys = Vec::from_iter(keys.into_iter().map(KeyId));
+        self.background.are_ready(&keys).map_err(|error| of_session(&error))
+    }
+
     fn wait_all(&self, py: Python<'_>) -> PyResult<()> {
         interruptible(py, |interrupted| self.background.wait_all(interrupted))
     }
@@ -222,6 +227,11 @@ impl Session {
 
     fn pull_by(&self, py: Python<'_>, pull_layers: Vec<Vec<u32>>) -> PyResult<()> {
         self.call(py, move |session| session.pull_by(layers(&pull_layers)))
+    }
+
+    fn need(&self, py: Python<'_>, order: Vec<u32>) -> PyResult<()> {
+        let order = Vec::from_iter(order.into_iter().map(KeyId));
+        self.call(py, move |session| session.need(&order))
     }
 
     fn pull_plan(&self, py: Python<'_>) -> PyResult<Option<PlanTuple>> {

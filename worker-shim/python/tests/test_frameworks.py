@@ -21,9 +21,9 @@ RANK = re.compile(r"^rank (\d+): weights (\S+), calls (\{.*\})$", re.MULTILINE)
 LOSS = re.compile(r"^(?:step|epoch) \d+: loss (\S+)$", re.MULTILINE)
 
 
-def launch(tmp_path, example, *arguments, options=()):
+def launch(tmp_path, example, *arguments, options=(), workers=2):
     # Each run has ports of its own, and a hub that rank 0 starts.
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", *options]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(workers), "--standalone", *options]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PHUB_")}
     environment.update(PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1")
     return subprocess.Popen(
@@ -45,11 +45,11 @@ def rest_of(process):
         raise AssertionError(f"it hangs: {process.communicate()[0]}") from None
 
 
-def check_ranks(said):
-    """Both ranks end with the same weights, and the hub was used."""
+def check_ranks(said, workers=2):
+    """All ranks end with the same weights, and the hub was used."""
     ranks = {rank: (weights, ast.literal_eval(calls)) for rank, weights, calls in RANK.findall(said)}
-    assert sorted(ranks) == ["0", "1"], said
-    assert ranks["0"][0] == ranks["1"][0], said
+    assert sorted(ranks) == [str(rank) for rank in range(workers)], said
+    assert len({weights for weights, _ in ranks.values()}) == 1, said
     assert all(calls["hub"]["allreduce"] > 0 for _, calls in ranks.values()), said
     return [calls["hub"]["allreduce"] for _, calls in ranks.values()]
 
@@ -69,6 +69,18 @@ def test_example(tmp_path, example, package, calls):
     # One bucket: a call for each step, and for each mean of the loss that the example asks for.
     assert check_ranks(said) == [calls, calls], said
     print(f"{package} {importlib.metadata.version(package)}: losses {losses}")
+
+
+def test_replicas_of_shards(tmp_path):
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if not hasattr(getattr(fsdp, "FSDPModule", None), "set_all_reduce_hook"):
+        pytest.skip(f"FSDP's set_all_reduce_hook needs torch 2.7 or later, and this is {torch.__version__}")
+    process = launch(tmp_path, "with_fsdp.py", workers=4)
+    said = rest_of(process)
+    assert process.returncode == 0, said
+    losses = [float(loss) for loss in LOSS.findall(said)]
+    assert losses[-1] < 0.6 * losses[0], said
+    assert check_ranks(said, workers=4) == [30] * 4, said
 
 
 def test_elastic_training_goes_on_after_a_kill(tmp_path):

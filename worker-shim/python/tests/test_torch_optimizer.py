@@ -2,7 +2,9 @@
 
 import threading
 
+import numpy as np
 import pytest
+from conftest import in_processes
 
 torch = pytest.importorskip("torch")
 
@@ -106,6 +108,105 @@ def test_another_number_of_passes_in_each_step(hub):
                 backward(model, *data(number))
             each.step()
     same(ours, theirs)
+
+
+def test_bytes_leave_in_the_last_of_the_passes_that_were_said(hub):
+    # One wide layer: small keys do not leave ahead.
+    torch.manual_seed(3)
+    model = torch.nn.Linear(64, 512)
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, transport="tcp", backward_passes_per_step=3)
+    gradients = optimizer._phub._gradients
+    left = []
+    for _ in range(4):
+        model(torch.ones(2, 64)).sum().backward()
+        left.append("weight" in gradients._left)
+    assert left == [False, False, True, True], "in the third; the fourth makes it another gradient"
+    assert "weight" not in gradients._sent
+    before = model.weight.detach().clone()
+    optimizer.step()
+    torch.testing.assert_close(model.weight, before - 0.1 * 8.0)
+
+
+def passed_without_sync(rank, model, called, wrapped):
+    with wrapped.no_sync():
+        backward(called, *data(rank))
+        kept = model.first.weight.grad
+        own = kept.clone()
+    backward(called, *data(rank + 2))
+    return own, kept, model.second.bias.grad
+
+
+def kept_and_zeroed(rank, model, called, _wrapped):
+    backward(called, *data(rank))
+    kept = model.first.weight.grad
+    kept.zero_()
+    backward(called, *data(rank + 2))
+    return data(rank)[0], kept, kept
+
+
+def kept_and_zeroed_by_the_optimizer(rank, model, called, wrapped):
+    optimizer = wrapped if wrapped is not called else torch.optim.SGD(model.parameters(), lr=0.1)
+    backward(called, *data(rank))
+    kept = model.first.weight.grad
+    optimizer.zero_grad(set_to_none=False)
+    backward(called, *data(rank + 2))
+    return data(rank)[0], kept, kept
+
+
+def given_by_the_script(rank, model, called, _wrapped):
+    kept = model.first.weight.grad = torch.ones(8, 6)
+    backward(called, *data(rank))
+    return data(rank)[0], kept, model.second.bias.grad
+
+
+def read_gradients(rank, work, hub, file):
+    """What a script reads with the hub and with DDP: values of each worker's own, and means."""
+    torch.distributed.init_process_group("gloo", f"file://{file}", rank=rank, world_size=2)
+    ours, theirs = Net(), Net()
+    optimizer = wrap(torch.optim.SGD(ours.parameters(), lr=0.1), ours, hub, rank=rank, world_size=2)
+    ddp = torch.nn.parallel.DistributedDataParallel(theirs)
+    read = [[each.clone().numpy() for each in work(rank, *run)] for run in ((ours, ours, optimizer), (theirs, ddp, ddp))]
+    optimizer.leave()
+    torch.distributed.destroy_process_group()
+    return read
+
+
+@pytest.mark.parametrize(
+    "work", [passed_without_sync, kept_and_zeroed, kept_and_zeroed_by_the_optimizer, given_by_the_script]
+)
+def test_a_script_reads_the_gradients_that_it_reads_with_ddp(hub, tmp_path, work):
+    results = in_processes(2, read_gradients, work, hub.address, tmp_path / "store")
+    for ours, theirs in results:
+        for our, their in zip(ours, theirs):
+            np.testing.assert_allclose(our, their, rtol=1e-5, atol=1e-7)
+    (own, *means), (other, *same_means) = (ours for ours, _ in results)
+    assert np.abs(own - other).max() > 1e-3, "each worker has its own there"
+    np.testing.assert_array_equal(means[0], same_means[0])
+    np.testing.assert_array_equal(means[1], same_means[1])
+
+
+class Backwards(torch.nn.Module):
+    """A model whose modules are registered against the order in which they are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.third, self.second, self.first = torch.nn.Linear(8, 4), torch.nn.Linear(8, 8), torch.nn.Linear(6, 8)
+
+    def forward(self, inputs):
+        return self.third(torch.relu(self.second(torch.relu(self.first(inputs)))))
+
+
+def test_keys_leave_in_the_order_of_the_forward_pass(hub, monkeypatch):
+    model = Backwards()
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub)
+    pushed, needed = [], []
+    for name, into in (("push", pushed), ("need", needed)):
+        call = getattr(optimizer.session, name)
+        monkeypatch.setattr(optimizer.session, name, lambda *keys, call=call, into=into: (into.append(list(keys)), call(*keys)))
+    train(model, optimizer, 3)
+    called = [f"{module}.{own}" for module in ("first", "second", "third") for own in ("weight", "bias")]
+    assert pushed == [optimizer.session.keys, called, called] and needed == [called]
+    assert optimizer.session.keys[0] == "third.weight"
 
 
 def test_clipping_by_value(hub):
@@ -276,8 +377,8 @@ def test_changes_that_the_hub_cannot_follow(hub):
             optimizer.add_param_group({"params": [parameter]})
         assert len(optimizer.param_groups) == 2, "as before"
     train(model, optimizer, 1)
-    with pytest.raises(phub.SettingsError, match="backward_passes_per_step: .*leave it out"):
-        wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, backward_passes_per_step=2)
+    with pytest.raises(phub.SettingsError, match="backward_passes_per_step is 0: expected 1 or more"):
+        wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, backward_passes_per_step=0)
 
 
 def test_each_optimizer_of_a_script_has_a_job_of_its_own(hub):

@@ -71,7 +71,7 @@ def test_a_module_has_its_own_batch_before_the_next_is_there(hub):
     wait = windows.wait
     windows.wait = lambda key: (waited.append(key), wait(key))
     train(model, optimizer, 1)
-    expected = ["scale", *of("unused"), *of("first"), *of("out")]
+    expected = ["scale", *(key for module in ("unused", "first", "out") for key in reversed(of(module)))]
     assert waited == expected, "each module waits for what it has, when it is called"
     optimizer.leave()
 

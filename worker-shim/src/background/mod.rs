@@ -206,6 +206,11 @@ impl Background {
         self.shared()?.is_ready(key)
     }
 
+    /// Whether each key's answer is there. The planner does not take this for a forward pass, and the thread does not look again.
+    pub fn are_ready(&self, keys: &[KeyId]) -> Result<Vec<bool>, BackgroundError> {
+        self.shared()?.are_ready(keys)
+    }
+
     /// Gives every worker the weights that rank 0 has written to its gradients, as
     /// [`Session::broadcast_written`].
     pub fn broadcast_written(&self, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {

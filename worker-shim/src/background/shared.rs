@@ -59,6 +59,8 @@ struct State {
     stopwatch: Stopwatch,
     has_weights: bool,
     waker: Option<Waker>,
+    /// Whether the thread was woken since it last took orders, so that it comes to take more.
+    is_woken: bool,
     /// `Some` when the session is over, with the error that ended it, if any.
     over: Option<Option<Arc<SessionError>>>,
 }
@@ -105,6 +107,7 @@ impl Shared {
             stopwatch: Stopwatch::begin(Round(0), Traffic::default()),
             has_weights: false,
             waker: None,
+            is_woken: false,
             over: None,
         };
         let job = config.job.clone();
@@ -122,12 +125,17 @@ impl Shared {
 
     /// From now on `waker` ends the thread's sleep.
     pub fn set_waker(&self, waker: Waker) {
-        self.lock().waker = Some(waker);
+        let mut state = self.lock();
+        if state.is_woken {
+            waker.wake_by_ref(); // the former one's wake-up may be lost
+        }
+        state.waker = Some(waker);
     }
 
     /// Takes what callers want now.
     pub fn take_orders(&self) -> Orders {
         let mut state = self.lock();
+        state.is_woken = false;
         Orders {
             notes: state.notes.take(),
             calls: std::mem::take(&mut state.calls),
@@ -146,19 +154,25 @@ impl Shared {
         self.lock().ending.is_some()
     }
 
-    /// Publishes the states of the keys after a change.
-    pub fn publish(&self, session: &Session) {
+    /// Publishes the states of all keys, where anything may have changed.
+    pub fn publish_all(&self, session: &Session) {
+        self.lock().next_round = session.next_round();
+        self.publish(session, &Vec::from_iter(session.keys()));
+    }
+
+    /// Publishes the states of keys after a change: a turn of a model of many keys costs what came, and not what there is.
+    pub fn publish(&self, session: &Session, changed: &[KeyId]) {
         let mut state = self.lock();
-        let State { open, left_alone, notes, .. } = &mut *state;
-        for ((key, open), left_alone) in session.keys().zip(open.iter_mut()).zip(left_alone) {
-            *open = !session.has_answer(key);
-            *left_alone = session.was_left_alone(key).unwrap_or(false);
+        let State { open, left_alone, notes, next_round, .. } = &mut *state;
+        for &key in changed {
+            open[key.index()] = !session.has_answer(key);
+            left_alone[key.index()] = session.was_left_alone(key).unwrap_or(false);
+            *next_round = session.round(key).max(*next_round);
         }
         for key in notes.pushes() {
             open[key.index()] = true;
         }
-        (state.next_round, state.traffic) = (session.next_round(), session.traffic());
-        state.has_weights = session.has_weights();
+        (state.traffic, state.has_weights) = (session.traffic(), session.has_weights());
         drop(state);
         self.changed.notify_all();
     }
@@ -261,6 +275,11 @@ impl Shared {
         Ok(!open)
     }
 
+    pub fn are_ready(&self, keys: &[KeyId]) -> Result<Vec<bool>, BackgroundError> {
+        let state = self.lock_alive()?;
+        Ok(keys.iter().map(|&key| is_open(&state, key).map(|open| !open)).collect::<Result<_, _>>()?)
+    }
+
     /// Waits for a key whose weights the caller is about to use.
     pub fn wait(&self, key: KeyId, interrupted: &mut dyn FnMut() -> bool) -> Result<(), BackgroundError> {
         let (mut state, open) = self.look(key)?;
@@ -288,8 +307,8 @@ impl Shared {
         let none = || Waiting { callers: 0, since: Instant::now(), in_vain: None };
         state.waiting.entry(key).or_insert_with(none).callers += 1;
         state.stopwatch.wait_begins();
-        if let Some(waker) = &state.waker {
-            waker.wake_by_ref();
+        if let Some(waker) = to_wake(&mut state) {
+            waker.wake();
         }
         let outcome = loop {
             let stop;
@@ -408,13 +427,19 @@ impl Shared {
         (self.lock(), stop)
     }
 
-    fn wake(&self, state: MutexGuard<'_, State>) {
-        let waker = state.waker.clone();
+    fn wake(&self, mut state: MutexGuard<'_, State>) {
+        let waker = to_wake(&mut state);
         drop(state);
         if let Some(waker) = waker {
             waker.wake();
         }
     }
+}
+
+/// The thread's waker, unless the thread was woken since it last took orders.
+fn to_wake(state: &mut State) -> Option<Waker> {
+    let was_woken = std::mem::replace(&mut state.is_woken, true);
+    state.waker.clone().filter(|_| !was_woken)
 }
 
 fn is_open(state: &State, key: KeyId) -> Result<bool, SessionError> {

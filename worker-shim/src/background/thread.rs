@@ -40,7 +40,8 @@ pub(super) fn run(
         Err(error) => return shared.tell_ended(Some(error)),
     };
     session.timeline().into_iter().for_each(|timeline| shared.show(timeline));
-    shared.publish(&session);
+    session.note_answered();
+    shared.publish_all(&session);
     let outcome = addresses(&mut session).and_then(|keys| {
         let (layout, ways) = (session.layout().clone(), session.ways().to_vec());
         let _ = tell.send(Joined { keys, layout, ways, waker: session.waker() });
@@ -79,14 +80,17 @@ fn addresses(session: &mut Session) -> Result<Vec<KeyMemory>, SessionError> {
 
 /// Makes turns until a caller ends the session, or it is over.
 fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Ending, SessionError> {
-    let (mut dropped_since, mut returns) = (None, 0);
+    let (mut dropped_since, mut returns, mut answered) = (None, 0, Vec::new());
     loop {
         let orders = shared.take_orders();
-        let pushes = carry_out(session, &orders.notes)?;
+        let pushed = carry_out(session, &orders.notes)?;
         let answers: Vec<_> = orders.calls.into_iter().map(|call| call(session)).collect();
-        if !answers.is_empty() || pushes > 0 {
+        if !answers.is_empty() {
             idle.reset();
-            shared.publish(session);
+            shared.publish_all(session);
+        } else if !pushed.is_empty() {
+            idle.reset();
+            shared.publish(session, &pushed); // a push that is skipped is not under way
         }
         answers.into_iter().for_each(|answer| answer());
         if let Some((pulling, exchange)) = session.pulling() {
@@ -99,6 +103,7 @@ fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Endin
         let times = session.returns().times + session.relinks();
         if returns != times {
             (returns, _) = (times, shared.set_waker(session.waker())); // its links are others
+            shared.publish_all(session);
         }
         match orders.ending {
             Some(ending @ Ending::Fail(_)) => return Ok(ending),
@@ -109,20 +114,21 @@ fn turns(session: &mut Session, shared: &Shared, mut idle: Idle) -> Result<Endin
             _ => {}
         }
         if session.turn(&mut idle, &orders.awaited)? {
-            shared.publish(session);
+            session.take_answered(&mut answered);
+            shared.publish(session, &answered);
         }
     }
 }
 
-/// Carries out the callers' notes in their order: a use before a push is of the round before. Returns the number of
-/// pushes.
-fn carry_out(session: &mut Session, notes: &[Note]) -> Result<u32, SessionError> {
-    let mut pushes = 0;
+/// Carries out the callers' notes in their order: a use before a push is of the round before. Returns the keys that were
+/// pushed.
+fn carry_out(session: &mut Session, notes: &[Note]) -> Result<Vec<KeyId>, SessionError> {
+    let mut pushed = Vec::new();
     for &note in notes {
         match note {
             Note::Pushed(key, what) => {
                 session.put_as(key, what)?;
-                pushes += 1;
+                pushed.push(key);
             }
             Note::Ahead(key) => session.put_ahead(key)?,
             Note::Asked(key, at) => {
@@ -134,5 +140,5 @@ fn carry_out(session: &mut Session, notes: &[Note]) -> Result<u32, SessionError>
         }
     }
     session.flush()?;
-    Ok(pushes)
+    Ok(pushed)
 }

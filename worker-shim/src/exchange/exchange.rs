@@ -115,6 +115,10 @@ pub struct Exchange<P: Port> {
     pub(super) received: u64,
     /// The last line of each core, by core.
     pub(super) told: Vec<Option<Told>>,
+    /// The place of each key in the order in which keys are needed, if that is another than the layout's.
+    pub(super) needed: Vec<u32>,
+    /// Keys that have got their last answer since somebody took them; `None` if nobody does.
+    pub(super) answered: Option<Vec<KeyId>>,
     /// Bytes of keys that were put since the last flush.
     unflushed: usize,
     arrivals: Box<[Arrival; BATCH]>,
@@ -151,6 +155,8 @@ impl<P: Port> Exchange<P> {
             early: Some(Vec::new()),
             received: 0,
             told: Vec::new(),
+            needed: Vec::new(),
+            answered: None,
             unflushed: 0,
             arrivals: Box::new([Arrival::default(); BATCH]),
         }
@@ -300,7 +306,8 @@ impl<P: Port> Exchange<P> {
     }
 
     pub(super) fn queue(&mut self, slice: u32) {
-        let &Slice { core, priority, .. } = self.slices.slice(slice);
+        let &Slice { key, core, priority, .. } = self.slices.slice(slice);
+        let priority = self.needed.get(key.index()).copied().unwrap_or(priority);
         let chunks = self.slices.chunks(slice);
         self.unflushed += chunks.iter().map(|&chunk| self.layout.span(chunk).bytes).sum::<usize>();
         assert!(self.outboxes[core].push(priority, slice), "a key is pushed once until it is answered");
@@ -462,6 +469,7 @@ impl<P: Port> Exchange<P> {
         key_state.outstanding -= 1;
         if key_state.outstanding == 0 {
             *key_state = key_state.next();
+            self.answered.iter_mut().for_each(|answered| answered.push(key));
         }
         Ok(())
     }

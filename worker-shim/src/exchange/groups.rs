@@ -63,6 +63,11 @@ impl Groups {
         Groups { of, begun: Begun::default(), members: Vec::new() }
     }
 
+    /// The keys of each group.
+    pub fn keys(&self) -> impl Iterator<Item = &Range<u32>> {
+        self.of.iter().map(|group| &group.keys).filter(|keys| !keys.is_empty())
+    }
+
     /// The slice of the group that is begun, if all its keys are put.
     #[inline]
     pub fn whole(&self) -> Option<u32> {
@@ -158,9 +163,11 @@ impl<P: Port> Exchange<P> {
             self.outstanding[core] -= 1;
         }
         self.received += self.layout.span(arrival.chunk).bytes as u64;
-        for key in &mut self.keys[keys] {
+        for key in &mut self.keys[keys.clone()] {
             *key = KeyState { left_alone: false, ..key.next() };
         }
+        let keys = keys.map(|key| KeyId(key as u32));
+        self.answered.iter_mut().for_each(|answered| answered.extend(keys.clone()));
         Ok(())
     }
 

@@ -7,7 +7,7 @@
 //! under way until its weights are there.
 
 use fabric::{Port, Until};
-use pbox_core::{ChunkId, Content, Element, Key, KeyId, Layout, Round};
+use pbox_core::{ChunkId, Content, Element, Key, KeyId, Layout, Round, Schedule};
 
 use super::coder::Coder;
 use super::error::ExchangeError;
@@ -127,6 +127,38 @@ impl<P: Port> Exchange<P> {
                 Err(ExchangeError::NeedsAll { key: name(key.index()), round: round.0, missing: name(index) })
             }
         }
+    }
+
+    /// Sends keys in another order than the layout's from now on, where the schedule knows what is needed first. Workers need not
+    /// agree. Keys that are not named come last.
+    ///
+    /// # Errors
+    /// When there is no such key.
+    pub fn need(&mut self, order: &[KeyId]) -> Result<(), ExchangeError> {
+        order.iter().try_for_each(|&key| self.check_exists(key))?;
+        if self.slices.schedule() != Schedule::P3 {
+            return Ok(());
+        }
+        self.needed = vec![order.len() as u32; self.keys.len()];
+        (0..).zip(order).for_each(|(place, key)| self.needed[key.index()] = place);
+        for keys in self.groups.keys() {
+            // A group leaves by the priority of its first key, and is needed with the first that is.
+            let keys = keys.start as usize..keys.end as usize;
+            let first = self.needed[keys.clone()].iter().min().copied();
+            first.into_iter().for_each(|first| self.needed[keys.start] = first);
+        }
+        Ok(())
+    }
+
+    /// Notes from now on which keys get their last answer.
+    pub(crate) fn note_answered(&mut self) {
+        self.answered = Some(Vec::new());
+    }
+
+    /// Takes the keys that have got their last answer since the last call, in the place of what `keys` has.
+    pub(crate) fn take_answered(&mut self, keys: &mut Vec<KeyId>) {
+        keys.clear();
+        self.answered.iter_mut().for_each(|answered| std::mem::swap(answered, keys));
     }
 
     /// Answers that a key still waits for.

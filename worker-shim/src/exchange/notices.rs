@@ -61,6 +61,7 @@ impl<P: Port> Exchange<P> {
     pub fn hand_out(&mut self, key: KeyId) {
         let state = &mut self.keys[key.index()];
         *state = state.next();
+        self.answered.iter_mut().for_each(|answered| answered.push(key));
     }
 
     /// How many slices a key is pulled in.

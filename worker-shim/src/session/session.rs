@@ -416,6 +416,30 @@ impl Session {
         self.exchange.is_ready(key)
     }
 
+    /// Sends keys in this order from now on, with the schedule p3, for a caller that learns only as it computes which it needs first.
+    /// Workers need not agree; the hub answers in the order of the job.
+    ///
+    /// # Errors
+    /// When there is no such key.
+    pub fn need(&mut self, order: &[KeyId]) -> Result<(), SessionError> {
+        Ok(self.exchange.need(order)?)
+    }
+
+    /// The round of a key's push under way, else of its next push.
+    pub(crate) fn round(&self, key: KeyId) -> Round {
+        self.exchange.round(key)
+    }
+
+    /// Notes from now on which keys get their last answer, for [`take_answered`](Self::take_answered).
+    pub(crate) fn note_answered(&mut self) {
+        self.exchange.note_answered();
+    }
+
+    /// Takes the keys that have got their last answer since the last call, in the place of what `keys` has.
+    pub(crate) fn take_answered(&mut self, keys: &mut Vec<KeyId>) {
+        self.exchange.take_answered(keys);
+    }
+
     /// What it did when, if somebody wants to see it.
     pub(crate) fn timeline(&self) -> Option<Timeline> {
         self.stopwatch.timeline().cloned()

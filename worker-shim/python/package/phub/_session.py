@@ -491,6 +491,11 @@ class Session:
         """Whether the key's answer is there. Does not wait."""
         return self._native.is_ready(self._number(key))
 
+    def ready(self, *keys: str) -> List[str]:
+        """Which of these keys have their answers. Does not wait, and with `pull` the planner ignores it."""
+        are_ready = self._native.are_ready(self._numbered(keys))
+        return [key for key, is_ready in zip(keys, are_ready) if is_ready]
+
     def push_pull(self, key: str, gradient: npt.ArrayLike) -> Array:
         """Pushes a copy of `gradient`, of the key's shape, waits, and returns the new weights: `weights(key)`."""
         np.copyto(self.gradient(key), gradient, casting="same_kind")
@@ -570,6 +575,11 @@ class Session:
         computes. Call it when no key is under way. Times are measured again. Workers need not agree."""
         self._native.pull_by(_pull.numbers(layers, self._numbers))
         self._layers = [list(layer) for layer in layers]
+
+    def need(self, *keys: str) -> None:
+        """Sends keys in this order from now on, where the schedule is "p3", for a caller that learns only as it computes which key it
+        needs first. Workers need not agree. Keys that are not named come last."""
+        self._native.need(self._numbered(keys))
 
     @property
     def pull_plan(self) -> Optional[_pull.PullPlan]:

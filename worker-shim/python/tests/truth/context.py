@@ -104,7 +104,9 @@ class Context:
     # ---- what a script says differently with several workers
 
     def no_sync(self, model):
-        """DDP's `no_sync`; the hub has no such word."""
+        """DDP's `no_sync`, which is the optimizer's with the hub."""
+        if self.way in HUB_WAYS:
+            return self._members[-1].no_sync()
         return model.no_sync() if hasattr(model, "no_sync") else contextlib.nullcontext()
 
     def anew(self, model, net):

@@ -10,6 +10,7 @@ pass makes them. Each module waits for its own parameters when the next forward 
 from ._checkpoint import load_checkpoint
 from ._ddp import HubState, ddp_hook
 from ._errors import GradientError, MeanError, StateError, WrapError
+from ._fsdp import Replicas
 from ._lion import Lion
 from ._optimizer import DistributedOptimizer, UnsupportedOptimizerError
 from ._tensors import allreduce_metrics, broadcast_parameters
@@ -20,6 +21,7 @@ __all__ = [
     "HubState",
     "Lion",
     "MeanError",
+    "Replicas",
     "StateError",
     "UnsupportedOptimizerError",
     "WrapError",

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+import inspect
+from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional
 
 import torch
 
 from .._phub import SettingsError
 from ._errors import StateError
 from ._exchange import Exchange
-from ._held import unasked
+from ._held import drop_gradient, gradient_of, unasked
 from ._join import Join
 from ._joined import Joined
 from ._state import to_torch
+
+_SETS_TO_NONE: bool = inspect.signature(torch.optim.Optimizer.zero_grad).parameters["set_to_none"].default  # not before torch 2
 
 
 class _Read(NamedTuple):
@@ -48,11 +51,25 @@ class AtTheHub(Joined):
         self._phub.step(self.param_groups)
         return loss
 
-    def zero_grad(self, *arguments: Any, **named: Any) -> None:
-        """Zeros the gradients, or sets them to `None`."""
-        with unasked():  # neither gradients nor parameters need be asked
-            super().zero_grad(*arguments, **named)
+    def zero_grad(self, set_to_none: bool = _SETS_TO_NONE) -> None:
+        """Zeros the gradients, or sets them to `None`, as torch does; no gradient is handed out for it."""
+        kept = []
+        marked = torch.autograd.profiler.record_function(self._zero_grad_profile_name)  # type: ignore[attr-defined]
+        with marked, unasked():  # neither gradients nor parameters need be asked
+            for parameter in (each for group in self.param_groups for each in group["params"]):
+                gradient = gradient_of(parameter)
+                if gradient is not None and set_to_none:
+                    drop_gradient(parameter)
+                elif gradient is not None:
+                    kept.append(gradient.detach_() if gradient.grad_fn is not None else gradient.requires_grad_(False))
+            if kept:
+                torch._foreach_zero_(kept)  # type: ignore[attr-defined]
             self._phub.zeroed()
+
+    def no_sync(self) -> ContextManager[None]:
+        """Returns a context in which backward passes add to this worker's own gradients, as in DDP's: no bytes leave, and the script
+        reads its own gradients. The first backward pass behind it makes the mean of the whole sum."""
+        return self._phub.apart()
 
     def synchronize(self) -> None:
         """Waits until all parameters have their new values: for code that reads memory past torch."""

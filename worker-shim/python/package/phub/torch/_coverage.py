@@ -67,8 +67,9 @@ class Coverage:
             if held:
                 for coverer in self._coverers(module, parents):
                     covered[coverer] |= held
+        places = {key: place for place, key in enumerate(self._keys.values())}
         for module, keys in covered.items():
-            self._learnt[module] = tuple(sorted(keys))
+            self._learnt[module] = tuple(sorted(keys, key=places.__getitem__))
         waited_for = set().union(*covered.values()) if covered else set()
         self._called.clear()
         uncovered = [key for key in self._keys.values() if key not in waited_for]

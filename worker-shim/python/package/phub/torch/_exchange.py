@@ -8,7 +8,7 @@ takes the values that were written.
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Optional, Set
+from typing import Any, Callable, ContextManager, Dict, Iterable, List, Optional, Set
 
 import torch
 from torch.nn.modules import module as torch_module
@@ -21,7 +21,6 @@ from ._gradients import Gradients, Mean
 from ._model import Model
 from ._settings import Settings, UnsupportedOptimizerError, by_key
 from ._tensors import Broadcast
-from ._watched import release
 from ._weights import Weights
 from ._windows import windows
 
@@ -40,11 +39,12 @@ class Exchange:
         join_mean: Callable[[], Session],
         buffers: Optional[Broadcast],
         clip_value: Optional[float],
+        passes: int,
         overlap: bool,
     ) -> None:
         self.session, self._model, self._buffers = session, model, buffers
         self.parameters = parameters = model.trained
-        self._settings, self._overlap, self._clip_value = settings, overlap, clip_value
+        self._settings, self._overlap, self._clip_value, self._passes = settings, overlap, clip_value, passes
         device = next(iter(parameters.values())).device
         self._windows = windows(session, device)
         self._mean = Mean(join_mean, lambda joined: windows(joined, device)) if session.world_size > 1 else None
@@ -61,22 +61,22 @@ class Exchange:
 
     def start(self) -> None:
         """Gives every worker rank 0's parameters, and installs the hooks."""
-        for key, parameter in self.parameters.items():
-            self._windows.write(key, parameter)
+        self._windows.write(self.parameters)
         if next(iter(self.parameters.values())).is_cuda:
             torch.cuda.synchronize()
         self.session.broadcast()
-        self._weights.begin()
         self._gradients = Gradients(
             self.session,
             self.parameters,
             self._windows,
             self._overlap,
             self._clip_value,
+            self._passes,
             self._backward_begins,
             self._weights.lend,
             self._mean,
         )
+        self._weights.begin(weakref.ref(self._gradients))
         this = weakref.ref(self)
 
         def before_forward(module: torch.nn.Module, _inputs: Any) -> None:
@@ -97,11 +97,19 @@ class Exchange:
         self._weights.stepped()
         if self._coverage.is_learning:
             self._uncovered = self._coverage.learn()
+            self._follow_order([key for layer in self._coverage.layers for key in layer])
         if self._overlap:
             self._weights.settle(self._uncovered)
         else:
             self._weights.settle_all()
         self.has_stepped = self._buffers_are_old = True
+
+    def _follow_order(self, keys: List[str]) -> None:
+        """Sends keys in the order of the forward pass as it was seen. Workers need not have seen the same."""
+        if keys != list(self.parameters):
+            self.session.need(*keys)
+            self._weights.arrange(keys)
+            self._gradients.arrange(keys)
 
     def _put_written(self) -> None:
         """Gives the hub the parameters that the script has written, in a round of their own."""
@@ -110,8 +118,7 @@ class Exchange:
             return
         self._weights.settle_all()
         self._gradients.nothing()
-        for key in written:
-            self._windows.write(key, torch.Tensor.detach(self.parameters[key]))
+        self._windows.write({key: torch.Tensor.detach(self.parameters[key]) for key in written})
         self._windows.do(written, self.session.push_weights)
         put = set(written)
         self._windows.do([key for key in self.parameters if key not in put], self.session.push_nothing)
@@ -163,11 +170,12 @@ class Exchange:
                 f"its own: give it the model, DistributedOptimizer(optimizer, model)"
             )
 
+    def apart(self) -> ContextManager[None]:
+        """Leaves the gradients of backward passes this worker's own for a while."""
+        return self._gradients.apart()
+
     def zeroed(self) -> None:
-        """Ends the watch of gradients that are zeros, at all workers: each is the mean."""
-        for parameter in self.parameters.values():
-            if parameter.grad is not None:
-                release(parameter.grad)
+        """Notes that the script has dropped all gradients, or set them to zero."""
         self._gradients.zeroed()
 
     def reset(self, parameters: Iterable[torch.Tensor]) -> None:

@@ -1,7 +1,8 @@
 """The gradients of a round: bytes leave as the backward pass makes them, and count when `step()` finds them unchanged.
 
 ```
-   backward   gradient made -> written to the window -> sent ahead, watched
+   backward   gradient made -> in a bucket -> written to the window -> sent ahead, watched
+   p.grad     a gradient that has not left is watched from here on
    step()     the same tensor, not written since?  yes: pushed, without bytes again    no: written and pushed
               no gradient?                         pushed as nothing
 ```
@@ -12,20 +13,24 @@ gradients before `step()` finds the mean of all workers there, as with DDP. Owne
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 import torch
 
 from .._phub import Error
 from .._session import Session
 from ._errors import GradientError, MeanError
-from ._held import unasked
+from ._held import gradient_of, unasked
 from ._script import line
 from ._watched import is_exposed, is_watched, release, unwatch, watch
 from ._windows import Windows
 
 _ENGINE: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+
+# A large gradient leaves at once. 64 KiB take half a millisecond at 1 Gbit/s, which the first layers may wait for their neighbours.
+_BUCKET_BYTES = 64 * 1024
 
 
 def _no_gradient() -> Optional[torch.Tensor]:
@@ -53,20 +58,24 @@ class Gradients:
         windows: Windows,
         overlap: bool,
         clip_value: Optional[float],
+        passes: int,
         begin: Callable[[], None],
-        lend: Callable[[str], None],
+        lend: Callable[[Sequence[str]], None],
         mean: Optional["Mean"],
     ) -> None:
         """Args:
             overlap: whether bytes leave in the backward pass, of the keys of which that gains something.
+            passes: the backward passes of the first step; the later ones have as many as the one before.
             begin: is called before bytes leave, once a round.
-            lend: lets the hub write a key's window.
+            lend: lets the hub write the windows of keys.
             mean: the mean over several workers; None with one.
         """
         self._session, self._parameters, self._windows = session, parameters, windows
         self._clip_value, self._begin, self._lend, self._mean = clip_value, begin, lend, mean
         ahead = session.keys if windows.crosses_a_bus else session.leaves_ahead()
         self._ahead = frozenset(ahead if overlap else ())
+        self._bucket: Dict[str, torch.Tensor] = {}
+        self._in_bucket = 0
         self._sent: Dict[str, _Sent] = {}
         self._left: Set[str] = set()
         """Keys of which bytes have left in this round, of whatever gradient."""
@@ -78,64 +87,108 @@ class Gradients:
         self._touched_at = ""
         self._is_touched = self._was_touched = False  # in this round, and in the last one: then bytes ahead would be lost
         self._ends_backward = False
+        self._passes_of_first = passes
+        self._is_apart = False  # in no_sync()
+        self._keys = {id(parameter): key for key, parameter in parameters.items()}
         for key, parameter in parameters.items():
             if parameter.grad is not None:
                 parameter.grad._phub_is_exposed = True  # type: ignore[attr-defined]
-            self.follow(key)
+            if parameter.grad is not None or key in self._ahead:
+                self._follow(key)
 
-    def follow(self, key: str) -> None:
-        """Installs the hook of a parameter, if it has begun to need gradients."""
+    def _follow(self, key: str) -> None:
+        """Has a hook in the backward pass watch a parameter's gradients: of those that leave there, and those that the script may
+        have in its hands before the backward pass."""
         parameter = self._parameters[key]
         is_asked = self._mean is not None or key in self._ahead
         if is_asked and parameter.requires_grad and key not in self._hooks:
             self._hooks[key] = _after_accumulation(parameter, _calls(weakref.ref(self), key))
 
+    def handed_out(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
+        """The script gets a gradient, which others may see from now on."""
+        key = self._keys[id(parameter)]
+        if self._is_apart:
+            self._follow(key)
+        elif self._mean is not None and key not in self._hooks and not is_watched(gradient) and not is_exposed(gradient):
+            watch(gradient, self)
+
+    def given(self, parameter: torch.nn.Parameter) -> None:
+        """The script has given a parameter a gradient, which it may keep."""
+        self._follow(self._keys[id(parameter)])
+
+    def arrange(self, keys: Iterable[str]) -> None:
+        """Pushes in this order, which is that of the forward pass: links that are idle take what comes first."""
+        self._parameters = {key: self._parameters[key] for key in keys}
+
     # ---- the backward pass
 
     def accumulated(self, key: str) -> None:
         """The backward pass has added to a parameter's gradient."""
-        gradient = self._parameters[key].grad
+        gradient = gradient_of(self._parameters[key])
         if gradient is None:
             return  # another hook has taken it
         self._sent.pop(key, None)
+        self._bucket.pop(key, None)
         if gradient is not self._last.get(key, _no_gradient)():
             self._last[key] = weakref.ref(gradient)
             self._passes[key] = 0  # the script has taken the former one away, with the passes that it had
         passes = self._passes[key] = self._passes.get(key, 0) + 1
+        if self._is_apart:
+            release(gradient)
+            return
         if is_exposed(gradient):
             self._average_after_backward()
             return  # it can change without a trace, so that it leaves in step()
-        if key in self._ahead and not self._was_touched and passes == self._expected.get(key, 1):
-            self._send_ahead(key, gradient)
-        elif self._mean is not None:
-            watch(gradient, self.touched)
+        leaves = key in self._ahead and not self._was_touched and passes == self._expected.get(key, self._passes_of_first)
+        if leaves or self._mean is not None:
+            watch(gradient, self)
+        if leaves:
+            self._check(key, gradient)
+            is_called_back = bool(self._bucket) or self._call_back()
+            self._bucket[key] = gradient
+            self._in_bucket += gradient.numel() * gradient.element_size()
+            if self._in_bucket >= _BUCKET_BYTES or not is_called_back:
+                self._send_bucket()
 
-    def _send_ahead(self, key: str, gradient: torch.Tensor) -> None:
-        release(gradient)
-        self._check(key, gradient)
-        self._clip(gradient)
+    def _send_bucket(self) -> None:
+        """Sends the gradients that have gathered, but those that the script has touched or replaced meanwhile."""
+        is_there = lambda key, gradient: is_watched(gradient) and gradient_of(self._parameters[key]) is gradient  # noqa: E731
+        bucket = {key: gradient for key, gradient in self._bucket.items() if is_there(key, gradient)}
+        self._bucket, self._in_bucket = {}, 0
+        if not bucket:
+            return
         if not self._left:
             self._begin()
-        self._lend(key)
-        self._windows.write(key, gradient)
-        self._windows.do((key,), self._session.send_ahead)
-        watch(gradient, self.touched)
-        self._sent[key] = _Sent(gradient, gradient._version)
-        self._left.add(key)
+        for gradient in bucket.values():
+            release(gradient)
+        self._clip(bucket.values())
+        keys = list(bucket)
+        self._lend(keys)
+        self._windows.write(bucket)
+        self._windows.do(keys, self._session.send_ahead)
+        for key, gradient in bucket.items():
+            watch(gradient, self)
+            self._sent[key] = _Sent(gradient, gradient._version)
+        self._left.update(keys)
+
+    def _call_back(self) -> bool:
+        """Has the backward pass that runs on this thread call back at its end. Returns whether one runs."""
+        try:
+            _ENGINE.queue_callback(self._backward_ended)
+        except RuntimeError:
+            return False
+        return True
 
     def _backward_ended(self) -> None:
-        """Makes the means before the script goes on, because a script may have views of gradients."""
+        """Sends the rest, and makes the means before the script goes on, because a script may have views of gradients."""
+        self._send_bucket()
         if self._ends_backward:
             self._ends_backward = False
             self._average()
 
     def _average_after_backward(self) -> bool:
         """Lets the means come at the end of the backward pass that runs on this thread, if one does."""
-        if self._mean is None:
-            return False
-        try:
-            _ENGINE.queue_callback(self._backward_ended)
-        except RuntimeError:
+        if self._mean is None or not self._call_back():
             return False
         self._ends_backward = True
         return True
@@ -148,18 +201,25 @@ class Gradients:
         if self._mean is not None and not self._average_after_backward():
             self._average()
 
+    def zeroed_by_script(self, gradient: torch.Tensor) -> None:
+        """The script has set a gradient to zero that it may keep: a hook watches what the next backward pass adds."""
+        for key, parameter in self._parameters.items():
+            if gradient_of(parameter) is gradient:
+                self._follow(key)
+
     def _average(self) -> None:
         """Replaces all gradients by the means of all workers."""
         assert self._mean is not None
         self._touched_at = line()
         gradients = {}
         for key, parameter in self._parameters.items():
-            gradient = gradients[key] = parameter.grad
+            gradient = gradients[key] = gradient_of(parameter)
             if gradient is not None:
                 self._check(key, gradient)
                 if key not in self._left:
-                    self._clip(gradient)
+                    self._clip([gradient])
                 unwatch(gradient)
+                self._follow(key)
         self._sent.clear()
         self._mean.replace(gradients, self._parameters)
 
@@ -170,9 +230,10 @@ class Gradients:
         sent: List[str] = []
         rewritten: List[str] = []
         nothing: List[str] = []
+        written: Dict[str, torch.Tensor] = {}
         with unasked():
             for key, parameter in self._parameters.items():
-                gradient = parameter.grad
+                gradient = gradient_of(parameter)
                 if gradient is None:
                     nothing.append(key)
                     continue
@@ -180,13 +241,13 @@ class Gradients:
                 if was_sent is not None and was_sent.is_still(gradient):
                     sent.append(key)
                     continue
-                self._check(key, gradient)
-                if key not in self._left and not self._touched_at:
-                    self._clip(gradient)
-                self._windows.write(key, gradient)
+                if gradient.is_sparse:
+                    self._check(key, gradient)
+                written[key] = gradient
                 (rewritten if key in self._left else sent).append(key)
-                if key not in self._hooks:
-                    self.follow(key)
+            if not self._touched_at:
+                self._clip(gradient for key, gradient in written.items() if key not in self._left)
+            self._windows.write(written)
         self._windows.do(sent, self._session.push)
         self._windows.do(rewritten, self._push_rewritten)
         self._windows.do(nothing, self._session.push_nothing)
@@ -198,18 +259,40 @@ class Gradients:
         self._session.push(*keys, rewritten=True)
 
     def zeroed(self) -> None:
-        """Forgets the backward passes of this round, whose sums the script has dropped, if it has not made a step."""
+        """Forgets the backward passes of this round, whose sums the script has dropped, if it has not made a step. Gradients that
+        are zeros are the mean at all workers, and need not be watched."""
         self._passes.clear()
+        self._release()
+
+    def _release(self) -> None:
+        """Ends the watch of all gradients. The script may keep those that it has got, so that hooks watch what is added later."""
+        for key, parameter in self._parameters.items():
+            gradient = gradient_of(parameter)
+            if gradient is not None and (is_watched(gradient) or is_exposed(gradient)):
+                release(gradient)
+                self._follow(key)
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Leaves the gradients of backward passes this worker's own for a while."""
+        was_apart, self._is_apart = self._is_apart, True
+        self._release()
+        try:
+            yield
+        finally:
+            self._is_apart = was_apart
 
     def nothing(self) -> None:
         """Forgets what left in this round: another push has taken its place."""
+        self._bucket.clear()
         self._sent.clear()
         self._left.clear()
 
-    def _clip(self, gradient: torch.Tensor) -> None:
+    def _clip(self, gradients: Iterable[torch.Tensor]) -> None:
         if self._clip_value is not None:
             with unasked(), torch.no_grad():
-                gradient.clamp_(-self._clip_value, self._clip_value)
+                for gradient in gradients:
+                    gradient.clamp_(-self._clip_value, self._clip_value)
 
     def _check(self, key: str, gradient: torch.Tensor) -> None:
         if gradient.is_sparse:
@@ -221,8 +304,9 @@ class Gradients:
             hook.remove()
         self._hooks.clear()
         for parameter in self._parameters.values():
-            if parameter.grad is not None:
-                unwatch(parameter.grad)
+            gradient = gradient_of(parameter)
+            if gradient is not None:
+                unwatch(gradient)
         if self._mean is not None:
             self._mean.leave()
 
@@ -248,8 +332,7 @@ class Mean:
             session, windows = self._session, self._windows
             made = [key for key, gradient in gradients.items() if gradient is not None]
             with unasked():
-                for key in made:
-                    windows.write(key, gradients[key])
+                windows.write({key: gradients[key] for key in made})
                 windows.do(made, session.push)
                 windows.do([key for key, gradient in gradients.items() if gradient is None], session.push_nothing)
                 for key, gradient in gradients.items():
@@ -258,7 +341,7 @@ class Mean:
                         continue
                     if gradient is None:
                         gradient = parameters[key].grad = torch.empty_like(parameters[key], requires_grad=False)
-                    windows.take(key, torch.Tensor.detach(gradient))
+                    windows.take([key], [torch.Tensor.detach(gradient)])
         except Error as error:
             raise MeanError(
                 f"{line()}: gradients are read or written here, where DDP has the mean of all workers; the mean did not come: "

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import Any, Callable, Dict, FrozenSet, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, NamedTuple, Optional, Protocol, Tuple
 
 import torch
 from torch._C import DisableTorchFunction as unasked
@@ -25,6 +25,8 @@ __all__ = [
     "Holder",
     "call_unasked",
     "claim",
+    "drop_gradient",
+    "gradient_of",
     "hold",
     "is_pending",
     "mark_here",
@@ -51,6 +53,16 @@ WITHOUT_VALUES: FrozenSet[Any] = _accesses(*_PROPERTIES, *_MORE_PROPERTIES) | {
 """Functions that have nothing to do with a tensor's values."""
 
 
+class Taker(Protocol):
+    """Whoever takes the gradients of held parameters."""
+
+    def handed_out(self, parameter: Any, gradient: torch.Tensor) -> None:
+        """Notes that the script has got a gradient."""
+
+    def given(self, parameter: Any) -> None:
+        """Notes that the script has given the parameter a gradient."""
+
+
 class Holder(NamedTuple):
     """The functions that a held parameter calls."""
 
@@ -60,12 +72,26 @@ class Holder(NamedTuple):
     """Notes that the values can be written without a trace from now on."""
     moved: Callable[[Any], None]
     """Notes that the script has given the parameter other memory."""
+    gradients: Callable[[], Optional[Taker]]
+    """Returns whoever takes the gradients, as long as that lives."""
 
 
 # By `id`. A parameter's own attributes would be copied and pickled along with it.
 _HOLDERS: Dict[int, Holder] = {}
 
 _DATA: Any = getattr(torch.Tensor, "data")  # noqa: B009, which a class has for its instances alone
+_GRAD: Any = getattr(torch.Tensor, "grad")  # noqa: B009
+
+gradient_of: Callable[[Any], Optional[torch.Tensor]] = _GRAD.__get__
+"""Returns a parameter's gradient, as torch has it."""
+
+drop_gradient: Callable[[Any], None] = _GRAD.__delete__
+"""Takes a parameter's gradient away."""
+
+
+def _taker(parameter: Any) -> Optional[Taker]:
+    holder = _HOLDERS.get(id(parameter))
+    return None if holder is None else holder.gradients()
 
 
 def _expose(parameter: Any, forever: bool = False) -> None:
@@ -98,6 +124,29 @@ class Held:
             _DATA.__set__(self, values)
         if holder is not None:
             holder.moved(self)
+
+    # Only what a script gets hold of is watched, so that gradients cost nothing in the backward pass.
+
+    @property
+    def grad(self) -> Optional[torch.Tensor]:
+        """The gradient. The script has it from now on."""
+        gradient = gradient_of(self)
+        if gradient is not None:
+            taker = _taker(self)
+            if taker is not None:
+                taker.handed_out(self, gradient)
+        return gradient
+
+    @grad.setter
+    def grad(self, gradient: Optional[torch.Tensor]) -> None:
+        _GRAD.__set__(self, gradient)
+        taker = None if gradient is None else _taker(self)
+        if taker is not None:
+            taker.given(self)
+
+    @grad.deleter
+    def grad(self) -> None:
+        drop_gradient(self)
 
     def detach(self) -> torch.Tensor:
         """Returns a view of the values, and notes it."""
@@ -165,22 +214,28 @@ class Pending(Held):
 
 
 @functools.lru_cache(maxsize=None)
-def _held(kind: type, own: Any) -> type:
-    return type(own.__name__, (kind, own), {"__doc__": own.__doc__, "__module__": own.__module__, "_phub_own": own})
+def _held(own: Any) -> type:
+    """Returns the class of held parameters whose values are here; each of the two classes knows both."""
+    named = {"__doc__": own.__doc__, "__module__": own.__module__, "_phub_own": own}
+    here, pending = (type(own.__name__, (kind, own), named) for kind in (Held, Pending))
+    for each in (here, pending):
+        each._phub_here, each._phub_pending = here, pending  # type: ignore[attr-defined]
+    return here
 
 
 def hold(parameter: Any, holder: Holder) -> None:
     """Makes a parameter a held one, with its values here."""
-    claim(parameter, holder)
+    claim([parameter], holder)
     own: Any = type(parameter)
-    parameter.__class__ = _held(Held, getattr(own, "_phub_own", own))
+    parameter.__class__ = _held(getattr(own, "_phub_own", own))
 
 
-def claim(parameter: Any, holder: Holder) -> None:
+def claim(parameters: Iterable[Any], holder: Holder) -> None:
     """Makes this the holder that makes the values next. The values of a former one are waited for."""
-    if _HOLDERS.get(id(parameter)) is not holder:
-        _read(parameter)
-        _HOLDERS[id(parameter)] = holder
+    for parameter in parameters:
+        if _HOLDERS.get(id(parameter)) is not holder:
+            _read(parameter)
+            _HOLDERS[id(parameter)] = holder
 
 
 def release(parameter: Any, holder: Holder) -> None:
@@ -198,16 +253,18 @@ def is_pending(parameter: Any) -> bool:
     return getattr(type(parameter), "_phub_is_pending", False)
 
 
-def mark_pending(parameter: Any) -> None:
-    """Makes each read of a held parameter call the holder's `read` first."""
-    parameter.__class__ = _held(Pending, type(parameter)._phub_own)
+def mark_pending(parameters: Iterable[Any]) -> None:
+    """Makes each read of held parameters call the holder's `read` first."""
+    for parameter in parameters:
+        parameter.__class__ = type(parameter)._phub_pending
 
 
-def mark_here(parameter: Any) -> None:
+def mark_here(parameters: Iterable[Any]) -> None:
     """Ends `mark_pending`."""
-    own = getattr(type(parameter), "_phub_own", None)
-    if own is not None:
-        parameter.__class__ = _held(Held, own)
+    for parameter in parameters:
+        here = getattr(type(parameter), "_phub_here", None)
+        if here is not None:
+            parameter.__class__ = here
 
 
 def _read(parameter: Any) -> None:

@@ -30,6 +30,7 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
     world_size: Optional[int] = None,
     clip_norm: Optional[float] = None,
     clip_value: Optional[float] = None,
+    backward_passes_per_step: int = 1,
     overlap: bool = True,
     broadcast_buffers: bool = False,
     schedule: str = "p3",
@@ -58,6 +59,8 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
             `torch.nn.utils.clip_grad_norm_` does after DDP, and without the exchange of gradients that this call costs. `grad_norm` is
             the norm of the last step. With `skip_nonfinite=True` a step whose mean gradient is not finite is left out.
         clip_value: each worker's gradients are clipped to plus and minus this, before the mean.
+        backward_passes_per_step: after how many backward passes bytes leave in the first step. `step()` takes the sum of as many as
+            there were, and the next step's bytes leave after as many.
         overlap: whether bytes of gradients leave in the backward pass, and weights come in the next forward pass. Without it all
             happens in `step()`. The numbers are the same.
         broadcast_buffers: whether all workers get rank 0's buffers after each step, such as the means of a BatchNorm.
@@ -73,8 +76,8 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
     """
     if isinstance(optimizer, Joined):
         raise WrapError("this optimizer is a DistributedOptimizer already: wrap it once, or leave() and make another of torch's own")
-    if "backward_passes_per_step" in session:
-        raise SettingsError("backward_passes_per_step: step() takes what all backward passes before it have summed; leave it out")
+    if backward_passes_per_step < 1:
+        raise SettingsError(f"backward_passes_per_step is {backward_passes_per_step}: expected 1 or more")
     if session.get("consistency", "bsp") != "bsp" or session.get("on_loss", "stop") != "stop":
         raise SettingsError("DistributedOptimizer trains in step (consistency 'bsp', on_loss 'stop'); see phub.Session")
     slim = isinstance(session.get("compression"), SlimDP)
@@ -99,7 +102,8 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
     session["clip_norm"] = clip_norm
     if pull is not None:
         session["pull"] = pull
-    join = Join(optimizer, model, session, {"clip_value": clip_value, "overlap": overlap}, broadcast_buffers)
+    exchange = {"clip_value": clip_value, "passes": backward_passes_per_step, "overlap": overlap}
+    join = Join(optimizer, model, session, exchange, broadcast_buffers)
     mix_in(optimizer, AtTheHub, join.first(optimizer))
     optimizer._phub_join = join  # type: ignore[attr-defined]
     weakref.finalize(optimizer, join.leave_dropped).atexit = False

@@ -8,7 +8,7 @@ ordinary tensor again, of which anything may be in other hands. It does not know
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple
 
 import torch
 
@@ -16,8 +16,16 @@ from ._held import WITHOUT_VALUES, call_unasked
 
 __all__ = ["is_exposed", "is_watched", "release", "unwatch", "watch"]
 
-Watcher = Callable[[], None]
-"""A function that is called before the script reads or writes a watched gradient, and that unwatches it."""
+
+class Watcher(Protocol):
+    """Whoever watches gradients."""
+
+    def touched(self) -> None:
+        """Is called before the script reads or writes a watched gradient, and unwatches it."""
+
+    def zeroed_by_script(self, gradient: Any) -> None:
+        """Is called before the script sets a gradient to zero, which need not be watched any more."""
+
 
 _WITHOUT_VALUES = WITHOUT_VALUES | {torch.Tensor.detach_, torch.Tensor.requires_grad_}
 
@@ -44,18 +52,19 @@ class Watched:
         if function in _WITHOUT_VALUES or _traced() is not None:
             return call_unasked(function, types, args, kwargs or {})
         if function is torch.Tensor.zero_:
+            args[0]._phub_watcher.zeroed_by_script(args[0])
             release(args[0])
             return function(*args, **(kwargs or {}))
         found: List[Any] = []
         _collect((args, kwargs), found)
         for gradient in found:
             if isinstance(gradient, Watched):  # the watcher of another may have released it
-                gradient._phub_watcher()
+                gradient._phub_watcher.touched()
                 unwatch(gradient)
         return function(*args, **(kwargs or {}))
 
     def __dlpack__(self, *arguments: Any, **named: Any) -> Any:
-        self._phub_watcher()
+        self._phub_watcher.touched()
         unwatch(self)
         return self.__dlpack__(*arguments, **named)
 
@@ -66,7 +75,7 @@ def _watched(own: Any) -> type:
 
 
 def watch(gradient: Any, watcher: Watcher) -> None:
-    """Calls `watcher` before the next function of the script that has to do with the gradient's values."""
+    """Tells `watcher` before the next function of the script that has to do with the gradient's values."""
     kind: Any = type(gradient)
     own = getattr(kind, "_phub_own", kind)
     gradient._phub_watcher = watcher

@@ -15,18 +15,22 @@ Owned by the thread of the script.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Callable, Dict, Iterable, List, Optional, Set
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import torch
 
-from ._held import Holder, claim, hold, mark_here, mark_pending, release, unasked
+from ._held import Holder, Taker, claim, hold, mark_here, mark_pending, release, unasked
 from ._windows import Windows, have_other_bits
+
+# Values that are copied at once: they stay in the cache for the modules that compute with them next.
+_BUCKET_BYTES = 64 * 1024
+_LEAST_BYTES = 256  # what a value counts at least: all of a bucket that are on their way are looked at in each wait
 
 
 class _Weight:
     """A parameter with its memory, and the version that its values had when they came."""
 
-    __slots__ = ("parameter", "values", "version", "is_exposed", "has_address_out", "is_lent", "known", "empty", "storage")
+    __slots__ = ("parameter", "values", "version", "is_exposed", "has_address_out", "is_lent", "known", "place", "storage")
 
     def __init__(self, parameter: torch.nn.Parameter) -> None:
         self.parameter = parameter
@@ -38,8 +42,8 @@ class _Weight:
         """Takes the memory where the parameter is now."""
         with unasked(), torch.no_grad():
             self.values = torch.Tensor.detach(self.parameter)
-            self.empty = self.values.as_strided((0,), (1,))  # a write to it counts as one to the parameter
-            self.storage = _storage(self.values)
+            self.place = _place(self.values)
+            self.storage: Any = _storage(self.values)
             self.version = self.values._version
 
 
@@ -53,26 +57,43 @@ class Weights:
         self.pending: Set[str] = set()
         """Keys whose values are not in their parameters yet."""
         self._moved: Set[str] = set()
-        self._holder = Holder(self._read, self._exposed, self._has_moved)
+        self._buckets: Dict[str, List[str]] = {}
+        """The bucket of each key: neighbours in the forward pass, whose values are taken together where they are there."""
 
-    def begin(self) -> None:
+    def begin(self, gradients: Callable[[], Optional[Taker]]) -> None:
         """Takes the first values, and holds the parameters from now on."""
+        self._holder = Holder(self._read, self._exposed, self._has_moved, gradients)
         for key, parameter in self.parameters.items():
             hold(parameter, self._holder)
-            weight = self._weights[key] = _Weight(parameter)
-            self._windows.take(key, weight.values)
-            weight.version = weight.values._version
-        self._empties = [weight.empty for weight in self._weights.values()]
+            self._weights[key] = _Weight(parameter)
+        self.arrange(list(self.parameters))
+        self._put(list(self.parameters))
+        self._note_places()
+
+    def arrange(self, keys: List[str]) -> None:
+        """Takes neighbours in this order, which is that of the forward pass, together where their values are there."""
+        room = 0
+        for key in keys:
+            weight = self._weights[key]
+            bytes_ = max(_LEAST_BYTES, weight.values.numel() * weight.values.element_size())
+            if room < bytes_:
+                bucket, room = [], _BUCKET_BYTES
+            bucket.append(key)
+            room -= bytes_
+            self._buckets[key] = bucket
+
+    def _note_places(self) -> None:
+        self._places = [weight.place for weight in self._weights.values()]
 
     # ---- reads
 
     def stepped(self) -> None:
         """New values are on their way to all parameters. Those of which a script may have views get them now."""
         with unasked(), torch.no_grad():
-            torch._foreach_zero_(self._empties)  # type: ignore[attr-defined]  # a backward pass over old values is torch's error
+            _count_write(self._places)  # a backward pass over old values is torch's error
+        mark_pending(self.parameters.values())
         viewed = []
         for key, weight in self._weights.items():
-            mark_pending(weight.parameter)
             if weight.has_address_out or _users(weight.storage) > _OWN_USERS:
                 weight.is_exposed = True
                 viewed.append(key)
@@ -84,15 +105,21 @@ class Weights:
         if key in self.pending:
             self._take(key, self._windows.settle)
         else:
-            mark_here(parameter)
+            mark_here([parameter])
 
     def _take(self, key: str, wait: Callable[[str], None]) -> None:
-        weight = self._weights[key]
         wait(key)
-        self._windows.take(key, weight.values)
-        self.pending.discard(key)
-        mark_here(weight.parameter)
-        weight.version = weight.values._version
+        neighbours = [each for each in self._buckets[key] if each in self.pending and each != key]
+        self._put([key, *(self._windows.ready(neighbours) if neighbours else ())])
+
+    def _put(self, keys: List[str]) -> None:
+        """Puts the hub's answers into their parameters."""
+        weights = [self._weights[key] for key in keys]
+        self._windows.take(keys, [weight.values for weight in weights])
+        self.pending.difference_update(keys)
+        mark_here([weight.parameter for weight in weights])
+        for weight in weights:
+            weight.version = weight.values._version
 
     def wait(self, keys: Iterable[str]) -> None:
         """Waits for values that a module computes with next."""
@@ -110,15 +137,16 @@ class Weights:
         """Waits for the values of all parameters."""
         self.settle(list(self.pending))
 
-    def lend(self, key: str) -> None:
-        """Lets the hub write a key's window until the next `step()`, which compares the parameter with a copy instead."""
-        weight = self._weights[key]
-        self.settle((key,))
-        if weight.is_exposed:
-            if self._differs(key, weight):
-                self._moved.add(key)
-            self._know(weight)
-        weight.is_lent = True
+    def lend(self, keys: Sequence[str]) -> None:
+        """Lets the hub write the windows of keys until the next `step()`, which compares the parameters with copies instead."""
+        self.settle(keys)
+        for key in keys:
+            weight = self._weights[key]
+            if weight.is_exposed:
+                if self._differs(key, weight):
+                    self._moved.add(key)
+                self._know(weight)
+            weight.is_lent = True
 
     def free_all(self) -> None:
         """Waits until the windows of all keys may be written."""
@@ -143,13 +171,13 @@ class Weights:
         key = self._keys[id(parameter)]
         self._weights[key].look_again()
         self._moved.add(key)
-        self._empties = [weight.empty for weight in self._weights.values()]
+        self._note_places()
 
     def written(self) -> List[str]:
         """The keys of the parameters that the script has written since their values came."""
+        claim(self.parameters.values(), self._holder)  # another optimizer may have stepped them
         found = []
         for key, weight in self._weights.items():
-            claim(weight.parameter, self._holder)  # another optimizer may have stepped it
             if key in self.pending:
                 continue  # whoever writes reads first
             if key in self._moved or weight.values._version != weight.version:
@@ -173,6 +201,20 @@ class Weights:
         self.pending.clear()
         for parameter in self.parameters.values():
             release(parameter, self._holder)
+
+
+def _counting() -> Tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[List[torch.Tensor]], None]]:
+    count: Any = getattr(torch.autograd.graph, "increment_version", None)
+    try:
+        count([torch.zeros(1)])  # newer versions take several at once
+    except (AttributeError, TypeError):
+        # A write of nothing.
+        return lambda values: values.as_strided((0,), (1,)), torch._foreach_zero_  # type: ignore[attr-defined]
+    return lambda values: values, count
+
+
+_place, _count_write = _counting()
+"""The tensor of a parameter whose writes torch counts for it, and a function that counts a write to each of several."""
 
 
 def _storage(values: torch.Tensor) -> Any:

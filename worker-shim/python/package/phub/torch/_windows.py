@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import queue
 import threading
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -88,10 +88,12 @@ class HostWindows:
         self._session = session
         self._windows = {key: (tensor(session, key, "gradient"), tensor(session, key, "weights")) for key in session.keys}
 
-    def write(self, key: str, values: torch.Tensor) -> None:
-        """Puts a gradient, or weights, into the window that the hub reads."""
-        # With many small parameters `torch.no_grad` for each would cost as much as the copy.
-        self._windows[key][0].copy_(torch.Tensor.detach(values) if values.requires_grad else values)
+    def write(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Puts gradients, or weights, by key into the windows that the hub reads."""
+        if not values:
+            return
+        with torch.no_grad():
+            copy([self._windows[key][0] for key in values], list(values.values()))
 
     def do(self, keys: Sequence[str], call: Call) -> None:
         """Makes a call of the session for keys, once what was written is in the windows."""
@@ -106,9 +108,13 @@ class HostWindows:
         """Waits until the hub's answer is there."""
         self._session.settle(key)
 
-    def take(self, key: str, into: torch.Tensor) -> None:
-        """Copies the hub's answer into a tensor that requires no gradient."""
-        into.copy_(self._windows[key][1])
+    def ready(self, keys: Sequence[str]) -> List[str]:
+        """Which of these keys have the hub's answer, for a caller that takes more than it has waited for."""
+        return [] if self._session.pull is not None else self._session.ready(*keys)
+
+    def take(self, keys: Sequence[str], into: List[torch.Tensor]) -> None:
+        """Copies the hub's answers into tensors that require no gradient."""
+        copy(into, [self._windows[key][1] for key in keys])
 
     def differs(self, key: str, values: torch.Tensor) -> bool:
         """Whether a tensor has other bits than the hub's last answer."""
@@ -116,6 +122,15 @@ class HostWindows:
 
     def close(self) -> None:
         """Nothing is left to be done."""
+
+
+def _copy_each(into: List[torch.Tensor], values: List[torch.Tensor]) -> None:
+    for target, source in zip(into, values):
+        target.copy_(source)
+
+
+copy: Callable[[List[torch.Tensor], List[torch.Tensor]], None] = getattr(torch, "_foreach_copy_", _copy_each)  # torch 2.1
+"""Copies tensors, at least one, from the second list into those of the first."""
 
 
 def have_other_bits(values: torch.Tensor, others: torch.Tensor) -> bool:
@@ -147,7 +162,7 @@ class CudaWindows(HostWindows):
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._pinned = pin([window for key in session.keys for window in pinnable(session, key)], device)
-        self._calls: "queue.SimpleQueue[Optional[Tuple[Any, str, Call]]]" = queue.SimpleQueue()
+        self._calls: "queue.SimpleQueue[Optional[Tuple[List[Any], Sequence[str], Call, threading.Event]]]" = queue.SimpleQueue()
         self._made = {key: threading.Event() for key in session.keys}
         for made in self._made.values():
             made.set()  # nothing is on its way
@@ -156,37 +171,42 @@ class CudaWindows(HostWindows):
         self._thread = threading.Thread(target=self._run, name="phub-copies", daemon=True)
         self._thread.start()
 
-    def write(self, key: str, values: torch.Tensor) -> None:
-        self._made[key].wait()  # the bytes of an earlier call are read from the window
-        window = self._windows[key][0]
+    def write(self, values: Mapping[str, torch.Tensor]) -> None:
+        for key in values:
+            self._made[key].wait()  # the bytes of an earlier call are read from the window
         # After the values are made, and after the weights of the round before were copied out of their window.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            window.copy_(torch.Tensor.detach(values), non_blocking=True)
-            values.record_stream(self._stream)
+            for key, each in values.items():
+                self._windows[key][0].copy_(torch.Tensor.detach(each), non_blocking=True)
+                each.record_stream(self._stream)
             done = torch.cuda.Event()
             done.record(self._stream)
-        self._copied[key] = done
+        self._copied.update(dict.fromkeys(values, done))
 
     def do(self, keys: Sequence[str], call: Call) -> None:
+        made = threading.Event()
         for key in keys:
             self._made[key].wait()
-            self._made[key].clear()
-            self._calls.put((self._copied.pop(key, None), key, call))
+            self._made[key] = made
+        if keys:
+            # The keys of a bucket have one event; those of a step that were written at other times have theirs.
+            copied = {id(event): event for event in (self._copied.pop(key, None) for key in keys) if event is not None}
+            self._calls.put((list(copied.values()), keys, call, made))
 
     def _run(self) -> None:
         while True:
             item = self._calls.get()
             if item is None:
                 return
-            copied, key, call = item
+            copied, keys, call, made = item
             try:
-                if copied is not None:
-                    copied.synchronize()
-                call(key)
+                for event in copied:
+                    event.synchronize()
+                call(*keys)
             except BaseException as error:
                 self._error = error
-            self._made[key].set()
+            made.set()
 
     def wait(self, key: str) -> None:
         self._wait_for_calls(key)
@@ -203,10 +223,15 @@ class CudaWindows(HostWindows):
         if self._error is not None:
             raise self._error
 
-    def take(self, key: str, into: torch.Tensor) -> None:
+    def ready(self, keys: Sequence[str]) -> List[str]:
+        # A key whose call has not been made has its former answer.
+        return super().ready([key for key in keys if self._made[key].is_set()])
+
+    def take(self, keys: Sequence[str], into: List[torch.Tensor]) -> None:
         # The next answer cannot overwrite what is still being copied: it comes after the next push, and that push after
         # a later copy.
-        into.copy_(self._windows[key][1], non_blocking=True)
+        for key, target in zip(keys, into):
+            target.copy_(self._windows[key][1], non_blocking=True)
 
     def close(self) -> None:
         self._calls.put(None)

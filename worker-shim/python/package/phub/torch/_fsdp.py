@@ -1,0 +1,98 @@
+"""Replicas of a model that FSDP2 shards: a replica reduces gradients to shards by itself, and the hub has their means over replicas.
+
+```
+   replica 0   [shard 0] [shard 1]      job NAME.0: the mean of each parameter's shard 0
+   replica 1   [shard 0] [shard 1]      job NAME.1: the mean of each parameter's shard 1
+```
+
+So between the machines of two replicas a worker sends a shard, and no model crosses. Needs torch 2.7 or later.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Callable, Dict, List, Union
+
+import torch
+
+from .._hub import Hub
+from .._keys import Key
+from .._optimizers import Average
+from .._phub import SettingsError
+from .._session import Session
+from ._errors import GradientError
+from ._settings import dtype_of
+from ._windows import copy, tensor
+
+
+class Replicas:
+    """The mean of gradients over the replicas of a model to which `fully_shard` was applied, of all its parts and of the whole."""
+
+    def __init__(
+        self, model: torch.nn.Module, mesh: Any, *, hub: Union[str, Hub, None] = None, job: str = "fsdp", **session: Any
+    ) -> None:
+        """Args:
+            model: after `fully_shard` with a mesh of one dimension, whose backward passes then end with the mean of all replicas.
+            mesh: the other dimension, such as `init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))["replica"]`.
+            hub: the hub of all replicas; default: `PHUB_HUB`.
+            job: the first part of the names of jobs. Each shard has a job.
+            session: more settings of `phub.Session`, such as `compression`.
+
+        Raises:
+            SettingsError: the model is not sharded, or no hub is named.
+        """
+        if hub is None and not os.environ.get("PHUB_HUB"):
+            raise SettingsError("the hub of all replicas has no name: say hub='host:port', or set PHUB_HUB")
+        parts = [each for each in model.modules() if hasattr(each, "set_all_reduce_hook")]
+        names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        if not parts or any(not hasattr(each, "device_mesh") for each in model.parameters()):
+            raise SettingsError("a parameter of the model is not sharded: call fully_shard on the model before")
+        shards = next(model.parameters()).device_mesh  # type: ignore[union-attr]
+        shard, count = shards.get_local_rank(), shards.size()
+        self._keys: Dict[str, Key] = {}
+        owned: Dict[torch.nn.Module, List[str]] = {}
+        for part in parts:
+            owned[part] = []
+            for parameter in _own(part):
+                name = names.pop(id(parameter), None)
+                if name is not None:
+                    key = f"{name}/{shard}"
+                    rows = -(-parameter.shape[0] // count)  # FSDP fills the last shards up
+                    self._keys[key] = Key((rows, *parameter.shape[1:]), dtype_of(name, parameter))
+                    owned[part].append(key)
+        place = hub, mesh.get_local_rank(), mesh.size()
+        self.session = Session(*place, keys=self._keys, optimizer=Average(), job=f"{job}.{shard}", **session)
+        for part, keys in owned.items():
+            part.set_all_reduce_hook(self._mean_of(keys))
+
+    def _mean_of(self, keys: List[str]) -> Callable[[torch.Tensor], None]:
+        """Returns the hook of a part, which replaces a replica's shards by the means."""
+        gradients = [tensor(self.session, key, "gradient").view(-1) for key in keys]
+        means = [tensor(self.session, key, "weights").view(-1) for key in keys]
+        sizes = [each.numel() for each in gradients]
+
+        def hook(reduced: torch.Tensor) -> None:
+            if reduced.numel() != sum(sizes) or any(each.dtype != reduced.dtype for each in gradients):
+                raise GradientError(
+                    f"FSDP reduced {reduced.numel()} elements of {reduced.dtype}, where {keys[0]!r} and the {len(keys) - 1} parameters "
+                    f"beside it have {sum(sizes)} of {gradients[0].dtype}: give each a gradient in each backward pass, or freeze it "
+                    f"before Replicas, and leave reduce_dtype as the parameters are"
+                )
+            shards = list(reduced.split(sizes))
+            copy(gradients, shards)
+            self.session.push(*keys)
+            self.session.wait(*keys)
+            copy(shards, means)
+
+        return hook
+
+    def leave(self) -> None:
+        """Leaves the job, after the last backward pass."""
+        self.session.leave()
+
+
+def _own(part: torch.nn.Module) -> List[torch.nn.Parameter]:
+    """The parameters that a sharded module reduces, without those of sharded modules below it."""
+    below = {id(each) for child in part.modules() if child is not part and hasattr(child, "set_all_reduce_hook")
+             for each in child.parameters()}  # fmt: skip
+    return [each for each in part.parameters() if id(each) not in below]
