@@ -365,6 +365,7 @@ impl Shared {
         let mut state = self.lock();
         if !matches!(state.ending, Some(Ending::Fail(_))) {
             state.ending = state.ending.take().max(Some(ending));
+            state.is_woken = false; // a thread that reconnects may have heard the last wake-up, and takes no orders
         }
         self.wake(state);
     }
