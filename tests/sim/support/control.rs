@@ -19,8 +19,8 @@ use coordinator::input::{
     ReleasedByLead,
 };
 use coordinator::{
-    Cause, CutAt, CutId, Effect, Event, Hub, Join, LateLimits, Made, MemberOf, Purpose, Quotas, Secret,
-    Settings, Step, Stepped, Token,
+    Cause, CutAt, CutId, Effect, Event, Files, Hub, Join, LateLimits, Made, MemberOf, Purpose, Quotas,
+    Secret, Settings, Step, Stepped, Token,
 };
 use fabric::any::Transport;
 use fabric::{RecvWindow, SpanError, Spans, sim};
@@ -130,7 +130,8 @@ pub struct Control {
 fn hub_of(job: (JobId, String), terms: &Arc<JobTerms>, share: Share, made: Made, first: Round) -> Hub {
     let late = LateLimits { warning: Duration::MAX, limit: None };
     let mut hub = Hub::new(Settings { jobs_limit: 1, quotas: Quotas::default(), late });
-    let of_hub = HubOf { share, pieces: Vec::new(), secret: SECRET, first_round: first, files: Vec::new() };
+    let of_hub =
+        HubOf { share, pieces: Vec::new(), secret: SECRET, first_round: first, files: Files::default() };
     let from = (first, NumbersByRound::new(Numbers::new(terms.optimizer)));
     let (job, name) = job;
     hub.ask(Begin { job, name, terms: Arc::clone(terms), made, hub: of_hub, from }, Instant::now());

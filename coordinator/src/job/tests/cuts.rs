@@ -77,7 +77,7 @@ impl Hub {
             Vec::new(),
             Secret([7; 16]),
             Round(0),
-            Vec::new(),
+            crate::Files::default(),
         );
         join(&mut job, 0);
         join(&mut job, 1);

@@ -97,7 +97,7 @@ impl Hub {
     fn new(share: Share, saves: bool, front: Option<(u32, u32)>, saved: u32) -> Self {
         let mut job = gathering(1, OnLoss::Stop, Members::Workers, 1);
         let piece = Piece { key: KeyId(0), chunks: 0..1, elements: 0..16 };
-        let files = (0..share.hubs).map(|hub| (hub, vec![Round(saved)])).collect();
+        let files = crate::Files::new((0..share.hubs).map(|hub| (hub, vec![Round(saved)])));
         job.hubs =
             crate::Hubs::new(share, Vec::from_iter(front.map(|_| piece)), Secret([7; 16]), Round(0), files);
         join(&mut job, 0);
