@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use fabric::any::Transport;
-use pbox_core::control::{HeartbeatReply, JobState, JoinRequest, Late};
-use pbox_core::{Consistency, Key, Look, Numbers, Optimizer, Share, Waits};
+use pbox_core::control::{CheckpointReply, HeartbeatReply, JobState, JoinRequest, Late, PartState};
+use pbox_core::{Consistency, Key, Look, Numbers, Occasion, Optimizer, Share, Waits};
 
 use super::*;
 use crate::{Files, Secret, Token};
 
 mod any_order;
+mod checkpoints;
 mod cuts;
 mod last;
 

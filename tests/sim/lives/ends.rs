@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use pbox_core::Round;
 use sim_tests::simulated::{Again, JOB};
 
 use super::life::{Life, Stage, WORKERS, simulated};
@@ -47,8 +46,13 @@ impl Life {
 
     /// The hubs come back from the last round that is on all disks, and so do the workers that live, with what they have reached.
     pub fn come_back(&mut self) {
-        let restored = self.disks.restore().map(Arc::new);
-        let first = restored.as_ref().map_or(Round(0), |restored| restored.round());
+        self.floor = self.floor.max(self.job.hubs.lead().files.whole);
+        let (restored, files, is_damaged) = self.disks.restore(&mut self.dice);
+        let restored = restored.map(Arc::new);
+        let from = restored.as_ref().map(|restored| restored.round());
+        assert!(is_damaged || from >= self.floor, "goes on from {from:?}, and {:?} was written", self.floor);
+        self.floor = from;
+        let first = from.unwrap_or_default();
         self.ledger.begin_again(first);
         let reached = |rank: u32| {
             let worker = &self.job.workers[rank as usize];
@@ -58,7 +62,7 @@ impl Life {
         let reached = Vec::from_iter((0..WORKERS).map(reached));
         let furthest = reached.iter().flatten().max().map_or(0, |reached| reached.0);
         self.counts.returns += usize::from(restored.is_some());
-        self.terms.again = Some(Again { restored, reached });
+        self.terms.again = Some(Again { restored, files, reached });
         self.terms.late = Some(self.dice.below(u64::MAX));
         self.job = simulated(&mut self.dice, &self.layout, &self.terms);
         (self.read, self.stages) = (0, vec![Stage::TakesPart; WORKERS as usize]);

@@ -1,5 +1,6 @@
 //! A life: what happens to workers and hubs, and what their weights must be meanwhile.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use fabric::sim::{Faults, Net};
@@ -51,6 +52,8 @@ pub struct Life {
     pub job: Simulated,
     pub ledger: Ledger,
     pub disks: Disks,
+    /// The last state that all hubs were said to have written, or that the job has gone on from.
+    pub floor: Option<Round>,
     pub plot: Plot,
     pub stages: Vec<Stage>,
     /// The notices that were read.
@@ -66,12 +69,13 @@ impl Life {
         let mut terms = Terms::new(WORKERS, dice.from(1..=2) as usize, SGD);
         (terms.job.hubs, terms.late) = (dice.from(1..=3) as u32, Some(seed));
         terms.job.on_loss = if dice.below(6) == 0 { OnLoss::Stop } else { OnLoss::Continue };
+        terms.snapshot_every = NonZeroU32::new(dice.below(8) as u32);
         terms.job.level.schedule = Schedule::ALL[dice.below(4) as usize];
         let job = simulated(&mut dice, &layout, &terms);
         let disks = Disks::new(&layout, job.placement(), (terms.job.hubs, terms.cores));
         let (ledger, stages) = (Ledger::new(&layout), vec![Stage::TakesPart; WORKERS as usize]);
         let (plot, counts) = (Plot::Calm, Counts::default());
-        Life { dice, layout, terms, job, ledger, disks, plot, stages, read: 0, counts }
+        Life { dice, layout, terms, job, ledger, disks, floor: None, plot, stages, read: 0, counts }
     }
 
     /// The job lives, and may fail and come back, until nothing more happens to it.
@@ -200,6 +204,7 @@ impl Life {
         }
         self.job.step().unwrap();
         self.read_notices();
+        self.write_files();
         for rank in 0..WORKERS {
             self.check(rank);
         }
@@ -241,18 +246,16 @@ impl Life {
         }
     }
 
-    /// Snapshots have the weights of their round. Each core may then take the next one.
+    /// Snapshots have the weights of their round.
     fn read_notices(&mut self) {
-        let mut done = 0;
         for notice in &self.job.notices[self.read..] {
             match notice {
                 Notice::Snapshot { taken, .. } => {
                     if let Ok(part) = &taken.part {
                         self.ledger.check_part(part, &self.layout, taken.before);
-                        self.disks.take(part, taken.before, &mut self.dice);
+                        self.disks.take(part, taken.occasion);
                         self.counts.snapshots += 1;
                     }
-                    done += 1;
                 }
                 Notice::Skipped { chunk, rounds, .. } => self.ledger.skip(*chunk, rounds.clone()),
                 Notice::WorkerGone { by_itself: true, .. } => {}
@@ -260,8 +263,15 @@ impl Life {
             }
         }
         self.read = self.job.notices.len();
-        if done > 0 {
-            (0..self.job.cores.len()).for_each(|core| self.job.give_back(core));
+    }
+
+    /// Hubs write the files that are due, some sooner than others.
+    fn write_files(&mut self) {
+        let Life { job, disks, dice, .. } = self;
+        for (hub, control) in (0..).zip(&mut job.hubs.hubs) {
+            if control.has_file() && dice.below(4) == 0 {
+                control.write(|occasion, before, whole| disks.write((hub, occasion), before, whole, dice));
+            }
         }
     }
 

@@ -68,6 +68,7 @@ impl Post {
                 1..hubs
             }
             Letter::Lost(..) | Letter::Failed(_) if from == 0 => 1..hubs,
+            Letter::HasPart(hub, ..) => hub as usize..hub as usize + 1,
             _ => 0..1,
         };
         self.sent.extend(to.map(|to| Sent { from, to, letter: letter.clone(), is_late: false }));

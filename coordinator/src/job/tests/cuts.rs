@@ -153,7 +153,7 @@ impl Hubs {
                 assert!(std::mem::replace(&mut hub.is_held, false), "hub {number} is released, and not held");
                 Stepped::Released
             }
-            Step::TakeSnapshot(before) => {
+            Step::TakeSnapshot(_, before) => {
                 assert!(hub.is_held, "hub {number} is held while a snapshot is taken");
                 assert!(before >= hub.front, "no chunk is past a snapshot");
                 return hub.taken.push((cut, before));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use coordinator::input::{Fail, Heard, Lose, Sweep};
-use coordinator::{Blame, Cause, Differs, Event, Join, KEEP_FAILED, Token, Unserved};
+use coordinator::{Blame, Cause, Differs, Event, Files, Join, KEEP_FAILED, Token, Unserved};
 use pbox_core::Round;
 use pbox_core::control::{JobState, RefusalCode};
 
@@ -15,9 +15,9 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 impl Control {
     /// Has the job, which gathers, begin with a round. Its members had reached these rounds when they lost their hubs, by rank.
-    pub fn begin_again(&mut self, first: Round, reached: &[Option<Round>]) {
+    pub fn begin_again(&mut self, first: Round, files: &Files, reached: &[Option<Round>]) {
         let (named, job) = ((self.id, self.name.clone()), self.job());
-        self.hub = hub_of(named, job.terms(), job.hubs().share, job.made().clone(), first);
+        self.hub = hub_of(named, job.terms(), job.hubs().share, job.made().clone(), (first, files));
         self.reached = reached.to_vec();
     }
 
@@ -89,6 +89,7 @@ impl Control {
         if self.forgets {
             self.command(|| Command::End);
         }
+        self.files.end();
         self.wakes += 1;
         self.publish();
     }
