@@ -1,7 +1,9 @@
 //! The end of a job, and a job that comes back; and joins that are refused.
 
 use std::sync::Arc;
+use std::time::Instant;
 
+use membership::{Event, Step};
 use sim_tests::simulated::{Again, JOB};
 
 use super::life::{Life, Stage, WORKERS, simulated};
@@ -26,21 +28,39 @@ impl Life {
         self.counts.ends += 1;
     }
 
-    /// Workers that have heard of a failure at one hub give their links up, and tell the others that they have lost it.
+    /// Workers that have heard of a failure at one hub do what their machines say: they give up, or tell the hubs that they have lost one,
+    /// and join again.
     fn tell_hubs(&mut self) {
         let failed = self.job.hubs.hubs.iter().find_map(|hub| hub.failure());
-        let Some(reason) = failed.map(str::to_owned) else { return };
+        let Some((reason, end)) = failed.map(|(reason, end)| (reason.to_owned(), end)) else { return };
         for rank in 0..WORKERS {
-            let next = match self.stages[rank as usize] {
-                Stage::Joined => Stage::Dead,
-                Stage::TakesPart | Stage::Unlinked => Stage::HubLost,
-                Stage::Dead | Stage::HubLost => continue,
-            };
-            if self.dice.below(8) == 0 {
-                self.job.kill(rank);
-                self.stages[rank as usize] = next;
-                self.job.hubs.hubs.iter_mut().for_each(|hub| hub.loses_hub(rank, &reason));
+            let stage = self.stages[rank as usize];
+            if matches!(stage, Stage::Dead | Stage::HubLost) || self.dice.below(8) > 0 {
+                continue;
             }
+            self.job.kill(rank);
+            self.stages[rank as usize] = Stage::Dead;
+            if !matches!(stage, Stage::TakesPart | Stage::Unlinked) {
+                continue;
+            }
+            let explain = self.does(rank, Event::LinkEnded { may_relink: false });
+            assert_eq!(explain, Some(Step::Explain(None)));
+            if self.does(rank, Event::Ended(end)) == Some(Step::TellLoss) {
+                self.job.hubs.hubs.iter_mut().for_each(|hub| hub.loses_hub(rank, &reason));
+                assert!(matches!(self.does(rank, Event::Told), Some(Step::Join(_))));
+                self.stages[rank as usize] = Stage::HubLost;
+            }
+        }
+    }
+
+    fn does(&mut self, rank: u32, event: Event) -> Option<Step> {
+        self.machines[rank as usize].handle(event, Instant::now())
+    }
+
+    /// Workers that came back have the weights.
+    pub fn go_on(&mut self) {
+        for rank in std::mem::take(&mut self.came_back) {
+            assert_eq!(self.does(rank, Event::CaughtUp), Some(Step::GoOn));
         }
     }
 
@@ -64,6 +84,15 @@ impl Life {
         self.counts.returns += usize::from(restored.is_some());
         self.terms.again = Some(Again { restored, files, reached });
         self.terms.late = Some(self.dice.below(u64::MAX));
+        for rank in 0..WORKERS {
+            match self.stages[rank as usize] {
+                Stage::HubLost => {
+                    assert_eq!(self.does(rank, Event::TakesPart), Some(Step::CatchUp));
+                    self.came_back.push(rank);
+                }
+                _ => self.machines[rank as usize] = self.machine.clone(),
+            }
+        }
         self.job = simulated(&mut self.dice, &self.layout, &self.terms);
         (self.read, self.stages) = (0, vec![Stage::TakesPart; WORKERS as usize]);
         for hub in &self.job.hubs.hubs {

@@ -2,8 +2,10 @@
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::time::Duration;
 
 use fabric::sim::{Faults, Net};
+use membership::{Limits, Member};
 use pbox_core::{Key, KeyId, Layout, Notice, OnLoss, Round, Schedule};
 use sim_tests::race::SGD;
 use sim_tests::simulated::{Simulated, Terms};
@@ -18,6 +20,8 @@ pub const WORKERS: u32 = 3;
 const STEPS: u32 = 300;
 /// The most rounds that a worker's keys are apart.
 const AHEAD: u32 = 3;
+/// The longest time for the return of a hub.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// The state of a worker, as its own program knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +32,8 @@ pub enum Stage {
     TakesPart,
     /// It has asked for other links.
     Unlinked,
+    /// It hangs, and no heartbeat of it comes.
+    Hangs,
     /// It has lost a hub, and waits until the hubs come back.
     HubLost,
 }
@@ -56,6 +62,12 @@ pub struct Life {
     pub floor: Option<Round>,
     pub plot: Plot,
     pub stages: Vec<Stage>,
+    /// What each worker's session does next, by rank.
+    pub machines: Vec<Member>,
+    /// The machine of a worker that comes new.
+    pub machine: Member,
+    /// The ranks that came back, and do not have the weights yet.
+    pub came_back: Vec<u32>,
     /// The notices that were read.
     pub read: usize,
     pub counts: Counts,
@@ -74,8 +86,25 @@ impl Life {
         let job = simulated(&mut dice, &layout, &terms);
         let disks = Disks::new(&layout, job.placement(), (terms.job.hubs, terms.cores));
         let (ledger, stages) = (Ledger::new(&layout), vec![Stage::TakesPart; WORKERS as usize]);
-        let (plot, counts) = (Plot::Calm, Counts::default());
-        Life { dice, layout, terms, job, ledger, disks, floor: None, plot, stages, read: 0, counts }
+        let machine = Member::linked(Limits { hubs: terms.job.hubs as usize, links: LIMIT, hub: LIMIT });
+        let (plot, counts, machines) =
+            (Plot::Calm, Counts::default(), vec![machine.clone(); WORKERS as usize]);
+        Life {
+            dice,
+            layout,
+            terms,
+            job,
+            ledger,
+            disks,
+            floor: None,
+            plot,
+            stages,
+            machines,
+            machine,
+            came_back: Vec::new(),
+            read: 0,
+            counts,
+        }
     }
 
     /// The job lives, and may fail and come back, until nothing more happens to it.
@@ -131,6 +160,7 @@ impl Life {
             begun && (0..WORKERS).all(takes_part) && life.job.workers.iter().all(is_ready)
         };
         self.until(have_begun, first);
+        self.go_on();
     }
 
     /// Anything may happen, as long as the job does not fail.
@@ -146,6 +176,7 @@ impl Life {
                 }
                 7 => self.refuses(),
                 8 if self.plot == Plot::Silence => self.time_passes(),
+                8 => self.is_silent(),
                 9 if self.plot == Plot::Stop && self.dice.below(4) == 0 => {
                     let hub = self.dice.below(self.job.hubs.hubs.len() as u64) as usize;
                     match self.dice.below(2) {
@@ -177,6 +208,16 @@ impl Life {
                 *stage = Stage::Unlinked;
             }
             (Stage::TakesPart | Stage::Unlinked | Stage::Joined, 1) if may_die => self.dies(rank),
+            (Stage::TakesPart, 2) if may_die && self.dice.below(3) == 0 => {
+                *stage = Stage::Hangs;
+                self.job.hang(rank);
+                self.counts.hangs += 1;
+            }
+            (Stage::TakesPart, 2) if self.terms.job.on_loss == OnLoss::Continue && !is_last => {
+                *stage = Stage::Dead;
+                self.job.leave(rank);
+                self.counts.leaves += 1;
+            }
             _ => {}
         }
     }
@@ -190,7 +231,16 @@ impl Life {
     /// So much time passes that hubs do not wait for each other any more.
     fn time_passes(&mut self) {
         for hub in &mut self.job.hubs.hubs {
-            hub.time_passes(|rank| self.stages[rank as usize] != Stage::Dead);
+            hub.time_passes(|rank| !matches!(self.stages[rank as usize], Stage::Dead | Stage::Hangs));
+        }
+    }
+
+    /// Members that live are silent for some time, but not too long. One that hangs is lost at last.
+    fn is_silent(&mut self) {
+        for hub in &mut self.job.hubs.hubs {
+            if hub.failed.is_none() {
+                hub.is_silent(|rank| !matches!(self.stages[rank as usize], Stage::Dead | Stage::Hangs));
+            }
         }
     }
 
@@ -216,8 +266,10 @@ impl Life {
         if *stage == Stage::Joined && self.job.takes_part(rank) {
             *stage = Stage::TakesPart;
         }
-        if *stage != Stage::Dead && !self.fails() && !self.job.hubs.have(rank) {
-            assert_eq!(self.plot, Plot::Silence, "rank {rank} is lost, and lives");
+        let is_dead = *stage == Stage::Dead;
+        if !is_dead && !self.fails() && !self.job.hubs.have(rank) {
+            let may_be = self.plot == Plot::Silence || self.stages[rank as usize] == Stage::Hangs;
+            assert!(may_be, "rank {rank} is lost, and lives");
             self.dies(rank);
         }
     }
@@ -280,8 +332,10 @@ impl Life {
         self.job.hubs.post.gives_up_one_in = None;
         let come_back = |life: &mut Life| {
             // A hub may still wait for one that it does not hear.
-            if life.plot == Plot::Silence && life.dice.below(200) == 0 {
-                life.time_passes();
+            match life.dice.below(200) {
+                0 if life.plot == Plot::Silence => life.time_passes(),
+                1..4 if life.stages.contains(&Stage::Hangs) => life.is_silent(),
+                _ => {}
             }
             for rank in 0..WORKERS {
                 let stage = &mut life.stages[rank as usize];

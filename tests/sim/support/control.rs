@@ -20,7 +20,7 @@ use coordinator::input::{
     ReleasedByLead,
 };
 use coordinator::{
-    Cause, CutAt, CutId, Effect, Event, Files, Hub, Join, LateLimits, Made, MemberOf, Purpose, Quotas,
+    Blame, Cause, CutAt, CutId, Effect, Event, Files, Hub, Join, LateLimits, Made, MemberOf, Purpose, Quotas,
     Secret, Settings, Step, Stepped, Token,
 };
 use fabric::any::Transport;
@@ -443,7 +443,9 @@ impl Control {
             }
             // The ends of links that are lost anyway are no news.
             Notice::AboveGone { .. } if self.unlinked_above.is_some() => {}
-            Notice::AboveGone { reason, .. } | Notice::JobFailed { reason, .. } => self.fails(reason.clone()),
+            Notice::AboveGone { reason, .. } | Notice::JobFailed { reason, .. } => {
+                self.fails(reason.clone(), Blame::Job);
+            }
             Notice::Snapshot { taken, .. } => self.taken(core, taken),
             Notice::Skipped { .. } => {}
         }
@@ -625,8 +627,10 @@ impl Control {
             }
             Effect::DropLinks(rank, _) => self.command(|| Command::Unlink(rank)),
             Effect::RemoveWorker(rank) => self.command(|| Command::Remove(rank)),
-            Effect::Fail(reason, _) => self.fails(reason),
-            Effect::HeldTooLong(limit) => self.fails(format!("hub 0 holds the job for more than {limit:?}")),
+            Effect::Fail(reason, blame) => self.fails(reason, blame),
+            Effect::HeldTooLong(limit) => {
+                self.fails(format!("hub 0 holds the job for more than {limit:?}"), Blame::Hub);
+            }
             Effect::Wake => self.wakes += 1,
             Effect::TookPart(..) | Effect::Relinked(_) | Effect::Lost { .. } | Effect::Forget(..) => {}
             effect => panic!("no simulated job has such an effect: {effect:?}"),

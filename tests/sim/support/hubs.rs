@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use coordinator::{CutId, Purpose};
+use coordinator::{Blame, CutId, Purpose};
 use pbox_core::control::{ArrivedRequest, HoldRequest, PartState, ReleaseRequest, WholeRounds};
 use pbox_core::{JobTerms, Round, Share};
 
@@ -27,7 +27,7 @@ pub enum Letter {
     /// A hub has lost a worker, and goes on.
     Lost(u64, String),
     /// The job has failed at a hub.
-    Failed(String),
+    Failed(String, Blame),
     /// Hub 0 asks this hub for its part of the checkpoint before a round, and says what is whole.
     HasPart(u32, Round, WholeRounds),
     /// The other hub has files of these rounds, and its part is in this state.
@@ -174,7 +174,7 @@ impl Hubs {
                 let answer = released.map(|()| None);
                 self.post.answered(from, cut, true, answer).into_iter().for_each(|event| hub.report(event));
             }
-            Letter::Failed(reason) => hub.fails(reason),
+            Letter::Failed(reason, blame) => hub.fails(reason, blame),
             Letter::Arrived(request) => hub.arrived(&request),
             Letter::Lost(worker, reason) => {
                 if let Some(rank) = hub.job().rank(worker) {

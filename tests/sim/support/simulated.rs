@@ -376,6 +376,18 @@ impl Simulated {
         self.cores.iter_mut().for_each(|core| core.release(JOB, from, admitted, &mut self.notices));
     }
 
+    /// A worker hangs: it does nothing any more, and its links stay.
+    pub fn hang(&mut self, rank: u32) {
+        self.alive[rank as usize] = false;
+    }
+
+    /// A worker leaves all hubs, and then closes its links.
+    pub fn leave(&mut self, rank: u32) {
+        self.hubs.hubs.iter_mut().for_each(|hub| hub.leaves(rank));
+        self.alive[rank as usize] = false;
+        self.ends[rank as usize].iter().for_each(|&end| self.net.kill(end));
+    }
+
     /// Kills a worker: its links end without a goodbye.
     pub fn kill(&mut self, rank: u32) {
         self.alive[rank as usize] = false;
