@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use membership::{Event, Step};
+use membership::{End, Event, Failure, Step};
 use sim_tests::simulated::{Again, JOB};
 
 use super::life::{Life, Stage, WORKERS, simulated};
@@ -43,11 +43,26 @@ impl Life {
             if !matches!(stage, Stage::TakesPart | Stage::Unlinked) {
                 continue;
             }
-            let explain = self.does(rank, Event::LinkEnded { may_relink: false });
-            assert_eq!(explain, Some(Step::Explain(None)));
-            if self.does(rank, Event::Ended(end)) == Some(Step::TellLoss) {
+            let told = match (self.came_back.contains(&rank), end) {
+                (true, End::HubLost) => {
+                    self.counts.lost_again += 1;
+                    self.does(rank, Event::Failed(Failure::HubLost))
+                }
+                (true, End::JobOver) => self.does(rank, Event::Failed(Failure::ForGood)),
+                (false, _) => {
+                    let explain = self.does(rank, Event::LinkEnded { may_relink: false });
+                    assert_eq!(explain, Some(Step::Explain(None)));
+                    self.does(rank, Event::Ended(end))
+                }
+            };
+            assert_eq!(told == Some(Step::TellLoss), end == End::HubLost, "{told:?}");
+            if told == Some(Step::TellLoss) {
                 self.job.hubs.hubs.iter_mut().for_each(|hub| hub.loses_hub(rank, &reason));
-                assert!(matches!(self.does(rank, Event::Told), Some(Step::Join(_))));
+                let mut next = self.does(rank, Event::Told);
+                if let Some(Step::Wait(_)) = next {
+                    next = self.does(rank, Event::TimePassed);
+                }
+                assert!(matches!(next, Some(Step::Join(_))), "{next:?}");
                 self.stages[rank as usize] = Stage::HubLost;
             }
         }
@@ -76,10 +91,16 @@ impl Life {
         self.ledger.begin_again(first);
         let reached = |rank: u32| {
             let worker = &self.job.workers[rank as usize];
-            let comes_back = self.stages[rank as usize] == Stage::HubLost;
-            self.keys().map(|key| worker.round(key)).min().filter(|_| comes_back)
+            match self.stages[rank as usize] {
+                // It has made no step since it came back.
+                Stage::HubLost if self.came_back.contains(&rank) => self.reached[rank as usize],
+                Stage::HubLost => self.keys().map(|key| worker.round(key)).min(),
+                _ => None,
+            }
         };
         let reached = Vec::from_iter((0..WORKERS).map(reached));
+        self.reached.clone_from(&reached);
+        self.came_back.clear();
         let furthest = reached.iter().flatten().max().map_or(0, |reached| reached.0);
         self.counts.returns += usize::from(restored.is_some());
         self.terms.again = Some(Again { restored, files, reached });

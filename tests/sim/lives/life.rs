@@ -68,6 +68,8 @@ pub struct Life {
     pub machine: Member,
     /// The ranks that came back, and do not have the weights yet.
     pub came_back: Vec<u32>,
+    /// The rounds that workers had reached when they lost a hub, by rank.
+    pub reached: Vec<Option<Round>>,
     /// The notices that were read.
     pub read: usize,
     pub counts: Counts,
@@ -102,6 +104,7 @@ impl Life {
             machines,
             machine,
             came_back: Vec::new(),
+            reached: Vec::new(),
             read: 0,
             counts,
         }
@@ -150,17 +153,25 @@ impl Life {
         self.terms.job.on_loss == OnLoss::Continue
     }
 
-    /// All workers have weights, and take part. A job whose worker dies before that ends.
+    /// All workers have weights, and take part. A job whose worker dies before that ends. A hub may be lost again before all workers are
+    /// back.
     fn begin(&mut self) {
         let first = self.rounds().max().unwrap();
+        let may_be_lost = !self.came_back.is_empty() && self.dice.below(2) == 0;
         let have_begun = |life: &mut Life| {
+            if may_be_lost && life.dice.below(100) == 0 {
+                let hub = life.dice.below(life.job.hubs.hubs.len() as u64) as usize;
+                life.job.hubs.hubs[hub].dies();
+            }
             let takes_part = |rank| life.job.takes_part(rank);
             let is_ready = |worker: &worker_shim::Exchange<_>| life.keys().all(|key| worker.is_ready(key));
             let begun = life.rounds().all(|round| round > first);
-            begun && (0..WORKERS).all(takes_part) && life.job.workers.iter().all(is_ready)
+            life.fails() || begun && (0..WORKERS).all(takes_part) && life.job.workers.iter().all(is_ready)
         };
         self.until(have_begun, first);
-        self.go_on();
+        if !self.fails() {
+            self.go_on();
+        }
     }
 
     /// Anything may happen, as long as the job does not fail.
@@ -168,6 +179,9 @@ impl Life {
         let silence = Some(3 + self.dice.below(30)).filter(|_| self.plot == Plot::Silence);
         self.job.hubs.post.gives_up_one_in = silence;
         for _ in 0..STEPS {
+            if self.fails() {
+                return;
+            }
             match self.dice.below(60) {
                 0 => self.job.snapshot(),
                 1..7 => {
@@ -187,9 +201,6 @@ impl Life {
                 _ => {}
             }
             self.step(u32::MAX);
-            if self.fails() {
-                return;
-            }
         }
     }
 
@@ -240,6 +251,9 @@ impl Life {
         for hub in &mut self.job.hubs.hubs {
             if hub.failed.is_none() {
                 hub.is_silent(|rank| !matches!(self.stages[rank as usize], Stage::Dead | Stage::Hangs));
+                let is_silent = |stage: &Stage| matches!(stage, Stage::Dead | Stage::Hangs);
+                let may_fail = self.stages.iter().any(is_silent);
+                assert!(hub.failed.is_none() || may_fail, "it was not silent for long: {:?}", hub.failed);
             }
         }
     }
@@ -311,6 +325,8 @@ impl Life {
                 }
                 Notice::Skipped { chunk, rounds, .. } => self.ledger.skip(*chunk, rounds.clone()),
                 Notice::WorkerGone { by_itself: true, .. } => {}
+                // A hub was lost again before all had weights.
+                Notice::JobFailed { .. } if self.fails() => {}
                 notice => panic!("{notice:?}, {:?}", self.stages),
             }
         }

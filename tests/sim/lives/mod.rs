@@ -41,11 +41,24 @@ struct Counts {
     ends: usize,
     /// The jobs that went on from a checkpoint.
     returns: usize,
+    /// The workers that lost a hub again before they had its weights.
+    lost_again: usize,
 }
 
 impl Counts {
     fn add(&mut self, other: &Counts) {
-        let Counts { deaths, hangs, leaves, snapshots, failures, refusals, given_up, ends, returns } = other;
+        let Counts {
+            deaths,
+            hangs,
+            leaves,
+            snapshots,
+            failures,
+            refusals,
+            given_up,
+            ends,
+            returns,
+            lost_again,
+        } = other;
         self.deaths += deaths;
         self.hangs += hangs;
         self.leaves += leaves;
@@ -55,6 +68,7 @@ impl Counts {
         self.given_up += given_up;
         self.ends += ends;
         self.returns += returns;
+        self.lost_again += lost_again;
     }
 }
 
@@ -72,7 +86,8 @@ fn whoever_comes_and_goes_each_round_is_stepped_once() {
             && counts.ends > 100
             && counts.returns > 50
             && counts.hangs > 100
-            && counts.leaves > 100;
+            && counts.leaves > 100
+            && counts.lost_again > 10;
         assert!(often && seldom, "some of it hardly happens: {counts:?}");
     }
 }
