@@ -134,25 +134,6 @@ fn a_worker_stopped_beyond_the_limit_is_named() {
     says(reply, &words);
 }
 
-#[test]
-fn a_worker_stopped_for_a_moment_holds_up_the_round() {
-    let _watchdog = Watchdog::start();
-    let hub = hub(2);
-    let (mut here, mut remote) = in_the_middle_of_a_round(&hub.address().to_string(), 3);
-    remote.process().stop();
-    std::thread::scope(|scope| {
-        let rounds = scope.spawn(|| rounds(&mut here));
-        remote.process().signal(Signal::CONT);
-        remote.send("finish");
-        // Each checks every bit.
-        remote.says("round 2");
-        rounds.join().unwrap().into_iter().for_each(|result| result.unwrap());
-    });
-    here.into_iter().for_each(|worker| worker.leave().unwrap());
-    remote.send("leave");
-    remote.says("left");
-}
-
 /// A worker is stopped and continued again and again, at any moment of a round.
 #[test]
 fn rounds_are_right_through_stops_at_any_moment() {

@@ -89,11 +89,6 @@ fn a_stop_that_waits_in_vain_loses_only_what_has_not_come() {
 }
 
 #[test]
-fn the_first_hub_of_two_does_the_same() {
-    lost_is_what_had_not_come(&taken(2, 0));
-}
-
-#[test]
 fn the_second_hub_of_two_does_the_same() {
     lost_is_what_had_not_come(&taken(2, 1));
 }

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::returning::{WORKERS, after, begun, step, waiting, weights, write};
+use super::returning::{WORKERS, after, begun, step, waiting, weights};
 use crate::processes::hub::start_hub;
 use crate::processes::worker::Remote;
 use fabric::any::Transport;
@@ -207,38 +207,6 @@ fn links_that_cannot_be_made_again_end_a_session_that_has_pushed_nothing() {
         }
     };
     says(error, &["job \"job\"", "its links could not be made again"]);
-}
-
-/// Answers on their way are lost with the links: their chunks are stepped, and are answered again.
-#[test]
-fn answers_that_are_lost_with_the_links_come_again() {
-    let _watchdog = Watchdog::start();
-    let hub = Behind::start();
-    let mut sessions = on_threads(WORKERS, |rank| {
-        let mut session = begun(hub.far(rank));
-        step(&mut session, rank, 0).unwrap();
-        session
-    });
-    hub.relay.stall(Way::Data, Stall::DOWN);
-    for (rank, session) in (0..).zip(&mut sessions) {
-        write(session, rank, 1);
-        session.keys().try_for_each(|key| session.push(key)).unwrap();
-    }
-    let round = || describe(&hub.address).jobs[0].round;
-    until("the hub has stepped the round", || round().0 >= 3);
-    hub.relay.cut(Way::Data);
-    hub.relay.stall(Way::Data, Stall::NONE);
-    std::thread::scope(|scope| {
-        for (rank, mut session) in (0..).zip(sessions) {
-            scope.spawn(move || {
-                session.wait_all().unwrap();
-                assert_eq!(session.relinks(), 1);
-                step(&mut session, rank, 2).unwrap();
-                assert_eq!(weights(&session), after(3));
-                session.leave().unwrap();
-            });
-        }
-    });
 }
 
 /// A killed worker makes no links, and is named as before; whether the hub sees the end of its links first or that of its

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::returning::{
@@ -13,7 +13,7 @@ use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::program::until;
 use hub_tests::training::Training;
-use hub_tests::values::{Reference, bits, fill_gradient, same_bits};
+use hub_tests::values::{Reference, bits, same_bits};
 use hub_tests::{
     FIRST, copying_transports, free_address, on_threads, ready_all, refused, says, settings, small_model,
 };
@@ -184,75 +184,6 @@ fn a_hub_that_was_killed_goes_on_from_its_checkpoint_and_workers_hear_what_was_l
     reference.advance(0.5);
     let expected: Vec<Vec<u32>> = reference.weights.iter().map(|weights| bits(weights)).collect();
     assert_eq!(seen[0], expected);
-}
-
-/// Kills at any moment: all workers make all their steps, and have the same weights at the end.
-#[test]
-fn a_hub_may_be_killed_at_any_moment() {
-    let _watchdog = Watchdog::start();
-    const STEPS: u32 = 400;
-    let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
-    let (done, ended) = (AtomicBool::new(false), AtomicU32::new(0));
-    let mut hub = start_process(address, dir.path(), 10);
-    let seen = std::thread::scope(|scope| {
-        let killer = scope.spawn(|| {
-            until("a checkpoint is there", || dir.path().join("job.safetensors").exists());
-            let mut kills = 0;
-            while !done.load(Ordering::Relaxed) {
-                std::thread::sleep(Duration::from_millis(120 + 37 * kills % 200));
-                if kills < 8 && !done.load(Ordering::Relaxed) {
-                    hub.signal(Signal::KILL);
-                    hub.end();
-                    hub = start_process(address, dir.path(), 10);
-                    hub.read_reply();
-                    kills += 1;
-                }
-            }
-            kills
-        });
-        let seen = on_threads(WORKERS, |rank| {
-            let transport = if rank == 0 { Transport::Tcp } else { Transport::Shm };
-            let mut session = begun(SessionConfig { transport: Some(transport), ..waiting(address, rank) });
-            for number in 0..STEPS {
-                // Each key is waited for on its own: keys are in different rounds when the hub goes.
-                for key in session.keys() {
-                    session.wait(key).unwrap();
-                    fill_gradient(SEED, rank, number, key, session.gradient_mut(key).unwrap());
-                    session.push(key).unwrap();
-                }
-                std::thread::sleep(Duration::from_millis(u64::from(rank + number) % 3));
-            }
-            end_together(&mut session, &ended, WORKERS);
-            (weights(&session), session.returns().lost_rounds, session.next_round())
-        });
-        done.store(true, Ordering::Relaxed);
-        assert!(killer.join().unwrap() > 2);
-        seen
-    });
-    assert_eq!(seen[0], seen[1]);
-    let (_, lost, round) = seen[0]; // a worker may see two ends of a hub as one
-    assert_eq!(u64::from(round.0) + lost, u64::from(STEPS) + 1, "{lost} are lost");
-}
-
-#[test]
-fn a_hub_that_comes_back_without_the_job_is_an_error() {
-    let _watchdog = Watchdog::start();
-    let address = free_address();
-    let settings = HubSettings { listen: address, ..settings(1, 30) };
-    let hub = Hub::start(&settings).unwrap();
-    let config = |rank| SessionConfig { hub_wait: Duration::from_secs(2), ..waiting(address, rank) };
-    let mut sessions = ready_all(WORKERS, config);
-    hub.stop("a test");
-    let _again = started(&settings);
-    let ends: Vec<String> = std::thread::scope(|scope| {
-        let each =
-            sessions.iter_mut().map(|session| scope.spawn(|| step(session, 0, 0).unwrap_err().to_string()));
-        each.collect::<Vec<_>>().into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
-    assert!(
-        ends.iter().any(|end| end.contains("without the job's weights") && end.contains("--checkpoints")),
-        "{ends:?}"
-    );
 }
 
 #[test]

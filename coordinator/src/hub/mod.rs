@@ -195,6 +195,9 @@ impl Hub {
             Effect::Lost { cause: Cause::Silent, .. } => lost.silent += 1,
             Effect::Lost { cause: Cause::Late, .. } => lost.late += 1,
             Effect::Lost { cause: Cause::HubLost | Cause::Other, .. } => lost.other += 1,
+            Effect::LastOver(saved) => {
+                self.job_mut(id).into_iter().for_each(|job| job.checkpoints.has_last_state(saved))
+            }
             Effect::Forget(rank, why) => self.tokens.lost((id, *rank), why, now),
             // A connection by this token, which may be on its way here, is one of the lost.
             Effect::DropLinks(_, Some(token)) => self.tokens.withdraw(*token),

@@ -43,7 +43,7 @@ fn begin((job, name): (JobId, &str), owner: Option<IpAddr>, promised: u64) -> Be
         pieces: Vec::new(),
         secret: Secret([7; 16]),
         first_round: Round(0),
-        files: Vec::new(),
+        files: crate::Files::default(),
     };
     let made = Made { cores: 1, owner, promised, ..Made::default() };
     let from = (Round(0), NumbersByRound::new(Numbers::new(terms().optimizer)));

@@ -3,10 +3,11 @@
 //!
 //! Knows no thread, no connection and no file, so that its tests can try any order of events.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use pbox_core::Round;
 use pbox_core::control::WholeRounds;
+use serde::{Deserialize, Serialize};
 
 /// How many whole rounds are kept: a file that turns out to be damaged leaves the one before it.
 const GENERATIONS: usize = 2;
@@ -91,9 +92,9 @@ impl Arrivals {
 
 /// The checkpoint files of all hubs of a job that own chunks of it. Each hub writes its files in the order of their
 /// rounds.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Files {
-    rounds: HashMap<u32, Vec<Round>>,
+    rounds: BTreeMap<u32, Vec<Round>>,
 }
 
 impl Files {
@@ -105,6 +106,42 @@ impl Files {
     /// A hub says what it has.
     pub fn report(&mut self, hub: u32, rounds: Vec<Round>) {
         self.rounds.insert(hub, latest(rounds));
+    }
+
+    /// Returns the rounds of each hub.
+    pub fn of_hubs(&self) -> impl Iterator<Item = (u32, &[Round])> {
+        self.rounds.iter().map(|(&hub, rounds)| (hub, &rounds[..]))
+    }
+
+    /// Returns the latest round that a hub has.
+    pub fn newest(&self) -> Option<Round> {
+        self.rounds.values().flatten().max().copied()
+    }
+
+    /// Returns the round that a job goes on from: the latest one that all hubs have, and none of them in a damaged file. `read` has all
+    /// hubs read their files of a round, and returns those whose files are damaged. These files count no longer, and neither do
+    /// those of later rounds, which the job writes again.
+    ///
+    /// # Errors
+    /// When the files cannot be read at all.
+    pub fn go_on<E>(
+        &mut self,
+        mut read: impl FnMut(Round) -> Result<Vec<u32>, E>,
+    ) -> Result<Option<Round>, E> {
+        while let Some(round) = self.whole().rounds.last().copied() {
+            let damaged = read(round)?;
+            let is_kept = |hub, of: Round| of != round || !damaged.contains(&hub);
+            match damaged.is_empty() {
+                true => {
+                    self.rounds.values_mut().for_each(|rounds| rounds.retain(|&of| of <= round));
+                    return Ok(Some(round));
+                }
+                false => {
+                    self.rounds.iter_mut().for_each(|(&hub, rounds)| rounds.retain(|&of| is_kept(hub, of)))
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// The latest rounds that all hubs have.

@@ -91,11 +91,10 @@ impl Hubs {
         pieces: Vec<Piece>,
         secret: Secret,
         first_round: Round,
-        files: Vec<(u32, Vec<Round>)>,
+        files: Files,
     ) -> Self {
-        let own = files.iter().find(|(hub, _)| *hub == share.hub);
-        let rounds = own.map(|(_, rounds)| rounds.clone()).unwrap_or_default();
-        let files = Files::new(files);
+        let own = files.of_hubs().find(|(hub, _)| *hub == share.hub);
+        let rounds = own.map(|(_, rounds)| rounds.to_vec()).unwrap_or_default();
         let whole = if share.hub == 0 { files.whole() } else { WholeRounds::default() };
         let (arrivals, held) = (Arrivals::default(), Follower::default());
         let (cuts, workers, front) = (0, 0, None);

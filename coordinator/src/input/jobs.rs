@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Request;
 use crate::hub::{Failed, Found, Hub, Memory, Promise};
-use crate::hubs::{Hubs, Secret};
+use crate::hubs::{Files, Hubs, Secret};
 use crate::job::{Blame, Job, Made, Model, Saves};
 use crate::refused::Refused;
 
@@ -130,7 +130,7 @@ pub struct HubOf {
     /// The round of the checkpoint that the job goes on from, or 0.
     pub first_round: Round,
     /// The rounds of the files of each hub that owns chunks; of another hub than hub 0, only its own.
-    pub files: Vec<(u32, Vec<Round>)>,
+    pub files: Files,
 }
 
 impl Request for Begin {

@@ -106,7 +106,8 @@ inputs! {
     // Cuts.
     Cut, ReleasedByLead, Arrived,
     // States.
-    Offer, Wanted, Comes, BeginWith, MissMachines, MachinesReached, HasFiles, HasWhole, AskToHold, AskForPart,
+    Offer, Wanted, Comes, BeginWith, MissMachines, MachinesReached, BeginFile, EndFile, LacksPart,
+    HasFiles, HasWhole, AskToHold, AskForPart,
     // Ends.
     Drain, Close, Stop, Told, TellAbove, ToldAbove,
 }

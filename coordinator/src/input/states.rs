@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use pbox_core::control::{LastRequest, WholeRounds};
+use pbox_core::control::{CheckpointReply, LastRequest, WholeRounds};
 use pbox_core::{JobId, NumbersByRound, Round};
 use serde::{Deserialize, Serialize};
 
@@ -156,6 +156,60 @@ impl Request for HasWhole {
         if let Some(job) = hub.running(self.job).ok().filter(|job| !job.hubs.leads()) {
             job.hubs.whole = self.whole;
         }
+    }
+}
+
+/// A file is about to be written. The answer is which rounds are whole, so that files of others are needed no longer; or why this
+/// hub has too many files.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BeginFile {
+    /// The job.
+    pub job: JobId,
+    /// The file has the state before this round.
+    pub before: Round,
+}
+
+impl Request for BeginFile {
+    type Answer = Result<Result<WholeRounds, String>, JobEnded>;
+
+    fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
+        hub.running(self.job).map(|job| job.begin_file(self.before))
+    }
+}
+
+/// A file is written, or not. The answer is why the attempt before failed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct EndFile {
+    /// The job.
+    pub job: JobId,
+    /// The file has the state before this round.
+    pub before: Round,
+    /// The file; or why there is none.
+    pub written: Result<CheckpointReply, String>,
+}
+
+impl Request for EndFile {
+    type Answer = Result<Option<String>, JobEnded>;
+
+    fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
+        hub.running(self.job).map(|job| job.end_file(self.before, self.written))
+    }
+}
+
+/// A hub has no part of a checkpoint that this hub has written.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LacksPart {
+    /// The job.
+    pub job: JobId,
+    /// The reason.
+    pub why: String,
+}
+
+impl Request for LacksPart {
+    type Answer = Result<(), JobEnded>;
+
+    fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
+        hub.running(self.job).map(|job| job.checkpoints.error = Some(self.why))
     }
 }
 

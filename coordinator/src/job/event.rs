@@ -8,6 +8,7 @@
 //! | a member's heartbeat has ended | the control port | the member is lost, if it has no links |
 //! | time passes | the sweep | silent members, and those that have no links and do not live, are lost; long waits for hub 0 end |
 //! | a step of a cut is done | the driver | the cut's next step, see [`cut`](super::cut) |
+//! | a core has a part of a snapshot, or none | that core | with the last answer, the snapshot is whole, or none |
 //! | a step of saving the last state is done | the driver | the next step, see [`last`](super::last) |
 //!
 //! Requests of members are methods of their own, which have answers. A look at the rounds, and a loss that somebody else has
@@ -16,8 +17,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pbox_core::Round;
 use pbox_core::control::{ArrivedRequest, FailedReply, LastReply};
+use pbox_core::{Occasion, Round};
 use serde::{Deserialize, Serialize};
 
 use super::cut::{CutId, NotCut, Step, Stepped};
@@ -49,6 +50,19 @@ pub enum Event {
     Swept(Duration),
     /// A step of a cut is done.
     Cut(CutId, Stepped),
+    /// A core has taken its part of a snapshot, or has none.
+    Taken {
+        /// The core.
+        core: usize,
+        /// The reason for the snapshot.
+        occasion: Occasion,
+        /// The part has the state before this round.
+        before: Round,
+        /// The last of several rounds before which a snapshot was due, if the core has none of all of them.
+        through: Option<Round>,
+        /// Why it has none.
+        refused: Option<String>,
+    },
     /// A step of saving the last state is done.
     Last(LastStepped),
 }
@@ -93,6 +107,9 @@ pub enum Effect {
     HeldUp,
     /// The job fails.
     Fail(String, Blame),
+    /// Every core has answered for a snapshot before a round. All parts are here, to be written or to be given to the one who has
+    /// asked for them; or one is missing, and the others are thrown away.
+    Snapshot(Occasion, Round, Result<(), String>),
     /// Requests that wait for the job look again.
     Wake,
     /// A step of saving the last state is due.
@@ -139,6 +156,9 @@ impl Job {
             }
             Event::Cut(cut, stepped) => self.stepped(cut, stepped, now),
             Event::Last(stepped) => self.last_stepped(stepped, now),
+            Event::Taken { core, occasion, before, through, refused } => {
+                self.taken(core, (occasion, before, through), refused)
+            }
             Event::Removed(rank) => {
                 self.removed(rank);
                 vec![Effect::Wake]

@@ -31,8 +31,6 @@ use super::{Blame, Effect, Job};
 /// The things that the driver knows of a failed job whose last state is saved.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Saves {
-    /// The round of its last checkpoint, if this is its only hub.
-    pub newest: Option<Round>,
     /// Whether it fails because this hub stops.
     pub stops: bool,
     /// The names of its hubs, if there are several.
@@ -206,9 +204,9 @@ impl Job {
         over(last.unsaved(format!("{lead} did not say within {seconds:.1} s which round all hubs save")))
     }
 
-    fn last_of(&self, reason: &str, blame: Blame, Saves { newest, stops, hubs }: Saves) -> Last {
+    fn last_of(&self, reason: &str, blame: Blame, Saves { stops, hubs }: Saves) -> Last {
         let newest = match (self.hubs.share.is_whole(), self.hubs.leads()) {
-            (true, _) => newest,
+            (true, _) => self.checkpoints.last.as_ref().map(|last| last.round),
             (false, true) => self.hubs.whole.rounds.last().copied(),
             (false, false) => self.hubs.rounds.last().copied(),
         };

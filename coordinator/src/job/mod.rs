@@ -9,11 +9,13 @@
 //! | `members` | has its members: how they come, live, are late, and go |
 //! | `cut` | stops the job between two rounds |
 //! | `event` | takes in what comes by itself, and says what follows |
+//! | `checkpoints` | collects the parts of snapshots, and knows what became of the files |
 //! | `offered` | has the state that rank 0 brings |
 //! | `numbers` | has the numbers of the optimizer |
 //! | `last` | has the last state saved |
 //! | `news` | has the news that members hear |
 
+mod checkpoints;
 mod cut;
 mod event;
 mod last;
@@ -33,6 +35,7 @@ use pbox_core::control::{HeartbeatReply, Member as Taking, MemberReply, Mesh, Re
 use pbox_core::{JobId, JobTerms, Members, NumbersByRound, OnLoss, Piece, Round};
 use serde::{Deserialize, Serialize};
 
+pub use checkpoints::Checkpoints;
 use cut::Cuts;
 pub use cut::{CutAt, CutId, NotCut, NotReleased, Purpose, Step, Stepped};
 pub use event::{Blame, Cause, Effect, Event};
@@ -56,6 +59,8 @@ use crate::refused::Refused;
 pub struct Made {
     /// The number of this hub's cores that have a link of each worker.
     pub cores: usize,
+    /// The number of those that own chunks: all, unless the job has fewer chunks than cores.
+    pub owners: usize,
     /// Whether its sums go up to other hubs.
     pub is_below: bool,
     /// The memory that it was promised, in bytes.
@@ -80,6 +85,7 @@ pub struct Job {
     pub(crate) made: Made,
     life: Life,
     cuts: Cuts,
+    pub(crate) checkpoints: Checkpoints,
     /// Its last state, while that is saved.
     last: Option<Last>,
     /// Its members, by rank.
@@ -116,6 +122,7 @@ impl Job {
             news: News::new(life.state()),
             life,
             cuts: Cuts::default(),
+            checkpoints: Checkpoints::default(),
             last: None,
             first_round: from.0,
             numbers: from.1,

@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use fabric::any::Transport;
-use pbox_core::control::{HeartbeatReply, JobState, JoinRequest, Late};
-use pbox_core::{Consistency, Key, Look, Numbers, Optimizer, Share, Waits};
+use pbox_core::control::{CheckpointReply, HeartbeatReply, JobState, JoinRequest, Late, PartState};
+use pbox_core::{Consistency, Key, Look, Numbers, Occasion, Optimizer, Share, Waits};
 
 use super::*;
-use crate::{Secret, Token};
+use crate::{Files, Secret, Token};
 
 mod any_order;
+mod checkpoints;
 mod cuts;
 mod last;
 
@@ -18,7 +19,7 @@ fn gathering(workers: u32, on_loss: OnLoss, members: Members, cores: usize) -> J
     let optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
     let mut terms = JobTerms::new(workers, vec![Key::f32("a", [16])], optimizer);
     (terms.on_loss, terms.level.members) = (on_loss, members);
-    let hubs = Hubs::new(Share::WHOLE, Vec::new(), Secret([7; 16]), Round(0), Vec::new());
+    let hubs = Hubs::new(Share::WHOLE, Vec::new(), Secret([7; 16]), Round(0), Files::default());
     let made = Made { cores, ..Made::default() };
     let from = (Round(0), NumbersByRound::new(Numbers::new(optimizer)));
     Job::new((JobId(0), "job".into()), Arc::new(terms), made, hubs, from, Instant::now())

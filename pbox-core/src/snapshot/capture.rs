@@ -6,12 +6,13 @@
 use std::num::NonZeroU32;
 
 use fabric::Slab;
+use serde::{Deserialize, Serialize};
 
 use super::part::SnapshotPart;
 use crate::layout::{ChunkId, Round};
 
 /// The reason for a snapshot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Occasion {
     /// A snapshot is due before this round.
     Due(Round),

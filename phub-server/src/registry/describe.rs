@@ -68,8 +68,9 @@ impl Registry {
 
 #[cfg(test)]
 mod tests {
-    use pbox_core::Round;
+    use coordinator::input::EndFile;
     use pbox_core::control::CheckpointReply;
+    use pbox_core::{JobId, Round};
 
     use crate::registry::test_bed::{registry, request, runtime};
 
@@ -80,7 +81,7 @@ mod tests {
         runtime().block_on(registry.join("job".into(), request())).unwrap();
         assert_eq!(registry.describe().jobs[0].round, Round(0));
         let last = CheckpointReply { round: Round(8), bytes: 1, milliseconds: 1, error_before: None };
-        registry.lock().jobs().for_each(|(_, job)| job.checkpoints.last = Some(last.clone()));
+        registry.lock().ask(EndFile { job: JobId(0), before: Round(8), written: Ok(last) }).unwrap();
         assert_eq!(registry.describe().jobs[0].round, Round(8));
     }
 }

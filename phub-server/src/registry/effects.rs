@@ -32,9 +32,7 @@ impl Registry {
                 }
             }
             Report::Snapshot { job, core, taken } => {
-                if let Some((_, job)) = inner.job(job) {
-                    self.taken(job, core, taken);
-                }
+                self.taken(&mut inner, job, core, taken);
             }
             Report::Skipped { job, chunks } => {
                 if let Some((_, job)) = inner.job(job) {
@@ -97,6 +95,9 @@ impl Registry {
                 Effect::Forget(..) => {} // the coordinator has noted it
                 Effect::HeldUp => say_held_up(state),
                 Effect::Fail(reason, blame) => self.fail_by(inner, id, &reason, blame),
+                Effect::Snapshot(occasion, before, whole) => {
+                    self.snapshot_over(job, (occasion, before), whole);
+                }
                 Effect::Wake => self.freed.notify_waiters(),
                 Effect::Last(step) => self.last_step(state, job, step),
                 Effect::Holds(holds) => job.wait_for_last.tell_holds(&holds),

@@ -28,8 +28,6 @@ pub(crate) struct Cores {
     pub placement: Placement,
     /// The links of each worker to them.
     pub links: Vec<PlannedLink>,
-    /// How many of the cores own chunks: all, unless the job has fewer chunks than cores.
-    pub owners: usize,
 }
 
 /// The load that a job which is being made will be for cores.
@@ -120,7 +118,8 @@ impl Job {
         let (news, rounds) = (state.news(), self.last_rounds.reply());
         let round = rounds.as_ref().map_or(Round(0), |rounds| rounds.round).max(state.round());
         // A checkpoint may be newer than the hub's last look.
-        let saved = self.checkpoints.last.as_ref().map_or(Round(0), |checkpoint| checkpoint.round);
+        let checkpoints = state.checkpoints();
+        let saved = checkpoints.last.as_ref().map_or(Round(0), |checkpoint| checkpoint.round);
         let round = round.max(saved);
         let members = state.describe_members(Instant::now());
         let gradients = self.last_rounds.gradients();
@@ -137,8 +136,8 @@ impl Job {
             above: self.above.as_ref().map_or_else(Vec::new, |above| above.addresses()),
             keys: self.model.0,
             model_bytes: self.model.1,
-            checkpoint: self.checkpoints.last.clone(),
-            checkpoint_error: self.checkpoints.error.clone(),
+            checkpoint: checkpoints.last.clone(),
+            checkpoint_error: checkpoints.error.clone(),
             held_up_by: news.held_up_by.clone(),
             checkpoint_warning: self.checkpoints.warning.clone(),
             verdict,

@@ -148,9 +148,10 @@ impl Registry {
         let shards = self
             .make_shards(&numbers, shards)
             .map_err(|error| RefusalCode::NoMemory.because(format!("job {name:?}: {error}")))?;
-        let cores = Arc::new(Cores { numbers, placement, links, owners });
+        let cores = Arc::new(Cores { numbers, placement, links });
         let decided = coordinator::Made {
             cores: cores.numbers.len(),
+            owners,
             is_below: joined.is_some(),
             promised,
             owner: making.owner,

@@ -1,12 +1,14 @@
 //! The disks of a job's hubs: each hub writes its part of each snapshot, or cannot, and a job goes on from the last round of which all
 //! parts are there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::convert::Infallible;
 use std::sync::Arc;
 
-use coordinator::{Files, is_needed, may_write};
+use coordinator::{Files, is_needed};
 use fabric::Slab;
-use pbox_core::{ChunkId, Layout, Numbers, Placement, Restored, RestoredKey, Round, SnapshotPart};
+use pbox_core::control::WholeRounds;
+use pbox_core::{ChunkId, Layout, Numbers, Occasion, Placement, Restored, RestoredKey, Round, SnapshotPart};
 use sim_tests::race::SGD;
 use sim_tests::trouble::Dice;
 
@@ -17,13 +19,11 @@ type Part = BTreeMap<ChunkId, Vec<f32>>;
 pub struct Disks {
     layout: Arc<Layout>,
     /// By hub that owns chunks, its chunks.
-    chunks: Vec<Vec<ChunkId>>,
+    chunks: BTreeMap<u32, Vec<ChunkId>>,
     /// By hub that owns chunks, the files by round.
-    files: Vec<BTreeMap<Round, Part>>,
-    /// The files as hub 0 hears of them.
-    heard: Files,
-    /// The parts of which some chunks are there.
-    collected: BTreeMap<Round, Part>,
+    files: BTreeMap<u32, BTreeMap<Round, Part>>,
+    /// The parts of snapshots, by hub.
+    collected: HashMap<(u32, Occasion), Part>,
     /// The files that were not written.
     pub failures: usize,
 }
@@ -32,56 +32,70 @@ impl Disks {
     /// Disks without files.
     pub fn new(layout: &Arc<Layout>, placement: &Placement, (hubs, cores): (u32, usize)) -> Self {
         let chunks = || (0..layout.chunks().len() as u32).map(ChunkId);
-        let of_hub = |hub| chunks().filter(|&chunk| placement.owner(chunk) / cores == hub).collect();
-        let chunks = (0..hubs as usize).map(of_hub).filter(|chunks: &Vec<_>| !chunks.is_empty());
-        let chunks = Vec::from_iter(chunks);
-        Disks {
-            layout: Arc::clone(layout),
-            files: vec![BTreeMap::new(); chunks.len()],
-            chunks,
-            heard: Files::default(),
-            collected: BTreeMap::new(),
-            failures: 0,
-        }
+        let of_hub = |hub| chunks().filter(|&chunk| placement.owner(chunk) / cores == hub as usize).collect();
+        let chunks =
+            (0..hubs).map(|hub| (hub, of_hub(hub))).filter(|(_, chunks): &(_, Vec<_>)| !chunks.is_empty());
+        let chunks = BTreeMap::from_iter(chunks);
+        let files = chunks.keys().map(|&hub| (hub, BTreeMap::new())).collect();
+        Disks { layout: Arc::clone(layout), chunks, files, collected: HashMap::new(), failures: 0 }
     }
 
-    /// Takes a core's part of a snapshot. A hub whose last part it is writes its file, if its disk works.
-    pub fn take(&mut self, part: &SnapshotPart, before: Round, dice: &mut Dice) {
-        let collected = self.collected.entry(before).or_default();
+    /// Takes a core's part of a snapshot of its hub.
+    pub fn take(&mut self, part: &SnapshotPart, occasion: Occasion) {
         let mut values = part.values.as_slice();
+        let hub = self.chunks.iter().find(|(_, chunks)| chunks.contains(&part.chunks[0])).expect("a hub").0;
+        let collected = self.collected.entry((*hub, occasion)).or_default();
         for &chunk in &part.chunks {
             let of_chunk;
             (of_chunk, values) = values.split_at(self.layout.chunk(chunk).span.bytes / 4);
             collected.insert(chunk, of_chunk.to_vec());
         }
-        for (hub, chunks) in self.chunks.iter().enumerate() {
-            let is_last = chunks.iter().any(|chunk| part.chunks.contains(chunk));
-            if !is_last || !chunks.iter().all(|chunk| collected.contains_key(chunk)) {
-                continue;
-            }
-            let (files, whole) = (&mut self.files[hub], self.heard.whole());
-            if dice.below(6) == 0 || !may_write(&whole, &Vec::from_iter(files.keys().copied())) {
-                self.failures += 1;
-                continue;
-            }
-            files.insert(before, chunks.iter().map(|chunk| (*chunk, collected[chunk].clone())).collect());
-            files.retain(|&round, _| is_needed(&whole, round));
-            // Hub 0 hears of it now, or with another one.
-            if dice.below(3) > 0 {
-                self.heard = heard(&self.files);
-            }
-        }
     }
 
-    /// Returns the last state that all hubs have. Whatever was not written is lost, and so is what came behind.
-    pub fn restore(&mut self) -> Option<Restored> {
+    /// Writes the file of a snapshot of a hub, if its disk works. Returns the rounds of its files.
+    pub fn write(
+        &mut self,
+        (hub, occasion): (u32, Occasion),
+        before: Round,
+        whole: &WholeRounds,
+        dice: &mut Dice,
+    ) -> Result<Vec<Round>, String> {
+        let part = self.collected.remove(&(hub, occasion)).expect("its parts are here");
+        assert!(part.keys().eq(&self.chunks[&hub]), "hub {hub}: all parts are here");
+        if dice.below(6) == 0 {
+            self.failures += 1;
+            return Err("the disk is full".to_owned());
+        }
+        let is_alone = self.files.len() == 1;
+        let files = self.files.get_mut(&hub).expect("it owns chunks");
+        files.insert(before, part);
+        match is_alone {
+            true => files.retain(|&round, _| round >= before || dice.below(2) == 0),
+            false => files.retain(|&round, _| is_needed(whole, round)),
+        }
+        Ok(files.keys().copied().collect())
+    }
+
+    /// Returns the state that the coordinator goes on from, and the files that are left; and whether a file was damaged. Whatever was
+    /// not written is lost, and so is what came behind.
+    pub fn restore(&mut self, dice: &mut Dice) -> (Option<Restored>, Files, bool) {
         self.collected.clear();
-        let last = heard(&self.files).whole().rounds.last().copied();
-        self.files.iter_mut().for_each(|files| files.retain(|&round, _| Some(round) <= last));
-        self.heard = heard(&self.files);
-        let before = last?;
-        let part: Part =
-            self.files.iter().filter_map(|files| files.get(&before).cloned()).flatten().collect();
+        let rounds = |files: &BTreeMap<Round, Part>| files.keys().copied().collect();
+        let mut files = Files::new(self.files.iter().map(|(&hub, files)| (hub, rounds(files))));
+        let mut is_damaged = false;
+        let mut damaged = |_| {
+            let hubs = self.files.keys().filter(|_| dice.below(20) == 0).copied();
+            let hubs = Vec::from_iter(hubs);
+            is_damaged |= !hubs.is_empty();
+            Ok::<_, Infallible>(hubs)
+        };
+        let Ok(last) = files.go_on(&mut damaged);
+        // Without a whole round somebody moves the files away, and the job begins anew.
+        self.files.values_mut().for_each(|files| files.retain(|&round, _| Some(round) <= last));
+        let left = Files::new(self.files.iter().map(|(&hub, files)| (hub, rounds(files))));
+        let Some(before) = last else { return (None, left, is_damaged) };
+        let part = self.files.values().filter_map(|files| files.get(&before).cloned()).flatten();
+        let part = Part::from_iter(part);
         let chunks = (0..self.layout.chunks().len() as u32).map(ChunkId);
         // Chunks are in the order of their keys.
         let all = Vec::from_iter(chunks.flat_map(|chunk| part[&chunk].iter().copied()));
@@ -94,11 +108,7 @@ impl Disks {
             RestoredKey { elements: 0..elements, starts: vec![next - elements] }
         };
         let keys = self.layout.keys().iter().map(key).collect();
-        Some(Restored::new(before, vec![(Round(0), Numbers::new(SGD))], values, keys))
+        let restored = Restored::new(before, vec![(Round(0), Numbers::new(SGD))], values, keys);
+        (Some(restored), files, is_damaged)
     }
-}
-
-/// What hub 0 hears of the files of all hubs.
-fn heard(files: &[BTreeMap<Round, Part>]) -> Files {
-    Files::new((0..).zip(files).map(|(hub, files)| (hub, files.keys().copied().collect())))
 }

@@ -1,8 +1,9 @@
 //! The end of a job, and a job that comes back; and joins that are refused.
 
 use std::sync::Arc;
+use std::time::Instant;
 
-use pbox_core::Round;
+use membership::{End, Event, Failure, Step};
 use sim_tests::simulated::{Again, JOB};
 
 use super::life::{Life, Stage, WORKERS, simulated};
@@ -27,39 +28,92 @@ impl Life {
         self.counts.ends += 1;
     }
 
-    /// Workers that have heard of a failure at one hub give their links up, and tell the others that they have lost it.
+    /// Workers that have heard of a failure at one hub do what their machines say: they give up, or tell the hubs that they have lost one,
+    /// and join again.
     fn tell_hubs(&mut self) {
         let failed = self.job.hubs.hubs.iter().find_map(|hub| hub.failure());
-        let Some(reason) = failed.map(str::to_owned) else { return };
+        let Some((reason, end)) = failed.map(|(reason, end)| (reason.to_owned(), end)) else { return };
         for rank in 0..WORKERS {
-            let next = match self.stages[rank as usize] {
-                Stage::Joined => Stage::Dead,
-                Stage::TakesPart | Stage::Unlinked => Stage::HubLost,
-                Stage::Dead | Stage::HubLost => continue,
-            };
-            if self.dice.below(8) == 0 {
-                self.job.kill(rank);
-                self.stages[rank as usize] = next;
-                self.job.hubs.hubs.iter_mut().for_each(|hub| hub.loses_hub(rank, &reason));
+            let stage = self.stages[rank as usize];
+            if matches!(stage, Stage::Dead | Stage::HubLost) || self.dice.below(8) > 0 {
+                continue;
             }
+            self.job.kill(rank);
+            self.stages[rank as usize] = Stage::Dead;
+            if !matches!(stage, Stage::TakesPart | Stage::Unlinked) {
+                continue;
+            }
+            let told = match (self.came_back.contains(&rank), end) {
+                (true, End::HubLost) => {
+                    self.counts.lost_again += 1;
+                    self.does(rank, Event::Failed(Failure::HubLost))
+                }
+                (true, End::JobOver) => self.does(rank, Event::Failed(Failure::ForGood)),
+                (false, _) => {
+                    let explain = self.does(rank, Event::LinkEnded { may_relink: false });
+                    assert_eq!(explain, Some(Step::Explain(None)));
+                    self.does(rank, Event::Ended(end))
+                }
+            };
+            assert_eq!(told == Some(Step::TellLoss), end == End::HubLost, "{told:?}");
+            if told == Some(Step::TellLoss) {
+                self.job.hubs.hubs.iter_mut().for_each(|hub| hub.loses_hub(rank, &reason));
+                let mut next = self.does(rank, Event::Told);
+                if let Some(Step::Wait(_)) = next {
+                    next = self.does(rank, Event::TimePassed);
+                }
+                assert!(matches!(next, Some(Step::Join(_))), "{next:?}");
+                self.stages[rank as usize] = Stage::HubLost;
+            }
+        }
+    }
+
+    fn does(&mut self, rank: u32, event: Event) -> Option<Step> {
+        self.machines[rank as usize].handle(event, Instant::now())
+    }
+
+    /// Workers that came back have the weights.
+    pub fn go_on(&mut self) {
+        for rank in std::mem::take(&mut self.came_back) {
+            assert_eq!(self.does(rank, Event::CaughtUp), Some(Step::GoOn));
         }
     }
 
     /// The hubs come back from the last round that is on all disks, and so do the workers that live, with what they have reached.
     pub fn come_back(&mut self) {
-        let restored = self.disks.restore().map(Arc::new);
-        let first = restored.as_ref().map_or(Round(0), |restored| restored.round());
+        self.floor = self.floor.max(self.job.hubs.lead().files.whole);
+        let (restored, files, is_damaged) = self.disks.restore(&mut self.dice);
+        let restored = restored.map(Arc::new);
+        let from = restored.as_ref().map(|restored| restored.round());
+        assert!(is_damaged || from >= self.floor, "goes on from {from:?}, and {:?} was written", self.floor);
+        self.floor = from;
+        let first = from.unwrap_or_default();
         self.ledger.begin_again(first);
         let reached = |rank: u32| {
             let worker = &self.job.workers[rank as usize];
-            let comes_back = self.stages[rank as usize] == Stage::HubLost;
-            self.keys().map(|key| worker.round(key)).min().filter(|_| comes_back)
+            match self.stages[rank as usize] {
+                // It has made no step since it came back.
+                Stage::HubLost if self.came_back.contains(&rank) => self.reached[rank as usize],
+                Stage::HubLost => self.keys().map(|key| worker.round(key)).min(),
+                _ => None,
+            }
         };
         let reached = Vec::from_iter((0..WORKERS).map(reached));
+        self.reached.clone_from(&reached);
+        self.came_back.clear();
         let furthest = reached.iter().flatten().max().map_or(0, |reached| reached.0);
         self.counts.returns += usize::from(restored.is_some());
-        self.terms.again = Some(Again { restored, reached });
+        self.terms.again = Some(Again { restored, files, reached });
         self.terms.late = Some(self.dice.below(u64::MAX));
+        for rank in 0..WORKERS {
+            match self.stages[rank as usize] {
+                Stage::HubLost => {
+                    assert_eq!(self.does(rank, Event::TakesPart), Some(Step::CatchUp));
+                    self.came_back.push(rank);
+                }
+                _ => self.machines[rank as usize] = self.machine.clone(),
+            }
+        }
         self.job = simulated(&mut self.dice, &self.layout, &self.terms);
         (self.read, self.stages) = (0, vec![Stage::TakesPart; WORKERS as usize]);
         for hub in &self.job.hubs.hubs {

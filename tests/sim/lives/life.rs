@@ -1,8 +1,11 @@
 //! A life: what happens to workers and hubs, and what their weights must be meanwhile.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::time::Duration;
 
 use fabric::sim::{Faults, Net};
+use membership::{Limits, Member};
 use pbox_core::{Key, KeyId, Layout, Notice, OnLoss, Round, Schedule};
 use sim_tests::race::SGD;
 use sim_tests::simulated::{Simulated, Terms};
@@ -17,6 +20,8 @@ pub const WORKERS: u32 = 3;
 const STEPS: u32 = 300;
 /// The most rounds that a worker's keys are apart.
 const AHEAD: u32 = 3;
+/// The longest time for the return of a hub.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// The state of a worker, as its own program knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +32,8 @@ pub enum Stage {
     TakesPart,
     /// It has asked for other links.
     Unlinked,
+    /// It hangs, and no heartbeat of it comes.
+    Hangs,
     /// It has lost a hub, and waits until the hubs come back.
     HubLost,
 }
@@ -51,8 +58,18 @@ pub struct Life {
     pub job: Simulated,
     pub ledger: Ledger,
     pub disks: Disks,
+    /// The last state that all hubs were said to have written, or that the job has gone on from.
+    pub floor: Option<Round>,
     pub plot: Plot,
     pub stages: Vec<Stage>,
+    /// What each worker's session does next, by rank.
+    pub machines: Vec<Member>,
+    /// The machine of a worker that comes new.
+    pub machine: Member,
+    /// The ranks that came back, and do not have the weights yet.
+    pub came_back: Vec<u32>,
+    /// The rounds that workers had reached when they lost a hub, by rank.
+    pub reached: Vec<Option<Round>>,
     /// The notices that were read.
     pub read: usize,
     pub counts: Counts,
@@ -66,12 +83,31 @@ impl Life {
         let mut terms = Terms::new(WORKERS, dice.from(1..=2) as usize, SGD);
         (terms.job.hubs, terms.late) = (dice.from(1..=3) as u32, Some(seed));
         terms.job.on_loss = if dice.below(6) == 0 { OnLoss::Stop } else { OnLoss::Continue };
+        terms.snapshot_every = NonZeroU32::new(dice.below(8) as u32);
         terms.job.level.schedule = Schedule::ALL[dice.below(4) as usize];
         let job = simulated(&mut dice, &layout, &terms);
         let disks = Disks::new(&layout, job.placement(), (terms.job.hubs, terms.cores));
         let (ledger, stages) = (Ledger::new(&layout), vec![Stage::TakesPart; WORKERS as usize]);
-        let (plot, counts) = (Plot::Calm, Counts::default());
-        Life { dice, layout, terms, job, ledger, disks, plot, stages, read: 0, counts }
+        let machine = Member::linked(Limits { hubs: terms.job.hubs as usize, links: LIMIT, hub: LIMIT });
+        let (plot, counts, machines) =
+            (Plot::Calm, Counts::default(), vec![machine.clone(); WORKERS as usize]);
+        Life {
+            dice,
+            layout,
+            terms,
+            job,
+            ledger,
+            disks,
+            floor: None,
+            plot,
+            stages,
+            machines,
+            machine,
+            came_back: Vec::new(),
+            reached: Vec::new(),
+            read: 0,
+            counts,
+        }
     }
 
     /// The job lives, and may fail and come back, until nothing more happens to it.
@@ -117,16 +153,25 @@ impl Life {
         self.terms.job.on_loss == OnLoss::Continue
     }
 
-    /// All workers have weights, and take part. A job whose worker dies before that ends.
+    /// All workers have weights, and take part. A job whose worker dies before that ends. A hub may be lost again before all workers are
+    /// back.
     fn begin(&mut self) {
         let first = self.rounds().max().unwrap();
+        let may_be_lost = !self.came_back.is_empty() && self.dice.below(2) == 0;
         let have_begun = |life: &mut Life| {
+            if may_be_lost && life.dice.below(100) == 0 {
+                let hub = life.dice.below(life.job.hubs.hubs.len() as u64) as usize;
+                life.job.hubs.hubs[hub].dies();
+            }
             let takes_part = |rank| life.job.takes_part(rank);
             let is_ready = |worker: &worker_shim::Exchange<_>| life.keys().all(|key| worker.is_ready(key));
             let begun = life.rounds().all(|round| round > first);
-            begun && (0..WORKERS).all(takes_part) && life.job.workers.iter().all(is_ready)
+            life.fails() || begun && (0..WORKERS).all(takes_part) && life.job.workers.iter().all(is_ready)
         };
         self.until(have_begun, first);
+        if !self.fails() {
+            self.go_on();
+        }
     }
 
     /// Anything may happen, as long as the job does not fail.
@@ -134,6 +179,9 @@ impl Life {
         let silence = Some(3 + self.dice.below(30)).filter(|_| self.plot == Plot::Silence);
         self.job.hubs.post.gives_up_one_in = silence;
         for _ in 0..STEPS {
+            if self.fails() {
+                return;
+            }
             match self.dice.below(60) {
                 0 => self.job.snapshot(),
                 1..7 => {
@@ -142,6 +190,7 @@ impl Life {
                 }
                 7 => self.refuses(),
                 8 if self.plot == Plot::Silence => self.time_passes(),
+                8 => self.is_silent(),
                 9 if self.plot == Plot::Stop && self.dice.below(4) == 0 => {
                     let hub = self.dice.below(self.job.hubs.hubs.len() as u64) as usize;
                     match self.dice.below(2) {
@@ -152,9 +201,6 @@ impl Life {
                 _ => {}
             }
             self.step(u32::MAX);
-            if self.fails() {
-                return;
-            }
         }
     }
 
@@ -173,6 +219,16 @@ impl Life {
                 *stage = Stage::Unlinked;
             }
             (Stage::TakesPart | Stage::Unlinked | Stage::Joined, 1) if may_die => self.dies(rank),
+            (Stage::TakesPart, 2) if may_die && self.dice.below(3) == 0 => {
+                *stage = Stage::Hangs;
+                self.job.hang(rank);
+                self.counts.hangs += 1;
+            }
+            (Stage::TakesPart, 2) if self.terms.job.on_loss == OnLoss::Continue && !is_last => {
+                *stage = Stage::Dead;
+                self.job.leave(rank);
+                self.counts.leaves += 1;
+            }
             _ => {}
         }
     }
@@ -186,7 +242,19 @@ impl Life {
     /// So much time passes that hubs do not wait for each other any more.
     fn time_passes(&mut self) {
         for hub in &mut self.job.hubs.hubs {
-            hub.time_passes(|rank| self.stages[rank as usize] != Stage::Dead);
+            hub.time_passes(|rank| !matches!(self.stages[rank as usize], Stage::Dead | Stage::Hangs));
+        }
+    }
+
+    /// Members that live are silent for some time, but not too long. One that hangs is lost at last.
+    fn is_silent(&mut self) {
+        for hub in &mut self.job.hubs.hubs {
+            if hub.failed.is_none() {
+                hub.is_silent(|rank| !matches!(self.stages[rank as usize], Stage::Dead | Stage::Hangs));
+                let is_silent = |stage: &Stage| matches!(stage, Stage::Dead | Stage::Hangs);
+                let may_fail = self.stages.iter().any(is_silent);
+                assert!(hub.failed.is_none() || may_fail, "it was not silent for long: {:?}", hub.failed);
+            }
         }
     }
 
@@ -200,6 +268,7 @@ impl Life {
         }
         self.job.step().unwrap();
         self.read_notices();
+        self.write_files();
         for rank in 0..WORKERS {
             self.check(rank);
         }
@@ -211,8 +280,10 @@ impl Life {
         if *stage == Stage::Joined && self.job.takes_part(rank) {
             *stage = Stage::TakesPart;
         }
-        if *stage != Stage::Dead && !self.fails() && !self.job.hubs.have(rank) {
-            assert_eq!(self.plot, Plot::Silence, "rank {rank} is lost, and lives");
+        let is_dead = *stage == Stage::Dead;
+        if !is_dead && !self.fails() && !self.job.hubs.have(rank) {
+            let may_be = self.plot == Plot::Silence || self.stages[rank as usize] == Stage::Hangs;
+            assert!(may_be, "rank {rank} is lost, and lives");
             self.dies(rank);
         }
     }
@@ -241,27 +312,34 @@ impl Life {
         }
     }
 
-    /// Snapshots have the weights of their round. Each core may then take the next one.
+    /// Snapshots have the weights of their round.
     fn read_notices(&mut self) {
-        let mut done = 0;
         for notice in &self.job.notices[self.read..] {
             match notice {
                 Notice::Snapshot { taken, .. } => {
                     if let Ok(part) = &taken.part {
                         self.ledger.check_part(part, &self.layout, taken.before);
-                        self.disks.take(part, taken.before, &mut self.dice);
+                        self.disks.take(part, taken.occasion);
                         self.counts.snapshots += 1;
                     }
-                    done += 1;
                 }
                 Notice::Skipped { chunk, rounds, .. } => self.ledger.skip(*chunk, rounds.clone()),
                 Notice::WorkerGone { by_itself: true, .. } => {}
+                // A hub was lost again before all had weights.
+                Notice::JobFailed { .. } if self.fails() => {}
                 notice => panic!("{notice:?}, {:?}", self.stages),
             }
         }
         self.read = self.job.notices.len();
-        if done > 0 {
-            (0..self.job.cores.len()).for_each(|core| self.job.give_back(core));
+    }
+
+    /// Hubs write the files that are due, some sooner than others.
+    fn write_files(&mut self) {
+        let Life { job, disks, dice, .. } = self;
+        for (hub, control) in (0..).zip(&mut job.hubs.hubs) {
+            if control.has_file() && dice.below(4) == 0 {
+                control.write(|occasion, before, whole| disks.write((hub, occasion), before, whole, dice));
+            }
         }
     }
 
@@ -270,8 +348,10 @@ impl Life {
         self.job.hubs.post.gives_up_one_in = None;
         let come_back = |life: &mut Life| {
             // A hub may still wait for one that it does not hear.
-            if life.plot == Plot::Silence && life.dice.below(200) == 0 {
-                life.time_passes();
+            match life.dice.below(200) {
+                0 if life.plot == Plot::Silence => life.time_passes(),
+                1..4 if life.stages.contains(&Stage::Hangs) => life.is_silent(),
+                _ => {}
             }
             for rank in 0..WORKERS {
                 let stage = &mut life.stages[rank as usize];

@@ -1,4 +1,4 @@
-//! Lives of jobs: workers that die, lose their links, come back and die again before they take part; snapshots; hubs that do not hear
+//! Lives of jobs: workers that die, hang, leave, lose their links, come back and die again before they take part; snapshots; hubs that do not hear
 //! each other, stop, die, and come back from a checkpoint; all at any moment, at one hub or several, whose control is late.
 //!
 //! All workers push ones, and the mean of ones is one, whoever takes part: at a learning rate of 1 a weight after round `r` is `-r`, less
@@ -12,6 +12,9 @@
 //! | no event is lost: whoever waits is woken, and hears news by their version | simulated members, who look at nothing else |
 //! | every wait ends | [`Life::until`], at any moment of a life |
 //! | a job that fails at a hub fails at all hubs, closes all links, and leaves nothing on a core | [`Life::end`] |
+//! | a worker that hangs is lost, and one that is silent for a shorter time is not | [`Life::until`] |
+//! | a state that all hubs were said to have written is there, unless a disk damages it | [`Life::come_back`] |
+//! | a worker comes back as its machine says, if a hub is lost; it does not if the job is over | [`Life::end`] |
 //! | a job that comes back says how many rounds are lost | [`Life::come_back`] |
 
 mod disks;
@@ -26,6 +29,8 @@ use life::Life;
 #[derive(Debug, Default)]
 struct Counts {
     deaths: usize,
+    hangs: usize,
+    leaves: usize,
     snapshots: usize,
     /// The files that were not written.
     failures: usize,
@@ -36,18 +41,34 @@ struct Counts {
     ends: usize,
     /// The jobs that went on from a checkpoint.
     returns: usize,
+    /// The workers that lost a hub again before they had its weights.
+    lost_again: usize,
 }
 
 impl Counts {
     fn add(&mut self, other: &Counts) {
-        let Counts { deaths, snapshots, failures, refusals, given_up, ends, returns } = other;
+        let Counts {
+            deaths,
+            hangs,
+            leaves,
+            snapshots,
+            failures,
+            refusals,
+            given_up,
+            ends,
+            returns,
+            lost_again,
+        } = other;
         self.deaths += deaths;
+        self.hangs += hangs;
+        self.leaves += leaves;
         self.snapshots += snapshots;
         self.failures += failures;
         self.refusals += refusals;
         self.given_up += given_up;
         self.ends += ends;
         self.returns += returns;
+        self.lost_again += lost_again;
     }
 }
 
@@ -60,8 +81,13 @@ fn whoever_comes_and_goes_each_round_is_stepped_once() {
     eprintln!("{counts:?}");
     if std::env::var_os("PHUB_SIM_SEED").is_none() {
         let often = counts.deaths > 1000 && counts.snapshots > 1000 && counts.refusals > 1000;
-        let seldom =
-            counts.failures > 200 && counts.given_up > 100 && counts.ends > 100 && counts.returns > 50;
+        let seldom = counts.failures > 200
+            && counts.given_up > 100
+            && counts.ends > 100
+            && counts.returns > 50
+            && counts.hangs > 100
+            && counts.leaves > 100
+            && counts.lost_again > 10;
         assert!(often && seldom, "some of it hardly happens: {counts:?}");
     }
 }

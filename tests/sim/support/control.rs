@@ -8,6 +8,7 @@
 //! leaves one. After each event the control checks what must always be true; a failure prints the story so far.
 
 mod ends;
+mod files;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -19,8 +20,8 @@ use coordinator::input::{
     ReleasedByLead,
 };
 use coordinator::{
-    Cause, CutAt, CutId, Effect, Event, Hub, Join, LateLimits, Made, MemberOf, Purpose, Quotas, Secret,
-    Settings, Step, Stepped, Token,
+    Blame, Cause, CutAt, CutId, Effect, Event, Files, Hub, Join, LateLimits, Made, MemberOf, Purpose, Quotas,
+    Secret, Settings, Step, Stepped, Token,
 };
 use fabric::any::Transport;
 use fabric::{RecvWindow, SpanError, Spans, sim};
@@ -28,6 +29,7 @@ use pbox_core::control::{ArrivedRequest, HeartbeatReply, JoinRequest, Member, Pa
 use pbox_core::{Core, JobId, JobTerms, LevelTerms, Notice, Numbers, NumbersByRound, Occasion, Round, Share};
 
 use crate::hubs::Letter;
+pub use files::{FilesHere, known_to};
 
 /// The last lines of a story are those that matter.
 const TOLD: usize = 60;
@@ -56,7 +58,9 @@ enum Command {
     /// Finish no round.
     Hold(CutId),
     /// Take a snapshot before a round.
-    Snapshot(Round),
+    Snapshot(Occasion, Round),
+    /// Take the next snapshot. The memory of the one before is lost.
+    GiveBack,
     /// Go on.
     Release { cut: CutId, from: Round, admitted: Arc<[u32]>, ahead: Arc<[u32]> },
     /// Forget the job, which has failed.
@@ -73,7 +77,8 @@ impl fmt::Display for Command {
             Command::UnlinkAbove => write!(out, "drops the links that lead up"),
             Command::BeginBelow(_, first) => write!(out, "begins with round {}", first.0),
             Command::Hold(cut) => write!(out, "holds for {cut:?}"),
-            Command::Snapshot(before) => write!(out, "takes a snapshot before round {}", before.0),
+            Command::GiveBack => write!(out, "may take the next snapshot"),
+            Command::Snapshot(_, before) => write!(out, "takes a snapshot before round {}", before.0),
             Command::Release { cut, from, admitted, .. } => {
                 write!(out, "goes on after {cut:?}, with {admitted:?} from round {}", from.0)
             }
@@ -100,8 +105,10 @@ pub struct Control {
     pub letters: Vec<Letter>,
     /// At another hub than hub 0: the cut of hub 0 that each cut here answers, and whether by its end.
     follows: HashMap<CutId, (CutId, bool)>,
-    /// The snapshots that the cores were asked for.
-    snapshots: u64,
+    /// The hubs that own chunks.
+    owners: Vec<u32>,
+    /// The snapshots and files.
+    pub files: FilesHere,
     /// The cut that lets the members begin, which waits for the hubs above.
     waits_above: Option<CutId>,
     /// The cores that have links to the hubs above, which are lost, until there are others.
@@ -127,10 +134,22 @@ pub struct Control {
 }
 
 /// A hub with one job alone, which begins with a round.
-fn hub_of(job: (JobId, String), terms: &Arc<JobTerms>, share: Share, made: Made, first: Round) -> Hub {
+fn hub_of(
+    job: (JobId, String),
+    terms: &Arc<JobTerms>,
+    share: Share,
+    made: Made,
+    (first, files): (Round, &Files),
+) -> Hub {
     let late = LateLimits { warning: Duration::MAX, limit: None };
     let mut hub = Hub::new(Settings { jobs_limit: 1, quotas: Quotas::default(), late });
-    let of_hub = HubOf { share, pieces: Vec::new(), secret: SECRET, first_round: first, files: Vec::new() };
+    let of_hub = HubOf {
+        share,
+        pieces: Vec::new(),
+        secret: SECRET,
+        first_round: first,
+        files: known_to(share.hub, files),
+    };
     let from = (first, NumbersByRound::new(Numbers::new(terms.optimizer)));
     let (job, name) = job;
     hub.ask(Begin { job, name, terms: Arc::clone(terms), made, hub: of_hub, from }, Instant::now());
@@ -155,8 +174,21 @@ impl Control {
         cores: usize,
         is_below: bool,
     ) -> Self {
-        let made = Made { cores, is_below, ..Made::default() };
-        let hub = hub_of(named.clone(), terms, share, made, Round(0));
+        Control::with_owners(named, terms, share, (cores, is_below), &[cores])
+    }
+
+    /// The same of several hubs, each with so many shards that own chunks.
+    pub fn with_owners(
+        named: (JobId, String),
+        terms: &Arc<JobTerms>,
+        share: Share,
+        (cores, is_below): (usize, bool),
+        owners: &[usize],
+    ) -> Self {
+        let made = Made { cores, is_below, owners: owners[share.hub as usize], ..Made::default() };
+        let owners = Vec::from_iter((0..).zip(owners).filter(|(_, shards)| **shards > 0).map(|(hub, _)| hub));
+        let files = Files::new(owners.iter().map(|&hub| (hub, Vec::new())));
+        let hub = hub_of(named.clone(), terms, share, made, (Round(0), &files));
         let ((id, name), now) = (named, Instant::now());
         Control {
             heard: hub.job(id).expect("it begins").news().clone(),
@@ -169,7 +201,8 @@ impl Control {
             begun: Vec::new(),
             letters: Vec::new(),
             follows: HashMap::new(),
-            snapshots: 0,
+            owners,
+            files: FilesHere::default(),
             waits_above: None,
             unlinked_above: None,
             failed: None,
@@ -402,7 +435,7 @@ impl Control {
     }
 
     /// Notes what a core has said by itself.
-    pub fn hear(&mut self, notice: &Notice) {
+    pub fn hear(&mut self, core: usize, notice: &Notice) {
         match notice {
             Notice::WorkerGone { rank, reason, by_itself, .. } => {
                 let (rank, reason, by_itself) = (*rank, reason.clone(), *by_itself);
@@ -410,8 +443,11 @@ impl Control {
             }
             // The ends of links that are lost anyway are no news.
             Notice::AboveGone { .. } if self.unlinked_above.is_some() => {}
-            Notice::AboveGone { reason, .. } | Notice::JobFailed { reason, .. } => self.fails(reason.clone()),
-            Notice::Snapshot { .. } | Notice::Skipped { .. } => {}
+            Notice::AboveGone { reason, .. } | Notice::JobFailed { reason, .. } => {
+                self.fails(reason.clone(), Blame::Job);
+            }
+            Notice::Snapshot { taken, .. } => self.taken(core, taken),
+            Notice::Skipped { .. } => {}
         }
     }
 
@@ -454,9 +490,12 @@ impl Control {
                 core.begin_below(job, first);
                 self.answer(cut, Stepped::Below)
             }
-            Command::Snapshot(before) => {
-                self.snapshots += 1;
-                core.take_snapshot(job, Occasion::Asked(self.snapshots), before, notices);
+            Command::Snapshot(occasion, before) => {
+                core.take_snapshot(job, occasion, before, notices);
+                None
+            }
+            Command::GiveBack => {
+                core.give_back(job, None);
                 None
             }
             Command::Hold(cut) => {
@@ -475,7 +514,7 @@ impl Control {
                 self.answer(cut, Stepped::Released)
             }
         };
-        notices[heard..].iter().for_each(|notice| self.hear(notice));
+        notices[heard..].iter().for_each(|notice| self.hear(place, notice));
         self.reports.extend(done);
         Ok(())
     }
@@ -568,7 +607,10 @@ impl Control {
             },
             Effect::TellArrived(request) => self.letters.push(Letter::Arrived(request)),
             Effect::TellLost(worker, reason) => self.letters.push(Letter::Lost(worker, reason)),
-            Effect::Cut(_, Step::TakeSnapshot(before)) => self.command(|| Command::Snapshot(before)),
+            Effect::Cut(_, Step::TakeSnapshot(occasion, before)) => {
+                self.command(|| Command::Snapshot(occasion, before));
+            }
+            Effect::Snapshot(occasion, before, whole) => self.snapshot_over(occasion, before, whole.is_ok()),
             Effect::Cut(cut, Step::BeginAbove) => self.waits_above = Some(cut),
             Effect::Cut(cut, step) => {
                 assert_eq!(self.answers.0, 0, "one step at a time");
@@ -585,8 +627,10 @@ impl Control {
             }
             Effect::DropLinks(rank, _) => self.command(|| Command::Unlink(rank)),
             Effect::RemoveWorker(rank) => self.command(|| Command::Remove(rank)),
-            Effect::Fail(reason, _) => self.fails(reason),
-            Effect::HeldTooLong(limit) => self.fails(format!("hub 0 holds the job for more than {limit:?}")),
+            Effect::Fail(reason, blame) => self.fails(reason, blame),
+            Effect::HeldTooLong(limit) => {
+                self.fails(format!("hub 0 holds the job for more than {limit:?}"), Blame::Hub);
+            }
             Effect::Wake => self.wakes += 1,
             Effect::TookPart(..) | Effect::Relinked(_) | Effect::Lost { .. } | Effect::Forget(..) => {}
             effect => panic!("no simulated job has such an effect: {effect:?}"),

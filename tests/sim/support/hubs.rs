@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use coordinator::{CutId, Purpose};
-use pbox_core::control::{ArrivedRequest, HoldRequest, ReleaseRequest};
+use coordinator::{Blame, CutId, Purpose};
+use pbox_core::control::{ArrivedRequest, HoldRequest, PartState, ReleaseRequest, WholeRounds};
 use pbox_core::{JobTerms, Round, Share};
 
 use crate::control::Control;
@@ -27,7 +27,11 @@ pub enum Letter {
     /// A hub has lost a worker, and goes on.
     Lost(u64, String),
     /// The job has failed at a hub.
-    Failed(String),
+    Failed(String, Blame),
+    /// Hub 0 asks this hub for its part of the checkpoint before a round, and says what is whole.
+    HasPart(u32, Round, WholeRounds),
+    /// The other hub has files of these rounds, and its part is in this state.
+    Part(Round, Vec<Round>, PartState),
 }
 
 impl Letter {
@@ -54,10 +58,12 @@ pub struct Hubs {
 }
 
 impl Hubs {
-    /// The hubs of a job that gathers, each with this many cores.
-    pub fn new(terms: &Arc<JobTerms>, cores: usize) -> Self {
-        let hub =
-            |hub| Control::new((JOB, "the job".to_owned()), terms, Share::of_hub(terms, hub), cores, false);
+    /// The hubs of a job that gathers, each with this many cores, and so many shards that own chunks.
+    pub fn new(terms: &Arc<JobTerms>, cores: usize, owners: &[usize]) -> Self {
+        let hub = |hub| {
+            let (job, share) = ((JOB, "the job".to_owned()), Share::of_hub(terms, hub));
+            Control::with_owners(job, terms, share, (cores, false), owners)
+        };
         let hubs = (0..terms.hubs).map(hub).collect();
         Hubs { hubs, post: Post::default(), workers: 0, names: vec![0; terms.workers as usize] }
     }
@@ -156,6 +162,9 @@ impl Hubs {
             Letter::Release(cut, _) if hub.failed.is_some() => {
                 hub.letters.push(Letter::Released(cut, ended().map(|_: Option<Round>| ())));
             }
+            Letter::HasPart(..) | Letter::Part(..) if hub.failed.is_some() => {}
+            Letter::HasPart(_, before, whole) => hub.part_asked(before, whole),
+            Letter::Part(before, rounds, part) => hub.part_is(from as u32, before, rounds, part),
             Letter::Hold(cut, request) => hub.follow(cut, Purpose::Follow(request.cut)),
             Letter::Release(cut, request) => hub.released_by_lead(cut, request),
             Letter::Held(cut, front) => {
@@ -165,7 +174,7 @@ impl Hubs {
                 let answer = released.map(|()| None);
                 self.post.answered(from, cut, true, answer).into_iter().for_each(|event| hub.report(event));
             }
-            Letter::Failed(reason) => hub.fails(reason),
+            Letter::Failed(reason, blame) => hub.fails(reason, blame),
             Letter::Arrived(request) => hub.arrived(&request),
             Letter::Lost(worker, reason) => {
                 if let Some(rank) = hub.job().rank(worker) {

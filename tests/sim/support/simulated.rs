@@ -1,10 +1,12 @@
 //! A hub and its workers over the simulated transport, in one thread. The caller makes every step, and a seed decides the
 //! rest. For tests with faults, and for the probe without processes.
 
+use std::num::NonZeroU32;
 use std::ops::Range;
 use std::sync::Arc;
 
 use anyhow::Result;
+use coordinator::Files;
 use fabric::sim::{self, EndId, Net};
 use fabric::{RecvWindow, SendWindow};
 use pbox_core::frame::HEADER_BYTES;
@@ -37,6 +39,8 @@ pub struct Terms {
     /// Cores carry the commands of the control out late, and the control takes reports in late, by this seed. Without a seed both
     /// are done at once.
     pub late: Option<u64>,
+    /// A snapshot is due every so many rounds.
+    pub snapshot_every: Option<NonZeroU32>,
     /// The job goes on from a state.
     pub again: Option<Again>,
 }
@@ -46,6 +50,8 @@ pub struct Terms {
 pub struct Again {
     /// The state of all hubs, if there is one.
     pub restored: Option<Arc<Restored>>,
+    /// The files of each hub that owns chunks.
+    pub files: Files,
     /// The round that each worker had reached, by rank; nothing of those that come new.
     pub reached: Vec<Option<Round>>,
 }
@@ -65,6 +71,7 @@ impl Terms {
             worker_credit: None,
             is_orderly: false,
             late: None,
+            snapshot_every: None,
             again: None,
         }
     }
@@ -139,6 +146,9 @@ impl Simulated {
         let shards =
             placement.chunks_by_core().into_iter().flat_map(|chunks| dealt(layout, &chunks, terms.shards));
         let shards: Vec<Vec<ChunkId>> = shards.collect();
+        let of_hub = shards.chunks(cores * terms.shards);
+        let owners = of_hub.map(|shards| shards.iter().filter(|chunks| !chunks.is_empty()).count());
+        let owners = Vec::from_iter(owners);
         let spans = |chunks: &Vec<ChunkId>| wire.weights_spans(chunks);
         let (weights, claims) =
             SendWindow::new(wire.weights_window_bytes())?.split(shards.iter().map(spans).collect())?;
@@ -147,16 +157,17 @@ impl Simulated {
         for _ in 0..placement.cores() {
             let mut core = Core::new(net.port(), Kernels::detect());
             for mut spec in specs.by_ref().take(terms.shards) {
+                spec.snapshot_every = terms.snapshot_every;
                 spec.restored = terms.again.as_ref().and_then(|again| again.restored.clone());
                 core.add_job(JOB, spec)?;
             }
             hub.push(core);
         }
         let workers = job.workers;
-        let (dice, mut hubs) = (Dice::new(terms.late.unwrap_or(0)), Hubs::new(&job, cores));
-        if let Some(Again { restored, reached }) = &terms.again {
+        let (dice, mut hubs) = (Dice::new(terms.late.unwrap_or(0)), Hubs::new(&job, cores, &owners));
+        if let Some(Again { restored, files, reached }) = &terms.again {
             let first = restored.as_ref().map_or(Round(0), |restored| restored.round());
-            hubs.hubs.iter_mut().for_each(|hub| hub.begin_again(first, reached));
+            hubs.hubs.iter_mut().for_each(|hub| hub.begin_again(first, files, reached));
         }
         let mut simulated = Simulated {
             net,
@@ -336,8 +347,9 @@ impl Simulated {
 
     /// The hub of a core hears the core's notices from this one on.
     fn hear(&mut self, core: usize, from: usize) {
-        let hub = &mut self.hubs.hubs[core / self.terms.cores];
-        self.notices[from..].iter().for_each(|notice| hub.hear(notice));
+        let (hub, core) = (core / self.terms.cores, core % self.terms.cores);
+        let hub = &mut self.hubs.hubs[hub];
+        self.notices[from..].iter().for_each(|notice| hub.hear(core, notice));
     }
 
     /// Workers that take part at all hubs begin. A session waits for the news of all its hubs, too.
@@ -364,6 +376,18 @@ impl Simulated {
     /// Lets the job go on. The workers in `admitted` take part from round `from` on.
     pub fn release(&mut self, from: Round, admitted: &[u32]) {
         self.cores.iter_mut().for_each(|core| core.release(JOB, from, admitted, &mut self.notices));
+    }
+
+    /// A worker hangs: it does nothing any more, and its links stay.
+    pub fn hang(&mut self, rank: u32) {
+        self.alive[rank as usize] = false;
+    }
+
+    /// A worker leaves all hubs, and then closes its links.
+    pub fn leave(&mut self, rank: u32) {
+        self.hubs.hubs.iter_mut().for_each(|hub| hub.leaves(rank));
+        self.alive[rank as usize] = false;
+        self.ends[rank as usize].iter().for_each(|&end| self.net.kill(end));
     }
 
     /// Kills a worker: its links end without a goodbye.
@@ -418,11 +442,6 @@ impl Simulated {
     /// Cuts the job for a snapshot at all hubs. Each core says later what came of it.
     pub fn snapshot(&mut self) {
         self.hubs.lead().snapshot();
-    }
-
-    /// Lets a core take the next snapshot. The memory of the one before is lost.
-    pub fn give_back(&mut self, core: usize) {
-        self.cores[core].give_back(JOB, None);
     }
 
     /// Whether the control has something to do.

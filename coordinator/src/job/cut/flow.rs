@@ -142,7 +142,9 @@ impl Job {
     }
 
     pub(super) fn end_with_snapshot(&mut self, cut: Cut) -> Vec<Effect> {
-        let takes = cut.snapshot().0.then_some(Effect::Cut(cut.id, Step::TakeSnapshot(cut.before)));
+        let is_awaited = !matches!(cut.purpose, Purpose::Follow(_));
+        let takes = cut.snapshot().0.then(|| self.begin_snapshot(cut.before, is_awaited));
+        let takes = takes.map(|occasion| Effect::Cut(cut.id, Step::TakeSnapshot(occasion, cut.before)));
         takes.into_iter().chain(self.release(cut)).collect()
     }
 

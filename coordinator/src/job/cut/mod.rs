@@ -25,8 +25,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pbox_core::Round;
 use pbox_core::control::{HoldRequest, ReleaseRequest};
+use pbox_core::{Occasion, Round};
 use serde::{Deserialize, Serialize};
 
 use crate::hubs::StaleCut;
@@ -73,7 +73,7 @@ pub enum Step {
     /// Let no chunk go further than this round, or than these lines.
     EndBefore(Round, Arc<[Option<Round>]>),
     /// Have all cores take a snapshot before this round.
-    TakeSnapshot(Round),
+    TakeSnapshot(Occasion, Round),
     /// Have the other hubs release the job.
     ReleaseOthers(ReleaseRequest),
     /// Release the job on all cores.

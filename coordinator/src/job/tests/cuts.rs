@@ -77,7 +77,7 @@ impl Hub {
             Vec::new(),
             Secret([7; 16]),
             Round(0),
-            Vec::new(),
+            crate::Files::default(),
         );
         join(&mut job, 0);
         join(&mut job, 1);
@@ -153,7 +153,7 @@ impl Hubs {
                 assert!(std::mem::replace(&mut hub.is_held, false), "hub {number} is released, and not held");
                 Stepped::Released
             }
-            Step::TakeSnapshot(before) => {
+            Step::TakeSnapshot(_, before) => {
                 assert!(hub.is_held, "hub {number} is held while a snapshot is taken");
                 assert!(before >= hub.front, "no chunk is past a snapshot");
                 return hub.taken.push((cut, before));

@@ -97,9 +97,11 @@ impl Hub {
     fn new(share: Share, saves: bool, front: Option<(u32, u32)>, saved: u32) -> Self {
         let mut job = gathering(1, OnLoss::Stop, Members::Workers, 1);
         let piece = Piece { key: KeyId(0), chunks: 0..1, elements: 0..16 };
-        let files = (0..share.hubs).map(|hub| (hub, vec![Round(saved)])).collect();
+        let files = crate::Files::new((0..share.hubs).map(|hub| (hub, vec![Round(saved)])));
         job.hubs =
             crate::Hubs::new(share, Vec::from_iter(front.map(|_| piece)), Secret([7; 16]), Round(0), files);
+        let last = CheckpointReply { round: Round(saved), bytes: 0, milliseconds: 0, error_before: None };
+        job.checkpoints.last = Some(last).filter(|_| saved > 0);
         join(&mut job, 0);
         job.connect(0, crate::Token([1; 16])).unwrap();
         job.take_part(&[0], Round(0));
@@ -158,7 +160,7 @@ impl Hubs {
         if hub.job.failed() {
             return;
         }
-        let saves = Saves { newest: hub.job.hubs.rounds.last().copied(), stops: false, hubs: names };
+        let saves = Saves { stops: false, hubs: names };
         let effects = match hub.saves {
             true => hub.job.fail_and_save(reason, Blame::Job, saves, now),
             false => hub.job.fail(reason, false, now),

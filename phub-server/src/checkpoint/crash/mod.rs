@@ -70,7 +70,7 @@ impl Job {
             told: Vec::new(),
             files: Files::default(),
         };
-        job.begins(Round(0), vec![Vec::new(); hubs as usize]);
+        job.begins(Round(0), no_files(hubs));
         job
     }
 
@@ -83,12 +83,12 @@ impl Job {
         file.ends_with(".safetensors") && file.split(['@', '.']).next() == Some(self.name)
     }
 
-    fn begins(&mut self, round: Round, rounds: Vec<Vec<Round>>) {
+    fn begins(&mut self, round: Round, files: Files) {
         self.round = round;
-        self.files = Files::new((0..).zip(rounds.clone()));
-        self.told = vec![WholeRounds::default(); rounds.len()];
-        self.told[0] = self.files.whole();
-        self.rounds = rounds;
+        self.rounds = files.of_hubs().map(|(_, rounds)| rounds.to_vec()).collect();
+        self.told = vec![WholeRounds::default(); self.rounds.len()];
+        self.told[0] = files.whole();
+        self.files = files;
     }
 
     /// Checks the state that the job goes on from.
@@ -110,6 +110,10 @@ impl Job {
         assert!(self.floor <= Some(number), "job {}: older than state {:?}", self.name, self.floor);
         self.floor = Some(number);
     }
+}
+
+fn no_files(hubs: u32) -> Files {
+    Files::new((0..hubs).map(|hub| (hub, Vec::new())))
 }
 
 struct Story {
@@ -258,7 +262,7 @@ impl Story {
         tell(format!("job {}: its files are removed", old.name));
         self.jobs[job].may_be_gone = true;
         if let Some(Ok(())) = self.does(0, trouble, |_, store| store.remove_job(old)) {
-            self.jobs[job].begins(Round(0), vec![Vec::new()]);
+            self.jobs[job].begins(Round(0), no_files(1));
         } else {
             self.hubs[0] = None;
         }
@@ -315,7 +319,7 @@ impl Story {
         }
         let job = &mut self.jobs[job];
         (job.floor, job.is_damaged) = (None, false);
-        job.begins(Round(0), vec![Vec::new(); job.hubs as usize]);
+        job.begins(Round(0), no_files(job.hubs));
     }
 
     fn restores(&mut self, job: usize, is_calm: bool) -> bool {
@@ -332,33 +336,28 @@ impl Story {
                 let restored = loaded.map(|loaded| loaded.restored);
                 let state = restored.map(|state| (state.round(), self.values(Share::WHOLE, &state)));
                 let job = &mut self.jobs[job];
-                job.begins(state.as_ref().map_or(Round(0), |(round, _)| *round), vec![Vec::new()]);
+                job.begins(state.as_ref().map_or(Round(0), |(round, _)| *round), no_files(1));
                 job.goes_on(state);
             }
         }
         true
     }
 
-    /// Chooses a round and loads its parts, as `Registry::lead` and `Registry::restore` do.
+    /// Loads the parts of the round that the coordinator has chosen, as `Registry::restore` does.
     fn restores_parts(&mut self, job: usize, is_calm: bool) -> bool {
         let (name, hubs) = (self.jobs[job].name, self.jobs[job].hubs as usize);
         let shares: Vec<Share> = (0..hubs).map(|hub| self.jobs[job].share(hub)).collect();
-        let store = |hub: usize| self.hubs[hub].as_ref().expect("all live");
-        let mut rounds: Vec<Vec<Round>> =
-            (0..hubs).map(|hub| store(hub).rounds(name, shares[hub]).unwrap()).collect();
-        let has_files = rounds.iter().any(|rounds| !rounds.is_empty());
-        let found = loop {
-            let Some(&round) = Files::new((0..).zip(rounds.clone())).whole().rounds.last() else {
-                break None;
-            };
-            let is_damaged = |hub: &usize| store(*hub).damage(name, shares[*hub], round).unwrap().is_some();
-            let damaged: Vec<usize> = (0..hubs).filter(is_damaged).collect();
-            if damaged.is_empty() {
-                break Some(round);
-            }
-            damaged.into_iter().for_each(|hub| rounds[hub].retain(|&of| of != round));
-        };
-        let Some(round) = found else {
+        let store = |hub: u32| self.hubs[hub as usize].as_ref().expect("all live");
+        let rounds = |hub: u32| store(hub).rounds(name, shares[hub as usize]).unwrap();
+        let mut files = Files::new((0..hubs as u32).map(|hub| (hub, rounds(hub))));
+        let has_files = files.newest().is_some();
+        let is_damaged =
+            |hub: u32, round| store(hub).damage(name, shares[hub as usize], round).map(|why| why.is_some());
+        let found = files.go_on(|round| {
+            let damaged = (0..hubs as u32).map(|hub| Ok(is_damaged(hub, round)?.then_some(hub)));
+            damaged.filter_map(Result::transpose).collect::<Result<_, CheckpointError>>()
+        });
+        let Some(round) = found.unwrap() else {
             match has_files {
                 true => self.begins_anew(job),
                 false => self.jobs[job].goes_on(None),
@@ -379,9 +378,8 @@ impl Story {
             let Some(Ok(part)) = loaded else { return false };
             values.extend(part);
         }
-        rounds.iter_mut().for_each(|rounds| rounds.retain(|&of| of <= round));
         let job = &mut self.jobs[job];
-        job.begins(round, rounds);
+        job.begins(round, files);
         job.goes_on(Some((round, values)));
         true
     }

@@ -121,22 +121,19 @@ impl Registry {
     /// Hub 0 asks for this hub's part of a checkpoint.
     pub async fn written(&self, id: JobId, request: WrittenRequest) -> Result<WrittenReply, Refusal> {
         let WrittenRequest { before, whole, wait_ms, .. } = request;
-        let mut part = self.of_job(id, |_, job| job.checkpoints.part.subscribe())?;
         self.lock().ask(HasWhole { job: id, whole });
         let wait = Duration::from_millis(wait_ms).min(self.heartbeat_hold());
-        let is_under_way = |state: &PartState| matches!(state, PartState::Collecting | PartState::Writing);
-        // Round 0 has no checkpoint: it stands for the part that is under way now, if there is one.
-        let asked_for = |(round, state): &(Round, PartState)| match before {
-            Round(0) if *round > before && is_under_way(state) => state.clone(),
-            Round(0) => PartState::Written(0),
-            _ if *round < before => PartState::Collecting,
-            _ if *round == before => state.clone(),
-            _ => PartState::Failed(format!("it is at round {} by now", round.0)),
+        let part = || self.of_job(id, |state, _| state.part_before(before));
+        let is_decided = async {
+            loop {
+                let freed = self.freed.notified(); // before the look, so that no end is missed
+                match part()? {
+                    PartState::Collecting | PartState::Writing => freed.await,
+                    part => return Ok(part),
+                }
+            }
         };
-        // Ends early when the job does.
-        let _ =
-            tokio::time::timeout(wait, part.wait_for(|part| !is_under_way(&asked_for(part)))).await.is_ok();
-        let part = asked_for(&part.borrow());
+        let part = tokio::time::timeout(wait, is_decided).await.unwrap_or_else(|_| part())?;
         let rounds = self.of_job(id, |state, _| state.hubs().rounds.clone())?;
         Ok(WrittenReply { rounds, part })
     }

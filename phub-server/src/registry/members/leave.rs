@@ -38,22 +38,18 @@ impl Registry {
             return self.give_up(job, &token, (why, hub_lost, stops)).await;
         }
         let (last, mut checkpoint_error) =
-            self.lock().member(job, &token).map(|(MemberOf { job: id, rank }, (state, job))| {
+            self.lock().member(job, &token).map(|(MemberOf { job: id, rank }, (state, _))| {
                 // Hub 0 has all hubs write a checkpoint, so a worker leaves hub 0 first.
                 let is_last = state.runs() && !state.has_others(rank);
-                // A job without weights has nothing to save. Its keys may be in different rounds, of which none ends.
-                let saves = state.terms().optimizer.keeps_weights();
-                let last =
-                    is_last && saves && !state.made().trial && state.hubs().leads() && job.above.is_none();
                 // Others may not look at how the last one ends.
-                let failed =
-                    job.checkpoints.error.as_ref().filter(|_| !is_last && job.checkpoints.has_failed);
+                let checkpoints = state.checkpoints();
+                let failed = checkpoints.error.as_ref().filter(|_| !is_last && checkpoints.has_failed);
                 let failed = failed.map(|why| {
                     format!(
                         "the last attempt failed, and the hub tries again when the last worker leaves: {why}"
                     )
                 });
-                (last.then_some(id), failed)
+                (state.ends_with(rank).then_some(id), failed)
             })?;
         if let Some(id) = last.filter(|_| self.store.is_some() && !was_trial)
             && let Err(why) = self.checkpoint_job(id, CHECKPOINT_AT_END).await

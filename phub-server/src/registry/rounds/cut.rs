@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use coordinator::input::Cut;
 use coordinator::{CutId, Event, JobEnded, Purpose, Step, Stepped};
-use pbox_core::control::{HoldReply, PartState};
+use pbox_core::control::HoldReply;
 use pbox_core::{JobId, further};
 use serde_json::Value;
 use tokio::sync::oneshot;
@@ -15,7 +15,8 @@ use tokio::sync::oneshot;
 use crate::cores::{Command, Reply};
 use crate::registry::Registry;
 use crate::registry::job::Job;
-use crate::registry::rounds::waits::{Came, Collects, answers};
+use crate::registry::rounds::waits::{Came, answers};
+use crate::registry::saved::collected::Collects;
 
 impl Registry {
     /// Cuts a job, and waits until the cut is over, or until hub 0's cut holds the job.
@@ -73,12 +74,10 @@ impl Registry {
                 let asked = self.ask_job(job, end);
                 self.tell_step(id, cut, async { answers(asked).await.map(|_| Stepped::Ends) });
             }
-            Step::TakeSnapshot(before) => {
+            Step::TakeSnapshot(occasion, before) => {
                 let collects = job.wait_for_cuts.collects(cut);
-                if collects.is_none() {
-                    job.checkpoints.part.send_replace((before, PartState::Collecting));
-                }
-                self.take_snapshot(job, before, collects);
+                self.collects(job, occasion, before, collects);
+                self.command(job, || Command::TakeSnapshot { job: id, occasion, before });
             }
             Step::ReleaseOthers(request) => self.tell_step(id, cut, async move {
                 let released = peers.ask_all::<Value>("release", "let the job's rounds go on", request).await;

@@ -7,7 +7,7 @@ use pbox_core::Round;
 use pbox_core::control::{FailedReply, LastReply};
 use tokio::sync::oneshot;
 
-use crate::registry::saved::collected::Collected;
+use crate::registry::saved::collected::Collects;
 
 /// The round before which a cut is, or to which a held job's chunks have come; or why there is no cut.
 pub(crate) type Came = Result<Option<Round>, NotCut>;
@@ -15,9 +15,6 @@ pub(crate) type Came = Result<Option<Round>, NotCut>;
 /// The requests that wait for a cut to end, or to hold the job for hub 0; each perhaps with the way of a snapshot.
 #[derive(Debug, Default)]
 pub(crate) struct WaitForCuts(HashMap<CutId, (oneshot::Sender<Came>, Option<Collects>)>);
-
-/// The way of a snapshot to the one who asked for it.
-pub(crate) type Collects = oneshot::Sender<Result<Collected, String>>;
 
 impl WaitForCuts {
     /// Waits for a cut, which may be for a snapshot.

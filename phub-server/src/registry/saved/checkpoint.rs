@@ -9,15 +9,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coordinator::input::HasFiles;
-use coordinator::{CutAt, is_needed, may_write};
-use pbox_core::control::{CheckpointReply, CheckpointRequest, PartState, RefusalCode};
+use coordinator::input::{BeginFile, EndFile, HasFiles, LacksPart};
+use coordinator::{CutAt, is_needed};
+use pbox_core::control::{CheckpointReply, CheckpointRequest, RefusalCode};
 use pbox_core::{JobId, Round, Snapshot};
 use tokio::task::JoinSet;
 
 use super::collected::{Collected, DISK_LIMIT, NoSnapshot, ROUND_LIMIT, ROUND_LIMIT_AT_STOP};
 use crate::registry::hubs::Peers;
-use crate::registry::{Because, Both, Refusal, Registry, on_thread};
+use crate::registry::{Because, Refusal, Registry, on_thread};
 
 impl Registry {
     /// Whether this hub writes checkpoints of a job that has no hubs above.
@@ -56,14 +56,10 @@ impl Registry {
     }
 
     async fn checkpoint_all(self: &Arc<Self>, why: &str) {
-        // Of a mesh, the job above is here, too.
-        let is_saved = |(state, job): &Both| match &job.above {
-            Some(_) => state.made().mesh.is_none() && !state.goes_on(),
-            None => self.saves(state),
-        };
-        let running = |both: &Both| both.0.runs() && is_saved(both);
-        let named = |(_, job): Both| (job.id, job.name.clone());
-        let jobs: Vec<(JobId, String)> = self.lock().jobs().filter(running).map(named).collect();
+        let has_files = self.store.is_some();
+        let is_saved = |state: &&coordinator::Job| state.is_saved_at_stop(has_files);
+        let named = |state: &coordinator::Job| (state.id(), state.name().to_owned());
+        let jobs: Vec<(JobId, String)> = self.lock().hub().jobs().filter(is_saved).map(named).collect();
         self.unsaved.send_replace(jobs.iter().map(|(_, name)| name.clone()).collect());
         let mut saves = JoinSet::new();
         for (id, job) in jobs {
@@ -135,10 +131,11 @@ impl Registry {
         let (id, before) = (collected.job, collected.before);
         let mut reply = self.save(collected).await?;
         let of_others = self.follow_parts(id, before, deadline).await.inspect_err(|why| {
-            let _ = self.of_job(id, |_, job| {
-                tracing::warn!(job = job.name, round = before.0, why, "checkpoint is not whole");
-                job.checkpoints.error = Some(why.clone());
-            });
+            let mut inner = self.lock();
+            if inner.ask(LacksPart { job: id, why: why.clone() }).is_ok() {
+                let job = inner.hub().job(id).map(coordinator::Job::name);
+                tracing::warn!(job, round = before.0, why, "checkpoint is not whole");
+            }
         })?;
         reply.bytes += of_others;
         Ok(reply)
@@ -148,7 +145,6 @@ impl Registry {
     pub(crate) async fn save(self: &Arc<Self>, mut collected: Collected) -> Result<CheckpointReply, String> {
         let (id, before) = (collected.job, collected.before);
         let (name, snapshot) = self.snapshot(&mut collected)?;
-        self.of_job(id, |_, job| job.checkpoints.part.send_replace((before, PartState::Writing)))?;
         let registry = Arc::clone(self);
         let write = move || {
             let result = registry.write(id, &name, &snapshot);
@@ -166,17 +162,8 @@ impl Registry {
         let store = self.store.as_ref().expect("snapshots are taken where there is a store");
         let writing = self.of_job(id, |_, job| Arc::clone(&job.checkpoints.writing))?;
         let _writing = writing.lock();
-        let (share, rounds, whole) = self.of_job(id, |state, _| {
-            let hubs = state.hubs();
-            (hubs.share, hubs.rounds.clone(), hubs.whole.clone())
-        })?;
-        if !share.is_whole() && !may_write(&whole, &rounds) {
-            return Err(format!(
-                "another hub of the job has not written its part of the rounds {:?}, which wait here for it; see the log \
-                 of hub 0",
-                rounds.iter().map(|round| round.0).collect::<Vec<_>>()
-            ));
-        }
+        let whole = self.lock().ask(BeginFile { job: id, before: snapshot.round() })??;
+        let share = self.of_job(id, |state, _| state.hubs().share)?;
         let start = Instant::now();
         let bytes = store.save(name, share, snapshot)?;
         if !share.is_whole() {
@@ -187,26 +174,26 @@ impl Registry {
         Ok(CheckpointReply { round: snapshot.round(), bytes, milliseconds, error_before: None })
     }
 
-    /// Keeps the result of a snapshot, for `GET /v1/hub` and for other hubs. A good one says why the one before failed.
-    fn note(&self, id: JobId, round: Round, result: &mut Result<CheckpointReply, String>) {
-        let _ = self.of_job(id, |_, job| match result {
+    /// Notes the result of a snapshot. A good one says why the one before failed.
+    fn note(&self, id: JobId, before: Round, result: &mut Result<CheckpointReply, String>) {
+        let mut inner = self.lock();
+        let Ok(error_before) = inner.ask(EndFile { job: id, before, written: result.clone() }) else {
+            return;
+        };
+        let Ok((_, job)) = inner.running(id) else { return };
+        match result {
             Ok(written) => {
-                written.error_before = job.checkpoints.error.take();
-                job.checkpoints.has_failed = false;
+                written.error_before = error_before;
                 let CheckpointReply { bytes, milliseconds, .. } = &*written;
-                tracing::info!(job = job.name, round = round.0, bytes, milliseconds, "checkpoint written");
-                job.checkpoints.last = Some(written.clone());
-                job.checkpoints.part.send_replace((round, PartState::Written(*bytes)));
+                tracing::info!(job = job.name, round = before.0, bytes, milliseconds, "checkpoint written");
             }
             Err(error) => {
                 // A disk that is full is full for the next one, too.
                 if let Some(times) = job.checkpoints.failures.count() {
-                    tracing::warn!(job = job.name, round = round.0, times, error, "checkpoint failed");
+                    tracing::warn!(job = job.name, round = before.0, times, error, "checkpoint failed");
                 }
-                job.checkpoints.has_failed = true;
-                job.checkpoints.error = Some(error.clone());
-                job.checkpoints.part.send_replace((round, PartState::Failed(error.clone())));
             }
-        });
+        }
+        self.freed.notify_waiters();
     }
 }

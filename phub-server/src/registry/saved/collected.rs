@@ -2,15 +2,13 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use coordinator::{JobEnded, NotCut};
 use fabric::Slab;
-use pbox_core::control::{CheckpointReply, PartState};
 use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart};
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, oneshot};
 
 use crate::cores::{Command, CoreHandle};
 use crate::seldom::Seldom;
@@ -24,42 +22,23 @@ pub(super) const ROUND_LIMIT_AT_STOP: Duration = Duration::from_secs(10);
 /// slow disk.
 pub(crate) const DISK_LIMIT: Duration = Duration::from_secs(3600);
 
-/// The checkpoints of one job.
+/// The part of one job's checkpoints that this hub has beside the coordinator.
 #[derive(Debug, Default)]
 pub(crate) struct Checkpoints {
-    pub(crate) collecting: Vec<Collecting>,
-    /// The rounds that each core has passed last without snapshots, and of which it says nothing more.
-    pub(crate) passed: HashMap<usize, RangeInclusive<Round>>,
-    pub(crate) asked: u64,
+    /// The snapshots whose parts are coming in, each perhaps with the way to the one who asked for it.
+    pub(super) collecting: HashMap<Occasion, (Collected, Option<Collects>)>,
     /// Held while a file is written: the last state of a failed job is written last.
-    pub(crate) writing: Arc<Mutex<()>>,
+    pub(super) writing: Arc<Mutex<()>>,
     /// Held while a client reads the state: one at a time, because each has a copy of it.
-    pub(crate) reading: Arc<tokio::sync::Mutex<()>>,
-    /// The last checkpoint that was written.
-    pub last: Option<CheckpointReply>,
-    /// Why the last attempt failed, or was skipped.
-    pub error: Option<String>,
-    /// Whether it failed: nothing but another attempt makes good what is lost then.
-    pub has_failed: bool,
+    pub(super) reading: Arc<tokio::sync::Mutex<()>>,
     /// For the log, which says it now and then.
-    pub failures: Seldom,
+    pub(super) failures: Seldom,
     /// Why the job did not go on from its newest checkpoint.
     pub warning: Option<String>,
-    /// The last one that was begun here, by its round, and how it is: other hubs of the job ask.
-    pub part: watch::Sender<(Round, PartState)>,
 }
 
-/// A snapshot whose parts are still coming in.
-#[derive(Debug)]
-pub(crate) struct Collecting {
-    pub(super) occasion: Occasion,
-    pub(super) collected: Collected,
-    /// Cores that have answered.
-    pub(super) answers: usize,
-    pub(super) refused: Option<String>,
-    /// The request that waits for it.
-    pub(super) done: Option<oneshot::Sender<Result<Collected, String>>>,
-}
+/// The way of a snapshot to the one who asked for it.
+pub(crate) type Collects = oneshot::Sender<Result<Collected, String>>;
 
 /// The parts of a snapshot, each with its core. When this is dropped, nobody will write the snapshot any more, and the cores
 /// get the memory of their parts back.
@@ -75,6 +54,12 @@ pub(crate) struct Collected {
 }
 
 impl Collected {
+    /// Takes a core's part.
+    pub(super) fn take(&mut self, core: usize, part: SnapshotPart) {
+        self.cores.push(core);
+        self.parts.push(part);
+    }
+
     /// Copies the parts, so that the cores have their memory back at once.
     pub(crate) fn copy(&mut self) -> Result<(), String> {
         let bytes: usize = self.parts.iter().map(|part| size_of_val(part.values.as_slice())).sum();

@@ -27,7 +27,6 @@ impl Registry {
     /// Returns what the coordinator must know to have a job's last state saved, if this hub saves it.
     pub(crate) fn saves_last(&self, state: &coordinator::Job, job: &Job) -> Option<Saves> {
         (self.saves(state) && job.above.is_none()).then(|| Saves {
-            newest: job.checkpoints.last.as_ref().map(|last| last.round),
             stops: self.stops.borrow().is_some(),
             hubs: job.peers.addresses.iter().map(|hub| hub.name.clone()).collect(),
         })
@@ -123,18 +122,13 @@ impl Registry {
             let mut inner = registry.lock();
             inner.release(&name);
             registry.freed.notify_waiters();
-            let checkpoints = inner.job(id).map(|(_, job)| &mut job.checkpoints);
-            match (saved, checkpoints) {
-                (Ok(Some(reply)), checkpoints) => {
+            match saved {
+                Ok(Some(reply)) => {
                     tracing::info!(job = name, round = reply.round.0, "the failed job's last state is saved");
-                    checkpoints.into_iter().for_each(|kept| kept.last = Some(reply.clone()));
                     registry.unsaved.send_modify(|names| names.retain(|unsaved| *unsaved != name));
                 }
-                (Ok(None), _) => {}
-                (Err(why), checkpoints) => {
-                    tracing::warn!(job = name, why, "the failed job's last state is not saved");
-                    checkpoints.into_iter().for_each(|kept| kept.error = Some(why.clone()));
-                }
+                Ok(None) => {}
+                Err(why) => tracing::warn!(job = name, why, "the failed job's last state is not saved"),
             }
         });
     }

@@ -29,7 +29,7 @@ use crate::registry::{Because, Refusal, Registry};
 struct Beginning {
     round: Round,
     /// The rounds of the files of each hub that owns chunks; of another hub than hub 0, only its own.
-    files: Vec<(u32, Vec<Round>)>,
+    files: Files,
     /// Why that is not the newest round.
     warning: Option<String>,
 }
@@ -70,12 +70,10 @@ impl Registry {
             (Some(store), None) => self.lead(store, part, &peers),
             (None, None) => Ok(Beginning::default()),
         };
-        let Beginning { round: first_round, mut files, warning } = beginning.map_err(conflict)?;
+        let Beginning { round: first_round, files, warning } = beginning.map_err(conflict)?;
         let restored = match store {
             Some(store) if share.is_whole() => store.load(name, &terms.keys, &terms.optimizer),
             Some(store) if first_round > Round(0) => {
-                // No later round is whole. The job writes the later rounds again.
-                files.iter_mut().for_each(|(_, rounds)| rounds.retain(|&round| round <= first_round));
                 let restored = load(store, part, first_round, terms);
                 restored.map(|restored| Some(Loaded { restored, warning }))
             }
@@ -103,23 +101,18 @@ impl Registry {
         part: PartOf<'_>,
         peers: &Arc<Peers>,
     ) -> Result<Beginning, String> {
-        let mut files = vec![(0, store.rounds(part.job, part.share)?)];
-        files.extend(self.ask_for_rounds(peers)?);
-        files.retain(|(hub, _)| *hub == 0 || peers.owners[*hub as usize]);
-        let newest = files.iter().flat_map(|(_, rounds)| rounds).max().copied();
-        let mut damaged = Vec::new();
-        let whole = loop {
-            let Some(round) = Files::new(files.clone()).whole().rounds.last().copied() else { break None };
-            let found = self.damaged_parts(store, part, (peers, &files), round)?;
-            if found.is_empty() {
-                break Some(round);
-            }
-            for (hub, why) in found {
-                let of_hub = files.iter_mut().find(|(of, _)| *of == hub);
-                of_hub.into_iter().for_each(|(_, rounds)| rounds.retain(|&of| of != round));
-                damaged.push(format!("hub {hub}, at {}: {why}", peers.name(hub)));
-            }
-        };
+        let mut found = vec![(0, store.rounds(part.job, part.share)?)];
+        found.extend(self.ask_for_rounds(peers)?);
+        found.retain(|(hub, _)| *hub == 0 || peers.owners[*hub as usize]);
+        let others: Vec<u32> = found.iter().map(|(hub, _)| *hub).filter(|&hub| hub != 0).collect();
+        let (mut files, mut damaged) = (Files::new(found), Vec::new());
+        let newest = files.newest();
+        let whole = files.go_on(|round| {
+            let found = self.damaged_parts(store, part, (peers, &others), round)?;
+            let named = |(hub, why): &(u32, String)| format!("hub {hub}, at {}: {why}", peers.name(*hub));
+            damaged.extend(found.iter().map(named));
+            Ok::<_, String>(found.into_iter().map(|(hub, _)| hub).collect())
+        })?;
         let damage = match damaged.is_empty() {
             true => String::new(),
             false => format!("; damaged is {}", damaged.join("; ")),
@@ -134,9 +127,9 @@ impl Registry {
                 Ok(Beginning { round, files, warning: Some(warning) })
             }
             (None, Some(_)) => {
-                let have = files.iter().map(|(hub, rounds)| {
+                let have = files.of_hubs().map(|(hub, rounds)| {
                     let rounds: Vec<u32> = rounds.iter().map(|round| round.0).collect();
-                    format!("hub {hub}, at {}, has rounds {rounds:?}", peers.name(*hub))
+                    format!("hub {hub}, at {}, has rounds {rounds:?}", peers.name(hub))
                 });
                 Err(format!(
                     "its checkpoint is not whole, because no round is at all hubs: {}{damage}; bring the missing files \
@@ -153,15 +146,14 @@ impl Registry {
         &self,
         store: &CheckpointStore,
         part: PartOf<'_>,
-        (peers, files): (&Arc<Peers>, &[(u32, Vec<Round>)]),
+        (peers, others): (&Arc<Peers>, &[u32]),
         round: Round,
     ) -> Result<Vec<(u32, String)>, String> {
-        let others: Vec<u32> = files.iter().map(|(hub, _)| *hub).filter(|&hub| hub != 0).collect();
         let check = |peers: Arc<Peers>, hub| peers.check_part(hub, round);
         let replies = self.runtime.block_on(peers.at_once(others.iter().copied(), check));
         let own = if part.pieces.is_empty() { None } else { store.damage(part.job, part.share, round)? };
         let mut damaged: Vec<(u32, String)> = own.into_iter().map(|why| (0, why)).collect();
-        for (hub, reply) in others.into_iter().zip(replies) {
+        for (&hub, reply) in others.iter().zip(replies) {
             damaged.extend(reply?.damage.map(|why| (hub, why)));
         }
         Ok(damaged)
@@ -241,7 +233,8 @@ impl Registry {
                 )
             })?;
         }
-        Ok(Beginning { round: first_round, files: vec![(share.hub, rounds)], warning: None })
+        let rounds = rounds.into_iter().filter(|&round| round <= first_round).collect();
+        Ok(Beginning { round: first_round, files: Files::new([(share.hub, rounds)]), warning: None })
     }
 }
 

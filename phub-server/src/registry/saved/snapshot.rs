@@ -3,117 +3,66 @@
 //! No core waits for the disk: while a part is being written, the next one is skipped. So the cores must be told of the
 //! end of every snapshot, however it ends. A [`Collected`] that is dropped tells them.
 
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coordinator::{CutAt, JobEnded, Purpose};
-use pbox_core::control::PartState;
-use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart, Taken};
+use coordinator::{CutAt, Event, JobEnded, Purpose};
+use pbox_core::{JobId, Occasion, Round, Snapshot, Taken};
 use tokio::sync::oneshot;
 
-use super::collected::{Checkpoints, Collected, Collecting, NoSnapshot};
-use crate::cores::Command;
-use crate::registry::Registry;
+use super::collected::{Collected, Collects, NoSnapshot};
 use crate::registry::job::Job;
+use crate::registry::{Inner, Registry};
 
 impl Registry {
     /// A core has taken its part of a snapshot, or cannot take it.
-    pub(crate) fn taken(self: &Arc<Self>, job: &mut Job, core: usize, taken: Taken) {
+    pub(in crate::registry) fn taken(&self, inner: &mut Inner, id: JobId, core: usize, taken: Taken) {
         let Taken { occasion, before, through, part } = taken;
-        let id = job.id;
-        let Checkpoints { collecting, passed, .. } = &mut job.checkpoints;
-        if let (Some(through), Err(why)) = (through, &part) {
-            passed.insert(core, before..=through);
-            for place in (0..collecting.len()).rev() {
-                if is_due_in(job.checkpoints.collecting[place].occasion, &(before..=through)) {
-                    self.answered(job, place, core, Err(why.clone()));
-                }
-            }
-            return;
-        }
-        let place = collecting.iter().position(|one| one.occasion == occasion).unwrap_or_else(|| {
-            let mut one = self.collecting(id, occasion, before, None);
-            // Cores that have passed it say nothing more of it.
-            one.answers = passed.values().filter(|rounds| is_due_in(occasion, rounds)).count();
-            one.refused = (one.answers > 0).then(|| "another core has passed it".to_owned());
-            collecting.push(one);
-            collecting.len() - 1
-        });
-        self.answered(job, place, core, part);
+        let Some((_, job)) = inner.job(id) else { return };
+        let refused = part.map(|part| self.collects(job, occasion, before, None).take(core, part)).err();
+        self.happens(inner, id, Event::Taken { core, occasion, before, through, refused });
     }
 
-    /// A core has answered for the snapshot at this place of the list.
-    fn answered(
-        self: &Arc<Self>,
-        job: &mut Job,
-        place: usize,
-        core: usize,
-        part: Result<SnapshotPart, String>,
-    ) {
-        let collecting = &mut job.checkpoints.collecting;
-        let before = collecting[place].collected.before;
-        let one = &mut collecting[place];
-        one.answers += 1;
-        match part {
-            Ok(part) => {
-                one.collected.cores.push(core);
-                one.collected.parts.push(part);
-            }
-            Err(why) => one.refused = Some(why),
-        }
-        if one.answers < job.cores.owners {
-            return;
-        }
-        let Collecting { collected, refused, done, .. } = collecting.swap_remove(place);
-        match (refused, done) {
-            (None, None) => {
-                let registry = Arc::clone(self);
-                // Errors are kept, and in the log.
-                tokio::spawn(async move { registry.save_everywhere(collected, None).await });
-            }
-            (None, Some(done)) => drop(done.send(Ok(collected))), // nobody waits any more if the client is gone
-            (Some(why), done) => {
-                drop(collected);
-                if done.is_none() {
-                    job.checkpoints.part.send_replace((before, PartState::Failed(why.clone())));
-                }
-                let asked = done.is_some_and(|done| done.send(Err(why.clone())).is_ok());
-                if !asked {
-                    if let Some(times) = job.checkpoints.failures.count() {
-                        tracing::warn!(job = job.name, round = before.0, times, why, "checkpoint skipped");
-                    }
-                    let skipped = format!("the checkpoint before round {} was skipped: {why}", before.0);
-                    job.checkpoints.error = Some(skipped);
-                }
-            }
-        }
-    }
-
-    fn collecting(
+    /// The parts of a snapshot as far as they are here.
+    pub(crate) fn collects<'a>(
         &self,
-        job: JobId,
+        job: &'a mut Job,
         occasion: Occasion,
         before: Round,
-        done: Option<oneshot::Sender<Result<Collected, String>>>,
-    ) -> Collecting {
-        let (cores_of_hub, freed) = (Arc::downgrade(&self.cores), Arc::clone(&self.freed));
-        let (cores, parts) = (Vec::new(), Vec::new());
-        let collected = Collected { cores_of_hub, freed, job, before, cores, parts };
-        Collecting { occasion, collected, answers: 0, refused: None, done }
+        collects: Option<Collects>,
+    ) -> &'a mut Collected {
+        let (id, all) = (job.id, &mut job.checkpoints.collecting);
+        &mut all.entry(occasion).or_insert_with(|| (self.collected(id, before), collects)).0
     }
 
-    /// Asks the cores of a held job for its state.
-    pub(crate) fn take_snapshot(
+    fn collected(&self, job: JobId, before: Round) -> Collected {
+        let (cores_of_hub, freed) = (Arc::downgrade(&self.cores), Arc::clone(&self.freed));
+        Collected { cores_of_hub, freed, job, before, cores: Vec::new(), parts: Vec::new() }
+    }
+
+    /// All cores have answered for a snapshot.
+    pub(crate) fn snapshot_over(
         &self,
         job: &mut Job,
-        before: Round,
-        done: Option<oneshot::Sender<Result<Collected, String>>>,
+        (occasion, before): (Occasion, Round),
+        whole: Result<(), String>,
     ) {
-        job.checkpoints.asked += 1;
-        let occasion = Occasion::Asked(job.checkpoints.asked);
-        job.checkpoints.collecting.push(self.collecting(job.id, occasion, before, done));
-        self.command(job, || Command::TakeSnapshot { job: job.id, occasion, before });
+        let (collected, collects) = job.checkpoints.collecting.remove(&occasion).unzip();
+        match (whole, collected, collects.flatten()) {
+            // Nobody waits any more if the client is gone.
+            (whole, Some(collected), Some(asked)) => drop(asked.send(whole.map(|()| collected))),
+            (Ok(()), Some(collected), None) => {
+                let Some(registry) = self.me.upgrade() else { return };
+                // Errors are kept, and in the log.
+                self.runtime.spawn(async move { registry.save_everywhere(collected, None).await });
+            }
+            (Ok(()), None, _) => {}
+            (Err(why), ..) => {
+                if let Some(times) = job.checkpoints.failures.count() {
+                    tracing::warn!(job = job.name, round = before.0, times, why, "checkpoint skipped");
+                }
+            }
+        }
     }
 
     /// A job's state before the round that is furthest ahead.
@@ -164,11 +113,6 @@ impl Registry {
     }
 }
 
-/// Whether a snapshot is due before one of these rounds.
-fn is_due_in(occasion: Occasion, rounds: &RangeInclusive<Round>) -> bool {
-    matches!(occasion, Occasion::Due(round) if rounds.contains(&round))
-}
-
 pub(crate) fn overdue(before: Round) -> String {
     let round = before.0.saturating_sub(1);
     format!(
@@ -179,9 +123,8 @@ pub(crate) fn overdue(before: Round) -> String {
 /// The cores are told of the end of every snapshot, so that they can take the next one.
 #[cfg(test)]
 mod tests {
-    use pbox_core::{ChunkId, Notice};
-
     use pbox_core::control::CheckpointReply;
+    use pbox_core::{Notice, SnapshotPart};
 
     use super::*;
     use crate::cores::CoreThread;
@@ -206,9 +149,8 @@ mod tests {
 
     /// A snapshot that is not done. Until its end the core cannot take another one.
     fn collected(registry: &Arc<Registry>, core: &mut CoreThread) -> Collected {
-        let mut collected = registry.collecting(JobId(0), Occasion::Asked(1), Round(1), None).collected;
-        collected.cores.push(0);
-        collected.parts.push(part(core).unwrap());
+        let mut collected = registry.collected(JobId(0), Round(1));
+        collected.take(0, part(core).unwrap());
         assert!(part(core).unwrap_err().contains("not written yet"));
         core.obey();
         assert!(part(core).is_err());
@@ -247,7 +189,7 @@ mod tests {
         let collected = collected(&registry, &mut core);
         let why = save(&registry, collected).unwrap_err(); // there is no store
         assert_heard(&mut core);
-        let error = registry.of_job(JobId(0), |_, job| job.checkpoints.error.clone());
+        let error = registry.of_job(JobId(0), |state, _| state.checkpoints().error.clone());
         assert_eq!(error.unwrap(), Some(why));
     }
 
@@ -268,36 +210,8 @@ mod tests {
         let (occasion, part) = (Occasion::Due(before), Err("not written yet".into()));
         let skipped = Taken { occasion, before, through: None, part };
         let _in_runtime = test_bed::runtime().enter();
-        registry.of_job(JobId(0), |_, job| registry.taken(job, 0, skipped)).unwrap();
+        registry.taken(&mut registry.lock(), JobId(0), 0, skipped);
         let error = registry.describe().jobs.remove(0).checkpoint_error.unwrap();
         assert!(error.contains("before round 7 was skipped: not written yet"), "{error}");
-    }
-    #[test]
-    fn a_core_that_has_passed_rounds_is_not_waited_for() {
-        let (registry, _core) = registry();
-        let _in_runtime = test_bed::runtime().enter();
-        let taken = |core, before, through, part: Result<SnapshotPart, String>| {
-            let (occasion, through) = (Occasion::Due(Round(before)), Option::<u32>::map(through, Round));
-            let taken = Taken { occasion, before: Round(before), through, part };
-            registry.of_job(JobId(0), |_, job| registry.taken(job, core, taken)).unwrap();
-        };
-        let part = || {
-            let values = fabric::Slab::zeroed("test", 16).unwrap();
-            Ok(SnapshotPart { chunks: vec![ChunkId(0)], values, steps: vec![0] })
-        };
-        let collecting = || {
-            let at = |one: &Collecting| (one.collected.before.0, one.answers);
-            registry
-                .of_job(JobId(0), |_, job| job.checkpoints.collecting.iter().map(at).collect::<Vec<_>>())
-                .unwrap()
-        };
-        // As if the job had two cores.
-        registry.of_job(JobId(0), |_, job| Arc::get_mut(&mut job.cores).unwrap().owners = 2).unwrap();
-        taken(0, 20, None, part());
-        assert_eq!(collecting(), [(20, 1)]);
-        taken(1, 10, Some(4_000_000_000), Err("passed".into()));
-        assert_eq!(collecting(), [], "the core has answered for each of these rounds");
-        taken(0, 30, None, part());
-        assert_eq!(collecting(), [], "and for those that another core comes to later");
     }
 }

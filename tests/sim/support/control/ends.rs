@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use coordinator::input::{Fail, Heard, Lose, Sweep};
-use coordinator::{Blame, Cause, Differs, Event, Join, KEEP_FAILED, Token, Unserved};
+use coordinator::input::{self, Fail, Happened, Heard, Lose, Sweep};
+use coordinator::{Blame, Cause, Differs, Event, Files, Join, KEEP_FAILED, Leave, Token, Unserved};
+use membership::End;
 use pbox_core::Round;
 use pbox_core::control::{JobState, RefusalCode};
 
@@ -15,9 +16,9 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 impl Control {
     /// Has the job, which gathers, begin with a round. Its members had reached these rounds when they lost their hubs, by rank.
-    pub fn begin_again(&mut self, first: Round, reached: &[Option<Round>]) {
+    pub fn begin_again(&mut self, first: Round, files: &Files, reached: &[Option<Round>]) {
         let (named, job) = ((self.id, self.name.clone()), self.job());
-        self.hub = hub_of(named, job.terms(), job.hubs().share, job.made().clone(), first);
+        self.hub = hub_of(named, job.terms(), job.hubs().share, job.made().clone(), (first, files));
         self.reached = reached.to_vec();
     }
 
@@ -42,36 +43,32 @@ impl Control {
 
     /// Ends the job because its hub stops.
     pub fn stops(&mut self) {
-        self.end_for("the hub is stopping".to_owned(), true);
+        self.fails("the hub is stopping".to_owned(), Blame::Hub);
     }
 
     /// The hub dies: its links close, and nobody is told why.
     pub fn dies(&mut self) {
         let heard = self.heard.clone();
-        self.end_for("the hub is gone".to_owned(), false);
+        self.fails("the hub is gone".to_owned(), Blame::Hub);
         (self.heard, self.is_dead) = (heard, true);
         self.letters.retain(|letter| matches!(letter, Letter::Held(..) | Letter::Released(..)));
     }
 
-    /// Returns why the job has failed here, as members hear it, or see that nothing answers.
-    pub fn failure(&self) -> Option<&str> {
+    /// Returns why the job has failed here, as members hear it, or see that nothing answers; and how that ends their membership.
+    pub fn failure(&self) -> Option<(&str, End)> {
         match &self.heard.state {
-            JobState::Failed { reason, .. } => Some(reason),
-            _ => self.failed.as_deref().filter(|_| self.is_dead),
+            JobState::Failed { reason, hub_stops: true } => Some((reason, End::HubLost)),
+            JobState::Failed { reason, .. } => Some((reason, End::JobOver)),
+            _ => self.failed.as_deref().filter(|_| self.is_dead).map(|reason| (reason, End::HubLost)),
         }
     }
 
-    /// Ends the job because a hub of it has failed.
-    pub fn fails(&mut self, reason: String) {
-        self.end_for(reason, false);
-    }
-
-    fn end_for(&mut self, reason: String, stops: bool) {
+    /// Ends the job for a reason.
+    pub fn fails(&mut self, reason: String, blame: Blame) {
         if self.failed.is_some() {
             return;
         }
         self.tell(format!("the job fails: {reason}"));
-        let blame = if stops { Blame::Hub } else { Blame::Job };
         let fail = Fail { job: self.id, reason: reason.clone(), blame, saves: None };
         let failed = self.ask(fail).expect("it has not failed before");
         self.failed = Some(reason.clone());
@@ -84,11 +81,12 @@ impl Control {
             });
         }
         if !self.job().hubs().share.is_whole() {
-            self.letters.push(Letter::Failed(reason));
+            self.letters.push(Letter::Failed(reason, blame));
         }
         if self.forgets {
             self.command(|| Command::End);
         }
+        self.files.end();
         self.wakes += 1;
         self.publish();
     }
@@ -115,10 +113,36 @@ impl Control {
     /// Much time passes. Members that live have said so.
     pub fn time_passes(&mut self, lives: impl Fn(u32) -> bool) {
         self.now += 4 * LIMIT;
+        self.heard_of(lives);
+        self.report(Event::Swept(LIMIT));
+    }
+
+    /// Some time passes before members that live say so.
+    pub fn is_silent(&mut self, lives: impl Fn(u32) -> bool) {
+        self.now += LIMIT / 2;
+        let effects = self.ask(Happened { job: self.id, event: Event::Swept(LIMIT) });
+        self.carry_out_all(effects);
+        self.heard_of(lives);
+    }
+
+    fn heard_of(&mut self, lives: impl Fn(u32) -> bool) {
         for rank in (0..self.job().terms().workers).filter(|&rank| lives(rank)) {
             let heard = Heard { member: self.member(rank), latest: None };
             self.ask(heard).expect("it says nothing of other workers");
         }
-        self.report(Event::Swept(LIMIT));
+    }
+
+    /// A member leaves, and others stay.
+    pub fn leaves(&mut self, rank: u32) {
+        let (member, owner) = (self.member(rank), Ok((self.id, rank)));
+        let token =
+            self.given.iter().map(|(token, _)| *token).find(|&of| self.hub.tokens().owner(of) == owner);
+        let round = self.job().round();
+        if token.is_some() && self.ask(input::Leave { member, token, round }) == Leave::Left {
+            self.tell(format!("worker {rank} leaves"));
+            self.command(|| Command::Remove(rank));
+            self.publish();
+            self.check();
+        }
     }
 }

@@ -100,7 +100,7 @@ impl Levels {
     /// A node's control hears what a core has said by itself.
     pub(super) fn hear(&mut self, node: usize, notice: Notice) {
         if self.nodes[node].alive {
-            self.nodes[node].control.hear(&notice);
+            self.nodes[node].control.hear(0, &notice);
         }
         self.notices.push((node, notice));
         self.end_failed(node);

@@ -1,0 +1,214 @@
+//! The checkpoints of a job: the snapshots whose parts come in, and the files that are written of them.
+//!
+//! ```text
+//!   due at the cores ---------------+
+//!   a cut, of this hub or of hub 0 -+--> parts of cores come in --> all are here --> a file --> written, or failed
+//!                                             |
+//!                                             v a core has none
+//!                                          skipped
+//! ```
+//!
+//! The driver has the parts, and writes the files. No core waits for the disk: while its part is being written, it skips the next one.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+use pbox_core::control::{CheckpointReply, PartState, WholeRounds};
+use pbox_core::{Occasion, Round};
+
+use super::{Effect, Job};
+use crate::hubs::may_write;
+
+/// The most parts of checkpoints whose states are known.
+const PARTS: usize = 8;
+
+/// The checkpoints of a job.
+#[derive(Debug, Default)]
+pub struct Checkpoints {
+    /// The number of snapshots that cuts were for.
+    asked: u64,
+    collecting: Vec<Collecting>,
+    /// By core, the rounds that it has passed last without snapshots, and of which it says nothing more.
+    passed: BTreeMap<usize, RangeInclusive<Round>>,
+    /// The last ones that were begun here, by their rounds: hub 0 asks. One may end after a later one.
+    parts: BTreeMap<Round, PartState>,
+    /// The last one that was written.
+    pub last: Option<CheckpointReply>,
+    /// Why the last attempt failed, or was skipped.
+    pub error: Option<String>,
+    /// Whether it failed: nothing but another attempt makes good what is lost then.
+    pub has_failed: bool,
+}
+
+/// A snapshot whose parts come in.
+#[derive(Debug)]
+struct Collecting {
+    occasion: Occasion,
+    before: Round,
+    /// The number of cores that have answered.
+    answers: usize,
+    /// Why a core has no part.
+    refused: Option<String>,
+    /// Whether somebody at this hub has asked for it, and is told.
+    is_awaited: bool,
+}
+
+impl Checkpoints {
+    fn part_is(&mut self, before: Round, state: PartState) {
+        self.parts.insert(before, state);
+        if self.parts.len() > PARTS {
+            self.parts.pop_first();
+        }
+    }
+
+    /// Notes that the last state of the job is saved, or not.
+    pub(crate) fn has_last_state(&mut self, saved: &Result<Option<CheckpointReply>, String>) {
+        match saved {
+            Ok(Some(reply)) => self.last = Some(reply.clone()),
+            Ok(None) => {}
+            Err(why) => self.error = Some(why.clone()),
+        }
+    }
+}
+
+impl Job {
+    /// Returns what became of its checkpoints.
+    pub fn checkpoints(&self) -> &Checkpoints {
+        &self.checkpoints
+    }
+
+    /// Whether the hub that has the job's state writes a checkpoint before this member leaves: it is the last one.
+    pub fn ends_with(&self, rank: u32) -> bool {
+        let has_state = self.hubs.leads() && !self.made.is_below && self.terms.optimizer.keeps_weights();
+        self.runs() && !self.has_others(rank) && has_state && !self.made.trial
+    }
+
+    /// Whether a hub that stops ends the job with a checkpoint, its own or that of the hubs above.
+    pub fn is_saved_at_stop(&self, has_files: bool) -> bool {
+        self.runs()
+            && match self.made.is_below {
+                // Of a mesh, the job above is here, too.
+                true => self.made.mesh.is_none() && !self.goes_on(),
+                false => has_files && !self.made.trial,
+            }
+    }
+
+    /// Returns how this hub's part of the checkpoint before a round is. Round 0 has no checkpoint: it stands for the part that is
+    /// under way now, if there is one.
+    pub fn part_before(&self, before: Round) -> PartState {
+        let parts = &self.checkpoints.parts;
+        let is_under_way = |state: &&PartState| matches!(state, PartState::Collecting | PartState::Writing);
+        match parts.last_key_value() {
+            _ if before == Round(0) => {
+                parts.values().find(is_under_way).cloned().unwrap_or(PartState::Written(0))
+            }
+            Some((newest, _)) if *newest >= before => parts
+                .get(&before)
+                .cloned()
+                .unwrap_or_else(|| PartState::Failed(format!("it is at round {} by now", newest.0))),
+            _ => PartState::Collecting,
+        }
+    }
+
+    /// Begins a snapshot that a cut is for. Hub 0 hears what becomes of it, if nobody here waits for it.
+    pub(super) fn begin_snapshot(&mut self, before: Round, is_awaited: bool) -> Occasion {
+        self.checkpoints.asked += 1;
+        let occasion = Occasion::Asked(self.checkpoints.asked);
+        let one = Collecting { occasion, before, answers: 0, refused: None, is_awaited };
+        self.checkpoints.collecting.push(one);
+        if !is_awaited {
+            self.checkpoints.part_is(before, PartState::Collecting);
+        }
+        occasion
+    }
+
+    /// Notes that a core has taken its part of a snapshot, or has none; or has passed all rounds from `before` to `through`.
+    pub(super) fn taken(
+        &mut self,
+        core: usize,
+        (occasion, before, through): (Occasion, Round, Option<Round>),
+        refused: Option<String>,
+    ) -> Vec<Effect> {
+        let Checkpoints { collecting, passed, .. } = &mut self.checkpoints;
+        if let (Some(through), Some(why)) = (through, &refused) {
+            let rounds = before..=through;
+            let due = collecting.iter().map(|one| one.occasion).filter(|of| is_due_in(*of, &rounds));
+            let due = Vec::from_iter(due);
+            passed.insert(core, rounds);
+            return due.into_iter().flat_map(|of| self.answered(of, Some(why.clone()))).collect();
+        }
+        if !collecting.iter().any(|one| one.occasion == occasion) {
+            // Cores that have passed it say nothing more of it.
+            let answers = passed.values().filter(|rounds| is_due_in(occasion, rounds)).count();
+            let refused = (answers > 0).then(|| "another core has passed it".to_owned());
+            collecting.push(Collecting { occasion, before, answers, refused, is_awaited: false });
+        }
+        self.answered(occasion, refused)
+    }
+
+    /// Notes that one more core has answered for a snapshot.
+    fn answered(&mut self, occasion: Occasion, refused: Option<String>) -> Vec<Effect> {
+        let collecting = &mut self.checkpoints.collecting;
+        let is_over = |one: &mut Collecting| {
+            one.answers += 1;
+            one.refused = refused.clone().or(one.refused.take());
+            one.answers >= self.made.owners
+        };
+        let of = collecting.iter().position(|one| one.occasion == occasion).expect("it is there");
+        if !is_over(&mut collecting[of]) {
+            return Vec::new();
+        }
+        let Collecting { before, refused, is_awaited, .. } = collecting.swap_remove(of);
+        if let Some(why) = refused.as_ref().filter(|_| !is_awaited) {
+            self.checkpoints.part_is(before, PartState::Failed(why.clone()));
+            let skipped = format!("the checkpoint before round {} was skipped: {why}", before.0);
+            self.checkpoints.error = Some(skipped);
+        }
+        vec![Effect::Snapshot(occasion, before, refused.map_or(Ok(()), Err)), Effect::Wake]
+    }
+
+    /// Begins to write a file. Returns the rounds that are whole by now: the files of others are needed no longer.
+    ///
+    /// # Errors
+    /// When the hub would have too many files that wait for those of other hubs.
+    pub(crate) fn begin_file(&mut self, before: Round) -> Result<WholeRounds, String> {
+        self.checkpoints.part_is(before, PartState::Writing);
+        let (whole, rounds) = (&self.hubs.whole, &self.hubs.rounds);
+        match self.hubs.share.is_whole() || may_write(whole, rounds) {
+            true => Ok(whole.clone()),
+            false => Err(format!(
+                "another hub of the job has not written its part of the rounds {:?}, which wait here for it; see the log \
+                 of hub 0",
+                rounds.iter().map(|round| round.0).collect::<Vec<_>>()
+            )),
+        }
+    }
+
+    /// Notes what became of a file. Returns why the attempt before failed, if this one is good.
+    pub(crate) fn end_file(
+        &mut self,
+        before: Round,
+        written: Result<CheckpointReply, String>,
+    ) -> Option<String> {
+        let checkpoints = &mut self.checkpoints;
+        checkpoints.has_failed = written.is_err();
+        match written {
+            Ok(reply) => {
+                checkpoints.part_is(before, PartState::Written(reply.bytes));
+                let error_before = checkpoints.error.take();
+                checkpoints.last = Some(CheckpointReply { error_before: error_before.clone(), ..reply });
+                error_before
+            }
+            Err(why) => {
+                checkpoints.part_is(before, PartState::Failed(why.clone()));
+                checkpoints.error = Some(why);
+                None
+            }
+        }
+    }
+}
+
+/// Whether a snapshot is due before one of these rounds.
+fn is_due_in(occasion: Occasion, rounds: &RangeInclusive<Round>) -> bool {
+    matches!(occasion, Occasion::Due(round) if rounds.contains(&round))
+}
