@@ -170,10 +170,12 @@ impl WholeGradient {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::Optimizer;
 
     #[test]
     fn a_round_is_found_with_its_last_part() {
-        let whole = WholeGradient::new(1.0, 3);
+        let terms = JobTerms::new(1, Vec::new(), Optimizer::Average);
+        let whole = WholeGradient::new(&JobTerms { clip_norm: Some(1.0), skip_nonfinite: true, ..terms }, 3);
         let give = |round, part, square| {
             let mut sum = ExactSum::default();
             sum.add(square);
@@ -183,12 +185,21 @@ mod tests {
         give(1, 0, 4.0);
         assert!(whole.take_back(Round(1)));
         give(1, 0, 12.0);
-        assert_eq!((whole.scale(Round(1)), whole.is_whole(Round(1))), (None, false));
+        assert_eq!((whole.found(Round(1)), whole.is_whole(Round(1))), (None, false));
         give(1, 1, 3.0);
-        assert_eq!(whole.scale(Round(1)), Some(clip_scale(4.0, 1.0)));
+        assert_eq!(whole.found(Round(1)), Some(Found::Scale(clip_scale(4.0, 1.0))));
         assert!(!whole.take_back(Round(1)), "it is found");
         give(7, 2, 1.0);
-        assert!(!whole.is_whole(Round(7)) && whole.scale(Round(7)).is_none(), "rounds may be left out");
+        assert!(!whole.is_whole(Round(7)) && whole.found(Round(7)).is_none(), "rounds may be left out");
         assert!(whole.take_back(Round(7)));
+        for (part, square) in [(0, 1.0), (1, f64::INFINITY), (2, 1.0)] {
+            give(8, part, square);
+        }
+        let told = whole.told();
+        assert_eq!(whole.found(Round(8)), Some(Found::Skip));
+        assert_eq!((told.round, told.skipped, told.sum.norm()), (Round(8), 1, f32::INFINITY));
+        let mut line = [0; Told::WORDS];
+        told.write(&mut line);
+        assert_eq!(Told::read(&line), told);
     }
 }
