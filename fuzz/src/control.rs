@@ -55,8 +55,10 @@ pub fn run(bytes: &[u8]) {
 
 /// Whether JSON has all its numbers.
 fn is_plain(request: &OptimizerRequest) -> bool {
-    let keys = request.keys.iter().flatten().flatten();
-    request.optimizer.check().is_ok() && keys.copied().all(f32::is_finite)
+    let mut keys = request.keys.iter().flat_map(|keys| keys.iter().flatten());
+    let groups = request.groups.iter().flat_map(|groups| &groups.optimizers);
+    let mut optimizers = groups.chain([&request.optimizer]);
+    optimizers.all(|each| each.check().is_ok()) && keys.all(|each| each.is_finite())
 }
 
 fn join(body: &[u8]) {

@@ -127,10 +127,35 @@ def test_bytes_leave_in_the_last_of_the_passes_that_were_said(hub):
     torch.testing.assert_close(model.weight, before - 0.1 * 8.0)
 
 
+def test_gradients_leave_with_their_neighbours_unless_a_hook_takes_them_meanwhile(hub):
+    def make():
+        torch.manual_seed(3)
+        return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))  # less than a bucket together
+
+    ours, theirs = make(), make()
+    optimizer = wrap(torch.optim.SGD(ours.parameters(), lr=0.1), ours, hub, transport="tcp", chunk_bytes=4096)
+    gradients = optimizer._phub._gradients
+    views = {ours: [], theirs: []}
+    for model, each in ((ours, optimizer), (theirs, torch.optim.SGD(theirs.parameters(), lr=0.1))):
+        for takes in (False, True, False):
+            each.zero_grad(set_to_none=True)
+            hook = model[0].weight.register_hook(lambda _: views[model].append(model[1].weight.grad.data)) if takes else None
+            model(torch.ones(2, 64)).square().sum().backward()
+            if model is ours:
+                left = {key for key in gradients._left if key.endswith("weight")}
+                assert left == ({"0.weight"} if takes else {"0.weight", "1.weight"} if not views[ours] else set())
+            if takes:
+                hook.remove()
+                views[model][0].mul_(2.0)  # torch does not count it
+            each.step()
+    same(ours, theirs)
+
+
 def passed_without_sync(rank, model, called, wrapped):
     with wrapped.no_sync():
         backward(called, *data(rank))
         kept = model.first.weight.grad
+        backward(called, *data(rank + 4))
         own = kept.clone()
     backward(called, *data(rank + 2))
     return own, kept, model.second.bias.grad

@@ -186,6 +186,26 @@ def test_a_read_waits_for_what_it_reads_only(hub, monkeypatch):
     held.other.push("first.bias", "second.weight", "second.bias")
 
 
+def test_neighbours_are_taken_along_if_they_are_there(hub, monkeypatch):
+    held = Held(hub, monkeypatch)
+    first, *others = held.optimizer.session.keys
+    for are_there in (False, True):
+        held.step()
+        held.is_pushed = True  # this test pushes by itself
+        held.other.wait()
+        held.other.push(*(held.optimizer.session.keys if are_there else [first]))
+        if are_there:
+            held.other.wait()
+            held.optimizer.session.settle()
+        held.model.first.weight.sum()
+        pending = [is_pending(each) for each in held.model.parameters()]
+        assert pending == [False, *([not are_there] * len(others))]
+        if not are_there:
+            held.other.push(*others)
+        held.optimizer.synchronize()
+        held.is_pushed = False
+
+
 def test_what_is_no_value_is_not_waited_for(hub, monkeypatch):
     held = Held(hub, monkeypatch)
     held.step()
