@@ -28,7 +28,7 @@ pub struct Checkpoints {
     /// The number of snapshots that cuts were for.
     asked: u64,
     collecting: Vec<Collecting>,
-    /// By core, the rounds that it has passed last without snapshots, and of which it says nothing more.
+    /// The rounds that each core has passed last without snapshots, and of which it says nothing more.
     passed: BTreeMap<usize, RangeInclusive<Round>>,
     /// The last ones that were begun here, by their rounds: hub 0 asks. One may end after a later one.
     parts: BTreeMap<Round, PartState>,
@@ -49,7 +49,7 @@ struct Collecting {
     answers: usize,
     /// Why a core has no part.
     refused: Option<String>,
-    /// Whether somebody at this hub has asked for it, and is told.
+    /// Whether somebody at this hub has asked for it, and waits.
     is_awaited: bool,
 }
 
