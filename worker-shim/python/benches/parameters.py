@@ -1,4 +1,4 @@
-"""What many small parameters cost a step of the calling thread, beside DistributedDataParallel over gloo in the same run.
+"""The cost of many small parameters in a step of the calling thread, beside DistributedDataParallel over gloo in the same run.
 
     torchrun --standalone --nproc_per_node 2 worker-shim/python/benches/parameters.py [--layers 500] [--legs 8]
 

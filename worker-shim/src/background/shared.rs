@@ -448,3 +448,40 @@ fn is_open(state: &State, key: KeyId) -> Result<bool, SessionError> {
     let open = state.open.get(key.index()).copied();
     open.ok_or(SessionError::from(ExchangeError::NoSuchKey { key: key.0, keys }))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use pbox_core::{Key, Optimizer};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Wakes(AtomicU32);
+
+    impl std::task::Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn the_thread_is_woken_once_until_it_takes_orders_and_again_where_its_waker_is_another() {
+        let keys = vec![Key::f32("first", [1]), Key::f32("second", [1])];
+        let shared = Shared::new(&SessionConfig::new("", "", 0, 1, keys, Optimizer::Average));
+        let [wakes, others] = [(); 2].map(|()| Arc::new(Wakes::default()));
+        let count = |wakes: &Wakes| wakes.0.load(Ordering::Relaxed);
+        shared.set_waker(Waker::from(Arc::clone(&wakes)));
+        for turn in 1..3 {
+            shared.send_ahead(&[KeyId(0)]).unwrap();
+            shared.send_ahead(&[KeyId(1)]).unwrap();
+            assert_eq!(count(&wakes), turn);
+            if turn == 1 {
+                assert_eq!(shared.take_orders().notes.len(), 2);
+            }
+        }
+        shared.set_waker(Waker::from(Arc::clone(&others)));
+        assert_eq!((count(&wakes), count(&others)), (2, 1), "what the former links were told is lost");
+    }
+}
