@@ -275,7 +275,7 @@ fn value(terms: &Terms, rank: u32, round: Round, key: KeyId, element: usize) -> 
     if terms.job.skip_nonfinite
         && round > Round(0)
         && (key.0, element) == (0, 0)
-        && mix(u64::from(round.0) ^ 0x5c1b) % 4 == 0
+        && mix(u64::from(round.0) ^ 0x5c1b).is_multiple_of(4)
     {
         return f32::INFINITY;
     }
