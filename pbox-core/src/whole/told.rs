@@ -7,7 +7,7 @@
 use super::ExactSum;
 use crate::layout::Round;
 
-/// What was found of a round.
+/// The findings of a round.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Told {
     /// The round.
