@@ -256,7 +256,10 @@ PhubStatus phub_next_round(const PhubSession *session, uint32_t *round);
 //
 // What must hold:
 // `session` is from phub_join and not yet freed, and `norm`, `round` and `skipped` point to room for a result.
-PhubStatus phub_norm(const PhubSession *session, float *norm, uint32_t *round, uint64_t *skipped);
+PhubStatus phub_norm(const PhubSession *session,
+                     float *norm,
+                     uint32_t *round,
+                     uint64_t *skipped);
 
 // Waits for all keys that are under way, and leaves the job. The memory of gradients and weights stays until
 // phub_session_free.

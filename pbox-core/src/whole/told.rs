@@ -1,4 +1,4 @@
-//! What a hub tells its workers of a round before the round's answers: a line of their weights window.
+//! The line of a weights window in which a hub tells its workers what it found of a round, before the round's answers.
 //!
 //! ```text
 //!   [ round ][ skipped ][ the sum of squares, 11 words ][ 3 words without use ]
@@ -7,7 +7,7 @@
 use super::ExactSum;
 use crate::layout::Round;
 
-/// What was found of a round.
+/// The findings of a round.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Told {
     /// The round.
