@@ -118,9 +118,12 @@ impl Relay {
 
 impl Line {
     fn start(hub: SocketAddr, other_name: Option<(String, String)>) -> Arc<Self> {
-        // Of five digits, like the hub's.
-        let here = super::free_address();
-        let socket = TcpListener::bind(here).expect("a free port");
+        // Of five digits, like the hub's. Another process may be faster.
+        let listen = || {
+            let here = super::free_address();
+            Some((here, TcpListener::bind(here).ok()?))
+        };
+        let (here, socket) = std::iter::repeat_with(listen).flatten().next().expect("it ends with a port");
         let line = Line { here, hub, other_name, state: Mutex::default(), changed: Condvar::new() };
         let line = Arc::new(line);
         let accepting = Arc::clone(&line);
