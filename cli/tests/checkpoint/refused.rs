@@ -119,6 +119,9 @@ fn faulty_metadata_is_named() {
     for optimizers in ["[]", "7", &format!("[[0,{sgd}]]"), &format!("[[1,{sgd},null],[1,{sgd},null]]")] {
         says(forged_entry("optimizers", optimizers), &["its optimizers is"]);
     }
+    for groups in ["7", r#"[[1,[],{\"scale\":256}]]"#, "[[1,[],{}]]"] {
+        says(forged_entry("groups", groups), &["its groups is"]);
+    }
     says(forged(r#""multipliers":"{}""#, r#""multipliers":"{3}""#), &["multipliers is \"{3}\""]);
     let long = "x".repeat(10_000);
     let error = forged(r#""round":"5""#, &format!(r#""round":"{long}""#));

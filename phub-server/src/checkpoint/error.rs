@@ -211,6 +211,11 @@ pub enum Mismatch {
 
     #[error("key {name:?} has lr_mult and wd_mult {file:?} in it, and {job:?} in the job; ask for the same")]
     Multipliers { name: String, file: [f32; 2], job: [f32; 2] },
+
+    #[error(
+        "key {name:?} has numbers of its own in it, and the job has no key of this name; train the same model"
+    )]
+    Group { name: String },
 }
 
 /// What to do about the kernel's answer.

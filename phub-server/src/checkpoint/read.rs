@@ -70,11 +70,12 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
     compare(&metadata.digest, &hash)?;
 
     let optimizer = optimizer(&metadata.optimizer)?;
+    let numbers = numbers(&metadata, &optimizer)?;
     Ok(Decoded {
         round: round(&metadata.round)?,
         optimizer,
-        numbers: numbers(&metadata, &optimizer)?,
-        groups: metadata.groups.as_deref().map_or(Ok(Vec::new()), |seen| parse("groups", seen))?,
+        groups: groups(&metadata, &numbers)?,
+        numbers,
         steps: steps(&metadata, &tensors)?,
         multipliers: parse("multipliers", &metadata.multipliers)?,
         share: metadata.share.as_deref().map(|seen| parse("share", seen)).transpose()?,
@@ -300,6 +301,16 @@ fn numbers(metadata: &Metadata, of_terms: &Optimizer) -> Result<Vec<NumbersFrom>
     Ok(numbers)
 }
 
+/// The groups by round, whose numbers begin with the same rounds.
+fn groups(metadata: &Metadata, numbers: &[NumbersFrom]) -> Result<Vec<GroupsFrom>, DecodeError> {
+    let (field, Some(seen)) = ("groups", metadata.groups.as_deref()) else { return Ok(Vec::new()) };
+    let groups: Vec<GroupsFrom> = parse(field, seen)?;
+    match groups.iter().find(|(of, ..)| !numbers.iter().any(|(from, ..)| from == of)) {
+        Some((round, ..)) => Err(faulty(field, seen, format!("no numbers begin with round {}", round.0))),
+        None => Ok(groups),
+    }
+}
+
 /// The steps of keys that are in the file.
 fn steps(metadata: &Metadata, tensors: &[Key]) -> Result<BTreeMap<String, u32>, DecodeError> {
     let (field, Some(seen)) = ("steps", metadata.steps.as_deref()) else { return Ok(BTreeMap::new()) };
@@ -386,7 +397,12 @@ impl Decoded {
             let by_key = |of: &Multipliers| {
                 keys.iter().map(|key| of.get(&key.name).copied().unwrap_or([1.0, 1.0])).collect()
             };
-            let groups = self.groups.iter().find(|(round, ..)| round == from).map(|(_, optimizers, of)| {
+            let groups = self.groups.iter().find(|(round, ..)| round == from);
+            let mut in_groups = groups.iter().flat_map(|(.., of)| of.keys());
+            if let Some(name) = in_groups.find(|name| !names.contains(name.as_str())) {
+                return Err(Mismatch::Group { name: name.clone() });
+            }
+            let groups = groups.map(|(_, optimizers, of)| {
                 let of_keys = keys.iter().map(|key| of.get(&key.name).copied().unwrap_or(0)).collect();
                 Groups { optimizers: optimizers.clone(), of_keys }.into()
             });
