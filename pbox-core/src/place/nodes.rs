@@ -27,7 +27,7 @@ const LARGE_BLOCK_BYTES: u64 = 32 << 20;
 /// Blocks for each node that are dealt by pages, and pages that are dealt by runs.
 const LAST_BLOCKS: u64 = 2;
 
-/// With fewer pages for each node all is dealt to cores alone: few huge pages would be gained, and layers less spread.
+/// The least pages for each node: of fewer all is dealt to cores alone, for few huge pages would be gained, and layers less spread.
 const LEAST_PAGES: u64 = 8;
 
 /// The most cores of a hub.
