@@ -23,8 +23,9 @@ pub struct ShardSpec {
     pub wire: Wire,
     /// The chunks that this core owns, ascending.
     pub chunks: Vec<ChunkId>,
-    /// The spans of these chunks in the job's weights, in the same order, and the core's [line](Wire::told_span), if it has one: with BSP the window that all
-    /// workers read, below other hubs the values in the window of sums, otherwise a window that only the hub sees.
+    /// The spans of these chunks in the job's weights, in the same order, and the core's [line](Wire::told_span), if it has one: with
+    /// BSP the window that all workers read, below other hubs the values in the window of sums, otherwise a window that only the
+    /// hub sees.
     pub weights: Spans,
     /// The state to go on with; without one, weights and state are zero and round 0 begins.
     pub restored: Option<Arc<Restored>>,
