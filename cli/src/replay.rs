@@ -27,7 +27,8 @@ impl ReplayArgs {
     /// When the file cannot be read, or is no record.
     pub fn run(&self) -> anyhow::Result<bool> {
         let shown = || self.file.display().to_string();
-        let file = File::open(&self.file).with_context(shown)?;
+        let file = File::open(&self.file)
+            .with_context(|| format!("{}: give a file that `serve --record FILE` has made", shown()))?;
         match replay(BufReader::new(file).lines()) {
             Ok(replayed) => println!("{replayed}"),
             Err(NotReplayed::Differs(difference)) => {

@@ -46,7 +46,7 @@ pub struct WholeGradient {
 pub enum Found {
     /// They multiply means by this scale.
     Scale(f32),
-    /// There is none: values are not finite.
+    /// They change nothing: values of the round are not finite.
     Skip,
 }
 

@@ -492,7 +492,7 @@ class Session:
         return self._native.is_ready(self._number(key))
 
     def ready(self, *keys: str) -> List[str]:
-        """Which of these keys have their answers. Does not wait, and with `pull` the planner ignores it."""
+        """Returns those of the keys that have their answers. Does not wait, and with `pull` the planner ignores it."""
         are_ready = self._native.are_ready(self._numbered(keys))
         return [key for key, is_ready in zip(keys, are_ready) if is_ready]
 
@@ -559,7 +559,7 @@ class Session:
         self._native.set_optimizer(_optimizers.to_json(optimizer), multipliers, numbers, self._of_groups(groups or {}))
 
     def _of_groups(self, groups: Mapping[str, _optimizers.Optimizer]) -> Optional[Tuple[List[str], List[int]]]:
-        """The different optimizers, and the number of each key's from 1, or 0."""
+        """Returns the different optimizers, and for each key the number of its optimizer from 1, or 0 for the job's."""
         strange = next((name for name in groups if name not in self._keys), None)
         if strange is not None:
             raise _phub.SettingsError(f"set_optimizer: groups: {strange!r} is none of the job's keys")

@@ -15,7 +15,7 @@ from ._join import Join
 from ._joined import Joined
 from ._state import to_torch
 
-_SETS_TO_NONE: bool = inspect.signature(torch.optim.Optimizer.zero_grad).parameters["set_to_none"].default  # not before torch 2
+_SETS_TO_NONE: bool = inspect.signature(torch.optim.Optimizer.zero_grad).parameters["set_to_none"].default  # True from torch 2 on
 
 
 class _Read(NamedTuple):

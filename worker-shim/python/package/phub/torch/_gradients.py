@@ -105,7 +105,7 @@ class Gradients:
             self._hooks[key] = _after_accumulation(parameter, _calls(weakref.ref(self), key))
 
     def handed_out(self, parameter: torch.nn.Parameter, gradient: torch.Tensor) -> None:
-        """The script gets a gradient, which others may see from now on."""
+        """Notes that the script gets a gradient, which it may keep and change from now on."""
         key = self._keys[id(parameter)]
         if self._is_apart:
             self._follow(key)
@@ -113,7 +113,7 @@ class Gradients:
             watch(gradient, self)
 
     def given(self, parameter: torch.nn.Parameter) -> None:
-        """The script has given a parameter a gradient, which it may keep."""
+        """Notes that the script has given a parameter a gradient, which it may keep and change."""
         self._follow(self._keys[id(parameter)])
 
     def arrange(self, keys: Iterable[str]) -> None:
@@ -202,7 +202,7 @@ class Gradients:
             self._average()
 
     def zeroed_by_script(self, gradient: torch.Tensor) -> None:
-        """The script has set a gradient to zero that it may keep: a hook watches what the next backward pass adds."""
+        """Notes that the script has set a gradient to zero, which it may keep. A hook watches what the next backward pass adds."""
         for key, parameter in self._parameters.items():
             if gradient_of(parameter) is gradient:
                 self._follow(key)

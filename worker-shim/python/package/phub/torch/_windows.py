@@ -109,7 +109,7 @@ class HostWindows:
         self._session.settle(key)
 
     def ready(self, keys: Sequence[str]) -> List[str]:
-        """Which of these keys have the hub's answer, for a caller that takes more than it has waited for."""
+        """Returns those of the keys that have the hub's answer, for a caller that takes more than it has waited for."""
         return [] if self._session.pull is not None else self._session.ready(*keys)
 
     def take(self, keys: Sequence[str], into: List[torch.Tensor]) -> None:
