@@ -129,6 +129,27 @@ def test_each_hook_has_jobs_of_its_own(hub, tmp_path):
     assert jobs_at(hub.address) == []
 
 
+def test_all_buckets_have_one_job(hub, tmp_path):
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    layers = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(12)])
+    model = torch.nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=0.001)
+    state = phub.torch.HubState(hub, 0, 1, job="many")
+    seen = []
+
+    def hook(state, bucket):
+        seen.append(bucket.index())
+        return phub.torch.ddp_hook(state, bucket)
+
+    model.register_comm_hook(state, hook)
+    for _ in range(5):
+        seen.clear()
+        model(torch.ones(512)).sum().backward()
+    assert len(seen) > 10 and len(jobs_at(hub.address)) == 1, (seen, jobs_at(hub.address))
+    state.leave()
+    torch.distributed.destroy_process_group()
+    assert jobs_at(hub.address) == []
+
+
 def test_values_that_cannot_be_broadcast_are_named(hub):
     world = {"hub": hub, "rank": 0, "world_size": 1}
     for value, words in [

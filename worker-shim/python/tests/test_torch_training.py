@@ -2,7 +2,6 @@
 DistributedDataParallel over gloo; with the hub's optimizer and with DDP's hook."""
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -108,25 +107,6 @@ def test_the_curve_is_that_of_ddp(hub, tmp_path):
     ours = in_processes(2, with_hub, "cnn", hub.address, 2, "job", {})
     np.testing.assert_allclose(hook, gloo, rtol=1e-4)
     np.testing.assert_allclose([losses for losses, _ in ours], gloo, rtol=2e-3)
-
-
-def lose_one(rank, store, hub):
-    """Rank 1 is only a session of the hub: so it is the hub's answer that fails, and no call of gloo."""
-    if rank == 1:
-        keys = {"bucket": phub.Key((20,))}
-        _mine = phub.Session(hub, 1, 2, keys=keys, optimizer=phub.Average(), job="lost-ddp-1")
-        os.kill(os.getpid(), signal.SIGKILL)
-    torch.distributed.init_process_group("gloo", f"file://{store}", rank=0, world_size=1)
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
-    model.register_comm_hook(phub.torch.HubState(hub, 0, 2, job="lost"), phub.torch.ddp_hook)
-    with pytest.raises(RuntimeError, match="JobFailedError|PeerLeftError"):
-        model(torch.ones(4)).sum().backward()
-    torch.distributed.destroy_process_group()
-
-
-def test_the_hook_of_ddp_names_a_lost_worker(hub, tmp_path):
-    with pytest.raises(AssertionError, match="rank 1: it ended without a word, status -9"):
-        in_processes(2, lose_one, tmp_path / "store", hub.address)
 
 
 TORCHRUN_SCRIPT = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
-from typing import Any, Dict, List, NamedTuple, Optional, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 
@@ -19,27 +19,53 @@ from ._joined import leave_dropped
 from ._settings import DTYPES
 from ._windows import tensor as window
 
-_KEY = "bucket"
-
 # The most shapes of parameters that stand in an error.
 _SHAPES = 4
+
+# The elements of each bucket of a pass, and their type, in the order of the calls.
+_Pass = Tuple[Tuple[int, str], ...]
 
 
 class _Sent(NamedTuple):
     """A bucket on its way."""
 
     session: Session
+    key: str
     buffer: torch.Tensor
     given: Any
     failed: List[BaseException]
 
 
+class _Jobs:
+    """The jobs of a state. They do not know the state, so that one that a script drops can leave them."""
+
+    def __init__(self, place: Tuple[Any, ...], settings: Dict[str, Any]) -> None:
+        self._place = place
+        self._name = settings.pop("job", None)
+        self._settings = settings
+        self._made = 0
+        self.session: Optional[Session] = None
+
+    def join(self, buckets: _Pass, **settings: Any) -> Session:
+        """Joins a job with a key for each bucket."""
+        self._made += 1
+        keys = {str(number): Key((elements,), dtype) for number, (elements, dtype) in enumerate(buckets)}
+        job = Helper("ddp") if self._name is None else f"{self._name}-ddp-{self._made}"
+        return Session(*self._place, keys=keys, optimizer=Average(), job=job, **{**self._settings, **settings})
+
+    def leave(self) -> None:
+        """Leaves the job of all buckets. A second call does nothing."""
+        session, self.session = self.session, None
+        if session is not None:
+            session.leave()
+
+
 class HubState:
     """The state of `ddp_hook`: `model.register_comm_hook(phub.torch.HubState(), phub.torch.ddp_hook)`.
 
-    DDP fixes its buckets after the first iteration only. So each bucket is a job of its own, joined when the bucket is
-    first seen; all workers see the same buckets in the same order. Those of the first iteration are left when DDP
-    has built others.
+    DDP does not say which buckets it will have, and builds others after its first pass. So in the first passes each bucket has a
+    job of its own, and the pass waits for it. After two passes with the same buckets these have one job. From then on nothing
+    waits, and a compression is used.
     """
 
     def __init__(
@@ -50,17 +76,16 @@ class HubState:
         **session: Any,
     ) -> None:
         """Args: as for `phub.Session`."""
-        self._place = (hub, rank, world_size)
-        self._job = session.pop("job", None)
-        self._settings = session
-        self._sessions: Dict[int, Session] = {}
+        self._jobs = _Jobs((hub, rank, world_size), session)
+        self._passes: Tuple[_Pass, _Pass] = ((), ())
+        self._seen: _Pass = ()
+        self._keys: _Pass = ()
         self._words: Dict[int, str] = {}
-        self._made = 0
         self._answers: "queue.SimpleQueue[Optional[_Sent]]" = queue.SimpleQueue()
         # The thread does not know this state: one that a script has dropped leaves its jobs.
         self._thread = threading.Thread(target=_receive, args=(self._answers,), name="phub-ddp", daemon=True)
         self._thread.start()
-        weakref.finalize(self, _drop, self._sessions, self._answers).atexit = False
+        weakref.finalize(self, _drop, self._jobs, self._answers).atexit = False
 
     def average(self, bucket: Any) -> Any:
         """Sends a bucket; a future of its mean, in place.
@@ -69,14 +94,52 @@ class HubState:
             SettingsError: the hub does not take such a bucket.
         """
         buffer = bucket.buffer()
-        session = self._session(bucket, buffer)
-        what = self._words[bucket.index()]
+        dtype = _checked(bucket)
+        number = len(self._seen)
         try:
-            host = window(session, _KEY, "gradient")
-            host.copy_(buffer)  # from a GPU this waits for the copy
-            session.push(_KEY)
+            if number == 0:
+                self._begin_pass()
+            shape = buffer.numel(), dtype
+            self._seen += (shape,)
+            has_key = self._jobs.session is not None and self._keys[number : number + 1] == (shape,)
+            if bucket.is_last():
+                self._passes, self._seen = (self._passes[1], self._seen), ()
+            return self._send(number, bucket) if has_key else self._mean_now(buffer, dtype)
         except Error as error:
-            raise type(error)(f"{what}: {error}") from error
+            raise type(error)(f"{_spoken(bucket)}: {error}") from error
+
+    def _begin_pass(self) -> None:
+        """Joins or leaves the job of the buckets: none is under way."""
+        before, last = self._passes
+        if self._jobs.session is not None and last != self._keys:
+            self._jobs.leave()
+        if self._jobs.session is None and last and before == last:
+            self._keys, self._words = last, {}
+            self._jobs.session = self._jobs.join(last)
+
+    def _mean_now(self, buffer: torch.Tensor, dtype: str) -> Any:
+        """Waits for the mean of a bucket that has no key yet."""
+        session = self._jobs.join(((buffer.numel(), dtype),), compression=None)
+        try:
+            window(session, "0", "gradient").copy_(buffer)
+            session.push("0")
+            session.wait("0")
+            buffer.copy_(window(session, "0", "weights"))
+            session.leave()
+        finally:
+            session.close()
+        answer = _future(buffer)
+        answer.set_result(buffer)
+        return answer
+
+    def _send(self, number: int, bucket: Any) -> Any:
+        """Pushes a bucket, whose mean is taken later."""
+        buffer, session, key = bucket.buffer(), self._jobs.session, str(number)
+        assert session is not None
+        what = self._words.get(number) or self._words.setdefault(number, _spoken(bucket))
+        host = window(session, key, "gradient")
+        host.copy_(buffer)  # from a GPU this waits for the copy
+        session.push(key)
         failed: List[BaseException] = []
 
         def outcome(_given: Any) -> torch.Tensor:
@@ -84,45 +147,35 @@ class HubState:
                 raise RuntimeError(f"{what}: {type(failed[0]).__name__}: {failed[0]}") from failed[0]
             return buffer
 
-        given: Any = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])
+        given = _future(buffer)
         # What `then` raises is an error for DDP's reducer as well, which is C++. `set_exception` makes a value of it.
         answer = given.then(outcome)
-        self._answers.put(_Sent(session, buffer, given, failed))
+        self._answers.put(_Sent(session, key, buffer, given, failed))
         return answer
 
-    def _session(self, bucket: Any, buffer: torch.Tensor) -> Session:
-        known = self._sessions.get(bucket.index())
-        if known is not None and known.gradient(_KEY).shape == (buffer.numel(),):
-            return known
-        what = self._words[bucket.index()] = _spoken(bucket)
-        if buffer.layout != torch.strided:
-            raise SettingsError(
-                f"{what}: its gradients are {buffer.layout}, and the hub takes dense ones: make its modules with sparse=False"
-            )
-        if buffer.dtype not in DTYPES:
-            raise SettingsError(
-                f"{what}: the hub averages float32, float16 and bfloat16. Make the model one of these (model.float()), or leave "
-                f"the hook out: DDP averages {buffer.dtype} by itself"
-            )
-        if known is not None:
-            # DDP has rebuilt its buckets: no old bucket comes again, and none is under way.
-            self.leave()
-        self._made += 1
-        keys = {_KEY: Key((buffer.numel(),), DTYPES[buffer.dtype])}
-        job = Helper("ddp") if self._job is None else f"{self._job}-ddp-{self._made}"
-        try:
-            session = Session(*self._place, keys=keys, optimizer=Average(), job=job, **self._settings)
-        except Error as error:
-            raise type(error)(f"{what}: {error}") from error
-        self._sessions[bucket.index()] = session
-        return session
-
     def leave(self) -> None:
-        """Leaves all jobs. At the end of a script this happens automatically."""
-        sessions: List[Session] = list(self._sessions.values())
-        self._sessions.clear()
-        for session in sessions:
-            session.leave()
+        """Leaves the job. At the end of a script this happens automatically."""
+        self._jobs.leave()
+
+
+def _checked(bucket: Any) -> str:
+    """The type of a bucket's numbers, as the hub names it."""
+    buffer = bucket.buffer()
+    if buffer.layout != torch.strided:
+        raise SettingsError(
+            f"{_spoken(bucket)}: its gradients are {buffer.layout}, and the hub takes dense ones: make its modules with "
+            "sparse=False"
+        )
+    if buffer.dtype not in DTYPES:
+        raise SettingsError(
+            f"{_spoken(bucket)}: the hub averages float32, float16 and bfloat16. Make the model one of these (model.float()), or "
+            f"leave the hook out: DDP averages {buffer.dtype} by itself"
+        )
+    return DTYPES[buffer.dtype]
+
+
+def _future(buffer: torch.Tensor) -> Any:
+    return torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])
 
 
 def _receive(answers: "queue.SimpleQueue[Optional[_Sent]]") -> None:
@@ -131,19 +184,19 @@ def _receive(answers: "queue.SimpleQueue[Optional[_Sent]]") -> None:
         if item is None:
             return
         try:
-            item.session.wait(_KEY)
-            item.buffer.copy_(window(item.session, _KEY, "weights"))
+            item.session.wait(item.key)
+            item.buffer.copy_(window(item.session, item.key, "weights"))
         except BaseException as error:
             item.failed.append(error)
         item.given.set_result(item.buffer)
         del item
 
 
-def _drop(sessions: Dict[int, Session], answers: "queue.SimpleQueue[Optional[_Sent]]") -> None:
+def _drop(jobs: _Jobs, answers: "queue.SimpleQueue[Optional[_Sent]]") -> None:
     """Leaves the jobs of a state that a script has dropped."""
     answers.put(None)
-    for session in sessions.values():
-        leave_dropped(session.job, session.leave)
+    if jobs.session is not None:
+        leave_dropped(jobs.session.job, jobs.leave)
 
 
 def _spoken(bucket: Any) -> str:
