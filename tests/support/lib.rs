@@ -14,8 +14,10 @@ pub mod usage;
 
 pub use sim_tests::{SGD, model, race, says, simulated, trouble, values};
 
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::net::{SocketAddr, TcpListener};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{self as unix, UnixDatagram};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use authority::{ALL_JOBS, Credential, Right};
@@ -56,18 +58,16 @@ pub fn hub_below(above: &str, number: u32, of: u32) -> Hub {
 }
 
 /// An address for a hub whose peers are told it before it listens. Nobody else gets its port: the kernel gives only higher
-/// ones to sockets that ask for any.
+/// ones to sockets that ask for any, and a port has a name that one process of tests holds until it ends.
 pub fn free_address() -> SocketAddr {
-    const PORTS: std::ops::Range<u32> = 10_000..32_000;
-    static USED: AtomicU32 = AtomicU32::new(0);
-    let first = std::process::id().wrapping_mul(97);
-    let address = || {
-        let number = first.wrapping_add(USED.fetch_add(1, Ordering::Relaxed)) % PORTS.len() as u32;
-        SocketAddr::from(([127, 0, 0, 1], (PORTS.start + number) as u16))
+    static HELD: Mutex<Vec<UnixDatagram>> = Mutex::new(Vec::new());
+    let hold = |port: u16| {
+        let name = unix::SocketAddr::from_abstract_name(format!("phub-test-port-{port}"))?;
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        HELD.lock().unwrap().push(UnixDatagram::bind_addr(&name)?);
+        TcpListener::bind(address).map(|_| address)
     };
-    std::iter::repeat_with(address)
-        .find(|&address| std::net::TcpListener::bind(address).is_ok())
-        .expect("the ports do not end")
+    (10_000..32_000).find_map(|port| hold(port).ok()).expect("the ports do not end")
 }
 
 /// The settings of these hubs.
