@@ -40,6 +40,18 @@ fn all(criterion: &mut Criterion) {
     }
 }
 
+/// Many workers, from memory: what one of their gradients costs.
+fn many(criterion: &mut Criterion) {
+    for workers in [8, 16, 32, 64, 128] {
+        let mut group = criterion.benchmark_group(format!("many-{workers}/memory"));
+        let chunks = 4096 / workers;
+        copy(&mut group, chunks * workers / 2);
+        run::<f32>(&mut group, NESTEROV, workers, chunks);
+        run::<bf16>(&mut group, NESTEROV, workers, chunks);
+        group.finish();
+    }
+}
+
 type Group<'a> = criterion::BenchmarkGroup<'a, criterion::measurement::WallTime>;
 
 fn copy(group: &mut Group, chunks: usize) {
@@ -68,6 +80,6 @@ criterion_group! {
     name = benches;
     config = Criterion::default().sample_size(20).measurement_time(std::time::Duration::from_millis(400))
         .warm_up_time(std::time::Duration::from_millis(100));
-    targets = all
+    targets = all, many
 }
 criterion_main!(benches);

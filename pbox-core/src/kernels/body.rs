@@ -3,7 +3,9 @@
 //!
 //! All functions are `#[inline(always)]`: each caller compiles them for its own instruction set.
 
-use super::compiled::Slots;
+use std::ops::Range;
+
+use super::compiled::{GROUP, Slots};
 use super::element::Element;
 use super::isa::scalar::Scalar;
 use super::isa::{Convert, Vector};
@@ -22,19 +24,24 @@ struct Chunk<'a, S, E> {
     third: &'a mut [f32],
 }
 
-/// Sums and steps a chunk. `kept` has its master weights, if it has any, then its state.
+/// Divides what is kept of so many elements by kind: the master weights, if there are any, then each state.
+pub(super) fn by_kind<E: Element, R: Rule>(kept: &mut [f32], elements: usize) -> [&mut [f32]; 4] {
+    let (master, state) = kept.split_at_mut(if has_master::<E, R>() { elements } else { 0 });
+    let (first, state) = state.split_at_mut(if R::STATE > 0 { elements } else { 0 });
+    let (second, third) = state.split_at_mut(if R::STATE > 1 { elements } else { 0 });
+    [master, first, second, third]
+}
+
+/// Sums and steps elements, with what is kept of them [by kind](by_kind).
 #[inline(always)]
 pub(super) fn run<S: Element, E: Element, R: Rule, I: Convert<S> + Convert<E> + Convert<f32>>(
     isa: I,
     step: &Step,
     slots: &Slots<S>,
     window: &mut [E],
-    kept: &mut [f32],
+    [master, first, second, third]: [&mut [f32]; 4],
 ) {
     let elements = slots.elements();
-    let (master, state) = kept.split_at_mut(if has_master::<E, R>() { elements } else { 0 });
-    let (first, state) = state.split_at_mut(if R::STATE > 0 { elements } else { 0 });
-    let (second, third) = state.split_at_mut(if R::STATE > 1 { elements } else { 0 });
     let mut chunk = Chunk { step, slots, window, master, first, second, third };
     let length = I::Vector::LENGTH;
     let whole = elements - elements % length;
@@ -110,36 +117,89 @@ impl<S: Element, E: Element> Chunk<'_, S, E> {
         }
     }
 
-    /// Each iteration adds four slots, and the last three or fewer are added after the loop. Sums of 5 to 8 slots
-    /// in cache run at 195 to 218 GB/s this way (AVX-512). With one slot an iteration they run at 137 to 195 GB/s,
-    /// depending on the loop's address.
     #[inline(always)]
     fn sum<I: Convert<S>>(&self, isa: I, at: usize) -> I::Vector {
-        let mut sum = self.slot(isa, 0, at);
-        let workers = self.slots.workers();
-        let mut rank = 1;
-        while rank + 4 <= workers {
-            sum = sum + self.slot(isa, rank, at);
-            sum = sum + self.slot(isa, rank + 1, at);
-            sum = sum + self.slot(isa, rank + 2, at);
-            sum = sum + self.slot(isa, rank + 3, at);
-            rank += 4;
-        }
-        let rest = workers - rank;
-        if rest > 0 {
-            sum = sum + self.slot(isa, rank, at);
-        }
-        if rest > 1 {
-            sum = sum + self.slot(isa, rank + 1, at);
-        }
-        if rest > 2 {
-            sum = sum + self.slot(isa, rank + 2, at);
-        }
-        isa.in_order(sum)
+        let first = slot(isa, self.slots, 0, at);
+        isa.in_order(add_slots(isa, self.slots, first, 1..self.slots.workers(), at))
     }
+}
 
-    #[inline(always)]
-    fn slot<I: Convert<S>>(&self, isa: I, rank: usize, at: usize) -> I::Vector {
-        isa.widen_for_sum(&self.slots.slot(rank)[at..at + I::Vector::LENGTH])
+/// Adds the elements of some slots, in order.
+///
+/// Each iteration adds four slots, and the last three or fewer are added after the loop. Sums of 5 to 8 slots
+/// in cache run at 195 to 218 GB/s this way (AVX-512). With one slot an iteration they run at 137 to 195 GB/s,
+/// depending on the loop's address.
+#[inline(always)]
+fn add_slots<S: Element, I: Convert<S>>(
+    isa: I,
+    slots: &Slots<S>,
+    mut sum: I::Vector,
+    ranks: Range<usize>,
+    at: usize,
+) -> I::Vector {
+    let mut rank = ranks.start;
+    while rank + 4 <= ranks.end {
+        sum = sum + slot(isa, slots, rank, at);
+        sum = sum + slot(isa, slots, rank + 1, at);
+        sum = sum + slot(isa, slots, rank + 2, at);
+        sum = sum + slot(isa, slots, rank + 3, at);
+        rank += 4;
     }
+    let rest = ranks.end - rank;
+    if rest > 0 {
+        sum = sum + slot(isa, slots, rank, at);
+    }
+    if rest > 1 {
+        sum = sum + slot(isa, slots, rank + 1, at);
+    }
+    if rest > 2 {
+        sum = sum + slot(isa, slots, rank + 2, at);
+    }
+    sum
+}
+
+#[inline(always)]
+fn slot<S: Element, I: Convert<S>>(isa: I, slots: &Slots<S>, rank: usize, at: usize) -> I::Vector {
+    isa.widen_for_sum(&slots.slot(rank)[at..at + I::Vector::LENGTH])
+}
+
+/// Sums elements of many slots, from `at` on: one group of slots after the other, so that the processor follows few streams at a
+/// time. The sums stay in its first cache meanwhile. The order is that of [`run`], and so are the bits.
+#[inline(always)]
+pub(super) fn sum_in_groups<S: Element, I: Convert<S> + Convert<f32>>(
+    isa: I,
+    slots: &Slots<S>,
+    at: usize,
+    sums: &mut [f32],
+) {
+    let workers = slots.workers();
+    for from in (0..workers).step_by(GROUP) {
+        let group = from..workers.min(from + GROUP);
+        let length = I::Vector::LENGTH;
+        let whole = sums.len() - sums.len() % length;
+        for (place, sums) in sums[..whole].chunks_exact_mut(length).enumerate() {
+            add_group(isa, slots, group.clone(), at + place * length, sums);
+        }
+        for (place, sums) in sums[whole..].chunks_exact_mut(1).enumerate() {
+            add_group(Scalar::<1>, slots, group.clone(), at + whole + place, sums);
+        }
+    }
+}
+
+/// Adds a group of slots to the sums of a vector's length, which are in the order of a sum until the last group.
+#[inline(always)]
+fn add_group<S: Element, I: Convert<S> + Convert<f32>>(
+    isa: I,
+    slots: &Slots<S>,
+    group: Range<usize>,
+    at: usize,
+    sums: &mut [f32],
+) {
+    let (first, rest) = match group.start {
+        0 => (slot(isa, slots, 0, at), 1..group.end),
+        _ => (<I as Convert<f32>>::widen(isa, sums), group.clone()),
+    };
+    let sum = add_slots(isa, slots, first, rest, at);
+    let sum = if group.end == slots.workers() { <I as Convert<S>>::in_order(isa, sum) } else { sum };
+    <I as Convert<f32>>::narrow(isa, sum, sums);
 }

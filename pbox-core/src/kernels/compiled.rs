@@ -11,6 +11,17 @@ use super::isa::{self, Converter, Work};
 use super::optimizer::{Optimizer, Step};
 use super::rule::{Adam, AdamW, AmsGrad, AmsGradW, Average, Dampened, Lion, Momentum, Nesterov, Rule, Sgd};
 
+/// The slots that are summed at a time where there are many: each is a stream of memory.
+pub(super) const GROUP: usize = 8;
+
+/// From this number of slots on, they are summed in groups: 128 are three times as fast then, and 12 would be slower
+/// (`docs/decisions/0004-sum-at-last-arrival.md`).
+const MANY: usize = 16;
+
+/// The elements whose sums are kept while one group of slots after the other is added: 16 KiB. With 2 or 4 KiB, sums of 32 slots and
+/// more have 0.75 to 0.95 of the speed.
+const TILE: usize = 4096;
+
 /// Kernels that are compiled for one instruction set.
 pub struct Kernels {
     name: &'static str,
@@ -137,7 +148,8 @@ impl Kernels {
         kept: &mut [f32],
     ) {
         check_lengths(optimizer, slots, window, kept);
-        by_rule!(optimizer, R => self.step_on::<E, R>(step, slots, window, kept));
+        let elements = slots.elements();
+        by_rule!(optimizer, R => self.step_on::<E, R>(step, slots, window, body::by_kind::<E, R>(kept, elements)));
     }
 
     /// Converts the elements to f32, with the bits of [`Element::to_f32`] except for NaNs.
@@ -166,37 +178,94 @@ impl Kernels {
         self.work(Narrow { values, elements });
     }
 
-    /// The sum and the step by one rule. This is no [`Work`]: as parameters of the function that is compiled for the
-    /// instruction set, the slices do not overlap, and the compiler knows it. As fields of a struct they made a core busy
-    /// for 1.09 of the time (2 workers, shared memory).
+    /// The sum and the step by one rule.
     fn sum<E: Element, R: Rule>(&self, step: &Step, slots: &Slots<E>, window: &mut [E], kept: &mut [f32]) {
-        match self.set {
-            // SAFETY: only `available` hands out kernels, after it detected their instruction set.
-            #[cfg(target_arch = "x86_64")]
-            InstructionSet::Avx512 => unsafe { isa::avx512::sum::<E, R>(step, slots, window, kept) },
-            // SAFETY: as above.
-            #[cfg(target_arch = "x86_64")]
-            InstructionSet::Avx2 => unsafe { isa::avx2::sum::<E, R>(step, slots, window, kept) },
-            // SAFETY: as above.
-            #[cfg(target_arch = "aarch64")]
-            InstructionSet::Neon => unsafe { isa::neon::sum::<E, R>(step, slots, window, kept) },
-            InstructionSet::Scalar => isa::scalar::sum::<E, R>(step, slots, window, kept),
+        let kept = body::by_kind::<E, R>(kept, slots.elements());
+        match slots.workers() < MANY {
+            true => self.run_on::<E, R>(step, slots, window, kept),
+            false => self.sum_many::<E, R>(step, slots, window, kept),
         }
     }
 
-    /// Steps on a slot in f32 as [`sum`](Self::sum) does.
-    fn step_on<E: Element, R: Rule>(&self, step: &Step, slots: &Slots, window: &mut [E], kept: &mut [f32]) {
+    /// The same of [many](MANY) slots: it sums a tile, and then steps on the sums as on one slot.
+    #[inline(never)] // its tile is on the stack
+    fn sum_many<E: Element, R: Rule>(
+        &self,
+        step: &Step,
+        slots: &Slots<E>,
+        window: &mut [E],
+        mut kept: [&mut [f32]; 4],
+    ) {
+        let (elements, mut sums) = (slots.elements(), [0.0; TILE]);
+        for at in (0..elements).step_by(TILE) {
+            let tile = at..elements.min(at + TILE);
+            let sums = &mut sums[..tile.len()];
+            self.work(InGroups { slots, at, sums });
+            let kept =
+                kept.each_mut().map(|kind| if kind.is_empty() { &mut [] } else { &mut kind[tile.clone()] });
+            Slots::with_one(sums, |sum| self.step_on::<E, R>(step, sum, &mut window[tile.clone()], kept));
+        }
+    }
+
+    /// The sum and the step by one rule. This is no [`Work`]: as parameters of the function that is compiled for the
+    /// instruction set, the slices do not overlap, and the compiler knows it. As fields of a struct they made a core busy
+    /// for 1.09 of the time (2 workers, shared memory).
+    fn run_on<E: Element, R: Rule>(
+        &self,
+        step: &Step,
+        slots: &Slots<E>,
+        window: &mut [E],
+        [master, first, second, third]: [&mut [f32]; 4],
+    ) {
         match self.set {
             // SAFETY: only `available` hands out kernels, after it detected their instruction set.
             #[cfg(target_arch = "x86_64")]
-            InstructionSet::Avx512 => unsafe { isa::avx512::step::<E, R>(step, slots, window, kept) },
+            InstructionSet::Avx512 => unsafe {
+                isa::avx512::sum::<E, R>(step, slots, window, master, first, second, third);
+            },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            InstructionSet::Avx2 => unsafe { isa::avx2::step::<E, R>(step, slots, window, kept) },
+            InstructionSet::Avx2 => unsafe {
+                isa::avx2::sum::<E, R>(step, slots, window, master, first, second, third);
+            },
             // SAFETY: as above.
             #[cfg(target_arch = "aarch64")]
-            InstructionSet::Neon => unsafe { isa::neon::step::<E, R>(step, slots, window, kept) },
-            InstructionSet::Scalar => isa::scalar::step::<E, R>(step, slots, window, kept),
+            InstructionSet::Neon => unsafe {
+                isa::neon::sum::<E, R>(step, slots, window, master, first, second, third);
+            },
+            InstructionSet::Scalar => {
+                isa::scalar::sum::<E, R>(step, slots, window, master, first, second, third);
+            }
+        }
+    }
+
+    /// Steps on a slot in f32 as [`run_on`](Self::run_on) does.
+    fn step_on<E: Element, R: Rule>(
+        &self,
+        step: &Step,
+        slots: &Slots,
+        window: &mut [E],
+        [master, first, second, third]: [&mut [f32]; 4],
+    ) {
+        match self.set {
+            // SAFETY: only `available` hands out kernels, after it detected their instruction set.
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx512 => unsafe {
+                isa::avx512::step::<E, R>(step, slots, window, master, first, second, third);
+            },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx2 => unsafe {
+                isa::avx2::step::<E, R>(step, slots, window, master, first, second, third);
+            },
+            // SAFETY: as above.
+            #[cfg(target_arch = "aarch64")]
+            InstructionSet::Neon => unsafe {
+                isa::neon::step::<E, R>(step, slots, window, master, first, second, third);
+            },
+            InstructionSet::Scalar => {
+                isa::scalar::step::<E, R>(step, slots, window, master, first, second, third);
+            }
         }
     }
 
@@ -234,6 +303,21 @@ fn check_lengths<S: Element, E: Element>(
     assert_eq!(window.len(), elements, "the window and the slots have the same length");
     let expected = elements * optimizer.kept_per_element(E::DTYPE);
     assert_eq!(kept.len(), expected, "the kept values match the slots");
+}
+
+struct InGroups<'a, E> {
+    slots: &'a Slots<'a, E>,
+    at: usize,
+    sums: &'a mut [f32],
+}
+
+impl<E: Element> Work for InGroups<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Converter>(self, isa: I) {
+        body::sum_in_groups(E::converter(isa), self.slots, self.at, self.sums);
+    }
 }
 
 struct Widen<'a, E> {

@@ -63,9 +63,15 @@ struct Case {
 fn cases() -> impl Strategy<Value = Case> {
     let round = prop_oneof![1u32..30, 1u32..u32::MAX];
     let values = proptest::collection::vec(numbers(), 64);
-    (optimizers(), round, 1usize..9, 1usize..300, values).prop_map(
-        |(optimizer, round, workers, elements, values)| Case { optimizer, round, workers, elements, values },
-    )
+    // Some have many slots, and more elements than a tile.
+    let size = prop_oneof![9 => (1usize..9, 1usize..300), 1 => (9usize..40, 1usize..9000)];
+    (optimizers(), round, size, values).prop_map(|(optimizer, round, (workers, elements), values)| Case {
+        optimizer,
+        round,
+        workers,
+        elements,
+        values,
+    })
 }
 
 impl Case {

@@ -27,9 +27,12 @@ pub(in crate::kernels) fn sum<E: Element, R: Rule>(
     step: &Step,
     slots: &Slots<E>,
     window: &mut [E],
-    kept: &mut [f32],
+    master: &mut [f32],
+    first: &mut [f32],
+    second: &mut [f32],
+    third: &mut [f32],
 ) {
-    body::run::<E, E, R, _>(E::converter(Avx2(())), step, slots, window, kept);
+    body::run::<E, E, R, _>(E::converter(Avx2(())), step, slots, window, [master, first, second, third]);
 }
 
 #[target_feature(enable = "avx2,f16c")]
@@ -37,9 +40,12 @@ pub(in crate::kernels) fn step<E: Element, R: Rule>(
     step: &Step,
     slots: &Slots,
     window: &mut [E],
-    kept: &mut [f32],
+    master: &mut [f32],
+    first: &mut [f32],
+    second: &mut [f32],
+    third: &mut [f32],
 ) {
-    body::run::<f32, E, R, _>(E::converter(Avx2(())), step, slots, window, kept);
+    body::run::<f32, E, R, _>(E::converter(Avx2(())), step, slots, window, [master, first, second, third]);
 }
 
 pairs!(
