@@ -9,6 +9,7 @@ use std::time::Duration;
 use compute::ComputeArgs;
 use fabric::IdlePolicy;
 use fabric::any::Transport;
+use fabric::tcp::Congestion;
 use fabric::verbs::{NicList, RailMap};
 use pbox_core::Credit;
 use pbox_core::control::Mesh;
@@ -140,6 +141,10 @@ pub struct Args {
     /// Which NIC of a worker goes with which of a hub's: mlx5_0=mlx5_2,mlx5_1=mlx5_3. Default: by subnet, name and place.
     #[arg(long, env = "PHUB_RAILS", value_name = "OWN=HUB", help_heading = MACHINE)]
     pub rails: Option<RailMap>,
+
+    /// TCP's congestion control, of hub and workers: a name of the kernel's, system, or auto.
+    #[arg(long, env = "PHUB_TCP_CONGESTION", default_value_t, value_name = "NAME|system|auto", help_heading = MACHINE)]
+    pub tcp_congestion: Congestion,
 
     /// How RDMA packets travel, of hub and workers.
     #[command(flatten)]
@@ -350,6 +355,7 @@ impl Args {
         config.transport = self.transport;
         config.nics =
             NicSettings { list: self.nics.clone(), rails: self.rails.clone(), paths: self.paths.0.clone() };
+        config.tcp_congestion = self.tcp_congestion.clone();
         config.join_limit = Duration::from_secs(self.join_limit_s);
         config.hub_wait = Duration::from_secs(self.hub_wait_s);
         // A run begins where no other has ended, and leaves nothing behind; what is to outlive its hub needs a checkpoint.
@@ -371,6 +377,7 @@ impl Args {
             idle: self.idle,
             transports: self.transport.map(|transport| vec![transport]),
             nics: self.nics.clone(),
+            tcp_congestion: self.tcp_congestion.clone(),
             paths: self.paths.clone(),
             trace: self.trace_part(),
             ..HubSettings::default()

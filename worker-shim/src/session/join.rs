@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use fabric::tcp::Frames;
+use fabric::tcp::{Frames, Options};
 use fabric::{Port, Receive, RecvWindow, SendWindow, Until, any};
 use membership::{Credential, DataPath, Event, Hub, LetIn, Limits, Member, MemberError, Named, Ports, Way};
 use pbox_core::control::{JoinRequest, check_job_name};
@@ -229,8 +229,9 @@ pub(super) fn attach(
     deadline: Instant,
 ) -> Result<Attached, SessionError> {
     let level = &config.terms.level;
-    let frames = Frames::summed_if(config.checksum);
-    let (ports, port) = Ports::one(&let_in, config.transport, &config.nics, config.rank, frames)?;
+    let tcp =
+        Options { frames: Frames::summed_if(config.checksum), congestion: config.tcp_congestion.clone() };
+    let (ports, port) = Ports::one(&let_in, config.transport, &config.nics, config.rank, tcp)?;
     let DataPath { endpoints, received, placement, ways, cores, .. } =
         membership::open(&let_in, level.schedule, wire, window, receive, &ports, deadline)
             .map_err(|error| say_why_by_rdma(error, config))?;

@@ -25,7 +25,7 @@ _LOG = logging.getLogger("phub")
 _MOST_GROUPS = 255
 
 # What says how a session reaches its hub.
-_OF_PLACE = ("transport", "nics", "rails", "mesh", "token", "hub_wait")
+_OF_PLACE = ("transport", "tcp_congestion", "nics", "rails", "mesh", "token", "hub_wait")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +131,7 @@ class Session:
         nics: Optional[str] = None,
         rails: Optional[str] = None,
         checksum: Optional[bool] = None,
+        tcp_congestion: Optional[str] = None,
         mesh: Optional[str] = None,
         token: Optional[str] = None,
         chunk_bytes: Optional[int] = None,
@@ -187,6 +188,8 @@ class Session:
                 else by subnet, name and place.
             checksum: puts checksums on gradients and weights over TCP, in both directions. They are also there if the hub wants
                 them. Default: whether `PHUB_CHECKSUM` is set, to neither nothing nor 0.
+            tcp_congestion: TCP's congestion control of what this worker sends: a name of the kernel's, such as "cubic", "system"
+                or "auto". Default: `PHUB_TCP_CONGESTION`, else "auto".
             mesh: with a hub on each machine for its own workers: this machine's number, how many machines there are, and
                 the first machine's hub, such as "1/4@10.0.0.1:7077". `rank` and `world_size` are then those on this
                 machine, and `hub` is its hub. Default: from the launcher's environment.
@@ -243,6 +246,7 @@ class Session:
             "cores": cores,
             "nics": nics,
             "rails": rails,
+            "tcp_congestion": tcp_congestion,
             "checksum": None if checksum is None else str(bool(checksum)).lower(),
             "chunk_bytes": chunk_bytes,
             "wait_limit": wait_limit,
