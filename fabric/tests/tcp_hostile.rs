@@ -82,7 +82,7 @@ impl Hub {
                 let joined = connect(
                     &[address],
                     TOKEN,
-                    Frames::Plain,
+                    &Options::default(),
                     &window,
                     Receive::New(WINDOW),
                     &PlannedLink::of_one_port(&[8]),
@@ -347,7 +347,7 @@ fn windows_of_other_sizes_are_refused() {
             connect(
                 &[address],
                 TOKEN,
-                Frames::Plain,
+                &Options::default(),
                 &window,
                 Receive::New(WINDOW),
                 &PlannedLink::of_one_port(&[8]),
