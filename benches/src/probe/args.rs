@@ -14,8 +14,8 @@ use fabric::verbs::{NicList, RailMap};
 use pbox_core::Credit;
 use pbox_core::control::Mesh;
 use pbox_core::{
-    Ablate, Compression, Consistency, DEFAULT_CHUNK_BYTES, Dtype, JobTerms, Key, LevelTerms, Members,
-    Optimizer, Schedule,
+    Ablate, Compression, Consistency, Dtype, JobTerms, Key, LevelTerms, Members, Optimizer, Schedule,
+    default_chunk_bytes,
 };
 use phub_server::program::ModelSource;
 use phub_server::{CoreSelection, HubSettings, IdleChoice, PathArgs};
@@ -101,9 +101,9 @@ pub struct Args {
     #[arg(long, value_delimiter = ',', value_enum, value_name = "WHAT", help_heading = JOB)]
     pub ablate: Vec<AblateChoice>,
 
-    /// Size of a chunk, a multiple of 64.
-    #[arg(long, default_value_t = DEFAULT_CHUNK_BYTES, value_name = "BYTES", help_heading = ORDER)]
-    pub chunk_bytes: usize,
+    /// Size of a chunk, a multiple of 64. Default: 32768 up to 2 GB of weights, more for larger models.
+    #[arg(long, value_name = "BYTES", help_heading = ORDER)]
+    pub chunk_bytes: Option<usize>,
 
     /// In what order gradients and weights leave: kvstore (whole layers, notify and pull), layerwise (whole
     /// layers), sliced (slices as they are pushed), or p3 (slices, first layer first). Default: sliced; with --pull
@@ -335,7 +335,7 @@ impl Args {
     /// What all ends of the job agree on, of a model with these keys.
     pub fn terms(&self, keys: Vec<Key>) -> JobTerms {
         JobTerms {
-            chunk_bytes: self.chunk_bytes,
+            chunk_bytes: self.chunk_bytes.unwrap_or_else(|| default_chunk_bytes(&keys)),
             clip_norm: self.clip_norm,
             ablate: self.ablate(),
             split_above: self.compute.split_above(),

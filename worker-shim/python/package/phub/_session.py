@@ -196,7 +196,7 @@ class Session:
             token: the secret of the hubs, or a token for this job (`phub-server token`). Default: `PHUB_TOKEN`, the file
                 `PHUB_TOKEN_FILE`, or this user's own file; under torchrun on several machines, a secret that this run's
                 workers share through torch's store.
-            chunk_bytes: size of a chunk in bytes, a multiple of 64. Default: 32 KiB.
+            chunk_bytes: size of a chunk in bytes, a multiple of 64. Default: 32 KiB up to 2.1 GB of weights, more for larger models.
             compare_every: every so many rounds the hub compares a digest of all workers' weights. The job ends with an error
                 if they differ: memory, a network or a program has altered some. Weights that workers write themselves are
                 compared in each round that has some. For "bsp" without `SlimDP`. 0: never.
