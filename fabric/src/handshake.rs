@@ -81,7 +81,7 @@ pub struct Joined<E> {
     pub paths: Vec<NicPair>,
     /// Pairs of NICs that were tried and lead nowhere, in words.
     pub dead: Vec<String>,
-    /// What controls congestion of what this end sends, in words. Over TCP, at the end that connects.
+    /// Congestion control of what this end sends, in words. Over TCP, at the end that connects.
     pub congestion: Option<String>,
 }
 

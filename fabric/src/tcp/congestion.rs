@@ -133,7 +133,7 @@ impl FromStr for Congestion {
     }
 }
 
-/// What a connection got. Shown as words for a log.
+/// The congestion control that a connection got. Shown as words for a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Controlled {
     /// The algorithm's name.
@@ -186,14 +186,14 @@ fn words(names: Option<&str>) -> &str {
     names.unwrap_or("(unknown)")
 }
 
-/// What the kernel says of congestion controls: names with spaces between them, if it says them here.
+/// The kernel's congestion controls: names with spaces between them, if it shows them here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CongestionRules {
-    /// What new connections get.
+    /// The one that new connections get.
     pub own: Option<String>,
-    /// Those of which the kernel has the code at hand.
+    /// The ones that the kernel has loaded.
     pub available: Option<String>,
-    /// Those that a process without privileges may have.
+    /// The ones that a process without privileges may have.
     pub allowed: Option<String>,
 }
 

@@ -84,7 +84,7 @@ pub enum ConnectError {
     Window(#[from] WindowError),
 }
 
-/// What an end asks of its connections.
+/// An end's wishes for its connections.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Frames are summed if either end asks for it.

@@ -23,9 +23,10 @@ use crate::layout::{DEFAULT_CHUNK_BYTES, Immediate, Round};
 
 pub use jobs::further;
 
-/// How many arrivals one turn looks at, at least: enough to spread the cost of a poll, and few enough for the other duties.
+/// Arrivals that one turn looks at, at least: enough to spread the cost of a poll, and few enough for the other duties.
 const ARRIVALS_PER_TURN: usize = 64;
-/// And for each link: so a turn finishes some chunks, whose answers to a worker leave together, also with many workers.
+/// Arrivals that one turn looks at for each link, at least: with many workers, too, a turn finishes some chunks, whose answers to a
+/// worker leave together.
 const ARRIVALS_PER_LINK: usize = 8;
 
 /// After the steps of so many bytes the answers leave, before the rest of the turn, unless the transport would rather send more

@@ -24,7 +24,7 @@ fn core(consistency: Consistency) -> Core<Port> {
     core_of(consistency, 2).0
 }
 
-/// The same with so many workers, and their ends of the links.
+/// A core as [core](core) makes it, with this number of workers, and the workers' ends of the links.
 fn core_of(consistency: Consistency, workers: u32) -> (Core<Port>, Port, Vec<LinkId>) {
     let sgd = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
     let mut terms = JobTerms::new(workers, vec![Key::f32("a", [32])], sgd);
