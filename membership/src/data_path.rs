@@ -112,8 +112,8 @@ pub fn open(
         ways: Vec::new(),
         cores: Vec::new(),
     };
-    for (number, (hub, route)) in hubs.iter().zip(&routes).enumerate() {
-        let (mut joined, way) = route.connect_by_the_best_way(window, &receive(number), deadline)?;
+    let connected = connect(&routes, window, (0..hubs.len()).map(receive), deadline)?;
+    for ((hub, route), (mut joined, way)) in hubs.iter().zip(&routes).zip(connected) {
         let placement = Arc::new(route.placement.clone());
         for (core, endpoint) in joined.endpoints.iter_mut().enumerate() {
             let rule = Expected::of_hub(wire, schedule).on_core(&placement, core);
@@ -130,6 +130,24 @@ pub fn open(
         path.ways.push(way);
     }
     Ok(path)
+}
+
+/// Connects by all routes at once: a hub touches its memory for a member before it answers, which takes seconds for a large
+/// share.
+fn connect<'a>(
+    routes: &'a [Route<'a>],
+    window: &Arc<SendWindow>,
+    receive: impl Iterator<Item = Receive>,
+    deadline: Instant,
+) -> Result<Vec<(Joined<any::Endpoint>, Way)>, MemberError> {
+    std::thread::scope(|scope| {
+        let thread = |(route, receive): (&'a Route<'a>, Receive)| {
+            let named = std::thread::Builder::new().name("phub-connect".into());
+            named.spawn_scoped(scope, move || route.connect_by_the_best_way(window, &receive, deadline))
+        };
+        let threads: Vec<_> = routes.iter().zip(receive).map(thread).collect::<Result<_, _>>()?;
+        threads.into_iter().map(|thread| thread.join().expect("connecting does not panic")).collect()
+    })
 }
 
 /// This machine's part of RDMA if some hub is to be reached by it, else why not.

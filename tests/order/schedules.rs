@@ -11,7 +11,8 @@ use hub_tests::simulated::{Simulated, Terms};
 use hub_tests::training::Training;
 use hub_tests::{config, hub, join_by_hand, join_request, push_all, refusal, says};
 use pbox_core::{
-    Credit, Immediate, Key, KeyId, Layout, LevelTerms, Optimizer, Placement, Schedule, Slices, Wire,
+    ChunkId, Credit, Immediate, JobTerms, Key, KeyId, Layout, LevelTerms, Optimizer, Placement, Schedule,
+    Slices, Wire,
 };
 use worker_shim::{Exchange, Session, WeightsMode, Windows};
 
@@ -25,9 +26,9 @@ fn late_bytes(schedule: Schedule, slice_bytes: usize, credit: Option<usize>) -> 
     late_bytes_of([FIRST, LAST], schedule, slice_bytes, credit, 1)
 }
 
-/// A worker pushes the layer that it needs last and, when a part of it has left, the one that it needs first, to a hub of so many
-/// cores, each with a link. Returns how many bytes of the last layer arrive after the second push and before the end of the first
-/// layer.
+/// A worker pushes the layer that it needs last and, when a part of it has left, the one that it needs first, to a hub with a link
+/// to each of its `cores`. Returns how many bytes of the last layer arrive after the second push and, on their link, before the end of
+/// the first layer.
 fn late_bytes_of(
     [first, last]: [KeyId; 2],
     schedule: Schedule,
@@ -66,17 +67,22 @@ fn late_bytes_of(
         let mut arrivals = [Arrival::default()];
         while hub.poll(&mut arrivals) == 0 {}
         worker.progress().unwrap();
-        layout.chunk(Immediate::decode(arrivals[0].imm).chunk)
+        Immediate::decode(arrivals[0].imm).chunk
     };
     worker.push(last).unwrap();
-    (0..7).for_each(|_| assert_eq!(look(&mut worker).key, last));
+    (0..7).for_each(|_| assert_eq!(layout.chunk(look(&mut worker)).key, last));
     worker.push(first).unwrap();
-    let (mut late, mut missing) = (0, layout.key_chunks(first).len());
-    while missing > 0 {
-        let chunk = look(&mut worker);
+    // By link: one that has no more of the first layer goes on with the last.
+    let mut missing = vec![0; cores];
+    layout.key_chunks(first).for_each(|chunk| missing[placement.owner(ChunkId(chunk))] += 1);
+    let mut late = 0;
+    while missing.iter().any(|&chunks| chunks > 0) {
+        let id = look(&mut worker);
+        let (chunk, missing) = (layout.chunk(id), &mut missing[placement.owner(id)]);
         match chunk.key {
-            key if key == first => missing -= 1,
-            _ => late += chunk.span.bytes,
+            key if key == first => *missing -= 1,
+            _ if *missing > 0 => late += chunk.span.bytes,
+            _ => {}
         }
     }
     late
@@ -205,6 +211,19 @@ fn the_bits_are_the_same_with_every_schedule() {
         }
     }
     assert!(runs.iter().all(|run| *run == runs[0]));
+}
+
+#[test]
+fn a_worker_shares_the_default_credit_among_the_links_to_a_hub() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let p3 = |terms: &mut JobTerms| {
+        terms.keys = vec![Key::f32("a", [100]), Key::f32("b", [100])];
+        terms.level.schedule = Schedule::P3;
+    };
+    let session = Session::join(config(&hub, "p3", 0, 1).with_terms(p3)).unwrap();
+    assert_eq!(session.credit().0, Some(Credit::AT_FIRST / 2));
+    session.leave().unwrap();
 }
 
 /// The search tries all its candidates, keeps one, and changes no bit.
