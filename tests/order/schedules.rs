@@ -113,10 +113,10 @@ fn the_first_layer_waits_for_as_many_bytes_whatever_the_number_of_links() {
     for links in [8, 16, 32] {
         let most = Credit::AT_FIRST.max(links * Credit::LEAST);
         let shared = late(links, level.with_links(links).credit());
-        assert!(shared > most / 2 && shared <= most, "{shared} bytes late over {links} links");
+        assert!(shared > 0 && shared <= most, "{shared} bytes late over {links} links");
     }
-    let each = late(32, level.credit());
-    assert!(each > 20 << 20, "{each} bytes late where each link has what one needs");
+    let (shared, each) = (late(32, level.with_links(32).credit()), late(32, level.credit()));
+    assert!(each > 10 * shared, "{each} bytes late where each link has what one needs, and else {shared}");
     let given = LevelTerms { credit: Some(Credit::Bytes(100)), ..level };
     assert_eq!(given.with_links(32).credit(), Credit::Bytes(100), "what is given is of each link");
 }

@@ -7,7 +7,7 @@ use fabric::sim::{Faults, Net, Port, Windows};
 use fabric::{Port as _, Posted, RecvWindow, SendWindow, Slab, Span};
 
 use super::*;
-use crate::job::{Consistency, JobTerms, OnLoss};
+use crate::job::{Consistency, Credit, JobTerms, OnLoss, Schedule};
 use crate::kernels::{Numbers, Optimizer};
 use crate::layout::{ChunkId, Key, KeyId};
 use crate::place::Placement;
@@ -122,4 +122,17 @@ fn a_turn_takes_the_pushes_of_all_workers_for_some_chunks() {
     port.flush();
     assert!(core.turn(&mut Vec::new()));
     assert_eq!((core.tally().arrivals, core.tally().chunks), (80, 2), "of both chunks at once");
+}
+
+#[test]
+fn the_cores_of_a_hub_share_the_default_credit() {
+    let keys = vec![Key::f32("a", [32]), Key::f32("b", [32])];
+    let mut terms = JobTerms::new(1, keys, Optimizer::Average);
+    (terms.chunk_bytes, terms.level.schedule) = (64, Schedule::P3);
+    let (terms, wire) = (Arc::new(terms.clone()), Wire::of_terms(&terms).unwrap());
+    let placement = Placement::new(wire.layout(), 2);
+    let (_, claims) = placement.weights_window(&wire).unwrap();
+    let specs = ShardSpec::of_cores(&terms, &wire, placement.chunks_by_core().into_iter().zip(claims));
+    let credits: Vec<_> = specs.iter().map(|spec| spec.terms.level.credit().at_first()).collect();
+    assert_eq!(credits, [Some(Credit::AT_FIRST / 2); 2]);
 }
