@@ -81,16 +81,19 @@ pub struct Joined<E> {
     pub paths: Vec<NicPair>,
     /// Pairs of NICs that were tried and lead nowhere, in words.
     pub dead: Vec<String>,
+    /// Congestion control of what this end sends, in words. Over TCP, at the end that connects.
+    pub congestion: Option<String>,
 }
 
 impl<E> Joined<E> {
     pub(crate) fn new(recv: Arc<RecvWindow>, endpoints: Vec<E>) -> Self {
-        Joined { recv, endpoints, paths: Vec::new(), dead: Vec::new() }
+        Joined { recv, endpoints, paths: Vec::new(), dead: Vec::new(), congestion: None }
     }
 
     pub(crate) fn map<T>(self, endpoint: impl Fn(E) -> T) -> Joined<T> {
-        let Joined { recv, endpoints, paths, dead } = self;
-        Joined { recv, endpoints: endpoints.into_iter().map(endpoint).collect(), paths, dead }
+        let Joined { recv, endpoints, paths, dead, congestion } = self;
+        let endpoints = endpoints.into_iter().map(endpoint).collect();
+        Joined { recv, endpoints, paths, dead, congestion }
     }
 }
 

@@ -2,17 +2,20 @@
 //!
 //! Used by the hub's core threads and by workers alike. Knows a port, never what arrives over it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::port::{Port, Until};
 
-/// The three stages, in polls rather than in time: a poll of an idle port costs tens of
-/// nanoseconds, and no clock has to be read.
+/// How many polls a spinning thread makes between two looks at the clock, which costs about as much as a poll of one idle link.
+const POLLS_PER_LOOK: u32 = 32;
+
+/// The three stages of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdlePolicy {
-    /// Empty polls with a pause instruction between them. A spinning round trip takes 0.1 us, a
-    /// futex 20 us: worth it only if a core has nothing better to do.
-    pub spins: u32,
+    /// How long empty polls have only a pause instruction between them. A spinning round trip takes 0.1 us, a futex 20 us:
+    /// worth it only if a core has nothing better to do. In time, because a poll of 128 links takes 30 times as long as a poll
+    /// of one.
+    pub spin: Duration,
     /// Empty polls with a `sched_yield` between them.
     pub yields: u32,
     /// Whether the thread sleeps after that; otherwise it spins for ever (busy-poll).
@@ -22,54 +25,115 @@ pub struct IdlePolicy {
 }
 
 impl IdlePolicy {
-    /// For a machine with enough cores for its threads: spin some microseconds, then sleep.
-    pub const DEDICATED: IdlePolicy =
-        IdlePolicy { spins: 2000, yields: 0, sleeps: true, nap: Duration::from_millis(500) };
+    /// For a machine with enough cores for its threads: spin some wake-ups long, then sleep.
+    pub const DEDICATED: IdlePolicy = IdlePolicy {
+        spin: Duration::from_micros(100),
+        yields: 0,
+        sleeps: true,
+        nap: Duration::from_millis(500),
+    };
     /// For a machine with fewer cores than runnable threads: leave the core at once.
     pub const SHARED: IdlePolicy =
-        IdlePolicy { spins: 0, yields: 1, sleeps: true, nap: Duration::from_millis(500) };
+        IdlePolicy { spin: Duration::ZERO, yields: 1, sleeps: true, nap: Duration::from_millis(500) };
     /// Never sleep: the lowest latency, for a thread that has a core of its own.
     pub const BUSY_POLL: IdlePolicy =
-        IdlePolicy { spins: u32::MAX, yields: 0, sleeps: false, nap: Duration::ZERO };
+        IdlePolicy { spin: Duration::MAX, yields: 0, sleeps: false, nap: Duration::ZERO };
 }
 
 /// Where a thread stands in its policy.
 #[derive(Debug)]
 pub struct Idle {
     policy: IdlePolicy,
+    spins: bool,
+    /// Empty polls of this wait, while it spins.
     polls: u32,
+    /// The first look at the clock in this wait.
+    since: Option<Instant>,
+    yields_left: u32,
 }
 
 impl Idle {
     /// Awake.
     pub fn new(policy: IdlePolicy) -> Self {
-        Idle { policy, polls: 0 }
+        let mut idle = Idle { policy, spins: false, polls: 0, since: None, yields_left: 0 };
+        idle.reset();
+        idle
     }
 
     /// There was work: starts over.
     pub fn reset(&mut self) {
-        self.polls = 0;
+        let IdlePolicy { spin, yields, sleeps, .. } = self.policy;
+        (self.spins, self.polls, self.since, self.yields_left) =
+            (!sleeps || !spin.is_zero(), 0, None, yields);
     }
 
     /// Whether the next step sleeps.
     pub fn sleeps_next(&self) -> bool {
-        let IdlePolicy { spins, yields, sleeps, .. } = self.policy;
-        sleeps && self.polls >= spins.saturating_add(yields)
+        !self.spins && self.yields_left == 0
     }
 
     /// There was no work: spin, yield, or sleep on the port until `until` may hold. True when it slept.
     pub fn step<P: Port>(&mut self, port: &mut P, until: Until) -> bool {
-        let sleeps = self.sleeps_next();
-        self.polls = self.polls.saturating_add(1);
-        if self.polls <= self.policy.spins || !self.policy.sleeps {
+        if self.spins {
             std::hint::spin_loop();
+            self.spin(Instant::now);
             return false;
         }
-        if !sleeps {
+        if !self.sleeps_next() {
+            self.yields_left -= 1;
             std::thread::yield_now();
             return false;
         }
         port.wait(until, self.policy.nap);
         true
+    }
+
+    /// Counts a poll, and ends the stage when its time is over by this clock.
+    fn spin(&mut self, now: impl FnOnce() -> Instant) {
+        self.polls = self.polls.wrapping_add(1);
+        if self.policy.sleeps && self.polls.is_multiple_of(POLLS_PER_LOOK) {
+            let now = now();
+            let since = *self.since.get_or_insert(now);
+            self.spins = now.saturating_duration_since(since) < self.policy.spin;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The polls and the looks at the clock until a thread leaves its spin, if a poll takes this long.
+    fn spun(idle: &mut Idle, poll: Duration) -> (u32, u32) {
+        let begun = Instant::now();
+        let (mut polls, mut looks) = (0, 0);
+        while idle.spins {
+            polls += 1;
+            idle.spin(|| {
+                looks += 1;
+                begun + poll * polls
+            });
+        }
+        (polls, looks)
+    }
+
+    #[test]
+    fn a_spin_lasts_as_long_whatever_a_poll_takes() {
+        let mut idle = Idle::new(IdlePolicy::DEDICATED);
+        // The first look begins the 100 us, so there are the 32 polls before it, too.
+        assert_eq!(spun(&mut idle, Duration::from_nanos(50)), (32 + 2016, 64), "63 looks of 1.6 us each");
+        assert!(idle.sleeps_next());
+        idle.reset();
+        assert!(!idle.sleeps_next());
+        assert_eq!(spun(&mut idle, Duration::from_nanos(1000)), (32 + 128, 5), "as with 128 links");
+    }
+
+    #[test]
+    fn policies_spin_or_yield_or_neither() {
+        let mut busy = Idle::new(IdlePolicy::BUSY_POLL);
+        (0..1000).for_each(|_| busy.spin(|| unreachable!("it needs no clock")));
+        assert!(busy.spins && !busy.sleeps_next());
+        let shared = Idle::new(IdlePolicy::SHARED);
+        assert!(!shared.spins && !shared.sleeps_next(), "it yields first");
     }
 }

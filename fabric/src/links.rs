@@ -153,8 +153,8 @@ impl<L> Links<L> {
         }
     }
 
-    /// Shows arrivals of all links. Each link gets an equal share of the room, and every poll begins with
-    /// another link.
+    /// Shows arrivals of all links. Each link gets an equal share of the room. A poll begins behind the last link that showed
+    /// something in the poll before: so links that found no room come first.
     #[inline]
     pub fn poll(
         &mut self,
@@ -167,13 +167,19 @@ impl<L> Links<L> {
         }
         let share = into.len().div_ceil(links);
         let mut room = Room { into, filled: 0, end: 0, link: LinkId(0) };
-        self.first = (self.first + 1) % links;
-        for turn in 0..links {
-            let index = (self.first + turn) % links;
+        let first = self.first % links;
+        for index in (first..links).chain(0..first) {
             let Some(attached) = &mut self.slots[index] else { continue };
+            let before = room.filled;
             room.link = LinkId(index as u32);
-            room.end = (room.filled + share).min(room.into.len());
+            room.end = (before + share).min(room.into.len());
             show(attached, &mut room);
+            if room.filled > before {
+                self.first = index + 1;
+                if room.filled == room.into.len() {
+                    break;
+                }
+            }
         }
         room.filled
     }
@@ -285,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_shared_and_begins_elsewhere_each_time() {
+    fn room_is_shared_and_a_poll_begins_behind_the_last_link_that_showed_something() {
         let mut links = table("abc");
         links.remove(LinkId(1));
         let mut shown = [Arrival::default(); 5];
@@ -295,9 +301,26 @@ mod tests {
             });
             shown[..count].iter().map(|arrival| (arrival.link.0, arrival.imm.0)).collect::<Vec<_>>()
         };
-        assert_eq!(poll(usize::MAX), [(2, 0), (2, 1), (0, 0), (0, 1)], "two of five places each");
-        assert_eq!(poll(1), [(2, 0), (0, 0)]);
+        assert_eq!(poll(usize::MAX), [(0, 0), (0, 1), (2, 0), (2, 1)], "two of five places each");
+        assert_eq!(poll(0), []);
         assert_eq!(poll(1), [(0, 0), (2, 0)]);
         assert_eq!(Links::<char>::default().poll(&mut [Arrival::default()], |_, _| ()), 0);
+    }
+
+    #[test]
+    fn of_more_links_than_room_each_is_shown_once_before_any_is_shown_twice() {
+        let mut links = table(&"x".repeat(100));
+        let mut shown = [Arrival::default(); 64];
+        let mut visits = 0;
+        let mut seen = Vec::new();
+        for _ in 0..25 {
+            let count = links.poll(&mut shown, |_, room| {
+                visits += 1;
+                room.show(Imm(0));
+            });
+            seen.extend(shown[..count].iter().map(|arrival| arrival.link.0));
+        }
+        assert!(seen.iter().copied().eq((0..1600).map(|turn| turn % 100)), "16 times each, in turn");
+        assert_eq!(visits, 1600, "a poll that is full visits no link in vain");
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::conformance::{Joined, Role, Transport};
-use fabric::tcp::{Frames, Gathered, Listener, Port, connect};
+use fabric::tcp::{Frames, Gathered, Listener, Options, Port, connect};
 use fabric::{PlannedLink, Receive, SendWindow};
 
 /// Of each handshake; the suite's watchdog is twice as patient.
@@ -78,7 +78,8 @@ impl Transport for Tcp {
     ) -> Joined<Port> {
         let ports = plan.iter().map(|link| link.ports.hub.index() + 1).max().unwrap();
         let addresses = vec![address.parse().unwrap(); ports];
-        let joined = connect(&addresses, token, *frames, ours, Receive::New(bytes), plan, TIMEOUT).unwrap();
+        let options = Options { frames: *frames, ..Options::default() };
+        let joined = connect(&addresses, token, &options, ours, Receive::New(bytes), plan, TIMEOUT).unwrap();
         (joined.recv, joined.endpoints)
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use fabric::conformance::Watchdog;
-use fabric::tcp::{ConnectError, Endpoint, Frames, Gathered, Hello, Listener, Port, connect};
+use fabric::tcp::{ConnectError, Endpoint, Frames, Gathered, Hello, Listener, Options, Port, connect};
 use fabric::{
     Arrival, CloseReason, FrameRule, Imm, Joined, PlannedLink, Port as _, Posted, Receive, SendWindow, Span,
     Until,
@@ -82,7 +82,7 @@ impl Hub {
                 let joined = connect(
                     &[address],
                     TOKEN,
-                    Frames::Plain,
+                    &Options::default(),
                     &window,
                     Receive::New(WINDOW),
                     &PlannedLink::of_one_port(&[8]),
@@ -347,7 +347,7 @@ fn windows_of_other_sizes_are_refused() {
             connect(
                 &[address],
                 TOKEN,
-                Frames::Plain,
+                &Options::default(),
                 &window,
                 Receive::New(WINDOW),
                 &PlannedLink::of_one_port(&[8]),
@@ -379,7 +379,7 @@ fn a_stopped_listener_says_so() {
     let error = connect(
         &[listener.address()],
         TOKEN,
-        Frames::Plain,
+        &Options::default(),
         &Arc::new(SendWindow::new(64).unwrap()),
         Receive::New(64),
         &PlannedLink::of_one_port(&[1]),

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use authority::unhex;
 use fabric::any::{self, Address, Transport};
-use fabric::tcp::Frames;
+use fabric::tcp;
 use fabric::verbs::{self, Device, Fitness, GroupOptions, Nccl, NicList, NicOptions, PathFlags, RailMap};
 use fabric::{FrameRule, Joined, PlannedLink, PortId, Receive, RecvWindow, SendWindow};
 use pbox_core::control::TransportAddress;
@@ -68,7 +68,7 @@ pub struct NicSettings {
 
 impl Ports {
     /// The only port of a member, such as the worker of this rank, with RDMA on these NICs if some hub is to be reached by
-    /// it. Over TCP it asks for `frames`.
+    /// it. Over TCP it asks for `tcp`.
     ///
     /// # Errors
     /// When memory, descriptors or threads run out.
@@ -77,12 +77,12 @@ impl Ports {
         transport: Option<Transport>,
         nics: &NicSettings,
         rank: u32,
-        frames: Frames,
+        tcp: tcp::Options,
     ) -> Result<(Self, any::Port), MemberError> {
         let made = make_rdma(hubs, transport, nics, rank);
         let rdma = made.as_ref().map(|_| ()).map_err(String::clone);
         let (group, mut ports) = any::group(1, made.ok())?;
-        let group = group.with_frames(frames);
+        let group = group.with_tcp(tcp);
         Ok((Ports { group, dealt_to: vec![PortId(0)], rdma, transport, on_one_node: true }, ports.remove(0)))
     }
 }
@@ -112,8 +112,8 @@ pub fn open(
         ways: Vec::new(),
         cores: Vec::new(),
     };
-    for (number, (hub, route)) in hubs.iter().zip(&routes).enumerate() {
-        let (mut joined, way) = route.connect_by_the_best_way(window, &receive(number), deadline)?;
+    let connected = connect(&routes, window, (0..hubs.len()).map(receive), deadline)?;
+    for ((hub, route), (mut joined, way)) in hubs.iter().zip(&routes).zip(connected) {
         let placement = Arc::new(route.placement.clone());
         for (core, endpoint) in joined.endpoints.iter_mut().enumerate() {
             let rule = Expected::of_hub(wire, schedule).on_core(&placement, core);
@@ -130,6 +130,24 @@ pub fn open(
         path.ways.push(way);
     }
     Ok(path)
+}
+
+/// Connects by all routes at once: a hub touches its memory for a member before it answers, which takes seconds for a large
+/// share.
+fn connect<'a>(
+    routes: &'a [Route<'a>],
+    window: &Arc<SendWindow>,
+    receive: impl Iterator<Item = Receive>,
+    deadline: Instant,
+) -> Result<Vec<(Joined<any::Endpoint>, Way)>, MemberError> {
+    std::thread::scope(|scope| {
+        let thread = |(route, receive): (&'a Route<'a>, Receive)| {
+            let named = std::thread::Builder::new().name("phub-connect".into());
+            named.spawn_scoped(scope, move || route.connect_by_the_best_way(window, &receive, deadline))
+        };
+        let threads: Vec<_> = routes.iter().zip(receive).map(thread).collect::<Result<_, _>>()?;
+        threads.into_iter().map(|thread| thread.join().expect("connecting does not panic")).collect()
+    })
 }
 
 /// This machine's part of RDMA if some hub is to be reached by it, else why not.
@@ -267,6 +285,10 @@ impl<'a> Route<'a> {
                             let paths = std::mem::take(&mut joined.paths);
                             joined.dead.iter().for_each(|why| tracing::warn!("other NICs are used: {why}"));
                             tried.push(why.to_owned());
+                            if let Some(congestion) = joined.congestion.take() {
+                                tracing::info!(hub = self.hub.control.hub, "TCP: {congestion}");
+                                tried.push(congestion);
+                            }
                             return Ok((joined, Way { transport, reason: tried.join("; "), paths }));
                         }
                         Err(error) if error.is_unreachable() => {

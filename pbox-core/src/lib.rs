@@ -33,7 +33,7 @@ pub use kernels::{
 };
 pub use layout::{
     Chunk, ChunkId, Content, DEFAULT_CHUNK_BYTES, Dtype, Immediate, Key, KeyId, Layout, LayoutError,
-    MAX_CHUNKS, Round, manifest,
+    MAX_CHUNKS, Round, default_chunk_bytes, manifest,
 };
 pub use place::{Above, Below, CoreNodes, Piece, Placement, Share, Slice, Slices};
 pub use snapshot::{

@@ -107,7 +107,11 @@ impl Hub {
 
         let has_rdma = rdma.is_some();
         let (group, ports) = any::group(lanes.len(), rdma)?;
-        let group = group.with_frames(Frames::summed_if(settings.checksum));
+        let tcp = tcp::Options {
+            frames: Frames::summed_if(settings.checksum),
+            congestion: settings.tcp_congestion.clone(),
+        };
+        let group = group.with_tcp(tcp);
         if settings.checksum {
             tracing::info!(
                 "frames over TCP have checksums; RDMA has those of its NICs, and shared memory moves no bytes"
@@ -408,7 +412,10 @@ fn open_data_paths(
             }
             Transport::Tcp => {
                 let listener = tcp::Listener::bind(settings.data_path(control.ip()));
-                let listener = listener.map_err(ConnectError::from)?;
+                let listener =
+                    listener.and_then(|listener| listener.with_congestion(settings.tcp_congestion.clone()));
+                let (listener, controlled) = listener.map_err(ConnectError::from)?;
+                tracing::info!("TCP: {controlled}");
                 let addresses = vec![listener.address(); ports];
                 (Listener::Tcp(listener), TransportAddress::Tcp { addresses })
             }

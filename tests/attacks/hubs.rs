@@ -54,6 +54,23 @@ fn one_of_two_hubs_is_cut_off_from_gradients_and_not_from_requests() {
     });
 }
 
+/// As hubs that touch the memory of a large share before they answer.
+#[test]
+fn hubs_that_are_slow_to_answer_are_connected_to_at_once() {
+    let _watchdog = Watchdog::start();
+    let hubs = [Behind::start(&[]), Behind::start(&[])];
+    let list = hubs.iter().map(|hub| hub.relay.address()).collect::<Vec<_>>().join(",");
+    hubs.iter().for_each(|hub| hub.relay.stall(Way::Data, Stall::DOWN));
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(|| Worker::join(&format!("{list} job 0 1 tcp")).unwrap());
+        until("both hubs are connected to", || hubs.iter().all(|hub| hub.relay.open(Way::Data) > 0));
+        hubs.iter().for_each(|hub| hub.relay.stall(Way::Data, Stall::NONE));
+        let mut worker = worker.join().unwrap();
+        worker.round().unwrap();
+        worker.leave().unwrap();
+    });
+}
+
 #[test]
 fn one_of_two_hubs_stands_still_beyond_its_limit() {
     let _watchdog = Watchdog::start();

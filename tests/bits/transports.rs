@@ -4,7 +4,7 @@
 use crate::processes::worker::{Remote, Worker};
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
-use fabric::tcp::Frames;
+use fabric::tcp::Options;
 use hub_tests::program::until;
 use hub_tests::training::Training;
 use hub_tests::{
@@ -179,7 +179,7 @@ fn tcp_without_a_token_is_refused() {
     let told = fabric::tcp::connect(
         &addresses,
         [9; 16],
-        Frames::Plain,
+        &Options::default(),
         &window,
         fabric::Receive::New(4096),
         &plan,

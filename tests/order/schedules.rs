@@ -10,8 +10,10 @@ use fabric::{Arrival, Port, RecvWindow};
 use hub_tests::simulated::{Simulated, Terms};
 use hub_tests::training::Training;
 use hub_tests::{config, hub, join_by_hand, join_request, push_all, refusal, says};
-use pbox_core::Credit;
-use pbox_core::{Immediate, Key, KeyId, Layout, Optimizer, Placement, Schedule, Slices, Wire};
+use pbox_core::{
+    ChunkId, Credit, Immediate, JobTerms, Key, KeyId, Layout, LevelTerms, Optimizer, Placement, Schedule,
+    Slices, Wire,
+};
 use worker_shim::{Exchange, Session, WeightsMode, Windows};
 
 const CHUNK: usize = 256;
@@ -21,21 +23,24 @@ const LAST: KeyId = KeyId(1);
 
 /// As [`late_bytes_of`], of layers that are registered in the order in which they are needed.
 fn late_bytes(schedule: Schedule, slice_bytes: usize, credit: Option<usize>) -> usize {
-    late_bytes_of([FIRST, LAST], schedule, slice_bytes, credit)
+    late_bytes_of([FIRST, LAST], schedule, slice_bytes, credit, 1)
 }
 
-/// A worker pushes the layer that it needs last and, when a part of it has left, the one that it needs first. Returns how many bytes
-/// of the last layer arrive after the second push and before the end of the first layer.
+/// A worker pushes the layer that it needs last and, when a part of it has left, the one that it needs first, to a hub with a link
+/// to each of its `cores`. Returns how many bytes of the last layer arrive after the second push and, on their link, before the end of
+/// the first layer.
 fn late_bytes_of(
     [first, last]: [KeyId; 2],
     schedule: Schedule,
     slice_bytes: usize,
     credit: Option<usize>,
+    cores: usize,
 ) -> usize {
-    let mut keys = vec![Key::f32("first", [320]), Key::f32("last", [6400])];
+    let elements = |each: u64, power| [each * (cores as u64).pow(power)];
+    let mut keys = vec![Key::f32("first", elements(320, 1)), Key::f32("last", elements(6400, 2))];
     keys.swap(0, first.index());
     let layout = Arc::new(Layout::new(keys, CHUNK).unwrap());
-    let placement = Placement::new(&layout, 1);
+    let placement = Placement::new(&layout, cores);
     let net = Net::new(1, Faults::NONE);
     let wire = Wire::plain(Arc::clone(&layout));
     let (gradients, spans) = Windows::gradients(&wire).unwrap();
@@ -43,33 +48,41 @@ fn late_bytes_of(
     let window = || Arc::new(RecvWindow::local(layout.window_bytes()).unwrap());
     let (here, there) = (window(), window());
     let ours = sim::Windows { send: gradients, recv: Arc::clone(&here) };
-    let (end, far) = net.link(ours, sim::Windows { send: weights, recv: there }, placement.capacities()[0]);
-    let windows = Windows::new(&wire, 0, spans, vec![here], WeightsMode::Shared).unwrap();
+    let theirs = sim::Windows { send: weights, recv: there };
+    let capacities = placement.capacities();
+    let links = capacities.iter().map(|&capacity| net.link(ours.clone(), theirs.clone(), capacity));
+    let (ends, far): (Vec<_>, Vec<_>) = links.unzip();
+    let windows = Windows::new(&wire, 0, spans, vec![here; cores], WeightsMode::Shared).unwrap();
     let slices = Slices::new(&layout, &placement, schedule, slice_bytes);
-    let mut worker = Exchange::new(net.port(), vec![end], Arc::clone(&layout), windows, slices);
+    let mut worker = Exchange::new(net.port(), ends, Arc::clone(&layout), windows, slices);
     worker.begin(pbox_core::Round(0)).unwrap();
     worker.set_credit(credit);
     if first > last {
         worker.need(&[first, last]).unwrap();
     }
     let mut hub = net.port();
-    hub.attach(far);
+    far.into_iter().for_each(|far| _ = hub.attach(far));
     // One arrival at a time. After each the worker works.
     let mut look = |worker: &mut Exchange<sim::Port>| {
         let mut arrivals = [Arrival::default()];
         while hub.poll(&mut arrivals) == 0 {}
         worker.progress().unwrap();
-        layout.chunk(Immediate::decode(arrivals[0].imm).chunk)
+        Immediate::decode(arrivals[0].imm).chunk
     };
     worker.push(last).unwrap();
-    (0..7).for_each(|_| assert_eq!(look(&mut worker).key, last));
+    (0..7).for_each(|_| assert_eq!(layout.chunk(look(&mut worker)).key, last));
     worker.push(first).unwrap();
-    let (mut late, mut missing) = (0, layout.key_chunks(first).len());
-    while missing > 0 {
-        let chunk = look(&mut worker);
+    // By link: one that has no more of the first layer goes on with the last.
+    let mut missing = vec![0; cores];
+    layout.key_chunks(first).for_each(|chunk| missing[placement.owner(ChunkId(chunk))] += 1);
+    let mut late = 0;
+    while missing.iter().any(|&chunks| chunks > 0) {
+        let id = look(&mut worker);
+        let (chunk, missing) = (layout.chunk(id), &mut missing[placement.owner(id)]);
         match chunk.key {
-            key if key == first => missing -= 1,
-            _ => late += chunk.span.bytes,
+            key if key == first => *missing -= 1,
+            _ if *missing > 0 => late += chunk.span.bytes,
+            _ => {}
         }
     }
     late
@@ -91,11 +104,28 @@ fn urgent_chunks_overtake_all_but_the_credit() {
     assert!(late > CREDIT && late <= CREDIT + 10 * CHUNK, "{late} bytes late, with slices of ten chunks");
 }
 
+#[test]
+fn the_first_layer_waits_for_as_many_bytes_whatever_the_number_of_links() {
+    let _watchdog = Watchdog::start();
+    let level = LevelTerms { schedule: Schedule::P3, ..LevelTerms::default() };
+    let late =
+        |links, credit: Credit| late_bytes_of([FIRST, LAST], Schedule::P3, CHUNK, credit.at_first(), links);
+    for links in [8, 16, 32] {
+        let most = Credit::AT_FIRST.max(links * Credit::LEAST);
+        let shared = late(links, level.with_links(links).credit());
+        assert!(shared > 0 && shared <= most, "{shared} bytes late over {links} links");
+    }
+    let (shared, each) = (late(32, level.with_links(32).credit()), late(32, level.credit()));
+    assert!(each > 10 * shared, "{each} bytes late where each link has what one needs, and else {shared}");
+    let given = LevelTerms { credit: Some(Credit::Bytes(100)), ..level };
+    assert_eq!(given.with_links(32).credit(), Credit::Bytes(100), "what is given is of each link");
+}
+
 /// A model whose first layer is registered last, as its worker has learnt meanwhile.
 #[test]
 fn a_layer_that_is_needed_first_overtakes_wherever_it_is_registered() {
     let _watchdog = Watchdog::start();
-    let late = |schedule| late_bytes_of([LAST, FIRST], schedule, CHUNK, Some(CREDIT));
+    let late = |schedule| late_bytes_of([LAST, FIRST], schedule, CHUNK, Some(CREDIT), 1);
     assert!(late(Schedule::P3) <= CREDIT);
     assert_eq!(late(Schedule::Sliced), 6400 * 4 - 7 * CHUNK, "a FIFO stays one");
 }
@@ -181,6 +211,19 @@ fn the_bits_are_the_same_with_every_schedule() {
         }
     }
     assert!(runs.iter().all(|run| *run == runs[0]));
+}
+
+#[test]
+fn a_worker_shares_the_default_credit_among_the_links_to_a_hub() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let p3 = |terms: &mut JobTerms| {
+        terms.keys = vec![Key::f32("a", [100]), Key::f32("b", [100])];
+        terms.level.schedule = Schedule::P3;
+    };
+    let session = Session::join(config(&hub, "p3", 0, 1).with_terms(p3)).unwrap();
+    assert_eq!(session.credit().0, Some(Credit::AT_FIRST / 2));
+    session.leave().unwrap();
 }
 
 /// The search tries all its candidates, keeps one, and changes no bit.

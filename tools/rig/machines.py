@@ -15,6 +15,8 @@ import subprocess
 
 # Jumbo frames, as P3 had them; a frame of TCP carries 8948 bytes in 9014.
 MTU = 9000
+# As P3's machines had it. Every process may have another one.
+CONGESTION = "cubic"
 # P3's own settings, except for the burst, which must hold a segment that the kernel has not yet cut: 64 KiB.
 LATENCY = "50ms"
 BURST = "128kb"
@@ -25,25 +27,26 @@ NICE = -5
 class Machines:
     """`count` machines, with links that are not yet limited; so many follow each other in each of the racks."""
 
-    def __init__(self, count, racks=1):
+    def __init__(self, count, racks=1, mtu=MTU, congestion=CONGESTION):
         self.count, self.racks = count, racks
         for switch in [f"rack{rack}" for rack in range(racks)] + ["core"]:
             tell(f"ip link add {switch} type bridge")
-            tell(f"ip link set {switch} mtu {MTU} up")
+            tell(f"ip link set {switch} mtu {mtu} up")
         for rack in range(racks if racks > 1 else 0):
-            tell(f"ip link add up{rack} mtu {MTU} type veth peer name down{rack} mtu {MTU}")
+            tell(f"ip link add up{rack} mtu {mtu} type veth peer name down{rack} mtu {mtu}")
             tell(f"ip link set up{rack} master rack{rack} up")
             tell(f"ip link set down{rack} master core up")
         for machine in range(count):
             name, port = f"m{machine}", f"port{machine}"
             tell(f"ip netns add {name}")
-            tell(f"ip link add {port} mtu {MTU} type veth peer name eth0 mtu {MTU} netns {name}")
+            tell(f"ip link add {port} mtu {mtu} type veth peer name eth0 mtu {mtu} netns {name}")
             tell(f"ip link set {port} master rack{machine * racks // count} up")
             tell(f"ip -n {name} link set lo up")
             tell(f"ip -n {name} addr add {self.address(machine)}/16 dev eth0")
             tell(f"ip -n {name} link set eth0 up")
-            # As on P3's machines. Set by the route, because a namespace may not always set it as its default.
-            tell(f"ip -n {name} route change 10.99.0.0/16 dev eth0 src {self.address(machine)} congctl cubic")
+            # Set by the route, because a namespace may not always set it as its default.
+            route = f"10.99.0.0/16 dev eth0 src {self.address(machine)} congctl {congestion}"
+            tell(f"ip -n {name} route change {route}")
 
     def address(self, machine):
         """The address of its link."""

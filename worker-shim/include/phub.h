@@ -138,7 +138,8 @@ PhubStatus phub_config_add_layer(PhubConfig *config,
 // Changes a setting that has a default: "chunk_bytes", "clip_norm", "skip_nonfinite" and "maximize" (true, false), "schedule" (kvstore, layerwise, sliced, p3), "slice_bytes",
 // "credit" (none, auto, or bytes), "consistency" (bsp, ssp:S, asp), "on_loss" (stop, continue), "weights" (shared,
 // private), "compression" (none, or a codec and its settings, as qsgd:8:512), "seed" of its randomness, "transport" (shm,
-// verbs, tcp), "checksum" (true, false: of what crosses by TCP), "nics", "rails" (OWN-NIC=HUB-NIC, with commas),
+// verbs, tcp), "checksum" (true, false: of what crosses by TCP), "tcp_congestion" (auto, system, or a name of the kernel's), "nics", "rails"
+// (OWN-NIC=HUB-NIC, with commas),
 // "cores", "compare_every" (rounds between comparisons of all workers' weights), "join_limit", "hub_wait" and
 // "wait_limit" (in seconds), "dma_buf"
 // (DESCRIPTOR or DESCRIPTOR:OFFSET of memory that gradients lie in and NICs read, such as a GPU's, for verbs; the descriptor

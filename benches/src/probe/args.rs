@@ -9,12 +9,13 @@ use std::time::Duration;
 use compute::ComputeArgs;
 use fabric::IdlePolicy;
 use fabric::any::Transport;
+use fabric::tcp::Congestion;
 use fabric::verbs::{NicList, RailMap};
 use pbox_core::Credit;
 use pbox_core::control::Mesh;
 use pbox_core::{
-    Ablate, Compression, Consistency, DEFAULT_CHUNK_BYTES, Dtype, JobTerms, Key, LevelTerms, Members,
-    Optimizer, Schedule,
+    Ablate, Compression, Consistency, Dtype, JobTerms, Key, LevelTerms, Members, Optimizer, Schedule,
+    default_chunk_bytes,
 };
 use phub_server::program::ModelSource;
 use phub_server::{CoreSelection, HubSettings, IdleChoice, PathArgs};
@@ -100,9 +101,9 @@ pub struct Args {
     #[arg(long, value_delimiter = ',', value_enum, value_name = "WHAT", help_heading = JOB)]
     pub ablate: Vec<AblateChoice>,
 
-    /// Size of a chunk, a multiple of 64.
-    #[arg(long, default_value_t = DEFAULT_CHUNK_BYTES, value_name = "BYTES", help_heading = ORDER)]
-    pub chunk_bytes: usize,
+    /// Size of a chunk, a multiple of 64. Default: 32768 up to 2 GB of weights, more for larger models.
+    #[arg(long, value_name = "BYTES", help_heading = ORDER)]
+    pub chunk_bytes: Option<usize>,
 
     /// In what order gradients and weights leave: kvstore (whole layers, notify and pull), layerwise (whole
     /// layers), sliced (slices as they are pushed), or p3 (slices, first layer first). Default: sliced; with --pull
@@ -140,6 +141,10 @@ pub struct Args {
     /// Which NIC of a worker goes with which of a hub's: mlx5_0=mlx5_2,mlx5_1=mlx5_3. Default: by subnet, name and place.
     #[arg(long, env = "PHUB_RAILS", value_name = "OWN=HUB", help_heading = MACHINE)]
     pub rails: Option<RailMap>,
+
+    /// TCP's congestion control, of hub and workers: a name of the kernel's, system, or auto.
+    #[arg(long, env = "PHUB_TCP_CONGESTION", default_value_t, value_name = "NAME|system|auto", help_heading = MACHINE)]
+    pub tcp_congestion: Congestion,
 
     /// How RDMA packets travel, of hub and workers.
     #[command(flatten)]
@@ -330,7 +335,7 @@ impl Args {
     /// What all ends of the job agree on, of a model with these keys.
     pub fn terms(&self, keys: Vec<Key>) -> JobTerms {
         JobTerms {
-            chunk_bytes: self.chunk_bytes,
+            chunk_bytes: self.chunk_bytes.unwrap_or_else(|| default_chunk_bytes(&keys)),
             clip_norm: self.clip_norm,
             ablate: self.ablate(),
             split_above: self.compute.split_above(),
@@ -350,6 +355,7 @@ impl Args {
         config.transport = self.transport;
         config.nics =
             NicSettings { list: self.nics.clone(), rails: self.rails.clone(), paths: self.paths.0.clone() };
+        config.tcp_congestion = self.tcp_congestion.clone();
         config.join_limit = Duration::from_secs(self.join_limit_s);
         config.hub_wait = Duration::from_secs(self.hub_wait_s);
         // A run begins where no other has ended, and leaves nothing behind; what is to outlive its hub needs a checkpoint.
@@ -371,6 +377,7 @@ impl Args {
             idle: self.idle,
             transports: self.transport.map(|transport| vec![transport]),
             nics: self.nics.clone(),
+            tcp_congestion: self.tcp_congestion.clone(),
             paths: self.paths.clone(),
             trace: self.trace_part(),
             ..HubSettings::default()

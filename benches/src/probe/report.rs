@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pbox_core::control::{CoreReply, HubReply};
-use pbox_core::{Key, Layout, Schedule};
+use pbox_core::{Credit, Key, Layout, Schedule};
 use serde::Serialize;
 
 pub(super) use credit::CreditReport;
@@ -150,6 +150,8 @@ impl Report {
         let compute = |plan| ComputeReport::new(&plan, scale, &key_bytes, bandwidth, measured.computed);
         let mut ratios: Vec<f64> = legs.iter().filter_map(Leg::ratio).collect();
         ratios.sort_by(f64::total_cmp);
+        // By default links share what a peer has.
+        let asked = args.credit.or(credit.bytes.map(Credit::Bytes)).unwrap_or(Credit::None);
         Ok(Report {
             model,
             parameters: layout.parameters(),
@@ -162,9 +164,10 @@ impl Report {
             optimizer: args.optimizer.name(),
             consistency: args.consistency.to_string(),
             schedule: args.schedule(),
-            slice_bytes: (!args.schedule().by_layer()).then(|| args.slice_bytes.unwrap_or(args.chunk_bytes)),
-            credit: args.level().credit().to_string(),
-            credit_words: credit.words(args.level().credit()),
+            slice_bytes: (!args.schedule().by_layer())
+                .then(|| args.slice_bytes.unwrap_or(layout.chunk_bytes())),
+            credit: asked.to_string(),
+            credit_words: credit.words(asked),
             credit_bytes: credit.bytes,
             credit_tried: credit.tried,
             compression: args.compress.map(|compression| compression.to_string()),

@@ -1,7 +1,7 @@
 //! The doctor's job: its model, and the memory that a hub registers for it. Pure.
 
 use fabric::{Ranges, Span};
-use pbox_core::{DEFAULT_CHUNK_BYTES, Key, Layout, LayoutError, Placement};
+use pbox_core::{Key, Layout, LayoutError, Placement, default_chunk_bytes};
 
 /// The job that memory, cpus and descriptors must suffice for.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,7 +14,8 @@ pub(crate) struct Job {
 
 impl Job {
     pub fn new(name: String, keys: Vec<Key>, workers: u32) -> Result<Self, LayoutError> {
-        Ok(Job { name, workers, layout: Layout::new(keys.clone(), DEFAULT_CHUNK_BYTES)?, keys })
+        let layout = Layout::new(keys.clone(), default_chunk_bytes(&keys))?;
+        Ok(Job { name, workers, layout, keys })
     }
 
     /// The bytes that the hub registers of one window of a worker, as the kernel counts them: each NIC the chunks of its lanes

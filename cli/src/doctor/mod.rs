@@ -29,7 +29,9 @@ use topology::{Host, NicChoice, NicKind};
 use check::{Check, Verdict};
 use checks::control_port::Seen;
 use checks::rdma::{Candidate, Found, Need};
-use checks::{control_port, cores, data_path, files, locality, memory, moving, nic, peer, rdma, serve};
+use checks::{
+    congestion, control_port, cores, data_path, files, locality, memory, moving, nic, peer, rdma, serve,
+};
 use facts::{Cpus, HugePages, KernelRdma, Memlock};
 use job::Job;
 use nic_facts::NicFacts;
@@ -281,6 +283,7 @@ fn check_ways(report: &mut Report, settings: &HubSettings, rdma: &Rdma, seen: &S
     }
     if settings.offers(Transport::Tcp) {
         report.add(data_path::tcp(settings, seen));
+        report.add(congestion::congestion(&settings.tcp_congestion));
     }
     if rdma.plan.is_some() {
         report.add(data_path::handshake(settings, seen));

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
-use pbox_core::{ChunkId, DEFAULT_CHUNK_BYTES, Key, Layout, Placement};
+use pbox_core::{ChunkId, Key, Layout, Placement, default_chunk_bytes};
 use phub_server::CoreSelection;
 use phub_server::program::ModelSource;
 use serde_json::json;
@@ -105,7 +105,9 @@ impl TopologyArgs {
             _ => Host::live()?,
         };
         let (mut text, picture) = if self.racks.are_given() {
-            (self.racks.text(self.needed_model("--racks")?, self.chunk())?, String::new())
+            let model = self.needed_model("--racks")?;
+            let chunk_bytes = self.chunk(&model.1);
+            (self.racks.text(model, chunk_bytes)?, String::new())
         } else if self.machines.are_given() {
             self.of_machines(&host)?
         } else {
@@ -143,7 +145,7 @@ impl TopologyArgs {
             None if self.chooses() || self.json => Some(topology::place(host, &self.request(&[]))?),
             None => None,
             Some((name, keys)) => {
-                let layout = Layout::new(keys, self.chunk())?;
+                let layout = Layout::new(keys.clone(), self.chunk(&keys))?;
                 let plan = self.place(host, &layout)?;
                 let _ = write!(text, "\n{}", self.traffic(&name, &layout, &plan));
                 Some(plan)
@@ -161,8 +163,8 @@ impl TopologyArgs {
         Ok((text, render::svg(host, plan.as_ref(), "run")))
     }
 
-    fn chunk(&self) -> usize {
-        self.chunk_bytes.unwrap_or(DEFAULT_CHUNK_BYTES)
+    fn chunk(&self, keys: &[Key]) -> usize {
+        self.chunk_bytes.unwrap_or_else(|| default_chunk_bytes(keys))
     }
 
     /// Whether the settings choose among cores and NICs.
@@ -181,7 +183,8 @@ impl TopologyArgs {
     fn of_machines(&self, host: &Host) -> anyhow::Result<(String, String)> {
         let model = self.needed_model("--machines")?;
         let plan = topology::place(host, &self.request(&[]))?;
-        let job = self.machines.job(host, &plan, model, self.chunk())?;
+        let chunk_bytes = self.chunk(&model.1);
+        let job = self.machines.job(host, &plan, model, chunk_bytes)?;
         Ok((job.text(), job.svg()))
     }
 

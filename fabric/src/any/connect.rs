@@ -17,13 +17,13 @@ use crate::{shm, tcp, verbs};
 pub struct Group {
     shm: Arc<shm::Group>,
     verbs: Option<Arc<verbs::Group>>,
-    frames: tcp::Frames,
+    tcp: tcp::Options,
 }
 
 impl Group {
-    /// Asks for these frames over TCP. The others have no frames: shared memory moves nothing, and a NIC checks what it moves.
-    pub fn with_frames(self, frames: tcp::Frames) -> Self {
-        Group { frames, ..self }
+    /// Asks for this over TCP. The others have no frames: shared memory moves nothing, and a NIC checks what it moves.
+    pub fn with_tcp(self, tcp: tcp::Options) -> Self {
+        Group { tcp, ..self }
     }
 
     /// Why nobody can connect by shared memory, if nobody can: this process may not make memory that it can share.
@@ -53,7 +53,7 @@ pub fn group(ports: usize, rdma: Option<Rdma>) -> std::io::Result<(Group, Vec<Po
         Ok(Port::new(port, tcp, rdma))
     });
     let ports = ports.collect::<std::io::Result<_>>()?;
-    Ok((Group { shm, verbs, frames: tcp::Frames::default() }, ports))
+    Ok((Group { shm, verbs, tcp: tcp::Options::default() }, ports))
 }
 
 /// The RDMA part of a group, as [`verbs::group`] makes it for a hub.
@@ -255,7 +255,7 @@ impl Hello {
                 hello.welcome_or(&group.shm, ours, recv_bytes, plan, no_path)?.map(Endpoint::Shm)
             }
             Hello::Tcp(hello) => {
-                hello.welcome(group.frames, ours, recv_bytes, plan, place)?.map(Endpoint::Tcp)
+                hello.welcome(group.tcp.frames, ours, recv_bytes, plan, place)?.map(Endpoint::Tcp)
             }
             Hello::Verbs(hello) => {
                 let group = group.verbs.as_ref().expect("a listener for RDMA has a group with RDMA");
@@ -283,7 +283,7 @@ pub fn connect(
             shm::connect(name, token, &group.shm, ours, receive, plan, timeout)?.map(Endpoint::Shm)
         }
         Address::Tcp(addresses) => {
-            tcp::connect(addresses, token, group.frames, ours, receive, plan, timeout)?.map(Endpoint::Tcp)
+            tcp::connect(addresses, token, &group.tcp, ours, receive, plan, timeout)?.map(Endpoint::Tcp)
         }
         Address::Verbs(address) => {
             let group = group.verbs.as_ref().expect("a connection by RDMA needs a group with RDMA");

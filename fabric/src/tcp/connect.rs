@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown, sockopt};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::congestion::{Congestion, CongestionError, Controlled};
 use super::frames::Frames;
 use super::gathering::{Gathered, Gathering, Said};
 use super::io::{UNSENT_BYTES, limit_unsent};
@@ -75,9 +76,21 @@ pub enum ConnectError {
         /// From the first of them.
         limit: Duration,
     },
+    /// The kernel refuses the congestion control that was asked for.
+    #[error(transparent)]
+    Congestion(#[from] CongestionError),
     /// The window could not be made, or is too small.
     #[error(transparent)]
     Window(#[from] WindowError),
+}
+
+/// An end's wishes for its connections.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Frames are summed if either end asks for it.
+    pub frames: Frames,
+    /// Congestion control of what this end sends.
+    pub congestion: Congestion,
 }
 
 /// The hub's socket, and the workers whose connections have not all come.
@@ -85,6 +98,7 @@ pub enum ConnectError {
 pub struct Listener {
     socket: TcpListener,
     address: SocketAddr,
+    congestion: Arc<Congestion>,
     gathering: Arc<Gathering>,
 }
 
@@ -94,7 +108,17 @@ impl Listener {
         let fail = |error| ConnectError::Socket { doing: "listening at", address, error };
         let socket = TcpListener::bind(address).map_err(fail)?;
         let address = socket.local_addr().map_err(fail)?;
-        Ok(Listener { socket, address, gathering: Arc::default() })
+        Ok(Listener { socket, address, congestion: Arc::default(), gathering: Arc::default() })
+    }
+
+    /// Asks for a congestion control of the connections that come. Also returns what they get, those of short ways if it
+    /// depends on the way.
+    ///
+    /// # Errors
+    /// Returns an error if the kernel refuses the one that is asked for.
+    pub fn with_congestion(self, congestion: Congestion) -> Result<(Self, Controlled), ConnectError> {
+        let controlled = congestion.control_all(self.socket.as_fd())?;
+        Ok((Listener { congestion: Arc::new(congestion), ..self }, controlled))
     }
 
     /// The address to connect to.
@@ -105,7 +129,10 @@ impl Listener {
     /// Waits for the next connection; `Ok(None)` once [`stop`](Self::stop) was called.
     pub fn accept(&self) -> Result<Option<Accepted>, ConnectError> {
         match self.socket.accept() {
-            Ok((socket, peer)) => Ok(Some(Accepted { socket, peer, gathering: Arc::clone(&self.gathering) })),
+            Ok((socket, peer)) => {
+                let (congestion, gathering) = (Arc::clone(&self.congestion), Arc::clone(&self.gathering));
+                Ok(Some(Accepted { socket, peer, congestion, gathering }))
+            }
             Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(None),
             Err(error) => Err(ConnectError::Socket { doing: "accepting at", address: self.address, error }),
         }
@@ -122,6 +149,7 @@ impl Listener {
 pub struct Accepted {
     socket: TcpStream,
     peer: SocketAddr,
+    congestion: Arc<Congestion>,
     gathering: Arc<Gathering>,
 }
 
@@ -131,6 +159,7 @@ impl Accepted {
         let peer = self.peer;
         tune(&self.socket)
             .map_err(|errno| socket_error("setting up the connection of", peer, errno.into()))?;
+        self.congestion.control(&self.socket)?;
         let mut bytes = [0; size_of::<HelloMessage>()];
         read_within(&mut self.socket, &mut bytes, timeout).map_err(|error| {
             refuse(&mut self.socket, &error.to_string());
@@ -229,14 +258,14 @@ impl Hello {
 }
 
 /// Connects to a hub, whose port `i` listens at `addresses[i]`. `ours` is sent to the hub, and the links are those of
-/// `plan`. Frames are summed if `frames` or the hub say so.
+/// `plan`.
 ///
 /// # Panics
 /// When the plan names a port of the hub that has no address.
 pub fn connect(
     addresses: &[SocketAddr],
     token: [u8; 16],
-    frames: Frames,
+    options: &Options,
     ours: &Arc<SendWindow>,
     receive: Receive,
     plan: &[PlannedLink],
@@ -244,11 +273,13 @@ pub fn connect(
 ) -> Result<Joined<Endpoint>, ConnectError> {
     let addresses: Vec<SocketAddr> = plan.iter().map(|link| addresses[link.ports.hub.index()]).collect();
     let recv = receive.local()?;
+    let (frames, mut controlled) = (options.frames, None);
     let mut sockets = Vec::with_capacity(addresses.len());
     for (link, &address) in addresses.iter().enumerate() {
         let fail = |doing| move |error| socket_error(doing, address, error);
         let mut socket = TcpStream::connect_timeout(&address, timeout).map_err(fail("connecting to"))?;
         tune(&socket).map_err(|errno| socket_error("setting up the connection to", address, errno.into()))?;
+        controlled = Some(options.congestion.control(&socket)?);
         let hello = HelloMessage::new(token, link, plan, ours.bytes(), frames);
         socket.write_all(hello.as_bytes()).map_err(fail("sending the hello to"))?;
         sockets.push(socket);
@@ -262,7 +293,7 @@ pub fn connect(
         Ok((socket, agreed))
     };
     let sockets: Vec<_> = sockets.into_iter().zip(&addresses).map(agreed).collect::<Result<_, _>>()?;
-    joined(sockets, ours, recv, plan)
+    Ok(Joined { congestion: controlled.map(|it| it.to_string()), ..joined(sockets, ours, recv, plan)? })
 }
 
 /// Waits for the hub's answer on one connection: the frames that both ends send.

@@ -1,10 +1,11 @@
-//! The two system calls of a connection, and checksums, on bytes of windows.
+//! The two system calls of a connection, socket options that have no safe call, and checksums, on bytes of windows.
 //!
 //! On the `unsafe` list. They move bytes between a socket and windows without a Rust reference to the
 //! window's bytes: another process, or another core, may be at neighbouring spans.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -140,6 +141,24 @@ pub(super) fn limit_unsent(socket: BorrowedFd, bytes: u32) -> Result<(), Errno> 
         )
     };
     answer(result as isize).map(|_| ())
+}
+
+/// The smoothed round trip of a connection. Zero while it is unknown.
+pub(super) fn round_trip(socket: BorrowedFd) -> Result<Duration, Errno> {
+    // SAFETY: numbers alone, for which zero is a value.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut bytes = size_of_val(&info) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `bytes` bytes of `info`, and the number of these; both live until it returns.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &raw mut bytes,
+        )
+    };
+    answer(result as isize).map(|_| Duration::from_micros(info.tcpi_rtt.into()))
 }
 
 fn answer(result: isize) -> Result<usize, Errno> {

@@ -16,6 +16,7 @@
 //! over at once stays queued in the link, and goes out in later polls and waits. So the owner of a port polls it while
 //! anything is under way. Must not know what the bytes mean.
 
+mod congestion;
 mod connect;
 mod frames;
 #[doc(hidden)]
@@ -29,7 +30,8 @@ mod message;
 mod outgoing;
 mod port;
 
-pub use connect::{Accepted, ConnectError, Hello, Listener, connect};
+pub use congestion::{Congestion, CongestionError, CongestionRules, Controlled, ParseCongestionError};
+pub use connect::{Accepted, ConnectError, Hello, Listener, Options, connect};
 pub use frames::Frames;
 pub use gathering::{Gathered, Pending};
 pub use link::Endpoint;

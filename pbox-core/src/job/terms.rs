@@ -16,7 +16,7 @@ use super::refused::{self, Refused};
 use super::schedule::Schedule;
 use crate::kernels::{Ablate, InvalidOptimizer, Optimizer};
 use crate::layout::manifest::{self, ManifestError};
-use crate::layout::{DEFAULT_CHUNK_BYTES, Key, LayoutError};
+use crate::layout::{DEFAULT_CHUNK_BYTES, Key, LayoutError, default_chunk_bytes};
 
 /// The most workers that a job may have.
 pub const MAX_WORKERS: u32 = 1024;
@@ -33,8 +33,8 @@ pub const SPLIT_ABOVE: u64 = 1_000_000;
 pub struct JobTerms {
     /// Number of workers, or of hubs below; ranks go from 0 to below it.
     pub workers: u32,
-    /// Size of a chunk in bytes.
-    #[serde(default = "default_chunk_bytes")]
+    /// Size of a chunk in bytes. Default: [by the size of the model](default_chunk_bytes).
+    #[serde(default = "unsaid_chunk_bytes")]
     pub chunk_bytes: usize,
     /// What the hub does with a sum.
     pub optimizer: Optimizer,
@@ -98,8 +98,8 @@ pub struct LevelTerms {
     /// chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slice_bytes: Option<usize>,
-    /// Bytes that may be under way on each link, each way. Default: what the schedule needs
-    /// ([`Credit::default_of`]), 1 MiB with [`Schedule::P3`], any number with the others.
+    /// Bytes that may be under way on each link, each way. Default: what the schedule needs ([`Credit::default_of`]): with
+    /// [`Schedule::P3`] 1 MiB of all links to a peer together, and at least 64 KiB of each; any number with the others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credit: Option<Credit>,
     /// What pushes here: workers, or hubs below. Default workers.
@@ -156,7 +156,7 @@ impl JobTerms {
     pub fn new(workers: u32, keys: Vec<Key>, optimizer: Optimizer) -> Self {
         JobTerms {
             workers,
-            chunk_bytes: DEFAULT_CHUNK_BYTES,
+            chunk_bytes: default_chunk_bytes(&keys),
             optimizer,
             clip_norm: None,
             skip_nonfinite: false,
@@ -303,9 +303,21 @@ impl JobTerms {
 }
 
 impl LevelTerms {
-    /// Bytes that may be under way on each link.
+    /// Bytes that may be under way on each link, of the only one to a peer.
     pub fn credit(&self) -> Credit {
         self.credit.unwrap_or_else(|| Credit::default_of(self.schedule))
+    }
+
+    /// Terms of an end that has this number of links to each peer. The links share the default credit, because all of a peer's
+    /// links meet in one queue of the network.
+    pub fn with_links(self, links: usize) -> Self {
+        let credit = match self.credit() {
+            Credit::Bytes(bytes) if self.credit.is_none() => {
+                Credit::Bytes((bytes / links.max(1)).max(Credit::LEAST))
+            }
+            credit => credit,
+        };
+        LevelTerms { credit: Some(credit), ..self }
     }
 
     /// Whether one post may carry a [group](crate::Layout::group) of small keys: bare values that leave as they come.
@@ -314,7 +326,7 @@ impl LevelTerms {
     }
 }
 
-fn default_chunk_bytes() -> usize {
+fn unsaid_chunk_bytes() -> usize {
     DEFAULT_CHUNK_BYTES
 }
 

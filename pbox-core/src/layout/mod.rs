@@ -10,6 +10,7 @@
 //! together. A group has an id behind those of the chunks.
 
 mod chunk;
+mod chunk_size;
 mod key;
 pub mod manifest;
 
@@ -18,10 +19,11 @@ use std::ops::Range;
 use fabric::Span;
 
 pub use chunk::{ChunkId, Content, Immediate, MAX_CHUNKS, Round};
+pub use chunk_size::default_chunk_bytes;
 pub use key::{Dtype, Key, KeyId};
 
-/// 8192 f32, PHub's choice (section 2): small enough to spread a layer over all cores, and large enough to keep a
-/// NIC busy.
+/// The size of a chunk of all but [large models](default_chunk_bytes): 8192 f32, PHub's choice (section 2), small enough to
+/// spread a layer over all cores, and large enough to keep a NIC busy.
 pub const DEFAULT_CHUNK_BYTES: usize = 32 * 1024;
 
 /// Keys start on a cache line, so that no two owners share one.
@@ -88,7 +90,7 @@ pub enum LayoutError {
 impl Layout {
     /// Lays `keys` out in chunks of at most `chunk_bytes`.
     pub fn new(keys: Vec<Key>, chunk_bytes: usize) -> Result<Self, LayoutError> {
-        if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(KEY_ALIGN) || chunk_bytes > 1 << 30 {
+        if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(KEY_ALIGN) || chunk_bytes > chunk_size::LARGEST {
             return Err(LayoutError::ChunkBytes { seen: chunk_bytes });
         }
         if keys.is_empty() {

@@ -146,8 +146,13 @@ impl ShardSpec {
         wire: &Wire,
         cores: impl IntoIterator<Item = (Vec<ChunkId>, Spans)>,
     ) -> Vec<ShardSpec> {
+        let cores: Vec<_> = cores.into_iter().collect();
+        // A core without chunks has no link.
+        let links = cores.iter().filter(|(chunks, _)| !chunks.is_empty()).count();
+        let level = terms.level.with_links(links);
+        let own = Arc::new(JobTerms { level, ..JobTerms::clone(terms) });
         let spec = |(chunks, weights)| ShardSpec {
-            terms: Arc::clone(terms),
+            terms: Arc::clone(&own),
             wire: wire.clone(),
             chunks,
             weights,

@@ -17,6 +17,7 @@ use clap::builder::BoolishValueParser;
 use clap::{CommandFactory, Parser};
 use coordinator::Quotas;
 use fabric::any::Transport;
+use fabric::tcp::Congestion;
 use fabric::verbs::{NicList, RailMap, VerbsError};
 use membership::PeerList;
 use pbox_core::control::Machine;
@@ -78,6 +79,12 @@ pub struct HubSettings {
     /// the link with an error, and are not trained on. Workers get them if they or the hub ask. Not for RDMA and shared memory.
     #[arg(long, env = "PHUB_CHECKSUM", value_parser = BoolishValueParser::new())]
     pub checksum: bool,
+
+    /// TCP's congestion control of gradients and weights: a name of the kernel's, like cubic; `system`, its default; or `auto`,
+    /// which is its default, too, but where that is BBR and the handshake takes at most 10 ms: cubic or reno then, which fill
+    /// links between near machines. Workers read PHUB_TCP_CONGESTION for what they send.
+    #[arg(long, env = "PHUB_TCP_CONGESTION", default_value_t, value_name = "NAME|system|auto")]
+    pub tcp_congestion: Congestion,
 
     /// RDMA NICs, like mlx5_0,mlx5_1:1@3 (a port after a colon, a GID's index after an at sign): by the beginning of
     /// their names, exactly with = before the list, all others with ^ before it. NCCL_IB_HCA and NCCL_IB_GID_INDEX

@@ -15,7 +15,7 @@ impl fmt::Display for HubSettings {
         write!(f, ", transports {}", transports.join("+"))?;
         write!(f, ", {}", if self.insecure { "serves everybody" } else { "wants tokens" })?;
         write!(f, ", TLS {}", on(self.tls_cert.is_some()))?;
-        write!(f, ", checksums {}", on(self.checksum))?;
+        write!(f, ", checksums {}, congestion control {}", on(self.checksum), self.tcp_congestion)?;
         match &self.cores {
             None => write!(f, ", cores by rule")?,
             Some(CoreSelection::Half) => write!(f, ", half of the cores")?,

@@ -12,7 +12,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(HERE, ".."), os.path.join(HERE, "..", "..", "rig")]
 
 from figures import common_options, run_main  # noqa: E402
-from machines import MTU, Machines  # noqa: E402
+from machines import CONGESTION, MTU, Machines  # noqa: E402
 from peers import OPTIONS, all_reduce, installed, is_peer  # noqa: E402
 from run import Failed, attend  # noqa: E402
 from table import spread  # noqa: E402
@@ -20,8 +20,14 @@ from table import spread  # noqa: E402
 PORT = 7077
 # What a socket may queue in its link.
 SOCKET_BYTES = 256 << 10
-# The share of a frame that is not header, with TCP's time stamps.
-GOODPUT = (MTU - 52) / (MTU + 14)
+
+
+def goodput(mtu):
+    """The share of a frame that is not header, with TCP's time stamps."""
+    return (mtu - 52) / (mtu + 14)
+
+
+GOODPUT = goodput(MTU)
 SHAPES = ["mesh", "mesh-qsgd", "flat", *OPTIONS]
 # What crosses between the hubs of a mesh in 8 bits a value.
 CODED = {"mesh-qsgd": ["--compress", "qsgd:8:512"]}
@@ -33,14 +39,14 @@ class Result:
     def __init__(self, round_s, model_bytes, sent, received):
         self.round_s, self.model_bytes, self.sent, self.received = round_s, model_bytes, sent, received
 
-    def share_of_bound(self, machines, mbit):
+    def share_of_bound(self, machines, mbit, mtu=MTU):
         """Of the rounds a second that the links allow, if each machine sends and receives 2(n-1)/n of the model."""
-        return bound_s(self.model_bytes, machines, mbit) / self.round_s
+        return bound_s(self.model_bytes, machines, mbit, mtu) / self.round_s
 
 
-def bound_s(model_bytes, machines, mbit):
+def bound_s(model_bytes, machines, mbit, mtu=MTU):
     """Seconds of a round in which each link carries only what it must, and headers."""
-    return volume(model_bytes, machines) * 8 / (mbit * 1e6 * GOODPUT)
+    return volume(model_bytes, machines) * 8 / (mbit * 1e6 * goodput(mtu))
 
 
 def volume(model_bytes, machines):
@@ -123,14 +129,18 @@ def main():
     parser.add_argument("--machines", type=int, default=2, metavar="N", help="machines, a hub on each (2)")
     parser.add_argument("--workers", type=int, default=4, metavar="N", help="workers of each machine (4)")
     parser.add_argument("--mbit", type=float, default=1000, metavar="N", help="rate of each machine's link, Mb/s (1000)")
+    parser.add_argument("--mtu", type=int, default=MTU, metavar="BYTES", help="of the links (%(default)s)")
+    parser.add_argument("--congestion", default=CONGESTION, metavar="NAME",
+                        help="TCP's congestion control that a process gets if it asks for none (%(default)s)")
+    parser.add_argument("--before", metavar="DIRECTORY", help="binaries to compare: the shape mesh by these, as mesh-before")
     parser.add_argument("--rounds", type=int, default=6, metavar="N", help="rounds of a run (6)")
     parser.add_argument("--shapes", default=",".join(SHAPES), help="some of %(default)s")
     parser.add_argument("--model", default="resnet50", help="the probe's model (resnet50)")
     parser.add_argument("--schedule", default="sliced", help="of the workers and their hubs (sliced)")
     args = parser.parse_args()
-    shapes = installed(args.shapes.split(","))
+    shapes = installed(args.shapes.split(",")) + ["mesh-before"] * bool(args.before)
     results = {shape: [] for shape in shapes}
-    machines = Machines(args.machines)
+    machines = Machines(args.machines, mtu=args.mtu, congestion=args.congestion)
     machines.limit([args.mbit] * args.machines, SOCKET_BYTES)
     options = ["--model", args.model, "--schedule", args.schedule]
     for _ in range(args.repeats):
@@ -139,7 +149,7 @@ def main():
                 known = next(result for of in results.values() for result in of)
                 result = run_peer(shape, machines, args.workers, args.rounds, known.model_bytes)
             else:
-                result = run_hubs(machines, args.binaries, args.workers, shape, args.rounds, options)
+                result = run_hubs(machines, args.before if shape == "mesh-before" else args.binaries, args.workers, shape, args.rounds, options)
             results[shape].append(result)
             print(f"{shape}: {1 / result.round_s:.3f} rounds/s", flush=True)
     say(args, results)
@@ -147,12 +157,13 @@ def main():
 
 def say(args, results):
     """The table of docs/levels.md: medians, lowest and highest."""
-    print(f"\n{args.machines} machines x {args.workers} workers, {args.mbit:g} Mb/s, {args.model}, {args.schedule}")
+    print(f"\n{args.machines} machines x {args.workers} workers, {args.mbit:g} Mb/s, MTU {args.mtu}, {args.congestion}, "
+          f"{args.model}, {args.schedule}")
     print("\n| shape | rounds a second | of the links' bound |")
     print("| --- | --- | --- |")
     for shape, runs in results.items():
         rates = spread((1 / run.round_s for run in runs), ".3f")
-        shares = spread((run.share_of_bound(args.machines, args.mbit) for run in runs), ".3f")
+        shares = spread((run.share_of_bound(args.machines, args.mbit, args.mtu) for run in runs), ".3f")
         print(f"| {shape} | {rates} | {shares} |")
     for shape in [shape for shape in results if shape != "mesh" and "mesh" in results]:
         times = [other.round_s / mesh.round_s for other, mesh in zip(results[shape], results["mesh"])]

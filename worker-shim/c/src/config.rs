@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use pbox_core::{Dtype, Key, KeyId, Layout, Optimizer};
+use pbox_core::{Dtype, Key, KeyId, Layout, Optimizer, default_chunk_bytes};
 use worker_shim::SessionConfig;
 
 use crate::entry::{enter, free, given, put, text};
@@ -13,6 +13,8 @@ pub struct PhubConfig {
     config: SessionConfig,
     /// The layers of pulls in batches; empty: each key by itself.
     layers: Vec<Vec<KeyId>>,
+    /// Whether the size of a chunk was set. Otherwise the keys decide, which are added later.
+    has_chunk_bytes: bool,
 }
 
 /// Type of a key's elements, little endian.
@@ -51,7 +53,8 @@ pub unsafe extern "C" fn phub_config_new(
         let optimizer: Optimizer = serde_json::from_str(optimizer)
             .map_err(|error| Failure::invalid(format!("optimizer {optimizer}: {error}")))?;
         let made = SessionConfig::new(hub, job, rank, workers, Vec::new(), optimizer);
-        let made = Box::into_raw(Box::new(PhubConfig { config: made, layers: Vec::new() }));
+        let made =
+            Box::into_raw(Box::new(PhubConfig { config: made, layers: Vec::new(), has_chunk_bytes: false }));
         // SAFETY: the caller's promise.
         unsafe { put("config", config, made) }.inspect_err(|_| {
             // SAFETY: made above, and not shared yet.
@@ -129,7 +132,8 @@ pub unsafe extern "C" fn phub_config_add_layer(
 /// Changes a setting that has a default: "chunk_bytes", "clip_norm", "skip_nonfinite" and "maximize" (true, false), "schedule" (kvstore, layerwise, sliced, p3), "slice_bytes",
 /// "credit" (none, auto, or bytes), "consistency" (bsp, ssp:S, asp), "on_loss" (stop, continue), "weights" (shared,
 /// private), "compression" (none, or a codec and its settings, as qsgd:8:512), "seed" of its randomness, "transport" (shm,
-/// verbs, tcp), "checksum" (true, false: of what crosses by TCP), "nics", "rails" (OWN-NIC=HUB-NIC, with commas),
+/// verbs, tcp), "checksum" (true, false: of what crosses by TCP), "tcp_congestion" (auto, system, or a name of the kernel's), "nics", "rails"
+/// (OWN-NIC=HUB-NIC, with commas),
 /// "cores", "compare_every" (rounds between comparisons of all workers' weights), "join_limit", "hub_wait" and
 /// "wait_limit" (in seconds), "dma_buf"
 /// (DESCRIPTOR or DESCRIPTOR:OFFSET of memory that gradients lie in and NICs read, such as a GPU's, for verbs; the descriptor
@@ -150,8 +154,10 @@ pub unsafe extern "C" fn phub_config_set(
         // SAFETY: the caller's promise, for both.
         let (name, value) = unsafe { (text("name", name)?, text("value", value)?) };
         // SAFETY: the caller's promise.
-        let PhubConfig { config, .. } = unsafe { changeable(config) }?;
-        config.set(name, value).map_err(|error| Failure::invalid(error.to_string()))
+        let PhubConfig { config, has_chunk_bytes, .. } = unsafe { changeable(config) }?;
+        config.set(name, value).map_err(|error| Failure::invalid(error.to_string()))?;
+        *has_chunk_bytes |= name == "chunk_bytes";
+        Ok(())
     })
 }
 
@@ -212,8 +218,11 @@ unsafe fn changeable<'a>(config: *mut PhubConfig) -> Result<&'a mut PhubConfig, 
 /// `config` is null, or from phub_config_new and not yet freed.
 pub(crate) unsafe fn settings(config: *const PhubConfig) -> Result<SessionConfig, Failure> {
     // SAFETY: the caller's promise.
-    let PhubConfig { config, layers } = unsafe { given("config", config) }?;
+    let PhubConfig { config, layers, has_chunk_bytes } = unsafe { given("config", config) }?;
     let mut config = config.clone();
+    if !has_chunk_bytes {
+        config.terms.chunk_bytes = default_chunk_bytes(&config.terms.keys);
+    }
     match &mut config.pull {
         Some(pull) => pull.layers.clone_from(layers),
         None if layers.is_empty() => {}

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use fabric::any::Transport;
+use fabric::tcp::{Congestion, ParseCongestionError};
 use fabric::{DmaBuf, IdlePolicy, SendWindow};
 use membership::{Credential, NicSettings};
 use pbox_core::control::Mesh;
@@ -15,6 +16,7 @@ use crate::exchange::WeightsMode;
 use crate::pull::{Pull, PullError};
 
 const CHECKSUM: &str = "PHUB_CHECKSUM";
+const TCP_CONGESTION: &str = "PHUB_TCP_CONGESTION";
 
 /// Settings of a [`Session`](crate::Session).
 #[derive(Clone, Debug)]
@@ -46,6 +48,9 @@ pub struct SessionConfig {
     /// Puts checksums on gradients and weights over TCP, whose own has 16 bits, in both directions. They are also there if
     /// the hub wants them. Default: whether `PHUB_CHECKSUM` is on: 1, true, yes or on.
     pub checksum: bool,
+    /// Which of the kernel's congestion controls this worker's connections over TCP have. Default: what
+    /// `PHUB_TCP_CONGESTION` says, else by [rule](Congestion::Auto).
+    pub tcp_congestion: Congestion,
     /// Whether the job is a trial, as a probe's: the hub neither reads nor writes checkpoints of it. All workers of a job ask for
     /// it, or none. Default: false.
     pub trial: bool,
@@ -89,15 +94,22 @@ impl InvalidSetting {
     }
 }
 
+/// Reads the congestion control that the environment asks for. A variable that is empty is not set.
+fn congestion_of_environment() -> Result<Congestion, ParseCongestionError> {
+    let text = std::env::var(TCP_CONGESTION).unwrap_or_default();
+    if text.is_empty() { Ok(Congestion::Auto) } else { text.parse() }
+}
+
 impl SessionConfig {
     /// Checks that what the environment says of sessions can be followed, and warns of names that are no settings.
     pub(super) fn check_environment() -> Result<(), InvalidSetting> {
         membership::warn_of_environment();
-        let why = membership::boolean(CHECKSUM).err();
-        why.map_or(Ok(()), |why| {
-            let seen = std::env::var(CHECKSUM).unwrap_or_default();
-            Err(InvalidSetting::new(CHECKSUM, seen, &why.to_string()))
-        })
+        let refused =
+            |name, why: String| Err(InvalidSetting::new(name, std::env::var(name).unwrap_or_default(), &why));
+        if let Err(why) = membership::boolean(CHECKSUM) {
+            return refused(CHECKSUM, why.to_string());
+        }
+        congestion_of_environment().map_or_else(|why| refused(TCP_CONGESTION, why.to_string()), |_| Ok(()))
     }
 
     /// Changes a setting that has a default, for callers in other languages: by its name, with a text as it stands on a
@@ -159,6 +171,7 @@ impl SessionConfig {
             "pull" => self.pull = unless_none(value)?.map(Pull::new),
             "transport" => self.transport = Some(read(value)?),
             "checksum" => self.checksum = read(value)?,
+            "tcp_congestion" => self.tcp_congestion = read(value)?,
             "nics" => self.nics.list = Some(read(value)?),
             "rails" => self.nics.rails = Some(read(value)?),
             "trace" => self.trace = Some(value.into()),
@@ -166,7 +179,7 @@ impl SessionConfig {
             "hub_wait" => self.hub_wait = seconds()?,
             "wait_limit" => self.wait_limit = seconds()?,
             _ => {
-                return Err("there are chunk_bytes, clip_norm, skip_nonfinite, maximize, answers_ahead, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, dma_buf, compare_every, pull, transport, checksum, nics, rails, trace, join_limit, hub_wait, wait_limit".into());
+                return Err("there are chunk_bytes, clip_norm, skip_nonfinite, maximize, answers_ahead, schedule, slice_bytes, credit, compression, consistency, seed, cores, on_loss, weights, mesh, token, dma_buf, compare_every, pull, transport, checksum, tcp_congestion, nics, rails, trace, join_limit, hub_wait, wait_limit".into());
             }
         }
         Ok(())
@@ -227,6 +240,7 @@ impl SessionConfig {
             transport: None,
             nics: NicSettings::default(),
             checksum: membership::boolean(CHECKSUM).ok().flatten().unwrap_or(false),
+            tcp_congestion: congestion_of_environment().unwrap_or_default(),
             trial: false,
             weights: WeightsMode::Shared,
             dma_buf: None,

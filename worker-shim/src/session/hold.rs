@@ -183,7 +183,7 @@ impl Session {
         let wire = Wire::of_terms(&self.config.terms).map_err(SessionError::from)?;
         let (windows, former) = (self.exchange.windows(), &self.hubs);
         let receive = |hub: usize| Receive::Into(windows.received()[former[hub].cores.start].clone());
-        let Attached { port, endpoints, received, slices, hubs, ways } =
+        let Attached { port, endpoints, received, slices, hubs, ways, .. } =
             attach(let_in, &self.config, &wire, windows.sent(), receive, deadline)?;
         let drafts = drafts(&endpoints);
         self.exchange.reconnect(port, endpoints, received, slices);

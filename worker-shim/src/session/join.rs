@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use fabric::tcp::Frames;
+use fabric::tcp::{Frames, Options};
 use fabric::{Port, Receive, RecvWindow, SendWindow, Until, any};
 use membership::{Credential, DataPath, Event, Hub, LetIn, Limits, Member, MemberError, Named, Ports, Way};
 use pbox_core::control::{JoinRequest, check_job_name};
@@ -68,10 +68,10 @@ impl Session {
         };
         let (window, gradients) = Windows::gradients_in(&wire, config.dma_buf.as_ref())?;
         let receive = |_| Receive::New(wire.weights_window_bytes());
-        let Attached { port, endpoints, received, slices, hubs, ways } =
+        let Attached { port, endpoints, received, slices, hubs, ways, links } =
             attach(let_in, &config, &wire, &window, receive, deadline)?;
         let windows = Windows::new(&wire, config.rank, gradients, received, config.weights)?;
-        let credit = config.terms.level.credit();
+        let credit = config.terms.level.with_links(links).credit();
         let ahead = drafts(&endpoints);
         let limits = Limits { hubs: hubs.len(), links: config.hub_wait, hub: config.hub_wait };
         let mut session = Session {
@@ -212,6 +212,8 @@ pub(super) struct Attached {
     pub slices: Slices,
     pub hubs: Vec<Hub>,
     pub ways: Vec<Way>,
+    /// The most that lead to one hub.
+    pub links: usize,
 }
 
 /// Whether gradients may cross the link to each core before they are pushed.
@@ -229,16 +231,18 @@ pub(super) fn attach(
     deadline: Instant,
 ) -> Result<Attached, SessionError> {
     let level = &config.terms.level;
-    let frames = Frames::summed_if(config.checksum);
-    let (ports, port) = Ports::one(&let_in, config.transport, &config.nics, config.rank, frames)?;
+    let tcp =
+        Options { frames: Frames::summed_if(config.checksum), congestion: config.tcp_congestion.clone() };
+    let (ports, port) = Ports::one(&let_in, config.transport, &config.nics, config.rank, tcp)?;
     let DataPath { endpoints, received, placement, ways, cores, .. } =
         membership::open(&let_in, level.schedule, wire, window, receive, &ports, deadline)
             .map_err(|error| say_why_by_rdma(error, config))?;
+    let links = cores.iter().map(ExactSizeIterator::len).max().unwrap_or(1);
     let kept = let_in.into_iter().zip(cores).map(|(hub, cores)| hub.keep(cores, port.waker()));
     let hubs = kept.collect();
     let slice_bytes = level.slice_bytes.unwrap_or(config.terms.chunk_bytes);
     let slices = Slices::new(wire.layout(), &placement, level.schedule, slice_bytes);
-    Ok(Attached { port, endpoints, received, slices, hubs, ways })
+    Ok(Attached { port, endpoints, received, slices, hubs, ways, links })
 }
 
 /// The caller has not asked for RDMA, but for what only RDMA can.

@@ -1,5 +1,6 @@
 //! What the doctor judges, one file for each prerequisite. Each takes facts, or makes a trial, and returns a `Check`.
 
+pub(super) mod congestion;
 pub(super) mod control_port;
 pub(super) mod cores;
 pub(super) mod data_path;

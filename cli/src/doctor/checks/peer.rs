@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use authority::Credential;
 use fabric::any::{self, Transport};
-use fabric::tcp::Frames;
+use fabric::tcp::Options;
 use fabric::verbs::{self, NicOptions};
 use fabric::{Arrival, LinkId, NicPair, Port as _, Posted, Receive, SendWindow, Until};
 use membership::{Named, NicSettings, Ports};
@@ -292,7 +292,7 @@ fn pairs(
         .map_err(|error| in_words(&error))?;
     let window = SendWindow::new(wire.gradient_window_bytes()).map_err(|error| in_words(&error))?;
     let (window, _) = window.split(vec![Vec::new()]).map_err(|error| in_words(&error))?;
-    let (ports, mut port) = Ports::one(&let_in, Some(Transport::Verbs), nics, 0, Frames::default())
+    let (ports, mut port) = Ports::one(&let_in, Some(Transport::Verbs), nics, 0, Options::default())
         .map_err(|error| in_words(&error))?;
     let receive = |_| Receive::New(wire.weights_window_bytes());
     let path =

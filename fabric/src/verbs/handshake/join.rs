@@ -58,7 +58,7 @@ impl Parts {
             .into_iter()
             .map(|(port, link)| Endpoint::new(Arc::clone(&connection), port, link, peer.clone()))
             .collect();
-        Ok(Joined { recv, endpoints, paths, dead })
+        Ok(Joined { paths, dead, ..Joined::new(recv, endpoints) })
     }
 }
 

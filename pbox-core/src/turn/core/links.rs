@@ -3,9 +3,9 @@
 use std::fmt::Display;
 use std::sync::Arc;
 
-use fabric::{LinkId, Port, RecvWindow, SpanError, Spans};
+use fabric::{Arrival, LinkId, Port, RecvWindow, SpanError, Spans};
 
-use super::{Core, JobShard, Member, at_work, of_job};
+use super::{ARRIVALS_PER_LINK, Core, JobShard, Member, at_work, of_job};
 use crate::job::LevelTerms;
 use crate::turn::mode::of_mode;
 use crate::turn::notice::{AnswersAbove, JobId, Notice};
@@ -98,6 +98,10 @@ impl<P: Port> Core<P> {
             self.members.resize(link.index() + 1, None);
         }
         self.members[link.index()] = Some(member);
+        let room = ARRIVALS_PER_LINK * self.members.iter().flatten().count();
+        if room > self.arrivals.len() {
+            self.arrivals.resize(room, Arrival::default());
+        }
     }
 
     /// Detaches a worker that left or was lost. Its job's rounds wait for it, or go on without it. Returns the worker's

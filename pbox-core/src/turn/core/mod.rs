@@ -23,8 +23,11 @@ use crate::layout::{DEFAULT_CHUNK_BYTES, Immediate, Round};
 
 pub use jobs::further;
 
-/// How many arrivals one turn looks at: enough to spread the cost of a poll, and few enough for the other duties.
+/// Arrivals that one turn looks at, at least: enough to spread the cost of a poll, and few enough for the other duties.
 const ARRIVALS_PER_TURN: usize = 64;
+/// Arrivals that one turn looks at for each link, at least: with many workers, too, a turn finishes some chunks, whose answers to a
+/// worker leave together.
+const ARRIVALS_PER_LINK: usize = 8;
 
 /// After the steps of so many bytes the answers leave, before the rest of the turn, unless the transport would rather send more
 /// at a time: a chunk of the default size. A worker's next layer need not wait for the turn, and small chunks share the fence
@@ -68,7 +71,7 @@ pub struct Core<P: Port> {
     has_duties: bool,
     /// Bytes of chunks whose answers are posted, and not flushed.
     unflushed: usize,
-    arrivals: [Arrival; ARRIVALS_PER_TURN],
+    arrivals: Vec<Arrival>,
     tally: Tally,
 }
 
@@ -97,7 +100,7 @@ impl<P: Port> Core<P> {
             dropped: Vec::new(),
             has_duties: false,
             unflushed: 0,
-            arrivals: [Arrival::default(); ARRIVALS_PER_TURN],
+            arrivals: vec![Arrival::default(); ARRIVALS_PER_TURN],
             tally: Tally::default(),
         }
     }

@@ -1,15 +1,15 @@
-//! Rounds that chunks pass without a step, however many there are.
+//! Rounds that chunks pass without a step, however many there are; and how much a turn takes.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use fabric::sim::{Faults, Net, Port, Windows};
-use fabric::{RecvWindow, SendWindow, Slab};
+use fabric::{Port as _, Posted, RecvWindow, SendWindow, Slab, Span};
 
 use super::*;
-use crate::job::{Consistency, JobTerms, OnLoss};
+use crate::job::{Consistency, Credit, JobTerms, OnLoss, Schedule};
 use crate::kernels::{Numbers, Optimizer};
-use crate::layout::{Key, KeyId};
+use crate::layout::{ChunkId, Key, KeyId};
 use crate::place::Placement;
 use crate::snapshot::{Occasion, Restored, RestoredKey, Taken};
 use crate::turn::ShardSpec;
@@ -21,8 +21,13 @@ const FAR: Round = Round(4_000_000_000);
 
 /// A core with a job of two chunks and two workers, before round 1. A snapshot is due before every round.
 fn core(consistency: Consistency) -> Core<Port> {
+    core_of(consistency, 2).0
+}
+
+/// A core as [core](core) makes it, with this number of workers, and the workers' ends of the links.
+fn core_of(consistency: Consistency, workers: u32) -> (Core<Port>, Port, Vec<LinkId>) {
     let sgd = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
-    let mut terms = JobTerms::new(2, vec![Key::f32("a", [32])], sgd);
+    let mut terms = JobTerms::new(workers, vec![Key::f32("a", [32])], sgd);
     (terms.on_loss, terms.chunk_bytes, terms.level.consistency) = (OnLoss::Continue, 64, consistency);
     let (terms, wire) = (Arc::new(terms.clone()), Wire::of_terms(&terms).unwrap());
     let placement = Placement::new(wire.layout(), 1);
@@ -38,15 +43,17 @@ fn core(consistency: Consistency) -> Core<Port> {
     let net = Net::new(1, Faults::NONE);
     let mut core = Core::new(net.port(), Kernels::detect());
     core.add_job(JOB, spec).unwrap();
-    for rank in 0..2 {
+    let (mut port, mut links) = (net.port(), Vec::new());
+    for rank in 0..workers {
         let send = || Arc::new(SendWindow::new(4096).unwrap());
         let recv = || Arc::new(RecvWindow::local(4096).unwrap());
         let windows = || Windows { send: send(), recv: recv() };
-        let (_, endpoint) = net.link(windows(), windows(), 4);
+        let (theirs, endpoint) = net.link(windows(), windows(), 4);
+        links.push(port.attach(theirs));
         let own = (consistency != Consistency::Bsp).then(|| weights().1.remove(0));
         core.add_worker(JOB, rank, recv(), own, endpoint).unwrap();
     }
-    core
+    (core, port, links)
 }
 
 /// The snapshots of a core, in the order of their rounds.
@@ -100,4 +107,32 @@ fn the_last_state_ends_any_number_of_rounds_at_once() {
         let part = core.last_state(JOB, FAR).unwrap().unwrap();
         assert_eq!((part.chunks.len(), part.steps), (2, vec![0, 0]), "nobody has pushed");
     }
+}
+
+#[test]
+fn a_turn_takes_the_pushes_of_all_workers_for_some_chunks() {
+    let (mut core, mut port, links) = core_of(Consistency::Bsp, 40);
+    let ranks: Vec<u32> = (0..40).collect();
+    core.release(JOB, Round(1), &ranks, &mut Vec::new());
+    for (number, link) in links.iter().flat_map(|&link| [(0, link), (1, link)]) {
+        let imm = Immediate::new(ChunkId(number), Round(1)).encode();
+        let span = Span { offset: 64 * number as usize, bytes: 64 };
+        assert_eq!(port.post(link, span, imm), Posted::Accepted);
+    }
+    port.flush();
+    assert!(core.turn(&mut Vec::new()));
+    assert_eq!((core.tally().arrivals, core.tally().chunks), (80, 2), "of both chunks at once");
+}
+
+#[test]
+fn the_cores_of_a_hub_share_the_default_credit() {
+    let keys = vec![Key::f32("a", [32]), Key::f32("b", [32])];
+    let mut terms = JobTerms::new(1, keys, Optimizer::Average);
+    (terms.chunk_bytes, terms.level.schedule) = (64, Schedule::P3);
+    let (terms, wire) = (Arc::new(terms.clone()), Wire::of_terms(&terms).unwrap());
+    let placement = Placement::new(wire.layout(), 2);
+    let (_, claims) = placement.weights_window(&wire).unwrap();
+    let specs = ShardSpec::of_cores(&terms, &wire, placement.chunks_by_core().into_iter().zip(claims));
+    let credits: Vec<_> = specs.iter().map(|spec| spec.terms.level.credit().at_first()).collect();
+    assert_eq!(credits, [Some(Credit::AT_FIRST / 2); 2]);
 }

@@ -40,6 +40,11 @@ pub(super) struct Linked {
 }
 
 impl LinksAbove {
+    /// Terms of the links, of hubs above with these cores.
+    pub fn level_of(&self, cores: &[Range<usize>]) -> LevelTerms {
+        self.level.with_links(cores.iter().map(ExactSizeIterator::len).max().unwrap_or(1))
+    }
+
     /// Makes all links to hubs that have let this hub in.
     pub fn make(&self, hubs: &[LetIn], deadline: Instant) -> Result<Linked, MemberError> {
         let LinksAbove { level, wire, sums, shown, ports, .. } = self;

@@ -262,6 +262,7 @@ impl Up {
         for (way, hub) in paths.iter().zip(&above.hubs) {
             tracing::info!(hub, transport = %way.transport, reason = way.reason, "sums go up");
         }
+        let level = links.level_of(&cores);
         let (rung, news) = watch::channel(());
         let bell = Waker::from(Arc::new(Bell(rung)));
         let hubs = hubs.into_iter().zip(cores).map(|(hub, cores)| hub.keep(cores, bell.clone())).collect();

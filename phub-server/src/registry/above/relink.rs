@@ -143,12 +143,12 @@ impl Registry {
         let (made, deadline) = (Arc::clone(above), Instant::now() + self.up.limit.min(self.up.start_limit));
         let made = on_thread("phub-above", move || made.links.make(&let_in, deadline)).await;
         let for_now = |error: String| (Failure::ForNow, error);
-        let Linked { ways, paths, .. } =
+        let Linked { ways, cores, paths } =
             made.map_err(|error| for_now(error.into()))?.map_err(|error| for_now(error.to_string()))?;
         let add = |_: &coordinator::Job, job: &mut Job| {
             // Before a core can say that one of them ended.
             job.relinks_above.handle(Event::LinksMade);
-            self.add_above(job, above.links.level, ways);
+            self.add_above(job, above.links.level_of(&cores), ways);
             membership::say_made(&job.name, above.addresses().iter().map(String::as_str), &paths, lost);
         };
         self.of_job(id, add).map_err(for_good)

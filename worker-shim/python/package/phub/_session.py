@@ -25,7 +25,7 @@ _LOG = logging.getLogger("phub")
 _MOST_GROUPS = 255
 
 # What says how a session reaches its hub.
-_OF_PLACE = ("transport", "nics", "rails", "mesh", "token", "hub_wait")
+_OF_PLACE = ("transport", "tcp_congestion", "nics", "rails", "mesh", "token", "hub_wait")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +131,7 @@ class Session:
         nics: Optional[str] = None,
         rails: Optional[str] = None,
         checksum: Optional[bool] = None,
+        tcp_congestion: Optional[str] = None,
         mesh: Optional[str] = None,
         token: Optional[str] = None,
         chunk_bytes: Optional[int] = None,
@@ -187,13 +188,15 @@ class Session:
                 else by subnet, name and place.
             checksum: puts checksums on gradients and weights over TCP, in both directions. They are also there if the hub wants
                 them. Default: whether `PHUB_CHECKSUM` is set, to neither nothing nor 0.
+            tcp_congestion: TCP's congestion control of what this worker sends: a name of the kernel's, such as "cubic", "system"
+                or "auto". Default: `PHUB_TCP_CONGESTION`, else "auto".
             mesh: with a hub on each machine for its own workers: this machine's number, how many machines there are, and
                 the first machine's hub, such as "1/4@10.0.0.1:7077". `rank` and `world_size` are then those on this
                 machine, and `hub` is its hub. Default: from the launcher's environment.
             token: the secret of the hubs, or a token for this job (`phub-server token`). Default: `PHUB_TOKEN`, the file
                 `PHUB_TOKEN_FILE`, or this user's own file; under torchrun on several machines, a secret that this run's
                 workers share through torch's store.
-            chunk_bytes: size of a chunk in bytes, a multiple of 64. Default: 32 KiB.
+            chunk_bytes: size of a chunk in bytes, a multiple of 64. Default: 32 KiB up to 2.1 GB of weights, more for larger models.
             compare_every: every so many rounds the hub compares a digest of all workers' weights. The job ends with an error
                 if they differ: memory, a network or a program has altered some. Weights that workers write themselves are
                 compared in each round that has some. For "bsp" without `SlimDP`. 0: never.
@@ -243,6 +246,7 @@ class Session:
             "cores": cores,
             "nics": nics,
             "rails": rails,
+            "tcp_congestion": tcp_congestion,
             "checksum": None if checksum is None else str(bool(checksum)).lower(),
             "chunk_bytes": chunk_bytes,
             "wait_limit": wait_limit,

@@ -1,0 +1,300 @@
+//! Congestion control: which of the kernel's algorithms a connection of the data path has.
+//!
+//! Decided once a connection, at its handshake, by each end for what it sends. Knows sockets, and not what crosses them.
+//!
+//! Between the machines of a rack many connections meet in the queue of one switch port. Algorithms that pace by a model of the
+//! way (BBR) leave a part of such a link empty; those that grow until a packet is lost fill it. Over long ways the reverse holds.
+
+use std::fmt;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::str::FromStr;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::sockopt;
+
+use super::io::round_trip;
+
+/// Handshakes that take longer went over a long way. Within a data centre a round trip takes less than 1 ms, within a region 2.
+const SHORT: Duration = Duration::from_millis(10);
+/// Algorithms that fill a link between near machines, best first. Every kernel has the second.
+const LOSS_BASED: [&str; 2] = ["cubic", "reno"];
+/// How the names of the algorithms begin that [`LOSS_BASED`] ones replace on short ways.
+const PACED: &str = "bbr";
+/// Bytes of a name, as the kernel stores it.
+const NAME_BYTES: usize = 15;
+
+/// Which congestion control is asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Congestion {
+    /// The system's own; where that is BBR and the round trip is short, a loss-based one if this process may have it.
+    #[default]
+    Auto,
+    /// The system's own.
+    System,
+    /// The one of this name.
+    Named(String),
+}
+
+impl Congestion {
+    /// Sets it for a connection that is made, whose handshake has shown the round trip.
+    pub(super) fn control(&self, socket: &TcpStream) -> Result<Controlled, CongestionError> {
+        let own =
+            sockopt::tcp_congestion(socket).map_err(|errno| CongestionError::new("of the system", errno))?;
+        let is_near = || round_trip(socket.as_fd()).is_ok_and(is_short);
+        self.choose(own, is_near, |name| sockopt::set_tcp_congestion(socket, name))
+    }
+
+    /// Sets it for the connections that a listening socket will accept, as far as it does not depend on their way. Says what
+    /// they get.
+    ///
+    /// # Errors
+    /// Returns an error if the kernel refuses the one that is asked for.
+    pub(super) fn control_all(&self, socket: BorrowedFd) -> Result<Controlled, CongestionError> {
+        let own =
+            sockopt::tcp_congestion(socket).map_err(|errno| CongestionError::new("of the system", errno))?;
+        let chosen = self.choose(own.clone(), || true, |name| sockopt::set_tcp_congestion(socket, name));
+        if *self == Congestion::Auto {
+            let _ = sockopt::set_tcp_congestion(socket, &own);
+        }
+        chosen
+    }
+
+    fn choose(
+        &self,
+        own: String,
+        is_near: impl FnOnce() -> bool,
+        set: impl Fn(&str) -> Result<(), Errno>,
+    ) -> Result<Controlled, CongestionError> {
+        match self {
+            Congestion::Named(name) => {
+                set(name).map_err(|errno| CongestionError::new(name, errno))?;
+                Ok(Controlled { name: name.clone(), why: "as set".into() })
+            }
+            Congestion::System => Ok(Controlled { name: own, why: "the system's own, as set".into() }),
+            Congestion::Auto if !own.starts_with(PACED) => {
+                Ok(Controlled { name: own, why: "the system's own".into() })
+            }
+            Congestion::Auto if !is_near() => {
+                Ok(Controlled { name: own, why: "the system's own, over a long way".into() })
+            }
+            Congestion::Auto => match LOSS_BASED.into_iter().find(|name| set(name).is_ok()) {
+                Some(name) => {
+                    let why = format!("over a short way, in place of the system's {own}");
+                    Ok(Controlled { name: name.into(), why })
+                }
+                None => {
+                    let why = format!(
+                        "the system's own, though slower here than {}: this process may have none of these, see \
+                         net.ipv4.tcp_allowed_congestion_control",
+                        LOSS_BASED.join(" or ")
+                    );
+                    Ok(Controlled { name: own, why })
+                }
+            },
+        }
+    }
+}
+
+/// Whether the round trip of a handshake is that of machines near each other. Zero is unknown: a packet of it was lost.
+fn is_short(round_trip: Duration) -> bool {
+    !round_trip.is_zero() && round_trip <= SHORT
+}
+
+impl fmt::Display for Congestion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Congestion::Auto => "auto",
+            Congestion::System => "system",
+            Congestion::Named(name) => name,
+        })
+    }
+}
+
+/// A text that cannot name a congestion control.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no congestion control; expected auto, system, or a name of the kernel's, like cubic")]
+pub struct ParseCongestionError(String);
+
+impl FromStr for Congestion {
+    type Err = ParseCongestionError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let is_of_a_name = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+        match text {
+            "auto" => Ok(Congestion::Auto),
+            "system" => Ok(Congestion::System),
+            name if (1..=NAME_BYTES).contains(&name.len()) && name.bytes().all(is_of_a_name) => {
+                Ok(Congestion::Named(name.to_owned()))
+            }
+            _ => Err(ParseCongestionError(text.to_owned())),
+        }
+    }
+}
+
+/// The congestion control that a connection got. Shown as words for a log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Controlled {
+    /// The algorithm's name.
+    pub name: String,
+    /// Why it is this one.
+    pub why: String,
+}
+
+impl Controlled {
+    /// Whether the algorithm paces by a model of the way, which leaves a part of links between near machines empty.
+    pub fn is_paced(&self) -> bool {
+        self.name.starts_with(PACED)
+    }
+}
+
+impl fmt::Display for Controlled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "congestion control {} ({})", self.name, self.why)
+    }
+}
+
+/// The congestion control that was asked for cannot be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "TCP's congestion control {name}: {}; this kernel has {} and lets every process have {}; ask for one of these \
+     (--tcp-congestion, PHUB_TCP_CONGESTION), load its module, or as root add it to net.ipv4.tcp_allowed_congestion_control",
+    why(*.errno), words(.rules.available.as_deref()), words(.rules.allowed.as_deref())
+)]
+pub struct CongestionError {
+    name: String,
+    errno: Errno,
+    rules: CongestionRules,
+}
+
+impl CongestionError {
+    fn new(name: &str, errno: Errno) -> Self {
+        CongestionError { name: name.to_owned(), errno, rules: CongestionRules::read() }
+    }
+}
+
+fn why(errno: Errno) -> String {
+    match errno {
+        Errno::NOENT => "the kernel does not have it".into(),
+        Errno::PERM => "this process may not have it".into(),
+        other => other.to_string(),
+    }
+}
+
+fn words(names: Option<&str>) -> &str {
+    names.unwrap_or("(unknown)")
+}
+
+/// The kernel's congestion controls: names with spaces between them, if it shows them here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CongestionRules {
+    /// The one that new connections get.
+    pub own: Option<String>,
+    /// The ones that the kernel has loaded.
+    pub available: Option<String>,
+    /// The ones that a process without privileges may have.
+    pub allowed: Option<String>,
+}
+
+impl CongestionRules {
+    /// Reads them of this process's network namespace.
+    pub fn read() -> Self {
+        let read = |name: &str| {
+            let text = std::fs::read_to_string(format!("/proc/sys/net/ipv4/tcp_{name}congestion_control"));
+            Some(text.ok()?.trim().to_owned())
+        };
+        CongestionRules { own: read(""), available: read("available_"), allowed: read("allowed_") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// What is chosen by a kernel that lets a process have `allowed`, and what was set.
+    fn chosen(asked: &str, own: &str, near: bool, allowed: &[&str]) -> (Result<String, String>, Vec<String>) {
+        let set = RefCell::new(Vec::new());
+        let answer = asked.parse::<Congestion>().unwrap().choose(
+            own.into(),
+            || near,
+            |name| {
+                let allowed = allowed.contains(&name);
+                if allowed {
+                    set.borrow_mut().push(name.to_owned())
+                }
+                if allowed { Ok(()) } else { Err(Errno::PERM) }
+            },
+        );
+        (answer.map(|got| got.to_string()).map_err(|error| error.to_string()), set.into_inner())
+    }
+
+    #[test]
+    fn bbr_is_replaced_over_short_ways_alone() {
+        let all = ["cubic", "reno", "bbr", "dctcp"];
+        let (said, set) = chosen("auto", "bbr", true, &all);
+        assert_eq!(set, ["cubic"]);
+        assert_eq!(
+            said.unwrap(),
+            "congestion control cubic (over a short way, in place of the system's bbr)"
+        );
+        let (said, set) = chosen("auto", "bbr", false, &all);
+        assert!(set.is_empty() && said.unwrap().contains("bbr (the system's own, over a long way)"));
+        for own in ["cubic", "reno", "dctcp"] {
+            let (said, set) = chosen("auto", own, true, &all);
+            assert!(set.is_empty() && said.unwrap().contains(own));
+        }
+        assert!(chosen("system", "bbr", true, &all).1.is_empty());
+    }
+
+    #[test]
+    fn what_is_not_allowed_is_passed_over_by_the_rule_and_an_error_if_asked_for() {
+        assert_eq!(chosen("auto", "bbr2", true, &["reno"]).1, ["reno"]);
+        let (said, set) = chosen("auto", "bbr", true, &["bbr"]);
+        let said = said.unwrap();
+        assert!(set.is_empty() && said.contains("bbr (") && said.contains("tcp_allowed"), "{said}");
+        let error = chosen("cubic", "bbr", true, &["reno"]).0.unwrap_err();
+        assert!(error.contains("control cubic: this process may not have it"), "{error}");
+        assert!(error.contains("reno") && error.contains("--tcp-congestion"), "{error}");
+    }
+
+    #[test]
+    fn a_round_trip_is_short_within_a_region() {
+        let short = |micros| is_short(Duration::from_micros(micros));
+        assert_eq!([0, 1, 500, 10_000, 10_001, 80_000].map(short), [false, true, true, true, false, false]);
+    }
+
+    #[test]
+    fn names_are_the_kernels() {
+        assert_eq!("auto".parse(), Ok(Congestion::Auto));
+        assert_eq!("htcp".parse(), Ok(Congestion::Named("htcp".into())));
+        for text in ["", "a b", "a-name-that-is-long", "cubic;"] {
+            assert!(text.parse::<Congestion>().unwrap_err().to_string().contains("auto, system"));
+        }
+    }
+
+    #[test]
+    fn the_kernel_sets_what_is_asked_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert!(round_trip(socket.as_fd()).is_ok_and(is_short), "the way to itself is short");
+        // Every kernel has it, and lets every process have it unless root forbids it.
+        let got = Congestion::Named("reno".into()).control(&socket).unwrap();
+        assert_eq!((&*got.name, &*sockopt::tcp_congestion(&socket).unwrap()), ("reno", "reno"));
+        let error = Congestion::Named("nonesuch".into()).control(&socket).unwrap_err().to_string();
+        assert!(error.contains("nonesuch: the kernel does not have it; this kernel has "), "{error}");
+        Congestion::Named("reno".into()).control_all(listener.as_fd()).unwrap();
+        assert_eq!(sockopt::tcp_congestion(&listener).unwrap(), "reno");
+    }
+
+    #[test]
+    fn the_rule_leaves_a_listening_socket_as_it_was() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let before = sockopt::tcp_congestion(&listener).unwrap();
+        Congestion::Auto.control_all(listener.as_fd()).unwrap();
+        assert_eq!(sockopt::tcp_congestion(&listener).unwrap(), before);
+    }
+}

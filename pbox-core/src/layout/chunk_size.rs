@@ -1,0 +1,86 @@
+//! The size of a chunk that a model gets by default. Pure.
+
+use super::{DEFAULT_CHUNK_BYTES, Key};
+
+/// The most chunks of a model by default, apart from one that each key may begin. A NIC has a receive request for each chunk of
+/// a lane: 32,768 in a queue of mlx5. A NIC has at least two lanes, and some of 112 requests beside the chunks are for what is
+/// late.
+const MOST_CHUNKS: u64 = 64_000;
+/// The largest chunk that is allowed.
+pub(super) const LARGEST: usize = 1 << 30;
+
+/// Returns the default size of a chunk: 32 KiB up to 2.1 GB, and for larger models the next power of two with which there are
+/// not too many chunks for a NIC.
+pub fn default_chunk_bytes(keys: &[Key]) -> usize {
+    let total = keys.iter().filter_map(Key::bytes).fold(0, u64::saturating_add);
+    let wanted = total.div_ceil(MOST_CHUNKS).min(LARGEST as u64) as usize;
+    wanted.next_power_of_two().max(DEFAULT_CHUNK_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::{Dtype, Layout};
+    use crate::models::{MODELS, model};
+    use crate::place::Placement;
+
+    /// Receive requests in a queue of mlx5, and what a link has beside its chunks.
+    const REQUESTS: u32 = 32_768 - 112;
+
+    /// A decoder: embeddings, and in each layer attention, a feed-forward part of these matrices, and two norms.
+    fn decoder(dtype: Dtype, vocabulary: u64, width: u64, layers: u64, of_layer: &[[u64; 2]]) -> Vec<Key> {
+        let key = |name: String, shape: &[u64]| Key::new(dtype, name, shape.to_vec());
+        let layer = |layer| {
+            let matrices = of_layer.iter().enumerate();
+            let matrices = matrices.map(move |(number, shape)| key(format!("{layer}.{number}"), shape));
+            matrices.chain((0..2).map(move |norm| key(format!("{layer}.norm{norm}"), &[width])))
+        };
+        let first = key("embeddings".into(), &[vocabulary, width]);
+        std::iter::once(first).chain((0..layers).flat_map(layer)).collect()
+    }
+
+    fn gpt2_xl() -> Vec<Key> {
+        decoder(Dtype::F32, 50_257, 1600, 48, &[[1600, 4800], [1600, 1600], [1600, 6400], [6400, 1600]])
+    }
+
+    fn of_7b(dtype: Dtype) -> Vec<Key> {
+        let (square, wide) = ([4096, 4096], [4096, 11_008]);
+        decoder(dtype, 2 * 32_000, 4096, 32, &[square, square, square, square, wide, wide, wide])
+    }
+
+    fn of_70b() -> Vec<Key> {
+        let (square, narrow, wide) = ([8192, 8192], [8192, 1024], [8192, 28_672]);
+        decoder(Dtype::BF16, 2 * 32_000, 8192, 80, &[square, narrow, narrow, square, wide, wide, wide])
+    }
+
+    #[test]
+    fn the_chunks_of_any_model_fit_two_lanes_of_a_nic() {
+        let large = [
+            ("GPT-2 XL, f32", gpt2_xl(), 1.557, 128),
+            ("7B, bf16", of_7b(Dtype::BF16), 6.74, 256),
+            ("7B, f32", of_7b(Dtype::F32), 6.74, 512),
+            ("70B, bf16", of_70b(), 68.98, 4096),
+        ];
+        for (name, keys, billions, kib) in large {
+            let elements: u64 = keys.iter().filter_map(Key::elements).sum();
+            assert!((elements as f64 / 1e9 - billions).abs() < 0.01, "{name}: {elements} parameters");
+            let chunk_bytes = default_chunk_bytes(&keys);
+            assert_eq!(chunk_bytes, kib << 10, "{name}");
+            let layout = Layout::new(keys, chunk_bytes).unwrap();
+            let lane = *Placement::new(&layout, 2).capacities().iter().max().unwrap();
+            assert!(lane <= REQUESTS, "{name}: a lane of {lane} chunks");
+        }
+    }
+
+    #[test]
+    fn small_models_keep_small_chunks() {
+        for name in MODELS {
+            assert_eq!(default_chunk_bytes(&model(name).unwrap().keys), DEFAULT_CHUNK_BYTES, "{name}");
+        }
+        assert_eq!(default_chunk_bytes(&[]), DEFAULT_CHUNK_BYTES);
+        let of = |bytes: u64| default_chunk_bytes(&[Key::f32("a", [bytes / 4])]);
+        let most = MOST_CHUNKS * DEFAULT_CHUNK_BYTES as u64;
+        assert_eq!([of(most), of(most + 4)], [DEFAULT_CHUNK_BYTES, 2 * DEFAULT_CHUNK_BYTES]);
+        assert_eq!(of(u64::MAX), LARGEST, "which is refused for other reasons");
+    }
+}
