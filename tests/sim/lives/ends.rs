@@ -6,6 +6,7 @@ use std::time::Instant;
 use membership::{End, Event, Failure, Step};
 use sim_tests::simulated::{Again, JOB};
 
+use super::ledger::Ledger;
 use super::life::{Life, Stage, WORKERS, simulated};
 
 impl Life {
@@ -88,7 +89,7 @@ impl Life {
         assert!(is_damaged || from >= self.floor, "goes on from {from:?}, and {:?} was written", self.floor);
         self.floor = from;
         let first = from.unwrap_or_default();
-        self.ledger.begin_again(first);
+        self.ledger.begin_again(restored.as_deref());
         let reached = |rank: u32| {
             let worker = &self.job.workers[rank as usize];
             match self.stages[rank as usize] {
@@ -101,7 +102,11 @@ impl Life {
         let reached = Vec::from_iter((0..WORKERS).map(reached));
         self.reached.clone_from(&reached);
         self.came_back.clear();
-        let furthest = reached.iter().flatten().max().map_or(0, |reached| reached.0);
+        // Workers that step alone begin as far ahead as they were.
+        let are_apart = matches!(self.ledger, Ledger::Alone(_)) && from.is_some();
+        let known = || reached.iter().flatten();
+        let furthest = if are_apart { known().min() } else { known().max() };
+        let furthest = furthest.map_or(0, |reached| reached.0);
         self.counts.returns += usize::from(restored.is_some());
         self.terms.again = Some(Again { restored, files, reached });
         self.terms.late = Some(self.dice.below(u64::MAX));
@@ -116,6 +121,7 @@ impl Life {
         }
         self.job = simulated(&mut self.dice, &self.layout, &self.terms);
         (self.read, self.stages) = (0, vec![Stage::TakesPart; WORKERS as usize]);
+        (0..WORKERS).for_each(|rank| self.ledger.begins(rank, &self.job));
         for hub in &self.job.hubs.hubs {
             assert_eq!(hub.heard().lost, furthest.saturating_sub(first.0), "rounds are lost");
         }

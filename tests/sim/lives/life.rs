@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fabric::sim::{Faults, Net};
 use membership::{Limits, Member};
-use pbox_core::{Key, KeyId, Layout, Notice, OnLoss, Round, Schedule};
+use pbox_core::{Consistency, Key, KeyId, Layout, Notice, OnLoss, Round, Schedule};
 use sim_tests::race::SGD;
 use sim_tests::simulated::{Simulated, Terms};
 use sim_tests::trouble::Dice;
@@ -85,9 +85,17 @@ impl Life {
         terms.job.on_loss = if dice.below(6) == 0 { OnLoss::Stop } else { OnLoss::Continue };
         terms.snapshot_every = NonZeroU32::new(dice.below(8) as u32);
         terms.job.level.schedule = Schedule::ALL[dice.below(4) as usize];
+        terms.job.level.consistency = match dice.below(6) {
+            0 => Consistency::Asp,
+            1 => Consistency::Ssp { staleness: dice.below(5) as u32 },
+            _ => Consistency::Bsp,
+        };
         let job = simulated(&mut dice, &layout, &terms);
         let disks = Disks::new(&layout, job.placement(), (terms.job.hubs, terms.cores));
-        let (ledger, stages) = (Ledger::new(&layout), vec![Stage::TakesPart; WORKERS as usize]);
+        let (ledger, stages) = (
+            Ledger::new(&layout, terms.job.level.consistency, WORKERS),
+            vec![Stage::TakesPart; WORKERS as usize],
+        );
         let machine = Member::linked(Limits { hubs: terms.job.hubs as usize, links: LIMIT, hub: LIMIT });
         let (plot, counts, machines) =
             (Plot::Calm, Counts::default(), vec![machine.clone(); WORKERS as usize]);
@@ -226,6 +234,7 @@ impl Life {
             }
             (Stage::TakesPart, 2) if self.terms.job.on_loss == OnLoss::Continue && !is_last => {
                 *stage = Stage::Dead;
+                self.ledger.ends(rank, &self.job);
                 self.job.leave(rank);
                 self.counts.leaves += 1;
             }
@@ -234,6 +243,7 @@ impl Life {
     }
 
     pub fn dies(&mut self, rank: u32) {
+        self.ledger.ends(rank, &self.job);
         self.job.kill(rank);
         self.stages[rank as usize] = Stage::Dead;
         self.counts.deaths += 1;
@@ -279,8 +289,9 @@ impl Life {
         let stage = &mut self.stages[rank as usize];
         if *stage == Stage::Joined && self.job.takes_part(rank) {
             *stage = Stage::TakesPart;
+            self.ledger.begins(rank, &self.job);
         }
-        let is_dead = *stage == Stage::Dead;
+        let is_dead = self.stages[rank as usize] == Stage::Dead;
         if !is_dead && !self.fails() && !self.job.hubs.have(rank) {
             let may_be = self.plot == Plot::Silence || self.stages[rank as usize] == Stage::Hangs;
             assert!(may_be, "rank {rank} is lost, and lives");
@@ -295,8 +306,9 @@ impl Life {
             let Round(round) = worker.round(key);
             let may = worker.is_ready(key) && round <= until.min(slowest + AHEAD);
             if may && self.dice.below(2) == 0 {
-                let value = if round == 0 { 0.0 } else { 1.0 };
-                worker.gradient_mut::<f32>(key).unwrap().fill(value);
+                for (element, value) in worker.gradient_mut::<f32>(key).unwrap().iter_mut().enumerate() {
+                    *value = self.ledger.pushed(rank, round, element);
+                }
                 let pushed = worker.push(key);
                 assert!(pushed.is_ok() || self.fails(), "rank {rank}: {pushed:?}");
             }
@@ -304,33 +316,40 @@ impl Life {
     }
 
     /// A worker's weights are those of its round.
-    fn check(&self, rank: u32) {
-        let worker = &self.job.workers[rank as usize];
-        if matches!(self.stages[rank as usize], Stage::TakesPart | Stage::Unlinked) {
-            let is_due = |key: &KeyId| worker.is_ready(*key) && worker.round(*key) > Round(0);
-            self.keys().filter(is_due).for_each(|key| self.ledger.check(worker, key));
+    fn check(&mut self, rank: u32) {
+        let Life { job, stages, ledger, .. } = self;
+        let has_links = |stage| matches!(stage, Stage::TakesPart | Stage::Unlinked);
+        if has_links(stages[rank as usize]) {
+            ledger.check(rank, job, |rank| has_links(stages[rank as usize]) && job.hubs.have(rank));
         }
     }
 
     /// Snapshots have the weights of their round.
     fn read_notices(&mut self) {
-        for notice in &self.job.notices[self.read..] {
+        let Life { job, stages, ledger, .. } = self;
+        let has_links = |rank: u32| matches!(stages[rank as usize], Stage::TakesPart | Stage::Unlinked);
+        for notice in &job.notices[self.read..] {
             match notice {
                 Notice::Snapshot { taken, .. } => {
                     if let Ok(part) = &taken.part {
-                        self.ledger.check_part(part, &self.layout, taken.before);
+                        ledger.check_part(part, taken.before, job, |rank| {
+                            has_links(rank) && job.hubs.have(rank)
+                        });
                         self.disks.take(part, taken.occasion);
                         self.counts.snapshots += 1;
                     }
                 }
-                Notice::Skipped { chunk, rounds, .. } => self.ledger.skip(*chunk, rounds.clone()),
+                Notice::Skipped { chunk, rounds, .. } => match ledger {
+                    Ledger::Together(together) => together.skip(*chunk, rounds.clone()),
+                    Ledger::Alone(_) => panic!("nobody who steps alone leaves rounds out: {notice:?}"),
+                },
                 Notice::WorkerGone { by_itself: true, .. } => {}
                 // A hub was lost again before all had weights.
-                Notice::JobFailed { .. } if self.fails() => {}
-                notice => panic!("{notice:?}, {:?}", self.stages),
+                Notice::JobFailed { .. } if job.hubs.has_failed().0 => {}
+                notice => panic!("{notice:?}, {stages:?}"),
             }
         }
-        self.read = self.job.notices.len();
+        self.read = job.notices.len();
     }
 
     /// Hubs write the files that are due, some sooner than others.
