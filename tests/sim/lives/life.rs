@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use fabric::sim::{Faults, Net};
 use membership::{Limits, Member};
-use pbox_core::{Consistency, Key, KeyId, Layout, Notice, OnLoss, Round, Schedule};
+use pbox_core::codec::Codec;
+use pbox_core::{Compression, Consistency, Credit, Key, KeyId, Layout, Notice, OnLoss, Round, Schedule};
 use sim_tests::race::SGD;
 use sim_tests::simulated::{Simulated, Terms};
 use sim_tests::trouble::Dice;
@@ -84,12 +85,10 @@ impl Life {
         (terms.job.hubs, terms.late) = (dice.from(1..=3) as u32, Some(seed));
         terms.job.on_loss = if dice.below(6) == 0 { OnLoss::Stop } else { OnLoss::Continue };
         terms.snapshot_every = NonZeroU32::new(dice.below(8) as u32);
-        terms.job.level.schedule = Schedule::ALL[dice.below(4) as usize];
-        terms.job.level.consistency = match dice.below(6) {
-            0 => Consistency::Asp,
-            1 => Consistency::Ssp { staleness: dice.below(5) as u32 },
-            _ => Consistency::Bsp,
-        };
+        draw_level(&mut terms, &mut dice);
+        if std::env::var_os("PHUB_SIM_SEED").is_some() {
+            eprintln!("{terms:?}");
+        }
         let job = simulated(&mut dice, &layout, &terms);
         let disks = Disks::new(&layout, job.placement(), (terms.job.hubs, terms.cores));
         let (ledger, stages) = (
@@ -404,13 +403,32 @@ impl Life {
             }
             self.step(last);
         }
-        panic!("nothing comes of it: {:?}, {:?}", self.plot, self.stages);
+        panic!("nothing comes of it: {:?}, {:?}, {:?}", self.plot, self.stages, self.terms);
     }
+}
+
+/// Draws how rounds and bytes go. All codecs are exact for what is pushed here.
+fn draw_level(terms: &mut Terms, dice: &mut Dice) {
+    let level = &mut terms.job.level;
+    level.schedule = Schedule::ALL[dice.below(4) as usize];
+    level.consistency = match dice.below(6) {
+        0 => Consistency::Asp,
+        1 => Consistency::Ssp { staleness: dice.below(5) as u32 },
+        _ => Consistency::Bsp,
+    };
+    level.compression = (dice.below(4) == 0).then_some(Compression::Codec(Codec::F16));
+    level.slice_bytes = Some(dice.from(0..=512) as usize);
+    let mut credit = || (dice.below(3) == 0).then(|| dice.from(1..=600) as usize);
+    (terms.worker_credit, level.credit) = (credit(), credit().map(Credit::Bytes).or(Some(Credit::None)));
+    terms.batch_keys = (dice.below(2) == 0).then(|| dice.from(1..=4) as usize);
 }
 
 /// A job over a network with a seed of its own.
 pub fn simulated(dice: &mut Dice, layout: &Arc<Layout>, terms: &Terms) -> Simulated {
-    let net = Net::new(dice.below(u64::MAX), Faults { delay: 0..dice.from(1..=20), ..Faults::NONE });
+    let net = Net::new(
+        dice.below(u64::MAX),
+        Faults { delay: 0..dice.from(1..=20), reorder: dice.below(2) == 0, ..Faults::NONE },
+    );
     let mut job = Simulated::new(net, layout, terms.clone()).unwrap();
     job.hubs.hubs.iter_mut().for_each(|hub| hub.forgets = true);
     job

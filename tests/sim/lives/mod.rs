@@ -2,13 +2,17 @@
 //! each other, stop, die, and come back from a checkpoint; all at any moment, at one hub or several, whose control is late.
 //!
 //! All workers push ones, and the mean of ones is one, whoever takes part: at a learning rate of 1 a weight after round `r` is `-r`, less
-//! the rounds that all who took part left behind.
+//! the rounds that all who took part left behind. Workers that step alone (SSP, ASP) push ones in elements of their own, so that a weight
+//! says how many pushes of its worker it has.
 //!
 //! | what must be so | who looks |
 //! | --- | --- |
 //! | a rank has one owner, and a taken rank and other terms are refused | the control of a hub, after each event; [`Life::refuses`] |
 //! | a token serves one member, and nobody when the job is forgotten | the control of a hub, at each join and at the end |
-//! | a round is stepped once, or left out and named, also by a job that comes back | [`Ledger`]: weights of workers, parts of snapshots |
+//! | a round is stepped once, or left out and named, also by a job that comes back | [`ledger::Together`]: weights of workers, parts of snapshots |
+//! | each push of those who step alone is stepped once, also if it is made again over other links | [`ledger::Alone`] |
+//! | nobody is further ahead of a worker than the staleness, and everybody has the pushes that it waited for | [`ledger::Alone`] |
+//! | who steps alone and comes back is as far ahead as before | [`ledger::Alone`], [`Life::come_back`] |
 //! | no event is lost: whoever waits is woken, and hears news by their version | simulated members, who look at nothing else |
 //! | every wait ends | [`Life::until`], at any moment of a life |
 //! | a job that fails at a hub fails at all hubs, closes all links, and leaves nothing on a core | [`Life::end`] |
