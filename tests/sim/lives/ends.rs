@@ -26,7 +26,7 @@ impl Life {
             assert!(hub.failure().is_some(), "members hear nothing: {:?}", hub.heard());
             hub.forget();
         }
-        self.counts.ends += 1;
+        self.counts.add("jobs failed", 1);
     }
 
     /// Workers that have heard of a failure at one hub do what their machines say: they give up, or tell the hubs that they have lost one,
@@ -46,7 +46,7 @@ impl Life {
             }
             let told = match (self.came_back.contains(&rank), end) {
                 (true, End::HubLost) => {
-                    self.counts.lost_again += 1;
+                    self.counts.add("hubs lost again before workers had weights", 1);
                     self.does(rank, Event::Failed(Failure::HubLost))
                 }
                 (true, End::JobOver) => self.does(rank, Event::Failed(Failure::ForGood)),
@@ -107,7 +107,7 @@ impl Life {
         let known = || reached.iter().flatten();
         let furthest = if are_apart { known().min() } else { known().max() };
         let furthest = furthest.map_or(0, |reached| reached.0);
-        self.counts.returns += usize::from(restored.is_some());
+        self.counts.add("jobs gone on from a checkpoint", usize::from(restored.is_some()));
         self.terms.again = Some(Again { restored, files, reached });
         self.terms.late = Some(self.dice.below(u64::MAX));
         for rank in 0..WORKERS {
@@ -131,6 +131,6 @@ impl Life {
     pub fn refuses(&mut self) {
         let (rank, differs) = (self.dice.below(u64::from(WORKERS)) as u32, self.dice.below(3) == 0);
         let hubs = self.job.hubs.hubs.iter_mut();
-        self.counts.refusals += hubs.map(|hub| usize::from(hub.refuses(rank, differs))).sum::<usize>();
+        self.counts.add("refusals", hubs.map(|hub| usize::from(hub.refuses(rank, differs))).sum::<usize>());
     }
 }

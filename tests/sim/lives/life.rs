@@ -91,10 +91,9 @@ impl Life {
         }
         let job = simulated(&mut dice, &layout, &terms);
         let disks = Disks::new(&layout, job.placement(), (terms.job.hubs, terms.cores));
-        let (ledger, stages) = (
-            Ledger::new(&layout, terms.job.level.consistency, WORKERS),
-            vec![Stage::TakesPart; WORKERS as usize],
-        );
+        let mut ledger = Ledger::new(&layout, terms.job.level.consistency, WORKERS);
+        (0..WORKERS).for_each(|rank| ledger.begins(rank, &job));
+        let stages = vec![Stage::TakesPart; WORKERS as usize];
         let machine = Member::linked(Limits { hubs: terms.job.hubs as usize, links: LIMIT, hub: LIMIT });
         let (plot, counts, machines) =
             (Plot::Calm, Counts::default(), vec![machine.clone(); WORKERS as usize]);
@@ -118,7 +117,7 @@ impl Life {
     }
 
     /// The job lives, and may fail and come back, until nothing more happens to it.
-    pub fn live(mut self, counts: &mut Counts) {
+    pub fn live(mut self) -> Counts {
         for plots in [3, 2, 0] {
             self.plot = match self.dice.below(6) {
                 0 if plots > 0 => Plot::Deaths,
@@ -131,15 +130,15 @@ impl Life {
             if !self.fails() {
                 self.finish();
             }
-            self.counts.given_up += self.job.hubs.post.given_up;
+            self.counts.add("requests of hubs given up", self.job.hubs.post.given_up);
             if !self.fails() {
                 break;
             }
             self.end();
             self.come_back();
         }
-        self.counts.failures = self.disks.failures;
-        counts.add(&self.counts);
+        self.counts.add("files not written", self.disks.failures);
+        self.counts
     }
 
     pub fn keys(&self) -> impl Iterator<Item = KeyId> + use<> {
@@ -229,13 +228,13 @@ impl Life {
             (Stage::TakesPart, 2) if may_die && self.dice.below(3) == 0 => {
                 *stage = Stage::Hangs;
                 self.job.hang(rank);
-                self.counts.hangs += 1;
+                self.counts.add("hangs", 1);
             }
             (Stage::TakesPart, 2) if self.terms.job.on_loss == OnLoss::Continue && !is_last => {
                 *stage = Stage::Dead;
                 self.ledger.ends(rank, &self.job);
                 self.job.leave(rank);
-                self.counts.leaves += 1;
+                self.counts.add("leaves", 1);
             }
             _ => {}
         }
@@ -245,7 +244,7 @@ impl Life {
         self.ledger.ends(rank, &self.job);
         self.job.kill(rank);
         self.stages[rank as usize] = Stage::Dead;
-        self.counts.deaths += 1;
+        self.counts.add("deaths", 1);
     }
 
     /// So much time passes that hubs do not wait for each other any more.
@@ -335,7 +334,7 @@ impl Life {
                             has_links(rank) && job.hubs.have(rank)
                         });
                         self.disks.take(part, taken.occasion);
-                        self.counts.snapshots += 1;
+                        self.counts.add("snapshots", 1);
                     }
                 }
                 Notice::Skipped { chunk, rounds, .. } => match ledger {

@@ -16,13 +16,13 @@ pub struct Alone {
     layout: Arc<Layout>,
     /// Nothing in ASP.
     staleness: Option<u32>,
-    workers: Vec<Worker>,
+    /// By rank, the worker that takes part.
+    workers: Vec<Option<Worker>>,
     /// By chunk, then by rank: how many pushes of former workers are stepped, or may be.
     former: Vec<Vec<RangeInclusive<u32>>>,
 }
 
-/// The worker of a rank.
-#[derive(Clone)]
+/// A worker that takes part.
 struct Worker {
     first: Round,
     /// By key, the round whose weights it has, if it has some.
@@ -39,7 +39,6 @@ impl Worker {
 impl Alone {
     /// A job without pushes.
     pub fn new(layout: &Arc<Layout>, consistency: Consistency, workers: u32) -> Self {
-        let worker = Worker { first: Round(0), has: vec![None; layout.keys().len()] };
         let staleness = match consistency {
             Consistency::Ssp { staleness } => Some(staleness),
             _ => None,
@@ -47,7 +46,7 @@ impl Alone {
         Alone {
             layout: Arc::clone(layout),
             staleness,
-            workers: vec![worker; workers as usize],
+            workers: (0..workers).map(|_| None).collect(),
             former: vec![vec![0..=0; workers as usize]; layout.chunks().len()],
         }
     }
@@ -59,23 +58,19 @@ impl Alone {
 
     /// Notes that a worker takes part from its round on.
     pub fn begins(&mut self, rank: u32, job: &Simulated) {
-        let worker = &mut self.workers[rank as usize];
-        worker.first = next_push(&job.workers[rank as usize], KeyId(0));
-        worker.has.fill(None);
+        let first = next_push(&job.workers[rank as usize], KeyId(0));
+        self.workers[rank as usize] = Some(Worker { first, has: vec![None; self.layout.keys().len()] });
     }
 
     /// Notes that a worker pushes nothing any more. The last push of each key may be lost.
     pub fn ends(&mut self, rank: u32, job: &Simulated) {
-        for chunk in 0..self.former.len() {
-            let key = self.layout.chunks()[chunk].key;
-            let most = self.most(rank, key, job);
-            let worker = &self.workers[rank as usize];
-            let least = worker.has[key.index()].map_or(0, |has| worker.pushes(has));
-            let former = &mut self.former[chunk][rank as usize];
+        let Some(worker) = self.workers[rank as usize].take() else { return };
+        for (chunk, former) in self.layout.chunks().iter().zip(&mut self.former) {
+            let most = worker.pushes(next_push(&job.workers[rank as usize], chunk.key));
+            let least = worker.has[chunk.key.index()].map_or(0, |has| worker.pushes(has));
+            let former = &mut former[rank as usize];
             *former = former.start() + least..=former.end() + most;
         }
-        let worker = &mut self.workers[rank as usize];
-        (worker.first, worker.has) = (Round(0), vec![None; worker.has.len()]);
     }
 
     /// The job goes on from a state, which says what it has, or begins anew.
@@ -94,28 +89,23 @@ impl Alone {
         }
     }
 
-    /// Returns how many pushes of a key a worker has made since it takes part.
-    fn most(&self, rank: u32, key: KeyId, job: &Simulated) -> u32 {
-        // The first push of a newcomer comes after its weights.
-        self.workers[rank as usize].pushes(next_push(&job.workers[rank as usize], key))
-    }
-
     /// Checks the weights that a worker has got since the last look.
     pub fn check(&mut self, rank: u32, job: &Simulated, lives: impl Fn(u32) -> bool) {
         let exchange = &job.workers[rank as usize];
         for key in (0..self.layout.keys().len() as u32).map(KeyId) {
             let round = exchange.round(key);
-            let has = self.workers[rank as usize].has[key.index()];
-            if !exchange.is_ready(key) || round == Round(0) || has == Some(round) {
+            let worker = self.workers[rank as usize].as_mut().expect("it takes part");
+            if !exchange.is_ready(key) || round == Round(0) || worker.has[key.index()] == Some(round) {
                 continue;
             }
-            self.workers[rank as usize].has[key.index()] = Some(round);
+            worker.has[key.index()] = Some(round);
+            let pushes = worker.pushes(round);
             let mut weights = exchange.weights::<f32>(key).unwrap();
             for chunk in self.layout.key_chunks(key).map(ChunkId) {
                 let of_chunk;
                 (of_chunk, weights) = weights.split_at(self.layout.chunk(chunk).span.bytes / 4);
                 let what = format!("rank {rank} before its round {}, {chunk:?}", round.0);
-                self.check_own(of_chunk, chunk, (rank, round), &what);
+                self.check_own(of_chunk, chunk, (rank, pushes), &what);
                 // Whoever is slower than the staleness allows has held this worker.
                 let near = self.staleness.map(|staleness| round.0.saturating_sub(staleness));
                 self.check_values(of_chunk, chunk, Round(near.unwrap_or(0)), job, &lives, &what);
@@ -126,10 +116,9 @@ impl Alone {
     }
 
     /// Checks that a worker's weights have all of its own pushes. Its first weights say which of the worker before it there are.
-    fn check_own(&mut self, weights: &[f32], chunk: ChunkId, (rank, round): (u32, Round), what: &str) {
+    fn check_own(&mut self, weights: &[f32], chunk: ChunkId, (rank, pushes): (u32, u32), what: &str) {
         let own = (rank as usize, self.workers.len());
         let Some(seen) = count(weights, first_element(&self.layout, chunk), own) else { return };
-        let pushes = self.workers[rank as usize].pushes(round);
         let former = &mut self.former[chunk.index()][rank as usize];
         let of_former = seen.checked_sub(pushes).filter(|seen| former.contains(seen));
         assert!(of_former.is_some(), "{what}: {seen} own pushes, not {pushes} after {former:?}");
@@ -151,10 +140,11 @@ impl Alone {
         let key = self.layout.chunk(chunk).key;
         for rank in 0..self.workers.len() as u32 {
             let Some(seen) = count(weights, first, (rank as usize, self.workers.len())) else { continue };
-            let (former, worker) = (&self.former[chunk.index()][rank as usize], &self.workers[rank as usize]);
-            let most = former.end() + self.most(rank, key, job);
-            let is_due = lives(rank) && near > worker.first;
-            let least = if is_due { former.start() + worker.pushes(near) } else { 0 };
+            let former = &self.former[chunk.index()][rank as usize];
+            let pushes = |before| self.workers[rank as usize].as_ref().map_or(0, |of| of.pushes(before));
+            let most = former.end() + pushes(next_push(&job.workers[rank as usize], key));
+            let due = if lives(rank) { pushes(near) } else { 0 };
+            let least = if due > 0 { former.start() + due } else { 0 };
             assert!(
                 (least..=most).contains(&seen),
                 "{what}: {seen} pushes of rank {rank}, not {least} to {most}"
