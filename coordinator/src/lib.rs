@@ -43,9 +43,9 @@ pub use hub::{Failed, Found, Hub, JobEnded, Memory, Names, NoRoom, Promise, Quot
 pub use hubs::{Files, Hubs, Secret, StaleCut, is_needed, may_write};
 pub use input::{Input, MemberOf, Request};
 pub use job::{
-    Blame, Cause, Change, Checkpoints, CutAt, CutId, Effect, Event, Grant, Job, LastStep, LastStepped,
-    LateLimits, Leave, Made, Member, Model, NotCut, NotReleased, Purpose, Saved, Saves, Standing, Step,
-    Stepped, TOLD_EVERY,
+    Blame, Cause, Change, Checkpoints, CutAt, CutId, Effect, Event, Grant, Job, JobSpec, LastStep,
+    LastStepped, LateLimits, Leave, Made, Member, Model, NotCut, NotReleased, Purpose, Saved, Saves,
+    Standing, Step, Stepped, TOLD_EVERY,
 };
 pub use join::{Differs, Join};
 pub use pace::LastRounds;

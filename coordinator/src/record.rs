@@ -2,7 +2,7 @@
 //! new hub, and compares the answers.
 //!
 //! ```text
-//!   {"record": "phub-server", "version": "0.1.0", "settings": {..}}
+//!   {"record": "phub-server", "form": 1, "version": "0.1.0", "settings": {..}}
 //!   {"at_ns": 81220417, "input": {"Find": {"name": "job", "owner": null}}, "answer": "Ok(Free(JobId(0)))"}
 //!   ...
 //!   {"ended": "the hub stopped"}
@@ -25,6 +25,8 @@ use crate::job::Event;
 
 /// The name of the format.
 const FORMAT: &str = "phub-server";
+/// The number of the form of inputs and answers. It goes up with each change of a form that this program can no longer read.
+const FORM: u32 = 1;
 /// The digits of a token and of a secret.
 const SECRET_DIGITS: usize = 32;
 /// The longest answer that a record has in full, in bytes. Of a longer one it has the beginning, the length and a digest.
@@ -41,6 +43,10 @@ const SHOWN: usize = 600;
 #[serde(deny_unknown_fields)]
 struct Head {
     record: String,
+    /// Older records have no number.
+    #[serde(default)]
+    form: u32,
+    /// The version of the program.
     version: String,
     settings: Settings,
 }
@@ -63,7 +69,7 @@ struct Ended {
 
 /// Returns the first line of the record of a hub of this version.
 pub fn head(version: &str, settings: Settings) -> String {
-    json(&Head { record: FORMAT.to_owned(), version: version.to_owned(), settings })
+    json(&Head { record: FORMAT.to_owned(), form: FORM, version: version.to_owned(), settings })
 }
 
 /// Returns the line of an input, which came at this time after the beginning.
@@ -151,6 +157,17 @@ pub enum NotReplayed {
         /// The form that a line of this place has.
         expected: &'static str,
     },
+    /// The record has another form.
+    #[error(
+        "the record has form {form}, as phub-server {version} makes it, and this program replays form {FORM}: replay it with the \
+         program that made it"
+    )]
+    OtherForm {
+        /// The number of its form.
+        form: u32,
+        /// The version of the program that made it.
+        version: String,
+    },
     /// An answer differs.
     #[error("{0}")]
     Differs(Box<Difference>),
@@ -181,16 +198,19 @@ impl fmt::Display for Difference {
 /// Replays the lines of a record.
 ///
 /// # Errors
-/// At the first line that cannot be read, and at the first answer that differs.
+/// If the record has another form, at the first line that cannot be read, and at the first answer that differs.
 pub fn replay<E: fmt::Display>(
     lines: impl IntoIterator<Item = Result<String, E>>,
 ) -> Result<Replayed, NotReplayed> {
     let mut lines = (1..).zip(lines);
-    let head = "{\"record\": \"phub-server\", \"version\": .., \"settings\": ..}";
+    let head = "{\"record\": \"phub-server\", \"form\": .., \"version\": .., \"settings\": ..}";
     let (_, first) = lines.next().unwrap_or_else(|| (1, Ok(String::new())));
-    let Head { record, version: _, settings } = read(1, first, head)?;
+    let Head { record, form, version, settings } = read(1, first, head)?;
     if record != FORMAT {
         return Err(NotReplayed::Line { line: 1, why: format!("a record of {record:?}"), expected: head });
+    }
+    if form != FORM {
+        return Err(NotReplayed::OtherForm { form, version });
     }
     let (mut hub, begun) = (Hub::new(settings), Instant::now());
     let mut replayed = Replayed { inputs: 0, jobs: 0, time: Duration::ZERO, ended: None };
@@ -224,7 +244,7 @@ pub fn replay<E: fmt::Display>(
             true => drop(story.0.pop()),
             false => story.add(format!("  -> {}", shown(&seen))),
         }
-        jobs.extend(hub.jobs().map(|job| job.id));
+        jobs.extend(hub.jobs().map(|job| job.spec.id));
         (replayed.inputs, replayed.time) = (replayed.inputs + 1, at);
     }
     replayed.jobs = jobs.len();
@@ -355,6 +375,17 @@ mod tests {
             assert!(error.contains(words) && error.contains("expected {"), "{error}");
         }
         assert!(replayed(&[]).unwrap_err().to_string().starts_with("line 1: "));
+    }
+
+    #[test]
+    fn a_record_of_another_form_is_refused_by_name() {
+        for (other, form) in [("", 0), ("\"form\":2,", 2)] {
+            let mut lines = recorded();
+            lines[0] = lines[0].replace("\"form\":1,", other);
+            let refused = replayed(&lines).unwrap_err();
+            assert_eq!(refused, NotReplayed::OtherForm { form, version: "a test".to_owned() });
+            assert!(refused.to_string().contains("phub-server a test"), "{refused}");
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use fabric::verbs::PATH_SETTINGS;
 
 const OURS: &str = "PHUB_";
 /// Names of a hub's settings. A test of the hub compares them with its flags, which this crate does not know.
-const OF_HUBS: [&str; 34] = [
+const OF_HUBS: [&str; 35] = [
     "PHUB_ABOVE",
     "PHUB_ABOVE_LIMIT_S",
     "PHUB_CHECKPOINTS",
@@ -35,6 +35,7 @@ const OF_HUBS: [&str; 34] = [
     "PHUB_PEERS",
     "PHUB_RAILS",
     "PHUB_RECORD",
+    "PHUB_RECORD_MB",
     "PHUB_TCP_CONGESTION",
     "PHUB_TLS_CERT",
     "PHUB_TLS_CLIENT_CA",

@@ -138,7 +138,7 @@ impl Hub {
             },
         };
         let record = |file: &PathBuf| {
-            let recorder = Recorder::start(file, decides);
+            let recorder = Recorder::start(file, u64::from(settings.record_mb) * 1_000_000, decides);
             recorder.map_err(|error| HubError::Record { file: file.clone(), error })
         };
         let registry = Registry::new(Parts {

@@ -1,17 +1,18 @@
 //! Workers lose their links at any moment of a round, and make others in the same memory, while the network delays and reorders.
-//! Whatever the terms, all rounds are made. Where workers step together every weight has the bits of a run without losses; where
-//! they step alone every push counts once. A failure prints its seed.
+//! Whatever the terms, all rounds are made, and every weight has the bits of a run without losses. For workers that step alone see
+//! `lives`. A failure prints its seed.
 
 use std::sync::Arc;
 
 use fabric::sim::{Faults, Net, seeds};
 use pbox_core::slim::SlimDp;
 use pbox_core::{
-    Compression, Consistency, Content, Credit, Key, KeyId, Layout, Notice, Optimizer, Round, Schedule, oracle,
+    Compression, Consistency, Content, Credit, Key, KeyId, Layout, Notice, OnLoss, Optimizer, Round,
+    Schedule, oracle,
 };
 use sim_tests::model::CODECS;
 use sim_tests::plan::{Drafts, Plan};
-use sim_tests::race::{Race, SGD};
+use sim_tests::race::SGD;
 use sim_tests::simulated::{Simulated, Terms};
 use sim_tests::trouble::Dice;
 use sim_tests::values::same_bits;
@@ -249,53 +250,6 @@ fn links_that_are_made_again_at_any_moment_change_no_bit() {
     assert!(all_losses > 1000, "only {all_losses} losses");
 }
 
-/// Weights tell which pushes they contain, and how far ahead of the others a worker is.
-#[test]
-fn workers_that_step_alone_push_again_and_every_push_counts_once() {
-    const ALL: u32 = ROUNDS + 2;
-    let mut losses = 0;
-    for seed in seeds(1000) {
-        let mut dice = Dice::new(seed);
-        let small = (0..dice.below(5)).map(|key| Key::f32(format!("small{key}"), [3]));
-        let keys = small.chain((0..dice.from(1..=3)).map(|key| Key::f32(format!("{key}"), [70]))).collect();
-        let layout = Arc::new(Layout::new(keys, 64 * dice.from(1..=3) as usize).unwrap());
-        let mut terms = terms(&mut dice, SGD);
-        let level = &mut terms.job.level;
-        level.consistency = match dice.below(4) {
-            0 => Consistency::Asp,
-            staleness => Consistency::Ssp { staleness: staleness as u32 - 1 },
-        };
-        // Exact for the numbers that are pushed here.
-        level.compression = (dice.below(2) == 0).then(|| "bf16".parse().unwrap());
-        let net = Net::new(seed, Faults { delay: 0..40, reorder: seed.is_multiple_of(2), ..Faults::NONE });
-        terms.late = (dice.below(2) == 0).then_some(seed);
-        let level = terms.job.level;
-        let mut race = Race::new(seed, net, &layout, terms, ROUNDS);
-        let mut links = Links::new(seed);
-        for rounds in [ALL - 1, ALL] {
-            let mut steps = 0;
-            while race.lacks_answers(rounds) || !(0..WORKERS as usize).all(|rank| links.are_there(rank)) {
-                let rank = dice.below(u64::from(WORKERS)) as usize;
-                let begun = race.answered.iter().flatten().all(|&answered| answered > 0);
-                if begun && dice.below(30) == 0 && links.are_there(rank) {
-                    links.lose(&mut race.job, rank);
-                }
-                links.make(&mut race.job);
-                let key = KeyId(dice.below(layout.keys().len() as u64) as u32);
-                if race.pushed[rank][key.index()] < rounds {
-                    race.try_push(rank, key).unwrap();
-                }
-                race.step_all().unwrap_or_else(|error| panic!("seed {seed}: {level:?}: {error}"));
-                steps += 1;
-                assert!(steps < 50_000, "seed {seed}: {:?} {:?}", race.pushed, race.answered);
-            }
-        }
-        race.check_all_pushes();
-        losses += links.losses;
-    }
-    assert!(losses > 5000, "only {losses} losses");
-}
-
 /// Whether a worker of one chunk is dropped after the first push that comes twice, and after the second.
 fn dropped_after_repeats(seed: u64, lost: bool) -> [bool; 2] {
     let layout = Arc::new(Layout::new(vec![Key::f32("a", [16])], 64).unwrap());
@@ -325,4 +279,35 @@ fn a_push_that_is_answered_is_repeated_only_after_a_loss_of_links_and_once() {
     // Where both copies come at once, the second answer has no room.
     assert!(after_a_loss.iter().any(|&[first, _]| !first), "{after_a_loss:?}");
     assert!(after_a_loss.iter().all(|&[_, second]| second), "{after_a_loss:?}");
+}
+
+#[test]
+fn a_newcomer_that_loses_its_first_weights_gets_them_again() {
+    for (consistency, codec) in
+        [(Consistency::Bsp, None), (Consistency::Asp, None), (Consistency::Asp, Some("f16"))]
+    {
+        let layout = Arc::new(Layout::new(vec![Key::f32("a", [40])], 64).unwrap());
+        let net = Net::new(1, Faults { delay: 50..51, ..Faults::NONE });
+        let mut terms = Terms::new(2, 1, SGD).with(|job| job.on_loss = OnLoss::Continue);
+        terms.job.level.consistency = consistency;
+        terms.job.level.compression = codec.map(|codec| codec.parse().unwrap());
+        let mut job = Simulated::new(net, &layout, terms).unwrap();
+        for _ in 0..2 {
+            for worker in &mut job.workers {
+                worker.gradient_mut::<f32>(KeyId(0)).unwrap().fill(1.0);
+                worker.push(KeyId(0)).unwrap();
+            }
+            job.settle(100).unwrap();
+        }
+        job.kill(1);
+        assert_eq!(job.rejoin(1).unwrap(), Round(2), "{consistency}");
+        // Its weights are on their way.
+        (0..10).for_each(|_| _ = job.turn_core(0));
+        assert!(!job.workers[1].is_ready(KeyId(0)));
+        job.unlink(1);
+        assert!(job.relink(1).unwrap());
+        job.settle(100).unwrap();
+        let [first, newcomer] = &job.workers[..] else { panic!("two workers") };
+        assert_eq!(newcomer.weights::<f32>(KeyId(0)).unwrap(), first.weights::<f32>(KeyId(0)).unwrap());
+    }
 }

@@ -42,7 +42,7 @@ impl Hub {
     /// Ends a job that all workers have left. Returns it. Whoever came behind the last leave has no token any more.
     pub(crate) fn end(&mut self, id: JobId, now: Instant) -> Option<Job> {
         let job = self.jobs.remove(&id)?;
-        self.names.take(&job.name, id);
+        self.names.take(&job.spec.name, id);
         self.tokens.sweep(|job| job != id, now);
         Some(job)
     }
@@ -64,11 +64,11 @@ impl Hub {
             None => job.fail(reason, blame == Blame::Hub, now),
         };
         self.counts.failed_jobs += 1;
-        self.names.take(&job.name, id);
+        self.names.take(&job.spec.name, id);
         let is_being_saved = job.is_being_saved();
         if is_being_saved {
             // Nobody goes on from the checkpoint before it meanwhile.
-            self.names.keep(&job.name);
+            self.names.keep(&job.spec.name);
         }
         Some(Failed { blame, is_being_saved, effects: self.noted(id, effects, now) })
     }
@@ -100,7 +100,7 @@ impl Hub {
         let (jobs, untold) = (&self.jobs, &mut self.end.untold);
         let living = jobs.iter().filter(|(_, job)| !job.failed());
         let living = living.map(|(&id, job)| {
-            untold.extend((0..job.terms.workers).filter(|&rank| job.has(rank)).map(|rank| (id, rank)));
+            untold.extend((0..job.spec.terms.workers).filter(|&rank| job.has(rank)).map(|rank| (id, rank)));
             id
         });
         living.collect()

@@ -70,8 +70,8 @@ impl Hub {
 
     /// Begins a job that was made under a reserved name, which is free again.
     pub(crate) fn begin(&mut self, job: Job) {
-        self.names.give(&job.name, job.id);
-        self.jobs.insert(job.id, job);
+        self.names.give(&job.spec.name, job.spec.id);
+        self.jobs.insert(job.spec.id, job);
     }
 
     /// Takes a worker into the job of a name, which is there. Returns the job, and what the worker shows to the job's other hubs.
@@ -81,7 +81,7 @@ impl Hub {
         job.may_come(&join)?;
         let Join { lead, relinks, reached, from, token, saves, .. } = join;
         self.tokens.give(token, (id, rank));
-        let saves = saves && !job.made.trial;
+        let saves = saves && !job.spec.made.trial;
         let pass = lead.and_then(|(_, pass)| pass).unwrap_or_else(|| job.hubs.next_pass(saves));
         job.add_member(rank, pass.worker, relinks, from, now);
         reached.into_iter().for_each(|round| job.worker_has_reached(rank, round));
@@ -102,7 +102,7 @@ impl Job {
     fn may_come(&self, join: &Join) -> Result<(), Refused> {
         let rank = join.rank;
         if self.may_become_free(rank) {
-            let why = format!("rank {rank} of job {:?} is not free yet: try again", self.name);
+            let why = format!("rank {rank} of job {:?} is not free yet: try again", self.spec.name);
             return Err(Refused::new(RefusalCode::RankBusy, why));
         }
         self.admits(join)?;
@@ -117,7 +117,7 @@ impl Job {
             let why = format!(
                 "job {:?}: the pass of worker {} is that of worker {other}, which is here; a worker gets a pass of its own from \
                  hub 0 in each join",
-                self.name, join.rank
+                self.spec.name, join.rank
             );
             return Err(Refused::new(RefusalCode::JobDiffers, why));
         }
@@ -129,7 +129,7 @@ impl Job {
         let why = format!(
             "job {:?} is another one at hub 0, at {}, than here; if its hub 0 was started again, the job ends here soon: \
              try again; otherwise use another job name",
-            self.name, lead,
+            self.spec.name, lead,
         );
         Err(Refused::new(RefusalCode::JobDiffers, why))
     }

@@ -163,7 +163,7 @@ impl Hub {
             Err(Unserved::Left | Unserved::Unknown) => None,
         };
         let member = owner.and_then(|(id, rank)| Some((self.jobs.get(&id)?, rank)));
-        member.filter(|(of, _)| of.name == job).ok_or_else(|| {
+        member.filter(|(of, _)| of.spec.name == job).ok_or_else(|| {
             let why = format!(
                 "no worker of job {job:?} has this token: it left, or its job ended more than {} s ago; join again",
                 KEEP_FAILED.as_secs()

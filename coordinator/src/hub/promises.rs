@@ -90,7 +90,7 @@ impl fmt::Display for NoRoom {
 impl Hub {
     /// Returns the sum of all promises.
     pub fn promised(&self) -> u64 {
-        let of_jobs = self.living().map(|job| job.made.promised);
+        let of_jobs = self.living().map(|job| job.spec.made.promised);
         let of_making = self.names.reserved.values().map(|reserved| reserved.promised);
         of_jobs.chain(of_making).fold(self.joins_bytes, u64::saturating_add)
     }

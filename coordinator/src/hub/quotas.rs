@@ -25,8 +25,8 @@ pub struct Quotas {
 impl Hub {
     /// Returns the jobs of an address that have not failed or are being made, and what each was promised.
     fn owned_by(&self, owner: IpAddr) -> Vec<(&str, u64)> {
-        let running = self.living().filter(|job| job.made.owner == Some(owner));
-        let running = running.map(|job| (job.name.as_str(), job.made.promised));
+        let running = self.living().filter(|job| job.spec.made.owner == Some(owner));
+        let running = running.map(|job| (job.spec.name.as_str(), job.spec.made.promised));
         let making = self.names.reserved.iter().filter(|(_, reserved)| reserved.owner == Some(owner));
         let making = making.map(|(name, reserved)| (name.as_str(), reserved.promised));
         let mut owned: Vec<_> = running.chain(making).collect();

@@ -9,7 +9,7 @@ use pbox_core::{JobTerms, Key, Numbers, NumbersByRound, Optimizer, Round, Share}
 
 use super::*;
 use crate::input::{Begin, Fail, HubOf};
-use crate::job::{Blame, LastStep, Leave, Made, Saves};
+use crate::job::{Blame, JobSpec, LastStep, Leave, Made, Saves};
 use crate::join::Join;
 use crate::{LateLimits, Secret, Token};
 
@@ -37,7 +37,7 @@ fn terms() -> JobTerms {
 }
 
 /// A job of this owner begins, which was promised so much memory.
-fn begin((job, name): (JobId, &str), owner: Option<IpAddr>, promised: u64) -> Begin {
+fn begin((id, name): (JobId, &str), owner: Option<IpAddr>, promised: u64) -> Begin {
     let hub = HubOf {
         share: Share::WHOLE,
         pieces: Vec::new(),
@@ -47,7 +47,8 @@ fn begin((job, name): (JobId, &str), owner: Option<IpAddr>, promised: u64) -> Be
     };
     let made = Made { cores: 1, owner, promised, ..Made::default() };
     let from = (Round(0), NumbersByRound::new(Numbers::new(terms().optimizer)));
-    Begin { job, name: name.to_owned(), terms: Arc::new(terms()), made, hub, from }
+    let spec = JobSpec { id, name: name.to_owned(), terms: Arc::new(terms()), made };
+    Begin { spec, hub, from }
 }
 
 fn room(gigabytes: u64, used: u64) -> Option<Memory> {
@@ -227,8 +228,8 @@ fn the_name_of_a_failed_job_is_reserved_until_its_last_state_is_saved() {
 fn a_worker_that_joins_behind_the_last_leave_has_no_token_when_the_job_has_ended() {
     let (mut hub, now) = (of_quotas(Quotas::default()), Instant::now());
     let id = make(&mut hub, "job", None, 0).unwrap();
-    hub.job_mut(id).unwrap().made.is_below = true;
-    let terms = &mut hub.job_mut(id).unwrap().terms;
+    hub.job_mut(id).unwrap().spec.made.is_below = true;
+    let terms = &mut hub.job_mut(id).unwrap().spec.terms;
     Arc::make_mut(terms).on_loss = pbox_core::OnLoss::Continue;
     for rank in 0..WORKERS {
         join(&mut hub, "job", rank, Token([rank as u8; 16]), now).unwrap();
@@ -252,7 +253,7 @@ fn a_failed_job_is_kept_for_its_members_until_it_is_old_or_others_have_failed_si
         fail(&mut hub, id, now);
     }
     hub.sweep(now);
-    let kept: Vec<JobId> = hub.jobs().map(|job| job.id).collect();
+    let kept: Vec<JobId> = hub.jobs().map(|job| job.spec.id).collect();
     assert_eq!(kept, [1, 2, 3, 4].map(JobId), "the first is forgotten");
     let digits = |number| authority::hex(&[number; 16]);
     assert!(hub.member("job", &digits(1)).is_ok() && hub.member("another", &digits(1)).is_err());

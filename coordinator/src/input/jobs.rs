@@ -2,16 +2,15 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Instant;
 
-use pbox_core::{JobId, JobTerms, NumbersByRound, Piece, Round, Share};
+use pbox_core::{JobId, NumbersByRound, Piece, Round, Share};
 use serde::{Deserialize, Serialize};
 
 use super::Request;
 use crate::hub::{Failed, Found, Hub, Memory, Promise};
 use crate::hubs::{Files, Hubs, Secret};
-use crate::job::{Blame, Job, Made, Model, Saves};
+use crate::job::{Blame, Job, JobSpec, Model, Saves};
 use crate::refused::Refused;
 
 /// A worker that comes from an address looks what it finds under a name. A free name is reserved for it.
@@ -104,14 +103,8 @@ impl Request for EndJoin {
 /// A job begins that was made under a reserved name, which is free again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Begin {
-    /// The number that its name was reserved for.
-    pub job: JobId,
-    /// Its name.
-    pub name: String,
-    /// The terms of its first worker.
-    pub terms: Arc<JobTerms>,
-    /// The decisions that were taken when it was made.
-    pub made: Made,
+    /// The job, whose name was reserved for its number.
+    pub spec: JobSpec,
     /// The place of this hub among its hubs.
     pub hub: HubOf,
     /// The round that it begins with, and the numbers by then.
@@ -137,10 +130,9 @@ impl Request for Begin {
     type Answer = ();
 
     fn apply(self, hub: &mut Hub, now: Instant) {
-        let Begin { job, name, terms, made, hub: HubOf { share, pieces, secret, first_round, files }, from } =
-            self;
+        let Begin { spec, hub: HubOf { share, pieces, secret, first_round, files }, from } = self;
         let hubs = Hubs::new(share, pieces, secret, first_round, files);
-        hub.begin(Job::new((job, name), terms, made, hubs, from, now));
+        hub.begin(Job::new(spec, hubs, from, now));
     }
 }
 
@@ -185,7 +177,7 @@ pub struct Ended(pub Box<Job>);
 
 impl fmt::Debug for Ended {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_tuple("Ended").field(&self.0.name).finish()
+        out.debug_tuple("Ended").field(&self.0.spec.name).finish()
     }
 }
 

@@ -74,7 +74,7 @@ impl Request for ChangeNumbers {
         let job = hub.job_mut(self.job).ok_or(JobEnded)?;
         let numbers = job.changed(&self.change, self.from, &self.reset)?;
         // Below other hubs, these have the numbers.
-        if !job.made.is_below {
+        if !job.spec.made.is_below {
             job.numbers.change(self.from, numbers.clone());
         }
         Ok(numbers)

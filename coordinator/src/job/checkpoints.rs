@@ -79,17 +79,18 @@ impl Job {
 
     /// Whether the hub that has the job's state writes a checkpoint before this member leaves: it is the last one.
     pub fn ends_with(&self, rank: u32) -> bool {
-        let has_state = self.hubs.leads() && !self.made.is_below && self.terms.optimizer.keeps_weights();
-        self.runs() && !self.has_others(rank) && has_state && !self.made.trial
+        let has_state =
+            self.hubs.leads() && !self.spec.made.is_below && self.spec.terms.optimizer.keeps_weights();
+        self.runs() && !self.has_others(rank) && has_state && !self.spec.made.trial
     }
 
     /// Whether a hub that stops ends the job with a checkpoint, its own or that of the hubs above.
     pub fn is_saved_at_stop(&self, has_files: bool) -> bool {
         self.runs()
-            && match self.made.is_below {
+            && match self.spec.made.is_below {
                 // Of a mesh, the job above is here, too.
-                true => self.made.mesh.is_none() && !self.goes_on(),
-                false => has_files && !self.made.trial,
+                true => self.spec.made.mesh.is_none() && !self.goes_on(),
+                false => has_files && !self.spec.made.trial,
             }
     }
 
@@ -152,7 +153,7 @@ impl Job {
         let is_over = |one: &mut Collecting| {
             one.answers += 1;
             one.refused = refused.clone().or(one.refused.take());
-            one.answers >= self.made.owners
+            one.answers >= self.spec.made.owners
         };
         let of = collecting.iter().position(|one| one.occasion == occasion).expect("it is there");
         if !is_over(&mut collecting[of]) {

@@ -205,6 +205,6 @@ impl Job {
             );
             Some((rank, Cause::Silent, reason))
         };
-        (0..self.terms.workers).filter_map(silence)
+        (0..self.spec.terms.workers).filter_map(silence)
     }
 }

@@ -4,7 +4,8 @@
 //!
 //! | file | what it does |
 //! | --- | --- |
-//! | here | what a job is, and looks at it |
+//! | here | what a job has, and looks at it |
+//! | `spec` | has what a job is from its beginning |
 //! | `life` | has the states of a job |
 //! | `members` | has its members: how they come, live, are late, and go |
 //! | `cut` | stops the job between two rounds |
@@ -24,16 +25,15 @@ mod members;
 mod news;
 mod numbers;
 mod offered;
+mod spec;
 #[cfg(test)]
 mod tests;
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use pbox_core::control::{HeartbeatReply, Member as Taking, MemberReply, Mesh, RefusalCode, reason};
 use pbox_core::{JobId, JobTerms, Members, NumbersByRound, OnLoss, Piece, Round};
-use serde::{Deserialize, Serialize};
 
 pub use checkpoints::Checkpoints;
 use cut::Cuts;
@@ -45,6 +45,7 @@ use life::{Gathering, Life};
 pub use members::{Arrival, Grant, LateLimits, Leave, Member, Standing, TOLD_EVERY};
 pub use news::News;
 pub use numbers::Change;
+pub use spec::{JobSpec, Made};
 
 use crate::asker::Asker;
 use crate::digests::Digests;
@@ -54,35 +55,13 @@ use crate::links::by_nic;
 use crate::progress::Progress;
 use crate::refused::Refused;
 
-/// Decisions that are taken when a job is made.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Made {
-    /// The number of this hub's cores that have a link of each worker.
-    pub cores: usize,
-    /// The number of those that own chunks: all, unless the job has fewer chunks than cores.
-    pub owners: usize,
-    /// Whether its sums go up to other hubs.
-    pub is_below: bool,
-    /// The memory that it was promised, in bytes.
-    pub promised: u64,
-    /// The address of the worker that made it.
-    pub owner: Option<IpAddr>,
-    /// Whether it neither goes on from a checkpoint nor leaves one.
-    pub trial: bool,
-    /// The mesh that its workers ask for.
-    pub mesh: Option<Mesh>,
-}
-
 /// The keys of a job, in its terms, and the pieces of them that its hub owns.
 pub type Model = (Arc<JobTerms>, Vec<Piece>);
 
 /// One job.
 #[derive(Debug)]
 pub struct Job {
-    pub(crate) id: JobId,
-    pub(crate) name: String,
-    pub(crate) terms: Arc<JobTerms>,
-    pub(crate) made: Made,
+    pub(crate) spec: JobSpec,
     life: Life,
     cuts: Cuts,
     pub(crate) checkpoints: Checkpoints,
@@ -104,21 +83,12 @@ pub struct Job {
 
 impl Job {
     /// Begins the life of a job. `from` is the round that it begins with, and the numbers by then.
-    pub(crate) fn new(
-        (id, name): (JobId, String),
-        terms: Arc<JobTerms>,
-        made: Made,
-        hubs: Hubs,
-        from: (Round, NumbersByRound),
-        now: Instant,
-    ) -> Self {
-        let life = Life::new(terms.workers);
+    pub(crate) fn new(spec: JobSpec, hubs: Hubs, from: (Round, NumbersByRound), now: Instant) -> Self {
+        let workers = spec.terms.workers;
+        let life = Life::new(workers);
         Job {
-            id,
-            name,
-            made,
-            members: (0..terms.workers).map(|_| None).collect(),
-            terms,
+            spec,
+            members: (0..workers).map(|_| None).collect(),
             news: News::new(life.state()),
             life,
             cuts: Cuts::default(),
@@ -134,22 +104,22 @@ impl Job {
 
     /// Returns its number at this hub.
     pub fn id(&self) -> JobId {
-        self.id
+        self.spec.id
     }
 
     /// Returns its name.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.spec.name
     }
 
     /// Returns the terms of the first worker. All workers must ask for the same.
     pub fn terms(&self) -> &Arc<JobTerms> {
-        &self.terms
+        &self.spec.terms
     }
 
     /// Returns the decisions of the time when it was made.
     pub fn made(&self) -> &Made {
-        &self.made
+        &self.spec.made
     }
 
     /// Returns its hubs.
@@ -185,7 +155,7 @@ impl Job {
     /// Checks that a worker may join.
     pub(crate) fn admits(&self, join: &Join) -> Result<(), Refused> {
         self.check_terms(join).map_err(|why| Refused::new(RefusalCode::TermsDiffer, why))?;
-        let (Job { name, terms, .. }, rank) = (self, join.rank);
+        let (JobSpec { name, terms, .. }, rank) = (&self.spec, join.rank);
         match self.members[rank as usize] {
             Some(_) => Err(Refused::new(
                 RefusalCode::RankTaken,
@@ -200,7 +170,7 @@ impl Job {
 
     /// Checks that a worker asks for what the job is. The error says what differs.
     fn check_terms(&self, join: &Join) -> Result<(), String> {
-        let Job { name, hubs: Hubs { share, .. }, .. } = self;
+        let (JobSpec { name, .. }, Hubs { share, .. }) = (&self.spec, &self.hubs);
         let (rank, (hub, hubs)) = (join.rank, join.hub);
         if hub != share.hub {
             return Err(format!(
@@ -222,21 +192,21 @@ impl Job {
                 ));
             }
         }
-        if join.mesh != self.made.mesh {
+        if join.mesh != self.spec.made.mesh {
             let spoken = |mesh: &Option<Mesh>| {
                 mesh.as_ref().map_or("no mesh".to_owned(), |mesh| format!("the mesh {mesh}"))
             };
             return Err(format!(
                 "job {name:?} has {} at this hub, worker {rank} asks for {}; all workers of a machine must ask for the same",
-                spoken(&self.made.mesh),
+                spoken(&self.spec.made.mesh),
                 spoken(&join.mesh)
             ));
         }
-        if join.trial != self.made.trial {
+        if join.trial != self.spec.made.trial {
             let spoken = |is_trial: bool| if is_trial { "a trial" } else { "no trial" };
             return Err(format!(
                 "job {name:?} is {}, worker {rank} asks for {}; use another job name",
-                spoken(self.made.trial),
+                spoken(self.spec.made.trial),
                 spoken(join.trial)
             ));
         }
@@ -258,7 +228,7 @@ impl Job {
         from: Option<Asker>,
         now: Instant,
     ) {
-        let is_ready = self.terms.level.members == Members::Workers;
+        let is_ready = self.spec.terms.level.members == Members::Workers;
         self.members[rank as usize] = Some(Member {
             standing: Standing::Joined { is_ready },
             from,
@@ -267,7 +237,7 @@ impl Job {
             transport: None,
             links: Vec::new(),
             worker,
-            relinks: relinks && self.made.mesh.is_none(),
+            relinks: relinks && self.spec.made.mesh.is_none(),
             hung_up: false,
         });
     }
@@ -284,7 +254,7 @@ impl Job {
 
     /// Names a member, in words.
     pub fn spoken(&self, rank: u32) -> String {
-        match self.terms.level.members {
+        match self.spec.terms.level.members {
             Members::Workers => format!("worker {rank}"),
             Members::Hubs | Members::Mesh => format!("the hub of machine {rank}"),
         }
@@ -297,7 +267,7 @@ impl Job {
 
     /// Returns the rank of a worker that is named so, as long as it is a member.
     pub fn rank(&self, worker: u64) -> Option<u32> {
-        (0..self.terms.workers).find(|&rank| self.worker(rank) == Some(worker) && self.has(rank))
+        (0..self.spec.terms.workers).find(|&rank| self.worker(rank) == Some(worker) && self.has(rank))
     }
 
     /// Lets these workers take part from round `from` on, unless they were lost meanwhile.
@@ -325,7 +295,7 @@ impl Job {
 
     /// Whether the running job goes on without lost workers.
     pub fn goes_on(&self) -> bool {
-        self.terms.on_loss == OnLoss::Continue
+        self.spec.terms.on_loss == OnLoss::Continue
     }
 
     /// Whether the worker is a member that has not left.
@@ -335,7 +305,7 @@ impl Job {
 
     /// Whether a worker other than `rank` takes part.
     pub fn has_others(&self, rank: u32) -> bool {
-        (0..self.terms.workers).any(|other| other != rank && self.takes_part(other))
+        (0..self.spec.terms.workers).any(|other| other != rank && self.takes_part(other))
     }
 
     /// Whether a worker takes part, with or without links.

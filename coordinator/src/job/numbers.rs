@@ -38,8 +38,8 @@ impl Job {
     /// When the job cannot have them, in words.
     pub(crate) fn changed(&self, change: &Change, from: Round, reset: &[KeyId]) -> Result<Numbers, String> {
         let numbers = change.after(self.numbers.at(from));
-        self.terms.check_numbers(&numbers).map_err(|error| error.to_string())?;
-        check_room(&self.numbers, &numbers, self.terms.keys.len())?;
+        self.spec.terms.check_numbers(&numbers).map_err(|error| error.to_string())?;
+        check_room(&self.numbers, &numbers, self.spec.terms.keys.len())?;
         self.check_reset(reset)?;
         Ok(numbers)
     }
@@ -52,17 +52,17 @@ impl Job {
 
     /// Checks that the optimizer state of these keys can be set to zero.
     fn check_reset(&self, reset: &[KeyId]) -> Result<(), String> {
-        let keys = self.terms.keys.len();
+        let keys = self.spec.terms.keys.len();
         if let Some(key) = reset.iter().find(|key| key.index() >= keys) {
             return Err(format!(
                 "reset: key {} of {keys}: keys are numbered from 0 in the order of the join",
                 key.0
             ));
         }
-        if !reset.is_empty() && self.terms.level.consistency != Consistency::Bsp {
+        if !reset.is_empty() && self.spec.terms.level.consistency != Consistency::Bsp {
             return Err(format!(
                 "reset: with consistency {} a key has no border between two rounds of all workers; use bsp",
-                self.terms.level.consistency
+                self.spec.terms.level.consistency
             ));
         }
         Ok(())

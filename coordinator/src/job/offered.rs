@@ -39,7 +39,7 @@ impl Job {
     /// Returns the length of this hub's state: f32 of weights and of what the optimizer keeps beside them.
     pub fn state_bytes(&self) -> u64 {
         let elements: u64 = self.hubs.pieces.iter().map(|piece| piece.elements.len() as u64).sum();
-        4 * elements * self.terms.optimizer.saved_per_element() as u64
+        4 * elements * self.spec.terms.optimizer.saved_per_element() as u64
     }
 
     /// Returns how many steps each key has made in the state that rank 0 brings, if rank 0 says so.

@@ -22,7 +22,8 @@ fn gathering(workers: u32, on_loss: OnLoss, members: Members, cores: usize) -> J
     let hubs = Hubs::new(Share::WHOLE, Vec::new(), Secret([7; 16]), Round(0), Files::default());
     let made = Made { cores, ..Made::default() };
     let from = (Round(0), NumbersByRound::new(Numbers::new(optimizer)));
-    Job::new((JobId(0), "job".into()), Arc::new(terms), made, hubs, from, Instant::now())
+    let spec = JobSpec { id: JobId(0), name: "job".into(), terms: Arc::new(terms), made };
+    Job::new(spec, hubs, from, Instant::now())
 }
 
 /// A job that gathers, and that two members have joined.
@@ -84,7 +85,7 @@ fn a_rank_stays_taken_in_a_job_that_does_not_continue() {
 #[test]
 fn a_rank_that_is_taken_admits_nobody_else() {
     let mut job = running();
-    let join = Join::new("job", &JoinRequest::new(1, (*job.terms).clone()), Token([0; 16]));
+    let join = Join::new("job", &JoinRequest::new(1, (*job.spec.terms).clone()), Token([0; 16]));
     let Refused { code, why } = job.admits(&join).unwrap_err();
     assert!(code == RefusalCode::RankTaken && why.contains("rank 1 of job \"job\" is taken"), "{why}");
     job.lost(1);
@@ -194,7 +195,7 @@ fn a_job_that_waits_for_machines_says_so_once() {
 #[test]
 fn a_worker_that_was_far_ahead_begins_with_no_round_beyond_the_last() {
     let mut job = of_two(OnLoss::Continue, Members::Workers);
-    Arc::make_mut(&mut job.terms).level.consistency = Consistency::Asp;
+    Arc::make_mut(&mut job.spec.terms).level.consistency = Consistency::Asp;
     job.worker_has_reached(0, Round(1));
     job.worker_has_reached(1, Round::LIMIT);
     job.first_round = Round(10);
@@ -204,7 +205,7 @@ fn a_worker_that_was_far_ahead_begins_with_no_round_beyond_the_last() {
 #[test]
 fn a_job_that_has_begun_forgets_what_its_workers_had_reached() {
     let mut job = of_two(OnLoss::Continue, Members::Workers);
-    Arc::make_mut(&mut job.terms).level.consistency = Consistency::Asp;
+    Arc::make_mut(&mut job.spec.terms).level.consistency = Consistency::Asp;
     for (rank, reached) in [(0, 15), (1, 18)] {
         attach(&mut job, rank);
         job.worker_has_reached(rank, Round(reached));

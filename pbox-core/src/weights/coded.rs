@@ -16,7 +16,7 @@ use crate::codec::Codec;
 use crate::kernels::Kernels;
 use crate::layout::Round;
 use crate::wire::Framing;
-use crate::wire::frame::{self, Kind};
+use crate::wire::frame::Kind;
 
 /// One frame for all workers.
 #[derive(Debug)]
@@ -163,8 +163,11 @@ impl<R> Reply<R, HubWeights> for CodedForEach {
         let CodedForEach { encoder: Encoder { framing, .. }, own, .. } = self;
         let (frames, kind) = (framing.frames(chunk.id), Framing::answer_kind(to.content, to.round, to.first));
         let Some(own) = own.of(to.rank) else { return frames.span };
-        let payload = frame::payload(own.elements(place), kind).expect("this hub wrote it");
-        frames.frame(kind, payload.len())
+        let bytes = match kind {
+            Kind::Raw => frames.value_bytes(),
+            Kind::Coded => frames.coded(own.elements(place)).expect("this hub wrote it").len(),
+        };
+        frames.frame(kind, bytes)
     }
 
     fn add_worker(&mut self, chunks: &[Chunk], _: &HubWeights, rank: u32, own: Option<Spans>) {

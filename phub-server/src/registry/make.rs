@@ -9,8 +9,8 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use coordinator::Promise;
 use coordinator::input::{Begin, Reserve};
+use coordinator::{JobSpec, Promise};
 use fabric::{PortId, Ranges, SendWindow, Spans};
 use pbox_core::control::{JoinRequest, RefusalCode};
 use pbox_core::{
@@ -149,7 +149,7 @@ impl Registry {
             .make_shards(&numbers, shards)
             .map_err(|error| RefusalCode::NoMemory.because(format!("job {name:?}: {error}")))?;
         let cores = Arc::new(Cores { numbers, placement, links });
-        let decided = coordinator::Made {
+        let made = coordinator::Made {
             cores: cores.numbers.len(),
             owners,
             is_below: joined.is_some(),
@@ -160,8 +160,8 @@ impl Registry {
         };
         let at_start = || NumbersByRound::new(Numbers::new(terms.optimizer));
         let from = (restored_round, restored.as_deref().map_or_else(at_start, Restored::numbers));
-        let (job, name, terms) = (making.id, name.to_owned(), Arc::clone(terms));
-        let begin = Begin { job, name, terms, made: decided, hub: hubs, from };
+        let spec = JobSpec { id: making.id, name: name.to_owned(), terms: Arc::clone(terms), made };
+        let begin = Begin { spec, hub: hubs, from };
         let warning = warning.flatten();
         Ok(Made { begin, wire, cores, weights, peers, joined, warning, shards, above: ways })
     }
@@ -259,7 +259,7 @@ impl Registry {
     /// Adds the job, and sends its cores their shards.
     pub(super) fn begin(&self, inner: &mut Inner, made: Made) {
         let Made { begin, wire, cores, weights, peers, joined, warning, shards, above } = made;
-        let (id, workers) = (begin.job, begin.terms.workers);
+        let (id, workers) = (begin.spec.id, begin.spec.terms.workers);
         inner.ask(begin);
         let state = inner.hub().job(id).expect("it has begun");
         let mut job = Job::new(state, wire, cores, weights, peers);

@@ -4,7 +4,8 @@
 //!   under the registry's lock: line --> a queue with a bound --> thread: file
 //! ```
 //!
-//! A slow disk does not hold the lock up: when the queue is full, the record ends, and the hub goes on.
+//! A slow disk does not hold the lock up: when the queue is full, or the file has all the bytes that it may have, the record ends, and
+//! the hub goes on.
 
 use std::convert::Infallible;
 use std::fmt::Debug;
@@ -12,9 +13,9 @@ use std::fs::{File, OpenOptions, rename};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use coordinator::{Input, Settings, record};
@@ -31,8 +32,10 @@ const END_LIMIT: Duration = Duration::from_secs(5);
 pub(crate) struct Recorder {
     begun: Instant,
     waiting: Arc<Waiting>,
-    /// `None` once the queue was full.
+    /// `None` once the record has ended.
     lines: Option<Sender<String>>,
+    /// The bytes that the file may have still.
+    left: u64,
     /// Closed when the thread has ended.
     written: Receiver<Infallible>,
 }
@@ -41,26 +44,27 @@ pub(crate) struct Recorder {
 #[derive(Debug, Default)]
 struct Waiting {
     bytes: AtomicUsize,
-    was_full: AtomicBool,
+    /// Why the record ends before the hub, if it does.
+    ended: OnceLock<String>,
 }
 
 impl Recorder {
-    /// Begins the record of a hub with these settings in a new file that its owner alone may read. A file of the same name gets the
-    /// name with `.before` behind it.
+    /// Begins the record of a hub with these settings in a new file that its owner alone may read. The file has at most this number of
+    /// `bytes`, and a last line. A file of the same name gets the name with `.before` behind it.
     ///
     /// # Errors
     /// When there is no file, or no thread.
-    pub fn start(path: &Path, settings: Settings) -> io::Result<Self> {
+    pub fn start(path: &Path, bytes: u64, settings: Settings) -> io::Result<Self> {
         if path.is_file() {
             let mut before = path.as_os_str().to_owned();
             before.push(".before");
             rename(path, before)?;
         }
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-        Self::write_to(file, path.to_owned(), settings)
+        Self::write_to(file, path.to_owned(), bytes, settings)
     }
 
-    fn write_to(file: File, path: PathBuf, settings: Settings) -> io::Result<Self> {
+    fn write_to(file: File, path: PathBuf, left: u64, settings: Settings) -> io::Result<Self> {
         let ((lines, queue), (ends, written), waiting) = (channel(), channel(), Arc::<Waiting>::default());
         let of_thread = Arc::clone(&waiting);
         let write = move || {
@@ -70,7 +74,7 @@ impl Recorder {
             }
         };
         std::thread::Builder::new().name("phub-record".into()).spawn(guarded(write))?;
-        let mut recorder = Recorder { begun: Instant::now(), waiting, lines: Some(lines), written };
+        let mut recorder = Recorder { begun: Instant::now(), waiting, lines: Some(lines), left, written };
         recorder.queue(record::head(env!("CARGO_PKG_VERSION"), settings));
         Ok(recorder)
     }
@@ -84,16 +88,24 @@ impl Recorder {
 
     fn queue(&mut self, line: String) {
         let bytes = line.len();
+        let Some(left) = self.left.checked_sub(bytes as u64 + 1) else {
+            return self.end("it has all the bytes that --record-mb allows");
+        };
+        self.left = left;
         let before = self.waiting.bytes.fetch_add(bytes, Ordering::Relaxed);
         if before > 0 && before + bytes > WAITING_BYTES {
-            self.waiting.was_full.store(true, Ordering::Relaxed);
-            self.lines = None;
-            tracing::warn!(waiting = before, "the record of the hub ends: the disk is slower than the hub");
-            return;
+            return self.end("the disk is slower than the hub, and too many lines wait for it");
         }
         // Nobody listens once the file could not be written, which the log says.
         let is_heard = self.lines.as_ref().is_some_and(|lines| lines.send(line).is_ok());
         self.lines.take_if(|_| !is_heard);
+    }
+
+    /// Ends the record before the hub ends.
+    fn end(&mut self, why: &str) {
+        self.waiting.ended.get_or_init(|| format!("{why}; later inputs are missing"));
+        self.lines = None;
+        tracing::warn!(why, "the record of the hub ends");
     }
 }
 
@@ -118,33 +130,30 @@ fn write(queue: Receiver<String>, mut out: impl Write, waiting: &Waiting) -> io:
         writeln!(out, "{line}")?;
         waiting.bytes.fetch_sub(line.len(), Ordering::Relaxed);
     }
-    let why = match waiting.was_full.load(Ordering::Relaxed) {
-        true => "more lines waited for the disk than may; later inputs are missing",
-        false => "the hub stopped",
-    };
+    let why = waiting.ended.get().map_or("the hub stopped", String::as_str);
     writeln!(out, "{}", record::end(why))?;
     out.flush()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::io::{BufRead, BufReader};
+    use std::io::{BufRead, BufReader, Read};
     use std::os::fd::OwnedFd;
 
     use coordinator::{LateLimits, Quotas};
 
     use super::*;
 
-    fn to(file: impl Into<OwnedFd>) -> Recorder {
+    fn to(file: impl Into<OwnedFd>, bytes: u64) -> Recorder {
         let late = LateLimits { warning: END_LIMIT, limit: None };
         let settings = Settings { jobs_limit: 1, quotas: Quotas::default(), late };
-        Recorder::write_to(File::from(file.into()), "a test".into(), settings).unwrap()
+        Recorder::write_to(File::from(file.into()), "a test".into(), bytes, settings).unwrap()
     }
 
     #[test]
     fn a_record_whose_disk_is_too_slow_ends_and_says_so() {
         let (disk, file) = io::pipe().unwrap();
-        let mut recorder = to(file);
+        let mut recorder = to(file, u64::MAX);
         let (line, most) = ("x".repeat(1 << 20), WAITING_BYTES >> 20);
         let queued = (0..2 * most).take_while(|_| {
             recorder.queue(line.clone());
@@ -162,8 +171,23 @@ mod tests {
     }
 
     #[test]
+    fn a_record_has_a_bound_and_says_that_it_ends_there() {
+        let (mut disk, file) = io::pipe().unwrap();
+        let mut recorder = to(file, 10_000);
+        (0..200).for_each(|_| recorder.note(&coordinator::input::Sweep.into(), Instant::now(), &()));
+        assert!(recorder.lines.is_none());
+        drop(recorder);
+        let mut seen = String::new();
+        disk.read_to_string(&mut seen).unwrap();
+        let (last, lines) =
+            seen.lines().collect::<Vec<_>>().split_last().map(|(last, lines)| (*last, lines.len())).unwrap();
+        assert!(last.contains("--record-mb") && last.contains("later inputs are missing"), "{last}");
+        assert!(seen.len() - last.len() - 1 <= 10_000 && lines > 100, "{lines} lines, {} bytes", seen.len());
+    }
+
+    #[test]
     fn a_record_that_cannot_be_written_ends_alone() {
-        let mut recorder = to(OpenOptions::new().write(true).open("/dev/full").unwrap());
+        let mut recorder = to(OpenOptions::new().write(true).open("/dev/full").unwrap(), u64::MAX);
         assert!(recorder.written.recv_timeout(END_LIMIT).is_err());
         recorder.note(&coordinator::input::Sweep.into(), Instant::now(), &());
         assert!(recorder.lines.is_none());

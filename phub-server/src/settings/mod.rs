@@ -217,6 +217,10 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_RECORD", value_name = "FILE")]
     pub record: Option<PathBuf>,
 
+    /// The most that the record may have, in megabytes. It then ends with a line that says so, and the hub goes on.
+    #[arg(long, env = "PHUB_RECORD_MB", value_name = "MB", default_value_t = 1000)]
+    pub record_mb: u32,
+
     /// End when there has been no job for this many seconds. Default: run until a signal.
     #[arg(long, env = "PHUB_UNUSED_LIMIT_S", value_name = "SECONDS",
           value_parser = clap::value_parser!(u64).range(..=31_536_000))]

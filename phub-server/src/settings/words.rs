@@ -47,7 +47,9 @@ impl fmt::Display for HubSettings {
         self.memory_per_job.map_or(Ok(()), |mb| write!(f, ", {mb} MB of a job"))?;
         self.above.as_ref().map_or(Ok(()), |above| write!(f, ", below {above}"))?;
         self.trace.as_ref().map_or(Ok(()), |file| write!(f, ", timeline in {}", file.display()))?;
-        self.record.as_ref().map_or(Ok(()), |file| write!(f, ", record in {}", file.display()))?;
+        if let Some(file) = &self.record {
+            write!(f, ", record of at most {} MB in {}", self.record_mb, file.display())?;
+        }
         self.unused_limit_s.map_or(Ok(()), |limit| write!(f, ", ends after {limit} s without a job"))
     }
 }

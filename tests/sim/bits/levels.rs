@@ -3,7 +3,7 @@
 //!
 //! A seed decides everything: the tree of two or three levels, or the mesh, model, cores, optimizer, schedules, credit, what codec
 //! crosses between the hubs of two levels, the network's faults, and when workers and hubs die and come back. A failure prints
-//! its seed. For machines that step alone see `staleness::sim_levels`.
+//! its seed. For machines that step alone see `staleness::levels`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

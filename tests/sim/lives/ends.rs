@@ -6,6 +6,7 @@ use std::time::Instant;
 use membership::{End, Event, Failure, Step};
 use sim_tests::simulated::{Again, JOB};
 
+use super::ledger::Ledger;
 use super::life::{Life, Stage, WORKERS, simulated};
 
 impl Life {
@@ -25,7 +26,7 @@ impl Life {
             assert!(hub.failure().is_some(), "members hear nothing: {:?}", hub.heard());
             hub.forget();
         }
-        self.counts.ends += 1;
+        self.counts.add("jobs failed", 1);
     }
 
     /// Workers that have heard of a failure at one hub do what their machines say: they give up, or tell the hubs that they have lost one,
@@ -45,7 +46,7 @@ impl Life {
             }
             let told = match (self.came_back.contains(&rank), end) {
                 (true, End::HubLost) => {
-                    self.counts.lost_again += 1;
+                    self.counts.add("hubs lost again before workers had weights", 1);
                     self.does(rank, Event::Failed(Failure::HubLost))
                 }
                 (true, End::JobOver) => self.does(rank, Event::Failed(Failure::ForGood)),
@@ -88,7 +89,7 @@ impl Life {
         assert!(is_damaged || from >= self.floor, "goes on from {from:?}, and {:?} was written", self.floor);
         self.floor = from;
         let first = from.unwrap_or_default();
-        self.ledger.begin_again(first);
+        self.ledger.begin_again(restored.as_deref());
         let reached = |rank: u32| {
             let worker = &self.job.workers[rank as usize];
             match self.stages[rank as usize] {
@@ -101,8 +102,12 @@ impl Life {
         let reached = Vec::from_iter((0..WORKERS).map(reached));
         self.reached.clone_from(&reached);
         self.came_back.clear();
-        let furthest = reached.iter().flatten().max().map_or(0, |reached| reached.0);
-        self.counts.returns += usize::from(restored.is_some());
+        // Workers that step alone begin as far ahead as they were.
+        let are_apart = matches!(self.ledger, Ledger::Alone(_)) && from.is_some();
+        let known = || reached.iter().flatten();
+        let furthest = if are_apart { known().min() } else { known().max() };
+        let furthest = furthest.map_or(0, |reached| reached.0);
+        self.counts.add("jobs gone on from a checkpoint", usize::from(restored.is_some()));
         self.terms.again = Some(Again { restored, files, reached });
         self.terms.late = Some(self.dice.below(u64::MAX));
         for rank in 0..WORKERS {
@@ -116,6 +121,7 @@ impl Life {
         }
         self.job = simulated(&mut self.dice, &self.layout, &self.terms);
         (self.read, self.stages) = (0, vec![Stage::TakesPart; WORKERS as usize]);
+        (0..WORKERS).for_each(|rank| self.ledger.begins(rank, &self.job));
         for hub in &self.job.hubs.hubs {
             assert_eq!(hub.heard().lost, furthest.saturating_sub(first.0), "rounds are lost");
         }
@@ -125,6 +131,6 @@ impl Life {
     pub fn refuses(&mut self) {
         let (rank, differs) = (self.dice.below(u64::from(WORKERS)) as u32, self.dice.below(3) == 0);
         let hubs = self.job.hubs.hubs.iter_mut();
-        self.counts.refusals += hubs.map(|hub| usize::from(hub.refuses(rank, differs))).sum::<usize>();
+        self.counts.add("refusals", hubs.map(|hub| usize::from(hub.refuses(rank, differs))).sum::<usize>());
     }
 }

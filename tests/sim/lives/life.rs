@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use fabric::sim::{Faults, Net};
 use membership::{Limits, Member};
-use pbox_core::{Key, KeyId, Layout, Notice, OnLoss, Round, Schedule};
+use pbox_core::codec::Codec;
+use pbox_core::{Compression, Consistency, Credit, Key, KeyId, Layout, Notice, OnLoss, Round, Schedule};
 use sim_tests::race::SGD;
 use sim_tests::simulated::{Simulated, Terms};
 use sim_tests::trouble::Dice;
@@ -84,10 +85,15 @@ impl Life {
         (terms.job.hubs, terms.late) = (dice.from(1..=3) as u32, Some(seed));
         terms.job.on_loss = if dice.below(6) == 0 { OnLoss::Stop } else { OnLoss::Continue };
         terms.snapshot_every = NonZeroU32::new(dice.below(8) as u32);
-        terms.job.level.schedule = Schedule::ALL[dice.below(4) as usize];
+        draw_level(&mut terms, &mut dice);
+        if std::env::var_os("PHUB_SIM_SEED").is_some() {
+            eprintln!("{terms:?}");
+        }
         let job = simulated(&mut dice, &layout, &terms);
         let disks = Disks::new(&layout, job.placement(), (terms.job.hubs, terms.cores));
-        let (ledger, stages) = (Ledger::new(&layout), vec![Stage::TakesPart; WORKERS as usize]);
+        let mut ledger = Ledger::new(&layout, terms.job.level.consistency, WORKERS);
+        (0..WORKERS).for_each(|rank| ledger.begins(rank, &job));
+        let stages = vec![Stage::TakesPart; WORKERS as usize];
         let machine = Member::linked(Limits { hubs: terms.job.hubs as usize, links: LIMIT, hub: LIMIT });
         let (plot, counts, machines) =
             (Plot::Calm, Counts::default(), vec![machine.clone(); WORKERS as usize]);
@@ -111,7 +117,7 @@ impl Life {
     }
 
     /// The job lives, and may fail and come back, until nothing more happens to it.
-    pub fn live(mut self, counts: &mut Counts) {
+    pub fn live(mut self) -> Counts {
         for plots in [3, 2, 0] {
             self.plot = match self.dice.below(6) {
                 0 if plots > 0 => Plot::Deaths,
@@ -124,15 +130,15 @@ impl Life {
             if !self.fails() {
                 self.finish();
             }
-            self.counts.given_up += self.job.hubs.post.given_up;
+            self.counts.add("requests of hubs given up", self.job.hubs.post.given_up);
             if !self.fails() {
                 break;
             }
             self.end();
             self.come_back();
         }
-        self.counts.failures = self.disks.failures;
-        counts.add(&self.counts);
+        self.counts.add("files not written", self.disks.failures);
+        self.counts
     }
 
     pub fn keys(&self) -> impl Iterator<Item = KeyId> + use<> {
@@ -222,21 +228,23 @@ impl Life {
             (Stage::TakesPart, 2) if may_die && self.dice.below(3) == 0 => {
                 *stage = Stage::Hangs;
                 self.job.hang(rank);
-                self.counts.hangs += 1;
+                self.counts.add("hangs", 1);
             }
             (Stage::TakesPart, 2) if self.terms.job.on_loss == OnLoss::Continue && !is_last => {
                 *stage = Stage::Dead;
+                self.ledger.ends(rank, &self.job);
                 self.job.leave(rank);
-                self.counts.leaves += 1;
+                self.counts.add("leaves", 1);
             }
             _ => {}
         }
     }
 
     pub fn dies(&mut self, rank: u32) {
+        self.ledger.ends(rank, &self.job);
         self.job.kill(rank);
         self.stages[rank as usize] = Stage::Dead;
-        self.counts.deaths += 1;
+        self.counts.add("deaths", 1);
     }
 
     /// So much time passes that hubs do not wait for each other any more.
@@ -279,8 +287,9 @@ impl Life {
         let stage = &mut self.stages[rank as usize];
         if *stage == Stage::Joined && self.job.takes_part(rank) {
             *stage = Stage::TakesPart;
+            self.ledger.begins(rank, &self.job);
         }
-        let is_dead = *stage == Stage::Dead;
+        let is_dead = self.stages[rank as usize] == Stage::Dead;
         if !is_dead && !self.fails() && !self.job.hubs.have(rank) {
             let may_be = self.plot == Plot::Silence || self.stages[rank as usize] == Stage::Hangs;
             assert!(may_be, "rank {rank} is lost, and lives");
@@ -295,8 +304,9 @@ impl Life {
             let Round(round) = worker.round(key);
             let may = worker.is_ready(key) && round <= until.min(slowest + AHEAD);
             if may && self.dice.below(2) == 0 {
-                let value = if round == 0 { 0.0 } else { 1.0 };
-                worker.gradient_mut::<f32>(key).unwrap().fill(value);
+                for (element, value) in worker.gradient_mut::<f32>(key).unwrap().iter_mut().enumerate() {
+                    *value = self.ledger.pushed(rank, round, element);
+                }
                 let pushed = worker.push(key);
                 assert!(pushed.is_ok() || self.fails(), "rank {rank}: {pushed:?}");
             }
@@ -304,33 +314,40 @@ impl Life {
     }
 
     /// A worker's weights are those of its round.
-    fn check(&self, rank: u32) {
-        let worker = &self.job.workers[rank as usize];
-        if matches!(self.stages[rank as usize], Stage::TakesPart | Stage::Unlinked) {
-            let is_due = |key: &KeyId| worker.is_ready(*key) && worker.round(*key) > Round(0);
-            self.keys().filter(is_due).for_each(|key| self.ledger.check(worker, key));
+    fn check(&mut self, rank: u32) {
+        let Life { job, stages, ledger, .. } = self;
+        let has_links = |stage| matches!(stage, Stage::TakesPart | Stage::Unlinked);
+        if has_links(stages[rank as usize]) {
+            ledger.check(rank, job, |rank| has_links(stages[rank as usize]) && job.hubs.have(rank));
         }
     }
 
     /// Snapshots have the weights of their round.
     fn read_notices(&mut self) {
-        for notice in &self.job.notices[self.read..] {
+        let Life { job, stages, ledger, .. } = self;
+        let has_links = |rank: u32| matches!(stages[rank as usize], Stage::TakesPart | Stage::Unlinked);
+        for notice in &job.notices[self.read..] {
             match notice {
                 Notice::Snapshot { taken, .. } => {
                     if let Ok(part) = &taken.part {
-                        self.ledger.check_part(part, &self.layout, taken.before);
+                        ledger.check_part(part, taken.before, job, |rank| {
+                            has_links(rank) && job.hubs.have(rank)
+                        });
                         self.disks.take(part, taken.occasion);
-                        self.counts.snapshots += 1;
+                        self.counts.add("snapshots", 1);
                     }
                 }
-                Notice::Skipped { chunk, rounds, .. } => self.ledger.skip(*chunk, rounds.clone()),
+                Notice::Skipped { chunk, rounds, .. } => match ledger {
+                    Ledger::Together(together) => together.skip(*chunk, rounds.clone()),
+                    Ledger::Alone(_) => panic!("nobody who steps alone leaves rounds out: {notice:?}"),
+                },
                 Notice::WorkerGone { by_itself: true, .. } => {}
                 // A hub was lost again before all had weights.
-                Notice::JobFailed { .. } if self.fails() => {}
-                notice => panic!("{notice:?}, {:?}", self.stages),
+                Notice::JobFailed { .. } if job.hubs.has_failed().0 => {}
+                notice => panic!("{notice:?}, {stages:?}"),
             }
         }
-        self.read = self.job.notices.len();
+        self.read = job.notices.len();
     }
 
     /// Hubs write the files that are due, some sooner than others.
@@ -385,13 +402,32 @@ impl Life {
             }
             self.step(last);
         }
-        panic!("nothing comes of it: {:?}, {:?}", self.plot, self.stages);
+        panic!("nothing comes of it: {:?}, {:?}, {:?}", self.plot, self.stages, self.terms);
     }
+}
+
+/// Draws how rounds and bytes go. All codecs are exact for what is pushed here.
+fn draw_level(terms: &mut Terms, dice: &mut Dice) {
+    let level = &mut terms.job.level;
+    level.schedule = Schedule::ALL[dice.below(4) as usize];
+    level.consistency = match dice.below(6) {
+        0 => Consistency::Asp,
+        1 => Consistency::Ssp { staleness: dice.below(5) as u32 },
+        _ => Consistency::Bsp,
+    };
+    level.compression = (dice.below(4) == 0).then_some(Compression::Codec(Codec::F16));
+    level.slice_bytes = Some(dice.from(0..=512) as usize);
+    let mut credit = || (dice.below(3) == 0).then(|| dice.from(1..=600) as usize);
+    (terms.worker_credit, level.credit) = (credit(), credit().map(Credit::Bytes).or(Some(Credit::None)));
+    terms.batch_keys = (dice.below(2) == 0).then(|| dice.from(1..=4) as usize);
 }
 
 /// A job over a network with a seed of its own.
 pub fn simulated(dice: &mut Dice, layout: &Arc<Layout>, terms: &Terms) -> Simulated {
-    let net = Net::new(dice.below(u64::MAX), Faults { delay: 0..dice.from(1..=20), ..Faults::NONE });
+    let net = Net::new(
+        dice.below(u64::MAX),
+        Faults { delay: 0..dice.from(1..=20), reorder: dice.below(2) == 0, ..Faults::NONE },
+    );
     let mut job = Simulated::new(net, layout, terms.clone()).unwrap();
     job.hubs.hubs.iter_mut().for_each(|hub| hub.forgets = true);
     job

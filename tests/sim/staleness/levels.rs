@@ -1,4 +1,4 @@
-//! As `bits::sim_levels`, in SSP and ASP between two levels: thousands of small trees and meshes with random faults, in which
+//! As `bits::levels`, in SSP and ASP between two levels: thousands of small trees and meshes with random faults, in which
 //! each machine steps by the mean of its workers. Every answer keeps the bound, every push of a machine counts once, and every
 //! run ends with all its rounds or with an error that names what went wrong. A failure prints its seed.
 
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use fabric::sim::{Net, seeds};
 use pbox_core::{Consistency, Credit, JobTerms, Key, KeyId, Layout, LevelTerms, Schedule};
-use sim_tests::levels::{ENDS, Levels, Losses, Shape, Strike, Terms};
+use sim_tests::levels::{ENDS, Levels, Shape, Strike, Terms};
 use sim_tests::race::{Race, SGD};
 use sim_tests::trouble::{Dice, Trouble};
 
@@ -28,7 +28,6 @@ struct Tree {
     /// All rounds: the broadcast, those with gradients, and a round of zeros that shows the final weights.
     rounds: u32,
     race: Race<Levels>,
-    losses: Losses,
 }
 
 impl Tree {
@@ -69,7 +68,7 @@ impl Tree {
         let rounds = dice.from(1..=5) as u32;
         let job = Levels::new(Net::new(seed, faults), &layout, terms, &shape).unwrap();
         let race = Race::of(seed, job, consistency, &layout, rounds);
-        Tree { dice, trouble, rounds: rounds + 2, race, losses: Losses::default() }
+        Tree { dice, trouble, rounds: rounds + 2, race }
     }
 
     /// Runs until all living workers have done all rounds, or nothing moves any more, or there is an error.
@@ -81,7 +80,7 @@ impl Tree {
     fn run_to(&mut self, rounds: u32) -> Result<(), String> {
         let mut idle = 0;
         for step in 0.. {
-            if idle >= PATIENCE || self.losses.are_mended() && !self.race.lacks_answers(rounds) {
+            if idle >= PATIENCE || !self.race.lacks_answers(rounds) {
                 break;
             }
             assert!(step < MANY, "steps without end: {}", self.waiting_keys());
@@ -96,20 +95,14 @@ impl Tree {
                     Some(Strike::RejoinHub(hub)) => self.race.rejoin_machine(hub),
                     None => {}
                 }
-                if begun {
-                    self.losses.lose(&mut self.race.job, &mut self.dice);
-                }
             }
-            self.losses.mend(&mut self.race.job);
             for worker in 0..self.race.pushed.len() {
                 let key = KeyId(self.dice.below(self.race.keys().count() as u64) as u32);
                 if self.dice.below(3) > 0 && self.race.pushed[worker][key.index()] < rounds {
                     self.race.try_push(worker, key).map_err(|error| error.to_string())?;
                 }
             }
-            let worked = self.race.step_all().map_err(|error| error.to_string())?;
-            // Links that are made again bring nothing at first.
-            idle = if worked || !self.losses.are_mended() { 0 } else { idle + 1 };
+            idle = if self.race.step_all().map_err(|error| error.to_string())? { 0 } else { idle + 1 };
         }
         if self.race.lacks_answers(rounds) { Err(self.waiting_keys()) } else { Ok(()) }
     }
@@ -138,18 +131,4 @@ fn every_answer_keeps_the_bound_or_the_run_ends_with_a_named_error() {
     if std::env::var_os("PHUB_SIM_SEED").is_none() {
         assert_eq!(ends.len(), ENDS, "every way to end was seen: {ends:?}");
     }
-}
-
-#[test]
-fn machines_that_step_alone_make_their_links_again_and_every_push_counts_once() {
-    let mut losses = 0;
-    for seed in seeds(TREES / 2).filter(|&seed| Trouble::from_seed(seed) == Trouble::None) {
-        let mut tree = Tree::new(seed);
-        tree.losses = Losses::of(20);
-        tree.run().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-        tree.race.check_all_pushes();
-        assert!(tree.race.job.is_whole(), "seed {seed}: {:?}", tree.race.job.notices);
-        losses += 20 - tree.losses.left;
-    }
-    assert!(losses > 5000, "only {losses} losses");
 }

@@ -2,4 +2,3 @@
 
 mod bound;
 mod levels;
-mod seeds;

@@ -20,8 +20,8 @@ use coordinator::input::{
     ReleasedByLead,
 };
 use coordinator::{
-    Blame, Cause, CutAt, CutId, Effect, Event, Files, Hub, Join, LateLimits, Made, MemberOf, Purpose, Quotas,
-    Secret, Settings, Step, Stepped, Token,
+    Blame, Cause, CutAt, CutId, Effect, Event, Files, Hub, JobSpec, Join, LateLimits, Made, MemberOf,
+    Purpose, Quotas, Secret, Settings, Step, Stepped, Token,
 };
 use fabric::any::Transport;
 use fabric::{RecvWindow, SpanError, Spans, sim};
@@ -151,8 +151,8 @@ fn hub_of(
         files: known_to(share.hub, files),
     };
     let from = (first, NumbersByRound::new(Numbers::new(terms.optimizer)));
-    let (job, name) = job;
-    hub.ask(Begin { job, name, terms: Arc::clone(terms), made, hub: of_hub, from }, Instant::now());
+    let spec = JobSpec { id: job.0, name: job.1, terms: Arc::clone(terms), made };
+    hub.ask(Begin { spec, hub: of_hub, from }, Instant::now());
     hub
 }
 

@@ -145,13 +145,6 @@ impl Race {
     pub fn settle(&mut self) {
         (0..PATIENCE / 4).for_each(|_| self.step());
     }
-
-    /// A worker that was killed comes back. Its pushes are zeros from now on.
-    pub fn rejoin(&mut self, rank: u32) {
-        let Round(from) = self.job.rejoin(rank).unwrap();
-        self.telling[rank as usize] = false;
-        self.goes_on(rank as usize, from);
-    }
 }
 
 impl<J: Job> Race<J> {

@@ -497,17 +497,20 @@ impl Simulated {
         let workers =
             self.workers.iter_mut().zip(&mut self.batches).zip(&mut self.arrivals).zip(&mut self.alive);
         for (((worker, batches), arrivals), alive) in workers.filter(|(_, alive)| **alive) {
-            let count = match worker.progress() {
+            let worked_off = worker.progress().and_then(|count| {
+                if let Some(batches) = batches {
+                    batches.take_news(worker);
+                    batches.pull(worker)?;
+                }
+                Ok(count)
+            });
+            let count = match worked_off {
                 Err(_) if may_end => {
                     *alive = false;
                     continue;
                 }
-                progress => progress?,
+                count => count?,
             };
-            if let Some(batches) = batches {
-                batches.take_news(worker);
-                batches.pull(worker)?;
-            }
             *arrivals += count as u64;
             worked |= count > 0;
         }

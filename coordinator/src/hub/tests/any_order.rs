@@ -135,7 +135,7 @@ impl Driven {
                 if !self.hub.is_closed() {
                     let mut begin = begin((id, name), owner, promise);
                     if name >= "d" {
-                        Arc::make_mut(&mut begin.terms).on_loss = OnLoss::Continue;
+                        Arc::make_mut(&mut begin.spec.terms).on_loss = OnLoss::Continue;
                     }
                     self.ask(begin);
                 }
@@ -211,7 +211,8 @@ impl Driven {
     /// Frees a reserved name. If a last state was being saved, it cannot be.
     fn release(&mut self, name: &'static str) {
         if self.reserved.remove(name) == Some(None) {
-            let saved = self.hub.jobs().find(|job| job.name == name && job.is_being_saved()).unwrap().id;
+            let saved =
+                self.hub.jobs().find(|job| job.spec.name == name && job.is_being_saved()).unwrap().id();
             let event = job::Event::Last(LastStepped::Held(Err("a test".to_owned())));
             self.ask(Happened { job: saved, event });
         }
@@ -220,7 +221,7 @@ impl Driven {
 
     fn runs(&mut self, name: &str) {
         let Some(job) = self.hub.named(name) else { return };
-        let id = job.id;
+        let id = job.spec.id;
         if !job.gathers() || !(0..WORKERS).all(|rank| job.has(rank)) {
             return;
         }
@@ -290,14 +291,19 @@ impl Driven {
     fn check(&self) {
         let hub = &self.hub;
         for job in hub.living() {
-            assert_eq!(hub.names.job(&job.name), Some(job.id), "job {:?} has its name", job.name);
-            assert!(!self.reserved.contains_key(job.name.as_str()), "{:?} has one owner", job.name);
+            assert_eq!(
+                hub.names.job(&job.spec.name),
+                Some(job.spec.id),
+                "job {:?} has its name",
+                job.spec.name
+            );
+            assert!(!self.reserved.contains_key(job.spec.name.as_str()), "{:?} has one owner", job.spec.name);
         }
         assert_eq!(hub.names.len(), hub.living().count() + self.reserved.len());
         assert!(hub.names.len() <= JOBS_LIMIT, "there are {} jobs", hub.names.len());
         assert_eq!(hub.is_used(), !hub.names.is_empty());
         let of_making = self.reserved.values().flatten().map(|&(_, _, promise)| promise);
-        let of_jobs = hub.living().map(|job| job.made.promised);
+        let of_jobs = hub.living().map(|job| job.spec.made.promised);
         let promised: u64 = of_making.chain(of_jobs).chain(self.reads.iter().copied()).sum();
         assert_eq!(hub.promised(), promised);
         assert!(promised <= 100 * GB);

@@ -51,7 +51,7 @@ impl Job {
                 continue;
             }
             let begins = self.gathers() && matches!(purpose, Purpose::Admit(_));
-            let (waits_for, step) = match begins && self.made.is_below {
+            let (waits_for, step) = match begins && self.spec.made.is_below {
                 true => (WaitsFor::Above, Step::BeginAbove),
                 false => (WaitsFor::Hold, Step::Hold),
             };

@@ -33,7 +33,7 @@ impl Job {
         }
         Err(format!(
             "worker {rank} of job {:?} is connected already, and a token is good for one connection; join again under another rank or job name",
-            self.name
+            self.spec.name
         ))
     }
 
@@ -44,7 +44,7 @@ impl Job {
 
     /// Notes that a core has a worker's link.
     pub(crate) fn attached(&mut self, rank: u32) -> Arrival {
-        let cores = self.made.cores;
+        let cores = self.spec.made.cores;
         if self.standing(rank).is_some_and(|standing| standing.attach(cores)) {
             return Arrival::Relinked(rank);
         }
@@ -73,7 +73,7 @@ impl Job {
 
     /// Whether a member has all that it needs to take part.
     fn waits_for_cut(&self, rank: u32) -> bool {
-        self.member(rank).is_some_and(|member| member.standing.waits_for_cut(self.made.cores))
+        self.member(rank).is_some_and(|member| member.standing.waits_for_cut(self.spec.made.cores))
     }
 
     /// Returns what follows from an arrival.
@@ -110,10 +110,10 @@ impl Job {
     pub(crate) fn gathered(&mut self) -> Arrival {
         let waits_for_state = self.gathering().is_some_and(|gathering| gathering.brought != Brought::Nothing);
         let there = |rank: u32| (rank > 0 || !waits_for_state) && self.waits_for_cut(rank);
-        let missing: Vec<u32> = (0..self.terms.workers).filter(|&rank| !there(rank)).collect();
+        let missing: Vec<u32> = (0..self.spec.terms.workers).filter(|&rank| !there(rank)).collect();
         let complete = missing.is_empty();
         self.wait_for(missing, Vec::new());
-        if complete { Arrival::Complete((0..self.terms.workers).collect()) } else { Arrival::Waiting }
+        if complete { Arrival::Complete((0..self.spec.terms.workers).collect()) } else { Arrival::Waiting }
     }
 
     /// Tells that all workers are here, and that these machines are missing at the hubs above.

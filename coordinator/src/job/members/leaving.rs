@@ -27,7 +27,7 @@ impl Job {
         match &self.life {
             Life::Failed { .. } => return Leave::Nothing,
             Life::Gathering(Gathering { missing: ranks, machines, .. }) => {
-                let missing = missing(ranks, machines, self.terms.workers);
+                let missing = missing(ranks, machines, self.spec.terms.workers);
                 return Leave::Fails(format!("worker {rank} gave up waiting for {missing}"));
             }
             Life::Running => {}
@@ -42,7 +42,7 @@ impl Job {
                 news.left.push(Left { rank, round });
             });
         }
-        match (0..self.terms.workers).any(|rank| self.has(rank)) {
+        match (0..self.spec.terms.workers).any(|rank| self.has(rank)) {
             true => Leave::Left,
             false => Leave::Last,
         }
@@ -50,7 +50,7 @@ impl Job {
 
     /// Notes that a worker is no member any more, and that the job goes on.
     pub(crate) fn lost(&mut self, rank: u32) {
-        let cores = self.made.cores;
+        let cores = self.spec.made.cores;
         self.standing(rank).into_iter().for_each(|standing| standing.lose(cores));
     }
 
@@ -71,10 +71,10 @@ impl Job {
 
     /// Gives back what a failed job knows of its keys: it is there for its news alone.
     pub(crate) fn forget_model(&mut self) -> Option<Model> {
-        if self.terms.keys.is_empty() {
+        if self.spec.terms.keys.is_empty() {
             return None;
         }
-        let terms = Arc::new(JobTerms { keys: Vec::new(), ..*self.terms });
-        Some((std::mem::replace(&mut self.terms, terms), std::mem::take(&mut self.hubs.pieces)))
+        let terms = Arc::new(JobTerms { keys: Vec::new(), ..*self.spec.terms });
+        Some((std::mem::replace(&mut self.spec.terms, terms), std::mem::take(&mut self.hubs.pieces)))
     }
 }

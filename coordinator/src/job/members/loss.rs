@@ -26,8 +26,10 @@ impl Job {
         }
         self.lost(rank);
         self.hubs.arrivals.forget(worker);
-        let why =
-            format!("job {:?} goes on without this worker: {reason}; join again to take part", self.name);
+        let why = format!(
+            "job {:?} goes on without this worker: {reason}; join again to take part",
+            self.spec.name
+        );
         vec![
             lost(true),
             Effect::RemoveWorker(rank),
@@ -54,7 +56,7 @@ impl Job {
     fn blame(&self, cause: Cause) -> Blame {
         match cause {
             Cause::HubLost => Blame::Hub,
-            Cause::Link | Cause::Silent if self.terms.level.members != Members::Workers => Blame::Hub,
+            Cause::Link | Cause::Silent if self.spec.terms.level.members != Members::Workers => Blame::Hub,
             Cause::Link | Cause::Silent | Cause::Late | Cause::Other => Blame::Job,
         }
     }

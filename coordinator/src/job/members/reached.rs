@@ -13,7 +13,7 @@ impl Job {
 
     /// Notes that a worker of any machine had reached this round when it lost a hub. Machines that step alone have no common round.
     pub(crate) fn machines_have_reached(&mut self, round: Round) {
-        if self.terms.level.consistency == Consistency::Bsp {
+        if self.spec.terms.level.consistency == Consistency::Bsp {
             self.has_reached(round);
         }
     }
@@ -31,7 +31,8 @@ impl Job {
     /// # Errors
     /// When it cannot.
     pub(crate) fn check_reached(&self, rank: u32, reached: Option<Round>) -> Result<(), Refused> {
-        let (Some(reached), Consistency::Ssp { staleness }) = (reached, self.terms.level.consistency) else {
+        let (Some(reached), Consistency::Ssp { staleness }) = (reached, self.spec.terms.level.consistency)
+        else {
             return Ok(());
         };
         let Some(gathering) = self.gathering().filter(|_| !self.steps_together()) else { return Ok(()) };
@@ -48,7 +49,7 @@ impl Job {
                     reached.0,
                     self.spoken(other),
                     theirs.0,
-                    self.terms.level.consistency
+                    self.spec.terms.level.consistency
                 ),
             )),
         }
@@ -56,7 +57,7 @@ impl Job {
 
     /// Whether its members have a common round here: those of a machine have, whatever the machines have among them.
     fn steps_together(&self) -> bool {
-        self.terms.level.consistency == Consistency::Bsp || self.made.is_below
+        self.spec.terms.level.consistency == Consistency::Bsp || self.spec.made.is_below
     }
 
     /// Returns how far each worker begins ahead of the slowest, by rank, in a job that begins again and whose workers step alone: as far

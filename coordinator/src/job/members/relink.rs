@@ -38,7 +38,7 @@ impl Job {
         latest: Option<Latest>,
         now: Instant,
     ) -> Result<Option<Duration>, String> {
-        let is_hub = self.terms.level.members != Members::Workers;
+        let is_hub = self.spec.terms.level.members != Members::Workers;
         match &latest {
             Some(_) if !is_hub => {
                 return Err("it is a worker, and only a hub has workers; leave it out".to_owned());
@@ -72,7 +72,7 @@ impl Job {
         now: Instant,
     ) -> Result<Option<Effect>, Refused> {
         if let Life::Failed { reason, .. } = &self.life {
-            let why = format!("job {:?} failed: {reason}", self.name);
+            let why = format!("job {:?} failed: {reason}", self.spec.name);
             return Err(Refused::new(RefusalCode::JobFailed, why));
         }
         if let Some(member) = &mut self.members[rank as usize] {
@@ -83,7 +83,7 @@ impl Job {
                 "{} of job {:?} cannot make its links again: it said in its join that it would not, it takes no part, or it has \
                  hung up",
                 self.spoken(rank),
-                self.name
+                self.spec.name
             );
             return Err(Refused::new(RefusalCode::NoRelink, why));
         }
@@ -105,14 +105,14 @@ impl Job {
             Some(_) => Ok(Grant::Waits),
             None => Err(Refused::new(
                 RefusalCode::JobFailed,
-                format!("job {:?} ended while its cores dropped the links", self.name),
+                format!("job {:?} ended while its cores dropped the links", self.spec.name),
             )),
         }
     }
 
     /// Notes that a worker has lost its links, and that its job waits until it makes others.
     pub(crate) fn unlink(&mut self, rank: u32, why: &str, now: Instant) -> Effect {
-        let cores = self.made.cores;
+        let cores = self.spec.made.cores;
         let token = self.standing(rank).and_then(|standing| standing.unlink(cores, why, now));
         Effect::DropLinks(rank, token)
     }

@@ -17,8 +17,8 @@ impl Job {
     /// # Errors
     /// When they have not, in words.
     pub(crate) fn compare(&mut self, rank: u32, compared: Compared, digest: u64) -> Result<bool, String> {
-        let members: Vec<u32> = (0..self.terms.workers).filter(|&rank| self.has(rank)).collect();
-        let who = match self.terms.level.members {
+        let members: Vec<u32> = (0..self.spec.terms.workers).filter(|&rank| self.has(rank)).collect();
+        let who = match self.spec.terms.level.members {
             Members::Workers => "workers",
             Members::Hubs | Members::Mesh => "machines",
         };

@@ -98,7 +98,7 @@ impl Hub {
     fn new_token(&mut self, rank: u32) -> Token {
         self.given += 1;
         let token = Token([self.given; 16]);
-        self.served.give(token, (self.job.id, rank));
+        self.served.give(token, (self.job.spec.id, rank));
         self.tokens[rank as usize] = token;
         token
     }
@@ -156,7 +156,7 @@ impl Hub {
                 Leave::Nothing => unreachable!("the job has not failed"),
                 Leave::Fails(why) => self.carries_out(Effect::Fail(why, Blame::Job)),
                 Leave::Left => {
-                    self.served.left((self.job.id, rank), self.joined[rank as usize], now);
+                    self.served.left((self.job.spec.id, rank), self.joined[rank as usize], now);
                     self.tell(Command::Remove, rank);
                 }
                 Leave::Last => {
@@ -197,7 +197,7 @@ impl Hub {
                 self.tell(Command::Drop, rank);
             }
             Effect::RemoveWorker(rank) => self.tell(Command::Remove, rank),
-            Effect::Forget(rank, why) => self.served.lost((self.job.id, rank), &why, Instant::now()),
+            Effect::Forget(rank, why) => self.served.lost((self.job.spec.id, rank), &why, Instant::now()),
             Effect::Fail(reason, blame) => {
                 let taking = (0..WORKERS).filter(|&rank| self.job.takes_part(rank)).count();
                 assert!(!self.job.runs() || taking <= 1, "it goes on without lost workers");

@@ -18,7 +18,7 @@ fn over(before: u32, whole: Result<(), &str>) -> Vec<Effect> {
 #[test]
 fn a_core_that_has_passed_rounds_is_not_waited_for() {
     let mut job = running();
-    job.made.owners = 2;
+    job.spec.made.owners = 2;
     assert_eq!(answers(&mut job, 0, 20, None), []);
     assert_eq!(
         answers(&mut job, 1, 10, Some(4_000_000_000)),
@@ -33,7 +33,7 @@ fn a_core_that_has_passed_rounds_is_not_waited_for() {
 #[test]
 fn hub_0_hears_how_a_part_is() {
     let mut job = running();
-    job.made.owners = 1;
+    job.spec.made.owners = 1;
     assert_eq!(job.part_before(Round(7)), PartState::Collecting);
     let occasion = job.begin_snapshot(Round(7), false);
     assert_eq!(job.part_before(Round(0)), PartState::Collecting, "it is under way");
@@ -56,7 +56,7 @@ fn hub_0_hears_how_a_part_is() {
 #[test]
 fn a_part_that_failed_is_not_forgotten_when_an_earlier_one_ends_after_it() {
     let mut job = running();
-    job.made.owners = 1;
+    job.spec.made.owners = 1;
     let [earlier, later] =
         [9, 12].map(|before| (job.begin_snapshot(Round(before), false), Round(before), None));
     job.taken(0, later, Some("the one before it is not written yet".into()));

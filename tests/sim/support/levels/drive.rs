@@ -97,10 +97,10 @@ impl Levels {
         begins
     }
 
-    /// A node's control hears what a core has said by itself.
-    pub(super) fn hear(&mut self, node: usize, notice: Notice) {
+    /// A node's control hears what its core at a place has said by itself.
+    pub(super) fn hear(&mut self, node: usize, place: usize, notice: Notice) {
         if self.nodes[node].alive {
-            self.nodes[node].control.hear(0, &notice);
+            self.nodes[node].control.hear(place, &notice);
         }
         self.notices.push((node, notice));
         self.end_failed(node);

@@ -74,7 +74,7 @@ pub struct Node {
     /// How it is linked to the hub above.
     up: Option<Up>,
     alive: bool,
-    control: Control,
+    pub control: Control,
 }
 
 /// The windows of a hub's links that lead up.
@@ -295,31 +295,57 @@ impl Levels {
     pub fn rejoin(&mut self, worker: usize) -> Result<()> {
         let Worker { node, rank, .. } = self.workers[worker];
         self.lose(node, rank)?;
-        if self.nodes[node].alive {
-            self.workers[worker] = self.connect(node, rank)?;
+        if self.come_back(worker)? {
             self.until(|tree| tree.begins(node, [rank]))?;
         }
         Ok(())
     }
 
+    /// A worker that was killed joins again, if its hub lives and its rank is free. Returns whether it does. It takes part some steps
+    /// later.
+    pub fn come_back(&mut self, worker: usize) -> Result<bool> {
+        let Worker { node, rank, .. } = self.workers[worker];
+        let may_join = self.is_free(node, rank);
+        if may_join {
+            self.workers[worker] = self.connect(node, rank)?;
+        }
+        Ok(may_join)
+    }
+
     /// A hub of workers that was killed comes back with all its workers, and may end meanwhile.
     pub fn rejoin_hub(&mut self, node: usize) -> Result<()> {
+        let (parent, rank) = self.nodes[node].above.expect("the root does not come back");
+        self.lose(parent, rank)?;
+        if self.hub_comes_back(node)? {
+            let ranks = 0..self.nodes[node].members.len() as u32;
+            self.until(|tree| tree.begins(node, ranks.clone()))?;
+        }
+        Ok(())
+    }
+
+    /// A hub that was killed joins again, if the hub above lives and its rank there is free, and so do all its workers; hubs below it
+    /// do by themselves. Returns whether they do.
+    pub fn hub_comes_back(&mut self, node: usize) -> Result<bool> {
         let Node { above, cores_of_a_hub, depth, .. } = self.nodes[node];
         let (parent, rank) = above.expect("the root does not come back");
-        self.lose(parent, rank)?;
-        if !self.nodes[parent].alive {
-            return Ok(());
+        if !self.is_free(parent, rank) {
+            return Ok(false);
         }
         let terms = Arc::clone(&self.nodes[node].terms);
         let made = self.make(node, terms, above, cores_of_a_hub, depth)?;
         let members = std::mem::replace(&mut self.nodes[node], made).members;
         for (rank, &member) in (0..).zip(&members) {
-            let Member::Worker(worker) = member else { panic!("a hub of workers") };
-            self.workers[worker] = self.connect(node, rank)?;
+            if let Member::Worker(worker) = member {
+                self.workers[worker] = self.connect(node, rank)?;
+            }
         }
-        let ranks = 0..members.len() as u32;
         self.nodes[node].members = members;
-        self.until(|tree| tree.begins(node, ranks.clone()))
+        Ok(true)
+    }
+
+    /// Whether a hub lives, and nobody has a rank there.
+    fn is_free(&self, node: usize, rank: u32) -> bool {
+        self.nodes[node].alive && self.nodes[node].control.job().member(rank).is_none()
     }
 
     /// A hub may see only now that a member that comes back was gone.
@@ -388,7 +414,8 @@ impl Levels {
             worked |= self.cores[core].as_mut().is_some_and(|core| core.turn(&mut notices));
             for notice in notices {
                 let node = self.node_of(core, &notice);
-                self.hear(node, notice);
+                let place = self.nodes[node].cores.iter().position(|&of| of == core).expect("its core");
+                self.hear(node, place, notice);
             }
         }
         worked

@@ -1,22 +1,25 @@
-//! The ledger of a job's rounds: which of them no chunk has stepped, and so what each weight must be.
+//! The ledger of workers that step together: which rounds no chunk has stepped, and so what each weight must be.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use pbox_core::{ChunkId, KeyId, Layout, Round, SnapshotPart};
 use worker_shim::Exchange;
 
 /// The rounds that chunks have left out. All others are stepped once, and take 1 from a weight. Round 0 makes it 0.
-pub struct Ledger {
+pub struct Together {
+    layout: Arc<Layout>,
     /// By chunk, in order.
     skipped: Vec<Vec<Range<u32>>>,
     /// Whether hubs count all steps: a checkpoint has no count for each chunk.
     is_counted: bool,
 }
 
-impl Ledger {
+impl Together {
     /// The ledger of a job that has left out nothing.
-    pub fn new(layout: &Layout) -> Self {
-        Ledger { skipped: vec![Vec::new(); layout.chunks().len()], is_counted: true }
+    pub fn new(layout: &Arc<Layout>) -> Self {
+        let skipped = vec![Vec::new(); layout.chunks().len()];
+        Together { layout: Arc::clone(layout), skipped, is_counted: true }
     }
 
     /// Notes that a chunk leaves out rounds. No round is left out twice.
@@ -43,24 +46,26 @@ impl Ledger {
         before.saturating_sub(1) - left_out
     }
 
-    /// Checks the weights of a key that a worker may push for its round.
-    pub fn check<P: fabric::Port>(&self, worker: &Exchange<P>, key: KeyId) {
-        let (layout, round) = (worker.layout(), worker.round(key));
-        let mut weights = worker.weights::<f32>(key).unwrap();
-        for chunk in layout.key_chunks(key).map(ChunkId) {
-            let of_chunk;
-            (of_chunk, weights) = weights.split_at(layout.chunk(chunk).span.bytes / 4);
-            self.check_values(of_chunk, chunk, round);
+    /// Checks the weights of the keys that a worker may push.
+    pub fn check<P: fabric::Port>(&self, worker: &Exchange<P>) {
+        let keys = (0..self.layout.keys().len() as u32).map(KeyId);
+        for key in keys.filter(|&key| worker.is_ready(key) && worker.round(key) > Round(0)) {
+            let mut weights = worker.weights::<f32>(key).unwrap();
+            for chunk in self.layout.key_chunks(key).map(ChunkId) {
+                let of_chunk;
+                (of_chunk, weights) = weights.split_at(self.layout.chunk(chunk).span.bytes / 4);
+                self.check_values(of_chunk, chunk, worker.round(key));
+            }
+            assert!(weights.is_empty());
         }
-        assert!(weights.is_empty());
     }
 
     /// Checks a part of a snapshot before a round.
-    pub fn check_part(&self, part: &SnapshotPart, layout: &Layout, before: Round) {
+    pub fn check_part(&self, part: &SnapshotPart, before: Round) {
         let mut values = part.values.as_slice();
         for (&chunk, &steps) in part.chunks.iter().zip(&part.steps) {
             let of_chunk;
-            (of_chunk, values) = values.split_at(layout.chunk(chunk).span.bytes / 4);
+            (of_chunk, values) = values.split_at(self.layout.chunk(chunk).span.bytes / 4);
             self.check_values(of_chunk, chunk, before);
             assert!(
                 !self.is_counted || steps == self.steps(chunk, before),

@@ -1,0 +1,209 @@
+//! The ledger of workers that step alone: how many pushes of each worker a weight has.
+//!
+//! Element `e` of a key belongs to rank `e mod W`, which alone pushes ones there. So a weight after `n` pushes of its rank is `-n`.
+//! A rank's worker that dies may have one push of each chunk that nobody knows to be stepped. The next worker of the rank sees it
+//! in its first weights, and from then on its own weights are exact.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use pbox_core::{ChunkId, Consistency, KeyId, Layout, Restored, Round, SnapshotPart};
+use sim_tests::simulated::Simulated;
+use worker_shim::Exchange;
+
+/// The pushes of all workers of a job.
+pub struct Alone {
+    layout: Arc<Layout>,
+    /// Nothing in ASP.
+    staleness: Option<u32>,
+    /// By rank, the worker that takes part.
+    workers: Vec<Option<Worker>>,
+    /// By chunk, then by rank: how many pushes of former workers are stepped, or may be.
+    former: Vec<Vec<RangeInclusive<u32>>>,
+}
+
+/// A worker that takes part.
+struct Worker {
+    first: Round,
+    /// By key, the round whose weights it has, if it has some.
+    has: Vec<Option<Round>>,
+}
+
+impl Worker {
+    /// Returns the number of its pushes before a round. The broadcast is none.
+    fn pushes(&self, Round(before): Round) -> u32 {
+        before.saturating_sub(self.first.0.max(1))
+    }
+}
+
+impl Alone {
+    /// A job without pushes.
+    pub fn new(layout: &Arc<Layout>, consistency: Consistency, workers: u32) -> Self {
+        let staleness = match consistency {
+            Consistency::Ssp { staleness } => Some(staleness),
+            _ => None,
+        };
+        Alone {
+            layout: Arc::clone(layout),
+            staleness,
+            workers: (0..workers).map(|_| None).collect(),
+            former: vec![vec![0..=0; workers as usize]; layout.chunks().len()],
+        }
+    }
+
+    /// Returns the rank that pushes an element of a key.
+    pub fn owner(&self, element: usize) -> u32 {
+        (element % self.workers.len()) as u32
+    }
+
+    /// Notes that a worker takes part from its round on.
+    pub fn begins(&mut self, rank: u32, job: &Simulated) {
+        let first = next_push(&job.workers[rank as usize], KeyId(0));
+        self.workers[rank as usize] = Some(Worker { first, has: vec![None; self.layout.keys().len()] });
+    }
+
+    /// Notes that a worker pushes nothing any more. The last push of each key may be lost.
+    pub fn ends(&mut self, rank: u32, job: &Simulated) {
+        let Some(worker) = self.workers[rank as usize].take() else { return };
+        for (chunk, former) in self.layout.chunks().iter().zip(&mut self.former) {
+            let most = worker.pushes(next_push(&job.workers[rank as usize], chunk.key));
+            let least = worker.has[chunk.key.index()].map_or(0, |has| worker.pushes(has));
+            let former = &mut former[rank as usize];
+            *former = former.start() + least..=former.end() + most;
+        }
+    }
+
+    /// The job goes on from a state, which says what it has, or begins anew.
+    pub fn begin_again(&mut self, restored: Option<&Restored>) {
+        let Alone { layout, former, .. } = self;
+        for (chunk, former) in (0..).map(ChunkId).zip(former) {
+            let key = layout.chunk(chunk).key;
+            let first = first_element(layout, chunk);
+            let elements = first..first + layout.chunk(chunk).span.bytes / 4;
+            for (rank, former) in former.iter_mut().enumerate() {
+                let ranks = self.workers.len();
+                let restored = restored.map(|restored| restored.weights(key, elements.clone()));
+                let has = restored.and_then(|weights| count(weights, first, (rank, ranks))).unwrap_or(0);
+                *former = has..=has;
+            }
+        }
+    }
+
+    /// Checks the weights that a worker has got since the last look.
+    pub fn check(&mut self, rank: u32, job: &Simulated, lives: impl Fn(u32) -> bool) {
+        let exchange = &job.workers[rank as usize];
+        for key in (0..self.layout.keys().len() as u32).map(KeyId) {
+            let round = exchange.round(key);
+            let worker = self.workers[rank as usize].as_mut().expect("it takes part");
+            if !exchange.is_ready(key) || round == Round(0) || worker.has[key.index()] == Some(round) {
+                continue;
+            }
+            worker.has[key.index()] = Some(round);
+            let pushes = worker.pushes(round);
+            let mut weights = exchange.weights::<f32>(key).unwrap();
+            for chunk in self.layout.key_chunks(key).map(ChunkId) {
+                let of_chunk;
+                (of_chunk, weights) = weights.split_at(self.layout.chunk(chunk).span.bytes / 4);
+                let what = format!("rank {rank} before its round {}, {chunk:?}", round.0);
+                self.check_own(of_chunk, chunk, (rank, pushes), &what);
+                // Whoever is slower than the staleness allows has held this worker.
+                let near = self.staleness.map(|staleness| round.0.saturating_sub(staleness));
+                self.check_values(of_chunk, chunk, Round(near.unwrap_or(0)), job, &lives, &what);
+            }
+            assert!(weights.is_empty());
+            self.check_ahead((rank, key, round), job, &lives);
+        }
+    }
+
+    /// Checks that a worker's weights have all of its own pushes. Its first weights say which of the worker before it there are.
+    fn check_own(&mut self, weights: &[f32], chunk: ChunkId, (rank, pushes): (u32, u32), what: &str) {
+        let own = (rank as usize, self.workers.len());
+        let Some(seen) = count(weights, first_element(&self.layout, chunk), own) else { return };
+        let former = &mut self.former[chunk.index()][rank as usize];
+        let of_former = seen.checked_sub(pushes).filter(|seen| former.contains(seen));
+        assert!(of_former.is_some(), "{what}: {seen} own pushes, not {pushes} after {former:?}");
+        let of_former = of_former.expect("just asserted");
+        *former = of_former..=of_former;
+    }
+
+    /// Checks that values have no push that was not made, and all those of a round before `near` of workers that live.
+    fn check_values(
+        &self,
+        weights: &[f32],
+        chunk: ChunkId,
+        near: Round,
+        job: &Simulated,
+        lives: impl Fn(u32) -> bool,
+        what: &str,
+    ) {
+        let first = first_element(&self.layout, chunk);
+        let key = self.layout.chunk(chunk).key;
+        for rank in 0..self.workers.len() as u32 {
+            let Some(seen) = count(weights, first, (rank as usize, self.workers.len())) else { continue };
+            let former = &self.former[chunk.index()][rank as usize];
+            let pushes = |before| self.workers[rank as usize].as_ref().map_or(0, |of| of.pushes(before));
+            let most = former.end() + pushes(next_push(&job.workers[rank as usize], key));
+            let due = if lives(rank) { pushes(near) } else { 0 };
+            let least = if due > 0 { former.start() + due } else { 0 };
+            assert!(
+                (least..=most).contains(&seen),
+                "{what}: {seen} pushes of rank {rank}, not {least} to {most}"
+            );
+        }
+    }
+
+    /// Checks that a worker is not too far ahead of others.
+    fn check_ahead(
+        &self,
+        (rank, key, round): (u32, KeyId, Round),
+        job: &Simulated,
+        lives: impl Fn(u32) -> bool,
+    ) {
+        let Some(staleness) = self.staleness else { return };
+        for other in (0..self.workers.len() as u32).filter(|&other| lives(other)) {
+            let Round(next) = next_push(&job.workers[other as usize], key);
+            assert!(
+                round.0 <= next + staleness,
+                "rank {rank} goes on with round {} of {key:?}, and rank {other} has pushed {next}",
+                round.0
+            );
+        }
+    }
+
+    /// Checks a part of a snapshot before a round: it has all pushes of rounds before.
+    pub fn check_part(
+        &self,
+        part: &SnapshotPart,
+        before: Round,
+        job: &Simulated,
+        lives: impl Fn(u32) -> bool,
+    ) {
+        let mut values = part.values.as_slice();
+        for &chunk in &part.chunks {
+            let of_chunk;
+            (of_chunk, values) = values.split_at(self.layout.chunk(chunk).span.bytes / 4);
+            let what = format!("the state before round {}, {chunk:?}", before.0);
+            self.check_values(of_chunk, chunk, before, job, &lives, &what);
+        }
+    }
+}
+
+/// Returns the round that a worker pushes next of a key.
+fn next_push<P: fabric::Port>(worker: &Exchange<P>, key: KeyId) -> Round {
+    Round(worker.round(key).0 + u32::from(!worker.is_ready(key)))
+}
+
+/// Returns the place of a chunk's first element in its key.
+fn first_element(layout: &Layout, chunk: ChunkId) -> usize {
+    let chunk = layout.chunk(chunk);
+    (chunk.span.offset - layout.key_span(chunk.key).offset) / 4
+}
+
+/// Returns how many pushes of a rank some weights have, from this element of their key on; `None` if the rank has none of them.
+fn count(weights: &[f32], first: usize, (rank, ranks): (usize, usize)) -> Option<u32> {
+    let of_rank = (first..).zip(weights).filter(|(element, _)| element % ranks == rank);
+    let mut pushes = of_rank.map(|(_, weight)| -weight);
+    let all = pushes.next()?;
+    assert!(pushes.all(|pushes| pushes == all) && all.fract() == 0.0, "rank {rank}: {weights:?}");
+    Some(all as u32)
+}
