@@ -130,9 +130,12 @@ mod tests {
         let needed =
             |terms: JobTerms| JobMemory::new(&Wire::of_terms(&terms).unwrap(), &terms, true, false).needed();
         assert_eq!(needed(JobTerms { answers_ahead: true, ..terms.clone() }), 9 * MODEL);
-        let lines = 32 * 128;
+        let lines = 4 * 128;
         assert_eq!(needed(JobTerms { clip_norm: Some(1.0), ..terms.clone() }), 9 * MODEL + lines);
-        assert_eq!(needed(JobTerms { skip_nonfinite: true, ..terms }), 9 * MODEL + lines);
+        assert_eq!(needed(JobTerms { skip_nonfinite: true, ..terms.clone() }), 9 * MODEL + lines);
+        // Each of four gradient windows has the lines of both hubs, too.
+        let needed_of_two = needed(JobTerms { clip_norm: Some(1.0), hubs: 2, ..terms });
+        assert_eq!(needed_of_two, (9 * MODEL + 5 * 2 * lines) / 2);
     }
 
     #[test]

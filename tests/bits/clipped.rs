@@ -1,10 +1,10 @@
 //! Gradients that are clipped by the norm of all keys together, bit for bit: by every transport and schedule, for any number of
-//! cores, any type and any size of a chunk; and what does not clip is a plain job.
+//! hubs and cores, any type and any size of a chunk; and what does not clip is a plain job.
 
 use fabric::any::Transport;
 use fabric::conformance::Watchdog;
 use hub_tests::training::Training;
-use hub_tests::{hub, says};
+use hub_tests::{addresses, hub, says};
 use pbox_core::{Compression, Dtype, Key, KeyId, Optimizer, Schedule};
 use worker_shim::{Session, WeightsMode};
 
@@ -48,6 +48,26 @@ fn the_bits_are_the_same_by_every_transport_and_schedule() {
         assert!(seen == expected, "{schedule}");
     }
     run(Training { weights: WeightsMode::Private, ..clipped("private", NESTEROV, 3.0) });
+}
+
+#[test]
+fn the_bits_are_the_same_over_several_hubs() {
+    let _watchdog = Watchdog::start();
+    let (one, hubs) = (hub(1), [hub(1), hub(2), hub(1)]);
+    for (optimizer, skipped) in [(NESTEROV, vec![]), (ADAM, vec![1, 2]), (Optimizer::Average, vec![])] {
+        for schedule in [Schedule::KvStore, Schedule::Sliced, Schedule::P3] {
+            let job = format!("{}-{schedule}", optimizer.name());
+            let clipped =
+                Training { schedule, skipped: skipped.clone(), rounds: 5, ..clipped(&job, optimizer, 3.0) };
+            let tcp: fn(u32) -> Option<Transport> = |rank| (rank == 1).then_some(Transport::Tcp);
+            let over_hubs = Training { transport: tcp, ..clipped.clone() };
+            assert!(clipped.run(&one.address().to_string()) == over_hubs.run(&addresses(&hubs)), "{job}");
+        }
+    }
+    // One of these hubs owns no chunk, and has no part.
+    let keys = vec![Key::f32("a", [3]), Key::f32("b", [5])];
+    Training { clip_norm: Some(0.5), workers: 2, ..Training::new("small", keys, NESTEROV) }
+        .run(&addresses(&hubs));
 }
 
 #[test]

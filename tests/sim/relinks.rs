@@ -229,6 +229,9 @@ fn links_that_are_made_again_at_any_moment_change_no_bit() {
         }
         terms.is_orderly = dice.below(2) == 0;
         terms.job.answers_ahead = dice.below(2) == 0;
+        // A bound that no norm comes to: what the hubs tell may be lost with the links, and the bits are those of a plain job.
+        let clips = terms.is_orderly && terms.job.level.compression.is_none() && dice.below(2) == 0;
+        terms.job.clip_norm = clips.then_some(1e30);
         terms.late = (dice.below(2) == 0).then_some(seed);
         let plan = match terms.job.level.compression {
             Some(Compression::Slim(_)) => Plan::plain(),

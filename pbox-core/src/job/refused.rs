@@ -8,7 +8,7 @@
 //! | Slim-DP | `continue` | a selection would wait for rounds that a lost worker did not push |
 //! | SSP, ASP | `average` | a mean is of all workers' gradients of one round |
 //! | `clip_norm`, `skip_nonfinite` | SSP, ASP | each push is a step, and has no whole gradient |
-//! | `clip_norm`, `skip_nonfinite` | compression, several hubs, hubs as members | not built yet |
+//! | `clip_norm`, `skip_nonfinite` | compression, hubs as members | not built yet |
 //! | `clip_norm`, `skip_nonfinite` | `ablate` | what is left out has no norm |
 //! | `maximize` | `average`, `sum`, `ablate` | nothing steps |
 //! | hubs as members | Slim-DP | it needs each worker's own steps |
@@ -94,7 +94,6 @@ const TABLE: &[(Term, Term, &str)] = &[
         Term::Compression,
         "the norm of decoded sums is not gathered yet; leave out the compression, or clip before you push",
     ),
-    (Term::WholeGradient, Term::SeveralHubs, "hubs do not tell each other their norms yet; use one hub"),
     (Term::WholeGradient, Term::HubsBelow, "levels do not gather norms yet; use a hub that is below none"),
     (Term::WholeGradient, Term::Ablate, "what is left out has no norm"),
     (Term::Maximize, Term::Average, "nothing steps up or down; leave it out"),

@@ -16,13 +16,13 @@ use super::refused::{self, Refused};
 use super::schedule::Schedule;
 use crate::kernels::{Ablate, InvalidOptimizer, Optimizer};
 use crate::layout::manifest::{self, ManifestError};
-use crate::layout::{DEFAULT_CHUNK_BYTES, Key, LayoutError, default_chunk_bytes};
+use crate::layout::{DEFAULT_CHUNK_BYTES, Key, LINES, LayoutError, default_chunk_bytes};
 
 /// The most workers that a job may have.
 pub const MAX_WORKERS: u32 = 1024;
 
 /// The most hubs that a job may be spread over.
-pub const MAX_HUBS: u32 = 256;
+pub const MAX_HUBS: u32 = LINES;
 
 /// Tensors of more parameters are split over the servers, in the baseline of P3's paper.
 pub const SPLIT_ABOVE: u64 = 1_000_000;

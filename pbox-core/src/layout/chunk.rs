@@ -11,8 +11,14 @@
 use fabric::Imm;
 use serde::{Deserialize, Serialize};
 
-/// The most chunks of a job: 24 bits, which is 512 GiB of model in chunks of 32 KiB.
-pub const MAX_CHUNKS: u32 = 1 << 24;
+/// The ids that an immediate can carry.
+const IDS: u32 = 1 << 24;
+
+/// The ids that name [lines](Immediate::line), the highest.
+pub(crate) const LINES: u32 = 256;
+
+/// The most chunks of a job: all other ids, which is 512 GiB of model in chunks of 32 KiB.
+pub const MAX_CHUNKS: u32 = IDS - LINES;
 
 /// The number of a chunk in its job's layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -131,14 +137,19 @@ impl Immediate {
         Immediate { round_bits: round.low_bits() ^ 0x20, ..Self::new(chunk, round) }
     }
 
-    /// The immediate by which a core tells what it found of a round. `chunk` is its first chunk.
-    pub fn found(chunk: ChunkId, round: Round) -> Self {
-        Self::control(chunk, round).with(Content::Ahead)
+    /// The immediate of the line that has a hub's part of the whole gradient in a round. Its id is none of a chunk.
+    pub fn line(hub: usize, round: Round) -> Self {
+        Self::new(ChunkId(MAX_CHUNKS + hub as u32), round)
+    }
+
+    /// Returns the hub whose [line](Self::line) it names, if it names one.
+    pub fn hub(self) -> Option<usize> {
+        self.chunk.0.checked_sub(MAX_CHUNKS).map(|hub| hub as usize)
     }
 
     /// The 32 bits that the fabric carries.
     pub fn encode(self) -> Imm {
-        debug_assert!(self.chunk.0 < MAX_CHUNKS);
+        debug_assert!(self.chunk.0 < IDS);
         Imm((self.content as u32) << 30 | u32::from(self.round_bits) << 24 | self.chunk.0)
     }
 
@@ -150,7 +161,7 @@ impl Immediate {
             2 => Content::Weights,
             _ => Content::Ahead,
         };
-        let chunk = ChunkId(imm.0 & (MAX_CHUNKS - 1));
+        let chunk = ChunkId(imm.0 & (IDS - 1));
         Immediate { chunk, round_bits: (imm.0 >> 24) as u8 & ROUND_BITS, content }
     }
 }
@@ -162,7 +173,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn immediates_survive_the_wire(chunk in 0..MAX_CHUNKS, round: u32, content in 0..4usize) {
+        fn immediates_survive_the_wire(chunk in 0..IDS, round: u32, content in 0..4usize) {
             let content = [Content::Gradient, Content::Nothing, Content::Weights, Content::Ahead][content];
             let immediate = Immediate::new(ChunkId(chunk), Round(round)).with(content);
             prop_assert_eq!(Immediate::decode(immediate.encode()), immediate);
@@ -179,6 +190,14 @@ mod tests {
             prop_assert_ne!(control, Round(round.wrapping_add(near)).low_bits());
             prop_assert_ne!(control, Round(round.wrapping_sub(near)).low_bits());
         }
+    }
+
+    #[test]
+    fn a_line_has_the_id_of_no_chunk() {
+        let hubs = [0, 255].map(|hub| Immediate::decode(Immediate::line(hub, Round(70)).encode()));
+        assert_eq!(hubs.map(Immediate::hub), [Some(0), Some(255)]);
+        assert!(hubs.iter().all(|line| line.chunk.0 >= MAX_CHUNKS && line.round_bits == 6));
+        assert_eq!(Immediate::new(ChunkId(MAX_CHUNKS - 1), Round(0)).hub(), None);
     }
 
     #[test]

@@ -18,6 +18,7 @@ use std::ops::Range;
 
 use fabric::Span;
 
+pub(crate) use chunk::LINES;
 pub use chunk::{ChunkId, Content, Immediate, MAX_CHUNKS, Round};
 pub use chunk_size::default_chunk_bytes;
 pub use key::{Dtype, Key, KeyId};

@@ -10,5 +10,6 @@ mod slices;
 pub use below::{Above, Below};
 pub use nodes::CoreNodes;
 pub use placement::Placement;
+pub(crate) use share::first_chunks;
 pub use share::{Piece, Share};
 pub use slices::{Slice, Slices};

@@ -165,12 +165,11 @@ impl Placement {
         of_cores: impl Iterator<Item = usize>,
         joiner: &[PortId],
     ) -> Vec<PlannedLink> {
-        let up = self.spans_by_core(|id| wire.gradient_span(id));
-        let spans = up.into_iter().zip(self.weights_spans(wire));
         let mut capacities = vec![0; ports];
         let mut carries = vec![Carries::default(); ports];
-        for (port, (up, down)) in of_cores.zip(spans) {
-            capacities[port] = wire.posts(up.len());
+        for (port, chunks) in of_cores.zip(self.chunks_by_core()) {
+            capacities[port] = wire.posts(chunks.len());
+            let (up, down) = (wire.gradient_spans(&chunks), wire.weights_spans(&chunks));
             carries[port] = Carries { up: up.into_iter().collect(), down: down.into_iter().collect() };
         }
         let mut links = PlannedLink::dealt(&capacities, joiner);

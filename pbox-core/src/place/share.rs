@@ -88,11 +88,28 @@ impl Share {
 /// The chunks of a hub's share, as ranges of chunk ids, ascending. No range crosses keys. With a small model a hub
 /// may have no chunks.
 pub fn pieces(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Range<u32>> {
-    let keys = (0..layout.keys().len() as u32).map(|key| layout.key_chunks(KeyId(key)));
     if share.is_whole() {
-        return keys.collect();
+        return (0..layout.keys().len() as u32).map(|key| layout.key_chunks(KeyId(key))).collect();
     }
-    let Share { hub, hubs, split_above } = share;
+    let ours = shared(layout, schedule, share).into_iter().filter(|(hub, _)| *hub == share.hub as usize);
+    let mut ours: Vec<Range<u32>> = ours.flat_map(|(_, range)| by_key(layout, range)).collect();
+    ours.sort_unstable_by_key(|piece| piece.start);
+    ours
+}
+
+/// The first chunk of each hub that owns chunks, in the order of the hubs.
+pub fn first_chunks(layout: &Layout, schedule: Schedule, share: Share) -> Vec<ChunkId> {
+    let mut firsts = vec![u32::MAX; share.hubs as usize];
+    for (hub, range) in shared(layout, schedule, share).into_iter().filter(|(_, range)| !range.is_empty()) {
+        firsts[hub] = firsts[hub].min(range.start);
+    }
+    firsts.into_iter().filter(|&first| first < u32::MAX).map(ChunkId).collect()
+}
+
+/// The parts of keys and groups, each with its hub.
+fn shared(layout: &Layout, schedule: Schedule, share: Share) -> Vec<(usize, Range<u32>)> {
+    let keys = (0..layout.keys().len() as u32).map(|key| layout.key_chunks(KeyId(key)));
+    let Share { hubs, split_above, .. } = share;
     let parts = |chunks: &Range<u32>, key: &Key| match schedule.by_layer() {
         true if key.elements().is_some_and(|elements| elements > split_above) => hubs,
         true => 1,
@@ -116,15 +133,9 @@ pub fn pieces(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Range<u3
         .map(|item: Vec<Range<u32>>| (weights(layout, &item).iter().sum(), item))
         .collect();
     items.sort_by_key(|(bytes, _)| Reverse(*bytes));
-    let (mut ours, mut loads) = (Vec::new(), vec![0; hubs as usize]);
-    for (_, item) in items {
-        ours.extend(
-            deal(layout, item, &mut loads).filter(|(to, _)| *to == hub as usize).map(|(_, piece)| piece),
-        );
-    }
-    let mut ours: Vec<Range<u32>> = ours.into_iter().flat_map(|range| by_key(layout, range)).collect();
-    ours.sort_unstable_by_key(|piece| piece.start);
-    ours
+    let (mut shared, mut loads) = (Vec::new(), vec![0; hubs as usize]);
+    items.into_iter().for_each(|(_, item)| shared.extend(deal(layout, item, &mut loads)));
+    shared
 }
 
 /// A range of chunks, which is a part of a key or a group, as ranges of one key each.
@@ -170,6 +181,18 @@ mod tests {
 
     fn shares(hubs: u32) -> impl Iterator<Item = Share> {
         (0..hubs).map(move |hub| Share { hub, hubs, ..Share::WHOLE })
+    }
+
+    #[test]
+    fn the_first_chunk_of_each_hub_is_the_least_of_its_pieces() {
+        let keys = [3u64, 100, 8, 70, 90].map(|n| Key::f32(format!("of {n}"), [n])).to_vec();
+        let layout = Layout::new(keys, 128).unwrap();
+        for (hubs, schedule) in [1, 2, 3, 40].into_iter().flat_map(|hubs| Schedule::ALL.map(|s| (hubs, s))) {
+            let least = |share| pieces(&layout, schedule, share).first().map(|piece| ChunkId(piece.start));
+            let expected: Vec<ChunkId> = shares(hubs).filter_map(least).collect();
+            let share = Share { hubs, ..Share::WHOLE };
+            assert_eq!(first_chunks(&layout, schedule, share), expected, "{hubs} hubs, {schedule}");
+        }
     }
 
     #[test]

@@ -59,7 +59,7 @@ impl Shard {
         let ShardSpec { terms, wire, chunks, mut weights, restored, snapshot_every, above, board, whole } =
             spec;
         let (terms, wire, restored) = (&terms, &wire, restored.as_deref());
-        let line = weights.split_off(chunks.len().min(weights.len()));
+        let lines = weights.split_off(chunks.len().min(weights.len()));
         assert_eq!(weights.len(), chunks.len(), "one span a chunk");
         let workers = terms.workers;
         let broadcasts = wire.broadcasts();
@@ -122,7 +122,7 @@ impl Shard {
             None if let Some(part) = whole => {
                 let read = BareSlots::new(terms.ablate);
                 let of_sum = terms.optimizer == Optimizer::Sum;
-                let gather = GatherNorm::new(part, line, of_sum, &of_chunks, waker)?;
+                let gather = GatherNorm::new(part, (wire, lines), of_sum, &of_chunks, waker)?;
                 let stages = Staged::gathering(terms, of_chunks, (read, gather), weights, RawForAll)?;
                 let pace = together();
                 Shard::BareByNorm(ShardOf::new(pace, stages, terms, wire, chunks, restored, snapshot_every))

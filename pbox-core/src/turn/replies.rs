@@ -83,8 +83,8 @@ pub(super) struct Replies {
     answers: Vec<Answer>,
     /// By rank: how many pushes a worker may repeat whose chunks are stepped, because it has lost the answers with its links.
     repeats: Vec<usize>,
-    /// The last round of which each worker was told what was found, by rank.
-    told: Vec<Option<Round>>,
+    /// Whether a worker takes part and gets the hub's parts of the whole gradient, by rank.
+    listens: Vec<bool>,
 }
 
 impl Replies {
@@ -106,16 +106,18 @@ impl Replies {
             broken: Vec::new(),
             answers: Vec::with_capacity(longest_group),
             repeats: vec![0; workers as usize],
-            told: vec![None; workers as usize],
+            listens: vec![false; workers as usize],
         }
     }
 
     /// Sets the link of a worker that has none.
     pub fn attach(&mut self, rank: u32, link: LinkId) {
-        if let Some(told) = self.told.get_mut(rank as usize) {
-            *told = None;
-        }
         self.links[rank as usize] = Some(link);
+    }
+
+    /// Sends the hub's parts to a worker from now on: it takes part.
+    pub fn listen(&mut self, rank: u32) {
+        self.listens[rank as usize] = true;
     }
 
     /// Whether a link of this number leads up.
@@ -145,6 +147,7 @@ impl Replies {
 
     /// A worker is gone: nothing is ready for it.
     pub fn forget(&mut self, rank: u32) {
+        self.listens[rank as usize] = false;
         if let Some(parts) = self.parts(rank) {
             parts.forget(rank);
         }
@@ -265,7 +268,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
                 Some(places) => self.take_group(rank, immediate, places),
                 // Not a push of this round: it may be a pull, or a push whose answer was lost.
                 None if self.pull(rank, immediate) || self.repeats(rank, immediate) => Ok(Some(Done::POSTED)),
-                None => Err(violation),
+                None => self.take_line(rank, immediate, violation),
             },
         }
     }
@@ -346,11 +349,10 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
     /// one round.
     fn answer_beside(&mut self, group: ChunkId, places: Range<usize>, round: Round, rank: u32, whole: bool) {
         let Some(link) = self.replies.links[rank as usize] else { return };
-        self.tell(link, rank, round);
         let first = places.start;
         let mut answers = std::mem::take(&mut self.replies.answers);
         for place in places.clone() {
-            if let Some(round) = self.shard.pace.answer_due(place, round, rank) {
+            if let Some(round) = self.answer_due(place, round, rank) {
                 let (span, content) = self.shard.answer(self.kernels, place, rank, round);
                 answers.push(Answer { chunk: self.shard.chunk(place), span, round, content });
             }
@@ -383,10 +385,19 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         Done { steps, bytes: steps as usize * bytes, round, has_task: self.shard.has_task() }
     }
 
+    /// The round of the answer that a worker may have now, as [`Pace::answer_due`].
+    #[inline]
+    fn answer_due(&mut self, place: usize, finished: Round, rank: u32) -> Option<Round> {
+        if M::Gather::WAITS && self.shard.pace.awaits_again(place, rank) {
+            return None;
+        }
+        self.shard.pace.answer_due(place, finished, rank)
+    }
+
     #[inline]
     fn answer_all(&mut self, finished: &Finished) {
         for rank in finished.ranks.clone() {
-            if let Some(round) = self.shard.pace.answer_due(finished.place, finished.round, rank) {
+            if let Some(round) = self.answer_due(finished.place, finished.round, rank) {
                 self.reply(finished.place, rank, round);
             }
         }
@@ -480,19 +491,45 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         }
     }
 
-    /// Tells a worker what was found of a round, before the round's first answer.
-    #[inline]
-    fn tell(&mut self, link: LinkId, rank: u32, round: Round) {
-        if !M::Gather::WAITS || self.replies.told[rank as usize] == Some(round) {
-            return;
+    /// Takes the part of another hub, if the post is its line.
+    #[cold]
+    fn take_line(
+        &mut self,
+        rank: u32,
+        line: Immediate,
+        violation: Violation,
+    ) -> Result<Option<Done>, Violation> {
+        let tells = M::Gather::WAITS && self.shard.stages.gather.tells();
+        let Some(hub) = line.hub().filter(|_| tells) else { return Err(violation) };
+        match self.shard.take_line(rank, line, hub) {
+            // Who does not take part yet may be so late that it writes the line of another round meanwhile.
+            Err(violation) if self.replies.listens[rank as usize] => Err(violation),
+            _ => Ok(Some(Done { has_task: self.shard.has_task(), ..Done::POSTED })),
         }
-        let Some((chunk, span)) = self.shard.stages.gather.tell(round) else { return };
-        self.replies.told[rank as usize] = Some(round);
-        // The immediate is `Immediate::found`.
-        let told = Answer { chunk, span, round: Round(round.0 ^ 0x20), content: Content::Ahead };
+    }
+
+    /// Tells all workers the hub's part of a round, if it has become whole: also before the round is found, as they pass it on.
+    #[cold]
+    pub fn tell(&mut self) {
+        let Some(line) = self.shard.stages.gather.untold() else { return };
+        (0..self.replies.workers).for_each(|rank| self.tell_one(rank, line));
+    }
+
+    /// Tells a worker that begins, or has other links, the last parts of the hub.
+    pub fn tell_again(&mut self, rank: u32) {
+        self.shard.stages.gather.lines().into_iter().for_each(|line| self.tell_one(rank, line));
+    }
+
+    fn tell_one(&mut self, rank: u32, (line, span): (Immediate, Span)) {
+        let Some(link) = self.replies.links[rank as usize].filter(|_| self.replies.listens[rank as usize])
+        else {
+            return;
+        };
         let waits = !self.replies.queues[rank as usize].is_empty();
-        if waits || self.port.post(link, span, told.immediate().encode()) == Posted::Full {
-            self.replies.keep_at(0, rank, told);
+        if waits || self.port.post(link, span, line.encode()) == Posted::Full {
+            let Immediate { chunk, round_bits, content } = line;
+            let told = Answer { chunk, span, round: Round(round_bits.into()), content };
+            self.replies.keep_at(0, rank, told); // in front of the round's answers
         }
     }
 
@@ -500,7 +537,6 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
     #[inline]
     fn answer(&mut self, place: usize, rank: u32, round: Round) {
         let Some(link) = self.replies.links[rank as usize] else { return };
-        self.tell(link, rank, round);
         let (span, content) = self.shard.answer(self.kernels, place, rank, round);
         self.post_answer(link, place, rank, Answer { chunk: self.shard.chunk(place), span, round, content });
     }
@@ -508,7 +544,6 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
     /// As [`answer`](Self::answer), of an answer that is lost.
     fn answer_again(&mut self, place: usize, rank: u32, round: Round) {
         let Some(link) = self.replies.links[rank as usize] else { return };
-        self.tell(link, rank, round);
         let (span, content) = self.shard.answer_again(self.kernels, place, rank, round);
         self.post_answer(link, place, rank, Answer { chunk: self.shard.chunk(place), span, round, content });
     }

@@ -19,7 +19,7 @@ use crate::job::{JobTerms, OnLoss};
 use crate::kernels::{Kernels, Numbers};
 use crate::layout::{ChunkId, Content, Immediate, KeyId, Layout, Round};
 use crate::snapshot::{Capture, Occasion, Restored, SnapshotPart, Taken};
-use crate::weights::{Bare, Discarded, Gather, Mode, Read, Staged, To};
+use crate::weights::{Bare, Discarded, Gather, Mode, Read, Refused, Staged, To};
 use crate::wire::Wire;
 use crate::wire::frame::FrameError;
 
@@ -199,6 +199,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     /// with the pushes that are in.
     pub fn last_state(&mut self, kernels: &Kernels, before: Round) -> Result<SnapshotPart, String> {
         P::take_back(self);
+        self.stages.gather.hear();
         if !(0..self.keys.len()).all(|place| P::end_rounds(self, kernels, place, before)) {
             return Err("its weights are at the hubs above".to_owned());
         }
@@ -273,7 +274,24 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         own: Option<Spans>,
         discarded: &mut Discarded,
     ) -> Result<(), SpanError> {
-        self.stages.add_worker(rank, gradients, own, discarded)
+        let takes_lines = self.stages.gather.tells();
+        let lines = self.wire.gradient_lines().filter(|_| takes_lines);
+        self.stages.add_worker(rank, gradients, lines, own, discarded)
+    }
+
+    /// Takes the line that a worker has passed on from another hub.
+    ///
+    /// # Errors
+    /// When no worker that keeps to the protocol passes it on.
+    #[cold]
+    pub fn take_line(&mut self, rank: u32, line: Immediate, hub: usize) -> Result<(), Violation> {
+        let round = Round(line.round_bits.into());
+        let refused = |refused: Refused| Violation::Line { hub, round: line.round_bits, why: refused.why() };
+        let is_one = hub < self.wire.hubs().len() && self.wire.has_several_hubs();
+        if !is_one {
+            return Err(refused(Refused::NotOfHub));
+        }
+        self.stages.take_line(rank, line, self.wire.gradient_line(hub, round)).map_err(refused)
     }
 
     /// Adds the window that a hub above writes for the link of this number. Checks every span once, and touches it.
@@ -316,6 +334,9 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     /// them again. It still takes part.
     pub fn unlink(&mut self, rank: u32, discarded: &mut Discarded) {
         P::take_back(self);
+        if M::Gather::WAITS {
+            self.pace.keep_taken(rank, &|place, round| self.stages.gather.has(place, round));
+        }
         self.pace.forget(rank);
         self.stages.unlink(rank, discarded);
     }
@@ -323,7 +344,10 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     /// Steps no chunk and answers no worker until [`release`](Self::release), so that the front stands still.
     pub fn hold(&mut self) {
         P::take_back(self);
-        self.stages.gather.take_back();
+        if M::Gather::WAITS {
+            self.stages.gather.take_back();
+            self.pace.forget_untaken(&|place, round| self.stages.gather.has(place, round));
+        }
         self.until = Round(0);
     }
 
@@ -345,8 +369,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.pace.end_at(lines);
     }
 
-    /// The rounds in flight; `None` when the core owns no chunk of the job. A round is as good as over once it is
-    /// [found](Gather::open) what its steps wait for.
+    /// The rounds in flight; `None` when the core owns no chunk of the job. A round is as good as over once this
+    /// hub's part of what its steps wait for is [whole](Gather::open).
     pub fn front(&self) -> Option<Front> {
         let rounds = || (0..self.keys.len()).map(|place| self.pace.round(place));
         Some(Front { lowest: rounds().min()?, highest: rounds().max()?.max(self.stages.gather.open()) })

@@ -23,7 +23,7 @@ pub struct ShardSpec {
     pub wire: Wire,
     /// The chunks that this core owns, ascending.
     pub chunks: Vec<ChunkId>,
-    /// The spans of these chunks in the job's weights, in the same order, and the core's [line](Wire::told_span), if it has one: with
+    /// The spans of these chunks in the job's weights, in the same order, and the [lines](Wire::weights_line) that the core tells: with
     /// BSP the window that all workers read, below other hubs the values in the window of sums, otherwise a window that only the
     /// hub sees.
     pub weights: Spans,
@@ -172,10 +172,12 @@ impl ShardSpec {
             specs.iter_mut().for_each(|spec| spec.board = Some(Arc::clone(&board)));
         }
         if terms.waits_for_all() {
-            let parts = specs.iter().filter(|spec| !spec.chunks.is_empty()).count();
-            let whole = Arc::new(WholeGradient::new(terms, parts));
-            let specs = specs.iter_mut().filter(|spec| !spec.chunks.is_empty()).enumerate();
-            specs.for_each(|(part, spec)| spec.whole = Some((Arc::clone(&whole), part)));
+            let mut owners: Vec<_> = specs.iter_mut().filter(|spec| !spec.chunks.is_empty()).collect();
+            let first = owners.iter().position(|spec| wire.hub_of(&spec.chunks).is_some());
+            let whole =
+                Arc::new(WholeGradient::new(terms, owners.len(), first.unwrap_or(0), wire.hubs().len()));
+            let each = owners.iter_mut().enumerate();
+            each.for_each(|(core, spec)| spec.whole = Some((Arc::clone(&whole), core)));
         }
         specs
     }

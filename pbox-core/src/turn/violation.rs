@@ -61,6 +61,15 @@ pub enum Violation {
         /// What is expected, in words.
         why: &'static str,
     },
+    /// A hub's part of the whole gradient that cannot be.
+    Line {
+        /// The hub whose part the immediate named.
+        hub: usize,
+        /// The low bits of the round that the immediate named.
+        round: u8,
+        /// What is wrong, in words.
+        why: &'static str,
+    },
     /// More answers than a round in flight needs.
     RingFull,
     /// A chunk in a round that the worker takes no part in.
@@ -102,6 +111,9 @@ impl fmt::Display for Violation {
             }
             Violation::Content { key, round, content, why } => {
                 write!(f, "pushed {} for key {key:?} in round {}: {why}", content.name(), round.0)
+            }
+            Violation::Line { hub, round, why } => {
+                write!(f, "passed on the part of hub {hub} in a round that ends in {round}, but {why}")
             }
             Violation::RingFull => f.write_str("its ring of answers is full: it pushed without reading them"),
             Violation::NotYet { chunk, round } => {

@@ -50,7 +50,7 @@ pub(crate) use coded::{CodedForAll, CodedForEach};
 pub(crate) use counted::CountedSlots;
 pub use discarded::Discarded;
 pub(crate) use frame_sum::FrameSum;
-pub(crate) use gather::{Gather, GatherNorm, NoGather};
+pub(crate) use gather::{Gather, GatherNorm, NoGather, Refused};
 pub use gauge::{Gauged, GaugedRound};
 pub(crate) use own::RawForEach;
 pub(crate) use private::HubWeights;

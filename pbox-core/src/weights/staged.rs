@@ -9,18 +9,18 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use fabric::{MapError, RecvWindow, Slab, Span, SpanError, Spans};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::bare::Gradients;
 use super::chunks::Chunk;
 use super::counts::StepCounts;
 use super::former::Former;
-use super::gather::{Gather, NoGather};
+use super::gather::{Gather, NoGather, Refused};
 use super::gauge::{Gauge, Gauged};
 use super::{BareSlots, Discarded, Mode, RawForAll, Read, Reply, Stepped, To, Weights};
 use crate::job::JobTerms;
 use crate::kernels::{Ablate, Element, Kernels, Numbers, NumbersByRound, Optimizer, Slots, Step, typed};
-use crate::layout::{ChunkId, Content, KeyId, Layout, Round};
+use crate::layout::{ChunkId, Content, Immediate, KeyId, Layout, Round};
 use crate::snapshot::Restored;
 use crate::whole::Found;
 use crate::wire::frame::FrameError;
@@ -427,15 +427,17 @@ impl<M: Mode> Staged<M> {
     }
 
     /// Adds a worker's gradients and, in modes with own weights windows, the window for its weights. Checks every
-    /// span once. A worker that lost its links has had others.
+    /// span once, also those of the lines that it may pass on. A worker that lost its links has had others.
     pub fn add_worker(
         &mut self,
         rank: u32,
         gradients: Arc<RecvWindow>,
+        lines: impl Iterator<Item = Span>,
         own: Option<Spans>,
         discarded: &mut Discarded,
     ) -> Result<(), SpanError> {
-        self.gradients.add(rank, gradients, self.chunks.iter().map(|chunk| chunk.push))?;
+        let chunks = self.chunks.iter().map(|chunk| chunk.push);
+        self.gradients.add(rank, gradients, chunks.chain(lines))?;
         let former = self.reply.remove_worker(rank);
         self.reply.add_worker(&self.chunks, &self.weights, rank, own);
         if let Some(former) = &former {
@@ -485,6 +487,15 @@ impl<M: Mode> Staged<M> {
             });
         } // else nothing of it is saved
         self.steps.counts.of(place)
+    }
+
+    /// Takes the line that a worker has passed on at this span.
+    pub fn take_line(&mut self, rank: u32, line: Immediate, span: Span) -> Result<(), Refused> {
+        // SAFETY: the worker has posted this line. If it writes all the same, the result is read as words, and all words are
+        // looked at.
+        let bytes = unsafe { self.gradients.push(rank, span) }.bytes();
+        self.gather
+            .take_line(line, <[u64]>::ref_from_bytes(bytes).expect("lines are whole words, on 64 bytes"))
     }
 
     /// As [`Reply::greet`].

@@ -91,13 +91,12 @@ impl ExactSum {
         words
     }
 
-    /// Reads what [`to_words`](Self::to_words) has written. Any words are a sum.
-    pub fn of_words(words: &[u64; Self::WORDS]) -> Self {
+    /// Reads what [`to_words`](Self::to_words) has written; `None` if the last word is a number that no sum of squares has there.
+    pub fn of_words(words: &[u64; Self::WORDS]) -> Option<Self> {
         let (sum, not_finite) = words.split_at(WORDS);
-        ExactSum {
-            words: sum.try_into().expect("the words of the sum"),
-            not_finite: f64::from_bits(not_finite[0]),
-        }
+        let not_finite = f64::from_bits(not_finite[0]);
+        let is_one = not_finite == 0.0 || not_finite == f64::INFINITY || not_finite.is_nan();
+        is_one.then_some(ExactSum { words: sum.try_into().expect("the words of the sum"), not_finite })
     }
 }
 
@@ -142,6 +141,14 @@ mod tests {
     }
 
     #[test]
+    fn words_that_are_no_sum_are_seen() {
+        for lie in [1.0, -0.5, f64::NEG_INFINITY] {
+            let words = ExactSum { not_finite: lie, ..sum(&[4.0]) }.to_words();
+            assert_eq!(ExactSum::of_words(&words), None, "{lie}");
+        }
+    }
+
+    #[test]
     fn what_is_not_finite_stays() {
         let infinite = sum(&[1.0, f64::INFINITY, 4.0]);
         assert_eq!(
@@ -167,7 +174,7 @@ mod tests {
             let squares: Vec<f64> = values.iter().filter_map(finite).collect();
             let (first, second) = squares.split_at(cut.index(squares.len() + 1));
             let mut joined = sum(second);
-            joined.join(&ExactSum::of_words(&sum(first).to_words()));
+            joined.join(&ExactSum::of_words(&sum(first).to_words()).unwrap());
             prop_assert_eq!(joined, sum(&squares));
             prop_assert_eq!(joined.value().to_bits(), oracle::exact_sum(squares.into_iter()).to_bits());
         }

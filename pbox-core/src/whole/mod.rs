@@ -1,15 +1,18 @@
 //! The whole gradient: a number that no core knows by itself, and that the steps of a round wait for.
 //!
 //! ```text
-//!   core 0   means of its chunks   the sum of their squares --+                        +-- scale --> steps
-//!   core 1   means of its chunks   the sum of their squares --+--> the last one adds --+-- scale --> steps
+//!   core 0   means of its chunks   the sum of their squares --+--> one core adds --> the hub's part --> workers --> other hubs
+//!   core 1   means of its chunks   the sum of their squares --+          |                                               |
+//!                                                        scale <-- finds the round <-- parts of the other hubs <-- workers
 //! ```
 //!
-//! The cores of a hub share it. No lock and no allocation: a core writes its part, then counts itself in. The last one adds all
-//! parts and wakes the others. The sums are [exact](ExactSum), so that the bits do not depend on cores or arrival. One round is
+//! The cores of a hub share it. No lock and no allocation: a core writes its sum, then counts itself in. The last one wakes the core of
+//! the hub's first chunk, which tells the hub's part, [finds](WholeGradient::find) the round when it has the parts of all hubs, and wakes
+//! the others. At the only hub of a job the last core finds the round at once. The sums are [exact](ExactSum), so that the bits do not depend on cores, hubs or arrival. One round is
 //! open at a time: no chunk gets pushes of the next one before it has stepped.
 
 mod exact_sum;
+mod parts;
 mod told;
 
 use std::sync::OnceLock;
@@ -20,6 +23,7 @@ use crate::job::JobTerms;
 use crate::kernels::oracle::clip_scale;
 use crate::layout::Round;
 pub use exact_sum::ExactSum;
+pub use parts::{Part, Parts};
 pub use told::Told;
 
 /// The whole gradient of one round after the other, of one job at one hub.
@@ -29,16 +33,16 @@ pub struct WholeGradient {
     most: Option<f32>,
     /// Whether a round with values that are not finite is skipped.
     skips: bool,
-    /// A part for each core that owns chunks.
-    parts: Vec<Part>,
-    /// A round, and how many parts are in of it: all, if it is found.
+    /// A place for each core that owns chunks.
+    cores: Vec<OfCore>,
+    /// The number of the core that tells the hub's part.
+    first: usize,
+    /// Whether this hub's part is the whole gradient.
+    is_alone: bool,
+    /// A round, and how many sums are in of it: all, if the hub's part is whole.
     given: AtomicU64,
     /// The last round that is found, and its scale.
     found: AtomicU64,
-    /// The sum of that round.
-    sum: [AtomicU64; ExactSum::WORDS],
-    /// The rounds that were skipped.
-    skipped: AtomicU64,
 }
 
 /// The work of a round's steps.
@@ -56,7 +60,7 @@ const SKIP: u32 = u32::MAX;
 /// The place of one core.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Part {
+struct OfCore {
     /// The core, once it is there.
     waker: OnceLock<Waker>,
     /// The squares of its chunks.
@@ -68,80 +72,80 @@ fn pack(round: Round, low: u32) -> u64 {
     u64::from(round.0) << 32 | u64::from(low)
 }
 
-fn write(words: &[AtomicU64; ExactSum::WORDS], sum: &ExactSum) {
-    words.iter().zip(sum.to_words()).for_each(|(place, word)| place.store(word, Ordering::Relaxed));
-}
-
-fn read(words: &[AtomicU64; ExactSum::WORDS]) -> ExactSum {
-    ExactSum::of_words(&words.each_ref().map(|word| word.load(Ordering::Relaxed)))
-}
-
 fn unpack(word: u64) -> (Round, u32) {
     (Round((word >> 32) as u32), word as u32)
 }
 
 impl WholeGradient {
-    /// Makes the place where `parts` cores meet, those of a job that own chunks.
-    pub fn new(terms: &JobTerms, parts: usize) -> Self {
+    /// Makes the place where the cores of a job meet that own chunks. The core of the number `first` tells the hub's part. `hubs` is the
+    /// number of hubs that have a part.
+    pub fn new(terms: &JobTerms, cores: usize, first: usize, hubs: usize) -> Self {
         WholeGradient {
             most: terms.clip_norm,
             skips: terms.skip_nonfinite,
-            parts: (0..parts).map(|_| Part::default()).collect(),
+            cores: (0..cores).map(|_| OfCore::default()).collect(),
+            first,
+            is_alone: hubs == 1,
             given: AtomicU64::new(pack(Round(0), 0)),
             found: AtomicU64::new(pack(Round(u32::MAX), 0)),
-            sum: Default::default(),
-            skipped: AtomicU64::new(0),
         }
     }
 
-    /// Notes what wakes the core of a part.
-    pub fn wake(&self, part: usize, waker: Waker) {
-        _ = self.parts[part].waker.set(waker);
+    /// Notes what wakes a core.
+    pub fn wake(&self, core: usize, waker: Waker) {
+        _ = self.cores[core].waker.set(waker);
     }
 
-    /// Takes the squares of one core's chunks in a round. Called once a round for each part.
+    /// Takes the squares of one core's chunks in a round. Called once a round for each core.
     #[cold]
     #[inline(never)] // a locked instruction, which the path of a chunk does not have
-    pub fn give(&self, round: Round, part: usize, sum: &ExactSum) {
-        write(&self.parts[part].sum, sum);
-        let parts = self.parts.len() as u32;
+    pub fn give(&self, round: Round, core: usize, sum: &ExactSum) {
+        let words = self.cores[core].sum.iter().zip(sum.to_words());
+        words.for_each(|(place, word)| place.store(word, Ordering::Relaxed));
         let more = |word| match unpack(word) {
             (open, given) if open == round => Some(pack(round, given + 1)),
             _ => Some(pack(round, 1)),
         };
-        // Release the part; acquire those of the other cores.
+        // Releases the sum.
         let before = self.given.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
         let given = match before.map(unpack) {
             Ok((open, given)) if open == round => given + 1,
             _ => 1,
         };
-        if given == parts {
-            self.find(round);
-            self.parts.iter().filter_map(|part| part.waker.get()).for_each(Waker::wake_by_ref);
+        if given as usize == self.cores.len() {
+            match self.part(round).filter(|_| self.is_alone) {
+                Some(sum) => self.find(round, &sum),
+                None => _ = self.cores[self.first].waker.get().inspect(|waker| waker.wake_by_ref()),
+            }
         }
     }
 
-    /// Adds all parts of a round. No core gives a part of the next round before it has seen this one.
-    fn find(&self, round: Round) {
-        let sum = self.parts.iter().fold(ExactSum::default(), |mut sum, part| {
-            sum.join(&read(&part.sum));
-            sum
-        });
-        write(&self.sum, &sum);
-        let scale = if self.skips && !sum.is_finite() {
-            self.skipped.fetch_add(1, Ordering::Relaxed);
-            SKIP
-        } else {
-            self.most.map_or(1.0, |most| clip_scale(sum.norm(), most)).to_bits()
+    /// Returns the hub's part of a round, once it is whole. No core gives a sum of the next round before it has seen this one found.
+    pub fn part(&self, round: Round) -> Option<ExactSum> {
+        let words = |core: &OfCore| core.sum.each_ref().map(|word| word.load(Ordering::Relaxed));
+        let sum = |sum: Option<ExactSum>, core| {
+            let mut sum = sum?;
+            sum.join(&ExactSum::of_words(&words(core))?);
+            Some(sum)
         };
-        self.found.store(pack(round, scale), Ordering::Release);
+        self.is_whole(round).then(|| self.cores.iter().fold(Some(ExactSum::default()), sum)).flatten()
     }
 
-    /// Takes one core's part of a round back. Returns false where the round is found, or will be in a moment.
+    /// Finds a round, whose squares have this sum at all hubs, and wakes the cores.
+    pub fn find(&self, round: Round, sum: &ExactSum) {
+        let scale = match self.skips && !sum.is_finite() {
+            true => SKIP,
+            false => self.most.map_or(1.0, |most| clip_scale(sum.norm(), most)).to_bits(),
+        };
+        self.found.store(pack(round, scale), Ordering::Release);
+        self.cores.iter().filter_map(|core| core.waker.get()).for_each(Waker::wake_by_ref);
+    }
+
+    /// Takes one core's sum of a round back. Returns false where the hub's part is whole: it is posted, or will be in a moment.
     pub fn take_back(&self, round: Round) -> bool {
-        let parts = self.parts.len() as u32;
+        let cores = self.cores.len() as u32;
         let fewer = |word| match unpack(word) {
-            (open, given) if open == round && given < parts => Some(pack(round, given - 1)),
+            (open, given) if open == round && given < cores => Some(pack(round, given - 1)),
             _ => None,
         };
         self.given.fetch_update(Ordering::AcqRel, Ordering::Acquire, fewer).is_ok()
@@ -155,15 +159,9 @@ impl WholeGradient {
         (found == round).then(|| if is_skip { Found::Skip } else { Found::Scale(f32::from_bits(scale)) })
     }
 
-    /// Returns what workers are told of the last round that is found.
-    pub fn told(&self) -> Told {
-        let (round, _) = unpack(self.found.load(Ordering::Acquire));
-        Told { round, skipped: self.skipped.load(Ordering::Relaxed), sum: read(&self.sum) }
-    }
-
-    /// Whether all parts of a round are in.
+    /// Whether the hub's part of a round is whole.
     pub fn is_whole(&self, round: Round) -> bool {
-        unpack(self.given.load(Ordering::Acquire)) == (round, self.parts.len() as u32)
+        unpack(self.given.load(Ordering::Acquire)) == (round, self.cores.len() as u32)
     }
 }
 
@@ -173,33 +171,39 @@ mod tests {
     use crate::kernels::Optimizer;
 
     #[test]
-    fn a_round_is_found_with_its_last_part() {
+    fn a_part_is_whole_with_the_last_core_and_is_not_taken_back() {
         let terms = JobTerms::new(1, Vec::new(), Optimizer::Average);
-        let whole = WholeGradient::new(&JobTerms { clip_norm: Some(1.0), skip_nonfinite: true, ..terms }, 3);
-        let give = |round, part, square| {
+        let terms = JobTerms { clip_norm: Some(1.0), skip_nonfinite: true, ..terms };
+        let whole = WholeGradient::new(&terms, 3, 0, 2);
+        let give = |round, core, square| {
             let mut sum = ExactSum::default();
             sum.add(square);
-            whole.give(Round(round), part, &sum);
+            whole.give(Round(round), core, &sum);
         };
         give(1, 2, 1.0);
         give(1, 0, 4.0);
         assert!(whole.take_back(Round(1)));
         give(1, 0, 12.0);
-        assert_eq!((whole.found(Round(1)), whole.is_whole(Round(1))), (None, false));
+        assert_eq!((whole.part(Round(1)), whole.is_whole(Round(1))), (None, false));
         give(1, 1, 3.0);
+        let part = whole.part(Round(1)).unwrap();
+        assert_eq!((part.value(), whole.found(Round(1))), (16.0, None), "other hubs may have parts");
+        assert!(!whole.take_back(Round(1)), "it is told");
+        whole.find(Round(1), &part);
         assert_eq!(whole.found(Round(1)), Some(Found::Scale(clip_scale(4.0, 1.0))));
-        assert!(!whole.take_back(Round(1)), "it is found");
         give(7, 2, 1.0);
         assert!(!whole.is_whole(Round(7)) && whole.found(Round(7)).is_none(), "rounds may be left out");
         assert!(whole.take_back(Round(7)));
         for (part, square) in [(0, 1.0), (1, f64::INFINITY), (2, 1.0)] {
             give(8, part, square);
         }
-        let told = whole.told();
+        let part = whole.part(Round(8)).unwrap();
+        whole.find(Round(8), &part);
         assert_eq!(whole.found(Round(8)), Some(Found::Skip));
-        assert_eq!((told.round, told.skipped, told.sum.norm()), (Round(8), 1, f32::INFINITY));
+        let told = Told { round: Round(8), skipped: 1, sum: part };
         let mut line = [0; Told::WORDS];
         told.write(&mut line);
-        assert_eq!(Told::read(&line), told);
+        assert_eq!(Told::read(&line), Some(told));
+        assert_eq!(told.whole(part, true).skipped, 2);
     }
 }

@@ -1,4 +1,5 @@
-//! The line of a weights window in which a hub tells its workers what it found of a round, before the round's answers.
+//! The line in which a hub tells its workers its part of the whole gradient, before the round's answers, and by which they pass the part
+//! on to other hubs.
 //!
 //! ```text
 //!   [ round ][ skipped ][ the sum of squares, 11 words ][ 3 words without use ]
@@ -7,14 +8,14 @@
 use super::ExactSum;
 use crate::layout::Round;
 
-/// The findings of a round.
+/// A part of the whole gradient, or all of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Told {
     /// The round.
     pub round: Round,
-    /// The rounds that the hub has skipped since it has the job, with this one.
+    /// The rounds that the hub has skipped since it has the job: of a part before this round, of the whole with this one.
     pub skipped: u64,
-    /// The squares of the mean gradients of all keys of the hub.
+    /// The squares of the mean gradients: of the hub's chunks, or of all keys.
     pub sum: ExactSum,
 }
 
@@ -30,9 +31,15 @@ impl Told {
         line[2..][..ExactSum::WORDS].copy_from_slice(&self.sum.to_words());
     }
 
-    /// Reads a line. Any words are one.
-    pub fn read(line: &[u64]) -> Self {
+    /// Reads a line; `None` if its words are no sum, or no round.
+    pub fn read(line: &[u64]) -> Option<Self> {
         let sum = line[2..][..ExactSum::WORDS].try_into().expect("the words of a sum");
-        Told { round: Round(line[0] as u32), skipped: line[1], sum: ExactSum::of_words(sum) }
+        let round = Round(u32::try_from(line[0]).ok()?);
+        Some(Told { round, skipped: line[1], sum: ExactSum::of_words(sum)? })
+    }
+
+    /// The whole, whose parts have this sum and of which this is one.
+    pub fn whole(self, sum: ExactSum, skips: bool) -> Self {
+        Told { skipped: self.skipped + u64::from(skips && !sum.is_finite()), sum, ..self }
     }
 }

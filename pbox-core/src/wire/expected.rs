@@ -7,7 +7,7 @@
 //! | a raw frame of a compressed job | the same |
 //! | a coded frame | at most its room, at its place |
 //! | nothing, of a gradient or its answer | asked for: a pull repeats the immediate of a notice; or sent ahead for the same round |
-//! | what a hub found of a round | all of the line of the core's first chunk |
+//! | a hub's part of the whole gradient | all of that hub's line; only its own part comes from a hub, and to a hub only others' |
 //! | nothing, without a gradient | all; of a hub below, the count of its workers |
 //!
 //! The weights that a hub below others broadcasts count only from the first machine. Another one sends no values.
@@ -120,15 +120,15 @@ impl Expected {
     /// Whether so many bytes may come with this immediate: to this offset, if that is known.
     fn takes(&mut self, offset: Option<usize>, bytes: usize, imm: Imm) -> Result<(), String> {
         let immediate = Immediate::decode(imm);
+        if let Some(hub) = immediate.hub() {
+            return self.takes_line(hub, immediate, offset, bytes);
+        }
         let (chunk, chunks) = (immediate.chunk, self.wire.layout().chunks().len());
         if chunk.index() >= chunks && self.wire.group(chunk).is_none() {
             return Err(format!("a frame for chunk {}, where the job has {chunks} chunks", chunk.0));
         }
         if !self.is_of_core(chunk) {
             return Err(format!("a frame for chunk {}, which another core has", chunk.0));
-        }
-        if self.is_told(immediate, offset, bytes) {
-            return Ok(());
         }
         if bytes == 0 && self.takes_empty(immediate) {
             self.note_bytes(immediate);
@@ -145,11 +145,28 @@ impl Expected {
         placed.inspect(|()| self.note_bytes(immediate))
     }
 
-    /// Whether these may be what the hub found of a round. Round bits do not show that, so only jobs without bytes ahead have it.
-    fn is_told(&self, immediate: Immediate, offset: Option<usize>, bytes: usize) -> bool {
-        let is_down = matches!(self.end, End::Member { .. }) && immediate.content == Content::Ahead;
-        let line = is_down.then(|| self.wire.told_span(immediate.chunk)).flatten();
-        line.is_some_and(|line| bytes == line.bytes && offset.is_none_or(|offset| offset == line.offset))
+    /// Checks a hub's part of the whole gradient. The core of the hub's first chunk posts it to members, and they pass it on to the other
+    /// hubs.
+    fn takes_line(
+        &self,
+        hub: usize,
+        immediate: Immediate,
+        offset: Option<usize>,
+        bytes: usize,
+    ) -> Result<(), String> {
+        let Some(&first) = self.wire.hubs().get(hub) else {
+            return Err(format!("a line of hub {hub}, where {} hubs have lines", self.wire.hubs().len()));
+        };
+        let round = Round(immediate.round_bits.into());
+        let (line, is_allowed) = match self.end {
+            End::Hub { .. } => (self.wire.gradient_line(hub, round), !self.is_of_core(first)),
+            End::Member { .. } => (self.wire.weights_line(hub, round), self.is_of_core(first)),
+        };
+        let is_line = bytes == line.bytes && offset.is_none_or(|offset| offset == line.offset);
+        match is_line && is_allowed && immediate.content == Content::Gradient {
+            true => Ok(()),
+            false => Err(format!("a line of hub {hub} over a link that has none, or at another place")),
+        }
     }
 
     /// Whether these are a chunk's bytes of a content, else what was expected.
@@ -235,6 +252,7 @@ mod tests {
     use crate::job::{JobTerms, LevelTerms, Members};
     use crate::kernels::Optimizer;
     use crate::layout::{Key, Layout};
+    use crate::place::Share;
 
     const SGD: Optimizer = Optimizer::Sgd { learning_rate: 0.1, weight_decay: 0.0 };
 
@@ -261,22 +279,31 @@ mod tests {
     }
 
     #[test]
-    fn what_a_core_found_comes_in_its_line_and_from_a_hub_alone() {
+    fn a_part_comes_in_its_line_from_its_hub_and_to_the_others() {
         let layout = Arc::new(Layout::new(vec![Key::f32("a", [35]), Key::f32("b", [2])], 64).unwrap());
-        let terms = JobTerms { clip_norm: Some(1.0), ..JobTerms::new(2, Vec::new(), SGD) };
-        let wire = Wire::new(layout, &terms);
-        let (line, imm) = (span(256 + 2 * 128, 128), Immediate::found(ChunkId(2), Round(7)).encode());
-        assert_eq!(wire.weights_spans(&[ChunkId(2)]), [span(128, 12), line]);
-        let mut hub = Expected::of_hub(&wire, Schedule::Sliced);
-        assert_eq!(hub.check(line, imm), Ok(()));
+        let terms = JobTerms { clip_norm: Some(1.0), hubs: 2, ..JobTerms::new(2, Vec::new(), SGD) };
+        let wire = Wire::new(Arc::clone(&layout), &terms);
+        let shares = [0, 1].map(|hub| {
+            Placement::of_share(&layout, Schedule::Sliced, Share { hubs: 2, hub, ..Share::WHOLE }, 1)
+        });
+        let placement = Arc::new(Placement::over_hubs(&shares));
+        let imm = |hub, round| Immediate::line(hub, Round(round)).encode();
+        let line = span(256 + (4 + 7 % 4) * 128, 128);
+        assert!(wire.weights_spans(&shares[1].chunks_by_core()[0]).ends_with(&[line]));
+        assert_eq!(wire.gradient_window_bytes(), 256 + 8 * 128);
+        let from_hub = |core| Expected::of_hub(&wire, Schedule::Sliced).on_core(&placement, core);
+        let to_hub = |core| Expected::of_member(&wire, 0).on_core(&placement, core);
+        assert_eq!(from_hub(1).check(line, imm(1, 7)), Ok(()));
+        assert_eq!(to_hub(0).check(line, imm(1, 7)), Ok(()));
+        assert!(from_hub(0).check(line, imm(1, 7)).unwrap_err().contains("a line of hub 1 over a link"));
+        assert!(to_hub(1).check(line, imm(1, 7)).is_err(), "its own");
         for other in [span(256, 128), span(line.offset, 64), span(line.offset, 0)] {
-            assert!(hub.check(other, imm).is_err(), "{other:?}");
+            assert!(from_hub(1).check(other, imm(1, 7)).is_err(), "{other:?}");
         }
-        let beyond = Immediate::found(ChunkId(4), Round(7)).encode();
-        assert!(hub.check(span(256 + 4 * 128, 128), beyond).is_err());
-        assert!(Expected::of_member(&wire, 0).check(line, imm).is_err());
-        let plain = Wire::plain(Arc::clone(wire.layout()));
-        assert!(Expected::of_hub(&plain, Schedule::Sliced).check(line, imm).is_err());
+        let beyond = from_hub(1).check(span(256 + 8 * 128, 128), imm(2, 0)).unwrap_err();
+        assert_eq!(beyond, "a line of hub 2, where 2 hubs have lines");
+        let plain = Wire::plain(layout);
+        assert!(Expected::of_hub(&plain, Schedule::Sliced).check(line, imm(1, 7)).is_err());
     }
 
     #[test]

@@ -11,6 +11,13 @@
 //! There are two frames because all workers of a machine read the same window. A worker that joins a running job gets
 //! a raw frame while others may still read the coded frame.
 //!
+//! Where steps wait for the whole gradient, [lines](Wire::weights_line) follow the chunks: of each hub [`LINES`], for one round after the
+//! other. Gradient windows of a job with several hubs have them, too:
+//!
+//! ```text
+//!   chunks   hub 0: [line][line][line][line]   hub 1: [line][line][line][line]     a line has 128 bytes
+//! ```
+//!
 //! Where the members of a level are hubs, each chunk of a gradient window is a sum, with its [count](counted) behind it:
 //!
 //! ```text
@@ -37,12 +44,17 @@ use crate::codec::{Codec, Draw};
 use crate::job::{Compression, InvalidTerms, JobTerms, Members};
 use crate::kernels::{Element, Optimizer, typed};
 use crate::layout::{ChunkId, Content, Dtype, Immediate, Key, KeyId, Layout, Round};
+use crate::place::{Share, first_chunks};
 use crate::slim;
 use crate::whole::Told;
 use frame::{FrameError, HEADER_BYTES, Kind};
 
 /// Frames start on a cache line, as keys do.
 const FRAME_ALIGN: usize = 64;
+
+/// The lines of a hub in a window. A line is written again when the round three behind it has begun: by then all members that take
+/// part have read it.
+const LINES: usize = 4;
 
 /// The number that stands for the hub when it draws randomness for its answers. No worker has it.
 const HUB: u32 = u32::MAX;
@@ -56,8 +68,10 @@ pub struct Wire {
     has_own_weights: bool,
     has_groups: bool,
     broadcasts: bool,
-    /// Whether cores tell what they found of a round.
-    tells: bool,
+    /// The first chunk of each hub that owns chunks; nothing if steps wait for the pushes of their chunk alone.
+    hubs: Arc<[ChunkId]>,
+    /// Whether rounds that are not finite are skipped.
+    skips: bool,
 }
 
 /// The frames of a compressed job.
@@ -106,7 +120,8 @@ impl Wire {
             has_own_weights: false,
             has_groups: true,
             broadcasts: true,
-            tells: false,
+            hubs: Arc::new([]),
+            skips: false,
         }
     }
 
@@ -114,6 +129,8 @@ impl Wire {
     pub fn new(layout: Arc<Layout>, terms: &JobTerms) -> Self {
         let framing = |compression| Arc::new(Framing::new(&layout, terms, compression));
         let framing = terms.level.compression.map(framing);
+        let share = Share::of_hub(terms, 0);
+        let hubs = terms.waits_for_all().then(|| first_chunks(&layout, terms.level.schedule, share));
         Wire {
             layout,
             framing,
@@ -121,7 +138,8 @@ impl Wire {
             has_own_weights: terms.has_own_weights(),
             has_groups: terms.level.posts_groups(),
             broadcasts: terms.optimizer.keeps_weights(),
-            tells: terms.waits_for_all(),
+            hubs: hubs.unwrap_or_default().into(),
+            skips: terms.skip_nonfinite,
         }
     }
 
@@ -162,8 +180,7 @@ impl Wire {
 
     /// Size of a weights window.
     pub fn weights_window_bytes(&self) -> usize {
-        let lines = if self.tells { self.layout.chunks().len() * Told::BYTES } else { 0 };
-        self.chunks_bytes() + lines
+        line(self.chunks_bytes(), self.hubs.len(), Round(0)).offset
     }
 
     /// Size of the part of a window that has the chunks.
@@ -171,22 +188,61 @@ impl Wire {
         self.framing.as_ref().map_or(self.layout.window_bytes(), |framing| framing.window_bytes)
     }
 
-    /// The line in a weights window in which the core whose first chunk this is tells what it found, if the job has such lines.
-    pub fn told_span(&self, first: ChunkId) -> Option<Span> {
-        let offset = self.chunks_bytes() + first.index() * Told::BYTES;
-        (self.tells && first.index() < self.layout.chunks().len())
-            .then_some(Span { offset, bytes: Told::BYTES })
+    /// The first chunk of each hub that owns chunks, if steps wait for the whole gradient. Its core tells the hub's part.
+    pub fn hubs(&self) -> &Arc<[ChunkId]> {
+        &self.hubs
     }
 
-    /// The spans of a core's chunks in a weights window, and of its [line](Self::told_span) behind them.
+    /// Whether rounds that are not finite are skipped.
+    pub fn skips(&self) -> bool {
+        self.skips
+    }
+
+    /// The line in a weights window in which a hub tells its part of the whole gradient in a round.
+    pub fn weights_line(&self, hub: usize, round: Round) -> Span {
+        line(self.chunks_bytes(), hub, round)
+    }
+
+    /// The line in a gradient window by which a member passes another hub's part on.
+    pub fn gradient_line(&self, hub: usize, round: Round) -> Span {
+        line(self.gradients_bytes(), hub, round)
+    }
+
+    /// All [lines](Self::gradient_line) of a gradient window, hub by hub, by round; none if the job has one hub.
+    pub fn gradient_lines(&self) -> impl Iterator<Item = Span> {
+        let hubs = if self.has_several_hubs() { self.hubs.len() } else { 0 };
+        let of_hub = move |hub| (0..LINES as u32).map(move |round| self.gradient_line(hub, Round(round)));
+        (0..hubs).flat_map(of_hub)
+    }
+
+    /// The spans of a core's chunks in a gradient window, and behind them of the lines that it takes.
+    pub fn gradient_spans(&self, chunks: &[ChunkId]) -> Vec<Span> {
+        let lines = self.hub_of(chunks).into_iter().flat_map(|_| self.gradient_lines());
+        chunks.iter().map(|&chunk| self.gradient_span(chunk)).chain(lines).collect()
+    }
+
+    /// Whether members pass parts of the whole gradient from hub to hub.
+    pub fn has_several_hubs(&self) -> bool {
+        self.hubs.len() > 1
+    }
+
+    /// The hub whose first chunk is the first of these, if one's is.
+    pub fn hub_of(&self, chunks: &[ChunkId]) -> Option<usize> {
+        let first = chunks.first()?;
+        self.hubs.iter().position(|of_hub| of_hub == first)
+    }
+
+    /// The spans of a core's chunks in a weights window, and behind them of the [lines](Self::weights_line) that it tells.
     pub fn weights_spans(&self, chunks: &[ChunkId]) -> Vec<Span> {
-        let line = chunks.first().and_then(|&first| self.told_span(first));
-        chunks.iter().map(|&chunk| self.weights_span(chunk)).chain(line).collect()
+        let line = |hub| (0..LINES as u32).map(move |round| self.weights_line(hub, Round(round)));
+        let lines = self.hub_of(chunks).into_iter().flat_map(line);
+        chunks.iter().map(|&chunk| self.weights_span(chunk)).chain(lines).collect()
     }
 
-    /// Returns the number of posts that the link of a core with this number of chunks must hold.
+    /// Returns the number of posts that the link of a core with this number of chunks must hold. Three lines may wait beside the answers:
+    /// two that a member gets when it begins, and the one of its first round.
     pub fn posts(&self, chunks: usize) -> u32 {
-        chunks.max(1) as u32 + u32::from(self.tells)
+        chunks.max(1) as u32 + if self.hubs.is_empty() { 0 } else { 3 }
     }
 
     /// Whether each chunk of a gradient window has a line behind it that counts gradients. Frames count them in their
@@ -197,6 +253,11 @@ impl Wire {
 
     /// Size of a gradient window.
     pub fn gradient_window_bytes(&self) -> usize {
+        self.gradient_lines().last().and_then(Span::end).unwrap_or(self.gradients_bytes())
+    }
+
+    /// Size of the part of a gradient window that has the chunks.
+    fn gradients_bytes(&self) -> usize {
         match self.has_counts() {
             false => self.chunks_bytes(),
             true => counted::window_bytes(&self.layout),
@@ -246,6 +307,12 @@ impl Wire {
         };
         parameters * of_an_element as u64 + beside
     }
+}
+
+/// A hub's line for a round, in a window whose chunks end here.
+fn line(chunks_end: usize, hub: usize, round: Round) -> Span {
+    let number = hub * LINES + round.0 as usize % LINES;
+    Span { offset: chunks_end + number * Told::BYTES, bytes: Told::BYTES }
 }
 
 impl Framing {

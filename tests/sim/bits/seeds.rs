@@ -73,7 +73,7 @@ impl Cluster {
         (terms.worker_credit, terms.job.level.credit) = (credit(), credit().map(Credit::Bytes));
         terms.job.hubs = dice.from(1..=3) as u32;
         terms.shards = dice.from(1..=2) as usize;
-        let is_plain = terms.job.hubs == 1 && terms.job.level.compression.is_none();
+        let is_plain = terms.job.level.compression.is_none();
         terms.job.clip_norm = (is_plain && dice.below(2) == 0).then(|| dice.from(1..=40) as f32 * 50.0);
         terms.job.skip_nonfinite = is_plain && dice.below(2) == 0;
         faults.reorder &= !terms.job.waits_for_all(); // what a core tells comes before its answers
@@ -164,19 +164,29 @@ impl Cluster {
                 }
             }
         }
-        let told = worker.told().iter().flatten();
-        for told in told.clone() {
-            let norm = self.norms[told.round.0 as usize].expect("a round of gradients");
-            assert_eq!(told.sum.norm().to_bits(), norm.to_bits(), "rank {rank} is told of {:?}", told.round);
+        let found = worker.found();
+        if let Some(found) = found {
+            let norm = self.norms[found.round.0 as usize].expect("a round of gradients");
+            assert_eq!(
+                found.sum.norm().to_bits(),
+                norm.to_bits(),
+                "rank {rank} is told of {:?}",
+                found.round
+            );
+            if self.terms.job.on_loss != OnLoss::Continue {
+                let skips = |norm: &&Option<f32>| self.terms.job.skip_nonfinite && !is_finite(**norm);
+                let skipped = self.norms[..=found.round.0 as usize].iter().filter(skips).count();
+                assert_eq!(found.skipped, skipped as u64, "rank {rank}, {:?}", found.round);
+            }
         }
         if self.terms.is_orderly
             && self.terms.job.on_loss != OnLoss::Continue
-            && worker.is_ready(KeyId(0))
+            && worker.first_under_way().is_none()
             && let Some(last) = worker.round(KeyId(0)).0.checked_sub(1)
             && self.norms[last as usize].is_some()
         {
-            let rounds = told.map(|told| told.round.0).max();
-            assert_eq!(rounds, Some(last), "rank {rank} has the weights of round {last} and not its norm");
+            let round = found.map(|found| found.round.0);
+            assert_eq!(round, Some(last), "rank {rank} has the weights of round {last} and not its norm");
         }
         if worker.first_under_way().is_some() || worker.round(KeyId(0)).0 > self.rounds {
             return Ok(());

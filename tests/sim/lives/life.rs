@@ -416,6 +416,10 @@ fn draw_level(terms: &mut Terms, dice: &mut Dice) {
         _ => Consistency::Bsp,
     };
     level.compression = (dice.below(4) == 0).then_some(Compression::Codec(Codec::F16));
+    // No norm comes to it. Of several hubs the last state may lack a round that another has found.
+    let may_wait =
+        level.consistency == Consistency::Bsp && level.compression.is_none() && terms.job.hubs == 1;
+    terms.job.clip_norm = (may_wait && dice.below(2) == 0).then_some(1e30);
     level.slice_bytes = Some(dice.from(0..=512) as usize);
     let mut credit = || (dice.below(3) == 0).then(|| dice.from(1..=600) as usize);
     (terms.worker_credit, level.credit) = (credit(), credit().map(Credit::Bytes).or(Some(Credit::None)));
@@ -426,7 +430,12 @@ fn draw_level(terms: &mut Terms, dice: &mut Dice) {
 pub fn simulated(dice: &mut Dice, layout: &Arc<Layout>, terms: &Terms) -> Simulated {
     let net = Net::new(
         dice.below(u64::MAX),
-        Faults { delay: 0..dice.from(1..=20), reorder: dice.below(2) == 0, ..Faults::NONE },
+        // A line of the norm has to come before the answers of its round.
+        Faults {
+            delay: 0..dice.from(1..=20),
+            reorder: dice.below(2) == 0 && !terms.job.waits_for_all(),
+            ..Faults::NONE
+        },
     );
     let mut job = Simulated::new(net, layout, terms.clone()).unwrap();
     job.hubs.hubs.iter_mut().for_each(|hub| hub.forgets = true);

@@ -152,7 +152,9 @@ impl Simulated {
         let spans = |chunks: &Vec<ChunkId>| wire.weights_spans(chunks);
         let (weights, claims) =
             SendWindow::new(wire.weights_window_bytes())?.split(shards.iter().map(spans).collect())?;
-        let mut specs = ShardSpec::of_cores(&job, &wire, shards.into_iter().zip(claims)).into_iter();
+        let (mut owned, of_hub) = (shards.into_iter().zip(claims), cores * terms.shards);
+        let specs = |_| ShardSpec::of_cores(&job, &wire, owned.by_ref().take(of_hub));
+        let mut specs = (0..job.hubs).flat_map(specs).collect::<Vec<_>>().into_iter();
         let mut hub = Vec::new();
         for _ in 0..placement.cores() {
             let mut core = Core::new(net.port(), Kernels::detect());
@@ -242,8 +244,7 @@ impl Simulated {
         let capacities = self.placement.capacities().into_iter().enumerate().zip(own);
         for ((place, capacity), own) in capacities {
             let hub = sim::Windows { send: Arc::clone(&weights), recv: Arc::clone(&at_hub) };
-            // Each shard of a core tells what is found.
-            let posts = self.wire.posts(capacity as usize) + self.terms.shards as u32 - 1;
+            let posts = self.wire.posts(capacity as usize);
             let (mut to_hub, mut to_worker) = self.net.link(windows.clone(), hub, posts);
             if self.terms.is_orderly {
                 let of_hub = Expected::of_hub(&self.wire, self.terms.job.level.schedule);

@@ -174,7 +174,9 @@ impl<P: Port> Exchange<P> {
                 let core = self.slices.slice(number).core;
                 for &chunk in chunks {
                     self.ahead.chunks[chunk.index()] = Left::Pushed;
-                    self.outboxes[core].urgent.push_back(Urgent::Control(Immediate::new(chunk, round)));
+                    self.outboxes[core]
+                        .urgent
+                        .push_back(Urgent::Post(NO_BYTES, Immediate::new(chunk, round)));
                 }
             } else if self.ahead.chunks[chunks[0].index()] != Left::Queued {
                 self.queue(number);

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fabric::{Arrival, CloseReason, LinkId, Port, RecvWindow, Until};
-use pbox_core::{ChunkId, Content, Immediate, KeyId, Layout, Round, Slice, Slices, Told};
+use pbox_core::{ChunkId, Content, Immediate, KeyId, Layout, Part, Parts, Round, Slice, Slices, Told};
 
 use super::ahead::{Ahead, post_other};
 use super::error::ExchangeError;
@@ -113,8 +113,10 @@ pub struct Exchange<P: Port> {
     /// Bytes that went over links that are no more.
     pub(super) sent_before: u64,
     pub(super) received: u64,
-    /// The last line of each core, by core.
-    pub(super) told: Vec<Option<Told>>,
+    /// The parts of the whole gradient that hubs have told.
+    parts: Parts,
+    /// The last round of which all parts are there.
+    found: Option<Told>,
     /// The place of each key in the order in which keys are needed, if that is another than the layout's.
     pub(super) needed: Vec<u32>,
     /// Keys that have got their last answer since somebody took them; `None` if nobody does.
@@ -136,6 +138,7 @@ impl<P: Port> Exchange<P> {
     ) -> Self {
         let slices = if windows.coder().is_some() { slices.without_groups() } else { slices };
         let outboxes = outboxes(&mut port, endpoints, &slices);
+        let parts = Parts::new(windows.wire().hubs().len());
         Exchange {
             port,
             groups: Groups::new(&layout, &slices),
@@ -154,7 +157,8 @@ impl<P: Port> Exchange<P> {
             hand_outs: 0,
             early: Some(Vec::new()),
             received: 0,
-            told: Vec::new(),
+            parts,
+            found: None,
             needed: Vec::new(),
             answered: None,
             unflushed: 0,
@@ -201,6 +205,9 @@ impl<P: Port> Exchange<P> {
     /// When a link is closed.
     pub fn push_again(&mut self) -> Result<(), ExchangeError> {
         self.groups.leave_apart();
+        for hub in 0..self.parts.hubs() {
+            self.parts.of_hub(hub).for_each(|part| self.pass_on(hub, &part));
+        }
         for (chunk, awaited) in (0..).map(ChunkId).zip(&mut self.awaited) {
             match awaited {
                 Awaited::Nothing => continue,
@@ -226,7 +233,7 @@ impl<P: Port> Exchange<P> {
         self.keys.fill(KeyState::default());
         self.ahead.forget_all();
         self.early = Some(Vec::new());
-        self.told.clear();
+        (self.parts, self.found) = (Parts::new(self.parts.hubs()), None);
     }
 
     /// Takes other links in the place of those that were lost. The memory stays; [`begin`](Self::begin) follows.
@@ -439,7 +446,7 @@ impl<P: Port> Exchange<P> {
         let KeyState { round, content, .. } = self.keys[key.index()];
         let may_come = match arrival.content {
             Content::Weights => true,
-            Content::Nothing => content == Content::Nothing || self.windows.tells(),
+            Content::Nothing => content == Content::Nothing || self.windows.wire().skips(),
             Content::Gradient | Content::Ahead => false,
         };
         let is_of = arrival == Immediate::new(arrival.chunk, round).with(arrival.content);
@@ -474,23 +481,41 @@ impl<P: Port> Exchange<P> {
         Ok(())
     }
 
-    /// Takes in what a core tells of a round. Returns whether the arrival is that.
+    /// Takes in a hub's part of the whole gradient, and passes it on to the other hubs. Returns whether the arrival is one.
     #[cold]
-    pub(super) fn take_told(&mut self, link: LinkId, arrival: Immediate) -> bool {
-        let Some(core) = self.outboxes.iter().position(|outbox| outbox.link == link) else { return false };
-        // SAFETY: the core tells it before it answers a chunk of the round, and this worker has pushed no chunk again before that.
-        let told = unsafe { self.windows.told(arrival.chunk, core) };
-        let told = told.filter(|told| arrival == Immediate::found(arrival.chunk, told.round));
-        if told.is_some() {
-            self.told.resize(self.outboxes.len(), None);
-            self.told[core] = told;
+    pub(super) fn take_part(&mut self, link: LinkId, hub: usize, arrival: Immediate) -> bool {
+        let Some(&first) = self.windows.wire().hubs().get(hub) else { return false };
+        let core = self.slices.core_of(first);
+        if link != self.outboxes[core].link || arrival.content != Content::Gradient {
+            return false;
         }
-        told.is_some()
+        // SAFETY: the hub tells it before it answers a chunk of the round, and this worker has pushed no chunk again before that.
+        let Some(part) = (unsafe { self.windows.told(hub, arrival.round_bits, core) }) else { return false };
+        if self.parts.take(hub, part) == Part::New {
+            self.pass_on(hub, &part);
+            if let Some(sum) = self.parts.sum(part.round) {
+                self.found = Some(part.whole(sum, self.windows.wire().skips()));
+            }
+        }
+        true
     }
 
-    /// Returns the last line of each core, by core; `None` where a core told nothing yet.
-    pub fn told(&self) -> &[Option<Told>] {
-        &self.told
+    /// Passes a hub's part on to the other hubs: those have no links to each other.
+    fn pass_on(&mut self, hub: usize, part: &Told) {
+        let hubs = Arc::clone(self.windows.wire().hubs());
+        if hubs.len() == 1 {
+            return;
+        }
+        let post = Urgent::Post(self.windows.pass_on(hub, part), Immediate::line(hub, part.round));
+        for (_, &first) in hubs.iter().enumerate().filter(|(other, _)| *other != hub) {
+            self.outboxes[self.slices.core_of(first)].urgent.push_back(post);
+        }
+    }
+
+    /// Returns the squares of the whole gradient in the last round of which all hubs have told their parts, in a job whose steps wait
+    /// for it. When all answers of a round are there, so is its sum.
+    pub fn found(&self) -> Option<Told> {
+        self.found
     }
 
     /// Whether no push of the key is under way.

@@ -8,7 +8,7 @@ use pbox_core::{ChunkId, Content, Immediate, KeyId};
 
 use super::error::ExchangeError;
 use super::exchange::{Awaited, Exchange};
-use super::outbox::Urgent;
+use super::outbox::{NO_BYTES, Urgent};
 
 /// Who pulls the weights that the hub has given notice of.
 #[derive(Debug)]
@@ -78,9 +78,14 @@ impl<P: Port> Exchange<P> {
         let Immediate { chunk, round_bits, content } = arrival;
         let unexpected =
             |expected: String| Err(ExchangeError::UnexpectedAnswer { chunk: chunk.0, round_bits, expected });
-        if content == Content::Ahead && (self.may_come_ahead(link, arrival) || self.take_told(link, arrival))
-        {
+        if content == Content::Ahead && self.may_come_ahead(link, arrival) {
             return Ok(());
+        }
+        if let Some(hub) = arrival.hub() {
+            return match self.take_part(link, hub, arrival) {
+                true => Ok(()),
+                false => unexpected("where only a hub's core of its first chunk tells its part".into()),
+            };
         }
         if let Some(early) = &mut self.early {
             if early.len() == self.awaited.len() {
@@ -147,6 +152,6 @@ impl<P: Port> Exchange<P> {
         }
         let pulled = self.slices.slice(slice);
         let message = Immediate::control(first, self.keys[pulled.key.index()].round);
-        self.outboxes[pulled.core].urgent.push_back(Urgent::Control(message));
+        self.outboxes[pulled.core].urgent.push_back(Urgent::Post(NO_BYTES, message));
     }
 }

@@ -47,8 +47,8 @@ pub(super) trait Source {
 /// A post that passes all slices.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Urgent {
-    /// An immediate without bytes.
-    Control(Immediate),
+    /// A post that is of no push.
+    Post(Span, Immediate),
     /// A chunk to post again, because the hub could not read it.
     Again(KeyId, ChunkId),
 }
@@ -84,7 +84,7 @@ impl Outbox {
         let mut posted = false;
         while let Some(&urgent) = self.urgent.front() {
             let post = match urgent {
-                Urgent::Control(immediate) => Some(Post { span: NO_BYTES, immediate, is_noted: false }),
+                Urgent::Post(span, immediate) => Some(Post { span, immediate, is_noted: false }),
                 Urgent::Again(key, chunk) => source.post(key, chunk),
             };
             if let Some(Post { span, immediate, .. }) = post {

@@ -20,6 +20,8 @@ pub struct Windows {
     /// By core: the window that its hub writes, the same for all cores of a hub.
     weights: Vec<Arc<RecvWindow>>,
     private: Option<Slab>,
+    /// The lines by which it passes parts of the whole gradient from hub to hub, in the gradient window.
+    lines: Spans,
     wire: Wire,
 }
 
@@ -56,7 +58,8 @@ impl Gradients {
 }
 
 impl Windows {
-    /// A gradient window, and its spans: by key, or by chunk if the job has frames. The window goes to the transport.
+    /// A gradient window, and its spans: by key, or by chunk if the job has frames; then the lines, if it has any. The window goes to the
+    /// transport.
     pub fn gradients(wire: &Wire) -> Result<(Arc<SendWindow>, Spans), WindowError> {
         Self::gradients_in(wire, None)
     }
@@ -67,12 +70,13 @@ impl Windows {
         dma_buf: Option<&DmaBuf>,
     ) -> Result<(Arc<SendWindow>, Spans), WindowError> {
         let layout = wire.layout();
-        let spans = match wire.framing() {
+        let mut spans: Vec<Span> = match wire.framing() {
             None => (0..layout.keys().len() as u32).map(|key| layout.key_span(KeyId(key))).collect(),
             Some(_) => {
                 (0..layout.chunks().len() as u32).map(|chunk| wire.gradient_span(ChunkId(chunk))).collect()
             }
         };
+        spans.extend(wire.gradient_lines());
         let bytes = wire.gradient_window_bytes();
         let window = match dma_buf {
             Some(dma_buf) => SendWindow::in_dma_buf(dma_buf, bytes)?,
@@ -92,7 +96,7 @@ impl Windows {
     pub fn new(
         wire: &Wire,
         rank: u32,
-        gradients: Spans,
+        mut gradients: Spans,
         weights: Vec<Arc<RecvWindow>>,
         mode: WeightsMode,
     ) -> Result<Self, WindowError> {
@@ -108,6 +112,7 @@ impl Windows {
         let private = mode == WeightsMode::Private || wire.framing().is_some() || !is_one_window;
         let elements = layout.window_bytes().div_ceil(size_of::<f32>());
         let private = private.then(|| Slab::zeroed("private weights", elements)).transpose()?;
+        let lines = gradients.split_off(gradients.len() - wire.gradient_lines().count());
         let gradients = match wire.framing() {
             None => {
                 assert_eq!(gradients.len(), layout.keys().len(), "one span a key");
@@ -118,7 +123,7 @@ impl Windows {
                 Gradients::Framed(Box::new(Coder::new(framing, rank, values, gradients)?))
             }
         };
-        Ok(Windows { layout, gradients, weights, private, wire: wire.clone() })
+        Ok(Windows { layout, gradients, weights, private, lines, wire: wire.clone() })
     }
 
     /// Encodes and decodes, if frames cross instead of values.
@@ -141,20 +146,29 @@ impl Windows {
         self.wire.broadcasts()
     }
 
-    /// Whether the job tells what was found of a round, and may skip it.
-    pub(crate) fn tells(&self) -> bool {
-        self.wire.told_span(ChunkId(0)).is_some()
+    /// The wire.
+    pub(crate) fn wire(&self) -> &Wire {
+        &self.wire
     }
 
-    /// Reads the line of the core whose first chunk this is; `None` in a job without lines.
+    /// Reads the part that a hub has told of a round, by the core of its first chunk; `None` if the line says no part of this round.
     ///
     /// # Safety
-    /// The core must have told it, and this worker must not have pushed all of the next round: the core writes it again only then.
-    pub(crate) unsafe fn told(&self, first: ChunkId, core: usize) -> Option<Told> {
-        let line = self.wire.told_span(first)?;
+    /// The hub must have told it, and this worker must not have pushed all of the round after the next: the line is written again in the
+    /// fourth round.
+    pub(crate) unsafe fn told(&self, hub: usize, round_bits: u8, core: usize) -> Option<Told> {
+        let line = self.wire.weights_line(hub, Round(round_bits.into()));
         // SAFETY: the caller's promise.
         let words = unsafe { self.weights[core].elements::<u64>(line) }.expect("inside the window, by new");
-        Some(Told::read(words))
+        Told::read(words).filter(|told| told.round.low_bits() == round_bits)
+    }
+
+    /// Writes the part of a hub for the others. Returns the span to post to each.
+    pub(crate) fn pass_on(&mut self, hub: usize, part: &Told) -> Span {
+        let of_a_hub = self.lines.len() / self.wire.hubs().len();
+        let place = hub * of_a_hub + part.round.0 as usize % of_a_hub;
+        part.write(self.lines.elements_mut(place));
+        self.lines.span(place)
     }
 
     /// The window that this worker writes.

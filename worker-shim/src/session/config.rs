@@ -208,6 +208,11 @@ impl SessionConfig {
         if wire.framing().is_some() {
             return refused("compression reads gradients from host memory; leave out one of the two");
         }
+        if wire.has_several_hubs() {
+            return refused(
+                "norms of several hubs pass through host memory; use one hub, or leave out one of the two",
+            );
+        }
         if self.transport.is_some_and(|wanted| wanted != Transport::Verbs) {
             return refused("gradients leave it by RDMA alone; ask for the transport verbs, or for none");
         }

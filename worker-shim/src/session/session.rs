@@ -114,15 +114,14 @@ impl Session {
     }
 
     /// The norm of the mean gradient of all keys in the last round that is found, before it is clipped, and that round. Of a job with
-    /// `clip_norm` or `skip_nonfinite`; `None` before its first round. The weights of a round never come before its norm.
+    /// `clip_norm` or `skip_nonfinite`; `None` before its first round. When all weights of a round are there, so is its norm.
     pub fn norm(&self) -> Option<(Round, f32)> {
-        let last = self.exchange.told().iter().flatten().max_by_key(|told| told.round)?;
-        Some((last.round, last.sum.norm()))
+        self.exchange.found().map(|found| (found.round, found.sum.norm()))
     }
 
     /// How many rounds of the job were skipped, because their mean gradient was not finite. In a job with `skip_nonfinite`.
     pub fn skipped(&self) -> u64 {
-        self.exchange.told().iter().flatten().map(|told| told.skipped).max().unwrap_or(0)
+        self.exchange.found().map_or(0, |found| found.skipped)
     }
 
     /// A key's gradient, to write in place. It still holds the last values; with Slim-DP the values that were sent are

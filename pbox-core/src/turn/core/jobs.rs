@@ -76,6 +76,8 @@ impl<P: Port> Core<P> {
                         continue; // lost meanwhile: nobody may wait for it
                     }
                     work.shard.admit(rank, from);
+                    work.replies.listen(rank);
+                    work.tell_again(rank);
                     for at in work.shard.finished_before(from) {
                         // There is room for all: nothing was posted to it before. If it closed, the port says so.
                         work.shard.greet(at);
@@ -232,6 +234,8 @@ impl<P: Port> Core<P> {
         self.flush();
         if let Some(entry) = &mut self.shards[place] {
             entry.report_events(notices);
+            // What a hold delayed may have been the last of what this core gathers.
+            self.has_duties |= of_mode!(&entry.shard, shard => shard.has_task());
         }
     }
 

@@ -83,15 +83,18 @@ impl<P: Port> Core<P> {
     /// Attaches a link of a job that has none of this number.
     fn attach(&mut self, id: JobId, member: Member, endpoint: P::Endpoint, credit: Option<usize>) {
         let link = self.port.attach(endpoint);
-        for entry in self.shards.iter_mut().filter_map(|entry| of_job(entry, id)) {
+        let Core { shards, port, kernels, .. } = self;
+        for entry in shards.iter_mut().filter_map(|entry| of_job(entry, id)) {
             entry.replies.attach(member.rank, link);
             let (answers_ahead, chunks) =
                 of_mode!(&entry.shard, shard => (shard.terms.has_answers_ahead(), shard.keys().len()));
             if credit.is_some() || answers_ahead {
-                // Chunks beyond it wait here, in the order of the level's schedule.
-                // One more for the line of a round that is found.
-                entry.replies.make_room(member.rank, if answers_ahead { 2 * chunks } else { chunks + 1 });
-                self.port.set_credit(link, credit);
+                // Chunks beyond it wait here, in the order of the level's schedule; and three lines of rounds.
+                entry.replies.make_room(member.rank, if answers_ahead { 2 * chunks } else { chunks + 3 });
+                port.set_credit(link, credit);
+            }
+            if !entry.replies.leads_up(member.rank) {
+                at_work!(entry, port, &mut Nobody, kernels, work => work.tell_again(member.rank));
             }
         }
         if self.members.len() <= link.index() {

@@ -214,22 +214,25 @@ impl<P: Port> Core<P> {
         for (place, entry) in self.shards.iter_mut().enumerate() {
             let Some(entry) = entry else { continue };
             entry.report_events(notices);
-            let JobShard { id, shard, replies, .. } = entry;
+            let JobShard { id, replies, .. } = entry;
             let posted = replies.post_waiting(Seen { port: &mut self.port, onlooker: &mut *onlooker });
             if posted > 0 {
                 self.tally.held_back += posted as u64;
                 onlooker.caught_up(*id);
                 worked = true;
             }
-            let (had_task, has_task) = of_mode!(shard, shard => {
-                let had_task = shard.has_task();
-                worked |= had_task && shard.work();
-                (had_task, shard.has_task())
+            let (had_task, has_task) = at_work!(entry, &mut self.port, onlooker, self.kernels, work => {
+                let had_task = work.shard.has_task();
+                if had_task {
+                    worked |= work.shard.work();
+                    work.tell();
+                }
+                (had_task, work.shard.has_task())
             });
             if had_task && !has_task {
                 ended.push(place);
             }
-            self.has_duties |= replies.has_waiting() || has_task;
+            self.has_duties |= entry.replies.has_waiting() || has_task;
         }
         self.port.flush();
         ended.into_iter().for_each(|place| self.settle(place, notices, onlooker)); // chunks may have waited for a task

@@ -60,6 +60,18 @@ pub(crate) trait Pace: Sized {
     /// no other push of it is answered before it comes [again](Self::repeated).
     fn forget(&mut self, rank: u32);
 
+    /// Worker `rank` has lost its links. Keeps its pushes of chunks that [are taken in](crate::weights::Gather::has) for a round: they are
+    /// decided, and are answered when they come [again](Self::repeated). Call [`forget`](Self::forget) afterwards.
+    fn keep_taken(&mut self, _rank: u32, _is_taken: &dyn Fn(usize, Round) -> bool) {}
+
+    /// Forgets pushes that were [kept](Self::keep_taken), of chunks that are taken in no more.
+    fn forget_untaken(&mut self, _is_taken: &dyn Fn(usize, Round) -> bool) {}
+
+    /// Whether worker `rank` gets no answer of a chunk before it has pushed the chunk again.
+    fn awaits_again(&self, _place: usize, _rank: u32) -> bool {
+        false
+    }
+
     /// Whether a push of worker `rank` whose turn it is not is a push that came before its links were lost.
     fn repeated(&mut self, place: usize, rank: u32, round_bits: u8) -> Option<Repeated> {
         let round = Round(self.next_round(place, rank).0.checked_sub(1)?);

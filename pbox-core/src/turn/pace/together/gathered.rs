@@ -41,6 +41,12 @@ pub(super) fn gather<M: Mode>(
     stages.gather.found(round).is_some()
 }
 
+/// Whether a chunk that is taken in needs no push any more. Pushes of weights are read when the round is found.
+pub(super) fn is_decided<M: Mode>(shard: &ShardOf<Arrivals, M>, place: usize, round: Round) -> bool {
+    let ShardOf { pace, stages, .. } = shard;
+    stages.gather.has_mean(place, round) || stages.gather.has(place, round) && pace.is_whole(place)
+}
+
 /// Steps a chunk that is taken in, once its round is found: also if the workers that pushed it are gone, or push it again.
 pub(super) fn settle<M: Mode>(
     shard: &mut ShardOf<Arrivals, M>,

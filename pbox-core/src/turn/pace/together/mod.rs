@@ -10,6 +10,7 @@ mod contents;
 mod gathered;
 mod ungreeted;
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::{OutOfTurn, Pace, Repeated, Whole};
@@ -31,6 +32,8 @@ pub(crate) struct Arrivals {
     words_per_chunk: usize,
     contents: Contents,
     ungreeted: Ungreeted,
+    /// The chunks whose pushes are [kept](Pace::keep_taken), by place and rank.
+    unlinked: BTreeSet<(usize, u32)>,
     /// Whether [bytes ahead](ahead) are answered.
     answers_ahead: bool,
 }
@@ -84,6 +87,7 @@ impl Arrivals {
             words_per_chunk,
             contents: Contents::new(chunks, workers, broadcasts),
             ungreeted: Ungreeted::default(),
+            unlinked: BTreeSet::new(),
             answers_ahead: false,
         };
         arrivals.begin_at(Round(0));
@@ -243,6 +247,7 @@ impl Pace for Arrivals {
 
     fn remove(&mut self, rank: u32) {
         if self.roster.remove(rank) {
+            self.unlinked.retain(|&(_, of)| of != rank);
             self.forget(rank);
             self.ungreeted.forget(rank);
         }
@@ -250,7 +255,9 @@ impl Pace for Arrivals {
 
     fn forget(&mut self, rank: u32) {
         for index in 0..self.words.len() / self.words_per_chunk {
-            self.forget_push(index, rank);
+            if !self.unlinked.contains(&(index, rank)) {
+                self.forget_push(index, rank);
+            }
             self.contents.forget_ahead(index, rank);
             if self.round(index) < self.roster.first(rank) {
                 self.lose_first(index, rank);
@@ -258,7 +265,38 @@ impl Pace for Arrivals {
         }
     }
 
+    fn keep_taken(&mut self, rank: u32, is_taken: &dyn Fn(usize, Round) -> bool) {
+        for index in 0..self.words.len() / self.words_per_chunk {
+            let is_kept = is_taken(index, self.round(index)) && self.is_in(index, rank);
+            // Weights are read when the round is found, from the worker's next links.
+            if is_kept && self.contents.of(index, rank) != Content::Weights {
+                self.unlinked.insert((index, rank));
+            }
+        }
+    }
+
+    fn forget_untaken(&mut self, is_taken: &dyn Fn(usize, Round) -> bool) {
+        let mut kept = std::mem::take(&mut self.unlinked);
+        kept.retain(|&(index, rank)| {
+            let stays = !self.is_in(index, rank) || is_taken(index, self.round(index));
+            if !stays {
+                self.forget_push(index, rank);
+            }
+            stays
+        });
+        self.unlinked = kept;
+    }
+
+    fn awaits_again(&self, index: usize, rank: u32) -> bool {
+        self.unlinked.contains(&(index, rank))
+    }
+
     fn repeated(&mut self, index: usize, rank: u32, round_bits: u8) -> Option<Repeated> {
+        let (round, is_in) = (self.round(index), self.is_in(index, rank));
+        let pushed = if is_in { round } else { Round(round.0.wrapping_sub(1)) };
+        if pushed.low_bits() == round_bits && self.unlinked.remove(&(index, rank)) {
+            return Some(if is_in { Repeated::Waits } else { Repeated::Due(pushed) });
+        }
         self.repeats(index, rank, round_bits, self.round(index) >= self.roster.first(rank))
     }
 
@@ -435,7 +473,7 @@ impl Pace for Arrivals {
         if round >= shard.until {
             return None;
         }
-        if M::Gather::WAITS && shard.stages.gather.has(place, round) {
+        if M::Gather::WAITS && gathered::is_decided(shard, place, round) {
             return gathered::settle(shard, kernels, place);
         }
         if !shard.pace.is_whole(place) {

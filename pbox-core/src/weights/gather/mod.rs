@@ -3,14 +3,17 @@
 //!
 //! ```text
 //!   last push of a chunk --> its mean, which is kept, and the sum of its squares
-//!   last chunk of the core --> its part of the whole gradient
-//!   last core --> the scale --> every chunk steps on its mean, times the scale
+//!   last chunk of the core --> its sum
+//!   last core --> the hub's part of the whole gradient, which workers pass on
+//!   last hub --> the scale --> every chunk steps on its mean, times the scale
 //! ```
 //!
 //! A mean that is kept is decided: a worker that is lost afterwards has its gradient in the step of every chunk. That also costs
 //! less than a second pass over the pushes, from three workers on.
 //!
 //! Owned by the core, and laid out by place.
+
+mod teller;
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -20,8 +23,12 @@ use fabric::{MapError, Slab, Span, Spans};
 use super::chunks::Chunk;
 use crate::kernels::oracle::BLOCK_BYTES;
 use crate::kernels::{Element, Kernels, Slots};
-use crate::layout::{ChunkId, Round};
+use crate::layout::{Immediate, Round};
 use crate::whole::{ExactSum, Found, Told, WholeGradient};
+use crate::wire::Wire;
+use teller::Teller;
+
+pub(crate) use teller::Refused;
 
 /// The wait of a mode's steps for more than the pushes of their chunk.
 pub(crate) trait Gather {
@@ -48,20 +55,28 @@ pub(crate) trait Gather {
     /// Takes a chunk in that has no gradient in its round.
     fn take_nothing(&mut self, place: usize, round: Round);
 
-    /// Takes in none of the chunks of a round that is not found: their pushes may change.
+    /// Takes in none of the chunks of a round of which the hub's part is not whole: their pushes may change.
     fn take_back(&mut self);
 
-    /// The first round that may not be found yet.
+    /// The first round of which the hub's part is not whole.
     fn open(&self) -> Round;
 
     /// Returns what a round's steps do, once it is found.
     fn found(&self, round: Round) -> Option<Found>;
 
-    /// Writes what was found of a round, for the workers. Returns the core's first chunk, and the span to post; `None` where the
-    /// round is not found.
-    fn tell(&mut self, round: Round) -> Option<(ChunkId, Span)>;
+    /// Whether this core tells the hub's parts, and takes those of other hubs.
+    fn tells(&self) -> bool;
 
-    /// The last round that is found.
+    /// Takes the line that all workers are to be told now, if there is one.
+    fn untold(&mut self) -> Option<(Immediate, Span)>;
+
+    /// The lines that a worker needs which has seen none, the older first.
+    fn lines(&self) -> Vec<(Immediate, Span)>;
+
+    /// Takes a line that a worker has passed on.
+    fn take_line(&mut self, line: Immediate, words: &[u64]) -> Result<(), Refused>;
+
+    /// The last round that is found, at the core that tells.
     fn last_found(&self) -> Option<Told>;
 
     /// The mean of a chunk that was taken in, and the workers in it.
@@ -109,8 +124,21 @@ impl Gather for NoGather {
         None
     }
 
-    fn tell(&mut self, _: Round) -> Option<(ChunkId, Span)> {
+    #[inline]
+    fn tells(&self) -> bool {
+        false
+    }
+
+    fn untold(&mut self) -> Option<(Immediate, Span)> {
         None
+    }
+
+    fn lines(&self) -> Vec<(Immediate, Span)> {
+        Vec::new()
+    }
+
+    fn take_line(&mut self, _: Immediate, _: &[u64]) -> Result<(), Refused> {
+        Err(Refused::NotOfHub)
     }
 
     fn last_found(&self) -> Option<Told> {
@@ -138,7 +166,7 @@ impl Gather for NoGather {
 pub(crate) struct GatherNorm {
     whole: Arc<WholeGradient>,
     /// The core's number there.
-    part: usize,
+    core: usize,
     /// One for each place.
     kept: Vec<Kept>,
     /// The squares of the chunks that were taken in for the last round.
@@ -147,18 +175,14 @@ pub(crate) struct GatherNorm {
     means: Slab,
     /// The last round in which chunks were taken in.
     round: Round,
-    /// How many chunks were taken in for it: all, once the core has given its part.
+    /// How many chunks were taken in for it: all, once the core has given its sum.
     taken: usize,
-    /// Whether it has given its part, and has not heard what was found.
-    awaits: bool,
+    /// The round for which it has given its sum, until it has heard what was found.
+    awaits: Option<Round>,
     /// Whether the answer is a sum and not a mean.
     of_sum: bool,
-    /// The first chunk.
-    first: ChunkId,
-    /// The line that workers read.
-    line: Spans,
-    /// The content of the line.
-    told: Option<Told>,
+    /// The work of the core of the hub's first chunk beside.
+    teller: Option<Teller>,
 }
 
 /// What is kept of a chunk.
@@ -175,13 +199,15 @@ struct Kept {
 impl GatherNorm {
     /// Allocates and touches memory: call it on the thread that owns the core.
     pub fn new(
-        (whole, part): (Arc<WholeGradient>, usize),
-        line: Spans,
+        (whole, core): (Arc<WholeGradient>, usize),
+        (wire, lines): (&Wire, Spans),
         of_sum: bool,
         chunks: &[Chunk],
         waker: Waker,
     ) -> Result<Self, MapError> {
-        whole.wake(part, waker);
+        whole.wake(core, waker);
+        let hub = wire.hub_of(&[chunks[0].id]);
+        let teller = hub.map(|hub| Teller::new(hub, wire.hubs().len(), wire.skips(), lines));
         let mut elements = 0;
         let of = |chunk: &Chunk| {
             let start = elements;
@@ -193,17 +219,15 @@ impl GatherNorm {
         means.as_mut_slice().fill(0.0);
         Ok(GatherNorm {
             whole,
-            part,
+            core,
             kept,
             sum: ExactSum::default(),
             means,
             round: Round(0),
             taken: 0,
-            awaits: false,
+            awaits: None,
             of_sum,
-            first: chunks[0].id,
-            line,
-            told: None,
+            teller,
         })
     }
 
@@ -219,8 +243,8 @@ impl GatherNorm {
         (kept.round, kept.workers) = (Some(round), workers);
         self.taken += 1;
         if self.taken == self.kept.len() {
-            self.awaits = true;
-            self.whole.give(round, self.part, &self.sum);
+            self.awaits = Some(round);
+            self.whole.give(round, self.core, &self.sum);
         }
     }
 }
@@ -270,7 +294,8 @@ impl Gather for GatherNorm {
         if self.taken > 0 && (!has_given || self.whole.take_back(self.round)) {
             let open = self.round;
             self.kept.iter_mut().for_each(|kept| kept.round = kept.round.filter(|&round| round != open));
-            (self.taken, self.sum, self.awaits) = (0, ExactSum::default(), false);
+            (self.taken, self.sum) = (0, ExactSum::default());
+            self.awaits = self.awaits.filter(|&awaited| awaited != open);
         }
     }
 
@@ -280,21 +305,30 @@ impl Gather for GatherNorm {
 
     #[inline]
     fn found(&self, round: Round) -> Option<Found> {
-        self.whole.found(round)
+        // The core that tells answers nothing before.
+        let is_told = self.teller.as_ref().is_none_or(|teller| teller.has_found(round));
+        self.whole.found(round).filter(|_| is_told)
     }
 
-    fn tell(&mut self, round: Round) -> Option<(ChunkId, Span)> {
-        self.found(round)?;
-        if self.told.is_none_or(|told| told.round != round) {
-            let told = self.whole.told();
-            told.write(self.line.elements_mut(0));
-            self.told = Some(told);
-        }
-        Some((self.first, self.line.span(0)))
+    fn tells(&self) -> bool {
+        self.teller.is_some()
+    }
+
+    fn untold(&mut self) -> Option<(Immediate, Span)> {
+        self.teller.as_mut()?.untold()
+    }
+
+    fn lines(&self) -> Vec<(Immediate, Span)> {
+        self.teller.iter().flat_map(Teller::lines).collect()
+    }
+
+    fn take_line(&mut self, line: Immediate, words: &[u64]) -> Result<(), Refused> {
+        let round = self.round;
+        self.teller.as_mut().map_or(Err(Refused::NotOfHub), |teller| teller.take(line, words, round))
     }
 
     fn last_found(&self) -> Option<Told> {
-        self.told
+        self.teller.as_ref()?.last_found()
     }
 
     fn mean(&self, chunk: &Chunk, place: usize) -> (&[f32], u32) {
@@ -308,12 +342,16 @@ impl Gather for GatherNorm {
 
     #[inline]
     fn awaits_others(&self) -> bool {
-        self.awaits
+        self.awaits.is_some()
     }
 
     fn hear(&mut self) -> bool {
-        let is_found = self.found(self.round).is_some();
-        self.awaits &= !is_found;
+        let Some(round) = self.awaits else { return false };
+        if let Some(teller) = &mut self.teller {
+            teller.add(round, &self.whole);
+        }
+        let is_found = self.found(round).is_some();
+        self.awaits = self.awaits.filter(|_| !is_found);
         is_found
     }
 }

@@ -1,0 +1,117 @@
+//! The work of the core that owns its hub's first chunk: it tells the hub's part to the workers, takes the parts of the other hubs, and
+//! finds the round.
+
+use fabric::{Span, Spans};
+
+use crate::layout::{Immediate, Round};
+use crate::whole::{Part, Parts, Told, WholeGradient};
+
+/// Tells a hub's part of the whole gradient, and takes the parts of the others.
+#[derive(Debug)]
+pub(super) struct Teller {
+    /// This hub.
+    hub: usize,
+    /// Its lines in the window that workers read.
+    lines: Spans,
+    parts: Parts,
+    /// The last round that is found, with the rounds that were skipped.
+    found: Told,
+    /// Whether anything is found.
+    has_any: bool,
+    skips: bool,
+    /// The round whose part is whole and not posted yet.
+    untold: Option<Round>,
+}
+
+/// A line that a worker has passed on is not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// It is not of a hub that has a part here.
+    NotOfHub,
+    /// Its words are no sum, or say another round than its post.
+    NoPart,
+    /// No hub can be in this round.
+    NoSuchRound,
+    /// Another worker has passed on another part.
+    Other,
+}
+
+impl Refused {
+    /// What is wrong, in words.
+    pub fn why(self) -> &'static str {
+        match self {
+            Refused::NotOfHub => "no other hub of the job has this number, or it owns no chunks",
+            Refused::NoPart => "its line is no sum of squares of this round",
+            Refused::NoSuchRound => "no hub can have come to this round",
+            Refused::Other => "another worker has passed on another sum",
+        }
+    }
+}
+
+impl Teller {
+    /// `hubs`: how many hubs have parts.
+    pub fn new(hub: usize, hubs: usize, skips: bool, lines: Spans) -> Self {
+        let found = Told::default();
+        Teller { hub, lines, parts: Parts::new(hubs), found, has_any: false, skips, untold: None }
+    }
+
+    /// Adds what is there of a round: this hub's part once it is whole, and all hubs' parts.
+    pub fn add(&mut self, round: Round, whole: &WholeGradient) {
+        let Some(sum) = whole.part(round).filter(|_| !self.has_found(round)) else { return };
+        let part = Told { round, skipped: self.found.skipped, sum };
+        if self.parts.take(self.hub, part) == Part::New {
+            part.write(self.lines.elements_mut(self.place(round)));
+            self.untold = Some(round);
+        }
+        if let Some(sum) = self.parts.sum(round) {
+            (self.found, self.has_any) = (part.whole(sum, self.skips), true);
+            if whole.found(round).is_none() {
+                whole.find(round, &sum);
+            }
+        }
+    }
+
+    /// Takes the part of another hub, from its line. `open` is the last round of which this core has gathered anything.
+    pub fn take(&mut self, line: Immediate, words: &[u64], open: Round) -> Result<(), Refused> {
+        let hub = line.hub().filter(|&hub| hub != self.hub && hub < self.parts.hubs());
+        let hub = hub.ok_or(Refused::NotOfHub)?;
+        let part = Told::read(words).filter(|part| part.round.low_bits() == line.round_bits);
+        let part = part.ok_or(Refused::NoPart)?;
+        // A hub comes to the next round only with this hub's part of the round before.
+        if part.round.0 > open.0.saturating_add(1) {
+            return Err(Refused::NoSuchRound);
+        }
+        match self.parts.take(hub, part) {
+            Part::New | Part::Known => Ok(()),
+            Part::Other => Err(Refused::Other),
+        }
+    }
+
+    /// Takes the line that all workers are to be told now, if there is one.
+    pub fn untold(&mut self) -> Option<(Immediate, Span)> {
+        self.untold.take().map(|round| self.line(round))
+    }
+
+    /// The lines that others may still need, the older first.
+    pub fn lines(&self) -> impl Iterator<Item = (Immediate, Span)> {
+        self.parts.of_hub(self.hub).map(|part| self.line(part.round))
+    }
+
+    /// The last round that is found.
+    pub fn last_found(&self) -> Option<Told> {
+        self.has_any.then_some(self.found)
+    }
+
+    /// Whether this core has found a round.
+    pub fn has_found(&self, round: Round) -> bool {
+        self.has_any && self.found.round == round
+    }
+
+    fn line(&self, round: Round) -> (Immediate, Span) {
+        (Immediate::line(self.hub, round), self.lines.span(self.place(round)))
+    }
+
+    fn place(&self, round: Round) -> usize {
+        round.0 as usize % self.lines.len()
+    }
+}

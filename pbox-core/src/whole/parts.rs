@@ -1,0 +1,106 @@
+//! The parts that the hubs of a job have of the whole gradient, as one end knows them: a hub, or a worker.
+//!
+//! A hub is at most one round ahead of another: its next round needs the other's part. So two rounds of each hub are all that anybody
+//! may still need.
+
+use super::{ExactSum, Told};
+use crate::layout::Round;
+
+/// The parts of the last two rounds.
+#[derive(Clone, Debug, Default)]
+pub struct Parts {
+    /// The parts by hub, and by the lowest bit of the round.
+    of_hubs: Vec<[Option<Told>; 2]>,
+}
+
+/// The news in a part, for one who knows others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The first of its hub in its round.
+    New,
+    /// One that is known already, or of a round that is over.
+    Known,
+    /// Another than the one that is known: one of the two is a lie.
+    Other,
+}
+
+impl Parts {
+    /// Parts of this number of hubs, of which none is known.
+    pub fn new(hubs: usize) -> Self {
+        Parts { of_hubs: vec![[None; 2]; hubs] }
+    }
+
+    /// How many hubs have parts.
+    pub fn hubs(&self) -> usize {
+        self.of_hubs.len()
+    }
+
+    /// Takes a hub's part.
+    pub fn take(&mut self, hub: usize, part: Told) -> Part {
+        let place = &mut self.of_hubs[hub][part.round.0 as usize % 2];
+        match place {
+            Some(known) if known.round > part.round => Part::Known,
+            Some(known) if known.round == part.round => match known.sum.to_words() == part.sum.to_words() {
+                true => Part::Known,
+                false => Part::Other,
+            },
+            _ => {
+                *place = Some(part);
+                Part::New
+            }
+        }
+    }
+
+    /// The parts of a hub, the older first.
+    pub fn of_hub(&self, hub: usize) -> impl Iterator<Item = Told> + use<> {
+        let mut parts = self.of_hubs[hub];
+        parts.sort_by_key(|part| part.map(|part| part.round));
+        parts.into_iter().flatten()
+    }
+
+    /// The sum of a round, if all its parts are there.
+    pub fn sum(&self, round: Round) -> Option<ExactSum> {
+        let part = |parts: &[Option<Told>; 2]| parts[round.0 as usize % 2].filter(|part| part.round == round);
+        self.of_hubs.iter().try_fold(ExactSum::default(), |mut sum, parts| {
+            sum.join(&part(parts)?.sum);
+            Some(sum)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(round: u32, square: f64) -> Told {
+        let mut sum = ExactSum::default();
+        sum.add(square);
+        Told { round: Round(round), skipped: 0, sum }
+    }
+
+    #[test]
+    fn a_round_has_a_sum_when_all_hubs_have_told_theirs_in_any_order() {
+        let mut parts = Parts::new(3);
+        let sum = |parts: &Parts, round| parts.sum(Round(round)).map(|sum| sum.value());
+        assert_eq!(parts.take(0, told(7, 1.0)), Part::New);
+        assert_eq!(parts.take(0, told(8, 32.0)), Part::New, "a hub may be a round ahead");
+        assert_eq!(parts.take(2, told(7, 4.0)), Part::New);
+        assert_eq!(sum(&parts, 7), None);
+        assert_eq!(parts.take(1, told(7, 2.0)), Part::New);
+        assert_eq!((sum(&parts, 7), sum(&parts, 8)), (Some(7.0), None));
+        assert_eq!(parts.take(1, told(7, 2.0)), Part::Known);
+        assert_eq!(parts.take(1, told(7, 3.0)), Part::Other);
+        assert_eq!(parts.take(0, told(6, 9.0)), Part::Known, "its round is over");
+        assert_eq!((sum(&parts, 7), sum(&parts, 6)), (Some(7.0), None));
+        assert_eq!(parts.of_hub(0).map(|part| part.round.0).collect::<Vec<_>>(), [7, 8]);
+        assert_eq!(parts.take(0, told(9, 1.0)), Part::New);
+        assert_eq!(parts.of_hub(0).map(|part| part.round.0).collect::<Vec<_>>(), [8, 9]);
+    }
+
+    #[test]
+    fn what_is_no_number_is_the_same_twice() {
+        let mut parts = Parts::new(1);
+        assert_eq!(parts.take(0, told(1, f64::NAN)), Part::New);
+        assert_eq!(parts.take(0, told(1, f64::NAN)), Part::Known);
+    }
+}
