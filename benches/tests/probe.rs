@@ -105,7 +105,8 @@ fn every_schedule_is_exact_and_reported() {
             ("sliced", 32_768.into(), null.clone()),
             ("p3", 32_768.into(), Credit::AT_FIRST.into()),
         ] {
-            let report = report(&["--transport", transport, "--schedule", schedule]);
+            // Cores share a default credit.
+            let report = report(&["--transport", transport, "--schedule", schedule, "--cores", "1"]);
             assert_eq!(
                 (&report["checked"], &report["schedule"]),
                 (&true.into(), &schedule.into()),

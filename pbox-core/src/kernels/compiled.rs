@@ -14,7 +14,7 @@ use super::rule::{Adam, AdamW, AmsGrad, AmsGradW, Average, Dampened, Lion, Momen
 /// The slots that are summed at a time where there are many: each is a stream of memory.
 pub(super) const GROUP: usize = 8;
 
-/// From this number of slots on, they are summed in groups: 128 are three times as fast then, and 12 would be slower
+/// The least number of slots that are summed in groups: 128 are three times as fast then, and 12 would be slower
 /// (`docs/decisions/0004-sum-at-last-arrival.md`).
 const MANY: usize = 16;
 
@@ -187,7 +187,7 @@ impl Kernels {
         }
     }
 
-    /// The same of [many](MANY) slots: it sums a tile, and then steps on the sums as on one slot.
+    /// Sums and steps [many](MANY) slots: it sums a tile, and then steps on the sums as on one slot.
     #[inline(never)] // its tile is on the stack
     fn sum_many<E: Element, R: Rule>(
         &self,
