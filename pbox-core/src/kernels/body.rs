@@ -42,6 +42,13 @@ pub(super) fn run<S: Element, E: Element, R: Rule, I: Convert<S> + Convert<E> + 
     [master, first, second, third]: [&mut [f32]; 4],
 ) {
     let elements = slots.elements();
+    // Here the compiler sees the lengths, and leaves checks out of the loop.
+    let of = |is_used: bool| if is_used { elements } else { 0 };
+    let window = &mut window[..elements];
+    let master = &mut master[..of(has_master::<E, R>())];
+    let first = &mut first[..of(R::STATE > 0)];
+    let second = &mut second[..of(R::STATE > 1)];
+    let third = &mut third[..of(R::STATE > 2)];
     let mut chunk = Chunk { step, slots, window, master, first, second, third };
     let length = I::Vector::LENGTH;
     let whole = elements - elements % length;

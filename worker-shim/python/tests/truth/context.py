@@ -160,9 +160,9 @@ class Context:
             with contextlib.suppress(BaseException):
                 each.session.close()
         for state in self._states:
-            for session in list(state._sessions.values()):
+            if state.session is not None:
                 with contextlib.suppress(BaseException):
-                    session.close()
+                    state.session.close()
 
 
 class Run:

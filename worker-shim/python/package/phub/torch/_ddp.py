@@ -87,6 +87,11 @@ class HubState:
         self._thread.start()
         weakref.finalize(self, _drop, self._jobs, self._answers).atexit = False
 
+    @property
+    def session(self) -> Optional[Session]:
+        """The session of all buckets; `None` in the first passes."""
+        return self._jobs.session
+
     def average(self, bucket: Any) -> Any:
         """Sends a bucket; a future of its mean, in place.
 
