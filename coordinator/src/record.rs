@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use authority::{hex, unhex};
 use pbox_core::JobId;
 use serde::{Deserialize, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
 
 use crate::hub::{Hub, Settings};
 use crate::input::{Happened, Input};
@@ -38,9 +39,8 @@ const NOTHING: [&str; 2] = ["[]", "Forgotten(0)"];
 /// The longest piece of a line that a story shows, in characters.
 const SHOWN: usize = 600;
 
-/// The first line.
+/// The first line. Another form may have other settings, and more beside them.
 #[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Head {
     record: String,
     /// Older records have no number.
@@ -48,7 +48,7 @@ struct Head {
     form: u32,
     /// The version of the program.
     version: String,
-    settings: Settings,
+    settings: Box<RawValue>,
 }
 
 /// An input with its answer.
@@ -69,6 +69,7 @@ struct Ended {
 
 /// Returns the first line of the record of a hub of this version.
 pub fn head(version: &str, settings: Settings) -> String {
+    let settings = to_raw_value(&settings).expect("its keys are texts");
     json(&Head { record: FORMAT.to_owned(), form: FORM, version: version.to_owned(), settings })
 }
 
@@ -212,6 +213,7 @@ pub fn replay<E: fmt::Display>(
     if form != FORM {
         return Err(NotReplayed::OtherForm { form, version });
     }
+    let settings = read(1, Ok::<_, E>(settings.get().to_owned()), head)?;
     let (mut hub, begun) = (Hub::new(settings), Instant::now());
     let mut replayed = Replayed { inputs: 0, jobs: 0, time: Duration::ZERO, ended: None };
     let (mut story, mut jobs) = (Story::default(), BTreeSet::<JobId>::new());
@@ -381,7 +383,9 @@ mod tests {
     fn a_record_of_another_form_is_refused_by_name() {
         for (other, form) in [("", 0), ("\"form\":2,", 2)] {
             let mut lines = recorded();
-            lines[0] = lines[0].replace("\"form\":1,", other);
+            lines[0] = lines[0]
+                .replace("\"form\":1,", other)
+                .replace("\"settings\":{", "\"settings\":{\"other\":1,");
             let refused = replayed(&lines).unwrap_err();
             assert_eq!(refused, NotReplayed::OtherForm { form, version: "a test".to_owned() });
             assert!(refused.to_string().contains("phub-server a test"), "{refused}");

@@ -218,7 +218,8 @@ pub struct HubSettings {
     pub record: Option<PathBuf>,
 
     /// The most that the record may have, in megabytes. It then ends with a line that says so, and the hub goes on.
-    #[arg(long, env = "PHUB_RECORD_MB", value_name = "MB", default_value_t = 1000)]
+    #[arg(long, env = "PHUB_RECORD_MB", value_name = "MB", default_value_t = 1000,
+          value_parser = clap::value_parser!(u32).range(1..))]
     pub record_mb: u32,
 
     /// End when there has been no job for this many seconds. Default: run until a signal.
