@@ -80,9 +80,9 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_CHECKSUM", value_parser = BoolishValueParser::new())]
     pub checksum: bool,
 
-    /// TCP's congestion control of gradients and weights: a name of the kernel's, like cubic; `system`, its default; or `auto`,
-    /// which is its default, too, but where that is BBR and the handshake takes at most 10 ms: cubic or reno then, which fill
-    /// links between near machines. Workers read PHUB_TCP_CONGESTION for what they send.
+    /// TCP's congestion control of gradients and weights: `auto`, `system` for the kernel's default, or a name of the kernel's,
+    /// like cubic. `auto` takes the kernel's default, too. But where that is BBR, and a handshake took at most 10 ms, it takes cubic
+    /// or reno: they fill links between near machines. Workers read PHUB_TCP_CONGESTION for what they send.
     #[arg(long, env = "PHUB_TCP_CONGESTION", default_value_t, value_name = "NAME|system|auto")]
     pub tcp_congestion: Congestion,
 

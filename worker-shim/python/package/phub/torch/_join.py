@@ -103,8 +103,8 @@ class Join:
         return exchange
 
     def _place(self) -> Dict[str, Any]:
-        names = ("hub", "rank", "world_size", "mesh", "token", "transport", "tcp_congestion", "nics", "rails",
-                 "chunk_bytes", "checksum")
+        place = ("hub", "rank", "world_size", "mesh", "token")
+        names = (*place, "transport", "tcp_congestion", "nics", "rails", "chunk_bytes", "checksum")
         return {name: self._session[name] for name in names if name in self._session}
 
     def _join_mean(self, joined: Session, keys: Dict[str, Key]) -> Session:
