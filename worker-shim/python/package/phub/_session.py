@@ -221,6 +221,7 @@ class Session:
         if pull is None and pull_layers is not None:
             raise _phub.SettingsError("pull_layers without pull: say which batches of them, such as pull='ibatch'")
         self.pull = pull
+        self.skips_nonfinite = bool(skip_nonfinite)
         self._layers = [[key] for key in self._keys] if pull_layers is None else [list(each) for each in pull_layers]
         layers = _pull.numbers(self._layers, self._numbers)
         is_hub_known = hub is not None or bool(os.environ.get("PHUB_HUB"))

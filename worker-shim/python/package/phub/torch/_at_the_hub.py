@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional
 
@@ -13,9 +14,13 @@ from ._exchange import Exchange
 from ._held import drop_gradient, gradient_of, unasked
 from ._join import Join
 from ._joined import Joined
+from ._scaler import found_infinite, unscaling
 from ._state import to_torch
 
 _SETS_TO_NONE: bool = inspect.signature(torch.optim.Optimizer.zero_grad).parameters["set_to_none"].default  # True from torch 2 on
+
+_of_optimizers = importlib.import_module("torch.optim.optimizer")  # which torch.optim need not name
+_HOOKS_BEFORE_ALL_STEPS: Dict[Any, Any] = getattr(_of_optimizers, "_global_optimizer_pre_hooks", {})  # torch 2.0
 
 
 class _Read(NamedTuple):
@@ -45,11 +50,23 @@ class AtTheHub(Joined):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if found_infinite(self) and not self._phub.is_asked:
+            return loss  # in the mean, so that no worker makes this step
         self._take_changes_of_state()
         if self._phub_join.model.has_grown:
             self._join_anew()
-        self._phub.step(self.param_groups)
+        self._phub.step(self.param_groups, unscaling(self))
         return loss
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether `step` unscales gradients. torch's `GradScaler` asks this first in its own step, and then searches the gradients
+        for what is not finite; see `_scaler`."""
+        reads_before = vars(self).get("_optimizer_step_pre_hooks") or _HOOKS_BEFORE_ALL_STEPS  # unscaled gradients
+        unscales = self._phub.session.skips_nonfinite and not reads_before
+        if unscales and not self._phub_join.model.has_grown:
+            self._phub.expect_search()
+        return unscales
 
     def zero_grad(self, set_to_none: bool = _SETS_TO_NONE) -> None:
         """Zeros the gradients, or sets them to `None`, as torch does; no gradient is handed out for it."""

@@ -16,9 +16,10 @@ from torch.nn.modules import module as torch_module
 from .._phub import Error
 from .._session import Session
 from ._coverage import Coverage
-from ._errors import WrapError
+from ._errors import GradientError, WrapError
 from ._gradients import Gradients, Mean
 from ._model import Model
+from ._scaler import Found
 from ._settings import Settings, UnsupportedOptimizerError, by_key
 from ._tensors import Broadcast
 from ._weights import Weights
@@ -56,6 +57,8 @@ class Exchange:
         self._buffers_are_old = False
         self._resets: Set[str] = set()
         self._groups: List[Dict[str, Any]] = []  # of torch's optimizer, once there was a step
+        self._found: Optional[Found] = None
+        """The search that a scaler has left to the last step."""
         self.has_stepped = session.next_round > 1
         """Whether the hub may have weights that are not the first ones."""
 
@@ -88,12 +91,17 @@ class Exchange:
         self._handles.append(handle)
         weakref.finalize(self, handle.remove)
 
-    def step(self, groups: List[Dict[str, Any]]) -> None:
-        """Makes a round with the gradients, the parameters and the settings that the script has now."""
+    def step(self, groups: List[Dict[str, Any]], times: float = 1.0) -> None:
+        """Makes a round with the gradients times a number, the parameters and the settings that the script has now."""
+        self._check_unscaling(times)
         self._weights.free_all()
+        self._answer()
         self._put_written()
         self._follow_settings(groups)
-        self._gradients.push()
+        unanswered = self._gradients.take_unanswered()
+        if unanswered:
+            self._found = Found(unanswered, self._search_of_this_round())
+        self._gradients.push(times)
         self._weights.stepped()
         if self._coverage.is_learning:
             self._uncovered = self._coverage.learn()
@@ -110,6 +118,54 @@ class Exchange:
             self.session.need(*keys)
             self._weights.arrange(keys)
             self._gradients.arrange(keys)
+
+    # ---- torch's scaler
+
+    def expect_search(self) -> None:
+        """Notes that torch's scaler searches the gradients next, which the hub does in the round that follows."""
+        self._gradients.expect_search()
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the scaler has left a search to the next round."""
+        return self._gradients.is_asked
+
+    def _check_unscaling(self, times: float) -> None:
+        if times == 1.0:
+            return
+        if self._clip_value is not None:
+            raise GradientError(
+                f"clip_value={self._clip_value} clips gradients in the backward pass, which a GradScaler has scaled: use clip_norm, "
+                f"which clips the mean that the hub has unscaled"
+            )
+        half = [key for key, parameter in self.parameters.items() if parameter.dtype == torch.float16]
+        if half:
+            raise GradientError(
+                f"parameter {half[0]!r} has float16 gradients, which underflow where a GradScaler unscales them: keep parameters in "
+                f"float32, and compute in float16 by torch.autocast"
+            )
+
+    def _search_of_this_round(self) -> Callable[[], bool]:
+        """Returns a function that waits for as few weights as tell the norm of the round, and returns whether it was skipped."""
+        number, skipped = self.session.next_round, self.session.skipped
+
+        def search() -> bool:
+            for key in self.parameters:
+                self._windows.settle(key)
+                norm = self.session.norm
+                if norm is not None and norm.round >= number:
+                    break
+            return self.session.skipped > skipped
+
+        return search
+
+    def _answer(self) -> None:
+        """Answers what the scaler asked in the last step, before the next norm is known."""
+        found, self._found = self._found, None
+        if found is not None:
+            found.answer()
+
+    # ---- what the script has changed
 
     def _put_written(self) -> None:
         """Gives the hub the parameters that the script has written, in a round of their own."""
@@ -199,6 +255,7 @@ class Exchange:
         """Waits for all, and leaves the job. Parameters keep their values. The script may write them again, also where
         new values cannot come, which is an error here."""
         try:
+            self._answer()
             self._weights.settle_all()
         finally:
             self._weights.leave()

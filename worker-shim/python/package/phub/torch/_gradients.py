@@ -42,10 +42,11 @@ class _Sent(NamedTuple):
 
     gradient: torch.Tensor
     version: int
+    times: float
 
-    def is_still(self, gradient: torch.Tensor) -> bool:
-        """Whether a parameter has this gradient, and nobody has written it since."""
-        return gradient is self.gradient and gradient._version == self.version and is_watched(gradient)
+    def is_still(self, gradient: torch.Tensor, times: float) -> bool:
+        """Whether a parameter has this gradient, and nobody has written it since; and whether it has left times this number."""
+        return gradient is self.gradient and gradient._version == self.version and times == self.times and is_watched(gradient)
 
 
 class Gradients:
@@ -88,6 +89,10 @@ class Gradients:
         self._is_touched = self._was_touched = False  # in this round, and in the last one: then bytes ahead would be lost
         self._ends_backward = False
         self._passes_of_first = passes
+        self._times = 1.0
+        """The factor of gradients in the last step, by which bytes leave ahead, too."""
+        self._expects_search = False
+        self._unanswered: List[torch.Tensor] = []
         self._is_apart = False  # in no_sync()
         self._keys = {id(parameter): key for key, parameter in parameters.items()}
         for key, parameter in parameters.items():
@@ -164,11 +169,11 @@ class Gradients:
         self._clip(bucket.values())
         keys = list(bucket)
         self._lend(keys)
-        self._windows.write(bucket)
+        self._windows.write(bucket, self._times)
         self._windows.do(keys, self._session.send_ahead)
         for key, gradient in bucket.items():
             watch(gradient, self)
-            self._sent[key] = _Sent(gradient, gradient._version)
+            self._sent[key] = _Sent(gradient, gradient._version, self._times)
         self._left.update(keys)
 
     def _call_back(self) -> bool:
@@ -223,10 +228,32 @@ class Gradients:
         self._sent.clear()
         self._mean.replace(gradients, self._parameters)
 
+    # ---- a scaler
+
+    def expect_search(self) -> None:
+        """Notes that torch's `GradScaler` searches the gradients next, and then has the optimizer make its step."""
+        self._expects_search = self._mean is not None
+
+    def puts_off(self, found: torch.Tensor) -> bool:
+        """Leaves a search of the scaler's to the hub, which finds what is not finite in the mean of all workers."""
+        if self._expects_search and not any(each is found for each in self._unanswered):
+            self._unanswered.append(found)
+        return self._expects_search
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a search was put off."""
+        return bool(self._unanswered)
+
+    def take_unanswered(self) -> List[torch.Tensor]:
+        """Takes the tensors of searches that were put off, in which the scaler reads what was found."""
+        unanswered, self._unanswered = self._unanswered, []
+        return unanswered
+
     # ---- the step
 
-    def push(self) -> None:
-        """Ends the round: what the parameters have as gradients is what the hub steps with."""
+    def push(self, times: float = 1.0) -> None:
+        """Ends the round: what the parameters have as gradients, times a number, is what the hub steps with."""
         sent: List[str] = []
         rewritten: List[str] = []
         nothing: List[str] = []
@@ -238,7 +265,7 @@ class Gradients:
                     nothing.append(key)
                     continue
                 was_sent = self._sent.get(key)
-                if was_sent is not None and was_sent.is_still(gradient):
+                if was_sent is not None and was_sent.is_still(gradient, times):
                     sent.append(key)
                     continue
                 if gradient.is_sparse:
@@ -247,12 +274,13 @@ class Gradients:
                 (rewritten if key in self._left else sent).append(key)
             if not self._touched_at:
                 self._clip(gradient for key, gradient in written.items() if key not in self._left)
-            self._windows.write(written)
+            self._windows.write(written, times)
         self._windows.do(sent, self._session.push)
         self._windows.do(rewritten, self._push_rewritten)
         self._windows.do(nothing, self._session.push_nothing)
         self._expected, self._passes, self._touched_at = self._passes, {}, ""
         self._was_touched, self._is_touched = self._is_touched, False
+        self._times, self._expects_search = times, False
         self.nothing()
 
     def _push_rewritten(self, *keys: str) -> None:
@@ -262,6 +290,8 @@ class Gradients:
         """Forgets the backward passes of this round, whose sums the script has dropped, if it has not made a step. Gradients that
         are zeros are the mean at all workers, and need not be watched."""
         self._passes.clear()
+        self._expects_search = False
+        self._unanswered.clear()
         self._release()
 
     def _release(self) -> None:

@@ -77,8 +77,7 @@ def mix_in(optimizer: torch.optim.Optimizer, joined: Type[Joined], membership: M
     patch()
     if counted is not None:
         optimizer.step = _counting(optimizer, counted)  # type: ignore[method-assign]
-    if hasattr(optimizer, "_step_supports_amp_scaling"):
-        optimizer._step_supports_amp_scaling = False  # so a GradScaler unscales gradients itself
+    vars(optimizer).pop("_step_supports_amp_scaling", None)  # a fused one's: by default a GradScaler unscales gradients itself
 
 
 def _counting(counts: Any, counted: Callable[..., Any]) -> Callable[..., Any]:

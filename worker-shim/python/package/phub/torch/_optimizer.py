@@ -57,7 +57,8 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
         hub, rank, world_size: as for `phub.Session`; default: from the launcher's environment.
         clip_norm: the hub scales the mean gradient of all parameters so that its norm is at most this, as
             `torch.nn.utils.clip_grad_norm_` does after DDP, and without the exchange of gradients that this call costs. `grad_norm` is
-            the norm of the last step. With `skip_nonfinite=True` a step whose mean gradient is not finite is left out.
+            the norm of the last step. With `skip_nonfinite=True` a step whose mean gradient is not finite is left out, and the hub does
+            what torch's `GradScaler` would do by itself: it unscales gradients, and finds those that are not finite.
         clip_value: each worker's gradients are clipped to plus and minus this, before the mean.
         backward_passes_per_step: after how many backward passes bytes leave in the first step. `step()` takes the sum of as many as
             there were, and the next step's bytes leave after as many.

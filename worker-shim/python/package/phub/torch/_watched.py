@@ -26,8 +26,13 @@ class Watcher(Protocol):
     def zeroed_by_script(self, gradient: Any) -> None:
         """Is called before the script sets a gradient to zero, which need not be watched any more."""
 
+    def puts_off(self, found: Any) -> bool:
+        """Is asked before torch's `GradScaler` searches gradients that are all this watcher's for what is not finite. Whether the
+        watcher puts that off, and writes into `found` what was found."""
+
 
 _WITHOUT_VALUES = WITHOUT_VALUES | {torch.Tensor.detach_, torch.Tensor.requires_grad_}
+_SEARCH = getattr(torch, "_amp_foreach_non_finite_check_and_unscale_", None)  # the scaler's
 
 
 try:
@@ -55,6 +60,8 @@ class Watched:
             args[0]._phub_watcher.zeroed_by_script(args[0])
             release(args[0])
             return function(*args, **(kwargs or {}))
+        if function is _SEARCH and _puts_off(args[0], args[1]):
+            return None
         found: List[Any] = []
         _collect((args, kwargs), found)
         for gradient in found:
@@ -105,6 +112,14 @@ def is_watched(gradient: Any) -> bool:
 def is_exposed(gradient: Any) -> bool:
     """Whether a script may have a view of the gradient, such as its `data`, whose writes torch does not count."""
     return getattr(gradient, "_phub_is_exposed", False)
+
+
+def _puts_off(gradients: List[Any], found: Any) -> bool:
+    watchers = {id(each._phub_watcher) if isinstance(each, Watched) else None for each in gradients}
+    if len(watchers) != 1 or None in watchers or isinstance(found, Watched):
+        return False
+    watcher: Watcher = gradients[0]._phub_watcher
+    return watcher.puts_off(found)
 
 
 def _collect(values: Any, found: List[Any]) -> None:

@@ -88,12 +88,16 @@ class HostWindows:
         self._session = session
         self._windows = {key: (tensor(session, key, "gradient"), tensor(session, key, "weights")) for key in session.keys}
 
-    def write(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Puts gradients, or weights, by key into the windows that the hub reads."""
+    def write(self, values: Mapping[str, torch.Tensor], times: float = 1.0) -> None:
+        """Puts gradients, or weights, by key and times a number into the windows that the hub reads."""
         if not values:
             return
         with torch.no_grad():
-            copy([self._windows[key][0] for key in values], list(values.values()))
+            if times == 1.0:
+                copy([self._windows[key][0] for key in values], list(values.values()))
+            else:
+                for key, each in values.items():
+                    torch.mul(each, times, out=self._windows[key][0])
 
     def do(self, keys: Sequence[str], call: Call) -> None:
         """Makes a call of the session for keys, once what was written is in the windows."""
@@ -171,14 +175,15 @@ class CudaWindows(HostWindows):
         self._thread = threading.Thread(target=self._run, name="phub-copies", daemon=True)
         self._thread.start()
 
-    def write(self, values: Mapping[str, torch.Tensor]) -> None:
+    def write(self, values: Mapping[str, torch.Tensor], times: float = 1.0) -> None:
         for key in values:
             self._made[key].wait()  # the bytes of an earlier call are read from the window
         # After the values are made, and after the weights of the round before were copied out of their window.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             for key, each in values.items():
-                self._windows[key][0].copy_(torch.Tensor.detach(each), non_blocking=True)
+                own = torch.Tensor.detach(each)
+                self._windows[key][0].copy_(own if times == 1.0 else own * times, non_blocking=True)
                 each.record_stream(self._stream)
             done = torch.cuda.Event()
             done.record(self._stream)

@@ -68,10 +68,122 @@ def unscaled_and_clipped(ctx):
     trained(ctx, run, bad=[1], unscale=clip)
 
 
+AT_THE_HUB = {"skip_nonfinite": True}
+"""The hub unscales gradients and finds what is not finite."""
+
+
+@idiom(workers=(1, 2, 4), hooked=False)
+def found_by_the_hub(ctx):
+    trained(ctx, ctx.run(make=adam, wrap=AT_THE_HUB), steps=8, bad=[0, 3, 4])
+
+
+@idiom(hooked=False)
+def unscaled_where_the_hub_finds(ctx):
+    """The script reads the mean before its step, so that the scaler unscales it and searches it by itself."""
+    run = ctx.run(make=adamw, wrap=AT_THE_HUB)
+
+    def clip(scales):
+        scales.unscale_(run.optimizer)
+        ctx.record(norm=torch.nn.utils.clip_grad_norm_(run.net.parameters(), 0.1))
+
+    trained(ctx, run, bad=[1], unscale=clip)
+
+
+@idiom(hooked=False)
+def made_finite_where_the_hub_finds(ctx):
+    """Values become finite after the scaler has found that they are not: the step is skipped all the same."""
+    run = ctx.run(make=adamw, wrap=AT_THE_HUB)
+
+    def make_finite(scales):
+        scales.unscale_(run.optimizer)
+        for each in run.net.parameters():
+            each.grad.nan_to_num_(0.0, 0.1, -0.1)
+
+    trained(ctx, run, bad=[1], unscale=make_finite)
+
+
+@idiom(hooked=False, needs=(2, 3))
+def read_before_the_step_where_the_hub_finds(ctx):
+    """A hook of the step finds unscaled gradients."""
+    run = ctx.run(make=adam, wrap=AT_THE_HUB)
+    hook = run.optimizer.register_step_pre_hook(lambda *_: ctx.record(first=next(run.net.parameters()).grad.clone()))
+    trained(ctx, run, bad=[1])
+    hook.remove()
+    trained(ctx, run, bad=[1])
+
+
+@idiom(hooked=False)
+def unscaled_in_some_steps_where_the_hub_finds(ctx):
+    """The scaler unscales gradients that nobody reads before the step, and the optimizer does not zero them."""
+    run = ctx.run(make=adam, wrap=AT_THE_HUB)
+    scales = scaler()
+    for step, (inputs, targets) in enumerate(ctx.batches(6)):
+        run.net.zero_grad()
+        loss = run.loss(inputs, targets)
+        scales.scale(loss * (float("inf") if step in (2, 3) else 1.0)).backward()
+        if step in (1, 2, 4):
+            scales.unscale_(run.optimizer)
+        scales.step(run.optimizer)
+        scales.update()
+        ctx.record(run.net, loss=loss, scale=scales.get_scale())
+
+
+@idiom(hooked=False, needs=(2, 3))
+def updated_late_where_the_hub_finds(ctx):
+    """Another step comes before the scaler is asked what its own step has found."""
+    run = ctx.run(wrap=AT_THE_HUB)
+    scales = scaler()
+    for step, (inputs, targets) in enumerate(ctx.batches(6)):
+        run.optimizer.zero_grad()
+        loss = run.loss(inputs, targets)
+        if step % 2:
+            loss.backward()
+            run.optimizer.step()
+            scales.update()
+        else:
+            scales.scale(loss * (float("inf") if step == 2 else 1.0)).backward()
+            scales.step(run.optimizer)
+        ctx.record(run.net, loss=loss, scale=scales.get_scale())
+
+
+@idiom(hooked=False)
+def read_where_the_hub_finds(ctx):
+    """Scaled gradients are read in some steps: no bytes leave ahead in the next one."""
+    run = ctx.run(wrap=AT_THE_HUB)
+    reads = iter([False, True, True, False, False, True])
+    trained(ctx, run, bad=[2, 3], unscale=lambda _scales: next(reads) and ctx.record(first=next(run.net.parameters()).grad.clone()))
+
+
+@idiom(hooked=False)
+def some_steps_without_scaler_where_the_hub_finds(ctx):
+    run = ctx.run(wrap=AT_THE_HUB)
+    scales = scaler()
+    for step, (inputs, targets) in enumerate(ctx.batches(6)):
+        run.optimizer.zero_grad()
+        loss = run.loss(inputs, targets)
+        if step % 3 == 1:
+            loss.backward()
+            run.optimizer.step()
+        else:
+            scales.scale(loss).backward()
+            scales.step(run.optimizer)
+            scales.update()
+        ctx.record(run.net, loss=loss, scale=scales.get_scale())
+
+
+@idiom(workers=(1, 2, 4), hooked=False)
+def infinite_on_one_rank_and_found_by_the_hub(ctx):
+    infinite(ctx, ctx.run(wrap=AT_THE_HUB))
+
+
 @idiom(workers=(1, 2, 4))
 def infinite_on_one_rank(ctx):
     """DDP's mean is infinite everywhere, so all ranks skip."""
-    run = ctx.run()
+    infinite(ctx, ctx.run())
+
+
+def infinite(ctx, run):
+    """A loop in which one rank's loss is infinite in one step."""
     scales = scaler()
     for step, (inputs, targets) in enumerate(ctx.batches(6)):
         run.optimizer.zero_grad()

@@ -1,0 +1,69 @@
+"""torch's `GradScaler` in a job with `skip_nonfinite`: gradients leave unscaled, and the hub finds what is not finite.
+
+```
+   scaler.scale(loss).backward()   bytes ahead leave times the last step's 1 / scale
+   scaler.step(optimizer)          asks whether the optimizer unscales gradients itself, which it does
+                                   searches its gradients: put off, as they are not the mean yet
+      optimizer.step()             gradients are pushed times 1 / scale; the hub steps, or skips the round
+   scaler.update()                 reads what was found: it waits for the norm of the round
+```
+
+So the mean of all workers costs no exchange of its own, as it does where the scaler unscales and searches by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List, Optional
+
+import torch
+
+from ._watched import release, watch
+
+__all__ = ["Found", "found_infinite", "unscaling"]
+
+
+class Found:
+    """The answer to a search that the hub makes: the scaler reads it, and waits for it then."""
+
+    def __init__(self, tensors: List[torch.Tensor], wait: Callable[[], bool]) -> None:
+        """Args:
+        tensors: where the scaler reads the answer. They hold 0 until then.
+        wait: waits until the hub knows whether all is finite, and returns whether something is not.
+        """
+        self._tensors, self._wait = tensors, wait
+        for tensor in tensors:
+            watch(tensor, self)
+
+    def answer(self) -> None:
+        """Waits for the hub's answer, and writes it where the scaler reads it."""
+        tensors, self._tensors = self._tensors, []
+        if tensors:
+            found = self._wait()
+            for tensor in tensors:
+                release(tensor)
+                tensor.fill_(float(found))
+
+    def touched(self) -> None:
+        """The scaler is about to read what was found."""
+        self.answer()
+
+    def zeroed_by_script(self, gradient: Any) -> None:
+        """Answers first: a zero that is written afterwards is the script's."""
+        self.answer()
+
+    def puts_off(self, found: Any) -> bool:
+        """Refuses: an answer is no gradient."""
+        return False
+
+
+def unscaling(optimizer: torch.optim.Optimizer) -> float:
+    """Returns by how much the scaler that is in its step wants gradients multiplied: 1 without a scaler, or where it has unscaled
+    them already. Rounded as torch rounds it."""
+    scale: Optional[torch.Tensor] = vars(optimizer).get("grad_scale")
+    return 1.0 if scale is None else scale.double().reciprocal().float().item()
+
+
+def found_infinite(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the scaler that is in its step has searched the gradients by itself, and has found one that is not finite."""
+    found: Optional[torch.Tensor] = vars(optimizer).get("found_inf")
+    return found is not None and found.item() > 0

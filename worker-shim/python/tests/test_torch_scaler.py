@@ -1,0 +1,100 @@
+"""torch's `GradScaler` in a job with `skip_nonfinite`: what it costs, and what is refused. That numbers are torch's: `truth`."""
+
+import pytest
+from conftest import in_processes
+
+torch = pytest.importorskip("torch")
+if not hasattr(torch.amp, "GradScaler"):
+    pytest.skip("torch 2.3 has the first GradScaler for the processor", allow_module_level=True)
+
+from test_torch_optimizer import Net, data, wrap  # noqa: E402
+
+import phub.torch  # noqa: E402
+
+STEPS = 8
+
+
+def scaled(model, seed):
+    return torch.nn.functional.cross_entropy(model(data(seed)[0]), data(seed)[1])
+
+
+def train(rank, hub):
+    """Trains with bytes that leave ahead. Returns the calls of each step, and whether a job of means was joined."""
+    model = Net()
+    settings = {"transport": "tcp", "chunk_bytes": 64, "skip_nonfinite": True, "rank": rank, "world_size": 2}
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, **settings)
+    calls = []
+    for name in ("send_ahead", "push"):
+        call = getattr(optimizer.session, name)
+
+        def counted(*keys, call=call, name=name, **settings):
+            calls[-1].append((name, bool(settings)))
+            call(*keys, **settings)
+
+        setattr(optimizer.session, name, counted)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    scales = []
+    for step in range(STEPS):
+        calls.append([])
+        optimizer.zero_grad()
+        loss = scaled(model, 2 * step + rank) * (float("inf") if step == 4 and rank == 1 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        calls[-1].append(("pending", bool(optimizer._phub._weights.pending)))
+        scaler.update()
+        scales.append(scaler.get_scale())
+    skipped, means = optimizer.session.skipped, optimizer._phub._gradients._mean._session
+    optimizer.leave()
+    return calls, scales, skipped, means is not None, [each.tolist() for each in model.parameters()]
+
+
+def test_a_scaler_costs_no_exchange_of_means_and_bytes_leave_ahead(hub):
+    first, second = in_processes(2, train, hub.address)
+    for calls, scales, skipped, joined_means, _ in (first, second):
+        assert scales == [1024.0, 1024.0, 2048.0, 2048.0, 1024.0, 1024.0, 1024.0, 2048.0]
+        assert skipped == 1 and not joined_means
+        assert all(("send_ahead", False) in each for each in calls)
+        # Bytes leave ahead times the factor of the step before: where the scale has changed, they leave again.
+        rewritten = [step for step, each in enumerate(calls) if ("push", True) in each]
+        assert rewritten == [0, 3, 5]
+        assert all(("pending", True) in each for each in calls), "step() waits for nothing"
+    assert first[-1] == second[-1]
+
+
+def ask_late(rank, hub):
+    """Skips a step without the scaler before the scaler asks what its own step has found. Returns the scale."""
+    model = Net()
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, skip_nonfinite=True, rank=rank, world_size=2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
+    scaler.scale(scaled(model, rank)).backward()
+    scaler.step(optimizer)
+    optimizer.zero_grad()
+    (scaled(model, rank) * float("inf")).backward()
+    optimizer.step()
+    scaler.update()
+    optimizer.synchronize()
+    skipped = optimizer.session.skipped
+    optimizer.leave()
+    return scaler.get_scale(), skipped
+
+
+def test_a_scaler_that_asks_late_hears_of_its_own_step(hub):
+    assert in_processes(2, ask_late, hub.address) == [(2048.0, 1)] * 2
+
+
+def test_a_clip_by_value_is_refused(hub):
+    model = Net()
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, skip_nonfinite=True, clip_value=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(scaled(model, 0)).backward()
+    with pytest.raises(phub.torch.GradientError, match=r"clip_value=1.0 .* use clip_norm"):
+        scaler.step(optimizer)
+
+
+def test_gradients_in_float16_are_refused(hub):
+    model = Net().half()
+    optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, hub, skip_nonfinite=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(sum(each.float().sum() for each in model.parameters())).backward()
+    with pytest.raises(phub.torch.GradientError, match=r"'first.weight' has float16 gradients, .* torch.autocast"):
+        scaler.step(optimizer)
