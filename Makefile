@@ -94,6 +94,7 @@ asan: setup  ## test fabric and pbox-core under AddressSanitizer
 check: setup  ## check formatting, lints with warnings denied, docs, the build without hwloc
 	sh tools/check-unsafe.sh
 	! command -v python3 >/dev/null || python3 tools/check-docs.py
+	! command -v python3 >/dev/null || python3 tools/house.py --check
 	! command -v python3 >/dev/null || python3 tools/miscompiled.py $(FEATURES)
 	! command -v python3 >/dev/null || python3 tools/built-twice.py $(FEATURES)
 	! command -v shellcheck >/dev/null || shellcheck tools/figures/*.sh tools/rig/*.sh
@@ -104,7 +105,7 @@ check: setup  ## check formatting, lints with warnings denied, docs, the build w
 	$(CARGO) clippy -p fabric-loom --test ring_and_bell -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps $(FEATURES)
 
-house:  ## print what stands out in the tree: full folders, long files, circles of imports, names used twice
+house:  ## print what stands out in the tree: large types, full folders, long files, circles of imports, names used twice
 	@python3 tools/house.py
 
 bench: setup  ## measure kernels and codecs by criterion, the probe, and the peers beside it

@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
-"""Prints what stands out in the tree, for whoever plans the next clean-up: `tools/house.py`. It never fails.
+"""Prints what stands out in the tree, for whoever plans the next clean-up: `tools/house.py`.
 
+`tools/house.py --check` prints what is too large in the coordinator alone, and fails where something is.
+
+- types of the coordinator with more than 12 fields or 25 methods of their own, its functions of more than 60 lines
 - folders with more than 12 files, files with more than 400 lines
 - circles of imports between files of different folders of a crate
 - names of public types in several files; siblings (files of one name) may share a type's name
@@ -10,9 +13,15 @@ import collections
 import pathlib
 import re
 import subprocess
+import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 NAME = re.compile(r"^ *pub (?:struct|enum|union|trait|type) (\w+)", re.M)
+BLOCK = re.compile(r"( *)(?:pub(?:\([^)]*\))? )?(?:const |unsafe )*(struct|impl|fn)\b(?:<.*?>)? ?(\w+)")
+FIELD = re.compile(r"    (?:pub(?:\([^)]*\))? )?\w+: ")
+# The crates whose types and functions are bounded.
+BOUNDED = {"coordinator"}
+MOST_FIELDS, MOST_METHODS, MOST_LINES = 12, 25, 60
 USE = re.compile(r"^ *(pub(?:\([^)]*\))? )?use ([^;]+);", re.M)
 PATH = re.compile(r"\b(?:crate|super)(?:::\w+)+")
 
@@ -68,17 +77,45 @@ class Crate:
         return [circle for circle in circles if len({homes[file] for file in circle}) > 1]
 
 
+def blocks(text):
+    """The structs, impls and functions of a file, as rustfmt lays them out: kind, name, lines."""
+    lines = text.split("\n")
+    for first, line in enumerate(lines):
+        if (block := BLOCK.match(line)) and not line.endswith(("}", ";")):
+            yield block[2], block[3], lines[first : lines.index(f"{block[1]}}}", first) + 1]
+
+
+def too_large(texts):
+    """Says what is too large in one crate."""
+    methods = collections.Counter()
+    for file, text in texts.items():
+        for kind, name, lines in blocks(text):
+            if kind == "impl" and " for " not in lines[0]:
+                methods[name] += sum(bool((of := BLOCK.match(line)) and of[2] == "fn" and len(of[1]) == 4) for line in lines)
+            if kind == "struct" and (count := sum(bool(FIELD.match(line)) for line in lines)) > MOST_FIELDS:
+                yield f"type    {file}: {name} has {count} fields"
+            if kind == "fn" and len(lines) > MOST_LINES:
+                yield f"fn      {file}: {name} has {len(lines)} lines"
+    yield from (f"type    {name} has {count} methods" for name, count in methods.items() if count > MOST_METHODS)
+
+
 def main():
     names = subprocess.run(["git", "ls-files", "*.rs", "*.py", "*.sh", "*.c", "*.md"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     texts = {pathlib.Path(name): (ROOT / name).read_text() for name in names.stdout.split() if (ROOT / name).is_file()}
+    source = {file: re.sub(r"//.*", "", text.split("#[cfg(test)]\nmod tests {")[0]) for file, text in texts.items()
+              if file.suffix == ".rs" and "src" in file.parts and "tests" not in file.with_suffix("").parts}
+    large = [line for crate in sorted(BOUNDED)
+             for line in too_large({file: text for file, text in source.items() if file.parts[0] == crate})]
+    for line in large:
+        print(line)
+    if "--check" in sys.argv[1:]:
+        sys.exit("make it smaller: a type is its parts, and callers ask the part" if large else 0)
     for folder, count in sorted(collections.Counter(file.parent for file in texts).items()):
         if count > 12:
             print(f"folder  {folder}: {count} files")
     for file, text in texts.items():
         if (lines := text.count("\n")) > 400:
             print(f"file    {file}: {lines} lines")
-    source = {file: re.sub(r"//.*", "", text.split("#[cfg(test)]\nmod tests {")[0]) for file, text in texts.items()
-              if file.suffix == ".rs" and "src" in file.parts and "tests" not in file.with_suffix("").parts}
     for root in sorted({pathlib.Path(*file.parts[: file.parts.index("src") + 1]) for file in source}):
         for circle in Crate(root, {file: text for file, text in source.items() if root in file.parents}).circles():
             print(f"circle  {root}:", *sorted(str(file.relative_to(root)) for file in circle))

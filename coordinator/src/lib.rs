@@ -39,13 +39,13 @@ mod verdict;
 
 pub use asker::Asker;
 pub use digests::{Compared, Digests};
-pub use hub::{Failed, Found, Hub, JobEnded, Memory, Names, NoRoom, Promise, Quotas, STOPS, Settings};
+pub use hub::{End, Failed, Found, Hub, JobEnded, Memory, Names, NoRoom, Promise, Quotas, STOPS, Settings};
 pub use hubs::{Files, Hubs, Secret, StaleCut, is_needed, may_write};
 pub use input::{Input, MemberOf, Request};
 pub use job::{
     Blame, Cause, Change, Checkpoints, CutAt, CutId, Effect, Event, Grant, Job, JobSpec, LastStep,
-    LastStepped, LateLimits, Leave, Made, Member, Model, NotCut, NotReleased, Purpose, Saved, Saves,
-    Standing, Step, Stepped, TOLD_EVERY,
+    LastStepped, LateLimits, Leave, Life, Made, Member, Model, News, NotCut, NotReleased, Purpose, Ranks,
+    Saved, Saves, Standing, Step, Stepped, TOLD_EVERY,
 };
 pub use join::{Differs, Join};
 pub use pace::LastRounds;

@@ -19,14 +19,14 @@ mod quotas;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use pbox_core::JobId;
 use pbox_core::control::{CountsReply, RefusalCode};
 use serde::{Deserialize, Serialize};
 
-pub use end::Failed;
+pub use end::{End, Failed};
 pub use join::Found;
 pub use names::Names;
 pub use promises::{Memory, NoRoom, Promise};
@@ -69,27 +69,28 @@ pub struct Hub {
     /// The names of jobs that have not failed, and names that are reserved.
     pub(crate) names: Names,
     /// The memory that joins were promised that are being read.
-    joins_bytes: u64,
+    pub(crate) joins_bytes: u64,
     /// The tokens of the members of all jobs.
     pub(crate) tokens: Tokens,
     /// The counts of what it has done.
     pub(crate) counts: CountsReply,
-    end: End,
+    pub(crate) end: End,
 }
 
-/// The end of a hub.
-#[derive(Debug, Default)]
-struct End {
-    /// Whether it takes no more jobs.
-    draining: bool,
-    /// Whether nobody may join any more: it writes its checkpoints, and then stops.
-    closed: bool,
-    /// Whether all jobs end, or have ended, because it stops.
-    stopping: bool,
-    /// Members that have not been told yet that it stops.
-    untold: HashSet<(JobId, u32)>,
-    /// Jobs whose failure the hubs above have not been told yet.
-    untold_above: HashSet<JobId>,
+impl Settings {
+    /// Checks that there may be a job of this name beside the jobs that are there.
+    fn check_jobs(&self, name: &str, there: usize) -> Result<(), Refused> {
+        match there < self.jobs_limit {
+            true => Ok(()),
+            false => Err(Refused::new(
+                RefusalCode::JobsLimit,
+                format!(
+                    "job {name:?}: this hub has {there} jobs, the most that it may have; end one, or start the hub with a \
+                     higher --jobs-limit"
+                ),
+            )),
+        }
+    }
 }
 
 impl Hub {
@@ -118,7 +119,7 @@ impl Hub {
 
     /// Returns the jobs that have not failed.
     pub fn living(&self) -> impl Iterator<Item = &Job> {
-        self.jobs().filter(|job| !job.failed())
+        self.jobs().filter(|job| !job.life.failed())
     }
 
     /// Returns the names of jobs.
@@ -129,6 +130,11 @@ impl Hub {
     /// Returns the tokens of members.
     pub fn tokens(&self) -> &Tokens {
         &self.tokens
+    }
+
+    /// Returns what is known of its end.
+    pub fn end(&self) -> &End {
+        &self.end
     }
 
     /// Returns the counts of what it has done.
@@ -179,29 +185,27 @@ impl Hub {
 
     /// Returns the job of this number, to be changed, unless it has failed.
     pub(crate) fn running(&mut self, id: JobId) -> Result<&mut Job, JobEnded> {
-        self.job_mut(id).filter(|job| !job.failed()).ok_or(JobEnded)
+        self.job_mut(id).filter(|job| !job.life.failed()).ok_or(JobEnded)
     }
 
     /// Notes what the effects of a job change for tokens and counts. Returns the effects: who drives does the rest.
     pub(crate) fn noted(&mut self, id: JobId, effects: Vec<Effect>, now: Instant) -> Vec<Effect> {
-        effects.iter().for_each(|effect| self.note(id, effect, now));
-        effects
-    }
-
-    fn note(&mut self, id: JobId, effect: &Effect, now: Instant) {
-        let lost = &mut self.counts.lost;
-        match effect {
-            Effect::Lost { cause: Cause::Link, .. } => lost.link += 1,
-            Effect::Lost { cause: Cause::Silent, .. } => lost.silent += 1,
-            Effect::Lost { cause: Cause::Late, .. } => lost.late += 1,
-            Effect::Lost { cause: Cause::HubLost | Cause::Other, .. } => lost.other += 1,
-            Effect::LastOver(saved) => {
-                self.job_mut(id).into_iter().for_each(|job| job.checkpoints.has_last_state(saved))
+        for effect in &effects {
+            let lost = &mut self.counts.lost;
+            match effect {
+                Effect::Lost { cause: Cause::Link, .. } => lost.link += 1,
+                Effect::Lost { cause: Cause::Silent, .. } => lost.silent += 1,
+                Effect::Lost { cause: Cause::Late, .. } => lost.late += 1,
+                Effect::Lost { cause: Cause::HubLost | Cause::Other, .. } => lost.other += 1,
+                Effect::LastOver(saved) => {
+                    self.job_mut(id).into_iter().for_each(|job| job.checkpoints.has_last_state(saved))
+                }
+                Effect::Forget(rank, why) => self.tokens.lost((id, *rank), why, now),
+                // A connection by this token, which may be on its way here, is one of the lost.
+                Effect::DropLinks(_, Some(token)) => self.tokens.withdraw(*token),
+                _ => {}
             }
-            Effect::Forget(rank, why) => self.tokens.lost((id, *rank), why, now),
-            // A connection by this token, which may be on its way here, is one of the lost.
-            Effect::DropLinks(_, Some(token)) => self.tokens.withdraw(*token),
-            _ => {}
         }
+        effects
     }
 }

@@ -65,7 +65,7 @@ impl Names {
     }
 
     /// Returns the names that are not free, in order.
-    pub(super) fn all(&self) -> Vec<String> {
+    pub(crate) fn all(&self) -> Vec<String> {
         let mut all: Vec<String> = self.jobs.keys().chain(self.reserved.keys()).cloned().collect();
         all.sort();
         all
@@ -79,6 +79,13 @@ impl Names {
         JobId(self.next - 1)
     }
 
+    /// Promises memory to the job of a reserved name, in place of what it was promised. Returns the address whose job it will be.
+    pub(super) fn promise(&mut self, name: &str, bytes: u64) -> Option<IpAddr> {
+        let reserved = self.reserved.get_mut(name).expect("the name of a job that is being made is reserved");
+        reserved.promised = bytes;
+        reserved.owner
+    }
+
     /// Frees a name that was reserved.
     pub(crate) fn release(&mut self, name: &str) {
         self.reserved.remove(name);
@@ -90,13 +97,13 @@ impl Names {
     }
 
     /// Gives a free name to a job.
-    pub(super) fn give(&mut self, name: &str, id: JobId) {
+    pub(crate) fn give(&mut self, name: &str, id: JobId) {
         debug_assert!(self.is_free(name), "{name:?} has an owner");
         self.jobs.insert(name.to_owned(), id);
     }
 
     /// Frees the name of a job, if it is that job's still.
-    pub(super) fn take(&mut self, name: &str, id: JobId) {
+    pub(crate) fn take(&mut self, name: &str, id: JobId) {
         if self.job(name) == Some(id) {
             self.jobs.remove(name);
         }

@@ -108,27 +108,13 @@ impl Hub {
         }
     }
 
-    /// Promises the memory of a join that is being read.
-    pub(crate) fn promise_join(&mut self, bytes: u64, memory: Option<Memory>) -> Result<(), Refused> {
-        self.check_room(bytes, memory).map_err(|why| {
-            let why = format!("reading this join needs {why}; try again later");
-            Refused::new(RefusalCode::NoMemory, why)
-        })?;
-        self.joins_bytes += bytes;
-        Ok(())
-    }
-
-    /// Takes the promise of a join back, which is read.
-    pub(crate) fn end_join(&mut self, bytes: u64) {
-        self.joins_bytes -= bytes;
-    }
-
     /// Promises a job that is being made all its memory, or refuses it: otherwise the kernel would kill the hub for it. A job that is
     /// refused has no promise.
     pub(crate) fn promise(&mut self, promise: Promise) -> Result<(), Refused> {
         let Promise { name, workers, model_bytes, optimizer, needed, memory } = promise;
-        self.set_promise(&name, 0);
-        self.check_memory_of(&name, needed)?;
+        let owner = self.names.promise(&name, 0);
+        let owned = || owner.map_or_else(Vec::new, |owner| self.owned_by(owner));
+        self.settings.quotas.check_memory_of((&name, needed), owner, owned)?;
         self.check_room(needed, memory).map_err(|why| {
             let why = format!(
                 "job {name:?}: {workers} workers of a {:.2} GB model with {optimizer} need {why}; use fewer workers, larger \
@@ -137,11 +123,7 @@ impl Hub {
             );
             Refused::new(RefusalCode::NoMemory, why)
         })?;
-        self.set_promise(&name, needed);
+        self.names.promise(&name, needed);
         Ok(())
-    }
-
-    fn set_promise(&mut self, name: &str, bytes: u64) {
-        self.names.reserved.get_mut(name).expect("its name is reserved").promised = bytes;
     }
 }

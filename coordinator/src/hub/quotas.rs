@@ -22,9 +22,12 @@ pub struct Quotas {
     pub memory_per_job: Option<u64>,
 }
 
+/// The jobs of an address that have not failed or are being made, and what each was promised.
+type Owned<'hub> = Vec<(&'hub str, u64)>;
+
 impl Hub {
-    /// Returns the jobs of an address that have not failed or are being made, and what each was promised.
-    fn owned_by(&self, owner: IpAddr) -> Vec<(&str, u64)> {
+    /// Returns the jobs of an address.
+    pub(super) fn owned_by(&self, owner: IpAddr) -> Owned<'_> {
         let running = self.living().filter(|job| job.spec.made.owner == Some(owner));
         let running = running.map(|job| (job.spec.name.as_str(), job.spec.made.promised));
         let making = self.names.reserved.iter().filter(|(_, reserved)| reserved.owner == Some(owner));
@@ -33,11 +36,18 @@ impl Hub {
         owned.sort_unstable();
         owned
     }
+}
 
-    /// Checks that an address may make one more job.
-    pub(super) fn check_jobs_of(&self, name: &str, owner: Option<IpAddr>) -> Result<(), Refused> {
-        let Some((limit, owner)) = self.settings.quotas.jobs_per_address.zip(owner) else { return Ok(()) };
-        let owned = self.owned_by(owner);
+impl Quotas {
+    /// Checks that an address, which has some jobs, may make one more.
+    pub(super) fn check_jobs_of<'hub>(
+        &self,
+        name: &str,
+        owner: Option<IpAddr>,
+        owned: impl FnOnce() -> Owned<'hub>,
+    ) -> Result<(), Refused> {
+        let Some((limit, owner)) = self.jobs_per_address.zip(owner) else { return Ok(()) };
+        let owned = owned();
         if owned.len() < limit as usize {
             return Ok(());
         }
@@ -50,10 +60,15 @@ impl Hub {
         Err(Refused::new(RefusalCode::Quota, why))
     }
 
-    /// Checks that a job that is being made may be promised this memory.
-    pub(super) fn check_memory_of(&self, name: &str, needed: u64) -> Result<(), Refused> {
+    /// Checks that a job that is being made may be promised this memory. Its owner has some jobs, this one among them.
+    pub(super) fn check_memory_of<'hub>(
+        &self,
+        (name, needed): (&str, u64),
+        owner: Option<IpAddr>,
+        owned: impl FnOnce() -> Owned<'hub>,
+    ) -> Result<(), Refused> {
         let gb = |bytes: u64| bytes as f64 / 1e9;
-        if let Some(limit) = self.settings.quotas.memory_per_job.filter(|&limit| needed > limit) {
+        if let Some(limit) = self.memory_per_job.filter(|&limit| needed > limit) {
             let why = format!(
                 "job {name:?} needs {:.2} GB of this hub's memory, and --memory-per-job lets a job have {:.2} GB; use \
                  fewer workers or a smaller model",
@@ -62,9 +77,8 @@ impl Hub {
             );
             return Err(Refused::new(RefusalCode::Quota, why));
         }
-        let owner = self.names.reserved.get(name).and_then(|reserved| reserved.owner);
-        let Some((limit, owner)) = self.settings.quotas.memory_per_address.zip(owner) else { return Ok(()) };
-        let mut owned = self.owned_by(owner);
+        let Some((limit, owner)) = self.memory_per_address.zip(owner) else { return Ok(()) };
+        let mut owned = owned();
         owned.retain(|(job, _)| *job != name);
         let used = owned.iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add);
         if used.saturating_add(needed) <= limit {

@@ -8,8 +8,8 @@ use pbox_core::control::{JoinRequest, Pass, Peers};
 use pbox_core::{JobTerms, Key, Numbers, NumbersByRound, Optimizer, Round, Share};
 
 use super::*;
-use crate::input::{Begin, Fail, HubOf};
-use crate::job::{Blame, JobSpec, LastStep, Leave, Made, Saves};
+use crate::input::{self, Begin, Fail, HubOf, MemberOf};
+use crate::job::{Blame, Job, JobSpec, LastStep, Leave, Made, Saves};
 use crate::join::Join;
 use crate::{LateLimits, Secret, Token};
 
@@ -70,10 +70,21 @@ fn join(hub: &mut Hub, name: &str, rank: u32, token: Token, now: Instant) -> Res
     hub.join(Join::new(name, &JoinRequest::new(rank, terms()), token), now).map(|(id, _)| id)
 }
 
+/// A join is read that needs this memory.
+fn promise_join(hub: &mut Hub, bytes: u64) -> Result<(), Refused> {
+    hub.ask(input::PromiseJoin { bytes, memory: room(100, 0) }, Instant::now())
+}
+
+/// A member leaves by its token, which has its rank in each byte.
+fn leave(hub: &mut Hub, job: JobId, rank: u32, now: Instant) -> Leave {
+    let (member, token) = (MemberOf { job, rank }, Some(Token([rank as u8; 16])));
+    hub.ask(input::Leave { member, token, round: Round(3) }, now)
+}
+
 /// All members of a job connect, and it begins.
 fn run(job: &mut Job) {
     for rank in 0..WORKERS {
-        job.connect(rank, Token([0; 16])).unwrap();
+        job.members.connect(rank, Token([0; 16]), "job").unwrap();
         job.attached(rank);
     }
     job.take_part(&[0, 1], Round(0));
@@ -126,17 +137,17 @@ fn a_hub_that_ends_with_its_jobs_takes_their_workers_and_one_that_stops_takes_no
     let mut hub = of_quotas(Quotas::default());
     make(&mut hub, "b", None, 0).unwrap();
     hub.find_or_reserve("a", None).unwrap();
-    assert_eq!(hub.drain(), ["a", "b"]);
+    assert_eq!(hub.ask(input::Drain, Instant::now()), ["a", "b"]);
     refused(hub.find_or_reserve("c", None), RefusalCode::Draining, &["takes no new jobs"]);
     assert_eq!(hub.find_or_reserve("b", None), Ok(Found::Job));
     assert_eq!(hub.find_or_reserve("a", None), Ok(Found::Reserved));
-    hub.close();
+    hub.ask(input::Close, Instant::now());
     refused(hub.find_or_reserve("b", None), RefusalCode::HubStops, &[STOPS]);
     refused(hub.find_or_reserve("c", None), RefusalCode::HubStops, &[STOPS]);
-    assert!(hub.is_used() && hub.drains());
+    assert!(!hub.names.is_empty() && hub.end.drains());
     fail(&mut hub, JobId(0), Instant::now());
     hub.names.release("a");
-    assert!(!hub.is_used());
+    assert!(hub.names.is_empty());
 }
 
 #[test]
@@ -195,13 +206,13 @@ fn the_promises_are_as_before_when_a_job_is_refused_fails_or_ends() {
     refused(large, RefusalCode::NoMemory, &["1000.00 GB of memory", "fewer workers"]);
     assert_eq!(hub.promised(), GB, "a refused job has no promise");
     let second = make(&mut hub, "second", None, GB).unwrap();
-    hub.promise_join(5, room(100, 0)).unwrap();
-    refused(hub.promise_join(100 * GB, room(100, 0)), RefusalCode::NoMemory, &["reading this join needs"]);
+    promise_join(&mut hub, 5).unwrap();
+    refused(promise_join(&mut hub, 100 * GB), RefusalCode::NoMemory, &["reading this join needs"]);
     assert_eq!(hub.promised(), 2 * GB + 5);
-    hub.end_join(5);
+    hub.ask(input::EndJoin { bytes: 5 }, Instant::now());
     fail(&mut hub, second, Instant::now());
     assert_eq!(hub.promised(), GB);
-    hub.end(JobId(0), Instant::now());
+    hub.ask(input::End { job: JobId(0) }, Instant::now());
     assert_eq!(hub.promised(), 0);
 }
 
@@ -217,7 +228,7 @@ fn the_name_of_a_failed_job_is_reserved_until_its_last_state_is_saved() {
     let failed = hub.ask(Fail { job, reason: "a test".into(), blame: Blame::Job, saves }, now).unwrap();
     assert!(failed.is_being_saved && failed.effects == [Effect::Last(LastStep::Hold)]);
     assert_eq!(hub.find_or_reserve("job", ONE), Ok(Found::Reserved));
-    assert!(hub.names.saves_any() && hub.is_used());
+    assert!(hub.names.saves_any() && !hub.names.is_empty());
     hub.names.release("job");
     assert_eq!(hub.find_or_reserve("job", ONE), Ok(Found::Free(JobId(1))));
     assert!(!hub.names.saves_any());
@@ -235,11 +246,11 @@ fn a_worker_that_joins_behind_the_last_leave_has_no_token_when_the_job_has_ended
         join(&mut hub, "job", rank, Token([rank as u8; 16]), now).unwrap();
     }
     run(hub.job_mut(id).unwrap());
-    assert_eq!(hub.leave((id, 1), Some(Token([1; 16])), Round(3), now), Leave::Left);
+    assert_eq!(leave(&mut hub, id, 1, now), Leave::Left);
     hub.job_mut(id).unwrap().removed(1);
-    assert_eq!(hub.leave((id, 0), Some(Token([0; 16])), Round(3), now), Leave::Last);
+    assert_eq!(leave(&mut hub, id, 0, now), Leave::Last);
     join(&mut hub, "job", 1, Token([2; 16]), now).unwrap();
-    hub.end(id, now);
+    hub.ask(input::End { job: id }, now);
     assert_eq!(hub.tokens.owner(Token([2; 16])), Err(Unserved::Unknown));
     assert_eq!(hub.tokens.owner(Token([0; 16])), Err(Unserved::Left), "a second leave changes nothing");
 }
@@ -268,21 +279,21 @@ fn a_hub_that_stops_waits_for_its_members_and_for_the_hubs_above() {
     let (mut hub, now) = (of_quotas(Quotas::default()), Instant::now());
     let id = make(&mut hub, "job", None, 0).unwrap();
     join(&mut hub, "job", 1, Token([1; 16]), now).unwrap();
-    hub.close();
+    hub.ask(input::Close, Instant::now());
     assert_eq!(hub.stop(), [id]);
     let failed = hub.fail(id, "a test", Blame::Job, None, now).unwrap();
     assert_eq!(failed.blame, Blame::Hub, "whatever ends while the hub stops, its stop ends");
-    hub.tells_above(id);
+    hub.ask(input::TellAbove { job: id }, now);
     assert_eq!(hub.stop(), [], "all have failed");
-    hub.told((id, 0));
-    hub.told_above(id);
-    assert!(hub.has_untold(), "of a member");
-    hub.told((id, 1));
-    assert!(!hub.has_untold());
-    hub.tells_above(id);
-    assert!(hub.has_untold(), "the hubs above");
-    hub.told_above(id);
-    assert!(!hub.has_untold());
+    hub.ask(input::Told { member: MemberOf { job: id, rank: 0 } }, now);
+    hub.ask(input::ToldAbove { job: id }, now);
+    assert!(hub.end.has_untold(), "of a member");
+    hub.ask(input::Told { member: MemberOf { job: id, rank: 1 } }, now);
+    assert!(!hub.end.has_untold());
+    hub.ask(input::TellAbove { job: id }, now);
+    assert!(hub.end.has_untold(), "the hubs above");
+    hub.ask(input::ToldAbove { job: id }, now);
+    assert!(!hub.end.has_untold());
     assert!(hub.fail(id, "a test", Blame::Job, None, now).is_none());
     assert_eq!(hub.counts.failed_jobs, 1);
 }

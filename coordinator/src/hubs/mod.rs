@@ -6,13 +6,17 @@
 mod agreement;
 
 use authority::{hex, unhex};
-use pbox_core::control::{Pass, ReleaseRequest, WholeRounds};
+use pbox_core::control::{Pass, RefusalCode, ReleaseRequest, WholeRounds};
 use pbox_core::job::MAX_WORKERS;
-use pbox_core::{Piece, Round, Share};
+use pbox_core::{JobTerms, Piece, Round, Share};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use agreement::{Arrivals, Files, Follower, StaleCut, is_needed, may_write};
+
+use crate::job::Ranks;
+use crate::join::Join;
+use crate::refused::Refused;
 
 /// Names one of the jobs that have had a name: what hub 0 drew when it made the job. Its workers know it, too, so it proves nothing.
 #[derive(Clone, PartialEq, Eq)]
@@ -163,6 +167,33 @@ impl Hubs {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Returns the length of this hub's state of a job: f32 of weights and of what the optimizer keeps beside them.
+    pub fn state_bytes(&self, terms: &JobTerms) -> u64 {
+        let elements: u64 = self.pieces.iter().map(|piece| piece.elements.len() as u64).sum();
+        4 * elements * terms.optimizer.saved_per_element() as u64
+    }
+
+    /// Checks that a worker's pass is of this job, and not of a job of the same name that hub 0 has begun since.
+    pub(crate) fn check_pass(&self, join: &Join, members: &Ranks) -> Result<(), Refused> {
+        let (Some((lead, pass)), Join { name, rank, .. }) = (&join.lead, join) else { return Ok(()) };
+        if let Some(other) = pass.as_ref().and_then(|pass| members.rank(pass.worker)) {
+            let why = format!(
+                "job {name:?}: the pass of worker {rank} is that of worker {other}, which is here; a worker gets a pass of its own from \
+                 hub 0 in each join"
+            );
+            return Err(Refused::new(RefusalCode::JobDiffers, why));
+        }
+        let is_ours = |pass: &Pass| self.secret.is(&pass.secret) && self.first_round == pass.first_round;
+        if pass.as_ref().is_none_or(is_ours) {
+            return Ok(());
+        }
+        let why = format!(
+            "job {name:?} is another one at hub 0, at {lead}, than here; if its hub 0 was started again, the job ends here soon: \
+             try again; otherwise use another job name"
+        );
+        Err(Refused::new(RefusalCode::JobDiffers, why))
     }
 
     /// Notes which files a hub has now.

@@ -16,7 +16,8 @@ impl Request for Drain {
     type Answer = Vec<String>;
 
     fn apply(self, hub: &mut Hub, _: Instant) -> Vec<String> {
-        hub.drain()
+        hub.end.draining = true;
+        hub.names.all()
     }
 }
 
@@ -28,7 +29,7 @@ impl Request for Close {
     type Answer = ();
 
     fn apply(self, hub: &mut Hub, _: Instant) {
-        hub.close();
+        hub.end.closed = true;
     }
 }
 
@@ -55,7 +56,7 @@ impl Request for Told {
     type Answer = ();
 
     fn apply(self, hub: &mut Hub, _: Instant) {
-        hub.told((self.member.job, self.member.rank));
+        hub.end.untold.remove(&(self.member.job, self.member.rank));
     }
 }
 
@@ -70,7 +71,7 @@ impl Request for TellAbove {
     type Answer = ();
 
     fn apply(self, hub: &mut Hub, _: Instant) {
-        hub.tells_above(self.job);
+        hub.end.untold_above.insert(self.job);
     }
 }
 
@@ -85,6 +86,6 @@ impl Request for ToldAbove {
     type Answer = ();
 
     fn apply(self, hub: &mut Hub, _: Instant) {
-        hub.told_above(self.job);
+        hub.end.untold_above.remove(&self.job);
     }
 }

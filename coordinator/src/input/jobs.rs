@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Instant;
 
+use pbox_core::control::RefusalCode;
 use pbox_core::{JobId, NumbersByRound, Piece, Round, Share};
 use serde::{Deserialize, Serialize};
 
@@ -81,7 +82,12 @@ impl Request for PromiseJoin {
     type Answer = Result<(), Refused>;
 
     fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
-        hub.promise_join(self.bytes, self.memory)
+        hub.check_room(self.bytes, self.memory).map_err(|why| {
+            let why = format!("reading this join needs {why}; try again later");
+            Refused::new(RefusalCode::NoMemory, why)
+        })?;
+        hub.joins_bytes += self.bytes;
+        Ok(())
     }
 }
 
@@ -96,7 +102,7 @@ impl Request for EndJoin {
     type Answer = ();
 
     fn apply(self, hub: &mut Hub, _: Instant) {
-        hub.end_join(self.bytes);
+        hub.joins_bytes -= self.bytes;
     }
 }
 
@@ -132,7 +138,9 @@ impl Request for Begin {
     fn apply(self, hub: &mut Hub, now: Instant) {
         let Begin { spec, hub: HubOf { share, pieces, secret, first_round, files }, from } = self;
         let hubs = Hubs::new(share, pieces, secret, first_round, files);
-        hub.begin(Job::new(spec, hubs, from, now));
+        let job = Job::new(spec, hubs, from, now);
+        hub.names.give(&job.spec.name, job.spec.id);
+        hub.jobs.insert(job.spec.id, job);
     }
 }
 
@@ -168,7 +176,11 @@ impl Request for End {
     type Answer = Option<Ended>;
 
     fn apply(self, hub: &mut Hub, now: Instant) -> Option<Ended> {
-        hub.end(self.job, now).map(|job| Ended(Box::new(job)))
+        let job = hub.jobs.remove(&self.job)?;
+        hub.names.take(&job.spec.name, self.job);
+        // Whoever came behind the last leave has no token any more.
+        hub.tokens.sweep(|job| job != self.job, now);
+        Some(Ended(Box::new(job)))
     }
 }
 

@@ -3,13 +3,13 @@
 use std::time::{Duration, Instant};
 
 use pbox_core::control::{Latest, Pass, RefusalCode};
-use pbox_core::{JobId, Round};
+use pbox_core::{JobId, Members, Round};
 use serde::{Deserialize, Serialize};
 
 use super::Request;
 use crate::asker::Asker;
 use crate::hub::Hub;
-use crate::job::{self, Cause, Effect, Grant};
+use crate::job::{self, Cause, Effect, Grant, Standing};
 use crate::join::Join;
 use crate::links::MemberLink;
 use crate::refused::Refused;
@@ -49,7 +49,11 @@ impl Request for CountJoin {
     type Answer = ();
 
     fn apply(self, hub: &mut Hub, _: Instant) {
-        hub.count_join(&self.name, self.rank, self.from.as_ref(), self.refused.as_deref());
+        let Some(why) = self.refused else { return hub.counts.joins += 1 };
+        hub.counts.refused_joins += 1;
+        if let Some(job) = hub.names.job(&self.name).and_then(|id| hub.job_mut(id)) {
+            job.news.refused(&job.life, self.rank, self.from.as_ref(), &why);
+        }
     }
 }
 
@@ -68,7 +72,7 @@ impl Request for Connect {
     fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
         let MemberOf { job, rank } = self.member;
         let job = hub.job_mut(job).ok_or_else(|| "the job has ended".to_owned())?;
-        job.connect(rank, self.token)
+        job.members.connect(rank, self.token, &job.spec.name)
     }
 }
 
@@ -84,7 +88,8 @@ impl Request for Disconnect {
 
     fn apply(self, hub: &mut Hub, _: Instant) {
         let MemberOf { job, rank } = self.member;
-        hub.job_mut(job).into_iter().for_each(|job| job.not_connected(rank));
+        let standing = hub.job_mut(job).and_then(|job| job.members.standing(rank));
+        standing.into_iter().for_each(Standing::disconnect);
     }
 }
 
@@ -105,8 +110,8 @@ impl Request for Attach {
     fn apply(self, hub: &mut Hub, _: Instant) {
         let MemberOf { job, rank } = self.member;
         let links = self.nics.into_iter().map(|nic| MemberLink { nic, crossed: None }).collect();
-        if let Some(job) = hub.job_mut(job) {
-            job.has_links(rank, self.transport.parse().ok(), links);
+        if let Some(member) = hub.job_mut(job).and_then(|job| job.members.get_mut(rank)) {
+            (member.transport, member.links) = (self.transport.parse().ok(), links);
         }
     }
 }
@@ -126,9 +131,11 @@ impl Request for Ready {
     fn apply(self, hub: &mut Hub, now: Instant) -> Self::Answer {
         let MemberOf { job: id, rank } = self.member;
         let Some(job) = hub.job_mut(id) else { return Ok(Vec::new()) };
-        job.check_reached(rank, self.reached)?;
-        self.reached.into_iter().for_each(|round| job.worker_has_reached(rank, round));
-        let arrival = job.ready(rank);
+        job.life.check_reached(rank, self.reached, &job.spec)?;
+        if let Some(round) = self.reached {
+            job.life.worker_has_reached(rank, round, &mut job.news);
+        }
+        let arrival = job.life.ready(rank, &mut job.members, &mut job.news);
         let effects = job.follows(arrival, now);
         Ok(hub.noted(id, effects, now))
     }
@@ -149,7 +156,9 @@ impl Request for Heard {
 
     fn apply(self, hub: &mut Hub, now: Instant) -> Self::Answer {
         let MemberOf { job, rank } = self.member;
-        hub.job_mut(job).map_or(Ok(None), |job| job.heard_of(rank, self.latest, now))
+        let Some(job) = hub.job_mut(job) else { return Ok(None) };
+        let is_hub = job.spec.terms.level.members != Members::Workers;
+        job.members.get_mut(rank).map_or(Ok(None), |member| member.hear(self.latest, is_hub, now))
     }
 }
 
@@ -191,7 +200,9 @@ impl Request for GrantLinks {
         let job = hub.job_mut(id).ok_or_else(|| {
             Refused::new(RefusalCode::JobEnded, "the job ended while its cores dropped the links".to_owned())
         })?;
-        let Grant::Connection { former } = job.grant_links(rank, self.token)? else { return Ok(false) };
+        let Grant::Connection { former } = job.members.grant_links(rank, self.token, &job.spec.name)? else {
+            return Ok(false);
+        };
         hub.counts.relinks += 1;
         former.into_iter().for_each(|former| hub.tokens.withdraw(former));
         hub.tokens.give(self.token, (id, rank));
@@ -215,7 +226,12 @@ impl Request for Leave {
 
     fn apply(self, hub: &mut Hub, now: Instant) -> job::Leave {
         let MemberOf { job, rank } = self.member;
-        hub.leave((job, rank), self.token, self.round, now)
+        let Some(of) = hub.job_mut(job) else { return job::Leave::Nothing };
+        let leave = of.leave(rank, self.round);
+        if matches!(leave, job::Leave::Left | job::Leave::Last) {
+            self.token.into_iter().for_each(|token| hub.tokens.left((job, rank), token, now));
+        }
+        leave
     }
 }
 

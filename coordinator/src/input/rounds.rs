@@ -3,13 +3,13 @@
 use std::time::Instant;
 
 use pbox_core::control::Late;
-use pbox_core::{JobId, KeyId, Look, Numbers, Round};
+use pbox_core::{JobId, KeyId, Look, Members, Numbers, Round};
 use serde::{Deserialize, Serialize};
 
 use super::{MemberOf, Request};
 use crate::digests::Compared;
 use crate::hub::{Hub, JobEnded};
-use crate::job::{Change, Effect};
+use crate::job::{Change, Effect, forget_numbers};
 use crate::progress::Progress;
 
 /// The cores of a job were looked at.
@@ -49,7 +49,8 @@ impl Request for Crossed {
     fn apply(self, hub: &mut Hub, _: Instant) {
         let Some(job) = hub.job_mut(self.job) else { return };
         for (rank, core, (sent, received)) in self.links {
-            job.note_crossed(rank, core, fabric::Crossed { sent, received });
+            let link = job.members.get_mut(rank).and_then(|member| member.links.get_mut(core));
+            link.into_iter().for_each(|link| link.crossed = Some(fabric::Crossed { sent, received }));
         }
     }
 }
@@ -72,7 +73,8 @@ impl Request for ChangeNumbers {
 
     fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
         let job = hub.job_mut(self.job).ok_or(JobEnded)?;
-        let numbers = job.changed(&self.change, self.from, &self.reset)?;
+        let now = (&job.numbers, &*job.spec.terms);
+        let numbers = self.change.checked(now, self.from, &self.reset)?;
         // Below other hubs, these have the numbers.
         if !job.spec.made.is_below {
             job.numbers.change(self.from, numbers.clone());
@@ -95,7 +97,7 @@ impl Request for ForgetNumbers {
 
     fn apply(self, hub: &mut Hub, _: Instant) {
         let job = hub.running(self.job); // a job that has ended needs none
-        job.into_iter().for_each(|job| job.forget_numbers(self.oldest));
+        job.into_iter().for_each(|job| forget_numbers(&mut job.numbers, self.oldest));
     }
 }
 
@@ -115,7 +117,13 @@ impl Request for Compare {
 
     fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
         let MemberOf { job, rank } = self.member;
-        hub.job_mut(job).map_or(Ok(false), |job| job.compare(rank, self.compared, self.digest))
+        let Some(job) = hub.job_mut(job) else { return Ok(false) };
+        let members = Vec::from_iter(job.members.present().map(|(rank, _)| rank));
+        let who = match job.spec.terms.level.members {
+            Members::Workers => "workers",
+            Members::Hubs | Members::Mesh => "machines",
+        };
+        job.digests.compare((rank, self.compared, self.digest), &members, who)
     }
 }
 
@@ -128,7 +136,7 @@ impl Request for StoodStill {
 
     fn apply(self, hub: &mut Hub, now: Instant) {
         for job in hub.jobs.values_mut() {
-            job.members.iter_mut().flatten().for_each(|member| member.heard = now);
+            job.members.iter_mut().for_each(|(_, member)| member.heard = now);
             job.progress = Progress::new(now);
         }
     }

@@ -44,7 +44,7 @@ impl Request for Wanted {
 
     fn apply(self, hub: &mut Hub, now: Instant) -> Self::Answer {
         let job = hub.running(self.job)?;
-        let arrival = job.state_wanted(self.before, self.bytes);
+        let arrival = job.life.state_wanted((self.before, self.bytes), &job.members, &mut job.news);
         let effects = job.follows(arrival, now);
         Ok(hub.noted(self.job, effects, now))
     }
@@ -61,7 +61,7 @@ impl Request for Comes {
     type Answer = Option<(Round, u64)>;
 
     fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
-        hub.job_mut(self.job).and_then(Job::state_comes)
+        hub.job_mut(self.job).and_then(|job| job.life.state_comes())
     }
 }
 
@@ -98,7 +98,7 @@ impl Request for MissMachines {
     type Answer = Result<(), JobEnded>;
 
     fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
-        hub.running(self.job).map(|job| job.wait_for_machines(self.machines))
+        hub.running(self.job).map(|job| job.life.wait_for_machines(self.machines, &mut job.news))
     }
 }
 
@@ -115,7 +115,9 @@ impl Request for MachinesReached {
     type Answer = Result<(), JobEnded>;
 
     fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
-        hub.running(self.job).map(|job| job.machines_have_reached(self.round))
+        let Job { life, spec, news, .. } = hub.running(self.job)?;
+        life.machines_have_reached(self.round, spec, news);
+        Ok(())
     }
 }
 
@@ -173,7 +175,7 @@ impl Request for BeginFile {
     type Answer = Result<Result<WholeRounds, String>, JobEnded>;
 
     fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
-        hub.running(self.job).map(|job| job.begin_file(self.before))
+        hub.running(self.job).map(|job| job.checkpoints.begin_file(self.before, &job.hubs))
     }
 }
 
@@ -192,7 +194,7 @@ impl Request for EndFile {
     type Answer = Result<Option<String>, JobEnded>;
 
     fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
-        hub.running(self.job).map(|job| job.end_file(self.before, self.written))
+        hub.running(self.job).map(|job| job.checkpoints.end_file(self.before, self.written))
     }
 }
 
@@ -224,7 +226,8 @@ impl Request for AskToHold {
     type Answer = Vec<Effect>;
 
     fn apply(self, hub: &mut Hub, now: Instant) -> Vec<Effect> {
-        let effects = hub.job_mut(self.job).map_or_else(Vec::new, |job| job.asked_to_hold(now));
+        let job = hub.job_mut(self.job);
+        let effects = job.map_or_else(Vec::new, |job| job.last.asked_to_hold(&job.hubs, now));
         hub.noted(self.job, effects, now)
     }
 }
@@ -242,7 +245,8 @@ impl Request for AskForPart {
     type Answer = Option<Vec<Effect>>;
 
     fn apply(self, hub: &mut Hub, now: Instant) -> Self::Answer {
-        let effects = hub.job_mut(self.job)?.asked_for_part(self.request)?;
+        let job = hub.job_mut(self.job)?;
+        let effects = job.last.asked_for_part(&job.hubs, self.request)?;
         Some(hub.noted(self.job, effects, now))
     }
 }

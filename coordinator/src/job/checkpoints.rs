@@ -17,7 +17,7 @@ use pbox_core::control::{CheckpointReply, PartState, WholeRounds};
 use pbox_core::{Occasion, Round};
 
 use super::{Effect, Job};
-use crate::hubs::may_write;
+use crate::hubs::{Hubs, may_write};
 
 /// The most parts of checkpoints whose states are known.
 const PARTS: usize = 8;
@@ -69,35 +69,10 @@ impl Checkpoints {
             Err(why) => self.error = Some(why.clone()),
         }
     }
-}
-
-impl Job {
-    /// Returns what became of its checkpoints.
-    pub fn checkpoints(&self) -> &Checkpoints {
-        &self.checkpoints
-    }
-
-    /// Whether the hub that has the job's state writes a checkpoint before this member leaves: it is the last one.
-    pub fn ends_with(&self, rank: u32) -> bool {
-        let has_state =
-            self.hubs.leads() && !self.spec.made.is_below && self.spec.terms.optimizer.keeps_weights();
-        self.runs() && !self.has_others(rank) && has_state && !self.spec.made.trial
-    }
-
-    /// Whether a hub that stops ends the job with a checkpoint, its own or that of the hubs above.
-    pub fn is_saved_at_stop(&self, has_files: bool) -> bool {
-        self.runs()
-            && match self.spec.made.is_below {
-                // Of a mesh, the job above is here, too.
-                true => self.spec.made.mesh.is_none() && !self.goes_on(),
-                false => has_files && !self.spec.made.trial,
-            }
-    }
-
     /// Returns how this hub's part of the checkpoint before a round is. Round 0 has no checkpoint: it stands for the part that is
     /// under way now, if there is one.
     pub fn part_before(&self, before: Round) -> PartState {
-        let parts = &self.checkpoints.parts;
+        let parts = &self.parts;
         let is_under_way = |state: &&PartState| matches!(state, PartState::Collecting | PartState::Writing);
         match parts.last_key_value() {
             _ if before == Round(0) => {
@@ -112,13 +87,13 @@ impl Job {
     }
 
     /// Begins a snapshot that a cut is for. Hub 0 hears what becomes of it, if nobody here waits for it.
-    pub(super) fn begin_snapshot(&mut self, before: Round, is_awaited: bool) -> Occasion {
-        self.checkpoints.asked += 1;
-        let occasion = Occasion::Asked(self.checkpoints.asked);
+    pub(super) fn begin(&mut self, before: Round, is_awaited: bool) -> Occasion {
+        self.asked += 1;
+        let occasion = Occasion::Asked(self.asked);
         let one = Collecting { occasion, before, answers: 0, refused: None, is_awaited };
-        self.checkpoints.collecting.push(one);
+        self.collecting.push(one);
         if !is_awaited {
-            self.checkpoints.part_is(before, PartState::Collecting);
+            self.part_is(before, PartState::Collecting);
         }
         occasion
     }
@@ -127,16 +102,17 @@ impl Job {
     pub(super) fn taken(
         &mut self,
         core: usize,
+        owners: usize,
         (occasion, before, through): (Occasion, Round, Option<Round>),
         refused: Option<String>,
     ) -> Vec<Effect> {
-        let Checkpoints { collecting, passed, .. } = &mut self.checkpoints;
+        let Checkpoints { collecting, passed, .. } = self;
         if let (Some(through), Some(why)) = (through, &refused) {
             let rounds = before..=through;
             let due = collecting.iter().map(|one| one.occasion).filter(|of| is_due_in(*of, &rounds));
             let due = Vec::from_iter(due);
             passed.insert(core, rounds);
-            return due.into_iter().flat_map(|of| self.answered(of, Some(why.clone()))).collect();
+            return due.into_iter().flat_map(|of| self.answered(of, owners, Some(why.clone()))).collect();
         }
         if !collecting.iter().any(|one| one.occasion == occasion) {
             // Cores that have passed it say nothing more of it.
@@ -144,16 +120,16 @@ impl Job {
             let refused = (answers > 0).then(|| "another core has passed it".to_owned());
             collecting.push(Collecting { occasion, before, answers, refused, is_awaited: false });
         }
-        self.answered(occasion, refused)
+        self.answered(occasion, owners, refused)
     }
 
     /// Notes that one more core has answered for a snapshot.
-    fn answered(&mut self, occasion: Occasion, refused: Option<String>) -> Vec<Effect> {
-        let collecting = &mut self.checkpoints.collecting;
+    fn answered(&mut self, occasion: Occasion, owners: usize, refused: Option<String>) -> Vec<Effect> {
+        let collecting = &mut self.collecting;
         let is_over = |one: &mut Collecting| {
             one.answers += 1;
             one.refused = refused.clone().or(one.refused.take());
-            one.answers >= self.spec.made.owners
+            one.answers >= owners
         };
         let of = collecting.iter().position(|one| one.occasion == occasion).expect("it is there");
         if !is_over(&mut collecting[of]) {
@@ -161,9 +137,9 @@ impl Job {
         }
         let Collecting { before, refused, is_awaited, .. } = collecting.swap_remove(of);
         if let Some(why) = refused.as_ref().filter(|_| !is_awaited) {
-            self.checkpoints.part_is(before, PartState::Failed(why.clone()));
+            self.part_is(before, PartState::Failed(why.clone()));
             let skipped = format!("the checkpoint before round {} was skipped: {why}", before.0);
-            self.checkpoints.error = Some(skipped);
+            self.error = Some(skipped);
         }
         vec![Effect::Snapshot(occasion, before, refused.map_or(Ok(()), Err)), Effect::Wake]
     }
@@ -172,10 +148,10 @@ impl Job {
     ///
     /// # Errors
     /// When the hub would have too many files that wait for those of other hubs.
-    pub(crate) fn begin_file(&mut self, before: Round) -> Result<WholeRounds, String> {
-        self.checkpoints.part_is(before, PartState::Writing);
-        let (whole, rounds) = (&self.hubs.whole, &self.hubs.rounds);
-        match self.hubs.share.is_whole() || may_write(whole, rounds) {
+    pub(crate) fn begin_file(&mut self, before: Round, hubs: &Hubs) -> Result<WholeRounds, String> {
+        self.part_is(before, PartState::Writing);
+        let Hubs { share, whole, rounds, .. } = hubs;
+        match share.is_whole() || may_write(whole, rounds) {
             true => Ok(whole.clone()),
             false => Err(format!(
                 "another hub of the job has not written its part of the rounds {:?}, which wait here for it; see the log \
@@ -191,21 +167,39 @@ impl Job {
         before: Round,
         written: Result<CheckpointReply, String>,
     ) -> Option<String> {
-        let checkpoints = &mut self.checkpoints;
-        checkpoints.has_failed = written.is_err();
+        self.has_failed = written.is_err();
         match written {
             Ok(reply) => {
-                checkpoints.part_is(before, PartState::Written(reply.bytes));
-                let error_before = checkpoints.error.take();
-                checkpoints.last = Some(CheckpointReply { error_before: error_before.clone(), ..reply });
+                self.part_is(before, PartState::Written(reply.bytes));
+                let error_before = self.error.take();
+                self.last = Some(CheckpointReply { error_before: error_before.clone(), ..reply });
                 error_before
             }
             Err(why) => {
-                checkpoints.part_is(before, PartState::Failed(why.clone()));
-                checkpoints.error = Some(why);
+                self.part_is(before, PartState::Failed(why.clone()));
+                self.error = Some(why);
                 None
             }
         }
+    }
+}
+
+impl Job {
+    /// Whether the hub that has the job's state writes a checkpoint before this member leaves: it is the last one.
+    pub fn ends_with(&self, rank: u32) -> bool {
+        let has_state =
+            self.hubs.leads() && !self.spec.made.is_below && self.spec.terms.optimizer.keeps_weights();
+        self.life.runs() && !self.members.has_others(rank) && has_state && !self.spec.made.trial
+    }
+
+    /// Whether a hub that stops ends the job with a checkpoint, its own or that of the hubs above.
+    pub fn is_saved_at_stop(&self, has_files: bool) -> bool {
+        self.life.runs()
+            && match self.spec.made.is_below {
+                // Of a mesh, the job above is here, too.
+                true => self.spec.made.mesh.is_none() && !self.spec.goes_on(),
+                false => has_files && !self.spec.made.trial,
+            }
     }
 }
 

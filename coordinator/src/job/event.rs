@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cut::{CutId, NotCut, Step, Stepped};
 use super::last::{LastStep, LastStepped, Saved};
-use super::{Job, Standing};
+use super::{Job, Member, Standing};
 use crate::tokens::Token;
 
 /// An event of a job.
@@ -155,56 +155,57 @@ impl Job {
                 self.follows(arrival, now)
             }
             Event::Cut(cut, stepped) => self.stepped(cut, stepped, now),
-            Event::Last(stepped) => self.last_stepped(stepped, now),
+            Event::Last(stepped) => self.last.stepped(&self.hubs, stepped, now),
             Event::Taken { core, occasion, before, through, refused } => {
-                self.taken(core, (occasion, before, through), refused)
+                let owners = self.spec.made.owners;
+                self.checkpoints.taken(core, owners, (occasion, before, through), refused)
             }
             Event::Removed(rank) => {
                 self.removed(rank);
                 vec![Effect::Wake]
             }
             Event::Dropped(rank) => {
-                self.standing(rank).into_iter().for_each(Standing::dropped);
+                self.members.standing(rank).into_iter().for_each(Standing::dropped);
                 vec![Effect::Wake]
             }
             Event::LinkEnded { rank, reason, by_itself } => {
-                let why = format!("{} is gone: {reason}", self.spoken(rank));
-                match by_itself && self.waits_for_links(rank) {
+                let why = format!("{} is gone: {reason}", self.spec.spoken(rank));
+                let waits = self.members.get(rank).is_some_and(Member::waits_for_links);
+                match by_itself && waits && self.life.runs() {
                     // The ends of its links at the other cores are no news, and what becomes of new ones is the worker's to see.
-                    true if self.unlinked(rank).is_some() => Vec::new(),
-                    true => vec![self.unlink(rank, &why, now)],
+                    true if self.members.unlinked(rank).is_some() => Vec::new(),
+                    true => vec![self.members.unlink(rank, &why, now)],
                     false => self.lose(rank, Cause::Link, &why),
                 }
             }
             Event::HungUp(rank) => {
-                let why = self.hangs_up(rank);
+                let why = self.members.get_mut(rank).and_then(Member::hangs_up);
                 why.map_or_else(Vec::new, |why| self.lose(rank, Cause::Link, &why))
             }
-            Event::Swept(limit) if self.failed() => self.last_overdue(limit, now),
+            Event::Swept(limit) if self.life.failed() => self.last.overdue(limit, now),
             Event::Swept(limit) => {
-                let dead = self.unlinked_dead(now).into_iter();
+                let dead = self.members.unlinked_dead(&self.life, &mut self.news, now).into_iter();
                 let dead = dead.map(|(rank, why)| (rank, Cause::Link, why));
-                let lost = self.silent(limit, now).chain(dead).collect();
+                let lost = silent(self, limit, now).chain(dead).collect();
                 let mut effects = self.lose_all(lost);
-                effects.extend(self.held_too_long(limit, now));
+                effects.extend(self.cuts.held_too_long(limit, now));
                 effects
             }
         }
     }
+}
 
-    /// Returns the members that have been silent for longer than the limit, and why they are lost.
-    fn silent(&self, limit: Duration, now: Instant) -> impl Iterator<Item = (u32, Cause, String)> {
-        let silence = move |rank: u32| {
-            let member = self.member(rank).filter(|member| member.standing.is_member())?;
-            let silence = Some(now - member.heard).filter(|&silence| silence > limit)?;
-            let reason = format!(
-                "{} was silent for {:.1} s, the limit is {:.1} s: it hangs, was stopped, or was cut off",
-                self.spoken(rank),
-                silence.as_secs_f64(),
-                limit.as_secs_f64()
-            );
-            Some((rank, Cause::Silent, reason))
-        };
-        (0..self.spec.terms.workers).filter_map(silence)
-    }
+/// Returns the members that have been silent for longer than the limit, and why they are lost.
+fn silent(job: &Job, limit: Duration, now: Instant) -> impl Iterator<Item = (u32, Cause, String)> {
+    let silence = move |(rank, member): (u32, &Member)| {
+        let silence = Some(now - member.heard).filter(|&silence| silence > limit)?;
+        let reason = format!(
+            "{} was silent for {:.1} s, the limit is {:.1} s: it hangs, was stopped, or was cut off",
+            job.spec.spoken(rank),
+            silence.as_secs_f64(),
+            limit.as_secs_f64()
+        );
+        Some((rank, Cause::Silent, reason))
+    };
+    job.members.present().filter_map(silence)
 }

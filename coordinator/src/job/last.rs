@@ -27,6 +27,7 @@ use pbox_core::{Front, Round};
 use serde::{Deserialize, Serialize};
 
 use super::{Blame, Effect, Job};
+use crate::hubs::Hubs;
 
 /// The things that the driver knows of a failed job whose last state is saved.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -86,6 +87,10 @@ pub(super) struct Last {
     hubs: Vec<String>,
 }
 
+/// The last state of a job, if that is being saved.
+#[derive(Debug, Default)]
+pub(crate) struct LastState(Option<Last>);
+
 /// The result that a hub waits for.
 #[derive(Debug)]
 enum WaitsFor {
@@ -112,30 +117,29 @@ impl Job {
         now: Instant,
     ) -> Vec<Effect> {
         let mut effects = Vec::new();
-        if self.runs() {
-            self.last = Some(self.last_of(reason, blame, saves));
+        if self.life.runs() {
+            let written = self.checkpoints.last.as_ref().map(|last| last.round);
+            let last = Last::new((reason, blame), saves, &self.hubs, (written, self.first_round));
+            self.last.0 = Some(last);
             effects.push(Effect::Last(LastStep::Hold));
         }
         effects.extend(self.fail(reason, blame == Blame::Hub, now));
         effects
     }
+}
 
-    /// Whether the job has failed, and its last state is being saved.
+impl LastState {
+    /// Whether the last state of the failed job is being saved.
     pub(crate) fn is_being_saved(&self) -> bool {
-        self.last.is_some()
-    }
-
-    /// Whether the job is kept as it is: it has not failed, or its last state is being saved.
-    pub fn is_kept(&self) -> bool {
-        !self.failed() || self.is_being_saved()
+        self.0.is_some()
     }
 
     /// Tells another hub, at which the job has failed, whether this hub holds it; as soon as this is known.
-    pub(crate) fn asked_to_hold(&mut self, now: Instant) -> Vec<Effect> {
+    pub(crate) fn asked_to_hold(&mut self, hubs: &Hubs, now: Instant) -> Vec<Effect> {
         let holds = |saves, rounds| vec![Effect::Holds(FailedReply { saves, rounds })];
-        let Some(last) = &mut self.last else { return holds(false, None) };
+        let Some(last) = &mut self.0 else { return holds(false, None) };
         match &mut last.waits_for {
-            _ if self.hubs.leads() => holds(true, None),
+            _ if hubs.leads() => holds(true, None),
             WaitsFor::Hold | WaitsFor::Lead => Vec::new(),
             WaitsFor::Order(since) => {
                 *since = now;
@@ -146,37 +150,37 @@ impl Job {
     }
 
     /// Writes, at another hub, what hub 0 has decided on. Returns nothing if the state is not here any more.
-    pub(crate) fn asked_for_part(&mut self, request: LastRequest) -> Option<Vec<Effect>> {
-        let last = self.last.take_if(|last| matches!(last.waits_for, WaitsFor::Order(_)))?;
+    pub(crate) fn asked_for_part(&mut self, hubs: &Hubs, request: LastRequest) -> Option<Vec<Effect>> {
+        let last = self.0.take_if(|last| matches!(last.waits_for, WaitsFor::Order(_)))?;
         Some(match check_before(request.before, last.own) {
-            Ok(()) => self.write(last, request, 0),
+            Ok(()) => self.write(hubs, last, request, 0),
             Err(why) => over(Err(why)),
         })
     }
 
     /// Notes what came of a step. The result of another step than the hub waits for changes nothing.
-    pub(super) fn last_stepped(&mut self, stepped: LastStepped, now: Instant) -> Vec<Effect> {
-        let Some(mut last) = self.last.take() else { return Vec::new() };
+    pub(super) fn stepped(&mut self, hubs: &Hubs, stepped: LastStepped, now: Instant) -> Vec<Effect> {
+        let Some(mut last) = self.0.take() else { return Vec::new() };
         match (std::mem::replace(&mut last.waits_for, WaitsFor::Hold), stepped) {
             (WaitsFor::Hold, LastStepped::Held(Err(why))) => over(Err(why)),
             (WaitsFor::Hold, LastStepped::Held(Ok(fronts))) => {
                 let rounds = |Front { lowest, highest }| RoundsInFlight { lowest, highest };
                 last.own = fronts.into_iter().map(rounds).reduce(both);
                 let failed = last.failed.clone();
-                match (self.hubs.share.is_whole(), self.hubs.leads()) {
-                    (true, _) => self.others_hold(last, Vec::new()),
+                match (hubs.share.is_whole(), hubs.leads()) {
+                    (true, _) => self.others_hold(hubs, last, Vec::new()),
                     (false, true) => self.waits(last, WaitsFor::Others, LastStep::TellOthers(failed)),
                     (false, false) => self.waits(last, WaitsFor::Lead, LastStep::TellLead(failed)),
                 }
             }
-            (WaitsFor::Others, LastStepped::OthersTold(replies)) => self.others_hold(last, replies),
+            (WaitsFor::Others, LastStepped::OthersTold(replies)) => self.others_hold(hubs, last, replies),
             (WaitsFor::Parts(request, is_over), LastStepped::OthersWritten(parts)) => {
-                self.others_have_written(last, request, is_over, parts)
+                self.others_have_written(hubs, last, request, (is_over, parts))
             }
             (WaitsFor::Lead, LastStepped::LeadTold(told)) => match told {
                 Ok(FailedReply { saves: true, .. }) => {
                     let holds = FailedReply { saves: true, rounds: last.own };
-                    self.last = Some(Last { waits_for: WaitsFor::Order(now), ..last });
+                    self.0 = Some(Last { waits_for: WaitsFor::Order(now), ..last });
                     vec![Effect::Holds(holds)]
                 }
                 Ok(_) => {
@@ -188,51 +192,34 @@ impl Job {
                 over(written.map(|reply| Some(CheckpointReply { bytes: reply.bytes + of_others, ..reply })))
             }
             (waits_for, _) => {
-                self.last = Some(Last { waits_for, ..last });
+                self.0 = Some(Last { waits_for, ..last });
                 Vec::new()
             }
         }
     }
 
     /// Ends, at another hub, the wait for what hub 0 says, when hub 0 has been silent for too long.
-    pub(super) fn last_overdue(&mut self, limit: Duration, now: Instant) -> Vec<Effect> {
+    pub(super) fn overdue(&mut self, limit: Duration, now: Instant) -> Vec<Effect> {
         // Hub 0 asks all hubs for their rounds, and waits for each at most for the limit.
         let limit = 3 * limit;
         let is_late = |last: &Last| matches!(last.waits_for, WaitsFor::Order(since) if now - since > limit);
-        let Some(last) = self.last.take_if(|last| is_late(last)) else { return Vec::new() };
+        let Some(last) = self.0.take_if(|last| is_late(last)) else { return Vec::new() };
         let (lead, seconds) = (last.name(0), limit.as_secs_f64());
         over(last.unsaved(format!("{lead} did not say within {seconds:.1} s which round all hubs save")))
     }
 
-    fn last_of(&self, reason: &str, blame: Blame, Saves { stops, hubs }: Saves) -> Last {
-        let newest = match (self.hubs.share.is_whole(), self.hubs.leads()) {
-            (true, _) => self.checkpoints.last.as_ref().map(|last| last.round),
-            (false, true) => self.hubs.whole.rounds.last().copied(),
-            (false, false) => self.hubs.rounds.last().copied(),
-        };
-        let secret = self.hubs.secret.show();
-        let failed = FailedRequest { secret, reason: reason.to_owned(), hub_stops: blame == Blame::Hub };
-        let mut last = Last {
-            waits_for: WaitsFor::Hold,
-            own: None,
-            failed,
-            ended: format!("failed: {reason}"),
-            saved: newest.unwrap_or(self.first_round),
-            hubs,
-        };
-        if stops && !self.hubs.share.is_whole() {
-            last.failed.reason = format!("{} stops: {reason}", last.name(self.hubs.share.hub));
-        }
-        last
-    }
-
     fn waits(&mut self, last: Last, waits_for: WaitsFor, step: LastStep) -> Vec<Effect> {
-        self.last = Some(Last { waits_for, ..last });
+        self.0 = Some(Last { waits_for, ..last });
         vec![Effect::Last(step)]
     }
 
     /// Decides, as hub 0, what all hubs save: the state before the highest round of any chunk, if it is new.
-    fn others_hold(&mut self, last: Last, replies: Vec<Result<FailedReply, String>>) -> Vec<Effect> {
+    fn others_hold(
+        &mut self,
+        hubs: &Hubs,
+        last: Last,
+        replies: Vec<Result<FailedReply, String>>,
+    ) -> Vec<Effect> {
         let holds = |reply: &Result<FailedReply, String>| reply.as_ref().is_ok_and(|reply| reply.saves);
         // A hub that is gone is not waited for once more.
         let there = (1..).zip(&replies).filter(|(_, reply)| holds(reply)).map(|(hub, _)| hub).collect();
@@ -248,12 +235,12 @@ impl Job {
                 ended += &format!("; round {round} was ended with the gradients that had come");
             }
         }
-        let (secret, whole) = (self.hubs.secret.show(), self.hubs.whole.clone());
+        let (secret, whole) = (hubs.secret.show(), hubs.whole.clone());
         let request = LastRequest { secret, before, ended, whole };
         // A hub that stops has had all hubs write a checkpoint before, and may be gone.
         let is_over = rounds.err().map(|why| last.unsaved(why));
-        match self.hubs.share.is_whole() {
-            true => self.others_have_written(last, request, is_over, Vec::new()),
+        match hubs.share.is_whole() {
+            true => self.others_have_written(hubs, last, request, (is_over, Vec::new())),
             false => {
                 let step = LastStep::HaveWritten(there, request.clone());
                 self.waits(last, WaitsFor::Parts(request, is_over), step)
@@ -264,22 +251,22 @@ impl Job {
     /// Writes hub 0's part after the others: a job that has a part here alone, and no whole round before, could not be started again.
     fn others_have_written(
         &mut self,
+        hubs: &Hubs,
         last: Last,
         request: LastRequest,
-        is_over: Option<Saved>,
-        parts: Vec<Result<LastReply, String>>,
+        (is_over, parts): (Option<Saved>, Vec<Result<LastReply, String>>),
     ) -> Vec<Effect> {
         let of_others =
             parts.into_iter().map(|part| part.map(|part| part.bytes)).sum::<Result<u64, String>>();
         match (is_over, of_others) {
             (Some(saved), _) => over(saved),
-            (None, Ok(of_others)) => self.write(last, request, of_others),
+            (None, Ok(of_others)) => self.write(hubs, last, request, of_others),
             (None, Err(why)) => over(Err(why)),
         }
     }
 
-    fn write(&mut self, last: Last, request: LastRequest, of_others: u64) -> Vec<Effect> {
-        match request.before == Round(0) || self.hubs.pieces.is_empty() {
+    fn write(&mut self, hubs: &Hubs, last: Last, request: LastRequest, of_others: u64) -> Vec<Effect> {
+        match request.before == Round(0) || hubs.pieces.is_empty() {
             true => over(Ok(None)),
             false => self.waits(last, WaitsFor::Write(of_others), LastStep::Write(request)),
         }
@@ -287,6 +274,35 @@ impl Job {
 }
 
 impl Last {
+    /// Begins to save the last state of a job that fails. This hub has written the state before a round, if any; the job began with a
+    /// round.
+    fn new(
+        (reason, blame): (&str, Blame),
+        Saves { stops, hubs: names }: Saves,
+        hubs: &Hubs,
+        (written, first_round): (Option<Round>, Round),
+    ) -> Self {
+        let newest = match (hubs.share.is_whole(), hubs.leads()) {
+            (true, _) => written,
+            (false, true) => hubs.whole.rounds.last().copied(),
+            (false, false) => hubs.rounds.last().copied(),
+        };
+        let secret = hubs.secret.show();
+        let failed = FailedRequest { secret, reason: reason.to_owned(), hub_stops: blame == Blame::Hub };
+        let mut last = Last {
+            waits_for: WaitsFor::Hold,
+            own: None,
+            failed,
+            ended: format!("failed: {reason}"),
+            saved: newest.unwrap_or(first_round),
+            hubs: names,
+        };
+        if stops && !hubs.share.is_whole() {
+            last.failed.reason = format!("{} stops: {reason}", last.name(hubs.share.hub));
+        }
+        last
+    }
+
     /// Returns what is said when the state is not saved for this reason: nothing, if all of it is in the last checkpoint.
     fn unsaved(&self, why: String) -> Saved {
         match self.own.is_none_or(|own| own.highest <= self.saved) {

@@ -17,19 +17,24 @@
 use std::time::Instant;
 
 use pbox_core::Round;
-use pbox_core::control::{HeartbeatReply, JobState};
-
-use super::Job;
+use pbox_core::control::JobState;
 
 /// The state of a job.
 #[derive(Debug)]
-pub(super) enum Life {
+pub enum Life {
     /// Has not begun.
     Gathering(Gathering),
     /// Has begun, and makes rounds.
     Running,
     /// Has failed, or its hub stops. The job is kept for its news.
-    Failed { at: Instant, reason: String, hub_stops: bool },
+    Failed {
+        /// The time.
+        at: Instant,
+        /// The reason.
+        reason: String,
+        /// Whether its hub stops.
+        hub_stops: bool,
+    },
 }
 
 /// Whether a job waits for the state of rank 0.
@@ -47,22 +52,22 @@ pub(super) enum Brought {
 
 /// A job that has not begun.
 #[derive(Debug)]
-pub(super) struct Gathering {
+pub struct Gathering {
     /// The ranks that are missing.
-    pub missing: Vec<u32>,
+    pub(super) missing: Vec<u32>,
     /// The machines that are missing at the hubs above, once all ranks are here.
-    pub machines: Vec<u32>,
+    pub(super) machines: Vec<u32>,
     /// Whether the job waits for the state of rank 0.
-    pub brought: Brought,
+    pub(super) brought: Brought,
     /// How many steps each key has made in that state, if rank 0 says so.
-    pub brought_steps: Vec<Option<u32>>,
+    pub(super) brought_steps: Vec<Option<u32>>,
     /// The round that each worker of this hub had reached when it lost a hub, by rank.
-    pub reached: Vec<Option<Round>>,
+    pub(super) reached: Vec<Option<Round>>,
 }
 
 impl Life {
     /// Begins the life of a job of this many workers.
-    pub fn new(workers: u32) -> Self {
+    pub(super) fn new(workers: u32) -> Self {
         Life::Gathering(Gathering {
             missing: (0..workers).collect(),
             machines: Vec::new(),
@@ -84,22 +89,15 @@ impl Life {
             }
         }
     }
-}
-
-impl Job {
-    /// Returns the state as the news show it.
-    pub(crate) fn state(&self) -> JobState {
-        self.life.state()
-    }
 
     /// Whether the job has not begun.
     pub fn gathers(&self) -> bool {
-        matches!(self.life, Life::Gathering(_))
+        matches!(self, Life::Gathering(_))
     }
 
     /// Whether the job has begun, and has not failed.
     pub fn runs(&self) -> bool {
-        matches!(self.life, Life::Running)
+        matches!(self, Life::Running)
     }
 
     /// Whether the job has failed, or its hub stops.
@@ -109,32 +107,23 @@ impl Job {
 
     /// Returns when the job failed.
     pub(crate) fn failed_at(&self) -> Option<Instant> {
-        match self.life {
-            Life::Failed { at, .. } => Some(at),
+        match self {
+            Life::Failed { at, .. } => Some(*at),
             _ => None,
         }
     }
 
     pub(super) fn gathering(&self) -> Option<&Gathering> {
-        match &self.life {
+        match self {
             Life::Gathering(gathering) => Some(gathering),
             _ => None,
         }
     }
 
     pub(super) fn gathering_mut(&mut self) -> Option<&mut Gathering> {
-        match &mut self.life {
+        match self {
             Life::Gathering(gathering) => Some(gathering),
             _ => None,
         }
-    }
-
-    /// Has members hear of the state, and of other news.
-    pub(super) fn tell(&mut self, change: impl FnOnce(&mut HeartbeatReply)) {
-        let state = self.state();
-        self.news.change(|news| {
-            change(news);
-            news.state = state;
-        });
     }
 }

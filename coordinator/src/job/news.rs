@@ -2,7 +2,11 @@
 //!
 //! Whoever drives the job publishes them after each input.
 
-use pbox_core::control::{HeartbeatReply, JobState};
+use pbox_core::Round;
+use pbox_core::control::{HeartbeatReply, JobState, Late, reason};
+
+use super::Life;
+use crate::asker::Asker;
 
 /// The news of a job. Each change that members must hear of has its own version.
 #[derive(Debug)]
@@ -38,14 +42,46 @@ impl News {
         self.edition
     }
 
+    /// Changes the news, and has members hear of the change, and of the state of the job.
+    pub(super) fn tell(&mut self, life: &Life, change: impl FnOnce(&mut HeartbeatReply)) {
+        self.change(|news| {
+            change(news);
+            news.state = life.state();
+        });
+    }
+
+    /// Notes that a worker of any machine had reached this round when it lost a hub.
+    pub(super) fn has_reached(&mut self, life: &Life, round: Round) {
+        self.tell(life, |news| news.reached = news.reached.max(Some(round)));
+    }
+
+    /// Notes that a join was refused. If others gather, they hear of it, since they wait for that worker.
+    pub(crate) fn refused(&mut self, life: &Life, rank: u32, from: Option<&Asker>, why: &str) {
+        if life.gathers() {
+            let at = from.map(|from| format!(" at {from}")).unwrap_or_default();
+            self.tell(life, |news| news.refused = Some(format!("rank {rank}{at}: {}", reason(why))));
+        }
+    }
+
+    /// Notes who holds the rounds up. Returns whether that is news: the workers were not the same before.
+    pub(super) fn held_up_by(&mut self, late: Vec<Late>) -> bool {
+        let who = |late: &[Late]| late.iter().map(|late| late.who.clone()).collect::<Vec<_>>();
+        let is_news = who(&late) != who(&self.told.held_up_by);
+        match is_news {
+            true => self.change(|news| news.held_up_by = late),
+            false => self.correct(|news| news.held_up_by = late),
+        }
+        is_news
+    }
+
     /// Changes the news, and has members hear of the change.
-    pub(super) fn change(&mut self, change: impl FnOnce(&mut HeartbeatReply)) {
+    fn change(&mut self, change: impl FnOnce(&mut HeartbeatReply)) {
         self.correct(change);
         self.told.version += 1;
     }
 
     /// Changes the news. Members hear of the change with the next version.
-    pub(super) fn correct(&mut self, change: impl FnOnce(&mut HeartbeatReply)) {
+    fn correct(&mut self, change: impl FnOnce(&mut HeartbeatReply)) {
         change(&mut self.told);
         self.edition += 1;
     }

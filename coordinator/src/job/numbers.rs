@@ -1,9 +1,7 @@
 //! The numbers of a job's optimizer, which its members change while it runs.
 
-use pbox_core::{Consistency, KeyId, Numbers, NumbersByRound, Round};
+use pbox_core::{Consistency, JobTerms, KeyId, Numbers, NumbersByRound, Round};
 use serde::{Deserialize, Serialize};
-
-use super::Job;
 
 /// The number of rounds behind the slowest chunk whose numbers a job's list keeps. A checkpoint that is being put together needs the
 /// numbers of its own round, and says so if they are gone.
@@ -29,44 +27,47 @@ impl Change {
             Change::All(numbers) => former.then(numbers.clone()),
         }
     }
-}
 
-impl Job {
-    /// Returns the numbers from a round on after a change, which also sets the optimizer's state of some keys to zero.
+    /// Returns the numbers from a round on after this change to a job's list, which also sets the optimizer's state of some keys to
+    /// zero.
     ///
     /// # Errors
     /// When the job cannot have them, in words.
-    pub(crate) fn changed(&self, change: &Change, from: Round, reset: &[KeyId]) -> Result<Numbers, String> {
-        let numbers = change.after(self.numbers.at(from));
-        self.spec.terms.check_numbers(&numbers).map_err(|error| error.to_string())?;
-        check_room(&self.numbers, &numbers, self.spec.terms.keys.len())?;
-        self.check_reset(reset)?;
+    pub(crate) fn checked(
+        &self,
+        (list, terms): (&NumbersByRound, &JobTerms),
+        from: Round,
+        reset: &[KeyId],
+    ) -> Result<Numbers, String> {
+        let numbers = self.after(list.at(from));
+        terms.check_numbers(&numbers).map_err(|error| error.to_string())?;
+        check_room(list, &numbers, terms.keys.len())?;
+        check_reset(terms, reset)?;
         Ok(numbers)
     }
+}
 
-    /// Forgets numbers of rounds that are over, when the oldest round in flight is this one.
-    pub(crate) fn forget_numbers(&mut self, oldest: Round) {
-        let kept = if self.numbers.size() > MOST / 2 { 0 } else { KEPT_ROUNDS };
-        self.numbers.forget_before(Round(oldest.0.saturating_sub(kept)));
-    }
+/// Forgets numbers of rounds that are over, when the oldest round in flight is this one.
+pub(crate) fn forget_numbers(list: &mut NumbersByRound, oldest: Round) {
+    let kept = if list.size() > MOST / 2 { 0 } else { KEPT_ROUNDS };
+    list.forget_before(Round(oldest.0.saturating_sub(kept)));
+}
 
-    /// Checks that the optimizer state of these keys can be set to zero.
-    fn check_reset(&self, reset: &[KeyId]) -> Result<(), String> {
-        let keys = self.spec.terms.keys.len();
-        if let Some(key) = reset.iter().find(|key| key.index() >= keys) {
-            return Err(format!(
-                "reset: key {} of {keys}: keys are numbered from 0 in the order of the join",
-                key.0
-            ));
-        }
-        if !reset.is_empty() && self.spec.terms.level.consistency != Consistency::Bsp {
-            return Err(format!(
-                "reset: with consistency {} a key has no border between two rounds of all workers; use bsp",
-                self.spec.terms.level.consistency
-            ));
-        }
-        Ok(())
+/// Checks that the optimizer state of these keys can be set to zero.
+fn check_reset(terms: &JobTerms, reset: &[KeyId]) -> Result<(), String> {
+    let (keys, consistency) = (terms.keys.len(), terms.level.consistency);
+    if let Some(key) = reset.iter().find(|key| key.index() >= keys) {
+        return Err(format!(
+            "reset: key {} of {keys}: keys are numbered from 0 in the order of the join",
+            key.0
+        ));
     }
+    if !reset.is_empty() && consistency != Consistency::Bsp {
+        return Err(format!(
+            "reset: with consistency {consistency} a key has no border between two rounds of all workers; use bsp"
+        ));
+    }
+    Ok(())
 }
 
 /// Checks that a job's list has room for a change.

@@ -2,8 +2,7 @@
 
 use pbox_core::{NumbersByRound, Round};
 
-use super::life::Brought;
-use super::{Arrival, Job, Standing};
+use super::{Arrival, Brought, Job, Life, News, Ranks, Standing};
 
 impl Job {
     /// Notes that rank 0 offers a state, whose keys have made these steps. Returns whether the job has none of its own; it then
@@ -12,9 +11,10 @@ impl Job {
     /// # Errors
     /// When the offer comes too late, in words.
     pub(crate) fn state_offered(&mut self, steps: Vec<Option<u32>>) -> Result<bool, String> {
-        let may_begin = matches!(self.standing(0), Some(Standing::Connecting { is_ready: true, .. }));
-        let (first_round, who) = (self.first_round, self.spoken(0));
-        let Some(gathering) = self.gathering_mut().filter(|_| first_round == Round(0)) else {
+        let standing = self.members.standing(0);
+        let may_begin = matches!(standing, Some(Standing::Connecting { is_ready: true, .. }));
+        let (first_round, who) = (self.first_round, self.spec.spoken(0));
+        let Some(gathering) = self.life.gathering_mut().filter(|_| first_round == Round(0)) else {
             return Ok(false);
         };
         if gathering.brought != Brought::Nothing || may_begin {
@@ -28,23 +28,36 @@ impl Job {
         Ok(true)
     }
 
-    /// Notes whether the state before this round is wanted, and how long it must be.
-    pub(crate) fn state_wanted(&mut self, before: Round, bytes: Option<u64>) -> Arrival {
-        if let Some(gathering) = self.gathering_mut() {
-            gathering.brought = bytes.map_or(Brought::Nothing, |bytes| Brought::Awaited(before, bytes));
+    /// Notes that the state is complete: here, with its round and numbers, or at the hubs above, which say with which round the
+    /// job begins.
+    pub(crate) fn begin_with(&mut self, restored: Option<(Round, NumbersByRound)>) -> Arrival {
+        if let Some(gathering) = self.life.gathering_mut() {
+            (gathering.brought, gathering.brought_steps) = (Brought::Nothing, Vec::new());
         }
-        self.arrived(0)
+        if let Some((round, numbers)) = restored {
+            (self.first_round, self.numbers) = (round, numbers);
+        }
+        self.life.gathered(&self.members, &mut self.news)
     }
+}
 
-    /// Returns the length of this hub's state: f32 of weights and of what the optimizer keeps beside them.
-    pub fn state_bytes(&self) -> u64 {
-        let elements: u64 = self.hubs.pieces.iter().map(|piece| piece.elements.len() as u64).sum();
-        4 * elements * self.spec.terms.optimizer.saved_per_element() as u64
-    }
-
+impl Life {
     /// Returns how many steps each key has made in the state that rank 0 brings, if rank 0 says so.
     pub fn brought_steps(&self) -> Vec<Option<u32>> {
         self.gathering().map_or_else(Vec::new, |gathering| gathering.brought_steps.clone())
+    }
+
+    /// Notes whether the state before this round is wanted, and how long it must be.
+    pub(crate) fn state_wanted(
+        &mut self,
+        (before, bytes): (Round, Option<u64>),
+        members: &Ranks,
+        news: &mut News,
+    ) -> Arrival {
+        if let Some(gathering) = self.gathering_mut() {
+            gathering.brought = bytes.map_or(Brought::Nothing, |bytes| Brought::Awaited(before, bytes));
+        }
+        self.arrived(0, members, news)
     }
 
     /// Notes that the state begins to come, once. Returns the round that it is before, and its length in bytes.
@@ -53,17 +66,5 @@ impl Job {
         let Brought::Awaited(before, bytes) = gathering.brought else { return None };
         gathering.brought = Brought::Coming;
         Some((before, bytes))
-    }
-
-    /// Notes that the state is complete: here, with its round and numbers, or at the hubs above, which say with which round the
-    /// job begins.
-    pub(crate) fn begin_with(&mut self, restored: Option<(Round, NumbersByRound)>) -> Arrival {
-        if let Some(gathering) = self.gathering_mut() {
-            (gathering.brought, gathering.brought_steps) = (Brought::Nothing, Vec::new());
-        }
-        if let Some((round, numbers)) = restored {
-            (self.first_round, self.numbers) = (round, numbers);
-        }
-        self.gathered()
     }
 }

@@ -4,8 +4,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use pbox_core::control::Mesh;
-use pbox_core::{JobId, JobTerms};
+use pbox_core::{Consistency, JobId, JobTerms, Members, OnLoss, Share};
 use serde::{Deserialize, Serialize};
+
+use super::{Blame, Cause};
+use crate::join::{Differs, Join};
 
 /// The number, name and terms of a job, and the decisions of the time when it was made.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -37,4 +40,78 @@ pub struct Made {
     pub trial: bool,
     /// The mesh that its workers ask for.
     pub mesh: Option<Mesh>,
+}
+
+impl JobSpec {
+    /// Whether the running job goes on without lost workers.
+    pub fn goes_on(&self) -> bool {
+        self.terms.on_loss == OnLoss::Continue
+    }
+
+    /// Whether its members have a common round here: those of a machine have, whatever the machines have among them.
+    pub(crate) fn steps_together(&self) -> bool {
+        self.terms.level.consistency == Consistency::Bsp || self.made.is_below
+    }
+
+    /// Names a member, in words.
+    pub fn spoken(&self, rank: u32) -> String {
+        match self.terms.level.members {
+            Members::Workers => format!("worker {rank}"),
+            Members::Hubs | Members::Mesh => format!("the hub of machine {rank}"),
+        }
+    }
+
+    /// Returns whose end it is when the job fails with a member. A hub below that is gone without a word may come back.
+    pub(crate) fn blame(&self, cause: Cause) -> Blame {
+        match cause {
+            Cause::HubLost => Blame::Hub,
+            Cause::Link | Cause::Silent if self.terms.level.members != Members::Workers => Blame::Hub,
+            Cause::Link | Cause::Silent | Cause::Late | Cause::Other => Blame::Job,
+        }
+    }
+
+    /// Checks that a worker asks for what the job is. The error says what differs.
+    pub(crate) fn check_terms(&self, join: &Join, share: &Share) -> Result<(), String> {
+        let JobSpec { name, made, .. } = self;
+        let (rank, (hub, hubs)) = (join.rank, join.hub);
+        if hub != share.hub {
+            return Err(format!(
+                "job {name:?} has this hub as {share}, worker {rank} asks for hub {hub} of {hubs}; all workers of a job must \
+                 name its hubs in the same order, or use another job name"
+            ));
+        }
+        match &join.differs {
+            None => {}
+            Some(Differs::Keys(theirs)) => {
+                return Err(format!(
+                    "manifests differ in job {name:?}: {theirs}; all workers must build the same model (worker {rank})"
+                ));
+            }
+            Some(Differs::Term { what, ours, theirs }) => {
+                return Err(format!(
+                    "job {name:?} has {what} {ours}, worker {rank} asks for {theirs}; all workers of a job must ask \
+                     for the same, or use another job name"
+                ));
+            }
+        }
+        if join.mesh != made.mesh {
+            let spoken = |mesh: &Option<Mesh>| {
+                mesh.as_ref().map_or("no mesh".to_owned(), |mesh| format!("the mesh {mesh}"))
+            };
+            return Err(format!(
+                "job {name:?} has {} at this hub, worker {rank} asks for {}; all workers of a machine must ask for the same",
+                spoken(&made.mesh),
+                spoken(&join.mesh)
+            ));
+        }
+        if join.trial != made.trial {
+            let spoken = |is_trial: bool| if is_trial { "a trial" } else { "no trial" };
+            return Err(format!(
+                "job {name:?} is {}, worker {rank} asks for {}; use another job name",
+                spoken(made.trial),
+                spoken(join.trial)
+            ));
+        }
+        Ok(())
+    }
 }

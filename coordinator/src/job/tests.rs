@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fabric::any::Transport;
 use pbox_core::control::{CheckpointReply, HeartbeatReply, JobState, JoinRequest, Late, PartState};
-use pbox_core::{Consistency, Key, Look, Numbers, Occasion, Optimizer, Share, Waits};
+use pbox_core::{Consistency, JobId, Key, Look, Numbers, Occasion, OnLoss, Optimizer, Share, Waits};
 
 use super::*;
 use crate::{Files, Secret, Token};
@@ -49,24 +49,34 @@ fn join(job: &mut Job, rank: u32) {
 
 /// A member connects, and the core has its link.
 fn attach(job: &mut Job, rank: u32) -> Arrival {
-    job.connect(rank, Token([0; 16])).unwrap();
+    job.members.connect(rank, Token([0; 16]), "job").unwrap();
     job.attached(rank)
+}
+
+/// The code by which a worker that comes to a rank now is refused.
+fn code_of_a_join(job: &Job, rank: u32) -> Option<RefusalCode> {
+    let join = Join::new("job", &JoinRequest::new(rank, (*job.spec.terms).clone()), Token([0; 16]));
+    job.may_come(&join).err().map(|refused| refused.code)
 }
 
 /// A worker is lost, and the core removes it.
 fn lose(job: &mut Job, rank: u32) {
-    job.lost(rank);
+    job.members.lose(rank);
     job.removed(rank);
 }
 
 #[test]
 fn a_rank_is_free_when_the_cores_have_removed_its_worker() {
     let mut job = running();
-    job.lost(1);
-    assert!(!job.has(1) && job.may_become_free(1) && !job.has_others(0));
-    assert!(job.member(1).is_some());
+    job.members.lose(1);
+    assert!(
+        !job.members.has(1)
+            && code_of_a_join(&job, 1) == Some(RefusalCode::RankBusy)
+            && !job.members.has_others(0)
+    );
+    assert!(job.members.get(1).is_some());
     job.removed(1);
-    assert!(job.member(1).is_none());
+    assert!(job.members.get(1).is_none());
 }
 
 #[test]
@@ -76,23 +86,25 @@ fn a_rank_stays_taken_in_a_job_that_does_not_continue() {
     attach(&mut job, 1);
     job.take_part(&[0, 1], Round(0));
     assert_eq!(job.leave(1, Round(3)), Leave::Left);
-    assert!(!job.has(1) && !job.may_become_free(1));
+    assert!(!job.members.has(1));
+    assert_eq!(code_of_a_join(&job, 1), Some(RefusalCode::RankTaken), "and not free soon");
     job.removed(1);
     assert_eq!(job.leave(0, Round(3)), Leave::Last);
-    assert!(job.member(1).is_some());
+    assert!(job.members.get(1).is_some());
 }
 
 #[test]
 fn a_rank_that_is_taken_admits_nobody_else() {
-    let mut job = running();
+    let job = of_two(OnLoss::Continue, Members::Workers);
     let join = Join::new("job", &JoinRequest::new(1, (*job.spec.terms).clone()), Token([0; 16]));
-    let Refused { code, why } = job.admits(&join).unwrap_err();
+    let Refused { code, why } = job.may_come(&join).unwrap_err();
     assert!(code == RefusalCode::RankTaken && why.contains("rank 1 of job \"job\" is taken"), "{why}");
-    job.lost(1);
-    let code = job.admits(&join).unwrap_err().code;
-    assert_eq!(code, RefusalCode::RankTaken, "the core has not removed it");
+    let mut job = running();
+    assert_eq!(code_of_a_join(&job, 1), Some(RefusalCode::RankBusy), "it may be free soon");
+    job.members.lose(1);
+    assert_eq!(code_of_a_join(&job, 1), Some(RefusalCode::RankBusy), "the core has not removed it");
     job.removed(1);
-    job.admits(&join).unwrap();
+    assert_eq!(code_of_a_join(&job, 1), None);
 }
 
 #[test]
@@ -100,12 +112,12 @@ fn a_link_that_is_reported_after_the_loss_does_not_keep_the_rank() {
     let mut job = running();
     lose(&mut job, 1);
     join(&mut job, 1);
-    job.connect(1, Token([0; 16])).unwrap();
+    job.members.connect(1, Token([0; 16]), "job").unwrap();
     // The core has the link, and has not said so yet.
-    job.lost(1);
+    job.members.lose(1);
     assert_eq!(job.attached(1), Arrival::Waiting);
     job.removed(1);
-    assert!(job.member(1).is_none());
+    assert!(job.members.get(1).is_none());
 }
 
 #[test]
@@ -116,17 +128,17 @@ fn a_worker_that_takes_the_rank_of_a_newcomer_does_not_take_part_by_the_cut_of_t
     attach(&mut job, 0);
     job.take_part(&[0], Round(1));
     job.add_member(1, 7, true, None, now);
-    job.connect(1, Token([7; 16])).unwrap();
+    job.members.connect(1, Token([7; 16]), "job").unwrap();
     let [Effect::Cut(cut, Step::Hold)] = job.handle(Event::Attached(1), now)[..] else { panic!("a cut") };
     job.lose(1, Cause::Other, "it dies");
     job.handle(Event::Removed(1), now);
     job.add_member(1, 8, true, None, now);
-    job.connect(1, Token([8; 16])).unwrap();
+    job.members.connect(1, Token([8; 16]), "job").unwrap();
     let released = job.handle(Event::Cut(cut, Stepped::Held(Some(Round(3)))), now);
     let nobody = Step::Release { from: Round(3), admitted: [].into(), ahead: [].into() };
     assert_eq!(released, [Effect::Cut(cut, nobody)]);
     job.handle(Event::Cut(cut, Stepped::Released), now);
-    assert!(!job.takes_part(1), "no core has its link");
+    assert!(!job.members.takes_part(1), "no core has its link");
 }
 
 #[test]
@@ -135,10 +147,10 @@ fn a_newcomer_that_is_lost_before_its_cut_does_not_take_part() {
     lose(&mut job, 1);
     join(&mut job, 1);
     assert_eq!(attach(&mut job, 1), Arrival::Newcomer(1));
-    assert!(!job.has_others(0), "it does not take part yet");
-    job.lost(1);
+    assert!(!job.members.has_others(0), "it does not take part yet");
+    job.members.lose(1);
     job.take_part(&[1], Round(5));
-    assert!(!job.has(1));
+    assert!(!job.members.has(1));
     assert!(job.news.now().members.iter().all(|member| member.from == Round(0)));
 }
 
@@ -146,10 +158,14 @@ fn a_newcomer_that_is_lost_before_its_cut_does_not_take_part() {
 fn a_hub_below_takes_part_when_it_is_ready_and_connected_in_any_order() {
     let mut job = of_two(OnLoss::Stop, Members::Hubs);
     assert_eq!(attach(&mut job, 0), Arrival::Waiting);
-    assert_eq!(job.ready(0), Arrival::Waiting, "rank 1 is missing");
-    assert_eq!(job.ready(1), Arrival::Waiting, "it is not connected");
+    assert_eq!(job.life.ready(0, &mut job.members, &mut job.news), Arrival::Waiting, "rank 1 is missing");
+    assert_eq!(job.life.ready(1, &mut job.members, &mut job.news), Arrival::Waiting, "it is not connected");
     assert_eq!(attach(&mut job, 1), Arrival::Complete([0, 1].into()));
-    assert_eq!(job.ready(1), Arrival::Waiting, "its request was made again");
+    assert_eq!(
+        job.life.ready(1, &mut job.members, &mut job.news),
+        Arrival::Waiting,
+        "its request was made again"
+    );
 }
 
 #[test]
@@ -157,12 +173,12 @@ fn a_job_waits_for_the_state_that_was_offered() {
     let mut job = of_two(OnLoss::Stop, Members::Workers);
     assert!(job.state_offered(vec![]).unwrap());
     job.state_offered(vec![]).expect_err("once");
-    assert_eq!(job.state_comes(), None, "nobody has said whether it is wanted");
+    assert_eq!(job.life.state_comes(), None, "nobody has said whether it is wanted");
     attach(&mut job, 0);
     assert_eq!(attach(&mut job, 1), Arrival::Waiting);
-    assert_eq!(job.state(), JobState::Gathering { missing: vec![0], machines: vec![] });
-    assert_eq!(job.state_wanted(Round(9), Some(64)), Arrival::Waiting);
-    assert_eq!((job.state_comes(), job.state_comes()), (Some((Round(9), 64)), None));
+    assert_eq!(job.life.state(), JobState::Gathering { missing: vec![0], machines: vec![] });
+    assert_eq!(job.life.state_wanted((Round(9), Some(64)), &job.members, &mut job.news), Arrival::Waiting);
+    assert_eq!((job.life.state_comes(), job.life.state_comes()), (Some((Round(9), 64)), None));
     assert_eq!(job.begin_with(None), Arrival::Complete([0, 1].into()));
     job.take_part(&[0, 1], Round(9));
     assert!(!job.state_offered(vec![]).unwrap(), "it has begun");
@@ -174,7 +190,10 @@ fn a_state_that_nobody_wants_keeps_nobody_waiting() {
     assert!(job.state_offered(vec![]).unwrap());
     attach(&mut job, 1);
     assert_eq!(attach(&mut job, 0), Arrival::Waiting);
-    assert_eq!(job.state_wanted(Round(9), None), Arrival::Complete([0, 1].into()));
+    assert_eq!(
+        job.life.state_wanted((Round(9), None), &job.members, &mut job.news),
+        Arrival::Complete([0, 1].into())
+    );
 }
 
 #[test]
@@ -182,24 +201,24 @@ fn a_job_that_waits_for_machines_says_so_once() {
     let mut job = of_two(OnLoss::Stop, Members::Workers);
     attach(&mut job, 0);
     attach(&mut job, 1);
-    let before = job.edition();
-    job.wait_for_machines(vec![2]);
-    assert_eq!(job.edition(), before + 1);
-    job.wait_for_machines(vec![2]);
-    assert_eq!(job.edition(), before + 1);
-    assert_eq!(job.state(), JobState::Gathering { missing: vec![], machines: vec![2] });
-    job.wait_for_machines(vec![]);
-    assert_eq!(job.edition(), before + 2);
+    let before = job.news.edition();
+    job.life.wait_for_machines(vec![2], &mut job.news);
+    assert_eq!(job.news.edition(), before + 1);
+    job.life.wait_for_machines(vec![2], &mut job.news);
+    assert_eq!(job.news.edition(), before + 1);
+    assert_eq!(job.life.state(), JobState::Gathering { missing: vec![], machines: vec![2] });
+    job.life.wait_for_machines(vec![], &mut job.news);
+    assert_eq!(job.news.edition(), before + 2);
 }
 
 #[test]
 fn a_worker_that_was_far_ahead_begins_with_no_round_beyond_the_last() {
     let mut job = of_two(OnLoss::Continue, Members::Workers);
     Arc::make_mut(&mut job.spec.terms).level.consistency = Consistency::Asp;
-    job.worker_has_reached(0, Round(1));
-    job.worker_has_reached(1, Round::LIMIT);
+    job.life.worker_has_reached(0, Round(1), &mut job.news);
+    job.life.worker_has_reached(1, Round::LIMIT, &mut job.news);
     job.first_round = Round(10);
-    assert_eq!(job.ahead(), [0, Round::LIMIT.0 - 10]);
+    assert_eq!(job.life.ahead(&job.spec, job.first_round), [0, Round::LIMIT.0 - 10]);
 }
 
 #[test]
@@ -208,18 +227,18 @@ fn a_job_that_has_begun_forgets_what_its_workers_had_reached() {
     Arc::make_mut(&mut job.spec.terms).level.consistency = Consistency::Asp;
     for (rank, reached) in [(0, 15), (1, 18)] {
         attach(&mut job, rank);
-        job.worker_has_reached(rank, Round(reached));
+        job.life.worker_has_reached(rank, Round(reached), &mut job.news);
     }
     job.first_round = Round(10);
-    assert_eq!(job.ahead(), [0, 3]);
+    assert_eq!(job.life.ahead(&job.spec, job.first_round), [0, 3]);
     job.take_part(&[0, 1], Round(10));
-    assert!(job.ahead().is_empty());
+    assert!(job.life.ahead(&job.spec, job.first_round).is_empty());
     assert_eq!(job.news.now().lost, 5, "rounds of the slowest");
     let members: Vec<u32> = job.news.now().members.iter().map(|member| member.from.0).collect();
     assert_eq!(members, [10, 13]);
     // A newcomer says how far it was, and begins where the others are.
-    job.worker_has_reached(1, Round(20));
-    assert!(job.ahead().is_empty());
+    job.life.worker_has_reached(1, Round(20), &mut job.news);
+    assert!(job.life.ahead(&job.spec, job.first_round).is_empty());
     assert_eq!(job.news.now().reached, Some(Round(20)));
 }
 
@@ -237,20 +256,20 @@ fn is_lost(effects: &[Effect]) -> bool {
 #[test]
 fn the_links_of_a_worker_on_shared_memory_end_with_it() {
     let mut job = running();
-    job.members[1].as_mut().unwrap().transport = Some(Transport::Shm);
-    assert!(is_lost(&link_ends(&mut job)) && job.unlinked(1).is_none());
+    job.members.get_mut(1).unwrap().transport = Some(Transport::Shm);
+    assert!(is_lost(&link_ends(&mut job)) && job.members.unlinked(1).is_none());
 }
 
 #[test]
 fn a_worker_that_has_hung_up_and_has_no_links_is_lost_in_either_order() {
     let mut job = running();
-    job.members[1].as_mut().unwrap().transport = Some(Transport::Tcp);
+    job.members.get_mut(1).unwrap().transport = Some(Transport::Tcp);
     assert_eq!(job.handle(Event::HungUp(1), Instant::now()), [], "its links are there");
     assert!(is_lost(&link_ends(&mut job)), "nobody is there to make others");
     let mut job = running();
-    job.members[1].as_mut().unwrap().transport = Some(Transport::Tcp);
+    job.members.get_mut(1).unwrap().transport = Some(Transport::Tcp);
     job.handle(Event::HungUp(1), Instant::now());
-    job.heard_of(1, None, Instant::now()).unwrap();
+    job.members.get_mut(1).unwrap().hear(None, false, Instant::now()).unwrap();
     assert_eq!(link_ends(&mut job), [Effect::DropLinks(1, None)]);
     assert_eq!(link_ends(&mut job), [], "the ends of its other links are no news");
     assert!(is_lost(&job.handle(Event::HungUp(1), Instant::now())));
@@ -260,7 +279,7 @@ fn a_worker_that_has_hung_up_and_has_no_links_is_lost_in_either_order() {
 fn a_member_is_silent_for_as_long_as_the_limit() {
     let mut job = running();
     let (begun, limit) = (Instant::now(), Duration::from_secs(30));
-    job.heard_of(0, None, begun + limit).unwrap();
+    job.members.get_mut(0).unwrap().hear(None, false, begun + limit).unwrap();
     assert_eq!(job.handle(Event::Swept(limit), begun), []);
     let lost = job.handle(Event::Swept(limit), begun + limit + Duration::from_secs(1));
     let [Effect::Lost { rank: 1, cause: Cause::Silent, reason: why, .. }, ..] = &lost[..] else {
@@ -403,21 +422,27 @@ fn a_worker_has_other_links_when_all_cores_have_dropped_the_former_ones() {
     let (mut job, now) = (running(), Instant::now());
     let code = |refused: Result<Option<Effect>, Refused>| refused.unwrap_err().code;
     assert_eq!(code(job.ask_for_links(1, "a NIC is down", now)), RefusalCode::NoRelink, "it has had none");
-    job.members[1].as_mut().unwrap().transport = Some(Transport::Tcp);
+    job.members.get_mut(1).unwrap().transport = Some(Transport::Tcp);
     job.handle(Event::HungUp(1), now);
     let drops = Ok(Some(Effect::DropLinks(1, None)));
     assert_eq!(job.ask_for_links(1, "a NIC is down", now), drops, "it asks, so it lives");
-    assert_eq!(job.unlinked(1).unwrap().why, "worker 1 is gone: a NIC is down");
+    assert_eq!(job.members.unlinked(1).unwrap().why, "worker 1 is gone: a NIC is down");
     assert_eq!(job.ask_for_links(1, "a NIC is down", now), Ok(None), "the core drops them");
-    assert_eq!(job.grant_links(1, Token([1; 16])), Ok(Grant::Waits));
+    assert_eq!(job.members.grant_links(1, Token([1; 16]), "job"), Ok(Grant::Waits));
     job.handle(Event::Dropped(1), now);
-    assert_eq!(job.grant_links(1, Token([1; 16])), Ok(Grant::Connection { former: None }));
-    assert_eq!(job.grant_links(1, Token([2; 16])), Ok(Grant::Connection { former: Some(Token([1; 16])) }));
-    assert!(job.connect(1, Token([1; 16])).is_err() && job.connect(1, Token([2; 16])).is_ok());
+    assert_eq!(job.members.grant_links(1, Token([1; 16]), "job"), Ok(Grant::Connection { former: None }));
+    assert_eq!(
+        job.members.grant_links(1, Token([2; 16]), "job"),
+        Ok(Grant::Connection { former: Some(Token([1; 16])) })
+    );
+    assert!(
+        job.members.connect(1, Token([1; 16]), "job").is_err()
+            && job.members.connect(1, Token([2; 16]), "job").is_ok()
+    );
     // It was let in, and says that these links are lost, too.
     assert_eq!(job.ask_for_links(1, "again", now), Ok(Some(Effect::DropLinks(1, Some(Token([2; 16]))))));
     job.lose(1, Cause::Link, "it died");
-    assert_eq!(job.grant_links(1, Token([3; 16])).unwrap_err().code, RefusalCode::JobFailed);
+    assert_eq!(job.members.grant_links(1, Token([3; 16]), "job").unwrap_err().code, RefusalCode::JobFailed);
     job.fail("a test", false, now);
     assert_eq!(code(job.ask_for_links(0, "late", now)), RefusalCode::JobFailed);
 }

@@ -54,7 +54,7 @@ impl Registry {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             kernels: self.kernels.name().to_owned(),
             rss_bytes: fabric::resident_bytes().unwrap_or(0),
-            draining: inner.hub().drains(),
+            draining: inner.hub().end().drains(),
             transports: self.transports.clone(),
             counts: inner.hub().counts(),
             cores: self.cores.iter().enumerate().map(core).collect(),

@@ -22,7 +22,7 @@ impl Registry {
             Report::Unlinked { job, rank } => self.happens(&mut inner, job, Event::Dropped(rank)),
             Report::WorkerGone { job, rank, reason, by_itself } => {
                 // A hub that stops waits for nobody.
-                let by_itself = by_itself && !inner.hub().stops();
+                let by_itself = by_itself && !inner.hub().end().stops();
                 self.happens(&mut inner, job, Event::LinkEnded { rank, reason, by_itself });
             }
             Report::UnlinkedAbove { job, answers } => {

@@ -59,7 +59,7 @@ impl Inner {
 
     /// Returns a job, unless it has failed.
     pub fn running(&mut self, id: JobId) -> Result<Both<'_>, JobEnded> {
-        self.job(id).filter(|(state, _)| !state.failed()).ok_or(JobEnded)
+        self.job(id).filter(|(state, _)| !state.life.failed()).ok_or(JobEnded)
     }
 
     /// Returns the job of this name that has not failed.
@@ -70,8 +70,8 @@ impl Inner {
     /// Returns the member of a job that shows this token, and the job.
     pub fn member(&mut self, job: &str, token: &str) -> Result<(MemberOf, Both<'_>), Refused> {
         let (state, rank) = self.hub.member(job, token)?;
-        let own = self.jobs.get_mut(&state.id()).expect("what the coordinator has is here");
-        Ok((MemberOf { job: state.id(), rank }, (state, own)))
+        let own = self.jobs.get_mut(&state.spec.id).expect("what the coordinator has is here");
+        Ok((MemberOf { job: state.spec.id, rank }, (state, own)))
     }
 
     /// Frees a name that was reserved.

@@ -74,8 +74,8 @@ impl Job {
         peers: Arc<Peers>,
     ) -> Self {
         Job {
-            id: state.id(),
-            name: state.name().to_owned(),
+            id: state.spec.id,
+            name: state.spec.name.to_owned(),
             model: (wire.layout().keys().len(), wire.layout().model_bytes()),
             wire,
             cores,
@@ -87,17 +87,17 @@ impl Job {
             relinks_above: RelinksAbove::default(),
             wait_for_last: WaitForLast::default(),
             last_rounds: LastRounds::default(),
-            told: watch::Sender::new(state.news().clone()),
-            edition: state.edition(),
+            told: watch::Sender::new(state.news.now().clone()),
+            edition: state.news.edition(),
         }
     }
 
     /// Publishes the news, if they have changed.
     pub fn publish(&mut self, state: &coordinator::Job) {
-        if std::mem::replace(&mut self.edition, state.edition()) != state.edition() {
+        if std::mem::replace(&mut self.edition, state.news.edition()) != state.news.edition() {
             self.told.send_if_modified(|told| {
-                let is_news = told.version != state.news().version;
-                told.clone_from(state.news());
+                let is_news = told.version != state.news.now().version;
+                told.clone_from(state.news.now());
                 is_news
             });
         }
@@ -115,24 +115,24 @@ impl Job {
     }
 
     pub fn describe(&self, state: &coordinator::Job) -> JobReply {
-        let (news, rounds) = (state.news(), self.last_rounds.reply());
-        let round = rounds.as_ref().map_or(Round(0), |rounds| rounds.round).max(state.round());
+        let (news, rounds) = (state.news.now(), self.last_rounds.reply());
+        let round = rounds.as_ref().map_or(Round(0), |rounds| rounds.round).max(state.progress.round());
         // A checkpoint may be newer than the hub's last look.
-        let checkpoints = state.checkpoints();
+        let checkpoints = &state.checkpoints;
         let saved = checkpoints.last.as_ref().map_or(Round(0), |checkpoint| checkpoint.round);
         let round = round.max(saved);
-        let members = state.describe_members(Instant::now());
+        let members = state.members.describe(Instant::now());
         let gradients = self.last_rounds.gradients();
         let mut verdict = verdict(&news.state, round, &news.held_up_by, rounds.as_ref(), &members);
         verdict += &gradients.as_ref().map_or_else(String::new, not_finite);
         JobReply {
             name: self.name.clone(),
             state: news.state.clone(),
-            workers: state.terms().workers,
+            workers: state.spec.terms.workers,
             members,
             round,
-            equal_before: state.equal_before(),
-            promised_bytes: state.made().promised,
+            equal_before: state.digests.equal,
+            promised_bytes: state.spec.made.promised,
             above: self.above.as_ref().map_or_else(Vec::new, |above| above.addresses()),
             keys: self.model.0,
             model_bytes: self.model.1,

@@ -112,7 +112,7 @@ impl Registry {
         let promised = JobMemory::new(&wire, terms, snapshots, relays).promised(terms);
         self.lock().ask(promise(promised))?;
         let let_in = relays
-            .then(|| self.up.join(name, request, &self.id, &|| self.lock().hub().is_closed()))
+            .then(|| self.up.join(name, request, &self.id, &|| self.lock().hub().end().is_closed()))
             .transpose()?;
         let (loaded, hubs, peers) = self.restore(name, request, wire.layout())?;
         let (restored, warning) = loaded.map(|loaded| (loaded.restored, loaded.warning)).unzip();
@@ -303,8 +303,8 @@ impl Registry {
         let of_a_core = |layout: &Layout, hubs: u32, cores: usize| {
             layout.model_bytes() / (u64::from(hubs) * cores as u64)
         };
-        for (state, job) in inner.jobs().filter(|(state, _)| !state.failed()) {
-            let bytes = of_a_core(job.wire.layout(), state.terms().hubs, job.cores.numbers.len());
+        for (state, job) in inner.jobs().filter(|(state, _)| !state.life.failed()) {
+            let bytes = of_a_core(job.wire.layout(), state.spec.terms.hubs, job.cores.numbers.len());
             job.cores.numbers.iter().for_each(|&core| load[core] += bytes);
         }
         for Load { cores, bytes } in inner.loads.values() {

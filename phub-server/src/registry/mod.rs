@@ -244,7 +244,7 @@ impl Registry {
     ) -> Result<(watch::Receiver<HeartbeatReply>, Duration), Refusal> {
         let mut inner = self.lock();
         let (member, (state, job)) = inner.member(name, token)?;
-        let (told, who) = (job.told.subscribe(), state.spoken(member.rank));
+        let (told, who) = (job.told.subscribe(), state.spec.spoken(member.rank));
         let hold = inner.ask(Heard { member, latest }).map_err(|why| {
             Refusal::bad(format!("job {name:?}: the heartbeat of {who} has a `latest` that cannot be: {why}"))
         })?;

@@ -48,7 +48,7 @@ impl Registry {
 
     /// Refuses once the hub admits nobody any more.
     pub fn check_open(&self) -> Result<(), Refusal> {
-        Ok(self.lock().hub().check_open(RefusalCode::NotReady)?)
+        Ok(self.lock().hub().end().check_open(RefusalCode::NotReady)?)
     }
 
     /// Refuses once the hub admits nobody any more, and while a core does not look at its commands: workers that join would wait for

@@ -185,7 +185,9 @@ impl Tree {
         let Some(above) = self.job.above(hub) else { return false };
         let rank = self.job.rank_above(hub) as u32;
         let lives = self.job.is_hub_alive(hub) && self.job.is_hub_alive(above);
-        lives && !self.unlinked_hubs.contains(&hub) && self.job.nodes[above].control.job().takes_part(rank)
+        lives
+            && !self.unlinked_hubs.contains(&hub)
+            && self.job.nodes[above].control.job().members.takes_part(rank)
     }
 
     /// Workers and hubs that are gone make no links any more.

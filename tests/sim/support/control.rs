@@ -191,7 +191,7 @@ impl Control {
         let hub = hub_of(named.clone(), terms, share, made, (Round(0), &files));
         let ((id, name), now) = (named, Instant::now());
         Control {
-            heard: hub.job(id).expect("it begins").news().clone(),
+            heard: hub.job(id).expect("it begins").news.now().clone(),
             hub,
             id,
             name,
@@ -233,7 +233,7 @@ impl Control {
     /// Adds a line to the story.
     pub fn tell(&mut self, line: String) {
         if self.is_told_aloud {
-            eprintln!("{}, hub {}: {line}", self.name, self.job().hubs().share.hub);
+            eprintln!("{}, hub {}: {line}", self.name, self.job().hubs.share.hub);
         }
         if self.story.len() == TOLD {
             self.story.pop_front();
@@ -255,8 +255,8 @@ impl Control {
 
     /// The same of a worker that is named at several hubs.
     pub fn join_as(&mut self, rank: u32, worker: u64) {
-        assert!(self.job().member(rank).is_none(), "rank {rank} is taken");
-        self.tell(format!("{} joins", self.job().spoken(rank)));
+        assert!(self.job().members.get(rank).is_none(), "rank {rank} is taken");
+        self.tell(format!("{} joins", self.job().spec.spoken(rank)));
         for (token, _) in self.given.iter().filter(|(_, of)| *of == rank) {
             assert!(
                 self.hub.tokens().owner(*token).is_err(),
@@ -271,10 +271,10 @@ impl Control {
     /// Returns the join of a worker that is named so at all hubs.
     fn join_of(&self, rank: u32, worker: u64, token: Token) -> Join {
         let job = self.job();
-        let request = JoinRequest { relinks: true, ..JoinRequest::new(rank, (**job.terms()).clone()) };
-        let first_round = job.hubs().first_round;
+        let request = JoinRequest { relinks: true, ..JoinRequest::new(rank, (*job.spec.terms).clone()) };
+        let first_round = job.hubs.first_round;
         let pass = Pass { secret: SECRET.show(), worker, first_round, checkpoints: false };
-        let share = job.hubs().share;
+        let share = job.hubs.share;
         let (hub, lead) = ((share.hub, share.hubs), Some(("hub 0".to_owned(), Some(pass))));
         let reached = self.reached[rank as usize];
         Join { hub, lead, reached, ..Join::new(&self.name, &request, token) }
@@ -342,7 +342,7 @@ impl Control {
 
     /// Returns the round that a member takes part from, if it does.
     pub fn first_round(&self, rank: u32) -> Option<Round> {
-        let member = self.job().news().members.iter().find(|member| member.rank == rank)?;
+        let member = self.job().news.now().members.iter().find(|member| member.rank == rank)?;
         Some(member.from)
     }
 
@@ -372,13 +372,13 @@ impl Control {
         let owner = Ok((self.id, rank));
         let its = self.given.iter().filter(|(token, _)| self.hub.tokens().owner(*token) == owner);
         assert_eq!(its.count(), 2, "rank {rank} has the token of its join and that of its links");
-        self.tell(format!("{} makes its links again", self.job().spoken(rank)));
+        self.tell(format!("{} makes its links again", self.job().spec.spoken(rank)));
         true
     }
 
     /// Whether all cores have dropped the links of a worker that has asked for others.
     pub fn has_dropped(&self, rank: u32) -> bool {
-        self.job().member(rank).is_some_and(|member| member.standing.has_dropped())
+        self.job().members.get(rank).is_some_and(|member| member.standing.has_dropped())
     }
 
     /// Loses a member.
@@ -547,7 +547,7 @@ impl Control {
 
     /// Publishes the news, if there are any. Members hear them by their version. Notes who takes part since the last ones.
     fn publish(&mut self) {
-        let news = self.job().news();
+        let news = self.job().news.now();
         if news.version == self.heard.version {
             return;
         }
@@ -642,11 +642,11 @@ impl Control {
         if self.failed.is_some() {
             return;
         }
-        let members = &self.job().news().members;
-        for rank in 0..self.job().terms().workers {
+        let members = &self.job().news.now().members;
+        for rank in 0..self.job().spec.terms.workers {
             let owners = members.iter().filter(|member| member.rank == rank).count();
             assert!(owners <= 1, "rank {rank} has one owner");
-            match self.job().member(rank) {
+            match self.job().members.get(rank) {
                 None => {
                     assert_eq!(owners, 0, "rank {rank} is free, and no round waits for it");
                     let is_of_rank = |command: &Command| match command {
@@ -661,11 +661,12 @@ impl Control {
                     );
                 }
                 Some(member) => {
-                    let waits = member.standing.waits_for_cut(self.commands.len()) && !self.job().gathers();
+                    let waits =
+                        member.standing.waits_for_cut(self.commands.len()) && !self.job().life.gathers();
                     // Of several hubs, the newcomer may not be at all of them yet.
-                    let waits = waits && self.job().hubs().share.is_whole();
+                    let waits = waits && self.job().hubs.share.is_whole();
                     assert!(!waits || self.is_busy(), "worker {rank} waits for a cut, and there is none");
-                    assert!(owners == 1 || !self.job().takes_part(rank), "worker {rank} takes part");
+                    assert!(owners == 1 || !self.job().members.takes_part(rank), "worker {rank} takes part");
                 }
             }
         }

@@ -82,12 +82,12 @@ impl Hubs {
 
     /// Whether a rank is free at all hubs.
     pub fn is_free(&self, rank: u32) -> bool {
-        self.hubs.iter().all(|hub| hub.job().member(rank).is_none())
+        self.hubs.iter().all(|hub| hub.job().members.get(rank).is_none())
     }
 
     /// Whether a worker takes part at all hubs.
     pub fn takes_part(&self, rank: u32) -> bool {
-        self.hubs.iter().all(|hub| hub.job().takes_part(rank))
+        self.hubs.iter().all(|hub| hub.job().members.takes_part(rank))
     }
 
     /// A worker that has asked all hubs for links connects, if all cores have dropped the former links. Returns whether it does.
@@ -99,7 +99,7 @@ impl Hubs {
     /// Whether all hubs have the worker that has joined last as a member.
     pub fn have(&self, rank: u32) -> bool {
         let worker = self.names[rank as usize];
-        self.hubs.iter().all(|hub| hub.job().rank(worker) == Some(rank))
+        self.hubs.iter().all(|hub| hub.job().members.rank(worker) == Some(rank))
     }
 
     /// Returns how often those who wait were woken.
@@ -136,7 +136,7 @@ impl Hubs {
             known.into_iter().for_each(|event| self.lead().report(event));
             if let Some((from, Letter::Arrived(request))) = given_up {
                 let hub = &mut self.hubs[from];
-                if let Some(rank) = hub.job().rank(request.worker) {
+                if let Some(rank) = hub.job().members.rank(request.worker) {
                     hub.lose(rank, "it could not be let in");
                 }
             }
@@ -177,7 +177,7 @@ impl Hubs {
             Letter::Failed(reason, blame) => hub.fails(reason, blame),
             Letter::Arrived(request) => hub.arrived(&request),
             Letter::Lost(worker, reason) => {
-                if let Some(rank) = hub.job().rank(worker) {
+                if let Some(rank) = hub.job().members.rank(worker) {
                     hub.lose(rank, &reason);
                 }
             }

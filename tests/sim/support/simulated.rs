@@ -404,7 +404,7 @@ impl Simulated {
         self.hubs.lead().lose(rank, "it comes back");
         self.wait_until(|hubs| hubs.is_free(rank))?;
         anyhow::ensure!(self.come_back(rank)?, "rank {rank} is free");
-        self.wait_until(|hubs| hubs.lead().job().takes_part(rank))?;
+        self.wait_until(|hubs| hubs.lead().job().members.takes_part(rank))?;
         Ok(self.hubs.lead().first_round(rank).expect("it takes part"))
     }
 

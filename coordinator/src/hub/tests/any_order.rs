@@ -132,7 +132,7 @@ impl Driven {
                 let made = self.reserved.iter().filter_map(|(&name, &made)| Some((name, made?)));
                 let Some((name, (id, owner, promise))) = pick(at, made.collect()) else { return };
                 self.release(name);
-                if !self.hub.is_closed() {
+                if !self.hub.end.is_closed() {
                     let mut begin = begin((id, name), owner, promise);
                     if name >= "d" {
                         Arc::make_mut(&mut begin.spec.terms).on_loss = OnLoss::Continue;
@@ -178,7 +178,7 @@ impl Driven {
             Event::IsRead(_) => {}
             Event::Swept(seconds) => {
                 self.now += Duration::from_secs(seconds);
-                for job in Vec::from_iter(self.hub.jobs().map(job::Job::id)) {
+                for job in Vec::from_iter(self.hub.jobs().map(|job| job.spec.id)) {
                     let event = job::Event::Swept(Duration::from_secs(30));
                     let effects = self.ask(Happened { job, event });
                     self.follows(job, effects);
@@ -197,9 +197,9 @@ impl Driven {
         let (is_reserved, job) = (self.reserved.contains_key(name), self.hub.names.job(name));
         match self.ask(Find { name: name.to_owned(), owner }) {
             Ok(Found::Reserved) => assert!(is_reserved),
-            Ok(Found::Job) => assert!(job.is_some() && !is_reserved && !self.hub.is_closed()),
+            Ok(Found::Job) => assert!(job.is_some() && !is_reserved && !self.hub.end.is_closed()),
             Ok(Found::Free(id)) => {
-                assert!(job.is_none() && !is_reserved && !self.hub.is_closed() && !self.hub.drains());
+                assert!(job.is_none() && !is_reserved && !self.hub.end.is_closed() && !self.hub.end.drains());
                 assert!(Some(id) > self.last, "numbers are never used again");
                 self.last = Some(id);
                 self.reserved.insert(name, Some((id, owner, 0)));
@@ -211,8 +211,13 @@ impl Driven {
     /// Frees a reserved name. If a last state was being saved, it cannot be.
     fn release(&mut self, name: &'static str) {
         if self.reserved.remove(name) == Some(None) {
-            let saved =
-                self.hub.jobs().find(|job| job.spec.name == name && job.is_being_saved()).unwrap().id();
+            let saved = self
+                .hub
+                .jobs()
+                .find(|job| job.spec.name == name && job.last.is_being_saved())
+                .unwrap()
+                .spec
+                .id;
             let event = job::Event::Last(LastStepped::Held(Err("a test".to_owned())));
             self.ask(Happened { job: saved, event });
         }
@@ -222,7 +227,7 @@ impl Driven {
     fn runs(&mut self, name: &str) {
         let Some(job) = self.hub.named(name) else { return };
         let id = job.spec.id;
-        if !job.gathers() || !(0..WORKERS).all(|rank| job.has(rank)) {
+        if !job.life.gathers() || !(0..WORKERS).all(|rank| job.members.has(rank)) {
             return;
         }
         let mut effects = Vec::new();
@@ -234,7 +239,7 @@ impl Driven {
         for stepped in [Stepped::Held(None), Stepped::Released] {
             self.ask(Happened { job: id, event: job::Event::Cut(cut, stepped) });
         }
-        assert!(self.hub.job(id).unwrap().runs());
+        assert!(self.hub.job(id).unwrap().life.runs());
     }
 
     fn leaves(&mut self, at: Index) {
@@ -301,7 +306,7 @@ impl Driven {
         }
         assert_eq!(hub.names.len(), hub.living().count() + self.reserved.len());
         assert!(hub.names.len() <= JOBS_LIMIT, "there are {} jobs", hub.names.len());
-        assert_eq!(hub.is_used(), !hub.names.is_empty());
+        assert_eq!(!hub.names.is_empty(), !hub.names.is_empty());
         let of_making = self.reserved.values().flatten().map(|&(_, _, promise)| promise);
         let of_jobs = hub.living().map(|job| job.spec.made.promised);
         let promised: u64 = of_making.chain(of_jobs).chain(self.reads.iter().copied()).sum();
@@ -326,12 +331,12 @@ impl Driven {
         for (_, _, member) in self.given.clone() {
             self.ask(Told { member });
         }
-        assert!(!self.hub.has_untold(), "all are told");
+        assert!(!self.hub.end.has_untold(), "all are told");
         Vec::from_iter(self.reserved.keys().copied()).into_iter().for_each(|name| self.release(name));
         std::mem::take(&mut self.reads).into_iter().for_each(|bytes| self.ask(EndJoin { bytes }));
         self.now += KEEP_FAILED;
         self.ask(Sweep);
-        assert!(self.hub.jobs.is_empty() && !self.hub.is_used() && self.hub.promised() == 0);
+        assert!(self.hub.jobs.is_empty() && self.hub.names.is_empty() && self.hub.promised() == 0);
         let knows = |token| self.hub.tokens.owner(token) != Err(Unserved::Unknown);
         assert!(!self.given.iter().any(|&(token, ..)| knows(token)), "no token is kept for ever");
     }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use pbox_core::Round;
 use pbox_core::control::ReleaseRequest;
 
+use super::flow::Moved;
 use super::{Cut, CutId, Cuts, NotCut, NotReleased, Purpose, Step, Stepped, WaitsFor};
 use crate::hubs::StaleCut;
 use crate::job::{Effect, Job};
@@ -15,7 +16,7 @@ impl Job {
         self.cuts.last += 1;
         let id = CutId(self.cuts.last);
         self.cuts.waiting.push_back((id, purpose));
-        (id, self.next_cut(now))
+        (id, self.cuts.next((&self.spec, &self.life), &mut self.hubs, now))
     }
 
     /// Notes that hub 0 releases the job.
@@ -49,82 +50,65 @@ impl Job {
         self.hubs.held.release(asked)?;
         cut.before = request.from;
         cut.release = Some(request);
+        let cut = Moved { job: self, cut };
         let effects = match is_held {
-            true => self.take_snapshot(cut, [].into()),
-            false => self.goes_on_with(cut, Vec::new()),
+            true => cut.take_snapshot([].into()),
+            false => cut.stays(),
         };
         Ok((id, effects))
     }
 
     /// Notes what came of a step of a cut. The result of another step than the cut waits for changes nothing.
     pub(crate) fn stepped(&mut self, id: CutId, stepped: Stepped, now: Instant) -> Vec<Effect> {
-        let Some(mut cut) = self.cuts.now.take_if(|cut| cut.id == id) else { return Vec::new() };
+        let Some(cut) = self.cuts.now.take_if(|cut| cut.id == id) else { return Vec::new() };
+        let mut moved = Moved { job: self, cut };
+        let cut = &mut moved.cut;
         match (cut.waits_for, stepped) {
-            (WaitsFor::Above, Stepped::Above(Err(why))) => self.over(cut, Some(NotCut::Hub(why)), now),
-            (WaitsFor::Above, Stepped::Above(Ok(None))) => {
-                let effects = cut.waits(WaitsFor::Hold, Step::Hold);
-                self.goes_on_with(cut, effects)
-            }
+            (WaitsFor::Above, Stepped::Above(Err(why))) => moved.over(Some(NotCut::Hub(why)), now),
+            (WaitsFor::Above, Stepped::Above(Ok(None))) => moved.waits(WaitsFor::Hold, Step::Hold),
             (WaitsFor::Above, Stepped::Above(Ok(Some(first)))) => {
                 cut.before = first;
-                let effects = cut.waits(WaitsFor::Below, Step::BeginBelow(first));
-                self.goes_on_with(cut, effects)
+                moved.waits(WaitsFor::Below, Step::BeginBelow(first))
             }
             (WaitsFor::Below, Stepped::Below) => {
-                self.first_round = cut.before;
-                let effects = cut.waits(WaitsFor::Hold, Step::Hold);
-                self.goes_on_with(cut, effects)
+                moved.job.first_round = cut.before;
+                moved.waits(WaitsFor::Hold, Step::Hold)
             }
-            (WaitsFor::Hold, Stepped::Held(front)) => self.held(cut, front, now),
+            (WaitsFor::Hold, Stepped::Held(front)) => moved.held(front, now),
             (WaitsFor::Others, Stepped::OthersHeld(fronts)) => {
                 let all = |fronts: Vec<_>| highest(fronts.into_iter().chain([cut.front]));
                 match fronts.and_then(all) {
                     Ok(front) => {
                         cut.front = front;
-                        self.held_everywhere(cut)
+                        moved.held_everywhere()
                     }
                     Err(why) => {
                         // The hub that did not answer may hold the job all the same, and is released with the rest.
                         (cut.failed, cut.before) = (Some(NotCut::Hub(why)), cut.front.unwrap_or_default());
-                        self.release(cut)
+                        moved.release()
                     }
                 }
             }
-            (WaitsFor::Lines, Stepped::Lines(lines)) => self.take_snapshot(cut, lines),
-            (WaitsFor::End, Stepped::Ends) => self.end_with_snapshot(cut),
+            (WaitsFor::Lines, Stepped::Lines(lines)) => moved.take_snapshot(lines),
+            (WaitsFor::End, Stepped::Ends) => moved.end_with_snapshot(),
             (WaitsFor::OthersRelease, Stepped::OthersReleased(released)) => {
                 // A hub that did not hold may not answer now either.
                 cut.unreleased = released.err().filter(|_| !matches!(cut.failed, Some(NotCut::Hub(_))));
-                self.release_here(cut)
+                moved.release_here()
             }
             (WaitsFor::Release, Stepped::Released) => {
                 let failed = cut.failed.take();
-                self.over(cut, failed, now)
+                moved.over(failed, now)
             }
-            _ => self.goes_on_with(cut, Vec::new()),
+            _ => moved.stays(),
         }
     }
+}
 
-    /// Ends all cuts of a job that has failed. The other hubs that hold the job for one are released.
-    pub(crate) fn end_cuts(&mut self) -> Vec<Effect> {
-        let Cuts { waiting, now, .. } = &mut self.cuts;
-        waiting.clear();
-        let Some(mut cut) = now.take() else { return Vec::new() };
-        let are_held =
-            cut.others.is_some() && !matches!(cut.waits_for, WaitsFor::OthersRelease | WaitsFor::Release);
-        if !are_held {
-            return Vec::new();
-        }
-        cut.before = cut.front.unwrap_or_default();
-        cut.failed = Some(NotCut::Hub("the job ended meanwhile".into()));
-        Vec::from_iter(
-            self.release_of_others(&cut).map(|request| Effect::Cut(cut.id, Step::ReleaseOthers(request))),
-        )
-    }
-
+impl Cuts {
     /// Returns what follows when hub 0 holds the job for longer than any cut takes.
-    pub(crate) fn held_too_long(&self, limit: Duration, now: Instant) -> Option<Effect> {
-        let cut = self.cuts.now.as_ref().filter(|cut| cut.waits_for == WaitsFor::Lead)?;
+    pub(in crate::job) fn held_too_long(&self, limit: Duration, now: Instant) -> Option<Effect> {
+        let cut = self.now.as_ref().filter(|cut| cut.waits_for == WaitsFor::Lead)?;
         // Hub 0 asks all hubs to hold and then to release, and waits for each answer at most this long.
         let limit = 3 * limit;
         (now - cut.since > limit).then_some(Effect::HeldTooLong(limit))

@@ -4,7 +4,7 @@
 //!   next -> hold -> held here -> held everywhere -> snapshot -> release of other hubs -> release here -> over -> next
 //! ```
 //!
-//! Owned by the job. Every method takes the cut, and gives it back unless the cut is over.
+//! Owned by the job. Every method of [`Moved`] takes the cut, and gives it back to the job unless the cut is over.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,8 +12,9 @@ use std::time::Instant;
 use pbox_core::Round;
 use pbox_core::control::{HoldRequest, ReleaseRequest};
 
-use super::{Cut, CutAt, NotCut, Purpose, Step, WaitsFor};
-use crate::job::{Blame, Cause, Effect, Job};
+use super::{Cut, CutAt, Cuts, NotCut, Purpose, Step, WaitsFor};
+use crate::hubs::Hubs;
+use crate::job::{Blame, Cause, Effect, Job, JobSpec, Life, Ranks};
 
 impl Cut {
     /// Whether the cut ends with a snapshot, and whether the job ends there.
@@ -26,37 +27,49 @@ impl Cut {
         }
     }
 
-    pub(super) fn waits(&mut self, waits_for: WaitsFor, step: Step) -> Vec<Effect> {
-        self.waits_for = waits_for;
-        vec![Effect::Cut(self.id, step)]
+    /// Returns the release of the other hubs, if they hold the job for this cut.
+    pub(super) fn release_of_others(&self, hubs: &Hubs, members: &Ranks) -> Option<ReleaseRequest> {
+        let (number, secret, (snapshot, ends)) = (self.others?, hubs.secret.show(), self.snapshot());
+        let admitted = self.admitted(members).iter().filter_map(|&rank| members.worker(rank)).collect();
+        Some(ReleaseRequest { secret, cut: number, from: self.before, admitted, snapshot, ends })
+    }
+
+    /// Returns the ranks that take part from the cut on.
+    fn admitted(&self, members: &Ranks) -> Arc<[u32]> {
+        let workers = match (&self.purpose, &self.release) {
+            (Purpose::Admit(workers), _) if self.failed.is_none() => workers,
+            (Purpose::Follow(_), Some(release)) => &release.admitted[..],
+            _ => &[],
+        };
+        workers.iter().filter_map(|&worker| members.rank(worker)).collect()
     }
 }
 
-impl Job {
-    pub(super) fn goes_on_with(&mut self, cut: Cut, effects: Vec<Effect>) -> Vec<Effect> {
-        self.cuts.now = Some(cut);
-        effects
-    }
-
+impl Cuts {
     /// Begins the next cut that waits, if none is under way.
-    pub(super) fn next_cut(&mut self, now: Instant) -> Vec<Effect> {
+    pub(super) fn next(
+        &mut self,
+        (spec, life): (&JobSpec, &Life),
+        hubs: &mut Hubs,
+        now: Instant,
+    ) -> Vec<Effect> {
         let mut effects = Vec::new();
-        while self.cuts.now.is_none()
-            && let Some((id, purpose)) = self.cuts.waiting.pop_front()
+        while self.now.is_none()
+            && let Some((id, purpose)) = self.waiting.pop_front()
         {
             if let Purpose::Follow(cut) = purpose
-                && let Err(stale) = self.hubs.hold(cut)
+                && let Err(stale) = hubs.hold(cut)
             {
                 effects.push(Effect::CutOver(id, Err(stale.into())));
                 continue;
             }
-            let begins = self.gathers() && matches!(purpose, Purpose::Admit(_));
-            let (waits_for, step) = match begins && self.spec.made.is_below {
+            let begins = life.gathers() && matches!(purpose, Purpose::Admit(_));
+            let (waits_for, step) = match begins && spec.made.is_below {
                 true => (WaitsFor::Above, Step::BeginAbove),
                 false => (WaitsFor::Hold, Step::Hold),
             };
             effects.push(Effect::Cut(id, step));
-            self.cuts.now = Some(Cut {
+            self.now = Some(Cut {
                 id,
                 purpose,
                 waits_for,
@@ -73,113 +86,145 @@ impl Job {
         effects
     }
 
-    /// All cores of this hub hold the job.
-    pub(super) fn held(&mut self, mut cut: Cut, front: Option<Round>, now: Instant) -> Vec<Effect> {
+    /// Ends all cuts of a job that has failed. The other hubs that hold the job for one are released.
+    pub(in crate::job) fn end(&mut self, hubs: &Hubs, members: &Ranks) -> Vec<Effect> {
+        self.waiting.clear();
+        let Some(mut cut) = self.now.take() else { return Vec::new() };
+        let are_held =
+            cut.others.is_some() && !matches!(cut.waits_for, WaitsFor::OthersRelease | WaitsFor::Release);
+        if !are_held {
+            return Vec::new();
+        }
+        cut.before = cut.front.unwrap_or_default();
+        cut.failed = Some(NotCut::Hub("the job ended meanwhile".into()));
+        let release = cut.release_of_others(hubs, members);
+        Vec::from_iter(release.map(|request| Effect::Cut(cut.id, Step::ReleaseOthers(request))))
+    }
+}
+
+/// The cut of a job that is moved on by a step.
+pub(super) struct Moved<'job> {
+    pub job: &'job mut Job,
+    pub cut: Cut,
+}
+
+impl Moved<'_> {
+    /// Gives the cut back, which waits for what it waited for.
+    pub fn stays(self) -> Vec<Effect> {
+        self.goes_on_with(Vec::new())
+    }
+
+    fn goes_on_with(self, effects: Vec<Effect>) -> Vec<Effect> {
+        self.job.cuts.now = Some(self.cut);
+        effects
+    }
+
+    /// Takes a step, whose result the cut then waits for.
+    pub fn waits(mut self, waits_for: WaitsFor, step: Step) -> Vec<Effect> {
+        self.cut.waits_for = waits_for;
+        let effects = vec![Effect::Cut(self.cut.id, step)];
+        self.goes_on_with(effects)
+    }
+
+    /// Moves on: all cores of this hub hold the job.
+    pub fn held(mut self, front: Option<Round>, now: Instant) -> Vec<Effect> {
+        let (cut, hubs) = (&mut self.cut, &mut self.job.hubs);
         cut.front = front;
         match cut.purpose {
             Purpose::Follow(_) => {
-                self.hubs.front = front;
+                hubs.front = front;
                 (cut.waits_for, cut.since) = (WaitsFor::Lead, now);
                 match cut.release {
                     None => {
                         let held = vec![Effect::CutHeld(cut.id, front)];
-                        self.goes_on_with(cut, held)
+                        self.goes_on_with(held)
                     }
                     // Hub 0 waits for the end alone.
                     Some(_) => {
                         cut.before = front.unwrap_or_default();
-                        self.release(cut)
+                        self.release()
                     }
                 }
             }
             // All hubs begin with the same round, and no worker pushes before it takes part at all hubs.
-            Purpose::Admit(_) if cut.begins => self.held_everywhere(cut),
-            Purpose::Snapshot(CutAt::ThisHub) => self.held_everywhere(cut),
-            _ if self.hubs.share.is_whole() => self.held_everywhere(cut),
+            Purpose::Admit(_) if cut.begins => self.held_everywhere(),
+            Purpose::Snapshot(CutAt::ThisHub) => self.held_everywhere(),
+            _ if hubs.share.is_whole() => self.held_everywhere(),
             _ => {
-                let (number, secret) = (self.hubs.next_cut(), self.hubs.secret.show());
+                let (number, secret) = (hubs.next_cut(), hubs.secret.show());
                 cut.others = Some(number);
-                let request = HoldRequest { secret, cut: number };
-                let effects = cut.waits(WaitsFor::Others, Step::HoldOthers(request));
-                self.goes_on_with(cut, effects)
+                self.waits(WaitsFor::Others, Step::HoldOthers(HoldRequest { secret, cut: number }))
             }
         }
     }
 
-    /// All hubs that the cut is for hold the job.
-    pub(super) fn held_everywhere(&mut self, mut cut: Cut) -> Vec<Effect> {
+    /// Moves on: all hubs that the cut is for hold the job.
+    pub fn held_everywhere(mut self) -> Vec<Effect> {
+        let (cut, job) = (&mut self.cut, &self.job);
         match cut.purpose {
             // Of several hubs each would need the lines of all: their workers step on, as if the hub were killed after the cut.
-            Purpose::Snapshot(CutAt::LastRound) if self.hubs.share.is_whole() => {
-                let effects = cut.waits(WaitsFor::Lines, Step::Lines);
-                self.goes_on_with(cut, effects)
+            Purpose::Snapshot(CutAt::LastRound) if job.hubs.share.is_whole() => {
+                self.waits(WaitsFor::Lines, Step::Lines)
             }
-            Purpose::Snapshot(_) => self.take_snapshot(cut, [].into()),
+            Purpose::Snapshot(_) => self.take_snapshot([].into()),
             Purpose::Admit(_) | Purpose::Follow(_) => {
-                cut.before = cut.front.unwrap_or(self.first_round).max(self.first_round);
-                self.release(cut)
+                cut.before = cut.front.unwrap_or(job.first_round).max(job.first_round);
+                self.release()
             }
         }
     }
 
     /// Has the cores take a snapshot, if the cut is for one.
-    pub(super) fn take_snapshot(&mut self, mut cut: Cut, lines: Arc<[Option<Round>]>) -> Vec<Effect> {
+    pub fn take_snapshot(mut self, lines: Arc<[Option<Round>]>) -> Vec<Effect> {
+        let cut = &mut self.cut;
         if let Purpose::Snapshot(_) = cut.purpose {
             cut.before = lines.iter().flatten().min().copied().or(cut.front).unwrap_or_default();
             if cut.before == Round(0) {
                 cut.failed = Some(NotCut::NoWeights);
-                return self.release(cut);
+                return self.release();
             }
         }
         match cut.snapshot() {
             // A worker that has pushed the next round makes this push again when the job goes on.
             (_, true) => {
-                let effects = cut.waits(WaitsFor::End, Step::EndBefore(cut.before, lines));
-                self.goes_on_with(cut, effects)
+                let step = Step::EndBefore(cut.before, lines);
+                self.waits(WaitsFor::End, step)
             }
-            _ => self.end_with_snapshot(cut),
+            _ => self.end_with_snapshot(),
         }
     }
 
-    pub(super) fn end_with_snapshot(&mut self, cut: Cut) -> Vec<Effect> {
-        let is_awaited = !matches!(cut.purpose, Purpose::Follow(_));
-        let takes = cut.snapshot().0.then(|| self.begin_snapshot(cut.before, is_awaited));
-        let takes = takes.map(|occasion| Effect::Cut(cut.id, Step::TakeSnapshot(occasion, cut.before)));
-        takes.into_iter().chain(self.release(cut)).collect()
+    /// Has the cores take the snapshot of a cut that ends, if the cut is for one.
+    pub fn end_with_snapshot(mut self) -> Vec<Effect> {
+        let (Moved { job, cut }, mut effects) = (&mut self, Vec::new());
+        if cut.snapshot().0 {
+            let is_awaited = !matches!(cut.purpose, Purpose::Follow(_));
+            let occasion = job.checkpoints.begin(cut.before, is_awaited);
+            effects.push(Effect::Cut(cut.id, Step::TakeSnapshot(occasion, cut.before)));
+        }
+        effects.extend(self.release());
+        effects
     }
 
-    pub(super) fn release(&mut self, mut cut: Cut) -> Vec<Effect> {
-        let Some(request) = self.release_of_others(&cut) else { return self.release_here(cut) };
-        let effects = cut.waits(WaitsFor::OthersRelease, Step::ReleaseOthers(request));
-        self.goes_on_with(cut, effects)
+    /// Releases the job: first at the other hubs, if they hold it.
+    pub fn release(self) -> Vec<Effect> {
+        match self.cut.release_of_others(&self.job.hubs, &self.job.members) {
+            Some(request) => self.waits(WaitsFor::OthersRelease, Step::ReleaseOthers(request)),
+            None => self.release_here(),
+        }
     }
 
-    pub(super) fn release_of_others(&self, cut: &Cut) -> Option<ReleaseRequest> {
-        let (number, secret, (snapshot, ends)) = (cut.others?, self.hubs.secret.show(), cut.snapshot());
-        let admitted = self.admitted(cut).iter().filter_map(|&rank| self.worker(rank)).collect();
-        Some(ReleaseRequest { secret, cut: number, from: cut.before, admitted, snapshot, ends })
+    /// Releases the job on all cores of this hub.
+    pub fn release_here(self) -> Vec<Effect> {
+        let Moved { job, cut } = &self;
+        let (from, ahead) = (cut.before, job.life.ahead(&job.spec, job.first_round).into());
+        let admitted = cut.admitted(&job.members);
+        self.waits(WaitsFor::Release, Step::Release { from, admitted, ahead })
     }
 
-    pub(super) fn release_here(&mut self, mut cut: Cut) -> Vec<Effect> {
-        let (from, ahead) = (cut.before, self.ahead().into());
-        let admitted = self.admitted(&cut);
-        let effects = cut.waits(WaitsFor::Release, Step::Release { from, admitted, ahead });
-        self.goes_on_with(cut, effects)
-    }
-
-    /// Returns the ranks that take part from the cut on.
-    pub(super) fn admitted(&self, cut: &Cut) -> Arc<[u32]> {
-        let workers = match (&cut.purpose, &cut.release) {
-            (Purpose::Admit(workers), _) if cut.failed.is_none() => workers,
-            (Purpose::Follow(_), Some(release)) => &release.admitted[..],
-            _ => &[],
-        };
-        workers.iter().filter_map(|&worker| self.rank(worker)).collect()
-    }
-
-    /// The cut is over. The next one begins.
-    pub(super) fn over(&mut self, cut: Cut, failed: Option<NotCut>, now: Instant) -> Vec<Effect> {
-        let mut effects = Vec::new();
+    /// Ends the cut. The next one begins.
+    pub fn over(self, failed: Option<NotCut>, now: Instant) -> Vec<Effect> {
+        let (Moved { job, cut }, mut effects) = (self, Vec::new());
         if let Some(why) = cut.unreleased {
             // The workers would wait for each other.
             let reason = format!("a cut did not end: {why}");
@@ -188,24 +233,24 @@ impl Job {
         match (failed, &cut.purpose) {
             (Some(why), Purpose::Admit(workers)) => {
                 let why = |rank| format!("worker {rank} could not be let in: {why}");
-                let ranks = workers.iter().filter_map(|&worker| self.rank(worker));
+                let ranks = workers.iter().filter_map(|&worker| job.members.rank(worker));
                 let lost = ranks.map(|rank| (rank, Cause::Other, why(rank))).collect();
-                effects.extend(self.lose_all(lost));
+                effects.extend(job.lose_all(lost));
                 if matches!(effects.last(), Some(Effect::Fail(..))) {
                     return effects; // which ends all cuts
                 }
             }
             (Some(why), _) => effects.push(Effect::CutOver(cut.id, Err(why))),
             (None, _) => {
-                let ranks = self.admitted(&cut);
+                let ranks = cut.admitted(&job.members);
                 if !ranks.is_empty() {
-                    self.take_part(&ranks, cut.before);
+                    job.take_part(&ranks, cut.before);
                     effects.push(Effect::TookPart(ranks, cut.before));
                 }
                 effects.push(Effect::CutOver(cut.id, Ok(cut.before)));
             }
         }
-        effects.extend(self.next_cut(now));
+        effects.extend(job.cuts.next((&job.spec, &job.life), &mut job.hubs, now));
         effects
     }
 }

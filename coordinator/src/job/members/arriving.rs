@@ -5,9 +5,8 @@ use std::time::Instant;
 
 use pbox_core::control::ArrivedRequest;
 
-use crate::job::life::Brought;
-use crate::job::{Effect, Gathering, Job, Life, Purpose, Standing};
-use crate::tokens::Token;
+use super::{Ranks, Standing};
+use crate::job::{Brought, Effect, Gathering, Job, Life, News, Purpose};
 
 /// The consequence of a link that a core has.
 #[derive(Debug, PartialEq, Eq)]
@@ -23,57 +22,12 @@ pub enum Arrival {
 }
 
 impl Job {
-    /// Notes that a worker connects to the data path. Only once, because a rank has one link to each core.
-    ///
-    /// # Errors
-    /// When the token is good for no connection now.
-    pub(crate) fn connect(&mut self, rank: u32, token: Token) -> Result<(), String> {
-        if self.standing(rank).is_some_and(|standing| standing.connect(token)) {
-            return Ok(());
-        }
-        Err(format!(
-            "worker {rank} of job {:?} is connected already, and a token is good for one connection; join again under another rank or job name",
-            self.spec.name
-        ))
-    }
-
-    /// Notes that a connection of a worker came to nothing: it may connect again.
-    pub(crate) fn not_connected(&mut self, rank: u32) {
-        self.standing(rank).into_iter().for_each(Standing::disconnect);
-    }
-
     /// Notes that a core has a worker's link.
     pub(crate) fn attached(&mut self, rank: u32) -> Arrival {
-        let cores = self.spec.made.cores;
-        if self.standing(rank).is_some_and(|standing| standing.attach(cores)) {
-            return Arrival::Relinked(rank);
+        match self.members.attach(rank) {
+            true => Arrival::Relinked(rank),
+            false => self.life.arrived(rank, &self.members, &mut self.news),
         }
-        self.arrived(rank)
-    }
-
-    /// Notes that all members of a hub below are there.
-    pub(crate) fn ready(&mut self, rank: u32) -> Arrival {
-        match self.standing(rank).is_some_and(Standing::make_ready) {
-            true => self.arrived(rank),
-            false => Arrival::Waiting, // a request that was made again, because its answer was lost
-        }
-    }
-
-    /// Returns what follows when a member may have all that it needs.
-    pub(crate) fn arrived(&mut self, rank: u32) -> Arrival {
-        if !self.waits_for_cut(rank) {
-            return Arrival::Waiting;
-        }
-        match self.life {
-            Life::Running => Arrival::Newcomer(rank),
-            Life::Failed { .. } => Arrival::Waiting,
-            Life::Gathering(_) => self.gathered(),
-        }
-    }
-
-    /// Whether a member has all that it needs to take part.
-    fn waits_for_cut(&self, rank: u32) -> bool {
-        self.member(rank).is_some_and(|member| member.standing.waits_for_cut(self.spec.made.cores))
     }
 
     /// Returns what follows from an arrival.
@@ -81,12 +35,12 @@ impl Job {
         match arrival {
             Arrival::Waiting => Vec::new(),
             Arrival::Complete(ranks) => {
-                let workers = ranks.iter().filter_map(|&rank| self.worker(rank)).collect();
+                let workers = ranks.iter().filter_map(|&rank| self.members.worker(rank)).collect();
                 self.cut(Purpose::Admit(workers), now).1
             }
             Arrival::Relinked(rank) => vec![Effect::Relinked(rank)],
             Arrival::Newcomer(rank) => {
-                let Some(worker) = self.worker(rank) else { return Vec::new() };
+                let Some(worker) = self.members.worker(rank) else { return Vec::new() };
                 let (hub, secret) = (self.hubs.share.hub, self.hubs.secret.show());
                 match self.hubs.leads() {
                     true => self.arrived_at(hub, worker, now),
@@ -99,34 +53,56 @@ impl Job {
     /// Notes, as hub 0, that a hub has all links of a newcomer. A cut lets the newcomer take part once all hubs have them.
     pub(crate) fn arrived_at(&mut self, hub: u32, worker: u64, now: Instant) -> Vec<Effect> {
         let hubs = self.hubs.share.hubs;
-        let is_member = self.rank(worker).is_some() && hub < hubs && self.hubs.leads();
+        let is_member = self.members.rank(worker).is_some() && hub < hubs && self.hubs.leads();
         match is_member && self.hubs.arrivals.note(worker, hub, hubs) {
             true => self.cut(Purpose::Admit([worker].into()), now).1,
             false => Vec::new(),
         }
     }
+}
 
-    /// Tells which ranks are missing in a job that has not begun.
-    pub(crate) fn gathered(&mut self) -> Arrival {
-        let waits_for_state = self.gathering().is_some_and(|gathering| gathering.brought != Brought::Nothing);
-        let there = |rank: u32| (rank > 0 || !waits_for_state) && self.waits_for_cut(rank);
-        let missing: Vec<u32> = (0..self.spec.terms.workers).filter(|&rank| !there(rank)).collect();
-        let complete = missing.is_empty();
-        self.wait_for(missing, Vec::new());
-        if complete { Arrival::Complete((0..self.spec.terms.workers).collect()) } else { Arrival::Waiting }
-    }
-
-    /// Tells that all workers are here, and that these machines are missing at the hubs above.
-    pub(crate) fn wait_for_machines(&mut self, machines: Vec<u32>) {
-        let differs = |now: &Gathering| !now.missing.is_empty() || now.machines != machines;
-        if self.gathering().is_some_and(differs) {
-            self.wait_for(Vec::new(), machines);
+impl Life {
+    /// Notes that all members of a hub below are there.
+    pub(crate) fn ready(&mut self, rank: u32, members: &mut Ranks, news: &mut News) -> Arrival {
+        match members.standing(rank).is_some_and(Standing::make_ready) {
+            true => self.arrived(rank, members, news),
+            false => Arrival::Waiting, // a request that was made again, because its answer was lost
         }
     }
 
-    fn wait_for(&mut self, missing: Vec<u32>, machines: Vec<u32>) {
+    /// Returns what follows when a member may have all that it needs.
+    pub(in crate::job) fn arrived(&mut self, rank: u32, members: &Ranks, news: &mut News) -> Arrival {
+        if !members.waits_for_cut(rank) {
+            return Arrival::Waiting;
+        }
+        match self {
+            Life::Running => Arrival::Newcomer(rank),
+            Life::Failed { .. } => Arrival::Waiting,
+            Life::Gathering(_) => self.gathered(members, news),
+        }
+    }
+
+    /// Tells which ranks are missing in a job that has not begun.
+    pub(in crate::job) fn gathered(&mut self, members: &Ranks, news: &mut News) -> Arrival {
+        let waits_for_state = self.gathering().is_some_and(|gathering| gathering.brought != Brought::Nothing);
+        let there = |rank: u32| (rank > 0 || !waits_for_state) && members.waits_for_cut(rank);
+        let missing: Vec<u32> = (0..members.count()).filter(|&rank| !there(rank)).collect();
+        let complete = missing.is_empty();
+        self.wait_for(missing, Vec::new(), news);
+        if complete { Arrival::Complete((0..members.count()).collect()) } else { Arrival::Waiting }
+    }
+
+    /// Tells that all workers are here, and that these machines are missing at the hubs above.
+    pub(crate) fn wait_for_machines(&mut self, machines: Vec<u32>, news: &mut News) {
+        let differs = |now: &Gathering| !now.missing.is_empty() || now.machines != machines;
+        if self.gathering().is_some_and(differs) {
+            self.wait_for(Vec::new(), machines, news);
+        }
+    }
+
+    fn wait_for(&mut self, missing: Vec<u32>, machines: Vec<u32>, news: &mut News) {
         let Some(gathering) = self.gathering_mut() else { return };
         (gathering.missing, gathering.machines) = (missing, machines);
-        self.tell(|_| {});
+        news.tell(self, |_| {});
     }
 }

@@ -12,7 +12,8 @@ use pbox_core::control::Late;
 use pbox_core::{Look, Round};
 use serde::{Deserialize, Serialize};
 
-use crate::job::{Blame, Cause, Effect, Job};
+use super::Ranks;
+use crate::job::{Blame, Cause, Effect, Job, JobSpec};
 
 /// The limits after which workers are late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,7 +40,7 @@ impl Job {
         above: Vec<Late>,
         now: Instant,
     ) -> Vec<Effect> {
-        if !self.runs() {
+        if !self.life.runs() {
             return Vec::new();
         }
         if look.round >= Round::LIMIT {
@@ -52,7 +53,11 @@ impl Job {
             return vec![Effect::Fail(reason, Blame::Job)];
         }
         let time = self.progress.note(look, now);
-        let late = if time < limits.warning { Vec::new() } else { self.late(look, time) };
+        let late = if time < limits.warning {
+            Vec::new()
+        } else {
+            late(look, time, |rank| awaited(rank, &self.members, &self.spec))
+        };
         if let Some(limit) = limits.limit.filter(|&limit| time >= limit && self.hubs.share.is_whole()) {
             let why = |late: &Late| format!("{late}; the limit is {} s (--late-limit-s)", limit.as_secs());
             let lost = late.iter().map(|late| (late.rank, Cause::Late, why(late)));
@@ -60,38 +65,27 @@ impl Job {
         }
         // Where all workers here have pushed, the hubs above may know whom they wait for.
         let late = if late.is_empty() { above } else { late };
-        Vec::from_iter(self.held_up_by(late).then_some(Effect::HeldUp))
+        Vec::from_iter(self.news.held_up_by(late).then_some(Effect::HeldUp))
     }
+}
 
-    /// Returns the workers that are late. Nothing has moved for this time.
-    fn late(&self, look: &Look, time: Duration) -> Vec<Late> {
-        let late = look.late().map(|(rank, waits)| Late {
-            rank,
-            who: self.awaited(rank),
-            round: waits.round.unwrap_or(look.round),
-            chunks: waits.owes,
-            seconds: time.as_secs(),
-        });
-        late.collect()
-    }
+/// Returns the workers that are late. Nothing has moved for this time.
+fn late(look: &Look, time: Duration, awaited: impl Fn(u32) -> String) -> Vec<Late> {
+    let late = look.late().map(|(rank, waits)| Late {
+        rank,
+        who: awaited(rank),
+        round: waits.round.unwrap_or(look.round),
+        chunks: waits.owes,
+        seconds: time.as_secs(),
+    });
+    late.collect()
+}
 
-    /// Says who is waited for: on another machine the worker that its hub waits for, if it says so.
-    fn awaited(&self, rank: u32) -> String {
-        let latest = self.members[rank as usize].as_ref().and_then(|member| member.latest.as_ref());
-        match latest.filter(|latest| latest.waited_us > 0) {
-            Some(latest) => latest.of_machine(rank),
-            None => self.spoken(rank),
-        }
-    }
-
-    /// Notes who holds the rounds up. Returns whether that is news: the workers were not the same before.
-    fn held_up_by(&mut self, late: Vec<Late>) -> bool {
-        let who = |late: &[Late]| late.iter().map(|late| late.who.clone()).collect::<Vec<_>>();
-        let is_news = who(&late) != who(&self.news.now().held_up_by);
-        match is_news {
-            true => self.news.change(|news| news.held_up_by = late),
-            false => self.news.correct(|news| news.held_up_by = late),
-        }
-        is_news
+/// Says who is waited for: on another machine the worker that its hub waits for, if it says so.
+fn awaited(rank: u32, members: &Ranks, spec: &JobSpec) -> String {
+    let latest = members.get(rank).and_then(|member| member.latest.as_ref());
+    match latest.filter(|latest| latest.waited_us > 0) {
+        Some(latest) => latest.of_machine(rank),
+        None => spec.spoken(rank),
     }
 }

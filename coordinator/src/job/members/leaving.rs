@@ -32,41 +32,34 @@ impl Job {
             }
             Life::Running => {}
         }
-        self.worker(rank).into_iter().for_each(|worker| self.hubs.arrivals.forget(worker));
-        if self.goes_on() {
-            self.lost(rank);
+        self.members.worker(rank).into_iter().for_each(|worker| self.hubs.arrivals.forget(worker));
+        if self.spec.goes_on() {
+            self.members.lose(rank);
         } else {
-            self.standing(rank).into_iter().for_each(|standing| *standing = Standing::Left);
-            self.tell(|news| {
+            self.members.standing(rank).into_iter().for_each(|standing| *standing = Standing::Left);
+            self.news.tell(&self.life, |news| {
                 news.members.retain(|member| member.rank != rank);
                 news.left.push(Left { rank, round });
             });
         }
-        match (0..self.spec.terms.workers).any(|rank| self.has(rank)) {
-            true => Leave::Left,
-            false => Leave::Last,
+        match self.members.present().next() {
+            Some(_) => Leave::Left,
+            None => Leave::Last,
         }
-    }
-
-    /// Notes that a worker is no member any more, and that the job goes on.
-    pub(crate) fn lost(&mut self, rank: u32) {
-        let cores = self.spec.made.cores;
-        self.standing(rank).into_iter().for_each(|standing| standing.lose(cores));
     }
 
     /// Notes that a core has removed a worker. After the last core the rank is free, and the news say that no round waits for it.
     pub(crate) fn removed(&mut self, rank: u32) {
-        if self.standing(rank).is_some_and(Standing::removed) {
-            self.members[rank as usize] = None;
-            self.tell(|news| news.members.retain(|member| member.rank != rank));
+        if self.members.removed(rank) {
+            self.news.tell(&self.life, |news| news.members.retain(|member| member.rank != rank));
         }
     }
 
     /// Ends the job for all its workers: on its own account, or because the hub stops.
     pub(crate) fn fail(&mut self, reason: &str, hub_stops: bool, now: Instant) -> Vec<Effect> {
         self.life = Life::Failed { at: now, reason: reason.to_owned(), hub_stops };
-        self.tell(|_| {});
-        self.end_cuts()
+        self.news.tell(&self.life, |_| {});
+        self.cuts.end(&self.hubs, &self.members)
     }
 
     /// Gives back what a failed job knows of its keys: it is there for its news alone.

@@ -9,22 +9,21 @@
 //!
 //! A member that has left closes its links, and is not lost.
 
-use pbox_core::Members;
-
-use crate::job::{Blame, Cause, Effect, Job};
+use crate::job::{Cause, Effect, Job};
 
 impl Job {
     /// Loses a member, unless it has left or the job has failed. Returns what follows, in order.
     pub(crate) fn lose(&mut self, rank: u32, cause: Cause, reason: &str) -> Vec<Effect> {
-        let member = self.member(rank).filter(|member| member.standing.is_member() && !self.failed());
+        let member =
+            self.members.get(rank).filter(|member| member.standing.is_member() && !self.life.failed());
         let Some(worker) = member.map(|member| member.worker) else { return Vec::new() };
-        let goes_on = self.goes_on() && self.runs();
+        let goes_on = self.spec.goes_on() && self.life.runs();
         let lost = |goes_on| Effect::Lost { rank, cause, reason: reason.to_owned(), goes_on };
-        if !goes_on || !self.has_others(rank) {
+        if !goes_on || !self.members.has_others(rank) {
             let last = if goes_on { "; no worker is left" } else { "" };
-            return vec![lost(false), Effect::Fail(format!("{reason}{last}"), self.blame(cause))];
+            return vec![lost(false), Effect::Fail(format!("{reason}{last}"), self.spec.blame(cause))];
         }
-        self.lost(rank);
+        self.members.lose(rank);
         self.hubs.arrivals.forget(worker);
         let why = format!(
             "job {:?} goes on without this worker: {reason}; join again to take part",
@@ -50,14 +49,5 @@ impl Job {
             }
         }
         effects
-    }
-
-    /// Returns whose end it is when the job fails with a member. A hub below that is gone without a word may come back.
-    fn blame(&self, cause: Cause) -> Blame {
-        match cause {
-            Cause::HubLost => Blame::Hub,
-            Cause::Link | Cause::Silent if self.spec.terms.level.members != Members::Workers => Blame::Hub,
-            Cause::Link | Cause::Silent | Cause::Late | Cause::Other => Blame::Job,
-        }
     }
 }

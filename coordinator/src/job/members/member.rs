@@ -22,10 +22,10 @@
 use std::time::{Duration, Instant};
 
 use fabric::any::Transport;
-use pbox_core::control::Latest;
+use pbox_core::control::{Latest, MemberReply};
 
 use crate::asker::Asker;
-use crate::links::MemberLink;
+use crate::links::{MemberLink, by_nic};
 use crate::tokens::Token;
 
 /// A worker whose link has ended and which lives takes the news of it within this time.
@@ -111,6 +111,38 @@ impl Member {
     /// Says where the member joined from, for the log.
     pub fn place(&self) -> Option<String> {
         self.from.as_ref().map(Asker::to_string)
+    }
+
+    /// Describes the member of a rank.
+    pub(super) fn describe(&self, rank: u32, now: Instant) -> MemberReply {
+        MemberReply {
+            rank,
+            silent_ms: (now - self.heard).as_millis() as u64,
+            address: self.from.as_ref().map(|from| from.address.to_string()),
+            host: self.from.as_ref().and_then(|from| from.host.as_deref().map(str::to_owned)),
+            transport: self.transport.map(|transport| transport.to_string()),
+            links: by_nic(&self.links),
+            latest: self.latest.clone(),
+        }
+    }
+
+    /// Whether the member of a job that runs may make its links again now.
+    pub(crate) fn may_relink(&self) -> bool {
+        self.relinks && self.transport.is_some() && !self.hung_up && self.standing.takes_part()
+    }
+
+    /// Whether a member of a job that runs may make its links again, when one has ended by itself. Then it is not lost yet.
+    pub(crate) fn waits_for_links(&self) -> bool {
+        // Nothing but a death ends a link on shared memory that its worker has not given up. One that makes its links again gives
+        // up those to this hub, if it cannot have those to another.
+        let lives = self.transport != Some(Transport::Shm) || self.standing.has_relinked();
+        lives && self.may_relink()
+    }
+
+    /// Notes that its heartbeat ended without an answer. Returns why the member is lost, if its links are.
+    pub(crate) fn hangs_up(&mut self) -> Option<String> {
+        self.hung_up = true;
+        self.standing.why_unlinked().map(str::to_owned)
     }
 }
 

@@ -3,9 +3,9 @@
 //! | file | what it does |
 //! | --- | --- |
 //! | `member` | has the states of a member |
+//! | `ranks` | has the members by rank |
 //! | `arriving` | lets members come to take part |
 //! | `reached` | knows how far members were before they lost their hub |
-//! | `seen` | takes in what members and cores say of the rounds |
 //! | `late` | judges who holds rounds up |
 //! | `relink` | lets members that lose their links make others |
 //! | `leaving` | lets members leave, and ends the job |
@@ -16,12 +16,13 @@ mod late;
 mod leaving;
 mod loss;
 mod member;
+mod ranks;
 mod reached;
 mod relink;
-mod seen;
 
 pub use arriving::Arrival;
 pub use late::LateLimits;
 pub use leaving::Leave;
 pub use member::{Member, Standing};
+pub use ranks::Ranks;
 pub use relink::{Grant, TOLD_EVERY};

@@ -3,39 +3,38 @@
 use pbox_core::control::RefusalCode;
 use pbox_core::{Consistency, Round};
 
-use crate::job::Job;
+use crate::job::{JobSpec, Life, News};
 use crate::refused::Refused;
 
-impl Job {
-    fn has_reached(&mut self, round: Round) {
-        self.tell(|news| news.reached = news.reached.max(Some(round)));
-    }
-
+impl Life {
     /// Notes that a worker of any machine had reached this round when it lost a hub. Machines that step alone have no common round.
-    pub(crate) fn machines_have_reached(&mut self, round: Round) {
-        if self.spec.terms.level.consistency == Consistency::Bsp {
-            self.has_reached(round);
+    pub(crate) fn machines_have_reached(&self, round: Round, spec: &JobSpec, news: &mut News) {
+        if spec.terms.level.consistency == Consistency::Bsp {
+            news.has_reached(self, round);
         }
     }
 
     /// Notes that a member of this hub had reached this round when it lost the hub.
-    pub(crate) fn worker_has_reached(&mut self, rank: u32, round: Round) {
+    pub(crate) fn worker_has_reached(&mut self, rank: u32, round: Round, news: &mut News) {
         if let Some(gathering) = self.gathering_mut() {
             gathering.reached[rank as usize] = Some(round);
         }
-        self.has_reached(round);
+        news.has_reached(self, round);
     }
 
     /// Checks that a member of this hub can have reached this round when it lost the hub. With SSP all are within the staleness.
     ///
     /// # Errors
     /// When it cannot.
-    pub(crate) fn check_reached(&self, rank: u32, reached: Option<Round>) -> Result<(), Refused> {
-        let (Some(reached), Consistency::Ssp { staleness }) = (reached, self.spec.terms.level.consistency)
-        else {
-            return Ok(());
-        };
-        let Some(gathering) = self.gathering().filter(|_| !self.steps_together()) else { return Ok(()) };
+    pub(crate) fn check_reached(
+        &self,
+        rank: u32,
+        reached: Option<Round>,
+        spec: &JobSpec,
+    ) -> Result<(), Refused> {
+        let consistency = spec.terms.level.consistency;
+        let (Some(reached), Consistency::Ssp { staleness }) = (reached, consistency) else { return Ok(()) };
+        let Some(gathering) = self.gathering().filter(|_| !spec.steps_together()) else { return Ok(()) };
         let most = staleness.saturating_add(Round::APART);
         let others = (0u32..).zip(&gathering.reached).filter(|&(other, _)| other != rank);
         let mut others = others.filter_map(|(other, reached)| Some((other, (*reached)?)));
@@ -44,31 +43,25 @@ impl Job {
             Some((other, theirs)) => Err(Refused::new(
                 RefusalCode::ReachedDiffers,
                 format!(
-                    "{} says that it has reached round {}, and {} had reached {}: with {} they are at most {most} rounds apart",
-                    self.spoken(rank),
+                    "{} says that it has reached round {}, and {} had reached {}: with {consistency} they are at most {most} rounds apart",
+                    spec.spoken(rank),
                     reached.0,
-                    self.spoken(other),
+                    spec.spoken(other),
                     theirs.0,
-                    self.spec.terms.level.consistency
                 ),
             )),
         }
     }
 
-    /// Whether its members have a common round here: those of a machine have, whatever the machines have among them.
-    fn steps_together(&self) -> bool {
-        self.spec.terms.level.consistency == Consistency::Bsp || self.spec.made.is_below
-    }
-
     /// Returns how far each worker begins ahead of the slowest, by rank, in a job that begins again and whose workers step alone: as far
     /// as it was, so that all have made equally many steps at the end. Else nothing.
-    pub(crate) fn ahead(&self) -> Vec<u32> {
+    pub(crate) fn ahead(&self, spec: &JobSpec, first_round: Round) -> Vec<u32> {
         let reached = self.gathering().map_or(&[][..], |gathering| &gathering.reached);
         let slowest = reached.iter().flatten().min();
-        let Some(slowest) = slowest.filter(|_| !self.steps_together() && self.first_round > Round(0)) else {
+        let Some(slowest) = slowest.filter(|_| !spec.steps_together() && first_round > Round(0)) else {
             return Vec::new();
         };
-        let most = Round::LIMIT.0.saturating_sub(self.first_round.0);
+        let most = Round::LIMIT.0.saturating_sub(first_round.0);
         let ahead = |reached: &Option<Round>| reached.map_or(0, |reached| (reached.0 - slowest.0).min(most));
         reached.iter().map(ahead).collect()
     }

@@ -87,7 +87,7 @@ impl Hub {
         let member = |rank| [Event::Join(rank), Event::Connect(rank)].into_iter().chain(cores());
         let steps = [Event::Cut, Event::Cut];
         (0..WORKERS).flat_map(member).chain(steps).for_each(|event| hub.happens(event));
-        assert!(hub.job.runs());
+        assert!(hub.job.life.runs());
         hub
     }
 
@@ -106,16 +106,18 @@ impl Hub {
     fn happens(&mut self, event: Event) {
         let now = Instant::now();
         match event {
-            Event::Join(rank) if self.job.member(rank).is_none() => {
+            Event::Join(rank) if self.job.members.get(rank).is_none() => {
                 self.joined[rank as usize] = self.new_token(rank);
                 self.job.add_member(rank, u64::from(self.given), true, None, now);
             }
             Event::Connect(rank) => {
                 let token = self.tokens[rank as usize];
-                if self.job.has(rank) && self.job.connect(rank, token).is_ok() {
-                    assert!(self.job.connect(rank, token).is_err(), "a token is good for one connection");
-                    self.job.members[rank as usize].as_mut().unwrap().transport =
-                        Some(fabric::any::Transport::Tcp);
+                if self.job.members.has(rank) && self.job.members.connect(rank, token, "job").is_ok() {
+                    assert!(
+                        self.job.members.connect(rank, token, "job").is_err(),
+                        "a token is good for one connection"
+                    );
+                    self.job.members.get_mut(rank).unwrap().transport = Some(fabric::any::Transport::Tcp);
                     self.tell(Command::Add, rank);
                 }
             }
@@ -135,10 +137,13 @@ impl Hub {
             }
             Event::Relink(rank) => {
                 let asked = self.job.ask_for_links(rank, "it says so", now);
-                assert_eq!(asked.is_ok(), self.job.may_relink(rank));
+                assert_eq!(
+                    asked.is_ok(),
+                    self.job.life.runs() && self.job.members.get(rank).is_some_and(Member::may_relink)
+                );
                 asked.ok().flatten().into_iter().for_each(|effect| self.carries_out(effect));
                 if let Ok(Grant::Connection { former }) =
-                    self.job.grant_links(rank, Token([self.given + 1; 16]))
+                    self.job.members.grant_links(rank, Token([self.given + 1; 16]), "job")
                 {
                     former.into_iter().for_each(|former| self.served.withdraw(former));
                     self.new_token(rank);
@@ -146,13 +151,14 @@ impl Hub {
             }
             Event::HangsUp(rank) => self.handles(job::Event::HungUp(rank)),
             Event::Heartbeat(rank) => {
-                self.job.heard_of(rank, None, now).unwrap();
+                let member = self.job.members.get_mut(rank).into_iter();
+                member.for_each(|member| assert_eq!(member.hear(None, false, now), Ok(None)));
             }
             Event::Lose(rank) => {
                 let effects = self.job.lose(rank, Cause::Other, "a test");
                 effects.into_iter().for_each(|effect| self.carries_out(effect));
             }
-            Event::Leave(rank) if self.job.has(rank) => match self.job.leave(rank, Round(9)) {
+            Event::Leave(rank) if self.job.members.has(rank) => match self.job.leave(rank, Round(9)) {
                 Leave::Nothing => unreachable!("the job has not failed"),
                 Leave::Fails(why) => self.carries_out(Effect::Fail(why, Blame::Job)),
                 Leave::Left => {
@@ -160,14 +166,14 @@ impl Hub {
                     self.tell(Command::Remove, rank);
                 }
                 Leave::Last => {
-                    assert!((0..WORKERS).all(|rank| !self.job.has(rank)));
+                    assert!((0..WORKERS).all(|rank| !self.job.members.has(rank)));
                     return *self = Hub::running();
                 }
             },
             Event::Join(_) | Event::Leave(_) => {}
         }
         self.publish();
-        if self.job.failed() {
+        if self.job.life.failed() {
             *self = Hub::running();
         }
     }
@@ -199,8 +205,8 @@ impl Hub {
             Effect::RemoveWorker(rank) => self.tell(Command::Remove, rank),
             Effect::Forget(rank, why) => self.served.lost((self.job.spec.id, rank), &why, Instant::now()),
             Effect::Fail(reason, blame) => {
-                let taking = (0..WORKERS).filter(|&rank| self.job.takes_part(rank)).count();
-                assert!(!self.job.runs() || taking <= 1, "it goes on without lost workers");
+                let taking = (0..WORKERS).filter(|&rank| self.job.members.takes_part(rank)).count();
+                assert!(!self.job.life.runs() || taking <= 1, "it goes on without lost workers");
                 let effects = self.job.fail(&reason, blame == Blame::Hub, Instant::now());
                 assert_eq!(effects, [], "no other hub is held");
                 self.steps.clear();
@@ -213,7 +219,7 @@ impl Hub {
 
     /// The driver publishes what is new. Members hear of a change by its version.
     fn publish(&mut self) {
-        let (news, edition) = (self.job.news(), self.job.edition());
+        let (news, edition) = (self.job.news.now(), self.job.news.edition());
         match std::mem::replace(&mut self.edition, edition) != edition {
             true => {
                 assert!(news.version >= self.told.version);
@@ -225,24 +231,28 @@ impl Hub {
     }
 
     fn check(&mut self) {
-        let waits = (0..WORKERS)
-            .any(|rank| self.job.member(rank).is_some_and(|member| member.standing.waits_for_cut(CORES)));
-        assert!(!waits || self.job.gathers() || !self.steps.is_empty(), "whoever waits for a cut gets one");
+        let waits = (0..WORKERS).any(|rank| {
+            self.job.members.get(rank).is_some_and(|member| member.standing.waits_for_cut(CORES))
+        });
+        assert!(
+            !waits || self.job.life.gathers() || !self.steps.is_empty(),
+            "whoever waits for a cut gets one"
+        );
         for rank in 0..WORKERS {
             let is_told = self.told.members.iter().filter(|member| member.rank == rank).count();
             assert!(is_told <= 1, "rank {rank} has one owner");
-            if self.job.member(rank).is_none() {
+            if self.job.members.get(rank).is_none() {
                 assert_eq!(is_told, 0, "rank {rank} is free, and no round waits for it");
                 let has_work = |core: &VecDeque<(Command, u32)>| core.iter().any(|&(_, of)| of == rank);
                 assert!(!self.cores.iter().any(has_work), "rank {rank} is free, and no core has its worker");
             }
-            if self.job.takes_part(rank) {
+            if self.job.members.takes_part(rank) {
                 assert_eq!(is_told, 1, "rank {rank} takes part");
             }
             let owner = self.served.owner(self.joined[rank as usize]);
-            assert_eq!(owner.is_ok(), self.job.has(rank), "the token of its join serves rank {rank}");
+            assert_eq!(owner.is_ok(), self.job.members.has(rank), "the token of its join serves rank {rank}");
             let serves = self.served.owner(self.tokens[rank as usize]).is_ok();
-            assert!(!serves || self.job.has(rank), "no token serves who is gone from rank {rank}");
+            assert!(!serves || self.job.members.has(rank), "no token serves who is gone from rank {rank}");
         }
     }
 }
@@ -263,8 +273,8 @@ proptest! {
             }
         }
         for rank in 0..WORKERS {
-            prop_assert!(hub.job.has(rank) || hub.job.member(rank).is_none(), "rank {} is free again", rank);
-            prop_assert!(hub.job.unlinked(rank).is_none_or(|unlinked| unlinked.is_dropped()));
+            prop_assert!(hub.job.members.has(rank) || hub.job.members.get(rank).is_none(), "rank {} is free again", rank);
+            prop_assert!(hub.job.members.unlinked(rank).is_none_or(|unlinked| unlinked.is_dropped()));
         }
     }
 }

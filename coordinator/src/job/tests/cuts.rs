@@ -81,9 +81,9 @@ impl Hub {
         );
         join(&mut job, 0);
         join(&mut job, 1);
-        job.connect(0, Token([1; 16])).unwrap();
+        job.members.connect(0, Token([1; 16]), "job").unwrap();
         job.take_part(&[0], Round(1));
-        job.connect(1, Token([2; 16])).unwrap();
+        job.members.connect(1, Token([2; 16]), "job").unwrap();
         let (steps, waited_for) = (VecDeque::new(), Vec::new());
         let (taken, admitted) = (Vec::new(), Vec::new());
         Hub { job, steps, is_held: false, front: Round(0), failed: false, waited_for, taken, admitted }
@@ -266,7 +266,7 @@ proptest! {
             // Hub 0 does not know that it holds the other. That has an end.
             let limit = Duration::from_secs(1);
             let later = Instant::now() + 4 * limit;
-            let overdue = hubs.hubs[1].job.held_too_long(limit, later);
+            let overdue = hubs.hubs[1].job.cuts.held_too_long(limit, later);
             prop_assert_eq!(overdue, Some(Effect::HeldTooLong(3 * limit)));
         } else {
             prop_assert!(other.waited_for.is_empty() || other.failed, "somebody waits at the other hub");

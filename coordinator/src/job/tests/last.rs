@@ -103,7 +103,7 @@ impl Hub {
         let last = CheckpointReply { round: Round(saved), bytes: 0, milliseconds: 0, error_before: None };
         job.checkpoints.last = Some(last).filter(|_| saved > 0);
         join(&mut job, 0);
-        job.connect(0, crate::Token([1; 16])).unwrap();
+        job.members.connect(0, crate::Token([1; 16]), "job").unwrap();
         job.take_part(&[0], Round(0));
         Hub {
             job,
@@ -157,7 +157,7 @@ impl Hubs {
     fn fail(&mut self, number: usize, reason: &str) {
         let names = (0..self.hubs.len()).map(|hub| format!("hub-{hub}")).collect();
         let (hub, now) = (&mut self.hubs[number], self.now);
-        if hub.job.failed() {
+        if hub.job.life.failed() {
             return;
         }
         let saves = Saves { stops: false, hubs: names };
@@ -215,9 +215,15 @@ impl Hubs {
         let effects = match request {
             Request::Failed(request) => {
                 self.fail(number, &request.reason);
-                Some(self.hubs[number].job.asked_to_hold(self.now))
+                {
+                    let job = &mut self.hubs[number].job;
+                    Some(job.last.asked_to_hold(&job.hubs, self.now))
+                }
             }
-            Request::Last(request) => self.hubs[number].job.asked_for_part(request),
+            Request::Last(request) => {
+                let job = &mut self.hubs[number].job;
+                job.last.asked_for_part(&job.hubs, request)
+            }
         };
         match effects {
             Some(effects) => {
@@ -316,7 +322,7 @@ impl Hubs {
     fn sweep(&mut self, number: usize, time: Duration) {
         self.now += time;
         let (hub, now) = (&mut self.hubs[number], self.now);
-        if hub.is_dead || !hub.job.failed() {
+        if hub.is_dead || !hub.job.life.failed() {
             return;
         }
         let effects = hub.job.handle(job::Event::Swept(LIMIT), now);
@@ -377,13 +383,13 @@ proptest! {
         events.into_iter().for_each(|event| hubs.happens(event));
         hubs.settle();
         for (number, hub) in hubs.hubs.iter().enumerate().filter(|(_, hub)| !hub.is_dead) {
-            prop_assert!(!hub.job.is_being_saved() && !hub.is_held, "hub {} keeps the name", number);
-            prop_assert_eq!(hub.over.is_some(), hub.saves && hub.job.failed(), "hub {}", number);
+            prop_assert!(!hub.job.last.is_being_saved() && !hub.is_held, "hub {} keeps the name", number);
+            prop_assert_eq!(hub.over.is_some(), hub.saves && hub.job.life.failed(), "hub {}", number);
             prop_assert!(hub.asked.is_empty(), "hub {} does not answer", number);
         }
         let written: Vec<Round> = hubs.hubs.iter().filter_map(|hub| hub.written).collect();
         prop_assert!(written.windows(2).all(|pair| pair[0] == pair[1]), "{:?}", written);
-        if all_save && !hubs.has_trouble && hubs.hubs.iter().any(|hub| hub.job.failed()) {
+        if all_save && !hubs.has_trouble && hubs.hubs.iter().any(|hub| hub.job.life.failed()) {
             hubs.check_all_saved(saved);
         }
     }

@@ -53,7 +53,7 @@ impl Registry {
         let (state, job) = inner.named(&name_above(name))?;
         let number = request.machine.number as usize;
         let names: Vec<String> = job.peers.addresses.iter().map(|hub| hub.name.clone()).collect();
-        let waits = state.gathers() && !state.has(request.machine.number);
+        let waits = state.life.gathers() && !state.members.has(request.machine.number);
         let is_same =
             names.len() == request.machine.of as usize && names.get(number) == Some(&request.address);
         (waits && is_same).then_some(names)
@@ -72,7 +72,7 @@ impl Registry {
                         let Some(registry) = registry.upgrade() else { return };
                         registry.look_at_waits().await;
                         let said = registry.of_job(id, |state, job| {
-                            Some((job.above.clone()?, state.latest(&job.last_rounds)))
+                            Some((job.above.clone()?, state.members.latest(&job.last_rounds)))
                         });
                         if let Ok(Some((above, latest))) = said {
                             above.say_latest(latest);
@@ -98,7 +98,7 @@ impl Registry {
     /// above.
     pub(crate) async fn takes_part_above(&self, id: JobId) -> Result<Option<Round>, String> {
         let of_job =
-            self.of_job(id, |state, job| job.above.clone().map(|above| (above, state.news().reached)))?;
+            self.of_job(id, |state, job| job.above.clone().map(|above| (above, state.news.now().reached)))?;
         let Some((above, reached)) = of_job else { return Ok(None) };
         let mut news = above.news.clone();
         let said = on_thread("phub-above", move || above.say_ready(reached)).await?;

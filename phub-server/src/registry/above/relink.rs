@@ -27,10 +27,10 @@ impl Registry {
     pub(crate) fn lost_above(&self, id: JobId, reason: String) {
         let (above, step) = {
             let mut inner = self.lock();
-            let stopping = inner.hub().stops();
+            let stopping = inner.hub().end().stops();
             let Ok((state, job)) = inner.running(id) else { return };
             let Some(above) = job.above.clone() else { return };
-            let may_relink = !stopping && state.runs() && above.may_relink();
+            let may_relink = !stopping && state.life.runs() && above.may_relink();
             let step = job.relinks_above.link_ended(may_relink, above.hubs.len(), self.up.start_limit);
             let Some(step) = step else { return };
             (above, step)

@@ -14,8 +14,8 @@ impl Registry {
     pub fn of_peer_at_end(&self, name: &str, secret: &str) -> Result<JobId, Refusal> {
         let inner = self.lock();
         let mut jobs = inner.hub().jobs();
-        let job = jobs.find(|job| job.name() == name && job.hubs().secret.is(secret));
-        job.map(coordinator::Job::id).ok_or_else(|| unknown(name))
+        let job = jobs.find(|job| job.spec.name == name && job.hubs.secret.is(secret));
+        job.map(|job| job.spec.id).ok_or_else(|| unknown(name))
     }
 
     /// The job has failed at another hub.

@@ -24,7 +24,7 @@ impl Registry {
         before: Round,
         deadline: Option<Instant>,
     ) -> Result<u64, String> {
-        let (leads, peers) = self.of_job(id, |state, job| (state.hubs().leads(), Arc::clone(&job.peers)))?;
+        let (leads, peers) = self.of_job(id, |state, job| (state.hubs.leads(), Arc::clone(&job.peers)))?;
         if !leads {
             return Ok(0);
         }
@@ -46,7 +46,7 @@ impl Registry {
             Err(format!("hub {hub} of the job, at {}, has no part of it: {why}", peers.name(hub)))
         };
         loop {
-            let whole = self.of_job(id, |state, _| state.hubs().whole.clone())?;
+            let whole = self.of_job(id, |state, _| state.hubs.whole.clone())?;
             let request = WrittenRequest { secret: peers.secret.show(), before, whole, wait_ms };
             let what = "write its part of a checkpoint";
             let reply: WrittenReply = peers.ask(hub, "written", what, &request).await?;

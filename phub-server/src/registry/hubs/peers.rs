@@ -59,8 +59,8 @@ impl Registry {
     /// The job of this name, if the request shows its secret. A stranger does not learn which jobs are here.
     pub fn of_peer(&self, name: &str, secret: &str) -> Result<JobId, Refusal> {
         let inner = self.lock();
-        let job = inner.hub().named(name).filter(|job| job.hubs().secret.is(secret));
-        job.map(coordinator::Job::id).ok_or_else(|| unknown(name))
+        let job = inner.hub().named(name).filter(|job| job.hubs.secret.is(secret));
+        job.map(|job| job.spec.id).ok_or_else(|| unknown(name))
     }
 
     /// Which checkpoints this hub has of a share of a job, and whether its part of the round to check is whole.
@@ -123,7 +123,7 @@ impl Registry {
         let WrittenRequest { before, whole, wait_ms, .. } = request;
         self.lock().ask(HasWhole { job: id, whole });
         let wait = Duration::from_millis(wait_ms).min(self.heartbeat_hold());
-        let part = || self.of_job(id, |state, _| state.part_before(before));
+        let part = || self.of_job(id, |state, _| state.checkpoints.part_before(before));
         let is_decided = async {
             loop {
                 let freed = self.freed.notified(); // before the look, so that no end is missed
@@ -134,7 +134,7 @@ impl Registry {
             }
         };
         let part = tokio::time::timeout(wait, is_decided).await.unwrap_or_else(|_| part())?;
-        let rounds = self.of_job(id, |state, _| state.hubs().rounds.clone())?;
+        let rounds = self.of_job(id, |state, _| state.hubs.rounds.clone())?;
         Ok(WrittenReply { rounds, part })
     }
 
@@ -150,8 +150,8 @@ impl Registry {
     /// Confirms, as hub 0, the round that a job begins with. Nothing has been written since hub 0 chose the round.
     pub fn begins(&self, id: JobId, request: BeginsRequest) -> Result<(), Refusal> {
         let first_round = self.of_job(id, |state, _| {
-            let begins = state.hubs().leads() && state.gathers();
-            begins.then_some(state.hubs().first_round)
+            let begins = state.hubs.leads() && state.life.gathers();
+            begins.then_some(state.hubs.first_round)
         })?;
         match first_round {
             Some(round) if round == request.first_round => Ok(()),
@@ -183,7 +183,7 @@ impl Registry {
 
     fn lose_worker(self: &Arc<Self>, id: JobId, worker: u64, reason: impl FnOnce(u32) -> String) {
         let mut inner = self.lock();
-        if let Some(rank) = inner.hub().job(id).and_then(|job| job.rank(worker)) {
+        if let Some(rank) = inner.hub().job(id).and_then(|job| job.members.rank(worker)) {
             self.lose(&mut inner, id, rank, Cause::Other, &reason(rank));
         }
     }

@@ -107,7 +107,7 @@ impl Bed {
     fn link_ends(&self) -> bool {
         let reason = "its link ended".to_owned();
         self.registry.report(Report::WorkerGone { job: JOB, rank: 1, reason, by_itself: true });
-        self.of_job(|job| job.has(1))
+        self.of_job(|job| job.members.has(1))
     }
 
     /// Rank 1 wants to make links again. An answer comes while `meanwhile` is over.
@@ -133,11 +133,11 @@ impl Bed {
     }
 
     fn is_unlinked(&self) -> bool {
-        self.of_job(|job| job.member(1).is_some_and(|member| member.standing.why_unlinked().is_some()))
+        self.of_job(|job| job.members.get(1).is_some_and(|member| member.standing.why_unlinked().is_some()))
     }
 
     fn is_free(&self, rank: u32) -> bool {
-        self.of_job(|job| job.member(rank).is_none())
+        self.of_job(|job| job.members.get(rank).is_none())
     }
 }
 
@@ -152,7 +152,7 @@ fn lost_links_are_made_again_by_one_connection() {
     assert!(bed.link_ends() && bed.is_unlinked());
     assert!(bed.link_ends(), "the ends of its other links are no news");
     assert_eq!(bed.attached(1), []);
-    assert!(bed.of_job(|job| job.has(1) && job.has_others(0)), "it takes part all the same");
+    assert!(bed.of_job(|job| job.members.has(1) && job.members.has_others(0)), "it takes part all the same");
     assert!(bed.is_unlinked(), "this link is one of the lost");
     let own = token(&bed.relink(join, || bed.unlinked()).unwrap().token);
     assert_eq!(bed.registry.expects(own), Ok((JOB, 1)));
@@ -237,7 +237,7 @@ fn a_failed_job_stays_failed_for_the_first_reason() {
     bed.registry.report(Report::WorkerGone { job, rank, reason: "it died".into(), by_itself: true });
     let mut inner = bed.registry.lock();
     let (state, own) = inner.job(job).unwrap();
-    assert_eq!(state.news().state, JobState::Failed { reason: "the first".into(), hub_stops: false });
+    assert_eq!(state.news.now().state, JobState::Failed { reason: "the first".into(), hub_stops: false });
     assert!(own.weights.is_none());
     drop(inner);
     assert!(!bed.ask(Offer { job, steps: vec![] }).unwrap() && bed.ask(Comes { job }).is_none());
@@ -256,7 +256,7 @@ fn a_connection_that_led_nowhere_leaves_the_token_good_for_another() {
         assert!(registry.admission(token).unwrap_err().contains("connected already"));
         registry.readmit(&admission);
         assert!(registry.admission(token).is_ok());
-        registry.of_job(JobId(0), |state, _| assert!(!state.failed())).unwrap();
+        registry.of_job(JobId(0), |state, _| assert!(!state.life.failed())).unwrap();
     });
 }
 

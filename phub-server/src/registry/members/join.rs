@@ -118,7 +118,7 @@ impl Registry {
                 inner = self.lock();
                 making.end(&mut inner);
                 let made = made?;
-                if !inner.hub().is_closed() {
+                if !inner.hub().end().is_closed() {
                     self.begin(&mut inner, made);
                 }
             }
@@ -126,8 +126,8 @@ impl Registry {
         // Not under the lock, for which everybody would wait: there may be a quarter of a million keys.
         let mut compared: Option<(Arc<JobTerms>, Option<Differs>)> = None;
         loop {
-            inner.hub().check_open(RefusalCode::HubStops)?;
-            let Some(terms) = inner.hub().named(name).map(coordinator::Job::terms) else {
+            inner.hub().end().check_open(RefusalCode::HubStops)?;
+            let Some(terms) = inner.hub().named(name).map(|job| &job.spec.terms) else {
                 return Ok(None); // it ended meanwhile: another one begins
             };
             match &compared {
@@ -152,10 +152,10 @@ impl Registry {
         let (rank, token, at) = (join.rank, join.token, join.from.as_ref().map(Asker::to_string));
         let (id, pass) = inner.ask(join)?;
         let (state, job) = inner.running(id)?;
-        tracing::info!(job = job.name, rank, workers = state.terms().workers, from = at, "worker joined");
+        tracing::info!(job = job.name, rank, workers = state.spec.terms.workers, from = at, "worker joined");
         let protocol = request.versions().common(Versions::OURS).unwrap_or(PROTOCOL);
-        let pass = Some(pass).filter(|_| state.hubs().leads() && !state.hubs().share.is_whole());
-        let relinks = state.member(rank).is_some_and(|member| member.relinks);
+        let pass = Some(pass).filter(|_| state.hubs.leads() && !state.hubs.share.is_whole());
+        let relinks = state.members.get(rank).is_some_and(|member| member.relinks);
         Ok(JoinReply { pass, relinks, ..self.answer_of_join(state, job, token, protocol) })
     }
 
@@ -179,7 +179,7 @@ impl Registry {
             heartbeat_limit_ms: self.heartbeat_limit.as_millis() as u64,
             pass: None,
             relinks: false,
-            answers_ahead: job.above.is_none() && state.terms().has_answers_ahead(),
+            answers_ahead: job.above.is_none() && state.spec.terms.has_answers_ahead(),
         }
     }
 
@@ -283,12 +283,12 @@ impl Registry {
         let mut inner = self.lock();
         let (id, rank) = inner.hub().tokens().owner(token).map_err(|_| UNKNOWN_TOKEN)?;
         let (state, job) = inner.job(id).expect("tokens name jobs that exist");
-        let weights = job.weights.clone().ok_or_else(|| match &state.news().state {
+        let weights = job.weights.clone().ok_or_else(|| match &state.news.now().state {
             JobState::Failed { reason, .. } => format!("job {:?} failed: {reason}", job.name),
             _ => format!("job {:?} has ended", job.name),
         })?;
         let (wire, cores) = (job.wire.clone(), Arc::clone(&job.cores));
-        let relinks = state.member(rank).is_some_and(|member| member.relinks);
+        let relinks = state.members.get(rank).is_some_and(|member| member.relinks);
         inner.ask(Connect { member: MemberOf { job: id, rank }, token })?;
         Ok(Admission { token, job: id, rank, relinks, weights, own: Vec::new(), wire, cores })
     }

@@ -40,9 +40,9 @@ impl Registry {
         let (last, mut checkpoint_error) =
             self.lock().member(job, &token).map(|(MemberOf { job: id, rank }, (state, _))| {
                 // Hub 0 has all hubs write a checkpoint, so a worker leaves hub 0 first.
-                let is_last = state.runs() && !state.has_others(rank);
+                let is_last = state.life.runs() && !state.members.has_others(rank);
                 // Others may not look at how the last one ends.
-                let checkpoints = state.checkpoints();
+                let checkpoints = &state.checkpoints;
                 let failed = checkpoints.error.as_ref().filter(|_| !is_last && checkpoints.has_failed);
                 let failed = failed.map(|why| {
                     format!(
@@ -84,13 +84,13 @@ impl Registry {
         let (id, rank, why, ends) = {
             let mut inner = self.lock();
             let (MemberOf { job: id, rank }, (state, _)) = inner.member(job, token)?;
-            let is_worker = state.terms().level.members == Members::Workers;
+            let is_worker = state.spec.terms.level.members == Members::Workers;
             let words = match (is_worker, hub_lost) {
                 (false, _) => format!("machine {rank}: {why}"),
                 (true, true) => format!("worker {rank}: {why}"),
                 (true, false) => format!("rank {rank} failed: {}", reason(&why)),
             };
-            (id, rank, words, stops && !is_worker && !state.goes_on())
+            (id, rank, words, stops && !is_worker && !state.spec.goes_on())
         };
         if ends && let Err(why) = self.end_at_cut(id, &why).await {
             tracing::warn!(job, why, "the job does not end between two rounds");
@@ -121,7 +121,7 @@ impl Registry {
             Leave::Last => true,
         };
         let Some((state, job)) = inner.job(id) else { return Ok(None) };
-        let from = state.member(rank).and_then(Member::place);
+        let from = state.members.get(rank).and_then(Member::place);
         tracing::info!(job = job.name, rank, round = round.0, from, "worker left");
         let above = job.above.take_if(|_| is_last);
         if !is_last {
@@ -161,7 +161,7 @@ impl Registry {
             }
             let name = job.name.clone();
             let mut inner = self.lock();
-            if inner.hub().is_closed() || !inner.hub().names().is_free(&name) {
+            if inner.hub().end().is_closed() || !inner.hub().names().is_free(&name) {
                 continue;
             }
             let _reserved = self.reserve(&mut inner, &name);

@@ -78,7 +78,7 @@ impl Registry {
     pub fn sweep(self: &Arc<Self>) {
         let mut inner = self.lock();
         let now = Instant::now();
-        for id in inner.hub().jobs().map(coordinator::Job::id).collect::<Vec<JobId>>() {
+        for id in inner.hub().jobs().map(|job| job.spec.id).collect::<Vec<JobId>>() {
             self.happens(&mut inner, id, Event::Swept(self.heartbeat_limit));
         }
         let failed = inner.jobs().filter(|(state, _)| !state.is_kept());
@@ -100,13 +100,13 @@ impl Registry {
 
     /// Whether there is a job, or somebody makes it.
     fn is_used(&self, inner: &Inner) -> bool {
-        inner.hub().is_used() || self.meetings.are_under_way()
+        !inner.hub().names().is_empty() || self.meetings.are_under_way()
     }
 
     /// Whether the hub takes no more jobs and has none.
     pub fn is_drained(&self) -> bool {
         let inner = self.lock();
-        inner.hub().drains() && !self.is_used(&inner)
+        inner.hub().end().drains() && !self.is_used(&inner)
     }
 
     /// This hub itself stood still for so long, and could hear nobody.
@@ -150,15 +150,15 @@ impl Registry {
     /// Waits until every worker, and the hubs above, have been told that the hub stops; those that are dead never ask.
     pub fn wait_until_all_told(&self, limit: Duration) {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(self.told.wait_timeout_while(inner, limit, |inner| inner.hub().has_untold()));
+        drop(self.told.wait_timeout_while(inner, limit, |inner| inner.hub().end().has_untold()));
     }
 }
 
 /// Says in the log that a worker is lost.
 pub(in crate::registry) fn say_lost(job: &coordinator::Job, rank: u32, reason: &str, goes_on: bool) {
     let (from, goes_on) =
-        (job.member(rank).and_then(Member::place), if goes_on { "; the job goes on" } else { "" });
-    tracing::warn!(job = job.name(), rank, from, reason, "worker lost{goes_on}");
+        (job.members.get(rank).and_then(Member::place), if goes_on { "; the job goes on" } else { "" });
+    tracing::warn!(job = job.spec.name, rank, from, reason, "worker lost{goes_on}");
 }
 
 #[cfg(test)]
@@ -183,7 +183,7 @@ mod tests {
             let mut inner = registry.lock();
             assert!(inner.job(JobId(0)).is_none());
             let kept = |(state, job): crate::registry::Both| {
-                state.terms().keys.len() + job.wire.layout().chunks().len()
+                state.spec.terms.keys.len() + job.wire.layout().chunks().len()
             };
             assert_eq!(inner.jobs().map(kept).sum::<usize>(), 0);
         });

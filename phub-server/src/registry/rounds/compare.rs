@@ -15,10 +15,10 @@ impl Registry {
         let (id, above) = {
             let mut inner = self.lock();
             let (member, (state, job)) = inner.member(job, &token)?;
-            if !state.runs() {
+            if !state.life.runs() {
                 return Ok(()); // its news say why
             }
-            let (id, above) = (state.id(), job.above.clone());
+            let (id, above) = (state.spec.id, job.above.clone());
             let above = match inner.ask(Compare { member, compared, digest }) {
                 Ok(true) => above,
                 Ok(false) => None,

@@ -14,8 +14,8 @@ impl Registry {
     /// Looks at each running job once.
     pub async fn look_at_rounds(self: &Arc<Self>) {
         self.look_at_waits().await;
-        let running = |job: &&coordinator::Job| job.runs();
-        let jobs: Vec<JobId> = self.lock().hub().jobs().filter(running).map(coordinator::Job::id).collect();
+        let running = |job: &&coordinator::Job| job.life.runs();
+        let jobs: Vec<JobId> = self.lock().hub().jobs().filter(running).map(|job| job.spec.id).collect();
         for id in jobs {
             // A core that does not answer is stuck or has stopped, and a later look asks again.
             let asked = self.ask(id, |reply| Command::Look { job: id, reply });
@@ -32,9 +32,9 @@ impl Registry {
 
 /// Says in the log who holds a job's rounds up now.
 pub(in crate::registry) fn say_held_up(job: &coordinator::Job) {
-    let late = &job.news().held_up_by;
+    let late = &job.news.now().held_up_by;
     match late.is_empty() {
-        true => tracing::info!(job = job.name(), "rounds go on"),
-        false => late.iter().for_each(|late| tracing::warn!(job = job.name(), "{late}")),
+        true => tracing::info!(job = job.spec.name, "rounds go on"),
+        false => late.iter().for_each(|late| tracing::warn!(job = job.spec.name, "{late}")),
     }
 }

@@ -23,7 +23,7 @@ impl Registry {
     /// How many keys a job has; 0 for a job that is not here.
     pub fn keys_of(&self, job: &str) -> usize {
         let inner = self.lock();
-        inner.hub().named(job).map_or(0, |job| job.terms().keys.len())
+        inner.hub().named(job).map_or(0, |job| job.spec.terms.keys.len())
     }
 
     /// Changes a job's learning rate. Returns when every core has the new rate.

@@ -115,9 +115,9 @@ impl Read for Values {
 
 /// A state with its values in the order of a checkpoint.
 fn restored(job: &coordinator::Job, before: Round, values: Slab) -> Restored {
-    let (pieces, optimizer) = (&job.hubs().pieces, &job.terms().optimizer);
+    let (pieces, optimizer) = (&job.hubs.pieces, &job.spec.terms.optimizer);
     let all: usize = pieces.iter().map(|piece| piece.elements.len()).sum();
-    let mut keys = vec![RestoredKey { elements: 0..0, starts: Vec::new() }; job.terms().keys.len()];
+    let mut keys = vec![RestoredKey { elements: 0..0, starts: Vec::new() }; job.spec.terms.keys.len()];
     let mut begin = 0;
     for Piece { key, elements, .. } in pieces {
         let tensors = 0..optimizer.saved_per_element();
@@ -126,7 +126,7 @@ fn restored(job: &coordinator::Job, before: Round, values: Slab) -> Restored {
         keys[key.index()] = RestoredKey { elements: elements.clone(), starts };
     }
     let numbers = vec![(Round(0), Numbers::new(*optimizer))];
-    Restored::new(before, numbers, values, keys).with_steps(job.brought_steps())
+    Restored::new(before, numbers, values, keys).with_steps(job.life.brought_steps())
 }
 
 impl Registry {
@@ -152,7 +152,9 @@ impl Registry {
             (id, above)
         };
         let asked = match above {
-            None => self.of_job(id, |state, _| Some(state.state_bytes())).map_err(Refusal::from),
+            None => self
+                .of_job(id, |state, _| Some(state.hubs.state_bytes(&state.spec.terms)))
+                .map_err(Refusal::from),
             Some(above) => {
                 let asked = on_thread("phub-above", move || above.offer(before, steps)).await;
                 asked.map_err(Refusal::from).and_then(|asked| asked.map_err(not_joined))
@@ -183,7 +185,7 @@ impl Registry {
                 )
             })?;
             let (_, (state, job)) = inner.member(name, token)?;
-            let tensors = state.terms().optimizer.saved_per_element();
+            let tensors = state.spec.terms.optimizer.saved_per_element();
             let up = |above: &Arc<JoinedAbove>| (Arc::clone(above), Arc::clone(job.wire.layout()), tensors);
             (id, before, bytes, job.above.as_ref().map(up))
         };
@@ -238,11 +240,11 @@ fn check_offer(
     before: Round,
     steps: Option<&[u32]>,
 ) -> Result<(), String> {
-    let optimizer = &job.terms().optimizer;
+    let optimizer = &job.spec.terms.optimizer;
     if rank != 0 {
         return Err(format!(
             "{} offers a state: rank 0's is everybody's, as in a broadcast",
-            job.spoken(rank)
+            job.spec.spoken(rank)
         ));
     }
     if !(Round(1)..Round::LIMIT).contains(&before) {
@@ -252,7 +254,7 @@ fn check_offer(
             Round::LIMIT.0
         ));
     }
-    let (keys, seen) = (job.terms().keys.len(), steps.map_or(0, <[u32]>::len));
+    let (keys, seen) = (job.spec.terms.keys.len(), steps.map_or(0, <[u32]>::len));
     if steps.is_some() && seen != keys {
         return Err(format!(
             "a state with the steps of {seen} keys: expected those of the job's {keys}, or none where all keys have made \

@@ -22,7 +22,7 @@ use crate::registry::{Because, Refusal, Registry, on_thread};
 impl Registry {
     /// Whether this hub writes checkpoints of a job that has no hubs above.
     pub(crate) fn saves(&self, job: &coordinator::Job) -> bool {
-        self.store.is_some() && !job.made().trial
+        self.store.is_some() && !job.spec.made.trial
     }
 
     /// Writes a checkpoint of a job now: its state before the round that is furthest ahead.
@@ -38,7 +38,7 @@ impl Registry {
                 .because("this hub writes no checkpoints: start it with --checkpoints DIRECTORY"));
         }
         let id = id?;
-        if self.of_job(id, |state, _| state.made().trial).is_ok_and(|is_trial| is_trial) {
+        if self.of_job(id, |state, _| state.spec.made.trial).is_ok_and(|is_trial| is_trial) {
             return Err(RefusalCode::NoCheckpoints
                 .because(format!("job {name:?} is a trial, which has no checkpoints")));
         }
@@ -58,7 +58,7 @@ impl Registry {
     async fn checkpoint_all(self: &Arc<Self>, why: &str) {
         let has_files = self.store.is_some();
         let is_saved = |state: &&coordinator::Job| state.is_saved_at_stop(has_files);
-        let named = |state: &coordinator::Job| (state.id(), state.name().to_owned());
+        let named = |state: &coordinator::Job| (state.spec.id, state.spec.name.to_owned());
         let jobs: Vec<(JobId, String)> = self.lock().hub().jobs().filter(is_saved).map(named).collect();
         self.unsaved.send_replace(jobs.iter().map(|(_, name)| name.clone()).collect());
         let mut saves = JoinSet::new();
@@ -109,7 +109,7 @@ impl Registry {
         at: CutAt,
         limit: Duration,
     ) -> Result<CheckpointReply, NoSnapshot> {
-        let (leads, peers) = self.of_job(id, |state, job| (state.hubs().leads(), Arc::clone(&job.peers)))?;
+        let (leads, peers) = self.of_job(id, |state, job| (state.hubs.leads(), Arc::clone(&job.peers)))?;
         if !leads {
             let lead = Peers { limit: limit + DISK_LIMIT, ..(*peers).clone() };
             let (secret, round_limit_ms) = (lead.secret.show(), limit.as_millis() as u64);
@@ -133,7 +133,7 @@ impl Registry {
         let of_others = self.follow_parts(id, before, deadline).await.inspect_err(|why| {
             let mut inner = self.lock();
             if inner.ask(LacksPart { job: id, why: why.clone() }).is_ok() {
-                let job = inner.hub().job(id).map(coordinator::Job::name);
+                let job = inner.hub().job(id).map(|job| &*job.spec.name);
                 tracing::warn!(job, round = before.0, why, "checkpoint is not whole");
             }
         })?;
@@ -163,7 +163,7 @@ impl Registry {
         let writing = self.of_job(id, |_, job| Arc::clone(&job.checkpoints.writing))?;
         let _writing = writing.lock();
         let whole = self.lock().ask(BeginFile { job: id, before: snapshot.round() })??;
-        let share = self.of_job(id, |state, _| state.hubs().share)?;
+        let share = self.of_job(id, |state, _| state.hubs.share)?;
         let start = Instant::now();
         let bytes = store.save(name, share, snapshot)?;
         if !share.is_whole() {

@@ -85,8 +85,8 @@ impl Registry {
         let id = job.id;
         let asked = self.ask_job(job, |reply| Command::LastState { job: id, before, reply });
         let (layout, share, pieces) =
-            (Arc::clone(job.wire.layout()), state.hubs().share, state.hubs().pieces.clone());
-        let (optimizer, numbers) = (state.terms().optimizer, state.numbers().changes_from(before));
+            (Arc::clone(job.wire.layout()), state.hubs.share, state.hubs.pieces.clone());
+        let (optimizer, numbers) = (state.spec.terms.optimizer, state.numbers.changes_from(before));
         let (name, writing) = (job.name.clone(), Arc::clone(&job.checkpoints.writing));
         async move {
             let parts = answers(asked).await?.into_iter().flatten();

@@ -48,7 +48,7 @@ impl Registry {
         let id = self.lock().hub().id(name)?;
         let can_have = self.of_job(id, |state, job| {
             check_has_state(state, job)?;
-            Ok((state.hubs().share, !state.hubs().pieces.is_empty()))
+            Ok((state.hubs.share, !state.hubs.pieces.is_empty()))
         });
         let (share, has_part) = can_have?.map_err(conflict)?;
         if !has_part {
@@ -97,7 +97,7 @@ impl Registry {
 
 /// Checks that the state of a job is at this hub, and can be in a file.
 fn check_has_state(state: &coordinator::Job, job: &Job) -> Result<(), String> {
-    let optimizer = &state.terms().optimizer;
+    let optimizer = &state.spec.terms.optimizer;
     if let Some(above) = &job.above {
         return Err(format!(
             "its state is not at this hub but at those above: get it as that of job {:?} from {}",

@@ -104,9 +104,9 @@ impl Registry {
     pub(crate) fn snapshot(&self, collected: &mut Collected) -> Result<(String, Snapshot), String> {
         let (before, parts) = (collected.before, std::mem::take(&mut collected.parts));
         let (name, layout, pieces, optimizer, numbers) = self.of_job(collected.job, |state, job| {
-            let numbers = state.numbers().changes_from(before);
+            let numbers = state.numbers.changes_from(before);
             let layout = Arc::clone(job.wire.layout());
-            (job.name.clone(), layout, state.hubs().pieces.clone(), state.terms().optimizer, numbers)
+            (job.name.clone(), layout, state.hubs.pieces.clone(), state.spec.terms.optimizer, numbers)
         })?;
         let snapshot = Snapshot::of_share(layout, pieces, optimizer, before, numbers, parts);
         Ok((name, snapshot.map_err(|error| error.to_string())?))
@@ -189,7 +189,7 @@ mod tests {
         let collected = collected(&registry, &mut core);
         let why = save(&registry, collected).unwrap_err(); // there is no store
         assert_heard(&mut core);
-        let error = registry.of_job(JobId(0), |state, _| state.checkpoints().error.clone());
+        let error = registry.of_job(JobId(0), |state, _| state.checkpoints.error.clone());
         assert_eq!(error.unwrap(), Some(why));
     }
 

@@ -18,14 +18,15 @@ impl Control {
     /// Has the job, which gathers, begin with a round. Its members had reached these rounds when they lost their hubs, by rank.
     pub fn begin_again(&mut self, first: Round, files: &Files, reached: &[Option<Round>]) {
         let (named, job) = ((self.id, self.name.clone()), self.job());
-        self.hub = hub_of(named, job.terms(), job.hubs().share, job.made().clone(), (first, files));
+        self.hub = hub_of(named, &job.spec.terms, job.hubs.share, job.spec.made.clone(), (first, files));
         self.reached = reached.to_vec();
     }
 
     /// A worker asks for a rank that is taken, or with other terms, and is refused. Returns false where it would be let in.
     pub fn refuses(&mut self, rank: u32, differs: bool) -> bool {
         let job = self.job();
-        let (is_taken, may_be_free) = (job.member(rank).is_some(), job.goes_on() && job.runs());
+        let (is_taken, may_be_free) =
+            (job.members.get(rank).is_some(), job.spec.goes_on() && job.life.runs());
         if self.failed.is_some() || !(differs || is_taken) {
             return false;
         }
@@ -80,7 +81,7 @@ impl Control {
                 false => Letter::Held(of_lead, Err(ended)),
             });
         }
-        if !self.job().hubs().share.is_whole() {
+        if !self.job().hubs.share.is_whole() {
             self.letters.push(Letter::Failed(reason, blame));
         }
         if self.forgets {
@@ -103,7 +104,7 @@ impl Control {
 
     /// Loses a member that has lost another hub of the job, and says so.
     pub fn loses_hub(&mut self, rank: u32, reason: &str) {
-        if self.failed.is_none() && self.job().member(rank).is_some() {
+        if self.failed.is_none() && self.job().members.get(rank).is_some() {
             let (member, cause) = (self.member(rank), Cause::HubLost);
             let effects = self.ask(Lose { member, cause, reason: reason.to_owned() });
             self.carry_out_all(effects);
@@ -126,7 +127,7 @@ impl Control {
     }
 
     fn heard_of(&mut self, lives: impl Fn(u32) -> bool) {
-        for rank in (0..self.job().terms().workers).filter(|&rank| lives(rank)) {
+        for rank in (0..self.job().spec.terms.workers).filter(|&rank| lives(rank)) {
             let heard = Heard { member: self.member(rank), latest: None };
             self.ask(heard).expect("it says nothing of other workers");
         }
@@ -137,7 +138,7 @@ impl Control {
         let (member, owner) = (self.member(rank), Ok((self.id, rank)));
         let token =
             self.given.iter().map(|(token, _)| *token).find(|&of| self.hub.tokens().owner(of) == owner);
-        let round = self.job().round();
+        let round = self.job().progress.round();
         if token.is_some() && self.ask(input::Leave { member, token, round }) == Leave::Left {
             self.tell(format!("worker {rank} leaves"));
             self.command(|| Command::Remove(rank));

@@ -70,7 +70,7 @@ impl Control {
     pub fn write(&mut self, write: impl FnOnce(Occasion, Round, &WholeRounds) -> Result<Vec<Round>, String>) {
         let (occasion, before) = self.files.due.remove(0);
         let Ok(begun) = self.ask(BeginFile { job: self.id, before }) else { return };
-        let share = self.job().hubs().share;
+        let share = self.job().hubs.share;
         let written = begun.and_then(|whole| write(occasion, before, &whole)).map(|rounds| {
             if !share.is_whole() {
                 self.ask(HasFiles { job: self.id, hub: share.hub, rounds });
@@ -94,15 +94,19 @@ impl Control {
 
     /// Asks a hub, as hub 0, for its part of a checkpoint.
     fn follow_part(&mut self, hub: u32, before: Round) {
-        let whole = self.job().hubs().whole.clone();
+        let whole = self.job().hubs.whole.clone();
         self.letters.push(Letter::HasPart(hub, before, whole));
     }
 
     /// Answers hub 0, as another hub, how its part of a checkpoint is.
     pub fn part_asked(&mut self, before: Round, whole: WholeRounds) {
         self.ask(HasWhole { job: self.id, whole });
-        let hubs = self.job().hubs();
-        self.letters.push(Letter::Part(before, hubs.rounds.clone(), self.job().part_before(before)));
+        let hubs = &self.job().hubs;
+        self.letters.push(Letter::Part(
+            before,
+            hubs.rounds.clone(),
+            self.job().checkpoints.part_before(before),
+        ));
     }
 
     /// Notes, as hub 0, how the part of a hub is.

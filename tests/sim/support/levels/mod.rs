@@ -345,7 +345,7 @@ impl Levels {
 
     /// Whether a hub lives, and nobody has a rank there.
     fn is_free(&self, node: usize, rank: u32) -> bool {
-        self.nodes[node].alive && self.nodes[node].control.job().member(rank).is_none()
+        self.nodes[node].alive && self.nodes[node].control.job().members.get(rank).is_none()
     }
 
     /// A hub may see only now that a member that comes back was gone.
@@ -358,7 +358,7 @@ impl Levels {
     /// Whether members of a node take part, or the node has ended.
     fn begins(&self, node: usize, ranks: impl IntoIterator<Item = u32>) -> bool {
         let Node { alive, control, .. } = &self.nodes[node];
-        !alive || ranks.into_iter().all(|rank| control.job().takes_part(rank))
+        !alive || ranks.into_iter().all(|rank| control.job().members.takes_part(rank))
     }
 
     /// Whether a worker lives.
