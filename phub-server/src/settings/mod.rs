@@ -218,7 +218,7 @@ pub struct HubSettings {
     pub record: Option<PathBuf>,
 
     /// The most that the record may have, in megabytes. It then ends with a line that says so, and the hub goes on.
-    #[arg(long, env = "PHUB_RECORD_MB", value_name = "MB", default_value_t = 1000,
+    #[arg(long, env = "PHUB_RECORD_MB", value_name = "MB", default_value_t = 1000, requires = "record",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub record_mb: u32,
 
@@ -432,6 +432,15 @@ mod tests {
         }
         let two = ["--listen", "10.0.0.1:7100", "--data-listen", "10.0.0.2:7100"];
         assert!(HubSettings::of_arguments(two.map(Into::into)).unwrap().check().is_ok());
+    }
+
+    #[test]
+    fn a_size_of_a_record_needs_the_record() {
+        let of = |arguments: &[&str]| HubSettings::of_arguments(arguments.iter().map(Into::into));
+        let error = of(&["--record-mb", "10"]).unwrap_err().to_string();
+        assert!(error.contains("--record <FILE>"), "{error}");
+        assert_eq!(of(&["--record-mb", "10", "--record", "hub.record"]).unwrap().record_mb, 10);
+        assert_eq!(of(&[]).unwrap().record_mb, 1000);
     }
 
     #[test]
