@@ -80,6 +80,10 @@ macro_rules! inputs {
         }
 
         impl Input {
+            /// The names of all requests, as records have them.
+            #[cfg(test)]
+            pub(crate) const NAMES: &[&str] = &[$(stringify!($request),)*];
+
             /// Carries the request out. Returns the answer in words.
             pub fn apply(self, hub: &mut Hub, now: Instant) -> String {
                 match self {

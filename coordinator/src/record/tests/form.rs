@@ -1,0 +1,73 @@
+//! The form of records: a record of a known life, which this program must be able to read.
+//!
+//! `life.record` is what [`life`](super::life) was when it was made. Nobody changes it by hand.
+
+use std::fs::{read_to_string, write};
+use std::path::PathBuf;
+
+use super::*;
+
+/// The variable that has the test make the record anew.
+const MAKE: &str = "PHUB_MAKE_RECORD";
+
+fn path() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/record/tests/life.record")
+}
+
+/// What to do when the record has another outcome here than it had.
+fn remedy(error: &NotReplayed) -> String {
+    let make = format!("make the record of the life anew: {MAKE}=1 cargo test -p coordinator record");
+    match error {
+        NotReplayed::OtherForm { .. } => format!("{error}; FORM is another one: {make}"),
+        NotReplayed::Line { .. } => format!(
+            "{error}; records that people have cannot be read any more: raise FORM in coordinator/src/record.rs, and {make}"
+        ),
+        NotReplayed::Differs(_) => format!(
+            "{error}; where answers have other words or fields, raise FORM in coordinator/src/record.rs; where the hub decides otherwise on \
+             purpose, leave FORM as it is; then {make}"
+        ),
+    }
+}
+
+#[test]
+fn a_record_of_this_form_can_be_read_and_has_the_same_answers() {
+    if std::env::var_os(MAKE).is_some() {
+        let former =
+            read_to_string(path()).map(|text| replayed(&Vec::from_iter(text.lines().map(str::to_owned))));
+        // Nobody makes it anew in place of the new number that the form needs.
+        if let Ok(Err(error @ NotReplayed::Line { .. })) = &former {
+            panic!("{}", remedy(error));
+        }
+        write(path(), life::recorded().join("\n") + "\n").unwrap();
+    }
+    let text = read_to_string(path()).expect("life.record is beside this file");
+    let lines = Vec::from_iter(text.lines().map(str::to_owned));
+    let replayed = replayed(&lines).unwrap_or_else(|error| panic!("{}", remedy(&error)));
+    assert_eq!((replayed.inputs, replayed.jobs), (lines.len() - 2, 2));
+    let missing: Vec<&&str> =
+        Input::NAMES.iter().filter(|name| !text.contains(&format!("\"input\":{{\"{name}\":"))).collect();
+    assert!(
+        missing.is_empty(),
+        "no record has a request of these names: {missing:?}; have them happen in record/tests/life.rs, and make the record anew: \
+         {MAKE}=1 cargo test -p coordinator record"
+    );
+}
+
+/// Each form of an input that a program may have instead of this one's is found.
+#[test]
+fn a_record_of_another_form_under_the_same_number_is_found() {
+    let with = |from: &str, to: &str| {
+        let lines = Vec::from_iter(life::recorded().iter().map(|line| line.replace(from, to)));
+        replayed(&lines).map_or_else(|error| remedy(&error), |_| String::new())
+    };
+    for (from, to) in [("\"steps\":", "\"counts\":"), ("\"StoodStill\"", "\"Stood\"")] {
+        let remedy = with(from, to);
+        assert!(remedy.contains("cannot be read any more: raise FORM"), "{remedy}");
+    }
+    for (from, to) in [("RankTaken", "RankIsTaken"), ("\"refused\":", "\"denied\":")] {
+        let remedy = with(from, to);
+        assert!(remedy.contains("other words or fields, raise FORM"), "{remedy}");
+    }
+    assert!(with(&format!("\"form\":{FORM},"), "\"form\":0,").contains("FORM is another one: make"));
+    assert_eq!(with("nothing of it", "nothing"), "");
+}
