@@ -11,7 +11,7 @@ use pbox_core::control::{
     HubReply, JoinReply, JoinRequest, LeaveRequest, MeetReply, MeetRequest, Mesh, PROTOCOL, Peers, Versions,
     check_address,
 };
-use pbox_core::{Above, Below, CoreNodes, Layout, MAX_HUBS, Placement, Round, Schedule, Share};
+use pbox_core::{Above, Below, CoreNodes, Layout, MAX_HUBS, Placement, Round, Schedule, Share, Wire};
 
 use crate::control::Control;
 use crate::error::MemberError;
@@ -211,6 +211,18 @@ impl LetIn {
     /// How the hubs above this hub place chunks, where it is below others.
     pub fn above(&self) -> Option<&Above> {
         self.reply.above.as_ref()
+    }
+
+    /// The wire of the links to this hub: as `wire`, and if it is below others with their lines.
+    ///
+    /// # Errors
+    /// When no hubs can be as it says.
+    pub fn wire(&self, wire: Wire) -> Result<Wire, MemberError> {
+        let nonsense = |saw| MemberError::Nonsense { hub: self.control.hub.clone(), what: "join", saw };
+        match self.above() {
+            None => Ok(wire),
+            Some(above) => wire.below(above).map_err(nonsense),
+        }
     }
 
     /// Where its chunks are, as it says and as is computed here.

@@ -1,6 +1,7 @@
 //! Hubs below hubs: the workers of a machine push to the hub beside them, which sends one sum up.
 
 mod checkpoints;
+mod clipped;
 mod codecs;
 mod ends;
 mod lateness;
@@ -39,7 +40,11 @@ impl Machines {
 
     /// The settings of a worker on a machine.
     fn config(&self, machine: u32, job: &str, rank: u32, workers: u32) -> SessionConfig {
-        let mut config = config_at(&self.address(machine), job, rank, workers);
+        self.on(machine, config_at(&self.address(machine), job, rank, workers))
+    }
+
+    /// Settings of a worker, on a machine.
+    fn on(&self, machine: u32, mut config: SessionConfig) -> SessionConfig {
         if self.is_mesh {
             let machine = Machine { number: machine, of: self.below.len() as u32 };
             config.mesh = Some(Mesh { machine, meet: self.address(0) });

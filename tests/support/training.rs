@@ -25,6 +25,8 @@ pub struct Training {
     pub maximize: bool,
     pub compression: Option<Compression>,
     pub workers: u32,
+    /// Workers by machine, where each machine sums first; nothing in a flat job.
+    pub machines: Vec<u32>,
     pub chunk_bytes: usize,
     pub rounds: u32,
     pub seed: u64,
@@ -57,6 +59,7 @@ impl Training {
             maximize: false,
             compression: None,
             workers: 3,
+            machines: Vec::new(),
             chunk_bytes: pbox_core::DEFAULT_CHUNK_BYTES,
             rounds: 6,
             seed: 1,
@@ -178,7 +181,11 @@ impl Training {
     fn reference(&self) -> Reference {
         let mut reference = Reference::new(self.seed, self.workers, self.optimizer, &self.keys);
         reference.maximize = self.maximize;
-        reference.clipped(self.clip_norm)
+        let reference = reference.clipped(self.clip_norm);
+        match self.machines[..] {
+            [] => reference,
+            _ => reference.on_machines(self.machines.clone()),
+        }
     }
 
     /// The norms that workers are told of, by round.
@@ -206,18 +213,22 @@ impl Training {
 
     /// Runs the job on the hub at this address. Returns the bits of the last weights.
     pub fn run(&self, hub: &str) -> Vec<Vec<u32>> {
+        self.run_at(|rank| self.config(hub, rank))
+    }
+
+    /// The same where each worker has settings of its own.
+    pub fn run_at(&self, config: impl Fn(u32) -> SessionConfig + Sync) -> Vec<Vec<u32>> {
         let expected = self.expected();
-        let mut seen = on_threads(self.workers, |rank| self.work(hub, rank, &expected));
+        let mut seen = on_threads(self.workers, |rank| self.work(config(rank), rank, &expected));
         let first = seen.swap_remove(0);
         assert!(seen.iter().all(|other| *other == first), "{}: all workers have the same weights", self.job);
         first
     }
 
-    fn work(&self, hub: &str, rank: u32, expected: &[Vec<Vec<f32>>]) -> Vec<Vec<u32>> {
+    fn work(&self, config: SessionConfig, rank: u32, expected: &[Vec<Vec<f32>>]) -> Vec<Vec<u32>> {
         let what = |round: &str, key: KeyId| {
             format!("job {}, rank {rank}, {round}, key {:?}", self.job, self.keys[key.index()].name)
         };
-        let config = self.config(hub, rank);
         let norms = config.terms.waits_for_all().then(|| self.norms());
         let mut session = Session::join(config).unwrap();
         if self.optimizer.keeps_weights() {

@@ -8,7 +8,7 @@
 //! | Slim-DP | `continue` | a selection would wait for rounds that a lost worker did not push |
 //! | SSP, ASP | `average` | a mean is of all workers' gradients of one round |
 //! | `clip_norm`, `skip_nonfinite` | SSP, ASP | each push is a step, and has no whole gradient |
-//! | `clip_norm`, `skip_nonfinite` | compression, hubs as members | not built yet |
+//! | `clip_norm`, `skip_nonfinite` | compression | not built yet |
 //! | `clip_norm`, `skip_nonfinite` | `ablate` | what is left out has no norm |
 //! | `maximize` | `average`, `sum`, `ablate` | nothing steps |
 //! | hubs as members | Slim-DP | it needs each worker's own steps |
@@ -22,7 +22,6 @@
 //! | a codec, if members are hubs | frames would be decoded and encoded again, with an error at each level |
 //! | SSP, ASP, if members are hubs | machines step alone between two levels only |
 //! | several hubs | the workers of a machine have one hub |
-//! | `clip_norm`, `skip_nonfinite` | not built yet |
 
 use super::compression::Compression;
 use super::on_loss::OnLoss;
@@ -94,7 +93,6 @@ const TABLE: &[(Term, Term, &str)] = &[
         Term::Compression,
         "the norm of decoded sums is not gathered yet; leave out the compression, or clip before you push",
     ),
-    (Term::WholeGradient, Term::HubsBelow, "levels do not gather norms yet; use a hub that is below none"),
     (Term::WholeGradient, Term::Ablate, "what is left out has no norm"),
     (Term::Maximize, Term::Average, "nothing steps up or down; leave it out"),
     (Term::Maximize, Term::Ablate, "nothing steps up or down; leave it out"),
@@ -103,7 +101,6 @@ const TABLE: &[(Term, Term, &str)] = &[
 ];
 
 const BELOW: &[(Term, &str)] = &[
-    (Term::WholeGradient, "levels do not gather norms yet; use a hub that is below none"),
     (Term::AloneBetween, "machines step alone between two levels only; use bsp, or put fewer hubs above"),
     (Term::SlimDp, "it needs each worker's own steps; use a hub that is below none"),
     (

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::nodes::CoreNodes;
 use super::placement::Placement;
-use super::share::Share;
+use super::share::{Share, first_chunks};
 use crate::job::{MAX_HUBS, Schedule};
 use crate::layout::{ChunkId, Layout};
 
@@ -37,22 +37,41 @@ impl Above {
     /// # Errors
     /// When no hubs can be so.
     pub fn placements(&self, layout: &Layout) -> Result<Vec<Placement>, String> {
-        let Above { schedule, split_above, cores, above } = self;
-        let hubs = cores.len() as u32;
-        if !(1..=MAX_HUBS).contains(&hubs) {
-            return Err(format!("{hubs} hubs above: expected 1 to {MAX_HUBS}"));
-        }
-        let share = |hub| Share { hub, hubs, split_above: *split_above };
+        let Above { schedule, cores, above, .. } = self;
+        let Share { hubs, .. } = self.share()?;
         match above {
             None => Ok((0..)
                 .zip(cores)
-                .map(|(hub, cores)| Placement::of_share(layout, *schedule, share(hub), cores.clone()))
+                .map(|(hub, cores)| {
+                    let share = Share { hub, hubs, split_above: self.split_above };
+                    Placement::of_share(layout, *schedule, share, cores.clone())
+                })
                 .collect()),
             Some(further) if hubs == 1 => {
                 Ok(vec![Below::new(&further.placements(layout)?, cores[0].cores()).placement])
             }
             Some(_) => Err(format!("{hubs} hubs that are below others: expected 1")),
         }
+    }
+
+    /// The first chunk of each hub at the top that owns chunks, in the order of these hubs.
+    ///
+    /// # Errors
+    /// When no hubs can be so.
+    pub fn first_chunks(&self, layout: &Layout) -> Result<Vec<ChunkId>, String> {
+        match &self.above {
+            Some(further) => further.first_chunks(layout),
+            None => Ok(first_chunks(layout, self.schedule, self.share()?)),
+        }
+    }
+
+    /// The share of the first of these hubs.
+    fn share(&self) -> Result<Share, String> {
+        let hubs = self.cores.len() as u32;
+        if !(1..=MAX_HUBS).contains(&hubs) {
+            return Err(format!("{hubs} hubs above: expected 1 to {MAX_HUBS}"));
+        }
+        Ok(Share { hub: 0, hubs, split_above: self.split_above })
     }
 }
 

@@ -13,7 +13,7 @@ use crate::layout::Round;
 use crate::weights::{
     Alone, Bare, BareByNorm, BareSlots, BelowCoded, BelowHubs, BetweenHubs, Chunk, Coded, CodedAlone,
     CodedForAll, CodedForEach, CodedRelay, CountedSlots, FrameSum, GatherNorm, HubWeights, Hubs, HubsAlone,
-    OneSum, RawForAll, RawForEach, Relay, Slim, SlimPushes, SlimReply, Staged,
+    HubsByNorm, OneSum, PassOn, RawForAll, RawForEach, Relay, Slim, SlimPushes, SlimReply, Staged,
 };
 
 /// A shard in one of the modes: its pace, and the types of its stages.
@@ -25,6 +25,7 @@ pub(super) enum Shard {
     CodedAlone(ShardOf<Clocks, CodedAlone>),
     Slim(ShardOf<Arrivals, Slim>),
     Hubs(ShardOf<Arrivals, Hubs>),
+    HubsByNorm(ShardOf<Arrivals, HubsByNorm>),
     HubsAlone(ShardOf<Clocks, HubsAlone>),
     BelowHubs(ShardOf<Relayed, BelowHubs>),
     BetweenHubs(ShardOf<Relayed, BetweenHubs>),
@@ -42,6 +43,7 @@ macro_rules! of_mode {
             $crate::turn::mode::Shard::CodedAlone($name) => $work,
             $crate::turn::mode::Shard::Slim($name) => $work,
             $crate::turn::mode::Shard::Hubs($name) => $work,
+            $crate::turn::mode::Shard::HubsByNorm($name) => $work,
             $crate::turn::mode::Shard::HubsAlone($name) => $work,
             $crate::turn::mode::Shard::BelowHubs($name) => $work,
             $crate::turn::mode::Shard::BetweenHubs($name) => $work,
@@ -68,9 +70,10 @@ impl Shard {
         if wire.framing().is_none() {
             (0..weights.len()).for_each(|place| weights.elements_mut::<u8>(place).fill(0));
         }
-        if let Some(AboveSpec { form, links, ways, keeps_first, .. }) = above {
+        if let Some(AboveSpec { form, links, ways, keeps_first, passes, .. }) = above {
             let of_chunks = Chunk::of_shard(&Optimizer::Average, wire, &chunks);
             let keeps_first = keeps_first && broadcasts;
+            let gather = PassOn::new(passes, wire, &chunks, &links, lines, waker);
             let pace = Relayed::new(workers, links, broadcasts);
             return Ok(match (form, terms.level.members) {
                 (SumForm::Bare { counts, posts, shown }, Members::Workers) => {
@@ -78,27 +81,35 @@ impl Shard {
                         BareSlots::new(terms.ablate),
                         Relay::new(workers, posts, counts, shown, keeps_first),
                     );
-                    let stages = Staged::summing(terms, of_chunks, read, weights, reply, ways)?;
+                    let stages = Staged::summing(terms, of_chunks, (read, gather), weights, reply, ways)?;
                     Shard::BelowHubs(ShardOf::new(pace, stages, terms, wire, chunks, None, None))
                 }
                 (SumForm::Bare { counts, posts, shown }, Members::Hubs | Members::Mesh) => {
                     let read = CountedSlots::new(terms.ablate);
                     let reply = Relay::new(workers, posts, counts, shown, keeps_first);
-                    let stages = Staged::summing(terms, of_chunks, read, weights, reply, ways)?;
+                    let stages = Staged::summing(terms, of_chunks, (read, gather), weights, reply, ways)?;
                     Shard::BetweenHubs(ShardOf::new(pace, stages, terms, wire, chunks, None, None))
                 }
                 (SumForm::Coded(windows), _) => {
                     let (read, sum) = (BareSlots::new(terms.ablate), OneSum::new(&of_chunks)?);
                     let reply = CodedRelay::new(workers, windows, weights, keeps_first, &of_chunks)?;
-                    let stages = Staged::summing(terms, of_chunks, read, sum, reply, ways)?;
+                    let stages = Staged::summing(terms, of_chunks, (read, gather), sum, reply, ways)?;
                     Shard::BelowCoded(ShardOf::new(pace, stages, terms, wire, chunks, None, None))
                 }
             });
         }
         let of_chunks = Chunk::of_shard(&terms.optimizer, wire, &chunks);
         let alone = terms.level.consistency.steps_alone();
+        let of_sum = terms.optimizer == Optimizer::Sum;
         let framed = wire.framing().map(|framing| (framing, framing.codecs(), terms.level.compression));
         Ok(match framed {
+            None if terms.level.members.are_hubs() && whole.is_some() => {
+                let (read, part) = (CountedSlots::new(terms.ablate), whole.expect("just seen"));
+                let gather = GatherNorm::new(part, (wire, lines), of_sum, &of_chunks, waker)?;
+                let stages = Staged::gathering(terms, of_chunks, (read, gather), weights, RawForAll)?;
+                let pace = together();
+                Shard::HubsByNorm(ShardOf::new(pace, stages, terms, wire, chunks, restored, snapshot_every))
+            }
             None if terms.level.members.are_hubs() => {
                 let read = CountedSlots::new(terms.ablate);
                 if alone {
@@ -121,7 +132,6 @@ impl Shard {
             }
             None if let Some(part) = whole => {
                 let read = BareSlots::new(terms.ablate);
-                let of_sum = terms.optimizer == Optimizer::Sum;
                 let gather = GatherNorm::new(part, (wire, lines), of_sum, &of_chunks, waker)?;
                 let stages = Staged::gathering(terms, of_chunks, (read, gather), weights, RawForAll)?;
                 let pace = together();

@@ -484,6 +484,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
     /// Links that lead up are lost, and others are there: the sums that have no answer go up again.
     #[cold]
     pub fn ask_again(&mut self) {
+        self.shard.stages.gather.pass_again();
+        self.tell();
         for place in 0..self.shard.keys().len() {
             if let Some((round, way)) = self.shard.pace.asked(place).zip(self.shard.pace.way_up(place)) {
                 self.answer(place, way, round);
@@ -491,7 +493,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         }
     }
 
-    /// Takes the part of another hub, if the post is its line.
+    /// Takes the part of a hub, if the post is its line.
     #[cold]
     fn take_line(
         &mut self,
@@ -499,20 +501,30 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         line: Immediate,
         violation: Violation,
     ) -> Result<Option<Done>, Violation> {
-        let tells = M::Gather::WAITS && self.shard.stages.gather.tells();
+        let tells = self.shard.stages.gather.tells();
         let Some(hub) = line.hub().filter(|_| tells) else { return Err(violation) };
         match self.shard.take_line(rank, line, hub) {
-            // Who does not take part yet may be so late that it writes the line of another round meanwhile.
-            Err(violation) if self.replies.listens[rank as usize] => Err(violation),
-            _ => Ok(Some(Done { has_task: self.shard.has_task(), ..Done::POSTED })),
+            // A worker that does not take part yet may be so late that it writes the line of another round meanwhile.
+            Err(violation) if self.replies.leads_up(rank) || self.replies.listens[rank as usize] => {
+                return Err(violation);
+            }
+            _ => _ = self.tell(),
         }
+        Ok(Some(Done { has_task: self.shard.has_task(), ..Done::POSTED }))
     }
 
-    /// Tells all workers the hub's part of a round, if it has become whole: also before the round is found, as they pass it on.
+    /// Tells all workers a hub's part of a round, if it has become whole: also before the round is found, as they pass it on. Below other
+    /// hubs it goes up to the others. Returns whether there was one.
     #[cold]
-    pub fn tell(&mut self) {
-        let Some(line) = self.shard.stages.gather.untold() else { return };
-        (0..self.replies.workers).for_each(|rank| self.tell_one(rank, line));
+    pub fn tell(&mut self) -> bool {
+        let line = self.shard.stages.gather.untold();
+        line.iter().for_each(|&line| (0..self.replies.workers).for_each(|rank| self.tell_one(rank, line)));
+        let mut worked = line.is_some();
+        while let Some((link, line)) = self.shard.stages.gather.unpassed() {
+            self.post_line(link, line);
+            worked = true;
+        }
+        worked
     }
 
     /// Tells a worker that begins, or has other links, the last parts of the hub.
@@ -520,11 +532,15 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         self.shard.stages.gather.lines().into_iter().for_each(|line| self.tell_one(rank, line));
     }
 
-    fn tell_one(&mut self, rank: u32, (line, span): (Immediate, Span)) {
-        let Some(link) = self.replies.links[rank as usize].filter(|_| self.replies.listens[rank as usize])
-        else {
-            return;
-        };
+    fn tell_one(&mut self, rank: u32, line: (Immediate, Span)) {
+        if self.replies.listens[rank as usize] {
+            self.post_line(rank, line);
+        }
+    }
+
+    /// Posts a line by the link of this number.
+    fn post_line(&mut self, rank: u32, (line, span): (Immediate, Span)) {
+        let Some(link) = self.replies.links[rank as usize] else { return };
         let waits = !self.replies.queues[rank as usize].is_empty();
         if waits || self.port.post(link, span, line.encode()) == Posted::Full {
             let Immediate { chunk, round_bits, content } = line;

@@ -279,19 +279,26 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.stages.add_worker(rank, gradients, lines, own, discarded)
     }
 
-    /// Takes the line that a worker has passed on from another hub.
+    /// Takes the line that a worker has passed on from another hub, or that a hub above has told.
     ///
     /// # Errors
-    /// When no worker that keeps to the protocol passes it on.
+    /// When none that keeps to the protocol sends it.
     #[cold]
-    pub fn take_line(&mut self, rank: u32, line: Immediate, hub: usize) -> Result<(), Violation> {
+    pub fn take_line(&mut self, link: u32, line: Immediate, hub: usize) -> Result<(), Violation> {
         let round = Round(line.round_bits.into());
         let refused = |refused: Refused| Violation::Line { hub, round: line.round_bits, why: refused.why() };
-        let is_one = hub < self.wire.hubs().len() && self.wire.has_several_hubs();
-        if !is_one {
-            return Err(refused(Refused::NotOfHub));
-        }
-        self.stages.take_line(rank, line, self.wire.gradient_line(hub, round)).map_err(refused)
+        let passed_on = || self.wire.passes_on() && hub < self.wire.hubs().len();
+        let place = match self.pace.is_push(link) {
+            true => passed_on().then(|| self.wire.gradient_line(hub, round)),
+            false => self.stages.gather.line_above(link, line),
+        };
+        let place = place.ok_or_else(|| refused(Refused::NotOfHub))?;
+        self.stages.take_line(link, line, place).map_err(refused)
+    }
+
+    /// How many posts a link of this shard must hold.
+    pub fn posts(&self) -> usize {
+        self.wire.posts(self.keys.len()) as usize
     }
 
     /// Adds the window that a hub above writes for the link of this number. Checks every span once, and touches it.
@@ -466,7 +473,9 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
                 let taken = self.stages.take_answer(kernels, place, link, (round, first), content);
                 taken.map_err(|why| self.lies(place, round, why))
             }
-            Content::Nothing if self.pace.answered(place, link, round) == content => Ok(()),
+            Content::Nothing if self.wire.skips() || self.pace.answered(place, link, round) == content => {
+                Ok(())
+            }
             _ => Err(self.wrong_content(place, (round, content), "this hub's sum asks for weights")),
         }
     }

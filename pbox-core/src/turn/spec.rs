@@ -10,8 +10,8 @@ use crate::layout::ChunkId;
 use crate::place::Below;
 use crate::slim::Board;
 use crate::snapshot::Restored;
-use crate::weights::CodedWays;
-use crate::whole::WholeGradient;
+use crate::weights::{CodedWays, PassSpec};
+use crate::whole::{Crossing, WholeGradient};
 use crate::wire::{Wire, counted};
 
 /// One core's part of a job, before it is made.
@@ -24,8 +24,8 @@ pub struct ShardSpec {
     /// The chunks that this core owns, ascending.
     pub chunks: Vec<ChunkId>,
     /// The spans of these chunks in the job's weights, in the same order, and the [lines](Wire::weights_line) that the core tells: with
-    /// BSP the window that all workers read, below other hubs the values in the window of sums, otherwise a window that only the
-    /// hub sees.
+    /// BSP the window that all workers read, below other hubs the values in the window of sums and the lines that the core passes on,
+    /// otherwise a window that only the hub sees.
     pub weights: Spans,
     /// The state to go on with; without one, weights and state are zero and round 0 begins.
     pub restored: Option<Arc<Restored>>,
@@ -51,6 +51,8 @@ pub(super) struct AboveSpec {
     pub ways: u32,
     /// The job's first weights are those of another hub's workers.
     pub keeps_first: bool,
+    /// How lines go down and up.
+    pub passes: PassSpec,
 }
 
 /// What goes up.
@@ -93,20 +95,13 @@ impl ShardSpec {
     ) -> Result<(WindowsBelow, Vec<ShardSpec>), WindowError> {
         let ((terms, wire), (level, wire_above)) = (here, above);
         let chunks = below.placement.chunks_by_core();
-        let of_cores = |place: &dyn Fn(&ChunkId) -> Span| -> Vec<Vec<Span>> {
-            chunks.iter().map(|chunks| chunks.iter().map(place).collect()).collect()
-        };
-        let split = |bytes: usize, spans| {
-            let split = SendWindow::new(bytes)?.split(spans);
-            Ok::<_, WindowError>(split.expect("chunks are disjoint, aligned and inside"))
-        };
-        let post = |&chunk: &ChunkId| wire_above.gradient_span(chunk);
-        let values = |chunk: &ChunkId| Span { bytes: wire.layout().chunk(*chunk).span.bytes, ..post(chunk) };
-        let bytes = wire_above.gradient_window_bytes();
         // In a mesh in which machines step alone, each has its own answers also of its own share.
         let copies = level.members == Members::Mesh && level.consistency.steps_alone();
         let shown = match copies || wire_above.framing().is_some() {
-            true => Some(split(wire.weights_window_bytes(), of_cores(&|&chunk| wire.weights_span(chunk)))?),
+            true => {
+                let of_cores = chunks.iter().map(|chunks| wire.weights_spans(chunks));
+                Some(split(wire.weights_window_bytes(), of_cores.collect())?)
+            }
             false => None,
         };
         let (shown, of_shown) = shown.unzip();
@@ -114,34 +109,54 @@ impl ShardSpec {
             Some(of_cores) => of_cores.into_iter().map(Some).collect(),
             None => chunks.iter().map(|_| None).collect(),
         };
-        let (sums, spans, forms): (_, _, Vec<SumForm>) = match wire_above.framing() {
-            None => {
-                let line = |chunk: &ChunkId| counted::line(post(chunk));
-                let places = [of_cores(&values), of_cores(&line)].concat();
-                let (sums, mut spans) = split(bytes, places)?;
-                let counts = spans.split_off(chunks.len()).into_iter();
-                let forms = counts.zip(of_cores(&post)).zip(of_shown);
-                let bare = |((counts, posts), shown)| SumForm::Bare { counts, posts, shown };
-                (sums, spans, forms.map(bare).collect())
-            }
-            Some(framing) => {
-                let (sums, frames) = split(bytes, of_cores(&post))?;
-                let ways = |shown| CodedWays { framing: Arc::clone(framing), machine, shown };
-                let forms = of_shown.into_iter().flatten().map(ways).map(SumForm::Coded);
-                (sums, frames, forms.collect())
-            }
+        let lines_apart = |(mut shown, chunks): (Option<Spans>, &Vec<ChunkId>)| {
+            let lines = shown.as_mut().map(|shown| shown.split_off(chunks.len()));
+            (shown, lines)
         };
-        let mut specs = Self::of_cores(terms, wire, chunks.into_iter().zip(spans));
-        for ((spec, form), ways) in specs.iter_mut().zip(forms).zip(&below.ways) {
+        let (of_shown, of_lines): (Vec<_>, Vec<_>) =
+            of_shown.into_iter().zip(&chunks).map(lines_apart).unzip();
+        let Sums { window: sums, spans, forms } = sums(wire, wire_above, &chunks, of_shown, machine)?;
+        let crossing = Arc::new(Crossing::new(wire_above.hubs().len(), chunks.len()));
+        let mut specs = Self::plain(terms, wire, chunks.into_iter().zip(spans));
+        let of_cores = specs.iter_mut().zip(forms).zip(of_lines).zip(&below.ways).enumerate();
+        for (core, (((spec, form), shown), ways)) in of_cores {
             let links = spec.chunks.iter().map(|&chunk| terms.workers + below.link(chunk)).collect();
-            let keeps_first = machine > 0;
-            spec.above = Some(AboveSpec { level, form, links, ways: ways.len() as u32, keeps_first });
+            let (keeps_first, ways) = (machine > 0, ways.len() as u32);
+            let passes =
+                PassSpec { above: wire_above.clone(), crossing: (Arc::clone(&crossing), core), shown };
+            spec.above = Some(AboveSpec { level, form, links, ways, keeps_first, passes });
         }
         Ok((WindowsBelow { sums, shown }, specs))
     }
 
     /// The shards of a job's cores: each core with its chunks, ascending, and its part of the job's weights window.
     pub fn of_cores(
+        terms: &Arc<JobTerms>,
+        wire: &Wire,
+        cores: impl IntoIterator<Item = (Vec<ChunkId>, Spans)>,
+    ) -> Vec<ShardSpec> {
+        let mut specs = Self::plain(terms, wire, cores);
+        if let Some(Compression::Slim(slim)) = &terms.level.compression {
+            let parts = specs.iter().filter(|spec| !spec.chunks.is_empty()).count();
+            let elements =
+                |chunk: &ChunkId| wire.framing().expect("compressed").frames(*chunk).elements as u64;
+            let all = specs.iter().flat_map(|spec| &spec.chunks).map(elements).sum();
+            let board = Arc::new(Board::new(slim, parts, wire.layout().chunks().len(), all));
+            specs.iter_mut().for_each(|spec| spec.board = Some(Arc::clone(&board)));
+        }
+        if terms.waits_for_all() {
+            let mut owners: Vec<_> = specs.iter_mut().filter(|spec| !spec.chunks.is_empty()).collect();
+            let first = owners.iter().position(|spec| wire.hub_of(&spec.chunks).is_some());
+            let whole =
+                Arc::new(WholeGradient::new(terms, owners.len(), first.unwrap_or(0), wire.hubs().len()));
+            let each = owners.iter_mut().enumerate();
+            each.for_each(|(core, spec)| spec.whole = Some((Arc::clone(&whole), core)));
+        }
+        specs
+    }
+
+    /// Makes the shards of cores that do not meet.
+    fn plain(
         terms: &Arc<JobTerms>,
         wire: &Wire,
         cores: impl IntoIterator<Item = (Vec<ChunkId>, Spans)>,
@@ -162,23 +177,61 @@ impl ShardSpec {
             board: None,
             whole: None,
         };
-        let mut specs: Vec<ShardSpec> = cores.into_iter().map(spec).collect();
-        if let Some(Compression::Slim(slim)) = &terms.level.compression {
-            let parts = specs.iter().filter(|spec| !spec.chunks.is_empty()).count();
-            let elements =
-                |chunk: &ChunkId| wire.framing().expect("compressed").frames(*chunk).elements as u64;
-            let all = specs.iter().flat_map(|spec| &spec.chunks).map(elements).sum();
-            let board = Arc::new(Board::new(slim, parts, wire.layout().chunks().len(), all));
-            specs.iter_mut().for_each(|spec| spec.board = Some(Arc::clone(&board)));
-        }
-        if terms.waits_for_all() {
-            let mut owners: Vec<_> = specs.iter_mut().filter(|spec| !spec.chunks.is_empty()).collect();
-            let first = owners.iter().position(|spec| wire.hub_of(&spec.chunks).is_some());
-            let whole =
-                Arc::new(WholeGradient::new(terms, owners.len(), first.unwrap_or(0), wire.hubs().len()));
-            let each = owners.iter_mut().enumerate();
-            each.for_each(|(core, spec)| spec.whole = Some((Arc::clone(&whole), core)));
-        }
-        specs
+        cores.into_iter().map(spec).collect()
     }
+}
+
+/// A window that is split over its owners.
+fn split(bytes: usize, owners: Vec<Vec<Span>>) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
+    Ok(SendWindow::new(bytes)?.split(owners).expect("chunks are disjoint, aligned and inside"))
+}
+
+/// The window of sums at a hub below others.
+struct Sums {
+    window: Arc<SendWindow>,
+    /// The chunks and lines of each core.
+    spans: Vec<Spans>,
+    forms: Vec<SumForm>,
+}
+
+/// Makes the window of sums of a hub that is `machine` at the hubs above.
+fn sums(
+    wire: &Wire,
+    wire_above: &Wire,
+    chunks: &[Vec<ChunkId>],
+    shown: Vec<Option<Spans>>,
+    machine: u32,
+) -> Result<Sums, WindowError> {
+    let of_cores = |place: &dyn Fn(&ChunkId) -> Span| -> Vec<Vec<Span>> {
+        chunks.iter().map(|chunks| chunks.iter().map(place).collect()).collect()
+    };
+    let with_lines = |place: &dyn Fn(&ChunkId) -> Span| -> Vec<Vec<Span>> {
+        let lines = |hub| wire_above.gradient_lines_of(hub);
+        let lines = chunks.iter().map(|chunks| wire_above.hubs_of(chunks).flat_map(lines));
+        of_cores(place)
+            .into_iter()
+            .zip(lines)
+            .map(|(chunks, lines)| chunks.into_iter().chain(lines).collect())
+            .collect()
+    };
+    let post = |&chunk: &ChunkId| wire_above.gradient_span(chunk);
+    let bytes = wire_above.gradient_window_bytes();
+    Ok(match wire_above.framing() {
+        None => {
+            let bytes_of = |chunk: &ChunkId| wire.layout().chunk(*chunk).span.bytes;
+            let values = |chunk: &ChunkId| Span { bytes: bytes_of(chunk), ..post(chunk) };
+            let line = |chunk: &ChunkId| counted::line(post(chunk));
+            let (window, mut spans) = split(bytes, [with_lines(&values), of_cores(&line)].concat())?;
+            let counts = spans.split_off(chunks.len()).into_iter();
+            let forms = counts.zip(of_cores(&post)).zip(shown);
+            let bare = |((counts, posts), shown)| SumForm::Bare { counts, posts, shown };
+            Sums { window, spans, forms: forms.map(bare).collect() }
+        }
+        Some(framing) => {
+            let (window, spans) = split(bytes, with_lines(&post))?;
+            let ways = |shown| CodedWays { framing: Arc::clone(framing), machine, shown };
+            let forms = shown.into_iter().flatten().map(ways).map(SumForm::Coded).collect();
+            Sums { window, spans, forms }
+        }
+    })
 }

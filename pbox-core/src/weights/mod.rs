@@ -10,6 +10,7 @@
 //!   codec, SSP or ASP     decoded frames   the hub's own f32                each worker's own, coded
 //!   Slim-DP               decoded frames   the hub's own f32                each worker's own, coded
 //!   hubs below            bare sums        as BSP, or as SSP and ASP        as there
+//!   hubs below, by norm   bare sums, kept  as BSP, by the norm              as there
 //!   below other hubs      bare slots       the window that they read        from the window that they write
 //!   between hubs          bare sums        the window that those above read as there
 //!   below, link coded     bare slots       memory for one sum               a frame up; the window, decoded
@@ -50,7 +51,7 @@ pub(crate) use coded::{CodedForAll, CodedForEach};
 pub(crate) use counted::CountedSlots;
 pub use discarded::Discarded;
 pub(crate) use frame_sum::FrameSum;
-pub(crate) use gather::{Gather, GatherNorm, NoGather, Refused};
+pub(crate) use gather::{Gather, GatherNorm, NoGather, PassOn, PassSpec, Refused};
 pub use gauge::{Gauged, GaugedRound};
 pub(crate) use own::RawForEach;
 pub(crate) use private::HubWeights;
@@ -90,10 +91,11 @@ mode!(/** A codec, in BSP. */ Coded: FrameSum, HubWeights, CodedForAll);
 mode!(/** A codec, in SSP and ASP. */ CodedAlone: FrameSum, HubWeights, CodedForEach);
 mode!(/** Slim-DP. */ Slim: SlimPushes, HubWeights, SlimReply);
 mode!(/** BSP of hubs below. */ Hubs: CountedSlots, Spans, RawForAll);
+mode!(/** The same, whose steps wait for the norm of the whole gradient. */ HubsByNorm: CountedSlots, Spans, RawForAll, GatherNorm);
 mode!(/** SSP and ASP of hubs below. */ HubsAlone: CountedSlots, Spans, RawForEach);
-mode!(/** BSP below other hubs, which step. */ BelowHubs: BareSlots, Spans, Relay);
-mode!(/** The same of hubs below. */ BetweenHubs: CountedSlots, Spans, Relay);
-mode!(/** BSP below other hubs, with a codec on the way to them. */ BelowCoded: BareSlots, OneSum, CodedRelay);
+mode!(/** BSP below other hubs, which step. */ BelowHubs: BareSlots, Spans, Relay, PassOn);
+mode!(/** The same of hubs below. */ BetweenHubs: CountedSlots, Spans, Relay, PassOn);
+mode!(/** BSP below other hubs, with a codec on the way to them. */ BelowCoded: BareSlots, OneSum, CodedRelay, PassOn);
 
 /// The first stage: workers' pushes become slots that a kernel can sum.
 pub(crate) trait Read {

@@ -15,7 +15,7 @@ use super::bare::Gradients;
 use super::chunks::Chunk;
 use super::counts::StepCounts;
 use super::former::Former;
-use super::gather::{Gather, NoGather, Refused};
+use super::gather::{Gather, NoGather, PassOn, Refused};
 use super::gauge::{Gauge, Gauged};
 use super::{BareSlots, Discarded, Mode, RawForAll, Read, Reply, Stepped, To, Weights};
 use crate::job::JobTerms;
@@ -65,12 +65,14 @@ impl<M: Mode<Gather = NoGather>> Staged<M> {
     ) -> Result<Self, MapError> {
         Self::gathering(terms, chunks, (read, NoGather), weights, reply)
     }
+}
 
+impl<M: Mode<Gather = PassOn>> Staged<M> {
     /// The same without an optimizer: a step writes the sum. So many links lead up.
     pub fn summing(
         terms: &JobTerms,
         chunks: Vec<Chunk>,
-        read: M::Read,
+        (read, gather): (M::Read, PassOn),
         weights: M::Weights,
         reply: M::Reply,
         ways: u32,
@@ -84,7 +86,7 @@ impl<M: Mode<Gather = NoGather>> Staged<M> {
             steps,
             former: None,
             read,
-            gather: NoGather,
+            gather,
             weights,
             reply,
         })
@@ -164,16 +166,16 @@ impl<M: Mode> Staged<M> {
         self.reply.take_answer(kernels, chunk, place, answer, To { rank: link, round, first, content })
     }
 
-    /// Adds the window that a hub above writes for the link of this number, with the chunks at these places.
+    /// Adds the window that a hub above writes for the link of this number, with the chunks at these places, and its lines.
     pub fn add_above(
         &mut self,
         link: u32,
         window: Arc<RecvWindow>,
         places: impl Iterator<Item = usize>,
     ) -> Result<(), SpanError> {
-        let Staged { chunks, gradients, reply, .. } = self;
-        let spans = places.filter_map(|place| reply.place_of_answers(&chunks[place]));
-        let touched = Arc::clone(&window);
+        let Staged { chunks, gradients, gather, reply, .. } = self;
+        let answers = places.filter_map(|place| reply.place_of_answers(&chunks[place]));
+        let (spans, touched) = (answers.chain(gather.lines_above(link)), Arc::clone(&window));
         gradients.add(link, window, spans.inspect(|&span| touched.touch(span)))
     }
 
@@ -280,6 +282,9 @@ impl<M: Mode> Staged<M> {
     /// As for [`step`](Self::step).
     #[cold]
     pub unsafe fn relay_nothing(&mut self, place: usize, ranks: impl Iterator<Item = u32>) {
+        if M::Gather::WAITS {
+            return; // this hub steps; and since the chunk was taken in, its workers may have lost their links
+        }
         // SAFETY: the caller guarantees it.
         let workers = unsafe { self.without_gradient(place, ranks) };
         self.reply.prepare_nothing(&self.chunks[place], place, workers);
@@ -489,11 +494,11 @@ impl<M: Mode> Staged<M> {
         self.steps.counts.of(place)
     }
 
-    /// Takes the line that a worker has passed on at this span.
-    pub fn take_line(&mut self, rank: u32, line: Immediate, span: Span) -> Result<(), Refused> {
-        // SAFETY: the worker has posted this line. If it writes all the same, the result is read as words, and all words are
+    /// Takes the line that a worker has passed on at this span, or that a hub above has told by the link of this number.
+    pub fn take_line(&mut self, link: u32, line: Immediate, span: Span) -> Result<(), Refused> {
+        // SAFETY: the other end has posted this line. If it writes all the same, the result is read as words, and all words are
         // looked at.
-        let bytes = unsafe { self.gradients.push(rank, span) }.bytes();
+        let bytes = unsafe { self.gradients.push(link, span) }.bytes();
         self.gather
             .take_line(line, <[u64]>::ref_from_bytes(bytes).expect("lines are whole words, on 64 bytes"))
     }

@@ -11,6 +11,7 @@
 //! the others. At the only hub of a job the last core finds the round at once. The sums are [exact](ExactSum), so that the bits do not depend on cores, hubs or arrival. One round is
 //! open at a time: no chunk gets pushes of the next one before it has stepped.
 
+mod crossing;
 mod exact_sum;
 mod parts;
 mod told;
@@ -22,6 +23,7 @@ use std::task::Waker;
 use crate::job::JobTerms;
 use crate::kernels::oracle::clip_scale;
 use crate::layout::Round;
+pub(crate) use crossing::{Crossing, LastTwo};
 pub use exact_sum::ExactSum;
 pub use parts::{Part, Parts};
 pub use told::Told;

@@ -159,7 +159,9 @@ impl Expected {
         };
         let round = Round(immediate.round_bits.into());
         let (line, is_allowed) = match self.end {
-            End::Hub { .. } => (self.wire.gradient_line(hub, round), !self.is_of_core(first)),
+            End::Hub { .. } => {
+                (self.wire.gradient_line(hub, round), self.wire.passes_on() && !self.is_of_core(first))
+            }
             End::Member { .. } => (self.wire.weights_line(hub, round), self.is_of_core(first)),
         };
         let is_line = bytes == line.bytes && offset.is_none_or(|offset| offset == line.offset);

@@ -11,8 +11,8 @@
 //! There are two frames because all workers of a machine read the same window. A worker that joins a running job gets
 //! a raw frame while others may still read the coded frame.
 //!
-//! Where steps wait for the whole gradient, [lines](Wire::weights_line) follow the chunks: of each hub [`LINES`], for one round after the
-//! other. Gradient windows of a job with several hubs have them, too:
+//! Where steps wait for the whole gradient, [lines](Wire::weights_line) follow the chunks: of each hub that steps [`LINES`], for one round
+//! after the other. Gradient windows have them, too, where members have links to several of these hubs:
 //!
 //! ```text
 //!   chunks   hub 0: [line][line][line][line]   hub 1: [line][line][line][line]     a line has 128 bytes
@@ -44,7 +44,7 @@ use crate::codec::{Codec, Draw};
 use crate::job::{Compression, InvalidTerms, JobTerms, Members};
 use crate::kernels::{Element, Optimizer, typed};
 use crate::layout::{ChunkId, Content, Dtype, Immediate, Key, KeyId, Layout, Round};
-use crate::place::{Share, first_chunks};
+use crate::place::{Above, Share, first_chunks};
 use crate::slim;
 use crate::whole::Told;
 use frame::{FrameError, HEADER_BYTES, Kind};
@@ -68,8 +68,10 @@ pub struct Wire {
     has_own_weights: bool,
     has_groups: bool,
     broadcasts: bool,
-    /// The first chunk of each hub that owns chunks; nothing if steps wait for the pushes of their chunk alone.
+    /// The first chunk of each hub that steps and owns chunks; nothing if steps wait for the pushes of their chunk alone.
     hubs: Arc<[ChunkId]>,
+    /// Whether members pass parts of the whole gradient from hub to hub.
+    passes_on: bool,
     /// Whether rounds that are not finite are skipped.
     skips: bool,
 }
@@ -121,6 +123,7 @@ impl Wire {
             has_groups: true,
             broadcasts: true,
             hubs: Arc::new([]),
+            passes_on: false,
             skips: false,
         }
     }
@@ -131,6 +134,7 @@ impl Wire {
         let framing = terms.level.compression.map(framing);
         let share = Share::of_hub(terms, 0);
         let hubs = terms.waits_for_all().then(|| first_chunks(&layout, terms.level.schedule, share));
+        let hubs: Arc<[ChunkId]> = hubs.unwrap_or_default().into();
         Wire {
             layout,
             framing,
@@ -138,9 +142,21 @@ impl Wire {
             has_own_weights: terms.has_own_weights(),
             has_groups: terms.level.posts_groups(),
             broadcasts: terms.optimizer.keeps_weights(),
-            hubs: hubs.unwrap_or_default().into(),
+            passes_on: hubs.len() > 1,
+            hubs,
             skips: terms.skip_nonfinite,
         }
+    }
+
+    /// The wire for members of a hub below others, which place chunks as `above` says. This hub hands the lines of the hubs at the top
+    /// down, and passes them on itself.
+    ///
+    /// # Errors
+    /// When no hubs can be so.
+    pub fn below(self, above: &Above) -> Result<Self, String> {
+        let firsts = above.first_chunks(&self.layout)?;
+        let hubs = if self.hubs.is_empty() { Arc::default() } else { firsts.into() };
+        Ok(Wire { hubs, passes_on: false, ..self })
     }
 
     /// Like [`new`](Self::new), with the layout that the terms give.
@@ -188,7 +204,7 @@ impl Wire {
         self.framing.as_ref().map_or(self.layout.window_bytes(), |framing| framing.window_bytes)
     }
 
-    /// The first chunk of each hub that owns chunks, if steps wait for the whole gradient. Its core tells the hub's part.
+    /// The first chunk of each hub that steps and owns chunks, if steps wait for the whole gradient. Its core tells the hub's part.
     pub fn hubs(&self) -> &Arc<[ChunkId]> {
         &self.hubs
     }
@@ -208,11 +224,20 @@ impl Wire {
         line(self.gradients_bytes(), hub, round)
     }
 
-    /// All [lines](Self::gradient_line) of a gradient window, hub by hub, by round; none if the job has one hub.
+    /// All [lines](Self::gradient_line) of a gradient window, hub by hub, by round; none if members [pass](Self::passes_on) nothing on.
     pub fn gradient_lines(&self) -> impl Iterator<Item = Span> {
-        let hubs = if self.has_several_hubs() { self.hubs.len() } else { 0 };
-        let of_hub = move |hub| (0..LINES as u32).map(move |round| self.gradient_line(hub, Round(round)));
-        (0..hubs).flat_map(of_hub)
+        (0..self.hubs.len()).flat_map(|hub| self.gradient_lines_of(hub))
+    }
+
+    /// The [lines](Self::gradient_line) of one hub in a gradient window, by round.
+    pub fn gradient_lines_of(&self, hub: usize) -> impl Iterator<Item = Span> {
+        let rounds = if self.passes_on { LINES as u32 } else { 0 };
+        (0..rounds).map(move |round| self.gradient_line(hub, Round(round)))
+    }
+
+    /// The [lines](Self::weights_line) of one hub in a weights window, by round.
+    pub fn weights_lines_of(&self, hub: usize) -> impl Iterator<Item = Span> {
+        (0..LINES as u32).map(move |round| self.weights_line(hub, Round(round)))
     }
 
     /// The spans of a core's chunks in a gradient window, and behind them of the lines that it takes.
@@ -221,9 +246,9 @@ impl Wire {
         chunks.iter().map(|&chunk| self.gradient_span(chunk)).chain(lines).collect()
     }
 
-    /// Whether members pass parts of the whole gradient from hub to hub.
-    pub fn has_several_hubs(&self) -> bool {
-        self.hubs.len() > 1
+    /// Whether members pass parts of the whole gradient from hub to hub: they have links to several hubs, which have none to each other.
+    pub fn passes_on(&self) -> bool {
+        self.passes_on
     }
 
     /// The hub whose first chunk is the first of these, if one's is.
@@ -232,17 +257,22 @@ impl Wire {
         self.hubs.iter().position(|of_hub| of_hub == first)
     }
 
+    /// The hubs whose first chunks are among these, which are ascending: at a hub below others a core may have those of several.
+    pub fn hubs_of<'a>(&'a self, chunks: &'a [ChunkId]) -> impl Iterator<Item = usize> + 'a {
+        let is_here = |(_, first): &(usize, &ChunkId)| chunks.binary_search(first).is_ok();
+        self.hubs.iter().enumerate().filter(is_here).map(|(hub, _)| hub)
+    }
+
     /// The spans of a core's chunks in a weights window, and behind them of the [lines](Self::weights_line) that it tells.
     pub fn weights_spans(&self, chunks: &[ChunkId]) -> Vec<Span> {
-        let line = |hub| (0..LINES as u32).map(move |round| self.weights_line(hub, Round(round)));
-        let lines = self.hub_of(chunks).into_iter().flat_map(line);
+        let lines = self.hubs_of(chunks).flat_map(|hub| self.weights_lines_of(hub));
         chunks.iter().map(|&chunk| self.weights_span(chunk)).chain(lines).collect()
     }
 
-    /// Returns the number of posts that the link of a core with this number of chunks must hold. Three lines may wait beside the answers:
-    /// two that a member gets when it begins, and the one of its first round.
+    /// Returns the number of posts that the link of a core with this number of chunks must hold. Three lines of each hub may wait beside
+    /// the answers: two that a member gets when it begins, and the one of its first round.
     pub fn posts(&self, chunks: usize) -> u32 {
-        chunks.max(1) as u32 + if self.hubs.is_empty() { 0 } else { 3 }
+        (chunks.max(1) + 3 * self.hubs.len()) as u32
     }
 
     /// Whether each chunk of a gradient window has a line behind it that counts gradients. Frames count them in their

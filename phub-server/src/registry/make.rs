@@ -114,6 +114,7 @@ impl Registry {
         let let_in = relays
             .then(|| self.up.join(name, request, &self.id, &|| self.lock().hub().end().is_closed()))
             .transpose()?;
+        let wire = let_in.as_ref().map(|let_in| let_in.wire(wire.clone())).transpose()?.unwrap_or(wire);
         let (loaded, hubs, peers) = self.restore(name, request, wire.layout())?;
         let (restored, warning) = loaded.map(|loaded| (loaded.restored, loaded.warning)).unzip();
         let layout = wire.layout();

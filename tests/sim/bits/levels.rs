@@ -11,8 +11,8 @@ use std::sync::Arc;
 use fabric::sim::{Net, seeds};
 use pbox_core::oracle::{self, Step};
 use pbox_core::{
-    Compression, Content, Credit, Dtype, JobTerms, Key, KeyId, Layout, LevelTerms, Numbers, OnLoss,
-    Optimizer, Round, Schedule,
+    Compression, Content, Credit, Dtype, JobTerms, Key, KeyId, Layout, LevelTerms, Numbers, OnLoss, Round,
+    Schedule,
 };
 use sim_tests::levels::{ENDS, Levels, Losses, Shape, Strike, Terms};
 use sim_tests::model::{CODECS, Model};
@@ -35,6 +35,10 @@ struct Tree {
     rounds: u32,
     /// The weights by round, key and element.
     expected: Vec<Vec<Vec<f32>>>,
+    /// By round: the norm that workers are told, in a job whose steps wait for it.
+    norms: Vec<Option<f32>>,
+    /// Whether rounds that are not finite are skipped.
+    skips: bool,
     job: Levels,
     losses: Losses,
     plan: Plan,
@@ -100,21 +104,26 @@ impl Tree {
         levels[0].compression = coded.then(|| codec(&mut dice, trouble));
         let cores = (0..dice.from(1..=6)).map(|_| dice.from(1..=3) as usize).collect();
         let worker_credit = (dice.below(3) > 0).then(|| dice.from(1..=600) as usize);
-        let faults = trouble.faults(&mut dice);
+        let mut faults = trouble.faults(&mut dice);
         let rounds = dice.from(1..=4) as u32;
-        let is_orderly = trouble != Trouble::Posts && !faults.reorder;
+        job.clip_norm = (!coded && dice.below(2) == 0).then(|| dice.from(1..=40) as f32);
+        job.skip_nonfinite = !coded && dice.below(2) == 0;
+        faults.reorder &= !job.waits_for_all(); // what a core tells comes before its answers
+        let (skips, is_orderly) = (job.skip_nonfinite, trouble != Trouble::Posts && !faults.reorder);
         let late = (mix(seed).is_multiple_of(2)).then_some(seed);
         let terms = Terms { job, levels, cores, worker_credit, mesh, is_orderly, late };
         let plan = Plan::new(seed, optimizer.keeps_weights()).alike(trouble.on_loss() == OnLoss::Continue);
-        let expected = match terms.levels[0].compression {
-            None => expected(&layout, optimizer, trouble, &shape, rounds, plan),
+        let (expected, norms) = match terms.levels[0].compression {
+            None => expected(&layout, &terms.job, trouble, &shape, rounds, plan),
             Some(compression) => {
-                expected_coded(&layout, &terms.job, compression, trouble, &shape, rounds, plan)
+                let of = expected_coded(&layout, &terms.job, compression, trouble, &shape, rounds, plan);
+                (of, vec![None; rounds as usize + 1])
             }
         };
         let drafts = (0..workers(&shape)).map(|_| Drafts::default()).collect();
         let job = Levels::new(Net::new(seed, faults), &layout, terms, &shape).unwrap();
-        Tree { dice, trouble, layout, rounds, expected, job, losses: Losses::default(), plan, drafts }
+        let losses = Losses::default();
+        Tree { dice, trouble, layout, rounds, expected, norms, skips, job, losses, plan, drafts }
     }
 
     fn keys(&self) -> impl Iterator<Item = KeyId> + use<> {
@@ -172,12 +181,15 @@ impl Tree {
                 let what = format!("worker {number}, round {before}, key {}", id.0);
                 same_bits(&what, &read(exchange, id, key.dtype), &self.expected[before as usize][id.index()]);
                 if self.trouble.on_loss() != OnLoss::Continue {
-                    let workers = self.drafts.len() as u32;
-                    let nothing = self.plan.together(workers, Round(before), id) == Content::Nothing;
-                    assert_eq!(exchange.was_left_alone(id), nothing, "{what}");
+                    let together = self.plan.together(self.drafts.len() as u32, Round(before), id);
+                    let is_skipped = self.skips && !is_finite(self.norms[before as usize]);
+                    let stays = together == Content::Nothing || is_skipped && together == Content::Gradient;
+                    assert_eq!(exchange.was_left_alone(id), stays, "{what}");
                 }
             }
         }
+        self.check_norm(number);
+        let exchange = &mut self.job.workers[number].exchange;
         if exchange.first_under_way().is_some() || exchange.round(KeyId(0)).0 > self.rounds {
             return Ok(());
         }
@@ -188,7 +200,7 @@ impl Tree {
         let (drafts, later) = (&mut self.drafts[number], self.dice.below(3) == 0);
         for id in keys {
             let dtype = self.layout.keys()[id.index()].dtype;
-            let of = |i| value(self.trouble, number as u32, round, id, i);
+            let of = |i| pushed(self.trouble, self.skips, number as u32, round, id, i);
             let done = if later {
                 drafts.perhaps(&mut self.dice, exchange, id, |exchange, more| {
                     write(exchange, id, dtype, |i| of(i) + more)
@@ -200,6 +212,28 @@ impl Tree {
             done.map_err(|error| error.to_string())?;
         }
         exchange.flush().map_err(|error| error.to_string())
+    }
+
+    /// What a worker was told of the last round.
+    fn check_norm(&self, number: usize) {
+        let exchange = &self.job.workers[number].exchange;
+        let (found, is_whole) = (exchange.found(), self.trouble.on_loss() != OnLoss::Continue);
+        if let Some(found) = found {
+            let of_rounds = &self.norms[..=found.round.0 as usize];
+            let expected = of_rounds.last().copied().flatten().expect("a round of gradients");
+            let what = format!("worker {number} is told of {:?}", found.round);
+            assert_eq!(found.sum.norm().to_bits(), expected.to_bits(), "{what}");
+            let skipped = of_rounds.iter().filter(|norm| self.skips && !is_finite(**norm)).count();
+            assert!(!is_whole || found.skipped == skipped as u64, "{what}: {}", found.skipped);
+        }
+        let last = exchange.round(KeyId(0)).0.checked_sub(1);
+        if let Some(last) = last.filter(|&last| self.norms[last as usize].is_some())
+            && exchange.first_under_way().is_none()
+            && (is_whole && self.trouble != Trouble::Posts)
+        {
+            let round = found.map(|found| found.round.0);
+            assert_eq!(round, Some(last), "worker {number} has the weights of round {last} and not its norm");
+        }
     }
 
     fn is_done(&self) -> bool {
@@ -267,37 +301,83 @@ fn value(trouble: Trouble, worker: u32, round: Round, key: KeyId, element: usize
     ((mixed % 255) as f32 - 127.0) / 37.0
 }
 
-/// The oracle's weights after each round. Each hub sums what is below it, in order, in the type of the key.
+fn is_finite(norm: Option<f32>) -> bool {
+    norm.is_none_or(f32::is_finite)
+}
+
+/// As [`value`]; where rounds are skipped, one of four has a value that is infinite.
+fn pushed(trouble: Trouble, skips: bool, worker: u32, round: Round, key: KeyId, element: usize) -> f32 {
+    let is_chosen = mix(u64::from(round.0) ^ 0x5c1b).is_multiple_of(4);
+    match skips && round > Round(0) && (key.0, element) == (0, 0) && is_chosen {
+        true => f32::INFINITY,
+        false => value(trouble, worker, round, key, element),
+    }
+}
+
+/// The oracle's weights after each round, and the norm of each if steps wait for it. Each hub sums what is below it, in order, in the
+/// type of the key.
 fn expected(
     layout: &Layout,
-    optimizer: Optimizer,
+    terms: &JobTerms,
     trouble: Trouble,
     shape: &[Shape],
     rounds: u32,
     plan: Plan,
-) -> Vec<Vec<Vec<f32>>> {
-    let workers = workers(shape);
-    let mut by_round = vec![Vec::new(); rounds as usize + 1];
-    for (id, key) in (0..).map(KeyId).zip(layout.keys()) {
+) -> (Vec<Vec<Vec<f32>>>, Vec<Option<f32>>) {
+    let (workers, optimizer) = (workers(shape), terms.optimizer);
+    let keys = || (0..).map(KeyId).zip(layout.keys());
+    let of_key = |(_, key): (KeyId, &Key)| {
         let elements = key.elements().unwrap() as usize;
-        let (mut master, mut states, mut steps) = (vec![0.0f32; elements], vec![[0.0; 3]; elements], 0);
-        for (round, weights) in (0..).map(Round).zip(&mut by_round) {
-            steps += u32::from(plan.together(workers, round, id) == Content::Gradient);
-            for (i, (master, state)) in master.iter_mut().zip(&mut states).enumerate() {
-                let pushed = |worker| rounded(key.dtype, value(trouble, worker, round, id, i));
-                if plan.together(workers, round, id) == Content::Weights {
-                    *master = pushed(0);
-                    continue;
-                }
-                let gradient = |worker| plan.has_gradient(worker, round, id).then(|| pushed(worker));
-                let Some(sum) = sum(shape, &mut 0, key.dtype, &gradient) else { continue };
-                let step = Step::new(&optimizer, workers, Round(steps), optimizer.learning_rate(), 1.0, 1.0);
-                oracle::step(&optimizer, &step, sum, master, state);
+        (vec![0.0f32; elements], vec![[0.0; 3]; elements], 0)
+    };
+    let mut hub: Vec<_> = keys().map(of_key).collect();
+    let (mut by_round, mut norms) = (Vec::new(), Vec::new());
+    for round in (0..=rounds).map(Round) {
+        let push = |worker, id, key: &Key, i| {
+            rounded(key.dtype, pushed(trouble, terms.skip_nonfinite, worker, round, id, i))
+        };
+        // Of keys with a gradient.
+        let means = |id: KeyId, key: &Key| -> Option<Vec<f32>> {
+            (plan.together(workers, round, id) == Content::Gradient).then_some(())?;
+            let rescale = Step::new(&optimizer, workers, Round(1), 0.0, 1.0, 1.0).rescale;
+            let mean = |i| {
+                let gradient =
+                    |worker| plan.has_gradient(worker, round, id).then(|| push(worker, id, key, i));
+                sum(shape, &mut 0, key.dtype, &gradient).expect("some worker has a gradient") * rescale
+            };
+            Some((0..key.elements().unwrap() as usize).map(mean).collect())
+        };
+        let means: Vec<Option<Vec<f32>>> = keys().map(|(id, key)| means(id, key)).collect();
+        let is_broadcast = round == Round(0) && optimizer.keeps_weights();
+        let norm = (terms.waits_for_all() && !is_broadcast).then(|| {
+            let blocks = layout.keys().iter().zip(&means).filter_map(|(key, means)| {
+                Some(means.as_ref()?.chunks(layout.chunk_bytes() / key.dtype.bytes()))
+            });
+            oracle::norm(blocks.flatten().map(oracle::squares))
+        });
+        norms.push(norm);
+        let is_skipped = terms.skip_nonfinite && !is_finite(norm);
+        let scale = norm.zip(terms.clip_norm).map_or(1.0, |(norm, most)| oracle::clip_scale(norm, most));
+        let mut weights = Vec::new();
+        for (((id, key), means), (masters, states, steps)) in keys().zip(means).zip(&mut hub) {
+            if plan.together(workers, round, id) == Content::Weights {
+                masters.iter_mut().enumerate().for_each(|(i, master)| *master = push(0, id, key, i));
             }
-            weights.push(master.iter().map(|&weight| rounded(key.dtype, weight)).collect());
+            if let Some(means) = means.filter(|_| !is_skipped) {
+                *steps += 1;
+                let step = Step::new(&optimizer, workers, Round(*steps), optimizer.learning_rate(), 1.0, 1.0);
+                let step = Step { rescale: scale, ..step };
+                for ((mean, master), state) in
+                    means.into_iter().zip(masters.iter_mut()).zip(states.iter_mut())
+                {
+                    oracle::step(&optimizer, &step, mean, master, state);
+                }
+            }
+            weights.push(masters.iter().map(|&weight| rounded(key.dtype, weight)).collect());
         }
+        by_round.push(weights);
     }
-    by_round
+    (by_round, norms)
 }
 
 /// What crosses between the hubs. If workers come and go, a codec that leaves nothing out of [`EXACT`] and its sums: what others

@@ -202,7 +202,8 @@ impl Reference {
             let sum_of_machine = |&workers: &u32| {
                 let ranks = next..next + workers;
                 next = ranks.end;
-                oracle::sum(ranks.map(|rank| gradient(rank, i)))
+                let sum = oracle::sum(ranks.map(|rank| gradient(rank, i)));
+                if self.machines.len() > 1 { rounded(dtype, sum) } else { sum }
             };
             oracle::sum(self.machines.iter().map(sum_of_machine))
         };

@@ -500,12 +500,12 @@ impl<P: Port> Exchange<P> {
         true
     }
 
-    /// Passes a hub's part on to the other hubs: those have no links to each other.
+    /// Passes a hub's part on to the other hubs, if those have no links to each other.
     fn pass_on(&mut self, hub: usize, part: &Told) {
-        let hubs = Arc::clone(self.windows.wire().hubs());
-        if hubs.len() == 1 {
+        if !self.windows.wire().passes_on() {
             return;
         }
+        let hubs = Arc::clone(self.windows.wire().hubs());
         let post = Urgent::Post(self.windows.pass_on(hub, part), Immediate::line(hub, part.round));
         for (_, &first) in hubs.iter().enumerate().filter(|(other, _)| *other != hub) {
             self.outboxes[self.slices.core_of(first)].urgent.push_back(post);

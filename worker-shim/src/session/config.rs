@@ -208,7 +208,7 @@ impl SessionConfig {
         if wire.framing().is_some() {
             return refused("compression reads gradients from host memory; leave out one of the two");
         }
-        if wire.has_several_hubs() {
+        if wire.passes_on() {
             return refused(
                 "norms of several hubs pass through host memory; use one hub, or leave out one of the two",
             );

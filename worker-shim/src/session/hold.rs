@@ -181,6 +181,11 @@ impl Session {
         }
         let deadline = Instant::now() + self.config.join_limit;
         let wire = Wire::of_terms(&self.config.terms).map_err(SessionError::from)?;
+        let wire = let_in[0].wire(wire).map_err(SessionError::from)?;
+        if wire.hubs() != self.exchange.windows().wire().hubs() {
+            let why = "it came back, and is below hubs of another number now";
+            return Err(Again::Never(self.hubs[0].lost(why.to_owned()).into()));
+        }
         let (windows, former) = (self.exchange.windows(), &self.hubs);
         let receive = |hub: usize| Receive::Into(windows.received()[former[hub].cores.start].clone());
         let Attached { port, endpoints, received, slices, hubs, ways, .. } =

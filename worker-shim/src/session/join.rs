@@ -59,7 +59,7 @@ impl Session {
         let (asked, is_below_others) = (config.terms.level, let_in[0].above().is_some());
         if is_below_others {
             config.terms = config.terms.beside();
-            wire = Wire::of_terms(&config.terms)?;
+            wire = let_in[0].wire(Wire::of_terms(&config.terms)?)?;
         }
         // Before the links are made: without them the job cannot begin meanwhile.
         let wanted = match &state {

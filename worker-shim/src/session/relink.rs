@@ -14,7 +14,6 @@ use std::time::Instant;
 
 use fabric::{Receive, any};
 use membership::{Event, Failure, Hub, LetIn, Over, Step, Way};
-use pbox_core::Wire;
 
 use super::config::SessionConfig;
 use super::error::SessionError;
@@ -119,8 +118,8 @@ impl Session {
 
     fn make_links(&mut self, let_in: Vec<LetIn>, lost: &ExchangeError) -> Result<(), SessionError> {
         let deadline = Instant::now() + self.config.join_limit;
-        let wire = Wire::of_terms(&self.config.terms)?;
         let windows = self.exchange.windows();
+        let wire = windows.wire().clone();
         let of_hub = |hub: usize| windows.received()[self.hubs[hub].cores.start].clone();
         let receive = |hub| Receive::Into(of_hub(hub));
         let Attached { port, endpoints, received, hubs, ways, .. } =

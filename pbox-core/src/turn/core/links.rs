@@ -86,11 +86,11 @@ impl<P: Port> Core<P> {
         let Core { shards, port, kernels, .. } = self;
         for entry in shards.iter_mut().filter_map(|entry| of_job(entry, id)) {
             entry.replies.attach(member.rank, link);
-            let (answers_ahead, chunks) =
-                of_mode!(&entry.shard, shard => (shard.terms.has_answers_ahead(), shard.keys().len()));
+            let (answers_ahead, posts) =
+                of_mode!(&entry.shard, shard => (shard.terms.has_answers_ahead(), shard.posts()));
             if credit.is_some() || answers_ahead {
-                // Chunks beyond it wait here, in the order of the level's schedule; and three lines of rounds.
-                entry.replies.make_room(member.rank, if answers_ahead { 2 * chunks } else { chunks + 3 });
+                // Chunks beyond it wait here, in the order of the level's schedule; and lines of rounds.
+                entry.replies.make_room(member.rank, if answers_ahead { 2 * posts } else { posts });
                 port.set_credit(link, credit);
             }
             if !entry.replies.leads_up(member.rank) {

@@ -225,7 +225,7 @@ impl<P: Port> Core<P> {
                 let had_task = work.shard.has_task();
                 if had_task {
                     worked |= work.shard.work();
-                    work.tell();
+                    worked |= work.tell();
                 }
                 (had_task, work.shard.has_task())
             });

@@ -13,6 +13,7 @@
 //!
 //! Owned by the core, and laid out by place.
 
+mod pass_on;
 mod teller;
 
 use std::sync::Arc;
@@ -28,68 +29,117 @@ use crate::whole::{ExactSum, Found, Told, WholeGradient};
 use crate::wire::Wire;
 use teller::Teller;
 
+pub(crate) use pass_on::{PassOn, PassSpec};
 pub(crate) use teller::Refused;
 
-/// The wait of a mode's steps for more than the pushes of their chunk.
+/// The wait of a mode's steps for more than the pushes of their chunk. A mode implements only the methods that it needs.
 pub(crate) trait Gather {
     /// Whether steps wait for anything. Where they do not, the compiler leaves all of it out.
     const WAITS: bool;
 
     /// Whether a chunk is taken in for a round.
-    fn has(&self, place: usize, round: Round) -> bool;
+    fn has(&self, _place: usize, _round: Round) -> bool {
+        true
+    }
 
     /// Keeps the mean of a chunk's pushes, which are those of `workers` workers.
     fn take_in<E: Element>(
         &mut self,
-        kernels: &Kernels,
-        chunk: &Chunk,
-        place: usize,
-        round: Round,
-        slots: &Slots<E>,
-        workers: u32,
-    );
+        _kernels: &Kernels,
+        _chunk: &Chunk,
+        _place: usize,
+        _round: Round,
+        _slots: &Slots<E>,
+        _workers: u32,
+    ) {
+    }
 
     /// Whether a chunk is taken in for a round with a mean, and steps.
-    fn has_mean(&self, place: usize, round: Round) -> bool;
+    #[inline]
+    fn has_mean(&self, _place: usize, _round: Round) -> bool {
+        false
+    }
 
     /// Takes a chunk in that has no gradient in its round.
-    fn take_nothing(&mut self, place: usize, round: Round);
+    fn take_nothing(&mut self, _place: usize, _round: Round) {}
 
     /// Takes in none of the chunks of a round of which the hub's part is not whole: their pushes may change.
-    fn take_back(&mut self);
+    #[inline]
+    fn take_back(&mut self) {}
 
     /// The first round of which the hub's part is not whole.
-    fn open(&self) -> Round;
+    #[inline]
+    fn open(&self) -> Round {
+        Round(0)
+    }
 
     /// Returns what a round's steps do, once it is found.
-    fn found(&self, round: Round) -> Option<Found>;
+    fn found(&self, _round: Round) -> Option<Found> {
+        None
+    }
 
-    /// Whether this core tells the hub's parts, and takes those of other hubs.
-    fn tells(&self) -> bool;
+    /// Whether this core tells the parts of a hub to members, and takes lines.
+    #[inline]
+    fn tells(&self) -> bool {
+        false
+    }
 
     /// Takes the line that all workers are to be told now, if there is one.
-    fn untold(&mut self) -> Option<(Immediate, Span)>;
+    fn untold(&mut self) -> Option<(Immediate, Span)> {
+        None
+    }
 
     /// The lines that a worker needs which has seen none, the older first.
-    fn lines(&self) -> Vec<(Immediate, Span)>;
+    fn lines(&self) -> Vec<(Immediate, Span)> {
+        Vec::new()
+    }
 
-    /// Takes a line that a worker has passed on.
-    fn take_line(&mut self, line: Immediate, words: &[u64]) -> Result<(), Refused>;
+    /// The lines in the window that a hub above writes for the link of this number.
+    fn lines_above(&self, _link: u32) -> Vec<Span> {
+        Vec::new()
+    }
+
+    /// The place in that window of a line that has come, if the link leads to the hub that it names.
+    fn line_above(&self, _link: u32, _line: Immediate) -> Option<Span> {
+        None
+    }
+
+    /// Takes a line that a worker has passed on, or that a hub above has told.
+    fn take_line(&mut self, _line: Immediate, _words: &[u64]) -> Result<(), Refused> {
+        Err(Refused::NotOfHub)
+    }
+
+    /// Takes the line that is to go up next, if there is one, and the number of its link.
+    fn unpassed(&mut self) -> Option<(u32, (Immediate, Span))> {
+        None
+    }
+
+    /// The links that lead up are others: lines that hubs may still need go up again.
+    fn pass_again(&mut self) {}
 
     /// The last round that is found, at the core that tells.
-    fn last_found(&self) -> Option<Told>;
+    fn last_found(&self) -> Option<Told> {
+        None
+    }
 
     /// The mean of a chunk that was taken in, and the workers in it.
-    fn mean(&self, chunk: &Chunk, place: usize) -> (&[f32], u32);
+    fn mean(&self, _chunk: &Chunk, _place: usize) -> (&[f32], u32) {
+        (&[], 0)
+    }
 
     /// The chunks begin with this round.
-    fn begin_at(&mut self, first: Round);
+    fn begin_at(&mut self, _first: Round) {}
 
     /// Whether the core waits for the others.
-    fn awaits_others(&self) -> bool;
+    #[inline]
+    fn awaits_others(&self) -> bool {
+        false
+    }
 
     /// Hears of the others. Returns whether the round is found.
-    fn hear(&mut self) -> bool;
+    fn hear(&mut self) -> bool {
+        false
+    }
 }
 
 /// Steps that wait for nothing but the pushes of their chunk.
@@ -98,67 +148,6 @@ pub(crate) struct NoGather;
 
 impl Gather for NoGather {
     const WAITS: bool = false;
-
-    fn has(&self, _: usize, _: Round) -> bool {
-        true
-    }
-
-    fn take_in<E: Element>(&mut self, _: &Kernels, _: &Chunk, _: usize, _: Round, _: &Slots<E>, _: u32) {}
-
-    #[inline]
-    fn has_mean(&self, _: usize, _: Round) -> bool {
-        false
-    }
-
-    fn take_nothing(&mut self, _: usize, _: Round) {}
-
-    #[inline]
-    fn take_back(&mut self) {}
-
-    #[inline]
-    fn open(&self) -> Round {
-        Round(0)
-    }
-
-    fn found(&self, _: Round) -> Option<Found> {
-        None
-    }
-
-    #[inline]
-    fn tells(&self) -> bool {
-        false
-    }
-
-    fn untold(&mut self) -> Option<(Immediate, Span)> {
-        None
-    }
-
-    fn lines(&self) -> Vec<(Immediate, Span)> {
-        Vec::new()
-    }
-
-    fn take_line(&mut self, _: Immediate, _: &[u64]) -> Result<(), Refused> {
-        Err(Refused::NotOfHub)
-    }
-
-    fn last_found(&self) -> Option<Told> {
-        None
-    }
-
-    fn mean(&self, _: &Chunk, _: usize) -> (&[f32], u32) {
-        (&[], 0)
-    }
-
-    fn begin_at(&mut self, _: Round) {}
-
-    #[inline]
-    fn awaits_others(&self) -> bool {
-        false
-    }
-
-    fn hear(&mut self) -> bool {
-        false
-    }
 }
 
 /// One core's part of the whole gradient.

@@ -8,8 +8,7 @@ use fabric::{Receive, RecvWindow, SendWindow, any};
 use membership::{LetIn, MemberError, Ports, Way};
 use pbox_core::{LevelTerms, Wire};
 
-/// A job's links to the hubs above, by core of this hub, each with the window that the hub writes, unless that is the window
-/// that the workers read.
+/// A job's links to the hubs above, by core of this hub. Each has the window that the hub writes, if this hub reads anything there.
 pub(crate) type WaysUp = Vec<Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>>;
 
 /// All that is needed to make them.
@@ -53,7 +52,8 @@ impl LinksAbove {
             false => Receive::Into(Arc::clone(shown)),
         };
         let path = membership::open(hubs, level.schedule, wire, sums, receive, ports, deadline)?;
-        let received = path.received.into_iter().map(|window| self.is_coded.then_some(window));
+        let is_read = self.is_coded || !wire.hubs().is_empty();
+        let received = path.received.into_iter().map(|window| is_read.then_some(window));
         let mut links: Vec<_> = path.endpoints.into_iter().zip(received).map(Some).collect();
         let of_core = |ways: &Vec<usize>| ways.iter().filter_map(|&way| links[way].take()).collect();
         let ways = self.by_core.iter().map(of_core).collect();

@@ -207,6 +207,7 @@ impl Up {
         membership::wait_for(&addresses, &named, deadline, given_up).map_err(not_joined)?;
         let hubs = membership::join_all(&addresses, &name, self.limit, &request, credential, &named);
         let hubs = hubs.map_err(not_joined)?;
+        let wire = hubs[0].wire(wire).map_err(not_joined)?;
         let placed = Above {
             schedule: terms.level.schedule,
             split_above: terms.split_above,
@@ -276,6 +277,12 @@ impl LetInAbove {
     /// Whether this hub owns a share of the job above.
     pub fn is_mesh(&self) -> bool {
         self.above.own.is_some()
+    }
+
+    /// The wire of the links to this hub's own members: as `wire`, with the lines of the hubs at the top.
+    pub fn wire(&self, wire: Wire) -> Result<Wire, Refusal> {
+        wire.below(&self.placed)
+            .map_err(|saw| RefusalCode::NoneAbove.because(format!("the hubs above: {saw}")))
     }
 
     /// Where the chunks are on so many cores of this hub.

@@ -6,7 +6,7 @@ use anyhow::Result;
 use fabric::sim;
 use fabric::{RecvWindow, SendWindow};
 use pbox_core::{
-    Below, Expected, JobTerms, LevelTerms, Placement, ShardSpec, Share, Slices, WindowsBelow, Wire,
+    Above, Below, Expected, JobTerms, LevelTerms, Placement, ShardSpec, Share, Slices, WindowsBelow, Wire,
 };
 use worker_shim::{Exchange, WeightsMode, Windows};
 
@@ -31,7 +31,10 @@ impl Levels {
         cores_of_a_hub: usize,
         depth: usize,
     ) -> Result<Node> {
-        let wire = Wire::new(Arc::clone(&self.layout), &terms);
+        let mut wire = Wire::new(Arc::clone(&self.layout), &terms);
+        if let Some((parent, _)) = above {
+            wire = wire.below(&self.placed(parent)).expect("hubs that are there");
+        }
         let control = |job, cores| {
             Control::new(
                 (job, format!("the job of hub {number}")),
@@ -107,6 +110,17 @@ impl Levels {
         Ok(Node { up: Some(up), ..made })
     }
 
+    /// How a node places chunks, as it tells the hubs below.
+    fn placed(&self, node: usize) -> Above {
+        let Node { terms, cores_of_a_hub, above, .. } = &self.nodes[node];
+        Above {
+            schedule: terms.level.schedule,
+            split_above: terms.split_above,
+            cores: vec![(*cores_of_a_hub).into(); terms.hubs as usize],
+            above: above.map(|(parent, _)| Box::new(self.placed(parent))),
+        }
+    }
+
     /// Links a hub to all cores of the hub above, where it is a member of this rank. Returns the links of each of its cores.
     pub(super) fn link_up(
         &mut self,
@@ -115,12 +129,13 @@ impl Levels {
     ) -> Result<(LevelTerms, Vec<Vec<WayUp>>)> {
         let Node { terms, wire, .. } = &self.nodes[parent];
         let (level, bytes) = (terms.level, wire.weights_window_bytes());
+        let is_read = up.takes_answers || !wire.hubs().is_empty();
         let received = |hub| match up.takes_answers || up.own == Some(hub) {
             true => Ok(Arc::new(RecvWindow::local(bytes)?)),
             false => Ok(Arc::clone(&up.shown)),
         };
         let ends = self.link(parent, rank, &up.sums, received)?;
-        let ends = ends.into_iter().map(|(end, window)| (end, up.takes_answers.then_some(window)));
+        let ends = ends.into_iter().map(|(end, window)| (end, is_read.then_some(window)));
         let mut ends: Vec<_> = ends.map(Some).collect();
         let of_core = |ways: &Vec<usize>| ways.iter().filter_map(|&way| ends[way].take()).collect();
         Ok((level, up.ways.iter().map(of_core).collect()))
@@ -152,7 +167,7 @@ impl Levels {
             let (window, own) = &mut windows[hub];
             let member = sim::Windows { send: Arc::clone(send), recv: Arc::clone(&received[hub]) };
             let of_hub = sim::Windows { send: Arc::clone(window), recv: Arc::clone(&at_hub) };
-            let (mut to_hub, mut to_member) = self.net.link(member, of_hub, capacity.max(1));
+            let (mut to_hub, mut to_member) = self.net.link(member, of_hub, wire.posts(capacity as usize));
             if self.terms.is_orderly {
                 let of_hub = Expected::of_hub(wire, terms.level.schedule);
                 to_hub.obey(Box::new(of_hub.on_core(&on_cores, place)));

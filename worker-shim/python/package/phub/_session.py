@@ -161,7 +161,7 @@ class Session:
             seed: seed of the random numbers of compression.
             clip_norm: the most that the norm of a round's mean gradient may be, of all keys together. The hub scales a longer one down, as
                 `torch.nn.utils.clip_grad_norm_` does. No key is answered before all are pushed: push every key of a round before
-                you wait for one. For "bsp" at one hub or several, without compression and levels. Default: no bound.
+                you wait for one. For "bsp" without compression. Default: no bound.
             skip_nonfinite: whether a round whose mean gradient has a value that is infinite or NaN is left out, at all workers: weights,
                 optimizer state and numbers of steps stay. `skipped` counts such rounds. Keys are answered as with `clip_norm`.
             maximize: whether steps go up the gradient and not down, as with PyTorch's `maximize`.

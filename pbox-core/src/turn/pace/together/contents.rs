@@ -15,7 +15,7 @@
 use super::{Arrivals, CAME, OTHER, Pace, SHOWS, State, TRIED};
 use crate::kernels::Kernels;
 use crate::layout::{Content, Round};
-use crate::weights::{Mode, Staged};
+use crate::weights::{Gather, Mode, Staged};
 
 /// Which workers have pushed what is no gradient, or have sent bytes ahead, in the rounds in flight; and who was answered ahead.
 #[derive(Debug)]
@@ -233,6 +233,10 @@ impl Arrivals {
         // SAFETY: all of them have pushed this chunk, and nobody is answered any more.
         unsafe {
             match self.together(place) {
+                // The mean that was taken in has all pushes; some of their workers may have no links now.
+                Together::Gradients if M::Gather::WAITS => {
+                    stages.last_step(kernels, place, [].into_iter(), 0, round);
+                }
                 Together::Gradients => {
                     let missing = stages.without_gradient(place, self.pushed_as(place, Content::Nothing));
                     let pushed = self.pushed_as(place, Content::Gradient);

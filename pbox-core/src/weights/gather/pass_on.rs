@@ -1,0 +1,181 @@
+//! The lines of the hubs at the top at a hub below them, or below another that is: they go down to all members, and each goes up to the
+//! other hubs at the top.
+//!
+//! ```text
+//!   hub 0 at the top --its part--> a core here --> members
+//!                                  a core here --> hub 1 at the top
+//! ```
+//!
+//! The core that owns the first chunk of a hub at the top has the link to the core that tells that hub's parts. So a line goes down
+//! before the answers of its round, by the link of these answers. Where the hub above writes the window that members read, the line is
+//! there already. Below one hub nothing goes up: that hub passes parts on itself, or has all.
+
+use std::sync::Arc;
+use std::task::Waker;
+
+use fabric::{Span, Spans};
+
+use super::{Gather, Refused};
+use crate::layout::{ChunkId, Immediate, Round};
+use crate::whole::{Crossing, LastTwo, Told};
+use crate::wire::Wire;
+
+/// The places and the wire by which a core of a hub below others hands lines down, and passes them on.
+#[derive(Debug)]
+pub(crate) struct PassSpec {
+    /// The wire of the links that lead up.
+    pub above: Wire,
+    /// The place where the hub's cores meet, and the number of this core.
+    pub crossing: (Arc<Crossing>, usize),
+    /// The lines of this core's hubs in the window that members read, hub by hub, if the hubs above write another.
+    pub shown: Option<Spans>,
+}
+
+/// Hands the lines of hubs at the top down, and passes them on.
+#[derive(Debug)]
+pub(crate) struct PassOn {
+    spec: PassSpec,
+    /// The wire of the links to members.
+    wire: Wire,
+    /// The hubs at the top whose first chunk is here.
+    ways: Vec<Way>,
+    /// The lines of these hubs in the window of sums, hub by hub, if they are passed on.
+    sums: Spans,
+    /// The place in `ways` and the round of a line that members are not told yet.
+    untold: Option<(usize, Round)>,
+    /// Parts of other hubs are still to come, in a round of which a hub here has told its part.
+    awaits: bool,
+}
+
+/// The way to a hub at the top.
+#[derive(Debug)]
+struct Way {
+    hub: usize,
+    /// The number of the link that leads there.
+    link: u32,
+    /// The last rounds of which it has told its part.
+    told: LastTwo,
+    /// The last round of each hub whose part was passed on to this one.
+    passed: Vec<Option<Round>>,
+}
+
+impl PassOn {
+    /// Knows no line yet. The core has these chunks, whose sums go up by the links of these numbers. `sums` are its lines in the window
+    /// of sums.
+    pub fn new(
+        spec: PassSpec,
+        wire: &Wire,
+        chunks: &[ChunkId],
+        links: &[u32],
+        sums: Spans,
+        waker: Waker,
+    ) -> Self {
+        let hubs = wire.hubs();
+        let way = |hub: usize| {
+            let place = chunks.binary_search(&hubs[hub]).expect("its first chunk is here");
+            Way { hub, link: links[place], told: [None; 2], passed: vec![None; hubs.len()] }
+        };
+        let ways: Vec<Way> = wire.hubs_of(chunks).map(way).collect();
+        let (crossing, core) = &spec.crossing;
+        if !ways.is_empty() {
+            crossing.wake(*core, waker);
+        }
+        PassOn { spec, wire: wire.clone(), ways, sums, untold: None, awaits: false }
+    }
+
+    fn line(&self, hub: usize, round: Round) -> (Immediate, Span) {
+        (Immediate::line(hub, round), self.wire.weights_line(hub, round))
+    }
+
+    /// Whether a hub here has told its part of a round, and another's is still to be passed on to it.
+    fn awaits_parts(&self) -> bool {
+        let awaits = |way: &Way| {
+            let mut others = way.passed.iter().enumerate().filter(|(hub, _)| *hub != way.hub);
+            others.any(|(_, &passed)| passed < way.told[1])
+        };
+        self.spec.above.passes_on() && self.ways.iter().any(awaits)
+    }
+}
+
+/// The place of a round's line among those of a hub.
+fn place(lines: &Spans, ways: usize, way: usize, round: Round) -> usize {
+    let of_hub = lines.len() / ways;
+    way * of_hub + round.0 as usize % of_hub
+}
+
+impl Gather for PassOn {
+    const WAITS: bool = false;
+
+    fn tells(&self) -> bool {
+        !self.ways.is_empty()
+    }
+
+    fn untold(&mut self) -> Option<(Immediate, Span)> {
+        let (way, round) = self.untold.take()?;
+        Some(self.line(self.ways[way].hub, round))
+    }
+
+    fn lines(&self) -> Vec<(Immediate, Span)> {
+        let of_way =
+            |way: &Way| way.told.into_iter().flatten().map(|round| self.line(way.hub, round)).collect();
+        self.ways.iter().flat_map(|way| -> Vec<_> { of_way(way) }).collect()
+    }
+
+    fn lines_above(&self, link: u32) -> Vec<Span> {
+        let ways = self.ways.iter().filter(|way| way.link == link);
+        ways.flat_map(|way| self.spec.above.weights_lines_of(way.hub)).collect()
+    }
+
+    fn line_above(&self, link: u32, line: Immediate) -> Option<Span> {
+        let way = self.ways.iter().find(|way| Some(way.hub) == line.hub() && way.link == link)?;
+        Some(self.spec.above.weights_line(way.hub, Round(line.round_bits.into())))
+    }
+
+    fn take_line(&mut self, line: Immediate, words: &[u64]) -> Result<(), Refused> {
+        let way = self.ways.iter().position(|way| Some(way.hub) == line.hub()).ok_or(Refused::NotOfHub)?;
+        let part = Told::read(words).filter(|part| part.round.low_bits() == line.round_bits);
+        let part = part.ok_or(Refused::NoPart)?;
+        let (round, count) = (part.round, self.ways.len());
+        if self.ways[way].told[1] >= Some(round) {
+            return Ok(()); // told again, over other links
+        }
+        self.ways[way].told = [self.ways[way].told[1], Some(round)];
+        self.untold = Some((way, round));
+        if let Some(shown) = &mut self.spec.shown {
+            part.write(shown.elements_mut(place(shown, count, way, round)));
+        }
+        if self.spec.above.passes_on() {
+            part.write(self.sums.elements_mut(place(&self.sums, count, way, round)));
+            let (crossing, core) = &self.spec.crossing;
+            crossing.say(*core, self.ways[way].hub, self.ways[way].told);
+        }
+        Ok(())
+    }
+
+    fn unpassed(&mut self) -> Option<(u32, (Immediate, Span))> {
+        let PassSpec { above, crossing: (crossing, _), .. } = &self.spec;
+        let hubs = if above.passes_on() { above.hubs().len() } else { 0 };
+        for way in &mut self.ways {
+            for hub in (0..hubs).filter(|&hub| hub != way.hub) {
+                let passed = &mut way.passed[hub];
+                if let Some(round) =
+                    crossing.said(hub).into_iter().flatten().find(|&round| *passed < Some(round))
+                {
+                    *passed = Some(round);
+                    return Some((way.link, (Immediate::line(hub, round), above.gradient_line(hub, round))));
+                }
+            }
+        }
+        self.awaits = self.awaits_parts();
+        None
+    }
+
+    fn pass_again(&mut self) {
+        self.ways.iter_mut().for_each(|way| way.passed.fill(None));
+    }
+
+    #[inline]
+    fn awaits_others(&self) -> bool {
+        self.awaits
+    }
+}

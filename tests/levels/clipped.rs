@@ -1,0 +1,88 @@
+//! Gradients that are clipped by the norm of all keys together where machines sum first: weights, norms and skipped rounds are the
+//! oracle's, bit for bit, by every shape of hubs.
+
+use fabric::conformance::Watchdog;
+use hub_tests::training::Training;
+use hub_tests::{addresses, hub, hub_below};
+use pbox_core::{Dtype, Key, Optimizer, Schedule};
+
+use super::Machines;
+
+const ADAM: Optimizer =
+    Optimizer::Adam { learning_rate: 0.01, weight_decay: 1e-3, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
+const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-3, momentum: 0.9 };
+
+/// Sizes around a block, which is 32 KiB, in f32 and bf16.
+fn keys() -> Vec<Key> {
+    let sizes = [1u64, 17, 8192, 8193, 16_384, 30_000];
+    let dtypes = [Dtype::F32, Dtype::BF16].into_iter().cycle();
+    sizes.iter().zip(dtypes).map(|(&size, dtype)| Key::new(dtype, format!("of {size}"), [size])).collect()
+}
+
+fn of_f32() -> Vec<Key> {
+    vec![Key::f32("a", [3]), Key::f32("b", [20_000]), Key::f32("c", [9000])]
+}
+
+fn clipped(job: &str, optimizer: Optimizer) -> Training {
+    Training { clip_norm: Some(3.0), rounds: 5, ..Training::new(job, keys(), optimizer) }
+}
+
+/// Trains on machines of so many workers each. Returns the bits of the last weights.
+fn train(machines: &Machines, shape: &[u32], training: &Training) -> Vec<Vec<u32>> {
+    let (all, here) = (shape.iter().sum(), shape[0]);
+    assert!(shape.iter().all(|of_machine| *of_machine == here));
+    let training = Training { workers: all, machines: shape.to_vec(), ..training.clone() };
+    training.run_at(|rank| {
+        let mut config = training.config(&machines.address(rank / here), rank % here);
+        config.terms.workers = here;
+        machines.on(rank / here, config)
+    })
+}
+
+#[test]
+fn machines_below_hubs_clip_as_one_job() {
+    let _watchdog = Watchdog::start();
+    for tops in [1, 3] {
+        let machines = Machines::start(tops, 2);
+        for (optimizer, skipped) in [(NESTEROV, vec![]), (ADAM, vec![1, 2]), (Optimizer::Average, vec![])] {
+            let training = Training { skipped, ..clipped(optimizer.name(), optimizer) };
+            train(&machines, &[2, 2], &training);
+        }
+    }
+}
+
+#[test]
+fn a_mesh_clips_as_one_job() {
+    let _watchdog = Watchdog::start();
+    for shape in [vec![2, 2], vec![1, 1, 1]] {
+        let mesh = Machines::mesh(shape.len() as u32);
+        for (optimizer, skipped) in [(NESTEROV, vec![]), (ADAM, vec![1, 2])] {
+            for schedule in [Schedule::KvStore, Schedule::P3] {
+                let job = format!("{}-{schedule}", optimizer.name());
+                let training = Training { skipped: skipped.clone(), schedule, ..clipped(&job, optimizer) };
+                train(&mesh, &shape, &training);
+            }
+        }
+    }
+}
+
+/// With one worker on each machine the sums are those of the flat job, in the same order.
+#[test]
+fn a_mesh_of_single_workers_has_the_bits_of_the_flat_job() {
+    let _watchdog = Watchdog::start();
+    let training = Training { workers: 3, keys: of_f32(), ..clipped("job", ADAM) };
+    let flat = training.run(&hub(2).address().to_string());
+    assert!(train(&Machines::mesh(3), &[1, 1, 1], &training) == flat);
+}
+
+#[test]
+fn three_levels_clip_as_one_job() {
+    let _watchdog = Watchdog::start();
+    let top = [hub(2), hub(1)];
+    let between = hub_below(&addresses(&top), 0, 1);
+    let machine = hub_below(&between.address().to_string(), 0, 1);
+    let training = Training { workers: 2, skipped: vec![2], keys: of_f32(), ..clipped("job", NESTEROV) };
+    // With one machine on each level the sums are those of the flat job.
+    let flat = training.run(&hub(1).address().to_string());
+    assert!(training.run(&machine.address().to_string()) == flat);
+}
