@@ -74,6 +74,10 @@ pub struct Args {
     #[arg(long, value_name = "NORM", help_heading = JOB)]
     pub clip_norm: Option<f32>,
 
+    /// Leave out rounds whose mean gradient is not finite. The probe pushes none: it shows what the wait for all gradients costs.
+    #[arg(long, help_heading = JOB)]
+    pub skip_nonfinite: bool,
+
     /// Element type of the whole model. Default: that of the manifest's tensors, and f32 of a published network.
     #[arg(long, value_name = "f32|f16|bf16", value_parser = dtype, help_heading = JOB)]
     pub dtype: Option<Dtype>,
@@ -300,6 +304,7 @@ impl Args {
             && self.compress.is_none()
             && self.ablate.is_empty()
             && self.clip_norm.is_none()
+            && !self.skip_nonfinite
             && self.machines.is_none()
             && !self.consistency.steps_alone()
     }
@@ -337,6 +342,7 @@ impl Args {
         JobTerms {
             chunk_bytes: self.chunk_bytes.unwrap_or_else(|| default_chunk_bytes(&keys)),
             clip_norm: self.clip_norm,
+            skip_nonfinite: self.skip_nonfinite,
             ablate: self.ablate(),
             split_above: self.compute.split_above(),
             level: self.level(),

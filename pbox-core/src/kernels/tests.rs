@@ -105,7 +105,7 @@ impl Case {
         kept
     }
 
-    /// Checks that every instruction set gives the oracle's window and kept values.
+    /// Checks that every instruction set gives the oracle's window and kept values, means and their squares.
     fn check<E: Element>(&self) -> Result<(), TestCaseError> {
         let Case { optimizer, workers, elements, .. } = self;
         let slots = self.slots::<E>();
@@ -129,6 +129,9 @@ impl Case {
             oracle::step_rounded(optimizer, &step, sum, &mut expected[i], &mut own);
             places().zip(own).for_each(|(place, own)| expected_kept[place] = own);
         }
+        let from = *elements / 3;
+        let mean = |i: usize| oracle::sum(slots.iter().map(|slot| slot[i].to_f32())) * step.rescale;
+        let expected_means: Vec<f32> = (from..*elements).map(mean).collect();
         for kernels in Kernels::available() {
             let (mut window, mut kept) = (window.clone(), kept.clone());
             kernels.run(optimizer, &step, &view, &mut window, &mut kept);
@@ -138,6 +141,19 @@ impl Case {
             prop_assert_eq!(seen.not_finite, not_finite, "{:?} {:?}", kernels, E::DTYPE);
             let near = (seen.squares - squares).abs() <= 1e-9 * squares;
             prop_assert!(near, "{:?} {:?}: {:?}, and not {}", kernels, E::DTYPE, seen, squares);
+            let mut means = vec![7.0; elements - from];
+            let seen = kernels.mean(&view, step.rescale, from, &mut means);
+            prop_assert_eq!(bits(&means), bits(&expected_means), "{:?} {:?} means", kernels, E::DTYPE);
+            if seen.not_finite == 0 {
+                let squares = oracle::squares(&expected_means);
+                prop_assert_eq!(
+                    seen.squares.to_bits(),
+                    squares.to_bits(),
+                    "{:?} {:?} squares",
+                    kernels,
+                    E::DTYPE
+                );
+            }
         }
         Ok(())
     }
