@@ -29,16 +29,14 @@ pub use job::{
 };
 pub use kernels::{
     Ablate, Element, Groups, InvalidOptimizer, Magnitude, Multipliers, Numbers, NumbersByRound, Optimizer,
-    oracle,
+    Tensor, Tensors, oracle,
 };
 pub use layout::{
     Chunk, ChunkId, Content, DEFAULT_CHUNK_BYTES, Dtype, Immediate, Key, KeyId, Layout, LayoutError,
     MAX_CHUNKS, Round, default_chunk_bytes, manifest,
 };
 pub use place::{Above, Below, CoreNodes, Piece, Placement, Share, Slice, Slices};
-pub use snapshot::{
-    Occasion, Restored, RestoredKey, Snapshot, SnapshotError, SnapshotPart, Taken, Tensor, state_names,
-};
+pub use snapshot::{Occasion, Restored, RestoredKey, Snapshot, SnapshotError, SnapshotPart, Taken};
 pub use turn::{
     AnswersAbove, Core, Front, JobId, Look, MadeShard, Nobody, Notice, Onlooker, SendQueue, ShardSpec, Tally,
     Violation, Waits, Watched, WindowsBelow, further,

@@ -49,7 +49,7 @@ pub struct JobMemory {
     pub sums: u64,
     /// The windows that workers, or hubs below, read; and the hub's own weights.
     pub weights: u64,
-    /// Master weights and the optimizer's state; with compression also what the workers have. 0 below other hubs, which keep
+    /// Master weights, the optimizer's state, and an average; with compression also what the workers have. 0 below other hubs, which keep
     /// them.
     pub kept: u64,
     /// Former weights, where bytes ahead are answered.
@@ -72,12 +72,12 @@ impl JobMemory {
         let of_the_job = u64::from(wire.framing().is_none() || !own_weights);
         let window = wire.gradient_window_bytes() as u64;
         let shows_ahead = terms.has_answers_ahead() && !is_below;
-        let of_a_snapshot = 4 * wire.layout().parameters() * terms.optimizer.saved_per_element() as u64;
+        let of_a_snapshot = 4 * wire.layout().parameters() * terms.tensors().saved_per_element() as u64;
         JobMemory {
             gradients: workers.saturating_mul(window),
             sums: if is_below { window } else { 0 },
             weights: (of_workers + of_the_job).saturating_mul(wire.weights_window_bytes() as u64),
-            kept: if is_below { 0 } else { wire.kept_bytes(&terms.optimizer) },
+            kept: if is_below { 0 } else { wire.kept_bytes(&terms.tensors()) },
             means: if terms.waits_for_all() && !is_below { 4 * wire.layout().parameters() } else { 0 },
             former: if shows_ahead { wire.weights_window_bytes() as u64 } else { 0 },
             snapshots: if snapshots { of_a_snapshot } else { 0 },
@@ -133,6 +133,11 @@ mod tests {
         let lines = 4 * 128;
         assert_eq!(needed(JobTerms { clip_norm: Some(1.0), ..terms.clone() }), 9 * MODEL + lines);
         assert_eq!(needed(JobTerms { skip_nonfinite: true, ..terms.clone() }), 9 * MODEL + lines);
+        assert_eq!(
+            needed(JobTerms { ema: Some(0.5), ..terms.clone() }),
+            10 * MODEL,
+            "kept, and in a snapshot"
+        );
         // Each of four gradient windows has the lines of both hubs, too.
         let needed_of_two = needed(JobTerms { clip_norm: Some(1.0), hubs: 2, ..terms });
         assert_eq!(needed_of_two, (9 * MODEL + 5 * 2 * lines) / 2);

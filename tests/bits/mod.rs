@@ -1,5 +1,6 @@
 //! Weights are those of a plain model, bit by bit, by every transport, codec and number of hubs.
 
+mod averages;
 mod clipped;
 mod compressed;
 #[allow(unsafe_code)]

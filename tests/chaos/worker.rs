@@ -144,7 +144,7 @@ impl Task {
         let begun = Instant::now();
         loop {
             let limit = Duration::from_secs(5);
-            match fetch_all(&hubs, &job, &training.keys, &training.optimizer, limit) {
+            match fetch_all(&hubs, &job, &training.keys, &training.tensors(), limit) {
                 Ok(state) if state.before.0 == next => return Ok(state),
                 Ok(state) => {
                     let wrong = format!("round {next} began with the state before {:?}", state.before);

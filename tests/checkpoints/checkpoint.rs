@@ -88,6 +88,9 @@ pub(super) fn train(
         done(round);
     }
     let weights = session.keys().map(|key| training.read(&session, key)).collect();
+    if rank == 0 && training.ema.is_some() {
+        training.check_averages(hub, rounds);
+    }
     session.leave()?;
     Ok(weights)
 }
@@ -100,7 +103,7 @@ fn a_hub_that_is_killed_goes_on_with_the_bits_of_one_that_was_not() {
     // The checkpoint has their master weights, which are finer than the workers' weights.
     (keys[1].dtype, keys[2].dtype) = (Dtype::F16, Dtype::BF16);
     let mut training = Training::new("job", keys, ADAM);
-    (training.chunk_bytes, training.rounds) = (1024, 80);
+    (training.chunk_bytes, training.rounds, training.ema) = (1024, 80, Some(0.9));
     let mut lives = 0;
     let last = loop {
         let (hub, address) = hub_to_kill(dir.path());

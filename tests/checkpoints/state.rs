@@ -29,7 +29,7 @@ const PATIENT: Duration = Duration::from_secs(PATIENT_S);
 
 /// What each of these hubs has of a job's state, put together.
 pub(crate) fn gather<S: AsRef<str>>(hubs: &[S], job: &str, keys: &[Key], optimizer: &Optimizer) -> Saved {
-    fetch_all(hubs, job, keys, optimizer, PATIENT).unwrap()
+    fetch_all(hubs, job, keys, &(*optimizer).into(), PATIENT).unwrap()
 }
 
 pub(crate) fn ones(before: u32, values: usize) -> State {
@@ -56,7 +56,7 @@ fn goes_on_elsewhere(optimizer: Optimizer, from: usize, to: usize) {
     // The state has their master weights, which are finer than the workers' weights.
     (keys[1].dtype, keys[2].dtype) = (Dtype::F16, Dtype::BF16);
     let mut training = Training::new("job", keys, optimizer);
-    training.chunk_bytes = 1024;
+    (training.chunk_bytes, training.ema) = (1024, Some(0.9));
     let first: Vec<_> = (0..from).map(|_| hub(2)).collect();
     let address = addresses(&first);
     let states = on_threads(training.workers, |rank| {
@@ -65,7 +65,8 @@ fn goes_on_elsewhere(optimizer: Optimizer, from: usize, to: usize) {
         train_to(&training, &mut session, rank, 4);
         // Meanwhile the others begin the next round, which does not end without this worker.
         let hubs: Vec<&str> = address.split(',').collect();
-        let state = (rank == 0).then(|| gather(&hubs, "job", &training.keys, &training.optimizer));
+        let fetched = || fetch_all(&hubs, "job", &training.keys, &training.tensors(), PATIENT).unwrap();
+        let state = (rank == 0).then(fetched);
         train_to(&training, &mut session, rank, 5);
         session.leave().unwrap();
         state
@@ -85,6 +86,9 @@ fn goes_on_elsewhere(optimizer: Optimizer, from: usize, to: usize) {
         training.broadcast(&mut session, rank).unwrap(); // does nothing
         train_to(&training, &mut session, rank, 9);
         let weights: Vec<_> = session.keys().map(|key| training.read(&session, key)).collect();
+        if rank == 0 {
+            training.check_averages(&address, 9);
+        }
         session.leave().unwrap();
         weights
     });

@@ -1,36 +1,45 @@
 //! A state that rank 0 brings to its machine's hub goes to the hubs at the top, and comes from there.
 
+use std::time::Duration;
+
 use fabric::conformance::Watchdog;
-use hub_tests::values::{self, bits};
+use hub_tests::state::fetch_all;
+use hub_tests::values::{self, Saved, bits};
 use hub_tests::{
-    authorization, bring, config_at, hub, hub_below, join_by_hand, join_request, on_threads, says,
+    PATIENT_S, authorization, bring, config_at, hub, hub_below, join_by_hand, join_request, on_threads, says,
     small_model,
 };
-use pbox_core::{KeyId, Optimizer, Round, Schedule};
+use pbox_core::{KeyId, Optimizer, Round, Schedule, Tensors};
 use phub_server::Hub;
 use worker_shim::{Session, SessionConfig, State};
 
 use super::checkpoints::mesh;
 use super::{Machines, on_machines};
 use crate::checkpoints::checkpoint::rounds;
-use crate::checkpoints::state::{elements, gather, offer, ones};
+use crate::checkpoints::state::{elements, offer, ones};
 
 const ADAM: Optimizer =
     Optimizer::Adam { learning_rate: 0.1, weight_decay: 1e-3, beta1: 0.9, beta2: 0.99, epsilon: 1e-8 };
 const BEFORE: Round = Round(7);
 const LAST: Round = Round(10);
 
-/// Weights and both means, none of them negative.
+/// Weights, both means and averages, none of them negative.
 fn values() -> Vec<u8> {
     let value = |i: usize| values::weight(5, KeyId(0), i).abs();
-    (0..3 * elements()).flat_map(|i| value(i).to_le_bytes()).collect()
+    (0..4 * elements()).flat_map(|i| value(i).to_le_bytes()).collect()
 }
 
 fn state() -> State {
     State { before: BEFORE, steps: None, values: Box::new(std::io::Cursor::new(values())) }
 }
 
-/// Two workers with these settings. The first one brings a state. Returns the bits of the first one's last weights. `top` are
+/// What these hubs have of the job's state.
+fn state_at(hubs: &[String], job: &str) -> Saved {
+    let tensors = Tensors::from(ADAM).with_ema(Some(0.9));
+    fetch_all(hubs, job, &small_model(), &tensors, Duration::from_secs(PATIENT_S)).unwrap()
+}
+
+/// Two workers with these settings. The first one brings a state. Returns the bits of the last weights and averages. `top` are
 /// the hubs that have the state, as that of the job of this name.
 fn train(
     config: impl Fn(u32) -> SessionConfig + Sync,
@@ -38,10 +47,12 @@ fn train(
     top: &[String],
     job: &str,
 ) -> Vec<Vec<u32>> {
-    let weights = on_threads(2, |worker| {
+    let ended = on_threads(2, |worker| {
+        let mut averages: Vec<Vec<u32>> = Vec::new();
         let mut config = config(worker);
         let is_flat = config.terms.workers == 2;
         (config.terms.optimizer, config.terms.level.schedule) = (ADAM, schedule);
+        config.terms.ema = Some(0.9);
         let mut session = match worker {
             0 => Session::join_with(config, state()).unwrap(),
             // Where it is alone on its machine, what it brings is of no consequence.
@@ -50,7 +61,7 @@ fn train(
         };
         assert_eq!(session.next_round(), BEFORE);
         if worker == 0 {
-            let seen = gather(top, job, &small_model(), &ADAM);
+            let seen = state_at(top, job);
             assert!(seen.before == BEFORE && seen.values == values());
         }
         for round in BEFORE.0..LAST.0 {
@@ -62,15 +73,17 @@ fn train(
         }
         if worker == 0 {
             // The other one goes on meanwhile, or leaves.
-            assert_eq!(gather(top, job, &small_model(), &ADAM).before, LAST);
+            let last = state_at(top, job);
+            assert_eq!(last.before, LAST);
+            averages = last.tensor(&small_model(), 3).iter().map(|averages| bits(averages)).collect();
         }
-        let weights = session.keys().map(|key| bits(session.weights(key).unwrap())).collect();
+        let weights: Vec<_> = session.keys().map(|key| bits(session.weights(key).unwrap())).collect();
         session.leave().unwrap();
-        weights
+        (weights, averages)
     });
-    let [first, second]: [Vec<Vec<u32>>; 2] = weights.try_into().unwrap();
+    let [(first, averages), (second, _)] = ended.try_into().unwrap();
     assert_eq!(first, second);
-    first
+    [first, averages].concat()
 }
 
 #[test]

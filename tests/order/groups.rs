@@ -105,9 +105,9 @@ fn keys_of_different_rounds_and_of_modes_without_groups_leave_one_by_one() {
     assert_eq!(round(&mut self::job(by_layer), 0, [How::Together; 3]), (33, 33));
 }
 
-/// The bits of all weights after six rounds of pushes as `how` says for a round and a rank, and of a snapshot before round 4.
-fn bits(optimizer: Optimizer, how: impl Fn(u32, u32) -> How) -> Vec<u32> {
-    let mut job = job(|terms| terms.optimizer = optimizer);
+/// The bits of all weights after six rounds of pushes as `how` says for a round and a rank, and of a snapshot before round 4, averages among them.
+fn bits((optimizer, ema): (Optimizer, Option<f64>), how: impl Fn(u32, u32) -> How) -> Vec<u32> {
+    let mut job = job(|terms| (terms.optimizer, terms.ema) = (optimizer, ema));
     let keys = || (0..10).map(KeyId);
     job.cores[0].take_snapshot(JobId(0), Occasion::Asked(1), Round(4), &mut job.notices);
     for round in 0..6 {
@@ -140,6 +140,8 @@ fn a_group_that_steps_as_one_makes_the_bits_of_its_keys() {
     let mut dice = Dice::new(1);
     for _ in 0..20 {
         let optimizer = optimizer(&mut dice);
+        let is_averaged = optimizer.keeps_weights() && dice.below(2) == 0;
+        let optimizer = (optimizer, is_averaged.then_some(0.9));
         let apart = bits(optimizer, |_, _| Apart);
         assert_eq!(bits(optimizer, |_, _| Together), apart, "{optimizer:?}");
         let turns = [Together, Apart, Backwards, Together, Together];

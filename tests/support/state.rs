@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::io::Read;
 use std::time::Duration;
 
-use pbox_core::{Key, Optimizer, Round, state_names};
+use pbox_core::{Key, Round, Tensors};
 use sim_tests::values::Saved;
 
 use super::authorization;
@@ -23,13 +23,12 @@ pub fn fetch_all<S: AsRef<str>>(
     hubs: &[S],
     job: &str,
     keys: &[Key],
-    optimizer: &Optimizer,
+    tensors: &Tensors,
     limit: Duration,
 ) -> Result<Saved, ureq::Error> {
-    let of_state =
-        |name: &'static &'static str| keys.iter().map(move |key| format!("optimizer/{name}/{}", key.name));
+    let of_state = |name: &'static str| keys.iter().map(move |key| format!("optimizer/{name}/{}", key.name));
     let names = keys.iter().map(|key| key.name.clone());
-    let names = names.chain(state_names(optimizer).iter().flat_map(of_state));
+    let names = names.chain(tensors.state_names().flat_map(of_state));
     let (mut begins, mut all) = (HashMap::new(), 0);
     for (name, key) in names.zip(keys.iter().cycle()) {
         begins.insert(name, (all, &key.name));

@@ -2,16 +2,20 @@
 //! every weight of every round with the reference.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use fabric::any::Transport;
 use half::{bf16, f16};
 use pbox_core::Credit;
-use pbox_core::{Compression, Dtype, Element, Groups, Key, KeyId, Multipliers, Numbers, Optimizer, Schedule};
+use pbox_core::{
+    Compression, Dtype, Element, Groups, Key, KeyId, Multipliers, Numbers, Optimizer, Schedule, Tensors,
+};
 use worker_shim::{Pull, Pushed, Session, SessionConfig, SessionError, WeightsMode};
 
 use super::model::Model;
+use super::state::fetch_all;
 use super::values::{self, Reference, mix, same_bits};
-use super::{SGD, config_at, on_threads, small_model};
+use super::{PATIENT_S, SGD, config_at, on_threads, small_model};
 
 /// The settings of such a job.
 #[derive(Clone)]
@@ -23,6 +27,8 @@ pub struct Training {
     /// Rounds in which rank 1 pushes a value that is not finite, and which are skipped.
     pub skipped: Vec<u32>,
     pub maximize: bool,
+    /// The decay of averages, which rank 0 compares after the last round.
+    pub ema: Option<f64>,
     pub compression: Option<Compression>,
     pub workers: u32,
     /// Workers by machine, where each machine sums first; nothing in a flat job.
@@ -57,6 +63,7 @@ impl Training {
             clip_norm: None,
             skipped: Vec::new(),
             maximize: false,
+            ema: None,
             compression: None,
             workers: 3,
             machines: Vec::new(),
@@ -102,6 +109,7 @@ impl Training {
         (config.terms.optimizer, config.terms.clip_norm) = (self.optimizer, self.clip_norm);
         config.terms.skip_nonfinite = !self.skipped.is_empty();
         config.terms.maximize = self.maximize;
+        config.terms.ema = self.ema;
         config.terms.chunk_bytes = self.chunk_bytes;
         (config.terms.level.compression, config.terms.seed) = (self.compression, self.seed);
         config.weights = self.weights;
@@ -181,6 +189,7 @@ impl Training {
     fn reference(&self) -> Reference {
         let mut reference = Reference::new(self.seed, self.workers, self.optimizer, &self.keys);
         reference.maximize = self.maximize;
+        reference.ema = self.ema;
         let reference = reference.clipped(self.clip_norm);
         match self.machines[..] {
             [] => reference,
@@ -202,6 +211,29 @@ impl Training {
             }
         };
         (0..self.rounds).map(norm).collect()
+    }
+
+    /// What the hub keeps of each key.
+    pub fn tensors(&self) -> Tensors {
+        Tensors::from(self.optimizer).with_ema(self.ema)
+    }
+
+    /// Compares the averages that the hubs at this address have with those after so many rounds.
+    pub fn check_averages(&self, hubs: &str, rounds: u32) {
+        let mut reference = self.reference();
+        for round in 0..rounds {
+            match self.skipped.contains(&round) {
+                true => reference.lose(1),
+                false => reference.advance_by(&self.numbers(round)),
+            }
+        }
+        let (tensors, averages) = (self.tensors(), &reference.averages);
+        let hubs: Vec<&str> = hubs.split(',').collect();
+        let saved = fetch_all(&hubs, &self.job, &self.keys, &tensors, Duration::from_secs(PATIENT_S));
+        let seen = saved.unwrap().tensor(&self.keys, tensors.saved_per_element() - 1);
+        for (key, (seen, expected)) in seen.iter().zip(averages).enumerate() {
+            same_bits(format!("job {}, average of key {key}", self.job), seen, expected);
+        }
     }
 
     /// The weights after `rounds` rounds.
@@ -230,6 +262,7 @@ impl Training {
             format!("job {}, rank {rank}, {round}, key {:?}", self.job, self.keys[key.index()].name)
         };
         let norms = config.terms.waits_for_all().then(|| self.norms());
+        let hubs = config.hub.clone();
         let mut session = Session::join(config).unwrap();
         if self.optimizer.keeps_weights() {
             self.broadcast(&mut session, rank).unwrap();
@@ -273,6 +306,9 @@ impl Training {
             }
         }
         let last = session.keys().map(|key| values::bits(&self.read(&session, key))).collect();
+        if rank == 0 && self.ema.is_some() {
+            self.check_averages(&hubs, self.rounds);
+        }
         session.leave().unwrap();
         last
     }

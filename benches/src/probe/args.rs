@@ -78,6 +78,10 @@ pub struct Args {
     #[arg(long, help_heading = JOB)]
     pub skip_nonfinite: bool,
 
+    /// Keep an average of the weights of this decay at the hub. It costs the hub 8 bytes of traffic a parameter and round.
+    #[arg(long, value_name = "DECAY", help_heading = JOB)]
+    pub ema: Option<f64>,
+
     /// Element type of the whole model. Default: that of the manifest's tensors, and f32 of a published network.
     #[arg(long, value_name = "f32|f16|bf16", value_parser = dtype, help_heading = JOB)]
     pub dtype: Option<Dtype>,
@@ -296,8 +300,8 @@ impl Args {
         }
     }
 
-    /// Whether the machine's limit is asked for, and can be compared with the rounds. A hub that leaves work out, decodes, clips, or
-    /// steps once a push does other work than the limit, and a hub that waits for compute does less.
+    /// Whether the machine's limit is asked for, and can be compared with the rounds. A hub that leaves work out, decodes, clips, averages,
+    /// or steps once a push does other work than the limit, and a hub that waits for compute does less.
     pub fn has_limit(&self) -> bool {
         self.limit == LimitChoice::On
             && self.compute.compute.is_none()
@@ -305,6 +309,7 @@ impl Args {
             && self.ablate.is_empty()
             && self.clip_norm.is_none()
             && !self.skip_nonfinite
+            && self.ema.is_none()
             && self.machines.is_none()
             && !self.consistency.steps_alone()
     }
@@ -343,6 +348,7 @@ impl Args {
             chunk_bytes: self.chunk_bytes.unwrap_or_else(|| default_chunk_bytes(&keys)),
             clip_norm: self.clip_norm,
             skip_nonfinite: self.skip_nonfinite,
+            ema: self.ema,
             ablate: self.ablate(),
             split_above: self.compute.split_above(),
             level: self.level(),

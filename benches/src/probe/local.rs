@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use fabric::any::Transport;
-use pbox_core::Wire;
+use pbox_core::{Tensors, Wire};
 
 use super::args::{Args, WeightsChoice};
 use super::limit::Limit;
@@ -153,7 +153,7 @@ fn check_memory(args: &Args, wire: &Wire) -> Result<()> {
     let of_levels = args.machines.map_or(0, |machines| 2 * machines);
     let copies = of_a_worker * args.all_workers() + of_levels + 1;
     let windows = u64::from(copies) * wire.weights_window_bytes() as u64;
-    let kept = wire.kept_bytes(&args.optimizer);
+    let kept = wire.kept_bytes(&Tensors::from(args.optimizer).with_ema(args.ema));
     let limit = u64::from(args.workers + 1) * layout.window_bytes() as u64 + kept;
     let needed = windows + kept + if args.has_limit() { limit } else { 0 };
     let available = fabric::available_bytes().unwrap_or(u64::MAX);

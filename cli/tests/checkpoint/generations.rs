@@ -103,6 +103,8 @@ fn a_file_of_another_job_is_refused_and_not_taken_for_damage() {
     let job = Job::small(ADAM);
     let store = saved(dir.path(), &job, &[5, 10]);
     says(Job::small(SGD).refusal(&store, "job"), &["job.safetensors", "optimizer"]);
+    let averaged = Job { ema: Some(0.999), ..Job::small(ADAM) };
+    says(averaged.refusal(&store, "job"), &["job.safetensors", "ema) is none", "asks for 0.999"]);
     assert_eq!(files(dir.path()), ["job.safetensors", "job@5.safetensors"]);
 }
 
@@ -118,7 +120,7 @@ pub fn not_finite(job: &Job, round: Round, values: &[(usize, f32)]) -> Snapshot 
         }
         SnapshotPart { chunks: part.chunks, values: slab, steps: part.steps }
     });
-    Snapshot::new(layout.into(), job.optimizer, round, numbers, parts.collect()).unwrap()
+    Snapshot::new(layout.into(), job.tensors(), round, numbers, parts.collect()).unwrap()
 }
 
 #[test]

@@ -40,7 +40,8 @@ fn jobs() -> impl Strategy<Value = Job> {
             Key { lr_mult, ..Key::f32(name, shape) }
         };
         let keys = keys.into_iter().enumerate().map(key).collect();
-        let job = Job { chunk_bytes: chunk_lines * 64, cores, ..Job::new(keys, optimizer) };
+        let ema = Some(f64::from(momentum)).filter(|&decay| decay > 0.5 && optimizer.keeps_weights());
+        let job = Job { ema, chunk_bytes: chunk_lines * 64, cores, ..Job::new(keys, optimizer) };
         job.with_rates(rates)
     })
 }
@@ -50,8 +51,11 @@ fn check_with_the_library(job: &Job, bytes: &[u8], round: Round) {
     let file = SafeTensors::deserialize(bytes).unwrap();
     let mut names = BTreeSet::new();
     for (key, id) in job.keys.iter().zip(0..).map(|(key, id)| (key, KeyId(id))) {
-        for tensor in Tensor::all(&job.optimizer) {
+        for tensor in job.tensors().all() {
             let name = match (tensor, &job.optimizer) {
+                (Tensor::State(which), _) if which == job.optimizer.state_per_element() => {
+                    format!("optimizer/ema/{}", key.name)
+                }
                 (Tensor::Weights, _) => key.name.clone(),
                 (
                     Tensor::State(0),

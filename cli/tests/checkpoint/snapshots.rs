@@ -7,7 +7,7 @@ use std::sync::Arc;
 use fabric::Slab;
 use pbox_core::{
     ChunkId, Key, KeyId, Layout, Numbers, Optimizer, Placement, Restored, Round, Share, Snapshot,
-    SnapshotPart, Tensor,
+    SnapshotPart, Tensor, Tensors,
 };
 use phub_server::checkpoint::{CheckpointStore, Loaded};
 
@@ -20,6 +20,7 @@ pub const ADAM: Optimizer =
 pub struct Job {
     pub keys: Vec<Key>,
     pub optimizer: Optimizer,
+    pub ema: Option<f64>,
     pub chunk_bytes: usize,
     pub cores: usize,
     /// By round.
@@ -32,13 +33,18 @@ impl Job {
     /// On two cores, in chunks of 64 bytes.
     pub fn new(keys: Vec<Key>, optimizer: Optimizer) -> Self {
         let numbers = vec![(Round(0), Numbers::new(optimizer))];
-        Job { keys, optimizer, chunk_bytes: 64, cores: 2, numbers, steps: BTreeMap::new() }
+        Job { keys, optimizer, ema: None, chunk_bytes: 64, cores: 2, numbers, steps: BTreeMap::new() }
     }
 
     /// The same with these learning rates.
     pub fn with_rates(self, rates: impl IntoIterator<Item = (u32, f32)>) -> Self {
         let of = |(from, rate)| (Round(from), Numbers::new(self.optimizer.with_learning_rate(rate)));
         Job { numbers: rates.into_iter().map(of).collect(), ..self }
+    }
+
+    /// What its hub keeps of each key.
+    pub fn tensors(&self) -> Tensors {
+        Tensors::from(self.optimizer).with_ema(self.ema)
     }
 
     fn steps_of(&self, key: &Key, round: Round) -> u32 {
@@ -57,7 +63,7 @@ impl Job {
         let placement = Placement::new(&layout, self.cores);
         let parts = placement.chunks_by_core().into_iter();
         let parts = parts.map(|chunks| self.part(&layout, chunks, round)).collect();
-        Snapshot::new(layout, self.optimizer, round, self.numbers.clone(), parts).unwrap()
+        Snapshot::new(layout, self.tensors(), round, self.numbers.clone(), parts).unwrap()
     }
 
     fn part(&self, layout: &Layout, chunks: Vec<ChunkId>, round: Round) -> SnapshotPart {
@@ -65,7 +71,7 @@ impl Job {
         for &id in &chunks {
             let chunk = layout.chunk(id);
             let first = (chunk.span.offset - layout.key_span(chunk.key).offset) / 4;
-            for tensor in Tensor::all(&self.optimizer) {
+            for tensor in self.tensors().all() {
                 let elements = first..first + chunk.span.bytes / 4;
                 values.extend(elements.map(|element| value(round, chunk.key, tensor, element)));
             }
@@ -78,7 +84,7 @@ impl Job {
 
     /// Loads the job's checkpoint, and hears whether it is not the newest.
     pub fn loaded(&self, store: &CheckpointStore, name: &str) -> Option<Loaded> {
-        store.load(name, &self.keys, &self.optimizer).unwrap_or_else(|error| panic!("{error}"))
+        store.load(name, &self.keys, &self.tensors()).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// Loads the job's checkpoint.
@@ -89,7 +95,7 @@ impl Job {
     /// Why the job's checkpoint cannot be loaded.
     #[track_caller]
     pub fn refusal(&self, store: &CheckpointStore, name: &str) -> String {
-        store.load(name, &self.keys, &self.optimizer).expect_err("it must be refused").to_string()
+        store.load(name, &self.keys, &self.tensors()).expect_err("it must be refused").to_string()
     }
 
     /// The file of its snapshot.
@@ -114,7 +120,7 @@ impl Job {
         }
         for (key, id) in self.keys.iter().zip(0..).map(|(key, id)| (key, KeyId(id))) {
             let elements = key.elements().unwrap() as usize;
-            for tensor in Tensor::all(&self.optimizer) {
+            for tensor in self.tensors().all() {
                 let seen = match tensor {
                     Tensor::Weights => restored.weights(id, 0..elements),
                     Tensor::State(which) => restored.state(id, which, 0..elements),

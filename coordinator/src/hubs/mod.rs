@@ -169,10 +169,10 @@ impl Hubs {
         }
     }
 
-    /// Returns the length of this hub's state of a job: f32 of weights and of what the optimizer keeps beside them.
+    /// Returns the length of this hub's state of a job: f32 of weights and of what is kept beside them.
     pub fn state_bytes(&self, terms: &JobTerms) -> u64 {
         let elements: u64 = self.pieces.iter().map(|piece| piece.elements.len() as u64).sum();
-        4 * elements * terms.optimizer.saved_per_element() as u64
+        4 * elements * terms.tensors().saved_per_element() as u64
     }
 
     /// Checks that a worker's pass is of this job, and not of a job of the same name that hub 0 has begun since.

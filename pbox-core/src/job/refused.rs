@@ -11,6 +11,7 @@
 //! | `clip_norm`, `skip_nonfinite` | compression | not built yet |
 //! | `clip_norm`, `skip_nonfinite` | `ablate` | what is left out has no norm |
 //! | `maximize` | `average`, `sum`, `ablate` | nothing steps |
+//! | `ema` | `average`, `sum`, `ablate` | the hub keeps no weights, or their steps are wrong |
 //! | hubs as members | Slim-DP | it needs each worker's own steps |
 //! | hubs as members | `kvstore` | a hub has no forward pass that it could pull for |
 //!
@@ -52,6 +53,7 @@ enum Term {
     SeveralHubs,
     WholeGradient,
     Maximize,
+    Ema,
     Compression,
     Ablate,
 }
@@ -96,6 +98,8 @@ const TABLE: &[(Term, Term, &str)] = &[
     (Term::WholeGradient, Term::Ablate, "what is left out has no norm"),
     (Term::Maximize, Term::Average, "nothing steps up or down; leave it out"),
     (Term::Maximize, Term::Ablate, "nothing steps up or down; leave it out"),
+    (Term::Ema, Term::Average, "the hub keeps no weights that it could average; average them where you step"),
+    (Term::Ema, Term::Ablate, "what is left out makes no steps; leave the average out"),
     (Term::HubsBelow, Term::SlimDp, "it needs each worker's own steps; use a level without it"),
     (Term::HubsBelow, Term::Pulls, "a hub has no forward pass that it could pull for; use sliced or p3"),
 ];
@@ -151,6 +155,7 @@ impl Term {
                 let name = if terms.clip_norm.is_some() { "clip_norm" } else { "skip_nonfinite" };
                 (terms.waits_for_all(), name.to_owned())
             }
+            Term::Ema => (terms.ema.is_some(), "ema".to_owned()),
             Term::Maximize => (terms.maximize, "maximize".to_owned()),
             Term::Compression => (level.compression.is_some(), "compression".to_owned()),
             Term::Ablate => (*ablate != Ablate::default(), "ablate".to_owned()),

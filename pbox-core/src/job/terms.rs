@@ -14,7 +14,7 @@ use super::numbers::InvalidRate;
 use super::on_loss::OnLoss;
 use super::refused::{self, Refused};
 use super::schedule::Schedule;
-use crate::kernels::{Ablate, InvalidOptimizer, Optimizer};
+use crate::kernels::{Ablate, Decay, InvalidOptimizer, Optimizer, Tensors};
 use crate::layout::manifest::{self, ManifestError};
 use crate::layout::{DEFAULT_CHUNK_BYTES, Key, LINES, LayoutError, default_chunk_bytes};
 
@@ -46,6 +46,10 @@ pub struct JobTerms {
     /// [`clip_norm`](Self::clip_norm). Default false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub skip_nonfinite: bool,
+    /// The decay `d` of an average of the weights that the hub keeps: it begins with the first weights, and after each step it is
+    /// `d` of itself and `1 - d` of the new weight. Above 0 and below 1. Default: no average.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ema: Option<f64>,
     /// Whether steps go up the gradient and not down, as with PyTorch's `maximize`. Default false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub maximize: bool,
@@ -119,6 +123,8 @@ pub enum InvalidTerms {
     Hubs { seen: u32 },
     #[error("clip_norm {seen}: expected a number above 0; leave it out for no bound")]
     ClipNorm { seen: f32 },
+    #[error("ema {seen}: expected a decay above 0 and below 1, also in f32; leave it out for no average")]
+    Ema { seen: f64 },
     #[error("a credit of 0 bytes: a link has at least 1; leave it out for no bound")]
     NoCredit,
     #[error("optimizer: {0}")]
@@ -160,6 +166,7 @@ impl JobTerms {
             optimizer,
             clip_norm: None,
             skip_nonfinite: false,
+            ema: None,
             maximize: false,
             ablate: Ablate::default(),
             seed: 0,
@@ -192,6 +199,9 @@ impl JobTerms {
         {
             return Err(InvalidTerms::ClipNorm { seen });
         }
+        if let Some(seen) = self.ema.filter(|&ema| !Decay::is_valid(ema)) {
+            return Err(InvalidTerms::Ema { seen });
+        }
         self.optimizer.check()?;
         if let Some(compression) = &self.level.compression {
             compression.check()?;
@@ -205,6 +215,11 @@ impl JobTerms {
     pub fn has_own_weights(&self) -> bool {
         let LevelTerms { consistency, compression, .. } = self.level;
         consistency.steps_alone() || compression.is_some_and(|compression| compression.has_own_answers())
+    }
+
+    /// The tensors that the hub which steps keeps of each key.
+    pub fn tensors(&self) -> Tensors {
+        Tensors::from(self.optimizer).with_ema(self.ema)
     }
 
     /// Whether steps wait for the whole gradient.
@@ -267,6 +282,7 @@ impl JobTerms {
             optimizer,
             clip_norm,
             skip_nonfinite,
+            ema,
             maximize,
             ablate,
             seed,
@@ -285,6 +301,7 @@ impl JobTerms {
             ("optimizer", format!("{optimizer:?}")),
             ("clip_norm", or(clip_norm.map(|most| most.to_string()), "none")),
             ("skip_nonfinite", skip_nonfinite.to_string()),
+            ("ema", or(ema.map(|decay| decay.to_string()), "none")),
             ("maximize", maximize.to_string()),
             ("ablate", format!("{ablate:?}")),
             ("compression", or(compression.map(|compression| compression.to_string()), "none")),

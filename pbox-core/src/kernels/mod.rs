@@ -9,6 +9,7 @@
 //! registers, and a chunk costs `workers + 2` reads and 2 writes of memory (Adam: `workers + 3` and 3). Memory is
 //! what bounds the hub (`docs/decisions/0004-sum-at-last-arrival.md`).
 
+mod average;
 mod body;
 #[allow(unsafe_code)]
 mod compiled;
@@ -19,10 +20,12 @@ mod magnitude;
 mod optimizer;
 pub mod oracle;
 mod rule;
+mod tensors;
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod tests;
 
+pub(crate) use average::Decay;
 pub use compiled::{Kernels, Slots};
 pub use element::Element;
 pub(crate) use element::typed;
@@ -31,6 +34,7 @@ pub use magnitude::Magnitude;
 pub use optimizer::{
     Ablate, Groups, InvalidOptimizer, Multipliers, Numbers, NumbersByRound, Optimizer, Step,
 };
+pub use tensors::{Tensor, Tensors};
 
 /// The lanes of a sum of squares: as many as the widest vector has values.
 const LANES: usize = 32;

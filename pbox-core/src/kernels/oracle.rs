@@ -86,6 +86,11 @@ pub fn step_rounded<E: Element>(
     }
 }
 
+/// One element's average of weights after a step that has made this weight. Before the first step it is the weight.
+pub fn average(decay: f64, weight: f32, average: &mut f32) {
+    *average = decay as f32 * *average + (1.0 - decay) as f32 * weight;
+}
+
 /// The bytes of a block, in the type of its key: squares are added block by block. No block has elements of two chunks.
 pub const BLOCK_BYTES: usize = 32 << 10;
 

@@ -6,5 +6,5 @@ mod restored;
 
 pub(crate) use capture::Capture;
 pub use capture::{Occasion, Taken};
-pub use part::{Snapshot, SnapshotError, SnapshotPart, Tensor, state_names};
+pub use part::{Snapshot, SnapshotError, SnapshotPart};
 pub use restored::{Restored, RestoredKey};

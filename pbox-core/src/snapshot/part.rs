@@ -12,49 +12,9 @@ use std::sync::Arc;
 use fabric::Slab;
 
 use crate::job::Schedule;
-use crate::kernels::{Numbers, Optimizer};
+use crate::kernels::{Numbers, Optimizer, Tensor, Tensors};
 use crate::layout::{ChunkId, Layout, Round};
 use crate::place::{Piece, Share};
-
-/// One of the tensors that a hub keeps for a key; each has the key's shape.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tensor {
-    /// The f32 master weights.
-    Weights,
-    /// The optimizer's state, by its place in [`state_names`].
-    State(usize),
-}
-
-impl Tensor {
-    /// All tensors that an optimizer keeps for a key, in the order of a chunk's values.
-    pub fn all(optimizer: &Optimizer) -> impl Iterator<Item = Tensor> {
-        let weights = optimizer.keeps_weights().then_some(Tensor::Weights);
-        weights.into_iter().chain((0..optimizer.state_per_element()).map(Tensor::State))
-    }
-
-    /// The tensor's place in a chunk's values.
-    pub fn place(self) -> usize {
-        match self {
-            Tensor::Weights => 0,
-            Tensor::State(which) => 1 + which,
-        }
-    }
-}
-
-/// PyTorch's names for an optimizer's state, in the order in which the kernels keep it.
-pub fn state_names(optimizer: &Optimizer) -> &'static [&'static str] {
-    match optimizer {
-        Optimizer::Average | Optimizer::Sum | Optimizer::Sgd { .. } => &[],
-        Optimizer::Momentum { .. } | Optimizer::Dampened { .. } | Optimizer::Nesterov { .. } => {
-            &["momentum_buffer"]
-        }
-        Optimizer::Adam { .. } | Optimizer::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
-        Optimizer::AmsGrad { .. } | Optimizer::AmsGradW { .. } => {
-            &["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
-        }
-        Optimizer::Lion { .. } => &["exp_avg"],
-    }
-}
 
 /// One core's part of a snapshot. A print shows sizes alone.
 pub struct SnapshotPart {
@@ -82,7 +42,7 @@ impl fmt::Debug for SnapshotPart {
 pub struct Snapshot {
     layout: Arc<Layout>,
     pieces: Vec<Piece>,
-    optimizer: Optimizer,
+    tensors: Tensors,
     round: Round,
     numbers: Vec<(Round, Numbers)>,
     ended: Option<String>,
@@ -127,24 +87,24 @@ pub enum SnapshotError {
 }
 
 impl Snapshot {
-    /// Puts the parts of a job together. `optimizer` is that of the job's terms, and `round` the next round. `numbers` are the
+    /// Puts the parts of a job together. `tensors` are those of the job's terms, and `round` the next round. `numbers` are the
     /// changes that matter from then on: (first round, numbers), rounds ascending, the first at `round` or before.
     pub fn new(
         layout: Arc<Layout>,
-        optimizer: Optimizer,
+        tensors: impl Into<Tensors>,
         round: Round,
         numbers: Vec<(Round, Numbers)>,
         parts: Vec<SnapshotPart>,
     ) -> Result<Self, SnapshotError> {
         let pieces = Share::WHOLE.pieces(&layout, Schedule::default());
-        Self::of_share(layout, pieces, optimizer, round, numbers, parts)
+        Self::of_share(layout, pieces, tensors, round, numbers, parts)
     }
 
     /// Like [`new`](Self::new), for the pieces of one of several hubs.
     pub fn of_share(
         layout: Arc<Layout>,
         pieces: Vec<Piece>,
-        optimizer: Optimizer,
+        tensors: impl Into<Tensors>,
         round: Round,
         numbers: Vec<(Round, Numbers)>,
         parts: Vec<SnapshotPart>,
@@ -152,8 +112,9 @@ impl Snapshot {
         if numbers.first().is_none_or(|&(from, _)| from > round) {
             return Err(SnapshotError::NoNumbers { round: round.0 });
         }
-        let places = places(&layout, &pieces, &optimizer, &parts)?;
-        Ok(Snapshot { layout, pieces, optimizer, round, numbers, ended: None, parts, places })
+        let tensors = tensors.into();
+        let places = places(&layout, &pieces, &tensors, &parts)?;
+        Ok(Snapshot { layout, pieces, tensors, round, numbers, ended: None, parts, places })
     }
 
     /// It is the last state of a job that ended like this.
@@ -183,7 +144,12 @@ impl Snapshot {
 
     /// The job's optimizer, as its workers asked for it.
     pub fn optimizer(&self) -> &Optimizer {
-        &self.optimizer
+        self.tensors.optimizer()
+    }
+
+    /// The tensors of each of its keys.
+    pub fn tensors(&self) -> &Tensors {
+        &self.tensors
     }
 
     /// The next round.
@@ -225,7 +191,7 @@ impl Snapshot {
 fn places(
     layout: &Layout,
     pieces: &[Piece],
-    optimizer: &Optimizer,
+    tensors: &Tensors,
     parts: &[SnapshotPart],
 ) -> Result<Vec<Option<Place>>, SnapshotError> {
     let chunks = layout.chunks().len();
@@ -241,7 +207,7 @@ fn places(
             if let Some(Place { part: first, .. }) = place.replace(Place { part, index, start: expected }) {
                 return Err(SnapshotError::Twice { chunk: id.0, first, second: part });
             }
-            expected += elements(layout, id) * optimizer.saved_per_element();
+            expected += elements(layout, id) * tensors.saved_per_element();
         }
         let seen = values.as_slice().len();
         if seen != expected {
@@ -320,20 +286,5 @@ mod tests {
         let parts = vec![part(&[0, 1, 2], 0, 38)];
         let refused = Snapshot::new(layout(), NESTEROV, Round(3), late, parts).unwrap_err();
         assert_eq!(refused, SnapshotError::NoNumbers { round: 3 });
-    }
-
-    #[test]
-    fn every_state_has_a_name() {
-        for name in Optimizer::NAMES {
-            let momentum = match name {
-                "momentum" | "nesterov" => r#","momentum":0.5"#,
-                "dampened" => r#","momentum":0.5,"dampening":0.5"#,
-                _ => "",
-            };
-            let rate = if matches!(name, "average" | "sum") { "" } else { r#","learning_rate":0.5"# };
-            let json = format!(r#"{{"name":"{name}"{rate}{momentum}}}"#);
-            let optimizer: Optimizer = serde_json::from_str(&json).unwrap();
-            assert_eq!(state_names(&optimizer).len(), optimizer.state_per_element(), "{name}");
-        }
     }
 }

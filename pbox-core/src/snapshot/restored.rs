@@ -4,8 +4,7 @@ use std::ops::Range;
 
 use fabric::Slab;
 
-use super::part::Tensor;
-use crate::kernels::{Numbers, NumbersByRound};
+use crate::kernels::{Numbers, NumbersByRound, Tensor};
 use crate::layout::{KeyId, Round};
 
 /// A hub's state of a job from a checkpoint: tensors by key, of the hub's share of the elements.
@@ -69,8 +68,8 @@ impl Restored {
         self.tensor(key, Tensor::Weights, elements)
     }
 
-    /// A range of a key's optimizer state; `which` is the place in [`state_names`](crate::state_names). Panics beyond
-    /// the last element, and for a state that the optimizer does not have.
+    /// A range of a key's state; `which` is the place in [`Tensors::state_names`](crate::Tensors::state_names). Panics beyond
+    /// the last element, and for a state that the job does not have.
     pub fn state(&self, key: KeyId, which: usize, elements: Range<usize>) -> &[f32] {
         self.tensor(key, Tensor::State(which), elements)
     }

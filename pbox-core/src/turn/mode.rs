@@ -71,7 +71,7 @@ impl Shard {
             (0..weights.len()).for_each(|place| weights.elements_mut::<u8>(place).fill(0));
         }
         if let Some(AboveSpec { form, links, ways, keeps_first, passes, .. }) = above {
-            let of_chunks = Chunk::of_shard(&Optimizer::Average, wire, &chunks);
+            let of_chunks = Chunk::of_shard(&Optimizer::Average.into(), wire, &chunks);
             let keeps_first = keeps_first && broadcasts;
             let gather = PassOn::new(passes, wire, &chunks, &links, lines, waker);
             let pace = Relayed::new(workers, links, broadcasts);
@@ -98,7 +98,7 @@ impl Shard {
                 }
             });
         }
-        let of_chunks = Chunk::of_shard(&terms.optimizer, wire, &chunks);
+        let of_chunks = Chunk::of_shard(&terms.tensors(), wire, &chunks);
         let alone = terms.level.consistency.steps_alone();
         let of_sum = terms.optimizer == Optimizer::Sum;
         let framed = wire.framing().map(|framing| (framing, framing.codecs(), terms.level.compression));

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use fabric::Span;
 
-use crate::kernels::Optimizer;
+use crate::kernels::Tensors;
 use crate::layout::{ChunkId, Dtype, KeyId};
 use crate::wire::Wire;
 
@@ -25,7 +25,7 @@ pub(crate) struct Chunk {
     pub elements: usize,
     /// The type of the weights as the hub has them.
     pub dtype: Dtype,
-    /// Where its master weights and optimizer state begin, in f32.
+    /// The start of its master weights and state, in f32.
     pub kept: usize,
     /// Its values in a snapshot's part: weights, when they are kept, then state.
     pub in_snapshot: Range<usize>,
@@ -35,8 +35,8 @@ pub(crate) struct Chunk {
 }
 
 impl Chunk {
-    /// The chunks with these ids, in a shard that keeps what this optimizer needs.
-    pub fn of_shard(optimizer: &Optimizer, wire: &Wire, ids: &[ChunkId]) -> Vec<Chunk> {
+    /// The chunks with these ids, in a shard that keeps these tensors.
+    pub fn of_shard(tensors: &Tensors, wire: &Wire, ids: &[ChunkId]) -> Vec<Chunk> {
         let layout = wire.layout();
         let (mut kept, mut values) = (0, 0);
         let chunk = |&id| {
@@ -44,9 +44,9 @@ impl Chunk {
             let (key, of) = (&layout.keys()[chunk.key.index()], chunk.key);
             let dtype = if wire.framing().is_some() { Dtype::F32 } else { key.dtype };
             let elements = chunk.span.bytes / key.dtype.bytes();
-            let in_snapshot = values..values + elements * optimizer.saved_per_element();
+            let in_snapshot = values..values + elements * tensors.saved_per_element();
             values = in_snapshot.end;
-            kept += elements * optimizer.kept_per_element(dtype);
+            kept += elements * tensors.kept_per_element(dtype);
             Chunk {
                 id,
                 key: of,
@@ -55,7 +55,7 @@ impl Chunk {
                 bytes: chunk.span.bytes,
                 elements,
                 dtype,
-                kept: kept - elements * optimizer.kept_per_element(dtype),
+                kept: kept - elements * tensors.kept_per_element(dtype),
                 in_snapshot,
                 lr_mult: key.lr_mult,
                 wd_mult: key.wd_mult,
@@ -67,7 +67,7 @@ impl Chunk {
     /// Neighbours as one chunk of this id, if a step of it is the steps of all: their values lie side by side in every window
     /// and in what is kept, and have one type and one learning rate. More than one kept value an element lies chunk by
     /// chunk. The chunks may have made different numbers of steps, so these must not count in a step.
-    pub fn joined(optimizer: &Optimizer, id: ChunkId, chunks: &[Chunk]) -> Option<Chunk> {
+    pub fn joined(tensors: &Tensors, id: ChunkId, chunks: &[Chunk]) -> Option<Chunk> {
         let (first, last) = (chunks.first()?, chunks.last()?);
         let follows = |pair: &[Chunk]| {
             let (one, next) = (&pair[0], &pair[1]);
@@ -76,7 +76,7 @@ impl Chunk {
                 && one.in_snapshot.end == next.in_snapshot.start
                 && (one.dtype, one.lr_mult, one.wd_mult) == (next.dtype, next.lr_mult, next.wd_mult)
         };
-        let joins = optimizer.kept_per_element(first.dtype) <= 1 && !optimizer.uses_steps();
+        let joins = tensors.kept_per_element(first.dtype) <= 1 && !tensors.optimizer().uses_steps();
         let joins = joins && chunks.windows(2).all(follows);
         joins.then(|| Chunk {
             id,

@@ -19,7 +19,9 @@ use super::gather::{Gather, NoGather, PassOn, Refused};
 use super::gauge::{Gauge, Gauged};
 use super::{BareSlots, Discarded, Mode, RawForAll, Read, Reply, Stepped, To, Weights};
 use crate::job::JobTerms;
-use crate::kernels::{Ablate, Element, Kernels, Numbers, NumbersByRound, Optimizer, Slots, Step, typed};
+use crate::kernels::{
+    Ablate, Decay, Element, Kernels, Numbers, NumbersByRound, Optimizer, Slots, Step, Tensors, typed,
+};
 use crate::layout::{ChunkId, Content, Immediate, KeyId, Layout, Round};
 use crate::snapshot::Restored;
 use crate::whole::Found;
@@ -45,7 +47,7 @@ pub(crate) struct Staged<M: Mode> {
 impl<M: Mode<Read = BareSlots, Weights = Spans, Reply = RawForAll>> Staged<M> {
     /// Gives a place of its own to the group of the chunks at these places, if it can [step](Chunk::joined) as one.
     pub fn join(&mut self, id: ChunkId, places: Range<usize>) -> Option<usize> {
-        let joined = Chunk::joined(&self.steps.optimizer, id, &self.chunks[places.clone()])?;
+        let joined = Chunk::joined(&self.steps.tensors, id, &self.chunks[places.clone()])?;
         let place = self.weights.join(places.clone())?;
         assert_eq!(place, self.chunks.len(), "one span a place");
         self.steps.counts.join(places);
@@ -109,8 +111,8 @@ impl<M: Mode> Staged<M> {
 
     /// Lets it [show](Self::show) weights ahead.
     pub fn showing(mut self) -> Result<Self, MapError> {
-        let optimizer = &self.steps.optimizer;
-        let kept = |chunk: &Chunk| chunk.elements * optimizer.kept_per_element(chunk.dtype);
+        let tensors = &self.steps.tensors;
+        let kept = |chunk: &Chunk| chunk.elements * tensors.kept_per_element(chunk.dtype);
         self.former = Some(Former::new(&self.chunks, kept)?);
         Ok(self)
     }
@@ -261,7 +263,7 @@ impl<M: Mode> Staged<M> {
             let weights = weights.elements_mut::<E>(place);
             // SAFETY: the caller guarantees it.
             read.begin(chunk, unsafe { gradients.push(first, chunk.push) }, weights);
-            steps.begin(chunk, weights);
+            steps.begin((place, chunk), weights);
         });
     }
 
@@ -513,12 +515,12 @@ impl<M: Mode> Staged<M> {
         Gauged { found: self.gather.last_found(), ..self.gauge.gauged() }
     }
 
-    /// Sets a chunk's optimizer state to zero, as if it had made no step. Its weights stay.
+    /// Sets a chunk's optimizer state to zero, as if it had made no step. Its weights and their average stay.
     pub fn reset_state(&mut self, place: usize) {
         let Staged { chunks, steps, .. } = self;
         let chunk = &chunks[place];
         typed!(chunk.dtype, E => {
-            let (_, state) = steps.kept_of::<E>(chunk);
+            let (_, state, _) = steps.kept_of::<E>(chunk);
             state.fill(0.0);
         });
         steps.counts.reset(place);
@@ -544,14 +546,15 @@ impl<M: Mode> Staged<M> {
 /// Steps a shard's chunks.
 #[derive(Debug)]
 struct Steps {
-    /// What is kept is for this optimizer.
-    optimizer: Optimizer,
+    tensors: Tensors,
+    /// That of the average of weights, if one is kept.
+    decay: Option<Decay>,
     rule: Rule,
     /// 1, or -1 where steps go up the gradient.
     sign: f32,
     numbers: NumbersByRound,
     counts: StepCounts,
-    /// By chunk, in f32: master weights, when the hub's weights are coarser, then optimizer state.
+    /// The f32 of these tensors that are beside the weights, chunk by chunk.
     kept: Slab,
 }
 
@@ -574,16 +577,16 @@ impl Steps {
         let JobTerms { ablate, .. } = terms;
         let rule = if ablate.optimize && ablate.aggregate { Rule::Nothing } else { Rule::Sum };
         let kept = Slab::zeroed("nothing beside the sums", 0)?;
-        let optimizer = Optimizer::Average;
-        let numbers = NumbersByRound::new(Numbers::new(optimizer));
+        let tensors = Tensors::from(Optimizer::Average);
+        let numbers = NumbersByRound::new(Numbers::new(*tensors.optimizer()));
         let counts = StepCounts::new(terms, chunks);
-        Ok(Steps { optimizer, rule, sign: 1.0, numbers, counts, kept })
+        Ok(Steps { tensors, decay: None, rule, sign: 1.0, numbers, counts, kept })
     }
 
     /// Allocates and touches memory: call it on the thread that owns the core.
     fn new(terms: &JobTerms, chunks: &[Chunk]) -> Result<Self, MapError> {
-        let optimizer = terms.optimizer;
-        let of = |chunk: &Chunk| chunk.elements * optimizer.kept_per_element(chunk.dtype);
+        let (tensors, sign) = (terms.tensors(), if terms.maximize { -1.0 } else { 1.0 });
+        let of = |chunk: &Chunk| chunk.elements * tensors.kept_per_element(chunk.dtype);
         let mut kept = Slab::zeroed("master weights and optimizer state", chunks.iter().map(of).sum())?;
         kept.as_mut_slice().fill(0.0);
         let rule = match terms.ablate {
@@ -591,14 +594,14 @@ impl Steps {
             Ablate { optimize: true, aggregate: false } => Rule::Mean,
             _ => Rule::Step,
         };
-        let numbers = NumbersByRound::new(Numbers::new(optimizer));
+        let numbers = NumbersByRound::new(Numbers::new(terms.optimizer));
         let counts = StepCounts::new(terms, chunks.len());
-        Ok(Steps { optimizer, rule, sign: if terms.maximize { -1.0 } else { 1.0 }, numbers, counts, kept })
+        Ok(Steps { tensors, decay: tensors.decay(), rule, sign, numbers, counts, kept })
     }
 
     /// Whether a checkpoint has values of this shard.
     fn keeps_weights(&self) -> bool {
-        self.optimizer.keeps_weights()
+        self.tensors.optimizer().keeps_weights()
     }
 
     /// Sums the slots, which are the pushes of this many workers, steps the weights of the chunk at a place, and counts the
@@ -618,6 +621,7 @@ impl Steps {
         let kept =
             &mut self.kept.as_mut_slice()[chunk.kept..][..chunk.elements * rule.kept_per_element(E::DTYPE)];
         kernels.run(&rule, &step, slots, weights, kept);
+        self.average(kernels, chunk, weights);
     }
 
     /// Steps, as [`run`](Self::run), on the mean of this many workers, times a scale.
@@ -636,6 +640,18 @@ impl Steps {
         let kept =
             &mut self.kept.as_mut_slice()[chunk.kept..][..chunk.elements * rule.kept_per_element(E::DTYPE)];
         kernels.step(&rule, &step, mean, weights, kept);
+        self.average(kernels, chunk, weights);
+    }
+
+    /// Moves the average of a chunk's weights, which a step has just made, if the job keeps one.
+    #[inline]
+    fn average<E: Element>(&mut self, kernels: &Kernels, chunk: &Chunk, weights: &[E]) {
+        let Some(decay) = self.decay else { return };
+        let (master, _, averages) = self.kept_of::<E>(chunk);
+        // Where there is no master, the weights are f32.
+        let in_f32 = |weights| <[f32]>::ref_from_bytes(weights).expect("weights without a master are f32");
+        let weights = if master.is_empty() { in_f32(weights.as_bytes()) } else { &*master };
+        kernels.average(decay, weights, averages);
     }
 
     /// Makes a trial of the [step](Self::run): nothing changes except the weights.
@@ -676,17 +692,24 @@ impl Steps {
         Some((rule, step))
     }
 
-    /// The chunk has these new weights. They become the master weights, too.
-    fn begin<E: Element>(&mut self, chunk: &Chunk, weights: &[E]) {
-        let (master, _) = self.kept_of::<E>(chunk);
+    /// The chunk has these new weights. They become the master weights, too, and the average of a chunk that has made no step.
+    fn begin<E: Element>(&mut self, (place, chunk): (usize, &Chunk), weights: &[E]) {
+        let is_first = self.counts.of(place) == 0;
+        let (master, _, averages) = self.kept_of::<E>(chunk);
+        let averages = if is_first { averages } else { &mut [] };
         master.iter_mut().zip(weights).for_each(|(master, weight)| *master = weight.to_f32());
+        averages.iter_mut().zip(weights).for_each(|(average, weight)| *average = weight.to_f32());
     }
 
-    /// Master weights and state of a chunk.
-    fn kept_of<E: Element>(&mut self, chunk: &Chunk) -> (&mut [f32], &mut [f32]) {
-        let kept = chunk.elements * self.optimizer.kept_per_element(E::DTYPE);
+    /// Master weights, optimizer state and average of a chunk.
+    fn kept_of<E: Element>(&mut self, chunk: &Chunk) -> (&mut [f32], &mut [f32], &mut [f32]) {
+        let optimizer = self.tensors.optimizer();
+        let (master, states) = (optimizer.master_per_element(E::DTYPE), optimizer.state_per_element());
+        let kept = chunk.elements * self.tensors.kept_per_element(E::DTYPE);
         let kept = &mut self.kept.as_mut_slice()[chunk.kept..][..kept];
-        kept.split_at_mut(chunk.elements * self.optimizer.master_per_element(E::DTYPE))
+        let (master, rest) = kept.split_at_mut(chunk.elements * master);
+        let (state, averages) = rest.split_at_mut(chunk.elements * states);
+        (master, state, averages)
     }
 
     /// Takes a chunk's state from a checkpoint, and with the state the number of its steps. The chunk's elements begin at `start`
@@ -698,14 +721,15 @@ impl Steps {
         start: usize,
         restored: &'a Restored,
     ) -> &'a [f32] {
-        let (elements, states) = (chunk.elements, self.optimizer.state_per_element());
+        let elements = chunk.elements;
         let range = start..start + elements;
         let weights = restored.weights(key, range.clone());
         self.counts.restore(place, key, restored);
-        let (master, state) = self.kept_of::<E>(chunk);
+        let (master, state, averages) = self.kept_of::<E>(chunk);
         master.copy_from_slice(&weights[..master.len()]);
-        for which in 0..states {
-            let state = &mut state[which * elements..][..elements];
+        let states =
+            state.chunks_exact_mut(elements.max(1)).chain(averages.chunks_exact_mut(elements.max(1)));
+        for (which, state) in states.enumerate() {
             state.copy_from_slice(restored.state(key, which, range.clone()));
         }
         weights
@@ -713,7 +737,7 @@ impl Steps {
 
     /// Writes a chunk's values for a snapshot: its weights (the master weights, if there are any), then its state.
     fn copy_to_snapshot<E: Element>(&self, chunk: &Chunk, weights: &[E], values: &mut [f32]) {
-        let kept = chunk.elements * self.optimizer.kept_per_element(E::DTYPE);
+        let kept = chunk.elements * self.tensors.kept_per_element(E::DTYPE);
         // Kept values are laid out as in a snapshot. Weights without a master stand before them.
         let (rounded, rest) = values.split_at_mut(values.len() - kept);
         rounded.iter_mut().zip(weights).for_each(|(value, weight)| *value = weight.to_f32());

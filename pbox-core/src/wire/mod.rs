@@ -42,7 +42,7 @@ use zerocopy::FromBytes;
 
 use crate::codec::{Codec, Draw};
 use crate::job::{Compression, InvalidTerms, JobTerms, Members};
-use crate::kernels::{Element, Optimizer, typed};
+use crate::kernels::{Element, Tensors, typed};
 use crate::layout::{ChunkId, Content, Dtype, Immediate, Key, KeyId, Layout, Round};
 use crate::place::{Above, Share, first_chunks};
 use crate::slim;
@@ -317,18 +317,18 @@ impl Wire {
         if self.has_groups { self.layout.group(id) } else { None }
     }
 
-    /// Bytes that the hub keeps beside the windows: optimizer state, weights that no window holds, and with
+    /// Bytes that the hub keeps beside the windows: state, weights that no window holds, and with
     /// compression a copy of the workers' weights.
-    pub fn kept_bytes(&self, optimizer: &Optimizer) -> u64 {
+    pub fn kept_bytes(&self, tensors: &Tensors) -> u64 {
         let Some(framing) = &self.framing else {
             let of_key = |(key, bytes): (&Key, usize)| {
-                bytes / key.dtype.bytes() * optimizer.kept_per_element(key.dtype) * size_of::<f32>()
+                bytes / key.dtype.bytes() * tensors.kept_per_element(key.dtype) * size_of::<f32>()
             };
             let keys = self.layout.keys().iter().zip(0..);
             let bytes = keys.map(|(key, id)| (key, self.layout.key_span(KeyId(id)).bytes));
             return bytes.map(|both| of_key(both) as u64).sum();
         };
-        let of_an_element = (1 + optimizer.state_per_element()) * size_of::<f32>();
+        let of_an_element = (1 + tensors.state_per_element()) * size_of::<f32>();
         let parameters = self.layout.parameters();
         let beside = match framing.compression {
             Compression::Codec(_) => u64::from(framing.shadows) * self.layout.model_bytes(),
@@ -477,6 +477,7 @@ impl Frames {
 mod tests {
     use super::*;
     use crate::job::{Consistency, LevelTerms};
+    use crate::kernels::Optimizer;
     use crate::layout::Key;
     use proptest::prelude::*;
 

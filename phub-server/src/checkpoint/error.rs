@@ -191,6 +191,9 @@ pub enum Mismatch {
     #[error("its optimizer is {file}, and the job asks for {job}; ask for the same")]
     Optimizer { file: String, job: String },
 
+    #[error("its average of weights (ema) is {file}, and the job asks for {job}; ask for the same")]
+    Ema { file: String, job: String },
+
     #[error("it has no tensor {name:?}, which the job has; train the same model")]
     Missing { name: String },
 

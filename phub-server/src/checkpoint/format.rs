@@ -18,7 +18,7 @@ use std::ops::Range;
 use pbox_core::manifest::{self, MAX_HEADER_BYTES, ManifestError};
 use pbox_core::{
     Groups, Key, KeyId, Multipliers as KeyMultipliers, Numbers, Optimizer, Piece, Round, Share, Snapshot,
-    Tensor, state_names,
+    Tensor, Tensors,
 };
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
@@ -44,10 +44,10 @@ pub(super) const DIGEST_BYTES: usize = 32;
 /// The digits in the digest's place while it is computed.
 pub(super) const NO_DIGEST: [u8; DIGEST_BYTES] = [b'0'; DIGEST_BYTES];
 
-/// The names of optimizer state begin like this.
+/// The names of state beside the weights begin like this.
 const STATE_PREFIX: &str = "optimizer/";
 
-/// Whether a tensor of this name is optimizer state.
+/// Whether a tensor of this name is state beside the weights: the optimizer's, or their average.
 pub fn is_state(name: &str) -> bool {
     name.starts_with(STATE_PREFIX)
 }
@@ -136,6 +136,9 @@ pub(super) struct Metadata {
     pub round: String,
     /// JSON, as in a join.
     pub optimizer: String,
+    /// JSON: the decay of the average of weights, if the job keeps one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ema: Option<String>,
     /// JSON, `[[first round, rate], ...]`: those of `optimizers`, for readers that do not know these.
     pub learning_rates: String,
     /// JSON, `[[first round, optimizer, {"key": [lr_mult, wd_mult], ...}], ...]`: where workers have set more than learning
@@ -171,6 +174,7 @@ impl Metadata {
             job: job.to_owned(),
             round: snapshot.round().0.to_string(),
             optimizer: json(snapshot.optimizer()),
+            ema: snapshot.tensors().ema().as_ref().map(json),
             learning_rates: json(&rates),
             optimizers: optimizers(snapshot).as_ref().map(json),
             groups: groups(snapshot).as_ref().map(json),
@@ -228,8 +232,8 @@ pub(super) struct Entry {
 
 /// Checks that a model's keys can be saved. A job that wants checkpoints should fail when it joins, and not when the first
 /// checkpoint is due.
-pub fn check_keys(keys: &[Key], optimizer: &Optimizer) -> Result<(), UnusableKeys> {
-    entries(keys, optimizer, whole(keys)).map(drop)
+pub fn check_keys(keys: &[Key], tensors: &Tensors) -> Result<(), UnusableKeys> {
+    entries(keys, tensors, whole(keys)).map(drop)
 }
 
 pub(super) fn whole(keys: &[Key]) -> impl Iterator<Item = (KeyId, Range<usize>)> + Clone {
@@ -244,7 +248,7 @@ pub(super) fn of_piece(Piece { key, elements, .. }: &Piece) -> (KeyId, Range<usi
 /// All tensors of a checkpoint with these pieces of keys, in the order of the file.
 pub(super) fn entries(
     keys: &[Key],
-    optimizer: &Optimizer,
+    tensors: &Tensors,
     pieces: impl Iterator<Item = (KeyId, Range<usize>)> + Clone,
 ) -> Result<Vec<Entry>, UnusableKeys> {
     for key in keys {
@@ -252,14 +256,16 @@ pub(super) fn entries(
             return Err(UnusableKeys::Reserved { name: key.name.clone() });
         }
     }
-    let entries: Vec<Entry> = Tensor::all(optimizer)
+    let names: Vec<&str> = tensors.state_names().collect();
+    let entries: Vec<Entry> = tensors
+        .all()
         .flat_map(|tensor| pieces.clone().enumerate().map(move |(piece, of)| (tensor, piece, of)))
         .map(|(tensor, piece, (id, elements))| {
             let key = &keys[id.index()];
             let name = match tensor {
                 Tensor::Weights => key.name.clone(),
                 Tensor::State(which) => {
-                    format!("{STATE_PREFIX}{}/{}", state_names(optimizer)[which], key.name)
+                    format!("{STATE_PREFIX}{}/{}", names[which], key.name)
                 }
             };
             let is_whole = key.elements() == Some(elements.len() as u64);
@@ -271,7 +277,7 @@ pub(super) fn entries(
     let shown: Vec<Key> = entries.iter().map(|entry| entry.shown.clone()).collect();
     match manifest::check(&shown) {
         // A hub that keeps no weights has a round to go on with, and no tensor.
-        Err(ManifestError::NoKeys) if !optimizer.keeps_weights() => {}
+        Err(ManifestError::NoKeys) if !tensors.optimizer().keeps_weights() => {}
         checked => checked.map_err(|error| UnusableKeys::Manifest { error })?,
     }
     Ok(entries)
@@ -291,7 +297,7 @@ pub(super) struct Plan {
 impl Plan {
     pub fn new(job: &str, snapshot: &Snapshot, share: Share) -> Result<Self, UnusableKeys> {
         let pieces = snapshot.pieces().iter().map(of_piece);
-        let entries = entries(snapshot.layout().keys(), snapshot.optimizer(), pieces)?;
+        let entries = entries(snapshot.layout().keys(), snapshot.tensors(), pieces)?;
         let mut text = format!("{{\"__metadata__\":{}", json(&Metadata::of(job, snapshot, share)));
         let mut end = 0;
         for Entry { shown, .. } in &entries {

@@ -16,7 +16,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use pbox_core::control::check_job_name;
-use pbox_core::{Key, Optimizer, Restored, Round, Share};
+use pbox_core::{Key, Restored, Round, Share, Tensors};
 
 use super::disk;
 use super::error::CheckpointError;
@@ -84,11 +84,11 @@ impl CheckpointStore {
         &self,
         job: &str,
         keys: &[Key],
-        optimizer: &Optimizer,
+        tensors: &Tensors,
     ) -> Result<Option<Loaded>, CheckpointError> {
         let newest = self.path(job)?;
         self.rounds(job, Share::WHOLE)?;
-        let damage = match self.load_file(newest.clone(), job, keys, optimizer, None) {
+        let damage = match self.load_file(newest.clone(), job, keys, tensors, None) {
             Ok(Some(restored)) => return Ok(Some(Loaded { restored, warning: None })),
             Ok(None) => None,
             Err(error) if error.is_damage() => Some(error),
@@ -97,7 +97,7 @@ impl CheckpointStore {
         let mut damage_of_older = None;
         for round in self.generations(job)?.into_iter().rev() {
             let path = self.file(&generation_name(job, round));
-            let restored = match self.load_file(path.clone(), job, keys, optimizer, None) {
+            let restored = match self.load_file(path.clone(), job, keys, tensors, None) {
                 Ok(Some(restored)) => restored,
                 Ok(None) => continue,
                 Err(error) if error.is_damage() => {
@@ -239,8 +239,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = CheckpointStore::open(dir.path()).unwrap();
         std::fs::write(store.file(&generation_name("job", Round(3))), "torn").unwrap();
-        let optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
-        assert!(store.load("job", &[Key::f32("a", [1])], &optimizer).unwrap_err().is_damage());
+        let optimizer = pbox_core::Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
+        assert!(store.load("job", &[Key::f32("a", [1])], &optimizer.into()).unwrap_err().is_damage());
     }
 
     #[test]

@@ -8,7 +8,7 @@
 use std::fs::File;
 use std::path::PathBuf;
 
-use pbox_core::{Key, Optimizer, Piece, Restored, Round, Share};
+use pbox_core::{Key, Piece, Restored, Round, Share, Tensors};
 
 use super::disk;
 use super::error::CheckpointError;
@@ -53,10 +53,10 @@ impl CheckpointStore {
         part: PartOf<'_>,
         round: Round,
         keys: &[Key],
-        optimizer: &Optimizer,
+        tensors: &Tensors,
     ) -> Result<Restored, CheckpointError> {
         let path = self.file_of(part.job, part.share, round)?;
-        let restored = self.load_file(path.clone(), part.job, keys, optimizer, Some(part))?;
+        let restored = self.load_file(path.clone(), part.job, keys, tensors, Some(part))?;
         let missing = || std::io::Error::from(std::io::ErrorKind::NotFound);
         let restored =
             restored.ok_or_else(|| CheckpointError::Read { path: path.clone(), error: missing() })?;

@@ -14,7 +14,7 @@ use std::str::FromStr;
 
 use fabric::Slab;
 use pbox_core::manifest::{ManifestError, from_safetensors, header_bytes};
-use pbox_core::{Dtype, Groups, Key, Numbers, Optimizer, Restored, RestoredKey, Round};
+use pbox_core::{Dtype, Groups, Key, Numbers, Optimizer, Restored, RestoredKey, Round, Tensors};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use xxhash_rust::xxh3::Xxh3;
@@ -31,7 +31,7 @@ use super::format::{
 #[derive(Debug)]
 pub struct Decoded {
     round: Round,
-    optimizer: Optimizer,
+    kept: Tensors,
     /// First round and numbers, rounds ascending, at least one.
     numbers: Vec<NumbersFrom>,
     groups: Vec<GroupsFrom>,
@@ -71,9 +71,10 @@ pub fn decode(mut file: impl Read, file_bytes: u64) -> Result<Decoded, DecodeErr
 
     let optimizer = optimizer(&metadata.optimizer)?;
     let numbers = numbers(&metadata, &optimizer)?;
+    let ema = metadata.ema.as_deref().map(|seen| parse("ema", seen)).transpose()?;
     Ok(Decoded {
         round: round(&metadata.round)?,
-        optimizer,
+        kept: Tensors::from(optimizer).with_ema(ema),
         groups: groups(&metadata, &numbers)?,
         numbers,
         steps: steps(&metadata, &tensors)?,
@@ -338,7 +339,7 @@ impl Decoded {
 
     /// The rule that made it.
     pub fn optimizer(&self) -> &Optimizer {
-        &self.optimizer
+        self.kept.optimizer()
     }
 
     /// Whose part it is, in words; nothing for a whole job.
@@ -361,15 +362,20 @@ impl Decoded {
     pub(super) fn restore(
         self,
         keys: &[Key],
-        optimizer: &Optimizer,
+        tensors: &Tensors,
         entries: &[Entry],
         share: Option<FileShare>,
     ) -> Result<Restored, Mismatch> {
         if self.share != share {
             return Err(Mismatch::Share { file: shown(&self.share), job: shown(&share) });
         }
-        if self.optimizer != *optimizer {
-            return Err(Mismatch::Optimizer { file: json(&self.optimizer), job: json(optimizer) });
+        let optimizer = tensors.optimizer();
+        if self.kept.optimizer() != optimizer {
+            return Err(Mismatch::Optimizer { file: json(self.kept.optimizer()), job: json(optimizer) });
+        }
+        if self.kept.ema() != tensors.ema() {
+            let named = |ema: Option<f64>| ema.map_or("none".to_owned(), |decay| decay.to_string());
+            return Err(Mismatch::Ema { file: named(self.kept.ema()), job: named(tensors.ema()) });
         }
         let starts = self.starts(keys.len(), entries)?;
         self.check_multipliers(keys)?;

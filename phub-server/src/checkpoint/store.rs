@@ -22,7 +22,7 @@ use std::sync::{Mutex, PoisonError};
 
 use authority::{hex, random, unhex};
 use pbox_core::control::check_job_name;
-use pbox_core::{Key, Optimizer, Restored, Share, Snapshot};
+use pbox_core::{Key, Restored, Share, Snapshot, Tensors};
 use rustix::io::Errno;
 
 use super::disk;
@@ -134,13 +134,13 @@ impl CheckpointStore {
         path: PathBuf,
         job: &str,
         keys: &[Key],
-        optimizer: &Optimizer,
+        tensors: &Tensors,
         part: Option<PartOf<'_>>,
     ) -> Result<Option<Restored>, CheckpointError> {
         let unusable = |error| CheckpointError::Keys { job: job.to_owned(), error };
         let entries = match part {
-            Some(PartOf { pieces, .. }) => entries(keys, optimizer, pieces.iter().map(of_piece)),
-            None => entries(keys, optimizer, whole(keys)),
+            Some(PartOf { pieces, .. }) => entries(keys, tensors, pieces.iter().map(of_piece)),
+            None => entries(keys, tensors, whole(keys)),
         };
         let entries = entries.map_err(unusable)?;
         let share = part.and_then(|PartOf { share, pieces, .. }| FileShare::new(share, keys, pieces));
@@ -160,7 +160,7 @@ impl CheckpointStore {
             Ok(opened) => opened,
             Err(error) => return Err(CheckpointError::Read { path, error }),
         };
-        match decode(file, bytes).map(|decoded| decoded.restore(keys, optimizer, &entries, share)) {
+        match decode(file, bytes).map(|decoded| decoded.restore(keys, tensors, &entries, share)) {
             Ok(Ok(restored)) => Ok(Some(restored)),
             Ok(Err(error)) => Err(CheckpointError::Mismatch { path, error }),
             Err(error) => Err(CheckpointError::Decode { path, error }),

@@ -68,6 +68,10 @@ pub struct Reference {
     pub norm: f32,
     /// Whether steps go up the gradient.
     pub maximize: bool,
+    /// The decay of the averages.
+    pub ema: Option<f64>,
+    /// The averages of the master weights, by key, if there is a decay.
+    pub averages: Vec<Vec<f32>>,
     keys: Vec<Key>,
     round: u32,
     /// By key: how many steps it has made.
@@ -100,6 +104,8 @@ impl Reference {
             clip_norm: None,
             norm: 0.0,
             maximize: false,
+            ema: None,
+            averages: weights.clone(),
             keys: keys.to_vec(),
             round: 0,
             steps: vec![0; keys.len()],
@@ -188,6 +194,9 @@ impl Reference {
             for (i, (master, state)) in values {
                 oracle::step(optimizer, &step, sums[key][i], master, state);
                 self.weights[key][i] = rounded(settings.dtype, *master);
+                if let Some(decay) = self.ema {
+                    oracle::average(decay, *master, &mut self.averages[key][i]);
+                }
             }
         }
         self.round += 1;
@@ -263,6 +272,14 @@ impl Saved {
             steps: None,
             values: Box::new(std::io::Cursor::new(self.values.clone())),
         }
+    }
+
+    /// A tensor of each key: the weights are tensor 0, and the first state is tensor 1.
+    pub fn tensor(&self, keys: &[Key], which: usize) -> Vec<Vec<f32>> {
+        let all: usize = keys.iter().map(elements).sum();
+        let values = self.values.chunks_exact(4).skip(which * all);
+        let mut values = values.map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));
+        keys.iter().map(|key| values.by_ref().take(elements(key)).collect()).collect()
     }
 
     /// The weights of each key, then each key's first and second optimizer state. State that there is not is 0.

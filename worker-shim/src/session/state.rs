@@ -17,8 +17,8 @@ pub struct State {
     /// How many steps each key has made, in the order of the manifest: Adam counts from there. Without it one in each round but
     /// the broadcast; with SSP and ASP one for each worker.
     pub steps: Option<Vec<u32>>,
-    /// f32, little endian: the weights of all keys in the order of the manifest, then their first optimizer state
-    /// ([`state_names`](pbox_core::state_names)), then their second. Read once, and only if the job has no state.
+    /// f32, little endian: the weights of all keys in the order of the manifest, then their first state beside the
+    /// weights ([`Tensors::state_names`](pbox_core::Tensors::state_names)), then their second. An average is the last one. Read once, and only if the job has no state.
     pub values: Box<dyn Read + Send>,
 }
 

@@ -225,11 +225,6 @@ impl Optimizer {
         }
     }
 
-    /// f32 that a checkpoint has for each parameter: the weight and the state, where the hub keeps weights.
-    pub fn saved_per_element(&self) -> usize {
-        if self.keeps_weights() { 1 + self.state_per_element() } else { 0 }
-    }
-
     /// Whether a step depends on how many there were before.
     pub fn uses_steps(&self) -> bool {
         match self {

@@ -325,7 +325,8 @@ impl Story {
     fn restores(&mut self, job: usize, is_calm: bool) -> bool {
         let trouble = if is_calm { Trouble::default() } else { self.trouble() };
         let name = self.jobs[job].name;
-        let loaded = self.does(0, trouble, |story, store| store.load(name, story.layout.keys(), &OPTIMIZER));
+        let loaded =
+            self.does(0, trouble, |story, store| store.load(name, story.layout.keys(), &OPTIMIZER.into()));
         match loaded {
             None => return false,
             Some(Err(why)) => {
@@ -369,7 +370,7 @@ impl Story {
             let trouble = if is_calm { Trouble::default() } else { self.trouble() };
             let loaded = self.does(hub, trouble, |story, store| {
                 let part = PartOf { job: name, share, pieces: &story.pieces(share) };
-                let restored = store.load_part(part, round, story.layout.keys(), &OPTIMIZER)?;
+                let restored = store.load_part(part, round, story.layout.keys(), &OPTIMIZER.into())?;
                 store.put_parts_aside(name, share, round)?;
                 store.keep_parts(name, share, |kept| kept <= round)?;
                 Ok::<_, CheckpointError>(story.values(share, &restored))

@@ -115,17 +115,16 @@ impl Read for Values {
 
 /// A state with its values in the order of a checkpoint.
 fn restored(job: &coordinator::Job, before: Round, values: Slab) -> Restored {
-    let (pieces, optimizer) = (&job.hubs.pieces, &job.spec.terms.optimizer);
+    let (pieces, saved) = (&job.hubs.pieces, job.spec.terms.tensors().saved_per_element());
     let all: usize = pieces.iter().map(|piece| piece.elements.len()).sum();
     let mut keys = vec![RestoredKey { elements: 0..0, starts: Vec::new() }; job.spec.terms.keys.len()];
     let mut begin = 0;
     for Piece { key, elements, .. } in pieces {
-        let tensors = 0..optimizer.saved_per_element();
-        let starts = tensors.map(|tensor| tensor * all + begin).collect();
+        let starts = (0..saved).map(|tensor| tensor * all + begin).collect();
         begin += elements.len();
         keys[key.index()] = RestoredKey { elements: elements.clone(), starts };
     }
-    let numbers = vec![(Round(0), Numbers::new(*optimizer))];
+    let numbers = vec![(Round(0), Numbers::new(job.spec.terms.optimizer))];
     Restored::new(before, numbers, values, keys).with_steps(job.life.brought_steps())
 }
 
@@ -185,7 +184,7 @@ impl Registry {
                 )
             })?;
             let (_, (state, job)) = inner.member(name, token)?;
-            let tensors = state.spec.terms.optimizer.saved_per_element();
+            let tensors = state.spec.terms.tensors().saved_per_element();
             let up = |above: &Arc<JoinedAbove>| (Arc::clone(above), Arc::clone(job.wire.layout()), tensors);
             (id, before, bytes, job.above.as_ref().map(up))
         };
@@ -202,7 +201,7 @@ impl Registry {
         if seen != bytes {
             return Err(Refusal::bad(format!(
                 "the state has {seen} bytes, expected {bytes}: f32 of all keys' weights in the order of the join, then \
-                 of their first optimizer state, then of their second; join again to bring it"
+                 of their first state, and so on; an average is the last state; join again to bring it"
             )));
         }
         let values = match goes {

@@ -86,12 +86,12 @@ impl Registry {
         let asked = self.ask_job(job, |reply| Command::LastState { job: id, before, reply });
         let (layout, share, pieces) =
             (Arc::clone(job.wire.layout()), state.hubs.share, state.hubs.pieces.clone());
-        let (optimizer, numbers) = (state.spec.terms.optimizer, state.numbers.changes_from(before));
+        let (tensors, numbers) = (state.spec.terms.tensors(), state.numbers.changes_from(before));
         let (name, writing) = (job.name.clone(), Arc::clone(&job.checkpoints.writing));
         async move {
             let parts = answers(asked).await?.into_iter().flatten();
             let parts = parts.collect::<Result<Vec<SnapshotPart>, String>>()?;
-            let snapshot = Snapshot::of_share(layout, pieces, optimizer, before, numbers, parts);
+            let snapshot = Snapshot::of_share(layout, pieces, tensors, before, numbers, parts);
             let snapshot = snapshot.map_err(|error| error.to_string())?.with_end(ended);
             let write = move || {
                 let _writing = writing.lock();

@@ -72,7 +72,7 @@ impl Registry {
         };
         let Beginning { round: first_round, files, warning } = beginning.map_err(conflict)?;
         let restored = match store {
-            Some(store) if share.is_whole() => store.load(name, &terms.keys, &terms.optimizer),
+            Some(store) if share.is_whole() => store.load(name, &terms.keys, &terms.tensors()),
             Some(store) if first_round > Round(0) => {
                 let restored = load(store, part, first_round, terms);
                 restored.map(|restored| Some(Loaded { restored, warning }))
@@ -254,7 +254,7 @@ fn load(
         })?;
         Restored::new(round, numbers, values, nothing)
     } else {
-        store.load_part(part, round, &terms.keys, &terms.optimizer)?
+        store.load_part(part, round, &terms.keys, &terms.tensors())?
     };
     store.put_parts_aside(part.job, part.share, round)?;
     store.keep_parts(part.job, part.share, |kept| kept <= round)?;

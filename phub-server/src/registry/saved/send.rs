@@ -108,7 +108,7 @@ fn check_has_state(state: &coordinator::Job, job: &Job) -> Result<(), String> {
     if !optimizer.keeps_weights() {
         return Err(format!("its optimizer, {}, keeps no weights: its workers have them", optimizer.name()));
     }
-    check_keys(job.wire.layout().keys(), optimizer).map_err(|error| error.to_string())
+    check_keys(job.wire.layout().keys(), &state.spec.terms.tensors()).map_err(|error| error.to_string())
 }
 
 /// Takes the pieces, for the client.

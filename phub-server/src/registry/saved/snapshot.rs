@@ -103,12 +103,12 @@ impl Registry {
     /// Puts the parts together. Returns the job's name, too. The caller gives the parts back.
     pub(crate) fn snapshot(&self, collected: &mut Collected) -> Result<(String, Snapshot), String> {
         let (before, parts) = (collected.before, std::mem::take(&mut collected.parts));
-        let (name, layout, pieces, optimizer, numbers) = self.of_job(collected.job, |state, job| {
+        let (name, layout, pieces, tensors, numbers) = self.of_job(collected.job, |state, job| {
             let numbers = state.numbers.changes_from(before);
             let layout = Arc::clone(job.wire.layout());
-            (job.name.clone(), layout, state.hubs.pieces.clone(), state.spec.terms.optimizer, numbers)
+            (job.name.clone(), layout, state.hubs.pieces.clone(), state.spec.terms.tensors(), numbers)
         })?;
-        let snapshot = Snapshot::of_share(layout, pieces, optimizer, before, numbers, parts);
+        let snapshot = Snapshot::of_share(layout, pieces, tensors, before, numbers, parts);
         Ok((name, snapshot.map_err(|error| error.to_string())?))
     }
 }

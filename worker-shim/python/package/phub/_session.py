@@ -115,6 +115,7 @@ class Session:
         seed: int = 0,
         clip_norm: Optional[float] = None,
         skip_nonfinite: bool = False,
+        ema: Optional[float] = None,
         maximize: bool = False,
         consistency: str = "bsp",
         on_loss: str = "stop",
@@ -164,6 +165,8 @@ class Session:
                 you wait for one. For "bsp" without compression. Default: no bound.
             skip_nonfinite: whether a round whose mean gradient has a value that is infinite or NaN is left out, at all workers: weights,
                 optimizer state and numbers of steps stay. `skipped` counts such rounds. Keys are answered as with `clip_norm`.
+            ema: the decay of an average of the weights that the hub keeps, such as 0.999. It begins with the first weights, and after each
+                step it is `ema * average + (1 - ema) * weights`. `ema()` fetches it, and checkpoints have it. Default: none.
             maximize: whether steps go up the gradient and not down, as with PyTorch's `maximize`.
             consistency: "bsp", "ssp:N" or "asp": how far workers may be apart.
             on_loss: "stop" or "continue": what becomes of the job when a worker is lost.
@@ -221,7 +224,7 @@ class Session:
         if pull is None and pull_layers is not None:
             raise _phub.SettingsError("pull_layers without pull: say which batches of them, such as pull='ibatch'")
         self.pull = pull
-        self.skips_nonfinite = bool(skip_nonfinite)
+        self.skips_nonfinite, self.keeps_ema = bool(skip_nonfinite), ema is not None
         self._layers = [[key] for key in self._keys] if pull_layers is None else [list(each) for each in pull_layers]
         layers = _pull.numbers(self._layers, self._numbers)
         is_hub_known = hub is not None or bool(os.environ.get("PHUB_HUB"))
@@ -233,6 +236,7 @@ class Session:
             "seed": seed,
             "clip_norm": clip_norm,
             "skip_nonfinite": str(bool(skip_nonfinite)).lower(),
+            "ema": ema,
             "maximize": str(bool(maximize)).lower(),
             "consistency": consistency,
             "on_loss": on_loss,
@@ -302,7 +306,7 @@ class Session:
         self.job = job if isinstance(job, str) else naming.take(job)
         brought = None
         if state is not None and self.rank == 0:
-            brought = state.round, _state.steps(state, shapes), _state.pieces(state, shapes, optimizer)
+            brought = state.round, _state.steps(state, shapes), _state.pieces(state, shapes, optimizer, ema is not None)
         try:
             self._native = join(self.job, self._keys, optimizer, settings, layers, brought)
         except BaseException:
@@ -615,6 +619,17 @@ class Session:
             raise _phub.ForkError(f"job {self.job!r}: this session belongs to process {self._owner}")
         shapes = {name: tuple(key.shape) for name, key in self._keys.items()}
         return _state.fetch([hub.strip() for hub in self.hub_address.split(",")], self.job, shapes, self._token)
+
+    def ema(self) -> Dict[str, Array]:
+        """The average of each key's weights in f32, in a session with `ema=`. It comes with the `state()`, under the same conditions.
+
+        Raises:
+            SettingsError: the job keeps no average.
+            RefusedError, HubLostError: as of `state()`.
+        """
+        if not self.keeps_ema:
+            raise _phub.SettingsError(f"job {self.job!r} keeps no average of its weights: give each Session(ema=0.999), or another decay")
+        return self.state().ema or {}
 
     def members(self) -> List[int]:
         """The ranks that take part now; with a hub on each machine, those on this machine."""

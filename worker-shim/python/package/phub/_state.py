@@ -18,8 +18,9 @@ Array = npt.NDArray[Any]
 _STATE = "optimizer/"
 # Bytes that Python gives the session at a time.
 _PIECE = 1 << 20
-# The most tensors of a key in a state: its weights, and two of Adam.
-_MOST_TENSORS = 3
+_EMA = "ema"
+# The most tensors of a key in a state: its weights, three of AMSGrad, and an average.
+_MOST_TENSORS = 5
 # Hubs may be above hubs so many times.
 _MAX_DEPTH = 16
 
@@ -31,7 +32,8 @@ class State:
     Attributes:
         round: the next round; 1 if no step was made, since round 0 is the broadcast.
         tensors: f32 arrays of the keys' shapes, by name: each key's weights under the key's name, and optimizer state
-            under "optimizer/momentum_buffer/KEY", or "optimizer/exp_avg/KEY" and "optimizer/exp_avg_sq/KEY".
+            under "optimizer/momentum_buffer/KEY", or "optimizer/exp_avg/KEY" and "optimizer/exp_avg_sq/KEY"; averages of weights
+            under "optimizer/ema/KEY".
         steps: how many steps a key has made, from which Adam goes on counting, by the key's name: of keys that have not made
             one in each round after the broadcast.
     """
@@ -51,7 +53,18 @@ class State:
     @property
     def names(self) -> list[str]:
         """PyTorch's names of the optimizer state."""
-        return sorted({name.split("/")[1] for name in self.tensors if name.startswith(_STATE)})
+        return sorted({name.split("/")[1] for name in self.tensors if name.startswith(_STATE)} - {_EMA})
+
+    @property
+    def ema(self) -> Optional[Dict[str, Array]]:
+        """The averages of the weights, by key; `None` in a state without."""
+        begin = name_of(_EMA, "")
+        return {name[len(begin) :]: values for name, values in self.tensors.items() if name.startswith(begin)} or None
+
+    def with_ema(self, averages: Mapping[str, Array]) -> State:
+        """Returns this state with averages of these keys' weights."""
+        named = {name_of(_EMA, key): values for key, values in averages.items()}
+        return dataclasses.replace(self, tensors={**self.tensors, **named})
 
 
 def name_of(state: str, key: str) -> str:
@@ -199,25 +212,29 @@ def steps(state: State, keys: Iterable[str]) -> Optional[List[int]]:
     return None if all(each == state.round - 1 for each in of_keys) else of_keys
 
 
-def pieces(state: State, shapes: Mapping[str, Any], optimizer: _optimizers.Optimizer) -> Iterator[bytes]:
+def pieces(state: State, shapes: Mapping[str, Any], optimizer: _optimizers.Optimizer, ema: bool) -> Iterator[bytes]:
     """The bytes of a state for the hub. The state is checked at once, and not only when the first piece is taken.
 
     Args:
         state: the state to bring.
         shapes: the job's keys in their order, with their shapes.
         optimizer: the job's.
+        ema: whether the job keeps averages of the weights. Keys without one in the state begin with their weights.
 
     Raises:
         SettingsError: the state belongs to another model or optimizer.
     """
-    names = [*shapes] + [name_of(each, key) for each in _optimizers.state_names(optimizer) for key in shapes]
+    kept = [*_optimizers.state_names(optimizer), *([_EMA] if ema else [])]
+    names = [*shapes] + [name_of(each, key) for each in kept for key in shapes]
     expected = dict(zip(names, [*shapes.values()] * len(names)))
     if not _optimizers.keeps_weights(optimizer):
         raise _phub.SettingsError(f"state: {type(optimizer).__name__} keeps none")
     if not 1 <= state.round < 2**32 - 1:
         raise _phub.SettingsError(f"state: round {state.round}: expected 1, the round after the broadcast, or more")
+    first = {name_of(_EMA, key): state.tensors[key] for key in shapes if ema and key in state.tensors}
+    tensors = {**first, **state.tensors}
     for name in names:
-        shape = np.shape(state.tensors[name]) if name in state.tensors else None
+        shape = np.shape(tensors[name]) if name in tensors else None
         if shape != tuple(expected[name]):
             seen = "not there" if shape is None else f"of shape {shape}"
             raise _phub.SettingsError(f"state: {name!r} is {seen}; expected shape {tuple(expected[name])}")
@@ -230,7 +247,7 @@ def pieces(state: State, shapes: Mapping[str, Any], optimizer: _optimizers.Optim
 
     def send() -> Iterator[bytes]:
         for name in names:
-            bytes_ = _bytes(np.ascontiguousarray(state.tensors[name], "<f4"))
+            bytes_ = _bytes(np.ascontiguousarray(tensors[name], "<f4"))
             for begin in range(0, len(bytes_), _PIECE):
                 yield bytes(bytes_[begin : begin + _PIECE])
 

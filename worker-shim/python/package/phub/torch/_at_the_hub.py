@@ -50,6 +50,7 @@ class AtTheHub(Joined):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._phub.check_own("step()")
         if found_infinite(self) and not self._phub.is_asked:
             return loss  # in the mean, so that no worker makes this step
         self._take_changes_of_state()
@@ -99,6 +100,16 @@ class AtTheHub(Joined):
         self.synchronize()
         norm = self._phub.session.norm
         return None if norm is None else norm.value
+
+    def averaged(self) -> ContextManager[None]:
+        """Returns a context in which the parameters have the averages that the hub keeps with `ema=`, for an evaluation. Behind it they
+        have their own values again, bit for bit. Buffers, such as those of BatchNorm, stay. The averages are fetched, and those of 16-bit
+        parameters rounded. Not every worker need enter it: other workers wait for this one at their next step.
+
+        Raises:
+            SettingsError: the job keeps no average.
+        """
+        return self._phub.averaged()
 
     # ---- the state
 
@@ -163,6 +174,7 @@ class AtTheHub(Joined):
         Raises:
             SettingsError: the state belongs to another model or optimizer.
         """
+        self._phub.check_own("load_state_dict()")
         self.synchronize()
         super().load_state_dict(state_dict)
         self._phub_read = None
@@ -189,8 +201,10 @@ class AtTheHub(Joined):
 
     def _join_anew(self) -> None:
         """Takes the parameters that the optimizer has now into a new job, with the state of now."""
+        self._phub.check_own("another group of parameters")
         _ = self.state  # fetches it
         self._phub_read = None
+        averages = self._phub.averages() if self._phub.session.rank == 0 else None  # rank 0's state is everybody's
         model = self._phub_join.model
         former = model.trained
         try:
@@ -200,7 +214,7 @@ class AtTheHub(Joined):
             model.trained = former
             self.__dict__["state"].clear()
             raise
-        self._phub = self._phub_join.again(self)
+        self._phub = self._phub_join.again(self, averages)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles an optimizer of torch's own, with the state of now."""

@@ -7,16 +7,18 @@ takes the values that were written.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from typing import Any, Callable, ContextManager, Dict, Iterable, List, Optional, Set
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, Mapping, Optional, Set
 
 import torch
 from torch.nn.modules import module as torch_module
 
+from .._keys import Array
 from .._phub import Error
 from .._session import Session
 from ._coverage import Coverage
-from ._errors import GradientError, WrapError
+from ._errors import GradientError, StateError, WrapError
 from ._gradients import Gradients, Mean
 from ._model import Model
 from ._scaler import Found
@@ -56,6 +58,7 @@ class Exchange:
         self._handles: List[Any] = []
         self._buffers_are_old = False
         self._resets: Set[str] = set()
+        self._averaged = 0  # contexts in which the parameters have averages
         self._groups: List[Dict[str, Any]] = []  # of torch's optimizer, once there was a step
         self._found: Optional[Found] = None
         """The search that a scaler has left to the last step."""
@@ -238,6 +241,32 @@ class Exchange:
         """Sets the optimizer state of these parameters to zero before the next step."""
         ours = {id(parameter) for parameter in parameters}
         self._resets |= {key for key, parameter in self.parameters.items() if id(parameter) in ours}
+
+    def averages(self) -> Optional[Mapping[str, Array]]:
+        """Fetches the averages by key, if the hub keeps some."""
+        self.synchronize()
+        return self.session.state().ema if self.session.keeps_ema else None
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Gives the parameters the hub's averages for a while."""
+        self.synchronize()
+        averages = {key: torch.from_numpy(values) for key, values in self.session.ema().items()}
+        self._averaged += 1
+        try:
+            with self._weights.replaced(averages):
+                yield
+        finally:
+            self._averaged -= 1
+
+    def check_own(self, what: str) -> None:
+        """Checks that the parameters have their own values.
+
+        Raises:
+            StateError: they have averages.
+        """
+        if self._averaged:
+            raise StateError(f"{what} within averaged(): the parameters have averages there; leave the context first")
 
     def synchronize(self) -> None:
         """Waits for all parameters, outside of a forward pass."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Dict, Iterable, List, Optional
+from typing import Any, Dict, Iterable, List, Mapping, Optional
 
 import torch
 
-from .._keys import Key
+from .._keys import Array, Key
 from .._optimizers import Average, Sgd, state_names
 from .._session import Session
 from ._exchange import Exchange
@@ -56,11 +56,11 @@ class Join:
         _keys(optimizer, self.model.trained, settings)
         from_torch(optimizer, self.model.trained, settings.optimizer)
 
-    def again(self, optimizer: torch.optim.Optimizer) -> Exchange:
-        """Leaves the job, and joins a job that begins with the state that torch's optimizer has now."""
+    def again(self, optimizer: torch.optim.Optimizer, averages: Optional[Mapping[str, Array]] = None) -> Exchange:
+        """Leaves the job, and joins a job that begins with the state that torch's optimizer has now, and with averages by key."""
         self._current.leave()
         self._times += 1
-        self._current = self._join(optimizer, {"job": f"{self._job[:56]}.{self._times}"})
+        self._current = self._join(optimizer, {"job": f"{self._job[:56]}.{self._times}"}, averages)
         return self._current
 
     def leave_dropped(self) -> None:
@@ -69,10 +69,12 @@ class Join:
         _DROPPED.append(self._current)
         _leave_dropped()
 
-    def _join(self, optimizer: torch.optim.Optimizer, changed: Dict[str, Any]) -> Exchange:
+    def _join(
+        self, optimizer: torch.optim.Optimizer, changed: Dict[str, Any], averages: Optional[Mapping[str, Array]] = None
+    ) -> Exchange:
         parameters = self.model.trained
         settings = Settings.of(optimizer, self._kind)
-        state = from_torch(optimizer, parameters, settings.optimizer)
+        state = from_torch(optimizer, parameters, settings.optimizer, averages)
         self.keeps_state = bool(state_names(settings.optimizer))
         keys = _keys(optimizer, parameters, settings)
         is_on_gpu = next(iter(parameters.values())).is_cuda

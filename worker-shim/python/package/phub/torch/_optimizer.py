@@ -69,7 +69,8 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
         pull: as for `phub.Session`, with schedule="kvstore": parameters are pulled in batches of modules. Parameters of
             one module, by their names, are a layer. Layers are in the order of `named_parameters`, and from the second
             step on in the order in which the first training pass has called the modules.
-        session: more settings of `phub.Session`, such as `job`, `transport`, `compression`.
+        session: more settings of `phub.Session`, such as `job`, `transport`, `compression`. With `ema=0.999` the hub keeps an average
+            of the parameters, and `with optimizer.averaged():` evaluates the model with it.
 
     Raises:
         UnsupportedOptimizerError: the hub cannot run it; the message says which it can run, and what to do.
@@ -94,6 +95,8 @@ def DistributedOptimizer(  # noqa: N802, the name that users of Horovod and Byte
     if slim:
         if clip_value is not None or clip_norm is not None:
             raise SettingsError("with SlimDP the optimizer makes its own steps: clip gradients as without phub, before step()")
+        if session.get("ema") is not None:
+            raise SettingsError("with SlimDP the optimizer makes its own steps: average parameters by torch.optim.swa_utils")
         model.broadcast_rest(session)
         local = LocalExchange(model.trained, session)
         mix_in(optimizer, StepsItself, local)

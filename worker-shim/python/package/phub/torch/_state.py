@@ -8,7 +8,7 @@ import torch
 
 from .. import _optimizers
 from .._phub import SettingsError
-from .._state import State, name_of, steps_of
+from .._state import Array, State, name_of, steps_of
 
 # The step count of torch.
 _STEP = "step"
@@ -34,14 +34,15 @@ def from_torch(
     optimizer: torch.optim.Optimizer,
     parameters: Mapping[str, torch.nn.Parameter],
     at_hub: _optimizers.Optimizer,
+    averages: Optional[Mapping[str, Array]] = None,
 ) -> Optional[State]:
-    """The parameters, and what torch's optimizer keeps of them; `None` where it keeps nothing.
+    """The parameters, and what torch's optimizer keeps of them, with averages by key; `None` where there is neither.
 
     Raises:
         SettingsError: it is another model's or another optimizer's.
     """
     kept = {key: _kept(optimizer, parameter) for key, parameter in parameters.items()}
-    if not any(kept.values()):
+    if not any(kept.values()) and not averages:
         return None
     names = _optimizers.state_names(at_hub)
     tensors: Dict[str, Any] = {key: _array(parameter) for key, parameter in parameters.items()}
@@ -67,7 +68,11 @@ def from_torch(
             made[key] = steps_of(kept[key].get(_STEP, 0), f"parameter {key!r}")
         elif isinstance(at_hub, _optimizers.Dampened):
             made[key] = int(bool(seen))  # torch does not count, and its first step differs
-    return State(max(made.values(), default=0) + 1, tensors, made)
+    if not averages:
+        return State(max(made.values(), default=0) + 1, tensors, made)
+    # An average is of a key that has made a step.
+    state = State(max(made.values(), default=1) + 1, tensors, made)
+    return state.with_ema({key: values for key, values in averages.items() if key in parameters})
 
 
 def _kept(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter) -> Dict[str, Any]:

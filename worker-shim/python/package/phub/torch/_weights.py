@@ -14,8 +14,9 @@ Owned by the thread of the script.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -173,6 +174,23 @@ class Weights:
         self._moved.add(key)
         self._note_places()
 
+    @contextlib.contextmanager
+    def replaced(self, values: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Gives the parameters other values for a while. Nothing of that is a write of the script's."""
+        self.settle_all()
+        weights = list(self._weights.items())
+        for key, weight in weights:
+            if weight.values._version != weight.version:
+                self._moved.add(key)  # the script has written it before
+            if weight.is_lent:
+                self._know(weight)
+        own = [weight.values.clone() for _, weight in weights]
+        try:
+            _fill([(weight, values[key]) for key, weight in weights])
+            yield
+        finally:
+            _fill([(weight, each) for (_, weight), each in zip(weights, own)])
+
     def written(self) -> List[str]:
         """The keys of the parameters that the script has written since their values came."""
         claim(self.parameters.values(), self._holder)  # another optimizer may have stepped them
@@ -201,6 +219,13 @@ class Weights:
         self.pending.clear()
         for parameter in self.parameters.values():
             release(parameter, self._holder)
+
+
+def _fill(weights: List[Tuple[_Weight, torch.Tensor]]) -> None:
+    with unasked(), torch.no_grad():
+        for weight, values in weights:
+            weight.values.copy_(values)
+            weight.version = weight.values._version
 
 
 def _counting() -> Tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[List[torch.Tensor]], None]]:

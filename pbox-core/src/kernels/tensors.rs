@@ -1,0 +1,146 @@
+//! The tensors that a hub keeps of each key: weights, the optimizer's state, and the average of weights. A new one is a choice here.
+//!
+//! ```text
+//!   beside a window, chunk by chunk:  [ master weights ][ first state | second | ... ][ averages ]
+//!   in a snapshot:                    [ weights        ][ first state | second | ... ][ averages ]
+//! ```
+//!
+//! Masters are of weights in 16 bits: in f32 the window has them. To all but the kernels averages are one state more.
+
+use super::average::Decay;
+use super::optimizer::Optimizer;
+use crate::layout::Dtype;
+
+/// The name of averages in a state.
+const EMA: &str = "ema";
+
+/// One of the tensors that a hub keeps for a key; each has the key's shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tensor {
+    /// The f32 master weights.
+    Weights,
+    /// A state beside the weights, by its place in [`Tensors::state_names`].
+    State(usize),
+}
+
+impl Tensor {
+    /// The tensor's place in a chunk's values.
+    pub fn place(self) -> usize {
+        match self {
+            Tensor::Weights => 0,
+            Tensor::State(which) => 1 + which,
+        }
+    }
+}
+
+/// The tensors that the hub of a job keeps for a key.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tensors {
+    optimizer: Optimizer,
+    ema: Option<f64>,
+}
+
+impl From<Optimizer> for Tensors {
+    /// Returns the tensors of a job without an average.
+    fn from(optimizer: Optimizer) -> Self {
+        Tensors { optimizer, ema: None }
+    }
+}
+
+impl Tensors {
+    /// Adds the average of weights of this decay, if there is one.
+    pub fn with_ema(self, ema: Option<f64>) -> Self {
+        Tensors { ema, ..self }
+    }
+
+    /// The optimizer, whose state is kept.
+    pub fn optimizer(&self) -> &Optimizer {
+        &self.optimizer
+    }
+
+    /// The decay of the average, if there is one.
+    pub fn ema(&self) -> Option<f64> {
+        self.ema
+    }
+
+    /// The decay of the average, in the numbers of a kernel.
+    pub(crate) fn decay(&self) -> Option<Decay> {
+        self.ema.map(Decay::new)
+    }
+
+    /// The names of what is kept beside the weights, in its order: PyTorch's, and `ema`.
+    pub fn state_names(&self) -> impl Iterator<Item = &'static str> {
+        let own = names_of(&self.optimizer).iter().copied();
+        own.chain(self.ema.is_some().then_some(EMA))
+    }
+
+    /// The f32 that the hub keeps for each parameter, besides the weights.
+    pub fn state_per_element(&self) -> usize {
+        self.optimizer.state_per_element() + usize::from(self.ema.is_some())
+    }
+
+    /// f32 that a checkpoint has for each parameter: the weight and the state, where the hub keeps weights.
+    pub fn saved_per_element(&self) -> usize {
+        if self.optimizer.keeps_weights() { 1 + self.state_per_element() } else { 0 }
+    }
+
+    /// The f32 that the hub keeps for each element of a key of type `dtype`, besides the weights window: the master
+    /// weight, if the type is too coarse for it, then the state.
+    pub fn kept_per_element(&self, dtype: Dtype) -> usize {
+        self.optimizer.master_per_element(dtype) + self.state_per_element()
+    }
+
+    /// All tensors of a key, in the order of a chunk's values.
+    pub fn all(&self) -> impl Iterator<Item = Tensor> + use<> {
+        let saved = self.saved_per_element();
+        let weights = (saved > 0).then_some(Tensor::Weights);
+        weights.into_iter().chain((1..saved).map(|place| Tensor::State(place - 1)))
+    }
+}
+
+/// PyTorch's names for an optimizer's state, in the order in which the kernels keep it.
+fn names_of(optimizer: &Optimizer) -> &'static [&'static str] {
+    match optimizer {
+        Optimizer::Average | Optimizer::Sum | Optimizer::Sgd { .. } => &[],
+        Optimizer::Momentum { .. } | Optimizer::Dampened { .. } | Optimizer::Nesterov { .. } => {
+            &["momentum_buffer"]
+        }
+        Optimizer::Adam { .. } | Optimizer::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
+        Optimizer::AmsGrad { .. } | Optimizer::AmsGradW { .. } => {
+            &["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
+        }
+        Optimizer::Lion { .. } => &["exp_avg"],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_state_has_a_name() {
+        for name in Optimizer::NAMES {
+            let momentum = match name {
+                "momentum" | "nesterov" => r#","momentum":0.5"#,
+                "dampened" => r#","momentum":0.5,"dampening":0.5"#,
+                _ => "",
+            };
+            let rate = if matches!(name, "average" | "sum") { "" } else { r#","learning_rate":0.5"# };
+            let json = format!(r#"{{"name":"{name}"{rate}{momentum}}}"#);
+            let optimizer: Optimizer = serde_json::from_str(&json).unwrap();
+            for tensors in [Tensors::from(optimizer), Tensors::from(optimizer).with_ema(Some(0.5))] {
+                assert_eq!(tensors.state_names().count(), tensors.state_per_element(), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_average_is_the_last_state_of_any_type() {
+        let optimizer = Optimizer::Momentum { learning_rate: 0.1, weight_decay: 0.0, momentum: 0.9 };
+        let tensors = Tensors::from(optimizer).with_ema(Some(0.9));
+        let places: Vec<usize> = tensors.all().map(Tensor::place).collect();
+        assert_eq!(tensors.state_names().last(), Some("ema"));
+        assert_eq!((places, tensors.saved_per_element()), (vec![0, 1, 2], 3));
+        assert_eq!([Dtype::F32, Dtype::BF16].map(|dtype| tensors.kept_per_element(dtype)), [2, 3]);
+    }
+}
