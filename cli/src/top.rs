@@ -38,7 +38,7 @@ pub struct TopArgs {
     #[arg(default_value = "127.0.0.1:7077", value_name = "HOST:PORT")]
     hub: String,
 
-    /// Ask once, print a line for each job, and end.
+    /// Print a line for each job, and end: after two looks, a second apart, which tell how fast rounds are.
     #[arg(long)]
     once: bool,
 }
@@ -73,6 +73,10 @@ impl TopArgs {
                 _ = interrupt.recv() => return Ok(()),
                 _ = terminate.recv() => return Ok(()),
             };
+            if !in_terminal && before.is_none() && answer.is_ok() {
+                before = answer.ok();
+                continue;
+            }
             let text = match (&answer, &before) {
                 (Ok(hub), _) if in_terminal => format!("{CLEAR}{}", screen(&self.hub, hub, before.as_ref())),
                 (Ok(hub), _) => lines(hub),

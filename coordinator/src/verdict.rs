@@ -44,6 +44,9 @@ fn verdict_of(rounds: &RoundsReply, members: &[MemberReply]) -> String {
         let below = within(&rounds.waits_for, members);
         return format!("round {} has waited {} for {who}{below}", rounds.round.0, spoken(waited));
     }
+    if rounds.per_second == 0.0 {
+        return format!("round {}: look again, one look does not tell how fast rounds are", rounds.round.0);
+    }
     let head = format!("round {}, {} a second", rounds.round.0, rate(rounds.per_second));
     match latest(rounds) {
         Some(rank) => format!(
@@ -141,6 +144,8 @@ mod tests {
     use super::*;
     use crate::pace::LastRounds;
     use crate::pace::tests::rows;
+    use pbox_core::{Gauged, Watched};
+    use std::time::Instant;
 
     fn said(rounds: &LastRounds) -> String {
         let reply = rounds.reply();
@@ -167,6 +172,15 @@ mod tests {
             }
         );
         assert_eq!((reply.ranks[0].last, reply.ranks[0].median_us, reply.ranks[0].late_us), (21, 0, 900));
+    }
+
+    #[test]
+    fn one_look_says_nothing_of_who_is_late() {
+        let mut rounds = LastRounds::default();
+        let rows: Vec<_> = (0..60).map(|round| (Round(round), vec![0, 0, 50_000])).collect();
+        let watched = Watched { first: Round(0), last: Round(59), rows, waits_for: vec![] };
+        rounds.note(watched, Gauged::default(), Instant::now());
+        assert_eq!(said(&rounds), "round 59: look again, one look does not tell how fast rounds are");
     }
 
     #[test]

@@ -12,6 +12,7 @@ from ._ddp import HubState, ddp_hook
 from ._errors import GradientError, MeanError, StateError, WrapError
 from ._fsdp import Replicas
 from ._lion import Lion
+from ._observe import Late, Observer, observe
 from ._optimizer import DistributedOptimizer, UnsupportedOptimizerError
 from ._tensors import allreduce_metrics, broadcast_parameters
 
@@ -19,8 +20,10 @@ __all__ = [
     "DistributedOptimizer",
     "GradientError",
     "HubState",
+    "Late",
     "Lion",
     "MeanError",
+    "Observer",
     "Replicas",
     "StateError",
     "UnsupportedOptimizerError",
@@ -29,4 +32,5 @@ __all__ = [
     "broadcast_parameters",
     "ddp_hook",
     "load_checkpoint",
+    "observe",
 ]

@@ -1,0 +1,346 @@
+"""`observe`: names the rank that holds up a training job, whoever sums its gradients.
+
+```
+   |<- before ->|<- forward ->|<- backward ->|<- waiting ->|
+   data, step   model(...)    its gradients  those of all  model(...)
+                              ^ a row of four times leaves here
+```
+
+An all-reduce makes the steps of all ranks equally long: who waits has as long a step as the rank that all wait for. So each rank sends
+the hub its own times in each step, a few bytes, before it waits for gradients. The answer has the rows of all ranks. The hub's page
+shows the same job by when rows arrive.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+import queue
+import threading
+import time
+import weakref
+from typing import Any, Deque, Iterator, List, NamedTuple, Optional, Set, Union
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .._hub import Hub
+from .._keys import Key
+from .._launch import group_of_torch, place_of
+from .._optimizers import Sum
+from .._phub import Error
+from .._run import Helper
+from .._session import Session
+from ._joined import leave_dropped
+
+_LOG = logging.getLogger("phub")
+_ENGINE: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+
+_KEY = "times"
+_PARTS = ("before its forward pass", "in its forward pass", "in its backward pass")
+_OWN = len(_PARTS)
+_COLUMNS = _OWN + 1  # and waiting
+
+_STEPS = 50
+"""The steps of which a verdict speaks."""
+_LEAST_STEPS = 5
+_LOGS_EVERY = 10
+_LEAST_SHARE = 0.05  # of a step's time, as for the hub's verdict
+
+Times = npt.NDArray[np.float32]
+
+
+class _HostMark(NamedTuple):
+    """A moment of the processor."""
+
+    at: float
+
+    def elapsed_time(self, later: "_HostMark") -> float:
+        """Returns the milliseconds between two moments, as CUDA's events do."""
+        return 1e3 * (later.at - self.at)
+
+    def synchronize(self) -> None:
+        """Returns at once: the moment was."""
+
+
+class Late(NamedTuple):
+    """The rank that holds up the job most."""
+
+    rank: int
+    steps: int
+    """In how many of the steps that were looked at it was the last one."""
+    of: int
+    by: float
+    """Seconds by which its own time was longer than the ranks' median, in the median of these steps."""
+    part: str
+    """Where it loses most of them."""
+    own: float
+    """Seconds that the part takes there, in the median."""
+    median: float
+    """Seconds that the part takes at the ranks' median."""
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank} is late: last in {self.steps} of {self.of} steps, by {1e3 * self.by:.3g} ms, most of it {self.part} "
+            f"({1e3 * self.own:.3g} ms; the ranks' median is {1e3 * self.median:.3g} ms)"
+        )
+
+
+def late(times: Times) -> Optional[Late]:
+    """Finds the rank that holds up the job most.
+
+    Args:
+        times: seconds by step, rank and part: before the forward pass, in it, in the backward pass, waiting.
+    """
+    own = times[:, :, :_OWN].sum(axis=2)
+    typical = _lower_median(own, axis=1)
+    last = own.argmax(axis=1)
+    by = own.max(axis=1) - typical
+    cost = np.bincount(last, weights=by, minlength=own.shape[1])
+    if cost.max() < _LEAST_SHARE * times.sum(axis=2).max(axis=1).sum():
+        return None
+    rank = int(cost.argmax())
+    where = last == rank
+    parts = times[where][:, :, :_OWN]
+    mine, ranks = np.median(parts[:, rank], axis=0), np.median(_lower_median(parts, axis=1), axis=0)
+    part = int((mine - ranks).argmax())
+    return Late(
+        rank, int(where.sum()), len(times), float(np.median(by[where])), _PARTS[part], float(mine[part]), float(ranks[part])
+    )
+
+
+def _lower_median(values: Any, axis: int) -> Any:
+    """The median, and of an even number of values the lower one of the two: of two ranks one is not late."""
+    return np.quantile(values, 0.5, axis=axis, method="lower")
+
+
+class _Pass(NamedTuple):
+    """The moments of a forward and a backward pass."""
+
+    began: Optional[Any]
+    """When the gradients of the pass before were there."""
+    forward: Any
+    backward: Any
+    ended: Any
+    """When this rank's own gradients were made."""
+    before: Optional["_Pass"]
+    """The pass before."""
+    ends_step: bool
+
+    def times(self) -> Times:
+        """Returns the seconds of the pass, and those that the pass before has waited."""
+        begin = self.forward if self.began is None else self.began
+        waited = 0.0 if self.before is None or self.began is None else self.before.ended.elapsed_time(self.began)
+        moments = (begin, self.forward, self.backward, self.ended)
+        milliseconds = [*(former.elapsed_time(later) for former, later in zip(moments, moments[1:])), waited]
+        return np.asarray(milliseconds, np.float32) / 1e3
+
+
+class _Rows:
+    """The rows of all ranks. A thread sends and receives them, so that the script's thread waits for nothing."""
+
+    def __init__(self, session: Session, rank: int, ranks: int) -> None:
+        self.session, self._rank, self._ranks = session, rank, ranks
+        self.passes: "queue.SimpleQueue[Optional[_Pass]]" = queue.SimpleQueue()
+        self.seen: Deque[Times] = collections.deque(maxlen=_STEPS)
+        self.steps = 0
+        self.error: Optional[Error] = None
+        self._named: Set[int] = set()
+        """The ranks of which the log knows, since nobody was late."""
+        self._thread = threading.Thread(target=self._run, name="phub-observer", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for row in self._sums():
+                self.session.gradient(_KEY)[self._rank] = row
+                self.session.push(_KEY)
+                self.session.wait(_KEY)
+                self._take()
+        except Error as error:
+            self.error = error
+            self.session.close()
+            _LOG.warning("job %s: nobody is observed any more, and training goes on: %s", self.session.job, error)
+
+    def _sums(self) -> Iterator[Times]:
+        """Yields the times of each step, whose passes are added up."""
+        row = np.zeros(_COLUMNS, np.float32)
+        while True:
+            each = self.passes.get()
+            if each is None:
+                return
+            each.ended.synchronize()
+            row += each.times()
+            if each.ends_step:
+                yield row
+                row = np.zeros(_COLUMNS, np.float32)
+
+    def _take(self) -> None:
+        self.steps += 1
+        if self.steps > 1:  # the first step makes buckets, and has nothing before it
+            self.seen.append(self.session.weights(_KEY).copy())
+        if self._rank == 0 and self.steps % _LOGS_EVERY == 0:
+            found = self.late()
+            if found is not None and found.rank not in self._named:
+                self._named.add(found.rank)
+                _LOG.warning("job %s: %s", self.session.job, found)
+            elif found is None and self._named:
+                self._named.clear()
+                _LOG.info("job %s: nobody is late any more", self.session.job)
+
+    def late(self) -> Optional[Late]:
+        """Returns the rank that holds up the job most."""
+        seen = list(self.seen)
+        return late(np.stack(seen)) if len(seen) >= _LEAST_STEPS and self._ranks > 1 else None
+
+    def leave(self) -> None:
+        """Ends the thread, and leaves the job."""
+        self.passes.put(None)
+        self._thread.join()
+        if self.error is None:
+            self.session.leave()
+
+
+class Observer:
+    """A watch over a model's training, made by `observe`. It keeps nothing of the script alive, and never fails its steps."""
+
+    def __init__(self, model: torch.nn.Module, session: Session, rank: int, ranks: int) -> None:
+        self._rows = _Rows(session, rank, ranks)
+        self._model = weakref.ref(model)
+        parameter = next(model.parameters(), None)
+        self._is_on_gpu = parameter is not None and parameter.is_cuda
+        self._began: Optional[Any] = None
+        self._forward: Optional[Any] = None
+        self._backward: Optional[Any] = None
+        self._before: Optional[_Pass] = None
+        this = weakref.ref(self)
+
+        def before(_module: Any, _inputs: Any) -> None:
+            observer = this()
+            if observer is not None and observer._forward is None and torch.is_grad_enabled():
+                observer._forward = observer._mark()
+
+        def after(_module: Any, _inputs: Any, outputs: Any) -> None:
+            observer = this()
+            if observer is not None and observer._forward is not None:
+                for each in _tensors(outputs):
+                    if each.requires_grad:
+                        each.register_hook(observer._backward_begins)
+
+        self._hooks = [model.register_forward_pre_hook(before), model.register_forward_hook(after)]
+        weakref.finalize(self, leave_dropped, session.job, self._rows.leave).atexit = False
+
+    def _mark(self) -> Any:
+        if not self._is_on_gpu:
+            return _HostMark(time.perf_counter())
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _backward_begins(self, _gradient: Any) -> None:
+        if self._backward is None and self._forward is not None:
+            self._backward = self._mark()
+            # Callbacks are made in order: this one comes before DDP's, which waits for the gradients of all ranks.
+            _ENGINE.queue_callback(self._backward_ends)
+
+    def _backward_ends(self) -> None:
+        model, began = self._model(), self._began
+        ends_step = getattr(model, "require_backward_grad_sync", True)  # not in DDP's no_sync()
+        made = _Pass(began, self._forward, self._backward, self._mark(), self._before, ends_step)
+        self._forward = self._backward = None
+        self._before = made._replace(before=None)
+        if self._rows.error is None:
+            self._rows.passes.put(made)
+        _ENGINE.queue_callback(self._all_is_there)
+
+    def _all_is_there(self) -> None:
+        self._began = self._mark()
+
+    @property
+    def late(self) -> Optional[Late]:
+        """The rank that holds up the job most, in the last 50 steps; `None` if the ranks are as fast, or after less than 6 steps."""
+        return self._rows.late()
+
+    @property
+    def times(self) -> List[Times]:
+        """The last 50 steps: for each an array of seconds by rank, of before the forward pass, the forward pass, the backward pass, and
+        waiting after the backward pass of the step before."""
+        return list(self._rows.seen)
+
+    @property
+    def session(self) -> Session:
+        """The session with the hub."""
+        return self._rows.session
+
+    def __str__(self) -> str:
+        if self._rows.error is not None:
+            return f"nobody is observed any more: {self._rows.error}"
+        found, steps = self.late, len(self._rows.seen)
+        if found is not None:
+            return str(found)
+        return f"nobody is late in {steps} steps" if steps >= _LEAST_STEPS else f"no verdict yet: {steps} of {_LEAST_STEPS} steps"
+
+    def leave(self) -> None:
+        """Leaves the job, and takes the hooks away. At the end of a script this happens automatically."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._rows.leave()
+
+
+def observe(
+    model: torch.nn.Module,
+    *,
+    hub: Union[str, Hub, None] = None,
+    rank: Optional[int] = None,
+    world_size: Optional[int] = None,
+    **session: Any,
+) -> Observer:
+    """Names the rank that holds up a training job whose gradients gloo, NCCL or MPI sum, and says in which part of its step.
+
+        model = DistributedDataParallel(net)
+        observer = phub.torch.observe(model)
+        ...
+        print(observer)    # rank 2 is late: last in 48 of 50 steps, by 41.2 ms, most of it before its forward pass (...)
+
+    Every rank calls it once, before training. Each step sends a few bytes to the hub; no step waits for them. Rank 0 logs a warning of
+    the logger "phub" when a rank becomes late, and the hub's page shows the job. If the hub is lost, observing ends, and training
+    goes on. Passes in DDP's `no_sync()` count to the step behind them.
+
+    With FSDP every layer waits for all ranks, so that a rank that is slow in its passes makes the passes of all as long: a rank
+    that is late before its forward pass is named, and the hub's page shows who comes last.
+
+    Args:
+        model: the module that the script calls, such as the `DistributedDataParallel`.
+        hub, rank, world_size: as for `phub.Session`; default: from the launcher's environment, or a hub that rank 0 starts.
+        session: more settings of `phub.Session`, such as `token`.
+
+    Raises:
+        UnreachableError, RefusedError, MissingWorkersError: as for `phub.Session`.
+    """
+    group = group_of_torch()
+    if group is not None:
+        me, ranks = group.get_rank(), group.get_world_size()  # `rank` may be that on this machine, beside a hub of its own
+    else:
+        known = place_of(rank is not None and world_size is not None)
+        me, ranks = known.rank if rank is None else rank, known.world_size if world_size is None else world_size
+    settings = {"job": Helper("observed"), **session}
+    joined = Session(hub, rank, world_size, keys={_KEY: Key((ranks, _COLUMNS))}, optimizer=Sum(), **settings)
+    return Observer(model, joined, me, ranks)
+
+
+def _tensors(outputs: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors of a module's outputs: also those of a dataclass, such as many models of language return."""
+    if isinstance(outputs, torch.Tensor):
+        yield outputs
+    elif isinstance(outputs, dict):
+        for each in outputs.values():
+            yield from _tensors(each)
+    elif isinstance(outputs, (list, tuple)):
+        for each in outputs:
+            yield from _tensors(each)
+    elif dataclasses.is_dataclass(outputs):
+        for field in dataclasses.fields(outputs):
+            yield from _tensors(getattr(outputs, field.name))

@@ -1,0 +1,196 @@
+"""`phub.torch.observe`: the rank that holds up a job of DDP over gloo is named, with the part of its step that is late."""
+
+import json
+import logging
+import time
+import urllib.request
+
+import numpy as np
+import pytest
+from conftest import in_processes
+
+torch = pytest.importorskip("torch")
+
+from test_torch_optimizer import Net, backward, data  # noqa: E402
+
+import phub.torch  # noqa: E402
+from phub.torch._observe import late  # noqa: E402
+
+RANKS = 3
+SLOW = 2
+SLEEP_S = 0.05
+
+
+class Sleeps(torch.autograd.Function):
+    """The identity, whose backward pass sleeps."""
+
+    @staticmethod
+    def forward(ctx, values, seconds):
+        ctx.seconds = seconds
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(ctx.seconds)
+        return gradient, None
+
+
+class Slow(Net):
+    """A net that is slow in a part of its step: on one rank of all."""
+
+    def __init__(self, part, seconds):
+        super().__init__()
+        self.part, self.seconds = part, seconds
+
+    def forward(self, inputs):
+        if self.part == "forward":
+            time.sleep(self.seconds)
+        hidden = torch.relu(self.first(inputs))
+        return self.second(Sleeps.apply(hidden, self.seconds) if self.part == "backward" else hidden)
+
+
+def group(rank, file, ranks):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", f"file://{file}", rank=rank, world_size=ranks)
+
+
+def observed(rank, hub, file):
+    """Trains once for each of `RUNS`. Returns for each what is found, its words, the times, and the hub's last verdict."""
+    group(rank, file, RANKS)
+    return {name: run_of(rank, hub, *settings) for name, settings in RUNS.items()}
+
+
+def run_of(rank, hub, part, steps, passes):
+    model = torch.nn.parallel.DistributedDataParallel(Slow(part, SLEEP_S if rank == SLOW else 0.0))
+    observer = phub.torch.observe(model, hub=hub, rank=rank, world_size=RANKS)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        if step == 20:
+            verdict_of(hub, observer.session.job)  # the hub knows how fast rounds are from the second look on
+        if part == "data" and rank == SLOW:
+            time.sleep(SLEEP_S)
+        for number in range(passes - 1):
+            with model.no_sync():
+                backward(model, *data(number))
+        backward(model, *data(step))
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.distributed.barrier()
+    observer._rows.passes.put(None)
+    observer._rows._thread.join()  # all answers are there
+    found, words, seen = observer.late, str(observer), observer.times
+    verdict = verdict_of(hub, observer.session.job)
+    torch.distributed.barrier()
+    observer.leave()
+    return (None if found is None else tuple(found)), words, [each.tolist() for each in seen], verdict
+
+
+def verdict_of(hub, job):
+    shown = {"Authorization": f"Bearer {phub._phub.token('read', '*', None)}"}
+    with urllib.request.urlopen(urllib.request.Request(f"http://{hub}/v1/hub", headers=shown)) as answer:
+        return next(each for each in json.load(answer)["jobs"] if each["name"] == job)["verdict"]
+
+
+WORDS = {"data": "before its forward pass", "forward": "in its forward pass", "backward": "in its backward pass"}
+
+RUNS = {
+    # What is slow, how many steps, and how many passes a step has.
+    "data": ("data", 10, 1),
+    "forward": ("forward", 10, 1),
+    "backward": ("backward", 10, 1),
+    "without sync": ("backward", 7, 3),
+    "long": ("backward", 60, 1),
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    with phub.serve(cores=1, idle="sleep", heartbeat_limit_s=30) as hub:
+        yield in_processes(RANKS, observed, hub.address, tmp_path_factory.mktemp("group") / "store")
+
+
+@pytest.mark.parametrize("part", WORDS)
+def test_a_slow_rank_is_named_with_its_part_within_ten_steps(results, part):
+    assert len({str(each[part][:3]) for each in results}) == 1, "all ranks know the same"
+    found, words, seen, _ = results[0][part]
+    found = phub.torch.Late(*found)
+    assert (found.rank, found.of, found.part) == (SLOW, 9, WORDS[part])
+    assert found.steps >= 8 and found.by > SLEEP_S / 2 and found.own > SLEEP_S
+    assert words.startswith(f"rank {SLOW} is late: last in {found.steps} of 9 steps, by ") and f"most of it {WORDS[part]} (" in words
+    seen = np.array(seen)
+    assert seen.shape == (9, RANKS, 4) and (seen >= 0).all()
+    waiting = np.median(seen[1:, :, 3], axis=0)
+    assert waiting[SLOW] < waiting[0] / 2, "the others wait for it, and it does not wait for them"
+
+
+def test_the_page_of_the_hub_names_the_slow_rank(results):
+    *_, verdict = results[0]["long"]
+    assert f"waiting for rank {SLOW}: last in " in verdict
+
+
+def test_passes_without_sync_count_to_the_step_behind_them(results):
+    found, _, seen, _ = results[0]["without sync"]
+    assert len(seen) == 6
+    assert found[0] == SLOW and found[5] > 3 * SLEEP_S
+
+
+def test_nobody_is_late_where_all_are_as_fast():
+    times = np.full((20, 4, 4), 0.01, np.float32)
+    times[:, :, 2] += np.arange(4) * 1e-4
+    assert late(times) is None
+
+
+def test_of_two_ranks_the_slower_one_is_late():
+    times = np.full((20, 2, 4), 0.01, np.float32)
+    times[:, :, 2] = 0.05  # as long on both
+    times[:, 1, 0] += 0.02
+    found = late(times)
+    assert (found.rank, found.part) == (1, "before its forward pass")
+    assert found.by == pytest.approx(0.02) and found.own == pytest.approx(0.03) and found.median == pytest.approx(0.01)
+
+
+def test_a_rank_that_is_slow_in_some_steps_is_named_if_they_cost_enough():
+    times = np.full((50, 4, 4), 0.01, np.float32)
+    times[::10, 3, 1] += 1.0
+    found = late(times)
+    assert (found.rank, found.steps, found.of) == (3, 5, 50)
+    times[::10, 3, 1] -= 0.99
+    assert late(times) is None, "two per cent of the time"
+
+
+def survives(rank, hub, file):
+    """Trains on when the hub is gone. Returns what the observer says, and the weights."""
+    group(rank, file, 2)
+    model = torch.nn.parallel.DistributedDataParallel(Net())
+    records = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())
+    logging.getLogger("phub").addHandler(handler)
+    if rank == 0:
+        hub = phub.serve(cores=1)
+    address = [hub.address if rank == 0 else None]
+    torch.distributed.broadcast_object_list(address)
+    observer = phub.torch.observe(model, hub=address[0], rank=rank, world_size=2, hub_wait=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(8):
+        if step == 3:
+            torch.distributed.barrier()
+            if rank == 0:
+                hub.stop()
+            torch.distributed.barrier()
+        optimizer.zero_grad()
+        backward(model, *data(step))
+        optimizer.step()
+    observer._rows._thread.join(20)
+    ended, words = not observer._rows._thread.is_alive(), str(observer)
+    observer.leave()
+    torch.distributed.destroy_process_group()
+    return ended, words, records, [each.tolist() for each in model.parameters()]
+
+
+def test_training_goes_on_without_the_hub(tmp_path):
+    first, second = in_processes(2, survives, None, tmp_path / "store")
+    for ended, words, records, _ in (first, second):
+        assert ended and words.startswith("nobody is observed any more: ")
+        assert sum("nobody is observed any more, and training goes on" in each for each in records) == 1
+    assert first[-1] == second[-1]
