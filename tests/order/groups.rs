@@ -138,10 +138,13 @@ fn bits((optimizer, ema): (Optimizer, Option<f64>), how: impl Fn(u32, u32) -> Ho
 fn a_group_that_steps_as_one_makes_the_bits_of_its_keys() {
     use How::{Apart, Backwards, Together};
     let mut dice = Dice::new(1);
-    for _ in 0..20 {
+    let by_dice = (0..20).map(|_| {
         let optimizer = optimizer(&mut dice);
         let is_averaged = optimizer.keeps_weights() && dice.below(2) == 0;
-        let optimizer = (optimizer, is_averaged.then_some(0.9));
+        (optimizer, is_averaged.then_some(0.9))
+    });
+    let plain = Optimizer::Sgd { learning_rate: 0.1, weight_decay: 0.0 };
+    for optimizer in by_dice.chain([(plain, Some(0.9))]) {
         let apart = bits(optimizer, |_, _| Apart);
         assert_eq!(bits(optimizer, |_, _| Together), apart, "{optimizer:?}");
         let turns = [Together, Apart, Backwards, Together, Together];

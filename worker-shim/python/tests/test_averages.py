@@ -77,7 +77,7 @@ def test_a_model_is_evaluated_with_the_averages(hub, name):
     optimizer = wrap(OPTIMIZERS[name](ours.parameters()), ours, hub, ema=DECAY)
     local = OPTIMIZERS[name](theirs.parameters())
     plain = wrap(OPTIMIZERS[name](without.parameters()), without, hub, job="plain")
-    averaged = torch.optim.swa_utils.AveragedModel(theirs, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(DECAY))
+    averaged = torch.optim.swa_utils.AveragedModel(theirs, avg_fn=lambda average, new, _steps: DECAY * average + (1 - DECAY) * new)
     averaged.update_parameters(theirs)  # the first update copies
     for number in range(6):
         for model, each in ((ours, optimizer), (theirs, local), (without, plain)):
@@ -121,6 +121,7 @@ def test_averages_go_along_with_another_group(hub):
     for name in ("sgd", "adam"):
         optimizer = wrap(OPTIMIZERS[name](model.parameters()), model, hub, ema=DECAY, job=name)
         train(model, optimizer, 4)
+        optimizer.synchronize()
         before = optimizer.session.ema()
         model.more = more
         optimizer.add_param_group({"params": [more]})

@@ -103,14 +103,18 @@ RUNS = {
 }
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    with phub.serve(cores=1, idle="sleep", heartbeat_limit_s=30) as hub:
-        yield in_processes(RANKS, observed, hub.address, tmp_path_factory.mktemp("group") / "store")
+def test_a_slow_rank_is_named_with_its_part_within_ten_steps(hub, tmp_path):
+    results = in_processes(RANKS, observed, hub.address, tmp_path / "store")
+    for part in WORDS:
+        check_part(results, part)
+    *_, verdict = results[0]["long"]
+    assert f"waiting for rank {SLOW}: last in " in verdict, "the hub's page names it, too"
+    found, _, seen, _ = results[0]["without sync"]
+    assert len(seen) == 6, "passes without sync count to the step behind them"
+    assert found[0] == SLOW and found[5] > 3 * SLEEP_S
 
 
-@pytest.mark.parametrize("part", WORDS)
-def test_a_slow_rank_is_named_with_its_part_within_ten_steps(results, part):
+def check_part(results, part):
     assert len({str(each[part][:3]) for each in results}) == 1, "all ranks know the same"
     found, words, seen, _ = results[0][part]
     found = phub.torch.Late(*found)
@@ -121,17 +125,6 @@ def test_a_slow_rank_is_named_with_its_part_within_ten_steps(results, part):
     assert seen.shape == (9, RANKS, 4) and (seen >= 0).all()
     waiting = np.median(seen[1:, :, 3], axis=0)
     assert waiting[SLOW] < waiting[0] / 2, "the others wait for it, and it does not wait for them"
-
-
-def test_the_page_of_the_hub_names_the_slow_rank(results):
-    *_, verdict = results[0]["long"]
-    assert f"waiting for rank {SLOW}: last in " in verdict
-
-
-def test_passes_without_sync_count_to_the_step_behind_them(results):
-    found, _, seen, _ = results[0]["without sync"]
-    assert len(seen) == 6
-    assert found[0] == SLOW and found[5] > 3 * SLEEP_S
 
 
 def test_nobody_is_late_where_all_are_as_fast():
