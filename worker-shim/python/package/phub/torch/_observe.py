@@ -70,12 +70,12 @@ class Late(NamedTuple):
 
     rank: int
     steps: int
-    """In how many of the steps that were looked at it was the last one."""
+    """The number of steps that were looked at in which it was the last one."""
     of: int
     by: float
     """Seconds by which its own time was longer than the ranks' median, in the median of these steps."""
     part: str
-    """Where it loses most of them."""
+    """The part of the step in which it loses most of them."""
     own: float
     """Seconds that the part takes there, in the median."""
     median: float
@@ -120,11 +120,11 @@ class _Pass(NamedTuple):
     """The moments of a forward and a backward pass."""
 
     began: Optional[Any]
-    """When the gradients of the pass before were there."""
+    """The moment when the gradients of the pass before were there; `None` of the first pass."""
     forward: Any
     backward: Any
     ended: Any
-    """When this rank's own gradients were made."""
+    """The moment when this rank's own gradients were made."""
     before: Optional["_Pass"]
     """The pass before."""
     ends_step: bool
