@@ -52,6 +52,7 @@ class AtTheHub(Joined):
                 loss = closure()
         self._phub.check_own("step()")
         if found_infinite(self) and not self._phub.is_asked:
+            self._phub.unscale(unscaling(self))
             return loss  # in the mean, so that no worker makes this step
         self._take_changes_of_state()
         if self._phub_join.model.has_grown:

@@ -128,6 +128,10 @@ class Exchange:
         """Notes that torch's scaler searches the gradients next, which the hub does in the round that follows."""
         self._gradients.expect_search()
 
+    def unscale(self, times: float) -> None:
+        """Multiplies all gradients by a number, as the script finds them after a step with a scaler."""
+        self._gradients.unscale(times)
+
     @property
     def is_asked(self) -> bool:
         """Whether the scaler has left a search to the next round."""

@@ -250,6 +250,13 @@ class Gradients:
         unanswered, self._unanswered = self._unanswered, []
         return unanswered
 
+    def unscale(self, times: float) -> None:
+        """Multiplies all gradients by a number, as the script finds them after a step with a scaler."""
+        if times != 1.0:
+            gradients = [gradient_of(parameter) for parameter in self._parameters.values()]
+            with unasked(), torch.no_grad():
+                torch._foreach_mul_([each for each in gradients if each is not None], times)
+
     # ---- the step
 
     def push(self, times: float = 1.0) -> None:
@@ -274,7 +281,8 @@ class Gradients:
                 (rewritten if key in self._left else sent).append(key)
             if not self._touched_at:
                 self._clip(gradient for key, gradient in written.items() if key not in self._left)
-            self._windows.write(written, times)
+            self.unscale(times)
+            self._windows.write(written)
         self._windows.do(sent, self._session.push)
         self._windows.do(rewritten, self._push_rewritten)
         self._windows.do(nothing, self._session.push_nothing)

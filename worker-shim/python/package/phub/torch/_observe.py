@@ -47,6 +47,7 @@ _STEPS = 50
 """The steps of which a verdict speaks."""
 _LEAST_STEPS = 5
 _LOGS_EVERY = 10
+_WAIT_LIMIT_S = 600.0  # for a rank that makes no step: it may save a model meanwhile
 _LEAST_SHARE = 0.05  # of a step's time, as for the hub's verdict
 
 Times = npt.NDArray[np.float32]
@@ -326,7 +327,7 @@ def observe(
     else:
         known = place_of(rank is not None and world_size is not None)
         me, ranks = known.rank if rank is None else rank, known.world_size if world_size is None else world_size
-    settings = {"job": Helper("observed"), **session}
+    settings = {"job": Helper("observed"), "wait_limit": _WAIT_LIMIT_S, **session}
     joined = Session(hub, rank, world_size, keys={_KEY: Key((ranks, _COLUMNS))}, optimizer=Sum(), **settings)
     return Observer(model, joined, me, ranks)
 

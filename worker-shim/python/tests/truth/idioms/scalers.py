@@ -155,6 +155,22 @@ def read_where_the_hub_finds(ctx):
 
 
 @idiom(hooked=False)
+def read_after_the_step_where_the_hub_finds(ctx):
+    """Gradients are unscaled after the step, and the mean of all workers."""
+    run = ctx.run(wrap=AT_THE_HUB)
+    scales = scaler()
+    for step, (inputs, targets) in enumerate(ctx.batches(6)):
+        run.optimizer.zero_grad()
+        loss = run.loss(inputs, targets)
+        scales.scale(loss).backward()
+        scales.step(run.optimizer)
+        if step % 2:
+            ctx.record(gradients=[each.grad.clone() for each in run.net.parameters()])
+        scales.update()
+        ctx.record(run.net, loss=loss, scale=scales.get_scale())
+
+
+@idiom(hooked=False)
 def some_steps_without_scaler_where_the_hub_finds(ctx):
     run = ctx.run(wrap=AT_THE_HUB)
     scales = scaler()
