@@ -311,7 +311,7 @@ def observe(
     goes on. Passes in DDP's `no_sync()` count to the step behind them.
 
     With FSDP every layer waits for all ranks, so that a rank that is slow in its passes makes the passes of all as long: a rank
-    that is late before its forward pass is named, and the hub's page shows who comes last.
+    that is late before its forward pass is named, and the hub's page shows who comes last. FSDP was not tried.
 
     Args:
         model: the module that the script calls, such as the `DistributedDataParallel`.
