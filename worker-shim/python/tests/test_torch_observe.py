@@ -18,7 +18,7 @@ from phub.torch._observe import late  # noqa: E402
 
 RANKS = 3
 SLOW = 2
-SLEEP_S = 0.05
+SLEEP_S = 0.15  # more than a busy machine takes away
 
 
 class Sleeps(torch.autograd.Function):
@@ -99,7 +99,7 @@ RUNS = {
     "forward": ("forward", 10, 1),
     "backward": ("backward", 10, 1),
     "without sync": ("backward", 7, 3),
-    "long": ("backward", 60, 1),
+    "long": ("backward", 40, 1),
 }
 
 
