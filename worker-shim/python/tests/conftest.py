@@ -1,5 +1,6 @@
 """What all tests share: a watchdog, a hub, and workers as processes."""
 
+import ctypes
 import faulthandler
 import multiprocessing
 import os
@@ -56,7 +57,20 @@ def mesh(hubs, machine):
     return f"{machine}/{len(hubs)}@{hubs[0].address}"
 
 
+def end_gloo():
+    """Ends the default process group, of gloo, and keeps its memory.
+
+    When torch 1.13 frees a group of gloo, it holds the GIL and joins a thread that may wait for the GIL: 1 run in 100 hung.
+    """
+    import torch.distributed as dist
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.distributed_c10d._get_default_group()))
+    dist.destroy_process_group()
+
+
 def _call(result, rank, work, arguments):
+    # Before the watchdog of the test, so that the test says where its worker hung.
+    faulthandler.dump_traceback_later(WATCHDOG_S - 60, exit=True)
     try:
         result.send((work(rank, *arguments), None))
     except BaseException:

@@ -5,7 +5,7 @@ import re
 import signal
 
 import pytest
-from conftest import in_processes
+from conftest import end_gloo, in_processes
 
 torch = pytest.importorskip("torch")
 
@@ -18,7 +18,7 @@ BUCKET = r"DDP's bucket 0 \({} elements of {}; parameters of shapes {}\)"
 def group(tmp_path):
     torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
-    torch.distributed.destroy_process_group()
+    end_gloo()
 
 
 def backward(hub, model, inputs, **session):
@@ -87,7 +87,7 @@ def other_fails(rank, store, hub, how, passes):
         return
     with pytest.raises((RuntimeError, phub.Error)) as error:
         model(torch.ones(4)).sum().backward()
-    torch.distributed.destroy_process_group()
+    end_gloo()
     words = {
         ("killed", 1): r"MissingWorkersError: .*for worker\(s\) \[1\] of 2 to join",
         ("killed", 5): "JobFailedError: .*worker 1 is gone",

@@ -10,7 +10,7 @@ import weakref
 
 import numpy as np
 import pytest
-from conftest import in_processes
+from conftest import end_gloo, in_processes
 
 torch = pytest.importorskip("torch")
 
@@ -120,7 +120,7 @@ def hooks(rank, store, hub):
         del model, state, pair
         gc.collect()  # DDP has cycles of its own
         assert alive() is None
-    torch.distributed.destroy_process_group()
+    end_gloo()
     return sums
 
 
@@ -146,7 +146,7 @@ def test_all_buckets_have_one_job(hub, tmp_path):
         model(torch.ones(512)).sum().backward()
     assert len(seen) > 10 and len(jobs_at(hub.address)) == 1, (seen, jobs_at(hub.address))
     state.leave()
-    torch.distributed.destroy_process_group()
+    end_gloo()
     assert jobs_at(hub.address) == []
 
 

@@ -7,7 +7,7 @@ import urllib.request
 
 import numpy as np
 import pytest
-from conftest import in_processes
+from conftest import end_gloo, in_processes
 
 torch = pytest.importorskip("torch")
 
@@ -177,7 +177,7 @@ def survives(rank, hub, file):
     observer._rows._thread.join(20)
     ended, words = not observer._rows._thread.is_alive(), str(observer)
     observer.leave()
-    torch.distributed.destroy_process_group()
+    end_gloo()
     return ended, words, records, [each.tolist() for each in model.parameters()]
 
 

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import in_processes
+from conftest import end_gloo, in_processes
 
 torch = pytest.importorskip("torch")
 
@@ -192,7 +192,7 @@ def read_gradients(rank, work, hub, file):
     ddp = torch.nn.parallel.DistributedDataParallel(theirs)
     read = [[each.clone().numpy() for each in work(rank, *run)] for run in ((ours, ours, optimizer), (theirs, ddp, ddp))]
     optimizer.leave()
-    torch.distributed.destroy_process_group()
+    end_gloo()
     return read
 
 

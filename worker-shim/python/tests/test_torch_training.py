@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import in_processes
+from conftest import end_gloo, in_processes
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -74,7 +74,7 @@ def with_gloo(rank, kind, store, world_size, hub):
         losses.append(loss.item())
     if hub is not None:
         state.leave()
-    torch.distributed.destroy_process_group()
+    end_gloo()
     return losses
 
 
