@@ -1,4 +1,4 @@
-//! Programs that use both roles: the zero-compute probe, a cluster's timeline, peers, and the parts of the training example.
+//! Programs that use both roles: the zero-compute probe, a cluster's timeline, and peers.
 
 #![deny(unsafe_code)] // exceptions: docs/unsafe.md
 
@@ -9,4 +9,3 @@ pub mod peers;
 #[allow(unsafe_code)]
 pub mod private_memory;
 pub mod probe;
-pub mod train;

@@ -1,4 +1,4 @@
-//! The `phub-server` program: `serve` runs the hub, `status`, `stop` and `drain` ask one, `top` shows how its jobs go, `topology`
+//! The `phub-server` program: `serve` runs the hub, `demo` shows one at work, `status`, `stop` and `drain` ask one, `top` shows how its jobs go, `topology`
 //! shows a machine and a plan for it, `doctor` checks what a hub needs here, `replay` plays the record of a hub again. The Python
 //! package runs it, too.
 //!
@@ -8,6 +8,7 @@
 
 mod certificate;
 mod checkpoint;
+mod demo;
 pub mod doctor;
 mod operate;
 mod out;
@@ -26,6 +27,7 @@ use phub_server::program::{LogFormat, Unusable, log, parse, succeeds, variables_
 
 use certificate::CertificateArgs;
 use checkpoint::CheckpointArgs;
+use demo::DemoArgs;
 use doctor::DoctorArgs;
 use operate::{DrainArgs, StatusArgs, StopArgs};
 use replay::ReplayArgs;
@@ -55,6 +57,8 @@ enum Command {
         #[arg(long, value_enum)]
         log_format: Option<LogFormat>,
     },
+    /// Show what a hub does: one with workers that train something small, of which one becomes slow.
+    Demo(DemoArgs),
     /// Say how a hub is, and who takes part in its jobs.
     Status(StatusArgs),
     /// Stop a job, after its checkpoint.
@@ -106,6 +110,7 @@ pub fn status(arguments: impl IntoIterator<Item = OsString>) -> u8 {
                 other => other.map(drop),
             }
         }
+        Command::Demo(args) => log("warn", None).and_then(|()| args.run()),
         Command::Status(args) => args.run(),
         Command::Stop(args) => args.run(),
         Command::Drain(args) => args.run(),

@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod command_line;
+mod demo;
 mod doctor;
 mod mistakes;
 mod serve;

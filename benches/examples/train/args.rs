@@ -1,8 +1,8 @@
 //! The example's settings.
 
 use benches::child::ChildRole;
-use benches::train::MAX_WORKERS;
 use pbox_core::Compression;
+use training::MAX_WORKERS;
 
 /// Train a small network on real data over a parameter hub, and compare with one process.
 ///

@@ -5,7 +5,7 @@
 //!                 +-- hub process: sums gradients in worker order, steps, returns weights
 //!   this program -+-- worker 0: forward and backward on shard 0      (worker.rs)
 //!    (run.rs)     +-- worker 1: ...
-//!                 `-- then itself: all shards one after another      (benches::train::one_process)
+//!                 `-- then itself: all shards one after another      (training::one_process)
 //! ```
 //!
 //! To see how a worker uses a session, read `worker.rs`.

@@ -3,7 +3,7 @@
 use std::io::Write as _;
 
 use anyhow::{Result, ensure};
-use benches::train::{Samples, Weights};
+use training::{Samples, Weights};
 
 use crate::args::Args;
 use crate::task::Task;

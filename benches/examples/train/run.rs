@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use benches::child::ChildProcess;
-use benches::train::{Shard, Weights, one_process};
+use training::{Shard, Weights, one_process};
 
 use crate::args::Args;
 use crate::report::{report, tell};

@@ -1,7 +1,7 @@
 //! The data, network and plan that every process of a run derives from the settings alone.
 
 use anyhow::Result;
-use benches::train::{Network, Samples, TrainingPlan};
+use training::{Network, Samples, TrainingPlan};
 
 use crate::args::Args;
 use crate::wine;

@@ -7,7 +7,7 @@
 
 use std::collections::HashSet;
 
-use benches::train::Samples;
+use training::Samples;
 
 /// A wine with this many points of 10 is good. This split is the nearest to the middle: about 53% of the wines are good.
 const GOOD: usize = 6;

@@ -1,14 +1,11 @@
-//! A worker's process: forward and backward on its own shard. The hub sums and steps.
-//!
-//! The two loops of [`Worker::round`] overlap with the exchange: backward pushes a layer as soon as its gradient is written
-//! and goes on with the layer before it; forward waits for a layer just before it uses it, while later layers are under way.
+//! A worker's process: rounds on its own shard. The hub sums and steps.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use benches::child;
-use benches::train::{Network, NetworkPass, Samples, Shard, Weights};
 use serde::{Deserialize, Serialize};
+use training::{Network, NetworkPass, Shard, Weights};
 use worker_shim::{Session, SessionConfig};
 
 use crate::args::Args;
@@ -43,7 +40,7 @@ fn work(args: &Args) -> Result<()> {
         worker.begin_epoch(task.plan.learning_rate(epoch))?;
         let mut loss = 0.0;
         for round in 0..task.plan.rounds_per_epoch {
-            loss += f64::from(worker.round(&shard.batch(round))?);
+            loss += f64::from(training::round(&mut worker.session, &mut worker.pass, &shard.batch(round))?);
         }
         child::say(&Word::Epoch { loss: loss / task.plan.rounds_per_epoch as f64 })?;
     }
@@ -54,7 +51,6 @@ fn work(args: &Args) -> Result<()> {
 struct Worker<'a> {
     session: Session,
     pass: NetworkPass<'a>,
-    layers: usize,
 }
 
 impl<'a> Worker<'a> {
@@ -68,36 +64,13 @@ impl<'a> Worker<'a> {
         (config.terms.level.compression, config.terms.seed) = (args.compress, args.seed);
         let mut session = Session::join(config)?;
         session.broadcast_weights(|key, values| task.network.fill_weights(args.seed, key, values))?;
-        Ok(Worker { session, pass: NetworkPass::new(&task.network), layers: task.network.layers() })
+        Ok(Worker { session, pass: NetworkPass::new(&task.network) })
     }
 
     /// The new step size holds from the next round on, so all workers must have finished the last round.
     fn begin_epoch(&mut self, learning_rate: f32) -> Result<()> {
         self.session.wait_all()?;
         Ok(self.session.set_learning_rate(learning_rate)?)
-    }
-
-    /// Makes one round. Returns the batch's loss before the round. The last pushes are under way when it returns.
-    fn round(&mut self, batch: &Samples) -> Result<f32> {
-        let Worker { session, pass, layers } = self;
-        pass.begin(batch);
-        for layer in 0..*layers {
-            let (weight, bias) = (Network::weight(layer), Network::bias(layer));
-            session.wait(weight)?;
-            session.wait(bias)?;
-            pass.forward(layer, session.weights(weight)?, session.weights(bias)?);
-        }
-        let loss = pass.loss(batch.labels());
-        for layer in (0..*layers).rev() {
-            let (weight, bias) = (Network::weight(layer), Network::bias(layer));
-            pass.bias_gradient(layer, session.gradient_mut(bias)?);
-            session.push(bias)?;
-            // The weights belong to the hub from the push on, so they are used before it.
-            pass.backward(layer, session.weights(weight)?);
-            pass.weight_gradient(layer, session.gradient_mut(weight)?);
-            session.push(weight)?;
-        }
-        Ok(loss)
     }
 
     fn weights(&mut self, network: &Network) -> Result<Weights> {

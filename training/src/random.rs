@@ -1,12 +1,13 @@
 //! The random numbers of a run: SplitMix64 (Steele, Lea and Flood). A seed gives the same split, order of batches and first
 //! weights in every process. Not for secrets.
 
+/// A sequence of random numbers.
 #[derive(Debug)]
-pub(super) struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    /// A different sequence for each purpose, which the numbers in `of` name.
-    pub(super) fn new(seed: u64, of: &[u64]) -> Self {
+    /// Makes a sequence for a purpose, which the numbers in `of` name.
+    pub fn new(seed: u64, of: &[u64]) -> Self {
         let mut random = Random(seed);
         for &number in of {
             random = Random(random.draw() ^ number);
@@ -22,14 +23,14 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// From -1 to below 1, in steps of 2^-23: every value is exact in an `f32`.
-    pub(super) fn symmetric(&mut self) -> f32 {
+    /// Draws a number from -1 to below 1, in steps of 2^-23: every value is exact in an `f32`.
+    pub fn symmetric(&mut self) -> f32 {
         (self.draw() >> 40) as f32 / (1 << 23) as f32 - 1.0
     }
 
-    /// The numbers below `len`, shuffled (Fisher and Yates). The remainder's bias is below `len` in
+    /// Returns the numbers below `len`, shuffled (Fisher and Yates). The remainder's bias is below `len` in
     /// 2^64.
-    pub(super) fn order(&mut self, len: usize) -> Vec<usize> {
+    pub fn order(&mut self, len: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..len).collect();
         for last in (1..len).rev() {
             order.swap(last, (self.draw() % (last as u64 + 1)) as usize);

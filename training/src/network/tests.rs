@@ -1,7 +1,7 @@
 //! The network's derivatives, against differences of its loss.
 
 use super::*;
-use crate::train::Weights;
+use crate::Weights;
 
 fn batch() -> Samples {
     let inputs = (0..12).map(|i| ((i * 7) % 11) as f32 / 5.0 - 1.0).collect();

@@ -1,0 +1,24 @@
+//! Training of a small network over a hub: samples and their shards, the network, the plan of a run, a worker's round, and the
+//! one-process run that a run over a hub must equal bit for bit.
+//!
+//! The example `train` has a process for each worker, and `phub-server demo` a thread.
+
+#![forbid(unsafe_code)]
+
+mod network;
+mod plan;
+mod random;
+mod reference;
+mod round;
+mod samples;
+mod shard;
+mod weights;
+
+pub use network::{Network, NetworkPass};
+pub use plan::{MAX_WORKERS, TrainingPlan};
+pub use random::Random;
+pub use reference::one_process;
+pub use round::round;
+pub use samples::Samples;
+pub use shard::Shard;
+pub use weights::{OtherBits, Weights};

@@ -1,0 +1,33 @@
+//! A worker's round. Its two loops overlap with the exchange.
+
+use worker_shim::{Session, SessionError};
+
+use crate::network::{Network, NetworkPass};
+use crate::samples::Samples;
+
+/// Trains on a batch: the forward pass waits for each layer's weights just before it uses them, and the backward pass pushes each
+/// gradient as soon as it is written. Returns the batch's loss before the step. The last pushes are under way then.
+///
+/// # Errors
+/// As for [`Session::wait`] and [`Session::push`].
+pub fn round(session: &mut Session, pass: &mut NetworkPass, batch: &Samples) -> Result<f32, SessionError> {
+    let layers = pass.network().layers();
+    pass.begin(batch);
+    for layer in 0..layers {
+        let (weight, bias) = (Network::weight(layer), Network::bias(layer));
+        session.wait(weight)?;
+        session.wait(bias)?;
+        pass.forward(layer, session.weights(weight)?, session.weights(bias)?);
+    }
+    let loss = pass.loss(batch.labels());
+    for layer in (0..layers).rev() {
+        let (weight, bias) = (Network::weight(layer), Network::bias(layer));
+        pass.bias_gradient(layer, session.gradient_mut(bias)?);
+        session.push(bias)?;
+        // The weights belong to the hub from the push on, so they are used before it.
+        pass.backward(layer, session.weights(weight)?);
+        pass.weight_gradient(layer, session.gradient_mut(weight)?);
+        session.push(weight)?;
+    }
+    Ok(loss)
+}
