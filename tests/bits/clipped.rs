@@ -71,6 +71,27 @@ fn the_bits_are_the_same_over_several_hubs() {
 }
 
 #[test]
+fn the_mean_of_decoded_sums_is_clipped() {
+    let _watchdog = Watchdog::start();
+    let hubs = [hub(2), hub(1)];
+    let codecs = ["bf16", "qsgd:4:64", "onebit", "topk:0.1", "dgc:0.1:0.9:none:4"];
+    for (codec, optimizer) in codecs.into_iter().zip([NESTEROV, ADAM, Optimizer::Average, NESTEROV, ADAM]) {
+        // Blocks are of values in f32 here, whatever the type of a key.
+        let keys = keys().into_iter().chain([Key::new(Dtype::BF16, "more", [40_000])]).collect();
+        let (job, compression) = (codec.replace(':', "-"), Some(codec.parse().unwrap()));
+        let training = Training { keys, compression, ..clipped(&job, optimizer, 3.0) };
+        let one = training.run(&hubs[0].address().to_string());
+        assert!(one == training.run(&addresses(&hubs)), "{codec}");
+    }
+    for codec in ["f16", "bf16"] {
+        let compression = Some(codec.parse().unwrap());
+        let job = format!("{codec}-skips");
+        let skipped = Training { skipped: vec![1, 2], compression, ..clipped(&job, NESTEROV, 3.0) };
+        skipped.run(&hubs[0].address().to_string());
+    }
+}
+
+#[test]
 fn the_size_of_chunks_does_not_show() {
     let _watchdog = Watchdog::start();
     let hub = hub(2);
@@ -150,7 +171,12 @@ fn what_has_no_norm_is_refused() {
     let error = join(&|config| config.set("consistency", "asp").unwrap());
     says(&error, &["clip_norm with consistency asp", "use bsp"]);
     let error = join(&|config| {
+        config.terms.level.compression = Some("slim:0.2:0.1:10".parse::<Compression>().unwrap());
+    });
+    says(&error, &["clip_norm with Slim-DP", "clip before you push"]);
+    let error = join(&|config| {
+        (config.terms.clip_norm, config.terms.skip_nonfinite) = (None, true);
         config.terms.level.compression = Some("qsgd:8:64".parse::<Compression>().unwrap());
     });
-    says(&error, &["clip_norm with compression", "clip before you push"]);
+    says(&error, &["skip_nonfinite with the codec qsgd:8:64", "use f16 or bf16"]);
 }

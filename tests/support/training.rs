@@ -176,13 +176,16 @@ impl Training {
         if optimizer.keeps_weights() {
             model.broadcast(|key, i| values::weight(*seed, key, i));
         }
+        (model.clip_norm, model.skips) = (self.clip_norm, !self.skipped.is_empty());
         model
     }
 
     /// Makes one round of the job.
     pub fn advance(&self, model: &mut Model, round: u32) {
-        model.advance_by(&self.numbers(round), |rank, key, i| {
-            values::gradient(self.seed, rank, round, key, i)
+        let is_skipped = self.skipped.contains(&round);
+        model.advance_by(&self.numbers(round), |rank, key, i| match (rank, key.0, i) {
+            (1, 0, 0) if is_skipped => f32::INFINITY,
+            _ => values::gradient(self.seed, rank, round, key, i),
         });
     }
 
@@ -199,6 +202,14 @@ impl Training {
 
     /// The norms that workers are told of, by round.
     fn norms(&self) -> Vec<f32> {
+        if let Some(compression) = self.compression {
+            let mut model = self.model(compression);
+            let norm = |round| {
+                self.advance(&mut model, round);
+                model.norm.expect("a job with norms")
+            };
+            return (0..self.rounds).map(norm).collect();
+        }
         let mut reference = self.reference();
         let norm = |round| match self.skipped.contains(&round) {
             true => {

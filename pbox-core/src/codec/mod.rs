@@ -126,6 +126,11 @@ impl Codec {
         }
     }
 
+    /// Whether its frames carry values that are not finite; else such a value counts as zero.
+    pub fn carries_all(&self) -> bool {
+        matches!(self, Codec::F16 | Codec::Bf16)
+    }
+
     /// Checks that every setting is in its range.
     pub fn check(&self) -> Result<(), InvalidCodec> {
         let check = |setting, seen: f64, ok: bool, expected| {

@@ -8,7 +8,8 @@
 //! | Slim-DP | `continue` | a selection would wait for rounds that a lost worker did not push |
 //! | SSP, ASP | `average` | a mean is of all workers' gradients of one round |
 //! | `clip_norm`, `skip_nonfinite` | SSP, ASP | each push is a step, and has no whole gradient |
-//! | `clip_norm`, `skip_nonfinite` | compression | not built yet |
+//! | `clip_norm`, `skip_nonfinite` | Slim-DP | what is not sent is in no norm |
+//! | `skip_nonfinite` | codecs but `f16` and `bf16` | a value that is not finite counts as zero in their frames |
 //! | `clip_norm`, `skip_nonfinite` | `ablate` | what is left out has no norm |
 //! | `maximize` | `average`, `sum`, `ablate` | nothing steps |
 //! | `ema` | `average`, `sum`, `ablate` | the hub keeps no weights, or their steps are wrong |
@@ -54,7 +55,8 @@ enum Term {
     WholeGradient,
     Maximize,
     Ema,
-    Compression,
+    SkipNonfinite,
+    FiniteFrames,
     Ablate,
 }
 
@@ -92,8 +94,13 @@ const TABLE: &[(Term, Term, &str)] = &[
     ),
     (
         Term::WholeGradient,
-        Term::Compression,
-        "the norm of decoded sums is not gathered yet; leave out the compression, or clip before you push",
+        Term::SlimDp,
+        "what is not sent is in no norm; use a codec, or clip before you push",
+    ),
+    (
+        Term::SkipNonfinite,
+        Term::FiniteFrames,
+        "a value that is not finite counts as zero in its frames, so that no round would be skipped; use f16 or bf16",
     ),
     (Term::WholeGradient, Term::Ablate, "what is left out has no norm"),
     (Term::Maximize, Term::Average, "nothing steps up or down; leave it out"),
@@ -157,7 +164,13 @@ impl Term {
             }
             Term::Ema => (terms.ema.is_some(), "ema".to_owned()),
             Term::Maximize => (terms.maximize, "maximize".to_owned()),
-            Term::Compression => (level.compression.is_some(), "compression".to_owned()),
+            Term::SkipNonfinite => (terms.skip_nonfinite, "skip_nonfinite".to_owned()),
+            Term::FiniteFrames => match level.compression {
+                Some(Compression::Codec(codec)) => {
+                    (!codec.carries_all(), format!("the codec {}", Compression::Codec(codec)))
+                }
+                _ => return None,
+            },
             Term::Ablate => (*ablate != Ablate::default(), "ablate".to_owned()),
             Term::SeveralHubs => (terms.hubs > 1, format!("{} hubs", terms.hubs)),
             Term::Pulls => (level.schedule.pulls(), format!("schedule {}", level.schedule)),

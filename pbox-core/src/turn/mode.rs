@@ -12,8 +12,8 @@ use crate::kernels::Optimizer;
 use crate::layout::Round;
 use crate::weights::{
     Alone, Bare, BareByNorm, BareSlots, BelowCoded, BelowHubs, BetweenHubs, Chunk, Coded, CodedAlone,
-    CodedForAll, CodedForEach, CodedRelay, CountedSlots, FrameSum, GatherNorm, HubWeights, Hubs, HubsAlone,
-    HubsByNorm, OneSum, PassOn, RawForAll, RawForEach, Relay, Slim, SlimPushes, SlimReply, Staged,
+    CodedByNorm, CodedForAll, CodedForEach, CodedRelay, CountedSlots, FrameSum, GatherNorm, HubWeights, Hubs,
+    HubsAlone, HubsByNorm, OneSum, PassOn, RawForAll, RawForEach, Relay, Slim, SlimPushes, SlimReply, Staged,
 };
 
 /// A shard in one of the modes: its pace, and the types of its stages.
@@ -22,6 +22,7 @@ pub(super) enum Shard {
     BareByNorm(ShardOf<Arrivals, BareByNorm>),
     Alone(ShardOf<Clocks, Alone>),
     Coded(ShardOf<Arrivals, Coded>),
+    CodedByNorm(ShardOf<Arrivals, CodedByNorm>),
     CodedAlone(ShardOf<Clocks, CodedAlone>),
     Slim(ShardOf<Arrivals, Slim>),
     Hubs(ShardOf<Arrivals, Hubs>),
@@ -40,6 +41,7 @@ macro_rules! of_mode {
             $crate::turn::mode::Shard::BareByNorm($name) => $work,
             $crate::turn::mode::Shard::Alone($name) => $work,
             $crate::turn::mode::Shard::Coded($name) => $work,
+            $crate::turn::mode::Shard::CodedByNorm($name) => $work,
             $crate::turn::mode::Shard::CodedAlone($name) => $work,
             $crate::turn::mode::Shard::Slim($name) => $work,
             $crate::turn::mode::Shard::Hubs($name) => $work,
@@ -175,9 +177,16 @@ impl Shard {
                         false => HubWeights::of_one(&of_chunks)?,
                     };
                     let reply = CodedForAll::new(framing, codecs.answer, &of_chunks, weights)?;
-                    let stages = Staged::new(terms, of_chunks, read, own, reply)?;
                     let pace = together();
-                    Shard::Coded(ShardOf::new(pace, stages, terms, wire, chunks, restored, snapshot_every))
+                    let Some(part) = whole else {
+                        let stages = Staged::new(terms, of_chunks, read, own, reply)?;
+                        let coded = ShardOf::new(pace, stages, terms, wire, chunks, restored, snapshot_every);
+                        return Ok(Shard::Coded(coded));
+                    };
+                    let gather = GatherNorm::new(part, (wire, lines), of_sum, &of_chunks, waker)?;
+                    let stages = Staged::gathering(terms, of_chunks, (read, gather), own, reply)?;
+                    let coded = ShardOf::new(pace, stages, terms, wire, chunks, restored, snapshot_every);
+                    Shard::CodedByNorm(coded)
                 }
             }
             Some((framing, None, Some(Compression::Slim(slim)))) => {

@@ -7,6 +7,7 @@
 //!   BSP, by the norm      bare slots, kept the window that workers read     shared, raw
 //!   SSP, ASP              bare slots       a window that only the hub sees  each worker's own, raw
 //!   codec, BSP            decoded frames   the hub's own f32                shared, coded
+//!   codec, by the norm    frames, kept     the hub's own f32                shared, coded
 //!   codec, SSP or ASP     decoded frames   the hub's own f32                each worker's own, coded
 //!   Slim-DP               decoded frames   the hub's own f32                each worker's own, coded
 //!   hubs below            bare sums        as BSP, or as SSP and ASP        as there
@@ -88,6 +89,7 @@ mode!(/** BSP. */ Bare: BareSlots, Spans, RawForAll);
 mode!(/** BSP whose steps wait for the norm of the whole gradient. */ BareByNorm: BareSlots, Spans, RawForAll, GatherNorm);
 mode!(/** SSP and ASP. */ Alone: BareSlots, Spans, RawForEach);
 mode!(/** A codec, in BSP. */ Coded: FrameSum, HubWeights, CodedForAll);
+mode!(/** A codec, in BSP whose steps wait for the norm of the whole gradient. */ CodedByNorm: FrameSum, HubWeights, CodedForAll, GatherNorm);
 mode!(/** A codec, in SSP and ASP. */ CodedAlone: FrameSum, HubWeights, CodedForEach);
 mode!(/** Slim-DP. */ Slim: SlimPushes, HubWeights, SlimReply);
 mode!(/** BSP of hubs below. */ Hubs: CountedSlots, Spans, RawForAll);

@@ -106,8 +106,9 @@ impl Tree {
         let worker_credit = (dice.below(3) > 0).then(|| dice.from(1..=600) as usize);
         let mut faults = trouble.faults(&mut dice);
         let rounds = dice.from(1..=4) as u32;
-        job.clip_norm = (!coded && dice.below(2) == 0).then(|| dice.from(1..=40) as f32);
-        job.skip_nonfinite = !coded && dice.below(2) == 0;
+        let carries_all = levels[0].compression.is_none_or(carries_all);
+        job.clip_norm = (dice.below(2) == 0).then(|| dice.from(1..=40) as f32);
+        job.skip_nonfinite = carries_all && dice.below(2) == 0;
         faults.reorder &= !job.waits_for_all(); // what a core tells comes before its answers
         let (skips, is_orderly) = (job.skip_nonfinite, trouble != Trouble::Posts && !faults.reorder);
         let late = (mix(seed).is_multiple_of(2)).then_some(seed);
@@ -116,8 +117,7 @@ impl Tree {
         let (expected, norms) = match terms.levels[0].compression {
             None => expected(&layout, &terms.job, trouble, &shape, rounds, plan),
             Some(compression) => {
-                let of = expected_coded(&layout, &terms.job, compression, trouble, &shape, rounds, plan);
-                (of, vec![None; rounds as usize + 1])
+                expected_coded(&layout, &terms.job, compression, trouble, &shape, rounds, plan)
             }
         };
         let drafts = (0..workers(&shape)).map(|_| Drafts::default()).collect();
@@ -387,6 +387,10 @@ fn codec(dice: &mut Dice, trouble: Trouble) -> Compression {
     codecs[dice.below(codecs.len() as u64) as usize].parse().unwrap()
 }
 
+fn carries_all(compression: Compression) -> bool {
+    matches!(compression, Compression::Codec(codec) if codec.carries_all())
+}
+
 /// As [`expected`], when what the machines sum is coded as the gradients of so many workers are.
 fn expected_coded(
     layout: &Layout,
@@ -396,11 +400,12 @@ fn expected_coded(
     shape: &[Shape],
     rounds: u32,
     plan: Plan,
-) -> Vec<Vec<Vec<f32>>> {
+) -> (Vec<Vec<Vec<f32>>>, Vec<Option<f32>>) {
     let (machines, optimizer) = (shape.len() as u32, job.optimizer);
     let mut model =
         Model::new(layout.keys(), layout.chunk_bytes(), compression, job.seed, machines, optimizer);
     model.gradients = workers(shape);
+    (model.clip_norm, model.skips) = (job.clip_norm, job.skip_nonfinite);
     let by_round = (0..=rounds).map(Round).map(|round| {
         if round == Round(0) && optimizer.keeps_weights() {
             model.broadcast(|key, i| value(trouble, 0, round, key, i));
@@ -409,7 +414,8 @@ fn expected_coded(
                 let (before, here) = shape.split_at(machine as usize);
                 let Shape::Hub(here) = &here[0] else { panic!("a machine") };
                 let dtype = layout.keys()[key.index()].dtype;
-                let pushed = |worker| rounded(dtype, value(trouble, worker, round, key, i));
+                let pushed =
+                    |worker| rounded(dtype, pushed(trouble, job.skip_nonfinite, worker, round, key, i));
                 if plan.together(workers(shape), round, key) == Content::Weights {
                     return Some(pushed(0));
                 }
@@ -425,9 +431,9 @@ fn expected_coded(
                 value(machine, key, i).expect("a machine with a gradient")
             });
         }
-        model.all_weights()
+        (model.all_weights(), model.norm)
     });
-    by_round.collect()
+    by_round.unzip()
 }
 
 /// The sum of what is below a hub, if somebody there has a gradient. `next` is the number of its first worker.

@@ -73,9 +73,8 @@ impl Cluster {
         (terms.worker_credit, terms.job.level.credit) = (credit(), credit().map(Credit::Bytes));
         terms.job.hubs = dice.from(1..=3) as u32;
         terms.shards = dice.from(1..=2) as usize;
-        let is_plain = terms.job.level.compression.is_none();
-        terms.job.clip_norm = (is_plain && dice.below(2) == 0).then(|| dice.from(1..=40) as f32 * 50.0);
-        terms.job.skip_nonfinite = is_plain && dice.below(2) == 0;
+        terms.job.clip_norm = (dice.below(2) == 0).then(|| dice.from(1..=40) as f32 * 50.0);
+        terms.job.skip_nonfinite = dice.below(2) == 0;
         faults.reorder &= !terms.job.waits_for_all(); // what a core tells comes before its answers
         terms.is_orderly = trouble != Trouble::Posts && !faults.reorder;
         terms.job.answers_ahead = dice.below(2) == 0;
@@ -377,11 +376,16 @@ fn mean_of(layout: &Layout, terms: &Terms, plan: Plan, round: Round, key: KeyId,
     let is_step = plan.together(workers, round, key) == Content::Gradient;
     let mean = |element: usize| {
         let pushes = |rank| plan.content(rank, round, key) != Content::Nothing;
-        let of = |rank| value(terms, rank, round, key, element);
+        let of = |rank| coded(terms, value(terms, rank, round, key, element));
         let rescale = if terms.job.optimizer == Optimizer::Sum { 1.0 } else { 1.0 / workers as f32 };
         oracle::sum((0..workers).filter(|&rank| pushes(rank)).map(of)) * rescale
     };
     (first..first + span.bytes / 4).map(|element| if is_step { mean(element) } else { 0.0 }).collect()
+}
+
+/// A value as it crosses.
+fn coded(terms: &Terms, value: f32) -> f32 {
+    if terms.job.level.compression.is_some() { rounded(Dtype::BF16, value) } else { value }
 }
 
 /// One element at the hub and at the workers.
@@ -412,7 +416,7 @@ impl Element {
             (Content::Nothing, _) => return,
             _ => {}
         }
-        let coded = |value| if compressed { rounded(Dtype::BF16, value) } else { value };
+        let coded = |value| coded(terms, value);
         self.steps += 1;
         let (number, rate) = (Round(self.steps), optimizer.learning_rate());
         let mut step = Step::new(optimizer, terms.job.workers, number, rate, lr_mult, wd_mult);

@@ -17,6 +17,12 @@ pub struct Model {
     /// The gradients of a round: one of each worker, or so many in the sums that workers push.
     pub gradients: u32,
     optimizer: Optimizer,
+    /// The most that the norm of a round's mean may be, if steps wait for it.
+    pub clip_norm: Option<f32>,
+    /// Whether rounds that are not finite are skipped.
+    pub skips: bool,
+    /// The norm of the mean of the last round, in a job whose steps wait for it.
+    pub norm: Option<f32>,
     /// The hub's next round.
     pub round: Round,
     chunks: Vec<Chunk>,
@@ -57,7 +63,20 @@ impl Model {
         };
         let chunks = layout.chunks().iter().map(chunk).collect();
         let answer = codec.answer_codec(workers);
-        Model { layout, codec, answer, seed, workers, gradients: workers, optimizer, round: Round(0), chunks }
+        Model {
+            layout,
+            codec,
+            answer,
+            seed,
+            workers,
+            gradients: workers,
+            optimizer,
+            clip_norm: None,
+            skips: false,
+            norm: None,
+            round: Round(0),
+            chunks,
+        }
     }
 
     /// Begins with the weights that `value` gives.
@@ -116,6 +135,7 @@ impl Model {
         content: impl Fn(u32, KeyId) -> Content,
         value: impl Fn(u32, KeyId, usize) -> f32,
     ) {
+        let mut sums = Vec::new();
         for id in 0..self.chunks.len() {
             let (key, first, dtype) = self.place(id);
             if content(0, key) == Content::Weights {
@@ -129,14 +149,6 @@ impl Model {
             if (0..self.workers).all(|rank| content(rank, key) == Content::Nothing) {
                 continue;
             }
-            let Key { lr_mult, wd_mult, .. } = self.layout.keys()[key.index()];
-            let [lr_mult, wd_mult] =
-                numbers.multipliers.as_ref().map_or([lr_mult, wd_mult], |of_keys| of_keys[key.index()]);
-            let optimizer = numbers.of(key);
-            self.chunks[id].steps += 1;
-            let number = Round(self.chunks[id].steps);
-            let step =
-                Step::new(optimizer, self.gradients, number, optimizer.learning_rate(), lr_mult, wd_mult);
             let elements = self.chunks[id].weights.len();
             let mut sum = vec![0.0; elements];
             for rank in (0..self.workers).filter(|&rank| content(rank, key) == Content::Gradient) {
@@ -146,9 +158,37 @@ impl Model {
                 self.add_coded(&self.codec, &pushed, &mut kept, rank, id, &mut sum);
                 self.chunks[id].kept[rank as usize] = kept;
             }
-            self.step(id, dtype, &step, &sum);
+            sums.push((id, sum));
+        }
+        self.norm = None;
+        let mut scale = None;
+        if self.clip_norm.is_some() || self.skips {
+            let rescale = Step::new(&self.optimizer, self.gradients, Round(1), 0.0, 1.0, 1.0).rescale;
+            sums.iter_mut().flat_map(|(_, sum)| sum).for_each(|sum| *sum *= rescale);
+            let blocks =
+                sums.iter().flat_map(|(_, means)| means.chunks(oracle::BLOCK_BYTES / size_of::<f32>()));
+            let norm = oracle::norm(blocks.map(oracle::squares));
+            scale = Some(self.clip_norm.map_or(1.0, |most| oracle::clip_scale(norm, most)));
+            self.norm = Some(norm);
+        }
+        if self.norm.is_none_or(|norm| norm.is_finite() || !self.skips) {
+            sums.into_iter().for_each(|(id, sum)| self.step_by(numbers, id, &sum, scale));
         }
         self.round = self.round.next();
+    }
+
+    /// Steps a chunk with these numbers, on a sum, or on a mean that has a scale.
+    fn step_by(&mut self, numbers: &Numbers, id: usize, sum: &[f32], scale: Option<f32>) {
+        let (key, _, dtype) = self.place(id);
+        let Key { lr_mult, wd_mult, .. } = self.layout.keys()[key.index()];
+        let [lr_mult, wd_mult] =
+            numbers.multipliers.as_ref().map_or([lr_mult, wd_mult], |of_keys| of_keys[key.index()]);
+        let optimizer = numbers.of(key);
+        self.chunks[id].steps += 1;
+        let number = Round(self.chunks[id].steps);
+        let step = Step::new(optimizer, self.gradients, number, optimizer.learning_rate(), lr_mult, wd_mult);
+        let rescale = scale.unwrap_or(step.rescale);
+        self.step(id, dtype, &Step { rescale, ..step }, sum);
     }
 
     fn step(&mut self, id: usize, dtype: Dtype, step: &Step, sum: &[f32]) {

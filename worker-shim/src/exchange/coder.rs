@@ -149,6 +149,11 @@ impl Coder {
         posted
     }
 
+    /// The hub has answered a chunk without a frame: the next gradient is encoded anew.
+    pub fn is_answered(&mut self, chunk: ChunkId) {
+        self.encoded[chunk.index()] = None;
+    }
+
     fn encode_coded(&mut self, chunk: ChunkId, round: Round, span: Span) -> Encoded {
         let Coder { framing, kernels, gradients, frames, method, scratch, .. } = self;
         let gradient = part(gradients, span);

@@ -467,6 +467,8 @@ impl<P: Port> Exchange<P> {
             let lies = |why| ExchangeError::Frame { chunk: chunk.0, round: round.0, why };
             self.received += bytes.map_err(lies)? as u64;
             self.keys[key.index()].left_alone = false;
+        } else if let Some(coder) = self.windows.coder_mut() {
+            coder.is_answered(chunk);
         }
         self.awaited[chunk.index()] = Awaited::Nothing;
         if self.slices.group(key).is_none_or(|group| self.groups.close(group)) {

@@ -162,9 +162,10 @@ class Session:
             seed: seed of the random numbers of compression.
             clip_norm: the most that the norm of a round's mean gradient may be, of all keys together. The hub scales a longer one down, as
                 `torch.nn.utils.clip_grad_norm_` does. No key is answered before all are pushed: push every key of a round before
-                you wait for one. For "bsp" without compression. Default: no bound.
+                you wait for one. For "bsp", and not with Slim-DP. Default: no bound.
             skip_nonfinite: whether a round whose mean gradient has a value that is infinite or NaN is left out, at all workers: weights,
-                optimizer state and numbers of steps stay. `skipped` counts such rounds. Keys are answered as with `clip_norm`.
+                optimizer state and numbers of steps stay. `skipped` counts such rounds. Keys are answered as with `clip_norm`. Of
+                codecs with "f16" and "bf16" alone, as in frames of others such values count as zero.
             ema: the decay of an average of the weights that the hub keeps, such as 0.999. It begins with the first weights, and after each
                 step it is `ema * average + (1 - ema) * weights`. `ema()` fetches it, and checkpoints have it. Default: none.
             maximize: whether steps go up the gradient and not down, as with PyTorch's `maximize`.
