@@ -63,6 +63,11 @@ def check(page, address, token, pictures):
     page.type(token)
     page.press("Enter", "\r")
     page.until("it is live", STATE, "live")
+    page.value("sessionStorage.clear()")
+    page.ask("Page.navigate", url=f"http://{address}/#token={token}")
+    page.until("the token is taken out of the address", "location.href", f"http://{address}/")
+    page.until("it is live by the token of its address", STATE, "live")
+    assert "token" not in page.value("location.href")
     page.until("the machine has its cores' work", "document.querySelectorAll('#machine [data-cpu] .work').length", "2")
     print("   ", page.until("the slow worker is named", VERDICT, "a second", f"waiting for rank {SLOW}: last in"))
     round_of = "Number(document.querySelector('.verdict').textContent.match(/round (\\d+)/)[1])"
