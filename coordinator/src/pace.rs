@@ -117,7 +117,7 @@ impl LastRounds {
         let now = rows.last().filter(|(round, _)| round == last).and_then(|(_, waits)| waits.iter().max());
         Some(RoundsReply {
             round: *last,
-            per_second: (self.per_second() * 100.0).round() / 100.0,
+            per_second: self.per_second(),
             window,
             waits_for: waits_for.clone(),
             waited_us: now.copied().filter(|_| !waits_for.is_empty()).unwrap_or(0).into(),

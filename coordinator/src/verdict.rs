@@ -45,9 +45,12 @@ fn verdict_of(rounds: &RoundsReply, members: &[MemberReply]) -> String {
         return format!("round {} has waited {} for {who}{below}", rounds.round.0, spoken(waited));
     }
     if rounds.per_second == 0.0 {
-        return format!("round {}: look again, one look does not tell how fast rounds are", rounds.round.0);
+        return format!(
+            "round {}: no round has ended since the hub first looked, so look again",
+            rounds.round.0
+        );
     }
-    let head = format!("round {}, {} a second", rounds.round.0, rate(rounds.per_second));
+    let head = format!("round {}, {}", rounds.round.0, rate(rounds.per_second));
     match latest(rounds) {
         Some(rank) => format!(
             "{head}, waiting for rank {}: {}{}",
@@ -114,7 +117,11 @@ fn names(what: &str, numbers: &[u32]) -> String {
 }
 
 fn rate(per_second: f64) -> String {
-    if per_second >= 10.0 { format!("{per_second:.0}") } else { format!("{per_second:.1}") }
+    match per_second {
+        10.0.. => format!("{per_second:.0} a second"),
+        1.0.. => format!("{per_second:.1} a second"),
+        _ => format!("one each {:.1} s", 1.0 / per_second),
+    }
 }
 
 fn spoken(time: Duration) -> String {
@@ -175,12 +182,23 @@ mod tests {
     }
 
     #[test]
-    fn one_look_says_nothing_of_who_is_late() {
+    fn how_fast_rounds_are_is_known_once_one_has_ended_between_looks_also_where_it_takes_minutes() {
         let mut rounds = LastRounds::default();
-        let rows: Vec<_> = (0..60).map(|round| (Round(round), vec![0, 0, 50_000])).collect();
-        let watched = Watched { first: Round(0), last: Round(59), rows, waits_for: vec![] };
-        rounds.note(watched, Gauged::default(), Instant::now());
-        assert_eq!(said(&rounds), "round 59: look again, one look does not tell how fast rounds are");
+        let begun = Instant::now();
+        let look = |rounds: &mut LastRounds, last: u32, after_s: u64| {
+            let rows: Vec<_> = (0..last).map(|round| (Round(round), vec![0, 0, 60_000_000])).collect();
+            let watched = Watched { first: Round(0), last: Round(last), rows, waits_for: vec![] };
+            rounds.note(watched, Gauged::default(), begun + Duration::from_secs(after_s));
+        };
+        look(&mut rounds, 59, 0);
+        look(&mut rounds, 59, 100);
+        assert_eq!(said(&rounds), "round 59: no round has ended since the hub first looked, so look again");
+        look(&mut rounds, 60, 300);
+        look(&mut rounds, 61, 600);
+        assert_eq!(
+            said(&rounds),
+            "round 61, one each 300.0 s, waiting for rank 2: last in 98% of rounds, by 60 s"
+        );
     }
 
     #[test]
