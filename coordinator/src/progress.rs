@@ -10,12 +10,14 @@ pub struct Progress {
     done: u64,
     since: Instant,
     round: Round,
+    /// Whether a push was waited for then whose worker has left.
+    waits_for_left: bool,
 }
 
 impl Progress {
     /// Begins the clock of a job.
     pub fn new(now: Instant) -> Self {
-        Progress { done: 0, since: now, round: Round(0) }
+        Progress { done: 0, since: now, round: Round(0), waits_for_left: false }
     }
 
     /// Returns the job's round.
@@ -30,5 +32,12 @@ impl Progress {
         }
         self.round = look.round;
         now - self.since
+    }
+
+    /// Notes why a push that is waited for never comes, if that is so. Returns it if it was so at the look before, and nothing has moved
+    /// for a time since: what a worker has sent before it left comes later, if it did not wait for the answer.
+    pub fn waits_for_ever(&mut self, why: Option<String>, time: Duration) -> Option<String> {
+        let did = std::mem::replace(&mut self.waits_for_left, why.is_some());
+        why.filter(|_| did && time > Duration::ZERO)
     }
 }

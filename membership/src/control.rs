@@ -191,14 +191,9 @@ impl Control {
         }
     }
 
-    /// Says that the member with this token leaves from a round on. The error may be that it has left, and that the last
-    /// checkpoint was not written.
-    pub fn leave(&self, token: &str, round: Round) -> Result<(), Failure> {
-        self.leave_with(&LeaveRequest { token: token.to_owned(), round, ..LeaveRequest::default() })
-    }
-
-    /// As [`leave`](Self::leave), with all that a member can say then.
-    pub fn leave_with(&self, request: &LeaveRequest) -> Result<(), Failure> {
+    /// Says that a member leaves, and from which round on. The error may be that it has left, and that the last checkpoint was not
+    /// written.
+    pub fn leave(&self, request: &LeaveRequest) -> Result<(), Failure> {
         match self.post("leave", "leave", request)? {
             LeaveReply { checkpoint_error: None } => Ok(()),
             LeaveReply { checkpoint_error: Some(why) } => {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use pbox_core::control::{
-    Answer, JobState, JoinReply, Late, Latest, LeaveRequest, Left, RelinkRequest, StateReply, missing,
+    Answer, JobState, JoinReply, Late, Latest, LeaveRequest, Left, LeftAt, RelinkRequest, StateReply, missing,
 };
 use pbox_core::{Round, Share};
 use serde::Serialize;
@@ -20,6 +20,9 @@ use crate::join::LetIn;
 /// Requests of a hub's clock, of which the quickest counts.
 const CLOCK_TRIES: usize = 8;
 
+/// The first version of the protocol in which a member says for each key when it leaves.
+const LEAVES_BY_KEY: u32 = 12;
+
 /// A hub of the job.
 #[derive(Debug)]
 pub struct Hub {
@@ -32,6 +35,8 @@ pub struct Hub {
     pub(crate) limit: Duration,
     /// Whether the hub waits for this member when it loses its links, and [makes others](Self::relink).
     pub relinks: bool,
+    /// The version of the protocol in use.
+    pub(crate) protocol: u32,
     /// Whether the hub answers bytes ahead.
     pub answers_ahead: bool,
     /// Its cores, by their number in the placement.
@@ -107,7 +112,7 @@ impl Hub {
 
     /// The first of the ranks that left of which `test` is true.
     pub fn find_left(&self, test: impl Fn(&Left) -> bool) -> Option<Left> {
-        self.heartbeat.news().reply.left.iter().find(|left| test(left)).copied()
+        self.heartbeat.news().reply.left.iter().find(|left| test(left)).cloned()
     }
 
     /// The workers that others have waited for too long.
@@ -255,7 +260,7 @@ impl Hub {
 
     fn leave_because(&self, why: &str, request: LeaveRequest, limit: Duration) -> Result<(), MemberError> {
         let request = LeaveRequest { token: self.token.clone(), failed: Some(why.to_owned()), ..request };
-        self.control.within(limit).leave_with(&request).map_err(|failure| failure.error)
+        self.control.within(limit).leave(&request).map_err(|failure| failure.error)
     }
 
     /// Leaves a job that was a trial, from this round on: if nobody else is in it, it leaves no checkpoint behind.
@@ -265,17 +270,21 @@ impl Hub {
     pub fn leave_trial(&self, round: Round) -> Result<(), MemberError> {
         let request =
             LeaveRequest { token: self.token.clone(), round, was_trial: true, ..LeaveRequest::default() };
-        self.control.within(self.limit).leave_with(&request).map_err(|failure| failure.error)
+        self.control.within(self.limit).leave(&request).map_err(|failure| failure.error)
     }
 
-    /// Leaves the job there, from this round on.
+    /// Leaves the job there, each key from a round on.
     ///
     /// # Errors
     /// As for [`post`](Self::post); and [`MemberError::CheckpointLost`] where the member has left, and what was trained is
     /// not saved.
-    pub fn leave(&self, round: Round) -> Result<(), MemberError> {
+    pub fn leave(&self, at: &LeftAt) -> Result<(), MemberError> {
+        let knows_keys = self.protocol >= LEAVES_BY_KEY;
+        let behind = if knows_keys { at.behind.clone() } else { Vec::new() };
+        let request =
+            LeaveRequest { token: self.token.clone(), round: at.round, behind, ..LeaveRequest::default() };
         // Whatever the news say: after a leave whose answer was lost, the hub does not know the heartbeat any more.
-        let left = insist(self.limit, Failure::passes_for_member, || self.control.leave(&self.token, round));
+        let left = insist(self.limit, Failure::passes_for_member, || self.control.leave(&request));
         left.map_err(|failure| self.lost_if_unreachable(failure.error))
     }
 }

@@ -268,7 +268,7 @@ impl LetIn {
         if is_new {
             let (token, failed) = (self.token.clone(), Some(why.to_string()));
             let request = LeaveRequest { token, failed, ..LeaveRequest::default() };
-            let _ = self.control.within(FAREWELL_LIMIT).leave_with(&request);
+            let _ = self.control.within(FAREWELL_LIMIT).leave(&request);
         }
     }
 
@@ -284,6 +284,7 @@ impl LetIn {
             token: self.reply.token.clone(),
             limit: self.reply.limit(),
             relinks: self.reply.relinks,
+            protocol: self.reply.protocol,
             answers_ahead: self.reply.answers_ahead,
             cores,
         }
@@ -305,7 +306,8 @@ pub fn placements(
 impl Drop for LetIn {
     fn drop(&mut self) {
         if let Some(control) = &self.farewell {
-            let _ = control.leave(&self.reply.token, Round(0));
+            let token = self.reply.token.clone();
+            let _ = control.leave(&LeaveRequest { token, ..LeaveRequest::default() });
         }
     }
 }

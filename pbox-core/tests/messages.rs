@@ -1,11 +1,12 @@
 //! Messages of the control port as programs of former versions send them: they must be readable for ever.
 //!
-//! `data/protocol-11.json` has them by type. A message is never changed or taken away; a version that adds a field adds a
+//! `data/protocol-11.json` has them by type, and `data/protocol-12.json` what is new. A message is never changed or taken away; a version that adds a field adds a
 //! message. Only a version that is not spoken any more (`PROTOCOL_LOWEST`) may lose its file.
 
 use std::collections::BTreeMap;
 
 use pbox_core::control::*;
+use pbox_core::{KeyId, Round};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -46,6 +47,18 @@ fn messages_of_protocol_11_are_read() {
     );
 }
 
+/// Only the messages that version 12 changed.
+#[test]
+fn messages_of_protocol_12_are_read() {
+    let mut messages: BTreeMap<String, Vec<Value>> =
+        serde_json::from_str(include_str!("data/protocol-12.json")).unwrap();
+    let leave: LeaveRequest = reads(&messages["LeaveRequest"][0]);
+    assert_eq!(leave.behind[1], Behind { first: KeyId(7), keys: 1, round: Round(0) });
+    let news: HeartbeatReply = reads(&messages["HeartbeatReply"][0]);
+    assert_eq!([1, 2, 3].map(|key| news.left[0].at.round_of(KeyId(key)).0), [17, 16, 16]);
+    all!(messages; LeaveRequest, HeartbeatReply);
+}
+
 /// What was read means what it meant.
 #[test]
 fn what_a_message_leaves_out_has_its_old_meaning() {
@@ -58,5 +71,5 @@ fn what_a_message_leaves_out_has_its_old_meaning() {
     let reply: JoinReply = reads(&messages["JoinReply"][0]);
     assert_eq!((reply.protocol, reply.pass, reply.above), (11, None, None));
     let news: HeartbeatReply = reads(&messages["HeartbeatReply"][2]);
-    assert_eq!((news.left[0].round.0, news.held_up_by[0].seconds), (17, 30));
+    assert_eq!((news.left[0].at.round.0, news.held_up_by[0].seconds), (17, 30));
 }

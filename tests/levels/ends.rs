@@ -90,6 +90,21 @@ fn a_worker_that_fails_says_why_on_all_machines() {
     }
 }
 
+/// A hub below compares no rounds: the hub above ends a job whose pushes wait for a machine that has left.
+#[test]
+fn a_machine_that_leaves_early_is_named_to_who_waits_for_it() {
+    let _watchdog = Watchdog::start();
+    for machines in [Machines::start(1, 2), Machines::mesh(2)] {
+        let mut sessions = ready(&machines, 1, OnLoss::Stop);
+        sessions.remove(1).remove(0).leave().unwrap();
+        let told = round(&mut sessions[0], 1.0).remove(0).unwrap_err();
+        says(
+            told,
+            &["\"job\" failed", "the hub of machine 1 has left the job", "of round 1 wait", "the same calls"],
+        );
+    }
+}
+
 #[test]
 fn a_machine_whose_weights_differ_is_named_on_all() {
     let _watchdog = Watchdog::start();

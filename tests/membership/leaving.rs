@@ -5,12 +5,15 @@ use std::time::Duration;
 
 use fabric::IdlePolicy;
 use fabric::conformance::Watchdog;
+use hub_tests::proxy::Proxy;
 use hub_tests::training::Training;
 use hub_tests::{
     FIRST, config, config_at, describe, hub, join_by_hand, join_request, leave_by_hand, on_threads, push_all,
-    ready_all, refused, says,
+    ready_all, refused, says, settings,
 };
-use pbox_core::{Key, Optimizer};
+use pbox_core::{Key, KeyId, Optimizer};
+use phub_server::{Hub, HubSettings};
+use serde_json::{Value, json};
 use worker_shim::{Session, SessionError};
 
 #[test]
@@ -35,6 +38,50 @@ fn a_worker_that_leaves_early_is_named_to_the_others() {
             assert!(matches!(error, SessionError::PeerLeft { rank: 1, left_at: 1, round: 1, .. }));
         }
     }
+}
+
+/// Two workers have the first key's round 0 behind them, and worker 1, which joins at this address, leaves.
+fn leaves_with_one_key(hub: &Hub, address: &str) -> (Session, KeyId) {
+    let address = |rank| if rank == 1 { address.to_owned() } else { hub.address().to_string() };
+    let mut sessions = ready_all(2, |rank| config_at(&address(rank), "job", rank, 2));
+    let keys = Vec::from_iter(sessions[0].keys());
+    sessions.iter_mut().for_each(|session| session.push(keys[0]).unwrap());
+    sessions.iter_mut().for_each(|session| session.wait_all().unwrap());
+    sessions.pop().unwrap().leave().unwrap();
+    (sessions.pop().unwrap(), keys[1])
+}
+
+/// As the backend of torch.distributed uses keys in turn: a leave has a round for each key.
+#[test]
+fn a_worker_that_leaves_before_it_has_pushed_a_key_is_named_to_who_waits_for_it() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let (mut stays, key) = leaves_with_one_key(&hub, &hub.address().to_string());
+    stays.push(key).unwrap();
+    let error = stays.wait(key).unwrap_err();
+    says(&error, &["job", "worker 1 left", "before round 1", "same number"]);
+    assert!(matches!(error, SessionError::PeerLeft { rank: 1, left_at: 1, round: 1, .. }));
+}
+
+/// A member of protocol 11 tells one round, the highest over all keys.
+#[test]
+fn a_push_that_waits_for_an_older_worker_that_has_left_fails_the_job() {
+    fn older(path: &str, answer: &mut Value) {
+        if path.ends_with("/join") {
+            answer["protocol"] = json!(11);
+        }
+    }
+    fn as_older(path: &str, request: &mut Value) {
+        assert!(!path.ends_with("/leave") || request.get("behind").is_none(), "{request}");
+    }
+    let _watchdog = Watchdog::start();
+    let hub = Hub::start(&HubSettings { late_warning_s: 1, ..settings(2, 30) }).unwrap();
+    let proxy = Proxy::start(hub.address());
+    proxy.rewrites(as_older, older);
+    let (mut stays, key) = leaves_with_one_key(&hub, &proxy.address());
+    stays.push(key).unwrap();
+    let error = stays.wait(key).unwrap_err();
+    says(&error, &["job", "worker 1 has left the job", "wait for its push", "the same calls"]);
 }
 
 /// A round in which the leaving worker took part is completed for all.

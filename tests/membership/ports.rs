@@ -9,6 +9,7 @@ use fabric::conformance::Watchdog;
 use fabric::{Arrival, LinkId, Port as _, PortId, Posted, Receive, SendWindow, Until};
 use hub_tests::{config, hub, join_request};
 use membership::{Named, Ports};
+use pbox_core::control::LeftAt;
 use pbox_core::{ChunkId, KeyId, Layout, Round, Wire};
 use worker_shim::Session;
 
@@ -70,7 +71,7 @@ fn broadcast_by_two_ports(hub: &str, job: &str, transport: Transport) {
         awaited.sort_by_key(key);
         assert_eq!(seen, awaited, "each port has the answers of its links");
     }
-    hubs[0].leave(Round(1)).unwrap();
+    hubs[0].leave(&LeftAt::all(Round(1))).unwrap();
 }
 
 #[test]

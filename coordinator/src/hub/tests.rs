@@ -78,7 +78,7 @@ fn promise_join(hub: &mut Hub, bytes: u64) -> Result<(), Refused> {
 /// A member leaves by its token, which has its rank in each byte.
 fn leave(hub: &mut Hub, job: JobId, rank: u32, now: Instant) -> Leave {
     let (member, token) = (MemberOf { job, rank }, Some(Token([rank as u8; 16])));
-    hub.ask(input::Leave { member, token, round: Round(3) }, now)
+    hub.ask(input::Leave { member, token, round: Round(3), behind: Vec::new() }, now)
 }
 
 /// All members of a job connect, and it begins.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use pbox_core::control::{Latest, Pass, RefusalCode};
+use pbox_core::control::{Behind, Latest, LeftAt, Pass, RefusalCode};
 use pbox_core::{JobId, Members, Round};
 use serde::{Deserialize, Serialize};
 
@@ -219,6 +219,9 @@ pub struct Leave {
     pub token: Option<Token>,
     /// The round.
     pub round: Round,
+    /// Keys with a lower round.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub behind: Vec<Behind>,
 }
 
 impl Request for Leave {
@@ -227,7 +230,7 @@ impl Request for Leave {
     fn apply(self, hub: &mut Hub, now: Instant) -> job::Leave {
         let MemberOf { job, rank } = self.member;
         let Some(of) = hub.job_mut(job) else { return job::Leave::Nothing };
-        let leave = of.leave(rank, self.round);
+        let leave = of.leave(rank, LeftAt { round: self.round, behind: self.behind });
         if matches!(leave, job::Leave::Left | job::Leave::Last) {
             self.token.into_iter().for_each(|token| hub.tokens.left((job, rank), token, now));
         }

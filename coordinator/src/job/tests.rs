@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use fabric::any::Transport;
-use pbox_core::control::{CheckpointReply, HeartbeatReply, JobState, JoinRequest, Late, PartState};
-use pbox_core::{Consistency, JobId, Key, Look, Numbers, Occasion, OnLoss, Optimizer, Share, Waits};
+use pbox_core::control::{
+    Behind, CheckpointReply, HeartbeatReply, JobState, JoinRequest, Late, Left, LeftAt, PartState,
+};
+use pbox_core::{Consistency, JobId, Key, KeyId, Look, Numbers, Occasion, OnLoss, Optimizer, Share, Waits};
 
 use super::*;
 use crate::{Files, Secret, Token};
@@ -85,11 +87,11 @@ fn a_rank_stays_taken_in_a_job_that_does_not_continue() {
     attach(&mut job, 0);
     attach(&mut job, 1);
     job.take_part(&[0, 1], Round(0));
-    assert_eq!(job.leave(1, Round(3)), Leave::Left);
+    assert_eq!(job.leave(1, LeftAt::all(Round(3))), Leave::Left);
     assert!(!job.members.has(1));
     assert_eq!(code_of_a_join(&job, 1), Some(RefusalCode::RankTaken), "and not free soon");
     job.removed(1);
-    assert_eq!(job.leave(0, Round(3)), Leave::Last);
+    assert_eq!(job.leave(0, LeftAt::all(Round(3))), Leave::Last);
     assert!(job.members.get(1).is_some());
 }
 
@@ -342,7 +344,7 @@ fn a_hub_below_that_is_gone_without_a_word_may_come_back() {
 fn a_worker_that_has_left_closes_its_links() {
     let mut job = running();
     job.hubs.arrivals.note(1, 0, 2);
-    job.leave(1, Round(3));
+    job.leave(1, LeftAt::all(Round(3)));
     assert!(!job.hubs.arrivals.note(1, 1, 2), "no hub expects it");
     assert!(link_ends(&mut job).is_empty());
 }
@@ -363,9 +365,9 @@ fn a_worker_that_leaves_a_job_that_gathers_gives_it_up() {
     let mut job = of_two(OnLoss::Continue, Members::Workers);
     attach(&mut job, 0);
     let why = "worker 0 gave up waiting for worker(s) [1] of 2 to join".to_owned();
-    assert_eq!(job.leave(0, Round(0)), Leave::Fails(why.clone()));
+    assert_eq!(job.leave(0, LeftAt::all(Round(0))), Leave::Fails(why.clone()));
     job.fail(&why, false, Instant::now());
-    assert_eq!(job.leave(1, Round(0)), Leave::Nothing);
+    assert_eq!(job.leave(1, LeftAt::all(Round(0))), Leave::Nothing);
 }
 
 /// A look at a job where nothing has moved: a chunk in round 7 has waited for rank 1.
@@ -396,6 +398,51 @@ fn a_late_worker_is_named_once_and_is_lost_after_the_limit() {
     let why = "worker 1 lives and holds up round 7: 1 chunk(s) have waited for its push for 30 s; the limit is 30 s \
                (--late-limit-s)";
     assert_eq!(reason, why);
+}
+
+#[test]
+fn a_leave_that_cannot_be_is_refused_and_the_member_stays() {
+    let mut job = of_two(OnLoss::Stop, Members::Workers);
+    attach(&mut job, 0);
+    attach(&mut job, 1);
+    job.take_part(&[0, 1], Round(0));
+    let keys = job.spec.terms.keys.len() as u32;
+    let behind = |first, keys| Behind { first: KeyId(first), keys, round: Round(2) };
+    let left = |behind| LeftAt { round: Round(3), behind: vec![behind] };
+    let Leave::Refused(why) = job.leave(1, left(behind(keys - 1, 2))) else {
+        panic!("a key beyond the last")
+    };
+    assert!(why.contains(&format!("expected {keys} keys")), "{why}");
+    assert!(job.members.has(1) && job.news.now().left.is_empty());
+    let at = left(behind(keys - 1, 1));
+    assert_eq!(job.leave(1, at.clone()), Leave::Left);
+    assert_eq!(job.news.now().left, [Left { rank: 1, at }]);
+}
+
+/// A hub below has no session that compares rounds, and an older worker leaves before one round of all its keys.
+#[test]
+fn a_push_that_waits_for_a_member_that_has_left_fails_the_job_at_the_second_look() {
+    let mut job = of_two(OnLoss::Stop, Members::Workers);
+    attach(&mut job, 0);
+    attach(&mut job, 1);
+    job.take_part(&[0, 1], Round(0));
+    let look = waiting();
+    assert_eq!(judge(&mut job, &[(0, &look), (2, &look)], None, &[]).concat(), [], "it may push");
+    assert_eq!(job.leave(1, LeftAt::all(Round(8))), Leave::Left);
+    let moved = Look { done: 16, ..waiting() };
+    let effects = judge(&mut job, &[(3, &look), (4, &moved), (5, &moved)], None, &[]);
+    assert_eq!(
+        effects[..2],
+        [vec![], vec![]],
+        "what it had pushed may be on its way, and something has moved"
+    );
+    let [Effect::Fail(why, Blame::Job)] = &effects[2][..] else { panic!("{effects:?}") };
+    assert!(
+        why.starts_with("worker 1 has left the job, and 1 chunk(s) of round 7 wait for its push"),
+        "{why}"
+    );
+    let look = Look { workers: Default::default(), ..moved };
+    assert_eq!(judge(&mut job, &[(6, &look), (7, &look)], None, &[]).concat(), [], "nobody waits for it");
 }
 
 #[test]

@@ -103,7 +103,8 @@ impl Answer for HeartbeatReply {
         ranks(self.left.iter().map(|left| left.rank))?;
         ranks(self.held_up_by.iter().map(|late| late.rank))?;
         rounds(self.members.iter().map(|member| member.from))?;
-        rounds(self.left.iter().map(|left| left.round))?;
+        rounds(self.left.iter().map(|left| left.at.round))?;
+        self.left.iter().try_for_each(|left| left.at.check_form())?;
         rounds(self.held_up_by.iter().map(|late| late.round))?;
         rounds(self.reached.into_iter().chain([Round(self.lost)]))
     }

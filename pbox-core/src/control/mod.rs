@@ -7,6 +7,7 @@ mod address;
 mod answer;
 mod hub;
 mod known;
+mod left;
 mod mesh;
 mod numbers;
 mod parse;
@@ -21,6 +22,7 @@ pub use answer::{Answer, MAX_PORTS};
 pub use hub::{
     CoreReply, CountsReply, HubReply, JobReply, LinkReply, LostReply, MemberReply, NicReply, RefusalReply,
 };
+pub use left::{Behind, Left, LeftAt, MAX_BEHIND};
 pub use mesh::{Machine, MeetReply, MeetRequest, Mesh, NotAMachine};
 pub use numbers::{LearningRateRequest, OptimizerRequest};
 pub use parse::{ParseError, parse, parse_from_hub, parse_join, parse_versioned};
@@ -334,15 +336,6 @@ pub struct Member {
     pub from: Round,
 }
 
-/// A worker that left in good order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Left {
-    /// Its rank.
-    pub rank: u32,
-    /// The first round without it.
-    pub round: Round,
-}
-
 /// The state of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "lowercase")]
@@ -397,6 +390,9 @@ pub struct LeaveRequest {
     pub token: String,
     /// The first round without the worker.
     pub round: Round,
+    /// Keys with a lower one, as in [`LeftAt`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub behind: Vec<Behind>,
     /// Why a worker fails (a [`reason`]), why the job of a hub below has failed, or how a worker lost another hub of the job.
     /// The job fails here, too, or goes on without that member.
     #[serde(default, skip_serializing_if = "Option::is_none")]

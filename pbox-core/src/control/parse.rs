@@ -153,7 +153,9 @@ mod tests {
         let more = newer("").replace(r#""keys":[]"#, r#""keys":[],"flavour":1"#);
         let why = parse_join(more.as_bytes()).unwrap_err();
         assert!(matches!(why, ParseError::Newer { .. }), "{why}");
-        for words in ["unknown field `flavour`", "protocol 11, the other end 11 to 12", "cannot be ignored"] {
+        for words in
+            ["unknown field `flavour`", "protocol 11 to 12, the other end 12 to 13", "cannot be ignored"]
+        {
             assert!(why.to_string().contains(words), "{why}");
         }
         let again = newer(r#","rank":1"#);
@@ -165,7 +167,7 @@ mod tests {
     fn ranges_that_do_not_meet_are_both_named() {
         let body = format!(r#"{{"protocol":{},"protocol_lowest":{}}}"#, PROTOCOL + 2, PROTOCOL + 1);
         let why = parse_join(body.as_bytes()).unwrap_err().to_string();
-        assert!(why.contains("protocol 11, the other end 12 to 13"), "{why}");
+        assert!(why.contains("protocol 11 to 12, the other end 13 to 14"), "{why}");
     }
 
     #[test]

@@ -67,12 +67,12 @@ impl Session {
 
     /// Leaves without waiting.
     pub(crate) fn send_leave(&self) -> Result<(), SessionError> {
-        let round = self.next_round();
+        let at = self.left_at();
         if let Some(timeline) = self.stopwatch.timeline() {
             timeline.compare(&self.hubs);
         }
         // Every hub is told, even if one of them fails.
-        Ok(self.hubs.iter().map(|hub| hub.leave(round)).fold(Ok(()), Result::and)?)
+        Ok(self.hubs.iter().map(|hub| hub.leave(&at)).fold(Ok(()), Result::and)?)
     }
 
     /// Ends the session because this worker fails, and tells the others why: "rank 1 failed: KeyError: 'x'". Of `why` they get
@@ -97,12 +97,13 @@ impl Session {
         self.check_alive()?;
         let round = self.exchange.round(key);
         let name = || self.exchange.layout().keys()[key.index()].name.clone();
-        let waits_for = |left: &Left| !self.config.terms.level.consistency.allows(round.next(), left.round);
+        let waits_for =
+            |left: &Left| !self.config.terms.level.consistency.allows(round.next(), left.at.round_of(key));
         if let Some(left) = self.hubs.iter().find_map(|hub| hub.find_left(waits_for)) {
             return Err(SessionError::PeerLeft {
                 job: self.config.job.clone(),
                 rank: left.rank,
-                left_at: left.round.0,
+                left_at: left.at.round_of(key).0,
                 round: round.0,
                 key: name(),
             });

@@ -147,7 +147,7 @@ impl Session {
                     SessionError::Member(lost) if lost.is_loss_of_hub() => {
                         hub.fail_without_hub(&lost.to_string(), TELL_LIMIT)
                     }
-                    _ => hub.leave(self.next_round()),
+                    _ => hub.leave(&self.left_at()),
                 };
             }
         }

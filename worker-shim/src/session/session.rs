@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use fabric::{Idle, Port, Until, any};
 use membership::{Hub, Member, Way};
+use pbox_core::control::LeftAt;
 use pbox_core::{Content, Element, KeyId, Layout, LevelTerms, Numbers, Round};
 
 use super::compare::Digests;
@@ -369,7 +370,7 @@ impl Session {
     }
 
     /// All keys, first layer first.
-    pub fn keys(&self) -> impl Iterator<Item = KeyId> + use<> {
+    pub fn keys(&self) -> impl Iterator<Item = KeyId> + Clone + use<> {
         (0..self.exchange.layout().keys().len() as u32).map(KeyId)
     }
 
@@ -398,6 +399,11 @@ impl Session {
     /// the first round of this worker: not 0 if the job had begun.
     pub fn next_round(&self) -> Round {
         self.keys().map(|key| self.exchange.round(key)).fold(self.first, Round::max)
+    }
+
+    /// The first round of each key that has no answer: those without this worker, if it leaves now.
+    pub(crate) fn left_at(&self) -> LeftAt {
+        LeftAt::of(self.keys().map(|key| self.exchange.round(key)))
     }
 
     /// Its pulls, if weights are pulled in batches; and its exchange.

@@ -247,8 +247,9 @@ impl Driven {
         if self.hub.member(name, &authority::hex(&token.0)).is_err() {
             return;
         }
-        match self.ask(input::Leave { member, token: Some(token), round: Round(9) }) {
+        match self.ask(input::Leave { member, token: Some(token), round: Round(9), behind: Vec::new() }) {
             Leave::Nothing => {}
+            Leave::Refused(why) => unreachable!("{why}: no key is behind"),
             Leave::Fails(_) => drop(self.fails(member.job, None)),
             Leave::Left => {
                 assert_eq!(self.hub.tokens.owner(token), Err(Unserved::Left));

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   a look at all cores --> did anything move since the last look?
+//!       no, and who owes a push has left: the job fails, because nobody makes that push
 //!       no, for the warning's time: who owes pushes that another worker has made --> the news say so
 //!       no, for the limit:          they are lost
 //! ```
@@ -53,6 +54,10 @@ impl Job {
             return vec![Effect::Fail(reason, Blame::Job)];
         }
         let time = self.progress.note(look, now);
+        let why = waits_for_ever(look, &self.members, &self.spec);
+        if let Some(why) = self.progress.waits_for_ever(why, time) {
+            return vec![Effect::Fail(why, Blame::Job)];
+        }
         let late = if time < limits.warning {
             Vec::new()
         } else {
@@ -67,6 +72,19 @@ impl Job {
         let late = if late.is_empty() { above } else { late };
         Vec::from_iter(self.news.held_up_by(late).then_some(Effect::HeldUp))
     }
+}
+
+/// Says which member has left before a round that another member has pushed, if one has.
+fn waits_for_ever(look: &Look, members: &Ranks, spec: &JobSpec) -> Option<String> {
+    let has_left = |rank| members.get(rank).is_some_and(|member| member.standing.has_left());
+    let (&rank, waits) = look.workers.iter().find(|&(&rank, waits)| waits.owes > 0 && has_left(rank))?;
+    Some(format!(
+        "{} has left the job, and {} chunk(s) of round {} wait for its push; all workers must make the same number of rounds, and the \
+         same calls",
+        spec.spoken(rank),
+        waits.owes,
+        waits.round.unwrap_or(look.round).0
+    ))
 }
 
 /// Returns the workers that are late. Nothing has moved for this time.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use pbox_core::control::{Left, missing};
-use pbox_core::{JobTerms, Round};
+use pbox_core::JobTerms;
+use pbox_core::control::{Left, LeftAt, missing};
 
 use crate::job::{Effect, Gathering, Job, Life, Model, Standing};
 
@@ -13,6 +13,8 @@ use crate::job::{Effect, Gathering, Job, Life, Model, Standing};
 pub enum Leave {
     /// Nothing: the job has failed. Another one may have its name.
     Nothing,
+    /// Nothing: no member of the job can have left so.
+    Refused(String),
     /// The job fails for this reason: it cannot begin without the worker.
     Fails(String),
     /// All cores remove the worker. The job has other members.
@@ -22,8 +24,8 @@ pub enum Leave {
 }
 
 impl Job {
-    /// Lets a worker leave in good order, before this round. Returns what follows.
-    pub(crate) fn leave(&mut self, rank: u32, round: Round) -> Leave {
+    /// Lets a worker leave in good order, each key before a round. Returns what follows.
+    pub(crate) fn leave(&mut self, rank: u32, at: LeftAt) -> Leave {
         match &self.life {
             Life::Failed { .. } => return Leave::Nothing,
             Life::Gathering(Gathering { missing: ranks, machines, .. }) => {
@@ -32,6 +34,9 @@ impl Job {
             }
             Life::Running => {}
         }
+        if let Err(why) = at.check(self.spec.terms.keys.len()) {
+            return Leave::Refused(why);
+        }
         self.members.worker(rank).into_iter().for_each(|worker| self.hubs.arrivals.forget(worker));
         if self.spec.goes_on() {
             self.members.lose(rank);
@@ -39,7 +44,7 @@ impl Job {
             self.members.standing(rank).into_iter().for_each(|standing| *standing = Standing::Left);
             self.news.tell(&self.life, |news| {
                 news.members.retain(|member| member.rank != rank);
-                news.left.push(Left { rank, round });
+                news.left.push(Left { rank, at });
             });
         }
         match self.members.present().next() {

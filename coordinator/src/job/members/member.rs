@@ -222,6 +222,11 @@ impl Standing {
         !matches!(self, Standing::Left | Standing::Leaving { .. })
     }
 
+    /// Whether the member has left a job that does not continue without its ranks.
+    pub(crate) fn has_left(&self) -> bool {
+        matches!(self, Standing::Left)
+    }
+
     /// Notes the loss of a member's links: all `cores` drop them. Returns the token of a connection that is lost, too.
     pub(crate) fn unlink(&mut self, cores: usize, why: &str, now: Instant) -> Option<Token> {
         let token = match self {

@@ -158,18 +158,22 @@ impl Hub {
                 let effects = self.job.lose(rank, Cause::Other, "a test");
                 effects.into_iter().for_each(|effect| self.carries_out(effect));
             }
-            Event::Leave(rank) if self.job.members.has(rank) => match self.job.leave(rank, Round(9)) {
-                Leave::Nothing => unreachable!("the job has not failed"),
-                Leave::Fails(why) => self.carries_out(Effect::Fail(why, Blame::Job)),
-                Leave::Left => {
-                    self.served.left((self.job.spec.id, rank), self.joined[rank as usize], now);
-                    self.tell(Command::Remove, rank);
+            Event::Leave(rank) if self.job.members.has(rank) => {
+                match self.job.leave(rank, LeftAt::all(Round(9))) {
+                    Leave::Nothing | Leave::Refused(_) => {
+                        unreachable!("the job has not failed, and no key is behind")
+                    }
+                    Leave::Fails(why) => self.carries_out(Effect::Fail(why, Blame::Job)),
+                    Leave::Left => {
+                        self.served.left((self.job.spec.id, rank), self.joined[rank as usize], now);
+                        self.tell(Command::Remove, rank);
+                    }
+                    Leave::Last => {
+                        assert!((0..WORKERS).all(|rank| !self.job.members.has(rank)));
+                        return *self = Hub::running();
+                    }
                 }
-                Leave::Last => {
-                    assert!((0..WORKERS).all(|rank| !self.job.members.has(rank)));
-                    return *self = Hub::running();
-                }
-            },
+            }
             Event::Join(_) | Event::Leave(_) => {}
         }
         self.publish();

@@ -238,7 +238,10 @@ impl Life {
         self.ask(Lose { member, cause: Cause::HubLost, reason: "a hub is gone".into() });
         self.happens(job, Event::Removed(1));
         let (member, token) = (MemberOf { job, rank: 0 }, Some(Token([10 * job.0 as u8; 16])));
-        assert_eq!(self.ask(Leave { member, token, round: Round(9) }), crate::Leave::Last);
+        assert_eq!(
+            self.ask(Leave { member, token, round: Round(9), behind: Vec::new() }),
+            crate::Leave::Last
+        );
         self.ask(TellAbove { job });
         self.ask(ToldAbove { job });
         self.ask(End { job }).unwrap();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use coordinator::{Blame, Change, Compared};
 use membership::{Hub, MemberError, Missing};
 use pbox_core::control::{
-    CheckpointReply, CompareRequest, Late, Latest, LearningRateRequest, Machine, OptimizerRequest,
+    CheckpointReply, CompareRequest, Late, Latest, LearningRateRequest, LeftAt, Machine, OptimizerRequest,
     ReadyRequest,
 };
 use pbox_core::{Above, KeyId, Layout, Round};
@@ -134,9 +134,9 @@ impl JoinedAbove {
         self.hubs.iter().for_each(|hub| hub.say_latest(latest.clone()));
     }
 
-    /// Leaves the job above, from a round on. May wait for the hubs.
-    pub fn leave(&self, round: Round) -> Result<(), MemberError> {
-        self.hubs.iter().map(|hub| hub.leave(round)).fold(Ok(()), Result::and)
+    /// Leaves the job above, each key from a round on. May wait for the hubs.
+    pub fn leave(&self, at: &LeftAt) -> Result<(), MemberError> {
+        self.hubs.iter().map(|hub| hub.leave(at)).fold(Ok(()), Result::and)
     }
 
     /// Changes the optimizer's numbers above. May wait for the hubs.

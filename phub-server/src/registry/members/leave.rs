@@ -7,8 +7,8 @@ use authority::unhex;
 use coordinator::input::{self, End, Ended};
 use coordinator::{Cause, Leave, Member, MemberOf, Token, Unserved};
 use membership::MemberError;
-use pbox_core::control::{LeaveReply, LeaveRequest, reason};
-use pbox_core::{Discarded, JobId, Members, Round};
+use pbox_core::control::{LeaveReply, LeaveRequest, LeftAt, reason};
+use pbox_core::{Discarded, JobId, Members};
 
 use crate::cores::Command;
 use crate::registry::above::JoinedAbove;
@@ -32,11 +32,12 @@ impl Registry {
     async fn leave_once(
         self: &Arc<Self>,
         job: &str,
-        LeaveRequest { token, round, failed, hub_lost, stops, was_trial }: LeaveRequest,
+        LeaveRequest { token, round, behind, failed, hub_lost, stops, was_trial }: LeaveRequest,
     ) -> Result<LeaveReply, Refusal> {
         if let Some(why) = failed {
             return self.give_up(job, &token, (why, hub_lost, stops)).await;
         }
+        let at = LeftAt { round, behind };
         let (last, mut checkpoint_error) =
             self.lock().member(job, &token).map(|(MemberOf { job: id, rank }, (state, _))| {
                 // Hub 0 has all hubs write a checkpoint, so a worker leaves hub 0 first.
@@ -59,9 +60,9 @@ impl Registry {
             checkpoint_error =
                 Some(why).filter(|why| !matches!(why, NoSnapshot::NoWeights)).map(String::from);
         }
-        if let Some((id, above)) = self.leave_now(job, &token, round)? {
+        if let Some((id, above)) = self.leave_now(job, &token, at.clone())? {
             // Before the links close: a closed link alone is a loss.
-            let left = on_thread("phub-above", move || above.leave(round)).await;
+            let left = on_thread("phub-above", move || above.leave(&at)).await;
             match left.map_err(|why| std::io::Error::other(why).into()).flatten() {
                 Ok(()) => {}
                 Err(MemberError::CheckpointLost { why, .. }) => checkpoint_error = Some(why),
@@ -105,14 +106,16 @@ impl Registry {
         &self,
         job: &str,
         token: &str,
-        round: Round,
+        at: LeftAt,
     ) -> Result<Option<(JobId, Arc<JoinedAbove>)>, Refusal> {
         let mut inner = self.lock();
         let (member, _) = inner.member(job, token)?;
         let MemberOf { job: id, rank } = member;
-        let left = inner.ask(input::Leave { member, token: unhex(token).map(Token), round });
+        let LeftAt { round, behind } = at;
+        let left = inner.ask(input::Leave { member, token: unhex(token).map(Token), round, behind });
         let is_last = match left {
             Leave::Nothing => return Ok(None),
+            Leave::Refused(why) => return Err(Refusal::bad(why)),
             Leave::Fails(reason) => {
                 self.fail(&mut inner, id, &reason);
                 return Ok(None);

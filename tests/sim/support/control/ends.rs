@@ -139,7 +139,9 @@ impl Control {
         let token =
             self.given.iter().map(|(token, _)| *token).find(|&of| self.hub.tokens().owner(of) == owner);
         let round = self.job().progress.round();
-        if token.is_some() && self.ask(input::Leave { member, token, round }) == Leave::Left {
+        if token.is_some()
+            && self.ask(input::Leave { member, token, round, behind: Vec::new() }) == Leave::Left
+        {
             self.tell(format!("worker {rank} leaves"));
             self.command(|| Command::Remove(rank));
             self.publish();
