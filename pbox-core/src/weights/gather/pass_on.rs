@@ -179,3 +179,39 @@ impl Gather for PassOn {
         self.awaits
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::JobTerms;
+    use crate::kernels::Optimizer;
+    use crate::layout::Key;
+    use fabric::SendWindow;
+
+    /// Returns what a hub of one core passes on, which is below the only hub at the top.
+    fn below_one_hub() -> PassOn {
+        let terms = JobTerms::new(1, vec![Key::f32("a", [16])], Optimizer::Average);
+        let wire = Wire::of_terms(&JobTerms { clip_norm: Some(1.0), ..terms }).unwrap();
+        let (_, mut no_lines) = SendWindow::new(64).unwrap().split(vec![Vec::new()]).unwrap();
+        let crossing = (Arc::new(Crossing::new(1, 1)), 0);
+        let spec = PassSpec { above: wire.clone(), crossing, shown: None };
+        PassOn::new(spec, &wire, &[ChunkId(0)], &[1], no_lines.remove(0), Waker::noop().clone())
+    }
+
+    #[test]
+    fn a_line_has_the_words_of_the_round_that_its_post_says() {
+        let mut pass_on = below_one_hub();
+        let mut take = |hub, posted, words_of| {
+            let mut line = [0; Told::WORDS];
+            Told { round: Round(words_of), ..Told::default() }.write(&mut line);
+            pass_on.take_line(Immediate::line(hub, Round(posted)), &line)
+        };
+        assert_eq!(take(0, 5, 5), Ok(()));
+        assert_eq!(take(0, 6, 5), Err(Refused::NoPart), "the line of the round before");
+        assert_eq!(take(0, 6, 7), Err(Refused::NoPart), "the line of the next round");
+        assert_eq!(take(1, 6, 6), Err(Refused::NotOfHub));
+        assert_eq!(take(0, 6, 6), Ok(()));
+        let told: Vec<Immediate> = pass_on.lines().into_iter().map(|(line, _)| line).collect();
+        assert_eq!(told, [5, 6].map(|round| Immediate::line(0, Round(round))), "no other line was taken");
+    }
+}
