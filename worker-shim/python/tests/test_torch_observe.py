@@ -2,6 +2,7 @@
 
 import json
 import logging
+import threading
 import time
 import urllib.request
 
@@ -76,8 +77,7 @@ def run_of(rank, hub, part, steps, passes):
         optimizer.step()
         optimizer.zero_grad()
     torch.distributed.barrier()
-    observer._rows.passes.put(None)
-    observer._rows._thread.join()  # all answers are there
+    observer._rows.finish()  # all answers are there
     found, words, seen = observer.late, str(observer), observer.times
     verdict = verdict_of(hub, observer.session.job)
     torch.distributed.barrier()
@@ -174,16 +174,37 @@ def survives(rank, hub, file):
         optimizer.zero_grad()
         backward(model, *data(step))
         optimizer.step()
-    observer._rows._thread.join(20)
-    ended, words = not observer._rows._thread.is_alive(), str(observer)
     observer.leave()
+    words = str(observer)
     end_gloo()
-    return ended, words, records, [each.tolist() for each in model.parameters()]
+    return words, records, [each.tolist() for each in model.parameters()]
 
 
 def test_training_goes_on_without_the_hub(tmp_path):
     first, second = in_processes(2, survives, None, tmp_path / "store")
-    for ended, words, records, _ in (first, second):
-        assert ended and words.startswith("nobody is observed any more: ")
+    for words, records, _ in (first, second):
+        assert words.startswith("nobody is observed any more: ")
         assert sum("nobody is observed any more, and training goes on" in each for each in records) == 1
     assert first[-1] == second[-1]
+
+
+def test_a_hub_that_does_not_answer_ends_observing_and_not_training(hub):
+    models, observers = [torch.nn.Linear(2, 1) for _ in range(2)], [None, None]
+
+    def join(rank):
+        observers[rank] = phub.torch.observe(models[rank], hub=hub, rank=rank, world_size=2)
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for _ in range(1001):  # the first one is sent, and rank 1 makes no step
+        models[0](torch.ones(1, 2)).backward()
+    assert str(observers[0]) == "no verdict yet: 0 of 5 steps"
+    models[0](torch.ones(1, 2)).backward()
+    assert str(observers[0]).startswith("nobody is observed any more: 1000 steps have no answer of the hub yet")
+    models[0](torch.ones(1, 2)).backward()
+    observers[0].leave()
+    observers[1].leave()
+    assert str(observers[1]).startswith("nobody is observed any more: ")

@@ -16,11 +16,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
-import queue
-import threading
 import time
 import weakref
-from typing import Any, Deque, Iterator, List, NamedTuple, Optional, Set, Union
+from typing import Any, Deque, Iterator, List, NamedTuple, Optional, Set, Tuple, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +28,7 @@ from .._hub import Hub
 from .._keys import Key
 from .._launch import group_of_torch, place_of
 from .._optimizers import Sum
-from .._phub import Error
+from .._phub import Error, StalledError
 from .._run import Helper
 from .._session import Session
 from ._joined import leave_dropped
@@ -42,14 +40,18 @@ _KEY = "times"
 _PARTS = ("before its forward pass", "in its forward pass", "in its backward pass")
 _OWN = len(_PARTS)
 _COLUMNS = _OWN + 1  # and waiting
+_NO_TIME = (0.0,) * _COLUMNS
 
 _STEPS = 50
 """The steps of which a verdict speaks."""
 _LEAST_STEPS = 5
-_LOGS_EVERY = 10
+_FIRST_LOG = 10
+_LOGS_EVERY = 50
+_BEHIND = 1000  # steps without an answer, of 16 bytes each
 _WAIT_LIMIT_S = 600.0  # for a rank that makes no step: it may save a model meanwhile
 _LEAST_SHARE = 0.05  # of a step's time, as for the hub's verdict
 
+Row = Tuple[float, ...]
 Times = npt.NDArray[np.float32]
 
 
@@ -61,6 +63,10 @@ class _HostMark(NamedTuple):
     def elapsed_time(self, later: "_HostMark") -> float:
         """Returns the milliseconds between two moments, as CUDA's events do."""
         return 1e3 * (later.at - self.at)
+
+    def query(self) -> bool:
+        """Returns whether the moment was."""
+        return True
 
     def synchronize(self) -> None:
         """Returns at once: the moment was."""
@@ -130,78 +136,123 @@ class _Pass(NamedTuple):
     """The pass before."""
     ends_step: bool
 
-    def times(self) -> Times:
+    def times(self) -> Row:
         """Returns the seconds of the pass, and those that the pass before has waited."""
         begin = self.forward if self.began is None else self.began
         waited = 0.0 if self.before is None or self.began is None else self.before.ended.elapsed_time(self.began)
         moments = (begin, self.forward, self.backward, self.ended)
-        milliseconds = [*(former.elapsed_time(later) for former, later in zip(moments, moments[1:])), waited]
-        return np.asarray(milliseconds, np.float32) / 1e3
+        milliseconds = (*(former.elapsed_time(later) for former, later in zip(moments, moments[1:])), waited)
+        return tuple(each / 1e3 for each in milliseconds)
 
 
 class _Rows:
-    """The rows of all ranks. A thread sends and receives them, so that the script's thread waits for nothing."""
+    """The rows of all ranks. The script's thread sends its own and takes answers, and waits for neither: a thread for it would want the
+    GIL while the script has it, which costs more than all else here."""
 
     def __init__(self, session: Session, rank: int, ranks: int) -> None:
         self.session, self._rank, self._ranks = session, rank, ranks
-        self.passes: "queue.SimpleQueue[Optional[_Pass]]" = queue.SimpleQueue()
+        self._mine = session.gradient(_KEY)[rank]
+        self._passes: Deque[_Pass] = collections.deque()
+        """The passes whose moments may be to come: a GPU has not reached them."""
+        self._row = _NO_TIME
+        """The times of the step to which the next pass belongs."""
+        self._rows: Deque[Row] = collections.deque()
+        """The steps that wait for the answer to the one before."""
+        self._awaits = False
+        """Whether an answer is to come."""
         self.seen: Deque[Times] = collections.deque(maxlen=_STEPS)
         self.steps = 0
         self.error: Optional[Error] = None
         self._named: Set[int] = set()
         """The ranks of which the log knows, since nobody was late."""
-        self._thread = threading.Thread(target=self._run, name="phub-observer", daemon=True)
-        self._thread.start()
 
-    def _run(self) -> None:
+    def put(self, made: _Pass) -> None:
+        """Takes a pass, and sends what can leave."""
+        self._passes.append(made)
+        self.send()
+
+    def send(self) -> None:
+        """Sends what can leave without waiting. An error ends observing."""
+        if self.error is not None:
+            return
         try:
-            for row in self._sums():
-                self.session.gradient(_KEY)[self._rank] = row
-                self.session.push(_KEY)
-                self.session.wait(_KEY)
-                self._take()
+            while self._passes and self._passes[0].ended.query():
+                self._add(self._passes.popleft())
+            self._take_if(self._awaits and self.session.is_ready(_KEY))
+            if self._rows and not self._awaits:
+                self._push()
+            if len(self._rows) + len(self._passes) > _BEHIND:
+                raise StalledError(f"{_BEHIND} steps have no answer of the hub yet: it is away, or steps are shorter than its rounds")
         except Error as error:
-            self.error = error
-            self.session.close()
-            _LOG.warning("job %s: nobody is observed any more, and training goes on: %s", self.session.job, error)
+            self._end(error)
 
-    def _sums(self) -> Iterator[Times]:
-        """Yields the times of each step, whose passes are added up."""
-        row = np.zeros(_COLUMNS, np.float32)
-        while True:
-            each = self.passes.get()
-            if each is None:
-                return
-            each.ended.synchronize()
-            row += each.times()
-            if each.ends_step:
-                yield row
-                row = np.zeros(_COLUMNS, np.float32)
+    def _add(self, made: _Pass) -> None:
+        self._row = tuple(former + more for former, more in zip(self._row, made.times()))
+        if made.ends_step:
+            self._rows.append(self._row)
+            self._row = _NO_TIME
 
-    def _take(self) -> None:
+    def _push(self) -> None:
+        self._mine[:] = self._rows.popleft()
+        self.session.push(_KEY)
+        self._awaits = True
+
+    def _take_if(self, is_ready: bool) -> None:
+        if not is_ready:
+            return
+        self._awaits = False
         self.steps += 1
         if self.steps > 1:  # the first step makes buckets, and has nothing before it
             self.seen.append(self.session.weights(_KEY).copy())
-        if self._rank == 0 and self.steps % _LOGS_EVERY == 0:
-            found = self.late()
-            if found is not None and found.rank not in self._named:
-                self._named.add(found.rank)
-                _LOG.warning("job %s: %s", self.session.job, found)
-            elif found is None and self._named:
-                self._named.clear()
-                _LOG.info("job %s: nobody is late any more", self.session.job)
+        if self._rank == 0 and (self.steps == _FIRST_LOG or self.steps % _LOGS_EVERY == 0):
+            self._log()
+
+    def _log(self) -> None:
+        found = self.late()
+        if found is not None and found.rank not in self._named:
+            self._named.add(found.rank)
+            _LOG.warning("job %s: %s", self.session.job, found)
+        elif found is None and self._named:
+            self._named.clear()
+            _LOG.info("job %s: nobody is late any more", self.session.job)
+
+    def _end(self, error: Error) -> None:
+        self.error = error
+        self.session.close()
+        _LOG.warning("job %s: nobody is observed any more, and training goes on: %s", self.session.job, error)
 
     def late(self) -> Optional[Late]:
         """Returns the rank that holds up the job most."""
         seen = list(self.seen)
         return late(np.stack(seen)) if len(seen) >= _LEAST_STEPS and self._ranks > 1 else None
 
+    def finish(self) -> None:
+        """Sends all rows, and waits for the answers of all ranks."""
+        if self.error is not None:
+            return
+        try:
+            for made in self._passes:
+                made.ended.synchronize()
+                self._add(made)
+            self._passes.clear()
+            while self._rows or self._awaits:
+                if self._awaits:
+                    self.session.wait(_KEY)
+                    self._take_if(True)
+                if self._rows:
+                    self._push()
+        except Error as error:
+            self._end(error)
+
     def leave(self) -> None:
-        """Ends the thread, and leaves the job."""
-        self.passes.put(None)
-        self._thread.join()
-        if self.error is None:
+        """Leaves the job. An error is a warning: training has gone well."""
+        self.finish()
+        if self.error is not None:
+            return
+        try:
             self.session.leave()
+        except Error as error:
+            self._end(error)
 
 
 class Observer:
@@ -252,12 +303,12 @@ class Observer:
         made = _Pass(began, self._forward, self._backward, self._mark(), self._before, ends_step)
         self._forward = self._backward = None
         self._before = made._replace(before=None)
-        if self._rows.error is None:
-            self._rows.passes.put(made)
+        self._rows.put(made)
         _ENGINE.queue_callback(self._all_is_there)
 
     def _all_is_there(self) -> None:
         self._began = self._mark()
+        self._rows.send()  # the answer may be there by now
 
     @property
     def late(self) -> Optional[Late]:
