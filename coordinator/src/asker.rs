@@ -11,6 +11,7 @@ const HOST_BYTES: usize = 64;
 
 /// Somebody who asks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Asker {
     /// The address under which it is counted.
     pub counted: IpAddr,

@@ -11,6 +11,7 @@ const OPEN: usize = 8;
 
 /// The weights that a digest is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Compared {
     /// The round.
     pub round: Round,

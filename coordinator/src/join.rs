@@ -10,6 +10,7 @@ use crate::tokens::Token;
 
 /// How the terms of a worker differ from those of its job, in words.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub enum Differs {
     /// The keys are not the same.
     Keys(String),
@@ -37,6 +38,7 @@ impl From<&Difference> for Differs {
 
 /// A worker comes to the job of a name. The answer has what the worker shows to the job's other hubs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Join {
     /// The name of the job.
     pub name: String,

@@ -51,6 +51,7 @@ impl From<JobEnded> for String {
 
 /// The settings of a hub, as far as it decides by them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Settings {
     /// The most jobs at a time.
     pub jobs_limit: usize,

@@ -20,6 +20,7 @@ use crate::refused::Refused;
 
 /// The memory of this process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Memory {
     /// Its room for more, in bytes.
     pub room: u64,
@@ -38,6 +39,7 @@ impl Memory {
 
 /// A job that is being made needs memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Promise {
     /// Its name, which is reserved.
     pub name: String,

@@ -13,6 +13,7 @@ use crate::refused::Refused;
 
 /// The quotas of a hub; by default there are none, because all workers of a cluster may be behind one gateway.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Quotas {
     /// The most jobs of an address.
     pub jobs_per_address: Option<u32>,

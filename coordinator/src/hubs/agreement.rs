@@ -93,6 +93,7 @@ impl Arrivals {
 /// The checkpoint files of all hubs of a job that own chunks of it. Each hub writes its files in the order of their
 /// rounds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Files {
     rounds: BTreeMap<u32, Vec<Round>>,
 }

@@ -12,6 +12,7 @@ use crate::job::{CutId, Effect, NotReleased, Purpose};
 
 /// A running job is cut as soon as the cuts before are over. The answer has the number of the cut.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Cut {
     /// The job.
     pub job: JobId,
@@ -30,6 +31,7 @@ impl Request for Cut {
 
 /// Hub 0 ends a cut. The answer has the number of this hub's cut for it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ReleasedByLead {
     /// The job.
     pub job: JobId,
@@ -48,6 +50,7 @@ impl Request for ReleasedByLead {
 
 /// A hub has all links of a newcomer, as hub 0 hears.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Arrived {
     /// The job.
     pub job: JobId,

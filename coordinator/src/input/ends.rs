@@ -47,6 +47,7 @@ impl Request for Stop {
 
 /// A member is being told that its job failed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Told {
     /// The member.
     pub member: MemberOf,
@@ -62,6 +63,7 @@ impl Request for Told {
 
 /// The hubs above have to be told why a job failed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct TellAbove {
     /// The job.
     pub job: JobId,
@@ -77,6 +79,7 @@ impl Request for TellAbove {
 
 /// The hubs above have been told, or cannot be told.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ToldAbove {
     /// The job.
     pub job: JobId,

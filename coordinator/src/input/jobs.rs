@@ -16,6 +16,7 @@ use crate::refused::Refused;
 
 /// A worker that comes from an address looks what it finds under a name. A free name is reserved for it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Find {
     /// The name.
     pub name: String,
@@ -33,6 +34,7 @@ impl Request for Find {
 
 /// A free name is reserved. The answer is the number of its job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Reserve {
     /// The name.
     pub name: String,
@@ -48,6 +50,7 @@ impl Request for Reserve {
 
 /// A reserved name is free again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Release {
     /// The name.
     pub name: String,
@@ -71,6 +74,7 @@ impl Request for Promise {
 
 /// A join that is being read needs memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct PromiseJoin {
     /// The bytes that it needs.
     pub bytes: u64,
@@ -93,6 +97,7 @@ impl Request for PromiseJoin {
 
 /// A join is read, and gives its memory back.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct EndJoin {
     /// The bytes that it was promised.
     pub bytes: u64,
@@ -108,6 +113,7 @@ impl Request for EndJoin {
 
 /// A job begins that was made under a reserved name, which is free again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Begin {
     /// The job, whose name was reserved for its number.
     pub spec: JobSpec,
@@ -119,6 +125,7 @@ pub struct Begin {
 
 /// The place of a hub among the hubs of a job that begins.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct HubOf {
     /// Which of the hubs this one is.
     pub share: Share,
@@ -146,6 +153,7 @@ impl Request for Begin {
 
 /// A job fails, unless it has failed or ended.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Fail {
     /// The job.
     pub job: JobId,
@@ -167,6 +175,7 @@ impl Request for Fail {
 
 /// A job ends that all workers have left.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct End {
     /// The job.
     pub job: JobId,

@@ -17,6 +17,7 @@ use crate::tokens::Token;
 
 /// A member: its job, and its rank there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct MemberOf {
     /// The job.
     pub job: JobId,
@@ -34,6 +35,7 @@ impl Request for Join {
 
 /// A join is over.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct CountJoin {
     /// The name of the job.
     pub name: String,
@@ -59,6 +61,7 @@ impl Request for CountJoin {
 
 /// A member connects to the data path by a token, which is good for one connection.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Connect {
     /// The member.
     pub member: MemberOf,
@@ -78,6 +81,7 @@ impl Request for Connect {
 
 /// A connection of a member came to nothing: it may connect again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Disconnect {
     /// The member.
     pub member: MemberOf,
@@ -95,6 +99,7 @@ impl Request for Disconnect {
 
 /// The links of a member are on their way to the cores.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Attach {
     /// The member.
     pub member: MemberOf,
@@ -118,6 +123,7 @@ impl Request for Attach {
 
 /// All members of a hub below are there. They had reached this round when they lost a hub.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Ready {
     /// The hub below.
     pub member: MemberOf,
@@ -144,6 +150,7 @@ impl Request for Ready {
 /// A member lives, and says which of its own workers is late. The answer is how long a heartbeat that brings news may be held, or
 /// why the member cannot say so.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Heard {
     /// The member.
     pub member: MemberOf,
@@ -164,6 +171,7 @@ impl Request for Heard {
 
 /// A member has lost its links, as it says, and asks for others.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct AskForLinks {
     /// The member.
     pub member: MemberOf,
@@ -185,6 +193,7 @@ impl Request for AskForLinks {
 /// A member that has asked for links gets a connection by a token, once all cores have dropped the former links. The answer is
 /// whether they have.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct GrantLinks {
     /// The member.
     pub member: MemberOf,
@@ -212,6 +221,7 @@ impl Request for GrantLinks {
 
 /// A member leaves before a round. The token that it shows is good for nothing from then on.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Leave {
     /// The member.
     pub member: MemberOf,
@@ -240,6 +250,7 @@ impl Request for Leave {
 
 /// A member is lost: its job fails, or goes on without it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Lose {
     /// The member.
     pub member: MemberOf,

@@ -54,6 +54,7 @@ impl Hub {
 
 /// Something has happened to a job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Happened {
     /// The job.
     pub job: JobId,

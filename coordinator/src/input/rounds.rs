@@ -14,6 +14,7 @@ use crate::progress::Progress;
 
 /// The cores of a job were looked at.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Judge {
     /// The job.
     pub job: JobId,
@@ -36,6 +37,7 @@ impl Request for Judge {
 
 /// Bytes have crossed the links of members.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Crossed {
     /// The job.
     pub job: JobId,
@@ -57,6 +59,7 @@ impl Request for Crossed {
 
 /// A member changes the numbers of an optimizer from a round on. The answer is the numbers, or why the job cannot have them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ChangeNumbers {
     /// The job.
     pub job: JobId,
@@ -85,6 +88,7 @@ impl Request for ChangeNumbers {
 
 /// Rounds before the oldest one in flight are over, and their numbers are forgotten.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ForgetNumbers {
     /// The job.
     pub job: JobId,
@@ -103,6 +107,7 @@ impl Request for ForgetNumbers {
 
 /// A member shows the digest of its weights. The answer is whether all members are known to have the same, or how they differ.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Compare {
     /// The member.
     pub member: MemberOf,

@@ -13,6 +13,7 @@ use crate::job::{Effect, Job};
 /// Rank 0 offers a state, whose keys have made these steps. The answer is whether the job has none of its own, and waits; or why the
 /// offer comes too late.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Offer {
     /// The job.
     pub job: JobId,
@@ -30,6 +31,7 @@ impl Request for Offer {
 
 /// The state before a round is wanted, and has this length; or it is not wanted.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Wanted {
     /// The job.
     pub job: JobId,
@@ -52,6 +54,7 @@ impl Request for Wanted {
 
 /// The state begins to come. The answer is the round that it is before, and its length in bytes, if the job waits for it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Comes {
     /// The job.
     pub job: JobId,
@@ -67,6 +70,7 @@ impl Request for Comes {
 
 /// The state is complete: here, with its round and numbers, or at the hubs above.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct BeginWith {
     /// The job.
     pub job: JobId,
@@ -87,6 +91,7 @@ impl Request for BeginWith {
 
 /// All workers are here, and these machines are missing at the hubs above.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct MissMachines {
     /// The job.
     pub job: JobId,
@@ -104,6 +109,7 @@ impl Request for MissMachines {
 
 /// A worker of any machine had reached this round when it lost a hub.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct MachinesReached {
     /// The job.
     pub job: JobId,
@@ -123,6 +129,7 @@ impl Request for MachinesReached {
 
 /// A hub of the job has files of these rounds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct HasFiles {
     /// The job.
     pub job: JobId,
@@ -144,6 +151,7 @@ impl Request for HasFiles {
 
 /// Hub 0 says which rounds are whole.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct HasWhole {
     /// The job.
     pub job: JobId,
@@ -164,6 +172,7 @@ impl Request for HasWhole {
 /// A file is about to be written. The answer is which rounds are whole, so that files of others are needed no longer; or why this
 /// hub has too many files.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct BeginFile {
     /// The job.
     pub job: JobId,
@@ -181,6 +190,7 @@ impl Request for BeginFile {
 
 /// A file is written, or not. The answer is why the attempt before failed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct EndFile {
     /// The job.
     pub job: JobId,
@@ -200,6 +210,7 @@ impl Request for EndFile {
 
 /// A hub has no part of a checkpoint that this hub has written.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct LacksPart {
     /// The job.
     pub job: JobId,
@@ -217,6 +228,7 @@ impl Request for LacksPart {
 
 /// Another hub, at which the job has failed, asks whether this hub holds it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct AskToHold {
     /// The job.
     pub job: JobId,
@@ -234,6 +246,7 @@ impl Request for AskToHold {
 
 /// Hub 0 has decided on the last state of a failed job. No answer says that the state is not here any more.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct AskForPart {
     /// The job.
     pub job: JobId,

@@ -28,6 +28,7 @@ use crate::tokens::Token;
 
 /// An event of a job.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub enum Event {
     /// A core has a member's link.
     Attached(u32),
@@ -124,6 +125,7 @@ pub enum Effect {
 
 /// Why a member is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub enum Cause {
     /// Its link ended.
     Link,
@@ -139,6 +141,7 @@ pub enum Cause {
 
 /// The one whose end a job's failure is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub enum Blame {
     /// The job itself, or one of its workers.
     Job,

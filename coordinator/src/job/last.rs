@@ -31,6 +31,7 @@ use crate::hubs::Hubs;
 
 /// The things that the driver knows of a failed job whose last state is saved.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Saves {
     /// Whether it fails because this hub stops.
     pub stops: bool,
@@ -55,6 +56,7 @@ pub enum LastStep {
 
 /// The result of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub enum LastStepped {
     /// All cores hold the job. The chunks of those that have chunks are in these rounds.
     Held(Result<Vec<Front>, String>),

@@ -12,6 +12,7 @@ const MOST: usize = 1 << 22;
 
 /// A change that a member asks for.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub enum Change {
     /// The learning rate alone.
     Rate(f32),

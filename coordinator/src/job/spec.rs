@@ -12,6 +12,7 @@ use crate::join::{Differs, Join};
 
 /// The number, name and terms of a job, and the decisions of the time when it was made.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct JobSpec {
     /// The number at this hub, which its name was reserved for.
     pub id: JobId,
@@ -25,6 +26,7 @@ pub struct JobSpec {
 
 /// Decisions that are taken when a job is made.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Made {
     /// The number of this hub's cores that have a link of each worker.
     pub cores: usize,

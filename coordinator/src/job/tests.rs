@@ -400,6 +400,17 @@ fn a_late_worker_is_named_once_and_is_lost_after_the_limit() {
     assert_eq!(reason, why);
 }
 
+/// A core's report may come twice, after a member of which no core is left to report.
+#[test]
+fn a_report_too_many_of_a_core_counts_nothing() {
+    let mut standing = Standing::TakesPart { relinked_by: None };
+    standing.unlink(1, "a test", Instant::now());
+    (0..2).for_each(|_| standing.dropped());
+    assert!(standing.has_dropped());
+    standing.lose(0);
+    assert!(standing.removed(), "nothing is left to remove");
+}
+
 #[test]
 fn a_leave_that_cannot_be_is_refused_and_the_member_stays() {
     let mut job = of_two(OnLoss::Stop, Members::Workers);

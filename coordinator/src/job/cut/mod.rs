@@ -37,6 +37,7 @@ pub struct CutId(u64);
 
 /// The reason for a cut.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub enum Purpose {
     /// Workers, named as at all hubs, take part from the cut on. A rank may have another worker by then.
     Admit(Arc<[u64]>),
@@ -48,6 +49,7 @@ pub enum Purpose {
 
 /// The place of a cut for a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub enum CutAt {
     /// All hubs of the job are cut before the same round: hub 0 leads.
     AllHubs,
@@ -89,6 +91,7 @@ pub enum Step {
 
 /// The result of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub enum Stepped {
     /// The hubs above have begun with this round. There may be none.
     Above(Result<Option<Round>, String>),

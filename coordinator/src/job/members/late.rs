@@ -18,6 +18,7 @@ use crate::job::{Blame, Cause, Effect, Job, JobSpec};
 
 /// The limits after which workers are late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct LateLimits {
     /// They are named after this time.
     pub warning: Duration,

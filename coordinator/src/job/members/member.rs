@@ -242,7 +242,7 @@ impl Standing {
     /// Notes that a core has dropped its lost link.
     pub(crate) fn dropped(&mut self) {
         if let Standing::Unlinked(Unlinked { relink: Relink::Dropping { cores }, .. }) = self {
-            *cores -= 1;
+            *cores = cores.saturating_sub(1);
         }
     }
 
@@ -285,7 +285,7 @@ impl Standing {
     /// Notes that a core has removed the member. True after the last core.
     pub(crate) fn removed(&mut self) -> bool {
         let Standing::Leaving { cores } = self else { return false };
-        *cores -= 1;
+        *cores = cores.saturating_sub(1);
         *cores == 0
     }
 }

@@ -60,11 +60,16 @@ fn a_record_of_another_form_under_the_same_number_is_found() {
         let lines = Vec::from_iter(life::recorded().iter().map(|line| line.replace(from, to)));
         replayed(&lines).map_or_else(|error| remedy(&error), |_| String::new())
     };
-    for (from, to) in [("\"steps\":", "\"counts\":"), ("\"StoodStill\"", "\"Stood\"")] {
+    for (from, to) in [
+        ("\"steps\":", "\"counts\":"),
+        ("\"StoodStill\"", "\"Stood\""),
+        ("\"round\":9}", "\"round\":9,\"since\":8}"),
+        ("\"refused\":", "\"denied\":"),
+    ] {
         let remedy = with(from, to);
         assert!(remedy.contains("cannot be read any more: raise FORM"), "{remedy}");
     }
-    for (from, to) in [("RankTaken", "RankIsTaken"), ("\"refused\":", "\"denied\":")] {
+    for (from, to) in [("RankTaken", "RankIsTaken"), ("Relinked(1)", "LinkedAgain(1)")] {
         let remedy = with(from, to);
         assert!(remedy.contains("other words or fields, raise FORM"), "{remedy}");
     }
