@@ -92,5 +92,7 @@ fn whoever_comes_and_goes_below_other_hubs_each_round_is_stepped_once() {
         ("hubs back", 300),
         ("hubs without links", 300),
         ("snapshots", 1000),
+        ("coded", 100),
+        ("steps wait for the norm", 200),
     ]);
 }

@@ -7,7 +7,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use fabric::sim::{Faults, Net};
-use pbox_core::{JobTerms, Key, KeyId, Layout, LevelTerms, Notice, OnLoss, Schedule};
+use pbox_core::codec::Codec;
+use pbox_core::{Compression, JobTerms, Key, KeyId, Layout, LevelTerms, Notice, OnLoss, Schedule};
 use sim_tests::levels::{Levels, Shape, Terms};
 use sim_tests::race::SGD;
 use sim_tests::trouble::Dice;
@@ -17,6 +18,8 @@ use super::ledger::Together;
 
 /// The number of steps in which something may happen.
 const STEPS: u32 = 300;
+/// A norm that a mean of ones is below.
+const NEVER_CLIPPED: f32 = 1000.0;
 /// The most rounds that a worker's keys are apart.
 const AHEAD: u32 = 3;
 
@@ -63,8 +66,14 @@ impl Tree {
             slice_bytes: Some(dice.from(0..=512) as usize),
             ..LevelTerms::default()
         };
-        let levels = vec![level(), level(), level()];
+        let mut levels = vec![level(), level(), level()];
         let cores = (0..dice.from(1..=4)).map(|_| dice.from(1..=2) as usize).collect();
+        // The numbers here are small and whole: they are the same in 16 bits.
+        let is_coded = has_two && dice.below(2) == 0;
+        levels[0].compression = is_coded.then_some(Compression::Codec(Codec::F16));
+        let waits_for_norm = dice.below(2) == 0;
+        let clip_norm = waits_for_norm.then_some(NEVER_CLIPPED);
+        let job = JobTerms { clip_norm, skip_nonfinite: dice.below(2) == 0, ..job };
         let terms = Terms {
             job,
             levels,
@@ -74,9 +83,14 @@ impl Tree {
             is_orderly: false,
             late: Some(seed),
         };
-        let faults = Faults { delay: 0..dice.from(1..=20), reorder: dice.below(2) == 0, ..Faults::NONE };
+        // What a core tells comes before its answers.
+        let reorder = dice.below(2) == 0 && !terms.job.waits_for_all();
+        let faults = Faults { delay: 0..dice.from(1..=20), reorder, ..Faults::NONE };
+        let mut counts = Counts::default();
+        counts.add("coded", usize::from(is_coded));
+        counts.add("steps wait for the norm", usize::from(terms.job.waits_for_all()));
         let job = Levels::new(Net::new(seed, faults), &layout, terms, &shape).unwrap();
-        let (ledger, counts) = (Together::new(&layout), Counts::default());
+        let ledger = Together::new(&layout);
         let (unlinked, unlinked_hubs) = (BTreeSet::new(), BTreeSet::new());
         Tree { dice, layout, job, ledger, unlinked, unlinked_hubs, is_mesh, read: 0, counts }
     }
