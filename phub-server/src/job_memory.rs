@@ -78,7 +78,7 @@ impl JobMemory {
             sums: if is_below { window } else { 0 },
             weights: (of_workers + of_the_job).saturating_mul(wire.weights_window_bytes() as u64),
             kept: if is_below { 0 } else { wire.kept_bytes(&terms.tensors()) },
-            means: if terms.waits_for_all() && !is_below { 4 * wire.layout().parameters() } else { 0 },
+            means: if terms.keeps_means() && !is_below { 4 * wire.layout().parameters() } else { 0 },
             former: if shows_ahead { wire.weights_window_bytes() as u64 } else { 0 },
             snapshots: if snapshots { of_a_snapshot } else { 0 },
             hubs: u64::from(terms.hubs),

@@ -1,6 +1,7 @@
 //! Weights are those of a plain model, bit by bit, by every transport, codec and number of hubs.
 
 mod averages;
+mod by_key;
 mod clipped;
 mod compressed;
 #[allow(unsafe_code)]

@@ -33,6 +33,8 @@ fn jobs() -> impl Strategy<Value = Job> {
             "amsgrad" => Optimizer::AmsGrad { learning_rate, weight_decay, beta1, beta2, epsilon },
             "amsgradw" => Optimizer::AmsGradW { learning_rate, weight_decay, beta1, beta2, epsilon },
             "lion" => Optimizer::Lion { learning_rate, weight_decay, beta1, beta2 },
+            "lars" => Optimizer::Lars { learning_rate, weight_decay, momentum, trust: 0.25 },
+            "lamb" => Optimizer::Lamb { learning_rate, weight_decay, beta1, beta2, epsilon },
             other => unreachable!("{other} has no strategy"),
         };
         let key = |(i, (shape, lr_mult)): (usize, (Vec<u64>, f32))| {

@@ -11,6 +11,12 @@
 //! | `clip_norm`, `skip_nonfinite` | Slim-DP | what is not sent is in no norm |
 //! | `skip_nonfinite` | codecs but `f16` and `bf16` | a value that is not finite counts as zero in their frames |
 //! | `clip_norm`, `skip_nonfinite` | `ablate` | what is left out has no norm |
+//! | `lars`, `lamb` | SSP, ASP | each push is a step, and has no mean of the whole key |
+//! | `lars`, `lamb` | several hubs | a key's chunks lie at several, which do not know its norms |
+//! | `lars`, `lamb` | `clip_norm`, `skip_nonfinite` | a norm of an update would wait for that of the whole gradient |
+//! | `lars`, `lamb` | Slim-DP | what is not sent is in no norm |
+//! | `lars`, `lamb` | hubs as members | not built yet |
+//! | `lars`, `lamb` | `ablate` | what is left out has no norm |
 //! | `maximize` | `average`, `sum`, `ablate` | nothing steps |
 //! | `ema` | `average`, `sum`, `ablate` | the hub keeps no weights, or their steps are wrong |
 //! | hubs as members | Slim-DP | it needs each worker's own steps |
@@ -24,6 +30,7 @@
 //! | a codec, if members are hubs | frames would be decoded and encoded again, with an error at each level |
 //! | SSP, ASP, if members are hubs | machines step alone between two levels only |
 //! | several hubs | the workers of a machine have one hub |
+//! | `lars`, `lamb` | not built yet |
 
 use super::compression::Compression;
 use super::on_loss::OnLoss;
@@ -55,6 +62,7 @@ enum Term {
     WholeGradient,
     Maximize,
     Ema,
+    ByKey,
     SkipNonfinite,
     FiniteFrames,
     Ablate,
@@ -103,6 +111,24 @@ const TABLE: &[(Term, Term, &str)] = &[
         "a value that is not finite counts as zero in its frames, so that no round would be skipped; use f16 or bf16",
     ),
     (Term::WholeGradient, Term::Ablate, "what is left out has no norm"),
+    (
+        Term::ByKey,
+        Term::StepsAlone,
+        "each push is a step of its own, and no step has the mean of the whole key; use bsp",
+    ),
+    (
+        Term::ByKey,
+        Term::SeveralHubs,
+        "hubs that have chunks of the same key do not know its norms; use one hub, or another optimizer",
+    ),
+    (
+        Term::ByKey,
+        Term::WholeGradient,
+        "the norm of a key's update would wait for that of the whole gradient; leave it out",
+    ),
+    (Term::ByKey, Term::SlimDp, "what is not sent is in no norm; use a codec"),
+    (Term::ByKey, Term::HubsBelow, "norms of sums from hubs below are not gathered yet; use one hub"),
+    (Term::ByKey, Term::Ablate, "what is left out has no norm"),
     (Term::Maximize, Term::Average, "nothing steps up or down; leave it out"),
     (Term::Maximize, Term::Ablate, "nothing steps up or down; leave it out"),
     (Term::Ema, Term::Average, "the hub keeps no weights that it could average; average them where you step"),
@@ -118,6 +144,7 @@ const BELOW: &[(Term, &str)] = &[
         Term::CodedSums,
         "frames cross one level between hubs; leave out the compression, or put fewer hubs above",
     ),
+    (Term::ByKey, "norms of sums from hubs below are not gathered yet; use one hub"),
     (Term::SeveralHubs, "the workers of a machine have one hub; name that alone"),
 ];
 
@@ -163,6 +190,7 @@ impl Term {
                 (terms.waits_for_all(), name.to_owned())
             }
             Term::Ema => (terms.ema.is_some(), "ema".to_owned()),
+            Term::ByKey => (optimizer.adapts_keys(), format!("the optimizer {}", optimizer.name())),
             Term::Maximize => (terms.maximize, "maximize".to_owned()),
             Term::SkipNonfinite => (terms.skip_nonfinite, "skip_nonfinite".to_owned()),
             Term::FiniteFrames => match level.compression {

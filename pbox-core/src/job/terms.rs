@@ -227,12 +227,17 @@ impl JobTerms {
         self.clip_norm.is_some() || self.skip_nonfinite
     }
 
+    /// Whether the hub that steps keeps means until more than their chunk is there: all of the key, or all keys.
+    pub fn keeps_means(&self) -> bool {
+        self.waits_for_all() || self.optimizer.adapts_keys()
+    }
+
     /// Whether the hub that steps [answers bytes ahead](Self::answers_ahead).
     pub fn has_answers_ahead(&self) -> bool {
         let LevelTerms { consistency, compression, schedule, members, .. } = self.level;
         let is_bare = compression.is_none() && members == Members::Workers;
         self.answers_ahead
-            && !self.waits_for_all()
+            && !self.keeps_means()
             && is_bare
             && consistency == Consistency::Bsp
             && !schedule.by_layer()

@@ -9,7 +9,9 @@ use super::body;
 use super::element::Element;
 use super::isa::{self, Converter, Work};
 use super::optimizer::{Optimizer, Step};
-use super::rule::{Adam, AdamW, AmsGrad, AmsGradW, Average, Dampened, Lion, Momentum, Nesterov, Rule, Sgd};
+use super::rule::{
+    Adam, AdamW, AmsGrad, AmsGradW, Average, Dampened, Lamb, Lars, Lion, Momentum, Nesterov, Rule, Sgd,
+};
 
 /// The slots that are summed at a time where there are many: each is a stream of memory.
 pub(super) const GROUP: usize = 8;
@@ -64,7 +66,8 @@ macro_rules! by_rule {
     ($optimizer:expr, $R:ident => $work:expr) => {
         by_rule!($optimizer, $R => $work;
             Average | Sum => Average, Sgd => Sgd, Momentum => Momentum, Dampened => Dampened, Nesterov => Nesterov,
-            Adam => Adam, AdamW => AdamW, AmsGrad => AmsGrad, AmsGradW => AmsGradW, Lion => Lion)
+            Adam => Adam, AdamW => AdamW, AmsGrad => AmsGrad, AmsGradW => AmsGradW, Lion => Lion,
+            Lars => Lars, Lamb => Lamb)
     };
     ($optimizer:expr, $R:ident => $work:expr; $($($Optimizer:ident)|+ => $Rule:ident),+) => {
         match $optimizer {

@@ -17,6 +17,7 @@ mod element;
 #[allow(unsafe_code)]
 mod isa;
 mod magnitude;
+mod measured;
 mod optimizer;
 pub mod oracle;
 mod rule;
@@ -31,6 +32,7 @@ pub use element::Element;
 pub(crate) use element::typed;
 pub(crate) use isa::{Converter, Vector, Work};
 pub use magnitude::Magnitude;
+pub use measured::Before;
 pub use optimizer::{
     Ablate, Groups, InvalidOptimizer, Multipliers, Numbers, NumbersByRound, Optimizer, Step,
 };

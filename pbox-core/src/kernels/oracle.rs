@@ -60,6 +60,14 @@ pub fn step(optimizer: &Optimizer, step: &Step, sum: f32, weight: &mut f32, stat
             *weight = *weight * keep - step_size * sign;
             state[0] = beta2 * state[0] + gain2 * mean;
         }
+        Optimizer::Lars { .. } => {
+            state[0] = step.momentum * state[0] + step.learning_rate * (mean + step.weight_decay * *weight);
+            *weight -= state[0];
+        }
+        Optimizer::Lamb { .. } => {
+            let update = lamb(step, mean, *weight, state);
+            *weight -= step.learning_rate * update;
+        }
     }
 }
 
@@ -141,6 +149,27 @@ pub fn norm(squares: impl Iterator<Item = f64>) -> f32 {
 pub fn clip_scale(norm: f32, most: f32) -> f32 {
     let scale = most / (norm + 1e-6);
     if scale > 1.0 { 1.0 } else { scale }
+}
+
+/// Returns an element of the vector whose norm LARS and LAMB compare with that of weights: the gradient, or the update.
+pub fn measured(optimizer: &Optimizer, step: &Step, mean: f32, weight: f32, state: &[f32]) -> f32 {
+    match optimizer {
+        Optimizer::Lamb { .. } => lamb(step, mean * step.rescale, weight, &mut [state[0], state[1]]),
+        _ => mean * step.rescale,
+    }
+}
+
+/// The quotient of two norms of a key, by the squares of its blocks: of the weights, and of what is [`measured`]. 0 where one is 0.
+pub fn quotient(blocks: impl Iterator<Item = [f64; 2]> + Clone) -> f32 {
+    let [weights, other] = [0, 1].map(|which| exact_sum(blocks.clone().map(|squares| squares[which])).sqrt());
+    if weights == 0.0 { 0.0 } else { (other / weights) as f32 }
+}
+
+fn lamb(step: &Step, mean: f32, weight: f32, state: &mut [f32]) -> f32 {
+    let AdamStep { beta1, gain1, beta2, gain2, step_size, bias2, epsilon, .. } = step.adam;
+    state[0] = beta1 * state[0] + gain1 * mean;
+    state[1] = beta2 * state[1] + gain2 * mean * mean;
+    step_size * state[0] / (state[1].sqrt() / bias2 + epsilon) + step.weight_decay * weight
 }
 
 fn adam(optimizer: &Optimizer, step: &AdamStep, gradient: f32, weight: &mut f32, state: &mut [f32]) {

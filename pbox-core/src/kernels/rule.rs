@@ -146,6 +146,65 @@ impl Rule for Lion {
     }
 }
 
+pub(super) struct Lars;
+
+impl Rule for Lars {
+    const STATE: usize = 1;
+
+    #[inline(always)]
+    fn step<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector, [m, ..]: State<I>) -> Stepped<I> {
+        let gradient = gradient(isa, step, sum, weight);
+        let m = isa.splat(step.momentum) * m + isa.splat(step.learning_rate) * gradient;
+        (weight - m, [m; 3])
+    }
+}
+
+impl Adapts for Lars {
+    #[inline(always)]
+    fn measured<I: Isa>(isa: I, step: &Step, mean: I::Vector, _: I::Vector, _: State<I>) -> I::Vector {
+        mean * isa.splat(step.rescale)
+    }
+}
+
+pub(super) struct Lamb;
+
+impl Rule for Lamb {
+    const STATE: usize = 2;
+
+    #[inline(always)]
+    fn step<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector, moments: State<I>) -> Stepped<I> {
+        let (update, moments) = update::<I, false>(isa, step, sum * isa.splat(step.rescale), moments);
+        let update = update + isa.splat(step.weight_decay) * weight;
+        (weight - isa.splat(step.learning_rate) * update, moments)
+    }
+}
+
+impl Adapts for Lamb {
+    #[inline(always)]
+    fn measured<I: Isa>(
+        isa: I,
+        step: &Step,
+        mean: I::Vector,
+        weight: I::Vector,
+        moments: State<I>,
+    ) -> I::Vector {
+        let (update, _) = update::<I, false>(isa, step, mean * isa.splat(step.rescale), moments);
+        update + isa.splat(step.weight_decay) * weight
+    }
+}
+
+/// A rule whose rate is adapted to the norm of a key's weights, and to another norm.
+pub(super) trait Adapts: Rule {
+    /// The vector of the other norm: the gradient, or the update.
+    fn measured<I: Isa>(
+        isa: I,
+        step: &Step,
+        mean: I::Vector,
+        weight: I::Vector,
+        state: State<I>,
+    ) -> I::Vector;
+}
+
 /// The mean gradient with the L2 penalty.
 #[inline(always)]
 fn gradient<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector) -> I::Vector {

@@ -105,6 +105,8 @@ fn names_of(optimizer: &Optimizer) -> &'static [&'static str] {
         Optimizer::Momentum { .. } | Optimizer::Dampened { .. } | Optimizer::Nesterov { .. } => {
             &["momentum_buffer"]
         }
+        Optimizer::Lars { .. } => &["momentum_buffer"],
+        Optimizer::Lamb { .. } => &["exp_avg", "exp_avg_sq"],
         Optimizer::Adam { .. } | Optimizer::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
         Optimizer::AmsGrad { .. } | Optimizer::AmsGradW { .. } => {
             &["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
@@ -121,7 +123,7 @@ mod tests {
     fn every_state_has_a_name() {
         for name in Optimizer::NAMES {
             let momentum = match name {
-                "momentum" | "nesterov" => r#","momentum":0.5"#,
+                "momentum" | "nesterov" | "lars" => r#","momentum":0.5"#,
                 "dampened" => r#","momentum":0.5,"dampening":0.5"#,
                 _ => "",
             };

@@ -27,6 +27,8 @@ fn optimizers() -> impl Strategy<Value = Optimizer> {
             "amsgrad" => Optimizer::AmsGrad { learning_rate, weight_decay, beta1, beta2, epsilon },
             "amsgradw" => Optimizer::AmsGradW { learning_rate, weight_decay, beta1, beta2, epsilon },
             "lion" => Optimizer::Lion { learning_rate, weight_decay, beta1, beta2 },
+            "lars" => Optimizer::Lars { learning_rate, weight_decay, momentum, trust: epsilon },
+            "lamb" => Optimizer::Lamb { learning_rate, weight_decay, beta1, beta2, epsilon },
             other => unreachable!("{other} has no strategy"),
         }
     })
@@ -129,6 +131,9 @@ impl Case {
             oracle::step_rounded(optimizer, &step, sum, &mut expected[i], &mut own);
             places().zip(own).for_each(|(place, own)| expected_kept[place] = own);
         }
+        if optimizer.adapts_keys() {
+            self.check_squares(&step)?;
+        }
         let from = *elements / 3;
         let mean = |i: usize| oracle::sum(slots.iter().map(|slot| slot[i].to_f32())) * step.rescale;
         let expected_means: Vec<f32> = (from..*elements).map(mean).collect();
@@ -154,6 +159,29 @@ impl Case {
                     E::DTYPE
                 );
             }
+        }
+        Ok(())
+    }
+}
+
+impl Case {
+    /// Checks that every instruction set gives the oracle's squares of a key's weights, and of its gradient or update.
+    fn check_squares(&self, step: &Step) -> Result<(), TestCaseError> {
+        let Case { optimizer, elements, .. } = self;
+        let column = |salt| (0..*elements).map(|i| self.value(salt, i)).collect::<Vec<f32>>();
+        let [mean, weights, first] = [3, 33, 99].map(column);
+        let second: Vec<f32> = column(55).into_iter().map(f32::abs).collect();
+        let second = &second[..elements * (optimizer.state_per_element() - 1)];
+        let of = |i: usize| {
+            let state = [first[i], second.get(i).copied().unwrap_or(0.0)];
+            oracle::measured(optimizer, step, mean[i], weights[i], &state)
+        };
+        let expected = [weights.clone(), (0..*elements).map(of).collect()].map(|all| oracle::squares(&all));
+        let bits =
+            |squares: [f64; 2]| squares.map(|square| if square.is_nan() { 0 } else { square.to_bits() });
+        for kernels in Kernels::available() {
+            let before = Before { mean: &mean, weights: &weights, states: [&first, second] };
+            prop_assert_eq!(bits(kernels.squares(optimizer, step, before)), bits(expected), "{:?}", kernels);
         }
         Ok(())
     }

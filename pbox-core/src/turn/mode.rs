@@ -60,7 +60,7 @@ impl Shard {
     /// Allocates and touches the shard's own memory: call it on the thread that owns the core. `waker` wakes that
     /// thread.
     pub fn new(spec: ShardSpec, waker: Waker) -> Result<Self, MapError> {
-        let ShardSpec { terms, wire, chunks, mut weights, restored, snapshot_every, above, board, whole } =
+        let ShardSpec { terms, wire, chunks, mut weights, restored, snapshot_every, above, board, scopes } =
             spec;
         let (terms, wire, restored) = (&terms, &wire, restored.as_deref());
         let lines = weights.split_off(chunks.len().min(weights.len()));
@@ -105,9 +105,9 @@ impl Shard {
         let of_sum = terms.optimizer == Optimizer::Sum;
         let framed = wire.framing().map(|framing| (framing, framing.codecs(), terms.level.compression));
         Ok(match framed {
-            None if terms.level.members.are_hubs() && whole.is_some() => {
-                let (read, part) = (CountedSlots::new(terms.ablate), whole.expect("just seen"));
-                let gather = GatherNorm::new(part, (wire, lines), of_sum, &of_chunks, waker)?;
+            None if terms.level.members.are_hubs() && !scopes.is_empty() => {
+                let read = CountedSlots::new(terms.ablate);
+                let gather = GatherNorm::new(scopes, (wire, lines), of_sum, &of_chunks, waker)?;
                 let stages = Staged::gathering(terms, of_chunks, (read, gather), weights, RawForAll)?;
                 let pace = together();
                 Shard::HubsByNorm(ShardOf::new(pace, stages, terms, wire, chunks, restored, snapshot_every))
@@ -132,9 +132,9 @@ impl Shard {
                     Shard::Hubs(ShardOf::new(pace, stages, terms, wire, chunks, restored, snapshot_every))
                 }
             }
-            None if let Some(part) = whole => {
+            None if !scopes.is_empty() => {
                 let read = BareSlots::new(terms.ablate);
-                let gather = GatherNorm::new(part, (wire, lines), of_sum, &of_chunks, waker)?;
+                let gather = GatherNorm::new(scopes, (wire, lines), of_sum, &of_chunks, waker)?;
                 let stages = Staged::gathering(terms, of_chunks, (read, gather), weights, RawForAll)?;
                 let pace = together();
                 Shard::BareByNorm(ShardOf::new(pace, stages, terms, wire, chunks, restored, snapshot_every))
@@ -178,12 +178,12 @@ impl Shard {
                     };
                     let reply = CodedForAll::new(framing, codecs.answer, &of_chunks, weights)?;
                     let pace = together();
-                    let Some(part) = whole else {
+                    if scopes.is_empty() {
                         let stages = Staged::new(terms, of_chunks, read, own, reply)?;
                         let coded = ShardOf::new(pace, stages, terms, wire, chunks, restored, snapshot_every);
                         return Ok(Shard::Coded(coded));
-                    };
-                    let gather = GatherNorm::new(part, (wire, lines), of_sum, &of_chunks, waker)?;
+                    }
+                    let gather = GatherNorm::new(scopes, (wire, lines), of_sum, &of_chunks, waker)?;
                     let stages = Staged::gathering(terms, of_chunks, (read, gather), own, reply)?;
                     let coded = ShardOf::new(pace, stages, terms, wire, chunks, restored, snapshot_every);
                     Shard::CodedByNorm(coded)

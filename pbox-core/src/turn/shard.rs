@@ -571,9 +571,14 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
     }
 
     /// Does a task of the stages for one chunk. Returns whether there was a chunk to do. Call `settle` when no task
-    /// is left.
+    /// is left, or when [chunks may step](Self::steps_with_each_task).
     pub fn work(&mut self) -> bool {
         self.stages.work()
+    }
+
+    /// Whether chunks may step with each task that is done, and not with the last one alone.
+    pub fn steps_with_each_task(&self) -> bool {
+        M::Gather::WAITS
     }
 
     /// A chunk has new weights of a round for all workers whose answer is due.

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use fabric::{SendWindow, Span, Spans, WindowError};
 
 use crate::job::{Compression, JobTerms, LevelTerms, Members};
-use crate::layout::ChunkId;
+use crate::layout::{ChunkId, KeyId, Layout};
 use crate::place::Below;
 use crate::slim::Board;
 use crate::snapshot::Restored;
 use crate::weights::{CodedWays, PassSpec};
-use crate::whole::{Crossing, WholeGradient};
+use crate::whole::{Crossing, Scope, WholeGradient};
 use crate::wire::{Wire, counted};
 
 /// One core's part of a job, before it is made.
@@ -35,8 +35,9 @@ pub struct ShardSpec {
     pub(super) above: Option<AboveSpec>,
     /// In a job with Slim-DP: where the hub's cores meet to select the significant set.
     pub(super) board: Option<Arc<Board>>,
-    /// The place where the hub's cores meet, and the number of this core's part, if steps wait for the whole gradient.
-    pub(super) whole: Option<(Arc<WholeGradient>, usize)>,
+    /// The scopes in which steps wait for each other, in the order of the chunks: all chunks, or key by key. Empty where steps wait for
+    /// pushes of their chunk alone.
+    pub(super) scopes: Vec<Scope>,
 }
 
 /// The way of one core's sums to the hubs above.
@@ -150,9 +151,41 @@ impl ShardSpec {
             let whole =
                 Arc::new(WholeGradient::new(terms, owners.len(), first.unwrap_or(0), wire.hubs().len()));
             let each = owners.iter_mut().enumerate();
-            each.for_each(|(core, spec)| spec.whole = Some((Arc::clone(&whole), core)));
+            each.for_each(|(core, spec)| {
+                let whole = Arc::clone(&whole);
+                spec.scopes = vec![Scope { whole, core, chunks: spec.chunks.len() }];
+            });
+        }
+        if terms.optimizer.adapts_keys() {
+            Self::wait_by_key(&mut specs, wire.layout());
         }
         specs
+    }
+
+    /// Makes the places where the cores meet that have chunks of a key.
+    fn wait_by_key(specs: &mut [ShardSpec], layout: &Layout) {
+        let key = |chunk: &ChunkId| layout.chunk(*chunk).key;
+        let mut cores = vec![0; layout.keys().len()];
+        let runs = |chunks: &[ChunkId]| -> Vec<(KeyId, usize)> {
+            chunks.chunk_by(|one, next| key(one) == key(next)).map(|run| (key(&run[0]), run.len())).collect()
+        };
+        let mut of_cores: Vec<Vec<(KeyId, usize, usize)>> = Vec::new();
+        for spec in specs.iter() {
+            let numbered = runs(&spec.chunks).into_iter().map(|(key, chunks)| {
+                cores[key.index()] += 1;
+                (key, cores[key.index()] - 1, chunks)
+            });
+            of_cores.push(numbered.collect());
+        }
+        let places: Vec<_> = cores.into_iter().map(|cores| Arc::new(WholeGradient::of_key(cores))).collect();
+        for (spec, of_core) in specs.iter_mut().zip(of_cores) {
+            let scope = |(key, core, chunks): (KeyId, usize, usize)| Scope {
+                whole: Arc::clone(&places[key.index()]),
+                core,
+                chunks,
+            };
+            spec.scopes = of_core.into_iter().map(scope).collect();
+        }
     }
 
     /// Makes the shards of cores that do not meet.
@@ -175,7 +208,7 @@ impl ShardSpec {
             snapshot_every: None,
             above: None,
             board: None,
-            whole: None,
+            scopes: Vec::new(),
         };
         cores.into_iter().map(spec).collect()
     }

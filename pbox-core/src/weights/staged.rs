@@ -19,12 +19,13 @@ use super::gather::{Gather, NoGather, PassOn, Refused};
 use super::gauge::{Gauge, Gauged};
 use super::{BareSlots, Discarded, Mode, RawForAll, Read, Reply, Stepped, To, Weights};
 use crate::job::JobTerms;
+use crate::kernels::oracle::BLOCK_BYTES;
 use crate::kernels::{
-    Ablate, Decay, Element, Kernels, Numbers, NumbersByRound, Optimizer, Slots, Step, Tensors, typed,
+    Ablate, Before, Decay, Element, Kernels, Numbers, NumbersByRound, Optimizer, Slots, Step, Tensors, typed,
 };
 use crate::layout::{ChunkId, Content, Immediate, KeyId, Layout, Round};
 use crate::snapshot::Restored;
-use crate::whole::Found;
+use crate::whole::{Found, Sums};
 use crate::wire::frame::FrameError;
 
 /// A shard's chunks, their memory and their three stages.
@@ -194,7 +195,7 @@ impl<M: Mode> Staged<M> {
         missing: u32,
         round: Round,
     ) {
-        let Staged { chunks, gradients, gauge, read, gather, .. } = self;
+        let Staged { chunks, gradients, gauge, steps, read, gather, weights, .. } = self;
         let chunk = &chunks[place];
         typed!(chunk.dtype, E => {
             let take_in = |slots: &Slots<E>, count| {
@@ -203,6 +204,13 @@ impl<M: Mode> Staged<M> {
                     gauge.look(kernels, slots, workers, round);
                 }
                 gather.take_in(kernels, chunk, place, round, slots, workers);
+                if gather.adapts_keys() {
+                    let (mean, _) = gather.mean(chunk, place);
+                    let squares =
+                        steps.squares(kernels, (place, chunk), (mean, workers), weights.elements::<E>(place), round);
+                    gather.add(place, &squares);
+                }
+                gather.count_in(place, round, workers);
             };
             // SAFETY: the caller guarantees it.
             let pushes = unsafe { gradients.pushes(ranks, chunk.push) };
@@ -394,10 +402,11 @@ impl<M: Mode> Staged<M> {
         let chunk = &chunks[place];
         if M::Gather::WAITS {
             let (mean, workers) = gather.mean(chunk, place);
-            let Some(Found::Scale(scale)) = gather.found(round) else { return 0 }; // nobody steps this round
+            let found = gather.found(place, round).filter(|&found| found != Found::Skip);
+            let Some(found) = found else { return 0 }; // nobody steps this round
             typed!(chunk.dtype, E => {
                 let weights = weights.elements_mut::<E>(place);
-                steps.run_on_mean(kernels, (place, chunk), (mean, workers), scale, weights, round);
+                steps.run_on_mean(kernels, (place, chunk), (mean, workers), found, weights, round);
             });
             return workers;
         }
@@ -624,23 +633,61 @@ impl Steps {
         self.average(kernels, chunk, weights);
     }
 
-    /// Steps, as [`run`](Self::run), on the mean of this many workers, times a scale.
+    /// Steps, as [`run`](Self::run), on the mean of this many workers, by what was found of the round.
     fn run_on_mean<E: Element>(
         &mut self,
         kernels: &Kernels,
         (place, chunk): (usize, &Chunk),
         (mean, workers): (&[f32], u32),
-        scale: f32,
+        found: Found,
         weights: &mut [E],
         round: Round,
     ) {
         let number = self.counts.count(place);
         let Some((rule, mut step)) = self.step(chunk, workers, number, round) else { return };
-        step.rescale = scale.copysign(step.rescale);
+        step.rescale = 1f32.copysign(step.rescale);
+        match found {
+            Found::Scale(scale) => step.rescale *= scale,
+            Found::Quotient(quotient) => step = step.adapted(&rule, quotient),
+            Found::Skip => return,
+        }
         let kept =
             &mut self.kept.as_mut_slice()[chunk.kept..][..chunk.elements * rule.kept_per_element(E::DTYPE)];
         kernels.step(&rule, &step, mean, weights, kept);
         self.average(kernels, chunk, weights);
+    }
+
+    /// Returns the squares that the norms of a chunk's key are made of, before its step on the mean of this many workers. Nothing
+    /// changes.
+    fn squares<E: Element>(
+        &self,
+        kernels: &Kernels,
+        (place, chunk): (usize, &Chunk),
+        (mean, workers): (&[f32], u32),
+        weights: &[E],
+        round: Round,
+    ) -> Sums {
+        let mut sums = Sums::default();
+        let number = Round(self.counts.of(place).saturating_add(1));
+        let Some((rule, mut step)) = self.step(chunk, workers, number, round) else { return sums };
+        step.rescale = 1f32.copysign(step.rescale);
+        let (master, states) = (rule.master_per_element(E::DTYPE), rule.state_per_element());
+        let kept = &self.kept.as_slice()[chunk.kept..];
+        let (master, kept) = kept.split_at(chunk.elements * master);
+        let (first, kept) = kept.split_at(chunk.elements);
+        let second = &kept[..chunk.elements * (states - 1)];
+        let in_f32 = |weights| <[f32]>::ref_from_bytes(weights).expect("weights without a master are f32");
+        let weights = if master.is_empty() { in_f32(weights.as_bytes()) } else { master };
+        let length = BLOCK_BYTES / size_of::<E>();
+        for at in (0..chunk.elements).step_by(length) {
+            let block = at..chunk.elements.min(at + length);
+            let second = if second.is_empty() { second } else { &second[block.clone()] };
+            let states = [&first[block.clone()], second];
+            let before = Before { mean: &mean[block.clone()], weights: &weights[block], states };
+            let squares = kernels.squares(&rule, &step, before);
+            sums.iter_mut().zip(squares).for_each(|(sum, square)| sum.add(square));
+        }
+        sums
     }
 
     /// Moves the average of a chunk's weights, which a step has just made, if the job keeps one.

@@ -16,8 +16,8 @@ mod exact_sum;
 mod parts;
 mod told;
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
 use crate::job::JobTerms;
@@ -31,10 +31,7 @@ pub use told::Told;
 /// The whole gradient of one round after the other, of one job at one hub.
 #[derive(Debug)]
 pub struct WholeGradient {
-    /// The most that its norm may be.
-    most: Option<f32>,
-    /// Whether a round with values that are not finite is skipped.
-    skips: bool,
+    finds: Finds,
     /// A place for each core that owns chunks.
     cores: Vec<OfCore>,
     /// The number of the core that tells the hub's part.
@@ -47,9 +44,24 @@ pub struct WholeGradient {
     found: AtomicU64,
 }
 
+/// What is found of the sums of a round.
+#[derive(Clone, Copy, Debug)]
+enum Finds {
+    /// The scale of all means, by the first sum: `most` is the most that the norm may be. Whether a round with values that are not
+    /// finite is skipped.
+    Scale { most: Option<f32>, skips: bool },
+    /// The quotient of the norms of a key: of the second sum by that of the first. 0 where one is 0.
+    Quotient,
+}
+
+/// The sums of a core's squares in a round. The second is that of a key's gradient or update, whose weights have the first.
+pub type Sums = [ExactSum; 2];
+
 /// The work of a round's steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Found {
+    /// They are adapted to a key by this quotient of two norms.
+    Quotient(f32),
     /// They multiply means by this scale.
     Scale(f32),
     /// They change nothing: values of the round are not finite.
@@ -66,7 +78,7 @@ struct OfCore {
     /// The core, once it is there.
     waker: OnceLock<Waker>,
     /// The squares of its chunks.
-    sum: [AtomicU64; ExactSum::WORDS],
+    sums: [[AtomicU64; ExactSum::WORDS]; 2],
 }
 
 /// A round and 32 bits more.
@@ -78,19 +90,46 @@ fn unpack(word: u64) -> (Round, u32) {
     (Round((word >> 32) as u32), word as u32)
 }
 
+/// One core's part of what steps wait for together: all its chunks, or those of a key.
+#[derive(Debug)]
+pub struct Scope {
+    /// The place where the cores meet that have chunks of it.
+    pub whole: Arc<WholeGradient>,
+    /// The core's number there.
+    pub core: usize,
+    /// The core's chunks of it, which are neighbours.
+    pub chunks: usize,
+}
+
 impl WholeGradient {
     /// Makes the place where the cores of a job meet that own chunks. The core of the number `first` tells the hub's part. `hubs` is the
     /// number of hubs that have a part.
     pub fn new(terms: &JobTerms, cores: usize, first: usize, hubs: usize) -> Self {
         WholeGradient {
-            most: terms.clip_norm,
-            skips: terms.skip_nonfinite,
+            finds: Finds::Scale { most: terms.clip_norm, skips: terms.skip_nonfinite },
             cores: (0..cores).map(|_| OfCore::default()).collect(),
             first,
             is_alone: hubs == 1,
             given: AtomicU64::new(pack(Round(0), 0)),
             found: AtomicU64::new(pack(Round(u32::MAX), 0)),
         }
+    }
+
+    /// Makes the place where the cores meet that own chunks of a key, whose rate is adapted to its norms.
+    pub fn of_key(cores: usize) -> Self {
+        WholeGradient {
+            finds: Finds::Quotient,
+            cores: (0..cores).map(|_| OfCore::default()).collect(),
+            first: 0,
+            is_alone: true,
+            given: AtomicU64::new(pack(Round(0), 0)),
+            found: AtomicU64::new(pack(Round(u32::MAX), 0)),
+        }
+    }
+
+    /// Whether it is of a key, whose rate is adapted to its norms.
+    pub fn is_of_key(&self) -> bool {
+        matches!(self.finds, Finds::Quotient)
     }
 
     /// Notes what wakes a core.
@@ -101,22 +140,24 @@ impl WholeGradient {
     /// Takes the squares of one core's chunks in a round. Called once a round for each core.
     #[cold]
     #[inline(never)] // a locked instruction, which the path of a chunk does not have
-    pub fn give(&self, round: Round, core: usize, sum: &ExactSum) {
-        let words = self.cores[core].sum.iter().zip(sum.to_words());
-        words.for_each(|(place, word)| place.store(word, Ordering::Relaxed));
+    pub fn give(&self, round: Round, core: usize, sums: &Sums) {
+        for (places, sum) in self.cores[core].sums.iter().zip(sums) {
+            let words = places.iter().zip(sum.to_words());
+            words.for_each(|(place, word)| place.store(word, Ordering::Relaxed));
+        }
         let more = |word| match unpack(word) {
             (open, given) if open == round => Some(pack(round, given + 1)),
             _ => Some(pack(round, 1)),
         };
-        // Releases the sum.
+        // Releases the sums.
         let before = self.given.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
         let given = match before.map(unpack) {
             Ok((open, given)) if open == round => given + 1,
             _ => 1,
         };
         if given as usize == self.cores.len() {
-            match self.part(round).filter(|_| self.is_alone) {
-                Some(sum) => self.find(round, &sum),
+            match self.sums(round).filter(|_| self.is_alone) {
+                Some(sums) => self.find_by(round, &sums),
                 None => _ = self.cores[self.first].waker.get().inspect(|waker| waker.wake_by_ref()),
             }
         }
@@ -124,20 +165,34 @@ impl WholeGradient {
 
     /// Returns the hub's part of a round, once it is whole. No core gives a sum of the next round before it has seen this one found.
     pub fn part(&self, round: Round) -> Option<ExactSum> {
-        let words = |core: &OfCore| core.sum.each_ref().map(|word| word.load(Ordering::Relaxed));
-        let sum = |sum: Option<ExactSum>, core| {
-            let mut sum = sum?;
-            sum.join(&ExactSum::of_words(&words(core))?);
-            Some(sum)
+        self.sums(round).map(|[sum, _]| sum)
+    }
+
+    /// Returns the sums of all cores of a round, once they are there.
+    fn sums(&self, round: Round) -> Option<Sums> {
+        let of = |words: &[AtomicU64; ExactSum::WORDS]| {
+            ExactSum::of_words(&words.each_ref().map(|word| word.load(Ordering::Relaxed)))
         };
-        self.is_whole(round).then(|| self.cores.iter().fold(Some(ExactSum::default()), sum)).flatten()
+        let join = |mut sums: Sums, core: &OfCore| {
+            for (sum, words) in sums.iter_mut().zip(&core.sums) {
+                sum.join(&of(words)?);
+            }
+            Some(sums)
+        };
+        self.is_whole(round).then(|| self.cores.iter().try_fold(Sums::default(), join)).flatten()
     }
 
     /// Finds a round, whose squares have this sum at all hubs, and wakes the cores.
     pub fn find(&self, round: Round, sum: &ExactSum) {
-        let scale = match self.skips && !sum.is_finite() {
-            true => SKIP,
-            false => self.most.map_or(1.0, |most| clip_scale(sum.norm(), most)).to_bits(),
+        self.find_by(round, &[*sum, ExactSum::default()]);
+    }
+
+    fn find_by(&self, round: Round, [sum, other]: &Sums) {
+        let scale = match self.finds {
+            Finds::Scale { skips: true, .. } if !sum.is_finite() => SKIP,
+            Finds::Scale { most, .. } => most.map_or(1.0, |most| clip_scale(sum.norm(), most)).to_bits(),
+            Finds::Quotient if sum.value() == 0.0 => 0.0f32.to_bits(),
+            Finds::Quotient => ((other.value().sqrt() / sum.value().sqrt()) as f32).to_bits(),
         };
         self.found.store(pack(round, scale), Ordering::Release);
         self.cores.iter().filter_map(|core| core.waker.get()).for_each(Waker::wake_by_ref);
@@ -157,8 +212,12 @@ impl WholeGradient {
     #[inline]
     pub fn found(&self, round: Round) -> Option<Found> {
         let (found, scale) = unpack(self.found.load(Ordering::Acquire));
-        let is_skip = scale == SKIP && self.skips;
-        (found == round).then(|| if is_skip { Found::Skip } else { Found::Scale(f32::from_bits(scale)) })
+        let number = f32::from_bits(scale);
+        (found == round).then_some(match self.finds {
+            Finds::Scale { skips: true, .. } if scale == SKIP => Found::Skip,
+            Finds::Scale { .. } => Found::Scale(number),
+            Finds::Quotient => Found::Quotient(number),
+        })
     }
 
     /// Whether the hub's part of a round is whole.
@@ -180,7 +239,7 @@ mod tests {
         let give = |round, core, square| {
             let mut sum = ExactSum::default();
             sum.add(square);
-            whole.give(Round(round), core, &sum);
+            whole.give(Round(round), core, &[sum, ExactSum::default()]);
         };
         give(1, 2, 1.0);
         give(1, 0, 4.0);

@@ -18,7 +18,7 @@ use pbox_core::{
 };
 use sim_tests::plan::{Drafts, Plan};
 use sim_tests::simulated::{JOB, Simulated, Terms};
-use sim_tests::trouble::{Dice, ENDS, Strike, Trouble, optimizer};
+use sim_tests::trouble::{Dice, ENDS, Strike, Trouble, optimizer, optimizer_by_key};
 use sim_tests::values::{mix, rounded, same_bits};
 use worker_shim::Exchange;
 
@@ -75,6 +75,10 @@ impl Cluster {
         terms.shards = dice.from(1..=2) as usize;
         terms.job.clip_norm = (dice.below(2) == 0).then(|| dice.from(1..=40) as f32 * 50.0);
         terms.job.skip_nonfinite = dice.below(2) == 0;
+        if terms.job.hubs == 1 && dice.below(2) == 0 {
+            (terms.job.clip_norm, terms.job.skip_nonfinite) = (None, false);
+            terms.job.optimizer = optimizer_by_key(&mut dice);
+        }
         faults.reorder &= !terms.job.waits_for_all(); // what a core tells comes before its answers
         terms.is_orderly = trouble != Trouble::Posts && !faults.reorder;
         terms.job.answers_ahead = dice.below(2) == 0;
@@ -275,6 +279,8 @@ fn changes(dice: &mut Dice, terms: &Terms, keys: usize, rounds: u32) -> Vec<(Rou
                 Optimizer::AmsGradW { learning_rate, weight_decay, beta1, beta2, epsilon }
             }
             Optimizer::Lion { .. } => Optimizer::Lion { learning_rate, weight_decay, beta1, beta2 },
+            Optimizer::Lars { .. } => Optimizer::Lars { learning_rate, weight_decay, momentum, trust: 0.125 },
+            Optimizer::Lamb { .. } => Optimizer::Lamb { learning_rate, weight_decay, beta1, beta2, epsilon },
         };
         let of_key = |dice: &mut Dice| [[1.0, 1.0], [2.0, 0.0]][dice.below(2) as usize];
         let of_keys = (dice.below(2) == 0).then(|| (0..keys).map(|_| of_key(dice)).collect());
@@ -342,10 +348,28 @@ fn expected(
         norms.push(norm);
         let is_skipped = terms.job.skip_nonfinite && !is_finite(norm);
         let scale = norm.map(|norm| terms.job.clip_norm.map_or(1.0, |most| oracle::clip_scale(norm, most)));
-        let mut hub = hub.iter_mut();
+        let mut hub = &mut hub[..];
         for &key in &keys {
-            for (i, weight) in weights[key.index()].iter_mut().enumerate() {
-                let element = hub.next().expect("as many as all keys have");
+            let of_key;
+            (of_key, hub) = hub.split_at_mut(weights[key.index()].len());
+            let by = match plan.together(terms.job.workers, round, key) {
+                Content::Gradient if terms.job.optimizer.adapts_keys() => {
+                    let chunks: Vec<ChunkId> = layout.key_chunks(key).map(ChunkId).collect();
+                    let stepped = chunks.iter().filter(|chunk| !skipped.contains(&(**chunk, round.0)));
+                    let mean = |chunk: &ChunkId| mean_of(layout, terms, plan, round, key, *chunk);
+                    let first = |chunk: &ChunkId| {
+                        (layout.chunk(*chunk).span.offset - layout.key_span(key).offset) / 4
+                    };
+                    let blocks = stepped.map(|chunk| {
+                        let mean = mean(chunk);
+                        let elements = &of_key[first(chunk)..][..mean.len()];
+                        squares_of(terms, numbers.at(round), key, elements, &mean)
+                    });
+                    By::Quotient(oracle::quotient(blocks))
+                }
+                _ => scale.map_or(By::Nothing, By::Scale),
+            };
+            for ((i, weight), element) in weights[key.index()].iter_mut().enumerate().zip(of_key) {
                 if !skipped.contains(&(chunk_of(key, i), round.0)) {
                     let together = match plan.together(terms.job.workers, round, key) {
                         Content::Gradient if is_skipped => Content::Nothing,
@@ -358,7 +382,7 @@ fn expected(
                     let numbers = numbers.at(round);
                     let (optimizer, multipliers) = (numbers.of(key), &numbers.multipliers);
                     let multipliers = multipliers.as_ref().map_or([1.0; 2], |of_keys| of_keys[key.index()]);
-                    element.advance(terms, (optimizer, multipliers), scale, together, pushed);
+                    element.advance(terms, (optimizer, multipliers), by, together, pushed);
                 }
                 *weight = element.seen;
             }
@@ -383,6 +407,29 @@ fn mean_of(layout: &Layout, terms: &Terms, plan: Plan, round: Round, key: KeyId,
     (first..first + span.bytes / 4).map(|element| if is_step { mean(element) } else { 0.0 }).collect()
 }
 
+/// What an element's step waits for.
+#[derive(Clone, Copy)]
+enum By {
+    Nothing,
+    Scale(f32),
+    Quotient(f32),
+}
+
+/// The squares that the norms of a key are made of, of a chunk with this mean.
+fn squares_of(terms: &Terms, numbers: &Numbers, key: KeyId, elements: &[Element], mean: &[f32]) -> [f64; 2] {
+    let optimizer = numbers.of(key);
+    let [lr_mult, wd_mult] = numbers.multipliers.as_ref().map_or([1.0; 2], |of_keys| of_keys[key.index()]);
+    let measured = elements.iter().zip(mean).map(|(element, &mean)| {
+        let number = Round(element.steps + 1);
+        let step =
+            Step::new(optimizer, terms.job.workers, number, optimizer.learning_rate(), lr_mult, wd_mult);
+        let step = Step { rescale: 1.0, ..step };
+        oracle::measured(optimizer, &step, mean, element.weight, &element.state)
+    });
+    let weights: Vec<f32> = elements.iter().map(|element| element.weight).collect();
+    [weights, measured.collect()].map(|values| oracle::squares(&values))
+}
+
 /// A value as it crosses.
 fn coded(terms: &Terms, value: f32) -> f32 {
     if terms.job.level.compression.is_some() { rounded(Dtype::BF16, value) } else { value }
@@ -405,7 +452,7 @@ impl Element {
         &mut self,
         terms: &Terms,
         (optimizer, [lr_mult, wd_mult]): (&Optimizer, Multipliers),
-        scale: Option<f32>,
+        by: By,
         together: Content,
         pushed: impl Fn(u32) -> Option<f32>,
     ) {
@@ -421,9 +468,16 @@ impl Element {
         let (number, rate) = (Round(self.steps), optimizer.learning_rate());
         let mut step = Step::new(optimizer, terms.job.workers, number, rate, lr_mult, wd_mult);
         let mut sum = oracle::sum((0..terms.job.workers).filter_map(pushed).map(coded));
-        if let Some(scale) = scale {
-            sum *= step.rescale; // the mean, which is what is clipped
-            step.rescale = scale;
+        match by {
+            By::Nothing => {}
+            By::Scale(scale) => {
+                sum *= step.rescale; // the mean, which is what is clipped
+                step.rescale = scale;
+            }
+            By::Quotient(quotient) => {
+                sum *= step.rescale;
+                step = Step { rescale: 1.0, ..step }.adapted(optimizer, quotient);
+            }
         }
         oracle::step(optimizer, &step, sum, &mut self.weight, &mut self.state);
         if !compressed {

@@ -24,6 +24,15 @@ impl Dice {
     }
 }
 
+/// An optimizer whose steps wait for the norms of a key.
+pub fn optimizer_by_key(dice: &mut Dice) -> Optimizer {
+    let (learning_rate, weight_decay) = (0.125, 0.01);
+    match dice.below(2) {
+        0 => Optimizer::Lars { learning_rate, weight_decay, momentum: 0.9, trust: 0.02 },
+        _ => Optimizer::Lamb { learning_rate, weight_decay, beta1: 0.9, beta2: 0.99, epsilon: 1e-6 },
+    }
+}
+
 /// Any optimizer.
 pub fn optimizer(dice: &mut Dice) -> Optimizer {
     let (learning_rate, weight_decay, momentum) = (0.125, 0.01, 0.9);

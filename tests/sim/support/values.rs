@@ -189,7 +189,10 @@ impl Reference {
             let step =
                 Step::new(optimizer, self.workers, number, optimizer.learning_rate(), lr_mult, wd_mult);
             let sign = if self.maximize { -1.0 } else { 1.0 };
-            let step = Step { rescale: sign * scale, ..step };
+            let mut step = Step { rescale: sign * scale, ..step };
+            if optimizer.adapts_keys() {
+                step = step.adapted(optimizer, self.quotient(key, optimizer, &step, &sums[key]));
+            }
             let values = self.master[key].iter_mut().zip(&mut self.state[key]).enumerate();
             for (i, (master, state)) in values {
                 oracle::step(optimizer, &step, sums[key][i], master, state);
@@ -217,6 +220,16 @@ impl Reference {
             oracle::sum(self.machines.iter().map(sum_of_machine))
         };
         (0..self.master[key].len()).map(sum).collect()
+    }
+
+    /// The quotient of a key's norms before its step on this mean.
+    fn quotient(&self, key: usize, optimizer: &Optimizer, step: &Step, mean: &[f32]) -> f32 {
+        let (weights, states) = (&self.master[key], &self.state[key]);
+        let of = |i: usize| oracle::measured(optimizer, step, mean[i], weights[i], &states[i]);
+        let measured: Vec<f32> = (0..mean.len()).map(of).collect();
+        let length = oracle::BLOCK_BYTES / self.keys[key].dtype.bytes();
+        let blocks = weights.chunks(length).zip(measured.chunks(length));
+        oracle::quotient(blocks.map(|(weights, measured)| [weights, measured].map(oracle::squares)))
     }
 
     fn norm_of(&self, means: &[Vec<f32>]) -> f32 {

@@ -33,7 +33,7 @@ pub enum PhubDtype {
 /// worker's number from 0, the number of workers, and the optimizer that the hub runs, as JSON, such as
 /// {"name": "nesterov", "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.0001}. The names are "average" (the
 /// mean gradient comes back), "sum" (their sum), "sgd", "momentum", "dampened", "nesterov", "adam",
-/// "adamw", "amsgrad", "amsgradw" and "lion".
+/// "adamw", "amsgrad", "amsgradw", "lion", "lars" and "lamb".
 ///
 /// # Safety
 /// Texts end with a zero byte, and `config` points to room for a pointer.

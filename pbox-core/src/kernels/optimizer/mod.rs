@@ -161,6 +161,39 @@ pub enum Optimizer {
         #[serde(default = "beta2_of_lion")]
         beta2: f64,
     },
+    /// LARS (You et al. 2017): `t = eta * |w| / (|g| + wd * |w|); m = mu * m + lr * t * (g + wd * w); w -= m`. The norms are of a key.
+    /// `t` is 1 where a norm is 0, and for keys whose multiplier of the weight decay is 0.
+    Lars {
+        /// Step size.
+        learning_rate: f32,
+        /// L2 penalty.
+        #[serde(default)]
+        weight_decay: f32,
+        /// `mu`.
+        momentum: f32,
+        /// `eta`.
+        #[serde(default = "trust")]
+        trust: f32,
+    },
+    /// LAMB (You et al. 2020), with Adam's moments `m` and `v` in a chunk's step `t`, which starts at 1:
+    /// `u = m / (1 - b1^t) / (sqrt(v) / sqrt(1 - b2^t) + eps) + wd * w; w -= lr * |w| / |u| * u`. The norms are of a key. Their
+    /// quotient is 1 where one is 0, and for keys whose multiplier of the weight decay is 0.
+    Lamb {
+        /// Step size.
+        learning_rate: f32,
+        /// Decay of the weights, as a part of the update.
+        #[serde(default = "decoupled_weight_decay")]
+        weight_decay: f32,
+        /// `b1`, the decay of the mean of gradients. Its distance from 1 counts, of which f32 has few digits.
+        #[serde(default = "beta1")]
+        beta1: f64,
+        /// `b2`, the decay of the mean of squared gradients.
+        #[serde(default = "beta2")]
+        beta2: f64,
+        /// `eps`, which keeps the quotient finite.
+        #[serde(default = "epsilon_of_lamb")]
+        epsilon: f32,
+    },
 }
 
 // PyTorch's defaults.
@@ -175,6 +208,12 @@ fn beta2_of_lion() -> f64 {
 }
 fn epsilon() -> f32 {
     1e-8
+}
+fn epsilon_of_lamb() -> f32 {
+    1e-6
+}
+fn trust() -> f32 {
+    0.001
 }
 fn decoupled_weight_decay() -> f32 {
     0.01
@@ -192,9 +231,9 @@ pub struct InvalidOptimizer {
 
 impl Optimizer {
     /// The names of all optimizers, as in the settings.
-    pub const NAMES: [&str; 11] = [
+    pub const NAMES: [&str; 13] = [
         "average", "sum", "sgd", "momentum", "dampened", "nesterov", "adam", "adamw", "amsgrad", "amsgradw",
-        "lion",
+        "lion", "lars", "lamb",
     ];
 
     /// Its name.
@@ -211,6 +250,8 @@ impl Optimizer {
             Optimizer::AmsGrad { .. } => "amsgrad",
             Optimizer::AmsGradW { .. } => "amsgradw",
             Optimizer::Lion { .. } => "lion",
+            Optimizer::Lars { .. } => "lars",
+            Optimizer::Lamb { .. } => "lamb",
         }
     }
 
@@ -219,8 +260,8 @@ impl Optimizer {
         match self {
             Optimizer::Average | Optimizer::Sum | Optimizer::Sgd { .. } => 0,
             Optimizer::Momentum { .. } | Optimizer::Dampened { .. } | Optimizer::Nesterov { .. } => 1,
-            Optimizer::Lion { .. } => 1,
-            Optimizer::Adam { .. } | Optimizer::AdamW { .. } => 2,
+            Optimizer::Lion { .. } | Optimizer::Lars { .. } => 1,
+            Optimizer::Adam { .. } | Optimizer::AdamW { .. } | Optimizer::Lamb { .. } => 2,
             Optimizer::AmsGrad { .. } | Optimizer::AmsGradW { .. } => 3,
         }
     }
@@ -230,9 +271,16 @@ impl Optimizer {
         match self {
             Optimizer::Average | Optimizer::Sum | Optimizer::Sgd { .. } => false,
             Optimizer::Momentum { .. } | Optimizer::Nesterov { .. } | Optimizer::Lion { .. } => false,
+            Optimizer::Lars { .. } => false,
+            Optimizer::Lamb { .. } => true,
             Optimizer::Dampened { .. } | Optimizer::Adam { .. } | Optimizer::AdamW { .. } => true,
             Optimizer::AmsGrad { .. } | Optimizer::AmsGradW { .. } => true,
         }
+    }
+
+    /// Whether steps of a key wait for norms of the whole key.
+    pub fn adapts_keys(&self) -> bool {
+        matches!(self, Optimizer::Lars { .. } | Optimizer::Lamb { .. })
     }
 
     /// Whether the hub keeps weights. If so, the first round is the broadcast of rank 0's weights.
@@ -252,7 +300,9 @@ impl Optimizer {
             | Optimizer::AdamW { learning_rate, .. }
             | Optimizer::AmsGrad { learning_rate, .. }
             | Optimizer::AmsGradW { learning_rate, .. }
-            | Optimizer::Lion { learning_rate, .. } => learning_rate,
+            | Optimizer::Lion { learning_rate, .. }
+            | Optimizer::Lars { learning_rate, .. }
+            | Optimizer::Lamb { learning_rate, .. } => learning_rate,
         }
     }
 
@@ -268,7 +318,9 @@ impl Optimizer {
             | Optimizer::AdamW { learning_rate, .. }
             | Optimizer::AmsGrad { learning_rate, .. }
             | Optimizer::AmsGradW { learning_rate, .. }
-            | Optimizer::Lion { learning_rate, .. } => *learning_rate = rate,
+            | Optimizer::Lion { learning_rate, .. }
+            | Optimizer::Lars { learning_rate, .. }
+            | Optimizer::Lamb { learning_rate, .. } => *learning_rate = rate,
         }
         self
     }
@@ -285,7 +337,9 @@ impl Optimizer {
             | Optimizer::AdamW { weight_decay, .. }
             | Optimizer::AmsGrad { weight_decay, .. }
             | Optimizer::AmsGradW { weight_decay, .. }
-            | Optimizer::Lion { weight_decay, .. } => weight_decay,
+            | Optimizer::Lion { weight_decay, .. }
+            | Optimizer::Lars { weight_decay, .. }
+            | Optimizer::Lamb { weight_decay, .. } => weight_decay,
         }
     }
 
@@ -328,7 +382,8 @@ impl Optimizer {
             Optimizer::Adam { beta1, beta2, epsilon, .. }
             | Optimizer::AdamW { beta1, beta2, epsilon, .. }
             | Optimizer::AmsGrad { beta1, beta2, epsilon, .. }
-            | Optimizer::AmsGradW { beta1, beta2, epsilon, .. } => {
+            | Optimizer::AmsGradW { beta1, beta2, epsilon, .. }
+            | Optimizer::Lamb { beta1, beta2, epsilon, .. } => {
                 fraction("beta1", beta1 as f32)?;
                 fraction("beta2", beta2 as f32)?;
                 finite("epsilon", epsilon, epsilon > 0.0, " above 0")?;
@@ -336,6 +391,10 @@ impl Optimizer {
             Optimizer::Lion { beta1, beta2, .. } => {
                 fraction("beta1", beta1 as f32)?;
                 fraction("beta2", beta2 as f32)?;
+            }
+            Optimizer::Lars { momentum, trust, .. } => {
+                fraction("momentum", momentum)?;
+                finite("trust", trust, trust > 0.0, " above 0")?;
             }
         }
         Ok(())
@@ -355,7 +414,9 @@ pub struct Step {
     pub momentum: f32,
     /// The part of a gradient that dampened momentum takes.
     pub gain: f32,
-    /// The numbers of Adam, AdamW, AMSGrad and Lion; zeros for the other optimizers.
+    /// The factor of LARS and LAMB beside the quotient of norms; 0 for keys whose rate is not adapted, and for the other optimizers.
+    pub trust: f32,
+    /// The numbers of Adam, AdamW, AMSGrad, Lion and LAMB; zeros for the other optimizers.
     pub adam: AdamStep,
 }
 
@@ -374,7 +435,7 @@ pub struct AdamStep {
     pub beta2: f32,
     /// `1 - b2`.
     pub gain2: f32,
-    /// `lr / (1 - b1^t)`; `lr` for Lion.
+    /// `lr / (1 - b1^t)`; `lr` for Lion; `1 / (1 - b1^t)` for LAMB.
     pub step_size: f32,
     /// `sqrt(1 - b2^t)`.
     pub bias2: f32,
@@ -400,7 +461,7 @@ impl Step {
     ) -> Self {
         let learning_rate = learning_rate * lr_mult;
         let weight_decay = optimizer.weight_decay() * wd_mult;
-        let (mut momentum, mut gain, mut adam) = (0.0, 0.0, AdamStep::default());
+        let (mut momentum, mut gain, mut trust, mut adam) = (0.0, 0.0, 0.0, AdamStep::default());
         let rescale = if *optimizer == Optimizer::Sum { 1.0 } else { 1.0 / workers as f32 };
         match *optimizer {
             Optimizer::Average | Optimizer::Sum | Optimizer::Sgd { .. } => {}
@@ -420,8 +481,27 @@ impl Step {
                 let numbers = AdamStep::new([beta1, beta2], 0.0, Round(1), learning_rate, weight_decay);
                 adam = AdamStep { step_size: learning_rate, ..numbers };
             }
+            Optimizer::Lars { momentum: mu, trust: eta, .. } => {
+                (momentum, trust) = (mu, if wd_mult == 0.0 { 0.0 } else { eta });
+            }
+            Optimizer::Lamb { beta1, beta2, epsilon, .. } => {
+                adam = AdamStep::new([beta1, beta2], epsilon, number, 1.0, weight_decay);
+                trust = if wd_mult == 0.0 { 0.0 } else { 1.0 };
+            }
         }
-        Step { rescale, learning_rate, weight_decay, momentum, gain, adam }
+        Step { rescale, learning_rate, weight_decay, momentum, gain, trust, adam }
+    }
+
+    /// Returns the numbers of LARS or LAMB for a key of which the norm of the gradient or of the update is `quotient` times that of
+    /// the weights. 0 is for norms that are 0.
+    pub fn adapted(self, optimizer: &Optimizer, quotient: f32) -> Self {
+        if self.trust == 0.0 || quotient == 0.0 {
+            return self;
+        }
+        // The decay of the weights is in the update of LAMB.
+        let decay = if matches!(optimizer, Optimizer::Lars { .. }) { self.weight_decay } else { 0.0 };
+        let trust = f64::from(self.trust) / (f64::from(quotient) + f64::from(decay));
+        Step { learning_rate: self.learning_rate * trust as f32, ..self }
     }
 }
 

@@ -200,7 +200,7 @@ mod tests {
     fn every_optimizer_takes_a_learning_rate_but_mean_and_sum() {
         for name in Optimizer::NAMES {
             let momentum = match name {
-                "momentum" | "nesterov" => r#","momentum":0.5"#,
+                "momentum" | "nesterov" | "lars" => r#","momentum":0.5"#,
                 "dampened" => r#","momentum":0.5,"dampening":0.5"#,
                 _ => "",
             };

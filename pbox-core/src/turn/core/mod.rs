@@ -221,15 +221,16 @@ impl<P: Port> Core<P> {
                 onlooker.caught_up(*id);
                 worked = true;
             }
-            let (had_task, has_task) = at_work!(entry, &mut self.port, onlooker, self.kernels, work => {
-                let had_task = work.shard.has_task();
+            let (had_task, has_task, may_step) = at_work!(entry, &mut self.port, onlooker, self.kernels, work => {
+                let (had_task, mut may_step) = (work.shard.has_task(), false);
                 if had_task {
-                    worked |= work.shard.work();
-                    worked |= work.tell();
+                    let has_worked = work.shard.work();
+                    may_step = has_worked && work.shard.steps_with_each_task();
+                    worked |= has_worked | work.tell();
                 }
-                (had_task, work.shard.has_task())
+                (had_task, work.shard.has_task(), may_step)
             });
-            if had_task && !has_task {
+            if may_step || had_task && !has_task {
                 ended.push(place);
             }
             self.has_duties |= entry.replies.has_waiting() || has_task;

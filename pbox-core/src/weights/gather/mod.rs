@@ -16,7 +16,6 @@
 mod pass_on;
 mod teller;
 
-use std::sync::Arc;
 use std::task::Waker;
 
 use fabric::{MapError, Slab, Span, Spans};
@@ -25,7 +24,7 @@ use super::chunks::Chunk;
 use crate::kernels::oracle::BLOCK_BYTES;
 use crate::kernels::{Element, Kernels, Slots};
 use crate::layout::{Immediate, Round};
-use crate::whole::{ExactSum, Found, Told, WholeGradient};
+use crate::whole::{Found, Scope, Sums, Told};
 use crate::wire::Wire;
 use teller::Teller;
 
@@ -42,7 +41,7 @@ pub(crate) trait Gather {
         true
     }
 
-    /// Keeps the mean of a chunk's pushes, which are those of `workers` workers.
+    /// Keeps the mean of a chunk's pushes, which are those of `workers` workers. [Count](Self::count_in) it in afterwards.
     fn take_in<E: Element>(
         &mut self,
         _kernels: &Kernels,
@@ -53,6 +52,18 @@ pub(crate) trait Gather {
         _workers: u32,
     ) {
     }
+
+    /// Whether steps are adapted to norms of a key, which the caller [adds](Self::add) before it counts a chunk in.
+    #[inline]
+    fn adapts_keys(&self) -> bool {
+        false
+    }
+
+    /// Adds the squares of a chunk to those of its key.
+    fn add(&mut self, _place: usize, _squares: &Sums) {}
+
+    /// Counts a chunk in whose mean is kept.
+    fn count_in(&mut self, _place: usize, _round: Round, _workers: u32) {}
 
     /// Whether a chunk is taken in for a round with a mean, and steps.
     #[inline]
@@ -73,8 +84,8 @@ pub(crate) trait Gather {
         Round(0)
     }
 
-    /// Returns what a round's steps do, once it is found.
-    fn found(&self, _round: Round) -> Option<Found> {
+    /// Returns what the step of a chunk does in a round, once it is found.
+    fn found(&self, _place: usize, _round: Round) -> Option<Found> {
         None
     }
 
@@ -136,7 +147,7 @@ pub(crate) trait Gather {
         false
     }
 
-    /// Hears of the others. Returns whether the round is found.
+    /// Hears of the others. Returns whether chunks may step now.
     fn hear(&mut self) -> bool {
         false
     }
@@ -153,30 +164,66 @@ impl Gather for NoGather {
 /// One core's part of the whole gradient.
 #[derive(Debug)]
 pub(crate) struct GatherNorm {
-    whole: Arc<WholeGradient>,
-    /// The core's number there.
-    core: usize,
+    /// The model, or each key.
+    gathered: Vec<Gathered>,
+    /// Whether there is one for each key.
+    by_key: bool,
+    /// The numbers of those that [wait](Gathered::awaits).
+    waiting: Vec<u32>,
     /// One for each place.
     kept: Vec<Kept>,
-    /// The squares of the chunks that were taken in for the last round.
-    sum: ExactSum,
     /// Means of all chunks, while they wait.
     means: Slab,
-    /// The last round in which chunks were taken in.
-    round: Round,
-    /// How many chunks were taken in for it: all, once the core has given its sum.
-    taken: usize,
-    /// The round for which it has given its sum, until it has heard what was found.
-    awaits: Option<Round>,
     /// Whether the answer is a sum and not a mean.
     of_sum: bool,
     /// The work of the core of the hub's first chunk beside.
     teller: Option<Teller>,
 }
 
+/// What is gathered of the chunks whose steps wait for each other.
+#[derive(Debug)]
+struct Gathered {
+    scope: Scope,
+    /// The squares of the chunks that were taken in for the last round.
+    sums: Sums,
+    /// The last round in which chunks were taken in.
+    round: Round,
+    /// How many chunks were taken in for it: all, once the core has given its sums.
+    taken: usize,
+    /// The round for which it has given its sums, until it has heard what was found.
+    awaits: Option<Round>,
+}
+
+impl Gathered {
+    /// Begins a round, if it is another one: the round before is found.
+    fn begin(&mut self, round: Round) {
+        if round != self.round {
+            (self.round, self.taken, self.sums) = (round, 0, Sums::default());
+        }
+    }
+
+    /// Takes in none of its chunks any more, unless the hub's part is whole. Returns the round in which they were.
+    fn take_back(&mut self) -> Option<Round> {
+        let has_given = self.taken == self.scope.chunks;
+        let is_back = self.taken > 0 && (!has_given || self.scope.whole.take_back(self.round));
+        is_back.then(|| {
+            (self.taken, self.sums) = (0, Sums::default());
+            self.awaits = self.awaits.filter(|&awaited| awaited != self.round);
+            self.round
+        })
+    }
+
+    /// The first round of which the hub's part is not whole.
+    fn open(&self) -> Round {
+        if self.scope.whole.is_whole(self.round) { self.round.next() } else { self.round }
+    }
+}
+
 /// What is kept of a chunk.
 #[derive(Debug)]
 struct Kept {
+    /// The number of what its step waits for.
+    of: u32,
     /// The last round for which it was taken in.
     round: Option<Round>,
     /// The workers in its mean; 0 without a gradient.
@@ -188,53 +235,41 @@ struct Kept {
 impl GatherNorm {
     /// Allocates and touches memory: call it on the thread that owns the core.
     pub fn new(
-        (whole, core): (Arc<WholeGradient>, usize),
+        scopes: Vec<Scope>,
         (wire, lines): (&Wire, Spans),
         of_sum: bool,
         chunks: &[Chunk],
         waker: Waker,
     ) -> Result<Self, MapError> {
-        whole.wake(core, waker);
+        scopes.iter().for_each(|scope| scope.whole.wake(scope.core, waker.clone()));
+        let numbers = (0..).zip(&scopes).flat_map(|(of, scope)| std::iter::repeat_n(of, scope.chunks));
         let hub = wire.hub_of(&[chunks[0].id]);
         let teller = hub.map(|hub| Teller::new(hub, wire.hubs().len(), wire.skips(), lines));
         let mut elements = 0;
-        let of = |chunk: &Chunk| {
+        let of = |(chunk, of): (&Chunk, u32)| {
             let start = elements;
             elements += chunk.elements;
-            Kept { round: None, workers: 0, start }
+            Kept { of, round: None, workers: 0, start }
         };
-        let kept: Vec<Kept> = chunks.iter().map(of).collect();
+        let kept: Vec<Kept> = chunks.iter().zip(numbers).map(of).collect();
+        assert_eq!(kept.len(), chunks.len(), "each chunk is in a scope");
+        let gathered =
+            |scope| Gathered { scope, sums: Sums::default(), round: Round(0), taken: 0, awaits: None };
         let mut means = Slab::zeroed("means that wait for the whole gradient", elements)?;
         means.as_mut_slice().fill(0.0);
         Ok(GatherNorm {
-            whole,
-            core,
+            by_key: scopes.iter().any(|scope| scope.whole.is_of_key()),
+            waiting: Vec::with_capacity(scopes.len()),
+            gathered: scopes.into_iter().map(gathered).collect(),
             kept,
-            sum: ExactSum::default(),
             means,
-            round: Round(0),
-            taken: 0,
-            awaits: None,
             of_sum,
             teller,
         })
     }
 
-    /// Begins a round, if it is another one: the round before is found.
-    fn begin(&mut self, round: Round) {
-        if round != self.round {
-            (self.round, self.taken, self.sum) = (round, 0, ExactSum::default());
-        }
-    }
-
-    fn note(&mut self, place: usize, round: Round, workers: u32) {
-        let kept = &mut self.kept[place];
-        (kept.round, kept.workers) = (Some(round), workers);
-        self.taken += 1;
-        if self.taken == self.kept.len() {
-            self.awaits = Some(round);
-            self.whole.give(round, self.core, &self.sum);
-        }
+    fn of(&mut self, place: usize) -> &mut Gathered {
+        &mut self.gathered[self.kept[place].of as usize]
     }
 }
 
@@ -254,19 +289,46 @@ impl Gather for GatherNorm {
         slots: &Slots<E>,
         workers: u32,
     ) {
-        self.begin(round);
-        let means = &mut self.means.as_mut_slice()[self.kept[place].start..][..chunk.elements];
+        let GatherNorm { gathered, by_key, kept, means, of_sum, .. } = self;
+        let Kept { of, start, .. } = kept[place];
+        let gathered = &mut gathered[of as usize];
+        gathered.begin(round);
+        let means = &mut means.as_mut_slice()[start..][..chunk.elements];
         let of_block = BLOCK_BYTES / size_of::<E>();
-        let rescale = if self.of_sum { 1.0 } else { 1.0 / workers as f32 };
+        let rescale = if *of_sum { 1.0 } else { 1.0 / workers as f32 };
         for (block, means) in means.chunks_mut(of_block).enumerate() {
             let seen = kernels.mean(slots, rescale, block * of_block, means);
-            self.sum.add(match seen.not_finite {
+            if *by_key {
+                continue; // the caller adds them
+            }
+            gathered.sums[0].add(match seen.not_finite {
                 0 => seen.squares,
                 // Infinite, or no number, as the values are.
                 _ => means.iter().map(|&mean| f64::from(mean) * f64::from(mean)).sum(),
             });
         }
-        self.note(place, round, workers);
+    }
+
+    fn adapts_keys(&self) -> bool {
+        self.by_key
+    }
+
+    fn add(&mut self, place: usize, squares: &Sums) {
+        self.of(place).sums.iter_mut().zip(squares).for_each(|(sum, more)| sum.join(more));
+    }
+
+    fn count_in(&mut self, place: usize, round: Round, workers: u32) {
+        let GatherNorm { gathered, waiting, kept, .. } = self;
+        let kept = &mut kept[place];
+        (kept.round, kept.workers) = (Some(round), workers);
+        let Gathered { scope, sums, taken, awaits, .. } = &mut gathered[kept.of as usize];
+        *taken += 1;
+        if *taken == scope.chunks {
+            if awaits.replace(round).is_none() {
+                waiting.push(kept.of);
+            }
+            scope.whole.give(round, scope.core, sums);
+        }
     }
 
     fn has_mean(&self, place: usize, round: Round) -> bool {
@@ -274,29 +336,28 @@ impl Gather for GatherNorm {
     }
 
     fn take_nothing(&mut self, place: usize, round: Round) {
-        self.begin(round);
-        self.note(place, round, 0);
+        self.of(place).begin(round);
+        self.count_in(place, round, 0);
     }
 
     fn take_back(&mut self) {
-        let has_given = self.taken == self.kept.len();
-        if self.taken > 0 && (!has_given || self.whole.take_back(self.round)) {
-            let open = self.round;
-            self.kept.iter_mut().for_each(|kept| kept.round = kept.round.filter(|&round| round != open));
-            (self.taken, self.sum) = (0, ExactSum::default());
-            self.awaits = self.awaits.filter(|&awaited| awaited != open);
+        let GatherNorm { gathered, waiting, kept, .. } = self;
+        let back: Vec<Option<Round>> = gathered.iter_mut().map(Gathered::take_back).collect();
+        for kept in kept {
+            kept.round = kept.round.filter(|&round| back[kept.of as usize] != Some(round));
         }
+        waiting.retain(|&of| gathered[of as usize].awaits.is_some());
     }
 
     fn open(&self) -> Round {
-        if self.whole.is_whole(self.round) { self.round.next() } else { self.round }
+        self.gathered.iter().map(Gathered::open).max().unwrap_or_default()
     }
 
     #[inline]
-    fn found(&self, round: Round) -> Option<Found> {
+    fn found(&self, place: usize, round: Round) -> Option<Found> {
         // The core that tells answers nothing before.
         let is_told = self.teller.as_ref().is_none_or(|teller| teller.has_found(round));
-        self.whole.found(round).filter(|_| is_told)
+        self.gathered[self.kept[place].of as usize].scope.whole.found(round).filter(|_| is_told)
     }
 
     fn tells(&self) -> bool {
@@ -312,7 +373,7 @@ impl Gather for GatherNorm {
     }
 
     fn take_line(&mut self, line: Immediate, words: &[u64]) -> Result<(), Refused> {
-        let round = self.round;
+        let round = self.gathered[0].round;
         self.teller.as_mut().map_or(Err(Refused::NotOfHub), |teller| teller.take(line, words, round))
     }
 
@@ -326,21 +387,29 @@ impl Gather for GatherNorm {
     }
 
     fn begin_at(&mut self, first: Round) {
-        self.round = first;
+        self.gathered.iter_mut().for_each(|each| each.round = first);
     }
 
     #[inline]
     fn awaits_others(&self) -> bool {
-        self.awaits.is_some()
+        !self.waiting.is_empty()
     }
 
     fn hear(&mut self) -> bool {
-        let Some(round) = self.awaits else { return false };
-        if let Some(teller) = &mut self.teller {
-            teller.add(round, &self.whole);
-        }
-        let is_found = self.found(round).is_some();
-        self.awaits = self.awaits.filter(|_| !is_found);
-        is_found
+        let GatherNorm { gathered, waiting, teller, .. } = self;
+        let before = waiting.len();
+        waiting.retain(|&of| {
+            let Gathered { scope, awaits, .. } = &mut gathered[of as usize];
+            let Some(round) = *awaits else { return false };
+            let mut is_told = true;
+            if let Some(teller) = teller {
+                teller.add(round, &scope.whole);
+                is_told = teller.has_found(round); // it answers nothing before
+            }
+            let is_found = is_told && scope.whole.found(round).is_some();
+            *awaits = awaits.filter(|_| !is_found);
+            !is_found
+        });
+        waiting.len() < before
     }
 }

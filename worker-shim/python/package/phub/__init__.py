@@ -20,7 +20,7 @@ from ._compression import Bf16, Compression, Dgc, F16, OneBit, Qsgd, RandomK, Sl
 from ._hub import Hub, serve
 from ._keys import Key, Places, places
 from ._launch import Machine, Worker, worker
-from ._optimizers import Adam, AdamW, AmsGrad, AmsGradW, Average, Dampened, Lion, Momentum, Nesterov, Optimizer, Sgd, Sum
+from ._optimizers import Adam, AdamW, AmsGrad, AmsGradW, Average, Dampened, Lamb, Lars, Lion, Momentum, Nesterov, Optimizer, Sgd, Sum
 from ._phub import (
     ConnectError,
     Error,
@@ -66,6 +66,8 @@ __all__ = [
     "JobFailedError",
     "Key",
     "LeftError",
+    "Lamb",
+    "Lars",
     "Lion",
     "Machine",
     "MissingWorkersError",

@@ -89,18 +89,41 @@ class Lion:
     beta2: float = 0.99
 
 
-Optimizer = Union[Average, Sum, Sgd, Momentum, Nesterov, Adam, AdamW, Lion]
+@dataclasses.dataclass(frozen=True)
+class Lars:
+    """`t = trust * |w| / (|g| + wd * |w|); m = mu * m + lr * t * (g + wd * w); w -= m` (You et al. 2017). The norms are those of a key.
+    `t` is 1 where a norm is 0, and for keys whose `wd_mult` is 0: biases and scales, in the usual recipe."""
+
+    learning_rate: float
+    momentum: float
+    weight_decay: float = 0.0
+    trust: float = 0.001
+
+
+@dataclasses.dataclass(frozen=True)
+class Lamb:
+    """`u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + wd * w; w -= lr * |w| / |u| * u`, with Adam's moments (You et al.
+    2020). The norms are those of a key. Their quotient is 1 where one is 0, and for keys whose `wd_mult` is 0."""
+
+    learning_rate: float
+    weight_decay: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-6
+
+
+Optimizer = Union[Average, Sum, Sgd, Momentum, Nesterov, Adam, AdamW, Lion, Lars, Lamb]
 
 
 def state_names(optimizer: Optimizer) -> Tuple[str, ...]:
     """PyTorch's words for what the hub keeps of each parameter beside its weight, in the hub's order."""
-    if isinstance(optimizer, Momentum):
+    if isinstance(optimizer, (Momentum, Lars)):
         return ("momentum_buffer",)
     if isinstance(optimizer, Lion):
         return ("exp_avg",)
     if isinstance(optimizer, (AmsGrad, AmsGradW)):
         return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-    if isinstance(optimizer, Adam):
+    if isinstance(optimizer, (Adam, Lamb)):
         return ("exp_avg", "exp_avg_sq")
     return ()
 

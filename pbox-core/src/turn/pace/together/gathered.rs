@@ -38,7 +38,7 @@ pub(super) fn gather<M: Mode>(
             }
         }
     }
-    stages.gather.found(round).is_some()
+    stages.gather.found(place, round).is_some()
 }
 
 /// Whether a chunk that is taken in needs no push any more. Pushes of weights are read when the round is found.
@@ -53,7 +53,7 @@ pub(super) fn settle<M: Mode>(
     kernels: &Kernels,
     place: usize,
 ) -> Option<Finished> {
-    shard.stages.gather.found(shard.pace.round(place))?;
+    shard.stages.gather.found(place, shard.pace.round(place))?;
     let finished = finish_round(shard, kernels, place);
     Some(match skip_deserted(shard, place) {
         Some(passed) => Finished { steps: finished.steps, ..passed },

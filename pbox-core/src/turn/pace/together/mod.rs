@@ -195,7 +195,7 @@ impl Arrivals {
             }
             self.contents.clear(place); // the mean was decided when the chunk was taken in
         }
-        if M::Gather::WAITS && stages.gather.found(round) == Some(Found::Skip) {
+        if M::Gather::WAITS && stages.gather.found(place, round) == Some(Found::Skip) {
             return Some(Content::Nothing);
         }
         // SAFETY: all who take part have pushed this chunk, and are answered after this function.

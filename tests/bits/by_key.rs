@@ -1,0 +1,100 @@
+//! LARS and LAMB, whose steps wait for the norms of a key, bit for bit: by every transport and schedule, for any number of cores and
+//! workers, any type and any size of a chunk.
+
+use fabric::any::Transport;
+use fabric::conformance::Watchdog;
+use hub_tests::training::Training;
+use hub_tests::{addresses, hub, says};
+use pbox_core::{Compression, Dtype, Key, Optimizer, Schedule};
+use worker_shim::{Session, WeightsMode};
+
+const LARS: Optimizer =
+    Optimizer::Lars { learning_rate: 1.0, weight_decay: 1e-3, momentum: 0.9, trust: 0.01 };
+const LAMB: Optimizer =
+    Optimizer::Lamb { learning_rate: 0.01, weight_decay: 0.1, beta1: 0.9, beta2: 0.99, epsilon: 1e-6 };
+
+/// Sizes around a block, which is 32 KiB, in all types. One key is not adapted, and one has a rate of its own.
+fn keys() -> Vec<Key> {
+    let sizes = [1u64, 17, 8192, 8193, 16_384, 50_000];
+    let dtypes = [Dtype::F32, Dtype::BF16, Dtype::F16].into_iter().cycle();
+    let of = |(&size, dtype)| Key::new(dtype, format!("of {size}"), [size]);
+    let mut keys: Vec<Key> = sizes.iter().zip(dtypes).map(of).collect();
+    keys[1].wd_mult = 0.0;
+    keys[3].lr_mult = 0.5;
+    keys
+}
+
+fn by_key(job: &str, optimizer: Optimizer) -> Training {
+    Training { workers: 2, rounds: 4, ..Training::new(job, keys(), optimizer) }
+}
+
+#[test]
+fn steps_by_key_are_exact_for_any_number_of_cores_and_workers() {
+    let _watchdog = Watchdog::start();
+    for optimizer in [LARS, LAMB] {
+        for workers in [1, 4] {
+            let runs = [1, 2, 3].map(|cores| {
+                let training = Training { workers, ..by_key(optimizer.name(), optimizer) };
+                training.run(&hub(cores).address().to_string())
+            });
+            assert!(runs.iter().all(|run| *run == runs[0]), "{}, {workers} workers", optimizer.name());
+        }
+    }
+}
+
+#[test]
+fn the_bits_are_the_same_by_every_transport_and_schedule() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    let run = |training: Training| training.run(&hub.address().to_string());
+    let expected = run(by_key("shm", LAMB));
+    for schedule in [Schedule::KvStore, Schedule::Layerwise, Schedule::Sliced, Schedule::P3] {
+        let tcp: fn(u32) -> Option<Transport> = |rank| (rank == 1).then_some(Transport::Tcp);
+        let job = format!("{schedule}-with-tcp");
+        let seen = run(Training { schedule, transport: tcp, ..by_key(&job, LAMB) });
+        assert!(seen == expected, "{schedule}");
+    }
+    run(Training {
+        weights: WeightsMode::Private,
+        ema: Some(0.5),
+        maximize: true,
+        ..by_key("private", LARS)
+    });
+}
+
+#[test]
+fn the_size_of_chunks_does_not_show() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(2);
+    for optimizer in [LARS, LAMB] {
+        let runs = [32 << 10, 96 << 10, 1 << 20].map(|chunk_bytes| {
+            let job = format!("{}-of-{chunk_bytes}", optimizer.name());
+            Training { chunk_bytes, ..by_key(&job, optimizer) }.run(&hub.address().to_string())
+        });
+        assert!(runs.iter().all(|run| *run == runs[0]), "{}", optimizer.name());
+    }
+}
+
+#[test]
+fn what_has_no_norm_of_a_key_is_refused() {
+    let _watchdog = Watchdog::start();
+    let hub = hub(1);
+    let join = |optimizer, change: &dyn Fn(&mut worker_shim::SessionConfig)| {
+        let mut config = by_key("refused", optimizer).config(&hub.address().to_string(), 0);
+        change(&mut config);
+        Session::join(config).map(|_| ()).unwrap_err().to_string()
+    };
+    let error = join(LARS, &|config| config.set("consistency", "ssp:2").unwrap());
+    says(&error, &["the optimizer lars with consistency ssp:2", "use bsp"]);
+    let error = join(LAMB, &|config| config.set("clip_norm", "1").unwrap());
+    says(&error, &["the optimizer lamb with clip_norm", "leave it out"]);
+    let error = join(LAMB, &|config| {
+        config.terms.level.compression = Some("slim:0.2:0.1:10".parse::<Compression>().unwrap());
+    });
+    says(&error, &["the optimizer lamb with Slim-DP", "use a codec"]);
+    let two = addresses(&[self::hub(1), self::hub(1)]);
+    let error = join(LARS, &|config| config.hub = two.clone());
+    says(&error, &["the optimizer lars with 2 hubs", "use one hub"]);
+    let none = Optimizer::Lars { learning_rate: 1.0, weight_decay: 0.0, momentum: 0.9, trust: 0.0 };
+    says(join(none, &|_| {}), &["lars: trust is 0", "above 0"]);
+}
