@@ -47,6 +47,7 @@ HUGE_PAGE_BYTES = 2 << 20
 # differ by some 1e-7 of their size.
 TOLERANCE = 1e-5
 SLICE = 1 << 18
+NO_NORM_REACHES = 1e30
 LIMIT = timedelta(seconds=60)
 
 
@@ -88,7 +89,7 @@ class Rank:
     """One rank's buffers, and its rounds."""
 
     def __init__(self, settings, elements, rank):
-        self.workers = settings.workers
+        self.workers, self.clips = settings.workers, settings.clip
         names = ("gradient", "momentum", "weights")
         self.gradient, self.momentum, self.weights = (torch.from_numpy(buffer(elements)) for _ in names)
         # Even offsets for ranks: the mean over any number of workers is a whole number.
@@ -102,10 +103,19 @@ class Rank:
 
     def round(self):
         works = [dist.all_reduce(gradient, async_op=True) for gradient, _ in self.pieces]
+        if self.clips:
+            for work in works:
+                work.wait()
+            self.clip()
         for work, (_, slices) in zip(works, self.pieces):
             work.wait()
             for views in slices:
                 self.step(*views)
+
+    def clip(self):
+        """What clip_grad_norm_ does, with a bound that no norm reaches: values stay as they are."""
+        norm = torch.linalg.vector_norm(self.gradient) / self.workers
+        self.gradient.mul_(torch.clamp(NO_NORM_REACHES / (norm + 1e-6), max=1.0))
 
     def step(self, gradient, momentum, weights, scratch):
         gradient.div_(self.workers)
@@ -159,6 +169,7 @@ def main():
     parser.set_defaults(workers=4, rounds=20, warmup=3, elements=25557032, piece=2**31 - 1, interfaces=1, threads=None)
     for name in ["workers", "rounds", "warmup", "elements", "piece", "interfaces", "threads"]:
         parser.add_argument(f"--{name}", type=whole, metavar="N")
+    parser.add_argument("--clip", action="store_true")
     # Ranks of other machines are started there, with the same store.
     parser.add_argument("--here", type=whole, metavar="N")
     parser.add_argument("--first", type=int, default=0, metavar="RANK")

@@ -15,6 +15,7 @@ usage: gloo_allreduce.sh [--ready] [OPTION...]
   --rounds N        measured rounds; the median counts                  (20)
   --warmup N        rounds before them                                  (3)
   --interfaces N    how often gloo is given the loopback interface: connections between two ranks (1)
+  --clip            take the norm of all gradients and scale them by it before the step, as clip_grad_norm_ does
   --threads N       torch threads of a rank                             (cores / ranks, at least 1)
 
 For ranks on several machines, the same command on each, with:
