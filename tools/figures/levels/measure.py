@@ -28,9 +28,9 @@ def goodput(mtu):
 
 
 GOODPUT = goodput(MTU)
-SHAPES = ["mesh", "mesh-qsgd", "flat", *OPTIONS]
-# What crosses between the hubs of a mesh in 8 bits a value.
-CODED = {"mesh-qsgd": ["--compress", "qsgd:8:512"]}
+SHAPES = ["mesh", "mesh-clip", "mesh-qsgd", "flat", *OPTIONS]
+# The probe's options for a shape: steps that wait for the norm of all gradients, and 8 bits a value between the hubs.
+FLAGS = {"mesh-clip": ["--clip-norm", "1"], "mesh-qsgd": ["--compress", "qsgd:8:512"]}
 
 
 class Result:
@@ -100,7 +100,7 @@ def run_hubs(machines, binaries, workers, shape, rounds, options):
         probes = []
         for machine in range(count):
             for rank in range(workers):
-                probe = [f"{binaries}/phub-probe", "--json", "--rounds", rounds, *options, *CODED.get(shape, [])]
+                probe = [f"{binaries}/phub-probe", "--json", "--rounds", rounds, *options, *FLAGS.get(shape, [])]
                 if shape.startswith("mesh"):
                     place = ["--hub", f"{machines.address(machine)}:{PORT}", "--workers", workers, "--rank", rank,
                              "--mesh", f"{machine}/{count}@{machines.address(0)}:{PORT}"]
