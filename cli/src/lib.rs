@@ -8,7 +8,6 @@
 
 mod certificate;
 mod checkpoint;
-mod completions;
 mod demo;
 pub mod doctor;
 mod operate;
@@ -28,7 +27,6 @@ use phub_server::program::{LogFormat, Unusable, log, parse, succeeds, variables_
 
 use certificate::CertificateArgs;
 use checkpoint::CheckpointArgs;
-use completions::CompletionsArgs;
 use demo::DemoArgs;
 use doctor::DoctorArgs;
 use operate::{DrainArgs, StatusArgs, StopArgs};
@@ -83,8 +81,6 @@ enum Command {
     Certificate(CertificateArgs),
     /// Make a secret for hubs and workers, or a token that allows one thing.
     Token(TokenArgs),
-    /// Print what a shell needs to complete commands and options.
-    Completions(CompletionsArgs),
 }
 
 /// The exit statuses of the program, beside 2 for arguments that are wrong.
@@ -123,7 +119,6 @@ pub fn status(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Token(args) => args.run(),
         Command::Trace(args) => args.run(),
         Command::Certificate(args) => args.run(),
-        Command::Completions(args) => args.run(Cli::command()),
         // They have printed what is wrong.
         Command::Checkpoint(args) => match args.run() {
             Ok(false) => return exit::FAILED,

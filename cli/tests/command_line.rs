@@ -445,27 +445,3 @@ fn commands_that_do_not_exist() {
     says(failure(&["serv"]), &["serv", "unrecognized", "serve"]);
     says(failure(&[]), &["Usage", "serve", "topology"]);
 }
-
-#[test]
-fn bash_completes_commands_and_options() {
-    let script = phub_server(&["completions", "bash"]).output().unwrap();
-    assert!(script.status.success());
-    let script = String::from_utf8(script.stdout).unwrap();
-    for (words, expected) in
-        [("dem", "demo"), ("demo --slow", "--slow-after"), ("serve --checkpoint-k", "--checkpoint-keep")]
-    {
-        let last = words.rsplit(' ').next().unwrap();
-        let asked = format!(
-            "{script}\nCOMP_WORDS=(phub-server {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
-             _phub__server phub-server {last} x; echo \"${{COMPREPLY[@]}}\""
-        );
-        let said = std::process::Command::new("bash").args(["-c", &asked]).output().unwrap();
-        assert_eq!(
-            String::from_utf8_lossy(&said.stdout).trim(),
-            expected,
-            "{}",
-            String::from_utf8_lossy(&said.stderr)
-        );
-    }
-    says(failure(&["completions", "tcsh"]), &["tcsh", "bash", "fish", "zsh"]);
-}
