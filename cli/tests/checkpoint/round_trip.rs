@@ -61,7 +61,10 @@ fn check_with_the_library(job: &Job, bytes: &[u8], round: Round) {
                 (Tensor::Weights, _) => key.name.clone(),
                 (
                     Tensor::State(0),
-                    Optimizer::Momentum { .. } | Optimizer::Dampened { .. } | Optimizer::Nesterov { .. },
+                    Optimizer::Momentum { .. }
+                    | Optimizer::Dampened { .. }
+                    | Optimizer::Nesterov { .. }
+                    | Optimizer::Lars { .. },
                 ) => format!("optimizer/momentum_buffer/{}", key.name),
                 (Tensor::State(0), _) => format!("optimizer/exp_avg/{}", key.name),
                 (Tensor::State(1), _) => format!("optimizer/exp_avg_sq/{}", key.name),
