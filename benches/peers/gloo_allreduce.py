@@ -113,7 +113,7 @@ class Rank:
                 self.step(*views)
 
     def clip(self):
-        """What clip_grad_norm_ does, with a bound that no norm reaches: values stay as they are."""
+        """Clips as clip_grad_norm_ does, by a bound that no norm reaches: values stay as they are."""
         norm = torch.linalg.vector_norm(self.gradient) / self.workers
         self.gradient.mul_(torch.clamp(NO_NORM_REACHES / (norm + 1e-6), max=1.0))
 

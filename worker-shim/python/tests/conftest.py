@@ -60,7 +60,8 @@ def mesh(hubs, machine):
 def end_gloo():
     """Ends the default process group, of gloo, and keeps its memory.
 
-    When torch 1.13 frees a group of gloo, it holds the GIL and joins a thread that may wait for the GIL: 1 run in 100 hung.
+    When torch 1.13 frees a group of gloo, it holds the GIL and joins a thread that may wait for the GIL: two runs of 100 and 200
+    trainings both hung.
     """
     import torch.distributed as dist
 
