@@ -4,6 +4,7 @@
 - Every link leads to a file of the tree, and to a heading of it. Every path in backticks exists.
 - docs/architecture.md lists the files on the path of a chunk, and the totals are the sums. The script prints both.
 - docs/path-of-a-join.md lists the functions on the path of a join: each is in its file, and the totals are right.
+- docs/decisions/README.md has each number once, and says where each decision is. A record has a status and a date.
 """
 
 import fnmatch
@@ -18,6 +19,8 @@ PATH = re.compile(r"`([\w.{},*/-]+)`")
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 ROW = re.compile(r"^\| `([^`]+)` \| .* \| (\d+) \|$", re.M)
 TOTALS = re.compile(r"\*\*(\d+) files, (\d+) questions\*\*")
+DECISION = re.compile(r"^\| \d+ \|.*\|$", re.M)
+RECORD = re.compile(r"# (\d+)\. (.*)\n\nStatus: (accepted|superseded by \d+)\. Date: (\d{4}-\d\d-\d\d)\.\n")
 STEP = re.compile(r"^\| \d \| `([^`]+)` \| `([^`]+)` \|", re.M)
 
 
@@ -76,12 +79,32 @@ def path_of_a_join():
         yield f"the totals of the path of a join must be {totals}"
 
 
+def decisions():
+    """What is wrong with the table of decisions, or with a record."""
+    folder = ROOT / "docs/decisions"
+    table = [[cell.strip() for cell in row.split("|")[1:-1]] for row in DECISION.findall((folder / "README.md").read_text())]
+    rows = {int(number): cells for number, *cells in table}
+    numbers = [int(row[0]) for row in table]
+    if numbers != list(range(1, len(numbers) + 1)):
+        yield f"the table must have each number from 1 on once, in order, and has {numbers}"
+    for file in sorted(folder.glob("[0-9]*.md")):
+        record = RECORD.match(file.read_text())
+        if not record:
+            yield f"{file.name} must begin with its number and title, and a line 'Status: accepted. Date: 2026-11-20.'"
+        elif (row := rows.pop(int(record[1]), None)) != [*record.groups()[1:], f"[record]({file.name})"]:
+            yield f"{file.name} is {list(record.groups())}, and its row in the table is {row}"
+    for number, (_, status, _, where) in rows.items():
+        if "](../design/" not in where and not status.startswith(("withdrawn", "never used")):
+            yield f"decision {number} has no record, and its row must lead to a page of docs/design, or say why not"
+
+
 def main():
     files = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
     tracked = {str(path) for file in files for path in (pathlib.Path(file), *pathlib.Path(file).parents)}
     tops = {file.split("/")[0] for file in files}
     wrong = [f"docs/architecture.md: {what}" for what in path_of_a_chunk()]
     wrong += [f"docs/path-of-a-join.md: {what}" for what in path_of_a_join()]
+    wrong += [f"docs/decisions: {what}" for what in decisions()]
     for page in sorted(ROOT / file for file in files if file.endswith(".md") and (ROOT / file).exists()):
         wrong += [f"{page.relative_to(ROOT)}: no file {path}" for path in wrong_paths(page, tracked, tops)]
         wrong += [f"{page.relative_to(ROOT)}: no page or heading {link}" for link in wrong_links(page)]

@@ -13,7 +13,7 @@
 //!
 //! A core that owns every other chunk starts each of its `workers + 2` streams through memory anew every 32 KiB, and
 //! prefetches its neighbour's data. With two cores, four workers and Nesterov this took a fifth of the memory's
-//! bandwidth. Runs of 16 chunks give it back (`docs/decisions/0005-placement-by-runs.md`).
+//! bandwidth. Runs of 16 chunks give it back (`docs/design/turn-of-a-core.md#placement-in-runs`).
 
 use std::ops::Range;
 use std::sync::Arc;
