@@ -7,7 +7,7 @@
 //!
 //! The memory of a chunk should lie on the node of its owner, and a huge page lies on one node. So where a hub has cores on
 //! several nodes, its chunks are dealt to nodes by huge pages of the window, in the order of addresses, each to the node that is
-//! behind. The last ones are dealt by runs, so that all cores get as much (`docs/decisions/0003-windows-are-sealed-memfds.md`).
+//! behind. The last ones are dealt by runs, so that all cores get as much (`docs/design/memory-and-numa.md`).
 
 use std::ops::Range;
 
