@@ -49,7 +49,7 @@ const RETRIES: PathSetting = PathSetting {
     help: "How often a packet is sent again before its link fails",
 };
 /// 7 means for ever. A peer without a receive request is backpressure, and within the protocol never happens
-/// ([decision 59](../../../docs/decisions/0059-relaxed-ordering.md)).
+/// ([decision 59](../../../docs/design/rdma.md#settings-of-paths)).
 const RNR_RETRIES: PathSetting = PathSetting {
     flag: "--rdma-rnr-retries",
     variables: &["PHUB_RDMA_RNR_RETRIES"],
