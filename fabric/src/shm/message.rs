@@ -2,7 +2,7 @@
 //!
 //! Whatever comes in here comes from outside: each field is checked before it is used, and every
 //! wait has a time-out. A stranger's descriptors are not taken before its proof is looked at, and where they are closed nobody
-//! waits. See `docs/protocol.md`.
+//! waits. See `docs/protocol/data-path.md`.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

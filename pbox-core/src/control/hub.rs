@@ -1,6 +1,6 @@
 //! What a hub says about itself and its jobs: `GET /v1/hub`.
 //!
-//! Plain data. `docs/protocol.md#hub` has the table.
+//! Plain data. `docs/protocol/control-port.md#hub` has the table.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -17,7 +17,7 @@ const ECHOED_CHARS: usize = 400;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
     /// The body does not have the form of the request.
-    #[error("{what}: {reason}; see docs/protocol.md")]
+    #[error("{what}: {reason}; see docs/protocol/control-port.md")]
     Malformed {
         /// The expected request.
         what: &'static str,

@@ -1,7 +1,7 @@
 //! Refusals: the body of each reply that reports an error, and the codes by which programs tell refusals apart.
 //!
-//! A text is for people, and may change with each version. A program decides by the code alone. `docs/protocol.md` has the
-//! table of the codes. Must not know HTTP beyond the number of a status.
+//! A text is for people, and may change with each version. A program decides by the code alone. The table
+//! of the codes is in `docs/protocol/control-port.md`. Must not know HTTP beyond the number of a status.
 
 use std::fmt;
 
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn the_page_has_all_codes_with_their_statuses() {
-        let page = include_str!("../../../docs/protocol.md");
+        let page = include_str!("../../../docs/protocol/control-port.md");
         let table = page.split("\n| code | status |").nth(1).expect("a table of codes");
         let rows = table.lines().skip(2).map_while(|line| line.strip_prefix("| `"));
         let rows: Vec<&str> = rows.map(|row| row.rsplit_once(" | ").unwrap().0).collect();

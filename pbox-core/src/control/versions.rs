@@ -1,6 +1,6 @@
 //! Versions of the protocol: two ends use the highest that both speak.
 //!
-//! `docs/protocol.md` has the rules for a field that is new, and for one that is gone.
+//! `docs/protocol/README.md` has the rules for a field that is new, and for one that is gone.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! The bytes of a push and of its answer. All numbers are little endian. The protocol page says the same.
+//! The bytes of a push and of its answer. All numbers are little endian. `docs/formats.md` says the same.
 //!
 //! ```text
 //!   0          8       12       16

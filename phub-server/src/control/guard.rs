@@ -212,7 +212,9 @@ pub(super) async fn admit(
     let bad = |why: String| Refusal::bad(why).into_response();
     let parts = match parts {
         Ok(parts) => parts,
-        Err(rejection) => return bad(format!("the path: {}; see docs/protocol.md", rejection.body_text())),
+        Err(rejection) => {
+            return bad(format!("the path: {}; see docs/protocol/control-port.md", rejection.body_text()));
+        }
     };
     let job = parts.iter().find(|(name, _)| *name == "job").map(|(_, job)| job);
     if let Some(Err(error)) = job.map(check_job_name) {

@@ -47,7 +47,7 @@ pub(crate) use guard::Guard;
 pub use limits::ControlLimits;
 pub(crate) use serve::serve;
 
-const INDEX: &str = "phub-server control port, JSON over HTTP (docs/protocol.md)
+const INDEX: &str = "phub-server control port, JSON over HTTP (docs/protocol/README.md)
 
 GET  /v1/health                     ok while workers can join
 GET  /v1/hub                        version, cores with their work and waiting, jobs

@@ -1,7 +1,7 @@
 //! The handshake's messages, little endian. Pure.
 //!
 //! The bytes come from outside: each field is checked before it is used, and memory is allocated only for bytes that
-//! have come. See `docs/protocol.md`.
+//! have come. See `docs/protocol/data-path.md`.
 
 use std::ops::RangeInclusive;
 
