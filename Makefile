@@ -73,7 +73,7 @@ compression: python  ## measure accuracy of Slim-DP, codecs, P3, ASGD on rate-li
 	$(CARGO) build --release --bin phub-server $(FEATURES)
 	sh tools/compression/run.sh $(COMPRESSION)
 
-# The next three need a nightly compiler; docs/testing.md says what each can find.
+# The next three need a nightly compiler; docs/test-beds.md says what each can find.
 FUZZ_SECONDS ?= 600
 HOST = $$(rustc -vV | sed -n 's/host: //p')
 

@@ -1,6 +1,7 @@
-//! The round path of a core, `Core::turn` over shared memory: after warm-up it allocates nothing, and
-//! its machine code holds no locked instruction and no system call but on the cold paths named here.
-//! (How many system calls a hub process makes from outside is `tests/resources/system_calls.rs`.)
+//! The round path of a core, `Core::turn` over shared memory: it allocates nothing, locks nothing and calls no system.
+//!
+//! After warm-up there is no allocation; its machine code holds no locked instruction and no system call but on the cold paths
+//! named here. (How many system calls a hub process makes from outside is `tests/resources/system_calls.rs`.)
 
 use std::alloc::{GlobalAlloc, Layout as Block, System};
 use std::cell::Cell;

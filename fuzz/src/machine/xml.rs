@@ -1,7 +1,7 @@
 //! lstopo's XML: the checks that come before hwloc, and hwloc itself with the feature `hwloc`.
 //!
 //! hwloc is C code that aborts on some inputs. Fuzzing it finds the inputs that the checks must refuse. It is off
-//! by default, because sooner or later it ends every run (docs/testing.md).
+//! by default, because sooner or later it ends every run (docs/test-beds.md).
 
 /// Any bytes.
 pub fn run(bytes: &[u8]) {

@@ -1,6 +1,7 @@
-//! Lives of jobs: workers that die, hang, leave, lose their links, come back and die again before they take part; snapshots; hubs that do not hear
-//! each other, stop, die, and come back from a checkpoint; all at any moment, at one hub or several, whose control is late; and trees and
-//! meshes of hubs below hubs.
+//! Lives of jobs: workers and hubs die, hang, leave, lose links and come back at any moment, at one hub, several, trees and meshes.
+//!
+//! Also drawn: workers that die again before they take part; snapshots; hubs that do not hear each other, stop, and come back from a
+//! checkpoint; control that is late.
 //!
 //! All workers push ones, and the mean of ones is one, whoever takes part: at a learning rate of 1 a weight after round `r` is `-r`, less
 //! the rounds that all who took part left behind. Workers that step alone (SSP, ASP) push ones in elements of their own, so that a weight
