@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The cores of the hub share it. No lock and no allocation: a core writes the line, then its round. A line stays until the round four
-//! behind, and by then all cores have posted it (`docs/decisions/0069-steps-that-know-the-norm.md`).
+//! behind, and by then all cores have posted it (`docs/design/norms-and-averages.md#steps-that-know-the-norm`).
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
