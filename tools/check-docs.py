@@ -5,6 +5,7 @@
 - docs/architecture.md lists the files on the path of a chunk, and the totals are the sums. The script prints both.
 - docs/path-of-a-join.md lists the functions on the path of a join: each is in its file, and the totals are right.
 - docs/tests.md is what tools/list-tests.py writes.
+- docs/adding.md lists the files that a new optimizer, codec, term, transport or check touches: tools/lists.py compares.
 - docs/decisions/README.md has each number once, and says where each decision is. A record has a status and a date.
 """
 
@@ -106,8 +107,8 @@ def main():
     wrong = [f"docs/architecture.md: {what}" for what in path_of_a_chunk()]
     wrong += [f"docs/path-of-a-join.md: {what}" for what in path_of_a_join()]
     wrong += [f"docs/decisions: {what}" for what in decisions()]
-    listed = subprocess.run([sys.executable, ROOT / "tools/list-tests.py", "--check"], stderr=subprocess.PIPE, text=True)
-    wrong += listed.stderr.splitlines()
+    for script in (["tools/list-tests.py", "--check"], ["tools/lists.py"]):
+        wrong += subprocess.run([sys.executable, *script], cwd=ROOT, stderr=subprocess.PIPE, text=True).stderr.splitlines()
     for page in sorted(ROOT / file for file in files if file.endswith(".md") and (ROOT / file).exists()):
         wrong += [f"{page.relative_to(ROOT)}: no file {path}" for path in wrong_paths(page, tracked, tops)]
         wrong += [f"{page.relative_to(ROOT)}: no page or heading {link}" for link in wrong_links(page)]

@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""Checks the lists of docs/adding.md against the tree: `tools/lists.py`. It fails when a list is wrong; `check-docs.py` runs it.
+
+A section of that page is a list of files that a new thing of one kind touches. It names an example that is in the tree, and a
+pattern that finds the example. Each file that the pattern finds is in the list, or among the files that only use the example.
+Each entry of the list has a file that the pattern finds. An entry that ends with a slash is a folder.
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGE = "docs/adding.md"
+# Pages may use an example without a row. A page that has a row needs the example.
+PAGES = re.compile(r"^docs/|^[^/]*\.md$")
+SECTION = re.compile(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", re.M | re.S)
+PATTERN = re.compile(r"^The pattern is `([^`]+)`", re.M)
+USERS = re.compile(r"^Only use it: (.*)\.$", re.M)
+ROW = re.compile(r"^\| (`.*?) \| .* \|$", re.M)
+QUOTED = re.compile(r"`([^`]+)`")
+
+
+def is_in(file, entries):
+    """Whether an entry names the file, or its folder."""
+    return any(file == entry or (entry.endswith("/") and file.startswith(entry)) for entry in entries)
+
+
+def found(pattern, files):
+    """The files in which the pattern is, by their names."""
+    pattern = re.compile(pattern)
+    return [name for name, text in files.items() if name != PAGE and pattern.search(text)]
+
+
+def wrong(section, files):
+    """What is wrong with a section: (the number of its entries, complaints)."""
+    pattern, users = PATTERN.search(section), USERS.search(section)
+    if not pattern:
+        return 0, ["has no line 'The pattern is `...`'"]
+    users = QUOTED.findall(users[1]) if users else []
+    entries = [entry for row in ROW.findall(section) for entry in QUOTED.findall(row)]
+    seen = found(pattern[1], files)
+    complaints = [
+        f"{file} has the example ({pattern[1]}), and no row: add a row, or the file to those that only use it"
+        for file in seen
+        if not is_in(file, entries + users) and not PAGES.match(file)
+    ]
+    for entry in entries + users:
+        if not any(is_in(file, [entry]) for file in seen):
+            complaints.append(f"{entry} is listed, and the tree has no such file with the example ({pattern[1]})")
+    complaints += [f"{entry} is listed twice" for entry in {e for e in entries + users if (entries + users).count(e) > 1}]
+    return len(entries), complaints
+
+
+def main():
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.split("\n")
+    files = {name: (ROOT / name).read_text(errors="replace") for name in names if (ROOT / name).is_file()}
+    complaints, sections = [], SECTION.findall(files[PAGE])
+    for title, section in sections:
+        length, errors = wrong(section, files)
+        print(f"{length:>3} files: {title}")
+        complaints += [f"{PAGE}: {title}: {each}" for each in errors]
+    if not sections:
+        complaints.append(f"{PAGE} has no list")
+    if complaints:
+        sys.exit("\n".join(complaints))
+
+
+if __name__ == "__main__":
+    main()
