@@ -2,7 +2,7 @@
 """Checks the pages against the tree: `tools/check-docs.py`. `make check` runs it; it fails when a page is wrong.
 
 - Every link leads to a file of the tree, and to a heading of it. Every path in backticks exists.
-- docs/architecture.md lists the files on the path of a chunk, and the totals are the sums. The script prints both.
+- docs/path-of-a-chunk.md lists the files on the path of a chunk, and the totals are the sums.
 - docs/path-of-a-join.md lists the functions on the path of a join: each is in its file, and the totals are right.
 - docs/tests.md is what tools/list-tests.py writes.
 - docs/adding.md lists the files that a new optimizer, codec, term, transport or check touches: tools/lists.py compares.
@@ -57,11 +57,8 @@ def wrong_links(page):
 
 def path_of_a_chunk():
     """What is wrong with the list of files on the path of a chunk."""
-    text = (ROOT / "docs/architecture.md").read_text()
-    section = text.split("\n## The path of a chunk\n")[1].split("\n## ")[0]
+    section = (ROOT / "docs/path-of-a-chunk.md").read_text().split("\n## The files\n")[1].split("\n## ")[0]
     rows = ROW.findall(section)
-    for file, questions in rows:
-        print(f"{questions:>3} {file}")
     totals = (str(len(rows)), str(sum(int(questions) for _, questions in rows)))
     print(f"the path of a chunk: {totals[0]} files, {totals[1]} questions for other modes")
     if TOTALS.findall(section) != [totals]:
@@ -104,7 +101,7 @@ def main():
     files = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
     tracked = {str(path) for file in files for path in (pathlib.Path(file), *pathlib.Path(file).parents)}
     tops = {file.split("/")[0] for file in files}
-    wrong = [f"docs/architecture.md: {what}" for what in path_of_a_chunk()]
+    wrong = [f"docs/path-of-a-chunk.md: {what}" for what in path_of_a_chunk()]
     wrong += [f"docs/path-of-a-join.md: {what}" for what in path_of_a_join()]
     wrong += [f"docs/decisions: {what}" for what in decisions()]
     for script in (["tools/list-tests.py", "--check"], ["tools/lists.py"]):

@@ -4,7 +4,7 @@
 //! `core` brings arrivals, and `replies` sends the answers.
 //!
 //! A shard is *held* while the hub looks for a cut: arrivals are noted, but no chunk is stepped and no worker gets an
-//! answer. So no round in flight is overtaken (`docs/architecture.md`, Cuts).
+//! answer. So no round in flight is overtaken (`docs/modes.md`, Cuts).
 
 use std::num::NonZeroU32;
 use std::ops::Range;

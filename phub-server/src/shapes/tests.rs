@@ -21,7 +21,7 @@ fn shares(name: &str, machines: u32, workers: u32) -> (u64, Vec<Volume>) {
     (wire.layout().model_bytes(), level.volumes)
 }
 
-/// The rows of `docs/levels.md`, on links of 1 Gb/s: rounds a second over the formula's.
+/// The rows of `docs/figures/levels.md`, on links of 1 Gb/s: rounds a second over the formula's.
 #[test]
 fn measured_rates_are_98_to_100_percent_of_the_formulas() {
     for (machines, workers, name, kind, measured) in [

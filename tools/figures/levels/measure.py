@@ -156,7 +156,7 @@ def main():
 
 
 def say(args, results):
-    """The table of docs/levels.md: medians, lowest and highest."""
+    """The table of docs/figures/levels.md: medians, lowest and highest."""
     print(f"\n{args.machines} machines x {args.workers} workers, {args.mbit:g} Mb/s, MTU {args.mtu}, {args.congestion}, "
           f"{args.model}, {args.schedule}")
     print("\n| shape | rounds a second | of the links' bound |")
