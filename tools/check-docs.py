@@ -6,6 +6,7 @@
 - docs/path-of-a-join.md lists the functions on the path of a join: each is in its file, and the totals are right.
 - docs/tests.md is what tools/list-tests.py writes.
 - docs/adding.md lists the files that a new optimizer, codec, term, transport or check touches: tools/lists.py compares.
+- docs/features.md names tests that exist.
 - docs/decisions/README.md has each number once, and says where each decision is. A record has a status and a date.
 """
 
@@ -78,6 +79,13 @@ def path_of_a_join():
         yield f"the totals of the path of a join must be {totals}"
 
 
+def features(tracked):
+    """Tests of docs/features.md that the tree does not have."""
+    for name in re.findall(r"`([\w./-]+\.(?:rs|py|sh))`", (ROOT / "docs/features.md").read_text()):
+        if not any(path == name or path.endswith("/" + name) for path in tracked):
+            yield f"no test {name}"
+
+
 def decisions():
     """What is wrong with the table of decisions, or with a record."""
     folder = ROOT / "docs/decisions"
@@ -104,6 +112,7 @@ def main():
     wrong = [f"docs/path-of-a-chunk.md: {what}" for what in path_of_a_chunk()]
     wrong += [f"docs/path-of-a-join.md: {what}" for what in path_of_a_join()]
     wrong += [f"docs/decisions: {what}" for what in decisions()]
+    wrong += [f"docs/features.md: {what}" for what in features(tracked)]
     for script in (["tools/list-tests.py", "--check"], ["tools/lists.py"]):
         wrong += subprocess.run([sys.executable, *script], cwd=ROOT, stderr=subprocess.PIPE, text=True).stderr.splitlines()
     for page in sorted(ROOT / file for file in files if file.endswith(".md") and (ROOT / file).exists()):
