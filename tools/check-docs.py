@@ -4,6 +4,7 @@
 - Every link leads to a file of the tree, and to a heading of it. Every path in backticks exists.
 - docs/path-of-a-chunk.md lists the files on the path of a chunk, and the totals are the sums.
 - docs/path-of-a-join.md lists the functions on the path of a join: each is in its file, and the totals are right.
+- docs/README.md leads to each page of docs. A page has at most 2,500 words, but for those that people look things up in.
 - docs/tests.md is what tools/list-tests.py writes.
 - docs/adding.md lists the files that a new optimizer, codec, term, transport or check touches: tools/lists.py compares.
 - docs/features.md names tests that exist.
@@ -18,6 +19,8 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+WORDS = 2500
+LOOKED_UP = ("docs/protocol/control-port.md", "docs/protocol/data-path.md", "docs/tests.md")
 PATH = re.compile(r"`([\w.{},*/-]+)`")
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 ROW = re.compile(r"^\| `([^`]+)` \| .* \| (\d+) \|$", re.M)
@@ -54,6 +57,18 @@ def wrong_links(page):
             continue
         if not target.exists() or (heading and heading not in headings(target)):
             yield f"{link}#{heading}" if heading else link
+
+
+def index(pages):
+    """What is wrong with the index of docs: pages that it does not lead to, and pages that are too long."""
+    links = {(ROOT / "docs" / link).resolve() for link, _ in LINK.findall((ROOT / "docs/README.md").read_text())}
+    for page in pages:
+        name = str(page.relative_to(ROOT))
+        count = sum(bool(re.search(r"\w", word)) for word in page.read_text().split())
+        if page.resolve() not in links and name != "docs/README.md" and page.parent.name != "decisions":
+            yield f"{name}: docs/README.md has no link to it"
+        if count > WORDS and name not in LOOKED_UP:
+            yield f"{name}: {count} words; a page has at most {WORDS}: split it by task, or cut"
 
 
 def path_of_a_chunk():
@@ -115,7 +130,9 @@ def main():
     wrong += [f"docs/features.md: {what}" for what in features(tracked)]
     for script in (["tools/list-tests.py", "--check"], ["tools/lists.py"]):
         wrong += subprocess.run([sys.executable, *script], cwd=ROOT, stderr=subprocess.PIPE, text=True).stderr.splitlines()
-    for page in sorted(ROOT / file for file in files if file.endswith(".md") and (ROOT / file).exists()):
+    pages = sorted(ROOT / file for file in files if file.endswith(".md") and (ROOT / file).exists())
+    wrong += index([page for page in pages if page.is_relative_to(ROOT / "docs")])
+    for page in pages:
         wrong += [f"{page.relative_to(ROOT)}: no file {path}" for path in wrong_paths(page, tracked, tops)]
         wrong += [f"{page.relative_to(ROOT)}: no page or heading {link}" for link in wrong_links(page)]
     if wrong:
