@@ -14,6 +14,7 @@ run: setup  ## build, and probe what a hub can do on this machine
 # Most tests wait for something: with four at a time on each core they take 110 s, with two 181 s.
 test: setup assertions loom python  ## test everything that needs no special hardware, as it is shipped
 	RUST_TEST_THREADS=$$((4 * $$(nproc))) $(CARGO) test --release $(FEATURES)
+	! command -v python3 >/dev/null || python3 tools/check-commands.py
 	sh tools/figures/check.sh
 
 # What passes a chunk, and what surrounds it. The server is not among them: a build of it for this takes minutes.
