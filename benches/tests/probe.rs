@@ -42,7 +42,7 @@ fn report_in(dtype: Dtype, rounds: &str, arguments: &[&str]) -> serde_json::Valu
 fn every_element_type_is_exact() {
     let _watchdog = Watchdog::start();
     for (dtype, bytes) in [("f32", 4), ("f16", 2), ("bf16", 2)] {
-        for optimizer in ["average", "nesterov", "adamw"] {
+        for optimizer in ["average", "nesterov", "adamw", "lars", "lamb"] {
             let asked = ["--dtype", dtype, "--transport", "shm", "--optimizer", optimizer];
             let report = report(&asked);
             assert_eq!(report["checked"], true, "{asked:?}: {report}");
@@ -230,6 +230,10 @@ impl Way {
 #[test]
 fn a_run_goes_on_with_a_hub_that_lost_rounds() {
     let _watchdog = Watchdog::start();
+    ["nesterov", "lamb"].into_iter().for_each(goes_on);
+}
+
+fn goes_on(optimizer: &str) {
     let dir = tempfile::tempdir().unwrap();
     let start = || {
         let mut command = probe_program();
@@ -243,7 +247,7 @@ fn a_run_goes_on_with_a_hub_that_lost_rounds() {
     std::thread::scope(|scope| {
         let run = scope.spawn(|| {
             let asked = ["--hub", &way.at, "--workers", "1", "--rank", "0", "--hub-wait-s", "60"];
-            report_of("3000", &asked)
+            report_of("3000", &[&asked[..], &["--optimizer", optimizer]].concat())
         });
         until("a checkpoint is there", || {
             hub_tests::describe(&first).jobs.iter().any(|job| job.checkpoint.is_some())

@@ -67,7 +67,7 @@ pub struct Args {
     pub trace: Option<PathBuf>,
 
     /// What the hub does with a sum.
-    #[arg(long, default_value = "nesterov", value_name = "average|sum|sgd|momentum|dampened|nesterov|adam|adamw|amsgrad|amsgradw|lion", value_parser = optimizer, help_heading = JOB)]
+    #[arg(long, default_value = "nesterov", value_name = "average|sum|sgd|momentum|dampened|nesterov|adam|adamw|amsgrad|amsgradw|lion|lars|lamb", value_parser = optimizer, help_heading = JOB)]
     pub optimizer: Optimizer,
 
     /// Scale the mean gradient of each round down to this norm, of all keys together.
@@ -222,9 +222,8 @@ fn optimizer(name: &str) -> Result<Optimizer, String> {
         "amsgrad" => Optimizer::AmsGrad { learning_rate: 1e-3, weight_decay: 0.0, beta1, beta2, epsilon },
         "amsgradw" => Optimizer::AmsGradW { learning_rate: 1e-3, weight_decay: 0.01, beta1, beta2, epsilon },
         "lion" => Optimizer::Lion { learning_rate: 1e-4, weight_decay: 1e-3, beta1, beta2: 0.99 },
-        "lars" | "lamb" => {
-            return Err("the probe checks each result, and its check has no norms of keys yet".to_owned());
-        }
+        "lars" => Optimizer::Lars { learning_rate, weight_decay, momentum, trust: 1e-3 },
+        "lamb" => Optimizer::Lamb { learning_rate: 1e-3, weight_decay: 0.01, beta1, beta2, epsilon: 1e-6 },
         _ => return Err(format!("expected one of {}", Optimizer::NAMES.join(", "))),
     })
 }
@@ -313,6 +312,7 @@ impl Args {
             && self.clip_norm.is_none()
             && !self.skip_nonfinite
             && self.ema.is_none()
+            && !self.optimizer.adapts_keys()
             && self.machines.is_none()
             && !self.consistency.steps_alone()
     }

@@ -3,8 +3,12 @@
 //! Gradients and first weights repeat with a small period over a key's elements, so one period of the oracle gives the exact
 //! result of every round for a model of any size.
 //!
+//! LARS and LAMB adapt each key to its own norms: there every key has a period.
+//!
 //! In SSP and ASP the order of pushes is not known. All workers push the same gradients there: weights depend on the number
 //! of steps alone, which must be one of those that `allowed` returns.
+
+mod norms;
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -13,10 +17,12 @@ use pbox_core::{
     Ablate, Chunk, ChunkId, Compression, Consistency, Element, KeyId, Layout, Optimizer, Round, oracle,
 };
 
+use norms::Norms;
+
 /// A prime: a wrong address that is off by a power of two hits another value.
 const PERIOD: usize = 61;
 
-/// One period of the weights and the hub's state, and the gradients that move them.
+/// The weights and the hub's state, and the gradients that move them.
 #[derive(Clone, Debug)]
 pub struct Expected<E> {
     optimizer: Optimizer,
@@ -33,6 +39,15 @@ pub struct Expected<E> {
     exact: bool,
     /// The next step.
     next: Round,
+    /// One for all keys; with `norms` one for each key.
+    periods: Vec<Period<E>>,
+    /// The norms of keys, if steps are adapted to them.
+    norms: Option<Norms>,
+}
+
+/// One period of a key.
+#[derive(Clone, Debug)]
+struct Period<E> {
     weights: [E; PERIOD],
     /// Master weight, `m` and `v` of each element, as far as the optimizer has them.
     kept: [[f32; 3]; PERIOD],
@@ -97,9 +112,26 @@ impl<E: Element> Expected<E> {
         let alone = consistency.steps_alone();
         let workers = if alone && machines.is_none() { 1 } else { workers };
         let machines = machines.map(|machines| if alone { 1 } else { machines });
-        let possible = VecDeque::from([weights]);
-        let (exact, next, scale) = (true, Round(1), None);
-        Expected { optimizer, ablate, workers, machines, alone, scale, exact, next, weights, kept, possible }
+        let periods = vec![Period { weights, kept, possible: VecDeque::from([weights]) }];
+        let (exact, next, scale, norms) = (true, Round(1), None, None);
+        Expected { optimizer, ablate, workers, machines, alone, scale, exact, next, periods, norms }
+    }
+
+    /// Adapts the steps of each key to its norms.
+    pub fn by_key(mut self, layout: &Layout) -> Self {
+        self.periods = vec![self.periods[0].clone(); layout.keys().len()];
+        self.norms = Some(Norms::new::<E>(layout));
+        self
+    }
+
+    /// Whether each step takes too long to expect it between two rounds.
+    pub fn is_slow(&self) -> bool {
+        self.norms.is_some()
+    }
+
+    /// The number of a key's period.
+    fn period(&self, key: KeyId) -> usize {
+        if self.norms.is_some() { key.index() } else { 0 }
     }
 
     /// Clips gradients to a norm. Every round has the same.
@@ -157,10 +189,12 @@ impl<E: Element> Expected<E> {
     pub fn expect(&mut self, steps: RangeInclusive<u32>) {
         while self.next.0 <= *steps.end() {
             self.advance();
-            self.possible.push_back(self.weights);
+            self.periods.iter_mut().for_each(|period| period.possible.push_back(period.weights));
         }
         let kept = (steps.end() - steps.start()) as usize + 1;
-        self.possible.drain(..self.possible.len() - kept);
+        for Period { possible, .. } in &mut self.periods {
+            possible.drain(..possible.len() - kept);
+        }
     }
 
     fn advance(&mut self) {
@@ -171,15 +205,25 @@ impl<E: Element> Expected<E> {
         }
         let optimizer = if optimize { Optimizer::Average } else { self.optimizer };
         let step = self.numbers(self.next);
-        // What is clipped is the mean.
-        let mean = self.scale.map(|scale| (step.rescale, oracle::Step { rescale: scale, ..step }));
+        // What is clipped, or has a norm, is the mean.
+        let of_mean = self.scale.or(self.norms.is_some().then_some(1.0));
+        let mean = of_mean.map(|scale| (step.rescale, oracle::Step { rescale: scale, ..step }));
         self.next = self.next.next();
-        for p in 0..PERIOD {
-            let (sum, step) = match mean {
-                Some((rescale, step)) => (self.sum(p) * rescale, step),
-                None => (self.sum(p), step),
+        let (sums, step): ([f32; PERIOD], _) = match mean {
+            Some((rescale, step)) => (std::array::from_fn(|p| self.sum(p) * rescale), step),
+            None => (std::array::from_fn(|p| self.sum(p)), step),
+        };
+        for (key, period) in self.periods.iter_mut().enumerate() {
+            let step = match &self.norms {
+                Some(norms) => {
+                    let measured = period.measured(&optimizer, &step, &sums);
+                    step.adapted(&optimizer, norms.quotient(key, measured))
+                }
+                None => step,
             };
-            oracle::step_rounded(&optimizer, &step, sum, &mut self.weights[p], &mut self.kept[p]);
+            for ((sum, weight), kept) in sums.iter().zip(&mut period.weights).zip(&mut period.kept) {
+                oracle::step_rounded(&optimizer, &step, *sum, weight, kept);
+            }
         }
     }
 
@@ -189,14 +233,15 @@ impl<E: Element> Expected<E> {
             let bits = |value: E| value.to_f32().to_bits();
             (first..).zip(seen).find(|&(i, &seen)| bits(seen) != bits(weights[phase(key, i)]))
         };
-        if !self.exact || self.possible.iter().any(|weights| differs(weights).is_none()) {
+        let Period { possible, .. } = &self.periods[self.period(key)];
+        if !self.exact || possible.iter().any(|weights| differs(weights).is_none()) {
             return Ok(());
         }
-        let latest = self.possible.back().expect("some number of steps is allowed");
+        let latest = possible.back().expect("some number of steps is allowed");
         let (element, &seen) = differs(latest).expect("all of them differ");
         let name = &layout.keys()[key.index()].name;
         let expected = latest[phase(key, element)].to_f32();
-        let or = match self.possible.len() {
+        let or = match possible.len() {
             1 => String::new(),
             count => format!(" (or what it was after one of the {} steps before)", count - 1),
         };
@@ -238,6 +283,25 @@ impl<E: Element> Expected<E> {
     }
 }
 
+impl<E: Element> Period<E> {
+    /// The elements whose norms are compared: the weights, and the gradient or update.
+    fn measured(
+        &self,
+        optimizer: &Optimizer,
+        step: &oracle::Step,
+        means: &[f32; PERIOD],
+    ) -> [[f32; PERIOD]; 2] {
+        let masters = optimizer.master_per_element(E::DTYPE);
+        let weights: [f32; PERIOD] = std::array::from_fn(|p| match masters {
+            0 => self.weights[p].to_f32(),
+            _ => self.kept[p][0],
+        });
+        let state = |p: usize| &self.kept[p][masters..];
+        let other = |p: usize| oracle::measured(optimizer, step, means[p], weights[p], state(p));
+        [weights, std::array::from_fn(other)]
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -249,7 +313,7 @@ mod tests {
     fn after(steps: u32, elements: usize) -> Vec<f32> {
         let mut expected = Expected::<f32>::new(NESTEROV, Ablate::default(), Consistency::Asp, 3, None);
         expected.expect(steps..=steps);
-        (0..elements).map(|i| expected.weights[phase(KeyId(0), i)]).collect()
+        (0..elements).map(|i| expected.periods[0].weights[phase(KeyId(0), i)]).collect()
     }
 
     #[test]
@@ -282,7 +346,7 @@ mod tests {
                 machines,
             );
             expected.expect(1..=1);
-            expected.weights
+            expected.periods[0].weights
         };
         assert_eq!(of(2, None), of(2, Some(1)));
         assert_eq!(of(2, None), of(2, Some(4)), "a power of two rounds nothing");

@@ -265,6 +265,9 @@ impl Report {
         row(
             "checked",
             match self.compression {
+                None if matches!(self.optimizer, "lars" | "lamb") => {
+                    format!("every element after the last round: {exact}")
+                }
                 None => {
                     format!("every chunk by a line in 16 rounds, every element after the last: {exact}")
                 }

@@ -8,7 +8,6 @@
 //! All arithmetic is in f32. Gradients of another type are converted first, which is exact, and the result is
 //! rounded last.
 
-use super::LANES;
 use super::element::Element;
 pub use super::optimizer::Step;
 use super::optimizer::{AdamStep, Optimizer};
@@ -101,6 +100,9 @@ pub fn average(decay: f64, weight: f32, average: &mut f32) {
 
 /// The bytes of a block, in the type of its key: squares are added block by block. No block has elements of two chunks.
 pub const BLOCK_BYTES: usize = 32 << 10;
+
+/// The lanes of a block: an element's square is added to the lane of its index.
+pub const LANES: usize = super::LANES;
 
 /// The squares of the mean gradients of a block, added in f64: each to the lane of its index, then lane after lane.
 pub fn squares(block: &[f32]) -> f64 {
