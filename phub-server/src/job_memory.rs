@@ -13,6 +13,10 @@ const OF_A_CHUNK_AND_WORKER: u64 = 16;
 const OF_A_KEY: u64 = 640;
 /// How often the hub has a key's name and shape.
 const COPIES_OF_A_KEY: u64 = 4;
+/// The place of a core where the norms of a key are found, and the core's part of it: 570 bytes are measured.
+const OF_A_KEY_AND_CORE: u64 = 640;
+/// The cores that may have chunks of a key. More are not counted.
+const MOST_CORES: u64 = 64;
 /// A parsed join over its text, and the text itself: 4.5 was measured, for keys with names of one letter.
 const PARSED_PER_TEXT: u64 = 6;
 
@@ -25,9 +29,12 @@ pub(crate) fn parsed_bytes(text_bytes: usize) -> u64 {
 /// can make large.
 pub(crate) fn tables_bytes(terms: &JobTerms) -> u64 {
     let chunk_bytes = terms.chunk_bytes.max(1) as u64;
+    let of_a_core = if terms.optimizer.adapts_keys() { OF_A_KEY_AND_CORE } else { 0 };
     let of_a_key = |key: &Key| {
         let spelled = key.name.len() + size_of_val(&key.shape[..]);
-        (OF_A_KEY + COPIES_OF_A_KEY * spelled as u64, key.bytes().unwrap_or(0).div_ceil(chunk_bytes))
+        let chunks = key.bytes().unwrap_or(0).div_ceil(chunk_bytes);
+        let places = of_a_core * chunks.min(MOST_CORES);
+        (OF_A_KEY + COPIES_OF_A_KEY * spelled as u64 + places, chunks)
     };
     let (mut keys, mut chunks) = (0, 0_u64);
     for (bytes, of_key) in terms.keys.iter().map(of_a_key) {
@@ -109,6 +116,8 @@ mod tests {
     use pbox_core::{Members, Optimizer};
 
     const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.0 };
+    const LAMB: Optimizer =
+        Optimizer::Lamb { learning_rate: 0.1, weight_decay: 0.0, beta1: 0.9, beta2: 0.99, epsilon: 1e-6 };
     /// One key of a MiB: 32 chunks, whose counts have 64 bytes each.
     const MODEL: u64 = 1 << 20;
     const COUNTS: u64 = 32 * 64;
@@ -154,7 +163,15 @@ mod tests {
         terms.keys = vec![Key::f32("a", [u64::MAX / 8]), Key::f32("b", [u64::MAX / 8])];
         assert!(tables_bytes(&terms) > 1 << 60);
         terms.keys = (0..1000).map(|number| Key::f32(format!("{number:01000}"), [1])).collect();
-        assert!(tables_bytes(&terms) > 1000 * (4 * 1000 + 600));
+        let plain = tables_bytes(&terms);
+        assert!(plain > 1000 * (4 * 1000 + 600));
+        terms.optimizer = LAMB;
+        assert_eq!(tables_bytes(&terms), plain + 1000 * 640, "the places where their norms are found");
+        terms.keys = vec![Key::f32("a", [1 << 28])];
+        assert_eq!(
+            tables_bytes(&terms),
+            tables_bytes(&JobTerms { optimizer: NESTEROV, ..terms.clone() }) + 64 * 640
+        );
     }
 
     #[test]
