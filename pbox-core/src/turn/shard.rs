@@ -388,13 +388,14 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         (0..self.keys.len()).filter(|&place| self.pace.has_finished_before(place, from)).collect()
     }
 
-    /// For the next chunk, from `place` on: does the work that a hold delayed or that a changed roster calls for.
-    /// Also returns the place to continue from.
-    pub fn settle(&mut self, kernels: &Kernels, place: usize) -> Option<(Finished, usize)> {
+    /// For the next of the chunks at these places: does the work that a hold delayed, that a changed roster calls for, or that its step
+    /// waited for. Also returns the place to continue from.
+    pub fn settle(&mut self, kernels: &Kernels, places: Range<usize>) -> Option<(Finished, usize)> {
         if self.is_held() {
             return None;
         }
-        (place..self.keys.len()).find_map(|place| Some((P::settle(self, kernels, place)?, place + 1)))
+        (places.start..places.end.min(self.keys.len()))
+            .find_map(|place| Some((P::settle(self, kernels, place)?, place + 1)))
     }
 
     /// Changes the optimizer's numbers from a round on.
@@ -570,15 +571,20 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.stages.has_task() | self.snapshots.has_taken() | self.failure.is_some()
     }
 
-    /// Does a task of the stages for one chunk. Returns whether there was a chunk to do. Call `settle` when no task
-    /// is left, or when [chunks may step](Self::steps_with_each_task).
+    /// Does a task of the stages for one chunk. Returns whether there was a chunk to do. Call `settle` when no task is left, or
+    /// for the [places](Self::take_heard) of chunks that may step.
     pub fn work(&mut self) -> bool {
         self.stages.work()
     }
 
-    /// Whether chunks may step with each task that is done, and not with the last one alone.
-    pub fn steps_with_each_task(&self) -> bool {
+    /// Whether chunks wait for their [places](Self::take_heard) to be taken, and not for the last task.
+    pub fn steps_where_heard(&self) -> bool {
         M::Gather::WAITS
+    }
+
+    /// Takes the places of chunks whose steps waited for other cores, and may be made now. A hold delays them.
+    pub fn take_heard(&mut self) -> Option<Range<usize>> {
+        self.stages.gather.take_heard()
     }
 
     /// A chunk has new weights of a round for all workers whose answer is due.

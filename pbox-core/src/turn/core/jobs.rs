@@ -1,5 +1,7 @@
 //! What a core's owner has it do with a job: to take it, to hold and cut its rounds, to save them, to look at them, and to end it.
 
+use std::ops::Range;
+
 use fabric::{MapError, Port, Slab};
 
 use super::{Core, JobShard, at_work, of_job};
@@ -215,12 +217,36 @@ impl<P: Port> Core<P> {
 
     /// Finishes all chunks of a shard that can go on without an arrival.
     pub(super) fn settle(&mut self, place: usize, notices: &mut Vec<Notice>, onlooker: &mut impl Onlooker) {
-        let mut next = 0;
+        self.settle_at(place, 0..usize::MAX, notices, onlooker);
+        self.settled(place, notices);
+    }
+
+    /// Finishes the chunks alone whose steps waited for other cores, and may be made now.
+    pub(super) fn settle_heard(
+        &mut self,
+        place: usize,
+        notices: &mut Vec<Notice>,
+        onlooker: &mut impl Onlooker,
+    ) {
+        while let Some(entry) = &mut self.shards[place] {
+            let Some(heard) = of_mode!(&mut entry.shard, shard => shard.take_heard()) else { break };
+            self.settle_at(place, heard, notices, onlooker);
+        }
+        self.settled(place, notices);
+    }
+
+    fn settle_at(
+        &mut self,
+        place: usize,
+        mut chunks: Range<usize>,
+        notices: &mut Vec<Notice>,
+        onlooker: &mut impl Onlooker,
+    ) {
         while let Some(entry) = &mut self.shards[place] {
             let job = entry.id;
             let done = at_work!(entry, &mut self.port, onlooker, self.kernels, work => {
-                let Some((finished, after)) = work.shard.settle(work.kernels, next) else { break };
-                next = after;
+                let Some((finished, after)) = work.shard.settle(work.kernels, chunks.clone()) else { break };
+                chunks.start = after;
                 if finished.skipped > 0 {
                     let (chunk, now) = (work.shard.chunk(finished.place), finished.round.0 + 1);
                     notices.push(Notice::Skipped { job, chunk, rounds: now - finished.skipped..now });
@@ -231,6 +257,10 @@ impl<P: Port> Core<P> {
             });
             self.follow(place, Some(done), notices);
         }
+    }
+
+    /// Posts what chunks have that were settled, and reports.
+    fn settled(&mut self, place: usize, notices: &mut Vec<Notice>) {
         self.flush();
         if let Some(entry) = &mut self.shards[place] {
             entry.report_events(notices);

@@ -222,21 +222,23 @@ impl<P: Port> Core<P> {
                 worked = true;
             }
             let (had_task, has_task, may_step) = at_work!(entry, &mut self.port, onlooker, self.kernels, work => {
-                let (had_task, mut may_step) = (work.shard.has_task(), false);
-                if had_task {
-                    let has_worked = work.shard.work();
-                    may_step = has_worked && work.shard.steps_with_each_task();
-                    worked |= has_worked | work.tell();
-                }
-                (had_task, work.shard.has_task(), may_step)
+                let (had_task, steps_where_heard) = (work.shard.has_task(), work.shard.steps_where_heard());
+                let has_worked = had_task && work.shard.work();
+                worked |= has_worked | (had_task && work.tell());
+                (had_task, work.shard.has_task(), steps_where_heard.then_some(has_worked))
             });
-            if may_step || had_task && !has_task {
-                ended.push(place);
+            if may_step.unwrap_or(had_task && !has_task) {
+                ended.push((place, may_step.is_some()));
             }
             self.has_duties |= entry.replies.has_waiting() || has_task;
         }
         self.port.flush();
-        ended.into_iter().for_each(|place| self.settle(place, notices, onlooker)); // chunks may have waited for a task
+        for (place, where_heard) in ended {
+            match where_heard {
+                true => self.settle_heard(place, notices, onlooker),
+                false => self.settle(place, notices, onlooker), // chunks may have waited for a task
+            }
+        }
         worked
     }
 }

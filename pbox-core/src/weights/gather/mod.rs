@@ -16,6 +16,7 @@
 mod pass_on;
 mod teller;
 
+use std::ops::Range;
 use std::task::Waker;
 
 use fabric::{MapError, Slab, Span, Spans};
@@ -151,6 +152,11 @@ pub(crate) trait Gather {
     fn hear(&mut self) -> bool {
         false
     }
+
+    /// Takes the places of chunks that may step since the core has [heard](Self::hear) of it.
+    fn take_heard(&mut self) -> Option<Range<usize>> {
+        None
+    }
 }
 
 /// Steps that wait for nothing but the pushes of their chunk.
@@ -170,6 +176,8 @@ pub(crate) struct GatherNorm {
     by_key: bool,
     /// The numbers of those that [wait](Gathered::awaits).
     waiting: Vec<u32>,
+    /// The numbers of those that wait no more, until their chunks have stepped.
+    heard: Vec<u32>,
     /// One for each place.
     kept: Vec<Kept>,
     /// Means of all chunks, while they wait.
@@ -184,6 +192,8 @@ pub(crate) struct GatherNorm {
 #[derive(Debug)]
 struct Gathered {
     scope: Scope,
+    /// The place of its first chunk.
+    first: usize,
     /// The squares of the chunks that were taken in for the last round.
     sums: Sums,
     /// The last round in which chunks were taken in.
@@ -253,13 +263,19 @@ impl GatherNorm {
         };
         let kept: Vec<Kept> = chunks.iter().zip(numbers).map(of).collect();
         assert_eq!(kept.len(), chunks.len(), "each chunk is in a scope");
-        let gathered =
-            |scope| Gathered { scope, sums: Sums::default(), round: Round(0), taken: 0, awaits: None };
+        let mut first = 0;
+        let gathered = |scope: Scope| {
+            let of =
+                Gathered { first, scope, sums: Sums::default(), round: Round(0), taken: 0, awaits: None };
+            first += of.scope.chunks;
+            of
+        };
         let mut means = Slab::zeroed("means that wait for the whole gradient", elements)?;
         means.as_mut_slice().fill(0.0);
         Ok(GatherNorm {
             by_key: scopes.iter().any(|scope| scope.whole.is_of_key()),
             waiting: Vec::with_capacity(scopes.len()),
+            heard: Vec::with_capacity(scopes.len()),
             gathered: scopes.into_iter().map(gathered).collect(),
             kept,
             means,
@@ -396,7 +412,7 @@ impl Gather for GatherNorm {
     }
 
     fn hear(&mut self) -> bool {
-        let GatherNorm { gathered, waiting, teller, .. } = self;
+        let GatherNorm { gathered, waiting, heard, teller, .. } = self;
         let before = waiting.len();
         waiting.retain(|&of| {
             let Gathered { scope, awaits, .. } = &mut gathered[of as usize];
@@ -408,8 +424,14 @@ impl Gather for GatherNorm {
             }
             let is_found = is_told && scope.whole.found(round).is_some();
             *awaits = awaits.filter(|_| !is_found);
+            heard.extend(is_found.then_some(of));
             !is_found
         });
         waiting.len() < before
+    }
+
+    fn take_heard(&mut self) -> Option<Range<usize>> {
+        let Gathered { scope, first, .. } = &self.gathered[self.heard.pop()? as usize];
+        Some(*first..first + scope.chunks)
     }
 }
