@@ -8,7 +8,8 @@
 - docs/tests.md is what tools/list-tests.py writes.
 - docs/adding.md lists the files that a new optimizer, codec, term, transport or check touches: tools/lists.py compares.
 - docs/features.md names tests that exist.
-- docs/decisions/README.md has each number once, and says where each decision is. A record has a status and a date.
+- docs/decisions/README.md has each number once, and says where each decision is. A record has a status, a date, and the same
+  headings.
 """
 
 import fnmatch
@@ -27,6 +28,7 @@ ROW = re.compile(r"^\| `([^`]+)` \| .* \| (\d+) \|$", re.M)
 TOTALS = re.compile(r"\*\*(\d+) files, (\d+) questions\*\*")
 DECISION = re.compile(r"^\| \d+ \|.*\|$", re.M)
 RECORD = re.compile(r"# (\d+)\. (.*)\n\nStatus: (accepted|superseded by \d+)\. Date: (\d{4}-\d\d-\d\d)\.\n")
+PARTS = ["Context", "Decision", "Why", "What it costs", "What was measured", "What would change it"]
 STEP = re.compile(r"^\| \d \| `([^`]+)` \| `([^`]+)` \|", re.M)
 
 
@@ -111,6 +113,9 @@ def decisions():
         yield f"the table must have each number from 1 on once, in order, and has {numbers}"
     for file in sorted(folder.glob("[0-9]*.md")):
         record = RECORD.match(file.read_text())
+        parts = re.findall(r"^## (.*)$", file.read_text(), re.M)
+        if parts != [part for part in PARTS if part in parts] or "Decision" not in parts:
+            yield f"the headings of {file.name} must be a Decision and others of {PARTS}, in this order, and are {parts}"
         if not record:
             yield f"{file.name} must begin with its number and title, and a line 'Status: accepted. Date: 2026-11-20.'"
         elif (row := rows.pop(int(record[1]), None)) != [*record.groups()[1:], f"[record]({file.name})"]:
