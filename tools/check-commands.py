@@ -113,7 +113,7 @@ def wrong(command, programs):
         return script(name, args)
     if name == "cd":
         return None if (ROOT / args[0]).is_dir() else f"no folder {args[0]}"
-    return None if name == "export" else OTHERS.format(name)
+    return None if name in ("export", "git") else OTHERS.format(name)
 
 
 def commands_of(text):
