@@ -1,4 +1,4 @@
-//! Attacks on jobs of several hubs.
+//! Attacks on jobs of several hubs: a hub is cut off, slow, stands still, is replaced behind its address, or lacks a worker.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Names in a worker's environment that are no settings.
+//! Names in a worker's environment that are no settings are named in a warning, with the setting that was meant.
 
 use fabric::conformance::rerun;
 use hub_tests::{NOWHERE, config_at, refused, says};

@@ -1,4 +1,4 @@
-//! The machine that runs the tests. Little is known about it in advance.
+//! The machine that runs the tests can be read, planned and drawn. Little is known about it in advance.
 
 use topology::{Host, Request, place, render};
 

@@ -1,4 +1,4 @@
-//! Trace files, and the built-in traces.
+//! Trace files are read or refused by line; built-in traces have the published multiply-adds and samples a second.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! The bullets about posts, credit and arrivals.
+//! The bullets about posts, credit and arrivals: each post arrives once, on its own link, with its bytes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

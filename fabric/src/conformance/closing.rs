@@ -1,4 +1,4 @@
-//! The bullets about the end of a link.
+//! The bullets about the end of a link: it shows after all arrivals, posts on it fail, and a detached link is silent.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Properties of every built-in model, and the published totals.
+//! Every built-in model has the published number of parameters and is a manifest; unknown names are refused.
 
 use super::{MODELS, model};
 use crate::layout::manifest;

@@ -1,4 +1,4 @@
-//! The formulas by hand, and beside measured rates.
+//! The formulas of shapes equal cases by hand and the bytes that were counted; the fastest shape is chosen.
 
 use super::*;
 use pbox_core::models::model;

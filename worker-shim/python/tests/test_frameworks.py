@@ -1,4 +1,4 @@
-"""The examples with real frameworks, under torchrun. `make frameworks` has them all; a missing one is skipped."""
+"""The examples with real frameworks train under torchrun, also after a killed worker. `make frameworks` has them all; a missing one is skipped."""
 
 import ast
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""Who a process is, by its launcher's environment."""
+"""A process finds rank, workers, machine and hub in its launcher's environment, or gets an error that says how to start it."""
 
 import socket
 import subprocess

@@ -1,4 +1,4 @@
-"""`DistributedOptimizer` whose parameters are pulled in batches of modules."""
+"""`DistributedOptimizer` pulls parameters in batches of modules, in the order of the forward pass, with the same numbers."""
 
 import pytest
 

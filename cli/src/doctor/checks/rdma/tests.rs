@@ -1,4 +1,4 @@
-//! Judgements of RDMA, with devices that are made up.
+//! The doctor's judgements of RDMA, on made-up devices: what passes, warns or fails, and the fix.
 
 use fabric::verbs::{DeviceError, Gid, GidEntry, Mtu};
 
