@@ -1,5 +1,6 @@
-//! Addresses that a join names: the hub shows no token there, and asks only peers that its operator allows. A hub shows such an address a proof of the request itself and no token, asks
-//! only what a hub is asked, repeats nothing of what answers, believes no number that it cannot bear, and holds nobody else up.
+//! Addresses that a join names: the hub shows no token there, and asks only peers that its operator allows.
+//!
+//! A hub shows such an address a proof of the request itself, asks only what a hub is asked, repeats nothing of what answers, believes no number that it cannot bear, and holds nobody else up.
 
 use std::io::ErrorKind;
 use std::net::TcpListener;

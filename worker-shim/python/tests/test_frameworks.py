@@ -1,4 +1,7 @@
-"""The examples with real frameworks train under torchrun, also after a killed worker. `make frameworks` has them all; a missing one is skipped."""
+"""The examples with real frameworks train under torchrun, also after a killed worker.
+
+`make frameworks` has them all; a missing one is skipped.
+"""
 
 import ast
 import importlib.metadata
