@@ -299,7 +299,7 @@ fn is_finite(norm: Option<f32>) -> bool {
 }
 
 /// What a worker pushes. If workers come and go, all push the same whole number: the mean does not depend on who takes
-/// part. Where rounds are skipped, one of four has a value that is infinite.
+/// part. Where rounds are skipped, one of four has a value that is infinite. Where keys are adapted, one of five is zero.
 fn value(terms: &Terms, rank: u32, round: Round, key: KeyId, element: usize) -> f32 {
     if terms.job.skip_nonfinite
         && round > Round(0)
@@ -307,6 +307,10 @@ fn value(terms: &Terms, rank: u32, round: Round, key: KeyId, element: usize) -> 
         && mix(u64::from(round.0) ^ 0x5c1b).is_multiple_of(4)
     {
         return f32::INFINITY;
+    }
+    if terms.job.optimizer.adapts_keys() && mix(u64::from(round.0) << 8 | u64::from(key.0)).is_multiple_of(5)
+    {
+        return 0.0; // so that norms of weights, or of gradients, are 0
     }
     let rank = if terms.job.on_loss == OnLoss::Continue { 0 } else { rank };
     let mixed =

@@ -8,9 +8,12 @@ use std::sync::Arc;
 use coordinator::{Files, is_needed};
 use fabric::Slab;
 use pbox_core::control::WholeRounds;
-use pbox_core::{ChunkId, Layout, Numbers, Occasion, Placement, Restored, RestoredKey, Round, SnapshotPart};
-use sim_tests::race::SGD;
+use pbox_core::{
+    ChunkId, Layout, Numbers, Occasion, Optimizer, Placement, Restored, RestoredKey, Round, SnapshotPart,
+};
 use sim_tests::trouble::Dice;
+
+use super::ledger::weights_of;
 
 /// The weights of chunks before a round.
 type Part = BTreeMap<ChunkId, Vec<f32>>;
@@ -18,6 +21,8 @@ type Part = BTreeMap<ChunkId, Vec<f32>>;
 /// The disks of all hubs.
 pub struct Disks {
     layout: Arc<Layout>,
+    /// That of the job.
+    optimizer: Optimizer,
     /// By hub that owns chunks, its chunks.
     chunks: BTreeMap<u32, Vec<ChunkId>>,
     /// By hub that owns chunks, the files by round.
@@ -30,26 +35,26 @@ pub struct Disks {
 
 impl Disks {
     /// Disks without files.
-    pub fn new(layout: &Arc<Layout>, placement: &Placement, (hubs, cores): (u32, usize)) -> Self {
+    pub fn new(
+        layout: &Arc<Layout>,
+        placement: &Placement,
+        (hubs, cores): (u32, usize),
+        optimizer: Optimizer,
+    ) -> Self {
         let chunks = || (0..layout.chunks().len() as u32).map(ChunkId);
         let of_hub = |hub| chunks().filter(|&chunk| placement.owner(chunk) / cores == hub as usize).collect();
         let chunks =
             (0..hubs).map(|hub| (hub, of_hub(hub))).filter(|(_, chunks): &(_, Vec<_>)| !chunks.is_empty());
         let chunks = BTreeMap::from_iter(chunks);
         let files = chunks.keys().map(|&hub| (hub, BTreeMap::new())).collect();
-        Disks { layout: Arc::clone(layout), chunks, files, collected: HashMap::new(), failures: 0 }
+        Disks { layout: Arc::clone(layout), optimizer, chunks, files, collected: HashMap::new(), failures: 0 }
     }
 
     /// Takes a core's part of a snapshot of its hub.
     pub fn take(&mut self, part: &SnapshotPart, occasion: Occasion) {
-        let mut values = part.values.as_slice();
         let hub = self.chunks.iter().find(|(_, chunks)| chunks.contains(&part.chunks[0])).expect("a hub").0;
         let collected = self.collected.entry((*hub, occasion)).or_default();
-        for &chunk in &part.chunks {
-            let of_chunk;
-            (of_chunk, values) = values.split_at(self.layout.chunk(chunk).span.bytes / 4);
-            collected.insert(chunk, of_chunk.to_vec());
-        }
+        collected.extend(weights_of(&self.layout, part).map(|(chunk, weights)| (chunk, weights.to_vec())));
     }
 
     /// Writes the file of a snapshot of a hub, if its disk works. Returns the rounds of its files.
@@ -105,10 +110,11 @@ impl Disks {
         let key = |key: &pbox_core::Key| {
             let elements = key.elements().unwrap() as usize;
             next += elements;
-            RestoredKey { elements: 0..elements, starts: vec![next - elements] }
+            // No step of these jobs reads the state.
+            RestoredKey { elements: 0..elements, starts: vec![next - elements; 2] }
         };
         let keys = self.layout.keys().iter().map(key).collect();
-        let restored = Restored::new(before, vec![(Round(0), Numbers::new(SGD))], values, keys);
+        let restored = Restored::new(before, vec![(Round(0), Numbers::new(self.optimizer))], values, keys);
         (Some(restored), files, is_damaged)
     }
 }

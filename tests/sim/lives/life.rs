@@ -7,7 +7,9 @@ use std::time::Duration;
 use fabric::sim::{Faults, Net};
 use membership::{Limits, Member};
 use pbox_core::codec::Codec;
-use pbox_core::{Compression, Consistency, Credit, Key, KeyId, Layout, Notice, OnLoss, Round, Schedule};
+use pbox_core::{
+    Compression, Consistency, Credit, Key, KeyId, Layout, Notice, OnLoss, Optimizer, Round, Schedule,
+};
 use sim_tests::race::SGD;
 use sim_tests::simulated::{Simulated, Terms};
 use sim_tests::trouble::Dice;
@@ -80,6 +82,7 @@ impl Life {
     pub fn new(seed: u64) -> Self {
         let mut dice = Dice::new(seed);
         let keys = (0..dice.from(1..=5)).map(|key| Key::f32(format!("{key}"), [1 + 40 * dice.below(3)]));
+        let keys = keys.map(|key| Key { wd_mult: 0.0, ..key });
         let layout = Arc::new(Layout::new(keys.collect(), 64).unwrap());
         let mut terms = Terms::new(WORKERS, dice.from(1..=2) as usize, SGD);
         (terms.job.hubs, terms.late) = (dice.from(1..=3) as u32, Some(seed));
@@ -90,13 +93,14 @@ impl Life {
             eprintln!("{terms:?}");
         }
         let job = simulated(&mut dice, &layout, &terms);
-        let disks = Disks::new(&layout, job.placement(), (terms.job.hubs, terms.cores));
+        let disks = Disks::new(&layout, job.placement(), (terms.job.hubs, terms.cores), terms.job.optimizer);
         let mut ledger = Ledger::new(&layout, terms.job.level.consistency, WORKERS);
         (0..WORKERS).for_each(|rank| ledger.begins(rank, &job));
         let stages = vec![Stage::TakesPart; WORKERS as usize];
         let machine = Member::linked(Limits { hubs: terms.job.hubs as usize, links: LIMIT, hub: LIMIT });
-        let (plot, counts, machines) =
+        let (plot, mut counts, machines) =
             (Plot::Calm, Counts::default(), vec![machine.clone(); WORKERS as usize]);
+        counts.add("steps wait for their key", usize::from(terms.job.optimizer.adapts_keys()));
         Life {
             dice,
             layout,
@@ -406,6 +410,10 @@ impl Life {
     }
 }
 
+/// An optimizer whose steps wait for their key. They are those of SGD: a key without decay is not adapted.
+const BY_KEY: Optimizer =
+    Optimizer::Lars { learning_rate: 1.0, weight_decay: 0.0, momentum: 0.0, trust: 1.0 };
+
 /// Draws how rounds and bytes go. All codecs are exact for what is pushed here.
 fn draw_level(terms: &mut Terms, dice: &mut Dice) {
     let level = &mut terms.job.level;
@@ -419,7 +427,11 @@ fn draw_level(terms: &mut Terms, dice: &mut Dice) {
     // No norm comes to it. Of several hubs the last state may lack a round that another has found.
     let may_wait =
         level.consistency == Consistency::Bsp && level.compression.is_none() && terms.job.hubs == 1;
-    terms.job.clip_norm = (may_wait && dice.below(2) == 0).then_some(1e30);
+    match dice.below(3) {
+        0 if may_wait => terms.job.clip_norm = Some(1e30),
+        1 if may_wait => terms.job.optimizer = BY_KEY,
+        _ => {}
+    }
     level.slice_bytes = Some(dice.from(0..=512) as usize);
     let mut credit = || (dice.below(3) == 0).then(|| dice.from(1..=600) as usize);
     (terms.worker_credit, level.credit) = (credit(), credit().map(Credit::Bytes).or(Some(Credit::None)));

@@ -76,6 +76,7 @@ fn whoever_comes_and_goes_each_round_is_stepped_once() {
         ("jobs failed", 100),
         ("jobs gone on from a checkpoint", 50),
         ("hubs lost again before workers had weights", 10),
+        ("steps wait for their key", 10),
     ]);
 }
 

@@ -66,3 +66,21 @@ fn missing_settings_have_pytorchs_defaults() {
         Optimizer::Momentum { learning_rate, weight_decay: 0.0, momentum: 0.25 }
     );
 }
+
+#[test]
+fn a_rate_is_adapted_to_a_quotient_and_to_none_that_is_0() {
+    let (learning_rate, weight_decay) = (0.5, 0.25);
+    let lars = Optimizer::Lars { learning_rate, weight_decay, momentum: 0.9, trust: 0.125 };
+    let lamb = Optimizer::Lamb { learning_rate, weight_decay, beta1: 0.9, beta2: 0.99, epsilon: 1e-6 };
+    let rate = |optimizer: &Optimizer, wd_mult, quotient| {
+        let step = Step::new(optimizer, 1, Round(1), learning_rate, 1.0, wd_mult);
+        step.adapted(optimizer, quotient).learning_rate
+    };
+    assert_eq!(rate(&lars, 1.0, 0.25), 0.5 * 0.125 / (0.25 + 0.25), "the decay is beside the gradient");
+    assert_eq!(rate(&lars, 2.0, 0.5), 0.5 * 0.125 / (0.5 + 0.5), "by its multiplier");
+    assert_eq!(rate(&lamb, 1.0, 4.0), 0.5 / 4.0, "the decay is in the update");
+    for optimizer in [lars, lamb] {
+        assert_eq!(rate(&optimizer, 1.0, 0.0), 0.5, "{}: a norm is 0", optimizer.name());
+        assert_eq!(rate(&optimizer, 0.0, 4.0), 0.5, "{}: a key without decay", optimizer.name());
+    }
+}

@@ -11,7 +11,7 @@ use pbox_core::{Consistency, Layout, Restored, Round, SnapshotPart};
 use sim_tests::simulated::Simulated;
 
 pub use alone::Alone;
-pub use together::Together;
+pub use together::{Together, weights_of};
 
 /// The ledger of a job of either kind.
 pub enum Ledger {

@@ -62,10 +62,8 @@ impl Together {
 
     /// Checks a part of a snapshot before a round.
     pub fn check_part(&self, part: &SnapshotPart, before: Round) {
-        let mut values = part.values.as_slice();
-        for (&chunk, &steps) in part.chunks.iter().zip(&part.steps) {
-            let of_chunk;
-            (of_chunk, values) = values.split_at(self.layout.chunk(chunk).span.bytes / 4);
+        let weights = weights_of(&self.layout, part);
+        for ((chunk, of_chunk), &steps) in weights.zip(&part.steps) {
             self.check_values(of_chunk, chunk, before);
             assert!(
                 !self.is_counted || steps == self.steps(chunk, before),
@@ -79,4 +77,16 @@ impl Together {
         let is_right = weights.iter().all(|&weight| weight == expected);
         assert!(is_right, "{chunk:?} before {before:?}: {weights:?}, not {expected}");
     }
+}
+
+/// Returns the weights of each chunk of a part, which has them in front of the chunk's state.
+pub fn weights_of<'a>(layout: &Layout, part: &'a SnapshotPart) -> impl Iterator<Item = (ChunkId, &'a [f32])> {
+    let lengths = Vec::from_iter(part.chunks.iter().map(|&chunk| layout.chunk(chunk).span.bytes / 4));
+    let tensors = part.values.as_slice().len() / lengths.iter().sum::<usize>();
+    let mut values = part.values.as_slice();
+    part.chunks.iter().zip(lengths).map(move |(&chunk, length)| {
+        let of_chunk;
+        (of_chunk, values) = values.split_at(length * tensors);
+        (chunk, &of_chunk[..length])
+    })
 }
