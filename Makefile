@@ -96,6 +96,8 @@ check: setup  ## check formatting, lints with warnings denied, docs, the build w
 	sh tools/check-unsafe.sh
 	! command -v python3 >/dev/null || python3 tools/check-docs.py
 	! command -v python3 >/dev/null || python3 tools/house.py --check
+	! command -v python3 >/dev/null || python3 tools/prose.py --self-test
+	! command -v python3 >/dev/null || python3 tools/prose.py
 	! command -v python3 >/dev/null || python3 tools/miscompiled.py $(FEATURES)
 	! command -v python3 >/dev/null || python3 tools/built-twice.py $(FEATURES)
 	! command -v shellcheck >/dev/null || shellcheck tools/figures/*.sh tools/rig/*.sh
