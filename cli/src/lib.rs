@@ -12,24 +12,27 @@ mod demo;
 pub mod doctor;
 mod operate;
 mod out;
+mod pages;
 mod replay;
 mod serve;
 mod token;
 mod top;
 pub mod topology;
 mod trace;
+mod version;
 
 use std::ffi::OsString;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use phub_server::HubSettings;
-use phub_server::program::{LogFormat, Unusable, log, parse, succeeds, variables_in};
+use phub_server::program::{Unusable, log, parse, succeeds, variables_in};
 
 use certificate::CertificateArgs;
 use checkpoint::CheckpointArgs;
 use demo::DemoArgs;
 use doctor::DoctorArgs;
 use operate::{DrainArgs, StatusArgs, StopArgs};
+use pages::{CompletionsArgs, ManArgs};
 use replay::ReplayArgs;
 use serve::{End, serve};
 use token::TokenArgs;
@@ -40,7 +43,7 @@ use trace::TraceArgs;
 /// A parameter hub: sums the gradients of all workers, runs the optimizer, and returns the new
 /// weights, at the speed of the memory.
 #[derive(Debug, Parser)]
-#[command(name = "phub-server", version)]
+#[command(name = "phub-server", version = version::SHORT.as_str(), long_version = version::LONG.as_str(), after_help = EXITS)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -49,14 +52,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the hub until Ctrl-C or SIGTERM. Logs go to stderr (RUST_LOG sets how much).
-    Serve {
-        #[command(flatten)]
-        settings: HubSettings,
-        /// How log lines are written: text for people, or json for programs, an object a line with its facts as fields
-        /// [default: text] [env: PHUB_LOG_FORMAT=]
-        #[arg(long, value_enum)]
-        log_format: Option<LogFormat>,
-    },
+    Serve(HubSettings),
     /// Show what a hub does: one with workers that train something small, of which one becomes slow.
     Demo(DemoArgs),
     /// Say how a hub is, and who takes part in its jobs.
@@ -81,7 +77,14 @@ enum Command {
     Certificate(CertificateArgs),
     /// Make a secret for hubs and workers, or a token that allows one thing.
     Token(TokenArgs),
+    /// Write pages for `man`: one for the program, and one for each command.
+    Man(ManArgs),
+    /// Print what a shell needs to complete commands and options.
+    Completions(CompletionsArgs),
 }
+
+/// The sentence of `--help` about the statuses of [`exit`].
+const EXITS: &str = "Exit status: 0 all went well; 1 it failed, and stderr says why; 2 the arguments are wrong; 3 a drained hub has ended.";
 
 /// The exit statuses of the program, beside 2 for arguments that are wrong.
 pub mod exit {
@@ -104,12 +107,10 @@ pub fn status(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let cli: Cli = parse(arguments.iter().cloned()).unwrap_or_else(|unusable: Unusable| unusable.exit());
     let result = match cli.command {
-        Command::Serve { settings, log_format } => {
-            match log("info", log_format).and_then(|()| serve(&settings)) {
-                Ok(End::Drained) => return exit::DRAINED,
-                other => other.map(drop),
-            }
-        }
+        Command::Serve(settings) => match log("info", settings.log_format).and_then(|()| serve(&settings)) {
+            Ok(End::Drained) => return exit::DRAINED,
+            other => other.map(drop),
+        },
         Command::Demo(args) => log("warn", None).and_then(|()| args.run()),
         Command::Status(args) => args.run(),
         Command::Stop(args) => args.run(),
@@ -119,6 +120,8 @@ pub fn status(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Token(args) => args.run(),
         Command::Trace(args) => args.run(),
         Command::Certificate(args) => args.run(),
+        Command::Man(args) => args.run(Cli::command()),
+        Command::Completions(args) => args.run(Cli::command()),
         // They have printed what is wrong.
         Command::Checkpoint(args) => match args.run() {
             Ok(false) => return exit::FAILED,

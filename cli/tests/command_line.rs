@@ -1,6 +1,8 @@
 //! The program's command line: what it says to settings that make no sense and to files that are
 //! none. Each error names the setting or the object, what was seen, and what to do.
 
+use std::process::Command;
+
 use crate::support::{failure, phub_server, says};
 use fabric::conformance::Watchdog;
 
@@ -444,4 +446,103 @@ fn commands_that_do_not_exist() {
     let _watchdog = Watchdog::start();
     says(failure(&["serv"]), &["serv", "unrecognized", "serve"]);
     says(failure(&[]), &["Usage", "serve", "topology"]);
+}
+
+#[test]
+fn bash_completes_commands_and_options() {
+    let script = phub_server(&["completions", "bash"]).output().unwrap();
+    assert!(script.status.success());
+    let script = String::from_utf8(script.stdout).unwrap();
+    for (words, expected) in
+        [("dem", "demo"), ("demo --slow", "--slow-after"), ("serve --checkpoint-k", "--checkpoint-keep")]
+    {
+        let last = words.rsplit(' ').next().unwrap();
+        let asked = format!(
+            "{script}\nCOMP_WORDS=(phub-server {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
+             _phub__server phub-server {last} x; echo \"${{COMPREPLY[@]}}\""
+        );
+        let said = Command::new("bash").args(["-c", &asked]).output().unwrap();
+        assert_eq!(
+            String::from_utf8_lossy(&said.stdout).trim(),
+            expected,
+            "{}",
+            String::from_utf8_lossy(&said.stderr)
+        );
+    }
+    says(failure(&["completions", "tcsh"]), &["tcsh", "bash", "fish", "zsh"]);
+}
+
+#[test]
+fn a_version_says_the_commit_and_what_the_build_can() {
+    let said = |flag: &str| String::from_utf8(phub_server(&[flag]).output().unwrap().stdout).unwrap();
+    assert_eq!(said("-V").lines().count(), 1);
+    let commit = Command::new("git").args(["log", "-1", "--format=%h"]).output().unwrap();
+    says(said("-V"), &[env!("CARGO_PKG_VERSION"), String::from_utf8(commit.stdout).unwrap().trim()]);
+    says(said("--version"), &[said("-V").trim(), "features: ", "instruction set: ", "protocol: "]);
+}
+
+#[test]
+fn each_command_has_a_page_for_man() {
+    let directory = tempfile::tempdir().unwrap();
+    let pages = directory.path().join("man1");
+    let output = phub_server(&["man", pages.to_str().unwrap()]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    says(
+        std::fs::read_to_string(pages.join("phub-server.1")).unwrap(),
+        &["Exit status", "phub\\-server\\-serve(1)"],
+    );
+    says(
+        std::fs::read_to_string(pages.join("phub-server-serve.1")).unwrap(),
+        &["PHUB_LISTEN", "late\\-limit\\-s"],
+    );
+    says(failure(&["man", "/proc/here"]), &["/proc/here", "a directory that this user may write"]);
+}
+
+/// Flags count more than variables, and variables more than the file; each error names the file.
+#[test]
+fn a_configuration_file_has_the_flags() {
+    let _watchdog = Watchdog::start();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("hub.toml");
+    let serve = |text: &str, flags: &[&str], variables: &[(&str, &str)]| {
+        std::fs::write(&file, text).unwrap();
+        let output = phub_server(&["serve", "--config", file.to_str().unwrap()])
+            .args(flags)
+            .envs(variables.iter().copied())
+            .output()
+            .unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let all = "# a hub\nlisten = \"127.0.0.1:0\"\ncores = 1\ntransports = [\"shm\", \"tcp\"]\ninsecure = true\nchecksum = false\n\
+               unused-limit-s = 0\njobs-limit = 7\nlate-warning-s = 40\n";
+    let (status, log) = serve(all, &["--jobs-limit", "9"], &[("PHUB_LATE_WARNING_S", "50")]);
+    assert_eq!(status, Some(0), "{log}");
+    says(
+        &log,
+        &["transports shm+tcp", "serves everybody", "checksums off", "at most 9 jobs", "late after 50 s"],
+    );
+    let named = file.to_str().unwrap();
+    for (text, words) in [
+        ("cores = \"four\"", ["--cores comes from", "\"four\"", named]),
+        ("lisen = \"127.0.0.1:0\"", ["--lisen comes from", "'--listen'", named]),
+        ("Cores = 4", ["Cores is no flag", "like late-limit-s", named]),
+        ("config = \"more.toml\"", ["config cannot be in", "on the command line", named]),
+        ("insecure = \"yes\"", ["insecure is on or off", "true or false", named]),
+        ("[cores]\nnumber = 4", ["cores is no value", "a number or a list", named]),
+        ("cores 4", ["is no TOML", "line 1", named]),
+        (
+            "nics = \"=no_such_nic7\"\nlisten = \"127.0.0.1:0\"",
+            ["--nics comes from", "this hub has none", named],
+        ),
+    ] {
+        let (status, error) = serve(text, &[], &[]);
+        assert!(matches!(status, Some(1 | 2)), "{status:?}: {error}");
+        says(error, &words);
+    }
+    says(
+        failure(&["serve", "--config", "/no/such/file.toml"]),
+        &["/no/such/file.toml", "--config wants a TOML file"],
+    );
+    let large = "#".repeat((1 << 20) + 1);
+    says(serve(&large, &[], &[]).1, &[named, "no configuration"]);
 }

@@ -7,7 +7,7 @@ use fabric::verbs::PATH_SETTINGS;
 
 const OURS: &str = "PHUB_";
 /// Names of a hub's settings. A test of the hub compares them with its flags, which this crate does not know.
-const OF_HUBS: [&str; 35] = [
+const OF_HUBS: [&str; 36] = [
     "PHUB_ABOVE",
     "PHUB_ABOVE_LIMIT_S",
     "PHUB_CHECKPOINTS",
@@ -16,6 +16,7 @@ const OF_HUBS: [&str; 35] = [
     "PHUB_CHECKPOINT_KEEP",
     "PHUB_CHECKPOINT_MODE",
     "PHUB_CHECKSUM",
+    "PHUB_CONFIG",
     "PHUB_CORES",
     "PHUB_DATA_LISTEN",
     "PHUB_HEARTBEAT_LIMIT_S",

@@ -1,6 +1,6 @@
-//! Command lines, and the environment beside them: the one place where programs make settings of both.
+//! Command lines, and the environment and a configuration file beside them: the one place where programs make settings of the three.
 //!
-//! A variable that is empty is not set. An error says which variable a value came from.
+//! A variable that is empty is not set. An error says which variable or file a value came from.
 
 use std::ffi::{OsStr, OsString};
 
@@ -8,11 +8,13 @@ use clap::builder::Resettable;
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Command, CommandFactory, FromArgMatches};
 
+use super::config::{self, Config, flag, is_given};
+
 /// Arguments that nobody can follow.
 #[derive(Debug)]
 pub struct Unusable {
     error: clap::Error,
-    /// Which of what is named comes from the environment.
+    /// The origin of each setting that the error names and that the command line does not have.
     notes: Vec<String>,
 }
 
@@ -37,7 +39,7 @@ impl Unusable {
 /// Parses the arguments of a program, of which the first is its name.
 ///
 /// # Errors
-/// When they, or the environment beside them, make no sense. So end `--help` and `--version`, too.
+/// When they, the environment or the configuration file make no sense. So end `--help` and `--version`, too.
 pub fn parse<T: CommandFactory + FromArgMatches>(
     arguments: impl IntoIterator<Item = OsString>,
 ) -> Result<T, Unusable> {
@@ -49,18 +51,28 @@ pub fn parse<T: CommandFactory + FromArgMatches>(
         Unusable { error, notes }
     };
     let parsed = |command: &mut Command| -> Result<T, clap::Error> {
-        let mut matches: ArgMatches = command.try_get_matches_from_mut(&arguments)?;
+        let file = config::read(chosen(command, &arguments), &arguments);
+        let file = file.map_err(|why| command.error(ErrorKind::Io, why))?;
+        let of_file = file.into_iter().flat_map(|file| file.flags).map(|(_, argument)| argument);
+        let all: Vec<OsString> = arguments.iter().cloned().chain(of_file).collect();
+        let mut matches: ArgMatches = command.try_get_matches_from_mut(all)?;
         T::from_arg_matches_mut(&mut matches).map_err(|error| error.format(command))
     };
     parsed(&mut command).map_err(|error| unusable(error, &command))
 }
 
-/// Which flags that a text names come from the environment, as a sentence each.
+/// Says which flags that a text names come from the environment or a configuration file, in a sentence each.
 pub fn variables_in(text: &str, command: &Command, arguments: &[OsString]) -> Vec<String> {
-    let from = |(flag, variable, value): (String, String, String)| {
-        names(text, &flag).then(|| format!("{flag} comes from the environment: {variable} is {value:?}"))
-    };
-    of_environment(command, arguments).into_iter().filter_map(from).collect()
+    let of_environment = of_environment(command, arguments).into_iter().map(|(flag, variable, value)| {
+        (format!("{flag} comes from the environment: {variable} is {value:?}"), flag)
+    });
+    // A file that cannot be read has been told.
+    let file = config::read(command, arguments).ok().flatten();
+    let of_file = file.into_iter().flat_map(|Config { path, flags }| {
+        let from = move |(flag, _)| (format!("{flag} comes from {}", path.display()), flag);
+        flags.into_iter().map(from)
+    });
+    of_environment.chain(of_file).filter_map(|(note, flag)| names(text, &flag).then_some(note)).collect()
 }
 
 fn notes(error: &clap::Error, command: &Command, arguments: &[OsString]) -> Vec<String> {
@@ -84,13 +96,9 @@ fn chosen<'a>(command: &'a Command, arguments: &[OsString]) -> &'a Command {
 /// The flags whose value is the environment's: flag, variable, value.
 fn of_environment(command: &Command, arguments: &[OsString]) -> Vec<(String, String, String)> {
     let of_arg = |arg: &clap::Arg| {
-        let (flag, variable) = (format!("--{}", arg.get_long()?), arg.get_env()?.to_str()?.to_owned());
-        let is_given = |given: &OsString| {
-            let given = given.to_string_lossy();
-            given == flag || given.strip_prefix(&flag).is_some_and(|rest| rest.starts_with('='))
-        };
+        let (flag, variable) = (flag(arg)?, arg.get_env()?.to_str()?.to_owned());
         let value = std::env::var_os(&variable).filter(|value| !value.is_empty())?;
-        (!arguments.iter().any(is_given)).then(|| (flag, variable, value.to_string_lossy().into_owned()))
+        (!is_given(&flag, arguments)).then(|| (flag, variable, value.to_string_lossy().into_owned()))
     };
     command.get_arguments().filter_map(of_arg).collect()
 }

@@ -1,6 +1,7 @@
 //! What the project's programs share: their log, how they end, and the model that they are given.
 
 mod arguments;
+mod config;
 mod exit;
 mod log;
 mod model_source;

@@ -25,7 +25,7 @@ use topology::{CoreChoice, CpuId};
 
 use crate::checkpoint::{FileMode, KEEP};
 use crate::error::HubError;
-use crate::program::{self, Unusable};
+use crate::program::{self, LogFormat, Unusable};
 
 pub use idle_choice::IdleChoice;
 pub use path_args::PathArgs;
@@ -221,6 +221,15 @@ pub struct HubSettings {
     #[arg(long, env = "PHUB_RECORD_MB", value_name = "MB", default_value_t = 1000, requires = "record",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub record_mb: u32,
+
+    /// Form of log lines: text for people, or json for programs, an object a line with its facts as fields
+    /// [default: text] [env: PHUB_LOG_FORMAT=]
+    #[arg(long, value_enum)]
+    pub log_format: Option<LogFormat>,
+
+    /// TOML file with settings, whose keys are the flags without their dashes, like `cores = 4`. Flags and variables count more.
+    #[arg(long, env = "PHUB_CONFIG", value_name = "FILE.toml")]
+    pub config: Option<PathBuf>,
 
     /// End when there has been no job for this many seconds. Default: run until a signal.
     #[arg(long, env = "PHUB_UNUSED_LIMIT_S", value_name = "SECONDS",

@@ -1,0 +1,60 @@
+//! `phub-server man` and `phub-server completions`: pages for `man`, and what a shell needs to complete commands and options.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::{Command, Parser};
+use clap_complete::{Shell, generate};
+
+use crate::out::line;
+
+/// Settings of `phub-server man`.
+///
+/// `man -l DIRECTORY/phub-server-serve.1` shows a page. Where `man` finds pages, `phub-server man ~/.local/share/man/man1` puts
+/// them.
+#[derive(Clone, Debug, Parser)]
+pub struct ManArgs {
+    /// Directory of the pages. It is made if it is not there.
+    directory: PathBuf,
+}
+
+impl ManArgs {
+    /// Writes a page for the program, and one for each command.
+    ///
+    /// # Errors
+    /// When the directory cannot be made or written.
+    pub fn run(&self, program: Command) -> anyhow::Result<()> {
+        let at = self.directory.display();
+        let failed = || format!("writing pages to {at}: give a directory that this user may write");
+        std::fs::create_dir_all(&self.directory).with_context(failed)?;
+        clap_mangen::generate_to(program, &self.directory).with_context(failed)?;
+        line(format_args!("phub-server: pages are in {at}; `man -l {at}/phub-server.1` shows the first"))
+    }
+}
+
+/// Settings of `phub-server completions`.
+///
+/// For bash, in each new shell: `phub-server completions bash >> ~/.bash_completion`. For fish:
+/// `phub-server completions fish > ~/.config/fish/completions/phub-server.fish`. For zsh: a file `_phub-server` in a folder of
+/// its `fpath`.
+#[derive(Clone, Debug, Parser)]
+pub struct CompletionsArgs {
+    /// The shell.
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+impl CompletionsArgs {
+    /// Prints the shell's script.
+    ///
+    /// # Errors
+    /// When stdout takes nothing.
+    pub fn run(&self, mut program: Command) -> anyhow::Result<()> {
+        let mut script = Vec::new();
+        generate(self.shell, &mut program, "phub-server", &mut script);
+        let script = String::from_utf8(script)?;
+        // The library's table of bash has another name for a program with a hyphen than its lookup has.
+        let script = script.replace("phub__subcmd__server__subcmd__", "phub__server__subcmd__");
+        line(script.trim_end())
+    }
+}

@@ -1,0 +1,21 @@
+//! The text of `phub-server --version`: the commit, the features and the instruction set of this build on this machine.
+
+use std::sync::LazyLock;
+
+use pbox_core::control::Versions;
+use pbox_core::kernels::Kernels;
+
+/// The version and its commit: a line.
+pub static SHORT: LazyLock<String> =
+    LazyLock::new(|| format!("{} ({})", env!("CARGO_PKG_VERSION"), env!("PHUB_COMMIT")));
+
+/// The facts that a report of a fault needs: a line each.
+pub static LONG: LazyLock<String> = LazyLock::new(|| {
+    let features = if cfg!(feature = "hwloc") { "hwloc" } else { "none: the machine is read from sysfs" };
+    let Versions { lowest, highest } = Versions::OURS;
+    format!(
+        "{}\nfeatures: {features}\ninstruction set: {}\nprotocol: {highest}, and with older hubs and workers {lowest}",
+        *SHORT,
+        Kernels::detect().name()
+    )
+});

@@ -1,0 +1,127 @@
+//! Configuration files: TOML whose keys are the flags of a command, without their dashes.
+//!
+//! A file counts less than the environment, which counts less than the command line. Only commands with `--config` have one.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use clap::{Arg, ArgAction, Command};
+use toml::{Table, Value};
+
+/// The flag that names a file.
+const CONFIG: &str = "--config";
+/// A longer file is no configuration.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// The settings of a file that neither the command line nor the environment has.
+#[derive(Debug)]
+pub(super) struct Config {
+    /// The file.
+    pub path: PathBuf,
+    /// Each flag with its value as an argument: `--cores=4`, or `--checksum` alone.
+    pub flags: Vec<(String, OsString)>,
+}
+
+/// Reads the file that the arguments of a command name, or else its variable.
+///
+/// # Errors
+/// When the file cannot be read, or is not one key and value a line: in words.
+pub(super) fn read(command: &Command, arguments: &[OsString]) -> Result<Option<Config>, String> {
+    let Some(named) = command.get_arguments().find(|arg| flag(arg).as_deref() == Some(CONFIG)) else {
+        return Ok(None);
+    };
+    let variable = || std::env::var_os(named.get_env()?).filter(|value| !value.is_empty());
+    let Some(path) = value_of(CONFIG, arguments).or_else(variable).map(PathBuf::from) else {
+        return Ok(None);
+    };
+    let table: Table = toml::from_str(&text(&path)?)
+        .map_err(|error| format!("{} is no TOML: {}", path.display(), error.to_string().trim_end()))?;
+    let mut flags = Vec::with_capacity(table.len());
+    for (key, value) in &table {
+        let flag = format!("--{key}");
+        let wrong = |what: &str| format!("{}: {key} {what}", path.display());
+        if !key.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-') {
+            return Err(wrong(
+                "is no flag: expected a flag of this command without its dashes, like late-limit-s",
+            ));
+        }
+        if flag == CONFIG {
+            return Err(wrong("cannot be in a configuration file: give it on the command line"));
+        }
+        let arg = command.get_arguments().find(|arg| self::flag(arg).as_ref() == Some(&flag));
+        let is_switch = arg.is_some_and(|arg| matches!(arg.get_action(), ArgAction::SetTrue));
+        let is_given = is_given(&flag, arguments) || arg.is_some_and(is_in_environment);
+        let argument = match (value, is_switch) {
+            (Value::Boolean(true), true) => Some(flag.clone()),
+            (Value::Boolean(false), true) => None,
+            (_, true) => return Err(wrong("is on or off: expected true or false")),
+            _ => Some(format!(
+                "{flag}={}",
+                words(value).ok_or_else(|| wrong("is no value: expected a string, a number or a list"))?
+            )),
+        };
+        flags.extend(argument.filter(|_| !is_given).map(|argument| (flag, argument.into())));
+    }
+    Ok(Some(Config { path, flags }))
+}
+
+/// Whether a command line has a flag.
+pub(super) fn is_given(flag: &str, arguments: &[OsString]) -> bool {
+    arguments.iter().any(|given| rest(flag, given).is_some())
+}
+
+/// Returns the flag of an argument that has one: `--cores`.
+pub(super) fn flag(arg: &Arg) -> Option<String> {
+    arg.get_long().map(|long| format!("--{long}"))
+}
+
+fn is_in_environment(arg: &Arg) -> bool {
+    arg.get_env().and_then(std::env::var_os).is_some_and(|value| !value.is_empty())
+}
+
+/// Returns what is behind a flag in one argument: nothing, or its value.
+fn rest<'a>(flag: &str, given: &'a OsStr) -> Option<Option<&'a str>> {
+    match given.to_str()?.strip_prefix(flag)? {
+        "" => Some(None),
+        rest => rest.strip_prefix('=').map(Some),
+    }
+}
+
+fn value_of(flag: &str, arguments: &[OsString]) -> Option<OsString> {
+    let at = arguments.iter().position(|given| rest(flag, given).is_some())?;
+    match rest(flag, &arguments[at])? {
+        Some(value) => Some(value.into()),
+        None => arguments.get(at + 1).cloned(),
+    }
+}
+
+fn text(path: &Path) -> Result<String, String> {
+    let at = path.display();
+    let mut text = String::new();
+    let read = File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text));
+    match read {
+        Err(error) => {
+            Err(format!("cannot read {at}: {error}; --config wants a TOML file that this user may read"))
+        }
+        Ok(bytes) if bytes as u64 > MAX_BYTES => {
+            Err(format!("{at} has more than {MAX_BYTES} bytes: it is no configuration"))
+        }
+        Ok(_) => Ok(text),
+    }
+}
+
+/// Returns a value as a command line has it: the items of a list with commas between them.
+fn words(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Integer(number) => Some(number.to_string()),
+        Value::Float(number) => Some(number.to_string()),
+        Value::Boolean(is_on) => Some(is_on.to_string()),
+        Value::Array(items) if !items.iter().any(Value::is_array) => {
+            Some(items.iter().map(words).collect::<Option<Vec<_>>>()?.join(","))
+        }
+        Value::Array(_) | Value::Datetime(_) | Value::Table(_) => None,
+    }
+}
