@@ -39,7 +39,7 @@ pub enum TlsError {
     System(#[from] io::Error),
 }
 
-/// The one library of ciphers that is used.
+/// Returns the one library of ciphers that is used.
 pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
@@ -77,7 +77,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     if read.is_empty() { Err(TlsError::Empty { path: path.to_owned() }) } else { Ok(read) }
 }
 
-/// The certificates of a file, to trust those that they have signed, and themselves.
+/// Returns the certificates of a file, to trust those that they have signed, and themselves.
 pub(crate) fn roots(path: &Path) -> Result<Arc<RootCertStore>, TlsError> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {

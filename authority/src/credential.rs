@@ -96,7 +96,7 @@ impl Credential {
         Self::parse(&text, &format!("the file {}", path.display()))
     }
 
-    /// A secret or a token that somebody gave at `place`.
+    /// Parses a secret or a token that somebody gave at `place`.
     ///
     /// # Errors
     /// When it is neither.
@@ -126,7 +126,7 @@ impl Credential {
         }
     }
 
-    /// The secrets that it holds.
+    /// Returns the secrets that it holds.
     ///
     /// # Errors
     /// When it is a token.

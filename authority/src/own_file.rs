@@ -14,7 +14,7 @@ pub(crate) fn path() -> Option<PathBuf> {
     Some(directory()?.join("secret"))
 }
 
-/// The directory of this user's secret: `phub` in that of the user's settings.
+/// Returns the directory of this user's secret: `phub` in that of the user's settings.
 pub fn directory() -> Option<PathBuf> {
     let directory = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let settings = directory("XDG_CONFIG_HOME").or_else(|| Some(directory("HOME")?.join(".config")))?;

@@ -54,7 +54,7 @@ pub struct Proof {
 }
 
 impl Token {
-    /// The proof of a request with this method, path (with its query) and body.
+    /// Returns the proof of a request with this method, path (with its query) and body.
     ///
     /// # Errors
     /// When the kernel gives no random bits.

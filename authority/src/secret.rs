@@ -33,7 +33,7 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// A secret that somebody chose.
+    /// Creates a secret that somebody chose.
     ///
     /// # Errors
     /// When it is short, or has spaces.
@@ -53,7 +53,7 @@ impl Secret {
         Ok(Secret(text.to_owned()))
     }
 
-    /// A new one, of 256 bits by chance.
+    /// Returns a new one, of 256 bits by chance.
     ///
     /// # Errors
     /// When the kernel gives no random bits.
@@ -61,12 +61,12 @@ impl Secret {
         Ok(Secret(hex(&random::<32>()?)))
     }
 
-    /// The secret itself, to keep it in a file.
+    /// Returns the secret itself, to keep it in a file.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// The token of a right to a job, or to [`ALL_JOBS`](crate::ALL_JOBS).
+    /// Returns the token of a right to a job, or to [`ALL_JOBS`](crate::ALL_JOBS).
     pub fn token(&self, right: Right, job: &str) -> Token {
         self.token_until(right, job, None)
     }
@@ -106,7 +106,7 @@ impl From<Secret> for Secrets {
 }
 
 impl Secrets {
-    /// A secret in each line. Empty lines, and those that begin with `#`, say nothing.
+    /// Returns a secret in each line. Empty lines, and those that begin with `#`, say nothing.
     ///
     /// # Errors
     /// When there is none, or one is easy to guess.
@@ -120,7 +120,7 @@ impl Secrets {
         }
     }
 
-    /// The one that is used.
+    /// Returns the one that is used.
     pub fn first(&self) -> &Secret {
         &self.0[0]
     }
@@ -130,7 +130,7 @@ impl Secrets {
         self.0.iter().any(|secret| secret.made(token))
     }
 
-    /// The token whose holder made the proof of a request, if one of them made that.
+    /// Returns the token whose holder made the proof of a request, if one of them made that.
     pub fn proved(&self, proof: &Proof, method: &str, path: &str) -> Option<Token> {
         let (right, job, expires) = proof.claim();
         let mut tokens = self.0.iter().map(|secret| secret.token_until(right, job, expires));

@@ -93,7 +93,7 @@ impl Token {
         self.expires.is_some_and(|expires| seconds >= expires)
     }
 
-    /// A right, and until when it holds, as a token names them.
+    /// Returns a right, and until when it holds, as a token names them.
     pub(crate) fn right_of(text: &str) -> Option<(Right, Option<u64>)> {
         let (name, expires) = match text.split_once('@') {
             None => (text, None),

@@ -25,7 +25,7 @@ impl<E: Element> PrivateMemory<E> {
     /// Elements of a cache line: chunks start on lines, as in a window.
     const LINE: usize = 64 / size_of::<E>();
 
-    /// The memory of chunks with these numbers of elements, filled with small numbers.
+    /// Creates the memory of chunks with these numbers of elements, filled with small numbers.
     pub fn new(chunks: &[usize], workers: usize, optimizer: Optimizer) -> Result<Self, MapError> {
         let elements: usize = chunks.iter().map(|elements| elements.next_multiple_of(Self::LINE)).sum();
         let buffer = |what, salt: usize| {
@@ -80,7 +80,7 @@ impl<E: Element> PrivateMemory<E> {
         }
     }
 
-    /// Bytes that a pass reads and writes. State and weights that are stepped count twice.
+    /// Returns the number of bytes that a pass reads and writes. State and weights that are stepped count twice.
     pub fn bytes_moved(&self) -> u64 {
         let optimizer = &self.optimizer;
         let window = size_of_val(self.weights.as_slice());

@@ -14,7 +14,7 @@ use hub_tests::{FIRST, SECOND, THIRD, config, hub, push_all, ready_all, says, sm
 use pbox_core::{Key, KeyId};
 use worker_shim::Session;
 
-/// A layer for each key of the small model.
+/// Returns a layer for each key of the small model.
 fn plan() -> ComputePlan {
     let layer = |key: &Key| Layer {
         name: key.name.clone(),
@@ -63,7 +63,7 @@ impl<W: Worker<Error = anyhow::Error>> Worker for Telling<W> {
     }
 }
 
-/// An iteration that pushes, and an iteration whose forward pass waits.
+/// Returns an iteration that pushes, and an iteration whose forward pass waits.
 fn two_iterations(session: &mut Session, waits: Sender<KeyId>) -> Vec<Duration> {
     let plan = plan();
     let look = |session: &mut Session| {

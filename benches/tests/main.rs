@@ -7,7 +7,7 @@ mod peers;
 mod probe;
 mod train;
 
-/// The probe.
+/// Returns the probe.
 fn probe_program() -> std::process::Command {
     std::process::Command::new(env!("CARGO_BIN_EXE_phub-probe"))
 }

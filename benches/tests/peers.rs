@@ -26,7 +26,7 @@ fn tiny_model(dir: &Path) -> PathBuf {
 const FAMILY: &str = "sleep 1000 & echo $!; setsid sh -c 'sleep 1000 & echo $!; echo $$; wait' & \
                       (sleep 1000 & echo $!); echo leader $$; wait";
 
-/// A guard of this command.
+/// Returns a guard of this command.
 fn guarded(limit_s: &str) -> Program {
     Program::start(phub_peers().args(["--limit-s", limit_s, "--guard", "sh", "-c", FAMILY]))
 }

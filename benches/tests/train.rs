@@ -45,7 +45,7 @@ fn train(args: &[&str]) -> Output {
     output
 }
 
-/// The report of a good run, and its fingerprint.
+/// Returns the report of a good run, and its fingerprint.
 fn good_run(workers: &str) -> (String, String) {
     let output = train(&["--workers", workers, "--epochs", "8"]);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();

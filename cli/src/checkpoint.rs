@@ -118,7 +118,7 @@ fn list(directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A time in its largest unit.
+/// Returns a time in its largest unit.
 fn spoken(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {

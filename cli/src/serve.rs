@@ -115,7 +115,7 @@ pub fn serve(settings: &HubSettings) -> anyhow::Result<End> {
     bug.map_or(Ok(end), Err)
 }
 
-/// The error after a second signal: which checkpoints are lost.
+/// Returns the error after a second signal: which checkpoints are lost.
 fn cut_short(signal: &str, unsaved: &[String]) -> anyhow::Error {
     if unsaved.is_empty() {
         return anyhow!("ended at once by {signal}; no checkpoint was left to write");

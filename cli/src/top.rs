@@ -93,7 +93,7 @@ impl TopArgs {
     }
 }
 
-/// A line for each job.
+/// Returns a line for each job.
 fn lines(hub: &HubReply) -> String {
     let line = |job: &&JobReply| format!("{}: {}\n", job.name, job.verdict);
     let text: String = sorted(hub).iter().map(line).collect();
@@ -144,7 +144,7 @@ fn sorted(hub: &HubReply) -> Vec<&JobReply> {
     jobs
 }
 
-/// The part of the time since then that a core worked, or since the start.
+/// Returns the part of the time since then that a core worked, or since the start.
 fn part_busy(core: &CoreReply, before: Option<&CoreReply>) -> f64 {
     let (busy, waiting) = before.map_or((0, 0), |before| (before.busy_ns, before.waiting_ns));
     let (busy, waiting) = (core.busy_ns.saturating_sub(busy), core.waiting_ns.saturating_sub(waiting));

@@ -16,7 +16,7 @@ fn doctor(arguments: &[&str]) -> (Option<i32>, String) {
     (status.code(), text.into_owned())
 }
 
-/// The lines of one check.
+/// Returns the lines of one check.
 #[track_caller]
 fn check<'a>(text: &'a str, name: &str) -> &'a str {
     let is = |line: &str| line.get(6..).is_some_and(|rest| rest.starts_with(&format!("{name} ")));

@@ -12,13 +12,13 @@ use pbox_core::{Key, Optimizer};
 use rustix::process::Signal;
 use worker_shim::{Session, SessionConfig, SessionError};
 
-/// A hub whose working directory is empty.
+/// Returns a hub whose working directory is empty.
 fn serve(dir: &Path, more: &[&str]) -> Serve {
     let arguments = [&["serve", "--listen", "127.0.0.1:0", "--cores", "1"], more].concat();
     Serve::start(phub_server(&arguments).current_dir(dir).env("RUST_LOG", "warn"))
 }
 
-/// The two workers of a job in the middle of a round: only rank 0 has pushed.
+/// Returns the two workers of a job in the middle of a round: only rank 0 has pushed.
 fn in_the_middle_of_a_round(address: &str) -> Vec<Session> {
     let mut sessions: Vec<Session> = std::thread::scope(|scope| {
         let join = |rank| {
@@ -39,7 +39,7 @@ fn push_all(session: &mut Session) -> Result<(), SessionError> {
     session.keys().try_for_each(|key| session.push(key))
 }
 
-/// The sockets of a process that have abstract names.
+/// Returns the sockets of a process that have abstract names.
 fn named_sockets(pid: u32) -> Vec<String> {
     let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     let links = descriptors.filter_map(|fd| std::fs::read_link(fd.path()).ok());
@@ -139,7 +139,7 @@ fn a_second_signal_ends_it_at_once_and_says_what_was_not_written() {
     drop(sessions);
 }
 
-/// The only worker of a job, which has pushed one of two keys.
+/// Returns the only worker of a job, which has pushed one of two keys.
 fn between_two_keys(address: &str, job: &str) -> Session {
     let keys = vec![Key::f32("a", [100]), Key::f32("b", [100])];
     let optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };

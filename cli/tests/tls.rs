@@ -56,7 +56,7 @@ impl Worker {
         Worker { child, said }
     }
 
-    /// The first line that begins with one of these.
+    /// Returns the first line that begins with one of these.
     fn says(&mut self, beginnings: &[&str]) -> String {
         let mut lines = self.said.by_ref().lines().map_while(Result::ok);
         let found = lines.find(|line| beginnings.iter().any(|beginning| line.starts_with(beginning)));

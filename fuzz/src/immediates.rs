@@ -230,7 +230,7 @@ impl Bed {
         assert_eq!(is_over, self.over[core] && !was_over, "{imm:?} of rank {rank}: {notices:?}");
     }
 
-    /// The model: the ranks that the hub drops for this post, and the words of each reason.
+    /// Returns the model: the ranks that the hub drops for this post, and the words of each reason.
     fn expected_drops(&mut self, rank: usize, core: usize, imm: Imm) -> Vec<(usize, String)> {
         let Immediate { chunk, round_bits, content } = Immediate::decode(imm);
         if chunk.index() >= CHUNKS || self.placement.owner(chunk) != core {
@@ -294,7 +294,7 @@ impl Bed {
         full
     }
 
-    /// The round of a chunk that a worker may push, or has pushed without an answer yet.
+    /// Returns the round of a chunk that a worker may push, or has pushed without an answer yet.
     fn round_in_flight(&self, chunk: usize, rank: usize) -> Round {
         let (next, waits) = self.chunks[chunk][rank];
         if waits { Round(next.0 - 1) } else { next }

@@ -60,8 +60,8 @@ fn check_push(slim: &SlimDp, elements: usize, significant: &[u64], payload: &[u8
     }
 }
 
-/// The bits of the value plus zero: all NaNs are the same, because the compiler chooses their bits, and zeros lose
-/// their sign.
+/// Returns the bits of the value plus zero: all NaNs are the same, because the compiler chooses their bits, and zeros
+/// lose their sign.
 fn canonical(value: f32) -> u32 {
     if value.is_nan() { u32::MAX } else { (0.0 + value).to_bits() }
 }

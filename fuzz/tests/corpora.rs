@@ -80,7 +80,7 @@ fn every_target_survives_mutated_inputs() {
     }
 }
 
-/// One of the inputs, with up to eight changes.
+/// Returns one of the inputs, with up to eight changes.
 fn mutated(inputs: &[Vec<u8>], seed: u64, time: u64) -> Vec<u8> {
     // SplitMix64 (Steele): the same changes for the same seed and time.
     let mut state = seed << 40 ^ time;

@@ -16,7 +16,7 @@ use worker_shim::Session;
 use super::{Behind, LIMIT_S, beside};
 use crate::processes::worker::Worker;
 
-/// Two workers of a job over these hubs, after a round.
+/// Returns two workers of a job over these hubs, after a round.
 fn two_workers(hubs: &str, job: &str, transport: &str) -> Vec<Worker> {
     on_threads(2, |rank| {
         let mut worker = Worker::join(&format!("{hubs} {job} {rank} 2{transport}")).unwrap();

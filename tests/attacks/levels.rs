@@ -13,7 +13,7 @@ use worker_shim::{Session, SessionConfig, SessionError};
 
 use super::{Behind, LIMIT_S, beside};
 
-/// A worker on each machine, with weights of 1.
+/// Returns a worker on each machine, with weights of 1.
 fn ready(config: impl Fn(u32) -> SessionConfig + Sync) -> Vec<Session> {
     on_threads(2, |machine| {
         let mut session = Session::join(config(machine)).unwrap_or_else(|error| panic!("{machine}: {error}"));
@@ -51,7 +51,7 @@ fn rounds_while(sessions: &mut [Session], count: u32, what: impl FnOnce()) -> Ve
     })
 }
 
-/// A hub at the top, and two below that reach it through its network.
+/// Returns a hub at the top, and two below that reach it through its network.
 fn tree(variables: &[(&str, &str)]) -> (Behind, [Behind; 2]) {
     let top = Behind::start(variables);
     let above = top.relay.address();

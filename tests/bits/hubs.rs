@@ -120,7 +120,7 @@ fn workers_that_name_the_hubs_in_another_order_are_refused() {
     assert!(told, "{outcomes:?}");
 }
 
-/// A proxy of a hub for one request, which changes the digest of the placement in the reply.
+/// Returns a proxy of a hub for one request, which changes the digest of the placement in the reply.
 fn another_digest(hub: &str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, hub) = (listener.local_addr().unwrap().to_string(), hub.to_owned());

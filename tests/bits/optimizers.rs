@@ -113,7 +113,7 @@ fn of_two_workers(optimizer: Optimizer) -> Training {
     Training { workers: 2, ..Training::new(optimizer.name(), odd_keys(), optimizer) }
 }
 
-/// The odd keys in f16, bf16 and f32 by turns. The hub sums 16-bit gradients and steps their weights in f32.
+/// Returns the odd keys in f16, bf16 and f32 by turns. The hub sums 16-bit gradients and steps their weights in f32.
 fn mixed_keys() -> Vec<Key> {
     let dtypes = [Dtype::F16, Dtype::BF16, Dtype::F32].into_iter().cycle();
     let mixed = |(key, dtype)| Key { dtype, ..key };

@@ -175,7 +175,7 @@ impl Cluster {
         Ok(Cluster { hubs, workers: Mutex::default(), small_disk })
     }
 
-    /// The workers that live.
+    /// Returns the workers that live.
     pub fn workers(&self) -> MutexGuard<'_, HashMap<(usize, u32), Living>> {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner)
     }

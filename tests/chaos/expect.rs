@@ -123,7 +123,7 @@ impl Subsets {
         Subsets { number, workers: training.workers, seed, optimizer: training.optimizer, layout, weights }
     }
 
-    /// One element's weight after a step of these workers.
+    /// Returns one element's weight after a step of these workers.
     fn step(&self, who: u32, round: u32, key: KeyId, i: usize) -> f32 {
         let ranks = (0..self.workers).filter(|rank| who & (1 << rank) != 0);
         let step = Step::new(

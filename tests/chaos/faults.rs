@@ -59,7 +59,7 @@ const FAULTS: [(&str, u64, Act); 20] = [
     ("storm of scrapes", 2, Act::Scrapes),
 ];
 
-/// The names of all faults.
+/// Returns the names of all faults.
 pub fn names() -> Vec<&'static str> {
     FAULTS.iter().map(|(name, _, _)| *name).collect()
 }
@@ -75,7 +75,7 @@ pub struct Strike {
 }
 
 impl Strike {
-    /// The next fault of the dice.
+    /// Returns the next fault of the dice.
     pub fn draw(dice: &mut Dice) -> Self {
         let mut at = dice.below(FAULTS.iter().map(|(_, weight, _)| weight).sum());
         let fault = FAULTS.iter().position(|(_, weight, _)| {

@@ -127,7 +127,7 @@ pub const JOBS: [Job; 9] = [
     },
 ];
 
-/// The jobs that depend on a hub.
+/// Returns the jobs that depend on a hub.
 pub fn jobs_of(hub: usize) -> Vec<usize> {
     (0..JOBS.len()).filter(|&job| JOBS[job].touched_by.contains(&hub)).collect()
 }

@@ -14,7 +14,7 @@ use super::jobs::JOBS;
 const CROWD: usize = 100;
 const MESSAGE_LIMIT: Duration = Duration::from_millis(500);
 
-/// A connection, or none where the hub is gone or stopped.
+/// Returns a connection, or none where the hub is gone or stopped.
 fn connect(address: SocketAddr) -> Option<TcpStream> {
     let stream = TcpStream::connect_timeout(&address, MESSAGE_LIMIT).ok()?;
     stream.set_read_timeout(Some(MESSAGE_LIMIT)).ok()?;
@@ -50,7 +50,7 @@ fn get(stream: &mut TcpStream, path: &str) -> std::io::Result<()> {
     write!(stream, "GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: {}\r\n\r\n", authorization())
 }
 
-/// The jobs that a hub has now, by their names.
+/// Returns the jobs that a hub has now, by their names.
 fn names(hub: &HubProcess) -> Option<Vec<String>> {
     let mut stream = connect(hub.address)?;
     get(&mut stream, "/v1/hub").ok()?;

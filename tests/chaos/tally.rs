@@ -37,7 +37,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// A book in `dir`, for so many jobs and these faults.
+    /// Creates a book in `dir`, for so many jobs and these faults.
     pub fn new(dir: &Path, jobs: usize, faults: &[&'static str]) -> Result<Self> {
         let file = File::create(dir.join("timeline.log"))?;
         let rows = std::iter::once(&"(none yet)").chain(faults).map(|name| (*name, Row::default())).collect();
@@ -152,7 +152,7 @@ impl Tally {
     }
 }
 
-/// An error without its numbers, so that alike ones are counted together.
+/// Returns an error without its numbers, so that alike ones are counted together.
 fn kind_of(error: &str) -> String {
     let mut kind = String::new();
     for c in error.chars() {

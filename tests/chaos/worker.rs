@@ -131,8 +131,8 @@ impl Task {
         }
     }
 
-    /// The state with which a job goes on. If its last life failed in the middle of a round, nobody can compute it: it has
-    /// steps with the gradients of some workers. What was before is known: the driver compares digests.
+    /// Returns the state with which a job goes on. If its last life failed in the middle of a round, nobody can compute
+    /// it: it has steps with the gradients of some workers. What was before is known: the driver compares digests.
     fn state(&self, training: &Training, next: u32) -> Result<Saved, Ended> {
         // The hubs at the top have it.
         let (hubs, job) = match self.above.is_empty() {

@@ -12,7 +12,7 @@ use phub_server::Hub;
 use rustix::process::Signal;
 use worker_shim::{Session, SessionConfig};
 
-/// A hub with checkpoints that soon says who is late.
+/// Returns a hub with checkpoints that soon says who is late.
 fn impatient(dir: &Path) -> Hub {
     let mut settings = settings(2, PATIENT_S);
     (settings.checkpoints, settings.late_warning_s) = (Some(dir.to_owned()), 1);

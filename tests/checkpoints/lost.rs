@@ -12,7 +12,7 @@ use pbox_core::control::{CheckpointReply, JobState};
 use pbox_core::{Key, Round};
 use worker_shim::Session;
 
-/// A client that has asked for a job's state, and reads no more than its beginning.
+/// Returns a client that has asked for a job's state, and reads no more than its beginning.
 fn slow_reader(hub: &phub_server::Hub) -> TcpStream {
     let mut client = TcpStream::connect(hub.address()).unwrap();
     let head = format!("host: hub\r\nauthorization: {}\r\n", authorization());

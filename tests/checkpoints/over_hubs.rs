@@ -28,7 +28,7 @@ fn hubs(dirs: &[tempfile::TempDir], every: Option<u32>) -> Vec<Hub> {
     dirs.iter().map(|dir| hub_every(dir.path(), every)).collect()
 }
 
-/// The rounds that a hub has parts of, ascending.
+/// Returns the rounds that a hub has parts of, ascending.
 fn rounds_in(dir: &Path) -> Vec<u32> {
     let round = |name: String| name.split_once('@')?.1.split_once('.')?.0.parse().ok();
     let names =
@@ -39,7 +39,7 @@ fn rounds_in(dir: &Path) -> Vec<u32> {
     rounds
 }
 
-/// The rounds that all hubs have parts of.
+/// Returns the rounds that all hubs have parts of.
 fn whole(dirs: &[tempfile::TempDir]) -> Vec<u32> {
     let mut rounds = rounds_in(dirs[0].path());
     rounds.retain(|round| dirs.iter().all(|dir| rounds_in(dir.path()).contains(round)));

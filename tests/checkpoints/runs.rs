@@ -8,7 +8,7 @@ use hub_tests::program::until;
 use hub_tests::{PATIENT_S, config, push_all, ready_all, settings};
 use phub_server::{Hub, HubSettings};
 
-/// The files of a directory that are called like checkpoints.
+/// Returns the files of a directory that are called like checkpoints.
 fn files(dir: &Path) -> Vec<String> {
     let names = std::fs::read_dir(dir).unwrap().flatten().map(|file| file.file_name().into_string().unwrap());
     let mut names: Vec<String> = names.filter(|name| name.ends_with(".safetensors")).collect();

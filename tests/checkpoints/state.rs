@@ -194,12 +194,12 @@ pub(crate) fn offer(
     }
 }
 
-/// Elements of the small model.
+/// Returns the number of elements of the small model.
 pub(crate) fn elements() -> usize {
     small_model().iter().map(|key| key.elements().unwrap() as usize).sum()
 }
 
-/// A worker of a job with one key of four elements, in SGD.
+/// Returns a worker of a job with one key of four elements, in SGD.
 fn small(hub: &phub_server::Hub, rank: u32, workers: u32) -> SessionConfig {
     config(hub, "job", rank, workers).with_terms(|terms| terms.keys = vec![Key::f32("only", [4])])
 }

@@ -29,7 +29,7 @@ fn trained(job: &str) -> Training {
     training
 }
 
-/// A state in which something is not zero.
+/// Returns a state in which something is not zero.
 fn state() -> Saved {
     let training = trained("before");
     let hub = hub(1);

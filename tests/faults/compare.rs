@@ -12,7 +12,7 @@ use worker_shim::{Pushed, Session, SessionConfig, SessionError};
 
 const WORKERS: u32 = 3;
 
-/// A worker that compares every third round: one by shared memory, the others by TCP.
+/// Returns a worker that compares every third round: one by shared memory, the others by TCP.
 fn comparing(hub: &Hub, rank: u32) -> SessionConfig {
     let transport = Some(if rank == 2 { Transport::Shm } else { Transport::Tcp });
     SessionConfig { compare_every: 3, transport, ..config(hub, "job", rank, WORKERS) }

@@ -10,7 +10,7 @@ use pbox_core::{Consistency, OnLoss, Round};
 use phub_server::{Hub, HubSettings};
 use worker_shim::{Session, SessionConfig};
 
-/// A hub that names a late worker after a second.
+/// Returns a hub that names a late worker after a second.
 fn hub(late_limit_s: Option<u64>) -> Hub {
     Hub::start(&HubSettings { late_warning_s: 1, late_limit_s, ..settings(2, 30) }).unwrap()
 }

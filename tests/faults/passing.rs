@@ -15,7 +15,7 @@ use worker_shim::{Session, SessionError};
 const BREAKS: [Break; 5] =
     [Break::Page(200), Break::Page(502), Break::Page(503), Break::Lose, Break::LoseAnswer];
 
-/// A worker alone that reaches its hub through a proxy.
+/// Returns a worker alone that reaches its hub through a proxy.
 fn alone(proxy: &Proxy) -> Session {
     ready_all(1, |rank| config_at(&proxy.address(), "job", rank, 1)).remove(0)
 }

@@ -43,7 +43,7 @@ impl Behind {
         Behind { _process: process, address, relay: Relay::start(control, data) }
     }
 
-    /// A worker that reaches it through the network.
+    /// Returns a worker that reaches it through the network.
     fn far(&self, rank: u32) -> SessionConfig {
         let (hub, transport) = (self.relay.address(), Some(Transport::Tcp));
         SessionConfig { hub, transport, ..waiting(free_address(), rank) }

@@ -19,7 +19,7 @@ pub(super) const NESTEROV: Optimizer =
 pub(super) const WORKERS: u32 = 2;
 pub(super) const SEED: u64 = 7;
 
-/// A worker that holds out for its hub.
+/// Returns a worker that holds out for its hub.
 pub(super) fn waiting(address: SocketAddr, rank: u32) -> SessionConfig {
     let mut config = config_at(&address.to_string(), "job", rank, WORKERS);
     config.terms.optimizer = NESTEROV;
@@ -28,7 +28,7 @@ pub(super) fn waiting(address: SocketAddr, rank: u32) -> SessionConfig {
     config
 }
 
-/// A hub at this address that can be killed. It writes a checkpoint every so many rounds.
+/// Returns a hub at this address that can be killed. It writes a checkpoint every so many rounds.
 pub(super) fn start_process(address: SocketAddr, directory: &Path, every: u32) -> Program {
     let directory = directory.to_str().unwrap();
     begin_hub(&[
@@ -141,7 +141,7 @@ pub(super) fn places(session: &mut Session) -> Vec<(usize, usize)> {
     keys.into_iter().map(place).collect()
 }
 
-/// The weights after so many steps without a loss.
+/// Returns the weights after so many steps without a loss.
 pub(super) fn after(steps: u32) -> Vec<Vec<u32>> {
     let reference = Reference::new(SEED, WORKERS, NESTEROV, &small_model()).after(steps);
     reference.weights.iter().map(|weights| bits(weights)).collect()

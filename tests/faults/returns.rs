@@ -22,14 +22,14 @@ use phub_server::{Hub, HubSettings};
 use rustix::process::Signal;
 use worker_shim::{Background, Returns, Session, SessionConfig};
 
-/// A hub at this address in this process.
+/// Returns a hub at this address in this process.
 fn start(address: SocketAddr, directory: &Path) -> Hub {
     let checkpoints = Some(directory.to_owned());
     started(&HubSettings { listen: address, checkpoints, ..settings(1, 30) })
 }
 
-/// A hub where another one was just now. A process that another test starts meanwhile has the former hub's sockets and its lock
-/// of the directory, too, until it runs its own program.
+/// Returns a hub where another one was just now. A process that another test starts meanwhile has the former hub's
+/// sockets and its lock of the directory, too, until it runs its own program.
 fn started(settings: &HubSettings) -> Hub {
     let mut started = None;
     until("a hub starts where the former one was", || {

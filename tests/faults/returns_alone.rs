@@ -22,7 +22,7 @@ pub(super) const DIGIT: f32 = 2048.0;
 pub(super) const ALL: [Consistency; 3] =
     [Consistency::Ssp { staleness: 0 }, Consistency::Ssp { staleness: 3 }, Consistency::Asp];
 
-/// A worker of one hub or of several, over a transport of its own.
+/// Returns a worker of one hub or of several, over a transport of its own.
 fn begun(list: &str, rank: u32, consistency: Consistency, transport: Transport) -> Session {
     let config = SessionConfig {
         hub: list.to_owned(),

@@ -15,7 +15,7 @@ use rustix::process::Signal;
 use worker_shim::batch::Batching;
 use worker_shim::{Background, Pull, Returns, Session, SessionConfig};
 
-/// A worker that pulls in batches, and whose batches change with the profile.
+/// Returns a worker that pulls in batches, and whose batches change with the profile.
 fn pulling(address: SocketAddr, rank: u32, batching: Batching) -> SessionConfig {
     let transport = [Transport::Shm, Transport::Tcp][rank as usize % 2];
     let config = SessionConfig {

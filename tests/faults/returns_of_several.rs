@@ -19,7 +19,7 @@ use pbox_core::{OnLoss, Round};
 use phub_server::{Hub, HubSettings};
 use worker_shim::{Returns, Session, SessionConfig};
 
-/// A worker of these hubs that holds out for them.
+/// Returns a worker of these hubs that holds out for them.
 fn config(list: &str, rank: u32) -> SessionConfig {
     let transport = [Transport::Shm, Transport::Tcp][rank as usize % 2];
     SessionConfig { hub: list.to_owned(), transport: Some(transport), ..waiting(NOT_ASKED, rank) }

@@ -130,7 +130,7 @@ impl ByHand {
     }
 }
 
-/// A group and a port of RDMA on all NICs.
+/// Returns a group and a port of RDMA on all NICs.
 fn all_nics() -> any::Rdma {
     let nics: Vec<_> = verbs::devices().unwrap().iter().map(|nic| NicOptions::new(&nic.name)).collect();
     let (group, port) = verbs::worker_group(&nics, GroupOptions::default()).unwrap();

@@ -20,7 +20,7 @@ use serde_json::{Value, json as value};
 
 const JOIN: &str = "/v1/jobs/job/join";
 
-/// A worker of machine 1 of 2, whose hubs meet at this address.
+/// Returns a worker of machine 1 of 2, whose hubs meet at this address.
 fn with_mesh(meet: &str) -> JoinRequest {
     let mesh = Mesh { machine: "1/2".parse().unwrap(), meet: meet.to_owned() };
     JoinRequest { mesh: Some(mesh), ..join_request(0, 1) }
@@ -30,7 +30,7 @@ fn body(request: &JoinRequest) -> Vec<u8> {
     serde_json::to_vec(request).unwrap()
 }
 
-/// The answer to a join, of a hub with so many ports.
+/// Returns the answer to a join, of a hub with so many ports.
 fn let_in(ports: u32, cores: &[u32]) -> Value {
     value!({"protocol": PROTOCOL, "token": "0".repeat(32), "cores": cores, "placement": "00", "ports": ports,
         "heartbeat_limit_ms": 10_000, "transports": [{"transport": "tcp", "addresses": ["127.0.0.1:1"]}]})

@@ -23,7 +23,7 @@ fn told(hub: SocketAddr, bytes: impl AsRef<[u8]>) -> String {
     String::from_utf8(said).expect("the hub speaks text")
 }
 
-/// The error in an answer, which has this status.
+/// Returns the error in an answer, which has this status.
 fn error(answer: &str, status: u16) -> String {
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer:?}"));
     assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");

@@ -8,7 +8,7 @@ use worker_shim::Session;
 use super::{Machines, on_machines};
 use crate::checkpoints::checkpoint::{rounds, weights_are};
 
-/// A mesh of two machines with a directory of checkpoints each.
+/// Returns a mesh of two machines with a directory of checkpoints each.
 pub fn mesh(dirs: &[tempfile::TempDir]) -> Machines {
     let hub = |dir: &tempfile::TempDir| {
         let checkpoints = Some(dir.path().to_owned());

@@ -13,7 +13,7 @@ use worker_shim::Session;
 
 use super::{Machines, on_machines};
 
-/// The job at a hub at the top.
+/// Returns the job at a hub at the top.
 fn job_above(hub: &Hub) -> JobReply {
     let jobs = describe(&hub.address().to_string()).jobs;
     jobs.into_iter().find(|job| job.name == "job.above").expect("the job at the top")

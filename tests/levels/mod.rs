@@ -38,7 +38,7 @@ impl Machines {
         Machines { below: (0..machines).map(|_| hub(2)).collect(), top: Vec::new(), is_mesh: true }
     }
 
-    /// The settings of a worker on a machine.
+    /// Returns the settings of a worker on a machine.
     fn config(&self, machine: u32, job: &str, rank: u32, workers: u32) -> SessionConfig {
         self.on(machine, config_at(&self.address(machine), job, rank, workers))
     }
@@ -52,7 +52,7 @@ impl Machines {
         config
     }
 
-    /// The hub beside a machine's workers.
+    /// Returns the hub beside a machine's workers.
     fn address(&self, machine: u32) -> String {
         self.below[machine as usize].address().to_string()
     }

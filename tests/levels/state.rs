@@ -39,8 +39,8 @@ fn state_at(hubs: &[String], job: &str) -> Saved {
     fetch_all(hubs, job, &small_model(), &tensors, Duration::from_secs(PATIENT_S)).unwrap()
 }
 
-/// Two workers with these settings. The first one brings a state. Returns the bits of the last weights and averages. `top` are
-/// the hubs that have the state, as that of the job of this name.
+/// Returns two workers with these settings. The first one brings a state. Returns the bits of the last weights and
+/// averages. `top` are the hubs that have the state, as that of the job of this name.
 fn train(
     config: impl Fn(u32) -> SessionConfig + Sync,
     schedule: Schedule,

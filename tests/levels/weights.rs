@@ -15,7 +15,7 @@ const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_dec
 const ADAMW: Optimizer =
     Optimizer::AdamW { learning_rate: 0.1, weight_decay: 0.01, beta1: 0.9, beta2: 0.99, epsilon: 1e-6 };
 
-/// A worker's number among the workers of all machines.
+/// Returns a worker's number among the workers of all machines.
 fn number(machine: u32, workers: u32, rank: u32) -> u32 {
     machine * workers + rank
 }

@@ -105,7 +105,8 @@ fn keys_of_different_rounds_and_of_modes_without_groups_leave_one_by_one() {
     assert_eq!(round(&mut self::job(by_layer), 0, [How::Together; 3]), (33, 33));
 }
 
-/// The bits of all weights after six rounds of pushes as `how` says for a round and a rank, and of a snapshot before round 4, averages among them.
+/// Returns the bits of all weights after six rounds of pushes as `how` says for a round and a rank, and of a snapshot
+/// before round 4, averages among them.
 fn bits((optimizer, ema): (Optimizer, Option<f64>), how: impl Fn(u32, u32) -> How) -> Vec<u32> {
     let mut job = job(|terms| (terms.optimizer, terms.ema) = (optimizer, ema));
     let keys = || (0..10).map(KeyId);

@@ -73,7 +73,7 @@ impl Worker {
         self.finish()
     }
 
-    /// The hub's next round.
+    /// Returns the hub's next round.
     pub fn next_round(&self) -> u32 {
         self.session.next_round().0
     }
@@ -109,7 +109,7 @@ impl Remote {
         self.0.read_reply()
     }
 
-    /// The process.
+    /// Returns the process.
     pub fn process(&self) -> &Program {
         &self.0
     }

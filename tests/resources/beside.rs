@@ -10,7 +10,7 @@ use hub_tests::{config_at, push_all};
 use pbox_core::{Key, Optimizer};
 use worker_shim::Session;
 
-/// The page faults of a hub's core threads that needed no disk.
+/// Returns the page faults of a hub's core threads that needed no disk.
 fn faults_of_cores(pid: u32) -> u64 {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     let of_a_core = |stat: &String| stat.contains("(phub-core-");

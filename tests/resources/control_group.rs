@@ -18,7 +18,7 @@ const LIMIT_MIB: u64 = 1024;
 struct Group(PathBuf);
 
 impl Group {
-    /// A group with this limit, below that of this process.
+    /// Creates a group with this limit, below that of this process.
     fn new(name: &str, limit: u64) -> Option<Self> {
         let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
         let of = |named: &str| groups.lines().find_map(|line| line.split_once(named)?.1.strip_prefix('/'));
@@ -53,7 +53,7 @@ impl Drop for Group {
     }
 }
 
-/// The only worker of a job: its window, and the weights.
+/// Returns the only worker of a job: its window, and the weights.
 fn of_mib(address: &str, job: &str, mib: u64) -> SessionConfig {
     let mut config = config_at(address, job, 0, 1);
     config.terms.keys = vec![Key::f32("large", [mib << 18])];

@@ -40,7 +40,7 @@ impl Hub {
     }
 }
 
-/// A job whose only large thing is a model of `mib` MiB.
+/// Returns a job whose only large thing is a model of `mib` MiB.
 fn of_mib(hub: &Hub, job: &str, mib: u64) -> SessionConfig {
     let mut config = config_at(&hub.address, job, 0, 1);
     config.terms.keys = vec![Key::f32("large", [mib << 18])];

@@ -55,7 +55,7 @@ impl Drop for Strace {
     }
 }
 
-/// The core threads of a process.
+/// Returns the core threads of a process.
 fn core_threads(pid: u32) -> Vec<String> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     let core = |task: &std::fs::DirEntry| {

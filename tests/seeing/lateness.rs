@@ -11,7 +11,7 @@ use pbox_core::control::{JobReply, RoundsReply};
 use phub_server::{Hub, HubSettings};
 use worker_shim::{Session, SessionConfig};
 
-/// The only job of a hub.
+/// Returns the only job of a hub.
 fn job(hub: &Hub) -> JobReply {
     describe(&hub.address().to_string()).jobs.remove(0)
 }

@@ -37,7 +37,7 @@ struct Event {
     end: f64,
 }
 
-/// The events of a trace with one process.
+/// Returns the events of a trace with one process.
 fn events(trace: &str) -> Vec<Event> {
     let whole: Value = serde_json::from_str(trace).unwrap_or_else(|error| panic!("{error} in {trace:.300}"));
     let processes = whole["metadata"]["processes"].as_array().unwrap();
@@ -47,7 +47,7 @@ fn events(trace: &str) -> Vec<Event> {
     of_process(&whole, 0)
 }
 
-/// The events of a process of a trace.
+/// Returns the events of a process of a trace.
 fn of_process(whole: &Value, number: usize) -> Vec<Event> {
     let process = &whole["metadata"]["processes"][number];
     assert_eq!((&process["clock"]["clock"], &process["lost_events"]), (&"CLOCK_MONOTONIC".into(), &0.into()));
@@ -74,7 +74,7 @@ fn read(path: &Path) -> Vec<Event> {
     events(&std::fs::read_to_string(path).unwrap())
 }
 
-/// All that is `what` of a key's round, and of one rank if it is told.
+/// Returns all that is `what` of a key's round, and of one rank if it is told.
 fn of<'a>(all: &'a [Event], what: &str, key: &str, round: u64, rank: Option<u64>) -> Vec<&'a Event> {
     let is_it = |event: &&Event| {
         event.what == what

@@ -38,7 +38,7 @@ fn fill(session: &Background, value: f32) {
     session.with(write, &mut patient).unwrap().unwrap();
 }
 
-/// Every weight, key after key.
+/// Returns every weight, key after key.
 fn weights(session: &Background) -> Vec<f32> {
     let read = |session: &mut Session| -> Vec<f32> {
         session.keys().flat_map(|key| session.weights::<f32>(key).unwrap().to_vec()).collect()

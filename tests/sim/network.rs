@@ -28,7 +28,7 @@ fn value(rank: u32, round: u32, key: KeyId, element: usize) -> f32 {
     (mix % 1009) as f32 / 37.0 - 13.0
 }
 
-/// The oracle's weights after `rounds` rounds of the whole job.
+/// Returns the oracle's weights after `rounds` rounds of the whole job.
 fn expected(layout: &Layout, rounds: u32) -> Vec<Vec<f32>> {
     let element = |key: KeyId, i: usize| {
         let (mut weight, mut state) = (value(0, 0, key, i), [0.0]);

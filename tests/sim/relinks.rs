@@ -40,7 +40,7 @@ fn value(rank: u32, round: u32, key: KeyId, element: usize) -> f32 {
     (mix % 1009) as f32 / 37.0 - 13.0
 }
 
-/// The oracle's weights of one element after all rounds.
+/// Returns the oracle's weights of one element after all rounds.
 fn expected(plan: Plan, key: KeyId, element: usize) -> f32 {
     let (mut weight, mut state) = (0.0, [0.0]);
     for round in 0..=ROUNDS {

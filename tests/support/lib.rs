@@ -35,30 +35,30 @@ pub const PATIENT_S: u64 = 30;
 /// An address on which nobody listens: the kernel never deals out a privileged port.
 pub const NOWHERE: &str = "127.0.0.1:1";
 
-/// A hub with `cores` cores on a free port.
+/// Returns a hub with `cores` cores on a free port.
 pub fn hub(cores: usize) -> Hub {
     hub_with_limit(cores, PATIENT_S)
 }
 
-/// A hub with another heartbeat limit.
+/// Returns a hub with another heartbeat limit.
 pub fn hub_with_limit(cores: usize, heartbeat_limit_s: u64) -> Hub {
     Hub::start(&settings(cores, heartbeat_limit_s)).expect("a hub starts on a free port")
 }
 
-/// A hub with other limits for the clients of its control port.
+/// Returns a hub with other limits for the clients of its control port.
 pub fn hub_with(cores: usize, limits: ControlLimits) -> Hub {
     Hub::start_with(&settings(cores, PATIENT_S), limits).expect("a hub starts on a free port")
 }
 
-/// A hub with one core below other hubs, as machine `number` of `of`.
+/// Returns a hub with one core below other hubs, as machine `number` of `of`.
 pub fn hub_below(above: &str, number: u32, of: u32) -> Hub {
     let machine = Some(Machine { number, of });
     let settings = HubSettings { above: Some(above.to_owned()), machine, ..settings(1, PATIENT_S) };
     Hub::start(&settings).expect("a hub starts on a free port")
 }
 
-/// An address for a hub whose peers are told it before it listens. Nobody else gets its port: the kernel gives only higher
-/// ones to sockets that ask for any, and a port has a name that one process of tests holds until it ends.
+/// Returns an address for a hub whose peers are told it before it listens. Nobody else gets its port: the kernel gives
+/// only higher ones to sockets that ask for any, and a port has a name that one process of tests holds until it ends.
 pub fn free_address() -> SocketAddr {
     static HELD: Mutex<Vec<UnixDatagram>> = Mutex::new(Vec::new());
     let hold = |port: u16| {
@@ -70,7 +70,7 @@ pub fn free_address() -> SocketAddr {
     (10_000..32_000).find_map(|port| hold(port).ok()).expect("the ports do not end")
 }
 
-/// The settings of these hubs.
+/// Returns the settings of these hubs.
 pub fn settings(cores: usize, heartbeat_limit_s: u64) -> HubSettings {
     HubSettings {
         listen: ([127, 0, 0, 1], 0).into(),
@@ -82,12 +82,12 @@ pub fn settings(cores: usize, heartbeat_limit_s: u64) -> HubSettings {
     }
 }
 
-/// The list of these hubs, as a worker is given it.
+/// Returns the list of these hubs, as a worker is given it.
 pub fn addresses<'a>(hubs: impl IntoIterator<Item = &'a Hub>) -> String {
     hubs.into_iter().map(|hub| hub.address().to_string()).collect::<Vec<_>>().join(",")
 }
 
-/// The cpus that this process may use. A test that wants two cores gets one on a machine with one cpu.
+/// Returns the cpus that this process may use. A test that wants two cores gets one on a machine with one cpu.
 pub fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, |cpus| cpus.get())
 }
@@ -101,17 +101,17 @@ pub fn has_rdma() -> bool {
     named
 }
 
-/// The transports that copy bytes from window to window.
+/// Returns the transports that copy bytes from window to window.
 pub fn copying_transports() -> Vec<Transport> {
     if has_rdma() { vec![Transport::Tcp, Transport::Verbs] } else { vec![Transport::Tcp] }
 }
 
-/// Two keys of several chunks, and a key of a single element.
+/// Returns two keys of several chunks, and a key of a single element.
 pub fn small_model() -> Vec<Key> {
     vec![Key::f32("first.weight", [3, 40]), Key::f32("second.bias", [1]), Key::f32("third.weight", [50])]
 }
 
-/// A worker of a job with the small model, in chunks of 64 bytes.
+/// Returns a worker of a job with the small model, in chunks of 64 bytes.
 pub fn config(hub: &Hub, job: &str, rank: u32, workers: u32) -> SessionConfig {
     config_at(&hub.address().to_string(), job, rank, workers)
 }
@@ -153,7 +153,7 @@ pub fn push_all(session: &mut Session) -> Result<(), SessionError> {
     session.keys().try_for_each(|key| session.push(key))
 }
 
-/// The error of a join that must fail.
+/// Returns the error of a join that must fail.
 pub fn refused(config: SessionConfig) -> String {
     match Session::join(config) {
         Ok(_) => panic!("the join was expected to fail"),
@@ -161,13 +161,13 @@ pub fn refused(config: SessionConfig) -> String {
     }
 }
 
-/// The join request of a worker of the small model.
+/// Returns the join request of a worker of the small model.
 pub fn join_request(rank: u32, workers: u32) -> JoinRequest {
     let terms = JobTerms { chunk_bytes: 64, ..JobTerms::new(workers, small_model(), SGD) };
     JoinRequest::new(rank, terms)
 }
 
-/// The header by which a request of this user may do everything.
+/// Returns the header by which a request of this user may do everything.
 pub fn authorization() -> String {
     format!("Bearer {}", Credential::find().unwrap().token(Right::Operate, ALL_JOBS))
 }
@@ -177,7 +177,7 @@ pub fn post(hub: &Hub, path: &str, body: impl AsRef<[u8]>) -> (u16, String) {
     post_as(hub, path, &authorization(), body)
 }
 
-/// The header by which a request of another hub of the job is proved.
+/// Returns the header by which a request of another hub of the job is proved.
 pub fn as_hub(job: &str) -> String {
     format!("Bearer {}", Credential::find().unwrap().token(Right::Peer, job))
 }
@@ -247,7 +247,7 @@ pub fn join_by_hand(hub: &Hub, job: &str, request: &JoinRequest) -> JoinReply {
     serde_json::from_str(&body).unwrap()
 }
 
-/// The address at which a worker that joined by hand connects on shared memory.
+/// Returns the address at which a worker that joined by hand connects on shared memory.
 pub fn shm_address(reply: &JoinReply) -> &str {
     let shm = |each: &'_ _| matches!(each, TransportAddress::Shm { .. });
     match reply.transports.iter().find(|each| shm(each)) {

@@ -101,7 +101,7 @@ pub fn kill(pid: u32, signal: Signal) {
     kill_process(pid, signal).expect("the process is there");
 }
 
-/// A process's state letter; `None` when it is gone.
+/// Returns a process's state letter; `None` when it is gone.
 pub fn state(pid: u32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit(')').next()?.trim_start().chars().next()
@@ -112,7 +112,7 @@ pub fn is_dead(pid: u32) -> bool {
     matches!(state(pid), None | Some('Z' | 'X'))
 }
 
-/// The children of all threads of a process.
+/// Returns the children of all threads of a process.
 pub fn children(pid: u32) -> Vec<u32> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let lists = tasks.map(|task| std::fs::read_to_string(task.path().join("children")).unwrap_or_default());

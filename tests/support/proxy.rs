@@ -140,14 +140,14 @@ impl Plan {
     }
 }
 
-/// The head of a request whose proof is about another body: it shows a token instead.
+/// Returns the head of a request whose proof is about another body: it shows a token instead.
 fn by_token(head: &str) -> String {
     let proves = |line: &&str| line.to_ascii_lowercase().starts_with("authorization: phub-proof ");
     let shown = format!("authorization: {}\r\n", crate::authorization());
     head.split_inclusive("\r\n").map(|line| if proves(&line) { shown.as_str() } else { line }).collect()
 }
 
-/// A JSON body after a change; any other body as it is.
+/// Returns a JSON body after a change; any other body as it is.
 fn rewritten(path: &str, change: Rewrite, body: &[u8]) -> Vec<u8> {
     let Ok(mut message) = serde_json::from_slice(body) else { return body.to_vec() };
     change(path, &mut message);

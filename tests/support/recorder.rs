@@ -108,7 +108,7 @@ fn read(from: &mut impl BufRead) -> Option<Seen> {
     Some(Seen { method, path, shown, body, text })
 }
 
-/// An answer of JSON.
+/// Returns an answer of JSON.
 pub fn json(value: serde_json::Value) -> Option<Answer> {
     Some((200, "content-type: application/json\r\n".to_owned(), value.to_string()))
 }

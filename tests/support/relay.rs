@@ -63,7 +63,7 @@ struct State {
 }
 
 impl Relay {
-    /// A relay before the hub with these two addresses.
+    /// Returns a relay before the hub with these two addresses.
     pub fn start(control: SocketAddr, data: SocketAddr) -> Self {
         let data_line = Line::start(data, None);
         let names = (data.to_string(), data_line.here.to_string());

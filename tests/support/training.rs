@@ -102,7 +102,7 @@ impl Training {
         Training { chunk_bytes: 256, compression, ..Training::new(job, keys, optimizer) }
     }
 
-    /// The settings of one of its workers.
+    /// Returns the settings of one of its workers.
     pub fn config(&self, hub: &str, rank: u32) -> SessionConfig {
         let mut config = config_at(hub, &self.job, rank, self.workers);
         config.terms.keys = self.keys.clone();
@@ -122,7 +122,7 @@ impl Training {
         config
     }
 
-    /// The numbers of a round.
+    /// Returns the numbers of a round.
     fn numbers(&self, round: u32) -> Numbers {
         let mut numbers = Numbers::new(self.optimizer);
         for round in 0..=round {
@@ -142,7 +142,7 @@ impl Training {
         Numbers { optimizer, multipliers, groups: self.groups.clone() }
     }
 
-    /// The weights after the broadcast and after each round.
+    /// Returns the weights after the broadcast and after each round.
     fn expected(&self) -> Vec<Vec<Vec<f32>>> {
         if let Some(compression) = self.compression {
             return self.expected_of(compression);
@@ -169,7 +169,7 @@ impl Training {
         expected
     }
 
-    /// The model of the job after its broadcast.
+    /// Returns the model of the job after its broadcast.
     pub fn model(&self, compression: Compression) -> Model {
         let Training { keys, chunk_bytes, seed, workers, optimizer, .. } = self;
         let mut model = Model::new(keys, *chunk_bytes, compression, *seed, *workers, *optimizer);
@@ -200,7 +200,7 @@ impl Training {
         }
     }
 
-    /// The norms that workers are told of, by round.
+    /// Returns the norms that workers are told of, by round.
     fn norms(&self) -> Vec<f32> {
         if let Some(compression) = self.compression {
             let mut model = self.model(compression);
@@ -247,7 +247,7 @@ impl Training {
         }
     }
 
-    /// The weights after `rounds` rounds.
+    /// Returns the weights after `rounds` rounds.
     pub fn reference_after(&self, rounds: u32) -> Vec<Vec<f32>> {
         let mut reference = self.reference();
         (0..rounds).for_each(|round| reference.advance_by(&self.numbers(round)));
@@ -380,7 +380,7 @@ impl Training {
         }
     }
 
-    /// A key's weights, in f32.
+    /// Returns a key's weights, in f32.
     pub fn read(&self, session: &Session, key: KeyId) -> Vec<f32> {
         fn get<E: Element>(session: &Session, key: KeyId) -> Vec<f32> {
             session.weights::<E>(key).unwrap().iter().map(|weight| weight.to_f32()).collect()
@@ -392,7 +392,7 @@ impl Training {
         }
     }
 
-    /// All keys, in another order for each worker and round.
+    /// Returns all keys, in another order for each worker and round.
     fn shuffled(&self, rank: u32, round: u32) -> Vec<KeyId> {
         let mut keys: Vec<KeyId> = (0..self.keys.len() as u32).map(KeyId).collect();
         keys.sort_by_key(|key| {

@@ -57,7 +57,7 @@ fn has_connection_from(port: u16) -> bool {
     connections.lines().skip(1).any(of)
 }
 
-/// A size in bytes from `/proc/PID/status`, such as `VmRSS` or `VmSize`.
+/// Returns a size in bytes from `/proc/PID/status`, such as `VmRSS` or `VmSize`.
 pub fn status_bytes(pid: u32, what: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(what)).unwrap_or_else(|| panic!("{what}"));

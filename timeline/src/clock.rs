@@ -50,7 +50,7 @@ impl Clock {
         format!("{} {}", boot.trim(), time.display())
     }
 
-    /// The time now, in nanoseconds.
+    /// Returns the time now, in nanoseconds.
     pub fn now_ns() -> u64 {
         nanoseconds(clock_gettime(ClockId::Monotonic))
     }
@@ -68,7 +68,7 @@ impl Clock {
         quickest.expect("there are several attempts").1
     }
 
-    /// A time on this clock, in nanoseconds. A time before its start is its start.
+    /// Returns a time on this clock, in nanoseconds. A time before its start is its start.
     pub fn ns(&self, time: Instant) -> u64 {
         self.monotonic_ns + time.saturating_duration_since(self.start).as_nanos() as u64
     }

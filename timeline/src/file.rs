@@ -92,7 +92,7 @@ impl TraceFile {
     }
 }
 
-/// The whole text of a trace.
+/// Returns the whole text of a trace.
 fn text(processes: &[Process]) -> String {
     let about: Vec<&Value> = processes.iter().map(|process| &process.about).collect();
     let mut text = head(&about);
@@ -101,7 +101,7 @@ fn text(processes: &[Process]) -> String {
 }
 
 impl Process {
-    /// A trace of this process alone.
+    /// Returns a trace of this process alone.
     pub fn text(&self) -> String {
         text(std::slice::from_ref(self))
     }
@@ -121,8 +121,8 @@ fn end(mut text: String) -> String {
     text + END + "\n"
 }
 
-/// The processes of all these files, with the times of the first one's clock, and the names of those whose clock is not known from
-/// the others: their times stay as they are.
+/// Returns the processes of all these files, with the times of the first one's clock, and the names of those whose
+/// clock is not known from the others: their times stay as they are.
 ///
 /// # Errors
 /// When one of them is no trace, or cannot be read.
@@ -136,7 +136,7 @@ pub fn merge(parts: &[PathBuf]) -> Result<(Vec<Process>, Vec<String>), TraceErro
     Ok((processes, apart))
 }
 
-/// The processes of a file. All lines are those of the first one.
+/// Returns the processes of a file. All lines are those of the first one.
 fn read(path: &Path) -> Result<Vec<Process>, TraceError> {
     let failed = |error| TraceError::Read { path: path.to_owned(), error };
     let other =

@@ -11,7 +11,8 @@ pub struct Ring<E> {
 }
 
 impl<E: Copy> Ring<E> {
-    /// A ring for so many events, at least one. `filler` stands where no event is yet: the memory is there from the start.
+    /// Creates a ring for so many events, at least one. `filler` stands where no event is yet: the memory is there from
+    /// the start.
     pub fn new(capacity: usize, filler: E) -> Self {
         Ring { events: vec![filler; capacity.max(1)].into(), next: 0, laps: 0 }
     }
@@ -26,7 +27,7 @@ impl<E: Copy> Ring<E> {
         }
     }
 
-    /// The events, the oldest first.
+    /// Returns the events, the oldest first.
     pub fn events(&self) -> Vec<E> {
         let (newer, older) = self.events.split_at(self.next);
         if self.laps == 0 { newer.to_vec() } else { [older, newer].concat() }

@@ -5,7 +5,7 @@
 /// No real machine has more cpus. A typo such as `0-4000000000` must not cost memory.
 const CPU_LIMIT: u32 = 65_536;
 
-/// The numbers of a list, ascending and without repeats. Empty text is an empty list. `None` if the text is no
+/// Parses the numbers of a list, ascending and without repeats. Empty text is an empty list. `None` if the text is no
 /// list.
 pub fn parse(text: &str) -> Option<Vec<u32>> {
     let text = text.trim();
@@ -30,7 +30,7 @@ pub fn parse(text: &str) -> Option<Vec<u32>> {
     Some(cpus)
 }
 
-/// The shortest list of these numbers, which must be ascending.
+/// Returns the shortest list of these numbers, which must be ascending.
 pub fn format(cpus: impl IntoIterator<Item = u32>) -> String {
     let mut runs: Vec<(u32, u32)> = Vec::new();
     for cpu in cpus {

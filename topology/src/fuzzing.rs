@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::host::Host;
 use crate::read::xml::{self, XmlError};
 
-/// The host that a text describes, with the checks and the parser of [`Host::from_xml`].
+/// Returns the host that a text describes, with the checks and the parser of [`Host::from_xml`].
 pub fn xml(text: &str) -> Result<Host, XmlError> {
     xml::parse(Path::new("fuzz.xml"), text)
 }

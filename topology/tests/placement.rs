@@ -18,7 +18,7 @@ fn cpus(plan: &Plan) -> Vec<u32> {
     plan.cores().iter().map(|core| core.cpu.0).collect()
 }
 
-/// The bytes of each tensor of ResNet-50: 25,557,032 parameters in 161 tensors.
+/// Returns the bytes of each tensor of ResNet-50: 25,557,032 parameters in 161 tensors.
 fn resnet_50() -> Vec<u64> {
     fn conv(tensors: &mut Vec<u64>, out: u64, input: u64, side: u64) {
         tensors.extend([out * input * side * side, out, out]);
@@ -198,7 +198,7 @@ fn half_of_the_cores_are_no_more_than_nics_with_rdma_want() {
     assert_eq!(choose("sockets:2 cores:56 nics:4 nic_gbps:400").cores().len(), 56);
 }
 
-/// An EPYC of one node and two threads a core, of whose cores eight share a cache of the third level.
+/// Returns an EPYC of one node and two threads a core, of whose cores eight share a cache of the third level.
 fn epyc(nics: &str) -> Host {
     let mut host = host(&format!("cores:96 threads:2 {nics}"));
     let cache = |index: usize| {

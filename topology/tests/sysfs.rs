@@ -10,7 +10,7 @@ use topology::{CacheKind, CpuId, Host, HostError, NicKind, NodeId, SocketId, Spe
 struct Tree(TempDir);
 
 impl Tree {
-    /// Two sockets, each with one node of two cores with two threads: cpus 0-3, siblings 4-7.
+    /// Returns two sockets, each with one node of two cores with two threads: cpus 0-3, siblings 4-7.
     fn two_nodes() -> Self {
         let tree = Self(tempfile::tempdir().unwrap());
         tree.write("devices/system/cpu/online", "0-7\n");
@@ -54,7 +54,7 @@ impl Tree {
         symlink(self.root().join(to), from).unwrap();
     }
 
-    /// A PCI function with its node.
+    /// Returns a PCI function with its node.
     fn pci(&self, address: &str, node: &str) -> PathBuf {
         let path = format!("devices/pci0000:00/{address}");
         self.write(&format!("{path}/numa_node"), node);

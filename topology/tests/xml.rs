@@ -106,7 +106,7 @@ mod with_hwloc {
         }
     }
 
-    /// A file of a real machine, which is kept outside the repository.
+    /// Returns a file of a real machine, which is kept outside the repository.
     fn real(name: &str) -> Option<Host> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/topologies").join(name);
         if !path.exists() {

@@ -31,18 +31,18 @@ impl Network {
         self.widths.len() - 1
     }
 
-    /// The key of a layer's weights, `[inputs, outputs]`: the inner loops run over outputs, which do not depend on each other, so
-    /// they vectorize without reordering a sum.
+    /// Returns the key of a layer's weights, `[inputs, outputs]`: the inner loops run over outputs, which do not depend
+    /// on each other, so they vectorize without reordering a sum.
     pub fn weight(layer: usize) -> KeyId {
         KeyId(2 * layer as u32)
     }
 
-    /// The key of a layer's biases.
+    /// Returns the key of a layer's biases.
     pub fn bias(layer: usize) -> KeyId {
         KeyId(2 * layer as u32 + 1)
     }
 
-    /// All keys, in the order of the forward pass.
+    /// Returns all keys, in the order of the forward pass.
     pub fn keys(&self) -> Vec<Key> {
         let layer = |layer: usize| {
             let (inputs, outputs) = self.extent(layer);
@@ -66,7 +66,7 @@ impl Network {
         values.fill_with(|| random.symmetric() * limit);
     }
 
-    /// The class that the network gives each sample.
+    /// Returns the class that the network gives each sample.
     pub fn classify<'w>(&self, samples: &Samples, weights: impl Fn(KeyId) -> &'w [f32]) -> Vec<usize> {
         let mut pass = NetworkPass::new(self);
         pass.begin(samples);
@@ -99,7 +99,7 @@ pub struct NetworkPass<'a> {
 }
 
 impl<'a> NetworkPass<'a> {
-    /// An empty pass.
+    /// Creates an empty pass.
     pub fn new(network: &'a Network) -> Self {
         let layers = network.layers();
         NetworkPass { network, activations: vec![Vec::new(); layers + 1], deltas: vec![Vec::new(); layers] }
@@ -135,7 +135,7 @@ impl<'a> NetworkPass<'a> {
         }
     }
 
-    /// The mean cross-entropy of the softmax over the last layer's output; with it, the backward
+    /// Returns the mean cross-entropy of the softmax over the last layer's output; with it, the backward
     /// pass can begin.
     pub fn loss(&mut self, labels: &[usize]) -> f32 {
         let last = self.network.layers();

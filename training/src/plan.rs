@@ -47,12 +47,12 @@ impl TrainingPlan {
         Ok(TrainingPlan { workers, epochs, batch, rounds_per_epoch, seed })
     }
 
-    /// All rounds, without the broadcast of the first weights.
+    /// Returns all rounds, without the broadcast of the first weights.
     pub fn rounds(&self) -> usize {
         self.epochs as usize * self.rounds_per_epoch
     }
 
-    /// The hub's optimizer.
+    /// Returns the hub's optimizer.
     pub fn optimizer(&self) -> Optimizer {
         Optimizer::Nesterov {
             learning_rate: self.learning_rate(0),
@@ -61,8 +61,8 @@ impl TrainingPlan {
         }
     }
 
-    /// The step size of an epoch. It is multiplied out, because a library's power function may round differently on another
-    /// machine.
+    /// Returns the step size of an epoch. It is multiplied out, because a library's power function may round
+    /// differently on another machine.
     pub fn learning_rate(&self, epoch: u32) -> f32 {
         (0..epoch).fold(LEARNING_RATE, |rate, _| rate * DECAY)
     }

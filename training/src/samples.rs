@@ -24,7 +24,7 @@ impl Samples {
         Samples { features, inputs, labels }
     }
 
-    /// The number of samples.
+    /// Returns the number of samples.
     pub fn len(&self) -> usize {
         self.labels.len()
     }
@@ -34,22 +34,22 @@ impl Samples {
         self.labels.is_empty()
     }
 
-    /// The number of features in a row.
+    /// Returns the number of features in a row.
     pub fn features(&self) -> usize {
         self.features
     }
 
-    /// All rows, one after another.
+    /// Returns all rows, one after another.
     pub fn inputs(&self) -> &[f32] {
         &self.inputs
     }
 
-    /// The class of each row.
+    /// Returns the class of each row.
     pub fn labels(&self) -> &[usize] {
         &self.labels
     }
 
-    /// The rows with these indexes, in this order.
+    /// Returns the rows with these indexes, in this order.
     pub fn select(&self, rows: impl IntoIterator<Item = usize>) -> Self {
         let mut chosen = Samples { features: self.features, inputs: Vec::new(), labels: Vec::new() };
         for row in rows {
@@ -83,7 +83,7 @@ impl Samples {
         }
     }
 
-    /// The share of these samples that have the most frequent class of `train`.
+    /// Returns the share of these samples that have the most frequent class of `train`.
     pub fn majority_accuracy(&self, train: &Samples) -> f64 {
         let count = |samples: &Samples, class| samples.labels.iter().filter(|&&label| label == class).count();
         let commonest = train.labels.iter().copied().max_by_key(|&class| count(train, class));

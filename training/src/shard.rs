@@ -18,14 +18,14 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// The shard of worker `rank`: every `plan.workers`-th sample, from `rank` on.
+    /// Creates the shard of worker `rank`: every `plan.workers`-th sample, from `rank` on.
     pub fn new(plan: &TrainingPlan, train: &Samples, rank: u32) -> Self {
         let samples = train.select((rank as usize..train.len()).step_by(plan.workers as usize));
         let order = (0..samples.len()).collect();
         Shard { samples, rank, seed: plan.seed, batch: plan.batch, order }
     }
 
-    /// All its samples.
+    /// Returns all its samples.
     pub fn samples(&self) -> &Samples {
         &self.samples
     }
@@ -37,8 +37,8 @@ impl Shard {
         self.order = Random::new(self.seed, &names).order(self.samples.len());
     }
 
-    /// The mini-batch of a round, counted from the beginning of the epoch. An epoch leaves out the samples after its last whole
-    /// batch.
+    /// Returns the mini-batch of a round, counted from the beginning of the epoch. An epoch leaves out the samples
+    /// after its last whole batch.
     pub fn batch(&self, round: usize) -> Samples {
         self.samples.select(self.order[round * self.batch..][..self.batch].iter().copied())
     }

@@ -42,7 +42,7 @@ impl Weights {
         Weights(network.keys().iter().map(|key| vec![0.0; elements(key)]).collect())
     }
 
-    /// The first weights of a training.
+    /// Returns the first weights of a training.
     pub fn first(network: &Network, seed: u64) -> Self {
         let mut weights = Self::zeroed(network);
         for (key, values) in weights.0.iter_mut().enumerate() {
@@ -64,34 +64,34 @@ impl Weights {
         Ok(weights)
     }
 
-    /// The bits of each element: they cross a text pipe unchanged.
+    /// Returns the bits of each element: they cross a text pipe unchanged.
     pub fn to_bits(&self) -> Vec<Vec<u32>> {
         self.0.iter().map(|key| key.iter().map(|value| value.to_bits()).collect()).collect()
     }
 
-    /// A key's weights.
+    /// Returns a key's weights.
     pub fn key(&self, key: KeyId) -> &[f32] {
         &self.0[key.index()]
     }
 
-    /// A key's weights, to write.
+    /// Returns a key's weights, to write.
     pub fn key_mut(&mut self, key: KeyId) -> &mut [f32] {
         &mut self.0[key.index()]
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> usize {
         self.0.iter().map(Vec::len).sum()
     }
 
-    /// A digest of all bits (FNV-1a), for people to compare across runs and machines.
+    /// Returns a digest of all bits (FNV-1a), for people to compare across runs and machines.
     pub fn fingerprint(&self) -> u64 {
         let bytes = self.0.iter().flatten().flat_map(|value| value.to_bits().to_le_bytes());
         bytes
             .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
     }
 
-    /// The first element whose bits differ; `None` if all are equal. Both must have `network`'s shape.
+    /// Returns the first element whose bits differ; `None` if all are equal. Both must have `network`'s shape.
     pub fn difference(&self, other: &Weights, network: &Network) -> Option<OtherBits> {
         network.keys().into_iter().zip(self.0.iter().zip(&other.0)).find_map(|(key, (ours, theirs))| {
             let element =

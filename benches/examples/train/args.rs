@@ -61,7 +61,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// The command line of a worker's process: this one's, with the worker's place.
+    /// Returns the command line of a worker's process: this one's, with the worker's place.
     pub fn for_worker(&self, rank: u32, hub: &str, job: &str) -> Vec<String> {
         let rank = rank.to_string();
         let own = ["--role", "worker", "--rank", &rank, "--job", job];

@@ -81,7 +81,7 @@ fn over_hub(args: &Args, task: &Task) -> Result<Vec<Weights>> {
     Ok(weights)
 }
 
-/// The mean over all workers' shards: all batches have one size, so all workers weigh the same.
+/// Returns the mean over all workers' shards: all batches have one size, so all workers weigh the same.
 fn mean_loss(workers: &mut [ChildProcess]) -> Result<f64> {
     let mut sum = 0.0;
     for worker in workers.iter_mut() {

@@ -12,7 +12,7 @@ use training::Samples;
 /// A wine with this many points of 10 is good. This split is the nearest to the middle: about 53% of the wines are good.
 const GOOD: usize = 6;
 
-/// All wines, each once: label 1 for the good ones.
+/// Returns all wines, each once: label 1 for the good ones.
 ///
 /// 240 of the file's 1599 lines repeat an earlier line. Only the first of each is kept: a copy on both sides of the split
 /// would test what was learnt by heart.

@@ -50,8 +50,8 @@ fn join(plan: ComputePlan, by: char) -> ComputePlan {
     ComputePlan { steps, ..plan }
 }
 
-/// The layers of a plan on hubs that have these bytes of each key. A layer without keys computes as a part of the layer before
-/// it.
+/// Returns the layers of a plan on hubs that have these bytes of each key. A layer without keys computes as a part of
+/// the layer before it.
 fn layers(plan: &ComputePlan, bytes: &[Vec<f64>], hubs: usize) -> Vec<ClusterLayer> {
     let mut layers: Vec<ClusterLayer> = Vec::new();
     for step in &plan.steps {
@@ -88,7 +88,7 @@ fn key_bytes_by_hub(layout: &Layout, spread: Spread, hubs: usize, split_above: u
 }
 
 impl Cluster {
-    /// The profile that a session would measure, pulling layer by layer.
+    /// Returns the profile that a session would measure, pulling layer by layer.
     pub fn profile(&self) -> Profile {
         let each: Vec<_> = (0..self.layers.len()).map(|layer| layer..layer + 1).collect();
         let pulls = simulate(self, &each, ITERATIONS).pulls;
@@ -100,7 +100,7 @@ impl Cluster {
         Profile { start_up, layers: pulls.iter().zip(&self.layers).map(cost).collect() }
     }
 
-    /// The shortest iteration of any schedule on these links, which gradients out and weights in share.
+    /// Returns the shortest iteration of any schedule on these links, which gradients out and weights in share.
     pub fn bound(&self, plan: &ComputePlan, key_bytes: &[u64]) -> f64 {
         let crossing = 2.0 * (self.nodes - 1) as f64 / self.nodes as f64;
         shortest_iteration(plan, key_bytes, self.link_bytes_per_s / crossing).as_secs_f64()

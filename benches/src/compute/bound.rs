@@ -17,7 +17,8 @@ use std::time::Duration;
 
 use super::trace::ComputePlan;
 
-/// The bound of a worker whose link carries `bytes_per_s` each way. `key_bytes` are the bytes of each key, by its number.
+/// Returns the bound of a worker whose link carries `bytes_per_s` each way. `key_bytes` are the bytes of each key, by
+/// its number.
 ///
 /// It assumes that both directions are busy at once, and that layers are cut as finely as needed.
 pub fn shortest_iteration(plan: &ComputePlan, key_bytes: &[u64], bytes_per_s: f64) -> Duration {
@@ -51,7 +52,7 @@ mod tests {
         ComputePlan { name: "test".into(), batch: 1, steps: (0..layers).map(step).collect() }
     }
 
-    /// The bound at 1000 bytes a millisecond.
+    /// Returns the bound at 1000 bytes a millisecond.
     fn ms(key_bytes: &[u64]) -> f64 {
         shortest_iteration(&plan(key_bytes.len() as u32), key_bytes, 1e6).as_secs_f64() * 1e3
     }
@@ -89,7 +90,7 @@ mod tests {
         }
     }
 
-    /// The period of first-layer-first in milliseconds, byte by byte, after some iterations.
+    /// Returns the period of first-layer-first in milliseconds, byte by byte, after some iterations.
     fn perfect(sizes: &[u64]) -> f64 {
         let mut free_at = 0.0; // the processor
         let mut there = vec![0.0; sizes.len()]; // weights

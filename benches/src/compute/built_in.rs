@@ -64,7 +64,7 @@ pub(super) fn network(name: &str) -> Option<Network> {
     Some(Network { work, samples_per_s })
 }
 
-/// The trace of that name.
+/// Returns the trace of that name.
 pub fn built_in(name: &str) -> Option<Trace> {
     let Network { work, samples_per_s } = network(name)?;
     let model = models::model(name).expect("every built-in trace is of a built-in model");
@@ -77,7 +77,7 @@ pub fn built_in(name: &str) -> Option<Trace> {
     Some(Trace { name: name.to_owned(), batch: BATCH, layers: work.into_iter().map(layer).collect() })
 }
 
-/// Seconds of an iteration at the device's best.
+/// Returns the seconds of an iteration at the device's best.
 pub(super) fn at_best(work: &[LayerWork]) -> f64 {
     (1.0 + BACKWARD) * work.iter().map(|work| P4000.seconds(work, BATCH)).sum::<f64>()
 }

@@ -94,7 +94,7 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<Trace> {
     Ok(Trace { name: trace, batch, layers })
 }
 
-/// The parser's error without its line number: the parser sees one line at a time.
+/// Returns the parser's error without its line number: the parser sees one line at a time.
 fn words(error: &serde_json::Error) -> String {
     let words = error.to_string();
     at_most(words.split(" at line ").next().unwrap_or_default())

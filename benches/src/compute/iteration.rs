@@ -15,7 +15,7 @@ pub trait Worker {
     /// Its error.
     type Error;
 
-    /// The time since any beginning.
+    /// Returns the time since any beginning.
     fn now(&self) -> Duration;
 
     /// Whether a key's weights are there.
@@ -44,7 +44,7 @@ pub struct Iteration<'a> {
 }
 
 impl<'a> Iteration<'a> {
-    /// The state before the first iteration, which begins now.
+    /// Creates the state before the first iteration, which begins now.
     pub fn new(plan: &'a ComputePlan, now: Duration) -> Self {
         Iteration { plan, computed_until: now, stalled: vec![Duration::ZERO; plan.steps.len()] }
     }

@@ -29,7 +29,7 @@ pub use report::{ComputeReport, Times};
 pub use session::Clocked;
 pub use trace::{ComputePlan, ComputeStep, Layer, Trace};
 
-/// A trace by its built-in name, or from a file.
+/// Returns a trace by its built-in name, or from a file.
 pub fn trace(name_or_file: &str) -> anyhow::Result<Trace> {
     built_in(name_or_file).map_or_else(|| read(name_or_file.as_ref()), Ok)
 }

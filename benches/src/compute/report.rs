@@ -141,7 +141,7 @@ impl ComputeReport {
         rows
     }
 
-    /// A bar for each of the layers with the longest waits, in the order of the forward pass.
+    /// Returns a bar for each of the layers with the longest waits, in the order of the forward pass.
     pub fn worst_layers(&self) -> String {
         let mut worst: Vec<(usize, &LayerReport)> = self.layers.iter().enumerate().collect();
         worst.sort_by(|(_, a), (_, b)| b.stalled_ms.total_cmp(&a.stalled_ms));

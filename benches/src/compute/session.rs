@@ -16,7 +16,7 @@ pub struct Clocked<'a, L> {
 }
 
 impl<'a, L: FnMut(&mut Session) -> Result<()>> Clocked<'a, L> {
-    /// A worker whose time begins now.
+    /// Creates a worker whose time begins now.
     pub fn new(session: &'a mut Session, look: L) -> Self {
         Clocked { session, begun: Instant::now(), look }
     }

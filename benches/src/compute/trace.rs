@@ -60,7 +60,7 @@ pub struct ComputeStep {
 }
 
 impl Trace {
-    /// The plan for a job with these keys, with all times multiplied by `time_scale`.
+    /// Returns the plan for a job with these keys, with all times multiplied by `time_scale`.
     ///
     /// # Errors
     /// When the trace names a key that the job does not have, names a key twice, or leaves a key out; when a time is out of
@@ -134,7 +134,7 @@ pub(super) fn at_most(name: &str) -> String {
 }
 
 impl ComputePlan {
-    /// The time of an iteration without communication.
+    /// Returns the time of an iteration without communication.
     pub fn compute(&self) -> Duration {
         self.steps.iter().map(|step| step.forward + step.backward).sum()
     }

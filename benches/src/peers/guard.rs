@@ -125,7 +125,7 @@ fn watch(command: &[OsString], limit: Duration) -> Result<ExitCode> {
     })
 }
 
-/// The exit status by which a shell says how a process ended.
+/// Returns the exit status by which a shell says how a process ended.
 fn shell_status(status: WaitStatus) -> u8 {
     match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => code as u8, // the kernel keeps eight bits
@@ -174,7 +174,7 @@ fn kill_all(peer: Pid) -> Option<WaitStatus> {
     }
 }
 
-/// The children of this process, which has one thread.
+/// Returns the children of this process, which has one thread.
 fn children() -> Vec<Pid> {
     let list = std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
     list.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()

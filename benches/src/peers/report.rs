@@ -110,7 +110,7 @@ impl Machine {
     }
 }
 
-/// The processor's name, if the kernel tells it (on ARM it does not).
+/// Returns the processor's name, if the kernel tells it (on ARM it does not).
 fn processor(cpuinfo: &str) -> Option<&str> {
     let line = cpuinfo.lines().find(|line| line.starts_with("model name"))?;
     line.split_once(':').map(|(_, name)| name.trim()).filter(|name| !name.is_empty())
@@ -130,7 +130,7 @@ fn rows(names: &[&str], goodputs: &[Vec<f64>]) -> Vec<Row> {
 }
 
 impl Spread {
-    /// The spread of one or more values.
+    /// Returns the spread of one or more values.
     fn of(values: &[f64]) -> Self {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);

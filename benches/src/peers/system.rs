@@ -83,7 +83,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// The work that the settings ask for.
+    /// Creates the work that the settings ask for.
     pub fn new(args: &Args) -> Result<Self> {
         let (model, keys) = args.source.keys_or("resnet50")?;
         let layout = Layout::new(keys, pbox_core::DEFAULT_CHUNK_BYTES)?;
@@ -100,7 +100,7 @@ impl Work {
         })
     }
 
-    /// A script's options.
+    /// Returns a script's options.
     fn options(&self) -> [String; 6] {
         let elements = self.elements.to_string();
         ["--workers", &self.workers, "--rounds", &self.rounds, "--elements", &elements].map(str::to_owned)
@@ -156,7 +156,7 @@ pub fn ready(script: &Path) -> Result<Option<String>> {
     }
 }
 
-/// The probe first, then the others.
+/// Returns the probe first, then the others.
 pub fn peers(work: &Work, systems: &[System]) -> Result<Vec<Contender>> {
     let probe = std::env::current_exe()?.with_file_name("phub-probe");
     ensure!(probe.exists(), "{} is not built: cargo build --release --bins", probe.display());

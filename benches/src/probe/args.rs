@@ -206,7 +206,7 @@ pub struct Args {
     pub role: Option<ChildRole>,
 }
 
-/// An optimizer by its name, with the usual settings for ResNet-50; Adam and its kin with PyTorch's defaults.
+/// Returns an optimizer by its name, with the usual settings for ResNet-50; Adam and its kin with PyTorch's defaults.
 fn optimizer(name: &str) -> Result<Optimizer, String> {
     let (learning_rate, weight_decay, momentum) = (0.1, 1e-4, 0.9);
     let (beta1, beta2, epsilon) = (0.9, 0.999, 1e-8);
@@ -228,7 +228,7 @@ fn optimizer(name: &str) -> Result<Optimizer, String> {
     })
 }
 
-/// An element type by its name.
+/// Returns an element type by its name.
 fn dtype(name: &str) -> Result<Dtype, String> {
     let all = [Dtype::F32, Dtype::F16, Dtype::BF16];
     all.into_iter().find(|dtype| dtype.name() == name).ok_or_else(|| "expected f32, f16 or bf16".to_owned())
@@ -262,7 +262,8 @@ pub enum AblateChoice {
 }
 
 impl Args {
-    /// The model's name and keys, all of one element type. Default: the model of the built-in trace, or ResNet-50.
+    /// Returns the model's name and keys, all of one element type. Default: the model of the built-in trace, or
+    /// ResNet-50.
     pub fn keys(&self) -> anyhow::Result<(String, Vec<Key>)> {
         let traced = self.compute.compute.as_deref().filter(|name| BUILT_IN.contains(name));
         let (model, mut keys) = self.source.keys_or(traced.unwrap_or("resnet50"))?;
@@ -288,7 +289,7 @@ impl Args {
         Ok((model, keys))
     }
 
-    /// The trace of `--compute`.
+    /// Returns the trace of `--compute`.
     pub fn plan(&self) -> anyhow::Result<Option<ComputePlan>> {
         let (_, keys) = self.keys()?;
         self.compute.plan(&keys)
@@ -317,7 +318,7 @@ impl Args {
             && !self.consistency.steps_alone()
     }
 
-    /// The workers of this run, of all machines.
+    /// Returns the workers of this run, of all machines.
     pub fn all_workers(&self) -> u32 {
         self.workers * self.machines.unwrap_or(1)
     }
@@ -359,7 +360,7 @@ impl Args {
         }
     }
 
-    /// The session settings of a worker of this run.
+    /// Returns the session settings of a worker of this run.
     pub fn session_config(&self, keys: Vec<Key>, plan: Option<&ComputePlan>) -> SessionConfig {
         let hub = self.hub.clone().unwrap_or_default();
         let rank = self.rank.unwrap_or_default();
@@ -385,7 +386,7 @@ impl Args {
         config
     }
 
-    /// The settings of a hub that the probe starts.
+    /// Returns the settings of a hub that the probe starts.
     pub fn hub_settings(&self) -> HubSettings {
         HubSettings {
             cores: self.cores.clone(),
@@ -404,7 +405,7 @@ impl Args {
         self.trace.as_ref().map(|path| part(path, std::process::id()))
     }
 
-    /// The name of this process in errors.
+    /// Returns the name of this process in errors.
     pub fn program(&self) -> String {
         match (self.role, self.rank) {
             (Some(ChildRole::Hub), _) => "phub-probe: the hub".into(),
@@ -413,7 +414,7 @@ impl Args {
         }
     }
 
-    /// The command line of another process of this run.
+    /// Returns the command line of another process of this run.
     pub fn for_role(&self, role: &str) -> Vec<String> {
         let skip_role = std::env::args().skip(1);
         skip_role.chain(["--role".into(), role.into()]).collect()

@@ -70,7 +70,7 @@ pub fn allowed(consistency: Consistency, workers: u32, round: u32, total: u32) -
     }
 }
 
-/// The phase of an element: neighbouring keys begin at different phases.
+/// Returns the phase of an element: neighbouring keys begin at different phases.
 fn phase(key: KeyId, element: usize) -> usize {
     (element + 13 * key.index()) % PERIOD
 }
@@ -93,7 +93,7 @@ fn fill<E: Element>(key: KeyId, values: &mut [E], value: impl Fn(usize) -> E) {
 }
 
 impl<E: Element> Expected<E> {
-    /// The state after the broadcast, before the first round.
+    /// Creates the state after the broadcast, before the first round.
     /// `machines` are those of a mesh, with so many workers each.
     pub fn new(
         optimizer: Optimizer,
@@ -129,7 +129,7 @@ impl<E: Element> Expected<E> {
         self.norms.is_some()
     }
 
-    /// The number of a key's period.
+    /// Returns the number of a key's period.
     fn period(&self, key: KeyId) -> usize {
         if self.norms.is_some() { key.index() } else { 0 }
     }
@@ -151,14 +151,14 @@ impl<E: Element> Expected<E> {
         self
     }
 
-    /// The numbers of a step.
+    /// Returns the numbers of a step.
     fn numbers(&self, round: Round) -> oracle::Step {
         let optimizer = if self.ablate.optimize { Optimizer::Average } else { self.optimizer };
         let gradients = self.workers * self.machines.unwrap_or(1);
         oracle::Step::new(&optimizer, gradients, round, self.optimizer.learning_rate(), 1.0, 1.0)
     }
 
-    /// The sum of an element's gradients.
+    /// Returns the sum of an element's gradients.
     fn sum(&self, phase: usize) -> f32 {
         let of = |count: u32| if self.ablate.aggregate { 1 } else { count };
         let ranks = (0..of(self.workers)).map(|rank| if self.alone { 0 } else { rank });
@@ -309,7 +309,7 @@ mod tests {
 
     const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
 
-    /// A key's weights after `steps` steps with one worker's gradient.
+    /// Returns a key's weights after `steps` steps with one worker's gradient.
     fn after(steps: u32, elements: usize) -> Vec<f32> {
         let mut expected = Expected::<f32>::new(NESTEROV, Ablate::default(), Consistency::Asp, 3, None);
         expected.expect(steps..=steps);

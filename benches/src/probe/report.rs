@@ -107,7 +107,7 @@ impl Leg {
         Leg { rounds, passes }
     }
 
-    /// The limit's time over the rounds' time; `None` without a limit.
+    /// Returns the limit's time over the rounds' time; `None` without a limit.
     fn ratio(&self) -> Option<f64> {
         (!self.passes.is_empty()).then(|| quantile(&self.passes, 0.5) / quantile(&self.rounds, 0.5))
     }
@@ -309,8 +309,8 @@ impl Report {
 }
 
 impl CoreShare {
-    /// The work of each core between the two descriptions of each pair, in rounds that took `seconds`. The hub counts a wait
-    /// when it ends, so a wait includes the time in which the limit was measured.
+    /// Returns the work of each core between the two descriptions of each pair, in rounds that took `seconds`. The hub
+    /// counts a wait when it ends, so a wait includes the time in which the limit was measured.
     fn of(hub: &[(HubReply, HubReply)], seconds: f64) -> Vec<Self> {
         let cores = hub.first().map_or(0, |(before, _)| before.cores.len());
         let sum = |core: usize, count: fn(&CoreReply) -> u64| {
@@ -340,7 +340,7 @@ fn quantile(sorted: &[u64], q: f64) -> f64 {
     }
 }
 
-/// A progress bar on stderr, if stderr is a terminal and the report is not JSON.
+/// Returns a progress bar on stderr, if stderr is a terminal and the report is not JSON.
 pub(super) fn progress_bar(args: &Args) -> ProgressBar {
     let bar = ProgressBar::new(args.rounds.into());
     bar.set_draw_target(if args.json { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() });

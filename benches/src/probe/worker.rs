@@ -193,7 +193,7 @@ impl<E: Element> Worker<E> {
         self.session.keys().try_for_each(check)
     }
 
-    /// The bytes of the measured rounds, and the digest of the weights.
+    /// Returns the bytes of the measured rounds, and the digest of the weights.
     fn crossed(&self) -> Result<Crossed> {
         let mut all = 0;
         for key in self.session.keys() {
@@ -221,7 +221,7 @@ impl<E: Element> Worker<E> {
     }
 }
 
-/// The steps of a job before its next round: the first round of a job with weights is the broadcast.
+/// Returns the steps of a job before its next round: the first round of a job with weights is the broadcast.
 fn steps_of(session: &Session, optimizer: Optimizer) -> u32 {
     session.next_round().0.saturating_sub(u32::from(optimizer.keeps_weights()))
 }
@@ -278,14 +278,14 @@ fn child_of<E: Element>(args: &Args) -> Result<()> {
     Ok(worker.session.leave()?)
 }
 
-/// The transports by which a worker reaches its hubs.
+/// Returns the transports by which a worker reaches its hubs.
 fn transports(session: &Session) -> String {
     let mut names: Vec<&str> = session.ways().iter().map(|way| way.transport.name()).collect();
     names.dedup();
     names.join(", ")
 }
 
-/// The descriptions of all hubs as one: their cores one after another.
+/// Returns the descriptions of all hubs as one: their cores one after another.
 pub(super) fn describe_hubs(hubs: &str) -> Result<HubReply> {
     let replies = hubs.split(',').map(|hub| describe_hub(hub.trim()));
     let together = |mut all: HubReply, one: HubReply| {

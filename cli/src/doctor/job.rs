@@ -18,20 +18,20 @@ impl Job {
         Ok(Job { name, workers, layout, keys })
     }
 
-    /// The bytes that the hub registers of one window of a worker, as the kernel counts them: each NIC the chunks of its lanes
-    /// (decision 49). `nodes` and `nics` have the NUMA node and the NIC of each lane.
+    /// Returns the bytes that the hub registers of one window of a worker, as the kernel counts them: each NIC the
+    /// chunks of its lanes (decision 49). `nodes` and `nics` have the NUMA node and the NIC of each lane.
     pub fn window_bytes<N: PartialEq>(&self, nodes: &[u32], nics: &[N]) -> u64 {
         self.sum(nodes, nics, Ranges::pinned_bytes)
     }
 
-    /// The bytes of one window, and how many of them huge pages hold where each lane's memory is on its node. `nodes` has the node
-    /// of each lane.
+    /// Returns the bytes of one window, and how many of them huge pages hold where each lane's memory is on its node.
+    /// `nodes` has the node of each lane.
     pub fn huge_bytes(&self, nodes: &[u32]) -> (u64, u64) {
         let window = self.layout.window_bytes();
         (window as u64, self.sum(nodes, nodes, |ranges| ranges.huge_bytes(window)))
     }
 
-    /// The most chunks of a lane, of lanes on these nodes: what its links must have room for.
+    /// Returns the most chunks of a lane, of lanes on these nodes: what its links must have room for.
     pub fn deepest_lane(&self, nodes: &[u32]) -> u32 {
         self.spans_by_lane(nodes).iter().map(|spans| spans.len() as u32).max().unwrap_or(0)
     }
@@ -55,8 +55,8 @@ impl Job {
         each.map(|(_, one)| bytes(&ranges(one))).sum()
     }
 
-    /// The bytes that the hub registers: gradients and weights of each worker, in a protection domain of their own (decision
-    /// 12).
+    /// Returns the bytes that the hub registers: gradients and weights of each worker, in a protection domain of their
+    /// own (decision 12).
     pub fn registered_bytes(&self, window_bytes: u64) -> u64 {
         const WINDOWS: u64 = 2;
         u64::from(self.workers).saturating_mul(WINDOWS).saturating_mul(window_bytes)

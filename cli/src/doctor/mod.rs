@@ -129,7 +129,7 @@ impl DoctorArgs {
     }
 }
 
-/// The hub and the job that are checked.
+/// Returns the hub and the job that are checked.
 fn subject(settings: &HubSettings, job: &Job) -> String {
     let offered = Transport::ALL.into_iter().filter(|&way| settings.offers(way));
     let ways: Vec<String> = offered.map(|way| way.to_string()).collect();

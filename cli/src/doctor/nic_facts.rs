@@ -81,7 +81,7 @@ impl NicFacts {
     }
 }
 
-/// The bridges above a device, the nearest first, each with the control bits of its ACS: 0 if it has none.
+/// Returns the bridges above a device, the nearest first, each with the control bits of its ACS: 0 if it has none.
 fn bridges(slot: &Path) -> Vec<(String, Option<u16>)> {
     let Ok(slot) = slot.canonicalize() else { return Vec::new() };
     let bridge = |at: &Path| {
@@ -92,7 +92,7 @@ fn bridges(slot: &Path) -> Vec<(String, Option<u16>)> {
     slot.ancestors().skip(1).filter_map(bridge).collect()
 }
 
-/// The control bits of ACS in a device's configuration, of which users other than root see the first 64 bytes.
+/// Returns the control bits of ACS in a device's configuration, of which users other than root see the first 64 bytes.
 fn acs(config: &[u8]) -> Option<u16> {
     if config.len() <= 64 {
         return None;
@@ -111,7 +111,7 @@ fn acs(config: &[u8]) -> Option<u16> {
     Some(0)
 }
 
-/// The routes of an interface that need no gateway.
+/// Returns the routes of an interface that need no gateway.
 fn subnets(routes: &str, netdev: Option<&str>) -> Vec<(String, String)> {
     let subnet = |line: &str| {
         let fields: Vec<&str> = line.split_whitespace().collect();

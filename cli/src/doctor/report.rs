@@ -36,7 +36,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// A report without checks. `subject` is the hub and the job that are checked.
+    /// Creates a report without checks. `subject` is the hub and the job that are checked.
     pub fn new(form: Form, subject: String) -> Self {
         let report = Report { form, subject, checks: Vec::new() };
         if let Form::Text { .. } = form {

@@ -83,7 +83,7 @@ pub struct TopologyArgs {
     svg: Option<PathBuf>,
 }
 
-/// A plan, for programs.
+/// Returns a plan, for programs.
 fn as_json(host: &Host, plan: &Plan) -> serde_json::Value {
     let nic_name = |id| host.nic(id).map(|nic| nic.name.as_str());
     let core = |core: &topology::PlacedCore| {
@@ -130,7 +130,7 @@ impl TopologyArgs {
         Ok(())
     }
 
-    /// Text and picture of the machine, and of a plan for it if there is a model.
+    /// Returns text and picture of the machine, and of a plan for it if there is a model.
     fn of_one(&self, host: &Host) -> anyhow::Result<(String, String)> {
         let mut text = String::new();
         let model = self.model.keys()?;
@@ -172,14 +172,14 @@ impl TopologyArgs {
         self.cores.is_some() || self.nics.is_some() || !self.except_nics.is_empty()
     }
 
-    /// The model's name and keys, which this setting needs.
+    /// Returns the model's name and keys, which this setting needs.
     fn needed_model(&self, setting: &str) -> anyhow::Result<(String, Vec<Key>)> {
         self.model.keys()?.with_context(|| {
             format!("{setting} needs a model to say what crosses the links; add --model resnet50, or --manifest FILE.safetensors")
         })
     }
 
-    /// Text and picture of a job on several machines like this one.
+    /// Returns text and picture of a job on several machines like this one.
     fn of_machines(&self, host: &Host) -> anyhow::Result<(String, String)> {
         let model = self.needed_model("--machines")?;
         let plan = topology::place(host, &self.request(&[]))?;

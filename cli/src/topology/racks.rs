@@ -42,7 +42,7 @@ impl RacksArgs {
         self.racks.is_some()
     }
 
-    /// The text.
+    /// Returns the text.
     pub fn text(&self, (name, keys): (String, Vec<Key>), chunk_bytes: usize) -> anyhow::Result<String> {
         let given = (self.racks, self.workers_per_rack, self.worker_gbps, self.hub_gbps, self.uplink_gbps);
         let (Some(racks), Some(workers), Some(worker), Some(hub), Some(uplink)) = given else {

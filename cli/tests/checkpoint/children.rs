@@ -16,13 +16,13 @@ pub fn child(mut command: Command, role: &str, dir: &Path) -> Command {
     command
 }
 
-/// A shell that runs `preparation` (with `$dir`) and then its arguments.
+/// Returns a shell that runs `preparation` (with `$dir`) and then its arguments.
 pub fn prepared(mut command: Command, preparation: &str, dir: &Path) -> Command {
     command.args(["-c", &format!("{preparation} && exec \"$@\""), "sh"]).env("dir", dir);
     command
 }
 
-/// A shell whose mounts nobody else sees and that end with it; `None`, with a message, where this
+/// Returns a shell whose mounts nobody else sees and that end with it; `None`, with a message, where this
 /// machine does not permit that.
 pub fn shell_with_mounts() -> Option<Command> {
     for flags in [&["--mount"][..], &["--user", "--map-root-user", "--mount"]] {

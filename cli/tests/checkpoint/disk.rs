@@ -11,7 +11,7 @@ use super::children::{child, prepared, shell_with_mounts, succeeds};
 use super::generations::not_finite;
 use super::snapshots::{Job, SGD, files, says};
 
-/// A file of 600 KB.
+/// Returns a file of 600 KB.
 fn job() -> Job {
     Job::new(vec![Key::f32("a", [100_000]), Key::f32("b", [50_000])], SGD)
 }

@@ -108,7 +108,7 @@ fn a_file_of_another_job_is_refused_and_not_taken_for_damage() {
     assert_eq!(files(dir.path()), ["job.safetensors", "job@5.safetensors"]);
 }
 
-/// The state before a round, in which these values of core 0's part are not finite.
+/// Returns the state before a round, in which these values of core 0's part are not finite.
 pub fn not_finite(job: &Job, round: Round, values: &[(usize, f32)]) -> Snapshot {
     let whole = job.snapshot(round);
     let (layout, numbers) = (whole.layout().clone(), whole.numbers().to_vec());

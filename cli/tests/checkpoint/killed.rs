@@ -11,7 +11,7 @@ use phub_server::checkpoint::{CheckpointStore, Loaded};
 use super::children::child;
 use super::snapshots::{Job, SGD, files};
 
-/// A file of 12 MB: several writes.
+/// Returns a file of 12 MB: several writes.
 fn job() -> Job {
     let keys = vec![Key::f32("a", [2_000_001]), Key::f32("b", [1_000_001])];
     Job { chunk_bytes: 32 * 1024, ..Job::new(keys, SGD) }
@@ -82,7 +82,7 @@ impl Saver {
         Saver { child, stdout }
     }
 
-    /// The next round that it saved. The harness of the child writes lines of its own, which are none.
+    /// Returns the next round that it saved. The harness of the child writes lines of its own, which are none.
     fn hear(&mut self) -> Round {
         let mut lines = self.stdout.by_ref().lines();
         let said = lines.find_map(|line| Some(line.unwrap().split_once('@')?.1.parse().unwrap()));

@@ -14,7 +14,7 @@ fn decoded(bytes: &[u8]) -> Result<(), DecodeError> {
     decode(bytes, bytes.len() as u64).map(drop)
 }
 
-/// A file with this header and these values, and the digest that belongs to it.
+/// Returns a file with this header and these values, and the digest that belongs to it.
 fn file(header: &str, values: &[u8]) -> Vec<u8> {
     let mut bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), values].concat();
     bytes[DIGEST].fill(b'0');

@@ -98,7 +98,7 @@ impl Job {
         store.load(name, &self.keys, &self.tensors()).expect_err("it must be refused").to_string()
     }
 
-    /// The file of its snapshot.
+    /// Returns the file of its snapshot.
     pub fn bytes(&self) -> Vec<u8> {
         let dir = tempfile::tempdir().unwrap();
         let store = CheckpointStore::open(dir.path()).unwrap();

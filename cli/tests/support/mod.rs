@@ -5,7 +5,7 @@ use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The program with these arguments; nothing of the caller's environment sets it up.
+/// Returns the program with these arguments; nothing of the caller's environment sets it up.
 pub fn phub_server(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_phub-server"));
     for (variable, _) in std::env::vars_os() {

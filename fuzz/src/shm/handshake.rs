@@ -77,8 +77,8 @@ pub fn run(bytes: &[u8]) {
     });
 }
 
-/// The number of open descriptors. Counts again while there are more than `limit`, because the watch of the group
-/// may hold the last connection for a moment.
+/// Returns the number of open descriptors. Counts again while there are more than `limit`, because the watch of the
+/// group may hold the last connection for a moment.
 fn open_descriptors(limit: usize) -> usize {
     let count = || std::fs::read_dir("/proc/self/fd").expect("/proc").count();
     for _ in 0..10_000 {
@@ -116,7 +116,7 @@ fn shake_hands(ours: &Ours, peer: &Peer) {
     }
 }
 
-/// The hub's part. A peer that is refused gets a message that says so.
+/// Returns the hub's part. A peer that is refused gets a message that says so.
 fn admit(
     ours: &Ours,
     socket: OwnedFd,

@@ -17,7 +17,7 @@ pub const CAPACITY: u32 = 8;
 /// Of the socket that wakes a worker's ports.
 const NAME: [u8; 16] = [9; 16];
 
-/// The socket of the end under test, and the peer.
+/// Returns the socket of the end under test, and the peer.
 pub fn socket_pair() -> (OwnedFd, RawPeer) {
     let (ours, theirs) =
         net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
@@ -25,7 +25,7 @@ pub fn socket_pair() -> (OwnedFd, RawPeer) {
     (ours, RawPeer(theirs))
 }
 
-/// A memfd that the peer can offer.
+/// Returns a memfd that the peer can offer.
 pub fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
     let fd = memfd_create("phub-fuzz", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("a memfd");
     ftruncate(&fd, bytes).expect("its size");
@@ -54,7 +54,7 @@ impl RawPeer {
             .expect("an empty socket takes a message");
     }
 
-    /// The message that the end under test sent, and its descriptors.
+    /// Returns the message that the end under test sent, and its descriptors.
     pub fn receive(&self) -> (Vec<u8>, Vec<OwnedFd>) {
         let mut bytes = vec![0; 2048];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
@@ -79,12 +79,12 @@ impl RawPeer {
     }
 }
 
-/// A worker's hello, with one link of ports 0.
+/// Returns a worker's hello, with one link of ports 0.
 pub fn hello(send_bytes: u64, ports: u32) -> Vec<u8> {
     fuzzing::hello([7; 16], send_bytes, ports, vec![LinkPorts { joiner: PortId(0), hub: PortId(0) }])
 }
 
-/// A hub's welcome.
+/// Returns a hub's welcome.
 pub fn welcome(send_bytes: u64, ports: u32) -> Vec<u8> {
     [b"phubshm4\0".as_slice(), &send_bytes.to_le_bytes(), &ports.to_le_bytes(), &NAME].concat()
 }

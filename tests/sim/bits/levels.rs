@@ -46,7 +46,7 @@ struct Tree {
     drafts: Vec<Drafts>,
 }
 
-/// Two levels, or three.
+/// Returns two levels, or three.
 fn shape(dice: &mut Dice) -> Vec<Shape> {
     let machine = |dice: &mut Dice| Shape::Hub(vec![Shape::Worker; dice.from(1..=3) as usize]);
     let rack = |dice: &mut Dice| (0..dice.from(1..=3)).map(|_| machine(dice)).collect::<Vec<_>>();
@@ -314,8 +314,8 @@ fn pushed(trouble: Trouble, skips: bool, worker: u32, round: Round, key: KeyId, 
     }
 }
 
-/// The oracle's weights after each round, and the norm of each if steps wait for it. Each hub sums what is below it, in order, in the
-/// type of the key.
+/// Returns the oracle's weights after each round, and the norm of each if steps wait for it. Each hub sums what is
+/// below it, in order, in the type of the key.
 fn expected(
     layout: &Layout,
     terms: &JobTerms,
@@ -436,7 +436,7 @@ fn expected_coded(
     by_round.unzip()
 }
 
-/// The sum of what is below a hub, if somebody there has a gradient. `next` is the number of its first worker.
+/// Returns the sum of what is below a hub, if somebody there has a gradient. `next` is the number of its first worker.
 fn sum(below: &[Shape], next: &mut u32, dtype: Dtype, gradient: &impl Fn(u32) -> Option<f32>) -> Option<f32> {
     let pushed: Vec<f32> = below
         .iter()

@@ -319,7 +319,7 @@ fn value(terms: &Terms, rank: u32, round: Round, key: KeyId, element: usize) -> 
     if terms.job.on_loss == OnLoss::Continue { whole } else { whole / 37.0 }
 }
 
-/// The oracle's weights after each round, if these chunks had no step.
+/// Returns the oracle's weights after each round, if these chunks had no step.
 fn expected(
     layout: &Layout,
     terms: &Terms,
@@ -396,7 +396,7 @@ fn expected(
     (by_round, norms)
 }
 
-/// The mean gradient of a chunk in a round, which is zero without gradients.
+/// Returns the mean gradient of a chunk in a round, which is zero without gradients.
 fn mean_of(layout: &Layout, terms: &Terms, plan: Plan, round: Round, key: KeyId, chunk: ChunkId) -> Vec<f32> {
     let span = layout.chunk(chunk).span;
     let first = (span.offset - layout.key_span(key).offset) / 4;
@@ -419,7 +419,7 @@ enum By {
     Quotient(f32),
 }
 
-/// The squares that the norms of a key are made of, of a chunk with this mean.
+/// Returns the squares that the norms of a key are made of, of a chunk with this mean.
 fn squares_of(terms: &Terms, numbers: &Numbers, key: KeyId, elements: &[Element], mean: &[f32]) -> [f64; 2] {
     let optimizer = numbers.of(key);
     let [lr_mult, wd_mult] = numbers.multipliers.as_ref().map_or([1.0; 2], |of_keys| of_keys[key.index()]);
@@ -434,7 +434,7 @@ fn squares_of(terms: &Terms, numbers: &Numbers, key: KeyId, elements: &[Element]
     [weights, measured.collect()].map(|values| oracle::squares(&values))
 }
 
-/// A value as it crosses.
+/// Returns a value as it crosses.
 fn coded(terms: &Terms, value: f32) -> f32 {
     if terms.job.level.compression.is_some() { rounded(Dtype::BF16, value) } else { value }
 }

@@ -149,7 +149,7 @@ impl Life {
         (0..self.layout.keys().len() as u32).map(KeyId)
     }
 
-    /// The rounds of all workers and keys.
+    /// Returns the rounds of all workers and keys.
     fn rounds(&self) -> impl Iterator<Item = u32> {
         self.job.workers.iter().flat_map(|worker| self.keys().map(|key| worker.round(key).0))
     }
@@ -438,7 +438,7 @@ fn draw_level(terms: &mut Terms, dice: &mut Dice) {
     terms.batch_keys = (dice.below(2) == 0).then(|| dice.from(1..=4) as usize);
 }
 
-/// A job over a network with a seed of its own.
+/// Returns a job over a network with a seed of its own.
 pub fn simulated(dice: &mut Dice, layout: &Arc<Layout>, terms: &Terms) -> Simulated {
     let net = Net::new(
         dice.below(u64::MAX),

@@ -39,7 +39,7 @@ pub struct Tree {
     counts: Counts,
 }
 
-/// Two levels, or three.
+/// Returns two levels, or three.
 fn shape(dice: &mut Dice) -> Vec<Shape> {
     let machine = |dice: &mut Dice| Shape::Hub(vec![Shape::Worker; dice.from(1..=3) as usize]);
     let rack = |dice: &mut Dice| (0..dice.from(2..=3)).map(|_| machine(dice)).collect::<Vec<_>>();

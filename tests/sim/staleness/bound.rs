@@ -25,7 +25,7 @@ fn keys() -> impl Iterator<Item = KeyId> {
     (0..layout().keys().len() as u32).map(KeyId)
 }
 
-/// A job of three workers after the broadcast of zeros.
+/// Returns a job of three workers after the broadcast of zeros.
 fn race(seed: u64, consistency: Consistency) -> Race {
     let net = Net::new(seed, Faults { delay: 0..20, reorder: true, ..Faults::NONE });
     let mut terms = Terms::new(WORKERS, 1 + (seed % 3) as usize, SGD);

@@ -133,7 +133,7 @@ pub struct Control {
     story: VecDeque<String>,
 }
 
-/// A hub with one job alone, which begins with a round.
+/// Returns a hub with one job alone, which begins with a round.
 fn hub_of(
     job: (JobId, String),
     terms: &Arc<JobTerms>,
@@ -166,7 +166,7 @@ impl Drop for Control {
 }
 
 impl Control {
-    /// The control of a job that gathers, at the hub of this share, on this many cores.
+    /// Creates the control of a job that gathers, at the hub of this share, on this many cores.
     pub fn new(
         named: (JobId, String),
         terms: &Arc<JobTerms>,
@@ -177,7 +177,7 @@ impl Control {
         Control::with_owners(named, terms, share, (cores, is_below), &[cores])
     }
 
-    /// The same of several hubs, each with so many shards that own chunks.
+    /// Returns the same of several hubs, each with so many shards that own chunks.
     pub fn with_owners(
         named: (JobId, String),
         terms: &Arc<JobTerms>,

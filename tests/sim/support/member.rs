@@ -75,7 +75,7 @@ pub struct Members {
 }
 
 impl Members {
-    /// The members of a job that takes part at this number of hubs.
+    /// Creates the members of a job that takes part at this number of hubs.
     pub fn new(seed: u64, workers: u32, hubs: usize) -> Self {
         let limits = Limits { hubs, links: LIMIT, hub: LIMIT };
         let member =

@@ -245,7 +245,7 @@ impl Model {
         codec.add(scalar, &payload[..encoded.bytes], sum);
     }
 
-    /// A key's weights at the workers.
+    /// Returns a key's weights at the workers.
     pub fn weights(&self, key: KeyId) -> Vec<f32> {
         let chunks = self.layout.key_chunks(key);
         self.chunks[chunks.start as usize..chunks.end as usize]
@@ -254,12 +254,12 @@ impl Model {
             .collect()
     }
 
-    /// The weights of all keys.
+    /// Returns the weights of all keys.
     pub fn all_weights(&self) -> Vec<Vec<f32>> {
         (0..self.layout.keys().len() as u32).map(|key| self.weights(KeyId(key))).collect()
     }
 
-    /// A chunk's key, the index of its first element in the key, and the key's type.
+    /// Returns a chunk's key, the index of its first element in the key, and the key's type.
     fn place(&self, id: usize) -> (KeyId, usize, Dtype) {
         let chunk = self.layout.chunks()[id];
         let dtype = self.layout.keys()[chunk.key.index()].dtype;

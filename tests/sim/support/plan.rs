@@ -22,13 +22,13 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The plan of every other seed has more than gradients.
+    /// Creates the plan of every other seed has more than gradients.
     pub fn new(seed: u64, broadcasts: bool) -> Self {
         let seed = mix(seed ^ 0x706c_616e);
         Plan { seed, plain: seed.is_multiple_of(2), alike: false, broadcasts }
     }
 
-    /// All push gradients, after a broadcast.
+    /// Returns all push gradients, after a broadcast.
     pub fn plain() -> Self {
         Plan { seed: 0, plain: true, alike: true, broadcasts: true }
     }

@@ -173,13 +173,13 @@ impl<J: Job> Race<J> {
         (0..self.member.len()).filter(|&worker| self.job.is_alive(worker)).collect()
     }
 
-    /// The rounds that a member may have made of a key; `None` if it has no living worker.
+    /// Returns the rounds that a member may have made of a key; `None` if it has no living worker.
     fn pushed_by(&self, member: usize, key: usize) -> Option<u32> {
         let of_member = self.living().into_iter().filter(|&worker| self.member[worker] == member);
         of_member.map(|worker| self.pushed[worker][key]).min()
     }
 
-    /// The elements of a chunk.
+    /// Returns the elements of a chunk.
     fn chunk(&self) -> usize {
         self.layout.chunk_bytes() / size_of::<f32>()
     }

@@ -57,8 +57,8 @@ pub struct Again {
 }
 
 impl Terms {
-    /// A job in BSP that stops when a worker is lost. The hub leaves nothing out, each chunk is a slice, and links have no
-    /// limit.
+    /// Creates a job in BSP that stops when a worker is lost. The hub leaves nothing out, each chunk is a slice, and
+    /// links have no limit.
     pub fn new(workers: u32, cores: usize, optimizer: Optimizer) -> Self {
         let job = JobTerms { seed: SEED, ..JobTerms::new(workers, Vec::new(), optimizer) };
         let level = LevelTerms { slice_bytes: Some(0), credit: Some(Credit::None), ..job.level };
@@ -76,7 +76,7 @@ impl Terms {
         }
     }
 
-    /// The same cluster with other terms of the job.
+    /// Returns the same cluster with other terms of the job.
     pub fn with(mut self, change: impl FnOnce(&mut JobTerms)) -> Self {
         change(&mut self.job);
         self
@@ -118,8 +118,8 @@ pub struct Simulated {
     dice: Dice,
 }
 
-/// A core's chunks as those of its shards. A key's chunks stay together, because schedules by layer answer them together, and
-/// so do those of a group.
+/// Returns a core's chunks as those of its shards. A key's chunks stay together, because schedules by layer answer them
+/// together, and so do those of a group.
 fn dealt(layout: &Layout, chunks: &[ChunkId], shards: usize) -> Vec<Vec<ChunkId>> {
     let shard = |&chunk: &ChunkId| {
         let group = layout.groups().iter().find(|group| group.contains(&chunk.0));
@@ -473,12 +473,12 @@ impl Simulated {
         self.alive[rank as usize]
     }
 
-    /// The placement of the chunks.
+    /// Returns the placement of the chunks.
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
 
-    /// The network, to break.
+    /// Returns the network, to break.
     pub fn net(&self) -> &Net {
         &self.net
     }

@@ -24,7 +24,7 @@ impl Dice {
     }
 }
 
-/// An optimizer whose steps wait for the norms of a key.
+/// Returns an optimizer whose steps wait for the norms of a key.
 pub fn optimizer_by_key(dice: &mut Dice) -> Optimizer {
     let (learning_rate, weight_decay) = (0.125, 0.01);
     match dice.below(2) {
@@ -81,7 +81,7 @@ impl Trouble {
         if self == Trouble::ComingAndGoing { OnLoss::Continue } else { OnLoss::Stop }
     }
 
-    /// The faults of the network.
+    /// Returns the faults of the network.
     pub fn faults(self, dice: &mut Dice) -> Faults {
         let mut faults = Faults { delay: 0..dice.from(1..=30), reorder: dice.below(2) == 0, ..Faults::NONE };
         if self == Trouble::Posts {

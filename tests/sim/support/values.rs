@@ -37,17 +37,17 @@ pub fn fill_weights(seed: u64, key: KeyId, into: &mut [f32]) {
     fill_gradient(seed, BROADCAST, 0, key, into);
 }
 
-/// One element of what [`fill_gradient`] writes.
+/// Returns one element of what [`fill_gradient`] writes.
 pub fn gradient(seed: u64, rank: u32, round: u32, key: KeyId, element: usize) -> f32 {
     value(seed, rank, round, key.index(), element)
 }
 
-/// One element of what [`fill_weights`] writes.
+/// Returns one element of what [`fill_weights`] writes.
 pub fn weight(seed: u64, key: KeyId, element: usize) -> f32 {
     value(seed, BROADCAST, 0, key.index(), element)
 }
 
-/// A number rounded to a key's type.
+/// Returns a number rounded to a key's type.
 pub fn rounded(dtype: Dtype, value: f32) -> f32 {
     match dtype {
         Dtype::F32 => value,
@@ -83,7 +83,7 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// A server after the broadcast, if the optimizer keeps weights.
+    /// Creates a server after the broadcast, if the optimizer keeps weights.
     pub fn new(seed: u64, workers: u32, optimizer: Optimizer, keys: &[Key]) -> Self {
         let zeros: Vec<Vec<f32>> = keys.iter().map(|key| vec![0.0; elements(key)]).collect();
         let state = keys.iter().map(|key| vec![[0.0; 3]; elements(key)]).collect();
@@ -115,13 +115,13 @@ impl Reference {
         }
     }
 
-    /// The server of workers on machines that each sum first, so many workers on each.
+    /// Returns the server of workers on machines that each sum first, so many workers on each.
     pub fn on_machines(self, machines: Vec<u32>) -> Self {
         assert_eq!(machines.iter().sum::<u32>(), self.workers);
         Reference { machines, ..self }
     }
 
-    /// The server with a state that it had.
+    /// Returns the server with a state that it had.
     pub fn with(mut self, state: &Saved) -> Self {
         let [master, first, second] = state.tensors(&self.keys);
         (self.master, self.round) = (master, state.before.0 - 1);
@@ -136,7 +136,7 @@ impl Reference {
         self
     }
 
-    /// The server whose keys have made so many steps.
+    /// Returns the server whose keys have made so many steps.
     pub fn with_steps(self, steps: &[u32]) -> Self {
         Reference { steps: steps.to_vec(), ..self }
     }
@@ -147,13 +147,13 @@ impl Reference {
         self.steps[key.index()] = 0;
     }
 
-    /// The server some rounds later.
+    /// Returns the server some rounds later.
     pub fn after(mut self, rounds: u32) -> Self {
         (0..rounds).for_each(|_| self.advance(self.learning_rate()));
         self
     }
 
-    /// The learning rate of the optimizer.
+    /// Returns the learning rate of the optimizer.
     pub fn learning_rate(&self) -> f32 {
         self.optimizer.learning_rate()
     }
@@ -168,7 +168,7 @@ impl Reference {
         self.advance_by(&Numbers::new(self.optimizer.with_learning_rate(learning_rate)));
     }
 
-    /// The server that clips the mean of each round to a norm, if there is one.
+    /// Returns the server that clips the mean of each round to a norm, if there is one.
     pub fn clipped(self, clip_norm: Option<f32>) -> Self {
         Reference { clip_norm, ..self }
     }
@@ -205,7 +205,7 @@ impl Reference {
         self.round += 1;
     }
 
-    /// The sums of a key's gradients.
+    /// Returns the sums of a key's gradients.
     fn sums(&self, key: usize) -> Vec<f32> {
         let dtype = self.keys[key].dtype;
         let gradient = |rank, i| rounded(dtype, value(self.seed, rank, self.round, key, i));
@@ -222,7 +222,7 @@ impl Reference {
         (0..self.master[key].len()).map(sum).collect()
     }
 
-    /// The quotient of a key's norms before its step on this mean.
+    /// Returns the quotient of a key's norms before its step on this mean.
     fn quotient(&self, key: usize, optimizer: &Optimizer, step: &Step, mean: &[f32]) -> f32 {
         let (weights, states) = (&self.master[key], &self.state[key]);
         let of = |i: usize| oracle::measured(optimizer, step, mean[i], weights[i], &states[i]);
@@ -244,7 +244,7 @@ fn elements(key: &Key) -> usize {
     key.elements().expect("a test's key") as usize
 }
 
-/// The bits of numbers: comparing them compares NaN and signed zeros too.
+/// Returns the bits of numbers: comparing them compares NaN and signed zeros too.
 pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
@@ -287,7 +287,7 @@ impl Saved {
         }
     }
 
-    /// A tensor of each key: the weights are tensor 0, and the first state is tensor 1.
+    /// Returns a tensor of each key: the weights are tensor 0, and the first state is tensor 1.
     pub fn tensor(&self, keys: &[Key], which: usize) -> Vec<Vec<f32>> {
         let all: usize = keys.iter().map(elements).sum();
         let values = self.values.chunks_exact(4).skip(which * all);
@@ -295,7 +295,7 @@ impl Saved {
         keys.iter().map(|key| values.by_ref().take(elements(key)).collect()).collect()
     }
 
-    /// The weights of each key, then each key's first and second optimizer state. State that there is not is 0.
+    /// Returns the weights of each key, then each key's first and second optimizer state. State that there is not is 0.
     pub fn tensors(&self, keys: &[Key]) -> [Vec<Vec<f32>>; 3] {
         let mut values =
             self.values.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));

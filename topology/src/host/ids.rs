@@ -11,7 +11,7 @@ macro_rules! id {
         pub struct $name(pub u32);
 
         impl $name {
-            /// The number as an index.
+            /// Returns the number as an index.
             pub fn index(self) -> usize {
                 self.0 as usize
             }

@@ -136,32 +136,32 @@ impl fmt::Display for Source {
 }
 
 impl Host {
-    /// The cpu with this number.
+    /// Returns the cpu with this number.
     pub fn cpu(&self, id: CpuId) -> Option<&Cpu> {
         self.cpus.binary_search_by_key(&id, |cpu| cpu.id).ok().map(|at| &self.cpus[at])
     }
 
-    /// The node with this number.
+    /// Returns the node with this number.
     pub fn node(&self, id: NodeId) -> Option<&Node> {
         self.nodes.binary_search_by_key(&id, |node| node.id).ok().map(|at| &self.nodes[at])
     }
 
-    /// The NIC at this index.
+    /// Returns the NIC at this index.
     pub fn nic(&self, id: NicId) -> Option<&Nic> {
         self.nics.get(id.index())
     }
 
-    /// The NIC with this name, which may be that of its RDMA device or of a net device.
+    /// Returns the NIC with this name, which may be that of its RDMA device or of a net device.
     pub fn nic_named(&self, name: &str) -> Option<NicId> {
         self.nics.iter().position(|nic| nic.has_name(name)).map(|at| NicId(at as u32))
     }
 
-    /// The number of physical cores.
+    /// Returns the number of physical cores.
     pub fn core_count(&self) -> usize {
         self.cpus.iter().map(|cpu| cpu.core.index() + 1).max().unwrap_or(0)
     }
 
-    /// A heading that names the sockets of a node's cpus: `Socket 0`, `Sockets 0-3`, `No socket`.
+    /// Returns a heading that names the sockets of a node's cpus: `Socket 0`, `Sockets 0-3`, `No socket`.
     pub(crate) fn socket_heading(&self, node: NodeId) -> String {
         let sockets: BTreeSet<u32> =
             self.cpus.iter().filter(|cpu| cpu.node == node).map(|cpu| cpu.socket.0).collect();
@@ -172,7 +172,7 @@ impl Host {
         }
     }
 
-    /// The host in one line: its name, and the number of its parts.
+    /// Returns the host in one line: its name, and the number of its parts.
     pub fn summary(&self) -> String {
         format!(
             "{}: {}, {}, {}, {}, {}",

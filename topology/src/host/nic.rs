@@ -32,7 +32,7 @@ pub struct Nic {
 }
 
 impl Nic {
-    /// A NIC whose name and kind are known, and nothing else.
+    /// Returns a NIC whose name and kind are known, and nothing else.
     pub fn named(name: impl Into<String>, kind: NicKind) -> Self {
         Self {
             name: name.into(),
@@ -47,7 +47,7 @@ impl Nic {
         }
     }
 
-    /// Speed in bits per second, if known.
+    /// Returns the speed in bits per second, if known.
     pub fn bits_per_s(&self) -> Option<u64> {
         self.speed.map(|speed| speed.bits_per_s)
     }
@@ -105,7 +105,7 @@ pub struct Speed {
 }
 
 impl Speed {
-    /// A speed, or `None` for 0.
+    /// Creates a speed, or `None` for 0.
     pub fn new(bits_per_s: u64, source: SpeedSource) -> Option<Self> {
         (bits_per_s > 0).then_some(Self { bits_per_s, source })
     }

@@ -16,7 +16,7 @@ use std::ops::RangeInclusive;
 /// crowd the NIC's cache.
 const CORES_OF_A_NIC: RangeInclusive<u64> = 2..=4;
 
-/// The owners' cpus, in slot order.
+/// Returns the owners' cpus, in slot order.
 pub fn choose(
     host: &Host,
     choice: &CoreChoice,
@@ -95,7 +95,7 @@ fn in_turn_over_caches(host: &Host, cpus: &mut [&Cpu]) -> usize {
     if has_several { shared.len() } else { 0 }
 }
 
-/// The cache between a cpu and the memory, by index.
+/// Returns the cache between a cpu and the memory, by index.
 fn last_cache(host: &Host, cpu: CpuId) -> Option<usize> {
     let of_cpu = host.caches.iter().enumerate().filter(|(_, cache)| cache.cpus.binary_search(&cpu).is_ok());
     of_cpu.max_by_key(|(_, cache)| cache.level).map(|(index, _)| index)
@@ -273,7 +273,7 @@ fn pools<'a>(allowed: &[&'a Cpu]) -> Vec<Pool<'a>> {
     pools.into_values().collect()
 }
 
-/// The first threads of all cores, then the second threads, and so on.
+/// Returns the first threads of all cores, then the second threads, and so on.
 fn ranks<'a>(allowed: &[&'a Cpu]) -> Vec<Vec<&'a Cpu>> {
     let mut ranks: Vec<Vec<&Cpu>> = Vec::new();
     let mut threads: BTreeMap<CoreId, usize> = BTreeMap::new();

@@ -5,7 +5,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// The bin of each item: the heaviest item first, each to the least-loaded bin.
+/// Returns the bin of each item: the heaviest item first, each to the least-loaded bin.
 ///
 /// The result is the same on every machine: equal weights are taken in index order, and the lowest of equally
 /// loaded bins is taken. No load is more than 4/3 - 1/(3 * bins) of the best possible maximum (Graham 1969).
@@ -72,7 +72,7 @@ fn classes(shares: &[u64]) -> Vec<Class> {
     distinct.into_iter().map(|share| Class { share: u128::from(share), bins: bins_of(share) }).collect()
 }
 
-/// The class whose best bin would finish the weight first; among equals, the class with the lowest bin.
+/// Returns the class whose best bin would finish the weight first; among equals, the class with the lowest bin.
 fn soonest_class(classes: &[Class], weight: u128) -> usize {
     let mut best: Option<(usize, u128, u128, u32)> = None;
     for (at, class) in classes.iter().enumerate() {
@@ -104,7 +104,7 @@ mod tests {
         loads
     }
 
-    /// The rule in ten lines, as an oracle.
+    /// Returns the rule in ten lines, as an oracle.
     fn naive(weights: &[u64], shares: &[u64]) -> Vec<u32> {
         let mut order: Vec<usize> = (0..weights.len()).collect();
         order.sort_by_key(|&item| Reverse(weights[item]));

@@ -20,7 +20,7 @@ pub struct UsedNic {
     pub has_rdma: bool,
 }
 
-/// The NICs in use, in the host's order.
+/// Returns the NICs in use, in the host's order.
 pub fn choose(
     host: &Host,
     choice: &NicChoice,

@@ -12,7 +12,7 @@ use std::fmt;
 pub struct CoreSlot(pub u32);
 
 impl CoreSlot {
-    /// The slot as an index into [`Plan::cores`].
+    /// Returns the slot as an index into [`Plan::cores`].
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -93,38 +93,38 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The owner of each item.
+    /// Returns the owner of each item.
     pub fn owners(&self) -> &[CoreSlot] {
         &self.owners
     }
 
-    /// The NIC that an item passes through, which is one of its owner's NICs. `None` if there are no NICs, or no
-    /// such item.
+    /// Returns the NIC that an item passes through, which is one of its owner's NICs. `None` if there are no NICs, or
+    /// no such item.
     pub fn nic_of(&self, item: usize) -> Option<NicId> {
         self.nic_of_item.get(item).copied()
     }
 
-    /// The owners, by slot.
+    /// Returns the owners, by slot.
     pub fn cores(&self) -> &[PlacedCore] {
         &self.cores
     }
 
-    /// The NICs in use, in the host's order.
+    /// Returns the NICs in use, in the host's order.
     pub fn nics(&self) -> &[PlacedNic] {
         &self.nics
     }
 
-    /// The bytes of all items.
+    /// Returns the bytes of all items.
     pub fn total_bytes(&self) -> u64 {
         self.total_bytes
     }
 
-    /// The balance of the cores' loads.
+    /// Returns the balance of the cores' loads.
     pub fn core_balance(&self) -> Balance {
         balance(self.cores.iter().map(|core| (core.load_bytes, 1)))
     }
 
-    /// The balance of the NICs' loads, relative to their speeds; `None` if there are no NICs.
+    /// Returns the balance of the NICs' loads, relative to their speeds; `None` if there are no NICs.
     pub fn nic_balance(&self) -> Option<Balance> {
         (!self.nics.is_empty()).then(|| balance(self.nics.iter().map(|nic| (nic.load_bytes, nic.weight))))
     }

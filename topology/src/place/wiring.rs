@@ -21,7 +21,7 @@ pub struct NodeCores {
     pub cores: usize,
 }
 
-/// The group that serves each NIC; empty if there are no groups.
+/// Returns the group that serves each NIC; empty if there are no groups.
 pub fn home_groups(nics: &[UsedNic], groups: &[NodeCores]) -> Vec<usize> {
     if groups.is_empty() {
         return Vec::new();
@@ -52,7 +52,7 @@ pub fn home_groups(nics: &[UsedNic], groups: &[NodeCores]) -> Vec<usize> {
     homes.into_iter().map(|home| home.unwrap_or(0)).collect()
 }
 
-/// The NICs of each cpu, as ascending indices into `nics`. Empty only if there are no NICs.
+/// Returns the NICs of each cpu, as ascending indices into `nics`. Empty only if there are no NICs.
 pub fn assign_nics(cpus: &[Cpu], nics: &[UsedNic], reasons: &mut Vec<String>) -> Vec<Vec<usize>> {
     let mut nics_of_core = vec![Vec::new(); cpus.len()];
     if nics.is_empty() {
@@ -159,7 +159,7 @@ fn explain_home(nic: &UsedNic, own: Option<NodeId>, home: &NodeCores, reasons: &
     }
 }
 
-/// The groups of owners by node, ascending, and the slots of each group.
+/// Returns the groups of owners by node, ascending, and the slots of each group.
 pub fn groups(cpus: &[Cpu]) -> (Vec<NodeCores>, Vec<Vec<usize>>) {
     let mut nodes: Vec<NodeId> = cpus.iter().map(|cpu| cpu.node).collect();
     nodes.sort_unstable();

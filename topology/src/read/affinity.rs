@@ -6,7 +6,7 @@
 use crate::cpulist;
 use std::path::Path;
 
-/// The cpus of the affinity mask; `None`, with a note, if there is no such file or line.
+/// Returns the cpus of the affinity mask; `None`, with a note, if there is no such file or line.
 pub(crate) fn allowed_cpus(status: &Path, notes: &mut Vec<String>) -> Option<Vec<u32>> {
     let text = match std::fs::read_to_string(status) {
         Ok(text) => text,

@@ -48,7 +48,7 @@ fn survey(allowed: Option<&[u32]>, _: &mut Vec<String>) -> Result<Survey, HostEr
     Ok(sysfs::read(Path::new(SYS), allowed)?)
 }
 
-/// The NICs of sysfs. Facts that only hwloc knows about the same device are added.
+/// Returns the NICs of sysfs. Facts that only hwloc knows about the same device are added.
 #[cfg(feature = "hwloc")]
 fn merge(mut by_sysfs: Vec<Nic>, by_hwloc: &[Nic]) -> Vec<Nic> {
     for nic in &mut by_sysfs {

@@ -39,7 +39,7 @@ pub enum HostError {
 }
 
 impl Host {
-    /// The machine this process runs on.
+    /// Returns the machine this process runs on.
     ///
     /// With the `hwloc` feature, the tree comes from hwloc and the NICs from sysfs, because hwloc cannot place
     /// soft-RoCE; each fills the gaps of the other. If hwloc fails, sysfs alone is read, with a note. Without
@@ -49,12 +49,12 @@ impl Host {
         crate::read::live::read()
     }
 
-    /// A machine from sysfs alone, under `root` (normally `/sys`). All its online cpus count as allowed.
+    /// Returns a machine from sysfs alone, under `root` (normally `/sys`). All its online cpus count as allowed.
     pub fn from_sysfs(root: impl AsRef<Path>) -> Result<Self, HostError> {
         Ok(crate::read::sysfs::read(root.as_ref(), None)?.into_host())
     }
 
-    /// A machine from a file that `lstopo --of xml` wrote. Without the `hwloc` feature this is an error.
+    /// Returns a machine from a file that `lstopo --of xml` wrote. Without the `hwloc` feature this is an error.
     ///
     /// A C library parses the file after checks of its form. Read only files that you trust as you trust a
     /// configuration file.
@@ -62,7 +62,7 @@ impl Host {
         Ok(crate::read::xml::read(path.as_ref())?)
     }
 
-    /// A machine from a short description, for tests, and for plans for machines that are not at hand.
+    /// Returns a machine from a short description, for tests, and for plans for machines that are not at hand.
     ///
     /// Words of the form `key:value`, separated by blanks, in any order, each at most once:
     ///

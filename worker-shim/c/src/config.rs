@@ -203,7 +203,7 @@ pub unsafe extern "C" fn phub_config_free(config: *mut PhubConfig) {
     unsafe { free(config) }
 }
 
-/// The settings behind C's pointer, to change. They are not shared while they are made.
+/// Returns the settings behind C's pointer, to change. They are not shared while they are made.
 ///
 /// # Safety
 /// `config` is null, or from phub_config_new and not yet freed.
@@ -212,7 +212,7 @@ unsafe fn changeable<'a>(config: *mut PhubConfig) -> Result<&'a mut PhubConfig, 
     unsafe { config.as_mut() }.ok_or_else(|| Failure::invalid("config is null"))
 }
 
-/// The settings behind C's pointer.
+/// Returns the settings behind C's pointer.
 ///
 /// # Safety
 /// `config` is null, or from phub_config_new and not yet freed.

@@ -19,7 +19,7 @@ pub(crate) fn enter(call: impl FnOnce() -> Result<(), Failure>) -> PhubStatus {
     }
 }
 
-/// The text behind C's pointer `what`.
+/// Returns the text behind C's pointer `what`.
 ///
 /// # Safety
 /// `text` is null, or ends with a zero byte and does not change for `'a`.
@@ -32,7 +32,7 @@ pub(crate) unsafe fn text<'a>(what: &str, text: *const c_char) -> Result<&'a str
     bytes.to_str().map_err(|error| Failure::invalid(format!("{what} is no UTF-8 text: {error}")))
 }
 
-/// The value behind C's pointer `what`.
+/// Returns the value behind C's pointer `what`.
 ///
 /// # Safety
 /// `pointer` is null, or points to a `T` that lives for `'a` and that nobody changes meanwhile.
@@ -68,7 +68,7 @@ pub(crate) unsafe fn free<T>(given: *mut T) {
     }
 }
 
-/// The text of this thread's last call that failed, never null. It stays until this thread's next failure.
+/// Returns the text of this thread's last call that failed, never null. It stays until this thread's next failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn phub_last_error() -> *const c_char {
     last()

@@ -58,7 +58,7 @@ pub(crate) fn keep(failure: Failure) -> PhubStatus {
     failure.status
 }
 
-/// The text of this thread's last failure. Valid until its next failure.
+/// Returns the text of this thread's last failure. Valid until its next failure.
 pub(crate) fn last() -> *const std::ffi::c_char {
     LAST.with_borrow(|last| CStr::as_ptr(last))
 }

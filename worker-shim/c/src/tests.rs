@@ -14,7 +14,7 @@ use crate::session::*;
 use crate::status::PhubStatus;
 
 unsafe extern "C" {
-    /// The C library's sort: it calls back from frames of C.
+    /// Returns the C library's sort: it calls back from frames of C.
     fn qsort(
         base: *mut c_void,
         count: usize,

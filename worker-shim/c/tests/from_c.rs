@@ -27,7 +27,7 @@ fn libraries() -> PathBuf {
         .into()
 }
 
-/// A source in C as a program.
+/// Returns a source in C as a program.
 fn compiled(source: &str, into: &TempDir) -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let program = into.path().join("program");
@@ -46,7 +46,7 @@ fn compiled(source: &str, into: &TempDir) -> PathBuf {
     program
 }
 
-/// A command with libphub where the loader finds it.
+/// Returns a command with libphub where the loader finds it.
 fn command(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new(program);
     command.env("LD_LIBRARY_PATH", libraries()).stdout(Stdio::piped()).stderr(Stdio::piped());

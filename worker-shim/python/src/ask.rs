@@ -35,7 +35,8 @@ pub fn is_done(py: Python<'_>, address: &str, token: Option<&str>) -> PyResult<b
     Ok(jobs.iter().all(|job| matches!(job.state, JobState::Failed { .. })))
 }
 
-/// The addresses of the hubs above the hub at this address, where a job's sums go; none if it has no hubs above it.
+/// Returns the addresses of the hubs above the hub at this address, where a job's sums go; none if it has no hubs above
+/// it.
 #[pyfunction]
 pub fn above(py: Python<'_>, address: &str, job: &str, token: Option<&str>) -> PyResult<Vec<String>> {
     let credential = credential_of(token)?;
@@ -44,7 +45,8 @@ pub fn above(py: Python<'_>, address: &str, job: &str, token: Option<&str>) -> P
     Ok(jobs.into_iter().find(|each| each.name == job).map_or(Vec::new(), |each| each.above))
 }
 
-/// The part of a job's state that the hub at this address has; none where it has no part. `bytes` is about its length.
+/// Returns the part of a job's state that the hub at this address has; none where it has no part. `bytes` is about its
+/// length.
 #[pyfunction]
 pub fn fetch_state(
     py: Python<'_>,
@@ -79,7 +81,7 @@ pub struct StateBytes {
 
 #[pymethods]
 impl StateBytes {
-    /// The next bytes, at most this number; none at the end.
+    /// Returns the next bytes, at most this number; none at the end.
     fn read<'py>(&self, py: Python<'py>, most: usize) -> PyResult<Bound<'py, PyBytes>> {
         let read = py.detach(|| {
             let mut bytes = vec![0; most.min(MOST_BYTES)];

@@ -46,7 +46,7 @@ exceptions! {
     ResourceError: "The system gave no thread, descriptor or other resource.",
 }
 
-/// The exception for an error of a background session.
+/// Returns the exception for an error of a background session.
 pub fn of_session(error: &BackgroundError) -> PyErr {
     match error {
         BackgroundError::Session(error) => of_cause(error),
@@ -56,7 +56,7 @@ pub fn of_session(error: &BackgroundError) -> PyErr {
     }
 }
 
-/// The exception for a session's own error.
+/// Returns the exception for a session's own error.
 pub fn of_cause(error: &SessionError) -> PyErr {
     let words = chain(error);
     match error {
@@ -82,7 +82,7 @@ pub fn of_cause(error: &SessionError) -> PyErr {
     }
 }
 
-/// The exception for an error of a hub that was asked.
+/// Returns the exception for an error of a hub that was asked.
 pub fn of_member(error: &MemberError) -> PyErr {
     of_membership(error, chain(error))
 }
@@ -116,7 +116,7 @@ fn with_code(exception: PyErr, code: &str) -> PyErr {
     exception
 }
 
-/// An error and its causes, each once.
+/// Returns an error and its causes, each once.
 pub fn chain(error: &dyn Cause) -> String {
     let mut words = error.to_string();
     let mut cause = error.source();

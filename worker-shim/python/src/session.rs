@@ -58,7 +58,7 @@ pub fn refused_below(settings: Vec<(String, String)>) -> PyResult<Option<String>
     Ok(config.terms.check_below().err().map(|error| error.to_string()))
 }
 
-/// Bytes of a window of gradients, and offset and bytes of each key in it.
+/// Returns the bytes of a window of gradients, and offset and bytes of each key in it.
 #[pyfunction]
 pub fn places(keys: Vec<KeyTuple>) -> PyResult<(usize, Vec<(usize, usize)>)> {
     let keys = keys.into_iter().map(key).collect::<PyResult<_>>()?;
@@ -74,7 +74,7 @@ fn with_settings(mut config: SessionConfig, settings: Vec<(String, String)>) -> 
     Ok(config)
 }
 
-/// An optimizer as Python writes it.
+/// Returns an optimizer as Python writes it.
 fn optimizer_of(json: &str) -> PyResult<Optimizer> {
     let wrong = |error| SettingsError::new_err(format!("optimizer {json}: {error}"));
     serde_json::from_str(json).map_err(|error: serde_json::Error| wrong(error))
@@ -124,7 +124,7 @@ impl Session {
         Ok(Session { background, private })
     }
 
-    /// The gradient of a key, to write.
+    /// Returns the gradient of a key, to write.
     fn gradient(&self, key: u32) -> PyResult<Window> {
         let (described, memory) = self.key(key)?;
         let nowhere = "gradients lie in dma_buf, where this process has no address: write them by the device";
@@ -132,7 +132,7 @@ impl Session {
         Ok(Window::new(described, address, false, self.background.memory()))
     }
 
-    /// The weights of a key, to read.
+    /// Returns the weights of a key, to read.
     fn weights(&self, key: u32) -> PyResult<Window> {
         let (described, memory) = self.key(key)?;
         Ok(Window::new(described, memory.weights, !self.private, self.background.memory()))
@@ -253,7 +253,7 @@ impl Session {
         self.call(py, |session| Ok(session.not_finite()))
     }
 
-    /// Bytes sent and received.
+    /// Returns the bytes sent and received.
     fn traffic(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         let traffic = self.call(py, |session| Ok(session.traffic()))?;
         Ok((traffic.sent, traffic.received))
@@ -280,7 +280,7 @@ impl Session {
         self.call(py, |session| Ok(session.relinks()))
     }
 
-    /// The last round whose norm is known, and the norm; the rounds that were skipped.
+    /// Returns the last round whose norm is known, and the norm; the rounds that were skipped.
     fn norm(&self, py: Python<'_>) -> PyResult<(Option<(u32, f32)>, u64)> {
         self.call(py, |session| Ok((session.norm().map(|(round, norm)| (round.0, norm)), session.skipped())))
     }
@@ -349,7 +349,7 @@ fn layers(numbers: &[Vec<u32>]) -> Vec<Vec<KeyId>> {
     numbers.iter().map(|layer| layer.iter().copied().map(KeyId).collect()).collect()
 }
 
-/// A plan.
+/// Returns a plan.
 fn of_plan(plan: &PullPlan) -> PlanTuple {
     let PullPlan { batching, batches, profile, predicted_s, measured_s, rounds, profiles } = plan;
     let start_up = profile.as_ref().map(|profile| profile.start_up);

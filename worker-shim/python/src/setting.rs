@@ -8,12 +8,12 @@ use pyo3::prelude::*;
 
 use crate::errors::SettingsError;
 
-/// The value of `text`, by the type's own parser.
+/// Parses the value of `text`, by the type's own parser.
 pub fn parse<T: FromStr<Err: Display>>(setting: &str, text: &str) -> PyResult<T> {
     text.parse().map_err(|error| SettingsError::new_err(format!("{setting} {text:?}: {error}")))
 }
 
-/// A secret or a token.
+/// Returns a secret or a token.
 pub fn credential(text: &str) -> PyResult<Credential> {
     Credential::parse(text, "token").map_err(|error| SettingsError::new_err(error.to_string()))
 }
@@ -26,15 +26,15 @@ pub fn credential_of(given: Option<&str>) -> PyResult<Option<Credential>> {
     }
 }
 
-/// The token to show for a right to a job, if this process has any: from a secret or a token, by default from what
-/// the environment or this user's file has.
+/// Returns the token to show for a right to a job, if this process has any: from a secret or a token, by default from
+/// what the environment or this user's file has.
 #[pyfunction]
 pub fn token(right: &str, job: &str, given: Option<&str>) -> PyResult<Option<String>> {
     let right: Right = parse("right", right)?;
     Ok(credential_of(given)?.map(|found| found.token(right, job).to_string()))
 }
 
-/// One of several names.
+/// Returns one of several names.
 pub fn choice<T: Copy>(setting: &str, text: &str, choices: &[(&str, T)]) -> PyResult<T> {
     match choices.iter().find(|(name, _)| *name == text) {
         Some(&(_, choice)) => Ok(choice),

@@ -19,7 +19,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// The window of `key` at `address`.
+    /// Creates the window of `key` at `address`.
     pub fn new(key: &Key, address: usize, readonly: bool, memory: &Arc<Memory>) -> Self {
         let _memory = Arc::clone(memory);
         Window { address, shape: key.shape.clone(), dtype: key.dtype, readonly, _memory }

@@ -279,7 +279,7 @@ impl Background {
         }
     }
 
-    /// The first round of which no key has its answer, as [`Session::next_round`].
+    /// Returns the first round of which no key has its answer, as [`Session::next_round`].
     pub fn next_round(&self) -> Round {
         self.shared.next_round()
     }
@@ -301,7 +301,7 @@ impl Background {
         &self.memory
     }
 
-    /// The layout of the job.
+    /// Returns the layout of the job.
     pub fn layout(&self) -> &Arc<Layout> {
         &self.joined.layout
     }

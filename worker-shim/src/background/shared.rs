@@ -437,7 +437,7 @@ impl Shared {
     }
 }
 
-/// The thread's waker, unless the thread was woken since it last took orders.
+/// Returns the thread's waker, unless the thread was woken since it last took orders.
 fn to_wake(state: &mut State) -> Option<Waker> {
     let was_woken = std::mem::replace(&mut state.is_woken, true);
     state.waker.clone().filter(|_| !was_woken)

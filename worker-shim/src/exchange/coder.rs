@@ -98,12 +98,12 @@ impl Coder {
         }
     }
 
-    /// The window that the frames are in.
+    /// Returns the window that the frames are in.
     pub fn window(&self) -> &Arc<SendWindow> {
         self.frames.window()
     }
 
-    /// The gradients, to write.
+    /// Returns the gradients, to write.
     pub fn gradients_mut(&mut self) -> &mut Slab {
         &mut self.gradients
     }
@@ -125,8 +125,8 @@ impl Coder {
         self.framing.frames(chunk).span
     }
 
-    /// The frame to post for a chunk whose values are at `span` of the model. It is encoded once a push, although a link
-    /// may refuse the first attempts to post: an encoder remembers what it left out.
+    /// Returns the frame to post for a chunk whose values are at `span` of the model. It is encoded once a push,
+    /// although a link may refuse the first attempts to post: an encoder remembers what it left out.
     pub fn encode(&mut self, chunk: ChunkId, (round, content): (Round, Content), span: Span) -> Span {
         if let Some(posted) = self.encoded[chunk.index()] {
             return posted;
@@ -271,7 +271,7 @@ impl Coder {
     }
 }
 
-/// The bytes of a span of values that lie as in the model.
+/// Returns the bytes of a span of values that lie as in the model.
 pub(super) fn part(values: &Slab, span: Span) -> &[u8] {
     &values.as_slice().as_bytes()[span.offset..span.offset + span.bytes]
 }
@@ -280,7 +280,7 @@ pub(super) fn part_mut(values: &mut Slab, span: Span) -> &mut [u8] {
     &mut values.as_mut_slice().as_mut_bytes()[span.offset..span.offset + span.bytes]
 }
 
-/// The elements of a key or a chunk.
+/// Returns the elements of a key or a chunk.
 pub(super) fn elements<E: Element>(bytes: &[u8]) -> &[E] {
     <[E]>::ref_from_bytes(bytes).expect("whole elements, on 64 bytes")
 }

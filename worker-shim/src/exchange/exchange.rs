@@ -41,7 +41,7 @@ pub(super) struct KeyState {
 }
 
 impl KeyState {
-    /// The state of the next push, when all answers are there.
+    /// Returns the state of the next push, when all answers are there.
     pub fn next(self) -> Self {
         KeyState { round: self.round.next(), left_alone: self.left_alone, ..KeyState::default() }
     }
@@ -412,7 +412,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// The end of a link, if there is one. The failure of one link ends the others: its reason says more than theirs.
+    /// Returns the end of a link, if there is one. The failure of one link ends the others: its reason says more than
+    /// theirs.
     fn closed(&mut self) -> Option<ExchangeError> {
         let mut closed = self.port.closed()?;
         while let Some(other) = self.port.closed() {
@@ -531,28 +532,28 @@ impl<P: Port> Exchange<P> {
         self.keys[key.index()].left_alone
     }
 
-    /// The content of the push under way.
+    /// Returns the content of the push under way.
     pub(crate) fn content(&self, key: KeyId) -> Content {
         self.keys[key.index()].content
     }
 
-    /// The first key that is under way.
+    /// Returns the first key that is under way.
     pub fn first_under_way(&self) -> Option<KeyId> {
         self.under_way_from(KeyId(0))
     }
 
-    /// The first of this key and the keys behind it that is under way.
+    /// Returns the first of this key and the keys behind it that is under way.
     pub fn under_way_from(&self, KeyId(first): KeyId) -> Option<KeyId> {
         let behind = self.keys[first as usize..].iter().position(|key| key.outstanding > 0);
         behind.map(|key| KeyId(first + key as u32))
     }
 
-    /// The round of the push under way, else of the key's next push.
+    /// Returns the round of the push under way, else of the key's next push.
     pub fn round(&self, key: KeyId) -> Round {
         self.keys[key.index()].round
     }
 
-    /// The port, to wait on.
+    /// Returns the port, to wait on.
     pub fn port(&mut self) -> &mut P {
         &mut self.port
     }
@@ -562,7 +563,7 @@ impl<P: Port> Exchange<P> {
         &self.windows
     }
 
-    /// The layout.
+    /// Returns the layout.
     pub fn layout(&self) -> &Arc<Layout> {
         &self.layout
     }

@@ -63,12 +63,12 @@ impl Groups {
         Groups { of, begun: Begun::default(), members: Vec::new() }
     }
 
-    /// The keys of each group.
+    /// Returns the keys of each group.
     pub fn keys(&self) -> impl Iterator<Item = &Range<u32>> {
         self.of.iter().map(|group| &group.keys).filter(|keys| !keys.is_empty())
     }
 
-    /// The slice of the group that is begun, if all its keys are put.
+    /// Returns the slice of the group that is begun, if all its keys are put.
     #[inline]
     pub fn whole(&self) -> Option<u32> {
         let Begun { number, keys, .. } = &self.begun;

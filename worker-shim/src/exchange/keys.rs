@@ -42,14 +42,14 @@ impl<P: Port> Exchange<P> {
         early.into_iter().try_for_each(|(link, answer)| self.take_arrival(link, answer))
     }
 
-    /// A key's gradient, to write. Its contents are the caller's until [`push`](Self::push).
+    /// Returns a key's gradient, to write. Its contents are the caller's until [`push`](Self::push).
     pub fn gradient_mut<E: Element>(&mut self, key: KeyId) -> Result<&mut [E], ExchangeError> {
         self.check_idle_as::<E>(key, "writing its gradient")?;
         let Exchange { windows, layout, .. } = self;
         windows.gradient_mut(key).ok_or_else(|| in_dma_buf(layout, key))
     }
 
-    /// A key's weights, as of its last finished round.
+    /// Returns a key's weights, as of its last finished round.
     ///
     /// # Errors
     /// While the key is under way. Where the hub answers bytes ahead, also from [`send_ahead`](Self::send_ahead) on, unless the weights
@@ -60,7 +60,7 @@ impl<P: Port> Exchange<P> {
         Ok(unsafe { self.windows.weights(key) })
     }
 
-    /// A key's weights to read and its gradient to write, together.
+    /// Returns a key's weights to read and its gradient to write, together.
     pub fn tensors<E: Element>(&mut self, key: KeyId) -> Result<(&[E], &mut [E]), ExchangeError> {
         self.check_read_as::<E>(key, "using its tensors")?;
         let Exchange { windows, layout, .. } = self;
@@ -69,7 +69,7 @@ impl<P: Port> Exchange<P> {
         Ok((weights, gradient.ok_or_else(|| in_dma_buf(layout, key))?))
     }
 
-    /// A key's weights, to write. With Slim-DP, weights that are not sent stay as the worker writes them.
+    /// Returns a key's weights, to write. With Slim-DP, weights that are not sent stay as the worker writes them.
     ///
     /// # Errors
     /// While the key is under way, and in any other job.
@@ -192,7 +192,7 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Bytes that have crossed so far.
+    /// Returns the bytes that have crossed so far.
     pub fn traffic(&self) -> Traffic {
         Traffic {
             sent: self.outboxes.iter().fold(self.sent_before, |sent, outbox| sent + outbox.posted_bytes),

@@ -58,8 +58,8 @@ impl Gradients {
 }
 
 impl Windows {
-    /// A gradient window, and its spans: by key, or by chunk if the job has frames; then the lines, if it has any. The window goes to the
-    /// transport.
+    /// Returns a gradient window, and its spans: by key, or by chunk if the job has frames; then the lines, if it has
+    /// any. The window goes to the transport.
     pub fn gradients(wire: &Wire) -> Result<(Arc<SendWindow>, Spans), WindowError> {
         Self::gradients_in(wire, None)
     }
@@ -87,9 +87,9 @@ impl Windows {
         Ok((window, spans.remove(0)))
     }
 
-    /// The windows of worker `rank`: `gradients` from [`gradients`](Self::gradients), `weights` by core from the
-    /// transport. Weights are read from a copy not only with [`WeightsMode::Private`], but also if the job has frames,
-    /// and if it has several hubs: a key's weights may then lie in several windows.
+    /// Creates the windows of worker `rank`: `gradients` from [`gradients`](Self::gradients), `weights` by core from
+    /// the transport. Weights are read from a copy not only with [`WeightsMode::Private`], but also if the job has
+    /// frames, and if it has several hubs: a key's weights may then lie in several windows.
     ///
     /// # Panics
     /// When there is no core.
@@ -146,7 +146,7 @@ impl Windows {
         self.wire.broadcasts()
     }
 
-    /// The wire.
+    /// Returns the wire.
     pub(crate) fn wire(&self) -> &Wire {
         &self.wire
     }
@@ -171,7 +171,7 @@ impl Windows {
         self.lines.span(place)
     }
 
-    /// The window that this worker writes.
+    /// Returns the window that this worker writes.
     pub(crate) fn sent(&self) -> &Arc<SendWindow> {
         match &self.gradients {
             Gradients::Window(spans) => spans.window(),
@@ -179,7 +179,7 @@ impl Windows {
         }
     }
 
-    /// The windows that hubs write, by core.
+    /// Returns the windows that hubs write, by core.
     pub(crate) fn received(&self) -> &[Arc<RecvWindow>] {
         &self.weights
     }
@@ -194,7 +194,8 @@ impl Windows {
         self.weights = weights;
     }
 
-    /// The span to post for the push of a chunk, or of a group, in a round. A frame is encoded now, if it was not yet.
+    /// Returns the span to post for the push of a chunk, or of a group, in a round. A frame is encoded now, if it was
+    /// not yet.
     #[inline]
     pub(crate) fn outgoing(&mut self, chunk: ChunkId, round: Round, content: Content) -> Span {
         let span = self.layout.span(chunk);
@@ -209,13 +210,13 @@ impl Windows {
         self.private.is_some()
     }
 
-    /// A key's gradient, to write; `None` if it lies in a dma-buf. `E` is the key's type, here and below: `exchange` has
-    /// checked it.
+    /// Returns a key's gradient, to write; `None` if it lies in a dma-buf. `E` is the key's type, here and below:
+    /// `exchange` has checked it.
     pub(crate) fn gradient_mut<E: Element>(&mut self, key: KeyId) -> Option<&mut [E]> {
         self.gradients.of_key(&self.layout, key)
     }
 
-    /// A key's weights.
+    /// Returns a key's weights.
     ///
     /// # Safety
     /// No push of the key may be unanswered: the hub writes weights only between the last worker's
@@ -225,14 +226,15 @@ impl Windows {
         unsafe { read(&self.private, &self.weights[0], self.layout.key_span(key)) }
     }
 
-    /// A key's weights, to write; weights that are not sent stay as they are. `None` if only the hub writes weights.
+    /// Returns a key's weights, to write; weights that are not sent stay as they are. `None` if only the hub writes
+    /// weights.
     pub(crate) fn weights_mut<E: Element>(&mut self, key: KeyId) -> Option<&mut [E]> {
         let keeps_own = self.coder().is_some_and(Coder::keeps_own_weights);
         let copy = self.private.as_mut().filter(|_| keeps_own)?;
         Some(elements_mut(part_mut(copy, self.layout.key_span(key))))
     }
 
-    /// A key's weights, and its gradient to write, if that does not lie in a dma-buf.
+    /// Returns a key's weights, and its gradient to write, if that does not lie in a dma-buf.
     ///
     /// # Safety
     /// As for [`weights`](Self::weights).
@@ -276,7 +278,7 @@ impl Windows {
     }
 }
 
-/// A span of the weights, from the copy if there is one.
+/// Returns a span of the weights, from the copy if there is one.
 ///
 /// # Safety
 /// As for [`Windows::weights`], for the chunks of this span.

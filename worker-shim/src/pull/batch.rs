@@ -55,7 +55,7 @@ impl Batching {
         matches!(self, Batching::Optimum | Batching::Greedy)
     }
 
-    /// The batches: ranges of layers, one after the other, none of them empty.
+    /// Returns the batches: ranges of layers, one after the other, none of them empty.
     pub fn batches(self, profile: &Profile) -> Vec<Range<usize>> {
         let layers = profile.layers.len();
         match self {
@@ -86,7 +86,7 @@ impl FromStr for Batching {
 /// How long computing stands still, and the first layer of the last batch.
 type Idle = (f64, usize);
 
-/// The batches of the shortest makespan; if several are equal, the fewest batches.
+/// Returns the batches of the shortest makespan; if several are equal, the fewest batches.
 ///
 /// With `k` batches of the first `l` layers, the last one from layer `j` on, computing stands still for
 ///

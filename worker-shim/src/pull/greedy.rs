@@ -16,7 +16,7 @@ use std::ops::Range;
 
 use super::timeline::{Profile, Sums, Timeline};
 
-/// The batches of the algorithm with the shorter makespan; algorithm 1's if they are equal.
+/// Returns the batches of the algorithm with the shorter makespan; algorithm 1's if they are equal.
 pub(super) fn better(profile: &Profile) -> Vec<Range<usize>> {
     let sums = Sums::new(profile);
     let [front, back] = [front(&sums), back(&sums)];

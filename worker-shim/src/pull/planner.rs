@@ -132,7 +132,7 @@ impl Planner {
         planner
     }
 
-    /// The batches of the first round.
+    /// Returns the batches of the first round.
     pub fn batches(&self) -> &[Range<usize>] {
         &self.batches
     }
@@ -197,7 +197,7 @@ impl Planner {
         Some(&self.batches)
     }
 
-    /// The plan, and how well it predicts.
+    /// Returns the plan, and how well it predicts.
     pub fn plan(&self) -> Option<&PullPlan> {
         self.plan.as_ref()
     }
@@ -276,8 +276,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// The time of a pull that does not depend on its size, from the pulls of each layer and the pull of all layers. At
-/// most the fastest pull; 0 if there is one layer.
+/// Returns the time of a pull that does not depend on its size, from the pulls of each layer and the pull of all
+/// layers. At most the fastest pull; 0 if there is one layer.
 fn start_up(pulls: &[f64], at_once: f64) -> f64 {
     let saved = (pulls.len() - 1) as f64;
     let each = (pulls.iter().sum::<f64>() - at_once) / saved.max(1.0);

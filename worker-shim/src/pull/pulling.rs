@@ -56,7 +56,7 @@ impl Pull {
         Pull { batching, layers: Vec::new(), start_up: Duration::ZERO }
     }
 
-    /// The layers of a model of so many keys.
+    /// Returns the layers of a model of so many keys.
     pub(crate) fn layers(&self, keys: usize) -> Result<Vec<Vec<KeyId>>, PullError> {
         let each = || (0..keys as u32).map(|key| vec![KeyId(key)]).collect();
         let layers = if self.layers.is_empty() { each() } else { self.layers.clone() };
@@ -130,7 +130,7 @@ impl Pulling {
         Ok(count)
     }
 
-    /// The time until the next pull begins: nobody may sleep longer.
+    /// Returns the time until the next pull begins: nobody may sleep longer.
     pub fn sleep_limit(&self) -> Option<Duration> {
         self.pulled_at.map(|at| at.saturating_duration_since(Instant::now()))
     }

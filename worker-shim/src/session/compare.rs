@@ -118,7 +118,7 @@ impl Session {
         self.skips.get(key.index()).is_some_and(|&skips| skips > 0)
     }
 
-    /// The digest of a key's weights, or of those that the caller has written where its gradient is.
+    /// Returns the digest of a key's weights, or of those that the caller has written where its gradient is.
     fn digest(&mut self, key: KeyId, written: bool) -> Result<u64, SessionError> {
         let dtype = self.exchange.layout().keys()[key.index()].dtype;
         let exchange = &mut self.exchange;

@@ -186,7 +186,7 @@ impl SessionConfig {
         Ok(())
     }
 
-    /// The same settings with other terms of the job.
+    /// Returns the same settings with other terms of the job.
     pub fn with_terms(mut self, change: impl FnOnce(&mut JobTerms)) -> Self {
         change(&mut self.terms);
         self

@@ -25,7 +25,7 @@ pub enum Pushed {
 }
 
 impl Pushed {
-    /// The content for the hub.
+    /// Returns the content for the hub.
     fn content(self) -> Content {
         match self {
             Pushed::Gradient | Pushed::Rewritten => Content::Gradient,
@@ -34,7 +34,7 @@ impl Pushed {
         }
     }
 
-    /// The name, for errors.
+    /// Returns the name, for errors.
     pub(crate) fn name(self) -> &'static str {
         self.content().name()
     }
@@ -83,7 +83,7 @@ impl Session {
         Ok(self.exchange.was_left_alone(key))
     }
 
-    /// The content of a push that is not plainly a gradient.
+    /// Returns the content of a push that is not plainly a gradient.
     #[cold]
     pub(super) fn other_content(&mut self, key: KeyId, what: Pushed) -> Result<Content, SessionError> {
         let content = what.content();

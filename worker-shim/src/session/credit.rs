@@ -62,7 +62,7 @@ impl Tuner {
         TRIALS.get(self.tried.len()).copied().or_else(best)
     }
 
-    /// The trials so far.
+    /// Returns the trials so far.
     pub fn tried(&self) -> &[Trial] {
         &self.tried
     }

@@ -242,8 +242,8 @@ impl Session {
         Ok(())
     }
 
-    /// A round of the hub, counted with those that were lost before: another worker may have heard of a return of the hub of
-    /// which this one has not, as the hub was lost again meanwhile.
+    /// Returns a round of the hub, counted with those that were lost before: another worker may have heard of a return
+    /// of the hub of which this one has not, as the hub was lost again meanwhile.
     pub(super) fn counted(&self, round: Round) -> Round {
         Round(round.0.saturating_add(self.lost))
     }

@@ -42,14 +42,14 @@ impl Session {
         }
     }
 
-    /// The ranks that take part now, ascending. These are all ranks, unless the job goes on without some. With several
-    /// hubs, a rank that takes part at any of them.
+    /// Returns the ranks that take part now, ascending. These are all ranks, unless the job goes on without some. With
+    /// several hubs, a rank that takes part at any of them.
     pub fn members(&self) -> Vec<u32> {
         self.hubs.iter().flat_map(Hub::members).collect::<BTreeSet<u32>>().into_iter().collect()
     }
 
-    /// The workers that the others have waited for too long, as the hubs say: they live, and do not push what others have
-    /// pushed.
+    /// Returns the workers that the others have waited for too long, as the hubs say: they live, and do not push what
+    /// others have pushed.
     pub fn held_up_by(&self) -> Vec<Late> {
         self.hubs.iter().flat_map(Hub::held_up_by).collect()
     }

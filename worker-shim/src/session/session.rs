@@ -114,8 +114,9 @@ impl Session {
         Ok(())
     }
 
-    /// The norm of the mean gradient of all keys in the last round that is found, before it is clipped, and that round. Of a job with
-    /// `clip_norm` or `skip_nonfinite`; `None` before its first round. When all weights of a round are there, so is its norm.
+    /// Returns the norm of the mean gradient of all keys in the last round that is found, before it is clipped, and
+    /// that round. Of a job with `clip_norm` or `skip_nonfinite`; `None` before its first round. When all weights of a
+    /// round are there, so is its norm.
     pub fn norm(&self) -> Option<(Round, f32)> {
         self.exchange.found().map(|found| (found.round, found.sum.norm()))
     }
@@ -125,8 +126,8 @@ impl Session {
         self.exchange.found().map_or(0, |found| found.skipped)
     }
 
-    /// A key's gradient, to write in place. It still holds the last values; with Slim-DP the values that were sent are
-    /// zero. `E` is the key's type.
+    /// Returns a key's gradient, to write in place. It still holds the last values; with Slim-DP the values that were
+    /// sent are zero. `E` is the key's type.
     ///
     /// # Errors
     /// While the key is under way, and when `E` is another type than the key's.
@@ -134,7 +135,7 @@ impl Session {
         Ok(self.exchange.gradient_mut(key)?)
     }
 
-    /// A key's weights to read and its gradient to write, together: a backward pass needs both, and
+    /// Returns a key's weights to read and its gradient to write, together: a backward pass needs both, and
     /// must be done with the weights before it pushes the key.
     ///
     /// # Errors
@@ -143,8 +144,8 @@ impl Session {
         Ok(self.exchange.tensors(key)?)
     }
 
-    /// A key's weights after its last finished round; with SSP and ASP the weights when the hub answered this worker.
-    /// With [`Average`](pbox_core::Optimizer::Average) the mean gradient. `E` is the key's type.
+    /// Returns a key's weights after its last finished round; with SSP and ASP the weights when the hub answered this
+    /// worker. With [`Average`](pbox_core::Optimizer::Average) the mean gradient. `E` is the key's type.
     ///
     /// # Errors
     /// As for [`gradient_mut`](Self::gradient_mut).
@@ -152,7 +153,7 @@ impl Session {
         Ok(self.exchange.weights(key)?)
     }
 
-    /// A key's weights, to write. With Slim-DP a worker makes its own step, adds the change to the
+    /// Returns a key's weights, to write. With Slim-DP a worker makes its own step, adds the change to the
     /// [gradient](Self::gradient_mut) and pushes it. Values that are sent come back as the hub's weights, and their
     /// gradient becomes zero. The other values stay as they are, and their change leaves when they are sent. (A caller
     /// that overwrites the gradient in each round loses these changes, as the paper's algorithm 1 does.)
@@ -291,7 +292,7 @@ impl Session {
         Ok(())
     }
 
-    /// A key that is under way: this one, or one of all, looked for from `first` on.
+    /// Returns a key that is under way: this one, or one of all, looked for from `first` on.
     fn open(&self, awaited: Option<KeyId>, first: KeyId) -> Option<KeyId> {
         match awaited {
             Some(key) => Some(key).filter(|&key| !self.exchange.is_ready(key)),
@@ -335,12 +336,13 @@ impl Session {
         true
     }
 
-    /// The time until the next pull begins, if one is due: nobody may sleep longer.
+    /// Returns the time until the next pull begins, if one is due: nobody may sleep longer.
     pub(super) fn pull_in(&self) -> Option<Duration> {
         self.pulling.as_ref().and_then(Pulling::sleep_limit)
     }
 
-    /// Bytes that each link to the hub may hold, and with [`Credit::Auto`](pbox_core::Credit::Auto) the trials so far.
+    /// Returns the bytes that each link to the hub may hold, and with [`Credit::Auto`](pbox_core::Credit::Auto) the
+    /// trials so far.
     pub fn credit(&self) -> (Option<usize>, &[Trial]) {
         (self.credit, self.tuner.as_ref().map_or(&[], Tuner::tried))
     }
@@ -369,17 +371,17 @@ impl Session {
         &self.ways
     }
 
-    /// All keys, first layer first.
+    /// Returns all keys, first layer first.
     pub fn keys(&self) -> impl Iterator<Item = KeyId> + Clone + use<> {
         (0..self.exchange.layout().keys().len() as u32).map(KeyId)
     }
 
-    /// The layout of the job.
+    /// Returns the layout of the job.
     pub fn layout(&self) -> &Arc<Layout> {
         self.exchange.layout()
     }
 
-    /// Bytes of gradients and weights that have crossed so far.
+    /// Returns the bytes of gradients and weights that have crossed so far.
     pub fn traffic(&self) -> Traffic {
         self.exchange.traffic()
     }
@@ -395,13 +397,13 @@ impl Session {
         self.exchange.not_finite()
     }
 
-    /// The first round of which no key has its answer. Round 0 is the broadcast, if there is one. After the join it is
-    /// the first round of this worker: not 0 if the job had begun.
+    /// Returns the first round of which no key has its answer. Round 0 is the broadcast, if there is one. After the
+    /// join it is the first round of this worker: not 0 if the job had begun.
     pub fn next_round(&self) -> Round {
         self.keys().map(|key| self.exchange.round(key)).fold(self.first, Round::max)
     }
 
-    /// The first round of each key that has no answer: those without this worker, if it leaves now.
+    /// Returns the first round of each key that has no answer: those without this worker, if it leaves now.
     pub(crate) fn left_at(&self) -> LeftAt {
         LeftAt::of(self.keys().map(|key| self.exchange.round(key)))
     }
@@ -430,7 +432,7 @@ impl Session {
         Ok(self.exchange.need(order)?)
     }
 
-    /// The round of a key's push under way, else of its next push.
+    /// Returns the round of a key's push under way, else of its next push.
     pub(crate) fn round(&self, key: KeyId) -> Round {
         self.exchange.round(key)
     }

@@ -52,7 +52,7 @@ struct Notes {
 }
 
 impl Timeline {
-    /// A timeline of this worker, whose file is named after `path`.
+    /// Creates a timeline of this worker, whose file is named after `path`.
     ///
     /// # Errors
     /// When the file cannot be written.

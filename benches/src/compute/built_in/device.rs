@@ -19,7 +19,7 @@ pub(super) struct Device {
 pub(super) const P4000: Device = Device { flops: 5.3e12, bytes_per_s: 243e9 };
 
 impl Device {
-    /// Seconds that the forward pass of a layer takes at the device's best, for a batch.
+    /// Returns the seconds that the forward pass of a layer takes at the device's best, for a batch.
     pub fn seconds(&self, work: &LayerWork, batch: u32) -> f64 {
         let batch = f64::from(batch);
         let arithmetic = 2.0 * work.multiply_adds * batch / self.flops;

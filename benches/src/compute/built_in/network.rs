@@ -46,7 +46,7 @@ impl Map {
     }
 }
 
-/// The layers of a convolutional network. `map` gives the sizes of a layer by its name.
+/// Returns the layers of a convolutional network. `map` gives the sizes of a layer by its name.
 pub(super) fn convolutions(keys: &[Key], map: fn(&str) -> Map) -> Vec<LayerWork> {
     let mut layers: Vec<LayerWork> = Vec::new();
     for key in keys {

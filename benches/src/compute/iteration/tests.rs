@@ -59,7 +59,7 @@ impl Worker for Scripted {
     }
 }
 
-/// Two layers, the second with two keys: 10 and 20 us forward, twice that backward.
+/// Returns two layers, the second with two keys: 10 and 20 us forward, twice that backward.
 fn plan() -> ComputePlan {
     let layer = |name: &str, keys: &[&str], us| Layer {
         name: name.into(),

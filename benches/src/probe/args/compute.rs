@@ -53,12 +53,12 @@ impl ComputeArgs {
         }
     }
 
-    /// The size above which the baseline splits a tensor over several hubs, shrunk like the tensors.
+    /// Returns the size above which the baseline splits a tensor over several hubs, shrunk like the tensors.
     pub fn split_above(&self) -> u64 {
         SPLIT_ABOVE / self.shrink
     }
 
-    /// The plan for a job with these keys, if there is a trace.
+    /// Returns the plan for a job with these keys, if there is a trace.
     pub fn plan(&self, keys: &[Key]) -> anyhow::Result<Option<ComputePlan>> {
         let plan = |name| trace(name)?.plan(keys, self.time_scale);
         self.compute.as_deref().map(plan).transpose()

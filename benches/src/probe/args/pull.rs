@@ -25,7 +25,7 @@ pub struct PullArgs {
 }
 
 impl PullArgs {
-    /// The pull settings of a session that computes by this plan.
+    /// Returns the pull settings of a session that computes by this plan.
     pub fn pull(&self, plan: Option<&ComputePlan>) -> Option<Pull> {
         let steps = plan.map_or(&[][..], |plan| &plan.steps[..]);
         // A layer without weights belongs to the layer before it.

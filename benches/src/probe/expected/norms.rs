@@ -72,7 +72,7 @@ impl Lanes {
         Lanes { sums }
     }
 
-    /// The squares of a block, as [`oracle::squares`] adds them.
+    /// Returns the squares of a block, as [`oracle::squares`] adds them.
     fn squares(&self, block: &Block) -> f64 {
         let lane = |lane: usize| {
             let count = (block.elements + LANES - 1 - lane) / LANES;

@@ -24,7 +24,7 @@ pub(in crate::probe) struct Tried {
 }
 
 impl CreditReport {
-    /// The report of a session at its end.
+    /// Returns the report of a session at its end.
     pub fn from_session(session: &Session) -> Self {
         let (bytes, tried) = session.credit();
         let tried = tried
@@ -33,7 +33,7 @@ impl CreditReport {
         CreditReport { bytes, tried: tried.collect() }
     }
 
-    /// The report as text.
+    /// Returns the report as text.
     pub fn words(&self, asked: Credit) -> String {
         let bytes =
             self.bytes.map_or("no bound".to_owned(), |bytes| format!("{} KiB a link", bytes as f64 / 1024.0));

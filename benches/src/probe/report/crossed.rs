@@ -36,7 +36,7 @@ impl Crossed {
         }
     }
 
-    /// The bytes as text, beside the model's bytes.
+    /// Returns the bytes as text, beside the model's bytes.
     pub fn words(&self, model_bytes: u64) -> String {
         let of = |bytes: f64| {
             format!("{:.2} MB ({:.1}% of the model)", bytes / 1e6, 100.0 * bytes / model_bytes as f64)
@@ -45,7 +45,7 @@ impl Crossed {
     }
 }
 
-/// A digest of these bits (FNV-1a over the elements).
+/// Returns a digest of these bits (FNV-1a over the elements).
 pub(in crate::probe) fn digest(start: u64, bits: impl Iterator<Item = u32>) -> u64 {
     bits.fold(start, |hash, bits| (hash ^ u64::from(bits)).wrapping_mul(0x0100_0000_01b3))
 }

@@ -45,7 +45,7 @@ struct Prediction {
 }
 
 impl PullReport {
-    /// The report of a session at its end; `None` if it does not pull in batches or has no plan yet.
+    /// Returns the report of a session at its end; `None` if it does not pull in batches or has no plan yet.
     pub fn from_session(session: &Session) -> Option<Self> {
         let plan = session.pull_plan()?;
         Some(PullReport {
@@ -59,7 +59,7 @@ impl PullReport {
         })
     }
 
-    /// The report as text.
+    /// Returns the report as text.
     pub fn words(&self) -> &str {
         &self.words
     }

@@ -45,7 +45,7 @@ pub(crate) fn look(listen: SocketAddr) -> Seen {
     }
 }
 
-/// The address to ask if a hub listens at all addresses.
+/// Returns the address to ask if a hub listens at all addresses.
 fn reachable(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         ip if !ip.is_unspecified() => ip,

@@ -28,7 +28,7 @@ enum ShmError {
     Silent,
 }
 
-/// A hub and a worker in this process: sealed memfds, the socket that passes them, rings.
+/// Returns a hub and a worker in this process: sealed memfds, the socket that passes them, rings.
 pub(crate) fn shared_memory() -> Check {
     const NAME: &str = "shared memory";
     match try_shared_memory() {
@@ -94,12 +94,12 @@ fn try_shared_memory() -> Result<(), ShmError> {
     Err(ShmError::Silent)
 }
 
-/// The address for gradients and weights over TCP. `control` is what is found at the control port.
+/// Returns the address for gradients and weights over TCP. `control` is what is found at the control port.
 pub(crate) fn tcp(settings: &HubSettings, control: &Seen) -> Check {
     address("TCP data path", settings.data_path(settings.listen.ip()), control)
 }
 
-/// The address for RDMA's handshake.
+/// Returns the address for RDMA's handshake.
 pub(crate) fn handshake(settings: &HubSettings, control: &Seen) -> Check {
     address("RDMA handshake", settings.handshake(settings.listen.ip()), control)
 }

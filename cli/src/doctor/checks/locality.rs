@@ -4,7 +4,7 @@ use topology::{Host, Plan, cpulist};
 
 use crate::doctor::check::Check;
 
-/// The judgement of the placement on this machine.
+/// Returns the judgement of the placement on this machine.
 pub(crate) fn locality(host: &Host, plan: &Plan) -> Check {
     const NAME: &str = "NUMA and NICs";
     let count = |n: usize, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
@@ -56,7 +56,7 @@ fn unknown_nodes(host: &Host, plan: &Plan) -> Vec<String> {
     plan.nics().iter().filter(unknown).map(|nic| nic.name.clone()).collect()
 }
 
-/// The cpus, ascending, whose NICs are all on another socket.
+/// Returns the cpus, ascending, whose NICs are all on another socket.
 fn far_cores(host: &Host, plan: &Plan) -> Vec<u32> {
     let is_far = |core: &&topology::PlacedCore| {
         let mut nics = core.nics.iter().filter_map(|&nic| host.nic(nic)).peekable();

@@ -114,7 +114,7 @@ enum Echo {
     Silence,
 }
 
-/// The largest packets that reach the peer.
+/// Returns the largest packets that reach the peer.
 fn packets(peer: &str, address: &str) -> Check {
     let name = format!("path MTU to {peer}");
     let found = address.to_socket_addrs().ok().and_then(|mut all| all.find(SocketAddr::is_ipv4));
@@ -127,7 +127,7 @@ fn packets(peer: &str, address: &str) -> Check {
     }
 }
 
-/// The MTU of the way, and what became of a packet of that size, and of a small one.
+/// Returns the MTU of the way, and what became of a packet of that size, and of a small one.
 fn send_packets(to: SocketAddr) -> Result<(u32, Echo, Echo), Error> {
     let socket = UdpSocket::bind((IpAddr::from(Ipv4Addr::UNSPECIFIED), 0))?;
     set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO)?;
@@ -215,7 +215,7 @@ impl Rate {
         2.0 * self.bytes as f64 / self.time.as_secs_f64() / 1e9
     }
 
-    /// The part of the line rate that crossed each way.
+    /// Returns the part of the line rate that crossed each way.
     fn of_line(&self) -> Option<f64> {
         Some(self.bytes as f64 * 8e-6 / self.time.as_secs_f64() / f64::from(self.line_mbps?))
     }
@@ -236,7 +236,7 @@ impl Rate {
 /// Of each pair of NICs, in words.
 type Rates = BTreeMap<String, Rate>;
 
-/// The pairs that are much slower than the fastest, or than their NICs.
+/// Returns the pairs that are much slower than the fastest, or than their NICs.
 fn judge_pairs(name: String, rates: &Rates) -> Check {
     let fastest = rates.values().map(Rate::gigabytes).fold(0.0, f64::max);
     let seen: Vec<String> = rates.iter().map(|(pair, rate)| format!("{pair}: {}", rate.words())).collect();
@@ -263,7 +263,7 @@ fn judge_pairs(name: String, rates: &Rates) -> Check {
     Check::pass(name, seen)
 }
 
-/// The line rate of the slower of two NICs. Of a device with several ports the slowest counts.
+/// Returns the line rate of the slower of two NICs. Of a device with several ports the slowest counts.
 fn line_mbps(pair: &NicPair, ready: &[NicOptions], hub: &HubReply) -> Option<u32> {
     let own = ready.iter().filter(|nic| nic.device == pair.joiner);
     let own = own.map(|nic| verbs::mbps(&nic.device, nic.port.unwrap_or(1)));

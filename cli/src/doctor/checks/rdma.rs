@@ -15,7 +15,7 @@ pub(crate) enum Need {
 }
 
 impl Need {
-    /// A failure if RDMA is needed; otherwise a note.
+    /// Returns a failure if RDMA is needed; otherwise a note.
     fn missing(self, name: &str, seen: impl Into<String>, fix: impl Into<String>) -> Check {
         let check = Check::fail(name, seen, fix);
         match self {
@@ -110,7 +110,7 @@ pub(crate) struct Candidate<'a> {
 }
 
 impl Candidate<'_> {
-    /// The device, and its port if it has several.
+    /// Returns the device, and its port if it has several.
     pub fn name(&self) -> String {
         let port =
             self.options.as_ref().and_then(|options| options.port).filter(|_| self.device.ports.len() > 1);
@@ -118,7 +118,7 @@ impl Candidate<'_> {
         port.map_or(device.clone(), |port| format!("{device}:{port}"))
     }
 
-    /// The port that carries data, if the hub would use this NIC.
+    /// Returns the port that carries data, if the hub would use this NIC.
     pub fn port(&self) -> Option<&DevicePort> {
         let options = self.options.as_ref().filter(|_| self.planned)?;
         self.device.port(options.port).filter(|port| port.active)
@@ -138,7 +138,7 @@ impl Candidate<'_> {
     }
 }
 
-/// The port of a NIC: state, link layer, MTU, speed.
+/// Returns the port of a NIC: state, link layer, MTU, speed.
 pub(crate) fn port(candidate: &Candidate) -> Check {
     let name = format!("NIC {}", candidate.name());
     let all: Vec<String> = candidate.device.ports.iter().map(describe).collect();
@@ -192,7 +192,7 @@ fn not_active(candidate: &Candidate, name: String, ports: &str, wanted: Option<u
     candidate.is_missing(name, &format!("{ports}; expected an ACTIVE port{wanted}"), fix)
 }
 
-/// The GID of a used port, with the reason. If no GID is good, the table of all.
+/// Returns the GID of a used port, with the reason. If no GID is good, the table of all.
 pub(crate) fn gid(candidate: &Candidate, port: &DevicePort) -> Check {
     let device = &candidate.device.name;
     let name = format!("GID {}", candidate.name());

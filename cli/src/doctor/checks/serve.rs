@@ -8,7 +8,7 @@ use super::control_port::Seen;
 use crate::doctor::check::{Check, Verdict};
 use crate::doctor::job::Job;
 
-/// A line for each need of the settings.
+/// Returns a line for each need of the settings.
 pub(crate) fn needs<'a>(settings: &'a HubSettings, control: &'a Seen) -> impl Iterator<Item = Check> + 'a {
     needs::needs(settings).filter_map(|(name, found)| match found {
         Ok(found) => found.map(|found| Check::pass(name, found)),
@@ -20,7 +20,7 @@ pub(crate) fn needs<'a>(settings: &'a HubSettings, control: &'a Seen) -> impl It
     })
 }
 
-/// The repair of a need, where its error does not say all.
+/// Returns the repair of a need, where its error does not say all.
 fn fix(name: &str) -> &'static str {
     match name {
         "secret" => {

@@ -82,7 +82,7 @@ impl MachinesArgs {
         self.machines.is_some()
     }
 
-    /// The job on machines like `host`, whose hubs have the cores of `plan`.
+    /// Returns the job on machines like `host`, whose hubs have the cores of `plan`.
     pub fn job(
         &self,
         host: &Host,
@@ -104,7 +104,7 @@ impl MachinesArgs {
         Ok(MachinesJob { name, host, link, machines, cores, terms, wire, mesh, above, shapes: all })
     }
 
-    /// The speed of a machine's link, and where it is known from.
+    /// Returns the speed of a machine's link, and where it is known from.
     fn speed(&self, host: &Host, plan: &Plan) -> (Option<f64>, String) {
         if let Some(gbps) = self.link_gbps {
             return (Some(gbps), format!("{gbps} Gb/s each way, by --link-gbps"));

@@ -12,7 +12,7 @@ use super::{MachinesJob, bytes_of, mb};
 const LINES: usize = 16;
 
 impl MachinesJob {
-    /// The text.
+    /// Returns the text.
     pub fn text(&self) -> String {
         // Writing to a String cannot fail.
         let mut text = String::new();

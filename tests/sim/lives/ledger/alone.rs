@@ -37,7 +37,7 @@ impl Worker {
 }
 
 impl Alone {
-    /// A job without pushes.
+    /// Creates a job without pushes.
     pub fn new(layout: &Arc<Layout>, consistency: Consistency, workers: u32) -> Self {
         let staleness = match consistency {
             Consistency::Ssp { staleness } => Some(staleness),

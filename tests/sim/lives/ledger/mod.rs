@@ -20,7 +20,7 @@ pub enum Ledger {
 }
 
 impl Ledger {
-    /// The ledger of a job that begins.
+    /// Creates the ledger of a job that begins.
     pub fn new(layout: &Arc<Layout>, consistency: Consistency, workers: u32) -> Self {
         match consistency {
             Consistency::Bsp => Ledger::Together(Together::new(layout)),

@@ -16,7 +16,7 @@ pub struct Together {
 }
 
 impl Together {
-    /// The ledger of a job that has left out nothing.
+    /// Creates the ledger of a job that has left out nothing.
     pub fn new(layout: &Arc<Layout>) -> Self {
         let skipped = vec![Vec::new(); layout.chunks().len()];
         Together { layout: Arc::clone(layout), skipped, is_counted: true }

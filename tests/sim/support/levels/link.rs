@@ -22,7 +22,7 @@ impl Node {
 }
 
 impl Levels {
-    /// A hub of this number without members. Below another, it is connected to it.
+    /// Returns a hub of this number without members. Below another, it is connected to it.
     pub(super) fn make(
         &mut self,
         number: usize,

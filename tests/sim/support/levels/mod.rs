@@ -188,7 +188,7 @@ impl Levels {
         self.cores[number].as_mut().expect("a core that lives")
     }
 
-    /// The living cores of a node.
+    /// Returns the living cores of a node.
     fn cores_of(&mut self, node: usize) -> impl Iterator<Item = &mut Core<sim::Port>> {
         let of_node = &self.nodes[node].cores;
         let cores = self.cores.iter_mut().enumerate().filter(|(number, _)| of_node.contains(number));
@@ -383,12 +383,12 @@ impl Levels {
         matches!(self.nodes[node].members[..], [Member::Worker(_), ..])
     }
 
-    /// A node's rank at the hub above.
+    /// Returns a node's rank at the hub above.
     pub fn rank_above(&self, node: usize) -> usize {
         self.nodes[node].above.map_or(0, |(_, rank)| rank as usize)
     }
 
-    /// The number of the hub above a node.
+    /// Returns the number of the hub above a node.
     pub fn above(&self, node: usize) -> Option<usize> {
         self.nodes[node].above.map(|(above, _)| above)
     }
@@ -421,7 +421,7 @@ impl Levels {
         worked
     }
 
-    /// The node that a core's notice is about.
+    /// Returns the node that a core's notice is about.
     fn node_of(&self, core: usize, notice: &Notice) -> usize {
         let job = match notice {
             Notice::WorkerGone { job, .. }

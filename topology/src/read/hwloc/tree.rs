@@ -35,7 +35,7 @@ pub fn read(topology: &Topology, allowed: Option<&[u32]>, survey: &mut Survey) {
     survey.caches.extend(topology.objects().filter_map(cache));
 }
 
-/// The nodes local to an object, ascending. A cpu may have several (fast and slow memory); the kernel allocates
+/// Returns the nodes local to an object, ascending. A cpu may have several (fast and slow memory); the kernel allocates
 /// from the first by default.
 pub fn nodes_of(object: &TopologyObject) -> Vec<NodeId> {
     let Some(set) = object.nodeset() else { return Vec::new() };

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// An error quotes this much of a file.
 const SEEN_CHARS: usize = 40;
 
-/// The file's text without its newline.
+/// Returns the file's text without its newline.
 pub fn text(path: &Path) -> Result<String, SysfsError> {
     match std::fs::read(path) {
         Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).trim().to_owned()),
@@ -17,18 +17,18 @@ pub fn text(path: &Path) -> Result<String, SysfsError> {
     }
 }
 
-/// The file's text; `None` if it cannot be read.
+/// Returns the file's text; `None` if it cannot be read.
 pub fn text_if_readable(path: &Path) -> Option<String> {
     text(path).ok()
 }
 
-/// The file's list of cpu or node numbers.
+/// Returns the file's list of cpu or node numbers.
 pub fn list(path: &Path) -> Result<Vec<u32>, SysfsError> {
     let text = text(path)?;
     cpulist::parse(&text).ok_or_else(|| garbage(path, "a list of numbers, such as 0-3,8", &text))
 }
 
-/// The file's whole number.
+/// Returns the file's whole number.
 pub fn integer(path: &Path) -> Result<i64, SysfsError> {
     let text = text(path)?;
     text.parse().map_err(|_| garbage(path, "a whole number", &text))
@@ -50,7 +50,7 @@ pub fn names(directory: &Path) -> Result<Vec<String>, SysfsError> {
     Ok(names)
 }
 
-/// The target of a symbolic link; `None` if there is no link or no target.
+/// Returns the target of a symbolic link; `None` if there is no link or no target.
 pub fn link_target(path: &Path) -> Option<PathBuf> {
     path.canonicalize().ok()
 }

@@ -48,7 +48,7 @@ pub enum SysfsError {
     },
 }
 
-/// The machine below `root`. With `allowed`, only those cpus count as allowed.
+/// Returns the machine below `root`. With `allowed`, only those cpus count as allowed.
 pub(crate) fn read(root: &Path, allowed: Option<&[u32]>) -> Result<Survey, SysfsError> {
     let mut survey = Survey::new(Source::LiveSysfs(root.to_owned()));
     let node_of_cpu = nodes::read(root, &mut survey)?;
@@ -62,7 +62,7 @@ pub(crate) fn read(root: &Path, allowed: Option<&[u32]>) -> Result<Survey, Sysfs
     Ok(survey)
 }
 
-/// The NICs below `root`. `notes` gets the devices that are left out, and why.
+/// Returns the NICs below `root`. `notes` gets the devices that are left out, and why.
 #[cfg(feature = "hwloc")]
 pub(crate) fn read_nics(root: &Path, notes: &mut Vec<String>) -> Result<Vec<Nic>, SysfsError> {
     nics::read(root, notes)

@@ -40,7 +40,7 @@ pub fn read(root: &Path, net_devices: &[NetDevice], notes: &mut Vec<String>) -> 
     Ok(nics)
 }
 
-/// The hardware below the RDMA device; `None` for a software device.
+/// Returns the hardware below the RDMA device; `None` for a software device.
 fn hardware(home: &Path) -> Option<PathBuf> {
     let device = attribute::link_target(&home.join("device"))?;
     (!device.iter().any(|part| part == "virtual")).then_some(device)
@@ -90,8 +90,8 @@ fn kind(home: &Path, ports: &[PathBuf], in_hardware: bool) -> NicKind {
     }
 }
 
-/// The rates of the active ports together, as all of them carry data; if none is active, that of the fastest. The slot of a
-/// card may be slower.
+/// Returns the rates of the active ports together, as all of them carry data; if none is active, that of the fastest.
+/// The slot of a card may be slower.
 fn port_speed(name: &str, ports: &[PathBuf], notes: &mut Vec<String>) -> Option<Speed> {
     let (mut together, mut fastest) = (0u64, 0);
     for port in ports {

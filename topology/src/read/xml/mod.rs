@@ -79,7 +79,7 @@ pub enum XmlError {
     },
 }
 
-/// The host that the file describes.
+/// Returns the host that the file describes.
 pub(crate) fn read(path: &Path) -> Result<Host, XmlError> {
     if cfg!(not(feature = "hwloc")) {
         return Err(XmlError::WithoutHwloc { path: path.to_owned() });
@@ -92,7 +92,7 @@ pub(crate) fn read(path: &Path) -> Result<Host, XmlError> {
     parse(path, &std::fs::read_to_string(path).map_err(unreadable)?)
 }
 
-/// The host that a file's text describes.
+/// Parses the host that a file's text describes.
 pub(crate) fn parse(path: &Path, text: &str) -> Result<Host, XmlError> {
     if text.trim().is_empty() {
         return Err(XmlError::Empty { path: path.to_owned() });
@@ -115,8 +115,8 @@ fn load(path: &Path, _: &str) -> Result<Host, XmlError> {
     Err(XmlError::WithoutHwloc { path: path.to_owned() })
 }
 
-/// The version of hwloc that wrote a file, unless it is 2. hwloc 1 has a document type of its own, `hwloc.dtd`; hwloc 2 reads such
-/// a file with other objects. hwloc 3 has other types of devices, and says so in the root.
+/// Returns the version of hwloc that wrote a file, unless it is 2. hwloc 1 has a document type of its own, `hwloc.dtd`;
+/// hwloc 2 reads such a file with other objects. hwloc 3 has other types of devices, and says so in the root.
 fn other_version(text: &str) -> Option<&'static str> {
     let says = |tag: &str, what: &str| {
         let tag = text.find(tag).and_then(|at| text[at..].split('>').next());
@@ -202,7 +202,7 @@ pub(crate) fn check_form(text: &str) -> Result<(), (usize, String)> {
     }
 }
 
-/// Bytes from `<` to `>` inclusive. A quoted `>` does not end the tag.
+/// Returns the number of bytes from `<` to `>` inclusive. A quoted `>` does not end the tag.
 fn tag_length(text: &str) -> Option<usize> {
     let mut quote = None;
     for (at, byte) in text.bytes().enumerate().skip(1) {

@@ -139,7 +139,7 @@ fn check_number(tag: &str, numbers: &mut HashSet<u64>) -> Result<(), String> {
     }
 }
 
-/// The value of a tag's attribute.
+/// Returns the value of a tag's attribute.
 fn attribute<'a>(tag: &'a str, name: &str) -> Option<&'a str> {
     let mut rest = tag.split_once(char::is_whitespace)?.1;
     loop {
@@ -153,7 +153,8 @@ fn attribute<'a>(tag: &'a str, name: &str) -> Option<&'a str> {
     }
 }
 
-/// A finite set. hwloc writes the highest word first: `0x1,0xffffffff` or `0x1,,0x3`. The lowest comes first here.
+/// Returns a finite set. hwloc writes the highest word first: `0x1,0xffffffff` or `0x1,,0x3`. The lowest comes first
+/// here.
 fn words(text: &str) -> Option<Vec<u32>> {
     if text.is_empty() || text.len() > 11 * WORDS_LIMIT {
         return None;
@@ -166,7 +167,7 @@ fn words(text: &str) -> Option<Vec<u32>> {
     text.rsplit(',').map(word).collect()
 }
 
-/// The number in a set of one number.
+/// Returns the number in a set of one number.
 fn single_number(set: &[u32]) -> Option<u32> {
     let numbers = set.iter().map(|word| word.count_ones()).sum::<u32>();
     let word = set.iter().position(|&word| word != 0)?;

@@ -134,7 +134,7 @@ impl Canvas {
     }
 }
 
-/// The text with markup escaped. Control characters, which XML forbids, become U+FFFD.
+/// Returns the text with markup escaped. Control characters, which XML forbids, become U+FFFD.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {

@@ -88,12 +88,12 @@ impl CoreGroup {
         }
     }
 
-    /// Room on the left for the line that joins rows of NICs.
+    /// Allocates room on the left for the line that joins rows of NICs.
     fn spine(&self) -> f64 {
         if self.nic_rows() > 1 { NIC_GAP } else { 0.0 }
     }
 
-    /// The place of the NIC at this index, relative to the block of NICs.
+    /// Returns the place of the NIC at this index, relative to the block of NICs.
     fn nic_place(&self, index: usize) -> Point {
         let (row, column) = (index / self.nics_in_row(), index % self.nics_in_row());
         Point {
@@ -102,7 +102,7 @@ impl CoreGroup {
         }
     }
 
-    /// The place of the core at this index, relative to the block of cores.
+    /// Returns the place of the core at this index, relative to the block of cores.
     fn tile_place(&self, index: usize) -> Point {
         let columns = self.columns();
         let (row, column) = (index / columns, index % columns);

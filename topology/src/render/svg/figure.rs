@@ -250,12 +250,12 @@ impl Figure for Paragraph {
     }
 }
 
-/// An upper estimate of a text's width, for the wider of the usual fonts.
+/// Returns an upper estimate of a text's width, for the wider of the usual fonts.
 pub fn text_width(text: &str, size: f64, weight: Weight) -> f64 {
     text.chars().count() as f64 * size * if weight == Weight::Bold { 0.65 } else { 0.57 }
 }
 
-/// The text, cut with an ellipsis if it would be wider.
+/// Returns the text, cut with an ellipsis if it would be wider.
 pub fn fitted(text: &str, size: f64, weight: Weight, width: f64) -> String {
     let fitting = (width / text_width("x", size, weight)) as usize;
     if text.chars().count() <= fitting {

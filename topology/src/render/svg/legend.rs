@@ -50,7 +50,7 @@ pub fn figure(host: &Host, plan: Option<&Plan>, noun: &str, width: f64) -> Flow 
     Flow::new(Rows::Filled, 22.0, width, keys)
 }
 
-/// The plan's reasons as a list.
+/// Returns the plan's reasons as a list.
 pub fn reasons(host: &Host, plan: Option<&Plan>, width: f64) -> Stack {
     let all: Vec<&String> = plan.map_or(&host.notes[..], |plan| plan.reasons()).iter().collect();
     let line = |text: String| {

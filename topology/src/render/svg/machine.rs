@@ -31,7 +31,7 @@ struct Scene<'a> {
 }
 
 impl Scene<'_> {
-    /// A socket with its nodes; `None` if it has no nodes and no NICs.
+    /// Returns a socket with its nodes; `None` if it has no nodes and no NICs.
     fn socket(&self, id: SocketId) -> Option<Box<dyn Figure>> {
         let nodes = self.host.nodes.iter().filter(|node| node.socket == Some(id));
         let panels: Vec<_> = nodes.map(|node| self.node(node)).collect();
@@ -47,7 +47,7 @@ impl Scene<'_> {
         Some(Box::new(socket_frame(format!("Socket {}", id.0), content)))
     }
 
-    /// The nodes and NICs that belong to no single socket.
+    /// Returns the nodes and NICs that belong to no single socket.
     fn outside(&self) -> Vec<Box<dyn Figure>> {
         let mut figures: Vec<Box<dyn Figure>> = Vec::new();
         for node in self.host.nodes.iter().filter(|node| node.socket.is_none()) {
@@ -87,7 +87,7 @@ impl Scene<'_> {
         })
     }
 
-    /// The node's cores and NICs, for a picture without a plan.
+    /// Returns the node's cores and NICs, for a picture without a plan.
     fn unwired(&self, node: NodeId) -> Vec<Box<dyn Figure>> {
         let tile = |(core, allowed): (CoreId, bool)| {
             let (tint, aside) = match allowed {
@@ -104,7 +104,7 @@ impl Scene<'_> {
         vec![Box::new(Stack::new(GAP, vec![Box::new(cores), Box::new(nics)]))]
     }
 
-    /// The node's owners, joined to their NICs, and the node's NICs that serve no owner here.
+    /// Returns the node's owners, joined to their NICs, and the node's NICs that serve no owner here.
     fn wired(&self, plan: &Plan, node: NodeId) -> Vec<Box<dyn Figure>> {
         let mut by_nics: BTreeMap<&[NicId], Vec<&PlacedCore>> = BTreeMap::new();
         for core in plan.cores().iter().filter(|core| core.node == node) {
@@ -154,7 +154,7 @@ impl Scene<'_> {
         idle.map(tile).collect()
     }
 
-    /// The node's physical cores, and whether any cpu of each is allowed.
+    /// Returns the node's physical cores, and whether any cpu of each is allowed.
     fn cores_of(&self, node: NodeId) -> BTreeMap<CoreId, bool> {
         let mut cores = BTreeMap::new();
         for cpu in self.host.cpus.iter().filter(|cpu| cpu.node == node) {

@@ -30,9 +30,9 @@ const PAGE_WIDTH: f64 = 1560.0;
 /// A narrower page has no room for the legend and the reasons.
 const PAGE_WIDTH_LEAST: f64 = 720.0;
 
-/// The machine as a picture: sockets side by side, cores as tiles filled by their loads, NICs below them, and lines
-/// from each core to its NICs. A complete SVG document that refers to nothing outside. `noun` is the caller's word for an
-/// item.
+/// Returns the machine as a picture: sockets side by side, cores as tiles filled by their loads, NICs below them, and
+/// lines from each core to its NICs. A complete SVG document that refers to nothing outside. `noun` is the caller's
+/// word for an item.
 pub fn svg(host: &Host, plan: Option<&Plan>, noun: &str) -> String {
     let machine = machine::figure(host, plan, noun, PAGE_WIDTH - 2.0 * MARGIN);
     let width = machine.size().width.max(PAGE_WIDTH_LEAST - 2.0 * MARGIN);
@@ -51,8 +51,8 @@ pub fn svg(host: &Host, plan: Option<&Plan>, noun: &str) -> String {
     canvas.finish(width + 2.0 * MARGIN, size.height + 2.0 * MARGIN, &host.summary())
 }
 
-/// The machine alone, with the cores and NICs of a plan that may have no items yet: for a page that shows the cores' work.
-/// A core's tile is the first rectangle of the group with the core's number in `data-cpu`.
+/// Returns the machine alone, with the cores and NICs of a plan that may have no items yet: for a page that shows the
+/// cores' work. A core's tile is the first rectangle of the group with the core's number in `data-cpu`.
 pub fn machine_svg(host: &Host, plan: &Plan) -> String {
     let machine = machine::figure(host, Some(plan), "item", PAGE_WIDTH - 2.0 * MARGIN);
     let size = machine.size();

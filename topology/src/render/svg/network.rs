@@ -69,7 +69,7 @@ pub struct NetworkPicture {
 }
 
 impl NetworkPicture {
-    /// A complete SVG document that refers to nothing outside.
+    /// Returns a complete SVG document that refers to nothing outside.
     pub fn svg(&self) -> String {
         let most = self.levels.iter().map(|boxes| boxes.len().min(ROW)).max().unwrap_or(1).max(3);
         let width = row_width(most);

@@ -45,7 +45,7 @@ const TINTS: [Tint; 10] = [
     tint("#eaf3d9", "#c2de8d", "#5c7a13"),
 ];
 
-/// The colours of the NIC at this index.
+/// Returns the colours of the NIC at this index.
 pub fn nic_tint(index: usize) -> Tint {
     TINTS[index % TINTS.len()]
 }

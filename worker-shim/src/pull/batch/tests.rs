@@ -16,7 +16,7 @@ fn makespan(profile: &Profile, batches: &[Range<usize>]) -> f64 {
     Timeline::new(profile, batches).makespan
 }
 
-/// Every way to cut so many layers.
+/// Returns every way to cut so many layers.
 fn all_cuts(layers: usize) -> impl Iterator<Item = Vec<Range<usize>>> {
     (0..1u32 << (layers - 1)).map(move |cuts| {
         let ends = (1..layers).filter(|end| cuts & (1 << (end - 1)) != 0).chain([layers]);

@@ -17,7 +17,7 @@ fn planner(batching: Batching) -> Planner {
     Planner::new(batching, &layers, 8)
 }
 
-/// A round with these costs. Returns the batches of the next round if they change.
+/// Returns a round with these costs. Returns the batches of the next round if they change.
 fn round(planner: &mut Planner, profile: &Profile) -> Option<Vec<Range<usize>>> {
     let begun = Instant::now();
     let at = |seconds: f64| begun + Duration::from_secs_f64(seconds);

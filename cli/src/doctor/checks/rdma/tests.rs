@@ -9,7 +9,7 @@ fn entry(index: u8, address: &str, roce_v2: bool) -> GidEntry {
     GidEntry { index, gid, roce_v2, netdev: Some("eth7".into()), elsewhere: false }
 }
 
-/// A device with one port of RoCE.
+/// Returns a device with one port of RoCE.
 fn device(name: &str, active: bool, mtu_code: u32, gids: Vec<GidEntry>) -> Device {
     let gid = Err(GidError { device: name.into(), port: 1, what: "not asked".into(), entries: Vec::new() });
     let port = DevicePort {
