@@ -23,12 +23,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// How a call ended.
+// The result of a call.
 typedef enum {
-  // It succeeded.
+  // The call succeeded.
   PHUB_STATUS_OK = 0,
-  // An argument or a setting is wrong, such as a null pointer, a key that does not exist, or a learning rate that
-  // is no number.
+  // An argument or a setting is wrong: a null pointer, a key that does not exist, a learning rate that is no number.
   PHUB_STATUS_INVALID = 1,
   // Calls came in the wrong order: a key is still under way, there are no weights yet, or the session has left.
   PHUB_STATUS_ORDER = 2,
@@ -66,7 +65,7 @@ typedef struct PhubConfig PhubConfig;
 // A worker's membership in a job. May be used by several threads.
 typedef struct PhubSession PhubSession;
 
-// Returns whether the call that waits is to end: any value except 0.
+// A callback that returns whether the waiting call is to end: any value except 0.
 typedef int (*PhubInterrupted)(void *context);
 
 // The batches of layers in which a session pulls its weights. Times are in seconds. `predicted` and `measured` are from
@@ -76,7 +75,7 @@ typedef struct {
   size_t batches;
   // The time of each pull that does not depend on its bytes, by the profile; NaN if batches depend on no profile.
   double start_up;
-  // By the profile; NaN if batches depend on no profile.
+  // The prediction of the profile; NaN if batches depend on no profile.
   double predicted;
   // The mean of the rounds since the plan; NaN before the first.
   double measured;
@@ -90,17 +89,16 @@ typedef struct {
 extern "C" {
 #endif // __cplusplus
 
-// The text of this thread's last call that failed, never null. It stays until this thread's next failure.
+// Returns the text of this thread's last call that failed, never null. It stays until this thread's next failure.
 const char *phub_last_error(void);
 
-// This library's version, such as "0.1.0".
+// Returns this library's version, such as "0.1.0".
 const char *phub_version(void);
 
-// Begins the settings of a session: the hub's control port ("host:port", or several with commas), the job's name, this
-// worker's number from 0, the number of workers, and the optimizer that the hub runs, as JSON, such as
-// {"name": "nesterov", "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.0001}. The names are "average" (the
-// mean gradient comes back), "sum" (their sum), "sgd", "momentum", "dampened", "nesterov", "adam",
-// "adamw", "amsgrad", "amsgradw", "lion", "lars" and "lamb".
+// Begins the settings of a session. `hub` is its control port ("host:port", or several with commas), and `rank` this
+// worker's number from 0. The optimizer that the hub runs is JSON, such as {"name": "nesterov", "learning_rate": 0.1,
+// "momentum": 0.9, "weight_decay": 0.0001}. Its names are "average" (the mean gradient comes back), "sum" (their sum),
+// "sgd", "momentum", "dampened", "nesterov", "adam", "adamw", "amsgrad", "amsgradw", "lion", "lars" and "lamb".
 //
 // What must hold:
 // Texts end with a zero byte, and `config` points to room for a pointer.
@@ -154,8 +152,8 @@ PhubStatus phub_config_set(PhubConfig *config,
                            const char *name,
                            const char *value);
 
-// Where a key's gradient lies in the memory of the setting "dma_buf": its offset and its length in bytes, once all keys are
-// added. The memory holds all of the last key, rounded up to 64 bytes.
+// Writes the place of a key's gradient in the memory of the setting "dma_buf": its offset and its length in bytes,
+// once all keys are added. The memory holds all of the last key, rounded up to 64 bytes.
 //
 // What must hold:
 // `config` is from phub_config_new and not yet freed; `offset` and `bytes` point to room for a result.
@@ -174,15 +172,16 @@ void phub_config_free(PhubConfig *config);
 // that waits calls it with `context` ten times a second.
 //
 // What must hold:
-// `config` is from phub_config_new and not yet freed, `session` points to room for a pointer, and `interrupted` can be
+// `config` is from phub_config_new and not yet freed. `session` points to room for a pointer. `interrupted` can be
 // called with `context` by any thread that calls the session.
 PhubStatus phub_join(PhubSession **session,
                      const PhubConfig *config,
                      PhubInterrupted interrupted,
                      void *context);
 
-// The address of a key's gradient, and its length in bytes; an error with the setting "dma_buf". Write it only while the key
-// is not under way: from its phub_wait to its next phub_push. The memory is the same for the whole session.
+// Writes the address of a key's gradient, and its length in bytes; an error with the setting "dma_buf". Write the
+// gradient only while the key is not in flight: from its phub_wait to its next phub_push. The memory is the same for
+// the whole session.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed; `data` and `bytes` point to room for a result.
@@ -191,8 +190,8 @@ PhubStatus phub_gradient(const PhubSession *session,
                          void **data,
                          size_t *bytes);
 
-// The address of a key's weights (with the optimizer "average": the mean gradient), and their length in bytes. Read
-// them only while the key is not under way. The memory is the same for the whole session.
+// Writes the address of a key's weights (with the optimizer "average": the mean gradient), and their length in bytes.
+// Read the weights only while the key is not in flight. The memory is the same for the whole session.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed; `data` and `bytes` point to room for a result.
@@ -227,7 +226,7 @@ PhubStatus phub_wait(const PhubSession *session, uint32_t key);
 // `session` is from phub_join and not yet freed.
 PhubStatus phub_wait_all(const PhubSession *session);
 
-// Whether a key's answer is there.
+// Writes whether a key's answer is there.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed, and `ready` points to room for a result.
@@ -246,14 +245,15 @@ PhubStatus phub_set_learning_rate(const PhubSession *session,
 // `session` is from phub_join and not yet freed.
 PhubStatus phub_checkpoint(const PhubSession *session);
 
-// The first round of which no key has its answer. Round 0 is the broadcast, if there is one.
+// Writes the first round of which no key has its answer. Round 0 is the broadcast, if there is one.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed, and `round` points to room for a result.
 PhubStatus phub_next_round(const PhubSession *session, uint32_t *round);
 
-// The norm of the mean gradient of all keys in the last round that is known, before it is clipped; that round; and how many rounds were
-// skipped. Of a job with "clip_norm" or "skip_nonfinite". Before the first such round the norm is NaN.
+// Writes the norm of the mean gradient of all keys, before it is clipped, in the last round whose norm is known. Also
+// writes that round, and the number of skipped rounds. For a job with "clip_norm" or "skip_nonfinite". Before the
+// first such round the norm is NaN.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed, and `norm`, `round` and `skipped` point to room for a result.
@@ -276,14 +276,14 @@ PhubStatus phub_leave(const PhubSession *session);
 // `session` is null, or from phub_join and not yet freed, and no other thread uses it.
 void phub_session_free(PhubSession *session);
 
-// The plan of a session that pulls in batches. It is made, or made again, with the first push of a round.
+// Writes the plan of a session that pulls in batches. The plan is made, or made again, with the first push of a round.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed, and `plan` points to room for a result.
 PhubStatus phub_pull_plan(const PhubSession *session, PhubPullPlan *plan);
 
-// The plan as text, to print: the number of layers of each batch, and the times. Like snprintf: `text` has room for
-// `room` bytes with the zero byte at its end, and a longer text is cut. Without a plan the text is empty.
+// Writes the plan as text, to print: the number of layers of each batch, and the times. Like snprintf: `text` has room
+// for `room` bytes with the zero byte at its end, and a longer text is cut. Without a plan the text is empty.
 //
 // What must hold:
 // `session` is from phub_join and not yet freed, and `text` points to `room` bytes.

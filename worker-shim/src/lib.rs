@@ -1,5 +1,5 @@
-//! A worker's side of a parameter hub: join a job, write gradients into a window in place, push
-//! them, wait for the new weights, read them in place.
+//! A worker's side of a parameter hub. A worker joins a job, writes gradients into a window in place, pushes them,
+//! waits for the new weights, and reads them in place.
 //!
 //! ```no_run
 //! use pbox_core::{Key, KeyId, Optimizer};

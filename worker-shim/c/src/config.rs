@@ -29,11 +29,10 @@ pub enum PhubDtype {
     Bf16 = 2,
 }
 
-/// Begins the settings of a session: the hub's control port ("host:port", or several with commas), the job's name, this
-/// worker's number from 0, the number of workers, and the optimizer that the hub runs, as JSON, such as
-/// {"name": "nesterov", "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.0001}. The names are "average" (the
-/// mean gradient comes back), "sum" (their sum), "sgd", "momentum", "dampened", "nesterov", "adam",
-/// "adamw", "amsgrad", "amsgradw", "lion", "lars" and "lamb".
+/// Begins the settings of a session. `hub` is its control port ("host:port", or several with commas), and `rank` this
+/// worker's number from 0. The optimizer that the hub runs is JSON, such as {"name": "nesterov", "learning_rate": 0.1,
+/// "momentum": 0.9, "weight_decay": 0.0001}. Its names are "average" (the mean gradient comes back), "sum" (their sum),
+/// "sgd", "momentum", "dampened", "nesterov", "adam", "adamw", "amsgrad", "amsgradw", "lion", "lars" and "lamb".
 ///
 /// # Safety
 /// Texts end with a zero byte, and `config` points to room for a pointer.
@@ -161,8 +160,8 @@ pub unsafe extern "C" fn phub_config_set(
     })
 }
 
-/// Where a key's gradient lies in the memory of the setting "dma_buf": its offset and its length in bytes, once all keys are
-/// added. The memory holds all of the last key, rounded up to 64 bytes.
+/// Writes the place of a key's gradient in the memory of the setting "dma_buf": its offset and its length in bytes,
+/// once all keys are added. The memory holds all of the last key, rounded up to 64 bytes.
 ///
 /// # Safety
 /// `config` is from phub_config_new and not yet freed; `offset` and `bytes` point to room for a result.

@@ -1,4 +1,4 @@
-//! Where calls from C enter: no panic leaves, and pointers are checked before they are used.
+//! The entry of calls from C: no panic leaves, and pointers are checked before they are used.
 
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -74,7 +74,7 @@ pub extern "C" fn phub_last_error() -> *const c_char {
     last()
 }
 
-/// This library's version, such as "0.1.0".
+/// Returns this library's version, such as "0.1.0".
 #[unsafe(no_mangle)]
 pub extern "C" fn phub_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()

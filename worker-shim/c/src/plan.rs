@@ -1,4 +1,4 @@
-//! What a session plans to pull, and how well the plan predicts.
+//! The plan of a session that pulls in batches, and how well the plan predicts.
 
 use std::ffi::c_char;
 
@@ -17,7 +17,7 @@ pub struct PhubPullPlan {
     pub batches: usize,
     /// The time of each pull that does not depend on its bytes, by the profile; NaN if batches depend on no profile.
     pub start_up: f64,
-    /// By the profile; NaN if batches depend on no profile.
+    /// The prediction of the profile; NaN if batches depend on no profile.
     pub predicted: f64,
     /// The mean of the rounds since the plan; NaN before the first.
     pub measured: f64,
@@ -45,7 +45,7 @@ fn planned(session: &PhubSession) -> Result<Option<PullPlan>, Failure> {
     session.call(|session| session.pull_plan().cloned())
 }
 
-/// The plan of a session that pulls in batches. It is made, or made again, with the first push of a round.
+/// Writes the plan of a session that pulls in batches. The plan is made, or made again, with the first push of a round.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed, and `plan` points to room for a result.
@@ -60,8 +60,8 @@ pub unsafe extern "C" fn phub_pull_plan(session: *const PhubSession, plan: *mut 
     unsafe { enter_session(session, call) }
 }
 
-/// The plan as text, to print: the number of layers of each batch, and the times. Like snprintf: `text` has room for
-/// `room` bytes with the zero byte at its end, and a longer text is cut. Without a plan the text is empty.
+/// Writes the plan as text, to print: the number of layers of each batch, and the times. Like snprintf: `text` has room
+/// for `room` bytes with the zero byte at its end, and a longer text is cut. Without a plan the text is empty.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed, and `text` points to `room` bytes.

@@ -15,7 +15,7 @@ pub struct PhubSession {
     on_wait: OnWait,
 }
 
-/// Returns whether the call that waits is to end: any value except 0.
+/// A callback that returns whether the waiting call is to end: any value except 0.
 pub type PhubInterrupted = Option<unsafe extern "C" fn(context: *mut c_void) -> c_int>;
 
 #[derive(Clone, Copy)]
@@ -108,7 +108,7 @@ impl PhubSession {
 /// that waits calls it with `context` ten times a second.
 ///
 /// # Safety
-/// `config` is from phub_config_new and not yet freed, `session` points to room for a pointer, and `interrupted` can be
+/// `config` is from phub_config_new and not yet freed. `session` points to room for a pointer. `interrupted` can be
 /// called with `context` by any thread that calls the session.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn phub_join(
@@ -131,8 +131,9 @@ pub unsafe extern "C" fn phub_join(
     })
 }
 
-/// The address of a key's gradient, and its length in bytes; an error with the setting "dma_buf". Write it only while the key
-/// is not under way: from its phub_wait to its next phub_push. The memory is the same for the whole session.
+/// Writes the address of a key's gradient, and its length in bytes; an error with the setting "dma_buf". Write the
+/// gradient only while the key is not in flight: from its phub_wait to its next phub_push. The memory is the same for
+/// the whole session.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed; `data` and `bytes` point to room for a result.
@@ -151,8 +152,8 @@ pub unsafe extern "C" fn phub_gradient(
     }
 }
 
-/// The address of a key's weights (with the optimizer "average": the mean gradient), and their length in bytes. Read
-/// them only while the key is not under way. The memory is the same for the whole session.
+/// Writes the address of a key's weights (with the optimizer "average": the mean gradient), and their length in bytes.
+/// Read the weights only while the key is not in flight. The memory is the same for the whole session.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed; `data` and `bytes` point to room for a result.
@@ -212,7 +213,7 @@ pub unsafe extern "C" fn phub_wait_all(session: *const PhubSession) -> PhubStatu
     unsafe { enter_session(session, |session| session.waiting(Background::wait_all)) }
 }
 
-/// Whether a key's answer is there.
+/// Writes whether a key's answer is there.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed, and `ready` points to room for a result.
@@ -257,7 +258,7 @@ pub unsafe extern "C" fn phub_checkpoint(session: *const PhubSession) -> PhubSta
     unsafe { enter_session(session, call) }
 }
 
-/// The first round of which no key has its answer. Round 0 is the broadcast, if there is one.
+/// Writes the first round of which no key has its answer. Round 0 is the broadcast, if there is one.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed, and `round` points to room for a result.
@@ -267,8 +268,9 @@ pub unsafe extern "C" fn phub_next_round(session: *const PhubSession, round: *mu
     unsafe { enter_session(session, |session| put("round", round, session.background.next_round().0)) }
 }
 
-/// The norm of the mean gradient of all keys in the last round that is known, before it is clipped; that round; and how many rounds were
-/// skipped. Of a job with "clip_norm" or "skip_nonfinite". Before the first such round the norm is NaN.
+/// Writes the norm of the mean gradient of all keys, before it is clipped, in the last round whose norm is known. Also
+/// writes that round, and the number of skipped rounds. For a job with "clip_norm" or "skip_nonfinite". Before the
+/// first such round the norm is NaN.
 ///
 /// # Safety
 /// `session` is from phub_join and not yet freed, and `norm`, `round` and `skipped` point to room for a result.

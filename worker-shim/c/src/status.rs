@@ -1,18 +1,17 @@
-//! What a call returns, and the text of an error: one for each thread, from its last call that failed.
+//! The result of a call, and the text of an error: one for each thread, from its last call that failed.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString};
 
 use worker_shim::{BackgroundError, ExchangeError, MemberError, SessionError};
 
-/// How a call ended.
+/// The result of a call.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PhubStatus {
-    /// It succeeded.
+    /// The call succeeded.
     Ok = 0,
-    /// An argument or a setting is wrong, such as a null pointer, a key that does not exist, or a learning rate that
-    /// is no number.
+    /// An argument or a setting is wrong: a null pointer, a key that does not exist, a learning rate that is no number.
     Invalid = 1,
     /// Calls came in the wrong order: a key is still under way, there are no weights yet, or the session has left.
     Order = 2,

@@ -45,7 +45,7 @@ fn a_panic_does_not_cross_the_frames_of_c() {
     assert_eq!(words(), "a defect of libphub, please report it: on purpose, number 0");
 }
 
-/// A call that panics on the session's own thread.
+/// Panics on the session's own thread.
 unsafe extern "C" fn panic_in_session(session: *const PhubSession) -> PhubStatus {
     enter(|| {
         // SAFETY: the caller's promise.

@@ -1,5 +1,5 @@
-//! The example in C: compiled with warnings as errors, run by two workers against a hub, under valgrind, and against
-//! what goes wrong; and a program in C that gives the library everything that it must not be given.
+//! The example in C, compiled with warnings as errors. Two workers run it against a hub, under valgrind, and against
+//! failures. Another program in C gives the library everything that it must not be given.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -18,7 +18,7 @@ fn hub() -> Hub {
     Hub::start(&settings).unwrap()
 }
 
-/// Where cargo has put libphub for this test.
+/// Returns the directory where cargo has put libphub for this test.
 fn libraries() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     test.ancestors()

@@ -1,4 +1,5 @@
-//! What the package asks hubs, as every worker asks: with this process's token, and trusting whom it trusts.
+//! The package's requests to hubs, made as a worker makes them: with this process's token, and its trusted
+//! certificates.
 
 use std::io::Read;
 use std::sync::Mutex;
@@ -14,7 +15,7 @@ use crate::setting::credential_of;
 
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// For what the hub above says first of all.
+/// The time limit for the first reply of the hub above.
 const STATE_LIMIT: Duration = Duration::from_secs(60);
 
 /// The most bytes of a state that one call reads.
@@ -61,7 +62,7 @@ pub fn fetch_state(
     Ok(found.map(|reader| StateBytes { reader: Mutex::new(reader), job: job.to_owned() }))
 }
 
-/// A hub that was there when the session joined, and is not reached now.
+/// Returns the exception for a hub that was there when the session joined, and is not reached now.
 fn lost(error: &MemberError, address: &str, job: &str) -> PyErr {
     match error {
         MemberError::Unreachable { .. } => HubLostError::new_err(format!(

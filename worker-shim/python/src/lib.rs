@@ -16,13 +16,13 @@ mod window;
 
 use pyo3::prelude::*;
 
-/// `phub-server` with these arguments, of which the first is its name. Returns its exit status.
+/// Runs `phub-server` with these arguments, of which the first is its name. Returns its exit status.
 #[pyfunction]
 fn run_server(py: Python<'_>, arguments: Vec<std::ffi::OsString>) -> u8 {
     py.detach(|| phub_cli::status(arguments))
 }
 
-/// The native part of `phub`.
+/// Adds the classes and functions of the native part of `phub`.
 #[pymodule]
 fn _phub(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;

@@ -51,7 +51,7 @@ fn interruptible<R: Send>(
     }
 }
 
-/// Why a session with these settings cannot go through a hub that is below others, if it cannot.
+/// Returns the reason why a session with these settings cannot go through a hub that is below others, if it cannot.
 #[pyfunction]
 pub fn refused_below(settings: Vec<(String, String)>) -> PyResult<Option<String>> {
     let config = with_settings(SessionConfig::new("", "", 0, 1, Vec::new(), Optimizer::Average), settings)?;
@@ -205,8 +205,8 @@ impl Session {
         self.call(py, move |session| session.set_learning_rate(learning_rate))
     }
 
-    /// The optimizer as JSON, for each key its multipliers of learning rate and weight decay, keys whose state becomes zero, and
-    /// other optimizers with the number of each key's from 1, or 0.
+    /// Changes the optimizer, which is JSON, and each key's multipliers of learning rate and weight decay. `reset` are
+    /// keys whose state becomes zero. `groups` are other optimizers, and the number of each key's, from 1, or 0.
     fn set_optimizer(
         &self,
         py: Python<'_>,
@@ -269,13 +269,13 @@ impl Session {
         (times.rounds, total, pushing, waiting, asleep, sent, received, times.to_string())
     }
 
-    /// How often a lost hub came back, and how many rounds were lost.
+    /// Returns how often a lost hub came back, and how many rounds were lost.
     fn returns(&self, py: Python<'_>) -> PyResult<(u32, u64)> {
         let returns = self.call(py, |session| Ok(session.returns()))?;
         Ok((returns.times, returns.lost_rounds))
     }
 
-    /// How often links were lost while the hub lived, and made again.
+    /// Returns how often links were lost while the hub lived, and made again.
     fn relinks(&self, py: Python<'_>) -> PyResult<u32> {
         self.call(py, |session| Ok(session.relinks()))
     }
@@ -290,7 +290,7 @@ impl Session {
         self.background.next_round().0
     }
 
-    /// For each hub: the transport, why this transport, and the NICs.
+    /// Returns for each hub the transport, the reason for this transport, and the NICs.
     #[getter]
     fn ways(&self) -> Vec<(String, String, Vec<String>)> {
         let paths = |way: &Way| way.paths.iter().map(|path| path.words.clone()).collect();
@@ -298,7 +298,7 @@ impl Session {
         self.background.ways().iter().map(words).collect()
     }
 
-    /// A checkpoint that was lost is a warning: the worker has left all the same.
+    /// Leaves the job. A lost checkpoint is a warning: the worker has left all the same.
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
         match interruptible(py, |interrupted| self.background.leave(interrupted)) {
             Err(error) if error.is_instance_of::<PyRuntimeWarning>(py) => {
@@ -309,8 +309,8 @@ impl Session {
         }
     }
 
-    /// Ends the session now: leaves if no key is under way, and is lost to the others if not. With a reason the others are told
-    /// that this worker fails.
+    /// Ends the session now. The worker leaves if no key is in flight, and is lost to the other workers if one is. With
+    /// a reason, the hub notifies the other workers that this worker fails.
     #[pyo3(signature = (reason=None))]
     fn close(&self, py: Python<'_>, reason: Option<&str>) {
         py.detach(|| match reason {
@@ -344,7 +344,7 @@ impl Session {
     }
 }
 
-/// Layers of keys by number.
+/// Returns the layers with keys by number.
 fn layers(numbers: &[Vec<u32>]) -> Vec<Vec<KeyId>> {
     numbers.iter().map(|layer| layer.iter().copied().map(KeyId).collect()).collect()
 }

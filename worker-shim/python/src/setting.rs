@@ -18,7 +18,7 @@ pub fn credential(text: &str) -> PyResult<Credential> {
     Credential::parse(text, "token").map_err(|error| SettingsError::new_err(error.to_string()))
 }
 
-/// What was given, or what the environment or this user's file has.
+/// Returns the given credential, or that of the environment or of this user's file.
 pub fn credential_of(given: Option<&str>) -> PyResult<Option<Credential>> {
     match given {
         Some(text) => Ok(Some(credential(text)?)),
@@ -26,8 +26,8 @@ pub fn credential_of(given: Option<&str>) -> PyResult<Option<Credential>> {
     }
 }
 
-/// Returns the token to show for a right to a job, if this process has any: from a secret or a token, by default from
-/// what the environment or this user's file has.
+/// Returns the token to show for a right to a job, if this process has any. It comes from a secret or a token, by
+/// default of the environment or of this user's file.
 #[pyfunction]
 pub fn token(right: &str, job: &str, given: Option<&str>) -> PyResult<Option<String>> {
     let right: Right = parse("right", right)?;

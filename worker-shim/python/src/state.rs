@@ -15,7 +15,7 @@ pub struct Pieces {
 }
 
 impl Pieces {
-    /// Of any iterable.
+    /// Creates a reader of any iterable.
     pub fn new(pieces: &Bound<'_, PyAny>) -> PyResult<Self> {
         let iterator = pieces.try_iter()?.into_any().unbind();
         Ok(Pieces { iterator, piece: PyBytes::new(pieces.py(), &[]).unbind(), read: 0 })

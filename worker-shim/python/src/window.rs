@@ -28,7 +28,7 @@ impl Window {
 
 #[pymethods]
 impl Window {
-    /// NumPy's array interface, version 3.
+    /// Returns NumPy's array interface, version 3.
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let interface = PyDict::new(py);

@@ -31,10 +31,11 @@ use crate::exchange::Windows;
 use crate::session::{Pushed, Session, SessionConfig, SessionError, State, Times};
 use shared::{Ending, Shared};
 
-/// How often a caller that waits is asked whether it was interrupted: soon enough for a person who presses Ctrl-C.
+/// The interval at which a waiting caller checks whether it was interrupted. Short enough for a person who presses
+/// Ctrl-C.
 const ASK: Duration = Duration::from_millis(100);
 
-/// Why a call of a background session failed.
+/// The reason why a call of a background session failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum BackgroundError {
     /// The session's own error. If it ended the session, every later call returns it.
@@ -43,7 +44,7 @@ pub enum BackgroundError {
     /// The caller was interrupted while it waited.
     #[error("interrupted while waiting for {what}")]
     Interrupted {
-        /// For what.
+        /// The action for which memory or a thread was missing.
         what: String,
     },
     /// The session has left its job.
@@ -72,7 +73,7 @@ impl From<SessionError> for BackgroundError {
     }
 }
 
-/// Where a key lies in this process's memory. Valid while its [`Memory`] is held.
+/// The place of a key in this process's memory. Valid while its [`Memory`] is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyMemory {
     /// Address of the gradient, written by the caller while the key is not under way; `None` if it lies in a dma-buf.
@@ -103,7 +104,7 @@ pub struct Background {
     owner: u32,
 }
 
-/// What the thread reports when it has joined.
+/// The report of the thread when it has joined.
 #[derive(Debug)]
 struct Joined {
     keys: Vec<KeyMemory>,
@@ -122,7 +123,7 @@ impl Background {
         Self::join_with(config, None, interrupted)
     }
 
-    /// As [`join`](Self::join), with a state that rank 0 brings, as [`Session::join_with`].
+    /// Joins like [`join`](Self::join), with a state that rank 0 brings as in [`Session::join_with`].
     pub fn join_with(
         config: SessionConfig,
         state: Option<State>,
@@ -284,14 +285,14 @@ impl Background {
         self.shared.next_round()
     }
 
-    /// Where the callers' time went, as [`Session::times`], also when the session is over. A caller that waits sleeps, and
-    /// while several threads wait, the time counts once. A push is a note to the session's thread; its work beside the
-    /// callers is in none of the times.
+    /// Returns where the callers' time went, like [`Session::times`], also when the session is over. A caller that
+    /// waits sleeps. While several threads wait, the time counts once. A push is a note to the session's thread; its
+    /// work beside the callers is in none of the times.
     pub fn times(&self) -> Times {
         self.shared.times()
     }
 
-    /// Where each key lies. The addresses are valid while [`memory`](Self::memory) is held.
+    /// Returns the place of each key in memory. The addresses are valid while [`memory`](Self::memory) is held.
     pub fn keys(&self) -> &[KeyMemory] {
         &self.joined.keys
     }
@@ -306,12 +307,12 @@ impl Background {
         &self.joined.layout
     }
 
-    /// By which transport the worker reaches each hub, and why.
+    /// Returns the transport by which the worker reaches each hub, and why it was chosen.
     pub fn ways(&self) -> &[Way] {
         &self.joined.ways
     }
 
-    /// What this handle shares with the session's thread, if that is in this process.
+    /// Returns the state that this handle shares with the session's thread, if that thread is in this process.
     fn shared(&self) -> Result<&Shared, BackgroundError> {
         let here = std::process::id();
         if here == self.owner {

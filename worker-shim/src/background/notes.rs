@@ -1,4 +1,4 @@
-//! What callers did, in order: keys that they pushed, asked for, and have.
+//! The callers' actions in order: the keys that they pushed, asked for, and have received.
 //!
 //! Under the callers' lock, until the session's thread takes the notes. Knows no sessions.
 //!
@@ -30,7 +30,7 @@ pub(super) struct Notes {
     notes: Vec<Note>,
     /// Keys that are noted to be sent ahead.
     ahead: HashSet<KeyId>,
-    /// By key; empty if only pushes are noted.
+    /// The actions since the last push of each key, by key. Empty if only pushes are noted.
     since_push: Vec<SincePush>,
 }
 
@@ -42,18 +42,18 @@ struct SincePush {
 }
 
 impl Notes {
-    /// Of pushes only.
+    /// Creates notes of pushes only.
     pub fn of_pushes() -> Self {
         Notes::default()
     }
 
-    /// Of pushes, and of the times when callers ask for one of so many keys and have it.
+    /// Creates notes of pushes, and of the times when callers ask for one of `keys` keys and receive it.
     pub fn of_times(keys: usize) -> Self {
         let done = SincePush { is_asked: true, is_used: true };
         Notes { since_push: vec![done; keys], ..Notes::default() }
     }
 
-    /// A key's gradient is to be sent ahead: the one that is there when the note is taken.
+    /// Notes that a key's gradient is to be sent ahead: the gradient that is there when the note is taken.
     pub fn ahead(&mut self, key: KeyId) {
         if self.ahead.insert(key) {
             self.notes.push(Note::Ahead(key));
@@ -81,7 +81,7 @@ impl Notes {
         }
     }
 
-    /// Keys whose pushes have not been taken.
+    /// Returns the keys whose pushes have not been taken.
     pub fn pushes(&self) -> impl Iterator<Item = KeyId> {
         self.notes.iter().filter_map(|note| match note {
             Note::Pushed(key, _) => Some(*key),
@@ -101,7 +101,7 @@ mod tests {
 
     const KEYS: [KeyId; 2] = [KeyId(0), KeyId(1)];
 
-    /// What and which key, without the time.
+    /// Returns each action and its key, without the time.
     fn taken(notes: &mut Notes) -> Vec<(&'static str, u32)> {
         let words = |note| match note {
             Note::Pushed(key, _) => ("pushed", key.0),

@@ -1,5 +1,5 @@
-//! What callers and the session's thread share: keys to push, calls to make, and the state of each key. The callers push,
-//! ask, wait and call, on any thread.
+//! The state that callers and the session's thread share: keys to push, calls to make, and the state of each key. The
+//! callers push, ask, wait and call, on any thread.
 //!
 //! One lock, held briefly: nobody waits for the network, the hub or a caller under it, but for the thread's signal that
 //! something has changed. The notes of each key are bounded, and each call has a caller that waits for it.
@@ -22,18 +22,18 @@ use crate::session::{
 /// states of the keys are published.
 pub(super) type Call = Box<dyn FnOnce(&mut Session) -> Box<dyn FnOnce()> + Send>;
 
-/// How a session is to end.
+/// The two ways in which a session ends.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Ending {
-    /// By leaving, when no key is under way any more.
+    /// The session leaves when no key is in flight any more.
     Leave,
     /// Soon: by leaving if no key is under way, else without leaving.
     Drop,
-    /// Now: this worker fails, and the others are told why.
+    /// The session ends now: this worker fails, and the hub notifies the other workers of the reason.
     Fail(Arc<str>),
 }
 
-/// What the thread takes from the callers at once.
+/// The orders that the thread takes from the callers at once.
 #[derive(Default)]
 pub(super) struct Orders {
     pub notes: Vec<Note>,
@@ -51,11 +51,11 @@ struct State {
     open: Vec<bool>,
     /// Keys whose last answer left their weights as they were.
     left_alone: Vec<bool>,
-    /// By key that callers wait for.
+    /// The waits of callers, by key.
     waiting: HashMap<KeyId, Waiting>,
     next_round: Round,
     traffic: Traffic,
-    /// Of the callers.
+    /// The stopwatch of the callers.
     stopwatch: Stopwatch,
     has_weights: bool,
     waker: Option<Waker>,
@@ -67,16 +67,16 @@ struct State {
 
 struct Waiting {
     callers: u32,
-    /// When the first of them began to wait.
+    /// The time when the first caller began to wait.
     since: Instant,
-    /// Why the key cannot come, until something more is pushed.
+    /// The reason why the key cannot come, until something more is pushed.
     in_vain: Option<Arc<SessionError>>,
 }
 
 pub(super) struct Shared {
     job: String,
     names: Vec<String>,
-    /// Why the job takes gradients only, if it does.
+    /// The reason why the job takes gradients only, if it does.
     gradients_only: Option<&'static str>,
     state: Mutex<State>,
     changed: Condvar,
@@ -123,7 +123,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// From now on `waker` ends the thread's sleep.
+    /// Sets the waker that from now on ends the thread's sleep.
     pub fn set_waker(&self, waker: Waker) {
         let mut state = self.lock();
         if state.is_woken {
@@ -144,7 +144,7 @@ impl Shared {
         }
     }
 
-    /// From now on this timeline has the callers' pushes and waits.
+    /// Records the callers' pushes and waits in this timeline from now on.
     pub fn show(&self, timeline: Timeline) {
         self.lock().stopwatch.show(timeline, Who::Callers);
     }
@@ -189,7 +189,7 @@ impl Shared {
         }
     }
 
-    /// The session is over.
+    /// Notes that the session is over, and wakes all callers.
     pub fn tell_ended(&self, error: Option<SessionError>) {
         let timeline = self.lock().stopwatch.hide();
         drop(timeline); // its file is there when callers hear of the end
@@ -342,14 +342,14 @@ impl Shared {
         Ok(())
     }
 
-    /// Where the callers' time went since the last [`restart`](Self::restart). They sleep while they wait.
+    /// Returns where the callers' time went since the last [`restart`](Self::restart). They sleep while they wait.
     pub fn times(&self) -> Times {
         let state = self.lock();
         let times = state.stopwatch.times(state.next_round, state.traffic);
         Times { asleep: times.waiting, ..times }
     }
 
-    /// The weights are there: times are measured from now on.
+    /// Restarts the measured times, now that the weights are there.
     pub fn restart(&self) {
         let mut state = self.lock();
         let State { stopwatch, next_round, traffic, .. } = &mut *state;
@@ -386,7 +386,7 @@ impl Shared {
         }
     }
 
-    /// Why the session is over.
+    /// Returns the reason why the session is over.
     pub fn why_ended(&self) -> BackgroundError {
         self.over(&self.lock())
     }

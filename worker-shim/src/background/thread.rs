@@ -16,11 +16,11 @@ use super::{Idle, Joined, KeyMemory, Memory};
 use crate::exchange::ExchangeError;
 use crate::session::{Session, SessionConfig, SessionError, State};
 
-/// How long a session that is dropped waits for keys that are under way. If another worker's push comes in time, the
+/// The time that a dropped session waits for keys that are in flight. If another worker's push comes in time, the
 /// session can leave.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// The whole life of the thread.
+/// Runs the session from its join to its end, on its own thread.
 pub(super) fn run(
     config: SessionConfig,
     state: Option<State>,
@@ -62,7 +62,7 @@ pub(super) fn run(
     shared.tell_ended(outcome.map(|_| ()).and(left).err());
 }
 
-/// Where the keys lie.
+/// Returns the address of each key's gradient and weights.
 fn addresses(session: &mut Session) -> Result<Vec<KeyMemory>, SessionError> {
     fn of<E: Element>(session: &mut Session, key: KeyId) -> Result<KeyMemory, SessionError> {
         let gradient = match session.gradient_mut::<E>(key) {

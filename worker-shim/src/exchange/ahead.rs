@@ -53,7 +53,7 @@ impl Ahead {
         Ahead { over: Vec::new(), are_answered: false, chunks: vec![Left::Here; chunks] }
     }
 
-    /// What is to be posted of a chunk of a key that left ahead, if anything is.
+    /// Returns the post of a chunk whose key left ahead, or `None` if nothing is to be posted.
     fn post(&self, windows: &mut Windows, state: &KeyState, chunk: ChunkId) -> Option<(Span, Content)> {
         let whole = |windows: &mut Windows| windows.outgoing(chunk, state.round, state.content);
         if state.outstanding == 0 {
@@ -66,19 +66,19 @@ impl Ahead {
         }
     }
 
-    /// A post of a chunk has left.
+    /// Notes that a post of a chunk has left.
     #[cold]
     pub fn note(&mut self, chunk: ChunkId, content: Content) {
         self.chunks[chunk.index()] = if content == Content::Ahead { Left::Sent } else { Left::Pushed };
     }
 
-    /// Nothing has left: the links are others.
+    /// Forgets all that has left ahead, because the links are new.
     pub fn forget_all(&mut self) {
         self.chunks.fill(Left::Here);
     }
 }
 
-/// What is to be posted of a chunk, or group, of a key whose push is no plain gradient, if anything is.
+/// Returns the post of a chunk, or of a group, whose push is no plain gradient; `None` if nothing is to be posted.
 #[cold]
 pub(super) fn post_other(
     windows: &mut Windows,
@@ -149,7 +149,7 @@ impl<P: Port> Exchange<P> {
         ahead && is_of && link == self.outboxes[core].link
     }
 
-    /// A key's gradient is not what has left ahead: the next push sends all of it.
+    /// Notes that a key's gradient is no longer what has left ahead: the next push sends all of it.
     pub fn rewritten(&mut self, key: KeyId) {
         if !self.keys.get(key.index()).is_some_and(|state| state.ahead && state.outstanding == 0) {
             return;
@@ -162,8 +162,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Queues the slices of a key that left ahead, but those that are queued still. The push of a slice whose bytes are all at the
-    /// hub passes all that waits here, so that its answer comes while other bytes leave.
+    /// Queues the slices of a key that left ahead, except slices that are still queued. If all bytes of a slice are at
+    /// the hub, its push overtakes everything that waits here. Its answer then comes while other bytes leave.
     #[cold]
     pub(super) fn queue_rest(&mut self, key: KeyId) {
         let KeyState { round, content, .. } = self.keys[key.index()];

@@ -33,7 +33,7 @@ pub(crate) struct Coder {
     gradients: Slab,
     /// The frames of the gradient window, by chunk.
     frames: Spans,
-    /// By chunk: the span to post; `None` from an answer until the next gradient is encoded.
+    /// The span to post, by chunk. `None` from an answer until the next gradient is encoded.
     encoded: Vec<Option<Span>>,
     method: Method,
     /// Values of one chunk in f32, for keys of another type.
@@ -41,21 +41,22 @@ pub(crate) struct Coder {
     not_finite: u64,
 }
 
-/// How a chunk's values become a payload, and back.
+/// The method by which a chunk's values become a payload, and a payload becomes values.
 #[derive(Debug)]
 enum Method {
     Codec {
         codecs: Codecs,
         /// The codec's state, f32 by chunk.
         state: Slab,
-        /// Where each chunk's state begins.
+        /// The first element of each chunk's state.
         states: Vec<usize>,
     },
     Slim(Pusher),
 }
 
 impl Coder {
-    /// `gradients` are private memory with the model's layout, `frames` the chunks' spans in the gradient window.
+    /// Creates a coder. `gradients` are private memory with the model's layout, `frames` the chunks' spans in the
+    /// gradient window.
     pub fn new(framing: &Arc<Framing>, rank: u32, gradients: Slab, frames: Spans) -> Result<Self, MapError> {
         let elements = || (0..frames.len() as u32).map(|chunk| framing.frames(ChunkId(chunk)).elements);
         let method = match (framing.codecs(), framing.compression()) {
@@ -90,7 +91,7 @@ impl Coder {
         })
     }
 
-    /// This worker takes part from round `first` on.
+    /// Notes that this worker takes part from round `first` on.
     pub fn begin(&mut self, first: Round) {
         self.first = first;
         if let Method::Slim(pusher) = &mut self.method {
@@ -115,12 +116,12 @@ impl Coder {
         }
     }
 
-    /// Gradients that were NaN or infinite when they were encoded.
+    /// Returns the number of gradients that were NaN or infinite when they were encoded.
     pub fn not_finite(&self) -> u64 {
         self.not_finite
     }
 
-    /// Where a chunk's frames lie in both windows.
+    /// Returns the span of a chunk's frames, which is the same in both windows.
     pub fn frames_of(&self, chunk: ChunkId) -> Span {
         self.framing.frames(chunk).span
     }
@@ -149,7 +150,7 @@ impl Coder {
         posted
     }
 
-    /// The hub has answered a chunk without a frame: the next gradient is encoded anew.
+    /// Notes that the hub has answered a chunk without a frame: the next gradient is encoded anew.
     pub fn is_answered(&mut self, chunk: ChunkId) {
         self.encoded[chunk.index()] = None;
     }
@@ -181,7 +182,8 @@ impl Coder {
         encoded
     }
 
-    /// The hub cannot read a chunk's push. It is encoded again in a way that the hub can read; false if there is none.
+    /// Encodes a chunk's push again, in a form that the hub can read, after the hub could not read it. Returns false if
+    /// there is no such form.
     pub fn push_again(&mut self, chunk: ChunkId) -> bool {
         let Method::Slim(pusher) = &mut self.method else { return false };
         self.encoded[chunk.index()] = None;
@@ -232,8 +234,8 @@ impl Coder {
         Ok(HEADER_BYTES + payload.len())
     }
 
-    /// The hub has stepped a chunk's push of a round, and the answer never came: with Slim-DP the gradients that were sent become
-    /// zero.
+    /// Notes that the hub has stepped a chunk's push of a round, and that the answer never came. With Slim-DP the
+    /// gradients that were sent become zero.
     pub fn answered_without(&mut self, chunk: ChunkId, round: Round, span: Span) {
         let raw = round == Round(0) && self.framing.keeps_weights();
         let (gradients, dtype) = (part_mut(&mut self.gradients, span), self.framing.frames(chunk).dtype);
@@ -289,7 +291,7 @@ pub(super) fn elements_mut<E: Element>(bytes: &mut [u8]) -> &mut [E] {
     <[E]>::mut_from_bytes(bytes).expect("whole elements, on 64 bytes")
 }
 
-/// Values in f32.
+/// Converts values to f32.
 fn widen<'a, E: Element>(kernels: &Kernels, values: &[u8], wide: &'a mut [f32]) -> &'a [f32] {
     let values = elements::<E>(values);
     let wide = &mut wide[..values.len()];

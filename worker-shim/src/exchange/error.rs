@@ -1,4 +1,4 @@
-//! Why a call of an exchange failed, or what its hub did wrong.
+//! The reasons why a call of an exchange fails, and the faults of a hub.
 
 use fabric::CloseReason;
 use pbox_core::frame::FrameError;
@@ -9,9 +9,9 @@ pub enum ExchangeError {
     /// The key does not exist.
     #[error("key {key} does not exist; the manifest has {keys} keys, numbered from 0")]
     NoSuchKey {
-        /// What was asked for.
+        /// The key number that the caller asked for.
         key: u32,
-        /// How many there are.
+        /// The number of keys.
         keys: usize,
     },
     /// The key has another type.
@@ -19,21 +19,21 @@ pub enum ExchangeError {
         "key {key:?} is {seen}, and was asked for as {asked}: ask for the type that the manifest gives it"
     )]
     OtherType {
-        /// Its name.
+        /// The name of the key.
         key: String,
-        /// Its type.
+        /// The type of the key.
         seen: &'static str,
-        /// What was asked for.
+        /// The type that the caller asked for.
         asked: &'static str,
     },
     /// The key is under way.
     #[error("key {key:?} is under way in round {round}: wait for it before {doing}")]
     UnderWay {
-        /// Its name.
+        /// The name of the key.
         key: String,
-        /// Its round.
+        /// The round of the key's push in flight.
         round: u32,
-        /// What was tried.
+        /// The action that was tried.
         doing: &'static str,
     },
     /// Only the hub writes weights.
@@ -41,25 +41,25 @@ pub enum ExchangeError {
         "key {key:?}: its weights are the hub's to write; only with Slim-DP a worker makes steps of its own"
     )]
     HubsWeights {
-        /// Its name.
+        /// The name of the key.
         key: String,
     },
-    /// Its gradient lies in a dma-buf.
+    /// The gradient lies in a dma-buf.
     #[error(
         "key {key:?}: its gradient lies in the dma-buf that the session was given, where this process has no address: write it by the device, at the key's place in the window"
     )]
     InDmaBuf {
-        /// Its name.
+        /// The name of the key.
         key: String,
     },
     /// The job takes gradients only.
     #[error("key {key:?} cannot be pushed as {pushed}: {why}")]
     OnlyGradients {
-        /// Its name.
+        /// The name of the key.
         key: String,
         /// The content that was pushed.
         pushed: &'static str,
-        /// Why, and what to do.
+        /// The reason, and what to do.
         why: &'static str,
     },
     /// A key of the round before is not pushed yet.
@@ -67,11 +67,11 @@ pub enum ExchangeError {
         "key {key:?} cannot be pushed for round {round} before key {missing:?} is pushed for the round before: Slim-DP selects its significant set after that one, from all keys; push every key once a round"
     )]
     NeedsAll {
-        /// What was pushed.
+        /// The name of the key that was pushed.
         key: String,
-        /// For this round.
+        /// The round of the push.
         round: u32,
-        /// What was not.
+        /// The name of a key that was not pushed.
         missing: String,
     },
     /// An arrival was not the expected one.
@@ -81,7 +81,7 @@ pub enum ExchangeError {
         chunk: u32,
         /// The low bits of its round.
         round_bits: u8,
-        /// What was expected.
+        /// The answer that was expected.
         expected: String,
     },
     /// The bytes of an answer are not a frame of its chunk and round.
@@ -89,7 +89,7 @@ pub enum ExchangeError {
     Frame {
         /// The chunk.
         chunk: u32,
-        /// Its round.
+        /// The round of the answer.
         round: u32,
         /// What is wrong with it.
         why: FrameError,
@@ -99,7 +99,7 @@ pub enum ExchangeError {
         "key {key:?} is pulled in batches, and never comes before key {unpushed:?} is pushed: push every key of a round before waiting for one, or pull at once"
     )]
     Unpushed {
-        /// Its name.
+        /// The name of the key.
         key: String,
         /// The name of the other key.
         unpushed: String,
@@ -109,7 +109,7 @@ pub enum ExchangeError {
     Closed {
         /// The hub's core at its end.
         core: usize,
-        /// Why.
+        /// The reason.
         reason: String,
         /// Whether this end's transport closed it, and not the hub.
         here: bool,

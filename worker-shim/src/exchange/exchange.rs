@@ -71,18 +71,20 @@ impl Source for Posts<'_> {
     }
 }
 
-/// What the worker awaits of a chunk.
+/// The next thing from the hub that the worker waits for, of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Awaited {
     Nothing,
-    /// That the weights of its slice can be pulled.
+    /// The hub's notice that the weights of the chunk's slice can be pulled.
     Notice,
-    /// That the exchange's owner pulls its slice.
+    /// The pull of the chunk's slice by the owner of the exchange.
     Pull,
     Answer,
-    /// That its slice can be pulled again, after a loss of links. The owner knows of it, and has not pulled it.
+    /// The hub's notice that the slice can be pulled again, after a loss of links. The owner knows of the slice, and
+    /// has not pulled it.
     NoticeAgain,
-    /// The same, and the owner has pulled it; or an answer, if the hub had the pull.
+    /// The hub's notice that the slice can be pulled again, which the owner has pulled; or an answer, if the hub had
+    /// the pull.
     AnswerOrNotice,
 }
 
@@ -94,11 +96,11 @@ pub struct Exchange<P: Port> {
     pub(super) layout: Arc<Layout>,
     pub(super) windows: Windows,
     pub(super) keys: Vec<KeyState>,
-    /// By chunk.
+    /// The state of each chunk, by chunk.
     pub(super) awaited: Vec<Awaited>,
-    /// What a chunk awaits after a push.
+    /// The state of a chunk after a push.
     pub(super) first_awaited: Awaited,
-    /// By core: the fewest posts that bring all answers that are outstanding. A group is one.
+    /// The fewest posts that bring all outstanding answers, by core. A group is one post.
     pub(super) outstanding: Vec<u32>,
     pub(super) slices: Slices,
     pub(super) groups: Groups,
@@ -106,7 +108,7 @@ pub struct Exchange<P: Port> {
     pub(super) ahead: Ahead,
     /// Whether round 0 is a broadcast of weights.
     pub(super) broadcasts: bool,
-    /// How often a whole key is handed out by the exchange's owner: 0 or 1.
+    /// The number of times that the exchange's owner hands out a whole key: 0 or 1.
     pub(super) hand_outs: u32,
     /// Answers that came before the first round was known; `None` once it is.
     pub(super) early: Option<Vec<(LinkId, Immediate)>>,
@@ -264,14 +266,16 @@ impl<P: Port> Exchange<P> {
         self.flush()
     }
 
-    /// As [`push`](Self::push), but small keys may stay here until the [`flush`](Self::flush), which must follow soon: each
-    /// flush looks whether the hub's cores sleep, and that costs more than to push a small key.
+    /// Pushes a key like [`push`](Self::push), but small keys may stay here until the [`flush`](Self::flush), which
+    /// must follow soon. Each flush checks whether the hub's cores sleep, and that costs more than the push of a small
+    /// key.
     #[inline]
     pub fn put(&mut self, key: KeyId) -> Result<(), ExchangeError> {
         self.put_as(key, Content::Gradient)
     }
 
-    /// [Puts](Self::put) a key of another content than a gradient. Every push of the broadcast is of weights.
+    /// Pushes a key like [`put`](Self::put), with another content than a gradient. Every push of the broadcast is of
+    /// weights.
     #[inline]
     pub fn put_as(&mut self, key: KeyId, content: Content) -> Result<(), ExchangeError> {
         if !self.put_beside(key, content) {
@@ -320,7 +324,7 @@ impl<P: Port> Exchange<P> {
         assert!(self.outboxes[core].push(priority, slice), "a key is pushed once until it is answered");
     }
 
-    /// What was [put](Self::put) leaves.
+    /// Sends the keys that were [put](Self::put).
     pub fn flush(&mut self) -> Result<(), ExchangeError> {
         self.unflushed = 0;
         if self.queue_members() {
@@ -331,7 +335,7 @@ impl<P: Port> Exchange<P> {
         if self.has_unsent() { self.post_queued() } else { Ok(()) }
     }
 
-    /// A key is under way.
+    /// Notes that a key is in flight.
     pub(super) fn await_answers(&mut self, key: KeyId, content: Content) {
         let chunks = self.layout.key_chunks(key);
         let state = &mut self.keys[key.index()];
@@ -370,7 +374,7 @@ impl<P: Port> Exchange<P> {
         Ok(posted)
     }
 
-    /// A link took no post because it is closed. The port says why when all arrivals are taken.
+    /// Returns the reason why a link took no post because it is closed. The port says it once all arrivals are taken.
     #[cold]
     fn why_closed(&mut self, error: ExchangeError) -> ExchangeError {
         self.take_arrivals().err().or_else(|| self.closed()).unwrap_or(error)
@@ -515,8 +519,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Returns the squares of the whole gradient in the last round of which all hubs have told their parts, in a job whose steps wait
-    /// for it. When all answers of a round are there, so is its sum.
+    /// Returns the sum of squares of the whole gradient, in the last round of which all hubs have sent their parts. The
+    /// job's steps must wait for this sum. When all answers of a round are there, so is its sum.
     pub fn found(&self) -> Option<Told> {
         self.found
     }
@@ -526,8 +530,8 @@ impl<P: Port> Exchange<P> {
         self.keys[key.index()].outstanding == 0
     }
 
-    /// Whether the last push of a key, or the one under way so far, left its weights as they were: nobody had a gradient, and none
-    /// was answered ahead.
+    /// Whether the last push of a key, or the push in flight so far, left its weights unchanged. Then no worker had a
+    /// gradient, and no chunk was answered ahead.
     pub fn was_left_alone(&self, key: KeyId) -> bool {
         self.keys[key.index()].left_alone
     }
@@ -558,7 +562,7 @@ impl<P: Port> Exchange<P> {
         &mut self.port
     }
 
-    /// Its memory.
+    /// Returns the windows of this worker.
     pub(crate) fn windows(&self) -> &Windows {
         &self.windows
     }

@@ -1,6 +1,6 @@
 //! Groups of small keys: keys that are put one after another leave in one post, if they are all of their group.
 //!
-//! Which keys are a group is the layout's business, and what it means to the hub the core's: it takes a group as the pushes
+//! The layout decides which keys are a group. The hub's core decides what a group means: it takes a group as the pushes
 //! of its chunks.
 
 use std::ops::Range;
@@ -13,11 +13,11 @@ use super::exchange::{Awaited, Exchange, KeyState};
 
 /// The groups, and those that are under way.
 pub(super) struct Groups {
-    /// By number. With many small keys the tables by key are more than a cache has: this one is not.
+    /// The groups, by number. With many small keys the tables by key do not fit into a cache; this table does.
     of: Vec<Group>,
     /// The group of which some keys are put.
     begun: Begun,
-    /// These keys. Empty if there is no such group.
+    /// The keys that are put and wait for the rest of the group. Empty if there is no such group.
     members: Vec<KeyId>,
 }
 
@@ -26,14 +26,14 @@ pub(super) struct Groups {
 struct Group {
     slice: u32,
     core: u32,
-    /// Its keys, and the first one's chunk. Empty if its keys go to several cores.
+    /// The keys of the group, and the chunk of the first key. Empty if the keys go to several cores.
     keys: Range<u32>,
     first_chunk: u32,
-    /// Its keys that have no answer.
+    /// The number of the group's keys that have no answer.
     open: u32,
 }
 
-/// What the keys of a group have in common that are put one after another.
+/// The properties that keys share which are put one after another and belong to one group.
 #[derive(Default)]
 struct Begun {
     number: u32,
@@ -75,20 +75,20 @@ impl Groups {
         (self.members.len() == keys.len()).then(|| self.of[*number as usize].slice)
     }
 
-    /// The keys that are put and not sent leave by themselves.
+    /// Lets the keys that are put and not sent leave one by one.
     pub fn leave_apart(&mut self) {
         self.begun = Begun::default();
         self.members.clear();
     }
 
-    /// A key of a group is under way. The group's core, if the key is the first.
+    /// Notes that a key of a group is in flight. Returns the group's core if the key is the first in flight.
     pub fn open(&mut self, group: u32) -> Option<usize> {
         let Group { open, core, .. } = &mut self.of[group as usize];
         *open += 1;
         (*open == 1).then_some(*core as usize)
     }
 
-    /// A key of a group has its answer. Whether it is the last.
+    /// Notes that a key of a group has its answer. Returns whether the key is the last.
     pub fn close(&mut self, group: u32) -> bool {
         let open = &mut self.of[group as usize].open;
         *open -= 1;
@@ -97,8 +97,8 @@ impl Groups {
 }
 
 impl<P: Port> Exchange<P> {
-    /// A key of a group that leaves as one when all its keys are put, one after another and for the same round and content: the
-    /// first of them.
+    /// Puts the first key of a group. The group leaves in one post if all its keys are put one after another, for the
+    /// same round and content.
     pub(super) fn begin_group(&mut self, key: KeyId, number: u32, asked: Content) {
         self.queue_members();
         let KeyState { round, content, .. } = self.keys[key.index()];
@@ -129,14 +129,14 @@ impl<P: Port> Exchange<P> {
         true
     }
 
-    /// All keys of a group are put: it leaves as one, by its slice.
+    /// Queues a group by its slice, in one post, because all its keys are put.
     pub(super) fn queue_group(&mut self, slice: u32) {
         self.groups.begun = Begun::default();
         self.groups.members.clear();
         self.queue(slice);
     }
 
-    /// The answer of a group is that of each of its keys. Only those tables are used that change.
+    /// Takes the answer of a group as the answer of each of its keys. Only the tables that change are used.
     pub(super) fn take_group(
         &mut self,
         link: LinkId,
@@ -171,7 +171,7 @@ impl<P: Port> Exchange<P> {
         Ok(())
     }
 
-    /// The keys of a group that is not whole leave one by one. Whether there were any.
+    /// Queues the keys of an incomplete group one by one. Returns whether there were any.
     pub(super) fn queue_members(&mut self) -> bool {
         self.groups.begun = Begun::default();
         let mut members = std::mem::take(&mut self.groups.members);

@@ -1,10 +1,10 @@
-//! Keys between pushes: their gradients and weights, lent to the caller while none is under way; where a worker begins;
-//! what is still owed, and what has crossed.
+//! Keys between pushes: gradients and weights, which are lent to the caller while the key is idle. Also the first round
+//! of a worker, the answers that are still missing, and the bytes that have crossed.
 //!
 //! Part of the exchange, on the worker's thread. On the `unsafe` list: reading the weights window.
 //!
-//! A worker that joins a job with weights begins as if it had pushed the round before its first one: every key is
-//! under way until its weights are there.
+//! A worker that joins a job with weights begins as if it had pushed the round before its first one. Every key is in
+//! flight until its weights are there.
 
 use fabric::{Port, Until};
 use pbox_core::{ChunkId, Content, Element, Key, KeyId, Layout, Round, Schedule};
@@ -18,15 +18,15 @@ use super::windows::Windows;
 /// Padding between small keys that crossed in one post is counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// To the hub.
+    /// The bytes that were sent to the hub.
     pub sent: u64,
-    /// From the hub.
+    /// The bytes that were received from the hub.
     pub received: u64,
 }
 
 impl<P: Port> Exchange<P> {
-    /// This worker takes part from round `first` on. When that is not 0, every key is under way until
-    /// its weights of the round before are there, as if it had pushed that round.
+    /// Notes that this worker takes part from round `first` on. If `first` is not 0, every key is in flight until its
+    /// weights of the round before are there. The worker is then as if it had pushed that round.
     ///
     /// # Errors
     /// When answers came that this worker does not await.
@@ -80,12 +80,12 @@ impl<P: Port> Exchange<P> {
         windows.weights_mut(key).ok_or_else(|| ExchangeError::HubsWeights { key: name() })
     }
 
-    /// With Slim-DP, makes all gradients zero: they were written for a broadcast that does not take place.
+    /// Sets all gradients to zero with Slim-DP: they were written for a broadcast that does not take place.
     pub fn discard_changes(&mut self) {
         self.windows.coder_mut().into_iter().for_each(Coder::discard_changes);
     }
 
-    /// The hub has stepped a key's push of a round, and its answer never came: weights from after it came instead.
+    /// Notes that the hub has stepped a key's push of a round whose answer never came. Newer weights came instead.
     pub fn answered_without(&mut self, key: KeyId, round: Round) {
         let Exchange { windows, layout, .. } = self;
         let Some(coder) = windows.coder_mut() else { return };
@@ -114,7 +114,8 @@ impl<P: Port> Exchange<P> {
         Ok(())
     }
 
-    /// With Slim-DP, a selection waits for all keys of its round, and the next round for the selection.
+    /// Checks that all keys were pushed before, as Slim-DP needs it. A selection waits for all keys of its round, and
+    /// the next round waits for the selection.
     pub(super) fn check_all_pushed_before(&self, key: KeyId) -> Result<(), ExchangeError> {
         let round = self.keys[key.index()].round;
         let needs_all = |&former: &Round| self.windows.coder().is_some_and(|coder| coder.needs_all(former));
@@ -171,8 +172,8 @@ impl<P: Port> Exchange<P> {
         chunks.filter(|chunk| self.awaited[chunk.index()] != Awaited::Nothing)
     }
 
-    /// What to sleep for when only this key matters, or all keys do: the number of answers that are missing from the core
-    /// that owes the most of them.
+    /// Returns how long to sleep for this key, or for all keys: until as many answers have come as the slowest core
+    /// still owes.
     pub fn until(&self, key: Option<KeyId>) -> Until {
         if self.has_unsent() || self.first_awaited == Awaited::Notice {
             return Until::Any; // an answer may make room, and a pull follows a notice
@@ -200,7 +201,8 @@ impl<P: Port> Exchange<P> {
         }
     }
 
-    /// Gradients that were NaN or infinite when they were encoded; 0 in a job without compression.
+    /// Returns the number of gradients that were NaN or infinite when they were encoded; 0 in a job without
+    /// compression.
     pub fn not_finite(&self) -> u64 {
         self.windows.coder().map_or(0, Coder::not_finite)
     }

@@ -1,5 +1,5 @@
-//! Arrivals that are no plain answer: notices of a schedule that pulls, demands for another push, answers that come
-//! before the first round is known, and what breaks the protocol.
+//! Arrivals that are no plain answer. They are notices of a schedule that pulls, demands for another push, answers
+//! before the first round is known, and violations of the protocol.
 //!
 //! Part of the exchange, on the worker's thread. Knows that keys are pulled, not which ones together.
 
@@ -10,7 +10,7 @@ use super::error::ExchangeError;
 use super::exchange::{Awaited, Exchange};
 use super::outbox::{NO_BYTES, Urgent};
 
-/// Who pulls the weights that the hub has given notice of.
+/// The party that pulls the weights of which the hub has given notice.
 #[derive(Debug)]
 pub(super) enum Pulls {
     /// The exchange, at once.
@@ -20,9 +20,8 @@ pub(super) enum Pulls {
 }
 
 impl<P: Port> Exchange<P> {
-    /// From now on the owner of the exchange pulls keys ([`pull`](Self::pull)) and hands them out
-    /// ([`hand_out`](Self::hand_out)); [`take_notices`](Self::take_notices) and [`is_whole`](Self::is_whole) say when it
-    /// can.
+    /// Lets the owner of the exchange [pull](Self::pull) keys and [hand them out](Self::hand_out) from now on.
+    /// [`take_notices`](Self::take_notices) and [`is_whole`](Self::is_whole) say when it can.
     ///
     /// # Panics
     /// When the schedule pulls nothing, and while a key is under way.
@@ -57,14 +56,14 @@ impl<P: Port> Exchange<P> {
         self.post_queued()
     }
 
-    /// A key whose answers are all there is not under way any more.
+    /// Hands out a key whose answers are all there: it is not in flight any more.
     pub fn hand_out(&mut self, key: KeyId) {
         let state = &mut self.keys[key.index()];
         *state = state.next();
         self.answered.iter_mut().for_each(|answered| answered.push(key));
     }
 
-    /// How many slices a key is pulled in.
+    /// Returns the number of slices in which a key is pulled.
     pub fn slices_of_key(&self, key: KeyId) -> usize {
         self.slices.of_key(key).len()
     }
@@ -123,7 +122,8 @@ impl<P: Port> Exchange<P> {
         unexpected(format!("where {kind} was expected for round {} over the link of core {core}", round.0))
     }
 
-    /// No bytes came: the hub says that the weights of a slice can be pulled. False if this is not its first chunk.
+    /// Takes the hub's notice, a post without bytes, that the weights of a slice can be pulled. Returns false if
+    /// `chunk` is not the slice's first chunk.
     fn notice_slice(&mut self, chunk: ChunkId, key: KeyId) -> bool {
         let slice = self.slices.of_chunk(chunk);
         let chunks = self.slices.chunks(slice);
@@ -140,7 +140,7 @@ impl<P: Port> Exchange<P> {
         true
     }
 
-    /// If it can be pulled only later, it is then.
+    /// Pulls a slice, or notes that it is to be pulled as soon as it can be.
     fn pull_slice(&mut self, slice: u32) {
         let chunks = self.slices.chunks(slice);
         let first = chunks[0];

@@ -37,10 +37,10 @@ pub(super) struct Post {
 
 /// A source of posts.
 pub(super) trait Source {
-    /// What is to be posted of a chunk or group, if anything is.
+    /// Returns the post of a chunk or group, if anything is to be posted.
     fn post(&mut self, key: KeyId, chunk: ChunkId) -> Option<Post>;
 
-    /// A post that is to be noted has left.
+    /// Notes that a post has left, if it is one that is to be noted.
     fn note(&mut self, immediate: Immediate);
 }
 
@@ -54,7 +54,7 @@ pub(super) enum Urgent {
 }
 
 impl Outbox {
-    /// For the link to a core that owns so many slices.
+    /// Creates the outbox of the link to a core that owns `slices` slices.
     pub fn new(core: usize, link: LinkId, slices: usize) -> Self {
         let urgent = VecDeque::with_capacity(slices);
         Outbox { core, link, urgent, queue: SendQueue::new(slices), begun: None, posted_bytes: 0 }

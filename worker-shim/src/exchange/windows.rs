@@ -17,7 +17,7 @@ use super::coder::{Coder, elements, elements_mut, part, part_mut};
 pub struct Windows {
     layout: Arc<Layout>,
     gradients: Gradients,
-    /// By core: the window that its hub writes, the same for all cores of a hub.
+    /// The window that each core's hub writes, by core. All cores of a hub have the same window.
     weights: Vec<Arc<RecvWindow>>,
     private: Option<Slab>,
     /// The lines by which it passes parts of the whole gradient from hub to hub, in the gradient window.
@@ -25,21 +25,21 @@ pub struct Windows {
     wire: Wire,
 }
 
-/// Where a worker reads its weights.
+/// The memory from which a worker reads its weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WeightsMode {
-    /// In the weights window, in place. They change when the next round's answers come.
+    /// The weights window itself. The weights change when the next round's answers come.
     #[default]
     Shared,
-    /// In a private buffer, copied from the window as answers come: for callers whose weights must lie in memory that
-    /// only they write.
+    /// A private buffer, into which answers are copied from the window. For callers whose weights must lie in memory
+    /// that only they write.
     Private,
 }
 
-/// Where gradients are written.
+/// The memory where gradients are written.
 #[derive(Debug)]
 enum Gradients {
-    /// In the window, in place; a span for each key. If it is in a dma-buf, this process writes none.
+    /// The window itself, with a span for each key. If it is in a dma-buf, this process writes no gradients.
     Window(Spans),
     /// The values are in the coder's memory, and frames cross.
     Framed(Box<Coder>),
@@ -64,7 +64,8 @@ impl Windows {
         Self::gradients_in(wire, None)
     }
 
-    /// As [`gradients`](Self::gradients), in a dma-buf if one is given, and the job has no frames.
+    /// Allocates a gradient window like [`gradients`](Self::gradients), in a dma-buf if one is given and the job has no
+    /// frames.
     pub(crate) fn gradients_in(
         wire: &Wire,
         dma_buf: Option<&DmaBuf>,
@@ -88,8 +89,8 @@ impl Windows {
     }
 
     /// Creates the windows of worker `rank`: `gradients` from [`gradients`](Self::gradients), `weights` by core from
-    /// the transport. Weights are read from a copy not only with [`WeightsMode::Private`], but also if the job has
-    /// frames, and if it has several hubs: a key's weights may then lie in several windows.
+    /// the transport. Weights are read from a copy with [`WeightsMode::Private`], with frames, and with several hubs.
+    /// With several hubs a key's weights may lie in several windows.
     ///
     /// # Panics
     /// When there is no core.
@@ -151,11 +152,12 @@ impl Windows {
         &self.wire
     }
 
-    /// Reads the part that a hub has told of a round, by the core of its first chunk; `None` if the line says no part of this round.
+    /// Reads the part of a round that a hub has sent by the core of its first chunk. `None` if the line has no part of
+    /// this round.
     ///
     /// # Safety
-    /// The hub must have told it, and this worker must not have pushed all of the round after the next: the line is written again in the
-    /// fourth round.
+    /// The hub must have sent the part, and this worker must not have pushed all of the round after the next. The line
+    /// is written again in the fourth round.
     pub(crate) unsafe fn told(&self, hub: usize, round_bits: u8, core: usize) -> Option<Told> {
         let line = self.wire.weights_line(hub, Round(round_bits.into()));
         // SAFETY: the caller's promise.
@@ -184,7 +186,7 @@ impl Windows {
         &self.weights
     }
 
-    /// The same memory, with other links: the windows of the hubs' cores from now on.
+    /// Replaces the windows of the hubs' cores from now on: the memory is the same, the links are new.
     ///
     /// # Panics
     /// When one is not a window that was received before.

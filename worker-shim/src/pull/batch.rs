@@ -16,7 +16,7 @@ use super::greedy;
 use super::timeline::Sums;
 pub use super::timeline::{LayerCost, Profile, Timeline};
 
-/// How the layers of a model are put in batches.
+/// The rule that divides the layers of a model into batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Batching {
     /// The batches of the shortest makespan, by dynamic programming.
@@ -40,7 +40,7 @@ impl Batching {
     /// All of them.
     pub const ALL: [Batching; 4] = [Batching::Optimum, Batching::Greedy, Batching::Layer, Batching::All];
 
-    /// Its name.
+    /// Returns the name of the rule.
     pub fn name(self) -> &'static str {
         match self {
             Batching::Optimum => "ibatch",
@@ -83,7 +83,7 @@ impl FromStr for Batching {
     }
 }
 
-/// How long computing stands still, and the first layer of the last batch.
+/// The time in which computing stands still, and the first layer of the last batch.
 type Idle = (f64, usize);
 
 /// Returns the batches of the shortest makespan; if several are equal, the fewest batches.
@@ -128,7 +128,7 @@ fn optimum(profile: &Profile) -> Vec<Range<usize>> {
     batches
 }
 
-/// idle(k, l), from the row of `k - 1`.
+/// Computes `idle(k, l)` from the row of `k - 1`.
 fn least_idle(sums: &Sums, k: usize, l: usize, before: &[Idle]) -> Idle {
     let there = k as f64 * sums.start_up + sums.transfer[l];
     let mut least = (f64::INFINITY, 0);

@@ -23,9 +23,9 @@ pub struct Batches {
     /// Keys that are needed together, in the order of the forward pass.
     layers: Vec<Vec<KeyId>>,
     batches: Vec<Batch>,
-    /// By key.
+    /// The batch of each key, by key.
     batch_of: Vec<usize>,
-    /// By key: how many slices the hub gives notice of.
+    /// The number of slices of which the hub gives notice, by key.
     slices: Vec<usize>,
     /// The batch that is pulled next, or is on its way.
     at: usize,
@@ -33,12 +33,12 @@ pub struct Batches {
     counts: Counts,
 }
 
-/// How many batches there were since the beginning.
+/// The number of batches since the beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// That could be pulled.
+    /// The batches that could be pulled.
     pub due: u64,
-    /// That were handed out.
+    /// The batches that were handed out.
     pub there: u64,
 }
 
@@ -79,7 +79,7 @@ impl Batches {
         batches
     }
 
-    /// These batches from now on: ranges of layers, which are all layers in order.
+    /// Sets the batches from now on: ranges of layers, which are all layers in order.
     ///
     /// # Panics
     /// Within a round.
@@ -106,13 +106,13 @@ impl Batches {
         there.unwrap_or_default().iter().for_each(|&key| exchange.hand_out(key));
     }
 
-    /// A slice of a key can be pulled.
+    /// Notes that a slice of a key can be pulled.
     fn count_notice(&mut self, key: KeyId) {
         self.batches[self.batch_of[key.index()]].unnoticed -= 1;
         self.check_due();
     }
 
-    /// The keys of the batch that is pulled, when all of them are there.
+    /// Takes the keys of the batch that is pulled, when all of them are there.
     fn take_whole(&mut self, is_whole: impl Fn(KeyId) -> bool) -> Option<&[KeyId]> {
         let number = self.at;
         let batch = &mut self.batches[number];
@@ -154,12 +154,12 @@ impl Batches {
         exchange.pull(&self.batches[self.at].keys)
     }
 
-    /// How many batches there were since the beginning.
+    /// Returns the number of batches since the beginning.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// Whether a key that is under way can come: all that its batch waits for is pushed.
+    /// Checks that a key in flight can come: all keys that its batch waits for are pushed.
     ///
     /// # Errors
     /// When not, with a key that is missing.
@@ -170,7 +170,7 @@ impl Batches {
         Err(ExchangeError::Unpushed { key: name(key), unpushed: name(unpushed) })
     }
 
-    /// A key that has to be pushed before this one, which is under way, can come.
+    /// Returns a key that must be pushed before `key`, which is in flight, can come.
     fn unpushed_before(&self, key: KeyId, is_under_way: impl Fn(KeyId) -> bool) -> Option<KeyId> {
         let until = self.batch_of[key.index()];
         let before = self.batches.get(self.at..=until).unwrap_or_default();

@@ -1,11 +1,11 @@
 //! The paper's two greedy algorithms as printed, and the choices that the paper leaves open.
 //!
-//! Both look for batches whose pulls are longer than the computing that hides them (its constraint 5): batch `k + 1`
-//! is pulled while batch `k` is computed. `a..b` are layers from 0 here, where the paper counts from 1.
+//! Both look for batches whose pulls are longer than the computing that hides them (constraint 5 of the paper). Batch
+//! `k + 1` is pulled while batch `k` is computed. `a..b` are layers from 0 here, where the paper counts from 1.
 //!
 //! What the paper does not say:
-//! - *Ties.* Line 5 of algorithm 1 determines `l1`, but not `l2`. Of all pairs that are left we take the smallest `l2`:
-//!   its pull exceeds the computing least, which is the rule of lines 7 to 13. In algorithm 2 we take the largest
+//! - *Ties.* Line 5 of algorithm 1 determines `l1`, but not `l2`. Of all pairs that are left we take the smallest `l2`.
+//!   Its pull exceeds the computing least, as in the rule of lines 7 to 13. In algorithm 2 we take the largest
 //!   `l(N-2)`; candidates differ only in layers that take no time. In later steps we take the smaller batch.
 //! - *No choice satisfies the constraint*: every pull that is left fits behind the computing. Then we take the choice
 //!   that is nearest to the constraint. In the first step that is the first layer, and then all the rest. In later steps
@@ -24,7 +24,7 @@ pub(super) fn better(profile: &Profile) -> Vec<Range<usize>> {
     if makespan(&back) < makespan(&front) { back } else { front }
 }
 
-/// Algorithm 1: from the first layer on.
+/// Runs algorithm 1, from the first layer on.
 pub(super) fn front(sums: &Sums) -> Vec<Range<usize>> {
     let layers = sums.forward.len() - 1;
     let pairs = (1..layers).flat_map(|l1| (l1 + 1..=layers).map(move |l2| (l1, l2)));
@@ -46,7 +46,7 @@ pub(super) fn front(sums: &Sums) -> Vec<Range<usize>> {
     batches
 }
 
-/// Algorithm 2: from the last layer back.
+/// Runs algorithm 2, from the last layer back.
 pub(super) fn back(sums: &Sums) -> Vec<Range<usize>> {
     let layers = sums.forward.len() - 1;
     // Batch N - 1 is `a..b`, batch N from `b` on.

@@ -1,5 +1,5 @@
-//! Plans batches from the times of pulls and of the caller's computing: a profile, a plan, and a new profile when the
-//! plan's prediction does not come true any more.
+//! Plans batches from the times of pulls and of the caller's computing. A profile gives a plan. A new profile follows
+//! when the plan's prediction fails.
 //!
 //! Owned by the session, which tells it what happens and when. Reads no clock, and knows neither links nor bytes.
 //!
@@ -11,10 +11,10 @@
 //!            +---- off by DRIFT for some rounds in a row ------------------------+
 //! ```
 //!
-//! *Pull* of a batch: the time from due to there. *Start-up*: the time that is saved when all layers are pulled together
-//! and not one by one, divided by the number of pulls that are saved; so it is known even if all layers are alike.
-//! *Forward* of a layer: the time from when the caller has its weights to when it asks for the next layer's. The last
-//! layer has no such end. Its forward time is taken as 0: it hides no pull, so that no plan depends on it.
+//! *Pull* of a batch: the time from due to there. *Start-up*: the time saved by one pull of all layers instead of one
+//! pull each, divided by the number of pulls saved. So it is known even if all layers are alike. *Forward* of a layer:
+//! the time from the caller's wait for its weights to the wait for the next layer's. The last layer has no such end.
+//! Its forward time is taken as 0: it hides no pull, so that no plan depends on it.
 
 use std::fmt;
 use std::ops::Range;
@@ -29,15 +29,15 @@ use super::batch::{Batching, LayerCost, Profile, Timeline};
 pub const PROFILE_ROUNDS: u32 = 3;
 /// The fraction by which a round may differ from its prediction.
 pub const DRIFT: f64 = 0.2;
-/// How many rounds in a row must differ before there is a new profile. The number doubles after each such profile: a
-/// profile costs rounds that pull layer by layer, and does not help when times cannot be predicted.
+/// The number of successive rounds that must differ before there is a new profile. It doubles after each such profile.
+/// A profile costs rounds that pull layer by layer, and does not help when times cannot be predicted.
 pub const DRIFT_ROUNDS: u32 = 4;
 const MOST_DRIFT_ROUNDS: u32 = 1024;
 
 /// A plan, and the times of rounds since.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PullPlan {
-    /// How the batches are chosen.
+    /// The rule that chooses the batches.
     pub batching: Batching,
     /// The measured times, in seconds; `None` if the batches do not depend on times.
     pub profile: Option<Profile>,
@@ -45,7 +45,7 @@ pub struct PullPlan {
     pub batches: Vec<Range<usize>>,
     /// The predicted time from the first pull to when the last layer can be computed, in seconds.
     pub predicted_s: Option<f64>,
-    /// The same time as measured: the mean of the rounds since the plan; `None` before the first.
+    /// The measured time: the mean of the rounds since the plan. `None` before the first round.
     pub measured_s: Option<f64>,
     /// Rounds since the plan.
     pub rounds: u32,
@@ -66,15 +66,15 @@ impl fmt::Display for PullPlan {
     }
 }
 
-/// What happened in a round.
+/// The events of a round.
 #[derive(Debug, Default)]
 struct Events {
     due: Vec<Instant>,
     there: Vec<Instant>,
-    /// By layer.
+    /// The time when each layer was asked for, by layer.
     asked: Vec<Option<Instant>>,
     used: Vec<Option<Instant>>,
-    /// By key.
+    /// Whether each key was used, by key.
     has_used: Vec<bool>,
 }
 
@@ -106,7 +106,8 @@ pub(crate) struct Planner {
 }
 
 impl Planner {
-    /// For layers that contain each of so many keys once. If batches depend on a profile, each layer is a batch at first.
+    /// Creates a planner for layers that together contain each of `keys` keys once. If batches depend on a profile,
+    /// each layer is a batch at first.
     pub fn new(batching: Batching, layers: &[Vec<KeyId>], keys: usize) -> Self {
         let mut layer_of = vec![0; keys];
         for (number, layer) in layers.iter().enumerate() {
@@ -137,31 +138,31 @@ impl Planner {
         &self.batches
     }
 
-    /// The next batch can be pulled.
+    /// Notes that the next batch can be pulled.
     pub fn due(&mut self, now: Instant) {
         self.events.due.push(now);
     }
 
-    /// All of a batch is there.
+    /// Notes that all of a batch is there.
     pub fn there(&mut self, now: Instant) {
         self.events.there.push(now);
     }
 
-    /// The caller wants a key's weights.
+    /// Notes that the caller wants a key's weights.
     pub fn asked(&mut self, key: KeyId, now: Instant) {
         if !self.events.has_used[key.index()] {
             self.events.asked[self.layer_of[key.index()]].get_or_insert(now);
         }
     }
 
-    /// The caller has a key's weights.
+    /// Notes that the caller has a key's weights.
     pub fn used(&mut self, key: KeyId, now: Instant) {
         if !std::mem::replace(&mut self.events.has_used[key.index()], true) {
             self.events.used[self.layer_of[key.index()]] = Some(now);
         }
     }
 
-    /// A key is pushed. If no batch of its round was due yet, uses so far were of the round before.
+    /// Notes that a key is pushed. If no batch of its round was due yet, the uses so far were of the round before.
     pub fn forget_what_was_used(&mut self) {
         if self.events.due.is_empty() && self.events.has_used.contains(&true) {
             self.events = Events::new(self.layers, self.layer_of.len());
@@ -173,8 +174,8 @@ impl Planner {
         self.events.there.len() >= self.batches.len()
     }
 
-    /// The round is over. Returns the batches of the next round if they change. A round is not evaluated if not every
-    /// layer was asked for, or if it overlaps the next round: then not all keys are quiet.
+    /// Ends the round. Returns the batches of the next round if they change. A round is not evaluated if a layer was
+    /// not asked for, or if the round overlaps the next one. Then not all keys are quiet.
     pub fn end_of_round(&mut self, is_quiet: bool) -> Option<&[Range<usize>]> {
         let events = std::mem::replace(&mut self.events, Events::new(self.layers, self.layer_of.len()));
         let lap = events.lap(self.batches.len()).filter(|_| is_quiet)?;
@@ -202,7 +203,7 @@ impl Planner {
         self.plan.as_ref()
     }
 
-    /// Another round of the profile is over.
+    /// Ends another round of the profile.
     fn go_on_with_profile(&mut self) -> Option<&[Range<usize>]> {
         let rounds = PROFILE_ROUNDS as usize;
         if self.laps.len() == rounds {
@@ -250,7 +251,7 @@ impl Events {
         Events { asked, used, has_used: vec![false; keys], ..Events::default() }
     }
 
-    /// `None` if an event is missing.
+    /// Returns the times of the round, or `None` if an event is missing.
     fn lap(&self, batches: usize) -> Option<Lap> {
         if self.due.len() != batches || self.there.len() != batches {
             return None;

@@ -13,11 +13,11 @@ use super::batch::Batching;
 use super::batches::{Batches, Counts};
 use super::planner::Planner;
 
-/// How weights are pulled in batches of layers, so that pulling overlaps the forward pass (iBatch).
+/// The settings for pulling weights in batches of layers, so that pulling overlaps the forward pass (iBatch).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pull {
-    /// Which layers are pulled together. If that depends on times, the session measures pulls and computing in its first
-    /// rounds, plans, and measures again when its prediction does not come true.
+    /// The rule that says which layers are pulled together. If it depends on times, the session measures pulls and
+    /// computing in its first rounds, then plans. It measures again when its prediction fails.
     pub batching: Batching,
     /// Keys that are needed together, in the order of the forward pass, each key once. Default (empty): each key by
     /// itself, in the order of the manifest.
@@ -51,12 +51,12 @@ pub enum PullError {
 }
 
 impl Pull {
-    /// In batches of keys.
+    /// Creates settings for batches of keys.
     pub fn new(batching: Batching) -> Self {
         Pull { batching, layers: Vec::new(), start_up: Duration::ZERO }
     }
 
-    /// Returns the layers of a model of so many keys.
+    /// Returns the layers of a model of `keys` keys.
     pub(crate) fn layers(&self, keys: usize) -> Result<Vec<Vec<KeyId>>, PullError> {
         let each = || (0..keys as u32).map(|key| vec![KeyId(key)]).collect();
         let layers = if self.layers.is_empty() { each() } else { self.layers.clone() };
@@ -84,9 +84,9 @@ pub(crate) struct Pulling {
     pub batches: Batches,
     pub planner: Planner,
     start_up: Duration,
-    /// When the batch that is due is pulled: after a start-up that is imitated.
+    /// The time when the batch that is due is pulled: after a start-up that is imitated.
     pulled_at: Option<Instant>,
-    /// What the planner was told.
+    /// The counts that the planner has received.
     told: Counts,
 }
 
@@ -135,7 +135,7 @@ impl Pulling {
         self.pulled_at.map(|at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Before a push: if it is the first after a round, other batches may be better.
+    /// Prepares a push: if it is the first after a round, other batches may be better.
     pub fn before_push<P: Port>(&mut self, exchange: &Exchange<P>) {
         if !self.planner.is_round_over() {
             return self.planner.forget_what_was_used();

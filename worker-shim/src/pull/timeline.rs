@@ -1,4 +1,4 @@
-//! What pulling and computing a model forward takes, and when the parts of a plan begin and end.
+//! The time that it takes to pull a model and compute it forward, and when the parts of a plan begin and end.
 //!
 //! Pure arithmetic; any unit of time.
 
@@ -7,27 +7,27 @@ use std::ops::Range;
 /// The times of one layer, in seconds or any other unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LayerCost {
-    /// To pull its weights, without the start-up.
+    /// The time to pull the layer's weights, without the start-up.
     pub transfer: f64,
-    /// To compute it forward.
+    /// The time to compute the layer forward.
     pub forward: f64,
 }
 
-/// What pulling and computing a model forward takes. All times are 0 or above.
+/// The time that it takes to pull a model and compute it forward. All times are 0 or above.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Profile {
     /// The part of each pull that does not depend on its size.
     pub start_up: f64,
-    /// In the order of the forward pass.
+    /// The costs of the layers, in the order of the forward pass.
     pub layers: Vec<LayerCost>,
 }
 
-/// When the parts of a plan begin and end.
+/// The times when the parts of a plan begin and end.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
-    /// By batch: its weights are there.
+    /// The time when each batch's weights are there, by batch.
     pub there: Vec<f64>,
-    /// By batch: its first layer begins.
+    /// The time when each batch's first layer begins, by batch.
     pub begun: Vec<f64>,
     /// The last layer begins.
     pub last_begun: f64,
@@ -59,7 +59,7 @@ impl Timeline {
     }
 }
 
-/// Sums over the first so many layers.
+/// The sums over the first layers: element `n` is the sum over `n` layers.
 pub(super) struct Sums {
     pub start_up: f64,
     pub transfer: Vec<f64>,
@@ -79,7 +79,7 @@ impl Sums {
         Sums { start_up: profile.start_up, transfer, forward }
     }
 
-    /// To pull these layers as one batch.
+    /// Returns the time to pull these layers as one batch.
     pub fn pull(&self, layers: Range<usize>) -> f64 {
         self.start_up + self.transfer[layers.end] - self.transfer[layers.start]
     }

@@ -17,8 +17,8 @@ use super::contents::Pushed;
 use super::error::SessionError;
 use super::session::Session;
 
-/// Digests whose keys are not all pushed yet: two of a round, and two of the next one, whose keys a caller may push ahead of
-/// the rest. The oldest of more is never complete.
+/// The most digests whose keys are not all pushed yet: two of a round, and two of the next round. A caller may push
+/// some keys of the next round early. If there were more, the oldest would never be complete.
 const OPEN: usize = 4;
 
 /// The digests of a session that compares its weights.
@@ -41,7 +41,7 @@ struct Open {
 }
 
 impl Digests {
-    /// Of a session with these settings, if it compares.
+    /// Creates the digests of a session with these settings, if it compares weights.
     pub fn of(config: &SessionConfig) -> Result<Option<Self>, InvalidSetting> {
         let level = &config.terms.level;
         let is_slim = matches!(level.compression, Some(Compression::Slim(_)));
@@ -79,15 +79,16 @@ impl Digests {
         if open.keys < self.keys { None } else { self.open.remove(at)?.digest }
     }
 
-    /// The session goes back to an earlier round.
+    /// Forgets all digests, because the session goes back to an earlier round.
     pub fn forget(&mut self) {
         self.open.clear();
     }
 }
 
 impl Session {
-    /// A key is about to be pushed. With the last key of a round, tells the hub the digest of the weights before it, if they are
-    /// compared, and the digest of the weights that this worker writes in it, if it writes any.
+    /// Prepares the push of a key. With the last key of a round, sends the hub the digest of the weights before the
+    /// round, if they are compared. It also sends the digest of the weights that this worker writes in the round, if it
+    /// writes any.
     ///
     /// # Errors
     /// When the job has failed, as it does where weights differ.
@@ -102,7 +103,7 @@ impl Session {
         whole.map_or(Ok(()), |digest| self.tell_digest(round, digest, true))
     }
 
-    /// A key is about to be pushed, or sent ahead: as [`compare`](Self::compare), of the weights before the round.
+    /// Prepares the push of a key, or its post ahead: like [`compare`](Self::compare), of the weights before the round.
     pub(super) fn compare_weights(&mut self, key: KeyId) -> Result<(), SessionError> {
         let round = self.exchange.round(key);
         let is_compared = self.digests.as_ref().is_some_and(|digests| digests.has(round));

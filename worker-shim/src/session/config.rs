@@ -24,22 +24,23 @@ pub struct SessionConfig {
     /// The hub's control port, `host:port`. For a job that is spread over hubs, all of them with commas between them. All
     /// workers name the same hubs in the same order.
     pub hub: String,
-    /// Where workers of several machines each push to the hub beside them: their mesh. `rank` and the number of workers are
-    /// then those on this machine. Default: this hub's workers are all that there are.
+    /// The mesh of this worker, if workers of several machines each push to the hub beside them. `rank` and the number
+    /// of workers are then those on this machine. Default: this hub's workers are all workers.
     pub mesh: Option<Mesh>,
     /// Name of the job; workers with the same name train together.
     pub job: String,
-    /// This worker's number, from 0.
+    /// The number of this worker, from 0.
     pub rank: u32,
     /// The terms that all ends of the job agree on. The join sets `hubs` to the number of addresses in `hub`. With
     /// compression, weights are always read from private memory.
     pub terms: JobTerms,
-    /// With [`Schedule::KvStore`](pbox_core::Schedule::KvStore): pulls weights in batches of layers. The caller then
-    /// pushes all keys of a round before it waits for a key, and a key is there when its whole batch is there. A worker
-    /// that joins a job with weights pulls these in batches, too: its first round begins with waiting for them.
+    /// Pulls of weights in batches of layers, with [`Schedule::KvStore`](pbox_core::Schedule::KvStore). The caller then
+    /// pushes all keys of a round before it waits for a key. A key is there when its whole batch is there. A worker
+    /// that joins a job with weights pulls these weights in batches, too: its first round begins with waiting for them.
     /// Default: each key is pulled as soon as it can be.
     pub pull: Option<Pull>,
-    /// What this worker shows to the hubs: the cluster's secret, or a token of the job. Default: [`Credential::find`].
+    /// The credential that this worker shows to the hubs: the cluster's secret, or a token of the job. Default:
+    /// [`Credential::find`].
     pub token: Option<Credential>,
     /// The transport to the hub. Default: the best transport that the hub offers and that leads there.
     pub transport: Option<Transport>,
@@ -48,34 +49,36 @@ pub struct SessionConfig {
     /// Puts checksums on gradients and weights over TCP, whose own has 16 bits, in both directions. They are also there if
     /// the hub wants them. Default: whether `PHUB_CHECKSUM` is on: 1, true, yes or on.
     pub checksum: bool,
-    /// Which of the kernel's congestion controls this worker's connections over TCP have. Default: what
-    /// `PHUB_TCP_CONGESTION` says, else by [rule](Congestion::Auto).
+    /// The kernel's congestion control for this worker's connections over TCP. Default: the value of
+    /// `PHUB_TCP_CONGESTION`, else by [rule](Congestion::Auto).
     pub tcp_congestion: Congestion,
     /// Whether the job is a trial, as a probe's: the hub neither reads nor writes checkpoints of it. All workers of a job ask for
     /// it, or none. Default: false.
     pub trial: bool,
-    /// Where weights are read. Default: shared.
+    /// The memory from which weights are read. Default: shared.
     pub weights: WeightsMode,
-    /// Where gradients lie, if something else than this process writes them, such as a GPU: a dma-buf that NICs read. Each key is
-    /// at its span of the [layout](pbox_core::Layout), and must not change from its push to its wait. By RDMA alone, and not with
-    /// compression. Default: in memory that the session makes.
+    /// The dma-buf of the gradients, if something else than this process writes them, such as a GPU. NICs read the
+    /// dma-buf. Each key is at its span of the [layout](pbox_core::Layout), and must not change from its push to its
+    /// wait. By RDMA alone, and not with compression. Default: in memory that the session makes.
     pub dma_buf: Option<DmaBuf>,
-    /// Every so many rounds the hub compares a digest of all workers' weights, and the job ends if they differ: memory, a
-    /// network or a program has altered some. The digest costs a reading of the weights and a request to the hub. Weights that
-    /// workers write themselves are compared in each round that has some. For BSP without Slim-DP. 0: never. Default 0.
+    /// The interval in rounds at which the hub compares a digest of all workers' weights. The job ends if they differ:
+    /// memory, a network or a program has altered some. The digest costs a reading of the weights and a request to the
+    /// hub. Weights that workers write themselves are compared in each round that has some. For BSP without Slim-DP. 0:
+    /// never. Default 0.
     pub compare_every: u32,
     /// Time limit of the join: for the other workers, and for each reply of the hub. Default 60 s.
     pub join_limit: Duration,
-    /// How long a join waits for a hub that is not there, and how long a session holds out for a hub that it lost. The
-    /// session then goes on from the hub's checkpoint, in the same memory; [`Session::returns`](crate::Session::returns)
-    /// says what was lost. 0: a lost hub ends the session. Default 60 s.
+    /// The time that a join waits for a hub that is not there, and that a session waits for a hub that it lost. The
+    /// session then goes on from the hub's checkpoint, in the same memory;
+    /// [`Session::returns`](crate::Session::returns) says what was lost. 0: a lost hub ends the session. Default 60 s.
     pub hub_wait: Duration,
     /// Time limit of a wait for a key, for workers that are alive but do not push. Default 30 min.
     pub wait_limit: Duration,
     /// Notes what the session does when, and writes the last rounds at its end: a timeline for <https://ui.perfetto.dev>. The
     /// file has the rank before its extension: `run.json` becomes `run.rank3.json`. Default: what `PHUB_TRACE` says, else none.
     pub trace: Option<PathBuf>,
-    /// How the calling thread waits. Default: it spins if the machine has more than two cores for each worker on it.
+    /// The way in which the calling thread waits. Default: it spins if the machine has more than two cores for each
+    /// worker on it.
     pub idle: IdlePolicy,
 }
 
@@ -224,7 +227,7 @@ impl SessionConfig {
         Ok(())
     }
 
-    /// Settings with defaults, except for these.
+    /// Creates settings with defaults, except for these.
     pub fn new(
         hub: impl Into<String>,
         job: impl Into<String>,

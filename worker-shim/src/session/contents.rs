@@ -57,7 +57,8 @@ impl Session {
         !self.steps_alone() && self.exchange.leaves_ahead(key)
     }
 
-    /// [Sends](Self::send_ahead) a key ahead, up to the [`flush`](Self::flush), which must follow soon.
+    /// Puts a key like [`send_ahead`](Self::send_ahead), which stays here until the [`flush`](Self::flush). The flush
+    /// must follow soon.
     pub(crate) fn put_ahead(&mut self, key: KeyId) -> Result<(), SessionError> {
         self.exchange.check_exists(key)?;
         let is_skipped = self.skips.get(key.index()).is_some_and(|&skips| skips > 0);
@@ -73,8 +74,8 @@ impl Session {
         }
     }
 
-    /// Whether the key's last push, or the one under way so far, left its weights as they were: no worker had a gradient, or the
-    /// round was [skipped](Self::skipped).
+    /// Returns whether the key's last push, or its push in flight so far, left its weights unchanged. Then no worker
+    /// had a gradient, or the round was [skipped](Self::skipped).
     ///
     /// # Errors
     /// When there is no such key.
@@ -104,7 +105,7 @@ impl Session {
     }
 }
 
-/// Why a job takes gradients only, if it does, and what to do.
+/// Returns the reason why a job takes gradients only, if it does, and what to do.
 pub(crate) fn gradients_only(level: &LevelTerms) -> Option<&'static str> {
     if level.consistency != Consistency::Bsp {
         return Some("workers that step alone (SSP and ASP) push gradients only: choose the consistency bsp");

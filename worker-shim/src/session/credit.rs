@@ -34,7 +34,8 @@ pub(crate) struct Tuner {
 }
 
 impl Tuner {
-    /// A key is pushed for a round: the first push ends the round before. Returns the credit of this round if it changes.
+    /// Notes the push of a key for a round: the first push ends the round before. Returns the credit of this round if
+    /// it changes.
     pub fn push(&mut self, round: Round) -> Option<usize> {
         if self.begun.is_some_and(|(last, _)| round <= last) {
             return None;

@@ -11,9 +11,9 @@ use super::error::SessionError;
 use super::session::{LOOK, Session};
 
 impl Session {
-    /// Drives the exchange until `until`, for a caller that has nothing else to do, such as beside a GPU that computes:
-    /// posts what had to wait, takes in what comes, and sleeps in between. Returns some 50 us late because of the
-    /// kernel's timer slack, later on a busy core, and never much earlier.
+    /// Drives the exchange until `until`, for a caller that has nothing else to do, for example while a GPU computes.
+    /// It posts what had to wait, takes in what comes, and sleeps in between. The call returns some 50 us late because
+    /// of the kernel's timer slack, later on a busy core, and never much earlier.
     ///
     /// # Errors
     /// When the job or the hub is lost. A key whose answer does not come is an error only of [`wait`](Self::wait).
@@ -30,8 +30,8 @@ impl Session {
         }
     }
 
-    /// One turn of a session with callers on other threads: takes in what has come. If nothing has come, idles once,
-    /// until an awaited key may be there or the [`waker`](Self::waker) wakes. Returns whether something came.
+    /// Takes one turn of a session with callers on other threads: takes in what has come. If nothing has come, idles
+    /// once, until an awaited key may be there or the [`waker`](Self::waker) wakes. Returns whether something came.
     pub(crate) fn turn(
         &mut self,
         idle: &mut Idle,

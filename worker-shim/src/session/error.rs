@@ -1,4 +1,4 @@
-//! What can go wrong in a session, one variant a cause.
+//! The errors of a session, one variant a cause.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use super::config::InvalidSetting;
 use crate::exchange::ExchangeError;
 use crate::pull::PullError;
 
-/// A session's error. After an error of `push` or `wait` the session is over, and the caller drops it; except when the
-/// error is about the order of the caller's own calls.
+/// A session's error. After an error of `push` or `wait` the session is over, and the caller drops it. An error about
+/// the order of the caller's own calls does not end the session.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
     /// The job could not be joined, or its hubs end the session.
@@ -53,11 +53,11 @@ pub enum SessionError {
     Missing {
         /// The job.
         job: String,
-        /// How long this worker waited.
+        /// The time that this worker waited.
         waited: Duration,
         /// The members that are missing.
         missing: Missing,
-        /// How many workers the job has.
+        /// The number of workers in the job.
         workers: u32,
     },
     /// A worker left before the round that this one waits for.
@@ -84,7 +84,7 @@ pub enum SessionError {
     Stalled {
         /// The job.
         job: String,
-        /// How long this worker waited.
+        /// The time that this worker waited.
         waited: Duration,
         /// The round waited for.
         round: u32,
@@ -94,7 +94,7 @@ pub enum SessionError {
         missing: u32,
         /// Chunks of the key.
         chunks: u32,
-        /// Whom the hubs have named.
+        /// The late workers that the hubs have named.
         late: Vec<Late>,
     },
     /// A call out of order, or a hub that broke the protocol.
@@ -108,7 +108,7 @@ pub enum SessionError {
     System(#[from] std::io::Error),
 }
 
-/// Who is late, in words.
+/// Returns the late workers in words.
 fn spoken(late: &[Late]) -> String {
     if late.is_empty() {
         return "all processes are alive, so some worker has not pushed this key".to_owned();

@@ -1,18 +1,19 @@
-//! Waiting for a hub that was lost: until it is back, and then on from its state.
+//! Recovery after the loss of a hub: the session waits until the hub is back, and goes on from the hub's state.
 //!
-//! On the caller's thread, inside a push or a wait, which goes on afterwards. [`Member`](membership::Member) says what to do when.
+//! On the caller's thread, inside a push or a wait, which goes on afterwards. [`Member`](membership::Member) decides
+//! the next step.
 //!
 //! ```text
 //!   lost --> the job's other hubs are told --> join again, until all hubs are there --> links to the same memory
 //!        --> weights of the checkpoint's round --> what other workers got of a round, this worker does not push again
 //! ```
 //!
-//! Rounds are the hub's: they go back to its checkpoint. `reached` is the first round of which no worker has an answer, counted
-//! with the rounds that were lost before. It goes on as the checkpoint's round: a push of it that is under way is made again,
-//! and pushes of rounds before it are not, because some worker has gone on from there. So all workers have pushed each key
-//! equally often at the end. Workers that step alone have no common round: each has a `reached` of its own, and
-//! begins as far ahead of the slowest as it was. So each loses the same number of rounds. Machines that step alone are like such
-//! workers, and the workers of a machine step together.
+//! Rounds are the hub's: they go back to its checkpoint. `reached` is the first round of which no worker has an answer,
+//! counted with the rounds that were lost before. Round `reached` becomes the checkpoint's round. A push of it that is
+//! in flight is made again. Pushes of earlier rounds are not made again, because some worker has gone on from there. So
+//! all workers have pushed each key equally often at the end. Workers that step alone have no common round. Each has a
+//! `reached` of its own, and begins as far ahead of the slowest as it was. So each loses the same number of rounds.
+//! Machines that step alone are like workers that step alone; the workers of one machine step together.
 
 #![allow(clippy::result_large_err)] // once a loss
 
@@ -32,17 +33,17 @@ use crate::pull::Pulling;
 /// Time limit for telling another hub of the job that one is lost.
 pub(super) const TELL_LIMIT: Duration = Duration::from_secs(2);
 
-/// How often lost hubs came back.
+/// The number of times that lost hubs came back, and of rounds lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Returns {
-    /// So many times.
+    /// The number of times.
     pub times: u32,
-    /// So many rounds were lost in all: between the checkpoint of a hub that came back and the first round of which no
-    /// worker had an answer. Where workers step alone, it is that of the slowest worker.
+    /// The number of rounds that were lost in all. A loss counts from the checkpoint of a hub that came back to the
+    /// first round of which no worker had an answer. Where workers step alone, it is that of the slowest worker.
     pub lost_rounds: u64,
 }
 
-/// Why a try failed.
+/// The reason why a try failed.
 enum Again<E> {
     /// Another try may succeed.
     Later(E),
@@ -56,10 +57,10 @@ impl<E> From<E> for Again<E> {
     }
 }
 
-/// Where a key stood when the hub was lost.
+/// The state of a key when the hub was lost.
 #[derive(Clone, Copy, Debug)]
 struct Stood {
-    /// Of the push under way, else of the next one.
+    /// The round of the push in flight, else of the next push.
     round: Round,
     under_way: bool,
     /// The content of that push.
@@ -69,7 +70,7 @@ struct Stood {
 }
 
 impl Session {
-    /// How often the session has lost its hub, and gone on when it came back.
+    /// Returns how often the session has lost its hub and gone on when the hub came back.
     pub fn returns(&self) -> Returns {
         self.returns
     }
@@ -145,8 +146,8 @@ impl Session {
         }
     }
 
-    /// The job's other hubs end their part of it, and tell the other workers why: before this worker's links end, which alone
-    /// would look like its own end.
+    /// Asks the job's other hubs to end their part of it, and to notify the other workers of the reason. This comes
+    /// before this worker's links end: a bare end of links would look like the worker's own end.
     fn tell_other_hubs(&self, lost: &MemberError) {
         if self.hubs.len() == 1 {
             return;
@@ -242,8 +243,8 @@ impl Session {
         Ok(())
     }
 
-    /// Returns a round of the hub, counted with those that were lost before: another worker may have heard of a return
-    /// of the hub of which this one has not, as the hub was lost again meanwhile.
+    /// Returns a round of the hub, counted with the rounds that were lost before. Another worker may know of a return
+    /// of the hub that this worker missed, because the hub was lost again meanwhile.
     pub(super) fn counted(&self, round: Round) -> Round {
         Round(round.0.saturating_add(self.lost))
     }
@@ -256,7 +257,7 @@ impl Session {
         Ok(self.exchange.flush()?)
     }
 
-    /// Whether the hub's state and what this worker has are enough to go on.
+    /// Checks that the hub's state and this worker's state are enough to go on.
     fn check_can_go_on(&self, stood: &[Stood], reached: Round) -> Result<(), MemberError> {
         let lost = |what: &str| Err(self.hubs[0].lost(what.to_owned()));
         let keeps_weights = self.config.terms.optimizer.keeps_weights();

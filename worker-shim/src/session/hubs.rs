@@ -1,4 +1,4 @@
-//! What a session asks its hubs over their control ports, and what it learns from them.
+//! The requests of a session to its hubs' control ports, and the hubs' news.
 //!
 //! On the caller's thread. The requests themselves are made by `membership`.
 
@@ -14,7 +14,7 @@ use super::hold::TELL_LIMIT;
 use super::session::Session;
 use crate::exchange::ExchangeError;
 
-/// After a link closed: how long to wait for the hub to say why.
+/// The time limit of the request to the hub for the reason why a link closed.
 const REASON_LIMIT: Duration = Duration::from_secs(2);
 
 impl Session {
@@ -42,7 +42,7 @@ impl Session {
         }
     }
 
-    /// Returns the ranks that take part now, ascending. These are all ranks, unless the job goes on without some. With
+    /// Returns the ranks that take part now, ascending. All ranks take part, unless the job goes on without some. With
     /// several hubs, a rank that takes part at any of them.
     pub fn members(&self) -> Vec<u32> {
         self.hubs.iter().flat_map(Hub::members).collect::<BTreeSet<u32>>().into_iter().collect()
@@ -133,7 +133,8 @@ impl Session {
         }
     }
 
-    /// A closed link is a symptom. If its hub is alive, it gives the cause over the control port.
+    /// Returns the cause of a closed link, which is a symptom. If the link's hub is alive, it gives the cause over the
+    /// control port.
     pub(super) fn explain(&self, error: ExchangeError) -> SessionError {
         let ExchangeError::Closed { here, core, .. } = error else { return error.into() };
         let hub = self.hubs.iter().find(|hub| hub.cores.contains(&core)).unwrap_or(&self.hubs[0]);

@@ -30,14 +30,15 @@ impl Session {
         Self::join_unless(config, None, Box::new(|| false))
     }
 
-    /// As [`join`](Self::join), of rank 0 with a state for all workers: a new job then begins with these weights and this
-    /// optimizer state, and without a broadcast. A job that has weights already, or a checkpoint at its hub, ignores the
-    /// state; [`next_round`](Self::next_round) tells.
+    /// Joins like [`join`](Self::join), as rank 0 with a state for all workers. A new job then begins with these
+    /// weights and this optimizer state, and without a broadcast. A job that has weights already, or a checkpoint at
+    /// its hub, ignores the state; [`next_round`](Self::next_round) tells.
     pub fn join_with(config: SessionConfig, state: State) -> Result<Self, SessionError> {
         Self::join_unless(config, Some(state), Box::new(|| false))
     }
 
-    /// As [`join`](Self::join), for a caller that may give up while the session waits for other workers, or for its hub.
+    /// Joins like [`join`](Self::join), for a caller that may give up while the session waits for other workers, or for
+    /// its hub.
     pub(crate) fn join_unless(
         mut config: SessionConfig,
         state: Option<State>,
@@ -204,7 +205,7 @@ pub(super) fn let_in(
     Ok(membership::join_all(&addresses, job, limit, &request, credential.as_ref(), &Named::Here)?)
 }
 
-/// What leads to the hubs.
+/// The links, windows and names that lead to the hubs.
 pub(super) struct Attached {
     pub port: any::Port,
     pub endpoints: Vec<any::Endpoint>,
@@ -245,7 +246,7 @@ pub(super) fn attach(
     Ok(Attached { port, endpoints, received, slices, hubs, ways, links })
 }
 
-/// The caller has not asked for RDMA, but for what only RDMA can.
+/// Adds to an error that the settings need RDMA, where the caller has not asked for RDMA by name.
 fn say_why_by_rdma(mut error: MemberError, config: &SessionConfig) -> MemberError {
     if let (MemberError::NoTransport { tried, .. }, Some(dma_buf)) = (&mut error, &config.dma_buf) {
         tried.push(format!("gradients in {dma_buf} leave by RDMA alone: without RDMA, leave `dma_buf` out"));

@@ -28,14 +28,14 @@ impl Session {
         })
     }
 
-    /// Changes all numbers of the optimizer from the next round on, for all workers: those of `optimizer`, which is of the job's
-    /// kind, and each key's multipliers of learning rate and weight decay, in the order of the keys. Without multipliers these
-    /// stay as they are. Called between rounds; every worker may call it with the same values. With SSP and ASP the hub steps a
-    /// push by the numbers of its own round: workers that are ahead have used the former ones.
+    /// Changes all numbers of the optimizer from the next round on, for all workers. `optimizer` is of the job's kind.
+    /// The multipliers of learning rate and weight decay are in the order of the keys; without multipliers they stay as
+    /// they are. Called between rounds; every worker may call it with the same values. With SSP and ASP the hub steps a
+    /// push by the numbers of the hub's own round. Workers that are ahead have used the former numbers.
     ///
     /// # Errors
-    /// When the optimizer is of another kind, when a number is out of its range, when there are multipliers and not a pair for
-    /// each key; and while a key is under way.
+    /// When the optimizer is of another kind, or a number is out of its range. When there are multipliers, but not a
+    /// pair for each key. While a key is in flight.
     pub fn set_optimizer(
         &mut self,
         optimizer: Optimizer,
@@ -45,12 +45,13 @@ impl Session {
         self.set_numbers(Numbers { multipliers, ..Numbers::new(optimizer) }, &[])
     }
 
-    /// Does the same, with groups of keys that have other numbers, and sets the optimizer state of the keys `reset` to zero before
-    /// the next round, as if they had made no step. Their weights stay.
+    /// Changes the numbers like [`set_optimizer`](Self::set_optimizer), with groups of keys that have other numbers.
+    /// Sets the optimizer state of the keys `reset` to zero before the next round, as if they had made no step. Their
+    /// weights stay.
     ///
     /// # Errors
-    /// As for [`set_optimizer`](Self::set_optimizer), also for each group; with SSP and ASP, where a key has no border between two
-    /// rounds that it could be reset at; and when a key or its group does not exist.
+    /// As for [`set_optimizer`](Self::set_optimizer), also for each group. With `reset` in SSP and ASP, because a key
+    /// then has no border between two rounds. When a key or its group does not exist.
     pub fn set_numbers(&mut self, numbers: Numbers, reset: &[KeyId]) -> Result<(), SessionError> {
         self.config.terms.check_numbers(&numbers)?;
         self.exchange.check_quiet("changing the optimizer's numbers")?;

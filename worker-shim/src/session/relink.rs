@@ -27,7 +27,7 @@ pub(super) fn asks(config: &SessionConfig) -> bool {
 }
 
 impl Session {
-    /// How often this session has made its links again, after it had lost them while its hub lived.
+    /// Returns how often this session has lost its links while its hub lived, and has made them again.
     pub fn relinks(&self) -> u32 {
         self.member.relinks()
     }

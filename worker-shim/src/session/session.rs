@@ -1,5 +1,5 @@
-//! The session: a worker's membership in a job, from join to leave. This file has the training calls and the wait for an
-//! answer, `drive` other ways to drive the exchange, `join` the call before them, and `hubs` the calls over the control
+//! The session: a worker's membership in a job, from join to leave. This file has the training calls and the wait for
+//! an answer. `drive` has other ways to drive the exchange, `join` the first call, `hubs` the calls over the control
 //! port.
 //!
 //! On the caller's thread. Knows when to give up, not how answers come. Must not know how gradients are summed.
@@ -26,49 +26,50 @@ use crate::pull::{Pull, PullError, PullPlan, Pulling};
 
 /// The longest sleep between two looks at whether the caller gave up.
 pub(super) const LOOK: Duration = Duration::from_millis(100);
-/// A worker that spins looks at the news after so many polls: often enough to see an error, and so seldom that the lock
-/// of the news costs nothing.
+/// The number of polls after which a spinning worker looks at the news. The looks are frequent enough to see an error,
+/// and so rare that the lock of the news costs nothing.
 const POLLS_PER_LOOK: u32 = 4096;
 
 /// A worker's membership in a job. See the crate's example.
 pub struct Session {
     pub(super) config: SessionConfig,
-    /// At least one.
+    /// The hubs of the job, at least one.
     pub(super) hubs: Vec<Hub>,
     pub(super) exchange: Exchange<any::Port>,
-    /// By hub.
+    /// The transport to each hub, by hub.
     pub(super) ways: Vec<Way>,
     /// Bytes that each link may hold.
     pub(super) credit: Option<usize>,
     /// The search for the best credit.
     pub(super) tuner: Option<Tuner>,
-    /// If weights are pulled in batches.
+    /// The state of pulls, if weights are pulled in batches.
     pub(super) pulling: Option<Pulling>,
     /// The round that this worker takes part from.
     pub(super) first: Round,
     /// Weights were broadcast, or the optimizer keeps none.
     pub(super) ready: bool,
-    /// Its state as a member, which says what follows from a loss.
+    /// The state of this worker as a member, which decides what follows from a loss.
     pub(super) member: Member,
-    /// By key: the pushes that are not sent, because other workers have lost their round with a former hub. Empty if no
-    /// hub was lost.
+    /// The number of pushes that are not sent, by key, because other workers have lost their round with a former hub.
+    /// Empty if no hub was lost.
     pub(super) skips: Vec<u32>,
     pub(super) returns: Returns,
-    /// Rounds that the job has lost so far, also before this session: a round of the hub and this together are the same number
-    /// for all workers.
+    /// The rounds that the job has lost so far, also before this session. The sum of a hub's round and `lost` is the
+    /// same for all workers.
     pub(super) lost: u32,
-    /// What its joins ask for. With hubs above its hub, [`config`](Self::config) has what is between it and its hub.
+    /// The terms that this worker's joins ask for. With hubs above its hub, [`config`](Self::config) has the terms
+    /// between worker and hub.
     pub(super) asked: LevelTerms,
     pub(super) is_below_others: bool,
     /// Numbers of the optimizer that this worker has set last.
     pub(super) numbers: Option<Numbers>,
-    /// If the hub compares weights.
+    /// The digests of weights, if the hub compares them.
     pub(super) digests: Option<Digests>,
     pub(super) given_up: GivenUp,
     pub(super) stopwatch: Stopwatch,
 }
 
-/// Whether the caller gives up a wait for others.
+/// A question whether the caller gives up waiting for others.
 pub(crate) type GivenUp = Box<dyn Fn() -> bool + Send>;
 
 impl Session {
@@ -90,7 +91,7 @@ impl Session {
         self.broadcast_written()
     }
 
-    /// As [`broadcast_weights`](Self::broadcast_weights). The weights are those that rank 0 has written to
+    /// Broadcasts the weights like [`broadcast_weights`](Self::broadcast_weights). Rank 0 has written them to
     /// [`gradient_mut`](Self::gradient_mut) of each key.
     pub fn broadcast_written(&mut self) -> Result<(), SessionError> {
         let is_first = self.next_round() == Round(0);
@@ -102,7 +103,7 @@ impl Session {
         Ok(())
     }
 
-    /// The part of [`broadcast_written`](Self::broadcast_written) that does not wait.
+    /// Runs the part of [`broadcast_written`](Self::broadcast_written) that does not wait.
     pub(crate) fn begin_broadcast(&mut self) -> Result<(), SessionError> {
         if self.next_round() == Round(0) {
             self.keys().try_for_each(|key| self.send(key, Content::Weights))?;
@@ -121,7 +122,8 @@ impl Session {
         self.exchange.found().map(|found| (found.round, found.sum.norm()))
     }
 
-    /// How many rounds of the job were skipped, because their mean gradient was not finite. In a job with `skip_nonfinite`.
+    /// Returns how many rounds of the job were skipped because their mean gradient was not finite. In a job with
+    /// `skip_nonfinite`.
     pub fn skipped(&self) -> u64 {
         self.exchange.found().map_or(0, |found| found.skipped)
     }
@@ -135,8 +137,8 @@ impl Session {
         Ok(self.exchange.gradient_mut(key)?)
     }
 
-    /// Returns a key's weights to read and its gradient to write, together: a backward pass needs both, and
-    /// must be done with the weights before it pushes the key.
+    /// Returns a key's weights to read and its gradient to write, together. A backward pass needs both. It must be done
+    /// with the weights before it pushes the key.
     ///
     /// # Errors
     /// As for [`gradient_mut`](Self::gradient_mut).
@@ -171,13 +173,13 @@ impl Session {
         self.push_keys([key])
     }
 
-    /// [Pushes](Self::push) several keys. Small ones cost less so than by a call each.
+    /// Pushes several keys like [`push`](Self::push). For small keys one call costs less than a call for each.
     pub fn push_keys(&mut self, keys: impl IntoIterator<Item = KeyId>) -> Result<(), SessionError> {
         self.push_as(Pushed::Gradient, keys)
     }
 
-    /// [Pushes](Self::push) several keys, which are not all gradients that were written once. Each worker pushes each key once a
-    /// round, as whatever it has of it.
+    /// Pushes several keys, with a content for each that need not be a gradient written once. Each worker pushes each
+    /// key once a round, as whatever it has of it.
     ///
     /// # Errors
     /// As for [`push`](Self::push), and where the job takes [gradients](Pushed) only.
@@ -229,7 +231,7 @@ impl Session {
         }
     }
 
-    /// What was [put](Self::put) leaves.
+    /// Sends the keys that were [put](Self::put).
     pub(crate) fn flush(&mut self) -> Result<(), SessionError> {
         match self.exchange.flush() {
             Ok(()) => Ok(()),
@@ -347,13 +349,13 @@ impl Session {
         (self.credit, self.tuner.as_ref().map_or(&[], Tuner::tried))
     }
 
-    /// If weights are pulled in batches: the plan, once there is one, and the times since.
+    /// Returns the plan if weights are pulled in batches, once there is one, and the times since.
     pub fn pull_plan(&self) -> Option<&PullPlan> {
         self.pulling.as_ref().and_then(|pulling| pulling.planner.plan())
     }
 
-    /// If weights are pulled in batches: uses other layers from now on, for a caller that learns the order of its layers
-    /// only as it computes. Times are measured again.
+    /// Changes the layers if weights are pulled in batches, for a caller that learns the order of its layers only as it
+    /// computes. Times are measured again.
     ///
     /// # Errors
     /// While a key is under way, when weights are not pulled in batches, and when the layers do not have every key once.
@@ -366,7 +368,7 @@ impl Session {
         Ok(())
     }
 
-    /// By which transport this worker reaches each hub, and why.
+    /// Returns the transport by which this worker reaches each hub, and why it was chosen.
     pub fn ways(&self) -> &[Way] {
         &self.ways
     }
@@ -386,13 +388,13 @@ impl Session {
         self.exchange.traffic()
     }
 
-    /// Where this session's time went.
+    /// Returns where this session's time went.
     pub fn times(&self) -> Times {
         self.stopwatch.times(self.next_round(), self.traffic())
     }
 
-    /// Gradients that were NaN or infinite when a codec encoded them, since the join. Most codecs send such a value as
-    /// zero ([`pbox_core::codec`]).
+    /// Returns the number of gradients that were NaN or infinite when a codec encoded them, since the join. Most codecs
+    /// send such a value as zero ([`pbox_core::codec`]).
     pub fn not_finite(&self) -> u64 {
         self.exchange.not_finite()
     }
@@ -408,7 +410,7 @@ impl Session {
         LeftAt::of(self.keys().map(|key| self.exchange.round(key)))
     }
 
-    /// Its pulls, if weights are pulled in batches; and its exchange.
+    /// Returns the session's pulls, if weights are pulled in batches, and its exchange.
     pub(crate) fn pulling(&mut self) -> Option<(&mut Pulling, &Exchange<any::Port>)> {
         self.pulling.as_mut().map(|pulling| (pulling, &self.exchange))
     }
@@ -447,7 +449,7 @@ impl Session {
         self.exchange.take_answered(keys);
     }
 
-    /// What it did when, if somebody wants to see it.
+    /// Returns the timeline of this session, if one is recorded.
     pub(crate) fn timeline(&self) -> Option<Timeline> {
         self.stopwatch.timeline().cloned()
     }

@@ -1,4 +1,4 @@
-//! What a session did when: its last pushes, answers and waits, for a trace.
+//! The timeline of a session: its last pushes, answers and waits, for a trace.
 //!
 //! Shared by the session's thread and, with a background session, its callers. Off, it does not exist.
 
@@ -12,10 +12,10 @@ use timeline::{Ahead, Clock, Process, Ring, Span, TraceError, TraceFile};
 
 /// The last events of a session: pushes, answers and waits of 60 rounds of 160 keys, in 2 MB.
 const EVENTS: usize = 1 << 15;
-/// For a request of a hub's clock.
+/// The time limit for a request of a hub's clock.
 const CLOCK_LIMIT: Duration = Duration::from_secs(1);
 
-/// Who did something, each on a track of its own.
+/// The party that did something, each on a track of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
     /// The thread of the session.
@@ -90,7 +90,7 @@ impl Timeline {
         }
     }
 
-    /// A key was pushed between these times.
+    /// Notes that a key was pushed between these times.
     pub fn pushed(&self, who: Who, (key, round): (KeyId, Round), (begin, end): (Instant, Instant)) {
         let mut notes = self.notes();
         notes.ring.note(Event::Pushed { who, key, round, begin, end });
@@ -100,7 +100,7 @@ impl Timeline {
         notes.has_callers |= who == Who::Callers;
     }
 
-    /// Something came: some of the keys may have their answers.
+    /// Notes that something came: some of the keys may have their answers.
     pub fn came(&self, is_ready: impl Fn(KeyId) -> bool) {
         let (at, mut notes) = (Instant::now(), self.notes());
         let Notes { ring, open, .. } = &mut *notes;
@@ -113,7 +113,7 @@ impl Timeline {
         });
     }
 
-    /// Somebody waited between these times.
+    /// Notes that a caller waited between these times.
     pub fn waited(&self, who: Who, begin: Instant, end: Instant) {
         self.notes().ring.note(Event::Waited { who, begin, end });
     }
@@ -156,7 +156,7 @@ impl Drop for Notes {
     }
 }
 
-/// `run.json` becomes `run.rank3.json`: the workers of a machine have one environment.
+/// Returns the path of a rank: `run.json` becomes `run.rank3.json`. The workers of a machine have one environment.
 fn of_rank(path: &Path, rank: u32) -> PathBuf {
     match path.extension() {
         Some(extension) => path.with_extension(format!("rank{rank}.{}", extension.display())),

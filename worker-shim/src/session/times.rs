@@ -1,4 +1,4 @@
-//! Where a session's time goes: computing, pushing, or waiting for the hub.
+//! The times of a session: computing, pushing, or waiting for the hub.
 //!
 //! On the thread of the session, or under the lock of a background session's callers. Knows no links.
 //!
@@ -7,8 +7,8 @@
 //!               one of 61 is timed       begin and end of each wait that finds an answer missing
 //! ```
 //!
-//! A clock's reading takes some 25 ns, which a push of a small key would feel. So one push of [`EVERY`] is timed, and the
-//! time of all is their sum times the number of pushes by the number of timed pushes.
+//! A clock's reading takes some 25 ns, which a push of a small key would feel. So one push of [`EVERY`] is timed. The
+//! time of all pushes is the timed sum, times the number of pushes, divided by the number of timed pushes.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -18,20 +18,22 @@ use pbox_core::{KeyId, Round};
 use super::timeline::{Timeline, Who};
 use crate::exchange::Traffic;
 
-/// One push of so many is timed, the first one of all too. It is a prime, so that these are other keys in each round.
+/// The interval of timed pushes: one push of 61 is timed, the first one of all too. It is a prime, so that other keys
+/// are timed in each round.
 const EVERY: u32 = 61;
 
-/// Where a session's time went, from its weights on: after the broadcast, or after a join to a job that has weights.
+/// The times of a session since it had weights: after the broadcast, or after a join to a job that has weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
     /// Rounds that were finished.
     pub rounds: u32,
     /// The time since the start.
     pub total: Duration,
-    /// In calls of push. One push of 61 is timed, and the others are taken to be as long, as far as the total has room.
+    /// The time in calls of push. One push of 61 is timed, and the others are taken to be as long, as far as the total
+    /// has room.
     pub pushing: Duration,
-    /// In calls that waited for the hub, and while a lost hub was waited for. A wait whose answer is there at the first
-    /// look is not timed, and is computing.
+    /// The time in calls that waited for the hub, and while a lost hub was waited for. A wait whose answer is there at
+    /// the first look is not timed, and is computing.
     pub waiting: Duration,
     /// The part of `waiting` in which the thread slept. The rest are looks for the answer, and its decoding.
     pub asleep: Duration,
@@ -40,7 +42,7 @@ pub struct Times {
 }
 
 impl Times {
-    /// Outside of pushes and waits.
+    /// Returns the time outside of pushes and waits.
     pub fn computing(&self) -> Duration {
         self.total.saturating_sub(self.pushing + self.waiting)
     }
@@ -65,21 +67,21 @@ impl fmt::Display for Times {
 #[derive(Debug)]
 pub(crate) struct Stopwatch {
     begun: Instant,
-    /// How far the session was then.
+    /// The round that the session had reached then.
     round: Round,
     traffic: Traffic,
     pushes: u64,
     timed: u64,
     /// Pushes until the next one that is timed.
     untimed: u32,
-    /// In timed pushes.
+    /// The time in timed pushes.
     pushing: Duration,
     waiting: Duration,
     asleep: Duration,
     /// Calls that wait now, and since when the first of them does.
     waits: u32,
     since: Instant,
-    /// If somebody wants to see what was done when, and by whom: then all pushes are timed.
+    /// The timeline, if somebody wants to see what was done when, and by whom. Then all pushes are timed.
     timeline: Option<(Timeline, Who)>,
     every: u32,
 }
@@ -94,7 +96,7 @@ pub(crate) struct TimedPush {
 }
 
 impl Stopwatch {
-    /// Of a session that has come so far.
+    /// Creates the times of a session that has come this far.
     pub fn begin(round: Round, traffic: Traffic) -> Self {
         let (now, zero) = (Instant::now(), Duration::ZERO);
         Stopwatch {
@@ -114,28 +116,28 @@ impl Stopwatch {
         }
     }
 
-    /// From now on this timeline has all that is measured.
+    /// Records all that is measured in this timeline from now on.
     pub fn show(&mut self, timeline: Timeline, who: Who) {
         (self.timeline, self.every) = (Some((timeline, who)), 1);
     }
 
-    /// The timeline is over.
+    /// Ends the timeline, and returns it.
     pub fn hide(&mut self) -> Option<Timeline> {
         self.timeline.take().map(|(timeline, _)| timeline)
     }
 
-    /// Its timeline, if it has one.
+    /// Returns the timeline, if there is one.
     pub fn timeline(&self) -> Option<&Timeline> {
         self.timeline.as_ref().map(|(timeline, _)| timeline)
     }
 
-    /// The session has its weights: what was before does not count, but for calls that wait now.
+    /// Restarts the times when the session has its weights. Earlier times do not count, except for calls that wait now.
     pub fn restart(&mut self, round: Round, traffic: Traffic) {
         let (waits, every, timeline) = (self.waits, self.every, self.timeline.take());
         *self = Stopwatch { waits, every, timeline, ..Stopwatch::begin(round, traffic) };
     }
 
-    /// A push of this round begins. Returns its time if it is one of those that are timed.
+    /// Notes that a push of this round begins. Returns its time if it is one of those that are timed.
     #[inline]
     pub fn push_begins(&mut self, key: KeyId, round: Round) -> Option<TimedPush> {
         self.pushes += 1;
@@ -147,7 +149,7 @@ impl Stopwatch {
         Some(TimedPush { of: (key, round), begun: Instant::now(), waited: self.waiting })
     }
 
-    /// The push has ended. A lost hub that was waited for in it is a wait.
+    /// Notes that the push has ended. The wait for a lost hub within it counts as a wait.
     pub fn push_ends(&mut self, TimedPush { of, begun, waited }: TimedPush) {
         let now = Instant::now();
         self.timed += 1;
@@ -157,7 +159,7 @@ impl Stopwatch {
         }
     }
 
-    /// A call waits from now on. Calls may wait within others, or beside them.
+    /// Notes that a call waits from now on. Calls may wait within others, or beside them.
     pub fn wait_begins(&mut self) {
         if self.waits == 0 {
             self.since = Instant::now();
@@ -165,7 +167,7 @@ impl Stopwatch {
         self.waits += 1;
     }
 
-    /// The call does not wait any more.
+    /// Notes that the call does not wait any more.
     pub fn wait_ends(&mut self) {
         self.waits -= 1;
         if self.waits == 0 {
@@ -177,7 +179,7 @@ impl Stopwatch {
         }
     }
 
-    /// The session's thread slept.
+    /// Notes that the session's thread slept.
     pub fn slept(&mut self, time: Duration) {
         self.asleep += time;
     }

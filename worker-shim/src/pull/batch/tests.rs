@@ -16,7 +16,7 @@ fn makespan(profile: &Profile, batches: &[Range<usize>]) -> f64 {
     Timeline::new(profile, batches).makespan
 }
 
-/// Returns every way to cut so many layers.
+/// Returns every way to cut `layers` layers.
 fn all_cuts(layers: usize) -> impl Iterator<Item = Vec<Range<usize>>> {
     (0..1u32 << (layers - 1)).map(move |cuts| {
         let ends = (1..layers).filter(|end| cuts & (1 << (end - 1)) != 0).chain([layers]);
@@ -25,7 +25,7 @@ fn all_cuts(layers: usize) -> impl Iterator<Item = Vec<Range<usize>>> {
     })
 }
 
-/// What happens in each unit of time, one after the other.
+/// Simulates a plan in units of time, one after the other. Returns the makespan and the idle time.
 fn ticks(profile: &Profile, batches: &[Range<usize>]) -> (f64, f64) {
     let mut pulls: Vec<f64> = batches
         .iter()
@@ -151,7 +151,7 @@ fn one_layer_and_none() {
     assert_eq!(Timeline::new(&profile(3, &[]), &[]), Timeline::default());
 }
 
-/// Of a thousand layers, whose sums are long.
+/// A thousand layers, whose sums are long, are planned too.
 #[test]
 fn many_layers() {
     let layers: Vec<(u32, u32)> = (0..1000).map(|layer| (layer % 7 * 3, layer % 5 * 4)).collect();
