@@ -87,8 +87,8 @@ pub(crate) fn roots(path: &Path) -> Result<Arc<RootCertStore>, TlsError> {
     Ok(Arc::new(roots))
 }
 
-/// What a hub needs to speak TLS: its certificate and key, and if it wants certificates of its clients, whose. Also gives the
-/// fingerprint of its certificate.
+/// Returns what a hub needs to speak TLS: its certificate and key, and if it wants certificates of its clients, whose.
+/// Also gives the fingerprint of its certificate.
 ///
 /// # Errors
 /// When a file cannot be read, or certificate and key are no pair.

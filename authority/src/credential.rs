@@ -16,7 +16,7 @@ const FILE: &str = "PHUB_TOKEN_FILE";
 #[derive(Clone)]
 pub struct Credential {
     holds: Holds,
-    /// Where it comes from, for errors.
+    /// The place where it comes from, for errors.
     source: String,
 }
 
@@ -58,7 +58,7 @@ impl fmt::Debug for Credential {
 }
 
 impl Credential {
-    /// What the environment says: `PHUB_TOKEN`, or the file `PHUB_TOKEN_FILE`; otherwise the file of this user
+    /// Returns what the environment says: `PHUB_TOKEN`, or the file `PHUB_TOKEN_FILE`; otherwise the file of this user
     /// (`~/.config/phub/secret`), which is made if it is not there.
     ///
     /// # Errors
@@ -75,7 +75,8 @@ impl Credential {
         Self::parse(&own_file::read(&path)?, &format!("the file {}", path.display()))
     }
 
-    /// As [`find`](Self::find), for a process that a hub may serve without: where this user can have no file, there is none.
+    /// Works like [`find`](Self::find), for a process that a hub may serve without: where this user can have no file,
+    /// there is none.
     ///
     /// # Errors
     /// When what is there is of no use.
@@ -86,7 +87,7 @@ impl Credential {
         }
     }
 
-    /// What a file holds: a secret, several, or a token.
+    /// Returns what a file holds: a secret, several, or a token.
     ///
     /// # Errors
     /// When the file cannot be read, or what it holds is of no use.
@@ -113,12 +114,12 @@ impl Credential {
         Ok(Credential { holds, source: place() })
     }
 
-    /// Where it comes from, such as "the file /home/ann/.config/phub/secret".
+    /// Returns where it comes from, such as "the file /home/ann/.config/phub/secret".
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// What a request shows that wants this right to this job.
+    /// Returns what a request shows that wants this right to this job.
     pub fn token(&self, right: Right, job: &str) -> Token {
         match &self.holds {
             Holds::Secrets(secrets) => secrets.first().token(right, job),

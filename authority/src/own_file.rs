@@ -9,7 +9,7 @@ use std::{fs, io::Write};
 use crate::credential::CredentialError;
 use crate::secret::Secret;
 
-/// Where it is.
+/// Returns where it is.
 pub(crate) fn path() -> Option<PathBuf> {
     Some(directory()?.join("secret"))
 }
@@ -21,7 +21,7 @@ pub fn directory() -> Option<PathBuf> {
     Some(settings.join("phub"))
 }
 
-/// Its text. Makes the file if there is none.
+/// Returns the text. Makes the file if there is none.
 pub(crate) fn read(path: &Path) -> Result<String, CredentialError> {
     let failed = |error| CredentialError::Unreadable { path: path.to_owned(), error };
     match fs::metadata(path) {

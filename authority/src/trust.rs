@@ -34,9 +34,9 @@ impl fmt::Debug for Trust {
 }
 
 impl Trust {
-    /// What the environment says: a file of certificates, `PHUB_TLS_CA`, or fingerprints, `PHUB_TLS_FINGERPRINT`. `None`: it
-    /// names neither, and this process speaks to hubs without TLS. A hub that asks for it is shown the certificate
-    /// `PHUB_TLS_CERT` with the key `PHUB_TLS_KEY`.
+    /// Returns what the environment says: a file of certificates, `PHUB_TLS_CA`, or fingerprints,
+    /// `PHUB_TLS_FINGERPRINT`. `None`: it names neither, and this process speaks to hubs without TLS. A hub that asks
+    /// for it is shown the certificate `PHUB_TLS_CERT` with the key `PHUB_TLS_KEY`.
     ///
     /// # Errors
     /// When what is there is of no use.
@@ -82,7 +82,7 @@ fn by_authority(path: &Path) -> Result<Arc<dyn ServerCertVerifier>, TlsError> {
     Ok(verifier.map_err(unusable)?)
 }
 
-/// Why a connection by TLS failed, in words, if `error` comes from TLS.
+/// Returns why a connection by TLS failed, in words, if `error` comes from TLS.
 pub fn explain(error: &io::Error) -> Option<String> {
     let error = error.get_ref()?.downcast_ref::<Error>()?;
     Some(match error {

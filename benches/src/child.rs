@@ -62,7 +62,7 @@ impl ChildProcess {
         Ok(ChildProcess { name, child, stdin, stdout })
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

@@ -12,7 +12,7 @@ use crate::out::line;
 /// A second SIGTERM within this time is the first one: `timeout` sends it to its child, and then to the child's group.
 const ONE_SIGTERM: Duration = Duration::from_secs(2);
 
-/// Why a hub has ended.
+/// The reason why a hub has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// A signal, or want of use.

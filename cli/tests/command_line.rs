@@ -250,7 +250,7 @@ fn topology_of_what_cannot_be_placed() {
     says(failure(&[&host[..], &["--model", "vgg-18"]].concat()), &["\"vgg-18\"", "did you mean vgg1"]);
 }
 
-/// What `topology` says of a job on machines with this description.
+/// Returns what `topology` says of a job on machines with this description.
 #[track_caller]
 fn of_machines(host: &str, more: &[&str]) -> String {
     let arguments = [&["topology", "--synthetic", host, "--model", "resnet50"], more].concat();

@@ -13,7 +13,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// What `serve` says before it ends.
+/// Returns what `serve` says before it ends.
 fn serve(arguments: &[&str]) -> String {
     failure(&[&["serve", "--listen", NOT_HERE], arguments].concat())
 }

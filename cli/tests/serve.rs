@@ -54,7 +54,7 @@ fn named_sockets(pid: u32) -> Vec<String> {
     named.map(|fields| fields[7].to_owned()).collect()
 }
 
-/// What a process of this id, which had these sockets, can leave in the system.
+/// Returns what a process of this id, which had these sockets, can leave in the system.
 fn left_behind(pid: u32, dir: &Path, names: &[String]) -> Vec<String> {
     let mut left = Vec::new();
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();

@@ -31,12 +31,12 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// A connection over `socket`, which the watch looks after from now on.
+    /// Returns a connection over `socket`, which the watch looks after from now on.
     pub fn watched(watch: &Watch, socket: OwnedFd, ports: Vec<Arc<dyn Alarm>>) -> std::io::Result<Arc<Self>> {
         Self::with_events(watch, socket, ports, SocketEvents::Any)
     }
 
-    /// A connection over a socket that this end may have shut for reading.
+    /// Returns a connection over a socket that this end may have shut for reading.
     pub fn watched_to_its_end(
         watch: &Watch,
         socket: OwnedFd,
@@ -80,7 +80,7 @@ impl Connection {
         self.shut();
     }
 
-    /// Why its links close, if it is dead.
+    /// Returns why its links close, if it is dead.
     pub fn end(&self) -> Option<CloseReason> {
         self.is_dead().then(|| self.failure.get().cloned().unwrap_or(CloseReason::PeerGone))
     }

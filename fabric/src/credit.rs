@@ -2,7 +2,7 @@
 //!
 //! Owned by the port's thread. Plain counting; knows neither the link nor when bytes leave it.
 
-/// How many bytes a link may hold, and how many it holds. Without a limit nothing is counted.
+/// The number of bytes a link may hold, and how many it holds. Without a limit nothing is counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Credit {
     limit: Option<usize>,

@@ -21,14 +21,14 @@ pub enum Receive {
 }
 
 impl From<usize> for Receive {
-    /// A new window of so many bytes.
+    /// Returns a new window of so many bytes.
     fn from(bytes: usize) -> Self {
         Receive::New(bytes)
     }
 }
 
 impl Receive {
-    /// Size of the window.
+    /// Returns the size of the window.
     pub fn bytes(&self) -> usize {
         match self {
             Receive::New(bytes) => *bytes,
@@ -36,7 +36,7 @@ impl Receive {
         }
     }
 
-    /// The window as a view of the pages of this file.
+    /// Returns the window as a view of the pages of this file.
     pub(crate) fn view(self, fd: BorrowedFd) -> Result<Arc<RecvWindow>, WindowError> {
         match self {
             Receive::New(bytes) => Ok(Arc::new(RecvWindow::open(fd, bytes)?)),
@@ -44,7 +44,7 @@ impl Receive {
         }
     }
 
-    /// The window as memory of this end.
+    /// Returns the window as memory of this end.
     pub(crate) fn local(self) -> Result<Arc<RecvWindow>, WindowError> {
         match self {
             Receive::New(bytes) => Ok(Arc::new(RecvWindow::local(bytes)?)),
@@ -105,14 +105,14 @@ pub(crate) fn body<'a>(bytes: &'a [u8], magic: &[u8; 8]) -> Result<&'a [u8], Str
     })
 }
 
-/// The next bytes of a body.
+/// Returns the next bytes of a body.
 pub(crate) fn take<const N: usize>(body: &mut &[u8]) -> Result<[u8; N], String> {
     let (head, rest) = body.split_first_chunk().ok_or("the handshake message is too short")?;
     *body = rest;
     Ok(*head)
 }
 
-/// The number of the things that follow.
+/// Returns the number of the things that follow.
 pub(crate) fn count(body: &mut &[u8], what: &str, allowed: RangeInclusive<usize>) -> Result<usize, String> {
     let count = u32::from_le_bytes(take(body)?) as usize;
     if !allowed.contains(&count) {

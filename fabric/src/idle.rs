@@ -1,4 +1,4 @@
-//! How a thread with nothing to do waits: spin, then yield, then sleep.
+//! The way in which a thread with nothing to do waits: spin, then yield, then sleep.
 //!
 //! Used by the hub's core threads and by workers alike. Knows a port, never what arrives over it.
 
@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::port::{Port, Until};
 
-/// How many polls a spinning thread makes between two looks at the clock, which costs about as much as a poll of one idle link.
+/// The number of polls a spinning thread makes between two looks at the clock, which costs about as much as a poll of
+/// one idle link.
 const POLLS_PER_LOOK: u32 = 32;
 
 /// The three stages of a wait.
@@ -40,7 +41,7 @@ impl IdlePolicy {
         IdlePolicy { spin: Duration::MAX, yields: 0, sleeps: false, nap: Duration::ZERO };
 }
 
-/// Where a thread stands in its policy.
+/// The place where a thread stands in its policy.
 #[derive(Debug)]
 pub struct Idle {
     policy: IdlePolicy,
@@ -103,7 +104,7 @@ impl Idle {
 mod tests {
     use super::*;
 
-    /// The polls and the looks at the clock until a thread leaves its spin, if a poll takes this long.
+    /// Returns the polls and the looks at the clock until a thread leaves its spin, if a poll takes this long.
     fn spun(idle: &mut Idle, poll: Duration) -> (u32, u32) {
         let begun = Instant::now();
         let (mut polls, mut looks) = (0, 0);

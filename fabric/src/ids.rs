@@ -12,7 +12,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// One past the last byte, or `None` when that does not fit in a `usize`.
+    /// Returns one past the last byte, or `None` when that does not fit in a `usize`.
     pub fn end(self) -> Option<usize> {
         self.offset.checked_add(self.bytes)
     }
@@ -33,7 +33,7 @@ pub struct Imm(pub u32);
 pub struct LinkId(pub u32);
 
 impl LinkId {
-    /// The number as an index into per-link tables.
+    /// Returns the number as an index into per-link tables.
     pub fn index(self) -> usize {
         self.0 as usize
     }

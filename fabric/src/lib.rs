@@ -1,4 +1,4 @@
-//! How bytes cross between a worker and a hub, or between hubs.
+//! The way in which bytes cross between a worker and a hub, or between hubs.
 //!
 //! A *window* is a memory region laid out alike at both ends; a *link* joins two of them; a *port*
 //! is what one thread polls. The one verb is [`Port::post`]: make my window's bytes at a span appear

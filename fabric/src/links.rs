@@ -59,7 +59,7 @@ impl<L> Default for Links<L> {
 }
 
 impl<L> Links<L> {
-    /// The id that the next [`insert`](Self::insert) gives.
+    /// Returns the id that the next [`insert`](Self::insert) gives.
     pub fn next_id(&self) -> LinkId {
         LinkId(self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len()) as u32)
     }
@@ -85,7 +85,7 @@ impl<L> Links<L> {
         Some(attached)
     }
 
-    /// The ids of all links.
+    /// Returns the ids of all links.
     pub fn ids(&self) -> Vec<LinkId> {
         self.iter().map(|(id, _)| id).collect()
     }
@@ -104,13 +104,13 @@ impl<L> Links<L> {
         self.slots.iter().all(Option::is_none)
     }
 
-    /// All links, by id.
+    /// Returns all links, by id.
     pub fn iter(&self) -> impl Iterator<Item = (LinkId, &Attached<L>)> {
         let numbered = self.slots.iter().enumerate();
         numbered.filter_map(|(index, slot)| Some((LinkId(index as u32), slot.as_ref()?)))
     }
 
-    /// All links, by id.
+    /// Returns all links, by id.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (LinkId, &mut Attached<L>)> {
         let numbered = self.slots.iter_mut().enumerate();
         numbered.filter_map(|(index, slot)| Some((LinkId(index as u32), slot.as_mut()?)))
@@ -184,7 +184,7 @@ impl<L> Links<L> {
         room.filled
     }
 
-    /// The next link that closed and was not reported.
+    /// Returns the next link that closed and was not reported.
     pub fn report_closed(&mut self) -> Option<Closed> {
         self.iter_mut().find_map(|(link, attached)| match &attached.state {
             LinkState::Closing(reason) => {
@@ -201,13 +201,13 @@ impl<L> Links<L> {
 pub(crate) struct Room<'a> {
     into: &'a mut [Arrival],
     filled: usize,
-    /// Where this link's share ends.
+    /// The place where this link's share ends.
     end: usize,
     link: LinkId,
 }
 
 impl Room<'_> {
-    /// How many arrivals the link may still show.
+    /// Returns how many arrivals the link may still show.
     #[inline]
     pub fn left(&self) -> usize {
         self.end - self.filled
@@ -227,7 +227,7 @@ mod tests {
 
     use super::*;
 
-    /// A table of links that are named by letters, with ids from 0 on.
+    /// Returns a table of links that are named by letters, with ids from 0 on.
     fn table(names: &str) -> Links<char> {
         let mut links = Links::default();
         for (index, name) in names.chars().enumerate() {

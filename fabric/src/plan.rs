@@ -13,7 +13,7 @@ use crate::ranges::Ranges;
 pub struct PortId(pub u16);
 
 impl PortId {
-    /// The place as an index into per-port tables.
+    /// Returns the place as an index into per-port tables.
     pub fn index(self) -> usize {
         usize::from(self.0)
     }
@@ -33,7 +33,7 @@ pub struct LinkPorts {
 pub struct PlannedLink {
     /// What it joins.
     pub ports: LinkPorts,
-    /// How many posts it has room for each way, at least 1.
+    /// The number of posts it has room for each way, at least 1.
     pub capacity: u32,
     /// What it carries. The others' bytes need not be registered with its NICs.
     pub carries: Carries,
@@ -63,7 +63,8 @@ impl PlannedLink {
         hub_ports.zip(0..).map(link).collect()
     }
 
-    /// As [`dealt`](Self::dealt), of a joiner with one port. Also the plan of a hub, whose joiner names its own ports.
+    /// Works like [`dealt`](Self::dealt), of a joiner with one port. Also the plan of a hub, whose joiner names its own
+    /// ports.
     pub fn of_one_port(capacities: &[u32]) -> Vec<Self> {
         Self::dealt(capacities, &[PortId(0)])
     }
@@ -72,12 +73,12 @@ impl PlannedLink {
 /// The most ports of an end, and the most links of a connection: more than any machine has cores.
 pub(crate) const MAX_PORTS: usize = 4096;
 
-/// The ports of a plan, as a hello names them.
+/// Returns the ports of a plan, as a hello names them.
 pub(crate) fn ports_of(plan: &[PlannedLink]) -> Vec<LinkPorts> {
     plan.iter().map(|link| link.ports).collect()
 }
 
-/// The ports of one end that have a link, each once.
+/// Returns the ports of one end that have a link, each once.
 pub(crate) fn ports_with_links(plan: &[PlannedLink], end: impl Fn(LinkPorts) -> PortId) -> Vec<PortId> {
     let mut ports: Vec<PortId> = plan.iter().map(|link| end(link.ports)).collect();
     ports.sort_unstable();
@@ -85,7 +86,8 @@ pub(crate) fn ports_with_links(plan: &[PlannedLink], end: impl Fn(LinkPorts) -> 
     ports
 }
 
-/// Whether a hello names the links of the hub's plan. At which of its own ports each link ends is the joiner's affair.
+/// Checks whether a hello names the links of the hub's plan. At which of its own ports each link ends is the joiner's
+/// affair.
 pub(crate) fn check_ports(named: &[LinkPorts], plan: &[PlannedLink]) -> Result<(), String> {
     if named.len() != plan.len() {
         return Err(format!("the hello names {} links, the hub's plan has {}", named.len(), plan.len()));
@@ -100,7 +102,7 @@ pub(crate) fn check_ports(named: &[LinkPorts], plan: &[PlannedLink]) -> Result<(
 }
 
 impl LinkPorts {
-    /// How a handshake writes it, little endian.
+    /// Returns how a handshake writes it, little endian.
     pub(crate) fn encode(self) -> [u8; 4] {
         let ([a, b], [c, d]) = (self.joiner.0.to_le_bytes(), self.hub.0.to_le_bytes());
         [a, b, c, d]

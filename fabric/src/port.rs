@@ -78,7 +78,7 @@ pub trait Port: Send {
     /// Sleeps until `until` may be true, a link closed, the waker woke, or `timeout` passed.
     fn wait(&mut self, until: Until, timeout: Duration);
 
-    /// A handle by which any thread can end [`wait`](Port::wait).
+    /// Returns a handle by which any thread can end [`wait`](Port::wait).
     fn waker(&self) -> Waker;
 }
 
@@ -88,19 +88,19 @@ pub trait FrameRule: Send + fmt::Debug {
     /// This end posted this immediate without bytes.
     fn posted_empty(&mut self, imm: Imm);
 
-    /// Whether a frame of this span may come with this immediate.
+    /// Checks whether a frame of this span may come with this immediate.
     ///
     /// # Errors
     /// Why not, in words: the link closes as [`Corrupt`](CloseReason::Corrupt).
     fn check(&mut self, span: Span, imm: Imm) -> Result<(), String>;
 
-    /// Whether so many bytes may come with this immediate, over a transport that does not say where they went.
+    /// Checks whether so many bytes may come with this immediate, over a transport that does not say where they went.
     ///
     /// # Errors
     /// As [`check`](Self::check).
     fn check_length(&mut self, bytes: usize, imm: Imm) -> Result<(), String>;
 
-    /// What an immediate means, for errors.
+    /// Returns what an immediate means, for errors.
     fn named(&self, imm: Imm) -> String {
         format!("immediate {:#x}", imm.0)
     }
@@ -128,7 +128,7 @@ pub enum Until {
     Arrivals {
         /// The link.
         link: LinkId,
-        /// How many unread arrivals end the wait; at most the link's capacity.
+        /// The number of unread arrivals that end the wait; at most the link's capacity.
         count: u32,
     },
 }
@@ -166,7 +166,7 @@ pub struct Closed {
     pub reason: CloseReason,
 }
 
-/// Why a link closed.
+/// The reason why a link closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CloseReason {
     /// The peer detached, exited or was killed.

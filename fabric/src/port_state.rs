@@ -35,7 +35,7 @@ impl<T> PortState<T> {
         self.woken.swap(false, Ordering::Acquire) // [woken]
     }
 
-    /// A count that differs from the last one when there is something to look at.
+    /// Returns a count that differs from the last one when there is something to look at.
     #[inline]
     pub fn changes(&self) -> u32 {
         self.changes.load(Ordering::Acquire) // [change]

@@ -1,5 +1,5 @@
-//! How a hello shows that its sender has the token of a join, without showing the token: whoever reads it learns nothing with
-//! which another hello could be made. A hello is good once: its link is there then.
+//! The way in which a hello shows that its sender has the token of a join, without showing the token: whoever reads it
+//! learns nothing with which another hello could be made. A hello is good once: its link is there then.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -18,7 +18,7 @@ pub(crate) fn proof(token: [u8; 16], said: &[u8]) -> [u8; PROOF] {
     mac(token, said).finalize().into_bytes().into()
 }
 
-/// Whether somebody who has the token said this. The time that this takes tells nothing of the right answer.
+/// Checks whether somebody who has the token said this. The time that this takes tells nothing of the right answer.
 pub(crate) fn proves(token: [u8; 16], said: &[u8], proof: &[u8; PROOF]) -> bool {
     mac(token, said).verify_slice(proof).is_ok()
 }

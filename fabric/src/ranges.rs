@@ -20,14 +20,14 @@ const FOREIGN: usize = 64 * 1024;
 pub struct Ranges(Vec<Span>);
 
 impl Default for Ranges {
-    /// The whole of every window.
+    /// Returns the whole of every window.
     fn default() -> Self {
         Ranges(vec![Span { offset: 0, bytes: usize::MAX }])
     }
 }
 
 impl FromIterator<Span> for Ranges {
-    /// What these spans cover.
+    /// Returns what these spans cover.
     fn from_iter<I: IntoIterator<Item = Span>>(spans: I) -> Self {
         let mut spans: Vec<Span> = spans.into_iter().filter(|span| span.bytes > 0).collect();
         spans.sort_unstable();
@@ -49,27 +49,28 @@ impl Ranges {
         self.0.iter().map(cut).collect()
     }
 
-    /// Each range, ascending.
+    /// Returns each range, ascending.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Span> {
         self.0.iter().copied()
     }
 
-    /// The place among the ranges of the one that holds the whole span.
+    /// Returns the place among the ranges of the one that holds the whole span.
     #[inline]
     pub fn holding(&self, span: Span) -> Option<usize> {
         let place = self.0.partition_point(|range| range.offset <= span.offset).checked_sub(1)?;
         (span.end()? <= end(self.0[place])).then_some(place)
     }
 
-    /// The bytes that the kernel pins when these are registered: whole pages, for each range its own. Windows begin on a page.
+    /// Returns the bytes that the kernel pins when these are registered: whole pages, for each range its own. Windows
+    /// begin on a page.
     pub fn pinned_bytes(&self) -> u64 {
         let page = rustix::param::page_size();
         let pages = |range: Span| end(range).div_ceil(page) - range.offset / page;
         self.iter().map(|range| (pages(range) * page) as u64).sum()
     }
 
-    /// The huge pages of a window of so many bytes that lie in these ranges but for [`FOREIGN`] bytes; neighbours are one part.
-    /// Windows begin on a huge page.
+    /// Returns the huge pages of a window of so many bytes that lie in these ranges but for [`FOREIGN`] bytes;
+    /// neighbours are one part. Windows begin on a huge page.
     pub(crate) fn huge_pages(&self, window: usize) -> Vec<Span> {
         let mut pages: Vec<(usize, usize)> = Vec::new();
         for range in self.within(window).iter() {
@@ -90,13 +91,13 @@ impl Ranges {
         pages.chunk_by(|(page, _), (next, _)| page + 1 == *next).map(part).collect()
     }
 
-    /// The bytes of these parts.
+    /// Returns the bytes of these parts.
     pub fn huge_bytes(&self, window: usize) -> u64 {
         self.huge_pages(window).iter().map(|part| part.bytes as u64).sum()
     }
 }
 
-/// One past the last byte; of a range that goes on to the end of memory, the last.
+/// Returns one past the last byte; of a range that goes on to the end of memory, the last.
 fn end(range: Span) -> usize {
     range.end().unwrap_or(usize::MAX)
 }

@@ -43,7 +43,7 @@ impl Register {
         self.numbered.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// A number for a new owner.
+    /// Returns a number for a new owner.
     pub fn number(&self) -> u64 {
         let mut inner = self.lock();
         inner.0 += 1;

@@ -50,7 +50,7 @@ impl Hub {
         hello.welcome(Frames::Plain, &self.window, WINDOW, &PlannedLink::of_one_port(&[8]), |_| ()).unwrap()
     }
 
-    /// A peer that has shaken hands, and from then on sends what it likes.
+    /// Returns a peer that has shaken hands, and from then on sends what it likes.
     fn meets(&mut self) -> TcpStream {
         let mut peer = self.dial();
         peer.write_all(&hello_bytes(0, 1, WINDOW as u64)).unwrap();

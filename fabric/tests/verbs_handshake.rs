@@ -36,7 +36,7 @@ fn good_hello() -> Vec<u8> {
     )
 }
 
-/// A peer that says these bytes.
+/// Returns a peer that says these bytes.
 fn peer(listener: &Listener, bytes: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(listener.address()).unwrap();
     stream.set_read_timeout(Some(LONG)).unwrap();
@@ -48,7 +48,7 @@ fn hello(listener: &Listener, timeout: Duration) -> Result<Hello, ConnectError> 
     listener.accept().unwrap().unwrap().hello(timeout)
 }
 
-/// The words with which a peer was refused.
+/// Returns the words with which a peer was refused.
 fn refusal(mut stream: &TcpStream) -> String {
     let mut head = [0; 13];
     stream.read_exact(&mut head).unwrap();

@@ -80,11 +80,11 @@ struct Bed {
     consistency: Consistency,
     wire: Wire,
     optimizer: Optimizer,
-    /// By chunk and rank: the worker's next round, and whether its last push is not answered yet.
+    /// The worker's next round, and whether its last push is not answered yet, by chunk and rank.
     chunks: Vec<Vec<(Round, bool)>>,
-    /// By chunk and rank: the content of the last push.
+    /// The content of the last push, by chunk and rank.
     contents: Vec<Vec<Content>>,
-    /// By core: whether its part of the job is over.
+    /// Whether its part of the job is over, by core.
     over: Vec<bool>,
 }
 

@@ -48,7 +48,7 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
-/// What a port shows of a stream that is sent in pieces, what its window has then, and why the link closes.
+/// Returns what a port shows of a stream that is sent in pieces, what its window has then, and why the link closes.
 fn receive(frames: Frames, stream: &[u8], at_a_time: u8) -> (Vec<Imm>, Vec<u8>, CloseReason) {
     let (peer, ours) = UnixStream::pair().expect("descriptors for a pair");
     ours.set_nonblocking(true).expect("our own socket");

@@ -44,7 +44,7 @@ pub fn own_host() -> &'static str {
 pub struct HubClock {
     /// The hub's clock.
     pub reply: ClockReply,
-    /// When it showed that.
+    /// The time when it showed that.
     pub at: Instant,
     /// The most by which that can be wrong.
     pub within: Duration,
@@ -54,7 +54,7 @@ pub struct HubClock {
 #[derive(Clone, Debug)]
 pub(crate) struct Control {
     agent: ureq::Agent,
-    /// Of each request.
+    /// The timeout of each request.
     pub timeout: Duration,
     /// The secret or token that proves requests.
     credential: Option<Credential>,
@@ -85,7 +85,7 @@ impl Control {
         Ok(Control { agent, timeout, credential, named: named.clone(), member: None, trust, hub, job })
     }
 
-    /// The same control port, asked with another time limit.
+    /// Returns the same control port, asked with another time limit.
     pub fn within(&self, timeout: Duration) -> Self {
         let agent = agent_within(timeout, self.trust.as_ref(), &self.named);
         Control { agent, timeout, ..self.clone() }
@@ -97,7 +97,7 @@ impl Control {
         self
     }
 
-    /// The address of a path.
+    /// Returns the address of a path.
     fn url(&self, path: &str) -> String {
         let scheme = if self.trust.is_some() { "https" } else { "http" };
         format!("{scheme}://{}{path}", self.hub)
@@ -158,7 +158,7 @@ impl Control {
         get.call().map_err(|error| self.unreachable(error))
     }
 
-    /// The header that proves a right to this job; without a job, to all.
+    /// Returns the header that proves a right to this job; without a job, to all.
     fn proved(&self, right: Right, method: &str, path: &str, body: &[u8]) -> Result<Option<String>, Failure> {
         let Some(credential) = &self.credential else { return Ok(None) };
         let job = if self.job.is_empty() { ALL_JOBS } else { &self.job };
@@ -322,7 +322,7 @@ fn agent_within(timeout: Duration, trust: Option<&Trust>, named: &Named) -> ureq
     encrypted::agent(config, trust, named.clone())
 }
 
-/// The header by which a member says who it is.
+/// Returns the header by which a member says who it is.
 fn by_member(token: &str) -> String {
     format!("Phub-Member {token}")
 }

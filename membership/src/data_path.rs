@@ -1,4 +1,4 @@
-//! How a member comes to the data path of each hub: which transport, and then the links by it.
+//! The way in which a member comes to the data path of each hub: which transport, and then the links by it.
 //!
 //! Once, at the join. Knows the hubs' offers and this member's settings; nothing of rounds.
 
@@ -43,11 +43,11 @@ pub struct Ports {
 pub struct DataPath {
     /// To each core of the placement.
     pub endpoints: Vec<any::Endpoint>,
-    /// By core: the port at which its link ends.
+    /// The port at which its link ends, by core.
     pub ports: Vec<PortId>,
-    /// By core: the window that its hub writes, the same for all cores of a hub.
+    /// The window that its hub writes, the same for all cores of a hub, by core.
     pub received: Vec<Arc<RecvWindow>>,
-    /// Of the job's chunks, on the cores of all hubs.
+    /// The placement of the job's chunks, on the cores of all hubs.
     pub placement: Placement,
     /// To each hub.
     pub ways: Vec<Way>,
@@ -62,13 +62,13 @@ pub struct NicSettings {
     pub list: Option<NicList>,
     /// Which go with which of a hub's. Default: what `PHUB_RAILS` says, else by subnet, name and place.
     pub rails: Option<RailMap>,
-    /// How packets travel. Default: what `PHUB_RDMA_TIMEOUT` and its like say.
+    /// The way in which packets travel. Default: what `PHUB_RDMA_TIMEOUT` and its like say.
     pub paths: PathFlags,
 }
 
 impl Ports {
-    /// The only port of a member, such as the worker of this rank, with RDMA on these NICs if some hub is to be reached by
-    /// it. Over TCP it asks for `tcp`.
+    /// Returns the only port of a member, such as the worker of this rank, with RDMA on these NICs if some hub is to be
+    /// reached by it. Over TCP it asks for `tcp`.
     ///
     /// # Errors
     /// When memory, descriptors or threads run out.
@@ -186,8 +186,8 @@ fn make_rdma(
     Ok((group, vec![port]))
 }
 
-/// Whether a hub shares this machine's memory, else why not. Its socket has an abstract name, which is known within
-/// one network namespace.
+/// Checks whether a hub shares this machine's memory, and returns the reason if not. Its socket has an abstract name,
+/// which is known within one network namespace.
 fn is_near(machine: &str, address: &str) -> Result<(), String> {
     let here = any::machine();
     if here.is_empty() || machine != here {
@@ -201,7 +201,8 @@ fn is_near(machine: &str, address: &str) -> Result<(), String> {
     }
 }
 
-/// The RDMA NICs of this machine that may be used: the named NICs, or all that can be used. The nearest come first.
+/// Returns the RDMA NICs of this machine that may be used: the named NICs, or all that can be used. The nearest come
+/// first.
 fn usable_nics(list: &NicList, local_rank: u32) -> Result<Vec<NicOptions>, String> {
     let devices = verbs::devices().map_err(|error| error.to_string())?;
     let fitness = Fitness::of(&devices, list);
@@ -316,7 +317,7 @@ impl<'a> Route<'a> {
         Err(error)
     }
 
-    /// The address that an offer leads to from here and why it is chosen, or why it leads nowhere.
+    /// Returns the address that an offer leads to from here and why it is chosen, or why it leads nowhere.
     fn way_by(&self, offer: &TransportAddress, receive: &Receive) -> Result<(Address, &'static str), String> {
         if self.ports.transport.is_some_and(|wanted| wanted != offer.transport()) {
             return Err("not the one that was asked for".into());

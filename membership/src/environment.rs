@@ -127,7 +127,7 @@ fn is_of_a_service(name: &str, value: &str) -> bool {
         || of_links.iter().any(|end| name.ends_with(end))
 }
 
-/// How many letters must be put in, taken out or replaced to make one name the other.
+/// Returns how many letters must be put in, taken out or replaced to make one name the other.
 fn distance(one: &str, other: &str) -> usize {
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (at, letter) in one.bytes().enumerate() {

@@ -25,15 +25,15 @@ pub enum MemberError {
         "cannot reach the hub's control port at {hub}: {cause}; is phub-server running there, and is the address right?"
     )]
     Unreachable {
-        /// Its address.
+        /// The address.
         hub: String,
-        /// Why not.
+        /// The reason why not.
         cause: String,
     },
     /// The hub said no to a request.
     #[error("the hub at {hub} refused to {what}: {why}")]
     Refused {
-        /// Its address.
+        /// The address.
         hub: String,
         /// What was asked.
         what: &'static str,
@@ -45,7 +45,7 @@ pub enum MemberError {
     /// The hub does not let this member do that.
     #[error("the hub at {hub} does not let this process {what}: {why} (this process showed {shown})")]
     NotAllowed {
-        /// Its address.
+        /// The address.
         hub: String,
         /// What was asked.
         what: &'static str,
@@ -53,7 +53,7 @@ pub enum MemberError {
         code: RefusalCode,
         /// The hub's words.
         why: String,
-        /// Where the secret or token comes from that was shown.
+        /// The place where the secret or token comes from that was shown.
         shown: String,
     },
     /// This process has no secret or token that is of use.
@@ -65,7 +65,7 @@ pub enum MemberError {
          ends"
     )]
     Protocol {
-        /// Its address.
+        /// The address.
         hub: String,
         /// The version that it uses.
         used: u32,
@@ -78,9 +78,9 @@ pub enum MemberError {
     /// The other end speaks no TLS, or is nobody that this process trusts.
     #[error("no TLS with the hub's control port at {hub}: {why}")]
     NoTls {
-        /// Its address.
+        /// The address.
         hub: String,
-        /// Why not.
+        /// The reason why not.
         why: String,
     },
     /// The hub's reply makes no sense.
@@ -89,7 +89,7 @@ pub enum MemberError {
         pbox_core::control::PROTOCOL
     )]
     Nonsense {
-        /// Its address.
+        /// The address.
         hub: String,
         /// What was asked.
         what: &'static str,
@@ -102,7 +102,7 @@ pub enum MemberError {
     /// The data path could not be made.
     #[error("the data path to the hub at {hub}: {error}")]
     DataPath {
-        /// Its address.
+        /// The address.
         hub: String,
         /// What happened.
         error: Box<ConnectError>,
@@ -130,7 +130,7 @@ pub enum MemberError {
     HubLost {
         /// The job.
         job: String,
-        /// Its address.
+        /// The address.
         hub: String,
         /// What was seen.
         cause: String,
@@ -155,7 +155,7 @@ pub enum MemberError {
     CheckpointLost {
         /// The job.
         job: String,
-        /// Its address.
+        /// The address.
         hub: String,
         /// The hub's words.
         why: String,
@@ -179,7 +179,7 @@ impl MemberError {
         }
     }
 
-    /// The same error, with more words about a hub that is lost.
+    /// Returns the same error, with more words about a hub that is lost.
     pub fn with_more(mut self, more: &str) -> Self {
         if let MemberError::HubLost { cause: text, .. } | MemberError::JobFailed { reason: text, .. } =
             &mut self
@@ -189,7 +189,7 @@ impl MemberError {
         self
     }
 
-    /// The same error of a request that was made so often, in so much time.
+    /// Returns the same error of a request that was made so often, in so much time.
     pub(crate) fn after(mut self, tries: u32, time: Duration) -> Self {
         if tries > 1
             && let MemberError::Unreachable { cause: text, .. }

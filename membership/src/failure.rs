@@ -10,7 +10,7 @@ use crate::error::MemberError;
 /// The pause before a request that failed is made again.
 pub(crate) const RETRY: Duration = Duration::from_millis(100);
 
-/// Why a request failed.
+/// The reason why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
     /// The hub itself says no, for good.

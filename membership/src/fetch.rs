@@ -33,7 +33,8 @@ impl Read for StateReader {
     }
 }
 
-/// The part of a job's state that the hub at this address has; `None` where it has no part. `bytes` is about its length.
+/// Returns the part of a job's state that the hub at this address has; `None` where it has no part. `bytes` is about
+/// its length.
 ///
 /// # Errors
 /// When the hub is not reached, refuses, or is not trusted.

@@ -50,7 +50,7 @@ struct Beat {
     limit: Duration,
     /// `version` of the last reply.
     seen: u64,
-    /// When the hub last replied.
+    /// The time when the hub last replied.
     heard: Instant,
     /// Requests since then.
     tries: u32,
@@ -108,7 +108,7 @@ impl Heartbeat {
         *self.shared.latest.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = latest;
     }
 
-    /// What is known now.
+    /// Returns what is known now.
     pub fn news(&self) -> MutexGuard<'_, News> {
         self.shared.lock()
     }

@@ -39,7 +39,7 @@ pub struct Hub {
     pub(crate) protocol: u32,
     /// Whether the hub answers bytes ahead.
     pub answers_ahead: bool,
-    /// Its cores, by their number in the placement.
+    /// The cores, by their number in the placement.
     pub cores: Range<usize>,
 }
 
@@ -55,7 +55,7 @@ pub struct Missing {
 }
 
 impl Missing {
-    /// What a worker of so many waits for, in words.
+    /// Returns what a worker of so many waits for, in words.
     pub fn spoken(&self, workers: u32) -> String {
         let missing = missing(&self.ranks, &self.machines, workers);
         match &self.refused {
@@ -65,7 +65,7 @@ impl Missing {
     }
 }
 
-/// The round from which a rank takes part at all hubs of its job, or the members that they still wait for.
+/// Returns the round from which a rank takes part at all hubs of its job, or the members that they still wait for.
 pub fn takes_part(hubs: &[Hub], rank: u32) -> Result<Round, Missing> {
     let (mut from, mut waits_for) = (Round(0), None);
     for hub in hubs {
@@ -84,12 +84,12 @@ pub fn takes_part(hubs: &[Hub], rank: u32) -> Result<Round, Missing> {
     waits_for.map_or(Ok(from), Err)
 }
 
-/// The highest round that a worker had reached when it lost its hub, if workers joined these hubs again.
+/// Returns the highest round that a worker had reached when it lost its hub, if workers joined these hubs again.
 pub fn reached(hubs: &[Hub]) -> Option<Round> {
     hubs.iter().filter_map(|hub| hub.heartbeat.news().reply.reached).max()
 }
 
-/// How many rounds of the job were lost with hubs before it began at these hubs.
+/// Returns how many rounds of the job were lost with hubs before it began at these hubs.
 pub fn lost(hubs: &[Hub]) -> u32 {
     hubs.iter().map(|hub| hub.heartbeat.news().reply.lost).max().unwrap_or(0)
 }
@@ -100,12 +100,12 @@ pub fn wait_for_links(hubs: &[Hub]) -> bool {
 }
 
 impl Hub {
-    /// The address of its control port.
+    /// Returns the address of its control port.
     pub fn address(&self) -> &str {
         &self.control.hub
     }
 
-    /// The ranks that take part now, ascending.
+    /// Returns the ranks that take part now, ascending.
     pub fn members(&self) -> Vec<u32> {
         self.heartbeat.news().reply.members.iter().map(|member| member.rank).collect()
     }
@@ -115,7 +115,7 @@ impl Hub {
         self.heartbeat.news().reply.left.iter().find(|left| test(left)).cloned()
     }
 
-    /// The workers that others have waited for too long.
+    /// Returns the workers that others have waited for too long.
     pub fn held_up_by(&self) -> Vec<Late> {
         self.heartbeat.news().reply.held_up_by.clone()
     }
@@ -125,7 +125,7 @@ impl Hub {
         self.heartbeat.say_latest(latest);
     }
 
-    /// The error that ends the membership, if its news hold one.
+    /// Returns the error that ends the membership, if its news hold one.
     pub fn end(&self) -> Option<MemberError> {
         self.end_by(&self.heartbeat.news())
     }
@@ -138,12 +138,12 @@ impl Hub {
         news.lost.clone().map(|cause| self.lost(cause))
     }
 
-    /// As [`end`](Self::end); waits for news that hold such an error until `deadline`.
+    /// Works like [`end`](Self::end); waits for news that hold such an error until `deadline`.
     pub fn wait_for_end(&self, deadline: Instant) -> Option<MemberError> {
         self.heartbeat.wait_for(deadline, |news| self.end_by(news))
     }
 
-    /// Whether its control port answers within `limit`, and workers can join.
+    /// Checks whether its control port answers within `limit`, and workers can join.
     ///
     /// # Errors
     /// When the hub is lost, or stops.
@@ -151,14 +151,14 @@ impl Hub {
         self.control.within(limit).check_health().map_err(|failure| self.lost_if_unreachable(failure.error))
     }
 
-    /// What its clock shows: the quickest of some requests, each within `limit`. `None` where it does not say.
+    /// Returns what its clock shows: the quickest of some requests, each within `limit`. `None` where it does not say.
     pub fn clock(&self, limit: Duration) -> Option<HubClock> {
         let control = self.control.within(limit);
         let tries = std::iter::repeat_with(|| control.clock().ok()).map_while(|clock| clock);
         tries.take(CLOCK_TRIES).min_by_key(|clock| clock.within)
     }
 
-    /// The error that says that the hub is lost.
+    /// Returns the error that says that the hub is lost.
     pub fn lost(&self, cause: String) -> MemberError {
         let Control { hub, job, .. } = &self.control;
         MemberError::HubLost { job: job.clone(), hub: hub.clone(), cause }

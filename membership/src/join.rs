@@ -27,8 +27,8 @@ const FAREWELL_LIMIT: Duration = Duration::from_secs(2);
 const HEALTH_LIMIT: Duration = Duration::from_secs(2);
 const HEALTH_PAUSE: Duration = Duration::from_millis(50);
 
-/// The addresses in a list of hubs: each `host:port`, with commas between them. `http://` may be before it, as a hub prints
-/// its address when it starts; whether requests are encrypted, is said elsewhere.
+/// Returns the addresses in a list of hubs: each `host:port`, with commas between them. `http://` may be before it, as
+/// a hub prints its address when it starts; whether requests are encrypted, is said elsewhere.
 ///
 /// # Errors
 /// When an address is missing, is none or is there twice, and when there are too many.
@@ -83,7 +83,7 @@ pub fn wait_for(
     Ok(())
 }
 
-/// What a hub says about itself.
+/// Returns what a hub says about itself.
 ///
 /// # Errors
 /// When it cannot be reached, or does not let this process know.
@@ -203,17 +203,17 @@ impl LetIn {
         offered
     }
 
-    /// The cores that the job has there.
+    /// Returns the cores that the job has there.
     pub fn cores(&self) -> CoreNodes {
         self.reply.nodes.clone().unwrap_or_else(|| self.reply.cores.len().into())
     }
 
-    /// How the hubs above this hub place chunks, where it is below others.
+    /// Returns how the hubs above this hub place chunks, where it is below others.
     pub fn above(&self) -> Option<&Above> {
         self.reply.above.as_ref()
     }
 
-    /// The wire of the links to this hub: as `wire`, and if it is below others with their lines.
+    /// Returns the wire of the links to this hub: as `wire`, and if it is below others with their lines.
     ///
     /// # Errors
     /// When no hubs can be as it says.
@@ -225,7 +225,7 @@ impl LetIn {
         }
     }
 
-    /// Where its chunks are, as it says and as is computed here.
+    /// Returns where its chunks are, as it says and as is computed here.
     pub(crate) fn placement(&self, schedule: Schedule, layout: &Layout) -> Result<Placement, MemberError> {
         let LetIn { control, share, reply, .. } = self;
         let nonsense = |saw: String| MemberError::Nonsense { hub: control.hub.clone(), what: "join", saw };
@@ -254,7 +254,7 @@ impl LetIn {
         Ok(placement)
     }
 
-    /// A hub that waits for other links of this member, as it says in `reply`, by a connection with this token.
+    /// Returns a hub that waits for other links of this member, as it says in `reply`, by a connection with this token.
     pub(crate) fn again(hub: &Hub, reply: JoinReply, token: String) -> Self {
         let Hub { control, share, heartbeat, .. } = hub;
         let (control, heartbeat) = (control.clone(), heartbeat.clone());
@@ -291,7 +291,7 @@ impl LetIn {
     }
 }
 
-/// Where the chunks are at each of these hubs.
+/// Returns where the chunks are at each of these hubs.
 ///
 /// # Errors
 /// When a hub places chunks differently.

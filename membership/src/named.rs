@@ -32,7 +32,7 @@ pub enum Named {
 }
 
 impl Named {
-    /// Whether a hub may be asked at this address.
+    /// Checks whether a hub may be asked at this address.
     ///
     /// # Errors
     /// When the list of peers does not have it.

@@ -12,17 +12,18 @@ use fabric::verbs::Device;
 const LOCAL_RANK: [&str; 4] =
     ["PHUB_LOCAL_RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"];
 
-/// How many members are on this machine, as launchers say it. The first that is set counts.
+/// The number of members that are on this machine, as launchers say it. The first that is set counts.
 const LOCAL_SIZE: [&str; 4] =
     ["PHUB_LOCAL_WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"];
 
-/// How many of a job's workers are on this machine: all, if no launcher says it.
+/// Returns how many of a job's workers are on this machine: all, if no launcher says it.
 pub fn workers_here(workers: u32, environment: impl Fn(&str) -> Option<String>) -> u32 {
     let said = LOCAL_SIZE.iter().find_map(|name| environment(name)?.parse().ok());
     said.filter(|here| (1..=workers).contains(here)).unwrap_or(workers)
 }
 
-/// A member's number on its machine, or else its rank: this spreads members as well where ranks are dealt in blocks.
+/// Returns a member's number on its machine, or else its rank: this spreads members as well where ranks are dealt in
+/// blocks.
 pub(crate) fn local_rank(rank: u32, environment: impl Fn(&str) -> Option<String>) -> u32 {
     LOCAL_RANK.iter().find_map(|name| environment(name)?.parse().ok()).unwrap_or(rank)
 }
@@ -37,7 +38,7 @@ pub(crate) fn order<T>(nics: Vec<T>, is_near: impl Fn(&T) -> bool, local_rank: u
     near.into_iter().chain(far).collect()
 }
 
-/// The NUMA node on which this process stays, below this root; none if it may run on several.
+/// Returns the NUMA node on which this process stays, below this root; none if it may run on several.
 pub(crate) fn own_node(root: &Path) -> Option<u32> {
     let status = std::fs::read_to_string(root.join("proc/self/status")).ok()?;
     let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
@@ -52,7 +53,7 @@ pub(crate) fn own_node(root: &Path) -> Option<u32> {
     })
 }
 
-/// The NUMA node of a device, or of its network interface if it is one in software.
+/// Returns the NUMA node of a device, or of its network interface if it is one in software.
 pub(crate) fn node_of(root: &Path, device: &Device) -> Option<u32> {
     let netdevs = device.ports.iter().filter_map(|port| port.netdev.as_deref());
     let netdevs = netdevs.map(|netdev| root.join("sys/class/net").join(netdev));
@@ -61,7 +62,7 @@ pub(crate) fn node_of(root: &Path, device: &Device) -> Option<u32> {
     homes.filter_map(read).find_map(|text| text.trim().parse().ok()) // -1 where nobody knows
 }
 
-/// The kernel's list of cpus, like 0-3,8.
+/// Returns the kernel's list of cpus, like 0-3,8.
 fn cpus(list: &str) -> impl Iterator<Item = RangeInclusive<u32>> {
     list.trim().split(',').filter_map(|part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

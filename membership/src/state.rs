@@ -19,7 +19,7 @@ const PIECE_BYTES: usize = 1 << 20;
 /// A part of a key: its first chunk, its elements, and the hub that owns it.
 type Part = (u32, usize, usize);
 
-/// The bytes that all hubs of a job want together, or nothing: hubs of one job begin alike.
+/// Returns the bytes that all hubs of a job want together, or nothing: hubs of one job begin alike.
 ///
 /// # Errors
 /// The first error.
@@ -70,7 +70,7 @@ pub fn bring(
     })
 }
 
-/// All parts of keys, in the order of the values of a tensor.
+/// Returns all parts of keys, in the order of the values of a tensor.
 fn parts(hubs: u32, layout: &Layout, schedule: Schedule, split_above: u64) -> Vec<Part> {
     let of_hub = |hub: u32| {
         let share = Share { hub, hubs, split_above };

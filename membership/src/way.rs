@@ -8,7 +8,7 @@ use fabric::any::Transport;
 pub struct Way {
     /// The transport.
     pub transport: Transport,
-    /// Why by this one, in words.
+    /// The reason why by this one, in words.
     pub reason: String,
     /// Which NICs the links go over; nothing where there is no choice.
     pub paths: Vec<NicPair>,

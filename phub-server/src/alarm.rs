@@ -108,7 +108,7 @@ fn ring(panic: &PanicHookInfo<'_>) {
     heard_by(name, own.ok().flatten()).iter().for_each(|alarm| alarm.ring(&what));
 }
 
-/// The alarms that ring for a thread of this name, which belongs to a hub or to none.
+/// Returns the alarms that ring for a thread of this name, which belongs to a hub or to none.
 fn heard_by(name: &str, own: Option<Alarm>) -> Vec<Alarm> {
     if own.is_some() || name != "phub-watch" {
         return own.into_iter().collect();

@@ -45,7 +45,7 @@ pub struct Address {
 }
 
 impl Address {
-    /// A `host:port` that somebody named. It is looked up when it is first asked.
+    /// Creates a `host:port` that somebody named. It is looked up when it is first asked.
     pub fn new(name: &str, named: Named) -> Self {
         Address { name: name.to_owned(), named, found: Arc::default(), lookups: Arc::new(Semaphore::new(1)) }
     }
@@ -182,7 +182,7 @@ async fn exchange(
     Ok((is_success, body.to_bytes()))
 }
 
-/// The words for an error of TLS, which may be the cause of others, or else its own.
+/// Returns the words for an error of TLS, which may be the cause of others, or else its own.
 fn in_words(error: &(dyn Error + 'static)) -> String {
     let mut cause = Some(error);
     while let Some(this) = cause {

@@ -1,4 +1,4 @@
-//! Why a hub does not start.
+//! The reason why a hub does not start.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use crate::checkpoint::CheckpointError;
 
-/// Why the hub did not start.
+/// The reason why the hub did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     /// The machine cannot be read.
@@ -97,7 +97,7 @@ pub enum HubError {
         .absent.join(", "), if .there_are.is_empty() { "none".to_owned() } else { .there_are.join(", ") }
     )]
     AbsentNics {
-        /// Their names, as the list has them.
+        /// The names, as the list has them.
         absent: Vec<String>,
         /// The RDMA devices of this machine.
         there_are: Vec<String>,
@@ -116,7 +116,7 @@ pub enum HubError {
     Asked {
         /// The flag.
         setting: &'static str,
-        /// Why there is none.
+        /// The reason why there is none.
         error: Box<HubError>,
     },
     /// Workers would have no way to the hub.

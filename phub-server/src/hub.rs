@@ -35,7 +35,7 @@ use crate::registry::{HubsAbove, Parts, Recorder, Registry, Timeline, Up, random
 use crate::rendezvous;
 use crate::settings::{HubSettings, interface};
 
-/// How often the hub looks for silent workers: a small part of the shortest heartbeat limit.
+/// The interval at which the hub looks for silent workers: a small part of the shortest heartbeat limit.
 const SWEEP: Duration = Duration::from_millis(200);
 /// A look that comes so late shows that this process was stopped, or got no processor: it could hear no worker.
 const STOOD_STILL: Duration = Duration::from_millis(500);
@@ -43,8 +43,8 @@ const STOOD_STILL: Duration = Duration::from_millis(500);
 const TELL_LIMIT: Duration = Duration::from_secs(1);
 /// How long a stop waits for threads that shake hands, or work on files.
 const GONE_LIMIT: Duration = Duration::from_secs(5);
-/// How many joins are read and checked at the same time; the others wait. Each may hold a manifest of a quarter of a million keys, and
-/// the control thread needs a core, too.
+/// The number of joins that are read and checked at the same time; the others wait. Each may hold a manifest of a
+/// quarter of a million keys, and the control thread needs a core, too.
 const JOINS_AT_ONCE: usize = 2;
 /// How long a thread for joins waits for the next join: the workers of a job come together.
 const JOIN_THREAD_IDLE: Duration = Duration::from_secs(1);
@@ -78,7 +78,7 @@ impl Hub {
         Self::start_with(settings, ControlLimits::default())
     }
 
-    /// As [`start`](Self::start), with other limits for the clients of the control port.
+    /// Works like [`start`](Self::start), with other limits for the clients of the control port.
     pub fn start_with(settings: &HubSettings, limits: ControlLimits) -> Result<Self, HubError> {
         let (alarm, rung) = Alarm::new();
         let _entered = alarm.enter();
@@ -207,7 +207,7 @@ impl Hub {
         })
     }
 
-    /// The control port's address.
+    /// Returns the control port's address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -226,12 +226,12 @@ impl Hub {
         encryption.is_on().then_some(move || Ok(encryption.reload()?))
     }
 
-    /// The control port's scheme: `https` if it speaks TLS.
+    /// Returns the control port's scheme: `https` if it speaks TLS.
     pub fn scheme(&self) -> &'static str {
         if self.encryption.is_on() { "https" } else { "http" }
     }
 
-    /// The jobs whose checkpoints a stop must still write, once it has begun.
+    /// Returns the jobs whose checkpoints a stop must still write, once it has begun.
     pub fn unsaved(&self) -> watch::Receiver<Vec<String>> {
         self.registry.as_ref().expect("a hub that stops is nobody's any more").unsaved.subscribe()
     }
@@ -349,7 +349,7 @@ impl Drop for Hub {
     }
 }
 
-/// How this hub reaches other hubs.
+/// Returns how this hub reaches other hubs.
 fn up(
     settings: &HubSettings,
     group: &any::Group,
@@ -380,7 +380,7 @@ fn up(
     })
 }
 
-/// A listener for each transport, and the address that workers get.
+/// Returns a listener for each transport, and the address that workers get.
 fn open_data_paths(
     settings: &HubSettings,
     control: SocketAddr,

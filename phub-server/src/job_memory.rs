@@ -11,7 +11,7 @@ const OF_A_COMPRESSED_CHUNK: u64 = 352;
 const OF_A_CHUNK_AND_WORKER: u64 = 16;
 /// A key without its name and shape: 555 bytes were measured, with 7 letters and one number.
 const OF_A_KEY: u64 = 640;
-/// How often the hub has a key's name and shape.
+/// The number of times that the hub has a key's name and shape.
 const COPIES_OF_A_KEY: u64 = 4;
 /// The place of a core where the norms of a key are found, and the core's part of it: 570 bytes are measured.
 const OF_A_KEY_AND_CORE: u64 = 640;
@@ -25,8 +25,8 @@ pub(crate) fn parsed_bytes(text_bytes: usize) -> u64 {
     (text_bytes as u64).saturating_mul(PARSED_PER_TEXT)
 }
 
-/// What the hub keeps about a job's keys and chunks, in bytes. From the terms alone: the tables are what a small request
-/// can make large.
+/// Returns what the hub keeps about a job's keys and chunks, in bytes. From the terms alone: the tables are what a
+/// small request can make large.
 pub(crate) fn tables_bytes(terms: &JobTerms) -> u64 {
     let chunk_bytes = terms.chunk_bytes.max(1) as u64;
     let of_a_core = if terms.optimizer.adapts_keys() { OF_A_KEY_AND_CORE } else { 0 };
@@ -102,7 +102,7 @@ impl JobMemory {
         bytes / self.hubs
     }
 
-    /// What the hub must have.
+    /// Returns what the hub must have.
     pub fn needed(&self) -> u64 {
         let JobMemory { gradients, sums, weights, kept, former, means, snapshots, .. } = *self;
         let all = [gradients, sums, weights, kept, former, means, snapshots];

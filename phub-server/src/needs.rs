@@ -83,7 +83,7 @@ fn timeline(settings: &HubSettings) -> Found {
     Ok(Some(format!("{} can be written", path.display())))
 }
 
-/// Where a path's last part lies.
+/// Returns where a path's last part lies.
 fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

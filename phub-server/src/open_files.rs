@@ -16,7 +16,7 @@ pub fn raise_open_files() {
     }
 }
 
-/// The limit that a hub has then; no limit is the largest number.
+/// Returns the limit that a hub has then; no limit is the largest number.
 pub fn attainable(limit: &Rlimit) -> u64 {
     let raised = limit.maximum.map_or(REASONABLE, |hard| hard.min(REASONABLE));
     limit.current.map_or(u64::MAX, |limit| limit.max(raised))

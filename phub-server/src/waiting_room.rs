@@ -35,7 +35,7 @@ pub(crate) struct WaitingRoom {
 struct Guest {
     number: u64,
     socket: OwnedFd,
-    /// Its place is wanted, and its thread is about to leave.
+    /// The place is wanted, and its thread is about to leave.
     sent_away: bool,
 }
 

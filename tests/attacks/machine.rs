@@ -112,7 +112,7 @@ fn a_disk_that_stands_still_holds_up_no_round_and_loses_no_checkpoint() {
     assert_eq!(worker.map(|worker| worker.next_round()).unwrap(), 202, "the state of all rounds is there");
 }
 
-/// How many threads of a process look names up.
+/// Returns how many threads of a process look names up.
 fn lookups(pid: u32) -> usize {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     let names = threads.map(|thread| std::fs::read_to_string(thread.path().join("comm")).unwrap_or_default());

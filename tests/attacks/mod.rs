@@ -41,7 +41,7 @@ impl Behind {
         self.process = at(self.control, self.data, variables);
     }
 
-    /// Its control port, without the network.
+    /// Returns the control port, without the network.
     fn address(&self) -> String {
         self.control.to_string()
     }

@@ -22,7 +22,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use worker_shim::{DmaBuf, Session, SessionConfig};
 
 const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
-/// Where the window begins in the dma-buf: on no page.
+/// The place where the window begins in the dma-buf: on no page.
 const OFFSET: u64 = 3 * 4096 + 192;
 
 /// A buffer of a video driver: its dma-buf, and a mapping that stands for what a GPU does.

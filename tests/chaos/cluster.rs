@@ -25,7 +25,7 @@ pub const HUBS: usize = 5;
 pub const EVERY: u32 = 20;
 pub const HEARTBEAT_LIMIT_S: u64 = 4;
 
-/// Its process, and the standard input that ends with the run.
+/// The process, and the standard input that ends with the run.
 type Running = (Child, ChildStdin);
 
 /// A hub, which may be killed and started again on its ports.
@@ -34,7 +34,7 @@ pub struct HubProcess {
     pub address: SocketAddr,
     pub data: SocketAddr,
     pub relay: Relay,
-    /// Where its checkpoints are, if it writes them.
+    /// The place where its checkpoints are, if it writes them.
     pub checkpoints: Option<PathBuf>,
     above: Option<(String, String)>,
     log: PathBuf,
@@ -118,7 +118,7 @@ impl HubProcess {
         }
     }
 
-    /// Its process; an error when it ended by itself.
+    /// Returns the process; an error when it ended by itself.
     pub fn pid(&self) -> Result<u32> {
         let mut place = self.lock();
         let (child, _) = place.as_mut().with_context(|| format!("{} does not run", self.name))?;
@@ -127,12 +127,12 @@ impl HubProcess {
         Ok(child.id())
     }
 
-    /// How often it was started.
+    /// Returns how often it was started.
     pub fn lives(&self) -> u32 {
         self.lives.load(Ordering::Relaxed)
     }
 
-    /// What it and its workers wrote about panics.
+    /// Returns what it and its workers wrote about panics.
     pub fn panics(&self) -> Result<Vec<String>> {
         let mut text = String::new();
         File::open(&self.log)?.read_to_string(&mut text)?;
@@ -150,7 +150,7 @@ pub struct Living {
 /// Hubs and workers.
 pub struct Cluster {
     pub hubs: Vec<HubProcess>,
-    /// By job and number.
+    /// Entries by job and number.
     workers: Mutex<HashMap<(usize, u32), Living>>,
     /// A small disk of its own, if the machine permits it.
     pub small_disk: bool,

@@ -113,7 +113,7 @@ impl Rest {
     }
 }
 
-/// What a process has allocated. The pages of its program come when they are needed, and are not counted.
+/// Returns what a process has allocated. The pages of its program come when they are needed, and are not counted.
 fn memory(pid: u32) -> u64 {
     status_bytes(pid, "RssAnon:") + status_bytes(pid, "RssShmem:")
 }

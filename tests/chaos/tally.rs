@@ -114,12 +114,12 @@ impl Tally {
         self.lock().returned += 1;
     }
 
-    /// How many lives ended well.
+    /// Returns how many lives ended well.
     pub fn finished(&self) -> u32 {
         self.lock().rows.iter().map(|(_, row)| row.finished).sum()
     }
 
-    /// What must not be, so far.
+    /// Returns what must not be, so far.
     pub fn wrongs(&self) -> Vec<String> {
         self.lock().wrongs.clone()
     }

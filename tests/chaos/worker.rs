@@ -21,7 +21,7 @@ use worker_shim::{Returns, Session, SessionConfig, SessionError};
 
 use super::expect::{Expect, Model, Pushes, Rounds, Subsets};
 
-/// How a job's weights are known.
+/// The way in which a job's weights are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     /// BSP without losses: the oracle's bits.
@@ -51,7 +51,7 @@ pub struct Task {
     /// The hubs above that one.
     pub above: Vec<String>,
     pub job: String,
-    /// Its rank at its hub, and how many workers that hub has.
+    /// The rank at its hub, and how many workers that hub has.
     pub rank: u32,
     pub workers: u32,
     /// Workers by machine, and this worker's number among all.
@@ -105,7 +105,7 @@ impl Task {
         config
     }
 
-    /// What is expected of a job from now on. `went_on_with` is the state of one that went on.
+    /// Returns what is expected of a job from now on. `went_on_with` is the state of one that went on.
     fn expect(
         &self,
         training: &Training,
@@ -193,7 +193,7 @@ pub fn run(task: &Task) -> bool {
     }
 }
 
-/// Why a worker does not finish.
+/// The reason why a worker does not finish.
 enum Ended {
     /// Weights that must not be.
     Wrong(String),

@@ -109,7 +109,7 @@ fn a_damaged_checkpoint_is_told_where_the_hub_describes_the_job() {
     says(warning, &["job@2.safetensors", "job@damaged.safetensors", "digest"]);
 }
 
-/// What a file says about the end of its job.
+/// Returns what a file says about the end of its job.
 fn header(file: &Path) -> String {
     let bytes = std::fs::read(file).unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;

@@ -7,7 +7,7 @@ use hub_tests::{PATIENT_S, config, describe, join_request, post_json, ready_all,
 use pbox_core::Key;
 use phub_server::Hub;
 
-/// How often the test asks the hub, until it sees the job while it is made.
+/// The number of times that the test asks the hub, until it sees the job while it is made.
 const TRIES: usize = 50;
 
 /// Whether this process, which is the hub, reads a file.

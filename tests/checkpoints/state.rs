@@ -27,7 +27,7 @@ const ADAM: Optimizer =
 
 const PATIENT: Duration = Duration::from_secs(PATIENT_S);
 
-/// What each of these hubs has of a job's state, put together.
+/// Returns what each of these hubs has of a job's state, put together.
 pub(crate) fn gather<S: AsRef<str>>(hubs: &[S], job: &str, keys: &[Key], optimizer: &Optimizer) -> Saved {
     fetch_all(hubs, job, keys, &(*optimizer).into(), PATIENT).unwrap()
 }

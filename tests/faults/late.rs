@@ -24,7 +24,7 @@ fn workers(hub: &Hub, count: u32, change: impl Fn(&mut SessionConfig) + Sync) ->
     })
 }
 
-/// Whom the hub names, once it names somebody.
+/// Returns whom the hub names, once it names somebody.
 fn named(hub: &Hub) -> Vec<u32> {
     let mut named = Vec::new();
     until("somebody is named", || {

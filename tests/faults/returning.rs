@@ -131,7 +131,7 @@ pub(super) fn weights(session: &Session) -> Vec<Vec<u32>> {
     session.keys().map(|key| bits(session.weights::<f32>(key).unwrap())).collect()
 }
 
-/// Where all arrays of a session lie.
+/// Returns where all arrays of a session lie.
 pub(super) fn places(session: &mut Session) -> Vec<(usize, usize)> {
     let keys: Vec<_> = session.keys().collect();
     let place = |key| {

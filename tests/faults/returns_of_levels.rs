@@ -93,7 +93,7 @@ fn begin(variables: &[(&str, String)]) -> Program {
     program
 }
 
-/// What each worker of all machines does, by its number among all.
+/// Returns what each worker of all machines does, by its number among all.
 pub(super) fn on_machines<T: Send>(worker: impl Fn(u32) -> T + Sync) -> Vec<T> {
     on_threads(MACHINES * WORKERS, worker)
 }

@@ -25,10 +25,10 @@ pub struct ByHand {
     pub reply: JoinReply,
     pub wire: Wire,
     pub placement: Placement,
-    /// Its gradient window, chunk by chunk.
+    /// The gradient window, chunk by chunk.
     pub gradient: Spans,
     pub port: any::Port,
-    /// By core.
+    /// One entry for each core.
     pub links: Vec<LinkId>,
     _group: any::Group,
     _windows: (Arc<SendWindow>, Arc<RecvWindow>),

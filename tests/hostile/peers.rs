@@ -49,7 +49,7 @@ fn a_stranger_can_neither_hold_nor_release_a_job() {
     sessions[0].wait_all().unwrap();
 }
 
-/// What a worker of two hubs asks the second one for.
+/// Returns what a worker of two hubs asks the second one for.
 fn at_second(hubs: &[String], pass: Option<Pass>) -> JoinRequest {
     let request = join_request(0, 1);
     let terms = JobTerms { hubs: 2, ..request.terms };

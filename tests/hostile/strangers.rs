@@ -41,7 +41,7 @@ fn hello_bytes(token: [u8; 16], link: u32, links: u32) -> Vec<u8> {
     fabric::tcp::fuzzing::hello(token, &bytes)
 }
 
-/// What the hub says before it closes the connection.
+/// Returns what the hub says before it closes the connection.
 fn told(mut stream: TcpStream) -> String {
     stream.set_read_timeout(Some(Duration::from_secs(25))).unwrap();
     let mut told = Vec::new();

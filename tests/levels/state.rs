@@ -33,7 +33,7 @@ fn state() -> State {
     State { before: BEFORE, steps: None, values: Box::new(std::io::Cursor::new(values())) }
 }
 
-/// What these hubs have of the job's state.
+/// Returns what these hubs have of the job's state.
 fn state_at(hubs: &[String], job: &str) -> Saved {
     let tensors = Tensors::from(ADAM).with_ema(Some(0.9));
     fetch_all(hubs, job, &small_model(), &tensors, Duration::from_secs(PATIENT_S)).unwrap()

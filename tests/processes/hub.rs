@@ -19,7 +19,7 @@ pub fn start_hub(variables: &[(&str, &str)]) -> (Program, String) {
     (program, address)
 }
 
-/// As [`start_hub`], by a program that starts another.
+/// Works like [`start_hub`], by a program that starts another.
 pub fn start_hub_under(starter: &[&str], variables: &[(&str, &str)]) -> (Program, String) {
     let hub = rerun(hub_process);
     let mut command = Command::new(starter[0]);
@@ -29,7 +29,7 @@ pub fn start_hub_under(starter: &[&str], variables: &[(&str, &str)]) -> (Program
     (program, address)
 }
 
-/// As [`start_hub`], without waiting until it listens.
+/// Works like [`start_hub`], without waiting until it listens.
 pub fn begin_hub(variables: &[(&str, &str)]) -> Program {
     begin(&mut rerun(hub_process), variables)
 }

@@ -10,7 +10,7 @@ const ROUNDS: u32 = 200;
 /// Sleeps of the core, of which none may wake another thread.
 const ENOUGH: u64 = 20;
 
-/// How often the threads of a process whose names begin like this have gone to sleep.
+/// Returns how often the threads of a process whose names begin like this have gone to sleep.
 fn sleeps(pid: u32, name: &str) -> u64 {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     let status = tasks.map(|task| std::fs::read_to_string(task.path().join("status")).unwrap_or_default());

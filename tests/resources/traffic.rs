@@ -1,4 +1,4 @@
-//! How many bytes cross in a round of a compressed job. By RDMA too if `PHUB_TEST_DEVICE` names devices.
+//! The number of bytes that cross in a round of a compressed job. By RDMA too if `PHUB_TEST_DEVICE` names devices.
 
 use fabric::conformance::Watchdog;
 use hub_tests::values::fill_gradient;

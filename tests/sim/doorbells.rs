@@ -1,4 +1,5 @@
-//! How often a core hands its answers over: within a turn only early, which a NIC's port leaves for later, and once at its end.
+//! The number of times that a core hands its answers over: within a turn only early, which a NIC's port leaves for
+//! later, and once at its end.
 
 use std::sync::Arc;
 use std::task::Waker;

@@ -34,7 +34,7 @@ fn keys(layout: &Layout) -> impl Iterator<Item = KeyId> + use<> {
     (0..layout.keys().len() as u32).map(KeyId)
 }
 
-/// What a worker pushes: another number for every round, element and worker. Round 0 is the broadcast.
+/// Returns what a worker pushes: another number for every round, element and worker. Round 0 is the broadcast.
 fn value(rank: u32, round: u32, key: KeyId, element: usize) -> f32 {
     let mix = rank * 7919 + round * 104_729 + key.0 * 1299 + element as u32 * 31;
     (mix % 1009) as f32 / 37.0 - 13.0
@@ -110,7 +110,7 @@ struct Run {
     losing: bool,
     terms: String,
     plan: Plan,
-    /// By rank.
+    /// One entry for each rank.
     drafts: Vec<Drafts>,
 }
 

@@ -42,7 +42,7 @@ fn gradients(session: &mut Session, rank: u32, workers: u32, value: f32) {
     }
 }
 
-/// How many rounds of a rank a key's weights contain; `None` if no element belongs to the rank.
+/// Returns how many rounds of a rank a key's weights contain; `None` if no element belongs to the rank.
 fn contained(session: &Session, key: KeyId, rank: u32, workers: u32) -> Option<u32> {
     let weights = session.weights::<f32>(key).unwrap();
     let of_rank = (0u32..).zip(weights).filter(|(e, _)| e % workers == rank);

@@ -116,7 +116,7 @@ pub fn config(hub: &Hub, job: &str, rank: u32, workers: u32) -> SessionConfig {
     config_at(&hub.address().to_string(), job, rank, workers)
 }
 
-/// As [`config`], for a hub of another process.
+/// Works like [`config`], for a hub of another process.
 pub fn config_at(hub: &str, job: &str, rank: u32, workers: u32) -> SessionConfig {
     let mut config = SessionConfig::new(hub, job, rank, workers, small_model(), SGD);
     config.terms.chunk_bytes = 64;
@@ -207,7 +207,7 @@ pub fn bring(hub: &Hub, job: &str, token: &str, state: Vec<u8>) -> (u16, String)
     post_as_member(hub, job, "state", token, state)
 }
 
-/// As [`post_as_member`], with a request that the hub must refuse. Returns status and error.
+/// Works like [`post_as_member`], with a request that the hub must refuse. Returns status and error.
 pub fn refusal_of_member(
     hub: &Hub,
     job: &str,
@@ -256,7 +256,7 @@ pub fn shm_address(reply: &JoinReply) -> &str {
     }
 }
 
-/// What the hub says about itself on its control port.
+/// Returns what the hub says about itself on its control port.
 pub fn describe(hub: &str) -> HubReply {
     let get = ureq::get(format!("http://{hub}/v1/hub")).header("authorization", authorization());
     get.call().unwrap().body_mut().read_json().unwrap()

@@ -51,12 +51,12 @@ impl Program {
         }
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its standard input.
+    /// Returns the standard input.
     pub fn stdin(&mut self) -> &mut std::process::ChildStdin {
         self.child.stdin.as_mut().expect("stdin is a pipe")
     }

@@ -23,7 +23,7 @@ pub type Rewrite = fn(&str, &mut Value);
 #[derive(Debug)]
 struct Plan {
     hub: SocketAddr,
-    /// How requests and answers are changed.
+    /// The way in which requests and answers are changed.
     rewrites: OnceLock<(Rewrite, Rewrite)>,
     /// The verb, what becomes of its next requests, and of how many.
     breaks: Mutex<(String, Break, u32)>,
@@ -68,7 +68,7 @@ impl Proxy {
         self.plan.rewrites.set((request, answer)).expect("once");
     }
 
-    /// How many requests are still to be broken.
+    /// Returns how many requests are still to be broken.
     pub fn left(&self) -> u32 {
         self.plan.breaks.lock().unwrap().2
     }

@@ -51,7 +51,7 @@ impl Recorder {
         self.address.to_string()
     }
 
-    /// What came until now.
+    /// Returns what came until now.
     pub fn seen(&self) -> Vec<Seen> {
         self.seen.0.lock().unwrap().clone()
     }

@@ -18,7 +18,7 @@ pub fn fetch(hub: &str, job: &str, limit: Duration) -> Result<Vec<u8>, ureq::Err
     Ok(file)
 }
 
-/// What each of these hubs has, put together. `limit` is for each of them.
+/// Returns what each of these hubs has, put together. `limit` is for each of them.
 pub fn fetch_all<S: AsRef<str>>(
     hubs: &[S],
     job: &str,

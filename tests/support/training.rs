@@ -83,12 +83,12 @@ impl Training {
         }
     }
 
-    /// As [`new`](Self::new), of the small model with plain SGD in chunks of 64 bytes.
+    /// Works like [`new`](Self::new), of the small model with plain SGD in chunks of 64 bytes.
     pub fn small(job: &str) -> Self {
         Training { chunk_bytes: 64, ..Training::new(job, small_model(), SGD) }
     }
 
-    /// As [`new`](Self::new), of keys of all types, compressed by `codec`.
+    /// Works like [`new`](Self::new), of keys of all types, compressed by `codec`.
     pub fn compressed(job: &str, codec: &str) -> Self {
         let keys = vec![
             Key::f32("a", [3, 400]),
@@ -224,7 +224,7 @@ impl Training {
         (0..self.rounds).map(norm).collect()
     }
 
-    /// What the hub keeps of each key.
+    /// Returns what the hub keeps of each key.
     pub fn tensors(&self) -> Tensors {
         Tensors::from(self.optimizer).with_ema(self.ema)
     }

@@ -43,7 +43,8 @@ fn nanoseconds(Timespec { tv_sec, tv_nsec }: Timespec) -> u64 {
 }
 
 impl Clock {
-    /// Which clock this process has. Machines, starts of a machine, and containers with a time of their own have different ones.
+    /// Returns which clock this process has. Machines, starts of a machine, and containers with a time of their own
+    /// have different ones.
     pub fn id() -> String {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let time = std::fs::read_link("/proc/self/ns/time").unwrap_or_default();

@@ -86,7 +86,7 @@ impl TraceFile {
         write().map_err(failed)
     }
 
-    /// Its path.
+    /// Returns the path.
     pub fn path(&self) -> &Path {
         &self.path
     }

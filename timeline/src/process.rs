@@ -30,9 +30,9 @@ pub struct Event<'a> {
 /// From when to when, in nanoseconds of the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Its begin.
+    /// The begin.
     pub begin: u64,
-    /// Its end.
+    /// The end.
     pub end: u64,
 }
 

@@ -4,9 +4,9 @@
 #[derive(Debug)]
 pub struct Ring<E> {
     events: Box<[E]>,
-    /// Where the next event goes.
+    /// The place where the next event goes.
     next: usize,
-    /// How often the ring was filled.
+    /// The number of times that the ring was filled.
     laps: u64,
 }
 

@@ -26,7 +26,7 @@ impl Network {
         Network { widths }
     }
 
-    /// How many layers have weights.
+    /// Returns how many layers have weights.
     pub fn layers(&self) -> usize {
         self.widths.len() - 1
     }
@@ -105,7 +105,7 @@ impl<'a> NetworkPass<'a> {
         NetworkPass { network, activations: vec![Vec::new(); layers + 1], deltas: vec![Vec::new(); layers] }
     }
 
-    /// Its network.
+    /// Returns the network.
     pub fn network(&self) -> &'a Network {
         self.network
     }

@@ -23,7 +23,7 @@ use crate::compute::{ComputePlan, ComputeStep, shortest_iteration};
 /// Iterations of a run. The last one counts: from the second on they are equal.
 const ITERATIONS: u32 = 3;
 
-/// How tensors lie on a cluster's hubs.
+/// The way in which tensors lie on a cluster's hubs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Spread {
     /// As the baseline of this hub: large tensors in parts on all hubs, each small tensor on one hub.

@@ -93,7 +93,7 @@ impl PartialOrd for Planned {
 struct Worker {
     /// Layers whose gradients wait for the link. The first of them is on the link.
     pushes: VecDeque<usize>,
-    /// By layer.
+    /// One entry for each layer.
     noticed: Vec<bool>,
     /// The batch that is pulled next or now, and whether its pull has begun.
     batch: usize,
@@ -125,7 +125,7 @@ struct Simulation<'a> {
     flows: Vec<Flow>,
     cargo: Vec<Cargo>,
     workers: Vec<Worker>,
-    /// By layer: how many workers' gradients have come.
+    /// How many workers' gradients have come, by layer.
     pushed: Vec<usize>,
     iterations: u32,
 }

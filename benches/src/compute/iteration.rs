@@ -12,7 +12,7 @@ use super::trace::{ComputePlan, ComputeStep};
 
 /// A worker that computes: it pushes, waits, and lets time pass.
 pub trait Worker {
-    /// Its error.
+    /// The error.
     type Error;
 
     /// Returns the time since any beginning.

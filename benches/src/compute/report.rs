@@ -50,7 +50,7 @@ pub struct ComputeReport {
 /// One layer.
 #[derive(Clone, Debug, Serialize)]
 pub struct LayerReport {
-    /// Its name.
+    /// The name.
     pub name: String,
     forward_ms: f64,
     backward_ms: f64,

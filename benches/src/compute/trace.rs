@@ -14,7 +14,7 @@ const LONGEST_US: f64 = 3600.0 * 1e6;
 /// The compute times of a model's layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trace {
-    /// Its name.
+    /// The name.
     pub name: String,
     /// Samples in a worker's batch.
     pub batch: u32,
@@ -51,11 +51,11 @@ pub struct ComputePlan {
 pub struct ComputeStep {
     /// The layer's name.
     pub name: String,
-    /// Its keys.
+    /// The keys.
     pub keys: Vec<KeyId>,
-    /// Its time in the forward pass.
+    /// The time in the forward pass.
     pub forward: Duration,
-    /// Its time in the backward pass.
+    /// The time in the backward pass.
     pub backward: Duration,
 }
 

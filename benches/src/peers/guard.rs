@@ -38,7 +38,7 @@ pub struct Guarded {
     stdin: Option<ChildStdin>,
 }
 
-/// How a peer ended.
+/// The way in which a peer ended.
 #[derive(Debug)]
 pub enum Ending {
     /// With status 0.
@@ -90,7 +90,7 @@ impl Drop for Guarded {
     }
 }
 
-/// Why the guard stops waiting.
+/// The reason why the guard stops waiting.
 enum Stop {
     Ended,
     Late,

@@ -37,7 +37,7 @@ impl System {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("peers").join(name)
     }
 
-    /// Its rows of the table: name, and the script's options.
+    /// Returns the rows of the table: name, and the script's options.
     fn variants(self) -> &'static [(&'static str, &'static [&'static str])] {
         match self {
             System::OpenMpi => &[
@@ -57,7 +57,7 @@ impl System {
 /// A system that cannot run here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Missing {
-    /// Its name.
+    /// The name.
     pub system: &'static str,
     /// What is missing and how to get it, by its script.
     pub how: String,
@@ -76,7 +76,7 @@ pub struct Work {
     pub model: String,
     /// Elements of all keys.
     pub elements: u64,
-    /// Where the probe finds the model.
+    /// The place where the probe finds the model.
     source: [String; 2],
     workers: String,
     rounds: String,
@@ -110,11 +110,11 @@ impl Work {
 /// One row of the table.
 #[derive(Debug)]
 pub struct Contender {
-    /// Its name in the table.
+    /// The name in the table.
     pub name: &'static str,
     /// The program.
     pub program: PathBuf,
-    /// Its options.
+    /// The options.
     pub args: Vec<String>,
 }
 
@@ -138,7 +138,7 @@ pub fn present(
     Ok((systems, missing))
 }
 
-/// What is missing here for a script; `None` if nothing is.
+/// Returns what is missing here for a script; `None` if nothing is.
 pub fn ready(script: &Path) -> Result<Option<String>> {
     /// A script's exit status when something must be installed first.
     const MISSING: i32 = 3;

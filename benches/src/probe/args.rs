@@ -234,7 +234,7 @@ fn dtype(name: &str) -> Result<Dtype, String> {
     all.into_iter().find(|dtype| dtype.name() == name).ok_or_else(|| "expected f32, f16 or bf16".to_owned())
 }
 
-/// Where workers read weights.
+/// The place where workers read weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum WeightsChoice {
     /// In place.
@@ -295,7 +295,7 @@ impl Args {
         self.compute.plan(&keys)
     }
 
-    /// What the hub leaves out.
+    /// Returns what the hub leaves out.
     pub fn ablate(&self) -> Ablate {
         Ablate {
             aggregate: self.ablate.contains(&AblateChoice::Aggregate),
@@ -334,7 +334,7 @@ impl Args {
         self.schedule.unwrap_or(pulling)
     }
 
-    /// What workers and hub agree on for the links between them.
+    /// Returns what workers and hub agree on for the links between them.
     pub fn level(&self) -> LevelTerms {
         LevelTerms {
             consistency: self.consistency,
@@ -346,7 +346,7 @@ impl Args {
         }
     }
 
-    /// What all ends of the job agree on, of a model with these keys.
+    /// Returns what all ends of the job agree on, of a model with these keys.
     pub fn terms(&self, keys: Vec<Key>) -> JobTerms {
         JobTerms {
             chunk_bytes: self.chunk_bytes.unwrap_or_else(|| default_chunk_bytes(&keys)),
@@ -400,7 +400,7 @@ impl Args {
         }
     }
 
-    /// Where this process, a child of a run, writes its part of the trace.
+    /// Returns where this process, a child of a run, writes its part of the trace.
     fn trace_part(&self) -> Option<PathBuf> {
         self.trace.as_ref().map(|path| part(path, std::process::id()))
     }

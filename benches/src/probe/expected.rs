@@ -55,7 +55,8 @@ struct Period<E> {
     possible: VecDeque<[E; PERIOD]>,
 }
 
-/// How many steps a worker's weights may contain after `round` of its own rounds, if each worker pushes `total` rounds.
+/// Returns how many steps a worker's weights may contain after `round` of its own rounds, if each worker pushes `total`
+/// rounds.
 pub fn allowed(consistency: Consistency, workers: u32, round: u32, total: u32) -> RangeInclusive<u32> {
     let others = workers - 1;
     match consistency {

@@ -45,7 +45,7 @@ pub struct Report {
     credit_tried: Vec<Tried>,
     #[serde(skip)]
     credit_words: String,
-    /// How gradients and weights are made smaller.
+    /// The way in which gradients and weights are made smaller.
     compression: Option<String>,
     /// Bytes of a worker in a round.
     sent_bytes: f64,

@@ -13,7 +13,7 @@ pub(super) struct Trace {
     parts: Vec<PathBuf>,
 }
 
-/// Where a child writes its trace. A worker's rank is added before the extension.
+/// Returns where a child writes its trace. A worker's rank is added before the extension.
 pub(super) fn part(path: &Path, pid: u32) -> PathBuf {
     let mut part = path.to_owned().into_os_string();
     part.push(format!(".{pid}.part"));

@@ -27,7 +27,7 @@ const ROUNDS_PER_LOOK: u32 = 16;
 const WARM_UP: u32 = 2;
 /// How long a hub may take to describe itself.
 const DESCRIBE_LIMIT: Duration = Duration::from_secs(30);
-/// How often a child sends its progress to its parent.
+/// The interval at which a child sends its progress to its parent.
 const PROGRESS: Duration = Duration::from_millis(100);
 
 /// What a worker process sends to its parent.
@@ -52,7 +52,7 @@ pub(super) enum Word {
         credit: CreditReport,
         /// The bytes that crossed on them.
         crossed: Crossed,
-        /// Its pulls in batches.
+        /// The pulls in batches.
         pull: Option<PullReport>,
     },
 }

@@ -36,7 +36,7 @@ impl Job {
         self.spans_by_lane(nodes).iter().map(|spans| spans.len() as u32).max().unwrap_or(0)
     }
 
-    /// What each lane carries, of lanes on these nodes.
+    /// Returns what each lane carries, of lanes on these nodes.
     fn spans_by_lane(&self, nodes: &[u32]) -> Vec<Vec<Span>> {
         if nodes.is_empty() {
             return Vec::new();

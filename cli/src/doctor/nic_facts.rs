@@ -15,11 +15,11 @@ pub(crate) const REQUEST_REDIRECT: u16 = 0x04;
 pub(crate) struct NicFacts {
     /// The RDMA device, with its port if it has several.
     pub name: String,
-    /// Its network interface.
+    /// The network interface.
     pub netdev: Option<String>,
-    /// Its link to the machine now, and the best that it could have.
+    /// The link to the machine now, and the best that it could have.
     pub slot: Option<(PciLink, PciLink)>,
-    /// How the IOMMU treats it: `identity`, or a kind of translation.
+    /// The way in which the IOMMU treats it: `identity`, or a kind of translation.
     pub iommu: Option<String>,
     /// The bridges of PCI Express above it, and what their ACS says; nothing where this user may not read it.
     pub bridges: Vec<(String, Option<u16>)>,
@@ -42,7 +42,7 @@ pub(crate) struct PciLink {
 }
 
 impl PciLink {
-    /// What it carries each way, before the headers of its packets.
+    /// Returns what it carries each way, before the headers of its packets.
     pub fn gbps(self) -> f64 {
         let coded = if self.gigatransfers > 5.0 { 128.0 / 130.0 } else { 0.8 };
         self.gigatransfers * coded * f64::from(self.lanes)

@@ -8,7 +8,7 @@ use fabric::conformance::rerun;
 
 const VARIABLE: &str = "PHUB_CHECKPOINT_CHILD";
 
-/// What `command` is to run: this program as `role`, on a directory. Its arguments are the last ones.
+/// Returns what `command` is to run: this program as `role`, on a directory. Its arguments are the last ones.
 pub fn child(mut command: Command, role: &str, dir: &Path) -> Command {
     let again = rerun(child_process);
     command.arg(again.get_program()).args(again.get_args());

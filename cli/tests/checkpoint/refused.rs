@@ -7,7 +7,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::snapshots::{ADAM, Job, SGD, says};
 
-/// Where the digest stands in a file.
+/// The place where the digest stands in a file.
 const DIGEST: std::ops::Range<usize> = 35..67;
 
 fn decoded(bytes: &[u8]) -> Result<(), DecodeError> {
@@ -29,7 +29,7 @@ fn taken_apart(bytes: &[u8]) -> (String, Vec<u8>) {
     (String::from_utf8(bytes[8..8 + length].to_vec()).unwrap(), bytes[8 + length..].to_vec())
 }
 
-/// Why a whole file of a faulty program is refused: `from` in its header is `to`.
+/// Returns why a whole file of a faulty program is refused: `from` in its header is `to`.
 #[track_caller]
 fn forged(from: &str, to: &str) -> String {
     let (header, values) = taken_apart(&Job::small(SGD).bytes());

@@ -23,7 +23,7 @@ pub struct Job {
     pub ema: Option<f64>,
     pub chunk_bytes: usize,
     pub cores: usize,
-    /// By round.
+    /// One entry for each round.
     pub numbers: Vec<(Round, Numbers)>,
     /// Chunks of these keys have made so many steps, and not one a round.
     pub steps: BTreeMap<String, u32>,
@@ -42,7 +42,7 @@ impl Job {
         Job { numbers: rates.into_iter().map(of).collect(), ..self }
     }
 
-    /// What its hub keeps of each key.
+    /// Returns what its hub keeps of each key.
     pub fn tensors(&self) -> Tensors {
         Tensors::from(self.optimizer).with_ema(self.ema)
     }
@@ -57,7 +57,7 @@ impl Job {
         Job::new(keys, optimizer)
     }
 
-    /// Its state before `round`, in the parts that its cores would give.
+    /// Returns the state before `round`, in the parts that its cores would give.
     pub fn snapshot(&self, round: Round) -> Snapshot {
         let layout = Arc::new(Layout::new(self.keys.clone(), self.chunk_bytes).unwrap());
         let placement = Placement::new(&layout, self.cores);
@@ -92,7 +92,7 @@ impl Job {
         self.loaded(store, name).map(|loaded| loaded.restored)
     }
 
-    /// Why the job's checkpoint cannot be loaded.
+    /// Returns why the job's checkpoint cannot be loaded.
     #[track_caller]
     pub fn refusal(&self, store: &CheckpointStore, name: &str) -> String {
         store.load(name, &self.keys, &self.tensors()).expect_err("it must be refused").to_string()
@@ -141,7 +141,7 @@ pub fn value(round: Round, key: KeyId, tensor: Tensor, element: usize) -> f32 {
     f32::from_bits(bits & !0x0080_0000) // not the exponent of NaN and infinity
 }
 
-/// What is in a directory, except the lock, sorted.
+/// Returns what is in a directory, except the lock, sorted.
 pub fn files(dir: &Path) -> Vec<String> {
     let names =
         std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());

@@ -11,7 +11,7 @@ use safetensors::SafeTensors;
 use super::snapshots::{ADAM, Job, value};
 use crate::support::{phub_server, says};
 
-/// What it prints, and whether it says that all is well.
+/// Returns what it prints, and whether it says that all is well.
 fn checkpoint(arguments: &[&str]) -> (bool, String) {
     let output = phub_server(&[&["checkpoint"], arguments].concat()).output().unwrap();
     let said = [output.stdout, output.stderr].concat();

@@ -18,7 +18,7 @@ pub fn phub_server(arguments: &[&str]) -> Command {
     command
 }
 
-/// What the program says to arguments with which it must fail.
+/// Returns what the program says to arguments with which it must fail.
 #[track_caller]
 pub fn failure(arguments: &[&str]) -> String {
     let output = phub_server(arguments).output().expect("the program starts");
@@ -41,7 +41,7 @@ pub fn says(error: impl std::fmt::Display, words: &[&str]) {
 pub struct Serve {
     child: Child,
     stdout: BufReader<ChildStdout>,
-    /// Where its control port is.
+    /// The place where its control port is.
     pub address: String,
 }
 
@@ -60,12 +60,12 @@ impl Serve {
         Serve { child, stdout, address }
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its log, line by line, where stderr is a pipe.
+    /// Returns the log, line by line, where stderr is a pipe.
     pub fn stderr(&mut self) -> Lines<BufReader<ChildStderr>> {
         BufReader::new(self.child.stderr.take().expect("stderr is a pipe")).lines()
     }

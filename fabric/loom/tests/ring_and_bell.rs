@@ -133,8 +133,8 @@ impl Bell {
         }
     }
 
-    /// What a port does in `wait`: sleeps until `ready`, or woken. A sleeper whom nobody wakes runs
-    /// into loom's limit of branches, which fails the test.
+    /// Returns what a port does in `wait`: sleeps until `ready`, or woken. A sleeper whom nobody wakes runs into loom's
+    /// limit of branches, which fails the test.
     fn wait(&self, place: Place, mut ready: impl FnMut() -> bool) {
         bell::announce(&self.asleep, place);
         if !ready() {

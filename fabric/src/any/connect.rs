@@ -26,12 +26,13 @@ impl Group {
         Group { tcp, ..self }
     }
 
-    /// Why nobody can connect by shared memory, if nobody can: this process may not make memory that it can share.
+    /// Returns why nobody can connect by shared memory, if nobody can: this process may not make memory that it can
+    /// share.
     pub fn unshared(&self) -> Option<String> {
         self.shm.unshared()
     }
 
-    /// Its RDMA, if there is any.
+    /// Returns the RDMA, if there is any.
     pub fn rdma(&self) -> Option<&verbs::Group> {
         self.verbs.as_deref()
     }
@@ -87,7 +88,7 @@ impl ConnectError {
     }
 }
 
-/// Where a hub's data path is.
+/// The place where a hub's data path is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// Shared memory, by the name of an abstract Unix socket.
@@ -165,7 +166,7 @@ impl Accepted {
     }
 }
 
-/// Its socket.
+/// The socket.
 impl AsFd for Accepted {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
@@ -197,7 +198,7 @@ pub enum Hello {
 }
 
 impl Hello {
-    /// The token that says who it is.
+    /// Returns the token that says who it is.
     pub fn token(&self) -> [u8; 16] {
         match self {
             Hello::Shm(hello) => hello.token(),

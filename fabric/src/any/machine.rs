@@ -1,7 +1,7 @@
 //! Which machine this is, so that two processes know whether they share one.
 
-/// The running kernel's name for this boot; empty when the kernel does not tell it. Two processes with the same name
-/// have the same kernel, though containers may keep them apart.
+/// Returns the running kernel's name for this boot; empty when the kernel does not tell it. Two processes with the same
+/// name have the same kernel, though containers may keep them apart.
 pub fn machine() -> String {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_owned()

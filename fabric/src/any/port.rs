@@ -29,7 +29,7 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// The transport of the link.
+    /// Returns the transport of the link.
     pub fn transport(&self) -> Transport {
         match self {
             Endpoint::Shm(_) => Transport::Shm,
@@ -47,7 +47,7 @@ impl Endpoint {
         }
     }
 
-    /// What its bytes cross at this end. Shared memory moves none.
+    /// Returns what its bytes cross at this end. Shared memory moves none.
     pub fn device(&self) -> Option<Device> {
         match self {
             Endpoint::Shm(_) => None,
@@ -99,7 +99,7 @@ impl Port {
         Port { shm, tcp, verbs, first: SHM }
     }
 
-    /// The bytes that crossed a link that is attached. Nothing on shared memory, which moves none.
+    /// Returns the bytes that crossed a link that is attached. Nothing on shared memory, which moves none.
     pub fn crossed(&self, link: LinkId) -> Option<Crossed> {
         match inner(link) {
             (SHM, _) => None,
@@ -109,12 +109,12 @@ impl Port {
     }
 }
 
-/// The id at this port of a transport's link.
+/// Returns the id at this port of a transport's link.
 fn outer(transport: u32, LinkId(inner): LinkId) -> LinkId {
     LinkId(inner * TRANSPORTS + transport)
 }
 
-/// The transport of a link, and its id there.
+/// Returns the transport of a link, and its id there.
 fn inner(LinkId(outer): LinkId) -> (u32, LinkId) {
     (outer % TRANSPORTS, LinkId(outer / TRANSPORTS))
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// How bytes cross, best first.
+/// The way in which bytes cross, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Transport {
     /// Shared memory, on one machine.
@@ -18,7 +18,7 @@ impl Transport {
     /// All, best first.
     pub const ALL: [Transport; 3] = [Transport::Shm, Transport::Verbs, Transport::Tcp];
 
-    /// Its name in settings.
+    /// Returns the name in settings.
     pub fn name(self) -> &'static str {
         match self {
             Transport::Shm => "shm",

@@ -36,7 +36,7 @@ fn rerun_named(test: &str) -> Command {
     command
 }
 
-/// The name by which the test program knows a test, or the test that a closure is in: `module::test`.
+/// Returns the name by which the test program knows a test, or the test that a closure is in: `module::test`.
 fn test_name<F>() -> &'static str {
     let name = std::any::type_name::<F>();
     let test = name.split("::{{closure}}").next().unwrap_or(name);

@@ -174,7 +174,7 @@ fn post_all<P: Port>(end: &mut End<P>, link: usize, values: impl Iterator<Item =
     }
 }
 
-/// The values that came over a link, sorted: the contract promises no order.
+/// Returns the values that came over a link, sorted: the contract promises no order.
 fn values(seen: &[Seen], link: usize) -> Vec<u32> {
     let mut values: Vec<u32> = seen.iter().filter(|seen| seen.link == link).map(|seen| seen.value).collect();
     values.sort_unstable();

@@ -36,7 +36,7 @@ pub struct Seen {
 }
 
 impl<P: Port> End<P> {
-    /// An end whose `links` are connected and not attached. `spans` are all of [`Shape::spans`].
+    /// Creates an end whose `links` are connected and not attached. `spans` are all of [`Shape::spans`].
     pub fn new(shape: Shape, port: P, spans: Spans, links: Vec<(P::Endpoint, Arc<RecvWindow>)>) -> Self {
         let links = links
             .into_iter()
@@ -60,7 +60,7 @@ impl<P: Port> End<P> {
         }
     }
 
-    /// The port's number for a link.
+    /// Returns the port's number for a link.
     pub fn id(&self, link: usize) -> LinkId {
         self.links[link].id.expect("the link is attached")
     }
@@ -123,7 +123,7 @@ impl<P: Port> End<P> {
         found.unwrap_or_else(|| panic!("{id:?} is none of this port's links"))
     }
 
-    /// An arrival, with a look into the window.
+    /// Returns an arrival, with a look into the window.
     pub fn seen(&self, arrival: Arrival) -> Seen {
         let link = self.index(arrival.link);
         let value = arrival.imm.0;

@@ -26,20 +26,20 @@ pub type Joined<P> = (Arc<RecvWindow>, Vec<<P as Port>::Endpoint>);
 
 /// What a hub and its workers need of a transport. When something fails, the test fails.
 pub trait Transport: Clone + Send + 'static {
-    /// Its port.
+    /// The port.
     type Port: Port;
     /// What the ports of a process share.
     type Group;
-    /// Where workers connect.
+    /// The place where workers connect.
     type Listener: Send;
 
-    /// Its name and its parts, on one line.
+    /// Returns the name and its parts, on one line.
     fn name(&self) -> String;
 
-    /// The transport with this [`name`](Self::name), in another process.
+    /// Returns the transport with this [`name`](Self::name), in another process.
     fn named(name: &str) -> Self;
 
-    /// A hub's ports, or those of an end that joins: one, or as many as a hub that joins hubs has.
+    /// Returns a hub's ports, or those of an end that joins: one, or as many as a hub that joins hubs has.
     fn ports(&self, role: Role, count: usize) -> (Self::Group, Vec<Self::Port>);
 
     /// Listens at a free address, and returns it.
@@ -74,7 +74,7 @@ pub enum Role {
     Worker,
 }
 
-/// Where the peers run.
+/// The place where the peers run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Far {
     /// On threads of this process.
@@ -90,7 +90,7 @@ pub struct HubAndWorkers<T> {
     pub transport: T,
     /// What the end under test is.
     pub near: Role,
-    /// Where its peers run.
+    /// The place where its peers run.
     pub far: Far,
 }
 
@@ -141,7 +141,7 @@ impl<T: Transport> HubAndWorkers<T> {
         Meeting { near: End::new(shape, ports.remove(0), spans, links), peers }
     }
 
-    /// A worker that connects at once.
+    /// Returns a worker that connects at once.
     pub fn start_worker(&self, address: &str, peer: usize, shape: Shape) -> Starting {
         match self.far {
             Far::Here => {
@@ -152,7 +152,7 @@ impl<T: Transport> HubAndWorkers<T> {
         }
     }
 
-    /// A hub that listens when this returns, and where.
+    /// Returns a hub that listens when this returns, and where.
     fn start_hub(&self, shape: Shape) -> (Starting, String) {
         match self.far {
             Far::Here => {

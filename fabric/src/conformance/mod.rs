@@ -69,7 +69,7 @@ pub struct Meeting<P: Port> {
     pub peers: Vec<Box<dyn Peer>>,
 }
 
-/// A meeting with one peer, attached.
+/// Returns a meeting with one peer, attached.
 fn pair<B: Bed>(bed: &B, shape: Shape) -> (End<B::Port>, Box<dyn Peer>) {
     let Meeting { mut near, mut peers } = bed.meet(Shape { peers: 1, ..shape });
     near.attach_all();

@@ -65,7 +65,7 @@ pub struct Local<P: Port> {
 }
 
 impl<P: Port> Local<P> {
-    /// A peer at an end, all of whose links get attached. `death` is what makes the process at this
+    /// Creates a peer at an end, all of whose links get attached. `death` is what makes the process at this
     /// end look dead; then the end is dropped.
     pub fn new(mut end: End<P>, death: impl FnOnce() + Send + 'static) -> Self {
         end.attach_all();
@@ -119,7 +119,7 @@ pub struct Hub<P: Port> {
 }
 
 impl<P: Port> Hub<P> {
-    /// A hub of these cores, in the order of their links.
+    /// Creates a hub of these cores, in the order of their links.
     pub fn new(cores: Vec<Local<P>>) -> Self {
         Hub { cores }
     }

@@ -77,7 +77,7 @@ impl Remote {
         self.told()
     }
 
-    /// The next line that it says.
+    /// Returns the next line that it says.
     pub(super) fn told(&mut self) -> String {
         loop {
             let mut line = String::new();

@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use crate::{SendWindow, Span, Spans};
 
-/// How many peers, links and bytes a test wants. Written and read as text, for peers in other
-/// processes.
+/// The number of peers, links and bytes a test wants. Written and read as text, for peers in other processes.
 ///
 /// ```text
 ///   every window:   link 0 [chunk 0][chunk 1]...   link 1 [chunk 0][chunk 1]...
@@ -29,36 +28,36 @@ pub struct Shape {
 impl Shape {
     pub(super) const SMALL: Shape = Shape { peers: 1, links: 1, capacity: 8, chunks: 64, chunk_bytes: 64 };
 
-    /// Size of every window.
+    /// Returns the size of every window.
     pub fn window_bytes(&self) -> usize {
         self.links * self.chunks as usize * self.chunk_bytes
     }
 
-    /// A window whose chunks have one owner.
+    /// Returns a window whose chunks have one owner.
     pub fn send_window(&self) -> (Arc<SendWindow>, Spans) {
         let (window, mut spans) = self.split_window(vec![self.spans()]);
         (window, spans.remove(0))
     }
 
-    /// A window whose chunks have these owners.
+    /// Returns a window whose chunks have these owners.
     pub(super) fn split_window(&self, owners: Vec<Vec<Span>>) -> (Arc<SendWindow>, Vec<Spans>) {
         let window = SendWindow::new(self.window_bytes()).expect("a test's window is small");
         window.split(owners).expect("chunks are disjoint")
     }
 
-    /// The chunks of every window.
+    /// Returns the chunks of every window.
     pub fn spans(&self) -> Vec<Span> {
         (0..self.links * self.chunks as usize)
             .map(|index| Span { offset: index * self.chunk_bytes, bytes: self.chunk_bytes })
             .collect()
     }
 
-    /// Number of the chunk, over all links of a window, that a value is posted from.
+    /// Returns the number of the chunk, over all links of a window, that a value is posted from.
     pub(super) fn chunk(&self, link: usize, value: u32) -> usize {
         link % self.links * self.chunks as usize + (value % self.chunks) as usize
     }
 
-    /// Number of links of the near end.
+    /// Returns the number of links of the near end.
     pub(super) fn near_links(&self) -> usize {
         self.peers * self.links
     }

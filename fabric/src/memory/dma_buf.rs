@@ -28,7 +28,7 @@ pub enum DmaBufError {
     /// The process has no such descriptor.
     #[error("this process has no descriptor {fd}: {error}")]
     NotOpen {
-        /// Its number.
+        /// The number.
         fd: RawFd,
         /// The kernel's answer.
         error: String,
@@ -46,7 +46,7 @@ pub enum DmaBufError {
         "the dma-buf has {seen} bytes, and the window of {bytes} bytes at byte {offset} does not fit into it"
     )]
     TooSmall {
-        /// Its size.
+        /// The size.
         seen: u64,
         /// The window's first byte.
         offset: u64,
@@ -56,12 +56,12 @@ pub enum DmaBufError {
 }
 
 impl DmaBuf {
-    /// The dma-buf of a descriptor, from byte `offset` on.
+    /// Creates the dma-buf of a descriptor, from byte `offset` on.
     pub fn new(fd: OwnedFd, offset: u64) -> Self {
         DmaBuf { fd: Arc::new(fd), offset }
     }
 
-    /// As [`new`](Self::new), of a descriptor that stays the caller's: this is another one of the same dma-buf.
+    /// Works like [`new`](Self::new), of a descriptor that stays the caller's: this is another one of the same dma-buf.
     ///
     /// # Errors
     /// When the process has no such descriptor.
@@ -91,7 +91,7 @@ impl DmaBuf {
         }
     }
 
-    /// The byte of the dma-buf that the window begins with.
+    /// Returns the byte of the dma-buf that the window begins with.
     pub(crate) fn offset(&self) -> u64 {
         self.offset
     }

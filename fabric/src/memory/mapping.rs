@@ -41,7 +41,7 @@ impl MapError {
     }
 }
 
-/// What to do about a kernel's refusal of memory or of a descriptor for it.
+/// Returns what to do about a kernel's refusal of memory or of a descriptor for it.
 pub(crate) fn advice(errno: Errno) -> &'static str {
     match errno {
         Errno::NOMEM => "free memory, raise the limit (ulimit -v, the container's), or use a smaller model",
@@ -123,9 +123,9 @@ impl Mapping {
         })
     }
 
-    /// What `map` maps, at a multiple of a huge page's size if it is as long as one: nowhere else can a huge page be mapped as
-    /// one. The kernel chooses such an address only where huge pages are switched on, or in later versions. So a larger range of
-    /// addresses is reserved first, and what is too much is given back.
+    /// Returns what `map` maps, at a multiple of a huge page's size if it is as long as one: nowhere else can a huge
+    /// page be mapped as one. The kernel chooses such an address only where huge pages are switched on, or in later
+    /// versions. So a larger range of addresses is reserved first, and what is too much is given back.
     fn aligned(
         what: &'static str,
         len: NonZeroUsize,
@@ -284,12 +284,12 @@ impl Mapping {
         let _ = unsafe { madvise(self.start.as_ptr().cast(), self.bytes.get(), Advice::LinuxHugepage) };
     }
 
-    /// The first byte.
+    /// Returns the first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// Length in bytes; at least one.
+    /// Returns the length in bytes; at least one.
     pub fn bytes(&self) -> usize {
         self.bytes.get()
     }

@@ -53,7 +53,7 @@ impl fmt::Display for MemoryRoom {
     }
 }
 
-/// The room of this process; `None` when the kernel says nothing.
+/// Returns the room of this process; `None` when the kernel says nothing.
 pub fn memory_room() -> Option<MemoryRoom> {
     room_in(Path::new("/"))
 }
@@ -63,7 +63,7 @@ pub fn available_bytes() -> Option<u64> {
     memory_room().map(|room| room.bytes)
 }
 
-/// As [`memory_room`], with another root of all files.
+/// Works like [`memory_room`], with another root of all files.
 fn room_in(root: &Path) -> Option<MemoryRoom> {
     let text = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
     let machine = number_of(&text("proc/meminfo"), "MemAvailable:");
@@ -73,7 +73,8 @@ fn room_in(root: &Path) -> Option<MemoryRoom> {
     machine.into_iter().chain(groups).min_by_key(|room| room.bytes)
 }
 
-/// The directories of this process's groups that may limit memory, with those above them, as far as they can be seen here.
+/// Returns the directories of this process's groups that may limit memory, with those above them, as far as they can be
+/// seen here.
 fn groups(cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
     let mut groups = Vec::new();
     for mount in mountinfo.lines() {
@@ -105,7 +106,7 @@ fn groups(cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
     groups
 }
 
-/// What each limit of a group leaves.
+/// Returns what each limit of a group leaves.
 fn limits<'a>(root: &'a Path, group: &'a Path) -> impl Iterator<Item = MemoryRoom> + 'a {
     let read = move |name: &str| {
         let directory = root.join(group.strip_prefix("/").unwrap_or(group));
@@ -129,7 +130,7 @@ fn limits<'a>(root: &'a Path, group: &'a Path) -> impl Iterator<Item = MemoryRoo
     })
 }
 
-/// The number behind a name at the start of a line.
+/// Returns the number behind a name at the start of a line.
 fn number_of(text: &str, name: &str) -> Option<u64> {
     let fields = |line: &'_ str| line.split_ascii_whitespace().next() == Some(name);
     text.lines().find(|line| fields(line))?.split_ascii_whitespace().nth(1)?.parse().ok()
@@ -141,7 +142,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A tree of files with these contents, on a machine with 8 GiB available.
+    /// Returns a tree of files with these contents, on a machine with 8 GiB available.
     fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for &(path, text) in

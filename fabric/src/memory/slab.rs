@@ -15,7 +15,7 @@ pub struct Slab {
 }
 
 impl Slab {
-    /// Room for `elements` f32, all zero.
+    /// Allocates room for `elements` f32, all zero.
     pub fn zeroed(what: &'static str, elements: usize) -> Result<Self, MapError> {
         let bytes = elements
             .checked_mul(size_of::<f32>())
@@ -23,14 +23,14 @@ impl Slab {
         Ok(Slab { mapping: Mapping::private(what, bytes)?, elements })
     }
 
-    /// The memory.
+    /// Returns the memory.
     pub fn as_slice(&self) -> &[f32] {
         // SAFETY: the mapping holds `elements` f32 (checked in `zeroed`), page-aligned, initialised
         // by the kernel; `&self` excludes writers.
         unsafe { std::slice::from_raw_parts(self.mapping.as_ptr().cast::<f32>(), self.elements) }
     }
 
-    /// The memory, to write.
+    /// Returns the memory, to write.
     pub fn as_mut_slice(&mut self) -> &mut [f32] {
         // SAFETY: as in `as_slice`; `&mut self` excludes everybody else.
         unsafe { std::slice::from_raw_parts_mut(self.mapping.as_ptr().cast::<f32>(), self.elements) }

@@ -29,12 +29,12 @@ impl Spans {
         Spans { window: Arc::clone(window), spans }
     }
 
-    /// The window that they are spans of.
+    /// Returns the window that they are spans of.
     pub fn window(&self) -> &Arc<SendWindow> {
         &self.window
     }
 
-    /// Number of spans.
+    /// Returns the number of spans.
     pub fn len(&self) -> usize {
         self.spans.len()
     }
@@ -44,7 +44,7 @@ impl Spans {
         self.spans.is_empty()
     }
 
-    /// Where the span lies.
+    /// Returns where the span lies.
     pub fn span(&self, index: usize) -> Span {
         self.spans[index]
     }
@@ -63,7 +63,7 @@ impl Spans {
         Spans { window: Arc::clone(&self.window), spans: self.spans.split_off(index) }
     }
 
-    /// The span's elements.
+    /// Returns the span's elements.
     ///
     /// # Panics
     /// When it does not hold whole ones, and when the window is in a dma-buf.
@@ -74,7 +74,7 @@ impl Spans {
         unsafe { std::slice::from_raw_parts(start, elements) }
     }
 
-    /// The span's elements, to write. The peer reads them: the protocol above keeps both apart in
+    /// Returns the span's elements, to write. The peer reads them: the protocol above keeps both apart in
     /// time (post after write, no write before the peer's answer).
     ///
     /// # Panics
@@ -110,8 +110,8 @@ pub struct RecvWindow {
 }
 
 impl RecvWindow {
-    /// A view of a peer's [`SendWindow`](crate::SendWindow) on this machine. The file comes from outside: its size and
-    /// its seal against shrinking (without which a read could raise SIGBUS) are checked here.
+    /// Returns a view of a peer's [`SendWindow`](crate::SendWindow) on this machine. The file comes from outside: its
+    /// size and its seal against shrinking (without which a read could raise SIGBUS) are checked here.
     pub fn open(fd: BorrowedFd, bytes: usize) -> Result<Self, WindowError> {
         check_file(fd, bytes)?;
         let mapping = Mapping::shared("a peer's window", fd, bytes, Access::Read)?;
@@ -137,14 +137,14 @@ impl RecvWindow {
         Ok(RecvWindow { mapping, bytes, local: true, shown: None })
     }
 
-    /// The memory of a window that other peers read: what this end receives is shown to them. For a hub between hubs above
-    /// and its workers. Spans that an owner at this end writes are not received into.
+    /// Returns the memory of a window that other peers read: what this end receives is shown to them. For a hub between
+    /// hubs above and its workers. Spans that an owner at this end writes are not received into.
     pub fn shown(window: &Arc<SendWindow>) -> Self {
         let (mapping, bytes) = (Arc::clone(window.mapping()), window.bytes());
         RecvWindow { mapping, bytes, local: true, shown: Some(Arc::clone(window)) }
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -154,19 +154,19 @@ impl RecvWindow {
         self.local
     }
 
-    /// The memory itself, for a transport whose NIC writes it.
+    /// Returns the memory itself, for a transport whose NIC writes it.
     pub(crate) fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
     }
 
-    /// Address and number of the elements of a span; bounds and alignment are checked, reading is not.
+    /// Returns the address and number of the elements of a span; bounds and alignment are checked, reading is not.
     pub fn elements_ptr<T: Plain>(&self, span: Span) -> Result<(*const T, usize), SpanError> {
         check(span, self.bytes)?;
         let start = self.mapping.as_ptr().wrapping_add(span.offset).cast_const();
         Ok((start.cast::<T>(), elements::<T>(span)?))
     }
 
-    /// The elements of a span.
+    /// Returns the elements of a span.
     ///
     /// # Safety
     /// While the slice lives, the peer must not write the span. The protocol guarantees that to a
@@ -206,8 +206,8 @@ impl RecvWindow {
         }
     }
 
-    /// Where a span lies, for a transport to write; `None` if it is out of bounds, if the memory is not this end's, and if
-    /// an owner at this end writes there.
+    /// Returns where a span lies, for a transport to write; `None` if it is out of bounds, if the memory is not this
+    /// end's, and if an owner at this end writes there.
     pub(crate) fn place(&self, span: Span) -> Option<*mut u8> {
         let is_owned = || self.shown.as_ref().is_some_and(|window| window.owns(span));
         let inside = self.local && span.end()? <= self.bytes && !is_owned();
@@ -305,7 +305,7 @@ pub(super) fn check(span: Span, bytes: usize) -> Result<(), SpanError> {
     Ok(())
 }
 
-/// How many `T` a span holds.
+/// Returns how many `T` a span holds.
 pub(super) fn elements<T: Plain>(span: Span) -> Result<usize, SpanError> {
     const { assert!(align_of::<T>() <= ALIGN && size_of::<T>() > 0, "spans start on a multiple of ALIGN") };
     let element_bytes = size_of::<T>();

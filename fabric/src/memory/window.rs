@@ -74,7 +74,7 @@ pub struct SendWindow {
     owned: Box<[Span]>,
 }
 
-/// Where a window's bytes are.
+/// The place where a window's bytes are.
 #[derive(Debug)]
 enum Memory {
     /// In a memfd that is mapped here.
@@ -86,7 +86,7 @@ enum Memory {
 }
 
 impl SendWindow {
-    /// A zeroed window of `bytes`, in a sealed memfd: no name in any file system, gone with its
+    /// Creates a zeroed window of `bytes`, in a sealed memfd: no name in any file system, gone with its
     /// last holder. Where this process may not make a memfd, as in some containers, it is in memory that is not shared.
     pub fn new(bytes: usize) -> Result<Self, WindowError> {
         let window = Self::sparse(bytes)?;
@@ -94,8 +94,8 @@ impl SendWindow {
         Ok(window)
     }
 
-    /// As [`new`](Self::new), for a window of which only a part is used. Its pages are small, and pages that nobody
-    /// touches take no memory.
+    /// Works like [`new`](Self::new), for a window of which only a part is used. Its pages are small, and pages that
+    /// nobody touches take no memory.
     pub fn sparse(bytes: usize) -> Result<Self, WindowError> {
         let memfd = |call| move |errno| WindowError::Memfd { call, bytes, errno };
         let fd = match memfd_create("phub-window", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING) {
@@ -111,8 +111,8 @@ impl SendWindow {
         Ok(SendWindow { memory: Memory::Memfd(mapping, fd), bytes, owned: Box::default() })
     }
 
-    /// A window of `bytes` in a dma-buf, for links over RDMA alone: what else asks for its bytes panics. Something else than
-    /// this process writes them, such as a GPU.
+    /// Returns a window of `bytes` in a dma-buf, for links over RDMA alone: what else asks for its bytes panics.
+    /// Something else than this process writes them, such as a GPU.
     ///
     /// # Errors
     /// When it is no dma-buf, and when the window does not fit in.
@@ -129,12 +129,12 @@ impl SendWindow {
         self.mapping().collapse_by_node(nodes, Access::Read, go_to)
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Its descriptor, to be passed to a peer on this machine; or why there is none, in words.
+    /// Returns the descriptor, to be passed to a peer on this machine; or why there is none, in words.
     pub fn fd(&self) -> Result<BorrowedFd<'_>, String> {
         match &self.memory {
             Memory::Memfd(_, fd) => Ok(fd.as_fd()),
@@ -145,7 +145,7 @@ impl SendWindow {
         }
     }
 
-    /// The dma-buf that it is in.
+    /// Returns the dma-buf that it is in.
     pub fn dma_buf(&self) -> Option<&DmaBuf> {
         match &self.memory {
             Memory::Memfd(..) | Memory::Own(..) => None,
@@ -153,7 +153,7 @@ impl SendWindow {
         }
     }
 
-    /// The memory itself.
+    /// Returns the memory itself.
     pub(super) fn mapping(&self) -> &Arc<Mapping> {
         match &self.memory {
             Memory::Memfd(mapping, _) | Memory::Own(mapping, _) => mapping,
@@ -161,7 +161,7 @@ impl SendWindow {
         }
     }
 
-    /// What a NIC finds the first byte by: its address, or its place in the dma-buf.
+    /// Returns what a NIC finds the first byte by: its address, or its place in the dma-buf.
     pub(crate) fn start_for_nics(&self) -> u64 {
         self.dma_buf().map_or_else(|| self.start() as u64, DmaBuf::offset)
     }
@@ -172,12 +172,12 @@ impl SendWindow {
         span.bytes > 0 && self.owned.get(next).is_some_and(|owned| owned.offset < span.offset + span.bytes)
     }
 
-    /// The first byte, for the owners of spans.
+    /// Returns the first byte, for the owners of spans.
     pub(super) fn start(&self) -> *mut u8 {
         self.mapping().as_ptr()
     }
 
-    /// The first byte of a span, for a transport to move; `None` when the span is out of bounds.
+    /// Returns the first byte of a span, for a transport to move; `None` when the span is out of bounds.
     pub(crate) fn bytes_of(&self, span: Span) -> Option<*const u8> {
         (span.end()? <= self.bytes).then(|| self.start().wrapping_add(span.offset).cast_const())
     }

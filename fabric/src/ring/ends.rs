@@ -26,9 +26,9 @@ pub trait Cells {
     fn tail(&self) -> &AtomicU32;
     /// Position after the last taken item; the consumer writes it.
     fn head(&self) -> &AtomicU32;
-    /// A sleeping consumer wants to be woken once the tail has reached this position. The consumer writes it.
+    /// Returns a sleeping consumer wants to be woken once the tail has reached this position. The consumer writes it.
     fn wake_at(&self) -> &AtomicU32;
-    /// The items; their number is a power of two, at most [`MAX_CAPACITY`].
+    /// Returns the items; their number is a power of two, at most [`MAX_CAPACITY`].
     fn slots(&self) -> &[AtomicU32];
 }
 
@@ -127,7 +127,7 @@ impl<C: Cells> Consumer<C> {
         Ok(count)
     }
 
-    /// How many items are published and not taken.
+    /// Returns how many items are published and not taken.
     pub fn unread(&mut self) -> Result<u32, Corrupt> {
         self.unread_at_least(usize::MAX)
     }
@@ -189,7 +189,7 @@ pub mod bell {
 
     use super::super::sync::{AtomicU32, Ordering, fence};
 
-    /// Where a consumer sleeps: the value of its word, which is 0 as long as it is awake.
+    /// The place where a consumer sleeps: the value of its word, which is 0 as long as it is awake.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Place {
         /// At the word itself, a futex.

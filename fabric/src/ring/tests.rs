@@ -13,7 +13,7 @@ mod heap_cells;
 
 type Ends = (Producer<HeapCells>, Consumer<HeapCells>, HeapCells);
 
-/// A ring that has carried `start` items, modulo 2^32.
+/// Returns a ring that has carried `start` items, modulo 2^32.
 fn ring_at(start: u32, capacity: u32) -> Ends {
     let cells = HeapCells::new(capacity);
     cells.tail().store(start, Ordering::Relaxed);

@@ -58,7 +58,8 @@ impl PeerBells {
         Ok(PeerBells(Words::open(whose, words, Bell::bytes(ports))?))
     }
 
-    /// The bell of a port, which `waker` wakes where it sleeps at descriptors. Panics when the peer has no such port.
+    /// Returns the bell of a port, which `waker` wakes where it sleeps at descriptors. Panics when the peer has no such
+    /// port.
     pub fn of(&self, port: PortId, waker: waking::Waker) -> PeerBell {
         PeerBell { word: Bell::new(&self.0, port.index()), waker: Box::new(waker) }
     }

@@ -53,7 +53,7 @@ impl Words {
         }
     }
 
-    /// The peer's words; its size and seal are checked.
+    /// Returns the peer's words; its size and seal are checked.
     pub fn open(what: &'static str, fd: OwnedFd, bytes: usize) -> Result<Arc<Self>, String> {
         let seals = fcntl_get_seals(&fd).map_err(|errno| format!("{what}: reading seals: {errno}"))?;
         check_plain(fd.as_fd()).map_err(|error| format!("{what}: {error}"))?;
@@ -69,13 +69,13 @@ impl Words {
         Ok(Arc::new(Words { mapping, fd: Ok(fd) }))
     }
 
-    /// Its descriptor, to be passed to a peer on this machine; or why there is none, in words.
+    /// Returns the descriptor, to be passed to a peer on this machine; or why there is none, in words.
     pub fn fd(&self) -> Result<BorrowedFd<'_>, String> {
         let why = |errno| format!("this process may not make memory that it shares (memfd_create: {errno})");
         self.fd.as_ref().map(AsFd::as_fd).map_err(why)
     }
 
-    /// The word at a byte offset.
+    /// Returns the word at a byte offset.
     fn word(&self, offset: usize) -> *const AtomicU32 {
         assert!(offset.is_multiple_of(4) && offset + 4 <= self.mapping.bytes(), "word at {offset}");
         self.mapping.as_ptr().wrapping_add(offset).cast::<AtomicU32>().cast_const()
@@ -99,7 +99,7 @@ impl Bell {
         ports * APART
     }
 
-    /// The bell of port `index`; panics when the words hold fewer.
+    /// Creates the bell of port `index`; panics when the words hold fewer.
     pub fn new(words: &Arc<Words>, index: usize) -> Self {
         Bell { _words: Arc::clone(words), asleep: words.word(index * APART) }
     }
@@ -134,12 +134,12 @@ fn ring_bytes(posts: u32) -> usize {
     3 * APART + (slots(posts) * 4).next_multiple_of(APART)
 }
 
-/// Size of the words that hold the ring pairs of these links.
+/// Returns the size of the words that hold the ring pairs of these links.
 pub(super) fn rings_bytes(plan: &[PlannedLink]) -> usize {
     plan.iter().map(|link| 2 * ring_bytes(link.capacity)).sum()
 }
 
-/// The (up, down) rings of each link. Panics when the words are smaller than [`rings_bytes`].
+/// Returns the (up, down) rings of each link. Panics when the words are smaller than [`rings_bytes`].
 pub(super) fn rings(words: &Arc<Words>, plan: &[PlannedLink]) -> Vec<(MappedCells, MappedCells)> {
     let mut offset = 0;
     let mut next = |posts| {

@@ -93,7 +93,7 @@ impl Listener {
         Ok(Listener { socket, address: address.to_owned() })
     }
 
-    /// A new address, which nobody can foresee.
+    /// Returns a new address, which nobody can foresee.
     ///
     /// # Errors
     /// When the kernel has no random numbers.
@@ -102,7 +102,7 @@ impl Listener {
         Ok(format!("phub-{:032x}", u128::from_be_bytes(random.0)))
     }
 
-    /// The address to connect to.
+    /// Returns the address to connect to.
     pub fn address(&self) -> &str {
         &self.address
     }
@@ -188,12 +188,12 @@ pub struct Hello {
     /// The name of its token, until it is [identified](Self::identify).
     token: [u8; 16],
     message: HelloMessage,
-    /// Its window and its bells, once they are taken.
+    /// The window and its bells, once they are taken.
     given: Option<[OwnedFd; 2]>,
 }
 
 impl Hello {
-    /// The token that says who it is.
+    /// Returns the token that says who it is.
     pub fn token(&self) -> [u8; 16] {
         self.token
     }
@@ -358,7 +358,8 @@ fn dial(address: &str, timeout: Duration) -> Result<OwnedFd, ConnectError> {
     Ok(socket)
 }
 
-/// The worker's half of a connection, from the hub's answer to its hello, in which its receivers have this name.
+/// Returns the worker's half of a connection, from the hub's answer to its hello, in which its receivers have this
+/// name.
 pub(super) fn welcomed(
     (bytes, fds): (Vec<u8>, Vec<OwnedFd>),
     socket: &OwnedFd,
@@ -396,12 +397,12 @@ pub(super) fn welcomed(
     Ok(Joined::new(recv, endpoints))
 }
 
-/// The place of a port among those of a connection.
+/// Returns the place of a port among those of a connection.
 fn place(ports: &[PortId], port: PortId) -> usize {
     ports.binary_search(&port).expect("the ports of a plan are those of its links")
 }
 
-/// The descriptors that a peer handed over, if there are as many as there must be.
+/// Returns the descriptors that a peer handed over, if there are as many as there must be.
 fn offered(fds: Vec<OwnedFd>, expected: usize) -> Result<Vec<OwnedFd>, String> {
     if fds.len() != expected {
         let why = format!("expected {expected} descriptors, got {}", fds.len());
@@ -420,7 +421,7 @@ fn waking(errno: rustix::io::Errno) -> ConnectError {
     ConnectError::Nonsense(format!("making what wakes the ports: {why}"))
 }
 
-/// The connection of these ports of the group.
+/// Returns the connection of these ports of the group.
 fn watched(
     group: &Arc<Group>,
     socket: BorrowedFd<'_>,

@@ -12,12 +12,12 @@ use super::waking::Name;
 use crate::handshake::Joined;
 use crate::plan::{LinkPorts, PlannedLink};
 
-/// The hub's end of a socket pair.
+/// Returns the hub's end of a socket pair.
 pub fn accepted(socket: OwnedFd) -> Accepted {
     Accepted { socket: Guest::new(socket) }
 }
 
-/// What a worker makes of the answer that waits in its socket.
+/// Returns what a worker makes of the answer that waits in its socket.
 pub fn welcome(
     socket: &OwnedFd,
     group: &Arc<Group>,

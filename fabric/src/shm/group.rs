@@ -28,12 +28,12 @@ impl Group {
         Ok(Arc::new(Group { bells, ports, watch: Watch::start()? }))
     }
 
-    /// The bells, to be passed to a peer on this machine.
+    /// Returns the bells, to be passed to a peer on this machine.
     pub(super) fn bells(&self) -> Result<BorrowedFd<'_>, String> {
         self.bells.fd()
     }
 
-    /// Why no peer can connect to it, if none can: this process may not make memory that it can share.
+    /// Returns why no peer can connect to it, if none can: this process may not make memory that it can share.
     pub fn unshared(&self) -> Option<String> {
         self.bells().err()
     }

@@ -37,9 +37,9 @@ pub(super) struct HelloMessage {
     /// The name of the worker's token, which is not shown itself.
     pub token: [u8; 16],
     pub send_bytes: u64,
-    /// How many ports the worker has, each with a bell.
+    /// The number of ports the worker has, each with a bell.
     pub ports: u32,
-    /// Of the sockets that wake them.
+    /// The name of the sockets that wake them.
     pub name: Name,
     /// What the links join, in the order of their rings.
     pub links: Vec<LinkPorts>,
@@ -69,7 +69,7 @@ impl HelloMessage {
         [&self.said()[..], &self.proof].concat()
     }
 
-    /// The bytes that the proof is about.
+    /// Returns the bytes that the proof is about.
     fn said(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(self.token);

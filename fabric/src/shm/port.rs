@@ -185,7 +185,7 @@ impl Port {
     }
 }
 
-/// How many unread arrivals of a link end a wait.
+/// Returns how many unread arrivals of a link end a wait.
 fn wanted(until: Until, id: LinkId) -> u32 {
     match until {
         Until::Any => 1,

@@ -15,7 +15,7 @@ use crate::{Imm, LinkId, PlannedLink, Port as _, Span};
 const LONG: Duration = Duration::from_secs(3600);
 const NOTHING: Span = Span { offset: 0, bytes: 0 };
 
-/// A hub's port and a worker's, joined by one link with room for four posts.
+/// Returns a hub's port and a worker's, joined by one link with room for four posts.
 fn pair(address: &str) -> ((Port, Joined<Endpoint>), (Port, Joined<Endpoint>)) {
     let address = format!("phub-unit-{}-{address}", std::process::id());
     let listener = Listener::bind(&address).unwrap();

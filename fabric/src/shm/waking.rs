@@ -28,7 +28,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 /// The most eventfds of a connection. Ports beyond share them: a message has room for 253 descriptors.
 const MAX_EVENTS: usize = 240;
 
-/// The number of eventfds of a connection with `ports` ports of the hub.
+/// Returns the number of eventfds of a connection with `ports` ports of the hub.
 pub const fn events(ports: usize) -> usize {
     if ports < MAX_EVENTS { ports } else { MAX_EVENTS }
 }
@@ -44,7 +44,7 @@ impl Name {
         Ok(Name(name))
     }
 
-    /// The address of what this name has of a kind: a receiver for each port, or a sender.
+    /// Returns the address of what this name has of a kind: a receiver for each port, or a sender.
     fn address(self, kind: &str, number: usize) -> Result<SocketAddrUnix, Errno> {
         let name = u128::from_be_bytes(self.0);
         SocketAddrUnix::new_abstract_name(format!("phub-{kind}-{name:032x}-{number}").as_bytes())
@@ -65,7 +65,7 @@ pub enum WokenBy {
 }
 
 impl WokenBy {
-    /// One of the hub, for one connection.
+    /// Returns one of the hub, for one connection.
     pub fn event() -> Result<Self, Errno> {
         Ok(WokenBy::Event(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }

@@ -32,20 +32,20 @@ pub struct Windows {
 pub struct EndId(pub(super) usize);
 
 impl EndId {
-    /// The other end of the link. Ends are made in pairs: 0 and 1, 2 and 3.
+    /// Returns the other end of the link. Ends are made in pairs: 0 and 1, 2 and 3.
     pub fn peer(self) -> EndId {
         EndId(self.0 ^ 1)
     }
 }
 
 impl Net {
-    /// An empty net. When one thread drives it, the same seed gives the same run.
+    /// Creates an empty net. When one thread drives it, the same seed gives the same run.
     pub fn new(seed: u64, faults: Faults) -> Net {
         let conditions = Conditions { now: 0, faults, random: Random::new(seed) };
         Net { state: Arc::new(Mutex::new(State { conditions, ends: Vec::new(), sleepers: Vec::new() })) }
     }
 
-    /// A port without links.
+    /// Returns a port without links.
     pub fn port(&self) -> Port {
         let mut state = self.lock();
         state.sleepers.push(Sleeper::default());
@@ -72,7 +72,7 @@ impl Net {
         (Endpoint::new(self.clone(), first), Endpoint::new(self.clone(), first.peer()))
     }
 
-    /// The virtual time, in ticks.
+    /// Returns the virtual time, in ticks.
     pub fn now(&self) -> u64 {
         self.lock().conditions.now
     }
@@ -154,7 +154,7 @@ pub(super) struct End {
     pub gone_at: Option<u64>,
 }
 
-/// How a port is woken.
+/// The way in which a port is woken.
 #[derive(Debug, Default)]
 pub(super) struct Sleeper {
     pub bell: Arc<Condvar>,

@@ -22,7 +22,7 @@ impl Endpoint {
         Endpoint { net, end, attached: false }
     }
 
-    /// The name of this end for the events of the net, also after it was attached.
+    /// Returns the name of this end for the events of the net, also after it was attached.
     pub fn id(&self) -> EndId {
         self.end
     }
@@ -53,7 +53,7 @@ impl Port {
         Port { net, number, links: Links::default() }
     }
 
-    /// The first tick at which a sleeper sees something, if anything is under way.
+    /// Returns the first tick at which a sleeper sees something, if anything is under way.
     fn next_event(&self, state: &State, until: Until) -> Option<u64> {
         let event = |(id, attached): (LinkId, &Attached<EndId>)| {
             let end = &state.ends[attached.link.0];
@@ -68,7 +68,7 @@ impl Port {
     }
 }
 
-/// How many unread arrivals of a link end a wait, if any number does.
+/// Returns how many unread arrivals of a link end a wait, if any number does.
 fn wanted(until: Until, id: LinkId) -> Option<u32> {
     match until {
         Until::Any => Some(1),

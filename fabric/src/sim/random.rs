@@ -17,7 +17,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `limit`; zero when the limit is zero. The bias of the remainder is below one
+    /// Returns a number below `limit`; zero when the limit is zero. The bias of the remainder is below one
     /// in 2^32 for every limit that a test has.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.next().checked_rem(limit).unwrap_or(0)

@@ -5,8 +5,8 @@ const VARIABLE: &str = "PHUB_SIM_SEED";
 /// Names the factor by which there are more seeds.
 const TIMES: &str = "PHUB_SIM_TIMES";
 
-/// The seeds `0..count`, or `PHUB_SIM_TIMES` as many; or only `PHUB_SIM_SEED`, where that is set. When the body of the loop
-/// panics, the seed is printed:
+/// Returns the seeds `0..count`, or `PHUB_SIM_TIMES` as many; or only `PHUB_SIM_SEED`, where that is set. When the body
+/// of the loop panics, the seed is printed:
 ///
 /// ```should_panic
 /// for seed in fabric::sim::seeds(100) {

@@ -64,7 +64,7 @@ fn pair(net: &Net, capacity: u32) -> (End, End) {
     (end(to_b, a_spans, a.recv), end(to_a, b_spans, b.recv))
 }
 
-/// The immediates 0..count, in the order of arrival, and the tick at which the last one came.
+/// Returns the immediates 0..count, in the order of arrival, and the tick at which the last one came.
 fn run(seed: u64, faults: Faults, count: u32) -> (Vec<u32>, u64) {
     let net = Net::new(seed, faults);
     let (mut a, mut b) = pair(&net, count);

@@ -145,7 +145,7 @@ impl Traffic {
         }
     }
 
-    /// The next arrival that is due.
+    /// Returns the next arrival that is due.
     pub fn next(&self, now: u64) -> Option<(Span, Imm)> {
         let (_, first) = self.in_flight.first_key_value().filter(|(at, _)| at.0 <= now)?;
         Some((first.span, first.imm))
@@ -164,7 +164,7 @@ impl Traffic {
         Some(imm)
     }
 
-    /// The tick at which `count` arrivals are there to take, if as many are in flight.
+    /// Returns the tick at which `count` arrivals are there to take, if as many are in flight.
     pub fn due(&self, count: u32) -> Option<u64> {
         let last = count.max(1) as usize - 1;
         self.in_flight.keys().nth(last).map(|&(due, _)| due)

@@ -138,7 +138,7 @@ impl FromStr for Congestion {
 pub struct Controlled {
     /// The algorithm's name.
     pub name: String,
-    /// Why it is this one.
+    /// The reason why it is this one.
     pub why: String,
 }
 
@@ -215,7 +215,7 @@ mod tests {
 
     use super::*;
 
-    /// What is chosen by a kernel that lets a process have `allowed`, and what was set.
+    /// Returns what is chosen by a kernel that lets a process have `allowed`, and what was set.
     fn chosen(asked: &str, own: &str, near: bool, allowed: &[&str]) -> (Result<String, String>, Vec<String>) {
         let set = RefCell::new(Vec::new());
         let answer = asked.parse::<Congestion>().unwrap().choose(

@@ -67,7 +67,7 @@ pub enum ConnectError {
          {limit:?}; is the worker alive, and does each connection get through?"
     )]
     Incomplete {
-        /// How many links the worker has.
+        /// The number of links the worker has.
         links: usize,
         /// The links that came.
         came: String,
@@ -121,7 +121,7 @@ impl Listener {
         Ok((Listener { congestion: Arc::new(congestion), ..self }, controlled))
     }
 
-    /// The address to connect to.
+    /// Returns the address to connect to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -196,7 +196,8 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// The token that says who it is, if it was [identified](Self::identify); otherwise bytes that are nobody's token.
+    /// Returns the token that says who it is, if it was [identified](Self::identify); otherwise bytes that are nobody's
+    /// token.
     pub fn token(&self) -> [u8; 16] {
         self.token
     }

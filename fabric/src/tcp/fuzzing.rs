@@ -30,17 +30,17 @@ impl Receiver {
         Receiver { port, window }
     }
 
-    /// As [`Port::poll`](crate::Port::poll).
+    /// Works like [`Port::poll`](crate::Port::poll).
     pub fn poll(&mut self, arrivals: &mut [Arrival]) -> usize {
         self.port.poll(arrivals)
     }
 
-    /// As [`Port::closed`](crate::Port::closed).
+    /// Works like [`Port::closed`](crate::Port::closed).
     pub fn closed(&mut self) -> Option<Closed> {
         self.port.closed()
     }
 
-    /// The bytes of the window.
+    /// Returns the bytes of the window.
     pub fn into_contents(self) -> Vec<u8> {
         drop(self.port);
         io::contents(self.window)
@@ -54,7 +54,7 @@ pub fn hello(token: [u8; 16], said: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The frame that a correct peer sends.
+/// Returns the frame that a correct peer sends.
 pub fn summed(span: Span, imm: Imm, bytes: &[u8]) -> Vec<u8> {
     let mut header = Header::new(span, imm);
     header.seal(checksum(bytes));

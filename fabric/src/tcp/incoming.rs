@@ -35,7 +35,7 @@ pub(super) enum Received {
     End,
 }
 
-/// Why a connection can no longer be used.
+/// The reason why a connection can no longer be used.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Broken {
     /// The bytes are no frame of this window.
@@ -50,7 +50,7 @@ pub(super) enum Broken {
 #[derive(Clone, Copy, Debug)]
 struct Coming {
     span: Span,
-    /// Where its missing bytes go.
+    /// The place where its missing bytes go.
     rest: Span,
     imm: Imm,
     /// The sender's checksum of the span.
@@ -113,7 +113,7 @@ impl Incoming {
         self.readable || self.end - self.start >= self.shape.header_bytes()
     }
 
-    /// The next whole frame, if it is there.
+    /// Returns the next whole frame, if it is there.
     pub fn next(&mut self, socket: BorrowedFd) -> Result<Received, Broken> {
         let header_bytes = self.shape.header_bytes();
         loop {
@@ -196,7 +196,7 @@ impl Incoming {
         }
     }
 
-    /// Whether a whole frame's bytes are those that were sent.
+    /// Checks whether a whole frame's bytes are those that were sent.
     fn compare(&self, Coming { span, imm, sum, .. }: Coming) -> Result<(), Broken> {
         let (seen, Span { offset, bytes }) = (io::sum_of_arrival(&self.window, span), span);
         if seen == sum {

@@ -13,7 +13,7 @@ use super::frames::checksum;
 use crate::ids::Span;
 use crate::memory::{RecvWindow, SendWindow};
 
-/// How many unsent bytes of a connection the kernel holds. Some chunks keep the link busy; more would make urgent
+/// The number of unsent bytes of a connection the kernel holds. Some chunks keep the link busy; more would make urgent
 /// chunks wait behind them.
 pub(super) const UNSENT_BYTES: u32 = 256 << 10;
 /// The most frames of one call: a header and a span each.
@@ -102,7 +102,7 @@ pub(super) fn fill(window: &RecvWindow, part: Span, bytes: &[u8]) {
     unsafe { window.write(span, bytes.as_ptr()) }.expect("checked when its header came");
 }
 
-/// The checksum of a span that is posted.
+/// Returns the checksum of a span that is posted.
 pub(super) fn sum_of_post(window: &SendWindow, span: Span) -> u64 {
     let start = window.bytes_of(span).expect("checked when it was posted");
     // SAFETY: `bytes_of` checked the bounds, and by the contract of `Port` a posted span stays as it is until the peer has
@@ -110,7 +110,7 @@ pub(super) fn sum_of_post(window: &SendWindow, span: Span) -> u64 {
     checksum(unsafe { std::slice::from_raw_parts(start, span.bytes) })
 }
 
-/// The checksum of a span whose bytes have all come, and whose immediate is not yet shown.
+/// Returns the checksum of a span whose bytes have all come, and whose immediate is not yet shown.
 pub(super) fn sum_of_arrival(window: &RecvWindow, span: Span) -> u64 {
     let start = window.place(span).expect("checked when its header came");
     // SAFETY: `place` checked the bounds and that no owner at this end writes there. This link's thread wrote the bytes, and
@@ -118,7 +118,7 @@ pub(super) fn sum_of_arrival(window: &RecvWindow, span: Span) -> u64 {
     checksum(unsafe { std::slice::from_raw_parts(start, span.bytes) })
 }
 
-/// The bytes of a window whose links are gone, so that nothing writes it.
+/// Returns the bytes of a window whose links are gone, so that nothing writes it.
 pub(super) fn contents(window: Arc<RecvWindow>) -> Vec<u8> {
     let window = Arc::into_inner(window).expect("no link holds the window");
     let whole = Span { offset: 0, bytes: window.bytes() };
@@ -143,7 +143,7 @@ pub(super) fn limit_unsent(socket: BorrowedFd, bytes: u32) -> Result<(), Errno> 
     answer(result as isize).map(|_| ())
 }
 
-/// The smoothed round trip of a connection. Zero while it is unknown.
+/// Returns the smoothed round trip of a connection. Zero while it is unknown.
 pub(super) fn round_trip(socket: BorrowedFd) -> Result<Duration, Errno> {
     // SAFETY: numbers alone, for which zero is a value.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };

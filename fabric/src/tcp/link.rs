@@ -51,7 +51,7 @@ impl Endpoint {
         self.outgoing.shape == Frames::Summed
     }
 
-    /// The address of this end.
+    /// Returns the address of this end.
     pub fn local_address(&self) -> Option<IpAddr> {
         let address = SocketAddr::try_from(getsockname(&self.socket).ok()?).ok()?;
         Some(address.ip().to_canonical())
@@ -89,7 +89,7 @@ impl Link {
         let _ = limit_unsent(self.socket.as_fd(), unsent);
     }
 
-    /// The bytes that crossed it, with the frames' headers.
+    /// Returns the bytes that crossed it, with the frames' headers.
     pub fn crossed(&self) -> Crossed {
         Crossed { sent: self.outgoing.total, received: self.incoming.total }
     }
@@ -124,7 +124,7 @@ impl Attached<Link> {
         if self.is_open() { self.link.incoming.is_promising() } else { self.is_closing() }
     }
 
-    /// The next immediate that is there.
+    /// Returns the next immediate that is there.
     pub fn next(&mut self) -> Option<Imm> {
         if !self.is_open() {
             return None;

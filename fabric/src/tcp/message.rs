@@ -25,7 +25,7 @@ pub(super) struct Header {
     imm: U32,
     /// Of the span's bytes.
     span_sum: U64,
-    /// Of what stands above.
+    /// The sum of what stands above.
     sum: U64,
 }
 
@@ -36,7 +36,7 @@ pub(super) const PLAIN_HEADER: usize = std::mem::offset_of!(Header, span_sum);
 const SUMMED_PART: usize = std::mem::offset_of!(Header, sum);
 
 impl Header {
-    /// The header of a post. A post is at most one chunk, which is smaller than 4 GiB.
+    /// Creates the header of a post. A post is at most one chunk, which is smaller than 4 GiB.
     pub fn new(span: Span, imm: Imm) -> Self {
         let bytes = u32::try_from(span.bytes).expect("a chunk is smaller than 4 GiB");
         let (offset, none) = ((span.offset as u64).into(), 0.into());
@@ -57,7 +57,8 @@ impl Header {
         self.sum = checksum(&self.as_bytes()[..SUMMED_PART]).into();
     }
 
-    /// What the sender says of the span's bytes. Refused when the header is not the sender's: nothing in it can be believed.
+    /// Returns what the sender says of the span's bytes. Refused when the header is not the sender's: nothing in it can
+    /// be believed.
     pub fn sealed(&self) -> Result<u64, String> {
         let (expected, seen) = (self.sum.get(), checksum(&self.as_bytes()[..SUMMED_PART]));
         if expected == seen {
@@ -70,7 +71,7 @@ impl Header {
         ))
     }
 
-    /// Where the bytes go, and what to show then. Refused when they do not fit in the window.
+    /// Returns where the bytes go, and what to show then. Refused when they do not fit in the window.
     pub fn check(&self, window_bytes: usize) -> Result<(Span, Imm), String> {
         let (offset, bytes) = (self.offset.get(), self.bytes.get());
         match offset.checked_add(u64::from(bytes)) {
@@ -124,12 +125,12 @@ impl HelloMessage {
         hello
     }
 
-    /// What the proof is about.
+    /// Returns what the proof is about.
     fn said(&self) -> &[u8] {
         self.as_bytes().strip_suffix(&self.proof).expect("it ends with its proof")
     }
 
-    /// Whether somebody who has this token said it.
+    /// Checks whether somebody who has this token said it.
     pub fn is_proven_by(&self, token: [u8; 16]) -> bool {
         self.name == name_of(token) && proves(token, self.said(), &self.proof)
     }
@@ -149,27 +150,27 @@ impl HelloMessage {
         said(self) == said(other)
     }
 
-    /// Which of the worker's links this is.
+    /// Returns which of the worker's links this is.
     pub fn link(&self) -> usize {
         self.link.get() as usize
     }
 
-    /// How many it has.
+    /// Returns how many it has.
     pub fn links(&self) -> usize {
         self.links.get() as usize
     }
 
-    /// What this link joins.
+    /// Returns what this link joins.
     pub fn ports(&self) -> LinkPorts {
         LinkPorts::decode(self.ports)
     }
 
-    /// Which frames the worker wants.
+    /// Returns which frames the worker wants.
     pub fn frames(&self) -> Frames {
         if self.frames.get() == 0 { Frames::Plain } else { Frames::Summed }
     }
 
-    /// Size of the window that it sends from.
+    /// Returns the size of the window that it sends from.
     pub fn window_bytes(&self) -> u64 {
         self.window_bytes.get()
     }
@@ -207,7 +208,7 @@ impl ReplyMessage {
         ReplyMessage { verdict: verdict.into(), words: 0.into(), window_bytes: (window_bytes as u64).into() }
     }
 
-    /// A refusal, with its words.
+    /// Returns a refusal, with its words.
     pub fn refused(why: &str) -> Vec<u8> {
         let end = (0..=MAX_WORDS.min(why.len())).rev().find(|&end| why.is_char_boundary(end));
         let words = &why.as_bytes()[..end.unwrap_or(0)];

@@ -25,7 +25,7 @@ const WAKER: u64 = u64::MAX;
 const BESIDE: u64 = u64::MAX - 1;
 /// A port that always has something to read asks the kernel for events of other links after this many polls.
 const POLLS_PER_LOOK: u32 = 8;
-/// How often an idle port looks at its detached links.
+/// The interval at which an idle port looks at its detached links.
 const LINGER_NAP: Duration = Duration::from_millis(10);
 /// Events of one look. The kernel gives further events in later looks.
 const EVENTS_PER_LOOK: usize = 32;
@@ -50,7 +50,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// A port without links.
+    /// Creates a port without links.
     ///
     /// # Errors
     /// When descriptors run out.
@@ -137,7 +137,7 @@ impl Port {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// As `wait`, and until a descriptor [beside](Self::sleep_beside) is readable. Returns whether one is.
+    /// Works like `wait`, and until a descriptor [beside](Self::sleep_beside) is readable. Returns whether one is.
     pub(crate) fn sleep(&mut self, timeout: Duration) -> bool {
         let begun = Instant::now();
         loop {
@@ -156,7 +156,7 @@ impl Port {
         }
     }
 
-    /// The bytes that crossed a link.
+    /// Returns the bytes that crossed a link.
     pub(crate) fn crossed(&self, id: LinkId) -> Option<Crossed> {
         Some(self.links.get(id)?.link.crossed())
     }

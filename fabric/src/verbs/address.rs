@@ -54,12 +54,12 @@ impl Mtu {
         u8::try_from(code).ok().filter(|code| (1..=5).contains(code)).map(Mtu)
     }
 
-    /// The largest of at most so many bytes; of fewer than 256 the smallest.
+    /// Returns the largest of at most so many bytes; of fewer than 256 the smallest.
     pub(super) fn within(bytes: u16) -> Self {
         (1..=5).rev().map(Mtu).find(|mtu| mtu.bytes() <= u32::from(bytes)).unwrap_or(Mtu::SMALLEST)
     }
 
-    /// The code.
+    /// Returns the code.
     pub fn code(self) -> u8 {
         self.0
     }
@@ -70,25 +70,25 @@ impl Mtu {
     }
 }
 
-/// Where a port of a NIC is reached.
+/// The place where a port of a NIC is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     /// The device's name on its own machine.
     pub device: String,
     /// What it is connected to.
     pub link_layer: LinkLayer,
-    /// Its GID.
+    /// The GID.
     pub gid: Gid,
     /// Leading bits of the GID's address (of IPv4 or IPv6) that the subnet has in common, where known.
     pub prefix: Option<u8>,
-    /// Its LID; 0 on Ethernet.
+    /// The LID; 0 on Ethernet.
     pub lid: u16,
     /// The largest packet.
     pub mtu: Mtu,
 }
 
 impl Address {
-    /// The IP address in the GID.
+    /// Returns the IP address in the GID.
     pub fn ip(&self) -> IpAddr {
         let ip = self.gid.ip();
         ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4)
@@ -100,7 +100,7 @@ impl Address {
             && (self.link_layer == LinkLayer::InfiniBand || self.ip().is_ipv4() == other.ip().is_ipv4())
     }
 
-    /// The subnet in words, where both are on the same one.
+    /// Returns the subnet in words, where both are on the same one.
     pub(super) fn shared_subnet(&self, other: &Address) -> Option<String> {
         if self.link_layer != other.link_layer {
             return None;

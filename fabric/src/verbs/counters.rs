@@ -32,12 +32,12 @@ const READ: [&str; 22] = [
     "roce_adp_retrans",           // adaptive retransmissions
 ];
 
-/// The counters of a device's port, by the kernel's names; those that the driver does not have are absent.
+/// Returns the counters of a device's port, by the kernel's names; those that the driver does not have are absent.
 pub fn counters(device: &str, port: u8) -> BTreeMap<&'static str, u64> {
     read(Path::new(SYSFS), device, port)
 }
 
-/// The speed of a port's link in Mb/s, as the driver has it: soft-RoCE's is nominal.
+/// Returns the speed of a port's link in Mb/s, as the driver has it: soft-RoCE's is nominal.
 pub fn mbps(device: &str, port: u8) -> Option<u32> {
     rate(Path::new(SYSFS), device, port)
 }

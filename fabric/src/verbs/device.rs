@@ -14,22 +14,22 @@ use super::handles::{region, words};
 /// An RDMA device.
 #[derive(Clone, Debug)]
 pub struct Device {
-    /// Its name, e.g. `mlx5_0`.
+    /// The name, e.g. `mlx5_0`.
     pub name: String,
-    /// Its ports, by number from 1; none if it cannot be asked.
+    /// The ports, by number from 1; none if it cannot be asked.
     pub ports: Vec<DevicePort>,
-    /// Why it cannot be asked.
+    /// The reason why it cannot be asked.
     pub fault: Option<DeviceError>,
 }
 
 /// A port of a device.
 #[derive(Clone, Debug)]
 pub struct DevicePort {
-    /// Its number.
+    /// The number.
     pub number: u8,
     /// Whether it is ACTIVE. Only such a port carries data.
     pub active: bool,
-    /// Its state in words.
+    /// The state in words.
     pub state: &'static str,
     /// What it is connected to.
     pub link_layer: LinkLayer,
@@ -37,9 +37,9 @@ pub struct DevicePort {
     pub mtu: Option<Mtu>,
     /// Speed of the link, in Gb/s; none where the driver's codes are unknown.
     pub gbps: Option<f64>,
-    /// Its LID; 0 on Ethernet.
+    /// The LID; 0 on Ethernet.
     pub lid: u16,
-    /// Its network interface, if it has one.
+    /// The network interface, if it has one.
     pub netdev: Option<String>,
     /// All its addresses.
     pub gids: Vec<GidEntry>,
@@ -47,7 +47,7 @@ pub struct DevicePort {
     pub gid: Result<Chosen, GidError>,
 }
 
-/// All devices of this machine, those that do not open too.
+/// Returns all devices of this machine, those that do not open too.
 ///
 /// # Errors
 /// When libibverbs is missing, or the devices cannot be listed.
@@ -64,13 +64,13 @@ pub fn devices() -> Result<Vec<Device>, VerbsError> {
 }
 
 impl Device {
-    /// The port that would be used: the requested port, or the first that is active.
+    /// Returns the port that would be used: the requested port, or the first that is active.
     pub fn port(&self, wanted: Option<u8>) -> Option<&DevicePort> {
         let fits = |port: &&DevicePort| wanted.map_or(port.active, |wanted| port.number == wanted);
         self.ports.iter().find(fits)
     }
 
-    /// The GID of one of its ports that would be used: that of the index asked for, or the best by rule.
+    /// Returns the GID of one of its ports that would be used: that of the index asked for, or the best by rule.
     ///
     /// # Errors
     /// When no GID will do; with the whole table.
@@ -100,7 +100,8 @@ impl DevicePort {
     }
 }
 
-/// Whether a device's driver takes dma-bufs, else why not. It says nothing of those that a certain GPU makes.
+/// Checks whether a device's driver takes dma-bufs, and returns the reason if not. It says nothing of those that a
+/// certain GPU makes.
 ///
 /// # Errors
 /// Also when the device does not open.

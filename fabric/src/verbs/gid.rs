@@ -11,13 +11,13 @@ use std::path::Path;
 
 use super::address::{Gid, LinkLayer};
 
-/// Where Linux shows RDMA devices.
+/// The place where Linux shows RDMA devices.
 pub(super) const SYSFS: &str = "/sys/class/infiniband";
 
 /// An entry of a port's table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GidEntry {
-    /// Its index, which a queue pair is given.
+    /// The index, which a queue pair is given.
     pub index: u8,
     /// The address.
     pub gid: Gid,
@@ -44,7 +44,7 @@ pub struct Chosen {
 pub struct GidError {
     /// The device.
     pub device: String,
-    /// Its port.
+    /// The port.
     pub port: u8,
     /// What is missing, and what to do.
     pub what: String,
@@ -52,7 +52,7 @@ pub struct GidError {
     pub entries: Vec<GidEntry>,
 }
 
-/// A table as text, a line an entry.
+/// Returns a table as text, a line an entry.
 pub fn table(entries: &[GidEntry]) -> String {
     if entries.is_empty() {
         return "  (empty)".into();
@@ -180,7 +180,7 @@ mod tests {
         }
     }
 
-    /// A ConnectX port on Ethernet: link-local, IPv4 and global IPv6, each for RoCE v1 and v2, and a VLAN.
+    /// Returns a ConnectX port on Ethernet: link-local, IPv4 and global IPv6, each for RoCE v1 and v2, and a VLAN.
     fn mlx5() -> Vec<GidEntry> {
         vec![
             entry(0, "v1", "ens1f0np0", "fe80::e42:a1ff:fe12:3456"),

@@ -31,7 +31,7 @@ pub struct GroupOptions {
     /// The completion vector of the first port; the next port has the next. A worker's number on its machine, so that the
     /// interrupts of its workers go to different cpus.
     pub first_vector: u32,
-    /// How packets travel, where flags say it.
+    /// The way in which packets travel, where flags say it.
     pub paths: PathFlags,
 }
 
@@ -39,7 +39,7 @@ pub struct GroupOptions {
 #[derive(Debug)]
 pub struct Group {
     pub(super) ports: Vec<Arc<PortState>>,
-    /// By port: its NICs, open or not.
+    /// The NICs, open or not, by port.
     wanted: Vec<Vec<NicOptions>>,
     pub(super) watch: Watch,
     pub(super) options: GroupOptions,
@@ -62,9 +62,9 @@ struct Wanted {
     options: NicOptions,
     /// The NIC, or why the last try to open it failed.
     nic: Result<Arc<Nic>, VerbsError>,
-    /// When that was.
+    /// The time when that was.
     tried: Instant,
-    /// Where it was last reached.
+    /// The place where it was last reached.
     address: Option<Address>,
 }
 
@@ -85,7 +85,8 @@ impl Wanted {
 }
 
 impl Group {
-    /// A group with one port for each entry of `ports`, on the NICs of that entry. At least one of them must open.
+    /// Creates a group with one port for each entry of `ports`, on the NICs of that entry. At least one of them must
+    /// open.
     pub(super) fn new(ports: &[&[NicOptions]], options: GroupOptions) -> Result<Arc<Self>, VerbsError> {
         assert!(!ports.is_empty(), "a group has at least one port");
         let settings = PathSettings::new(&options.paths)?;
@@ -190,19 +191,19 @@ impl Group {
         tried
     }
 
-    /// The NICs that are lost, and why.
+    /// Returns the NICs that are lost, and why.
     pub fn lost(&self) -> Vec<(NicOptions, VerbsError)> {
         let nics = self.nics_in_use();
         nics.wanted.iter().filter_map(|nic| Some((nic.options.clone(), nic.lost()?))).collect()
     }
 
-    /// The NICs that are open, and whose ports are up.
+    /// Returns the NICs that are open, and whose ports are up.
     pub fn up(&self) -> Vec<Arc<Nic>> {
         let nics = self.nics_in_use();
         nics.wanted.iter().filter_map(Wanted::open).filter(|nic| nic.has_link()).cloned().collect()
     }
 
-    /// The [name](Nic::name) of a port's own NIC, lost or not; of one that never opened the device's.
+    /// Returns the [name](Nic::name) of a port's own NIC, lost or not; of one that never opened the device's.
     pub fn name(&self, port: usize) -> String {
         let nics = self.nics_in_use();
         let own = &self.wanted[port][0];
@@ -210,7 +211,7 @@ impl Group {
         known.map_or_else(|| own.device.clone(), |nic| nic.name())
     }
 
-    /// The NICs of a port that are open: one of a hub's, several of a worker's.
+    /// Returns the NICs of a port that are open: one of a hub's, several of a worker's.
     pub fn nics(&self, port: usize) -> Vec<Arc<Nic>> {
         self.rails(port).into_iter().map(|rail| Arc::clone(&rail.nic)).collect()
     }
@@ -263,7 +264,7 @@ impl Group {
         Ok(rail.expect("the port was just given it"))
     }
 
-    /// Where each port of a hub is reached, or was, or will be: a joiner pairs its NICs with all.
+    /// Returns where each port of a hub is reached, or was, or will be: a joiner pairs its NICs with all.
     pub(super) fn addresses(&self) -> Vec<Address> {
         let nics = self.nics_in_use();
         let address = |wanted: &Vec<NicOptions>| {
@@ -274,7 +275,7 @@ impl Group {
     }
 }
 
-/// What is known of a NIC that was never open.
+/// Returns what is known of a NIC that was never open.
 fn never_open(options: &NicOptions) -> Address {
     Address {
         device: options.device.clone(),

@@ -56,7 +56,7 @@ pub enum LoopbackError {
         arrived: usize,
         /// Posts.
         posts: usize,
-        /// Why it closed.
+        /// The reason why it closed.
         reason: String,
     },
     /// Nothing came any more.
@@ -198,7 +198,7 @@ impl End {
     }
 }
 
-/// A word that no other chunk, place or direction has, nor memory that nobody wrote.
+/// Returns a word that no other chunk, place or direction has, nor memory that nobody wrote.
 fn pattern(salt: u32, chunk: usize, index: u32) -> u32 {
     (salt << 30 | (chunk as u32) << 13 | index).wrapping_mul(0x9e37_79b1)
 }

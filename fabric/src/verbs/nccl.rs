@@ -60,7 +60,7 @@ pub(super) fn is_own_choice(text: &str) -> bool {
     number(text).is_some_and(|number| number < 0)
 }
 
-/// A number as NCCL reads it: decimal, hexadecimal after 0x, octal after 0.
+/// Returns a number as NCCL reads it: decimal, hexadecimal after 0x, octal after 0.
 pub(super) fn number(text: &str) -> Option<i64> {
     let text = text.trim();
     let (negative, digits) = text.strip_prefix('-').map_or((false, text), |digits| (true, digits));

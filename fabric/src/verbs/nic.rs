@@ -20,14 +20,14 @@ use super::subnet;
 pub struct NicOptions {
     /// The device's name, e.g. `mlx5_0`.
     pub device: String,
-    /// Its port; none for the first that is active. A device with several active ports is several NICs.
+    /// The port; none for the first that is active. A device with several active ports is several NICs.
     pub port: Option<u8>,
     /// The index of its GID; none for the best by rule.
     pub gid_index: Option<u8>,
 }
 
 impl NicOptions {
-    /// The device; port and GID are chosen by rule.
+    /// Creates the device; port and GID are chosen by rule.
     pub fn new(device: impl Into<String>) -> Self {
         NicOptions { device: device.into(), port: None, gid_index: None }
     }
@@ -120,27 +120,27 @@ impl Nic {
         self.context.port(self.port).is_ok_and(|attr| attr.state == IBV_PORT_ACTIVE)
     }
 
-    /// Where it is reached.
+    /// Returns where it is reached.
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// Its device's name, and its port where the device has several: `mlx5_0`, `mlx4_0:2`.
+    /// Returns the device's name, and its port where the device has several: `mlx5_0`, `mlx4_0:2`.
     pub fn name(&self) -> String {
         name(&self.address.device, self.port, self.context.limits.ports)
     }
 
-    /// Which of its device's ports it is.
+    /// Returns which of its device's ports it is.
     pub fn port(&self) -> u8 {
         self.port
     }
 
-    /// Speed of its link, in Gb/s, where known.
+    /// Returns the speed of its link, in Gb/s, where known.
     pub fn gbps(&self) -> Option<f64> {
         self.gbps
     }
 
-    /// Its port and GID, and why these: a line for logs.
+    /// Returns the port and GID, and why these: a line for logs.
     pub fn reason(&self) -> &str {
         &self.reason
     }

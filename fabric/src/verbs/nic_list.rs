@@ -33,7 +33,7 @@ pub struct ParseNicListError {
 }
 
 impl NicList {
-    /// A list as NCCL reads it, and what of it names nothing. Every device where it names none.
+    /// Returns a list as NCCL reads it, and what of it names nothing. Every device where it names none.
     pub fn of_nccl(text: &str) -> (Self, Vec<String>) {
         let (except, exact, rest) = marks(text.trim());
         let (mut entries, mut left_out) = (Vec::new(), Vec::new());
@@ -57,20 +57,21 @@ impl NicList {
         self.gid_index = Some(index);
     }
 
-    /// The entries that are none of these devices, as they were written. What is not to be used need not be there.
+    /// Returns the entries that are none of these devices, as they were written. What is not to be used need not be
+    /// there.
     pub fn absent(&self, devices: &[&str]) -> Vec<String> {
         let wanted = self.entries.iter().filter(|_| !self.except);
         let absent = wanted.filter(|entry| !devices.iter().any(|device| self.is(entry, device)));
         absent.map(ToString::to_string).collect()
     }
 
-    /// How the device of this name is to be used; `None` if it is not.
+    /// Returns how the device of this name is to be used; `None` if it is not.
     pub fn choose(&self, device: &str) -> Option<NicOptions> {
         self.entries_of(device).into_iter().next()
     }
 
-    /// The NICs of this device that are to be used. Where the list names no port, each active port is a NIC; a device without
-    /// one is a NIC all the same, so that somebody can say what is wrong with it.
+    /// Returns the NICs of this device that are to be used. Where the list names no port, each active port is a NIC; a
+    /// device without one is a NIC all the same, so that somebody can say what is wrong with it.
     pub fn nics(&self, device: &Device) -> Vec<NicOptions> {
         let active: Vec<u8> =
             device.ports.iter().filter(|port| port.active).map(|port| port.number).collect();
@@ -101,7 +102,7 @@ impl NicList {
         if self.exact { entry.device == device } else { device.starts_with(&entry.device) }
     }
 
-    /// What the list says of a device: several times where it names several ports.
+    /// Returns what the list says of a device: several times where it names several ports.
     fn entries_of(&self, device: &str) -> Vec<NicOptions> {
         let its = self.entries.iter().filter(|entry| self.is(entry, device));
         let mut found: Vec<NicOptions> = its.cloned().collect();

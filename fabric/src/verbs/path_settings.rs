@@ -1,5 +1,5 @@
-//! How the packets of queue pairs travel: what a fabric may want otherwise. The table is the only place that knows names, ranges
-//! and defaults: programs make their flags of it. Read once, when NICs are opened.
+//! The way in which the packets of queue pairs travel: what a fabric may want otherwise. The table is the only place
+//! that knows names, ranges and defaults: programs make their flags of it. Read once, when NICs are opened.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -134,7 +134,7 @@ impl PathFlags {
         self.0.insert(setting.flag, value);
     }
 
-    /// The traffic class of packets.
+    /// Returns the traffic class of packets.
     ///
     /// # Errors
     /// When some setting has a value that it cannot have.
@@ -154,7 +154,7 @@ pub struct SettingError {
 }
 
 impl PathSetting {
-    /// Its value, and the flag or variable that says so; our variable if none does.
+    /// Returns the value, and the flag or variable that says so; our variable if none does.
     fn read(
         &self,
         flags: &PathFlags,
@@ -174,7 +174,7 @@ impl PathSetting {
         }
     }
 
-    /// The flag or variable that counts, and what it says. A variable that is empty is not set.
+    /// Returns the flag or variable that counts, and what it says. A variable that is empty is not set.
     fn said(
         &self,
         flags: &PathFlags,
@@ -185,14 +185,14 @@ impl PathSetting {
         flag.or_else(|| self.variables.iter().find_map(|&name| Some((name, set(name)?))))
     }
 
-    /// The number that a flag or variable says, if it may be.
+    /// Returns the number that a flag or variable says, if it may be.
     fn number(&self, name: &str, seen: &str) -> Option<u16> {
         let number =
             if is_nccls(name) { u16::try_from(nccl::number(seen)?).ok() } else { seen.trim().parse().ok() };
         number.filter(|number| (self.least..=self.most).contains(number))
     }
 
-    /// Why NCCL's variable does not count, if it would but for its number.
+    /// Returns why NCCL's variable does not count, if it would but for its number.
     pub(super) fn warning(
         &self,
         flags: &PathFlags,
@@ -308,7 +308,7 @@ impl PathSettings {
         Err(SettingError { name: self.pkey_name, seen: index.to_string(), expected, default: PKEY.default })
     }
 
-    /// How long a packet is sent again before the link fails.
+    /// Returns how long a packet is sent again before the link fails.
     pub fn patience(&self) -> Duration {
         Duration::from_nanos(4096 << self.timeout) * u32::from(self.retries + 1)
     }

@@ -32,7 +32,7 @@ impl RailMap {
         self.pairs.is_empty()
     }
 
-    /// The NICs of this end that go with a hub's.
+    /// Returns the NICs of this end that go with a hub's.
     pub(super) fn with_hub_nic<'a>(&'a self, hub: &'a str) -> impl Iterator<Item = &'a str> + Clone {
         self.pairs.iter().filter(move |(_, of_hub)| of_hub == hub).map(|(own, _)| own.as_str())
     }

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The prefix of the subnet that `ip` has on `netdev`; none when it is unknown.
+/// Returns the prefix of the subnet that `ip` has on `netdev`; none when it is unknown.
 pub(super) fn prefix(netdev: &str, ip: IpAddr) -> Option<u8> {
     match ip {
         IpAddr::V4(ip) => v4(&std::fs::read_to_string("/proc/net/route").ok()?, netdev, ip),

@@ -21,7 +21,7 @@ const CHUNK: usize = 4096;
 const CHUNKS: usize = 64;
 const BYTES: usize = CHUNK * CHUNKS;
 
-/// The first device to test on.
+/// Returns the first device to test on.
 fn device() -> Option<NicOptions> {
     let named = std::env::var("PHUB_TEST_DEVICE").unwrap_or_default();
     match named.split(',').next().filter(|name| !name.is_empty()) {
@@ -47,13 +47,13 @@ fn window() -> (Arc<SendWindow>, Spans) {
     (window, spans.remove(0))
 }
 
-/// A hub with one port, and workers, each joined to it by a link of `capacity`.
+/// Returns a hub with one port, and workers, each joined to it by a link of `capacity`.
 fn meet(nic: &NicOptions, workers: usize, capacity: u32) -> (End, Vec<End>) {
     meet_by(nic, workers, &PlannedLink::of_one_port(&[capacity]))
 }
 
-/// A hub with one port, and workers, each joined to it by this plan. The hub's end has all links, and the receive window of
-/// the last.
+/// Returns a hub with one port, and workers, each joined to it by this plan. The hub's end has all links, and the
+/// receive window of the last.
 fn meet_by(nic: &NicOptions, workers: usize, plan: &[PlannedLink]) -> (End, Vec<End>) {
     let listener = Listener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
     let address = listener.address();

@@ -14,7 +14,7 @@ const DEVICES: &str = "PHUB_TEST_DEVICE";
 /// Of each step of a handshake; the suite's watchdog is twice as patient.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The devices to test on; none where nobody named any, which is said once.
+/// Returns the devices to test on; none where nobody named any, which is said once.
 pub fn devices() -> Vec<String> {
     static SAID: Once = Once::new();
     let named = std::env::var(DEVICES).unwrap_or_default();
@@ -29,7 +29,7 @@ pub fn devices() -> Vec<String> {
     devices
 }
 
-/// Each device alone, and all together.
+/// Returns each device alone, and all together.
 pub fn each_and_all() -> Vec<Verbs> {
     let devices = devices();
     let mut sets: Vec<Verbs> = devices.iter().map(|device| Verbs(vec![device.clone()])).collect();

@@ -55,12 +55,12 @@ pub fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
     fd
 }
 
-/// An eventfd, as that of a hub's port.
+/// Returns an eventfd, as that of a hub's port.
 pub fn event() -> OwnedFd {
     eventfd(0, EventfdFlags::NONBLOCK).unwrap()
 }
 
-/// A hello with one link, of ports 0.
+/// Returns a hello with one link, of ports 0.
 pub fn hello_bytes(send_bytes: u64, ports: u32) -> Vec<u8> {
     fuzzing::hello(TOKEN, send_bytes, ports, vec![LinkPorts { joiner: PortId(0), hub: PortId(0) }])
 }
@@ -69,7 +69,8 @@ pub fn welcome_bytes(ports: u32) -> Vec<u8> {
     [b"phubshm4\0".as_slice(), &(WINDOW as u64).to_le_bytes(), &ports.to_le_bytes(), &NAME].concat()
 }
 
-/// A TCP socket that lingers: bytes of it are on their way to a peer that reads nothing, so that closing it waits for an hour.
+/// Returns a TCP socket that lingers: bytes of it are on their way to a peer that reads nothing, so that closing it
+/// waits for an hour.
 pub fn lingering() -> (OwnedFd, impl Sized) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -116,7 +117,7 @@ impl RawPeer {
         net::sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, net::SendFlags::NOSIGNAL).unwrap();
     }
 
-    /// As [`send`](Self::send), where the hub may take nothing more.
+    /// Works like [`send`](Self::send), where the hub may take nothing more.
     pub fn try_send(&self, bytes: &[u8], fds: &[BorrowedFd]) -> Result<(), rustix::io::Errno> {
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
         let mut control = net::SendAncillaryBuffer::new(&mut space);
@@ -124,7 +125,7 @@ impl RawPeer {
         net::sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, net::SendFlags::NOSIGNAL).map(drop)
     }
 
-    /// The next message; descriptors that came with it are closed.
+    /// Returns the next message; descriptors that came with it are closed.
     pub fn receive(&self) -> Vec<u8> {
         let mut bytes = vec![0; 2048];
         let mut control = net::RecvAncillaryBuffer::default();

@@ -95,7 +95,7 @@ pub enum Event {
     CallerGaveUp,
 }
 
-/// How a step failed.
+/// The way in which a step failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// Another try may succeed.
@@ -106,7 +106,7 @@ pub enum Failure {
     HubLost,
 }
 
-/// How a membership ended.
+/// The way in which a membership ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// A hub of the job is lost, or stops.
@@ -140,12 +140,12 @@ pub enum Step {
     GiveUp(Option<Over>),
 }
 
-/// Why a member tries no longer.
+/// The reason why a member tries no longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
     /// It tried for this time.
     Limit(Duration),
-    /// Its links were lost again and again for this time, and brought no answer.
+    /// The links were lost again and again for this time, and brought no answer.
     NoAnswer(Duration),
     /// Its own program waits no longer.
     CallerGaveUp,
@@ -196,12 +196,12 @@ enum Return {
 }
 
 impl Member {
-    /// A member that joins.
+    /// Creates a member that joins.
     pub fn new(limits: Limits) -> Self {
         Member { limits, state: State::Joining, relinks: 0, unanswered: None }
     }
 
-    /// A member that takes part.
+    /// Returns a member that takes part.
     pub fn linked(limits: Limits) -> Self {
         Member { state: State::Linked { made: None }, ..Member::new(limits) }
     }

@@ -88,7 +88,7 @@ impl Life {
         }
     }
 
-    /// A member that takes part, and whose hubs are to be waited for.
+    /// Returns a member that takes part, and whose hubs are to be waited for.
     fn linked(hubs: usize) -> Self {
         let mut life = Life::new(Limits { hubs, links: LIMIT, hub: LIMIT });
         life.takes([Event::TakesPart, Event::CaughtUp]);

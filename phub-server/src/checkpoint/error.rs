@@ -221,7 +221,7 @@ pub enum Mismatch {
     Group { name: String },
 }
 
-/// What to do about the kernel's answer.
+/// Returns what to do about the kernel's answer.
 fn advice(error: &io::Error) -> &'static str {
     match Errno::from_io_error(error) {
         Some(Errno::NOSPC | Errno::DQUOT) => "free space there, or give another directory",
@@ -239,7 +239,7 @@ fn advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// The beginning of a text from a file, short enough for a log.
+/// Returns the beginning of a text from a file, short enough for a log.
 pub(super) fn excerpt(text: &str) -> String {
     const CHARS: usize = 80;
     let mut shown: String = text.chars().take(CHARS).collect();

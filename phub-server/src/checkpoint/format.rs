@@ -28,13 +28,13 @@ use super::error::UnusableKeys;
 /// Version of the format. A reader refuses other versions.
 pub(super) const FORMAT: u32 = 1;
 
-/// How the header of every checkpoint begins.
+/// The way in which the header of every checkpoint begins.
 pub(super) const START: &str = "{\"__metadata__\":{\"digest\":\"";
 
 /// The bytes before the header, which are its length.
 pub(super) const PREFIX_BYTES: usize = 8;
 
-/// Where the digest stands in the file.
+/// The place where the digest stands in the file.
 pub(super) const DIGEST_AT: usize = PREFIX_BYTES + START.len();
 const _: () = assert!(DIGEST_AT == 35, "docs/formats.md says so");
 
@@ -55,7 +55,7 @@ pub fn is_state(name: &str) -> bool {
 /// The values begin on a cache line, for readers that map the file.
 const DATA_ALIGN: usize = 64;
 
-/// The digest as the file has it.
+/// Returns the digest as the file has it.
 pub(super) fn digest_text(hash: &Xxh3) -> String {
     format!("{:032x}", hash.digest128())
 }
@@ -63,7 +63,7 @@ pub(super) fn digest_text(hash: &Xxh3) -> String {
 /// The multipliers of learning rate and weight decay, of the keys that have some.
 pub(super) type Multipliers = BTreeMap<String, [f32; 2]>;
 
-/// The multipliers of `keys` that are not one.
+/// Returns the multipliers of `keys` that are not one.
 pub(super) fn multipliers(keys: &[Key]) -> Multipliers {
     let with = keys.iter().filter(|key| (key.lr_mult, key.wd_mult) != (1.0, 1.0));
     with.map(|key| (key.name.clone(), [key.lr_mult, key.wd_mult])).collect()
@@ -76,7 +76,7 @@ pub(super) type NumbersFrom = (Round, Optimizer, Option<Multipliers>);
 /// The groups from a round on: the first round, their optimizers, and the number, from 1, of each key's that is in one.
 pub(super) type GroupsFrom = (Round, Vec<Optimizer>, BTreeMap<String, u8>);
 
-/// The numbers of a job, if they are not told by its terms and its learning rates.
+/// Returns the numbers of a job, if they are not told by its terms and its learning rates.
 fn optimizers(snapshot: &Snapshot) -> Option<Vec<NumbersFrom>> {
     let (of_terms, keys) = (snapshot.optimizer(), snapshot.layout().keys());
     let is_told = |(_, numbers): &(Round, Numbers)| {
@@ -95,7 +95,7 @@ fn optimizers(snapshot: &Snapshot) -> Option<Vec<NumbersFrom>> {
     (!snapshot.numbers().iter().all(is_told)).then(|| snapshot.numbers().iter().map(of).collect())
 }
 
-/// The groups of a job, if it has some.
+/// Returns the groups of a job, if it has some.
 fn groups(snapshot: &Snapshot) -> Option<Vec<GroupsFrom>> {
     let keys = snapshot.layout().keys();
     let of = |(from, numbers): &(Round, Numbers)| {
@@ -107,7 +107,7 @@ fn groups(snapshot: &Snapshot) -> Option<Vec<GroupsFrom>> {
     (!groups.is_empty()).then_some(groups)
 }
 
-/// The steps of the keys that have not made one in each round but the broadcast, if there are such keys.
+/// Returns the steps of the keys that have not made one in each round but the broadcast, if there are such keys.
 fn steps(snapshot: &Snapshot) -> Option<BTreeMap<String, u32>> {
     if !snapshot.optimizer().keeps_weights() {
         return None;
@@ -192,7 +192,7 @@ impl Metadata {
 pub(super) struct FileShare {
     pub hub: u32,
     pub hubs: u32,
-    /// Of each key that the hub owns a part of: the first element, and the one after the last.
+    /// The pieces of each key that the hub owns a part of: the first element, and the one after the last.
     pub pieces: BTreeMap<String, [usize; 2]>,
 }
 
@@ -223,7 +223,7 @@ pub(super) struct Entry {
     /// The job's key, and its elements that are in the file.
     pub key: KeyId,
     pub elements: Range<usize>,
-    /// Where it is among the hub's pieces.
+    /// The place where it is among the hub's pieces.
     pub piece: usize,
     pub tensor: Tensor,
     /// Name and shape in the file.
@@ -245,7 +245,7 @@ pub(super) fn of_piece(Piece { key, elements, .. }: &Piece) -> (KeyId, Range<usi
     (*key, elements.clone())
 }
 
-/// All tensors of a checkpoint with these pieces of keys, in the order of the file.
+/// Returns all tensors of a checkpoint with these pieces of keys, in the order of the file.
 pub(super) fn entries(
     keys: &[Key],
     tensors: &Tensors,

@@ -29,11 +29,11 @@ use super::store::CheckpointStore;
 pub struct Loaded {
     /// The state.
     pub restored: Restored,
-    /// Why it is not that of the newest file.
+    /// The reason why it is not that of the newest file.
     pub warning: Option<String>,
 }
 
-/// The round in the name of one of a job's older generations.
+/// Returns the round in the name of one of a job's older generations.
 pub(super) fn generation(job: &str, file: &str) -> Option<Round> {
     let round = file.strip_prefix(job)?.strip_prefix('@')?.strip_suffix(".safetensors")?;
     let round = Round(round.parse().ok()?);
@@ -45,12 +45,12 @@ fn generation_name(job: &str, round: Round) -> String {
     format!("{job}@{}.safetensors", round.0)
 }
 
-/// The name of the state of a job, or of a share's part of it, that has NaN or infinity in it.
+/// Returns the name of the state of a job, or of a share's part of it, that has NaN or infinity in it.
 pub(super) fn not_finite_name(job: &str, share: Share) -> String {
     aside_name(job, "not-finite", share)
 }
 
-/// The name of the last checkpoint, or part of one, that could not be read.
+/// Returns the name of the last checkpoint, or part of one, that could not be read.
 pub(super) fn damaged_name(job: &str, share: Share) -> String {
     aside_name(job, "damaged", share)
 }
@@ -62,8 +62,8 @@ fn aside_name(job: &str, why: &str, share: Share) -> String {
     }
 }
 
-/// The job and the round that the name of a checkpoint file says, where it says one; nothing where it is no checkpoint that
-/// a job goes on from.
+/// Returns the job and the round that the name of a checkpoint file says, where it says one; nothing where it is no
+/// checkpoint that a job goes on from.
 pub fn named(file: &str) -> Option<(String, Option<Round>)> {
     if let Some(part) = PartName::parse(file) {
         return Some((part.job, Some(part.round)));
@@ -77,9 +77,9 @@ pub fn named(file: &str) -> Option<(String, Option<Round>)> {
 }
 
 impl CheckpointStore {
-    /// The job's checkpoint; `None` when it has none. A newest file that is missing or damaged is an error only where no
-    /// older generation is whole, so that a job is not begun anew in silence. Keys that could not be saved are an error,
-    /// too.
+    /// Returns the job's checkpoint; `None` when it has none. A newest file that is missing or damaged is an error only
+    /// where no older generation is whole, so that a job is not begun anew in silence. Keys that could not be saved are
+    /// an error, too.
     pub fn load(
         &self,
         job: &str,
@@ -127,7 +127,7 @@ impl CheckpointStore {
         }
     }
 
-    /// The rounds of a job's older generations, ascending.
+    /// Returns the rounds of a job's older generations, ascending.
     pub(super) fn generations(&self, job: &str) -> Result<Vec<Round>, CheckpointError> {
         let failed = |error| self.failed("looking for older checkpoints", error);
         let mut rounds = Vec::new();

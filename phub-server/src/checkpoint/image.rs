@@ -21,12 +21,12 @@ pub struct Image {
 }
 
 impl Image {
-    /// The file of a job with this name, or of a hub's part of it.
+    /// Creates the file of a job with this name, or of a hub's part of it.
     pub fn new(job: &str, snapshot: Snapshot, share: Share) -> Result<Self, UnusableKeys> {
         Ok(Image { plan: Plan::new(job, &snapshot, share)?, snapshot })
     }
 
-    /// Its length.
+    /// Returns the length.
     pub fn bytes(&self) -> u64 {
         self.plan.file_bytes
     }

@@ -19,9 +19,9 @@ use super::store::CheckpointStore;
 /// A job that has files here.
 #[derive(Debug)]
 pub struct SavedJob {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its files: the newest checkpoint, those before it, and those that were put aside.
+    /// The files: the newest checkpoint, those before it, and those that were put aside.
     files: Vec<PathBuf>,
 }
 
@@ -67,7 +67,7 @@ impl CheckpointStore {
         removed.map_err(|error| self.failed("removing files of an old job", error))
     }
 
-    /// All files of the directory that are called like a checkpoint, by job.
+    /// Returns all files of the directory that are called like a checkpoint, by job.
     fn by_job(&self) -> io::Result<HashMap<String, Vec<PathBuf>>> {
         let mut jobs: HashMap<String, Vec<PathBuf>> = HashMap::new();
         for entry in std::fs::read_dir(&self.dir)? {

@@ -84,7 +84,7 @@ impl AsFd for Lock {
     }
 }
 
-/// The lock file, which other users cannot open.
+/// Returns the lock file, which other users cannot open.
 fn own_file(dir: &Path) -> io::Result<File> {
     // A FIFO in its place would block.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
@@ -108,7 +108,8 @@ fn own_file(dir: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// The process that has a file locked. Nothing where it is of another machine, or of a container that is not seen here.
+/// Returns the process that has a file locked. Nothing where it is of another machine, or of a container that is not
+/// seen here.
 fn holder(file: &File) -> Option<u32> {
     let about = file.metadata().ok()?;
     let locks = std::fs::read_to_string("/proc/locks").ok()?;

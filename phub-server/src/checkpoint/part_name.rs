@@ -39,7 +39,7 @@ impl PartName {
         (check_job_name(job).is_ok() && name.file() == file).then_some(name)
     }
 
-    /// The file's name.
+    /// Returns the file's name.
     pub fn file(&self) -> String {
         let PartName { job, round, hub, hubs } = self;
         format!("{job}@{}.hub{hub}of{hubs}.safetensors", round.0)

@@ -29,7 +29,7 @@ pub struct PartOf<'a> {
 }
 
 impl CheckpointStore {
-    /// The rounds that there are parts of, ascending; none for the whole of a job, which has one file.
+    /// Returns the rounds that there are parts of, ascending; none for the whole of a job, which has one file.
     ///
     /// # Errors
     /// When the job has checkpoints here that are not of this share: a job is not begun anew in silence.
@@ -66,8 +66,8 @@ impl CheckpointStore {
         }
     }
 
-    /// Whether the part of a round is damaged, and how. Reads it whole, and keeps nothing of it. What else may be wrong with it,
-    /// [`load_part`](Self::load_part) says.
+    /// Returns whether the part of a round is damaged, and how. Reads it whole, and keeps nothing of it. What else may
+    /// be wrong with it, [`load_part`](Self::load_part) says.
     pub fn damage(&self, job: &str, share: Share, round: Round) -> Result<Option<String>, CheckpointError> {
         let path = self.file_of(job, share, round)?;
         let checked = match std::fs::metadata(&path) {
@@ -99,7 +99,7 @@ impl CheckpointStore {
         Ok(())
     }
 
-    /// The file of a job, or of a share's part of a round.
+    /// Returns the file of a job, or of a share's part of a round.
     pub(super) fn file_of(&self, job: &str, share: Share, round: Round) -> Result<PathBuf, CheckpointError> {
         let whole = self.path(job)?; // checks the name
         Ok(if share.is_whole() { whole } else { self.file(&PartName::new(job, round, share).file()) })

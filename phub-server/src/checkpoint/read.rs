@@ -96,8 +96,8 @@ pub(super) fn check_digest(mut file: impl Read, file_bytes: u64) -> Result<(), D
     }
 }
 
-/// What is wrong with a file that says another version: one digit may be damaged, too. Every version has the same digest in the
-/// same place.
+/// Returns what is wrong with a file that says another version: one digit may be damaged, too. Every version has the
+/// same digest in the same place.
 fn newer_or_damaged(version: DecodeError, header: Vec<u8>, file: impl Read, file_bytes: u64) -> DecodeError {
     let written = header.get(DIGEST_AT..DIGEST_AT + DIGEST_BYTES).unwrap_or_default();
     let written = String::from_utf8_lossy(written).into_owned();
@@ -155,7 +155,7 @@ pub struct About {
     pub job: String,
     /// The state is that before this round.
     pub round: Round,
-    /// How a job ended whose last state this is.
+    /// The way in which a job ended whose last state this is.
     pub ended: Option<String>,
 }
 
@@ -170,7 +170,7 @@ pub fn about(path: &Path) -> Result<About, DecodeError> {
     Ok(About { job, round: Round(number("round", &round)?), ended })
 }
 
-/// The beginning of the file, up to the first value.
+/// Returns the beginning of the file, up to the first value.
 fn read_header(file: &mut impl Read, file_bytes: u64) -> Result<Vec<u8>, DecodeError> {
     let mut header = Vec::new();
     file.take(PREFIX_BYTES as u64).read_to_end(&mut header)?;
@@ -191,7 +191,7 @@ fn read_header(file: &mut impl Read, file_bytes: u64) -> Result<Vec<u8>, DecodeE
     Ok(header)
 }
 
-/// The metadata of a file of this version.
+/// Returns the metadata of a file of this version.
 fn metadata(header: &[u8]) -> Result<Metadata, DecodeError> {
     #[derive(Deserialize)]
     struct Header<M> {
@@ -224,7 +224,7 @@ fn header_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, DecodeError> {
     Ok(serde_json::from_slice(bytes).map_err(faulty)?)
 }
 
-/// All values of the file, in its order.
+/// Returns all values of the file, in its order.
 fn read_values(
     mut file: impl Read,
     value_bytes: u64,
@@ -287,7 +287,8 @@ fn learning_rates(metadata: &Metadata) -> Result<Vec<(Round, f32)>, DecodeError>
     Ok(rates)
 }
 
-/// The numbers by round. A file of an older program has learning rates alone, and so has a job in which nothing else was set.
+/// Returns the numbers by round. A file of an older program has learning rates alone, and so has a job in which nothing
+/// else was set.
 fn numbers(metadata: &Metadata, of_terms: &Optimizer) -> Result<Vec<NumbersFrom>, DecodeError> {
     let rates = learning_rates(metadata)?;
     let (field, Some(seen)) = ("optimizers", metadata.optimizers.as_deref()) else {
@@ -302,7 +303,7 @@ fn numbers(metadata: &Metadata, of_terms: &Optimizer) -> Result<Vec<NumbersFrom>
     Ok(numbers)
 }
 
-/// The groups by round, whose numbers begin with the same rounds.
+/// Returns the groups by round, whose numbers begin with the same rounds.
 fn groups(metadata: &Metadata, numbers: &[NumbersFrom]) -> Result<Vec<GroupsFrom>, DecodeError> {
     let (field, Some(seen)) = ("groups", metadata.groups.as_deref()) else { return Ok(Vec::new()) };
     let groups: Vec<GroupsFrom> = parse(field, seen)?;
@@ -312,7 +313,7 @@ fn groups(metadata: &Metadata, numbers: &[NumbersFrom]) -> Result<Vec<GroupsFrom
     }
 }
 
-/// The steps of keys that are in the file.
+/// Returns the steps of keys that are in the file.
 fn steps(metadata: &Metadata, tensors: &[Key]) -> Result<BTreeMap<String, u32>, DecodeError> {
     let (field, Some(seen)) = ("steps", metadata.steps.as_deref()) else { return Ok(BTreeMap::new()) };
     let steps: BTreeMap<String, u32> = parse(field, seen)?;
@@ -324,7 +325,7 @@ fn steps(metadata: &Metadata, tensors: &[Key]) -> Result<BTreeMap<String, u32>, 
     }
 }
 
-/// A share in few words.
+/// Returns a share in few words.
 fn shown(share: &Option<FileShare>) -> String {
     share.as_ref().map_or("one hub's".to_owned(), |FileShare { hub, hubs, pieces }| {
         format!("hub {hub}'s of {hubs}, with a part of {} keys", pieces.len())
@@ -332,12 +333,12 @@ fn shown(share: &Option<FileShare>) -> String {
 }
 
 impl Decoded {
-    /// The state is that before this round.
+    /// Returns the state is that before this round.
     pub fn round(&self) -> Round {
         self.round
     }
 
-    /// The rule that made it.
+    /// Returns the rule that made it.
     pub fn optimizer(&self) -> &Optimizer {
         self.kept.optimizer()
     }
@@ -358,7 +359,7 @@ impl Decoded {
         })
     }
 
-    /// The state of the job whose checkpoint has these tensors.
+    /// Returns the state of the job whose checkpoint has these tensors.
     pub(super) fn restore(
         self,
         keys: &[Key],
@@ -383,7 +384,7 @@ impl Decoded {
         Ok(Restored::new(self.round, numbers, self.values, starts).with_steps(steps))
     }
 
-    /// How many steps each key has made, if the file says it of any.
+    /// Returns how many steps each key has made, if the file says it of any.
     fn steps(&self, keys: &[Key]) -> Vec<Option<u32>> {
         if self.steps.is_empty() {
             return Vec::new();
@@ -392,7 +393,7 @@ impl Decoded {
         keys.iter().map(|key| Some(of(key))).collect()
     }
 
-    /// The numbers of a job with these keys by round.
+    /// Returns the numbers of a job with these keys by round.
     fn numbers(&self, keys: &[Key], of_job: &Optimizer) -> Result<Vec<(Round, Numbers)>, Mismatch> {
         let names: HashSet<&str> = keys.iter().map(|key| key.name.as_str()).collect();
         let of = |(from, optimizer, multipliers): &NumbersFrom| {
@@ -420,7 +421,7 @@ impl Decoded {
         self.numbers.iter().map(of).collect()
     }
 
-    /// Where each key's tensors begin in the values. The file has exactly the job's tensors.
+    /// Returns where each key's tensors begin in the values. The file has exactly the job's tensors.
     fn starts(&self, keys: usize, entries: &[Entry]) -> Result<Vec<RestoredKey>, Mismatch> {
         let elements = |key: &Key| key.elements().expect("checked with the header") as usize;
         let mut found = HashMap::with_capacity(self.tensors.len());

@@ -36,7 +36,7 @@ use super::read::decode;
 use super::write::{self, Names};
 use crate::seldom::Seldom;
 
-/// How many checkpoints of a job are kept, unless the hub is told otherwise.
+/// The number of checkpoints of a job that are kept, unless the hub is told otherwise.
 pub const KEEP: NonZeroU32 = NonZeroU32::new(3).unwrap();
 
 const TEMPORARY: &str = ".phub-tmp";
@@ -45,7 +45,7 @@ const TEMPORARY: &str = ".phub-tmp";
 #[derive(Debug)]
 pub struct CheckpointStore {
     pub(super) dir: PathBuf,
-    /// How many checkpoints of a job are kept.
+    /// The number of checkpoints of a job that are kept.
     pub(super) keep: NonZeroU32,
     /// The files of how many jobs are kept; of all, if nothing is said.
     pub(super) jobs: Option<NonZeroU32>,
@@ -112,7 +112,7 @@ impl CheckpointStore {
         CheckpointStore { jobs, ..self }
     }
 
-    /// A file of the directory.
+    /// Returns a file of the directory.
     pub(super) fn file(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
@@ -122,7 +122,7 @@ impl CheckpointStore {
         CheckpointError::Directory { dir: self.dir.clone(), doing, error }
     }
 
-    /// Where a job's checkpoint is, or will be.
+    /// Returns where a job's checkpoint is, or will be.
     pub fn path(&self, job: &str) -> Result<PathBuf, CheckpointError> {
         check_job_name(job)?;
         Ok(self.dir.join(format!("{job}.safetensors")))
@@ -210,7 +210,7 @@ impl CheckpointStore {
         Ok(self.dir.join(format!(".{job}.{random}{TEMPORARY}")))
     }
 
-    /// Whether files can be made here.
+    /// Checks whether files can be made here.
     fn probe(&self) -> io::Result<()> {
         let path = self.temporary("probe")?;
         self.mode.make_file(&path)?;

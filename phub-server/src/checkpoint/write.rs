@@ -42,7 +42,7 @@ impl<T, E: Into<io::Error>> Doing<T> for Result<T, E> {
     }
 }
 
-/// Where a checkpoint goes, in one directory.
+/// The place where a checkpoint goes, in one directory.
 pub(super) struct Names<'a> {
     pub dir: &'a Path,
     /// The file that is replaced.

@@ -86,7 +86,7 @@ impl<'a> Parts<'a> {
         Ok(Parts { body, limit, limits, begun: Instant::now(), seen: 0 })
     }
 
-    /// The next part; `None` at the end.
+    /// Returns the next part; `None` at the end.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Refusal> {
         let Parts { limit, limits, begun, seen, .. } = *self;
         loop {

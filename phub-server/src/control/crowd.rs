@@ -43,9 +43,9 @@ struct Open {
     /// Who has a place, by number.
     places: HashMap<u64, IpAddr>,
     by_address: HashMap<IpAddr, usize>,
-    /// How each stranger is told that its place is gone.
+    /// The way in which each stranger is told that its place is gone.
     strangers: HashMap<u64, oneshot::Sender<()>>,
-    /// Their numbers.
+    /// The numbers.
     strangers_of: HashMap<IpAddr, BTreeSet<u64>>,
 }
 
@@ -84,7 +84,7 @@ impl Place {
 }
 
 impl Crowd {
-    /// A place for a connection from this address. Returns, too, whether a stranger has given it up.
+    /// Returns a place for a connection from this address. Returns, too, whether a stranger has given it up.
     ///
     /// # Errors
     /// Who has all the connections that it can have.
@@ -120,7 +120,7 @@ impl Crowd {
 }
 
 impl Open {
-    /// The oldest stranger of the address that has the most; of several addresses, that of the oldest.
+    /// Returns the oldest stranger of the address that has the most; of several addresses, that of the oldest.
     fn oldest_of_the_most(&self) -> Option<u64> {
         let of_address = |numbers: &BTreeSet<u64>| Some((numbers.len(), Reverse(*numbers.first()?)));
         self.strangers_of.values().filter_map(of_address).max().map(|(_, Reverse(number))| number)
@@ -159,8 +159,8 @@ impl Drop for Place {
     }
 }
 
-/// The address under which a client is counted: this machine's own loopback addresses are one client, and so is a network
-/// of IPv6 with 64 bits, which one machine may have for itself.
+/// Returns the address under which a client is counted: this machine's own loopback addresses are one client, and so is
+/// a network of IPv6 with 64 bits, which one machine may have for itself.
 fn counted_as(from: IpAddr) -> IpAddr {
     match from.to_canonical() {
         from if from.is_loopback() => Ipv4Addr::LOCALHOST.into(),
@@ -177,7 +177,7 @@ mod tests {
         ControlLimits { connections, of_an_address, strangers, ..ControlLimits::default() }
     }
 
-    /// A connection that has shown a token, or whose it would have been.
+    /// Returns a connection that has shown a token, or whose it would have been.
     fn known(crowd: &Crowd, from: &str, limits: &ControlLimits) -> Result<Place, &'static str> {
         let (place, _) = crowd.enter(from.parse().unwrap(), limits)?;
         place.newcomer().is_known();

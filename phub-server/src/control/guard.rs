@@ -21,7 +21,7 @@ use crate::refusals::Refusals;
 use crate::registry::{Because, Refusal, Registry};
 use crate::settings::HubSettings;
 
-/// The right that a request needs. `None`: the page says nothing of jobs, or the request is a member's.
+/// Returns the right that a request needs. `None`: the page says nothing of jobs, or the request is a member's.
 fn needed(method: &Method, page: &str) -> Option<Right> {
     match (method.as_str(), page) {
         (_, "/" | "/v1/health") => None,
@@ -87,7 +87,7 @@ impl Guard {
         Ok(Guard { settings: settings.clone(), accepted, credential, local, refusals: Arc::default() })
     }
 
-    /// What this hub shows to other hubs.
+    /// Returns what this hub shows to other hubs.
     pub fn credential(&self) -> Option<Credential> {
         self.credential.clone()
     }

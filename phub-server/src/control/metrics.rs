@@ -28,7 +28,7 @@ const RECEIVED: &str = "port_rcv_data";
 /// The names and values of a figure's labels.
 type Labels = Vec<(&'static str, String)>;
 
-/// The page.
+/// Returns the page.
 pub fn page(hub: &HubReply) -> String {
     let mut page = Page(Registry::with_prefix("phub"));
     page.of_the_hub(hub);

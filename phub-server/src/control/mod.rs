@@ -176,7 +176,7 @@ fn done(reply: &impl Serialize) -> Answer {
     Ok(json(StatusCode::OK, reply))
 }
 
-/// A reply without content.
+/// Returns a reply without content.
 fn nothing(result: Result<(), Refusal>) -> Answer {
     result?;
     done(&serde_json::json!({}))
@@ -404,7 +404,7 @@ fn json(status: StatusCode, body: &impl Serialize) -> Response {
     (status, [(CONTENT_TYPE, "application/json")], text).into_response()
 }
 
-/// The reply to a request that is refused.
+/// Returns the reply to a request that is refused.
 fn refused(code: RefusalCode, error: String) -> Response {
     let status = StatusCode::from_u16(code.status()).expect("codes have statuses");
     let mut response = json(status, &ErrorReply { code, error });

@@ -43,7 +43,7 @@ const EVENTS: usize = 600;
 /// A listener that takes nothing for so long is gone.
 const UNREAD: Duration = Duration::from_secs(30);
 
-/// The page for a browser, and the list of requests for everybody else.
+/// Returns the page for a browser, and the list of requests for everybody else.
 pub(super) fn page(headers: &HeaderMap) -> Result<Response, Refusal> {
     let accepts = headers.get(ACCEPT).and_then(|kinds| kinds.to_str().ok()).unwrap_or_default();
     if !accepts.contains("text/html") {

@@ -20,7 +20,7 @@ struct Shown {
     secret: String,
 }
 
-/// The pages of the other hubs.
+/// Returns the pages of the other hubs.
 pub(super) fn routes() -> Router<Desk> {
     Router::new()
         .route("/v1/jobs/{job}/parts/{hub}/{hubs}", get(parts))

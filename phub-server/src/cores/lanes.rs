@@ -21,7 +21,7 @@ use crate::settings::{CoreSelection, HubSettings};
 /// What a core thread is pinned to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lane {
-    /// Its number in the operating system.
+    /// The number in the operating system.
     pub cpu: u32,
     /// The cpu's NUMA node.
     pub node: u32,
@@ -110,7 +110,7 @@ pub struct OnNics {
 }
 
 impl OnNics {
-    /// The NICs of all lanes, each once.
+    /// Returns the NICs of all lanes, each once.
     pub fn nics(&self) -> Vec<NicOptions> {
         let mut nics: Vec<NicOptions> = Vec::new();
         for nic in self.lanes.iter().filter_map(|lane| lane.nic.as_ref()) {
@@ -122,7 +122,7 @@ impl OnNics {
     }
 }
 
-/// The NICs that the settings or the environment name.
+/// Returns the NICs that the settings or the environment name.
 pub fn nic_list(settings: &HubSettings, nccl: &Nccl) -> NicList {
     settings.nics.clone().unwrap_or_else(|| nccl.list.clone())
 }
@@ -176,8 +176,8 @@ pub fn on_nics(
     if lanes.is_empty() { Err(none()) } else { Ok(OnNics { plan, lanes }) }
 }
 
-/// The ports of a device that the core of this number has, of the cores that share the device: each core the next one, and
-/// several if there are more ports than cores.
+/// Returns the ports of a device that the core of this number has, of the cores that share the device: each core the
+/// next one, and several if there are more ports than cores.
 fn ports_of_core(ports: &[NicOptions], core: usize, cores: usize) -> impl Iterator<Item = NicOptions> {
     let turns = ports.len().max(cores);
     let numbers = (core..turns).step_by(cores.max(1));
@@ -196,7 +196,7 @@ pub(crate) fn mend(rdma: &verbs::Group) {
     }
 }
 
-/// Whether a NIC is among those that are lost, and why.
+/// Returns whether a NIC is among those that are lost, and why.
 pub(crate) fn why_lost<'a>(nic: &NicOptions, lost: &'a [(NicOptions, VerbsError)]) -> Option<&'a VerbsError> {
     let is_it =
         |lost: &NicOptions| lost.device == nic.device && (lost.port.is_none() || lost.port == nic.port);
@@ -221,7 +221,7 @@ fn has_link(lanes: &[&Lane], is_up: impl Fn(&NicOptions) -> bool) -> Vec<bool> {
     if up.contains(&true) { up } else { vec![true; lanes.len()] }
 }
 
-/// The plan for these NICs.
+/// Returns the plan for these NICs.
 pub fn place(host: &Host, settings: &HubSettings, nics: NicChoice) -> Result<Plan, HubError> {
     let cores = CoreSelection::choice(settings.cores.as_ref());
     let plan = topology::place(host, &Request { cores, nics, ..Request::new(&[]) })?;

@@ -17,7 +17,7 @@ pub(crate) fn give_way() {
 
 /// A thread that touches memory for cores, one after another.
 pub(crate) struct Near {
-    /// Where it may run.
+    /// The place where it may run.
     allowed: Option<CpuSet>,
 }
 
@@ -53,7 +53,7 @@ impl Near {
     }
 }
 
-/// The ranges of each node, with one of its cpus. `node` tells the nodes of cpus apart.
+/// Returns the ranges of each node, with one of its cpus. `node` tells the nodes of cpus apart.
 fn by_node<N: PartialEq>(
     cores: impl IntoIterator<Item = (u32, Vec<Span>)>,
     node: impl Fn(u32) -> N,
@@ -69,7 +69,7 @@ fn by_node<N: PartialEq>(
     nodes.into_iter().map(|(_, cpu, spans)| (cpu, spans.into_iter().collect())).collect()
 }
 
-/// The cpus of the node of a cpu.
+/// Returns the cpus of the node of a cpu.
 fn of_node(cpu: u32) -> Vec<usize> {
     let Ok(entries) = std::fs::read_dir(format!("/sys/devices/system/cpu/cpu{cpu}")) else {
         return Vec::new();
@@ -79,7 +79,7 @@ fn of_node(cpu: u32) -> Vec<usize> {
     cpus(&node.and_then(|list| std::fs::read_to_string(list).ok()).unwrap_or_default())
 }
 
-/// The kernel's list of cpus, like 0-3,8.
+/// Returns the kernel's list of cpus, like 0-3,8.
 fn cpus(list: &str) -> Vec<usize> {
     let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

@@ -38,7 +38,7 @@ pub(crate) struct CoreThread {
 }
 
 impl CoreThread {
-    /// The two ends of a core thread.
+    /// Creates the two ends of a core thread.
     pub fn new(
         number: usize,
         lane: Lane,
@@ -182,7 +182,7 @@ struct Clock {
     asleep: Duration,
     /// Everything before is booked.
     since: Instant,
-    /// When the last wait ended.
+    /// The time when the last wait ended.
     woke: Instant,
     working: bool,
     turns: u32,
@@ -203,7 +203,7 @@ impl Clock {
         }
     }
 
-    /// A time, in microseconds since the start.
+    /// Returns a time, in microseconds since the start.
     fn at(&self, time: Instant) -> u64 {
         time.saturating_duration_since(self.begun).as_micros() as u64
     }

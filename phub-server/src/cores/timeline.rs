@@ -46,7 +46,7 @@ impl CoreTimeline {
         }
     }
 
-    /// The last events, and how many were before them.
+    /// Returns the last events, and how many were before them.
     pub fn events(&self) -> (Vec<Event>, u64) {
         (self.ring.events(), self.ring.lost())
     }

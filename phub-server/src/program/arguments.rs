@@ -19,7 +19,7 @@ pub struct Unusable {
 }
 
 impl Unusable {
-    /// Why, in one sentence or two.
+    /// Returns why, in one sentence or two.
     pub fn in_words(&self) -> String {
         let text = self.error.render().to_string();
         // Behind an empty line comes advice for people who type.
@@ -87,13 +87,13 @@ fn notes(error: &clap::Error, command: &Command, arguments: &[OsString]) -> Vec<
     notes
 }
 
-/// The subcommand that the arguments choose, or the command itself.
+/// Returns the subcommand that the arguments choose, or the command itself.
 fn chosen<'a>(command: &'a Command, arguments: &[OsString]) -> &'a Command {
     let name = arguments.iter().skip(1).find_map(|argument| command.find_subcommand(argument));
     name.unwrap_or(command)
 }
 
-/// The flags whose value is the environment's: flag, variable, value.
+/// Returns the flags whose value is the environment's: flag, variable, value.
 fn of_environment(command: &Command, arguments: &[OsString]) -> Vec<(String, String, String)> {
     let of_arg = |arg: &clap::Arg| {
         let (flag, variable) = (flag(arg)?, arg.get_env()?.to_str()?.to_owned());
@@ -111,7 +111,7 @@ fn names(text: &str, flag: &str) -> bool {
     })
 }
 
-/// The command, for which variables that are empty are not set.
+/// Returns the command, for which variables that are empty are not set.
 fn without_empty(command: Command) -> Command {
     let is_empty = |name: &OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
     let command = command.mut_args(|arg| match arg.get_env().is_some_and(is_empty) {

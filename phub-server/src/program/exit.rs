@@ -1,4 +1,4 @@
-//! How the programs end: an error with all its causes in words, and an exit status for scripts.
+//! The way in which the programs end: an error with all its causes in words, and an exit status for scripts.
 
 use std::process::ExitCode;
 

@@ -38,7 +38,7 @@ pub fn log(levels: &str, format: Option<LogFormat>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How log lines are written.
+/// The way in which log lines are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// A sentence and its facts, for people.

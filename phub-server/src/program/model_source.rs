@@ -28,7 +28,7 @@ impl ModelSource {
         self.model.is_some() || self.manifest.is_some()
     }
 
-    /// The model's name for people, and its keys; `None` if neither setting was given.
+    /// Returns the model's name for people, and its keys; `None` if neither setting was given.
     pub fn keys(&self) -> anyhow::Result<Option<(String, Vec<Key>)>> {
         match self {
             ModelSource { manifest: Some(path), .. } => {
@@ -44,7 +44,7 @@ impl ModelSource {
         }
     }
 
-    /// As [`keys`](Self::keys), with a default model.
+    /// Works like [`keys`](Self::keys), with a default model.
     pub fn keys_or(&self, default: &str) -> anyhow::Result<(String, Vec<Key>)> {
         match self.keys()? {
             Some(found) => Ok(found),

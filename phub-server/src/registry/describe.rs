@@ -9,7 +9,7 @@ use super::Registry;
 use crate::cores::{CoreHandle, lanes};
 
 impl Registry {
-    /// What the NICs of the cores have counted. Reads files of the kernel, which may ask the NICs.
+    /// Returns what the NICs of the cores have counted. Reads files of the kernel, which may ask the NICs.
     pub fn nics(&self) -> Vec<NicReply> {
         let ports = self.cores.iter().filter_map(|core| {
             let nic = core.lane.nic.as_ref()?;

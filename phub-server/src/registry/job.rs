@@ -22,7 +22,7 @@ use crate::registry::rounds::waits::{WaitForCuts, WaitForLast};
 /// The hub's cores that own a job's chunks.
 #[derive(Debug)]
 pub(crate) struct Cores {
-    /// Their numbers, in the order of the placement.
+    /// The numbers, in the order of the placement.
     pub numbers: Vec<usize>,
     /// The placement of the hub's chunks on these cores.
     pub placement: Placement,
@@ -44,7 +44,7 @@ pub(crate) struct Job {
     pub id: JobId,
     pub name: String,
     pub wire: Wire,
-    /// How many keys it has, and their bytes.
+    /// The number of keys it has, and their bytes.
     model: (usize, u64),
     pub cores: Arc<Cores>,
     /// The weights: the window of all workers, or with SSP and ASP the hub's own. `None` once the job has failed.
@@ -58,7 +58,7 @@ pub(crate) struct Job {
     /// Whether the links to them are lost, and made again.
     pub(super) relinks_above: RelinksAbove,
     pub(super) wait_for_last: WaitForLast,
-    /// Its last rounds, as the cores have seen them.
+    /// The last rounds, as the cores have seen them.
     pub last_rounds: LastRounds,
     /// The news that were published last, and their edition.
     pub told: watch::Sender<HeartbeatReply>,

@@ -70,7 +70,7 @@ pub(super) struct Made {
     weights: Arc<SendWindow>,
     peers: Arc<Peers>,
     joined: Option<Arc<JoinedAbove>>,
-    /// Why the job does not go on from its newest checkpoint.
+    /// The reason why the job does not go on from its newest checkpoint.
     warning: Option<String>,
     shards: Vec<MadeShard>,
     /// The links that lead up, by core, if there are hubs above.
@@ -204,7 +204,7 @@ impl Registry {
         Ok(Windows { weights, shards, joined: None, ways: None })
     }
 
-    /// The NUMA nodes of these cores.
+    /// Returns the NUMA nodes of these cores.
     pub(super) fn nodes(&self, cores: &[usize]) -> CoreNodes {
         cores.iter().map(|&core| self.cores[core].lane.node).collect::<Vec<_>>().into()
     }
@@ -249,7 +249,7 @@ impl Registry {
         })
     }
 
-    /// The weights of the job of this name.
+    /// Returns the weights of the job of this name.
     fn weights_of(&self, name: &str) -> Result<Arc<SendWindow>, Refusal> {
         let mut inner = self.lock();
         let id = inner.hub().id(name)?;
@@ -285,8 +285,8 @@ impl Registry {
         }
     }
 
-    /// The cores of a job that is being made: all, or as many as it asks for of those that have the fewest bytes of others; but none
-    /// whose NIC is lost or has no link.
+    /// Returns the cores of a job that is being made: all, or as many as it asks for of those that have the fewest
+    /// bytes of others; but none whose NIC is lost or has no link.
     fn choose_cores(&self, name: &str, layout: &Layout, terms: &JobTerms) -> Vec<usize> {
         let lanes: Vec<&Lane> = self.cores.iter().map(|core| &core.lane).collect();
         let of_use = lanes::of_use(&lanes, self.up.group.rdma());
@@ -332,7 +332,7 @@ mod tests {
 
     use crate::registry::test_bed::{registry, request, runtime};
 
-    /// The page faults of the calling thread that needed no disk.
+    /// Returns the page faults of the calling thread that needed no disk.
     fn faults() -> u64 {
         let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
         let behind_the_name = stat.rsplit_once(") ").unwrap().1;

@@ -118,7 +118,7 @@ pub(crate) struct Registry {
     me: Weak<Registry>,
     /// Names this start of the hub.
     id: String,
-    /// How this hub reaches other hubs.
+    /// The way in which this hub reaches other hubs.
     up: Up,
     /// The hubs of meshes that learn each other's addresses here.
     meetings: Meetings,
@@ -138,7 +138,7 @@ pub(crate) struct Registry {
     pub unused_since: watch::Sender<Option<Instant>>,
     /// Whether the hub takes no more jobs.
     pub draining: watch::Sender<bool>,
-    /// Why the hub stops, once it does.
+    /// The reason why the hub stops, once it does.
     pub stops: watch::Sender<Option<String>>,
     /// Jobs whose checkpoint at the hub's stop is not written yet, or cannot be written.
     pub unsaved: watch::Sender<Vec<String>>,
@@ -228,8 +228,8 @@ impl Registry {
         job.cores.numbers.iter().for_each(|&core| self.cores[core].tell(command()));
     }
 
-    /// How long the hub holds a request when there are no news. A living worker's next heartbeat then comes well within the
-    /// limit.
+    /// Returns how long the hub holds a request when there are no news. A living worker's next heartbeat then comes
+    /// well within the limit.
     pub fn heartbeat_hold(&self) -> Duration {
         self.heartbeat_limit / 3
     }

@@ -22,7 +22,7 @@ impl Drop for Promise<'_> {
 }
 
 impl Registry {
-    /// The memory of this process, as far as it is known.
+    /// Returns the memory of this process, as far as it is known.
     pub(super) fn memory(&self) -> Option<Memory> {
         let used = fabric::resident_bytes().unwrap_or(0).saturating_sub(self.resident_at_start);
         fabric::memory_room().map(|room| Memory::new(&room, used))

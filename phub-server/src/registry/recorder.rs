@@ -44,7 +44,7 @@ pub(crate) struct Recorder {
 #[derive(Debug, Default)]
 struct Waiting {
     bytes: AtomicUsize,
-    /// Why the record ends before the hub, if it does.
+    /// The reason why the record ends before the hub, if it does.
     ended: OnceLock<String>,
 }
 

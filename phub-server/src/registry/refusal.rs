@@ -3,7 +3,7 @@
 use coordinator::{JobEnded, Refused};
 use pbox_core::control::{ParseError, RefusalCode};
 
-/// Why a request is refused.
+/// The reason why a request is refused.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     /// The code, by which programs decide.

@@ -17,7 +17,7 @@ use crate::cores::{CoreThread, Lane};
 /// The most jobs of this registry.
 pub const JOBS_LIMIT: usize = 4;
 
-/// The registry, and what its core's thread would own.
+/// Returns the registry, and what its core's thread would own.
 pub fn registry() -> (Arc<Registry>, CoreThread) {
     let (group, mut ports) = any::group(1, None).unwrap();
     let lane = Lane { cpu: 0, node: 0, nic: None };
@@ -59,7 +59,7 @@ pub fn registry() -> (Arc<Registry>, CoreThread) {
     (Registry::new(parts), thread)
 }
 
-/// The only worker of a job of one chunk with 16 elements.
+/// Returns the only worker of a job of one chunk with 16 elements.
 pub fn request() -> JoinRequest {
     let optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
     let terms = JobTerms { chunk_bytes: 64, ..JobTerms::new(1, vec![Key::f32("a", [16])], optimizer) };

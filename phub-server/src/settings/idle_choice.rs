@@ -2,7 +2,7 @@
 
 use fabric::IdlePolicy;
 
-/// How a core waits when nothing arrives.
+/// The way in which a core waits when nothing arrives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum IdleChoice {
     /// Spin if the hub leaves cpus to others; otherwise sleep.
@@ -17,7 +17,7 @@ pub enum IdleChoice {
 }
 
 impl IdleChoice {
-    /// The policy, and the reason for the log. The hub has `cores` of `cpus`.
+    /// Returns the policy, and the reason for the log. The hub has `cores` of `cpus`.
     pub fn policy(self, cores: usize, cpus: usize) -> (IdlePolicy, String) {
         match self {
             IdleChoice::Spin => (IdlePolicy::DEDICATED, "spin, then sleep (as set)".into()),

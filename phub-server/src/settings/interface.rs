@@ -33,8 +33,8 @@ fn set_by_others(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|list| !list.trim().is_empty())
 }
 
-/// The address that another program's variable leads to: beginnings of names, with commas between them, exact ones after `=`,
-/// all others after `^`, and ports, which count for nothing.
+/// Returns the address that another program's variable leads to: beginnings of names, with commas between them, exact
+/// ones after `=`, all others after `^`, and ports, which count for nothing.
 fn of_others(name: &str, text: &str, interfaces: Vec<Interface>) -> Option<IpAddr> {
     let names: Vec<&str> = text.split(',').map(|one| one.split(':').next().unwrap_or_default()).collect();
     let (list, _) = NicList::of_nccl(&names.join(","));
@@ -51,7 +51,7 @@ fn of_others(name: &str, text: &str, interfaces: Vec<Interface>) -> Option<IpAdd
     chosen.ok()
 }
 
-/// The first address of an interface in the list, IPv4 before IPv6; else all interfaces.
+/// Returns the first address of an interface in the list, IPv4 before IPv6; else all interfaces.
 fn choose(list: &NicList, interfaces: Vec<Interface>) -> Result<IpAddr, Vec<String>> {
     let named = interfaces.iter().filter(|interface| list.choose(&interface.name).is_some());
     let usable = named.filter(|interface| !interface.is_link_local());

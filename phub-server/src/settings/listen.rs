@@ -7,7 +7,8 @@ pub(super) const CONTROL_PORT: u16 = 7077;
 /// Beside it: the data path over TCP. The next one is for RDMA's handshake.
 pub(super) const DATA_PORT: u16 = 7078;
 
-/// An address and a port: `10.0.0.1:7077`, `[::1]:7077`, `localhost:7077`, and `:7077` or `*:7077` for all addresses.
+/// Returns an address and a port: `10.0.0.1:7077`, `[::1]:7077`, `localhost:7077`, and `:7077` or `*:7077` for all
+/// addresses.
 pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
     let bare = text.trim();
     let bare =

@@ -245,7 +245,7 @@ impl Default for HubSettings {
 }
 
 impl HubSettings {
-    /// The settings that the arguments of `phub-server serve` make, for callers in other languages.
+    /// Returns the settings that the arguments of `phub-server serve` make, for callers in other languages.
     ///
     /// # Errors
     /// When there is no such setting, or it has no such value: in words.
@@ -259,7 +259,7 @@ impl HubSettings {
         program::variables_in(text, &Self::command(), arguments)
     }
 
-    /// Whether the settings go with each other.
+    /// Checks whether the settings go with each other.
     ///
     /// # Errors
     /// When they do not: in words.
@@ -306,7 +306,7 @@ impl HubSettings {
         Ok(())
     }
 
-    /// What one address, and one job, may have.
+    /// Returns what one address, and one job, may have.
     pub(crate) fn quotas(&self) -> Quotas {
         let bytes = |megabytes: NonZeroU32| u64::from(megabytes.get()) * 1_000_000;
         Quotas {
@@ -321,7 +321,7 @@ impl HubSettings {
         self.transports.as_ref().is_none_or(|offered| offered.contains(&transport))
     }
 
-    /// The secret, or a token, of this hub.
+    /// Returns the secret, or a token, of this hub.
     pub fn credential(&self) -> Result<Credential, CredentialError> {
         match (&self.token, &self.token_file) {
             (Some(given), _) => Ok(given.clone()),
@@ -330,14 +330,14 @@ impl HubSettings {
         }
     }
 
-    /// Where gradients and weights come over TCP. `control` is the address of the control port.
+    /// Returns where gradients and weights come over TCP. `control` is the address of the control port.
     pub fn data_path(&self, control: IpAddr) -> SocketAddr {
         // Beside another control port there may be other hubs.
         let port = if self.listen.port() == listen::CONTROL_PORT { listen::DATA_PORT } else { 0 };
         self.data_listen.unwrap_or(SocketAddr::new(control, port))
     }
 
-    /// Where RDMA's handshake comes: the port after that of TCP.
+    /// Returns where RDMA's handshake comes: the port after that of TCP.
     pub fn handshake(&self, control: IpAddr) -> SocketAddr {
         let mut address = self.data_path(control);
         if address.port() > 0 {

@@ -14,8 +14,8 @@ pub struct RackSpeeds {
 }
 
 impl Shape {
-    /// A hub on each machine with one of these shares. Each of a machine's `workers` sends its gradient of the other shares, and
-    /// its hub answers the workers of the other machines: 2 W (n-1)/n of the model, each way.
+    /// Returns a hub on each machine with one of these shares. Each of a machine's `workers` sends its gradient of the
+    /// other shares, and its hub answers the workers of the other machines: 2 W (n-1)/n of the model, each way.
     pub fn flat(shares: &[Volume], workers: u32, gbps: Option<f64>) -> Self {
         let workers = u64::from(workers);
         Self::on_machines(Kind::Flat, shares, gbps, |own, others, beside| {
@@ -25,7 +25,7 @@ impl Shape {
         })
     }
 
-    /// The same hubs, each of which sends one sum for its workers: 2 (n-1)/n of the model, each way.
+    /// Returns the same hubs, each of which sends one sum for its workers: 2 (n-1)/n of the model, each way.
     pub fn mesh(shares: &[Volume], gbps: Option<f64>) -> Self {
         Self::on_machines(Kind::Mesh, shares, gbps, |own, others, beside| {
             let sends = others.sum + beside * own.weights;
@@ -66,14 +66,14 @@ impl Shape {
         Shape { kind: Kind::Mesh, loads: loads.into_iter().chain([uplink]).collect() }
     }
 
-    /// The links of each worker, and of a hub to which so many workers push.
+    /// Returns the links of each worker, and of a hub to which so many workers push.
     fn in_a_rack(workers: u64, model: Volume, speeds: RackSpeeds) -> [Load; 2] {
         let (sends, receives) = (model.gradient, model.weights);
         let worker = Load { link: Link::Worker, sends, receives, gbps: Some(speeds.worker) };
         [worker, Self::times(Link::RackHub, workers, model, speeds.hub)]
     }
 
-    /// What so many workers push to a hub's side of a link, and their answers.
+    /// Returns what so many workers push to a hub's side of a link, and their answers.
     fn times(link: Link, workers: u64, model: Volume, gbps: f64) -> Load {
         Load { link, sends: workers * model.weights, receives: workers * model.gradient, gbps: Some(gbps) }
     }

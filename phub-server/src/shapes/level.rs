@@ -12,7 +12,7 @@ const FRAME_BYTES: u64 = 16;
 pub struct Level {
     /// The terms of the job at these hubs.
     pub terms: JobTerms,
-    /// Its wire.
+    /// The wire.
     pub wire: Wire,
     /// The chunks of each hub.
     pub hubs: Vec<Placement>,
@@ -48,7 +48,7 @@ impl Level {
         Ok(level)
     }
 
-    /// The chunks of the hub with this number.
+    /// Returns the chunks of the hub with this number.
     pub fn chunks(&self, hub: usize) -> Vec<ChunkId> {
         self.hubs[hub].chunks_by_core().concat()
     }
@@ -100,7 +100,8 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// The volume of these chunks. `below` is the wire between workers and their hub, `above` that between hubs.
+    /// Returns the volume of these chunks. `below` is the wire between workers and their hub, `above` that between
+    /// hubs.
     pub fn of_chunks(below: &Wire, above: &Wire, chunks: impl IntoIterator<Item = ChunkId>) -> Self {
         let mut all = Volume::default();
         for chunk in chunks {
@@ -111,7 +112,7 @@ impl Volume {
         all
     }
 
-    /// All these together.
+    /// Returns all these together.
     pub(super) fn over(parts: &[Volume]) -> Self {
         let sum = |of: fn(&Volume) -> u64| parts.iter().map(of).sum();
         Volume {
@@ -121,7 +122,7 @@ impl Volume {
         }
     }
 
-    /// All but a part of it.
+    /// Returns all but a part of it.
     pub(super) fn without(self, part: Volume) -> Self {
         Volume {
             gradient: self.gradient - part.gradient,

@@ -65,22 +65,22 @@ pub struct Load {
     pub sends: u64,
     /// Bytes into it.
     pub receives: u64,
-    /// Its speed in Gb/s, each way, if it is known.
+    /// The speed in Gb/s, each way, if it is known.
     pub gbps: Option<f64>,
 }
 
 impl Load {
-    /// Bytes in its busier direction.
+    /// Returns the number of bytes in its busier direction.
     pub fn bytes(&self) -> u64 {
         self.sends.max(self.receives)
     }
 
-    /// The least time of a round in seconds, if the speed is known.
+    /// Returns the least time of a round in seconds, if the speed is known.
     pub fn round_s(&self) -> Option<f64> {
         self.gbps.map(|gbps| self.bytes() as f64 * 8.0 / (gbps * 1e9 * GOODPUT))
     }
 
-    /// What links are compared by: time, or bytes where no speed is known.
+    /// Returns what links are compared by: time, or bytes where no speed is known.
     fn cost(&self) -> f64 {
         self.round_s().unwrap_or(self.bytes() as f64)
     }
@@ -117,13 +117,13 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The link that a round waits for; of equal ones the first.
+    /// Returns the link that a round waits for; of equal ones the first.
     pub fn bottleneck(&self) -> Load {
         let slower = |slowest: Load, load: Load| if load.cost() > slowest.cost() { load } else { slowest };
         self.loads.iter().copied().reduce(slower).expect("a shape has a link")
     }
 
-    /// The least time of a round in seconds, if the speeds are known.
+    /// Returns the least time of a round in seconds, if the speeds are known.
     pub fn round_s(&self) -> Option<f64> {
         self.bottleneck().round_s()
     }
@@ -133,8 +133,8 @@ impl Shape {
     }
 }
 
-/// The speed of the fastest of these NICs in Gb/s, and its name; `None` if none tells its speed. A NIC whose PCI link alone is
-/// known does not.
+/// Returns the speed of the fastest of these NICs in Gb/s, and its name; `None` if none tells its speed. A NIC whose
+/// PCI link alone is known does not.
 pub fn fastest<'a>(nics: impl Iterator<Item = &'a Nic>) -> Option<(f64, &'a str)> {
     let speed = |nic: &'a Nic| nic.speed.filter(|speed| speed.source != SpeedSource::PciLink);
     let up = nics.filter(|nic| nic.link_up != Some(false));

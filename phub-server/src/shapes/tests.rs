@@ -12,7 +12,7 @@ fn even(machines: u64, bytes: u64) -> Vec<Volume> {
     vec![Volume { gradient: part, sum: part, weights: part }; machines as usize]
 }
 
-/// The shares of a published model, by the placement of the hubs.
+/// Returns the shares of a published model, by the placement of the hubs.
 fn shares(name: &str, machines: u32, workers: u32) -> (u64, Vec<Volume>) {
     let optimizer = Optimizer::Sgd { learning_rate: 0.1, weight_decay: 0.0 };
     let terms = JobTerms::new(workers, model(name).unwrap().keys, optimizer);

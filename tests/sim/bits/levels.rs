@@ -35,14 +35,14 @@ struct Tree {
     rounds: u32,
     /// The weights by round, key and element.
     expected: Vec<Vec<Vec<f32>>>,
-    /// By round: the norm that workers are told, in a job whose steps wait for it.
+    /// The norm that workers are told, in a job whose steps wait for it, by round.
     norms: Vec<Option<f32>>,
     /// Whether rounds that are not finite are skipped.
     skips: bool,
     job: Levels,
     losses: Losses,
     plan: Plan,
-    /// By worker.
+    /// One entry for each worker.
     drafts: Vec<Drafts>,
 }
 
@@ -289,7 +289,8 @@ const EXACT: [f32; 5] = [1.0, 2.0, 4.0, 8.0, 9.0];
 /// Codecs that keep every number of [`EXACT`].
 const LOSSLESS: [&str; 3] = ["f16", "bf16", "topk:1"];
 
-/// What a worker pushes. If workers come and go, all push the same number, whose mean does not depend on who takes part.
+/// Returns what a worker pushes. If workers come and go, all push the same number, whose mean does not depend on who
+/// takes part.
 fn value(trouble: Trouble, worker: u32, round: Round, key: KeyId, element: usize) -> f32 {
     let worker = if trouble.on_loss() == OnLoss::Continue { 0 } else { worker };
     let mixed =
@@ -305,7 +306,7 @@ fn is_finite(norm: Option<f32>) -> bool {
     norm.is_none_or(f32::is_finite)
 }
 
-/// As [`value`]; where rounds are skipped, one of four has a value that is infinite.
+/// Works like [`value`]; where rounds are skipped, one of four has a value that is infinite.
 fn pushed(trouble: Trouble, skips: bool, worker: u32, round: Round, key: KeyId, element: usize) -> f32 {
     let is_chosen = mix(u64::from(round.0) ^ 0x5c1b).is_multiple_of(4);
     match skips && round > Round(0) && (key.0, element) == (0, 0) && is_chosen {
@@ -380,8 +381,8 @@ fn expected(
     (by_round, norms)
 }
 
-/// What crosses between the hubs. If workers come and go, a codec that leaves nothing out of [`EXACT`] and its sums: what others
-/// leave out depends on who takes part.
+/// Returns what crosses between the hubs. If workers come and go, a codec that leaves nothing out of [`EXACT`] and its
+/// sums: what others leave out depends on who takes part.
 fn codec(dice: &mut Dice, trouble: Trouble) -> Compression {
     let codecs = if trouble.on_loss() == OnLoss::Continue { &LOSSLESS[..] } else { &CODECS };
     codecs[dice.below(codecs.len() as u64) as usize].parse().unwrap()
@@ -391,7 +392,7 @@ fn carries_all(compression: Compression) -> bool {
     matches!(compression, Compression::Codec(codec) if codec.carries_all())
 }
 
-/// As [`expected`], when what the machines sum is coded as the gradients of so many workers are.
+/// Works like [`expected`], when what the machines sum is coded as the gradients of so many workers are.
 fn expected_coded(
     layout: &Layout,
     job: &JobTerms,

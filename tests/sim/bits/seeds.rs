@@ -42,11 +42,11 @@ struct Cluster {
     skipped: BTreeSet<(ChunkId, u32)>,
     /// The weights by round, key and element.
     expected: Vec<Vec<Vec<f32>>>,
-    /// By round: the norm that workers are told, in a job whose steps wait for it.
+    /// The norm that workers are told, in a job whose steps wait for it, by round.
     norms: Vec<Option<f32>>,
     job: Simulated,
     plan: Plan,
-    /// By rank.
+    /// One entry for each rank.
     drafts: Vec<Drafts>,
 }
 
@@ -298,8 +298,9 @@ fn is_finite(norm: Option<f32>) -> bool {
     norm.is_none_or(f32::is_finite)
 }
 
-/// What a worker pushes. If workers come and go, all push the same whole number: the mean does not depend on who takes
-/// part. Where rounds are skipped, one of four has a value that is infinite. Where keys are adapted, one of five is zero.
+/// Returns what a worker pushes. If workers come and go, all push the same whole number: the mean does not depend on
+/// who takes part. Where rounds are skipped, one of four has a value that is infinite. Where keys are adapted, one of
+/// five is zero.
 fn value(terms: &Terms, rank: u32, round: Round, key: KeyId, element: usize) -> f32 {
     if terms.job.skip_nonfinite
         && round > Round(0)

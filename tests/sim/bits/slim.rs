@@ -21,7 +21,7 @@ const OWN_RATE: f32 = 0.0625;
 /// One chunk.
 struct Chunk {
     key: KeyId,
-    /// Its first element in its key.
+    /// The first element in its key.
     start: usize,
     weights: Vec<f32>,
     state: Vec<[f32; 3]>,
@@ -41,9 +41,9 @@ struct Model {
     optimizer: Optimizer,
     workers: u32,
     chunks: Vec<Chunk>,
-    /// By chunk: the set that was selected after the round before.
+    /// The set that was selected after the round before, by chunk.
     selected: Option<Vec<Vec<u64>>>,
-    /// How many chunks were pushed as significant set and explorer, and how many had to be pushed again.
+    /// The number of chunks that were pushed as significant set and explorer, and how many had to be pushed again.
     sets: usize,
     mended: usize,
 }
@@ -152,7 +152,7 @@ impl Model {
     }
 }
 
-/// What a worker pushes. Rank 0 pushes weights in round 0.
+/// Returns what a worker pushes. Rank 0 pushes weights in round 0.
 fn value(rank: u32, round: Round, key: KeyId, element: usize) -> f32 {
     let place = u64::from(rank) << 48 | u64::from(round.0) << 32 | u64::from(key.0) << 16 | element as u64;
     (mix(place) % 4001) as f32 / 1000.0 - 2.0

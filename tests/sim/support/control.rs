@@ -113,7 +113,7 @@ pub struct Control {
     waits_above: Option<CutId>,
     /// The cores that have links to the hubs above, which are lost, until there are others.
     unlinked_above: Option<usize>,
-    /// Why the job has failed.
+    /// The reason why the job has failed.
     pub failed: Option<String>,
     /// Whether cores then forget it, as those of a real hub do. Otherwise the caller looks at them.
     pub forgets: bool,
@@ -128,7 +128,7 @@ pub struct Control {
     reached: Vec<Option<Round>>,
     /// The news that members have heard.
     heard: HeartbeatReply,
-    /// How often those who wait were told to look again.
+    /// The number of times that those who wait were told to look again.
     pub wakes: u64,
     story: VecDeque<String>,
 }

@@ -98,7 +98,7 @@ impl Members {
         asked.is_none() && pause.is_none()
     }
 
-    /// How often links were made again.
+    /// Returns how often links were made again.
     pub fn relinks(&self) -> u32 {
         self.members.iter().map(|member| member.machine.relinks()).sum()
     }

@@ -54,14 +54,15 @@ impl Plan {
         }
     }
 
-    /// What becomes of a key in a round of so many workers: a step with the gradients that there are, nothing, or new weights.
+    /// Returns what becomes of a key in a round of so many workers: a step with the gradients that there are, nothing,
+    /// or new weights.
     pub fn together(&self, workers: u32, round: Round, key: KeyId) -> Content {
         let has = |content| (0..workers).any(|worker| self.content(worker, round, key) == content);
         let contents = [Content::Weights, Content::Gradient, Content::Nothing];
         contents.into_iter().find(|&content| has(content)).expect("a worker")
     }
 
-    /// What a worker has as its gradient.
+    /// Returns what a worker has as its gradient.
     pub fn has_gradient(&self, worker: u32, round: Round, key: KeyId) -> bool {
         self.content(worker, round, key) == Content::Gradient
     }

@@ -82,11 +82,11 @@ pub struct Race<J = Simulated> {
     pub job: J,
     consistency: Consistency,
     dice: u64,
-    /// By worker: its member.
+    /// The member, by worker.
     member: Vec<usize>,
-    /// By member: whether its pushes carry the number of their round. A member that came back pushes zeros.
+    /// Whether its pushes carry the number of their round, by member. A member that came back pushes zeros.
     pub telling: Vec<bool>,
-    /// By worker and key: rounds pushed, and rounds answered, with round 0.
+    /// Rounds pushed, and rounds answered, with round 0, by worker and key.
     pub pushed: Vec<Vec<u32>>,
     pub answered: Vec<Vec<u32>>,
 }
@@ -148,7 +148,7 @@ impl Race {
 }
 
 impl<J: Job> Race<J> {
-    /// As [`new`](Race::new), of any job.
+    /// Works like [`new`](Race::new), of any job.
     pub fn of(seed: u64, job: J, consistency: Consistency, layout: &Arc<Layout>, rounds: u32) -> Self {
         let member = job.members();
         let zeros = || vec![vec![0; layout.keys().len()]; member.len()];
@@ -184,7 +184,7 @@ impl<J: Job> Race<J> {
         self.layout.chunk_bytes() / size_of::<f32>()
     }
 
-    /// How many rounds of each rank a chunk's weights contain; `None` if the chunk has no element of the rank.
+    /// Returns how many rounds of each rank a chunk's weights contain; `None` if the chunk has no element of the rank.
     pub fn contained(&self, weights: &[f32], first: usize) -> Vec<Option<u32>> {
         let of_rank = |rank: usize| {
             let of_rank = (first..).zip(weights).filter(|(e, _)| e % self.telling.len() == rank);

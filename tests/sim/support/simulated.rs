@@ -101,11 +101,11 @@ pub struct Simulated {
     pub batches: Vec<Option<Batches>>,
     /// The worker's end of each link, by rank and core, for faults on purpose.
     pub ends: Vec<Vec<EndId>>,
-    /// By rank: the worker's own windows.
+    /// The worker's own windows, by rank.
     windows: Vec<sim::Windows>,
-    /// By rank: whether the worker lives.
+    /// Whether the worker lives, by rank.
     alive: Vec<bool>,
-    /// How many arrivals each worker has taken in so far.
+    /// The number of arrivals each worker has taken in so far.
     pub arrivals: Vec<u64>,
     /// The notices of all cores so far.
     pub notices: Vec<Notice>,
@@ -113,7 +113,7 @@ pub struct Simulated {
     pub hubs: Hubs,
     /// The workers that take part at hub 0, and not at all hubs yet, each with its first round.
     begins: Vec<(u32, Round)>,
-    /// By rank: what had woken those who wait when the worker was told to wait.
+    /// What had woken those who wait when the worker was told to wait, by rank.
     waits: Vec<Option<u64>>,
     dice: Dice,
 }

@@ -91,7 +91,7 @@ impl Trouble {
         faults
     }
 
-    /// What the dice break in this step. `begun`: all living workers have the first weights.
+    /// Returns what the dice break in this step. `begun`: all living workers have the first weights.
     pub fn strike(self, dice: &mut Dice, job: &Simulated, begun: bool) -> Option<Strike> {
         let workers = job.workers.len() as u32;
         let victim = dice.below(u64::from(workers)) as u32;

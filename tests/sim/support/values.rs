@@ -74,7 +74,7 @@ pub struct Reference {
     pub averages: Vec<Vec<f32>>,
     keys: Vec<Key>,
     round: u32,
-    /// By key: how many steps it has made.
+    /// How many steps it has made, by key.
     steps: Vec<u32>,
     /// The workers' weights, by key.
     pub weights: Vec<Vec<f32>>,

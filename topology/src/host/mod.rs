@@ -35,7 +35,7 @@ use std::path::PathBuf;
 pub struct Host {
     /// The host's name, if the source says it.
     pub name: Option<String>,
-    /// Where this description came from.
+    /// The place where this description came from.
     pub source: Source,
     /// Sockets, by id.
     pub sockets: Vec<Socket>,
@@ -54,14 +54,14 @@ pub struct Host {
 /// A processor package.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Socket {
-    /// Its number.
+    /// The number.
     pub id: SocketId,
 }
 
 /// A NUMA node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// Its number.
+    /// The number.
     pub id: NodeId,
     /// The socket it belongs to; `None` if it has no cpus, or cpus of several sockets.
     pub socket: Option<SocketId>,
@@ -72,13 +72,13 @@ pub struct Node {
 /// A processing unit: one hardware thread of a core.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cpu {
-    /// Its number, as affinity masks use it.
+    /// The number, as affinity masks use it.
     pub id: CpuId,
     /// The physical core it is a thread of.
     pub core: CoreId,
-    /// Its socket.
+    /// The socket.
     pub socket: SocketId,
-    /// Its (nearest) NUMA node.
+    /// The (nearest) NUMA node.
     pub node: NodeId,
     /// Whether this process may run on it: online, in its cpuset, and in its affinity mask.
     pub allowed: bool,
@@ -94,7 +94,7 @@ pub struct Cache {
     pub level: u8,
     /// What it holds.
     pub kind: CacheKind,
-    /// Its size, if known.
+    /// The size, if known.
     pub size_bytes: Option<u64>,
     /// The cpus that share it, ascending.
     pub cpus: Vec<CpuId>,
@@ -111,7 +111,7 @@ pub enum CacheKind {
     Unified,
 }
 
-/// Where a [`Host`] came from.
+/// The place where a [`Host`] came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// This machine, by hwloc, with NICs by sysfs.

@@ -19,9 +19,9 @@ pub struct Nic {
     pub node: Option<NodeId>,
     /// The socket it is attached to; `None` if unknown.
     pub socket: Option<SocketId>,
-    /// Its PCI function; for soft-RoCE, that of the net device below it.
+    /// The PCI function; for soft-RoCE, that of the net device below it.
     pub pci: Option<PciAddress>,
-    /// Its speed, if known.
+    /// The speed, if known.
     pub speed: Option<Speed>,
     /// The net devices (`eth0`, `ib0`) of this NIC.
     pub netdevs: Vec<String>,
@@ -100,7 +100,7 @@ impl fmt::Display for NicKind {
 pub struct Speed {
     /// Bits per second, one direction; never 0.
     pub bits_per_s: u64,
-    /// Where it was read.
+    /// The place where it was read.
     pub source: SpeedSource,
 }
 
@@ -111,7 +111,7 @@ impl Speed {
     }
 }
 
-/// Where a [`Speed`] was read.
+/// The place where a [`Speed`] was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SpeedSource {
     /// The port's negotiated rate.

@@ -17,7 +17,7 @@ pub fn next_seat(weights: &[u64], seats: &[u64], open: impl Fn(usize) -> bool) -
     best
 }
 
-/// How many of `total` seats each claimant gets, in addition to the `seats` that it has.
+/// Returns how many of `total` seats each claimant gets, in addition to the `seats` that it has.
 pub fn deal_seats(weights: &[u64], seats: &[u64], total: usize) -> Vec<u64> {
     let mut held = seats.to_vec();
     for _ in 0..total {

@@ -136,7 +136,7 @@ fn even_over_nics(mut cpus: Vec<Cpu>, nics: &[UsedNic], reasons: &mut Vec<String
     cpus
 }
 
-/// How many cores each NIC has if the fastest has so many.
+/// Returns how many cores each NIC has if the fastest has so many.
 fn seats(nics: &[UsedNic], fastest: u64) -> Vec<u64> {
     let most = nics.iter().map(|nic| u128::from(nic.weight)).max().unwrap_or(1);
     let of = |nic: &UsedNic| (2 * u128::from(nic.weight) * u128::from(fastest) + most) / (2 * most);

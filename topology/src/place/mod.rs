@@ -71,7 +71,7 @@ pub struct NicChoice {
     pub except: Vec<String>,
 }
 
-/// Why there is no plan.
+/// The reason why there is no plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlaceError {
@@ -83,7 +83,7 @@ pub enum PlaceError {
         "placement: none of the host's {cpus} cpus is allowed to this process; widen its cpuset or affinity mask"
     )]
     NoAllowedCpu {
-        /// How many cpus the host has.
+        /// The number of cpus the host has.
         cpus: usize,
     },
     /// The request is for more cores than there are allowed cpus.
@@ -93,7 +93,7 @@ pub enum PlaceError {
     TooManyCores {
         /// How many were asked for.
         asked: usize,
-        /// How many cpus this process may use.
+        /// The number of cpus this process may use.
         allowed: usize,
     },
     /// A cpu that the host does not have.

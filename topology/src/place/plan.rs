@@ -27,7 +27,7 @@ impl fmt::Display for CoreSlot {
 /// An owning core.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlacedCore {
-    /// Its number among the owners.
+    /// The number among the owners.
     pub slot: CoreSlot,
     /// The cpu to pin it to.
     pub cpu: CpuId,
@@ -37,16 +37,16 @@ pub struct PlacedCore {
     pub socket: SocketId,
     /// The NUMA node its memory should be on.
     pub node: NodeId,
-    /// Its NICs, ascending: none if the plan uses no NIC, several if NICs outnumber cores.
+    /// The NICs, ascending: none if the plan uses no NIC, several if NICs outnumber cores.
     pub nics: Vec<NicId>,
     /// How many items it owns.
     pub items: usize,
-    /// How many bytes it owns.
+    /// The number of bytes it owns.
     pub load_bytes: u64,
 }
 
 impl PlacedCore {
-    /// Its NIC, or the first of several.
+    /// Returns the NIC, or the first of several.
     pub fn nic(&self) -> Option<NicId> {
         self.nics.first().copied()
     }
@@ -55,17 +55,17 @@ impl PlacedCore {
 /// A NIC in use.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlacedNic {
-    /// Its index in the host.
+    /// The index in the host.
     pub nic: NicId,
-    /// Its name.
+    /// The name.
     pub name: String,
     /// The cores that use it, ascending; never empty.
     pub cores: Vec<CoreSlot>,
     /// How many items pass through it.
     pub items: usize,
-    /// How many bytes pass through it.
+    /// The number of bytes that pass through it.
     pub load_bytes: u64,
-    /// Its speed in bits per second, or a stand-in if that is unknown.
+    /// The speed in bits per second, or a stand-in if that is unknown.
     pub weight: u64,
 }
 
@@ -129,7 +129,7 @@ impl Plan {
         (!self.nics.is_empty()).then(|| balance(self.nics.iter().map(|nic| (nic.load_bytes, nic.weight))))
     }
 
-    /// Where the plan departs from the ideal, and why, in sentences.
+    /// Returns where the plan departs from the ideal, and why, in sentences.
     pub fn reasons(&self) -> &[String] {
         &self.reasons
     }

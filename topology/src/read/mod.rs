@@ -1,4 +1,4 @@
-//! How a [`Host`] is read: from this machine, from a file, or from a description.
+//! The way in which a [`Host`] is read: from this machine, from a file, or from a description.
 //!
 //! ```text
 //!   live ──> hwloc, sysfs, affinity ─┐
@@ -23,7 +23,7 @@ pub use synthetic::SyntheticError;
 pub use sysfs::SysfsError;
 pub use xml::XmlError;
 
-/// Why there is no [`Host`].
+/// The reason why there is no [`Host`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {

@@ -12,7 +12,7 @@ use pbox_core::Key;
 pub struct LayerWork {
     /// The layer's name.
     pub name: String,
-    /// Its keys.
+    /// The keys.
     pub keys: Vec<String>,
     /// Multiply-adds for one sample.
     pub multiply_adds: f64,

@@ -25,7 +25,7 @@ const LAYERS: [(&str, &[&str]); 9] = [
     ("decoder_rnn_cls", &["decoder_rnn_cls"]),
 ];
 
-/// How a matrix is used in the forward pass of one sentence.
+/// The way in which a matrix is used in the forward pass of one sentence.
 enum Use {
     /// This many of its rows are looked up.
     Rows(f64),

@@ -5,7 +5,7 @@ use pbox_core::{Key, SPLIT_ABOVE};
 use super::COMPUTE;
 use crate::compute::{ComputePlan, trace};
 
-/// How workers compute.
+/// The way in which workers compute.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ComputeArgs {
     /// Compute takes the times of a trace: resnet50, inception3, vgg16, vgg19, vgg19-22k, googlenet or sockeye on P3's

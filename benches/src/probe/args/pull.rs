@@ -9,7 +9,7 @@ use worker_shim::{PROFILE_ROUNDS, Pull};
 use super::COMPUTE;
 use crate::compute::ComputePlan;
 
-/// How weights are pulled.
+/// The way in which weights are pulled.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PullArgs {
     /// Pull weights in batches of the trace's layers, as iBatch does, one after another while earlier layers compute:

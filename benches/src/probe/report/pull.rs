@@ -16,7 +16,7 @@ pub(in crate::probe) struct PullReport {
     /// The mean over the iterations since the plan.
     measured_ms: Option<f64>,
     iterations: u32,
-    /// How many profiles were measured.
+    /// The number of profiles that were measured.
     profiles: u32,
     /// The profile, if there is one.
     profile: Option<ProfileReport>,

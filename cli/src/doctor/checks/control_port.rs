@@ -64,7 +64,7 @@ fn ask(address: SocketAddr) -> Result<HubReply, String> {
     answer.map_err(|error| format!("{address}: {error}"))
 }
 
-/// Whether a hub can use this address, or uses it.
+/// Returns whether a hub can use this address, or uses it.
 pub(crate) fn judge(listen: SocketAddr, seen: &Seen) -> Check {
     match seen {
         Seen::Free if listen.ip().is_loopback() => {

@@ -6,7 +6,7 @@ use topology::cpulist;
 use crate::doctor::check::Check;
 use crate::doctor::facts::Cpus;
 
-/// Whether the hub has its cores to itself, as far as `--idle` needs that.
+/// Returns whether the hub has its cores to itself, as far as `--idle` needs that.
 pub(crate) fn isolation(hub: &[u32], idle: IdleChoice, facts: &Cpus) -> Check {
     const NAME: &str = "core isolation";
     let bare: Vec<u32> = hub.iter().copied().filter(|cpu| !facts.isolated.contains(cpu)).collect();
@@ -51,7 +51,7 @@ pub(crate) fn isolation(hub: &[u32], idle: IdleChoice, facts: &Cpus) -> Check {
     Check::pass(NAME, format!("{cores}, {others} cpus left to others{allowed}; {isolated}"))
 }
 
-/// Whether the hub's cores run at full speed.
+/// Returns whether the hub's cores run at full speed.
 pub(crate) fn governor(hub: &[u32], facts: &Cpus) -> Check {
     const NAME: &str = "cpu governor";
     let ours = || facts.governors.iter().filter(|(cpu, _)| hub.contains(cpu));

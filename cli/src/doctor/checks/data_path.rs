@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// The size of each window: a huge page.
 const WINDOW: usize = 2 << 20;
 
-/// Why shared memory does not work.
+/// The reason why shared memory does not work.
 #[derive(Debug, thiserror::Error)]
 enum ShmError {
     #[error(transparent)]

@@ -5,7 +5,7 @@ use rustix::process::Rlimit;
 
 use crate::doctor::check::Check;
 
-/// Whether the hub has descriptors for this many workers. `cores` is the hub's number of core threads.
+/// Returns whether the hub has descriptors for this many workers. `cores` is the hub's number of core threads.
 pub(crate) fn open_files(workers: u32, cores: usize, limit: &Rlimit) -> Check {
     const NAME: &str = "open files";
     let needed = needed(workers, cores);

@@ -4,7 +4,7 @@ use crate::doctor::check::Check;
 use crate::doctor::facts::{HugePages, Memlock};
 use crate::doctor::job::Job;
 
-/// Whether the kernel lets the hub register the job's windows, of so many bytes on all its NICs together.
+/// Returns whether the kernel lets the hub register the job's windows, of so many bytes on all its NICs together.
 pub(crate) fn memlock(job: &Job, nics: usize, window_bytes: u64, facts: &Memlock) -> Check {
     const NAME: &str = "memlock";
     let Memlock { limit, hard, capable, first_namespace } = facts;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::doctor::check::{Check, Verdict};
 use crate::doctor::nic_facts::{NicFacts, REQUEST_REDIRECT};
 
-/// Whether the machine can feed a NIC whose port has this speed.
+/// Returns whether the machine can feed a NIC whose port has this speed.
 pub(crate) fn slot(nic: &NicFacts, port_gbps: Option<f64>) -> Option<Check> {
     let (now, best) = nic.slot?;
     let name = format!("slot of {}", nic.name);
@@ -29,7 +29,7 @@ pub(crate) fn slot(nic: &NicFacts, port_gbps: Option<f64>) -> Option<Check> {
     Some(Check::pass(name, seen))
 }
 
-/// Whether the IOMMU translates each address of these NICs.
+/// Returns whether the IOMMU translates each address of these NICs.
 pub(crate) fn iommu(nics: &[NicFacts]) -> Option<Check> {
     const NAME: &str = "IOMMU";
     let known: Vec<_> = nics.iter().filter_map(|nic| Some((nic, nic.iommu.as_deref()?))).collect();
@@ -49,7 +49,7 @@ pub(crate) fn iommu(nics: &[NicFacts]) -> Option<Check> {
     Some(Check { verdict: Verdict::Note, ..Check::warn(NAME, seen, fix) })
 }
 
-/// Whether bridges above these NICs send what goes from one device to another up to the root complex.
+/// Returns whether bridges above these NICs send what goes from one device to another up to the root complex.
 pub(crate) fn acs(nics: &[NicFacts]) -> Option<Check> {
     const NAME: &str = "ACS";
     let bridges: BTreeMap<&str, Option<u16>> =
@@ -77,7 +77,7 @@ pub(crate) fn acs(nics: &[NicFacts]) -> Option<Check> {
     Some(Check::pass(NAME, "devices below one bridge reach each other directly"))
 }
 
-/// Whether NICs of one subnet answer for each other. RoCE then sends to the wrong one.
+/// Returns whether NICs of one subnet answer for each other. RoCE then sends to the wrong one.
 pub(crate) fn arp(nics: &[NicFacts]) -> Option<Check> {
     const NAME: &str = "ARP";
     let shares = |nic: &NicFacts| {
@@ -114,7 +114,7 @@ pub(crate) fn arp(nics: &[NicFacts]) -> Option<Check> {
     Some(Check::warn(NAME, seen, fix.join("\n")))
 }
 
-/// Whether a NIC's traffic has flow control, where the driver shows it.
+/// Returns whether a NIC's traffic has flow control, where the driver shows it.
 pub(crate) fn flow_control(nic: &NicFacts, traffic_class: u8) -> Option<Check> {
     let name = format!("flow control {}", nic.name);
     let (pfc, trust) = (nic.pfc.as_deref()?, nic.trust.as_deref().unwrap_or("pcp"));

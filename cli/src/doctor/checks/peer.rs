@@ -55,8 +55,8 @@ pub(crate) fn check(
     report(rdma(peer, &address, &hub, credential, nics, ready));
 }
 
-/// Whether each address of the data paths that the hub names can be connected to: a port that a firewall swallows shows only when
-/// a worker joins.
+/// Returns whether each address of the data paths that the hub names can be connected to: a port that a firewall
+/// swallows shows only when a worker joins.
 fn data_addresses(peer: &str, control: &str, hub: &HubReply) -> Check {
     let name = format!("data ports of {peer}");
     let mut all: Vec<SocketAddr> = Vec::new();

@@ -34,7 +34,7 @@ pub(crate) struct Found {
     pub library: Vec<String>,
 }
 
-/// Whether libibverbs is there.
+/// Returns whether libibverbs is there.
 pub(crate) fn library(need: Need, found: &Found) -> Check {
     const NAME: &str = "libibverbs";
     match &found.devices {
@@ -50,7 +50,7 @@ pub(crate) fn library(need: Need, found: &Found) -> Check {
     }
 }
 
-/// Whether the library shows the kernel's devices. No check if there is no library.
+/// Returns whether the library shows the kernel's devices. No check if there is no library.
 pub(crate) fn devices(need: Need, found: &Found) -> Option<Check> {
     const NAME: &str = "RDMA devices";
     let in_kernel = found.kernel.devices.join(", ");
@@ -105,7 +105,7 @@ pub(crate) struct Candidate<'a> {
     pub planned: bool,
     /// Whether the plan uses any NIC.
     pub others: bool,
-    /// Its network interface, according to the topology.
+    /// The network interface, according to the topology.
     pub netdev: Option<String>,
 }
 

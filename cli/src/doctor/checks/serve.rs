@@ -38,7 +38,7 @@ fn fix(name: &str) -> &'static str {
     }
 }
 
-/// Whether the hub's threads can be made.
+/// Returns whether the hub's threads can be made.
 pub(crate) fn threads(cores: usize) -> Check {
     const NAME: &str = "threads";
     match needs::threads(cores) {
@@ -53,7 +53,7 @@ pub(crate) fn threads(cores: usize) -> Check {
     }
 }
 
-/// Whether the job fits into this machine's memory. Only a job that somebody named is a reason not to start.
+/// Returns whether the job fits into this machine's memory. Only a job that somebody named is a reason not to start.
 pub(crate) fn memory(settings: &HubSettings, job: &Job, is_named: bool) -> Check {
     let optimizer = Optimizer::Nesterov { learning_rate: 0.1, momentum: 0.9, weight_decay: 0.0 };
     let terms = JobTerms::new(job.workers, job.keys.clone(), optimizer);

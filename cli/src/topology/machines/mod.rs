@@ -129,9 +129,9 @@ pub(super) struct MachinesJob {
     host: String,
     link: String,
     machines: u32,
-    /// Of each hub.
+    /// The cores of each hub.
     cores: usize,
-    /// Of the workers of one machine.
+    /// The terms of the workers of one machine.
     terms: JobTerms,
     wire: Wire,
     mesh: Level,

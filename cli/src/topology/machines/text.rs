@@ -77,7 +77,7 @@ impl MachinesJob {
         }
     }
 
-    /// What a round waits for in each shape, and the choice.
+    /// Returns what a round waits for in each shape, and the choice.
     pub(super) fn rounds(&self) -> String {
         let mut text = String::new();
         let _ = write_rounds(&mut text, &self.shapes, self.machines * self.terms.workers);

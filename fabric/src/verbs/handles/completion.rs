@@ -136,7 +136,7 @@ impl CompletionQueue {
         room.reserved = room.reserved.saturating_sub(completions);
     }
 
-    /// The most completions that can be in the queue.
+    /// Returns the most completions that can be in the queue.
     pub fn entries(&self) -> u32 {
         self.room.lock().unwrap_or_else(PoisonError::into_inner).entries
     }
@@ -208,7 +208,7 @@ impl std::fmt::Debug for CompletionQueue {
     }
 }
 
-/// The immediate that a completion of a write brought.
+/// Returns the immediate that a completion of a write brought.
 pub(in crate::verbs) fn immediate(completion: &ibv_wc) -> u32 {
     u32::from_be(completion.imm_data)
 }

@@ -110,7 +110,7 @@ impl Context {
         })
     }
 
-    /// What the driver says of a port.
+    /// Returns what the driver says of a port.
     pub fn port(&self, number: u8) -> Result<ibv_port_attr, DeviceError> {
         let mut attr = ibv_port_attr::default();
         // The exported function knows an older, shorter structure, and fills the fields that both have.
@@ -122,7 +122,8 @@ impl Context {
         Ok(attr)
     }
 
-    /// An entry of a port's table of partition keys, 0 if it is empty. `None` where the driver does not show it.
+    /// Returns an entry of a port's table of partition keys, 0 if it is empty. `None` where the driver does not show
+    /// it.
     pub fn partition_key(&self, port: u8, index: u16) -> Option<u16> {
         let mut key = 0;
         // SAFETY: the context is open; `key` is the integer that the function fills, in the order of the network.
@@ -144,13 +145,13 @@ impl Context {
         self.raw.as_ptr()
     }
 
-    /// The functions of the data path; the driver's own.
+    /// Returns the functions of the data path; the driver's own.
     pub fn ops(&self) -> &ibv_context_ops {
         // SAFETY: the context is open as long as `self`; its table is set once, by ibv_open_device.
         unsafe { &self.raw.as_ref().ops }
     }
 
-    /// How many interrupts of the device may tell of completions; at least 1.
+    /// Returns how many interrupts of the device may tell of completions; at least 1.
     pub fn completion_vectors(&self) -> u32 {
         // SAFETY: the context is open as long as `self`; the field is set once, by ibv_open_device.
         u32::try_from(unsafe { self.raw.as_ref().num_comp_vectors }).unwrap_or(0).max(1)
@@ -162,7 +163,7 @@ impl Context {
         unsafe { BorrowedFd::borrow_raw(self.raw.as_ref().async_fd) }
     }
 
-    /// The next event, if there is one.
+    /// Returns the next event, if there is one.
     pub fn next_event(&self) -> Option<NicEvent> {
         let mut event = ibv_async_event::default();
         // SAFETY: the context is open; `event` is a structure of the size that the function fills.

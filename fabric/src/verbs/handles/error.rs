@@ -5,11 +5,11 @@ use std::io;
 use super::library::LibraryError;
 use super::words;
 
-/// Why a NIC is used for want of a better one only, and what to do.
+/// The reason why a NIC is used for want of a better one only, and what to do.
 pub(in crate::verbs) const LINK_LOCAL: &str = "its only RoCE v2 address is link-local, which no router passes on and which may \
      be of another wire: give its network interface an IP address";
 
-/// Why a NIC is used for want of a better one alone.
+/// The reason why a NIC is used for want of a better one alone.
 pub(in crate::verbs) const ELSEWHERE: &str = "the network interface of its address is in another network namespace, from where a \
      connection may lead nowhere: move it here (ip link set INTERFACE netns PID), or run in the host's network";
 
@@ -97,7 +97,7 @@ impl DeviceError {
         DeviceError::List(error.to_string())
     }
 
-    /// Why `ibv_open_device` failed just now. Who is not allowed to open a device is told how to be.
+    /// Returns why `ibv_open_device` failed just now. Who is not allowed to open a device is told how to be.
     pub(in crate::verbs) fn open(device: &str) -> Self {
         let seen = io::Error::last_os_error();
         let (device, error) = (device.into(), seen.to_string());

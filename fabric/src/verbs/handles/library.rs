@@ -135,7 +135,7 @@ functions! {
 /// `IBV_FORK_UNNEEDED`: forks do no harm, as the kernel says.
 const FORK_UNNEEDED: c_int = 2;
 
-/// The functions of libibverbs. The library is never unloaded.
+/// Returns the functions of libibverbs. The library is never unloaded.
 pub(in crate::verbs) fn library() -> Result<&'static Ibverbs, LibraryError> {
     static LIBRARY: OnceLock<Result<Ibverbs, LibraryError>> = OnceLock::new();
     LIBRARY.get_or_init(|| load(NAME)).as_ref().map_err(LibraryError::clone)
@@ -159,7 +159,7 @@ fn load(name: &'static str) -> Result<Ibverbs, LibraryError> {
     Ok(library)
 }
 
-/// What the loader said: the cause is an error beneath the error.
+/// Returns what the loader said: the cause is an error beneath the error.
 fn words(error: &libloading::Error) -> String {
     match std::error::Error::source(error) {
         Some(cause) => cause.to_string(),

@@ -75,7 +75,7 @@ impl QueuePair {
         Ok(QueuePair { raw, domain: Arc::clone(domain), _queue: Arc::clone(queue) })
     }
 
-    /// Its number, which the peer addresses.
+    /// Returns the number, which the peer addresses.
     pub fn number(&self) -> u32 {
         // SAFETY: alive as long as `self`; the number is set once.
         unsafe { self.raw.as_ref().qp_num }
@@ -194,7 +194,7 @@ impl QueuePair {
     }
 }
 
-/// How packets get there.
+/// Returns how packets get there.
 fn path(nic: &Nic, peer: &Address) -> ibv_ah_attr {
     let mut path = ibv_ah_attr {
         dlid: peer.lid,

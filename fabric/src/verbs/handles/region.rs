@@ -31,7 +31,7 @@ pub struct RegisterError {
     pub advice: String,
 }
 
-/// What to do about a refusal of `ibv_reg_mr`.
+/// Returns what to do about a refusal of `ibv_reg_mr`.
 fn advice(errno: i32) -> String {
     let advice = match errno {
         libc::ENOMEM => {
@@ -42,7 +42,7 @@ fn advice(errno: i32) -> String {
     format!("locked memory is limited to {}: {advice}", memlock_limit())
 }
 
-/// What to do about a refusal of `ibv_reg_dmabuf_mr`.
+/// Returns what to do about a refusal of `ibv_reg_dmabuf_mr`.
 fn advice_on_dma_bufs(errno: i32) -> String {
     let why = match errno {
         libc::ENOSYS => "libibverbs is older than rdma-core 34: install a newer one",
@@ -58,7 +58,7 @@ fn advice_on_dma_bufs(errno: i32) -> String {
     format!("{why}; or have the window in host memory, without a dma-buf")
 }
 
-/// What to do about a refusal of `ibv_reg_mr_iova2`.
+/// Returns what to do about a refusal of `ibv_reg_mr_iova2`.
 fn advice_on_ordering(errno: i32) -> String {
     match errno {
         libc::ENOSYS => "libibverbs is older than rdma-core 28: install a newer one, or allow strict ordering (PHUB_RDMA_RELAXED_ORDERING=2)".into(),
@@ -89,7 +89,7 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// A range of a window that the NIC reads for posts of this end. The peer cannot reach it.
+    /// Returns a range of a window that the NIC reads for posts of this end. The peer cannot reach it.
     ///
     /// # Panics
     /// When it sticks out of the window.
@@ -109,8 +109,8 @@ impl Region {
         }
     }
 
-    /// A range of a window in a dma-buf, which the NIC reads. The kernel wants the place in the dma-buf and the address for posts
-    /// to agree within a page: they are equal here.
+    /// Returns a range of a window in a dma-buf, which the NIC reads. The kernel wants the place in the dma-buf and the
+    /// address for posts to agree within a page: they are equal here.
     fn in_dma_buf(
         domain: &Arc<Domain>,
         dma_buf: &DmaBuf,
@@ -131,8 +131,9 @@ impl Region {
         Ok(Region { raw, domain: Arc::clone(domain), _memory: memory })
     }
 
-    /// A range of a window that the peer's posts are written to. With relaxed ordering they may reach memory in any order; a
-    /// completion still comes after all bytes of its write and of those before it (ibv_reg_mr(3)), and nothing else is trusted.
+    /// Returns a range of a window that the peer's posts are written to. With relaxed ordering they may reach memory in
+    /// any order; a completion still comes after all bytes of its write and of those before it (ibv_reg_mr(3)), and
+    /// nothing else is trusted.
     ///
     /// # Panics
     /// When it sticks out of the window.
@@ -162,13 +163,13 @@ impl Region {
         Ok(Region { raw, domain: Arc::clone(domain), _memory })
     }
 
-    /// The key with which a NIC of this end finds the memory.
+    /// Returns the key with which a NIC of this end finds the memory.
     pub fn local_key(&self) -> u32 {
         // SAFETY: registered as long as `self`; the keys are set once.
         unsafe { self.raw.as_ref().lkey }
     }
 
-    /// The key with which the peer's NIC finds the memory.
+    /// Returns the key with which the peer's NIC finds the memory.
     pub fn remote_key(&self) -> u32 {
         // SAFETY: as above.
         unsafe { self.raw.as_ref().rkey }
@@ -182,8 +183,8 @@ impl Drop for Region {
     }
 }
 
-/// Whether a device's driver takes dma-bufs, else why not. It is given a descriptor that is none: a driver that does not take
-/// any does not look at it.
+/// Checks whether a device's driver takes dma-bufs, and returns the reason if not. It is given a descriptor that is
+/// none: a driver that does not take any does not look at it.
 pub(in crate::verbs) fn takes_dma_bufs(domain: &Domain) -> Result<(), String> {
     let answer = match domain.context.verbs.ibv_reg_dmabuf_mr {
         // SAFETY: the domain is alive, and there is no memory.
@@ -224,7 +225,7 @@ fn is_not_taken(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL | libc::EOPNOTSUPP))
 }
 
-/// What a call has just made, or why not.
+/// Returns what a call has just made, or why not.
 fn made(raw: *mut ibv_mr) -> io::Result<NonNull<ibv_mr>> {
     NonNull::new(raw).ok_or_else(io::Error::last_os_error)
 }
@@ -241,7 +242,7 @@ fn refused(
     RegisterError { window, bytes, device, error: format!("{call}: {error}"), advice }
 }
 
-/// How much memory this process may lock, in words.
+/// Returns how much memory this process may lock, in words.
 pub(in crate::verbs) fn memlock_limit() -> String {
     match getrlimit(Resource::Memlock).current {
         Some(bytes) => format!("{bytes} bytes (RLIMIT_MEMLOCK)"),

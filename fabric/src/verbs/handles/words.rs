@@ -3,7 +3,7 @@
 use super::ffi::*;
 use super::work::Work;
 
-/// A work completion's status: what happened, and what it most likely means.
+/// Returns a work completion's status: what happened, and what it most likely means.
 pub(in crate::verbs) fn status(status: ibv_wc_status, work: Work) -> String {
     let words = match status {
         // At the end that is written to, the same code says that it refused.
@@ -41,7 +41,7 @@ pub(in crate::verbs) fn status(status: ibv_wc_status, work: Work) -> String {
     }
 }
 
-/// An asynchronous event by its name.
+/// Returns an asynchronous event by its name.
 pub(in crate::verbs) fn event(event: ibv_event_type) -> String {
     let words = match event {
         IBV_EVENT_CQ_ERR => "IBV_EVENT_CQ_ERR: the completion queue overran",
@@ -55,7 +55,7 @@ pub(in crate::verbs) fn event(event: ibv_event_type) -> String {
     words.to_owned()
 }
 
-/// A queue pair's state.
+/// Returns a queue pair's state.
 pub(in crate::verbs) fn qp_state(state: ibv_qp_state) -> &'static str {
     match state {
         IBV_QPS_RESET => "RESET",
@@ -67,7 +67,7 @@ pub(in crate::verbs) fn qp_state(state: ibv_qp_state) -> &'static str {
     }
 }
 
-/// What `ibv_modify_qp` was asked to set.
+/// Returns what `ibv_modify_qp` was asked to set.
 pub(in crate::verbs) fn qp_mask(mask: ibv_qp_attr_mask) -> String {
     let names = [
         (IBV_QP_STATE, "STATE"),
@@ -90,7 +90,7 @@ pub(in crate::verbs) fn qp_mask(mask: ibv_qp_attr_mask) -> String {
     set.join(" | ")
 }
 
-/// A port's state.
+/// Returns a port's state.
 pub(in crate::verbs) fn port_state(state: ibv_port_state) -> &'static str {
     match state {
         IBV_PORT_DOWN => "DOWN",

@@ -30,7 +30,7 @@ const MAX_TURNS: usize = 256;
 /// A hub's port, and its NIC that a link is to be on.
 pub(super) type OnRail<'a> = (&'a Arc<PortState>, Arc<Rail>);
 
-/// The hub's NICs for the links of a plan, and the address of each port, once the joiner's lead to them.
+/// Returns the hub's NICs for the links of a plan, and the address of each port, once the joiner's lead to them.
 pub(super) fn agree<'a>(
     stream: &mut MessageStream,
     group: &'a Group,
@@ -108,9 +108,9 @@ fn offer<'a>(
 
 /// What the joiner has chosen.
 pub(super) struct Chosen {
-    /// Where each port of the hub is reached.
+    /// The place where each port of the hub is reached.
     pub hub: Vec<Address>,
-    /// By link.
+    /// One entry for each link.
     pub pairings: Vec<Pairing>,
     /// The pairs that were tried and would not do.
     pub dead: Vec<DeadPair>,
@@ -176,7 +176,7 @@ fn in_words(dead: &[DeadPair]) -> String {
     dead.iter().map(|pair| &*pair.why).collect::<Vec<_>>().join("; ")
 }
 
-/// The pairs of NICs that are not known to lead to the hub, each once.
+/// Returns the pairs of NICs that are not known to lead to the hub, each once.
 fn untried(pairings: &[Pairing], alive: &[Pairing]) -> Vec<Pairing> {
     let mut untried: Vec<Pairing> = Vec::new();
     for pairing in pairings {

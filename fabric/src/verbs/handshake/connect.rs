@@ -87,7 +87,7 @@ impl Listener {
         Ok(Listener { socket, address })
     }
 
-    /// The address that it listens at. A hub that bound to all addresses tells workers another address.
+    /// Returns the address that it listens at. A hub that bound to all addresses tells workers another address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -153,7 +153,8 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// The token that says who it is, if it was [identified](Self::identify); otherwise bytes that are nobody's token.
+    /// Returns the token that says who it is, if it was [identified](Self::identify); otherwise bytes that are nobody's
+    /// token.
     pub fn token(&self) -> [u8; 16] {
         self.token
     }
@@ -167,7 +168,7 @@ impl Hello {
         }
     }
 
-    /// Where it connected from.
+    /// Returns where it connected from.
     pub fn peer(&self) -> String {
         self.stream.peer()
     }

@@ -62,12 +62,13 @@ impl Parts {
     }
 }
 
-/// The NICs of a joiner's group near which the hub is to choose its own: all, unless a map of rails says which go together.
+/// Returns the NICs of a joiner's group near which the hub is to choose its own: all, unless a map of rails says which
+/// go together.
 pub(in crate::verbs) fn nics_to_be_near(group: &Group) -> Vec<Address> {
     if group.options.rails.is_empty() { OwnNics::of_group(group).addresses } else { Vec::new() }
 }
 
-/// The hub's half. The hello has named the links of the plan, and the joiner's NICs.
+/// Returns the hub's half. The hello has named the links of the plan, and the joiner's NICs.
 pub(in crate::verbs) fn welcome(
     stream: &mut MessageStream,
     group: &Arc<Group>,
@@ -108,7 +109,7 @@ pub(in crate::verbs) fn welcome(
     }
 }
 
-/// The joiner's half.
+/// Returns the joiner's half.
 pub(in crate::verbs) fn connect(
     stream: &mut MessageStream,
     address: SocketAddr,
@@ -148,8 +149,8 @@ pub(in crate::verbs) fn connect(
     Ok(Parts { recv, links, paths, dead, peer: format!("hub at {address}") })
 }
 
-/// What each link of a plan carries, as an end with these windows sees it: what it sends, and what it receives. If the plan has
-/// too many ranges for a handshake, each link carries all; so at both ends.
+/// Returns what each link of a plan carries, as an end with these windows sees it: what it sends, and what it receives.
+/// If the plan has too many ranges for a handshake, each link carries all; so at both ends.
 fn carried(
     plan: &[PlannedLink],
     ends: fn(&Carries) -> [&Ranges; 2],
@@ -166,7 +167,7 @@ fn carried(
     plan.iter().map(of_link).collect()
 }
 
-/// One end of each link of a plan, on a NIC of a port. The windows are registered with each NIC once.
+/// Returns one end of each link of a plan, on a NIC of a port. The windows are registered with each NIC once.
 fn open(
     rails: Vec<OnRail>,
     carried: Vec<Carried>,
@@ -240,7 +241,7 @@ pub(super) fn expect_ports(
     }
 }
 
-/// The other side's ends, one for each planned link.
+/// Returns the other side's ends, one for each planned link.
 fn expect_links(stream: &mut MessageStream, plan: &[PlannedLink]) -> Result<Links, ConnectError> {
     let links = match stream.receive().map_err(talking)? {
         Message::Links(links) => links,

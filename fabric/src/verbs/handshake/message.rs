@@ -61,7 +61,7 @@ pub(in crate::verbs) struct Hello {
     pub send_bytes: u64,
     /// What its links join.
     pub links: Vec<LinkPorts>,
-    /// Its NICs, for a hub that chooses its own near them. None if a map says which go together.
+    /// The NICs, for a hub that chooses its own near them. None if a map says which go together.
     pub nics: Vec<Address>,
 }
 
@@ -70,7 +70,7 @@ pub(in crate::verbs) struct Hello {
 pub(in crate::verbs) struct Links {
     /// First byte of the window that the other side writes.
     pub address: u64,
-    /// Its size.
+    /// The size.
     pub bytes: u64,
     /// The NICs that the ends are on. Empty from a hub: its NICs are those of its ports, which the worker knows.
     pub nics: Vec<Address>,
@@ -85,7 +85,7 @@ pub(in crate::verbs) struct Links {
 pub(in crate::verbs) struct LinkEnd {
     /// Index of its NIC.
     pub nic: u16,
-    /// Its queue pair.
+    /// The queue pair.
     pub number: u32,
     /// The number of the first packet that it sends.
     pub first_packet: u32,
@@ -94,7 +94,7 @@ pub(in crate::verbs) struct LinkEnd {
 }
 
 impl Hello {
-    /// What the proof is about: all that comes before it.
+    /// Returns what the proof is about: all that comes before it.
     pub fn text(&self) -> Vec<u8> {
         let Hello { name, send_bytes, links, nics } = self;
         let mut bytes = MAGIC.to_vec();
@@ -217,7 +217,7 @@ impl Message {
         Ok(message)
     }
 
-    /// The message's name, for the error that another message was expected.
+    /// Returns the message's name, for the error that another message was expected.
     pub fn name(&self) -> &'static str {
         match self {
             Message::Hello { .. } => "a hello",
@@ -269,7 +269,7 @@ impl LinkEnd {
         bytes.extend(keys.iter().flat_map(|key| key.to_le_bytes()));
     }
 
-    /// An end of at most so many keys.
+    /// Returns an end of at most so many keys.
     fn decode(body: &mut &[u8], most: usize) -> Result<Self, String> {
         let nic = u16::from_le_bytes(take(body)?);
         let number = u32::from_le_bytes(take(body)?);
@@ -286,7 +286,7 @@ impl LinkEnd {
     }
 }
 
-/// Why a pair cannot be tried.
+/// Returns why a pair cannot be tried.
 fn reason(body: &mut &[u8]) -> Result<String, String> {
     let length = count(body, "bytes of a reason", 0..=MAX_REASON)?;
     let (words, rest) = body.split_at_checked(length).ok_or("the handshake message is too short")?;

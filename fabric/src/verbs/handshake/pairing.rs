@@ -18,7 +18,7 @@ pub(in crate::verbs) struct Pairing {
     pub hub: Address,
     /// The worker's end.
     pub worker: Address,
-    /// Why these two, in words.
+    /// The reason why these two, in words.
     pub reason: String,
 }
 

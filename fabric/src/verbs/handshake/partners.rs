@@ -19,7 +19,7 @@ use crate::verbs::rail_map::RailMap;
 pub(super) struct Partners {
     /// In the joiner's order of preference. Empty where none is of its link layer.
     pub nics: Vec<usize>,
-    /// Why these, in words.
+    /// The reason why these, in words.
     pub reason: String,
     /// The user's map says so: no others will do.
     pub mapped: bool,
@@ -58,7 +58,7 @@ pub(super) fn partners(hub: &[&Address], joiner: &[Address], map: &RailMap) -> V
     found
 }
 
-/// The joiner's NICs in the subnet of a hub's, or else all of its link layer; and why.
+/// Returns the joiner's NICs in the subnet of a hub's, or else all of its link layer; and why.
 fn fit(address: &Address, joiner: &[Address]) -> (Vec<usize>, String) {
     let shared = |nic: usize| Some((nic, address.shared_subnet(&joiner[nic])?));
     let near: Vec<(usize, String)> = (0..joiner.len()).filter_map(shared).collect();

@@ -70,7 +70,7 @@ impl MessageStream {
         Ok(())
     }
 
-    /// The next message. Bytes that are no message are an error of kind `InvalidData`.
+    /// Returns the next message. Bytes that are no message are an error of kind `InvalidData`.
     pub fn receive(&mut self) -> io::Result<Message> {
         let deadline = Instant::now() + self.timeout;
         let mut length = [0; 4];
@@ -125,7 +125,7 @@ impl MessageStream {
         io::Error::new(ErrorKind::UnexpectedEof, "the other end hung up during the handshake")
     }
 
-    /// The socket. From now on its end is the end of the links.
+    /// Returns the socket. From now on its end is the end of the links.
     pub fn into_socket(self) -> OwnedFd {
         self.stream.into()
     }

@@ -1,4 +1,4 @@
-//! How links end: a peer that left or died, a NIC that failed, a link that is detached.
+//! The way in which links end: a peer that left or died, a NIC that failed, a link that is detached.
 //!
 //! ```text
 //!   Open --(socket ended, error, event)--> Ending --(all arrivals shown)--> Closing --(closed())--> Reported
@@ -30,7 +30,7 @@ pub(in crate::verbs) const GRACE: Duration = Duration::from_millis(50);
 pub(in crate::verbs) struct Linger {
     endpoint: Endpoint,
     deadline: Instant,
-    /// Its queue pair failed: nothing more goes out.
+    /// The queue pair failed: nothing more goes out.
     failed: bool,
 }
 
@@ -205,7 +205,7 @@ impl Port {
         }
     }
 
-    /// When the first of the detached links is dropped at the latest.
+    /// Returns when the first of the detached links is dropped at the latest.
     pub(in crate::verbs) fn linger_deadline(&self) -> Option<Instant> {
         self.lingering.iter().map(|linger| linger.deadline).min()
     }

@@ -31,7 +31,7 @@ const LATE: u32 = 64;
 /// 400 Gb/s take 0.7 ms to carry: far beyond any round trip.
 const MOST_SENDS: u32 = 1024;
 
-/// How many requests a link of a capacity has in its queues.
+/// The number of requests a link of a capacity has in its queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Depths {
     /// Sends that the NIC has and that are not known to be done.
@@ -122,12 +122,12 @@ impl Unconnected {
         Ok(Unconnected { qp, receives, registered, carried, depths, first_packet, route })
     }
 
-    /// The queue pair's number.
+    /// Returns the queue pair's number.
     pub fn number(&self) -> u32 {
         self.qp.number()
     }
 
-    /// The keys of the ranges that the peer writes.
+    /// Returns the keys of the ranges that the peer writes.
     pub fn receive_keys(&self) -> Vec<u32> {
         self.registered.remote_keys(&self.carried)
     }
@@ -137,7 +137,7 @@ impl Unconnected {
         self.depths.each == 2
     }
 
-    /// How many ranges it sends.
+    /// Returns how many ranges it sends.
     pub fn sent_ranges(&self) -> usize {
         self.carried.sent.iter().len()
     }
@@ -221,7 +221,7 @@ pub(in crate::verbs) struct Link {
 }
 
 impl Link {
-    /// The queue pair's number.
+    /// Returns the queue pair's number.
     pub fn number(&self) -> u32 {
         self.qp.number()
     }
@@ -246,7 +246,7 @@ impl Link {
         Ok(Posted::Accepted)
     }
 
-    /// The keys of a span. One without bytes needs none.
+    /// Returns the keys of a span. One without bytes needs none.
     #[inline]
     fn keys_of(&self, span: Span) -> Keys {
         if span.bytes == 0 {
@@ -374,7 +374,7 @@ impl Link {
         self.fences > 0 || self.fence_due
     }
 
-    /// The most arrivals that can be unread.
+    /// Returns the most arrivals that can be unread.
     pub fn most_unread(&self) -> u32 {
         self.depths.receives
     }
@@ -393,7 +393,7 @@ impl Link {
         self.qp.vanish(&self.registered.nic);
     }
 
-    /// Where posts go, and the key of the first range.
+    /// Returns where posts go, and the key of the first range.
     pub fn target(&self) -> (u32, u64) {
         (self.keys[0].remote, self.to)
     }
@@ -410,7 +410,7 @@ impl Link {
     }
 }
 
-/// The 24 bits of a first packet's number; random, so that packets of a former queue pair do not fit.
+/// Returns the 24 bits of a first packet's number; random, so that packets of a former queue pair do not fit.
 pub(in crate::verbs) fn random_packet() -> std::io::Result<u32> {
     let mut bytes = [0; 4];
     getrandom(&mut bytes, GetRandomFlags::empty())?;

@@ -39,7 +39,7 @@ pub struct Endpoint {
     pub(super) peer: String,
     /// A post found no room since the last wait.
     refused: bool,
-    /// Its arrivals in the port's stash.
+    /// The arrivals in the port's stash.
     stashed: u32,
     ends_with_port: bool,
     rule: Option<Box<dyn FrameRule>>,
@@ -59,7 +59,7 @@ impl Endpoint {
         }
     }
 
-    /// Its NIC's [name](super::nic::Nic::name).
+    /// Returns the NIC's [name](super::nic::Nic::name).
     pub fn device(&self) -> String {
         self.link.route.rail.nic.name()
     }
@@ -107,7 +107,7 @@ pub struct Port {
     _group: Arc<Group>,
     pub(super) state: Arc<PortState>,
     pub(super) links: Links<Endpoint>,
-    /// By route: its generation and its owner.
+    /// The generation and its owner, by route.
     pub(super) routes: Vec<(u32, Owner)>,
     /// Arrivals that were taken from a completion queue outside of `poll`.
     pub(super) stash: VecDeque<Arrival>,
@@ -124,7 +124,7 @@ pub struct Port {
     pub(super) ends: usize,
     /// A link that had no room has room again.
     pub(super) relieved: bool,
-    /// By NIC: the next completion makes its channel readable.
+    /// The next completion makes its channel readable, by NIC.
     pub(super) armed: [bool; MAX_RAILS],
     pub(super) changes_seen: u32,
     pub(super) tally: Tally,
@@ -173,7 +173,7 @@ impl Port {
         }
     }
 
-    /// The bytes that crossed a link.
+    /// Returns the bytes that crossed a link.
     pub(crate) fn crossed(&self, id: LinkId) -> Option<Crossed> {
         Some(self.links.get(id)?.link.link.crossed)
     }
@@ -220,7 +220,7 @@ impl Port {
         }
     }
 
-    /// What the NICs did for this port so far.
+    /// Returns what the NICs did for this port so far.
     pub fn tally(&self) -> Tally {
         self.tally
     }

@@ -33,7 +33,7 @@ pub(in crate::verbs) type PortState = port_state::PortState<Rails>;
 pub(in crate::verbs) struct Rails {
     /// Those that are open, in the order in which the port was given its NICs. The port has a copy.
     open: Mutex<Vec<Arc<Rail>>>,
-    /// Of their completions.
+    /// The vector of their completions.
     vector: u32,
     pub bell: EventBell,
     /// Readable when the bell or a completion channel is.
@@ -72,7 +72,7 @@ impl Rails {
         Ok(Rails { open: Mutex::default(), vector, bell, sleeper, shared: Mutex::default() })
     }
 
-    /// The rails as they are now.
+    /// Returns the rails as they are now.
     pub fn open(&self) -> Vec<Arc<Rail>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -82,7 +82,7 @@ impl Rails {
         self.open().iter().any(|rail| Arc::ptr_eq(&rail.nic.context, context))
     }
 
-    /// What a port sleeps at.
+    /// Returns what a port sleeps at.
     pub fn sleeper(&self) -> BorrowedFd<'_> {
         self.sleeper.as_fd()
     }
@@ -108,7 +108,7 @@ impl Rails {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the port has to look at: events of NICs, and routes whose queue pairs are destroyed. Completions of
+    /// Returns what the port has to look at: events of NICs, and routes whose queue pairs are destroyed. Completions of
     /// such routes may still be in the queue.
     pub fn take_changes(&self) -> (Vec<(Arc<Context>, NicEvent)>, Vec<Abandoned>) {
         let mut shared = self.lock();
@@ -155,7 +155,7 @@ pub(in crate::verbs) struct Route {
 }
 
 impl Route {
-    /// A route with room for `completions`, which the caller has reserved in the rail's queue.
+    /// Creates a route with room for `completions`, which the caller has reserved in the rail's queue.
     pub fn new(port: &Arc<PortState>, rail: &Arc<Rail>, completions: u32) -> Self {
         let mut shared = port.own.lock();
         let number = shared.free.pop().unwrap_or_else(|| {
@@ -169,7 +169,7 @@ impl Route {
         Route { port: Arc::clone(port), number, generation, rail: Arc::clone(rail), completions }
     }
 
-    /// The name of a request of this link.
+    /// Returns the name of a request of this link.
     pub fn id(&self, work: Work) -> WorkId {
         WorkId { work, route: self.number, generation: self.generation }
     }

@@ -47,7 +47,7 @@ impl Regions {
         Ok(Regions { ranges, regions })
     }
 
-    /// The regions of a link's ranges. Each lies in one, because they are those of all its links.
+    /// Returns the regions of a link's ranges. Each lies in one, because they are those of all its links.
     fn of<'a>(&'a self, carried: &'a Ranges) -> impl Iterator<Item = &'a Region> {
         let region = |range| &self.regions[self.ranges.holding(range).expect("the range of a link")];
         carried.iter().map(region)
@@ -73,12 +73,12 @@ impl Registered {
         Ok(Registered { nic: Arc::clone(nic), domain, sent, received })
     }
 
-    /// The keys with which this NIC finds what a link sends, for each of its ranges.
+    /// Returns the keys with which this NIC finds what a link sends, for each of its ranges.
     pub fn local_keys(&self, link: &Carried) -> Vec<u32> {
         self.sent.of(&link.sent).map(Region::local_key).collect()
     }
 
-    /// The keys with which the peer's NIC finds what a link receives, for each of its ranges.
+    /// Returns the keys with which the peer's NIC finds what a link receives, for each of its ranges.
     pub fn remote_keys(&self, link: &Carried) -> Vec<u32> {
         self.received.of(&link.received).map(Region::remote_key).collect()
     }

@@ -61,7 +61,8 @@ impl Port {
         }
     }
 
-    /// What a sleeper has to poll. It stands for the bell and the channel of each NIC, also of one that is opened later.
+    /// Returns what a sleeper has to poll. It stands for the bell and the channel of each NIC, also of one that is
+    /// opened later.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.state.own.sleeper()
     }

@@ -21,7 +21,7 @@ impl Hub {
         Hub { listener, group, window: window().0, _ports: ports }
     }
 
-    /// What the hub makes of a worker with a window of `send_bytes` that answers with `says`, and the last that
+    /// Returns what the hub makes of a worker with a window of `send_bytes` that answers with `says`, and the last that
     /// the worker hears.
     fn meets(&self, send_bytes: u64, says: Option<Message>, timeout: Duration) -> (String, Option<Message>) {
         let mut stream = MessageStream::connect(self.listener.address(), LONG).unwrap();

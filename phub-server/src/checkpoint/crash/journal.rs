@@ -48,7 +48,7 @@ pub(super) struct Trouble {
     pub full: u32,
 }
 
-/// How a hub ends.
+/// The way in which a hub ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// The kernel has all changes.
@@ -114,7 +114,7 @@ impl Directory {
         self.since.push(naming);
     }
 
-    /// What is on the disk after a loss of power.
+    /// Returns what is on the disk after a loss of power.
     fn after_power_loss(&self, dice: &mut Dice) -> BTreeMap<String, Vec<u8>> {
         let kept = dice.below(4);
         let first = dice.below(self.since.len() as u64 + 1);
@@ -149,7 +149,7 @@ impl Contents {
     }
 }
 
-/// The bytes cut short, or with blocks of zeros.
+/// Returns the bytes cut short, or with blocks of zeros.
 fn torn(bytes: &[u8], dice: &mut Dice) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     if dice.below(3) == 0 {
@@ -383,7 +383,7 @@ pub(super) fn take_away(dir: &Path, may: impl Fn(&str) -> bool) {
     });
 }
 
-/// A directory with these files, all on the disk.
+/// Returns a directory with these files, all on the disk.
 fn of_files(files: BTreeMap<String, Vec<u8>>) -> Directory {
     let names: Names = files.keys().cloned().zip(0..).collect();
     let of = |now: Vec<u8>| Contents { synced: now.clone(), end: now.len(), now };
@@ -426,7 +426,7 @@ impl Dice {
         self.below(count) == 0
     }
 
-    /// The numbers below `count` in any order.
+    /// Returns the numbers below `count` in any order.
     pub(super) fn order(&mut self, count: usize) -> Vec<usize> {
         let mut numbers: Vec<usize> = (0..count).collect();
         (1..count).for_each(|last| numbers.swap(last, self.below(last as u64 + 1) as usize));

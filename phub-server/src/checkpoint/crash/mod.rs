@@ -33,7 +33,7 @@ const OPTIMIZER: Optimizer = Optimizer::Momentum { learning_rate: 0.5, weight_de
 /// A state that a job tried to write. Its values are its place among all, plus one.
 struct Written {
     round: Round,
-    /// Its writing has failed, and left nothing.
+    /// The writing has failed, and left nothing.
     is_void: bool,
 }
 
@@ -44,7 +44,7 @@ struct Job {
     written: Vec<Written>,
     /// The last state that was said to be written, or that the job has gone on from.
     floor: Option<usize>,
-    /// Its files were removed, or were about to be.
+    /// The files were removed, or were about to be.
     may_be_gone: bool,
     is_damaged: bool,
     /// The rounds of each hub's files.

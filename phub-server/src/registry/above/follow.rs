@@ -47,7 +47,8 @@ impl Registry {
         }
     }
 
-    /// The hubs of a mesh that waits for this machine: they have met before, and this one could not join them then.
+    /// Returns the hubs of a mesh that waits for this machine: they have met before, and this one could not join them
+    /// then.
     fn met(&self, name: &str, request: &MeetRequest) -> Option<Vec<String>> {
         let mut inner = self.lock();
         let (state, job) = inner.named(&name_above(name))?;

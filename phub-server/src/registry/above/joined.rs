@@ -22,7 +22,7 @@ const FAREWELL_LIMIT: Duration = Duration::from_secs(1);
 pub(crate) struct JoinedAbove {
     pub(super) hubs: Vec<Hub>,
     pub(super) machine: Machine,
-    /// How the hubs above place chunks.
+    /// The way in which the hubs above place chunks.
     pub placed: Above,
     pub(super) links: LinksAbove,
     /// Whether links may end while both ends live.
@@ -32,12 +32,12 @@ pub(crate) struct JoinedAbove {
 }
 
 impl JoinedAbove {
-    /// The addresses of the hubs.
+    /// Returns the addresses of the hubs.
     pub fn addresses(&self) -> Vec<String> {
         self.hubs.iter().map(|hub| hub.address().to_owned()).collect()
     }
 
-    /// The round from which this hub takes part at the hubs above, or who is missing there.
+    /// Returns the round from which this hub takes part at the hubs above, or who is missing there.
     pub fn takes_part(&self) -> Result<Round, Missing> {
         membership::takes_part(&self.hubs, self.machine.number)
     }
@@ -63,7 +63,7 @@ impl JoinedAbove {
         membership::bring(&self.hubs, values, layout, (schedule, split_above), tensors)
     }
 
-    /// The highest round that a worker of any machine had reached when it lost a hub, if some did.
+    /// Returns the highest round that a worker of any machine had reached when it lost a hub, if some did.
     pub fn reached(&self) -> Option<Round> {
         membership::reached(&self.hubs)
     }
@@ -76,7 +76,7 @@ impl JoinedAbove {
         })
     }
 
-    /// Why the job cannot go on, if news from above say so.
+    /// Returns why the job cannot go on, if news from above say so.
     pub fn end(&self) -> Option<(String, Blame)> {
         self.hubs.iter().find_map(Hub::end).map(reason_of)
     }
@@ -86,8 +86,8 @@ impl JoinedAbove {
         self.may_break && membership::wait_for_links(&self.hubs)
     }
 
-    /// Why a link that leads up ended, of which this hub saw only `symptom`. A hub above that lives says it soon. May wait
-    /// for the hubs.
+    /// Returns why a link that leads up ended, of which this hub saw only `symptom`. A hub above that lives says it
+    /// soon. May wait for the hubs.
     pub fn explain(&self, symptom: &str) -> (String, Blame) {
         let deadline = Instant::now() + FAREWELL_LIMIT;
         let told = || self.hubs.iter().find_map(|hub| hub.wait_for_end(deadline));
@@ -124,7 +124,7 @@ impl JoinedAbove {
         self.hubs[0].stop(why, limit) // which leads the others
     }
 
-    /// Whom the hubs above wait for.
+    /// Returns whom the hubs above wait for.
     pub fn held_up_by(&self) -> Vec<Late> {
         self.hubs.iter().flat_map(Hub::held_up_by).collect()
     }
@@ -176,7 +176,7 @@ impl JoinedAbove {
     }
 }
 
-/// Why a membership above ended, in words for the workers here, and whose end it is.
+/// Returns why a membership above ended, in words for the workers here, and whose end it is.
 pub(super) fn reason_of(end: MemberError) -> (String, Blame) {
     let blame = if end.is_loss_of_hub() { Blame::Hub } else { Blame::Job };
     match end {

@@ -14,7 +14,7 @@ pub(crate) type WaysUp = Vec<Vec<(any::Endpoint, Option<Arc<RecvWindow>>)>>;
 /// All that is needed to make them.
 pub(super) struct LinksAbove {
     pub level: LevelTerms,
-    /// Of the job above.
+    /// The wire of the job above.
     pub wire: Wire,
     /// The window that the hubs above read.
     pub sums: Arc<SendWindow>,
@@ -25,16 +25,16 @@ pub(super) struct LinksAbove {
     /// In a mesh, this hub's number among the hubs above.
     pub own: Option<usize>,
     pub ports: Ports,
-    /// By core of this hub: which of the links are its own.
+    /// Which of the links are its own, by core of this hub.
     pub by_core: Vec<Vec<usize>>,
 }
 
 /// Links that are made.
 pub(super) struct Linked {
     pub ways: WaysUp,
-    /// By hub above: its cores.
+    /// The cores, by hub above.
     pub cores: Vec<Range<usize>>,
-    /// By hub above.
+    /// One entry for each hub above.
     pub paths: Vec<Way>,
 }
 

@@ -43,12 +43,12 @@ pub(super) use relinks::RelinksAbove;
 /// The most hubs through which a job may come.
 pub(super) const MAX_DEPTH: usize = 16;
 
-/// The name of a job at the hubs above. In a mesh both jobs are at one hub.
+/// Returns the name of a job at the hubs above. In a mesh both jobs are at one hub.
 pub(super) fn name_above(name: &str) -> String {
     format!("{name}{SUMS}")
 }
 
-/// How this hub reaches other hubs.
+/// The way in which this hub reaches other hubs.
 #[derive(Debug)]
 pub(crate) struct Up {
     /// The hubs above each job here, if the settings name some.
@@ -148,7 +148,7 @@ impl Up {
         Ok(HubsAbove { hubs, machine: mesh.machine, own: Some(mesh.machine.number as usize) })
     }
 
-    /// The address of this hub's control port for the hubs of a mesh.
+    /// Returns the address of this hub's control port for the hubs of a mesh.
     fn address_for(&self, mesh: &Mesh) -> Result<String, String> {
         let meet = || {
             let connect = || {
@@ -279,13 +279,13 @@ impl LetInAbove {
         self.above.own.is_some()
     }
 
-    /// The wire of the links to this hub's own members: as `wire`, with the lines of the hubs at the top.
+    /// Returns the wire of the links to this hub's own members: as `wire`, with the lines of the hubs at the top.
     pub fn wire(&self, wire: Wire) -> Result<Wire, Refusal> {
         wire.below(&self.placed)
             .map_err(|saw| RefusalCode::NoneAbove.because(format!("the hubs above: {saw}")))
     }
 
-    /// Where the chunks are on so many cores of this hub.
+    /// Returns where the chunks are on so many cores of this hub.
     pub fn place(&self, cores: usize) -> Result<Below, Refusal> {
         let (schedule, layout) = (self.terms.level.schedule, self.wire.layout());
         let above = membership::placements(&self.hubs, schedule, layout).map_err(not_joined)?;

@@ -21,12 +21,12 @@ impl HubsAbove {
     }
 }
 
-/// The speed of this machine's fastest NIC, if it tells it.
+/// Returns the speed of this machine's fastest NIC, if it tells it.
 fn told(host: &Host) -> Option<Known> {
     fastest(host.nics.iter()).map(|(gbps, nic)| (gbps, nic.to_owned()))
 }
 
-/// The choice for machines with such links. `apart`: so many hubs above are apart.
+/// Returns the choice for machines with such links. `apart`: so many hubs above are apart.
 fn advice((gbps, nic): Known, job: (&JobTerms, &Wire), machines: u32, apart: Option<u32>) -> Option<String> {
     let shapes = Shapes::new(job, machines, apart, 1, Some(gbps)).ok()?;
     let choice = choose(&shapes.all);

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use crate::registry::{Because, Refusal, Registry};
 
 impl Registry {
-    /// As [`of_peer`](Self::of_peer), also of a job that has failed.
+    /// Works like [`of_peer`](Self::of_peer), also of a job that has failed.
     pub fn of_peer_at_end(&self, name: &str, secret: &str) -> Result<JobId, Refusal> {
         let inner = self.lock();
         let mut jobs = inner.hub().jobs();

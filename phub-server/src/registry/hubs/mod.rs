@@ -47,12 +47,12 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    /// The numbers of the other hubs.
+    /// Returns the numbers of the other hubs.
     pub fn others(&self) -> impl Iterator<Item = u32> {
         (0..self.addresses.len() as u32).filter(|&hub| hub != self.own)
     }
 
-    /// A hub's address, as the workers name it.
+    /// Returns a hub's address, as the workers name it.
     pub fn name(&self, hub: u32) -> &str {
         &self.addresses[hub as usize].name
     }
@@ -75,7 +75,7 @@ impl Peers {
         answer.map_err(|error| self.unanswered(hub, what, &error))
     }
 
-    /// Which checkpoints another hub has.
+    /// Returns which checkpoints another hub has.
     pub async fn parts(self: Arc<Self>, hub: u32) -> Result<PartsReply, String> {
         self.ask_for_parts(hub, "", self.limit).await
     }

@@ -56,14 +56,14 @@ pub(crate) fn held_too_long(job: &Job, limit: Duration) -> String {
 }
 
 impl Registry {
-    /// The job of this name, if the request shows its secret. A stranger does not learn which jobs are here.
+    /// Returns the job of this name, if the request shows its secret. A stranger does not learn which jobs are here.
     pub fn of_peer(&self, name: &str, secret: &str) -> Result<JobId, Refusal> {
         let inner = self.lock();
         let job = inner.hub().named(name).filter(|job| job.hubs.secret.is(secret));
         job.map(|job| job.spec.id).ok_or_else(|| unknown(name))
     }
 
-    /// Which checkpoints this hub has of a share of a job, and whether its part of the round to check is whole.
+    /// Returns which checkpoints this hub has of a share of a job, and whether its part of the round to check is whole.
     pub async fn parts(
         self: &Arc<Self>,
         name: String,

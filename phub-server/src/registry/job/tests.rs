@@ -41,7 +41,7 @@ impl Bed {
         Bed { registry, core, on_loss, members, consistency: Consistency::Bsp, tokens: Vec::new() }
     }
 
-    /// A job that runs, and goes on without lost workers.
+    /// Returns a job that runs, and goes on without lost workers.
     fn running() -> Self {
         let mut bed = Bed::new(OnLoss::Continue, Members::Workers);
         bed.join(0);
@@ -98,7 +98,7 @@ impl Bed {
         self.attached(rank)
     }
 
-    /// The token with which rank 1 joined.
+    /// Returns the token with which rank 1 joined.
     fn token(&self) -> Token {
         self.tokens[1]
     }

@@ -159,7 +159,7 @@ impl Registry {
         Ok(JoinReply { pass, relinks, ..self.answer_of_join(state, job, token, protocol) })
     }
 
-    /// Where a worker with this token finds the job's data path.
+    /// Returns where a worker with this token finds the job's data path.
     pub(in crate::registry) fn answer_of_join(
         &self,
         state: &coordinator::Job,
@@ -207,7 +207,7 @@ impl Registry {
         }
     }
 
-    /// What a connection with this token gets. A token is good for one connection.
+    /// Returns what a connection with this token gets. A token is good for one connection.
     pub fn admission(self: &Arc<Self>, token: Token) -> Result<Admission, String> {
         let mut admission = self.shared_admission(token)?;
         if admission.wire.has_own_weights() {
@@ -278,7 +278,7 @@ impl Registry {
         }
     }
 
-    /// An admission with the job's weights, which may not be the worker's.
+    /// Returns an admission with the job's weights, which may not be the worker's.
     fn shared_admission(&self, token: Token) -> Result<Admission, String> {
         let mut inner = self.lock();
         let (id, rank) = inner.hub().tokens().owner(token).map_err(|_| UNKNOWN_TOKEN)?;
@@ -339,7 +339,7 @@ fn check_request(name: &str, request: &JoinRequest) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a worker of a job over several hubs says what the hubs need to find each other.
+/// Checks whether a worker of a job over several hubs says what the hubs need to find each other.
 fn check_peers(request: &JoinRequest) -> Result<(), String> {
     let (share, peers) = (Share::of_hub(&request.terms, request.hub), &request.peers);
     let Some(peers) = peers else {

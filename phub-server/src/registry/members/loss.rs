@@ -1,5 +1,5 @@
-//! How workers are lost and jobs fail: by a core's report, by silence, or because the hub stops; and how long a stop waits
-//! until the workers know. Under the registry's lock.
+//! The way in which workers are lost and jobs fail: by a core's report, by silence, or because the hub stops; and how
+//! long a stop waits until the workers know. Under the registry's lock.
 
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -32,7 +32,8 @@ impl Registry {
         self.fail_by(inner, id, reason, Blame::Job);
     }
 
-    /// As [`fail`](Self::fail), and the workers are told whose end it is. Whatever ends while this hub stops, its stop ends.
+    /// Works like [`fail`](Self::fail), and the workers are told whose end it is. Whatever ends while this hub stops,
+    /// its stop ends.
     pub(in crate::registry) fn fail_by(&self, inner: &mut Inner, id: JobId, reason: &str, blame: Blame) {
         let saves = inner.job(id).and_then(|(state, job)| self.saves_last(state, job));
         let failed = inner.ask(Fail { job: id, reason: reason.to_owned(), blame, saves });

@@ -20,7 +20,7 @@ use crate::registry::rounds::waits::answers;
 use crate::registry::{Refusal, Registry, on_thread};
 
 impl Registry {
-    /// How many keys a job has; 0 for a job that is not here.
+    /// Returns how many keys a job has; 0 for a job that is not here.
     pub fn keys_of(&self, job: &str) -> usize {
         let inner = self.lock();
         inner.hub().named(job).map_or(0, |job| job.spec.terms.keys.len())

@@ -104,7 +104,7 @@ impl Registry {
     }
 }
 
-/// Where the events of one core are written.
+/// The place where the events of one core are written.
 struct Track<'a> {
     process: &'a mut Process,
     track: u32,
@@ -158,7 +158,8 @@ impl Track<'_> {
     }
 }
 
-/// The names of a job's chunk, unless nobody knows them, or they are not to be seen. A group has the name of its first key.
+/// Returns the names of a job's chunk, unless nobody knows them, or they are not to be seen. A group has the name of
+/// its first key.
 fn about(names: &HashMap<JobId, Named>, job: JobId, chunk: Option<ChunkId>) -> Option<timeline::Event<'_>> {
     let Named { job, layout, .. } = names.get(&job)?;
     let of = timeline::Event { chunk: chunk.map(|chunk| chunk.0), ..timeline::Event::default() };

@@ -58,7 +58,7 @@ impl WaitForLast {
     }
 }
 
-/// The answers of all cores that were asked. A core that stops gives none.
+/// Returns the answers of all cores that were asked. A core that stops gives none.
 pub(crate) async fn answers<T>(asked: Vec<oneshot::Receiver<T>>) -> Result<Vec<T>, JobEnded> {
     let mut answers = Vec::with_capacity(asked.len());
     for answer in asked {

@@ -40,7 +40,7 @@ pub(crate) struct Coming {
     goes: Goes,
 }
 
-/// Where the values go.
+/// The place where the values go.
 #[derive(Debug)]
 enum Goes {
     /// To this hub's cores, when they are complete.
@@ -57,7 +57,7 @@ struct Upwards {
 }
 
 impl Coming {
-    /// The length that it must have.
+    /// Returns the length that it must have.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -113,7 +113,7 @@ impl Read for Values {
     }
 }
 
-/// A state with its values in the order of a checkpoint.
+/// Returns a state with its values in the order of a checkpoint.
 fn restored(job: &coordinator::Job, before: Round, values: Slab) -> Restored {
     let (pieces, saved) = (&job.hubs.pieces, job.spec.terms.tensors().saved_per_element());
     let all: usize = pieces.iter().map(|piece| piece.elements.len()).sum();
@@ -232,7 +232,7 @@ fn conflict(job: &str, why: &str) -> Refusal {
     RefusalCode::NoState.because(format!("job {job:?}: {why}"))
 }
 
-/// Whether this member can offer a state at all.
+/// Checks whether this member can offer a state at all.
 fn check_offer(
     job: &coordinator::Job,
     rank: u32,
@@ -266,7 +266,7 @@ fn check_offer(
     Ok(())
 }
 
-/// Room for the values of a state.
+/// Allocates room for the values of a state.
 fn room_for(registry: &Registry, job: &str, bytes: u64) -> Result<Slab, Refusal> {
     let no_room =
         |why: String| RefusalCode::NoMemory.because(format!("job {job:?}: no room for its state: {why}"));

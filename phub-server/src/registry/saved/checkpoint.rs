@@ -94,7 +94,7 @@ impl Registry {
         Ok(self.checkpoint_at(id, CutAt::LastRound, ROUND_LIMIT_AT_STOP).await?)
     }
 
-    /// As [`checkpoint`](Self::checkpoint). `limit` is the time limit for the round in flight.
+    /// Works like [`checkpoint`](Self::checkpoint). `limit` is the time limit for the round in flight.
     pub(crate) async fn checkpoint_job(
         self: &Arc<Self>,
         id: JobId,

@@ -33,7 +33,7 @@ pub(crate) struct Checkpoints {
     pub(super) reading: Arc<tokio::sync::Mutex<()>>,
     /// For the log, which says it now and then.
     pub(super) failures: Seldom,
-    /// Why the job did not go on from its newest checkpoint.
+    /// The reason why the job did not go on from its newest checkpoint.
     pub warning: Option<String>,
 }
 
@@ -105,7 +105,7 @@ impl Drop for Collected {
     }
 }
 
-/// Why there is no snapshot of a job, or no checkpoint of it.
+/// The reason why there is no snapshot of a job, or no checkpoint of it.
 #[derive(Debug)]
 pub(crate) enum NoSnapshot {
     /// No round of the job is over.

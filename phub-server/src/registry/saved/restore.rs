@@ -24,18 +24,18 @@ use crate::registry::hubs::Peers;
 use crate::registry::members::join::new_token;
 use crate::registry::{Because, Refusal, Registry};
 
-/// How a job over several hubs begins.
+/// The way in which a job over several hubs begins.
 #[derive(Default)]
 struct Beginning {
     round: Round,
     /// The rounds of the files of each hub that owns chunks; of another hub than hub 0, only its own.
     files: Files,
-    /// Why that is not the newest round.
+    /// The reason why that is not the newest round.
     warning: Option<String>,
 }
 
 impl Registry {
-    /// The state that a new job goes on with, if it has a checkpoint; its hubs; and how to ask the others.
+    /// Returns the state that a new job goes on with, if it has a checkpoint; its hubs; and how to ask the others.
     pub(crate) fn restore(
         &self,
         name: &str,
@@ -159,7 +159,7 @@ impl Registry {
         Ok(damaged)
     }
 
-    /// The rounds that every other hub has a part of.
+    /// Returns the rounds that every other hub has a part of.
     fn ask_for_rounds(&self, peers: &Arc<Peers>) -> Result<Vec<(u32, Vec<Round>)>, String> {
         let replies = self.runtime.block_on(peers.at_once(peers.others(), Peers::parts));
         let here = self.checkpoint_every.map(NonZeroU32::get);

@@ -41,8 +41,8 @@ pub(crate) struct Sent {
 }
 
 impl Registry {
-    /// A job's state as a checkpoint file, as it is before the round that is furthest ahead; of a job over several hubs, this
-    /// hub's part before its own round. Nothing where this hub has no part.
+    /// Returns a job's state as a checkpoint file, as it is before the round that is furthest ahead; of a job over
+    /// several hubs, this hub's part before its own round. Nothing where this hub has no part.
     pub async fn state(self: &Arc<Self>, name: &str) -> Result<Option<Sent>, Refusal> {
         let conflict = |why: String| RefusalCode::NoState.because(format!("job {name:?}: {why}"));
         let id = self.lock().hub().id(name)?;

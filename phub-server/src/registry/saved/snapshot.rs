@@ -23,7 +23,7 @@ impl Registry {
         self.happens(inner, id, Event::Taken { core, occasion, before, through, refused });
     }
 
-    /// The parts of a snapshot as far as they are here.
+    /// Returns the parts of a snapshot as far as they are here.
     pub(crate) fn collects<'a>(
         &self,
         job: &'a mut Job,
@@ -65,7 +65,7 @@ impl Registry {
         }
     }
 
-    /// A job's state before the round that is furthest ahead.
+    /// Returns a job's state before the round that is furthest ahead.
     pub(crate) async fn collect(
         self: &Arc<Self>,
         id: JobId,
@@ -130,7 +130,7 @@ mod tests {
     use crate::cores::CoreThread;
     use crate::registry::test_bed;
 
-    /// A hub without a directory for checkpoints, with one job.
+    /// Returns a hub without a directory for checkpoints, with one job.
     fn registry() -> (Arc<Registry>, CoreThread) {
         let (registry, mut core) = test_bed::registry();
         test_bed::runtime().block_on(registry.join("job".into(), test_bed::request())).unwrap();
@@ -138,7 +138,7 @@ mod tests {
         (registry, core)
     }
 
-    /// The core's part of a snapshot that it takes now.
+    /// Returns the core's part of a snapshot that it takes now.
     fn part(core: &mut CoreThread) -> Result<SnapshotPart, String> {
         core.core.take_snapshot(JobId(0), Occasion::Asked(1), Round(0), &mut core.notices);
         match core.notices.pop() {
@@ -147,7 +147,7 @@ mod tests {
         }
     }
 
-    /// A snapshot that is not done. Until its end the core cannot take another one.
+    /// Returns a snapshot that is not done. Until its end the core cannot take another one.
     fn collected(registry: &Arc<Registry>, core: &mut CoreThread) -> Collected {
         let mut collected = registry.collected(JobId(0), Round(1));
         collected.take(0, part(core).unwrap());

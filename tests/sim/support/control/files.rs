@@ -29,7 +29,7 @@ impl FilesHere {
     }
 }
 
-/// What a hub knows of the files of a job that begins: hub 0 those of all hubs, another hub its own.
+/// Returns what a hub knows of the files of a job that begins: hub 0 those of all hubs, another hub its own.
 pub fn known_to(hub: u32, files: &Files) -> Files {
     let known = files.of_hubs().filter(|(of, _)| hub == 0 || *of == hub);
     Files::new(known.map(|(of, rounds)| (of, rounds.to_vec())))

@@ -110,7 +110,7 @@ impl Levels {
         Ok(Node { up: Some(up), ..made })
     }
 
-    /// How a node places chunks, as it tells the hubs below.
+    /// Returns how a node places chunks, as it tells the hubs below.
     fn placed(&self, node: usize) -> Above {
         let Node { terms, cores_of_a_hub, above, .. } = &self.nodes[node];
         Above {

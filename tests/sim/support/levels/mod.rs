@@ -57,21 +57,21 @@ pub struct Terms {
 pub struct Node {
     terms: Arc<JobTerms>,
     wire: Wire,
-    /// Of each hub.
+    /// The shares of each hub.
     shares: Vec<Placement>,
     placement: Placement,
-    /// By hub: the window that its members read, or in a mesh those of one machine.
+    /// The window that its members read, or in a mesh those of one machine, by hub.
     weights: Vec<Arc<SendWindow>>,
     job: JobId,
-    /// Their numbers among the cores of all hubs.
+    /// The numbers among the cores of all hubs.
     cores: Vec<usize>,
     /// The hub above, and this hub's rank there.
     above: Option<(usize, u32)>,
-    /// By rank.
+    /// One entry for each rank.
     members: Vec<Member>,
     cores_of_a_hub: usize,
     depth: usize,
-    /// How it is linked to the hub above.
+    /// The way in which it is linked to the hub above.
     up: Option<Up>,
     alive: bool,
     pub control: Control,
@@ -87,7 +87,7 @@ struct Up {
     takes_answers: bool,
     /// In a mesh.
     own: Option<usize>,
-    /// By core.
+    /// One entry for each core.
     ways: Vec<Vec<usize>>,
 }
 

@@ -19,8 +19,8 @@ pub enum Strike {
 }
 
 impl Levels {
-    /// What the dice break in this step. Worker 0 and the hubs above it stay where the job goes on without others. `begun`:
-    /// all living workers have the first weights.
+    /// Returns what the dice break in this step. Worker 0 and the hubs above it stay where the job goes on without
+    /// others. `begun`: all living workers have the first weights.
     pub fn strike(&self, trouble: Trouble, dice: &mut Dice, begun: bool) -> Option<Strike> {
         let worker = dice.below(self.workers.len() as u64) as usize;
         let hub = dice.below(self.nodes.len() as u64) as usize;

@@ -19,7 +19,7 @@ pub struct NetDevice {
     pub speed: Option<Speed>,
     pub link_up: Option<bool>,
     infiniband: bool,
-    /// Why it is not a NIC on its own; `None` if it is a NIC.
+    /// The reason why it is not a NIC on its own; `None` if it is a NIC.
     not_a_nic: Option<&'static str>,
 }
 

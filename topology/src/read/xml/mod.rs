@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 /// lstopo's XML of the largest machines is about 10 MB.
 const FILE_BYTES_LIMIT: u64 = 64 << 20;
 
-/// Why an XML file gave no [`Host`].
+/// The reason why an XML file gave no [`Host`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum XmlError {
@@ -41,7 +41,7 @@ pub enum XmlError {
     TooLarge {
         /// The file asked for.
         path: PathBuf,
-        /// Its size.
+        /// The size.
         bytes: u64,
         /// The most that is read.
         limit: u64,

@@ -18,7 +18,7 @@ pub enum Weight {
     Bold,
 }
 
-/// How a line is drawn.
+/// The way in which a line is drawn.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Stroke {
     Solid,

@@ -37,7 +37,7 @@ const LANE: f64 = 9.0;
 /// One machine of a picture.
 #[derive(Clone, Debug)]
 pub struct NetworkBox {
-    /// Its name.
+    /// The name.
     pub name: String,
     /// The names of its members; may be none.
     pub members: Vec<String>,

@@ -9,7 +9,7 @@ use super::palette::{self, Tint};
 /// A core that owns items; in a picture without a plan, any core.
 pub struct CoreTile {
     pub label: String,
-    /// Its number, for a page that shows more of it; `None` for a core of several cpus.
+    /// The number, for a page that shows more of it; `None` for a core of several cpus.
     pub cpu: Option<u32>,
     /// The text of the load, and its part of the largest load, 0 to 1.
     pub load: Option<(String, f64)>,
