@@ -280,7 +280,8 @@ void phub_session_free(PhubSession *session);
 //
 // What must hold:
 // `session` is from phub_join and not yet freed, and `plan` points to room for a result.
-PhubStatus phub_pull_plan(const PhubSession *session, PhubPullPlan *plan);
+PhubStatus phub_pull_plan(const PhubSession *session,
+                          PhubPullPlan *plan);
 
 // Writes the plan as text, to print: the number of layers of each batch, and the times. Like snprintf: `text` has room
 // for `room` bytes with the zero byte at its end, and a longer text is cut. Without a plan the text is empty.
