@@ -31,6 +31,8 @@ OPENERS = re.compile(
     r"|As|And|But|Or|So|In|On|At|From|To|For|Behind|Beside|Above|Below|Before|After|Until|While|Into|Between|Over|Others|Likewise|Such|Also"
     r"|Like|If|This(?! \w+))\b(?! (module|file|test|program|example|crate|tool|script)\b)"
 )
+# A statement of what a test shows may begin with its condition.
+CONDITIONS = re.compile(r"(If|When|Where|While|After|Before|Until|With|Without|In|On|At|Over|Between|Below|Above|Behind)\b")
 # A question is a good title of a page or a check.
 TITLES = ("What is ", "How to ")
 POINTERS = re.compile(
@@ -162,7 +164,8 @@ def wrong(kind, text):
     start = parts[0].lstrip("*\"'(")
     first = re.match(r"[A-Za-z]+", start)
     word = first[0] if first else ""
-    if kind != "help" and (bad := OPENERS.match(start)) and not start.startswith(TITLES):
+    free = kind == "help" or start.startswith(TITLES) or kind == "test" and CONDITIONS.match(start)
+    if (bad := OPENERS.match(start)) and not free:
         reasons.append(f"begins with {bad[0]!r}, not with a {'verb' if kind in ('function', 'bool') else 'noun'}")
     elif word == "Whether" and kind in ("type", "module", "function"):
         reasons.append("begins with 'Whether', and is no bool")

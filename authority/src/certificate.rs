@@ -44,7 +44,7 @@ pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-/// SHA-256 of a certificate, in hexadecimal digits.
+/// Returns the SHA-256 of a certificate, in hexadecimal digits.
 pub fn fingerprint(certificate: &CertificateDer) -> String {
     hex(&Sha256::digest(certificate))
 }

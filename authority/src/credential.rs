@@ -1,4 +1,4 @@
-//! What a process shows to hubs, and where it has that from.
+//! The credential that a process shows to hubs, and its sources.
 
 use std::fmt;
 use std::io;
@@ -12,7 +12,7 @@ use crate::token::{NotAToken, Right, Token};
 const TEXT: &str = "PHUB_TOKEN";
 const FILE: &str = "PHUB_TOKEN_FILE";
 
-/// What a process shows to hubs: a token, or one that it derives from the cluster's secret.
+/// A credential that a process shows to hubs: a token, or the cluster's secret, from which it derives tokens.
 #[derive(Clone)]
 pub struct Credential {
     holds: Holds,

@@ -1,4 +1,4 @@
-//! Who may ask a hub for what, and who is a hub.
+//! Rights: who may ask a hub for something, and who is a hub.
 //!
 //! ```text
 //!   secret of the cluster --HMAC-SHA256--> token of a right and a job --HMAC-SHA256--> proof of one request

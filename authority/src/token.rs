@@ -4,10 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// In a token: all jobs of a hub, and the hub itself.
+/// The job name in a token that stands for all jobs of a hub, and the hub itself.
 pub const ALL_JOBS: &str = "*";
 
-/// What somebody may do. Each right contains the ones before it.
+/// A right that a token gives. Each right contains the ones before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Right {
     /// See what a hub does, and the state of jobs.
@@ -52,7 +52,7 @@ impl FromStr for Right {
 /// A right to a job, and its proof. As a text: `phub-join.resnet.5f3c...`; one that expires `phub-join@1800000000.resnet.5f3c...`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
-    /// What it allows.
+    /// The right that the token gives.
     pub right: Right,
     /// The job, or [`ALL_JOBS`].
     pub job: String,
@@ -70,7 +70,7 @@ pub struct Token {
 pub struct NotAToken;
 
 impl Token {
-    /// What the text of every token begins with.
+    /// The beginning of the text of every token.
     pub(crate) const BEGIN: &str = "phub-";
 
     /// Whether it gives this right to this job.

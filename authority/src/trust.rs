@@ -1,4 +1,4 @@
-//! Whom a process takes for a hub: the certificates that it trusts, and the one that it shows itself.
+//! The hubs that a process trusts: by their certificates, and the certificate that the process shows itself.
 
 use std::fmt;
 use std::io;
@@ -21,7 +21,7 @@ const FINGERPRINT: &str = "PHUB_TLS_FINGERPRINT";
 const CERTIFICATE: &str = "PHUB_TLS_CERT";
 const KEY: &str = "PHUB_TLS_KEY";
 
-/// Whom a process trusts to be a hub. A process that has one speaks TLS to all hubs, and to no hub without.
+/// The hubs that a process trusts. A process with a trust speaks TLS to all hubs, and to no hub without.
 #[derive(Clone)]
 pub struct Trust {
     config: Arc<ClientConfig>,
@@ -67,7 +67,7 @@ impl Trust {
         Ok(Some(Trust { config: Arc::new(config) }))
     }
 
-    /// For the library of TLS.
+    /// Returns the settings for the library of TLS.
     pub fn config(&self) -> Arc<ClientConfig> {
         Arc::clone(&self.config)
     }

@@ -12,8 +12,8 @@ use crate::out::line;
 /// Settings of `phub-server token`.
 ///
 /// A hub and its workers share one secret. Give it to all of them by PHUB_TOKEN, or by a file that PHUB_TOKEN_FILE or
-/// --token-file names. Without these each user of a machine has a secret in ~/.config/phub/secret, so that on one machine, and
-/// where machines share home directories, there is nothing to do.
+/// --token-file names. Without these each user of a machine has a secret in ~/.config/phub/secret. So on one machine,
+/// and where machines share home directories, there is nothing to do.
 ///
 /// A token is made from the secret and allows one thing, for people and programs that should not have the secret:
 ///

@@ -18,7 +18,7 @@ use crate::operate::bare;
 
 /// The time limit of an answer.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Between two questions.
+/// The time between two requests.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Ranks of a job that are shown, those that are waited for most.
 const RANKS: usize = 8;

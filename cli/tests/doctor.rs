@@ -228,7 +228,7 @@ fn a_job_that_does_not_fit_is_a_failure() {
     assert!(check(&text, "threads").starts_with("pass"), "{text}");
 }
 
-/// Where the system gives no threads nobody panics. Root has no such limit, so a user without rights tries it.
+/// If the system gives no threads, nobody panics. Root has no such limit, so a user without rights tries it.
 #[test]
 fn threads_that_cannot_be_made_are_a_failure() {
     let _watchdog = Watchdog::start();

@@ -1,4 +1,5 @@
-//! Mistakes that operators make: each ends at once, or is told, in words that name the setting, what was expected and what to do.
+//! Mistakes that operators make: each ends the program at once, or is reported. The words name the setting, the
+//! expected value and the remedy.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;

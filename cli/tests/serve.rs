@@ -1,5 +1,5 @@
-//! `phub-server serve` as a process: it ends well on SIGINT and SIGTERM with a job in the middle of
-//! a round, says so to its workers, and leaves nothing behind.
+//! `phub-server serve` as a process. It ends well on SIGINT and SIGTERM with a job in the middle of a round, notifies
+//! its workers, and leaves nothing behind.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -220,7 +220,7 @@ fn a_second_hub_takes_another_port() {
     drop(sessions);
 }
 
-/// As its unit knows it: a hub that was drained is not started again.
+/// A drained hub ends with a status by which its unit does not start it again.
 #[test]
 fn a_drained_hub_ends_with_its_last_job() {
     let _watchdog = Watchdog::start();
@@ -280,7 +280,8 @@ fn what_nobody_reads_ends_no_command_in_a_panic() {
     }
 }
 
-/// What an operator needs to find somebody: in the log, in `status`, and with `stop` and `drain`.
+/// Log, `status`, `stop` and `drain` name who joins, who is refused and who stops the hub, so that an operator finds
+/// them.
 #[test]
 fn who_joins_who_is_refused_and_who_stops_is_named() {
     let _watchdog = Watchdog::start();

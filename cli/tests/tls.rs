@@ -1,5 +1,5 @@
-//! TLS on the control port, as people use it: `phub-server certificate`, the environment of workers, a change of the
-//! certificate while a job runs, and who is refused.
+//! TLS on the control port, as people use it: `phub-server certificate`, and the environment of workers. Also a change
+//! of the certificate while a job runs, and refused clients.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -98,7 +98,7 @@ struct Pair {
     fingerprint: String,
 }
 
-/// As `phub-server certificate` makes it.
+/// Makes a certificate and its key with `phub-server certificate`.
 fn pair(directory: &Path) -> Pair {
     let output = phub_server(&["certificate", "--out", directory.to_str().unwrap()]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();

@@ -31,7 +31,7 @@ impl Asker {
     }
 }
 
-/// Its place, in words: `10.0.0.5 (node7)`.
+/// The place, in words: `10.0.0.5 (node7)`.
 impl fmt::Display for Asker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.address)?;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::asker::Asker;
 use crate::tokens::Token;
 
-/// How the terms of a worker differ from those of its job, in words.
+/// The way in which the terms of a worker differ from those of its job, in words.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum Differs {
@@ -56,9 +56,9 @@ pub struct Join {
     pub relinks: bool,
     /// The round that it had reached when it lost a hub.
     pub reached: Option<Round>,
-    /// How its terms differ from the job's.
+    /// The way in which its terms differ from the job's.
     pub differs: Option<Differs>,
-    /// Its place.
+    /// The place.
     pub from: Option<Asker>,
     /// A token that nobody has had.
     pub token: Token,

@@ -1,4 +1,4 @@
-//! How a job's rounds go: how fast, and how late each rank is.
+//! The way in which a job's rounds go: how fast, and how late each rank is.
 //!
 //! Cores keep [windows](Watched) of their waits, which come here.
 

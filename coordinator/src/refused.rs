@@ -1,8 +1,8 @@
-//! Why a job does not take a member. Who drives makes a reply of it.
+//! The reason why a job does not take a member. Who drives makes a reply of it.
 
 use pbox_core::control::RefusalCode;
 
-/// Why a job does not take a member.
+/// The reason why a job does not take a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
     /// The code, by which programs decide.

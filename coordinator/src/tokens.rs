@@ -63,12 +63,12 @@ enum State {
     Served(Unserved, Instant),
 }
 
-/// Why a token serves no member.
+/// The reason why a token serves no member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unserved {
-    /// Its member has left.
+    /// The member has left.
     Left,
-    /// Its member was lost, for this reason.
+    /// The member was lost, for this reason.
     Lost(String),
     /// It is withdrawn, or was never given.
     Unknown,

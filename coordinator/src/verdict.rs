@@ -79,7 +79,7 @@ fn latest(rounds: &RoundsReply) -> Option<&RankReply> {
     latest.filter(|rank| share(rank) >= WORTH_A_WORD)
 }
 
-/// Which workers are late on the machines of these ranks, as their hubs say it; of many the first ones.
+/// Returns which workers are late on the machines of these ranks, as their hubs say it; of many the first ones.
 fn within(ranks: &[u32], members: &[MemberReply]) -> String {
     let said = members.iter().filter(|member| ranks.contains(&member.rank)).filter_map(|member| {
         let latest = member.latest.as_ref()?;

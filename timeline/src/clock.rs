@@ -16,23 +16,23 @@ pub struct Clock {
     realtime_ns: u64,
 }
 
-/// What a file says about the clock of a process.
+/// The clock of a process, as a file describes it.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Source {
     clock: &'static str,
     /// Times with the same id can be compared.
     id: String,
-    /// The same moment on this clock and in the time of day.
+    /// One moment on this clock, and the same moment in the time of day.
     monotonic_ns: u64,
     realtime_ns: u64,
 }
 
-/// How far the clock of another machine is ahead of this one, as far as it is known.
+/// The difference between the clock of another machine and this clock, as far as it is known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ahead {
     /// The other [clock](Clock::id).
     pub id: String,
-    /// What its time is more than this one's.
+    /// The nanoseconds by which the other clock is ahead of this one.
     pub ns: i64,
     /// The most by which that can be wrong.
     pub within_ns: u64,

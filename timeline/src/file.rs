@@ -35,7 +35,7 @@ pub enum TraceError {
     File {
         /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The action that was tried.
         doing: &'static str,
         /// The kernel's answer.
         error: std::io::Error,
@@ -112,7 +112,7 @@ fn head(processes: &[&Value]) -> String {
     format!("{{\"displayTimeUnit\":\"ns\",\"metadata\":{about},\"traceEvents\":[\n")
 }
 
-/// No comma is behind the last event.
+/// Ends the list of events: no comma is behind the last one.
 fn end(mut text: String) -> String {
     if text.ends_with(",\n") {
         text.truncate(text.len() - 2);
@@ -121,8 +121,8 @@ fn end(mut text: String) -> String {
     text + END + "\n"
 }
 
-/// Returns the processes of all these files, with the times of the first one's clock, and the names of those whose
-/// clock is not known from the others: their times stay as they are.
+/// Returns the processes of all these files, with times on the clock of the first file. Also returns the names of
+/// processes whose clock no file relates to it: their times stay unchanged.
 ///
 /// # Errors
 /// When one of them is no trace, or cannot be read.

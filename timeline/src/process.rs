@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::clock::{Ahead, Clock};
 
-/// What an event is about: what a viewer shows beside it.
+/// The subject of an event, which a viewer shows beside the event.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Event<'a> {
     /// The job.
@@ -27,7 +27,7 @@ pub struct Event<'a> {
     pub rank: Option<u32>,
 }
 
-/// From when to when, in nanoseconds of the clock.
+/// The begin and end of a span, in nanoseconds of the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The begin.
@@ -49,11 +49,11 @@ struct Line<'a> {
     name: &'a str,
     cat: &'a str,
     ph: char,
-    /// In microseconds.
+    /// The time in microseconds.
     ts: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     dur: Option<f64>,
-    /// Of an instant: it is one of its track.
+    /// The scope of an instant: `t`, its track.
     #[serde(skip_serializing_if = "Option::is_none")]
     s: Option<char>,
     pid: u32,
@@ -77,7 +77,7 @@ impl Process {
         process
     }
 
-    /// What this process knows of other clocks.
+    /// Adds what this process knows of other clocks.
     pub fn knows(&mut self, clocks: &[Ahead]) {
         self.about["clock"]["others"] = json!(clocks);
     }
@@ -97,13 +97,13 @@ impl Process {
         self.describe("thread_sort_index", track, json!({ "sort_index": track }));
     }
 
-    /// Something that took time. Spans of a track lie within each other, or side by side.
+    /// Adds a span: something that took time. Spans of a track lie within each other, or side by side.
     pub fn span(&mut self, track: u32, what: &str, Span { begin, end }: Span, of: Event) {
         let took = end.saturating_sub(begin) as f64 / 1e3;
         self.line(track, what, (begin, Some(took)), of);
     }
 
-    /// Something that happened at a time.
+    /// Adds an instant: something that happened at a time.
     pub fn instant(&mut self, track: u32, what: &str, at: u64, of: Event) {
         self.line(track, what, (at, None), of);
     }

@@ -1,6 +1,6 @@
 //! The last events, in memory whose size is fixed at the start.
 
-/// Keeps the last events. An event beyond the capacity takes the place of the oldest.
+/// A ring that keeps the last events. An event beyond the capacity replaces the oldest.
 #[derive(Debug)]
 pub struct Ring<E> {
     events: Box<[E]>,
@@ -11,8 +11,8 @@ pub struct Ring<E> {
 }
 
 impl<E: Copy> Ring<E> {
-    /// Creates a ring for so many events, at least one. `filler` stands where no event is yet: the memory is there from
-    /// the start.
+    /// Creates a ring for `capacity` events, at least one. `filler` fills places without an event: the memory is there
+    /// from the start.
     pub fn new(capacity: usize, filler: E) -> Self {
         Ring { events: vec![filler; capacity.max(1)].into(), next: 0, laps: 0 }
     }
@@ -33,7 +33,7 @@ impl<E: Copy> Ring<E> {
         if self.laps == 0 { newer.to_vec() } else { [older, newer].concat() }
     }
 
-    /// Events that others took the place of.
+    /// Returns the number of events that newer events have replaced.
     pub fn lost(&self) -> u64 {
         match self.laps {
             0 => 0,

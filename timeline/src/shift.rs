@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::clock::Ahead;
 use crate::process::Process;
 
-/// What must be added to times of a clock, and the most by which that can be wrong.
+/// The time that must be added to times of a clock, and the largest possible error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shift {
     ns: i64,
@@ -41,7 +41,7 @@ fn id(about: &Value) -> &str {
     about["clock"]["id"].as_str().unwrap_or_default()
 }
 
-/// From clock to clock, the most exact step first.
+/// Computes the shift of each clock, from clock to clock, with the most exact step first.
 fn shifts(processes: &[Process]) -> HashMap<String, Shift> {
     let mut steps = Vec::new();
     for Process { about, .. } in processes {
@@ -108,7 +108,8 @@ mod tests {
         events.filter_map(|event| event["ts"].as_f64()).collect()
     }
 
-    /// The same moment on four machines: worker 1 knows two hubs, and so their clocks.
+    /// The shift of a clock is found on the most exact path. The same moment is on four machines; worker 1 knows two
+    /// hubs, and so their clocks.
     #[test]
     fn clocks_are_found_by_the_way_that_is_the_most_exact() {
         let mut all = [

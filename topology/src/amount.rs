@@ -2,7 +2,7 @@
 //!
 //! Must not know what is measured.
 
-/// `97.5 MiB`: three significant digits, binary units.
+/// Writes bytes as `97.5 MiB`: three significant digits, binary units.
 pub fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
@@ -18,7 +18,7 @@ pub fn bytes(bytes: u64) -> String {
     format!("{} {}", three_digits(value), UNITS[unit])
 }
 
-/// `56 Gb/s`: three significant digits, decimal units, no trailing zeros.
+/// Writes a speed as `56 Gb/s`: three significant digits, decimal units, no trailing zeros.
 pub fn bits_per_s(bits_per_s: u64) -> String {
     const UNITS: [&str; 5] = ["b/s", "kb/s", "Mb/s", "Gb/s", "Tb/s"];
     let mut value = bits_per_s as f64;
@@ -33,12 +33,12 @@ pub fn bits_per_s(bits_per_s: u64) -> String {
     format!("{digits} {}", UNITS[unit])
 }
 
-/// `1 core`, `1,234 cores`.
+/// Writes a count as `1 core` or `1,234 cores`.
 pub fn count(n: usize, noun: &str) -> String {
     format!("{} {noun}{}", grouped(n as u64), if n == 1 { "" } else { "s" })
 }
 
-/// `1,234,567`.
+/// Writes a number as `1,234,567`.
 pub fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);

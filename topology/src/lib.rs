@@ -1,4 +1,4 @@
-//! What the machine is, and who owns what.
+//! The machine and its placement: the parts of a machine, and the owner of each item.
 //!
 //! ```text
 //!   live (hwloc + sysfs) ─┐
@@ -7,10 +7,10 @@
 //!   synthetic string     ─┘            └──────────────────┘
 //! ```
 //!
-//! A [`Host`] is plain data: sockets, NUMA nodes, cores, caches, NICs. [`place`](place::place) is a pure
-//! function from a host and a list of weights in bytes to a [`Plan`]: the owning core of every item, the
-//! NICs of every core, the balance reached, and the reasons in words. [`lpt`] is the balancing rule alone:
-//! a process on another machine computes the same owner table with it.
+//! A [`Host`] is plain data: sockets, NUMA nodes, cores, caches, NICs. [`place`](place::place) is a pure function from
+//! a host and a list of weights in bytes to a [`Plan`]. The plan has the owning core of every item, the NICs of every
+//! core, the balance reached, and the reasons in words. [`lpt`] is the balancing rule alone: a process on another
+//! machine computes the same owner table with it.
 //!
 //! Deliberately absent: what an item is. This crate sees weights, never chunks, tensors, peers or threads.
 //! It changes nothing on the machine that it reads.

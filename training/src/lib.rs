@@ -1,5 +1,5 @@
-//! Training of a small network over a hub: samples and their shards, the network, the plan of a run, a worker's round, and the
-//! one-process run that a run over a hub must equal bit for bit.
+//! Training of a small network over a hub: samples and their shards, the network, the plan of a run, and a worker's
+//! round. A run over a hub must equal the one-process run bit for bit.
 //!
 //! The example `train` has a process for each worker, and `phub-server demo` a thread.
 

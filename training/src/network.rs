@@ -31,8 +31,8 @@ impl Network {
         self.widths.len() - 1
     }
 
-    /// Returns the key of a layer's weights, `[inputs, outputs]`: the inner loops run over outputs, which do not depend
-    /// on each other, so they vectorize without reordering a sum.
+    /// Returns the key of a layer's weights, `[inputs, outputs]`. The inner loops run over outputs. Outputs do not
+    /// depend on each other, so the loops vectorize without reordering a sum.
     pub fn weight(layer: usize) -> KeyId {
         KeyId(2 * layer as u32)
     }
@@ -54,8 +54,8 @@ impl Network {
         (0..self.layers()).flat_map(layer).collect()
     }
 
-    /// Writes a key's first values: biases are 0, weights uniform with variance 2 / inputs, which
-    /// keeps the signal's size through rectified layers (He et al. 2015, section 2.2).
+    /// Writes a key's first values: biases are 0, weights uniform with variance 2 / inputs. This variance keeps the
+    /// signal's size through rectified layers (He et al. 2015, section 2.2).
     pub fn fill_weights(&self, seed: u64, key: KeyId, values: &mut [f32]) {
         let layer = key.index() / 2;
         if key == Self::bias(layer) {
@@ -116,7 +116,7 @@ impl<'a> NetworkPass<'a> {
         self.activations[0].extend_from_slice(batch.inputs());
     }
 
-    /// A layer's output, from the output of the layer before it.
+    /// Computes a layer's output, from the output of the layer before it.
     pub fn forward(&mut self, layer: usize, weight: &[f32], bias: &[f32]) {
         let (inputs, outputs) = self.network.extent(layer);
         let (before, after) = self.activations.split_at_mut(layer + 1);

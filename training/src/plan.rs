@@ -15,7 +15,7 @@ const MOMENTUM: f32 = 0.9;
 /// L2 penalty of weights; biases have none.
 const WEIGHT_DECAY: f32 = 5e-3;
 
-/// How long, on what and how fast to train.
+/// The plan of a training: its length, data, and step sizes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrainingPlan {
     /// Workers, each with its shard.

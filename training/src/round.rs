@@ -5,8 +5,9 @@ use worker_shim::{Session, SessionError};
 use crate::network::{Network, NetworkPass};
 use crate::samples::Samples;
 
-/// Trains on a batch: the forward pass waits for each layer's weights just before it uses them, and the backward pass pushes each
-/// gradient as soon as it is written. Returns the batch's loss before the step. The last pushes are under way then.
+/// Trains on a batch. The forward pass waits for each layer's weights just before it uses them. The backward pass
+/// pushes each gradient as soon as it is written. Returns the batch's loss before the step. The last pushes are then in
+/// flight.
 ///
 /// # Errors
 /// As for [`Session::wait`] and [`Session::push`].

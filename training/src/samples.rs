@@ -15,7 +15,7 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// Samples from rows one after another.
+    /// Creates samples from rows one after another.
     ///
     /// # Panics
     /// When `inputs` does not have `features` numbers for each label.
@@ -66,8 +66,8 @@ impl Samples {
         (self.select(train.iter().copied()), self.select(test.iter().copied()))
     }
 
-    /// Scales every feature to mean 0 and deviation 1 over *these* samples, and applies the same shift and scale to `others`:
-    /// the test set must not influence them.
+    /// Scales every feature to mean 0 and deviation 1 over `self`, and applies the same shift and scale to `others`.
+    /// The test set, `others`, must not influence them.
     pub fn standardise(&mut self, others: &mut Samples) {
         for feature in 0..self.features {
             let column = || self.inputs.iter().skip(feature).step_by(self.features).map(|&x| f64::from(x));

@@ -36,7 +36,7 @@ impl fmt::Display for OtherBits {
 }
 
 impl Weights {
-    /// Zero for every element.
+    /// Creates weights of zero.
     pub fn zeroed(network: &Network) -> Self {
         let elements = |key: &pbox_core::Key| key.elements().expect("a network in memory") as usize;
         Weights(network.keys().iter().map(|key| vec![0.0; elements(key)]).collect())

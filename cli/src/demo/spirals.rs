@@ -11,7 +11,7 @@ const TEST_EVERY: usize = 5;
 /// Samples of one worker in a round.
 const BATCH: usize = 100;
 const TURNS: f32 = 1.75;
-/// How far points lie beside their spiral, of the picture's half width.
+/// The largest distance of points from their spiral, in units of the picture's half width.
 const NOISE: f32 = 0.02;
 const WIDTHS: [usize; 4] = [2, 96, 96, 2];
 const SEED: u64 = 1;

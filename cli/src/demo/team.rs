@@ -18,7 +18,7 @@ const OPTIMIZER: Optimizer =
     Optimizer::Adam { learning_rate: 3e-4, weight_decay: 0.0, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
 /// The time that the slow worker adds to each round.
 pub const SLOW: Duration = Duration::from_millis(40);
-/// Between two looks at the weights.
+/// The time between two looks at the weights.
 const LOOK: Duration = Duration::from_millis(500);
 const JOIN_LIMIT: Duration = Duration::from_secs(30);
 /// A round takes milliseconds: whoever waits longer waits for a worker that is gone.
@@ -32,7 +32,7 @@ pub struct Seen {
     pub weights: Weights,
 }
 
-/// Workers that train until they are told to end.
+/// Workers that train until they are asked to end.
 pub struct Team {
     shared: Arc<Shared>,
     ended: UnboundedReceiver<(u32, Result<(), SessionError>)>,

@@ -6,7 +6,7 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Verdict {
-    /// As it should be.
+    /// All is as it should be.
     Pass,
     /// Worth knowing. The settings do not need it.
     Note,
@@ -21,7 +21,7 @@ pub(crate) enum Verdict {
 pub(crate) struct Check {
     pub name: String,
     pub verdict: Verdict,
-    /// What was seen, with figures. Several lines if there is a table.
+    /// The observation, with figures. Several lines if there is a table.
     pub seen: String,
     /// The command or setting that repairs it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -29,22 +29,22 @@ pub(crate) struct Check {
 }
 
 impl Check {
-    /// As it should be.
+    /// Creates a check of which all is as it should be.
     pub fn pass(name: impl Into<String>, seen: impl Into<String>) -> Self {
         Check { name: name.into(), verdict: Verdict::Pass, seen: seen.into(), fix: None }
     }
 
-    /// Worth knowing.
+    /// Creates a check with something worth knowing.
     pub fn note(name: impl Into<String>, seen: impl Into<String>) -> Self {
         Check { verdict: Verdict::Note, ..Check::pass(name, seen) }
     }
 
-    /// Not as well as it could be.
+    /// Creates a check of something that works less well than it could.
     pub fn warn(name: impl Into<String>, seen: impl Into<String>, fix: impl Into<String>) -> Self {
         Check { verdict: Verdict::Warn, fix: Some(fix.into()), ..Check::pass(name, seen) }
     }
 
-    /// It does not work.
+    /// Creates a check of something that does not work.
     pub fn fail(name: impl Into<String>, seen: impl Into<String>, fix: impl Into<String>) -> Self {
         Check { verdict: Verdict::Fail, ..Check::warn(name, seen, fix) }
     }

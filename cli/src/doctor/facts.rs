@@ -60,7 +60,7 @@ fn chosen(text: &str) -> Option<String> {
     Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
 }
 
-/// Which other threads may run on which cpus, and how fast the cpus run.
+/// The other threads that may run on each cpu, and the speed of the cpus.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cpus {
     pub online: Vec<u32>,
@@ -75,7 +75,7 @@ pub(crate) struct Cpus {
 }
 
 impl Cpus {
-    /// `allowed` comes from the topology.
+    /// Reads the facts. `allowed` comes from the topology.
     pub fn read(allowed: Vec<u32>) -> Self {
         let list = |path: &str| read_to_string(path).ok().and_then(|text| cpulist::parse(&text));
         let online = list("/sys/devices/system/cpu/online").unwrap_or_else(|| allowed.clone());
@@ -119,7 +119,7 @@ impl KernelRdma {
     }
 }
 
-/// Mapped files whose paths contain this text.
+/// Returns the mapped files whose paths contain this text.
 pub(crate) fn loaded(of: &str) -> Vec<String> {
     loaded_in(&read_to_string("/proc/self/maps").unwrap_or_default(), of)
 }

@@ -18,8 +18,8 @@ impl Job {
         Ok(Job { name, workers, layout, keys })
     }
 
-    /// Returns the bytes that the hub registers of one window of a worker, as the kernel counts them: each NIC the
-    /// chunks of its lanes (decision 49). `nodes` and `nics` have the NUMA node and the NIC of each lane.
+    /// Returns the bytes that the hub registers of one window of a worker, as the kernel counts them. Each NIC
+    /// registers the chunks of its lanes (decision 49). `nodes` and `nics` have the NUMA node and the NIC of each lane.
     pub fn window_bytes<N: PartialEq>(&self, nodes: &[u32], nics: &[N]) -> u64 {
         self.sum(nodes, nics, Ranges::pinned_bytes)
     }

@@ -3,14 +3,14 @@
 use std::fs::{read, read_to_string};
 use std::path::Path;
 
-/// Of the class of a PCI device: a bridge between buses.
+/// The class of a PCI device that is a bridge between buses.
 const BRIDGE: &str = "0x0604";
 /// The extended capability "Access Control Services".
 const ACS: u32 = 0x000d;
-/// Of its control bits: requests from one device to another go up to the root complex.
+/// The control bit by which requests from one device to another go up to the root complex.
 pub(crate) const REQUEST_REDIRECT: u16 = 0x04;
 
-/// What the kernel says of a NIC. Each fact is absent where it does not say it.
+/// The kernel's facts about a NIC. A fact that the kernel does not give is absent.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct NicFacts {
     /// The RDMA device, with its port if it has several.
@@ -28,9 +28,9 @@ pub(crate) struct NicFacts {
     /// The greater of the interface's setting and that of all: ARP, and the filter of return paths.
     pub arp_ignore: Option<u32>,
     pub rp_filter: Option<u32>,
-    /// By priority, whether it has flow control.
+    /// The flow control of each priority: whether it is on.
     pub pfc: Option<String>,
-    /// What makes a packet's priority: `pcp` or `dscp`.
+    /// The source of a packet's priority: `pcp` or `dscp`.
     pub trust: Option<String>,
 }
 

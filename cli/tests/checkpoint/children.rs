@@ -1,5 +1,5 @@
-//! This test program as a child process, where a test needs a process of its own: to kill it, to limit
-//! it, or to give it a file system.
+//! This test program as a child process. A test needs its own process to kill it, to limit it, or to give it a file
+//! system.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

@@ -24,7 +24,7 @@ fn a_full_disk_keeps_the_former_checkpoint() {
     succeeds(&mut child(prepared(shell, mount, dir.path()), "full", dir.path()));
 }
 
-/// The part of the test above that runs where the disk is.
+/// Runs the part of the test above that is on the small disk.
 pub fn on_a_small_disk(dir: &Path) {
     let (store, job) = (CheckpointStore::open(dir).unwrap(), job());
     let bytes = store.save("job", Share::WHOLE, &job.snapshot(Round(1))).unwrap();
@@ -49,7 +49,7 @@ fn a_disk_for_fewer_files_than_generations_keeps_the_newest() {
     succeeds(&mut child(prepared(shell, mount, dir.path()), "room for two", dir.path()));
 }
 
-/// As above.
+/// Runs the part of the test above that is on a disk for two checkpoints.
 pub fn on_a_disk_for_two(dir: &Path) {
     let (store, job) = (CheckpointStore::open(dir).unwrap(), job());
     // Three are kept, and two have room.

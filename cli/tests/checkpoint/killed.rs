@@ -17,10 +17,10 @@ fn job() -> Job {
     Job { chunk_bytes: 32 * 1024, ..Job::new(keys, SGD) }
 }
 
-/// Kills that must leave a file half written: the others came between two saves.
+/// The number of kills that must leave a file half written. Other kills come between two saves.
 const HALF_WRITTEN: usize = 3;
 
-/// Kills by which that many have.
+/// The number of kills, of which at least `HALF_WRITTEN` leave a half-written file.
 const KILLS: u32 = 60;
 
 #[test]
@@ -57,7 +57,7 @@ fn a_killed_hub_leaves_a_whole_checkpoint() {
     panic!("{KILLS} kills left {half_written} files half written, not {HALF_WRITTEN}: they hit nothing");
 }
 
-/// The child: saves round after round, and says which.
+/// Saves round after round, and prints each round. Runs in the child.
 pub fn save_for_ever(dir: &Path) {
     let (store, job) = (CheckpointStore::open(dir).unwrap(), job());
     let mut round = job.load(&store, "job").map_or(Round(0), |restored| restored.round());

@@ -1,5 +1,5 @@
-//! Checkpoints, from the outside: what is saved comes back bit for bit and is safetensors to others;
-//! what is damaged, foreign or of another job is refused; a full disk or a killed hub costs nothing.
+//! Checkpoints, from the outside. A saved state comes back bit for bit, and other programs read it as safetensors. A
+//! damaged or foreign file, or one of another job, is refused. A full disk or a killed hub costs nothing.
 
 mod children;
 mod disk;

@@ -23,7 +23,7 @@ fn file(header: &str, values: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Header and values of a file.
+/// Returns header and values of a file.
 fn taken_apart(bytes: &[u8]) -> (String, Vec<u8>) {
     let length = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
     (String::from_utf8(bytes[8..8 + length].to_vec()).unwrap(), bytes[8 + length..].to_vec())
@@ -147,7 +147,7 @@ proptest! {
         prop_assert!(decoded(&bytes).is_err());
     }
 
-    /// With the right digest, so that what lies behind it is reached.
+    /// Mutated headers have the right digest, so that the checks behind the digest are reached.
     #[test]
     fn a_mutated_header_never_panics(
         place in 67usize..900,

@@ -129,7 +129,7 @@ fn the_metadata_is_for_people_too() {
     assert_eq!(metadata, expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
 }
 
-/// What a job without these does not write, so that older programs read its file to the letter.
+/// A job without other numbers and steps does not write them, so that older programs read its file to the letter.
 #[test]
 fn other_numbers_and_steps_stand_in_the_metadata() {
     let mut job = Job::small(SGD).with_rates([(0, 0.5), (6, 0.25)]);

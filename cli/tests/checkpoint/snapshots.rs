@@ -25,18 +25,18 @@ pub struct Job {
     pub cores: usize,
     /// One entry for each round.
     pub numbers: Vec<(Round, Numbers)>,
-    /// Chunks of these keys have made so many steps, and not one a round.
+    /// The number of steps that chunks of some keys have made, if not one a round.
     pub steps: BTreeMap<String, u32>,
 }
 
 impl Job {
-    /// On two cores, in chunks of 64 bytes.
+    /// Creates a job on two cores, in chunks of 64 bytes.
     pub fn new(keys: Vec<Key>, optimizer: Optimizer) -> Self {
         let numbers = vec![(Round(0), Numbers::new(optimizer))];
         Job { keys, optimizer, ema: None, chunk_bytes: 64, cores: 2, numbers, steps: BTreeMap::new() }
     }
 
-    /// The same with these learning rates.
+    /// Returns the job with these learning rates.
     pub fn with_rates(self, rates: impl IntoIterator<Item = (u32, f32)>) -> Self {
         let of = |(from, rate)| (Round(from), Numbers::new(self.optimizer.with_learning_rate(rate)));
         Job { numbers: rates.into_iter().map(of).collect(), ..self }
@@ -51,7 +51,7 @@ impl Job {
         self.steps.get(&key.name).copied().unwrap_or(round.0 - 1)
     }
 
-    /// Three keys, a hundred elements or so.
+    /// Creates a job of three keys with a hundred elements or so.
     pub fn small(optimizer: Optimizer) -> Self {
         let keys = vec![Key::f32("fc.weight", [4, 20]), Key::f32("scale", []), Key::f32("fc.bias", [20])];
         Job::new(keys, optimizer)
@@ -132,7 +132,7 @@ impl Job {
     }
 }
 
-/// Any bits that are finite; others in every place and every round.
+/// Returns an arbitrary finite value, which differs by place and by round.
 pub fn value(round: Round, key: KeyId, tensor: Tensor, element: usize) -> f32 {
     let place = [round.0, key.0, tensor.place() as u32, element as u32];
     let bits = place

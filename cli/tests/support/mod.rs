@@ -1,4 +1,4 @@
-//! What the tests of the program share: starting it, hearing its errors, and a hub as a process.
+//! The shared parts of the program's tests: starting it, reading its errors, and a hub as a process.
 
 use std::io::{BufRead, BufReader, Lines, Read};
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};

@@ -36,7 +36,7 @@ use crate::job::{Cause, Effect, Job, LateLimits};
 use crate::refused::Refused;
 use crate::tokens::{KEEP_FAILED, Tokens, Unserved};
 
-/// Why a hub that stops takes nobody.
+/// The reason why a hub that stops takes nobody.
 pub const STOPS: &str = "the hub is stopping";
 
 /// The job ended meanwhile. Its workers have been told why.

@@ -22,7 +22,7 @@ use crate::refused::Refused;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Memory {
-    /// Its room for more, in bytes.
+    /// The room for more, in bytes.
     pub room: u64,
     /// The room and its bound, in words.
     pub words: String,
@@ -41,7 +41,7 @@ impl Memory {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Promise {
-    /// Its name, which is reserved.
+    /// The name, which is reserved.
     pub name: String,
     /// The number of its workers.
     pub workers: u32,

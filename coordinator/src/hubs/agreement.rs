@@ -9,7 +9,7 @@ use pbox_core::Round;
 use pbox_core::control::WholeRounds;
 use serde::{Deserialize, Serialize};
 
-/// How many whole rounds are kept: a file that turns out to be damaged leaves the one before it.
+/// The number of whole rounds that are kept: a file that turns out to be damaged leaves the one before it.
 const GENERATIONS: usize = 2;
 /// The most files of rounds that other hubs may still write: a hub whose disk hangs must not fill the disks of others.
 const UNDECIDED: usize = 4;
@@ -99,7 +99,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// What each hub has when the job begins.
+    /// Returns what each hub has when the job begins.
     pub fn new(rounds: impl IntoIterator<Item = (u32, Vec<Round>)>) -> Self {
         Files { rounds: rounds.into_iter().map(|(hub, rounds)| (hub, latest(rounds))).collect() }
     }

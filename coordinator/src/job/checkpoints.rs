@@ -34,7 +34,7 @@ pub struct Checkpoints {
     parts: BTreeMap<Round, PartState>,
     /// The last one that was written.
     pub last: Option<CheckpointReply>,
-    /// Why the last attempt failed, or was skipped.
+    /// The reason why the last attempt failed, or was skipped.
     pub error: Option<String>,
     /// Whether it failed: nothing but another attempt makes good what is lost then.
     pub has_failed: bool,
@@ -47,7 +47,7 @@ struct Collecting {
     before: Round,
     /// The number of cores that have answered.
     answers: usize,
-    /// Why a core has no part.
+    /// The reason why a core has no part.
     refused: Option<String>,
     /// Whether somebody at this hub has asked for it, and waits.
     is_awaited: bool,

@@ -61,7 +61,7 @@ pub enum Event {
         before: Round,
         /// The last of several rounds before which a snapshot was due, if the core has none of all of them.
         through: Option<Round>,
-        /// Why it has none.
+        /// The reason why it has none.
         refused: Option<String>,
     },
     /// A step of saving the last state is done.
@@ -123,13 +123,13 @@ pub enum Effect {
     LastOver(Saved),
 }
 
-/// Why a member is lost.
+/// The reason why a member is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum Cause {
-    /// Its link ended.
+    /// The link ended.
     Link,
-    /// Its heartbeats stopped.
+    /// The heartbeats stopped.
     Silent,
     /// It held a round up.
     Late,

@@ -81,7 +81,7 @@ pub(super) struct Last {
     own: Option<RoundsInFlight>,
     /// The failure, as other hubs are notified of it.
     failed: FailedRequest,
-    /// How the job ended, for people.
+    /// The way in which the job ended, for people.
     ended: String,
     /// The round of the last checkpoint. Of another hub than hub 0, that of its own part.
     saved: Round,

@@ -59,7 +59,7 @@ pub struct Gathering {
     pub(super) machines: Vec<u32>,
     /// Whether the job waits for the state of rank 0.
     pub(super) brought: Brought,
-    /// How many steps each key has made in that state, if rank 0 says so.
+    /// The number of steps each key has made in that state, if rank 0 says so.
     pub(super) brought_steps: Vec<Option<u32>>,
     /// The round that each worker of this hub had reached when it lost a hub, by rank.
     pub(super) reached: Vec<Option<Round>>,

@@ -66,20 +66,20 @@ pub type Model = (Arc<JobTerms>, Vec<Piece>);
 pub struct Job {
     /// The parts that stay as they were when it began.
     pub spec: JobSpec,
-    /// Its state.
+    /// The state.
     pub life: Life,
-    /// Its members.
+    /// The members.
     pub members: Ranks,
     pub(crate) cuts: Cuts,
-    /// Its snapshots that are being taken, and its files.
+    /// The snapshots that are being taken, and its files.
     pub checkpoints: Checkpoints,
-    /// Its last state, while that is saved.
+    /// The last state, while that is saved.
     pub(crate) last: LastState,
     /// The round that it began with.
     first_round: Round,
     /// The optimizer's numbers, as the workers have set them.
     pub numbers: NumbersByRound,
-    /// Its hubs.
+    /// The hubs.
     pub hubs: Hubs,
     /// How far it was at the last look.
     pub progress: Progress,

@@ -14,8 +14,8 @@ pub struct NotAnAddress {
     seen: String,
 }
 
-/// Whether a text is a host and a port, and nothing else: it becomes the address of requests, and must say nothing of their path,
-/// their query or a user.
+/// Checks whether a text is a host and a port, and nothing else: it becomes the address of requests, and must say
+/// nothing of their path, their query or a user.
 ///
 /// # Errors
 /// When it is none.

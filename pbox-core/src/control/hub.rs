@@ -35,12 +35,12 @@ pub struct HubReply {
     /// What has happened since its start. Hubs that do not count say zeros.
     #[serde(default)]
     pub counts: CountsReply,
-    /// Its cores, in the order of the plan.
+    /// The cores, in the order of the plan.
     pub cores: Vec<CoreReply>,
     /// The ports of NICs that its cores use, with RDMA.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nics: Vec<NicReply>,
-    /// Its jobs.
+    /// The jobs.
     pub jobs: Vec<JobReply>,
     /// The last that it has refused, the newest first: joins, and requests without the right to what they asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -55,7 +55,7 @@ pub struct HubReply {
 pub struct RefusalReply {
     /// Seconds since the last time.
     pub ago_s: u64,
-    /// How often the same was refused.
+    /// The number of times that the same was refused.
     pub times: u64,
     /// Whose request it was: the address from which it came.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -107,9 +107,9 @@ pub struct CountsReply {
 /// Members that were lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LostReply {
-    /// Their link ended: they exited, were killed, broke the protocol, or the network cut them off.
+    /// The link ended: they exited, were killed, broke the protocol, or the network cut them off.
     pub link: u64,
-    /// Their heartbeats stopped.
+    /// The heartbeats stopped.
     pub silent: u64,
     /// They held a round up for longer than the hub's limit.
     pub late: u64,
@@ -122,12 +122,12 @@ pub struct LostReply {
 pub struct NicReply {
     /// The RDMA device.
     pub device: String,
-    /// Its port.
+    /// The port.
     pub port: u8,
     /// The speed of its link in Mb/s, as its driver has it. Hubs of an older version do not say it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mbps: Option<u32>,
-    /// Why jobs that begin now do without it.
+    /// The reason why jobs that begin now do without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<String>,
     /// What it has counted since its driver was loaded, for everybody who uses it, by the kernel's names.
@@ -145,7 +145,7 @@ pub struct CoreReply {
     pub nic: Option<String>,
     /// Chunks summed and sent back since the start.
     pub chunks: u64,
-    /// Their bytes.
+    /// The bytes.
     pub chunk_bytes: u64,
     /// Time spent on turns with work.
     pub busy_ns: u64,
@@ -162,12 +162,12 @@ pub struct CoreReply {
 /// One job of the hub.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobReply {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its state.
+    /// The state.
     #[serde(flatten)]
     pub state: JobState,
-    /// Its workers.
+    /// The workers.
     pub workers: u32,
     /// Workers that have joined, by rank.
     #[serde(default)]
@@ -184,26 +184,26 @@ pub struct JobReply {
     /// The control ports of the hubs above, where the sums go.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub above: Vec<String>,
-    /// Its keys.
+    /// The keys.
     pub keys: usize,
     /// Bytes of its model.
     pub model_bytes: u64,
-    /// Its last checkpoint, since it began.
+    /// The last checkpoint, since it began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointReply>,
-    /// Why the last attempt at a checkpoint failed.
+    /// The reason why the last attempt at a checkpoint failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_error: Option<String>,
     /// Workers that others have waited for too long.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held_up_by: Vec<Late>,
-    /// Why it did not go on from its newest checkpoint.
+    /// The reason why it did not go on from its newest checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_warning: Option<String>,
-    /// How it goes, in one line.
+    /// The way in which it goes, in one line.
     #[serde(default)]
     pub verdict: String,
-    /// Its last rounds, once somebody was waited for.
+    /// The last rounds, once somebody was waited for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounds: Option<RoundsReply>,
     /// How large its gradients are, once a round was looked at.
@@ -214,7 +214,7 @@ pub struct JobReply {
 /// A worker that has joined.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberReply {
-    /// Its rank.
+    /// The rank.
     pub rank: u32,
     /// Time since its last heartbeat.
     pub silent_ms: u64,

@@ -10,7 +10,7 @@ pub const MAX_BEHIND: usize = 1024;
 /// A worker that left in good order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Left {
-    /// Its rank.
+    /// The rank.
     pub rank: u32,
     /// The first round without it, by key.
     #[serde(flatten)]
@@ -67,7 +67,7 @@ impl LeftAt {
         last.filter(|behind| u64::from(key.0) < behind.end()).map_or(self.round, |behind| behind.round)
     }
 
-    /// Whether a job of as many keys can have been left so.
+    /// Checks whether a job of as many keys can have been left so.
     ///
     /// # Errors
     /// With what was expected and what was seen.
@@ -81,7 +81,7 @@ impl LeftAt {
         }
     }
 
-    /// Whether some job can have been left so.
+    /// Checks whether some job can have been left so.
     pub(super) fn check_form(&self) -> Result<(), String> {
         if self.behind.len() > MAX_BEHIND {
             return Err(format!("{} runs of keys behind: expected {MAX_BEHIND} at most", self.behind.len()));

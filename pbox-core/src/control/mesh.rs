@@ -122,7 +122,7 @@ pub struct MeetRequest {
     /// The oldest, if that is another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol_lowest: Option<u32>,
-    /// Its machine.
+    /// The machine.
     pub machine: Machine,
     /// The address of its control port for the other machines, `host:port`.
     pub address: String,
@@ -133,7 +133,7 @@ pub struct MeetRequest {
 /// The hubs of all machines are there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MeetReply {
-    /// Their control ports, `host:port`, by machine.
+    /// The control ports, `host:port`, by machine.
     pub hubs: Vec<String>,
 }
 

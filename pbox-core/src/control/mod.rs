@@ -62,7 +62,7 @@ pub struct InvalidJobName {
     seen: String,
 }
 
-/// Whether a job can have this name: it stands in URLs, in logs and in file names.
+/// Checks whether a job can have this name: it stands in URLs, in logs and in file names.
 pub fn check_job_name(name: &str) -> Result<(), InvalidJobName> {
     let letter = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     if (1..=MAX_JOB_NAME_BYTES).contains(&name.len()) && name.chars().all(letter) {
@@ -158,7 +158,7 @@ pub struct JoinReply {
     /// The hubs above, where the hub is below others: they decide on the placement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub above: Option<Above>,
-    /// How many cores the hub has in all.
+    /// The number of cores the hub has in all.
     pub ports: u32,
     /// The address of the data path, for each transport that the hub offers.
     pub transports: Vec<TransportAddress>,
@@ -176,7 +176,7 @@ pub struct JoinReply {
 }
 
 impl JoinReply {
-    /// How long the hub bears a member's silence.
+    /// Returns how long the hub bears a member's silence.
     pub fn limit(&self) -> Duration {
         Duration::from_millis(self.heartbeat_limit_ms)
     }
@@ -191,7 +191,7 @@ pub struct RelinkRequest {
     /// The token of the join. It stands in the header of the request alone, and what a body says is not looked at.
     #[serde(default, skip_serializing)]
     pub token: String,
-    /// Why the former links ended, in words.
+    /// The reason why the former links ended, in words.
     pub why: String,
 }
 
@@ -304,7 +304,7 @@ pub struct HeartbeatReply {
 /// A worker that lives and has not pushed what others have pushed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Late {
-    /// Its rank, at the hub that says so.
+    /// The rank, at the hub that says so.
     pub rank: u32,
     /// Who it is, in words: a worker, or the hub of a machine.
     pub who: String,
@@ -330,9 +330,9 @@ impl fmt::Display for Late {
 /// A worker that takes part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// Its rank.
+    /// The rank.
     pub rank: u32,
-    /// Its first round. When that is not 0, it begins with the weights of the round before.
+    /// The first round. When that is not 0, it begins with the weights of the round before.
     pub from: Round,
 }
 
@@ -342,7 +342,7 @@ pub struct Member {
 pub enum JobState {
     /// Some workers have not joined yet.
     Gathering {
-        /// Their ranks.
+        /// The ranks.
         missing: Vec<u32>,
         /// When none is missing here: the machines whose hubs are not ready at the hubs above.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -393,8 +393,8 @@ pub struct LeaveRequest {
     /// Keys with a lower one, as in [`LeftAt`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub behind: Vec<Behind>,
-    /// Why a worker fails (a [`reason`]), why the job of a hub below has failed, or how a worker lost another hub of the job.
-    /// The job fails here, too, or goes on without that member.
+    /// The reason why a worker fails (a [`reason`]), why the job of a hub below has failed, or how a worker lost
+    /// another hub of the job. The job fails here, too, or goes on without that member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
     /// Whether `failed` is about a hub that stops or is lost: the job may go on when that hub is back.
@@ -440,7 +440,7 @@ pub struct StopReply {
     /// The checkpoint that was written before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointReply>,
-    /// Why none was written, where the hub writes checkpoints.
+    /// The reason why none was written, where the hub writes checkpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_error: Option<String>,
 }
@@ -457,7 +457,7 @@ pub struct DrainReply {
 pub struct ClockReply {
     /// Which clock it is: times of clocks with one id can be compared.
     pub id: String,
-    /// Its time, in nanoseconds.
+    /// The time, in nanoseconds.
     pub ns: u64,
 }
 
@@ -470,7 +470,7 @@ pub struct CheckpointReply {
     pub bytes: u64,
     /// Duration of the write.
     pub milliseconds: u64,
-    /// Why the attempt before this one failed or was skipped.
+    /// The reason why the attempt before this one failed or was skipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_before: Option<String>,
 }

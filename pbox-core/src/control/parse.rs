@@ -24,7 +24,7 @@ pub enum ParseError {
         /// The parser's message.
         reason: String,
     },
-    /// Its sender speaks other versions of the protocol.
+    /// The sender speaks other versions of the protocol.
     #[error(
         "this hub speaks protocol {}, the other end {}; install the same version at both ends",
         Versions::OURS,
@@ -34,7 +34,7 @@ pub enum ParseError {
         /// The versions that the body names, if it names any.
         seen: Option<Versions>,
     },
-    /// Its sender also speaks a newer version than this hub, and says something in it that cannot be ignored.
+    /// The sender also speaks a newer version than this hub, and says something in it that cannot be ignored.
     #[error(
         "{what}: {reason}; this hub speaks protocol {}, the other end {theirs}: what only the newer one knows cannot be \
          ignored in the terms of a job; do without it, or install the newer version at the hub",

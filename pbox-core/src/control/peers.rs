@@ -53,7 +53,7 @@ pub struct PartsReply {
     pub every: Option<u32>,
     /// The rounds of its files, ascending.
     pub rounds: Vec<Round>,
-    /// How the part is damaged that it was asked to read.
+    /// The way in which the part is damaged that it was asked to read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damage: Option<String>,
 }
@@ -217,7 +217,7 @@ pub struct FailedRequest {
 pub struct FailedReply {
     /// Whether the job's last state may still be saved here: its cores hold it.
     pub saves: bool,
-    /// Of another hub than hub 0: the rounds of its chunks; nothing if it owns none.
+    /// The rounds of another hub than hub 0: the rounds of its chunks; nothing if it owns none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounds: Option<RoundsInFlight>,
 }
@@ -239,7 +239,7 @@ pub struct LastRequest {
     pub secret: String,
     /// The state before this round, which no chunk of any hub is past; 0 if nothing is saved.
     pub before: Round,
-    /// How the job ended, for people.
+    /// The way in which the job ended, for people.
     pub ended: String,
     /// The rounds that all hubs are known to have.
     pub whole: WholeRounds,

@@ -1,4 +1,4 @@
-//! Why a worker fails, in its own words: a line that others can print.
+//! The reason why a worker fails, in its own words: a line that others can print.
 //!
 //! The words come from outside, and stand in errors, logs and pages of every other worker. Must not know what they mean.
 

@@ -20,7 +20,7 @@ pub struct ErrorReply {
 /// Declares the codes: each with its word on the wire, and the HTTP status that follows from the code.
 macro_rules! codes {
     ($($(#[doc = $doc:literal])+ $code:ident = $word:literal, $status:literal;)*) => {
-        /// Why a hub refuses a request: what a client can distinguish.
+        /// The reason why a hub refuses a request: what a client can distinguish.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
         pub enum RefusalCode {
             $($(#[doc = $doc])+ $code,)*

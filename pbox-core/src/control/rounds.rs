@@ -1,4 +1,4 @@
-//! How a job's last rounds went: how fast, and for whom the hub waited.
+//! The way in which a job's last rounds went: how fast, and for whom the hub waited.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +23,7 @@ pub struct RoundsReply {
     /// For how long the round in flight has waited, in microseconds.
     #[serde(default)]
     pub waited_us: u64,
-    /// By rank.
+    /// One entry for each rank.
     pub ranks: Vec<RankReply>,
     /// By round, the oldest first: for how long each rank was waited for, in microseconds. Only in `GET /v1/events`, and only
     /// of rounds in which somebody was waited for.
@@ -64,7 +64,7 @@ pub struct GradientNorm {
 /// the worker's push, while others had pushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankReply {
-    /// Its rank.
+    /// The rank.
     pub rank: u32,
     /// Rounds of the window in which it was waited for longest.
     pub last: u32,
@@ -74,7 +74,7 @@ pub struct RankReply {
     pub median_us: u64,
     /// The greatest.
     pub greatest_us: u64,
-    /// Its lateness since the job began.
+    /// The lateness since the job began.
     #[serde(default)]
     pub all: LatenessReply,
 }
@@ -103,7 +103,7 @@ impl LatenessReply {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Latest {
-    /// Its rank at its own hub, behind the numbers of the machines between that hub and the one that says it.
+    /// The rank at its own hub, behind the numbers of the machines between that hub and the one that says it.
     pub path: Vec<u32>,
     /// How many of the last rounds this is about.
     pub window: u32,
@@ -117,7 +117,7 @@ pub struct Latest {
 }
 
 impl Latest {
-    /// Whether such a thing can be.
+    /// Checks whether such a thing can be.
     ///
     /// # Errors
     /// With what was expected and what was seen.
@@ -137,7 +137,7 @@ impl Latest {
         }
     }
 
-    /// Who it is, from the machine of this number on.
+    /// Returns who it is, from the machine of this number on.
     pub fn of_machine(&self, number: u32) -> String {
         let (worker, machines) = self.path.split_last().unwrap_or((&0, &[]));
         let between: String = machines.iter().map(|machine| format!("machine {machine}: ")).collect();

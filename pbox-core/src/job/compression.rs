@@ -15,8 +15,8 @@ use crate::layout::Layout;
 use crate::slim::{InvalidSlimDp, SlimDp};
 use crate::strict_json;
 
-/// How a job's gradients and weights are made smaller. The JSON of a codec is the codec's own, `{"codec": "bf16"}`.
-/// The JSON of Slim-DP is `{"codec": "slim", "alpha": 0.2, "beta": 0.1}`.
+/// The way in which a job's gradients and weights are made smaller. The JSON of a codec is the codec's own,
+/// `{"codec": "bf16"}`. The JSON of Slim-DP is `{"codec": "slim", "alpha": 0.2, "beta": 0.1}`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Compression {
     /// A codec writes every push and every answer, with all elements of a chunk in each round.
@@ -65,7 +65,7 @@ fn forms() -> Vec<String> {
 }
 
 impl Compression {
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &'static str {
         match self {
             Compression::Codec(codec) => codec.name(),

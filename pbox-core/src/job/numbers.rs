@@ -26,7 +26,7 @@ pub enum InvalidRate {
         seen: f32,
         /// The key.
         key: String,
-        /// Its multiplier.
+        /// The multiplier.
         multiplier: f32,
     },
 }
@@ -71,7 +71,7 @@ pub enum InvalidNumbers {
     Multiplier {
         /// The key.
         key: String,
-        /// Its multiplier's name.
+        /// The multiplier's name.
         multiplier: &'static str,
         /// The number that was asked for.
         seen: f32,
@@ -85,13 +85,13 @@ pub enum InvalidNumbers {
         seen: f32,
         /// The key.
         key: String,
-        /// Its multiplier.
+        /// The multiplier.
         multiplier: f32,
     },
 }
 
 impl JobTerms {
-    /// Whether all keys can be stepped with this learning rate.
+    /// Checks whether all keys can be stepped with this learning rate.
     ///
     /// # Errors
     /// When it is negative or not finite, or is not finite when it is multiplied for a key.
@@ -107,7 +107,7 @@ impl JobTerms {
         }
     }
 
-    /// Whether all keys can be stepped with these numbers, as [`Numbers::check`].
+    /// Checks whether all keys can be stepped with these numbers, as [`Numbers::check`].
     ///
     /// # Errors
     /// When they cannot.
@@ -117,7 +117,7 @@ impl JobTerms {
 }
 
 impl Numbers {
-    /// Whether a job with this optimizer can step all these keys with the numbers.
+    /// Checks whether a job with this optimizer can step all these keys with the numbers.
     ///
     /// # Errors
     /// When they are of another kind of optimizer, or one of them is out of its range, also when it is multiplied for a key.
@@ -152,7 +152,7 @@ impl Numbers {
     }
 }
 
-/// Whether each key is in one of the groups, or in none.
+/// Checks whether each key is in one of the groups, or in none.
 fn check_groups(Groups { optimizers, of_keys }: &Groups, keys: &[Key]) -> Result<(), InvalidNumbers> {
     let (groups, expected, seen) = (optimizers.len(), keys.len(), of_keys.len());
     if groups > usize::from(u8::MAX) {
@@ -167,7 +167,7 @@ fn check_groups(Groups { optimizers, of_keys }: &Groups, keys: &[Key]) -> Result
     }
 }
 
-/// Whether a key can be stepped with these multipliers.
+/// Checks whether a key can be stepped with these multipliers.
 fn check_key(
     key: &Key,
     [lr_mult, wd_mult]: Multipliers,

@@ -43,7 +43,7 @@ impl Schedule {
     /// All schedules.
     pub const ALL: [Schedule; 4] = [Schedule::KvStore, Schedule::Layerwise, Schedule::Sliced, Schedule::P3];
 
-    /// Its name.
+    /// Returns the name.
     pub fn name(self) -> &'static str {
         match self {
             Schedule::KvStore => "kvstore",

@@ -56,13 +56,13 @@ pub struct JobTerms {
     /// What the hub leaves out, for measurement. Default nothing.
     #[serde(default)]
     pub ablate: Ablate,
-    /// Where the randomness of compression comes from: equal seeds give equal bits.
+    /// The place where the randomness of compression comes from: equal seeds give equal bits.
     #[serde(default, skip_serializing_if = "is_default")]
     pub seed: u64,
     /// What becomes of the job when a worker is lost, or leaves before the others. Default: the job stops.
     #[serde(default)]
     pub on_loss: OnLoss,
-    /// How many hubs the job is spread over. Default 1.
+    /// The number of hubs the job is spread over. Default 1.
     #[serde(default = "one_hub", skip_serializing_if = "is_one")]
     pub hubs: u32,
     /// With several hubs and a schedule by layer, tensors of more parameters are split over the hubs; others go whole
@@ -93,7 +93,7 @@ pub struct LevelTerms {
     /// with one worker's gradient: as many steps a round as there are workers, so the learning rate is that of a
     /// batch of one worker.
     pub consistency: Consistency,
-    /// How gradients and weights are made smaller before they cross. Default: not at all.
+    /// The way in which gradients and weights are made smaller before they cross. Default: not at all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
     /// In what order gradients and weights leave, at both ends. Default: slices, as they are pushed.
@@ -243,14 +243,14 @@ impl JobTerms {
             && !schedule.by_layer()
     }
 
-    /// What workers and a hub below others agree on, of a job with these terms. A codec, SSP and ASP are for the links between
-    /// the hubs; workers share memory with their hub, and step together.
+    /// Returns what workers and a hub below others agree on, of a job with these terms. A codec, SSP and ASP are for
+    /// the links between the hubs; workers share memory with their hub, and step together.
     pub fn beside(&self) -> JobTerms {
         let level = LevelTerms { compression: None, consistency: Consistency::Bsp, ..self.level };
         JobTerms { level, ..self.clone() }
     }
 
-    /// Whether this job can be relayed to hubs above.
+    /// Checks whether this job can be relayed to hubs above.
     ///
     /// # Errors
     /// When it cannot.

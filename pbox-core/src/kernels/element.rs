@@ -34,7 +34,7 @@ pub trait Converted: Sized {
     /// The same instruction set, as a converter of this type.
     fn converter<I: Converter>(isa: I) -> impl Convert<Self> + Convert<f32>;
 
-    /// As [`Kernels::run`].
+    /// Works like [`Kernels::run`].
     fn run(
         kernels: &Kernels,
         optimizer: &Optimizer,
@@ -54,13 +54,13 @@ pub trait Converted: Sized {
         kept: &mut [f32],
     );
 
-    /// As [`Kernels::widen`].
+    /// Works like [`Kernels::widen`].
     fn widen_all(kernels: &Kernels, elements: &[Self], wide: &mut [f32]);
 
-    /// As [`Kernels::narrow`].
+    /// Works like [`Kernels::narrow`].
     fn narrow_all(kernels: &Kernels, values: &[f32], elements: &mut [Self]);
 
-    /// As [`Kernels::magnitude`].
+    /// Works like [`Kernels::magnitude`].
     fn magnitude(kernels: &Kernels, slots: &Slots<Self>, workers: u32) -> Magnitude;
 
     /// Writes a mean, see [`Kernels::mean`].

@@ -37,7 +37,7 @@ impl Dtype {
         }
     }
 
-    /// Its name on the control port.
+    /// Returns the name on the control port.
     pub fn name(self) -> &'static str {
         match self {
             Dtype::F32 => "f32",

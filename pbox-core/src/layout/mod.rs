@@ -33,9 +33,9 @@ const KEY_ALIGN: usize = 64;
 /// One chunk: the unit that one core owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// Its key.
+    /// The key.
     pub key: KeyId,
-    /// Its bytes, which are the same in every window of the job.
+    /// The bytes, which are the same in every window of the job.
     pub span: Span,
 }
 
@@ -73,7 +73,7 @@ pub enum LayoutError {
     KeySize {
         /// The key.
         name: String,
-        /// Its shape.
+        /// The shape.
         shape: Vec<u64>,
     },
     /// More chunks than an immediate can number.

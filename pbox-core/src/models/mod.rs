@@ -21,11 +21,11 @@ use crate::layout::Key;
 /// One built-in model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Model {
-    /// Its name for [`model`].
+    /// The name for [`model`].
     pub name: &'static str,
     /// The network's paper, and which variant this is.
     pub paper: &'static str,
-    /// Its trainable parameters, in the order of the forward pass.
+    /// The trainable parameters, in the order of the forward pass.
     pub keys: Vec<Key>,
 }
 

@@ -16,7 +16,7 @@ use super::share::{Share, first_chunks};
 use crate::job::{MAX_HUBS, Schedule};
 use crate::layout::{ChunkId, Layout};
 
-/// How the hubs above a hub place chunks.
+/// The way in which the hubs above a hub place chunks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Above {
@@ -75,15 +75,15 @@ impl Above {
     }
 }
 
-/// Where the chunks are at a hub below other hubs, and by which link their sums go up.
+/// The place where the chunks are at a hub below other hubs, and by which link their sums go up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Below {
     /// On this hub's cores.
     pub placement: Placement,
-    /// By core of this hub: the cores above to which it has a link, by their numbers in
-    /// [`Placement::over_hubs`], ascending.
+    /// The cores above to which it has a link, by their numbers in [`Placement::over_hubs`], ascending, by core of this
+    /// hub.
     pub ways: Vec<Vec<usize>>,
-    /// By chunk: which of the links of its core here its sums take.
+    /// Which of the links of its core here its sums take, by chunk.
     links: Vec<u32>,
 }
 

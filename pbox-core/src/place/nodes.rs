@@ -90,7 +90,7 @@ pub(super) struct OfNode {
 }
 
 impl CoreNodes {
-    /// How many cores there are.
+    /// Returns how many cores there are.
     pub fn cores(&self) -> usize {
         self.0.len()
     }

@@ -150,7 +150,7 @@ impl Placement {
         self.chunks_by_core().iter().map(|chunks| wire.weights_spans(chunks)).collect()
     }
 
-    /// Where each core's chunks lie, by the place of each chunk.
+    /// Returns where each core's chunks lie, by the place of each chunk.
     pub fn spans_by_core(&self, place: impl Fn(ChunkId) -> Span) -> Vec<Vec<Span>> {
         let spans = |ids: Vec<ChunkId>| ids.into_iter().map(&place).collect();
         self.chunks_by_core().into_iter().map(spans).collect()
@@ -177,7 +177,7 @@ impl Placement {
         links
     }
 
-    /// How many chunks each core owns: the link to the core must hold as many.
+    /// Returns how many chunks each core owns: the link to the core must hold as many.
     pub fn capacities(&self) -> Vec<u32> {
         self.chunks_by_core().iter().map(|chunks| chunks.len() as u32).collect()
     }

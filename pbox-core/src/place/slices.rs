@@ -24,7 +24,7 @@ pub struct Slice {
     pub core: usize,
     /// The slice's priority in a queue; the lowest leaves first.
     pub priority: u32,
-    /// Where its chunks are in the list of [`Slices::chunks`].
+    /// The place where its chunks are in the list of [`Slices::chunks`].
     chunks: Range<u32>,
 }
 
@@ -37,9 +37,9 @@ pub struct Slices {
     slices: Vec<Slice>,
     of_key: Vec<Range<u32>>,
     of_chunk: Vec<u32>,
-    /// By key: the number of its group, or [`NO_GROUP`].
+    /// The number of its group, or [`NO_GROUP`], by key.
     groups: Vec<u32>,
-    /// By number of the group: its slice, if it goes to one core.
+    /// The slice, if it goes to one core, by number of the group.
     of_group: Vec<Option<u32>>,
 }
 
@@ -178,7 +178,7 @@ impl Slices {
         &self.chunks[start as usize..end as usize]
     }
 
-    /// How many slices go to each of `cores` cores.
+    /// Returns how many slices go to each of `cores` cores.
     pub fn by_core(&self, cores: usize) -> Vec<usize> {
         let mut counts = vec![0; cores];
         self.slices.iter().for_each(|slice| counts[slice.core] += 1);

@@ -77,7 +77,7 @@ impl SlimDp {
         explored
     }
 
-    /// How many of `others`, the elements outside the significant set, are explored, before rounding.
+    /// Returns how many of `others`, the elements outside the significant set, are explored, before rounding.
     pub(super) fn explored(&self, others: usize) -> f64 {
         let outside = 1.0 - f64::from(self.beta);
         let part = if outside > 0.0 { (f64::from(self.alpha) - f64::from(self.beta)) / outside } else { 0.0 };

@@ -47,12 +47,12 @@ pub struct SlimDp {
     /// selection. Then weights and gradients count the same, whatever their scale and the learning rate.
     #[serde(default)]
     pub c: Option<f32>,
-    /// How the hub learns which parameters a worker explores.
+    /// The way in which the hub learns which parameters a worker explores.
     #[serde(default)]
     pub explorer: Explorer,
 }
 
-/// How the hub learns which parameters a worker explores.
+/// The way in which the hub learns which parameters a worker explores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Explorer {

@@ -20,7 +20,7 @@ use super::significance::{BUCKETS, Sums, count_lower, count_upper, select, weigh
 struct Part {
     /// The chunk's id.
     chunk: usize,
-    /// Where the chunk's significance begins.
+    /// The place where the chunk's significance begins.
     start: usize,
     elements: usize,
     sums: Sums,
@@ -46,7 +46,7 @@ pub struct Selector {
     first: Round,
     board: Arc<Board>,
     parts: Vec<Part>,
-    /// Of all chunks: the noted gradients, then the significance.
+    /// The significance of all chunks: the noted gradients, then the significance.
     significance: Slab,
     counts: Vec<u32>,
     stage: Stage,

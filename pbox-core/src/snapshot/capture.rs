@@ -117,7 +117,7 @@ impl Capture {
         }
     }
 
-    /// Where to copy a chunk that has come to `round`: `range` of the part's values.
+    /// Returns where to copy a chunk that has come to `round`: `range` of the part's values.
     #[cold]
     pub fn place(&mut self, round: Round, range: std::ops::Range<usize>) -> Option<&mut [f32]> {
         if round == self.due {

@@ -122,7 +122,7 @@ impl Snapshot {
         Snapshot { ended: Some(ended), ..self }
     }
 
-    /// How the job ended whose last state this is, where it failed.
+    /// Returns how the job ended whose last state this is, where it failed.
     pub fn ended(&self) -> Option<&str> {
         self.ended.as_deref()
     }
@@ -186,7 +186,7 @@ impl Snapshot {
     }
 }
 
-/// Where each chunk's values are. Every chunk of the pieces must be in one part, and every part as long as its
+/// Returns where each chunk's values are. Every chunk of the pieces must be in one part, and every part as long as its
 /// chunks.
 fn places(
     layout: &Layout,

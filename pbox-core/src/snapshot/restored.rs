@@ -18,7 +18,7 @@ pub struct Restored {
     steps: Vec<Option<u32>>,
 }
 
-/// Where one key's tensors are among the values.
+/// The place where one key's tensors are among the values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RestoredKey {
     /// The key's elements that are present: all, unless the job is spread over several hubs.
@@ -53,7 +53,7 @@ impl Restored {
         self.round
     }
 
-    /// How many steps a key has made, if the state says so.
+    /// Returns how many steps a key has made, if the state says so.
     pub fn steps(&self, key: KeyId) -> Option<u32> {
         self.steps.get(key.index()).copied().flatten()
     }

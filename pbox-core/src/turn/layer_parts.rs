@@ -19,7 +19,7 @@ use crate::layout::KeyId;
 pub(super) struct LayerParts {
     /// Places in the shard. Chunks are in the order of their ids, so a key's chunks are neighbours.
     parts: Vec<Range<u32>>,
-    /// By place in the shard.
+    /// One entry for each place in the shard.
     part_of: Vec<u32>,
     workers: usize,
     /// By part, then by rank: chunks that may be sent to this worker, and are not sent. For a whole part these are

@@ -20,7 +20,7 @@ pub struct Look {
     pub is_moving: bool,
     /// Rounds and pushes of all chunks. When it is the same at two looks, nothing happened in between.
     pub done: u64,
-    /// By rank: the workers that have a part in what waits.
+    /// The workers that have a part in what waits, by rank.
     pub workers: BTreeMap<u32, Waits>,
 }
 
@@ -36,8 +36,8 @@ pub struct Waits {
 }
 
 impl Look {
-    /// What is seen of a shard. `before` is the round of its first chunk at the last look: while that moves, a look costs
-    /// nothing, and otherwise some microseconds for a thousand chunks.
+    /// Returns what is seen of a shard. `before` is the round of its first chunk at the last look: while that moves, a
+    /// look costs nothing, and otherwise some microseconds for a thousand chunks.
     pub(super) fn at<P: Pace, M: Mode>(shard: &ShardOf<P, M>, before: &mut Option<Round>) -> Self {
         let mut look = Look::default();
         let chunks = shard.keys().len();
@@ -67,7 +67,7 @@ impl Look {
         look
     }
 
-    /// What two cores, or two shards, see together.
+    /// Returns what two cores, or two shards, see together.
     pub fn with(mut self, other: Look) -> Self {
         self.round = self.round.max(other.round);
         self.is_moving |= other.is_moving;

@@ -51,9 +51,9 @@ impl AnswersAbove {
 pub enum Notice {
     /// A worker's link ended; it is detached in the next turn.
     WorkerGone {
-        /// Its job.
+        /// The job.
         job: JobId,
-        /// Its rank.
+        /// The rank.
         rank: u32,
         /// Why, in words.
         reason: String,
@@ -69,14 +69,14 @@ pub enum Notice {
     },
     /// A snapshot's part is taken, or cannot be.
     Snapshot {
-        /// Its job.
+        /// The job.
         job: JobId,
         /// What came of it.
         taken: Taken,
     },
     /// All workers that took part in some rounds of a chunk are gone, and the job goes on without these rounds of it.
     Skipped {
-        /// Its job.
+        /// The job.
         job: JobId,
         /// The chunk.
         chunk: ChunkId,

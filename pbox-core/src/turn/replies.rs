@@ -69,7 +69,7 @@ pub(super) struct Replies {
     schedule_above: Option<Schedule>,
     /// Whether groups go up as a whole.
     groups_above: bool,
-    /// By number.
+    /// One entry for each number.
     links: Vec<Option<LinkId>>,
     /// By number; a queue has no room when the link has no credit.
     queues: Vec<SendQueue<Answer>>,
@@ -81,7 +81,8 @@ pub(super) struct Replies {
     broken: Vec<(u32, Violation)>,
     /// The answers of one worker for the chunks of a group. Empty between arrivals.
     answers: Vec<Answer>,
-    /// By rank: how many pushes a worker may repeat whose chunks are stepped, because it has lost the answers with its links.
+    /// How many pushes a worker may repeat whose chunks are stepped, because it has lost the answers with its links, by
+    /// rank.
     repeats: Vec<usize>,
     /// Whether a worker takes part and gets the hub's parts of the whole gradient, by rank.
     listens: Vec<bool>,
@@ -557,7 +558,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         self.post_answer(link, place, rank, Answer { chunk: self.shard.chunk(place), span, round, content });
     }
 
-    /// As [`answer`](Self::answer), of an answer that is lost.
+    /// Works like [`answer`](Self::answer), of an answer that is lost.
     fn answer_again(&mut self, place: usize, rank: u32, round: Round) {
         let Some(link) = self.replies.links[rank as usize] else { return };
         let (span, content) = self.shard.answer_again(self.kernels, place, rank, round);

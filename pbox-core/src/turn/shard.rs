@@ -47,12 +47,12 @@ pub(crate) struct ShardOf<P, M: Mode> {
     wire: Wire,
     /// Chunk id to place.
     places: Vec<Option<u32>>,
-    /// By place.
+    /// One entry for each place.
     keys: Vec<KeyId>,
-    /// By number of the group: its place, if it is here and steps as one.
+    /// The place, if it is here and steps as one, by number of the group.
     joined: Vec<Option<u32>>,
     pub(super) snapshots: Capture,
-    /// Why the job cannot go on, until the core [takes](Self::take_failure) it.
+    /// The reason why the job cannot go on, until the core [takes](Self::take_failure) it.
     failure: Option<String>,
 }
 
@@ -296,7 +296,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.stages.take_line(link, line, place).map_err(refused)
     }
 
-    /// How many posts a link of this shard must hold.
+    /// Returns how many posts a link of this shard must hold.
     pub fn posts(&self) -> usize {
         self.wire.posts(self.keys.len()) as usize
     }
@@ -432,7 +432,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// As [`arrive`](Self::arrive), of the chunk at a place.
+    /// Works like [`arrive`](Self::arrive), of the chunk at a place.
     #[inline]
     pub fn arrive_at(
         &mut self,
@@ -527,7 +527,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         Finished { ranks: 0..0, ..self.finished(place, self.pace.round(place), 0) }
     }
 
-    /// Why the job cannot go on, once.
+    /// Returns why the job cannot go on, once.
     pub fn take_failure(&mut self) -> Option<String> {
         self.failure.take()
     }

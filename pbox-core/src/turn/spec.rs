@@ -52,7 +52,7 @@ pub(super) struct AboveSpec {
     pub ways: u32,
     /// The job's first weights are those of another hub's workers.
     pub keeps_first: bool,
-    /// How lines go down and up.
+    /// The way in which lines go down and up.
     pub passes: PassSpec,
 }
 

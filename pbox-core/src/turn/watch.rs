@@ -40,7 +40,7 @@ pub(super) struct Watch {
     workers: usize,
     /// The chunk that was looked at last.
     place: usize,
-    /// Its round.
+    /// The round.
     round: Round,
     /// Who owed its push, by rank.
     owes: Vec<u32>,
@@ -50,7 +50,7 @@ pub(super) struct Watch {
     since: u64,
     /// The first round in which somebody was waited for, and the last that was seen.
     seen: Option<(Round, Round)>,
-    /// By round modulo their number.
+    /// One entry for each round modulo their number.
     rounds: Vec<Option<Round>>,
     /// By the same, and rank.
     waits: Vec<u32>,
@@ -139,7 +139,7 @@ impl Watch {
 }
 
 impl Watched {
-    /// What two cores, or two shards, saw together: of each wait the longer one.
+    /// Returns what two cores, or two shards, saw together: of each wait the longer one.
     pub fn with(mut self, other: Watched) -> Self {
         if other.is_empty() || self.is_empty() {
             return if self.is_empty() { other } else { self };

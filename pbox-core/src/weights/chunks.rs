@@ -14,11 +14,11 @@ use crate::wire::Wire;
 #[derive(Debug)]
 pub(crate) struct Chunk {
     pub id: ChunkId,
-    /// Its key; of neighbours as one the first.
+    /// The key; of neighbours as one the first.
     pub key: KeyId,
-    /// Its place in gradient windows.
+    /// The place in gradient windows.
     pub push: Span,
-    /// Its place in weights windows.
+    /// The place in weights windows.
     pub span: Span,
     /// The length of its values there, without frames.
     pub bytes: usize,
@@ -27,7 +27,7 @@ pub(crate) struct Chunk {
     pub dtype: Dtype,
     /// The start of its master weights and state, in f32.
     pub kept: usize,
-    /// Its values in a snapshot's part: weights, when they are kept, then state.
+    /// The values in a snapshot's part: weights, when they are kept, then state.
     pub in_snapshot: Range<usize>,
     /// The multipliers of the job's terms.
     pub lr_mult: f32,

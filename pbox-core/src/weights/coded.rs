@@ -25,7 +25,7 @@ pub(crate) struct CodedForAll {
     /// The window that all workers read.
     window: Spans,
     shadow: Shadow,
-    /// By place: payload of the last coded answer, and whether the raw frame has the workers' present weights.
+    /// Payload of the last coded answer, and whether the raw frame has the workers' present weights, by place.
     sent: Vec<(usize, bool)>,
     /// For means: the values that the answers so far left out.
     left_out: Option<HubWeights>,
@@ -109,7 +109,7 @@ impl<R> Reply<R, HubWeights> for CodedForAll {
 pub(crate) struct CodedForEach {
     encoder: Encoder,
     own: OwnWindows,
-    /// By rank.
+    /// One entry for each rank.
     shadows: Vec<Shadow>,
 }
 

@@ -1,5 +1,5 @@
-//! How many steps each chunk of a shard has made. That is not its round: a round may leave the weights alone, or put others in
-//! their place.
+//! The number of steps each chunk of a shard has made. That is not its round: a round may leave the weights alone, or
+//! put others in their place.
 //!
 //! Owned by the core, as a part of its shard. Knows no rounds, except where a state does not say how many steps it has.
 

@@ -35,7 +35,7 @@ impl FrameSum {
         FrameSum { framing: Arc::clone(framing), codec, only_first, sums: level.members.are_hubs(), sum }
     }
 
-    /// How many gradients are in a frame.
+    /// Returns how many gradients are in a frame.
     fn gradients(&self, frame: &[u8]) -> Result<u32, FrameError> {
         match (self.sums, frame::count(frame)) {
             (false, 0) => Ok(1),

@@ -89,7 +89,7 @@ impl Gauge {
         row.add(slots.elements() as u64, seen);
     }
 
-    /// What it has seen.
+    /// Returns what it has seen.
     pub fn gauged(&self) -> Gauged {
         let Gauge { elements, not_finite, .. } = *self;
         Gauged { elements, not_finite, rounds: self.rounds.iter().flatten().copied().collect(), found: None }
@@ -105,7 +105,7 @@ impl GaugedRound {
 }
 
 impl Gauged {
-    /// What two shards saw together.
+    /// Returns what two shards saw together.
     pub fn with(mut self, other: Gauged) -> Self {
         self.elements += other.elements;
         self.not_finite += other.not_finite;

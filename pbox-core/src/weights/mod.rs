@@ -117,7 +117,7 @@ pub(crate) trait Read {
         Ok(true)
     }
 
-    /// Whether it takes pushes of a content, of the broadcast or later, else what a push must be.
+    /// Checks whether it takes pushes of a content, of the broadcast or later, else what a push must be.
     fn takes(content: Content, _is_first: bool) -> Result<(), &'static str> {
         match content {
             Content::Ahead => Err("bytes are sent ahead only of bare gradients: send them with the push"),
@@ -185,7 +185,7 @@ pub(crate) trait Reply<R, W> {
     /// A worker is there. In modes with own weights windows, `own` is the worker's window.
     fn add_worker(&mut self, chunks: &[Chunk], weights: &W, rank: u32, own: Option<Spans>);
 
-    /// As [`answer`](Self::answer), for a worker that has lost this answer with its links.
+    /// Works like [`answer`](Self::answer), for a worker that has lost this answer with its links.
     fn answer_again(&mut self, kernels: &Kernels, chunk: &Chunk, place: usize, weights: &W, to: To) -> Span {
         self.answer(kernels, chunk, place, weights, to)
     }

@@ -15,7 +15,7 @@ use crate::kernels::Element;
 #[derive(Debug)]
 pub(crate) struct HubWeights {
     slab: Slab,
-    /// Where each chunk's weights are.
+    /// The place where each chunk's weights are.
     chunks: Vec<Range<usize>>,
 }
 

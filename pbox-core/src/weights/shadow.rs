@@ -28,7 +28,7 @@ use crate::wire::{Answer, Framing, difference, merge};
 #[derive(Debug)]
 pub(super) struct Shadow {
     slab: Slab,
-    /// Where each chunk's values are, in bytes.
+    /// The place where each chunk's values are, in bytes.
     chunks: Vec<Range<usize>>,
 }
 

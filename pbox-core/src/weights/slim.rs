@@ -32,7 +32,7 @@ use crate::wire::frame::{self, FrameError, HEADER_BYTES, Kind};
 pub(crate) struct SlimPushes {
     slim: SlimDp,
     framing: Arc<Framing>,
-    /// By place.
+    /// One entry for each place.
     significant: Vec<Significant>,
     /// The significant sets of all chunks.
     words: Vec<u64>,
@@ -49,7 +49,7 @@ pub(crate) struct SlimPushes {
 /// The significant set of a chunk.
 #[derive(Debug)]
 struct Significant {
-    /// Its words among those of all chunks.
+    /// The words among those of all chunks.
     words: Range<usize>,
     signature: u64,
     is_selected: bool,
@@ -151,7 +151,7 @@ pub(crate) struct SlimReply {
     framing: Arc<Framing>,
     own: OwnWindows,
     selector: Selector,
-    /// By place and rank: payload of the last answer.
+    /// Payload of the last answer, by place and rank.
     answers: Vec<Vec<u32>>,
     /// A chunk's weights in its key's type.
     rounded: Vec<u64>,

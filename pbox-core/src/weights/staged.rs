@@ -436,7 +436,7 @@ impl<M: Mode> Staged<M> {
         self.reply.answer(kernels, &self.chunks[place], place, &self.weights, to)
     }
 
-    /// As [`answer`](Self::answer), of an answer that is lost.
+    /// Works like [`answer`](Self::answer), of an answer that is lost.
     #[cold]
     pub fn answer_again(&mut self, kernels: &Kernels, place: usize, to: To) -> Span {
         self.reply.answer_again(kernels, &self.chunks[place], place, &self.weights, to)
@@ -514,12 +514,12 @@ impl<M: Mode> Staged<M> {
             .take_line(line, <[u64]>::ref_from_bytes(bytes).expect("lines are whole words, on 64 bytes"))
     }
 
-    /// As [`Reply::greet`].
+    /// Works like [`Reply::greet`].
     pub fn greet(&mut self, place: usize) {
         self.reply.greet(&self.chunks[place], place);
     }
 
-    /// What was seen of the gradients.
+    /// Returns what was seen of the gradients.
     pub fn gauged(&self) -> Gauged {
         Gauged { found: self.gather.last_found(), ..self.gauge.gauged() }
     }

@@ -30,7 +30,7 @@ impl Parts {
         Parts { of_hubs: vec![[None; 2]; hubs] }
     }
 
-    /// How many hubs have parts.
+    /// Returns how many hubs have parts.
     pub fn hubs(&self) -> usize {
         self.of_hubs.len()
     }

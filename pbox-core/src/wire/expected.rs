@@ -57,14 +57,14 @@ enum End {
 }
 
 impl Expected {
-    /// What a hub expects of member `rank`.
+    /// Returns what a hub expects of member `rank`.
     pub fn of_member(wire: &Wire, rank: u32) -> Self {
         let may_keep_first = wire.members.are_hubs() && rank > 0;
         let (noticed, kept) = (HashMap::new(), HashSet::new());
         Self::new(wire, End::Hub { noticed, may_keep_first, kept })
     }
 
-    /// What a member expects of a hub.
+    /// Returns what a member expects of a hub.
     pub fn of_hub(wire: &Wire, schedule: Schedule) -> Self {
         let asks_again = wire.framing().is_some_and(|framing| framing.codecs().is_none());
         Self::new(wire, End::Member { has_notices: schedule.pulls() || asks_again })
@@ -89,7 +89,7 @@ impl Expected {
         }
     }
 
-    /// Whether a frame without bytes may come now.
+    /// Checks whether a frame without bytes may come now.
     fn takes_empty(&mut self, Immediate { chunk, round_bits, content }: Immediate) -> bool {
         let is_of = |bits: u8| bits == round_bits;
         let mut came = || self.ahead.remove(&chunk).is_some_and(is_of);
@@ -117,7 +117,7 @@ impl Expected {
         }
     }
 
-    /// Whether so many bytes may come with this immediate: to this offset, if that is known.
+    /// Checks whether so many bytes may come with this immediate: to this offset, if that is known.
     fn takes(&mut self, offset: Option<usize>, bytes: usize, imm: Imm) -> Result<(), String> {
         let immediate = Immediate::decode(imm);
         if let Some(hub) = immediate.hub() {
@@ -171,7 +171,7 @@ impl Expected {
         }
     }
 
-    /// Whether these are a chunk's bytes of a content, else what was expected.
+    /// Checks whether these are a chunk's bytes of a content, else what was expected.
     fn is_place(
         &self,
         Immediate { chunk, content, round_bits }: Immediate,

@@ -79,7 +79,7 @@ pub fn write_count(frame: &mut [u8], gradients: u32) {
     frame[1..4].copy_from_slice(&gradients.to_le_bytes()[..3]);
 }
 
-/// How many gradients a frame's header says.
+/// Returns how many gradients a frame's header says.
 pub fn count(frame: &[u8]) -> u32 {
     u32::from_le_bytes([frame[1], frame[2], frame[3], 0])
 }

@@ -59,7 +59,7 @@ const LINES: usize = 4;
 /// The number that stands for the hub when it draws randomness for its answers. No worker has it.
 const HUB: u32 = u32::MAX;
 
-/// Where chunks lie in the windows of a job.
+/// The place where chunks lie in the windows of a job.
 #[derive(Clone, Debug)]
 pub struct Wire {
     layout: Arc<Layout>,
@@ -82,7 +82,7 @@ pub struct Framing {
     compression: Compression,
     seed: u64,
     keeps_weights: bool,
-    /// How many different weights the workers have, to which answers are differences; 1 when all workers have the
+    /// The number of different weights the workers have, to which answers are differences; 1 when all workers have the
     /// same.
     shadows: u32,
     codecs: Option<Codecs>,
@@ -108,7 +108,7 @@ pub struct Frames {
     pub coded_bytes: usize,
     /// Values of the chunk.
     pub elements: usize,
-    /// Their type.
+    /// The type.
     pub dtype: Dtype,
 }
 
@@ -378,12 +378,12 @@ impl Framing {
         framing
     }
 
-    /// How frames are written.
+    /// Returns how frames are written.
     pub fn compression(&self) -> Compression {
         self.compression
     }
 
-    /// Where the randomness of compression comes from.
+    /// Returns where the randomness of compression comes from.
     pub fn seed(&self) -> u64 {
         self.seed
     }
@@ -431,7 +431,7 @@ impl Frames {
         self.elements * self.dtype.bytes()
     }
 
-    /// Where the frame of a kind lies in a window, when its payload has this many bytes.
+    /// Returns where the frame of a kind lies in a window, when its payload has this many bytes.
     pub fn frame(&self, kind: Kind, payload_bytes: usize) -> Span {
         let before = if kind == Kind::Raw { self.coded_bytes } else { 0 };
         Span { offset: self.span.offset + before, bytes: HEADER_BYTES + payload_bytes }

@@ -26,11 +26,10 @@ use std::path::PathBuf;
 ///
 /// # What counts as a NIC
 ///
-/// An Ethernet or InfiniBand net device with real hardware below it (`/sys/class/net/X/device` exists), and
-/// every RDMA device. An RDMA device and its net devices are one [`Nic`] with all their names. These are not
-/// NICs: loopback, bridges, bonds, VLANs, veth, tun, container devices, wireless, and an SR-IOV virtual
-/// function whose physical function is also listed (they share one wire). With soft-RoCE, any net device below
-/// an RDMA device is a NIC.
+/// An Ethernet or InfiniBand net device with real hardware below it (`/sys/class/net/X/device` exists), and every RDMA
+/// device. An RDMA device and its net devices are one [`Nic`] with all their names. Not NICs are loopback, bridges,
+/// bonds, VLANs, veth, tun, container devices and wireless. Nor is an SR-IOV virtual function whose physical function
+/// is also listed (they share one wire). With soft-RoCE, any net device below an RDMA device is a NIC.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Host {
     /// The host's name, if the source says it.
@@ -47,7 +46,7 @@ pub struct Host {
     pub caches: Vec<Cache>,
     /// NICs, in the natural order of their names (`eth2` before `eth10`); [`NicId`] is the index.
     pub nics: Vec<Nic>,
-    /// What the reader left out or guessed, and why, in sentences.
+    /// The gaps and guesses of the reader, and the reasons, in sentences.
     pub notes: Vec<String>,
 }
 
@@ -92,7 +91,7 @@ pub struct Cpu {
 pub struct Cache {
     /// 1 to 5.
     pub level: u8,
-    /// What it holds.
+    /// The content of the cache.
     pub kind: CacheKind,
     /// The size, if known.
     pub size_bytes: Option<u64>,
@@ -100,7 +99,7 @@ pub struct Cache {
     pub cpus: Vec<CpuId>,
 }
 
-/// What a cache holds.
+/// The content of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CacheKind {
     /// Data only.

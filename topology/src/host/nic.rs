@@ -13,7 +13,7 @@ use std::fmt;
 pub struct Nic {
     /// The RDMA device's name if there is one, else the net device's.
     pub name: String,
-    /// What kind of device it is.
+    /// The kind of device.
     pub kind: NicKind,
     /// The NUMA node it is attached to; `None` if unknown, or if only its socket is known.
     pub node: Option<NodeId>,
@@ -58,7 +58,7 @@ impl Nic {
     }
 }
 
-/// What kind of device a NIC is.
+/// The kinds of NICs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NicKind {
     /// Ethernet without RDMA.

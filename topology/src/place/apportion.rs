@@ -6,7 +6,7 @@
 
 use std::cmp::Ordering;
 
-/// The claimant that gets the next seat: the lowest index among equals; `None` if no claimant is open.
+/// Returns the claimant that gets the next seat: the lowest index among equals; `None` if no claimant is open.
 pub fn next_seat(weights: &[u64], seats: &[u64], open: impl Fn(usize) -> bool) -> Option<usize> {
     let mut best: Option<usize> = None;
     for at in (0..weights.len()).filter(|&at| open(at)) {

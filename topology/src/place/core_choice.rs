@@ -12,8 +12,8 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::RangeInclusive;
 
-/// The fastest NIC has so many cores. One that steps leaves the other to post; with more than four, queue pairs of many workers
-/// crowd the NIC's cache.
+/// The number of cores of the fastest NIC. While one core steps, another can post. With more than four cores, queue
+/// pairs of many workers crowd the NIC's cache.
 const CORES_OF_A_NIC: RangeInclusive<u64> = 2..=4;
 
 /// Returns the owners' cpus, in slot order.
@@ -77,8 +77,9 @@ fn leave_slow_cores_out(choice: &CoreChoice, cpus: &mut Vec<&Cpu>, reasons: &mut
     }
 }
 
-/// Orders the cpus of each node so that neighbours in the order have different last-level caches: the link between the cores of a
-/// cache and the memory carries a part of the memory's speed. Returns the number of caches, or 0 if no node has several.
+/// Orders the cpus of each node so that neighbours in the order have different last-level caches. The link between one
+/// cache and the memory carries only a part of the memory's speed. Returns the number of caches, or 0 if no node has
+/// several.
 fn in_turn_over_caches(host: &Host, cpus: &mut [&Cpu]) -> usize {
     let mut cores: BTreeMap<(NodeId, Option<usize>), BTreeSet<CoreId>> = BTreeMap::new();
     let group = |cpu: &Cpu| (cpu.node, last_cache(host, cpu.id));
@@ -106,7 +107,8 @@ fn every_core(allowed: &[&Cpu]) -> Vec<Cpu> {
     allowed.iter().filter(|cpu| seen.insert(cpu.core)).map(|&cpu| cpu.clone()).collect()
 }
 
-/// Of these cpus as many as keep NICs with RDMA even: all cores have equal bytes, so a NIC's share is that of its cores.
+/// Chooses as many of these cpus as keep NICs with RDMA even. All cores have equal bytes, so a NIC's share is that of
+/// its cores.
 fn even_over_nics(mut cpus: Vec<Cpu>, nics: &[UsedNic], reasons: &mut Vec<String>) -> Vec<Cpu> {
     if !nics.iter().any(|nic| nic.has_rdma) {
         return cpus;
@@ -136,14 +138,14 @@ fn even_over_nics(mut cpus: Vec<Cpu>, nics: &[UsedNic], reasons: &mut Vec<String
     cpus
 }
 
-/// Returns how many cores each NIC has if the fastest has so many.
+/// Returns the number of cores of each NIC if the fastest has `fastest`.
 fn seats(nics: &[UsedNic], fastest: u64) -> Vec<u64> {
     let most = nics.iter().map(|nic| u128::from(nic.weight)).max().unwrap_or(1);
     let of = |nic: &UsedNic| (2 * u128::from(nic.weight) * u128::from(fastest) + most) / (2 * most);
     nics.iter().map(|nic| of(nic).max(1) as u64).collect()
 }
 
-/// Compares what NICs with so many cores each carry when the slowest for its cores is busy.
+/// Compares what NICs with `a` and with `b` cores each carry, when the NIC that is slowest for its cores is busy.
 fn compare_carried(nics: &[UsedNic], a: &[u64], b: &[u64]) -> Ordering {
     let carried = |seats: &[u64]| {
         let of = nics.iter().zip(seats).map(|(nic, &seats)| (u128::from(nic.weight), u128::from(seats)));

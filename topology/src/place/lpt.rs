@@ -21,8 +21,8 @@ pub fn lpt(weights: &[u64], bins: usize) -> Vec<u32> {
     lpt_by_share(weights, &vec![1; bins])
 }
 
-/// Works like [`lpt`], with bins of unequal speed: each item goes to the bin that would finish it first, which is the
-/// bin with the least (load + weight) / share. With equal shares it is [`lpt`].
+/// Works like [`lpt`], with bins of unequal speed. Each item goes to the bin that would finish it first: the bin with
+/// the least (load + weight) / share. With equal shares it is [`lpt`].
 ///
 /// # Panics
 ///

@@ -21,7 +21,7 @@ pub use plan::{Balance, CoreSlot, PlacedCore, PlacedNic, Plan};
 
 use crate::host::{CpuId, Host};
 
-/// What to place, and on what.
+/// The items to place, and the machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request<'a> {
     /// Each item's weight in bytes.
@@ -35,7 +35,7 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// These items on every core and NIC, with even loads on cores.
+    /// Creates a request for these items on every core and NIC, with even loads on cores.
     pub fn new(weights: &'a [u64]) -> Self {
         Self { weights, owners: None, cores: CoreChoice::default(), nics: NicChoice::default() }
     }
@@ -47,8 +47,9 @@ pub enum CoreChoice {
     /// One cpu of every physical core that this process may run on, without [slow](crate::Cpu::slow) ones beside faster ones.
     #[default]
     EveryCore,
-    /// As [`EveryCore`](Self::EveryCore); but where NICs have RDMA, only so many cores of their nodes that the fastest NIC has two
-    /// to four, and each its share by speed as nearly as can be. Every core where there are too few for that.
+    /// Every core, as in [`EveryCore`](Self::EveryCore), except with RDMA. With RDMA the fastest NIC gets two to four
+    /// cores of its node, and each other NIC its share by speed as nearly as can be. Every core if there are too few
+    /// for that.
     EvenOverNics,
     /// One cpu of half of these cores, at least one: the rest is for workers on the same host. Spread as a
     /// [`Count`](Self::Count) is; and where NICs have RDMA, as few as [`EvenOverNics`](Self::EvenOverNics) takes.
@@ -64,8 +65,9 @@ pub enum CoreChoice {
 /// The NICs that may be used, by any of their names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NicChoice {
-    /// If given, only these NICs, in any state. If not, every NIC that has a link, has RDMA if another one has it, and
-    /// has at least an eighth of the speed of the fastest: a management port beside 100 Gb/s would slow all others down.
+    /// The names of the only NICs to use, in any state. Without it: every NIC that has a link, has RDMA if another NIC
+    /// has it, and has an eighth of the fastest speed. A slower one, such as a management port beside 100 Gb/s, would
+    /// slow all others down.
     pub only: Option<Vec<String>>,
     /// NICs that must not be used.
     pub except: Vec<String>,
@@ -91,7 +93,7 @@ pub enum PlaceError {
         "placement: asked for {asked} cores, but only {allowed} cpus are allowed; ask for at most {allowed}"
     )]
     TooManyCores {
-        /// How many were asked for.
+        /// The number of cores that were asked for.
         asked: usize,
         /// The number of cpus this process may use.
         allowed: usize,
@@ -131,7 +133,7 @@ pub enum PlaceError {
     /// The sum of the weights does not fit in 64 bits.
     #[error("placement: the {items} items' bytes do not fit in 64 bits; are the weights in bytes?")]
     BytesOverflow {
-        /// How many items there are.
+        /// The number of items.
         items: usize,
     },
 }

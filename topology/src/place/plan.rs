@@ -39,7 +39,7 @@ pub struct PlacedCore {
     pub node: NodeId,
     /// The NICs, ascending: none if the plan uses no NIC, several if NICs outnumber cores.
     pub nics: Vec<NicId>,
-    /// How many items it owns.
+    /// The number of items that the core owns.
     pub items: usize,
     /// The number of bytes it owns.
     pub load_bytes: u64,
@@ -61,7 +61,7 @@ pub struct PlacedNic {
     pub name: String,
     /// The cores that use it, ascending; never empty.
     pub cores: Vec<CoreSlot>,
-    /// How many items pass through it.
+    /// The number of items that pass through the NIC.
     pub items: usize,
     /// The number of bytes that pass through it.
     pub load_bytes: u64,
@@ -69,7 +69,7 @@ pub struct PlacedNic {
     pub weight: u64,
 }
 
-/// How even loads are.
+/// The evenness of loads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Balance {
     /// The largest load.
@@ -163,7 +163,7 @@ pub(super) struct PlanParts<'a> {
     pub reasons: Vec<String>,
 }
 
-/// Above this, the plan remarks on uneven NICs.
+/// The imbalance of NICs above which the plan remarks on it.
 const NIC_BALANCE_LIMIT: f64 = 1.05;
 
 impl PlanParts<'_> {
@@ -193,7 +193,7 @@ impl PlanParts<'_> {
         plan
     }
 
-    /// For each item one of its owner's NICs, as an index into the NICs in use; empty without NICs.
+    /// Returns one of the owner's NICs for each item, as an index into the NICs in use; empty without NICs.
     fn nic_of_item(&self) -> Vec<usize> {
         if self.nics.is_empty() {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! Which NICs each core uses.
+//! The choice of NICs for each core.
 //!
 //! ```text
 //!   node with c cores and k NICs     c >= k: each core one NIC, each NIC its share of cores

@@ -1,4 +1,4 @@
-//! Which cpus this process may run on, read from `/proc/self/status`.
+//! The cpus on which this process may run, read from `/proc/self/status`.
 //!
 //! The mask is read as text, because the system call would need `unsafe`. The file shows the mask of the main
 //! thread, even to a thread that is already pinned to one cpu. Must not know the rest of the machine.

@@ -1,7 +1,7 @@
-//! What a reader found, before it becomes a [`Host`]: unsorted, with gaps.
+//! The raw findings of a reader, before they become a [`Host`]: unsorted, with gaps.
 //!
-//! Every reader needs these steps, so they stand here once: sorting, dense core numbers, the socket of each
-//! node, and a node for each cpu if the source does not name it. Must not know which reader it was.
+//! Every reader needs these steps: sorting, dense core numbers, the socket of each node, and a node for each cpu if the
+//! source does not name it. Must not know which reader it was.
 
 use crate::host::{
     Cache, CoreId, Cpu, CpuId, Host, Nic, Node, NodeId, Socket, SocketId, Source, natural_order,

@@ -15,9 +15,9 @@ const KEYS: &str = "sockets, nodes, cores, threads, memory_gib, nics, nic_gbps, 
 pub struct SyntheticError {
     /// Byte offset of the wrong word in the description, from 0.
     pub at: usize,
-    /// What was expected there.
+    /// The text that was expected there.
     pub expected: String,
-    /// What was found there.
+    /// The text that was found there.
     pub seen: String,
 }
 

@@ -28,7 +28,7 @@ pub(crate) enum Seen {
     Blocked {
         /// The kernel's answer.
         error: std::io::Error,
-        /// In words.
+        /// The reason why no hub answers, in words.
         no_hub: String,
     },
 }

@@ -25,7 +25,7 @@ pub(crate) fn open_files(workers: u32, cores: usize, limit: &Rlimit) -> Check {
 }
 
 /// Returns an upper bound. Counted in running hubs: 6 for a worker on shared memory, 2 and one for each core on TCP, 2
-/// with RDMA; 28 for an idle hub with two cores, 68 for a hub with eight cores and RDMA on four NICs. Handshakes and
+/// with RDMA. An idle hub with two cores has 28, a hub with eight cores and RDMA on four NICs 68. Handshakes and
 /// requests need some more for a moment.
 fn needed(workers: u32, cores: usize) -> u64 {
     let cores = cores as u64;

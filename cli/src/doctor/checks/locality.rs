@@ -45,7 +45,7 @@ pub(crate) fn locality(host: &Host, plan: &Plan) -> Check {
     if fixes.is_empty() { Check::pass(NAME, seen) } else { Check::warn(NAME, seen, fixes.join("\n")) }
 }
 
-/// Used NICs without a known place, if the machine has several nodes.
+/// Returns the used NICs without a known place, if the machine has several nodes.
 fn unknown_nodes(host: &Host, plan: &Plan) -> Vec<String> {
     if host.nodes.len() < 2 {
         return Vec::new();

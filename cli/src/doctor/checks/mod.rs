@@ -1,4 +1,4 @@
-//! What the doctor judges, one file for each prerequisite. Each takes facts, or makes a trial, and returns a `Check`.
+//! The doctor's checks, one file for each prerequisite. Each takes facts, or makes a trial, and returns a `Check`.
 
 pub(super) mod congestion;
 pub(super) mod control_port;

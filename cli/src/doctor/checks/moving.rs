@@ -9,8 +9,8 @@ use crate::doctor::check::Check;
 /// Bytes in each direction: a fifth of a second on soft-RoCE in an emulated guest, and enough for a figure on a NIC.
 const BYTES: usize = 8 << 20;
 
-/// Moves the bytes over a NIC, by a link as deep as the job's deepest lane: what a device says of the queues that it makes is no
-/// promise (decision 39).
+/// Moves the bytes over a NIC, by a link as deep as the job's deepest lane. The depth of queues that a device announces
+/// is no promise (decision 39).
 pub(crate) fn over(nic: &NicOptions, chunks: u32, paths: &PathFlags) -> Check {
     let name = format!("bytes over {nic}");
     match loopback(nic, BYTES, chunks, paths) {

@@ -1,5 +1,5 @@
-//! The way from this machine to a hub that runs elsewhere: packets of full size, and each pair of RDMA NICs, by a
-//! job of one round that has this process as its only worker.
+//! The way from this machine to a hub that runs elsewhere: packets of full size, and each pair of RDMA NICs. The trial
+//! is a job of one round, whose only worker is this process.
 
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind};
@@ -18,11 +18,11 @@ use rustix::net::sockopt::{Ipv4PathMtuDiscovery, ip_mtu, set_ip_mtu_discover};
 
 use crate::doctor::check::{Check, Verdict};
 
-/// For each answer of the hub, and for the bytes of a link.
+/// The timeout of each answer of the hub, and of the bytes of a link.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// For an answer to a packet.
+/// The timeout of an answer to a packet.
 const ECHO: Duration = Duration::from_secs(1);
-/// For a connection to a data port.
+/// The timeout of a connection to a data port.
 const CONNECT: Duration = Duration::from_secs(3);
 /// Chunks of each link: 1 MiB, which takes 20 us at 400 Gb/s and 40 ms on soft-RoCE.
 const CHUNKS: usize = 32;
@@ -55,8 +55,8 @@ pub(crate) fn check(
     report(rdma(peer, &address, &hub, credential, nics, ready));
 }
 
-/// Returns whether each address of the data paths that the hub names can be connected to: a port that a firewall
-/// swallows shows only when a worker joins.
+/// Checks that each data-path address that the hub names accepts a connection. A port that a firewall blocks otherwise
+/// shows only when a worker joins.
 fn data_addresses(peer: &str, control: &str, hub: &HubReply) -> Check {
     let name = format!("data ports of {peer}");
     let mut all: Vec<SocketAddr> = Vec::new();
@@ -103,7 +103,7 @@ fn judge_addresses(name: String, tried: &[(SocketAddr, Option<Error>)]) -> Check
     )
 }
 
-/// What became of a packet that must not be cut.
+/// The fate of a packet that must not be fragmented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Echo {
     /// The peer says that nobody listens: it came.
@@ -198,7 +198,7 @@ fn rdma(
     }
 }
 
-/// What crossed between two NICs.
+/// The bytes that crossed between two NICs, and the time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rate {
     links: u32,
@@ -210,7 +210,7 @@ struct Rate {
 }
 
 impl Rate {
-    /// Both ways together.
+    /// Returns the rate of both directions together.
     fn gigabytes(&self) -> f64 {
         2.0 * self.bytes as f64 / self.time.as_secs_f64() / 1e9
     }
@@ -233,7 +233,7 @@ impl Rate {
     }
 }
 
-/// Of each pair of NICs, in words.
+/// The rates of each pair of NICs, by the pair in words.
 type Rates = BTreeMap<String, Rate>;
 
 /// Returns the pairs that are much slower than the fastest, or than their NICs.

@@ -5,7 +5,7 @@ use fabric::verbs::{Device, DevicePort, GidError, LibraryError, LinkLayer, NicOp
 use crate::doctor::check::{Check, Verdict};
 use crate::doctor::facts::KernelRdma;
 
-/// How much RDMA matters.
+/// The importance of RDMA for a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
     /// `--transports` names it, or the machine has NICs for it.
@@ -25,7 +25,7 @@ impl Need {
     }
 }
 
-/// What RDMA needs first.
+/// The basis of RDMA: the kernel's devices and the library.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub kernel: KernelRdma,
@@ -87,7 +87,7 @@ pub(crate) fn devices(need: Need, found: &Found) -> Option<Check> {
     })
 }
 
-/// What lets a program open a device.
+/// The commands that let a program open a device.
 const OPEN: &str = "chmod or chown /dev/infiniband/uverbs* for this user (the group rdma, by udev); in a container: docker run --device /dev/infiniband";
 
 /// What is to be done about a device that may open later.
@@ -124,7 +124,7 @@ impl Candidate<'_> {
         self.device.port(options.port).filter(|port| port.active)
     }
 
-    /// It carries nothing: a failure if the hub needs it.
+    /// Returns a check of something that is missing: a failure if the hub needs it.
     fn is_missing(&self, name: String, seen: &str, fix: String) -> Check {
         if self.named || !self.others {
             return Check::fail(name, seen, fix);

@@ -136,7 +136,7 @@ pub(super) struct MachinesJob {
     wire: Wire,
     mesh: Level,
     above: Option<Level>,
-    /// The simplest first. Without flat where a job cannot have so many workers.
+    /// The shapes, the simplest first. Flat is left out if a job cannot have this many workers.
     shapes: Vec<Shape>,
 }
 

@@ -7,7 +7,7 @@ use topology::render::{NetworkBox, NetworkPicture};
 use super::{MachinesJob, bytes_of, mb};
 
 impl MachinesJob {
-    /// Returns the picture: with hubs apart where these are to be used, else a mesh.
+    /// Returns the picture: with dedicated upper hubs if the user asked for them, else with a mesh.
     pub fn svg(&self) -> String {
         let (kind, level) = match &self.above {
             Some(above) if choose(&self.shapes).best.kind == Kind::Above => (Kind::Above, above),
@@ -32,7 +32,7 @@ impl MachinesJob {
         .svg()
     }
 
-    /// Returns the box of a machine, or of a hub apart.
+    /// Returns the box of a machine, or of a dedicated hub.
     fn machine(&self, level: &Level, kind: Kind, load: &Load) -> NetworkBox {
         let (share, workers) = match load.link {
             Link::HubAbove(number) => (Some(number), 0),

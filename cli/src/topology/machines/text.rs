@@ -42,7 +42,7 @@ impl MachinesJob {
         writeln!(out, "  each link: {}", self.link)
     }
 
-    /// A line for each hub: what it owns, and what its link carries in each shape.
+    /// Writes a line for each hub: the chunks that it owns, and the load of its link in each shape.
     fn owners(&self, out: &mut String) -> std::fmt::Result {
         writeln!(
             out,
@@ -84,7 +84,7 @@ impl MachinesJob {
         text
     }
 
-    /// How to start it.
+    /// Returns the commands that start the hubs.
     fn command(&self) -> String {
         let of = self.machines;
         let serve = "phub-server serve --listen 0.0.0.0:7077";
@@ -105,7 +105,7 @@ impl MachinesJob {
         }
     }
 
-    /// What a hub with two levels needs: as a hub counts it before it lets a job in.
+    /// Writes the memory that a hub with two levels needs, as a hub counts it before it lets a job in.
     fn memory(&self, out: &mut String) -> std::fmt::Result {
         let below = JobMemory::new(&self.wire, &self.terms, false, true);
         let level = |level: &Level| JobMemory::new(&level.wire, &level.terms, false, false);
@@ -150,7 +150,7 @@ impl MachinesJob {
     }
 }
 
-/// What a round waits for in each of these shapes of a job with so many workers, and the choice.
+/// Writes what a round waits for in each of these shapes of a job with `workers` workers, and the choice.
 pub(crate) fn write_rounds(out: &mut String, shapes: &[Shape], workers: u32) -> std::fmt::Result {
     for shape in shapes {
         let load = shape.bottleneck();

@@ -162,9 +162,9 @@ struct Cut {
     since: Instant,
     /// The release by hub 0, at another hub than hub 0.
     release: Option<ReleaseRequest>,
-    /// Why the cut changes nothing.
+    /// The reason why the cut changes nothing.
     failed: Option<NotCut>,
-    /// Why another hub may hold the job for ever.
+    /// The reason why another hub may hold the job for ever.
     unreleased: Option<String>,
 }
 

@@ -36,7 +36,7 @@ const DIES_WITHIN: Duration = Duration::from_millis(100);
 /// A worker, or a hub below, that joined.
 #[derive(Debug)]
 pub struct Member {
-    /// Its state.
+    /// The state.
     pub standing: Standing,
     /// The one who joined.
     pub(crate) from: Option<Asker>,
@@ -46,13 +46,13 @@ pub struct Member {
     pub latest: Option<Latest>,
     /// The transport of its links, once it has some.
     pub transport: Option<Transport>,
-    /// Its links, one for each core of the job.
+    /// The links, one for each core of the job.
     pub links: Vec<MemberLink>,
     /// Names it at all hubs of the job.
     pub(crate) worker: u64,
     /// Whether it makes its links again when they are lost.
     pub relinks: bool,
-    /// Its last heartbeat ended without an answer.
+    /// The last heartbeat ended without an answer.
     pub hung_up: bool,
 }
 
@@ -90,7 +90,7 @@ pub enum Standing {
 /// The lost links of a member that takes part.
 #[derive(Debug)]
 pub struct Unlinked {
-    /// Why the member is lost if it makes no others.
+    /// The reason why the member is lost if it makes no others.
     pub why: String,
     since: Instant,
     /// Since when there are news of it.

@@ -9,7 +9,8 @@ use crate::job::{Effect, Job, JobSpec, Life, News};
 use crate::refused::Refused;
 use crate::tokens::Token;
 
-/// How often a hub tells those above it which of its workers is late, and how long they hold its heartbeats.
+/// The interval at which a hub tells those above it which of its workers is late, and how long they hold its
+/// heartbeats.
 pub const TOLD_EVERY: Duration = Duration::from_secs(1);
 
 /// The answer to a worker that has asked for other links.

@@ -14,7 +14,7 @@ fn path() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/record/tests/life.record")
 }
 
-/// What to do when the record has another outcome here than it had.
+/// Returns what to do when the record has another outcome here than it had.
 fn remedy(error: &NotReplayed) -> String {
     let make = format!("make the record of the life anew: {MAKE}=1 cargo test -p coordinator record");
     match error {

@@ -16,7 +16,7 @@ use crate::codec::number::finite;
 /// The bytes of the count.
 const COUNT: usize = 4;
 
-/// How a payload writes the places of its values.
+/// The way in which a payload writes the places of its values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Indices,

@@ -16,7 +16,7 @@ const BLOCK: usize = 64;
 pub(super) struct Chosen {
     /// The bits of a magnitude.
     threshold: u32,
-    /// How many values with this magnitude are selected.
+    /// The number of values with this magnitude that are selected.
     equal: usize,
 }
 

@@ -11,7 +11,7 @@ use crate::strict_json;
 
 pub use numbers::{Groups, Multipliers, Numbers, NumbersByRound};
 
-/// How the hub computes what it sends back to the workers.
+/// The way in which the hub computes what it sends back to the workers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Optimizer {
@@ -236,7 +236,7 @@ impl Optimizer {
         "lion", "lars", "lamb",
     ];
 
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &'static str {
         match self {
             Optimizer::Average => "average",

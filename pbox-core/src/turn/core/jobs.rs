@@ -208,7 +208,7 @@ impl<P: Port> Core<P> {
         self.shards_of(id).fold(Watched::default(), |watched, entry| watched.with(entry.watch.watched()))
     }
 
-    /// What was seen of a job's gradients.
+    /// Returns what was seen of a job's gradients.
     pub fn gauged(&mut self, id: JobId) -> Gauged {
         self.shards_of(id).fold(Gauged::default(), |gauged, entry| {
             gauged.with(of_mode!(&entry.shard, shard => shard.stages.gauged()))

@@ -167,12 +167,12 @@ impl<P: Port> Core<P> {
         worked || count > 0 || !self.dropped.is_empty()
     }
 
-    /// Its port, to wait on.
+    /// Returns the port, to wait on.
     pub fn port(&mut self) -> &mut P {
         &mut self.port
     }
 
-    /// What it has done so far.
+    /// Returns what it has done so far.
     pub fn tally(&self) -> Tally {
         self.tally
     }

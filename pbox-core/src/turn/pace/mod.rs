@@ -23,7 +23,7 @@ pub(super) use together::Arrivals;
 pub(crate) enum OutOfTurn {
     /// It has pushed the chunk already.
     Again(Round),
-    /// Its last push has no answer yet.
+    /// The last push has no answer yet.
     Unanswered(Round),
     /// Another round is next.
     OtherRound { expected: Round },
@@ -34,9 +34,9 @@ pub(crate) enum OutOfTurn {
 /// A push that comes again, because its worker lost its links and the answer with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Repeated {
-    /// Its answer is not due yet.
+    /// The answer is not due yet.
     Waits,
-    /// Its answer is due now.
+    /// The answer is due now.
     Due(Round),
     /// It had its answer, which may be lost, or may wait for those of its layer.
     Answered(Round),
@@ -72,7 +72,7 @@ pub(crate) trait Pace: Sized {
         false
     }
 
-    /// Whether a push of worker `rank` whose turn it is not is a push that came before its links were lost.
+    /// Returns whether a push of worker `rank` whose turn it is not is a push that came before its links were lost.
     fn repeated(&mut self, place: usize, rank: u32, round_bits: u8) -> Option<Repeated> {
         let round = Round(self.next_round(place, rank).0.checked_sub(1)?);
         (round.low_bits() == round_bits).then_some(Repeated::Answered(round))
@@ -111,7 +111,8 @@ pub(crate) trait Pace: Sized {
     /// From which round on worker `rank` takes part; for a link that leads up, this hub.
     fn first_round(&self, rank: u32) -> Round;
 
-    /// Whether a push of a round may have this content, else what a push must be. A push of the broadcast is always of weights.
+    /// Checks whether a push of a round may have this content, else what a push must be. A push of the broadcast is
+    /// always of weights.
     fn takes(&self, content: Content, round: Round) -> Result<(), &'static str>;
 
     /// The content of the answer of a round for a worker, or of the sum that goes up. A worker that has no weights yet gets
@@ -126,10 +127,11 @@ pub(crate) trait Pace: Sized {
         (content, content != Content::Nothing || !self.is_push(rank))
     }
 
-    /// Whether it is worker `rank`'s turn to push a chunk, and for which round.
+    /// Returns whether it is worker `rank`'s turn to push a chunk, and for which round.
     fn check(&self, place: usize, rank: u32, round_bits: u8) -> Result<Round, OutOfTurn>;
 
-    /// Whether worker `rank` may be answered after a round of a chunk has finished; the round that the answer is of.
+    /// Returns whether worker `rank` may be answered after a round of a chunk has finished; the round that the answer
+    /// is of.
     fn answer_due(&mut self, place: usize, finished: Round, rank: u32) -> Option<Round>;
 
     /// The round of worker `rank`'s pushes of all the chunks at these places; `None` unless it is its turn for each, and for

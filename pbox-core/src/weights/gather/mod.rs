@@ -198,7 +198,7 @@ struct Gathered {
     sums: Sums,
     /// The last round in which chunks were taken in.
     round: Round,
-    /// How many chunks were taken in for it: all, once the core has given its sums.
+    /// The number of chunks that were taken in for it: all, once the core has given its sums.
     taken: usize,
     /// The round for which it has given its sums, until it has heard what was found.
     awaits: Option<Round>,

@@ -11,7 +11,7 @@ use crate::whole::{Part, Parts, Told, WholeGradient};
 pub(super) struct Teller {
     /// This hub.
     hub: usize,
-    /// Its lines in the window that workers read.
+    /// The lines in the window that workers read.
     lines: Spans,
     parts: Parts,
     /// The last round that is found, with the rounds that were skipped.
@@ -28,7 +28,7 @@ pub(super) struct Teller {
 pub(crate) enum Refused {
     /// It is not of a hub that has a part here.
     NotOfHub,
-    /// Its words are no sum, or say another round than its post.
+    /// The words are no sum, or say another round than its post.
     NoPart,
     /// No hub can be in this round.
     NoSuchRound,
@@ -37,7 +37,7 @@ pub(crate) enum Refused {
 }
 
 impl Refused {
-    /// What is wrong, in words.
+    /// Returns what is wrong, in words.
     pub fn why(self) -> &'static str {
         match self {
             Refused::NotOfHub => "no other hub of the job has this number, or it owns no chunks",

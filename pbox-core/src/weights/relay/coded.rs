@@ -27,7 +27,7 @@ use crate::wire::{Answer, Codecs, Framing, merge};
 #[derive(Debug)]
 pub(crate) struct OneSum {
     slab: Slab,
-    /// By place.
+    /// One entry for each place.
     elements: Vec<usize>,
 }
 
@@ -55,7 +55,7 @@ impl Weights for OneSum {
 /// The ways of a hub whose links to the hubs above are coded.
 #[derive(Debug)]
 pub(crate) struct CodedWays {
-    /// How frames are written there.
+    /// The way in which frames are written there.
     pub framing: Arc<Framing>,
     /// This hub's number among the members of the hubs above.
     pub machine: u32,
@@ -76,9 +76,9 @@ pub(crate) struct CodedRelay {
     keeps_first: bool,
     /// The codec's state, f32 by place.
     state: Slab,
-    /// Where each chunk's state begins.
+    /// The place where each chunk's state begins.
     states: Vec<usize>,
-    /// By place: the frame to post.
+    /// The frame to post, by place.
     posts: Vec<Span>,
     /// Values of one chunk in f32, for keys of another type.
     scratch: Vec<f32>,

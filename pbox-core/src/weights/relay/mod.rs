@@ -21,11 +21,11 @@ pub(crate) use coded::{CodedRelay, CodedWays, OneSum};
 pub(crate) struct Relay {
     /// Links of a higher number lead up.
     workers: u32,
-    /// By place: the chunk's sum and its count, in the window that the hub above reads.
+    /// The chunk's sum and its count, in the window that the hub above reads, by place.
     sums: Vec<Span>,
-    /// By place: the count.
+    /// The count, by place.
     counts: Spans,
-    /// By place: the chunk in the window that the workers read, if the hubs above do not write that.
+    /// The chunk in the window that the workers read, if the hubs above do not write that, by place.
     shown: Option<Spans>,
     /// The job's first weights are those of another hub's workers: from here the hub above reads none.
     keeps_first: bool,

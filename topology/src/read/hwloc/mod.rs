@@ -11,7 +11,7 @@ use hwlocality::Topology;
 use hwlocality::topology::builder::{BuildFlags, TopologyBuilder, TypeFilter};
 use std::path::Path;
 
-/// This machine. With `allowed`, cpus outside it do not count as allowed.
+/// Reads this machine. With `allowed`, cpus outside it do not count as allowed.
 pub(crate) fn read_live(allowed: Option<&[u32]>) -> Result<Survey, String> {
     let topology = builder()?.build().map_err(|error| error.to_string())?;
     survey(&topology, Source::LiveHwloc, allowed)

@@ -56,7 +56,7 @@ fn socket(path: &Path) -> Result<SocketId, SysfsError> {
     }
 }
 
-/// The core's number is that of its first thread, because `core_id` may repeat between dies.
+/// Returns the core's number, which is that of its first thread, because `core_id` may repeat between dies.
 fn core(topology: &Path, cpu: u32) -> Result<u64, SysfsError> {
     for name in ["core_cpus_list", "thread_siblings_list"] {
         let path = topology.join(name);
@@ -85,7 +85,7 @@ pub(crate) fn slow_cpus(root: &Path) -> Vec<u32> {
         .collect()
 }
 
-/// A cache that cannot be read is left out: its cores are then taken in the order of their numbers.
+/// Reads a cache. An unreadable cache is left out: its cores are then taken in the order of their numbers.
 fn cache(path: &Path) -> Option<Cache> {
     let level = attribute::integer(&path.join("level")).ok()?;
     let kind = match attribute::text_if_readable(&path.join("type"))?.as_str() {
@@ -103,7 +103,7 @@ fn cache(path: &Path) -> Option<Cache> {
     })
 }
 
-/// `1024K`, in bytes.
+/// Parses a size such as `1024K`, in bytes.
 fn size_bytes(text: &str) -> Option<u64> {
     let (digits, unit) = match text.strip_suffix('K') {
         Some(digits) => (digits, 1 << 10),

@@ -27,7 +27,7 @@ pub enum SysfsError {
     Unreadable {
         /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A file does not hold what it should.
@@ -35,7 +35,7 @@ pub enum SysfsError {
     Garbage {
         /// The file.
         path: PathBuf,
-        /// What it should hold.
+        /// The expected content.
         expected: &'static str,
         /// The start of what it holds.
         seen: String,

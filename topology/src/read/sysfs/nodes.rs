@@ -33,7 +33,7 @@ pub fn read(root: &Path, survey: &mut Survey) -> Result<BTreeMap<CpuId, NodeId>,
     Ok(node_of_cpu)
 }
 
-/// `Node 0 MemTotal:  4417740 kB`, in bytes.
+/// Reads a line such as `Node 0 MemTotal:  4417740 kB`, in bytes.
 fn memory_bytes(meminfo: &Path) -> Option<u64> {
     let text = attribute::text_if_readable(meminfo)?;
     let (_, rest) = text.lines().find_map(|line| line.split_once("MemTotal:"))?;

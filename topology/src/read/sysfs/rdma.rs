@@ -115,7 +115,7 @@ fn is_active(port: &Path) -> bool {
     attribute::text_if_readable(&port.join("state")).is_some_and(|state| state.starts_with('4'))
 }
 
-/// `2.5 Gb/sec (1X SDR)`, in bits per second.
+/// Parses a rate such as `2.5 Gb/sec (1X SDR)`, in bits per second.
 fn rate_bits_per_s(text: &str) -> Option<u64> {
     let (number, rest) = text.split_once(' ')?;
     let gbps: f64 = number.parse().ok()?;
@@ -123,7 +123,7 @@ fn rate_bits_per_s(text: &str) -> Option<u64> {
     sane.then_some((gbps * 1e9) as u64)
 }
 
-/// The device is usable if any port is active.
+/// Returns whether the device is usable: any port is active.
 fn link_up(ports: &[PathBuf]) -> Option<bool> {
     let states: Vec<String> =
         ports.iter().filter_map(|port| attribute::text_if_readable(&port.join("state"))).collect();

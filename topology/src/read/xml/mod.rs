@@ -27,7 +27,7 @@ pub enum XmlError {
     Unreadable {
         /// The file asked for.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The file has no bytes.
@@ -74,7 +74,7 @@ pub enum XmlError {
     Refused {
         /// The file asked for.
         path: PathBuf,
-        /// What hwloc said.
+        /// The reason that hwloc gave.
         reason: String,
     },
 }

@@ -29,7 +29,7 @@ pub(crate) struct Clocks {
     /// Whether round 0 is the broadcast.
     broadcasts: bool,
     ranks: usize,
-    /// By rank: the round that it takes part from.
+    /// The round that it takes part from, by rank.
     first: Vec<Round>,
     /// By chunk, then by rank.
     clocks: Vec<Clock>,
@@ -43,7 +43,7 @@ pub(crate) struct Clocks {
 /// One worker's clock of one chunk.
 #[derive(Clone, Copy, Debug)]
 struct Clock {
-    /// Its next round: equal to the number of rounds that it has pushed.
+    /// The next round: equal to the number of rounds that it has pushed.
     next: Round,
     standing: Standing,
 }

@@ -22,9 +22,9 @@ use crate::weights::Mode;
 pub(crate) struct Relayed {
     below: Arrivals,
     workers: u32,
-    /// By place: the number of the link that the chunk's sums go up by.
+    /// The number of the link that the chunk's sums go up by, by place.
     way_up: Vec<u32>,
-    /// By place.
+    /// One entry for each place.
     above: Vec<Above>,
     /// The content of the sum that has gone up, or of its answer, by place.
     contents: Vec<Content>,

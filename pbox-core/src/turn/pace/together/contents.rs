@@ -249,7 +249,7 @@ impl Arrivals {
         self.contents.clear(place);
     }
 
-    /// Why the pushes of a chunk of this key do not go together.
+    /// Returns why the pushes of a chunk of this key do not go together.
     pub(in crate::turn) fn mixed(&self, place: usize, key: &str) -> String {
         let Round(round) = self.round(place);
         let pushed = |content: Content| {
