@@ -16,7 +16,7 @@ pub struct MemberLink {
     pub crossed: Option<Crossed>,
 }
 
-/// The bytes that crossed these links, by NIC.
+/// Returns the bytes that crossed these links, by NIC.
 pub(crate) fn by_nic(links: &[MemberLink]) -> Vec<LinkReply> {
     let mut nics = BTreeMap::<&str, (u64, u64)>::new();
     for MemberLink { nic, crossed } in links {

@@ -153,7 +153,7 @@ mod tests {
     const MEMBER: Owner = (JobId(1), 0);
     const OTHER: Owner = (JobId(1), 1);
 
-    /// A member with tokens 1 and 2, and another one with token 3.
+    /// Returns a member with tokens 1 and 2, and another one with token 3.
     fn of_two() -> Tokens {
         let mut tokens = Tokens::default();
         for (token, owner) in [(1, MEMBER), (2, MEMBER), (3, OTHER)] {

@@ -67,7 +67,7 @@ fn stands(rounds: &RoundsReply) -> Option<Duration> {
     Some(Duration::from_micros(rounds.waited_us)).filter(|&waited| waited >= STANDS)
 }
 
-/// The rank that makes rounds slow, if one does.
+/// Returns the rank that makes rounds slow, if one does.
 fn latest(rounds: &RoundsReply) -> Option<&RankReply> {
     // One long wait is no habit.
     let often = rounds.ranks.iter().filter(|rank| rank.last.saturating_mul(OFTEN) >= rounds.window);

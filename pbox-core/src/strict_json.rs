@@ -18,7 +18,7 @@ pub(crate) fn none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<(), D::
     Nothing::deserialize(deserializer).map(|Nothing {}| ())
 }
 
-/// An object's fields, each given once. A plain [`Map`] would take the last field of a name.
+/// Returns an object's fields, each given once. A plain [`Map`] would take the last field of a name.
 pub(crate) fn fields<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Map<String, Value>, D::Error> {
     struct Fields;
 

@@ -89,7 +89,7 @@ impl Job {
     }
 }
 
-/// A core with one job, and its workers' ends on threads of their own.
+/// Returns a core with one job, and its workers' ends on threads of their own.
 fn meet(listener: &Listener, job: Job) -> Core<shm::Port> {
     let Job { consistency, .. } = job;
     let wire = job.wire();

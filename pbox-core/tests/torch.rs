@@ -54,7 +54,8 @@ fn optimizers_differ_from_pytorch_only_by_roundings() {
     }
 }
 
-/// The largest difference over the recorded steps, in ulps of the largest weight, divided by the number of steps so far.
+/// Returns the largest difference over the recorded steps, in ulps of the largest weight, divided by the number of
+/// steps so far.
 fn worst_ulps_per_step(run: &Run, record: &Record) -> f32 {
     let optimizer = &run.optimizer;
     let mut weights = numbers(&record.first);

@@ -26,7 +26,7 @@ fn settings(quotas: Quotas) -> Settings {
     Settings { jobs_limit: JOBS_LIMIT, quotas, late }
 }
 
-/// A hub with these quotas.
+/// Returns a hub with these quotas.
 fn of_quotas(quotas: Quotas) -> Hub {
     Hub::new(settings(quotas))
 }

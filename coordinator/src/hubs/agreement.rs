@@ -145,7 +145,7 @@ impl Files {
         Ok(None)
     }
 
-    /// The latest rounds that all hubs have.
+    /// Returns the latest rounds that all hubs have.
     pub fn whole(&self) -> WholeRounds {
         let mut hubs = self.rounds.values();
         let first = hubs.next().cloned().unwrap_or_default();
@@ -161,7 +161,8 @@ impl Files {
     }
 }
 
-/// The latest rounds of those that a hub says it has files of. It has a few, and each is compared with those of all hubs.
+/// Returns the latest rounds of those that a hub says it has files of. It has a few, and each is compared with those of
+/// all hubs.
 fn latest(mut rounds: Vec<Round>) -> Vec<Round> {
     rounds.sort_unstable();
     rounds.drain(..rounds.len().saturating_sub(MOST_FILES));

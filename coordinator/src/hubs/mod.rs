@@ -88,8 +88,8 @@ pub struct Hubs {
 }
 
 impl Hubs {
-    /// The hubs of a job that begins. `files` are the rounds of the files of each hub that owns chunks; of another hub
-    /// than hub 0, only its own.
+    /// Creates the hubs of a job that begins. `files` are the rounds of the files of each hub that owns chunks; of
+    /// another hub than hub 0, only its own.
     pub(crate) fn new(
         share: Share,
         pieces: Vec<Piece>,
@@ -123,7 +123,7 @@ impl Hubs {
         self.share.hub == 0
     }
 
-    /// A pass for the next worker that hub 0 lets in.
+    /// Returns a pass for the next worker that hub 0 lets in.
     pub(crate) fn next_pass(&mut self, checkpoints: bool) -> Pass {
         self.workers += 1;
         let (secret, worker, first_round) = (self.secret.show(), self.workers, self.first_round);

@@ -17,7 +17,7 @@ pub struct News {
 }
 
 impl News {
-    /// The news of a job that begins.
+    /// Creates the news of a job that begins.
     pub(super) fn new(state: JobState) -> Self {
         let told = HeartbeatReply {
             version: 1,

@@ -16,7 +16,7 @@ mod checkpoints;
 mod cuts;
 mod last;
 
-/// A job of one core that gathers its workers.
+/// Returns a job of one core that gathers its workers.
 fn gathering(workers: u32, on_loss: OnLoss, members: Members, cores: usize) -> Job {
     let optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
     let mut terms = JobTerms::new(workers, vec![Key::f32("a", [16])], optimizer);
@@ -28,7 +28,7 @@ fn gathering(workers: u32, on_loss: OnLoss, members: Members, cores: usize) -> J
     Job::new(spec, hubs, from, Instant::now())
 }
 
-/// A job that gathers, and that two members have joined.
+/// Returns a job that gathers, and that two members have joined.
 fn of_two(on_loss: OnLoss, members: Members) -> Job {
     let mut job = gathering(2, on_loss, members, 1);
     join(&mut job, 0);
@@ -36,7 +36,7 @@ fn of_two(on_loss: OnLoss, members: Members) -> Job {
     job
 }
 
-/// A job that runs, and goes on without lost workers.
+/// Returns a job that runs, and goes on without lost workers.
 fn running() -> Job {
     let mut job = of_two(OnLoss::Continue, Members::Workers);
     attach(&mut job, 0);
@@ -55,7 +55,7 @@ fn attach(job: &mut Job, rank: u32) -> Arrival {
     job.attached(rank)
 }
 
-/// The code by which a worker that comes to a rank now is refused.
+/// Returns the code by which a worker that comes to a rank now is refused.
 fn code_of_a_join(job: &Job, rank: u32) -> Option<RefusalCode> {
     let join = Join::new("job", &JoinRequest::new(rank, (*job.spec.terms).clone()), Token([0; 16]));
     job.may_come(&join).err().map(|refused| refused.code)
@@ -244,7 +244,7 @@ fn a_job_that_has_begun_forgets_what_its_workers_had_reached() {
     assert_eq!(job.news.now().reached, Some(Round(20)));
 }
 
-/// The effects of the end of rank 1's link, by itself.
+/// Returns the effects of the end of rank 1's link, by itself.
 fn link_ends(job: &mut Job) -> Vec<Effect> {
     let ended = Event::LinkEnded { rank: 1, reason: "its link ended".into(), by_itself: true };
     job.handle(ended, Instant::now())
@@ -290,7 +290,7 @@ fn a_member_is_silent_for_as_long_as_the_limit() {
     assert!(why.starts_with("worker 1 was silent for 31.0 s, the limit is 30.0 s"), "{why}");
 }
 
-/// The failure that follows from the loss of rank 1.
+/// Returns the failure that follows from the loss of rank 1.
 fn failure(job: &mut Job, cause: Cause) -> Option<(String, Blame)> {
     match &job.lose(1, cause, "it died")[..] {
         [Effect::Lost { goes_on: false, .. }, Effect::Fail(reason, blame)] => Some((reason.clone(), *blame)),
@@ -370,13 +370,13 @@ fn a_worker_that_leaves_a_job_that_gathers_gives_it_up() {
     assert_eq!(job.leave(1, LeftAt::all(Round(0))), Leave::Nothing);
 }
 
-/// A look at a job where nothing has moved: a chunk in round 7 has waited for rank 1.
+/// Returns a look at a job where nothing has moved: a chunk in round 7 has waited for rank 1.
 fn waiting() -> Look {
     let owes = Waits { owes: 1, round: Some(Round(7)), is_waiting: false };
     Look { round: Round(7), done: 15, workers: [(1, owes)].into(), ..Look::default() }
 }
 
-/// The effects of looks at a job, each after its number of seconds.
+/// Returns the effects of looks at a job, each after its number of seconds.
 fn judge(job: &mut Job, looks: &[(u64, &Look)], limit: Option<u64>, above: &[Late]) -> Vec<Vec<Effect>> {
     let (begun, limit) = (Instant::now(), limit.map(Duration::from_secs));
     let limits = LateLimits { warning: Duration::from_secs(10), limit };

@@ -9,7 +9,7 @@ use crate::{Request, Token};
 mod form;
 mod life;
 
-/// A record of a name that is reserved and released.
+/// Returns a record of a name that is reserved and released.
 fn recorded() -> Vec<String> {
     let late = LateLimits { warning: Duration::from_secs(30), limit: None };
     let settings = Settings { jobs_limit: 4, quotas: Quotas::default(), late };

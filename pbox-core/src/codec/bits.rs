@@ -4,7 +4,7 @@
 //! Eight codes, which are `B` bytes, are packed at a time, as one 64-bit number whose halves move together in three
 //! steps.
 
-/// A mask of the lowest `bits` bits of every `of` bits.
+/// Returns a mask of the lowest `bits` bits of every `of` bits.
 const fn mask(bits: u32, of: u32) -> u64 {
     let (mut mask, mut at) = (0, 0);
     while at < 64 {
@@ -14,7 +14,7 @@ const fn mask(bits: u32, of: u32) -> u64 {
     mask
 }
 
-/// The bytes that `codes` codes take.
+/// Returns the bytes that `codes` codes take.
 pub(super) fn bytes(codes: usize, bits: u8) -> usize {
     (codes * usize::from(bits)).div_ceil(8)
 }

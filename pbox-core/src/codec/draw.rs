@@ -19,7 +19,7 @@ pub struct Draw {
 }
 
 impl Draw {
-    /// The key of the draw's numbers: the 64-bit XXH3 of its fields, with the job's seed.
+    /// Returns the key of the draw's numbers: the 64-bit XXH3 of its fields, with the job's seed.
     pub(super) fn key(self) -> Key {
         let mut bytes = [0; 12];
         let fields = [self.rank, self.round.0, self.chunk.0];
@@ -38,7 +38,7 @@ impl Draw {
 pub(super) struct Key(pub(super) u64);
 
 impl Key {
-    /// The number at a place: 32 bits.
+    /// Returns the number at a place: 32 bits.
     ///
     /// A permutation of 32 bits: multiply and xor-shift, with the constants of Wellons' search for little bias. Half
     /// of the key enters before it and half in its middle, because with one half alone all sequences would be parts
@@ -54,7 +54,7 @@ impl Key {
         bits ^ bits >> 15
     }
 
-    /// The number at a place, uniform in [1, 2): 23 bits, which fit without a conversion.
+    /// Returns the number at a place, uniform in [1, 2): 23 bits, which fit without a conversion.
     #[inline(always)]
     pub(super) fn one_to_two(self, place: u32) -> f32 {
         f32::from_bits(0x3f80_0000 | self.at(place) >> 9)
@@ -69,7 +69,7 @@ mod tests {
         Draw { seed: 1, rank, round: Round(round), chunk: ChunkId(chunk) }.key()
     }
 
-    /// The distance of counts from equal counts, in standard deviations of the chi-square distribution.
+    /// Returns the distance of counts from equal counts, in standard deviations of the chi-square distribution.
     fn unevenness(counts: &[u32]) -> f64 {
         let mean = counts.iter().sum::<u32>() as f64 / counts.len() as f64;
         let chi_square: f64 = counts.iter().map(|&count| (f64::from(count) - mean).powi(2) / mean).sum();

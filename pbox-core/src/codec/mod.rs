@@ -157,7 +157,7 @@ impl Codec {
         }
     }
 
-    /// The most bytes that `elements` elements take.
+    /// Returns the most bytes that `elements` elements take.
     pub fn payload_bytes(&self, elements: usize) -> usize {
         match *self {
             Codec::F16 | Codec::Bf16 => 2 * elements,
@@ -170,7 +170,7 @@ impl Codec {
         }
     }
 
-    /// The f32 of state that the encoder keeps for each element. They are zero at first.
+    /// Returns the f32 of state that the encoder keeps for each element. They are zero at first.
     pub fn state_per_element(&self) -> usize {
         match self {
             Codec::F16 | Codec::Bf16 | Codec::Qsgd { .. } | Codec::TernGrad => 0,
@@ -179,8 +179,8 @@ impl Codec {
         }
     }
 
-    /// The codec of the hub's answers. It contracts: the decoded values are always nearer to the encoded values than
-    /// zero is. So an error that is sent again in the next difference dies away.
+    /// Returns the codec of the hub's answers. It contracts: the decoded values are always nearer to the encoded values
+    /// than zero is. So an error that is sent again in the next difference dies away.
     ///
     /// Sparse codecs answer with as many values as all workers send. This is exact if the step is as sparse, except
     /// for at most one value for each worker, because each worker rounds its share up.
@@ -265,7 +265,7 @@ impl Codec {
         }
     }
 
-    /// The settings of `dgc`. Panics for other codecs.
+    /// Returns the settings of `dgc`. Panics for other codecs.
     fn dgc(&self) -> Dgc {
         let Codec::Dgc { ratio, momentum, clip, warmup_rounds } = *self else {
             unreachable!("{} is not dgc", self.name())

@@ -11,25 +11,25 @@ pub(super) fn not_finite(value: f32) -> u32 {
     u32::from(value.to_bits() & 0x7fff_ffff >= INFINITY)
 }
 
-/// The value, or zero if it is not finite.
+/// Returns the value, or zero if it is not finite.
 #[inline(always)]
 pub(super) fn finite(value: f32) -> f32 {
     if value.to_bits() & 0x7fff_ffff < INFINITY { value } else { 0.0 }
 }
 
-/// The bits of the value's magnitude, which compare like magnitudes; zero if the value is not finite.
+/// Returns the bits of the value's magnitude, which compare like magnitudes; zero if the value is not finite.
 #[inline(always)]
 pub(super) fn magnitude(value: f32) -> u32 {
     finite(value).to_bits() & 0x7fff_ffff
 }
 
-/// The finite number that is nearest to a sum or product of finite numbers.
+/// Returns the finite number that is nearest to a sum or product of finite numbers.
 #[inline(always)]
 pub(super) fn bounded(value: f32) -> f32 {
     value.clamp(f32::MIN, f32::MAX)
 }
 
-/// The largest magnitude, and the number of values that are not finite.
+/// Returns the largest magnitude, and the number of values that are not finite.
 #[inline(always)]
 pub(super) fn largest_magnitude(values: &[f32]) -> (f32, u32) {
     let (mut most, mut count) = (0, 0);
@@ -60,7 +60,7 @@ impl Ruler {
         Ruler { power, factor: if scale > 0.0 { top / (scale * power) } else { 0.0 } }
     }
 
-    /// The scaled value of a finite value, with its sign.
+    /// Returns the scaled value of a finite value, with its sign.
     #[inline(always)]
     pub(super) fn scale(self, value: f32) -> f32 {
         value * self.power * self.factor

@@ -38,15 +38,14 @@ impl Qsgd {
         4 * elements.div_ceil(self.bucket) + bits::bytes(elements, self.bits)
     }
 
-    /// The levels on each side of zero.
+    /// Returns the levels on each side of zero.
     pub(super) fn levels(self) -> u8 {
         (1 << (self.bits - 1)) - u8::from(self.bits > 1)
     }
 
-    /// The settings for answers. The largest value of a bucket is exact, and the error of all others is below one
-    /// level. That contracts if a bucket has at most the square of the number of levels, so larger buckets are cut
-    /// down to that. Answers have at least 4 bits, because with fewer the scales would take more bytes than the
-    /// levels.
+    /// Returns the settings for answers. The largest value of a bucket is exact, and the error of all others is below
+    /// one level. That contracts if a bucket has at most the square of the number of levels, so larger buckets are cut
+    /// down to that. Answers have at least 4 bits, because with fewer the scales would take more bytes than the levels.
     pub(super) fn contracting(self) -> Self {
         let bits = self.bits.max(4);
         let levels = usize::from(Qsgd { bits, ..self }.levels());
@@ -82,8 +81,8 @@ impl Qsgd {
         }
     }
 
-    /// The parts of a block that each lie in one bucket: the bucket, and the start and the end of the part in the
-    /// block.
+    /// Returns the parts of a block that each lie in one bucket: the bucket, and the start and the end of the part in
+    /// the block.
     #[inline(always)]
     fn bucket_parts(self, start: usize, length: usize) -> impl Iterator<Item = (usize, usize, usize)> {
         let (first, last) = (start / self.bucket, (start + length - 1) / self.bucket);
@@ -173,8 +172,8 @@ impl Rounding {
     }
 }
 
-/// The whole part of a number from 0 to below 2^22. Adding 2^23, where f32 has no fractions, rounds the number; 1 is
-/// taken off if that rounded up. A cast gives the same, but also handles numbers out of range: encoding would take
+/// Returns the whole part of a number from 0 to below 2^22. Adding 2^23, where f32 has no fractions, rounds the number;
+/// 1 is taken off if that rounded up. A cast gives the same, but also handles numbers out of range: encoding would take
 /// four times as long.
 #[inline(always)]
 fn whole_part(number: f32) -> u32 {

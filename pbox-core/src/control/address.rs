@@ -30,13 +30,13 @@ pub fn check_address(text: &str) -> Result<(), NotAnAddress> {
     }
 }
 
-/// The host of an address, without the brackets of IPv6.
+/// Returns the host of an address, without the brackets of IPv6.
 pub fn host_of(address: &str) -> &str {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
 }
 
-/// The host of an address, if it is no name.
+/// Returns the host of an address, if it is no name.
 pub fn ip_of(address: &str) -> Option<IpAddr> {
     host_of(address).parse().ok()
 }

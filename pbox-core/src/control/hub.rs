@@ -82,7 +82,7 @@ impl fmt::Display for RefusalReply {
     }
 }
 
-/// The place of somebody, in words: `10.0.0.5 (node7)`.
+/// Returns the place of somebody, in words: `10.0.0.5 (node7)`.
 fn place(address: Option<&str>, host: Option<&str>) -> String {
     let address = address.unwrap_or("nowhere");
     host.map_or_else(|| address.to_owned(), |host| format!("{address} ({host})"))

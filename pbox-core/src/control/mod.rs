@@ -113,7 +113,7 @@ pub struct JoinRequest {
 }
 
 impl JoinRequest {
-    /// A plain request of a worker at the job's only hub, or at its first one.
+    /// Creates a plain request of a worker at the job's only hub, or at its first one.
     pub fn new(rank: u32, terms: JobTerms) -> Self {
         JoinRequest {
             protocol: PROTOCOL,
@@ -130,7 +130,7 @@ impl JoinRequest {
         }
     }
 
-    /// The versions that the worker speaks.
+    /// Returns the versions that the worker speaks.
     pub fn versions(&self) -> Versions {
         Versions::of(self.protocol, self.protocol_lowest)
     }
@@ -250,7 +250,7 @@ pub enum TransportAddress {
 }
 
 impl TransportAddress {
-    /// The transport of this address.
+    /// Returns the transport of this address.
     pub fn transport(&self) -> Transport {
         match self {
             TransportAddress::Shm { .. } => Transport::Shm,

@@ -135,7 +135,7 @@ mod tests {
         }
     }
 
-    /// The join of a member that also speaks the next version.
+    /// Returns the join of a member that also speaks the next version.
     fn newer(rest: &str) -> String {
         let next = PROTOCOL + 1;
         join().replace(

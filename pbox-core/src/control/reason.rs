@@ -5,8 +5,8 @@
 /// The longest [reason](reason) in bytes.
 pub const MAX_REASON_BYTES: usize = 256;
 
-/// The words of a worker that fails, as one line that can be printed: at most [`MAX_REASON_BYTES`] of them. A character that
-/// controls a terminal, or the direction of text, becomes a space.
+/// Returns the words of a worker that fails, as one line that can be printed: at most [`MAX_REASON_BYTES`] of them. A
+/// character that controls a terminal, or the direction of text, becomes a space.
 pub fn reason(words: &str) -> String {
     let mut line = String::new();
     for c in words.chars().map(|c| if is_printed(c) { c } else { ' ' }) {

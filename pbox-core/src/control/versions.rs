@@ -28,13 +28,13 @@ impl Versions {
         Versions { lowest: lowest.map_or(protocol, |lowest| lowest.min(protocol)), highest: protocol }
     }
 
-    /// The highest version that both ends speak.
+    /// Returns the highest version that both ends speak.
     pub fn common(self, other: Versions) -> Option<u32> {
         let highest = self.highest.min(other.highest);
         (highest >= self.lowest.max(other.lowest)).then_some(highest)
     }
 
-    /// The lowest version as a message has it: nothing if there is one version.
+    /// Returns the lowest version as a message has it: nothing if there is one version.
     pub fn lowest_of_several(self) -> Option<u32> {
         (self.lowest < self.highest).then_some(self.lowest)
     }

@@ -59,7 +59,7 @@ const FORMS: [(&str, &[&str]); 9] = [
 
 const SLIM: &str = "slim";
 
-/// The forms, as a user writes them.
+/// Returns the forms, as a user writes them.
 fn forms() -> Vec<String> {
     FORMS.iter().map(|(name, settings)| [&[*name], *settings].concat().join(":")).collect()
 }

@@ -34,13 +34,13 @@ impl Credit {
     /// The least that is worth having on each of many links to a peer: a slice that leaves, and one that follows.
     pub const LEAST: usize = 64 << 10;
 
-    /// The default of a schedule, of all links to a peer together. Without credit [`Schedule::P3`] is a FIFO wherever a transport
-    /// holds bytes; the others gain nothing from it.
+    /// Returns the default of a schedule, of all links to a peer together. Without credit [`Schedule::P3`] is a FIFO
+    /// wherever a transport holds bytes; the others gain nothing from it.
     pub fn default_of(schedule: Schedule) -> Self {
         if schedule == Schedule::P3 { Credit::Bytes(Credit::AT_FIRST) } else { Credit::None }
     }
 
-    /// Bytes of a link's first round; `None` is any number.
+    /// Returns the number of bytes of a link's first round; `None` is any number.
     pub fn at_first(self) -> Option<usize> {
         match self {
             Credit::None => None,

@@ -53,7 +53,7 @@ impl Schedule {
         }
     }
 
-    /// The priority of a key's parts in a queue; the lowest leaves first.
+    /// Returns the priority of a key's parts in a queue; the lowest leaves first.
     #[inline]
     pub fn priority(self, key: KeyId) -> u32 {
         if self == Schedule::P3 { key.0 } else { 0 }

@@ -217,7 +217,7 @@ impl JobTerms {
         consistency.steps_alone() || compression.is_some_and(|compression| compression.has_own_answers())
     }
 
-    /// The tensors that the hub which steps keeps of each key.
+    /// Returns the tensors that the hub which steps keeps of each key.
     pub fn tensors(&self) -> Tensors {
         Tensors::from(self.optimizer).with_ema(self.ema)
     }
@@ -258,7 +258,7 @@ impl JobTerms {
         refused::check_below(self)
     }
 
-    /// The terms of this job at so many hubs above, for one of `machines` hubs below them.
+    /// Returns the terms of this job at so many hubs above, for one of `machines` hubs below them.
     ///
     /// # Errors
     /// When the job cannot be relayed.
@@ -269,7 +269,7 @@ impl JobTerms {
         Ok(JobTerms { workers: machines, hubs, cores: None, level, ..self.clone() })
     }
 
-    /// The first term in which `theirs` differs from these.
+    /// Returns the first term in which `theirs` differs from these.
     pub fn first_difference(&self, theirs: &JobTerms) -> Option<Difference> {
         let pairs = self.spoken().into_iter().zip(theirs.spoken());
         let differing = pairs.into_iter().find(|((_, ours), (_, theirs))| ours != theirs);
@@ -279,7 +279,7 @@ impl JobTerms {
         manifest::first_difference(&theirs.keys, &self.keys).map(Difference::Keys)
     }
 
-    /// Every term in which workers agree but the keys, by name, as an error says it.
+    /// Returns every term in which workers agree but the keys, by name, as an error says it.
     fn spoken(&self) -> Vec<(&'static str, String)> {
         let JobTerms {
             workers,
@@ -325,7 +325,7 @@ impl JobTerms {
 }
 
 impl LevelTerms {
-    /// Bytes that may be under way on each link, of the only one to a peer.
+    /// Returns the bytes that may be under way on each link, of the only one to a peer.
     pub fn credit(&self) -> Credit {
         self.credit.unwrap_or_else(|| Credit::default_of(self.schedule))
     }

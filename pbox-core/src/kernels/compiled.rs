@@ -80,17 +80,17 @@ macro_rules! by_rule {
 }
 
 impl Kernels {
-    /// The best kernels that this processor runs.
+    /// Returns the best kernels that this processor runs.
     pub fn detect() -> &'static Kernels {
         Self::available().next().expect("scalar kernels run everywhere")
     }
 
-    /// All kernels that this processor runs, best first.
+    /// Returns all kernels that this processor runs, best first.
     pub fn available() -> impl Iterator<Item = &'static Kernels> {
         ALL.iter().filter(|kernels| (kernels.available)())
     }
 
-    /// The name of the instruction set.
+    /// Returns the name of the instruction set.
     pub fn name(&self) -> &'static str {
         self.name
     }
@@ -376,24 +376,24 @@ impl<'a, E: Element> Slots<'a, E> {
         then(&unsafe { Slots::new(&start, slot.len()) });
     }
 
-    /// The number of workers.
+    /// Returns the number of workers.
     pub fn workers(&self) -> usize {
         self.starts.len()
     }
 
-    /// The elements of each slot.
+    /// Returns the elements of each slot.
     pub fn elements(&self) -> usize {
         self.elements
     }
 
-    /// The slot of the worker at this index.
+    /// Returns the slot of the worker at this index.
     #[inline(always)]
     pub fn slot(&self, rank: usize) -> &'a [E] {
         // SAFETY: the caller of `new` guaranteed every start and `elements`.
         unsafe { std::slice::from_raw_parts(self.starts[rank], self.elements) }
     }
 
-    /// The first slots, at most `most` of them.
+    /// Returns the first slots, at most `most` of them.
     #[inline]
     pub fn at_most(&self, most: usize) -> Slots<'a, E> {
         Slots { starts: &self.starts[..self.starts.len().min(most)], ..*self }

@@ -18,11 +18,11 @@ pub trait Element: Converted + Plain + Debug + Default + PartialEq + Send + Sync
     /// The type as the manifest names it.
     const DTYPE: Dtype;
 
-    /// The same number in f32, exactly.
+    /// Returns the same number in f32, exactly.
     fn to_f32(self) -> f32;
 
-    /// The nearest number of this type, ties to even. Numbers beyond the largest become infinite, and numbers below
-    /// the smallest normal number become subnormal. A NaN stays a NaN.
+    /// Returns the nearest number of this type, ties to even. Numbers beyond the largest become infinite, and numbers
+    /// below the smallest normal number become subnormal. A NaN stays a NaN.
     fn from_f32(value: f32) -> Self;
 }
 
@@ -31,7 +31,7 @@ pub trait Element: Converted + Plain + Debug + Default + PartialEq + Send + Sync
 /// What kernels do with it stands here, because these functions have no type parameters: their loops, for each optimizer
 /// and instruction set, are compiled in this crate alone, and not in each crate that has a core of another port.
 pub trait Converted: Sized {
-    /// The same instruction set, as a converter of this type.
+    /// Returns the same instruction set, as a converter of this type.
     fn converter<I: Converter>(isa: I) -> impl Convert<Self> + Convert<f32>;
 
     /// Works like [`Kernels::run`].

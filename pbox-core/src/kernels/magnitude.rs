@@ -21,7 +21,7 @@ pub struct Magnitude {
 }
 
 impl Kernels {
-    /// The magnitude of the slots' sum, divided by `workers`.
+    /// Returns the magnitude of the slots' sum, divided by `workers`.
     pub fn magnitude<E: Element>(&self, slots: &Slots<E>, workers: u32) -> Magnitude {
         E::magnitude(self, slots, workers)
     }

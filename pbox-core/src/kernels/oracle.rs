@@ -12,7 +12,7 @@ use super::element::Element;
 pub use super::optimizer::Step;
 use super::optimizer::{AdamStep, Optimizer};
 
-/// The sum of the gradients in worker order.
+/// Returns the sum of the gradients in worker order.
 pub fn sum(gradients: impl IntoIterator<Item = f32>) -> f32 {
     gradients.into_iter().reduce(|sum, gradient| sum + gradient).unwrap_or(0.0)
 }
@@ -104,7 +104,8 @@ pub const BLOCK_BYTES: usize = 32 << 10;
 /// The lanes of a block: an element's square is added to the lane of its index.
 pub const LANES: usize = super::LANES;
 
-/// The squares of the mean gradients of a block, added in f64: each to the lane of its index, then lane after lane.
+/// Returns the squares of the mean gradients of a block, added in f64: each to the lane of its index, then lane after
+/// lane.
 pub fn squares(block: &[f32]) -> f64 {
     let mut lanes = [0.0; LANES];
     for (index, &mean) in block.iter().enumerate() {
@@ -113,7 +114,8 @@ pub fn squares(block: &[f32]) -> f64 {
     lanes.iter().sum()
 }
 
-/// The sum of squares of f32, in any order, rounded once to the nearest f64: bit by bit, with a count for each power of 2.
+/// Returns the sum of squares of f32, in any order, rounded once to the nearest f64: bit by bit, with a count for each
+/// power of 2.
 pub fn exact_sum(squares: impl Iterator<Item = f64>) -> f64 {
     const LOWEST: i32 = -350; // the lowest bit of 2^-298 in an f64
     let (mut counts, mut not_finite) = ([0u64; 700], 0.0);
@@ -141,12 +143,12 @@ pub fn exact_sum(squares: impl Iterator<Item = f64>) -> f64 {
     if not_finite == 0.0 { rounded } else { not_finite }
 }
 
-/// The norm of all blocks of a model.
+/// Returns the norm of all blocks of a model.
 pub fn norm(squares: impl Iterator<Item = f64>) -> f32 {
     exact_sum(squares).sqrt() as f32
 }
 
-/// The factor of a round's mean gradients, by which their norm becomes at most `most`: that of
+/// Returns the factor of a round's mean gradients, by which their norm becomes at most `most`: that of
 /// `torch.nn.utils.clip_grad_norm_`. An infinite norm makes it 0, and one that is no number makes it none.
 pub fn clip_scale(norm: f32, most: f32) -> f32 {
     let scale = most / (norm + 1e-6);

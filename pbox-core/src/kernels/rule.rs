@@ -12,7 +12,7 @@ pub(super) trait Rule {
     /// The f32 of state for each element, at most 3.
     const STATE: usize;
 
-    /// The new weight and state. State beyond `STATE` is neither read nor written.
+    /// Returns the new weight and state. State beyond `STATE` is neither read nor written.
     fn step<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector, state: State<I>) -> Stepped<I>;
 }
 
@@ -195,7 +195,7 @@ impl Adapts for Lamb {
 
 /// A rule whose rate is adapted to the norm of a key's weights, and to another norm.
 pub(super) trait Adapts: Rule {
-    /// The vector of the other norm: the gradient, or the update.
+    /// Returns the vector of the other norm: the gradient, or the update.
     fn measured<I: Isa>(
         isa: I,
         step: &Step,
@@ -205,7 +205,7 @@ pub(super) trait Adapts: Rule {
     ) -> I::Vector;
 }
 
-/// The mean gradient with the L2 penalty.
+/// Returns the mean gradient with the L2 penalty.
 #[inline(always)]
 fn gradient<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector) -> I::Vector {
     sum * isa.splat(step.rescale) + isa.splat(step.weight_decay) * weight
@@ -218,7 +218,8 @@ fn sign<I: Isa>(isa: I, values: I::Vector) -> I::Vector {
     values.if_above(zero, isa.splat(1.0), zero.if_above(values, isa.splat(-1.0), values))
 }
 
-/// The update that Adam subtracts from a weight, and the new moments. `HIGHEST`: divided by the highest second moment so far.
+/// Returns the update that Adam subtracts from a weight, and the new moments. `HIGHEST`: divided by the highest second
+/// moment so far.
 #[inline(always)]
 fn update<I: Isa, const HIGHEST: bool>(
     isa: I,

@@ -24,7 +24,7 @@ pub enum Tensor {
 }
 
 impl Tensor {
-    /// The tensor's place in a chunk's values.
+    /// Returns the tensor's place in a chunk's values.
     pub fn place(self) -> usize {
         match self {
             Tensor::Weights => 0,
@@ -53,28 +53,28 @@ impl Tensors {
         Tensors { ema, ..self }
     }
 
-    /// The optimizer, whose state is kept.
+    /// Returns the optimizer, whose state is kept.
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
     }
 
-    /// The decay of the average, if there is one.
+    /// Returns the decay of the average, if there is one.
     pub fn ema(&self) -> Option<f64> {
         self.ema
     }
 
-    /// The decay of the average, in the numbers of a kernel.
+    /// Returns the decay of the average, in the numbers of a kernel.
     pub(crate) fn decay(&self) -> Option<Decay> {
         self.ema.map(Decay::new)
     }
 
-    /// The names of what is kept beside the weights, in its order: PyTorch's, and `ema`.
+    /// Returns the names of what is kept beside the weights, in its order: PyTorch's, and `ema`.
     pub fn state_names(&self) -> impl Iterator<Item = &'static str> {
         let own = names_of(&self.optimizer).iter().copied();
         own.chain(self.ema.is_some().then_some(EMA))
     }
 
-    /// The f32 that the hub keeps for each parameter, besides the weights.
+    /// Returns the f32 that the hub keeps for each parameter, besides the weights.
     pub fn state_per_element(&self) -> usize {
         self.optimizer.state_per_element() + usize::from(self.ema.is_some())
     }
@@ -84,13 +84,13 @@ impl Tensors {
         if self.optimizer.keeps_weights() { 1 + self.state_per_element() } else { 0 }
     }
 
-    /// The f32 that the hub keeps for each element of a key of type `dtype`, besides the weights window: the master
-    /// weight, if the type is too coarse for it, then the state.
+    /// Returns the f32 that the hub keeps for each element of a key of type `dtype`, besides the weights window: the
+    /// master weight, if the type is too coarse for it, then the state.
     pub fn kept_per_element(&self, dtype: Dtype) -> usize {
         self.optimizer.master_per_element(dtype) + self.state_per_element()
     }
 
-    /// All tensors of a key, in the order of a chunk's values.
+    /// Returns all tensors of a key, in the order of a chunk's values.
     pub fn all(&self) -> impl Iterator<Item = Tensor> + use<> {
         let saved = self.saved_per_element();
         let weights = (saved > 0).then_some(Tensor::Weights);

@@ -196,7 +196,7 @@ proptest! {
     }
 }
 
-/// The bits of the numbers in f32, which differ for zeros of different signs. All NaNs get the same bits.
+/// Returns the bits of the numbers in f32, which differ for zeros of different signs. All NaNs get the same bits.
 fn bits<E: Element>(values: &[E]) -> Vec<u32> {
     let bits = |value: f32| if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() };
     values.iter().map(|value| bits(value.to_f32())).collect()

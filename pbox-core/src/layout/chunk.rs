@@ -25,7 +25,7 @@ pub const MAX_CHUNKS: u32 = IDS - LINES;
 pub struct ChunkId(pub u32);
 
 impl ChunkId {
-    /// The id as an index into per-chunk tables.
+    /// Returns the id as an index into per-chunk tables.
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -50,12 +50,12 @@ impl Round {
         self.0 <= ours.0.saturating_add(Self::APART)
     }
 
-    /// The round after this one.
+    /// Returns the round after this one.
     pub fn next(self) -> Round {
         Round(self.0.wrapping_add(1))
     }
 
-    /// The part of the round that fits in an immediate.
+    /// Returns the part of the round that fits in an immediate.
     pub fn low_bits(self) -> u8 {
         self.0 as u8 & ROUND_BITS
     }
@@ -97,7 +97,7 @@ pub enum Content {
 }
 
 impl Content {
-    /// The name, for errors.
+    /// Returns the name, for errors.
     pub fn name(self) -> &'static str {
         match self {
             Content::Gradient => "a gradient",
@@ -120,24 +120,26 @@ pub struct Immediate {
 }
 
 impl Immediate {
-    /// The immediate of `chunk` in `round`, for a gradient or the weights after its step. The layout has checked that the id
-    /// fits.
+    /// Creates the immediate of `chunk` in `round`, for a gradient or the weights after its step. The layout has
+    /// checked that the id fits.
     pub fn new(chunk: ChunkId, round: Round) -> Self {
         Immediate { chunk, round_bits: round.low_bits(), content: Content::Gradient }
     }
 
-    /// The immediate of another content.
+    /// Returns the immediate of another content.
     pub fn with(self, content: Content) -> Self {
         Immediate { content, ..self }
     }
 
-    /// The immediate of a control message about the layer part that begins with `chunk`, in `round`. Its round bits
-    /// are half the range away, so that a late or repeated push or answer and a control message are never confused.
+    /// Returns the immediate of a control message about the layer part that begins with `chunk`, in `round`. Its round
+    /// bits are half the range away, so that a late or repeated push or answer and a control message are never
+    /// confused.
     pub fn control(chunk: ChunkId, round: Round) -> Self {
         Immediate { round_bits: round.low_bits() ^ 0x20, ..Self::new(chunk, round) }
     }
 
-    /// The immediate of the line that has a hub's part of the whole gradient in a round. Its id is none of a chunk.
+    /// Returns the immediate of the line that has a hub's part of the whole gradient in a round. Its id is none of a
+    /// chunk.
     pub fn line(hub: usize, round: Round) -> Self {
         Self::new(ChunkId(MAX_CHUNKS + hub as u32), round)
     }
@@ -147,7 +149,7 @@ impl Immediate {
         self.chunk.0.checked_sub(MAX_CHUNKS).map(|hub| hub as usize)
     }
 
-    /// The 32 bits that the fabric carries.
+    /// Returns the 32 bits that the fabric carries.
     pub fn encode(self) -> Imm {
         debug_assert!(self.chunk.0 < IDS);
         Imm((self.content as u32) << 30 | u32::from(self.round_bits) << 24 | self.chunk.0)

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub struct KeyId(pub u32);
 
 impl KeyId {
-    /// The id as an index into per-key tables.
+    /// Returns the id as an index into per-key tables.
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -29,7 +29,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// The size of one element.
+    /// Returns the size of one element.
     pub fn bytes(self) -> usize {
         match self {
             Dtype::F32 => 4,
@@ -74,22 +74,22 @@ fn is_one(value: &f32) -> bool {
 }
 
 impl Key {
-    /// An f32 key with multipliers of one.
+    /// Returns an f32 key with multipliers of one.
     pub fn f32(name: impl Into<String>, shape: impl Into<Vec<u64>>) -> Self {
         Key::new(Dtype::F32, name, shape)
     }
 
-    /// A key with multipliers of one.
+    /// Creates a key with multipliers of one.
     pub fn new(dtype: Dtype, name: impl Into<String>, shape: impl Into<Vec<u64>>) -> Self {
         Key { name: name.into(), shape: shape.into(), dtype, lr_mult: 1.0, wd_mult: 1.0 }
     }
 
-    /// The number of elements; `None` if the product of the shape overflows.
+    /// Returns the number of elements; `None` if the product of the shape overflows.
     pub fn elements(&self) -> Option<u64> {
         self.shape.iter().try_fold(1u64, |product, &extent| product.checked_mul(extent))
     }
 
-    /// The size in bytes; `None` on overflow.
+    /// Returns the size in bytes; `None` on overflow.
     pub fn bytes(&self) -> Option<u64> {
         self.elements()?.checked_mul(self.dtype.bytes() as u64)
     }

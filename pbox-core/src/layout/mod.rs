@@ -121,7 +121,7 @@ impl Layout {
         Self::new(keys, 1 << 30)
     }
 
-    /// A layout without keys, for what has no model any more.
+    /// Returns a layout without keys, for what has no model any more.
     pub fn none() -> Self {
         Layout {
             key_spans: Vec::new(),
@@ -178,47 +178,47 @@ impl Layout {
         self.chunk(ChunkId(start)).span.to(self.chunk(ChunkId(end - 1)).span)
     }
 
-    /// The keys, in the order of their ids.
+    /// Returns the keys, in the order of their ids.
     pub fn keys(&self) -> &[Key] {
         &self.keys
     }
 
-    /// A key's place in the window.
+    /// Returns a key's place in the window.
     pub fn key_span(&self, key: KeyId) -> Span {
         self.key_spans[key.index()]
     }
 
-    /// The chunks of a key, in order.
+    /// Returns the chunks of a key, in order.
     pub fn key_chunks(&self, key: KeyId) -> Range<u32> {
         self.key_chunks[key.index()].clone()
     }
 
-    /// All chunks, in the order of their ids.
+    /// Returns all chunks, in the order of their ids.
     pub fn chunks(&self) -> &[Chunk] {
         &self.chunks
     }
 
-    /// The chunk with this id. Panics if there is none.
+    /// Returns the chunk with this id. Panics if there is none.
     pub fn chunk(&self, chunk: ChunkId) -> Chunk {
         self.chunks[chunk.index()]
     }
 
-    /// The groups, by number: the chunks of each, ascending.
+    /// Returns the groups, by number: the chunks of each, ascending.
     pub fn groups(&self) -> &[Range<u32>] {
         &self.groups
     }
 
-    /// The id of a group with this number.
+    /// Returns the id of a group with this number.
     pub fn group_id(&self, number: usize) -> ChunkId {
         ChunkId((self.chunks.len() + number) as u32)
     }
 
-    /// The chunks of the group that has this id, if it is a group's.
+    /// Returns the chunks of the group that has this id, if it is a group's.
     pub fn group(&self, id: ChunkId) -> Option<Range<u32>> {
         self.groups.get(id.index().checked_sub(self.chunks.len())?).cloned()
     }
 
-    /// The place of a chunk or group. Panics if there is none.
+    /// Returns the place of a chunk or group. Panics if there is none.
     pub fn span(&self, id: ChunkId) -> Span {
         match self.chunks.get(id.index()) {
             Some(chunk) => chunk.span,
@@ -226,27 +226,27 @@ impl Layout {
         }
     }
 
-    /// The size of the largest chunk.
+    /// Returns the size of the largest chunk.
     pub fn chunk_bytes(&self) -> usize {
         self.chunk_bytes
     }
 
-    /// The size of a window.
+    /// Returns the size of a window.
     pub fn window_bytes(&self) -> usize {
         self.window_bytes
     }
 
-    /// The bytes of all keys, without the padding between them.
+    /// Returns the bytes of all keys, without the padding between them.
     pub fn model_bytes(&self) -> u64 {
         self.key_spans.iter().map(|span| span.bytes as u64).sum()
     }
 
-    /// The elements of all keys.
+    /// Returns the elements of all keys.
     pub fn parameters(&self) -> u64 {
         self.keys.iter().zip(&self.key_spans).map(|(key, span)| (span.bytes / key.dtype.bytes()) as u64).sum()
     }
 
-    /// The elements of the chunk with the most elements.
+    /// Returns the elements of the chunk with the most elements.
     pub fn max_chunk_elements(&self) -> usize {
         let of_key = |(key, span): (&Key, &Span)| span.bytes.min(self.chunk_bytes) / key.dtype.bytes();
         self.keys.iter().zip(&self.key_spans).map(of_key).max().unwrap_or(0)

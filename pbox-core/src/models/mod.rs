@@ -30,12 +30,12 @@ pub struct Model {
 }
 
 impl Model {
-    /// The number of parameters of all keys.
+    /// Returns the number of parameters of all keys.
     pub fn elements(&self) -> u64 {
         self.keys.iter().filter_map(Key::elements).sum()
     }
 
-    /// The size of all keys in bytes, which a worker pushes in each round and gets back.
+    /// Returns the size of all keys in bytes, which a worker pushes in each round and gets back.
     pub fn bytes(&self) -> u64 {
         self.keys.iter().filter_map(Key::bytes).sum()
     }
@@ -44,7 +44,7 @@ impl Model {
 /// The names of all built-in models.
 pub const MODELS: &[&str] = &NAMES;
 
-/// The model with this name, e.g. `resnet50`.
+/// Returns the model with this name, e.g. `resnet50`.
 pub fn model(name: &str) -> Result<Model, UnknownModel> {
     let entry = CATALOG.iter().find(|entry| entry.name == name).ok_or_else(|| UnknownModel::new(name))?;
     Ok(Model { name: entry.name, paper: entry.paper, keys: (entry.keys)() })

@@ -29,14 +29,14 @@ impl UnknownModel {
     }
 }
 
-/// The known name with the fewest edits, if these are at most a third of its length.
+/// Returns the known name with the fewest edits, if these are at most a third of its length.
 fn nearest(asked: &str) -> Option<&'static str> {
     let asked = plain(asked);
     let (edits, name) = MODELS.iter().map(|&name| (distance(&asked, &plain(name)), name)).min()?;
     (edits <= name.len() / 3).then_some(name)
 }
 
-/// The name without case and punctuation, so that `ResNet-50`, `resnet_50` and `resnet50` are the same.
+/// Returns the name without case and punctuation, so that `ResNet-50`, `resnet_50` and `resnet50` are the same.
 fn plain(name: &str) -> Vec<char> {
     name.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).collect()
 }

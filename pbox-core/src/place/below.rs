@@ -32,7 +32,7 @@ pub struct Above {
 }
 
 impl Above {
-    /// The placement of each hub's share.
+    /// Returns the placement of each hub's share.
     ///
     /// # Errors
     /// When no hubs can be so.
@@ -54,7 +54,7 @@ impl Above {
         }
     }
 
-    /// The first chunk of each hub at the top that owns chunks, in the order of these hubs.
+    /// Returns the first chunk of each hub at the top that owns chunks, in the order of these hubs.
     ///
     /// # Errors
     /// When no hubs can be so.
@@ -65,7 +65,7 @@ impl Above {
         }
     }
 
-    /// The share of the first of these hubs.
+    /// Returns the share of the first of these hubs.
     fn share(&self) -> Result<Share, String> {
         let hubs = self.cores.len() as u32;
         if !(1..=MAX_HUBS).contains(&hubs) {

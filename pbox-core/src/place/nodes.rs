@@ -131,7 +131,7 @@ impl CoreNodes {
         nodes
     }
 
-    /// The cores of each node, in the order of its first core.
+    /// Returns the cores of each node, in the order of its first core.
     fn by_node(&self) -> Vec<OfNode> {
         let mut nodes: Vec<(u32, OfNode)> = Vec::new();
         for (&node, core) in self.0.iter().zip(0..) {
@@ -170,7 +170,7 @@ mod tests {
         Layout::new(vec![Key::f32("a", [elements])], 32 * 1024).unwrap()
     }
 
-    /// The first core of each node that owns a part of `bytes`, in the order of addresses.
+    /// Returns the first core of each node that owns a part of `bytes`, in the order of addresses.
     fn nodes(layout: &Layout, nodes: &[u32], bytes: usize) -> Vec<u32> {
         let placement = Placement::new(layout, nodes.to_vec());
         let chunks = layout.chunks().iter().zip(0..).filter(|(chunk, _)| chunk.span.offset % bytes == 0);

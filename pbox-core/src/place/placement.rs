@@ -56,7 +56,7 @@ impl Placement {
         Placement { owners, cores: cores.cores() }
     }
 
-    /// The runs of chunks that one core owns, ascending, each with its core.
+    /// Returns the runs of chunks that one core owns, ascending, each with its core.
     pub fn runs(&self) -> impl Iterator<Item = (Range<u32>, u32)> {
         let mut end = 0;
         let runs = self.owners.chunk_by(|core, next| core == next).map(move |run| {
@@ -87,33 +87,33 @@ impl Placement {
         all
     }
 
-    /// A placement with these owners, by chunk.
+    /// Returns a placement with these owners, by chunk.
     pub(super) fn of_owners(owners: Vec<u32>, cores: usize) -> Self {
         Placement { owners, cores }
     }
 
-    /// Number of the layout's chunks.
+    /// Returns the number of the layout's chunks.
     pub(super) fn chunks(&self) -> usize {
         self.owners.len()
     }
 
-    /// The core that owns a chunk. The chunk must not belong to another hub.
+    /// Returns the core that owns a chunk. The chunk must not belong to another hub.
     pub fn owner(&self, chunk: ChunkId) -> usize {
         self.owners[chunk.index()] as usize
     }
 
-    /// A digest (XXH3) of all owners, by which two ends check that their placements agree.
+    /// Returns a digest (XXH3) of all owners, by which two ends check that their placements agree.
     pub fn digest(&self) -> String {
         let owners: Vec<u8> = self.owners.iter().flat_map(|owner| owner.to_le_bytes()).collect();
         format!("{:016x}", xxhash_rust::xxh3::xxh3_64(&owners))
     }
 
-    /// Number of cores.
+    /// Returns the number of cores.
     pub fn cores(&self) -> usize {
         self.cores
     }
 
-    /// Each core's chunks, ascending.
+    /// Returns each core's chunks, ascending.
     pub fn chunks_by_core(&self) -> Vec<Vec<ChunkId>> {
         let mut chunks = vec![Vec::new(); self.cores];
         let here = self.owners.iter().zip(0..).filter(|(core, _)| **core != ELSEWHERE);
@@ -121,7 +121,7 @@ impl Placement {
         chunks
     }
 
-    /// A weights window for the placed layout, and each core's part of it: its chunks, in the order of
+    /// Returns a weights window for the placed layout, and each core's part of it: its chunks, in the order of
     /// [`chunks_by_core`](Self::chunks_by_core). A hub with a share uses only its own part.
     pub fn weights_window(&self, wire: &Wire) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
         let make = if self.owners.contains(&ELSEWHERE) { SendWindow::sparse } else { SendWindow::new };
@@ -145,7 +145,7 @@ impl Placement {
         Ok(window.split(self.weights_spans(wire)).expect("chunks are disjoint in the windows"))
     }
 
-    /// Each core's part of a weights window.
+    /// Returns each core's part of a weights window.
     fn weights_spans(&self, wire: &Wire) -> Vec<Vec<Span>> {
         self.chunks_by_core().iter().map(|chunks| wire.weights_spans(chunks)).collect()
     }
@@ -156,8 +156,8 @@ impl Placement {
         self.chunks_by_core().into_iter().map(spans).collect()
     }
 
-    /// The links to this hub, which has so many `ports`: to the port of each core one, which carries the core's chunks. They
-    /// end in turn at the ports `joiner` of the other end.
+    /// Returns the links to this hub, which has so many `ports`: to the port of each core one, which carries the core's
+    /// chunks. They end in turn at the ports `joiner` of the other end.
     pub fn links(
         &self,
         wire: &Wire,

@@ -30,7 +30,7 @@ pub(super) fn cut(layout: &Layout, cores: usize, pieces: Vec<Range<u32>>) -> Vec
     runs
 }
 
-/// The groups and single chunks of these pieces.
+/// Returns the groups and single chunks of these pieces.
 pub(super) fn units(layout: &Layout, pieces: Vec<Range<u32>>) -> impl Iterator<Item = Range<u32>> {
     let mut groups = layout.groups().iter().peekable();
     let mut chunks = pieces.into_iter().flatten().peekable();
@@ -46,7 +46,7 @@ pub(super) fn units(layout: &Layout, pieces: Vec<Range<u32>>) -> impl Iterator<I
     })
 }
 
-/// The bytes of each of these ranges of chunks.
+/// Returns the bytes of each of these ranges of chunks.
 pub(super) fn weights(layout: &Layout, ranges: &[Range<u32>]) -> Vec<u64> {
     ranges.iter().map(|range| bytes(layout, range)).collect()
 }

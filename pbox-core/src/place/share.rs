@@ -42,7 +42,7 @@ impl Share {
     /// The share of a job's only hub.
     pub const WHOLE: Share = Share { hub: 0, hubs: 1, split_above: SPLIT_ABOVE };
 
-    /// The share of the hub with this number.
+    /// Returns the share of the hub with this number.
     pub fn of_hub(terms: &JobTerms, hub: u32) -> Self {
         Share { hub, hubs: terms.hubs, split_above: terms.split_above }
     }
@@ -71,7 +71,7 @@ pub struct Piece {
 }
 
 impl Share {
-    /// The hub's part of each key, in the order of the keys; a hub owns at most one piece of a key.
+    /// Returns the hub's part of each key, in the order of the keys; a hub owns at most one piece of a key.
     pub fn pieces(self, layout: &Layout, schedule: Schedule) -> Vec<Piece> {
         let piece = |chunks: Range<u32>| {
             let key = layout.chunk(ChunkId(chunks.start)).key;
@@ -85,8 +85,8 @@ impl Share {
     }
 }
 
-/// The chunks of a hub's share, as ranges of chunk ids, ascending. No range crosses keys. With a small model a hub
-/// may have no chunks.
+/// Returns the chunks of a hub's share, as ranges of chunk ids, ascending. No range crosses keys. With a small model a
+/// hub may have no chunks.
 pub fn pieces(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Range<u32>> {
     if share.is_whole() {
         return (0..layout.keys().len() as u32).map(|key| layout.key_chunks(KeyId(key))).collect();
@@ -97,7 +97,7 @@ pub fn pieces(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Range<u3
     ours
 }
 
-/// The first chunk of each hub that owns chunks, in the order of the hubs.
+/// Returns the first chunk of each hub that owns chunks, in the order of the hubs.
 pub fn first_chunks(layout: &Layout, schedule: Schedule, share: Share) -> Vec<ChunkId> {
     let mut firsts = vec![u32::MAX; share.hubs as usize];
     for (hub, range) in shared(layout, schedule, share).into_iter().filter(|(_, range)| !range.is_empty()) {
@@ -106,7 +106,7 @@ pub fn first_chunks(layout: &Layout, schedule: Schedule, share: Share) -> Vec<Ch
     firsts.into_iter().filter(|&first| first < u32::MAX).map(ChunkId).collect()
 }
 
-/// The parts of keys and groups, each with its hub.
+/// Returns the parts of keys and groups, each with its hub.
 fn shared(layout: &Layout, schedule: Schedule, share: Share) -> Vec<(usize, Range<u32>)> {
     let keys = (0..layout.keys().len() as u32).map(|key| layout.key_chunks(KeyId(key)));
     let Share { hubs, split_above, .. } = share;
@@ -138,7 +138,7 @@ fn shared(layout: &Layout, schedule: Schedule, share: Share) -> Vec<(usize, Rang
     shared
 }
 
-/// A range of chunks, which is a part of a key or a group, as ranges of one key each.
+/// Returns a range of chunks, which is a part of a key or a group, as ranges of one key each.
 fn by_key(layout: &Layout, range: Range<u32>) -> impl Iterator<Item = Range<u32>> {
     let key = |id: u32| layout.chunk(ChunkId(id)).key;
     let longest = if range.is_empty() || key(range.start) == key(range.end - 1) { range.len() } else { 1 };
@@ -211,7 +211,7 @@ mod tests {
         }
     }
 
-    /// The keys of a transformer of GPT-2's shape.
+    /// Returns the keys of a transformer of GPT-2's shape.
     fn transformer(vocabulary: u64, positions: u64, width: u64, layers: u64) -> Vec<Key> {
         let key = |name: String, shape: &[u64]| Key::f32(name, shape);
         let norm = |name: &str| ["weight", "bias"].map(|of| key(format!("{name}.{of}"), &[width]));

@@ -118,7 +118,7 @@ impl Slices {
         self
     }
 
-    /// The number of a key's group, if it is in one that goes to one core.
+    /// Returns the number of a key's group, if it is in one that goes to one core.
     #[inline]
     pub fn group(&self, key: KeyId) -> Option<u32> {
         Some(self.groups[key.index()]).filter(|&number| number != NO_GROUP)
@@ -141,38 +141,38 @@ impl Slices {
         }
     }
 
-    /// The order in which slices leave.
+    /// Returns the order in which slices leave.
     pub fn schedule(&self) -> Schedule {
         self.schedule
     }
 
-    /// The number of slices.
+    /// Returns the number of slices.
     pub fn count(&self) -> usize {
         self.slices.len()
     }
 
-    /// The slices of a key, by number.
+    /// Returns the slices of a key, by number.
     pub fn of_key(&self, key: KeyId) -> Range<u32> {
         self.of_key[key.index()].clone()
     }
 
-    /// The number of the slice that a chunk is in.
+    /// Returns the number of the slice that a chunk is in.
     pub fn of_chunk(&self, chunk: ChunkId) -> u32 {
         self.of_chunk[chunk.index()]
     }
 
-    /// The core that owns a chunk.
+    /// Returns the core that owns a chunk.
     #[inline]
     pub fn core_of(&self, chunk: ChunkId) -> usize {
         self.slices[self.of_chunk(chunk) as usize].core
     }
 
-    /// A slice by its number.
+    /// Returns a slice by its number.
     pub fn slice(&self, number: u32) -> &Slice {
         &self.slices[number as usize]
     }
 
-    /// A slice's chunks.
+    /// Returns a slice's chunks.
     pub fn chunks(&self, number: u32) -> &[ChunkId] {
         let Range { start, end } = self.slices[number as usize].chunks;
         &self.chunks[start as usize..end as usize]

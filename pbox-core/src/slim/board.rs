@@ -113,7 +113,7 @@ impl Board {
         inner.find(found);
     }
 
-    /// The finding with this number, from 1 since the board was made. `None` until the board has found it.
+    /// Returns the finding with this number, from 1 since the board was made. `None` until the board has found it.
     #[cold]
     #[inline(never)] // a lock, which the round path does not have
     pub fn found(&self, finding: u64) -> Option<Found> {
@@ -141,8 +141,8 @@ impl Inner {
     }
 }
 
-/// The lowest bucket such that its elements, those of all higher buckets, and `above` elements more fit in `room`; and
-/// the number of all these elements.
+/// Returns the lowest bucket such that its elements, those of all higher buckets, and `above` elements more fit in
+/// `room`; and the number of all these elements.
 fn edge(histogram: &[u64], mut above: u64, room: u64) -> (usize, u64) {
     for (bucket, &count) in histogram.iter().enumerate().rev() {
         if above + count > room {

@@ -41,13 +41,13 @@ impl SplitMix64 {
         mixed ^ mixed >> 31
     }
 
-    /// A number below `end`, which has at most 17 bits. It is the upper half of a product, and uneven by at most one in
-    /// 2^15.
+    /// Returns a number below `end`, which has at most 17 bits. It is the upper half of a product, and uneven by at
+    /// most one in 2^15.
     fn below(&mut self, end: usize) -> usize {
         (((self.next() >> 32) * end as u64) >> 32) as usize
     }
 
-    /// A number from 0 to 1, without 1.
+    /// Returns a number from 0 to 1, without 1.
     fn part(&mut self) -> f64 {
         (self.next() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
     }

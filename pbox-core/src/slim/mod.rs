@@ -63,7 +63,7 @@ pub enum Explorer {
     Seeded,
 }
 
-/// The paper selects every 20,000 or 50,000 mini-batches, in runs of about 400,000 (section 4.1).
+/// Returns the paper selects every 20,000 or 50,000 mini-batches, in runs of about 400,000 (section 4.1).
 fn default_q() -> u32 {
     20_000
 }

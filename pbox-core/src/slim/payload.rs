@@ -114,7 +114,7 @@ fn what(set: Option<&[u64]>) -> u32 {
     if set.is_some() { SET } else { WHOLE }
 }
 
-/// The most bytes of a payload, for a chunk of this many elements of this many bytes.
+/// Returns the most bytes of a payload, for a chunk of this many elements of this many bytes.
 pub fn payload_bytes(elements: usize, element_bytes: usize) -> usize {
     let places = (elements * 2).next_multiple_of(8);
     HEADER + places.max(set::words(elements) * 8) + elements * element_bytes
@@ -130,7 +130,7 @@ pub fn push_whole<E: Element>(values: &[E], payload: &mut [u8]) -> usize {
 }
 
 impl SlimDp {
-    /// The bytes of the places that follow the header of a push.
+    /// Returns the bytes of the places that follow the header of a push.
     fn places_bytes(&self, count: usize) -> usize {
         match self.explorer {
             Explorer::Keys => (count * 2).next_multiple_of(8),
@@ -161,8 +161,8 @@ impl SlimDp {
         start + gather(set, values, &mut payload[start..])
     }
 
-    /// The kind of the push that these bytes are, for a chunk of this many elements of this many bytes. `significant`
-    /// is the hub's significant set with its signature, if the hub has selected a set.
+    /// Returns the kind of the push that these bytes are, for a chunk of this many elements of this many bytes.
+    /// `significant` is the hub's significant set with its signature, if the hub has selected a set.
     pub fn check_push(
         &self,
         elements: usize,

@@ -8,17 +8,17 @@ use zerocopy::{FromBytes, IntoBytes, Unalign};
 
 use crate::kernels::Element;
 
-/// The number of words of a set for a chunk of this many elements.
+/// Returns the number of words of a set for a chunk of this many elements.
 pub fn words(elements: usize) -> usize {
     elements.div_ceil(u64::BITS as usize)
 }
 
-/// The bits of a set's word `index` that stand for elements, in a chunk of this many elements.
+/// Returns the bits of a set's word `index` that stand for elements, in a chunk of this many elements.
 pub fn there(elements: usize, index: usize) -> u64 {
     u64::MAX >> (64 - (elements - index * 64).min(64))
 }
 
-/// The number of elements in the set.
+/// Returns the number of elements in the set.
 pub fn count(set: &[u64]) -> usize {
     set.iter().map(|word| word.count_ones() as usize).sum()
 }
@@ -35,13 +35,13 @@ pub fn insert(set: &mut [u64], place: usize) {
     set[place / 64] |= 1 << (place % 64);
 }
 
-/// The places of the set's elements, ascending.
+/// Returns the places of the set's elements, ascending.
 #[inline]
 pub fn places(set: &[u64]) -> impl Iterator<Item = usize> {
     set.iter().enumerate().flat_map(|(index, &word)| places_in(word, index))
 }
 
-/// The places of the set's elements that are not in `others`, ascending.
+/// Returns the places of the set's elements that are not in `others`, ascending.
 #[inline]
 pub fn places_outside(set: &[u64], others: &[u64]) -> impl Iterator<Item = usize> {
     let words = set.iter().zip(others).enumerate();
@@ -66,7 +66,7 @@ impl Iterator for Ones {
     }
 }
 
-/// A digest (XXH3) of the set's words. Two ends compare it to know that they have the same set.
+/// Returns a digest (XXH3) of the set's words. Two ends compare it to know that they have the same set.
 pub fn signature(set: &[u64]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(set.as_bytes())
 }

@@ -3,7 +3,7 @@
 //!
 //! Sizes are compared by their bits: for numbers that are not negative, the bits have the same order as the numbers.
 
-/// The bits of a value's size, only for comparison. NaN is as large as infinity, so that it is sent and seen.
+/// Returns the bits of a value's size, only for comparison. NaN is as large as infinity, so that it is sent and seen.
 fn size(value: f32) -> u32 {
     value.abs().to_bits().min(f32::INFINITY.to_bits())
 }
@@ -16,7 +16,7 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// The sums of a chunk.
+    /// Returns the sums of a chunk.
     pub fn of(weights: &[f32], gradients: &[f32]) -> Sums {
         Sums { weights: sum(weights), gradients: sum(gradients) }
     }
@@ -33,7 +33,7 @@ fn sum(values: &[f32]) -> f64 {
     sums.iter().sum()
 }
 
-/// The coefficient with which weights and gradients count the same.
+/// Returns the coefficient with which weights and gradients count the same.
 pub fn balance(sums: impl IntoIterator<Item = Sums>) -> f32 {
     let add =
         |a: Sums, b: Sums| Sums { weights: a.weights + b.weights, gradients: a.gradients + b.gradients };

@@ -81,7 +81,7 @@ impl Capture {
         self.due = self.every.map_or(NEVER, after);
     }
 
-    /// A part with memory of its own, which `copy` fills: values, and how many steps each chunk has made.
+    /// Returns a part with memory of its own, which `copy` fills: values, and how many steps each chunk has made.
     pub fn apart(&self, copy: impl FnOnce(&mut [f32], &mut [u32])) -> Result<SnapshotPart, String> {
         let values = Slab::zeroed("a last state", self.elements);
         let mut values = values.map_err(|error| error.to_string())?;
@@ -182,7 +182,7 @@ impl Capture {
         !self.taken.is_empty()
     }
 
-    /// The next result for the owner.
+    /// Returns the next result for the owner.
     pub fn taken(&mut self) -> Option<Taken> {
         self.taken.pop()
     }

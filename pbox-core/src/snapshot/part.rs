@@ -127,37 +127,37 @@ impl Snapshot {
         self.ended.as_deref()
     }
 
-    /// The snapshot's parts, in their order.
+    /// Returns the snapshot's parts, in their order.
     pub fn into_parts(self) -> Vec<SnapshotPart> {
         self.parts
     }
 
-    /// The job's layout.
+    /// Returns the job's layout.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// The piece of each key that the snapshot has.
+    /// Returns the piece of each key that the snapshot has.
     pub fn pieces(&self) -> &[Piece] {
         &self.pieces
     }
 
-    /// The job's optimizer, as its workers asked for it.
+    /// Returns the job's optimizer, as its workers asked for it.
     pub fn optimizer(&self) -> &Optimizer {
         self.tensors.optimizer()
     }
 
-    /// The tensors of each of its keys.
+    /// Returns the tensors of each of its keys.
     pub fn tensors(&self) -> &Tensors {
         &self.tensors
     }
 
-    /// The next round.
+    /// Returns the next round.
     pub fn round(&self) -> Round {
         self.round
     }
 
-    /// The optimizer's numbers that matter from the next round on.
+    /// Returns the optimizer's numbers that matter from the next round on.
     pub fn numbers(&self) -> &[(Round, Numbers)] {
         &self.numbers
     }
@@ -172,7 +172,7 @@ impl Snapshot {
         piece.chunks.clone().map(of).max().unwrap_or_default()
     }
 
-    /// The values of one tensor of a piece: a slice for each of its chunks, in order.
+    /// Returns the values of one tensor of a piece: a slice for each of its chunks, in order.
     pub fn tensor(&self, piece: &Piece, tensor: Tensor) -> impl Iterator<Item = &[f32]> {
         piece.chunks.clone().map(move |id| {
             let elements = elements(&self.layout, ChunkId(id));
@@ -238,7 +238,7 @@ mod tests {
         Arc::new(Layout::new(vec![Key::f32("a", [18]), Key::f32("b", [1])], 64).unwrap())
     }
 
-    /// A part whose values count up from `first`.
+    /// Returns a part whose values count up from `first`.
     fn part(chunks: &[u32], first: u16, values: u16) -> SnapshotPart {
         let mut slab = Slab::zeroed("test", values.into()).unwrap();
         slab.as_mut_slice().iter_mut().zip(first..).for_each(|(value, n)| *value = n.into());

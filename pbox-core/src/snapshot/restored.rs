@@ -48,7 +48,7 @@ impl Restored {
         Restored { steps, ..self }
     }
 
-    /// The round to go on with.
+    /// Returns the round to go on with.
     pub fn round(&self) -> Round {
         self.round
     }
@@ -58,23 +58,23 @@ impl Restored {
         self.steps.get(key.index()).copied().flatten()
     }
 
-    /// The optimizer's numbers from that round on.
+    /// Returns the optimizer's numbers from that round on.
     pub fn numbers(&self) -> NumbersByRound {
         self.numbers.clone()
     }
 
-    /// A range of a key's weights; panics beyond its last element.
+    /// Returns a range of a key's weights; panics beyond its last element.
     pub fn weights(&self, key: KeyId, elements: Range<usize>) -> &[f32] {
         self.tensor(key, Tensor::Weights, elements)
     }
 
-    /// A range of a key's state; `which` is the place in [`Tensors::state_names`](crate::Tensors::state_names). Panics beyond
-    /// the last element, and for a state that the job does not have.
+    /// Returns a range of a key's state; `which` is the place in [`Tensors::state_names`](crate::Tensors::state_names).
+    /// Panics beyond the last element, and for a state that the job does not have.
     pub fn state(&self, key: KeyId, which: usize, elements: Range<usize>) -> &[f32] {
         self.tensor(key, Tensor::State(which), elements)
     }
 
-    /// A range of a key's tensor; panics like [`weights`](Self::weights) and [`state`](Self::state).
+    /// Returns a range of a key's tensor; panics like [`weights`](Self::weights) and [`state`](Self::state).
     pub fn tensor(&self, key: KeyId, tensor: Tensor, elements: Range<usize>) -> &[f32] {
         let key = &self.keys[key.index()];
         let first = key.elements.start;

@@ -47,7 +47,7 @@ pub(super) enum Ready {
 }
 
 impl LayerParts {
-    /// The parts of a shard whose chunks have these keys, by place.
+    /// Creates the parts of a shard whose chunks have these keys, by place.
     pub fn new(keys: &[KeyId], workers: u32, pulled: bool) -> Self {
         let mut parts: Vec<Range<u32>> = Vec::new();
         let mut part_of = Vec::with_capacity(keys.len());

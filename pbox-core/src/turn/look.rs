@@ -81,7 +81,8 @@ impl Look {
         self
     }
 
-    /// The workers that hold the rounds up. A worker that owes a push and waits itself is not one of them, unless all do.
+    /// Returns the workers that hold the rounds up. A worker that owes a push and waits itself is not one of them,
+    /// unless all do.
     pub fn late(&self) -> impl Iterator<Item = (u32, Waits)> {
         let owes = |waits: &Waits| waits.owes > 0;
         let is_someone_idle = self.workers.values().any(|waits| owes(waits) && !waits.is_waiting);

@@ -126,12 +126,12 @@ impl Replies {
         rank >= self.workers
     }
 
-    /// The numbers of the links that lead up.
+    /// Returns the numbers of the links that lead up.
     pub fn numbers_above(&self) -> Range<u32> {
         self.workers..self.links.len() as u32
     }
 
-    /// The parts of layers, where answers to this link wait for them.
+    /// Returns the parts of layers, where answers to this link wait for them.
     #[inline]
     fn parts(&mut self, rank: u32) -> Option<&mut LayerParts> {
         let workers = self.workers;
@@ -162,12 +162,12 @@ impl Replies {
         }
     }
 
-    /// A worker's link.
+    /// Returns a worker's link.
     pub fn link(&self, rank: u32) -> Option<LinkId> {
         self.links[rank as usize]
     }
 
-    /// All links.
+    /// Returns all links.
     pub fn links(&self) -> impl Iterator<Item = LinkId> {
         self.links.iter().copied().flatten()
     }
@@ -386,7 +386,7 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         Done { steps, bytes: steps as usize * bytes, round, has_task: self.shard.has_task() }
     }
 
-    /// The round of the answer that a worker may have now, as [`Pace::answer_due`].
+    /// Returns the round of the answer that a worker may have now, as [`Pace::answer_due`].
     #[inline]
     fn answer_due(&mut self, place: usize, finished: Round, rank: u32) -> Option<Round> {
         if M::Gather::WAITS && self.shard.pace.awaits_again(place, rank) {

@@ -50,7 +50,7 @@ impl<T> PartialEq for Waiting<T> {
 impl<T> Eq for Waiting<T> {}
 
 impl<T: Copy> SendQueue<T> {
-    /// An empty queue for at most `bound` items.
+    /// Creates an empty queue for at most `bound` items.
     pub fn new(bound: usize) -> Self {
         SendQueue { heap: BinaryHeap::with_capacity(bound), bound, pushed: 0 }
     }
@@ -66,7 +66,7 @@ impl<T: Copy> SendQueue<T> {
         true
     }
 
-    /// The item that leaves next.
+    /// Returns the item that leaves next.
     pub fn first(&self) -> Option<T> {
         self.heap.peek().map(|waiting| waiting.what)
     }
@@ -76,7 +76,7 @@ impl<T: Copy> SendQueue<T> {
         self.heap.pop().map(|waiting| waiting.what)
     }
 
-    /// The number of items.
+    /// Returns the number of items.
     pub fn len(&self) -> usize {
         self.heap.len()
     }

@@ -195,8 +195,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// The state before round `before`, which no chunk is past, of a job that is over. Chunks that are behind end their rounds
-    /// with the pushes that are in.
+    /// Returns the state before round `before`, which no chunk is past, of a job that is over. Chunks that are behind
+    /// end their rounds with the pushes that are in.
     pub fn last_state(&mut self, kernels: &Kernels, before: Round) -> Result<SnapshotPart, String> {
         P::take_back(self);
         self.stages.gather.hear();
@@ -212,7 +212,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         })
     }
 
-    /// The result of a snapshot.
+    /// Returns the result of a snapshot.
     pub fn taken(&mut self) -> Option<Taken> {
         self.snapshots.taken()
     }
@@ -227,38 +227,38 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.terms.on_loss == OnLoss::Continue
     }
 
-    /// The keys of its chunks, by place.
+    /// Returns the keys of its chunks, by place.
     pub fn keys(&self) -> &[KeyId] {
         &self.keys
     }
 
-    /// The place of a chunk, if this shard has it.
+    /// Returns the place of a chunk, if this shard has it.
     pub fn place(&self, chunk: ChunkId) -> Option<usize> {
         let place = self.places.get(chunk.index()).copied().flatten()?;
         Some(place as usize)
     }
 
-    /// The places of the chunks of the group that has this id, if it is a group's and here. They are neighbours, as the
-    /// chunks are.
+    /// Returns the places of the chunks of the group that has this id, if it is a group's and here. They are
+    /// neighbours, as the chunks are.
     pub fn group(&self, id: ChunkId) -> Option<Range<usize>> {
         let chunks = self.wire.group(id)?;
         let (first, last) = (self.place(ChunkId(chunks.start))?, self.place(ChunkId(chunks.end - 1))?);
         (last - first == chunks.len() - 1).then_some(first..last + 1)
     }
 
-    /// The place of a group that steps as one.
+    /// Returns the place of a group that steps as one.
     fn joined(&self, id: ChunkId) -> Option<usize> {
         let number = id.index().checked_sub(self.places.len())?;
         Some(self.joined.get(number).copied().flatten()? as usize)
     }
 
-    /// The chunk or group at a place.
+    /// Returns the chunk or group at a place.
     #[inline]
     pub fn chunk(&self, place: usize) -> ChunkId {
         self.stages.chunk(place).id
     }
 
-    /// The key of the chunk at a place; of a group the first.
+    /// Returns the key of the chunk at a place; of a group the first.
     pub fn key(&self, place: usize) -> KeyId {
         let id = self.chunk(place);
         let first = self.wire.group(id).map_or(id, |chunks| ChunkId(chunks.start));
@@ -376,8 +376,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.pace.end_at(lines);
     }
 
-    /// The rounds in flight; `None` when the core owns no chunk of the job. A round is as good as over once this
-    /// hub's part of what its steps wait for is [whole](Gather::open).
+    /// Returns the rounds in flight; `None` when the core owns no chunk of the job. A round is as good as over once
+    /// this hub's part of what its steps wait for is [whole](Gather::open).
     pub fn front(&self) -> Option<Front> {
         let rounds = || (0..self.keys.len()).map(|place| self.pace.round(place));
         Some(Front { lowest: rounds().min()?, highest: rounds().max()?.max(self.stages.gather.open()) })
@@ -541,14 +541,14 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         reads.all(|read| read == Ok(true)).then(|| self.pace.note_all(places, rank))
     }
 
-    /// The work for a group whose chunks, at these places, have all their pushes: all in one, or `None`.
+    /// Returns the work for a group whose chunks, at these places, have all their pushes: all in one, or `None`.
     #[inline]
     pub fn settle_group(&mut self, kernels: &Kernels, id: ChunkId, places: Range<usize>) -> Option<Finished> {
         let joined = self.joined(id)?;
         P::settle_joined(self, kernels, places, joined)
     }
 
-    /// The work for the chunk at a place, if all its pushes are noted.
+    /// Returns the work for the chunk at a place, if all its pushes are noted.
     #[inline]
     pub fn settle_at(&mut self, kernels: &Kernels, place: usize) -> Option<Finished> {
         if self.is_held() { None } else { P::settle(self, kernels, place) }
@@ -606,7 +606,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         (self.stages.answer(kernels, place, To { rank, round, first, content }), content)
     }
 
-    /// The span of the weights ahead of a chunk, for a worker that has sent its gradient ahead.
+    /// Returns the span of the weights ahead of a chunk, for a worker that has sent its gradient ahead.
     pub fn answer_ahead(&mut self, place: usize, rank: u32) -> Option<Span> {
         self.pace.note_ahead(place, rank).then(|| self.stages.chunk(place).span)
     }

@@ -82,9 +82,9 @@ pub struct WindowsBelow {
 }
 
 impl ShardSpec {
-    /// The shards of a job's cores at a hub below others, and the windows between these and the workers. `here` and `above`
-    /// are what is agreed on for the links below and for those that lead up. `machine` is this hub's number among the members
-    /// above: the job's first weights are those of the workers of machine 0.
+    /// Returns the shards of a job's cores at a hub below others, and the windows between these and the workers. `here`
+    /// and `above` are what is agreed on for the links below and for those that lead up. `machine` is this hub's number
+    /// among the members above: the job's first weights are those of the workers of machine 0.
     ///
     /// # Errors
     /// When there is no memory for the windows.
@@ -130,7 +130,8 @@ impl ShardSpec {
         Ok((WindowsBelow { sums, shown }, specs))
     }
 
-    /// The shards of a job's cores: each core with its chunks, ascending, and its part of the job's weights window.
+    /// Returns the shards of a job's cores: each core with its chunks, ascending, and its part of the job's weights
+    /// window.
     pub fn of_cores(
         terms: &Arc<JobTerms>,
         wire: &Wire,
@@ -214,7 +215,7 @@ impl ShardSpec {
     }
 }
 
-/// A window that is split over its owners.
+/// Returns a window that is split over its owners.
 fn split(bytes: usize, owners: Vec<Vec<Span>>) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
     Ok(SendWindow::new(bytes)?.split(owners).expect("chunks are disjoint, aligned and inside"))
 }

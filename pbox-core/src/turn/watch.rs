@@ -127,7 +127,7 @@ impl Watch {
         }
     }
 
-    /// The window.
+    /// Returns the window.
     pub fn watched(&self) -> Watched {
         let Some((first, last)) = self.seen else { return Watched::default() };
         let first = first.max(Round((last.0 + 1).saturating_sub(self.rounds.len() as u32)));

@@ -126,7 +126,7 @@ impl Gradients {
         Push { gradients: self, rank, span }
     }
 
-    /// The pushes of `ranks`, like [`push`](Self::push).
+    /// Returns the pushes of `ranks`, like [`push`](Self::push).
     ///
     /// # Safety
     /// As of `push`, for all these workers.
@@ -149,7 +149,7 @@ pub(crate) struct Push<'a> {
 }
 
 impl<'a> Push<'a> {
-    /// The bytes of the push.
+    /// Returns the bytes of the push.
     #[inline]
     pub fn bytes(&self) -> &'a [u8] {
         // SAFETY: by the contract of `Gradients::push` nobody writes them.
@@ -165,14 +165,14 @@ pub(crate) struct Pushes<'a, I> {
 }
 
 impl<'a, I: Iterator<Item = u32>> Pushes<'a, I> {
-    /// The first so many bytes of each push.
+    /// Returns the first so many bytes of each push.
     #[inline]
     pub fn first(mut self, bytes: usize) -> Self {
         self.span.bytes = bytes;
         self
     }
 
-    /// Each push, in the order of the ranks.
+    /// Returns each push, in the order of the ranks.
     pub fn bytes(&self) -> impl Iterator<Item = &[u8]>
     where
         I: Clone,
@@ -181,14 +181,14 @@ impl<'a, I: Iterator<Item = u32>> Pushes<'a, I> {
         ranks.clone().map(|rank| Push { gradients, rank, span: *span }.bytes())
     }
 
-    /// Each worker's rank and push, in the order of the ranks.
+    /// Returns each worker's rank and push, in the order of the ranks.
     pub fn each(self) -> impl Iterator<Item = (u32, &'a [u8])> {
         let Pushes { gradients, ranks, span } = self;
         let gradients: &'a Gradients = gradients;
         ranks.map(move |rank| (rank, Push { gradients, rank, span }.bytes()))
     }
 
-    /// The pushes as slots, in the order of the ranks. Panics if the span does not hold whole elements.
+    /// Returns the pushes as slots, in the order of the ranks. Panics if the span does not hold whole elements.
     #[inline]
     pub fn slots<E: Element>(self) -> Slots<'a, E> {
         let Pushes { gradients: Gradients { windows, starts }, ranks, span } = self;

@@ -35,7 +35,7 @@ pub(crate) struct Chunk {
 }
 
 impl Chunk {
-    /// The chunks with these ids, in a shard that keeps these tensors.
+    /// Returns the chunks with these ids, in a shard that keeps these tensors.
     pub fn of_shard(tensors: &Tensors, wire: &Wire, ids: &[ChunkId]) -> Vec<Chunk> {
         let layout = wire.layout();
         let (mut kept, mut values) = (0, 0);

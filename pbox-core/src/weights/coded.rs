@@ -158,7 +158,7 @@ impl<R> Reply<R, HubWeights> for CodedForEach {
         }
     }
 
-    /// The frame that is there: the shadow has it already.
+    /// Returns the frame that is there: the shadow has it already.
     fn answer_again(&mut self, _: &Kernels, chunk: &Chunk, place: usize, _: &HubWeights, to: To) -> Span {
         let CodedForEach { encoder: Encoder { framing, .. }, own, .. } = self;
         let (frames, kind) = (framing.frames(chunk.id), Framing::answer_kind(to.content, to.round, to.first));

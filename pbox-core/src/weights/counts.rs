@@ -32,7 +32,7 @@ impl StepCounts {
         self.groups.push(chunks);
     }
 
-    /// The steps that the chunk at a place has made.
+    /// Returns the steps that the chunk at a place has made.
     pub fn of(&self, place: usize) -> u32 {
         self.steps[place]
     }

@@ -29,7 +29,7 @@ pub(super) struct Former {
 }
 
 impl Former {
-    /// Room for chunks of which at most `kept` values an element are kept beside the weights.
+    /// Allocates room for chunks of which at most `kept` values an element are kept beside the weights.
     pub fn new(chunks: &[Chunk], kept: impl Fn(&Chunk) -> usize) -> Result<Self, MapError> {
         let mut end = 0;
         let start = |chunk: &Chunk| {
@@ -41,7 +41,7 @@ impl Former {
         Ok(Former { slab: Slab::zeroed("former weights", end / size_of::<f32>())?, starts, trial })
     }
 
-    /// A chunk's former weights.
+    /// Returns a chunk's former weights.
     pub fn of<E: Element>(&mut self, chunk: &Chunk, place: usize) -> &mut [E] {
         let bytes = &mut self.slab.as_mut_slice().as_mut_bytes()[self.starts[place]..][..chunk.bytes];
         <[E]>::mut_from_bytes(bytes).expect("a chunk holds whole elements, on 64 bytes")

@@ -96,7 +96,7 @@ impl Read for FrameSum {
     }
 }
 
-/// Elements of the longest chunk.
+/// Returns the number of elements of the longest chunk.
 pub(super) fn longest(chunks: &[Chunk]) -> usize {
     chunks.iter().map(|chunk| chunk.elements).max().unwrap_or(0)
 }

@@ -53,8 +53,8 @@ pub(super) struct Gauge {
 }
 
 impl Gauge {
-    /// A gauge of a shard that steps. It is off where workers step alone, because then no round has the pushes of all,
-    /// and where the job leaves out the sum.
+    /// Creates a gauge of a shard that steps. It is off where workers step alone, because then no round has the pushes
+    /// of all, and where the job leaves out the sum.
     pub fn new(terms: &JobTerms, chunks: &[Chunk]) -> Self {
         if terms.level.consistency.steps_alone() || terms.ablate.aggregate {
             return Self::off();
@@ -63,7 +63,7 @@ impl Gauge {
         Gauge { remainder: FIRST, elements, not_finite: 0, rounds: vec![None; KEPT] }
     }
 
-    /// A gauge that looks at nothing.
+    /// Returns a gauge that looks at nothing.
     pub fn off() -> Self {
         Gauge { remainder: EVERY, elements: 0, not_finite: 0, rounds: Vec::new() }
     }
@@ -119,7 +119,7 @@ impl Gauged {
         self
     }
 
-    /// The rounds that were looked at as a whole, the oldest first.
+    /// Returns the rounds that were looked at as a whole, the oldest first.
     pub fn whole(&self) -> impl Iterator<Item = GaugedRound> {
         let mut whole = self.rounds.clone();
         whole.retain(|round| round.elements == self.elements);
@@ -127,7 +127,7 @@ impl Gauged {
         whole.into_iter()
     }
 
-    /// One round of so many is looked at.
+    /// Returns one round of so many is looked at.
     pub fn every(&self) -> u32 {
         EVERY
     }

@@ -147,10 +147,10 @@ pub(crate) trait Read {
 
 /// The place of the weights that a step writes. `E` is the chunk's type at the hub.
 pub(crate) trait Weights {
-    /// A chunk's weights.
+    /// Returns a chunk's weights.
     fn elements<E: Element>(&self, place: usize) -> &[E];
 
-    /// A chunk's weights, to write.
+    /// Returns a chunk's weights, to write.
     fn elements_mut<E: Element>(&mut self, place: usize) -> &mut [E];
 }
 

@@ -40,12 +40,12 @@ impl OwnWindows {
         self.windows[rank as usize].take()
     }
 
-    /// A worker's window.
+    /// Returns a worker's window.
     pub fn of(&mut self, rank: u32) -> Option<&mut Spans> {
         self.windows[rank as usize].as_mut()
     }
 
-    /// All windows.
+    /// Returns all windows.
     pub fn all(&mut self) -> impl Iterator<Item = &mut Spans> {
         self.windows.iter_mut().flatten()
     }

@@ -28,7 +28,7 @@ impl HubWeights {
         }))
     }
 
-    /// Room for the values of one chunk at a time, which are not kept: all chunks lie in the same place.
+    /// Allocates room for the values of one chunk at a time, which are not kept: all chunks lie in the same place.
     pub fn of_one(chunks: &[Chunk]) -> Result<Self, MapError> {
         Self::in_places(chunks.iter().map(|chunk| 0..chunk.elements))
     }
@@ -40,12 +40,12 @@ impl HubWeights {
         Ok(HubWeights { slab, chunks })
     }
 
-    /// A chunk's weights.
+    /// Returns a chunk's weights.
     pub fn of(&self, place: usize) -> &[f32] {
         &self.slab.as_slice()[self.chunks[place].clone()]
     }
 
-    /// A chunk's weights, to write.
+    /// Returns a chunk's weights, to write.
     pub fn of_mut(&mut self, place: usize) -> &mut [f32] {
         &mut self.slab.as_mut_slice()[self.chunks[place].clone()]
     }

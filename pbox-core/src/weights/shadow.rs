@@ -33,7 +33,7 @@ pub(super) struct Shadow {
 }
 
 impl Shadow {
-    /// A shadow of chunks in their keys' types. The memory is touched at the first write.
+    /// Creates a shadow of chunks in their keys' types. The memory is touched at the first write.
     pub fn new(framing: &Framing, chunks: &[Chunk]) -> Result<Self, MapError> {
         let mut end = 0;
         let place = |chunk: &Chunk| {
@@ -45,7 +45,7 @@ impl Shadow {
         Ok(Shadow { slab: Slab::zeroed("what the workers have", end.div_ceil(4))?, chunks })
     }
 
-    /// Bytes of a chunk.
+    /// Returns the bytes of a chunk.
     pub fn bytes(&self, place: usize) -> &[u8] {
         &self.slab.as_slice().as_bytes()[self.chunks[place].clone()]
     }

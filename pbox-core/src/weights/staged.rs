@@ -118,13 +118,13 @@ impl<M: Mode> Staged<M> {
         Ok(self)
     }
 
-    /// The shard's chunks, by place.
+    /// Returns the shard's chunks, by place.
     #[inline]
     pub fn chunks(&self) -> &[Chunk] {
         &self.chunks[..self.single]
     }
 
-    /// The chunk at a place, or the group that has a place of its own.
+    /// Returns the chunk at a place, or the group that has a place of its own.
     #[inline]
     pub fn chunk(&self, place: usize) -> &Chunk {
         &self.chunks[place]
@@ -430,7 +430,7 @@ impl<M: Mode> Staged<M> {
         workers
     }
 
-    /// The span to post to a worker, like [`Reply::answer`].
+    /// Returns the span to post to a worker, like [`Reply::answer`].
     #[inline]
     pub fn answer(&mut self, kernels: &Kernels, place: usize, to: To) -> Span {
         self.reply.answer(kernels, &self.chunks[place], place, &self.weights, to)
@@ -535,7 +535,7 @@ impl<M: Mode> Staged<M> {
         steps.counts.reset(place);
     }
 
-    /// The optimizer's numbers by round.
+    /// Returns the optimizer's numbers by round.
     pub fn numbers(&mut self) -> &mut NumbersByRound {
         &mut self.steps.numbers
     }
@@ -719,7 +719,7 @@ impl Steps {
         kernels.run(&rule, &step, slots, weights, former.trial(kept));
     }
 
-    /// The rule of a chunk's step of this number, and its numbers. `None` where a step leaves the weights.
+    /// Returns the rule of a chunk's step of this number, and its numbers. `None` where a step leaves the weights.
     #[inline]
     fn step(&self, chunk: &Chunk, workers: u32, number: Round, round: Round) -> Option<(Optimizer, Step)> {
         let numbers = self.numbers.at(round);

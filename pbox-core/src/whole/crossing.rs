@@ -27,7 +27,7 @@ pub struct Crossing {
 pub type LastTwo = [Option<Round>; 2];
 
 impl Crossing {
-    /// A place for the parts of this number of hubs, at a hub with this number of cores.
+    /// Creates a place for the parts of this number of hubs, at a hub with this number of cores.
     pub fn new(hubs: usize, cores: usize) -> Self {
         Crossing {
             hubs: (0..hubs).map(|_| AtomicU64::new(0)).collect(),

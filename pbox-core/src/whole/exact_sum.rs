@@ -63,7 +63,7 @@ impl ExactSum {
         self.not_finite == 0.0
     }
 
-    /// The sum, rounded to the nearest f64.
+    /// Returns the sum, rounded to the nearest f64.
     pub fn value(&self) -> f64 {
         if !self.is_finite() {
             return self.not_finite;
@@ -79,7 +79,7 @@ impl ExactSum {
         rounded * 2f64.powi(64 * top as i32 - empty as i32 + LOWEST)
     }
 
-    /// The norm of the values whose squares were added.
+    /// Returns the norm of the values whose squares were added.
     pub fn norm(&self) -> f32 {
         self.value().sqrt() as f32
     }

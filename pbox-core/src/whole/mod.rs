@@ -81,7 +81,7 @@ struct OfCore {
     sums: [[AtomicU64; ExactSum::WORDS]; 2],
 }
 
-/// A round and 32 bits more.
+/// Returns a round and 32 bits more.
 fn pack(round: Round, low: u32) -> u64 {
     u64::from(round.0) << 32 | u64::from(low)
 }

@@ -51,14 +51,14 @@ impl Parts {
         }
     }
 
-    /// The parts of a hub, the older first.
+    /// Returns the parts of a hub, the older first.
     pub fn of_hub(&self, hub: usize) -> impl Iterator<Item = Told> + use<> {
         let mut parts = self.of_hubs[hub];
         parts.sort_by_key(|part| part.map(|part| part.round));
         parts.into_iter().flatten()
     }
 
-    /// The sum of a round, if all its parts are there.
+    /// Returns the sum of a round, if all its parts are there.
     pub fn sum(&self, round: Round) -> Option<ExactSum> {
         let part = |parts: &[Option<Told>; 2]| parts[round.0 as usize % 2].filter(|part| part.round == round);
         self.of_hubs.iter().try_fold(ExactSum::default(), |mut sum, parts| {

@@ -13,24 +13,24 @@ const LINE: usize = 64;
 /// The most gradients in a sum.
 pub const MAX_GRADIENTS: u32 = 1 << 20;
 
-/// Size of a gradient window for sums.
+/// Returns the size of a gradient window for sums.
 pub(super) fn window_bytes(layout: &Layout) -> usize {
     layout.window_bytes() + layout.chunks().len() * LINE
 }
 
-/// A chunk's place in a gradient window for sums: its values, and the line behind them.
+/// Returns a chunk's place in a gradient window for sums: its values, and the line behind them.
 pub(super) fn span(layout: &Layout, chunk: ChunkId) -> Span {
     let values = layout.chunk(chunk).span;
     let before = chunk.index() * LINE;
     Span { offset: values.offset + before, bytes: values.bytes.next_multiple_of(LINE) + LINE }
 }
 
-/// The part of a chunk's span that holds its count.
+/// Returns the part of a chunk's span that holds its count.
 pub fn line(span: Span) -> Span {
     Span { offset: span.offset + span.bytes - LINE, bytes: LINE }
 }
 
-/// The number of gradients that a chunk's bytes say.
+/// Returns the number of gradients that a chunk's bytes say.
 ///
 /// # Errors
 /// The number, when no sum can have so many.

@@ -84,7 +84,7 @@ pub fn count(frame: &[u8]) -> u32 {
     u32::from_le_bytes([frame[1], frame[2], frame[3], 0])
 }
 
-/// The payload of a frame, which lies at the beginning of `room`.
+/// Returns the payload of a frame, which lies at the beginning of `room`.
 ///
 /// # Errors
 /// When the frame is of another kind, or its header says that it is longer than the room.

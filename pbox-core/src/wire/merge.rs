@@ -74,8 +74,8 @@ pub(crate) fn difference<E: Element>(kernels: &Kernels, weights: &[f32], have: &
     }
 }
 
-/// The base of a difference, for a value of the worker. A weight of a 16-bit key may lie beyond the largest number;
-/// the worker then has an infinity, which would never go away by adding.
+/// Returns the base of a difference, for a value of the worker. A weight of a 16-bit key may lie beyond the largest
+/// number; the worker then has an infinity, which would never go away by adding.
 #[inline(always)]
 fn base<E: Element>(value: f32) -> f32 {
     if E::DTYPE == Dtype::F32 || value.is_finite() { value } else { 0.0 }

@@ -128,7 +128,7 @@ impl Wire {
         }
     }
 
-    /// The wire of a job with these terms, whose model has this layout.
+    /// Creates the wire of a job with these terms, whose model has this layout.
     pub fn new(layout: Arc<Layout>, terms: &JobTerms) -> Self {
         let framing = |compression| Arc::new(Framing::new(&layout, terms, compression));
         let framing = terms.level.compression.map(framing);
@@ -148,8 +148,8 @@ impl Wire {
         }
     }
 
-    /// The wire for members of a hub below others, which place chunks as `above` says. This hub hands the lines of the hubs at the top
-    /// down, and passes them on itself.
+    /// Returns the wire for members of a hub below others, which place chunks as `above` says. This hub hands the lines
+    /// of the hubs at the top down, and passes them on itself.
     ///
     /// # Errors
     /// When no hubs can be so.
@@ -178,33 +178,34 @@ impl Wire {
         self.broadcasts
     }
 
-    /// The immediate of a push in a round: of weights in the broadcast, else of a gradient.
+    /// Returns the immediate of a push in a round: of weights in the broadcast, else of a gradient.
     pub fn push(&self, chunk: ChunkId, round: Round) -> Immediate {
         let is_first = self.broadcasts && round == Round(0);
         Immediate::new(chunk, round).with(if is_first { Content::Weights } else { Content::Gradient })
     }
 
-    /// The layout of the model: keys and chunks, as both ends hold them.
+    /// Returns the layout of the model: keys and chunks, as both ends hold them.
     pub fn layout(&self) -> &Arc<Layout> {
         &self.layout
     }
 
-    /// The frames, if the job is compressed.
+    /// Returns the frames, if the job is compressed.
     pub fn framing(&self) -> Option<&Arc<Framing>> {
         self.framing.as_ref()
     }
 
-    /// Size of a weights window.
+    /// Returns the size of a weights window.
     pub fn weights_window_bytes(&self) -> usize {
         line(self.chunks_bytes(), self.hubs.len(), Round(0)).offset
     }
 
-    /// Size of the part of a window that has the chunks.
+    /// Returns the size of the part of a window that has the chunks.
     fn chunks_bytes(&self) -> usize {
         self.framing.as_ref().map_or(self.layout.window_bytes(), |framing| framing.window_bytes)
     }
 
-    /// The first chunk of each hub that steps and owns chunks, if steps wait for the whole gradient. Its core tells the hub's part.
+    /// Returns the first chunk of each hub that steps and owns chunks, if steps wait for the whole gradient. Its core
+    /// tells the hub's part.
     pub fn hubs(&self) -> &Arc<[ChunkId]> {
         &self.hubs
     }
@@ -214,33 +215,34 @@ impl Wire {
         self.skips
     }
 
-    /// The line in a weights window in which a hub tells its part of the whole gradient in a round.
+    /// Returns the line in a weights window in which a hub tells its part of the whole gradient in a round.
     pub fn weights_line(&self, hub: usize, round: Round) -> Span {
         line(self.chunks_bytes(), hub, round)
     }
 
-    /// The line in a gradient window by which a member passes another hub's part on.
+    /// Returns the line in a gradient window by which a member passes another hub's part on.
     pub fn gradient_line(&self, hub: usize, round: Round) -> Span {
         line(self.gradients_bytes(), hub, round)
     }
 
-    /// All [lines](Self::gradient_line) of a gradient window, hub by hub, by round; none if members [pass](Self::passes_on) nothing on.
+    /// Returns all [lines](Self::gradient_line) of a gradient window, hub by hub, by round; none if members
+    /// [pass](Self::passes_on) nothing on.
     pub fn gradient_lines(&self) -> impl Iterator<Item = Span> {
         (0..self.hubs.len()).flat_map(|hub| self.gradient_lines_of(hub))
     }
 
-    /// The [lines](Self::gradient_line) of one hub in a gradient window, by round.
+    /// Returns the [lines](Self::gradient_line) of one hub in a gradient window, by round.
     pub fn gradient_lines_of(&self, hub: usize) -> impl Iterator<Item = Span> {
         let rounds = if self.passes_on { LINES as u32 } else { 0 };
         (0..rounds).map(move |round| self.gradient_line(hub, Round(round)))
     }
 
-    /// The [lines](Self::weights_line) of one hub in a weights window, by round.
+    /// Returns the [lines](Self::weights_line) of one hub in a weights window, by round.
     pub fn weights_lines_of(&self, hub: usize) -> impl Iterator<Item = Span> {
         (0..LINES as u32).map(move |round| self.weights_line(hub, Round(round)))
     }
 
-    /// The spans of a core's chunks in a gradient window, and behind them of the lines that it takes.
+    /// Returns the spans of a core's chunks in a gradient window, and behind them of the lines that it takes.
     pub fn gradient_spans(&self, chunks: &[ChunkId]) -> Vec<Span> {
         let lines = self.hub_of(chunks).into_iter().flat_map(|_| self.gradient_lines());
         chunks.iter().map(|&chunk| self.gradient_span(chunk)).chain(lines).collect()
@@ -251,19 +253,21 @@ impl Wire {
         self.passes_on
     }
 
-    /// The hub whose first chunk is the first of these, if one's is.
+    /// Returns the hub whose first chunk is the first of these, if one's is.
     pub fn hub_of(&self, chunks: &[ChunkId]) -> Option<usize> {
         let first = chunks.first()?;
         self.hubs.iter().position(|of_hub| of_hub == first)
     }
 
-    /// The hubs whose first chunks are among these, which are ascending: at a hub below others a core may have those of several.
+    /// Returns the hubs whose first chunks are among these, which are ascending: at a hub below others a core may have
+    /// those of several.
     pub fn hubs_of<'a>(&'a self, chunks: &'a [ChunkId]) -> impl Iterator<Item = usize> + 'a {
         let is_here = |(_, first): &(usize, &ChunkId)| chunks.binary_search(first).is_ok();
         self.hubs.iter().enumerate().filter(is_here).map(|(hub, _)| hub)
     }
 
-    /// The spans of a core's chunks in a weights window, and behind them of the [lines](Self::weights_line) that it tells.
+    /// Returns the spans of a core's chunks in a weights window, and behind them of the [lines](Self::weights_line)
+    /// that it tells.
     pub fn weights_spans(&self, chunks: &[ChunkId]) -> Vec<Span> {
         let lines = self.hubs_of(chunks).flat_map(|hub| self.weights_lines_of(hub));
         chunks.iter().map(|&chunk| self.weights_span(chunk)).chain(lines).collect()
@@ -281,12 +285,12 @@ impl Wire {
         self.members.are_hubs() && self.framing.is_none()
     }
 
-    /// Size of a gradient window.
+    /// Returns the size of a gradient window.
     pub fn gradient_window_bytes(&self) -> usize {
         self.gradient_lines().last().and_then(Span::end).unwrap_or(self.gradients_bytes())
     }
 
-    /// Size of the part of a gradient window that has the chunks.
+    /// Returns the size of the part of a gradient window that has the chunks.
     fn gradients_bytes(&self) -> usize {
         match self.has_counts() {
             false => self.chunks_bytes(),
@@ -294,7 +298,7 @@ impl Wire {
         }
     }
 
-    /// The place of a chunk, or of a group of bare chunks, in weights windows; panics beyond the last.
+    /// Returns the place of a chunk, or of a group of bare chunks, in weights windows; panics beyond the last.
     pub fn weights_span(&self, chunk: ChunkId) -> Span {
         match &self.framing {
             None => self.layout.span(chunk),
@@ -312,12 +316,12 @@ impl Wire {
         }
     }
 
-    /// The chunks of the group that has this id, if it is a group's and the job posts groups.
+    /// Returns the chunks of the group that has this id, if it is a group's and the job posts groups.
     pub fn group(&self, id: ChunkId) -> Option<Range<u32>> {
         if self.has_groups { self.layout.group(id) } else { None }
     }
 
-    /// Bytes that the hub keeps beside the windows: state, weights that no window holds, and with
+    /// Returns the number of bytes that the hub keeps beside the windows: state, weights that no window holds, and with
     /// compression a copy of the workers' weights.
     pub fn kept_bytes(&self, tensors: &Tensors) -> u64 {
         let Some(framing) = &self.framing else {
@@ -339,7 +343,7 @@ impl Wire {
     }
 }
 
-/// A hub's line for a round, in a window whose chunks end here.
+/// Returns a hub's line for a round, in a window whose chunks end here.
 fn line(chunks_end: usize, hub: usize, round: Round) -> Span {
     let number = hub * LINES + round.0 as usize % LINES;
     Span { offset: chunks_end + number * Told::BYTES, bytes: Told::BYTES }
@@ -393,28 +397,28 @@ impl Framing {
         self.keeps_weights
     }
 
-    /// The codecs that write values, if a codec does.
+    /// Returns the codecs that write values, if a codec does.
     pub fn codecs(&self) -> Option<Codecs> {
         self.codecs
     }
 
-    /// A chunk's frames; panics beyond the last.
+    /// Returns a chunk's frames; panics beyond the last.
     pub fn frames(&self, chunk: ChunkId) -> &Frames {
         &self.frames[chunk.index()]
     }
 
-    /// The kind of frame that a push or an answer of some content has: new weights are raw.
+    /// Returns the kind of frame that a push or an answer of some content has: new weights are raw.
     pub fn kind(content: Content) -> Kind {
         if content == Content::Weights { Kind::Raw } else { Kind::Coded }
     }
 
-    /// The kind of frame that the answer of a round has, for a worker that takes part from `first` on. It is raw when
-    /// the worker has no weights to add a difference to.
+    /// Returns the kind of frame that the answer of a round has, for a worker that takes part from `first` on. It is
+    /// raw when the worker has no weights to add a difference to.
     pub fn answer_kind(content: Content, round: Round, first: Round) -> Kind {
         if round < first { Kind::Raw } else { Self::kind(content) }
     }
 
-    /// The source of randomness for a worker's encoding of a chunk.
+    /// Returns the source of randomness for a worker's encoding of a chunk.
     pub fn draw(&self, rank: u32, round: Round, chunk: ChunkId) -> Draw {
         Draw { seed: self.seed, rank, round, chunk }
     }
@@ -426,7 +430,7 @@ impl Framing {
 }
 
 impl Frames {
-    /// Bytes of the values.
+    /// Returns the number of bytes of the values.
     pub fn value_bytes(&self) -> usize {
         self.elements * self.dtype.bytes()
     }
@@ -437,12 +441,12 @@ impl Frames {
         Span { offset: self.span.offset + before, bytes: HEADER_BYTES + payload_bytes }
     }
 
-    /// The payload of the coded frame among the chunk's bytes.
+    /// Returns the payload of the coded frame among the chunk's bytes.
     pub fn coded<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8], FrameError> {
         frame::payload(&bytes[..self.coded_bytes], Kind::Coded)
     }
 
-    /// The values of the raw frame among the chunk's bytes.
+    /// Returns the values of the raw frame among the chunk's bytes.
     pub fn raw<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8], FrameError> {
         frame::raw(&bytes[self.coded_bytes..], self.value_bytes())
     }

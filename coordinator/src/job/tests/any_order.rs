@@ -80,7 +80,7 @@ impl Hub {
         Hub { told, edition: 0, job, cores, tokens, joined, served, given: 0, steps: VecDeque::new() }
     }
 
-    /// A hub whose job has begun.
+    /// Returns a hub whose job has begun.
     fn running() -> Self {
         let mut hub = Hub::new();
         let cores = || (0..CORES).map(Event::Core);

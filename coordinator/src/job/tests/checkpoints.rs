@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A core's answer: its part before a round that is due, or none before the rounds from one to another.
+/// Returns a core's answer: its part before a round that is due, or none before the rounds from one to another.
 fn answers(job: &mut Job, core: usize, before: u32, through: Option<u32>) -> Vec<Effect> {
     let (before, refused) = (Round(before), through.map(|_| "passed".to_owned()));
     let owners = job.spec.made.owners;

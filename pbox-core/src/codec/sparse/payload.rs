@@ -33,7 +33,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// The shape for `wanted` values, at most `elements`.
+    /// Creates the shape for `wanted` values, at most `elements`.
     pub(super) fn new(elements: usize, wanted: usize) -> Self {
         let shape = |form| Shape { elements, count: wanted, form };
         let forms = [shape(Form::Indices), shape(Form::Bits), Shape { count: elements, ..shape(Form::All) }];
@@ -110,7 +110,7 @@ impl<'a> Parts<'a> {
         Some(Parts { shape, places, values: values.as_chunks().0 })
     }
 
-    /// The places in the order of the payload. They may lie after the last element.
+    /// Returns the places in the order of the payload. They may lie after the last element.
     fn places(&self) -> impl Iterator<Item = usize> {
         let bits = if self.shape.form == Form::Bits { self.places } else { &[] };
         let indices = if self.shape.form == Form::Indices { self.places } else { &[] };

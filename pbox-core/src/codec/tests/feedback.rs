@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A simple model of error feedback: the error after `kept` and the values were sent.
+/// Returns a simple model of error feedback: the error after `kept` and the values were sent.
 fn left(codec: Codec, kept: &[f32], values: &[f32], payload: &[u8]) -> Vec<f32> {
     let decoded = decode(codec, Kernels::detect(), payload, values.len());
     kept.iter().zip(values).zip(decoded).map(|((kept, value), decoded)| (kept + value) - decoded).collect()

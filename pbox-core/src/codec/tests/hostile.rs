@@ -52,7 +52,7 @@ proptest! {
     }
 }
 
-/// The error of a payload of 100 elements with some bytes changed.
+/// Returns the error of a payload of 100 elements with some bytes changed.
 fn error_after_change(codec: Codec, at: usize, bytes: &[u8]) -> String {
     let values: Vec<f32> = (0..100).map(|i| (i as f32).sin()).collect();
     let (mut payload, _) = encode(codec, Kernels::detect(), &values, &mut [], DRAW);

@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// The decoded values of many draws. Each draw is for another chunk, as in a job.
+/// Returns the decoded values of many draws. Each draw is for another chunk, as in a job.
 fn draws(codec: Codec, values: &[f32], times: u32) -> Vec<Vec<f32>> {
     let kernels = Kernels::detect();
     (0..times)
@@ -15,7 +15,7 @@ fn draws(codec: Codec, values: &[f32], times: u32) -> Vec<Vec<f32>> {
         .collect()
 }
 
-/// The distance between neighbouring levels, in units of the scale.
+/// Returns the distance between neighbouring levels, in units of the scale.
 fn step(codec: Codec) -> f32 {
     match codec {
         Codec::Qsgd { bits: 1, .. } => 2.0,

@@ -15,7 +15,7 @@ use crate::layout::{ChunkId, Round};
 
 const DRAW: Draw = Draw { seed: 7, rank: 3, round: Round(5), chunk: ChunkId(11) };
 
-/// One of each codec, and further settings that take different paths.
+/// Returns one of each codec, and further settings that take different paths.
 fn all() -> Vec<Codec> {
     let mut all: Vec<Codec> = (1..=8).map(|bits| Codec::Qsgd { bits, bucket: 512 }).collect();
     all.extend([1, 7, 48, 100_000].map(|bucket| Codec::Qsgd { bits: 3, bucket }));
@@ -45,12 +45,12 @@ fn any_values(most: usize) -> impl Strategy<Value = Vec<f32>> {
     proptest::collection::vec(value, 0..most)
 }
 
-/// The codec's state, which is zero at first.
+/// Returns the codec's state, which is zero at first.
 fn state(codec: Codec, values: &[f32]) -> Vec<f32> {
     vec![0.0; codec.state_per_element() * values.len()]
 }
 
-/// The payload, and the number of values that were not finite.
+/// Returns the payload, and the number of values that were not finite.
 fn encode(codec: Codec, kernels: &Kernels, values: &[f32], state: &mut [f32], draw: Draw) -> (Vec<u8>, u32) {
     let mut payload = vec![0xa5; codec.payload_bytes(values.len()) + 3];
     let encoded = codec.encode(kernels, values, state, draw, &mut payload);
@@ -65,7 +65,8 @@ fn decode(codec: Codec, kernels: &Kernels, payload: &[u8], elements: usize) -> V
     sum
 }
 
-/// The bits of the values. All NaNs get the same bits: the compiler chooses which operand's NaN becomes the result.
+/// Returns the bits of the values. All NaNs get the same bits: the compiler chooses which operand's NaN becomes the
+/// result.
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() }).collect()
 }

@@ -107,7 +107,7 @@ impl Convert<f16> for Avx2 {
 }
 
 impl Convert<bf16> for Avx2 {
-    /// The even elements, then the odd elements: one instruction for 8 of them. Their own order needs two.
+    /// Returns the even elements, then the odd elements: one instruction for 8 of them. Their own order needs two.
     #[inline(always)]
     fn widen_for_sum(self, elements: &[bf16]) -> F32x16 {
         let from: &[bf16; 16] = elements.try_into().expect("one element for each place of the vector");

@@ -107,7 +107,7 @@ impl Convert<f16> for Avx512 {
 }
 
 impl Convert<bf16> for Avx512 {
-    /// The even elements, then the odd elements: one instruction for 16 of them. Their own order needs two.
+    /// Returns the even elements, then the odd elements: one instruction for 16 of them. Their own order needs two.
     #[inline(always)]
     fn widen_for_sum(self, elements: &[bf16]) -> F32x32 {
         let from: &[bf16; 32] = elements.try_into().expect("one element for each place of the vector");

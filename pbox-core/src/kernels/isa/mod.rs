@@ -50,7 +50,7 @@ pub trait Vector:
 pub trait Isa: Copy {
     type Vector: Vector;
 
-    /// A vector with the same number in all places.
+    /// Returns a vector with the same number in all places.
     fn splat(self, value: f32) -> Self::Vector;
 }
 

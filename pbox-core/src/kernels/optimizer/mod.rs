@@ -255,7 +255,7 @@ impl Optimizer {
         }
     }
 
-    /// The f32 of state that the hub keeps for each parameter, besides the weights.
+    /// Returns the f32 of state that the hub keeps for each parameter, besides the weights.
     pub fn state_per_element(&self) -> usize {
         match self {
             Optimizer::Average | Optimizer::Sum | Optimizer::Sgd { .. } => 0,
@@ -288,7 +288,7 @@ impl Optimizer {
         !matches!(self, Optimizer::Average | Optimizer::Sum)
     }
 
-    /// The step size at the start; zero if the optimizer has none.
+    /// Returns the step size at the start; zero if the optimizer has none.
     pub fn learning_rate(&self) -> f32 {
         match *self {
             Optimizer::Average | Optimizer::Sum => 0.0,
@@ -325,7 +325,7 @@ impl Optimizer {
         self
     }
 
-    /// The L2 penalty, or the decay of the weights; zero if the optimizer has none.
+    /// Returns the L2 penalty, or the decay of the weights; zero if the optimizer has none.
     pub fn weight_decay(&self) -> f32 {
         match *self {
             Optimizer::Average | Optimizer::Sum => 0.0,
@@ -343,14 +343,14 @@ impl Optimizer {
         }
     }
 
-    /// The f32 that the hub keeps for each element of a key of type `dtype`, besides the weights window: the master
-    /// weight, if the type is too coarse for it, then the optimizer's state.
+    /// Returns the f32 that the hub keeps for each element of a key of type `dtype`, besides the weights window: the
+    /// master weight, if the type is too coarse for it, then the optimizer's state.
     pub fn kept_per_element(&self, dtype: Dtype) -> usize {
         self.master_per_element(dtype) + self.state_per_element()
     }
 
-    /// The master weights of an element of type `dtype`: one, or none if the window itself is the master or there
-    /// are no weights.
+    /// Returns the master weights of an element of type `dtype`: one, or none if the window itself is the master or
+    /// there are no weights.
     pub fn master_per_element(&self, dtype: Dtype) -> usize {
         usize::from(self.keeps_weights() && dtype != Dtype::F32)
     }
@@ -446,8 +446,9 @@ pub struct AdamStep {
 }
 
 impl Step {
-    /// A chunk's step of this `number`, from 1 on, at `learning_rate`, for a key with these multipliers. Only optimizers that
-    /// [use steps](Optimizer::uses_steps) use the number: that of the chunk's round, if each round but the broadcast was a step.
+    /// Creates a chunk's step of this `number`, from 1 on, at `learning_rate`, for a key with these multipliers. Only
+    /// optimizers that [use steps](Optimizer::uses_steps) use the number: that of the chunk's round, if each round but
+    /// the broadcast was a step.
     ///
     /// # Panics
     /// With Adam or its kin and number 0.

@@ -35,7 +35,7 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    /// The numbers of a job that begins.
+    /// Creates the numbers of a job that begins.
     pub fn new(optimizer: Optimizer) -> Self {
         Numbers { optimizer, multipliers: None, groups: None }
     }
@@ -55,7 +55,7 @@ impl Numbers {
         Numbers { multipliers: next.multipliers.or_else(|| self.multipliers.clone()), ..next }
     }
 
-    /// The optimizer of a key.
+    /// Returns the optimizer of a key.
     #[inline]
     pub fn of(&self, key: KeyId) -> &Optimizer {
         let Some(groups) = &self.groups else { return &self.optimizer };
@@ -65,8 +65,8 @@ impl Numbers {
         }
     }
 
-    /// The size in a list, for a bound: 64 for each optimizer, two for each key of a table of multipliers, one for each key of a
-    /// table of groups.
+    /// Returns the size in a list, for a bound: 64 for each optimizer, two for each key of a table of multipliers, one
+    /// for each key of a table of groups.
     pub fn size(&self) -> usize {
         let of_groups = |groups: &Arc<Groups>| 64 * groups.optimizers.len() + groups.of_keys.len();
         64 + 2 * self.multipliers.as_ref().map_or(0, |table| table.len())
@@ -107,18 +107,19 @@ impl NumbersByRound {
         }
     }
 
-    /// The numbers of a round.
+    /// Returns the numbers of a round.
     #[inline]
     pub fn at(&self, round: Round) -> &Numbers {
         &self.changes[self.current(round)].1
     }
 
-    /// The size of the list, for a bound: that of all its numbers.
+    /// Returns the size of the list, for a bound: that of all its numbers.
     pub fn size(&self) -> usize {
         self.changes.iter().map(|(_, numbers)| numbers.size()).sum()
     }
 
-    /// The changes that matter from `round` on: (first round, numbers), rounds ascending, the first at `round` or before.
+    /// Returns the changes that matter from `round` on: (first round, numbers), rounds ascending, the first at `round`
+    /// or before.
     pub fn changes_from(&self, round: Round) -> Vec<(Round, Numbers)> {
         self.changes[self.current(round)..].to_vec()
     }
@@ -128,7 +129,7 @@ impl NumbersByRound {
         self.changes.drain(..self.current(oldest));
     }
 
-    /// The place of the change that holds in a round.
+    /// Returns the place of the change that holds in a round.
     fn current(&self, round: Round) -> usize {
         self.changes.partition_point(|&(from, _)| from <= round).saturating_sub(1)
     }

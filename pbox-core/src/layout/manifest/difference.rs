@@ -31,8 +31,8 @@ pub enum Difference {
     },
 }
 
-/// The first difference between `ours`, a worker's keys, and `theirs`, the job's keys; `None` if they are equal.
-/// Order, names, shapes, types and multipliers all count.
+/// Returns the first difference between `ours`, a worker's keys, and `theirs`, the job's keys; `None` if they are
+/// equal. Order, names, shapes, types and multipliers all count.
 pub fn first_difference(ours: &[Key], theirs: &[Key]) -> Option<Difference> {
     if ours.len() != theirs.len() {
         let (longer, shorter) = if ours.len() > theirs.len() { (ours, theirs) } else { (theirs, ours) };

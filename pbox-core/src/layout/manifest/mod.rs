@@ -100,7 +100,7 @@ fn check_multipliers(key: &Key) -> Result<(), ManifestError> {
     Ok(())
 }
 
-/// The size of a key, if its shape is valid.
+/// Returns the size of a key, if its shape is valid.
 fn checked_bytes(key: &Key) -> Result<u64, ManifestError> {
     if key.shape.len() > MAX_DIMENSIONS {
         return Err(ManifestError::TooManyDimensions { name: key.name.clone(), seen: key.shape.len() });

@@ -43,9 +43,9 @@ pub fn header_bytes(first8: [u8; 8], file_bytes: u64) -> Result<u64, ManifestErr
     Ok(end)
 }
 
-/// The tensors of a safetensors file as keys with multipliers of one, in the order of their bytes in the file. Their
-/// types must be F32, F16 or BF16. `header` is the start of the file and has at least [`header_bytes`] bytes; bytes
-/// after these are not read. `file_bytes` is the length of the file.
+/// Returns the tensors of a safetensors file as keys with multipliers of one, in the order of their bytes in the file.
+/// Their types must be F32, F16 or BF16. `header` is the start of the file and has at least [`header_bytes`] bytes;
+/// bytes after these are not read. `file_bytes` is the length of the file.
 ///
 /// Every tensor of the file becomes a key, so save the trained parameters without running statistics. The safetensors
 /// library writes tensors of one type in the order of their names. If the order of the forward pass matters (P3),
@@ -111,7 +111,7 @@ fn check_offsets(keys: &[Key], offsets: impl Iterator<Item = (u64, u64)>) -> Res
     Ok(previous_end)
 }
 
-/// The types that keys can have.
+/// Returns the types that keys can have.
 fn key_dtype(dtype: FileDtype) -> Option<Dtype> {
     match dtype {
         FileDtype::F32 => Some(Dtype::F32),
@@ -178,7 +178,7 @@ fn with_name<E: serde::de::Error>(name: &str, error: E) -> E {
     E::custom(format_args!("tensor {shown:?}: {error}"))
 }
 
-/// The parser's message, shortened: it may quote a string of the file of any length and content.
+/// Returns the parser's message, shortened: it may quote a string of the file of any length and content.
 fn not_json(error: serde_json::Error) -> ManifestError {
     let message = error.to_string();
     let reason = message.chars().take(ECHOED_CHARS).map(|c| if c.is_control() { ' ' } else { c });

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::models;
 
-/// The start of a safetensors file with this header, and the file's length.
+/// Returns the start of a safetensors file with this header, and the file's length.
 fn file(json: &str, data_bytes: u64) -> (Vec<u8>, u64) {
     let bytes = [&(json.len() as u64).to_le_bytes()[..], json.as_bytes()].concat();
     let file_bytes = bytes.len() as u64 + data_bytes;
@@ -19,12 +19,12 @@ fn read(json: &str, data_bytes: u64) -> Result<Vec<Key>, ManifestError> {
     from_safetensors(&bytes, file_bytes)
 }
 
-/// A header with one F32 tensor `a`.
+/// Returns a header with one F32 tensor `a`.
 fn one(shape: &str, offsets: &str) -> String {
     format!(r#"{{"a":{{"dtype":"F32","shape":{shape},"data_offsets":{offsets}}}}}"#)
 }
 
-/// A header with the F32 vectors `a` and `b`, of two and three elements.
+/// Returns a header with the F32 vectors `a` and `b`, of two and three elements.
 fn two(a: &str, b: &str) -> String {
     let tensor = |name, n, at| format!(r#""{name}":{{"dtype":"F32","shape":[{n}],"data_offsets":{at}}}"#);
     format!("{{{},{}}}", tensor("b", 3, b), tensor("a", 2, a))
@@ -203,7 +203,7 @@ fn check_refuses_each_fault() {
     assert!(!message.contains(char::is_control), "{message:?}");
 }
 
-/// A complete file with zeros as data, small enough for the library.
+/// Returns a complete file with zeros as data, small enough for the library.
 fn whole_file(model: &str, keys: usize) -> Vec<u8> {
     let keys: Vec<_> = models::model(model).unwrap().keys.into_iter().take(keys).collect();
     let data = vec![0; keys.iter().filter_map(Key::bytes).max().unwrap() as usize];

@@ -269,7 +269,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// A job's shards, the first first.
+    /// Returns a job's shards, the first first.
     pub(super) fn shards_of(&mut self, id: JobId) -> impl Iterator<Item = &mut JobShard> {
         self.shards.iter_mut().filter_map(move |entry| of_job(entry, id))
     }

@@ -167,7 +167,7 @@ impl<P: Port> Core<P> {
         (discarded, answers)
     }
 
-    /// The links of a job's workers, with their ranks.
+    /// Returns the links of a job's workers, with their ranks.
     pub fn links(&self, id: JobId) -> impl Iterator<Item = (u32, LinkId)> {
         let of_job = move |(link, member): (u32, &Option<Member>)| {
             let Member { shard, rank } = (*member)?;

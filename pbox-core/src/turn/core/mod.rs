@@ -90,7 +90,7 @@ macro_rules! at_work {
 use at_work;
 
 impl<P: Port> Core<P> {
-    /// A core without jobs.
+    /// Creates a core without jobs.
     pub fn new(port: P, kernels: &'static Kernels) -> Self {
         Core {
             port,
@@ -243,7 +243,7 @@ impl<P: Port> Core<P> {
     }
 }
 
-/// The shard at a place, if it is of this job.
+/// Returns the shard at a place, if it is of this job.
 fn of_job(entry: &mut Option<JobShard>, id: JobId) -> Option<&mut JobShard> {
     entry.as_mut().filter(|entry| entry.id == id)
 }

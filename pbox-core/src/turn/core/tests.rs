@@ -19,12 +19,12 @@ const JOB: JobId = JobId(1);
 /// A round to which no loop comes in time, and none of whose rounds has room for a notice.
 const FAR: Round = Round(4_000_000_000);
 
-/// A core with a job of two chunks and two workers, before round 1. A snapshot is due before every round.
+/// Returns a core with a job of two chunks and two workers, before round 1. A snapshot is due before every round.
 fn core(consistency: Consistency) -> Core<Port> {
     core_of(consistency, 2).0
 }
 
-/// A core as [core](core) makes it, with this number of workers, and the workers' ends of the links.
+/// Returns a core as [core](core) makes it, with this number of workers, and the workers' ends of the links.
 fn core_of(consistency: Consistency, workers: u32) -> (Core<Port>, Port, Vec<LinkId>) {
     let sgd = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
     let mut terms = JobTerms::new(workers, vec![Key::f32("a", [32])], sgd);
@@ -56,7 +56,7 @@ fn core_of(consistency: Consistency, workers: u32) -> (Core<Port>, Port, Vec<Lin
     (core, port, links)
 }
 
-/// The snapshots of a core, in the order of their rounds.
+/// Returns the snapshots of a core, in the order of their rounds.
 fn snapshots(core: &mut Core<Port>, mut notices: Vec<Notice>) -> Vec<Taken> {
     core.turn(&mut notices);
     let taken = |notice| match notice {

@@ -78,12 +78,12 @@ pub(crate) trait Pace: Sized {
         (round.low_bits() == round_bits).then_some(Repeated::Answered(round))
     }
 
-    /// A round in flight that nobody is left to push, if the job cannot go on without it.
+    /// Returns a round in flight that nobody is left to push, if the job cannot go on without it.
     fn abandoned(&self) -> Option<Round> {
         None
     }
 
-    /// The round in flight of the chunk at a place.
+    /// Returns the round in flight of the chunk at a place.
     fn round(&self, place: usize) -> Round;
 
     /// Whether the chunk at a place is as it belongs in a snapshot before a round.
@@ -105,7 +105,7 @@ pub(crate) trait Pace: Sized {
     /// every chunk afterwards.
     fn end_at(&mut self, _lines: &[Option<Round>]) {}
 
-    /// The round that worker `rank` pushes next of a chunk whose last push may be answered.
+    /// Returns the round that worker `rank` pushes next of a chunk whose last push may be answered.
     fn next_round(&self, place: usize, rank: u32) -> Round;
 
     /// From which round on worker `rank` takes part; for a link that leads up, this hub.
@@ -115,8 +115,8 @@ pub(crate) trait Pace: Sized {
     /// always of weights.
     fn takes(&self, content: Content, round: Round) -> Result<(), &'static str>;
 
-    /// The content of the answer of a round for a worker, or of the sum that goes up. A worker that has no weights yet gets
-    /// weights.
+    /// Returns the content of the answer of a round for a worker, or of the sum that goes up. A worker that has no
+    /// weights yet gets weights.
     fn answered(&self, place: usize, rank: u32, round: Round) -> Content;
 
     /// Returns the content of an answer, as [`answered`](Self::answered) does, and whether bytes go with it. None go if weights stay as
@@ -134,9 +134,9 @@ pub(crate) trait Pace: Sized {
     /// is of.
     fn answer_due(&mut self, place: usize, finished: Round, rank: u32) -> Option<Round>;
 
-    /// The round of worker `rank`'s pushes of all the chunks at these places; `None` unless it is its turn for each, and for
-    /// the same round, and where a push may be a step of its own. Looks at nothing else, so that the reads of many chunks
-    /// overlap.
+    /// Returns the round of worker `rank`'s pushes of all the chunks at these places; `None` unless it is its turn for
+    /// each, and for the same round, and where a push may be a step of its own. Looks at nothing else, so that the
+    /// reads of many chunks overlap.
     #[inline]
     fn turn_of_all(&self, _places: Range<usize>, _rank: u32, _round_bits: u8) -> Option<Round> {
         None
@@ -161,12 +161,12 @@ pub(crate) trait Pace: Sized {
     /// one that waits for it. Returns how many pushes of the round in flight are in.
     fn each_waiting(&self, place: usize, each: &mut dyn FnMut(u32, bool)) -> u64;
 
-    /// The link by which the sums of the chunk at a place go up.
+    /// Returns the link by which the sums of the chunk at a place go up.
     fn way_up(&self, _place: usize) -> Option<u32> {
         None
     }
 
-    /// The round whose sum of the chunk at a place has gone up, and which is not answered.
+    /// Returns the round whose sum of the chunk at a place has gone up, and which is not answered.
     fn asked(&self, _place: usize) -> Option<Round> {
         None
     }

@@ -79,7 +79,7 @@ pub(crate) trait Gather {
     #[inline]
     fn take_back(&mut self) {}
 
-    /// The first round of which the hub's part is not whole.
+    /// Returns the first round of which the hub's part is not whole.
     #[inline]
     fn open(&self) -> Round {
         Round(0)
@@ -101,17 +101,17 @@ pub(crate) trait Gather {
         None
     }
 
-    /// The lines that a worker needs which has seen none, the older first.
+    /// Returns the lines that a worker needs which has seen none, the older first.
     fn lines(&self) -> Vec<(Immediate, Span)> {
         Vec::new()
     }
 
-    /// The lines in the window that a hub above writes for the link of this number.
+    /// Returns the lines in the window that a hub above writes for the link of this number.
     fn lines_above(&self, _link: u32) -> Vec<Span> {
         Vec::new()
     }
 
-    /// The place in that window of a line that has come, if the link leads to the hub that it names.
+    /// Returns the place in that window of a line that has come, if the link leads to the hub that it names.
     fn line_above(&self, _link: u32, _line: Immediate) -> Option<Span> {
         None
     }
@@ -129,12 +129,12 @@ pub(crate) trait Gather {
     /// The links that lead up are others: lines that hubs may still need go up again.
     fn pass_again(&mut self) {}
 
-    /// The last round that is found, at the core that tells.
+    /// Returns the last round that is found, at the core that tells.
     fn last_found(&self) -> Option<Told> {
         None
     }
 
-    /// The mean of a chunk that was taken in, and the workers in it.
+    /// Returns the mean of a chunk that was taken in, and the workers in it.
     fn mean(&self, _chunk: &Chunk, _place: usize) -> (&[f32], u32) {
         (&[], 0)
     }
@@ -223,7 +223,7 @@ impl Gathered {
         })
     }
 
-    /// The first round of which the hub's part is not whole.
+    /// Returns the first round of which the hub's part is not whole.
     fn open(&self) -> Round {
         if self.scope.whole.is_whole(self.round) { self.round.next() } else { self.round }
     }

@@ -97,7 +97,7 @@ impl PassOn {
     }
 }
 
-/// The place of a round's line among those of a hub.
+/// Returns the place of a round's line among those of a hub.
 fn place(lines: &Spans, ways: usize, way: usize, round: Round) -> usize {
     let of_hub = lines.len() / ways;
     way * of_hub + round.0 as usize % of_hub

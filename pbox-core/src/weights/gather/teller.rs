@@ -92,12 +92,12 @@ impl Teller {
         self.untold.take().map(|round| self.line(round))
     }
 
-    /// The lines that others may still need, the older first.
+    /// Returns the lines that others may still need, the older first.
     pub fn lines(&self) -> impl Iterator<Item = (Immediate, Span)> {
         self.parts.of_hub(self.hub).map(|part| self.line(part.round))
     }
 
-    /// The last round that is found.
+    /// Returns the last round that is found.
     pub fn last_found(&self) -> Option<Told> {
         self.has_any.then_some(self.found)
     }

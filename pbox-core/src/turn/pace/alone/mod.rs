@@ -100,7 +100,7 @@ impl Clocks {
         self.clocks[index * self.ranks + rank as usize].standing = Standing::Pushed;
     }
 
-    /// The round that `rank` has pushed of chunk `index`, if the push is to be stepped and is not yet.
+    /// Returns the round that `rank` has pushed of chunk `index`, if the push is to be stepped and is not yet.
     #[inline]
     fn pushed(&self, index: usize, rank: u32) -> Option<Round> {
         let clock = self.clocks[index * self.ranks + rank as usize];
@@ -108,7 +108,7 @@ impl Clocks {
         (clock.standing == Standing::Pushed && !ends).then_some(clock.next)
     }
 
-    /// The round before which a job that ends has its last state.
+    /// Returns the round before which a job that ends has its last state.
     #[inline]
     fn last(&self) -> Option<Round> {
         self.ends.iter().min().copied()

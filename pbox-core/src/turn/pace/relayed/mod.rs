@@ -127,7 +127,7 @@ impl Pace for Relayed {
         self.below.first_round_with_workers().is_some_and(|first| first > lowest).then_some(lowest)
     }
 
-    /// The round that a chunk's next sum is of: no worker can join a round whose sum has gone up.
+    /// Returns the round that a chunk's next sum is of: no worker can join a round whose sum has gone up.
     #[inline]
     fn round(&self, place: usize) -> Round {
         let round = self.below.round(place);

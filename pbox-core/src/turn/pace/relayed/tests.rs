@@ -4,7 +4,7 @@ use super::*;
 
 const FROM_ABOVE: u32 = 2;
 
-/// Two workers and one chunk, whose sums go up by the first of two ways.
+/// Returns two workers and one chunk, whose sums go up by the first of two ways.
 fn relayed(first: Round) -> Relayed {
     let mut pace = Relayed::new(2, vec![FROM_ABOVE], true);
     pace.begin_at(first);

@@ -126,7 +126,7 @@ impl Contents {
         }
     }
 
-    /// The content of a worker's push that is in.
+    /// Returns the content of a worker's push that is in.
     pub fn of(&self, index: usize, rank: u32) -> Content {
         let is = |content: &Content| self.has(index, rank, *content);
         [Content::Nothing, Content::Weights].into_iter().find(is).unwrap_or_default()
@@ -141,15 +141,15 @@ impl Arrivals {
         self.contents.note(index, rank, content);
     }
 
-    /// A chunk's [answer](Pace::answer) that is not the usual one, or that came ahead to some.
+    /// Returns a chunk's [answer](Pace::answer) that is not the usual one, or that came ahead to some.
     #[cold]
     pub(super) fn answer_other(&self, came: bool, place: usize, rank: u32, round: Round) -> (Content, bool) {
         let content = self.answered(place, rank, round);
         (content, content != Content::Nothing && !(came && self.contents.is_ahead(place, rank)))
     }
 
-    /// The content of a chunk's answer that is not [the usual one](Pace::answered). Who has no weights yet gets them, and who was
-    /// answered ahead.
+    /// Returns the content of a chunk's answer that is not [the usual one](Pace::answered). Who has no weights yet gets
+    /// them, and who was answered ahead.
     #[cold]
     pub(super) fn answered_other(&self, former: u64, place: usize, rank: u32, round: Round) -> Content {
         match former == Content::Nothing as u64 {
@@ -161,7 +161,7 @@ impl Arrivals {
         }
     }
 
-    /// The workers whose slots of a chunk are in, and whose push has this content, ascending.
+    /// Returns the workers whose slots of a chunk are in, and whose push has this content, ascending.
     pub(super) fn pushed_as(&self, index: usize, content: Content) -> impl Iterator<Item = u32> + Clone {
         self.pushed(index).filter(move |&rank| self.contents.of(index, rank) == content)
     }
@@ -276,7 +276,7 @@ mod tests {
     const NOTHING: Content = Content::Nothing;
     const WEIGHTS: Content = Content::Weights;
 
-    /// One chunk, of as many workers as push, in this round.
+    /// Returns one chunk, of as many workers as push, in this round.
     fn pushed(round: u32, contents: &[Content]) -> Arrivals {
         let mut arrivals = Arrivals::new(1, contents.len() as u32, true);
         arrivals.begin_at(Round(round));

@@ -171,7 +171,7 @@ impl Arrivals {
         next.0 - round.0
     }
 
-    /// The first round in which a worker takes part; `None` without workers.
+    /// Returns the first round in which a worker takes part; `None` without workers.
     pub fn first_round_with_workers(&self) -> Option<Round> {
         self.roster.lowest()
     }
@@ -203,7 +203,7 @@ impl Arrivals {
         Some(Content::Gradient)
     }
 
-    /// The ranks whose slots of a chunk are in, ascending.
+    /// Returns the ranks whose slots of a chunk are in, ascending.
     fn pushed(&self, index: usize) -> impl Iterator<Item = u32> + Clone {
         (0..self.roster.from.len() as u32).filter(move |&rank| self.is_in(index, rank))
     }
@@ -225,7 +225,7 @@ impl Arrivals {
     }
 }
 
-/// The word of a chunk that has the bit of a rank, and the bit.
+/// Returns the word of a chunk that has the bit of a rank, and the bit.
 #[inline(always)]
 fn bit(rank: u32) -> (usize, u64) {
     (1 + rank as usize / 64, 1 << (rank % 64))
@@ -384,7 +384,7 @@ impl Pace for Arrivals {
         }
     }
 
-    /// A worker that takes part in the next round gets the weights of this one.
+    /// Returns a worker that takes part in the next round gets the weights of this one.
     #[inline]
     fn answer_due(&mut self, index: usize, finished: Round, rank: u32) -> Option<Round> {
         let is_due = self.roster.is_answered(rank, finished.next()) || self.greets(index, finished, rank);
@@ -539,7 +539,7 @@ struct Roster {
 }
 
 impl Roster {
-    /// An empty roster for at most `ranks` workers.
+    /// Creates an empty roster for at most `ranks` workers.
     fn new(ranks: u32) -> Self {
         let none = vec![None; ranks as usize];
         Roster { from: none.clone(), answered_from: none, count: 0, settled: Round(0) }
@@ -577,7 +577,7 @@ impl Roster {
         self.answered_from[rank as usize].is_some_and(|from| from <= before)
     }
 
-    /// The number of workers that take part in a round.
+    /// Returns the number of workers that take part in a round.
     #[inline]
     fn size(&self, round: Round) -> u32 {
         if round >= self.settled { self.count } else { self.ranks(round).count() as u32 }
@@ -588,7 +588,7 @@ impl Roster {
         if self.size(round) > 0 { None } else { self.lowest() }
     }
 
-    /// The first round in which a worker takes part; `None` without workers.
+    /// Returns the first round in which a worker takes part; `None` without workers.
     fn lowest(&self) -> Option<Round> {
         self.from.iter().flatten().min().copied()
     }
@@ -599,7 +599,7 @@ impl Roster {
         self.from[rank as usize].is_some_and(|from| from <= round)
     }
 
-    /// The round from which `rank` takes part, if it does.
+    /// Returns the round from which `rank` takes part, if it does.
     #[inline]
     fn first(&self, rank: u32) -> Round {
         self.from[rank as usize].unwrap_or_default()
@@ -611,7 +611,7 @@ impl Roster {
         round <= self.settled && self.from.contains(&Some(round))
     }
 
-    /// The ranks that take part in a round, ascending.
+    /// Returns the ranks that take part in a round, ascending.
     fn ranks(&self, round: Round) -> impl Iterator<Item = u32> + Clone {
         (0u32..)
             .zip(&self.from)
