@@ -1,8 +1,9 @@
 //! Layer parts: a key's chunks on one core, in schedules that answer them together or not at all.
 //!
 //! Owned by the core. Counts, for each worker, the chunks of a part that may be sent to it; knows no link and no
-//! weights. A worker pushes its keys whole, and gets one answer for a push. So all chunks of a part that may be sent
-//! to it are of one round, its own, even if other workers come or go, and however far ahead it is.
+//! weights. A worker pushes its keys whole, and gets one answer for a push. So all chunks of a part that may be sent to
+//! the worker are of one round, the worker's own. This holds even if other workers come or go, and however far ahead
+//! the worker is.
 //!
 //! ```text
 //!   layerwise:  ready, ready, ready: whole -> all chunks
@@ -22,11 +23,11 @@ pub(super) struct LayerParts {
     /// One entry for each place in the shard.
     part_of: Vec<u32>,
     workers: usize,
-    /// By part, then by rank: chunks that may be sent to this worker, and are not sent. For a whole part these are
-    /// all its chunks, until the worker pulls it.
+    /// The number of chunks that may be sent to this worker, and are not sent, by part, then by rank. For a whole part
+    /// these are all its chunks, until the worker pulls it.
     ready: Vec<u32>,
-    /// As `ready`: the worker has lost its links while chunks were ready and none was sent. They count when they are pushed
-    /// again.
+    /// Whether the worker has lost its links while chunks were ready and none was sent, in the order of `ready`. The
+    /// chunks count when they are pushed again.
     counts_again: Vec<bool>,
     pulled: bool,
 }
@@ -38,7 +39,7 @@ pub(super) enum Ready {
     NotYet,
     /// All these places must be sent.
     ToSend(Range<usize>),
-    /// The worker is told that it can pull the part that begins at this place.
+    /// The worker gets a notice that it can pull the part that begins at this place.
     ToPull(usize),
     /// The worker has pushed the chunk again before it pulled its part.
     NotPulled,
@@ -68,7 +69,7 @@ impl LayerParts {
         }
     }
 
-    /// The chunk at a place may be sent to worker `rank`.
+    /// Notes that the chunk at a place may be sent to worker `rank`.
     #[inline]
     pub fn ready(&mut self, place: usize, rank: u32) -> Ready {
         let part = self.part_of[place] as usize;
@@ -91,14 +92,15 @@ impl LayerParts {
         }
     }
 
-    /// The chunk at a place was ready for worker `rank`, whose links were lost, and is pushed again; or it is ready only `now`.
+    /// Notes that the chunk at a place was ready for worker `rank`, whose links were lost, and is pushed again; or that
+    /// it is ready only `now`.
     pub fn ready_again(&mut self, place: usize, rank: u32, now: bool) -> Ready {
         let part = self.part_of[place] as usize;
         let counts = now || self.counts_again[part * self.workers + rank as usize];
         if counts { self.ready(place, rank) } else { Ready::Lost }
     }
 
-    /// Worker `rank` has lost its links, and pushes again what has no answer.
+    /// Notes that worker `rank` has lost its links, and pushes again what has no answer.
     pub fn unlink(&mut self, rank: u32) {
         for of_worker in (rank as usize..self.ready.len()).step_by(self.workers) {
             self.counts_again[of_worker] |= self.ready[of_worker] > 0;
@@ -106,7 +108,8 @@ impl LayerParts {
         }
     }
 
-    /// Worker `rank` pulls the part that begins at a place. Returns all its places, when it is whole for the worker.
+    /// Takes worker `rank`'s pull of the part that begins at a place. Returns all places of the part, when it is whole
+    /// for the worker.
     pub fn pull(&mut self, place: usize, rank: u32) -> Option<Range<usize>> {
         let part = self.part_of[place] as usize;
         let Range { start, end } = self.parts[part];
@@ -118,7 +121,7 @@ impl LayerParts {
         Some(start as usize..end as usize)
     }
 
-    /// Worker `rank` is gone: nothing is ready for it.
+    /// Forgets worker `rank`, which is gone: nothing is ready for it.
     pub fn forget(&mut self, rank: u32) {
         for of_worker in (rank as usize..self.ready.len()).step_by(self.workers) {
             (self.ready[of_worker], self.counts_again[of_worker]) = (0, false);

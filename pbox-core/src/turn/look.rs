@@ -11,7 +11,7 @@ use super::shard::ShardOf;
 use crate::layout::Round;
 use crate::weights::Mode;
 
-/// What a core sees of a job.
+/// The state of a job as a core sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Look {
     /// The round of the chunk that was looked at first, or of the chunk that is furthest ahead.
@@ -36,8 +36,8 @@ pub struct Waits {
 }
 
 impl Look {
-    /// Returns what is seen of a shard. `before` is the round of its first chunk at the last look: while that moves, a
-    /// look costs nothing, and otherwise some microseconds for a thousand chunks.
+    /// Returns what is seen of a shard. `before` is the round of its first chunk at the last look. While that round
+    /// moves, a look costs nothing, otherwise some microseconds for a thousand chunks.
     pub(super) fn at<P: Pace, M: Mode>(shard: &ShardOf<P, M>, before: &mut Option<Round>) -> Self {
         let mut look = Look::default();
         let chunks = shard.keys().len();

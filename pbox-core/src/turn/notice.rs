@@ -1,4 +1,4 @@
-//! What a core tells its owner.
+//! The notices of a core to its owner.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use crate::snapshot::Taken;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct JobId(pub u64);
 
-/// What a core has done since it started. Plain counters, published by the thread now and then.
+/// The counts of a core's work since it started. Plain counters, published by the thread now and then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Pushes and pulls that arrived.
@@ -25,7 +25,7 @@ pub struct Tally {
     pub held_back: u64,
 }
 
-/// What had come to chunks from the hubs above when a job lost its links to them.
+/// The answers of the hubs above that had come when a job lost its links to them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AnswersAbove {
     /// Answers since the job began with round 0.
@@ -35,7 +35,7 @@ pub struct AnswersAbove {
 }
 
 impl AnswersAbove {
-    /// Adds those of so many chunks.
+    /// Adds the answers of `chunks` chunks.
     pub(super) fn add(&mut self, pace: &impl Pace, chunks: usize) {
         for place in 0..chunks {
             let awaited = u64::from(pace.asked(place).is_some());
@@ -55,7 +55,7 @@ pub enum Notice {
         job: JobId,
         /// The rank.
         rank: u32,
-        /// Why, in words.
+        /// The reason, in words.
         reason: String,
         /// The link ended, and the worker kept the protocol.
         by_itself: bool,
@@ -64,14 +64,14 @@ pub enum Notice {
     AboveGone {
         /// The job.
         job: JobId,
-        /// Why, in words.
+        /// The reason, in words.
         reason: String,
     },
     /// A snapshot's part is taken, or cannot be.
     Snapshot {
         /// The job.
         job: JobId,
-        /// What came of it.
+        /// The result of the snapshot.
         taken: Taken,
     },
     /// All workers that took part in some rounds of a chunk are gone, and the job goes on without these rounds of it.
@@ -87,7 +87,7 @@ pub enum Notice {
     JobFailed {
         /// The job.
         job: JobId,
-        /// Why, in words.
+        /// The reason, in words.
         reason: String,
     },
 }

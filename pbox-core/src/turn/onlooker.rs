@@ -1,4 +1,4 @@
-//! Who looks on at the turns of a core: nobody, or a timeline. A turn is compiled for each, and nobody costs nothing.
+//! The observer of a core's turns: nobody, or a timeline. A turn is compiled for each, and nobody costs nothing.
 //!
 //! ```text
 //!   polled -> (sum + step) -> posted, posted -> arrived -> done -> (sum + step) -> posted ...
@@ -11,18 +11,19 @@ use fabric::{Imm, LinkId, Port, Posted, Span};
 use super::notice::JobId;
 use crate::layout::{ChunkId, Immediate, Round};
 
-/// What an onlooker is told, as it happens. It does nothing with what it does not care for.
+/// The events that an onlooker receives, as they happen. It ignores events that it does not care for.
 pub trait Onlooker {
-    /// A poll has brought arrivals, which are told next.
+    /// Receives that a poll has brought arrivals. A call of [`arrived`](Self::arrived) for each follows.
     fn polled(&mut self) {}
 
-    /// One of them. What followed from it has been told, but for its end.
+    /// Receives one arrival. All that followed from the arrival before has been reported, except for its end.
     fn arrived(&mut self, _: JobId, _rank: u32, _: Immediate) {}
 
-    /// An answer is about to be posted.
+    /// Receives that an answer is about to be posted.
     fn posted(&mut self) {}
 
-    /// What followed is over: a chunk was stepped in this round, if `steps` is not 0, and answers that were due are posted.
+    /// Receives that the work on an arrival is over: a chunk was stepped in this round, if `steps` is not 0, and due
+    /// answers are posted.
     fn done(&mut self, _: JobId, _: ChunkId, _: Round, _steps: u32) {}
 
     /// Answers that had waited for room were posted.

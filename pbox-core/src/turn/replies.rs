@@ -48,7 +48,7 @@ pub(super) struct Done {
     /// Steps that were made, and the bytes of their chunks.
     pub steps: u32,
     pub bytes: usize,
-    /// Of the steps, if there were any.
+    /// The round of the steps, if there were any.
     pub round: Round,
     /// The shard has a task for the core between turns.
     pub has_task: bool,
@@ -59,23 +59,23 @@ impl Done {
     const POSTED: Done = Done { steps: 0, bytes: 0, round: Round(0), has_task: false };
 }
 
-/// The links of a job's shard, and the chunks that wait for them: to its workers, numbered by rank, and behind them those
-/// that lead up to hubs above.
+/// The links of a job's shard, and the chunks that wait for them. Links to workers are numbered by rank; behind them
+/// come links that lead up to hubs above.
 #[derive(Debug)]
 pub(super) struct Replies {
     workers: u32,
     schedule: Schedule,
-    /// In which order sums go up, if there are hubs above.
+    /// The order in which sums go up, if there are hubs above.
     schedule_above: Option<Schedule>,
     /// Whether groups go up as a whole.
     groups_above: bool,
     /// One entry for each number.
     links: Vec<Option<LinkId>>,
-    /// By number; a queue has no room when the link has no credit.
+    /// The queue of each link, by number. A queue has no room when the link has no credit.
     queues: Vec<SendQueue<Answer>>,
     /// Answers in all queues.
     waiting: usize,
-    /// With schedules by layer.
+    /// The parts of layers, with schedules by layer.
     parts: Option<LayerParts>,
     /// Workers whose violation of the protocol shows when they get an answer. Empty while all workers keep to it.
     broken: Vec<(u32, Violation)>,
@@ -89,7 +89,7 @@ pub(super) struct Replies {
 }
 
 impl Replies {
-    /// Replies without links. `above` has the terms of the level above and the number of links that lead up.
+    /// Creates replies without links. `above` has the terms of the level above and the number of links that lead up.
     pub fn new(terms: &JobTerms, above: Option<(&LevelTerms, u32)>, keys: &[KeyId]) -> Self {
         let (schedule, workers) = (terms.level.schedule, terms.workers);
         let links = (workers + above.map_or(0, |(_, ways)| ways)) as usize;
@@ -146,7 +146,7 @@ impl Replies {
         self.links[rank as usize].take()
     }
 
-    /// A worker is gone: nothing is ready for it.
+    /// Forgets a worker that is gone: nothing is ready for it.
     pub fn forget(&mut self, rank: u32) {
         self.listens[rank as usize] = false;
         if let Some(parts) = self.parts(rank) {
@@ -154,7 +154,7 @@ impl Replies {
         }
     }
 
-    /// A worker has lost its links, and the answers of at most so many chunks with them.
+    /// Notes that a worker has lost its links, and the answers of at most `chunks` chunks with them.
     pub fn may_repeat(&mut self, rank: u32, chunks: usize) {
         self.repeats[rank as usize] = chunks;
         if let Some(parts) = self.parts(rank) {
@@ -172,12 +172,12 @@ impl Replies {
         self.links.iter().copied().flatten()
     }
 
-    /// A worker's link has credit, and may be full with answers under way: makes room for one answer per chunk.
+    /// Makes room for one answer per chunk on a worker's link that has credit, and may be full with answers in flight.
     pub fn make_room(&mut self, rank: u32, chunks: usize) {
         self.queues[rank as usize] = SendQueue::new(chunks);
     }
 
-    /// Workers whose violation of the protocol shows when they get an answer.
+    /// Takes the workers whose violation of the protocol shows when they get an answer.
     pub fn take_broken(&mut self) -> Vec<(u32, Violation)> {
         std::mem::take(&mut self.broken)
     }
@@ -188,7 +188,8 @@ impl Replies {
         !self.broken.is_empty()
     }
 
-    /// A control message to a worker: a notice that a layer's part can be pulled, or a request to push a chunk again.
+    /// Posts a control message to a worker: a notice that a layer's part can be pulled, or a request to push a chunk
+    /// again.
     fn post_control<P: Port, O: Onlooker>(
         &mut self,
         port: &mut Seen<P, O>,
@@ -202,8 +203,8 @@ impl Replies {
         }
     }
 
-    /// Without credit there is room for all answers while a worker keeps to one round in flight. A full link then
-    /// shows that the worker does not.
+    /// Queues an answer. Without credit there is room for all answers while a worker keeps to one round in flight. A
+    /// full link then shows that the worker does not.
     #[cold]
     fn keep(&mut self, key: KeyId, rank: u32, answer: Answer) {
         let schedule = self.schedule_above.filter(|_| self.leads_up(rank)).unwrap_or(self.schedule);
@@ -346,8 +347,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         Ok(Some(done))
     }
 
-    /// Sends chunks of a group to one worker, those whose answers are due: in one post, if they are the whole group and of
-    /// one round.
+    /// Sends the chunks of a group whose answers are due to one worker. They leave in one post, if they are the whole
+    /// group and of one round.
     fn answer_beside(&mut self, group: ChunkId, places: Range<usize>, round: Round, rank: u32, whole: bool) {
         let Some(link) = self.replies.links[rank as usize] else { return };
         let first = places.start;
@@ -417,8 +418,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         Done::POSTED
     }
 
-    /// A worker may have its answer of a round for one chunk. The answer goes out now, or with all of the layer's
-    /// part, or when the worker pulls the part.
+    /// Replies to a worker that may have its answer of a round for one chunk. The answer goes out now, or with all of
+    /// the layer's part, or when the worker pulls the part.
     #[inline]
     pub fn reply(&mut self, place: usize, rank: u32, round: Round) {
         match self.replies.parts(rank).map(|parts| parts.ready(place, rank)) {
@@ -458,8 +459,8 @@ impl<P: Port, O: Onlooker, T: Pace, M: Mode> AtWork<'_, P, O, T, M> {
         true
     }
 
-    /// Whether a worker's post is a push whose answer it has lost with its links. If it is, the chunk is answered again: where
-    /// workers step together nobody has stepped it since, because this worker has not pushed the next round.
+    /// Whether a worker's post is a push whose answer it has lost with its links. If it is, the chunk is answered
+    /// again. In BSP nobody has stepped it since, because this worker has not pushed the next round.
     #[cold]
     fn repeats(&mut self, rank: u32, immediate: Immediate) -> bool {
         let place = self.shard.place(immediate.chunk).filter(|_| immediate.content != Content::Ahead);

@@ -29,9 +29,9 @@ const NEVER: Round = Round(u32::MAX);
 /// The rounds in flight of a shard's chunks. When workers step alone, a chunk's round is that of its slowest worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Front {
-    /// Of the chunk that is furthest behind.
+    /// The round of the chunk that is furthest behind.
     pub lowest: Round,
-    /// Of the chunk that is furthest ahead.
+    /// The round of the chunk that is furthest ahead.
     pub highest: Round,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct ShardOf<P, M: Mode> {
     pub(super) stages: Staged<M>,
     /// No chunk is stepped from this round on: 0 while the shard is held.
     pub(super) until: Round,
-    /// The same when it is not held: 0 when a worker was lost before all workers had the first weights.
+    /// The end of its rounds when it is not held: 0 when a worker was lost before all workers had the first weights.
     end: Round,
     wire: Wire,
     /// Chunk id to place.
@@ -148,7 +148,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.begin_at(restored.round());
     }
 
-    /// The job begins with this round, and not with round 0. No worker takes part yet.
+    /// Begins the job with this round, and not with round 0. No worker takes part yet.
     pub fn begin_at(&mut self, first: Round) {
         self.pace.begin_at(first);
         self.stages.gather.begin_at(first);
@@ -169,7 +169,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// A chunk has come to a round: it is copied if a snapshot is taken there.
+    /// Copies a chunk that has come to a round, if a snapshot is taken there.
     #[inline]
     pub fn capture(&mut self, place: usize, round: Round) {
         if self.snapshots.concerns(round) {
@@ -177,7 +177,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// A chunk has come from one round to a later one without a step. Costs the same for any number of rounds.
+    /// Copies a chunk that has come from one round to a later one without a step. Costs the same for any number of
+    /// rounds.
     #[cold]
     pub fn capture_passed(&mut self, place: usize, was: Round, now: Round) {
         for round in self.snapshots.pass(was, now) {
@@ -217,7 +218,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.snapshots.taken()
     }
 
-    /// A snapshot's part is written, or will not be. Its memory comes back, unless it is lost.
+    /// Takes back the memory of a snapshot's part, which is written or will not be; `None` if the memory is lost.
     pub fn give_back(&mut self, values: Option<Slab>) {
         self.snapshots.give_back(values);
     }
@@ -337,8 +338,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// The links of worker `rank` are lost, and it makes others: its pushes that are not stepped do not count until it makes
-    /// them again. It still takes part.
+    /// Notes that the links of worker `rank` are lost, and that it makes others. Its pushes that are not stepped do not
+    /// count until it makes them again. It still takes part.
     pub fn unlink(&mut self, rank: u32, discarded: &mut Discarded) {
         P::take_back(self);
         if M::Gather::WAITS {
@@ -369,8 +370,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.until = self.end;
     }
 
-    /// The job ends before this round, which no chunk is past, if its workers step together, else at these
-    /// [lines](Pace::lines): chunks come to it and go no further. For a shard that is [held](Self::hold).
+    /// Stops each chunk at the end of the job. In BSP: before `round`, which no chunk is past. In SSP and ASP: at each
+    /// worker's [line](Pace::lines). The shard must be [held](Self::hold).
     pub fn end_before(&mut self, round: Round, lines: &[Option<Round>]) {
         self.end = self.end.min(round);
         self.pace.end_at(lines);
@@ -388,8 +389,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         (0..self.keys.len()).filter(|&place| self.pace.has_finished_before(place, from)).collect()
     }
 
-    /// For the next of the chunks at these places: does the work that a hold delayed, that a changed roster calls for, or that its step
-    /// waited for. Also returns the place to continue from.
+    /// Settles the next of the chunks at these places: does the work that a hold delayed, that a changed roster calls
+    /// for, or that its step waited for. Also returns the place to continue from.
     pub fn settle(&mut self, kernels: &Kernels, places: Range<usize>) -> Option<(Finished, usize)> {
         if self.is_held() {
             return None;
@@ -417,7 +418,7 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         }
     }
 
-    /// Worker `rank` pushed a chunk. If this completes a step, the step is made.
+    /// Takes worker `rank`'s push of a chunk. If the push completes a step, the step is made.
     #[inline]
     pub fn arrive(
         &mut self,
@@ -517,8 +518,8 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         Violation::Content { key, round, content, why }
     }
 
-    /// The job cannot go on, because of a chunk's pushes: no chunk is stepped any more and no worker gets an answer. `why` is given
-    /// the name of the chunk's key.
+    /// Fails the job, because of a chunk's pushes: no chunk is stepped any more and no worker gets an answer. `why` is
+    /// given the name of the chunk's key.
     #[cold]
     pub(super) fn fail(&mut self, place: usize, why: impl FnOnce(&Self, &str) -> String) -> Finished {
         let key = &self.wire.layout().keys()[self.key(place).index()].name;
@@ -532,8 +533,9 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.failure.take()
     }
 
-    /// Notes worker `rank`'s pushes of all the chunks at these places, if it is its turn for each and for the same round, and
-    /// each can be read. Which chunks have all their pushes with it. `None` where pushes are to come one by one.
+    /// Notes worker `rank`'s pushes of all the chunks at these places. It must be its turn for each and for the same
+    /// round, and each must be readable. Returns which chunks then have all their pushes; `None` if pushes are to come
+    /// one by one.
     #[inline]
     pub fn note_all(&mut self, places: Range<usize>, rank: u32, round_bits: u8) -> Option<Whole> {
         self.pace.turn_of_all(places.clone(), rank, round_bits)?;
@@ -587,14 +589,14 @@ impl<P: Pace, M: Mode> ShardOf<P, M> {
         self.stages.gather.take_heard()
     }
 
-    /// A chunk has new weights of a round for all workers whose answer is due.
+    /// Returns a chunk's new weights of a round, for all workers whose answer is due.
     #[inline]
     pub fn finished(&self, place: usize, round: Round, steps: u32) -> Finished {
         let bytes = self.stages.chunk(place).bytes;
         Finished { place, round, bytes, steps, skipped: 0, ranks: 0..self.terms.workers }
     }
 
-    /// Worker `rank` gets a chunk that it may have, as the answer of a round. Returns the span to post, and what it is.
+    /// Answers worker `rank` with a chunk that it may have, for a round. Returns the span to post, and its content.
     #[inline]
     pub fn answer(&mut self, kernels: &Kernels, place: usize, rank: u32, round: Round) -> (Span, Content) {
         self.pace.note_answer(place, rank);

@@ -1,4 +1,4 @@
-//! What a core makes its shard of a job from.
+//! The inputs from which a core makes its shard of a job.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -23,17 +23,17 @@ pub struct ShardSpec {
     pub wire: Wire,
     /// The chunks that this core owns, ascending.
     pub chunks: Vec<ChunkId>,
-    /// The spans of these chunks in the job's weights, in the same order, and the [lines](Wire::weights_line) that the core tells: with
-    /// BSP the window that all workers read, below other hubs the values in the window of sums and the lines that the core passes on,
-    /// otherwise a window that only the hub sees.
+    /// The spans of these chunks in the job's weights, in the same order, and the [lines](Wire::weights_line) that the
+    /// core writes. With BSP they are in the window that all workers read. Below other hubs they are the values in the
+    /// window of sums, and the lines that the core passes on. Otherwise they are in a window that only the hub sees.
     pub weights: Spans,
     /// The state to go on with; without one, weights and state are zero and round 0 begins.
     pub restored: Option<Arc<Restored>>,
-    /// A snapshot is due every so many rounds.
+    /// The interval of snapshots, in rounds.
     pub snapshot_every: Option<NonZeroU32>,
     /// The hubs above, which step, when this hub is below others.
     pub(super) above: Option<AboveSpec>,
-    /// In a job with Slim-DP: where the hub's cores meet to select the significant set.
+    /// The board on which the hub's cores meet to select the significant set, in a job with Slim-DP.
     pub(super) board: Option<Arc<Board>>,
     /// The scopes in which steps wait for each other, in the order of the chunks: all chunks, or key by key. Empty where steps wait for
     /// pushes of their chunk alone.
@@ -43,12 +43,12 @@ pub struct ShardSpec {
 /// The way of one core's sums to the hubs above.
 #[derive(Debug)]
 pub(super) struct AboveSpec {
-    /// What both levels agree on for the links between them.
+    /// The terms of both levels for the links between them.
     pub level: LevelTerms,
     pub form: SumForm,
     /// The numbers of the links by which the chunks' sums go up, in the same order.
     pub links: Vec<u32>,
-    /// How many links of the core lead up.
+    /// The number of the core's links that lead up.
     pub ways: u32,
     /// The job's first weights are those of another hub's workers.
     pub keeps_first: bool,
@@ -56,7 +56,7 @@ pub(super) struct AboveSpec {
     pub passes: PassSpec,
 }
 
-/// What goes up.
+/// The form of sums that go up.
 #[derive(Debug)]
 pub(super) enum SumForm {
     /// Bare sums, from the window that the step writes.

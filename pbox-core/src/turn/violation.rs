@@ -8,7 +8,7 @@ use super::pace::OutOfTurn;
 use crate::layout::{ChunkId, Content, Immediate, Round};
 use crate::wire::frame::FrameError;
 
-/// A worker broke the protocol. It loses its link, and its job is told.
+/// A worker broke the protocol. It loses its link, and its job is notified.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Violation {
     /// A chunk that does not exist, or that another core owns.
@@ -18,7 +18,7 @@ pub enum Violation {
         /// Chunks of the job.
         chunks: usize,
     },
-    /// The same chunk twice in a round.
+    /// The worker pushed a chunk twice in a round.
     Again {
         /// The chunk.
         chunk: ChunkId,

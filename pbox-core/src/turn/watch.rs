@@ -1,4 +1,4 @@
-//! Whom a core waits for: a window over the last rounds of one shard, with the time for which each worker was waited for.
+//! The waits of a core: a window over the last rounds of one shard, with the time for which each worker was waited for.
 //!
 //! ```text
 //!   the core has done all that arrived, and waits    --> look: who owes the push that others have made?
@@ -21,16 +21,16 @@ const FEWEST: usize = 16;
 /// Chunks of which one look sees whether they wait. The next look goes on behind them.
 const CHUNKS: usize = 64;
 
-/// For how long a core, or several, waited for the workers of a job in its last rounds.
+/// The time for which a core, or several, waited for each worker of a job in its last rounds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Watched {
     /// The first round of the window.
     pub first: Round,
-    /// Its last, which is in flight.
+    /// The last round, which is in flight.
     pub last: Round,
     /// Rounds in which somebody was waited for: by rank, microseconds.
     pub rows: Vec<(Round, Vec<u32>)>,
-    /// Whose pushes others wait for now.
+    /// The workers whose pushes others wait for now.
     pub waits_for: Vec<u32>,
 }
 
@@ -42,9 +42,9 @@ pub(super) struct Watch {
     place: usize,
     /// The round.
     round: Round,
-    /// Who owed its push, by rank.
+    /// The workers that owed their push, by rank.
     owes: Vec<u32>,
-    /// Who owes it now.
+    /// The workers that owe their push now.
     still: Vec<u32>,
     /// Everything before is charged, in microseconds.
     since: u64,
@@ -52,7 +52,7 @@ pub(super) struct Watch {
     seen: Option<(Round, Round)>,
     /// One entry for each round modulo their number.
     rounds: Vec<Option<Round>>,
-    /// By the same, and rank.
+    /// The time of waits, by round modulo their number, and rank.
     waits: Vec<u32>,
 }
 
@@ -73,7 +73,7 @@ impl Watch {
         }
     }
 
-    /// The core has done all that arrived, and waits from now on. `chunks` is 0 while nobody can be late.
+    /// Begins a wait: the core has done all that arrived. `chunks` is 0 while nobody can be late.
     pub fn look(&mut self, pace: &impl Pace, chunks: usize, now: u64) {
         self.still.clear();
         if chunks > 0 {
@@ -109,7 +109,7 @@ impl Watch {
         std::mem::swap(&mut self.owes, &mut self.still);
     }
 
-    /// This time has come, and who owed a push at the last look was waited for until now.
+    /// Counts the time until `now` for each worker that owed a push at the last look.
     pub fn passed(&mut self, now: u64) {
         let waited = now.saturating_sub(self.since).min(u32::MAX.into()) as u32;
         self.since = self.since.max(now);
@@ -184,7 +184,7 @@ mod tests {
             Seen(Watch::new(3), arrivals)
         }
 
-        /// The core wakes at `woke`, does these arrivals, and waits again from `now` on.
+        /// Simulates a turn: the core wakes at `woke`, does these arrivals, and waits again from `now` on.
         fn turn(&mut self, woke: u64, pushes: &[(usize, u32)], now: u64) {
             let Seen(watch, arrivals) = self;
             watch.passed(woke);

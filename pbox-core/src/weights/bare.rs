@@ -14,7 +14,7 @@ use super::{Read, Reply, To, Weights};
 use crate::kernels::{Ablate, Element, Kernels, Slots};
 use crate::layout::{Content, Round};
 
-/// Reads bare slots: the kernel sums them where they are.
+/// The reader of bare slots: the kernel sums them where they are.
 #[derive(Debug)]
 pub(crate) struct BareSlots {
     /// Slots that are read: all, or 1 when the job leaves out the sum.
@@ -116,7 +116,7 @@ impl Gradients {
         self.windows[rank as usize].take()
     }
 
-    /// Worker `rank`'s push of the chunk at `span`. Panics if the worker or the span was not added.
+    /// Returns worker `rank`'s push of the chunk at `span`. Panics if the worker or the span was not added.
     ///
     /// # Safety
     /// By the protocol the worker must not write there while the result lives: it has posted the chunk, and has no
@@ -165,7 +165,7 @@ pub(crate) struct Pushes<'a, I> {
 }
 
 impl<'a, I: Iterator<Item = u32>> Pushes<'a, I> {
-    /// Returns the first so many bytes of each push.
+    /// Returns the first `bytes` bytes of each push.
     #[inline]
     pub fn first(mut self, bytes: usize) -> Self {
         self.span.bytes = bytes;

@@ -64,9 +64,10 @@ impl Chunk {
         ids.iter().map(chunk).collect()
     }
 
-    /// Neighbours as one chunk of this id, if a step of it is the steps of all: their values lie side by side in every window
-    /// and in what is kept, and have one type and one learning rate. More than one kept value an element lies chunk by
-    /// chunk. The chunks may have made different numbers of steps, so these must not count in a step.
+    /// Joins neighbours into one chunk of this id, if one step of it is the steps of all. Their values must lie side by
+    /// side in every window and in what is kept, with one type and one learning rate. More than one kept value an
+    /// element lies chunk by chunk. The chunks may have made different numbers of steps, so these must not count in a
+    /// step.
     pub fn joined(tensors: &Tensors, id: ChunkId, chunks: &[Chunk]) -> Option<Chunk> {
         let (first, last) = (chunks.first()?, chunks.last()?);
         let follows = |pair: &[Chunk]| {

@@ -27,7 +27,7 @@ pub(crate) struct CodedForAll {
     shadow: Shadow,
     /// Payload of the last coded answer, and whether the raw frame has the workers' present weights, by place.
     sent: Vec<(usize, bool)>,
-    /// For means: the values that the answers so far left out.
+    /// The values that the answers so far left out, for means.
     left_out: Option<HubWeights>,
 }
 
@@ -114,7 +114,7 @@ pub(crate) struct CodedForEach {
 }
 
 impl CodedForEach {
-    /// The memory of a worker's shadow is touched at the worker's first answer.
+    /// Creates the reply. The memory of a worker's shadow is touched at the worker's first answer.
     pub fn new(
         framing: &Arc<Framing>,
         codec: Codec,

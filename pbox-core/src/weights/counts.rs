@@ -1,5 +1,5 @@
-//! The number of steps each chunk of a shard has made. That is not its round: a round may leave the weights alone, or
-//! put others in their place.
+//! The number of steps each chunk of a shard has made. A count is not the round: a round may leave the weights alone,
+//! or replace them.
 //!
 //! Owned by the core, as a part of its shard. Knows no rounds, except where a state does not say how many steps it has.
 
@@ -51,13 +51,13 @@ impl StepCounts {
         Round(steps[0])
     }
 
-    /// The chunk at a place counts from 1 again.
+    /// Resets the count of the chunk at a place: it counts from 1 again.
     pub fn reset(&mut self, place: usize) {
         self.steps[place] = 0;
     }
 
-    /// The chunk at a place has made the steps of a state. A state that does not say how many has one for each round but the
-    /// broadcast, and where workers step alone one for each of the workers.
+    /// Restores the steps of the chunk at a place from a state. A state without a number of steps has one for each
+    /// round but the broadcast. If workers step alone, it has one for each of the workers.
     pub fn restore(&mut self, place: usize, key: KeyId, restored: &Restored) {
         let of_rounds = || restored.round().0.saturating_sub(1).saturating_mul(self.of_a_round);
         self.steps[place] = restored.steps(key).unwrap_or_else(of_rounds);

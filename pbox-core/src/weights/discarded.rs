@@ -1,11 +1,11 @@
-//! What a core lets go of, so that another thread frees it and not the core between two rounds.
+//! The memory that a core releases, so that another thread frees it and not the core between two rounds.
 
 /// Memory that a core no longer needs. To drop it frees it, which takes long when there is much: do it on another thread.
 #[derive(Default)]
 pub struct Discarded(Vec<Box<dyn Send>>);
 
 impl Discarded {
-    /// This alone.
+    /// Wraps one thing to free.
     pub fn of(something: impl Send + 'static) -> Self {
         let mut discarded = Self::default();
         discarded.add(something);

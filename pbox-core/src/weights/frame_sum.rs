@@ -15,7 +15,7 @@ use crate::wire::Framing;
 use crate::wire::counted::MAX_GRADIENTS;
 use crate::wire::frame::{self, FrameError, Kind};
 
-/// Reads frames that a codec wrote.
+/// The reader of frames that a codec wrote.
 #[derive(Debug)]
 pub(crate) struct FrameSum {
     framing: Arc<Framing>,
@@ -107,7 +107,7 @@ pub(super) fn begin_raw<E: Element>(framing: &Framing, chunk: &Chunk, push: Push
     framing.frames(chunk.id).read_raw(push.bytes(), weights);
 }
 
-/// A sum as the only slot.
+/// Calls `then` with a sum as the only slot.
 pub(super) fn with_sum<E: Element>(sum: &[f32], then: impl FnOnce(&Slots<E>)) {
     let sum = <[E]>::ref_from_bytes(sum.as_bytes()).expect("the hub's own weights are f32");
     Slots::with_one(sum, then);

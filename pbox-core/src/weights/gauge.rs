@@ -1,4 +1,4 @@
-//! How large a shard's gradients are: the mean over the workers, looked at in one round of 64, as its sum is stepped.
+//! The size of a shard's gradients: the mean over the workers, looked at in one round of 64, as its sum is stepped.
 //!
 //! Owned by the core, as a part of its shard. Allocates nothing after it is made. Chunks may be a round apart, so a round
 //! is whole when all elements of the shard were looked at.
@@ -9,7 +9,7 @@ use crate::kernels::{Element, Kernels, Magnitude, Slots};
 use crate::layout::Round;
 use crate::whole::Told;
 
-/// One round of so many is looked at, first round 1: round 0 has weights, and no gradients.
+/// The interval of rounds that are looked at, first round 1: round 0 has weights, and no gradients.
 ///
 /// A look reads the slots a second time, right before the step, which then finds them in the cache.
 const EVERY: u32 = 64;
@@ -17,7 +17,7 @@ const FIRST: u32 = 1;
 /// Rounds that are kept.
 const KEPT: usize = 32;
 
-/// What was seen of a job's gradients, on one core or several.
+/// The observed gradients of a job, on one core or several.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Gauged {
     /// Values of a round.
@@ -30,10 +30,10 @@ pub struct Gauged {
     pub found: Option<Told>,
 }
 
-/// What was seen of one round's gradients.
+/// The observed gradients of one round.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GaugedRound {
-    /// Which round.
+    /// The round.
     pub round: Round,
     /// Values that were looked at.
     pub elements: u64,
@@ -48,7 +48,7 @@ pub(super) struct Gauge {
     remainder: u32,
     elements: u64,
     not_finite: u64,
-    /// By number of the look modulo its length; empty when it is off.
+    /// The observed rounds, by number of the look modulo the length; empty when the gauge is off.
     rounds: Vec<Option<GaugedRound>>,
 }
 
@@ -74,7 +74,7 @@ impl Gauge {
         round.0 % EVERY == self.remainder
     }
 
-    /// Looks at a chunk's gradients of so many workers, in a round that it [concerns](Self::concerns).
+    /// Looks at a chunk's gradients of `workers` workers, in a round that it [concerns](Self::concerns).
     #[cold]
     #[inline(never)]
     pub fn look<E: Element>(&mut self, kernels: &Kernels, slots: &Slots<E>, workers: u32, round: Round) {
@@ -127,7 +127,7 @@ impl Gauged {
         whole.into_iter()
     }
 
-    /// Returns one round of so many is looked at.
+    /// Returns the interval of rounds that are looked at.
     pub fn every(&self) -> u32 {
         EVERY
     }

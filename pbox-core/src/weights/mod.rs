@@ -125,7 +125,7 @@ pub(crate) trait Read {
         }
     }
 
-    /// For how many workers a push without a gradient speaks.
+    /// Returns the number of workers for which a push without a gradient speaks.
     fn workers_without(&self, _push: Push) -> u32 {
         1
     }
@@ -182,7 +182,7 @@ pub(crate) trait Reply<R, W> {
     /// Returns the span to post to a worker. The values that the worker reads are in place then.
     fn answer(&mut self, kernels: &Kernels, chunk: &Chunk, place: usize, weights: &W, to: To) -> Span;
 
-    /// A worker is there. In modes with own weights windows, `own` is the worker's window.
+    /// Adds a worker. In modes with own weights windows, `own` is the worker's window.
     fn add_worker(&mut self, chunks: &[Chunk], weights: &W, rank: u32, own: Option<Spans>);
 
     /// Works like [`answer`](Self::answer), for a worker that has lost this answer with its links.
@@ -190,11 +190,11 @@ pub(crate) trait Reply<R, W> {
         self.answer(kernels, chunk, place, weights, to)
     }
 
-    /// A worker that was [added](Self::add_worker) had this window before it lost its links: answers that were written there, and
-    /// cannot be written again, are taken over.
+    /// Takes over a worker's window from before it lost its links: answers that were written there, and cannot be
+    /// written again. The worker was [added](Self::add_worker).
     fn take_over(&mut self, _rank: u32, _former: &Spans) {}
 
-    /// A worker is gone. Returns the window for its weights, if it had its own.
+    /// Removes a worker that is gone. Returns the window for its weights, if it had its own.
     fn remove_worker(&mut self, _rank: u32) -> Option<Spans> {
         None
     }
@@ -206,22 +206,22 @@ pub(crate) trait Reply<R, W> {
     /// Prepares what a hub below others sends up for a chunk of which none of its `workers` has a gradient.
     fn prepare_nothing(&mut self, _chunk: &Chunk, _place: usize, _workers: u32) {}
 
-    /// The job goes on from `first` with weights that no step made: workers get these weights next.
+    /// Restores weights that no step made: the job goes on from `first`, and workers get these weights next.
     fn restore(&mut self, _chunks: &[Chunk], _weights: &W, _first: Round) {}
 
     /// Prepares the weights of the other workers for workers that have none. The other workers may still read their
     /// answers.
     fn greet(&mut self, _chunk: &Chunk, _place: usize) {}
 
-    /// Below other hubs: where a chunk's answer lies in the window that they write, if it is not the window that workers
-    /// read.
+    /// Returns the place of a chunk's answer in the window that hubs above write, if that is not the window that
+    /// workers read.
     #[inline]
     fn place_of_answers(&self, _chunk: &Chunk) -> Option<Span> {
         None
     }
 
-    /// Takes an answer from there: that of a round, for this hub, which takes part above from a first round on, by the link
-    /// of this rank.
+    /// Takes the answer of a round from that window. This hub takes part above from round `first` on, by the link of
+    /// this rank.
     ///
     /// # Errors
     /// When it is no frame of this chunk and round.

@@ -55,7 +55,7 @@ impl Shadow {
         <[E]>::mut_from_bytes(bytes).expect("whole elements, from a multiple of 4 bytes on")
     }
 
-    /// The worker gets these weights raw.
+    /// Replaces the shadow by weights that the worker gets raw.
     pub fn replace(&mut self, dtype: Dtype, place: usize, weights: &[f32]) {
         typed!(dtype, E => {
             let have = self.of_mut::<E>(place).iter_mut();
@@ -64,7 +64,7 @@ impl Shadow {
     }
 }
 
-/// Writes coded answers.
+/// The writer of coded answers.
 #[derive(Debug)]
 pub(super) struct Encoder {
     pub framing: Arc<Framing>,

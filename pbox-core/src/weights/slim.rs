@@ -27,7 +27,7 @@ use crate::slim::{self, Board, Drawer, Selector, SlimDp, answer, set};
 use crate::wire::Framing;
 use crate::wire::frame::{self, FrameError, HEADER_BYTES, Kind};
 
-/// Reads pushes of sets.
+/// The reader of pushes of sets.
 #[derive(Debug)]
 pub(crate) struct SlimPushes {
     slim: SlimDp,
@@ -98,7 +98,7 @@ impl Read for SlimPushes {
         }
     }
 
-    /// False for a push of a significant set that the hub does not have.
+    /// Checks a push. Returns false for a push of a significant set that the hub does not have.
     fn check(&self, chunk: &Chunk, place: usize, content: Content, push: Push) -> Result<bool, FrameError> {
         let frames = self.framing.frames(chunk.id);
         if Framing::kind(content) == Kind::Raw {
@@ -225,7 +225,7 @@ impl Reply<SlimPushes, HubWeights> for SlimReply {
         }
     }
 
-    /// When the job goes on from a checkpoint, the worker first gets these weights.
+    /// Adds a worker. When the job goes on from a checkpoint, the worker first gets these weights.
     fn add_worker(&mut self, chunks: &[Chunk], weights: &HubWeights, rank: u32, own: Option<Spans>) {
         let own = self.own.add(chunks, rank, own);
         for (place, chunk) in chunks.iter().enumerate() {

@@ -30,7 +30,7 @@ use crate::wire::frame::FrameError;
 
 /// A shard's chunks, their memory and their three stages.
 pub(crate) struct Staged<M: Mode> {
-    /// By place. Behind the shard's chunks come the groups that step as one.
+    /// The chunks, by place. Behind the shard's chunks come the groups that step as one.
     chunks: Vec<Chunk>,
     /// The number of the shard's chunks.
     single: usize,
@@ -71,7 +71,7 @@ impl<M: Mode<Gather = NoGather>> Staged<M> {
 }
 
 impl<M: Mode<Gather = PassOn>> Staged<M> {
-    /// The same without an optimizer: a step writes the sum. So many links lead up.
+    /// Creates the stages without an optimizer: a step writes the sum. `ways` links lead up.
     pub fn summing(
         terms: &JobTerms,
         chunks: Vec<Chunk>,
@@ -240,7 +240,8 @@ impl<M: Mode> Staged<M> {
         reply.prepare(stepped, read, weights);
     }
 
-    /// The first push of `ranks` becomes a chunk's weights in `round`, and its answers are prepared. The optimizer's state stays.
+    /// Puts the first push of `ranks` as a chunk's weights in `round`, and prepares its answers. The optimizer's state
+    /// stays.
     ///
     /// # Safety
     /// As for [`step`](Self::step).
@@ -260,7 +261,8 @@ impl<M: Mode> Staged<M> {
         reply.prepare(stepped, read, weights);
     }
 
-    /// [Puts](Self::put) weights in a job that is over: its workers may still read the answers of the round before.
+    /// Puts weights, like [`put`](Self::put), in a job that is over: its workers may still read the answers of the
+    /// round before.
     ///
     /// # Safety
     /// As for [`step`](Self::step).
@@ -275,7 +277,7 @@ impl<M: Mode> Staged<M> {
         });
     }
 
-    /// For how many workers the pushes of `ranks` speak, which are without a gradient.
+    /// Returns the number of workers for which the pushes of `ranks` speak, which are without a gradient.
     ///
     /// # Safety
     /// As for [`step`](Self::step).
@@ -286,7 +288,7 @@ impl<M: Mode> Staged<M> {
         ranks.map(|rank| self.read.workers_without(push(rank))).sum()
     }
 
-    /// The pushes of `ranks`, of all workers, are without a gradient: below other hubs they hear of it.
+    /// Relays that the pushes of `ranks`, of all workers, are without a gradient: hubs above are notified.
     ///
     /// # Safety
     /// As for [`step`](Self::step).
@@ -300,8 +302,8 @@ impl<M: Mode> Staged<M> {
         self.reply.prepare_nothing(&self.chunks[place], place, workers);
     }
 
-    /// The window of a chunk gets the weights that a step with the pushes of `ranks` would make, and nothing else changes. They are
-    /// there until the chunk [is hidden](Self::hide), or [has stepped](Self::step_shown).
+    /// Shows in the window of a chunk the weights that a step with the pushes of `ranks` would make; nothing else
+    /// changes. They are there until the chunk [is hidden](Self::hide), or [has stepped](Self::step_shown).
     ///
     /// # Safety
     /// All of `ranks` have posted bytes of this chunk.
@@ -329,7 +331,7 @@ impl<M: Mode> Staged<M> {
         });
     }
 
-    /// The window of a chunk gets its weights again.
+    /// Writes its weights to the window of a chunk again.
     #[cold]
     pub fn hide(&mut self, place: usize) {
         let Staged { chunks, former: Some(former), weights, .. } = self else { return };
@@ -367,8 +369,8 @@ impl<M: Mode> Staged<M> {
         })
     }
 
-    /// The same for a job that is over: its workers may still read the answers of the round before. Returns the number of
-    /// workers in the sum.
+    /// Steps a chunk of a job that is over: its workers may still read the answers of the round before. Returns the
+    /// number of workers in the sum.
     ///
     /// # Safety
     /// As for [`step`](Self::step).
@@ -463,7 +465,8 @@ impl<M: Mode> Staged<M> {
         Ok(())
     }
 
-    /// A worker's links are lost: what it pushed is read no more. Its answers stay until it has [other](Self::add_worker) links.
+    /// Unlinks a worker whose links are lost: its pushes are read no more. Its answers stay until it has
+    /// [other](Self::add_worker) links.
     pub fn unlink(&mut self, rank: u32, discarded: &mut Discarded) {
         discarded.add(self.gradients.remove(rank));
     }
@@ -556,7 +559,7 @@ impl<M: Mode> Staged<M> {
 #[derive(Debug)]
 struct Steps {
     tensors: Tensors,
-    /// That of the average of weights, if one is kept.
+    /// The decay of the average of weights, if an average is kept.
     decay: Option<Decay>,
     rule: Rule,
     /// 1, or -1 where steps go up the gradient.
@@ -567,7 +570,7 @@ struct Steps {
     kept: Slab,
 }
 
-/// What a step does with a sum.
+/// The use of a sum by a step.
 #[derive(Debug)]
 enum Rule {
     /// Nothing: the job leaves out both sum and step.
@@ -739,7 +742,8 @@ impl Steps {
         Some((rule, step))
     }
 
-    /// The chunk has these new weights. They become the master weights, too, and the average of a chunk that has made no step.
+    /// Begins with new weights of a chunk. They become the master weights, too, and the average of a chunk that has
+    /// made no step.
     fn begin<E: Element>(&mut self, (place, chunk): (usize, &Chunk), weights: &[E]) {
         let is_first = self.counts.of(place) == 0;
         let (master, _, averages) = self.kept_of::<E>(chunk);
@@ -748,7 +752,7 @@ impl Steps {
         averages.iter_mut().zip(weights).for_each(|(average, weight)| *average = weight.to_f32());
     }
 
-    /// Master weights, optimizer state and average of a chunk.
+    /// Returns master weights, optimizer state and average of a chunk.
     fn kept_of<E: Element>(&mut self, chunk: &Chunk) -> (&mut [f32], &mut [f32], &mut [f32]) {
         let optimizer = self.tensors.optimizer();
         let (master, states) = (optimizer.master_per_element(E::DTYPE), optimizer.state_per_element());

@@ -1,4 +1,4 @@
-//! What a core's owner has it do with a job: to take it, to hold and cut its rounds, to save them, to look at them, and to end it.
+//! The work of a core on a job for its owner: to take it, hold and cut its rounds, save them, look at them, and end it.
 
 use std::ops::Range;
 
@@ -92,23 +92,23 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// Of a job that is [held](Self::hold) and whose workers step alone, by rank: the first round of which no push of a worker
-    /// that takes part is stepped, for any chunk here. Nothing where workers step together.
+    /// Returns each worker's line, by rank, in a [held](Self::hold) job whose workers step alone. A line is the first
+    /// round of which no push of the worker is stepped, for any chunk here. Empty if workers step together.
     pub fn lines(&mut self, id: JobId) -> Vec<Option<Round>> {
         let lines = self.shards_of(id).map(|entry| of_mode!(&entry.shard, shard => shard.pace.lines()));
         lines.reduce(further).unwrap_or_default()
     }
 
-    /// In a job that begins and whose workers step alone, each takes part so many rounds, by rank, after the round from which the
-    /// others do.
+    /// Sets by how many rounds each worker begins later than the slowest, by rank, in a job that begins and whose
+    /// workers step alone.
     pub fn begin_ahead(&mut self, id: JobId, ahead: &[u32]) {
         for entry in self.shards_of(id) {
             of_mode!(&mut entry.shard, shard => shard.pace.begin_ahead(ahead));
         }
     }
 
-    /// A job that is [held](Self::hold) ends before a round that no chunk is past, or, where workers step alone, at the
-    /// [lines](Self::lines) of all cores: after the release chunks come to it, and go no further.
+    /// Ends a [held](Self::hold) job before a round that no chunk is past, or, if workers step alone, at the
+    /// [lines](Self::lines) of all cores. After the release chunks come to the end, and go no further.
     pub fn end_before(&mut self, id: JobId, round: Round, lines: &[Option<Round>]) {
         for entry in self.shards_of(id) {
             of_mode!(&mut entry.shard, shard => shard.end_before(round, lines));
@@ -129,8 +129,8 @@ impl<P: Port> Core<P> {
         entry.report_events(notices);
     }
 
-    /// A job that is [held](Self::hold) is over: its state before a round that no chunk is past; `None` without chunks. In
-    /// modes whose rounds cannot be ended with the pushes that are in, an error if a chunk is behind.
+    /// Returns the state of a [held](Self::hold) job that is over, before a round that no chunk is past; `None` without
+    /// chunks. In modes whose rounds cannot be ended with the pushes that are in, an error if a chunk is behind.
     pub fn last_state(&mut self, id: JobId, before: Round) -> Option<Result<SnapshotPart, String>> {
         let kernels = self.kernels;
         let entry = self.shards_of(id).next()?;
@@ -139,7 +139,7 @@ impl<P: Port> Core<P> {
         })
     }
 
-    /// A snapshot's part is written, or will not be; its memory comes back, unless it is lost.
+    /// Takes back the memory of a snapshot's part, which is written or will not be; `None` if the memory is lost.
     pub fn give_back(&mut self, id: JobId, values: Option<Slab>) {
         if let Some(entry) = self.shards_of(id).next() {
             of_mode!(&mut entry.shard, shard => shard.give_back(values));
@@ -190,7 +190,8 @@ impl<P: Port> Core<P> {
         })
     }
 
-    /// All that arrived is done, and the core waits from now on: notes whose pushes it waits for. In microseconds.
+    /// Begins a wait of the core, at a time in microseconds: all that arrived is done. Notes whose pushes the core
+    /// waits for.
     pub fn begin_wait(&mut self, now: u64) {
         for JobShard { shard, watch, .. } in self.shards.iter_mut().flatten() {
             // While it is held, and without chunks, it waits for nobody.
@@ -198,12 +199,12 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// The core has waited until this time, in microseconds.
+    /// Ends a wait of the core, at a time in microseconds.
     pub fn end_wait(&mut self, now: u64) {
         self.shards.iter_mut().flatten().for_each(|entry| entry.watch.passed(now));
     }
 
-    /// For how long the core waited for whom, in a job's last rounds.
+    /// Returns how long the core waited for each worker, in a job's last rounds.
     pub fn watched(&mut self, id: JobId) -> Watched {
         self.shards_of(id).fold(Watched::default(), |watched, entry| watched.with(entry.watch.watched()))
     }
@@ -275,7 +276,7 @@ impl<P: Port> Core<P> {
     }
 }
 
-/// Of two parts of a job's chunks, the [lines](Core::lines) of both.
+/// Combines the [lines](Core::lines) of two parts of a job's chunks.
 pub fn further(a: Vec<Option<Round>>, b: Vec<Option<Round>>) -> Vec<Option<Round>> {
     if b.is_empty() {
         a

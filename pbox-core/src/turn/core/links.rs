@@ -14,9 +14,9 @@ use crate::turn::replies::AtWork;
 use crate::weights::Discarded;
 
 impl<P: Port> Core<P> {
-    /// Attaches a worker's link to its job. In modes in which each worker has its own weights window, it comes with this
-    /// core's spans of that window, for each shard of the job. The windows' pages are there. Returns the windows that it had
-    /// before it lost its links.
+    /// Attaches a worker's link to its job. If each worker has its own weights window, `windows` are this core's spans
+    /// of it, for each shard of the job. The windows' pages are there. Returns the windows that it had before it lost
+    /// its links.
     pub fn add_worker(
         &mut self,
         id: JobId,
@@ -132,8 +132,8 @@ impl<P: Port> Core<P> {
         discarded
     }
 
-    /// Lets go of the link of a worker that lives and makes [another](Self::add_worker): it pushes again what has no answer. Its
-    /// job's rounds wait for it. Returns the worker's window of gradients.
+    /// Drops the link of a worker that lives and makes [another](Self::add_worker). The worker pushes again what has no
+    /// answer. Its job's rounds wait for it. Returns the worker's window of gradients.
     pub fn unlink_worker(&mut self, id: JobId, rank: u32) -> Discarded {
         let mut discarded = Discarded::default();
         if let Some(link) = self.unlink(id, rank) {
@@ -148,8 +148,8 @@ impl<P: Port> Core<P> {
         discarded
     }
 
-    /// Lets go of a job's links that lead up, which are lost: it gets [others](Self::add_above). Its rounds wait for them. Returns
-    /// the windows that the hubs above wrote, unless workers read them, and what had come by the links.
+    /// Drops a job's links that lead up, which are lost: the job gets [others](Self::add_above). Its rounds wait for
+    /// them. Returns the windows that the hubs above wrote, unless workers read them, and what had come by the links.
     pub fn unlink_above(&mut self, id: JobId) -> (Discarded, AnswersAbove) {
         let (mut discarded, mut answers) = (Discarded::default(), AnswersAbove::default());
         let first = self.shards_of(id).next();
@@ -192,7 +192,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// `by_itself`: the link ended, and the worker kept the protocol.
+    /// Drops a worker. `by_itself`: the link ended, and the worker kept the protocol.
     #[cold]
     pub(super) fn drop_worker(
         &mut self,

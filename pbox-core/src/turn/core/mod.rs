@@ -25,13 +25,13 @@ pub use jobs::further;
 
 /// Arrivals that one turn looks at, at least: enough to spread the cost of a poll, and few enough for the other duties.
 const ARRIVALS_PER_TURN: usize = 64;
-/// Arrivals that one turn looks at for each link, at least: with many workers, too, a turn finishes some chunks, whose answers to a
-/// worker leave together.
+/// The least number of arrivals that one turn looks at for each link. So with many workers, too, a turn finishes some
+/// chunks, whose answers to a worker leave together.
 const ARRIVALS_PER_LINK: usize = 8;
 
-/// After the steps of so many bytes the answers leave, before the rest of the turn, unless the transport would rather send more
-/// at a time: a chunk of the default size. A worker's next layer need not wait for the turn, and small chunks share the fence
-/// of a flush, which costs as much as their sum.
+/// The bytes of steps after which the answers leave, before the rest of the turn: a chunk of the default size. A
+/// transport may prefer to send more at a time. A worker's next layer need not wait for the turn. Small chunks share
+/// the fence of a flush, which costs as much as their sum.
 const FLUSH_BYTES: usize = DEFAULT_CHUNK_BYTES;
 
 /// The other end of a link.
@@ -105,13 +105,14 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// One look at the port, and all that follows. True when there was work. Send the notices on before the next turn.
+    /// Looks at the port once, and does all that follows. Returns true when there was work. Send the notices on before
+    /// the next turn.
     #[inline(never)] // its machine code is inspected by a test for locked instructions
     pub fn turn(&mut self, notices: &mut Vec<Notice>) -> bool {
         self.turn_seen(notices, &mut Nobody)
     }
 
-    /// The same [turn](Self::turn), and somebody looks on.
+    /// Runs the same [turn](Self::turn) with an onlooker.
     #[inline(always)]
     pub fn turn_seen(&mut self, notices: &mut Vec<Notice>, onlooker: &mut impl Onlooker) -> bool {
         while let Some(link) = self.dropped.pop() {
@@ -177,7 +178,7 @@ impl<P: Port> Core<P> {
         self.tally
     }
 
-    /// What follows from answers that were posted, and from the steps before them.
+    /// Does what follows from answers that were posted, and from the steps before them.
     #[inline]
     fn follow(&mut self, place: usize, done: Option<Done>, notices: &mut Vec<Notice>) {
         if let Some(Done { steps, bytes, has_task, .. }) = done {
@@ -197,7 +198,7 @@ impl<P: Port> Core<P> {
         }
     }
 
-    /// The answers that are posted leave.
+    /// Flushes the posted answers.
     #[inline]
     fn flush(&mut self) {
         self.port.flush();

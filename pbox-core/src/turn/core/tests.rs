@@ -68,7 +68,7 @@ fn snapshots(core: &mut Core<Port>, mut notices: Vec<Notice>) -> Vec<Taken> {
     taken
 }
 
-/// One snapshot is taken, and one result stands for all others.
+/// Asserts that one snapshot is taken, and that one result stands for all others.
 fn assert_two(taken: &[Taken]) {
     let [first, others] = taken else { panic!("{} results", taken.len()) };
     assert_eq!((first.occasion, first.part.is_ok()), (Occasion::Due(Round(2)), true));

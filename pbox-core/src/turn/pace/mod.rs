@@ -1,5 +1,6 @@
-//! The pace of a job's workers on one core: who has pushed what, and what follows from it. *Together*, when a round is one step
-//! (BSP), *alone*, when each push is a step (SSP and ASP), or *relayed*, when a hub above steps.
+//! The pace of a job's workers on one core: the pushes of each worker, and what follows from them. There are three
+//! paces. *Together*: a round is one step (BSP). *Alone*: each push is a step (SSP and ASP). *Relayed*: a hub above
+//! steps.
 
 #[allow(unsafe_code)]
 mod alone;
@@ -21,13 +22,13 @@ pub(super) use together::Arrivals;
 /// The worker may not push this chunk for this round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OutOfTurn {
-    /// It has pushed the chunk already.
+    /// The worker has pushed the chunk already.
     Again(Round),
     /// The last push has no answer yet.
     Unanswered(Round),
     /// Another round is next.
     OtherRound { expected: Round },
-    /// It does not take part in the round in flight.
+    /// The worker does not take part in the round in flight.
     NotYet(Round),
 }
 
@@ -38,30 +39,32 @@ pub(crate) enum Repeated {
     Waits,
     /// The answer is due now.
     Due(Round),
-    /// It had its answer, which may be lost, or may wait for those of its layer.
+    /// The worker had its answer, which may be lost, or may wait for the other answers of its layer.
     Answered(Round),
 }
 
-/// Which workers have pushed what. Plain memory, no atomics.
+/// The pushes of all workers that are in. Plain memory, no atomics.
 ///
 /// A shard's links have numbers: those of workers are their ranks, and those that lead up to hubs above come behind. Where
 /// a method takes a rank, only the pace of a hub below others is given other numbers.
 pub(crate) trait Pace: Sized {
-    /// All chunks begin with round `first`, and nobody takes part.
+    /// Begins all chunks with round `first`, without workers.
     fn begin_at(&mut self, first: Round);
 
-    /// Worker `rank` takes part from round `from` on, which no chunk is past. Settle every chunk afterwards.
+    /// Admits worker `rank` from round `from` on, which no chunk is past. Settle every chunk afterwards.
     fn admit(&mut self, rank: u32, from: Round);
 
-    /// Worker `rank` no longer takes part. Its pushes that are not stepped do not count. Settle every chunk afterwards.
+    /// Removes worker `rank`. Its pushes that are not stepped do not count. Settle every chunk afterwards.
     fn remove(&mut self, rank: u32);
 
-    /// Worker `rank` has lost its links, and pushes again what has no answer: its pushes that are not stepped do not count, and
-    /// no other push of it is answered before it comes [again](Self::repeated).
+    /// Forgets the pushes in flight of worker `rank`, which has lost its links and pushes again what has no answer. Its
+    /// pushes that are not stepped do not count. No other push of it is answered before it comes
+    /// [again](Self::repeated).
     fn forget(&mut self, rank: u32);
 
-    /// Worker `rank` has lost its links. Keeps its pushes of chunks that [are taken in](crate::weights::Gather::has) for a round: they are
-    /// decided, and are answered when they come [again](Self::repeated). Call [`forget`](Self::forget) afterwards.
+    /// Keeps pushes of worker `rank`, which has lost its links: those of chunks that
+    /// [are taken in](crate::weights::Gather::has) for a round. They are decided, and are answered when they come
+    /// [again](Self::repeated). Call [`forget`](Self::forget) afterwards.
     fn keep_taken(&mut self, _rank: u32, _is_taken: &dyn Fn(usize, Round) -> bool) {}
 
     /// Forgets pushes that were [kept](Self::keep_taken), of chunks that are taken in no more.
@@ -91,24 +94,24 @@ pub(crate) trait Pace: Sized {
         self.round(place) == round
     }
 
-    /// Where workers step alone, by rank: the first round of which no push of a worker that takes part is stepped, for any chunk.
-    /// Else nothing.
+    /// Returns each worker's line, by rank, if workers step alone: the first round of which no push of the worker is
+    /// stepped, for any chunk. Else nothing.
     fn lines(&self) -> Vec<Option<Round>> {
         Vec::new()
     }
 
-    /// Where workers step alone, each takes part so many rounds, by rank, after the round of its next [admission](Self::admit):
-    /// as far ahead of the others as it was before the job began again.
+    /// Sets by how many rounds each worker begins after the round of its next [admission](Self::admit), by rank, if
+    /// workers step alone. It is as far ahead of the others as it was before the job began again.
     fn begin_ahead(&mut self, _ahead: &[u32]) {}
 
-    /// The job ends where workers step alone: each worker's chunks come to this [line](Self::lines), and go no further. Settle
-    /// every chunk afterwards.
+    /// Ends a job whose workers step alone: each worker's chunks come to its [line](Self::lines), and go no further.
+    /// Settle every chunk afterwards.
     fn end_at(&mut self, _lines: &[Option<Round>]) {}
 
     /// Returns the round that worker `rank` pushes next of a chunk whose last push may be answered.
     fn next_round(&self, place: usize, rank: u32) -> Round;
 
-    /// From which round on worker `rank` takes part; for a link that leads up, this hub.
+    /// Returns the round from which worker `rank` takes part; for a link that leads up, the round of this hub.
     fn first_round(&self, rank: u32) -> Round;
 
     /// Checks whether a push of a round may have this content, else what a push must be. A push of the broadcast is
@@ -134,8 +137,8 @@ pub(crate) trait Pace: Sized {
     /// is of.
     fn answer_due(&mut self, place: usize, finished: Round, rank: u32) -> Option<Round>;
 
-    /// Returns the round of worker `rank`'s pushes of all the chunks at these places; `None` unless it is its turn for
-    /// each, and for the same round, and where a push may be a step of its own. Looks at nothing else, so that the
+    /// Returns the round of worker `rank`'s pushes of all the chunks at these places. `None` unless it is its turn for
+    /// each, and for the same round. Also `None` if a push may be a step of its own. Looks at nothing else, so that the
     /// reads of many chunks overlap.
     #[inline]
     fn turn_of_all(&self, _places: Range<usize>, _rank: u32, _round_bits: u8) -> Option<Round> {
@@ -148,7 +151,7 @@ pub(crate) trait Pace: Sized {
         Whole::None
     }
 
-    /// Worker `rank` is answered for a chunk: it may push the chunk again.
+    /// Notes that worker `rank` is answered for a chunk: it may push the chunk again.
     fn note_answer(&mut self, _place: usize, _rank: u32) {}
 
     /// Whether a chunk has finished the round before `from` for all, so that newcomers who take part from then on are answered at
@@ -157,8 +160,8 @@ pub(crate) trait Pace: Sized {
         false
     }
 
-    /// Calls `each` for the workers of a chunk that waits for pushes: with true for a worker that owes its push, with false for
-    /// one that waits for it. Returns how many pushes of the round in flight are in.
+    /// Calls `each` for the workers of a chunk that waits for pushes, with true for a worker that owes its push. With
+    /// false for a worker that waits for the push. Returns how many pushes of the round in flight are in.
     fn each_waiting(&self, place: usize, each: &mut dyn FnMut(u32, bool)) -> u64;
 
     /// Returns the link by which the sums of the chunk at a place go up.
@@ -202,8 +205,8 @@ pub(crate) trait Pace: Sized {
         false
     }
 
-    /// All windows have the weights of the last step again, and none that are answered ahead. That comes before everything but
-    /// arrivals.
+    /// Takes back the weights that are answered ahead: all windows have the weights of the last step again. This comes
+    /// before everything but arrivals.
     fn take_back<M: Mode>(_shard: &mut ShardOf<Self, M>) {}
 
     /// Ends a chunk's rounds before `before` with the pushes that are in, in a job that is over: nobody is answered. False
@@ -233,7 +236,7 @@ pub(crate) trait Pace: Sized {
     fn settle<M: Mode>(shard: &mut ShardOf<Self, M>, kernels: &Kernels, place: usize) -> Option<Finished>;
 }
 
-/// Which of some chunks have all the pushes of their round.
+/// The chunks, of some, that have all the pushes of their round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Whole {
     None,

@@ -1,5 +1,5 @@
-//! The stage between sum and step, where steps wait for a number of the whole gradient: a core keeps the mean of each chunk until
-//! those of the round are there at all cores.
+//! The stage between sum and step, if steps wait for a number of the whole gradient. A core keeps the mean of each
+//! chunk until all means of the round are there at all cores.
 //!
 //! ```text
 //!   last push of a chunk --> its mean, which is kept, and the sum of its squares
@@ -34,7 +34,7 @@ pub(crate) use teller::Refused;
 
 /// The wait of a mode's steps for more than the pushes of their chunk. A mode implements only the methods that it needs.
 pub(crate) trait Gather {
-    /// Whether steps wait for anything. Where they do not, the compiler leaves all of it out.
+    /// Whether steps wait for anything. If not, the compiler leaves all of it out.
     const WAITS: bool;
 
     /// Whether a chunk is taken in for a round.
@@ -126,7 +126,7 @@ pub(crate) trait Gather {
         None
     }
 
-    /// The links that lead up are others: lines that hubs may still need go up again.
+    /// Sends the lines that hubs may still need up again, because the links that lead up are new.
     fn pass_again(&mut self) {}
 
     /// Returns the last round that is found, at the core that tells.
@@ -139,7 +139,7 @@ pub(crate) trait Gather {
         (&[], 0)
     }
 
-    /// The chunks begin with this round.
+    /// Begins the chunks with this round.
     fn begin_at(&mut self, _first: Round) {}
 
     /// Whether the core waits for the others.
@@ -148,7 +148,7 @@ pub(crate) trait Gather {
         false
     }
 
-    /// Hears of the others. Returns whether chunks may step now.
+    /// Takes the parts of other cores and hubs. Returns whether chunks may step now.
     fn hear(&mut self) -> bool {
         false
     }

@@ -1,5 +1,5 @@
-//! The lines of the hubs at the top at a hub below them, or below another that is: they go down to all members, and each goes up to the
-//! other hubs at the top.
+//! The lines of the hubs at the top, at a hub on any level below them. The lines go down to all members, and each goes
+//! up to the other hubs at the top.
 //!
 //! ```text
 //!   hub 0 at the top --its part--> a core here --> members

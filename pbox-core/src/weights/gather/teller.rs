@@ -1,12 +1,12 @@
-//! The work of the core that owns its hub's first chunk: it tells the hub's part to the workers, takes the parts of the other hubs, and
-//! finds the round.
+//! The work of the core that owns its hub's first chunk. It sends the hub's part to the workers, takes the parts of the
+//! other hubs, and finds the sum of the round.
 
 use fabric::{Span, Spans};
 
 use crate::layout::{Immediate, Round};
 use crate::whole::{Part, Parts, Told, WholeGradient};
 
-/// Tells a hub's part of the whole gradient, and takes the parts of the others.
+/// The sender of a hub's part of the whole gradient, which also takes the parts of other hubs.
 #[derive(Debug)]
 pub(super) struct Teller {
     /// This hub.
@@ -26,7 +26,7 @@ pub(super) struct Teller {
 /// A line that a worker has passed on is not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// It is not of a hub that has a part here.
+    /// The line is not of a hub that has a part here.
     NotOfHub,
     /// The words are no sum, or say another round than its post.
     NoPart,
@@ -49,7 +49,7 @@ impl Refused {
 }
 
 impl Teller {
-    /// `hubs`: how many hubs have parts.
+    /// Creates the teller. `hubs`: how many hubs have parts.
     pub fn new(hub: usize, hubs: usize, skips: bool, lines: Spans) -> Self {
         let found = Told::default();
         Teller { hub, lines, parts: Parts::new(hubs), found, has_any: false, skips, untold: None }

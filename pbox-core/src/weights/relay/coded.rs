@@ -1,5 +1,5 @@
-//! The reply of a hub below other hubs whose link to them is coded: workers share memory with this hub and push bare values;
-//! only sums that go up, and answers that come down, are frames.
+//! The reply of a hub below other hubs whose link to them is coded. Workers share memory with this hub and push bare
+//! values. Only sums that go up, and answers that come down, are frames.
 //!
 //! ```text
 //!   sum --encode, with what former sums left out--> frame in the window that the hub above reads
@@ -63,16 +63,16 @@ pub(crate) struct CodedWays {
     pub shown: Spans,
 }
 
-/// Encodes sums and decodes answers.
+/// The encoder of sums and decoder of answers.
 #[derive(Debug)]
 pub(crate) struct CodedRelay {
     /// Links of a higher number lead up.
     workers: u32,
     ways: CodedWays,
     codecs: Codecs,
-    /// In the window that the hubs above read.
+    /// The frames in the window that the hubs above read.
     frames: Spans,
-    /// As in [`Relay`](super::Relay).
+    /// Whether the first round is kept, as in [`Relay`](super::Relay).
     keeps_first: bool,
     /// The codec's state, f32 by place.
     state: Slab,
@@ -114,7 +114,7 @@ impl CodedRelay {
         })
     }
 
-    /// Encodes a sum of so many gradients. Returns the length of the payload.
+    /// Encodes a sum of gradients. Returns the length of the payload.
     fn encode(&mut self, stepped: &Stepped, weights: &OneSum) -> usize {
         let &Stepped { kernels, chunk, place, round, workers, .. } = stepped;
         let CodedRelay {

@@ -1,5 +1,5 @@
-//! Workers that step alone (SSP and ASP): each push is a step of its own, and its worker is answered when it is not
-//! too far ahead of the slowest.
+//! Workers that step alone (SSP and ASP). Each push is a step of its own. Its worker is answered when it is not too far
+//! ahead of the slowest.
 //!
 //! ```text
 //!   Idle --push--> Pushed --step: clock + 1--> Waiting --slowest is near enough--> Allowed --answer--> Idle
@@ -8,8 +8,9 @@
 //!                                               Unlinked
 //! ```
 //!
-//! A job that ends at a cut ends for each worker at a line of its own: the first round of which none of its pushes is stepped.
-//! All its chunks come to this line and go no further. Each push before it is stepped and answered, and none behind it is.
+//! A job that ends at a cut ends for each worker at its own line: the first round of which none of its pushes is
+//! stepped. All its chunks come to this line and go no further. Each push before it is stepped and answered, and none
+//! behind it is.
 //!
 //! Owned by the core. Eight bytes per (chunk, worker) and eight per chunk.
 //!
@@ -31,12 +32,13 @@ pub(crate) struct Clocks {
     ranks: usize,
     /// The round that it takes part from, by rank.
     first: Vec<Round>,
-    /// By chunk, then by rank.
+    /// The clock of each worker, by chunk, then by rank.
     clocks: Vec<Clock>,
     chunks: Vec<State>,
-    /// By rank, in a job that begins again: so many rounds further than the others. Empty elsewhere.
+    /// The number of rounds by which each worker is ahead of the slowest, by rank, in a job that begins again. Else
+    /// empty.
     ahead: Vec<u32>,
-    /// By rank, in a job that ends: the round of which no push is stepped any more. Empty before.
+    /// The round of each worker of which no push is stepped any more, by rank, in a job that ends. Empty before.
     ends: Vec<Round>,
 }
 
@@ -58,7 +60,7 @@ enum Standing {
     Pushed,
     /// The worker's push is stepped and has no answer.
     Waiting,
-    /// The same, and the worker has lost its links and pushes the chunk again: one push, one answer.
+    /// The worker has lost its links while it waited, and pushes the chunk again: one push, one answer.
     Unlinked,
     /// The worker may get its answer: at once, or with all of its layer, or when it pulls the layer.
     Allowed,
@@ -73,7 +75,7 @@ struct State {
 }
 
 impl Clocks {
-    /// All chunks begin with round 0, and nobody takes part.
+    /// Creates clocks: all chunks begin with round 0, and nobody takes part.
     pub fn new(consistency: Consistency, chunks: usize, workers: u32, broadcasts: bool) -> Self {
         let ranks = workers as usize;
         let absent = Clock { next: Round(0), standing: Standing::Absent };
@@ -121,7 +123,7 @@ impl Clocks {
         !self.ends.is_empty() && present.all(|(clock, end)| clock.next >= *end)
     }
 
-    /// The noted push is stepped. Returns true when this moved the chunk's round on, by one.
+    /// Counts the noted push, which is stepped. Returns true when this moved the chunk's round on, by one.
     #[inline]
     fn advance(&mut self, index: usize, rank: u32) -> bool {
         let clock = &mut self.clocks[index * self.ranks + rank as usize];
@@ -181,7 +183,7 @@ impl Pace for Clocks {
         self.chunks.fill(State { slowest: first, count: 0 });
     }
 
-    /// The worker counts as having pushed every round before.
+    /// Admits a worker, which counts as having pushed every round before.
     fn admit(&mut self, rank: u32, from: Round) {
         let ahead = self.ahead.get_mut(rank as usize).map_or(0, std::mem::take);
         let from = Round(from.0.saturating_add(ahead));
@@ -190,7 +192,7 @@ impl Pace for Clocks {
         self.of_rank(rank).for_each(|clock| *clock = Clock { next: from, standing });
     }
 
-    /// The chunks' rounds stand still until every chunk is settled.
+    /// Removes a worker. The chunks' rounds stand still until every chunk is settled.
     fn remove(&mut self, rank: u32) {
         self.of_rank(rank).for_each(|clock| clock.standing = Standing::Absent);
     }
@@ -226,7 +228,7 @@ impl Pace for Clocks {
         self.chunks[index].slowest
     }
 
-    /// In a job that ends, the chunk belongs in the last snapshot when it has come to the line of each worker.
+    /// Whether the chunk belongs in the last snapshot of a job that ends: it has come to the line of each worker.
     fn has_come_to(&self, index: usize, round: Round) -> bool {
         match self.last() {
             Some(last) => last == round && self.is_over(index),
@@ -292,7 +294,8 @@ impl Pace for Clocks {
         }
     }
 
-    /// Workers wait when they are too far ahead of the slowest; these owe a push.
+    /// Calls `each` for the workers that are too far ahead of the slowest and wait, and for the workers that owe a
+    /// push.
     fn each_waiting(&self, index: usize, each: &mut dyn FnMut(u32, bool)) -> u64 {
         let row = || (0u32..).zip(&self.clocks[index * self.ranks..][..self.ranks]);
         let waits = |rank| {
@@ -323,7 +326,7 @@ impl Pace for Clocks {
         clock.standing = Standing::Idle;
     }
 
-    /// The worker may be answered now, and so may others, if they waited for it.
+    /// Takes a push. Its worker may be answered now, and so may workers that waited for it.
     #[inline]
     fn take_push<M: Mode>(
         shard: &mut ShardOf<Self, M>,
@@ -341,7 +344,7 @@ impl Pace for Clocks {
         Some(Finished { ranks, ..shard.finished(place, round, 1) })
     }
 
-    /// Every push that is in is stepped, also one of a round beyond. Workers that have not pushed count as if they had.
+    /// Steps every push that is in, also one of a later round. Workers that have not pushed count as if they had.
     fn end_rounds<M: Mode>(
         shard: &mut ShardOf<Self, M>,
         kernels: &Kernels,
@@ -381,7 +384,7 @@ impl Pace for Clocks {
     }
 }
 
-/// The step of a push that is noted, if one is; whether the chunk is then in its next round.
+/// Steps a noted push, if there is one. Returns whether the chunk is then in its next round.
 fn step<M: Mode>(shard: &mut ShardOf<Clocks, M>, kernels: &Kernels, place: usize, rank: u32) -> Option<bool> {
     let ShardOf { pace, stages, .. } = shard;
     let round = pace.pushed(place, rank)?;
@@ -408,7 +411,7 @@ fn step<M: Mode>(shard: &mut ShardOf<Clocks, M>, kernels: &Kernels, place: usize
     Some(moved)
 }
 
-/// A chunk has come to a round. In the last one of a job that ends, faster workers may still come to their lines.
+/// Moves a chunk to a round. In the last round of a job that ends, faster workers may still come to their lines.
 fn come_to<M: Mode>(shard: &mut ShardOf<Clocks, M>, place: usize, round: Round) {
     if shard.pace.last().is_none_or(|last| round < last) {
         shard.capture(place, round);

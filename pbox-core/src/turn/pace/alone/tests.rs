@@ -27,7 +27,7 @@ fn clocks(consistency: Consistency, ranks: u32) -> Clocks {
     clocks
 }
 
-/// A push and its step; returns the workers that get an answer then.
+/// Pushes and steps. Returns the workers that get an answer then.
 fn push(clocks: &mut Clocks, rank: u32, round: u32) -> Vec<(u32, u32)> {
     clocks.arrive(0, rank, Round(round).low_bits()).unwrap();
     clocks.advance(0, rank);

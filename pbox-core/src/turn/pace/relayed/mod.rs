@@ -1,5 +1,5 @@
-//! Workers that step together, at a hub below other hubs (PHub, figure 5): the last push of a round sends the chunk's sum
-//! up, and all are answered when the answer comes down.
+//! Workers that step together, at a hub below other hubs (PHub, figure 5). The last push of a round sends the chunk's
+//! sum up. All workers are answered when the answer comes down.
 //!
 //! ```text
 //!   Gathering --last push: sum, post up--> Asked --answer from above--> Answered --post down--> Gathering, next round
@@ -28,13 +28,13 @@ pub(crate) struct Relayed {
     above: Vec<Above>,
     /// The content of the sum that has gone up, or of its answer, by place.
     contents: Vec<Content>,
-    /// From which round on this hub takes part above; beyond all rounds until that is known.
+    /// The round from which this hub takes part above; beyond all rounds until that is known.
     first: Round,
     /// Pushes whose sums have gone up, of workers that have lost their links: they are answered when they come again.
     unlinked: BTreeSet<(usize, u32)>,
 }
 
-/// What a chunk waits for from the hub above.
+/// The state of a chunk towards the hub above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Above {
     /// The round with which the job begins. Weights may come before it is known: this is the end of their round's number.
@@ -48,7 +48,7 @@ enum Above {
 }
 
 impl Relayed {
-    /// Nobody takes part. The sums of each chunk go up by the link of this number.
+    /// Creates the state without workers. The sums of each chunk go up by the link of this number.
     pub fn new(workers: u32, way_up: Vec<u32>, broadcasts: bool) -> Self {
         let (chunks, below) = (way_up.len(), Arrivals::new(way_up.len(), workers, broadcasts));
         let (above, first) = (vec![Above::Joining(None); chunks], Round(u32::MAX));
@@ -71,7 +71,7 @@ impl Relayed {
 }
 
 impl Pace for Relayed {
-    /// A hub that comes to a running job first waits for the weights of the round before.
+    /// Begins at a round: a hub that comes to a running job first waits for the weights of the round before.
     fn begin_at(&mut self, first: Round) {
         self.below.begin_at(first);
         self.first = first;
@@ -121,7 +121,7 @@ impl Pace for Relayed {
         }
     }
 
-    /// The hub above waits for this hub's sum of every round.
+    /// Returns no round: the hub above waits for this hub's sum of every round.
     fn abandoned(&self) -> Option<Round> {
         let lowest = (0..self.above.len()).map(|place| self.round(place)).min()?;
         self.below.first_round_with_workers().is_some_and(|first| first > lowest).then_some(lowest)

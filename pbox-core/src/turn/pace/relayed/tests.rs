@@ -1,4 +1,4 @@
-//! What a chunk takes from above and from below, by examples.
+//! Examples of what a chunk takes from above and from below.
 
 use super::*;
 

@@ -17,7 +17,8 @@ use crate::kernels::Kernels;
 use crate::layout::{Content, Round};
 use crate::weights::{Gather, Mode, Staged};
 
-/// Which workers have pushed what is no gradient, or have sent bytes ahead, in the rounds in flight; and who was answered ahead.
+/// The workers that have pushed something else than a gradient, or have sent bytes ahead, in the rounds in flight; and
+/// the workers that were answered ahead.
 #[derive(Debug)]
 pub(super) struct Contents {
     /// Chunk by chunk a row of bits for each content of a push, by worker. In the row of [`ANSWERED_AHEAD`] those who were.
@@ -41,7 +42,7 @@ pub(super) enum Together {
 }
 
 impl Contents {
-    /// The memory is touched when it is used.
+    /// Creates the contents. The memory is touched when it is used.
     pub fn new(chunks: usize, workers: u32, broadcasts: bool) -> Self {
         let words_per_row = workers.div_ceil(64) as usize;
         Contents { words: vec![0; chunks * ROWS * words_per_row], words_per_row, broadcasts }
@@ -74,7 +75,7 @@ impl Contents {
         self.words[word] & bit != 0
     }
 
-    /// A worker's push of a chunk does not count any more.
+    /// Forgets a worker's push of a chunk: it does not count any more.
     #[cold]
     pub fn forget(&mut self, index: usize, rank: u32) {
         self.drop(index, rank, [Content::Nothing, Content::Weights]);
@@ -85,12 +86,12 @@ impl Contents {
         self.drop(index, rank, [Content::Ahead, ANSWERED_AHEAD]);
     }
 
-    /// A worker has sent bytes ahead.
+    /// Notes that a worker has sent bytes ahead.
     pub fn note_sent_ahead(&mut self, index: usize, rank: u32) {
         self.note(index, rank, Content::Ahead);
     }
 
-    /// A worker is answered ahead, if it has sent its bytes so.
+    /// Notes that a worker is answered ahead, if it has sent its bytes ahead.
     pub fn note_ahead(&mut self, index: usize, rank: u32) -> bool {
         let has_sent = self.has(index, rank, Content::Ahead);
         if has_sent {
@@ -114,12 +115,12 @@ impl Contents {
         &mut self.words[row * self.words_per_row..][..self.words_per_row]
     }
 
-    /// Nobody was answered ahead.
+    /// Forgets all answers ahead.
     pub fn clear_ahead(&mut self, index: usize) {
         self.row(index, ANSWERED_AHEAD).fill(0);
     }
 
-    /// A chunk's round is over.
+    /// Forgets the contents of a chunk whose round is over.
     pub fn clear(&mut self, index: usize) {
         for content in [Content::Nothing, Content::Weights, Content::Ahead] {
             self.row(index, content).fill(0);
@@ -178,7 +179,7 @@ impl Arrivals {
         }
     }
 
-    /// [Concludes](Self::conclude) a round that may be no plain step.
+    /// Concludes, like [`conclude`](Self::conclude), a round that may be no plain step.
     #[cold]
     pub(super) fn conclude_other<M: Mode>(
         &mut self,

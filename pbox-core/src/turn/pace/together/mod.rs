@@ -62,7 +62,7 @@ const FORMER: u32 = 28;
 const CAME: u64 = 1 << 30;
 /// The window has weights [ahead] of the round in flight.
 const SHOWS: u64 = 1 << 27;
-/// They have been there in this round.
+/// All pushes have been there in this round.
 const TRIED: u64 = 1 << 26;
 
 impl State {
@@ -78,7 +78,8 @@ impl State {
 }
 
 impl Arrivals {
-    /// All chunks begin with round 0, and nobody takes part. Whether that round is a broadcast of weights.
+    /// Creates the arrivals: all chunks begin with round 0, and nobody takes part. `broadcasts`: round 0 is a broadcast
+    /// of weights.
     pub fn new(chunks: usize, workers: u32, broadcasts: bool) -> Self {
         let words_per_chunk = 1 + workers.div_ceil(64) as usize;
         let mut arrivals = Arrivals {
@@ -118,7 +119,7 @@ impl Arrivals {
         self.words[index * self.words_per_chunk + word] & bit != 0
     }
 
-    /// A rank's slot of a chunk is not in any more, if it was.
+    /// Forgets a rank's slot of a chunk, if it was in.
     pub fn forget_push(&mut self, index: usize, rank: u32) {
         let (word, bit) = bit(rank);
         let words = &mut self.words[index * self.words_per_chunk..][..self.words_per_chunk];
@@ -216,7 +217,7 @@ impl Arrivals {
         self.words[index * self.words_per_chunk] |= came | (content as u64) << FORMER;
     }
 
-    /// Nobody's slot of a round is in.
+    /// Begins a round: nobody's slot is in.
     #[inline]
     fn begin(&mut self, index: usize, round: Round) {
         let words = &mut self.words[index * self.words_per_chunk..][..self.words_per_chunk];
@@ -491,7 +492,7 @@ fn may_finish<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, plac
         && (!M::Gather::WAITS || gathered::gather(pace, stages, kernels, place))
 }
 
-/// Sum and step of a chunk whose slots are all in, or what else they ask for; it is then in its next round.
+/// Steps a chunk whose slots are all in, or does what else its pushes ask for. The chunk is then in its next round.
 #[inline]
 fn finish_round<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, place: usize) -> Finished {
     let ShardOf { pace, stages, .. } = shard;
@@ -507,8 +508,8 @@ fn finish_round<M: Mode>(shard: &mut ShardOf<Arrivals, M>, kernels: &Kernels, pl
     shard.finished(place, round, u32::from(content != Content::Nothing))
 }
 
-/// All workers that took part in a chunk's round are gone, and workers of a later round wait for its end. These get the
-/// weights as they are.
+/// Skips a chunk's round whose workers are all gone, while workers of a later round wait for its end. The waiting
+/// workers get the weights as they are.
 fn skip_deserted<M: Mode>(shard: &mut ShardOf<Arrivals, M>, place: usize) -> Option<Finished> {
     let deserted = shard.pace.round(place);
     let skipped = shard.pace.skip_deserted(place);
@@ -583,7 +584,7 @@ impl Roster {
         if round >= self.settled { self.count } else { self.ranks(round).count() as u32 }
     }
 
-    /// For a round in which no worker takes part: the first round after it with a worker.
+    /// Returns the first later round with a worker, for a round in which no worker takes part.
     fn first_after(&self, round: Round) -> Option<Round> {
         if self.size(round) > 0 { None } else { self.lowest() }
     }
