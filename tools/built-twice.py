@@ -7,7 +7,7 @@ import sys
 
 
 def packages(*flags):
-    """Each package with its features, as cargo resolves them for a build with these flags."""
+    """Returns each package with its features, as cargo resolves them for a build with these flags."""
     command = ["cargo", "tree", "--locked", "--prefix", "none", "--no-dedupe", "--format", "{p} [{f}]", *flags]
     said = subprocess.run(command, capture_output=True, text=True, check=False)
     if said.returncode != 0:

@@ -36,7 +36,7 @@ MANIFESTS = "".join((ROOT / file).read_text() for file in FILES if file.endswith
 
 
 def simple_commands(line):
-    """The commands of a line of shell, each a list of words without assignments and redirections."""
+    """Yields the commands of a line of shell, each a list of words without assignments and redirections."""
     words = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
     words.whitespace_split = True
     command, redirected = [], False
@@ -62,7 +62,7 @@ def program(name, args, programs):
 
 
 def cargo(args, programs):
-    """What is wrong with the arguments of cargo: a crate, test or program that the tree has not."""
+    """Returns what is wrong with the arguments of cargo: a crate, test or program that the tree has not."""
     own = (args + ["--"]).index("--")
     for flag, value in zip(args[:own], args[1:own]):
         if flag in ("-p", "--bin", "--bench") and f'name = "{value}"' not in MANIFESTS:
@@ -87,7 +87,7 @@ def make(args):
 
 
 def script(path, args):
-    """What is wrong with a call of a script of the tree."""
+    """Returns what is wrong with a call of a script of the tree."""
     if path not in FILES:
         return f"no file {path}"
     folder = str(pathlib.Path(path).parent) + "/"
@@ -97,7 +97,7 @@ def script(path, args):
 
 
 def wrong(command, programs):
-    """What is wrong with a command, or None."""
+    """Returns what is wrong with a command, or None."""
     name, args = command[0], command[1:]
     if name in PROGRAMS:
         return program(name, args, programs)

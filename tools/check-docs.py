@@ -62,7 +62,7 @@ def wrong_links(page):
 
 
 def index(pages):
-    """What is wrong with the index of docs: pages that it does not lead to, and pages that are too long."""
+    """Yields what is wrong with the index of docs: pages that it does not lead to, and pages that are too long."""
     links = {(ROOT / "docs" / link).resolve() for link, _ in LINK.findall((ROOT / "docs/README.md").read_text())}
     for page in pages:
         name = str(page.relative_to(ROOT))
@@ -74,7 +74,7 @@ def index(pages):
 
 
 def path_of_a_chunk():
-    """What is wrong with the list of files on the path of a chunk."""
+    """Yields what is wrong with the list of files on the path of a chunk."""
     section = (ROOT / "docs/path-of-a-chunk.md").read_text().split("\n## The files\n")[1].split("\n## ")[0]
     rows = ROW.findall(section)
     totals = (str(len(rows)), str(sum(int(questions) for _, questions in rows)))
@@ -84,7 +84,7 @@ def path_of_a_chunk():
 
 
 def path_of_a_join():
-    """What is wrong with the list of functions on the path of a join."""
+    """Yields what is wrong with the list of functions on the path of a join."""
     text = (ROOT / "docs/path-of-a-join.md").read_text()
     steps = STEP.findall(text)
     for file, function in steps:
@@ -104,7 +104,7 @@ def features(tracked):
 
 
 def decisions():
-    """What is wrong with the table of decisions, or with a record."""
+    """Yields what is wrong with the table of decisions, or with a record."""
     folder = ROOT / "docs/decisions"
     table = [[cell.strip() for cell in row.split("|")[1:-1]] for row in DECISION.findall((folder / "README.md").read_text())]
     rows = {int(number): cells for number, *cells in table}

@@ -27,7 +27,7 @@ PATH = re.compile(r"\b(?:crate|super)(?:::\w+)+")
 
 
 def expand(tree):
-    """The paths of a `use`: `a::{b, c as d}` is `a::b` and `a::c`."""
+    """Returns the paths of a `use`: `a::{b, c as d}` is `a::b` and `a::c`."""
     if not (brace := re.search(r"\{([^{}]*)\}", tree)):
         return [re.sub(r" as \w+|\s", "", tree)]
     parts = [part.strip() for part in brace[1].split(",") if part.strip()]
@@ -44,7 +44,7 @@ class Crate:
             self.modules[module], self.exports[module] = file, {path[-1]: path[:-1] for path in uses}
 
     def find(self, module, path, depth=0):
-        """The file that defines `path`, as `module` writes it. Re-exports are followed."""
+        """Returns the file that defines `path`, as `module` writes it. Re-exports are followed."""
         here = () if path[0] == "crate" else module
         for step in path:
             if step == "super":
@@ -57,7 +57,7 @@ class Crate:
         return self.modules.get(here)
 
     def imports(self, module):
-        """The files that `module` imports. Re-exports do not count: they only list what is there."""
+        """Returns the files that `module` imports. Re-exports do not count: they only list what is there."""
         text = self.texts[self.modules[module]]
         paths = [path for is_pub, tree in USE.findall(text) if not is_pub for path in expand(tree)]
         return {self.find(module, path.split("::")) for path in paths + PATH.findall(text)} - {self.modules[module]}
@@ -78,7 +78,7 @@ class Crate:
 
 
 def blocks(text):
-    """The structs, impls and functions of a file, as rustfmt lays them out: kind, name, lines."""
+    """Yields the structs, impls and functions of a file, as rustfmt lays them out: kind, name, lines."""
     lines = text.split("\n")
     for first, line in enumerate(lines):
         if (block := BLOCK.match(line)) and not line.endswith(("}", ";")):

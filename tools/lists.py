@@ -28,13 +28,13 @@ def is_in(file, entries):
 
 
 def found(pattern, files):
-    """The files in which the pattern is, by their names."""
+    """Returns the files in which the pattern is, by their names."""
     pattern = re.compile(pattern)
     return [name for name, text in files.items() if name != PAGE and pattern.search(text)]
 
 
 def wrong(section, files):
-    """What is wrong with a section: (the number of its entries, complaints)."""
+    """Returns what is wrong with a section: (the number of its entries, complaints)."""
     pattern, users = PATTERN.search(section), USERS.search(section)
     if not pattern:
         return 0, ["has no line 'The pattern is `...`'"]

@@ -34,12 +34,12 @@ def compiles_right(rustc):
 
 
 def statements(file):
-    """The lines of a function. Copies and moves of an operand count as equal."""
+    """Returns the lines of a function. Copies and moves of an operand count as equal."""
     return [line.strip().replace("move _", "copy _") for line in file.read_text().splitlines()]
 
 
 def lost(before, after):
-    """The remaining uses of comparisons that the pass has removed."""
+    """Returns the remaining uses of comparisons that the pass has removed."""
     kept = {line for line in after if COMPARISON.match(line)}
     removed = {match[1] for line in before if line not in kept and (match := COMPARISON.match(line))}
     uses = [re.compile(rf"(?:copy |&|&mut |&raw const |&raw mut )\(*{local}\b") for local in removed]
@@ -47,7 +47,7 @@ def lost(before, after):
 
 
 def search(arguments):
-    """The number of functions, and the lines of each function that use a removed comparison."""
+    """Returns the number of functions, and the lines of each function that use a removed comparison."""
     target = ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "miscompiled"
     mir = target / "mir"
     cargo = [os.environ.get("CARGO", "cargo")]

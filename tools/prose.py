@@ -121,10 +121,12 @@ def python(source):
             continue
         kind = "module" if isinstance(node, ast.Module) else "type"
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            decorators = {getattr(each, "id", getattr(each, "attr", "")) for each in node.decorator_list}
+            named = [getattr(each, "func", each) for each in node.decorator_list]
+            decorators = {getattr(each, "id", getattr(each, "attr", "")) for each in named}
             bare = getattr(node.returns, "id", "") == "bool"
             noun = decorators & {"property", "cached_property", "setter", "fixture", "contextmanager"}
-            kind = "other" if noun else "test" if name.startswith("test") else "bool" if bare else "function"
+            case = name.startswith("test") or "idiom" in decorators
+            kind = "other" if noun else "test" if case else "bool" if bare else "function"
         text = node.body[0]
         yield Doc(text.lineno, text.end_lineno, kind, ast.get_docstring(node).splitlines())
 

@@ -62,12 +62,13 @@ def buffer(elements):
 
 
 def first_weights():
-    """A period of the weights before the first round."""
+    """Returns a period of the weights before the first round."""
     return np.arange(PERIOD) / 64
 
 
 def last_weights(mean, rounds):
-    """A period of the weights after `rounds` rounds: the step again, written differently and in double precision."""
+    """Returns a period of the weights after `rounds` rounds: the step again, written differently and in double
+    precision."""
     momentum, weights = np.zeros(PERIOD), first_weights()
     for _ in range(rounds):
         gradient = mean + weights * WEIGHT_DECAY
@@ -158,7 +159,7 @@ def run_rank(rank, settings, elements, store, threads):
 
 
 def whole(text):
-    """A whole number above 0, for argparse."""
+    """Returns a whole number above 0, for argparse."""
     if text.isascii() and text.isdigit() and 0 < int(text) < 2**31:
         return int(text)
     raise argparse.ArgumentTypeError(f"'{text}'; expected a whole number from 1 to {2**31 - 1}")

@@ -56,7 +56,7 @@ class Browser:
                 return answer["result"]
 
     def value(self, script):
-        """The value of an expression in the page; of a promise, what it gives."""
+        """Returns the value of an expression in the page; of a promise, what it gives."""
         result = self.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in result:
             raise RuntimeError(f"{script}: {result['exceptionDetails']}")
@@ -90,12 +90,12 @@ class Browser:
         path.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"]))
 
     def requested(self):
-        """The addresses that the page has asked for."""
+        """Returns the addresses that the page has asked for."""
         sent = [event for event in self.events if event.get("method") == "Network.requestWillBeSent"]
         return [event["params"]["request"]["url"] for event in sent]
 
     def complaints(self):
-        """What was thrown, and what the browser has logged as an error."""
+        """Returns what was thrown, and what the browser has logged as an error."""
         thrown = [event["params"] for event in self.events if event.get("method") == "Runtime.exceptionThrown"]
         entries = [event["params"]["entry"] for event in self.events if event.get("method") == "Log.entryAdded"]
         return thrown + [entry for entry in entries if entry["level"] == "error"]

@@ -39,7 +39,7 @@ def worker(programs, secret, address, rank):
 
 
 def pid_of(process):
-    """The worker that the probe has started."""
+    """Returns the worker that the probe has started."""
     return int(pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
 
 

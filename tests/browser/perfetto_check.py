@@ -86,7 +86,7 @@ class Processor:
             self.answers = self.read(page, len(queries))
 
     def read(self, page, count):
-        """The rows of each query, when the last one has come."""
+        """Returns the rows of each query, when the last one has come."""
         answers, columns, cells, seen = [], None, [], 0
         while len(answers) < count:
             page.until("the processor answers", f"replies.length > {seen}", "True")

@@ -61,7 +61,7 @@ def curve(axis, by_seed, x, y, method):
 
 
 def panels(tasks, height, **more):
-    """Two panels for each task."""
+    """Returns two panels for each task."""
     figure, rows = plt.subplots(len(tasks), 2, figsize=(9, height * len(tasks)), squeeze=False, **more)
     for axes in rows:
         axes[0].set_ylabel("test samples that are right, %")

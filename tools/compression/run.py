@@ -98,7 +98,7 @@ def main():
 
 
 def trained(args, place, task, method, seed):
-    """What rank 0 reports of one run with its own hub and workers, a record for each measurement."""
+    """Returns what rank 0 reports of one run with its own hub and workers, a record for each measurement."""
     rounds = args.rounds or place.rounds[task]
     serve = [os.path.join(args.binaries, "phub-server"), "serve", "--listen", place.listen, "--idle", "sleep"]
     hub = subprocess.Popen(place.inside(WORKERS, serve), stdout=subprocess.PIPE, text=True,

@@ -24,7 +24,7 @@ METHODS = ["none", "bf16", "qsgd:8:512", "slim:0.2:0.1", "slim:0.2:0.1:20000:non
 
 
 def arguments():
-    """The options."""
+    """Returns the options."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--binaries", default="target/release", help="where phub-server and phub-probe are")
     parser.add_argument("--model", default="resnet50", help="of phub-probe")

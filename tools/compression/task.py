@@ -21,19 +21,19 @@ class Task:
         self.rate = rate  # of the mean gradient
 
     def shapes(self):
-        """Keys in the order of the forward pass."""
+        """Returns keys in the order of the forward pass."""
         layers = enumerate(zip(self.widths, self.widths[1:]))
         return {name: shape for number, (inputs, outputs) in layers
                 for name, shape in ((f"weight{number}", (inputs, outputs)), (f"bias{number}", (outputs,)))}
 
     def first(self, seed):
-        """First weights by key: biases zero, others of variance 2 / inputs (He et al. 2015)."""
+        """Returns first weights by key: biases zero, others of variance 2 / inputs (He et al. 2015)."""
         random = np.random.default_rng([2, seed])
         draw = {True: lambda shape: random.standard_normal(shape) * np.sqrt(2 / shape[0]), False: np.zeros}
         return {name: draw[len(shape) == 2](shape).astype(np.float32) for name, shape in self.shapes().items()}
 
     def batches(self, seed, rank, workers, size):
-        """An endless series: a worker's `size` samples of each batch. Every worker shuffles alike."""
+        """Yields an endless series: a worker's `size` samples of each batch. Every worker shuffles alike."""
         random, (inputs, labels) = np.random.default_rng([3, seed]), self.train
         while True:
             order = random.permutation(len(labels))
@@ -51,7 +51,7 @@ def digits():
 
 
 def text():
-    """The letter after each six letters in the text of Python's own help; 40,000 samples, one in ten tests."""
+    """Returns the letter after each six letters in the text of Python's own help; 40,000 samples, one in ten tests."""
     letters = np.frombuffer(Path(sysconfig.get_path("stdlib"), "pydoc_data", "topics.py").read_bytes(), np.uint8)
     letters = np.where((letters >= 32) & (letters < 127), letters - 31, 0)
     starts = np.random.default_rng(4).choice(len(letters) - CONTEXT, 40_000, replace=False)
@@ -64,7 +64,7 @@ TASKS = {"digits": digits, "text": text}
 
 
 def forward(weights, inputs):
-    """The values of each layer, the inputs first. Hidden layers are rectified."""
+    """Returns the values of each layer, the inputs first. Hidden layers are rectified."""
     values, layers = [inputs], len(weights) // 2
     for layer in range(layers):
         outputs = values[-1] @ weights[f"weight{layer}"] + weights[f"bias{layer}"]
@@ -73,7 +73,7 @@ def forward(weights, inputs):
 
 
 def backward(weights, inputs, labels):
-    """The gradients of the mean cross entropy, layer by layer from the last: name, gradient."""
+    """Yields the gradients of the mean cross entropy, layer by layer from the last: name, gradient."""
     values = forward(weights, inputs)
     error = np.exp(values[-1] - values[-1].max(axis=1, keepdims=True))
     error /= error.sum(axis=1, keepdims=True)
@@ -88,6 +88,6 @@ def backward(weights, inputs, labels):
 
 
 def accuracy(weights, inputs, labels):
-    """Part of the samples whose class is found."""
+    """Returns part of the samples whose class is found."""
     found = [forward(weights, part)[-1].argmax(axis=1) for part in np.array_split(inputs, 8)]
     return float((np.concatenate(found) == labels).mean())

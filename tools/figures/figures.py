@@ -44,7 +44,7 @@ def main():
 
 
 def arguments():
-    """The options that run.sh --help lists."""
+    """Returns the options that run.sh --help lists."""
     parser = common_options("tools/figures/run.sh", __doc__)
     parser.add_argument("--only", action="append", default=[], metavar="FIGURE", choices=list(KINDS),
                         help=f"one of {', '.join(KINDS)}; may be given again; default all but trial")
@@ -59,7 +59,7 @@ def arguments():
 
 
 def common_options(program, description):
-    """The options of P3's and iBatch's experiments."""
+    """Returns the options of P3's and iBatch's experiments."""
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each point (3)")
     parser.add_argument("--out", default="target/figures", metavar="DIRECTORY", help="for CSV and pictures")

@@ -132,7 +132,7 @@ QUICK = [
 
 
 def chosen(figures, quick, hubs=None):
-    """The points of these figures, or of all figures if none is named, each once, in order."""
+    """Returns the points of these figures, or of all figures if none is named, each once, in order."""
     points = dict.fromkeys(point for name in (figures or FIGURES) for point in KINDS[name]())
     if quick:
         points = [point for point in QUICK if not figures or point in points]

@@ -43,17 +43,17 @@ def rows(table, points):
 
 
 def of_bound(table, point):
-    """The median's share of the bound."""
+    """Returns the median's share of the bound."""
     return f"{table.summary(point)[0] / table.summary(point, 'bound')[0]:.2f}"
 
 
 def words(summary):
-    """Median, lowest and highest."""
+    """Returns median, lowest and highest."""
     return "{:.0f} ({:.0f} to {:.0f})".format(*summary)
 
 
 def spread(values):
-    """Median, lowest and highest, in percent."""
+    """Returns median, lowest and highest, in percent."""
     values = sorted(values)
     return "{:.0f}% ({:.0f} to {:.0f})".format(*(100 * v for v in (values[len(values) // 2], values[0], values[-1])))
 

@@ -28,7 +28,7 @@ class Failed(Exception):
 
 
 def measure(machines, binaries, point, series_path=None):
-    """A row of the table without its repeat. There are as many machines as the point has."""
+    """Returns a row of the table without its repeat. There are as many machines as the point has."""
     scale = point.scale()
     machines.limit(point.links(), scale.bytes(SOCKET_BYTES))
     places = range(point.machines) if point.hubs == "beside" else [point.machines]
@@ -83,7 +83,7 @@ def started(machines, binaries, places, count, options):
 
 
 def worker_options(point):
-    """The probe's options."""
+    """Returns the probe's options."""
     scale = point.scale()
     slice_bytes = scale.bytes(point.slice_bytes)
     return {

@@ -35,28 +35,29 @@ class Scale:
             raise ValueError(f"a scale of {self}: expected shrink of 1 or more, and time above 0")
 
     def mbit(self, gbps):
-        """The rate here of a link with `gbps` there."""
+        """Returns the rate here of a link with `gbps` there."""
         return gbps * 1000 / (self.shrink * self.time)
 
     def gbps(self, mbit):
-        """The rate there."""
+        """Returns the rate there."""
         return mbit * self.shrink * self.time / 1000
 
     def bytes(self, there):
-        """The size of a slice or chunk here, in whole lines, that has `there` bytes there."""
+        """Returns the size of a slice or chunk here, in whole lines, that has `there` bytes there."""
         return max(LINE, round(there / self.shrink / LINE) * LINE)
 
     def samples_per_s(self, here):
-        """Samples a second of P3's machines."""
+        """Returns samples a second of P3's machines."""
         return here * self.time
 
     def sample_ms(self, there):
-        """The step of a series with a sample every `there` ms there."""
+        """Returns the step of a series with a sample every `there` ms there."""
         return there * self.time
 
 
 def share_of_model(machines):
-    """How many times the model's bytes leave and reach a machine in an iteration, with a hub beside each worker.
+    """Returns how many times the model's bytes leave and reach a machine in an iteration, with a hub beside each
+    worker.
 
     Gradients for the other hubs, and a copy of its hub's weights for each other worker.
     """
@@ -66,6 +67,6 @@ def share_of_model(machines):
 
 
 def model_gbps(gbps, machines):
-    """The rate at which a link of `gbps` carries the model each way: the probe's --bandwidth-gbps."""
+    """Returns the rate at which a link of `gbps` carries the model each way: the probe's --bandwidth-gbps."""
     share = share_of_model(machines)
     return gbps / share if share else None

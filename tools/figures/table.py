@@ -57,20 +57,20 @@ class Table:
         os.replace(beside, self.path)
 
     def summary(self, point, column="samples_per_s"):
-        """Median, lowest and highest; `None` if nothing was measured."""
+        """Returns median, lowest and highest; `None` if nothing was measured."""
         values = [float(row[column]) for row in self.of(point)]
         return (statistics.median(values), min(values), max(values)) if values else None
 
 
 def spread(values, form=".0f"):
-    """Median, lowest and highest in words."""
+    """Returns median, lowest and highest in words."""
     values = list(values)
     middle, low, high = (format(of(values), form) for of in (statistics.median, min, max))
     return f"{middle} ({low} to {high})"
 
 
 def read(path):
-    """All rows of a file; none if there is no file."""
+    """Returns all rows of a file; none if there is no file."""
     if not os.path.exists(path):
         return []
     with open(path, newline="") as file:

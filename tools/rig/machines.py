@@ -49,7 +49,7 @@ class Machines:
             tell(f"ip -n {name} route change {route}")
 
     def address(self, machine):
-        """The address of its link."""
+        """Returns the address of its link."""
         return f"10.99.0.{machine + 1}"
 
     def limit(self, mbits, socket_bytes):
@@ -66,7 +66,7 @@ class Machines:
                 tell(f"tc qdisc replace dev {port} {shape(mbit)}")
 
     def inside(self, machine, command):
-        """The command that runs there with priority, and ends when this process ends."""
+        """Returns the command that runs there with priority, and ends when this process ends."""
         first = ["nice", "-n", str(NICE), "setpriv", "--pdeathsig", "KILL"]
         return ["ip", "netns", "exec", f"m{machine}", *first, *command]
 
@@ -83,7 +83,7 @@ class Machines:
 
 
 def shape(mbit):
-    """What tc makes of a rate."""
+    """Returns what tc makes of a rate."""
     return f"root tbf rate {round(mbit * 1000)}kbit latency {LATENCY} burst {BURST}"
 
 

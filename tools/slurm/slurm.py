@@ -47,7 +47,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=10 State=UP
 
 
 def code(page, begins):
-    """The block of a page that begins so."""
+    """Returns the block of a page that begins so."""
     blocks = re.findall(r"```\w+\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     return next(block for block in blocks if block.startswith(begins))
 
@@ -106,7 +106,7 @@ class Cluster:
 
     @staticmethod
     def called(name, command):
-        """The command on a machine with this host name."""
+        """Returns the command on a machine with this host name."""
         return ["unshare", "--uts", "sh", "-c", f"hostname {name} && exec {command}"]
 
     def daemon(self, log, machine, *command):
@@ -115,7 +115,7 @@ class Cluster:
             subprocess.Popen(inside, env=self.env, stdout=out, stderr=out)
 
     def ask(self, *command):
-        """What a command of Slurm says, on the head."""
+        """Returns what a command of Slurm says, on the head."""
         inside = self.machines.inside(HEAD, command)
         return subprocess.run(inside, env=self.env, cwd=self.dir, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 

@@ -33,7 +33,7 @@ SOCKET_BYTES, CHUNK_BYTES = 8 << 10, 4096
 
 
 def slower(count):
-    """How much slower everything is with this many machines, which share the cores."""
+    """Returns how much slower everything is with this many machines, which share the cores."""
     return max(1, count / 4)
 
 
@@ -64,7 +64,7 @@ def measure(machines, binaries, batching, model=MODEL, shrink=SHRINK, time_scale
 
 
 def simulated(binaries, count):
-    """The simulation of the measured cluster."""
+    """Returns the simulation of the measured cluster."""
     slow = slower(count)
     answer = simulate(binaries, compute=MODEL, shrink=SHRINK, time_scale=TIME * slow, nodes=count,
                       gbps=MBIT / slow / 1000 * GOODPUT, start_up_ms=START_UP_MS * slow, latency_ms=LATENCY_MS,
@@ -115,12 +115,12 @@ def say(rows):
 
 
 def column(rows, name):
-    """A column's median, lowest and highest."""
+    """Returns a column's median, lowest and highest."""
     return spread(float(row[name]) for row in rows)
 
 
 def off(rows, promised, came):
-    """The error of the predictions of these rows, lowest to highest, if there are any."""
+    """Returns the error of the predictions of these rows, lowest to highest, if there are any."""
     shares = sorted(100 * (float(row[promised]) / float(row[came]) - 1) for row in rows if row[promised])
     return f"{shares[0]:+.0f} to {shares[-1]:+.0f}%" if shares else ""
 

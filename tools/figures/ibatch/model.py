@@ -22,24 +22,24 @@ LOADS = [0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4]
 
 
 def cluster(binaries, model, nodes, scale, start_up_ms, gbps=None, **more):
-    """The paper's cluster: gradients leave after the backward pass."""
+    """Returns the paper's cluster: gradients leave after the backward pass."""
     gbps = gbps or BLADE_GBPS * min(1, BLADES / nodes)
     return simulate(binaries, compute=model, nodes=nodes, gbps=gbps, time_scale=scale, start_up_ms=start_up_ms,
                     spread="even", **JOIN_BY.get(model, {}), **{"push_at_the_end": True, **more})
 
 
 def of(answer, batching):
-    """One way to choose batches."""
+    """Returns one way to choose batches."""
     return next(each for each in answer["batchings"] if each["batching"] == batching)
 
 
 def speedup(answer, batching):
-    """The speedup over one node that communicates nothing."""
+    """Returns the speedup over one node that communicates nothing."""
     return answer["nodes"] * answer["computing"] / of(answer, batching)["iteration"]
 
 
 def solve(low, high, rises_at):
-    """Where a condition begins to hold."""
+    """Returns where a condition begins to hold."""
     for _ in range(24):
         middle = (low * high) ** 0.5
         low, high = (low, middle) if rises_at(middle) else (middle, high)
@@ -47,7 +47,8 @@ def solve(low, high, rises_at):
 
 
 def calibrate(binaries):
-    """The trace's time scale, and the start-up in ms: each in turn, because the second moves the first a little."""
+    """Returns the trace's time scale, and the start-up in ms: each in turn, because the second moves the first a
+    little."""
     start_up_ms, scale = 0.0, 1.0
     for _ in range(4):
         scale = solve(0.1, 1000, lambda scale, ms=start_up_ms: speedup(
@@ -61,7 +62,7 @@ def calibrate(binaries):
 
 
 def rows_of(figure, answer, load=""):
-    """A row for each way to choose batches."""
+    """Yields a row for each way to choose batches."""
     for each in answer["batchings"]:
         yield {
             "figure": figure, "model": answer["compute"], "nodes": answer["nodes"], "load": load,

@@ -32,7 +32,7 @@ def main():
 
 
 def read(path):
-    """The rows of a file."""
+    """Returns the rows of a file."""
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
 

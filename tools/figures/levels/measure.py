@@ -23,7 +23,7 @@ SOCKET_BYTES = 256 << 10
 
 
 def goodput(mtu):
-    """The share of a frame that is not header, with TCP's time stamps."""
+    """Returns the share of a frame that is not header, with TCP's time stamps."""
     return (mtu - 52) / (mtu + 14)
 
 
@@ -45,17 +45,18 @@ class Result:
 
 
 def bound_s(model_bytes, machines, mbit, mtu=MTU):
-    """Seconds of a round in which each link carries only what it must, and headers."""
+    """Returns seconds of a round in which each link carries only what it must, and headers."""
     return volume(model_bytes, machines) * 8 / (mbit * 1e6 * goodput(mtu))
 
 
 def volume(model_bytes, machines):
-    """Bytes that a machine must send in a round, and receive: each for the others' shares, and its own share to the others."""
+    """Returns bytes that a machine must send in a round, and receive: each for the others' shares, and its own share
+    to the others."""
     return 2 * (machines - 1) / machines * model_bytes
 
 
 def wire(machines):
-    """What each machine has sent and received so far, in bytes of frames."""
+    """Returns what each machine has sent and received so far, in bytes of frames."""
     def counter(machine, name):
         path = f"/sys/class/net/eth0/statistics/{name}_bytes"
         return int(subprocess.run(machines.inside(machine, ["cat", path]), capture_output=True, check=True).stdout)

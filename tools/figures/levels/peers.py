@@ -29,12 +29,12 @@ def is_peer(shape):
 
 
 def script(shape):
-    """What runs an all-reduce."""
+    """Returns what runs an all-reduce."""
     return GLOO if shape.startswith("gloo") else MPI
 
 
 def installed(shapes):
-    """The shapes that can run here. Those that cannot say why, and what to install."""
+    """Returns the shapes that can run here. Those that cannot say why, and what to install."""
     def is_there(shape):
         return not is_peer(shape) or subprocess.run([script(shape), "--ready"], check=False).returncode == 0
 
@@ -42,7 +42,7 @@ def installed(shapes):
 
 
 def all_reduce(shape, machines, places, rounds, elements):
-    """Seconds of the median round of a shape over so many ranks on each of these machines, in their order."""
+    """Returns seconds of the median round of a shape over so many ranks on each of these machines, in their order."""
     options = ["--workers", sum(ranks for _, ranks in places), "--elements", elements, "--rounds", rounds, "--warmup", 1,
                "--interface", "eth0", *OPTIONS[shape]]
     with tempfile.TemporaryDirectory() as directory:

@@ -41,7 +41,8 @@ class Racks:
         return machines
 
     def models(self, shape):
-        """How many models cross each link in a round, the busier way: of a worker, of a hub, of a rack's uplink."""
+        """Returns how many models cross each link in a round, the busier way: of a worker, of a hub, of a rack's
+        uplink."""
         all_workers, across = self.racks * self.workers, 2 * (self.racks - 1) / self.racks
         if is_peer(shape):
             # A ring in the order of the ranks: each sends to the next, so once into and once out of each rack.
@@ -52,18 +53,18 @@ class Racks:
         return 1, self.workers + across, across
 
     def bound_s(self, shape, model_bytes):
-        """Seconds of a round that the links allow."""
+        """Returns seconds of a round that the links allow."""
         rates = self.mbit, self.hub, self.uplink
         return max(models / rate for models, rate in zip(self.models(shape), rates)) * model_bytes * 8 / (1e6 * GOODPUT)
 
 
     def workers_at(self):
-        """The machines of the workers, by rank."""
+        """Returns the machines of the workers, by rank."""
         return [rack * (self.workers + 1) + 1 + rank for rack in range(self.racks) for rank in range(self.workers)]
 
 
 def run(racks, machines, binaries, shape, rounds, options):
-    """Seconds of the median round, and bytes of the model."""
+    """Returns seconds of the median round, and bytes of the model."""
     first_of_rack = [rack * (racks.workers + 1) for rack in range(racks.racks)]
     with processes() as start:
         for machine in first_of_rack if shape == "mesh" else first_of_rack[:1]:

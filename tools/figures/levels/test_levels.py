@@ -46,7 +46,7 @@ class RackFormulas(unittest.TestCase):
                  "the rig is not there")
 class Wire(unittest.TestCase):
     def rows(self, what):
-        """The numbers that a function below prints in namespaces of its own."""
+        """Returns the numbers that a function below prints in namespaces of its own."""
         done = in_namespaces(what, BINARIES)
         self.assertEqual(done.returncode, 0, done.stderr)
         return [tuple(map(float, line.split())) for line in done.stdout.splitlines()]

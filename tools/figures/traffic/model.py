@@ -123,7 +123,8 @@ class Hub:
 
 
 def arrivals(chunks, workers, lag, seed):
-    """A round's arrivals: each worker pushes all chunks in the same order at the same pace; the workers begin within `lag`
+    """Returns a round's arrivals: each worker pushes all chunks in the same order at the same pace; the workers
+    begin within `lag`
     chunks, and whose rank is lower says nothing of when it begins."""
     dice = random.Random(seed)
     begins = [lag * place / max(workers - 1, 1) for place in range(workers)]
@@ -134,7 +135,7 @@ def arrivals(chunks, workers, lag, seed):
 
 
 def traffic(cache_blocks, io_blocks, chunks, workers, lag, way, seed=0):
-    """Bytes across the memory bus for a pushed byte, reads and writes, in the second of two rounds."""
+    """Returns bytes across the memory bus for a pushed byte, reads and writes, in the second of two rounds."""
     cache = Cache(cache_blocks, io_blocks)
     hub = Hub(cache, workers, way)
     for number in range(2):
@@ -145,7 +146,8 @@ def traffic(cache_blocks, io_blocks, chunks, workers, lag, way, seed=0):
 
 
 def streamed(workers):
-    """The same without any reuse: each slot is written by a NIC and read, state is read and written once a chunk."""
+    """Returns the same without any reuse: each slot is written by a NIC and read, state is read and written once a
+    chunk."""
     return 1 + len(STATE) / workers, 1 + len(STATE) / workers
 
 
@@ -156,7 +158,7 @@ def carried(machine, bytes_each):
 
 
 def rows(machines, chunks, workers, lags, seeds):
-    """A row for each machine, with and without a cache into which NICs deliver, lag and way."""
+    """Yields a row for each machine, with and without a cache into which NICs deliver, lag and way."""
     for machine in machines:
         blocks = machine.cache_mb * 10**6 // CHUNK_BYTES
         for io_ways in [machine.io_ways, NO_IO]:

@@ -27,7 +27,7 @@ class NoSteps(torch.optim.SGD):
 
 
 def steps(model, optimizer, inputs, count):
-    """Seconds of the thread's processor time that each part of a step takes."""
+    """Returns seconds of the thread's processor time that each part of a step takes."""
     took = dict.fromkeys(PARTS, 0.0)
     for _ in range(count):
         begun = time.thread_time()

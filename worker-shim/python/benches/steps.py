@@ -57,7 +57,7 @@ def resnet():
 
 
 def vgg():
-    """Some convolutions and three large layers: 13.5 M parameters."""
+    """Returns some convolutions and three large layers: 13.5 M parameters."""
     layers = [torch.nn.Conv2d(3, 16, 3, 4, 1), torch.nn.ReLU(), torch.nn.Conv2d(16, 32, 3, 4, 1), torch.nn.ReLU()]
     layers += [torch.nn.AdaptiveAvgPool2d(8), torch.nn.Flatten(), torch.nn.Linear(2048, 4096), torch.nn.ReLU()]
     layers += [torch.nn.Linear(4096, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1000)]
@@ -79,7 +79,7 @@ class Transformer(torch.nn.Module):
 
 
 def steps(model, optimizer, images, labels, count):
-    """Seconds of so many steps."""
+    """Returns seconds of so many steps."""
     begun = time.perf_counter()
     for _ in range(count):
         optimizer.zero_grad()
@@ -91,7 +91,7 @@ def steps(model, optimizer, images, labels, count):
 
 
 def exchange(session, count):
-    """Seconds of so many rounds without compute."""
+    """Returns seconds of so many rounds without compute."""
     begun = time.perf_counter()
     for _ in range(count):
         session.push(*reversed(session.keys))
@@ -100,7 +100,7 @@ def exchange(session, count):
 
 
 def reduce(buckets, count):
-    """Seconds of as many reductions of a model's gradients without compute."""
+    """Returns seconds of as many reductions of a model's gradients without compute."""
     begun = time.perf_counter()
     for _ in range(count):
         for work in [torch.distributed.all_reduce(bucket, async_op=True) for bucket in buckets]:
@@ -119,7 +119,7 @@ MODELS = {"vgg": vgg, "resnet": resnet, "transformer": Transformer}
 
 
 def spread(values):
-    """Median, lowest and highest."""
+    """Returns median, lowest and highest."""
     ordered = sorted(values)
     return {"median": statistics.median(ordered), "lowest": ordered[0], "highest": ordered[-1]}
 

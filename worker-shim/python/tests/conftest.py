@@ -31,7 +31,7 @@ def watchdog_s():
 
 @pytest.fixture(autouse=True)
 def watchdog(request, watchdog_s):
-    """A test that hangs says where, and ends the run."""
+    """Yields a test that hangs says where, and ends the run."""
     faulthandler.dump_traceback_later(watchdog_s, exit=True, file=request.config.stash[STDERR])
     yield
     faulthandler.cancel_dump_traceback_later()
@@ -53,7 +53,7 @@ def hubs():
 
 
 def mesh(hubs, machine):
-    """The mesh of these hubs, as workers of a machine ask for it."""
+    """Returns the mesh of these hubs, as workers of a machine ask for it."""
     return f"{machine}/{len(hubs)}@{hubs[0].address}"
 
 

@@ -24,7 +24,8 @@ power_sgd._orthogonalize = lambda each, epsilon=0: _orthogonalize(each if each.d
 
 
 def one_after_the_other(hook):
-    """The hook without overlap: gloo pairs calls by their number, also those of callbacks on its own threads."""
+    """Returns the hook without overlap: gloo pairs calls by their number, also those of callbacks on its own
+    threads."""
 
     def waits(state, bucket):
         future = hook(state, bucket)
@@ -77,7 +78,7 @@ def ones(value):
 
 
 def sum_of(value):
-    """The sum over all workers, from wherever it is called."""
+    """Returns the sum over all workers, from wherever it is called."""
     tensor = ones(value)
     dist.all_reduce(tensor)
     return tensor[0].item()

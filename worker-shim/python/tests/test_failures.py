@@ -17,7 +17,7 @@ JOB = {"keys": KEYS, "optimizer": phub.Sgd(learning_rate=0.5), "job": "job"}
 
 
 def fails(script, **environment):
-    """A process with this script."""
+    """Returns a process with this script."""
     script = "import phub\n" + script.format(job=f"keys={KEYS!r}, optimizer=phub.{JOB['optimizer']!r}, job='job'")
     return subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}

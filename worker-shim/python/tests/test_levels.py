@@ -30,7 +30,8 @@ def test_a_mesh_of_two_machines_averages_over_all_workers(hubs):
 
 
 def train(settings, state=None):
-    """A job of workers with these settings, each on a thread: three rounds. What each worker saw: the state after the second
+    """Returns a job of workers with these settings, each on a thread: three rounds. What each worker saw: the state
+    after the second
     round, and the weights at the end."""
 
     def worker(number):

@@ -88,7 +88,7 @@ def train_on_one_hub(rank, hub):
 
 
 def train_by_ddp(rank):
-    """How many means the hub has made, and the weights after the last."""
+    """Returns how many means the hub has made, and the weights after the last."""
     torch.manual_seed(7)
     inputs = torch.randn(64, 20)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(20, 5))
@@ -101,7 +101,7 @@ def train_by_ddp(rank):
 
 
 def run_by_ray(tmp_path, name, work, failures=0, **hubs):
-    """What `work(rank)` returns on each rank."""
+    """Returns what `work(rank)` returns on each rank."""
 
     def train_here():
         rank = ray.train.get_context().get_world_rank()

@@ -31,7 +31,7 @@ def environment(**settings):
 
 
 def finish(processes):
-    """What processes say, by line."""
+    """Returns what processes say, by line."""
     try:
         said = [process.communicate(timeout=120) for process in processes]
     finally:
@@ -48,7 +48,7 @@ def start(command, **settings):
 
 
 def workers(environments, script=SCRIPT):
-    """What workers say that run a script, each with these settings."""
+    """Returns what workers say that run a script, each with these settings."""
     return finish([start([sys.executable, "-c", script], **settings) for settings in environments])
 
 
@@ -92,7 +92,8 @@ def test_files_of_others_are_not_trusted(tmp_path, monkeypatch):
 
 
 def free_ports(count):
-    """The first of `count` ports in a row that are free. The kernel gives only higher ports to sockets that ask for any."""
+    """Returns the first of `count` ports in a row that are free. The kernel gives only higher ports to sockets that
+    ask for any."""
     while True:
         port = random.randrange(10_000, 32_000)
         try:
@@ -104,7 +105,7 @@ def free_ports(count):
 
 
 def by_hand(port, addresses, **settings):
-    """The settings of workers that somebody starts by hand, with the names of torch."""
+    """Returns the settings of workers that somebody starts by hand, with the names of torch."""
     names = {"WORLD_SIZE": str(len(addresses)), "MASTER_PORT": str(port), **settings}
     return [{**names, "RANK": str(rank), "MASTER_ADDR": address} for rank, address in enumerate(addresses)]
 

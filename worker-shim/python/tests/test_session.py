@@ -23,7 +23,7 @@ def join(hub, rank=0, world_size=1, **settings):
 
 
 def pair(hub, **settings):
-    """Two workers in this process, with weights of zero."""
+    """Returns two workers in this process, with weights of zero."""
     sessions = [None, None]
 
     def start(rank):

@@ -51,7 +51,7 @@ def lamb(weight, mean, state, settings, decay, adapts, step):
 
 
 def by_torch(name, workers):
-    """The weights after all steps."""
+    """Returns the weights after all steps."""
     step_of, settings = {"lars": lars, "lamb": lamb}[name], SETTINGS[name]
     model = {key: torch.from_numpy(weights(key)) for key in SHAPES}
     states = {key: {} for key in SHAPES}

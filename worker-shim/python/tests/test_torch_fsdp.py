@@ -29,7 +29,7 @@ def gradients(model, step, rank):
 
 
 def by_hand():
-    """The weights of one process, which adds as FSDP and the hub do."""
+    """Returns the weights of one process, which adds as FSDP and the hub do."""
     model = net()
     for step in range(STEPS):
         each = [gradients(model, step, rank) for rank in range(REPLICAS * SHARDS)]

@@ -18,14 +18,14 @@ import phub.torch  # noqa: E402
 
 
 def jobs_at(address):
-    """The jobs that have members, by name."""
+    """Returns the jobs that have members, by name."""
     shown = {"Authorization": f"Bearer {phub._phub.token('read', '*', None)}"}
     with urllib.request.urlopen(urllib.request.Request(f"http://{address}/v1/hub", headers=shown)) as answer:
         return [job["name"] for job in json.load(answer)["jobs"] if job["members"]]
 
 
 def cell(world, **settings):
-    """What a notebook's cell has, or a run of a sweep: a model, an optimizer and some steps."""
+    """Returns what a notebook's cell has, or a run of a sweep: a model, an optimizer and some steps."""
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
     optimizer = phub.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, **world, **settings)
@@ -100,7 +100,7 @@ def test_a_drop_waits_for_no_other_worker(hub):
 
 
 def hooks(rank, store, hub):
-    """Two models with a hook each, of which one is dropped, and another pair in its place."""
+    """Returns two models with a hook each, of which one is dropped, and another pair in its place."""
     torch.distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
     os.environ["PHUB_HUB"] = hub  # the process group says who a worker is
     sums = []

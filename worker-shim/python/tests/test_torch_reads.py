@@ -381,7 +381,7 @@ def test_compiled(hub, monkeypatch, what, first):
 
 
 def at_the_end(rank, hub):
-    """What a script prints that reads parameters by themselves after each step, and at its end."""
+    """Returns what a script prints that reads parameters by themselves after each step, and at its end."""
     torch.set_num_threads(1)
     torch.manual_seed(5)
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))

@@ -160,7 +160,7 @@ HALFWAY = 3
 
 
 def part(rank, settings, job, first, loaded):
-    """A job from this batch on; what the first worker saves halfway. Each rank 0 loads."""
+    """Returns a job from this batch on; what the first worker saves halfway. Each rank 0 loads."""
     model = models.fresh("cnn")
     optimizer = models.optimizer_of("cnn", model)
     if loaded is not None and settings[rank]["rank"] == 0:

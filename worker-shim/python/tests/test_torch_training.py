@@ -135,7 +135,7 @@ OUTPUT = ("--redirects=1", "--tee=1")
 
 
 def torchrun(workers, script, *arguments):
-    """What the workers of a script say, in rank order."""
+    """Returns what the workers of a script say, in rank order."""
     tests = os.path.dirname(models.__file__)
     # As --standalone, but at a free port: in torch 1.13 that has port 29400, and others' workers meet there.
     own = ("--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0")
@@ -217,7 +217,8 @@ with phub.Session(keys=keys, optimizer=phub.Nesterov(0.1, 0.9), chunk_bytes=1024
 
 
 def on_two_machines(directory, script, *arguments):
-    """What the workers of a script say, in rank order: two agents of torchrun on this host, as on two machines."""
+    """Returns what the workers of a script say, in rank order: two agents of torchrun on this host, as on two
+    machines."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         meet = free.getsockname()[1]
     # The hubs have two ports in a row, where the kernel opens no connection: other runs have others.

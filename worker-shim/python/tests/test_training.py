@@ -54,7 +54,7 @@ def one_process():
 
 
 def train(rank, hub, world_size, job):
-    """One worker, with its share of each batch; the losses of its share, and the bytes it ends with."""
+    """Returns one worker, with its share of each batch; the losses of its share, and the bytes it ends with."""
     images, labels = digits()
     keys = {"weights": (64, 10), "bias": (10,)}
     optimizer = phub.Momentum(RATE, MOMENTUM)

@@ -48,7 +48,7 @@ class Board:
 
 
 def gather(board: Board, rank: int, size: int, text: str, limit_s: float = _LIMIT_S) -> List[str]:
-    """The texts of all workers, in the order of ranks, each from a worker that is there now.
+    """Returns the texts of all workers, in the order of ranks, each from a worker that is there now.
 
     Each worker asks with a word of its own. Rank 0 answers what it finds, until the worker says that it got the answer: a word
     of a worker of an earlier run gets none.
@@ -132,7 +132,7 @@ class FileBoard(Board):
 
 
 def of_torchrun(store: Tuple[str, int]) -> Optional[StoreBoard]:
-    """The store of torchrun's agent; None where this is not torchrun's own Python."""
+    """Returns the store of torchrun's agent; None where this is not torchrun's own Python."""
     try:
         distributed = importlib.import_module("torch.distributed")
     except ImportError:
@@ -143,7 +143,7 @@ def of_torchrun(store: Tuple[str, int]) -> Optional[StoreBoard]:
 
 
 def of_group(rank: int, size: int) -> Optional[StoreBoard]:
-    """The store of the script's process group, if the group has all workers of the run."""
+    """Returns the store of the script's process group, if the group has all workers of the run."""
     distributed = group_of_torch()
     if distributed is None or (distributed.get_rank(), distributed.get_world_size()) != (rank, size):
         return None
@@ -180,7 +180,7 @@ def _starter(variable: str) -> Optional[str]:
 
 
 def _own_directory() -> str:
-    """A directory that nobody else can write.
+    """Returns a directory that nobody else can write.
 
     Raises:
         SettingsError: somebody else has it.

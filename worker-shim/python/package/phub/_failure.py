@@ -10,7 +10,8 @@ _CHARACTERS = 200
 
 
 def reason(error: object) -> Optional[str]:
-    """The type and the text of an exception, on one line; None for one that ends a script or a generator in good order."""
+    """Returns the type and the text of an exception, on one line; None for one that ends a script or a generator in
+    good order."""
     if not isinstance(error, BaseException) or isinstance(error, GeneratorExit):
         return None
     if isinstance(error, SystemExit):
@@ -30,7 +31,8 @@ def _text(error: BaseException) -> str:
 
 
 def of_script() -> Optional[str]:
-    """The exception that has ended this script, if one has. At a prompt the last exception has ended nothing."""
+    """Returns the exception that has ended this script, if one has. At a prompt the last exception has ended
+    nothing."""
     if hasattr(sys, "ps1") or sys.flags.interactive:
         return None
     return reason(getattr(sys, "last_value", None))

@@ -101,7 +101,7 @@ def serve_for(address: str, token: Optional[str] = None, *, is_here: bool = True
 
 
 def _everywhere() -> str:
-    """The address of all interfaces, by IPv6 and IPv4 where there are both."""
+    """Returns the address of all interfaces, by IPv6 and IPv4 where there are both."""
     return "[::]" if socket.has_dualstack_ipv6() else "0.0.0.0"
 
 

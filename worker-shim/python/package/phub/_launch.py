@@ -240,14 +240,14 @@ def _by_torch() -> Optional[Tuple[str, int, int]]:
 
 
 def group_of_torch() -> Any:
-    """The module `torch.distributed`, if the script has a process group."""
+    """Returns the module `torch.distributed`, if the script has a process group."""
     distributed = sys.modules.get("torch.distributed")
     is_initialized = getattr(distributed, "is_initialized", None)
     return distributed if is_initialized is not None and is_initialized() else None
 
 
 def wait_for_hub() -> float:
-    """How many seconds sessions wait for a hub: 0 from whoever places hubs that nobody starts again.
+    """Returns how many seconds sessions wait for a hub: 0 from whoever places hubs that nobody starts again.
 
     Raises:
         SettingsError: it is no number of seconds.
@@ -270,12 +270,12 @@ def _store(env: Mapping[str, str]) -> Optional[Tuple[str, int]]:
 
 
 def names_of(launcher: str) -> Optional[_Launcher]:
-    """The variables of a launcher that has some for each worker."""
+    """Returns the variables of a launcher that has some for each worker."""
     return next((each for each in _LAUNCHERS if each.name == launcher), None)
 
 
 def _size_here(env: Mapping[str, str], launcher: str) -> Optional[int]:
-    """The number of workers on this machine, if the launcher says it."""
+    """Returns the number of workers on this machine, if the launcher says it."""
     names = names_of(launcher)
     if not launcher:
         return 1
@@ -316,7 +316,8 @@ def _address(host: str, port: int) -> str:
 def _machine(
     env: Mapping[str, str], launcher: str, rank: int, world_size: int, hub: Optional[str], starts: bool = False
 ) -> Optional[Machine]:
-    """The place on this machine. With `starts`, `hub` is that of the first machine; None if there is one machine only, or
+    """Returns the place on this machine. With `starts`, `hub` is that of the first machine; None if there is one
+    machine only, or
     the launcher does not tell machines apart."""
     names = names_of(launcher)
     local_names = ("SLURM_LOCALID", "SLURM_NODEID", "SLURM_NNODES") if launcher == "Slurm" else names and names[3:]
@@ -360,7 +361,7 @@ def _machine(
 
 
 def _tasks_here(env: Mapping[str, str]) -> int:
-    """The number of Slurm's tasks on this machine, from a list such as "4(x2),3"."""
+    """Returns the number of Slurm's tasks on this machine, from a list such as "4(x2),3"."""
     text = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE") or env.get("SLURM_NTASKS_PER_NODE") or ""
     counts = []
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
@@ -372,13 +373,14 @@ def _tasks_here(env: Mapping[str, str]) -> int:
 
 
 def _first_of(nodes: str) -> str:
-    """The first of Slurm's nodes: "rack[1-2]gpu[07-09,12],cpu1" begins with "rack1gpu07"."""
+    """Returns the first of Slurm's nodes: "rack[1-2]gpu[07-09,12],cpu1" begins with "rack1gpu07"."""
     found = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
     return re.sub(r"\[(\w*)[^\]]*\]", r"\1", found.group() if found else "")
 
 
 def _port_of(master: int) -> int:
-    """A port of 16384 to 28671, for workers that have no store: Linux gives no connection one of these, and neighbouring ports
+    """Returns a port of 16384 to 28671, for workers that have no store: Linux gives no connection one of these, and
+    neighbouring ports
     of torch's have others that are 16 apart."""
     return 16384 + 16 * (master % 768)
 
@@ -396,7 +398,7 @@ def _job(env: Mapping[str, str], launcher: str) -> str:
 
 
 def job_name(name: str) -> str:
-    """A launcher's name as that of a job."""
+    """Returns a launcher's name as that of a job."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)[:_LONGEST_JOB]
 
 

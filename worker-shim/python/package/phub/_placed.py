@@ -32,7 +32,7 @@ class PlacedHub:
 
 
 def _own(checkpoints: str, number: int, of: int) -> str:
-    """A hub's own directory. Parts of a model fit only as many hubs as have written them."""
+    """Returns a hub's own directory. Parts of a model fit only as many hubs as have written them."""
     for file in sorted(glob.glob(os.path.join(glob.escape(checkpoints), "hubs-*", "*", "*.safetensors"))):
         others = os.path.relpath(file, checkpoints).partition(os.sep)[0]
         if others != f"hubs-{of}":

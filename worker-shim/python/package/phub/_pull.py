@@ -41,7 +41,7 @@ _Native = Tuple[str, List[Tuple[int, int]], Optional[float], Optional[float], Op
 
 
 def plan(native: Optional[_Native], layers: Sequence[Sequence[str]]) -> Optional[PullPlan]:
-    """The plan of the native part, with the keys of these layers."""
+    """Returns the plan of the native part, with the keys of these layers."""
     if native is None:
         return None
     batching, batches, start_up, predicted, measured, rounds, profiles, words = native
@@ -50,7 +50,7 @@ def plan(native: Optional[_Native], layers: Sequence[Sequence[str]]) -> Optional
 
 
 def numbers(layers: Sequence[Sequence[str]], keys: Dict[str, int]) -> List[List[int]]:
-    """Layers of keys by number.
+    """Returns layers of keys by number.
 
     Raises:
         SettingsError: a key that the job does not have.

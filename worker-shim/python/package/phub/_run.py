@@ -85,7 +85,7 @@ def _agree(me: Worker, token: Optional[str], is_named: bool, other: Optional[Agr
 
 
 def _board_of(me: Worker) -> Optional[_board.Board]:
-    """A board that all workers of the run have, if there is one."""
+    """Returns a board that all workers of the run have, if there is one."""
     if me.store is not None:
         found: Optional[_board.Board] = _board.of_torchrun(me.store)
         if found is not None:
@@ -118,7 +118,7 @@ def _start(me: Worker, board: _board.Board, token: Optional[str]) -> str:
 
 
 def new_word() -> str:
-    """A word that no other run has."""
+    """Returns a word that no other run has."""
     return secrets.token_hex(_WORD_BYTES)
 
 
@@ -177,7 +177,7 @@ class Naming:
         self._taken: Optional[Tuple[Optional[Helper], int]] = None
 
     def take(self, helper: Optional[Helper]) -> str:
-        """The next name."""
+        """Returns the next name."""
         number = _MADE.get((self._at, self._base, helper), 0) + 1
         _MADE[self._at, self._base, helper] = number
         self._taken = helper, number

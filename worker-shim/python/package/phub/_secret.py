@@ -17,7 +17,8 @@ _KEY = "phub/secret"
 
 @functools.lru_cache(maxsize=None)
 def of_run(store: Optional[Tuple[str, int]]) -> Optional[str]:
-    """A new secret that all workers of this run get from torch's store, at this host and port. It crosses the network in
+    """Returns a new secret that all workers of this run get from torch's store, at this host and port. It crosses
+    the network in
     clear, and so does all that torch itself keeps there. None without a store."""
     if store is None:
         return None
@@ -32,5 +33,5 @@ def of_run(store: Optional[Tuple[str, int]]) -> Optional[str]:
 
 @functools.lru_cache(maxsize=None)
 def of_lone_process() -> Optional[str]:
-    """A secret for a process and the hub in it, where this user can keep none: nobody else needs it."""
+    """Returns a secret for a process and the hub in it, where this user can keep none: nobody else needs it."""
     return None if _phub.token("read", "*", None) is not None else secrets.token_hex(32)

@@ -326,7 +326,7 @@ class Session:
     def _machine(
         self, me: Worker, hub: Union[str, Hub, None], mesh: Optional[str], settings: Mapping[str, object]
     ) -> Optional[Machine]:
-        """The place on this machine, if the machine's hub is one of several for this session."""
+        """Returns the place on this machine, if the machine's hub is one of several for this session."""
         machine = me.machine
         is_me = (self.rank, self.world_size) == (me.rank, me.world_size)
         if machine is None or not is_me or mesh is not None or (hub is not None and machine.starts):
@@ -399,7 +399,8 @@ class Session:
         return array
 
     def gradient(self, key: str) -> Array:
-        """A key's gradient, to write while the key is not under way: an array of the key's shape and type over the
+        """Returns a key's gradient, to write while the key is not under way: an array of the key's shape and type
+        over the
         window itself. It still holds the last values; with `SlimDP` the values that were sent are zero.
 
         Raises:
@@ -408,7 +409,8 @@ class Session:
         return self._array(key, "gradient")
 
     def weights(self, key: str) -> Array:
-        """A key's weights (with `Average`: the mean of the gradients), to read while the key is not under way: an
+        """Returns a key's weights (with `Average`: the mean of the gradients), to read while the key is not under
+        way: an
         array of the key's shape and type over the window itself. It changes with each wait. It is read-only, unless
         `weights` is "private" or the compression is `SlimDP`."""
         return self._array(key, "weights")
@@ -468,7 +470,7 @@ class Session:
         self._native.send_ahead(self._numbered(keys))
 
     def leaves_ahead(self) -> List[str]:
-        """The keys of which `send_ahead` gains something, over the links that there are now."""
+        """Returns the keys of which `send_ahead` gains something, over the links that there are now."""
         leave = self._native.leave_ahead(list(self._numbers.values()))
         return [key for key, leaves in zip(self._keys, leave) if leaves]
 
@@ -514,7 +516,8 @@ class Session:
         return self.weights(key)
 
     def average(self, values: Mapping[str, npt.ArrayLike]) -> Dict[str, Array]:
-        """The mean over all workers of each value, as copies: for a session whose optimizer is `Average`. Every worker
+        """Returns the mean over all workers of each value, as copies: for a session whose optimizer is `Average`.
+        Every worker
         calls it with the same keys."""
         for key, value in values.items():
             np.copyto(self.gradient(key), value, casting="same_kind")
@@ -607,7 +610,7 @@ class Session:
         return Checkpoint(*self._native.checkpoint())
 
     def state(self) -> _state.State:
-        """The job's weights and optimizer state from its hubs, or from those at the top, as they are before
+        """Returns the job's weights and optimizer state from its hubs, or from those at the top, as they are before
         `next_round`. Call it when no key of this worker is under way; the other workers may go on meanwhile. All values
         are f32, so it may be as long as three models.
 
@@ -622,7 +625,8 @@ class Session:
         return _state.fetch([hub.strip() for hub in self.hub_address.split(",")], self.job, shapes, self._token)
 
     def ema(self) -> Dict[str, Array]:
-        """The average of each key's weights in f32, in a session with `ema=`. It comes with the `state()`, under the same conditions.
+        """Returns the average of each key's weights in f32, in a session with `ema=`. It comes with the `state()`,
+        under the same conditions.
 
         Raises:
             SettingsError: the job keeps no average.
@@ -633,7 +637,7 @@ class Session:
         return self.state().ema or {}
 
     def members(self) -> List[int]:
-        """The ranks that take part now; with a hub on each machine, those on this machine."""
+        """Returns the ranks that take part now; with a hub on each machine, those on this machine."""
         return [self._ranks[member] for member in self._native.members()]
 
     @property

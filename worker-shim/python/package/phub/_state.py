@@ -43,11 +43,11 @@ class State:
     steps: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def made(self, key: str) -> int:
-        """How many steps a key has made."""
+        """Returns how many steps a key has made."""
         return self.steps.get(key, max(self.round - 1, 0))
 
     def of(self, name: str, key: str) -> Array:
-        """A key's optimizer state, by PyTorch's name of it."""
+        """Returns a key's optimizer state, by PyTorch's name of it."""
         return self.tensors[f"{_STATE}{name}/{key}"]
 
     @property
@@ -68,7 +68,7 @@ class State:
 
 
 def name_of(state: str, key: str) -> str:
-    """The name of the tensor that holds a key's optimizer state."""
+    """Returns the name of the tensor that holds a key's optimizer state."""
     return f"{_STATE}{state}/{key}"
 
 
@@ -126,7 +126,7 @@ def _exactly(stream: io.BufferedIOBase, length: int) -> bytes:
 
 
 def _bytes(values: Array) -> memoryview:
-    """An array's memory."""
+    """Returns an array's memory."""
     return values.reshape(-1).view(np.uint8).data
 
 
@@ -140,7 +140,7 @@ def _fill(stream: io.BufferedIOBase, room: memoryview) -> None:
 
 
 def fetch(hubs: List[str], job: str, shapes: Mapping[str, Tuple[int, ...]], token: Optional[str] = None) -> State:
-    """The state of a job that runs at these hubs, or at the hubs above them.
+    """Returns the state of a job that runs at these hubs, or at the hubs above them.
 
     Raises:
         RefusedError, HubLostError: a hub refused, or the hubs stand before different rounds; a hub is gone.
@@ -175,7 +175,7 @@ def fetch(hubs: List[str], job: str, shapes: Mapping[str, Tuple[int, ...]], toke
 
 
 def _top(hubs: List[str], job: str, token: Optional[str]) -> Tuple[List[str], str]:
-    """The hubs that have a job's state, and its name there."""
+    """Returns the hubs that have a job's state, and its name there."""
     for _ in range(_MAX_DEPTH):
         above = _phub.above(hubs[0], job, token)
         if not above:
@@ -200,7 +200,7 @@ class _Sent(io.RawIOBase):
 
 
 def steps(state: State, keys: Iterable[str]) -> Optional[List[int]]:
-    """How many steps each of these keys has made; `None` if that is one in each round.
+    """Returns how many steps each of these keys has made; `None` if that is one in each round.
 
     Raises:
         SettingsError: a number of steps is none.
@@ -213,7 +213,8 @@ def steps(state: State, keys: Iterable[str]) -> Optional[List[int]]:
 
 
 def pieces(state: State, shapes: Mapping[str, Any], optimizer: _optimizers.Optimizer, ema: bool) -> Iterator[bytes]:
-    """The bytes of a state for the hub. The state is checked at once, and not only when the first piece is taken.
+    """Returns the bytes of a state for the hub. The state is checked at once, and not only when the first piece is
+    taken.
 
     Args:
         state: the state to bring.
@@ -255,7 +256,7 @@ def pieces(state: State, shapes: Mapping[str, Any], optimizer: _optimizers.Optim
 
 
 def steps_of(step: Any, source: str) -> int:
-    """A number of steps from torch's optimizer state.
+    """Returns a number of steps from torch's optimizer state.
 
     Raises:
         SettingsError: it is not a whole number from 0.

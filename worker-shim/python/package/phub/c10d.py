@@ -45,13 +45,14 @@ _COUNTS: Dict[str, Counter[str]] = {"hub": collections.Counter(), "gloo": collec
 
 
 def counts() -> Dict[str, Dict[str, int]]:
-    """How often this process has called each operation since its start: `{"hub": {"allreduce": 12}, "gloo": {...}}`.
+    """Returns how often this process has called each operation since its start: `{"hub": {"allreduce": 12}, "gloo":
+    {...}}`.
     Gloo's "new_group" is a subgroup, whose calls are not counted."""
     return {by: dict(calls) for by, calls in _COUNTS.items()}
 
 
 def _never_compiled(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, which `torch.compile` leaves alone: it cannot look into a group."""
+    """Returns the method, which `torch.compile` leaves alone: it cannot look into a group."""
     disabled: Optional[Callable[..., Any]] = None
 
     @functools.wraps(method)
@@ -208,7 +209,8 @@ def _is_the_hubs(tensors: List[torch.Tensor], op: Any) -> bool:
 
 
 def _agree_on_hub(store: Any, rank: int, name: str) -> Tuple[Optional[str], str]:
-    """Where the hub is, or None if the launcher's environment says it; and the name of the group's jobs, without their
+    """Returns where the hub is, or None if the launcher's environment says it; and the name of the group's jobs,
+    without their
     types of numbers."""
     if rank == 0:
         me = worker()

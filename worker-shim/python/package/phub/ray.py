@@ -134,7 +134,8 @@ def _start(places: List[Tuple[str, str]], config: HubConfig) -> List[_Placed]:
 
 
 def _environments(places: List[Tuple[str, str]], hubs: List[_Placed], config: HubConfig) -> List[Dict[str, str]]:
-    """What each worker finds in its environment: Ray's own local ranks are by addresses, which nodes may share."""
+    """Returns what each worker finds in its environment: Ray's own local ranks are by addresses, which nodes may
+    share."""
     sizes = collections.Counter(node for node, _ in places)
     seen: "collections.Counter[str]" = collections.Counter()
     environments = []
@@ -157,7 +158,7 @@ def _environments(places: List[Tuple[str, str]], hubs: List[_Placed], config: Hu
 
 
 def _place() -> Tuple[str, str]:
-    """The node that this worker is on, and the run's name."""
+    """Returns the node that this worker is on, and the run's name."""
     return ray.get_runtime_context().get_node_id(), ray.train.get_context().get_experiment_name()
 
 

@@ -13,7 +13,7 @@ from .ways import DDP_WAYS, HUB_WAYS
 
 
 def table(outcomes):
-    """Markdown: a row for each idiom and number of workers, a column for each way."""
+    """Returns Markdown: a row for each idiom and number of workers, a column for each way."""
     ways = [way for way in (*HUB_WAYS, *DDP_WAYS) if any(case.way == way for case in outcomes)]
     lines = [f"| idiom | workers | {' | '.join(ways)} |", f"| --- | --- |{' --- |' * len(ways)}"]
     rows = {}

@@ -61,7 +61,7 @@ class Context:
             yield tuple(each[self.rank :: self.world] for each in whole)
 
     def wrap(self, model, optimizer, *, unused=False, broadcast_buffers=False, **hub):
-        """The model that is called, and the optimizer that steps. `model` may be a list of models.
+        """Returns the model that is called, and the optimizer that steps. `model` may be a list of models.
 
         Args:
             unused: `find_unused_parameters`, for DDP.
@@ -98,7 +98,7 @@ class Context:
         return f"{self._job}-{self._jobs}"
 
     def run(self, net=None, make=sgd, *, wrap=None, **settings):
-        """A training loop: the default model if none is given, and the optimizer that `make` makes."""
+        """Returns a training loop: the default model if none is given, and the optimizer that `make` makes."""
         return Run(self, Mlp() if net is None else net, make, wrap or {}, settings)
 
     # ---- what a script says differently with several workers
@@ -118,7 +118,7 @@ class Context:
         return model if self.way in HUB_WAYS or self.world == 1 else self._ddp(model, unused, False)
 
     def also(self, model, optimizer):
-        """One more optimizer of a model that is wrapped already."""
+        """Returns one more optimizer of a model that is wrapped already."""
         return self._at_the_hub(model, optimizer, False, {}) if self.way in HUB_WAYS else optimizer
 
     def join(self, model, optimizer):
@@ -126,7 +126,7 @@ class Context:
         return Join([optimizer if self.way in HUB_WAYS else model])
 
     def again(self, net, former, optimizer):
-        """The model that is called and another optimizer for it, after the former one."""
+        """Returns the model that is called and another optimizer for it, after the former one."""
         self.leave(former)
         return self.wrap(net, optimizer)
 
@@ -137,7 +137,7 @@ class Context:
             optimizer.leave()
 
     def mean(self, tensor):
-        """The mean of a tensor over ranks, by an all-reduce of the script's own."""
+        """Returns the mean of a tensor over ranks, by an all-reduce of the script's own."""
         dist.all_reduce(tensor)
         return tensor.div_(self.world)
 

@@ -23,7 +23,7 @@ class Failure:
 
 
 def of_exception(idiom, error):
-    """An exception as the user of a script sees it."""
+    """Returns an exception as the user of a script sees it."""
     text = str(error)
     shown = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     is_the_hubs = isinstance(error, phub.Error) or text.split(":")[0] in _ERRORS
@@ -32,12 +32,12 @@ def of_exception(idiom, error):
 
 
 def of_process(idiom, kind, text, shown):
-    """A process that hangs or is gone; `shown` is its stack, the innermost frame first."""
+    """Returns a process that hangs or is gone; `shown` is its stack, the innermost frame first."""
     return Failure(kind, text, False, tuple(reversed(_lines(idiom, shown))), shown)
 
 
 def _lines(idiom, text):
-    """The source of lines that a text names, in its order."""
+    """Returns the source of lines that a text names, in its order."""
     file, body = idiom.place()
     with open(file) as source:
         lines = source.read().splitlines()

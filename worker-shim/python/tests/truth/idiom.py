@@ -41,7 +41,7 @@ class Idiom:
         return f"needs torch {needed}, and this is {torch.__version__}" if VERSION < needs else ""
 
     def place(self):
-        """The file and the lines of the body."""
+        """Returns the file and the lines of the body."""
         lines, first = inspect.getsourcelines(self.body)
         return inspect.getsourcefile(self.body), range(first, first + len(lines))
 
@@ -58,7 +58,7 @@ def described(
     hooked=True,
     limit_s=LIMIT_S,
 ):
-    """An idiom of this body, which is not among `idioms()`."""
+    """Returns an idiom of this body, which is not among `idioms()`."""
     assert tolerance == TOLERANCE or why_tolerance, "a looser tolerance has a reason"
     topic = body.__module__.rpartition(".")[2]
     both = (needs, needs_for_two or needs)
@@ -79,7 +79,7 @@ def idiom(**settings):
 
 
 def idioms():
-    """All idioms by name, in the order of files and lines."""
+    """Returns all idioms by name, in the order of files and lines."""
     if not _FOUND:
         folder = pathlib.Path(__file__).parent / "idioms"
         for module in sorted(each.name for each in pkgutil.iter_modules([str(folder)])):

@@ -22,7 +22,7 @@ class Case:
 
 
 def cases():
-    """All cases of this torch."""
+    """Yields all cases of this torch."""
     c10d = ("c10d",) if VERSION >= (2, 4) else ()
     for idiom in idioms().values():
         for workers in idiom.workers:
@@ -43,7 +43,7 @@ class Outcome:
         return f"{self.word} {self.text}".strip()
 
     def short(self):
-        """The first words of it, for a table."""
+        """Returns the first words of it, for a table."""
         return self.word if self.word in ("equal", "skipped") else re.split(r"[:`]| at ", str(self))[0].strip()
 
 

@@ -48,7 +48,7 @@ def without_modules(values):
 
 
 def _largest_of_scalars(values):
-    """The largest number of each label's series."""
+    """Returns the largest number of each label's series."""
     largest = {}
     for label, value in values:
         if not isinstance(value, (str, type(None))) and np.ndim(value) == 0:

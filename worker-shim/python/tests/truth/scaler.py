@@ -46,7 +46,7 @@ class _Scaler:
 
 
 def scaler(init_scale=1024.0, growth_interval=2):
-    """A scaler whose scale grows after `growth_interval` good steps."""
+    """Returns a scaler whose scale grows after `growth_interval` good steps."""
     if VERSION >= (2, 3):
         return torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=growth_interval)
     return _Scaler(init_scale, growth_interval)

@@ -36,7 +36,7 @@ class Coverage:
         return self._learning
 
     def called(self, module: Module) -> Tuple[str, ...]:
-        """What to wait for before this module's forward."""
+        """Returns what to wait for before this module's forward."""
         if module.training and self._learning:
             self._called[module] = None
         elif module.training and module in self._learnt:
@@ -77,7 +77,7 @@ class Coverage:
         return uncovered
 
     def _coverers(self, module: Module, parents: Dict[Module, List[Module]]) -> Set[Module]:
-        """The module itself when it is called, else the nearest above it that are."""
+        """Returns the module itself when it is called, else the nearest above it that are."""
         found: Set[Module] = set()
         seen: Set[Module] = set()
         above = [module]
@@ -94,7 +94,7 @@ class Coverage:
 
 
 def _once(layers: Iterable[Sequence[str]]) -> List[List[str]]:
-    """Layers that have each key in the first of those that name it, and none without keys."""
+    """Returns layers that have each key in the first of those that name it, and none without keys."""
     seen: Set[str] = set()
     found: List[List[str]] = []
     for layer in layers:

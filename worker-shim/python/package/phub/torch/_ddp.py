@@ -164,7 +164,7 @@ class HubState:
 
 
 def _checked(bucket: Any) -> str:
-    """The type of a bucket's numbers, as the hub names it."""
+    """Returns the type of a bucket's numbers, as the hub names it."""
     buffer = bucket.buffer()
     if buffer.layout != torch.strided:
         raise SettingsError(
@@ -205,7 +205,7 @@ def _drop(jobs: _Jobs, answers: "queue.SimpleQueue[Optional[_Sent]]") -> None:
 
 
 def _spoken(bucket: Any) -> str:
-    """A bucket, in words. Torch does not tell the names of its parameters."""
+    """Returns a bucket, in words. Torch does not tell the names of its parameters."""
     buffer = bucket.buffer()
     shapes = [str(tuple(each.shape)) for each in bucket.parameters()]
     rest = f" and {len(shapes) - _SHAPES} more" if len(shapes) > _SHAPES else ""
@@ -216,7 +216,7 @@ def _spoken(bucket: Any) -> str:
 
 
 def ddp_hook(state: HubState, bucket: Any) -> Any:
-    """The hook: `torch.distributed.GradBucket` in, a future of its mean out."""
+    """Returns the hook: `torch.distributed.GradBucket` in, a future of its mean out."""
     return state.average(bucket)
 
 

@@ -92,7 +92,7 @@ class Replicas:
 
 
 def _own(part: torch.nn.Module) -> List[torch.nn.Parameter]:
-    """The parameters that a sharded module reduces, without those of sharded modules below it."""
+    """Returns the parameters that a sharded module reduces, without those of sharded modules below it."""
     below = {id(each) for child in part.modules() if child is not part and hasattr(child, "set_all_reduce_hook")
              for each in child.parameters()}  # fmt: skip
     return [each for each in part.parameters() if id(each) not in below]

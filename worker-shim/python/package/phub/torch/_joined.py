@@ -81,7 +81,8 @@ def mix_in(optimizer: torch.optim.Optimizer, joined: Type[Joined], membership: M
 
 
 def _counting(counts: Any, counted: Callable[..., Any]) -> Callable[..., Any]:
-    """The optimizer's step with the marks of a learning-rate scheduler, which counts steps by a function of its own around it."""
+    """Returns the optimizer's step with the marks of a learning-rate scheduler, which counts steps by a function of
+    its own around it."""
     own, this = type(counts).step, weakref.ref(counts)  # an optimizer that a script drops goes at once
 
     @functools.wraps(counted)

@@ -93,7 +93,7 @@ class Model:
         return module is self._module
 
     def rest_of(self, module: torch.nn.Module) -> List[str]:
-        """The names of the module's parameters and buffers that `named_parameters` has not named."""
+        """Returns the names of the module's parameters and buffers that `named_parameters` has not named."""
         known = {id(each) for each in (*self.trained.values(), *self._frozen.values())}
         return [name for name, each in (*module.named_parameters(), *module.named_buffers()) if id(each) not in known]
 
@@ -106,7 +106,7 @@ class Model:
 
 
 def _module_of(named: Any) -> Optional[torch.nn.Module]:
-    """The model, if it or its own `named_parameters()` is given."""
+    """Returns the model, if it or its own `named_parameters()` is given."""
     if not isinstance(named, torch.nn.Module):
         frame = getattr(named, "gi_frame", None)  # a generator knows its `self`
         named = frame.f_locals.get("self") if frame is not None else None

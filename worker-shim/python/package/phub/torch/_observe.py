@@ -119,7 +119,7 @@ def late(times: Times) -> Optional[Late]:
 
 
 def _lower_median(values: Any, axis: int) -> Any:
-    """The median, and of an even number of values the lower one of the two: of two ranks one is not late."""
+    """Returns the median, and of an even number of values the lower one of the two: of two ranks one is not late."""
     return np.quantile(values, 0.5, axis=axis, method="lower")
 
 

@@ -11,7 +11,7 @@ _OURS = tuple(os.path.dirname(os.path.dirname(os.path.abspath(file))) + os.sep f
 
 
 def line() -> str:
-    """The file and line of the innermost caller that is neither this package nor torch."""
+    """Returns the file and line of the innermost caller that is neither this package nor torch."""
     frame = sys._getframe(1)
     while frame.f_back is not None and os.path.abspath(frame.f_code.co_filename).startswith(_OURS):
         frame = frame.f_back

@@ -133,7 +133,7 @@ class Settings:
 def by_key(
     multipliers: Tuple[Multipliers, ...], groups: Groups, parameters: Mapping[str, torch.Tensor]
 ) -> Dict[str, Tuple[float, float]]:
-    """The multipliers of learning rate and weight decay of each parameter, by its name."""
+    """Returns the multipliers of learning rate and weight decay of each parameter, by its name."""
     of_names = _by_name(multipliers, groups, parameters)
     return {name: (each.learning_rate, each.weight_decay) for name, each in of_names.items()}
 
@@ -144,7 +144,7 @@ def _by_name(of_groups: Sequence[_T], groups: Groups, parameters: Mapping[str, t
 
 
 def _seen(groups: Groups) -> Tuple[Dict[str, Any], ...]:
-    """The groups' settings of now: what changes in a group later does not change these."""
+    """Returns the groups' settings of now: what changes in a group later does not change these."""
     return tuple({name: _plain(group[name]) for name in _FOLLOWED if name in group} for group in groups)
 
 
@@ -162,7 +162,8 @@ def _kind_of(name: str, group: Dict[str, Any]) -> bool:
 def _numbers(
     kind: type, groups: Tuple[Dict[str, Any], ...], former: Tuple[Multipliers, ...]
 ) -> Tuple[Tuple[_optimizers.Optimizer, ...], Tuple[Multipliers, ...]]:
-    """The hub's optimizer for each group, and the multipliers of each group; the former ones where they are the same, or could be any.
+    """Returns the hub's optimizer for each group, and the multipliers of each group; the former ones where they are
+    the same, or could be any.
 
     Raises:
         UnsupportedOptimizerError: the hub has no such numbers.
@@ -188,7 +189,7 @@ def _numbers(
 
 
 def _shares(values: List[Any], former: List[float]) -> Tuple[float, List[float]]:
-    """One number for all, which is the first that is not zero, and what each is of it."""
+    """Returns one number for all, which is the first that is not zero, and what each is of it."""
     numbers = [float(value) for value in values]
     base = next((number for number in numbers if number), 0.0)
     if not base:
@@ -225,7 +226,7 @@ DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
 def dtype_of(name: str, tensor: torch.Tensor) -> str:
-    """The hub's word for a tensor's type.
+    """Returns the hub's word for a tensor's type.
 
     Raises:
         SettingsError: the hub does not take it.

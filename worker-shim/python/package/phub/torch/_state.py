@@ -15,7 +15,8 @@ _STEP = "step"
 
 
 def to_torch(state: State, key: str, parameter: torch.Tensor) -> Dict[str, Any]:
-    """The state of torch's optimizer for a parameter, in the parameter's type, on its device. Before its first step it
+    """Returns the state of torch's optimizer for a parameter, in the parameter's type, on its device. Before its
+    first step it
     keeps nothing, as torch's own."""
     if not state.made(key):
         return {}
@@ -26,7 +27,7 @@ def to_torch(state: State, key: str, parameter: torch.Tensor) -> Dict[str, Any]:
 
 
 def steps(state: State) -> int:
-    """The number of its steps: of the key that has made the most."""
+    """Returns the number of its steps: of the key that has made the most."""
     return max((state.made(key) for key in state.steps), default=max(state.round - 1, 0))
 
 
@@ -36,7 +37,8 @@ def from_torch(
     at_hub: _optimizers.Optimizer,
     averages: Optional[Mapping[str, Array]] = None,
 ) -> Optional[State]:
-    """The parameters, and what torch's optimizer keeps of them, with averages by key; `None` where there is neither.
+    """Returns the parameters, and what torch's optimizer keeps of them, with averages by key; `None` where there is
+    neither.
 
     Raises:
         SettingsError: it is another model's or another optimizer's.

@@ -113,7 +113,7 @@ class Broadcast:
 
 
 def _pieces(tensor: torch.Tensor) -> "np.ndarray[Any, Any]":
-    """A tensor's bytes, two in each number."""
+    """Returns a tensor's bytes, two in each number."""
     raw = torch.Tensor.detach(tensor).cpu().contiguous().numpy().tobytes()
     return np.frombuffer(raw + b"\0" * (len(raw) % 2), np.uint16).astype(np.float32)
 
@@ -132,7 +132,8 @@ def allreduce_metrics(
     world_size: Optional[int] = None,
     **session: Any,
 ) -> Dict[str, float]:
-    """The mean over all workers of each number: losses, accuracies. Every worker calls it, with the same names. The sum is in f32,
+    """Returns the mean over all workers of each number: losses, accuracies. Every worker calls it, with the same
+    names. The sum is in f32,
     so that it is exact for whole numbers below 2^24.
 
     Args:

@@ -192,7 +192,7 @@ class Weights:
             _fill([(weight, each) for (_, weight), each in zip(weights, own)])
 
     def written(self) -> List[str]:
-        """The keys of the parameters that the script has written since their values came."""
+        """Returns the keys of the parameters that the script has written since their values came."""
         claim(self.parameters.values(), self._holder)  # another optimizer may have stepped them
         found = []
         for key, weight in self._weights.items():

@@ -24,7 +24,8 @@ class _WithoutFlag:
 
 
 def tensor(session: Session, key: str, which: str) -> torch.Tensor:
-    """A key's gradient or weights as a tensor over the window itself. Weights that are not this worker's own are to be read
+    """Returns a key's gradient or weights as a tensor over the window itself. Weights that are not this worker's own
+    are to be read
     only: a write crashes the process."""
     array = session.gradient(key) if which == "gradient" else session.weights(key)
     if not array.flags.writeable:
@@ -35,7 +36,8 @@ def tensor(session: Session, key: str, which: str) -> torch.Tensor:
 
 
 def pinnable(session: Session, key: str) -> List[torch.Tensor]:
-    """A key's windows that are this process's own memory. Weights that are read-only can be the hub's pages. A hub that
+    """Returns a key's windows that are this process's own memory. Weights that are read-only can be the hub's pages.
+    A hub that
     comes back puts others at their addresses, and the GPU would read the pages that it has pinned."""
     own = ("gradient", "weights") if session.weights(key).flags.writeable else ("gradient",)
     return [tensor(session, key, which) for which in own]
@@ -249,5 +251,5 @@ Windows = HostWindows
 
 
 def windows(session: Session, device: torch.device) -> Windows:
-    """The windows that suit the device of the parameters."""
+    """Returns the windows that suit the device of the parameters."""
     return CudaWindows(session, device) if device.type == "cuda" else HostWindows(session)
