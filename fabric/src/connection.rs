@@ -12,7 +12,7 @@ use rustix::net::Shutdown;
 use crate::port::CloseReason;
 use crate::watch::{Register, SocketEvents, Watch, Watched};
 
-/// What a port shares with the watch.
+/// The state that a port shares with the watch.
 pub(crate) trait Alarm: Send + Sync + std::fmt::Debug {
     /// Counts that a connection of the port ended, and wakes the port.
     fn ended(&self);
@@ -26,7 +26,7 @@ pub(crate) struct Connection {
     ports: Vec<Arc<dyn Alarm>>,
     register: Arc<Register>,
     dead: AtomicBool,
-    /// What failed at this end, if that ended it.
+    /// The failure at this end, if it ended the connection.
     failure: OnceLock<CloseReason>,
 }
 
@@ -71,8 +71,8 @@ impl Connection {
         self.dead.load(Ordering::Acquire) // [death]
     }
 
-    /// A link of it failed at this end: ends the connection for both sides. The other ports of this end may see that before
-    /// the port of that link has said why, so they have the [reason](Self::end) from here.
+    /// Fails the connection for both sides, because a link of it failed at this end. The other ports of this end may
+    /// see the end before the port of that link has reported it, so they have the [reason](Self::end) from here.
     pub fn fail(&self, why: &CloseReason) {
         if *why != CloseReason::PeerGone {
             let _ = self.failure.set(why.clone()); // the first failure is the cause of others
@@ -92,7 +92,7 @@ impl Connection {
 }
 
 impl Watched for Connection {
-    /// The socket ended: tells every port that has a link of it.
+    /// Notes that the socket ended: notifies every port that has a link of it.
     fn ready(&self) {
         self.dead.store(true, Ordering::Release); // [death], with what the ports count
         self.ports.iter().for_each(|port| port.ended());

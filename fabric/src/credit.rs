@@ -27,7 +27,7 @@ impl Credit {
         Some(bytes)
     }
 
-    /// A post left the transport. It had counted for this many bytes.
+    /// Gives back the credit of a post that left the transport. It had counted for this many bytes.
     #[inline]
     pub fn give(&mut self, counted: usize) {
         self.held -= counted;

@@ -1,4 +1,4 @@
-//! What all handshakes have in common: what they yield, and the parts of their messages.
+//! The common part of all handshakes: their yield, and the parts of their messages.
 //!
 //! The bytes come from outside: memory is allocated only for bytes that have come. No input or output here.
 
@@ -13,7 +13,7 @@ use crate::plan::{LinkPorts, MAX_PORTS};
 /// The window for what the hub of a connection posts.
 #[derive(Clone, Debug)]
 pub enum Receive {
-    /// The hub's own pages, where memory is shared; otherwise new memory. It has so many bytes.
+    /// A new window of this many bytes: the hub's own pages if memory is shared, otherwise new memory.
     New(usize),
     /// This window: one that other peers read, or that of a former connection, whose addresses stay. A view of a peer's
     /// pages becomes a view of the hub's.
@@ -21,7 +21,7 @@ pub enum Receive {
 }
 
 impl From<usize> for Receive {
-    /// Returns a new window of so many bytes.
+    /// Creates a new window of `bytes` bytes.
     fn from(bytes: usize) -> Self {
         Receive::New(bytes)
     }
@@ -60,7 +60,7 @@ pub struct NicPair {
     pub hub: String,
     /// The device at the other end.
     pub joiner: String,
-    /// Which NICs they are, and why, in words.
+    /// The names of the NICs, and why they were chosen, in words.
     pub words: String,
 }
 
@@ -70,14 +70,14 @@ impl fmt::Debug for NicPair {
     }
 }
 
-/// What a handshake yields: the window that the peer writes, and the links.
+/// The yield of a handshake: the window that the peer writes, and the links.
 #[derive(Debug)]
 pub struct Joined<E> {
     /// The window that the peer writes.
     pub recv: Arc<RecvWindow>,
     /// The links in the order of the plan.
     pub endpoints: Vec<E>,
-    /// Which NICs the links go over. Empty when there is no choice.
+    /// The NICs that the links go over. Empty when there is no choice.
     pub paths: Vec<NicPair>,
     /// Pairs of NICs that were tried and lead nowhere, in words.
     pub dead: Vec<String>,
@@ -97,7 +97,7 @@ impl<E> Joined<E> {
     }
 }
 
-/// What follows the first bytes of a message, which name the handshake and its version.
+/// Returns the body of a message: all that follows the first bytes, which name the handshake and its version.
 pub(crate) fn body<'a>(bytes: &'a [u8], magic: &[u8; 8]) -> Result<&'a [u8], String> {
     bytes.strip_prefix(magic).ok_or_else(|| {
         let (expected, seen) = (magic.escape_ascii(), bytes[..bytes.len().min(magic.len())].escape_ascii());
@@ -127,13 +127,13 @@ pub(crate) fn links(body: &mut &[u8]) -> Result<Vec<LinkPorts>, String> {
     (0..count).map(|_| Ok(LinkPorts::decode(take(body)?))).collect()
 }
 
-/// The reverse of [`links`].
+/// Encodes links: the reverse of [`links`].
 pub(crate) fn encode_links(bytes: &mut Vec<u8>, links: &[LinkPorts]) {
     bytes.extend((links.len() as u32).to_le_bytes());
     bytes.extend(links.iter().flat_map(|link| link.encode()));
 }
 
-/// The end of a message.
+/// Checks that nothing is left at the end of a message.
 pub(crate) fn nothing_left(body: &[u8]) -> Result<(), String> {
     if body.is_empty() { Ok(()) } else { Err(format!("{} bytes too many in the handshake", body.len())) }
 }

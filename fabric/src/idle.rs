@@ -13,9 +13,9 @@ const POLLS_PER_LOOK: u32 = 32;
 /// The three stages of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdlePolicy {
-    /// How long empty polls have only a pause instruction between them. A spinning round trip takes 0.1 us, a futex 20 us:
-    /// worth it only if a core has nothing better to do. In time, because a poll of 128 links takes 30 times as long as a poll
-    /// of one.
+    /// The time for which empty polls have only a pause instruction between them. A spinning round trip takes 0.1 us, a
+    /// futex 20 us: worth it only if a core has nothing better to do. In time, because a poll of 128 links takes 30
+    /// times as long as a poll of one.
     pub spin: Duration,
     /// Empty polls with a `sched_yield` between them.
     pub yields: u32,
@@ -26,14 +26,14 @@ pub struct IdlePolicy {
 }
 
 impl IdlePolicy {
-    /// For a machine with enough cores for its threads: spin some wake-ups long, then sleep.
+    /// The policy for a machine with enough cores for its threads: spin some wake-ups long, then sleep.
     pub const DEDICATED: IdlePolicy = IdlePolicy {
         spin: Duration::from_micros(100),
         yields: 0,
         sleeps: true,
         nap: Duration::from_millis(500),
     };
-    /// For a machine with fewer cores than runnable threads: leave the core at once.
+    /// The policy for a machine with fewer cores than runnable threads: leave the core at once.
     pub const SHARED: IdlePolicy =
         IdlePolicy { spin: Duration::ZERO, yields: 1, sleeps: true, nap: Duration::from_millis(500) };
     /// Never sleep: the lowest latency, for a thread that has a core of its own.
@@ -54,14 +54,14 @@ pub struct Idle {
 }
 
 impl Idle {
-    /// Awake.
+    /// Creates the state of a thread that is awake.
     pub fn new(policy: IdlePolicy) -> Self {
         let mut idle = Idle { policy, spins: false, polls: 0, since: None, yields_left: 0 };
         idle.reset();
         idle
     }
 
-    /// There was work: starts over.
+    /// Starts over, because there was work.
     pub fn reset(&mut self) {
         let IdlePolicy { spin, yields, sleeps, .. } = self.policy;
         (self.spins, self.polls, self.since, self.yields_left) =
@@ -73,7 +73,8 @@ impl Idle {
         !self.spins && self.yields_left == 0
     }
 
-    /// There was no work: spin, yield, or sleep on the port until `until` may hold. True when it slept.
+    /// Idles, because there was no work: spins, yields, or sleeps on the port until `until` may hold. Returns true when
+    /// it slept.
     pub fn step<P: Port>(&mut self, port: &mut P, until: Until) -> bool {
         if self.spins {
             std::hint::spin_loop();

@@ -1,8 +1,8 @@
 //! The way in which bytes cross between a worker and a hub, or between hubs.
 //!
-//! A *window* is a memory region laid out alike at both ends; a *link* joins two of them; a *port*
-//! is what one thread polls. The one verb is [`Port::post`]: make my window's bytes at a span appear
-//! in the peer's window at the same span, and then show the peer an immediate.
+//! A *window* is a memory region laid out alike at both ends; a *link* joins two of them; a *port* is what one thread
+//! polls. The one verb is [`Port::post`]. It makes the bytes at a span of this window appear at the same span of the
+//! peer's window. Then it shows the peer an immediate.
 //!
 //! [`shm`], [`tcp`], [`verbs`] and [`sim`] are transports: they have the same traits, the same contract and the same
 //! conformance suite. [`any`] is one port over the first three. This crate must never know tensors, optimizers or

@@ -11,7 +11,7 @@
 use crate::ids::{Imm, LinkId};
 use crate::port::{Arrival, CloseReason, Closed, Posted};
 
-/// How far a link has come.
+/// The progress of a link, from planned to closed.
 #[derive(Debug)]
 pub(crate) enum LinkState {
     Open,

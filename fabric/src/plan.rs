@@ -1,4 +1,4 @@
-//! Which links a connection has, as both ends plan them before they meet. Pure.
+//! The links of a connection, as both ends plan them before they meet. Pure.
 //!
 //! ```text
 //!   a worker (one port)          a hub that joins a hub
@@ -31,26 +31,26 @@ pub struct LinkPorts {
 /// A link that a connection is to have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedLink {
-    /// What it joins.
+    /// The ports that the link joins.
     pub ports: LinkPorts,
     /// The number of posts it has room for each way, at least 1.
     pub capacity: u32,
-    /// What it carries. The others' bytes need not be registered with its NICs.
+    /// The ranges that the link carries. Only these need registration with its NICs.
     pub carries: Carries,
 }
 
-/// What a link carries: all that is ever posted on it lies in these ranges.
+/// The ranges that a link carries: all that is ever posted on it lies in them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Carries {
-    /// Of the window that the joiner writes.
+    /// The ranges of the window that the joiner writes.
     pub up: Ranges,
-    /// Of the window that the hub writes.
+    /// The ranges of the window that the hub writes.
     pub down: Ranges,
 }
 
 impl PlannedLink {
-    /// Port `i` of the hub has a link of `capacities[i]`, or none if that is 0. The links end in turn at the ports
-    /// `joiner` of the end that connects. Each may carry all of both windows.
+    /// Plans links. Port `i` of the hub has a link of `capacities[i]`, or none if that is 0. The links end in turn at
+    /// the ports `joiner` of the end that connects. Each may carry all of both windows.
     ///
     /// # Panics
     /// When `joiner` is empty and there is a link.
@@ -108,7 +108,7 @@ impl LinkPorts {
         [a, b, c, d]
     }
 
-    /// The reverse of [`encode`](Self::encode).
+    /// Decodes ports: the reverse of [`encode`](Self::encode).
     pub(crate) fn decode([a, b, c, d]: [u8; 4]) -> Self {
         let port = |bytes| PortId(u16::from_le_bytes(bytes));
         LinkPorts { joiner: port([a, b]), hub: port([c, d]) }

@@ -21,16 +21,14 @@ use crate::ids::{Imm, LinkId, Span};
 /// - `bytes_before_immediate`: when [`poll`](Port::poll) shows an immediate, the bytes of its span
 ///   are in the local window.
 /// - `each_post_arrives_once`: every accepted post arrives exactly once, as long as the link lives.
-/// - `full_is_not_an_error`: a link holds at least its capacity of posts that the peer has not yet
-///   polled; beyond that `post` answers [`Posted::Full`], nothing is lost, and the same post is
-///   accepted after the peer polled.
-/// - `full_ends`: [`set_credit`](Port::set_credit) bounds the bytes that the transport holds of a link: accepted
-///   and not yet handed to the wire. Beyond it `post` answers `Full`; a link that holds nothing takes one post
-///   whatever its size, and a post without bytes is not bounded. Once the link has room again, `wait` returns,
-///   without any arrival.
+/// - `full_is_not_an_error`: a link holds at least its capacity of posts that the peer has not yet polled. Beyond that
+///   `post` answers [`Posted::Full`]. Nothing is lost, and the same post is accepted after the peer polled.
+/// - `full_ends`: [`set_credit`](Port::set_credit) bounds the bytes that the transport holds of a link: accepted and
+///   not yet handed to the wire. Beyond it `post` answers `Full`. A link that holds nothing takes one post whatever its
+///   size, and a post without bytes is not bounded. Once the link has room again, `wait` returns, without any arrival.
 /// - `links_do_not_mix`: an arrival names the link it came over.
-/// - `flush_makes_visible`: a post may be held back until [`flush`](Port::flush), and not longer: a transport
-///   that has to wait for room sends the rest in later polls and waits, and nothing else is held back.
+/// - `flush_makes_visible`: a post may be held back until [`flush`](Port::flush), and not longer. A transport that has
+///   to wait for room sends the rest in later polls and waits. Nothing else is held back.
 /// - `wait_returns_on_arrival`: [`wait`](Port::wait) never sleeps past an arrival that it waits for,
 ///   and may return early for no reason.
 /// - `wait_times_out`: `wait` returns after its time-out when nothing happens.
@@ -82,10 +80,11 @@ pub trait Port: Send {
     fn waker(&self) -> Waker;
 }
 
-/// What one end of a link takes from the other, over a transport that moves bytes. The layer above has one for each link; it
-/// is asked on the port's thread, before a frame's bytes are written, or before an immediate is shown whose bytes a NIC wrote.
+/// A rule for the frames that one end of a link accepts from the other, over a transport that moves bytes. The layer
+/// above has one rule for each link. The port's thread asks it before a frame's bytes are written, or before an
+/// immediate is shown whose bytes a NIC wrote.
 pub trait FrameRule: Send + fmt::Debug {
-    /// This end posted this immediate without bytes.
+    /// Notes that this end posted this immediate without bytes.
     fn posted_empty(&mut self, imm: Imm);
 
     /// Checks whether a frame of this span may come with this immediate.
@@ -94,7 +93,7 @@ pub trait FrameRule: Send + fmt::Debug {
     /// Why not, in words: the link closes as [`Corrupt`](CloseReason::Corrupt).
     fn check(&mut self, span: Span, imm: Imm) -> Result<(), String>;
 
-    /// Checks whether so many bytes may come with this immediate, over a transport that does not say where they went.
+    /// Checks whether `bytes` bytes may come with this immediate, over a transport that does not say where they went.
     ///
     /// # Errors
     /// As [`check`](Self::check).
@@ -106,11 +105,11 @@ pub trait FrameRule: Send + fmt::Debug {
     }
 }
 
-/// What became of a post.
+/// The result of a post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Posted {
-    /// On its way.
+    /// The post is on its way.
     Accepted,
     /// No room: try again after the peer polled, or when [`Port::wait`] returns. Backpressure, not an error.
     Full,
@@ -118,13 +117,13 @@ pub enum Posted {
     Closed,
 }
 
-/// What a sleeper waits for.
+/// The event that a sleeper waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
     /// Anything unread on any link.
     Any,
-    /// `count` unread arrivals on one link. A transport that cannot count may wake earlier. This is
-    /// interrupt moderation: a worker that needs 1600 chunks is woken once.
+    /// `count` unread arrivals on one link. A transport that cannot count may wake earlier. It is interrupt moderation:
+    /// a worker that needs 1600 chunks is woken once.
     Arrivals {
         /// The link.
         link: LinkId,
@@ -138,7 +137,7 @@ pub enum Until {
 pub struct Arrival {
     /// The link it came over.
     pub link: LinkId,
-    /// What the peer posted.
+    /// The immediate that the peer posted.
     pub imm: Imm,
 }
 
@@ -160,9 +159,9 @@ pub struct Crossed {
 /// A link that closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Closed {
-    /// Which one.
+    /// The link that closed.
     pub link: LinkId,
-    /// Why.
+    /// The reason why it closed.
     pub reason: CloseReason,
 }
 

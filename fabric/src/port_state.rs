@@ -1,4 +1,4 @@
-//! What a port shares with the other threads of its process: the watch, handshakes, and whoever wakes it.
+//! The state that a port shares with the other threads of its process: the watch, handshakes, and whoever wakes it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -9,9 +9,9 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::connection::Alarm;
 
-/// Wakes a port that sleeps.
+/// A bell that wakes a port that sleeps.
 pub(crate) trait Ring: Send + Sync + std::fmt::Debug {
-    /// The caller has stored its reason before.
+    /// Rings the bell. The caller has stored its reason before.
     fn ring(&self);
 }
 
@@ -41,7 +41,7 @@ impl<T> PortState<T> {
         self.changes.load(Ordering::Acquire) // [change]
     }
 
-    /// The port has something to look at, and need not wake for it.
+    /// Notes that the port has something to look at, and need not wake for it.
     pub fn count_change(&self) {
         self.changes.fetch_add(1, Ordering::Release); // [change]
     }

@@ -1,5 +1,5 @@
-//! The way in which a hello shows that its sender has the token of a join, without showing the token: whoever reads it
-//! learns nothing with which another hello could be made. A hello is good once: its link is there then.
+//! The proof in a hello that its sender has the token of a join. The proof does not show the token: a reader learns
+//! nothing with which another hello could be made. A hello is good once: its link is there then.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -7,13 +7,13 @@ use sha2::Sha256;
 /// Bytes of a proof.
 pub(crate) const PROOF: usize = 32;
 
-/// What a hello calls the join of this token. Everybody may know it.
+/// Returns the name by which a hello names the join of this token. Everybody may know it.
 pub fn name_of(token: [u8; 16]) -> [u8; 16] {
     let proof = proof(token, b"phub name");
     *proof.first_chunk().expect("a proof is longer")
 }
 
-/// The proof that whoever said this has the token.
+/// Computes the proof that whoever said this has the token.
 pub(crate) fn proof(token: [u8; 16], said: &[u8]) -> [u8; PROOF] {
     mac(token, said).finalize().into_bytes().into()
 }

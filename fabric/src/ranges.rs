@@ -8,11 +8,11 @@
 use crate::ids::Span;
 use crate::memory::HUGE_PAGE;
 
-/// Spans with smaller gaps are one range: a page is the least that is pinned, and a post over several small spans has their
-/// padding in it. The same on all machines, so that both ends of a link count the same ranges.
+/// The gap below which spans are one range. A page is the least that is pinned, and a post over several small spans has
+/// their padding in it. The gap is the same on all machines, so that both ends of a link count the same ranges.
 const GAP: usize = 4096;
 
-/// What a huge page may hold beside a range: a chunk that the page ends in, or begins in, and some padding.
+/// The bytes that a huge page may hold beside a range: a chunk that the page ends in, or begins in, and some padding.
 const FOREIGN: usize = 64 * 1024;
 
 /// Parts of a window, ascending, with gaps between them.
@@ -43,7 +43,7 @@ impl FromIterator<Span> for Ranges {
 }
 
 impl Ranges {
-    /// Those of a window of so many bytes.
+    /// Returns the ranges of a window of `bytes` bytes.
     pub(crate) fn within(&self, bytes: usize) -> Self {
         let cut = |span: &Span| Span { bytes: span.bytes.min(bytes.saturating_sub(span.offset)), ..*span };
         self.0.iter().map(cut).collect()

@@ -21,7 +21,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// Asks for this over TCP. The others have no frames: shared memory moves nothing, and a NIC checks what it moves.
+    /// Asks for this over TCP. Only TCP has frames: shared memory moves nothing, and a NIC checks what it moves.
     pub fn with_tcp(self, tcp: tcp::Options) -> Self {
         Group { tcp, ..self }
     }
@@ -63,20 +63,20 @@ pub type Rdma = (Arc<verbs::Group>, Vec<verbs::Port>);
 /// A handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// On shared memory.
+    /// The error of a connection by shared memory.
     #[error(transparent)]
     Shm(#[from] shm::ConnectError),
-    /// Over TCP.
+    /// The error of a connection by TCP.
     #[error(transparent)]
     Tcp(#[from] tcp::ConnectError),
-    /// Over RDMA.
+    /// The error of a connection by RDMA.
     #[error(transparent)]
     Verbs(#[from] verbs::ConnectError),
 }
 
 impl ConnectError {
-    /// Whether another transport may lead to the hub: it could not be reached at all by this one, or no NIC of one end leads to
-    /// one of the other. On shared memory whatever failed is this machine's matter.
+    /// Whether another transport may lead to the hub. Either this transport did not reach the hub at all, or no NIC of
+    /// one end leads to a NIC of the other. A failure of shared memory concerns this machine alone.
     pub fn is_unreachable(&self) -> bool {
         matches!(
             self,
@@ -133,11 +133,11 @@ impl Listener {
 /// A connection whose handshake has not begun.
 #[derive(Debug)]
 pub enum Accepted {
-    /// On shared memory.
+    /// A connection by shared memory.
     Shm(shm::Accepted),
-    /// Over TCP.
+    /// A connection by TCP.
     Tcp(tcp::Accepted),
-    /// Over RDMA.
+    /// A connection by RDMA.
     Verbs(verbs::Accepted),
 }
 
@@ -147,8 +147,8 @@ impl Accepted {
         self.hello_then(timeout, || ())
     }
 
-    /// Reads the peer's hello, and calls `heard` once there is something to read or no more to wait for: before anything is closed
-    /// that the peer sent.
+    /// Reads the peer's hello. Calls `heard` once there is something to read or no more to wait for, before anything is
+    /// closed that the peer sent.
     pub fn hello_then(self, timeout: Duration, heard: impl FnOnce()) -> Result<Hello, ConnectError> {
         Ok(match self {
             Accepted::Shm(accepted) => Hello::Shm(accepted.hello_then(timeout, heard)?),
@@ -177,23 +177,23 @@ impl AsFd for Accepted {
     }
 }
 
-/// What a connection makes of a peer.
+/// The result of adding a connection to a peer.
 #[derive(Debug)]
 pub enum Gathered {
     /// All connections of the peer are there.
     Whole(Hello),
-    /// Others are missing. The first connection of a peer also gives the duty to wait for the others.
+    /// Connections are missing. The first connection of a peer also gives the duty to wait for the rest.
     Waits(Option<tcp::Pending>),
 }
 
 /// A peer that wants in.
 #[derive(Debug)]
 pub enum Hello {
-    /// On shared memory.
+    /// The hello of a peer on shared memory.
     Shm(shm::Hello),
-    /// Over TCP.
+    /// The hello of a peer over TCP.
     Tcp(tcp::Hello),
-    /// Over RDMA.
+    /// The hello of a peer over RDMA.
     Verbs(verbs::Hello),
 }
 
@@ -240,8 +240,9 @@ impl Hello {
 
     /// Lets the peer in. `ours` is sent to the peer, and what it sends comes to a window of `recv_bytes`. The links are
     /// those of `plan`, which the hello must name too. When the window is this end's own memory, `place` sees it before
-    /// any bytes arrive, so that the owners of its pages can touch them. `no_path` is called before the peer hears that it may come
-    /// by another transport: no NIC of it leads to one of this end, or memory cannot be shared.
+    /// any bytes arrive, so that the owners of its pages can touch them. `no_path` is called before the peer learns
+    /// that it may connect by another transport. Then no NIC of the peer leads to a NIC of this end, or memory cannot
+    /// be shared.
     pub fn welcome(
         self,
         group: &Group,

@@ -1,4 +1,4 @@
-//! Which machine this is, so that two processes know whether they share one.
+//! The identity of this machine, so that two processes know whether they share one.
 
 /// Returns the running kernel's name for this boot; empty when the kernel does not tell it. Two processes with the same
 /// name have the same kernel, though containers may keep them apart.

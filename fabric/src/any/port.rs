@@ -20,11 +20,11 @@ const TRANSPORTS: u32 = 3;
 /// A connected link that no port polls yet.
 #[derive(Debug)]
 pub enum Endpoint {
-    /// On this machine.
+    /// An endpoint on this machine.
     Shm(shm::Endpoint),
-    /// Over TCP.
+    /// An endpoint over TCP.
     Tcp(tcp::Endpoint),
-    /// Over RDMA.
+    /// An endpoint over RDMA.
     Verbs(verbs::Endpoint),
 }
 
@@ -56,8 +56,8 @@ impl Endpoint {
         }
     }
 
-    /// The link closes when a frame comes that the rule refuses. Over RDMA the NIC writes where the peer says, and only the
-    /// length is known; on shared memory nothing moves.
+    /// Sets the rule that closes the link when it refuses a frame. Over RDMA the NIC writes where the peer says, and
+    /// only the length is known; on shared memory nothing moves.
     pub fn obey(&mut self, rule: impl FnOnce() -> Box<dyn FrameRule>) {
         match self {
             Endpoint::Shm(_) => {}
@@ -66,8 +66,8 @@ impl Endpoint {
         }
     }
 
-    /// For a link that is made again when it is lost. Over RDMA it ends, too, when its NIC's port is down for as long as packets
-    /// are sent again, also if nothing is to be sent.
+    /// Lets the link end with its NIC's port, for a link that is made again when it is lost. Over RDMA the link then
+    /// ends when the port is down for as long as packets are retried, even if it is idle.
     pub fn end_with_port(&mut self) {
         if let Endpoint::Verbs(endpoint) = self {
             endpoint.end_with_port();
@@ -75,7 +75,7 @@ impl Endpoint {
     }
 }
 
-/// What the bytes of a link cross at one end.
+/// The device that the bytes of a link cross at one end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Device {
     /// The interface that has this address.
@@ -88,7 +88,7 @@ pub enum Device {
 pub struct Port {
     pub(super) shm: shm::Port,
     pub(super) tcp: tcp::Port,
-    /// If there is RDMA.
+    /// The port of RDMA, if there is one.
     pub(super) verbs: Option<verbs::Port>,
     /// The transport that the next poll asks first.
     first: u32,
@@ -230,7 +230,8 @@ impl crate::Port for Port {
     }
 }
 
-/// Wakes a port whichever transport it sleeps on. The waker of shared memory also wakes TCP, where a port sleeps for all.
+/// The wakers of a port, whichever transport it sleeps on. The waker of shared memory also wakes TCP, where a port
+/// sleeps for all.
 struct Wakers([Option<Waker>; 2]);
 
 impl Wake for Wakers {

@@ -1,5 +1,6 @@
-//! Sleep on several transports at once: in TCP's epoll, which also watches the descriptors of RDMA and those by which
-//! peers on shared memory wake a port that sleeps here. A port on shared memory alone sleeps on its futex, which is cheaper.
+//! Sleep on several transports at once, in TCP's epoll. It also watches the descriptors of RDMA, and the descriptors by
+//! which peers on shared memory wake a port that sleeps here. A port on shared memory alone sleeps on its futex, which
+//! is cheaper.
 
 use std::time::Duration;
 

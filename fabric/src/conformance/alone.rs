@@ -24,8 +24,8 @@ pub fn alone<F: FnOnce()>(body: F) {
     assert!(output.status.success() && ran, "{name}, alone: {}\n{said}\n{complaints}", output.status);
 }
 
-/// This test program again, to run `test` and no other. `test` is a function with `#[test]`: the main function of the
-/// new process, which does nothing unless a variable tells it to.
+/// Starts this test program again, to run `test` and no other. `test` is a function with `#[test]`: the main function
+/// of the new process, which does nothing unless a variable tells it to.
 pub fn rerun<F: Fn()>(_test: F) -> Command {
     rerun_named(test_name::<F>())
 }

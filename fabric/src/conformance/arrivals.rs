@@ -6,8 +6,8 @@ use super::peer::FOR_EVER;
 use super::{Bed, End, Seen, Shape, Watchdog, pair};
 use crate::{Arrival, Port, Posted, Until};
 
-/// When `poll` shows an immediate, the bytes of its span are in the local window. The writer runs
-/// beside the reader, and every chunk is large enough to be caught half written.
+/// Checks that the bytes of a span are in the local window when `poll` shows its immediate. The writer runs beside the
+/// reader, and every chunk is large enough to be caught half written.
 pub fn bytes_before_immediate<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::on(bed.name());
     let shape = Shape { chunk_bytes: 16 << 10, ..Shape::SMALL };
@@ -40,7 +40,7 @@ pub fn bytes_before_immediate<B: Bed>(bed: &B) {
     assert_eq!(values(&there, 0), (1..shape.chunks).collect::<Vec<_>>());
 }
 
-/// Every accepted post arrives exactly once: many times round a small ring, both ways at once.
+/// Checks that every accepted post arrives exactly once: many times round a small ring, both ways at once.
 pub fn each_post_arrives_once<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::on(bed.name());
     let shape = Shape { capacity: 3, chunks: 300, ..Shape::SMALL };
@@ -80,8 +80,8 @@ pub fn each_post_arrives_once<B: Bed>(bed: &B) {
     }
 }
 
-/// A link holds at least its capacity of posts that the peer has not yet polled; beyond that `post`
-/// answers `Full`, nothing is lost, and the same post is accepted after the peer polled.
+/// Checks that a link holds at least its capacity of posts that the peer has not yet polled. Beyond that `post` answers
+/// `Full`, nothing is lost, and the same post is accepted after the peer polled.
 pub fn full_is_not_an_error<B: Bed>(bed: &B) {
     /// More than any transport may buffer for a link of this capacity.
     const TOO_MANY: u32 = 1 << 20;
@@ -112,7 +112,7 @@ pub fn full_is_not_an_error<B: Bed>(bed: &B) {
     }
 }
 
-/// An arrival names the link it came over, at both ends; and a poll for one arrival at a time sees
+/// Checks that an arrival names the link it came over, at both ends; and that a poll for one arrival at a time sees
 /// them all.
 pub fn links_do_not_mix<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::on(bed.name());
@@ -154,7 +154,7 @@ pub fn links_do_not_mix<B: Bed>(bed: &B) {
     assert!(here.iter().all(|seen| seen.whole), "{name}: {here:?}");
 }
 
-/// A post may be held back until `flush`, never longer: after it the near end does nothing more.
+/// Checks that a post is held back until `flush`, never longer: after it the near end does nothing more.
 pub fn flush_makes_visible<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::on(bed.name());
     let (mut near, mut peer) = pair(bed, Shape { links: 2, ..Shape::SMALL });
@@ -181,7 +181,7 @@ fn values(seen: &[Seen], link: usize) -> Vec<u32> {
     values
 }
 
-/// A link that holds all that it may answers `Full`, takes a post without bytes all the same, and ends a sleep
+/// Checks that a link that holds all that it may answers `Full`, and still takes a post without bytes. It ends a sleep
 /// when it has room again, though nothing arrives. A transport that holds nothing is never full.
 pub fn full_ends<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::on(bed.name());

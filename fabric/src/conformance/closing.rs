@@ -6,8 +6,8 @@ use super::peer::FOR_EVER;
 use super::{Bed, End, Meeting, Peer, Shape, Watchdog, pair};
 use crate::{CloseReason, Imm, LinkId, Port, Posted, Span, Until};
 
-/// When the peer detaches or dies, everything it posted before is still shown, then `closed` names
-/// the link once, and `wait` does not sleep past it.
+/// Checks the end of a peer that detaches or dies. Everything it posted before is still shown. Then `closed` names the
+/// link once, and `wait` does not sleep past it.
 pub fn closed_after_arrivals<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::on(bed.name());
     let shape = Shape { links: 2, ..Shape::SMALL };
@@ -53,9 +53,9 @@ pub fn closed_after_arrivals<B: Bed>(bed: &B) {
 /// Long enough for another thread to get where it goes, most of the time.
 const PROBABLY: Duration = Duration::from_millis(5);
 
-/// What an end sees of the end of its two links.
+/// The end of an end's two links, as it sees that.
 struct Ending {
-    /// On each link.
+    /// The number of posts on each link.
     posts: u32,
     seen: [Vec<u32>; 2],
     closed: [bool; 2],
@@ -104,7 +104,7 @@ impl Ending {
     }
 }
 
-/// After `detach` nothing more is shown of a link, and its number may be given to the next one.
+/// Checks that after `detach` nothing more is shown of a link, and that its number may be given to the next one.
 pub fn detached_is_silent<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::on(bed.name());
     let Meeting { mut near, mut peers } = bed.meet(Shape { peers: 2, ..Shape::SMALL });
@@ -129,8 +129,8 @@ pub fn detached_is_silent<B: Bed>(bed: &B) {
     assert_eq!(peers[1].collect(1)[0].value, 51, "{}", bed.name());
 }
 
-/// `post` on a link that is not open answers `Closed`: one that never was, one detached, one whose
-/// peer is gone.
+/// Checks that `post` answers `Closed` on a link that is not open: one that never was, one detached, one whose peer is
+/// gone.
 pub fn post_on_closed_link<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::on(bed.name());
     let nothing = Span { offset: 0, bytes: 0 };

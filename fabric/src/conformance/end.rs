@@ -117,7 +117,7 @@ impl<P: Port> End<P> {
         all
     }
 
-    /// Index of an attached link.
+    /// Returns the index of an attached link.
     pub fn index(&self, id: LinkId) -> usize {
         let found = self.links.iter().position(|link| link.id == Some(id));
         found.unwrap_or_else(|| panic!("{id:?} is none of this port's links"))

@@ -21,14 +21,14 @@ use crate::{PlannedLink, Port, RecvWindow, SendWindow};
 
 const VARIABLE: &str = "PHUB_TEST_PEER";
 
-/// What a handshake yields: the window that the peer writes, and links that no port polls yet.
+/// The yield of a handshake: the window that the peer writes, and links that no port polls yet.
 pub type Joined<P> = (Arc<RecvWindow>, Vec<<P as Port>::Endpoint>);
 
-/// What a hub and its workers need of a transport. When something fails, the test fails.
+/// A transport, as a hub and its workers need it. When something fails, the test fails.
 pub trait Transport: Clone + Send + 'static {
     /// The port.
     type Port: Port;
-    /// What the ports of a process share.
+    /// The state that the ports of a process share.
     type Group;
     /// The place where workers connect.
     type Listener: Send;
@@ -65,7 +65,7 @@ pub trait Transport: Clone + Send + 'static {
     ) -> Joined<Self::Port>;
 }
 
-/// What an end is.
+/// The role of an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Listens; its peers are workers.
@@ -77,7 +77,7 @@ pub enum Role {
 /// The place where the peers run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Far {
-    /// On threads of this process.
+    /// The peers run on threads of this process.
     Here,
     /// Each in a process of its own.
     Process,
@@ -86,9 +86,9 @@ pub enum Far {
 /// Hubs and workers over a transport.
 #[derive(Clone, Debug)]
 pub struct HubAndWorkers<T> {
-    /// What they meet over.
+    /// The transport between the ends.
     pub transport: T,
-    /// What the end under test is.
+    /// The role of the end under test.
     pub near: Role,
     /// The place where its peers run.
     pub far: Far,
@@ -176,7 +176,7 @@ impl<T: Transport> HubAndWorkers<T> {
     }
 }
 
-/// The main function of a peer process; does nothing in any other.
+/// Runs the main function of a peer process; does nothing in any other process.
 pub fn peer_process<T: Transport>() {
     let Ok(told) = std::env::var(VARIABLE) else { return };
     let (transport, what) = told.split_once('\n').expect("start_process wrote two lines");
@@ -198,9 +198,9 @@ pub fn peer_process<T: Transport>() {
 /// A peer that is not yet connected. Dropped, a process is killed.
 #[derive(Debug)]
 pub enum Starting {
-    /// On a thread.
+    /// A peer on a thread.
     Here(JoinHandle<Box<dyn Peer>>),
-    /// In a process.
+    /// A peer in a process.
     Process(Remote),
 }
 

@@ -48,12 +48,12 @@ pub use watchdog::Watchdog;
 
 use crate::Port;
 
-/// What a transport brings to the suite.
+/// A transport with its settings, as the suite needs it.
 pub trait Bed {
     /// The transport's port.
     type Port: Port;
 
-    /// For messages: the transport, its settings, its seed.
+    /// Returns the name for messages: the transport, its settings, its seed.
     fn name(&self) -> String;
 
     /// Makes a near end and `shape.peers` peers, all connected to it. No link of the near end is

@@ -11,13 +11,13 @@ pub(super) const FOR_EVER: Duration = Duration::from_secs(3600);
 /// The other end of a meeting, in this process or in another. Links count from zero, also for the
 /// second peer.
 pub trait Peer: Send {
-    /// [`End::post`].
+    /// Posts like [`End::post`].
     fn post(&mut self, link: usize, value: u32) -> Posted;
 
-    /// [`Port::flush`].
+    /// Flushes like [`Port::flush`].
     fn flush(&mut self);
 
-    /// [`End::poll`].
+    /// Polls like [`End::poll`].
     fn poll(&mut self) -> Vec<Seen>;
 
     /// Posts back `count` arrivals over the links that they came by, sleeping when there is none.

@@ -15,7 +15,8 @@ const BYTES: usize = 64;
 /// The watchdog is less patient: a port that nobody wakes fails the test.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Each link joins the two ports that the plan names: a post shows there, and wakes a thread that sleeps there.
+/// Checks that each link joins the two ports that the plan names: a post shows there, and wakes a thread that sleeps
+/// there.
 pub fn links_end_at_the_ports_of_the_plan<T: Transport>(transport: &T) {
     let _watchdog = Watchdog::start();
     let plan = JOINED.map(|(joiner, hub)| PlannedLink {

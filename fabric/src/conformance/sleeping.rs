@@ -7,8 +7,8 @@ use super::peer::FOR_EVER;
 use super::{Bed, Shape, Watchdog, pair};
 use crate::{Port, Until};
 
-/// `wait` never sleeps past an arrival that it waits for: both ends sleep for ever again and again,
-/// and only their posts wake them.
+/// Checks that `wait` never sleeps past an arrival that it waits for: both ends sleep for ever again and again, and
+/// only their posts wake them.
 pub fn wait_returns_on_arrival<B: Bed>(bed: &B) {
     const ROUNDS: u32 = 100;
     let _watchdog = Watchdog::on(bed.name());
@@ -38,7 +38,7 @@ pub fn wait_returns_on_arrival<B: Bed>(bed: &B) {
     });
 }
 
-/// `wait` returns after its time-out when nothing happens, whatever it waits for.
+/// Checks that `wait` returns after its timeout when nothing happens, whatever it waits for.
 pub fn wait_times_out<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::on(bed.name());
     let (mut near, _peer) = pair(bed, Shape::SMALL);
@@ -53,7 +53,7 @@ pub fn wait_times_out<B: Bed>(bed: &B) {
     assert_eq!(near.port.closed(), None);
 }
 
-/// Waking the waker ends the current `wait`, or the next one.
+/// Checks that a call of the waker ends the current `wait`, or the next one.
 pub fn waker_ends_wait<B: Bed>(bed: &B) {
     let _watchdog = Watchdog::on(bed.name());
     let (mut near, _peer) = pair(bed, Shape::SMALL);

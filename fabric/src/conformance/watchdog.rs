@@ -10,12 +10,12 @@ use std::time::Duration;
 /// Long enough for the slowest test on a loaded machine with one core; a hang, not slowness.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What panicked in this process. The test harness shows a panic when its test ends, but a test that waits for a
-/// panicked thread does not end.
+/// The panics in this process. The test harness shows a panic when its test ends, but a test that waits for a panicked
+/// thread does not end.
 static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 const MOST_PANICS: usize = 16;
 
-/// Aborts the process, with the test's name and what panicked, unless dropped within 120 seconds.
+/// A guard that aborts the process with the test's name and the panics, unless it is dropped within 120 seconds.
 #[derive(Debug)]
 pub struct Watchdog {
     _alive: Sender<()>,

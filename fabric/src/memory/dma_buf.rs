@@ -33,7 +33,7 @@ pub enum DmaBufError {
         /// The kernel's answer.
         error: String,
     },
-    /// It is of something else.
+    /// The descriptor is of something else.
     #[error(
         "the descriptor is of no dma-buf (its file system is {seen:#x}); CUDA makes one by cuMemGetHandleForAddressRange"
     )]
@@ -41,7 +41,7 @@ pub enum DmaBufError {
         /// The magic number of its file system.
         seen: u64,
     },
-    /// It ends before the window does.
+    /// The dma-buf ends before the window does.
     #[error(
         "the dma-buf has {seen} bytes, and the window of {bytes} bytes at byte {offset} does not fit into it"
     )]
@@ -76,7 +76,7 @@ impl DmaBuf {
         Ok(DmaBuf::new(unsafe { OwnedFd::from_raw_fd(own) }, offset))
     }
 
-    /// Checks that a window of so many bytes fits in.
+    /// Checks that a window of `bytes` bytes fits in.
     pub(super) fn check(&self, bytes: usize) -> Result<(), DmaBufError> {
         let seen = fstatfs(&self.fd).map_or(0, |found| found.f_type as u64);
         if seen != DMA_BUF_FS {

@@ -1,4 +1,4 @@
-//! What the kernel says of this machine's memory.
+//! The kernel's facts about this machine's memory.
 
 use super::mapping::HUGE_PAGE;
 use super::window::SendWindow;
@@ -18,7 +18,7 @@ pub fn shared_huge_pages() -> bool {
     advised || SendWindow::sparse(HUGE_PAGE).is_ok_and(|window| window.collapse_by_node(&[page], |_| ()) > 0)
 }
 
-/// Resident memory of this process, shared pages included; `None` when the kernel does not say.
+/// Returns the resident memory of this process, shared pages included; `None` when the kernel does not say.
 pub fn resident_bytes() -> Option<u64> {
     let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;

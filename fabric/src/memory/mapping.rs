@@ -1,7 +1,7 @@
 //! Mappings: the RAII types behind windows, rings and private state.
 //!
-//! On the `unsafe` list. Each mapping has one owner that unmaps it on drop; what may be read or
-//! written when is the business of the types that hold one.
+//! On the `unsafe` list. Each mapping has one owner that unmaps it on drop. The types that hold a mapping decide what
+//! is read or written, and when.
 
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
@@ -24,13 +24,13 @@ pub(crate) const ALIGN: usize = 64;
 #[derive(Debug, thiserror::Error)]
 #[error("cannot map {bytes} bytes of {what}: {errno}; {advice}")]
 pub struct MapError {
-    /// What the memory was for.
+    /// The purpose of the memory.
     pub what: &'static str,
-    /// How much was asked for.
+    /// The bytes that were asked for.
     pub bytes: usize,
     /// The kernel's answer.
     pub errno: Errno,
-    /// What to do next.
+    /// The remedy.
     pub advice: &'static str,
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn advice(errno: Errno) -> &'static str {
     }
 }
 
-/// What this process may do with shared pages.
+/// The access of this process to shared pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
@@ -72,7 +72,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Zeroed private pages, which stay on the node where they are touched first.
+    /// Maps zeroed private pages, which stay on the node where they are touched first.
     pub fn private(what: &'static str, bytes: usize) -> Result<Self, MapError> {
         let len = at_least_one(bytes);
         let prot = ProtFlags::READ | ProtFlags::WRITE;
@@ -85,9 +85,10 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Has the kernel's NUMA balancing leave private pages alone. It would take them out of the page table now and then to see
-    /// which node touches them, so that cores fault, and would try to move them, which a NIC's pages cannot be. It does so with
-    /// memory without a policy. The policy here says what the kernel does without: pages lie where they are touched first.
+    /// Stops the kernel's NUMA balancing for private pages. Balancing takes pages out of the page table now and then,
+    /// to see which node touches them, so that cores fault. It also tries to move them, which fails for a NIC's pages.
+    /// It concerns memory without a policy. The policy set here keeps the default: pages lie where they are touched
+    /// first.
     fn stay(&self) {
         let none = std::ptr::null::<libc::c_ulong>();
         // SAFETY: the range is this mapping's own; contents stay as they are. Where it is refused (containers), all is as before.
@@ -104,7 +105,7 @@ impl Mapping {
         };
     }
 
-    /// Pages of a file shared with other processes, from its start.
+    /// Maps pages of a file shared with other processes, from its start.
     pub fn shared(
         what: &'static str,
         fd: BorrowedFd,
@@ -123,9 +124,9 @@ impl Mapping {
         })
     }
 
-    /// Returns what `map` maps, at a multiple of a huge page's size if it is as long as one: nowhere else can a huge
-    /// page be mapped as one. The kernel chooses such an address only where huge pages are switched on, or in later
-    /// versions. So a larger range of addresses is reserved first, and what is too much is given back.
+    /// Returns the mapping that `map` makes, at a multiple of a huge page's size if it is as long as one. Only there
+    /// can a huge page be mapped as one. The kernel chooses such an address only where huge pages are switched on, or
+    /// in later versions. So a larger range of addresses is reserved first, and what is too much is given back.
     fn aligned(
         what: &'static str,
         len: NonZeroUsize,
@@ -210,11 +211,11 @@ impl Mapping {
         collapsed
     }
 
-    /// Has huge pages, on the node of the calling thread, where they lie in a range but for a little, whatever the machine's settings for
-    /// huge pages are (Linux 6.1). Returns how many bytes have them. `access` is how a page is made that is not there yet: a
-    /// file's by reading; a private one as by writing. Contents stay as they are.
+    /// Makes pages huge, on the node of the calling thread, if they lie in a range but for a little. It works whatever
+    /// the machine's settings for huge pages are (Linux 6.1). Returns how many bytes have them. `access` is how a page
+    /// is made that is not there yet: a file's by reading; a private one as by writing. Contents stay as they are.
     fn collapse(&self, ranges: &Ranges, access: Access) -> usize {
-        /// Of linux/mman.h; not in every libc yet.
+        /// The constant of linux/mman.h; not in every libc yet.
         const MADV_COLLAPSE: i32 = 25;
         /// The kernel says EAGAIN where somebody else holds a page for a moment.
         const TRIES: u32 = 3;
@@ -311,8 +312,9 @@ pub fn trim_heap() {
     let _ = unsafe { libc::malloc_trim(0) };
 }
 
-/// Has the C library keep two heaps for all threads of this process, before they begin. Its default is eight for each core,
-/// and each keeps pages around the little that lives in it: a hub that many threads save checkpoints in grew for hours.
+/// Makes the C library keep two heaps for all threads of this process, before they begin. Its default is eight for each
+/// core, and each keeps pages around the little that lives in it. A hub whose many threads save checkpoints grew for
+/// hours.
 pub fn few_heaps() {
     // SAFETY: it sets a number of the allocator, which takes its own lock.
     #[cfg(target_env = "gnu")]

@@ -1,5 +1,5 @@
-//! How much more memory this process may have: the least of what the machine has available and of what each of its control
-//! groups leaves.
+//! The memory that this process may still have. It is the least of the machine's available memory and of the rest that
+//! each control group leaves.
 //!
 //! A control group (cgroup) is a directory. Its limit holds for all processes in it and below it, so the groups above count,
 //! too:
@@ -17,13 +17,13 @@ use std::path::{Component, Path, PathBuf};
 /// Memory that this process may still have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryRoom {
-    /// So many bytes.
+    /// The number of bytes.
     pub bytes: u64,
-    /// What allows no more.
+    /// The bound that allows no more.
     pub bound: MemoryBound,
 }
 
-/// What bounds the memory of a process.
+/// The bounds of a process's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MemoryBound {
     /// The machine's available memory.
@@ -58,7 +58,7 @@ pub fn memory_room() -> Option<MemoryRoom> {
     room_in(Path::new("/"))
 }
 
-/// Memory that this process may still have, in bytes; `None` when the kernel says nothing.
+/// Returns the memory that this process may still have, in bytes; `None` when the kernel says nothing.
 pub fn available_bytes() -> Option<u64> {
     memory_room().map(|room| room.bytes)
 }

@@ -1,5 +1,5 @@
-//! Spans of windows, as memory that is read and written: those that this end owns in a window that it writes, and those
-//! of the window that the peer writes.
+//! Spans of windows, as memory that is read and written. This end owns spans of a window that it writes, and reads
+//! spans of the window that the peer writes.
 //!
 //! On the `unsafe` list. The peer's window is, on shared memory, a read-only view of its pages. On other transports it is
 //! memory of this end, which the transport writes.
@@ -24,7 +24,7 @@ pub struct Spans {
 }
 
 impl Spans {
-    /// For an owner of these spans. `split` has checked them, and that nobody else owns them.
+    /// Creates the spans of one owner. `split` has checked them, and that nobody else owns them.
     pub(super) fn new(window: &Arc<SendWindow>, spans: Vec<Span>) -> Self {
         Spans { window: Arc::clone(window), spans }
     }
@@ -131,7 +131,7 @@ impl RecvWindow {
         Ok(self.mapping.replace("a peer's window", fd)?)
     }
 
-    /// Memory of this end, for transports that copy the bytes over.
+    /// Allocates memory of this end, for transports that copy the bytes over.
     pub fn local(bytes: usize) -> Result<Self, WindowError> {
         let mapping = Arc::new(Mapping::private("a receive window", bytes)?);
         Ok(RecvWindow { mapping, bytes, local: true, shown: None })
@@ -206,8 +206,8 @@ impl RecvWindow {
         }
     }
 
-    /// Returns where a span lies, for a transport to write; `None` if it is out of bounds, if the memory is not this
-    /// end's, and if an owner at this end writes there.
+    /// Returns where a span lies, for a transport to write. `None` if it is out of bounds, if the memory is not this
+    /// end's, or if an owner at this end writes there.
     pub(crate) fn place(&self, span: Span) -> Option<*mut u8> {
         let is_owned = || self.shown.as_ref().is_some_and(|window| window.owns(span));
         let inside = self.local && span.end()? <= self.bytes && !is_owned();
@@ -227,7 +227,7 @@ impl RecvWindow {
     }
 }
 
-/// Checks that a file is a window of so many bytes.
+/// Checks that a file is a window of `bytes` bytes.
 fn check_file(fd: BorrowedFd, bytes: usize) -> Result<(), WindowError> {
     let memfd = |call| move |errno| WindowError::Memfd { call, bytes, errno };
     let seals = fcntl_get_seals(fd).map_err(memfd("reading seals"))?;
@@ -255,7 +255,7 @@ pub(crate) fn check_plain(fd: BorrowedFd) -> Result<(), WindowError> {
     }
 }
 
-/// What windows may be read and written as: any bits are a value, and all its bits are its value's.
+/// A type that windows may be read and written as: any bits are a value, and all its bits are its value's.
 pub trait Plain: FromBytes + IntoBytes + Immutable + Copy + 'static {}
 
 impl<T: FromBytes + IntoBytes + Immutable + Copy + 'static> Plain for T {}

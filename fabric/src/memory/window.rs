@@ -14,7 +14,7 @@ use super::spans::{SpanError, Spans, check};
 use crate::ids::Span;
 use crate::ranges::Ranges;
 
-/// Seals of a window: its size is final, and nobody but its owner gets a writable mapping.
+/// The seals of a window: its size is final, and nobody but its owner gets a writable mapping.
 const SEALS: SealFlags =
     SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
 
@@ -27,7 +27,7 @@ pub enum WindowError {
     /// A system call on the memfd failed.
     #[error("{call} on the memfd of a {bytes}-byte window failed: {errno}; {}", advice(*errno))]
     Memfd {
-        /// Which call.
+        /// The call that failed.
         call: &'static str,
         /// Size of the window.
         bytes: usize,
@@ -77,11 +77,11 @@ pub struct SendWindow {
 /// The place where a window's bytes are.
 #[derive(Debug)]
 enum Memory {
-    /// In a memfd that is mapped here.
+    /// The bytes are in a memfd that is mapped here.
     Memfd(Arc<Mapping>, OwnedFd),
     /// Memory of this process alone, which may not make a memfd, and why.
     Own(Arc<Mapping>, Errno),
-    /// Where NICs alone get at them.
+    /// The bytes are in a dma-buf, which NICs alone can access.
     DmaBuf(DmaBuf),
 }
 

@@ -22,9 +22,9 @@ mod tests;
 
 /// The shared words of one ring.
 pub trait Cells {
-    /// Position after the last published item; the producer writes it.
+    /// Returns the position after the last published item; the producer writes it.
     fn tail(&self) -> &AtomicU32;
-    /// Position after the last taken item; the consumer writes it.
+    /// Returns the position after the last taken item; the consumer writes it.
     fn head(&self) -> &AtomicU32;
     /// Returns a sleeping consumer wants to be woken once the tail has reached this position. The consumer writes it.
     fn wake_at(&self) -> &AtomicU32;
@@ -192,31 +192,32 @@ pub mod bell {
     /// The place where a consumer sleeps: the value of its word, which is 0 as long as it is awake.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Place {
-        /// At the word itself, a futex.
+        /// The consumer sleeps at the word itself, a futex.
         Futex = 1,
-        /// At descriptors, one of which takes datagrams of producers.
+        /// The consumer sleeps at descriptors, one of which takes datagrams of producers.
         Descriptors = 2,
     }
 
-    /// Consumer: announces that it is about to sleep at a place. The caller has set its rings' `wake_at` before,
-    /// and looks at them once more after.
+    /// Announces that the consumer is about to sleep at a place. The caller has set its rings' `wake_at` before, and
+    /// looks at them once more after.
     pub fn announce(asleep: &AtomicU32, place: Place) {
         asleep.store(place as u32, Ordering::Relaxed);
         fence(Ordering::SeqCst); // [bell]
     }
 
-    /// Awake again: set by the consumer, or by a thread of its process that is about to wake it.
+    /// Notes that the consumer is awake again. Called by the consumer, or by a thread of its process that is about to
+    /// wake it.
     pub fn awake(asleep: &AtomicU32) {
         asleep.store(0, Ordering::Relaxed);
     }
 
-    /// Producer: orders what it published before its look at the bell. Once per flush.
+    /// Orders the producer's publications before its look at the bell. Once per flush.
     pub fn published() {
         fence(Ordering::SeqCst); // [bell]
     }
 
-    /// Producer: where this call must wake the consumer, if it is the one that must. The read-modify-write is
-    /// reached only when the consumer sleeps.
+    /// Returns where this call of a producer must wake the consumer, if it is the one that must. The read-modify-write
+    /// is reached only when the consumer sleeps.
     pub fn claim_wake(asleep: &AtomicU32) -> Option<Place> {
         const DESCRIPTORS: u32 = Place::Descriptors as u32;
         if asleep.load(Ordering::Relaxed) == 0 {

@@ -25,7 +25,7 @@ fn ring_at(start: u32, capacity: u32) -> Ends {
     (producer, consumer, cells)
 }
 
-/// Any position, and more often one whose next steps wrap around.
+/// Draws any position, and more often one whose next steps wrap around.
 fn position() -> impl Strategy<Value = u32> {
     prop_oneof![any::<u32>(), (0u32..40).prop_map(|back| 0u32.wrapping_sub(back))]
 }
@@ -35,7 +35,7 @@ enum Step {
     Push(u32),
     Take(usize),
     Unread,
-    /// The consumer goes to sleep for so many items, the producer looks whether to wake it.
+    /// The consumer goes to sleep for this many items, and the producer looks whether to wake it.
     Sleep(u32),
 }
 
@@ -127,8 +127,8 @@ proptest! {
         }
     }
 
-    /// Both positions and the mark change under the ends at any time: they may answer whatever the
-    /// words say, but never panic, and never take more than the ring holds.
+    /// Both positions and the mark change under the ends at any time. The ends may answer whatever the words say, but
+    /// never panic, and never take more than the ring holds.
     #[test]
     fn no_sequence_of_lies_does_more_than_lie(
         start in position(),

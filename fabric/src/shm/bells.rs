@@ -11,7 +11,7 @@ use crate::port_state::Ring;
 use crate::ring::AtomicU32;
 use crate::ring::bell::{self, Place};
 
-/// What a port sleeps at.
+/// The bell at which a port sleeps.
 #[derive(Debug)]
 pub(super) struct OwnBell {
     word: Bell,
@@ -28,16 +28,17 @@ impl OwnBell {
         self.word.asleep()
     }
 
-    /// The port sleeps at descriptors, and this waker ends such a sleep. Panics when there is one already.
+    /// Sets the waker of a port that sleeps at descriptors; the waker ends such a sleep. Panics when there is one
+    /// already.
     pub fn set_beside(&self, waker: Waker) {
         self.beside.set(waker).expect("a port sleeps beside one other port");
     }
 }
 
 impl Ring for OwnBell {
-    /// Does not ask the word whether anybody sleeps, nor where: a peer that was killed between clearing the word and
-    /// waking the sleeper, or a hostile peer, leaves a sleeper behind a clear word. This is rare enough to pay
-    /// for the system calls each time.
+    /// Rings without asking the word whether anybody sleeps, or where. A peer that was killed between clearing the word
+    /// and waking the sleeper leaves a sleeper behind a clear word; so does a hostile peer. The call is rare enough to
+    /// pay for the system calls each time.
     fn ring(&self) {
         bell::published();
         bell::awake(self.asleep());
@@ -53,7 +54,7 @@ impl Ring for OwnBell {
 pub(super) struct PeerBells(Arc<Words>);
 
 impl PeerBells {
-    /// Those of a peer with so many ports; what it handed over is checked.
+    /// Opens the bells of a peer with `ports` ports, and checks what the peer handed over.
     pub fn open(whose: &'static str, ports: usize, words: OwnedFd) -> Result<Self, String> {
         Ok(PeerBells(Words::open(whose, words, Bell::bytes(ports))?))
     }

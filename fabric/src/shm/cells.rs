@@ -33,7 +33,7 @@ pub(super) struct Words {
 }
 
 impl Words {
-    /// Fresh words, all zero.
+    /// Allocates fresh words, all zero.
     pub fn new(what: &'static str, bytes: usize) -> Result<Arc<Self>, MapError> {
         let fail = |errno| MapError::new(what, bytes, errno);
         let fd = memfd_create("phub-words", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(fail)?;
@@ -43,7 +43,7 @@ impl Words {
         Ok(Arc::new(Words { mapping, fd: Ok(fd) }))
     }
 
-    /// Fresh words. Where this process may not make a memfd, as in some containers, they are its own.
+    /// Allocates fresh words. If this process may not make a memfd, as in some containers, the words are private.
     pub fn new_or_own(what: &'static str, bytes: usize) -> Result<Arc<Self>, MapError> {
         match memfd_create("phub-words", MemfdFlags::CLOEXEC) {
             Err(errno @ (Errno::PERM | Errno::ACCESS | Errno::NOSYS)) => {
@@ -125,7 +125,7 @@ pub(super) struct MappedCells {
 // SAFETY: the pointers lead to atomics inside `_words`, which this value keeps mapped.
 unsafe impl Send for MappedCells {}
 
-/// Slots of a ring that holds at least `posts`.
+/// Returns the slots of a ring that holds at least `posts`.
 fn slots(posts: u32) -> usize {
     posts.clamp(1, MAX_CAPACITY).next_power_of_two() as usize
 }

@@ -8,9 +8,9 @@
 //!           <--- Welcome + window, bells, rings, eventfds, or Refused{why}
 //! ```
 //!
-//! A descriptor may be one whose closing blocks. So whoever has nobody's token hands none over, and what a stranger sent is closed
-//! where nobody waits: in [`Hello::refuse`], `gather`, or where `hello` fails, which the layer above calls with nothing held. A
-//! socket takes nothing more once its hello is there.
+//! A descriptor may be one whose closing blocks. So a stranger, who has no token, hands none over. Descriptors that a
+//! stranger sent are closed where nobody waits: in [`Hello::refuse`], `gather`, or a failing `hello`, which the layer
+//! above calls with nothing held. A socket takes nothing more once its hello is there.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -44,9 +44,9 @@ pub enum ConnectError {
     /// The socket failed.
     #[error("{doing} at shared-memory address {address:?}: {error}{}", advice(doing))]
     Socket {
-        /// What was tried.
+        /// The action that was tried.
         doing: &'static str,
-        /// Where.
+        /// The address.
         address: String,
         /// The kernel's answer.
         error: io::Error,
@@ -65,7 +65,7 @@ pub enum ConnectError {
     Unshared(String),
 }
 
-/// Advice about a socket that failed. A hub's own needs no other end.
+/// Returns advice about a socket that failed. A hub's own socket needs no other end.
 fn advice(doing: &str) -> &'static str {
     match doing {
         "connecting" | "sending the hello" | "waiting for the welcome" => {
@@ -240,8 +240,8 @@ impl Hello {
         Ok(())
     }
 
-    /// Lets the peer in: `ours` goes to it read-only, its window of at least `recv_bytes` comes
-    /// here, and the links are those of `plan`, which the hello must name too.
+    /// Lets the peer in. `ours` goes to it read-only, and its window of at least `recv_bytes` comes here. The links are
+    /// those of `plan`, which the hello must name too.
     pub fn welcome(
         self,
         group: &Arc<Group>,
@@ -252,8 +252,8 @@ impl Hello {
         self.welcome_or(group, ours, recv_bytes, plan, || ())
     }
 
-    /// Lets the peer in, as [`welcome`](Self::welcome) does. Where that fails, `refused` is called before the peer hears of it: it may come by another
-    /// transport then.
+    /// Lets the peer in like [`welcome`](Self::welcome). On failure `refused` is called before the peer is notified,
+    /// which may then connect by another transport.
     pub fn welcome_or(
         mut self,
         group: &Arc<Group>,

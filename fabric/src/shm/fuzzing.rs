@@ -30,12 +30,12 @@ pub fn welcome(
     welcomed(answer, socket, group, own, recv_bytes, plan)
 }
 
-/// The hello of a worker with this token.
+/// Returns the hello of a worker with this token.
 pub fn hello(token: [u8; 16], send_bytes: u64, ports: u32, links: Vec<LinkPorts>) -> Vec<u8> {
     HelloMessage::new(token, send_bytes, ports, Name([9; 16]), links).encode()
 }
 
-/// Both decoders; what decodes is encoded to the same bytes, but for text that was no UTF-8.
+/// Runs both decoders. A decoded message is encoded to the same bytes, except for text that was no UTF-8.
 pub fn decode(bytes: &[u8]) {
     if let Ok(hello) = HelloMessage::decode(bytes) {
         assert_eq!(hello.encode(), bytes);

@@ -8,7 +8,7 @@ use super::cells::{Bell, Words};
 use crate::port_state;
 use crate::watch::Watch;
 
-/// What a port shares with the other threads of its process.
+/// The state that a port shares with the other threads of its process.
 pub(super) type PortState = port_state::PortState<OwnBell>;
 
 /// The ports of one end, as the handshake sees them.

@@ -41,9 +41,9 @@ pub(super) struct HelloMessage {
     pub ports: u32,
     /// The name of the sockets that wake them.
     pub name: Name,
-    /// What the links join, in the order of their rings.
+    /// The ports that the links join, in the order of their rings.
     pub links: Vec<LinkPorts>,
-    /// That whoever says all this has the token.
+    /// The proof that the sender of all this has the token.
     pub proof: [u8; PROOF],
 }
 
@@ -55,7 +55,7 @@ pub(super) enum ReplyMessage {
 }
 
 impl HelloMessage {
-    /// The hello of whoever has the token.
+    /// Creates the hello of a sender that has the token.
     pub fn new(token: [u8; 16], send_bytes: u64, ports: u32, name: Name, links: Vec<LinkPorts>) -> Self {
         let hello = HelloMessage { token: name_of(token), send_bytes, ports, name, links, proof: [0; PROOF] };
         HelloMessage { proof: proof(token, &hello.said()), ..hello }

@@ -76,7 +76,7 @@ impl Attached<Endpoint> {
         self.link.connection.shut();
     }
 
-    /// Unread arrivals. A ring that lies has one event to see: its closing.
+    /// Returns the number of unread arrivals. A ring that lies has one event to see: its closing.
     fn unread(&mut self) -> u32 {
         if self.is_open() { self.link.consumer.unread().unwrap_or(u32::MAX) } else { 0 }
     }
@@ -146,12 +146,12 @@ impl Port {
         bell::awake(asleep);
     }
 
-    /// This port will sleep at descriptors, beside another port that `waker` wakes.
+    /// Lets this port sleep at descriptors, beside another port that `waker` wakes.
     pub(crate) fn sleep_beside(&self, waker: Waker) {
         self.state.own.set_beside(waker);
     }
 
-    /// A sleep at descriptors has ended by what a link is woken by.
+    /// Empties the descriptor of the links' wake-ups that has ended a sleep.
     pub(crate) fn quieten(&mut self) {
         let mut last: Option<*const WokenBy> = None;
         for (_, attached) in self.links.iter_mut() {

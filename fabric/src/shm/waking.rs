@@ -70,7 +70,7 @@ impl WokenBy {
         Ok(WokenBy::Event(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// That of a worker's port, for what the hub's sender of this name sends.
+    /// Creates the receiver of a worker's port, for datagrams of the hub's sender of this name.
     pub fn receiver(own: Name, sender: Name, port: usize) -> Result<Self, Errno> {
         let socket = socket()?;
         // In this order: with a name and without a peer, it would take datagrams from everybody.
@@ -124,7 +124,7 @@ fn socket() -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
 }
 
-/// Wakes one port of a peer.
+/// A waker of one port of a peer.
 #[derive(Debug)]
 pub enum Waker {
     /// An eventfd of the hub.
@@ -134,7 +134,8 @@ pub enum Waker {
 }
 
 impl Waker {
-    /// If it fails, the peer is gone, or has so much to take that it is awake. The hub never blocks here.
+    /// Wakes the peer. If that fails, the peer is gone, or has so much to take that it is awake. The hub never blocks
+    /// here.
     pub fn wake(&self) {
         match self {
             Waker::Event(event) => {

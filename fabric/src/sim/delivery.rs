@@ -14,7 +14,7 @@ pub(super) struct Path {
 }
 
 impl Path {
-    /// From the window that one end sends to the window that the other end receives into.
+    /// Creates the delivery from the window that one end sends to the window that the other end receives into.
     ///
     /// # Panics
     /// When the sizes differ, or the receiving window is a view of somebody else's memory.

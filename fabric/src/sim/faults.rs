@@ -1,4 +1,4 @@
-//! What goes wrong, and how often: fault rules as data.
+//! The faults of a net and their rates: fault rules as data.
 
 use std::ops::Range;
 
@@ -13,10 +13,10 @@ pub struct Faults {
     /// Whether a post with a shorter delay overtakes on its link. Without it a link is first in,
     /// first out, whatever the delays. The contract promises no order.
     pub reorder: bool,
-    /// How often a post vanishes. No reliable link does this.
+    /// The rate at which a post vanishes. No reliable link does this.
     pub drop: Rate,
-    /// How often a post arrives twice. No reliable link does this. The second arrival copies the
-    /// bytes once more, as they are by then.
+    /// The rate at which a post arrives twice. No reliable link does this. The second arrival copies the bytes once
+    /// more, as they are by then.
     pub duplicate: Rate,
 }
 
@@ -37,7 +37,7 @@ impl Default for Faults {
     }
 }
 
-/// How often a fault strikes: so many posts in a million.
+/// The rate of a fault, in posts per million.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rate(u32);
 
@@ -47,12 +47,12 @@ impl Rate {
     /// Each time.
     pub const ALWAYS: Rate = Rate(1_000_000);
 
-    /// `count` in a million; more than a million is always.
+    /// Creates a rate of `count` in a million; more than a million is always.
     pub const fn per_million(count: u32) -> Rate {
         Rate(count)
     }
 
-    /// `count` in a thousand; more than a thousand is always.
+    /// Creates a rate of `count` in a thousand; more than a thousand is always.
     pub const fn per_mille(count: u32) -> Rate {
         Rate(count.saturating_mul(1000))
     }

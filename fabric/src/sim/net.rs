@@ -21,9 +21,9 @@ pub struct Net {
 /// The windows of one end of a link.
 #[derive(Clone, Debug)]
 pub struct Windows {
-    /// What this end sends from.
+    /// The window from which this end sends.
     pub send: Arc<SendWindow>,
-    /// What this end receives into: made by [`RecvWindow::local`], as large as the peer's `send`.
+    /// The window into which this end receives: made by [`RecvWindow::local`], as large as the peer's `send`.
     pub recv: Arc<RecvWindow>,
 }
 
@@ -77,17 +77,17 @@ impl Net {
         self.lock().conditions.now
     }
 
-    /// The process at this end of the link dies, as by `kill -9`. What it flushed before still
-    /// arrives, what it had not flushed is lost, and then its peer sees the link closed. Its own
-    /// port shows nothing more of the link. A process with several links dies by one call for each.
+    /// Kills the process at this end of the link, as by `kill -9`. What it flushed before still arrives, what it had
+    /// not flushed is lost, and then its peer sees the link closed. Its own port shows nothing more of the link. A
+    /// process with several links dies by one call for each.
     pub fn kill(&self, end: EndId) {
         let mut state = self.lock();
         state.ends[end.0].sent.lose_held();
         state.leave(end);
     }
 
-    /// The link breaks: both ends see it closed, and whatever is in flight is lost. The contract
-    /// knows no such loss on an orderly end; a cable, a switch or a NIC that fails does this.
+    /// Cuts the link: both ends see it closed, and whatever is in flight is lost. The contract knows no such loss on an
+    /// orderly end; a cable, a switch or a NIC that fails does this.
     pub fn cut(&self, end: EndId) {
         let mut state = self.lock();
         let now = state.conditions.now;
@@ -98,30 +98,29 @@ impl Net {
         }
     }
 
-    /// The next post that this end flushes vanishes. Events of one end queue up: each event
-    /// concerns one post.
+    /// Drops the next post that this end flushes. Events of one end queue up: each event concerns one post.
     pub fn drop_next(&self, end: EndId) {
         self.lock().ends[end.0].sent.except_next(Exception::Drop);
     }
 
-    /// The next post that this end flushes arrives twice.
+    /// Duplicates the next post that this end flushes.
     pub fn duplicate_next(&self, end: EndId) {
         self.lock().ends[end.0].sent.except_next(Exception::Duplicate);
     }
 
-    /// The next post that this end flushes takes this many ticks. Unless the net reorders, the
-    /// posts behind it wait for it.
+    /// Delays the next post that this end flushes by this many ticks. Unless the net reorders, the posts behind it wait
+    /// for it.
     pub fn delay_next(&self, end: EndId, ticks: u64) {
         self.lock().ends[end.0].sent.except_next(Exception::Delay(ticks));
     }
 
-    /// The next post of this end that covers the byte at `offset` of the window arrives with this byte inverted. No
-    /// reliable link does this; the memory of a machine or a program that is at fault can.
+    /// Inverts the byte at `offset` of the window in the next post of this end that covers it. No reliable link does
+    /// this; faulty memory or a faulty program can.
     pub fn flip_next(&self, end: EndId, offset: usize) {
         self.lock().ends[end.0].sent.flip_next(offset);
     }
 
-    /// A thread that panics inside the net fails its own test only.
+    /// Locks the state. A thread that panics inside the net fails its own test only.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -135,14 +134,14 @@ impl Net {
 pub(super) struct State {
     pub conditions: Conditions,
     pub ends: Vec<End>,
-    /// By the number of the port.
+    /// The sleeper of each port, by number.
     pub sleepers: Vec<Sleeper>,
 }
 
 /// One end of a link.
 #[derive(Debug)]
 pub(super) struct End {
-    /// What this end posted.
+    /// The posts of this end.
     pub sent: Traffic,
     /// The port that polls this end.
     pub port: Option<usize>,
@@ -175,7 +174,7 @@ impl State {
         }
     }
 
-    /// An end detached or died. Its peer learns this after the delay of a post.
+    /// Notes that an end detached or died. Its peer learns this after the delay of a post.
     pub fn leave(&mut self, end: EndId) {
         if !std::mem::replace(&mut self.ends[end.0].alive, false) {
             return;

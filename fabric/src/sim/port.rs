@@ -27,7 +27,7 @@ impl Endpoint {
         self.end
     }
 
-    /// The link closes when a frame comes that the rule refuses.
+    /// Sets the rule that closes the link when it refuses a frame.
     pub fn obey(&mut self, rule: Box<dyn FrameRule>) {
         self.net.lock().ends[self.end.0].rule = Some(rule);
     }
@@ -117,7 +117,7 @@ impl crate::Port for Port {
         }
     }
 
-    /// As a NIC's port: whoever counts on it shows in a run.
+    /// Flushes nothing, as a NIC's port: whoever counts on it shows in a run.
     fn flush_early(&mut self) {}
 
     fn flush(&mut self) {
@@ -206,7 +206,7 @@ impl Drop for Port {
     }
 }
 
-/// Wakes a port.
+/// The alarm that wakes a port.
 struct Alarm {
     net: Net,
     port: usize,

@@ -1,5 +1,5 @@
-//! What the net promises to those who test with it: the same run for the same seed, every fault as
-//! told, and senders that overwrite in flight caught.
+//! The net's promises to tests: the same run for the same seed, every fault as ordered, and senders that overwrite in
+//! flight caught.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,7 @@ impl End {
         posted
     }
 
-    /// Polls so many times for one arrival.
+    /// Polls `times` times for one arrival.
     fn poll(&mut self, times: usize) -> Vec<u32> {
         let mut one = [Arrival::default()];
         let mut seen = Vec::new();

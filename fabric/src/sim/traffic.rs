@@ -1,4 +1,4 @@
-//! What one end of a link posted, on its way to the other end.
+//! The posts of one end of a link, on their way to the other end.
 //!
 //! ```text
 //!   post -> [held] -- launch: rules, due tick --> [in flight, by due tick] -- take --> arrival
@@ -14,7 +14,7 @@ use super::random::Random;
 use crate::credit::Credit;
 use crate::ids::{Imm, Span};
 
-/// What all links of a net share: the virtual time, the rules and the dice.
+/// The conditions that all links of a net share: the virtual time, the rules and the dice.
 #[derive(Debug)]
 pub(super) struct Conditions {
     pub now: u64,
@@ -22,7 +22,7 @@ pub(super) struct Conditions {
     pub random: Random,
 }
 
-/// What happens to one post, whatever the rules of the net say.
+/// The fate of one post, whatever the rules of the net say.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Exception {
     Drop,
@@ -52,7 +52,7 @@ pub(super) struct Traffic {
     /// A post left after that.
     pub relieved: bool,
     held: Vec<Message>,
-    /// By due tick, then by order of launch.
+    /// The messages in flight, by due tick, then by order of launch.
     in_flight: BTreeMap<(u64, u64), Message>,
     launched: u64,
     latest_due: u64,
@@ -92,7 +92,7 @@ impl Traffic {
         true
     }
 
-    /// A post has been delivered, or lost.
+    /// Notes that a post has been delivered, or lost.
     fn left(&mut self, counted: usize) {
         self.unpolled -= 1;
         self.credit.give(counted);
@@ -174,12 +174,12 @@ impl Traffic {
         self.in_flight.is_empty()
     }
 
-    /// The sender died: what it had not flushed is lost.
+    /// Loses what a sender that died had not flushed.
     pub fn lose_held(&mut self) {
         self.held.clear();
     }
 
-    /// Nobody will poll: everything is lost.
+    /// Loses everything, because nobody will poll.
     pub fn lose_all(&mut self) {
         self.held.clear();
         self.in_flight.clear();

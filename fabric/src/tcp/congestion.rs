@@ -2,8 +2,9 @@
 //!
 //! Decided once a connection, at its handshake, by each end for what it sends. Knows sockets, and not what crosses them.
 //!
-//! Between the machines of a rack many connections meet in the queue of one switch port. Algorithms that pace by a model of the
-//! way (BBR) leave a part of such a link empty; those that grow until a packet is lost fill it. Over long ways the reverse holds.
+//! Between the machines of a rack many connections meet in the queue of one switch port. Algorithms that pace by a
+//! model of the path (BBR) leave a part of such a link empty. Algorithms that grow until a packet is lost fill it. Over
+//! long ways the reverse holds.
 
 use std::fmt;
 use std::net::TcpStream;
@@ -20,12 +21,12 @@ use super::io::round_trip;
 const SHORT: Duration = Duration::from_millis(10);
 /// Algorithms that fill a link between near machines, best first. Every kernel has the second.
 const LOSS_BASED: [&str; 2] = ["cubic", "reno"];
-/// How the names of the algorithms begin that [`LOSS_BASED`] ones replace on short ways.
+/// The common prefix of the algorithms that [`LOSS_BASED`] ones replace on short paths.
 const PACED: &str = "bbr";
 /// Bytes of a name, as the kernel stores it.
 const NAME_BYTES: usize = 15;
 
-/// Which congestion control is asked for.
+/// The congestion control that is asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Congestion {
     /// The system's own; where that is BBR and the round trip is short, a loss-based one if this process may have it.

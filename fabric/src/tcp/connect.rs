@@ -33,7 +33,7 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// The kernel probes a connection that was idle for this long.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
-/// Advice about a socket that failed. A hub that cannot listen has no other end.
+/// Returns advice about a socket that failed. A hub that cannot listen has no other end.
 fn advice(doing: &str) -> &'static str {
     match doing {
         "listening at" => "; give another address, or stop who has it",
@@ -48,9 +48,9 @@ pub enum ConnectError {
     /// The socket failed.
     #[error("{doing} {address} by TCP: {error}{}", advice(doing))]
     Socket {
-        /// What was tried.
+        /// The action that was tried.
         doing: &'static str,
-        /// Where.
+        /// The address.
         address: SocketAddr,
         /// The kernel's answer.
         error: io::Error,
@@ -73,7 +73,7 @@ pub enum ConnectError {
         came: String,
         /// The links that did not come.
         lack: String,
-        /// From the first of them.
+        /// The time limit, from the first connection.
         limit: Duration,
     },
     /// The kernel refuses the congestion control that was asked for.

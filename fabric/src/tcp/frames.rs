@@ -1,4 +1,4 @@
-//! What the two ends of a link send: plain frames, or frames with checksums.
+//! The frame format of a link: plain frames, or frames with checksums.
 //!
 //! Agreed in the handshake, and fixed from then on. Whoever asks for checksums gets them, in both directions.
 
@@ -6,7 +6,7 @@ use twox_hash::XxHash3_64;
 
 use super::message::{HEADER, PLAIN_HEADER};
 
-/// What frames look like.
+/// The frame format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Frames {
     /// TCP's checksum of 16 bits protects them.
@@ -17,12 +17,12 @@ pub enum Frames {
 }
 
 impl Frames {
-    /// Summed frames if somebody asks for checksums.
+    /// Returns frames with checksums if `asked`.
     pub fn summed_if(asked: bool) -> Self {
         if asked { Frames::Summed } else { Frames::Plain }
     }
 
-    /// What both ends send when one wants these and the other one those.
+    /// Returns the frame format of the link: with checksums if either end asks for them.
     pub(super) fn agreed(self, other: Self) -> Self {
         Self::summed_if(self == Frames::Summed || other == Frames::Summed)
     }
@@ -35,7 +35,7 @@ impl Frames {
     }
 }
 
-/// XXH3 with 64 bits (decision 37).
+/// Computes the checksum: XXH3 with 64 bits (decision 37).
 pub(super) fn checksum(bytes: &[u8]) -> u64 {
     XxHash3_64::oneshot(bytes)
 }

@@ -21,7 +21,7 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// With a window of this many bytes, for these frames.
+    /// Creates a port with a window of this many bytes, for these frames.
     pub fn new(socket: OwnedFd, window_bytes: usize, frames: Frames) -> Self {
         let window = Arc::new(RecvWindow::local(window_bytes).expect("a small window"));
         let send = Arc::new(SendWindow::new(64).expect("a small window"));
@@ -47,7 +47,7 @@ impl Receiver {
     }
 }
 
-/// A hello that says this behind what names the handshake and the worker, with its proof.
+/// Returns a hello that has `said` behind the name of handshake and worker, with its proof.
 pub fn hello(token: [u8; 16], said: &[u8]) -> Vec<u8> {
     let mut bytes = [&MAGIC[..], &name_of(token), said].concat();
     bytes.extend(proof(token, &bytes));

@@ -33,12 +33,12 @@ struct Partial {
     _whole: SyncSender<()>,
 }
 
-/// What a connection makes of a worker.
+/// The result of adding a connection to a worker.
 #[derive(Debug)]
 pub enum Gathered {
     /// All connections of the worker are there.
     Whole(Hello),
-    /// Others are missing. The first connection of a worker also gives the duty to wait for the others.
+    /// Connections are missing. The first connection of a worker also gives the duty to wait for the rest.
     Waits(Option<Pending>),
 }
 
@@ -54,7 +54,7 @@ impl Gathering {
     /// Adds a connection.
     ///
     /// # Errors
-    /// When it contradicts the worker's other connections. The peer is told.
+    /// When it contradicts the worker's other connections. The peer is notified.
     pub fn add(self: Arc<Self>, hello: Hello) -> Result<Gathered, ConnectError> {
         let message = hello.message;
         let (token, link, links) = (hello.token, message.link(), message.links());
@@ -95,7 +95,7 @@ impl Gathering {
 }
 
 impl Pending {
-    /// Whose they are.
+    /// Returns the token of the worker whose connections they are.
     pub fn token(&self) -> [u8; 16] {
         self.token
     }
@@ -103,7 +103,7 @@ impl Pending {
     /// Waits until the worker's connections are all there.
     ///
     /// # Errors
-    /// When some have not come after `limit`. Those that came are told, and closed.
+    /// When some have not come after `limit`. Connections that came are notified, and closed.
     pub fn wait(self, limit: Duration) -> Result<(), ConnectError> {
         if self.whole.recv_timeout(limit) != Err(RecvTimeoutError::Timeout) {
             return Ok(());

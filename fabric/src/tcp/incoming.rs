@@ -24,7 +24,7 @@ const BUFFER: usize = 16 << 10;
 /// A frame from this size on is followed by a read of one header alone.
 const LARGE: usize = 8 << 10;
 
-/// What a look at the socket gave.
+/// The result of a look at the socket.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Received {
     /// A frame is whole: its immediate.
@@ -40,7 +40,7 @@ pub(super) enum Received {
 pub(super) enum Broken {
     /// The bytes are no frame of this window.
     Frame(String),
-    /// They are not the bytes that the sender sent.
+    /// The bytes are not the bytes that the sender sent.
     Altered(String),
     /// The socket failed.
     Socket(Errno),
@@ -60,7 +60,7 @@ struct Coming {
 #[derive(Debug)]
 pub(super) struct Incoming {
     window: Arc<RecvWindow>,
-    /// What may come, if the layer above says that.
+    /// The rule for frames, if the layer above has one.
     rule: Option<Box<dyn FrameRule>>,
     frame: Option<Coming>,
     shape: Frames,
@@ -68,7 +68,7 @@ pub(super) struct Incoming {
     /// The bytes of `buffer` that are not yet looked at.
     start: usize,
     end: usize,
-    /// How much is read beyond a span.
+    /// The number of bytes to read beyond a span.
     beyond: usize,
     /// Bytes that came, with the frames' headers.
     pub total: u64,
@@ -96,12 +96,12 @@ impl Incoming {
         }
     }
 
-    /// From now on a frame that the rule refuses is an error.
+    /// Sets the rule: from now on a refused frame is an error.
     pub fn obey(&mut self, rule: Box<dyn FrameRule>) {
         self.rule = Some(rule);
     }
 
-    /// This end posted.
+    /// Notes that this end posted.
     pub fn note_post(&mut self, span: Span, imm: Imm) {
         if let Some(rule) = self.rule.as_mut().filter(|_| span.bytes == 0) {
             rule.posted_empty(imm);
@@ -189,7 +189,7 @@ impl Incoming {
         Ok(Some(bytes))
     }
 
-    /// So many bytes of the frame under way are in the window.
+    /// Notes that `bytes` bytes of the frame in progress are in the window.
     fn came(&mut self, bytes: usize) {
         if let Some(Coming { rest, .. }) = &mut self.frame {
             *rest = Span { offset: rest.offset + bytes, bytes: rest.bytes - bytes };

@@ -1,7 +1,7 @@
 //! The two system calls of a connection, socket options that have no safe call, and checksums, on bytes of windows.
 //!
-//! On the `unsafe` list. They move bytes between a socket and windows without a Rust reference to the
-//! window's bytes: another process, or another core, may be at neighbouring spans.
+//! On the `unsafe` list. The calls move bytes between a socket and windows without a Rust reference to the window's
+//! bytes. Another process, or another core, may be at neighbouring spans.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(super) const FRAMES: usize = PIECES / 2;
 /// The most pieces of one call. The kernel takes up to 1024, but a socket's buffer is full long before.
 const PIECES: usize = 64;
 
-/// What one call sends, in order.
+/// The pieces that one call sends, in order.
 pub(super) struct Gather<'a> {
     pieces: [libc::iovec; PIECES],
     count: usize,

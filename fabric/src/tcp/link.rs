@@ -19,7 +19,7 @@ use crate::links::{Attached, LinkState};
 use crate::memory::{RecvWindow, SendWindow};
 use crate::port::{CloseReason, Crossed, FrameRule};
 
-/// How long posts that came before a detach may take to be sent.
+/// The time in which posts that came before a detach may still be sent.
 pub(super) const LINGER: Duration = Duration::from_secs(2);
 
 /// The kernel may always hold this many unsent bytes. Fewer would leave the wire idle while this thread does other
@@ -57,7 +57,7 @@ impl Endpoint {
         Some(address.ip().to_canonical())
     }
 
-    /// The link closes when a frame comes that the rule refuses.
+    /// Sets the rule that closes the link when it refuses a frame.
     pub fn obey(&mut self, rule: Box<dyn FrameRule>) {
         self.incoming.obey(rule);
     }
@@ -155,14 +155,14 @@ pub(super) struct Lingering {
 }
 
 impl Lingering {
-    /// Of a link that was just detached; `None` when nothing can be sent.
+    /// Creates the rest of a link that was just detached; `None` when nothing can be sent.
     pub fn new(attached: Attached<Link>) -> Option<Self> {
         let until = Instant::now() + LINGER;
         attached.takes_posts().then(|| Lingering { link: attached.link, until, said: false })
     }
 
-    /// Sends more; true when all is done. The socket is closed only after the end of the peer's stream was read: a
-    /// close with unread bytes makes the kernels of both ends throw away what is on its way.
+    /// Sends more; true when all is done. The socket is closed only after the end of the peer's stream was read. A
+    /// close with unread bytes makes the kernels of both ends discard what is on its way.
     pub fn advance(&mut self) -> bool {
         self.link.outgoing.writable = true; // nobody reads its events any more
         self.link.pump();

@@ -16,14 +16,14 @@ pub(super) const MAGIC: [u8; 8] = *b"phubtcp4";
 /// The longest refusal.
 pub(super) const MAX_WORDS: usize = 1024;
 
-/// What comes before a span's bytes. Plain frames end it before the checksums.
+/// The header before a span's bytes. Plain frames end it before the checksums.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Header {
     offset: U64,
     bytes: U32,
     imm: U32,
-    /// Of the span's bytes.
+    /// The checksum of the span's bytes.
     span_sum: U64,
     /// The sum of what stands above.
     sum: U64,
@@ -32,7 +32,7 @@ pub(super) struct Header {
 /// The header of a summed frame, and its part that is a plain frame's.
 pub(super) const HEADER: usize = size_of::<Header>();
 pub(super) const PLAIN_HEADER: usize = std::mem::offset_of!(Header, span_sum);
-/// What a header's own checksum is of.
+/// The part of a header that its own checksum covers.
 const SUMMED_PART: usize = std::mem::offset_of!(Header, sum);
 
 impl Header {
@@ -99,7 +99,7 @@ pub(super) struct HelloMessage {
     window_bytes: U64,
     /// 1: it wants checksums.
     frames: U32,
-    /// That the worker has the token said all of this.
+    /// The proof that the worker has the token and said all of this.
     proof: [u8; PROOF],
 }
 
@@ -187,10 +187,10 @@ pub(super) struct ReplyMessage {
 
 const WELCOME: u32 = 1;
 const REFUSED: u32 = 2;
-/// Of the three no two are one bit apart.
+/// The code of a welcome with checksums. No two of the three codes are one bit apart.
 const WELCOME_SUMMED: u32 = 4;
 
-/// What a reply says.
+/// The verdict of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// The worker is let in. The hub's window has this many bytes, and both ends send these frames.

@@ -30,7 +30,7 @@ pub(super) struct Outgoing {
     frames: VecDeque<Frame>,
     capacity: usize,
     pub shape: Frames,
-    /// How many of the first frames have their checksums.
+    /// The number of first frames that have their checksums.
     summed: usize,
     pub credit: Credit,
     /// Bytes that the socket took, with the frames' headers.

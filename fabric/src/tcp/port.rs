@@ -116,7 +116,7 @@ impl Port {
         self.lingering.retain_mut(|lingering| !lingering.advance());
     }
 
-    /// From now on [`sleep`](Self::sleep) ends when `fd` is readable, too.
+    /// Lets [`sleep`](Self::sleep) end when `fd` is readable, too, from now on.
     pub(crate) fn sleep_beside(&self, fd: BorrowedFd) -> std::io::Result<()> {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(BESIDE), epoll::EventFlags::IN)?;
         Ok(())
@@ -132,7 +132,7 @@ impl Port {
         }
     }
 
-    /// The reverse of both.
+    /// Stops watching `fd`: the reverse of [`sleep_beside`](Self::sleep_beside).
     pub(crate) fn sleep_without(&self, fd: BorrowedFd) {
         let _ = epoll::delete(&self.epoll, fd);
     }

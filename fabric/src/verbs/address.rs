@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// As the IPv6 address that it is.
+    /// Returns the IPv6 address that the GID is.
     pub fn ip(self) -> Ipv6Addr {
         Ipv6Addr::from(self.0)
     }
@@ -24,7 +24,7 @@ impl fmt::Display for Gid {
     }
 }
 
-/// What carries the packets.
+/// The link layer that carries the packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkLayer {
     /// RoCE: addressed by GID.
@@ -49,12 +49,12 @@ pub struct Mtu(u8);
 impl Mtu {
     pub(super) const SMALLEST: Mtu = Mtu(1);
 
-    /// From the code that verbs use; none for another number.
+    /// Returns the value for the code that verbs use; none for another number.
     pub fn from_code(code: u32) -> Option<Self> {
         u8::try_from(code).ok().filter(|code| (1..=5).contains(code)).map(Mtu)
     }
 
-    /// Returns the largest of at most so many bytes; of fewer than 256 the smallest.
+    /// Returns the largest MTU of at most `bytes` bytes; the smallest for fewer than 256.
     pub(super) fn within(bytes: u16) -> Self {
         (1..=5).rev().map(Mtu).find(|mtu| mtu.bytes() <= u32::from(bytes)).unwrap_or(Mtu::SMALLEST)
     }
@@ -64,7 +64,7 @@ impl Mtu {
         self.0
     }
 
-    /// In bytes.
+    /// Returns the MTU in bytes.
     pub fn bytes(self) -> u32 {
         128 << self.0
     }
@@ -75,7 +75,7 @@ impl Mtu {
 pub struct Address {
     /// The device's name on its own machine.
     pub device: String,
-    /// What it is connected to.
+    /// The network that the port is connected to.
     pub link_layer: LinkLayer,
     /// The GID.
     pub gid: Gid,

@@ -1,4 +1,5 @@
-//! What the port of a NIC has counted since its driver was loaded, and its speed, as the kernel shows them. Read when somebody asks.
+//! The counters of a NIC's port since its driver was loaded, and its speed, as the kernel shows them. Read when
+//! somebody asks.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -42,7 +43,7 @@ pub fn mbps(device: &str, port: u8) -> Option<u32> {
     rate(Path::new(SYSFS), device, port)
 }
 
-/// From a line like `2.5 Gb/sec (1X SDR)`.
+/// Reads the rate from a line like `2.5 Gb/sec (1X SDR)`.
 fn rate(sysfs: &Path, device: &str, port: u8) -> Option<u32> {
     let path = sysfs.join(device).join("ports").join(port.to_string()).join("rate");
     let text = std::fs::read_to_string(path).ok()?;

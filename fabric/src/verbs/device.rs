@@ -31,7 +31,7 @@ pub struct DevicePort {
     pub active: bool,
     /// The state in words.
     pub state: &'static str,
-    /// What it is connected to.
+    /// The network that the port is connected to.
     pub link_layer: LinkLayer,
     /// The largest packet.
     pub mtu: Option<Mtu>,
@@ -144,7 +144,7 @@ fn gbps(attr: &ibv_port_attr) -> Option<f64> {
 
 #[cfg(test)]
 impl Device {
-    /// With RoCE ports, active or not, each with an address of its own.
+    /// Creates a device with RoCE ports, active or not, each with an address of its own.
     pub(super) fn made_up(name: &str, active: &[bool]) -> Self {
         let port = |(number, &active): (u8, &bool)| {
             let gid = std::net::Ipv4Addr::new(10, 0, number, 1).to_ipv6_mapped().octets();

@@ -1,4 +1,4 @@
-//! What can go wrong with verbs before a link exists. A later failure closes the link.
+//! The errors of verbs before a link exists. A later failure closes the link.
 
 use std::io;
 
@@ -35,7 +35,7 @@ pub enum VerbsError {
     /// The kernel refused something that does not concern the NIC.
     #[error("{doing}: {error}")]
     System {
-        /// What was tried.
+        /// The action that was tried.
         doing: &'static str,
         /// The kernel's answer.
         error: String,
@@ -43,7 +43,7 @@ pub enum VerbsError {
 }
 
 impl From<DeviceError> for VerbsError {
-    /// Without the library there is no device, either: one cause, one variant.
+    /// Converts the error. Without the library there is no device, either: one cause, one variant.
     fn from(error: DeviceError) -> Self {
         match error {
             DeviceError::Library(error) => VerbsError::Library(error),

@@ -1,5 +1,5 @@
-//! Asynchronous events of a NIC. The watch's thread reads them and tells the ports that use the NIC. A port of a NIC that is down
-//! has the time of its packets' retries; then it is told, too.
+//! Asynchronous events of a NIC. The watch's thread reads them and notifies the ports that use the NIC. A port of a NIC
+//! that is down has the time of its packets' retries; then it is notified, too.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
@@ -71,7 +71,8 @@ impl NicWatch {
         self.ports.iter().filter_map(Weak::upgrade).filter(|port| port.own.uses(&self.context))
     }
 
-    /// A port of the device went down. If another went down shortly before, that one has as long as this.
+    /// Begins the timeout of a port of the device that went down. If another port went down shortly before, both have
+    /// the same timeout.
     fn begin_to_wait(&self) {
         let (tv_sec, tv_nsec) = (self.patience.as_secs() as i64, self.patience.subsec_nanos().into());
         let once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -80,7 +81,7 @@ impl NicWatch {
         let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec);
     }
 
-    /// The time is over. Tells of the ports that are down still.
+    /// Ends the timeout, and reports the ports that are still down.
     fn end_wait(&self) {
         let is_down = |number: u8| self.context.port(number).is_ok_and(|port| port.state != IBV_PORT_ACTIVE);
         for user in self.users() {
@@ -123,8 +124,8 @@ impl Drop for NicWatch {
     }
 }
 
-/// Other events change nothing at once. A port that is down comes back, or its queue pairs give up after their retries: that is
-/// its period of grace. A link that sends nothing meanwhile loses nothing.
+/// Whether an event ends links. Other events change nothing at once. A port that is down comes back, or its queue pairs
+/// give up after their retries: that is its timeout. A link that sends nothing meanwhile loses nothing.
 fn ends_links(kind: ibv_event_type) -> bool {
     matches!(
         kind,
@@ -156,7 +157,7 @@ impl NicEvent {
         }
     }
 
-    /// In words, with the NIC's name.
+    /// Describes the event in words, with the NIC's name.
     pub fn words(&self, context: &Context) -> String {
         format!("{} says {}", context.device, words::event(self.kind))
     }

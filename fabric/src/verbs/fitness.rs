@@ -1,5 +1,5 @@
-//! Which NICs can carry RDMA, of those that a list leaves. Hub and worker ask the same, so that one NIC that is not fit takes
-//! RDMA from nobody. Pure.
+//! The NICs that can carry RDMA, of those that a list leaves. Hub and worker use the same rule, so that one unfit NIC
+//! takes RDMA from nobody. Pure.
 
 use super::address::LinkLayer;
 use super::device::Device;
@@ -7,7 +7,7 @@ use super::handles::error::{ELSEWHERE, LINK_LOCAL};
 use super::nic::NicOptions;
 use super::nic_list::NicList;
 
-/// What was found of a machine's devices.
+/// The fitness of a machine's devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fitness {
     /// NICs that are left out although the port may be active.
@@ -17,8 +17,8 @@ pub struct Fitness {
 }
 
 impl Fitness {
-    /// Of these devices, those that `list` chooses. A device that the list names is used whatever its state, so that an error
-    /// says what is wrong with it.
+    /// Judges the devices that `list` chooses. A device that the list names is used whatever its state, so that an
+    /// error says what is wrong with it.
     pub fn of(devices: &[Device], list: &NicList) -> Self {
         let mut found = Fitness::default();
         if list.names_devices() {

@@ -34,7 +34,7 @@ pub struct GidEntry {
 pub struct Chosen {
     /// The entry.
     pub entry: GidEntry,
-    /// In words, for logs.
+    /// The reason for the choice in words, for logs.
     pub reason: String,
 }
 

@@ -20,13 +20,14 @@ use super::port::rails::{MAX_RAILS, PortState, Rail, Rails};
 use super::rail_map::RailMap;
 use crate::watch::Watch;
 
-/// How long a NIC that did not open is left alone. A reset of a NIC takes seconds, and a try may make its driver talk to it.
+/// The pause before another try of a NIC that did not open. A reset of a NIC takes seconds, and a try may make its
+/// driver talk to it.
 const REOPEN_PAUSE: Duration = Duration::from_secs(10);
 
-/// What a group is told beside its NICs.
+/// The settings of a group beside its NICs.
 #[derive(Clone, Debug, Default)]
 pub struct GroupOptions {
-    /// Which of its NICs go with which of a hub's. The rest is paired by rule.
+    /// The map of its NICs to a hub's NICs. The rest is paired by rule.
     pub rails: RailMap,
     /// The completion vector of the first port; the next port has the next. A worker's number on its machine, so that the
     /// interrupts of its workers go to different cpus.
@@ -216,15 +217,15 @@ impl Group {
         self.rails(port).into_iter().map(|rail| Arc::clone(&rail.nic)).collect()
     }
 
-    /// Those of its rails on which links can be made.
+    /// Returns the rails of a port on which links can be made.
     pub(super) fn rails(&self, port: usize) -> Vec<Arc<Rail>> {
         let open = self.ports[port].own.open();
         open.into_iter().filter(|rail| !rail.nic.context.is_lost()).collect()
     }
 
-    /// The rail of a hub's port for links to a peer with these NICs, or why its NIC is lost. NICs that are up
-    /// and in a subnet of the peer are the best, then come those that are up, then any that is open. Of equals the port's own
-    /// serves, else another one of the group. Only NICs at addresses that `may_serve` allows count.
+    /// Returns the rail of a hub's port for links to a peer with these NICs, or why its NIC is lost. NICs that are up
+    /// and in a subnet of the peer are the best, then come those that are up, then any that is open. Of equals the
+    /// port's own serves, else another one of the group. Only NICs at addresses that `may_serve` allows count.
     pub(super) fn rail(
         &self,
         port: usize,

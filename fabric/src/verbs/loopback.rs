@@ -21,24 +21,24 @@ use crate::port::{Arrival, Port as _, Posted, Until};
 
 /// Bytes of a post, as the hub's chunks have.
 const CHUNK: usize = 32 << 10;
-/// For each step of the handshake, and for all the bytes of a direction.
+/// The timeout of each step of the handshake, and of all the bytes of a direction.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a loop-back moved.
+/// The result of a loop-back.
 #[derive(Clone, Debug)]
 pub struct Loopback {
     /// The NIC, its port and GID, and why these.
     pub reason: String,
     /// Bytes each way.
     pub bytes: usize,
-    /// From the first post to the last arrival, both ways one after the other.
+    /// The time from the first post to the last arrival, both ways one after the other.
     pub elapsed: Duration,
 }
 
 /// A NIC does not move bytes.
 #[derive(Debug, thiserror::Error)]
 pub enum LoopbackError {
-    /// It cannot be used at all.
+    /// The NIC cannot be used at all.
     #[error(transparent)]
     Verbs(#[from] VerbsError),
     /// Two ports of it cannot be joined.
@@ -71,7 +71,7 @@ pub enum LoopbackError {
         /// Posts.
         posts: usize,
     },
-    /// What came is not what was sent.
+    /// The bytes that came are not the bytes that were sent.
     #[error("{device}: chunk {chunk} arrived with other bytes than were sent")]
     Wrong {
         /// The NIC.
@@ -81,8 +81,8 @@ pub enum LoopbackError {
     },
 }
 
-/// Joins two ports of one NIC by a link that has room for `capacity` posts, and moves `bytes` each way over it, in packets that
-/// travel as `paths` says.
+/// Joins two ports of one NIC by a link that has room for `capacity` posts. Moves `bytes` each way over it, in packets
+/// that travel as `paths` says.
 ///
 /// # Errors
 /// Whatever keeps the NIC from it.

@@ -9,14 +9,15 @@ use super::path_settings::{PATH_SETTINGS, PathFlags};
 pub struct Nccl {
     /// Whether `NCCL_IB_DISABLE` turns RDMA off.
     pub disabled: bool,
-    /// As `NCCL_IB_HCA` and `NCCL_IB_GID_INDEX` say; every NIC where they do not.
+    /// The list of `NCCL_IB_HCA` and `NCCL_IB_GID_INDEX`; every NIC without them.
     pub list: NicList,
-    /// What does not count, and why.
+    /// The settings that do not count, and why.
     pub warnings: Vec<String>,
 }
 
 impl Nccl {
-    /// As this process's environment has them. Where `nics` is true, our own list of NICs counts in place of NCCL's.
+    /// Reads the settings from this process's environment. If `nics` is true, our own list of NICs counts in place of
+    /// NCCL's.
     pub fn of_environment(flags: &PathFlags, nics: bool) -> Self {
         Self::read(flags, nics, |name| std::env::var(name).ok())
     }

@@ -15,7 +15,7 @@ use super::handles::ffi::{IBV_PORT_ACTIVE, IBV_QPF_GRH_REQUIRED};
 use super::path_settings::PathSettings;
 use super::subnet;
 
-/// Which NIC to use, with the choices that the user made.
+/// The NIC to use, with the choices that the user made.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NicOptions {
     /// The device's name, e.g. `mlx5_0`.

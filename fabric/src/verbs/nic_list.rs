@@ -1,4 +1,4 @@
-//! Which NICs to use, as people write it: the form of `NCCL_IB_HCA`, and a GID where one must be named.
+//! The list of NICs to use, as people write it: the form of `NCCL_IB_HCA`, and a GID if one must be named.
 //!
 //! ```text
 //!   mlx5            every device whose name begins so        =mlx5_1      this one alone
@@ -18,7 +18,7 @@ pub struct NicList {
     exact: bool,
     /// All devices where there are none.
     entries: Vec<NicOptions>,
-    /// Of devices for which none is named.
+    /// The GID index of devices for which none is named.
     gid_index: Option<u8>,
 }
 
@@ -70,8 +70,8 @@ impl NicList {
         self.entries_of(device).into_iter().next()
     }
 
-    /// Returns the NICs of this device that are to be used. Where the list names no port, each active port is a NIC; a
-    /// device without one is a NIC all the same, so that somebody can say what is wrong with it.
+    /// Returns the NICs of this device that are to be used. If the list names no port, each active port is a NIC. A
+    /// device without one is a NIC all the same, so that an error can say what is wrong with it.
     pub fn nics(&self, device: &Device) -> Vec<NicOptions> {
         let active: Vec<u8> =
             device.ports.iter().filter(|port| port.active).map(|port| port.number).collect();

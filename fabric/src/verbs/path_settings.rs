@@ -11,7 +11,7 @@ use super::nccl;
 /// A setting of RDMA paths.
 #[derive(Debug)]
 pub struct PathSetting {
-    /// As programs take it: `--rdma-timeout`. It goes before the variables.
+    /// The flag of programs: `--rdma-timeout`. It goes before the variables.
     pub flag: &'static str,
     /// Ours, and then NCCL's, as many fabrics have these set already. The first that is set counts, unless NCCL's has a number
     /// that it cannot have here, or lets NCCL choose.
@@ -20,16 +20,16 @@ pub struct PathSetting {
     pub least: u16,
     /// The largest.
     pub most: u16,
-    /// Where neither flag nor variable says.
+    /// The value without flag and variable.
     pub default: u16,
-    /// What it does, for people.
+    /// The purpose of the setting, for people.
     pub help: &'static str,
 }
 
-/// The local time-out of a packet is 4.096 us x 2 to this power: 0.54 s, times the retries and one. Longer than what can be
-/// queued before it takes: on soft-RoCE between two emulated machines 2 MB, or 80 ms. With 14 (67 ms) NICs there sent a fifth
-/// of all packets twice; and once in four runs a hub saw a write arrive twice, which it has not since. Why is not shown: the
-/// retries of soft-RoCE (Linux 6.1) are suspected. 0 would be for ever.
+/// The local time-out of a packet is 4.096 us x 2 to this power: 0.54 s, times the retries and one. Longer than what
+/// can be queued before it takes: on soft-RoCE between two emulated machines 2 MB, or 80 ms. With 14 (67 ms) NICs there
+/// sent a fifth of all packets twice. In one of four runs a hub saw a write arrive twice, which it has not since. Why
+/// is not shown: the retries of soft-RoCE (Linux 6.1) are suspected. 0 would be for ever.
 const TIMEOUT: PathSetting = PathSetting {
     flag: "--rdma-timeout",
     variables: &["PHUB_RDMA_TIMEOUT", "NCCL_IB_TIMEOUT"],
@@ -58,7 +58,7 @@ const RNR_RETRIES: PathSetting = PathSetting {
     default: 7,
     help: "How often a packet is sent again to a peer that is not ready (RNR) before its link fails; 7: for ever",
 };
-/// Of the GRH.
+/// The traffic class of the GRH.
 const TRAFFIC_CLASS: PathSetting = PathSetting {
     flag: "--rdma-tc",
     variables: &["PHUB_RDMA_TC", "NCCL_IB_TC"],
@@ -83,7 +83,7 @@ const PKEY: PathSetting = PathSetting {
     default: 0,
     help: "Partition key, by its index in the port's table",
 };
-/// Where a way through the fabric takes fewer bytes than both ports.
+/// The MTU, for a path through the fabric that takes fewer bytes than both ports.
 const MTU: PathSetting = PathSetting {
     flag: "--rdma-mtu",
     variables: &["PHUB_RDMA_MTU"],
@@ -124,7 +124,7 @@ pub static PATH_SETTINGS: [&PathSetting; 9] = [
     &RELAXED_ORDERING,
 ];
 
-/// What flags say, by flag. The environment says the rest.
+/// The values of flags, by flag. The environment has the rest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PathFlags(BTreeMap<&'static str, u16>);
 

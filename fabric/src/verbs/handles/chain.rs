@@ -12,8 +12,8 @@
 use super::ffi::*;
 use super::queue_pair::QueuePair;
 
-/// Sends that are handed over at once. A call of `ibv_post_send` costs a doorbell: 32 of them make it small
-/// beside the sends, and are 4.6 KB of a link.
+/// The number of sends that are handed over at once. A call of `ibv_post_send` costs a doorbell: 32 of them make it
+/// small beside the sends, and are 4.6 KB of a link.
 pub(in crate::verbs) const SENDS: usize = 32;
 /// Receive requests that are handed over at once.
 pub(in crate::verbs) const RECEIVES: u32 = 16;
@@ -41,7 +41,7 @@ pub(in crate::verbs) struct SendChain {
 unsafe impl std::marker::Send for SendChain {}
 
 impl Place {
-    /// Of nothing.
+    /// The place of nothing.
     pub const NONE: Place = Place { address: 0, key: 0 };
 }
 
@@ -90,8 +90,8 @@ impl SendChain {
         self.held += 1;
     }
 
-    /// Hands the held sends to the NIC. The NIC reads only memory that is registered under the local keys, and
-    /// writes only memory that the peer registered under the remote keys: it checks both itself.
+    /// Hands the held sends to the NIC. The NIC reads only memory that is registered under the local keys. It writes
+    /// only memory that the peer registered under the remote keys. It checks both itself.
     pub fn post(&mut self, qp: &QueuePair) -> Result<(), i32> {
         let Some(last) = self.held.checked_sub(1) else { return Ok(()) };
         let next = std::mem::replace(&mut self.sends[last].request.next, std::ptr::null_mut());

@@ -17,8 +17,9 @@ use super::ffi::{ibv_comp_channel, ibv_cq, ibv_wc};
 
 /// Entries that a queue begins with; it grows with the links.
 const FIRST_ENTRIES: u32 = 1024;
-/// Entries of a queue that its device cannot resize, if the device makes so many. Libraries before rdma-core 46 cannot on bnxt_re, nor
-/// can iWARP drivers. It is room for 64 links of 4000 completions, and 8 MiB where an entry has 32 bytes.
+/// The number of entries of a queue that its device cannot resize, if the device can make that many. Libraries before
+/// rdma-core 46 cannot on bnxt_re, nor can iWARP drivers. It is room for 64 links of 4000 completions, and 8 MiB where
+/// an entry has 32 bytes.
 const FIXED_ENTRIES: u32 = 1 << 18;
 /// Events are acknowledged this many at once: each time takes a lock.
 const ACKNOWLEDGE: u32 = 64;
@@ -40,7 +41,7 @@ pub(in crate::verbs) struct CompletionQueue {
 #[derive(Debug)]
 struct Room {
     entries: u32,
-    /// What the links may need at most, all together.
+    /// The entries that the links may need at most, all together.
     reserved: u32,
 }
 
@@ -51,7 +52,8 @@ unsafe impl Send for CompletionQueue {}
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    /// Its interrupts go to the completion vector of this number; the device's vectors are taken in turn.
+    /// Creates a queue. Its interrupts go to the completion vector of this number; the device's vectors are taken in
+    /// turn.
     pub fn new(context: &Arc<Context>, vector: u32) -> Result<Arc<Self>, CreateError> {
         let most = context.limits.completions;
         let fail = |made| CreateError::new(made, &context.device, String::new(), io::Error::last_os_error());
@@ -160,7 +162,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Readable when an armed queue has a completion.
+    /// Returns the descriptor that is readable when an armed queue has a completion.
     pub fn events_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel lives as long as `self`, and its descriptor with it.
         unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }

@@ -42,7 +42,7 @@ pub(in crate::verbs) struct NicEvent {
     pub about: About,
 }
 
-/// What an event concerns.
+/// The subject of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::verbs) enum About {
     /// A queue pair, by its number.
@@ -136,7 +136,7 @@ impl Context {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// The device said that it failed.
+    /// Notes that the device reported its failure.
     pub fn lose(&self) {
         self.lost.store(true, Ordering::Relaxed);
     }
@@ -157,7 +157,7 @@ impl Context {
         u32::try_from(unsafe { self.raw.as_ref().num_comp_vectors }).unwrap_or(0).max(1)
     }
 
-    /// Readable when there is an event; reading does not block.
+    /// Returns the descriptor that is readable when there is an event; reading does not block.
     pub fn events_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the context is open as long as `self`, and its descriptor with it.
         unsafe { BorrowedFd::borrow_raw(self.raw.as_ref().async_fd) }

@@ -1,4 +1,4 @@
-//! What can go wrong with a device, and with handles that are made on it.
+//! The errors of a device, and of handles that are made on it.
 
 use std::io;
 
@@ -45,13 +45,13 @@ pub enum DeviceError {
         /// The kernel's answer.
         error: String,
     },
-    /// It said that it failed.
+    /// The device reported its failure.
     #[error("{device} said IBV_EVENT_DEVICE_FATAL: the NIC failed, and dmesg may have its driver's words")]
     Fatal {
         /// The device.
         device: String,
     },
-    /// It has no address that a router passes on, and others have.
+    /// The device has no address that a router passes on, and other devices have one.
     #[error("{device}: {LINK_LOCAL}")]
     LinkLocal {
         /// The device.
@@ -78,7 +78,7 @@ pub enum DeviceError {
         device: String,
         /// The requested port.
         wanted: Option<u8>,
-        /// What the ports are.
+        /// The states of the ports.
         states: Vec<String>,
     },
 }
@@ -97,7 +97,7 @@ impl DeviceError {
         DeviceError::List(error.to_string())
     }
 
-    /// Returns why `ibv_open_device` failed just now. Who is not allowed to open a device is told how to be.
+    /// Returns why `ibv_open_device` failed just now. The error says how a user gets the right to open a device.
     pub(in crate::verbs) fn open(device: &str) -> Self {
         let seen = io::Error::last_os_error();
         let (device, error) = (device.into(), seen.to_string());
@@ -120,19 +120,19 @@ impl DeviceError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{device} cannot make a {what}{size} ({error}); {advice}")]
 pub struct CreateError {
-    /// What was to be made.
+    /// The object that was to be made.
     pub what: &'static str,
     /// The NIC.
     pub device: String,
-    /// How large, with the device's maximum, in words; may be empty.
+    /// The size, with the device's maximum, in words; may be empty.
     pub size: String,
     /// The function, and the kernel's answer.
     pub error: String,
-    /// What to do.
+    /// The remedy.
     pub advice: &'static str,
 }
 
-/// What a NIC is to make, and the function that makes it.
+/// The object that a NIC is to make, and the function that makes it.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::verbs) struct Made {
     pub what: &'static str,
@@ -140,7 +140,7 @@ pub(in crate::verbs) struct Made {
 }
 
 impl CreateError {
-    /// `made` is what was to be made, and the function.
+    /// Creates the error. `made` is the object and the function.
     pub(in crate::verbs) fn new(made: Made, device: &str, size: String, error: io::Error) -> Self {
         let advice = match error.raw_os_error() {
             Some(libc::ENOMEM) => {
@@ -159,7 +159,7 @@ impl CreateError {
         CreateError { what, device: device.to_owned(), size, error: format!("{call}: {error}"), advice }
     }
 
-    /// It would have to be larger than the device can make it.
+    /// Creates the error of an object larger than the device can make.
     pub(in crate::verbs) fn too_large(made: Made, device: &str, wanted: u32, most: u32) -> Self {
         let Made { what, call } = made;
         CreateError {
@@ -185,7 +185,7 @@ pub struct ModifyError {
     pub from: u32,
     /// The state that it was to go to.
     pub to: u32,
-    /// What was to be set, an `ibv_qp_attr_mask`.
+    /// The attributes that were to be set, an `ibv_qp_attr_mask`.
     pub mask: u32,
     /// This end, with port and GID index.
     pub ours: String,
@@ -193,7 +193,7 @@ pub struct ModifyError {
     pub peer: String,
     /// The errno, in words.
     pub error: String,
-    /// What to do, and this end's GID table where that is the matter.
+    /// The remedy, and this end's GID table if it matters.
     pub advice: String,
 }
 

@@ -1,8 +1,9 @@
 //! What is used of the types of libibverbs.
 //!
 //! On the `unsafe` list. Names, types and numbers are those of `infiniband/verbs.h` of rdma-core 44; all versions of
-//! libibverbs.so.1 have them. Fields that nobody uses are joined into arrays. Where the library makes a structure, what
-//! comes after the last used field is left out: it may hold a `pthread_mutex_t`, whose size depends on the processor.
+//! libibverbs.so.1 have them. Fields that nobody uses are joined into arrays. If the library makes a structure,
+//! everything after the last used field is left out. It may hold a `pthread_mutex_t`, whose size depends on the
+//! processor.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::mem::{MaybeUninit, offset_of, size_of};
@@ -14,7 +15,7 @@ pub const IBV_PORT_ARMED: ibv_port_state = 3;
 pub const IBV_PORT_ACTIVE: ibv_port_state = 4;
 pub const IBV_PORT_ACTIVE_DEFER: ibv_port_state = 5;
 
-/// Of a port's flags.
+/// The flag of a port that needs a GRH.
 pub const IBV_QPF_GRH_REQUIRED: u8 = 1;
 
 pub type ibv_event_type = c_uint;
@@ -162,7 +163,7 @@ pub struct ibv_async_event {
     pub event_type: ibv_event_type,
 }
 
-/// What an event is about; the kind of the event says which field it is.
+/// The subject of an event; the kind of the event says which field it is.
 #[repr(C)]
 pub union ibv_event_element {
     pub cq: *mut ibv_cq,

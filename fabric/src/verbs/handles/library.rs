@@ -84,8 +84,8 @@ macro_rules! functions {
     };
 }
 
-/// What the macro `ibv_reg_mr` of `infiniband/verbs.h` calls for optional access flags: it drops those that the kernel does not
-/// know, as the function of that name does not.
+/// The function that the macro `ibv_reg_mr` of `infiniband/verbs.h` calls for optional access flags. It drops flags
+/// that the kernel does not know; the function `ibv_reg_mr` does not.
 pub(in crate::verbs) type RegMrIova2 = unsafe extern "C" fn(
     pd: *mut ibv_pd,
     start: *mut c_void,
@@ -94,7 +94,7 @@ pub(in crate::verbs) type RegMrIova2 = unsafe extern "C" fn(
     access: c_uint,
 ) -> *mut ibv_mr;
 
-/// As its manual page says.
+/// The function that its manual page describes.
 pub(in crate::verbs) type RegDmaBuf = unsafe extern "C" fn(
     pd: *mut ibv_pd,
     offset: u64,

@@ -14,7 +14,8 @@ use crate::verbs::address::{Address, LinkLayer};
 use crate::verbs::gid;
 use crate::verbs::nic::Nic;
 
-/// How long the peer waits after it was told "not ready": 12 is 0.64 ms. No setting: it never is, within the protocol.
+/// The time that the peer waits after the answer "not ready": 12 is 0.64 ms. No setting: the answer never comes, within
+/// the protocol.
 const MIN_RNR_TIMER: u8 = 12;
 /// Routers that a packet may pass.
 const HOP_LIMIT: u8 = 64;
@@ -40,7 +41,7 @@ pub(in crate::verbs) struct QueuePair {
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
-    /// In RESET. Both its queues complete into `queue`; `sends` and `receives` are work requests.
+    /// Creates a queue pair in RESET. Both its queues complete into `queue`; `sends` and `receives` are work requests.
     pub fn new(
         domain: &Arc<Domain>,
         queue: &Arc<CompletionQueue>,
@@ -81,7 +82,7 @@ impl QueuePair {
         unsafe { self.raw.as_ref().qp_num }
     }
 
-    /// RESET to INIT: receive requests can be posted.
+    /// Moves from RESET to INIT: receive requests can be posted.
     pub fn initialise(&self, nic: &Nic) -> Result<(), ModifyError> {
         let mut attr = ibv_qp_attr {
             qp_state: IBV_QPS_INIT,
@@ -94,7 +95,7 @@ impl QueuePair {
         self.modify(&mut attr, mask, IBV_QPS_RESET, nic, None)
     }
 
-    /// INIT to RTR to RTS: joined with the peer.
+    /// Moves from INIT to RTR to RTS: joined with the peer.
     pub fn connect(&self, nic: &Nic, first_packet: u32, peer: &Peer) -> Result<(), ModifyError> {
         let mut attr = ibv_qp_attr {
             qp_state: IBV_QPS_RTR,
@@ -132,7 +133,7 @@ impl QueuePair {
         self.modify(&mut attr, mask, IBV_QPS_RTR, nic, Some(&peer.address))
     }
 
-    /// Back to RESET, in which a NIC answers no packet: as if this machine had vanished.
+    /// Moves back to RESET, in which a NIC answers no packet: as if this machine had vanished.
     #[cfg(test)]
     pub fn vanish(&self, nic: &Nic) {
         let mut attr = ibv_qp_attr { qp_state: IBV_QPS_RESET, ..Default::default() };

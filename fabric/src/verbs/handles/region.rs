@@ -19,15 +19,15 @@ use crate::verbs::path_settings::RelaxedOrdering;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot register {bytes} bytes of {window} with {device} ({error}); {advice}")]
 pub struct RegisterError {
-    /// Which window.
+    /// The window.
     pub window: &'static str,
-    /// What the NIC carries of it.
+    /// The bytes of it that the NIC carries.
     pub bytes: usize,
     /// The NIC.
     pub device: String,
     /// The call, and the kernel's answer.
     pub error: String,
-    /// What to do.
+    /// The remedy.
     pub advice: String,
 }
 
@@ -70,7 +70,7 @@ fn advice_on_ordering(errno: i32) -> String {
 const OWN: &str = "the window that this end writes";
 const PEERS: &str = "the window that the peer writes";
 
-/// What a region keeps mapped.
+/// The memory that a region keeps mapped.
 enum Memory {
     Send(#[expect(dead_code, reason = "held")] Arc<SendWindow>),
     Receive(#[expect(dead_code, reason = "held")] Arc<Mapping>),
@@ -131,9 +131,9 @@ impl Region {
         Ok(Region { raw, domain: Arc::clone(domain), _memory: memory })
     }
 
-    /// Returns a range of a window that the peer's posts are written to. With relaxed ordering they may reach memory in
-    /// any order; a completion still comes after all bytes of its write and of those before it (ibv_reg_mr(3)), and
-    /// nothing else is trusted.
+    /// Returns a range of a window that the peer's posts are written to. With relaxed ordering posts may reach memory
+    /// in any order. A completion still comes after all bytes of its write and of earlier writes (ibv_reg_mr(3)).
+    /// Nothing else is trusted.
     ///
     /// # Panics
     /// When it sticks out of the window.

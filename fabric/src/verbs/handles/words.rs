@@ -1,4 +1,4 @@
-//! What libibverbs says in numbers, in words. Pure.
+//! The numbers of libibverbs in words. Pure.
 
 use super::ffi::*;
 use super::work::Work;

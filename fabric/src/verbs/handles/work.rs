@@ -1,6 +1,6 @@
 //! The names of work requests, by which a completion finds its link, and counts of them. Pure.
 
-/// What a request was for.
+/// The purpose of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::verbs) enum Work {
     /// A receive request: an arrival.
@@ -43,7 +43,7 @@ impl WorkId {
     }
 }
 
-/// What a port's NICs did for it since it was made.
+/// The counts of the work that a port's NICs did for it since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Send requests: one a post, or two if immediates come by writes of their own.

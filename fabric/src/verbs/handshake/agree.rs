@@ -1,4 +1,4 @@
-//! Which NICs the links of a connection are on: both ends agree on pairs that lead from one to the other.
+//! The NICs of a connection's links: both ends agree on pairs that lead from one to the other.
 //!
 //! Runs on the handshake's threads, before anything is registered.
 //!
@@ -106,7 +106,7 @@ fn offer<'a>(
     Ok((rails, addresses))
 }
 
-/// What the joiner has chosen.
+/// The choice of the joiner.
 pub(super) struct Chosen {
     /// The place where each port of the hub is reached.
     pub hub: Vec<Address>,

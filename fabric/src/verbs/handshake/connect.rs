@@ -34,8 +34,8 @@ use crate::verbs::error::VerbsError;
 use crate::verbs::group::Group;
 use crate::verbs::port::Endpoint;
 
-/// A peer that is let in registers its windows before its next message, at 10 GB/s and a NIC after another if they have their pages,
-/// and its queue pairs resolve addresses. It has so many times as long for each message as for the hello. A peer that dies
+/// The factor of the timeout of later messages, over that of the hello. A peer that is let in registers its windows
+/// before its next message, at 10 GB/s, one NIC after another. Its queue pairs resolve addresses. A peer that dies
 /// meanwhile is not waited for: its socket says so.
 const LATER: u32 = 12;
 
@@ -47,9 +47,9 @@ pub enum ConnectError {
         "{doing} at RDMA address {address}: {error}; is the hub alive, and does this machine reach the address over TCP?"
     )]
     Socket {
-        /// What was tried.
+        /// The action that was tried.
         doing: &'static str,
-        /// Where.
+        /// The address.
         address: SocketAddr,
         /// The kernel's answer.
         error: io::Error,

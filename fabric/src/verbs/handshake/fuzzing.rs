@@ -2,7 +2,7 @@
 
 use super::message::Message;
 
-/// The decoder; what decodes says the same when it is said again.
+/// Runs the decoder. A decoded message is the same when it is encoded and decoded again.
 pub fn decode(bytes: &[u8]) {
     if let Ok(message) = Message::decode(bytes) {
         assert_eq!(Message::decode(&message.encode()), Ok(message));

@@ -1,7 +1,7 @@
-//! What both ends of a handshake do between the hello and the links.
+//! The steps of both ends of a handshake between the hello and the links.
 //!
-//! Runs on the handshake's thread. Each NIC of the connection registers what its links carry of the windows (decision 49), in
-//! a domain of its own, so that a worker's keys open no memory of another worker (decision 12).
+//! Runs on the handshake's thread. Each NIC of the connection registers what its links carry of the windows (decision
+//! 49). It does so in a domain of its own, so that a worker's keys open no memory of another worker (decision 12).
 
 use std::io;
 use std::net::SocketAddr;
@@ -62,8 +62,8 @@ impl Parts {
     }
 }
 
-/// Returns the NICs of a joiner's group near which the hub is to choose its own: all, unless a map of rails says which
-/// go together.
+/// Returns the NICs of a joiner's group near which the hub is to choose its own. These are all NICs, unless a map of
+/// rails pairs them.
 pub(in crate::verbs) fn nics_to_be_near(group: &Group) -> Vec<Address> {
     if group.options.rails.is_empty() { OwnNics::of_group(group).addresses } else { Vec::new() }
 }

@@ -31,7 +31,7 @@ const UNKNOWN: u8 = 255;
 /// Queue pairs and packets are numbered with 24 bits.
 const BITS_24: RangeInclusive<u32> = 0..=0xff_ffff;
 
-/// What either end says.
+/// A message of either end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::verbs) enum Message {
     /// Worker: what it wants, and the proof that it has the token.
@@ -52,14 +52,14 @@ pub(in crate::verbs) enum Message {
     Refused(String),
 }
 
-/// What a worker wants.
+/// The hello of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::verbs) struct Hello {
-    /// What its token is called.
+    /// The name of its token.
     pub name: [u8; 16],
     /// The size of the window that it writes.
     pub send_bytes: u64,
-    /// What its links join.
+    /// The ports that its links join.
     pub links: Vec<LinkPorts>,
     /// The NICs, for a hub that chooses its own near them. None if a map says which go together.
     pub nics: Vec<Address>,
@@ -76,7 +76,7 @@ pub(in crate::verbs) struct Links {
     pub nics: Vec<Address>,
     /// The immediates of what this side sends come by writes of their own.
     pub apart: bool,
-    /// In the order of the hello.
+    /// The ends, in the order of the hello.
     pub ends: Vec<LinkEnd>,
 }
 
@@ -108,7 +108,7 @@ impl Hello {
 }
 
 impl Message {
-    /// The hello of a worker with this token.
+    /// Returns the hello of a worker with this token.
     pub fn hello(token: [u8; 16], send_bytes: u64, links: Vec<LinkPorts>, nics: Vec<Address>) -> Self {
         let hello = Hello { name: name_of(token), send_bytes, links, nics };
         let proof = proof(token, &hello.text());
@@ -269,7 +269,7 @@ impl LinkEnd {
         bytes.extend(keys.iter().flat_map(|key| key.to_le_bytes()));
     }
 
-    /// Returns an end of at most so many keys.
+    /// Decodes an end of at most `most` keys.
     fn decode(body: &mut &[u8], most: usize) -> Result<Self, String> {
         let nic = u16::from_le_bytes(take(body)?);
         let number = u32::from_le_bytes(take(body)?);
@@ -295,7 +295,7 @@ fn reason(body: &mut &[u8]) -> Result<String, String> {
     Ok(cut(&String::from_utf8_lossy(words), MAX_REASON).to_owned())
 }
 
-/// Words of so many bytes at most, in whole characters.
+/// Returns the words, cut to at most `most` bytes, in whole characters.
 fn cut(why: &str, most: usize) -> &str {
     let mut end = why.len().min(most);
     while !why.is_char_boundary(end) {

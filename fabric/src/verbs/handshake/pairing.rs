@@ -1,4 +1,4 @@
-//! Which NIC of the joiner each link goes over. Pure; the joiner computes it.
+//! The joiner's NIC of each link. Pure; the joiner computes it.
 
 use std::fmt;
 
@@ -42,7 +42,7 @@ pub(in crate::verbs) struct DeadPair {
     pub hub: Address,
     /// Number of the joiner's NIC.
     pub nic: usize,
-    /// What was tried and seen, in words.
+    /// The tries and their results, in words.
     pub why: String,
 }
 
@@ -59,10 +59,10 @@ pub(in crate::verbs) struct Candidates<'a> {
     pub nics: &'a [usize],
 }
 
-/// Pairs each link's hub port with one of the NICs of its joiner's port: a partner of the hub port's NIC, so that lanes keep to
-/// the rails of their NICs. A port without a partner, or whose partners are `dead`, has its other NICs of the same link layer,
-/// unless a map names the partners. Of several the least loaded, and of those the first. `loads` are the links of each NIC of
-/// the joiner, of former connections too.
+/// Pairs each link's hub port with one of the NICs of its joiner's port. That NIC is a partner of the hub port's NIC,
+/// so that lanes keep to the rails of their NICs. A port without a live partner has its other NICs of the same link
+/// layer, unless a map names the partners. Of several the least loaded, and of those the first. `loads` are the links
+/// of each NIC of the joiner, of former connections too.
 pub(in crate::verbs) fn pair<'a>(
     hub: &[Address],
     links: impl IntoIterator<Item = Candidates<'a>>,

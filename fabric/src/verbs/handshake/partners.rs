@@ -17,7 +17,7 @@ use crate::verbs::rail_map::RailMap;
 /// The NICs of the joiner that go with one of the hub's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Partners {
-    /// In the joiner's order of preference. Empty where none is of its link layer.
+    /// The partners in the joiner's order of preference. Empty if none is of its link layer.
     pub nics: Vec<usize>,
     /// The reason why these, in words.
     pub reason: String,
@@ -25,7 +25,7 @@ pub(super) struct Partners {
     pub mapped: bool,
 }
 
-/// By NIC of the hub: its partners among the joiner's.
+/// Returns the partners of each NIC of the hub among the joiner's.
 pub(super) fn partners(hub: &[&Address], joiner: &[Address], map: &RailMap) -> Vec<Partners> {
     let fits: Vec<(Vec<usize>, String)> = hub.iter().map(|address| fit(address, joiner)).collect();
     let mut found: Vec<Partners> = fits
@@ -106,7 +106,7 @@ fn deal(
     pairs
 }
 
-/// `mlx5_2` comes before `mlx5_10`: a run of digits counts by its length first.
+/// Compares names so that `mlx5_2` comes before `mlx5_10`: a run of digits counts by its length first.
 fn by_name(a: &str, b: &str) -> Ordering {
     fn key(mut name: &str) -> Vec<(&str, usize, &str)> {
         let mut key = Vec::new();
@@ -138,7 +138,7 @@ mod tests {
         }
     }
 
-    /// With the subnet that all InfiniBand has which nobody has configured.
+    /// Creates an address with the subnet of an InfiniBand that nobody has configured.
     fn infiniband(device: &str, lid: u16) -> Address {
         let gid = format!("fe80::{lid:x}:1").parse::<std::net::Ipv6Addr>().unwrap().octets();
         Address { link_layer: LinkLayer::InfiniBand, lid, gid: Gid(gid), ..roce(device, [0; 4], 0) }

@@ -11,7 +11,7 @@ use super::message::{MAX_BYTES, Message};
 
 /// The kernel probes a peer after this long without a sign of life.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
-/// Between two probes.
+/// The time between two probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 /// Probes without an answer.
 const KEEPALIVE_COUNT: u32 = 3;
@@ -20,7 +20,7 @@ const KEEPALIVE_COUNT: u32 = 3;
 #[derive(Debug)]
 pub(in crate::verbs) struct MessageStream {
     stream: TcpStream,
-    /// For each message, from its beginning to its end.
+    /// The timeout of each message, from its beginning to its end.
     timeout: Duration,
 }
 
@@ -38,12 +38,12 @@ impl MessageStream {
         Ok(MessageStream { stream, timeout })
     }
 
-    /// For each message.
+    /// Returns the timeout of each message.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// The messages to come may take so much longer.
+    /// Multiplies the timeout of the messages to come.
     pub fn take_time(&mut self, times: u32) {
         self.timeout *= times;
     }

@@ -1,5 +1,6 @@
-//! Whether a pair of NICs leads from one end to the other, tried before links are on it: a write of nothing, which the other
-//! NIC acknowledges. Addresses alone do not say; all InfiniBand has fe80::/64, and addresses of /32 share nothing.
+//! The trial of a pair of NICs before links are on it: whether it leads from one end to the other. It is a write of
+//! nothing, which the other NIC acknowledges. Addresses alone do not say; all InfiniBand has fe80::/64, and addresses
+//! of /32 share nothing.
 //!
 //! Runs on the handshake's threads, on queue pairs of its own that end with the trial: the completions of links are the port's.
 
@@ -47,7 +48,7 @@ impl TrialEnd {
         LinkEnd { nic, number: self.qp.number(), first_packet: self.first_packet, keys: Vec::new() }
     }
 
-    /// From now on it acknowledges the other end's write. The kernel resolves the address of a RoCE NIC here.
+    /// Connects: from now on it acknowledges the other end's write. The kernel resolves the address of a RoCE NIC here.
     pub fn connect(&self, address: &Address, end: &LinkEnd) -> Result<(), String> {
         let peer = Peer { address: address.clone(), number: end.number, first_packet: end.first_packet };
         self.qp.connect(&self.nic, self.first_packet, &peer).map_err(|error| error.to_string())
