@@ -15,7 +15,7 @@ const HOST_BYTES: usize = 64;
 pub struct Asker {
     /// The address under which it is counted.
     pub counted: IpAddr,
-    /// Its own.
+    /// The address of the client itself.
     pub address: IpAddr,
     /// The name that its machine gives itself, which proves nothing.
     pub host: Option<Arc<str>>,

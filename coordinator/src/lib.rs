@@ -1,4 +1,4 @@
-//! The control of a hub as plain state: jobs, their members, their news, and what the hubs of one job agree on.
+//! The control of a hub as plain state: jobs, their members, their news, and the agreement of one job's hubs.
 //!
 //! | module | what it has |
 //! | --- | --- |
@@ -17,8 +17,8 @@
 //! | `refused` | why a job does not take a member |
 //! | `tokens` | the tokens of members, and what each is good for |
 //!
-//! This crate must never know threads, locks, clocks, files or sockets: time is an argument, and what follows from an event is
-//! returned to the one who drives.
+//! This crate must never know threads, locks, clocks, files or sockets. Time is an argument. The effects of an event
+//! are returned to the driver.
 
 #![forbid(unsafe_code)]
 

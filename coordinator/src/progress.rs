@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use pbox_core::{Look, Round};
 
-/// How far a job was at the last look.
+/// The progress of a job at the last look.
 #[derive(Debug)]
 pub struct Progress {
     done: u64,
@@ -34,8 +34,9 @@ impl Progress {
         now - self.since
     }
 
-    /// Notes why a push that is waited for never comes, if that is so. Returns it if it was so at the look before, and nothing has moved
-    /// for a time since: what a worker has sent before it left comes later, if it did not wait for the answer.
+    /// Notes the reason why an awaited push never comes, if there is one. Returns the reason if it held at the look
+    /// before, and nothing has moved for `time` since. The delay is for pushes that a worker sent before it left, if it
+    /// did not wait for the answer.
     pub fn waits_for_ever(&mut self, why: Option<String>, time: Duration) -> Option<String> {
         let did = std::mem::replace(&mut self.waits_for_left, why.is_some());
         why.filter(|_| did && time > Duration::ZERO)

@@ -41,7 +41,7 @@ impl<'de> Deserialize<'de> for Token {
     }
 }
 
-/// How long a hub keeps a failed job, and what became of a member, for members that have not asked yet.
+/// The time for which a hub keeps a failed job, and the end of each member, for members that have not asked yet.
 pub const KEEP_FAILED: Duration = Duration::from_secs(60);
 
 /// A member: its job, and its rank there.
@@ -59,7 +59,7 @@ pub struct Tokens {
 #[derive(Debug)]
 enum State {
     Serves(Owner),
-    /// It serves nobody any more, which is known until this time.
+    /// The token serves nobody any more, which is known until this time.
     Served(Unserved, Instant),
 }
 
@@ -70,7 +70,7 @@ pub enum Unserved {
     Left,
     /// The member was lost, for this reason.
     Lost(String),
-    /// It is withdrawn, or was never given.
+    /// The token is withdrawn, or was never given.
     Unknown,
 }
 

@@ -62,7 +62,7 @@ fn verdict_of(rounds: &RoundsReply, members: &[MemberReply]) -> String {
     }
 }
 
-/// For how long the round in flight has waited, if that is the verdict.
+/// Returns how long the round in flight has waited, if that is the verdict.
 fn stands(rounds: &RoundsReply) -> Option<Duration> {
     Some(Duration::from_micros(rounds.waited_us)).filter(|&waited| waited >= STANDS)
 }
@@ -108,7 +108,7 @@ pub fn not_finite(gradients: &GradientsReply) -> String {
     }
 }
 
-/// `rank 3`, or `ranks 3, 5`; of many the first ones.
+/// Writes `rank 3`, or `ranks 3, 5`; of many the first ones.
 fn names(what: &str, numbers: &[u32]) -> String {
     let first: Vec<String> = numbers.iter().take(NAMED).map(u32::to_string).collect();
     let (plural, more) = (if numbers.len() == 1 { "" } else { "s" }, numbers.len().saturating_sub(NAMED));

@@ -28,7 +28,7 @@ const BY_RIGHT: [&str; 3] = ["join", "meet", "checkpoint"];
 /// Bytes of a refusal that are kept.
 const LONGEST_REASON: usize = 4096;
 
-/// The name that this machine gives itself, for the logs and pages of hubs.
+/// Returns the name that this machine gives itself, for the logs and pages of hubs.
 pub fn own_host() -> &'static str {
     static HOST: OnceLock<String> = OnceLock::new();
     HOST.get_or_init(|| {
@@ -39,7 +39,7 @@ pub fn own_host() -> &'static str {
     })
 }
 
-/// What the clock of a hub shows, and when.
+/// The reading of a hub's clock, and its time.
 #[derive(Clone, Debug)]
 pub struct HubClock {
     /// The hub's clock.
@@ -62,7 +62,7 @@ pub(crate) struct Control {
     pub named: Named,
     /// The token of a member, once it is one.
     member: Option<String>,
-    /// Whom it trusts to be a hub; `None`: it does not ask.
+    /// The certificates by which it trusts a hub; `None`: it does not ask.
     trust: Option<Trust>,
     /// The address of the control port.
     pub hub: String,
@@ -103,7 +103,7 @@ impl Control {
         format!("{scheme}://{}{path}", self.hub)
     }
 
-    /// `POST /v1/jobs/{job}/{verb}`, once.
+    /// Sends `POST /v1/jobs/{job}/{verb}`, once.
     pub fn post<Q: Serialize, R: Answer>(
         &self,
         verb: &str,
@@ -129,7 +129,7 @@ impl Control {
         self.read_reply(what, response.map_err(|error| self.unreachable(error))?)
     }
 
-    /// `GET /v1/hub`.
+    /// Asks `GET /v1/hub`.
     pub fn describe(&self) -> Result<HubReply, MemberError> {
         let reply = self.get("/v1/hub");
         reply
@@ -137,7 +137,8 @@ impl Control {
             .map_err(|failure| failure.error)
     }
 
-    /// `GET /v1/clock`, with the time at which the hub has read its clock, as exactly as one request tells.
+    /// Asks `GET /v1/clock`. Returns also the time at which the hub has read its clock, as exactly as one request
+    /// tells.
     pub fn clock(&self) -> Result<HubClock, MemberError> {
         let asked = Instant::now();
         let reply = self.get("/v1/clock");
@@ -148,7 +149,7 @@ impl Control {
         Ok(HubClock { reply, at: asked + within, within })
     }
 
-    /// `GET` of a page to read, of any status.
+    /// Asks `GET` of a page to read, of any status.
     pub fn get(&self, path: &str) -> Result<Response<Body>, Failure> {
         let get = self.agent.get(self.url(path)).header(HOST_HEADER, own_host());
         let get = match self.proved(Right::Read, "GET", path, b"")? {
@@ -168,7 +169,8 @@ impl Control {
         Ok(Some(format!("Phub-Proof {proof}")))
     }
 
-    /// `POST /v1/jobs/{job}/join`. A proxy that does not reach the hub, and a hub that asks for another try, are asked again.
+    /// Sends `POST /v1/jobs/{job}/join`. If a proxy does not reach the hub, or the hub asks for another try, the
+    /// request is repeated.
     pub fn join<Q: Serialize, R: Answer>(&self, request: &Q) -> Result<R, MemberError> {
         let begun = Instant::now();
         insist(self.timeout, Failure::passes_for_newcomer, || {
@@ -179,7 +181,7 @@ impl Control {
         .map_err(|failure| failure.of_first_request().error)
     }
 
-    /// `GET /v1/health`. An error, too, while the hub stops.
+    /// Asks `GET /v1/health`. An error, too, while the hub stops.
     pub fn check_health(&self) -> Result<(), Failure> {
         let response = self.agent.get(self.url("/v1/health")).call();
         let response = response.map_err(|error| self.unreachable(error).of_first_request())?;
@@ -327,7 +329,7 @@ fn by_member(token: &str) -> String {
     format!("Phub-Member {token}")
 }
 
-/// Exactly so many bytes, or an error: a body cannot end before the length that its header says.
+/// A reader of exactly `left` bytes, or an error: a body cannot end before the length that its header says.
 struct Exactly {
     values: Box<dyn Read + Send>,
     left: u64,

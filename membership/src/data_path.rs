@@ -27,21 +27,21 @@ use crate::way::Way;
 pub struct Ports {
     /// The group of transports that the ports belong to.
     pub group: any::Group,
-    /// The ports of the group that get links: the first core of each hub has its link at the first of them, the next
-    /// core at the next, and so on in turn.
+    /// The ports of the group that get links. The first core of each hub has its link at the first port, the next core
+    /// at the next, and so on in turn.
     pub dealt_to: Vec<PortId>,
     /// Whether the group has RDMA, else why not.
     pub rdma: Result<(), String>,
     /// The transport to the hubs. `None`: the best transport that a hub offers and that leads there.
     pub transport: Option<Transport>,
-    /// Whether the window that is sent may lie on one NUMA node, as a worker's: then it has huge pages there, unless the hub
-    /// shares it and decides.
+    /// Whether the window that is sent may lie on one NUMA node, like a worker's. Then it has huge pages there, unless
+    /// the hub shares it and decides.
     pub on_one_node: bool,
 }
 
 /// A member's end of the data path, before the first round.
 pub struct DataPath {
-    /// To each core of the placement.
+    /// The endpoint to each core of the placement.
     pub endpoints: Vec<any::Endpoint>,
     /// The port at which its link ends, by core.
     pub ports: Vec<PortId>,
@@ -49,26 +49,26 @@ pub struct DataPath {
     pub received: Vec<Arc<RecvWindow>>,
     /// The placement of the job's chunks, on the cores of all hubs.
     pub placement: Placement,
-    /// To each hub.
+    /// The transport to each hub.
     pub ways: Vec<Way>,
     /// Each hub's cores in the placement.
     pub cores: Vec<Range<usize>>,
 }
 
-/// What a member says of its RDMA NICs.
+/// The settings of a member for its RDMA NICs.
 #[derive(Clone, Debug, Default)]
 pub struct NicSettings {
-    /// Which to use. Default: what `NCCL_IB_HCA` says, else every NIC that has a link.
+    /// The NICs to use. Default: the value of `NCCL_IB_HCA`, else every NIC that has a link.
     pub list: Option<NicList>,
-    /// Which go with which of a hub's. Default: what `PHUB_RAILS` says, else by subnet, name and place.
+    /// The map of its NICs to a hub's NICs. Default: the value of `PHUB_RAILS`, else by subnet, name and place.
     pub rails: Option<RailMap>,
     /// The way in which packets travel. Default: what `PHUB_RDMA_TIMEOUT` and its like say.
     pub paths: PathFlags,
 }
 
 impl Ports {
-    /// Returns the only port of a member, such as the worker of this rank, with RDMA on these NICs if some hub is to be
-    /// reached by it. Over TCP it asks for `tcp`.
+    /// Returns the only port of a member, such as the worker of this rank. It has RDMA on these NICs if some hub is to
+    /// be reached by it. Over TCP it asks for `tcp`.
     ///
     /// # Errors
     /// When memory, descriptors or threads run out.
@@ -150,7 +150,7 @@ fn connect<'a>(
     })
 }
 
-/// This machine's part of RDMA if some hub is to be reached by it, else why not.
+/// Makes this machine's part of RDMA if some hub is to be reached by it, else returns the reason why not.
 fn make_rdma(
     hubs: &[LetIn],
     transport: Option<Transport>,
@@ -352,7 +352,8 @@ impl<'a> Route<'a> {
         }
     }
 
-    /// A hub that listens at all its addresses is reached at the address of its control port.
+    /// Returns the address of the data path. A hub that listens at all its addresses is reached at the address of its
+    /// control port.
     fn reached_at(&self, address: SocketAddr) -> Result<SocketAddr, String> {
         if !address.ip().is_unspecified() {
             let named = &self.hub.control.named;

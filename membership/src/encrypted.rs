@@ -30,7 +30,7 @@ pub(crate) fn agent(config: Config, trust: Option<&Trust>, named: Named) -> Agen
     }
 }
 
-/// Finds where a name leads.
+/// A resolver of names.
 #[derive(Debug)]
 struct Names(Named);
 
@@ -45,7 +45,7 @@ impl Resolver for Names {
     }
 }
 
-/// Encrypts a connection.
+/// An encryption of connections.
 #[derive(Debug)]
 struct Encrypt(Trust);
 

@@ -66,7 +66,7 @@ const OTHERS: [&str; 18] = [
     "PHUB_SERVER",
     "PHUB_PYTHON",
 ];
-/// Of this project's own tests.
+/// The variables of this project's own tests.
 const OF_TESTS: [&str; 6] =
     ["PHUB_TEST_", "PHUB_RXE_", "PHUB_SIM_", "PHUB_CHAOS_", "PHUB_FUZZ_", "PHUB_FIGURES_"];
 /// More letters than these apart, two names are not the same one mistyped.

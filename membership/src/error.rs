@@ -1,4 +1,4 @@
-//! What can go wrong between a member of a job and its hubs, one variant a cause.
+//! The errors between a member of a job and its hubs, one variant a cause.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub enum MemberError {
         pbox_core::MAX_HUBS
     )]
     Hubs {
-        /// What was given.
+        /// The given text.
         seen: String,
         /// What is wrong with it.
         why: String,
@@ -35,7 +35,7 @@ pub enum MemberError {
     Refused {
         /// The address.
         hub: String,
-        /// What was asked.
+        /// The request.
         what: &'static str,
         /// The code, by which programs decide.
         code: RefusalCode,
@@ -47,7 +47,7 @@ pub enum MemberError {
     NotAllowed {
         /// The address.
         hub: String,
-        /// What was asked.
+        /// The request.
         what: &'static str,
         /// The code, by which programs decide.
         code: RefusalCode,
@@ -69,10 +69,10 @@ pub enum MemberError {
         hub: String,
         /// The version that it uses.
         used: u32,
-        /// Those that this member speaks.
+        /// The versions that this member speaks.
         ours: Versions,
     },
-    /// What this process has to say whom it trusts is of no use.
+    /// The certificates by which this process trusts hubs are of no use.
     #[error("whom this process trusts to be a hub: {0}")]
     Trust(Box<TlsError>),
     /// The other end speaks no TLS, or is nobody that this process trusts.
@@ -91,9 +91,9 @@ pub enum MemberError {
     Nonsense {
         /// The address.
         hub: String,
-        /// What was asked.
+        /// The request.
         what: &'static str,
-        /// What came.
+        /// The answer that came.
         saw: String,
     },
     /// This member's ports could not be made.
@@ -104,7 +104,7 @@ pub enum MemberError {
     DataPath {
         /// The address.
         hub: String,
-        /// What happened.
+        /// The error of the connection.
         error: Box<ConnectError>,
     },
     /// No transport that this member may use leads to the hub.
@@ -132,7 +132,7 @@ pub enum MemberError {
         job: String,
         /// The address.
         hub: String,
-        /// What was seen.
+        /// The cause that was seen.
         cause: String,
     },
     /// The state that is brought to the hub has the wrong length, or cannot be read.
@@ -144,7 +144,7 @@ pub enum MemberError {
         job: String,
         /// What is wrong with it.
         why: String,
-        /// How long it must be.
+        /// The length that it must have, in bytes.
         bytes: u64,
     },
     /// The worker has left, and the hub could not save what was trained.

@@ -12,7 +12,7 @@ use crate::control::Control;
 use crate::error::MemberError;
 use crate::named::Named;
 
-/// How long a hub may take to begin: half of it is for the end of a round.
+/// The time that a hub may take to begin: half of it is for the end of a round.
 const BEGIN_LIMIT: Duration = Duration::from_secs(60);
 
 /// A hub that sends a state more slowly than this is stuck.

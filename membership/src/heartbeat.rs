@@ -28,7 +28,7 @@ pub(crate) struct News {
 struct Shared {
     news: Mutex<News>,
     changed: Condvar,
-    /// What the next requests say of this member's own workers.
+    /// The latest of this member's own workers, which the next requests name.
     latest: Mutex<Option<Latest>>,
     /// Woken by news, once the member has a port that may sleep through them.
     waker: Mutex<Option<Waker>>,
@@ -42,11 +42,11 @@ pub(crate) struct Heartbeat {
     _stop: Sender<()>,
 }
 
-/// What the thread knows.
+/// The state of the heartbeat's thread.
 struct Beat {
     control: Control,
     token: String,
-    /// How long the hub bears a member's silence.
+    /// The time for which the hub tolerates a member's silence.
     limit: Duration,
     /// `version` of the last reply.
     seen: u64,
@@ -97,13 +97,13 @@ impl Heartbeat {
         Ok(Heartbeat { shared, _stop: stop })
     }
 
-    /// Each piece of news wakes this, from now on, and nothing else.
+    /// Sets the waker, which each piece of news wakes from now on.
     pub fn wake(&self, waker: Waker) {
         waker.wake_by_ref(); // there may be news
         *self.shared.waker.lock().unwrap_or_else(PoisonError::into_inner) = Some(waker);
     }
 
-    /// From the next request on, the hub is told which of this member's own workers is late.
+    /// Sets the latest of this member's own workers, which the next requests report to the hub.
     pub fn say_latest(&self, latest: Option<Latest>) {
         *self.shared.latest.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = latest;
     }

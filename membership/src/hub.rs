@@ -31,7 +31,7 @@ pub struct Hub {
     pub(crate) heartbeat: Heartbeat,
     /// The token of this member.
     pub token: String,
-    /// How long a request is made again when its failure may pass.
+    /// The time for which a request is made again when its failure may pass.
     pub(crate) limit: Duration,
     /// Whether the hub waits for this member when it loses its links, and [makes others](Self::relink).
     pub relinks: bool,
@@ -48,14 +48,14 @@ pub struct Hub {
 pub struct Missing {
     /// The ranks of members of the hubs.
     pub ranks: Vec<u32>,
-    /// Where none is missing: the machines whose hubs are not ready above.
+    /// The machines whose hubs are not ready above, if no rank is missing.
     pub machines: Vec<u32>,
     /// A worker that came and was refused, and why.
     pub refused: Option<String>,
 }
 
 impl Missing {
-    /// Returns what a worker of so many waits for, in words.
+    /// Returns what a worker, of `workers`, waits for, in words.
     pub fn spoken(&self, workers: u32) -> String {
         let missing = missing(&self.ranks, &self.machines, workers);
         match &self.refused {
@@ -110,7 +110,7 @@ impl Hub {
         self.heartbeat.news().reply.members.iter().map(|member| member.rank).collect()
     }
 
-    /// The first of the ranks that left of which `test` is true.
+    /// Returns the first of the ranks that left of which `test` is true.
     pub fn find_left(&self, test: impl Fn(&Left) -> bool) -> Option<Left> {
         self.heartbeat.news().reply.left.iter().find(|left| test(left)).cloned()
     }
@@ -120,7 +120,7 @@ impl Hub {
         self.heartbeat.news().reply.held_up_by.clone()
     }
 
-    /// The next heartbeats say which of this member's own workers is late.
+    /// Sets the latest of this member's own workers, which the next heartbeats report.
     pub fn say_latest(&self, latest: Option<Latest>) {
         self.heartbeat.say_latest(latest);
     }
@@ -198,7 +198,8 @@ impl Hub {
         }
     }
 
-    /// Says that this member has lost its links, and makes new ones. When the hub answers, it has let go of the former links.
+    /// Says that this member has lost its links, and makes new ones. When the hub answers, it has released the former
+    /// links.
     ///
     /// # Errors
     /// As for [`post`](Self::post).
@@ -220,7 +221,7 @@ impl Hub {
         self.control.offer(&self.token, state_before, steps).map_err(|error| self.lost_if_unreachable(error))
     }
 
-    /// Sends the state that it waits for, of so many bytes.
+    /// Sends the state that the hub waits for, of `bytes` bytes.
     ///
     /// # Errors
     /// As for [`post`](Self::post), and when the state is not so long.

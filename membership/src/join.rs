@@ -129,11 +129,12 @@ pub fn meet(
     }
 }
 
-/// Joins a job at each of its hubs. `request` is for the first hub; each hub is told its own number.
-/// `limit` is the time limit of each request, `credential` what proves them, `named` who named the addresses.
+/// Joins a job at each of its hubs. `request` is for the first hub; each hub gets its own number. `limit` is the time
+/// limit of each request, `credential` what proves them, `named` who named the addresses.
 ///
 /// # Errors
-/// When a hub cannot be reached or refuses. The hubs that have let this member in are then told that it does not come.
+/// When a hub cannot be reached or refuses. The hubs that have let this member in are then notified that it does not
+/// come.
 pub fn join_all(
     addresses: &[&str],
     job: &str,
@@ -156,14 +157,14 @@ pub fn join_all(
     Ok(let_in)
 }
 
-/// A hub that let this member in, before the links are made. When this is dropped, the hub is told that the member does
-/// not come, so that others that wait there are told, too.
+/// A hub that let this member in, before the links are made. On drop the hub is notified that the member does not come.
+/// It then notifies the members that wait.
 #[derive(Debug)]
 pub struct LetIn {
     pub(crate) control: Control,
     pub(crate) share: Share,
     pub(crate) reply: JoinReply,
-    /// What the connection of the data path proves.
+    /// The secret that proves the connection of the data path.
     pub(crate) token: String,
     heartbeat: Heartbeat,
     /// Says that the member does not come. A hub that is alone sees that by its links.
@@ -190,7 +191,7 @@ impl LetIn {
     /// wants it.
     ///
     /// # Errors
-    /// When the hub refuses. It is told at the end that this member does not come.
+    /// When the hub refuses. The hub is notified at the end that this member does not come.
     pub fn offer(
         &mut self,
         state_before: Round,
@@ -261,8 +262,8 @@ impl LetIn {
         LetIn { control, share: *share, reply, token, heartbeat, farewell: None }
     }
 
-    /// No transport leads there, which the hub cannot see: it is told, so that others need not wait for this member. One that makes
-    /// its links again goes on trying.
+    /// Notifies the hub that no transport leads to it, which the hub cannot see. Then no other member waits for this
+    /// one. A member that makes its links again goes on trying.
     pub(crate) fn does_not_come(&self, why: &MemberError) {
         let is_new = self.token == self.reply.token;
         if is_new {
@@ -272,8 +273,7 @@ impl LetIn {
         }
     }
 
-    /// The links are made, and the member keeps them. `cores` are the hub's in the placement. Each piece of news wakes
-    /// `waker`.
+    /// Keeps the links, which are made. `cores` are the hub's in the placement. Each piece of news wakes `waker`.
     pub fn keep(mut self, cores: Range<usize>, waker: Waker) -> Hub {
         self.heartbeat.wake(waker);
         self.farewell = None;

@@ -140,8 +140,8 @@ fn waiting() -> MutexGuard<'static, BTreeMap<String, Vec<Waiter>>> {
     WAITING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Looks an address up, and gives what is found to `done`: on a thread of its own, or at once where there is no name in it. `done`
-/// is dropped where there is no thread.
+/// Looks an address up, and gives the result to `done`: on a thread of its own, or at once if there is no name in it.
+/// `done` is dropped if there is no thread.
 pub fn look_up_with(
     address: &str,
     named: &Named,
@@ -240,7 +240,7 @@ mod tests {
         }
     }
 
-    /// Whoever is called with what was found may look another name up.
+    /// A lookup may begin another one: the callback of a result may look another name up.
     #[test]
     fn a_lookup_may_begin_another_one() {
         let (found, addresses) = mpsc::channel();

@@ -1,5 +1,5 @@
-//! In which order a member takes the NICs of its machine: those of its own NUMA node first, and each member of a machine begins
-//! at another one. And how many members the machine has.
+//! The order in which a member takes the NICs of its machine. NICs of its own NUMA node come first, and each member of
+//! a machine begins at another one. Also the number of members on the machine.
 //!
 //! Once, at the join. Knows the machine by /proc and /sys; nothing of hubs.
 
@@ -28,7 +28,8 @@ pub(crate) fn local_rank(rank: u32, environment: impl Fn(&str) -> Option<String>
     LOCAL_RANK.iter().find_map(|name| environment(name)?.parse().ok()).unwrap_or(rank)
 }
 
-/// Near NICs first. Among the near ones, and among the others, the member of this number begins at another one.
+/// Orders NICs, near ones first. Among the near ones, and among the rest, the member of this number begins at another
+/// one.
 pub(crate) fn order<T>(nics: Vec<T>, is_near: impl Fn(&T) -> bool, local_rank: u32) -> Vec<T> {
     let (mut near, mut far): (Vec<T>, Vec<T>) = nics.into_iter().partition(is_near);
     for nics in [&mut near, &mut far] {

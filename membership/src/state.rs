@@ -29,8 +29,8 @@ pub fn all_of(
     wanted.into_iter().collect::<Result<Vec<Option<u64>>, _>>().map(|wanted| wanted.into_iter().sum())
 }
 
-/// Brings a state to all hubs of a job, which wait for it and place chunks by this schedule and `split_above`: f32, little
-/// endian, so many tensors of each key: the weights of all keys, then their first optimizer state, then their second. It is
+/// Brings a state to all hubs of a job, which wait for it and place chunks by this schedule and `split_above`. The
+/// state is f32, little endian: the weights of all keys, then their first optimizer state, then their second. It is
 /// never in memory as a whole.
 ///
 /// # Errors

@@ -10,7 +10,7 @@ pub struct Way {
     pub transport: Transport,
     /// The reason why by this one, in words.
     pub reason: String,
-    /// Which NICs the links go over; nothing where there is no choice.
+    /// The NICs that the links go over; nothing if there is no choice.
     pub paths: Vec<NicPair>,
 }
 

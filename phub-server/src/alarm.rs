@@ -1,4 +1,5 @@
-//! A panic in a thread of a hub, or in a task of its control thread, is a bug of the hub: it is named, and the hub ends in order.
+//! The alarm of a hub. A panic in a thread of a hub, or in a task of its control thread, is a bug of the hub. The hub
+//! names it, and ends in order.
 //!
 //! ```text
 //!   Hub::start: the calling thread belongs to the hub --> threads that it starts, and those that they start
@@ -13,7 +14,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, Once, Weak};
 
 thread_local! {
-    /// That of the hub to which this thread belongs.
+    /// The alarm of the hub to which this thread belongs.
     static OF_THREAD: RefCell<Option<Alarm>> = const { RefCell::new(None) };
 }
 
@@ -52,12 +53,12 @@ impl Alarm {
         (Alarm(sender), receiver)
     }
 
-    /// The calling thread belongs to the hub, until the value is dropped.
+    /// Lets the calling thread belong to the hub, until the value is dropped.
     pub fn enter(&self) -> Entered {
         Entered(OF_THREAD.replace(Some(self.clone())))
     }
 
-    /// Nobody needs to listen any more.
+    /// Ends the alarm: nobody needs to listen any more.
     pub fn end(&self) {
         let _ = self.0.send(Rung::Ends);
     }
@@ -77,7 +78,7 @@ impl Drop for Entered {
     }
 }
 
-/// Work for another thread, which then belongs to the hub of the calling thread.
+/// Wraps work for another thread, which then belongs to the hub of the calling thread.
 pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
     let alarm = OF_THREAD.with_borrow(Clone::clone);
     move || {
@@ -86,7 +87,7 @@ pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
     }
 }
 
-/// For threads that a runtime starts: they belong to the hub of the calling thread.
+/// Wraps the start of threads of a runtime: they belong to the hub of the calling thread.
 pub(crate) fn guards_threads() -> impl Fn() + Send + Sync {
     let alarm = Mutex::new(OF_THREAD.with_borrow(Clone::clone));
     move || {
@@ -95,7 +96,7 @@ pub(crate) fn guards_threads() -> impl Fn() + Send + Sync {
     }
 }
 
-/// A thread panics. Nothing here may panic.
+/// Rings for a thread that panics. Nothing here may panic.
 fn ring(panic: &PanicHookInfo<'_>) {
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("without a name");
@@ -121,7 +122,7 @@ fn heard_by(name: &str, own: Option<Alarm>) -> Vec<Alarm> {
 mod tests {
     use super::*;
 
-    /// Hears of a thread that panics.
+    /// Waits for a thread that panics.
     fn heard(heard: &Receiver<Rung>) -> String {
         match heard.recv().unwrap() {
             Rung::Panicked(what) => what,

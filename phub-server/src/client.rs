@@ -34,7 +34,7 @@ const LONGEST_REASON: usize = 4096;
 /// A hub's control port.
 #[derive(Clone, Debug)]
 pub struct Address {
-    /// As the job's workers name it.
+    /// The name of the hub, as the job's workers use it.
     pub name: String,
     /// The one who named it.
     named: Named,
@@ -50,7 +50,8 @@ impl Address {
         Address { name: name.to_owned(), named, found: Arc::default(), lookups: Arc::new(Semaphore::new(1)) }
     }
 
-    /// Several, which somebody named together. Few are looked up at a time, so that others find a thread for their own.
+    /// Resolves several hubs, which somebody named together. Few are looked up at a time, so that other lookups find a
+    /// thread.
     pub fn several<'a>(names: impl IntoIterator<Item = &'a String>, named: &Named) -> Vec<Self> {
         let lookups = Arc::new(Semaphore::new(LOOKUPS));
         let address =
@@ -77,7 +78,8 @@ impl Address {
         self.found.get_or_try_init(look_up).await.copied()
     }
 
-    /// `POST`s a request that this token proves, and waits for the answer at most for `limit`. An error says why no answer came.
+    /// Sends a `POST` that this token proves, and waits for the answer at most for `limit`. An error says why no answer
+    /// came.
     pub async fn post<R: Answer>(
         &self,
         path: &str,
@@ -89,12 +91,12 @@ impl Address {
         self.ask(Method::POST, path, by, body, limit).await
     }
 
-    /// `GET`s a page by a token, and waits so long for it.
+    /// Asks `GET` of a page by a token, and waits at most for `limit`.
     pub async fn get<R: Answer>(&self, path: &str, by: Option<Token>, limit: Duration) -> Result<R, String> {
         self.ask(Method::GET, path, by, Vec::new(), limit).await
     }
 
-    /// `POST`s nothing by a token, and waits so long for the answer.
+    /// Sends an empty `POST` by a token, and waits at most for `limit`.
     pub async fn order<R: Answer>(
         &self,
         path: &str,

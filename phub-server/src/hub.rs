@@ -39,14 +39,14 @@ use crate::settings::{HubSettings, interface};
 const SWEEP: Duration = Duration::from_millis(200);
 /// A look that comes so late shows that this process was stopped, or got no processor: it could hear no worker.
 const STOOD_STILL: Duration = Duration::from_millis(500);
-/// How long a stop waits until each worker has been told why, in the answer to its heartbeat. Dead workers never ask.
+/// The time that a stop waits until each worker has the reason, in the answer to its heartbeat. Dead workers never ask.
 const TELL_LIMIT: Duration = Duration::from_secs(1);
-/// How long a stop waits for threads that shake hands, or work on files.
+/// The time that a stop waits for threads that shake hands, or work on files.
 const GONE_LIMIT: Duration = Duration::from_secs(5);
 /// The number of joins that are read and checked at the same time; the others wait. Each may hold a manifest of a
 /// quarter of a million keys, and the control thread needs a core, too.
 const JOINS_AT_ONCE: usize = 2;
-/// How long a thread for joins waits for the next join: the workers of a job come together.
+/// The time that a thread for joins waits for the next join: the workers of a job come together.
 const JOIN_THREAD_IDLE: Duration = Duration::from_secs(1);
 /// A running hub. Dropping it stops it.
 #[derive(Debug)]
@@ -62,13 +62,13 @@ pub struct Hub {
     control: Option<JoinHandle<()>>,
     /// Ends after the cores.
     freeing: Option<JoinHandle<()>>,
-    /// What the cores did, for the end.
+    /// The file for the cores' timeline, at the end.
     trace: Option<TraceFile>,
     stop_control: Option<watch::Sender<bool>>,
-    /// Hears of panics in all other threads.
+    /// The alarm, which receives panics of all other threads.
     alarm: Alarm,
     listens: Option<JoinHandle<()>>,
-    /// Which one ended the hub.
+    /// The panic that ended the hub.
     broken: watch::Receiver<Option<String>>,
 }
 
@@ -212,15 +212,15 @@ impl Hub {
         self.address
     }
 
-    /// What reads the secret again, for a hub whose secret is in a file. Workers that have joined stay. It is an error when
-    /// there is none that is of use; the hub keeps the one that it has.
+    /// Returns a function that reads the secret again, for a hub whose secret is in a file. Workers that have joined
+    /// stay. It is an error when there is none that is of use; the hub keeps the one that it has.
     pub fn reload_secret(&self) -> impl Fn() -> Result<(), HubError> + use<> {
         let guard = Arc::clone(&self.guard);
         move || Ok(guard.reload()?)
     }
 
-    /// What reads the certificate of the control port again, if the hub has one. Connections stay. It is an error when
-    /// certificate and key are of no use; the hub keeps those that it has.
+    /// Returns a function that reads the certificate of the control port again, if the hub has one. Connections stay.
+    /// It is an error when certificate and key are of no use; the hub keeps those that it has.
     pub fn reload_certificate(&self) -> Option<impl Fn() -> Result<(), HubError> + use<>> {
         let encryption = Arc::clone(&self.encryption);
         encryption.is_on().then_some(move || Ok(encryption.reload()?))

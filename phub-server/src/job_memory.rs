@@ -1,11 +1,11 @@
-//! How much of this machine's memory a job needs at a hub. Pure: the hub asks it before it lets a job in, and `topology` before
-//! there is one.
+//! The memory of this machine that a job needs at a hub. Pure: the hub asks it before it lets a job in, and `topology`
+//! before there is one.
 
 use pbox_core::{JobTerms, Key, Wire};
 
 /// The hub's tables of a chunk: 180 bytes were measured (its place, its owner, its arrivals, its spans in two windows).
 const OF_A_CHUNK: u64 = 192;
-/// The same with compression: 324 bytes were measured.
+/// The bytes of a compressed chunk: 324 bytes were measured.
 const OF_A_COMPRESSED_CHUNK: u64 = 352;
 /// The rings of a worker hold all chunks, each way.
 const OF_A_CHUNK_AND_WORKER: u64 = 16;
@@ -20,7 +20,7 @@ const MOST_CORES: u64 = 64;
 /// A parsed join over its text, and the text itself: 4.5 was measured, for keys with names of one letter.
 const PARSED_PER_TEXT: u64 = 6;
 
-/// Memory that the hub needs to read a join of so many bytes.
+/// Returns the memory that the hub needs to read a join of `text_bytes` bytes.
 pub(crate) fn parsed_bytes(text_bytes: usize) -> u64 {
     (text_bytes as u64).saturating_mul(PARSED_PER_TEXT)
 }
@@ -52,7 +52,7 @@ pub(crate) fn tables_bytes(terms: &JobTerms) -> u64 {
 pub struct JobMemory {
     /// The windows of what workers, or hubs below, push.
     pub gradients: u64,
-    /// Below other hubs: the window of sums.
+    /// The window of sums, below other hubs.
     pub sums: u64,
     /// The windows that workers, or hubs below, read; and the hub's own weights.
     pub weights: u64,
@@ -65,12 +65,13 @@ pub struct JobMemory {
     pub means: u64,
     /// Room for a snapshot, where these are taken all the time.
     pub snapshots: u64,
-    /// Over how many hubs the job is spread.
+    /// The number of hubs over which the job is spread.
     hubs: u64,
 }
 
 impl JobMemory {
-    /// For a job with this wire and these terms. `snapshots`: they are taken all the time. `is_below`: sums go up to other hubs.
+    /// Computes the memory of a job with this wire and these terms. `snapshots`: they are taken all the time.
+    /// `is_below`: sums go up to other hubs.
     pub fn new(wire: &Wire, terms: &JobTerms, snapshots: bool, is_below: bool) -> Self {
         let own_weights = wire.has_own_weights();
         let workers = u64::from(terms.workers);
@@ -97,7 +98,7 @@ impl JobMemory {
         self.needed().saturating_add(tables_bytes(terms))
     }
 
-    /// This hub's share of so many bytes of the whole job.
+    /// Returns this hub's share of `bytes` bytes of the whole job.
     pub fn share(&self, bytes: u64) -> u64 {
         bytes / self.hubs
     }

@@ -1,5 +1,5 @@
-//! The parameter hub: pinned core threads that each own a part of every job's chunks, and the
-//! control port over which workers join, live and leave.
+//! The parameter hub. Pinned core threads each own a part of every job's chunks. Workers join, live and leave over the
+//! control port.
 //!
 //! ```text
 //!   control thread (HTTP)     rendezvous thread        core threads, pinned, one port each

@@ -52,7 +52,7 @@ fn certificate(settings: &HubSettings) -> Found {
     Ok(Encryption::is_possible(settings)?.then(|| "the control port speaks TLS".to_owned()))
 }
 
-/// Of our own setting alone: what other programs' variables say is a wish.
+/// Returns the interface of our own setting alone: other programs' variables are only a wish.
 fn own_interface(settings: &HubSettings) -> Found {
     let Some(list) = &settings.interface else { return Ok(None) };
     let address = interface::address(Some(list))?;

@@ -16,7 +16,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 pub(crate) struct Pieces(Receiver<Bytes>);
 
 impl Pieces {
-    /// Creates the way in, with room for so many pieces, and the body.
+    /// Creates the way in, with room for `room` pieces, and the body.
     pub fn new(room: usize) -> (Sender<Bytes>, Self) {
         let (sender, pieces) = channel(room);
         (sender, Pieces(pieces))

@@ -10,7 +10,7 @@ use pbox_core::control::RefusalReply;
 use crate::seldom::Seldom;
 use coordinator::Asker;
 
-/// So many are kept; the same one again counts once.
+/// The number of refusals that are kept; a repeated one counts once.
 const KEPT: usize = 16;
 /// Letters of a reason, and of a job's name, that are kept.
 const WHY_LETTERS: usize = 300;
@@ -34,7 +34,7 @@ struct Refused {
 }
 
 impl Refusals {
-    /// Somebody was refused something. The log says so now and then.
+    /// Notes that a client was refused something. The log says so now and then.
     pub fn add(&self, who: Option<&Asker>, job: Option<&str>, why: &str) {
         let who = who.cloned();
         let (job, why) = (job.map(|job| cut(job, JOB_LETTERS)), cut(why, WHY_LETTERS));
@@ -49,7 +49,7 @@ impl Refusals {
         kept.truncate(KEPT);
     }
 
-    /// All that are kept, for those who may see all jobs; else those of jobs that `sees` has.
+    /// Returns all refusals that are kept, for clients that may see all jobs; else those of jobs that `sees` allows.
     pub fn replies(&self, sees: impl Fn(Option<&str>) -> bool) -> Vec<RefusalReply> {
         let kept = self.lock();
         let seen = kept.iter().filter(|one| sees(one.job.as_deref()));

@@ -31,7 +31,7 @@ use crate::waiting_room::{Place, WaitingRoom};
 const MAX_WELCOMES: usize = 64;
 /// The time limit of each message of a handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
-/// From the first connection of a worker to its last.
+/// The time from the first connection of a worker to its last.
 const GATHER_LIMIT: Duration = Duration::from_secs(10);
 
 /// The pause when descriptors have run out. No event says when there are some again, and accept would fail at once.
@@ -40,7 +40,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Threads of handshakes of one listener. Beyond, nobody is accepted: these may be busy closing what strangers sent.
 const MAX_THREADS: usize = 4096;
 
-/// What the handshakes of one listener share.
+/// The state that the handshakes of one listener share.
 struct Rendezvous {
     group: Group,
     registry: Weak<Registry>,

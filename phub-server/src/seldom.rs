@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often the log mentions one cause.
+/// The interval at which the log mentions one cause.
 const SAY_EVERY: Duration = Duration::from_secs(1);
 
 /// Counts an event that may happen often, for a log line now and then. There is one for each cause.
@@ -11,7 +11,7 @@ const SAY_EVERY: Duration = Duration::from_secs(1);
 pub(crate) struct Seldom(Mutex<(Option<Instant>, u64)>);
 
 impl Seldom {
-    /// It happened. If it is time to log it again: how often it happened since the last time.
+    /// Counts an event. If it is time to log it again, returns how often it happened since the last time.
     pub fn count(&self) -> Option<u64> {
         let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (said, times) = &mut *counted;

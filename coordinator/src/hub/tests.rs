@@ -36,7 +36,7 @@ fn terms() -> JobTerms {
     JobTerms::new(WORKERS, vec![Key::f32("a", [16])], optimizer)
 }
 
-/// A job of this owner begins, which was promised so much memory.
+/// Begins a job of this owner, which was promised `promised` bytes.
 fn begin((id, name): (JobId, &str), owner: Option<IpAddr>, promised: u64) -> Begin {
     let hub = HubOf {
         share: Share::WHOLE,
@@ -70,18 +70,18 @@ fn join(hub: &mut Hub, name: &str, rank: u32, token: Token, now: Instant) -> Res
     hub.join(Join::new(name, &JoinRequest::new(rank, terms()), token), now).map(|(id, _)| id)
 }
 
-/// A join is read that needs this memory.
+/// Promises the memory that a join needs while it is read.
 fn promise_join(hub: &mut Hub, bytes: u64) -> Result<(), Refused> {
     hub.ask(input::PromiseJoin { bytes, memory: room(100, 0) }, Instant::now())
 }
 
-/// A member leaves by its token, which has its rank in each byte.
+/// Leaves by a member's token, which has its rank in each byte.
 fn leave(hub: &mut Hub, job: JobId, rank: u32, now: Instant) -> Leave {
     let (member, token) = (MemberOf { job, rank }, Some(Token([rank as u8; 16])));
     hub.ask(input::Leave { member, token, round: Round(3), behind: Vec::new() }, now)
 }
 
-/// All members of a job connect, and it begins.
+/// Connects all members of a job, so that it begins.
 fn run(job: &mut Job) {
     for rank in 0..WORKERS {
         job.members.connect(rank, Token([0; 16]), "job").unwrap();

@@ -1,5 +1,5 @@
-//! What the hubs of one job agree on, as plain state: who is held by which cut, which workers are at all hubs, and which
-//! checkpoints are whole.
+//! The agreement of one job's hubs, as plain state: the cuts that hold each hub, the workers that are at all hubs, and
+//! the checkpoints that are whole.
 //!
 //! Knows no thread, no connection and no file, so that its tests can try any order of events.
 
@@ -70,21 +70,21 @@ impl Follower {
     }
 }
 
-/// Which newcomers have their links at which hubs: hub 0 admits a worker that is at all of them.
+/// The newcomers that have their links at hubs: hub 0 admits a worker that is at all of them.
 #[derive(Debug, Default)]
 pub struct Arrivals {
     hubs: HashMap<u64, HashSet<u32>>,
 }
 
 impl Arrivals {
-    /// A worker's links are at a hub; true when this was the last of `hubs`.
+    /// Notes that a worker's links are at a hub. Returns true when this was the last of `hubs`.
     pub fn note(&mut self, worker: u64, hub: u32, hubs: u32) -> bool {
         let at = self.hubs.entry(worker).or_default();
         let is_new = at.insert(hub);
         is_new && at.len() == hubs as usize
     }
 
-    /// A worker was admitted, lost, or left.
+    /// Forgets a worker that was admitted, lost, or left.
     pub fn forget(&mut self, worker: u64) {
         self.hubs.remove(&worker);
     }
@@ -104,7 +104,7 @@ impl Files {
         Files { rounds: rounds.into_iter().map(|(hub, rounds)| (hub, latest(rounds))).collect() }
     }
 
-    /// A hub says what it has.
+    /// Notes the rounds that a hub has.
     pub fn report(&mut self, hub: u32, rounds: Vec<Round>) {
         self.rounds.insert(hub, latest(rounds));
     }
@@ -262,8 +262,8 @@ mod tests {
             }
         }
 
-        /// Hubs write, skip and fail in any order, and are told what the others have in any order, if at all: from the
-        /// first whole round on there is always one on the disks, two after the second, and no disk fills up.
+        /// Hubs write, skip and fail in any order, and learn of each other's rounds in any order, if at all. From the
+        /// first whole round on there is always one on the disks, two after the second. No disk fills up.
         #[test]
         fn a_whole_round_is_never_lost(
             hubs in 2usize..5,

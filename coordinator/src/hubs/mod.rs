@@ -62,7 +62,7 @@ impl std::fmt::Debug for Secret {
 /// The hubs of one job.
 #[derive(Debug)]
 pub struct Hubs {
-    /// Which of the hubs this one is.
+    /// The number of this hub, and of all hubs.
     pub share: Share,
     /// The pieces of keys that this hub owns.
     pub pieces: Vec<Piece>,
@@ -72,16 +72,16 @@ pub struct Hubs {
     pub first_round: Round,
     /// The rounds of this hub's parts of checkpoints, ascending.
     pub rounds: Vec<Round>,
-    /// Which rounds are whole, as far as this hub knows: hub 0 tells the others.
+    /// The rounds that are whole, as far as this hub knows: hub 0 notifies the other hubs.
     pub whole: WholeRounds,
     /// The cuts that hub 0 has begun, and the workers that it has admitted; 0 at the others.
     cuts: u64,
     workers: u64,
-    /// The newcomers that have arrived at hubs, as hub 0 hears of them.
+    /// The newcomers that have arrived at hubs, as far as hub 0 is notified.
     pub arrivals: Arrivals,
-    /// The files of each hub, as hub 0 hears of them.
+    /// The files of each hub, as far as hub 0 is notified.
     files: Files,
-    /// The cuts of hub 0, as another hub hears of them.
+    /// The cuts of hub 0, as far as another hub is notified.
     pub held: Follower,
     /// The highest round of this hub's chunks when hub 0 began the last cut.
     pub front: Option<Round>,
@@ -130,7 +130,7 @@ impl Hubs {
         Pass { secret, worker, first_round, checkpoints }
     }
 
-    /// Hub 0 begins a cut. Returns the cut's number.
+    /// Begins a cut of hub 0. Returns the cut's number.
     pub(crate) fn next_cut(&mut self) -> u64 {
         self.cuts += 1;
         self.cuts

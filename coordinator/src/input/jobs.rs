@@ -127,7 +127,7 @@ pub struct Begin {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HubOf {
-    /// Which of the hubs this one is.
+    /// The number of this hub, and of all hubs.
     pub share: Share,
     /// The pieces of keys that this hub owns.
     pub pieces: Vec<Piece>,

@@ -41,7 +41,7 @@ impl Request for Judge {
 pub struct Crossed {
     /// The job.
     pub job: JobId,
-    /// For each link its rank, the place of its core, and the bytes that were sent and received.
+    /// The rank, the place of its core, and the bytes sent and received, for each link.
     pub links: Vec<(u32, usize, (u64, u64))>,
 }
 

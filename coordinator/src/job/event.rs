@@ -108,14 +108,14 @@ pub enum Effect {
     HeldUp,
     /// The job fails.
     Fail(String, Blame),
-    /// Every core has answered for a snapshot before a round. All parts are here, to be written or to be given to the one who has
-    /// asked for them; or one is missing, and the others are thrown away.
+    /// Every core has answered for a snapshot before a round. All parts are here, to be written or to be given to the
+    /// client that asked for them. Or one part is missing, and the rest is discarded.
     Snapshot(Occasion, Round, Result<(), String>),
     /// Requests that wait for the job look again.
     Wake,
     /// A step of saving the last state is due.
     Last(LastStep),
-    /// All hubs that ask are told whether this hub holds the failed job.
+    /// The answer to hubs that ask whether this hub holds the failed job.
     Holds(FailedReply),
     /// Hub 0, if it asks, gets the result of this hub's part of the last state.
     HasPart(Result<LastReply, String>),
@@ -131,9 +131,9 @@ pub enum Cause {
     Link,
     /// The heartbeats stopped.
     Silent,
-    /// It held a round up.
+    /// The member held a round up.
     Late,
-    /// It has lost a hub of the job, and says so.
+    /// The member has lost a hub of the job, and says so.
     HubLost,
     /// Another hub lost it, it gives up, or it could not be let in.
     Other,

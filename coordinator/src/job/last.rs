@@ -333,7 +333,8 @@ impl Last {
     }
 }
 
-/// The end. Hubs that still wait for an answer hear that the job is not held any more, or what came of this hub's part.
+/// Returns the effects of the end. Hubs that still wait for an answer get the result: the job is not held any more, or
+/// this hub's part.
 fn over(saved: Saved) -> Vec<Effect> {
     let bytes = |saved: &Option<CheckpointReply>| saved.as_ref().map_or(0, |reply| reply.bytes);
     let part = saved.as_ref().map(|saved| LastReply { bytes: bytes(saved) }).map_err(Clone::clone);

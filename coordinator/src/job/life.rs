@@ -37,14 +37,14 @@ pub enum Life {
     },
 }
 
-/// Whether a job waits for the state of rank 0.
+/// The wait of a job for the state of rank 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Brought {
-    /// It does not wait.
+    /// The job does not wait.
     Nothing,
     /// The hubs above are asked whether they want it.
     Offered,
-    /// It waits for the state before this round, of this number of bytes.
+    /// The job waits for the state before this round, of this number of bytes.
     Awaited(Round, u64),
     /// The state is on its way.
     Coming,

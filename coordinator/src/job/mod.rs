@@ -81,7 +81,7 @@ pub struct Job {
     pub numbers: NumbersByRound,
     /// The hubs.
     pub hubs: Hubs,
-    /// How far it was at the last look.
+    /// The progress at the last look.
     pub progress: Progress,
     /// Whether all members have the same weights.
     pub digests: Digests,

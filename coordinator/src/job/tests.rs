@@ -49,7 +49,7 @@ fn join(job: &mut Job, rank: u32) {
     job.add_member(rank, u64::from(rank), true, None, Instant::now());
 }
 
-/// A member connects, and the core has its link.
+/// Connects a member, and gives its link to the core.
 fn attach(job: &mut Job, rank: u32) -> Arrival {
     job.members.connect(rank, Token([0; 16]), "job").unwrap();
     job.attached(rank)
@@ -61,7 +61,7 @@ fn code_of_a_join(job: &Job, rank: u32) -> Option<RefusalCode> {
     job.may_come(&join).err().map(|refused| refused.code)
 }
 
-/// A worker is lost, and the core removes it.
+/// Loses a worker, and removes it from the core.
 fn lose(job: &mut Job, rank: u32) {
     job.members.lose(rank);
     job.removed(rank);

@@ -65,7 +65,7 @@ pub struct Limits {
 pub enum Event {
     /// All hubs let it take part.
     TakesPart,
-    /// It has the weights with which it begins, or goes on.
+    /// The member has the weights with which it begins, or goes on.
     CaughtUp,
     /// A link ended.
     LinkEnded {
@@ -87,7 +87,7 @@ pub enum Event {
     Failed(Failure),
     /// News of a hub, or its answer, end the membership.
     Ended(End),
-    /// The job's other hubs are told.
+    /// The job's other hubs are notified.
     Told,
     /// The time is there that a pause lasts to.
     TimePassed,
@@ -143,11 +143,11 @@ pub enum Step {
 /// The reason why a member tries no longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
-    /// It tried for this time.
+    /// The member tried for this time.
     Limit(Duration),
     /// The links were lost again and again for this time, and brought no answer.
     NoAnswer(Duration),
-    /// Its own program waits no longer.
+    /// The member's own program waits no longer.
     CallerGaveUp,
 }
 

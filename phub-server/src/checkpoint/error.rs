@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use super::format::FORMAT;
 
-/// What to do about a file that cannot be used.
+/// The remedy for a file that cannot be used.
 const ANEW: &str = "to start the job anew move the file away, or give the job another name";
 
 /// A checkpoint that cannot be saved or loaded, or a directory that cannot hold checkpoints.
@@ -48,7 +48,7 @@ pub enum CheckpointError {
         needed_bytes: u64,
         free_bytes: Option<u64>,
         error: io::Error,
-        /// What has happened to the checkpoint before.
+        /// The fate of the checkpoint before.
         kept: &'static str,
     },
 
@@ -61,7 +61,7 @@ pub enum CheckpointError {
         round: Round,
         found: NotFinite,
         aside: PathBuf,
-        /// What has happened to the checkpoint before.
+        /// The fate of the checkpoint before.
         kept: &'static str,
     },
 
@@ -113,7 +113,7 @@ impl CheckpointError {
 pub struct NotFinite {
     /// The tensor of the first of them, by its name in the file.
     pub first: String,
-    /// How many there are.
+    /// The number of values.
     pub values: u64,
 }
 

@@ -69,8 +69,8 @@ pub(super) fn multipliers(keys: &[Key]) -> Multipliers {
     with.map(|key| (key.name.clone(), [key.lr_mult, key.wd_mult])).collect()
 }
 
-/// The optimizer's numbers from a round on: the first round, the optimizer, and the multipliers of the keys that have some, if
-/// they are not those of the job's terms.
+/// The optimizer's numbers from a round on: the first round, the optimizer, and the multipliers of keys. The
+/// multipliers are left out if they are those of the job's terms.
 pub(super) type NumbersFrom = (Round, Optimizer, Option<Multipliers>);
 
 /// The groups from a round on: the first round, their optimizers, and the number, from 1, of each key's that is in one.
@@ -121,7 +121,7 @@ fn steps(snapshot: &Snapshot) -> Option<BTreeMap<String, u32>> {
     (!apart.is_empty()).then_some(apart)
 }
 
-/// One step in each round but the broadcast.
+/// Returns one step in each round but the broadcast.
 pub(super) fn steps_of_rounds(before: Round) -> u32 {
     before.0.saturating_sub(1)
 }
@@ -157,7 +157,7 @@ pub(super) struct Metadata {
     /// JSON: whose part this is, of a job over several hubs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<String>,
-    /// Of the last state of a job that failed: how it ended, for people.
+    /// The way in which the job ended, for people, in the last state of a job that failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<String>,
     /// The program that wrote the file, for people.
@@ -187,7 +187,7 @@ impl Metadata {
     }
 }
 
-/// Whose part a file is, of a job over several hubs.
+/// The owner of the part in a file, in a job over several hubs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FileShare {
     pub hub: u32,
@@ -197,7 +197,7 @@ pub(super) struct FileShare {
 }
 
 impl FileShare {
-    /// `None` for a whole job.
+    /// Creates the share; `None` for a whole job.
     pub fn new(share: Share, keys: &[Key], pieces: &[Piece]) -> Option<Self> {
         let parts = pieces.iter().filter(|piece| !is_whole(piece, keys));
         let pieces = parts.map(|Piece { key, elements, .. }| {
@@ -212,7 +212,7 @@ fn is_whole(piece: &Piece, keys: &[Key]) -> bool {
     keys[piece.key.index()].elements() == Some(piece.elements.len() as u64)
 }
 
-/// As the JSON of the control port.
+/// Writes a value as the JSON of the control port.
 pub(super) fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("settings are plain data")
 }

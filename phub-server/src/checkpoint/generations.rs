@@ -62,8 +62,8 @@ fn aside_name(job: &str, why: &str, share: Share) -> String {
     }
 }
 
-/// Returns the job and the round that the name of a checkpoint file says, where it says one; nothing where it is no
-/// checkpoint that a job goes on from.
+/// Returns the job in the name of a checkpoint file, and the round if the name has one. Nothing if it is no checkpoint
+/// that a job goes on from.
 pub fn named(file: &str) -> Option<(String, Option<Round>)> {
     if let Some(part) = PartName::parse(file) {
         return Some((part.job, Some(part.round)));
@@ -78,8 +78,8 @@ pub fn named(file: &str) -> Option<(String, Option<Round>)> {
 
 impl CheckpointStore {
     /// Returns the job's checkpoint; `None` when it has none. A newest file that is missing or damaged is an error only
-    /// where no older generation is whole, so that a job is not begun anew in silence. Keys that could not be saved are
-    /// an error, too.
+    /// if no older generation is whole. So no job begins anew in silence. Keys that could not be saved are an error,
+    /// too.
     pub fn load(
         &self,
         job: &str,
@@ -139,8 +139,8 @@ impl CheckpointStore {
         Ok(rounds)
     }
 
-    /// The newest file gets a second name with its round, before the state of round `next` replaces it. So the job has a
-    /// newest file at any time.
+    /// Gives the newest file a second name with its round, before the state of round `next` replaces it. So the job has
+    /// a newest file at any time.
     pub(super) fn keep_newest(&self, job: &str, newest: &Path, next: Round) -> io::Result<()> {
         if self.keep.get() == 1 || !newest.is_file() {
             return Ok(());
@@ -159,9 +159,9 @@ impl CheckpointStore {
         disk::link(newest, &kept).or_else(|_| disk::rename(newest, &kept))
     }
 
-    /// Removes the file of a job that is needed least, so that the state before `round` has room: one that no job goes on from,
-    /// one of a past that the job went back from, or the oldest generation. The newest that can be read stays. Returns whether
-    /// there was one.
+    /// Removes the file of a job that is needed least, so that the state before `round` has room. That is one that no
+    /// job goes on from, one of a past that the job went back from, or the oldest generation. The newest that can be
+    /// read stays. Returns whether there was one.
     pub(super) fn make_room(&self, job: &str, share: Share, round: Round) -> io::Result<bool> {
         let mut names = vec![damaged_name(job, share), not_finite_name(job, share)];
         if share.is_whole() {
@@ -194,8 +194,8 @@ impl CheckpointStore {
         Ok(false)
     }
 
-    /// Removes the generations that are too many beside a newest of `round`; and those of the same and later rounds, which
-    /// are of a past that the job went back from.
+    /// Removes the generations that are too many beside a newest of `round`. Also removes those of the same and later
+    /// rounds, which are of a past that the job went back from.
     pub(super) fn prune(&self, job: &str, round: Round) -> Result<(), CheckpointError> {
         let rounds = self.generations(job)?;
         let older = rounds.iter().filter(|&&kept| kept < round).count();

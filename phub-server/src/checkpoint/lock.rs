@@ -69,8 +69,8 @@ impl Lock {
 }
 
 impl Drop for Lock {
-    /// Closing is not enough: a child that another thread has forked, and that has not yet become its program, still has
-    /// both open.
+    /// Unlocks and closes. Closing is not enough: a child that another thread has forked, and that has not yet become
+    /// its program, still has both open.
     fn drop(&mut self) {
         let _ = flock(&self.file, FlockOperation::Unlock);
         let _ = flock(&self.directory, FlockOperation::Unlock);

@@ -1,5 +1,5 @@
-//! Checkpoints: a job's weights and optimizer state in a safetensors file, which is replaced as a whole, and a few files
-//! before it; or each hub's part of a job over several hubs, a file for each round.
+//! Checkpoints: a job's weights and optimizer state in a safetensors file, which is replaced as a whole, and a few
+//! files before it. In a job over several hubs each hub has its part, in a file for each round.
 //!
 //! `format` says what is in a file, `write` makes it, `read` takes it apart and believes nothing of it, `image` sends it,
 //! `store` is the directory, `lock` and `permission` say who may use it, `generations` are the files before the newest, `parts` and
@@ -38,6 +38,6 @@ pub use permission::FileMode;
 pub use read::{About, Decoded, about, decode};
 pub use store::{CheckpointStore, KEEP};
 
-/// Bytes that are read, written and digested at a time: long enough for any disk, and all the memory
-/// that a save needs beside the snapshot and the header.
+/// The number of bytes that are read, written and digested at a time. It is long enough for any disk, and all the
+/// memory that a save needs beside the snapshot and the header.
 const PIECE_BYTES: usize = 4 << 20;

@@ -9,7 +9,7 @@
 use pbox_core::control::check_job_name;
 use pbox_core::{Round, Share};
 
-/// What the name says.
+/// The facts in the name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PartName {
     pub job: String,

@@ -1,7 +1,7 @@
 //! Checkpoints of a job over several hubs: a hub's part of it, one file for each round.
 //!
 //! A round is *whole* when every hub of the job has a part of it, which no hub alone can know. So a hub keeps a part
-//! until it is told that the part is not needed any more.
+//! until a notice that the part is not needed any more.
 //!
 //! Shared by the threads that save and load. Must not know other hubs.
 
@@ -17,14 +17,14 @@ use super::part_name::PartName;
 use super::read::check_digest;
 use super::store::CheckpointStore;
 
-/// Whose part it is.
+/// The owner of a part.
 #[derive(Clone, Copy, Debug)]
 pub struct PartOf<'a> {
     /// The job's name.
     pub job: &'a str,
-    /// Which of the job's hubs.
+    /// The number of this hub among the job's hubs.
     pub share: Share,
-    /// What the hub owns of each key.
+    /// The piece of each key that the hub owns.
     pub pieces: &'a [Piece],
 }
 
@@ -105,9 +105,9 @@ impl CheckpointStore {
         Ok(if share.is_whole() { whole } else { self.file(&PartName::new(job, round, share).file()) })
     }
 
-    /// Removes the parts of all rounds that `keep` does not want; returns the rounds that are left, ascending. If the latest part goes,
-    /// the job goes back and writes its round again. So the removal is on the disk when this returns: a part that came back after a
-    /// crash would make a round whole with the new parts of other hubs.
+    /// Removes the parts of all rounds that `keep` does not want; returns the rounds that are left, ascending. If the
+    /// latest part goes, the job goes back and writes its round again. So the removal is on the disk when this returns.
+    /// A part that came back after a crash would make a round whole with the new parts of other hubs.
     pub fn keep_parts(
         &self,
         job: &str,

@@ -15,7 +15,7 @@ use super::disk::{self, NewFile};
 pub struct FileMode(u32);
 
 impl Default for FileMode {
-    /// The hub's user alone reads and writes them.
+    /// Returns the mode in which the hub's user alone reads and writes files.
     fn default() -> Self {
         FileMode(0o600)
     }

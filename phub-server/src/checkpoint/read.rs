@@ -39,7 +39,7 @@ pub struct Decoded {
     steps: BTreeMap<String, u32>,
     multipliers: Multipliers,
     share: Option<FileShare>,
-    /// In the order of their values, without gaps.
+    /// The tensors in the order of their values, without gaps.
     tensors: Vec<Key>,
     values: Slab,
 }
@@ -133,7 +133,7 @@ fn compare_rest(
     compare(written, &hash)
 }
 
-/// The digest of a file is that of its bytes with [`NO_DIGEST`] in its own place.
+/// Begins the digest of a file: that of its bytes with [`NO_DIGEST`] in the digest's own place.
 fn begin_digest(header: &mut [u8]) -> Xxh3 {
     let mut hash = Xxh3::new();
     header[DIGEST_AT..][..DIGEST_BYTES].copy_from_slice(&NO_DIGEST);
@@ -148,7 +148,7 @@ fn compare(written: &str, hash: &Xxh3) -> Result<(), DecodeError> {
     }
 }
 
-/// What the beginning of a checkpoint file says.
+/// The facts at the beginning of a checkpoint file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct About {
     /// The job that wrote it.
@@ -343,12 +343,12 @@ impl Decoded {
         self.kept.optimizer()
     }
 
-    /// Whose part it is, in words; nothing for a whole job.
+    /// Returns the owner of the part, in words; nothing for a whole job.
     pub fn part(&self) -> Option<String> {
         self.share.as_ref().map(|share| format!("hub {}'s part of {}", share.hub, share.hubs))
     }
 
-    /// Name, shape and values of each tensor.
+    /// Returns name, shape and values of each tensor.
     pub fn tensors(&self) -> impl Iterator<Item = (&Key, &[f32])> {
         let mut rest = self.values.as_slice();
         self.tensors.iter().map(move |tensor| {

@@ -7,8 +7,8 @@
 //!   .phub-lock                        held, as the directory itself is, while a hub uses it (`lock`)
 //! ```
 //!
-//! A job's name cannot lead out of the directory: it has no slash, and never stands alone, so that the
-//! jobs `.` and `..` are the files `..safetensors` and `...safetensors`.
+//! A job's name cannot lead out of the directory: it has no slash, and never stands alone. The jobs `.` and `..` are
+//! the files `..safetensors` and `...safetensors`.
 //!
 //! Shared by the threads that save and load. After two saves of one job the file is that of the later save. Must not know
 //! the contents of a file.
@@ -36,7 +36,7 @@ use super::read::decode;
 use super::write::{self, Names};
 use crate::seldom::Seldom;
 
-/// The number of checkpoints of a job that are kept, unless the hub is told otherwise.
+/// The default number of checkpoints of a job that are kept.
 pub const KEEP: NonZeroU32 = NonZeroU32::new(3).unwrap();
 
 const TEMPORARY: &str = ".phub-tmp";
@@ -102,7 +102,7 @@ impl CheckpointStore {
         Ok(store)
     }
 
-    /// Keeps so many checkpoints of a job over one hub.
+    /// Keeps `keep` checkpoints of a job over one hub.
     pub fn keeping(self, keep: NonZeroU32) -> Self {
         CheckpointStore { keep, ..self }
     }
@@ -117,7 +117,7 @@ impl CheckpointStore {
         self.dir.join(name)
     }
 
-    /// Something failed in the directory.
+    /// Returns the error of an action in the directory.
     pub(crate) fn failed(&self, doing: &'static str, error: io::Error) -> CheckpointError {
         CheckpointError::Directory { dir: self.dir.clone(), doing, error }
     }
@@ -217,8 +217,8 @@ impl CheckpointStore {
         disk::remove(&path)
     }
 
-    /// Says what other users can do to the directory, and what closes it, if its mode lets them do more than the files' mode asks
-    /// for. The mode itself stays: somebody may have chosen it, and other programs may need it.
+    /// Says what other users can do to the directory, and how to close it, if its mode allows more than the files'
+    /// mode. The mode itself stays: somebody may have chosen it, and other programs may need it.
     fn is_open_to_others(&self) -> io::Result<Option<String>> {
         let (mode, wanted, dir) = (self.dir.metadata()?.mode(), self.mode.of_directory(), self.dir.display());
         let more = mode & 0o066 & !wanted;
@@ -302,7 +302,7 @@ fn remove_temporaries(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// `.<job>.<16 hexadecimal digits>.phub-tmp`.
+/// Whether a name is `.<job>.<16 hexadecimal digits>.phub-tmp`.
 fn is_temporary(name: &str) -> bool {
     let parts = name.strip_prefix('.').and_then(|name| name.strip_suffix(TEMPORARY)?.rsplit_once('.'));
     parts.is_some_and(|(job, random)| check_job_name(job).is_ok() && unhex::<8>(random).is_some())

@@ -28,10 +28,10 @@ use super::permission::FileMode;
 const UNTOUCHED: &str = "the checkpoint before it is as it was";
 const REPLACED: &str = "the file is whole, but a power failure now may bring back the one before it";
 
-/// What was being done when it failed, and the error.
+/// The action that failed, and the error.
 type Failed = (&'static str, io::Error);
 
-/// Adds what was being done.
+/// An addition of the action to an error.
 trait Doing<T> {
     fn doing(self, what: &'static str) -> Result<T, Failed>;
 }
@@ -51,7 +51,7 @@ pub(super) struct Names<'a> {
     pub aside: &'a Path,
     /// The file before the rename, which must not exist.
     pub temporary: PathBuf,
-    /// That of the new file.
+    /// The mode of the new file.
     pub mode: FileMode,
 }
 
@@ -143,7 +143,7 @@ impl Drop for Temporary {
     }
 }
 
-/// A write beyond the limit gives a signal that ends the hub, so the limit is checked first.
+/// Checks the limit first: a write beyond it gives a signal that ends the hub.
 fn check_size_limit(bytes: u64) -> Result<(), Errno> {
     match getrlimit(Resource::Fsize).current {
         Some(limit) if limit < bytes => Err(Errno::FBIG),

@@ -18,8 +18,8 @@ use super::limits::ControlLimits;
 use super::shown::Shown;
 use crate::registry::{Because, Refusal};
 
-/// Bytes that are read of one body before other requests have their turn. A client that sends faster than the hub reads would
-/// otherwise hold up everybody: three joins of 16 MB took the control thread for a second.
+/// The number of bytes that are read of one body before other requests have their turn. Otherwise a client that sends
+/// faster than the hub reads would hold up everybody. Three joins of 16 MB took the control thread for a second.
 const TURN_BYTES: usize = 256 << 10;
 
 /// A body that was read. Its bytes count against the limit of all bodies until it is dropped.
@@ -76,7 +76,7 @@ pub(super) struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// Of a body of at most `limit` bytes.
+    /// Creates the reader of a body of at most `limit` bytes.
     pub fn new(request: Request, limit: usize, limits: &'a ControlLimits) -> Result<Self, Refusal> {
         let body: Body = request.into_body();
         // If the header says so, the client need not send the body.

@@ -1,4 +1,5 @@
-//! Who has how many connections to the control port, so that neither one address nor strangers can take all.
+//! The number of connections of each client to the control port, so that neither one address nor strangers can take
+//! all.
 //!
 //! A connection gives its place back when it ends. Runs on the control thread.
 
@@ -30,9 +31,9 @@ impl ClientAddress {
     }
 }
 
-/// The open connections. One that has shown no token yet is a stranger: it gives its place up when there is no other for a new
-/// one, the oldest of the address that has the most. So nobody without a token keeps those out who have one, and a crowd from one
-/// address takes the places of that crowd.
+/// The open connections. A connection that has shown no token yet is a stranger. If no place is left for a new
+/// connection, a stranger gives up its place: the oldest of the address that has the most. So clients without a token
+/// keep out no client with one. A crowd from one address takes the places of that crowd.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Crowd(Arc<Mutex<Open>>);
 
@@ -40,10 +41,10 @@ pub(super) struct Crowd(Arc<Mutex<Open>>);
 struct Open {
     /// The number of the newest connection.
     newest: u64,
-    /// Who has a place, by number.
+    /// The address of each connection that has a place, by number.
     places: HashMap<u64, IpAddr>,
     by_address: HashMap<IpAddr, usize>,
-    /// The way in which each stranger is told that its place is gone.
+    /// The channel that notifies each stranger that its place is gone.
     strangers: HashMap<u64, oneshot::Sender<()>>,
     /// The numbers.
     strangers_of: HashMap<IpAddr, BTreeSet<u64>>,
@@ -64,7 +65,7 @@ pub(super) struct Newcomer {
 }
 
 impl Newcomer {
-    /// It has shown a token.
+    /// Notes that the connection has shown a token.
     pub fn is_known(&self) {
         self.crowd.lock().take_stranger(self.number);
     }
@@ -126,7 +127,7 @@ impl Open {
         self.strangers_of.values().filter_map(of_address).max().map(|(_, Reverse(number))| number)
     }
 
-    /// This connection is no stranger any more.
+    /// Notes that this connection is no stranger any more.
     fn take_stranger(&mut self, number: u64) -> Option<oneshot::Sender<()>> {
         let tell = self.strangers.remove(&number)?;
         if let Some(from) = self.places.get(&number)
@@ -140,7 +141,7 @@ impl Open {
         Some(tell)
     }
 
-    /// This connection has no place any more.
+    /// Frees the place of this connection.
     fn leave(&mut self, number: u64) {
         self.take_stranger(number);
         let Some(from) = self.places.remove(&number) else { return };
@@ -159,8 +160,8 @@ impl Drop for Place {
     }
 }
 
-/// Returns the address under which a client is counted: this machine's own loopback addresses are one client, and so is
-/// a network of IPv6 with 64 bits, which one machine may have for itself.
+/// Returns the address under which a client is counted. This machine's own loopback addresses are one client. So is a
+/// network of IPv6 with 64 bits, which one machine may have for itself.
 fn counted_as(from: IpAddr) -> IpAddr {
     match from.to_canonical() {
         from if from.is_loopback() => Ipv4Addr::LOCALHOST.into(),

@@ -23,10 +23,10 @@ pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
-/// Encrypts connections, or not.
+/// The encryption of connections, if there is one.
 #[derive(Debug)]
 pub(crate) struct Encryption {
-    /// For the reading again.
+    /// The settings, to read the certificate again.
     settings: HubSettings,
     /// `None`: the hub has no certificate.
     config: Option<RwLock<Arc<ServerConfig>>>,

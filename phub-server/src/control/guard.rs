@@ -1,4 +1,4 @@
-//! Who may ask for what: the one table of rights, and the check of a request before anything of its body is read.
+//! The rights of clients: the one table of rights, and the check of a request before anything of its body is read.
 
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
@@ -36,10 +36,10 @@ fn needed(method: &Method, page: &str) -> Option<Right> {
 /// Pages that a web page of anybody can make a browser send without asking first, by a form.
 const FORMS: [&str; 3] = ["application/x-www-form-urlencoded", "multipart/form-data", "text/plain"];
 
-/// Lets requests in, or not.
+/// The guard that lets requests in, or not.
 #[derive(Debug)]
 pub(crate) struct Guard {
-    /// For the reading again.
+    /// The settings, to read the secret again.
     settings: HubSettings,
     /// The secrets whose tokens it accepts; `None`: it accepts everybody.
     accepted: RwLock<Option<Secrets>>,
@@ -50,7 +50,7 @@ pub(crate) struct Guard {
     pub refusals: Arc<Refusals>,
 }
 
-/// What a request may see.
+/// The jobs that a request may see.
 #[derive(Clone, Debug)]
 pub(super) struct Sees(Option<Token>);
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 
-/// What a client of the control port may use.
+/// The limits of a client of the control port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControlLimits {
     /// The longest join in bytes.
@@ -16,17 +16,17 @@ pub struct ControlLimits {
     pub key_bytes: usize,
     /// Bytes of all bodies that are being read.
     pub bodies_bytes: usize,
-    /// Until a request's headers are here; also how long a connection may be idle.
+    /// The time until a request's headers are here; also how long a connection may be idle.
     pub headers: Duration,
-    /// Between two parts of a body.
+    /// The time between two parts of a body.
     pub body_stall: Duration,
     /// The slowest body, on average since it began, after one stall.
     pub body_bytes_per_s: u64,
-    /// Until the client's end takes what was sent to it.
+    /// The time until the client's end takes what was sent to it.
     pub unread: Duration,
     /// Connections at once.
     pub connections: usize,
-    /// Of these, the connections of one address.
+    /// The connections of one address, of all these.
     pub of_an_address: usize,
     /// Connections that have shown no token yet. The oldest of the address that has the most gives its place to a new one.
     pub strangers: usize,

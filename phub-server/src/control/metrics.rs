@@ -40,7 +40,7 @@ pub fn page(hub: &HubReply) -> String {
     text
 }
 
-/// What a page has so far.
+/// The metrics of a page so far.
 struct Page(Registry);
 
 impl Page {

@@ -80,7 +80,7 @@ POST /v1/jobs/{job}/peers/{verb}    the other hubs of a job
 /// Timelines at the same time. Each may have tens of megabytes.
 const TRACES: usize = 2;
 
-/// What each handler needs.
+/// The state that each handler needs.
 #[derive(Clone, Debug)]
 struct Desk {
     registry: Arc<Registry>,
@@ -92,7 +92,7 @@ struct Desk {
     listeners: Arc<Semaphore>,
     /// A permit for each timeline that may be made and sent now.
     traces: Arc<Semaphore>,
-    /// Whose NICs are asked now: one request's at a time.
+    /// The permit to ask NICs: one request at a time.
     nics: Arc<Semaphore>,
     /// A permit to say which checkpoints are here: one request at a time, as each has a thread and may read a whole file.
     parts: Arc<Semaphore>,
@@ -126,7 +126,7 @@ impl Desk {
     }
 }
 
-/// `picture` is the hub's machine as SVG.
+/// Builds the routes. `picture` is the hub's machine as SVG.
 pub(crate) fn router(
     registry: Arc<Registry>,
     guard: Arc<Guard>,
@@ -215,8 +215,8 @@ async fn hub(State(desk): State<Desk>, Extension(sees): Extension<Sees>) -> Answ
     done(&hub)
 }
 
-/// Asks NICs what they have counted: not on the control thread, as a driver may take its time, and not on the threads for joins, which
-/// may be at work for seconds.
+/// Asks NICs for their counters. Not on the control thread, as a driver may take its time. Not on the threads for
+/// joins, which may be at work for seconds.
 async fn nics(desk: &Desk) -> Vec<NicReply> {
     let registry = Arc::clone(&desk.registry);
     if !registry.has_nics() {

@@ -34,9 +34,9 @@ const PAGE: &str = include_str!("page.html");
 /// Stands in the page where its scripts and styles have the word that the policy names.
 const NONCE: &str = "NONCE";
 
-/// Who listens at the same time. Each costs a description of the hub every second.
+/// The number of listeners at the same time. Each costs a description of the hub every second.
 pub(super) const LISTENERS: usize = 32;
-/// Between two events.
+/// The time between two events.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Events of one answer. A page then asks again, so that a token counts no longer than the hub's secret.
 const EVENTS: usize = 600;
@@ -65,7 +65,7 @@ pub(super) fn page(headers: &HeaderMap) -> Result<Response, Refusal> {
     Ok((about, PAGE.replace(NONCE, &nonce)).into_response())
 }
 
-/// Events until the hub stops or the listener is gone.
+/// Sends events until the hub stops or the listener is gone.
 pub(super) fn events(
     registry: &Arc<Registry>,
     refusals: &Arc<Refusals>,

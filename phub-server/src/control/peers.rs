@@ -1,4 +1,4 @@
-//! What hubs of one job ask of each other over the control port.
+//! The requests between hubs of one job over the control port.
 //!
 //! Each request is carried out on a task of its own, to its end, also if whoever asked hangs up: a job must not stay held.
 

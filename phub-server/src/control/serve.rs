@@ -25,7 +25,7 @@ use crate::seldom::Seldom;
 const BUFFER_BYTES: usize = 64 << 10;
 /// The pause when descriptors have run out. No event says when there are some again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long a stop waits for open requests.
+/// The time that a stop waits for open requests.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
 
 /// Returns the answer to a connection for which there is no place.

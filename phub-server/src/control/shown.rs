@@ -12,7 +12,7 @@ use crate::registry::{Because, Refusal, Registry};
 #[derive(Clone, Debug)]
 pub(super) enum Shown {
     Token(Token),
-    /// It is about the request's body, too, which is compared when it has come.
+    /// The proof is about the request's body, too, which is compared when it has come.
     Proof(Proof),
     /// The token of a member.
     Member(String),
@@ -47,8 +47,8 @@ pub(super) fn member_of(request: &Request) -> String {
     }
 }
 
-/// Looks whether a member's request shows a token of its job, before anything of its body is read: a body may have megabytes, and
-/// strangers could fill with theirs all room that there is for bodies.
+/// Checks that a member's request shows a token of its job, before anything of its body is read. A body may have
+/// megabytes, and strangers could fill all room for bodies.
 pub(super) fn check_member(shown: Option<&Shown>, job: &str, registry: &Registry) -> Result<(), Refusal> {
     match shown {
         Some(Shown::Member(token)) => registry.check_member(job, token),

@@ -83,7 +83,7 @@ pub(crate) type LastEvents = (usize, (Vec<Event>, u64));
 /// The things that a core has measured in a job's last rounds.
 #[derive(Debug)]
 pub(crate) struct Measured {
-    /// For how long the core waited for whom.
+    /// The time for which the core waited for each worker.
     pub watched: Watched,
     /// The gradients, as the core saw them.
     pub gauged: Gauged,

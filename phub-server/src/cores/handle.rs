@@ -18,7 +18,7 @@ use super::timeline::CoreTimeline;
 use super::{Command, CoreThread, Lane, Report};
 use crate::alarm::guarded;
 
-/// What a core has done. Other threads may read it at any time.
+/// The counts of a core's work. Other threads may read them at any time.
 #[derive(Debug, Default)]
 pub(crate) struct Meters {
     pub chunks: AtomicU64,
@@ -42,7 +42,7 @@ impl Unheard {
         Unheard { begun: Instant::now(), since: AtomicU64::new(0) }
     }
 
-    /// There is a command.
+    /// Notes that there is a command.
     fn note(&self) {
         if self.since.load(Ordering::Relaxed) == 0 {
             let now = self.begun.elapsed().as_nanos() as u64 + 1;
@@ -50,7 +50,7 @@ impl Unheard {
         }
     }
 
-    /// The thread looks at its commands. One that comes at this moment is looked at, too.
+    /// Notes that the thread looks at its commands. A command that comes at this moment is looked at, too.
     pub fn heard(&self) {
         self.since.store(0, Ordering::Relaxed);
     }

@@ -18,7 +18,7 @@ use topology::{Host, NicChoice, NicId, Plan, Request};
 use crate::error::HubError;
 use crate::settings::{CoreSelection, HubSettings};
 
-/// What a core thread is pinned to.
+/// The cpu and NIC that a core thread is pinned to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lane {
     /// The number in the operating system.
@@ -176,8 +176,8 @@ pub fn on_nics(
     if lanes.is_empty() { Err(none()) } else { Ok(OnNics { plan, lanes }) }
 }
 
-/// Returns the ports of a device that the core of this number has, of the cores that share the device: each core the
-/// next one, and several if there are more ports than cores.
+/// Returns the ports of a device that the core of this number has, of the cores that share the device. Each core has
+/// the next port, and several if there are more ports than cores.
 fn ports_of_core(ports: &[NicOptions], core: usize, cores: usize) -> impl Iterator<Item = NicOptions> {
     let turns = ports.len().max(cores);
     let numbers = (core..turns).step_by(cores.max(1));

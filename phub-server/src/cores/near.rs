@@ -5,8 +5,8 @@ use fabric::{Ranges, Span};
 use rustix::process::setpriority_process;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// The niceness of these threads: they get a quarter of a cpu that a core's thread uses all the time, so that a worker does not
-/// wait for its window until it is taken for dead.
+/// The niceness of threads near a core. They get a quarter of a cpu that a core's thread uses all the time. With less a
+/// worker would wait for its window until it is taken for dead.
 const NICE: i32 = 5;
 
 /// Lets the calling thread give way to others, for good.
@@ -22,7 +22,7 @@ pub(crate) struct Near {
 }
 
 impl Near {
-    /// Of the calling thread, which gives way from now on.
+    /// Makes the calling thread give way from now on.
     pub fn new() -> Self {
         give_way();
         Near { allowed: sched_getaffinity(None).ok() }
@@ -40,8 +40,9 @@ impl Near {
         }
     }
 
-    /// Has huge pages in a new window where ranges of it are of one node. `cores` are the cpu and the spans of each core, and
-    /// `collapse` is the window's: it takes the ranges of each node, and what moves this thread to the node.
+    /// Makes pages huge in a new window if ranges of it are of one node. `cores` are the cpu and the spans of each
+    /// core, and `collapse` is the window's: it takes the ranges of each node, and a function that moves this thread to
+    /// the node.
     pub fn huge_pages(
         &self,
         cores: impl IntoIterator<Item = (u32, Vec<Span>)>,

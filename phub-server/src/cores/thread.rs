@@ -1,4 +1,4 @@
-//! A core thread: pinned, owns one port and one [`Core`], turns until it is told to stop.
+//! A core thread: pinned, owns one port and one [`Core`], turns until the command to stop.
 //!
 //! Between turns it looks at one flag. Commands and reports cross by channel, outside the round path.
 
@@ -30,7 +30,7 @@ pub(crate) struct CoreThread {
     pub(super) unheard: Arc<Unheard>,
     meters: Arc<Meters>,
     reports: UnboundedSender<Report>,
-    /// To the thread that frees memory.
+    /// The channel to the thread that frees memory.
     pub(super) discard: Sender<Discarded>,
     clock: Clock,
     pub(super) timeline: Option<CoreTimeline>,
@@ -77,7 +77,7 @@ impl CoreThread {
         (handle, thread)
     }
 
-    /// The loop is compiled twice: nobody pays for a timeline that nobody wants.
+    /// Runs the loop. It is compiled twice: nobody pays for a timeline that nobody wants.
     pub(super) fn run(self, policy: IdlePolicy) {
         match self.timeline.is_some() {
             false => self.run_with(policy, |thread| thread.core.turn(&mut thread.notices)),
@@ -142,7 +142,7 @@ impl CoreThread {
         let _ = self.reports.send(report);
     }
 
-    /// Work begins or ends, or has gone on for some time: the core's waits are noted.
+    /// Notes the core's waits: work begins or ends, or has gone on for some time.
     fn watch(&mut self) {
         match self.clock.working {
             true => self.core.end_wait(self.clock.at(self.clock.woke)),
@@ -208,7 +208,7 @@ impl Clock {
         time.saturating_duration_since(self.begun).as_micros() as u64
     }
 
-    /// A turn is over. True if it is time to publish the meters.
+    /// Notes that a turn is over. Returns true if it is time to publish the meters.
     fn note_turn(&mut self, worked: bool) -> bool {
         self.turns += 1;
         if worked == self.working && self.turns < TURNS_PER_PUBLICATION {
@@ -218,7 +218,8 @@ impl Clock {
         true
     }
 
-    /// A wait is over, which the thread may have slept through from some time on. It is not known yet whether there is work.
+    /// Notes that a wait is over, which the thread may have slept through from some time on. It is not known yet
+    /// whether there is work.
     fn note_wake(&mut self, asleep: Option<Instant>) {
         self.woke = Instant::now();
         self.asleep += asleep.map_or(Duration::ZERO, |asleep| self.woke - asleep);

@@ -1,4 +1,4 @@
-//! What a core did when: the last events of one core thread, for a trace.
+//! The timeline of a core: the last events of one core thread, for a trace.
 //!
 //! Owned by the core thread, which looks at the clock once for each poll that brought something, and twice for each chunk
 //! that it steps. Knows jobs and chunks by their numbers.

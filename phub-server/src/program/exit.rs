@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-/// The end of a program: prints an error with its causes to stderr.
+/// Ends a program: prints an error with its causes to stderr.
 pub fn exit_code(program: &str, result: anyhow::Result<()>) -> ExitCode {
     if succeeds(program, result) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

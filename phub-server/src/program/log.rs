@@ -1,4 +1,4 @@
-//! What a program says while it runs, on stderr.
+//! The log of a program while it runs, on stderr.
 
 use std::io::IsTerminal;
 
@@ -8,8 +8,8 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Writes what this process logs to stderr from now on, unless it has a log already: at the levels of `RUST_LOG`, else at
-/// these; in this format, else in that of `PHUB_LOG_FORMAT`.
+/// Writes what this process logs to stderr from now on, unless it has a log already. The levels are those of
+/// `RUST_LOG`, else `levels`. The form is `format`, else that of `PHUB_LOG_FORMAT`.
 ///
 /// # Errors
 /// When `RUST_LOG` names no levels, or `PHUB_LOG_FORMAT` no format. Nothing is then logged.

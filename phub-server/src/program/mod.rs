@@ -1,4 +1,4 @@
-//! What the project's programs share: their log, how they end, and the model that they are given.
+//! The shared parts of the project's programs: their log, their end, and the model that they are given.
 
 mod arguments;
 mod config;

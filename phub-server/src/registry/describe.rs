@@ -1,4 +1,4 @@
-//! What the hub says of itself, for `GET /v1/hub`, the page and the metrics.
+//! The hub's description of itself, for `GET /v1/hub`, the page and the metrics.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-//! Makes a job for its first worker: layout, checkpoint, memory. This may take long, so it happens outside the registry's
-//! lock; meanwhile the name is reserved.
+//! Makes a job for its first worker: layout, checkpoint, memory. The work may take long, so it happens outside the
+//! registry's lock; meanwhile the name is reserved.
 //!
 //! ```text
 //!   reserve -> memory promised -> layout, checkpoint -> cores are chosen -> window, shards -> begin: the job is there
@@ -43,7 +43,7 @@ pub(super) struct Making<'a> {
 }
 
 impl Making<'_> {
-    /// The job is made, or cannot be made. Under the lock, so that the job can begin at once.
+    /// Ends the making of a job, which is made, or cannot be. Under the lock, so that the job can begin at once.
     pub fn end(mut self, inner: &mut Inner) {
         if let Some(name) = self.name.take() {
             inner.release(name);
@@ -285,8 +285,8 @@ impl Registry {
         }
     }
 
-    /// Returns the cores of a job that is being made: all, or as many as it asks for of those that have the fewest
-    /// bytes of others; but none whose NIC is lost or has no link.
+    /// Returns the cores of a job that is being made: all, or as many as it asks for. Cores with the fewest bytes of
+    /// other jobs come first. A core whose NIC is lost or has no link is left out.
     fn choose_cores(&self, name: &str, layout: &Layout, terms: &JobTerms) -> Vec<usize> {
         let lanes: Vec<&Lane> = self.cores.iter().map(|core| &core.lane).collect();
         let of_use = lanes::of_use(&lanes, self.up.group.rdma());

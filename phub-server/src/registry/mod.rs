@@ -91,7 +91,7 @@ impl Drop for Locked<'_> {
     }
 }
 
-/// What a registry is made of.
+/// The parts of a registry.
 pub(crate) struct Parts {
     /// Names this start of the hub.
     pub id: String,
@@ -130,9 +130,9 @@ pub(crate) struct Registry {
     pub freed: Arc<Notify>,
     store: Option<CheckpointStore>,
     checkpoint_every: Option<NonZeroU32>,
-    /// To the thread that frees memory.
+    /// The channel to the thread that frees memory.
     discard: Sender<Discarded>,
-    /// Of this process, when there were no jobs.
+    /// The resident memory of this process when there were no jobs.
     resident_at_start: u64,
     /// Since when there has been no job.
     pub unused_since: watch::Sender<Option<Instant>>,
@@ -146,9 +146,9 @@ pub(crate) struct Registry {
     kernels: &'static Kernels,
     transports: Vec<TransportAddress>,
     heartbeat_limit: Duration,
-    /// When workers are late.
+    /// The limits after which workers are late.
     pub late: LateLimits,
-    /// If the hub notes what its cores do.
+    /// The timeline, if the hub notes what its cores do.
     timeline: Option<Timeline>,
     /// Used by the control thread alone.
     pub(crate) runtime: Handle,
@@ -214,7 +214,7 @@ impl Registry {
         Locked(self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
     }
 
-    /// All members of a hub below are there.
+    /// Notes that all members of a hub below are there.
     pub fn ready(self: &Arc<Self>, job: &str, token: &str, reached: Option<Round>) -> Result<(), Refusal> {
         let mut inner = self.lock();
         let (member, _) = inner.member(job, token)?;
@@ -234,8 +234,8 @@ impl Registry {
         self.heartbeat_limit / 3
     }
 
-    /// A member lives; a hub below says which of its own workers is late. Returns its job's news from now on, and how long the
-    /// hub holds the heartbeat when there are none.
+    /// Takes the heartbeat of a member; a hub below says which of its own workers is late. Returns its job's news from
+    /// now on, and how long the hub holds the heartbeat when there are none.
     pub fn heartbeat(
         &self,
         name: &str,

@@ -1,4 +1,4 @@
-//! What operators ask for: the end of a job, no more jobs, and the end of the hub.
+//! The requests of operators: the end of a job, no more jobs, and the end of the hub.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use super::{Because, Refusal, Registry};
 const DEAF: Duration = Duration::from_secs(3);
 
 impl Registry {
-    /// Stops a job for somebody, after a checkpoint where this hub writes them. Its workers are told.
+    /// Stops a job for somebody, after a checkpoint where this hub writes them. Its workers are notified.
     pub async fn stop_job(self: &Arc<Self>, name: &str, by: &str) -> Result<StopReply, Refusal> {
         let (id, saves) = {
             let mut inner = self.lock();

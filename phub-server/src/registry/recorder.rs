@@ -1,11 +1,11 @@
-//! The recorder of a hub: writes what the coordinator is asked and what it answers into a file, see [`coordinator::record`].
+//! The recorder of a hub. It writes the coordinator's inputs and answers into a file, see [`coordinator::record`].
 //!
 //! ```text
 //!   under the registry's lock: line --> a queue with a bound --> thread: file
 //! ```
 //!
-//! A slow disk does not hold the lock up: when the queue is full, or the file has all the bytes that it may have, the record ends, and
-//! the hub goes on.
+//! A slow disk does not hold the lock up. When the queue is full, or the file has all the bytes that it may have, the
+//! record ends, and the hub goes on.
 
 use std::convert::Infallible;
 use std::fmt::Debug;
@@ -24,10 +24,10 @@ use crate::alarm::guarded;
 
 /// The most bytes that wait for the disk. A line that is longer alone may wait alone.
 const WAITING_BYTES: usize = 64 << 20;
-/// How long the end of the hub waits for the disk.
+/// The time that the end of the hub waits for the disk.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
-/// Writes down what the coordinator is asked. Its end writes the last line.
+/// A recorder of the coordinator's inputs. Its end writes the last line.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     begun: Instant,

@@ -1,4 +1,4 @@
-//! For the registry's tests: a registry whose only core has no thread, and a worker's request.
+//! A test bed for the registry: a registry whose only core has no thread, and a worker's request.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;

@@ -10,7 +10,8 @@ use crate::error::HubError;
 /// Settings of other programs that name the interface to be used, in NCCL's form. What they say is a wish: it stops no hub.
 const OTHERS: [&str; 2] = ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"];
 
-/// The address of the interface that the setting names, else the environment; `None` if neither names an interface.
+/// Returns the address of the interface that the setting names, else the environment; `None` if neither names an
+/// interface.
 ///
 /// # Errors
 /// When the setting names none that has an address.
@@ -33,8 +34,8 @@ fn set_by_others(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|list| !list.trim().is_empty())
 }
 
-/// Returns the address that another program's variable leads to: beginnings of names, with commas between them, exact
-/// ones after `=`, all others after `^`, and ports, which count for nothing.
+/// Returns the address that another program's variable leads to. The variable has beginnings of names, with commas
+/// between them; exact names after `=`, all others after `^`. Ports count for nothing.
 fn of_others(name: &str, text: &str, interfaces: Vec<Interface>) -> Option<IpAddr> {
     let names: Vec<&str> = text.split(',').map(|one| one.split(':').next().unwrap_or_default()).collect();
     let (list, _) = NicList::of_nccl(&names.join(","));

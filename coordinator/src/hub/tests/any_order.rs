@@ -21,22 +21,22 @@ const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 enum Event {
     /// A worker of an address comes to a name.
     Comes(&'static str, Option<IpAddr>),
-    /// A job that is being made needs so many gigabytes.
+    /// A job that is being made needs this number of gigabytes.
     Needs(Index, u64),
     /// A job is made.
     Made(Index),
-    /// It could not be made; or the last state of a failed one is saved.
+    /// The job could not be made; or the last state of a failed job is saved.
     Released(Index),
     Joins(&'static str, u32),
     /// All ranks of a job are there, and it begins.
     Runs(&'static str),
-    /// The member with one of the tokens leaves, is lost, or is told that its job failed.
+    /// The member with one of the tokens leaves, is lost, or is notified that its job failed.
     Leaves(Index),
     Lost(Index),
     Told(Index),
     /// A job fails. Its last state may be saved.
     Fails(&'static str, bool),
-    /// A join is being read, which needs so many gigabytes, or is read.
+    /// A join that needs this number of gigabytes is being read, or is read.
     Reads(u64),
     IsRead(Index),
     /// Some seconds are over.
@@ -264,7 +264,7 @@ impl Driven {
         self.ask(Fail { job, reason: "a test".to_owned(), blame: Blame::Job, saves })
     }
 
-    /// The effects of a job are carried out.
+    /// Carries out the effects of a job.
     fn follows(&mut self, job: JobId, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
@@ -285,7 +285,7 @@ impl Driven {
         }
     }
 
-    /// The hub stops, and all its jobs fail.
+    /// Stops the hub: all its jobs fail.
     fn stops(&mut self) {
         self.ask(Close);
         for id in self.ask(Stop) {
@@ -327,7 +327,7 @@ impl Driven {
         }
     }
 
-    /// Everybody is told, all that is reserved and read ends, and time passes.
+    /// Notifies all members, ends all that is reserved and read, and lets time pass.
     fn comes_to_rest(&mut self) {
         for (_, _, member) in self.given.clone() {
             self.ask(Told { member });

@@ -20,9 +20,9 @@ use crate::job::{Blame, Cause, Effect, Job, JobSpec};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LateLimits {
-    /// They are named after this time.
+    /// The time after which late workers are named.
     pub warning: Duration,
-    /// They are lost after this time.
+    /// The time after which late workers are lost.
     pub limit: Option<Duration>,
 }
 

@@ -84,7 +84,7 @@ impl Job {
 }
 
 impl Ranks {
-    /// Grants a worker of the job of this name that has asked for other links one connection by this token, once all cores have
+    /// Grants one connection by this token to a worker of the job that has asked for new links. All cores must have
     /// dropped the former links.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ use crate::{Tokens, job};
 const WORKERS: u32 = 3;
 const CORES: usize = 2;
 
-/// What a core has been told about a rank, and has not done yet.
+/// A command about a rank that a core has, and has not obeyed yet.
 #[derive(Clone, Copy, Debug)]
 enum Command {
     Add,
@@ -24,7 +24,7 @@ enum Command {
 enum Event {
     /// A worker wants to join.
     Join(u32),
-    /// It connects, by the token that it has.
+    /// The member connects, by the token that it has.
     Connect(u32),
     /// A core carries out its next command, and reports.
     Core(usize),
@@ -221,7 +221,7 @@ impl Hub {
         }
     }
 
-    /// The driver publishes what is new. Members hear of a change by its version.
+    /// Publishes what is new, as the driver. Members see a change by its version.
     fn publish(&mut self) {
         let (news, edition) = (self.job.news.now(), self.job.news.edition());
         match std::mem::replace(&mut self.edition, edition) != edition {

@@ -1,4 +1,4 @@
-//! Snapshots whose cores answer in any order, and what hub 0 hears of a part.
+//! Snapshots whose cores answer in any order, and the messages of a part to hub 0.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn answers(job: &mut Job, core: usize, before: u32, through: Option<u32>) -> Vec
     job.checkpoints.taken(core, owners, (Occasion::Due(before), before, through.map(Round)), refused)
 }
 
-/// The effects when all cores have answered for what is due before a round.
+/// Returns the effects when all cores have answered for what is due before a round.
 fn over(before: u32, whole: Result<(), &str>) -> Vec<Effect> {
     let before = Round(before);
     let whole = whole.map_err(str::to_owned);

@@ -1,4 +1,5 @@
-//! Cuts of a job over two hubs: steps are taken late, and what hub 0 asks the other is delivered late, or given up by hub 0.
+//! Cuts of a job over two hubs. Steps are taken late. Requests of hub 0 to the other hub are delivered late, or given
+//! up by hub 0.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -242,7 +243,7 @@ impl Hubs {
         }
     }
 
-    /// Everything that is under way comes to its end.
+    /// Ends everything that is in progress.
     fn settle(&mut self) {
         let is_open = |ask: &Ask| !ask.is_delivered;
         while self.hubs.iter().any(|hub| !hub.steps.is_empty()) || self.asks.iter().any(is_open) {

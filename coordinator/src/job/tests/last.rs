@@ -1,5 +1,5 @@
-//! The last state of a job over one to three hubs: steps are taken late, requests and answers are late, lost or given up, hubs fail
-//! by themselves or die, and disks fail.
+//! The last state of a job over one to three hubs. Steps are taken late. Requests and answers are late, lost or given
+//! up. Hubs fail by themselves or die, and disks fail.
 
 use std::collections::VecDeque;
 
@@ -79,7 +79,7 @@ struct Hub {
     asked: Vec<usize>,
     is_dead: bool,
     is_held: bool,
-    /// At another hub than hub 0: the time since which hub 0 is silent.
+    /// The time since which hub 0 is silent, at another hub.
     silent: Instant,
     written: Option<Round>,
     over: Option<Saved>,
@@ -234,7 +234,7 @@ impl Hubs {
         }
     }
 
-    /// The one who asks has an answer, or waits no longer. It goes on when it has all.
+    /// Gives an answer to the hub that asks, or ends its wait. The hub goes on when it has all answers.
     fn comes(&mut self, ask: usize, result: Result<Reply, String>) {
         if self.asks[ask].result.is_some() {
             return;
@@ -331,7 +331,7 @@ impl Hubs {
         self.carry_out(number, effects);
     }
 
-    /// Everything that is under way comes to its end, and then time passes.
+    /// Ends everything that is in progress, and then lets time pass.
     fn settle(&mut self) {
         for _ in 0..100 {
             self.happens(Event::Deliver(0));

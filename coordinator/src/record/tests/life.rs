@@ -74,7 +74,7 @@ impl Life {
         self.ask(Happened { job, event })
     }
 
-    /// The driver takes all steps of a cut, whose chunks have come to this round.
+    /// Takes all steps of a cut, as the driver; its chunks have come to this round.
     fn cuts(&mut self, job: JobId, mut effects: Vec<Effect>, front: u32) {
         while let Some((cut, step)) = effects.iter().find_map(|effect| match effect {
             Effect::Cut(cut, step) if !matches!(step, Step::TakeSnapshot(..)) => Some((*cut, step.clone())),
@@ -115,7 +115,7 @@ impl Life {
         id
     }
 
-    /// Two workers join, and one of them brings a state. A third is refused.
+    /// Joins two workers, of which one brings a state. A third is refused.
     fn lets_all_in(&mut self, job: JobId) {
         let name = self.hub.job(job).unwrap().spec.name.clone();
         let (address, counted) = (IpAddr::from([10, 0, 0, 2]), IpAddr::from([10, 0, 0, 1]));
@@ -212,7 +212,7 @@ impl Life {
         self.ask(Release { name });
     }
 
-    /// Requests of other hubs, which a job of one hub has none of.
+    /// Sends requests of other hubs, which a job of one hub has none of.
     fn has_other_hubs(&mut self, job: JobId) {
         self.ask(Ready { member: MemberOf { job, rank: 0 }, reached: Some(Round(3)) }).unwrap();
         self.ask(MissMachines { job, machines: vec![2] }).unwrap();
@@ -232,7 +232,7 @@ impl Life {
         self.cuts(job, effects, 3);
     }
 
-    /// One worker is lost, and the other one leaves.
+    /// Loses one worker, and lets the second one leave.
     fn ends_a_job(&mut self, job: JobId) {
         let member = MemberOf { job, rank: 1 };
         self.ask(Lose { member, cause: Cause::HubLost, reason: "a hub is gone".into() });

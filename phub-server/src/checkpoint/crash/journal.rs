@@ -6,8 +6,8 @@
 //! | names in a directory | any of the changes, but none without an earlier change of the same name |
 //! | the directory itself | there with all of this, or gone, until its parent is synced |
 //!
-//! A rename is one change of two names, as on every journaling file system. ext4 and XFS keep more: there a change of a name is
-//! never without any change before it. The sync of a file says nothing of its name.
+//! A rename is one change of two names, as on every journaling file system. ext4 and XFS keep more: there a change of a
+//! name is never without any change before it. The sync of a file does not sync its name.
 //!
 //! Must not know checkpoints.
 

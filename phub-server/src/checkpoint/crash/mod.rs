@@ -1,11 +1,11 @@
-//! Crashes of hubs by seed: hubs write checkpoints on disks that fill up and fail, die at any change of a file, alone or together,
-//! and start again on what a loss of power has left ([`journal`]).
+//! Crashes of hubs by seed. Hubs write checkpoints on disks that fill up and fail. They die at any change of a file,
+//! alone or together. They start again on what a loss of power has left ([`journal`]).
 //!
-//! 1. A job goes on from one state, whole at all of its hubs, that was written like this: never from parts of several states, from
-//!    torn contents, or from a state whose writing failed with the one before it "as it was".
+//! 1. A job goes on from one state that was written like this, and is whole at all of its hubs. It never goes on from
+//!    parts of several states, from torn contents, or from a state whose writing failed.
 //! 2. The state is never older than the last one that was said to be written, or that the job has gone on from.
-//! 3. So there is always one. A job begins anew only if no state of it was said to be written, or its files were removed; and
-//!    while they are removed it never goes on from an older state than its newest.
+//! 3. So there is always one. A job begins anew only if no state of it was reported as written, or its files were
+//!    removed. While they are removed it never goes on from an older state than its newest.
 //! 4. Where a disk damages a file that was written, the state may be older; 1 holds, and nothing begins anew in silence.
 //! 5. After any of this the next checkpoint is written.
 //!
@@ -49,7 +49,7 @@ struct Job {
     is_damaged: bool,
     /// The rounds of each hub's files.
     rounds: Vec<Vec<Round>>,
-    /// Whole rounds, as each hub was told.
+    /// The whole rounds, as each hub was notified of them.
     told: Vec<WholeRounds>,
     /// The files that hub 0 knows of.
     files: Files,
@@ -310,7 +310,7 @@ impl Story {
         }
     }
 
-    /// The job's files are moved away, after a start that was refused for good reason.
+    /// Moves the job's files away, after a start that was refused for good reason.
     fn begins_anew(&mut self, job: usize) {
         let Job { floor, is_damaged, name, .. } = self.jobs[job];
         assert!(floor.is_none() || is_damaged, "job {name} cannot go on");

@@ -32,7 +32,7 @@ impl Registry {
         })
     }
 
-    /// A hub of a mesh wants to know the hubs of all machines, and waits for them.
+    /// Waits for the hubs of all machines, for a hub of a mesh that wants to know them.
     pub async fn meet(&self, name: &str, request: MeetRequest) -> Result<MeetReply, Refusal> {
         let mut meeting = pin!(self.meetings.meet(name, request.clone()));
         loop {
@@ -95,8 +95,8 @@ impl Registry {
         end.is_none()
     }
 
-    /// All workers are here: waits until this hub takes part above. Returns its first round there; `None` when no hubs are
-    /// above.
+    /// Waits until this hub takes part above, when all workers are here. Returns its first round there; `None` when no
+    /// hubs are above.
     pub(crate) async fn takes_part_above(&self, id: JobId) -> Result<Option<Round>, String> {
         let of_job =
             self.of_job(id, |state, job| job.above.clone().map(|above| (above, state.news.now().reached)))?;

@@ -1,4 +1,4 @@
-//! What this hub says and asks as a member of a job at the hubs above.
+//! The messages and requests of this hub as a member of a job at the hubs above.
 
 use std::io::Read;
 use std::time::{Duration, Instant};
@@ -52,7 +52,8 @@ impl JoinedAbove {
         membership::all_of(self.hubs.iter().map(|hub| hub.offer(before, steps.clone())))
     }
 
-    /// Brings a state of so many tensors of each key to the hubs above, each its share. Waits for its values, and for them.
+    /// Brings a state of `tensors` tensors of each key to the hubs above, each its share. Waits for its values, and for
+    /// the hubs.
     pub fn bring(
         &self,
         values: Box<dyn Read + Send>,
@@ -68,7 +69,7 @@ impl JoinedAbove {
         membership::reached(&self.hubs)
     }
 
-    /// All workers of this hub are there. May wait for the hubs above.
+    /// Reports that all workers of this hub are there. May wait for the hubs above.
     pub fn say_ready(&self, reached: Option<Round>) -> Result<(), MemberError> {
         self.hubs.iter().try_for_each(|hub| {
             let request = ReadyRequest { token: hub.token.clone(), reached };

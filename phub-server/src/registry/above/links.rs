@@ -22,10 +22,10 @@ pub(super) struct LinksAbove {
     pub shown: Arc<RecvWindow>,
     /// Frames cross, so the hubs above write windows of their own.
     pub is_coded: bool,
-    /// In a mesh, this hub's number among the hubs above.
+    /// The number of this hub among the hubs above, in a mesh.
     pub own: Option<usize>,
     pub ports: Ports,
-    /// Which of the links are its own, by core of this hub.
+    /// The numbers of each core's own links, by core of this hub.
     pub by_core: Vec<Vec<usize>>,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Linked {
 }
 
 impl LinksAbove {
-    /// Terms of the links, of hubs above with these cores.
+    /// Returns the terms of the links to hubs above with these cores.
     pub fn level_of(&self, cores: &[Range<usize>]) -> LevelTerms {
         self.level.with_links(cores.iter().map(ExactSizeIterator::len).max().unwrap_or(1))
     }

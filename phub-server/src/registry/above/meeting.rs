@@ -48,7 +48,7 @@ impl Meetings {
         !self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// A hub is there, and waits for the hubs of the other machines.
+    /// Notes that a hub is there, and waits for the hubs of the other machines.
     pub async fn meet(&self, job: &str, request: MeetRequest) -> Result<MeetReply, Refusal> {
         let MeetRequest { machine, address, wait_ms, .. } = request;
         check_job_name(job).map_err(Refusal::bad)?;

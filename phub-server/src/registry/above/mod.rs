@@ -65,7 +65,7 @@ pub(crate) struct Up {
     pub interface: Option<IpAddr>,
     /// Time limit of each request to them.
     pub limit: Duration,
-    /// How long they may take to start.
+    /// The time that the hubs may take to start.
     pub start_limit: Duration,
     /// The transports of this hub's ports.
     pub group: any::Group,
@@ -79,7 +79,7 @@ pub(crate) struct HubsAbove {
     pub hubs: Vec<String>,
     /// This hub's machine, as the hubs above know it.
     pub machine: Machine,
-    /// In a mesh, this hub's number among the hubs above: it owns a share itself.
+    /// The number of this hub among the hubs above, in a mesh: it owns a share itself.
     pub own: Option<usize>,
 }
 
@@ -121,7 +121,7 @@ impl Up {
         request.mesh.is_some() || self.above.is_some() && request.terms.level.members != Members::Mesh
     }
 
-    /// The hubs above a job. In a mesh, waits until they have met.
+    /// Returns the hubs above a job. In a mesh, waits until they have met.
     fn of_job(
         &self,
         name: &str,
@@ -285,7 +285,7 @@ impl LetInAbove {
             .map_err(|saw| RefusalCode::NoneAbove.because(format!("the hubs above: {saw}")))
     }
 
-    /// Returns where the chunks are on so many cores of this hub.
+    /// Returns where the chunks are on `cores` cores of this hub.
     pub fn place(&self, cores: usize) -> Result<Below, Refusal> {
         let (schedule, layout) = (self.terms.level.schedule, self.wire.layout());
         let above = membership::placements(&self.hubs, schedule, layout).map_err(not_joined)?;
@@ -293,7 +293,7 @@ impl LetInAbove {
     }
 }
 
-/// What a hub above refuses, this hub refuses.
+/// Returns this hub's refusal for the refusal of a hub above.
 pub(super) fn not_joined(error: MemberError) -> Refusal {
     match error {
         MemberError::Refused { .. } => RefusalCode::RefusedAbove.because(error.to_string()),

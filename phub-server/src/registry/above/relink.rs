@@ -23,7 +23,8 @@ use crate::registry::job::Job;
 use crate::registry::{Registry, on_thread};
 
 impl Registry {
-    /// A link that leads up ended. The links are made again, or the job fails. If the hub above lives, its news say why.
+    /// Makes the links again when a link that leads up ended, or fails the job. If the hub above lives, its news say
+    /// why.
     pub(crate) fn lost_above(&self, id: JobId, reason: String) {
         let (above, step) = {
             let mut inner = self.lock();

@@ -26,7 +26,7 @@ fn told(host: &Host) -> Option<Known> {
     fastest(host.nics.iter()).map(|(gbps, nic)| (gbps, nic.to_owned()))
 }
 
-/// Returns the choice for machines with such links. `apart`: so many hubs above are apart.
+/// Recommends a shape for this link speed. `apart`: the number of dedicated hubs above, if any.
 fn advice((gbps, nic): Known, job: (&JobTerms, &Wire), machines: u32, apart: Option<u32>) -> Option<String> {
     let shapes = Shapes::new(job, machines, apart, 1, Some(gbps)).ok()?;
     let choice = choose(&shapes.all);

@@ -18,7 +18,7 @@ impl Registry {
         job.map(|job| job.spec.id).ok_or_else(|| unknown(name))
     }
 
-    /// The job has failed at another hub.
+    /// Notes that the job has failed at another hub.
     pub async fn failed_elsewhere(&self, id: JobId, request: FailedRequest) -> Result<FailedReply, Refusal> {
         let blame = if request.hub_stops { Blame::Hub } else { Blame::Job };
         let (done, holds) = oneshot::channel();
@@ -34,7 +34,7 @@ impl Registry {
         Ok(holds.await.unwrap_or(FailedReply { saves: false, rounds: None }))
     }
 
-    /// Hub 0 has decided what the last state is.
+    /// Saves this hub's part of the last state that hub 0 has decided on.
     pub async fn save_part(&self, id: JobId, request: LastRequest) -> Result<LastReply, Refusal> {
         let (done, part) = oneshot::channel();
         {

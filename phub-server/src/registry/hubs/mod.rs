@@ -29,7 +29,7 @@ use crate::client::Address;
 use crate::registry::saved::collected::DISK_LIMIT;
 pub(crate) use peers::held_too_long;
 
-/// Asks the other hubs of a job.
+/// The clients of the other hubs of a job.
 #[derive(Clone, Debug)]
 pub(crate) struct Peers {
     pub job: String,
@@ -40,9 +40,9 @@ pub(crate) struct Peers {
     pub own: u32,
     /// All hubs, in the order of the shares; empty if this hub is the only one.
     pub addresses: Vec<Address>,
-    /// Which hubs own chunks: the others have no part of a checkpoint.
+    /// The hubs that own chunks: the rest has no part of a checkpoint.
     pub owners: Vec<bool>,
-    /// How long to wait for an answer.
+    /// The time limit of an answer.
     pub limit: Duration,
 }
 
@@ -80,7 +80,7 @@ impl Peers {
         self.ask_for_parts(hub, "", self.limit).await
     }
 
-    /// The same after the hub has read its part of a round, which may take long.
+    /// Asks for the checkpoints again after the hub has read its part of a round, which may take long.
     pub async fn check_part(self: Arc<Self>, hub: u32, round: Round) -> Result<PartsReply, String> {
         self.ask_for_parts(hub, &format!("/{}", round.0), DISK_LIMIT).await
     }

@@ -15,9 +15,9 @@ use crate::registry::Registry;
 use crate::registry::saved::snapshot::overdue;
 
 impl Registry {
-    /// Hub 0 waits until the other hubs have written their parts, or cannot. Returns the bytes of these parts. Their chunks
-    /// must come to the round before the deadline. Round 0 has no checkpoint: it stands for the parts that are under way
-    /// now. Any other hub has nothing to wait for.
+    /// Waits at hub 0 until the other hubs have written their parts, or cannot. Returns the bytes of these parts. Their
+    /// chunks must come to the round before the deadline. Round 0 has no checkpoint: it stands for the parts that are
+    /// being written now. Any other hub has nothing to wait for.
     pub(crate) async fn follow_parts(
         self: &Arc<Self>,
         id: JobId,

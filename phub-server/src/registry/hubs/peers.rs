@@ -90,7 +90,7 @@ impl Registry {
         Ok(PartsReply { keeps: rounds.is_some(), every, rounds: rounds.unwrap_or_default(), damage })
     }
 
-    /// Hub 0 begins a cut.
+    /// Begins a cut for hub 0.
     pub async fn held_by_lead(
         self: Arc<Self>,
         id: JobId,
@@ -100,7 +100,7 @@ impl Registry {
         Ok(HoldReply { front })
     }
 
-    /// Hub 0 ends a cut.
+    /// Ends a cut for hub 0.
     pub async fn released_by_lead(
         self: Arc<Self>,
         id: JobId,
@@ -118,7 +118,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Hub 0 asks for this hub's part of a checkpoint.
+    /// Returns this hub's part of a checkpoint to hub 0, once it is written.
     pub async fn written(&self, id: JobId, request: WrittenRequest) -> Result<WrittenReply, Refusal> {
         let WrittenRequest { before, whole, wait_ms, .. } = request;
         self.lock().ask(HasWhole { job: id, whole });
@@ -138,7 +138,7 @@ impl Registry {
         Ok(WrittenReply { rounds, part })
     }
 
-    /// A newcomer's links are at a hub: hub 0 lets it take part once they are at all of them.
+    /// Notes that a newcomer's links are at a hub: hub 0 lets it take part once they are at all of them.
     pub fn arrived(self: &Arc<Self>, id: JobId, request: ArrivedRequest) -> Result<(), Refusal> {
         let ArrivedRequest { hub, worker, .. } = request;
         let mut inner = self.lock();
@@ -175,7 +175,7 @@ impl Registry {
         });
     }
 
-    /// Another hub has lost a worker, so this hub gives the worker up, too.
+    /// Gives a worker up, because another hub has lost it.
     pub fn lost_elsewhere(self: &Arc<Self>, id: JobId, request: LostRequest) -> Result<(), Refusal> {
         self.lose_worker(id, request.worker, |_| request.reason);
         Ok(())
@@ -205,7 +205,7 @@ impl Registry {
         });
     }
 
-    /// Another hub of a job wants a checkpoint.
+    /// Makes a checkpoint that another hub of a job wants.
     pub async fn checkpoint_for_peer(
         self: &Arc<Self>,
         id: JobId,

@@ -50,7 +50,7 @@ impl Bed {
         bed
     }
 
-    /// Both members connect, and the job begins.
+    /// Connects both members, so that the job begins.
     fn begin(&self) {
         self.attach(0);
         let [Effect::Cut(cut, Step::Hold)] = self.attach(1)[..] else { panic!("all are here") };
@@ -81,17 +81,17 @@ impl Bed {
         self.ask(Connect { member: member(rank), token })
     }
 
-    /// A core has a member's link.
+    /// Reports a core's link to a member.
     fn attached(&self, rank: u32) -> Vec<Effect> {
         self.ask(Happened { job: JOB, event: Event::Attached(rank) })
     }
 
-    /// The links of a member are of this transport.
+    /// Notes that the links of a member are of this transport.
     fn has_links(&self, rank: u32, transport: Transport) {
         self.ask(Attach { member: member(rank), transport: transport.to_string(), nics: Vec::new() });
     }
 
-    /// A member connects, and the core has its link.
+    /// Connects a member, and gives its link to the core.
     fn attach(&self, rank: u32) -> Vec<Effect> {
         self.connect(rank, Token([0; 16])).unwrap();
         self.has_links(rank, Transport::Tcp);
@@ -103,14 +103,14 @@ impl Bed {
         self.tokens[1]
     }
 
-    /// A link of rank 1 ends by itself. Whether the job waits until others are made.
+    /// Ends a link of rank 1 by itself. Returns whether the job waits until others are made.
     fn link_ends(&self) -> bool {
         let reason = "its link ended".to_owned();
         self.registry.report(Report::WorkerGone { job: JOB, rank: 1, reason, by_itself: true });
         self.of_job(|job| job.members.has(1))
     }
 
-    /// Rank 1 wants to make links again. An answer comes while `meanwhile` is over.
+    /// Asks for new links of rank 1. An answer comes while `meanwhile` is over.
     fn relink(&self, token: Token, meanwhile: impl FnOnce()) -> Result<JoinReply, Refusal> {
         let request = RelinkRequest { token: shown(token), why: "a test".into() };
         let mut asked = pin!(self.registry.relink("job", request));
@@ -127,7 +127,7 @@ impl Bed {
         })
     }
 
-    /// The core says that it has dropped the lost links of rank 1.
+    /// Reports that the core has dropped the lost links of rank 1.
     fn unlinked(&self) {
         self.registry.report(Report::Unlinked { job: JOB, rank: 1 });
     }

@@ -20,7 +20,7 @@ use crate::registry::{Because, Inner, Refusal, Registry, on_thread};
 
 const UNKNOWN_TOKEN: &str = "the token is not one of this hub's; join first";
 
-/// What a connection of the data path needs once its token is known.
+/// The needs of a connection of the data path, once its token is known.
 #[derive(Debug)]
 pub(crate) struct Admission {
     token: Token,
@@ -37,8 +37,9 @@ pub(crate) struct Admission {
 }
 
 impl Registry {
-    /// Lets a worker in, which asks from this address. The first worker of a name makes the job. A worker that comes back may be here before the hub has
-    /// noticed that its former self is gone: if the job goes on without lost workers, the join waits for that.
+    /// Lets a worker in, which asks from this address. The first worker of a name makes the job. A worker that comes
+    /// back may be here before the hub has noticed the loss of its former process. If the job goes on without lost
+    /// workers, the join waits for that.
     pub async fn join_from(
         self: &Arc<Self>,
         name: String,
@@ -93,13 +94,13 @@ impl Registry {
         }
     }
 
-    /// The same for a worker of whom nobody asks where it is.
+    /// Lets a worker in whose address nobody asks for.
     #[cfg(test)]
     pub async fn join(self: &Arc<Self>, name: String, request: JoinRequest) -> Result<JoinReply, Refusal> {
         self.join_from(name, request, None).await
     }
 
-    /// `None` while another thread makes the job.
+    /// Tries a join; `None` while another thread makes the job.
     fn try_join(
         self: &Arc<Self>,
         name: &str,
@@ -183,12 +184,12 @@ impl Registry {
         }
     }
 
-    /// The token that a hello calls by this name.
+    /// Returns the token that a hello calls by this name.
     pub fn token_named(&self, name: [u8; 16]) -> Option<Token> {
         self.lock().hub().tokens().named(name)
     }
 
-    /// Whose token it is. Says nothing of whether the worker is connected already.
+    /// Returns the owner of a token. It does not say whether the worker is connected already.
     pub fn expects(&self, token: Token) -> Result<(JobId, u32), String> {
         self.lock().hub().tokens().owner(token).map_err(|_| UNKNOWN_TOKEN.into())
     }
@@ -224,7 +225,8 @@ impl Registry {
         Ok(admission)
     }
 
-    /// The connection led nowhere, and the other end knows: the token is good for one by another transport.
+    /// Readmits a worker whose connection led nowhere, which the other end knows: the token is good for one by another
+    /// transport.
     pub fn readmit(&self, &Admission { token, rank, .. }: &Admission) {
         let mut inner = self.lock();
         let Ok((job, _)) = inner.hub().tokens().owner(token) else { return };
@@ -247,7 +249,7 @@ impl Registry {
         self.by_core(admission, Wire::gradient_span, collapse, |span, _| window.touch(span));
     }
 
-    /// The same for the worker's own weights, before a NIC registers them.
+    /// Touches the worker's own weights, before a NIC registers them.
     fn touch_own(&self, admission: &mut Admission) {
         let (weights, mut own) = (Arc::clone(&admission.weights), std::mem::take(&mut admission.own));
         let collapse =

@@ -15,13 +15,14 @@ use crate::registry::above::JoinedAbove;
 use crate::registry::saved::collected::NoSnapshot;
 use crate::registry::{Inner, Refusal, Registry, on_thread};
 
-/// How long the end of a job waits for the round in flight. All workers have left, so there is none, unless a worker left in
-/// the middle of a round.
+/// The time that the end of a job waits for the round in flight. All workers have left, so there is none, unless a
+/// worker left in the middle of a round.
 const CHECKPOINT_AT_END: Duration = Duration::from_secs(2);
 
 impl Registry {
-    /// A worker leaves. When the last worker has left, the job's state is in its checkpoint, or the reply says why not; a trial
-    /// leaves none. To the others the reply says why the last attempt failed, if it did. A second leave changes nothing.
+    /// Lets a worker leave. When the last worker has left, the job's state is in its checkpoint, or the reply says why
+    /// not; a trial leaves none. Earlier replies say why the last attempt failed, if it did. A second leave changes
+    /// nothing.
     pub async fn leave(self: &Arc<Self>, job: &str, request: LeaveRequest) -> Result<LeaveReply, Refusal> {
         let token = request.token.clone();
         let left = self.leave_once(job, request).await;
@@ -75,7 +76,7 @@ impl Registry {
         Ok(LeaveReply { checkpoint_error })
     }
 
-    /// A worker gives up for a reason: it fails, or has lost a hub. A hub below may stop.
+    /// Lets a worker give up for a reason: it fails, or has lost a hub. A hub below may stop.
     async fn give_up(
         self: &Arc<Self>,
         job: &str,

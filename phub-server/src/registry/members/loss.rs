@@ -1,5 +1,5 @@
-//! The way in which workers are lost and jobs fail: by a core's report, by silence, or because the hub stops; and how
-//! long a stop waits until the workers know. Under the registry's lock.
+//! Losses of workers and failures of jobs: by a core's report, by silence, or because the hub stops. Also the time that
+//! a stop waits until the workers know. Under the registry's lock.
 
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::registry::above::JoinedAbove;
 use crate::registry::{Inner, Registry};
 
 impl Registry {
-    /// A worker is lost: its job fails, or goes on without it, if the job's terms say so and another worker is left.
+    /// Loses a worker: its job fails, or goes on without it, if the job's terms say so and another worker is left.
     pub(in crate::registry) fn lose(
         self: &Arc<Self>,
         inner: &mut Inner,
@@ -32,8 +32,8 @@ impl Registry {
         self.fail_by(inner, id, reason, Blame::Job);
     }
 
-    /// Works like [`fail`](Self::fail), and the workers are told whose end it is. Whatever ends while this hub stops,
-    /// its stop ends.
+    /// Works like [`fail`](Self::fail), and tells the workers who caused the end. While this hub stops, every end is
+    /// caused by its stop.
     pub(in crate::registry) fn fail_by(&self, inner: &mut Inner, id: JobId, reason: &str, blame: Blame) {
         let saves = inner.job(id).and_then(|(state, job)| self.saves_last(state, job));
         let failed = inner.ask(Fail { job: id, reason: reason.to_owned(), blame, saves });
@@ -110,7 +110,7 @@ impl Registry {
         inner.hub().end().drains() && !self.is_used(&inner)
     }
 
-    /// This hub itself stood still for so long, and could hear nobody.
+    /// Notes that this hub itself stood still for `pause`, and received nothing.
     pub fn stood_still(&self, pause: Duration) {
         tracing::warn!(
             "this hub stood still for {:.1} s; the clocks of its workers begin anew",
@@ -138,7 +138,7 @@ impl Registry {
         }
     }
 
-    /// A worker is being told that its job failed.
+    /// Notes that a worker is being notified that its job failed.
     pub fn told(&self, job: &str, token: &str) {
         let mut inner = self.lock();
         let member = inner.member(job, token).map(|(member, _)| member);

@@ -1,5 +1,5 @@
-//! Workers that lose their links and live: they make others, and the job goes on. Under the registry's lock, except for the
-//! wait for the cores.
+//! Reconnects of workers that lose their links and live: they make new links, and the job goes on. Under the registry's
+//! lock, except for the wait for the cores.
 //!
 //! ```text
 //!   a link ended by itself, or its worker says so
@@ -8,8 +8,9 @@
 //!     -> a connection -> every core has a link -> the worker pushes again what has no answer
 //! ```
 //!
-//! A worker that died asks nothing. Its heartbeat, which is a request that the hub holds, ends with it. If it does not, there are
-//! news, which the heartbeat of a living worker takes at once: no heartbeat within two seconds is a death, too.
+//! A worker that died asks nothing. Its heartbeat, which is a request that the hub holds, ends with it. If it does not,
+//! there are news, which the heartbeat of a living worker takes at once. No heartbeat within two seconds is a death,
+//! too.
 
 use std::sync::Arc;
 
@@ -36,7 +37,7 @@ impl Registry {
         self.command(job, || Command::UnlinkWorker { job: id, rank });
     }
 
-    /// A worker that has lost its links makes others. Answers when all cores have dropped the former ones.
+    /// Lets a worker that has lost its links make new ones. Answers when all cores have dropped the former links.
     pub async fn relink(self: &Arc<Self>, name: &str, request: RelinkRequest) -> Result<JoinReply, Refusal> {
         let (RelinkRequest { token, why }, own) = (request, new_token()?);
         {
@@ -74,7 +75,7 @@ impl Registry {
         Ok(Some(answer))
     }
 
-    /// A member's heartbeat ended without its answer.
+    /// Notes that a member's heartbeat ended without its answer.
     pub fn hung_up(self: &Arc<Self>, name: &str, token: &str) {
         let mut inner = self.lock();
         let member = inner.member(name, token).map(|(member, _)| member);

@@ -1,7 +1,7 @@
 //! Cuts: a running job is stopped between two rounds, for new workers and for checkpoints.
 //!
-//! The [coordinator](coordinator::Job::cut) decides on the steps of a cut. Here they are taken: cores and other hubs are asked, and
-//! those who wait for the cut are told.
+//! The [coordinator](coordinator::Job::cut) decides on the steps of a cut. Here they are taken: cores and other hubs
+//! are asked, and all that wait for the cut are notified.
 
 use std::sync::Arc;
 

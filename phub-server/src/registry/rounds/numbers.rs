@@ -1,5 +1,5 @@
-//! Numbers of a job's optimizer that its workers change while it runs: learning rate, weight decay, momentum, betas, epsilon,
-//! the multipliers of each key, and groups of keys with other numbers.
+//! Numbers of a job's optimizer that its workers change while it runs. They are learning rate, weight decay, momentum,
+//! betas, epsilon, the multipliers of each key, and groups of keys with other numbers.
 //!
 //! ```text
 //!   request --> checked against the terms --> this hub's cores, each from the same round on --> the answer

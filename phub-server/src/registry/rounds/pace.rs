@@ -9,7 +9,7 @@ use pbox_core::{Gauged, JobId, Watched};
 use crate::cores::{Command, Measured};
 use crate::registry::{Both, Registry};
 
-/// How long the cores may take to say it: one that hangs has its job described without.
+/// The time limit of the cores' answers: a job whose core hangs is described without the pace.
 const LIMIT: Duration = Duration::from_millis(500);
 
 impl Registry {

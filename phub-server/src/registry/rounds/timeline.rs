@@ -15,12 +15,12 @@ use crate::cores::{Carried, Command, Event, LastEvents};
 use crate::registry::job::Job;
 use crate::registry::{Because, Refusal, Registry, on_thread};
 
-/// How long the cores may take: one that hangs is left out.
+/// The time limit of the cores' answers: a core that hangs is left out.
 const LIMIT: Duration = Duration::from_secs(2);
-/// The names of so many jobs are kept; events of older ones are left out.
+/// The number of jobs whose names are kept; events of older jobs are left out.
 const JOBS: usize = 64;
 
-/// What a hub with a timeline keeps beside its cores' events.
+/// The names and times that a hub with a timeline keeps beside its cores' events.
 #[derive(Debug)]
 pub(crate) struct Timeline {
     clock: Clock,
@@ -45,7 +45,7 @@ impl Timeline {
         self.jobs.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// A job begins.
+    /// Notes that a job begins.
     pub fn begins(&self, job: &Job, workers: u32) {
         let named = Named { job: job.name.clone(), layout: Arc::clone(job.wire.layout()), workers };
         let mut jobs = self.jobs();
@@ -57,7 +57,7 @@ impl Timeline {
 }
 
 impl Registry {
-    /// The trace of the jobs that the asker may see, for a request.
+    /// Returns the trace of the jobs that the asker may see, for a request.
     ///
     /// # Errors
     /// Without a timeline.
@@ -78,7 +78,8 @@ impl Registry {
         })
     }
 
-    /// The last events of all cores, of jobs that may be seen; `None` without a timeline. It waits for the cores.
+    /// Returns the last events of all cores, of jobs that may be seen; `None` without a timeline. It waits for the
+    /// cores.
     pub fn timeline(&self, name: &str, sees: impl Fn(&str) -> bool) -> Option<Process> {
         let timeline = self.timeline.as_ref()?;
         let (tell, told) = channel();
@@ -169,7 +170,7 @@ fn about(names: &HashMap<JobId, Named>, job: JobId, chunk: Option<ChunkId>) -> O
     Some(timeline::Event { job, key, ..of })
 }
 
-/// The round with these low bits that is nearest to another.
+/// Returns the round with these low bits that is nearest to another.
 fn nearest(to: Round, Immediate { round_bits, .. }: Immediate) -> Round {
     let ahead = (i32::from(round_bits) - i32::from(to.low_bits()) + 32).rem_euclid(64) - 32;
     Round(to.0.saturating_add_signed(ahead))

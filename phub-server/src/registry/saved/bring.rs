@@ -43,9 +43,9 @@ pub(crate) struct Coming {
 /// The place where the values go.
 #[derive(Debug)]
 enum Goes {
-    /// To this hub's cores, when they are complete.
+    /// The values go to this hub's cores, when they are complete.
     Here(Slab),
-    /// To the hubs above.
+    /// The values go to the hubs above.
     Up(Upwards),
 }
 
@@ -90,7 +90,7 @@ impl Upwards {
     }
 }
 
-/// What became of a state that was brought to the hubs above.
+/// Waits for the result of a state that was brought to the hubs above.
 async fn end_of(brought: &mut JoinHandle<Result<Result<(), MemberError>, NoThread>>) -> Result<(), Refusal> {
     brought.await.unwrap_or_else(|error| Err(NoThread(error.to_string())))?.map_err(not_joined)
 }
@@ -129,7 +129,7 @@ fn restored(job: &coordinator::Job, before: Round, values: Slab) -> Restored {
 }
 
 impl Registry {
-    /// Rank 0 offers a state. A job that has none waits for it. Below other hubs, these decide.
+    /// Takes rank 0's offer of a state. A job that has none waits for it. Below other hubs, the hubs above decide.
     pub async fn offer(
         self: &Arc<Self>,
         name: &str,
@@ -195,7 +195,7 @@ impl Registry {
         Ok(Coming { job: id, before, bytes: bytes as usize, seen: 0, goes })
     }
 
-    /// The state is complete: the job begins with it when all its workers are here.
+    /// Begins the job with the complete state when all its workers are here.
     pub async fn begin_with(self: &Arc<Self>, coming: Coming) -> Result<StateReply, Refusal> {
         let Coming { job: id, before: round, bytes, seen, goes } = coming;
         if seen != bytes {

@@ -13,13 +13,13 @@ use tokio::sync::{Notify, oneshot};
 use crate::cores::{Command, CoreHandle};
 use crate::seldom::Seldom;
 
-/// How long a request waits for the round in flight, while workers compute.
+/// The time that a request waits for the round in flight, while workers compute.
 pub(crate) const ROUND_LIMIT: Duration = Duration::from_secs(30);
 /// The time limit at the end of a job: perhaps nobody pushes any more.
 pub(super) const ROUND_LIMIT_AT_STOP: Duration = Duration::from_secs(10);
 
-/// How long a stop waits for checkpoints, and another hub for hub 0 to have one written: a terabyte takes this long on a
-/// slow disk.
+/// The time that a stop waits for checkpoints, and that another hub waits for hub 0 to have one written. A terabyte
+/// takes this long on a slow disk.
 pub(crate) const DISK_LIMIT: Duration = Duration::from_secs(3600);
 
 /// The part of one job's checkpoints that this hub has beside the coordinator.
@@ -31,7 +31,7 @@ pub(crate) struct Checkpoints {
     pub(super) writing: Arc<Mutex<()>>,
     /// Held while a client reads the state: one at a time, because each has a copy of it.
     pub(super) reading: Arc<tokio::sync::Mutex<()>>,
-    /// For the log, which says it now and then.
+    /// The count of failures for the log, which mentions one now and then.
     pub(super) failures: Seldom,
     /// The reason why the job did not go on from its newest checkpoint.
     pub warning: Option<String>,
@@ -81,7 +81,7 @@ impl Collected {
         Ok(())
     }
 
-    /// The snapshot that was made of the parts is not needed any more.
+    /// Gives back the snapshot that was made of the parts, which is not needed any more.
     pub(crate) fn give_back(mut self, snapshot: Snapshot) {
         self.parts = snapshot.into_parts();
     }
@@ -110,7 +110,7 @@ impl Drop for Collected {
 pub(crate) enum NoSnapshot {
     /// No round of the job is over.
     NoWeights,
-    /// For another reason, in words.
+    /// Another reason, in words.
     Other(String),
 }
 

@@ -1,5 +1,5 @@
-//! What a new job goes on from: its checkpoint, where the hub has one. Of a job over several hubs, the latest round that
-//! all hubs have a part of.
+//! The state that a new job goes on from: its checkpoint, if the hub has one. Of a job over several hubs, the latest
+//! round that all hubs have a part of.
 //!
 //! ```text
 //!   hub 0: own rounds + GET parts of every other hub --> the latest whole round --> pass --> the other hubs
@@ -94,7 +94,7 @@ impl Registry {
         Ok((restored, hub, peers))
     }
 
-    /// Hub 0 decides with which round the job begins.
+    /// Decides at hub 0 with which round the job begins.
     fn lead(
         &self,
         store: &CheckpointStore,
@@ -189,7 +189,7 @@ impl Registry {
         Ok(files)
     }
 
-    /// Another hub begins with the round that hub 0 has chosen.
+    /// Begins at another hub with the round that hub 0 has chosen.
     fn follow(
         &self,
         store: Option<&CheckpointStore>,

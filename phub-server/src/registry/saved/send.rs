@@ -29,7 +29,7 @@ use crate::registry::{Because, Refusal, Registry, on_thread};
 const PIECES: usize = 1;
 /// The slowest client, on average: while it reads, it holds a copy of the state, and the next client waits.
 const SENT_BYTES_PER_S: u64 = 1 << 20;
-/// What a client may take longer.
+/// The extra time for a slow client.
 const GRACE_S: u64 = 30;
 
 /// A checkpoint file on its way to a client.
@@ -41,8 +41,8 @@ pub(crate) struct Sent {
 }
 
 impl Registry {
-    /// Returns a job's state as a checkpoint file, as it is before the round that is furthest ahead; of a job over
-    /// several hubs, this hub's part before its own round. Nothing where this hub has no part.
+    /// Returns a job's state as a checkpoint file, as it is before the round that is furthest ahead. In a job over
+    /// several hubs, returns this hub's part before its own round. Nothing if this hub has no part.
     pub async fn state(self: &Arc<Self>, name: &str) -> Result<Option<Sent>, Refusal> {
         let conflict = |why: String| RefusalCode::NoState.because(format!("job {name:?}: {why}"));
         let id = self.lock().hub().id(name)?;
@@ -111,7 +111,7 @@ fn check_has_state(state: &coordinator::Job, job: &Job) -> Result<(), String> {
     check_keys(job.wire.layout().keys(), &state.spec.terms.tensors()).map_err(|error| error.to_string())
 }
 
-/// Takes the pieces, for the client.
+/// The sink that takes the pieces, for the client.
 struct Sink {
     pieces: Sender<Bytes>,
     runtime: Handle,

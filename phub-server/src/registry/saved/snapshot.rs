@@ -15,7 +15,7 @@ use crate::registry::job::Job;
 use crate::registry::{Inner, Registry};
 
 impl Registry {
-    /// A core has taken its part of a snapshot, or cannot take it.
+    /// Notes that a core has taken its part of a snapshot, or cannot take it.
     pub(in crate::registry) fn taken(&self, inner: &mut Inner, id: JobId, core: usize, taken: Taken) {
         let Taken { occasion, before, through, part } = taken;
         let Some((_, job)) = inner.job(id) else { return };
@@ -40,7 +40,7 @@ impl Registry {
         Collected { cores_of_hub, freed, job, before, cores: Vec::new(), parts: Vec::new() }
     }
 
-    /// All cores have answered for a snapshot.
+    /// Ends a snapshot for which all cores have answered.
     pub(crate) fn snapshot_over(
         &self,
         job: &mut Job,
