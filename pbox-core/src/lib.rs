@@ -1,5 +1,5 @@
-//! What happens to a chunk: keys and their layout, arrival, sum, optimizer step, and the turn of
-//! the core that owns it (PHub, section 2).
+//! The processing of a chunk: keys and their layout, arrival, sum, optimizer step, and the turn of the core that owns
+//! it (PHub, section 2).
 //!
 //! This crate must never know files, time, the environment, thread creation, or which transport
 //! it runs on.

@@ -154,7 +154,7 @@ fn a_hub_of_a_mesh_may_be_killed_at_any_moment() {
     killed(true, &[0, 1]);
 }
 
-/// Hubs that have weights stop while gradients come one after the other.
+/// Trains while hubs that have weights stop, as gradients come one after the other.
 fn stopped(is_mesh: bool, turn: &[usize]) {
     const STEPS: u32 = 60;
     let _watchdog = Watchdog::start();

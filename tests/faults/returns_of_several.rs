@@ -59,7 +59,7 @@ fn another_hub_may_be_killed_as_a_job_begins_again() {
 const STEPS: u32 = 300;
 const KILLS: u32 = 5;
 
-/// All workers make all their steps, and have the same weights at the end.
+/// Kills hubs and trains: all workers make all their steps, and have the same weights at the end.
 fn killed_by(count: usize, on_loss: OnLoss, kill: impl FnOnce(&Stops, &mut Hubs) + Send) {
     let mut hubs = Hubs::start(count, 10);
     let list = hubs.list();

@@ -16,7 +16,7 @@ const ENDS: u32 = 3;
 /// The mean of the workers' changes is the step.
 const ADDING: Optimizer = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 };
 
-/// Each worker adds -1 to every gradient in every step: the weights count the steps that came. Returns what each has at its end.
+/// Trains: each worker adds -1 to every gradient in every step, so that the weights count the steps.
 fn train(transport: Transport, every: u32, kill: bool) -> Vec<(Returns, Vec<f32>)> {
     let (dir, address) = (tempfile::tempdir().unwrap(), free_address());
     let mut hub = start_process(address, dir.path(), every);

@@ -40,7 +40,7 @@ fn error_of(answer: impl Fn(&mut TcpStream) -> std::io::Result<()> + Send + Copy
     error
 }
 
-/// An answer of JSON.
+/// Sends an answer of JSON.
 fn answer(client: &mut TcpStream, status: &str, body: &str) -> std::io::Result<()> {
     let bytes = body.len();
     client.write_all(format!("HTTP/1.1 {status}\r\ncontent-length: {bytes}\r\n\r\n{body}").as_bytes())

@@ -48,7 +48,7 @@ fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
     fd
 }
 
-/// The hello of a worker with one port, which has a link to each of these cores.
+/// Sends the hello of a worker with one port, which has a link to each of these cores.
 fn hello(token: [u8; 16], send_bytes: u64, cores: &[u32]) -> Vec<u8> {
     let link = |&core: &u32| LinkPorts { joiner: PortId(0), hub: PortId(core as u16) };
     fuzzing::hello(token, send_bytes, 1, cores.iter().map(link).collect())

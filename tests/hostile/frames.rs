@@ -27,7 +27,7 @@ fn post(liar: &mut ByHand, kind: Kind, chunk: u32, round: u32, write: impl FnOnc
     liar.post(liar.owner(chunk), frames.frame(kind, payload), chunk, round);
 }
 
-/// A correct broadcast.
+/// Sends a correct broadcast.
 fn broadcast(liar: &mut ByHand) {
     let chunks = liar.chunks();
     let zeros = |frames: &Frames, bytes: &mut [u8]| frames.begin_raw(bytes).fill(0);

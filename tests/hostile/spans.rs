@@ -90,7 +90,7 @@ fn between(to: SocketAddr, pass_on: fn(TcpStream, TcpStream)) -> SocketAddr {
     address
 }
 
-/// The hub's data path, but its first frame goes to another chunk's place.
+/// Relays the hub's data path, but sends its first frame to another chunk's place.
 fn misplaced(client: TcpStream, mut hub: TcpStream) {
     let (mut up, to_hub) = (client.try_clone().unwrap(), hub.try_clone().unwrap());
     std::thread::spawn(move || relay(client, to_hub));

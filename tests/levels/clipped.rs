@@ -12,7 +12,7 @@ const ADAM: Optimizer =
     Optimizer::Adam { learning_rate: 0.01, weight_decay: 1e-3, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
 const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-3, momentum: 0.9 };
 
-/// Sizes around a block, which is 32 KiB, in f32 and bf16.
+/// Returns keys of sizes around a block, which is 32 KiB, in f32 and bf16.
 fn keys() -> Vec<Key> {
     let sizes = [1u64, 17, 8192, 8193, 16_384, 30_000];
     let dtypes = [Dtype::F32, Dtype::BF16].into_iter().cycle();

@@ -33,7 +33,7 @@ impl Machines {
         Machines { below, top, is_mesh: false }
     }
 
-    /// Machines whose hubs own a share each.
+    /// Starts machines whose hubs own a share each.
     fn mesh(machines: u32) -> Self {
         Machines { below: (0..machines).map(|_| hub(2)).collect(), top: Vec::new(), is_mesh: true }
     }
@@ -43,7 +43,7 @@ impl Machines {
         self.on(machine, config_at(&self.address(machine), job, rank, workers))
     }
 
-    /// Settings of a worker, on a machine.
+    /// Returns the settings of a worker on a machine.
     fn on(&self, machine: u32, mut config: SessionConfig) -> SessionConfig {
         if self.is_mesh {
             let machine = Machine { number: machine, of: self.below.len() as u32 };

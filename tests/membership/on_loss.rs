@@ -41,7 +41,7 @@ fn until_members(session: &Session, expected: &[u32]) {
     }
 }
 
-/// All push a gradient of 1, and wait.
+/// Makes a round: all push a gradient of 1, and wait.
 fn round(sessions: &mut [Session]) {
     for session in sessions.iter_mut() {
         gradients(session, 1.0);

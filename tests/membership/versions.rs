@@ -12,7 +12,7 @@ const NEXT: u32 = PROTOCOL + 1;
 
 fn unchanged(_: &str, _: &mut Value) {}
 
-/// A whole life: two workers, one of each version, broadcast, train and leave.
+/// Runs a whole job: two workers, one of each version, broadcast, train and leave.
 fn train(addresses: [&str; 2]) {
     let weights = hub_tests::on_threads(2, |rank| {
         let mut session = Session::join(config_at(addresses[rank as usize], "job", rank, 2)).unwrap();

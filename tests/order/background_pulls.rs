@@ -58,7 +58,7 @@ fn patiently(session: &Background) -> impl Fn(KeyId) + '_ {
     |key| session.wait(key, &mut patient).unwrap()
 }
 
-/// As callers do that ask before they wait, such as the Python package.
+/// Returns a wait that asks first, as the Python package does.
 fn looking_first(session: &Background) -> impl Fn(KeyId) + '_ {
     |key| {
         if !session.is_ready(key).unwrap() {

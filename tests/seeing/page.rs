@@ -32,7 +32,7 @@ impl Events {
         Events(BufReader::new(Box::new(answer.into_body().into_reader())))
     }
 
-    /// The next event: its name, and its data. `None` when the answer ends.
+    /// Returns the next event: its name, and its data.
     fn next(&mut self) -> Option<(String, String)> {
         let mut line = || {
             let mut line = String::new();

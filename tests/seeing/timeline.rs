@@ -118,7 +118,7 @@ fn check_order(at_hub: &[Event], by_worker: &[Vec<Event>], same: f64) {
     }
 }
 
-/// What takes time on a track is side by side.
+/// Checks that spans on a track are side by side.
 fn check_tracks(all: &[Event]) {
     let mut ends: HashMap<u64, f64> = HashMap::new();
     let mut spans: Vec<&Event> = all.iter().filter(|event| event.end > event.begin).collect();

@@ -12,13 +12,13 @@ use worker_shim::{Background, Session, Times, Traffic};
 /// Bytes of the small model.
 const MODEL: u64 = 4 * (120 + 1 + 50);
 
-/// For how long the hub waits for worker 1, in microseconds.
+/// Returns how long the hub waits for worker 1, in microseconds.
 fn waited_for_worker_1(hub: &Hub) -> u64 {
     let rounds = describe(&hub.address().to_string()).jobs.remove(0).rounds;
     rounds.filter(|rounds| rounds.waits_for == [1]).map_or(0, |rounds| rounds.waited_us)
 }
 
-/// What is true of all times.
+/// Checks what is true of all times.
 fn check(times: &Times, rounds: u32) {
     let bytes = u64::from(rounds) * MODEL;
     assert_eq!((times.rounds, times.traffic), (rounds, Traffic { sent: bytes, received: bytes }), "{times}");
@@ -55,7 +55,7 @@ fn who_waits_for_another_worker_waits_and_the_other_computes() {
     assert!(times[1].computing() > times[0].computing(), "{times:?}");
 }
 
-/// The broadcast is over, and no round is.
+/// Checks the times after the broadcast, before any round.
 fn check_start(times: &Times) {
     assert_eq!((times.rounds, times.traffic, times.waiting), (0, Traffic::default(), Duration::ZERO));
 }

@@ -11,7 +11,7 @@ use pbox_core::{Key, KeyId, Round};
 use phub_server::Hub;
 use worker_shim::{Background, BackgroundError, Session, SessionConfig};
 
-/// A caller that waits as long as it takes.
+/// Returns false: a caller that waits as long as it takes.
 fn patient() -> bool {
     false
 }

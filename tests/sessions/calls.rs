@@ -18,7 +18,7 @@ fn pair(hub: &phub_server::Hub) -> [Session; 2] {
     ready_all(2, |rank| config(hub, "job", rank, 2)).try_into().map_err(|_| "two workers").unwrap()
 }
 
-/// The job ends well: with gradients of 1 and a learning rate of 0.5 the weights go from 1 to 0.5.
+/// Ends the job well: with gradients of 1 and a learning rate of 0.5 the weights go from 1 to 0.5.
 fn go_on(mut sessions: [Session; 2], under_way: &[KeyId]) {
     for (rank, session) in sessions.iter_mut().enumerate() {
         for key in session.keys().filter(|key| rank == 1 || !under_way.contains(key)) {

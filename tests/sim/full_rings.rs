@@ -64,7 +64,7 @@ fn all_workers_whose_rings_are_full_are_named() {
     assert_eq!(gone, [0, 2]);
 }
 
-/// Every worker pushes a chunk, and the core takes it in.
+/// Pushes a chunk by every worker; the core takes it in.
 fn push_all(
     core: &mut Core<sim::Port>,
     workers: &mut [(sim::Port, LinkId)],

@@ -22,7 +22,7 @@ const WORKERS: u32 = 3;
 const ROUNDS: u32 = 4;
 const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 0.01, momentum: 0.9 };
 
-/// Small keys, which are groups, before and behind keys of several chunks.
+/// Returns small keys, which are groups, before and behind keys of several chunks.
 fn layout() -> Arc<Layout> {
     let small = (0..9).map(|key| Key::f32(format!("small{key}"), [1 + key % 3]));
     let large = [Key::f32("b", [170]), Key::f32("c", [700]), Key::f32("d", [64, 9])];
@@ -121,7 +121,7 @@ impl Run {
         self.job.step().unwrap_or_else(|error| panic!("{level:?}: {error}"));
     }
 
-    /// Every worker pushes all keys once, in an order of its own, some of them together.
+    /// Pushes all keys once by every worker, in an order of its own, some of them together.
     fn round(&mut self, round: u32) {
         let keys: Vec<KeyId> = keys(&layout()).collect();
         let mut left: Vec<Vec<KeyId>> = (0..WORKERS)
@@ -199,7 +199,7 @@ impl Run {
     }
 }
 
-/// Terms of any kind.
+/// Draws terms of any kind.
 fn terms(dice: &mut Dice, optimizer: Optimizer) -> Terms {
     let mut terms = Terms::new(WORKERS, dice.from(1..=3) as usize, optimizer);
     terms.job.hubs = dice.from(1..=2) as u32;

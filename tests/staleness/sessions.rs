@@ -56,7 +56,7 @@ fn rounds(weight: f32) -> u32 {
     rounds as u32
 }
 
-/// A worker makes whole rounds and waits for its answers.
+/// Makes whole rounds by a worker, and waits for its answers.
 fn go(session: &mut Session, count: u32) -> Result<(), SessionError> {
     for _ in 0..count {
         push_all(session)?;

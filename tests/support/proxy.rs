@@ -53,7 +53,7 @@ impl Proxy {
         Proxy { address, plan }
     }
 
-    /// `host:port` of the proxy.
+    /// Returns the `host:port` of the proxy.
     pub fn address(&self) -> String {
         self.address.to_string()
     }
@@ -75,7 +75,7 @@ impl Proxy {
 }
 
 impl Plan {
-    /// One request.
+    /// Serves one request.
     fn serve(&self, mut client: TcpStream) -> std::io::Result<()> {
         let mut reader = BufReader::new(client.try_clone()?);
         let (mut head, mut length) = (String::new(), 0);

@@ -75,7 +75,7 @@ impl Relay {
         Relay { control: Line::start(control, Some(names)), data: data_line }
     }
 
-    /// `host:port` by which workers reach the hub's control port.
+    /// Returns the `host:port` by which workers reach the hub's control port.
     pub fn address(&self) -> String {
         self.control.here.to_string()
     }
@@ -93,7 +93,7 @@ impl Relay {
         state.open.values().flatten().for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
     }
 
-    /// From now on these bytes of a way stand still.
+    /// Stalls these bytes of a way from now on.
     pub fn stall(&self, way: Way, stall: Stall) {
         let line = self.line(way);
         line.lock().stall = stall;
@@ -110,7 +110,7 @@ impl Relay {
         self.line(way).lock().altered.is_none()
     }
 
-    /// Connections that are passed on now.
+    /// Returns the number of connections that are passed on now.
     pub fn open(&self, way: Way) -> usize {
         self.line(way).lock().open.len()
     }

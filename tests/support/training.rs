@@ -54,7 +54,7 @@ pub struct Training {
 }
 
 impl Training {
-    /// Three workers, six rounds, chunks of the default size.
+    /// Creates a training of three workers, six rounds, chunks of the default size.
     pub fn new(job: impl Into<String>, keys: Vec<Key>, optimizer: Optimizer) -> Self {
         Training {
             job: job.into(),
@@ -259,7 +259,7 @@ impl Training {
         self.run_at(|rank| self.config(hub, rank))
     }
 
-    /// The same where each worker has settings of its own.
+    /// Runs with settings for each worker.
     pub fn run_at(&self, config: impl Fn(u32) -> SessionConfig + Sync) -> Vec<Vec<u32>> {
         let expected = self.expected();
         let mut seen = on_threads(self.workers, |rank| self.work(config(rank), rank, &expected));

@@ -64,7 +64,7 @@ pub fn status_bytes(pid: u32, what: &str) -> u64 {
     line.trim_matches(|c: char| !c.is_ascii_digit()).parse::<u64>().unwrap() * 1024
 }
 
-/// Processor time that a process has used, in ticks of a hundredth of a second.
+/// Returns the processor time that a process has used, in ticks of a hundredth of a second.
 pub fn ticks(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();

@@ -1,5 +1,5 @@
-//! The random numbers of codecs: a counter-based generator, so that two runs of a job give the same bits on every
-//! transport, with any number of cores, and in any order of chunks.
+//! The random numbers of codecs, by a counter-based generator. Two runs of a job give the same bits on every transport,
+//! with any number of cores, and in any order of chunks.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 

@@ -15,9 +15,9 @@ const BLOCK: usize = 32;
 pub(super) trait Half: Element {
     fn from_wire(bytes: [u8; 2]) -> Self;
     fn to_wire(self) -> [u8; 2];
-    /// `to` and `from` have the length of a vector.
+    /// Rounds `from` into `to`, which both have the length of a vector.
     fn narrow<I: Converter>(isa: I, from: &[f32], to: &mut [Self]);
-    /// `sum += from`; both have the length of a vector.
+    /// Adds `from` to `sum`, which both have the length of a vector.
     fn add<I: Converter>(isa: I, from: &[Self], sum: &mut [f32]);
 }
 
@@ -49,13 +49,13 @@ macro_rules! half {
 half!(f16);
 half!(bf16);
 
-/// `payload` has two bytes for each value.
+/// Encodes values. `payload` has two bytes for each value.
 pub(super) fn encode<E: Half>(kernels: &Kernels, values: &[f32], payload: &mut [u8]) -> Encoded {
     let not_finite = kernels.work(Encode::<E> { values, payload, half: E::default() });
     Encoded { bytes: 2 * values.len(), not_finite }
 }
 
-/// Elements that are missing in the payload do not change.
+/// Adds the payload to `sum`. Elements that are missing in the payload do not change.
 pub(super) fn add<E: Half>(kernels: &Kernels, payload: &[u8], sum: &mut [f32]) {
     kernels.work(Add::<E> { payload, sum, half: E::default() });
 }

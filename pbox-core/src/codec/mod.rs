@@ -182,8 +182,8 @@ impl Codec {
     /// Returns the codec of the hub's answers. It contracts: the decoded values are always nearer to the encoded values
     /// than zero is. So an error that is sent again in the next difference dies away.
     ///
-    /// Sparse codecs answer with as many values as all workers send. This is exact if the step is as sparse, except
-    /// for at most one value for each worker, because each worker rounds its share up.
+    /// Sparse codecs answer with as many values as all workers send. The answer is exact if the step is as sparse,
+    /// except for at most one value for each worker, because each worker rounds its share up.
     ///
     /// # Panics
     /// If `workers` is 0.
@@ -252,7 +252,8 @@ impl Codec {
         }
     }
 
-    /// `sum += decoded`. A payload that [`Self::check_payload`] refuses adds arbitrary values, or nothing.
+    /// Adds the decoded values to `sum`. A payload that [`Self::check_payload`] refuses adds arbitrary values, or
+    /// nothing.
     pub fn add(&self, kernels: &Kernels, payload: &[u8], sum: &mut [f32]) {
         match *self {
             Codec::F16 => halves::add::<f16>(kernels, payload, sum),

@@ -5,7 +5,7 @@
 /// The bits of infinity. The bits of magnitudes, as integers, are in the order of the magnitudes.
 const INFINITY: u32 = 0x7f80_0000;
 
-/// 1 if the value is a NaN or infinite, else 0.
+/// Returns 1 if the value is a NaN or infinite, else 0.
 #[inline(always)]
 pub(super) fn not_finite(value: f32) -> u32 {
     u32::from(value.to_bits() & 0x7fff_ffff >= INFINITY)

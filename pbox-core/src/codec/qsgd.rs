@@ -81,8 +81,8 @@ impl Qsgd {
         }
     }
 
-    /// Returns the parts of a block that each lie in one bucket: the bucket, and the start and the end of the part in
-    /// the block.
+    /// Returns the parts of a block that each lie in one bucket. A part is the bucket, and its start and end in the
+    /// block.
     #[inline(always)]
     fn bucket_parts(self, start: usize, length: usize) -> impl Iterator<Item = (usize, usize, usize)> {
         let (first, last) = (start / self.bucket, (start + length - 1) / self.bucket);

@@ -14,8 +14,8 @@ pub struct NotAnAddress {
     seen: String,
 }
 
-/// Checks whether a text is a host and a port, and nothing else: it becomes the address of requests, and must say
-/// nothing of their path, their query or a user.
+/// Checks that a text is a host and a port, and nothing else. The text becomes the address of requests, and must have
+/// no path, query or user.
 ///
 /// # Errors
 /// When it is none.

@@ -49,7 +49,7 @@ fn rounds(rounds: impl IntoIterator<Item = Round>) -> Result<(), String> {
     }
 }
 
-/// The rounds of a hub's files.
+/// Checks the rounds of a hub's files.
 fn files(of: &[Round]) -> Result<(), String> {
     at_most("files", of.len(), MAX_FILES)?;
     if !of.is_sorted_by(|round, next| round < next) {
@@ -140,7 +140,7 @@ impl Answer for StopReply {
     }
 }
 
-/// For people.
+/// A reply for people.
 impl Answer for DrainReply {
     fn check(&self) -> Result<(), String> {
         Ok(())
@@ -180,7 +180,7 @@ impl Answer for LastReply {
     }
 }
 
-/// For people.
+/// A reply for people.
 impl Answer for HubReply {
     fn check(&self) -> Result<(), String> {
         Ok(())

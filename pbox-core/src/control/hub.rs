@@ -1,4 +1,4 @@
-//! What a hub says about itself and its jobs: `GET /v1/hub`.
+//! The description of a hub and its jobs: `GET /v1/hub`.
 //!
 //! Plain data. `docs/protocol/control-port.md#hub` has the table.
 
@@ -32,7 +32,7 @@ pub struct HubReply {
     pub draining: bool,
     /// The address of its data path, for each transport that it offers.
     pub transports: Vec<TransportAddress>,
-    /// What has happened since its start. Hubs that do not count say zeros.
+    /// The counts of events since the hub's start. Hubs that do not count say zeros.
     #[serde(default)]
     pub counts: CountsReply,
     /// The cores, in the order of the plan.
@@ -57,7 +57,7 @@ pub struct RefusalReply {
     pub ago_s: u64,
     /// The number of times that the same was refused.
     pub times: u64,
-    /// Whose request it was: the address from which it came.
+    /// The address from which the request came.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     /// The name that its machine gives itself.
@@ -66,7 +66,7 @@ pub struct RefusalReply {
     /// The job that it named.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job: Option<String>,
-    /// Why, in words.
+    /// The reason, in words.
     pub why: String,
 }
 
@@ -88,7 +88,7 @@ fn place(address: Option<&str>, host: Option<&str>) -> String {
     host.map_or_else(|| address.to_owned(), |host| format!("{address} ({host})"))
 }
 
-/// What has happened at the hub since its start.
+/// The counts of events at the hub since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CountsReply {
     /// Workers, and hubs below, that joined.
@@ -99,7 +99,7 @@ pub struct CountsReply {
     pub lost: LostReply,
     /// Jobs that failed.
     pub failed_jobs: u64,
-    /// So often a worker has lost its links, and asked to make others.
+    /// The number of times that a worker has lost its links, and asked to make new ones.
     #[serde(default)]
     pub relinks: u64,
 }
@@ -111,7 +111,7 @@ pub struct LostReply {
     pub link: u64,
     /// The heartbeats stopped.
     pub silent: u64,
-    /// They held a round up for longer than the hub's limit.
+    /// The members that held a round up for longer than the hub's limit.
     pub late: u64,
     /// Another hub of the job lost them, or they could not be let in.
     pub other: u64,
@@ -130,7 +130,7 @@ pub struct NicReply {
     /// The reason why jobs that begin now do without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<String>,
-    /// What it has counted since its driver was loaded, for everybody who uses it, by the kernel's names.
+    /// The counters of the NIC since its driver was loaded, for everybody who uses it, by the kernel's names.
     pub counters: BTreeMap<String, u64>,
 }
 
@@ -139,8 +139,8 @@ pub struct NicReply {
 pub struct CoreReply {
     /// The processor that its thread is pinned to.
     pub cpu: u32,
-    /// Its own NIC, with RDMA: the device, and its port where the device has several (`mlx4_0:2`). While that is lost others
-    /// serve it, and [`LinkReply::nic`] says which.
+    /// The core's own NIC, with RDMA: the device, and its port if the device has several (`mlx4_0:2`). While that NIC
+    /// is lost other NICs serve the core, and [`LinkReply::nic`] names them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nic: Option<String>,
     /// Chunks summed and sent back since the start.
@@ -206,7 +206,7 @@ pub struct JobReply {
     /// The last rounds, once somebody was waited for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounds: Option<RoundsReply>,
-    /// How large its gradients are, once a round was looked at.
+    /// The size of the job's gradients, once a round was looked at.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gradients: Option<GradientsReply>,
 }
@@ -227,10 +227,10 @@ pub struct MemberReply {
     /// The transport of its links, once it has some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<String>,
-    /// What has crossed its links at the last look, by NIC. Nothing on shared memory.
+    /// The bytes that have crossed the worker's links at the last look, by NIC. Nothing on shared memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<LinkReply>,
-    /// Of a hub below: which of its own workers it last said is late.
+    /// The latest of its own workers, as a hub below reported last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latest: Option<Latest>,
 }
@@ -247,8 +247,8 @@ impl MemberReply {
 pub struct LinkReply {
     /// The interface, or the NIC as [`CoreReply::nic`] has it; empty if nobody knows which.
     pub nic: String,
-    /// To the worker.
+    /// The bytes that were sent to the worker.
     pub sent_bytes: u64,
-    /// From the worker.
+    /// The bytes that were received from the worker.
     pub received_bytes: u64,
 }

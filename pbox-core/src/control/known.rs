@@ -9,7 +9,7 @@ use serde::de::value::StringDeserializer;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, IntoDeserializer, MapAccess, Visitor};
 use serde::forward_to_deserialize_any;
 
-/// Reads a struct as `D` does, without the fields that the struct does not have.
+/// A wrapper that reads a struct as `D` does, without the fields that the struct does not have.
 pub(super) struct Known<D>(pub D);
 
 impl<'de, D: Deserializer<'de>> Deserializer<'de> for Known<D> {

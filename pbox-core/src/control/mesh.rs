@@ -12,9 +12,9 @@ use crate::job::MAX_HUBS;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Machine {
-    /// From 0.
+    /// The number, from 0.
     pub number: u32,
-    /// How many there are.
+    /// The number of machines.
     pub of: u32,
 }
 
@@ -126,7 +126,7 @@ pub struct MeetRequest {
     pub machine: Machine,
     /// The address of its control port for the other machines, `host:port`.
     pub address: String,
-    /// How long the reply may take, in milliseconds.
+    /// The time that the reply may take, in milliseconds.
     pub wait_ms: u64,
 }
 

@@ -87,7 +87,7 @@ pub struct JoinRequest {
     /// The number of this hub among the job's hubs, from 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub hub: u32,
-    /// Of a hub below: the [`HubReply::id`] of each hub through which the job came, so that no circle of hubs waits for
+    /// The [`HubReply::id`] of each hub through which the job came, from a hub below: so no circle of hubs waits for
     /// itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub through: Vec<String>,
@@ -97,9 +97,9 @@ pub struct JoinRequest {
     /// The job's other hubs, if it has any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peers: Option<Peers>,
-    /// Of a worker that lost this job's hub, and joins again: the first round of which nothing was answered to it, and the
-    /// rounds that were lost with hubs before. So it is the same number for all workers, whichever of them have heard of the last
-    /// return of a hub.
+    /// The first round without an answer plus the rounds lost with hubs before, from a worker that lost this job's hub
+    /// and joins again. So the number is the same for all workers, whether or not they know of the last return of a
+    /// hub.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reached: Option<Round>,
     /// Whether the worker makes its links again when it loses them while the hub lives, by a [`RelinkRequest`].
@@ -164,7 +164,7 @@ pub struct JoinReply {
     pub transports: Vec<TransportAddress>,
     /// The hub declares a worker dead after this long without a heartbeat.
     pub heartbeat_limit_ms: u64,
-    /// From hub 0 of several: the worker shows this pass at the other hubs.
+    /// The pass from hub 0 of several, which the worker shows at the other hubs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pass: Option<Pass>,
     /// Whether the hub waits for a worker that makes its links again.
@@ -182,9 +182,9 @@ impl JoinReply {
     }
 }
 
-/// `POST /v1/jobs/{job}/relink`: a worker has lost its links, as with a NIC, and makes others. The answer is that of a join, with
-/// a token that is good for one connection: when it comes, the hub has let go of the former links and waits for the new ones. The
-/// worker then pushes again what has no answer.
+/// `POST /v1/jobs/{job}/relink`: a worker has lost its links, as with a NIC, and makes new ones. The answer is that of
+/// a join, with a token that is good for one connection. When it comes, the hub has released the former links and waits
+/// for the new ones. The worker then pushes again what has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RelinkRequest {
@@ -210,7 +210,7 @@ pub struct OfferRequest {
     pub steps: Option<Vec<u32>>,
 }
 
-/// Whether the job wants the state.
+/// The reply whether the job wants the state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OfferReply {
     /// The length that this hub waits for now. Nothing where the job has a state of its own, or gets one from another
@@ -270,7 +270,7 @@ pub struct HeartbeatRequest {
     pub token: String,
     /// `version` of the last reply, 0 at first.
     pub seen: u64,
-    /// Of a hub below: which of its own workers is late, if one is.
+    /// The latest of its own workers, if one is late, from a hub below.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latest: Option<Latest>,
 }
@@ -289,11 +289,11 @@ pub struct HeartbeatReply {
     /// Workers that others have waited for too long.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub held_up_by: Vec<Late>,
-    /// Of workers that joined again after they lost the hub: the highest round that one of them had
-    /// [reached](JoinRequest::reached). What lies between the job's first round and this is lost, with what was lost before.
+    /// The highest round that a worker had [reached](JoinRequest::reached), of workers that joined again after they
+    /// lost the hub. The rounds between the job's first round and this are lost, with those that were lost before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reached: Option<Round>,
-    /// How many rounds that is, for workers that join without having lost a hub.
+    /// The number of rounds lost, for workers that join without having lost a hub.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub lost: u32,
     /// The last worker whose join the hub refused, and why, while others gather.
@@ -306,13 +306,13 @@ pub struct HeartbeatReply {
 pub struct Late {
     /// The rank, at the hub that says so.
     pub rank: u32,
-    /// Who it is, in words: a worker, or the hub of a machine.
+    /// The name in words: a worker, or the hub of a machine.
     pub who: String,
     /// The lowest round that waits for it.
     pub round: Round,
     /// Chunks that wait for it.
     pub chunks: u32,
-    /// How long nothing has moved.
+    /// The time for which nothing has moved.
     pub seconds: u64,
 }
 
@@ -344,7 +344,7 @@ pub enum JobState {
     Gathering {
         /// The ranks.
         missing: Vec<u32>,
-        /// When none is missing here: the machines whose hubs are not ready at the hubs above.
+        /// The machines whose hubs are not ready at the hubs above, if no rank is missing here.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         machines: Vec<u32>,
     },
@@ -354,8 +354,8 @@ pub enum JobState {
     Failed {
         /// The reason, which names the rank.
         reason: String,
-        /// Whether it failed because a hub stops or is lost, this one or another of the job: it may go on when that hub is
-        /// back.
+        /// Whether the job failed because a hub stops or is lost, this one or another of the job. It may go on when
+        /// that hub is back.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         hub_stops: bool,
     },
@@ -376,7 +376,7 @@ pub struct ReadyRequest {
     /// The token of the join. It stands in the header of the request alone, and what a body says is not looked at.
     #[serde(default, skip_serializing)]
     pub token: String,
-    /// If its members had lost a hub: the highest round that one of them had reached, as in their joins.
+    /// The highest round that a member had reached, as in its join, if the members had lost a hub.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reached: Option<Round>,
 }
@@ -393,14 +393,14 @@ pub struct LeaveRequest {
     /// Keys with a lower one, as in [`LeftAt`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub behind: Vec<Behind>,
-    /// The reason why a worker fails (a [`reason`]), why the job of a hub below has failed, or how a worker lost
-    /// another hub of the job. The job fails here, too, or goes on without that member.
+    /// The reason why a worker fails (a [`reason`]), or why the job of a hub below has failed. Or the way in which a
+    /// worker lost another hub of the job. The job fails here, too, or goes on without that member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
     /// Whether `failed` is about a hub that stops or is lost: the job may go on when that hub is back.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hub_lost: bool,
-    /// Of a hub below that stops: the job ends between two rounds, before this request is answered. Nothing is lost.
+    /// Whether a hub below stops: the job ends between two rounds, before this request is answered. Nothing is lost.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stops: bool,
     /// The job was a trial: if it ends with this worker, no checkpoint is written.
@@ -411,7 +411,8 @@ pub struct LeaveRequest {
 /// The answer to a leave.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaveReply {
-    /// To the last worker: why the state at the job's end is in no checkpoint, where the hub writes checkpoints.
+    /// The reason why the state at the job's end is in no checkpoint, if the hub writes checkpoints. For the last
+    /// worker.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_error: Option<String>,
 }
@@ -455,7 +456,7 @@ pub struct DrainReply {
 /// `GET /v1/clock`: the hub's clock, for timelines of several machines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClockReply {
-    /// Which clock it is: times of clocks with one id can be compared.
+    /// The identity of the clock: times of clocks with one id can be compared.
     pub id: String,
     /// The time, in nanoseconds.
     pub ns: u64,

@@ -1,4 +1,4 @@
-//! From bytes to requests: the hub parses a body before it looks at the content.
+//! Parsing of requests from bytes: the hub parses a body before it looks at the content.
 //!
 //! The body comes from outside. The parser's memory stays a small multiple of the body's size, and an error repeats
 //! only the beginning of the faulty text. Must not know HTTP.
@@ -61,8 +61,8 @@ pub fn parse_join(body: &[u8]) -> Result<JoinRequest, ParseError> {
 }
 
 /// Parses a request that names the versions of its sender. They come first: a request of another version may have other
-/// fields. Of a sender whose newest version is newer than this program's, fields that this program does not know are ignored,
-/// but not in the objects of the request.
+/// fields. If the sender's newest version is newer than this program's, unknown fields are ignored, but not in the
+/// objects of the request.
 pub fn parse_versioned<T: DeserializeOwned>(what: &'static str, body: &[u8]) -> Result<T, ParseError> {
     #[derive(Deserialize)]
     #[serde(expecting = "an object")]
@@ -85,8 +85,8 @@ pub fn parse_versioned<T: DeserializeOwned>(what: &'static str, body: &[u8]) -> 
     known(body).map_err(|error| ParseError::Newer { what, reason: excerpt(&error), theirs })
 }
 
-/// Parses a request of another hub of a job. No person writes it, and the hubs may be of two versions: fields that this program
-/// does not know are ignored, but not in the objects of the request.
+/// Parses a request of another hub of a job. No person writes it, and the hubs may be of two versions. So unknown
+/// fields are ignored, but not in the objects of the request.
 pub fn parse_from_hub<T: DeserializeOwned>(what: &'static str, body: &[u8]) -> Result<T, ParseError> {
     known(body).map_err(|error| malformed(what, &error))
 }

@@ -114,7 +114,7 @@ pub struct WrittenRequest {
     pub before: Round,
     /// The rounds that all hubs are known to have.
     pub whole: WholeRounds,
-    /// How long the hub may wait before it replies that the part is under way.
+    /// The time that the hub may wait before it replies that the part is still being written.
     pub wait_ms: u64,
 }
 
@@ -191,7 +191,7 @@ pub struct LostRequest {
 pub struct CheckpointRequest {
     /// The job's secret.
     pub secret: String,
-    /// How long to wait for the round in flight.
+    /// The time to wait for the round in flight.
     pub round_limit_ms: u64,
     /// Whether the job ends there, because a hub stops.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -225,9 +225,9 @@ pub struct FailedReply {
 /// The rounds in flight of a hub's chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoundsInFlight {
-    /// That of the chunk that is furthest behind.
+    /// The round of the chunk that is furthest behind.
     pub lowest: Round,
-    /// That of the chunk that is furthest ahead.
+    /// The round of the chunk that is furthest ahead.
     pub highest: Round,
 }
 

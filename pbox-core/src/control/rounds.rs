@@ -15,30 +15,31 @@ pub struct RoundsReply {
     pub round: Round,
     /// Rounds a second.
     pub per_second: f64,
-    /// How many of the last rounds, with the round in flight, all that follows is about.
+    /// The number of last rounds, with the round in flight, that all fields below are about.
     pub window: u32,
     /// Ranks whose pushes others wait for now.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits_for: Vec<u32>,
-    /// For how long the round in flight has waited, in microseconds.
+    /// The time for which the round in flight has waited, in microseconds.
     #[serde(default)]
     pub waited_us: u64,
     /// One entry for each rank.
     pub ranks: Vec<RankReply>,
-    /// By round, the oldest first: for how long each rank was waited for, in microseconds. Only in `GET /v1/events`, and only
-    /// of rounds in which somebody was waited for.
+    /// The time for which each rank was waited for, in microseconds, by round, the oldest first. Only in
+    /// `GET /v1/events`, and only of rounds in which somebody was waited for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub recent: Vec<(Round, Vec<u32>)>,
 }
 
-/// How large the gradients of a job are: the mean over the workers, of this hub's share of the model.
+/// The size of a job's gradients: the mean over the workers, of this hub's share of the model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GradientsReply {
-    /// One round of so many is looked at.
+    /// The interval of rounds that are looked at.
     pub every: u32,
     /// Values that were infinite or NaN, in all rounds that were looked at since the job began.
     pub not_finite: u64,
-    /// How many rounds changed nothing because of them. Of a job whose steps wait for the norm of each round.
+    /// The number of rounds that changed nothing because their gradient was not finite. Of a job whose steps wait for
+    /// the norm of each round.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped: Option<u64>,
     /// The last round that was looked at, or whose norm steps have waited for.
@@ -51,17 +52,17 @@ pub struct GradientsReply {
 /// The gradients of one round.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GradientNorm {
-    /// Which round.
+    /// The round.
     pub round: Round,
     /// The Euclidean norm of its values that are finite.
     pub norm: f64,
-    /// How many are not.
+    /// The number of values that are not finite.
     #[serde(default)]
     pub not_finite: u64,
 }
 
-/// How late a worker was. Its lateness in a round is the time for which a core of the hub had nothing to do but to wait for
-/// the worker's push, while others had pushed.
+/// The lateness of a worker. In a round it is the time for which a core of the hub only waited for the worker's push,
+/// while other workers had pushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankReply {
     /// The rank.
@@ -99,19 +100,20 @@ impl LatenessReply {
     }
 }
 
-/// What a hub below says of its own workers: which of them is late, over the window of its own [`RoundsReply`].
+/// The latest of a hub's own workers, as a hub below reports it, over the window of its own [`RoundsReply`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Latest {
     /// The rank at its own hub, behind the numbers of the machines between that hub and the one that says it.
     pub path: Vec<u32>,
-    /// How many of the last rounds this is about.
+    /// The number of last rounds that the report is about.
     pub window: u32,
     /// Rounds of these in which it was waited for longest.
     pub last: u32,
     /// The median of its lateness in these, in microseconds.
     pub late_us: u64,
-    /// For how long the round in flight has waited for it, in microseconds; 0 unless that is what makes it late.
+    /// The time for which the round in flight has waited for the worker, in microseconds; 0 unless the worker is late
+    /// because of it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub waited_us: u64,
 }

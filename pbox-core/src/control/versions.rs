@@ -20,10 +20,10 @@ pub struct Versions {
 }
 
 impl Versions {
-    /// Those of this program.
+    /// The versions of this program.
     pub const OURS: Versions = Versions { lowest: PROTOCOL_LOWEST, highest: PROTOCOL };
 
-    /// As a message has them: an end that names no lowest version speaks one.
+    /// Creates the versions that a message has: an end that names no lowest version speaks one.
     pub fn of(protocol: u32, lowest: Option<u32>) -> Self {
         Versions { lowest: lowest.map_or(protocol, |lowest| lowest.min(protocol)), highest: protocol }
     }

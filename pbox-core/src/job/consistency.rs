@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::layout::Round;
 
-/// When a worker gets weights back.
+/// The moment when a worker gets weights back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Consistency {
@@ -17,9 +17,9 @@ pub enum Consistency {
     /// once.
     #[default]
     Bsp,
-    /// Stale synchronous (Ho et al., 2013): every push is a step of its own, and no worker is more than `staleness`
-    /// rounds ahead of the slowest. The weights that a worker gets before its round `c` contain all workers' pushes
-    /// of all rounds before `c - staleness`.
+    /// Stale synchronous (Ho et al., 2013). Every push is a step of its own, and no worker is more than `staleness`
+    /// rounds ahead of the slowest. The weights that a worker gets before its round `c` contain all workers' pushes of
+    /// all rounds before `c - staleness`.
     ///
     /// BSP makes one step a round. SSP makes one step for each worker, with that worker's gradient alone: the
     /// learning rate is that of a batch of one worker.

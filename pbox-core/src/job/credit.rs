@@ -27,8 +27,8 @@ pub struct NotACredit {
 }
 
 impl Credit {
-    /// Before anything is known: on links of 4 Gbit/s everything from 64 KiB to 4 MiB was as good for P3. A faster
-    /// network needs more, because more bytes cross while a worker wakes up.
+    /// The credit before anything is known. On links of 4 Gbit/s everything from 64 KiB to 4 MiB was as good for P3. A
+    /// faster network needs more, because more bytes cross while a worker wakes up.
     pub const AT_FIRST: usize = 1 << 20;
 
     /// The least that is worth having on each of many links to a peer: a slice that leaves, and one that follows.

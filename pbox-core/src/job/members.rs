@@ -1,8 +1,8 @@
-//! What the members of a level are.
+//! The members of a level.
 
 use serde::{Deserialize, Serialize};
 
-/// What pushes to the hubs of a level.
+/// The members that push to the hubs of a level.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Members {
@@ -11,7 +11,7 @@ pub enum Members {
     Workers,
     /// Hubs below: a push is a sum of gradients, and says how many there are in it.
     Hubs,
-    /// The same, and each of these hubs is also a hub of this level and owns a share. Its workers read all chunks in the
+    /// Hubs below, of which each is also a hub of this level and owns a share. Its workers read all chunks in the
     /// window of that share, unless the hub decodes or copies answers for them.
     Mesh,
 }

@@ -1,4 +1,4 @@
-//! Whether all keys of a job can be stepped with other numbers of its optimizer.
+//! Checks that all keys of a job can be stepped with other numbers of its optimizer.
 //!
 //! Plain data. The numbers come from outside, and are checked where they enter.
 

@@ -1,8 +1,8 @@
-//! What becomes of a job when a worker is lost.
+//! The fate of a job when a worker is lost.
 
 use serde::{Deserialize, Serialize};
 
-/// What becomes of a job when a worker is lost, or leaves before the others.
+/// The fate of a job when a worker is lost, or leaves before the rest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnLoss {

@@ -27,7 +27,7 @@ pub const MAX_HUBS: u32 = LINES;
 /// Tensors of more parameters are split over the servers, in the baseline of P3's paper.
 pub const SPLIT_ABOVE: u64 = 1_000_000;
 
-/// What all ends of a job agree on.
+/// The terms that all ends of a job agree on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobTerms {
@@ -36,7 +36,7 @@ pub struct JobTerms {
     /// Size of a chunk in bytes. Default: [by the size of the model](default_chunk_bytes).
     #[serde(default = "unsaid_chunk_bytes")]
     pub chunk_bytes: usize,
-    /// What the hub does with a sum.
+    /// The optimizer that the hub applies to a sum.
     pub optimizer: Optimizer,
     /// The most that the norm of a round's mean gradient may be, of all keys together: a longer one is scaled down, as by
     /// `torch.nn.utils.clip_grad_norm_`. Steps then wait for the gradients of all keys. Default: no bound.
@@ -46,30 +46,30 @@ pub struct JobTerms {
     /// [`clip_norm`](Self::clip_norm). Default false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub skip_nonfinite: bool,
-    /// The decay `d` of an average of the weights that the hub keeps: it begins with the first weights, and after each step it is
-    /// `d` of itself and `1 - d` of the new weight. Above 0 and below 1. Default: no average.
+    /// The decay `d` of an average of the weights that the hub keeps. The average begins with the first weights. After
+    /// each step it is `d` of itself and `1 - d` of the new weight. Above 0 and below 1. Default: no average.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ema: Option<f64>,
     /// Whether steps go up the gradient and not down, as with PyTorch's `maximize`. Default false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub maximize: bool,
-    /// What the hub leaves out, for measurement. Default nothing.
+    /// The work that the hub leaves out, for measurement. Default nothing.
     #[serde(default)]
     pub ablate: Ablate,
     /// The place where the randomness of compression comes from: equal seeds give equal bits.
     #[serde(default, skip_serializing_if = "is_default")]
     pub seed: u64,
-    /// What becomes of the job when a worker is lost, or leaves before the others. Default: the job stops.
+    /// The fate of the job when a worker is lost, or leaves before the rest. Default: the job stops.
     #[serde(default)]
     pub on_loss: OnLoss,
     /// The number of hubs the job is spread over. Default 1.
     #[serde(default = "one_hub", skip_serializing_if = "is_one")]
     pub hubs: u32,
-    /// With several hubs and a schedule by layer, tensors of more parameters are split over the hubs; others go whole
-    /// to one hub. Default 10^6, as in the baseline of P3's paper.
+    /// The number of parameters above which a tensor is split over several hubs, with a schedule by layer; other
+    /// tensors go whole to one hub. Default 10^6, as in the baseline of P3's paper.
     #[serde(default = "default_split", skip_serializing_if = "is_default_split")]
     pub split_above: u64,
-    /// How many of each hub's cores the job gets. Default all.
+    /// The number of each hub's cores that the job gets. Default all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<u32>,
     /// Whether the hub may answer [bytes ahead](crate::Content::Ahead): a worker that sends some lets it write the chunk's weights
@@ -77,7 +77,7 @@ pub struct JobTerms {
     /// the answer of a join tells the others, who send nothing ahead if they do not want that. Default false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub answers_ahead: bool,
-    /// What workers and their hub agree on for the links between them.
+    /// The terms of workers and their hub for the links between them.
     #[serde(default)]
     pub level: LevelTerms,
     /// The model, in the order of the forward pass.
@@ -85,28 +85,29 @@ pub struct JobTerms {
     pub keys: Vec<Key>,
 }
 
-/// What the two ends of one level of hubs agree on. A flat job has one level: its workers and their hub.
+/// The terms of the two ends of one level of hubs. A flat job has one level: its workers and their hub.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LevelTerms {
-    /// How far workers may be apart. Default: not at all (BSP). With SSP and ASP every push is a step of its own,
-    /// with one worker's gradient: as many steps a round as there are workers, so the learning rate is that of a
-    /// batch of one worker.
+    /// The distance that workers may be apart. Default: none (BSP). With SSP and ASP every push is a step of its own,
+    /// with one worker's gradient. There are as many steps a round as workers, so the learning rate is that of a batch
+    /// of one worker.
     pub consistency: Consistency,
     /// The way in which gradients and weights are made smaller before they cross. Default: not at all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
-    /// In what order gradients and weights leave, at both ends. Default: slices, as they are pushed.
+    /// The order in which gradients and weights leave, at both ends. Default: slices, as they are pushed.
     pub schedule: Schedule,
     /// The most bytes of a slice, the unit of the schedule: consecutive chunks of one key for one core. Default: one
     /// chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slice_bytes: Option<usize>,
-    /// Bytes that may be under way on each link, each way. Default: what the schedule needs ([`Credit::default_of`]): with
-    /// [`Schedule::P3`] 1 MiB of all links to a peer together, and at least 64 KiB of each; any number with the others.
+    /// The bytes that may be in flight on each link, each way. Default: the need of the schedule
+    /// ([`Credit::default_of`]). With [`Schedule::P3`] that is 1 MiB of all links to a peer together, and at least 64
+    /// KiB of each; otherwise any number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credit: Option<Credit>,
-    /// What pushes here: workers, or hubs below. Default workers.
+    /// The members that push here: workers, or hubs below. Default workers.
     #[serde(skip_serializing_if = "is_default")]
     pub members: Members,
 }
@@ -158,7 +159,7 @@ pub enum Difference {
 }
 
 impl JobTerms {
-    /// Terms in which everything that has a default has it.
+    /// Creates terms in which everything that has a default has it.
     pub fn new(workers: u32, keys: Vec<Key>, optimizer: Optimizer) -> Self {
         JobTerms {
             workers,
@@ -258,7 +259,7 @@ impl JobTerms {
         refused::check_below(self)
     }
 
-    /// Returns the terms of this job at so many hubs above, for one of `machines` hubs below them.
+    /// Returns the terms of this job at `hubs` hubs above, for one of `machines` hubs below them.
     ///
     /// # Errors
     /// When the job cannot be relayed.
@@ -330,8 +331,8 @@ impl LevelTerms {
         self.credit.unwrap_or_else(|| Credit::default_of(self.schedule))
     }
 
-    /// Terms of an end that has this number of links to each peer. The links share the default credit, because all of a peer's
-    /// links meet in one queue of the network.
+    /// Returns the terms of an end that has this number of links to each peer. The links share the default credit,
+    /// because all of a peer's links meet in one queue of the network.
     pub fn with_links(self, links: usize) -> Self {
         let credit = match self.credit() {
             Credit::Bytes(bytes) if self.credit.is_none() => {

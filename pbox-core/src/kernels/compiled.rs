@@ -181,7 +181,7 @@ impl Kernels {
         self.work(Narrow { values, elements });
     }
 
-    /// The sum and the step by one rule.
+    /// Sums and steps by one rule.
     fn sum<E: Element, R: Rule>(&self, step: &Step, slots: &Slots<E>, window: &mut [E], kept: &mut [f32]) {
         let kept = body::by_kind::<E, R>(kept, slots.elements());
         match slots.workers() < MANY {
@@ -210,9 +210,9 @@ impl Kernels {
         }
     }
 
-    /// The sum and the step by one rule. This is no [`Work`]: as parameters of the function that is compiled for the
-    /// instruction set, the slices do not overlap, and the compiler knows it. As fields of a struct they made a core busy
-    /// for 1.09 of the time (2 workers, shared memory).
+    /// Sums and steps by one rule. The function is no [`Work`]: as parameters of the function that is compiled for the
+    /// instruction set, the slices do not overlap, and the compiler knows it. As fields of a struct they made a core
+    /// busy for 1.09 of the time (2 workers, shared memory).
     fn run_on<E: Element, R: Rule>(
         &self,
         step: &Step,
@@ -360,7 +360,7 @@ pub struct Slots<'a, E = f32> {
 }
 
 impl<'a, E: Element> Slots<'a, E> {
-    /// Slots at these addresses.
+    /// Creates slots at these addresses.
     ///
     /// # Safety
     /// During `'a`, each start must be readable for `elements` elements, and nobody may write them.

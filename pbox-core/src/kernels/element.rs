@@ -186,14 +186,14 @@ impl Element for f16 {
 impl Element for bf16 {
     const DTYPE: Dtype = Dtype::BF16;
 
-    /// bf16 is the upper half of an f32.
+    /// Widens: bf16 is the upper half of an f32.
     #[inline(always)]
     fn to_f32(self) -> f32 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
 
-    /// Adding half an ulp minus 1, and 1 more if the kept part is odd, carries into the kept part exactly if the
-    /// nearest even number is above.
+    /// Rounds: half an ulp minus 1 is added, and 1 more if the kept part is odd. The sum carries into the kept part
+    /// exactly if the nearest even number is above.
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
         let bits = value.to_bits();

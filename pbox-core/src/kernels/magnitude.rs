@@ -1,8 +1,8 @@
-//! How large a mean of slots is, and how many of its values are no numbers.
+//! The magnitude of a mean of slots, and the number of its values that are not finite.
 //!
-//! Not a part of the step: [`Gauge`](crate::weights) asks for it in a few rounds, and a job whose steps wait for the whole
-//! gradient in each round. All instruction sets give the same bits: an element's square is added to that of a lane, which its index
-//! names, and the lanes are added in order.
+//! Not a part of the step. [`Gauge`](crate::weights) asks for it in a few rounds. A job whose steps wait for the whole
+//! gradient asks in each round. All instruction sets give the same bits. An element's square is added to the sum of its
+//! lane, which its index names, and the lanes are added in order.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use super::compiled::{Kernels, Slots};
 use super::element::Element;
 use super::isa::{Convert, Converter, Vector, Work};
 
-/// Of some values: the sum of the squares of those that are finite, and the number of the others.
+/// The sum of the squares of the finite values, and the number of values that are not finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Magnitude {
     /// The sum of the squares.

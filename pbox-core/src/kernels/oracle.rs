@@ -17,7 +17,7 @@ pub fn sum(gradients: impl IntoIterator<Item = f32>) -> f32 {
     gradients.into_iter().reduce(|sum, gradient| sum + gradient).unwrap_or(0.0)
 }
 
-/// One element's step. The new `weight` is sent back; the new `state` stays in the hub.
+/// Steps one element. The new `weight` is sent back; the new `state` stays in the hub.
 ///
 /// `state` belongs to the element and has at least [`state_per_element`](Optimizer::state_per_element) f32: `m`,
 /// then `v`, then the highest `v`.
@@ -70,7 +70,7 @@ pub fn step(optimizer: &Optimizer, step: &Step, sum: f32, weight: &mut f32, stat
     }
 }
 
-/// One element's step for a key of any type. The new `window` is sent back; the new `kept` stays in the hub
+/// Steps one element for a key of any type. The new `window` is sent back; the new `kept` stays in the hub
 /// ([`kept_per_element`](Optimizer::kept_per_element): the master weight, if there is one, then the state).
 ///
 /// The step runs in f32 on the master weight, and the window gets the rounded result. For f32 the window itself is
@@ -93,7 +93,8 @@ pub fn step_rounded<E: Element>(
     }
 }
 
-/// One element's average of weights after a step that has made this weight. Before the first step it is the weight.
+/// Updates one element's average of weights after a step that has made this weight. Before the first step it is the
+/// weight.
 pub fn average(decay: f64, weight: f32, average: &mut f32) {
     *average = decay as f32 * *average + (1.0 - decay) as f32 * weight;
 }
@@ -163,7 +164,8 @@ pub fn measured(optimizer: &Optimizer, step: &Step, mean: f32, weight: f32, stat
     }
 }
 
-/// The quotient of two norms of a key, by the squares of its blocks: of the weights, and of what is [`measured`]. 0 where one is 0.
+/// Computes the quotient of two norms of a key, by the squares of its blocks: of the weights, and of what is
+/// [`measured`]. 0 if one is 0.
 pub fn quotient(blocks: impl Iterator<Item = [f64; 2]> + Clone) -> f32 {
     let [weights, other] = [0, 1].map(|which| exact_sum(blocks.clone().map(|squares| squares[which])).sqrt());
     if weights == 0.0 { 0.0 } else { (other / weights) as f32 }

@@ -211,7 +211,7 @@ fn gradient<I: Isa>(isa: I, step: &Step, sum: I::Vector, weight: I::Vector) -> I
     sum * isa.splat(step.rescale) + isa.splat(step.weight_decay) * weight
 }
 
-/// 1 or -1; a zero and a NaN stay as they are.
+/// Returns 1 or -1; a zero and a NaN stay as they are.
 #[inline(always)]
 fn sign<I: Isa>(isa: I, values: I::Vector) -> I::Vector {
     let zero = isa.splat(0.0);

@@ -79,13 +79,14 @@ impl Tensors {
         self.optimizer.state_per_element() + usize::from(self.ema.is_some())
     }
 
-    /// f32 that a checkpoint has for each parameter: the weight and the state, where the hub keeps weights.
+    /// Returns the number of f32 that a checkpoint has for each parameter: the weight and the state, if the hub keeps
+    /// weights.
     pub fn saved_per_element(&self) -> usize {
         if self.optimizer.keeps_weights() { 1 + self.state_per_element() } else { 0 }
     }
 
-    /// Returns the f32 that the hub keeps for each element of a key of type `dtype`, besides the weights window: the
-    /// master weight, if the type is too coarse for it, then the state.
+    /// Returns the number of f32 that the hub keeps for each element of a key of type `dtype`, besides the weights
+    /// window. It keeps the master weight, if the type is too coarse for it, then the state.
     pub fn kept_per_element(&self, dtype: Dtype) -> usize {
         self.optimizer.master_per_element(dtype) + self.state_per_element()
     }
@@ -98,7 +99,7 @@ impl Tensors {
     }
 }
 
-/// PyTorch's names for an optimizer's state, in the order in which the kernels keep it.
+/// Returns PyTorch's names for an optimizer's state, in the order in which the kernels keep it.
 fn names_of(optimizer: &Optimizer) -> &'static [&'static str] {
     match optimizer {
         Optimizer::Average | Optimizer::Sum | Optimizer::Sgd { .. } => &[],

@@ -81,7 +81,7 @@ impl Case {
         self.values[(salt * 31 + i * 7) % self.values.len()]
     }
 
-    /// `elements` of each worker.
+    /// Returns `elements` of each worker.
     fn slots<E: Element>(&self) -> Vec<Vec<E>> {
         let slot = |w| (0..self.elements).map(|i| E::from_f32(self.value(w, i))).collect();
         (0..self.workers).map(slot).collect()
@@ -91,7 +91,7 @@ impl Case {
         (0..self.elements).map(|i| E::from_f32(self.value(77, i))).collect()
     }
 
-    /// Master weights, first moments, second moments, highest second moments: those that the optimizer has.
+    /// Returns master weights, first moments, second moments, highest second moments: those that the optimizer has.
     fn kept<E: Element>(&self) -> Vec<f32> {
         let (state, per_element) =
             (self.optimizer.state_per_element(), self.optimizer.kept_per_element(E::DTYPE));
@@ -208,7 +208,7 @@ fn every_16_bit_number_is_unchanged() {
     check_unchanged(&(0..=u16::MAX).map(bf16::from_bits).collect::<Vec<_>>());
 }
 
-/// The mean of one worker's gradients equals these gradients.
+/// Checks that the mean of one worker's gradients equals these gradients.
 fn check_unchanged<E: Element>(all: &[E]) {
     let starts = [all.as_ptr()];
     // SAFETY: `all` outlives the kernels' calls.

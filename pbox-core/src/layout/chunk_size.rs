@@ -9,8 +9,8 @@ const MOST_CHUNKS: u64 = 64_000;
 /// The largest chunk that is allowed.
 pub(super) const LARGEST: usize = 1 << 30;
 
-/// Returns the default size of a chunk: 32 KiB up to 2.1 GB, and for larger models the next power of two with which there are
-/// not too many chunks for a NIC.
+/// Returns the default size of a chunk: 32 KiB for models up to 2.1 GB. For larger models it is the next power of two
+/// that gives few enough chunks for a NIC.
 pub fn default_chunk_bytes(keys: &[Key]) -> usize {
     let total = keys.iter().filter_map(Key::bytes).fold(0, u64::saturating_add);
     let wanted = total.div_ceil(MOST_CHUNKS).min(LARGEST as u64) as usize;
@@ -27,7 +27,8 @@ mod tests {
     /// Receive requests in a queue of mlx5, and what a link has beside its chunks.
     const REQUESTS: u32 = 32_768 - 112;
 
-    /// A decoder: embeddings, and in each layer attention, a feed-forward part of these matrices, and two norms.
+    /// Returns the keys of a decoder: embeddings, and in each layer attention, a feed-forward part of these matrices,
+    /// and two norms.
     fn decoder(dtype: Dtype, vocabulary: u64, width: u64, layers: u64, of_layer: &[[u64; 2]]) -> Vec<Key> {
         let key = |name: String, shape: &[u64]| Key::new(dtype, name, shape.to_vec());
         let layer = |layer| {

@@ -4,8 +4,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The number of a key in its job's manifest. Keys are numbered in the order of the forward pass, so that a key with
-/// a lower id is needed earlier (P3, section 1.1: initial layers get the higher priority).
+/// The number of a key in its job's manifest. Keys are numbered in the order of the forward pass. A key with a lower id
+/// is needed earlier (P3, section 1.1: initial layers get the higher priority).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct KeyId(pub u32);
 

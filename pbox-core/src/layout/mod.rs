@@ -23,8 +23,8 @@ pub use chunk::{ChunkId, Content, Immediate, MAX_CHUNKS, Round};
 pub use chunk_size::default_chunk_bytes;
 pub use key::{Dtype, Key, KeyId};
 
-/// The size of a chunk of all but [large models](default_chunk_bytes): 8192 f32, PHub's choice (section 2), small enough to
-/// spread a layer over all cores, and large enough to keep a NIC busy.
+/// The size of a chunk of all but [large models](default_chunk_bytes): 8192 f32, PHub's choice (section 2). It is small
+/// enough to spread a layer over all cores, and large enough to keep a NIC busy.
 pub const DEFAULT_CHUNK_BYTES: usize = 32 * 1024;
 
 /// Keys start on a cache line, so that no two owners share one.
@@ -48,7 +48,7 @@ pub struct Layout {
     chunks: Vec<Chunk>,
     /// The chunks of each group, ascending.
     groups: Vec<Range<u32>>,
-    /// By group: from its first chunk to the end of its last one.
+    /// The span of each group, from its first chunk to the end of its last one.
     group_spans: Vec<Span>,
     chunk_bytes: usize,
     window_bytes: usize,
@@ -156,7 +156,7 @@ impl Layout {
         Ok(())
     }
 
-    /// Neighbouring keys of a chunk each that fit into a chunk, as many as do, from the first key on.
+    /// Finds the groups: neighbouring keys of a chunk each that fit into a chunk, as many as do, from the first key on.
     fn find_groups(&self) -> Vec<Range<u32>> {
         let mut groups: Vec<Range<u32>> = Vec::new();
         for chunks in self.key_chunks.iter().filter(|chunks| chunks.len() == 1) {
@@ -173,7 +173,7 @@ impl Layout {
         groups
     }
 
-    /// From the first of these chunks to the end of the last one.
+    /// Returns the span from the first of these chunks to the end of the last one.
     fn hull(&self, Range { start, end }: Range<u32>) -> Span {
         self.chunk(ChunkId(start)).span.to(self.chunk(ChunkId(end - 1)).span)
     }

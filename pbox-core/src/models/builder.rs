@@ -18,29 +18,29 @@ impl Builder {
         self.keys
     }
 
-    /// A tensor of any shape, with its full name.
+    /// Adds a tensor of any shape, with its full name.
     pub fn tensor(&mut self, name: impl Into<String>, shape: &[u64]) {
         self.keys.push(Key::f32(name, shape));
     }
 
-    /// A convolution without bias; a batch normalization follows it.
+    /// Adds a convolution without bias; a batch normalization follows it.
     pub fn conv(&mut self, name: &str, from: u64, to: u64, (height, width): Kernel) {
         self.tensor(format!("{name}.weight"), &[to, from, height, width]);
     }
 
-    /// A convolution with bias.
+    /// Adds a convolution with bias.
     pub fn conv_bias(&mut self, name: &str, from: u64, to: u64, kernel: Kernel) {
         self.conv(name, from, to, kernel);
         self.tensor(format!("{name}.bias"), &[to]);
     }
 
-    /// The trainable part of a batch normalization.
+    /// Adds the trainable part of a batch normalization.
     pub fn batch_norm(&mut self, name: &str, channels: u64) {
         self.tensor(format!("{name}.weight"), &[channels]);
         self.tensor(format!("{name}.bias"), &[channels]);
     }
 
-    /// A fully connected layer with bias.
+    /// Adds a fully connected layer with bias.
     pub fn linear(&mut self, name: &str, from: u64, to: u64) {
         self.tensor(format!("{name}.weight"), &[to, from]);
         self.tensor(format!("{name}.bias"), &[to]);

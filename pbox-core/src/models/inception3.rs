@@ -44,7 +44,7 @@ pub(super) fn keys() -> Vec<Key> {
     net.finish()
 }
 
-/// torchvision's `BasicConv2d`: a convolution without bias, then a batch normalization.
+/// Adds torchvision's `BasicConv2d`: a convolution without bias, then a batch normalization.
 fn conv_norm(net: &mut Builder, name: &str, from: u64, to: u64, kernel: Kernel) {
     net.conv(&format!("{name}.conv"), from, to, kernel);
     net.batch_norm(&format!("{name}.bn"), to);
@@ -68,7 +68,7 @@ impl<'a> Mixed<'a> {
         to
     }
 
-    /// At 35x35 (torchvision's `InceptionA`).
+    /// Adds a module at 35x35 (torchvision's `InceptionA`).
     fn five_by_five(mut self, pool: u64) -> u64 {
         let from = self.from;
         let one = self.branch("branch1x1", from, 64, (1, 1));
@@ -80,7 +80,7 @@ impl<'a> Mixed<'a> {
         one + five + double + self.branch("branch_pool", from, pool, (1, 1))
     }
 
-    /// From 35x35 to 17x17 (`InceptionB`).
+    /// Adds the module from 35x35 to 17x17 (`InceptionB`).
     fn reduce_to_17(mut self) -> u64 {
         let from = self.from;
         let three = self.branch("branch3x3", from, 384, (3, 3));
@@ -89,7 +89,7 @@ impl<'a> Mixed<'a> {
         three + self.branch("branch3x3dbl_3", 96, 96, (3, 3)) + from
     }
 
-    /// At 17x17, with 7x7 in two factors (`InceptionC`).
+    /// Adds a module at 17x17, with 7x7 in two factors (`InceptionC`).
     fn seven_by_seven(mut self, inner: u64) -> u64 {
         let from = self.from;
         let one = self.branch("branch1x1", from, 192, (1, 1));
@@ -104,7 +104,7 @@ impl<'a> Mixed<'a> {
         one + seven + double + self.branch("branch_pool", from, 192, (1, 1))
     }
 
-    /// From 17x17 to 8x8 (`InceptionD`).
+    /// Adds the module from 17x17 to 8x8 (`InceptionD`).
     fn reduce_to_8(mut self) -> u64 {
         let from = self.from;
         self.branch("branch3x3_1", from, 192, (1, 1));
@@ -115,7 +115,7 @@ impl<'a> Mixed<'a> {
         three + self.branch("branch7x7x3_4", 192, 192, (3, 3)) + from
     }
 
-    /// At 8x8, with 3x3 split into parallel 1x3 and 3x1 (`InceptionE`).
+    /// Adds a module at 8x8, with 3x3 split into parallel 1x3 and 3x1 (`InceptionE`).
     fn expanded(mut self) -> u64 {
         let from = self.from;
         let one = self.branch("branch1x1", from, 320, (1, 1));

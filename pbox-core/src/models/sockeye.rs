@@ -39,7 +39,8 @@ pub(super) fn keys() -> Vec<Key> {
     net.finish()
 }
 
-/// The first layer reads in both directions at half the width; the layer above it reads in one direction.
+/// Adds the encoder. The first layer reads in both directions at half the width; the layer above it reads in one
+/// direction.
 fn encoder(net: &mut Builder, words: u64) {
     net.tensor("source_embed_weight", &[words, HIDDEN]);
     lstm(net, "encoder_birnn_forward_l0", HIDDEN, HIDDEN / 2);
@@ -47,8 +48,8 @@ fn encoder(net: &mut Builder, words: u64) {
     lstm(net, "encoder_rnn_l0", HIDDEN, HIDDEN);
 }
 
-/// In the order in which a training pass first needs each key: the attention projects the source, the encoder's last
-/// states start the decoder's two layers (hidden and cell state each), then the decoder steps.
+/// Adds the decoder, in the order in which a training pass first needs each key. The attention projects the source. The
+/// encoder's last states start the decoder's two layers (hidden and cell state each). Then the decoder steps.
 fn decoder(net: &mut Builder, words: u64) {
     net.tensor("target_embed_weight", &[words, HIDDEN]);
     net.tensor("att_e2h_weight", &[HIDDEN, HIDDEN]);

@@ -78,17 +78,17 @@ impl Above {
 /// The place where the chunks are at a hub below other hubs, and by which link their sums go up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Below {
-    /// On this hub's cores.
+    /// The placement on this hub's cores.
     pub placement: Placement,
     /// The cores above to which it has a link, by their numbers in [`Placement::over_hubs`], ascending, by core of this
     /// hub.
     pub ways: Vec<Vec<usize>>,
-    /// Which of the links of its core here its sums take, by chunk.
+    /// The number of the link of its core that each chunk's sums take, by chunk.
     links: Vec<u32>,
 }
 
 impl Below {
-    /// For a hub with so many cores, at least 1, below hubs with these placements of their shares.
+    /// Creates the placement of a hub with `cores` cores, at least 1, below hubs with these placements of their shares.
     pub fn new(above: &[Placement], cores: usize) -> Self {
         let all = Placement::over_hubs(above);
         let here = above.iter().flat_map(|hub| (0..hub.cores()).map(|core| core % cores));
@@ -105,7 +105,7 @@ impl Below {
         Below { placement, ways, links: chunks().map(|chunk| of_chunk(chunk).1).collect() }
     }
 
-    /// By which of the links of its core here a chunk's sums go up.
+    /// Returns the number of the link of its core here by which a chunk's sums go up.
     pub fn link(&self, chunk: ChunkId) -> u32 {
         self.links[chunk.index()]
     }

@@ -70,14 +70,14 @@ impl From<CoreNodes> for InMessages {
 }
 
 impl From<usize> for CoreNodes {
-    /// So many cores of one node.
+    /// Creates `cores` cores of one node.
     fn from(cores: usize) -> Self {
         CoreNodes(vec![0; cores])
     }
 }
 
 impl From<Vec<u32>> for CoreNodes {
-    /// Cores of these nodes, whatever numbers these have.
+    /// Creates cores of these nodes, whatever numbers the nodes have.
     fn from(nodes: Vec<u32>) -> Self {
         CoreNodes(nodes)
     }

@@ -38,7 +38,8 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Places a layout's chunks on the cores of one hub, at least one: so many of one NUMA node, or of these nodes.
+    /// Places a layout's chunks on the cores of one hub, at least one. `cores` is a number of cores of one NUMA node,
+    /// or the node of each core.
     pub fn new(layout: &Layout, cores: impl Into<CoreNodes>) -> Self {
         Self::of_share(layout, Schedule::default(), Share::WHOLE, cores)
     }
@@ -129,8 +130,8 @@ impl Placement {
         Ok(window.split(self.weights_spans(wire)).expect("chunks are disjoint in the windows"))
     }
 
-    /// Like [`weights_window`](Self::weights_window), for the job. When each worker has its own weights and they are
-    /// sent in frames, the hub's own weights are no frames: then nothing touches the window.
+    /// Allocates a window like [`weights_window`](Self::weights_window), for the job. When each worker has its own
+    /// weights and they are sent in frames, the hub's own weights are no frames: then nothing touches the window.
     pub fn job_window(&self, wire: &Wire) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
         if wire.framing().is_none() || !wire.has_own_weights() {
             return self.weights_window(wire);
@@ -139,7 +140,8 @@ impl Placement {
         Ok(window.split(self.weights_spans(wire)).expect("chunks are disjoint in the windows"))
     }
 
-    /// Like [`job_window`](Self::job_window), for a hub with a share whose workers read all chunks in the window.
+    /// Allocates a window like [`job_window`](Self::job_window), for a hub with a share whose workers read all chunks
+    /// in the window.
     pub fn shown_window(&self, wire: &Wire) -> Result<(Arc<SendWindow>, Vec<Spans>), WindowError> {
         let window = SendWindow::new(wire.weights_window_bytes())?;
         Ok(window.split(self.weights_spans(wire)).expect("chunks are disjoint in the windows"))
@@ -156,8 +158,8 @@ impl Placement {
         self.chunks_by_core().into_iter().map(spans).collect()
     }
 
-    /// Returns the links to this hub, which has so many `ports`: to the port of each core one, which carries the core's
-    /// chunks. They end in turn at the ports `joiner` of the other end.
+    /// Returns the links to this hub, which has `ports` ports. Each core's port has one link, which carries the core's
+    /// chunks. The links end in turn at the ports `joiner` of the other end.
     pub fn links(
         &self,
         wire: &Wire,

@@ -32,9 +32,9 @@ const CHUNKS_OF_A_PART: u32 = 4;
 pub struct Share {
     /// The hub's number, from 0.
     pub hub: u32,
-    /// How many hubs there are.
+    /// The number of hubs.
     pub hubs: u32,
-    /// With schedules by layer, tensors of more parameters than this are split over the hubs.
+    /// The number of parameters above which a tensor is split over the hubs, with schedules by layer.
     pub split_above: u64,
 }
 
@@ -166,7 +166,7 @@ fn deal(
     dealt.into_iter().map(|(_, hub, piece)| (hub, piece))
 }
 
-/// Part `index` of `parts` even parts of a range.
+/// Returns part `index` of `parts` even parts of a range.
 fn part(Range { start, end }: Range<u32>, index: u32, parts: u32) -> Range<u32> {
     let at = |index: u32| start + (u64::from(end - start) * u64::from(index) / u64::from(parts)) as u32;
     at(index)..at(index + 1)

@@ -124,7 +124,7 @@ impl Slices {
         Some(self.groups[key.index()]).filter(|&number| number != NO_GROUP)
     }
 
-    /// By number of the group: its slice, if it goes to one core.
+    /// Returns the slice of each group that goes to one core, by number of the group.
     pub fn of_group(&self) -> &[Option<u32>] {
         &self.of_group
     }

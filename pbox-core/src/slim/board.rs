@@ -19,7 +19,7 @@ use super::significance::{BUCKETS, Sums, balance};
 /// A finding of the board. A selection has all three, in this order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Found {
-    /// How much a gradient counts beside a weight.
+    /// The factor of a gradient beside a weight.
     Coefficient(f32),
     /// The upper bits of the significance at the edge of the significant set.
     Upper(u32),
@@ -43,7 +43,7 @@ struct Inner {
     wakers: Vec<Waker>,
     /// The number of cores that have handed in their part of the next finding.
     given: usize,
-    /// By chunk of the job, so that the order of addition does not depend on the number of cores.
+    /// The sums, by chunk of the job, so that the order of addition does not depend on the number of cores.
     sums: Vec<Sums>,
     histogram: Vec<u64>,
     /// The number of elements above the bucket of the edge.
@@ -55,7 +55,7 @@ struct Inner {
 }
 
 impl Board {
-    /// For `parts` cores that together own `elements` elements, of a job with this many chunks.
+    /// Creates a board for `parts` cores that together own `elements` elements, of a job with this many chunks.
     pub fn new(slim: &SlimDp, parts: usize, chunks: usize, elements: u64) -> Self {
         let inner = Inner {
             wakers: Vec::new(),

@@ -43,7 +43,7 @@ pub struct SlimDp {
     /// The number of rounds from one selection of the significant set to the next, at least 1.
     #[serde(default = "default_q")]
     pub q: u32,
-    /// How much a gradient counts beside a weight. The default is `mean |w| / mean |g|` of the whole model at each
+    /// The factor of a gradient beside a weight. The default is `mean |w| / mean |g|` of the whole model at each
     /// selection. Then weights and gradients count the same, whatever their scale and the learning rate.
     #[serde(default)]
     pub c: Option<f32>,
@@ -116,7 +116,7 @@ pub enum InvalidSlimDp {
 }
 
 impl SlimDp {
-    /// Settings with this alpha and beta, and the defaults for the rest.
+    /// Creates settings with this alpha and beta, and the defaults for the rest.
     pub fn new(alpha: f32, beta: f32) -> Self {
         SlimDp { alpha, beta, q: default_q(), c: None, explorer: Explorer::default() }
     }

@@ -40,7 +40,7 @@ struct Chunk {
 }
 
 impl Pusher {
-    /// For chunks with these numbers of elements, by id.
+    /// Creates the pusher for chunks with these numbers of elements, by id.
     pub fn new(slim: SlimDp, seed: u64, rank: u32, elements: impl Iterator<Item = usize>) -> Self {
         let mut end = 0;
         let chunk = |elements| {
@@ -52,7 +52,7 @@ impl Pusher {
         Pusher { slim, seed, rank, first: Round(1), chunks, significant: vec![0; end], sets: vec![0; end] }
     }
 
-    /// The job trains from round `first` on. No set is in force until the first selection.
+    /// Begins at round `first`. No set is in force until the first selection.
     pub fn begin(&mut self, first: Round) {
         self.first = first;
         self.chunks.iter_mut().for_each(|chunk| chunk.is_selected = false);
@@ -84,8 +84,8 @@ impl Pusher {
         slim.push_set(significant, set, Drawer { seed: *seed, rank: *rank, round, chunk }, values, payload)
     }
 
-    /// The hub does not have this significant set. The worker pushes the whole chunk until an answer brings a set.
-    /// False if the last push was whole already.
+    /// Forgets this significant set, which the hub does not have. The worker pushes the whole chunk until an answer
+    /// brings a set. Returns false if the last push was whole already.
     pub fn forget_significant(&mut self, chunk: ChunkId) -> bool {
         let chunk = &mut self.chunks[chunk.index()];
         chunk.is_selected = false;

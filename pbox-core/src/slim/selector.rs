@@ -59,8 +59,8 @@ pub struct Selector {
 }
 
 impl Selector {
-    /// For chunks by id and number of elements. A core without chunks has no part in selections. Allocates and touches
-    /// memory: on the thread that owns the core.
+    /// Creates the selector for chunks by id and number of elements. A core without chunks has no part in selections.
+    /// Allocates and touches memory: on the thread that owns the core.
     pub fn new(
         slim: SlimDp,
         first: Round,
@@ -89,7 +89,7 @@ impl Selector {
         })
     }
 
-    /// The job trains from round `first` on. Called before any chunk is noted.
+    /// Begins at round `first`. Called before any chunk is noted.
     pub fn begin_at(&mut self, first: Round) {
         (self.first, self.selecting) = (first, first);
     }
@@ -102,9 +102,9 @@ impl Selector {
             && self.selected.is_none_or(|(selected, _)| selected != former)
     }
 
-    /// A chunk was stepped in a round, with these weights after the step and this mean gradient. If the round selects,
-    /// the chunk is noted. If a significant set was selected after the round before, it is written to `significant`,
-    /// and workers push it from the next round on. Returns whether it was written.
+    /// Notes that a chunk was stepped in a round, with these weights after the step and this mean gradient. If the
+    /// round selects, the chunk is noted. If a significant set was selected after the round before, it is written to
+    /// `significant`, and workers push it from the next round on. Returns whether it was written.
     pub fn stepped(
         &mut self,
         place: usize,

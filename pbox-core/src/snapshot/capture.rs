@@ -75,7 +75,7 @@ impl Capture {
         taking
     }
 
-    /// The job begins with round `first`.
+    /// Begins the job with round `first`.
     pub fn begin_at(&mut self, first: Round) {
         let after = |every: NonZeroU32| Round((first.0 / every + 1).saturating_mul(every.get()));
         self.due = self.every.map_or(NEVER, after);
@@ -104,7 +104,8 @@ impl Capture {
         of.into_iter().flatten().filter(move |&round| was < round && round <= now)
     }
 
-    /// A chunk has passed all rounds before `now`: snapshots that are due there, and are not begun, will not be taken.
+    /// Notes that a chunk has passed all rounds before `now`: snapshots that are due there, and are not begun, will not
+    /// be taken.
     pub fn skip_to(&mut self, now: Round) {
         let Some(every) = self.every.map(NonZeroU32::get).filter(|_| self.due <= now) else { return };
         let before = self.due;
@@ -170,7 +171,8 @@ impl Capture {
         }
     }
 
-    /// The part is written, or will not be. Its memory, unless lost, is kept if another snapshot will be due.
+    /// Takes back the memory of a part that is written, or will not be. It is kept, unless lost, if another snapshot
+    /// will be due.
     pub fn give_back(&mut self, values: Option<Slab>) {
         self.out = false;
         self.spare = values.filter(|_| self.every.is_some());
@@ -196,7 +198,7 @@ mod tests {
         Capture::new(vec![ChunkId(3), ChunkId(4)], 4, NonZeroU32::new(rounds), Round(first))
     }
 
-    /// A chunk comes to a round.
+    /// Notes that a chunk comes to a round.
     fn reach(taking: &mut Capture, round: u32, place: usize) {
         if taking.concerns(Round(round))
             && let Some(values) = taking.place(Round(round), place * 2..place * 2 + 2)

@@ -20,9 +20,9 @@ use crate::place::{Piece, Share};
 pub struct SnapshotPart {
     /// The chunks that the core owns.
     pub chunks: Vec<ChunkId>,
-    /// For each chunk, in this order: its weights, then its state as the kernels keep it.
+    /// The values of each chunk, in this order: its weights, then its state as the kernels keep it.
     pub values: Slab,
-    /// For each chunk: how many steps it has made.
+    /// The number of steps that each chunk has made.
     pub steps: Vec<u32>,
 }
 
@@ -36,8 +36,8 @@ impl fmt::Debug for SnapshotPart {
     }
 }
 
-/// A hub's state of a job when every chunk has ended a round and none has begun the next: of the whole job, or of the
-/// hub's share of it.
+/// A hub's state of a job when every chunk has ended a round and none has begun the next. It is the state of the whole
+/// job, or of the hub's share.
 #[derive(Debug)]
 pub struct Snapshot {
     layout: Arc<Layout>,

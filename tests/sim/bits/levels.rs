@@ -214,7 +214,7 @@ impl Tree {
         exchange.flush().map_err(|error| error.to_string())
     }
 
-    /// What a worker was told of the last round.
+    /// Checks the norm of the last round that a worker received.
     fn check_norm(&self, number: usize) {
         let exchange = &self.job.workers[number].exchange;
         let (found, is_whole) = (exchange.found(), self.trouble.on_loss() != OnLoss::Continue);

@@ -73,7 +73,7 @@ impl Life {
         self.machines[rank as usize].handle(event, Instant::now())
     }
 
-    /// Workers that came back have the weights.
+    /// Checks that workers that came back have the weights.
     pub fn go_on(&mut self) {
         for rank in std::mem::take(&mut self.came_back) {
             assert_eq!(self.does(rank, Event::CaughtUp), Some(Step::GoOn));
@@ -127,7 +127,7 @@ impl Life {
         }
     }
 
-    /// Workers ask to join with a taken rank, or with other terms.
+    /// Asks to join with a taken rank, or with other terms.
     pub fn refuses(&mut self) {
         let (rank, differs) = (self.dice.below(u64::from(WORKERS)) as u32, self.dice.below(3) == 0);
         let hubs = self.job.hubs.hubs.iter_mut();

@@ -120,7 +120,7 @@ impl Life {
         }
     }
 
-    /// The job lives, and may fail and come back, until nothing more happens to it.
+    /// Runs the job, which may fail and come back, until nothing more happens to it.
     pub fn live(mut self) -> Counts {
         for plots in [3, 2, 0] {
             self.plot = match self.dice.below(6) {
@@ -184,7 +184,7 @@ impl Life {
         }
     }
 
-    /// Anything may happen, as long as the job does not fail.
+    /// Breaks anything, as long as the job does not fail.
     fn happen(&mut self) {
         let silence = Some(3 + self.dice.below(30)).filter(|_| self.plot == Plot::Silence);
         self.job.hubs.post.gives_up_one_in = silence;
@@ -251,7 +251,7 @@ impl Life {
         self.counts.add("deaths", 1);
     }
 
-    /// So much time passes that hubs do not wait for each other any more.
+    /// Lets time pass until hubs do not wait for each other any more.
     fn time_passes(&mut self) {
         for hub in &mut self.job.hubs.hubs {
             hub.time_passes(|rank| !matches!(self.stages[rank as usize], Stage::Dead | Stage::Hangs));
@@ -270,7 +270,7 @@ impl Life {
         }
     }
 
-    /// Workers that take part push what they can, and everybody works once.
+    /// Pushes what workers that take part can push, and lets everybody work once.
     fn step(&mut self, until: u32) {
         for rank in 0..WORKERS {
             self.hear(rank);
@@ -317,7 +317,7 @@ impl Life {
         }
     }
 
-    /// A worker's weights are those of its round.
+    /// Checks that a worker's weights are those of its round.
     fn check(&mut self, rank: u32) {
         let Life { job, stages, ledger, .. } = self;
         let has_links = |stage| matches!(stage, Stage::TakesPart | Stage::Unlinked);
@@ -354,7 +354,7 @@ impl Life {
         self.read = job.notices.len();
     }
 
-    /// Hubs write the files that are due, some sooner than others.
+    /// Writes the files that are due, some sooner than others.
     fn write_files(&mut self) {
         let Life { job, disks, dice, .. } = self;
         for (hub, control) in (0..).zip(&mut job.hubs.hubs) {
@@ -364,7 +364,7 @@ impl Life {
         }
     }
 
-    /// Everybody comes back, and makes some rounds more, unless the job fails after all.
+    /// Brings everybody back, and makes some rounds more, unless the job fails after all.
     fn finish(&mut self) {
         self.job.hubs.post.gives_up_one_in = None;
         let come_back = |life: &mut Life| {

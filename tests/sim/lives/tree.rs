@@ -95,7 +95,7 @@ impl Tree {
         Tree { dice, layout, job, ledger, unlinked, unlinked_hubs, is_mesh, read: 0, counts }
     }
 
-    /// Anything may happen until nothing more happens, and all come back.
+    /// Runs the tree until nothing more happens, and all come back.
     pub fn live(mut self) -> Counts {
         let first = |tree: &mut Tree| tree.rounds().all(|round| round > 0);
         self.until(first, 0);
@@ -204,14 +204,14 @@ impl Tree {
             && self.job.nodes[above].control.job().members.takes_part(rank)
     }
 
-    /// Workers and hubs that are gone make no links any more.
+    /// Checks that workers and hubs that are gone make no links any more.
     fn forget(&mut self) {
         let Tree { job, unlinked, unlinked_hubs, .. } = self;
         unlinked.retain(|&worker| job.is_hub_alive(job.workers[worker].node));
         unlinked_hubs.retain(|&hub| job.is_hub_alive(hub));
     }
 
-    /// A worker makes its links again, or comes back, if it can.
+    /// Makes a worker's links again, or brings the worker back, if it can.
     fn mend(&mut self, worker: usize) {
         if self.unlinked.contains(&worker) {
             if self.job.relink(worker).unwrap() {
@@ -222,7 +222,7 @@ impl Tree {
         }
     }
 
-    /// The same of a hub.
+    /// Makes a hub's links again, or brings the hub back, if it can.
     fn mend_hub(&mut self, hub: usize) {
         if self.unlinked_hubs.contains(&hub) {
             if self.job.relink_hub(hub).unwrap() {
@@ -233,7 +233,7 @@ impl Tree {
         }
     }
 
-    /// Workers that take part push what they can, and everybody works once.
+    /// Pushes what workers that take part can push, and lets everybody work once.
     fn step(&mut self, until: u32) {
         for worker in
             (0..self.job.workers.len()).filter(|&worker| self.takes_part(worker)).collect::<Vec<_>>()

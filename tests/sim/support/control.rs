@@ -253,7 +253,7 @@ impl Control {
         self.join_as(rank, 1 + self.given.len() as u64);
     }
 
-    /// The same of a worker that is named at several hubs.
+    /// Joins a worker that is named at several hubs.
     pub fn join_as(&mut self, rank: u32, worker: u64) {
         assert!(self.job().members.get(rank).is_none(), "rank {rank} is taken");
         self.tell(format!("{} joins", self.job().spec.spoken(rank)));
@@ -351,14 +351,14 @@ impl Control {
         self.reports.push_back(Event::HungUp(rank));
     }
 
-    /// A member that lives gives its links up, and asks for others.
+    /// Unlinks a member that lives, which then asks for new links.
     pub fn unlink(&mut self, rank: u32) {
         let asks = AskForLinks { member: self.member(rank), why: "it says so".to_owned() };
         let lost = self.ask(asks).expect("it takes part, and lives");
         self.carry_out_all(lost);
     }
 
-    /// A member that has asked for links connects, if all cores have dropped the former links. Returns whether it does.
+    /// Connects a member that has asked for links, if all cores have dropped the former links.
     pub fn relink(&mut self, rank: u32) -> bool {
         // An answer may be lost, and the same request comes again.
         let asks = if self.given.len().is_multiple_of(3) { 2 } else { 1 };

@@ -58,7 +58,8 @@ pub struct Hubs {
 }
 
 impl Hubs {
-    /// The hubs of a job that gathers, each with this many cores, and so many shards that own chunks.
+    /// Creates the hubs of a job that gathers, each with this many cores, and the given numbers of shards that own
+    /// chunks.
     pub fn new(terms: &Arc<JobTerms>, cores: usize, owners: &[usize]) -> Self {
         let hub = |hub| {
             let (job, share) = ((JOB, "the job".to_owned()), Share::of_hub(terms, hub));
@@ -68,7 +69,7 @@ impl Hubs {
         Hubs { hubs, post: Post::default(), workers: 0, names: vec![0; terms.workers as usize] }
     }
 
-    /// Hub 0.
+    /// Returns hub 0.
     pub fn lead(&mut self) -> &mut Control {
         &mut self.hubs[0]
     }
@@ -90,7 +91,7 @@ impl Hubs {
         self.hubs.iter().all(|hub| hub.job().members.takes_part(rank))
     }
 
-    /// A worker that has asked all hubs for links connects, if all cores have dropped the former links. Returns whether it does.
+    /// Connects a worker that has asked all hubs for links, if all cores have dropped the former links.
     pub fn relink(&mut self, rank: u32) -> bool {
         let are_dropped = self.hubs.iter_mut().all(|hub| hub.has_dropped(rank));
         are_dropped && self.hubs.iter_mut().all(|hub| hub.relink(rank))

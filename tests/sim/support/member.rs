@@ -149,7 +149,7 @@ impl Members {
         }
     }
 
-    /// A request comes to its hub, perhaps long after it was made.
+    /// Delivers a request to its hub, perhaps long after it was made.
     fn asks(&mut self, job: &mut Simulated, message: Message) {
         let asked = &self.members[message.rank as usize].asked;
         if asked.as_ref().is_none_or(|asked| asked.request != message.request) {

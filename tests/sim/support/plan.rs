@@ -95,7 +95,7 @@ impl Drafts {
         self.0.contains_key(&key)
     }
 
-    /// The key is written and pushed now.
+    /// Writes and pushes the key now.
     pub fn push<P: Port>(
         &mut self,
         worker: &mut Exchange<P>,

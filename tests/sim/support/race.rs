@@ -124,7 +124,7 @@ impl Race {
         }
     }
 
-    /// All workers push until each has made `rounds` rounds, at random speeds, and get their answers.
+    /// Pushes by all workers until each has made `rounds` rounds, at random speeds, and got its answers.
     pub fn run(&mut self, rounds: u32) {
         let speeds: Vec<u64> = (0..self.telling.len()).map(|_| 1 + self.draw(40)).collect();
         let mut idle = 0;
@@ -237,7 +237,7 @@ impl<J: Job> Race<J> {
         Ok(worked)
     }
 
-    /// If a push of the key was just answered: checks its weights.
+    /// Checks a key's weights if a push of the key was just answered.
     fn check(&mut self, worker: usize, key: KeyId) {
         let k = key.index();
         if !self.job.exchange(worker).is_ready(key) || self.answered[worker][k] == self.pushed[worker][k] {
@@ -309,7 +309,7 @@ impl<J: Job> Race<J> {
         }
     }
 
-    /// A worker that came back goes on with the round from which it takes part.
+    /// Lets a worker that came back go on with the round from which it takes part.
     fn goes_on(&mut self, worker: usize, from: u32) {
         self.pushed[worker].fill(from);
         self.answered[worker].fill(from - 1);
@@ -317,7 +317,7 @@ impl<J: Job> Race<J> {
 }
 
 impl Race<Levels> {
-    /// A worker of a machine that goes on comes back.
+    /// Brings back a worker of a machine that goes on.
     pub fn rejoin_worker(&mut self, worker: usize) {
         self.job.rejoin(worker).unwrap();
         self.has_come_back(worker);
@@ -332,7 +332,7 @@ impl Race<Levels> {
         back.into_iter().for_each(|worker| self.has_come_back(worker));
     }
 
-    /// A worker that has come back goes on, unless its hub has ended meanwhile.
+    /// Lets a worker that has come back go on, unless its hub has ended meanwhile.
     fn has_come_back(&mut self, worker: usize) {
         let from = self.job.first_round(worker);
         from.into_iter().for_each(|Round(from)| self.goes_on(worker, from));

@@ -260,14 +260,14 @@ impl Simulated {
         Ok((endpoints, ends))
     }
 
-    /// A worker that lives loses its links, and asks all hubs for others.
+    /// Unlinks a worker that lives, which then asks all hubs for new links.
     pub fn unlink(&mut self, rank: u32) {
         (0..self.hubs.hubs.len()).for_each(|hub| self.ask_for_links(rank, hub));
         self.drop_links(rank);
         self.control_at_once().expect("links are dropped");
     }
 
-    /// A worker that lives asks a hub for other links.
+    /// Asks a hub for new links of a worker that lives.
     pub fn ask_for_links(&mut self, rank: u32, hub: usize) {
         self.hubs.hubs[hub].unlink(rank);
     }
@@ -277,13 +277,13 @@ impl Simulated {
         self.hubs.hubs[hub].has_dropped(rank)
     }
 
-    /// A worker drops its links.
+    /// Drops a worker's links.
     pub fn drop_links(&mut self, rank: u32) {
         self.workers[rank as usize].cut(self.net.port());
         self.alive[rank as usize] = false;
     }
 
-    /// The worker makes its links again, if all cores have dropped the former ones. Returns whether it does.
+    /// Makes a worker's links again, if all cores have dropped the former ones.
     pub fn relink(&mut self, rank: u32) -> Result<bool> {
         if !self.is_woken(rank, |hubs| hubs.relink(rank)) {
             return Ok(false);
@@ -319,7 +319,7 @@ impl Simulated {
         Ok(())
     }
 
-    /// The same, unless the control is late.
+    /// Takes in the control's work at once, unless the control is late.
     fn control_at_once(&mut self) -> Result<()> {
         if self.terms.late.is_none() { self.control_all() } else { Ok(()) }
     }
@@ -346,7 +346,7 @@ impl Simulated {
         worked
     }
 
-    /// The hub of a core hears the core's notices from this one on.
+    /// Gives the hub of a core the core's notices from this one on.
     fn hear(&mut self, core: usize, from: usize) {
         let (hub, core) = (core / self.terms.cores, core % self.terms.cores);
         let hub = &mut self.hubs.hubs[hub];
@@ -379,12 +379,12 @@ impl Simulated {
         self.cores.iter_mut().for_each(|core| core.release(JOB, from, admitted, &mut self.notices));
     }
 
-    /// A worker hangs: it does nothing any more, and its links stay.
+    /// Hangs a worker: it does nothing any more, and its links stay.
     pub fn hang(&mut self, rank: u32) {
         self.alive[rank as usize] = false;
     }
 
-    /// A worker leaves all hubs, and then closes its links.
+    /// Lets a worker leave all hubs, and then close its links.
     pub fn leave(&mut self, rank: u32) {
         self.hubs.hubs.iter_mut().for_each(|hub| hub.leaves(rank));
         self.alive[rank as usize] = false;
@@ -430,7 +430,7 @@ impl Simulated {
         is_there
     }
 
-    /// A worker without links asks all hubs for links once more, because an answer was lost.
+    /// Asks all hubs for links once more, by a worker without links, because an answer was lost.
     pub fn asks_again(&mut self, rank: u32) {
         self.hubs.hubs.iter_mut().for_each(|hub| hub.unlink(rank));
     }

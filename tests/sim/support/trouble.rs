@@ -33,7 +33,7 @@ pub fn optimizer_by_key(dice: &mut Dice) -> Optimizer {
     }
 }
 
-/// Any optimizer.
+/// Draws any optimizer.
 pub fn optimizer(dice: &mut Dice) -> Optimizer {
     let (learning_rate, weight_decay, momentum) = (0.125, 0.01, 0.9);
     let (beta1, beta2, epsilon) = (0.9, 0.99, 1e-6);

@@ -19,7 +19,7 @@ fn value(seed: u64, rank: u32, round: u32, key: usize, element: usize) -> f32 {
     unit * [4.0, 1.0, 0.125, 0.003][(bits & 3) as usize]
 }
 
-/// Steele's finaliser of SplitMix64.
+/// Mixes bits by Steele's finaliser of SplitMix64.
 pub fn mix(seed: u64) -> u64 {
     let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -141,7 +141,7 @@ impl Reference {
         Reference { steps: steps.to_vec(), ..self }
     }
 
-    /// A key's optimizer state becomes zero.
+    /// Resets a key's optimizer state to zero.
     pub fn reset(&mut self, key: KeyId) {
         self.state[key.index()].fill([0.0; 3]);
         self.steps[key.index()] = 0;
@@ -158,7 +158,7 @@ impl Reference {
         self.optimizer.learning_rate()
     }
 
-    /// The gradients of so many rounds are lost.
+    /// Loses the gradients of `rounds` rounds.
     pub fn lose(&mut self, rounds: u32) {
         self.round += rounds;
     }
@@ -278,7 +278,7 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// As a session brings it.
+    /// Returns the state as a session brings it.
     pub fn state(&self) -> State {
         State {
             before: self.before,

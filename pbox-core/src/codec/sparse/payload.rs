@@ -99,7 +99,7 @@ struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// `None` if the length does not match the count.
+    /// Parses a payload; `None` if the length does not match the count.
     fn parse(elements: usize, payload: &'a [u8]) -> Option<Self> {
         let (count, rest) = payload.split_first_chunk::<COUNT>()?;
         let shape = Shape::new(elements, (u32::from_le_bytes(*count) as usize).min(elements));

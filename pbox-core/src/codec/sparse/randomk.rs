@@ -1,5 +1,6 @@
-//! `randomk`: values at random places, unchanged. The others are kept and added to the next values (Stich et al.,
-//! "Sparsified SGD with Memory", 2018). Values are not scaled up to be unbiased, because the others are sent later.
+//! `randomk`: values at random places, unchanged. The remaining values are kept and added to the next values (Stich et
+//! al., "Sparsified SGD with Memory", 2018). Values are not scaled up to be unbiased, because the remaining values are
+//! sent later.
 //!
 //! ```text
 //!   key of the random numbers: u64 | values: f32 each
@@ -61,7 +62,7 @@ pub fn add(ratio: f32, payload: &[u8], sum: &mut [f32]) {
     }
 }
 
-/// `count` distinct places below `elements`.
+/// Draws `count` distinct places below `elements`.
 fn places(key: Key, elements: usize, count: usize) -> impl Iterator<Item = usize> {
     let below = |random: u32, bound: usize| ((u64::from(random) * bound as u64) >> 32) as usize;
     let start = below(key.at(u32::MAX), elements);
@@ -72,7 +73,7 @@ fn places(key: Key, elements: usize, count: usize) -> impl Iterator<Item = usize
     })
 }
 
-/// Adds the values to the kept values.
+/// A visitor that adds the values to the kept values.
 struct AddToState<'a> {
     values: &'a [f32],
     state: &'a mut [f32],

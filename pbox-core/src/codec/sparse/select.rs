@@ -84,7 +84,7 @@ impl Iterator for Ones {
     }
 }
 
-/// For each step, the number of magnitudes that are at least as large.
+/// Counts, for each step, the magnitudes that are at least as large.
 #[inline(always)]
 fn count_at_least<const N: usize>(values: &[f32], steps: [u32; N]) -> [u32; N] {
     let mut counts = [0; N];

@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// Random, constant, sparse and heavy-tailed vectors, of ordinary, very small and very large scales.
+/// Draws random, constant, sparse and heavy-tailed vectors, of ordinary, very small and very large scales.
 fn vectors() -> impl Strategy<Value = Vec<f32>> {
     let vector = |value: BoxedStrategy<f32>| proptest::collection::vec(value, 1..1500);
     let constant = (1usize..1500, -1e3f32..1e3).prop_map(|(length, value)| vec![value; length]);

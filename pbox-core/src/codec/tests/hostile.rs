@@ -4,7 +4,7 @@ use proptest::collection::vec;
 
 use super::*;
 
-/// Random bytes of a length near the right length, or a real payload with a few bytes changed.
+/// Draws random bytes of about the right length, or a real payload with a few bytes changed.
 fn payloads(codec: Codec, elements: usize) -> impl Strategy<Value = Vec<u8>> {
     let length = codec.payload_bytes(elements);
     let values: Vec<f32> = (0..elements).map(|i| (i as f32).sin()).collect();

@@ -35,7 +35,7 @@ fn codecs() -> impl Strategy<Value = Codec> {
     proptest::sample::select(all())
 }
 
-/// Ordinary numbers, zeros, and any bits: infinities, NaNs and subnormal numbers.
+/// Draws ordinary numbers, zeros, and any bits: infinities, NaNs and subnormal numbers.
 fn any_values(most: usize) -> impl Strategy<Value = Vec<f32>> {
     let value = prop_oneof![
         8 => -1e3f32..1e3,

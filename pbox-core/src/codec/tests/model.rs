@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Reads a payload from its start.
+/// A reader of a payload from its start.
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {

@@ -13,7 +13,7 @@ use crate::kernels::{Element, Slots, Step, body};
 /// Rounds to the nearest, ties to even, in any mode of the processor.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT;
 
-/// Proves that the processor has the instruction set: only `work`, `sum` and `step` make such a value.
+/// The proof that the processor has the instruction set: only `work`, `sum` and `step` make such a value.
 #[derive(Clone, Copy)]
 struct Avx2(());
 
@@ -152,8 +152,8 @@ fn if_above(values: __m256, bound: __m256, then: __m256, or: __m256) -> __m256 {
     _mm256_blendv_ps(or, then, _mm256_cmp_ps::<_CMP_GT_OQ>(values, bound))
 }
 
-/// Rounds to the nearest bf16, in the lower halves. Adding half an ulp minus 1, and 1 more if the kept part is odd,
-/// carries into the kept part exactly if the nearest even number is above.
+/// Rounds to the nearest bf16, in the lower halves. Half an ulp minus 1 is added, and 1 more if the kept part is odd.
+/// The sum carries into the kept part exactly if the nearest even number is above.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn rounded(values: __m256) -> __m256i {

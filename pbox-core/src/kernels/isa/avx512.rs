@@ -13,7 +13,7 @@ use crate::kernels::{Element, Slots, Step, body};
 /// Rounds to the nearest, ties to even, in any mode of the processor.
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
-/// Proves that the processor has the instruction set: only `work`, `sum` and `step` make such a value.
+/// The proof that the processor has the instruction set: only `work`, `sum` and `step` make such a value.
 #[derive(Clone, Copy)]
 struct Avx512(());
 
@@ -159,8 +159,8 @@ fn if_above(values: __m512, bound: __m512, then: __m512, or: __m512) -> __m512 {
     _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(values, bound), or, then)
 }
 
-/// Rounds to the nearest bf16, in the upper halves. Adding half an ulp minus 1, and 1 more if the kept part is odd,
-/// carries into the kept part exactly if the nearest even number is above. AVX512-BF16 has one instruction for
+/// Rounds to the nearest bf16, in the upper halves. Half an ulp minus 1 is added, and 1 more if the kept part is odd.
+/// The sum carries into the kept part exactly if the nearest even number is above. AVX512-BF16 has one instruction for
 /// this, but it flushes subnormal numbers to zero.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]

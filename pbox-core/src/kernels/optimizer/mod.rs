@@ -343,8 +343,8 @@ impl Optimizer {
         }
     }
 
-    /// Returns the f32 that the hub keeps for each element of a key of type `dtype`, besides the weights window: the
-    /// master weight, if the type is too coarse for it, then the optimizer's state.
+    /// Returns the number of f32 that the hub keeps for each element of a key of type `dtype`, besides the weights
+    /// window. It keeps the master weight, if the type is too coarse for it, then the optimizer's state.
     pub fn kept_per_element(&self, dtype: Dtype) -> usize {
         self.master_per_element(dtype) + self.state_per_element()
     }
@@ -493,8 +493,8 @@ impl Step {
         Step { rescale, learning_rate, weight_decay, momentum, gain, trust, adam }
     }
 
-    /// Returns the numbers of LARS or LAMB for a key of which the norm of the gradient or of the update is `quotient` times that of
-    /// the weights. 0 is for norms that are 0.
+    /// Returns the numbers of LARS or LAMB for a key. `quotient` is the norm of the gradient or of the update, divided
+    /// by that of the weights. 0 is for norms that are 0.
     pub fn adapted(self, optimizer: &Optimizer, quotient: f32) -> Self {
         if self.trust == 0.0 || quotient == 0.0 {
             return self;
@@ -523,8 +523,8 @@ impl AdamStep {
     }
 }
 
-/// `base^exponent` by squaring. The standard library's `powi` may round differently from one platform
-/// to another; a worker that checks the hub's bits may run on another one.
+/// Computes `base^exponent` by squaring. The standard library's `powi` may round differently from one platform to
+/// another; a worker that checks the hub's bits may run on another one.
 fn power(mut base: f64, mut exponent: u32) -> f64 {
     let mut power = 1.0;
     while exponent > 0 {

@@ -65,8 +65,8 @@ impl Numbers {
         }
     }
 
-    /// Returns the size in a list, for a bound: 64 for each optimizer, two for each key of a table of multipliers, one
-    /// for each key of a table of groups.
+    /// Returns the size in a list, for a bound. An optimizer counts 64, a key of a table of multipliers two, and a key
+    /// of a table of groups one.
     pub fn size(&self) -> usize {
         let of_groups = |groups: &Arc<Groups>| 64 * groups.optimizers.len() + groups.of_keys.len();
         64 + 2 * self.multipliers.as_ref().map_or(0, |table| table.len())
@@ -74,7 +74,7 @@ impl Numbers {
     }
 }
 
-/// Numbers by round. A change names the first round that it holds for, so that all cores change at the same step, whatever
+/// Numbers by round. A change names the first round that it holds for. So all cores change at the same step, whatever
 /// round their chunks are in when the change arrives.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NumbersByRound {

@@ -29,8 +29,8 @@ const PREFIX_BYTES: u64 = 8;
 /// An error repeats at most this much of the parser's message.
 const ECHOED_CHARS: usize = 400;
 
-/// How many bytes, from the first one of the file, [`from_safetensors`] needs: the length prefix
-/// and the header that it announces. `file_bytes` is the length of the whole file.
+/// Returns how many bytes, from the first one of the file, [`from_safetensors`] needs: the length prefix and the header
+/// that it announces. `file_bytes` is the length of the whole file.
 pub fn header_bytes(first8: [u8; 8], file_bytes: u64) -> Result<u64, ManifestError> {
     let seen = u64::from_le_bytes(first8);
     if seen > MAX_HEADER_BYTES {

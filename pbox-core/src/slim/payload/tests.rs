@@ -22,7 +22,8 @@ fn with(explorer: Explorer) -> SlimDp {
     SlimDp { explorer, ..SlimDp::new(0.3, 0.1) }
 }
 
-/// The hub's sum has the values that a worker pushed, and the worker gets the weights of the same elements.
+/// Exchanges values: the hub's sum has the values that a worker pushed, and the worker gets the weights of the same
+/// elements.
 fn exchange<E: Element>(explorer: Explorer) {
     let (slim, significant) = (with(explorer), significant());
     let signature = set::signature(&significant);

@@ -73,7 +73,7 @@ impl Alone {
         }
     }
 
-    /// The job goes on from a state, which says what it has, or begins anew.
+    /// Begins again from a state, which says what it has, or anew.
     pub fn begin_again(&mut self, restored: Option<&Restored>) {
         let Alone { layout, former, .. } = self;
         for (chunk, former) in (0..).map(ChunkId).zip(former) {

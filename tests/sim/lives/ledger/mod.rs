@@ -51,7 +51,7 @@ impl Ledger {
         }
     }
 
-    /// The job goes on from a state, or begins anew.
+    /// Begins again from a state, or anew.
     pub fn begin_again(&mut self, restored: Option<&Restored>) {
         match self {
             Ledger::Together(together) => {

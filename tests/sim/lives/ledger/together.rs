@@ -30,7 +30,7 @@ impl Together {
         of_chunk.push(rounds);
     }
 
-    /// The job goes on from the state before a round.
+    /// Begins again from the state before a round.
     pub fn begin_again(&mut self, Round(before): Round) {
         for rounds in self.skipped.iter_mut().flatten() {
             (rounds.start, rounds.end) = (rounds.start.min(before), rounds.end.min(before));

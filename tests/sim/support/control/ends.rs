@@ -22,7 +22,7 @@ impl Control {
         self.reached = reached.to_vec();
     }
 
-    /// A worker asks for a rank that is taken, or with other terms, and is refused. Returns false where it would be let in.
+    /// Asks for a taken rank, or with other terms, and is refused.
     pub fn refuses(&mut self, rank: u32, differs: bool) -> bool {
         let job = self.job();
         let (is_taken, may_be_free) =
@@ -47,7 +47,7 @@ impl Control {
         self.fails("the hub is stopping".to_owned(), Blame::Hub);
     }
 
-    /// The hub dies: its links close, and nobody is told why.
+    /// Kills the hub: its links close, and nobody gets a reason.
     pub fn dies(&mut self) {
         let heard = self.heard.clone();
         self.fails("the hub is gone".to_owned(), Blame::Hub);
@@ -133,7 +133,7 @@ impl Control {
         }
     }
 
-    /// A member leaves, and others stay.
+    /// Lets a member leave; other members stay.
     pub fn leaves(&mut self, rank: u32) {
         let (member, owner) = (self.member(rank), Ok((self.id, rank)));
         let token =

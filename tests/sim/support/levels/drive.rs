@@ -36,7 +36,7 @@ impl Levels {
         Ok(())
     }
 
-    /// The same, unless the control is late.
+    /// Takes in the control's work at once, unless the control is late.
     pub(super) fn control_at_once(&mut self) -> Result<()> {
         if self.terms.late.is_none() { self.control_all() } else { Ok(()) }
     }
@@ -97,7 +97,7 @@ impl Levels {
         begins
     }
 
-    /// A node's control hears what its core at a place has said by itself.
+    /// Gives a node's control the messages of its core at a place.
     pub(super) fn hear(&mut self, node: usize, place: usize, notice: Notice) {
         if self.nodes[node].alive {
             self.nodes[node].control.hear(place, &notice);

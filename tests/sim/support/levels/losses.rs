@@ -15,7 +15,7 @@ pub struct Losses {
 }
 
 impl Losses {
-    /// So many losses.
+    /// Creates `count` losses.
     pub fn of(left: u32) -> Self {
         Losses { left, unlinked: BTreeMap::new() }
     }
@@ -25,7 +25,7 @@ impl Losses {
         self.unlinked.is_empty()
     }
 
-    /// Somebody may lose its links.
+    /// Loses links at random.
     pub fn lose(&mut self, job: &mut Levels, dice: &mut Dice) {
         if self.left == 0 || dice.below(6) > 0 {
             return;
@@ -48,7 +48,7 @@ impl Losses {
         }
     }
 
-    /// Those whose time has come make others, once the former ones are dropped.
+    /// Makes new links for members whose time has come, once the former links are dropped.
     pub fn mend(&mut self, job: &mut Levels) {
         self.unlinked.retain(|member, left| {
             let is_mended = *left == 0

@@ -285,13 +285,13 @@ impl Levels {
         }
     }
 
-    /// A hub's job makes no round any more.
+    /// Whether a hub's job makes no round any more.
     fn is_gone(&mut self, node: usize) {
         self.nodes[node].alive = false;
         self.nodes[node].control.end();
     }
 
-    /// A worker that was killed comes back to its hub, which may end meanwhile.
+    /// Brings a killed worker back to its hub, which may end meanwhile.
     pub fn rejoin(&mut self, worker: usize) -> Result<()> {
         let Worker { node, rank, .. } = self.workers[worker];
         self.lose(node, rank)?;
@@ -312,7 +312,7 @@ impl Levels {
         Ok(may_join)
     }
 
-    /// A hub of workers that was killed comes back with all its workers, and may end meanwhile.
+    /// Brings a killed hub back with all its workers; it may end meanwhile.
     pub fn rejoin_hub(&mut self, node: usize) -> Result<()> {
         let (parent, rank) = self.nodes[node].above.expect("the root does not come back");
         self.lose(parent, rank)?;
@@ -348,7 +348,7 @@ impl Levels {
         self.nodes[node].alive && self.nodes[node].control.job().members.get(rank).is_none()
     }
 
-    /// A hub may see only now that a member that comes back was gone.
+    /// Loses a member: a hub may see only now that a member that comes back was gone.
     fn lose(&mut self, node: usize, rank: u32) -> Result<()> {
         self.nodes[node].control.lose(rank, "it comes back");
         self.end_failed(node);
