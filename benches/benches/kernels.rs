@@ -40,7 +40,7 @@ fn all(criterion: &mut Criterion) {
     }
 }
 
-/// Many workers, from memory: what one of their gradients costs.
+/// Measures many workers, from memory: the cost of one of their gradients.
 fn many(criterion: &mut Criterion) {
     for workers in [8, 16, 32, 64, 128] {
         let mut group = criterion.benchmark_group(format!("many-{workers}/memory"));

@@ -29,7 +29,7 @@ pub fn run_hub(settings: HubSettings) -> Result<()> {
     Ok(())
 }
 
-/// A child calls this first: the kernel kills the child when its parent ends.
+/// Makes the kernel kill this child when its parent ends. A child calls this first.
 pub fn die_with_parent() {
     let signal = rustix::process::Signal::KILL;
     if let Err(errno) = rustix::process::set_parent_process_death_signal(Some(signal)) {
@@ -109,13 +109,13 @@ impl Drop for ChildProcess {
     }
 }
 
-/// In a child: tells the parent something.
+/// Tells the parent something, in a child.
 pub fn say(word: &impl Serialize) -> Result<()> {
     println!("{}", serde_json::to_string(word)?);
     Ok(())
 }
 
-/// In a child: waits for the line `word` from the parent.
+/// Waits for the line `word` from the parent, in a child.
 pub fn wait_for_word(word: &str) -> Result<()> {
     let heard = read_word()?;
     if heard != word {

@@ -28,7 +28,7 @@ fn plan() -> ComputePlan {
         .unwrap()
 }
 
-/// Tells which key it waits for, and then waits.
+/// A wrapper that tells which key it waits for, and then waits.
 struct Telling<W> {
     worker: W,
     waits: Sender<KeyId>,

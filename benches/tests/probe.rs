@@ -19,7 +19,7 @@ fn report_of(rounds: &str, arguments: &[&str]) -> serde_json::Value {
     report_in(Dtype::F32, rounds, arguments)
 }
 
-/// Of tensors of this type.
+/// Returns the report of a run with tensors of this type.
 fn report_in(dtype: Dtype, rounds: &str, arguments: &[&str]) -> serde_json::Value {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("model.safetensors");

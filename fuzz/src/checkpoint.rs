@@ -6,7 +6,7 @@ use xxhash_rust::xxh3::xxh3_128;
 /// The bytes of a checkpoint's digest. They are `0` while it is computed.
 const DIGEST: std::ops::Range<usize> = 35..67;
 
-/// The bytes are a file.
+/// Reads the bytes as a file.
 pub fn run(bytes: &[u8]) {
     check_file(bytes);
     let mut corrected = bytes.to_vec();

@@ -6,7 +6,8 @@ use pbox_core::kernels::Kernels;
 /// The elements of the largest chunk: enough for every form of a payload, and for more than one bucket.
 const ELEMENTS: usize = 1100;
 
-/// The first byte names the codec, two more its settings, two the number of elements; the rest is the payload.
+/// Runs a codec. The first byte names the codec, two more its settings, two the number of elements; the rest is the
+/// payload.
 pub fn run(bytes: &[u8]) {
     let Some((&[which, first, second, low, high], payload)) = bytes.split_first_chunk() else { return };
     let codec = codec(which, first, second);

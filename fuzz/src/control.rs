@@ -14,7 +14,7 @@ use pbox_core::{Below, Key, Layout, Wire};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// The first byte is the kind, the others are the body.
+/// Parses a request. The first byte is the kind, the remaining bytes are the body.
 pub fn run(bytes: &[u8]) {
     let Some((kind, body)) = bytes.split_first() else { return };
     match kind % 26 {
@@ -101,7 +101,7 @@ fn reply<T: DeserializeOwned + Serialize>(body: &[u8]) {
     }
 }
 
-/// An answer whose numbers a hub may say, or not.
+/// Checks an answer, whose numbers a hub may say, or not.
 fn answer<T: Answer + Serialize>(body: &[u8]) {
     if let Ok(answer) = serde_json::from_slice::<T>(body) {
         check_round_trip(&answer, true);
@@ -111,7 +111,7 @@ fn answer<T: Answer + Serialize>(body: &[u8]) {
     }
 }
 
-/// Whoever joins makes what the answer says without harm.
+/// Checks that a joiner makes what the answer says without harm.
 fn let_in(body: &[u8]) {
     answer::<JoinReply>(body);
     let Ok(reply) = serde_json::from_slice::<JoinReply>(body) else { return };
@@ -124,7 +124,7 @@ fn let_in(body: &[u8]) {
     }
 }
 
-/// A valid value can be written and parsed again.
+/// Checks that a valid value can be written and parsed again.
 fn check_round_trip<T: DeserializeOwned + Serialize>(value: &T, valid: bool) {
     let written = serde_json::to_value(value).expect("plain data");
     if valid {

@@ -54,7 +54,7 @@ struct Shape {
     optimizer: u8,
 }
 
-/// The bytes are the shape of the job, and the steps of its workers.
+/// Runs a job. The bytes are its shape, and the steps of its workers.
 pub fn run(bytes: &[u8]) {
     let mut input = Unstructured::new(bytes);
     let Ok(shape) = Shape::arbitrary(&mut input) else { return };

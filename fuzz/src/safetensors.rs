@@ -4,7 +4,7 @@
 
 use pbox_core::manifest::{check, from_safetensors, header_bytes};
 
-/// The bytes are a length, and the start of a file.
+/// Parses the bytes as a length, and the start of a file.
 pub fn run(bytes: &[u8]) {
     let Some((length, header)) = bytes.split_first_chunk() else { return };
     // Most lengths are wrong. Half of them are corrected, for a header that fills the input.

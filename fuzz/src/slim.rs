@@ -7,7 +7,8 @@ use pbox_core::{ChunkId, Round};
 /// The elements of the largest chunk: a set has several words, and the last word is not full.
 const ELEMENTS: usize = 300;
 
-/// The first bytes are settings, the number of elements, and the significant set; the rest is the payload.
+/// Parses a push. The first bytes are settings, the number of elements, and the significant set; the rest is the
+/// payload.
 pub fn run(bytes: &[u8]) {
     let Some((&[how, alpha, beta, low, high, dense], payload)) = bytes.split_first_chunk() else { return };
     let part = |byte: u8| (f32::from(byte) + 1.0) / 256.0;

@@ -19,8 +19,8 @@ struct Reading {
     whole: bool,
 }
 
-/// The first byte says how many bytes are sent at a time; the others are the stream. Offsets and lengths are taken
-/// modulo a little more than the window, so that streams get past their first header.
+/// Sends a stream. The first byte says how many bytes are sent at a time; the remaining bytes are the stream. Offsets
+/// and lengths are taken modulo a little more than the window, so that streams get past their first header.
 pub fn run(bytes: &[u8]) {
     fabric::tcp::fuzzing::decode(bytes);
     let Some((&at_a_time, stream)) = bytes.split_first() else { return };

@@ -1,4 +1,4 @@
-//! What a process shows to a hub: secrets, and tokens of a right to a job.
+//! The credentials of a process: secrets, and tokens of a right to a job.
 //!
 //! No text opens a hub whose secret it does not contain. A token is read as it is written, and no error repeats a secret.
 
@@ -13,7 +13,7 @@ const RIGHTS: [Right; 3] = [Right::Read, Right::Join, Right::Operate];
 
 const PATH: &str = "/v1/jobs/job/join";
 
-/// The bytes are a token, a proof, a file of secrets, and the parts of a token.
+/// Parses the bytes as a token, a proof, a file of secrets, and the parts of a token.
 pub fn run(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     if let Ok(token) = text.parse::<Token>() {
@@ -44,7 +44,7 @@ pub fn run(bytes: &[u8]) {
     altered(bytes);
 }
 
-/// A right contains those before it, and a token is about its own job.
+/// Checks that a right contains those before it, and that a token is about its own job.
 fn check_rights(token: &Token) {
     for (at, right) in RIGHTS.into_iter().enumerate() {
         assert_eq!(right.to_string().parse(), Ok(right));
@@ -56,7 +56,7 @@ fn check_rights(token: &Token) {
     }
 }
 
-/// A token of our own, of which one byte is another one, is none.
+/// Checks that a token of our own is refused after a change of one byte.
 fn altered(bytes: &[u8]) {
     let [right, at, to, job @ ..] = bytes else { return };
     let job: String = job.iter().take(64).map(|byte| char::from(b'a' + byte % 26)).collect();
@@ -75,7 +75,7 @@ fn altered(bytes: &[u8]) {
     }
 }
 
-/// A proof by a token of our own, of which one byte is another one, is none.
+/// Checks that a proof by a token of our own is refused after a change of one byte.
 fn altered_proof(token: &Token, at: u8, to: u8) {
     let proof = token.prove("POST", PATH, b"{}").expect("the kernel has random bits");
     assert!(OURS.proved(&proof, "POST", PATH).as_ref() == Some(token));

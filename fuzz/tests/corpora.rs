@@ -44,8 +44,9 @@ fn every_target_survives_arbitrary_bytes() {
     }
 }
 
-/// The inputs of a corpus with bytes that are changed, removed, repeated and joined. Without libFuzzer's eye for what is new,
-/// and much faster than it: `PHUB_FUZZ_EXECUTIONS=10000000 PHUB_FUZZ_TARGETS=tokens,control` makes so many of some.
+/// Runs the inputs of a corpus with bytes that are changed, removed, repeated and joined. Without libFuzzer's eye for
+/// what is new, and much faster than it: `PHUB_FUZZ_EXECUTIONS=10000000 PHUB_FUZZ_TARGETS=tokens,control` makes so many
+/// of some.
 #[test]
 fn every_target_survives_mutated_inputs() {
     let executions = std::env::var("PHUB_FUZZ_EXECUTIONS").map_or(2000, |count| count.parse().unwrap());

@@ -13,10 +13,10 @@ use worker_shim::SessionError;
 use super::{Behind, beside};
 use crate::processes::worker::Worker;
 
-/// What comes before the first frame: the hello, and the welcome.
+/// The bytes before the first frame: the hello, and the welcome.
 const HELLO: u64 = 80;
 const WELCOME: u64 = 16;
-/// Of plain frames, and of summed ones.
+/// The length of the header of plain frames, and of summed ones.
 const PLAIN_HEADER: u64 = 16;
 const HEADER: u64 = 32;
 
@@ -88,7 +88,7 @@ fn an_altered_bit_is_named_and_never_counted() {
     }
 }
 
-/// Why there are checksums.
+/// Without checksums a wrong bit becomes a weight.
 #[test]
 fn without_checksums_a_wrong_bit_is_a_weight() {
     let _watchdog = Watchdog::start();

@@ -25,7 +25,7 @@ fn two_workers(hubs: &str, job: &str, transport: &str) -> Vec<Worker> {
     })
 }
 
-/// Each makes so many rounds, and checks every bit, while something is done.
+/// Makes `count` rounds by each worker, and checks every bit, while something is done.
 fn rounds_while(workers: &mut [Worker], count: u32, what: impl FnOnce()) -> Vec<Result<(), String>> {
     std::thread::scope(|scope| {
         let round = |worker: &mut Worker| (0..count).try_for_each(|_| worker.round());
@@ -54,7 +54,7 @@ fn one_of_two_hubs_is_cut_off_from_gradients_and_not_from_requests() {
     });
 }
 
-/// As hubs that touch the memory of a large share before they answer.
+/// A hub that touches the memory of a large share before it answers is connected to at once.
 #[test]
 fn hubs_that_are_slow_to_answer_are_connected_to_at_once() {
     let _watchdog = Watchdog::start();

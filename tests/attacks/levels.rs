@@ -22,8 +22,8 @@ fn ready(config: impl Fn(u32) -> SessionConfig + Sync) -> Vec<Session> {
     })
 }
 
-/// Each makes so many rounds of ones while something is done: a round takes 0.5 from each weight, and the bits are compared
-/// after each.
+/// Makes `count` rounds of ones by each session while something is done. A round takes 0.5 from each weight, and the
+/// bits are compared after each.
 fn rounds_while(sessions: &mut [Session], count: u32, what: impl FnOnce()) -> Vec<Result<(), SessionError>> {
     let rounds = |session: &mut Session| {
         for _ in 0..count {

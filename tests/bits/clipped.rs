@@ -12,7 +12,7 @@ const ADAM: Optimizer =
     Optimizer::Adam { learning_rate: 0.01, weight_decay: 1e-3, beta1: 0.9, beta2: 0.999, epsilon: 1e-8 };
 const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-3, momentum: 0.9 };
 
-/// Sizes around a block, which is 32 KiB, in all types. The norm of a round's mean is about 120.
+/// Returns keys of sizes around a block, which is 32 KiB, in all types. The norm of a round's mean is about 120.
 fn keys() -> Vec<Key> {
     let sizes = [1u64, 17, 8192, 8193, 16_384, 50_000];
     let dtypes = [Dtype::F32, Dtype::BF16, Dtype::F16].into_iter().cycle();
@@ -126,7 +126,7 @@ fn a_round_that_is_not_finite_is_no_step() {
     }
 }
 
-/// As `torch.nn.utils.clip_grad_norm_` does with `error_if_nonfinite=False`.
+/// Without a skip an infinite norm acts like `torch.nn.utils.clip_grad_norm_` with `error_if_nonfinite=False`.
 #[test]
 fn without_a_skip_an_infinite_norm_makes_all_zero_but_what_is_infinite() {
     let _watchdog = Watchdog::start();

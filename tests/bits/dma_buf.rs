@@ -53,7 +53,7 @@ const CAPTURE: u32 = 1;
 const MMAP: u32 = 1;
 
 impl Device {
-    /// `None` if no video device is named; the test's output says so.
+    /// Opens the device; `None` if no video device is named, which the test's output says.
     fn new() -> Option<Self> {
         let Ok(path) = std::env::var("PHUB_TEST_VIDEO") else {
             println!("skipped: PHUB_TEST_VIDEO names no video device for a dma-buf; make rxe has one");
@@ -95,7 +95,7 @@ impl Drop for Device {
     }
 }
 
-/// Keys of many chunks, of few, and small ones that leave together.
+/// Returns a training with keys of many chunks, of few, and small ones that leave together.
 fn training(job: &str) -> Training {
     let mut keys = vec![Key::f32("large", [50, 1000]), Key::new(Dtype::BF16, "bf16", [30_000])];
     keys.extend((0..5).map(|small| Key::f32(format!("small {small}"), [40 + small])));
@@ -116,8 +116,8 @@ fn write(device: &Device, layout: &Layout, key: KeyId, fill: impl FnOnce(&mut [f
     device.write(layout.key_span(key).offset, &bytes);
 }
 
-/// One worker, with gradients in the device's memory or in its own. Goes on for as many rounds as `more` wants, and compares
-/// every weight of each.
+/// Trains one worker, with gradients in the device's memory or in its own. Goes on for as many rounds as `more` wants,
+/// and compares every weight of each.
 fn work(
     training: &Training,
     rank: u32,

@@ -19,7 +19,7 @@ use worker_shim::Session;
 
 const NESTEROV: Optimizer = Optimizer::Nesterov { learning_rate: 0.1, weight_decay: 1e-4, momentum: 0.9 };
 
-/// Keys that every schedule splits over hubs, and a key that none splits.
+/// Returns keys that every schedule splits over hubs, and a key that none splits.
 fn model() -> Vec<Key> {
     vec![
         Key::f32("first.weight", [300, 40]),

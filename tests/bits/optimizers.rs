@@ -23,7 +23,7 @@ const AMSGRADW: Optimizer =
     Optimizer::AmsGradW { learning_rate: 0.01, weight_decay: 0.1, beta1: 0.8, beta2: 0.5, epsilon: 1e-6 };
 const LION: Optimizer = Optimizer::Lion { learning_rate: 1e-3, weight_decay: 0.1, beta1: 0.9, beta2: 0.99 };
 
-/// Sizes around a chunk of 8192 elements, with multipliers.
+/// Returns keys of sizes around a chunk of 8192 elements, with multipliers.
 fn odd_keys() -> Vec<Key> {
     let mut keys: Vec<Key> = [1u64, 17, 8192, 8193, 100_000]
         .iter()

@@ -22,7 +22,7 @@ fn slim(text: &str) -> Option<Compression> {
     Some(text.parse().unwrap())
 }
 
-/// A worker makes its own step of a round, and pushes the change.
+/// Makes a worker's own step of a round, and pushes the change.
 fn step(session: &mut Session, rank: u32, round: u32) {
     for (key, dtype) in session.keys().zip(session.layout().keys().to_vec()) {
         match dtype.dtype {

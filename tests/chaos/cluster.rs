@@ -59,8 +59,8 @@ impl HubProcess {
         self.child.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Held from its end to its next start, and while it must not start: a hub that is told to stop takes up to ten seconds to
-    /// end its rounds, and has its ports and its directory until then.
+    /// Holds the hub from its end to its next start, and while it must not start. A hub that is asked to stop takes up
+    /// to ten seconds to end its rounds. It has its ports and its directory until then.
     pub fn restarts(&self) -> MutexGuard<'_, ()> {
         self.restarting.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! What a worker's weights must be after each round, by the kind of its job.
+//! The expected weights of a worker after each round, by the kind of its job.
 
 use std::sync::Arc;
 
@@ -11,15 +11,15 @@ use pbox_core::{KeyId, Layout, Optimizer, Round};
 
 use super::worker::{STALENESS, Task};
 
-/// What weights must be.
+/// The expectation of weights.
 pub trait Expect {
-    /// The weights with which a worker begins.
+    /// Checks the weights with which a worker begins.
     fn first(&mut self, weights: &[Vec<f32>]) -> Result<(), String>;
 
-    /// The weights after a round.
+    /// Checks the weights after a round.
     fn after(&mut self, round: u32, weights: &[Vec<f32>]) -> Result<(), String>;
 
-    /// The weights after a round in which the hub came back.
+    /// Checks the weights after a round in which the hub came back.
     fn after_return(&mut self, round: u32, weights: &[Vec<f32>]) -> Result<(), String> {
         self.after(round, weights)
     }

@@ -13,13 +13,13 @@ use super::jobs::{JOBS, jobs_of};
 use super::strangers;
 use super::tally::Tally;
 
-/// What a fault does. A new fault is a variant, a line in [`FAULTS`] and an arm of [`Strike::run`].
+/// The action of a fault. A new fault is a variant, a line in [`FAULTS`] and an arm of [`Strike::run`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Act {
     KillWorker,
-    /// For milliseconds from the first to the last.
+    /// A worker is stopped, for milliseconds from the first to the last number.
     StopWorker(u64, u64),
-    /// The hub is killed and started again on its ports after up to so many milliseconds.
+    /// The hub is killed and started again on its ports after up to this many milliseconds.
     KillHub(u64),
     EndHub,
     StopHub(u64, u64),
@@ -184,7 +184,7 @@ impl Strike {
     }
 }
 
-/// The restart of a hub: what comes back is another process on the same ports.
+/// Restarts a hub: another process comes back on the same ports.
 fn restart(hub: &HubProcess, signal: Signal, after: Duration, tally: &Tally) {
     let _alone = hub.restarts();
     // A hub that is stopped now hears no signal but this one.

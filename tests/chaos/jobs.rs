@@ -20,9 +20,9 @@ use super::worker::{Kind, Task};
 
 /// No worker of a job says anything for so long: it hangs. Every limit of hubs and workers, and every fault, is shorter.
 const SILENCE: Duration = Duration::from_secs(150);
-/// After the faults, a job must be finished within this time.
+/// The time after the faults within which a job must be finished.
 const CALM: Duration = Duration::from_secs(240);
-/// Between the lives of a job.
+/// The time between the lives of a job.
 const PAUSE: Duration = Duration::from_millis(300);
 
 /// A job.
@@ -132,7 +132,7 @@ pub fn jobs_of(hub: usize) -> Vec<usize> {
     (0..JOBS.len()).filter(|&job| JOBS[job].touched_by.contains(&hub)).collect()
 }
 
-/// What a driver needs.
+/// The parts that a driver needs.
 pub struct Driver<'a> {
     pub number: usize,
     pub cluster: &'a Cluster,
@@ -336,7 +336,7 @@ impl Driver<'_> {
         }
     }
 
-    /// All workers of a job in BSP have the same weights after a round, in each of its lives.
+    /// Compares: all workers of a job in BSP have the same weights after a round, in each of its lives.
     fn compare(&self, round: u32, digest: &str, number: u32, life: &mut Life, past: &mut Past) {
         // Where the hub comes back, a round may be made twice, and the hub compares itself.
         if self.job().kind == Kind::Ssp || self.job().kind.returns() || round == 0 {

@@ -1,4 +1,4 @@
-//! What the hubs hold when all jobs are finished: nothing but what they held at their start, and checkpoints.
+//! The check of hubs when all jobs are finished: they hold only what they held at their start, and checkpoints.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -24,14 +24,14 @@ const GENERATIONS: usize = 3;
 /// of, which go when the next round is whole.
 const PARTS: usize = 6;
 
-/// What hubs held when they were first at rest, by process.
+/// The resources that hubs held when they were first at rest, by process.
 #[derive(Default)]
 pub struct Rest {
     first: HashMap<u32, (Holds, u64)>,
 }
 
 impl Rest {
-    /// Looks at all hubs. Whatever stays is told.
+    /// Looks at all hubs. Whatever stays is reported.
     pub fn look(&mut self, cluster: &Cluster, tally: &Tally) {
         for hub in &cluster.hubs {
             let pid = match hub.pid() {

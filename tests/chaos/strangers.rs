@@ -22,7 +22,7 @@ fn connect(address: SocketAddr) -> Option<TcpStream> {
     Some(stream)
 }
 
-/// Garbage, half hellos, wrong tokens and silence, on both ports.
+/// Sends garbage, half hellos, wrong tokens and silence, on both ports.
 pub fn come(hub: &HubProcess, lasts: Duration, seed: u64) {
     let mut dice = Dice::new(seed);
     let mut guests = Vec::new();
@@ -82,7 +82,7 @@ pub fn read_slowly(hub: &HubProcess, jobs: &[usize], lasts: Duration) {
     }
 }
 
-/// Everything that can be read, as fast as the hub answers, by several clients at once.
+/// Reads everything that can be read, as fast as the hub answers, by several clients at once.
 pub fn scrape(hub: &HubProcess, lasts: Duration) {
     std::thread::scope(|scope| {
         for client in 0..4 {

@@ -1,4 +1,4 @@
-//! What happened: a line for each event with its time, counts for each fault, and what must not be.
+//! The events of a run: a line for each event with its time, counts for each fault, and everything that must not be.
 
 use std::fmt::Display;
 use std::fs::File;
@@ -37,7 +37,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Creates a book in `dir`, for so many jobs and these faults.
+    /// Creates a book in `dir`, for `jobs` jobs and these faults.
     pub fn new(dir: &Path, jobs: usize, faults: &[&'static str]) -> Result<Self> {
         let file = File::create(dir.join("timeline.log"))?;
         let rows = std::iter::once(&"(none yet)").chain(faults).map(|name| (*name, Row::default())).collect();
@@ -54,25 +54,25 @@ impl Tally {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A line of the time line.
+    /// Writes a line of the time line.
     pub fn say(&self, what: impl Display) {
         let line = format!("{:9.3} {what}", self.begun.elapsed().as_secs_f64());
         let _ = writeln!(self.lock().file, "{line}");
     }
 
-    /// A line of the time line that the reader sees at once.
+    /// Writes a line of the time line that the reader sees at once.
     pub fn tell(&self, what: impl Display) {
         println!("{:9.3} {what}", self.begun.elapsed().as_secs_f64());
         self.say(what);
     }
 
-    /// Something that must not be.
+    /// Notes something that must not be.
     pub fn wrong(&self, what: impl Display) {
         self.tell(format!("WRONG: {what}"));
         self.lock().wrongs.push(what.to_string());
     }
 
-    /// A fault is made now, which can touch these jobs.
+    /// Notes that a fault is made now, which can touch these jobs.
     pub fn fault(&self, fault: usize, jobs: &[usize], what: impl Display) {
         jobs.iter().for_each(|&job| self.last[job].store(fault + 1, Ordering::Relaxed));
         let mut book = self.lock();
@@ -82,12 +82,12 @@ impl Tally {
         self.say(format!("fault: {name}: {what}"));
     }
 
-    /// This machine does not permit the fault.
+    /// Notes that this machine does not permit the fault.
     pub fn skipped(&self, fault: usize) {
         self.lock().rows[fault + 1].1.skipped += 1;
     }
 
-    /// A life of a job ended: all its workers finished, or there is an error.
+    /// Notes that a life of a job ended: all its workers finished, or there is an error.
     pub fn life(&self, job: usize, name: &str, error: Option<&str>) {
         let fault = self.last[job].load(Ordering::Relaxed);
         let mut book = self.lock();
@@ -104,12 +104,12 @@ impl Tally {
         self.say(format!("{name}: {}", error.unwrap_or("finished, all weights right")));
     }
 
-    /// A life went on from a checkpoint.
+    /// Notes that a life went on from a checkpoint.
     pub fn resumed(&self) {
         self.lock().resumed += 1;
     }
 
-    /// A worker went on with a hub that came back.
+    /// Notes that a worker went on with a hub that came back.
     pub fn returned(&self) {
         self.lock().returned += 1;
     }
@@ -124,7 +124,7 @@ impl Tally {
         self.lock().wrongs.clone()
     }
 
-    /// The table.
+    /// Prints the table.
     pub fn print(&self) {
         let book = self.lock();
         println!(

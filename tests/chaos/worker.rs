@@ -32,18 +32,18 @@ pub enum Kind {
     Codec,
     /// SSP: weights that count pushes.
     Ssp,
-    /// BSP that holds out for its hub: weights that count rounds, which may go back.
+    /// BSP that waits for a lost hub: weights count rounds, which may go back.
     Returns,
 }
 
 impl Kind {
-    /// Whether it holds out for its hub.
+    /// Whether it waits for a lost hub.
     pub fn returns(self) -> bool {
         self == Kind::Returns
     }
 }
 
-/// What a worker does.
+/// The task of a worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Task {
     pub kind: Kind,
@@ -160,7 +160,7 @@ impl Task {
         }
     }
 
-    /// The gradient of this worker in a round, of which the first is 0.
+    /// Writes the gradient of this worker in a round, of which the first is 0.
     fn gradient(&self, round: u32, key: KeyId, into: &mut [f32]) {
         match self.kind {
             Kind::Ssp => Pushes::gradient(self.number, self.shape.iter().sum(), into),
@@ -178,7 +178,7 @@ fn digest(weights: &[Vec<f32>]) -> u64 {
     weights.iter().flatten().fold(7, |digest, weight| mix(digest ^ u64::from(weight.to_bits())))
 }
 
-/// The main function of the process.
+/// Runs the main function of the process.
 pub fn run(task: &Task) -> bool {
     match train(task) {
         Ok(()) => true,
@@ -197,7 +197,7 @@ pub fn run(task: &Task) -> bool {
 enum Ended {
     /// Weights that must not be.
     Wrong(String),
-    /// What a session or a hub said.
+    /// The error of a session or a hub.
     Error(String),
 }
 

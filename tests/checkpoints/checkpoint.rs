@@ -47,7 +47,7 @@ pub(super) fn hub_to_kill(dir: &Path) -> (Program, String) {
     start_hub(&[("PHUB_CORES", &cores), ("PHUB_CHECKPOINTS", dir), ("PHUB_CHECKPOINT_EVERY", &every)])
 }
 
-/// Gradients of ones: the weights after round `r` are `1 - r / 2`.
+/// Pushes gradients of ones: the weights after round `r` are `1 - r / 2`.
 pub(crate) fn rounds(session: &mut Session, count: u32) -> Result<(), SessionError> {
     for _ in 0..count {
         session.keys().try_for_each(|key| session.gradient_mut(key).map(|gradient| gradient.fill(1.0)))?;
@@ -182,7 +182,7 @@ fn a_checkpoint_is_written_on_request_at_the_end_and_at_a_clean_stop() {
     all_push_rounds(&mut sessions, 1, Round(8), -2.0);
 }
 
-/// All sessions make some rounds. They must begin in round `first` with these weights.
+/// Makes some rounds by all sessions. They must begin in round `first` with these weights.
 #[track_caller]
 pub(super) fn all_push_rounds(sessions: &mut [Session], count: u32, first: Round, weights: f32) {
     for session in sessions.iter() {
@@ -273,7 +273,8 @@ fn a_checkpoint_that_cannot_be_written_is_told_and_the_job_goes_on() {
     session.leave().unwrap();
 }
 
-/// Who leaves before the last one hears of it, too: nobody else may look at how the last one ends.
+/// All workers that leave, also before the last one, learn that the last attempt failed: nobody else may look at how
+/// the last one ends.
 #[test]
 fn all_who_leave_hear_that_the_last_attempt_failed() {
     let _watchdog = Watchdog::start();

@@ -19,8 +19,8 @@ fn impatient(dir: &Path) -> Hub {
     Hub::start(&settings).unwrap()
 }
 
-/// Two workers end three rounds and the first key of the fourth, with gradients of one. Worker 0 pushes threes of the other
-/// keys, and when they have come to these hubs, worker 1 is lost.
+/// Loses worker 1. Two workers end three rounds and the first key of the fourth, with gradients of one. Worker 0 pushes
+/// threes of the other keys, and when they have come to these hubs, worker 1 is lost.
 fn lose_one(hubs: &[Hub], mut sessions: Vec<Session>) {
     std::thread::scope(|scope| {
         sessions.iter_mut().for_each(|session| drop(scope.spawn(|| rounds(session, 3).unwrap())));
@@ -61,7 +61,7 @@ fn file_of(dir: &Path, end: &str) -> Option<String> {
     names.filter(|name| name.ends_with(end)).max()
 }
 
-/// A job that failed goes on with these first weights of the first key and of the others.
+/// Checks that a job that failed goes on with these first weights of the first key and of the others.
 fn goes_on(config: impl Fn(u32) -> SessionConfig + Sync, weights: (f32, f32)) {
     let sessions = ready_all(2, config);
     assert_eq!(sessions[0].next_round(), Round(5));

@@ -1,4 +1,4 @@
-//! What a job has trained is not lost: not to a slow reader, not to NaN, not to a killed worker; and what is lost is told.
+//! Training results that are not lost: to a slow reader, to NaN, or to a killed worker. Every loss is reported.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

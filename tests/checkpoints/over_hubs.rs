@@ -186,7 +186,7 @@ fn a_checkpoint_is_written_on_request_at_the_end_and_at_a_clean_stop_of_any_hub(
     assert!(whole(&dirs).len() >= 2, "{:?}", whole(&dirs));
 }
 
-/// A job of two hubs that has ended, with whole checkpoints before rounds 3 and 5.
+/// Ends a job of two hubs, with whole checkpoints before rounds 3 and 5.
 fn ended(dirs: &[tempfile::TempDir]) {
     let hubs = hubs(dirs, None);
     let list = addresses(&hubs);

@@ -1,4 +1,4 @@
-//! Runs whose names nobody chose, at a hub that keeps the checkpoints of so many jobs.
+//! Runs whose names nobody chose, at a hub that keeps the checkpoints of a bounded number of jobs.
 
 use std::num::NonZeroU32;
 use std::path::Path;

@@ -45,7 +45,7 @@ fn state() -> Saved {
     states.into_iter().flatten().next().unwrap()
 }
 
-/// A job with these workers, which brings a state or has one, makes rounds to this one.
+/// Goes on with a job of these workers, which brings a state or has one, and makes rounds to this one.
 fn goes_on(
     training: &Training,
     hubs: &[Hub],
@@ -73,7 +73,7 @@ fn goes_on(
     })
 }
 
-/// The state is brought to some hubs, trained, saved and trained again, with a change of all numbers in each job.
+/// Brings the state to some hubs, trains, saves and trains again, with a change of all numbers in each job.
 fn go_on_from_file(hubs: usize) {
     let state = state();
     let dirs: Vec<_> = (0..hubs).map(|_| tempfile::tempdir().unwrap()).collect();

@@ -18,7 +18,7 @@ fn comparing(hub: &Hub, rank: u32) -> SessionConfig {
     SessionConfig { compare_every: 3, transport, ..config(hub, "job", rank, WORKERS) }
 }
 
-/// So many rounds of all these sessions.
+/// Makes `count` rounds of all these sessions.
 fn rounds(sessions: &mut [Session], count: u32) {
     for _ in 0..count {
         sessions.iter_mut().for_each(|session| push_all(session).unwrap());
@@ -77,7 +77,7 @@ fn workers_that_are_not_in_step_have_nothing_to_compare() {
     }
 }
 
-/// A round in which each worker writes a value of its own into one key, and pushes the gradients of the rest.
+/// Makes a round in which each worker writes a value of its own into one key, and pushes the gradients of the rest.
 fn write(sessions: &mut [Session], value: impl Fn(usize) -> f32) -> Vec<Result<(), SessionError>> {
     let pushed: Vec<_> = sessions
         .iter_mut()

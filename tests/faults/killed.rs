@@ -1,5 +1,5 @@
-//! Processes of workers and hubs that are killed or stopped in the middle of a round. The others get an error that says who
-//! and why, and no worker hangs.
+//! Processes of workers and hubs that are killed or stopped in the middle of a round. All other workers get an error
+//! that says who and why, and no worker hangs.
 
 use crate::processes::hub::start_hub;
 use crate::processes::worker::{Remote, Worker};
@@ -8,8 +8,8 @@ use hub_tests::{config_at, describe, hub, hub_with_limit, on_threads, refused, s
 use pbox_core::control::{JobReply, JobState};
 use rustix::process::Signal;
 
-/// Ranks 0 to `workers - 2` in this process and the last rank in its own, all in round 2, of which the last rank has pushed
-/// a part.
+/// Starts ranks 0 to `workers - 2` in this process and the last rank in its own. All are in round 2, of which the last
+/// rank has pushed a part.
 fn in_the_middle_of_a_round(hub: &str, workers: u32) -> (Vec<Worker>, Remote) {
     let last = workers - 1;
     let mut remote = Remote::start(&format!("{hub} job {last} {workers}"));
@@ -24,7 +24,7 @@ fn in_the_middle_of_a_round(hub: &str, workers: u32) -> (Vec<Worker>, Remote) {
     (here, remote)
 }
 
-/// Every worker of this process makes a round, each on its own thread.
+/// Makes a round by every worker of this process, each on its own thread.
 fn rounds(workers: &mut [Worker]) -> Vec<Result<(), worker_shim::SessionError>> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = workers.iter_mut().map(|worker| scope.spawn(|| worker.round())).collect();

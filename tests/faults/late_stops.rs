@@ -1,5 +1,5 @@
-//! A hub that is told to stop while a worker does not push its part of a round: the stop waits ten seconds for it, and what has
-//! come until then is what counts.
+//! A hub that is asked to stop while a worker does not push its part of a round. The stop waits ten seconds for the
+//! push. Only pushes that came until then count.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -18,7 +18,7 @@ use worker_shim::{Returns, Session, SessionConfig};
 const BEFORE: u32 = 3;
 const AFTER: u32 = 2;
 
-/// Every worker pushes its rank and 1, and weights count: a step with both takes 1.5, with worker 0 alone 1.
+/// Pushes the rank plus 1, so that weights count: a step with both takes 1.5, with worker 0 alone 1.
 fn push(session: &mut Session, rank: u32, keys: &[KeyId]) {
     for &key in keys {
         session.gradient_mut::<f32>(key).unwrap().fill(rank as f32 + 1.0);
@@ -26,7 +26,7 @@ fn push(session: &mut Session, rank: u32, keys: &[KeyId]) {
     }
 }
 
-/// By how much the steps of a training have changed each key's weights, in which hub `stopped` of `count` stops.
+/// Returns how much the steps of a training have changed each key's weights, in which hub `stopped` of `count` stops.
 fn taken(count: usize, stopped: usize) -> Vec<f32> {
     let _watchdog = Watchdog::start();
     let addresses: Vec<SocketAddr> = (0..count).map(|_| free_address()).collect();
@@ -76,8 +76,8 @@ fn taken(count: usize, stopped: usize) -> Vec<f32> {
     seen[0].clone()
 }
 
-/// Worker 1 has pushed the first key, and it steps with both. The others step with worker 0 alone, and worker 1's push of them,
-/// which comes later, counts no more.
+/// Checks that only late pushes are lost. Worker 1 has pushed the first key, which steps with both. The remaining keys
+/// step with worker 0 alone. Worker 1's push of them comes later and does not count.
 fn lost_is_what_had_not_come(taken: &[f32]) {
     let all = 1.5 * (BEFORE + 1 + AFTER) as f32;
     assert_eq!(taken, [all, all - 0.5, all - 0.5]);
@@ -93,7 +93,7 @@ fn the_second_hub_of_two_does_the_same() {
     lost_is_what_had_not_come(&taken(2, 1));
 }
 
-/// A job that has a round under way when its hub is told to stop, and a worker of another job that comes meanwhile.
+/// A job has a round in flight when its hub is asked to stop, and a worker of another job joins meanwhile.
 #[test]
 fn a_worker_that_comes_while_the_hub_stops_begins_at_the_next_hub() {
     let _watchdog = Watchdog::start();

@@ -1,5 +1,5 @@
-//! When something dies, stops or breaks, all others get an error that names it, and no worker hangs. What passes by itself
-//! ends no job.
+//! Deaths, stops and failures: all other members get an error that names the cause, and no worker hangs. A passing
+//! fault ends no job.
 
 mod chaos;
 mod compare;

@@ -1,4 +1,4 @@
-//! What passes by itself ends no job: a proxy that answers for the hub, an answer that is lost, a hub that stands still.
+//! Passing faults, which end no job: a proxy that answers for the hub, an answer that is lost, a hub that stands still.
 
 use authority::Credential;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Workers that lose their links while their hub lives, as with a NIC, make others and go on: every weight has the bits of a run
-//! that lost nothing.
+//! Workers that lose their links while their hub lives, as with a NIC, make new links and go on. Every weight has the
+//! bits of a run that lost nothing.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -97,7 +97,8 @@ fn links_to_one_hub_or_several_that_are_cut_at_any_moment_are_made_again_and_cha
     }
 }
 
-/// Links to the other hub cannot be made for a while. Those on shared memory are made in vain then, and end without a death.
+/// Links to the other hub cannot be made for a while. New links on shared memory are then of no use, and end without a
+/// death.
 #[test]
 fn links_on_shared_memory_are_made_again_beside_others() {
     let _watchdog = Watchdog::start();
@@ -125,7 +126,7 @@ fn links_on_shared_memory_are_made_again_beside_others() {
     }
 }
 
-/// A worker that computes does not look at its links. The others wait for it.
+/// A worker that computes does not look at its links. The other workers wait for it.
 #[test]
 fn a_worker_that_computes_while_its_links_end_is_waited_for() {
     let _watchdog = Watchdog::start();
@@ -188,7 +189,8 @@ fn a_session_on_its_own_thread_makes_links_too() {
     on_threads(WORKERS, leave).into_iter().for_each(Result::unwrap);
 }
 
-/// It waits for no answer, and the hub lives.
+/// A session that has pushed nothing ends when its links cannot be made again. It waits for no answer, and the hub
+/// lives.
 #[test]
 fn links_that_cannot_be_made_again_end_a_session_that_has_pushed_nothing() {
     let _watchdog = Watchdog::start();
@@ -209,7 +211,7 @@ fn links_that_cannot_be_made_again_end_a_session_that_has_pushed_nothing() {
     says(error, &["job \"job\"", "its links could not be made again"]);
 }
 
-/// A killed worker makes no links, and is named as before; whether the hub sees the end of its links first or that of its
+/// A killed worker makes no links, and is named as before. The hub may see the end of its links first, or that of its
 /// heartbeat.
 #[test]
 fn a_worker_that_is_killed_is_named_though_it_would_have_made_its_links_again() {
@@ -234,7 +236,7 @@ fn begun_beside_a_remote(hub: &str) -> Session {
     session
 }
 
-/// Whoever does not wait for hubs is lost with its links, at once and in the words of before.
+/// A worker that does not wait for hubs is lost with its links, at once and in the words of before.
 #[test]
 fn a_worker_that_waits_for_nothing_is_lost_with_its_links() {
     let _watchdog = Watchdog::start();

@@ -14,7 +14,7 @@ use worker_shim::{Returns, SessionConfig};
 
 const TOP: usize = MACHINES as usize;
 
-/// Hubs of two machines below another one, which they reach through a network.
+/// Starts hubs of two machines below another one, which they reach through a network.
 fn through_a_network(above_limit_s: u32) -> (Cluster, Relay, String) {
     let mut relay = None;
     let cluster = Cluster::start_with(false, 1_000_000, above_limit_s, |addresses, variables| {

@@ -1,5 +1,5 @@
-//! What tests of hubs that come back share: hubs that can be killed and started again, workers that hold out for them, and who
-//! stops what when.
+//! The shared parts of tests of hubs that come back: hubs that can be killed and started again, and workers that wait
+//! for them. Also the schedule of stops.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -19,7 +19,7 @@ pub(super) const NESTEROV: Optimizer =
 pub(super) const WORKERS: u32 = 2;
 pub(super) const SEED: u64 = 7;
 
-/// Returns a worker that holds out for its hub.
+/// Returns a worker that waits for its lost hub.
 pub(super) fn waiting(address: SocketAddr, rank: u32) -> SessionConfig {
     let mut config = config_at(&address.to_string(), "job", rank, WORKERS);
     config.terms.optimizer = NESTEROV;
@@ -28,7 +28,7 @@ pub(super) fn waiting(address: SocketAddr, rank: u32) -> SessionConfig {
     config
 }
 
-/// Returns a hub at this address that can be killed. It writes a checkpoint every so many rounds.
+/// Returns a hub at this address that can be killed. It writes a checkpoint every `every` rounds.
 pub(super) fn start_process(address: SocketAddr, directory: &Path, every: u32) -> Program {
     let directory = directory.to_str().unwrap();
     begin_hub(&[
@@ -44,7 +44,7 @@ pub(super) fn write(session: &mut Session, rank: u32, step: u32) {
     }
 }
 
-/// One step of a script: gradients of its own step's number, whatever the hub's round is.
+/// Makes one step of a script: gradients of its own step's number, whatever the hub's round is.
 pub(super) fn step(session: &mut Session, rank: u32, step: u32) -> Result<(), SessionError> {
     write(session, rank, step);
     session.keys().try_for_each(|key| session.push(key))?;
@@ -83,7 +83,7 @@ impl Stops {
         Stops { span, ..Stops::default() }
     }
 
-    /// Stops a hub and starts it again, so many times.
+    /// Stops a hub and starts it again, `stops` times.
     pub fn make(&self, stops: u32, mut stop: impl FnMut(u32)) {
         for number in 1..=stops {
             until("some more rounds", || self.made.load(Ordering::Relaxed) >= number * self.span);
@@ -104,7 +104,7 @@ impl Stops {
         });
     }
 
-    /// A worker is about to make this step: not before the stop that belongs to the steps before is over.
+    /// Waits before a worker's step until the stop that belongs to the steps before is over.
     pub fn before(&self, session: &mut Session, step: u32) {
         self.made.fetch_max(step, Ordering::Relaxed);
         until("the stop is over", || {
@@ -141,7 +141,7 @@ pub(super) fn places(session: &mut Session) -> Vec<(usize, usize)> {
     keys.into_iter().map(place).collect()
 }
 
-/// Returns the weights after so many steps without a loss.
+/// Returns the weights after `steps` steps without a loss.
 pub(super) fn after(steps: u32) -> Vec<Vec<u32>> {
     let reference = Reference::new(SEED, WORKERS, NESTEROV, &small_model()).after(steps);
     reference.weights.iter().map(|weights| bits(weights)).collect()

@@ -1,4 +1,4 @@
-//! A hub that ends and comes back: its sessions hold out for it, and go on in the same memory.
+//! A hub that ends and comes back: its sessions wait for it, and go on in the same memory.
 
 use std::net::SocketAddr;
 use std::path::Path;

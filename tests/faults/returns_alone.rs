@@ -17,7 +17,7 @@ use pbox_core::{Consistency, Optimizer, Round};
 use worker_shim::{Returns, Session, SessionConfig};
 
 pub(super) const COUNTING: Optimizer = Optimizer::Sgd { learning_rate: 1.0, weight_decay: 0.0 };
-/// What a push of rank 1 adds; one of rank 0 adds 1. No rank pushes so often.
+/// The value that a push of rank 1 adds; one of rank 0 adds 1. No rank pushes so often.
 pub(super) const DIGIT: f32 = 2048.0;
 pub(super) const ALL: [Consistency; 3] =
     [Consistency::Ssp { staleness: 0 }, Consistency::Ssp { staleness: 3 }, Consistency::Asp];
@@ -51,7 +51,7 @@ pub(super) fn digit(rank: u32) -> f32 {
     [-1.0, -DIGIT][rank as usize]
 }
 
-/// What a worker has when all have ended.
+/// The result of a worker when all have ended.
 pub(super) struct Ended {
     pub returns: Returns,
     pub next_round: Round,
@@ -163,7 +163,7 @@ fn killed(consistency: Consistency, count: usize) {
     assert!(seen[0].pushes.iter().any(|&(least, _)| least < STEPS), "{consistency}: kills lose something");
 }
 
-/// After kills, the pushes of each rank are those that were made, less what is said to be lost.
+/// Asserts that after kills the pushes of each rank are those that were made, less those reported as lost.
 pub(super) fn assert_counts_add_up(seen: &[Ended], consistency: Consistency, steps: u32) {
     assert!(seen.iter().all(|ended| ended.returns.times > 2), "{consistency}");
     // A worker that was ahead loses what it was ahead, too: with ASP as much as it was. One push may have been in the checkpoint,

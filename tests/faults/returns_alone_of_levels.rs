@@ -49,7 +49,7 @@ pub(super) fn trained(
     })
 }
 
-/// These hubs are killed in turn, at any moment.
+/// Kills these hubs in turn, at any moment.
 fn killed(is_mesh: bool, turn: &[usize], consistency: Consistency) {
     const STEPS: u32 = 200;
     const KILLS: u32 = 4;

@@ -26,7 +26,7 @@ fn pulling(address: SocketAddr, rank: u32, batching: Batching) -> SessionConfig 
     config.with_terms(|terms| terms.level.schedule = Schedule::KvStore)
 }
 
-/// A step as a training loop makes it: the last layer's gradient first, the first layer's weights first.
+/// Makes a step as a training loop does: the last layer's gradient first, the first layer's weights first.
 fn step(session: &mut Session, rank: u32, number: u32) {
     let keys: Vec<KeyId> = session.keys().collect();
     for &key in &keys {

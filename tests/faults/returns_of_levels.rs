@@ -17,7 +17,7 @@ use pbox_core::control::{Machine, Mesh};
 use rustix::process::Signal;
 use worker_shim::{Returns, Session, SessionConfig};
 
-/// With so many workers each.
+/// The number of machines, with two workers each.
 pub(super) const MACHINES: u32 = 2;
 
 /// Hubs as processes: of each machine, and of those above them.
@@ -26,18 +26,18 @@ pub(super) struct Cluster {
     pub programs: Vec<Program>,
     addresses: Vec<SocketAddr>,
     variables: Vec<Vec<(&'static str, String)>>,
-    /// Of the hubs that have the weights.
+    /// The directories of the hubs that have the weights.
     pub dirs: Vec<tempfile::TempDir>,
     is_mesh: bool,
 }
 
 impl Cluster {
-    /// Checkpoints are written every so many rounds.
+    /// Starts the machines. Checkpoints are written every `every` rounds.
     pub fn start(is_mesh: bool, every: u32, above_limit_s: u32) -> Self {
         Self::start_with(is_mesh, every, above_limit_s, |_, _| ())
     }
 
-    /// With other settings, by hub, for hubs at these addresses.
+    /// Starts the machines with other settings, by hub, for hubs at these addresses.
     pub fn start_with(
         is_mesh: bool,
         every: u32,
@@ -106,7 +106,7 @@ fn step(session: &mut Session, worker: u32, number: u32) {
     }
 }
 
-/// These hubs are killed in turn, at any moment: all workers make all their steps, and have the same weights at the end.
+/// Kills these hubs in turn, at any moment: all workers make all their steps, and have the same weights at the end.
 fn killed(is_mesh: bool, turn: &[usize]) {
     const STEPS: u32 = 200;
     const KILLS: u32 = 4;

@@ -1,4 +1,5 @@
-//! One hub of several ends and comes back: the others end their part of the job, and the sessions hold out for all of them.
+//! One hub of several ends and comes back: the other hubs end their part of the job, and the sessions wait for all of
+//! them.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -19,7 +20,7 @@ use pbox_core::{OnLoss, Round};
 use phub_server::{Hub, HubSettings};
 use worker_shim::{Returns, Session, SessionConfig};
 
-/// Returns a worker of these hubs that holds out for them.
+/// Returns a worker of these hubs that waits for lost ones.
 fn config(list: &str, rank: u32) -> SessionConfig {
     let transport = [Transport::Shm, Transport::Tcp][rank as usize % 2];
     SessionConfig { hub: list.to_owned(), transport: Some(transport), ..waiting(NOT_ASKED, rank) }
@@ -152,7 +153,7 @@ fn all_hubs_of_a_job_may_stop_at_once() {
     assert!(sessions.iter().all(|session| session.returns() == Returns { times: 1, lost_rounds: 0 }));
 }
 
-/// By each transport, and by two at once: the arrays stay, whichever hub ends.
+/// The arrays stay, whichever hub ends, by each transport, and by two at once.
 #[test]
 fn the_arrays_stay_when_one_hub_of_several_comes_back() {
     let _watchdog = Watchdog::start();

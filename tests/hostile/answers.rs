@@ -1,5 +1,5 @@
-//! What answers where a worker expects its hub, and is none: another program, a hub's data path, or somebody who sends without an
-//! end. The worker's join ends with an error that can be printed, and takes no memory for it.
+//! Answers from a party that is not the hub: another program, a hub's data path, or a sender without an end. The
+//! worker's join ends with an error that can be printed, and takes no memory for it.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};

@@ -9,7 +9,7 @@ use pbox_core::JobTerms;
 use pbox_core::control::{JoinRequest, Peers};
 use phub_server::{Hub, HubSettings};
 
-/// As many joins as the hub has threads for them.
+/// The number of joins that keeps all of the hub's threads for joins busy.
 const JOINS: usize = 2;
 
 #[test]

@@ -195,7 +195,8 @@ fn no_client_holds_up_the_hub() {
     });
 }
 
-/// One address cannot take all connections with tokens. Its other clients are told, and those that it has go on.
+/// One address cannot take all connections with tokens. Its other clients are refused with a reason, and open
+/// connections go on.
 #[test]
 fn one_address_has_a_share_of_the_connections() {
     let _watchdog = Watchdog::start();

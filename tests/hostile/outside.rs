@@ -30,13 +30,13 @@ fn body(request: &JoinRequest) -> Vec<u8> {
     serde_json::to_vec(request).unwrap()
 }
 
-/// Returns the answer to a join, of a hub with so many ports.
+/// Returns the answer to a join, of a hub with `ports` ports.
 fn let_in(ports: u32, cores: &[u32]) -> Value {
     value!({"protocol": PROTOCOL, "token": "0".repeat(32), "cores": cores, "placement": "00", "ports": ports,
         "heartbeat_limit_ms": 10_000, "transports": [{"transport": "tcp", "addresses": ["127.0.0.1:1"]}]})
 }
 
-/// Whoever is asked as the first hub of a mesh, and plays it; the other one is at `other`.
+/// Plays the first hub of a mesh, whose second hub is at `other`.
 fn first_of_mesh(other: String, join: impl Fn(&Seen) -> Value + Send + Sync + 'static) -> Recorder {
     // It must know its own address.
     let (tell, own) = mpsc::sync_channel::<String>(1);

@@ -1,4 +1,4 @@
-//! What the hubs of a job ask of each other is refused to whoever does not know the job's secret.
+//! Requests between the hubs of a job are refused to a client that does not know the job's secret.
 
 use std::collections::HashMap;
 

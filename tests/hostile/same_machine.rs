@@ -59,7 +59,8 @@ fn impostor_name() -> String {
 /// The tokens of the joins.
 static TOKENS: Mutex<Vec<[u8; 16]>> = Mutex::new(Vec::new());
 
-/// As in another network namespace, where somebody else has the hub's name: that is where this answer to a join leads.
+/// Leads to an impostor, as in another network namespace where somebody else has the hub's name: this answer to a join
+/// leads there.
 fn leads_to_an_impostor(path: &str, answer: &mut serde_json::Value) {
     if !path.ends_with("/join") {
         return;

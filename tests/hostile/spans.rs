@@ -105,7 +105,7 @@ fn misplaced(client: TcpStream, mut hub: TcpStream) {
     relay(hub, up);
 }
 
-/// The hub's control port. Its answers name another address for the data path.
+/// Relays the hub's control port, whose answers then name another address for the data path.
 fn other_address(client: TcpStream, mut hub: TcpStream) {
     let (mut down, to_hub) = (client.try_clone().unwrap(), hub.try_clone().unwrap());
     std::thread::spawn(move || relay(client, to_hub));
@@ -120,7 +120,7 @@ fn other_address(client: TcpStream, mut hub: TcpStream) {
     let _ = down.shutdown(Shutdown::Write);
 }
 
-/// The real address of the data path, and the one that workers are told; as long.
+/// The real address of the data path, and the one that workers get; as long.
 static DATA_PATH: OnceLock<(String, String)> = OnceLock::new();
 
 #[test]

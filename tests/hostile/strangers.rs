@@ -135,7 +135,7 @@ fn a_worker_that_does_not_come_whole_is_named_with_its_links() {
     Training::small("after").run(&hub.address().to_string());
 }
 
-/// Who reads the wire knows the name of a token and whole hellos. Neither lets in.
+/// A reader of the wire knows the name of a token and whole hellos. Neither lets in.
 #[test]
 fn a_hello_that_is_replayed_or_made_up_is_refused() {
     let _watchdog = Watchdog::start();

@@ -27,7 +27,7 @@ fn clipped(job: &str, optimizer: Optimizer) -> Training {
     Training { clip_norm: Some(3.0), rounds: 5, ..Training::new(job, keys(), optimizer) }
 }
 
-/// Trains on machines of so many workers each. Returns the bits of the last weights.
+/// Trains on machines with the workers of `shape`. Returns the bits of the last weights.
 fn train(machines: &Machines, shape: &[u32], training: &Training) -> Vec<Vec<u32>> {
     let (all, here) = (shape.iter().sum(), shape[0]);
     assert!(shape.iter().all(|of_machine| *of_machine == here));

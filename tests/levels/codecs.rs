@@ -47,8 +47,8 @@ fn train<E: Element>(
     seen
 }
 
-/// The mean of two machines with two workers each is half of the mean of two workers that push what these machines sum. All
-/// else is the same, bit by bit: frames, draws, what is left out, and the answers.
+/// Compares two jobs: the mean of two machines with two workers each is half of the mean of two workers that push what
+/// these machines sum. All else is the same, bit by bit: frames, draws, what is left out, and the answers.
 fn compare<E: Element>(machines: &Machines, keys: &[Key], optimizer: Optimizer, codec: &str) {
     let with = |mut config: SessionConfig, optimizer: Optimizer| {
         config.terms.keys = keys.to_vec();

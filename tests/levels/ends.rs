@@ -18,7 +18,7 @@ use worker_shim::{Session, SessionConfig, SessionError};
 use super::{Machines, on_machines};
 use crate::processes::hub::start_hub;
 
-/// How long a worker waits for others that never come: long enough for its own join on a busy machine.
+/// The time that a worker waits for others that never come: long enough for its own join on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Sessions of all workers after the broadcast, by machine and rank.
@@ -32,7 +32,7 @@ fn ready(machines: &Machines, workers: u32, on_loss: OnLoss) -> Vec<Vec<Session>
     })
 }
 
-/// A round of these sessions, each on its own thread, in which every gradient is `gradient`.
+/// Makes a round of these sessions, each on its own thread, in which every gradient is `gradient`.
 fn round<'a>(
     sessions: impl IntoIterator<Item = &'a mut Session>,
     gradient: f32,
@@ -175,7 +175,7 @@ fn a_top_that_is_killed_is_named_on_all_machines() {
     }
 }
 
-/// Its share of the weights is gone, so the job cannot go on without a machine of a mesh; without a worker it can.
+/// A mesh that loses a machine loses its share of the weights, so the job ends. Without a worker the job goes on.
 #[test]
 fn a_mesh_goes_on_without_a_worker_and_ends_without_a_machine() {
     let _watchdog = Watchdog::start();

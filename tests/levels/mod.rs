@@ -25,7 +25,7 @@ struct Machines {
 }
 
 impl Machines {
-    /// So many hubs at the top, with two cores each, and so many machines.
+    /// Starts `tops` hubs at the top, with two cores each, and `machines` machines.
     fn start(tops: u32, machines: u32) -> Self {
         let top: Vec<Hub> = (0..tops).map(|_| hub(2)).collect();
         let list = addresses(&top);

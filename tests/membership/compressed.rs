@@ -15,7 +15,7 @@ fn until_members(session: &Session, expected: &[u32]) {
     }
 }
 
-/// All push the gradients of their rank and round, and wait. Then all must have the same bits.
+/// Makes a round: all push the gradients of their rank and round, and wait. Then all must have the same bits.
 fn round(sessions: &mut [(u32, Session)]) {
     for (rank, session) in sessions.iter_mut() {
         let round = session.next_round().0;

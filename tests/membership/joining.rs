@@ -1,4 +1,4 @@
-//! Which workers may join a job, and the errors of the others, by a session and by plain HTTP. Each refusal names the object,
+//! Joins of workers, and the errors of refused ones, by a session and by plain HTTP. Each refusal names the object,
 //! what was expected, and what to do next.
 
 use std::time::Duration;

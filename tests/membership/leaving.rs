@@ -1,5 +1,5 @@
-//! Workers that leave early or in good order, names that are used again, jobs side by side, and what the remaining workers
-//! are told.
+//! Workers that leave early or in good order, names that are used again, jobs side by side, and the notices to the
+//! remaining workers.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ fn a_worker_that_leaves_early_is_named_to_the_others() {
     }
 }
 
-/// Two workers have the first key's round 0 behind them, and worker 1, which joins at this address, leaves.
+/// Lets worker 1 leave, which joined at this address, when two workers have the first key's round 0 behind them.
 fn leaves_with_one_key(hub: &Hub, address: &str) -> (Session, KeyId) {
     let address = |rank| if rank == 1 { address.to_owned() } else { hub.address().to_string() };
     let mut sessions = ready_all(2, |rank| config_at(&address(rank), "job", rank, 2));
@@ -51,7 +51,8 @@ fn leaves_with_one_key(hub: &Hub, address: &str) -> (Session, KeyId) {
     (sessions.pop().unwrap(), keys[1])
 }
 
-/// As the backend of torch.distributed uses keys in turn: a leave has a round for each key.
+/// A worker that leaves before it has pushed a key is named to who waits for it. As the backend of torch.distributed
+/// uses keys in turn, a leave has a round for each key.
 #[test]
 fn a_worker_that_leaves_before_it_has_pushed_a_key_is_named_to_who_waits_for_it() {
     let _watchdog = Watchdog::start();

@@ -1,4 +1,4 @@
-//! Workers that join, leave and come back, and what the others are told.
+//! Workers that join, leave and come back, and the notices to the remaining workers.
 
 mod compressed;
 mod joining;

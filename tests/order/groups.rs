@@ -9,10 +9,11 @@ use pbox_core::codec::Codec;
 use pbox_core::{Compression, JobId, Key, KeyId, Layout, Notice, Occasion, Optimizer, Round, Schedule};
 
 const WORKERS: u32 = 3;
-/// Of each small key. A chunk has room for four.
+/// The number of elements of each small key. A chunk has room for four.
 const ELEMENTS: u64 = 16;
 
-/// Nine small keys, a long one between them: groups of four, one and four. The last group has two learning rates.
+/// Returns nine small keys with a long one between them: groups of four, one and four. The last group has two learning
+/// rates.
 fn layout() -> Arc<Layout> {
     let small = |key: usize| Key::f32(format!("k{key}"), [ELEMENTS]);
     let keys = (0..4).map(small).chain([Key::f32("long", [100])]).chain((5..10).map(small));
@@ -28,7 +29,7 @@ fn job(change: impl FnOnce(&mut pbox_core::JobTerms)) -> Simulated {
     Simulated::new(Net::new(1, Faults::NONE), &layout(), terms).unwrap()
 }
 
-/// What a worker does with a list of keys in a round.
+/// The way in which a worker pushes a list of keys in a round.
 #[derive(Clone, Copy)]
 enum How {
     /// All, in this order, as they are to leave together.

@@ -13,10 +13,10 @@ use crate::task::Task;
 
 /// Small, so that even this network's keys have several chunks, on several of the hub's cores.
 const CHUNK_BYTES: usize = 1024;
-/// How long a round may take before this worker gives up.
+/// The time that a round may take before this worker gives up.
 const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
-/// What a worker sends to its parent.
+/// A message from a worker to its parent.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Word {
     /// An epoch is over. The mean loss of its batches, each before its step.
@@ -67,7 +67,8 @@ impl<'a> Worker<'a> {
         Ok(Worker { session, pass: NetworkPass::new(&task.network) })
     }
 
-    /// The new step size holds from the next round on, so all workers must have finished the last round.
+    /// Begins an epoch. The new step size holds from the next round on, so all workers must have finished the last
+    /// round.
     fn begin_epoch(&mut self, learning_rate: f32) -> Result<()> {
         self.session.wait_all()?;
         Ok(self.session.set_learning_rate(learning_rate)?)

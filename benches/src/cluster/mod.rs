@@ -26,7 +26,7 @@ const ITERATIONS: u32 = 3;
 /// The way in which tensors lie on a cluster's hubs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Spread {
-    /// As the baseline of this hub: large tensors in parts on all hubs, each small tensor on one hub.
+    /// The baseline of this hub: large tensors in parts on all hubs, each small tensor on one hub.
     Hubs,
     /// Each tensor evenly on all hubs, as in systems that cut one long vector of all tensors.
     Even,

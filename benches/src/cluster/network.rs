@@ -14,7 +14,7 @@ pub(super) struct Flow {
     pub bytes: f64,
     /// The links that it uses, each with the share of its rate.
     pub shares: Vec<(LinkId, f64)>,
-    /// In bytes a second; [`share_out`] sets it.
+    /// The rate in bytes a second; [`share_out`] sets it.
     pub rate: f64,
 }
 

@@ -23,7 +23,7 @@ pub struct ClusterLayer {
     pub forward: f64,
     /// Seconds.
     pub backward: f64,
-    /// Its bytes on each machine's hub.
+    /// The bytes of the layer on each machine's hub.
     pub by_hub: Vec<f64>,
 }
 
@@ -40,22 +40,22 @@ pub struct Cluster {
     pub latency: f64,
     /// Whether gradients leave only when the whole backward pass is done.
     pub push_at_the_end: bool,
-    /// In the order of the forward pass.
+    /// The layers, in the order of the forward pass.
     pub layers: Vec<ClusterLayer>,
 }
 
 /// An iteration in seconds, as means over the workers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Ran {
-    /// From a forward pass to the next one.
+    /// The time from a forward pass to the next one.
     pub iteration: f64,
-    /// From the moment when the first batch can be pulled to the arrival of the last batch.
+    /// The time from the moment when the first batch can be pulled to the arrival of the last batch.
     pub pull: f64,
-    /// From the moment when the first batch can be pulled to the end of the forward pass.
+    /// The time from the moment when the first batch can be pulled to the end of the forward pass.
     pub pull_and_forward: f64,
-    /// From the same moment to the beginning of the last layer.
+    /// The time from the same moment to the beginning of the last layer.
     pub to_last_layer: f64,
-    /// By batch: from the moment when it can be pulled to its arrival.
+    /// The time of each batch from the moment when it can be pulled to its arrival, by batch.
     pub pulls: Vec<f64>,
 }
 
@@ -102,7 +102,7 @@ struct Worker {
     there: usize,
     computed: usize,
     is_computing: bool,
-    /// When the first batch of the round could be pulled, and the batch that is pulled.
+    /// The time when the first batch of the round could be pulled, and the batch that is pulled.
     first_due_at: f64,
     due_at: f64,
     forward_at: f64,
@@ -125,7 +125,7 @@ struct Simulation<'a> {
     flows: Vec<Flow>,
     cargo: Vec<Cargo>,
     workers: Vec<Worker>,
-    /// How many workers' gradients have come, by layer.
+    /// The number of workers whose gradients have come, by layer.
     pushed: Vec<usize>,
     iterations: u32,
 }
@@ -203,8 +203,8 @@ impl Simulation<'_> {
         self.planned.push(Reverse(Planned(self.now + after, self.count, event)));
     }
 
-    /// Bytes of these layers between a worker and the hubs of all other machines, over its own link `here` and each hub's link
-    /// `there`. The bytes of its own hub cross no link.
+    /// Sends the bytes of these layers between a worker and the hubs of all other machines, over its own link `here`
+    /// and each hub's link `there`. The bytes of its own hub cross no link.
     fn send(&mut self, layers: Range<usize>, worker: usize, [here, there]: [usize; 2], cargo: Cargo) {
         let nodes = self.cluster.nodes;
         let by_hub = |hub: usize| {

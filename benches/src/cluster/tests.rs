@@ -7,8 +7,8 @@ use worker_shim::batch::{Batching, Timeline};
 
 use super::*;
 
-/// Machines with links of a byte a second. Each layer is given as bytes, forward and backward seconds, and lies evenly on all
-/// hubs.
+/// Creates machines with links of a byte a second. Each layer is given as bytes, forward and backward seconds, and lies
+/// evenly on all hubs.
 fn cluster(nodes: usize, start_up: f64, layers: &[(f64, f64, f64)]) -> Cluster {
     let layer = |&(bytes, forward, backward): &(f64, f64, f64)| ClusterLayer {
         forward,

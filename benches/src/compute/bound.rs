@@ -41,7 +41,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Layers of 1 ms forward and 2 ms backward, each with a key.
+    /// Creates layers of 1 ms forward and 2 ms backward, each with a key.
     fn plan(layers: u32) -> ComputePlan {
         let step = |layer: u32| ComputeStep {
             name: layer.to_string(),

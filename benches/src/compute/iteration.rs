@@ -30,7 +30,7 @@ pub trait Worker {
     /// Lets the exchange go on until this time.
     fn compute_until(&mut self, until: Duration) -> Result<(), Self::Error>;
 
-    /// Called when all weights of the last iteration are there and nothing of the next is pushed.
+    /// Looks, when all weights of the last iteration are there and nothing of the next is pushed.
     fn look(&mut self) -> Result<(), Self::Error>;
 }
 
@@ -39,7 +39,7 @@ pub trait Worker {
 pub struct Iteration<'a> {
     plan: &'a ComputePlan,
     computed_until: Duration,
-    /// By layer, over all iterations: how long the worker waited for its weights with nothing to compute.
+    /// The time for which the worker waited for each layer's weights with nothing to compute, over all iterations.
     stalled: Vec<Duration>,
 }
 
@@ -68,7 +68,7 @@ impl<'a> Iteration<'a> {
         self.stalled.fill(Duration::ZERO);
     }
 
-    /// By layer: how long the worker waited for its weights.
+    /// Returns the time for which the worker waited for each layer's weights.
     pub fn stalled(&self) -> &[Duration] {
         &self.stalled
     }

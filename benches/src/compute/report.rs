@@ -12,12 +12,12 @@ use super::trace::ComputePlan;
 const WORST: usize = 8;
 const BAR: f64 = 30.0;
 
-/// What one worker measured; nanoseconds.
+/// The measurements of one worker; nanoseconds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Times {
     /// The time of each iteration.
     pub iterations: Vec<u64>,
-    /// By layer, over all iterations: how long the worker waited for its weights with nothing to compute.
+    /// The time for which the worker waited for each layer's weights with nothing to compute, over all iterations.
     pub stalled: Vec<u64>,
     /// The time of each exchange of the whole model without compute, in the same run.
     pub exchanges: Vec<u64>,
@@ -43,7 +43,7 @@ pub struct ComputeReport {
     /// The most samples a second, when computing and the link are as busy as they can be and each layer follows its weights.
     bound_samples_per_s: Option<f64>,
     bound_ratio: Option<f64>,
-    /// In the order of the forward pass.
+    /// The layers, in the order of the forward pass.
     pub layers: Vec<LayerReport>,
 }
 

@@ -18,7 +18,7 @@ pub struct Trace {
     pub name: String,
     /// Samples in a worker's batch.
     pub batch: u32,
-    /// In the order of the forward pass.
+    /// The layers, in the order of the forward pass.
     pub layers: Vec<Layer>,
 }
 
@@ -29,9 +29,9 @@ pub struct Layer {
     pub name: String,
     /// Names of its keys.
     pub keys: Vec<String>,
-    /// From its weights and inputs to its outputs, in microseconds.
+    /// The time from a layer's weights and inputs to its outputs, in microseconds.
     pub forward_us: f64,
-    /// From its outputs' gradients to all of its own, in microseconds.
+    /// The time from the gradients of a layer's outputs to all of its own, in microseconds.
     pub backward_us: f64,
 }
 
@@ -42,7 +42,7 @@ pub struct ComputePlan {
     pub name: String,
     /// Samples in a worker's batch.
     pub batch: u32,
-    /// In the order of the forward pass.
+    /// The steps, in the order of the forward pass.
     pub steps: Vec<ComputeStep>,
 }
 

@@ -41,11 +41,11 @@ pub struct Guarded {
 /// The way in which a peer ended.
 #[derive(Debug)]
 pub enum Ending {
-    /// With status 0.
+    /// The peer ended with status 0.
     Good,
-    /// With another status.
+    /// The peer ended with another status.
     Bad(ExitStatus),
-    /// By the guard, after the limit.
+    /// The guard ended the peer, after the limit.
     Late,
 }
 

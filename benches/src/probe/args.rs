@@ -237,22 +237,22 @@ fn dtype(name: &str) -> Result<Dtype, String> {
 /// The place where workers read weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum WeightsChoice {
-    /// In place.
+    /// The weights are read in place.
     Shared,
-    /// In a copy.
+    /// The weights are read in a copy.
     Private,
 }
 
-/// Whether the machine's limit is measured.
+/// The choice whether the machine's limit is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LimitChoice {
-    /// Beside the rounds, where it can be compared with them.
+    /// The limit is measured beside the rounds, if it can be compared with them.
     On,
     /// Never.
     Off,
 }
 
-/// What the hub leaves out.
+/// The work that the hub leaves out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum AblateChoice {
     /// The sum.
@@ -328,7 +328,7 @@ impl Args {
         !self.consistency.steps_alone() && !self.compress.is_some_and(|each| each.has_own_answers())
     }
 
-    /// In what order gradients and weights leave.
+    /// Returns the order in which gradients and weights leave.
     pub fn schedule(&self) -> Schedule {
         let pulling = if self.pull.pull.is_some() { Schedule::KvStore } else { Schedule::default() };
         self.schedule.unwrap_or(pulling)

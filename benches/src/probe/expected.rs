@@ -29,7 +29,7 @@ pub struct Expected<E> {
     ablate: Ablate,
     /// The ranks whose gradients are in a step, of each machine.
     workers: u32,
-    /// In a mesh: the machines whose sums are in a step, each with the same gradients.
+    /// The machines whose sums are in a step, in a mesh, each with the same gradients.
     machines: Option<u32>,
     /// Steps are of one rank, or machine, each; all push rank 0's gradient.
     alone: bool,
@@ -76,8 +76,8 @@ fn phase(key: KeyId, element: usize) -> usize {
     (element + 13 * key.index()) % PERIOD
 }
 
-/// Division rounds, so the last bits of sums of such values depend on the order of the workers, and a wrong order shows. (A
-/// library's sine would not do: compilers fold it to other last bits.)
+/// Computes a gradient by a division, which rounds. So the last bits of sums depend on the order of the workers, and a
+/// wrong order shows. (A library's sine would not do: compilers fold it to other last bits.)
 fn gradient<E: Element>(rank: u32, phase: usize) -> E {
     E::from_f32(((phase * 29 + rank as usize * 17) % 127) as f32 / 61.0 - 1.0)
 }
@@ -170,7 +170,7 @@ impl<E: Element> Expected<E> {
         oracle::sum((0..of(machines)).map(|_| of_a_machine))
     }
 
-    /// With compression any result is accepted.
+    /// Accepts any result with compression.
     pub fn compressed(self, compression: Option<Compression>) -> Self {
         Expected { exact: compression.is_none(), ..self }
     }
@@ -285,7 +285,7 @@ impl<E: Element> Expected<E> {
 }
 
 impl<E: Element> Period<E> {
-    /// The elements whose norms are compared: the weights, and the gradient or update.
+    /// Returns the elements whose norms are compared: the weights, and the gradient or update.
     fn measured(
         &self,
         optimizer: &Optimizer,

@@ -79,7 +79,7 @@ impl Drop for Limit {
     }
 }
 
-/// All threads begin and end each pass at the same time, as rounds do.
+/// Times passes: all threads begin and end each pass at the same time, as rounds do.
 fn timed<E: Element>(memory: &mut PrivateMemory<E>, passes: u32, barrier: &Barrier) -> Vec<Duration> {
     let kernels = Kernels::detect();
     memory.pass(kernels);

@@ -38,7 +38,7 @@ pub struct Report {
     schedule: Schedule,
     /// The most bytes of a slice; `None` if whole layers are the unit.
     slice_bytes: Option<usize>,
-    /// As it was given.
+    /// The credit, as it was given.
     credit: String,
     /// The credit of rank 0.
     credit_bytes: Option<usize>,
@@ -113,7 +113,7 @@ impl Leg {
     }
 }
 
-/// What a run has measured.
+/// The measurements of a run.
 #[derive(Debug)]
 pub(super) struct Measured<'a> {
     pub transport: String,
@@ -126,7 +126,7 @@ pub(super) struct Measured<'a> {
     pub credit: CreditReport,
     pub crossed: Crossed,
     pub pull: Option<PullReport>,
-    /// What each worker measured of its compute.
+    /// The compute measurements of each worker.
     pub computed: &'a [Times],
 }
 

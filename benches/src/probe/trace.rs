@@ -20,7 +20,7 @@ pub(super) fn part(path: &Path, pid: u32) -> PathBuf {
     part.into()
 }
 
-/// `run.json` of rank 3: `run.rank3.json`.
+/// Returns the path of a rank: `run.json` of rank 3 is `run.rank3.json`.
 fn of_rank(path: &Path, rank: u32) -> PathBuf {
     match path.extension() {
         Some(extension) => path.with_extension(format!("rank{rank}.{}", extension.display())),
@@ -41,17 +41,17 @@ impl Trace {
         self.file.path()
     }
 
-    /// A hub was started.
+    /// Adds a hub that was started.
     pub fn add_hub(&mut self, pid: u32) {
         self.parts.push(part(&self.told, pid));
     }
 
-    /// A worker was started.
+    /// Adds a worker that was started.
     pub fn add_worker(&mut self, pid: u32, rank: u32) {
         self.parts.push(part(&self.told, pid).with_extension(format!("rank{rank}.part")));
     }
 
-    /// All children have ended well.
+    /// Ends the trace, when all children have ended well.
     pub fn finish(mut self) -> Result<PathBuf> {
         let (processes, _) = merge(&self.parts)?;
         self.file.write(&processes)?;

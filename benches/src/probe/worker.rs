@@ -25,12 +25,12 @@ const ROUNDS_PER_LOOK: u32 = 16;
 
 /// Rounds before the measured ones.
 const WARM_UP: u32 = 2;
-/// How long a hub may take to describe itself.
+/// The time that a hub may take to describe itself.
 const DESCRIBE_LIMIT: Duration = Duration::from_secs(30);
 /// The interval at which a child sends its progress to its parent.
 const PROGRESS: Duration = Duration::from_millis(100);
 
-/// What a worker process sends to its parent.
+/// A message from a worker process to its parent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Word {
     /// All workers have joined and are warm.
@@ -66,7 +66,7 @@ struct Worker<E> {
     consistency: Consistency,
     rank: u32,
     workers: u32,
-    /// If pushes step alone: how many push, workers or in a mesh machines.
+    /// The number of parties that push if pushes step alone: workers, or in a mesh machines.
     steppers: u32,
     round: u32,
     /// All rounds that are pushed, here and before.
@@ -208,7 +208,7 @@ impl<E: Element> Worker<E> {
         ))
     }
 
-    /// If pushes step alone: makes one more round after all workers have made all measured rounds, so that every worker has
+    /// Makes one more round if pushes step alone, after all workers have made all measured rounds. So every worker has
     /// every push of those.
     fn check_total(&mut self) -> Result<()> {
         if self.consistency.steps_alone() {

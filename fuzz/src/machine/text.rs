@@ -36,7 +36,7 @@ const PATHS: [&str; 24] = [
     "class/infiniband/mlx5_0/device/numa_node",
 ];
 
-/// Any bytes.
+/// Parses any bytes.
 pub fn run(bytes: &[u8]) {
     let Some((kind, rest)) = bytes.split_first() else { return };
     match kind % 3 {

@@ -3,7 +3,7 @@
 //! hwloc is C code that aborts on some inputs. Fuzzing it finds the inputs that the checks must refuse. It is off
 //! by default, because sooner or later it ends every run (docs/test-beds.md).
 
-/// Any bytes.
+/// Parses any bytes.
 pub fn run(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     topology::fuzzing::xml_form(text);

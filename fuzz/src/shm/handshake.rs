@@ -61,7 +61,7 @@ thread_local! {
     });
 }
 
-/// The bytes are the peer's message and offers.
+/// Shakes hands. The bytes are the peer's message and offers.
 pub fn run(bytes: &[u8]) {
     fuzzing::decode(bytes);
     let Ok(peer) = Peer::arbitrary(&mut Unstructured::new(bytes)) else { return };

@@ -14,7 +14,7 @@ use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 pub const WINDOW: usize = 4096;
 /// The capacity of both rings.
 pub const CAPACITY: u32 = 8;
-/// Of the socket that wakes a worker's ports.
+/// The name of the socket that wakes a worker's ports.
 const NAME: [u8; 16] = [9; 16];
 
 /// Returns the socket of the end under test, and the peer.

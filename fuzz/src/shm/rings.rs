@@ -55,7 +55,7 @@ thread_local! {
     });
 }
 
-/// The bytes are steps of the peer and the port.
+/// Takes the bytes as steps of the peer and the port.
 pub fn run(bytes: &[u8]) {
     HUB.with_borrow_mut(|(group, port, window)| {
         let (link, peer) = join(group, port, window);
@@ -126,7 +126,7 @@ fn run_steps(port: &mut Port, link: LinkId, mut peer: Shared, input: &mut Unstru
 }
 
 impl Shared {
-    /// The up ring has its tail, head, wake_at and slots from byte 0 on, the down ring from byte 512 on.
+    /// Writes a word. The up ring has its tail, head, wake_at and slots from byte 0 on, the down ring from byte 512 on.
     fn write_word(&mut self, word: u16, known: bool, value: u32) {
         const KNOWN: [u64; 8] = [0, 128, 256, 384, 512, 640, 768, 896];
         let offset = if known { KNOWN[usize::from(word % 8)] } else { u64::from(word) * 4 % 1024 };

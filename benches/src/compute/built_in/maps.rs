@@ -3,7 +3,7 @@
 
 use super::network::Map;
 
-/// torchvision's ResNet-50, which halves the map in the 3x3 convolution of a block.
+/// Returns the maps of torchvision's ResNet-50, which halves the map in the 3x3 convolution of a block.
 pub(super) fn resnet50(layer: &str) -> Map {
     let Some((stage, (block, part))) = layer.strip_prefix("layer").and_then(|rest| {
         let (stage, rest) = rest.split_once('.')?;
@@ -29,14 +29,14 @@ pub(super) fn vgg19(layer: &str) -> Map {
     vgg(layer, [5, 10, 19, 28])
 }
 
-/// A pooling before each of these modules halves the map.
+/// Returns the maps of VGG: a pooling before each of these modules halves the map.
 fn vgg(layer: &str, halved_at: [u32; 4]) -> Map {
     let module = layer.strip_prefix("features.").and_then(|module| module.parse::<u32>().ok());
     let halvings = |module| halved_at.iter().filter(|&&at| at <= module).count();
     module.map_or(Map::POINT, |module| Map::same(224 >> halvings(module)))
 }
 
-/// Caffe's GoogLeNet.
+/// Returns the maps of Caffe's GoogLeNet.
 pub(super) fn googlenet(layer: &str) -> Map {
     match layer.split('/').next().unwrap_or_default() {
         "conv1" => Map::new(224, 112),
@@ -48,7 +48,7 @@ pub(super) fn googlenet(layer: &str) -> Map {
     }
 }
 
-/// torchvision's Inception-v3, whose stem and reductions do not pad.
+/// Returns the maps of torchvision's Inception-v3, whose stem and reductions do not pad.
 pub(super) fn inception3(layer: &str) -> Map {
     let (module, part) = layer.split_once('.').unwrap_or((layer, ""));
     let part = part.trim_end_matches(".conv");

@@ -35,12 +35,12 @@ impl Map {
     /// A linear layer.
     pub const POINT: Map = Map::same(1);
 
-    /// Input and output of one size.
+    /// Creates a map with input and output of one size.
     pub const fn same(side: u64) -> Self {
         Map { from: side, to: side }
     }
 
-    /// With a stride, or without padding.
+    /// Creates a map with a stride, or without padding.
     pub const fn new(from: u64, to: u64) -> Self {
         Map { from, to }
     }

@@ -29,9 +29,9 @@ const LAYERS: [(&str, &[&str]); 9] = [
 enum Use {
     /// This many of its rows are looked up.
     Rows(f64),
-    /// It is multiplied with this many vectors at once.
+    /// The matrix is multiplied with this many vectors at once.
     AtOnce(f64),
-    /// It is multiplied with one vector a step, and read again in each.
+    /// The matrix is multiplied with one vector a step, and read again in each.
     Steps(f64),
 }
 

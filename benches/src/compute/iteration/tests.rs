@@ -7,7 +7,7 @@ use pbox_core::{Key, KeyId};
 use super::*;
 use crate::compute::{ComputeReport, Layer, Times, Trace};
 
-/// What a worker did.
+/// An action of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Did {
     Wait(u32),

@@ -44,7 +44,7 @@ fn above_zero(text: &str) -> Result<f64, String> {
 }
 
 impl ComputeArgs {
-    /// The model's keys, shrunk.
+    /// Shrinks the model's keys.
     pub fn shrink(&self, keys: &mut [Key]) {
         for key in keys.iter_mut().filter(|_| self.shrink > 1) {
             let elements = key.elements();

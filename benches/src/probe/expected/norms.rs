@@ -42,7 +42,7 @@ impl Norms {
         Norms { by_key: (0..layout.keys().len()).map(of_key).collect() }
     }
 
-    /// The quotient of two norms of a key, whose elements have these periods: of the second by the first.
+    /// Returns the quotient of two norms of a key, whose elements have these periods: of the second by the first.
     pub fn quotient(&self, key: usize, periods: [[f32; PERIOD]; 2]) -> f32 {
         let blocks = &self.by_key[key];
         let most = blocks.iter().map(|block| block.elements).max().unwrap_or(0);

@@ -11,7 +11,7 @@ use worker_shim::{Session, TRIALS, Trial};
 pub(in crate::probe) struct CreditReport {
     /// The credit at the end; `None` without a limit.
     pub bytes: Option<usize>,
-    /// What the search tried, in this order.
+    /// The tries of the search, in this order.
     pub tried: Vec<Tried>,
 }
 

@@ -18,7 +18,7 @@ pub(in crate::probe) struct Crossed {
 }
 
 impl Crossed {
-    /// From the traffic before and after `rounds` rounds.
+    /// Creates the report from the traffic before and after `rounds` rounds.
     pub fn new(before: Traffic, after: Traffic, rounds: u32, digest: u64) -> Self {
         let of_a_round = |before: u64, after: u64| (after - before) as f64 / f64::from(rounds.max(1));
         Crossed {

@@ -24,12 +24,12 @@ pub(in crate::probe) struct PullReport {
     words: String,
 }
 
-/// What was measured, and what the plan predicts.
+/// The measured profile, and the prediction of the plan.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct ProfileReport {
     predicted_ms: f64,
     start_up_ms: f64,
-    /// For each layer that has weights. The last layer's forward time is not seen, and is 0.
+    /// The time of each layer that has weights. The last layer's forward time is not seen, and is 0.
     transfer_ms: Vec<f64>,
     forward_ms: Vec<f64>,
     /// The time to the last layer with any batches.
