@@ -128,7 +128,7 @@ def commands_of(text):
 
 
 def faults_of(page, programs):
-    """(commands of a page, faults)."""
+    """Returns (commands of a page, faults)."""
     commands, faults = 0, []
     for line, allowed in commands_of((ROOT / page).read_text()):
         for command in filter(None, simple_commands(line)):

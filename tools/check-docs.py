@@ -33,7 +33,7 @@ STEP = re.compile(r"^\| \d \| `([^`]+)` \| `([^`]+)` \|", re.M)
 
 
 def expand(path):
-    """`a/{b,c}.rs` is `a/b.rs` and `a/c.rs`."""
+    """Expands `a/{b,c}.rs` to `a/b.rs` and `a/c.rs`."""
     parts = [part.split(",") for part in re.split(r"[{}]", path)[1::2]]
     return [re.sub(r"\{[^{}]*\}", "%s", path) % words for words in itertools.product(*parts)] if parts else [path]
 

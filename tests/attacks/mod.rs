@@ -1,5 +1,5 @@
-//! Attacks by networks, machines and operators on a job, with an innocent job beside it at the same hubs: its bits stay right
-//! all the time. The job under attack goes on with right bits, or ends with an error that names what happened.
+//! Attacks by networks, machines and operators on a job, with an innocent job beside it at the same hubs. Its bits stay
+//! right all the time. The job under attack goes on with right bits, or ends with an error that names what happened.
 
 mod altered;
 mod hubs;

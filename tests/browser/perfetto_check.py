@@ -62,7 +62,7 @@ class Server(http.server.SimpleHTTPRequestHandler):
 
 
 class Processor:
-    """What Perfetto's trace processor makes of a file."""
+    """The view of Perfetto's trace processor of a file."""
 
     def __init__(self, browser, path, queries):
         factory = protos.ProtoFactory(PlatformDelegate())

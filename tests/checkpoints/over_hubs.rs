@@ -1,4 +1,4 @@
-//! Checkpoints of a job over several hubs: each hub writes its part, a round counts when all hubs have theirs, and the
+//! Checkpoints of a job over several hubs. Each hub writes its part, a round counts when all hubs have theirs, and the
 //! job goes on from the latest such round.
 
 use std::path::{Path, PathBuf};

@@ -1,5 +1,6 @@
-//! Hubs that lose their links to the hub above while it lives make others, as workers do: every weight has the bits of a run that
-//! lost nothing. Seeds show the same of codecs, schedules and machines that step alone: `tests/sim/{bits,staleness}/levels.rs`.
+//! Hubs that lose their links to the hub above while it lives make others, as workers do. Every weight has the bits of
+//! a run that lost nothing. Seeds show the same of codecs, schedules and machines that step alone:
+//! `tests/sim/{bits,staleness}/levels.rs`.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;

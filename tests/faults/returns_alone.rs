@@ -1,5 +1,5 @@
-//! A hub of workers that step alone, or with Slim-DP, ends and comes back: no push is lost that is not told, and none counts twice
-//! but one that was under way when the hub was killed.
+//! A hub of workers that step alone, or with Slim-DP, ends and comes back. No push is lost that is not told, and none
+//! counts twice but one that was under way when the hub was killed.
 //!
 //! Weights count pushes: each worker adds a digit of its own to all of them.
 

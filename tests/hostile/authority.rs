@@ -1,5 +1,5 @@
-//! A stranger who reaches the control port, and a user with another secret: they learn nothing of a job, change nothing, and
-//! the job's bits stay right.
+//! A stranger who reaches the control port, and a user with another secret. They learn nothing of a job, change
+//! nothing, and the job's bits stay right.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -1,6 +1,6 @@
-//! Clients of the control port that send slowly, nothing, garbage or too much, and more clients than there is room for: the
-//! hub refuses or closes each, a job goes on with the right bits, and no descriptor stays open. One test, because it counts
-//! the process's descriptors.
+//! Clients of the control port that send slowly, nothing, garbage or too much, and more clients than there is room for.
+//! The hub refuses or closes each, a job goes on with the right bits, and no descriptor stays open. One test, because
+//! it counts the process's descriptors.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -1,4 +1,4 @@
-//! Garbage on the socket of the data path: its sender loses the connection, a job goes on with the right bits, and no
+//! Garbage on the socket of the data path. Its sender loses the connection, a job goes on with the right bits, and no
 //! descriptor stays open. One test, because it counts the process's descriptors.
 
 use std::os::fd::{AsFd, OwnedFd};

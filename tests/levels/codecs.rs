@@ -1,5 +1,5 @@
-//! Codecs on the way up: workers share memory with their machine's hub and push bare values; only the sums of machines are
-//! coded, as a worker's gradients are in a flat job.
+//! Codecs on the way up: workers share memory with their machine's hub and push bare values. Only the sums of machines
+//! are coded, as a worker's gradients are in a flat job.
 
 use fabric::conformance::Watchdog;
 use half::f16;

@@ -1,5 +1,5 @@
-//! Pulls in batches of layers: a batch is pulled at its time and handed out whole, the bits are the same, and a session plans
-//! and shows its plan. By RDMA too if `PHUB_TEST_DEVICE` names devices.
+//! Pulls in batches of layers. A batch is pulled at its time and handed out whole, the bits are the same, and a session
+//! plans and shows its plan. By RDMA too if `PHUB_TEST_DEVICE` names devices.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! System calls of a busy hub: its core threads make far fewer calls than they finish chunks. strace counts them from outside
-//! on a hub process that busy-polls.
+//! System calls of a busy hub. Its core threads make far fewer calls than they finish chunks. strace counts them from
+//! outside on a hub process that busy-polls.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;

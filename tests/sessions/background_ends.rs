@@ -1,5 +1,5 @@
-//! The end of a session on its own thread: it leaves its job, and its thread ends, and so does the thread of a join that is
-//! given up. One test, alone in its process, because it counts threads.
+//! The end of a session on its own thread. It leaves its job, and its thread ends, and so does the thread of a join
+//! that is given up. One test, alone in its process, because it counts threads.
 
 use fabric::conformance::{Watchdog, alone};
 use hub_tests::program::until;

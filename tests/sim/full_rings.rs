@@ -1,5 +1,5 @@
-//! Workers push and do not read their answers, over the simulated network: the core drops and names every worker whose ring
-//! is full, not only the last one.
+//! Workers push and do not read their answers, over the simulated network. The core drops and names every worker whose
+//! ring is full, not only the last one.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! A whole job on threads: every worker pushes gradients that change every round, in an order of its own, and compares
+//! A whole job on threads. Every worker pushes gradients that change every round, in an order of its own, and compares
 //! every weight of every round with the reference.
 
 use std::sync::Arc;

@@ -31,7 +31,7 @@ EARLY = 900
 
 
 def main():
-    """The picture and the table."""
+    """Draws the picture and writes the table."""
     long = sys.argv[1:2] == ["length"]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", default=f"target/compression/{'length' if long else 'runs'}.csv", help="by run.py")
@@ -131,7 +131,7 @@ def tell_long(runs):
 
 
 def end(looks, which):
-    """The mean of a run's last evaluations, in percent."""
+    """Returns the mean of a run's last evaluations, in percent."""
     return statistics.mean(100 * look[which] for look in looks[-LAST:])
 
 

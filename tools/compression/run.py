@@ -23,7 +23,7 @@ SOCKET_BYTES = 256 << 10
 
 
 class Limited:
-    """Runs on links of a limited rate."""
+    """The settings of runs on links of a limited rate."""
 
     table, tasks = "runs.csv", "digits,text"
     fields = ["task", "method", "seed", "round", "seconds", "accuracy", "mbit"]
@@ -43,7 +43,7 @@ class Limited:
 
 
 class Long:
-    """Runs until accuracy is flat."""
+    """The settings of runs until accuracy is flat."""
 
     table, tasks, listen = "length.csv", "text", "127.0.0.1:0"
     fields = ["task", "method", "seed", "round", "worker", "hub"]
@@ -53,7 +53,7 @@ class Long:
 
     @staticmethod
     def inside(_place, command):
-        """However this process ends, its children end with it."""
+        """Ends the children with this process, however it ends."""
         return ["setpriv", "--pdeathsig", "KILL", *command]
 
     @staticmethod

@@ -58,7 +58,7 @@ def main():
 
 
 def one(machines, args, method):
-    """The report of rank 0."""
+    """Returns the report of rank 0."""
     options = {"--model": args.model, "--transport": "tcp", "--rounds": args.rounds,
                "--compress": None if method == "none" else method}
     with started(machines, args.binaries, [WORKERS], WORKERS, options) as (_, workers):

@@ -15,7 +15,7 @@ COLOURS = {"kvstore": "#c0392b", "sliced": "#2b7bba", "p3": "#1e8449", "asp": "#
 
 
 def main():
-    """All figures that have data."""
+    """Draws all figures that have data."""
     args = arguments().parse_args()
     table = Table(f"{args.out}/runs.csv")
     with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "paper.csv"), newline="") as file:
@@ -40,7 +40,7 @@ def curve(axes, table, points, x, style="o-", **kwargs):
 
 
 def draw_bandwidth(args, table, points, paper):
-    """Figure 7: samples a second, and the gain over the baseline, by the links' rate."""
+    """Draws figure 7: samples a second, and the gain over the baseline, by the links' rate."""
     figure, rows = plt.subplots(2, 4, figsize=(11, 4.8), height_ratios=[3, 2], sharex="col")
     apart = chosen(["apart"], quick=False, hubs=args.hubs)
     by_setting, with_apart = ({(point.model, point.gbps, point.schedule): point for point in those} for those in (points, apart))
@@ -76,7 +76,7 @@ def draw_bandwidth(args, table, points, paper):
 
 
 def line(axes, pairs, form, **more):
-    """A line through these points, if there are any."""
+    """Draws a line through these points, if there are any."""
     if pairs:
         axes.plot(*zip(*pairs), form, markersize=3, linewidth=1.2, **more)
 
@@ -88,7 +88,7 @@ def gains_of(table, by_setting, model, rates, schedule):
 
 
 def draw_utilisation(args, *_):
-    """Figures 8 and 9: what a machine sends and receives, over about two iterations."""
+    """Draws figures 8 and 9: what a machine sends and receives, over about two iterations."""
     figure, rows = plt.subplots(2, 3, figsize=(11, 4.2), sharey="col", sharex="col")
     for (model, gbps), *columns in zip(SHOWN_AT.items(), *rows):
         shown_ms = 2.5 * 1000 * BATCH / SAMPLES_PER_S[model]
@@ -113,7 +113,7 @@ def draw_utilisation(args, *_):
 
 
 def draw_machines(_, table, points, paper):
-    """Figure 10: samples a second by the number of machines."""
+    """Draws figure 10: samples a second by the number of machines."""
     figure, row = plt.subplots(1, 3, figsize=(9, 2.6))
     for model, axes in zip(SHOWN_AT, row):
         for schedule in ["kvstore", "p3"]:
@@ -139,7 +139,7 @@ def draw_machines(_, table, points, paper):
 
 
 def draw_slices(_, table, points, _paper):
-    """Figure 12: samples a second by the size of a slice."""
+    """Draws figure 12: samples a second by the size of a slice."""
     figure, row = plt.subplots(1, 2, figsize=(7, 2.6))
     for model, axes in zip(["resnet50", "vgg19"], row):
         shown = [point for point in points if point.model == model]
@@ -154,7 +154,7 @@ def draw_slices(_, table, points, _paper):
 
 
 def draw_asgd(_, table, points, _paper):
-    """ASGD beside P3."""
+    """Draws ASGD beside P3."""
     figure, axes = plt.subplots(figsize=(3.6, 2.6))
     for consistency, colour, label in [("bsp", "p3", "p3, BSP"), ("asp", "asp", "sliced, ASGD")]:
         shown = [point for point in points if point.consistency == consistency]

@@ -59,7 +59,7 @@ class Point:
         return [worker] * self.machines + [worker * self.machines]
 
     def key(self):
-        """The point as a row of the table has it."""
+        """Returns the point as a row of the table has it."""
         return tuple(str(getattr(self, field.name)) for field in fields(self))
 
 
@@ -67,7 +67,7 @@ KEY = [field.name for field in fields(Point)]
 
 
 def bandwidth(schedules=SCHEDULES):
-    """Figure 7."""
+    """Returns the points of figure 7."""
     for model, rates in SWEEPS.items():
         for gbps in rates:
             for schedule in schedules:
@@ -83,14 +83,14 @@ def apart():
 
 
 def utilisation():
-    """Figures 8 (kvstore) and 9 (p3)."""
+    """Returns the points of figures 8 (kvstore) and 9 (p3)."""
     for model, gbps in SHOWN_AT.items():
         for schedule in ["kvstore", "p3"]:
             yield Point(model, 4, gbps, schedule, series=True)
 
 
 def machines():
-    """Figure 10: AWS, 10 Gb/s."""
+    """Returns the points of figure 10: AWS, 10 Gb/s."""
     for model in SHOWN_AT:
         for count in [2, 4, 8]:
             for schedule in ["kvstore", "p3"]:
@@ -98,7 +98,7 @@ def machines():
 
 
 def slices():
-    """Figure 12, at the rate where P3 gains most."""
+    """Returns the points of figure 12, at the rate where P3 gains most."""
     for model in ["resnet50", "vgg19"]:
         for parameters in SLICE_PARAMETERS:
             yield Point(model, 4, SHOWN_AT[model], "p3", slice_bytes=4 * parameters)

@@ -129,7 +129,7 @@ def attend(workers, looks=(), look_s=1):
 
 
 def row(point, scale, reports, load):
-    """A row from all workers' reports; each has its own samples."""
+    """Returns a row from all workers' reports; each has its own samples."""
     computes = [report["compute"] for report in reports]
     means = {
         name: statistics.mean(compute[name] for compute in computes)
@@ -154,7 +154,7 @@ def row(point, scale, reports, load):
 
 
 def write_series(path, series, scale):
-    """The series in the units of P3's figures: milliseconds, Gb/s received, Gb/s sent, there."""
+    """Returns the series in the units of P3's figures: milliseconds, Gb/s received, Gb/s sent, there."""
     with open(path, "w") as file:
         file.write("ms,received_gbps,sent_gbps\n")
         for second, received, sent in series:

@@ -1,4 +1,4 @@
-"""How P3's machines become namespaces on a few cores: pure arithmetic, no measuring.
+"""The scaling of P3's machines to namespaces on a few cores: pure arithmetic, no measuring.
 
     P3's GPU, its network, its links     ->  times x `time`, tensors / `shrink`, rates / (shrink x time)
 

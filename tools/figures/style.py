@@ -1,4 +1,4 @@
-"""How figures look, and how they are saved. Needs matplotlib; must not know what is drawn."""
+"""The look of figures, and their files. Needs matplotlib; must not know what is drawn."""
 
 import matplotlib.pyplot as plt
 

@@ -39,7 +39,7 @@ class Table:
         return any(row["repeat"] == str(repeat) for row in self.of(point))
 
     def of(self, point):
-        """The runs of a point."""
+        """Returns the runs of a point."""
         key = point.key()
         return [row for row in self.rows if tuple(row[name] for name in KEY) == key]
 

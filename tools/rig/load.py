@@ -1,4 +1,4 @@
-"""How busy the cores and a machine's link are, from /proc. Owned by the thread that measures."""
+"""The load of the cores and of a machine's link, from /proc. Owned by the thread that measures."""
 
 import os
 import time
@@ -31,7 +31,7 @@ class Load:
 
 
 def process_ticks(pid):
-    """User and system time of a process and its children, all their threads."""
+    """Returns user and system time of a process and its children, all their threads."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rsplit(")", 1)[1].split()

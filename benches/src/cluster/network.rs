@@ -1,8 +1,8 @@
 //! The rates of flows that share links. Pure; knows no layers and no workers.
 //!
-//! A flow uses several links at once, each by a share of its rate: a batch that comes from four hubs uses each of their links
-//! by a quarter, and the worker's link by all of its rate. Rates are max-min fair, as those of TCP should be: all rates rise
-//! equally until a link is full; then the flows on this link keep their rates.
+//! A flow uses several links at once, each by a share of its rate. A batch that comes from four hubs uses each of their
+//! links by a quarter, and the worker's link by all of its rate. Rates are max-min fair, as those of TCP should be. All
+//! rates rise equally until a link is full; then the flows on this link keep their rates.
 
 /// One direction of a machine's link, by number.
 pub(super) type LinkId = usize;

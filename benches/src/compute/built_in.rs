@@ -1,8 +1,8 @@
 //! The built-in traces: networks of the papers on P3's GPU.
 //!
-//! Each layer's share of a trace comes from the network's true shapes and the device's roofline. The length of a trace, as
-//! samples a second, is stated here with its source: a roofline says what a device could do, and only a measurement what it
-//! does. `docs/compute.md` has the table. Must not know a job.
+//! Each layer's share of a trace comes from the network's true shapes and the device's roofline. The length of a trace,
+//! as samples a second, is stated here with its source. A roofline says what a device could do, and only a measurement
+//! what it does. `docs/compute.md` has the table. Must not know a job.
 
 mod device;
 mod maps;

@@ -6,9 +6,9 @@
 //! {"layer": "fc2", "keys": ["fc2.weight", "fc2.bias"], "forward_us": 40, "backward_us": 80}
 //! ```
 //!
-//! The first line names the trace and the samples of a worker's batch; each other line is a layer, in the order of
-//! the forward pass. A layer without weights has no keys. Empty lines are skipped.
-//! Must not know a job: [`Trace::plan`] checks whether the keys are the job's.
+//! The first line names the trace and the samples of a worker's batch. Each other line is a layer, in the order of the
+//! forward pass. A layer without weights has no keys. Empty lines are skipped. Must not know a job: [`Trace::plan`]
+//! checks whether the keys are the job's.
 
 use std::collections::HashSet;
 use std::fs::File;

@@ -18,9 +18,9 @@ use super::report::{CreditReport, Crossed, PullReport, digest};
 use crate::child;
 use crate::compute::{ComputePlan, Times};
 
-/// A worker checks a line of each chunk once in this many rounds, and all elements after the last round: a wrong bit stays in
-/// weights and state. A line of every chunk in every round cost a miss of cache and TLB each: 4% of the processors' time, and
-/// half of the hub's wait for pushes.
+/// A worker checks a line of each chunk once in this many rounds, and all elements after the last round. A wrong bit
+/// stays in weights and state. A line of every chunk in every round cost a miss of cache and TLB each: 4% of the
+/// processors' time, and half of the hub's wait for pushes.
 const ROUNDS_PER_LOOK: u32 = 16;
 
 /// Rounds before the measured ones.

@@ -5,8 +5,8 @@
 //!   room of the process now  -  (promised - resident since the start, at least 0)  >=  what a new job needs
 //! ```
 //!
-//! The promises are those of the jobs that have not failed, of jobs that are being made, and of joins that are being read:
-//! when one of these ends, its promise goes with it.
+//! The promises are those of the jobs that have not failed, of jobs that are being made, and of joins that are being
+//! read. When one of these ends, its promise goes with it.
 
 use std::fmt;
 

@@ -1,9 +1,8 @@
 //! Shared memory: worker and hub on one machine.
 //!
-//! Both windows of a link are the same pages at both ends (sealed memfds, passed over a Unix
-//! socket), so a post moves no bytes: its immediate goes through a ring in a third memfd, and a
-//! bell wakes a peer that sleeps. Nothing has a name in a file system: after `kill -9` of both ends
-//! nothing is left.
+//! Both windows of a link are the same pages at both ends (sealed memfds, passed over a Unix socket), so a post moves
+//! no bytes. Its immediate goes through a ring in a third memfd, and a bell wakes a peer that sleeps. Nothing has a
+//! name in a file system: after `kill -9` of both ends nothing is left.
 //!
 //! ```text
 //!        worker                                        hub

@@ -1,9 +1,9 @@
 //! Kernels: the sum of a chunk's slots, fused with the optimizer's step, in one pass.
 //!
 //! One loop (`body`) is compiled once for each instruction set (`isa`), element type and optimizer (`rule`). The best
-//! instruction set of the processor is chosen at start (`compiled`). All of them give the bits of `oracle`:
-//! each element is summed in worker order, and no multiplication is fused into an addition, so the width of a
-//! vector does not change the result. Sum and step are in f32 for every element type; the result is rounded last.
+//! instruction set of the processor is chosen at start (`compiled`). All of them give the bits of `oracle`. Each
+//! element is summed in worker order, and no multiplication is fused into an addition, so the width of a vector does
+//! not change the result. Sum and step are in f32 for every element type; the result is rounded last.
 //!
 //! The sum runs once, at the last arrival, and not as one addition at each arrival. So the accumulator stays in
 //! registers, and a chunk costs `workers + 2` reads and 2 writes of memory (Adam: `workers + 3` and 3). Memory is

@@ -14,7 +14,7 @@
 //!   512           encoder_rnn l0 ---------->   att  ------->  hidden --> cls 7,710 x 512
 //! ```
 //!
-//! Only here is the heaviest layer, 32% of the model, first in the forward pass: its gradient comes last, and its
+//! Only here is the heaviest layer, 32% of the model, first in the forward pass. Its gradient comes last, and its
 //! weights are needed first (P3, section 5.3). Must not know how its keys are used.
 
 use super::builder::Builder;

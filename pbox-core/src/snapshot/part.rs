@@ -162,8 +162,8 @@ impl Snapshot {
         &self.numbers
     }
 
-    /// Counts the steps that a piece has made. Its chunks have made the same number, unless workers step alone, or the job failed
-    /// within a round that only some of the chunks have ended: then it is the highest.
+    /// Counts the steps that a piece has made. Its chunks have made the same number, unless workers step alone, or the
+    /// job failed within a round that only some of the chunks have ended. Then it is the highest.
     pub fn steps(&self, piece: &Piece) -> u32 {
         let of = |id| {
             let Place { part, index, .. } = self.place(id);

@@ -22,7 +22,7 @@ pub trait Onlooker {
     /// Receives that an answer is about to be posted.
     fn posted(&mut self) {}
 
-    /// Receives that the work on an arrival is over: a chunk was stepped in this round, if `steps` is not 0, and due
+    /// Receives that the work on an arrival is over. A chunk was stepped in this round, if `steps` is not 0, and due
     /// answers are posted.
     fn done(&mut self, _: JobId, _: ChunkId, _: Round, _steps: u32) {}
 

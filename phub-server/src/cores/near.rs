@@ -41,7 +41,7 @@ impl Near {
     }
 
     /// Makes pages huge in a new window if ranges of it are of one node. `cores` are the cpu and the spans of each
-    /// core, and `collapse` is the window's: it takes the ranges of each node, and a function that moves this thread to
+    /// core, and `collapse` is the window's. It takes the ranges of each node, and a function that moves this thread to
     /// the node.
     pub fn huge_pages(
         &self,

@@ -244,8 +244,8 @@ fn every_weight_is_the_models() {
     }
 }
 
-/// The sum that is left out is the sum of the other workers' pushes: the hub steps as if they had pushed zeros, and rank 0
-/// is sent the same weights.
+/// The sum that is left out is the sum of the other workers' pushes. The hub steps as if they had pushed zeros, and
+/// rank 0 is sent the same weights.
 #[test]
 fn without_the_sum_only_the_first_push_counts() {
     let layout = Arc::new(Layout::new(vec![Key::f32("a", [200]), Key::f32("b", [40])], 256).unwrap());

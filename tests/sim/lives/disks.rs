@@ -1,5 +1,5 @@
-//! The disks of a job's hubs: each hub writes its part of each snapshot, or cannot, and a job goes on from the last round of which all
-//! parts are there.
+//! The disks of a job's hubs. Each hub writes its part of each snapshot, or cannot, and a job goes on from the last
+//! round of which all parts are there.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;

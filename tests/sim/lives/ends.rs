@@ -29,8 +29,8 @@ impl Life {
         self.counts.add("jobs failed", 1);
     }
 
-    /// Workers that have heard of a failure at one hub do what their machines say: they give up, or tell the hubs that they have lost one,
-    /// and join again.
+    /// Workers that have heard of a failure at one hub do what their machines say. They give up, or tell the hubs that
+    /// they have lost one, and join again.
     fn tell_hubs(&mut self) {
         let failed = self.job.hubs.hubs.iter().find_map(|hub| hub.failure());
         let Some((reason, end)) = failed.map(|(reason, end)| (reason.to_owned(), end)) else { return };

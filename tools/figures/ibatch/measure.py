@@ -38,7 +38,7 @@ def slower(count):
 
 
 def simulate(binaries, **options):
-    """The report of phub-cluster."""
+    """Returns the report of phub-cluster."""
     words = [word for name, value in options.items() for word in option(name, value)]
     done = subprocess.run([f"{binaries}/phub-cluster", *words], capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -53,7 +53,7 @@ def option(name, value):
 
 
 def measure(machines, binaries, batching, model=MODEL, shrink=SHRINK, time_scale=TIME, iterations=ITERATIONS):
-    """The report of each worker."""
+    """Returns the report of each worker."""
     count = machines.count
     machines.limit([MBIT / slower(count)] * count, SOCKET_BYTES)
     options = {"--compute": model, "--time-scale": time_scale * slower(count), "--shrink": shrink, "--exchanges": 1,
@@ -73,7 +73,7 @@ def simulated(binaries, count):
 
 
 def row(count, batching, repeat, reports, simulation):
-    """A row of a run: means over all workers."""
+    """Returns a row of a run: means over all workers."""
     mean = lambda of: statistics.mean(of(report) for report in reports)  # noqa: E731
     profile = reports[0]["pull"]["profile"]
     values = {

@@ -20,7 +20,7 @@ PAPER = {"ibatch": [(30, 25), (72, 45)], "layer": [(30, 21), (72, 32)], "all": [
 
 
 def main():
-    """Each figure that has data."""
+    """Draws each figure that has data."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="target/figures", metavar="DIRECTORY")
     args, _ = parser.parse_known_args()
@@ -38,7 +38,7 @@ def read(path):
 
 
 def draw_layers(out, rows):
-    """Figure 3: the times to pull and to compute the parts of GoogLeNet."""
+    """Draws figure 3: the times to pull and to compute the parts of GoogLeNet."""
     figure, axes = plt.subplots(figsize=(6, 2.4))
     places = range(len(rows))
     for shift, column, label in [(-0.2, "pull_ms", "pull, with its start-up"), (0.2, "forward_ms", "forward")]:
@@ -50,7 +50,7 @@ def draw_layers(out, rows):
 
 
 def draw_speedup(out, rows):
-    """Figure 5: speedup over one node, by the number of nodes."""
+    """Draws figure 5: speedup over one node, by the number of nodes."""
     figure, panels = plt.subplots(1, 4, figsize=(11, 2.9), sharey=True)
     for axes, (model, name) in zip(panels, NAMES.items()):
         axes.plot([0, 72], [0, 72], "--", color="#999999", linewidth=0.8, label="linear")
@@ -68,7 +68,7 @@ def draw_speedup(out, rows):
 
 
 def draw_parts(out, rows):
-    """Figure 7: the overlap of pull and forward on 72 nodes, over the default's time."""
+    """Draws figure 7: the overlap of pull and forward on 72 nodes, over the default's time."""
     models = ["inception3", "vgg19", "vgg19-22k"]
     figure, panels = plt.subplots(1, len(models), figsize=(9, 2.8), sharey=True)
     for axes, model in zip(panels, models):
@@ -91,7 +91,8 @@ def draw_parts(out, rows):
 
 
 def draw_gains(out, rows):
-    """Not in the paper: the gain of the optimum on 72 nodes, by the ratio of pulling to computing forward."""
+    """Draws a figure that is not in the paper: the gain of the optimum on 72 nodes, by the ratio of pulling to
+    computing forward."""
     figure, panels = plt.subplots(1, 2, figsize=(7, 2.6), sharey=True)
     whole = {"pull_and_forward_ms": "pull and forward", "iteration_ms": "a whole iteration"}
     for axes, (column, title) in zip(panels, whole.items()):

@@ -86,7 +86,7 @@ def processes():
 
 
 def run_hubs(machines, binaries, workers, shape, rounds, options):
-    """A run with a hub on each machine: a mesh, or hubs that share a flat job."""
+    """Runs a hub on each machine: a mesh, or hubs that share a flat job."""
     count = machines.count
     addresses = ",".join(f"{machines.address(machine)}:{PORT}" for machine in range(count))
     with processes() as start:
@@ -116,7 +116,7 @@ def run_hubs(machines, binaries, workers, shape, rounds, options):
 
 
 def run_peer(shape, machines, workers, rounds, model_bytes):
-    """Another system's all-reduce over as many ranks."""
+    """Runs another system's all-reduce over as many ranks."""
     before = wire(machines)
     places = [(machine, workers) for machine in range(machines.count)]
     round_s = all_reduce(shape, machines, places, rounds, model_bytes // 4)

@@ -41,18 +41,18 @@ class Cache:
         self.reads = self.writes = 0
 
     def read(self, block):
-        """A core or a NIC reads a block; a core keeps it."""
+        """Reads a block by a core or a NIC; a core keeps it."""
         if not self._use(block, False):
             self.reads += 1
             self._put("core", block, False)
 
     def write(self, block):
-        """A core writes a block, which it reads first."""
+        """Writes a block by a core, which it reads first."""
         self.read(block)
         self._use(block, True)
 
     def deliver(self, block):
-        """A NIC writes a whole block."""
+        """Writes a whole block by a NIC."""
         if self.room["io"] == 0:
             for part in self.parts.values():
                 part.pop(block, None)
@@ -76,7 +76,7 @@ class Cache:
 
 
 class Hub:
-    """What a hub does with arrivals, by way."""
+    """The work of a hub on arrivals, by way."""
 
     def __init__(self, cache, workers, way):
         self.cache, self.workers, self.way = cache, workers, way
@@ -86,7 +86,7 @@ class Hub:
         self.made = itertools.count()
 
     def arrives(self, chunk, worker):
-        """A worker's slot of a chunk is in."""
+        """Takes in a worker's slot of a chunk."""
         self.cache.deliver(("slot", worker, chunk))
         come = self.come[chunk]
         come.add(worker)
@@ -172,7 +172,7 @@ def rows(machines, chunks, workers, lags, seeds):
 
 
 def main():
-    """All rows."""
+    """Returns all rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="target/figures", metavar="DIRECTORY")
     parser.add_argument("--model-mb", type=int, default=574, metavar="N", help="bytes of the model (574: VGG-19)")

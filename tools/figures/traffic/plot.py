@@ -17,7 +17,7 @@ WAYS = {"last": ("at the last arrival", "#1e8449"), "in order": ("as they come, 
 
 
 def main():
-    """A panel for each machine."""
+    """Draws a panel for each machine."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", default="target/figures", metavar="DIRECTORY")
     args = parser.parse_args()

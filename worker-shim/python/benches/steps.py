@@ -27,7 +27,7 @@ BUCKET = 25 * 2**18
 
 
 class Block(torch.nn.Module):
-    """Of ResNet-18: two convolutions beside a shortcut."""
+    """A block of ResNet-18: two convolutions beside a shortcut."""
 
     def __init__(self, inside, outside, stride):
         super().__init__()
@@ -79,7 +79,7 @@ class Transformer(torch.nn.Module):
 
 
 def steps(model, optimizer, images, labels, count):
-    """Returns seconds of so many steps."""
+    """Returns the seconds of the given number of steps."""
     begun = time.perf_counter()
     for _ in range(count):
         optimizer.zero_grad()
@@ -91,7 +91,7 @@ def steps(model, optimizer, images, labels, count):
 
 
 def exchange(session, count):
-    """Returns seconds of so many rounds without compute."""
+    """Returns the seconds of the given number of rounds without compute."""
     begun = time.perf_counter()
     for _ in range(count):
         session.push(*reversed(session.keys))

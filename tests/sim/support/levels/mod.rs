@@ -323,8 +323,8 @@ impl Levels {
         Ok(())
     }
 
-    /// A hub that was killed joins again, if the hub above lives and its rank there is free, and so do all its workers; hubs below it
-    /// do by themselves. Returns whether they do.
+    /// A hub that was killed joins again, if the hub above lives and its rank there is free, and so do all its workers.
+    /// Hubs below it do by themselves. Returns whether they do.
     pub fn hub_comes_back(&mut self, node: usize) -> Result<bool> {
         let Node { above, cores_of_a_hub, depth, .. } = self.nodes[node];
         let (parent, rank) = above.expect("the root does not come back");

@@ -115,8 +115,8 @@ fn load(path: &Path, _: &str) -> Result<Host, XmlError> {
     Err(XmlError::WithoutHwloc { path: path.to_owned() })
 }
 
-/// Returns the version of hwloc that wrote a file, unless it is 2. hwloc 1 has a document type of its own, `hwloc.dtd`;
-/// hwloc 2 reads such a file with other objects. hwloc 3 has other types of devices, and says so in the root.
+/// Returns the version of hwloc that wrote a file, unless it is 2. hwloc 1 has a document type of its own, `hwloc.dtd`.
+/// Hwloc 2 reads such a file with other objects. hwloc 3 has other types of devices, and says so in the root.
 fn other_version(text: &str) -> Option<&'static str> {
     let says = |tag: &str, what: &str| {
         let tag = text.find(tag).and_then(|at| text[at..].split('>').next());

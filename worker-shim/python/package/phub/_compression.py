@@ -1,4 +1,5 @@
-"""How gradients and weights are made smaller before they cross. Plain data; the arithmetic is the session's and the
+"""The codecs that make gradients and weights smaller before they cross. Plain data; the arithmetic is the session's
+and the
 hub's.
 
 Unbiased codecs (`Qsgd`, `TernGrad`) draw random numbers from the session's `seed`. Codecs that leave something out
@@ -94,7 +95,7 @@ Compression = Union[F16, Bf16, Qsgd, OneBit, TernGrad, TopK, RandomK, Dgc, SlimD
 
 
 def to_text(compression: Compression) -> str:
-    """As on a command line: the name and the settings, such as "qsgd:8:512"."""
+    """Returns the text as on a command line: the name and the settings, such as "qsgd:8:512"."""
     name = "slim" if isinstance(compression, SlimDP) else type(compression).__name__.lower()
     settings = ["none" if value is None else str(value) for value in dataclasses.astuple(compression)]
     return ":".join([name, *settings])

@@ -48,13 +48,13 @@ def key_of(name: str, given: Union[Key, Sequence[int], Array]) -> Key:
 
 
 def described(keys: Mapping[str, Key]) -> List[Tuple[str, List[int], str, float, float]]:
-    """As the native part takes them."""
+    """Returns the keys as the native part takes them."""
     return [(name, list(key.shape), key.dtype, key.lr_mult, key.wd_mult) for name, key in keys.items()]
 
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Where gradients lie in a `dma_buf`: `bytes` of all, and by key its offset and its bytes."""
+    """The places of gradients in a `dma_buf`: `bytes` of all, and by key its offset and its bytes."""
 
     bytes: int
     keys: Dict[str, Tuple[int, int]]

@@ -103,7 +103,8 @@ class Worker:
 
 
 def worker(environment: Optional[Mapping[str, str]] = None) -> Worker:
-    """This process's place, from `PHUB_RANK` and `PHUB_WORLD_SIZE`, torchrun, Horovod, Open MPI, MPICH, Intel MPI, `DMLC_*`,
+    """Returns this process's place, from `PHUB_RANK` and `PHUB_WORLD_SIZE`, torchrun, Horovod, Open MPI, MPICH,
+    Intel MPI, `DMLC_*`,
     Slurm, or the process group of `torch.distributed`. Without a launcher it is the only worker.
 
     The hub is `PHUB_HUB`, else `DMLC_PS_ROOT_URI:DMLC_PS_ROOT_PORT`. If neither is set, the launcher's environment says
@@ -121,7 +122,7 @@ def worker(environment: Optional[Mapping[str, str]] = None) -> Worker:
 
 
 def place_of(is_known: bool) -> Worker:
-    """This process's place. Where the script says its place and its hub itself, no launcher need know them."""
+    """Returns this process's place. Where the script says its place and its hub itself, no launcher need know them."""
     return _place(os.environ, is_known, True)
 
 

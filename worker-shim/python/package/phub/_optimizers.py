@@ -1,4 +1,4 @@
-"""What the hub does with the sum of the gradients. Plain data; the arithmetic is the hub's.
+"""The use that the hub makes of the sum of the gradients. Plain data; the arithmetic is the hub's.
 
 `g` is the mean of the workers' gradients, `w` a weight, `lr` the learning rate, `wd` the weight decay, each
 times the multiplier of its key.
@@ -116,7 +116,7 @@ Optimizer = Union[Average, Sum, Sgd, Momentum, Nesterov, Adam, AdamW, Lion, Lars
 
 
 def state_names(optimizer: Optimizer) -> Tuple[str, ...]:
-    """PyTorch's words for what the hub keeps of each parameter beside its weight, in the hub's order."""
+    """Returns PyTorch's words for what the hub keeps of each parameter beside its weight, in the hub's order."""
     if isinstance(optimizer, (Momentum, Lars)):
         return ("momentum_buffer",)
     if isinstance(optimizer, Lion):
@@ -134,5 +134,5 @@ def keeps_weights(optimizer: Optimizer) -> bool:
 
 
 def to_json(optimizer: Optimizer) -> str:
-    """As JSON of the control port."""
+    """Returns the JSON of the control port."""
     return json.dumps({"name": type(optimizer).__name__.lower(), **dataclasses.asdict(optimizer)})

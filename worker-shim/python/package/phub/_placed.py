@@ -23,7 +23,7 @@ class PlacedHub:
         self._hub = serve("0.0.0.0:0", token=token, **settings)
 
     def address(self) -> str:
-        """`host:port`, for workers and hubs of all nodes."""
+        """Returns the `host:port`, for workers and hubs of all nodes."""
         return f"{ray.util.get_node_ip_address()}:{self._hub.address.rpartition(':')[2]}"
 
     def stop(self, why: str) -> None:

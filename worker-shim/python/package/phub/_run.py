@@ -155,7 +155,7 @@ _WORDS: Dict[Place, str] = {}
 
 
 def word_at(at: Place, job: str, meeting: Callable[[str], str]) -> str:
-    """The word of a run whose workers agree on it at their hub, in a job whose name is given to `meeting`."""
+    """Returns the word of a run whose workers agree on it at their hub, in a job whose name is given to `meeting`."""
     if at not in _WORDS:
         _WORDS[at] = new_word() if at.world_size == 1 else meeting(f"{job[:_NAME]}-meeting")
     return _WORDS[at]

@@ -1,4 +1,4 @@
-"""What this process shows to hubs, and the secret that the workers of one run on several machines share."""
+"""The credential of this process for hubs, and the secret that the workers of one run on several machines share."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Traffic:
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """Where a session's time went since it had its weights, in seconds: `computing` is outside of calls, `pushing` in
+    """The times of a session since it had its weights, in seconds: `computing` is outside of calls, `pushing` in
     `push`, `waiting` in calls that waited for the hub, which sleep. `str()` is a line about it."""
 
     rounds: int
@@ -69,7 +69,7 @@ class Times:
 
 @dataclasses.dataclass(frozen=True)
 class Returns:
-    """How often a lost hub came back, and how many rounds were lost with it in all."""
+    """The number of times that a lost hub came back, and how many rounds were lost with it in all."""
 
     times: int
     lost_rounds: int
@@ -84,7 +84,8 @@ class Norm(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """How a session reaches a hub: the transport, why this transport, and which NICs if there is a choice."""
+    """The way by which a session reaches a hub: the transport, why this transport, and which NICs if there is a
+    choice."""
 
     transport: str
     reason: str
@@ -495,7 +496,8 @@ class Session:
             self._native.wait_all()
 
     def settle(self, *keys: str) -> None:
-        """As `wait`, for keys that the caller does not compute with next: with `pull` the planner ignores it."""
+        """Waits like `wait`, for keys that the caller does not compute with next: with `pull` the planner ignores
+        it."""
         for key in keys or self._keys:
             self._native.settle(self._number(key))
 
@@ -642,12 +644,13 @@ class Session:
 
     @property
     def returns(self) -> Returns:
-        """How often the session has lost its hub, and gone on when it came back."""
+        """The number of times that the session has lost its hub, and gone on when it came back."""
         return Returns(*self._native.returns())
 
     @property
     def relinks(self) -> int:
-        """How often the session has lost its links while its hub lived, and made others, such as over another NIC."""
+        """The number of times that the session has lost its links while its hub lived, and made others, such as over
+        another NIC."""
         return self._native.relinks()
 
     @property
@@ -659,7 +662,7 @@ class Session:
 
     @property
     def skipped(self) -> int:
-        """How many rounds of the job were left out by `skip_nonfinite`."""
+        """The number of rounds of the job left out by `skip_nonfinite`."""
         return self._native.norm()[1]
 
     @property
@@ -669,7 +672,7 @@ class Session:
 
     @property
     def times(self) -> Times:
-        """Where this process's time went since the session has weights, also when it has left. While several threads wait,
+        """The times of this process since the session has weights, also when it has left. While several threads wait,
         the time counts once. The end of a session logs it, as information of the logger "phub"."""
         return Times(*self._native.times)
 
@@ -680,7 +683,7 @@ class Session:
 
     @property
     def ways(self) -> List[Way]:
-        """How this session reaches each of its hubs."""
+        """The way by which this session reaches each of its hubs."""
         return [Way(*way) for way in self._native.ways]
 
     # ---- the end

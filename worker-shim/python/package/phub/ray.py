@@ -34,7 +34,7 @@ _TorchBackend: Any = TorchConfig().backend_cls
 
 @dataclasses.dataclass
 class HubConfig(TorchConfig):  # type: ignore[misc]
-    """As `ray.train.torch.TorchConfig`, with hubs for `phub.torch.DistributedOptimizer` and `phub.Session`.
+    """A `ray.train.torch.TorchConfig` with hubs for `phub.torch.DistributedOptimizer` and `phub.Session`.
 
     Each node that trains has a hub, and the hubs are a mesh. With `backend="phub"` the hubs take DDP's all-reduces, too.
     """

@@ -128,7 +128,7 @@ class Gradients:
     # ---- the backward pass
 
     def accumulated(self, key: str) -> None:
-        """The backward pass has added to a parameter's gradient."""
+        """Notes that the backward pass has added to a parameter's gradient."""
         gradient = gradient_of(self._parameters[key])
         if gradient is None:
             return  # another hook has taken it
@@ -201,7 +201,7 @@ class Gradients:
     # ---- between the backward pass and the next one
 
     def touched(self) -> None:
-        """The script is about to read or write a gradient that was watched."""
+        """Prepares for a script that is about to read or write a gradient that was watched."""
         self._is_touched = True
         if self._mean is not None and not self._average_after_backward():
             self._average()

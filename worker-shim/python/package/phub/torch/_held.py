@@ -54,7 +54,7 @@ WITHOUT_VALUES: FrozenSet[Any] = _accesses(*_PROPERTIES, *_MORE_PROPERTIES) | {
 
 
 class Taker(Protocol):
-    """Whoever takes the gradients of held parameters."""
+    """A taker of the gradients of held parameters."""
 
     def handed_out(self, parameter: Any, gradient: torch.Tensor) -> None:
         """Notes that the script has got a gradient."""

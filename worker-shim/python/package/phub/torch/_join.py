@@ -1,4 +1,4 @@
-"""How an optimizer joins its job, and another job with other keys or with a state that is loaded."""
+"""The joins of an optimizer: of its job, and another job with other keys or with a state that is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each optimizer in a job has, whether the hub makes its steps or not."""
+"""The common part of each optimizer in a job, whether the hub makes its steps or not."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Joined(torch.optim.Optimizer):
 
     @property
     def times(self) -> Times:
-        """Where this worker's time went: computing, pushing, or waiting for the hub."""
+        """The times of this worker: computing, pushing, or waiting for the hub."""
         return self.session.times
 
     def join_hook(self, **_settings: Any) -> Any:

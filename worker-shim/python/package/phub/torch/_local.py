@@ -66,7 +66,7 @@ class LocalExchange:
 
 
 class StepsItself(Joined):
-    """What an optimizer does in addition to its own step."""
+    """The actions of an optimizer in addition to its own step."""
 
     _phub: LocalExchange
 

@@ -44,7 +44,7 @@ class Found:
                 tensor.fill_(float(found))
 
     def touched(self) -> None:
-        """The scaler is about to read what was found."""
+        """Prepares for the scaler, which is about to read what was found."""
         self.answer()
 
     def zeroed_by_script(self, gradient: Any) -> None:
