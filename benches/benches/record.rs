@@ -28,6 +28,7 @@ fn begin(keys: u32) -> Begin {
     let from = (Round(0), NumbersByRound::new(Numbers::new(terms.optimizer)));
     let hub = HubOf {
         share: Share::WHOLE,
+        names: Vec::new(),
         pieces: Vec::new(),
         secret: Secret([7; 16]),
         first_round: Round(0),

@@ -43,9 +43,9 @@ pub use hub::{End, Failed, Found, Hub, JobEnded, Memory, Names, NoRoom, Promise,
 pub use hubs::{Files, Hubs, Secret, StaleCut, is_needed, may_write};
 pub use input::{Input, MemberOf, Request};
 pub use job::{
-    Blame, Cause, Change, Checkpoints, CutAt, CutId, Effect, Event, Grant, Job, JobSpec, LastStep,
-    LastStepped, LateLimits, Leave, Life, Made, Member, Model, News, NotCut, NotReleased, Purpose, Ranks,
-    Saved, Saves, Standing, Step, Stepped, TOLD_EVERY,
+    AskedId, Blame, Cause, Change, Checkpoints, CutAt, CutId, Effect, Event, FollowId, Grant, Job, JobSpec,
+    LastStep, LastStepped, LateLimits, Leave, Life, Made, Member, Model, News, NoState, NotCut, NotReleased,
+    Parts, Purpose, Ranks, Saved, Saves, Standing, Step, Stepped, TOLD_EVERY, Use, WantId,
 };
 pub use join::{Differs, Join};
 pub use pace::LastRounds;

@@ -2,7 +2,7 @@
 //! new hub, and compares the answers.
 //!
 //! ```text
-//!   {"record": "phub-server", "form": 1, "version": "0.1.0", "settings": {..}}
+//!   {"record": "phub-server", "form": 2, "version": "0.1.0", "settings": {..}}
 //!   {"at_ns": 81220417, "input": {"Find": {"name": "job", "owner": null}}, "answer": "Ok(Free(JobId(0)))"}
 //!   ...
 //!   {"ended": "the hub stopped"}
@@ -28,7 +28,7 @@ use crate::job::Event;
 const FORMAT: &str = "phub-server";
 /// The number of the form of inputs and answers. It goes up with each change of a form that this program can no longer read. A record of
 /// a known life, which `tests/form.rs` replays, finds such a change.
-const FORM: u32 = 1;
+const FORM: u32 = 2;
 /// The digits of a token and of a secret.
 const SECRET_DIGITS: usize = 32;
 /// The longest answer that a record has in full, in bytes. Of a longer one it has the beginning, the length and a digest.

@@ -73,7 +73,7 @@ fn a_replay_of_a_hub_has_the_same_answers_and_names_the_first_that_differs() {
     let Replayed { inputs, jobs, ended, .. } = replayed(&record).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!((inputs, jobs), (record.lines().count() - 2, 2));
     assert_eq!(ended.as_deref(), Some("the hub stopped"));
-    let names = ["{\"Leave\"", "{\"Join\"", "\"LinkEnded\"", "{\"Snapshot\":\"AllHubs\"}", "{\"Fail\""];
+    let names = ["{\"Leave\"", "{\"Join\"", "\"LinkEnded\"", "\"WantState\"", "{\"Fail\""];
     for name in names {
         assert!(record.contains(name), "{name} is in the record");
     }

@@ -39,6 +39,7 @@ fn terms() -> JobTerms {
 /// Begins a job of this owner, which was promised `promised` bytes.
 fn begin((id, name): (JobId, &str), owner: Option<IpAddr>, promised: u64) -> Begin {
     let hub = HubOf {
+        names: Vec::new(),
         share: Share::WHOLE,
         pieces: Vec::new(),
         secret: Secret([7; 16]),

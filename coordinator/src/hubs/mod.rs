@@ -64,6 +64,8 @@ impl std::fmt::Debug for Secret {
 pub struct Hubs {
     /// The number of this hub, and of all hubs.
     pub share: Share,
+    /// The names of all hubs, if there are several.
+    names: Vec<String>,
     /// The pieces of keys that this hub owns.
     pub pieces: Vec<Piece>,
     /// Says which of the jobs that have had the name this is.
@@ -74,10 +76,8 @@ pub struct Hubs {
     pub rounds: Vec<Round>,
     /// The rounds that are whole, as far as this hub knows: hub 0 notifies the other hubs.
     pub whole: WholeRounds,
-    /// The cuts that hub 0 has begun, and the workers that it has admitted; 0 at the others.
-    cuts: u64,
-    workers: u64,
-    /// The newcomers that have arrived at hubs, as far as hub 0 is notified.
+    numbered: Numbered,
+    /// The newcomers that have arrived at hubs, as hub 0 hears of them.
     pub arrivals: Arrivals,
     /// The files of each hub, as far as hub 0 is notified.
     files: Files,
@@ -87,11 +87,20 @@ pub struct Hubs {
     pub front: Option<Round>,
 }
 
+/// The numbers that hub 0 has given; 0 at the others.
+#[derive(Debug, Default)]
+struct Numbered {
+    /// The cuts that it has begun.
+    cuts: u64,
+    /// The workers that it has admitted.
+    workers: u64,
+}
+
 impl Hubs {
     /// Creates the hubs of a job that begins. `files` are the rounds of the files of each hub that owns chunks; of
     /// another hub than hub 0, only its own.
     pub(crate) fn new(
-        share: Share,
+        (share, names): (Share, Vec<String>),
         pieces: Vec<Piece>,
         secret: Secret,
         first_round: Round,
@@ -101,21 +110,35 @@ impl Hubs {
         let rounds = own.map(|(_, rounds)| rounds.to_vec()).unwrap_or_default();
         let whole = if share.hub == 0 { files.whole() } else { WholeRounds::default() };
         let (arrivals, held) = (Arrivals::default(), Follower::default());
-        let (cuts, workers, front) = (0, 0, None);
+        let (numbered, front) = (Numbered::default(), None);
         Hubs {
             share,
+            names,
             pieces,
             secret,
             first_round,
             rounds,
             whole,
-            cuts,
-            workers,
+            numbered,
             arrivals,
             files,
             held,
             front,
         }
+    }
+
+    /// Names a hub of the job, in an error.
+    pub(crate) fn name(&self, hub: u32) -> String {
+        match self.names.get(hub as usize) {
+            Some(name) => format!("hub {hub} of the job, at {name},"),
+            None => format!("hub {hub} of the job"),
+        }
+    }
+
+    /// Returns the other hubs that own chunks, and have files of them, as hub 0 knows them.
+    pub(crate) fn others_with_files(&self) -> Vec<u32> {
+        let hubs = self.files.of_hubs().map(|(hub, _)| hub);
+        hubs.filter(|&hub| self.leads() && hub != self.share.hub).collect()
     }
 
     /// Whether this hub leads.
@@ -125,15 +148,15 @@ impl Hubs {
 
     /// Returns a pass for the next worker that hub 0 lets in.
     pub(crate) fn next_pass(&mut self, checkpoints: bool) -> Pass {
-        self.workers += 1;
-        let (secret, worker, first_round) = (self.secret.show(), self.workers, self.first_round);
+        self.numbered.workers += 1;
+        let (secret, worker, first_round) = (self.secret.show(), self.numbered.workers, self.first_round);
         Pass { secret, worker, first_round, checkpoints }
     }
 
     /// Begins a cut of hub 0. Returns the cut's number.
     pub(crate) fn next_cut(&mut self) -> u64 {
-        self.cuts += 1;
-        self.cuts
+        self.numbered.cuts += 1;
+        self.numbered.cuts
     }
 
     /// Notes that hub 0 holds the job for a cut.
@@ -142,7 +165,7 @@ impl Hubs {
     /// When the cut is over, and at hub 0 itself.
     pub(crate) fn hold(&mut self, cut: u64) -> Result<(), StaleCut> {
         if self.leads() {
-            return Err(StaleCut { asked: cut, last: self.cuts });
+            return Err(StaleCut { asked: cut, last: self.numbered.cuts });
         }
         self.held.hold(cut)
     }

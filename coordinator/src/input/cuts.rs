@@ -10,21 +10,22 @@ use super::Request;
 use crate::hub::{Hub, JobEnded};
 use crate::job::{CutId, Effect, NotReleased, Purpose};
 
-/// A running job is cut as soon as the cuts before are over. The answer has the number of the cut.
+/// Hub 0 cuts a running job by a number of its own. This hub follows as soon as the cuts before are over. The answer has the number of
+/// this hub's cut.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Cut {
+pub struct HeldByLead {
     /// The job.
     pub job: JobId,
-    /// The purpose.
-    pub purpose: Purpose,
+    /// The cut of hub 0.
+    pub cut: u64,
 }
 
-impl Request for Cut {
+impl Request for HeldByLead {
     type Answer = Result<(CutId, Vec<Effect>), JobEnded>;
 
     fn apply(self, hub: &mut Hub, now: Instant) -> Self::Answer {
-        let (cut, effects) = hub.running(self.job)?.cut(self.purpose, now);
+        let (cut, effects) = hub.running(self.job)?.cut(Purpose::Follow(self.cut), now);
         Ok((cut, hub.noted(self.job, effects, now)))
     }
 }

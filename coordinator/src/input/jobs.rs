@@ -129,6 +129,8 @@ pub struct Begin {
 pub struct HubOf {
     /// The number of this hub, and of all hubs.
     pub share: Share,
+    /// The names of all hubs, if there are several.
+    pub names: Vec<String>,
     /// The pieces of keys that this hub owns.
     pub pieces: Vec<Piece>,
     /// The secret that says which of the jobs that have had the name this is.
@@ -143,8 +145,8 @@ impl Request for Begin {
     type Answer = ();
 
     fn apply(self, hub: &mut Hub, now: Instant) {
-        let Begin { spec, hub: HubOf { share, pieces, secret, first_round, files }, from } = self;
-        let hubs = Hubs::new(share, pieces, secret, first_round, files);
+        let Begin { spec, hub: HubOf { share, names, pieces, secret, first_round, files }, from } = self;
+        let hubs = Hubs::new((share, names), pieces, secret, first_round, files);
         let job = Job::new(spec, hubs, from, now);
         hub.names.give(&job.spec.name, job.spec.id);
         hub.jobs.insert(job.spec.id, job);

@@ -5,8 +5,8 @@
 //! | `jobs` | names and memory are reserved, a job begins, fails, ends |
 //! | `members` | a member joins, connects, lives, makes other links, leaves, is lost |
 //! | `rounds` | what is seen of rounds, numbers of optimizers, digests of weights |
-//! | `cuts` | cuts, as this hub or hub 0 of a job asks for them |
-//! | `states` | a state that rank 0 brings, files of states, the last state |
+//! | `cuts` | cuts, as hub 0 of a job asks for them |
+//! | `states` | a state that rank 0 brings, a state that somebody wants, files of states, the last state |
 //! | `ends` | the hub ends, and its members hear of it |
 //!
 //! A request has plain data: what is random, what is measured, and the time come in with it. So an [`Input`] can be written down, and
@@ -109,10 +109,10 @@ inputs! {
     // Rounds.
     Judge, Crossed, ChangeNumbers, ForgetNumbers, Compare, StoodStill,
     // Cuts.
-    Cut, ReleasedByLead, Arrived,
+    HeldByLead, ReleasedByLead, Arrived,
     // States.
-    Offer, Wanted, Comes, BeginWith, MissMachines, MachinesReached, BeginFile, EndFile, LacksPart,
-    HasFiles, HasWhole, AskToHold, AskForPart,
+    Offer, Wanted, Comes, BeginWith, MissMachines, MachinesReached, WantState, BeginFile, EndFile,
+    HasFiles, AskForWritten, AskToHold, AskForPart,
     // Ends.
     Drain, Close, Stop, Told, TellAbove, ToldAbove,
 }

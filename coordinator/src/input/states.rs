@@ -1,14 +1,14 @@
 //! Requests for states: a state that rank 0 brings, files of states, the last state of a failed job.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pbox_core::control::{CheckpointReply, LastRequest, WholeRounds};
-use pbox_core::{JobId, NumbersByRound, Round};
+use pbox_core::{JobId, NumbersByRound, Occasion, Round};
 use serde::{Deserialize, Serialize};
 
 use super::Request;
 use crate::hub::{Hub, JobEnded};
-use crate::job::{Effect, Job};
+use crate::job::{AskedId, CutAt, Effect, Job, Saving, Use, WantId};
 
 /// Rank 0 offers a state, whose keys have made these steps. The answer is whether the job has none of its own, and waits; or why the
 /// offer comes too late.
@@ -149,23 +149,51 @@ impl Request for HasFiles {
     }
 }
 
-/// Hub 0 says which rounds are whole.
+/// Somebody wants a job's state. The answer has the number of the want.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct HasWhole {
+pub struct WantState {
     /// The job.
     pub job: JobId,
-    /// The rounds.
-    pub whole: WholeRounds,
+    /// The use of the state.
+    pub purpose: Use,
+    /// The place of the cut.
+    pub at: CutAt,
+    /// The time within which the round in flight must end.
+    pub limit: Duration,
 }
 
-impl Request for HasWhole {
-    type Answer = ();
+impl Request for WantState {
+    type Answer = Result<(WantId, Vec<Effect>), JobEnded>;
 
-    fn apply(self, hub: &mut Hub, _: Instant) {
-        if let Some(job) = hub.running(self.job).ok().filter(|job| !job.hubs.leads()) {
-            job.hubs.whole = self.whole;
-        }
+    fn apply(self, hub: &mut Hub, now: Instant) -> Self::Answer {
+        let job = hub.running(self.job)?;
+        let (want, effects) = Saving { job, now }.want(self.purpose, self.at, self.limit);
+        Ok((want, hub.noted(self.job, effects, now)))
+    }
+}
+
+/// Hub 0 asks for this hub's part of a checkpoint, and says which rounds are whole. The answer has the number of the question.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AskForWritten {
+    /// The job.
+    pub job: JobId,
+    /// The part has the state before this round; 0 stands for the part that is under way now.
+    pub before: Round,
+    /// The rounds that are whole.
+    pub whole: WholeRounds,
+    /// How long the answer may wait for the part.
+    pub wait: Duration,
+}
+
+impl Request for AskForWritten {
+    type Answer = Result<(AskedId, Vec<Effect>), JobEnded>;
+
+    fn apply(self, hub: &mut Hub, now: Instant) -> Self::Answer {
+        let job = hub.running(self.job)?;
+        let (asked, effects) = Saving { job, now }.asked_for(self.before, self.whole, self.wait);
+        Ok((asked, hub.noted(self.job, effects, now)))
     }
 }
 
@@ -188,12 +216,14 @@ impl Request for BeginFile {
     }
 }
 
-/// A file is written, or not. The answer is why the attempt before failed.
+/// The file of a snapshot is written, or not. The answer has the reason why the attempt before failed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EndFile {
     /// The job.
     pub job: JobId,
+    /// The snapshot.
+    pub occasion: Occasion,
     /// The file has the state before this round.
     pub before: Round,
     /// The file; or why there is none.
@@ -201,28 +231,12 @@ pub struct EndFile {
 }
 
 impl Request for EndFile {
-    type Answer = Result<Option<String>, JobEnded>;
+    type Answer = Result<(Option<String>, Vec<Effect>), JobEnded>;
 
-    fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
-        hub.running(self.job).map(|job| job.checkpoints.end_file(self.before, self.written))
-    }
-}
-
-/// A hub has no part of a checkpoint that this hub has written.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LacksPart {
-    /// The job.
-    pub job: JobId,
-    /// The reason.
-    pub why: String,
-}
-
-impl Request for LacksPart {
-    type Answer = Result<(), JobEnded>;
-
-    fn apply(self, hub: &mut Hub, _: Instant) -> Self::Answer {
-        hub.running(self.job).map(|job| job.checkpoints.error = Some(self.why))
+    fn apply(self, hub: &mut Hub, now: Instant) -> Self::Answer {
+        let job = hub.running(self.job)?;
+        let (error_before, effects) = Saving { job, now }.end_file(self.occasion, self.before, self.written);
+        Ok((error_before, hub.noted(self.job, effects, now)))
     }
 }
 

@@ -5,18 +5,21 @@
 //!   a cut, of this hub or of hub 0 -+--> parts of cores come in --> all are here --> a file --> written, or failed
 //!                                             |
 //!                                             v a core has none
-//!                                          skipped
+//!                                          skipped, or wanted and tried again (`wants`)
 //! ```
 //!
 //! The driver has the parts, and writes the files. No core waits for the disk: while its part is being written, it skips the next one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
+use std::time::Instant;
 
 use pbox_core::control::{CheckpointReply, PartState, WholeRounds};
 use pbox_core::{Occasion, Round};
 
-use super::{Effect, Job};
+use super::Job;
+use super::parts::Followed;
+use super::wants::{WantId, Wants};
 use crate::hubs::{Hubs, may_write};
 
 /// The most parts of checkpoints whose states are known.
@@ -32,6 +35,12 @@ pub struct Checkpoints {
     passed: BTreeMap<usize, RangeInclusive<Round>>,
     /// The last ones that were begun here, by their rounds: hub 0 asks. One may end after a later one.
     parts: BTreeMap<Round, PartState>,
+    /// The requests that want the state.
+    pub(super) wants: Wants,
+    /// The snapshots that are written, or about to be; each with the want that it is for, and the end of the want's time.
+    pub(super) writing: Vec<(Occasion, Option<(WantId, Instant)>)>,
+    /// The parts of other hubs that hub 0 follows, and its questions for this hub's.
+    pub(super) followed: Followed,
     /// The last one that was written.
     pub last: Option<CheckpointReply>,
     /// The reason why the last attempt failed, or was skipped.
@@ -49,8 +58,34 @@ struct Collecting {
     answers: usize,
     /// The reason why a core has no part.
     refused: Option<String>,
-    /// Whether somebody at this hub has asked for it, and waits.
-    is_awaited: bool,
+    /// The cores that have none, and have not said since that their memory is back.
+    lacks: BTreeSet<usize>,
+    /// The want that it is for.
+    want: Option<WantId>,
+}
+
+/// The answer of a core for a snapshot.
+pub(super) struct TakenBy {
+    /// The core.
+    pub core: usize,
+    pub occasion: Occasion,
+    pub before: Round,
+    /// The last of several rounds that the core has passed without snapshots.
+    pub through: Option<Round>,
+    /// Why it has no part.
+    pub refused: Option<String>,
+}
+
+/// A snapshot for which all cores have answered.
+pub(super) struct Over {
+    pub occasion: Occasion,
+    pub before: Round,
+    /// Why it is none.
+    pub refused: Option<String>,
+    /// The cores that have no part, as long as their memory is out.
+    pub lacks: BTreeSet<usize>,
+    /// The want that it was for.
+    pub want: Option<WantId>,
 }
 
 impl Checkpoints {
@@ -86,62 +121,78 @@ impl Checkpoints {
         }
     }
 
-    /// Begins a snapshot that a cut is for. Hub 0 hears what becomes of it, if nobody here waits for it.
-    pub(super) fn begin(&mut self, before: Round, is_awaited: bool) -> Occasion {
+    /// Forgets those who wait, because the job has failed.
+    pub(super) fn end(&mut self) {
+        self.wants = Wants::default();
+        self.followed.end();
+    }
+
+    /// Begins a snapshot that a cut is for. Hub 0 hears what becomes of it, if nobody here wants it.
+    pub(super) fn begin(&mut self, before: Round, want: Option<WantId>) -> Occasion {
         self.asked += 1;
         let occasion = Occasion::Asked(self.asked);
-        let one = Collecting { occasion, before, answers: 0, refused: None, is_awaited };
-        self.collecting.push(one);
-        if !is_awaited {
+        let lacks = BTreeSet::new();
+        self.collecting.push(Collecting { occasion, before, answers: 0, refused: None, lacks, want });
+        if want.is_none() {
             self.part_is(before, PartState::Collecting);
         }
         occasion
     }
 
-    /// Notes that a core has taken its part of a snapshot, or has none; or has passed all rounds from `before` to `through`.
-    pub(super) fn taken(
-        &mut self,
-        core: usize,
-        owners: usize,
-        (occasion, before, through): (Occasion, Round, Option<Round>),
-        refused: Option<String>,
-    ) -> Vec<Effect> {
+    /// Notes that a core has taken its part of a snapshot, or has none; or has passed all rounds from `before` to `through`. Returns the
+    /// snapshots for which all cores have answered then.
+    pub(super) fn taken(&mut self, taken: TakenBy, owners: usize) -> Vec<Over> {
+        let TakenBy { core, occasion, before, through, refused } = taken;
         let Checkpoints { collecting, passed, .. } = self;
         if let (Some(through), Some(why)) = (through, &refused) {
             let rounds = before..=through;
             let due = collecting.iter().map(|one| one.occasion).filter(|of| is_due_in(*of, &rounds));
             let due = Vec::from_iter(due);
             passed.insert(core, rounds);
-            return due.into_iter().flat_map(|of| self.answered(of, owners, Some(why.clone()))).collect();
+            return due
+                .into_iter()
+                .filter_map(|of| self.answered(of, core, owners, Some(why.clone())))
+                .collect();
         }
         if !collecting.iter().any(|one| one.occasion == occasion) {
             // Cores that have passed it say nothing more of it.
             let answers = passed.values().filter(|rounds| is_due_in(occasion, rounds)).count();
             let refused = (answers > 0).then(|| "another core has passed it".to_owned());
-            collecting.push(Collecting { occasion, before, answers, refused, is_awaited: false });
+            let lacks = BTreeSet::new();
+            collecting.push(Collecting { occasion, before, answers, refused, lacks, want: None });
         }
-        self.answered(occasion, owners, refused)
+        Vec::from_iter(self.answered(occasion, core, owners, refused))
     }
 
-    /// Notes that one more core has answered for a snapshot.
-    fn answered(&mut self, occasion: Occasion, owners: usize, refused: Option<String>) -> Vec<Effect> {
+    /// Notes that one more core has answered for a snapshot. Returns the snapshot after the last answer.
+    fn answered(
+        &mut self,
+        occasion: Occasion,
+        core: usize,
+        owners: usize,
+        refused: Option<String>,
+    ) -> Option<Over> {
         let collecting = &mut self.collecting;
-        let is_over = |one: &mut Collecting| {
-            one.answers += 1;
-            one.refused = refused.clone().or(one.refused.take());
-            one.answers >= owners
-        };
         let of = collecting.iter().position(|one| one.occasion == occasion).expect("it is there");
-        if !is_over(&mut collecting[of]) {
-            return Vec::new();
+        let one = &mut collecting[of];
+        one.answers += 1;
+        one.lacks.extend(refused.is_some().then_some(core));
+        one.refused = refused.or(one.refused.take());
+        if one.answers < owners {
+            return None;
         }
-        let Collecting { before, refused, is_awaited, .. } = collecting.swap_remove(of);
-        if let Some(why) = refused.as_ref().filter(|_| !is_awaited) {
+        let Collecting { before, refused, lacks, want, .. } = collecting.swap_remove(of);
+        if let Some(why) = refused.as_ref().filter(|_| want.is_none()) {
             self.part_is(before, PartState::Failed(why.clone()));
             let skipped = format!("the checkpoint before round {} was skipped: {why}", before.0);
             self.error = Some(skipped);
         }
-        vec![Effect::Snapshot(occasion, before, refused.map_or(Ok(()), Err)), Effect::Wake]
+        Some(Over { occasion, before, refused, lacks, want })
+    }
+
+    /// Notes that a core has the memory of its part again.
+    pub(super) fn freed(&mut self, core: usize) {
+        self.collecting.iter_mut().for_each(|one| _ = one.lacks.remove(&core));
     }
 
     /// Begins to write a file. Returns the rounds that are whole by now: the files of others are needed no longer.
@@ -162,7 +213,7 @@ impl Checkpoints {
     }
 
     /// Notes what became of a file. Returns why the attempt before failed, if this one is good.
-    pub(crate) fn end_file(
+    pub(super) fn end_file(
         &mut self,
         before: Round,
         written: Result<CheckpointReply, String>,

@@ -6,9 +6,12 @@
 //! | a core has removed a member, or dropped lost links | that core | requests that wait look again |
 //! | a member's link has ended | a core | all cores drop its links, or the member is lost |
 //! | a member's heartbeat has ended | the control port | the member is lost, if it has no links |
-//! | time passes | the sweep | silent members, and those that have no links and do not live, are lost; long waits for hub 0 end |
+//! | time passes | the sweep | silent members, and those that have no links and do not live, are lost; long waits for hub 0, and for states, end |
 //! | a step of a cut is done | the driver | the cut's next step, see [`cut`](super::cut) |
 //! | a core has a part of a snapshot, or none | that core | with the last answer, the snapshot is whole, or none |
+//! | a core has the memory of its part again | that core | those who want a snapshot try again |
+//! | another hub says how its part of a checkpoint is | the driver | hub 0 asks again, or the checkpoint is whole, or none |
+//! | a client has read the state | the driver | the next client gets it |
 //! | a step of saving the last state is done | the driver | the next step, see [`last`](super::last) |
 //!
 //! Requests of members are methods of their own, which have answers. A look at the rounds, and a loss that somebody else has
@@ -17,12 +20,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pbox_core::control::{ArrivedRequest, FailedReply, LastReply};
+use pbox_core::control::{
+    ArrivedRequest, CheckpointReply, FailedReply, LastReply, PartState, WholeRounds, WrittenReply,
+};
 use pbox_core::{Occasion, Round};
 use serde::{Deserialize, Serialize};
 
+use super::checkpoints::TakenBy;
 use super::cut::{CutId, NotCut, Step, Stepped};
 use super::last::{LastStep, LastStepped, Saved};
+use super::parts::{AskedId, FollowId};
+use super::wants::{NoState, Parts, Saving, WantId};
 use super::{Job, Member, Standing};
 use crate::tokens::Token;
 
@@ -64,6 +72,19 @@ pub enum Event {
         /// The reason why it has none.
         refused: Option<String>,
     },
+    /// A core has the memory of its part of a snapshot again.
+    Freed(usize),
+    /// Another hub has said how its part of a checkpoint is, or why it says nothing.
+    Part {
+        /// The checkpoint.
+        follow: FollowId,
+        /// The hub.
+        hub: u32,
+        /// The rounds of its files, and the state of its part.
+        said: Result<(Vec<Round>, PartState), String>,
+    },
+    /// A client that wants the state has read it, or will not.
+    Read(WantId),
     /// A step of saving the last state is done.
     Last(LastStepped),
 }
@@ -108,9 +129,25 @@ pub enum Effect {
     HeldUp,
     /// The job fails.
     Fail(String, Blame),
-    /// Every core has answered for a snapshot before a round. All parts are here, to be written or to be given to the
-    /// client that asked for them. Or one part is missing, and the rest is discarded.
-    Snapshot(Occasion, Round, Result<(), String>),
+    /// Every core has answered for a snapshot before a round, whose parts are used so.
+    Snapshot(Occasion, Round, Parts),
+    /// Hub 0 asks another hub for its part of a checkpoint before a round.
+    FollowPart {
+        /// The checkpoint.
+        follow: FollowId,
+        /// The hub.
+        hub: u32,
+        /// The round.
+        before: Round,
+        /// The rounds that are whole.
+        whole: WholeRounds,
+    },
+    /// Hub 0 gets an answer to its question for this hub's part.
+    Part(AskedId, WrittenReply),
+    /// A hub has no part of a checkpoint before this round, for this reason. The log says so.
+    NotWhole(Round, String),
+    /// A want is met by a file, or not met.
+    Wanted(WantId, Result<CheckpointReply, NoState>),
     /// Requests that wait for the job look again.
     Wake,
     /// A step of saving the last state is due.
@@ -160,9 +197,11 @@ impl Job {
             Event::Cut(cut, stepped) => self.stepped(cut, stepped, now),
             Event::Last(stepped) => self.last.stepped(&self.hubs, stepped, now),
             Event::Taken { core, occasion, before, through, refused } => {
-                let owners = self.spec.made.owners;
-                self.checkpoints.taken(core, owners, (occasion, before, through), refused)
+                Saving { job: self, now }.taken(TakenBy { core, occasion, before, through, refused })
             }
+            Event::Freed(core) => Saving { job: self, now }.freed(core),
+            Event::Part { follow, hub, said } => Saving { job: self, now }.part_is(follow, hub, said),
+            Event::Read(want) => Saving { job: self, now }.has_read(want),
             Event::Removed(rank) => {
                 self.removed(rank);
                 vec![Effect::Wake]
@@ -185,13 +224,14 @@ impl Job {
                 let why = self.members.get_mut(rank).and_then(Member::hangs_up);
                 why.map_or_else(Vec::new, |why| self.lose(rank, Cause::Link, &why))
             }
-            Event::Swept(limit) if self.life.failed() => self.last.overdue(limit, now),
+            Event::Swept(limit) if self.life.failed() => self.last.overdue(&self.hubs, limit, now),
             Event::Swept(limit) => {
                 let dead = self.members.unlinked_dead(&self.life, &mut self.news, now).into_iter();
                 let dead = dead.map(|(rank, why)| (rank, Cause::Link, why));
                 let lost = silent(self, limit, now).chain(dead).collect();
                 let mut effects = self.lose_all(lost);
                 effects.extend(self.cuts.held_too_long(limit, now));
+                effects.extend(Saving { job: self, now }.time_passes());
                 effects
             }
         }

@@ -30,13 +30,11 @@ use super::{Blame, Effect, Job};
 use crate::hubs::Hubs;
 
 /// The things that the driver knows of a failed job whose last state is saved.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Saves {
     /// Whether it fails because this hub stops.
     pub stops: bool,
-    /// The names of its hubs, if there are several.
-    pub hubs: Vec<String>,
 }
 
 /// A step of saving a last state, which the driver takes. The driver answers each with what came of it.
@@ -85,8 +83,6 @@ pub(super) struct Last {
     ended: String,
     /// The round of the last checkpoint. Of another hub than hub 0, that of its own part.
     saved: Round,
-    /// The names of the hubs.
-    hubs: Vec<String>,
 }
 
 /// The last state of a job, if that is being saved.
@@ -186,7 +182,7 @@ impl LastState {
                     vec![Effect::Holds(holds)]
                 }
                 Ok(_) => {
-                    over(last.unsaved(format!("{} saves no last state (its log says why)", last.name(0))))
+                    over(last.unsaved(format!("{} saves no last state (its log says why)", hubs.name(0))))
                 }
                 Err(why) => over(last.unsaved(why)),
             },
@@ -201,12 +197,12 @@ impl LastState {
     }
 
     /// Ends, at another hub, the wait for what hub 0 says, when hub 0 has been silent for too long.
-    pub(super) fn overdue(&mut self, limit: Duration, now: Instant) -> Vec<Effect> {
+    pub(super) fn overdue(&mut self, hubs: &Hubs, limit: Duration, now: Instant) -> Vec<Effect> {
         // Hub 0 asks all hubs for their rounds, and waits for each at most for the limit.
         let limit = 3 * limit;
         let is_late = |last: &Last| matches!(last.waits_for, WaitsFor::Order(since) if now - since > limit);
         let Some(last) = self.0.take_if(|last| is_late(last)) else { return Vec::new() };
-        let (lead, seconds) = (last.name(0), limit.as_secs_f64());
+        let (lead, seconds) = (hubs.name(0), limit.as_secs_f64());
         over(last.unsaved(format!("{lead} did not say within {seconds:.1} s which round all hubs save")))
     }
 
@@ -225,7 +221,7 @@ impl LastState {
         let holds = |reply: &Result<FailedReply, String>| reply.as_ref().is_ok_and(|reply| reply.saves);
         // A hub that is gone is not waited for once more.
         let there = (1..).zip(&replies).filter(|(_, reply)| holds(reply)).map(|(hub, _)| hub).collect();
-        let rounds = last.of_all(replies);
+        let rounds = last.of_all(hubs, replies);
         let (mut before, mut ended) = (Round(0), last.ended.clone());
         if let Ok(Some(RoundsInFlight { lowest, highest })) = rounds
             && lowest > Round(0)
@@ -280,7 +276,7 @@ impl Last {
     /// round.
     fn new(
         (reason, blame): (&str, Blame),
-        Saves { stops, hubs: names }: Saves,
+        Saves { stops }: Saves,
         hubs: &Hubs,
         (written, first_round): (Option<Round>, Round),
     ) -> Self {
@@ -297,10 +293,9 @@ impl Last {
             failed,
             ended: format!("failed: {reason}"),
             saved: newest.unwrap_or(first_round),
-            hubs: names,
         };
         if stops && !hubs.share.is_whole() {
-            last.failed.reason = format!("{} stops: {reason}", last.name(hubs.share.hub));
+            last.failed.reason = format!("{} stops: {reason}", hubs.name(hubs.share.hub));
         }
         last
     }
@@ -314,22 +309,22 @@ impl Last {
     }
 
     /// Returns the rounds of the chunks of all hubs.
-    fn of_all(&self, others: Vec<Result<FailedReply, String>>) -> Result<Option<RoundsInFlight>, String> {
+    fn of_all(
+        &self,
+        hubs: &Hubs,
+        others: Vec<Result<FailedReply, String>>,
+    ) -> Result<Option<RoundsInFlight>, String> {
         let mut all = self.own;
         for (hub, reply) in (1..).zip(others) {
             let FailedReply { saves, rounds } = reply?;
             if !saves {
-                let name = self.name(hub);
+                let name = hubs.name(hub);
                 return Err(format!("{name} has forgotten its part of the state (its log says why)"));
             }
             all = all.into_iter().chain(rounds).reduce(both);
         }
         all.map_or(Ok(()), |all| check_before(all.highest, self.own))?;
         Ok(all)
-    }
-
-    fn name(&self, hub: u32) -> String {
-        format!("hub {hub} of the job, at {},", self.hubs[hub as usize])
     }
 }
 

@@ -12,6 +12,8 @@
 //! | `cut` | stops the job between two rounds |
 //! | `event` | takes in what comes by itself, and says what follows |
 //! | `checkpoints` | collects the parts of snapshots, and knows what became of the files |
+//! | `wants` | has snapshots taken for those who want the state, again if need be, and within a time |
+//! | `parts` | follows, as hub 0, the parts of other hubs, and says how this hub's part is |
 //! | `offered` | has the state that rank 0 brings |
 //! | `numbers` | has the numbers of the optimizer |
 //! | `last` | has the last state saved |
@@ -26,9 +28,11 @@ mod members;
 mod news;
 mod numbers;
 mod offered;
+mod parts;
 mod spec;
 #[cfg(test)]
 mod tests;
+mod wants;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -48,7 +52,10 @@ pub use members::{Arrival, Grant, LateLimits, Leave, Member, Ranks, Standing, TO
 pub use news::News;
 pub use numbers::Change;
 pub(crate) use numbers::forget_numbers;
+pub use parts::{AskedId, FollowId};
 pub use spec::{JobSpec, Made};
+pub(crate) use wants::Saving;
+pub use wants::{NoState, Parts, Use, WantId};
 
 use crate::asker::Asker;
 use crate::digests::Digests;

@@ -21,7 +21,7 @@ fn gathering(workers: u32, on_loss: OnLoss, members: Members, cores: usize) -> J
     let optimizer = Optimizer::Sgd { learning_rate: 0.5, weight_decay: 0.0 };
     let mut terms = JobTerms::new(workers, vec![Key::f32("a", [16])], optimizer);
     (terms.on_loss, terms.level.members) = (on_loss, members);
-    let hubs = Hubs::new(Share::WHOLE, Vec::new(), Secret([7; 16]), Round(0), Files::default());
+    let hubs = Hubs::new((Share::WHOLE, Vec::new()), Vec::new(), Secret([7; 16]), Round(0), Files::default());
     let made = Made { cores, ..Made::default() };
     let from = (Round(0), NumbersByRound::new(Numbers::new(optimizer)));
     let spec = JobSpec { id: JobId(0), name: "job".into(), terms: Arc::new(terms), made };

@@ -49,7 +49,10 @@ impl CoreThread {
             Command::TakeSnapshot { job, occasion, before } => {
                 core.take_snapshot(job, occasion, before, notices)
             }
-            Command::GiveBack { job, values } => core.give_back(job, values),
+            Command::GiveBack { job, values } => {
+                core.give_back(job, values);
+                self.report(Report::Freed { job, core: self.number });
+            }
             Command::Release { job, from, admitted, ahead, reply } => {
                 if !ahead.is_empty() {
                     core.begin_ahead(job, &ahead);

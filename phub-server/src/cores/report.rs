@@ -19,6 +19,8 @@ pub(crate) enum Report {
     AboveGone { job: JobId, reason: String },
     /// This core's part of a snapshot is taken, or cannot be taken.
     Snapshot { job: JobId, core: usize, taken: Taken },
+    /// This core has the memory of its part of a snapshot again.
+    Freed { job: JobId, core: usize },
     /// This many of the core's chunks skipped rounds whose workers are all gone.
     Skipped { job: JobId, chunks: u64 },
     /// The core cannot take the job, or cannot continue it.

@@ -11,6 +11,7 @@ use super::{Inner, Registry};
 use crate::cores::{Command, Report};
 use crate::registry::members::loss::say_lost;
 use crate::registry::rounds::late::say_held_up;
+use crate::registry::saved::collected::Met;
 
 impl Registry {
     /// Takes a report of a core thread.
@@ -34,6 +35,7 @@ impl Registry {
             Report::Snapshot { job, core, taken } => {
                 self.taken(&mut inner, job, core, taken);
             }
+            Report::Freed { job, core } => self.happens(&mut inner, job, Event::Freed(core)),
             Report::Skipped { job, chunks } => {
                 if let Some((_, job)) = inner.job(job) {
                     let why = "all workers of some rounds are gone";
@@ -69,8 +71,8 @@ impl Registry {
             let Some((state, job)) = inner.job(id) else { return };
             match effect {
                 Effect::Cut(cut, step) => self.step(job, cut, step),
-                Effect::CutHeld(cut, front) => job.wait_for_cuts.tell(cut, Ok(front)),
-                Effect::CutOver(cut, over) => job.wait_for_cuts.tell(cut, over.map(Some)),
+                Effect::CutHeld(cut, front) => job.wait_for_cuts.tell(&cut, Ok(front)),
+                Effect::CutOver(cut, over) => job.wait_for_cuts.tell(&cut, over.map(Some)),
                 Effect::HeldTooLong(limit) => {
                     let reason = held_too_long(job, limit);
                     self.fail_by(inner, id, &reason, Blame::Hub);
@@ -95,8 +97,18 @@ impl Registry {
                 Effect::Forget(..) => {} // the coordinator has noted it
                 Effect::HeldUp => say_held_up(state),
                 Effect::Fail(reason, blame) => self.fail_by(inner, id, &reason, blame),
-                Effect::Snapshot(occasion, before, whole) => {
-                    self.snapshot_over(job, (occasion, before), whole);
+                Effect::Snapshot(occasion, before, parts) => {
+                    self.snapshot_over(job, (occasion, before), parts);
+                }
+                Effect::FollowPart { follow, hub, before, whole } => {
+                    self.follow_part(job, (follow, hub), (before, whole));
+                }
+                Effect::Part(asked, reply) => job.checkpoints.asked.tell(&asked, reply),
+                Effect::NotWhole(round, why) => {
+                    tracing::warn!(job = job.name, round = round.0, why, "checkpoint is not whole");
+                }
+                Effect::Wanted(want, written) => {
+                    job.checkpoints.wanted.tell(&want, written.map(Met::Written));
                 }
                 Effect::Wake => self.freed.notify_waiters(),
                 Effect::Last(step) => self.last_step(state, job, step),

@@ -106,6 +106,7 @@ impl Job {
     /// Ends what is of a living job alone. Nobody waits for the end of a cut any more.
     pub fn fail(&mut self) {
         (self.weights, self.wait_for_cuts) = (None, WaitForCuts::default());
+        self.checkpoints.end();
     }
 
     /// Gives back what a failed job knows of its chunks: it is there for its news alone.

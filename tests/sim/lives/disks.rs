@@ -81,6 +81,12 @@ impl Disks {
         Ok(files.keys().copied().collect())
     }
 
+    /// Whether all hubs have written the state before this round, or before a later one.
+    pub fn have_all(&self, since: Round) -> bool {
+        let mut rounds = self.files.values().flat_map(|files| files.keys());
+        rounds.any(|round| *round >= since && self.files.values().all(|files| files.contains_key(round)))
+    }
+
     /// Returns the state that the coordinator goes on from, and the files that are left; and whether a file was damaged. Whatever was
     /// not written is lost, and so is what came behind.
     pub fn restore(&mut self, dice: &mut Dice) -> (Option<Restored>, Files, bool) {

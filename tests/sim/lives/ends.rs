@@ -87,7 +87,7 @@ impl Life {
         let restored = restored.map(Arc::new);
         let from = restored.as_ref().map(|restored| restored.round());
         assert!(is_damaged || from >= self.floor, "goes on from {from:?}, and {:?} was written", self.floor);
-        self.floor = from;
+        (self.floor, self.said) = (from, from);
         let first = from.unwrap_or_default();
         self.ledger.begin_again(restored.as_deref());
         let reached = |rank: u32| {

@@ -4,12 +4,14 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coordinator::Use;
 use fabric::sim::{Faults, Net};
 use membership::{Limits, Member};
 use pbox_core::codec::Codec;
 use pbox_core::{
     Compression, Consistency, Credit, Key, KeyId, Layout, Notice, OnLoss, Optimizer, Round, Schedule,
 };
+use sim_tests::control::FilesHere;
 use sim_tests::race::SGD;
 use sim_tests::simulated::{Simulated, Terms};
 use sim_tests::trouble::Dice;
@@ -25,6 +27,9 @@ const STEPS: u32 = 300;
 const AHEAD: u32 = 3;
 /// The longest time for the return of a hub.
 const LIMIT: Duration = Duration::from_secs(60);
+
+/// No life is as long.
+const FOR_EVER: Duration = Duration::from_secs(1_000_000);
 
 /// The state of a worker, as its own program knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +68,8 @@ pub struct Life {
     pub disks: Disks,
     /// The last state that all hubs were said to have written, or that the job has gone on from.
     pub floor: Option<Round>,
+    /// The last such state of the hubs that live.
+    pub said: Option<Round>,
     pub plot: Plot,
     pub stages: Vec<Stage>,
     /// What each worker's session does next, by rank.
@@ -109,6 +116,7 @@ impl Life {
             ledger,
             disks,
             floor: None,
+            said: None,
             plot,
             stages,
             machines,
@@ -135,6 +143,7 @@ impl Life {
                 self.finish();
             }
             self.counts.add("requests of hubs given up", self.job.hubs.post.given_up);
+            self.count_files();
             if !self.fails() {
                 break;
             }
@@ -143,6 +152,18 @@ impl Life {
         }
         self.counts.add("files not written", self.disks.failures);
         self.counts
+    }
+
+    fn count_files(&mut self) {
+        for FilesHere { dropped, overdue, wanted, given, not_whole, .. } in
+            self.job.hubs.hubs.iter().map(|hub| &hub.files)
+        {
+            self.counts.add("snapshots that were none", *dropped);
+            self.counts.add("states wanted for too long", *overdue);
+            self.counts.add("files wanted", *wanted);
+            self.counts.add("states read", *given);
+            self.counts.add("checkpoints not whole", *not_whole);
+        }
     }
 
     pub fn keys(&self) -> impl Iterator<Item = KeyId> + use<> {
@@ -193,7 +214,7 @@ impl Life {
                 return;
             }
             match self.dice.below(60) {
-                0 => self.job.snapshot(),
+                0 => self.wants(),
                 1..7 => {
                     let rank = self.dice.below(u64::from(WORKERS)) as u32;
                     self.happens(rank);
@@ -212,6 +233,17 @@ impl Life {
             }
             self.step(u32::MAX);
         }
+    }
+
+    /// Somebody wants the state: its file, or a client a copy of what one hub has. Without chunks a hub has none.
+    fn wants(&mut self) {
+        let Life { job, dice, .. } = self;
+        let (hubs, is_file) = (&mut job.hubs.hubs, dice.below(3) > 0);
+        let purpose = if is_file { Use::File } else { Use::Client };
+        let hub = if is_file { 0 } else { dice.below(hubs.len() as u64) as usize };
+        let may_wait = hubs[hub].has_chunks() && dice.below(2) == 0;
+        let limit = if may_wait { FOR_EVER } else { Duration::from_millis(dice.from(10..=200)) };
+        hubs[hub].want(purpose, limit);
     }
 
     /// Something happens to a worker. One always takes part, because the job ends without, unless it may end.
@@ -361,6 +393,14 @@ impl Life {
             if control.has_file() && dice.below(4) == 0 {
                 control.write(|occasion, before, whole| disks.write((hub, occasion), before, whole, dice));
             }
+            if dice.below(8) == 0 {
+                control.has_read();
+            }
+        }
+        let whole = job.hubs.lead().files.whole;
+        if let Some(whole) = whole.filter(|_| whole > self.said) {
+            self.said = Some(whole);
+            assert!(disks.have_all(whole), "not all hubs have the state before round {}", whole.0);
         }
     }
 
@@ -392,7 +432,8 @@ impl Life {
             if life.plot == Plot::Silence && life.dice.below(200) == 0 {
                 life.time_passes();
             }
-            let is_done = life.rounds().all(|round| round > last) && !life.job.is_busy();
+            let are_wanted = life.job.hubs.hubs.iter().any(|hub| hub.files.are_wanted());
+            let is_done = life.rounds().all(|round| round > last) && !life.job.is_busy() && !are_wanted;
             is_done || life.fails()
         };
         self.until(is_done, last);
@@ -450,6 +491,6 @@ pub fn simulated(dice: &mut Dice, layout: &Arc<Layout>, terms: &Terms) -> Simula
         },
     );
     let mut job = Simulated::new(net, layout, terms.clone()).unwrap();
-    job.hubs.hubs.iter_mut().for_each(|hub| hub.forgets = true);
+    job.hubs.hubs.iter_mut().for_each(|hub| (hub.forgets, hub.is_swept) = (true, true));
     job
 }

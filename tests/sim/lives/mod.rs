@@ -1,6 +1,6 @@
 //! Lives of jobs: workers and hubs die, hang, leave, lose links and come back at any moment, at one hub, several, trees and meshes.
 //!
-//! Also drawn: workers that die again before they take part; snapshots; hubs that do not hear each other, stop, and come back from a
+//! Also drawn: workers that die again before they take part; snapshots, files and clients; hubs that do not hear each other, stop, and come back from a
 //! checkpoint; control that is late.
 //!
 //! All workers push ones, and the mean of ones is one, whoever takes part. At a learning rate of 1 a weight after round
@@ -19,7 +19,8 @@
 //! | every wait ends | [`Life::until`], at any moment of a life |
 //! | a job that fails at a hub fails at all hubs, closes all links, and leaves nothing on a core | [`Life::end`] |
 //! | a worker that hangs is lost, and one that is silent for a shorter time is not | [`Life::until`] |
-//! | a state that all hubs were said to have written is there, unless a disk damages it | [`Life::come_back`] |
+//! | a state that all hubs were said to have written is there, unless a disk damages it | [`Life::step`], [`Life::come_back`] |
+//! | whoever wants a state is answered, and not early that its time is over; one client reads at a time | the files of a hub, [`Life::until`] |
 //! | a worker comes back as its machine says, if a hub is lost; it does not if the job is over | [`Life::end`] |
 //! | a job that comes back says how many rounds are lost | [`Life::come_back`] |
 //! | below other hubs, too, each round is stepped once, whoever is lost, comes back or makes links again | [`Tree`] |
@@ -71,11 +72,16 @@ fn whoever_comes_and_goes_each_round_is_stepped_once() {
         ("leaves", 100),
         ("snapshots", 1000),
         ("files not written", 200),
+        ("files wanted", 200),
+        ("states read", 200),
+        ("states wanted for too long", 200),
+        ("snapshots that were none", 200),
+        ("checkpoints not whole", 20),
         ("refusals", 1000),
         ("requests of hubs given up", 100),
         ("jobs failed", 100),
         ("jobs gone on from a checkpoint", 50),
-        ("hubs lost again before workers had weights", 10),
+        ("hubs lost again before workers had weights", 5),
         ("steps wait for their key", 10),
     ]);
 }

@@ -5,7 +5,9 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
+use coordinator::Use;
 use fabric::sim::{Faults, Net};
 use pbox_core::codec::Codec;
 use pbox_core::{Compression, JobTerms, Key, KeyId, Layout, LevelTerms, Notice, OnLoss, Schedule};
@@ -20,6 +22,8 @@ use super::ledger::Together;
 const STEPS: u32 = 300;
 /// A norm that a mean of ones is below.
 const NEVER_CLIPPED: f32 = 1000.0;
+/// No life is as long.
+const FOR_EVER: Duration = Duration::from_secs(1_000_000);
 /// The most rounds that a worker's keys are apart.
 const AHEAD: u32 = 3;
 
@@ -101,7 +105,7 @@ impl Tree {
         self.until(first, 0);
         for _ in 0..STEPS {
             match self.dice.below(30) {
-                0 => self.job.nodes[0].control.snapshot(),
+                0 => self.job.nodes[0].control.want(Use::File, FOR_EVER),
                 1..4 => self.happens_to_worker(),
                 4..6 => self.happens_to_hub(),
                 _ => {}
@@ -115,7 +119,10 @@ impl Tree {
         };
         self.until(are_back, u32::MAX);
         let last = self.rounds().max().unwrap() + 3;
-        self.until(|tree| tree.rounds().all(|round| round > last), last);
+        let is_done = |tree: &mut Tree| {
+            tree.rounds().all(|round| round > last) && !tree.job.nodes[0].control.files.are_wanted()
+        };
+        self.until(is_done, last);
         self.counts
     }
 

@@ -16,12 +16,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coordinator::input::{
-    Arrived, AskForLinks, Attach, Begin, Connect, Cut, GrantLinks, Happened, HubOf, Lose, Ready,
+    Arrived, AskForLinks, Attach, Begin, Connect, GrantLinks, Happened, HeldByLead, HubOf, Lose, Ready,
     ReleasedByLead,
 };
 use coordinator::{
-    Blame, Cause, CutAt, CutId, Effect, Event, Files, Hub, JobSpec, Join, LateLimits, Made, MemberOf,
-    Purpose, Quotas, Secret, Settings, Step, Stepped, Token,
+    Blame, Cause, CutId, Effect, Event, Files, Hub, JobSpec, Join, LateLimits, Made, MemberOf, Quotas,
+    Secret, Settings, Step, Stepped, Token,
 };
 use fabric::any::Transport;
 use fabric::{RecvWindow, SpanError, Spans, sim};
@@ -37,6 +37,10 @@ const TOLD: usize = 60;
 const SECRET: Secret = Secret([7; 16]);
 /// The time from one step to the next.
 const TICK: Duration = Duration::from_millis(1);
+/// The steps from one look at the time to the next.
+const SWEPT_EVERY: u32 = 16;
+/// How long members and hubs may be silent.
+const LIMIT: Duration = Duration::from_secs(10);
 
 /// A link that leads up, and the window that a hub above writes.
 pub type WayUp = (sim::Endpoint, Option<Arc<RecvWindow>>);
@@ -105,8 +109,6 @@ pub struct Control {
     pub letters: Vec<Letter>,
     /// At another hub than hub 0: the cut of hub 0 that each cut here answers, and whether by its end.
     follows: HashMap<CutId, (CutId, bool)>,
-    /// The hubs that own chunks.
-    owners: Vec<u32>,
     /// The snapshots and files.
     pub files: FilesHere,
     /// The cut that lets the members begin, which waits for the hubs above.
@@ -117,9 +119,12 @@ pub struct Control {
     pub failed: Option<String>,
     /// Whether cores then forget it, as those of a real hub do. Otherwise the caller looks at them.
     pub forgets: bool,
+    /// Whether the hub looks at the time now and then, as a real hub does. Otherwise the caller has it look.
+    pub is_swept: bool,
     /// Whether the hub has died.
     is_dead: bool,
     now: Instant,
+    ticks: u32,
     /// Whether one seed is replayed, which prints the story as it goes.
     is_told_aloud: bool,
     /// The tokens that were given, each with its rank.
@@ -145,6 +150,7 @@ fn hub_of(
     let mut hub = Hub::new(Settings { jobs_limit: 1, quotas: Quotas::default(), late });
     let of_hub = HubOf {
         share,
+        names: Vec::new(),
         pieces: Vec::new(),
         secret: SECRET,
         first_round: first,
@@ -166,18 +172,8 @@ impl Drop for Control {
 }
 
 impl Control {
-    /// Creates the control of a job that gathers, at the hub of this share, on this many cores.
-    pub fn new(
-        named: (JobId, String),
-        terms: &Arc<JobTerms>,
-        share: Share,
-        cores: usize,
-        is_below: bool,
-    ) -> Self {
-        Control::with_owners(named, terms, share, (cores, is_below), &[cores])
-    }
-
-    /// Returns the same of several hubs, each with so many shards that own chunks.
+    /// The control of a job that gathers, at the hub of this share, on this many cores. Each of its hubs has so many shards that own
+    /// chunks.
     pub fn with_owners(
         named: (JobId, String),
         terms: &Arc<JobTerms>,
@@ -201,14 +197,15 @@ impl Control {
             begun: Vec::new(),
             letters: Vec::new(),
             follows: HashMap::new(),
-            owners,
             files: FilesHere::default(),
             waits_above: None,
             unlinked_above: None,
             failed: None,
             forgets: false,
+            is_swept: false,
             is_dead: false,
             now,
+            ticks: 0,
             is_told_aloud: std::env::var_os("PHUB_SIM_SEED").is_some(),
             given: Vec::new(),
             reached: vec![None; terms.workers as usize],
@@ -388,19 +385,9 @@ impl Control {
         self.carry_out_all(effects);
     }
 
-    /// Cuts the job for a snapshot at all hubs, which hub 0 leads.
-    pub fn snapshot(&mut self) {
-        let (_, effects) = self.cut(Purpose::Snapshot(CutAt::AllHubs));
-        self.carry_out_all(effects);
-    }
-
-    fn cut(&mut self, purpose: Purpose) -> (CutId, Vec<Effect>) {
-        self.ask(Cut { job: self.id, purpose }).expect("the job goes on")
-    }
-
-    /// Cuts the job for hub 0.
-    pub fn follow(&mut self, of_lead: CutId, purpose: Purpose) {
-        let (cut, effects) = self.cut(purpose);
+    /// Cuts the job for hub 0, by its number.
+    pub fn follow(&mut self, of_lead: CutId, cut: u64) {
+        let (cut, effects) = self.ask(HeldByLead { job: self.id, cut }).expect("the job goes on");
         self.follows.insert(cut, (of_lead, false));
         self.carry_out_all(effects);
     }
@@ -431,6 +418,7 @@ impl Control {
     fn carry_out_all(&mut self, effects: Vec<Effect>) {
         effects.into_iter().for_each(|effect| self.carry_out(effect));
         self.publish();
+        self.note_whole();
         self.check();
     }
 
@@ -496,7 +484,7 @@ impl Control {
             }
             Command::GiveBack => {
                 core.give_back(job, None);
-                None
+                Some(Event::Freed(place))
             }
             Command::Hold(cut) => {
                 let front = core.hold(job).map(|front| front.highest);
@@ -538,8 +526,14 @@ impl Control {
     /// Takes in the next report. Returns whether there was one.
     pub fn work(&mut self) -> bool {
         self.now += TICK;
+        self.ticks += 1;
+        if self.is_swept && self.ticks.is_multiple_of(SWEPT_EVERY) && self.failed.is_none() {
+            self.reports.push_back(Event::Swept(LIMIT));
+        }
         let Some(event) = self.reports.pop_front() else { return false };
-        self.tell(format!("{event:?}"));
+        if !matches!(event, Event::Swept(_)) {
+            self.tell(format!("{event:?}"));
+        }
         let effects = self.ask(Happened { job: self.id, event });
         self.carry_out_all(effects);
         true
@@ -610,7 +604,13 @@ impl Control {
             Effect::Cut(_, Step::TakeSnapshot(occasion, before)) => {
                 self.command(|| Command::Snapshot(occasion, before));
             }
-            Effect::Snapshot(occasion, before, whole) => self.snapshot_over(occasion, before, whole.is_ok()),
+            Effect::Snapshot(occasion, before, parts) => self.snapshot_over(occasion, before, parts),
+            Effect::FollowPart { follow, hub, before, whole } => {
+                self.letters.push(Letter::HasPart(follow, hub, before, whole));
+            }
+            Effect::Part(asked, reply) => self.answers_part(asked, reply),
+            Effect::NotWhole(..) => self.files.not_whole += 1,
+            Effect::Wanted(want, written) => self.wanted(want, written),
             Effect::Cut(cut, Step::BeginAbove) => self.waits_above = Some(cut),
             Effect::Cut(cut, step) => {
                 assert_eq!(self.answers.0, 0, "one step at a time");

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use coordinator::{Blame, CutId, Purpose};
+use coordinator::{Blame, CutId, Event, FollowId};
 use pbox_core::control::{ArrivedRequest, HoldRequest, PartState, ReleaseRequest, WholeRounds};
 use pbox_core::{JobTerms, Round, Share};
 
@@ -29,9 +29,9 @@ pub enum Letter {
     /// The job has failed at a hub.
     Failed(String, Blame),
     /// Hub 0 asks this hub for its part of the checkpoint before a round, and says what is whole.
-    HasPart(u32, Round, WholeRounds),
-    /// The other hub has files of these rounds, and its part is in this state.
-    Part(Round, Vec<Round>, PartState),
+    HasPart(FollowId, u32, Round, WholeRounds),
+    /// The other hub has files of these rounds, and its part is in this state; or nobody knows.
+    Part(FollowId, u32, Result<(Vec<Round>, PartState), String>),
 }
 
 impl Letter {
@@ -135,11 +135,18 @@ impl Hubs {
         if let Some(dice) = dice {
             let (known, given_up) = self.post.trouble(dice);
             known.into_iter().for_each(|event| self.lead().report(event));
-            if let Some((from, Letter::Arrived(request))) = given_up {
-                let hub = &mut self.hubs[from];
-                if let Some(rank) = hub.job().members.rank(request.worker) {
-                    hub.lose(rank, "it could not be let in");
+            match given_up {
+                Some((from, Letter::Arrived(request))) => {
+                    let hub = &mut self.hubs[from];
+                    if let Some(rank) = hub.job().members.rank(request.worker) {
+                        hub.lose(rank, "it could not be let in");
+                    }
                 }
+                Some((_, Letter::HasPart(follow, hub, ..))) => {
+                    let said = Err("no answer came".to_owned());
+                    self.lead().report(Event::Part { follow, hub, said });
+                }
+                _ => {}
             }
         }
     }
@@ -164,9 +171,9 @@ impl Hubs {
                 hub.letters.push(Letter::Released(cut, ended().map(|_: Option<Round>| ())));
             }
             Letter::HasPart(..) | Letter::Part(..) if hub.failed.is_some() => {}
-            Letter::HasPart(_, before, whole) => hub.part_asked(before, whole),
-            Letter::Part(before, rounds, part) => hub.part_is(from as u32, before, rounds, part),
-            Letter::Hold(cut, request) => hub.follow(cut, Purpose::Follow(request.cut)),
+            Letter::HasPart(follow, _, before, whole) => hub.part_asked(follow, before, whole),
+            Letter::Part(follow, hub_of, said) => hub.report(Event::Part { follow, hub: hub_of, said }),
+            Letter::Hold(cut, request) => hub.follow(cut, request.cut),
             Letter::Release(cut, request) => hub.released_by_lead(cut, request),
             Letter::Held(cut, front) => {
                 self.post.answered(from, cut, false, front).into_iter().for_each(|event| hub.report(event));

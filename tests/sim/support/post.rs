@@ -68,7 +68,7 @@ impl Post {
                 1..hubs
             }
             Letter::Lost(..) | Letter::Failed(..) if from == 0 => 1..hubs,
-            Letter::HasPart(hub, ..) => hub as usize..hub as usize + 1,
+            Letter::HasPart(_, hub, ..) => hub as usize..hub as usize + 1,
             _ => 0..1,
         };
         self.sent.extend(to.map(|to| Sent { from, to, letter: letter.clone(), is_late: false }));
@@ -113,8 +113,10 @@ impl Post {
             self.given_up += 1;
             return (self.answered(silent, cut, releases, Err("no answer came".to_owned())), None);
         }
-        let is_told =
-            |sent: &Sent| matches!(sent.letter, Letter::Arrived(_) | Letter::Lost(..) | Letter::Failed(..));
+        let is_told = |sent: &Sent| {
+            let letter = &sent.letter;
+            matches!(letter, Letter::Arrived(_) | Letter::Lost(..) | Letter::Failed(..) | Letter::HasPart(..))
+        };
         let Some(place) = self.sent.iter().position(is_told) else { return (None, None) };
         let Sent { from, letter, .. } = &self.sent[place];
         let given_up = Some((*from, letter.clone()));

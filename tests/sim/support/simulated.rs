@@ -440,11 +440,6 @@ impl Simulated {
         self.hubs.takes_part(rank) && self.begins.iter().all(|(begins, _)| *begins != rank)
     }
 
-    /// Cuts the job for a snapshot at all hubs. Each core says later what came of it.
-    pub fn snapshot(&mut self) {
-        self.hubs.lead().snapshot();
-    }
-
     /// Whether the control has something to do.
     pub fn is_busy(&self) -> bool {
         self.hubs.is_busy()

@@ -198,8 +198,8 @@ impl Moved<'_> {
     pub fn end_with_snapshot(mut self) -> Vec<Effect> {
         let (Moved { job, cut }, mut effects) = (&mut self, Vec::new());
         if cut.snapshot().0 {
-            let is_awaited = !matches!(cut.purpose, Purpose::Follow(_));
-            let occasion = job.checkpoints.begin(cut.before, is_awaited);
+            let want = job.checkpoints.wants.cut_for(cut.id, cut.before);
+            let occasion = job.checkpoints.begin(cut.before, want);
             effects.push(Effect::Cut(cut.id, Step::TakeSnapshot(occasion, cut.before)));
         }
         effects.extend(self.release());
@@ -240,7 +240,10 @@ impl Moved<'_> {
                     return effects; // which ends all cuts
                 }
             }
-            (Some(why), _) => effects.push(Effect::CutOver(cut.id, Err(why))),
+            (Some(why), _) => {
+                effects.extend(job.checkpoints.wants.cut_failed(cut.id, &why));
+                effects.push(Effect::CutOver(cut.id, Err(why)));
+            }
             (None, _) => {
                 let ranks = cut.admitted(&job.members);
                 if !ranks.is_empty() {

@@ -64,6 +64,7 @@ impl Job {
     pub(crate) fn fail(&mut self, reason: &str, hub_stops: bool, now: Instant) -> Vec<Effect> {
         self.life = Life::Failed { at: now, reason: reason.to_owned(), hub_stops };
         self.news.tell(&self.life, |_| {});
+        self.checkpoints.end();
         self.cuts.end(&self.hubs, &self.members)
     }
 

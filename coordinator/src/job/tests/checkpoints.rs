@@ -1,19 +1,30 @@
 //! Snapshots whose cores answer in any order, and the messages of a part to hub 0.
 
+use pbox_core::control::{WholeRounds, WrittenReply};
+
 use super::*;
+use crate::job::checkpoints::{Over, TakenBy};
+use crate::job::{AskedId, CutAt, NoState, Parts, Saving, Use, WantId};
 
 /// Returns a core's answer: its part before a round that is due, or none before the rounds from one to another.
 fn answers(job: &mut Job, core: usize, before: u32, through: Option<u32>) -> Vec<Effect> {
     let (before, refused) = (Round(before), through.map(|_| "passed".to_owned()));
-    let owners = job.spec.made.owners;
-    job.checkpoints.taken(core, owners, (Occasion::Due(before), before, through.map(Round)), refused)
+    let (occasion, through) = (Occasion::Due(before), through.map(Round));
+    Saving { job, now: Instant::now() }.taken(TakenBy { core, occasion, before, through, refused })
 }
 
-/// Returns the effects when all cores have answered for what is due before a round.
-fn over(before: u32, whole: Result<(), &str>) -> Vec<Effect> {
-    let before = Round(before);
-    let whole = whole.map_err(str::to_owned);
-    vec![Effect::Snapshot(Occasion::Due(before), before, whole), Effect::Wake]
+/// The effects when all cores have answered for what is due before a round.
+fn over(before: u32, parts: Parts) -> Vec<Effect> {
+    vec![Effect::Snapshot(Occasion::Due(Round(before)), Round(before), parts)]
+}
+
+fn taken(job: &mut Job, occasion: Occasion, before: u32, refused: Option<&str>) -> Vec<Over> {
+    let (before, refused) = (Round(before), refused.map(str::to_owned));
+    job.checkpoints.taken(TakenBy { core: 0, occasion, before, through: None, refused }, 1)
+}
+
+fn reply(before: u32, bytes: u64) -> CheckpointReply {
+    CheckpointReply { round: Round(before), bytes, milliseconds: 1, error_before: None }
 }
 
 #[test]
@@ -23,11 +34,12 @@ fn a_core_that_has_passed_rounds_is_not_waited_for() {
     assert_eq!(answers(&mut job, 0, 20, None), []);
     assert_eq!(
         answers(&mut job, 1, 10, Some(4_000_000_000)),
-        over(20, Err("passed")),
+        over(20, Parts::Skip("passed".into())),
         "it has answered for each"
     );
     let late = answers(&mut job, 0, 30, None);
-    assert_eq!(late, over(30, Err("another core has passed it")), "and for those that others come to later");
+    let why = "another core has passed it".to_owned();
+    assert_eq!(late, over(30, Parts::Skip(why)), "and for those that others come to later");
     assert!(job.checkpoints.error.as_ref().unwrap().contains("before round 30 was skipped"));
 }
 
@@ -36,19 +48,17 @@ fn hub_0_hears_how_a_part_is() {
     let mut job = running();
     job.spec.made.owners = 1;
     assert_eq!(job.checkpoints.part_before(Round(7)), PartState::Collecting);
-    let occasion = job.checkpoints.begin(Round(7), false);
+    let occasion = job.checkpoints.begin(Round(7), None);
     assert_eq!(job.checkpoints.part_before(Round(0)), PartState::Collecting, "it is under way");
-    let whole = Effect::Snapshot(occasion, Round(7), Ok(()));
-    assert_eq!(job.checkpoints.taken(0, 1, (occasion, Round(7), None), None), [whole, Effect::Wake]);
+    assert!(taken(&mut job, occasion, 7, None)[0].refused.is_none());
     job.checkpoints.begin_file(Round(7), &job.hubs).unwrap();
     assert_eq!(job.checkpoints.part_before(Round(7)), PartState::Writing);
     assert_eq!(job.checkpoints.end_file(Round(7), Err("full".into())), None);
     assert_eq!(job.checkpoints.part_before(Round(7)), PartState::Failed("full".into()));
     assert!(job.checkpoints.has_failed);
     job.checkpoints.begin_file(Round(8), &job.hubs).unwrap();
-    let reply = CheckpointReply { round: Round(8), bytes: 5, milliseconds: 1, error_before: None };
     assert_eq!(
-        job.checkpoints.end_file(Round(8), Ok(reply)),
+        job.checkpoints.end_file(Round(8), Ok(reply(8, 5))),
         Some("full".into()),
         "it says what the one before was"
     );
@@ -65,11 +75,208 @@ fn hub_0_hears_how_a_part_is() {
 fn a_part_that_failed_is_not_forgotten_when_an_earlier_one_ends_after_it() {
     let mut job = running();
     job.spec.made.owners = 1;
-    let [earlier, later] =
-        [9, 12].map(|before| (job.checkpoints.begin(Round(before), false), Round(before), None));
-    job.checkpoints.taken(0, 1, later, Some("the one before it is not written yet".into()));
-    job.checkpoints.taken(0, 1, earlier, None);
+    let [earlier, later] = [9, 12].map(|before| job.checkpoints.begin(Round(before), None));
+    taken(&mut job, later, 12, Some("the one before it is not written yet"));
+    taken(&mut job, earlier, 9, None);
     job.checkpoints.begin_file(Round(9), &job.hubs).unwrap();
     assert!(matches!(job.checkpoints.part_before(Round(12)), PartState::Failed(_)));
     assert_eq!(job.checkpoints.part_before(Round(9)), PartState::Writing);
+}
+
+/// A job whose states are wanted, and a clock.
+struct Wanted {
+    job: Job,
+    now: Instant,
+}
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+impl Wanted {
+    fn new(owners: usize) -> Self {
+        let mut job = running();
+        job.spec.made.owners = owners;
+        Wanted { job, now: Instant::now() }
+    }
+
+    fn saving(&mut self) -> Saving<'_> {
+        Saving { job: &mut self.job, now: self.now }
+    }
+
+    fn want(&mut self, purpose: Use) -> (WantId, Vec<Effect>) {
+        self.saving().want(purpose, CutAt::ThisHub, LIMIT)
+    }
+
+    fn happens(&mut self, event: crate::Event) -> Vec<Effect> {
+        self.job.handle(event, self.now)
+    }
+
+    /// The driver takes the steps of a cut before a round. Returns the snapshot.
+    fn cut(&mut self, mut effects: Vec<Effect>, before: u32) -> Occasion {
+        let mut occasion = None;
+        while let Some((cut, step)) = effects.iter().find_map(|effect| match effect {
+            Effect::Cut(_, Step::TakeSnapshot(of, _)) => {
+                occasion = Some(*of);
+                None
+            }
+            Effect::Cut(cut, step) => Some((*cut, step.clone())),
+            _ => None,
+        }) {
+            let stepped = match step {
+                Step::Hold => Stepped::Held(Some(Round(before))),
+                _ => Stepped::Released,
+            };
+            effects = self.happens(crate::Event::Cut(cut, stepped));
+        }
+        occasion.expect("the cut is for one")
+    }
+
+    fn taken(&mut self, core: usize, occasion: Occasion, refused: Option<&str>) -> Vec<Effect> {
+        let refused = refused.map(str::to_owned);
+        self.happens(crate::Event::Taken { core, occasion, before: Round(7), through: None, refused })
+    }
+
+    fn passes(&mut self, time: Duration) -> Vec<Effect> {
+        self.now += time;
+        let now = self.now;
+        Saving { job: &mut self.job, now }.time_passes()
+    }
+}
+
+fn is_cut(effects: &[Effect]) -> bool {
+    matches!(effects, [Effect::Cut(_, Step::Hold)])
+}
+
+#[test]
+fn a_want_tries_again_when_the_cores_that_had_no_part_have_their_memory() {
+    let mut wanted = Wanted::new(3);
+    let (_, effects) = wanted.want(Use::File);
+    let occasion = wanted.cut(effects, 7);
+    assert_eq!(wanted.taken(0, occasion, None), []);
+    assert_eq!(wanted.taken(1, occasion, Some("it is out")), []);
+    assert_eq!(wanted.happens(crate::Event::Freed(1)), [], "before the last core answers");
+    let dropped = Effect::Snapshot(occasion, Round(7), Parts::Drop);
+    assert_eq!(wanted.taken(2, occasion, Some("it is out")), [dropped]);
+    assert_eq!(wanted.happens(crate::Event::Freed(0)), [], "it had a part");
+    let effects = wanted.happens(crate::Event::Freed(2));
+    assert!(is_cut(&effects), "{effects:?}");
+    let occasion = wanted.cut(effects, 7);
+    for core in [0, 1] {
+        assert_eq!(wanted.taken(core, occasion, None), []);
+    }
+    let write = Effect::Snapshot(occasion, Round(7), Parts::Write);
+    assert_eq!(wanted.taken(2, occasion, None), [write]);
+}
+
+#[test]
+fn a_want_ends_with_its_time_and_says_why() {
+    let mut wanted = Wanted::new(1);
+    let (late, effects) = wanted.want(Use::File);
+    let occasion = wanted.cut(effects, 7);
+    assert_eq!(wanted.passes(LIMIT / 2), []);
+    let [Effect::Wanted(id, Err(NoState::Other(why)))] = &wanted.passes(LIMIT / 2)[..] else { panic!() };
+    assert!(*id == late && why.contains("round 6 did not end in time"), "{why}");
+    let dropped = Effect::Snapshot(occasion, Round(7), Parts::Drop);
+    assert_eq!(wanted.taken(0, occasion, None), [dropped], "nobody wants it any more");
+    let (id, effects) = wanted.want(Use::File);
+    let occasion = wanted.cut(effects, 7);
+    wanted.taken(0, occasion, Some("it is out"));
+    let why = NoState::Other("it is out".into());
+    assert_eq!(wanted.passes(LIMIT), [Effect::Wanted(id, Err(why))]);
+    assert_eq!(wanted.happens(crate::Event::Freed(0)), []);
+}
+
+#[test]
+fn clients_read_one_after_another() {
+    let mut wanted = Wanted::new(1);
+    let (first, effects) = wanted.want(Use::Client);
+    let occasion = wanted.cut(effects, 7);
+    let give = Effect::Snapshot(occasion, Round(7), Parts::Give(first));
+    assert_eq!(wanted.taken(0, occasion, None), [give]);
+    let [(second, effects), (third, others)] = [wanted.want(Use::Client), wanted.want(Use::Client)];
+    assert_eq!((effects, others), (vec![], vec![]));
+    assert_eq!(wanted.passes(LIMIT / 2), []);
+    let effects = wanted.happens(crate::Event::Read(first));
+    assert!(is_cut(&effects), "{effects:?}");
+    let [Effect::Wanted(id, Err(NoState::Other(why)))] = &wanted.passes(LIMIT / 2)[..] else { panic!() };
+    assert!(
+        *id == third && why.contains("another client"),
+        "the time of the second one has begun again: {why}"
+    );
+    let occasion = wanted.cut(effects, 7);
+    let give = Effect::Snapshot(occasion, Round(7), Parts::Give(second));
+    assert_eq!(wanted.taken(0, occasion, None), [give]);
+}
+
+#[test]
+fn hub_0_gets_its_answer_when_the_part_is_decided_or_its_wait_is_over() {
+    let mut wanted = Wanted::new(1);
+    wanted.job.hubs.share.hub = 1;
+    let asks = |wanted: &mut Wanted| wanted.saving().asked_for(Round(7), WholeRounds::default(), LIMIT);
+    let answer = |id: AskedId, part| Effect::Part(id, WrittenReply { rounds: Vec::new(), part });
+    let (id, effects) = asks(&mut wanted);
+    assert_eq!((effects, wanted.passes(LIMIT / 2)), (vec![], vec![]));
+    assert_eq!(wanted.passes(LIMIT / 2), [answer(id, PartState::Collecting)]);
+    let (id, _) = asks(&mut wanted);
+    let occasion = wanted.job.checkpoints.begin(Round(7), None);
+    assert_eq!(wanted.taken(0, occasion, None).len(), 1, "it is not written yet");
+    let (_, effects) = wanted.saving().end_file(occasion, Round(7), Ok(reply(7, 5)));
+    assert_eq!(effects, [answer(id, PartState::Written(5))]);
+    let (id, effects) = asks(&mut wanted);
+    assert_eq!(effects, [answer(id, PartState::Written(5))]);
+}
+
+/// Hub 0 of a job of three hubs, whose file before round 7 is written within a time. Returns the questions.
+fn follows(wanted: &mut Wanted) -> (WantId, Vec<Effect>) {
+    wanted.job.hubs.share.hubs = 3;
+    for hub in 0..3 {
+        wanted.job.hubs.has_files(hub, Vec::new());
+    }
+    let (id, effects) = wanted.want(Use::File);
+    let occasion = wanted.cut(effects, 7);
+    wanted.taken(0, occasion, None);
+    let (_, effects) = wanted.saving().end_file(occasion, Round(7), Ok(reply(7, 5)));
+    (id, effects)
+}
+
+fn says(wanted: &mut Wanted, question: &Effect, part: PartState) -> Vec<Effect> {
+    let &Effect::FollowPart { follow, hub, .. } = question else { panic!("{question:?}") };
+    wanted.happens(crate::Event::Part { follow, hub, said: Ok((Vec::new(), part)) })
+}
+
+#[test]
+fn a_checkpoint_is_whole_when_all_hubs_have_written_their_parts() {
+    let mut wanted = Wanted::new(1);
+    let (id, asked) = follows(&mut wanted);
+    assert_eq!(asked.len(), 2);
+    assert_eq!(says(&mut wanted, &asked[1], PartState::Written(7)), []);
+    wanted.now += 2 * LIMIT;
+    assert_eq!(says(&mut wanted, &asked[0], PartState::Writing), asked[..1], "a disk may be slow");
+    assert_eq!(says(&mut wanted, &asked[0], PartState::Written(8)), [Effect::Wanted(id, Ok(reply(7, 20)))]);
+}
+
+#[test]
+fn a_checkpoint_is_not_whole_without_a_part() {
+    let mut wanted = Wanted::new(1);
+    let (id, asked) = follows(&mut wanted);
+    wanted.now += 2 * LIMIT;
+    assert_eq!(says(&mut wanted, &asked[0], PartState::Collecting), []);
+    let told = says(&mut wanted, &asked[1], PartState::Written(7));
+    let [Effect::NotWhole(Round(7), why), Effect::Wanted(of, Err(NoState::Other(told)))] = &told[..] else {
+        panic!("{told:?}")
+    };
+    assert!(*of == id && told == why && why.contains("hub 1 of the job has no part of it"), "{why}");
+    assert!(why.contains("round 6 did not end in time"), "{why}");
+    assert_eq!(wanted.job.checkpoints.error.as_ref(), Some(why));
+}
+
+#[test]
+fn a_checkpoint_is_not_whole_if_a_hub_does_not_answer() {
+    let mut wanted = Wanted::new(1);
+    let (id, asked) = follows(&mut wanted);
+    assert_eq!(says(&mut wanted, &asked[1], PartState::Written(7)), []);
+    let &Effect::FollowPart { follow, hub, .. } = &asked[0] else { panic!("{asked:?}") };
+    let said = Err("no answer came".to_owned());
+    let told = wanted.happens(crate::Event::Part { follow, hub, said });
+    let why = || "no answer came".to_owned();
+    assert_eq!(told, [Effect::NotWhole(Round(7), why()), Effect::Wanted(id, Err(NoState::Other(why())))]);
 }

@@ -74,7 +74,7 @@ impl Hub {
     fn new(hub: u32) -> Self {
         let mut job = gathering(2, OnLoss::Continue, Members::Workers, 1);
         job.hubs = crate::Hubs::new(
-            Share { hub, hubs: 2, ..Share::WHOLE },
+            (Share { hub, hubs: 2, ..Share::WHOLE }, Vec::new()),
             Vec::new(),
             Secret([7; 16]),
             Round(0),

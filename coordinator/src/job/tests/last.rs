@@ -98,8 +98,13 @@ impl Hub {
         let mut job = gathering(1, OnLoss::Stop, Members::Workers, 1);
         let piece = Piece { key: KeyId(0), chunks: 0..1, elements: 0..16 };
         let files = crate::Files::new((0..share.hubs).map(|hub| (hub, vec![Round(saved)])));
-        job.hubs =
-            crate::Hubs::new(share, Vec::from_iter(front.map(|_| piece)), Secret([7; 16]), Round(0), files);
+        job.hubs = crate::Hubs::new(
+            (share, Vec::new()),
+            Vec::from_iter(front.map(|_| piece)),
+            Secret([7; 16]),
+            Round(0),
+            files,
+        );
         let last = CheckpointReply { round: Round(saved), bytes: 0, milliseconds: 0, error_before: None };
         job.checkpoints.last = Some(last).filter(|_| saved > 0);
         join(&mut job, 0);
@@ -155,12 +160,11 @@ impl Hubs {
     }
 
     fn fail(&mut self, number: usize, reason: &str) {
-        let names = (0..self.hubs.len()).map(|hub| format!("hub-{hub}")).collect();
         let (hub, now) = (&mut self.hubs[number], self.now);
         if hub.job.life.failed() {
             return;
         }
-        let saves = Saves { stops: false, hubs: names };
+        let saves = Saves { stops: false };
         let effects = match hub.saves {
             true => hub.job.fail_and_save(reason, Blame::Job, saves, now),
             false => hub.job.fail(reason, false, now),

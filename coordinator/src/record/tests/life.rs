@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use pbox_core::control::{
-    CheckpointReply, JoinRequest, LastRequest, Late, Latest, ReleaseRequest, WholeRounds,
+    CheckpointReply, JoinRequest, LastRequest, Late, Latest, PartState, ReleaseRequest, WholeRounds,
 };
 use pbox_core::{
     Consistency, Front, JobTerms, Key, KeyId, Look, Numbers, NumbersByRound, Occasion, OnLoss, Optimizer,
@@ -16,7 +16,7 @@ use crate::Found;
 use crate::input::*;
 use crate::{
     Asker, Blame, Cause, Change, Compared, CutAt, CutId, Effect, Files, JobSpec, Join, LastStepped, Made,
-    Memory, Promise, Purpose, Saves, Secret, Step, Stepped,
+    Memory, Promise, Saves, Secret, Step, Stepped, Use,
 };
 
 /// A hub whose life is recorded.
@@ -108,7 +108,8 @@ impl Life {
         self.ask(Release { name: name.clone() });
         let pieces = vec![Piece { key: KeyId(0), chunks: 0..1, elements: 0..16 }];
         let (secret, files) = (Secret([7; 16]), Files::default());
-        let hub = HubOf { share: Share::WHOLE, pieces, secret, first_round: Round(0), files };
+        let (share, names) = (Share::WHOLE, Vec::new());
+        let hub = HubOf { share, names, pieces, secret, first_round: Round(0), files };
         let made = Made { cores: 1, owners: 1, owner, promised: 4096, ..Made::default() };
         let from = (Round(0), NumbersByRound::new(Numbers::new(terms().optimizer)));
         self.ask(Begin { spec: JobSpec { id, name, terms: Arc::new(terms()), made }, hub, from });
@@ -168,7 +169,8 @@ impl Life {
     }
 
     fn takes_a_snapshot(&mut self, job: JobId) {
-        let (_, effects) = self.ask(Cut { job, purpose: Purpose::Snapshot(CutAt::AllHubs) }).unwrap();
+        let (purpose, limit) = (Use::File, Duration::from_secs(30));
+        let (_, effects) = self.ask(WantState { job, purpose, at: CutAt::AllHubs, limit }).unwrap();
         self.cuts(job, effects, 5);
         let taken = |occasion, before, through, refused| Event::Taken {
             core: 0,
@@ -179,10 +181,17 @@ impl Life {
         };
         self.happens(job, taken(Occasion::Asked(1), 5, None, None));
         self.ask(BeginFile { job, before: Round(5) }).unwrap().unwrap();
-        self.ask(EndFile { job, before: Round(5), written: Ok(reply(5)) }).unwrap();
+        let (occasion, before) = (Occasion::Asked(1), Round(5));
+        let (_, effects) = self.ask(EndFile { job, occasion, before, written: Ok(reply(5)) }).unwrap();
+        assert!(matches!(effects[..], [Effect::Wanted(_, Ok(_))]), "{effects:?}");
+        self.happens(job, Event::Freed(0));
+        let follow = serde_json::from_str("1").unwrap();
+        self.happens(job, Event::Part { follow, hub: 1, said: Ok((Vec::new(), PartState::Collecting)) });
         self.happens(job, taken(Occasion::Due(Round(6)), 6, Some(Round(7)), Some("the disk is slow".into())));
-        self.ask(LacksPart { job, why: "hub 1 has none".into() }).unwrap();
         self.ask(HasFiles { job, hub: 0, rounds: vec![Round(5)] });
+        let purpose = Use::Client;
+        let (want, _) = self.ask(WantState { job, purpose, at: CutAt::ThisHub, limit }).unwrap();
+        self.happens(job, Event::Read(want));
     }
 
     fn loses_links(&mut self, job: JobId) {
@@ -199,7 +208,7 @@ impl Life {
     }
 
     fn fails_and_saves(&mut self, job: JobId) {
-        let saves = Some(Saves { stops: false, hubs: Vec::new() });
+        let saves = Some(Saves { stops: false });
         self.ask(Fail { job, reason: "a test".into(), blame: Blame::Job, saves }).unwrap();
         self.ask(AskToHold { job });
         let front = Front { lowest: Round(6), highest: Round(7) };
@@ -217,7 +226,9 @@ impl Life {
         self.ask(Ready { member: MemberOf { job, rank: 0 }, reached: Some(Round(3)) }).unwrap();
         self.ask(MissMachines { job, machines: vec![2] }).unwrap();
         self.ask(MachinesReached { job, round: Round(3) }).unwrap();
-        self.ask(HasWhole { job, whole: WholeRounds { rounds: vec![Round(3)], decided: Some(Round(3)) } });
+        let whole = WholeRounds { rounds: vec![Round(3)], decided: Some(Round(3)) };
+        let wait = Duration::from_secs(1);
+        self.ask(AskForWritten { job, before: Round(0), whole, wait }).unwrap();
         self.ask(Arrived { job, hub: 1, worker: 1 }).unwrap();
         let request = ReleaseRequest {
             secret: Secret([7; 16]).show(),
@@ -228,7 +239,7 @@ impl Life {
             ends: false,
         };
         self.ask(ReleasedByLead { job, request }).unwrap().unwrap_err();
-        let (_, effects) = self.ask(Cut { job, purpose: Purpose::Follow(1) }).unwrap();
+        let (_, effects) = self.ask(HeldByLead { job, cut: 1 }).unwrap();
         self.cuts(job, effects, 3);
     }
 

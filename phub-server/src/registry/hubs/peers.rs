@@ -17,11 +17,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coordinator::input::{Arrived, HasWhole, ReleasedByLead};
-use coordinator::{Cause, CutAt, JobEnded, NotCut, NotReleased, Purpose};
+use coordinator::input::{Arrived, AskForWritten, ReleasedByLead};
+use coordinator::{Cause, CutAt, JobEnded, NotCut, NotReleased};
 use pbox_core::control::{
     ArrivedRequest, BeginsRequest, CheckpointReply, CheckpointRequest, HoldReply, HoldRequest, LostRequest,
-    PartState, PartsReply, RefusalCode, ReleaseRequest, WrittenReply, WrittenRequest, check_job_name,
+    PartsReply, RefusalCode, ReleaseRequest, WrittenReply, WrittenRequest, check_job_name,
 };
 use pbox_core::job::MAX_HUBS;
 use pbox_core::{JobId, Round, Share};
@@ -96,7 +96,7 @@ impl Registry {
         id: JobId,
         request: HoldRequest,
     ) -> Result<HoldReply, Refusal> {
-        let front = self.cut(id, Purpose::Follow(request.cut), None).await?.map_err(not_cut)?;
+        let front = self.cut_for_lead(id, request.cut).await?.map_err(not_cut)?;
         Ok(HoldReply { front })
     }
 
@@ -110,7 +110,7 @@ impl Registry {
             let mut inner = self.lock();
             let released = inner.ask(ReleasedByLead { job: id, request })?;
             let (cut, effects) = released.map_err(not_released)?;
-            let over = inner.running(id)?.1.wait_for_cuts.wait_for(cut, None);
+            let over = inner.running(id)?.1.wait_for_cuts.wait_for(cut);
             self.carry_out(&mut inner, id, effects);
             over
         };
@@ -121,21 +121,15 @@ impl Registry {
     /// Returns this hub's part of a checkpoint to hub 0, once it is written.
     pub async fn written(&self, id: JobId, request: WrittenRequest) -> Result<WrittenReply, Refusal> {
         let WrittenRequest { before, whole, wait_ms, .. } = request;
-        self.lock().ask(HasWhole { job: id, whole });
         let wait = Duration::from_millis(wait_ms).min(self.heartbeat_hold());
-        let part = || self.of_job(id, |state, _| state.checkpoints.part_before(before));
-        let is_decided = async {
-            loop {
-                let freed = self.freed.notified(); // before the look, so that no end is missed
-                match part()? {
-                    PartState::Collecting | PartState::Writing => freed.await,
-                    part => return Ok(part),
-                }
-            }
+        let part = {
+            let mut inner = self.lock();
+            let (asked, effects) = inner.ask(AskForWritten { job: id, before, whole, wait })?;
+            let part = inner.running(id)?.1.checkpoints.asked.wait_for(asked);
+            self.carry_out(&mut inner, id, effects);
+            part
         };
-        let part = tokio::time::timeout(wait, is_decided).await.unwrap_or_else(|_| part())?;
-        let rounds = self.of_job(id, |state, _| state.hubs.rounds.clone())?;
-        Ok(WrittenReply { rounds, part })
+        Ok(part.await.map_err(|_| JobEnded)?)
     }
 
     /// Notes that a newcomer's links are at a hub: hub 0 lets it take part once they are at all of them.
@@ -213,6 +207,7 @@ impl Registry {
     ) -> Result<CheckpointReply, Refusal> {
         let limit = Duration::from_millis(request.round_limit_ms).min(ROUND_LIMIT);
         let at = if request.ends { CutAt::LastRound } else { CutAt::AllHubs };
-        self.checkpoint_at(id, at, limit).await.map_err(|why| RefusalCode::NotSaved.because(why))
+        let written = self.checkpoint_at(id, at, limit).await;
+        written.map_err(|why| RefusalCode::NotSaved.because(why.to_string()))
     }
 }

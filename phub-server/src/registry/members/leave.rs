@@ -5,14 +5,13 @@ use std::time::Duration;
 
 use authority::unhex;
 use coordinator::input::{self, End, Ended};
-use coordinator::{Cause, Leave, Member, MemberOf, Token, Unserved};
+use coordinator::{Cause, Leave, Member, MemberOf, NoState, Token, Unserved};
 use membership::MemberError;
 use pbox_core::control::{LeaveReply, LeaveRequest, LeftAt, reason};
 use pbox_core::{Discarded, JobId, Members};
 
 use crate::cores::Command;
 use crate::registry::above::JoinedAbove;
-use crate::registry::saved::collected::NoSnapshot;
 use crate::registry::{Inner, Refusal, Registry, on_thread};
 
 /// The time that the end of a job waits for the round in flight. All workers have left, so there is none, unless a
@@ -58,8 +57,7 @@ impl Registry {
         {
             tracing::warn!(job, %why, "no checkpoint at the job's end");
             // A job without weights has nothing to lose.
-            checkpoint_error =
-                Some(why).filter(|why| !matches!(why, NoSnapshot::NoWeights)).map(String::from);
+            checkpoint_error = Some(why).filter(|why| *why != NoState::NoWeights).map(|why| why.to_string());
         }
         if let Some((id, above)) = self.leave_now(job, &token, at.clone())? {
             // Before the links close: a closed link alone is a loss.

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use coordinator::input::Cut;
-use coordinator::{CutId, Event, JobEnded, Purpose, Step, Stepped};
+use coordinator::input::HeldByLead;
+use coordinator::{CutId, Event, JobEnded, Step, Stepped};
 use pbox_core::control::HoldReply;
 use pbox_core::{JobId, further};
 use serde_json::Value;
@@ -16,20 +16,14 @@ use crate::cores::{Command, Reply};
 use crate::registry::Registry;
 use crate::registry::job::Job;
 use crate::registry::rounds::waits::{Came, answers};
-use crate::registry::saved::collected::Collects;
 
 impl Registry {
-    /// Cuts a job, and waits until the cut is over, or until hub 0's cut holds the job.
-    pub(in crate::registry) async fn cut(
-        &self,
-        id: JobId,
-        purpose: Purpose,
-        collects: Option<Collects>,
-    ) -> Result<Came, JobEnded> {
+    /// Has a job follow a cut of hub 0, and waits until it is held, or until the cut is over.
+    pub(in crate::registry) async fn cut_for_lead(&self, id: JobId, cut: u64) -> Result<Came, JobEnded> {
         let came = {
             let mut inner = self.lock();
-            let (cut, effects) = inner.ask(Cut { job: id, purpose })?;
-            let came = inner.running(id)?.1.wait_for_cuts.wait_for(cut, collects);
+            let (cut, effects) = inner.ask(HeldByLead { job: id, cut })?;
+            let came = inner.running(id)?.1.wait_for_cuts.wait_for(cut);
             self.carry_out(&mut inner, id, effects);
             came
         };
@@ -75,8 +69,6 @@ impl Registry {
                 self.tell_step(id, cut, async { answers(asked).await.map(|_| Stepped::Ends) });
             }
             Step::TakeSnapshot(occasion, before) => {
-                let collects = job.wait_for_cuts.collects(cut);
-                self.collects(job, occasion, before, collects);
                 self.command(job, || Command::TakeSnapshot { job: id, occasion, before });
             }
             Step::ReleaseOthers(request) => self.tell_step(id, cut, async move {

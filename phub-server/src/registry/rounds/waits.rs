@@ -1,38 +1,41 @@
-//! Waits for a cut of a job, and for its last state, which the job owns; and for the answers of cores.
+//! Waits for a cut of a job, for its state and for its last state, which the job owns; and for the answers of cores.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 
 use coordinator::{CutId, JobEnded, NotCut};
 use pbox_core::Round;
 use pbox_core::control::{FailedReply, LastReply};
 use tokio::sync::oneshot;
 
-use crate::registry::saved::collected::Collects;
-
 /// The round before which a cut is, or to which a held job's chunks have come; or why there is no cut.
 pub(crate) type Came = Result<Option<Round>, NotCut>;
 
-/// The requests that wait for a cut to end, or to hold the job for hub 0; each perhaps with the way of a snapshot.
-#[derive(Debug, Default)]
-pub(crate) struct WaitForCuts(HashMap<CutId, (oneshot::Sender<Came>, Option<Collects>)>);
+/// The requests that wait for a cut to end, or to hold the job for hub 0.
+pub(crate) type WaitForCuts = Waiting<CutId, Came>;
 
-impl WaitForCuts {
-    /// Waits for a cut, which may be for a snapshot.
-    pub fn wait_for(&mut self, cut: CutId, collects: Option<Collects>) -> oneshot::Receiver<Came> {
-        let (done, came) = oneshot::channel();
-        self.0.insert(cut, (done, collects));
-        came
+/// Requests that wait for answers of the coordinator, by their numbers.
+#[derive(Debug)]
+pub(crate) struct Waiting<K, T>(HashMap<K, oneshot::Sender<T>>);
+
+impl<K, T> Default for Waiting<K, T> {
+    fn default() -> Self {
+        Waiting(HashMap::new())
     }
+}
 
-    /// Returns the way of the snapshot that a cut is for, if somebody here has asked for it.
-    pub fn collects(&mut self, cut: CutId) -> Option<Collects> {
-        self.0.get_mut(&cut)?.1.take()
+impl<K: Eq + Hash, T> Waiting<K, T> {
+    /// Waits for an answer. There is none if the job ends.
+    pub fn wait_for(&mut self, number: K) -> oneshot::Receiver<T> {
+        let (done, answer) = oneshot::channel();
+        self.0.insert(number, done);
+        answer
     }
 
     /// Tells the one who waits, if somebody does.
-    pub fn tell(&mut self, cut: CutId, came: Came) {
-        if let Some((done, _)) = self.0.remove(&cut) {
-            let _ = done.send(came);
+    pub fn tell(&mut self, number: &K, answer: T) {
+        if let Some(done) = self.0.remove(number) {
+            let _ = done.send(answer); // it may have hung up
         }
     }
 }

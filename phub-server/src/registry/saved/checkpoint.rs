@@ -9,13 +9,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coordinator::input::{BeginFile, EndFile, HasFiles, LacksPart};
-use coordinator::{CutAt, is_needed};
+use coordinator::input::{BeginFile, EndFile, HasFiles};
+use coordinator::{CutAt, NoState, Use, is_needed};
 use pbox_core::control::{CheckpointReply, CheckpointRequest, RefusalCode};
-use pbox_core::{JobId, Round, Snapshot};
+use pbox_core::{JobId, Occasion, Round, Snapshot};
 use tokio::task::JoinSet;
 
-use super::collected::{Collected, DISK_LIMIT, NoSnapshot, ROUND_LIMIT, ROUND_LIMIT_AT_STOP};
+use super::collected::{Collected, DISK_LIMIT, Met, ROUND_LIMIT, ROUND_LIMIT_AT_STOP, ended};
+use super::snapshot::met;
 use crate::registry::hubs::Peers;
 use crate::registry::{Because, Refusal, Registry, on_thread};
 
@@ -78,7 +79,7 @@ impl Registry {
     pub(crate) async fn end_at_cut(self: &Arc<Self>, id: JobId, why: &str) -> Result<(), String> {
         let Some(above) = self.of_job(id, |_, job| job.above.clone())? else {
             return if self.of_job(id, |state, _| self.saves(state))? {
-                Ok(self.checkpoint_at_stop(id).await.map(drop)?)
+                self.checkpoint_at_stop(id).await.map(drop)
             } else {
                 Ok(())
             };
@@ -91,7 +92,8 @@ impl Registry {
 
     /// Writes the checkpoint of a job that is then ended. The job makes no round after it, so that nothing is lost.
     pub(crate) async fn checkpoint_at_stop(self: &Arc<Self>, id: JobId) -> Result<CheckpointReply, String> {
-        Ok(self.checkpoint_at(id, CutAt::LastRound, ROUND_LIMIT_AT_STOP).await?)
+        let written = self.checkpoint_at(id, CutAt::LastRound, ROUND_LIMIT_AT_STOP).await;
+        written.map_err(|why| why.to_string())
     }
 
     /// Works like [`checkpoint`](Self::checkpoint). `limit` is the time limit for the round in flight.
@@ -99,7 +101,7 @@ impl Registry {
         self: &Arc<Self>,
         id: JobId,
         limit: Duration,
-    ) -> Result<CheckpointReply, NoSnapshot> {
+    ) -> Result<CheckpointReply, NoState> {
         self.checkpoint_at(id, CutAt::AllHubs, limit).await
     }
 
@@ -108,52 +110,36 @@ impl Registry {
         id: JobId,
         at: CutAt,
         limit: Duration,
-    ) -> Result<CheckpointReply, NoSnapshot> {
-        let (leads, peers) = self.of_job(id, |state, job| (state.hubs.leads(), Arc::clone(&job.peers)))?;
+    ) -> Result<CheckpointReply, NoState> {
+        let of_job = self.of_job(id, |state, job| (state.hubs.leads(), Arc::clone(&job.peers)));
+        let (leads, peers) = of_job.map_err(ended)?;
         if !leads {
             let lead = Peers { limit: limit + DISK_LIMIT, ..(*peers).clone() };
             let (secret, round_limit_ms) = (lead.secret.show(), limit.as_millis() as u64);
             let request = CheckpointRequest { secret, round_limit_ms, ends: at == CutAt::LastRound };
-            return Ok(lead.ask(0, "checkpoint", "write a checkpoint", &request).await?);
+            let asked = lead.ask(0, "checkpoint", "write a checkpoint", &request).await;
+            return asked.map_err(NoState::Other);
         }
-        let deadline = tokio::time::Instant::now() + limit;
-        let collected = self.collect(id, at, limit).await?;
-        Ok(self.save_everywhere(collected, Some(deadline)).await?)
+        let (_, wanted) = self.want(id, Use::File, at, limit).map_err(ended)?;
+        match met(wanted).await? {
+            Met::Written(reply) => Ok(reply),
+            Met::State(_) => unreachable!("a file was wanted"),
+        }
     }
 
-    /// Writes a snapshot to the job's file. Where this hub leads several, the others have written their parts, too, whose
-    /// chunks must have come to the round until the deadline.
-    pub(crate) async fn save_everywhere(
-        self: &Arc<Self>,
-        collected: Collected,
-        deadline: Option<tokio::time::Instant>,
-    ) -> Result<CheckpointReply, String> {
-        let (id, before) = (collected.job, collected.before);
-        let mut reply = self.save(collected).await?;
-        let of_others = self.follow_parts(id, before, deadline).await.inspect_err(|why| {
-            let mut inner = self.lock();
-            if inner.ask(LacksPart { job: id, why: why.clone() }).is_ok() {
-                let job = inner.hub().job(id).map(|job| &*job.spec.name);
-                tracing::warn!(job, round = before.0, why, "checkpoint is not whole");
-            }
-        })?;
-        reply.bytes += of_others;
-        Ok(reply)
-    }
-
-    /// Writes a snapshot to the job's file, even if nobody waits for it any more.
+    /// Writes a snapshot to the job's file, even if nobody waits for it any more. The coordinator tells those who want it.
     pub(crate) async fn save(self: &Arc<Self>, mut collected: Collected) -> Result<CheckpointReply, String> {
-        let (id, before) = (collected.job, collected.before);
-        let (name, snapshot) = self.snapshot(&mut collected)?;
+        let of @ (id, ..) = (collected.job, collected.occasion, collected.before);
         let registry = Arc::clone(self);
         let write = move || {
+            let (name, snapshot) = registry.snapshot(&mut collected)?;
             let result = registry.write(id, &name, &snapshot);
             // The memory goes back first: a client that sees the result may ask for the next checkpoint at once.
             collected.give_back(snapshot);
             result
         };
         let mut result = on_thread("phub-checkpoint", write).await.unwrap_or_else(|error| Err(error.into()));
-        self.note(id, before, &mut result);
+        self.note(of, &mut result);
         result
     }
 
@@ -175,9 +161,15 @@ impl Registry {
     }
 
     /// Notes the result of a snapshot. A good one says why the one before failed.
-    fn note(&self, id: JobId, before: Round, result: &mut Result<CheckpointReply, String>) {
+    fn note(
+        &self,
+        (id, occasion, before): (JobId, Occasion, Round),
+        result: &mut Result<CheckpointReply, String>,
+    ) {
         let mut inner = self.lock();
-        let Ok(error_before) = inner.ask(EndFile { job: id, before, written: result.clone() }) else {
+        let Ok((error_before, effects)) =
+            inner.ask(EndFile { job: id, occasion, before, written: result.clone() })
+        else {
             return;
         };
         let Ok((_, job)) = inner.running(id) else { return };
@@ -194,6 +186,6 @@ impl Registry {
                 }
             }
         }
-        self.freed.notify_waiters();
+        self.carry_out(&mut inner, id, effects);
     }
 }

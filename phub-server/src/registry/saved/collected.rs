@@ -1,16 +1,16 @@
 //! A snapshot while its parts come in, and what a job has of checkpoints. Knows no registry: a job has it.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use coordinator::{JobEnded, NotCut};
+use coordinator::{AskedId, JobEnded, NoState, WantId};
 use fabric::Slab;
+use pbox_core::control::{CheckpointReply, WrittenReply};
 use pbox_core::{JobId, Occasion, Round, Snapshot, SnapshotPart};
-use tokio::sync::{Notify, oneshot};
 
 use crate::cores::{Command, CoreHandle};
+use crate::registry::rounds::waits::Waiting;
 use crate::seldom::Seldom;
 
 /// The time that a request waits for the round in flight, while workers compute.
@@ -25,29 +25,44 @@ pub(crate) const DISK_LIMIT: Duration = Duration::from_secs(3600);
 /// The part of one job's checkpoints that this hub has beside the coordinator.
 #[derive(Debug, Default)]
 pub(crate) struct Checkpoints {
-    /// The snapshots whose parts are coming in, each perhaps with the way to the one who asked for it.
-    pub(super) collecting: HashMap<Occasion, (Collected, Option<Collects>)>,
+    /// The snapshots whose parts are coming in.
+    pub(super) collecting: HashMap<Occasion, Collected>,
+    /// The requests that want the state.
+    pub(crate) wanted: Waiting<WantId, Result<Met, NoState>>,
+    /// The questions of hub 0 for this hub's part of a checkpoint.
+    pub(crate) asked: Waiting<AskedId, WrittenReply>,
     /// Held while a file is written: the last state of a failed job is written last.
     pub(super) writing: Arc<Mutex<()>>,
-    /// Held while a client reads the state: one at a time, because each has a copy of it.
-    pub(super) reading: Arc<tokio::sync::Mutex<()>>,
     /// The count of failures for the log, which mentions one now and then.
     pub(super) failures: Seldom,
     /// The reason why the job did not go on from its newest checkpoint.
     pub warning: Option<String>,
 }
 
-/// The way of a snapshot to the one who asked for it.
-pub(crate) type Collects = oneshot::Sender<Result<Collected, String>>;
+/// A want that is met.
+#[derive(Debug)]
+pub(crate) enum Met {
+    /// A file is written.
+    Written(CheckpointReply),
+    /// The parts of a snapshot are here.
+    State(Collected),
+}
+
+impl Checkpoints {
+    /// Ends all waits, because the job has failed.
+    pub(crate) fn end(&mut self) {
+        (self.wanted, self.asked) = (Waiting::default(), Waiting::default());
+    }
+}
 
 /// The parts of a snapshot, each with its core. When this is dropped, nobody will write the snapshot any more, and the cores
 /// get the memory of their parts back.
 #[derive(Debug)]
 pub(crate) struct Collected {
     pub(super) cores_of_hub: Weak<[CoreHandle]>,
-    /// Woken when the cores may take the next snapshot.
-    pub(super) freed: Arc<Notify>,
     pub job: JobId,
+    /// The reason for the snapshot.
+    pub occasion: Occasion,
     pub before: Round,
     pub(super) cores: Vec<usize>,
     pub(super) parts: Vec<SnapshotPart>,
@@ -94,7 +109,6 @@ impl Collected {
             let values = parts.next().map(|part| part.values);
             all[core].tell(Command::GiveBack { job: self.job, values });
         }
-        self.freed.notify_waiters();
     }
 }
 
@@ -105,49 +119,7 @@ impl Drop for Collected {
     }
 }
 
-/// The reason why there is no snapshot of a job, or no checkpoint of it.
-#[derive(Debug)]
-pub(crate) enum NoSnapshot {
-    /// No round of the job is over.
-    NoWeights,
-    /// Another reason, in words.
-    Other(String),
-}
-
-impl fmt::Display for NoSnapshot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            NoSnapshot::NoWeights => {
-                "its state cannot be had: it has no weights yet, because no round is over"
-            }
-            NoSnapshot::Other(why) => why,
-        })
-    }
-}
-
-impl From<String> for NoSnapshot {
-    fn from(why: String) -> Self {
-        NoSnapshot::Other(why)
-    }
-}
-
-impl From<NotCut> for NoSnapshot {
-    fn from(why: NotCut) -> Self {
-        match why {
-            NotCut::NoWeights => NoSnapshot::NoWeights,
-            why => NoSnapshot::Other(why.to_string()),
-        }
-    }
-}
-
-impl From<JobEnded> for NoSnapshot {
-    fn from(ended: JobEnded) -> Self {
-        NoSnapshot::Other(ended.into())
-    }
-}
-
-impl From<NoSnapshot> for String {
-    fn from(why: NoSnapshot) -> Self {
-        why.to_string()
-    }
+/// Says that the job of a want ended.
+pub(super) fn ended(ended: JobEnded) -> NoState {
+    NoState::Other(ended.into())
 }

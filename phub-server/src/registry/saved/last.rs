@@ -26,10 +26,7 @@ use crate::registry::{Registry, on_thread};
 impl Registry {
     /// Returns what the coordinator must know to have a job's last state saved, if this hub saves it.
     pub(crate) fn saves_last(&self, state: &coordinator::Job, job: &Job) -> Option<Saves> {
-        (self.saves(state) && job.above.is_none()).then(|| Saves {
-            stops: self.stops.borrow().is_some(),
-            hubs: job.peers.addresses.iter().map(|hub| hub.name.clone()).collect(),
-        })
+        (self.saves(state) && job.above.is_none()).then(|| Saves { stops: self.stops.borrow().is_some() })
     }
 
     /// Takes a step of saving a last state. Its result is an event of the job.

@@ -90,7 +90,8 @@ impl Registry {
                 "goes on from its checkpoint; to start anew, remove the file or use another job name"
             );
         }
-        let hub = HubOf { share, pieces, secret: peers.secret.clone(), first_round, files };
+        let names = peers.addresses.iter().map(|hub| hub.name.clone()).collect();
+        let hub = HubOf { share, names, pieces, secret: peers.secret.clone(), first_round, files };
         Ok((restored, hub, peers))
     }
 

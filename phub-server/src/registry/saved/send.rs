@@ -8,17 +8,19 @@
 //! A client may be slow, and a checkpoint must not wait for it: the client's copy is not the cores' memory. There is one
 //! copy for each job.
 
-use coordinator::CutAt;
 use std::io::{self, Write};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use axum::body::Bytes;
+use coordinator::{CutAt, Event, Use, WantId};
+use pbox_core::JobId;
 use pbox_core::control::RefusalCode;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::Sender;
 
-use super::collected::ROUND_LIMIT;
+use super::collected::{Met, ROUND_LIMIT};
+use super::snapshot::met;
 use crate::checkpoint::{Image, check_keys};
 use crate::pieces::Pieces;
 use crate::registry::above::name_above;
@@ -56,11 +58,11 @@ impl Registry {
         }
         // No cut over several hubs: the client compares the rounds of their parts.
         let at = if share.is_whole() { CutAt::AllHubs } else { CutAt::ThisHub };
-        let reading = self.of_job(id, |_, job| Arc::clone(&job.checkpoints.reading))?;
-        let turn = tokio::time::timeout(ROUND_LIMIT, reading.lock_owned()).await;
-        let turn =
-            turn.map_err(|_| conflict("another client reads its state, try again later".to_owned()))?;
-        let mut collected = self.collect(id, at, ROUND_LIMIT).await.map_err(|why| conflict(why.into()))?;
+        let wanted = self.want(id, Use::Client, at, ROUND_LIMIT);
+        let (want, wanted) = wanted.map_err(|ended| conflict(ended.into()))?;
+        let turn = Turn { registry: self.me.clone(), job: id, want };
+        let met = met(wanted).await.map_err(|why| conflict(why.to_string()))?;
+        let Met::State(mut collected) = met else { unreachable!("no file was wanted") };
         let copies = on_thread("phub-state", move || collected.copy().map(|()| collected)).await;
         let exhausted = |why: String| {
             RefusalCode::NoMemory.because(format!("job {name:?}: its state cannot be sent: {why}"))
@@ -111,7 +113,23 @@ fn check_has_state(state: &coordinator::Job, job: &Job) -> Result<(), String> {
     check_keys(job.wire.layout().keys(), &state.spec.terms.tensors()).map_err(|error| error.to_string())
 }
 
-/// The sink that takes the pieces, for the client.
+/// A client's turn to read the state of a job, from its want on. It ends when this is dropped, which no one does who has the registry's
+/// lock.
+struct Turn {
+    registry: Weak<Registry>,
+    job: JobId,
+    want: WantId,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if let Some(registry) = self.registry.upgrade() {
+            registry.happens(&mut registry.lock(), self.job, Event::Read(self.want));
+        }
+    }
+}
+
+/// Takes the pieces, for the client.
 struct Sink {
     pieces: Sender<Bytes>,
     runtime: Handle,

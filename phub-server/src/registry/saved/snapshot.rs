@@ -6,102 +6,82 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coordinator::{CutAt, Event, JobEnded, Purpose};
+use coordinator::input::WantState;
+use coordinator::{CutAt, Event, JobEnded, NoState, Parts, Use, WantId};
 use pbox_core::{JobId, Occasion, Round, Snapshot, Taken};
 use tokio::sync::oneshot;
 
-use super::collected::{Collected, Collects, NoSnapshot};
+use super::collected::{Collected, Met, ended};
 use crate::registry::job::Job;
 use crate::registry::{Inner, Registry};
+
+/// The result of a want, which comes later.
+pub(super) type Wanted = oneshot::Receiver<Result<Met, NoState>>;
 
 impl Registry {
     /// Notes that a core has taken its part of a snapshot, or cannot take it.
     pub(in crate::registry) fn taken(&self, inner: &mut Inner, id: JobId, core: usize, taken: Taken) {
         let Taken { occasion, before, through, part } = taken;
         let Some((_, job)) = inner.job(id) else { return };
-        let refused = part.map(|part| self.collects(job, occasion, before, None).take(core, part)).err();
+        let refused = part.map(|part| self.collects(job, occasion, before).take(core, part)).err();
         self.happens(inner, id, Event::Taken { core, occasion, before, through, refused });
     }
 
-    /// Returns the parts of a snapshot as far as they are here.
-    pub(crate) fn collects<'a>(
-        &self,
-        job: &'a mut Job,
-        occasion: Occasion,
-        before: Round,
-        collects: Option<Collects>,
-    ) -> &'a mut Collected {
+    /// The parts of a snapshot as far as they are here.
+    fn collects<'a>(&self, job: &'a mut Job, occasion: Occasion, before: Round) -> &'a mut Collected {
         let (id, all) = (job.id, &mut job.checkpoints.collecting);
-        &mut all.entry(occasion).or_insert_with(|| (self.collected(id, before), collects)).0
+        all.entry(occasion).or_insert_with(|| self.collected(id, occasion, before))
     }
 
-    fn collected(&self, job: JobId, before: Round) -> Collected {
-        let (cores_of_hub, freed) = (Arc::downgrade(&self.cores), Arc::clone(&self.freed));
-        Collected { cores_of_hub, freed, job, before, cores: Vec::new(), parts: Vec::new() }
+    fn collected(&self, job: JobId, occasion: Occasion, before: Round) -> Collected {
+        let cores_of_hub = Arc::downgrade(&self.cores);
+        Collected { cores_of_hub, job, occasion, before, cores: Vec::new(), parts: Vec::new() }
     }
 
-    /// Ends a snapshot for which all cores have answered.
-    pub(crate) fn snapshot_over(
+    /// All cores have answered for a snapshot. Its parts are used as the coordinator says.
+    pub(in crate::registry) fn snapshot_over(
         &self,
         job: &mut Job,
         (occasion, before): (Occasion, Round),
-        whole: Result<(), String>,
+        parts: Parts,
     ) {
-        let (collected, collects) = job.checkpoints.collecting.remove(&occasion).unzip();
-        match (whole, collected, collects.flatten()) {
-            // Nobody waits any more if the client is gone.
-            (whole, Some(collected), Some(asked)) => drop(asked.send(whole.map(|()| collected))),
-            (Ok(()), Some(collected), None) => {
+        let collected = job.checkpoints.collecting.remove(&occasion);
+        match (parts, collected) {
+            (Parts::Write, Some(collected)) => {
                 let Some(registry) = self.me.upgrade() else { return };
-                // Errors are kept, and in the log.
-                self.runtime.spawn(async move { registry.save_everywhere(collected, None).await });
+                // The one who wants it hears of errors; and they are kept, and in the log.
+                self.runtime.spawn(async move { registry.save(collected).await });
             }
-            (Ok(()), None, _) => {}
-            (Err(why), ..) => {
+            (Parts::Give(want), Some(collected)) => {
+                job.checkpoints.wanted.tell(&want, Ok(Met::State(collected)));
+            }
+            (Parts::Skip(why), _) => {
                 if let Some(times) = job.checkpoints.failures.count() {
                     tracing::warn!(job = job.name, round = before.0, times, why, "checkpoint skipped");
                 }
             }
+            // The cores get their memory back.
+            (Parts::Drop, _) | (_, None) => {}
         }
     }
 
-    /// Returns a job's state before the round that is furthest ahead.
-    pub(crate) async fn collect(
-        self: &Arc<Self>,
-        id: JobId,
+    /// Wants a job's state within a time. Returns the number of the want, too.
+    pub(super) fn want(
+        &self,
+        job: JobId,
+        purpose: Use,
         at: CutAt,
         limit: Duration,
-    ) -> Result<Collected, NoSnapshot> {
-        let deadline = tokio::time::Instant::now() + limit;
-        loop {
-            let saved = self.freed.notified(); // before the request, so that no wake-up is missed
-            if at != CutAt::ThisHub {
-                // A hub skips a checkpoint while it writes the one before. What is wrong with a hub shows at the cut.
-                let _ = self.follow_parts(id, Round(0), Some(deadline)).await;
-            }
-            let (before, parts) = self.ask_for_snapshot(id, at).await?;
-            let collected = tokio::time::timeout_at(deadline, parts).await.map_err(|_| overdue(before))?;
-            match collected.map_err(|_| JobEnded)? {
-                Ok(collected) => return Ok(collected),
-                // Another snapshot is being written. Try again after it.
-                Err(why) => tokio::time::timeout_at(deadline, saved).await.map_err(|_| why)?,
-            }
-        }
-    }
-
-    /// Cuts the job before the round that is furthest ahead, and asks the cores for the state there.
-    async fn ask_for_snapshot(
-        self: &Arc<Self>,
-        id: JobId,
-        at: CutAt,
-    ) -> Result<(Round, oneshot::Receiver<Result<Collected, String>>), NoSnapshot> {
-        let (done, parts) = oneshot::channel();
-        let before = self.cut(id, Purpose::Snapshot(at), Some(done)).await??;
-        Ok((before.unwrap_or_default(), parts))
+    ) -> Result<(WantId, Wanted), JobEnded> {
+        let mut inner = self.lock();
+        let (want, effects) = inner.ask(WantState { job, purpose, at, limit })?;
+        let wanted = inner.running(job)?.1.checkpoints.wanted.wait_for(want);
+        self.carry_out(&mut inner, job, effects);
+        Ok((want, wanted))
     }
 
     /// Puts the parts together. Returns the job's name, too. The caller gives the parts back.
-    pub(crate) fn snapshot(&self, collected: &mut Collected) -> Result<(String, Snapshot), String> {
+    pub(super) fn snapshot(&self, collected: &mut Collected) -> Result<(String, Snapshot), String> {
         let (before, parts) = (collected.before, std::mem::take(&mut collected.parts));
         let (name, layout, pieces, tensors, numbers) = self.of_job(collected.job, |state, job| {
             let numbers = state.numbers.changes_from(before);
@@ -113,11 +93,9 @@ impl Registry {
     }
 }
 
-pub(crate) fn overdue(before: Round) -> String {
-    let round = before.0.saturating_sub(1);
-    format!(
-        "its state cannot be had: round {round} did not end in time, because not all workers have pushed all of it"
-    )
+/// Waits for what comes of a want.
+pub(super) async fn met(wanted: Wanted) -> Result<Met, NoState> {
+    wanted.await.unwrap_or_else(|_| Err(ended(JobEnded)))
 }
 
 /// The cores are told of the end of every snapshot, so that they can take the next one.
@@ -149,7 +127,7 @@ mod tests {
 
     /// Returns a snapshot that is not done. Until its end the core cannot take another one.
     fn collected(registry: &Arc<Registry>, core: &mut CoreThread) -> Collected {
-        let mut collected = registry.collected(JobId(0), Round(1));
+        let mut collected = registry.collected(JobId(0), Occasion::Asked(1), Round(1));
         collected.take(0, part(core).unwrap());
         assert!(part(core).unwrap_err().contains("not written yet"));
         core.obey();

@@ -1,18 +1,13 @@
 //! The end of a job at a simulated hub, and what a hub does in the course of time.
 
-use std::time::Duration;
-
 use coordinator::input::{self, Fail, Happened, Heard, Lose, Sweep};
 use coordinator::{Blame, Cause, Differs, Event, Files, Join, KEEP_FAILED, Leave, Token, Unserved};
 use membership::End;
 use pbox_core::Round;
 use pbox_core::control::{JobState, RefusalCode};
 
-use super::{Command, Control, hub_of};
+use super::{Command, Control, LIMIT, hub_of};
 use crate::hubs::Letter;
-
-/// How long members and hubs may be silent.
-const LIMIT: Duration = Duration::from_secs(10);
 
 impl Control {
     /// Has the job, which gathers, begin with a round. Its members had reached these rounds when they lost their hubs, by rank.

@@ -1,31 +1,57 @@
-//! The files of a job at a simulated hub. The coordinator says when the parts of a snapshot are a state; somebody else has their
-//! values, and writes them.
+//! The files and clients of a job at a simulated hub. The coordinator says when the parts of a snapshot are a state, and what is done with
+//! them; somebody else has their values, and writes them.
 
-use coordinator::input::{BeginFile, EndFile, HasFiles, HasWhole, LacksPart};
-use coordinator::{Event, Files};
-use pbox_core::control::{CheckpointReply, PartState, WholeRounds};
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use coordinator::input::{AskForWritten, BeginFile, EndFile, HasFiles, WantState};
+use coordinator::{AskedId, CutAt, Event, Files, FollowId, NoState, Parts, Use, WantId};
+use pbox_core::control::{CheckpointReply, WholeRounds, WrittenReply};
 use pbox_core::{Occasion, Round, Taken};
 
 use super::{Command, Control};
 use crate::hubs::Letter;
 
-/// The files of one hub.
+/// How long another hub may let hub 0 wait for an answer about its part.
+const WAIT: Duration = Duration::from_millis(30);
+
+/// The files and clients of one hub.
 #[derive(Debug, Default)]
 pub struct FilesHere {
     /// The cores that have a part, by snapshot.
     parts: Vec<(Occasion, usize)>,
     /// The snapshots that are to be written, in the order of their ends.
     due: Vec<(Occasion, Round)>,
-    /// The hubs whose parts hub 0 waits for, by round.
-    others: Vec<(Round, u32)>,
+    /// Those who want the state and have no answer, with the ends of their times.
+    wants: HashMap<WantId, (Use, Instant)>,
+    /// The client that has a copy of the state.
+    reading: Option<WantId>,
+    /// The questions of hub 0 that wait for an answer.
+    asked: HashMap<AskedId, FollowId>,
     /// Hub 0 was told that all hubs have written the state before this round.
     pub whole: Option<Round>,
+    /// The snapshots for somebody that were none, and are tried again or are late.
+    pub dropped: usize,
+    /// The wants whose time was over.
+    pub overdue: usize,
+    /// The files that somebody wanted.
+    pub wanted: usize,
+    /// The clients that got a state.
+    pub given: usize,
+    /// The checkpoints that lack the part of a hub.
+    pub not_whole: usize,
 }
 
 impl FilesHere {
     /// Forgets what is under way, of a job that has failed.
     pub(super) fn end(&mut self) {
-        *self = FilesHere { whole: self.whole, ..FilesHere::default() };
+        let FilesHere { whole, dropped, overdue, wanted, given, not_whole, .. } = *self;
+        *self = FilesHere { whole, dropped, overdue, wanted, given, not_whole, ..FilesHere::default() };
+    }
+
+    /// Whether somebody waits for a state.
+    pub fn are_wanted(&self) -> bool {
+        !self.wants.is_empty()
     }
 }
 
@@ -36,6 +62,56 @@ pub fn known_to(hub: u32, files: &Files) -> Files {
 }
 
 impl Control {
+    /// Somebody wants the job's state within a time: its file at all hubs, which hub 0 leads, or a copy of what is here.
+    pub fn want(&mut self, purpose: Use, limit: Duration) {
+        let at = if purpose == Use::File { CutAt::AllHubs } else { CutAt::ThisHub };
+        let (want, effects) =
+            self.ask(WantState { job: self.id, purpose, at, limit }).expect("the job goes on");
+        self.files.wants.insert(want, (purpose, self.now + limit));
+        self.tell(format!("{want:?} for {purpose:?} within {limit:?}"));
+        self.carry_out_all(effects);
+    }
+
+    /// Whether chunks are at this hub.
+    pub fn has_chunks(&self) -> bool {
+        self.job().spec.made.owners > 0
+    }
+
+    /// The client that has a copy of the state has read it, if there is one.
+    pub fn has_read(&mut self) {
+        if let Some(want) = self.files.reading.take() {
+            self.reports.push_back(Event::Read(want));
+        }
+    }
+
+    /// Notes what comes of a want.
+    pub(super) fn wanted(&mut self, want: WantId, written: Result<CheckpointReply, NoState>) {
+        if self.failed.is_some() {
+            return; // nobody waits any more
+        }
+        let (purpose, until) = self.files.wants.remove(&want).expect("it has no answer");
+        match written {
+            Ok(reply) => {
+                assert_eq!(purpose, Use::File);
+                self.files.wanted += 1;
+                self.files.whole = self.files.whole.max(Some(reply.round));
+            }
+            Err(NoState::Other(why)) if self.now >= until => {
+                self.files.overdue += 1;
+                self.tell(format!("too late: {why}"));
+            }
+            Err(why) => {
+                let (is_early, why) = (["in time", "another client", "not written yet"], why.to_string());
+                let is_early = is_early.iter().any(|words| why.contains(words));
+                // Of another hub's part there may be none for good.
+                assert!(!is_early || why.starts_with("hub "), "there is time left: {why}");
+            }
+        }
+        if purpose == Use::Client {
+            self.reports.push_back(Event::Read(want));
+        }
+    }
+
     /// Notes that a core has its part of a snapshot, or cannot have it.
     pub(super) fn taken(&mut self, core: usize, taken: &Taken) {
         let &Taken { occasion, before, through, ref part } = taken;
@@ -46,11 +122,19 @@ impl Control {
         self.reports.push_back(Event::Taken { core, occasion, before, through, refused });
     }
 
-    pub(super) fn snapshot_over(&mut self, occasion: Occasion, before: Round, is_whole: bool) {
-        match is_whole {
-            true => self.files.due.push((occasion, before)),
-            false => self.give_back(occasion),
+    pub(super) fn snapshot_over(&mut self, occasion: Occasion, before: Round, parts: Parts) {
+        match parts {
+            Parts::Write => return self.files.due.push((occasion, before)),
+            Parts::Give(want) => {
+                self.files.wants.remove(&want).expect("it has no answer");
+                let former = self.files.reading.replace(want);
+                assert!(former.is_none(), "one client reads at a time");
+                self.files.given += 1;
+            }
+            Parts::Drop => self.files.dropped += 1,
+            Parts::Skip(_) => {}
         }
+        self.give_back(occasion);
     }
 
     /// Gives the cores the memory of their parts.
@@ -78,53 +162,35 @@ impl Control {
             CheckpointReply { round: before, bytes: 1, milliseconds: 1, error_before: None }
         });
         self.tell(format!("the state before round {} is written: {}", before.0, written.is_ok()));
-        let is_written = written.is_ok();
+        if written.is_ok() && share.is_whole() {
+            self.files.whole = self.files.whole.max(Some(before));
+        }
         self.give_back(occasion);
-        self.ask(EndFile { job: self.id, before, written }).expect("the job goes on");
-        self.wakes += 1;
-        if is_written && share.hub == 0 {
-            let others = Vec::from_iter(self.owners.iter().copied().filter(|&hub| hub > 0));
-            self.files.others.extend(others.iter().map(|&hub| (before, hub)));
-            if others.is_empty() {
-                self.files.whole = Some(before);
-            }
-            others.into_iter().for_each(|hub| self.follow_part(hub, before));
+        let end = EndFile { job: self.id, occasion, before, written };
+        let (_, effects) = self.ask(end).expect("the job goes on");
+        self.carry_out_all(effects);
+    }
+
+    /// Answers hub 0, as another hub, how its part of a checkpoint is, as soon as that is decided.
+    pub fn part_asked(&mut self, follow: FollowId, before: Round, whole: WholeRounds) {
+        let ask = AskForWritten { job: self.id, before, whole, wait: WAIT };
+        let (asked, effects) = self.ask(ask).expect("the job goes on");
+        self.files.asked.insert(asked, follow);
+        self.carry_out_all(effects);
+    }
+
+    pub(super) fn answers_part(&mut self, asked: AskedId, WrittenReply { rounds, part }: WrittenReply) {
+        if self.failed.is_some() {
+            return;
         }
+        let follow = self.files.asked.remove(&asked).expect("it has no answer");
+        let hub = self.job().hubs.share.hub;
+        self.letters.push(Letter::Part(follow, hub, Ok((rounds, part))));
     }
 
-    /// Asks a hub, as hub 0, for its part of a checkpoint.
-    fn follow_part(&mut self, hub: u32, before: Round) {
-        let whole = self.job().hubs.whole.clone();
-        self.letters.push(Letter::HasPart(hub, before, whole));
-    }
-
-    /// Answers hub 0, as another hub, how its part of a checkpoint is.
-    pub fn part_asked(&mut self, before: Round, whole: WholeRounds) {
-        self.ask(HasWhole { job: self.id, whole });
-        let hubs = &self.job().hubs;
-        self.letters.push(Letter::Part(
-            before,
-            hubs.rounds.clone(),
-            self.job().checkpoints.part_before(before),
-        ));
-    }
-
-    /// Notes, as hub 0, how the part of a hub is.
-    pub fn part_is(&mut self, hub: u32, before: Round, rounds: Vec<Round>, part: PartState) {
-        self.ask(HasFiles { job: self.id, hub, rounds });
-        match part {
-            PartState::Collecting | PartState::Writing => self.follow_part(hub, before),
-            PartState::Failed(why) => {
-                self.files.others.retain(|(of, _)| *of != before);
-                self.ask(LacksPart { job: self.id, why }).expect("the job goes on");
-            }
-            PartState::Written(_) => {
-                let is_of = |&mut (of, other): &mut (Round, u32)| of == before && other == hub;
-                let was_awaited = self.files.others.extract_if(.., is_of).count() > 0;
-                if was_awaited && self.files.others.iter().all(|(of, _)| *of != before) {
-                    self.files.whole = self.files.whole.max(Some(before));
-                }
-            }
-        }
+    /// Notes, as hub 0, which state all hubs have by what they say of their files.
+    pub(super) fn note_whole(&mut self) {
+        let whole = self.job().hubs.whole.rounds.last().copied();
+        self.files.whole = self.files.whole.max(whole);
     }
 }

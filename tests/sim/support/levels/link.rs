@@ -35,17 +35,13 @@ impl Levels {
         if let Some((parent, _)) = above {
             wire = wire.below(&self.placed(parent)).expect("hubs that are there");
         }
-        let control = |job, cores| {
-            Control::new(
-                (job, format!("the job of hub {number}")),
-                &terms,
-                Share::WHOLE,
-                cores,
-                above.is_some(),
-            )
+        let control = |job, cores, placement: &Placement| {
+            let owners = placement.chunks_by_core().iter().filter(|chunks| !chunks.is_empty()).count();
+            let named = (job, format!("the job of hub {number}"));
+            Control::with_owners(named, &terms, Share::WHOLE, (cores, above.is_some()), &[owners])
         };
         let node = |shares, placement, weights, job, cores: Vec<usize>| Node {
-            control: control(job, cores.len()),
+            control: control(job, cores.len(), &placement),
             terms: Arc::clone(&terms),
             wire: wire.clone(),
             shares,

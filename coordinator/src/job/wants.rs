@@ -1,0 +1,290 @@
+//! Wants: somebody wants a job's state within a time, for a file or for a client.
+//!
+//! ```text
+//!   a file's want ------------------v
+//!   a client's want --> its turn --> parts of other hubs end --> cut --> parts of the cores --> file, or client
+//!                                         ^                                    |
+//!                                         '--- memory went back <--- a core has no part: its memory is out
+//! ```
+//!
+//! | a want waits for | when its time is over |
+//! | --- | --- |
+//! | its turn: one client at a time reads, because each has a copy of the state | it is answered so |
+//! | the parts of a former checkpoint at other hubs, which would skip the next one | a hub whose part is not complete is waited for no more |
+//! | the cut | nothing: a cut waits for no worker |
+//! | the parts of the cores | it is answered so: a round does not end |
+//! | the memory of cores that had none | it is answered so, with the reason |
+//!
+//! What is written has no time limit any more: a disk may be slow.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use pbox_core::Round;
+use serde::{Deserialize, Serialize};
+
+use super::checkpoints::{Over, TakenBy};
+use super::cut::{CutAt, CutId, NotCut, Purpose};
+use super::parts::Then;
+use super::{Effect, Job};
+
+/// The number of a want at this hub.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct WantId(u64);
+
+/// The use of a state that is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Use {
+    /// Its file, at all hubs of the job.
+    File,
+    /// A client, which has a copy until it has read it.
+    Client,
+}
+
+/// The use of the parts of a snapshot for which all cores have answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Parts {
+    /// They are written to a file.
+    Write,
+    /// They are given to the client that wants them.
+    Give(WantId),
+    /// They are thrown away, because one is missing for this reason. Nobody at this hub waits for them.
+    Skip(String),
+    /// They are thrown away: one is missing, and the want waits; or its time is over.
+    Drop,
+}
+
+/// The reason why a want is not met.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoState {
+    /// No round of the job is over.
+    #[error("{}", NotCut::NoWeights)]
+    NoWeights,
+    /// Another reason, in words.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl From<NotCut> for NoState {
+    fn from(why: NotCut) -> Self {
+        match why {
+            NotCut::NoWeights => NoState::NoWeights,
+            why => NoState::Other(why.to_string()),
+        }
+    }
+}
+
+/// The wants of a job.
+#[derive(Debug, Default)]
+pub(super) struct Wants {
+    last: u64,
+    waiting: Vec<Want>,
+    /// The client that reads the state.
+    reading: Option<WantId>,
+}
+
+/// A want whose parts are not all here.
+#[derive(Debug)]
+pub(super) struct Want {
+    id: WantId,
+    purpose: Use,
+    at: CutAt,
+    limit: Duration,
+    pub until: Instant,
+    waits_for: WaitsFor,
+}
+
+/// The event that a want waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum WaitsFor {
+    Turn,
+    Others,
+    Cut(CutId),
+    /// The parts of the state before this round.
+    Cores(Round),
+    /// The memory of these cores, without which there is no part for this reason.
+    Memory(BTreeSet<usize>, String),
+}
+
+impl Wants {
+    fn get(&mut self, id: WantId) -> Option<&mut Want> {
+        self.waiting.iter_mut().find(|want| want.id == id)
+    }
+
+    fn take(&mut self, id: WantId) -> Option<Want> {
+        let place = self.waiting.iter().position(|want| want.id == id)?;
+        Some(self.waiting.remove(place))
+    }
+
+    /// Returns the want that a cut is for, whose cores take the snapshot now.
+    pub fn cut_for(&mut self, cut: CutId, before: Round) -> Option<WantId> {
+        let want = self.waiting.iter_mut().find(|want| want.waits_for == WaitsFor::Cut(cut))?;
+        want.waits_for = WaitsFor::Cores(before);
+        Some(want.id)
+    }
+
+    /// Answers the want that a cut was for, which failed.
+    pub fn cut_failed(&mut self, cut: CutId, why: &NotCut) -> Option<Effect> {
+        let id = self.waiting.iter().find(|want| want.waits_for == WaitsFor::Cut(cut))?.id;
+        self.take(id).map(|want| want.ends(why.clone().into()))
+    }
+}
+
+impl Want {
+    fn ends(self, why: NoState) -> Effect {
+        Effect::Wanted(self.id, Err(why))
+    }
+
+    /// Returns why the want is not met when its time is over.
+    fn overdue(&self) -> Option<String> {
+        match &self.waits_for {
+            WaitsFor::Turn => Some("another client reads its state, try again later".to_owned()),
+            WaitsFor::Others | WaitsFor::Cut(_) => None,
+            WaitsFor::Cores(before) => Some(overdue(*before)),
+            WaitsFor::Memory(_, why) => Some(why.clone()),
+        }
+    }
+}
+
+/// The states of a job that are taken, written and read, while something happens to them.
+pub(crate) struct Saving<'job> {
+    pub job: &'job mut Job,
+    pub now: Instant,
+}
+
+impl Saving<'_> {
+    fn wants(&mut self) -> &mut Wants {
+        &mut self.job.checkpoints.wants
+    }
+
+    /// Notes a want, for a cut at some place and within a time. A client's time begins again with its turn.
+    pub fn want(&mut self, purpose: Use, at: CutAt, limit: Duration) -> (WantId, Vec<Effect>) {
+        let until = self.now + limit;
+        let wants = self.wants();
+        wants.last += 1;
+        let id = WantId(wants.last);
+        wants.waiting.push(Want { id, purpose, at, limit, until, waits_for: WaitsFor::Turn });
+        let effects = match purpose {
+            Use::File => self.tries(id),
+            Use::Client => self.next_client(),
+        };
+        (id, effects)
+    }
+
+    /// Lets the client that waits longest read, if none does.
+    fn next_client(&mut self) -> Vec<Effect> {
+        let now = self.now;
+        let wants = self.wants();
+        let waits = |want: &&mut Want| want.waits_for == WaitsFor::Turn;
+        let Some(next) = wants.waiting.iter_mut().find(waits).filter(|_| wants.reading.is_none()) else {
+            return Vec::new();
+        };
+        next.until = now + next.limit;
+        let id = next.id;
+        wants.reading = Some(id);
+        self.tries(id)
+    }
+
+    /// Notes that a client has read the state, or will not. The next one may.
+    pub fn has_read(&mut self, id: WantId) -> Vec<Effect> {
+        let wants = self.wants();
+        wants.take(id);
+        wants.reading.take_if(|reading| *reading == id);
+        self.next_client()
+    }
+
+    /// Tries to have the state taken: other hubs would skip it as long as they write their parts of the one before.
+    fn tries(&mut self, id: WantId) -> Vec<Effect> {
+        let leads = self.job.hubs.leads();
+        let Some(want) = self.wants().get(id) else { return Vec::new() };
+        let until = want.until;
+        match want.at == CutAt::ThisHub || !leads {
+            true => self.cut(id),
+            false => {
+                want.waits_for = WaitsFor::Others;
+                self.follow(Round(0), Some(until), Then::Cut(id))
+            }
+        }
+    }
+
+    /// Has the job cut for a want.
+    pub(super) fn cut(&mut self, id: WantId) -> Vec<Effect> {
+        let Some(at) = self.wants().get(id).map(|want| want.at) else { return Vec::new() };
+        let (cut, effects) = self.job.cut(Purpose::Snapshot(at), self.now);
+        self.wants().get(id).expect("it waits").waits_for = WaitsFor::Cut(cut);
+        effects
+    }
+
+    /// Notes that a core has taken its part of a snapshot, or has none.
+    pub(super) fn taken(&mut self, taken: TakenBy) -> Vec<Effect> {
+        let owners = self.job.spec.made.owners;
+        let over = self.job.checkpoints.taken(taken, owners);
+        let effects = over.into_iter().flat_map(|over| self.snapshot_over(over)).collect::<Vec<_>>();
+        self.and_tells_parts(effects)
+    }
+
+    /// Decides what becomes of the parts of a snapshot for which all cores have answered.
+    fn snapshot_over(&mut self, Over { occasion, before, refused, lacks, want }: Over) -> Vec<Effect> {
+        let (parts, next) = match (refused, want) {
+            (Some(why), None) => (Parts::Skip(why), Vec::new()),
+            (Some(why), Some(id)) => (Parts::Drop, self.lacks_memory(id, lacks, why)),
+            (None, Some(id)) => match self.wants().take(id) {
+                None => (Parts::Drop, Vec::new()),
+                Some(Want { purpose: Use::Client, .. }) => (Parts::Give(id), Vec::new()),
+                Some(Want { until, .. }) => {
+                    self.job.checkpoints.writing.push((occasion, Some((id, until))));
+                    (Parts::Write, Vec::new())
+                }
+            },
+            (None, None) => {
+                self.job.checkpoints.writing.push((occasion, None));
+                (Parts::Write, Vec::new())
+            }
+        };
+        [Effect::Snapshot(occasion, before, parts)].into_iter().chain(next).collect()
+    }
+
+    /// Has a want wait until these cores have their memory again. They may have it by now.
+    fn lacks_memory(&mut self, id: WantId, cores: BTreeSet<usize>, why: String) -> Vec<Effect> {
+        match self.wants().get(id) {
+            Some(want) if !cores.is_empty() => {
+                want.waits_for = WaitsFor::Memory(cores, why);
+                Vec::new()
+            }
+            _ => self.tries(id),
+        }
+    }
+
+    /// Notes that a core has the memory of its part again.
+    pub fn freed(&mut self, core: usize) -> Vec<Effect> {
+        self.job.checkpoints.freed(core);
+        let mut freed = Vec::new();
+        for want in &mut self.wants().waiting {
+            if let WaitsFor::Memory(cores, _) = &mut want.waits_for
+                && cores.remove(&core)
+                && cores.is_empty()
+            {
+                freed.push(want.id);
+            }
+        }
+        freed.into_iter().flat_map(|id| self.tries(id)).collect()
+    }
+
+    /// Answers those whose time is over.
+    pub fn time_passes(&mut self) -> Vec<Effect> {
+        let now = self.now;
+        let is_late = |want: &mut Want| want.until <= now && want.overdue().is_some();
+        let late = self.wants().waiting.extract_if(.., is_late).collect::<Vec<_>>();
+        let answer = |want: Want| want.overdue().map(|why| want.ends(NoState::Other(why)));
+        let effects = late.into_iter().filter_map(answer).collect();
+        self.and_tells_parts(effects)
+    }
+}
+
+/// Says that a round did not end in time.
+pub(super) fn overdue(before: Round) -> String {
+    let round = before.0.saturating_sub(1);
+    format!(
+        "its state cannot be had: round {round} did not end in time, because not all workers have pushed all of it"
+    )
+}
